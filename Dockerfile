@@ -1,20 +1,20 @@
 # Two images from one build:
 #   docker build --target server  -t nibble-server .    nibbled and nibble, without libtorch: serves, converts, keeps the queue
-#   docker build --target trainer -t nibble-trainer .   the same, and nibble-trainer with libtorch beside it
-# tests/deploy/image_root.py runs the steps of this file in a debootstrap root, where there is no docker.
+#   docker build --target trainer -t nibble-trainer .   the same plus nibble-trainer with libtorch
+# tests/deploy/image_root.py runs the steps of this file in a debootstrap root, without docker.
 
-# A full tag; `--build-arg BASE_IMAGE=debian@sha256:...` pins the bytes too.
+# A full tag; `--build-arg BASE_IMAGE=debian@sha256:...` also pins the bytes.
 ARG BASE_IMAGE=debian:12.11-slim
 
 FROM ${BASE_IMAGE} AS build
-# on: with the CUDA kernels, for sm_80 and newer.
+# on: build the CUDA kernels, for sm_80 and newer.
 ARG NIBBLE_CUDA=off
-# What `nibble server info` shows.
+# Shown by `nibble server info`.
 ARG NIBBLE_REVISION=""
-# Dates inside what is built; set it to the commit's for a build that repeats byte for byte.
+# Date in the built files; set it to the commit's date for a reproducible build.
 ARG SOURCE_DATE_EPOCH=0
 WORKDIR /src
-# The set-up depends on these files alone: a change of the sources does not repeat it.
+# The setup depends only on these files, so a change of the sources does not repeat it.
 COPY deploy/setup.sh deploy/versions.env deploy/
 COPY server/text/rust/ server/text/rust/
 RUN --mount=type=cache,target=/root/.cache/pip deploy/setup.sh --cuda "${NIBBLE_CUDA}"
@@ -31,7 +31,7 @@ ARG BASE_IMAGE
 ARG BASE_DIGEST=""
 ARG NIBBLE_VERSION=0.1.0
 ARG NIBBLE_REVISION=""
-# Where these sources are kept: its address is told by who builds a release.
+# Address of the sources; set when building a release.
 ARG NIBBLE_SOURCE=""
 ARG NIBBLE_CREATED=""
 LABEL org.opencontainers.image.title="nibble" \
@@ -43,8 +43,8 @@ LABEL org.opencontainers.image.title="nibble" \
       org.opencontainers.image.created="${NIBBLE_CREATED}" \
       org.opencontainers.image.base.name="${BASE_IMAGE}" \
       org.opencontainers.image.base.digest="${BASE_DIGEST}"
-# The libraries that nibbled and nibble are linked with. Debian pins them by the release that BASE_IMAGE names; a version here
-# would only keep its security fixes out.
+# Libraries of nibbled and nibble. The Debian release of BASE_IMAGE determines their versions; a version here would only
+# block security fixes.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install -y --no-install-recommends \
@@ -54,14 +54,14 @@ RUN apt-get update \
  && install -d -o 65532 -g 65532 -m 0750 /var/lib/nibble
 COPY --from=build /out/server/usr/local/ /usr/local/
 USER 65532:65532
-# The root may be read-only: nothing else is written.
+# Only this directory is written, so the root may be read-only.
 VOLUME ["/var/lib/nibble"]
 EXPOSE 50051 9464
 STOPSIGNAL SIGTERM
-# Kubernetes has probes of its own (helm/nibble); this is for a plain container with the CMD below.
+# For a plain container with the CMD below; Kubernetes uses the probes of helm/nibble.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["/usr/local/bin/nibble", "--timeout", "4", "health"]
 ENTRYPOINT ["/usr/local/bin/nibbled"]
-# Loopback only. A container that serves others is given an address, TLS and tokens: see README.md.
+# Loopback only. To serve others, give the container an address, TLS and tokens: see README.md.
 CMD ["--state_dir", "/var/lib/nibble"]
 
 FROM server AS trainer

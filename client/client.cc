@@ -7,12 +7,12 @@
 namespace nibble::client {
 namespace {
 
-// The server sends at most this; gRPC's own limit is 4 MiB.
+// The largest message of the server; gRPC's default limit is 4 MiB.
 constexpr int kMaxReceiveBytes = 16 << 20;
-// Finds a dead peer under a call without a deadline. The server accepts pings at least 10 s apart.
+// Detects a dead peer during a call without a deadline. The server accepts pings that are at least 10 s apart.
 constexpr int kKeepaliveMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 20'000;
-// A machine under load, or far away, takes its time.
+// Long enough for a remote or busy machine.
 constexpr int kConnectMs = 10'000;
 
 }  // namespace
@@ -22,13 +22,13 @@ Client Client::Connect(const std::string& server, const ClientOptions& options) 
   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-  // gRPC's default is to stop after two pings, until the client has something to send: a watch never has.
+  // By default gRPC stops after two pings until the client sends data, and a watch never sends any.
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // A server that restarts is found again within a second, not after two minutes; the first of these bounds each attempt.
+  // Reconnects to a restarted server within a second, not after two minutes. The first argument bounds each attempt.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  // A proxy of the environment is never asked for a server given by address.
+  // Ignore proxy settings of the environment: the user gave the server's address.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return Client(MakeChannel(server, options.security, arguments), options);
 }
@@ -134,7 +134,7 @@ absl::Status Client::GenerateStream(const v1::GenerateRequest& request, bool cha
     v1::GenerateReply reply;
     while (reader->Read(&reply)) {
       broken = in_order(reply) ? on_reply(reply)
-                               : absl::DataLossError("malformed answer: the server's messages are out of order");
+                               : absl::DataLossError("malformed response: the server's messages are out of order");
       if (!broken.ok()) {
         context.TryCancel();
         while (reader->Read(&reply)) {
@@ -144,10 +144,10 @@ absl::Status Client::GenerateStream(const v1::GenerateRequest& request, bool cha
       }
     }
     absl::Status status = FromGrpc(reader->Finish());
-    if (status.ok() && !ended) return absl::DataLossError("malformed answer: the stream ended without its usage");
+    if (status.ok() && !ended) return absl::DataLossError("malformed response: the stream ended without its usage");
     return status;
   };
-  // After the first message a second try would say things twice.
+  // After the first message a retry would pass on the same messages twice.
   absl::Status final_status;
   absl::Status last = Retry([&]() -> absl::Status {
     final_status = once();
@@ -160,7 +160,7 @@ absl::StatusOr<v1::ScoreResponse> Client::ScoreStream(const v1::ScoreRequest& re
   v1::ScoreStreamRequest message;
   *message.mutable_request() = request;
   v1::ScoreResponse joined;
-  // Nothing has been shown: a second try begins anew.
+  // The caller has seen nothing yet, so a retry can start from the beginning.
   const absl::Status status = Retry([&]() -> absl::Status {
     joined.Clear();
     grpc::ClientContext context;
@@ -181,8 +181,8 @@ absl::StatusOr<v1::ScoreResponse> Client::ScoreStream(const v1::ScoreRequest& re
       if (!in_order) context.TryCancel();
     }
     const absl::Status end = FromGrpc(reader->Finish());
-    if (!in_order) return absl::DataLossError("malformed answer: the server's messages are out of order");
-    if (end.ok() && !ended) return absl::DataLossError("malformed answer: the stream ended without its finish");
+    if (!in_order) return absl::DataLossError("malformed response: the server's messages are out of order");
+    if (end.ok() && !ended) return absl::DataLossError("malformed response: the stream ended without its finish");
     return end;
   });
   if (!status.ok()) return status;

@@ -1,4 +1,4 @@
-// The C++ client of nibbled: one object a server. Every method blocks; what takes long reports by callback.
+// The C++ client of nibbled: one object per server. Every method blocks; long ones report progress through a callback.
 #pragma once
 #include <grpcpp/grpcpp.h>
 
@@ -27,58 +27,60 @@ namespace nibble::client {
 
 struct ClientOptions {
   Security security;
-  // Of a call that answers at once, such as one that begins an operation (a load, a plan, an import).
+  // Deadline of a call that answers at once, such as one that starts an operation (a load, a plan, an import).
   absl::Duration deadline = absl::Seconds(60);
-  // Of the wait for an operation, of streams and of LongCall; infinite unless the user asks.
+  // Deadline of waiting for an operation, of streams and of LongCall; infinite unless the user sets one.
   absl::Duration long_deadline = absl::InfiniteDuration();
-  // A call that ends UNAVAILABLE, and no other, is tried this often in all, with doubling waits.
+  // Total attempts of a call. Only UNAVAILABLE is retried; the wait doubles each time.
   int attempts = 4;
   absl::Duration first_wait = absl::Milliseconds(200);
   absl::Duration longest_wait = absl::Seconds(5);
-  // A watch that has lost the server gives up after this long; one that never reached it, after `attempts`.
+  // A watch that lost its connection gives up after this long; a watch that never connected gives up after `attempts`.
   absl::Duration reconnect_for = absl::Minutes(2);
-  // Told once each time that a watch loses its connection and goes on trying.
+  // Called once each time that a watch loses its connection and starts to retry.
   std::function<void(const absl::Status& why)> on_lost = {};
 };
 
 bool IsFinal(v1::JobState state);  // SUCCEEDED, FAILED, CANCELLED
 
-// Bytes of an upload or download, or units of an operation's own.
+// `done` and `total` count the bytes of an upload or download, or the units of an operation.
 using OnProgress = std::function<void(const std::string& stage, std::int64_t done, std::int64_t total)>;
 
 // Thread-compatible.
 class Client {
  public:
-  // No connection is made before the first call. `server` is HOST:PORT.
+  // Connects at the first call, not here. `server` is HOST:PORT.
   static Client Connect(const std::string& server, const ClientOptions& options);
   Client(const std::shared_ptr<grpc::Channel>& channel, const ClientOptions& options);
 
-  // One unary call: client.Call(&v1::ModelService::Stub::GetModel, request). `deadline` default: options.deadline.
+  // One unary call under options.deadline: client.Call(&v1::ModelService::Stub::GetModel, request).
   template <typename Stub, typename Request, typename Response>
   absl::StatusOr<Response> Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                                 const Request& request) {
     return CallFor(options_.deadline, method, request);
   }
-  // One that may take long (generate, chat, preview).
+  // One unary call under options.long_deadline, for calls that may take long (generate, chat, preview).
   template <typename Stub, typename Request, typename Response>
   absl::StatusOr<Response> LongCall(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                                     const Request& request) {
     return CallFor(options_.long_deadline, method, request);
   }
 
-  // Streams the file with its SHA-256. header.name is required; size and, where it has none, upload_id are filled here. A stream that is
-  // lost, or that the server ends for its age, is resumed. A header with any resume_offset resumes what another client began.
+  // Streams the file with its SHA-256. header.name is required; this fills in the size, and upload_id if it is empty.
+  // Resumes a stream that is lost, or that the server ends because of its age. A header with any resume_offset resumes
+  // an upload that another client began.
   absl::StatusOr<v1::Dataset> UploadDataset(const std::string& path, v1::UploadDatasetHeader header,
                                             const OnProgress& progress);
-  // Streams the files (client/files_to_send.h) of a model, as UploadDataset does; the id is for ImportModelRequest.
+  // Streams the files of a model (client/files_to_send.h), as UploadDataset does. ImportModelRequest takes the
+  // upload_id of the response.
   absl::StatusOr<v1::UploadModelResponse> UploadModel(v1::UploadModelHeader header, const std::vector<FileToSend>& files,
                                                       const OnProgress& progress);
-  // Writes the files of an export under `directory`, which is made; each appears whole or not at all. Paths, sizes and
-  // digests are checked: DataLoss, InvalidArgument. Returns the files, with digests.
+  // Writes the files of an export under `directory`, which it creates; each file appears complete or not at all. Checks
+  // paths, sizes and digests (DataLoss, InvalidArgument). Returns the files with their digests.
   absl::StatusOr<std::vector<v1::FileEntry>> DownloadArtifact(const std::string& artifact_id,
                                                               const std::string& directory, const OnProgress& progress);
 
-  // Waits for the end of an operation and unpacks its response. The operation's own error comes back as the status.
+  // Waits for the end of an operation and unpacks its response. An error of the operation becomes the status.
   template <typename Response>
   absl::StatusOr<Response> Wait(const google::longrunning::Operation& operation, const OnProgress& progress) {
     Response response;
@@ -87,20 +89,20 @@ class Client {
     return response;
   }
 
-  // As Wait for an operation of any kind, which is at its end afterwards.
+  // Like Wait, for any kind of operation; `operation` holds its final state afterwards.
   absl::Status WaitForEnd(google::longrunning::Operation& operation, const OnProgress& progress);
 
-  // Every event of the job with a sequence above `after_sequence`, once and in order, over as many connections as that
-  // takes; gaps that a slow reader got are filled from the log. The Snapshot that opens each stream is not passed on.
-  // Ends with the job as it is at the end; when `on_event` says so, with its status.
+  // Passes on every event of the job with a sequence above `after_sequence`, once and in order, and reconnects as often
+  // as needed. Fills the gaps of a slow reader from the log. Drops the Snapshot that opens each stream. Returns the
+  // final state of the job, or the error of `on_event`, which ends the watch.
   absl::StatusOr<v1::Job> WatchJob(const std::string& name, std::int64_t after_sequence,
                                    const std::function<absl::Status(const v1::JobEvent&)>& on_event);
 
-  // Passes on every message of a stream that keeps the order start, deltas, finishes, usage; DataLoss otherwise. An
-  // error of `on_reply` cancels the call and is returned.
+  // Passes on every message of a stream. DataLoss when the order is not start, deltas, finishes, usage. An error of
+  // `on_reply` cancels the call and is returned.
   absl::Status GenerateStream(const v1::GenerateRequest& request, bool chat,
                               const std::function<absl::Status(const v1::GenerateReply&)>& on_reply);
-  // The pieces of ScoreStream joined; DataLoss where they are not in order or the stream has no finish.
+  // Joins the pieces of ScoreStream. DataLoss when they are out of order or the stream has no finish.
   absl::StatusOr<v1::ScoreResponse> ScoreStream(const v1::ScoreRequest& request);
 
  private:
@@ -124,9 +126,10 @@ class Client {
     return response;
   }
 
-  // Calls until it is not UNAVAILABLE any more or the attempts are used.
+  // Repeats `call` until it returns something other than UNAVAILABLE, or the attempts are used up.
   absl::Status Retry(const std::function<absl::Status()>& call);
-  // One stream after the other, each told what has arrived, until the upload is whole or fails for good. `resumed`: it is there already.
+  // Runs one stream after the other, each with what has arrived so far, until the upload is complete or fails for good.
+  // `resumed`: the server already has the upload.
   absl::Status RetryUpload(const std::string& id, bool resumed, const std::function<absl::Status(const v1::Upload& arrived)>& stream);
   absl::Status WaitInto(google::longrunning::Operation operation, const OnProgress& progress,
                         google::protobuf::Message& response);

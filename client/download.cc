@@ -1,4 +1,4 @@
-// Files from the server. It is not believed: paths stay below the directory, sizes and digests must fit.
+// Downloads files. The server is untrusted: paths must stay below the directory, sizes and digests must match.
 #include <filesystem>
 #include <set>
 
@@ -28,9 +28,9 @@ bool SafePath(const std::string& path) {
   return true;
 }
 
-absl::Status Broken(std::string_view what) { return absl::DataLossError(base::StrCat("malformed answer: ", what)); }
+absl::Status Broken(std::string_view what) { return absl::DataLossError(base::StrCat("malformed response: ", what)); }
 
-// Writes one file after the other: beside its name first, renamed when its digest fits.
+// Writes one file after the other, each under a temporary name until its digest matches.
 class Receiver {
  public:
   explicit Receiver(const std::string& directory) : directory_(directory) {}
@@ -38,8 +38,8 @@ class Receiver {
 
   absl::Status Begin(const v1::FileEntry& entry) {
     NIBBLE_RETURN_IF_ERROR(End());
-    if (!SafePath(entry.path())) return Broken(base::StrCat("a file named ", entry.path()));
-    if (!seen_.insert(entry.path()).second) return Broken(base::StrCat(entry.path(), " comes twice"));
+    if (!SafePath(entry.path())) return Broken(base::StrCat("unsafe file name: ", entry.path()));
+    if (!seen_.insert(entry.path()).second) return Broken(base::StrCat("duplicate file ", entry.path()));
     if (entry.size_bytes() < 0) return Broken(base::StrCat(entry.path(), " has a negative size"));
     entry_ = entry;
     path_ = base::JoinPath(directory_, entry.path());
@@ -62,7 +62,7 @@ class Receiver {
   absl::Status Finish(const std::string& sha256) {
     NIBBLE_RETURN_IF_ERROR(End());
     if (all_.HexDigest() != sha256)
-      return absl::DataLossError("the files' SHA-256 is not the one that the server gave");
+      return absl::DataLossError("SHA-256 of the received files differs from the server's");
     return absl::OkStatus();
   }
 
@@ -76,7 +76,7 @@ class Receiver {
     if (bytes_ != entry_.size_bytes()) return Broken(base::StrCat(entry_.path(), " is shorter than announced"));
     const std::string sha256 = digest_.HexDigest();
     if (!entry_.sha256().empty() && entry_.sha256() != sha256) {
-      return absl::DataLossError(base::StrCat(entry_.path(), ": SHA-256 is ", sha256, ", want ", entry_.sha256()));
+      return absl::DataLossError(base::StrCat(entry_.path(), ": got SHA-256 ", sha256, ", want ", entry_.sha256()));
     }
     NIBBLE_RETURN_IF_ERROR(file_->Sync());
     NIBBLE_RETURN_IF_ERROR(file_->Close());

@@ -19,8 +19,8 @@ constexpr std::uint64_t kMaxIndexBytes = 64u << 20;
 
 bool EndsWith(const std::string& text, std::string_view end) { return text.ends_with(end); }
 
-// The shards that an index names. An index that cannot be read names none: the server is sent everything and says what
-// is wrong.
+// The shards that an index names. Empty for an unreadable index: then every shard is sent and the server reports the
+// error.
 std::set<std::string> ShardsOf(const std::string& index_path) {
   std::set<std::string> shards;
   const auto text = base::RealFileSystem().Read(index_path, kMaxIndexBytes);
@@ -88,10 +88,12 @@ absl::StatusOr<std::vector<FileToSend>> FilesToImport(const std::string& path) {
     files.push_back(std::move(file));
   }
   if (files.empty()) {
-    return base::FieldError("path", base::StrCat(path, " holds neither config.json, adapter_config.json nor a .gguf file"));
+    return base::FieldError(
+        "path", base::StrCat(path, " contains no config.json, adapter_config.json or .gguf file"));
   }
   if (!directory_model && files.size() > 1) {
-    return base::FieldError("path", base::StrCat(path, " holds ", files.size(), " .gguf files: name one of them"));
+    return base::FieldError(
+        "path", base::StrCat(path, " contains ", files.size(), " .gguf files: give the path of one of them"));
   }
   return files;
 }

@@ -1,4 +1,4 @@
-// Which of the user's files an import needs.
+// Selects the files that an import needs.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,13 +10,13 @@ namespace nibble::client {
 
 struct FileToSend {
   std::string local_path;
-  std::string name;  // at the server
+  std::string name;  // on the server
   std::int64_t size_bytes = 0;
 };
 
-// `path` is a .gguf file, or a directory: then its config.json, weights (*.safetensors; where there is an index, those
-// that it names), tokenizer*.json, chat_template.jinja, generation_config.json and adapter_config.json, or, without a
-// config, its one .gguf. Nothing else leaves the machine. NotFound, InvalidArgument.
+// `path` is a .gguf file or a directory. Of a directory: config.json, weights (*.safetensors; with an index, only those
+// that it names), tokenizer*.json, chat_template.jinja, generation_config.json and adapter_config.json; without a
+// config, its only .gguf file. No other file is sent. Errors: NotFound, InvalidArgument.
 absl::StatusOr<std::vector<FileToSend>> FilesToImport(const std::string& path);
 
 }  // namespace nibble::client

@@ -24,7 +24,7 @@ using Error = boost::system::error_code;
 
 constexpr std::uint64_t kMaxBodyBytes = 64 << 20;
 
-// connect, write, read: each step starts the next, under the stream's one deadline.
+// Connects, writes and reads: each step starts the next, under one deadline for the whole stream.
 class Exchange {
  public:
   Exchange(asio::io_context& io, const std::string& address, const std::string& path)

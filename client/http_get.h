@@ -1,4 +1,4 @@
-// A GET of nibbled's HTTP port: probes and metrics.
+// HTTP GET for nibbled's probes and metrics.
 #pragma once
 #include <string>
 
@@ -13,8 +13,8 @@ struct HttpReply {
   std::string body;
 };
 
-// GET http://HOST:PORT/path on a connection of its own. `timeout` covers everything but the lookup of HOST's name; a body has at most
-// 64 MiB. Errors: InvalidArgument (address has no port), Unavailable (no whole answer in time).
+// GET http://HOST:PORT/path on a new connection. `timeout` does not cover the name lookup of HOST. A body has at most
+// 64 MiB. Errors: InvalidArgument (address has no port), Unavailable (no complete response in time).
 absl::StatusOr<HttpReply> HttpGet(const std::string& address, const std::string& path, absl::Duration timeout);
 
 }  // namespace nibble::client

@@ -8,9 +8,9 @@
 namespace nibble::client {
 namespace {
 
-// One WaitOperation: short enough that progress is seen.
+// Timeout of one WaitOperation: short enough to show progress.
 constexpr absl::Duration kWait = absl::Seconds(1);
-// Between polls of a server that answers at once.
+// Pause between polls when the server answers at once.
 constexpr absl::Duration kPoll = absl::Milliseconds(200);
 
 void Report(const google::longrunning::Operation& operation, const OnProgress& progress) {
@@ -29,8 +29,9 @@ absl::Status Client::WaitForEnd(google::longrunning::Operation& operation, const
   while (!operation.done()) {
     Report(operation, progress);
     if (absl::Now() > end) {
-      return absl::DeadlineExceededError(
-          base::StrCat("operation ", operation.name(), " goes on at the server: nibble operations wait ", operation.name()));
+      return absl::DeadlineExceededError(base::StrCat("operation ", operation.name(),
+                                                      " is still running on the server; wait with: ",
+                                                      "nibble operations wait ", operation.name()));
     }
     const absl::Time asked = absl::Now();
     absl::StatusOr<google::longrunning::Operation> now = absl::UnimplementedError("");
@@ -54,7 +55,7 @@ absl::Status Client::WaitForEnd(google::longrunning::Operation& operation, const
   if (operation.has_error()) {
     absl::Status status = FromProto(operation.error());
     if (!status.ok()) return status;
-    return absl::DataLossError("malformed answer: an operation failed with code OK");
+    return absl::DataLossError("malformed response: an operation failed with code OK");
   }
   return absl::OkStatus();
 }
@@ -64,7 +65,7 @@ absl::Status Client::WaitInto(google::longrunning::Operation operation, const On
   NIBBLE_RETURN_IF_ERROR(WaitForEnd(operation, progress));
   if (!operation.has_response() || !operation.response().UnpackTo(&response)) {
     return absl::DataLossError(
-        base::StrCat("malformed answer: operation ", operation.name(), " ended without a ", response.GetTypeName()));
+        base::StrCat("malformed response: operation ", operation.name(), " ended without a ", response.GetTypeName()));
   }
   return absl::OkStatus();
 }

@@ -14,7 +14,7 @@ namespace {
 
 namespace experimental = grpc::experimental;
 
-// gRPC's own call credentials refuse plaintext, which on loopback is what nibbled speaks.
+// Adds the token as metadata, because gRPC's call credentials refuse plaintext, which nibbled uses on loopback.
 class AddToken final : public experimental::Interceptor {
  public:
   explicit AddToken(const std::string& header) : header_(header) {}
@@ -50,10 +50,11 @@ bool IsLoopback(const std::string& server) {
 absl::Status CheckSecurity(const std::string& server, const Security& security, bool insecure) {
   if (security.token.empty()) return absl::OkStatus();
   const bool visible = std::all_of(security.token.begin(), security.token.end(), [](char c) { return c > ' ' && c < 127; });
-  if (!visible) return base::FieldError("--token-file", "holds something other than a token");
+  if (!visible) return base::FieldError("--token-file", "want one token: visible ASCII characters, no spaces");
   if (security.tls || insecure || IsLoopback(server)) return absl::OkStatus();
-  return base::FieldError("--token-file", base::StrCat("the token would go to ", server, " in plaintext; want --tls-ca or --tls (or "
-                                                       "--insecure, where the network itself is trusted)"));
+  return base::FieldError("--token-file",
+                          base::StrCat("the token would go to ", server, " in plaintext; set --tls-ca or --tls (or ",
+                                       "--insecure, if you trust the network)"));
 }
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server, const Security& security, grpc::ChannelArguments arguments) {

@@ -1,4 +1,4 @@
-// How a connection proves who it is, and to whom: TLS and a bearer token.
+// Security of a connection: TLS and a bearer token.
 #pragma once
 #include <grpcpp/grpcpp.h>
 
@@ -11,14 +11,14 @@ namespace nibble::client {
 
 struct Security {
   bool tls = false;
-  std::string root_certificates;  // PEM; "": those of the system
-  std::string certificate;        // PEM of this client, with `key`; "": it shows none
+  std::string root_certificates;  // PEM; "": the system's certificates
+  std::string certificate;        // PEM of this client, with `key`; "": no client certificate
   std::string key;
-  std::string server_name;        // wanted in the server's certificate; "": the host that is connected to
-  std::string token;              // sent with every call; "": none
+  std::string server_name;        // expected in the server's certificate; "": the host of the connection
+  std::string token;              // sent with every call; "": no token
 };
 
-// InvalidArgument: a token that would cross a network in plaintext, or cannot be one.
+// InvalidArgument when the token would cross a network in plaintext, or has invalid characters.
 absl::Status CheckSecurity(const std::string& server, const Security& security, bool insecure);
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server, const Security& security, grpc::ChannelArguments arguments);

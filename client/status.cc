@@ -15,7 +15,7 @@ constexpr char kRetryInfoUrl[] = "nibble/retry_info";
 
 absl::Status Make(int code, const std::string& message, const google::rpc::Status& details) {
   if (code == 0) return absl::OkStatus();
-  // gRPC, google.rpc and absl number their codes alike; a number that none of them has is Unknown.
+  // gRPC, google.rpc and absl use the same numbers; an unknown number becomes kUnknown.
   const auto known = code >= 1 && code <= 16 ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown;
   absl::Status status(known, message);
   for (const auto& any : details.details()) {
@@ -31,7 +31,7 @@ absl::Status Make(int code, const std::string& message, const google::rpc::Statu
   return status;
 }
 
-// What refuses a call before its handler can send no details: the reason stands before the text.
+// A refusal before the handler runs cannot carry details: its message starts with the reason ("REASON: text").
 absl::Status WithLeadingReason(absl::Status status) {
   if (!absl::IsUnauthenticated(status) && !absl::IsPermissionDenied(status)) return status;
   const std::string text(status.message());

@@ -1,4 +1,4 @@
-// gRPC's and google.rpc's statuses as absl::Status, with what the server attached: reason, metadata, field violations.
+// Converts gRPC and google.rpc statuses to absl::Status with the server's details: reason, metadata, field violations.
 #pragma once
 #include <grpcpp/support/status.h>
 
@@ -12,8 +12,8 @@
 
 namespace nibble::client {
 
-// Reason and metadata are read back by base::Reason and base::ReasonMetadata. Details that cannot be parsed are left
-// out; code and message stay.
+// Read reason and metadata with base::Reason and base::ReasonMetadata. Malformed details are dropped; code and message
+// stay.
 absl::Status FromGrpc(const grpc::Status& status);
 absl::Status FromProto(const google::rpc::Status& status);
 
@@ -22,12 +22,12 @@ struct FieldViolation {
   std::string description;
 };
 
-// From BadRequest; empty when there is none.
+// From BadRequest; empty without one.
 std::vector<FieldViolation> Violations(const absl::Status& status);
-// From RetryInfo: how long the server asks to wait.
+// From RetryInfo: the delay that the server asks for.
 std::optional<absl::Duration> RetryDelay(const absl::Status& status);
 
-// "INVALID_ARGUMENT"; for people and for scripts that read stderr.
+// For example "INVALID_ARGUMENT"; for people, and for scripts that read stderr.
 std::string CodeName(absl::StatusCode code);
 
 }  // namespace nibble::client

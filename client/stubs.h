@@ -1,4 +1,4 @@
-// The stubs behind a Client; for its own .cc files.
+// The gRPC stubs of a Client; private to the client's .cc files.
 #pragma once
 #include <memory>
 

@@ -1,4 +1,4 @@
-// Files to the server: chunks of at most 1 MiB, and their SHA-256 at the end. A stream that is lost is resumed by another one.
+// Uploads files in chunks of at most 1 MiB, followed by their SHA-256. A new stream resumes a lost one.
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -17,7 +17,7 @@
 namespace nibble::client {
 namespace {
 
-constexpr std::size_t kChunkBytes = 1 << 20;  // The contract's limit.
+constexpr std::size_t kChunkBytes = 1 << 20;  // The limit of the protocol.
 
 struct Close {
   void operator()(std::FILE* file) const { std::fclose(file); }
@@ -34,7 +34,7 @@ absl::StatusOr<File> Open(const std::string& path) {
   return file;
 }
 
-// The next chunk; empty at the end.
+// Reads the next chunk; it is empty at the end of the file.
 absl::Status Read(std::FILE* file, const std::string& path, std::string& chunk) {
   chunk.resize(kChunkBytes);
   chunk.resize(std::fread(chunk.data(), 1, kChunkBytes, file));
@@ -44,8 +44,8 @@ absl::Status Read(std::FILE* file, const std::string& path, std::string& chunk) 
   return absl::OkStatus();
 }
 
-// One upload: what the caller writes, files in chunks, their SHA-256 at the end. A server that ends the call early is not
-// written to any more: its status tells more than we know here.
+// One upload: the caller's messages, files in chunks, then their SHA-256. Stops writing when the server ends the call
+// early: Finish() then returns the server's status, which has the cause.
 template <typename Message>
 class Upload {
  public:
@@ -55,7 +55,8 @@ class Upload {
 
   void Write(const Message& message) { ended_ = ended_ || !writer_->Write(message); }
 
-  // The bytes after the first `skip`; those have arrived before, and count in the SHA-256. A local fault ends the call.
+  // Sends the bytes after the first `skip`, which arrived earlier but count in the SHA-256. A local error ends the
+  // call.
   absl::Status SendFile(const std::string& path, std::int64_t size, std::int64_t skip) {
     absl::Status status = Send(path, size, skip);
     if (status.ok()) return status;
@@ -99,7 +100,8 @@ class Upload {
     }
     if (sent == size) return absl::OkStatus();
     return base::WithReason(
-        absl::InvalidArgumentError(base::StrCat(path, " changed while it was sent: it had ", size, " bytes")), "FILE");
+        absl::InvalidArgumentError(base::StrCat(path, " changed during the upload: its size was ", size, " bytes")),
+        "FILE");
   }
 
   grpc::ClientContext& context_;
@@ -111,8 +113,8 @@ class Upload {
   bool ended_ = false;
 };
 
-// Whether another stream may bring the upload to its end: the connection was lost, the server ended the stream for its age, or what has
-// arrived is not what this client believed.
+// Whether another stream may complete the upload: the connection was lost, the server ended the stream because of its
+// age, or the server has a different number of bytes than this client expected.
 bool CanResume(const absl::Status& status, const ClientOptions& options) {
   if (absl::IsUnavailable(status) || absl::IsAborted(status)) return true;
   if (absl::IsDeadlineExceeded(status)) return options.long_deadline == absl::InfiniteDuration();
@@ -129,8 +131,8 @@ absl::StatusOr<v1::Dataset> Client::UploadDataset(const std::string& path, v1::U
   {
     NIBBLE_ASSIGN_OR_RETURN(File file, Open(path));
     if (std::fseek(file.get(), 0, SEEK_END) != 0 || (size = std::ftell(file.get())) < 0 ||
-        size == std::numeric_limits<long>::max()) {  // A directory "ends" there.
-      return base::WithReason(absl::InvalidArgumentError(base::StrCat(path, " is not a file that can be read")),
+        size == std::numeric_limits<long>::max()) {  // The value for a directory.
+      return base::WithReason(absl::InvalidArgumentError(base::StrCat(path, " is not a readable file")),
                               "FILE");
     }
   }
@@ -174,7 +176,7 @@ absl::StatusOr<v1::UploadModelResponse> Client::UploadModel(v1::UploadModelHeade
     std::int64_t skip = arrived.committed_bytes();
     std::int32_t opened = 0;
     for (const FileToSend& file : files) {
-      // A file that was begun continues with its missing chunks.
+      // A partly sent file continues with its missing chunks.
       if (opened++ >= arrived.num_files()) {
         message.mutable_file()->set_path(file.name);
         message.mutable_file()->set_size_bytes(file.size_bytes);
@@ -206,7 +208,7 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
     absl::SleepFor(std::min(RetryDelay(status).value_or(wait), options_.longest_wait));
     wait = std::min(wait * 2, options_.longest_wait);
     auto found = Call(&v1::UploadService::Stub::GetUpload, request);
-    // All has arrived and is being written: what becomes of it is known afterwards.
+    // All bytes have arrived and the server is writing them; the result is known only afterwards.
     while (found.ok() && found->state() == v1::UPLOAD_STATE_FINISHING) {
       absl::SleepFor(options_.longest_wait);
       found = Call(&v1::UploadService::Stub::GetUpload, request);
@@ -218,7 +220,7 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
       }
       arrived = *std::move(found);
     } else {
-      arrived.Clear();  // nothing is left of it, or the server keeps nothing
+      arrived.Clear();  // the server no longer has the upload, or keeps none
     }
   }
 }

@@ -1,4 +1,4 @@
-// A watch that outlives connections and servers: the sequence of the last event seen is all the state it needs.
+// A watch that survives lost connections and server restarts. Its only state is the sequence of the last event.
 #include <algorithm>
 #include <deque>
 
@@ -11,19 +11,18 @@
 namespace nibble::client {
 namespace {
 
-// Ends of a watch that said OK, brought nothing new and left the job running.
+// Maximum consecutive streams that end with OK and bring no new event although the job is not over.
 constexpr int kMaxIdleEnds = 5;
 constexpr int kPageEvents = 1000;
 
 using OnEvent = std::function<absl::Status(const v1::JobEvent&)>;
 
-// The connection went, not the job. A stream that loses its transport may also end UNKNOWN, which servers give no
-// reason to.
+// Whether the connection was lost. A stream that loses its transport may also end with UNKNOWN and without a reason.
 bool IsLost(const absl::Status& status) {
   return absl::IsUnavailable(status) || (absl::IsUnknown(status) && base::Reason(status).empty());
 }
 
-// Passes on what is new, in order, and knows when the job is over.
+// Passes on each new event, in order, and records when the job is over.
 class Cursor {
  public:
   Cursor(std::int64_t after, const OnEvent& on_event) : last_(after), on_event_(on_event) {}
@@ -55,10 +54,11 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
   using v1::FineTuneService;
   Cursor cursor(after_sequence, on_event);
 
-  absl::Status lost;  // how the connection went, in any call of the watch
+  absl::Status lost;  // why the connection was lost, in any call of the watch
 
-  // Takes in what the stream left out, up to and without `before`. The log decides: what it does not have either was removed by the
-  // server (--keep_step_events). `ahead`: sequences at and behind `before` of the page that was read last; they tell of the next gaps.
+  // Reads the events that the stream skipped, up to but excluding `before`, from the log. Events that the log does not
+  // have either were removed by the server (--keep_step_events). `ahead`: sequences from `before` on, of the page read
+  // last; when the stream's next event is the first of them, the log has nothing in between.
   std::deque<std::int64_t> ahead;
   const auto fill = [&](std::int64_t before) -> absl::Status {
     while (!ahead.empty() && ahead.front() <= cursor.last()) ahead.pop_front();
@@ -84,7 +84,8 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
       }
       if (!ahead.empty()) return absl::OkStatus();
       if (cursor.last() == had) {
-        return absl::DataLossError(base::StrCat("malformed answer: the log of job ", name, " ends before event ", cursor.last() + 1));
+        return absl::DataLossError(
+            base::StrCat("malformed response: the log of job ", name, " ends before event ", cursor.last() + 1));
       }
     }
     return absl::OkStatus();
@@ -118,7 +119,7 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
         continue;
       }
       if (event.sequence() < 1) {
-        ours = absl::DataLossError("malformed answer: an event without a sequence");
+        ours = absl::DataLossError("malformed response: an event without a sequence");
         break;
       }
       ours = fill(event.sequence());
@@ -131,7 +132,7 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
       if (!IsLost(theirs)) return theirs;
       lost = theirs;
     }
-    // A final job's log is complete; what a broken stream did not bring is fetched again.
+    // The log of a final job is complete. After a broken stream the next one brings the missing events.
     if (over_at_start && cursor.last() >= last_at_start) cursor.SetFinal();
     if (lost.ok() && cursor.final()) {
       v1::GetJobRequest get;
@@ -143,7 +144,7 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
     idle_ends = lost.ok() && cursor.last() == had ? idle_ends + 1 : 0;
     if (idle_ends >= kMaxIdleEnds) {
       return absl::DataLossError(
-          base::StrCat("malformed answer: the server ends the watch of job ", name, ", which is not over"));
+          base::StrCat("malformed response: the server ended the watch of job ", name, ", which is not over"));
     }
     if (!reached && !lost.ok() && ++attempts >= options_.attempts) return lost;
     const absl::Time now = absl::Now();

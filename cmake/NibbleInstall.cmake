@@ -1,15 +1,16 @@
-# What `cmake --install BUILD --component server|trainer|client` puts where. The Dockerfile installs with it.
-#   bin/         nibbled, nibble (client and server: a container probes itself with it), nibble-trainer
-#   lib/nibble/  what a program needs that no Debian package brings: libtorch, CUDA's libraries
-# A component installs alone: server and client bring no libtorch.
+# Layout of `cmake --install BUILD --component server|trainer|client`, which the Dockerfile uses.
+#   bin/         nibbled, nibble (in client and server, because a container probes itself with it), nibble-trainer
+#   lib/nibble/  libraries that no Debian package provides: libtorch, CUDA's libraries
+# Components are independent: server and client install no libtorch.
 include_guard(GLOBAL)
 
 set(nibble_library_folder lib/nibble)
-# Libraries of the distribution are its packages' business.
+# Packages of the distribution provide its libraries.
 set(nibble_system_folders "^/lib/" "^/lib64/" "^/usr/lib/(x86_64|aarch64)-linux-gnu/")
 
-# nibble_install(nibbled COMPONENT server KERNELS): the program, and those of its libraries that lie outside the distribution;
-# with KERNELS also our CUDA library, where there is one: a dependency set leaves out what the project itself builds.
+# nibble_install(nibbled COMPONENT server KERNELS): installs the program and those of its libraries that are not from
+# the distribution; with KERNELS also our CUDA library, if there is one, because a dependency set leaves out libraries
+# of this project.
 function(nibble_install target)
   cmake_parse_arguments(ARG "KERNELS" "COMPONENT" "" ${ARGN})
   if(ARG_KERNELS AND NIBBLE_CUDA)

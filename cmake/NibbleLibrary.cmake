@@ -1,26 +1,27 @@
-# The few functions that every CMakeLists.txt of the project is written with.
+# The functions that every CMakeLists.txt of the project uses.
 
 add_library(nibble_flags INTERFACE)
 target_compile_features(nibble_flags INTERFACE cxx_std_20)
 # -ffp-contract=off: a multiply and an add stay two roundings unless the source says fma (docs/numerics.md 3).
 target_compile_options(nibble_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Werror -ffp-contract=off -fstack-protector-strong>)
-# Locks are annotated (server/base/mutex.h); gcc does not check them.
+# Checks the annotations of locks (server/base/mutex.h), which gcc does not check.
 target_compile_options(nibble_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety>)
 target_include_directories(nibble_flags INTERFACE ${PROJECT_SOURCE_DIR})
 if(NIBBLE_SANITIZE)
   target_compile_options(nibble_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${NIBBLE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
-  # libtorch itself is not instrumented. No vptr: it hides the type information of classes that it hands out (c10::detail::ListImpl,
-  # c10::detail::DictImpl), which the check would take for other types than those of the headers. And gcc, which warns of
-  # variables that a sanitizer's code keeps it from seeing set (its manual, at -fsanitize), sees torch's optionals everywhere.
+  # libtorch is not instrumented. No vptr: libtorch hides the type information of some of its classes
+  # (c10::detail::ListImpl, c10::detail::DictImpl), so the check would consider them different from the types in the
+  # headers. With sanitizers gcc may also warn that set variables are unset (its manual, at -fsanitize), and does so for
+  # torch's optionals everywhere.
   target_compile_options(nibble_flags INTERFACE
     $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:$<TARGET_PROPERTY:NIBBLE_SEES_TORCH>>>:-fno-sanitize=vptr -Wno-maybe-uninitialized>)
   target_link_options(nibble_flags INTERFACE -fsanitize=${NIBBLE_SANITIZE})
 endif()
 
 # nibble_library(NAME jobs HDRS a.h SRCS a.cc DEPS nibble::base): target nibble_jobs, alias nibble::jobs.
-# Its headers are includable from the project root; DEPS are public because headers show their types.
+# Headers are included relative to the project root; DEPS are public because headers use their types.
 function(nibble_library)
   cmake_parse_arguments(ARG "" "NAME" "HDRS;SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
   set(target nibble_${ARG_NAME})
@@ -56,7 +57,7 @@ function(nibble_test)
   set(prefix "")
   if("slow" IN_LIST ARG_LABELS OR "full" IN_LIST ARG_LABELS)
     set(timeout 1800)
-    # CTest finds properties by name: cases that a quick program has too must not give it their labels.
+    # CTest finds properties by name: a case must not pass its labels to a case of the same name in a fast program.
     set(prefix "Full.")
   endif()
   add_executable(${ARG_NAME} ${ARG_SRCS})

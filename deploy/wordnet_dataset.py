@@ -3,8 +3,9 @@
 
 usage: wordnet_dataset.py OUT_DIR [--rows 16000] [--eval-rows 64] [--source /usr/share/wordnet/data.noun]
 
-Writes OUT_DIR/train.jsonl and OUT_DIR/eval.jsonl, one {"messages": [...]} a line: the user asks for a definition, the assistant
-answers with the gloss alone. The choice of rows depends on the words only, so every run makes the same bytes.
+Writes OUT_DIR/train.jsonl and OUT_DIR/eval.jsonl, one {"messages": [...]} per line: the user asks for a definition,
+and the assistant answers with only the gloss. The choice of rows depends only on the words, so every run makes the
+same bytes.
 """
 import argparse
 import hashlib
@@ -14,9 +15,9 @@ import sys
 
 
 def glosses(path):
-    """Yields (word, definition) of each synset; the file's format is described in wndb(5WN)."""
+    """Yields (word, definition) of each synset; wndb(5WN) describes the file's format."""
     for line in path.open(encoding="utf-8"):
-        if line.startswith("  "):  # the licence, which opens the file
+        if line.startswith("  "):  # the licence at the start of the file
             continue
         fields, _, gloss = line.partition(" | ")
         parts = fields.split(" ")
@@ -34,14 +35,14 @@ def main():
     parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path("/usr/share/wordnet/data.noun"))
     args = parser.parse_args()
     if not args.source.exists():
-        sys.exit(f"{args.source} is not there: install the Debian package wordnet-base")
+        sys.exit(f"{args.source} does not exist: install the Debian package wordnet-base")
     first = {}
     for word, definition in glosses(args.source):
         first.setdefault(word, definition)
     order = sorted(first, key=lambda word: hashlib.sha256(word.encode()).digest())
     chosen = order[: args.rows + args.eval_rows]
     if len(chosen) <= args.eval_rows:
-        sys.exit(f"{args.source} has {len(first)} usable words, wanted more than {args.eval_rows}")
+        sys.exit(f"{args.source} has {len(first)} usable words, want more than {args.eval_rows}")
     args.out.mkdir(parents=True, exist_ok=True)
     for name, words in (("eval", chosen[: args.eval_rows]), ("train", chosen[args.eval_rows:])):
         with (args.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:

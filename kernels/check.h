@@ -1,4 +1,4 @@
-// Argument checks that every op's foo.cc begins with; messages name the field, what it got and what it wanted.
+// Argument checks at the start of every op's foo.cc. Messages name the field, the value it got and the wanted value.
 #pragma once
 #include <initializer_list>
 

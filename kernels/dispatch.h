@@ -1,4 +1,4 @@
-// From an op's table to the path that runs: the one place that picks, counts and maps errors.
+// Picks the path of an op from its table, runs it, counts the launch and turns its result into a Status.
 #pragma once
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -7,8 +7,8 @@
 
 namespace nibble::kernels {
 
-// Paths of one op; null where there is none (NibbleOp.cmake writes the table). All CPU paths of an op give equal bits
-// unless its docstring says otherwise, so a missing fast path may be served by a slower one.
+// Paths of one op, null where the op has no such path. NibbleOp.cmake generates the table. All CPU paths of an op give
+// equal bits unless its docstring says otherwise, so a slower path may replace a missing fast one.
 template <typename Kernel>
 struct KernelTable {
   const char* name;

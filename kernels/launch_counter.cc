@@ -17,7 +17,7 @@ void LaunchCounter::Add(const char* kernel, std::uint64_t launches) {
       return;
     }
   }
-  // Only a program with more distinct name constants than slots gets here: a bug of ours, not of a request.
+  // Reached only if the program has more distinct name constants than slots: a bug, never caused by a request.
   std::fprintf(stderr, "LaunchCounter: more than %zu kernel names\n", slots_.size());
   std::abort();
 }

@@ -8,11 +8,11 @@
 
 namespace nibble::kernels {
 
-// Thread-safe and lock-free: an op counts on its hot path. Names must be string constants that live for ever.
+// Thread-safe and lock-free: an op counts on its hot path. Names must be string constants that are never freed.
 class LaunchCounter {
  public:
   void Add(const char* kernel, std::uint64_t launches = 1);
-  // Launches by kernel since construction. Counts made while it runs may or may not be in.
+  // Launches by kernel since construction. May or may not include launches that are counted during the call.
   std::map<std::string, std::uint64_t> Snapshot() const;
   std::uint64_t total() const { return total_.load(std::memory_order_relaxed); }
 
@@ -21,7 +21,7 @@ class LaunchCounter {
     std::atomic<const char*> name{nullptr};
     std::atomic<std::uint64_t> count{0};
   };
-  // More than the kernels there are; a full table would lose names, so it is checked (launch_counter.cc).
+  // Larger than the number of kernels; Add() aborts when the table is full.
   std::array<Slot, 256> slots_;
   std::atomic<std::uint64_t> total_{0};
 };

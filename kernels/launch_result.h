@@ -1,4 +1,4 @@
-// What a kernel path returns: absl-free, so that nvcc never compiles abseil.
+// The result of a kernel path: absl-free, so that nvcc never compiles abseil.
 #pragma once
 
 namespace nibble::kernels {

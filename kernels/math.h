@@ -1,6 +1,7 @@
-// Elementary functions of the promised paths: our own polynomials with explicit fused multiply-add, so that every path
-// gives the same bits (docs/numerics.md 9). Templates over Vec (vec16_*.h), also where they work on scalars: each
-// instruction set then has its own instantiation, and the linker can never give the plain path an AVX one.
+// Elementary functions for the paths with guaranteed bits: our own polynomials with explicit fused multiply-add, so
+// that every path gives the same bits (docs/numerics.md 9). They are templates over Vec (vec16_*.h) even where they
+// work on scalars: each instruction set then has its own instantiation, and the linker can never give the plain path an
+// AVX one.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -9,14 +10,14 @@
 
 namespace nibble::kernels {
 
-// e^x, at most 1 ulp off for every float: gradual underflow, 0 from -104 down and for -inf, +inf above 88.72, NaN for
-// NaN. x = n ln2 + r with |r| <= ln2 / 2; e^r by a polynomial whose relative error is 3.1e-9 (least maximum, found by
-// iteratively reweighted least squares).
+// e^x, within 1 ulp for every float. Underflow is gradual; the result is 0 at and below -104 (and for -inf), +inf above
+// 88.72, NaN for NaN. x = n ln2 + r with |r| <= ln2 / 2; e^r is a polynomial whose relative error is 3.1e-9 (minimax,
+// found by iteratively reweighted least squares).
 template <typename Vec>
 Vec Exp(Vec x) {
   const Vec lowest = Vec::Set1(-104.0f);  // e^-104 < 2^-150 rounds to 0; not computed, as underflow is slow
   const Vec t = Vec::SelectLess(x, lowest, Vec::Zero(), x);
-  // The constant is the second operand: a NaN gives a harmless n, and stays in r.
+  // Min returns its second operand, the constant, for a NaN: n is then harmless, and r stays NaN.
   const Vec n = Vec::Min(Vec::Rne(t * Vec::Set1(0x1.715476p+0f)), Vec::Set1(128.0f));
   // ln2 in two floats; the product with the first is exact in the fused operation.
   Vec r = Vec::Fma(n, Vec::Set1(-0x1.62e430p-1f), t);
@@ -73,8 +74,8 @@ float LogScalar(float x) {
   return static_cast<float>(std::fma(static_cast<double>(k), 0x1.62e42fefa39efp-1, 2.0 * s * p));
 }
 
-// Sine and cosine in f64 of |x| < 2^20, to about 2 ulp of f64. x = n pi/2 + r; Taylor series, whose first left-out
-// term is below 1e-19 for |r| <= pi/4.
+// Sine and cosine in f64 of |x| < 2^20, to about 2 ulp of f64. x = n pi/2 + r; Taylor series, whose first omitted term
+// is below 1e-19 for |r| <= pi/4.
 inline void SinCos(double x, double* sin, double* cos) {
   const double n = std::nearbyint(x * 0x1.45f306dc9c883p-1);
   double r = std::fma(n, -0x1.921fb54442d18p+0, x);  // pi/2 in two doubles

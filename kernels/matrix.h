@@ -1,4 +1,4 @@
-// Borrowed row-major matrices: what ops take and return. absl-free (nvcc reads it).
+// Borrowed row-major matrices: the arguments and results of ops. absl-free (nvcc reads it).
 #pragma once
 #include <cstdint>
 

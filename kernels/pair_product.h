@@ -1,8 +1,8 @@
-// Products of bf16 rows by vdpbf16ps, for more rows than a few: a panel of weights lies pair by pair, as the instruction reads it,
-// [K/2][columns] of two bf16 each, so that sixteen outputs of a row share one vector of sums and nothing is added across lanes. Each
-// output is one chain over the pairs in order, whatever the rows and threads. Included by AVX-512 paths alone; all is in an anonymous
-// namespace, so that no instantiation is linked into another path. A Weights has
-//   rows()                                  N
+// Products of bf16 rows by vdpbf16ps, for more than a few rows. A panel of weights is stored pair by pair, as the
+// instruction reads it: [K/2][columns] of two bf16 each. Sixteen outputs of a row then share one vector of sums, and
+// nothing is added across lanes. Each output is one chain over the pairs in order, whatever the number of rows and
+// threads. Only AVX-512 paths include this file; everything is in an anonymous namespace, so that no instantiation is
+// linked into another path. A Weights class has
 //   Load(row, block, low, high)             two vectors of sixteen pairs: elements [64 * block, 64 * block + 64) of a row, 0 past K
 #pragma once
 #include <immintrin.h>
@@ -39,7 +39,7 @@ class PairProduct {
         std::fill(std::copy_n(x_.template Row<BF16>(r), k_, out), out + blocks_ * kBlock, BF16{});
       }
     }
-    // The width of a panel that leaves the threads the most equal shares; the wider of equals.
+    // The panel width that gives the busiest thread the fewest columns; on a tie, the wider one.
     const std::int64_t threads = stream_.pool == nullptr ? 1 : stream_.pool->num_threads();
     std::int64_t width = 0, longest = 0;
     for (const std::int64_t vectors : {4, 3, 2}) {
@@ -56,8 +56,8 @@ class PairProduct {
 
  private:
   static constexpr std::int64_t kBlock = 64;
-  static constexpr std::int64_t kPairs = kBlock / 2;       // of a block
-  static constexpr std::int64_t kChunkBlocks = 16;         // of K at a time: a panel of 64 columns then has 128 KiB
+  static constexpr std::int64_t kPairs = kBlock / 2;       // per block
+  static constexpr std::int64_t kChunkBlocks = 16;         // per chunk of K: a panel of 64 columns then takes 128 KiB
 
   struct Free {
     void operator()(void* p) const { ::operator delete(p, std::align_val_t{64}); }
@@ -97,7 +97,8 @@ class PairProduct {
     }
   }
 
-  // Blocks [first, first + count) of sixteen rows from n, those past N and past K zero, into a column of a panel.
+  // Writes blocks [first, first + count) of the sixteen rows from n into sixteen columns of a panel, with zeros past N
+  // and past K.
   NIBBLE_BF16_DOT void Fill(std::int64_t n, std::int64_t first, std::int64_t count, std::int64_t width, BF16* out) const {
     for (std::int64_t b = first; b < first + count; ++b) {
       __m512i low[16], high[16];
@@ -146,7 +147,7 @@ class PairProduct {
     }
   }
 
-  // The last rows, fewer than kRows.
+  // Multiplies `rows` rows, 1 <= rows <= kRows: the last tile may have fewer than kRows.
   template <int kRows, int kVectors>
   void MultiplyRows(int rows, std::int64_t row, std::int64_t first_k, std::int64_t pairs, const BF16* w, float* sums, bool add) const {
     if constexpr (kRows > 1) {
@@ -177,7 +178,7 @@ class PairProduct {
     std::atomic<bool> out_of_memory{false};
     stream_.ParallelFor(n_, kWidth, [&](std::int64_t begin, std::int64_t end) {
       const Buffer<BF16> w = Allocate<BF16>(chunk * kBlock * kWidth);
-      // Sums wait for the next chunk; with one chunk only those of one tile.
+      // With several chunks, the sums of every tile are kept until the next chunk; with one, only those of one tile.
       const Buffer<float> sums = Allocate<float>((blocks_ > chunk ? tiles : 1) * kRows * kWidth);
       if (w == nullptr || sums == nullptr) {
         out_of_memory = true;

@@ -1,4 +1,4 @@
-// Where and how an op runs: the last argument of every op, which borrows it for the call.
+// Where and how an op runs. Every op takes it as the last argument and borrows it for the call.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,10 +20,10 @@ struct Stream {
   Isa isa = Isa::kPlain;               // the highest path that may be taken
   ThreadPool* pool = nullptr;          // null: everything on the calling thread
   LaunchCounter* launches = nullptr;   // null: not counted
-  DenseLibrary* library = nullptr;     // the BEST_EFFORT product on the CPU; null: ops that need it say so
+  DenseLibrary* library = nullptr;     // BEST_EFFORT product on the CPU; if null, ops that need it fail
   CudaContext* cuda = nullptr;         // the CUDA stream with its plans and scratch (kernels/cuda/cuda_context.h)
 
-  // Runs body over [0, n) on the pool, or here when there is none.
+  // Runs body over [0, n) on the pool, or on the calling thread without a pool.
   void ParallelFor(std::int64_t n, std::int64_t grain,
                    const std::function<void(std::int64_t, std::int64_t)>& body) const;
 };

@@ -5,7 +5,7 @@
 namespace nibble::kernels {
 namespace {
 
-// About 40 us where a pause takes 20 ns: longer than the gaps between the ops of a decode step, and than waking a thread.
+// About 40 us if a pause takes 20 ns: longer than the gaps between the ops of a decode step and than waking a thread.
 constexpr int kSpins = 2000;
 
 inline void Pause() {
@@ -17,7 +17,7 @@ inline void Pause() {
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
-  // With more threads than processors, spinning would only keep the others from running.
+  // With more threads than processors, a spinning thread would only keep the others from running.
   if (num_threads <= static_cast<int>(std::thread::hardware_concurrency())) spins_ = kSpins;
   for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { Work(); });
 }
@@ -54,7 +54,7 @@ void ThreadPool::ParallelFor(std::int64_t n, std::int64_t grain,
     return;
   }
   std::lock_guard call(call_mutex_);
-  // Four ranges a thread: a thread that the system delays leaves its share to the others.
+  // Four ranges per thread, so that other threads can take over the share of a delayed one.
   const std::int64_t pieces = 4 * static_cast<std::int64_t>(num_threads());
   const std::int64_t units = (n + grain - 1) / grain;
   const std::int64_t chunk = (units + pieces - 1) / pieces * grain;
@@ -66,11 +66,12 @@ void ThreadPool::ParallelFor(std::int64_t n, std::int64_t grain,
     body_ = &body;
     ++call_;
   }
-  posted_.store(call_, std::memory_order_release);  // outside the lock: who sees it finds the lock free
+  // Outside the lock, so that a spinning thread that sees the new value finds the lock free.
+  posted_.store(call_, std::memory_order_release);
   wake_.notify_all();
   TakeRanges(body, n, chunk);
   std::unique_lock lock(mutex_);
-  body_ = nullptr;  // nobody joins from here on
+  body_ = nullptr;  // no thread joins after this
   if (helpers_.load(std::memory_order_acquire) == 0) return;
   lock.unlock();
   Spin([this] { return helpers_.load(std::memory_order_acquire) == 0; });
@@ -86,7 +87,7 @@ void ThreadPool::Work() {
     wake_.wait(lock, [&] { return call_ != seen; });
     seen = call_;
     if (stop_) return;
-    if (body_ == nullptr) continue;  // the others were done before this thread came
+    if (body_ == nullptr) continue;  // the other threads finished before this one woke
     const auto& body = *body_;
     const std::int64_t n = n_;
     const std::int64_t chunk = chunk_;
@@ -94,7 +95,7 @@ void ThreadPool::Work() {
     lock.unlock();
     TakeRanges(body, n, chunk);
     if (helpers_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      // The lock orders this after the caller's last look before it sleeps.
+      // Taking the lock orders this after the caller's last check before it sleeps.
       lock.lock();
       lock.unlock();
       done_.notify_all();

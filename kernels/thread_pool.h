@@ -15,27 +15,27 @@ namespace nibble::kernels {
 // an index's result does not depend on its range.
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads);  // counts the calling thread: 1 starts none; below 1 is taken as 1
+  explicit ThreadPool(int num_threads);  // includes the calling thread: 1 starts no thread; below 1 means 1
   virtual ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   virtual int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
 
-  // Calls body(begin, end) over disjoint ranges that cover [0, n), each a multiple of `grain` long but the last;
-  // returns when all are done. body must not call ParallelFor of this pool and must not throw. Virtual, so that the trainer
-  // can lend torch's threads instead: two sets would fight for the cores.
+  // Calls body(begin, end) over disjoint ranges that cover [0, n); the length of each, except the last, is a multiple
+  // of `grain`. Returns when all calls have returned. body must not call ParallelFor of this pool and must not throw.
+  // Virtual, so that the trainer can use torch's threads instead: two sets of threads would compete for the cores.
   virtual void ParallelFor(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
 
  private:
   void Work();
   void TakeRanges(const std::function<void(std::int64_t, std::int64_t)>& body, std::int64_t n, std::int64_t chunk);
-  // Waits a little without sleeping, until done() or the spins are over: the ops of a decode step follow each other
-  // within microseconds, a thread that sleeps takes tens of them to wake.
+  // Busy-waits until done() or until the spins run out: the ops of a decode step follow each other within microseconds,
+  // and waking a sleeping thread takes tens of microseconds.
   template <typename Done>
   void Spin(Done done) const;
 
-  // Not base::Mutex, which clang checks: nvcc reads this header, and may see no absl.
+  // Not base::Mutex (which clang checks): nvcc reads this header and must not see absl.
   std::mutex call_mutex_;  // one ParallelFor at a time
   std::mutex mutex_;       // guards body_, n_, chunk_, call_, stop_
   std::condition_variable wake_;
@@ -44,9 +44,9 @@ class ThreadPool {
   std::int64_t n_ = 0;
   std::int64_t chunk_ = 0;
   std::atomic<std::int64_t> next_{0};      // first index not yet taken
-  std::atomic<int> helpers_{0};            // threads that joined the call; added to under mutex_ while body_ is set
-  std::uint64_t call_ = 0;                 // calls so far, and one for the end
-  std::atomic<std::uint64_t> posted_{0};   // call_, for those who spin
+  std::atomic<int> helpers_{0};            // threads that joined the call; incremented under mutex_ while body_ is set
+  std::uint64_t call_ = 0;                 // calls so far, plus one for the destructor
+  std::atomic<std::uint64_t> posted_{0};   // call_, for the spinning threads
   int spins_ = 0;
   bool stop_ = false;
   std::vector<std::thread> threads_;

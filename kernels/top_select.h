@@ -1,5 +1,5 @@
 // Maxima and the n largest elements of a row without sorting it: for sampling and log-probabilities over vocabularies
-// of up to 2^31 - 1 ids. Order everywhere: larger first, equal values (+0 and -0 too) by the lower id.
+// of up to 2^31 - 1 ids. Order: larger values first; equal values (+0 equals -0) by lower id.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -11,7 +11,7 @@ namespace nibble::kernels {
 
 template <typename Vec>
 struct TopSelect {
-  // Nested, so that containers of it are instantiated once for each instruction set.
+  // Nested, so that each instruction set has its own instantiations of containers of Entry.
   struct Entry {
     float value;
     std::int32_t id;
@@ -84,7 +84,7 @@ struct TopSelect {
     const std::int64_t capacity = std::min(size, std::max<std::int64_t>(2 * n, 256));
     entries.reserve(static_cast<std::size_t>(capacity + Vec::kLanes));
     bool full = false;
-    Vec threshold = Vec::Set1(-kInf);  // the n-th of those seen: a later equal one has a higher id and comes after
+    Vec threshold = Vec::Set1(-kInf);  // n-th largest so far; a later equal element has a higher id and sorts after it
     for (std::int64_t i = 0; i < size; i += Vec::kLanes) {
       std::uint32_t mask = ValidLanes(i, size);
       if (full) mask &= Vec::MaskGreater(LoadTail(x, i, size), threshold);
@@ -100,7 +100,7 @@ struct TopSelect {
     return entries;
   }
 
-  // Appends what equals the last entry and comes after it.
+  // Appends the elements that equal the last entry and come after it.
   static void AppendTies(const float* x, std::int64_t size, std::vector<Entry>* entries) {
     const Entry last = entries->back();
     const Vec value = Vec::Set1(last.value);

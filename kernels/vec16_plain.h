@@ -1,6 +1,6 @@
-// Sixteen virtual f32 lanes in plain loops: the meaning of every vector operation of the house. vec16_avx2.h and
-// vec16_avx512.h give the same bits faster, so an op written once as a template over Vec is equal on all three
-// (docs/numerics.md 9). Partial loads fill the missing lanes; partial stores leave memory past n untouched.
+// Sixteen virtual f32 lanes in plain loops: they define every vector operation of the kernels. vec16_avx2.h and
+// vec16_avx512.h give the same bits faster, so an op written once as a template over Vec gives equal results on all
+// three (docs/numerics.md 9). Partial loads fill the missing lanes; partial stores leave memory past n untouched.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -46,7 +46,7 @@ struct Vec16Plain {
   static Vec16Plain Fma(Vec16Plain a, Vec16Plain b, Vec16Plain c) {
     return Each([&](int i) { return std::fma(a.lane[i], b.lane[i], c.lane[i]); });
   }
-  // As the x86 instructions: the second operand where they are equal or either is NaN.
+  // Like the x86 instructions: the second operand where the operands are equal or either is NaN.
   static Vec16Plain Max(Vec16Plain a, Vec16Plain b) {
     return Each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
   }
@@ -63,7 +63,8 @@ struct Vec16Plain {
       return a.lane[i] * std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<int>(n.lane[i]) + 127) << 23);
     });
   }
-  // a * 2^n for integral n in [-252, 254] and a about 1 (so that only the last step rounds), or a so large that all is inf.
+  // a * 2^n for integral n in [-252, 254]. a must be about 1 (so that only the last step rounds), or so large that the
+  // result is inf.
   static Vec16Plain ScaleWide(Vec16Plain a, Vec16Plain n) {
     const Vec16Plain half = Rne(n * Set1(0.5f));
     return Scale2(Scale2(a, half), n - half);
@@ -78,7 +79,7 @@ struct Vec16Plain {
     for (int i = 0; i < kLanes; ++i) mask |= a.lane[i] > b.lane[i] ? 1u << i : 0u;
     return mask;
   }
-  // Lanes hold integers in the range of the type.
+  // Lanes must hold integers in the range of the type.
   void StoreCodes(std::int8_t* p) const {
     for (int i = 0; i < kLanes; ++i) p[i] = static_cast<std::int8_t>(lane[i]);
   }
@@ -95,7 +96,7 @@ struct Vec16Plain {
     }
     return s[0];
   }
-  // Sixteen f64 lanes that take f32 vectors; Reduce is the fixed tree of ReduceSum.
+  // Sixteen f64 lanes to which f32 vectors are added; Reduce uses the fixed tree of ReduceSum.
   struct Sum64 {
     double lane[kLanes] = {};
     void Add(Vec16Plain x) {

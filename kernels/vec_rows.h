@@ -1,5 +1,5 @@
 // Sixteen elements of a matrix row of run-time type (f32 or bf16) as a Vec, and back: for elementwise ops, where the
-// branch on the type is cheap beside the memory access.
+// branch on the type is cheap compared with the memory access.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -20,7 +20,7 @@ WeightBuffer::WeightBuffer(std::int64_t size) : size_(size) {
   data_.reset(static_cast<std::uint8_t*>(
       std::aligned_alloc(static_cast<std::size_t>(alignment), static_cast<std::size_t>(rounded))));
   if (data_ == nullptr) return;
-  // Advice only: without huge pages everything works, slower.
+  // Advice only: without huge pages everything works, but slower.
   if (alignment == kHugePage) madvise(data_.get(), static_cast<std::size_t>(rounded), MADV_HUGEPAGE);
   std::memset(data_.get(), 0, static_cast<std::size_t>(size));
 }

@@ -1,5 +1,5 @@
-// Memory for packed weights. Decoding reads every weight once a token, so address translation shows: on the machine of
-// docs/benchmarks.md one core reads 21 GB/s from 4 KiB pages and 30 GB/s from 2 MiB pages.
+// Memory for packed weights. Decoding reads every weight once per token, so address translation matters: on the machine
+// of docs/benchmarks.md one core reads 21 GB/s from 4 KiB pages and 30 GB/s from 2 MiB pages.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace nibble::kernels {
 
-// Zeroed bytes at a 2 MiB boundary (64 bytes when small), on huge pages where the system gives them. Move-only.
+// Zeroed bytes at a 2 MiB boundary (64 bytes when small), on huge pages where the system provides them. Move-only.
 class WeightBuffer {
  public:
   WeightBuffer() = default;  // empty
-  // Null data() with size() 0 when the memory cannot be had: the caller says which weight did not fit.
+  // If the allocation fails, data() is null and size() is 0; the caller reports which weight did not fit.
   explicit WeightBuffer(std::int64_t size);
 
   std::uint8_t* data() const { return data_.get(); }

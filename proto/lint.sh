@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Lints the protos (that every element has a comment: buf.yaml); with a second argument, also compares them with that commit's:
-# a client that was built with them must still work. A commit without one of the "# Intended break:" lines of today's buf.yaml has the
-# contract from before that break and is not compared. Usage: proto/lint.sh GOOGLEAPIS_DIR [COMMIT]. Needs protoc and buf (PyPI:
-# buf-bin==1.75.0). tests/run.sh always names a commit.
+# Usage: proto/lint.sh GOOGLEAPIS_DIR [COMMIT]
+# Lints the protos (buf.yaml; every element needs a comment). With COMMIT, also checks that a client built with the
+# protos of that commit still works. A commit that lacks one of the "# Intended break:" lines of the current buf.yaml
+# has the API from before that break and is not compared. Needs protoc and buf (PyPI: buf-bin==1.75.0). tests/run.sh
+# always passes a commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 googleapis=$1
@@ -17,17 +18,18 @@ image() {  # FOLDER OUT: one descriptor set, so that buf needs no registry for g
 googleapis=$(cd "$googleapis" && pwd)
 image proto "$work/now.binpb"
 buf lint "$work/now.binpb" --config proto/buf.yaml
-# What buf does not look at: the length of a line, that the comment of a field that may be left out says what it is then, and that of
-# an rpc how it fails. A service may list the errors of all its methods; that those of common.proto are shared is no such list.
+# Checks that buf does not make: the length of lines; the comment of an optional field gives its default; the comment of
+# an rpc, or that of its service for all methods, lists the errors. The sentence about the errors in common.proto is not
+# such a list.
 find proto/nibble -name '*.proto' -exec awk '
   function said() { return tolower(comment) ~ /default|unset|unimplemented/ }
-  length > 140 { print FILENAME ":" FNR ": a line of " length " characters, wanted at most 140"; bad = 1 }
+  length > 140 { print FILENAME ":" FNR ": the line has " length " characters, wanted at most 140"; bad = 1 }
   /^ *\/\// { comment = comment $0; next }
-  /^ *optional / && !said() { print FILENAME ":" FNR ": an optional field whose comment names no default"; bad = 1 }
+  /^ *optional / && !said() { print FILENAME ":" FNR ": an optional field whose comment gives no default"; bad = 1 }
   /^service / { listed = comment ~ /Errors[^.:]*:/ }
   /^ *rpc / && !listed && comment !~ /Errors|UNIMPLEMENTED/ {
     sub(/\(.*/, "", $2)
-    print FILENAME ":" FNR ": rpc " $2 ": neither its comment nor that of its service names its Errors"
+    print FILENAME ":" FNR ": rpc " $2 ": neither its comment nor that of its service lists its Errors"
     bad = 1
   }
   { comment = "" }
@@ -36,7 +38,7 @@ if [[ $# -gt 1 ]]; then
   before=$(git show "$2:proto/buf.yaml")
   while read -r break; do
     if ! grep -qxF -e "$break" <<<"$before"; then
-      echo "protos: clean, not compared with $2: it is from before \"${break#\# }\""
+      echo "protos: clean, not compared with $2, which is from before \"${break#\# }\""
       exit 0
     fi
   done < <(grep '^# Intended break:' proto/buf.yaml || true)
@@ -45,4 +47,4 @@ if [[ $# -gt 1 ]]; then
   image "$work/then/proto" "$work/then.binpb"
   buf breaking "$work/now.binpb" --against "$work/then.binpb" --config proto/buf.yaml
 fi
-echo "protos: clean, compared with ${2:-nothing: no commit was named}"
+echo "protos: clean, compared with ${2:-nothing: no commit was given}"

@@ -1,7 +1,7 @@
-// Read before all else in the preset tsan. protobuf's map fields have two members more where the compiler says that
-// ThreadSanitizer is on; libprotobuf.so was built without them, and would look for the others at the wrong place.
+// Included before all other headers in the preset tsan. protobuf's map fields have two additional members if
+// ThreadSanitizer is on. libprotobuf.so was built without them, so the layouts would differ.
 #pragma once
-#include <memory>  // the standard library's own checks stay on
+#include <memory>  // keeps the standard library's own checks on
 
 #pragma push_macro("__SANITIZE_THREAD__")
 #undef __SANITIZE_THREAD__

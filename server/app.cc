@@ -61,14 +61,14 @@ namespace {
 
 constexpr char kServerFile[] = "server.json";
 constexpr std::chrono::seconds kSweepEvery(1);
-constexpr absl::Duration kHung = absl::Minutes(10);  // a scheduler that has not moved for so long never will
+constexpr absl::Duration kHung = absl::Minutes(10);  // a scheduler that has not moved for this long is hung
 
-// A flag whose 0 says that there is no bound.
+// For a flag whose 0 means no limit.
 absl::Duration OrNone(double seconds) { return seconds > 0 ? absl::Seconds(seconds) : absl::InfiniteDuration(); }
 
 }  // namespace
 
-// In the order in which things stand on each other: destruction goes the other way.
+// Declared in dependency order; destroyed in reverse.
 struct App::State {
   explicit State(const AppOptions& given)
       : options(given),
@@ -88,7 +88,7 @@ struct App::State {
   std::unique_ptr<http::HttpServer> http;
 
   kernels::ThreadPool pool;
-  kernels::ThreadPool token_pool;  // of its own: a decode step must not wait until a piece of a data set is tokenised
+  kernels::ThreadPool token_pool;  // separate: a decode step must not wait for the tokenising of a data set
   kernels::LaunchCounter serve_launches;
   kernels::LaunchCounter convert_launches;
   std::unique_ptr<kernels::DenseLibrary> library;
@@ -113,7 +113,7 @@ struct App::State {
   std::unique_ptr<rpc::UploadTable> uploads;
   std::unique_ptr<rpc::ModelLibrary> model_library;
   std::unique_ptr<rpc::OperationTable> operations;
-  std::unique_ptr<rpc::Sweeper> sweeper;  // of the two above
+  std::unique_ptr<rpc::Sweeper> sweeper;  // drops old uploads and operations
 
   std::unique_ptr<rpc::DatasetService> dataset_service;
   std::unique_ptr<rpc::FineTuneService> fine_tune_service;
@@ -123,7 +123,7 @@ struct App::State {
   std::unique_ptr<rpc::UploadService> upload_service;
   std::unique_ptr<rpc::OperationsService> operations_service;
   std::unique_ptr<rpc::TrainerReportService> report_service;
-  std::unique_ptr<Drainer> drainer;  // before the server whose calls begin it
+  std::unique_ptr<Drainer> drainer;  // before the server, whose calls may begin the drain
   GrpcServer grpc;
 
   absl::Status StartHttp();
@@ -132,7 +132,7 @@ struct App::State {
   absl::Status OpenServing();
   absl::Status StartGrpc();
   absl::Status WriteServerFile();
-  std::string GrpcAddress() const;  // with the port that was taken
+  std::string GrpcAddress() const;  // with the actual port
   absl::StatusOr<std::set<std::string>> NeededTokenFiles();
   absl::StatusOr<rpc::CheckpointSource> FindCheckpoint(const std::string& name, const std::string& tenant);
   void Collect(telemetry::Metrics& out);
@@ -184,7 +184,8 @@ absl::Status App::State::OpenJobs() {
   const std::int64_t train_bytes = MemoryBytes(options.train_memory_bytes, own_bytes, base::RealFileSystem());
   control.queue.memory_bytes = train_bytes;
   const std::int64_t serve_bytes = MemoryBytes(options.serve_memory_bytes, own_bytes, base::RealFileSystem());
-  // One machine has the memory of both and of nibbled itself; whoever gave a flag more than it has knows why.
+  // Trainers, models and nibbled itself share one machine's memory. A flag may exceed it: that is the operator's
+  // choice.
   const std::int64_t machine_bytes = MemoryBytes(0, /*own_bytes=*/0, base::RealFileSystem());
   const std::int64_t shared_bytes = MemoryBytes(0, own_bytes, base::RealFileSystem());
   control.memory = base::MemoryBudget::Make(shared_bytes == 0 ? 0 : std::max({shared_bytes, train_bytes, serve_bytes}));
@@ -204,11 +205,11 @@ absl::Status App::State::OpenJobs() {
   control.retention.keep_step_events = options.keep_step_events;
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t disk_bytes, store::TotalBytes(options.state_dir));
   control.base_cache_bytes = options.base_cache_bytes >= 0 ? options.base_cache_bytes : static_cast<std::int64_t>(disk_bytes / 10);
-  // Under another limit than the last server's. What a trainer still uses stays.
+  // The limit may differ from the last server's. Bases that a trainer still uses stay.
   store::BaseCache bases(files, state->layout.bases(),
                          {.max_bytes = static_cast<std::uint64_t>(control.base_cache_bytes), .min_free_bytes = state->min_free_bytes});
   if (absl::Status trimmed = bases.Trim(); !trimmed.ok()) {
-    base::LogWarning("cached bases cannot be removed", {{"why", std::string(trimmed.message())}});
+    base::LogWarning("cannot remove cached bases", {{"why", std::string(trimmed.message())}});
   }
   control.trainer_threads = options.threads;
   control.isa = options.isa;
@@ -233,7 +234,7 @@ absl::StatusOr<std::set<std::string>> App::State::NeededTokenFiles() {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<jobs::JobRecord> jobs, database->ListAll(jobs::OpenStates()));
   std::set<std::string> needed;
   for (const jobs::JobRecord& job : jobs) {
-    // A job whose model or data cannot be read now has no tokens that could be of use.
+    // If a job's model or data cannot be read now, its token files are of no use.
     const auto paths = planner->TokenFiles(job.spec);
     if (paths.ok()) needed.insert(paths->begin(), paths->end());
   }
@@ -244,7 +245,8 @@ absl::StatusOr<rpc::CheckpointSource> App::State::FindCheckpoint(const std::stri
   NIBBLE_ASSIGN_OR_RETURN(const store::CheckpointInfo found, controller->FindCheckpoint(name));
   const std::string job_id = name.substr(0, name.find('/'));
   NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, controller->Get(job_id));
-  if (!tenant.empty() && tenant != job.tenant) return jobs::NoCheckpoint(name);  // another's is not there
+  // Other tenants' checkpoints look absent.
+  if (!tenant.empty() && tenant != job.tenant) return jobs::NoCheckpoint(name);
   return rpc::CheckpointSource{found.directory, job_id, job.spec, found.step};
 }
 
@@ -273,7 +275,7 @@ absl::Status App::State::OpenServing() {
   edge->authority = authority.get();
   const auto locate = [this](const std::string& name,
                              const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
-    NIBBLE_ASSIGN_OR_RETURN(const auto pin, state->models->PinModel(name, "serving: it is loaded"));
+    NIBBLE_ASSIGN_OR_RETURN(const auto pin, state->models->PinModel(name, "serving: the model is loaded"));
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, rpc::FindModel(*state->models, metrics, name));
     NIBBLE_RETURN_IF_ERROR(rpc::CheckModelFiles(*state->models, metrics, name, cancelled));
     return serve::ModelManager::Artifact{stored.directory, pin};
@@ -284,7 +286,7 @@ absl::Status App::State::OpenServing() {
     metrics.ModelLoaded(resident.name, absl::ToDoubleSeconds(took));
     if (!resident.trainer_difference.has_value()) return;
     metrics.SetTrainerDifference(resident.name, *resident.trainer_difference);
-    base::LogInfo("an adapter is served as near to what its trainer answered",
+    base::LogInfo("adapter loaded; largest logprob difference from the trainer",
                   {{"model", resident.name}, {"max_logprob_difference", base::StrCat(*resident.trainer_difference)}});
   };
   manager = std::make_unique<serve::ModelManager>(locate, options.engine, serve_memory, serve_stream, base::RealClock(), observe);
@@ -361,8 +363,8 @@ absl::Status App::State::WriteServerFile() {
   const std::string path = base::JoinPath(state->layout.root(), kServerFile);
   absl::Status written = base::WriteFileAtomically(real, path, base::Dump(json, 2) + "\n");
   if (base::Reason(written) != "DISK_FULL") return written;
-  // Who wants to free room has to reach this server. The file of the one before would lead elsewhere.
-  base::LogWarning("server.json is not written", {{"why", std::string(written.message())}});
+  // The server must start, because it is needed to free space. The last server's file would show wrong addresses.
+  base::LogWarning("cannot write server.json", {{"why", std::string(written.message())}});
   return real.RemoveAll(path);
 }
 
@@ -439,7 +441,7 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   State& s = *state;
   s.serve_stream = {.isa = isa, .pool = &s.pool, .launches = &s.serve_launches, .library = s.library.get()};
   s.convert_stream = {.isa = isa, .pool = &s.pool, .launches = &s.convert_launches, .library = s.library.get()};
-  NIBBLE_RETURN_IF_ERROR(s.OpenState());  // first: its lock keeps a second server from the ports' errors
+  NIBBLE_RETURN_IF_ERROR(s.OpenState());  // first: a second server then fails on the lock, not on the ports
   NIBBLE_RETURN_IF_ERROR(s.StartHttp());
   NIBBLE_RETURN_IF_ERROR(s.OpenJobs());
   NIBBLE_RETURN_IF_ERROR(s.OpenServing());
@@ -493,14 +495,14 @@ App::~App() {
     s.grpc.server->Wait();
   }
   s.sweeper.reset();
-  s.operations.reset();  // waits for what runs
-  s.loads->Stop();       // so does this
-  // gRPC has done with a cancelled stream before the worker that serves it has: it may still ask for its model, or its engine.
+  s.operations.reset();  // waits for running operations
+  s.loads->Stop();       // waits for running loads
+  // gRPC may finish with a cancelled stream before its worker does, and the worker may still use its model or engine.
   s.workers->AwaitIdle();
   s.edge->text_workers.AwaitIdle();
   s.edge->watch_workers.AwaitIdle();
   for (const auto& resident : s.manager->residents()) s.manager->Unload(resident->name).IgnoreError();
-  // Cancelled requests end with their engine's next step; until then they hold on to workers.
+  // Cancelled requests end with their engine's next step; until then they use the workers.
   while (s.edge->live_answers > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   s.workers.reset();
   s.loads.reset();

@@ -13,13 +13,13 @@
 
 namespace nibble {
 
-// Who may reach the API, and over what. Empty: none.
+// Authentication and transport of the API. Empty: not set.
 struct SecurityOptions {
   std::string tls_cert;       // PEM files
   std::string tls_key;
   std::string tls_client_ca;
   bool tls_require_client_cert = false;
-  std::string token_file;     // lines of docs/formats.md; "": no token is asked for
+  std::string token_file;     // format in docs/formats.md; "": no token is required
   bool insecure = false;      // allows an address that is not loopback without TLS or tokens
   bool reflection = false;
   bool health_without_token = false;
@@ -32,27 +32,29 @@ struct AppOptions : Limits {
   std::string http_address = "127.0.0.1:9464";
   std::string device = "auto";  // auto | cpu
   std::string isa = "auto";     // auto | plain | avx2 | avx512
-  std::string import_root;      // "": no path of the server is taken
+  std::string import_root;      // "": paths of the server are refused
   std::string trainer_path;     // "": jobs are refused
-  std::vector<std::string> environment;  // "KEY=VALUE", of this process: trainers get what jobs::TrainerEnvironment lets through
+  std::vector<std::string> environment;  // "KEY=VALUE", of this process; filtered for trainers
   int threads = 1;
   serve::EngineOptions engine;
   SecurityOptions security;
-  base::FileSystem* files = nullptr;  // of the state directory; nullptr: the real one. Tests give one that fails. Outlives the App
+  // For the state directory; nullptr: the real one. Tests inject faults. Must outlive the App.
+  base::FileSystem* files = nullptr;
 
-  absl::Duration drain = absl::Seconds(20);       // requests that run
-  absl::Duration job_grace = absl::Seconds(25);   // trainers, for a checkpoint
+  absl::Duration drain = absl::Seconds(20);       // for running requests
+  absl::Duration job_grace = absl::Seconds(25);   // for trainers to write a checkpoint
 };
 
-// One thread, but for what it starts.
+// Used by one thread; starts others.
 class App {
  public:
-  // Errors: InvalidArgument (a flag, named), FailedPrecondition (STATE_DIR_IN_USE), what the state directory or the ports
-  // answer.
+  // Errors: InvalidArgument (names the flag), FailedPrecondition (STATE_DIR_IN_USE), and those of the state directory
+  // and the ports.
   static absl::StatusOr<std::unique_ptr<App>> Start(const AppOptions& options);
-  // Reads the TLS and token files now. Those that cannot be used are logged, and the last good ones stay.
+  // Reads the TLS and token files now. Unusable files are logged, and the last good ones stay in use.
   void Reload();
-  // Admits nothing new, lets requests end, has trainers write a checkpoint and end. Returns within the longer of drain and job_grace.
+  // Admits nothing new, lets requests end, and lets trainers write a checkpoint and end. Returns within the longer of
+  // drain and job_grace.
   void Drain();
   ~App();
   App(const App&) = delete;

@@ -17,8 +17,8 @@ namespace nibble {
 using base::StrCat;
 
 namespace {
-constexpr int kFilesPerConnection = 2;  // a socket, and what its calls open
-constexpr rlim_t kOwnFiles = 256;       // of jobs, models and the database
+constexpr int kFilesPerConnection = 2;  // a socket, and files that its calls open
+constexpr rlim_t kOwnFiles = 256;       // for jobs, models and the database
 }  // namespace
 
 absl::StatusOr<kernels::Isa> PickIsa(const std::string& flag) {
@@ -32,17 +32,17 @@ absl::StatusOr<kernels::Isa> PickIsa(const std::string& flag) {
 
 absl::Status CheckFlags(const AppOptions& options) {
   if (options.device != "auto" && options.device != "cpu") {
-    // Kernels for CUDA are built and tested; neither serving nor the trainers run on them yet.
+    // CUDA kernels are built and tested, but neither serving nor the trainers use them yet.
     return absl::InvalidArgumentError(StrCat("--device: \"", options.device,
-                                             "\" is not there, wanted auto or cpu: this nibbled serves and trains on \"cpu\" alone "
-                                             "(CUDA toolkit of its kernels: ", BuiltFrom().cuda, ")"));
+                                             "\" is not supported, wanted auto or cpu: this nibbled serves and trains "
+                                             "only on \"cpu\" (CUDA toolkit of its kernels: ", BuiltFrom().cuda, ")"));
   }
   NIBBLE_RETURN_IF_ERROR(PickTransport(options).status());
   if (options.import_root.empty() || access(options.import_root.c_str(), R_OK | X_OK) == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(StrCat("--import_root: ", options.import_root, " cannot be read"));
 }
 
-// An accept flood must not take the files that jobs need (CVE-2023-4785).
+// A flood of connections must not take the open files that jobs need (CVE-2023-4785).
 void RaiseOpenFiles(int max_connections) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -51,7 +51,7 @@ void RaiseOpenFiles(int max_connections) {
   limit.rlim_cur = std::min(limit.rlim_max, wanted);
   setrlimit(RLIMIT_NOFILE, &limit);
   if (limit.rlim_cur < wanted) {
-    base::LogWarning("few open files are allowed", {{"limit", StrCat(limit.rlim_cur)}, {"wanted", StrCat(wanted)}});
+    base::LogWarning("the limit of open files is low", {{"limit", StrCat(limit.rlim_cur)}, {"wanted", StrCat(wanted)}});
   }
 }
 

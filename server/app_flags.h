@@ -1,4 +1,4 @@
-// What of the flags is checked before anything starts.
+// Checks of flags before anything starts.
 #pragma once
 #include <string>
 
@@ -11,9 +11,9 @@ namespace nibble {
 
 // InvalidArgument names the flag, what it got and what it wanted.
 absl::Status CheckFlags(const AppOptions& options);
-// InvalidArgument for a name that is none, or one that this machine does not have.
+// InvalidArgument if the name is unknown or this machine does not support it.
 absl::StatusOr<kernels::Isa> PickIsa(const std::string& flag);
-// Raises the limit of open files as far as it may be; warns when that is not enough for so many connections.
+// Raises the limit of open files as far as allowed; warns if that is too low for `max_connections`.
 void RaiseOpenFiles(int max_connections);
 
 }  // namespace nibble

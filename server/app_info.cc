@@ -44,7 +44,7 @@ v1::ServerInfo StaticInfo(kernels::Isa isa, int threads, absl::Time started) {
   device->set_name(CpuName());
   device->set_isa(kernels::Name(isa));
   const std::int64_t page = sysconf(_SC_PAGESIZE);
-  // What jobs and models are admitted against: in a container, its own share.
+  // The memory that jobs and models are admitted against: in a container, the container's limit.
   const std::int64_t total = MachineMemoryBytes(base::RealFileSystem(), "/").value_or(sysconf(_SC_PHYS_PAGES) * page);
   device->set_memory_total_bytes(total);
   device->set_memory_free_bytes(std::min(total, sysconf(_SC_AVPHYS_PAGES) * page));

@@ -1,4 +1,4 @@
-// What the server says of itself.
+// The server's answers about itself.
 #pragma once
 #include "absl/time/time.h"
 #include "kernels/isa.h"
@@ -8,9 +8,9 @@
 
 namespace nibble {
 
-// All but the limits.
+// Everything except the limits.
 v1::ServerInfo StaticInfo(kernels::Isa isa, int threads, absl::Time started);
-// All but ready and draining.
+// Everything except ready and draining.
 v1::ServerLoad LoadOf(const serve::ModelManager& manager, jobs::Database& database);
 
 }  // namespace nibble

@@ -27,7 +27,7 @@ struct Drainer::State {
   bool begun ABSL_GUARDED_BY(mutex) = false;
   bool done ABSL_GUARDED_BY(mutex) = false;
   absl::Duration until ABSL_GUARDED_BY(mutex) = absl::InfiniteDuration();  // monotonic
-  std::thread thread;  // made by the call that begins, joined by the destructor
+  std::thread thread;  // started by the first Begin, joined by the destructor
 
   bool InTime() {
     base::MutexLock lock(mutex);
@@ -36,13 +36,13 @@ struct Drainer::State {
 
   void Run() {
     std::thread jobs(steps.stop_jobs);  // trainers write their checkpoints while calls end
-    bool over = false;  // what comes when there is none left is refused, and hears that itself
+    bool over = false;  // true after the cut; calls that arrive later are refused
     while (!over && steps.live_calls() > 0) {
       over = !InTime();
       over ? steps.cut_calls() : std::this_thread::sleep_for(kLookAtCalls);
     }
     jobs.join();
-    steps.end_watches();  // they have seen where their jobs came to
+    steps.end_watches();  // by now the watches have shown the end of their jobs
     base::LogInfo("drained", {});
     base::MutexLock lock(mutex);
     done = true;

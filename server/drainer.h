@@ -1,4 +1,4 @@
-// The way out of serving: no new work, what runs comes to its end, what does not is cut.
+// Drains the server: refuses new work, lets running work end, and cuts what does not end in time.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -9,12 +9,12 @@
 
 namespace nibble {
 
-// What a server does when it drains, in this order; stop_jobs runs beside the wait for live_calls() to become 0.
+// The steps of a drain, in this order; stop_jobs runs while the drainer waits for live_calls() to become 0.
 struct DrainSteps {
-  std::function<void()> refuse;  // new calls, from now on
+  std::function<void()> refuse;  // refuses new calls from now on
   std::function<void()> stop_jobs;
   std::function<std::size_t()> live_calls;
-  std::function<void()> cut_calls;  // those still there at the deadline
+  std::function<void()> cut_calls;  // cancels calls that are still live at the deadline
   std::function<void()> end_watches;
 };
 
@@ -26,10 +26,10 @@ class Drainer {
   Drainer(const Drainer&) = delete;
   Drainer& operator=(const Drainer&) = delete;
 
-  // Returns at once. Begun twice it is one drain with the earlier deadline: a SIGTERM does not wait for the hour that an
-  // operator's Drain allowed.
+  // Returns at once. A second call continues the same drain, and the earlier deadline counts: a SIGTERM does not wait
+  // for the hour that an operator's Drain allowed.
   void Begin(absl::Duration deadline);
-  // Until all steps are done; at once where none has begun.
+  // Waits until all steps are done; returns at once if no drain has begun.
   void Wait();
 
  private:

@@ -24,7 +24,7 @@ namespace {
 
 constexpr char kTrainerSocket[] = "trainers.sock";
 
-// The plugin comes with its library, for every server of the process.
+// Linking the reflection library adds its plugin to every server of the process; this removes it.
 class WithoutReflection final : public grpc::ServerBuilderOption {
  public:
   void UpdateArguments(grpc::ChannelArguments*) override {}
@@ -37,7 +37,7 @@ rpc::TlsFiles Files(const SecurityOptions& security) {
   return {security.tls_cert, security.tls_key, security.tls_client_ca, security.tls_require_client_cert};
 }
 
-// gRPC's local credentials know these addresses alone.
+// gRPC's local credentials accept only these addresses.
 bool IsLocal(const std::string& host) { return host == "127.0.0.1" || host == "::1" || host == "localhost"; }
 
 std::shared_ptr<grpc::ServerCredentials> Guarded(std::shared_ptr<grpc::ServerCredentials> credentials, rpc::Authority& authority,
@@ -46,7 +46,7 @@ std::shared_ptr<grpc::ServerCredentials> Guarded(std::shared_ptr<grpc::ServerCre
   return credentials;
 }
 
-// The processor, which credentials give up after all else they have, holds on to the copies that they are read from.
+// Credentials release the processor after everything else, so it keeps alive the file copies that they read.
 std::shared_ptr<grpc::ServerCredentials> TlsCredentials(const rpc::TlsWatch& tls, rpc::Authority& authority) {
   struct Kept {
     std::shared_ptr<const void> copies;
@@ -73,18 +73,22 @@ std::shared_ptr<grpc::ServerCredentials> PublicCredentials(Transport transport, 
 absl::StatusOr<Transport> PickTransport(const AppOptions& options) {
   const SecurityOptions& s = options.security;
   NIBBLE_ASSIGN_OR_RETURN(const http::HostPort address, http::ParseHostPort("--grpc_address", options.grpc_address));
-  if (s.tls_cert.empty() != s.tls_key.empty()) return absl::InvalidArgumentError("--tls_cert and --tls_key: wanted both or none");
+  if (s.tls_cert.empty() != s.tls_key.empty()) {
+    return absl::InvalidArgumentError("--tls_cert and --tls_key: wanted both or neither");
+  }
   const bool tls = !s.tls_cert.empty();
-  if (!tls && !s.tls_client_ca.empty()) return absl::InvalidArgumentError("--tls_client_ca: wants --tls_cert and --tls_key");
+  if (!tls && !s.tls_client_ca.empty()) {
+    return absl::InvalidArgumentError("--tls_client_ca: requires --tls_cert and --tls_key");
+  }
   if (s.tls_require_client_cert && s.tls_client_ca.empty()) {
-    return absl::InvalidArgumentError("--tls_require_client_cert: wants --tls_client_ca");
+    return absl::InvalidArgumentError("--tls_require_client_cert: requires --tls_client_ca");
   }
   const bool tokens = !s.token_file.empty();
   const bool loopback = http::IsLoopback(address.host);
   if (!loopback && !s.insecure && (!tls || !tokens)) {
     return absl::InvalidArgumentError(
         StrCat("--grpc_address: ", address.host, " is not a loopback address: wanted --tls_cert, --tls_key and --token_file (or "
-               "--insecure, which serves whoever reaches the port)"));
+               "--insecure, which serves anyone who reaches the port)"));
   }
   if (tls) {
     NIBBLE_RETURN_IF_ERROR(rpc::CheckTlsFiles(Files(s)));
@@ -92,10 +96,11 @@ absl::StatusOr<Transport> PickTransport(const AppOptions& options) {
   }
   if (!tokens) return Transport::kOpen;
   if (IsLocal(address.host)) return Transport::kLocal;
-  // Health and reflection are gRPC's own services: nothing of ours stands before them there.
+  // Health and reflection are gRPC's own services: without credentials, no check of ours runs before them.
   if (s.reflection && !s.reflection_without_token) {
-    return absl::InvalidArgumentError("--reflection: cannot ask for a token without TLS away from 127.0.0.1; wants "
-                                      "--reflection_without_token");
+    return absl::InvalidArgumentError(
+        "--reflection: cannot check tokens without TLS on an address other than 127.0.0.1; requires "
+        "--reflection_without_token");
   }
   return Transport::kInsecure;
 }
@@ -140,10 +145,10 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std:
     base::LogWarning("tokens travel in plaintext: --insecure", {});
   }
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  grpc::health::v1::HealthCheckRequest::descriptor();  // reflection can only tell of what is linked
+  grpc::health::v1::HealthCheckRequest::descriptor();  // reflection shows only linked messages
   if (!options.security.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   for (grpc::Service* service : services) builder.RegisterService(service);
-  // The socket is for this user alone from its first moment.
+  // Only this user may access the socket, from its creation on.
   const mode_t mask = umask(0177);
   result.server = builder.BuildAndStart();
   umask(mask);

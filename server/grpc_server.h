@@ -1,4 +1,4 @@
-// The gRPC server's listeners: limits, transport security and who may use which.
+// The gRPC server's listeners: limits, transport security, and who may use each listener.
 #pragma once
 #include <grpcpp/grpcpp.h>
 
@@ -14,23 +14,24 @@
 
 namespace nibble {
 
-// What the outside of the server listens with; decided by the flags alone.
+// Transport of the public listener; depends only on the flags.
 enum class Transport {
   kOpen,      // plaintext on loopback, or with --insecure: no tokens
   kLocal,     // plaintext on loopback, tokens
   kInsecure,  // plaintext elsewhere, with --insecure, tokens
   kTls,
 };
-// Refuses what would serve the public without TLS or tokens (--insecure is for that), and flags that need others.
+// Refuses flags that would serve the public without TLS or tokens (only --insecure allows that), and flags that require
+// others.
 absl::StatusOr<Transport> PickTransport(const AppOptions& options);
 
 struct GrpcServer {
-  // Before `server`, which uses them to its end.
+  // Declared before `server`, which uses them until it ends.
   std::unique_ptr<rpc::UnknownMethods> unknown;
   std::unique_ptr<rpc::TlsWatch> tls;  // null without TLS
   std::unique_ptr<grpc::Server> server;
   int port = 0;
-  std::string trainer_address;  // "unix:..." where trainers cannot use the public listener; "": they can
+  std::string trainer_address;  // "unix:..." if trainers cannot use the public listener; "" if they can
 
   void SetHealth(bool serving);  // of the server and of every service
 };

@@ -50,7 +50,7 @@ void JobMetrics::OnStep(const jobs::JobRecord& job, const base::Json& body) {
   metrics_.RaisePeakMemory("trainer", device, static_cast<std::uint64_t>(std::max(0.0, Number(body, "peak_memory_bytes"))));
 }
 
-// Any event may carry launches by kernel: those since the last event that did.
+// Any event may carry launches by kernel: the launches since the last event that carried them.
 void JobMetrics::OnLaunches(const jobs::JobRecord& job, const base::Json& body) {
   const std::string device = DeviceOf(job);
   const auto launches = body.find("launches");

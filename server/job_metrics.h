@@ -1,4 +1,4 @@
-// What jobs do, as metrics.
+// Metrics of jobs.
 #pragma once
 #include <string>
 
@@ -8,7 +8,7 @@
 
 namespace nibble {
 
-// States and methods: the labels that series of jobs have from the start.
+// The states and methods of jobs: label values whose series exist from the start.
 telemetry::KnownLabels JobLabels();
 
 // Thread-safe.

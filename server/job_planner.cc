@@ -93,7 +93,7 @@ absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobS
 
 absl::StatusOr<jobs::JobSpec> JobPlanner::Resolved(const jobs::JobSpec& spec, const plan::JobInputs& inputs) {
   jobs::JobSpec resolved = jobs::Resolve(spec, "planned", inputs.train.format, kDefaultDevice);
-  NIBBLE_RETURN_IF_ERROR(jobs::Validate(resolved));  // as CreateJob: what was left open may not fit what was said
+  NIBBLE_RETURN_IF_ERROR(jobs::Validate(resolved));  // as CreateJob does: defaults may conflict with given fields
   return resolved;
 }
 

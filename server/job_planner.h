@@ -1,4 +1,4 @@
-// What a job needs, told from the server's own models and data before it is queued.
+// Plans what a job needs, from the server's own models and data, before the job is queued.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -22,32 +22,32 @@ namespace nibble {
 
 inline constexpr char kDefaultDevice[] = "cpu";  // what "auto" stands for
 
-// Thread-safe. All is borrowed. A plan reads all data and tokenises what is not in the cache: minutes for a GiB of it, unless it is
-// cancelled. It keeps nothing in memory.
+// Thread-safe. All arguments are borrowed. A plan reads all data and tokenises what is not in the cache, which takes
+// minutes for a GiB unless it is cancelled. It keeps nothing in memory.
 class JobPlanner {
  public:
-  // `memory`: of models and trainers together.
+  // `memory`: shared by models and trainers.
   JobPlanner(const Limits& limits, const std::string& trainer_path, const store::StateDirectory& state, rpc::TextCache& texts,
              data::TokenCache& tokens, std::shared_ptr<base::MemoryBudget> memory)
       : limits_(limits), trainer_path_(trainer_path), state_(state), texts_(texts), tokens_(tokens), memory_(std::move(memory)) {}
 
-  // Errors: those of a job that is refused; Unimplemented without a trainer.
+  // Errors: the reasons to refuse the job; Unimplemented without a trainer.
   absl::StatusOr<rpc::PlannedJob> Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
-  // What Plan refuses without reading rows or a tokenizer; milliseconds.
+  // The checks of Plan that read neither rows nor a tokenizer; takes milliseconds.
   absl::Status Check(const jobs::JobSpec& spec) const;
-  // Of a resolved spec. Checks the job as well.
+  // `spec` must be resolved. Also checks the job.
   absl::StatusOr<jobs::PlannedMemory> Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
-  // Of a resolved spec. What can be refused without reading rows or a tokenizer; milliseconds.
+  // `spec` must be resolved. Checks what needs neither rows nor a tokenizer; takes milliseconds.
   absl::Status CheckWithoutRows(const jobs::JobSpec& spec) const;
-  // Of a resolved spec: the token files that its trainer reads. Reads no tokenizer; a millisecond.
+  // The token files that the job's trainer reads. `spec` must be resolved. Reads no tokenizer; takes a millisecond.
   absl::StatusOr<std::vector<std::string>> TokenFiles(const jobs::JobSpec& spec) const;
 
  private:
-  // What the user left open is chosen. Errors: of Validate.
+  // Fills in what the user left open. Errors: those of Validate.
   static absl::StatusOr<jobs::JobSpec> Resolved(const jobs::JobSpec& spec, const plan::JobInputs& inputs);
-  // The data sets that the spec names.
+  // Adds the data sets that the spec names.
   absl::Status AddData(const jobs::JobSpec& spec, plan::JobInputs& inputs) const;
-  // Without a tokenizer, which takes up to seconds to load, for checks that read no rows.
+  // For checks that read no rows: without a tokenizer, which takes up to seconds to load.
   absl::StatusOr<plan::JobInputs> InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
   absl::StatusOr<plan::JobInputs> InputsWithRows(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
   absl::StatusOr<plan::JobPlan> PlanOf(const jobs::JobSpec& spec, const plan::JobInputs& inputs) const;

@@ -29,8 +29,8 @@ int AvailableCpus() {
   return std::max(1, CPU_COUNT(&set));
 }
 
-// libgomp, behind oneDNN, reads its settings when it is loaded: they must be in the environment before this program is. Its
-// threads must not spin beside ours, nor be more than ours.
+// libgomp, which oneDNN uses, reads its settings from the environment when it is loaded, so this program sets them and
+// executes itself again. libgomp's threads must not spin beside ours, nor outnumber them.
 void SetOpenMp(int threads, char** argv) {
   const std::string wanted = std::to_string(threads);
   const char* policy = std::getenv("OMP_WAIT_POLICY");
@@ -51,17 +51,20 @@ std::string TrainerBesideMe() {
   return access(trainer.c_str(), X_OK) == 0 ? trainer : "";
 }
 
-// Durations as people give them.
+// Durations as given by flags.
 struct Seconds {
   double drain, job_grace;
 };
 
 void AddSecurityFlags(CLI::App& cli, nibble::SecurityOptions& security) {
-  cli.add_option("--tls_cert", security.tls_cert, "PEM file: the server's certificate and its chain; read again when it changes");
-  cli.add_option("--tls_key", security.tls_key, "PEM file: its private key");
-  cli.add_option("--tls_client_ca", security.tls_client_ca, "PEM file: who signs the certificates that clients may show");
+  cli.add_option("--tls_cert", security.tls_cert,
+                 "PEM file: the server's certificate and its chain; read again when it changes");
+  cli.add_option("--tls_key", security.tls_key, "PEM file: the server's private key");
+  cli.add_option("--tls_client_ca", security.tls_client_ca,
+                 "PEM file: the CA that client certificates are checked against");
   cli.add_flag("--tls_require_client_cert", security.tls_require_client_cert, "Refuse clients without a certificate");
-  cli.add_option("--token_file", security.token_file, "Who may call, one JSON object a line (SECURITY.md); read again when it changes");
+  cli.add_option("--token_file", security.token_file,
+                 "Tokens of callers, one JSON object per line (SECURITY.md); read again when it changes");
   cli.add_flag("--insecure", security.insecure, "Allow an address that is not loopback without TLS or without tokens");
   cli.add_flag("--reflection", security.reflection, "Serve gRPC reflection");
   cli.add_flag("--health_without_token", security.health_without_token, "Answer grpc.health.v1.Health without a token");
@@ -69,47 +72,60 @@ void AddSecurityFlags(CLI::App& cli, nibble::SecurityOptions& security) {
 }
 
 void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
-  cli.option_defaults()->always_capture_default();  // --help tells them
-  cli.add_option("--state_dir", options.state_dir, "Where models, datasets and jobs are kept")->required();
-  cli.add_option("--grpc_address", options.grpc_address, "HOST:PORT of the API; port 0 picks one. Not loopback: wants TLS and tokens");
-  cli.add_option("--http_address", options.http_address, "HOST:PORT of metrics and probes; port 0 picks one");
+  cli.option_defaults()->always_capture_default();  // shown by --help
+  cli.add_option("--state_dir", options.state_dir, "Directory of models, datasets and jobs")->required();
+  cli.add_option("--grpc_address", options.grpc_address,
+                 "HOST:PORT of the API; port 0 picks a free one. Other than loopback: requires TLS and tokens");
+  cli.add_option("--http_address", options.http_address, "HOST:PORT of metrics and probes; port 0 picks a free one");
   AddSecurityFlags(cli, options.security);
-  cli.add_option("--threads", options.threads, "Threads of the kernels")->check(CLI::Range(1, 1024));
+  cli.add_option("--threads", options.threads, "Number of threads of the compute kernels")->check(CLI::Range(1, 1024));
   cli.add_option("--device", options.device, "auto or cpu");
   cli.add_option("--isa", options.isa, "auto, plain, avx2 or avx512");
-  cli.add_option("--import_root", options.import_root, "Directory below which clients may name files of this machine");
-  cli.add_option("--trainer", options.trainer_path, "The trainer's program; default: beside this one");
-  cli.add_option("--max_waiting_requests", options.engine.max_waiting, "A model")->check(CLI::Range(0, 1'000'000));
-  cli.add_option("--max_running_requests", options.engine.max_running, "A model")->check(CLI::Range(1, 4096));
-  cli.add_option("--max_waiting_tokens", options.engine.max_waiting_tokens, "Prompt tokens that may wait, a model")
+  cli.add_option("--import_root", options.import_root, "Directory whose files clients may import by path");
+  cli.add_option("--trainer", options.trainer_path, "Path of nibble-trainer; default: next to this program");
+  cli.add_option("--max_waiting_requests", options.engine.max_waiting, "Maximum number of waiting requests per model")
+      ->check(CLI::Range(0, 1'000'000));
+  cli.add_option("--max_running_requests", options.engine.max_running, "Maximum number of running requests per model")
+      ->check(CLI::Range(1, 4096));
+  cli.add_option("--max_waiting_tokens", options.engine.max_waiting_tokens,
+                 "Maximum number of waiting prompt tokens per model")
       ->check(CLI::PositiveNumber);
-  cli.add_option("--max_context", options.engine.max_context, "Tokens of a request, prompt and completion")->check(CLI::PositiveNumber);
-  cli.add_option("--kv_tokens", options.engine.kv_tokens, "Capacity of a model's KV cache")->check(CLI::PositiveNumber);
+  cli.add_option("--max_context", options.engine.max_context,
+                 "Maximum number of tokens of a request, prompt and completion")
+      ->check(CLI::PositiveNumber);
+  cli.add_option("--kv_tokens", options.engine.kv_tokens, "Capacity of a model's KV cache, in tokens")
+      ->check(CLI::PositiveNumber);
   nibble::serve::PrincipalOptions& own = options.engine.of_principal;
   cli.add_option("--max_waiting_requests_per_principal", own.max_waiting,
-                 "A model, of one user who has a name; 0: a quarter of --max_waiting_requests")
+                 "Maximum number of one principal's waiting requests per model; 0: a quarter of --max_waiting_requests")
       ->check(CLI::Range(0, 1'000'000));
-  cli.add_option("--max_running_requests_per_principal", own.max_running, "Likewise; 0: three quarters of --max_running_requests")
+  cli.add_option("--max_running_requests_per_principal", own.max_running,
+                 "Maximum number of one principal's running requests per model; 0: three quarters of "
+                 "--max_running_requests")
       ->check(CLI::Range(0, 4096));
   cli.add_option("--kv_tokens_per_principal", own.kv_tokens,
-                 "Tokens that the running requests of one user who has a name may come to, a model; 0: three quarters of --kv_tokens; "
-                 "at least --max_context")
+                 "Maximum number of tokens of one principal's running requests per model; 0: three quarters of "
+                 "--kv_tokens; at least --max_context")
       ->check(CLI::NonNegativeNumber);
-  cli.add_option("--prefill_chunk", options.engine.prefill_chunk, "Prompt tokens a step")->check(CLI::PositiveNumber);
+  cli.add_option("--prefill_chunk", options.engine.prefill_chunk, "Maximum number of prompt tokens per step")
+      ->check(CLI::PositiveNumber);
   nibble::AddLimitFlags(cli, options);
-  cli.add_option("--drain_s", seconds.drain, "At shutdown: for requests that run")->check(CLI::NonNegativeNumber);
-  cli.add_option("--job_grace_s", seconds.job_grace, "At shutdown: for trainers to write a checkpoint")->check(CLI::NonNegativeNumber);
+  cli.add_option("--drain_s", seconds.drain, "Time at shutdown for running requests to end")
+      ->check(CLI::NonNegativeNumber);
+  cli.add_option("--job_grace_s", seconds.job_grace, "Time at shutdown for trainers to write a checkpoint")
+      ->check(CLI::NonNegativeNumber);
 }
 
 }  // namespace
 
-// NOLINTNEXTLINE(bugprone-exception-escape): out of memory before the server stands ends it.
+// NOLINTNEXTLINE(bugprone-exception-escape): without memory to start the server, the program ends.
 int main(int argc, char** argv) {
   AppOptions options;
   options.threads = AvailableCpus();
   Seconds seconds = {absl::ToDoubleSeconds(options.drain), absl::ToDoubleSeconds(options.job_grace)};
   CLI::App cli{"The Nibble server: fine-tunes language models in low precision and serves them"};
-  cli.footer("SIGTERM and SIGINT drain and end the server; SIGHUP reads the files of --tls_* and --token_file at once.");
+  cli.footer(
+      "SIGTERM and SIGINT drain and end the server; SIGHUP reads the files of --tls_* and --token_file again at once.");
   const nibble::BuildSource source = nibble::BuiltFrom();
   const std::string commit = *source.commit == '\0' ? "unknown" : source.commit;
   cli.set_version_flag("--version", nibble::base::StrCat("nibbled ", nibble::kVersion, "\ncommit ", commit, "\ncode ",
@@ -127,13 +143,13 @@ int main(int argc, char** argv) {
 
   ::umask(027);  // trainers inherit it
   std::signal(SIGPIPE, SIG_IGN);
-  // What a trainer leaves behind comes to us and is ended (server/jobs/stray_processes.h).
-  prctl(PR_SET_NAME, "nibbled");  // SetOpenMp has made it "exe", which nobody looks for
+  prctl(PR_SET_NAME, "nibbled");  // the execv of SetOpenMp has named it "exe"
+  // Orphans of trainers become our children and are killed (server/jobs/stray_processes.h).
   prctl(PR_SET_CHILD_SUBREAPER, 1);
-  // No core files: they would hold prompts and weights.
+  // No core files, because they would contain prompts and weights.
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
-  // Blocked before any thread is made, so that all inherit it and only sigwait sees them.
+  // Blocked before any thread is created, so that all threads inherit the mask and only sigwait receives the signals.
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
@@ -141,7 +157,7 @@ int main(int argc, char** argv) {
   sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
-  const nibble::base::LogWriter log_writer;  // to the end of main: a reader of our log that stalls must hold up nothing
+  const nibble::base::LogWriter log_writer;  // to the end of main: a stalled reader of the log must not block us
   auto app = nibble::App::Start(options);
   if (!app.ok()) {
     std::fprintf(stderr, "nibbled: %s\n", std::string(app.status().message()).c_str());

@@ -1,4 +1,5 @@
-// The disk under the stores, timed and its faults counted: nibble_store_op_duration_seconds, nibble_store_errors_total.
+// Times the stores' disk operations and counts their faults: nibble_store_op_duration_seconds,
+// nibble_store_errors_total.
 #pragma once
 #include <string>
 #include <string_view>
@@ -10,7 +11,7 @@
 
 namespace nibble {
 
-// Operations that change the disk, and reads; closing costs nothing that was not synced. Thread-safe.
+// Measures reads and operations that change the disk, but not closing, which is cheap after a sync. Thread-safe.
 class StoreMeter {
  public:
   StoreMeter(telemetry::Metrics& metrics, base::Clock& clock) : metrics_(metrics), clock_(clock) {}

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Installs what the tests need, builds everything (CUDA sources too) and passes all tests.
+# Installs what the tests need, builds everything (CUDA sources too) and runs all tests.
 #   tests/run.sh          unit tests against committed goldens, end-to-end tests on a small model
-#   tests/run.sh --full   also what takes long: live peers, the real model, the large counts, the image, sanitizers, fuzzers, linters
-# Ends with a table of what ran, how long it took and what it said; exits non-zero when anything failed.
+#   tests/run.sh --full   also slow sections: live peers, real model, large counts, images, sanitizers, fuzzers, linters
+# Ends with a table of the sections that ran, with time and result of each; exits non-zero if anything failed.
 # shellcheck disable=SC2317  # the sections are called by name
 set -euo pipefail
 
 usage() {
   cat <<'END'
 usage: tests/run.sh [--full] [--only SECTION[,SECTION...]]
-  --full   what takes long too (some five hours on two cores, less with a warm ccache), and a test that is skipped for want of
-           anything but hardware fails
-  --only   these sections alone; image needs root and a Debian mirror
+  --full   also run the slow sections (about five hours on two cores, less with a warm ccache), and fail if a test is
+           skipped for any reason other than missing hardware
+  --only   run only these sections; image needs root and a Debian mirror
     always          setup build unit e2e deployment
     with --full     races image long ci clang asan ubsan tsan fuzz lint
 END
@@ -23,7 +23,7 @@ full=false only=""
 while (($#)); do
   case $1 in
     --full) full=true ;;
-    --only) only=${2:?--only wants sections}; shift ;;
+    --only) only=${2:?--only needs sections}; shift ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
   esac
@@ -39,7 +39,8 @@ mkdir -p "$logs"
 python=$root/build/deps/venv/bin/python
 
 rows=() failed=0
-# section NAME WORDS COMMAND...: runs it with its output shown and kept; the row's last column is what WORDS matched last.
+# section NAME WORDS COMMAND...: runs COMMAND, shows and logs its output. The row's last column is the last line that
+# matches WORDS.
 section() {
   local name=$1 words=$2 begun=$SECONDS result=ok said
   shift 2
@@ -52,7 +53,7 @@ section() {
   said=$(grep -E "$words" "$logs/$name.log" | tail -n 1 | tr -s ' =' ' ' || true)
   rows+=("$(printf '%-6s %-7s %5d s  %s' "$name" "$result" $((SECONDS - begun)) "$said")")
 }
-# need NAME ...: as section, and nothing can follow when it fails.
+# need NAME ...: like section, but ends the run if it fails.
 need() {
   section "$@"
   ((failed == 0)) || finish
@@ -64,7 +65,7 @@ finish() {
   exit "$failed"
 }
 
-# configure PRESET [ARGUMENT...]: quiet unless it fails.
+# configure PRESET [ARGUMENT...]: prints nothing unless it fails.
 configure() {
   local log=$logs/configure-$1.log
   cmake --preset "$@" >"$log" 2>&1 || { tail -n 40 "$log"; return 1; }
@@ -75,7 +76,7 @@ setup() {
   if $full; then options+=(--full --peers); fi
   deploy/setup.sh "${options[@]}"
 }
-# cases PRESET ARGUMENT...: CTest. With --full a case that is skipped for want of anything but hardware is a failure.
+# cases PRESET ARGUMENT...: runs CTest. With --full it fails if a test is skipped for any reason but missing hardware.
 cases() {
   local result=0
   rm -f "build/$1/Testing/Temporary/LastTestsDisabled.log"
@@ -86,29 +87,30 @@ cases() {
 release() { configure release -DNIBBLE_CUDA=ON -DNIBBLE_TRAINER=ON -DNIBBLE_BENCH=ON && cmake --build --preset release; }
 e2e() {
   if $full; then
-    # Everything is installed: what is skipped all the same, hardware aside, is a failure.
+    # Everything is installed, so a test may be skipped only for missing hardware.
     "$python" -m pytest -q -ra --no-skips --continue-on-collection-errors tests/e2e
   else
     "$python" -m pytest -q -ra tests/e2e -m "not full"
   fi
 }
-# The Dockerfile's text, chart, dashboards, rules. promtool, and so the cases of the alerts, is there in any case; what needs other tools
-# of --full (helm and its like, built from source in minutes) is shown as skipped.
+# The Dockerfile's text, chart, dashboards and rules. promtool is always installed, so the tests of the alerts always
+# run. Tests that need other tools of --full (such as helm, which is built from source in minutes) are shown as skipped.
 deployment() {
   if $full; then
     "$python" -m pytest -q -ra --full --no-skips --continue-on-collection-errors -m "not image" tests/deploy
   else
-    # The scrape by a real Prometheus and its minutes of mixed work belong to --full, which installs it.
+    # The scrape by a real Prometheus takes minutes of mixed work and belongs to --full, which installs Prometheus.
     "$python" -m pytest -q -ra tests/deploy -m "not full" --ignore tests/deploy/test_scrape.py
   fi
 }
-# The images by every step of the Dockerfile, each run in a bare root: nothing of this machine's build is in them. What a cache mount
-# keeps (pip's, ccache's) lasts from run to run, as docker's does.
+# Builds the images by every step of the Dockerfile and runs each in a bare root: they contain nothing of this machine's
+# build. The cache mounts (pip's, ccache's) are kept from run to run, as docker's are.
 image() {
   NIBBLE_IMAGE_WORK=$root/build/image "$python" -m pytest -q -ra -s --full --no-skips -m image tests/deploy/test_image.py
 }
-# The kernels beside the machine's roofs (ternary beside a peer too), attention of packed rows, then both races of the whole program. Each
-# fails when a result is wrong; that of attention also at ten times its bound, else none when it is slow. JSON beside the logs.
+# Compares the kernels with the machine's roofs (ternary with a peer too), runs attention of packed rows, then both
+# races of the whole program. Each fails if a result is wrong. Only attention also fails if it is slow, at ten times its
+# bound. JSON goes beside the logs.
 races() {
   local gguf llama_cpp
   gguf=$(sed -n 's/.*NIBBLE_SMOLLM2_GGUF[^"]*"\([^"]*\)".*/\1/p' build/deps/paths.cmake)
@@ -123,16 +125,17 @@ races() {
     "$python" tests/bench/peers_decode.py "$gguf" build/peers --json "$logs/peers_decode.json" &&
     "$python" tests/bench/peers_qlora.py "$gguf" --steps 7 --turns 2 --json "$logs/peers_qlora.json"
 }
-# Headers stand alone, and everything builds in a folder of its own.
+# Checks that headers are self-contained, and builds everything in its own folder.
 ci() { configure ci && cmake --build --preset ci; }
-# clang: -Wthread-safety and clang-tidy on what changed since they last passed; one finding does not hide the next.
+# clang: -Wthread-safety and clang-tidy on files that changed since they last passed; continues after a finding.
 clang() { configure clang && cmake --build --preset clang -- -k 0; }
-# sanitizer PRESET: the unit tests; NIBBLE_CUDA is off in these, and in tsan NIBBLE_TRAINER.
+# sanitizer PRESET: runs the unit tests. These presets turn NIBBLE_CUDA off, and tsan also NIBBLE_TRAINER.
 sanitizer() { configure "$1" && cmake --build --preset "$1" && cases "$1" -j 2 -LE "full|slow"; }
 fuzzers() { configure fuzz && cmake --build --preset fuzz && tests/fuzz/run.sh --seconds 60; }
-# Protos: linted, and compared with the last ten versions that landed: on a branch those of main where it began, on main its own. Ten,
-# because commits that land together are looked at once, when the newest may have changed nothing of the protos, or a comment. A clone
-# whose history has no version but HEAD's has nothing to compare with, and that is no success. proto/buf.yaml lists intended breaks.
+# Lints the protos and compares them with the last ten versions that landed: on a branch the versions of main where it
+# began, on main its own. Ten, because commits that land together are checked only once, and the newest of them may not
+# have changed the protos, or only a comment. If the clone's history has no version other than HEAD's, the lint fails.
+# proto/buf.yaml lists intended breaks.
 lint() {
   local landed now versions version other=""
   landed=$(git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
@@ -142,7 +145,7 @@ lint() {
     [[ $(git rev-parse "$version:proto/nibble") == "$now" ]] || other=$version
   done
   if [[ -z $other ]]; then
-    echo "lint: FAILED: there is no commit to compare the protos with; a shallow clone gets its history by: git fetch --unshallow"
+    echo "lint: FAILED: no commit to compare the protos with; get a shallow clone's history with: git fetch --unshallow"
     return 1
   fi
   shellcheck -x deploy/*.sh proto/*.sh tests/*.sh tests/fuzz/*.sh cmake/*.sh .ci/run && echo "shellcheck: clean" || return 1

@@ -20,7 +20,8 @@ constexpr char kFooter[] =
 
 constexpr double kMaxTimeoutSeconds = 1e9;  // about 30 years
 
-// "error: INVALID_ARGUMENT (FIELD_VIOLATION): qlora.r: got 0, want 1 to 1024", then what else the server said.
+// Prints for example "error: INVALID_ARGUMENT (FIELD_VIOLATION): qlora.r: got 0, want 1 to 1024", then the other
+// details of the status.
 void PrintError(std::ostream& err, const absl::Status& status) {
   const std::string message(status.message());
   err << "error: " << client::CodeName(status.code());
@@ -49,10 +50,10 @@ void AddCommands(CLI::App& app, Session& session) {
   AddTokenCommands(app, session);
 }
 
-// The commands below `app`, each with the words that lead to it.
+// Collects the full names of the commands below `app`; `words` is the name of `app` itself.
 void Collect(CLI::App& app, const std::string& words, std::vector<std::string>& names) {
   auto below = app.get_subcommands({});
-  std::erase_if(below, [](const CLI::App* sub) { return sub->get_name().empty(); });  // groups of options are no commands
+  std::erase_if(below, [](const CLI::App* sub) { return sub->get_name().empty(); });  // option groups are not commands
   if (below.empty()) names.push_back(words);
   for (CLI::App* sub : below) Collect(*sub, base::StrCat(words, words.empty() ? "" : " ", sub->get_name()), names);
 }
@@ -65,9 +66,9 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
   app.fallthrough();  // Global options may also follow the command.
   app.set_version_flag("--version", "nibble " NIBBLE_VERSION, "Print the version of this program");
   app.add_option("--server", session.server, "HOST:PORT of nibbled")->capture_default_str()->envname("NIBBLE_SERVER");
-  app.add_flag("--json", session.json, "Print JSON, and nothing else, on stdout");
+  app.add_flag("--json", session.json, "Print only JSON on stdout");
   app.add_option("--timeout", session.timeout_s,
-                 "Seconds that a call may take (default 60, or no limit where work is long)")
+                 "Maximum seconds per call (default: 60; no limit for long work)")
       ->check([](const std::string& text) -> std::string {
         double seconds = 0;
         if (absl::SimpleAtod(text, &seconds) && seconds > 0 && seconds <= kMaxTimeoutSeconds) return "";
@@ -76,7 +77,7 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
   AddConnectionFlags(app, session.connection);
   AddCommands(app, session);
   try {
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back.
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 reads them from the back.
     app.parse(arguments);
   } catch (const CLI::ParseError& error) {
     return app.exit(error, terminal.out, terminal.err) == 0 ? kExitOk : kExitUsage;
@@ -92,7 +93,7 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
     return ExitCode(status);
   }
   if (!terminal.out) {
-    terminal.err << "error: INTERNAL: the output could not be written\n";
+    terminal.err << "error: INTERNAL: cannot write the output\n";
     return kExitOther;
   }
   return kExitOk;
@@ -149,7 +150,7 @@ int ExitCode(const absl::Status& status) {
 int Run(std::vector<std::string> arguments, Terminal& terminal, const Connect& connect) {
   try {
     return Parsed(arguments, terminal, connect);
-  } catch (const std::exception& error) {  // CLI11's own misuse, bad_alloc.
+  } catch (const std::exception& error) {  // bad_alloc, or an invalid use of CLI11.
     terminal.err << "error: INTERNAL: " << Printable(error.what()) << '\n';
     return kExitOther;
   }

@@ -13,8 +13,8 @@ namespace nibble::cli {
 
 // Exit codes, part of the contract with scripts.
 inline constexpr int kExitOk = 0;
-inline constexpr int kExitOther = 1;  // also: not equal (verify), a watched job that failed
-inline constexpr int kExitUsage = 2;  // the command line itself
+inline constexpr int kExitOther = 1;  // also: rows differ (verify), a watched job that failed
+inline constexpr int kExitUsage = 2;  // wrong command line
 inline constexpr int kExitNotFound = 3;
 inline constexpr int kExitBadInput = 4;            // INVALID_ARGUMENT, OUT_OF_RANGE
 inline constexpr int kExitUnavailable = 5;         // no server, or one that drains
@@ -25,17 +25,18 @@ inline constexpr int kExitCancelled = 8;  // also DEADLINE_EXCEEDED, a watched j
 
 int ExitCode(const absl::Status& status);
 
-// Every command: "models import", "generate".
+// Names of all commands, for example "models import", "generate".
 std::vector<std::string> Commands();
 
-// Runs one command; `arguments` without the program's name. Nothing is thrown.
+// Runs one command and returns its exit code; `arguments` without the program's name. Never throws.
 int Run(std::vector<std::string> arguments, Terminal& terminal, const Connect& connect);
 
-// Of an option's text, for CLI11's check(): "" when it is a whole number of 64 bits, else what is wrong. CLI11 alone would
-// take a longer number as the nearest that fits.
+// For CLI11's check(): returns "" if the text is a whole number that fits in 64 bits, else an error text. Without this
+// check, CLI11 replaces a larger number by the nearest one that fits.
 std::string WholeNumber(const std::string& text);
 
-// Each adds its commands; a command that is named sets session.command. The session outlives the App.
+// Each function adds its commands. The command that the user gives sets session.command. The session must outlive
+// `app`.
 void AddModelCommands(CLI::App& app, Session& session);
 void AddDatasetCommands(CLI::App& app, Session& session);
 void AddJobCommands(CLI::App& app, Session& session);

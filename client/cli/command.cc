@@ -22,7 +22,7 @@ void AddCommandOn(CLI::App& group, Session& session, const char* command, const 
 
 std::shared_ptr<bool> AddNoWait(CLI::App& command) {
   auto no_wait = std::make_shared<bool>(false);
-  command.add_flag("--no-wait", *no_wait, "Show the operation instead of waiting for its end");
+  command.add_flag("--no-wait", *no_wait, "Print the operation instead of waiting for its end");
   return no_wait;
 }
 

@@ -1,4 +1,4 @@
-// What several commands have in common: an argument, a list over all its pages, a deletion.
+// Shared parts of commands: arguments, paged lists, deletion.
 #pragma once
 #include <memory>
 #include <string>
@@ -13,32 +13,35 @@ class App;
 
 namespace nibble::cli {
 
-// A command without arguments.
+// Adds a command without arguments.
 void AddCommand(CLI::App& group, Session& session, const char* command, const char* help, absl::Status (*run)(Session&));
 
-// A command whose one argument says what it is about: `argument` "NAME", `what` "Model".
+// Adds a command with one argument: `argument` is its name ("NAME"), `what` its help text ("Model").
 void AddCommandOn(CLI::App& group, Session& session, const char* command, const char* help, const char* argument, const char* what,
                   absl::Status (*run)(Session&, const std::string&));
 
-// The option --no-wait of a command that begins an operation.
+// Adds the option --no-wait to a command that starts an operation.
 std::shared_ptr<bool> AddNoWait(CLI::App& command);
 
-// What a list shows: `json` under `key`, or the table.
+// Prints a list: with --json, `json` under `key`; else the table.
 void PrintList(Session& session, const char* key, base::Json json, const Table& table);
 
-// Asks for page after page, from `request` on, until there is none or `on_page(page)` says false: enough.
+// Requests one page after the other, starting with `request`, until the last page or until `on_page(page)` returns
+// false.
 template <typename Stub, typename Request, typename Response, typename OnPage>
 absl::Status ForEachPage(Session& session, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                          Request request, OnPage on_page) {
   while (true) {
     NIBBLE_ASSIGN_OR_RETURN(const Response page, session.client().Call(method, request));
     if (!on_page(page) || page.next_page_token().empty()) return absl::OkStatus();
-    if (page.next_page_token() == request.page_token()) return absl::DataLossError("malformed answer: the pages do not end");
+    if (page.next_page_token() == request.page_token()) {
+      return absl::DataLossError("malformed response: next_page_token repeats");
+    }
     request.set_page_token(page.next_page_token());
   }
 }
 
-// Deletes what `name` names and says so; `key` is what JSON calls it.
+// Deletes the resource `name` and reports it; `key` is its key in the JSON output.
 template <typename Stub, typename Request, typename Response>
 absl::Status DeleteNamed(Session& session, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                          const char* key, const std::string& name) {

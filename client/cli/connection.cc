@@ -25,21 +25,24 @@ absl::Status ReadInto(const char* flag, const std::string& path, std::string& te
 }  // namespace
 
 void AddConnectionFlags(CLI::App& app, ConnectionFlags& flags) {
-  app.add_flag("--tls", flags.tls, "TLS; the server's certificate is checked with the system's authorities");
-  app.add_option("--tls-ca", flags.tls_ca, "TLS; PEM file of the authorities that may sign the server's certificate")
+  app.add_flag("--tls", flags.tls, "Use TLS and check the server's certificate against the system's authorities");
+  app.add_option("--tls-ca", flags.tls_ca, "Use TLS; PEM file of authorities that may sign the server's certificate")
       ->envname("NIBBLE_TLS_CA");
-  app.add_option("--tls-cert", flags.tls_cert, "PEM file: the certificate that this client shows")->envname("NIBBLE_TLS_CERT");
-  app.add_option("--tls-key", flags.tls_key, "PEM file: its private key")->envname("NIBBLE_TLS_KEY");
-  app.add_option("--tls-name", flags.tls_name, "The name that the server's certificate must have, where it is not the host of --server");
-  app.add_option("--token-file", flags.token_file, "File that holds the bearer token")->envname("NIBBLE_TOKEN_FILE");
-  app.add_flag("--insecure", flags.insecure, "Send the token in plaintext to another machine");
+  app.add_option("--tls-cert", flags.tls_cert, "PEM file with this client's certificate")->envname("NIBBLE_TLS_CERT");
+  app.add_option("--tls-key", flags.tls_key, "PEM file with the private key of --tls-cert")->envname("NIBBLE_TLS_KEY");
+  app.add_option("--tls-name", flags.tls_name,
+                 "Name that the server's certificate must have, if it differs from the host of --server");
+  app.add_option("--token-file", flags.token_file, "File with the bearer token")->envname("NIBBLE_TOKEN_FILE");
+  app.add_flag("--insecure", flags.insecure, "Allow sending the token to another machine in plaintext");
 }
 
 absl::StatusOr<client::Security> ReadConnection(const std::string& server, const ConnectionFlags& flags) {
   client::Security security;
-  if (flags.tls_cert.empty() != flags.tls_key.empty()) return base::FieldError("--tls-cert", "wants --tls-key, and the other way round");
+  if (flags.tls_cert.empty() != flags.tls_key.empty()) {
+    return base::FieldError("--tls-cert", "must be given together with --tls-key");
+  }
   security.tls = flags.tls || !flags.tls_ca.empty() || !flags.tls_cert.empty();
-  if (!security.tls && !flags.tls_name.empty()) return base::FieldError("--tls-name", "wants --tls or --tls-ca");
+  if (!security.tls && !flags.tls_name.empty()) return base::FieldError("--tls-name", "needs --tls or --tls-ca");
   NIBBLE_RETURN_IF_ERROR(ReadInto("--tls-ca", flags.tls_ca, security.root_certificates));
   NIBBLE_RETURN_IF_ERROR(ReadInto("--tls-cert", flags.tls_cert, security.certificate));
   NIBBLE_RETURN_IF_ERROR(ReadInto("--tls-key", flags.tls_key, security.key));

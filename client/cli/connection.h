@@ -1,4 +1,4 @@
-// The global options that say how to reach the server and who asks.
+// Global options for the connection: TLS and the caller's token.
 #pragma once
 #include <string>
 
@@ -22,7 +22,7 @@ struct ConnectionFlags {
 };
 
 void AddConnectionFlags(CLI::App& app, ConnectionFlags& flags);
-// Reads the files. InvalidArgument names the flag; no text holds a secret.
+// Reads the files that the flags name. InvalidArgument names the flag; messages never contain a secret.
 absl::StatusOr<client::Security> ReadConnection(const std::string& server, const ConnectionFlags& flags);
 
 }  // namespace nibble::cli

@@ -59,7 +59,7 @@ absl::Status Preview(Session& session, const std::string& name, const std::strin
     int trained = 0;
     for (const bool bit : row.trained()) trained += bit ? 1 : 0;
     session.out() << "--- row " << row.row() << ": " << row.token_ids_size() << " tokens, " << trained << " trained";
-    if (row.truncated_tokens() > 0) session.out() << ", " << row.truncated_tokens() << " cut off";
+    if (row.truncated_tokens() > 0) session.out() << ", " << row.truncated_tokens() << " truncated";
     session.out() << '\n' << Printable(row.text()) << '\n';
   }
   session.out() << preview.rows_size() << " of " << preview.total_rows() << " rows\n";
@@ -92,38 +92,38 @@ absl::Status Delete(Session& session, const std::string& name) {
 }  // namespace
 
 void AddDatasetCommands(CLI::App& app, Session& session) {
-  CLI::App& datasets = *app.add_subcommand("datasets", "Upload and look at training data");
+  CLI::App& datasets = *app.add_subcommand("datasets", "Upload, preview, list and delete training data");
   datasets.require_subcommand(1);
   {
-    CLI::App* sub = datasets.add_subcommand("upload", "Upload a JSONL or text file of this machine");
+    CLI::App* sub = datasets.add_subcommand("upload", "Upload a local JSONL or text file");
     struct Options {
       std::string file, name;
       std::optional<std::string> format, resume;
     };
     auto o = std::make_shared<Options>();
-    sub->add_option("FILE", o->file, "JSONL or text")->required();
+    sub->add_option("FILE", o->file, "JSONL or text file")->required();
     sub->add_option("--name", o->name, "Name of the new dataset")->required();
-    sub->add_option("--format", o->format, "Shape of the rows (default: found from the first)")
+    sub->add_option("--format", o->format, "Format of the rows (default: detected from the first row)")
         ->check(CLI::IsMember({"text", "prompt_completion", "chat"}));
-    sub->add_option("--resume", o->resume, "Id of an interrupted upload to go on with (nibble uploads list)");
+    sub->add_option("--resume", o->resume, "Id of an interrupted upload to continue (see: nibble uploads list)");
     sub->callback([&session, o] {
       session.command = [&session, o] { return Upload(session, o->file, o->name, o->format, o->resume); };
     });
   }
   {
-    CLI::App* sub = datasets.add_subcommand("preview", "The first rows as training would see them");
+    CLI::App* sub = datasets.add_subcommand("preview", "Show the first rows as training would see them");
     struct Options {
       std::string name, model;
       std::int32_t rows = 3;
     };
     auto o = std::make_shared<Options>();
     sub->add_option("NAME", o->name, "Dataset")->required();
-    sub->add_option("--model", o->model, "Whose tokenizer and template are used")->required();
-    sub->add_option("-n", o->rows, "Rows")->capture_default_str();
+    sub->add_option("--model", o->model, "Model whose tokenizer and chat template to use")->required();
+    sub->add_option("-n", o->rows, "Number of rows")->capture_default_str();
     sub->callback(
         [&session, o] { session.command = [&session, o] { return Preview(session, o->name, o->model, o->rows); }; });
   }
-  AddCommand(datasets, session, "list", "All datasets", &List);
+  AddCommand(datasets, session, "list", "List all datasets", &List);
   AddCommandOn(datasets, session, "delete", "Delete a dataset", "NAME", "Dataset", &Delete);
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 using v1::InferenceService;
 
-constexpr int kChatMaxTokens = 256;  // of the command line's contract
+constexpr int kChatMaxTokens = 256;  // default of chat --max-tokens
 
 struct GenerateOptions {
   std::string model;
@@ -26,7 +26,7 @@ struct GenerateOptions {
   bool ignore_eos = false;
 };
 
-// The text that two options can give; exactly one of them is set.
+// The text of one of two options; exactly one option is set.
 absl::StatusOr<std::string> TextOf(std::string_view field, const std::optional<std::string>& text,
                                    const std::optional<std::string>& file) {
   if (file.has_value()) return ReadText(field, *file);
@@ -55,10 +55,10 @@ absl::StatusOr<v1::GenerateRequest> BaseRequest(const GenerateOptions& options) 
 
 absl::Status CheckAnswer(const v1::GenerateResponse& response, bool logprobs) {
   if (response.outputs_size() != 1 || !response.outputs(0).has_finish() || !response.has_usage()) {
-    return absl::DataLossError("malformed answer: want one finished output and its usage");
+    return absl::DataLossError("malformed response: want one finished output and its usage");
   }
   if (logprobs && response.outputs(0).logprobs_size() != response.outputs(0).token_ids_size()) {
-    return absl::DataLossError("malformed answer: the logprobs are not one for each token");
+    return absl::DataLossError("malformed response: number of logprobs and tokens differ");
   }
   return absl::OkStatus();
 }
@@ -70,7 +70,7 @@ absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& 
   NIBBLE_RETURN_IF_ERROR(session.client().GenerateStream(request, chat, [&](const v1::GenerateReply& reply) {
     if (reply.has_delta()) {
       text += reply.delta().text();
-      // What a terminal shows must not steer it; a pipe gets the bytes.
+      // A terminal must not receive control characters; a pipe gets the text unchanged.
       session.out() << (session.terminal.out_is_tty ? Printable(reply.delta().text()) : reply.delta().text())
                     << std::flush;
       for (const auto& token : reply.delta().logprobs()) {
@@ -84,8 +84,8 @@ absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& 
   session.out() << '\n' << std::flush;
   if (session.terminal.err_is_tty) {
     const int decoded = usage.completion_tokens() - 1;
-    session.terminal.err << "[" << usage.prompt_tokens() << " + " << usage.completion_tokens()
-                         << " tokens, first after " << HumanNumber(usage.ttft_ms(), 4) << " ms";
+    session.terminal.err << "[" << usage.prompt_tokens() << " prompt + " << usage.completion_tokens()
+                         << " completion tokens, first after " << HumanNumber(usage.ttft_ms(), 4) << " ms";
     if (decoded > 0 && usage.decode_ms() > 0) {
       session.terminal.err << ", then " << HumanNumber(decoded * 1e3 / usage.decode_ms(), 4) << " tokens/s";
     }
@@ -94,7 +94,7 @@ absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& 
   return text;
 }
 
-// The answer whole. With logprobs it is streamed, as it may be larger than one message.
+// The complete response. With logprobs it is streamed, because it may exceed the limit of one message.
 absl::StatusOr<v1::GenerateResponse> Whole(Session& session, const v1::GenerateRequest& request, bool chat) {
   if (!request.output().has_logprobs()) {
     if (!chat) return session.client().LongCall(&InferenceService::Stub::Generate, request);
@@ -183,7 +183,7 @@ absl::Status Score(Session& session, const ScoreOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const auto score, session.client().ScoreStream(request));
   for (int i = 0; i < score.tokens_size(); ++i) {
     if (score.tokens(i).has_logprob() != (i > 0)) {
-      return absl::DataLossError("malformed answer: every token but the first has a logprob");
+      return absl::DataLossError("malformed response: want a logprob for every token except the first");
     }
   }
   if (session.json) {
@@ -209,7 +209,7 @@ absl::Status Tokenize(Session& session, const std::string& model, const std::str
   request.set_text(text);
   NIBBLE_ASSIGN_OR_RETURN(const auto answer, session.client().LongCall(&InferenceService::Stub::Tokenize, request));
   if (answer.tokens_size() != 0 && answer.tokens_size() != answer.token_ids_size()) {
-    return absl::DataLossError("malformed answer: the tokens are not one for each id");
+    return absl::DataLossError("malformed response: number of tokens and ids differ");
   }
   if (session.json) {
     base::Json json;
@@ -228,14 +228,17 @@ absl::Status Tokenize(Session& session, const std::string& model, const std::str
 void AddSampling(CLI::App& sub, GenerateOptions& options, const char* max_tokens_help) {
   sub.add_option("MODEL", options.model, "Model or adapter")->required();
   sub.add_option("--max-tokens", options.max_tokens, max_tokens_help);
-  sub.add_option("--temperature", options.temperature, "0: greedy (default)");
-  sub.add_option("--top-k", options.top_k, "Draw among the k likeliest tokens (default: all)");
-  sub.add_option("--top-p", options.top_p, "Draw among the likeliest whose probabilities sum to this (default 1)");
-  sub.add_option("--min-p", options.min_p, "Draw among those with at least this share of the likeliest's probability (default 0)");
-  sub.add_option("--stop", options.stop, "Text that ends the answer; may be given again for another");
-  sub.add_option("--seed", options.seed, "Seed of the sampling")->check(WholeNumber);
-  sub.add_option("--logprobs", options.logprobs, "Log-probabilities, with this many alternatives; --json has each token's bytes in base64");
-  sub.add_flag("--ignore-eos", options.ignore_eos, "Go on after the end token");
+  sub.add_option("--temperature", options.temperature, "Sampling temperature; 0: greedy (default 0)");
+  sub.add_option("--top-k", options.top_k, "Sample only from the k most likely tokens (default: all)");
+  sub.add_option("--top-p", options.top_p,
+                 "Sample only from the most likely tokens whose probabilities sum to this (default 1)");
+  sub.add_option("--min-p", options.min_p,
+                 "Sample only from tokens with at least this fraction of the highest probability (default 0)");
+  sub.add_option("--stop", options.stop, "Text that ends the answer; repeatable");
+  sub.add_option("--seed", options.seed, "Sampling seed")->check(WholeNumber);
+  sub.add_option("--logprobs", options.logprobs,
+                 "Add log-probabilities, with this many alternatives per token; --json encodes token bytes in base64");
+  sub.add_flag("--ignore-eos", options.ignore_eos, "Continue after the end-of-sequence token");
 }
 
 }  // namespace
@@ -244,36 +247,36 @@ void AddInferenceCommands(CLI::App& app, Session& session) {
   {
     CLI::App* sub = app.add_subcommand("generate", "Complete a text");
     auto o = std::make_shared<GenerateOptions>();
-    AddSampling(*sub, *o, "Tokens at most (default 128)");
+    AddSampling(*sub, *o, "Maximum number of tokens (default 128)");
     CLI::Option_group* input = sub->add_option_group("input");
-    input->add_option("--prompt", o->prompt, "Text");
-    input->add_option("--prompt-file", o->prompt_file, "File with the text");
+    input->add_option("--prompt", o->prompt, "Prompt text");
+    input->add_option("--prompt-file", o->prompt_file, "File with the prompt text");
     input->require_option(1);
     sub->callback([&session, o] { session.command = [&session, o] { return Generate(session, *o); }; });
   }
   {
-    CLI::App* sub = app.add_subcommand("chat", "Talk to a model; without --message, line by line");
+    CLI::App* sub = app.add_subcommand("chat", "Chat with a model; without --message, each input line is one message");
     auto o = std::make_shared<GenerateOptions>();
-    AddSampling(*sub, *o, "Tokens at most (default 256)");
-    sub->add_option("--message", o->message, "One message instead of a conversation");
-    sub->add_option("--system", o->system, "What the model is told before the first message");
+    AddSampling(*sub, *o, "Maximum number of tokens (default 256)");
+    sub->add_option("--message", o->message, "Send one message instead of reading a conversation");
+    sub->add_option("--system", o->system, "System message, sent before the first message");
     sub->callback([&session, o] { session.command = [&session, o] { return Chat(session, *o); }; });
   }
   {
-    CLI::App* sub = app.add_subcommand("score", "Log-probability of every token of a text");
+    CLI::App* sub = app.add_subcommand("score", "Print the log-probability of every token of a text");
     auto o = std::make_shared<ScoreOptions>();
     sub->add_option("MODEL", o->model, "Model or adapter")->required();
     CLI::Option_group* input = sub->add_option_group("input");
     input->add_option("--text", o->text, "Text");
     input->add_option("--file", o->file, "File with the text");
-    input->add_option("--token-ids", o->token_ids, "Ids instead of a text, as in 1,2,3")->delimiter(',');
+    input->add_option("--token-ids", o->token_ids, "Token ids instead of a text, for example 1,2,3")->delimiter(',');
     input->require_option(1);
-    sub->add_option("--top", o->top, "Alternatives of each token")->capture_default_str();
-    sub->add_flag("--digests", o->digests, "SHA-256 of each row of logits");
+    sub->add_option("--top", o->top, "Number of alternatives per token")->capture_default_str();
+    sub->add_flag("--digests", o->digests, "Add the SHA-256 of each row of logits to the --json output");
     sub->callback([&session, o] { session.command = [&session, o] { return Score(session, *o); }; });
   }
   {
-    CLI::App* sub = app.add_subcommand("tokenize", "Token ids of a text");
+    CLI::App* sub = app.add_subcommand("tokenize", "Print the token ids of a text");
     struct Options {
       std::string model, text;
     };

@@ -27,7 +27,7 @@ void PrintWhenInterrupted(const InterruptNote& note) {
     if (::sigaction(number, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) sigaddset(&taken, number);
   }
   if (::pthread_sigmask(SIG_BLOCK, &taken, nullptr) != 0) return;
-  // Not joined: it waits as long as there is a program.
+  // Detached: it waits until the program ends.
   std::thread([&note, taken] {
     int number = 0;
     if (sigwait(&taken, &number) != 0) return;

@@ -1,4 +1,4 @@
-// Ctrl-C ends the program, and what it had asked for goes on at the server: that is said first.
+// Ctrl-C ends the program but not its job or operation on the server. Before it ends, the program prints a note.
 #pragma once
 #include <string>
 
@@ -17,8 +17,8 @@ class InterruptNote {
   std::string text_ ABSL_GUARDED_BY(mutex_);
 };
 
-// From now on SIGINT and SIGTERM, unless they are ignored, print the note on stderr and then end the program as they would have.
-// Before any other thread is made. `note` outlives the program's threads.
+// Makes SIGINT and SIGTERM, unless they are ignored, print the note on stderr before they end the program as usual.
+// Call this before any other thread exists. `note` must outlive all threads of the program.
 void PrintWhenInterrupted(const InterruptNote& note);
 
 }  // namespace nibble::cli

@@ -24,7 +24,7 @@ using v1::FineTuneService;
 
 constexpr char kPlanEnded[] = "the plan has ended";  // ends a watch
 
-// Between two GetJob of a job that cannot be watched.
+// Pause between GetJob calls for a job that cannot be watched.
 constexpr absl::Duration kFirstPoll = absl::Milliseconds(200);
 constexpr absl::Duration kLongestPoll = absl::Seconds(2);
 
@@ -56,8 +56,12 @@ void PrintJob(Session& session, const v1::Job& job) {
                                                loss == metrics.end() ? "" : HumanNumber(loss->second, 6))});
   }
   table.Add({"output", job.output_model()});
-  if (job.state() == v1::JOB_STATE_QUEUED) table.Add({"before it", base::StrCat(job.progress().queue_position(), " jobs")});
-  if (job.progress().has_eta()) table.Add({"to go", base::StrCat("about ", (job.progress().eta().seconds() + 59) / 60, " min")});
+  if (job.state() == v1::JOB_STATE_QUEUED) {
+    table.Add({"queued behind", base::StrCat(job.progress().queue_position(), " jobs")});
+  }
+  if (job.progress().has_eta()) {
+    table.Add({"time left", base::StrCat("about ", (job.progress().eta().seconds() + 59) / 60, " min")});
+  }
   if (job.has_error()) {
     const std::string reason = base::Reason(client::FromProto(job.error()));
     table.Add({"error", base::StrCat(job.error().message(), reason.empty() ? "" : base::StrCat(" (", reason, ")"))});
@@ -65,13 +69,13 @@ void PrintJob(Session& session, const v1::Job& job) {
   table.Print(session.out());
 }
 
-// The end of a watched job as the program's own.
+// Maps the final state of a watched job to the program's status.
 absl::Status Outcome(const v1::Job& job) {
   if (job.state() == v1::JOB_STATE_SUCCEEDED) return absl::OkStatus();
   if (job.state() == v1::JOB_STATE_CANCELLED)
     return absl::CancelledError(base::StrCat("job ", job.name(), " was cancelled"));
   const absl::Status error = client::FromProto(job.error());
-  // A failed job is not a failed call: its own code would read as the client's fault.
+  // Internal, because the call itself succeeded: the job's own code would look like a wrong request.
   return base::WithReason(
       absl::InternalError(base::StrCat("job ", job.name(), " ended ", Upper(job.state()), ": ",
                                        error.message().empty() ? job.state_reason().message() : job.error().message())),
@@ -88,7 +92,7 @@ absl::StatusOr<v1::Job> WatchToEnd(Session& session, const std::string& id, std:
     } else {
       session.out() << Printable(EventLine(event)) << '\n' << std::flush;
     }
-    // Nobody reads any more (a closed pipe): the watch ends, the job does not.
+    // The output is gone (a closed pipe): this ends the watch, not the job.
     return session.out() ? absl::OkStatus() : absl::CancelledError("the output was closed");
   });
 }
@@ -107,13 +111,15 @@ absl::StatusOr<v1::Job> GetJob(Session& session, const std::string& id) {
   return session.client().Call(&FineTuneService::Stub::GetJob, request);
 }
 
-// Asks for the job until `done`, for as long as --timeout allows.
+// Polls the job until `done` returns true, for at most --timeout.
 absl::StatusOr<v1::Job> Poll(Session& session, const std::string& id, bool (*done)(const v1::Job&)) {
   const absl::Time until = session.timeout_s > 0 ? absl::Now() + absl::Seconds(session.timeout_s) : absl::InfiniteFuture();
   for (absl::Duration wait = kFirstPoll;; wait = std::min(2 * wait, kLongestPoll)) {
     absl::StatusOr<v1::Job> job = GetJob(session, id);
     if (!job.ok() || done(*job)) return job;
-    if (absl::Now() + wait > until) return absl::DeadlineExceededError(base::StrCat("job ", id, " is not done within --timeout"));
+    if (absl::Now() + wait > until) {
+      return absl::DeadlineExceededError(base::StrCat("--timeout passed while waiting for job ", id));
+    }
     absl::SleepFor(wait);
   }
 }
@@ -135,7 +141,8 @@ absl::StatusOr<v1::Job> AwaitPlan(Session& session, const v1::Job& created) {
   return GetJob(session, created.name());
 }
 
-// The error of a job that ended before it started: for refused data, the same error as a refused CreateJob. OK for any other job.
+// The error of a job that ended before it started: for refused data, the same error as a refused CreateJob. OK for any
+// other job.
 absl::Status PlanOutcome(const v1::Job& job) {
   if (job.has_start_time()) return absl::OkStatus();
   if (job.state() == v1::JOB_STATE_CANCELLED) return Outcome(job);
@@ -143,11 +150,11 @@ absl::Status PlanOutcome(const v1::Job& job) {
   const absl::Status refused = client::FromProto(job.error());
   if (refused.ok()) return Outcome(job);
   std::map<std::string, std::string> metadata = base::ReasonMetadata(refused);
-  metadata.erase("fault");  // An answer has none: its code tells.
+  metadata.erase("fault");  // A refused CreateJob has no such entry: its code shows whose fault it is.
   return base::WithReason(refused, base::Reason(refused), metadata);
 }
 
-// The command fails although its job exists: prints the id that the answer would have shown.
+// For a command that fails after it created its job: prints the id of the job.
 absl::Status NotFollowed(Session& session, const std::string& id, const absl::Status& status) {
   session.terminal.err << Printable(base::StrCat("job ", id, " was created; see it with: nibble jobs get ", id)) << '\n';
   return status;
@@ -156,8 +163,11 @@ absl::Status NotFollowed(Session& session, const std::string& id, const absl::St
 absl::Status Follow(Session& session, const std::string& id) {
   absl::StatusOr<v1::Job> ended = WatchToEnd(session, id, 0);
   if (CannotBeWatched(ended.status())) {
-    session.terminal.err << Printable(base::StrCat("the server refuses the watch (", base::ToStd(ended.status().message()),
-                                                   "): waiting for the end of job ", id, " without its events")) << '\n' << std::flush;
+    session.terminal.err << Printable(base::StrCat("the server refused the watch (",
+                                                   base::ToStd(ended.status().message()), "): waiting for job ", id,
+                                                   " without printing its events"))
+                         << '\n'
+                         << std::flush;
     ended = Poll(session, id, &IsOver);
   }
   if (!ended.ok()) return NotFollowed(session, id, ended.status());
@@ -172,8 +182,8 @@ absl::Status Create(Session& session, const JobFlags& flags, const std::string& 
   request.set_request_id(request_id.empty() ? NewUuid() : request_id);
   const auto created = session.client().Call(&FineTuneService::Stub::CreateJob, request);
   if (absl::IsUnavailable(created.status()) || absl::IsDeadlineExceeded(created.status())) {
-    session.terminal.err << "The server may have taken the job: the same command with --request-id " << request.request_id()
-                         << " makes no second one.\n";
+    session.terminal.err << "The server may have created the job. To retry without creating a second one, repeat the "
+                         << "command with --request-id " << request.request_id() << "\n";
   }
   NIBBLE_ASSIGN_OR_RETURN(v1::Job job, created);
   if (watch && !session.json) session.out() << "job " << job.name() << '\n' << std::flush;
@@ -200,7 +210,8 @@ absl::Status List(Session& session, const ListOptions& options) {
   for (const std::string& text : options.states) {
     v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
     if (!v1::JobState_Parse(base::StrCat("JOB_STATE_", absl::AsciiStrToUpper(text)), &state)) {
-      return base::FieldError("--state", base::StrCat("got ", text, ", want a state as `jobs list` shows it: QUEUED, RUNNING, ..."));
+      return base::FieldError(
+          "--state", base::StrCat("got ", text, ", want a state that `jobs list` shows: QUEUED, RUNNING, ..."));
     }
     request.mutable_filter()->add_states(state);
   }
@@ -241,7 +252,7 @@ absl::Status Delete(Session& session, const std::string& id) {
   return DeleteNamed(session, &FineTuneService::Stub::DeleteJob, "id", id);
 }
 
-// One call that takes an id and answers the job.
+// One call that takes the id of a job and returns the job.
 template <typename Request, auto kMethod>
 absl::Status One(Session& session, const std::string& id) {
   NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
@@ -272,10 +283,11 @@ void AddCancel(CLI::App& group, Session& session) {
 }
 
 void AddPublish(CLI::App& group, Session& session) {
-  CLI::App* sub = group.add_subcommand("publish", "Make a model of a checkpoint; the job goes on");
+  CLI::App* sub = group.add_subcommand("publish", "Publish a checkpoint as a model; the job continues");
   auto request = std::make_shared<v1::PublishCheckpointRequest>();
-  sub->add_option("CHECKPOINT", *request->mutable_checkpoint(), "As `jobs checkpoints` names it: ID/STEP")->required();
-  sub->add_option("--name", *request->mutable_name(), "Of the model")->required();
+  sub->add_option("CHECKPOINT", *request->mutable_checkpoint(), "Checkpoint as `jobs checkpoints` prints it: ID/STEP")
+      ->required();
+  sub->add_option("--name", *request->mutable_name(), "Name of the new model")->required();
   const auto no_wait = AddNoWait(*sub);
   sub->callback([&session, request, no_wait] {
     session.command = [&session, request, no_wait]() -> absl::Status {
@@ -297,23 +309,23 @@ void AddPublish(CLI::App& group, Session& session) {
 }
 
 void AddSpecFlags(CLI::App& sub, JobFlags& f) {
-  sub.add_option("--method", f.method, "How to train")->check(CLI::IsMember({"qlora", "bitnet_qat"}));
+  sub.add_option("--method", f.method, "Training method")->check(CLI::IsMember({"qlora", "bitnet_qat"}));
   sub.add_option("--base", f.base, "Model to start from");
-  sub.add_option("--dataset", f.dataset, "Training data");
-  sub.add_option("--eval-dataset", f.eval_dataset, "Evaluation data");
+  sub.add_option("--dataset", f.dataset, "Training dataset");
+  sub.add_option("--eval-dataset", f.eval_dataset, "Evaluation dataset");
   sub.add_option("--output", f.output, "Name of the trained model");
   sub.add_option("--max-steps", f.max_steps, "Optimiser steps (default: one pass over the data)")->check(WholeNumber);
-  sub.add_option("--micro-batch", f.micro_batch, "Sequences a forward pass");
-  sub.add_option("--grad-accum", f.grad_accum, "Micro-batches a step");
-  sub.add_option("--seq-len", f.seq_len, "Tokens in a sequence; longer text rows are split");
+  sub.add_option("--micro-batch", f.micro_batch, "Sequences per forward pass");
+  sub.add_option("--grad-accum", f.grad_accum, "Micro-batches per optimiser step");
+  sub.add_option("--seq-len", f.seq_len, "Maximum tokens per sequence; longer text rows are split");
   sub.add_option("--lr", f.lr, "Peak learning rate");
   sub.add_option("--rank", f.rank, "Rank of the adapters");
   sub.add_option("--alpha", f.alpha, "Scale of the adapters");
-  sub.add_option("--seed", f.seed, "Seed of everything random")->check(WholeNumber);
+  sub.add_option("--seed", f.seed, "Seed of all random numbers")->check(WholeNumber);
   sub.add_option("--save-every", f.save_every, "Steps between checkpoints")->check(WholeNumber);
   sub.add_option("--eval-every", f.eval_every, "Steps between evaluations; needs evaluation data")->check(WholeNumber);
   sub.add_option("--device", f.device, "auto, cpu or cuda:N");
-  sub.add_option("--spec", f.spec_file, "JobSpec as JSON; options win over it");
+  sub.add_option("--spec", f.spec_file, "File with a JobSpec in JSON; options override its fields");
 }
 
 absl::Status Plan(Session& session, const JobFlags& flags, bool no_wait) {
@@ -333,14 +345,16 @@ absl::Status Plan(Session& session, const JobFlags& flags, bool no_wait) {
   table.Add({"tokens", base::StrCat(plan.tokens(), ", of which ", plan.trainable_tokens(), " are trained")});
   table.Add({"trained parameters", base::StrCat(plan.trainable_parameters())});
   for (const v1::MemoryItem& item : plan.memory()) table.Add({base::StrCat("memory, ", item.pool()), HumanBytes(item.bytes())});
-  table.Add({"memory, together", HumanBytes(plan.memory_total_bytes())});
-  if (plan.memory_available_bytes() > 0) table.Add({"memory of all trainers", HumanBytes(plan.memory_available_bytes())});
+  table.Add({"memory, total", HumanBytes(plan.memory_total_bytes())});
+  if (plan.memory_available_bytes() > 0) {
+    table.Add({"memory for all trainers", HumanBytes(plan.memory_available_bytes())});
+  }
   if (plan.disk_bytes() > 0) {
     table.Add({"disk", HumanBytes(plan.disk_bytes())});
     table.Add({"disk available", HumanBytes(plan.disk_available_bytes())});
   }
   table.Add({"time", plan.has_eta() ? base::StrCat("about ", (plan.eta().seconds() + 59) / 60, " min")
-                                         : std::string("not known: none of the newest jobs is such a one")});
+                                    : std::string("unknown: no comparable recent job")});
   table.Print(session.out());
   for (const v1::Warning& warning : plan.warnings()) {
     session.out() << "warning: " << Printable(warning.message()) << LinesOf(warning) << " (" << Printable(warning.reason()) << ")\n";
@@ -351,10 +365,10 @@ absl::Status Plan(Session& session, const JobFlags& flags, bool no_wait) {
 }  // namespace
 
 void AddJobCommands(CLI::App& app, Session& session) {
-  CLI::App& jobs = *app.add_subcommand("jobs", "Fine-tune");
+  CLI::App& jobs = *app.add_subcommand("jobs", "Create and manage fine-tuning jobs");
   jobs.require_subcommand(1);
   {
-    CLI::App* sub = jobs.add_subcommand("create", "Create a job; what no option says, the server chooses");
+    CLI::App* sub = jobs.add_subcommand("create", "Create a job; unset options use the server's defaults");
     struct Options {
       JobFlags flags;
       std::string request_id;
@@ -363,47 +377,51 @@ void AddJobCommands(CLI::App& app, Session& session) {
     auto o = std::make_shared<Options>();
     JobFlags& f = o->flags;
     AddSpecFlags(*sub, f);
-    sub->add_option("--request-id", o->request_id, "UUID: a repeated call returns the same job (default: a new one)");
+    sub->add_option("--request-id", o->request_id,
+                    "UUID; a repeated call with the same UUID returns the same job (default: a new UUID)");
     CLI::Option* watch = sub->add_flag("--watch", o->watch, "Print the job's events until it ends");
-    sub->add_flag("--no-wait", o->no_wait, "Do not wait until the job's data has been checked: a mistake in it then ends the job as FAILED")
+    sub->add_flag("--no-wait", o->no_wait,
+                  "Return before the job's data is checked; an error in the data then fails the job")
         ->excludes(watch);
     sub->callback([&session, o] {
       session.command = [&session, o] { return Create(session, o->flags, o->request_id, o->watch, !o->no_wait); };
     });
   }
   {
-    CLI::App* sub = jobs.add_subcommand("plan", "What a job would need and how long it is; nothing is created");
+    CLI::App* sub =
+        jobs.add_subcommand("plan", "Estimate the memory, disk space and time of a job without creating it");
     auto flags = std::make_shared<JobFlags>();
     AddSpecFlags(*sub, *flags);
     const auto no_wait = AddNoWait(*sub);
     sub->callback([&session, flags, no_wait] { session.command = [&session, flags, no_wait] { return Plan(session, *flags, *no_wait); }; });
   }
   {
-    CLI::App* sub = jobs.add_subcommand("list", "Jobs, newest first");
+    CLI::App* sub = jobs.add_subcommand("list", "List jobs, newest first");
     auto o = std::make_shared<ListOptions>();
-    sub->add_option("--state", o->states, "Those in this state; may be given again for another");
-    sub->add_option("--limit", o->limit, "So many at most (default: all)")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
+    sub->add_option("--state", o->states, "Only jobs in this state; repeatable");
+    sub->add_option("--limit", o->limit, "Maximum number of jobs (default: all)")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
     sub->callback([&session, o] { session.command = [&session, o] { return List(session, *o); }; });
   }
   const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {
     AddCommandOn(jobs, session, command, help, "ID", "Job", run);
   };
-  add("get", "One job", &One<v1::GetJobRequest, &FineTuneService::Stub::GetJob>);
+  add("get", "Show a job", &One<v1::GetJobRequest, &FineTuneService::Stub::GetJob>);
   {
     CLI::App* sub = jobs.add_subcommand("watch", "Print every event until the job ends");
     auto id = std::make_shared<std::string>();
     auto after = std::make_shared<std::int64_t>(0);
     sub->add_option("ID", *id, "Job")->required();
-    sub->add_option("--after", *after, "Only events with a sequence above this (default: from the first)")
+    sub->add_option("--after", *after, "Print only events with a sequence above this (default: all events)")
         ->check(WholeNumber)->check(CLI::NonNegativeNumber);
     sub->callback([&session, id, after] { session.command = [&session, id, after] { return Watch(session, *id, *after); }; });
   }
   AddCancel(jobs, session);
-  add("pause", "Checkpoint a job and stop it", &One<v1::PauseJobRequest, &FineTuneService::Stub::PauseJob>);
+  add("pause", "Write a checkpoint of a job and stop it", &One<v1::PauseJobRequest, &FineTuneService::Stub::PauseJob>);
   add("resume", "Queue a paused job again", &One<v1::ResumeJobRequest, &FineTuneService::Stub::ResumeJob>);
-  add("checkpoint", "Have a running job write a checkpoint after its current step",
+  add("checkpoint", "Write a checkpoint of a running job after its current step",
       &One<v1::CheckpointJobRequest, &FineTuneService::Stub::CheckpointJob>);
-  add("checkpoints", "The checkpoints of a job", &Checkpoints);
+  add("checkpoints", "List the checkpoints of a job", &Checkpoints);
   AddPublish(jobs, session);
   add("delete", "Delete a job that has ended", &Delete);
 }

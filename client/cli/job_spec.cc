@@ -10,7 +10,7 @@
 namespace nibble::cli {
 namespace {
 
-// The flag names a method: that of the file is kept when it is the same one.
+// Selects the method of the flag. Keeps the method's parameters from the file if the file names the same method.
 absl::Status SetMethod(const std::string& method, v1::JobSpec& spec) {
   const auto* field = v1::JobSpec::descriptor()->FindFieldByName(method);
   if (field == nullptr || field->containing_oneof() == nullptr || field->containing_oneof()->name() != "method") {
@@ -29,7 +29,8 @@ absl::Status SetLora(const JobFlags& flags, v1::JobSpec& spec) {
   };
   if (spec.has_qlora()) return set(*spec.mutable_qlora());
   if (spec.has_lora()) return set(*spec.mutable_lora());
-  return base::FieldError(flags.rank.has_value() ? "rank" : "alpha", "is for methods that train an adapter (qlora)");
+  return base::FieldError(flags.rank.has_value() ? "rank" : "alpha",
+                          "applies only to methods that train an adapter (qlora)");
 }
 
 }  // namespace
@@ -65,11 +66,13 @@ absl::StatusOr<v1::JobSpec> BuildSpec(const JobFlags& flags) {
   if (flags.save_every.has_value()) spec.mutable_run()->set_save_every(*flags.save_every);
   if (flags.eval_every.has_value()) spec.mutable_run()->set_eval_every(*flags.eval_every);
 
-  // What no server can do without; the rest is for it to judge.
+  // Fields that every spec needs. The server checks the rest.
   if (spec.method_case() == v1::JobSpec::METHOD_NOT_SET)
-    return base::FieldError("method", "is missing: --method, or in --spec");
-  if (spec.base_model().empty()) return base::FieldError("base_model", "is missing: --base, or in --spec");
-  if (spec.train_dataset().empty()) return base::FieldError("train_dataset", "is missing: --dataset, or in --spec");
+    return base::FieldError("method", "is missing: set it with --method or in --spec");
+  if (spec.base_model().empty()) return base::FieldError("base_model", "is missing: set it with --base or in --spec");
+  if (spec.train_dataset().empty()) {
+    return base::FieldError("train_dataset", "is missing: set it with --dataset or in --spec");
+  }
   return spec;
 }
 

@@ -1,4 +1,4 @@
-// The spec of `jobs create`: a file, and flags that win over it.
+// The spec of `jobs create`: a file and flags; flags override the file.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace nibble::cli {
 
-// What the user gave; nothing else is sent, so that the server's own values hold for the rest.
+// Options that the user set. Only these are sent, so the server's defaults apply to the rest.
 struct JobFlags {
   std::optional<std::string> spec_file, method, base, dataset, eval_dataset, output, device;
   std::optional<std::int64_t> max_steps, save_every, eval_every, seed;
@@ -17,7 +17,7 @@ struct JobFlags {
   std::optional<double> lr, alpha;
 };
 
-// InvalidArgument names the field, NotFound the file. What the values may be is the server's to judge.
+// InvalidArgument names the field, NotFound the file. The server checks the values.
 absl::StatusOr<v1::JobSpec> BuildSpec(const JobFlags& flags);
 
 }  // namespace nibble::cli

@@ -26,7 +26,7 @@ using google::protobuf::Message;
 using google::protobuf::Reflection;
 using google::protobuf::util::TimeUtil;
 
-constexpr std::int64_t kMaxDurationSeconds = 315'576'000'000;  // protobuf's own limit: 10,000 years
+constexpr std::int64_t kMaxDurationSeconds = 315'576'000'000;  // protobuf's limit: 10,000 years
 
 std::string Prefix(const EnumDescriptor& type) {
   const std::string zero = type.FindValueByNumber(0)->name();
@@ -34,7 +34,7 @@ std::string Prefix(const EnumDescriptor& type) {
   return end == std::string::npos ? std::string() : zero.substr(0, end);
 }
 
-// One value: of a singular field (index -1) or of a repeated one.
+// One value of a singular field (index -1) or of a repeated field.
 Json ValueJson(const Message& message, const FieldDescriptor& field, int index) {
   const Reflection& r = *message.GetReflection();
   const bool many = index >= 0;
@@ -72,7 +72,7 @@ absl::Status WrongType(std::string_view path, const Json& got, std::string_view 
   return base::FieldError(path, base::StrCat("got ", base::Dump(got), ", want ", want));
 }
 
-// Puts one JSON value into a field; into a repeated one, appends it.
+// Sets a field to a JSON value; appends it if the field is repeated.
 class Setter {
  public:
   Setter(Message& message, const FieldDescriptor& field, std::string path)
@@ -83,7 +83,7 @@ class Setter {
  private:
   absl::Status SetInteger(const Json& value, std::int64_t low, std::int64_t high,
                           const std::function<void(std::int64_t)>& put) {
-    // 1e3 is an integer too.
+    // Accepts 1e3 as an integer.
     const bool whole = value.is_number_float() && std::trunc(value.get<double>()) == value.get<double>() &&
                        std::abs(value.get<double>()) < 9e15;
     const bool fits =
@@ -174,7 +174,7 @@ absl::Status Setter::Set(const Json& value) {
       return FromObject(value, child, path_);
     }
     default:
-      return base::FieldError(path_, "cannot be given in JSON");
+      return base::FieldError(path_, "cannot be set in JSON");
   }
 }
 
@@ -195,10 +195,10 @@ absl::Status FromObject(const Json& json, Message& message, const std::string& w
   for (const auto& item : json.items()) {
     const std::string path = Path(where, item.key());
     const FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(item.key());
-    if (field == nullptr) return base::FieldError(path, "there is no such field");
+    if (field == nullptr) return base::FieldError(path, "unknown field");
     if (item.value().is_null()) continue;
     if (const auto* oneof = field->real_containing_oneof(); oneof != nullptr && !chosen.insert(oneof).second) {
-      return base::FieldError(path, base::StrCat("only one ", oneof->name(), " can be given"));
+      return base::FieldError(path, base::StrCat("only one ", oneof->name(), " can be set"));
     }
     if (field->is_map()) {
       NIBBLE_RETURN_IF_ERROR(SetMap(item.value(), message, *field, path));
@@ -231,7 +231,7 @@ Json ToJson(const Message& message) {
   for (int i = 0; i < type.field_count(); ++i) {
     const FieldDescriptor& field = *type.field(i);
     if (field.is_map()) {
-      std::map<std::string, Json> map;  // protobuf's own order changes from run to run
+      std::map<std::string, Json> map;  // sorted, because protobuf's order changes from run to run
       for (int k = 0; k < r.FieldSize(message, &field); ++k) {
         const Message& entry = r.GetRepeatedMessage(message, &field, k);
         const Descriptor& entry_type = *field.message_type();

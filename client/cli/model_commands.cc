@@ -40,15 +40,15 @@ void PrintModel(Session& session, const v1::Model& model) {
   table.Print(session.out());
 }
 
-// A name that cannot be had is told before the model is sent.
+// Rejects an invalid or taken name before the upload.
 absl::Status CheckFree(Session& session, const std::string& name) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   v1::GetModelRequest request;
   request.set_name(name);
   const absl::Status status = session.client().Call(&ModelService::Stub::GetModel, request).status();
   if (absl::IsNotFound(status)) return absl::OkStatus();
-  if (!absl::IsDataLoss(status)) NIBBLE_RETURN_IF_ERROR(status);  // a damaged one has its name, too
-  return base::WithReason(absl::AlreadyExistsError(base::StrCat("there is a model named \"", name, "\" already")),
+  if (!absl::IsDataLoss(status)) NIBBLE_RETURN_IF_ERROR(status);  // a damaged model keeps its name
+  return base::WithReason(absl::AlreadyExistsError(base::StrCat("a model named \"", name, "\" already exists")),
                           "NAME_TAKEN");
 }
 
@@ -57,19 +57,23 @@ struct ImportOptions {
   std::optional<std::string> dtype, base, resume;
 };
 
-// What an adapter lacks or has too much is told before it is sent, as is a base that is not there.
+// Rejects an adapter with missing or excess options, and a missing base model, before the upload.
 absl::Status CheckBase(Session& session, const std::vector<client::FileToSend>& files, const ImportOptions& options) {
   const auto has = [&](std::string_view name) {
     return std::any_of(files.begin(), files.end(), [&](const client::FileToSend& file) { return file.name == name; });
   };
   if (!options.base.has_value()) {
     if (!has("adapter_config.json") || has("config.json")) return absl::OkStatus();
-    return base::FieldError("base", base::StrCat("is not set, ", options.path, " holds an adapter: wanted the model that it belongs to"));
+    return base::FieldError(
+        "base", base::StrCat("is not set; ", options.path, " contains an adapter: name its base model with --base"));
   }
   if (!has("adapter_config.json")) {
-    return base::FieldError("base", base::StrCat("is for adapters, ", options.path, " holds no adapter_config.json"));
+    return base::FieldError(
+        "base", base::StrCat("is for adapters only; ", options.path, " contains no adapter_config.json"));
   }
-  if (options.dtype.has_value()) return base::FieldError("dtype", "is not for adapters, which are kept in f32");
+  if (options.dtype.has_value()) {
+    return base::FieldError("dtype", "must not be set for adapters, which are stored in f32");
+  }
   NIBBLE_RETURN_IF_ERROR(CheckText("base", *options.base));
   v1::GetModelRequest request;
   request.set_name(*options.base);
@@ -86,7 +90,7 @@ absl::Status Import(Session& session, const ImportOptions& options) {
   NIBBLE_RETURN_IF_ERROR(CheckBase(session, files, options));
   for (const auto& file : files) NIBBLE_RETURN_IF_ERROR(CheckText("path", file.name));
   Progress progress(session.terminal);
-  // A trailing slash has no file name of its own.
+  // A path with a trailing slash has an empty file name.
   const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
   const std::string shown = (normal.has_filename() ? normal.filename() : normal.parent_path().filename()).string();
   v1::UploadModelHeader header;
@@ -137,7 +141,7 @@ absl::Status Delete(Session& session, const std::string& name) {
   return DeleteNamed(session, &ModelService::Stub::DeleteModel, "name", name);
 }
 
-// Answers of load and unload have the same shape.
+// For load and unload, whose responses have the same fields.
 template <typename Answer>
 void PrintResidents(Session& session, const Answer& answer) {
   if (session.json) {
@@ -184,10 +188,10 @@ absl::Status Verify(Session& session, const std::string& name, bool no_wait) {
   const v1::VerifyModelResponse& answer = *ended;
   if (session.json) session.Print(VerifyJson(name, answer));
   if (answer.equal() && answer.rows() >= 1 && answer.differing_rows() == 0) {
-    if (!session.json) session.out() << name << ": " << answer.rows() << " rows equal, all bits\n";
+    if (!session.json) session.out() << name << ": all " << answer.rows() << " rows are bit-identical\n";
     return absl::OkStatus();
   }
-  if (answer.rows() < 1) return absl::DataLossError(base::StrCat(name, ": nothing was compared"));
+  if (answer.rows() < 1) return absl::DataLossError(base::StrCat(name, ": no row was compared"));
   const auto& first = answer.first_difference();
   return absl::DataLossError(base::StrCat(
       name, ": ", answer.differing_rows(), " of ", answer.rows(), " rows differ, the first is row ", first.row(),
@@ -285,28 +289,28 @@ void AddModelCommands(CLI::App& app, Session& session) {
   models.require_subcommand(1);
 
   {
-    CLI::App* sub = models.add_subcommand("import", "Import a Hugging Face or PEFT directory or a GGUF file of this machine");
+    CLI::App* sub = models.add_subcommand("import", "Import a local Hugging Face or PEFT directory, or a GGUF file");
     auto o = std::make_shared<ImportOptions>();
     sub->add_option("PATH", o->path, "Directory, or .gguf file")->required();
     sub->add_option("--name", o->name, "Name of the new model")->required();
-    sub->add_option("--dtype", o->dtype, "What the weights are stored as (default bf16)")
+    sub->add_option("--dtype", o->dtype, "Data type of the stored weights (default bf16)")
         ->check(CLI::IsMember({"bf16", "f32"}));
-    sub->add_option("--base", o->base, "Of a PEFT adapter: the model that it belongs to, in nf4, f32 or bf16");
-    sub->add_option("--resume", o->resume, "Id of an interrupted upload to go on with (nibble uploads list)");
+    sub->add_option("--base", o->base, "For a PEFT adapter: its base model, in nf4, f32 or bf16");
+    sub->add_option("--resume", o->resume, "Id of an interrupted upload to continue (see: nibble uploads list)");
     sub->callback([&session, o] { session.command = [&session, o] { return Import(session, *o); }; });
   }
-  AddCommand(models, session, "list", "All models", &List);
+  AddCommand(models, session, "list", "List all models", &List);
   const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {
     AddCommandOn(models, session, command, help, "NAME", "Model", run);
   };
-  add("get", "One model", &Get);
+  add("get", "Show a model", &Get);
   add("delete", "Delete a model", &Delete);
   {
     CLI::App* sub = models.add_subcommand("load", "Load a model for serving");
     auto name = std::make_shared<std::string>();
     auto device = std::make_shared<std::optional<std::string>>();
     sub->add_option("NAME", *name, "Model")->required();
-    sub->add_option("--device", *device, "auto, cpu or cuda:N (default: the server's)");
+    sub->add_option("--device", *device, "auto, cpu or cuda:N (default: the server's choice)");
     const auto no_wait = AddNoWait(*sub);
     sub->callback([&session, name, device, no_wait] {
       session.command = [&session, name, device, no_wait] { return Load(session, *name, *device, *no_wait); };
@@ -314,35 +318,39 @@ void AddModelCommands(CLI::App& app, Session& session) {
   }
   add("unload", "Unload a model", &Unload);
   {
-    CLI::App* sub = models.add_subcommand("verify", "Replay the model's record: exit 0 only when every row has the recorded bits");
+    CLI::App* sub =
+        models.add_subcommand("verify", "Replay the model's record; exit 0 only if every row is bit-identical");
     auto name = std::make_shared<std::string>();
     sub->add_option("NAME", *name, "Model")->required();
     const auto no_wait = AddNoWait(*sub);
     sub->callback([&session, name, no_wait] { session.command = [&session, name, no_wait] { return Verify(session, *name, *no_wait); }; });
   }
   {
-    CLI::App* sub = models.add_subcommand("convert", "Make an int8, ternary or nf4 model of another");
+    CLI::App* sub = models.add_subcommand("convert", "Convert a model to int8, ternary or nf4");
     auto o = std::make_shared<ConvertOptions>();
     sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
     sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4"}));
     sub->add_option("--name", o->name, "Name of the new model")->required();
-    sub->add_option("--head", o->head, "Format of the LM head (default int8; of a trained adapter bf16, as it was trained)")
+    sub->add_option("--head", o->head,
+                    "Format of the LM head (default int8; for a trained adapter bf16, as in training)")
         ->check(CLI::IsMember({"int8", "bf16"}));
-    sub->add_option("--act-outliers", o->act_outliers, "Outliers an activation row keeps, 0 to 16 (default 8)");
-    sub->add_option("--eval-dataset", o->eval_dataset, "Dataset for the loss before and after (default: the job's)");
+    sub->add_option("--act-outliers", o->act_outliers, "Outliers kept per activation row, 0 to 16 (default 8)");
+    sub->add_option("--eval-dataset", o->eval_dataset,
+                    "Dataset for the loss before and after (default: evaluation data of the model's job)");
     sub->callback([&session, o] { session.command = [&session, o] { return Convert(session, *o); }; });
   }
   {
-    CLI::App* sub = models.add_subcommand("export", "Write a model's files to a directory of this machine");
+    CLI::App* sub = models.add_subcommand("export", "Write a model's files to a local directory");
     auto o = std::make_shared<ExportOptions>();
     sub->add_option("NAME", o->name, "Model or adapter")->required();
     sub->add_option("--format", o->format, "Format of the files")->required()->check(
         CLI::IsMember({"peft", "hf", "compressed-tensors"}));
-    sub->add_option("--linear-class", o->linear_class, "Of a ternary model: transformers' linear class (default bitlinear)")
+    sub->add_option("--linear-class", o->linear_class,
+                    "For a ternary model: linear class of transformers (default bitlinear)")
         ->check(CLI::IsMember({"bitlinear", "autobitlinear"}));
     sub->add_option("--max-shard-bytes", o->max_shard_bytes,
-                    "Bytes of tensors in one file of hf or compressed-tensors (default 5000000000)");
-    sub->add_option("--out", o->out, "Directory; it is made")->required();
+                    "Maximum bytes of tensors per file, for hf and compressed-tensors (default 5000000000)");
+    sub->add_option("--out", o->out, "Output directory; created if missing")->required();
     sub->callback([&session, o] { session.command = [&session, o] { return Export(session, *o); }; });
   }
 }

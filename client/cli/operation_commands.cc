@@ -20,7 +20,7 @@ std::string StateOf(const Operation& operation) {
 
 v1::ModelOperationMetadata MetadataOf(const Operation& operation) {
   v1::ModelOperationMetadata metadata;
-  if (operation.has_metadata()) operation.metadata().UnpackTo(&metadata);  // another kind's has no more to show
+  if (operation.has_metadata()) operation.metadata().UnpackTo(&metadata);  // other kinds have nothing to show
   return metadata;
 }
 
@@ -103,15 +103,16 @@ void PrintOperation(Session& session, const Operation& operation) {
 
 void AddOperationCommands(CLI::App& app, Session& session) {
   CLI::App& operations = *app.add_subcommand(
-      "operations", "Imports, conversions, exports, loads, verifications, publications and plans that run at the server");
+      "operations",
+      "Long operations on the server: imports, conversions, exports, loads, verifications, publications, plans");
   operations.require_subcommand(1);
-  AddCommand(operations, session, "list", "Those that run, and those that ended within a day", &List);
+  AddCommand(operations, session, "list", "List running operations and those that ended within a day", &List);
   const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {
     AddCommandOn(operations, session, command, help, "ID", "Operation", run);
   };
-  add("get", "How far one is", &Get);
-  add("wait", "Wait for its end; exit 0 only when it did what was asked", &Wait);
-  add("cancel", "End it at its next step; what it made goes", &Cancel);
+  add("get", "Show an operation and its progress", &Get);
+  add("wait", "Wait for the end of an operation; exit 0 only if it succeeded", &Wait);
+  add("cancel", "Cancel an operation at its next step and delete its results", &Cancel);
 }
 
 }  // namespace nibble::cli

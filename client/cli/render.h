@@ -1,4 +1,4 @@
-// The JSON of each message, key by key as the command line's contract names them, and a few lines for people.
+// Renders messages as JSON with the documented keys of the command line, and as text for people.
 #pragma once
 #include <string>
 #include <vector>
@@ -16,7 +16,7 @@ base::Json TimeJson(bool has, const google::protobuf::Timestamp& time);  // null
 
 base::Json DatasetJson(const v1::Dataset& dataset);
 base::Json PreviewJson(const v1::PreviewDatasetResponse& preview);
-std::string LinesOf(const v1::RowWarning& warning);  // " (lines 4, 9)"; "" without any
+std::string LinesOf(const v1::RowWarning& warning);  // " (lines 4, 9)"; "" without line numbers
 
 base::Json ModelJson(const v1::Model& model);
 base::Json ResidentsJson(const v1::Residents& residents);
@@ -26,14 +26,14 @@ base::Json FilesJson(const std::vector<v1::FileEntry>& files);
 base::Json CheckpointJson(const v1::Checkpoint& checkpoint);
 base::Json JobJson(const v1::Job& job);
 base::Json PlanJson(const v1::PlanJobResponse& plan);
-std::string LinesOf(const v1::Warning& warning);  // as of a v1::RowWarning
+std::string LinesOf(const v1::Warning& warning);  // same text as for a v1::RowWarning
 base::Json EventJson(const std::string& job, const v1::JobEvent& event);
 std::string EventLine(const v1::JobEvent& event);  // for people
-std::string MethodName(const v1::JobSpec& spec);   // "qlora"; empty when none is chosen
+std::string MethodName(const v1::JobSpec& spec);   // "qlora"; empty if the method is unset
 
 base::Json UsageJson(const v1::Usage& usage);
 base::Json TokenLogprobsJson(const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& tokens);
-// With the logprobs of the tokens where they were asked for.
+// `logprobs`: include the logprobs of the tokens.
 base::Json GenerateJson(const v1::GenerateResponse& response, bool logprobs);
 base::Json ScoreJson(const v1::ScoreResponse& score);
 

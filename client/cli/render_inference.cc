@@ -23,7 +23,7 @@ Json Ids(const google::protobuf::RepeatedField<std::int32_t>& ids) {
   return Json(std::vector<std::int32_t>(ids.begin(), ids.end()));
 }
 
-// Standard base64, as JSON has no bytes and a token may be part of a character.
+// Standard base64, because JSON has no byte strings and a token may be only part of a character.
 Json Base64(const std::string& bytes) {
   std::string text;
   absl::Base64Escape(bytes, &text);

@@ -99,7 +99,7 @@ const char* EventType(const v1::JobEvent& event) {
       return "warning";
     case v1::JobEvent::kSnapshot:
       return "snapshot";
-    // An event of a newer server shows as a line of log.
+    // An event type of a newer server is shown as a log line.
     case v1::JobEvent::kLog:
     case v1::JobEvent::EVENT_NOT_SET:
       break;
@@ -118,7 +118,7 @@ Json CheckpointJson(const v1::Checkpoint& checkpoint) {
   Json json;
   json["name"] = checkpoint.name();
   json["step"] = checkpoint.step();
-  // protobuf's own order changes from run to run.
+  // Sorted, because protobuf's order changes from run to run.
   json["metrics"] = std::map<std::string, double>(checkpoint.metrics().begin(), checkpoint.metrics().end());
   json["resumable"] = checkpoint.resumable();
   json["servable"] = checkpoint.servable();
@@ -257,7 +257,7 @@ std::string EventLine(const v1::JobEvent& event) {
     case v1::JobEvent::kState: {
       std::string line = base::StrCat("state ", Upper(event.state().to()));
       if (event.attempt() > 1) line += base::StrCat(" (attempt ", event.attempt(), ")");
-      if (event.state().resumed_step() > 0) line += base::StrCat(", goes on from step ", event.state().resumed_step());
+      if (event.state().resumed_step() > 0) line += base::StrCat(", resumes from step ", event.state().resumed_step());
       if (!event.state().reason().message().empty()) line += base::StrCat(": ", event.state().reason().message());
       return line;
     }

@@ -118,10 +118,7 @@ Json FilesJson(const std::vector<v1::FileEntry>& files) {
   return list;
 }
 
-Json ServerInfoJson(const v1::ServerInfo& info) {
-  // Every field by its proto name: the message is flat and made for this.
-  return ToJson(info);
-}
+Json ServerInfoJson(const v1::ServerInfo& info) { return ToJson(info); }
 
 Json ServerLoadJson(const v1::ServerLoad& load) {
   Json json = ToJson(load);

@@ -84,7 +84,7 @@ absl::Status SayReady(Session& session) {
   return absl::OkStatus();
 }
 
-// Over HTTP, which wants neither a token nor TLS: for the probe of a container.
+// Over HTTP, which needs neither a token nor TLS: for the probe of a container.
 absl::Status HealthByHttp(Session& session, const std::string& address) {
   const absl::Duration timeout = absl::Seconds(session.timeout_s > 0 ? session.timeout_s : 5);
   NIBBLE_ASSIGN_OR_RETURN(const client::HttpReply answer, client::HttpGet(address, "/readyz", timeout));
@@ -92,7 +92,7 @@ absl::Status HealthByHttp(Session& session, const std::string& address) {
   return SayReady(session);
 }
 
-// As every other command reaches the server: for who is on another machine.
+// Over gRPC, like every other command: for use from another machine.
 absl::Status HealthByGrpc(Session& session) {
   using grpc::health::v1::HealthCheckResponse;
   const grpc::health::v1::HealthCheckRequest whole_server;
@@ -105,27 +105,29 @@ absl::Status HealthByGrpc(Session& session) {
 }  // namespace
 
 void AddServerCommands(CLI::App& app, Session& session) {
-  CLI::App& server = *app.add_subcommand("server", "The server itself");
+  CLI::App& server = *app.add_subcommand("server", "Inspect and drain the server");
   server.require_subcommand(1);
-  AddCommand(server, session, "info", "What it is and can do", &Info);
+  AddCommand(server, session, "info", "Show the version, devices and capabilities of the server", &Info);
   {
-    CLI::App* sub = server.add_subcommand("drain", "Take nothing new and let what runs end; its jobs go on after a restart");
+    CLI::App* sub =
+        server.add_subcommand("drain", "Refuse new calls and let running ones end; jobs continue after a restart");
     auto deadline = std::make_shared<std::optional<double>>();
-    sub->add_option("--deadline", *deadline, "Seconds that calls may still take (default: nibbled's --drain_s)")
+    sub->add_option("--deadline", *deadline, "Seconds that running calls may still take (default: nibbled's --drain_s)")
         ->check(CLI::Range(0.0, 3600.0));
     sub->callback([&session, deadline] { session.command = [&session, deadline] { return Drain(session, *deadline); }; });
   }
   {
-    CLI::App* sub = app.add_subcommand("health", "Exit 0 only when the server is ready");
+    CLI::App* sub = app.add_subcommand("health", "Check that the server is ready: exit 0 only if it is");
     auto address = std::make_shared<std::string>("127.0.0.1:9464");
     auto by_grpc = std::make_shared<bool>(false);
     CLI::Option* http = sub->add_option("--http", *address, "HOST:PORT of nibbled's --http_address")->capture_default_str();
-    sub->add_flag("--grpc", *by_grpc, "Ask at --server instead, with the flags of the connection (grpc.health.v1)")->excludes(http);
+    sub->add_flag("--grpc", *by_grpc, "Check --server over gRPC instead (grpc.health.v1), with the connection options")
+        ->excludes(http);
     sub->callback([&session, address, by_grpc] {
       session.command = [&session, address, by_grpc] { return *by_grpc ? HealthByGrpc(session) : HealthByHttp(session, *address); };
     });
   }
-  AddCommand(server, session, "load", "How busy it is", &Load);
+  AddCommand(server, session, "load", "Show the current load of the server", &Load);
 }
 
 }  // namespace nibble::cli

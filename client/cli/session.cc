@@ -25,7 +25,7 @@ client::Client& Session::client() {
     }
     options.security = security_;
     options.on_lost = [this](const absl::Status& why) {
-      terminal.err << "connection lost (" << Printable(std::string(why.message())) << "), trying again\n" << std::flush;
+      terminal.err << "connection lost (" << Printable(std::string(why.message())) << "), retrying\n" << std::flush;
     };
     client_.emplace(connect_(server, options));
   }
@@ -35,7 +35,8 @@ client::Client& Session::client() {
 Session::Note::Note(Session& session, const google::longrunning::Operation& operation) : note_(session.terminal.interrupt) {
   if (note_ == nullptr || operation.done()) return;
   const std::string& id = operation.name();
-  note_->Set(Printable(base::StrCat("operation ", id, " goes on at the server: nibble operations wait|cancel ", id)));
+  note_->Set(Printable(
+      base::StrCat("operation ", id, " is still running on the server; see: nibble operations wait|cancel ", id)));
 }
 
 Session::Note::~Note() {
@@ -44,7 +45,8 @@ Session::Note::~Note() {
 
 void Session::JobGoesOn(const std::string& job) {
   if (terminal.interrupt == nullptr) return;
-  terminal.interrupt->Set(Printable(base::StrCat("job ", job, " goes on at the server: nibble jobs watch|cancel ", job)));
+  terminal.interrupt->Set(
+      Printable(base::StrCat("job ", job, " continues on the server; see: nibble jobs watch|cancel ", job)));
 }
 
 absl::Status CheckText(std::string_view field, std::string_view text) {
@@ -82,8 +84,9 @@ absl::StatusOr<v1::Device> ParseDevice(std::string_view field, const std::string
 
 absl::Status WithResumeHint(const absl::Status& status, const std::string& upload_id) {
   if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) return status;
-  absl::Status out(status.code(), base::StrCat(std::string(status.message()), "; what has arrived is kept for a while, go on with --resume ",
-                                               upload_id));
+  absl::Status out(status.code(),
+                   base::StrCat(std::string(status.message()), "; the server keeps the received part for a while: ",
+                                "continue with --resume ", upload_id));
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
   return out;
 }

@@ -1,4 +1,4 @@
-// What a command has while it runs: the user's terminal, the global options and the connection.
+// State of a running command: the user's terminal, the global options and the connection.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -24,9 +24,10 @@ class Session {
   Session(Terminal& the_terminal, Connect connect) : terminal(the_terminal), connect_(std::move(connect)) {}
 
   client::Client& client();
-  // Reads what the flags of the connection name. Before `command` runs.
+  // Reads the files that the connection flags name. Call before `command`.
   absl::Status Prepare();
-  // As Client::Wait and WaitForEnd with `progress` shown. Meanwhile Ctrl-C says that the operation goes on, and how to see it again.
+  // Like Client::Wait and WaitForEnd, and shows `progress`. On Ctrl-C meanwhile, the program prints that the operation
+  // continues and how to get back to it.
   template <typename Response>
   absl::StatusOr<Response> Wait(google::longrunning::Operation operation, Progress& progress) {
     const Note note(*this, operation);
@@ -36,7 +37,7 @@ class Session {
     const Note note(*this, operation);
     return client().WaitForEnd(operation, progress.Show());
   }
-  // From now on Ctrl-C says that the job goes on, and how to see it again.
+  // From now on the program prints on Ctrl-C that the job continues and how to get back to it.
   void JobGoesOn(const std::string& job);
   // One line on stdout.
   void Print(const base::Json& json) { terminal.out << base::Dump(json) << '\n' << std::flush; }
@@ -47,12 +48,12 @@ class Session {
   std::string server = "127.0.0.1:50051";
   ConnectionFlags connection;
   bool json = false;
-  double timeout_s = 0;  // 0: as ClientOptions
-  // Set by the command that the arguments name.
+  double timeout_s = 0;  // 0: the defaults of ClientOptions
+  // Set by the command that the user gave.
   std::function<absl::Status()> command;
 
  private:
-  // What Ctrl-C says as long as this is there.
+  // Sets the text that Ctrl-C prints during the lifetime of this object.
   class Note {
    public:
     Note(Session& session, const google::longrunning::Operation& operation);
@@ -74,8 +75,8 @@ std::string NewUuid();
 // Shows an operation as `operations get` does.
 void PrintOperation(Session& session, const google::longrunning::Operation& operation);
 
-// Begins an operation under an id of its own, and gives its response once it has ended; with `no_wait` it shows the operation and gives
-// nothing.
+// Starts an operation under a new request id and returns its response when it has ended. With `no_wait`, prints the
+// operation and returns nullopt.
 template <typename Response, typename Stub, typename Request>
 absl::StatusOr<std::optional<Response>> RunOperation(
     Session& session, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, google::longrunning::Operation*), Request request,
@@ -92,12 +93,13 @@ absl::StatusOr<std::optional<Response>> RunOperation(
   return std::optional<Response>(std::move(response));
 }
 
-// The user's text for a string field: InvalidArgument when it is not UTF-8, which no proto can carry.
+// Checks the user's text for a string field: InvalidArgument if it is not UTF-8, because protobuf requires UTF-8.
 absl::Status CheckText(std::string_view field, std::string_view text);
-// The file's content, at most 64 MiB, as text.
+// Reads a text file of at most 64 MiB.
 absl::StatusOr<std::string> ReadText(std::string_view field, const std::string& path);
 // "auto", "cpu", "cuda:N".
 absl::StatusOr<v1::Device> ParseDevice(std::string_view field, const std::string& text);
-// An upload that failed with this status may be resumable: names the option that resumes it.
+// Adds a hint with the option --resume to an error after which the upload may be resumed. Returns other errors
+// unchanged.
 absl::Status WithResumeHint(const absl::Status& status, const std::string& upload_id);
 }  // namespace nibble::cli

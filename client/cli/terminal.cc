@@ -14,7 +14,7 @@ namespace {
 constexpr double kRedrawSeconds = 0.1;
 constexpr int kBarWidth = 30;
 
-// Columns of a text, counting each character once: good enough for names and numbers.
+// Columns of a text, one per character: good enough for names and numbers.
 std::size_t Width(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
@@ -22,7 +22,7 @@ std::size_t Width(std::string_view text) {
 
 double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Bytes of the character that starts with `first`; 0 for none. Checks the ranges of RFC 3629.
+// Length in bytes of the first character of the text; 0 if it is invalid. Checks the ranges of RFC 3629.
 int Utf8Length(std::string_view text) {
   const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char a = at(0);
@@ -126,7 +126,7 @@ std::string Printable(std::string_view text) {
   result.reserve(text.size());
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
-    // U+0080 to U+009F are control characters as well: C2 9B is what ESC [ is.
+    // U+0080 to U+009F are control characters too: C2 9B means the same as ESC [.
     if (byte == 0xC2 && i + 1 < text.size() && (static_cast<unsigned char>(text[i + 1]) & 0xE0) == 0x80) {
       ++i;
     } else if (byte >= 0x20 ? byte != 0x7F : text[i] == '\n' || text[i] == '\t') {

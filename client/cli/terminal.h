@@ -1,4 +1,4 @@
-// Where the program talks: results on `out`, everything else on `err`.
+// The program's input and output: results on `out`, everything else on `err`.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -18,7 +18,7 @@ struct Terminal {
   bool in_is_tty = false;
   bool out_is_tty = false;
   bool err_is_tty = false;
-  InterruptNote* interrupt = nullptr;  // where there is nothing to interrupt: none
+  InterruptNote* interrupt = nullptr;  // null: print nothing on Ctrl-C
 };
 
 // Rows in aligned columns under a heading.
@@ -32,19 +32,19 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// How far long work is. On a terminal one line that is drawn again at most ten times a second; else a line a stage and
-// a line a tenth of it. One thread.
+// Shows the progress of long work. On a terminal: one line, redrawn at most ten times per second. Otherwise: one line
+// per stage and per tenth of a stage. One thread.
 class Progress {
  public:
   explicit Progress(Terminal& terminal) : terminal_(terminal) {}
   ~Progress() { End(); }
-  // As the callback of long work.
+  // Returns a callback for long work.
   std::function<void(const std::string& stage, std::int64_t done, std::int64_t total)> Show() {
     return [this](const std::string& stage, std::int64_t done, std::int64_t total) { Update(stage, done, total); };
   }
-  // total 0: not known.
+  // total 0: unknown.
   void Update(const std::string& stage, std::int64_t done, std::int64_t total);
-  void End();  // leaves the line as it is
+  void End();  // draws the last state and ends the line
 
  private:
   void Draw(bool now);
@@ -60,7 +60,7 @@ class Progress {
 
 std::string HumanBytes(std::int64_t bytes);                     // "1.2 GiB"
 std::string HumanNumber(double value, int significant_digits);  // "0.000125", "1234", "-" for NaN
-// The text without what could steer a terminal: control characters other than line ends and tabs.
+// The text without characters that could control a terminal: all control characters except line ends and tabs.
 std::string Printable(std::string_view text);
 bool IsUtf8(std::string_view text);
 

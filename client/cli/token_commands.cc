@@ -1,4 +1,4 @@
-// tokens new: a token for a client and its line for nibbled's --token_file. Needs no server.
+// tokens new: creates a client's token and its line for nibbled's --token_file. Needs no server.
 #include <CLI/CLI.hpp>
 #include <fcntl.h>
 #include <sys/random.h>
@@ -20,7 +20,7 @@
 namespace nibble::cli {
 namespace {
 
-// Scanners for leaked secrets know a token by its beginning.
+// Lets scanners for leaked secrets recognise a token.
 constexpr char kPrefix[] = "nbl_";
 
 struct NewToken {
@@ -32,30 +32,32 @@ struct NewToken {
   double days = 90;
 };
 
-// 256 random bits: a plain hash of it cannot be searched.
+// 256 random bits: enough that a plain hash of the token cannot be reversed by search.
 absl::StatusOr<std::string> RandomToken() {
   char bytes[32];
-  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) return absl::InternalError("no random bytes");
+  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) {
+    return absl::InternalError("cannot read random bytes");
+  }
   std::string text;
   absl::WebSafeBase64Escape({bytes, sizeof bytes}, &text);
   return kPrefix + text;
 }
 
-// Never over a file that is there.
+// Never overwrites an existing file.
 absl::Status WriteSecret(const std::string& path, const std::string& token) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (fd < 0) return base::FieldError("--out", base::StrCat(path, " cannot be made: ", std::strerror(errno)));
+  if (fd < 0) return base::FieldError("--out", base::StrCat("cannot create ", path, ": ", std::strerror(errno)));
   const std::string line = token + "\n";
   const bool good = ::write(fd, line.data(), line.size()) == static_cast<ssize_t>(line.size()) && ::fsync(fd) == 0;
   if (::close(fd) == 0 && good) return absl::OkStatus();
   ::unlink(path.c_str());
-  return absl::InternalError(base::StrCat(path, " could not be written"));
+  return absl::InternalError(base::StrCat("cannot write ", path));
 }
 
 absl::Status New(Session& session, const NewToken& given) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("NAME", given.name));
   if (!given.tenant.empty()) NIBBLE_RETURN_IF_ERROR(base::CheckName("--tenant", given.tenant));
-  if (given.san.empty() == given.out.empty()) return base::FieldError("--out", "want either --out or --san");
+  if (given.san.empty() == given.out.empty()) return base::FieldError("--out", "want exactly one of --out and --san");
   base::Json line = base::Json::object();
   line["name"] = given.name;
   line["role"] = given.role;
@@ -77,18 +79,22 @@ absl::Status New(Session& session, const NewToken& given) {
 }  // namespace
 
 void AddTokenCommands(CLI::App& app, Session& session) {
-  CLI::App& tokens = *app.add_subcommand("tokens", "Who may call a server that was started with --token_file");
+  CLI::App& tokens = *app.add_subcommand("tokens", "Create tokens for a server that runs with --token_file");
   tokens.require_subcommand(1);
   auto given = std::make_shared<NewToken>();
-  CLI::App& add = *tokens.add_subcommand("new", "Make a token; prints its line for the server's --token_file (which holds no secret)");
-  add.add_option("NAME", given->name, "Whose it is, for the server's log")->required();
-  add.add_option("--role", given->role, "Each may do what those before it may")
+  CLI::App& add =
+      *tokens.add_subcommand("new", "Create a token and print its line (no secret) for the server's --token_file");
+  add.add_option("NAME", given->name, "Owner of the token, as the server's log shows it")->required();
+  add.add_option("--role", given->role, "Role; each role includes the rights of the roles before it")
       ->required()
       ->check(CLI::IsMember({"viewer", "infer", "train", "operator", "admin"}));
   add.add_option("--out", given->out, "New file for the token, mode 0600");
-  add.add_option("--san", given->san, "Instead of a token: uri:, dns:, email: or ip: and a name of the client's certificate");
-  add.add_option("--days", given->days, "Validity; 0 for ever")->check(CLI::Range(0.0, 36500.0))->capture_default_str();
-  add.add_option("--tenant", given->tenant, "Sees the jobs of this tenant alone");
+  add.add_option("--san", given->san,
+                 "Instead of a token: a name of the client's certificate, with uri:, dns:, email: or ip: before it");
+  add.add_option("--days", given->days, "Days until the line expires; 0: never")
+      ->check(CLI::Range(0.0, 36500.0))
+      ->capture_default_str();
+  add.add_option("--tenant", given->tenant, "Restrict access to the jobs of this tenant");
   add.callback([&session, given] { session.command = [&session, given] { return New(session, *given); }; });
 }
 

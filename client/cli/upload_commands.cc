@@ -56,10 +56,11 @@ absl::Status Cancel(Session& session, const std::string& id) {
 }  // namespace
 
 void AddUploadCommands(CLI::App& app, Session& session) {
-  CLI::App& uploads = *app.add_subcommand("uploads", "Look at and cancel uploads that are under way or not yet imported");
+  CLI::App& uploads =
+      *app.add_subcommand("uploads", "List and cancel uploads that are in progress or not yet imported");
   uploads.require_subcommand(1);
-  AddCommand(uploads, session, "list", "Uploads of this principal; of all, for an admin", &List);
-  AddCommandOn(uploads, session, "cancel", "Drop what has arrived of an upload", "ID", "Upload", &Cancel);
+  AddCommand(uploads, session, "list", "List your uploads; an admin sees all uploads", &List);
+  AddCommandOn(uploads, session, "cancel", "Cancel an upload and delete the received data", "ID", "Upload", &Cancel);
 }
 
 }  // namespace nibble::cli

@@ -1,4 +1,4 @@
-// Device memory with one owner, allocated and freed in the order of a stream: nothing here waits but ToHost.
+// Device memory with one owner, allocated and freed in stream order; only ToHost waits.
 #pragma once
 #include <cstdint>
 
@@ -17,9 +17,9 @@ class CudaBuffer {
   CudaBuffer(const CudaBuffer&) = delete;
   CudaBuffer& operator=(const CudaBuffer&) = delete;
 
-  // Frees what it held; bytes may be 0. Alignment is 256 bytes.
+  // Frees the previous memory first; bytes may be 0. Alignment is 256 bytes.
   LaunchResult Allocate(CudaContext& context, std::int64_t bytes);
-  // Copies size() bytes. The host's memory must stay as it is until the stream has passed the copy.
+  // Copies size() bytes. The host memory must not change until the stream has executed the copy.
   LaunchResult FromHost(const void* from);
   // Copies size() bytes and waits until they have arrived.
   LaunchResult ToHost(void* to) const;

@@ -19,7 +19,7 @@ namespace {
 // NVIDIA's advice for Hopper (cuBLAS documentation, cublasSetWorkspace); enough for sm_80 too.
 constexpr std::size_t kCublasWorkspaceBytes = std::size_t{32} << 20;
 constexpr std::uint32_t kMaxAlignment = 256;
-constexpr std::size_t kMaxPlans = 512;  // prompts come in every length: keeping all their plans would grow without end
+constexpr std::size_t kMaxPlans = 512;  // prompts come in every length: the plans must be bounded
 
 // The types of one kind of product.
 struct TypeSet {
@@ -111,7 +111,7 @@ cublasStatus_t CudaContext::Impl::MakePlan(const CublasLtProblem& p, const Key& 
     then([&] { return cublasLtMatmulPreferenceSetAttribute(preference.value, attribute, &value, sizeof value); });
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kCublasWorkspaceBytes);
-  // Parts of a split sum meet in the compute type: by default they may meet in bf16, where that is the output.
+  // Add the parts of a split sum in the compute type: by default they may be added in bf16 when the output is bf16.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::get<7>(key));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::get<8>(key));

@@ -1,5 +1,5 @@
-// One CUDA stream with what its ops share: the cuBLASLt handle and plans, and scratch memory that grows in stream order.
-// Ops find it in Stream::cuda. Free of CUDA types.
+// One CUDA stream and the state that its ops share: the cuBLASLt handle and plans, and scratch memory that grows in
+// stream order. Ops find it in Stream::cuda. Free of CUDA types.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +22,8 @@ struct CublasLtProblem {
 // One thread: a stream's ops are issued from one thread at a time.
 class CudaContext {
  public:
-  // A new stream on the device, or a stream of somebody else (cudaStream_t, such as torch's), which must outlive it.
+  // Create makes a new stream on the device. Borrow uses another owner's cudaStream_t (such as torch's), which must
+  // outlive the context.
   static LaunchResult Create(int device_index, std::unique_ptr<CudaContext>* out);
   static LaunchResult Borrow(int device_index, void* cuda_stream, std::unique_ptr<CudaContext>* out);
   ~CudaContext();
@@ -35,12 +36,12 @@ class CudaContext {
   // Waits for everything issued so far.
   LaunchResult Synchronize();
 
-  // At least `bytes` of scratch, aligned to 256. It is the next op's after this op: never kept. Growing frees and
-  // allocates in stream order, and waits for nothing.
+  // Returns at least `bytes` of scratch, aligned to 256. Valid for the current op only: the next op reuses it. Growing
+  // frees and allocates in stream order, without waiting.
   LaunchResult Scratch(std::int64_t bytes, void** out);
 
-  // Runs cublasLtMatmul. Accumulates in i32 or f32 (no TF32). Plans are kept by problem and alignment,
-  // a bounded number of them.
+  // Runs cublasLtMatmul. Accumulates in i32 or f32 (no TF32). Keeps a bounded number of plans, by problem and
+  // alignment.
   LaunchResult Multiply(const CublasLtProblem& problem, const void* a, const void* b, void* d);
 
  private:

@@ -9,10 +9,10 @@ namespace nibble::kernels {
 CudaDevices FindCudaDevices() {
   CudaDevices devices;
   if (const cudaError_t error = cudaGetDeviceCount(&devices.count); error != cudaSuccess) {
-    (void)cudaGetLastError();  // a missing driver is an answer here, not an error for the next launch to report
+    (void)cudaGetLastError();  // a missing driver is an answer here; the next launch must not report it
     return {0, cudaGetErrorString(error)};
   }
-  if (devices.count == 0) devices.reason = "the driver shows no CUDA device";
+  if (devices.count == 0) devices.reason = "the driver reports no CUDA device";
   return devices;
 }
 

@@ -14,7 +14,7 @@ struct CudaDeviceInfo {
   std::int64_t total_bytes = 0;
 };
 
-// Why there is none, when there is none: "built without CUDA", or the driver's words.
+// `reason` says why `count` is 0: "built without CUDA", or the driver's message.
 struct CudaDevices {
   int count = 0;
   std::string reason;

@@ -1,4 +1,4 @@
-// What a build without CUDA answers: there are no devices, and none can be opened.
+// Stubs for a build without CUDA: there are no devices, and every call that could fail returns Unimplemented.
 #include "kernels/cuda/cuda_buffer.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/cuda_device.h"

@@ -1,4 +1,4 @@
-// CUDA's error codes as LaunchResult. Included by what lies in the CUDA library only.
+// CUDA's error codes as LaunchResult. Only files of the CUDA library include this.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -6,7 +6,7 @@
 
 namespace nibble::kernels {
 
-// What is told here is forgotten by CUDA, which would else tell it again as the error of the next launch.
+// Clears CUDA's last error: otherwise the next launch would report it again.
 inline LaunchResult ToResult(cudaError_t error) {
   if (error == cudaSuccess) return {};
   (void)cudaGetLastError();

@@ -1,4 +1,4 @@
-// What every .cu of the house uses: element access with our own bf16 rounding, launch checks, grid sizes.
+// Shared by every .cu: element access with our own bf16 rounding, launch checks, grid sizes.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -35,10 +35,11 @@ __device__ inline float RoundedTo<BF16>(float x) {
   return LoadElement(&narrow);
 }
 
-// Threads of one block of a kernel whose threads are independent: a multiple of the warp that every device runs well.
+// Threads per block for kernels with independent threads: a multiple of the warp size that runs well on every device.
 constexpr int kCudaThreads = 256;
 
-// Blocks for n independent items; kernels walk on by gridDim, so the cap (more than any device holds at once) is safe.
+// Blocks for n independent items; kernels loop with stride gridDim, so the cap (more than any device runs at once) is
+// safe.
 inline unsigned GridFor(std::int64_t n, std::int64_t per_block = kCudaThreads) {
   return static_cast<unsigned>(std::min<std::int64_t>((n + per_block - 1) / per_block, std::int64_t{1} << 20));
 }
@@ -52,7 +53,7 @@ inline LaunchResult NeedsContext(const Stream& stream) {
 
 inline cudaStream_t CudaStreamOf(const Stream& stream) { return static_cast<cudaStream_t>(stream.cuda->stream()); }
 
-// Called after each <<<>>>: counts the grid and reports what the launch itself refused. Does not wait.
+// Called after each <<<>>>: counts the grid and reports errors of the launch itself. Does not wait.
 inline LaunchResult Launched(const Stream& stream, const char* kernel) {
   if (stream.launches != nullptr) stream.launches->Add(kernel);
   return ToResult(cudaGetLastError());

@@ -1,24 +1,24 @@
-// The float product of many rows on CUDA: y = rn_y(x * w^T [+ y] [+ bias]) through cuBLASLt, summed in f32. What lies
-// as cuBLASLt's fast kernels want it is read and written in place; the rest goes through scratch.
+// The float product of many rows on CUDA: y = rn_y(x * w^T [+ y] [+ bias]) through cuBLASLt, summed in f32. Operands in
+// the layout that cuBLASLt's fast kernels need are read and written in place; the others go through scratch.
 #pragma once
 #include "kernels/cuda/device.cuh"
 #include "kernels/formats/int8.h"  // RoundUp
 
 namespace nibble::kernels {
 
-// What those kernels want K and leading dimensions to be multiples of: 16 bytes in either of our types.
+// Those kernels need K and leading dimensions to be multiples of this: 16 bytes or more in both our types.
 constexpr std::int64_t kLeading = 8;
 
 struct FloatProduct {
   ConstMatrix x;                // [M, K] f32 | bf16
-  ConstMatrix w;                // [N, K] f32 | bf16, or without data: it exists only in scratch
-  DType type = DType::kF32;     // what is multiplied; bf16 only where x (and w) are that
+  ConstMatrix w;                // [N, K] f32 | bf16; null data: w exists only in scratch
+  DType type = DType::kF32;     // the type that is multiplied; bf16 only if x (and w) are bf16
   const float* bias = nullptr;  // [N]
   bool accumulate = false;
   Matrix y;                     // [M, N] f32 | bf16
 };
 
-// Under which each grid is counted.
+// Names under which launches are counted.
 struct FloatKernelNames {
   const char* product;
   const char* widen;
@@ -36,7 +36,7 @@ __global__ void WidenRows(const From* from, std::int64_t from_stride, std::int64
   }
 }
 
-// Without sums they are 0. sums may be y: each thread reads what it alone writes.
+// Null sums mean 0. sums may be y: each thread reads only what it writes itself.
 template <typename Y>
 __global__ void FinishFloatRows(const float* sums, std::int64_t sums_stride, const float* bias, bool accumulate,
                                 std::int64_t rows, std::int64_t columns, Y* y, std::int64_t y_stride) {
@@ -52,7 +52,7 @@ __global__ void FinishFloatRows(const float* sums, std::int64_t sums_stride, con
   }
 }
 
-// The rows of `from` in `to`, of its type or widened to f32.
+// Copies the rows of `from` to `to`, in the same type or widened to f32.
 inline LaunchResult CopyFloatRows(const ConstMatrix& from, const Matrix& to, const Stream& stream, const char* name) {
   if (from.dtype == to.dtype) {
     const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements * SizeOf(to.dtype)); };
@@ -79,8 +79,8 @@ inline LaunchResult FinishFloatProduct(const FloatProduct& p, const float* sums,
   return Launched(stream, name);
 }
 
-// At least one row and column of y. fill(Matrix) lays w out in scratch, [N, K] of p.type, where it cannot be read as it
-// lies.
+// Requires at least one row and column of y. If w cannot be read in place, fill(Matrix) writes it to scratch as [N, K]
+// of p.type.
 template <typename Fill>
 LaunchResult MultiplyFloatRows(const FloatProduct& p, const Stream& stream, const FloatKernelNames& names, Fill fill) {
   using Types = CublasLtProblem::Types;
@@ -92,7 +92,7 @@ LaunchResult MultiplyFloatRows(const FloatProduct& p, const Stream& stream, cons
     return a.data != nullptr && a.dtype == p.type && k % kLeading == 0 && fits(a);
   };
   const bool x_in_place = read_in_place(p.x), w_in_place = read_in_place(p.w);
-  // Nothing is rounded to bf16 before all is added.
+  // Nothing may be rounded to bf16 before everything is added.
   const bool y_in_place = fits(p.y) && (y_f32 || (p.type == DType::kBF16 && p.bias == nullptr));
   const std::int64_t padded_k = RoundUp(k, kLeading), padded_n = RoundUp(n, kLeading);
   const std::int64_t x_at = w_in_place ? 0 : RoundUp(n * padded_k * SizeOf(p.type), 256);
@@ -101,7 +101,7 @@ LaunchResult MultiplyFloatRows(const FloatProduct& p, const Stream& stream, cons
   void* scratch = nullptr;
   if (LaunchResult result = stream.cuda->Scratch(bytes, &scratch); result.code != LaunchCode::kOk) return result;
   char* at = static_cast<char*>(scratch);
-  if (padded_k != k) {  // neither is read in place, and what pads them is multiplied
+  if (padded_k != k) {  // neither is read in place, and their padding is multiplied too
     const cudaError_t error = cudaMemsetAsync(at, 0, static_cast<std::size_t>(sums_at), CudaStreamOf(stream));
     if (error != cudaSuccess) return ToResult(error);
   }

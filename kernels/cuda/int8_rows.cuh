@@ -1,8 +1,8 @@
-// One row to integer codes with its outliers, a thread block a row: shared by quantize_int8 and rms_norm_quantize.
-// Codes equal those of the CPU: sums run over the same 16 lanes in the same order and tree; maxima and choices have no
-// order.
-// A Source gives Raw(row, k), an element of x in f32; Prepare(get, row, cols, shared), a number of the row that all
-// threads compute together from its raw elements; Finish(raw, k, prepared), what is quantised.
+// Quantises rows to integer codes with outliers, one thread block per row; shared by quantize_int8 and
+// rms_norm_quantize. Codes equal those of the CPU: sums run over the same 16 lanes in the same order and tree; maxima
+// and the choice of outliers do not depend on the order. A Source has Raw(row, k), an element of x in f32; Prepare(get,
+// row, cols, shared), a number per row that all threads compute together from its raw elements; and Finish(raw, k,
+// prepared), the value to quantise.
 #pragma once
 #include "kernels/cuda/device.cuh"
 #include "kernels/formats/int8.h"
@@ -11,7 +11,7 @@ namespace nibble::kernels {
 
 constexpr int kInt8RowThreads = 256;
 constexpr int kInt8RowWarps = kInt8RowThreads / 32;
-// Rows up to here are staged in shared memory (40 KiB of the 48 that need no opt-in); longer ones are read again.
+// Longest row that is staged in shared memory (40 KiB of the 48 that need no opt-in); longer rows are read again.
 constexpr std::int64_t kInt8StagedCols = 10240;
 
 struct Int8RowShared {
@@ -19,7 +19,7 @@ struct Int8RowShared {
   float sum;
 };
 
-// lane l takes elements l, l + 16, ...: acc = step(acc, element); then the fixed tree. Every thread calls it.
+// Lane l takes elements l, l + 16, ...: acc = step(acc, element); then the fixed tree. Every thread must call it.
 template <typename Get, typename Step>
 __device__ float LaneSum(Get get, int cols, Step step, Int8RowShared* shared) {
   if (threadIdx.x < 32) {  // the whole warp shuffles, its upper half with zeros
@@ -46,7 +46,7 @@ __device__ inline int KeyIndex(unsigned long long key) {
   return static_cast<int>(0xffffffffu - static_cast<unsigned>(key & 0xffffffffu));
 }
 
-// The largest key below `below`, or 0. Every thread calls it and gets the same.
+// The largest key below `below`, or 0. Every thread must call it; all get the same result.
 template <typename Get>
 __device__ unsigned long long LargestKeyBelow(Get get, int cols, unsigned long long below, Int8RowShared* shared) {
   unsigned long long best = 0;
@@ -79,8 +79,8 @@ __device__ void EmitOutliers(Get get, unsigned long long* chosen, int count, con
   out.num_outliers[row] = count;
 }
 
-// Where the scale comes from: the row's own absmax, one of all rows that an earlier launch found, or nowhere yet, when
-// this launch is to find it.
+// The source of the scale. kOwn: the row's own absmax. kGiven: one absmax for all rows, found by an earlier launch.
+// kFind: this launch only finds the absmax of each row.
 enum class RowScale { kOwn, kGiven, kFind };
 
 struct QuantizeInt8Job {
@@ -88,7 +88,7 @@ struct QuantizeInt8Job {
   QuantizeOptions how;
   int max_outliers;
   RowScale row_scale;
-  float* absmax;  // kGiven: one value; kFind: takes one a row
+  float* absmax;  // kGiven: one value; kFind: receives one per row
 };
 
 template <typename Get>
@@ -136,7 +136,7 @@ __device__ void QuantizeInt8Row(Get get, const QuantizeInt8Job& job, std::int64_
         best = LargestKeyBelow(get, cols, best, shared);
       }
     }
-    // best is now the largest of the rest: what is above it has left the row.
+    // best is now the largest remaining key: all keys above it are outliers.
     WriteCodes(get, KeyMagnitude(best), job, row, count > 0 ? best : ~0ull);
   }
   if (threadIdx.x == 0 && out.num_outliers != nullptr) EmitOutliers(get, chosen, count, out, row);
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kInt8RowThreads) QuantizeInt8Rows(Source sourc
   }
 }
 
-// The largest of n values into the first; one block.
+// Writes the largest of n values to values[0]; runs as one block.
 inline __global__ void __launch_bounds__(kInt8RowThreads) LargestOf(float* values, std::int64_t n) {
   __shared__ float warps[kInt8RowWarps];
   float best = 0.0f;

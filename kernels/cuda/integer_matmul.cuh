@@ -1,6 +1,6 @@
-// What the integer products on CUDA share: the epilogue (docs/numerics.md 3), and the way of many rows: the
-// weight's codes laid out by rows in scratch for cuBLASLt (int8 in, int32 out), then one epilogue kernel.
-// WeightCode(w, n, k) gives a code of the Weight for the epilogue's outliers.
+// Shared by the integer products on CUDA: the epilogue (docs/numerics.md 3), and the path for many rows, which writes
+// the weight's codes by rows to scratch for cuBLASLt (int8 in, int32 out) and then runs one epilogue kernel.
+// WeightCode(w, n, k) returns one code of the Weight, for the epilogue's outliers.
 #pragma once
 #include "kernels/cuda/device.cuh"
 #include "kernels/formats/int8.h"
@@ -47,7 +47,7 @@ struct IntegerKernelNames {
   const char* epilogue;
 };
 
-// unpack(std::int8_t* rows) launches what fills [padded_n, padded_k] codes.
+// unpack(std::int8_t* rows) launches the kernel that fills [padded_n, padded_k] codes.
 template <typename Y, typename Weight, typename Unpack>
 LaunchResult MultiplyManyIntegerRows(const IntegerEpilogue<Weight>& epilogue, const Matrix& y, const Stream& stream,
                                      const IntegerKernelNames& names, Unpack unpack) {

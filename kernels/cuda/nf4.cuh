@@ -16,7 +16,7 @@ inline Nf4BookValue MakeNf4BookValue() {
   return book;
 }
 
-// Every thread of the block calls it.
+// Every thread of the block must call it.
 __device__ inline void CopyNf4Book(const Nf4BookValue& book, float* shared) {
   if (threadIdx.x < 16) shared[threadIdx.x] = book.value[threadIdx.x];
   __syncthreads();

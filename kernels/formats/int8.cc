@@ -8,7 +8,7 @@ void PackInt8Weight(const std::int8_t* codes, std::int64_t n, std::int64_t k, st
                     std::int32_t* row_sum) {
   const std::int64_t padded_k = Int8PaddedK(k);
   const std::int64_t padded_n = RoundUp(n, kInt8TileRows);
-  std::fill_n(tiles, padded_n * padded_k, std::int8_t{0});  // nothing, for no columns: memset may not be given a null pointer
+  std::fill_n(tiles, padded_n * padded_k, std::int8_t{0});  // memset would get a null pointer without columns
   for (std::int64_t row = 0; row < padded_n; ++row) {
     std::int8_t* tile = tiles + row / kInt8TileRows * kInt8TileRows * padded_k + row % kInt8TileRows * 4;
     std::int32_t sum = 0;

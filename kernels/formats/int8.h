@@ -1,5 +1,5 @@
-// Row-wise int8: q = clamp(rne(x * (1 / s)), -127, 127) with s = max(absmax, 1e-12) / 127 in f32, one s a row; the
-// clipped s is what is stored (docs/numerics.md 1). -128 never appears.
+// Row-wise int8: q = clamp(rne(x * (1 / s)), -127, 127) with s = max(absmax, 1e-12) / 127 in f32, one s per row; the
+// clipped s is stored (docs/numerics.md 1). -128 never appears.
 #pragma once
 #include <cstdint>
 
@@ -7,18 +7,18 @@ namespace nibble::kernels {
 
 inline constexpr float kInt8MinAbsmax = 1e-12f;
 inline constexpr float kInt8MaxCode = 127.0f;
-// Served activations: elements with |x| > kOutlierRatio * mean|x| leave the row, at most max_outliers of them, the
-// largest magnitudes first, ties to the lower index (docs/numerics.md 1).
+// Served activations: elements with |x| > kOutlierRatio * mean|x| become outliers of their row, at most max_outliers of
+// them, the largest magnitudes first, ties to the lower index (docs/numerics.md 1).
 inline constexpr float kOutlierRatio = 6.0f;
 inline constexpr int kMaxOutliers = 16;
 inline constexpr int kDefaultOutliers = 8;
 
 // How rows become codes: s = max(absmax, min_absmax) / max_code, q = clamp(rne(x * (1 / s)), -max_code, max_code) with
-// max_code = 2^(bits - 1) - 1. The defaults are native int8; BitNet takes kBitNetMinAbsmax (formats/ternary.h).
+// max_code = 2^(bits - 1) - 1. The defaults are native int8; BitNet uses kBitNetMinAbsmax (formats/ternary.h).
 struct QuantizeOptions {
   float min_absmax = kInt8MinAbsmax;
   int bits = 8;             // 4, 8 or 16; 16 writes wide_codes
-  bool per_tensor = false;  // one scale of the absmax over all rows, written to each row; without outliers
+  bool per_tensor = false;  // one scale from the absmax of all rows, written for each row; no outliers
 };
 constexpr float MaxCode(int bits) { return static_cast<float>((1 << (bits - 1)) - 1); }
 
@@ -27,7 +27,7 @@ constexpr float MaxCode(int bits) { return static_cast<float>((1 << (bits - 1)) 
 //   scale          [M]          f32
 //   num_outliers   [M]          i32, 0..max_outliers
 //   outlier_index  [M, 16]      i32, ascending within a row
-//   outlier_value  [M, 16]      f32, the element as it was
+//   outlier_value  [M, 16]      f32, the original element
 struct QuantizedRows {
   std::int8_t* codes = nullptr;
   float* scale = nullptr;
@@ -37,12 +37,12 @@ struct QuantizedRows {
   std::int64_t rows = 0;
   std::int64_t cols = 0;    // K
   std::int64_t stride = 0;
-  std::int16_t* wide_codes = nullptr;  // [M, stride], in place of codes where they have 16 bits
+  std::int16_t* wide_codes = nullptr;  // [M, stride], used instead of codes for 16 bits
 };
 
 // A weight [N, K] as the int8 product reads it: tiles of 16 outputs by 4 k, so that one 64-byte load feeds 16 lanes of
-// a 4-way dot product. Byte ((n / 16) * padded_k / 4 + k / 4) * 64 + (n % 16) * 4 + k % 4 holds w[n, k]; what lies
-// outside [N, K] is 0.
+// a 4-way dot product. Byte ((n / 16) * padded_k / 4 + k / 4) * 64 + (n % 16) * 4 + k % 4 holds w[n, k]; elements
+// outside [N, K] are 0.
 struct PackedInt8Weight {
   const std::int8_t* tiles = nullptr;    // [ceil(N/16), padded_k/4, 16, 4]
   const float* scale = nullptr;          // [N]
@@ -53,7 +53,8 @@ struct PackedInt8Weight {
 };
 
 inline constexpr std::int64_t kInt8TileRows = 16;
-// * 127 * 128 < 2^31: what an int32 sum over K holds. We never quantise to -128; the weight of an artifact from elsewhere may hold it.
+// kInt8MaxCols * 127 * 128 < 2^31, so an int32 sum over K cannot overflow. We never quantise to -128, but a weight from
+// a foreign artifact may hold it.
 inline constexpr std::int64_t kInt8MaxCols = 132104;
 constexpr std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -63,7 +64,7 @@ constexpr std::int64_t PackedInt8Bytes(std::int64_t n, std::int64_t k) {
   return RoundUp(n, kInt8TileRows) * Int8PaddedK(k);
 }
 
-// codes [N, K] row-major -> tiles [PackedInt8Bytes(N, K)] and row_sum [RoundUp(N, 16)]. A change of place: no rounding.
+// codes [N, K] row-major -> tiles [PackedInt8Bytes(N, K)] and row_sum [RoundUp(N, 16)]. Only reorders; no rounding.
 void PackInt8Weight(const std::int8_t* codes, std::int64_t n, std::int64_t k, std::int8_t* tiles,
                     std::int32_t* row_sum);
 

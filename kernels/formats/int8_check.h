@@ -13,11 +13,11 @@ inline absl::Status CheckQuantizedRows(const char* op, const char* field, const 
                                                    "] with a stride that is a multiple of 64"));
   }
   if (rows != 0 && ((bits == 16 ? q.wide_codes == nullptr : q.codes == nullptr) || q.scale == nullptr)) {
-    return absl::InvalidArgumentError(absl::StrCat(op, ": ", field, " has no codes of ", bits, " bits or no scale"));
+    return absl::InvalidArgumentError(absl::StrCat(op, ": ", field, " lacks ", bits, "-bit codes or a scale"));
   }
   const bool lists = q.outlier_index != nullptr && q.outlier_value != nullptr;
   if (rows != 0 && q.num_outliers != nullptr && !lists) {
-    return absl::InvalidArgumentError(absl::StrCat(op, ": ", field, " counts outliers but has no list of them"));
+    return absl::InvalidArgumentError(absl::StrCat(op, ": ", field, " has num_outliers but no outlier lists"));
   }
   return absl::OkStatus();
 }
@@ -28,18 +28,18 @@ inline absl::Status CheckMaxOutliers(const char* op, const QuantizedRows& q, int
         absl::StrCat(op, ": max_outliers is ", max_outliers, ", wanted 0 to ", kMaxOutliers));
   }
   return CheckThat(max_outliers == 0 || q.num_outliers != nullptr || q.rows == 0, op,
-                   "outlier buffers where max_outliers is not 0");
+                   "outlier buffers when max_outliers > 0");
 }
 
 inline absl::Status CheckQuantizeOptions(const char* op, const QuantizeOptions& how, int max_outliers) {
   if (how.bits != 4 && how.bits != 8 && how.bits != 16) {
     return absl::InvalidArgumentError(absl::StrCat(op, ": bits is ", how.bits, ", wanted 4, 8 or 16"));
   }
-  // Below, the reciprocal of the scale would be infinite.
+  // A smaller min_absmax could make the reciprocal of the scale infinite.
   if (!(how.min_absmax >= 1e-30f)) {
     return absl::InvalidArgumentError(absl::StrCat(op, ": min_absmax is ", how.min_absmax, ", wanted at least 1e-30"));
   }
-  return CheckThat(!how.per_tensor || max_outliers == 0, op, "max_outliers 0 where one scale serves all rows");
+  return CheckThat(!how.per_tensor || max_outliers == 0, op, "max_outliers 0 when per_tensor is set");
 }
 
 }  // namespace nibble::kernels

@@ -18,8 +18,8 @@ inline absl::Status CheckKvCache(const char* op, const KvCacheView& cache, std::
   return absl::OkStatus();
 }
 
-// Every row has a sequence and a position with a page; rows of one sequence ascend. `all_pages`: pages before the row's
-// own are looked at too (attention reads them).
+// Checks that every row has a known sequence and a position with a page, and that rows of one sequence ascend.
+// `all_pages` also checks the pages before the row's own (attention reads them).
 inline absl::Status CheckKvRows(const char* op, const KvCacheView& cache, const KvRows& rows, bool all_pages) {
   if (rows.num_rows == 0) return absl::OkStatus();
   NIBBLE_KERNEL_CHECK(CheckThat(

@@ -1,6 +1,6 @@
-// NF4: 4-bit codes into a fixed table of normal quantiles, one absmax for 64 weights along a row.
-// Layout: row r of [N, K] takes ceil(K / 2) bytes, element 0 in the HIGH nibble of byte 0; blocks of 64 begin anew at
-// each row, the last may be partial. A zero block has absmax 0 and code 7 (docs/numerics.md 4).
+// NF4: 4-bit codes into a fixed table of normal quantiles, one absmax per 64 weights along a row.
+// Layout: row r of [N, K] takes ceil(K / 2) bytes, element 0 in the HIGH nibble of byte 0. Each row starts a new block
+// of 64; its last block may be partial. A zero block has absmax 0 and code 7 (docs/numerics.md 4).
 #pragma once
 #include <array>
 #include <cstdint>
@@ -25,7 +25,7 @@ inline constexpr std::array<float, 15> kNf4Thresholds = {
 constexpr std::int64_t Nf4RowBytes(std::int64_t k) { return (k + 1) / 2; }
 constexpr std::int64_t Nf4RowBlocks(std::int64_t k) { return (k + kNf4Block - 1) / kNf4Block; }
 
-// A weight [N, K]. absmax is plain f32: kernels see double quantisation undone (formats/double_quant.h).
+// A weight [N, K]. absmax is plain f32: callers undo double quantisation first (formats/double_quant.h).
 struct Nf4Weight {
   const std::uint8_t* codes = nullptr;  // [N, Nf4RowBytes(K)]
   const float* absmax = nullptr;        // [N, Nf4RowBlocks(K)]

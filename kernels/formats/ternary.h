@@ -1,15 +1,15 @@
-// Ternary weights: codes -1, 0, 1 of 2 bits each (stored as code + 1) and one f32 scale a tensor, s = max(mean|w|,
-// 1e-5), code = clamp(rne(w * (1 / s)), -1, 1) (docs/numerics.md 2). Made once: ternarising {-s, 0, s} again would
-// shrink it.
+// Ternary weights: codes -1, 0, 1 of 2 bits each (stored as code + 1) and one f32 scale per tensor,
+// s = max(mean|w|, 1e-5), code = clamp(rne(w * (1 / s)), -1, 1) (docs/numerics.md 2). Ternarise a weight only once:
+// doing it again to {-s, 0, s} would shrink s.
 //
-// Two places for the same codes:
-// - rows, what artifacts store: [N, ceil(K / 4)] bytes, code k of a row at bits 2 * (k % 4) of byte k / 4; the
+// Two layouts of the same codes:
+// - rows, stored in artifacts: [N, ceil(K / 4)] bytes, code k of a row at bits 2 * (k % 4) of byte k / 4; the
 //   rest of the last byte is 0.
-// - tiles, what products read: 16 outputs by 16 k in 64 bytes, tiles of one group of outputs along k. Byte
-//   ((n / 16) * padded_k / 16 + k / 16) * 64 + (n % 16) * 4 + k % 4 holds k, k + 4, k + 8, k + 12 of its block, from
-//   the lowest bits on. So one 64-byte load gives, by a shift and a mask each, four operands of a 4-way dot product
-//   with 16 outputs in the lanes, and an activation's 4 bytes are a broadcast. Places outside [N, K] hold code 0 (byte
-//   0x55).
+// - tiles, read by products: 16 outputs by 16 k in 64 bytes; the tiles of one group of outputs follow each other along
+//   k. Byte ((n / 16) * padded_k / 16 + k / 16) * 64 + (n % 16) * 4 + k % 4 holds k, k + 4, k + 8, k + 12 of its block,
+//   lowest bits first. One 64-byte load then gives, by a shift and a mask each, four operands of a 4-way dot product
+//   with 16 outputs in the lanes, and an activation's 4 bytes are a broadcast. Elements outside [N, K] hold code 0
+//   (byte 0x55).
 #pragma once
 #include <cstdint>
 
@@ -21,8 +21,9 @@ namespace nibble::kernels {
 inline constexpr float kTernaryMinScale = 1e-5f;
 inline constexpr float kBitNetMinAbsmax = 1e-5f;
 inline constexpr std::int64_t kTernaryTileRows = 16;
-inline constexpr std::int64_t kTernaryBlock = 16;  // k in a tile
-// |acc| < 2^31 for activations of 16 bits; for 8 bits, where it would allow 16 million, what is tested.
+inline constexpr std::int64_t kTernaryBlock = 16;  // k per tile
+// kTernaryMaxColsWide keeps |acc| < 2^31 for 16-bit activations. For 8 bits that bound would allow K = 16 million;
+// kTernaryMaxCols is the largest K tested.
 inline constexpr std::int64_t kTernaryMaxColsWide = 65536;
 inline constexpr std::int64_t kTernaryMaxCols = 262144;
 
@@ -32,8 +33,8 @@ constexpr std::int64_t PackedTernaryBytes(std::int64_t n, std::int64_t k) {
   return RoundUp(n, kTernaryTileRows) * TernaryPaddedK(k) / 4;
 }
 
-// A weight [N, K] as the products read it. The scale is a vector so that q, k, v or gate and up can lie in one weight;
-// one tensor has the same value N times.
+// A weight [N, K] as the products read it. The scale is a vector so that q, k, v or gate and up can share one weight;
+// a single tensor repeats its scale N times.
 struct PackedTernaryWeight {
   const std::uint8_t* tiles = nullptr;  // [PackedTernaryBytes(N, K)]
   const float* scale = nullptr;         // [N]
@@ -42,7 +43,7 @@ struct PackedTernaryWeight {
   std::int64_t padded_k = 0;            // TernaryPaddedK(K)
 };
 
-// Where the byte of w[n, k] lies in the tiles, and the code in it.
+// Position of w[n, k]'s byte in the tiles, and the shift of its code within that byte.
 constexpr std::int64_t TernaryByte(std::int64_t padded_k, std::int64_t n, std::int64_t k) {
   return (n / 16 * (padded_k / 16) + k / 16) * 64 + n % 16 * 4 + k % 4;
 }
@@ -59,8 +60,8 @@ constexpr std::uint32_t TransposeTernary(std::uint32_t x) {
   return x ^ swap ^ (swap << 12);
 }
 
-// codes [N, K], each -1, 0 or 1 -> rows [N, TernaryRowBytes(K)], and back. Changes of place: no rounding. Both answer
-// false, and stop, at a code that is none: another number, or 3 or set bits past K in the rows.
+// codes [N, K], each -1, 0 or 1 -> rows [N, TernaryRowBytes(K)], and back. Only reorder; no rounding. Both stop and
+// return false at an invalid code: another number, or in the rows a 3 or set bits past K.
 [[nodiscard]] bool TernaryCodesToRows(const std::int8_t* codes, std::int64_t n, std::int64_t k, std::uint8_t* rows);
 [[nodiscard]] bool TernaryRowsToCodes(const std::uint8_t* rows, std::int64_t n, std::int64_t k, std::int8_t* codes);
 // rows -> tiles [PackedTernaryBytes(N, K)], and back.

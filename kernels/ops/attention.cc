@@ -17,8 +17,9 @@ absl::Status Attention(const AttentionArgs& args, const Stream& stream) {
   const std::int64_t cols = args.num_heads * args.cache.head_dim;
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "q", args.q, args.rows.num_rows, cols, kFloats));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "out", args.out, args.rows.num_rows, cols, kFloats));
+  // Another tile may still read q when a tile writes out.
   NIBBLE_KERNEL_CHECK(CheckThat(args.rows.num_rows == 0 || args.out.data != args.q.data, kOp,
-                                "out that is not q: another tile may still read it"));
+                                "out that does not alias q"));
   if (stream.device == DeviceKind::kCpu) {
     NIBBLE_KERNEL_CHECK(CheckKvRows(kOp, args.cache, args.rows, /*all_pages=*/true));
   }

@@ -10,7 +10,7 @@ namespace nibble::kernels {
 // keys in pages of kKvPageTokens from position 0 (masked keys score -inf); a score is one fused multiply-add chain over
 // the dimensions, times scale; a page's exponentials (our polynomial) are taken against the running maximum, summed
 // over 16 virtual lanes and a fixed tree; the output is one chain over the keys in order (masked values are not read),
-// rescaled once a page and divided by the sum at the end; logsumexp = maximum + log(sum).
+// rescaled once per page and divided by the sum at the end; logsumexp = maximum + log(sum).
 //   q          [T, H * d]   f32 | bf16, after rope
 //   out        [T, H * d]   f32 | bf16; overwritten; must not alias q
 //   logsumexp  [T, H]       f32, or null; for the backward pass

@@ -3,7 +3,7 @@
 
 namespace nibble::kernels {
 
-// A Vec is two of the 16 registers; one broadcast needs another.
+// A Vec takes two of the 16 registers; two are left for a broadcast.
 LaunchResult AttentionAvx2(const AttentionArgs& args, const Stream& stream) {
   return TiledAttention<Vec16Avx2, /*kMaxBlock=*/6, /*kRegisters=*/7>::Run(args, stream);
 }

@@ -1,4 +1,4 @@
-// Plain loops, one output row after the other: what the tiled paths must equal, bit for bit.
+// Plain loops, one output row at a time: the reference that the tiled paths must equal, bit for bit.
 #include <algorithm>
 #include <cmath>
 #include <limits>

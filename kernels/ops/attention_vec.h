@@ -1,7 +1,7 @@
 // The body of attention.h for vectors of real registers (vec16_avx2.h, vec16_avx512.h): the operations of
 // attention_cpu.cc, for a tile of queries at a time. A tile holds rows of one sequence and the heads that share one KV
 // head, so that a page of keys and values is loaded once for all of them. Queries are independent of each other, so
-// neither tile nor block sizes touch a bit of the result.
+// tile and block sizes do not affect the result's bits.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -50,7 +50,7 @@ class TiledAttention {
   static constexpr int kKeys = static_cast<int>(kKvPageTokens);
   static constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
-  // Vectors side by side (4, 2 or 1, at most `most`) for a block of so many queries.
+  // Number of vectors side by side (4, 2 or 1, at most `most`) for a block of `block` queries.
   static constexpr int Wide(int block, int most) {
     int wide = most;
     while (wide > 1 && (block + 1) * wide > kRegisters) wide /= 2;
@@ -158,7 +158,7 @@ class TiledAttention {
     return n;
   }
 
-  // Queries of the tile as f32, row after row; outputs, maxima and sums at their start.
+  // Copies the tile's queries as f32, row by row; sets outputs, maxima and sums to their initial values.
   void Begin(const Tile& tile, std::int64_t kv_head) {
     std::int64_t n = 0;
     for (std::int64_t r = 0; r < tile.num_rows; ++r) {
@@ -181,8 +181,8 @@ class TiledAttention {
     return (tile.row + r) * stride + (kv_head * group + tile.head + h) * d_;
   }
 
-  // p[q] = scale * q . k for the 32 keys of a page: lanes are keys, one chain over the dimensions each. The next page's
-  // slab is prefetched on the way: pages lie anywhere, so the processor cannot foresee them.
+  // p[q] = scale * q . k for the 32 keys of a page: lanes are keys, one chain over the dimensions each. Prefetches the
+  // next page's slab meanwhile: pages may lie anywhere, so the processor cannot predict them.
   template <typename T, int kBlock>
   void Scores(const T* keys, int first, const T* next) {
     constexpr int kWide = Wide(kBlock, 2);
@@ -195,7 +195,7 @@ class TiledAttention {
         for (int w = 0; w < kWide; ++w) acc[b][w] = Vec::Zero();
       }
       for (std::int64_t i = 0; i < d_; ++i) {
-        if (key == 0 && next != nullptr) {  // 64 elements, of 2 * 32 * d
+        if (key == 0 && next != nullptr) {  // 64 of its 2 * 32 * d elements
 #pragma GCC unroll 4
           for (std::size_t line = 0; line < sizeof(T); ++line)
             __builtin_prefetch(next + 64 * i + 64 / sizeof(T) * line, 0, 2);
@@ -219,7 +219,7 @@ class TiledAttention {
     }
   }
 
-  // Scores of the page become exponentials against the new running maxima; sums and outputs are rescaled.
+  // Turns the page's scores into exponentials against the new running maxima; rescales sums and outputs.
   void Softmax(int first, int queries) {
     alignas(64) float correction[kMaxQueries] = {};
     for (int q = first; q < queries; ++q) {
@@ -253,8 +253,8 @@ class TiledAttention {
     }
   }
 
-  // o[q] += p[q] . v over the keys that each query sees, in order. Later rows see more: what all of the block see is
-  // done together, the rest one query at a time.
+  // o[q] += p[q] . v over the keys that each query sees, in order. Later rows see more keys: the keys that the whole
+  // block sees are added together, the rest one query at a time.
   template <typename T, int kBlock>
   void AddValues(const T* values, int first) {
     const int shared = seen_[first];
@@ -272,8 +272,8 @@ class TiledAttention {
       AddColumns<T, kBlock, kWide>(values, first, column, begin, end);
     for (; column + 16 <= d_; column += 16) AddColumns<T, kBlock, 1>(values, first, column, begin, end);
     if (column == d_) return;
-    // The last columns, fewer than 16. A full load runs into the next position's values, whose lanes are not used; at
-    // the end of the page it would leave the page.
+    // The last columns, fewer than 16. A full load also reads the next position's values, whose lanes are not used; at
+    // the end of the page it would read past the page.
     const int inside = static_cast<int>((kKeys * d_ - 16 - column) / d_) + 1;
     AddColumns<T, kBlock, 1>(values, first, column, begin, std::min(end, inside));
     for (int key = std::max(begin, inside); key < end; ++key) {
@@ -343,7 +343,7 @@ class TiledAttention {
   std::int64_t padded_d_;
   std::unique_ptr<float[]> scratch_;
   float* q_;  // [queries, d]
-  float* o_;  // [queries, padded_d]; lanes past d hold anything
+  float* o_;  // [queries, padded_d]; lanes past d are undefined
   float* p_;  // [queries, 32], scores and then exponentials
   float max_[kMaxQueries];
   float sum_[kMaxQueries];

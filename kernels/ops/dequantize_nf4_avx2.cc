@@ -6,12 +6,12 @@
 namespace nibble::kernels {
 namespace {
 
-// The sixteen values a block can take are made once, rounded, and fetched by byte shuffles: one rounding a value, as in
-// the plain loops.
+// The sixteen possible values of a block are computed and rounded once, then looked up by byte shuffles: one rounding
+// per value, as in the plain loops.
 struct Avx2 {
   static Vec16Avx2 Values(float absmax) { return Vec16Avx2::Load(kNf4Book.data()) * Vec16Avx2::Set1(absmax); }
 
-  // The codes of 16 bytes in the order of their elements: elements 0..15 in the low lane's half, 16..31 in the high.
+  // The codes of 16 bytes in the order of their elements: elements 0..15 in the low lane, 16..31 in the high lane.
   static __m256i Codes(const std::uint8_t* codes) {
     const __m128i byte = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
     const __m128i nibble = _mm_set1_epi8(15);
@@ -24,7 +24,7 @@ struct Avx2 {
     std::uint16_t value[16];
     Values(absmax).Store(reinterpret_cast<BF16*>(value));
     const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(value));
-    // Low bytes and high bytes of the table apart, each in both lanes.
+    // The table's low bytes and high bytes separately, each in both lanes.
     const __m256i low_words = _mm256_and_si256(words, _mm256_set1_epi16(255));
     const __m256i high_words = _mm256_srli_epi16(words, 8);
     const __m256i low_bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(low_words, low_words), 0x88);
@@ -47,7 +47,7 @@ struct Avx2 {
       std::uint32_t four;
       std::copy_n(codes + 4 * i, sizeof four, reinterpret_cast<std::uint8_t*>(&four));
       const __m256i byte = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(static_cast<int>(four)));
-      // Even lanes the high nibble, odd lanes the low one; the permute reads three bits, the blend the fourth.
+      // Even lanes take the high nibble, odd lanes the low one; the permute reads three bits, the blend the fourth.
       const __m256i at = _mm256_or_si256(_mm256_srli_epi64(byte, 4), _mm256_slli_epi64(byte, 32));
       const __m256 low = _mm256_permutevar8x32_ps(values.lo, at);
       const __m256 high = _mm256_permutevar8x32_ps(values.hi, at);

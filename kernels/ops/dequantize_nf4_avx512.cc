@@ -6,8 +6,8 @@
 namespace nibble::kernels {
 namespace {
 
-// The sixteen values a block can take are made once, rounded, and fetched by a permute: one rounding a value, as in the
-// plain loops.
+// The sixteen possible values of a block are computed and rounded once, then looked up by a permute: one rounding per
+// value, as in the plain loops.
 struct Avx512 {
   static __m512 Values(float absmax) {
     return _mm512_mul_ps(_mm512_loadu_ps(kNf4Book.data()), _mm512_set1_ps(absmax));
@@ -17,7 +17,7 @@ struct Avx512 {
     const __m512 values = Values(absmax);
     for (int i = 0; i < 4; ++i) {
       const __m512i byte = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + 8 * i)));
-      // Even lanes the high nibble, odd lanes the whole byte: vpermps reads four bits of an index.
+      // Even lanes take the high nibble, odd lanes the whole byte: vpermps reads four bits of an index.
       const __m512i at = _mm512_or_si512(_mm512_srli_epi64(byte, 4), _mm512_slli_epi64(byte, 32));
       _mm512_storeu_ps(out + 16 * i, _mm512_permutexvar_ps(at, values));
     }

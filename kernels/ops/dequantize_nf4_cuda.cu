@@ -4,7 +4,7 @@
 namespace nibble::kernels {
 namespace {
 
-// Eight elements of one thread: four bytes in, sixteen (bf16) or thirty-two (f32) out. All lie in one block.
+// One thread stores eight elements, all of one block: four bytes in, sixteen (bf16) or thirty-two (f32) out.
 __device__ void Store8(float* out, const float* value) {
   reinterpret_cast<float4*>(out)[0] = make_float4(value[0], value[1], value[2], value[3]);
   reinterpret_cast<float4*>(out)[1] = make_float4(value[4], value[5], value[6], value[7]);
@@ -18,7 +18,7 @@ __device__ void Store8(BF16* out, const float* value) {
       make_uint4(Pair(value[0], value[1]), Pair(value[2], value[3]), Pair(value[4], value[5]), Pair(value[6], value[7]));
 }
 
-// Rows that are multiples of eight elements, codes aligned to 4 bytes and out to 16.
+// Requires K to be a multiple of eight, codes aligned to 4 bytes and out to 16.
 template <typename T>
 __global__ void DequantizeAligned(Nf4Weight w, Nf4BookValue book_value, T* out, std::int64_t stride) {
   __shared__ float book[16];
@@ -41,7 +41,7 @@ __global__ void DequantizeAligned(Nf4Weight w, Nf4BookValue book_value, T* out, 
   }
 }
 
-// Any shape: a thread takes a byte.
+// Any shape: one byte per thread.
 template <typename T>
 __global__ void DequantizeBytes(Nf4Weight w, Nf4BookValue book_value, T* out, std::int64_t stride) {
   __shared__ float book[16];

@@ -1,4 +1,4 @@
-// The walk over rows and blocks that every CPU path of dequantize_nf4 shares. A Path lives in an anonymous namespace,
+// The loop over rows and blocks that every CPU path of dequantize_nf4 shares. A Path lives in an anonymous namespace,
 // so that no instantiation made with one instruction set is linked into another's path.
 #pragma once
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace nibble::kernels {
 
-// About 16k elements a piece: below that a second thread costs more than it brings.
+// About 16k elements per piece: for fewer, a second thread costs more than it saves.
 inline constexpr std::int64_t kDequantizeNf4PieceElements = 16384;
 
 // Path::Block(const std::uint8_t* codes, float absmax, T* out) writes the 64 elements of 32 bytes.

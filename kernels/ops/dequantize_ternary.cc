@@ -10,7 +10,7 @@ absl::Status DequantizeTernary(const DequantizeTernaryArgs& args, const Stream& 
   const PackedTernaryWeight& w = args.w;
   NIBBLE_KERNEL_CHECK(CheckTernaryWeight(kOp, w, kTernaryMaxCols));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "out", args.out, w.rows, w.cols, {DType::kF32, DType::kBF16, DType::kI8}));
-  NIBBLE_KERNEL_CHECK(CheckThat(args.out.dtype != DType::kI8 || w.scale == nullptr, kOp, "no scale where out is i8"));
+  NIBBLE_KERNEL_CHECK(CheckThat(args.out.dtype != DType::kI8 || w.scale == nullptr, kOp, "no scale when out is i8"));
   if (w.rows == 0 || w.cols == 0) return absl::OkStatus();
   return Launch(kDequantizeTernaryTable, args, stream);
 }

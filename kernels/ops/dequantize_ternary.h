@@ -4,10 +4,10 @@
 
 namespace nibble::kernels {
 
-// out = rn_out(float(code) * scale of the row); without a scale the codes themselves, which every type holds exactly:
-// what a float product of the backward pass, (g * W_codes) * s, multiplies with.
+// out = rn_out(float(code) * scale of the row). Without a scale, out holds the codes themselves, which every type
+// represents exactly: the float product of the backward pass, (g * W_codes) * s, multiplies with them.
 //   w    [N, K]   formats/ternary.h, tiles; scale [N] f32, or null
-//   out  [N, K]   f32 | bf16; i8 without a scale; overwritten
+//   out  [N, K]   f32 | bf16; i8 only without a scale; overwritten
 // Same bits on every path.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
 // Source: docs/numerics.md 2 and 10. Golden: tests/golden/kernels (torch).

@@ -1,4 +1,4 @@
-// Plain loops: what the fast paths must equal.
+// Plain loops: the reference that the fast paths must equal.
 #include "kernels/ops/dequantize_ternary_table.h"
 
 namespace nibble::kernels {

@@ -1,4 +1,4 @@
-// The fast path of dequantize_ternary over any Vec: a block's word is a look-up of sixteen values.
+// The fast path of dequantize_ternary over any Vec: one block's word selects sixteen values from a table.
 #pragma once
 #include <cstring>
 

@@ -7,7 +7,7 @@ namespace nibble::kernels {
 
 absl::Status DoubleDequantize(const DoubleDequantizeArgs& args, const Stream& stream) {
   constexpr const char* kOp = "double_dequantize";
-  NIBBLE_KERNEL_CHECK(CheckThat(args.n >= 0, kOp, "n not negative"));
+  NIBBLE_KERNEL_CHECK(CheckThat(args.n >= 0, kOp, "n >= 0"));
   if (args.n == 0) return absl::OkStatus();
   NIBBLE_KERNEL_CHECK(CheckThat(args.codes != nullptr && args.factor != nullptr && args.absmax != nullptr, kOp,
                                 "codes, factor and absmax, got null"));

@@ -9,7 +9,7 @@ namespace nibble::kernels {
 
 absl::Status DoubleQuantize(const DoubleQuantizeArgs& args, const Stream& stream) {
   constexpr const char* kOp = "double_quantize";
-  NIBBLE_KERNEL_CHECK(CheckThat(args.n >= 0, kOp, "n not negative"));
+  NIBBLE_KERNEL_CHECK(CheckThat(args.n >= 0, kOp, "n >= 0"));
   NIBBLE_KERNEL_CHECK(CheckThat(args.offset != nullptr, kOp, "offset, got null"));
   NIBBLE_KERNEL_CHECK(CheckThat(
       args.n == 0 || (args.absmax != nullptr && args.codes != nullptr && args.factor != nullptr), kOp,

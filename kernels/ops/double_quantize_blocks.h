@@ -1,4 +1,4 @@
-// The walk over blocks that every CPU path of double_quantize shares. A Path lives in an anonymous namespace, so that
+// The loop over blocks that every CPU path of double_quantize shares. A Path lives in an anonymous namespace, so that
 // no instantiation made with one instruction set is linked into another's path.
 #pragma once
 #include <algorithm>
@@ -18,7 +18,7 @@ static inline float DoubleQuantFactor(float max_abs) {
 // Path::MaxAbs(absmax, n, offset) is max|absmax - offset|; Path::Codes writes n codes.
 template <typename Path>
 LaunchResult DoubleQuantizeOn(const DoubleQuantizeArgs& args, const Stream& stream) {
-  double sum = 0;  // one chain, in order: the same mean whatever the path and the threads
+  double sum = 0;  // one chain, in order: the same mean for every path and thread count
   for (std::int64_t i = 0; i < args.n; ++i) sum += static_cast<double>(args.absmax[i]);
   const float offset = args.n == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(args.n));
   *args.offset = offset;

@@ -1,4 +1,4 @@
-// The AVX paths of double_quantize, one text over the vectors of kernels/vec16_*.h.
+// The AVX paths of double_quantize: one template over the vectors of kernels/vec16_*.h.
 #pragma once
 #include "kernels/ops/double_quantize_blocks.h"
 

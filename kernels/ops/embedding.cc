@@ -19,7 +19,7 @@ absl::Status Embedding(const EmbeddingArgs& args, const Stream& stream) {
     NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "table", args.table, vocabulary, cols, kFloats));
   }
   NIBBLE_KERNEL_CHECK(
-      CheckThat(args.num_ids >= 0 && (args.num_ids == 0 || args.ids != nullptr), kOp, "ids that are not null"));
+      CheckThat(args.num_ids >= 0 && (args.num_ids == 0 || args.ids != nullptr), kOp, "num_ids >= 0 and ids not null"));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "out", args.out, args.num_ids, cols, kFloats));
   if (stream.device == DeviceKind::kCpu) {
     for (std::int64_t t = 0; t < args.num_ids; ++t) {

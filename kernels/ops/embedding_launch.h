@@ -12,7 +12,7 @@ namespace nibble::kernels {
 struct EmbeddingArgs {
   const std::int32_t* ids = nullptr;
   std::int64_t num_ids = 0;
-  ConstMatrix table;        // the float form; data null when the int8 form is given
+  ConstMatrix table;        // the float form; data is null when the int8 form is used
   PackedInt8Weight packed;  // the int8 form: an embedding tied to an int8 head is read from the same codes
   Matrix out;
 };

@@ -1,5 +1,5 @@
-// One row to integer codes with its outliers, over any Vec: shared by the fast paths of quantize_int8 and
-// rms_norm_quantize. A Source gives the row's elements in f32: Load(k) 16 of them, LoadPartial(k, n) the first n and
+// Quantises a row to integer codes with its outliers, over any Vec: shared by the fast paths of quantize_int8 and
+// rms_norm_quantize. A Source returns the row's elements in f32: Load(k) 16 of them, LoadPartial(k, n) the first n and
 // zeros.
 #pragma once
 #include <bit>
@@ -11,7 +11,7 @@
 
 namespace nibble::kernels {
 
-// Rows a range at least: waking another thread costs about as much as 16 Ki elements of work.
+// Minimum rows per range: waking another thread costs about as much as 16 Ki elements of work.
 constexpr std::int64_t RowGrain(std::int64_t cols) { return cols >= 16384 || cols == 0 ? 1 : 16384 / cols; }
 
 // The elements of a row in memory.
@@ -30,13 +30,13 @@ inline void ForEachVector(const Source& source, std::int64_t cols, Body body) {
   if (k < cols) body(k, source.LoadPartial(k, static_cast<int>(cols - k)));
 }
 
-// The largest magnitudes seen so far, largest first; among equals the one seen first stays before.
+// The largest magnitudes seen so far, largest first; among equals the one seen first stays first.
 template <typename Vec>
 class OutlierList {
  public:
   explicit OutlierList(int capacity) : capacity_(capacity) {}
 
-  // Returns the magnitude that is not (or no longer) in the list: 0 when there was room.
+  // Returns the magnitude that was dropped from the list or not inserted; 0 if there was room.
   float Insert(std::int32_t index, float value) {
     const float magnitude = value < 0.0f ? -value : value;
     if (size_ == capacity_ && magnitude <= magnitude_[size_ - 1]) return magnitude;
@@ -53,7 +53,7 @@ class OutlierList {
     return dropped;
   }
 
-  // Writes them in ascending order of index; takes their codes out of the row.
+  // Writes the outliers in ascending order of index and sets their codes to 0.
   void Emit(const QuantizedRows& out, std::int64_t row, int bits) {
     for (int i = 1; i < size_; ++i) {
       const std::int32_t index = index_[i];
@@ -95,7 +95,7 @@ inline float RowAbsmax(const Source& source, std::int64_t cols) {
   return max.ReduceMax();
 }
 
-// Scale and codes of a row (T i8 or i16) by its absmax, padding included; elements become codes, outliers too.
+// Writes the scale and codes (T is i8 or i16) of a row from its absmax, padding included; outliers get codes too.
 template <typename Vec, typename Source, typename T>
 inline void WriteCodes(const Source& source, float absmax, const QuantizeOptions& how, const QuantizedRows& out,
                        std::int64_t row, T* codes) {
@@ -142,7 +142,7 @@ inline void QuantizeRow(const Source& source, std::int64_t cols, int max_outlier
   const float threshold = kOutlierRatio * (sum.ReduceSum() / static_cast<float>(cols));
   OutlierList<Vec> outliers(max_outliers);
   if (absmax > threshold) {
-    // Few vectors hold a candidate; what is not chosen counts for the scale of the rest.
+    // Few vectors hold a candidate; candidates that are not chosen count for the scale of the rest.
     const Vec limit = Vec::Set1(threshold);
     Vec rest = Vec::Zero();
     absmax = 0.0f;
@@ -170,8 +170,8 @@ inline void QuantizeRow(const Source& source, std::int64_t cols, int max_outlier
   outliers.Emit(out, row, how.bits);
 }
 
-// All rows; source_of(row) gives the Source of one, and may be asked twice. With one scale for all, absmax first lies
-// in the rows' places of out.scale.
+// Quantises all rows. source_of(row) returns the Source of one and may be called twice. With one scale for all rows,
+// out.scale first holds each row's absmax.
 template <typename Vec, typename SourceOf>
 inline void QuantizeAllRows(SourceOf source_of, int max_outliers, const QuantizeOptions& how, const QuantizedRows& out,
                             const Stream& stream) {

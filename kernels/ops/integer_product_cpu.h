@@ -1,4 +1,4 @@
-// The plain loops of the integer products (matmul_int8, matmul_ternary): an exact sum, then the one epilogue of all paths.
+// The plain loops of the integer products (matmul_int8, matmul_ternary): an exact sum, then the epilogue of all paths.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace nibble::kernels {
 
-// y[row, n] = (float(sum over k of x_code(row, k) * w_code(n, k)) * x.scale) * w.scale, the row's outliers, bias. `Args` is that of
-// either op.
+// y[row, n] = (float(sum over k of x_code(row, k) * w_code(n, k)) * x.scale) * w.scale, plus the row's outliers and the
+// bias. `Args` is the argument type of either op.
 template <typename Args, typename XCode, typename WCode>
 LaunchResult IntegerProductCpu(const Args& args, const Stream& stream, XCode x_code, WCode w_code) {
   const QuantizedRows& x = args.x;

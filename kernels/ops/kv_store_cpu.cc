@@ -5,7 +5,7 @@
 namespace nibble::kernels {
 namespace {
 
-// Keys to column `slot` of [head_dim, kKvPageTokens], values to row `slot` of [kKvPageTokens, head_dim].
+// Writes keys to column `slot` of [head_dim, kKvPageTokens], values to row `slot` of [kKvPageTokens, head_dim].
 template <typename FromK, typename FromV, typename To>
 void StoreRow(const FromK* k, const FromV* v, std::int64_t head_dim, std::int64_t slot, To* slab) {
   To* values = slab + head_dim * kKvPageTokens + slot * head_dim;
@@ -13,7 +13,7 @@ void StoreRow(const FromK* k, const FromV* v, std::int64_t head_dim, std::int64_
   for (std::int64_t i = 0; i < head_dim; ++i) values[i] = RoundTo<To>(ToFloat(v[i]));
 }
 
-// One KV head of all rows, in order: a page's first position zeroes it before any other row writes to it.
+// Stores one KV head of all rows, in order: a page's first position zeroes it before any other row writes to it.
 template <typename FromK, typename FromV, typename To>
 void StoreHead(const KvStoreArgs& args, std::int64_t head) {
   const KvCacheView& cache = args.cache;

@@ -4,8 +4,8 @@
 
 namespace nibble::kernels {
 
-// y = rn_y(x * w^T + bias) with one fused multiply-add chain an output, over k in order, from 0; bias added last where there is
-// one. The float layers of a promised artifact, and adapters.
+// y = rn_y(x * w^T + bias) with one fused multiply-add chain per output, over k in order, from 0; a bias is added last.
+// For the float layers of an artifact with guaranteed bits, and for adapters.
 //   x     [M, K]   f32 | bf16
 //   w     [N, K]   f32 | bf16 panels (formats/dense.h); bf16 is widened exactly
 //   bias  [N]      f32, or null

@@ -1,4 +1,4 @@
-// Plain loops: what the fast paths must equal.
+// Plain loops: the reference that the fast paths must equal.
 #include <cmath>
 
 #include "kernels/ops/matmul_dense_table.h"

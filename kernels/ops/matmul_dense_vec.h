@@ -30,7 +30,8 @@ inline void DenseBlock(const MatmulDenseArgs& args, std::int64_t row, std::int64
       for (int p = 0; p < Panels; ++p) acc[r][p] = Vec::Fma(a, panels[p], acc[r][p]);
     }
   }
-  // By way of memory: an array that a loop of the epilogue indexes would live there during the products too.
+  // Copy the sums to memory: otherwise the epilogue's loop would index acc, which then would be kept in memory during
+  // the products too.
   alignas(64) float sums[Rows * Panels][16];
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
@@ -52,13 +53,13 @@ inline void DenseBlock(const MatmulDenseArgs& args, std::int64_t row, std::int64
   }
 }
 
-// Panels beside Rows that fill Sums accumulators: few rows take more panels, so that enough chains run.
+// Panels that, times Rows, fill Sums accumulators: with few rows more panels are used, so that enough chains run.
 template <int Rows, int Sums>
 constexpr int PanelsFor() {
   return Rows * 4 <= Sums ? 4 : Rows * 2 <= Sums ? 2 : 1;
 }
 
-// Rows [begin, end) by up to kDenseGroup panels.
+// Computes rows [begin, end) by up to kDenseGroup panels.
 template <typename Vec, typename X, typename W, int Rows, int Sums>
 inline void DenseGroup(const MatmulDenseArgs& args, std::int64_t begin, std::int64_t end, std::int64_t panel,
                        std::int64_t panel_end) {
@@ -93,8 +94,8 @@ void DenseRange(const MatmulDenseArgs& args, std::int64_t begin, std::int64_t en
   }
 }
 
-// Units of work are (group of panels, chunk of rows) as in matmul_int8. Sums: accumulators of type Vec that leave enough
-// registers for the operands.
+// Units of work are (group of panels, chunk of rows) as in matmul_int8. Sums is the number of accumulators of type Vec
+// that leaves enough registers for the operands.
 template <typename Vec, int Rows, int Sums>
 LaunchResult MatmulDenseVec(const MatmulDenseArgs& args, const Stream& stream) {
   constexpr std::int64_t kChunk = Rows * 16;

@@ -16,7 +16,7 @@ absl::Status MatmulInt8(const MatmulInt8Args& args, const Stream& stream) {
   const bool has_tiles = w.cols == 0 || w.tiles != nullptr;
   NIBBLE_KERNEL_CHECK(CheckThat(w.rows == 0 || (has_tiles && w.scale != nullptr && w.row_sum != nullptr), kOp,
                                 "w with tiles, scale and row_sum"));
-  NIBBLE_KERNEL_CHECK(CheckThat(args.x.rows >= 0, kOp, "x with no negative number of rows"));
+  NIBBLE_KERNEL_CHECK(CheckThat(args.x.rows >= 0, kOp, "x.rows >= 0"));
   NIBBLE_KERNEL_CHECK(CheckQuantizedRows(kOp, "x", args.x, args.x.rows, w.cols));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "y", args.y, args.x.rows, w.rows, {DType::kF32, DType::kBF16}));
   return Launch(kMatmulInt8Table, args, stream);

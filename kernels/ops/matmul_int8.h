@@ -8,7 +8,7 @@ namespace nibble::kernels {
 //   without outliers  rn_y(((float(acc) * s_row) * s_col) + bias)
 //   with              rn_y((((float(acc) * s_row) * s_col) + o * s_col) + bias),
 //                     o = chain of fmaf(x_j, float(w[n, j]), o) over the row's outliers, j ascending, from 0
-// bias is added only where there is one.
+// bias is added only if it is not null.
 //   x     [M, K]   formats/int8.h QuantizedRows
 //   w     [N, K]   formats/int8.h PackedInt8Weight
 //   bias  [N]      f32, or null

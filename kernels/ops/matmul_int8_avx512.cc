@@ -1,5 +1,5 @@
-// VNNI: vpdpbusd multiplies unsigned by signed bytes, so activation bytes are moved up by 128 (x ^ 0x80) and
-// 128 * row_sum(w) is taken off the sum: exact modulo 2^32, hence exact.
+// VNNI: vpdpbusd multiplies unsigned by signed bytes, so 128 is added to activation bytes (x ^ 0x80), and 128 times
+// row_sum(w) is subtracted from the sum: exact modulo 2^32, hence exact.
 #include "kernels/ops/matmul_int8_table.h"
 #include "kernels/ops/matmul_tiles_vec.h"
 #include "kernels/vec16_avx512.h"
@@ -47,13 +47,14 @@ struct VnniPath {
         for (int t = 0; t < Tiles; ++t) acc[r][t] = _mm512_dpbusd_epi32(acc[r][t], a, tiles[t]);
       }
     };
-    // Few rows read the weight from memory: the end of each tile already asks for the beginning of the one that this
-    // thread reads next, Tiles further on.
+    // With few rows the weight is read from memory: the end of each tile already prefetches the beginning of the tile
+    // that this thread reads next, Tiles further on.
     const std::int64_t body = args.w.padded_k - kAhead / kInt8TileRows;
     std::int64_t k = 0;
     for (; k < body; k += 4) step(k, kAhead);
     for (; k < args.w.padded_k; k += 4) step(k, kAhead + (Tiles - 1) * tile_bytes);
-    // By way of memory: an array that a loop of the epilogue indexes would live there during the products too.
+    // Copy the sums to memory: otherwise the epilogue's loop would index acc, which then would be kept in memory during
+    // the products too.
     __m512i sums[Rows * Tiles];
 #pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {

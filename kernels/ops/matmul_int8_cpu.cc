@@ -1,4 +1,4 @@
-// Plain loops: what the fast paths must equal.
+// Plain loops: the reference that the fast paths must equal.
 #include "kernels/ops/integer_product_cpu.h"
 #include "kernels/ops/matmul_int8_table.h"
 

@@ -1,6 +1,6 @@
-// Few rows: dot products straight from the weight's tiles, epilogue in the same kernel. More rows: the tiles are laid out
-// by rows in scratch for cuBLASLt (int8 in, int32 out), then one epilogue kernel. Integer sums have no order, so both
-// give the CPU's bits.
+// Few rows: dot products straight from the weight's tiles, epilogue in the same kernel. More rows: the tiles are
+// written by rows to scratch for cuBLASLt (int8 in, int32 out), then one epilogue kernel runs. Integer sums do not
+// depend on the order, so both give the CPU's bits.
 #include "kernels/cuda/integer_matmul.cuh"
 #include "kernels/ops/matmul_int8_launch.h"
 
@@ -13,12 +13,12 @@ namespace {
 
 using Epilogue = IntegerEpilogue<PackedInt8Weight>;
 
-constexpr std::int64_t kFewRows = 16;      // above, reading the weight twice more costs less than its reuse brings
+constexpr std::int64_t kFewRows = 16;      // above it, reading the weight twice more costs less than reusing it saves
 constexpr int kRowsAtATime = 4;            // rows that share one read of the tiles
 constexpr int kDotThreads = 128;
 constexpr int kDotGroups = kDotThreads / 16;
 
-// A block: 16 outputs, kRowsAtATime rows; eight groups of 16 lanes share out K.
+// A block computes 16 outputs of kRowsAtATime rows; eight groups of 16 lanes split K.
 template <typename Y>
 __global__ void __launch_bounds__(kDotThreads) Dot(Epilogue epilogue, Y* y, std::int64_t y_stride) {
   __shared__ int partial[kDotGroups][kRowsAtATime][16];
@@ -87,7 +87,7 @@ LaunchResult ManyRows(const MatmulInt8Args& args, const Epilogue& epilogue, cons
 template <typename Y>
 LaunchResult Multiply(const MatmulInt8Args& args, const Stream& stream) {
   const Epilogue epilogue{args.x, args.w, args.bias};
-  // Without columns there is nothing to unpack or to multiply: the fused kernel's sums are 0.
+  // Without columns there is nothing to unpack or multiply: the fused kernel's sums are 0.
   const bool few = args.x.rows <= kFewRows || args.w.padded_k == 0;
   return few ? FewRows<Y>(args, epilogue, stream) : ManyRows<Y>(args, epilogue, stream);
 }

@@ -1,5 +1,5 @@
-// The BEST_EFFORT product: f32 and bf16 layers of models that carry no bit promise. On the CPU each program brings its
-// library (oneDNN in nibbled, torch in nibble-trainer) at start, by Stream::library; on CUDA it is cuBLASLt.
+// The BEST_EFFORT product: f32 and bf16 layers of models without guaranteed bits. On the CPU each program sets its
+// library (oneDNN in nibbled, torch in nibble-trainer) at start, as Stream::library; on CUDA it is cuBLASLt.
 #pragma once
 #include "absl/status/status.h"
 #include "kernels/matrix.h"
@@ -8,25 +8,26 @@
 
 namespace nibble::kernels {
 
-// y = x * w^T, optionally + y. x [M, K], w [N, K], y [M, N]: f32 | bf16, each its own; accumulates in f32. M, N, K >= 1.
+// y = x * w^T, optionally + y. x [M, K], w [N, K], y [M, N]: f32 | bf16, independently. Accumulates in f32.
+// M, N, K >= 1.
 class DenseLibrary {
  public:
   virtual ~DenseLibrary() = default;
-  virtual const char* kernel_name() const = 0;  // a constant, under which its launches are counted
+  virtual const char* kernel_name() const = 0;  // a constant; launches are counted under it
   virtual absl::Status Matmul(const ConstMatrix& x, const ConstMatrix& w, const Matrix& y, bool accumulate,
                               const Stream& stream) = 0;
 };
 
-// y = rn_y(x * w^T [+ y] [+ bias]) by the library of the stream's device, in whatever order that takes.
+// y = rn_y(x * w^T [+ y] [+ bias]) by the library of the stream's device, in the library's order of summation.
 //   x     [M, K]   f32 | bf16
 //   w     [N, K]   f32 | bf16, row-major as stored
 //   bias  [N]      f32, or null
 //   y     [M, N]   f32 | bf16; overwritten, or added to when accumulate; must not alias x or w
 // Accumulates in f32 (on CUDA without TF32). Without columns (K = 0) the product is 0. On the CPU a bf16 y is rounded
-// once more where there is a bias, and by torch also where it is added to. Stream-ordered on CUDA.
+// once more if there is a bias, and by torch also if accumulate is set. Stream-ordered on CUDA.
 // Errors: InvalidArgument (shape, dtype), FailedPrecondition (a CPU stream has no library), Unimplemented (no CUDA in
-// this build), what the library answers.
-// Source: none of ours. Test: against the exact product within the bound of every order.
+// this build), errors of the library.
+// Source: none of ours. Test: against the exact product within the bound for every order of summation.
 absl::Status MatmulLibrary(const MatmulLibraryArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

@@ -1,4 +1,4 @@
-// cuBLASLt. It multiplies like by like: where one of x and w is f32, the other is widened first.
+// cuBLASLt multiplies operands of one type: if only one of x and w is f32, the other is widened first.
 #include "kernels/cuda/float_matmul.cuh"
 #include "kernels/ops/matmul_library_launch.h"
 

@@ -8,7 +8,7 @@ namespace nibble::kernels {
 absl::Status MatmulNf4(const MatmulNf4Args& args, const Stream& stream) {
   constexpr const char* kOp = "matmul_nf4";
   const Nf4Weight& w = args.w;
-  NIBBLE_KERNEL_CHECK(CheckThat(w.rows >= 0 && w.cols >= 0 && args.x.rows >= 0, kOp, "no negative dimension"));
+  NIBBLE_KERNEL_CHECK(CheckThat(w.rows >= 0 && w.cols >= 0 && args.x.rows >= 0, kOp, "w.rows, w.cols and x.rows >= 0"));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, args.x.rows, w.cols, {DType::kF32, DType::kBF16}));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "y", args.y, args.x.rows, w.rows, {DType::kF32, DType::kBF16}));
   if (args.x.rows == 0 || w.rows == 0) return absl::OkStatus();

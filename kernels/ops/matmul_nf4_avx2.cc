@@ -8,7 +8,7 @@
 namespace nibble::kernels {
 namespace {
 
-// The order of a block here: its 32 even elements, then its 32 odd ones, as in the AVX-512 path.
+// The path's order of a block: its 32 even elements, then its 32 odd ones, as in the AVX-512 path.
 
 // The sum of the lanes of each of four vectors.
 inline __m128 Sum4(__m256 a, __m256 b, __m256 c, __m256 d) {
@@ -66,7 +66,7 @@ struct Fma {
   static void Few(const float* x, std::int64_t stride, const std::uint8_t* codes, std::int64_t row_bytes,
                   const float* absmax, std::int64_t row_blocks, std::int64_t whole, float* out) {
     __m256 sum[kM][4];
-    for (int r = 0; r < 4; ++r) {  // a row of w at a time: sixteen registers hold the sums of one
+    for (int r = 0; r < 4; ++r) {  // one row of w at a time: sixteen registers hold only its sums
       __m256 even_sum[kM], odd_sum[kM];
       for (int m = 0; m < kM; ++m) even_sum[m] = odd_sum[m] = _mm256_setzero_ps();
       for (std::int64_t b = 0; b < whole; ++b) {
@@ -91,7 +91,7 @@ struct Fma {
   }
 
   static void Tile(const float* x, const float* w, std::int64_t padded_k, float* out) {
-    for (int i = 0; i < 4; i += 2) {  // 2 x 4: eight sums leave registers for what is loaded
+    for (int i = 0; i < 4; i += 2) {  // 2 x 4: eight sums leave registers for the loads
       __m256 sum[2][4];
       for (auto& row : sum) {
         for (__m256& s : row) s = _mm256_setzero_ps();

@@ -10,8 +10,9 @@
 namespace nibble::kernels {
 namespace {
 
-// The order of a block here: its 32 even elements, then its 32 odd ones. The high nibbles of its bytes are the even
-// ones, so a shift gives the first half's indices and the bytes themselves the second's: permutes ignore higher bits.
+// The path's order of a block: its 32 even elements, then its 32 odd ones. The high nibbles of the bytes are the even
+// elements, so a shift gives the indices of the first half and the bytes themselves those of the second: permutes
+// ignore higher bits.
 
 // The sum of the lanes of each of four vectors.
 inline __m128 Sum4(__m512 a, __m512 b, __m512 c, __m512 d) {
@@ -23,7 +24,7 @@ inline __m128 Sum4(__m512 a, __m512 b, __m512 c, __m512 d) {
   return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-// Asks for a cache line that may lie past the weight: an address, not a pointer into it.
+// Prefetches a cache line that may lie past the weight: computes an address, not a pointer into the weight.
 inline void Prefetch(const std::uint8_t* from, std::int64_t offset) {
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(from) + static_cast<std::uintptr_t>(offset);
   _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);  // NOLINT(performance-no-int-to-ptr)
@@ -108,7 +109,8 @@ struct Fma {
   }
 };
 
-// bf16 pairs into f32 sums, on machines that have vdpbf16ps beside what kAvx512 asks for. For few rows: more are PairProduct's.
+// bf16 pairs into f32 sums, on machines that have vdpbf16ps besides what kAvx512 requires. Only for few rows:
+// PairProduct multiplies more.
 struct Dot {
   using X = BF16;
   using Element = BF16;
@@ -170,7 +172,7 @@ struct Dot {
   }
 };
 
-// The rows of w for PairProduct: a byte of codes is a pair, its high nibble the first.
+// The rows of w for PairProduct: one byte of codes is one pair, its high nibble the first element.
 class Nf4Pairs {
  public:
   explicit Nf4Pairs(const Nf4Weight& w) : w_(w), blocks_(Nf4RowBlocks(w.cols)), row_bytes_(Nf4RowBytes(w.cols)) {}

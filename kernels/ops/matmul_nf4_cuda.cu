@@ -1,5 +1,6 @@
-// Few rows: one fused kernel, a warp an output, weights decoded as they are multiplied. More rows: w is dequantised into
-// scratch in x's type and multiplied by cuBLASLt, which costs less from a few tens of rows on (docs/numerics.md 4).
+// Few rows: one fused kernel, one warp per output, weights decoded as they are multiplied. More rows: w is dequantised
+// into scratch in x's type and multiplied by cuBLASLt, which costs less from a few tens of rows on
+// (docs/numerics.md 4).
 #include "kernels/cuda/float_matmul.cuh"
 #include "kernels/cuda/nf4.cuh"
 #include "kernels/ops/matmul_nf4_launch.h"
@@ -8,10 +9,10 @@ namespace nibble::kernels {
 namespace {
 
 constexpr std::int64_t kFewRows = 4;
-constexpr int kWarps = 4;         // outputs a block
-constexpr int kLaneElements = 8;  // four bytes of codes a lane and step; eight lanes to a block of 64
+constexpr int kWarps = 4;         // outputs per block
+constexpr int kLaneElements = 8;  // four bytes of codes per lane and step; eight lanes per block of 64
 
-// Four bytes of codes; what lies past the row reads as 0.
+// Loads four bytes of codes; bytes past the row read as 0.
 __device__ std::uint32_t LoadCodes(const std::uint8_t* row, std::int64_t at, std::int64_t row_bytes, bool aligned) {
   if (aligned && at + 4 <= row_bytes) return *reinterpret_cast<const std::uint32_t*>(row + at);
   std::uint32_t four = 0;

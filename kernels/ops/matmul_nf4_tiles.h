@@ -1,15 +1,14 @@
-// What the AVX paths of matmul_nf4 share: x is copied once into the order in which a path decodes a block's codes,
-// padded with zeros to whole blocks; few rows read the codes as they multiply, more rows multiply with tiles of decoded
-// rows of w (with vdpbf16ps by kernels/pair_product.h instead). A Path lives in an anonymous namespace, so that no
-// instantiation made with one instruction set is linked into another's path. It has
-//   X                                          the element type of args.x
-//   Element                                    f32 or bf16: what x is copied to and w is decoded to
+// Shared by the AVX paths of matmul_nf4. x is copied once into the order in which a path decodes a block's codes,
+// padded with zeros to whole blocks. For few rows the codes are decoded as they are multiplied; for more, tiles of
+// decoded rows of w are multiplied (a path with vdpbf16ps uses kernels/pair_product.h instead). A Path lives in an
+// anonymous namespace, so that no instantiation made with one instruction set is linked into another's path. It has
+//   Element                                    f32 or bf16: the type of the copy of x and of decoded w
 //   Pack(const X* x, Element* out)             64 elements of x in the path's order
 //   Decode(codes, absmax, Element* out)        64 weights, rounded to X, in the path's order
 //   Few<M>(x, stride, codes, row_bytes, absmax, row_blocks, whole, float* out)  M x 4 dot products over whole blocks,
 //                                              accumulated onto out
 //   Tile(x, w, padded_k, float* out)           4 x 4 dot products of decoded rows, overwrites out
-// Decode and Tile are missing from a path that takes few rows alone.
+// A path for few rows only lacks Decode and Tile.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -20,13 +19,14 @@
 
 namespace nibble::kernels {
 
-inline constexpr std::int64_t kMatmulNf4FewRows = 4;        // up to here the codes are read once and decoded once
+inline constexpr std::int64_t kMatmulNf4FewRows = 4;        // up to this many rows the codes are read and decoded once
 inline constexpr std::int64_t kMatmulNf4Quad = 4;           // a tile is 4 x 4: sixteen accumulators
-inline constexpr std::int64_t kMatmulNf4TileRows = 16;      // decoded rows of w at a time: 256 KiB at K = 8192 in bf16
+inline constexpr std::int64_t kMatmulNf4TileRows = 16;      // rows of w decoded at a time: 256 KiB at K = 8192 in bf16
 inline constexpr std::int64_t kMatmulNf4PieceWeights = 65536;
 
-// Codes lie one quad of rows after another, so what a quad reads now the same place of a later quad reads soon. The
-// hardware's own prefetch does not see four short rows walked side by side: cold weights came at half the speed.
+// Quads of rows follow each other in memory, so prefetch the place in a later quad that matches the one being read. The
+// hardware prefetcher does not detect four short rows read side by side: without this, cold weights arrived at half the
+// speed.
 static inline std::int64_t Nf4PrefetchBytes(std::int64_t row_bytes) {
   constexpr std::int64_t kAheadBytes = 4096;
   const std::int64_t quad = kMatmulNf4Quad * row_bytes;
@@ -90,7 +90,7 @@ class MatmulNf4Run {
     }
   }
 
-  // Writes rows x columns sums, of which out holds four to a row.
+  // Writes rows x columns sums; out holds four per row.
   void Finish(const float* out, std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
     for (std::int64_t i = 0; i < rows; ++i) {
       for (std::int64_t j = 0; j < columns; ++j) {
@@ -105,7 +105,7 @@ class MatmulNf4Run {
     }
   }
 
-  // Codes of the last block of up to four rows, padded to whole blocks; rows that are not there hold zeros.
+  // Codes of the last block of up to four rows, padded to whole blocks; missing rows hold zeros.
   struct LastBlocks {
     std::uint8_t codes[kMatmulNf4Quad][kNf4Block / 2] = {};
     float absmax[kMatmulNf4Quad] = {};
@@ -129,7 +129,7 @@ class MatmulNf4Run {
         if (rows == kMatmulNf4Quad && whole > 0) {  // without a whole block rows may have no bytes at all
           Path::template Few<kM>(x_.get(), padded_k_, Codes(n), Nf4RowBytes(k_), Absmax(n), blocks_, whole, out);
         }
-        // What four whole rows of whole blocks leave: the last partial block, and all blocks of the last rows.
+        // The remainder: the last partial block, and all blocks of the last rows if they are fewer than four.
         for (std::int64_t b = rows == kMatmulNf4Quad ? whole : 0; b < blocks_; ++b) {
           LastBlocks last;
           CopyBlock(n, rows, b, &last);

@@ -12,7 +12,7 @@ absl::Status MatmulTernary(const MatmulTernaryArgs& args, const Stream& stream) 
   const bool wide = args.x.wide_codes != nullptr;
   NIBBLE_KERNEL_CHECK(CheckTernaryWeight(kOp, w, wide ? kTernaryMaxColsWide : kTernaryMaxCols));
   NIBBLE_KERNEL_CHECK(CheckThat(w.rows == 0 || w.scale != nullptr, kOp, "w with a scale"));
-  NIBBLE_KERNEL_CHECK(CheckThat(args.x.rows >= 0, kOp, "x with no negative number of rows"));
+  NIBBLE_KERNEL_CHECK(CheckThat(args.x.rows >= 0, kOp, "x.rows >= 0"));
   NIBBLE_KERNEL_CHECK(CheckQuantizedRows(kOp, "x", args.x, args.x.rows, w.cols, wide ? 16 : 8));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "y", args.y, args.x.rows, w.rows, {DType::kF32, DType::kBF16}));
   if (args.x.rows == 0 || w.rows == 0) return absl::OkStatus();

@@ -1,6 +1,6 @@
 // Without VNNI: vpmaddubsw of stored codes 0, 1, 2 and activations gives pairs of at most 2 * 2 * 128 = 512 in 16 bits.
-// 64 of them stay within [-32768, 32512], so the 16-bit sums are widened after 64 additions (16 blocks of 4 planes):
-// exact. Codes of 16 bits go through vpmaddwd, which is exact by itself.
+// The sum of 64 pairs stays within [-32768, 32512], so widening the 16-bit sums after 64 additions (16 blocks of 4
+// planes) is exact. Codes of 16 bits go through vpmaddwd, which is exact without that.
 #include "kernels/ops/matmul_ternary_table.h"
 #include "kernels/ops/matmul_ternary_vec.h"
 #include "kernels/vec16_avx2.h"
@@ -29,7 +29,7 @@ template <typename T>
 struct Avx2Path {
   static constexpr int kMaxRows = 4;
   static constexpr int kMaxTiles = 1;
-  static constexpr std::int64_t kBlocks = 16;  // whose 16-bit sums cannot overflow
+  static constexpr std::int64_t kBlocks = 16;  // blocks whose 16-bit sums cannot overflow
 
   const std::int32_t* row_sum;
 

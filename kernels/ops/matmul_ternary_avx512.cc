@@ -7,7 +7,7 @@
 namespace nibble::kernels {
 namespace {
 
-// The codes of outlier column j: one byte a lane, moved to the lane's low bits.
+// The codes of outlier column j: one byte per lane, moved to the lane's low bits.
 inline Vec16Avx512 CodesOf(const std::uint8_t* tile, std::int32_t j) {
   const __m512i bytes = _mm512_loadu_si512(tile + j / 16 * 64);
   const __m128i shift = _mm_cvtsi32_si128(8 * (j % 4) + TernaryShift(j));
@@ -24,15 +24,15 @@ inline std::int32_t LoadWord(const T* p) {
 
 template <typename T>
 struct VnniPath {
-  // 24 accumulators; the codes of 4 tiles and a row's word leave registers to spare.
+  // 24 accumulators; enough registers remain for the codes of 4 tiles and a row's word.
   static constexpr int kMaxRows = 6;
   static constexpr int kMaxTiles = 4;
-  static constexpr int kHeldRows = 3;  // registers are left for the bytes of 4 tiles
+  static constexpr int kHeldRows = 3;  // up to this many rows, registers are left for the bytes of 4 tiles
   static constexpr std::int64_t kAhead = 4096;  // bytes of one tile: DRAM latency at the speed of the loop
 
   const std::int32_t* row_sum;
 
-  // One plane of a tile: the codes of k to k + 3 (p = 0), k + 4 to k + 7 and so on, one a byte.
+  // One plane of a tile: the codes of k to k + 3 (Plane = 0), k + 4 to k + 7 and so on, one per byte.
   template <int Plane>
   static __m512i Codes(__m512i bytes) {
     return _mm512_and_si512(Plane == 0 ? bytes : _mm512_srli_epi16(bytes, 2 * Plane), _mm512_set1_epi8(3));
@@ -89,7 +89,7 @@ struct VnniPath {
       for (int t = 0; t < Tiles; ++t) {
         bytes[t] = _mm512_loadu_si512(w[t] + at);
         _mm_prefetch(reinterpret_cast<const char*>(w[t] + at + ahead), _MM_HINT_T1);
-        // With few rows, loads are what the step waits for: the compiler is not to load once a plane.
+        // With few rows the step waits for loads: stop the compiler from loading again for each plane.
         if constexpr (Rows <= kHeldRows) asm("" : "+v"(bytes[t]));
       }
       const T* p = x + at / 4;
@@ -98,12 +98,13 @@ struct VnniPath {
       Step<2, Rows, Tiles>(bytes, p, stride, acc);
       Step<3, Rows, Tiles>(bytes, p, stride, acc);
     };
-    // The first rows read the weight from memory: the end of each tile already asks for the beginning of the one that
-    // this thread reads next, Tiles further on.
+    // The first rows read the weight from memory: the end of each tile already prefetches the beginning of the tile
+    // that this thread reads next, Tiles further on.
     std::int64_t at = 0;
     for (; at < tile_bytes - kAhead; at += 64) step(at, kAhead);
     for (; at < tile_bytes; at += 64) step(at, kAhead + (Tiles - 1) * tile_bytes);
-    // By way of memory: an array that a loop of the epilogue indexes would live there during the products too.
+    // Copy the sums to memory: otherwise the epilogue's loop would index acc, which then would be kept in memory during
+    // the products too.
     __m512i sums[Rows * Tiles];
 #pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {

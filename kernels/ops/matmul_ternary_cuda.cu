@@ -1,5 +1,5 @@
 // Few rows: 4-way dot products straight from the weight's tiles, epilogue in the same kernel. More rows: the codes are
-// laid out by rows as int8 for cuBLASLt. Integer sums have no order, so both give the CPU's bits.
+// written by rows as int8 for cuBLASLt. Integer sums do not depend on the order, so both give the CPU's bits.
 #include "kernels/cuda/integer_matmul.cuh"
 #include "kernels/ops/matmul_ternary_launch.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 using Epilogue = IntegerEpilogue<PackedTernaryWeight>;
 
-constexpr std::int64_t kFewRows = 16;      // above, reading the weight twice more costs less than its reuse brings
+constexpr std::int64_t kFewRows = 16;      // above it, reading the weight twice more costs less than reusing it saves
 constexpr int kRowsAtATime = 4;            // rows that share one read of the tiles
 constexpr int kDotThreads = 128;
 constexpr int kDotGroups = kDotThreads / 16;
@@ -22,8 +22,8 @@ constexpr int kOnes = 0x01010101;
 // The codes of one plane of a word as four bytes 0, 1, 2.
 __device__ inline int PlaneOf(unsigned word, int plane) { return static_cast<int>(word >> (2 * plane) & 0x03030303u); }
 
-// A block: 16 outputs, kRowsAtATime rows; eight groups of 16 lanes share out the blocks of 16 k. Stored codes are 0, 1,
-// 2: the sum of the row, which the same block computes, comes off.
+// A block computes 16 outputs of kRowsAtATime rows; eight groups of 16 lanes split the blocks of 16 k. Stored codes are
+// 0, 1, 2, so the row's sum, which the same block computes, is subtracted.
 template <typename Y>
 __global__ void __launch_bounds__(kDotThreads) Dot(Epilogue epilogue, Y* y, std::int64_t y_stride) {
   __shared__ int partial[kDotGroups][kRowsAtATime][16];
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kDotThreads) Dot(Epilogue epilogue, Y* y, std:
     const int* words = reinterpret_cast<const int*>(x.codes + (first_row + m) * x.stride);
     for (int i = thread; i < blocks * 4; i += kDotThreads) sum = __dp4a(words[i], kOnes, sum);
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    if (thread % 32 == 0) atomicAdd(&row_sum[m], sum);  // integers: no order
+    if (thread % 32 == 0) atomicAdd(&row_sum[m], sum);  // integers: the order does not matter
   }
 #pragma unroll
   for (int m = 0; m < kRowsAtATime; ++m) partial[group][m][lane] = acc[m];
@@ -72,11 +72,11 @@ __global__ void __launch_bounds__(kDotThreads) Dot(Epilogue epilogue, Y* y, std:
   }
 }
 
-// tiles -> rows of padded_k codes -1, 0, 1. A thread takes one word: sixteen codes of one output.
+// tiles -> rows of padded_k codes -1, 0, 1. One word per thread: sixteen codes of one output.
 __global__ void UnpackTernary(const unsigned* tiles, std::int64_t words, std::int64_t blocks, std::int8_t* rows) {
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words; i += step) {
-    // Threads side by side take blocks side by side of one output, so that they write side by side.
+    // Neighbouring threads take neighbouring blocks of one output, so that they write to neighbouring addresses.
     const std::int64_t n = i / blocks;
     const std::int64_t b = i % blocks;
     const unsigned word = tiles[(n / 16 * blocks + b) * 16 + n % 16];
@@ -93,7 +93,7 @@ template <typename Y>
 LaunchResult Multiply(const MatmulTernaryArgs& args, const Stream& stream) {
   const Epilogue epilogue{args.x, args.w, args.bias};
   const auto tiles = static_cast<unsigned>((args.w.rows + 15) / 16);
-  // Without columns there is nothing to unpack or to multiply: the fused kernel's sums are 0.
+  // Without columns there is nothing to unpack or multiply: the fused kernel's sums are 0.
   if (args.x.rows <= kFewRows || args.w.padded_k == 0) {
     const dim3 grid(tiles, static_cast<unsigned>((args.x.rows + kRowsAtATime - 1) / kRowsAtATime));
     Dot<<<grid, kDotThreads, 0, CudaStreamOf(stream)>>>(epilogue, args.y.Row<Y>(0), args.y.stride);
@@ -114,7 +114,7 @@ LaunchResult Multiply(const MatmulTernaryArgs& args, const Stream& stream) {
 LaunchResult MatmulTernaryCuda(const MatmulTernaryArgs& args, const Stream& stream) {
   if (const LaunchResult context = NeedsContext(stream); context.code != LaunchCode::kOk) return context;
   const DeviceGuard guard(stream.cuda->device_index());
-  if (args.x.wide_codes != nullptr) return {LaunchCode::kUnimplemented, "no activations of 16 bits on CUDA"};
+  if (args.x.wide_codes != nullptr) return {LaunchCode::kUnimplemented, "16-bit activations are not supported on CUDA"};
   if (!IsAligned(args.x.codes, 16) || !IsAligned(args.w.tiles, 4)) {
     return {LaunchCode::kInternal, "codes must be aligned to 16 bytes and tiles to 4 on CUDA"};
   }

@@ -1,5 +1,5 @@
-// What the fast paths of matmul_ternary share: the sums of the activations, which turn products with stored codes 0, 1,
-// 2 into products with -1, 0, 1, and the code of an outlier's weight.
+// Shared by the fast paths of matmul_ternary: the sums of the activations, which turn products with stored codes 0, 1,
+// 2 into products with -1, 0, 1.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace nibble::kernels {
 
-// sum over k of x[row, k], modulo 2^32 (it is below 2^31). Path keeps each instruction set's copy apart.
+// sum over k of x[row, k], modulo 2^32 (it is below 2^31). Path gives each instruction set its own copy.
 template <typename Path, typename T>
 inline void SumRows(const T* codes, const QuantizedRows& x, const Stream& stream, std::int32_t* sums) {
   stream.ParallelFor(x.rows, RowGrain(x.cols) * 8, [&](std::int64_t begin, std::int64_t end) {
@@ -22,7 +22,7 @@ inline void SumRows(const T* codes, const QuantizedRows& x, const Stream& stream
   });
 }
 
-// Path<T> computes with codes of type T (i8 or i16) and is made from the row sums.
+// Path<T> computes with codes of type T (i8 or i16) and is constructed from the row sums.
 template <template <typename> typename Path>
 LaunchResult MatmulTernaryVec(const MatmulTernaryArgs& args, const Stream& stream) {
   std::vector<std::int32_t> sums(static_cast<std::size_t>(args.x.rows));

@@ -1,7 +1,7 @@
-// What the fast paths of matmul_int8 and matmul_ternary share: how outputs are split over threads, and the epilogue of
-// a tile of 16 outputs. A Path gives kMaxRows, kMaxTiles (rows and tiles side by side) and
+// Shared by the fast paths of matmul_int8 and matmul_ternary: how outputs are split over threads, and the epilogue of a
+// tile of 16 outputs. A Path has kMaxRows, kMaxTiles (rows and tiles side by side) and
 //   template <int Rows, int Tiles> void Block(const Args&, std::int64_t row, std::int64_t tile) const;
-// which computes Rows rows from `row` on by Tiles tiles from `tile` on and ends in StoreTile.
+// which computes Rows rows from `row` by Tiles tiles from `tile` and ends in StoreTile.
 #pragma once
 #include <algorithm>
 
@@ -57,8 +57,8 @@ inline void TileGroup(const Path& path, const Args& args, std::int64_t begin, st
   TileColumn<Path::kMaxRows, Tiles>(path, args, begin, end, tile);
 }
 
-// Units of work are (tile group, chunk of rows), the chunks of one group adjacent: its tiles stay in the second-level
-// cache while the rows pass. Few rows make one chunk, so a decode step reads every tile once.
+// Units of work are (tile group, chunk of rows). The chunks of one group are adjacent, so its tiles stay in the
+// second-level cache while the rows are processed. Few rows make one chunk, so a decode step reads every tile once.
 template <typename Path, typename Args>
 LaunchResult MatmulTiles(const Path& path, const Args& args, const Stream& stream) {
   constexpr std::int64_t kChunk = Path::kMaxRows * 16;

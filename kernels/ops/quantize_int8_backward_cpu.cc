@@ -1,4 +1,4 @@
-// Plain loops: what the fast paths must equal.
+// Plain loops: the reference that the fast paths must equal.
 #include <cmath>
 #include <vector>
 
@@ -12,7 +12,7 @@ float Element(const ConstMatrix& m, std::int64_t row, std::int64_t k) {
   return m.dtype == DType::kF32 ? m.Row<float>(row)[k] : ToFloat(m.Row<BF16>(row)[k]);
 }
 
-// What the path through the scale needs of a row.
+// Values of a row that the path through the scale needs.
 struct RowFacts {
   double sum = 0.0;
   float absmax = -1.0f;
@@ -51,7 +51,7 @@ LaunchResult QuantizeInt8BackwardCpu(const QuantizeInt8BackwardArgs& args, const
   const std::int64_t rows = args.x.rows;
   const bool through_scale = args.scale_grad && args.ste != Ste::kIdentity;
   std::vector<RowFacts> facts(static_cast<std::size_t>(through_scale ? rows : 0));
-  std::int64_t largest = 0;  // of per_tensor: the row that holds the element
+  std::int64_t largest = 0;  // for per_tensor: the row that holds the largest element
   double total = 0.0;
   if (through_scale) {
     stream.ParallelFor(rows, 1, [&](std::int64_t begin, std::int64_t end) {

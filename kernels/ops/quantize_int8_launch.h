@@ -12,7 +12,7 @@ struct QuantizeInt8Args {
   QuantizedRows out;
   int max_outliers = 0;
   QuantizeOptions how = {};
-  const char* counted_as = "quantize_int8";  // on CUDA, where a path counts its grids itself
+  const char* counted_as = "quantize_int8";  // used on CUDA, where a path counts its own grids
 };
 
 using QuantizeInt8Kernel = LaunchResult(const QuantizeInt8Args&, const Stream&);

@@ -10,7 +10,7 @@ namespace nibble::kernels {
 absl::Status QuantizeNf4(const QuantizeNf4Args& args, const Stream& stream) {
   constexpr const char* kOp = "quantize_nf4";
   const ConstMatrix& x = args.x;
-  NIBBLE_KERNEL_CHECK(CheckThat(x.rows >= 0 && x.cols >= 0, kOp, "x with no negative dimension"));
+  NIBBLE_KERNEL_CHECK(CheckThat(x.rows >= 0 && x.cols >= 0, kOp, "x.rows >= 0 and x.cols >= 0"));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", x, x.rows, x.cols, {DType::kF32, DType::kBF16}));
   if (x.rows == 0 || x.cols == 0) return absl::OkStatus();
   NIBBLE_KERNEL_CHECK(CheckThat(args.codes != nullptr && args.absmax != nullptr, kOp, "codes and absmax, got null"));

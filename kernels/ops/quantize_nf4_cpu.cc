@@ -12,7 +12,8 @@ struct Plain {
 
   template <typename T>
   static float Block(const T* x, std::uint8_t* codes) {
-    // Compared as integers: the order of magnitudes, with infinity and NaN above all of them, so neither can hide.
+    // Compared as integers: this orders magnitudes and puts infinity and NaN above all of them, so neither can be
+    // missed.
     std::uint32_t top = 0;
     for (std::int64_t i = 0; i < kNf4Block; ++i) {
       top = std::max(top, std::bit_cast<std::uint32_t>(ToFloat(x[i])) & 0x7fffffffu);

@@ -6,7 +6,7 @@
 namespace nibble::kernels {
 namespace {
 
-// Sixteen lanes take a block, four elements each: eight bytes of bf16 or sixteen of f32 a lane.
+// Sixteen lanes per block, four elements per lane: eight bytes of bf16 or sixteen of f32.
 constexpr int kLanes = 16;
 constexpr int kPerLane = 4;
 static_assert(kLanes * kPerLane == kNf4Block);
@@ -34,7 +34,7 @@ __global__ void Quantize(const T* x, std::int64_t stride, std::int64_t rows, std
   const std::int64_t total = rows * row_blocks;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const std::int64_t per_step = std::int64_t{gridDim.x} * (blockDim.x / kLanes);
-  // All lanes of a warp walk together, also past the end: the shuffles name every lane.
+  // All lanes of a warp iterate together, even past the end: the shuffles name every lane.
   for (std::int64_t first = std::int64_t{blockIdx.x} * (blockDim.x / kLanes); first < total; first += per_step) {
     const std::int64_t b = first + threadIdx.x / kLanes;
     const std::int64_t row = b / row_blocks;

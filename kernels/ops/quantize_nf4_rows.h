@@ -1,4 +1,4 @@
-// The walk over rows and blocks that every CPU path of quantize_nf4 shares. A Path lives in an anonymous namespace, so
+// The loop over rows and blocks that every CPU path of quantize_nf4 shares. A Path lives in an anonymous namespace, so
 // that no instantiation made with one instruction set is linked into another's path.
 #pragma once
 #include <algorithm>
@@ -9,10 +9,10 @@
 
 namespace nibble::kernels {
 
-// About 16k elements a piece: below that a second thread costs more than it brings.
+// About 16k elements per piece: for fewer, a second thread costs more than it saves.
 inline constexpr std::int64_t kQuantizeNf4PieceElements = 16384;
 
-// 1 / absmax, or 0 (so that every value lands on code 7) where it is not finite: zero, the smallest denormals.
+// 1 / absmax, or 0 (so that every value gets code 7) where that is not finite: zero and the smallest denormals.
 static inline float Nf4Inverse(float absmax) {
   const float inverse = 1.0f / absmax;
   return inverse <= std::numeric_limits<float>::max() ? inverse : 0.0f;
@@ -33,7 +33,7 @@ void QuantizeNf4Rows(const QuantizeNf4Args& args, const Stream& stream) {
       for (std::int64_t b = 0; b < full; ++b) {
         absmax[b] = Path::Block(x + b * kNf4Block, codes + b * (kNf4Block / 2));
       }
-      if (tail != 0) {  // padded with zeros, which change no absmax and take code 7
+      if (tail != 0) {  // padded with zeros, which do not change absmax and get code 7
         T padded[kNf4Block] = {};
         std::uint8_t packed[kNf4Block / 2];
         std::copy_n(x + full * kNf4Block, tail, padded);

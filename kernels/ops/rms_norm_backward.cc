@@ -13,8 +13,8 @@ absl::Status RmsNormBackward(const RmsNormBackwardArgs& args, const Stream& stre
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, rows, cols, {DType::kF32, DType::kBF16}));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, {DType::kF32, DType::kBF16}));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_x", args.grad_x, rows, cols, {DType::kF32, DType::kBF16}));
-  NIBBLE_KERNEL_CHECK(CheckThat(args.weight != nullptr, kOp, "a weight"));
-  NIBBLE_KERNEL_CHECK(CheckThat(rows == 0 || args.rstd != nullptr, kOp, "the rstd that rms_norm wrote"));
+  NIBBLE_KERNEL_CHECK(CheckThat(args.weight != nullptr, kOp, "weight not null"));
+  NIBBLE_KERNEL_CHECK(CheckThat(rows == 0 || args.rstd != nullptr, kOp, "rstd from rms_norm, got null"));
   return Launch(kRmsNormBackwardTable, args, stream);
 }
 

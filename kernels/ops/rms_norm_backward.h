@@ -11,7 +11,7 @@ namespace nibble::kernels {
 //   rstd       [M]      f32, as rms_norm wrote it
 //   grad_x     [M, K]   f32 | bf16; overwritten; may be grad_y
 //   grad_weight [K]     f32, or null; overwritten
-// Fixed order as in rms_norm.
+// Same fixed order of summation as rms_norm.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
 // Source: derivative of rms_norm. Golden: tests/golden/kernels (autograd of the formula).
 absl::Status RmsNormBackward(const RmsNormBackwardArgs& args, const Stream& stream);

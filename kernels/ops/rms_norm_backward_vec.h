@@ -46,7 +46,7 @@ void RmsNormBackwardRange(const RmsNormBackwardArgs& args, std::int64_t begin, s
   }
 }
 
-// Columns are split, never the rows of one: 64 of them stay in registers while the rows pass.
+// Threads split the columns, never the rows of a column: the sums of 64 columns stay in registers over all rows.
 template <typename Vec>
 void RmsNormWeightGrad(const RmsNormBackwardArgs& args, const Stream& stream) {
   constexpr std::int64_t kVectors = 4;

@@ -1,4 +1,4 @@
-// The two plain ops one after the other: what the one-pass paths must equal.
+// The two plain ops in sequence: the reference that the one-pass paths must equal.
 #include <vector>
 
 #include "kernels/ops/quantize_int8_table.h"

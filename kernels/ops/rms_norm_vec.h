@@ -1,4 +1,4 @@
-// The fast path of rms_norm over any Vec; NormSource is read by rms_norm_quantize too.
+// The fast path of rms_norm over any Vec; rms_norm_quantize also uses NormSource.
 #pragma once
 #include <cmath>
 
@@ -14,7 +14,7 @@ inline float RowRstd(const T* x, std::int64_t cols, float eps) {
   return 1.0f / std::sqrt(sum.ReduceSum() / static_cast<float>(cols) + eps);
 }
 
-// (x * rstd) * weight, computed again at each pass: the row and the weight are in cache, and no scratch is needed.
+// (x * rstd) * weight, recomputed in each pass: the row and the weight are in cache, and no scratch is needed.
 template <typename Vec, typename T>
 struct NormSource {
   const T* x;

@@ -28,7 +28,7 @@ absl::Status Rope(const RopeArgs& args, const Stream& stream) {
   NIBBLE_KERNEL_CHECK(CheckThat(args.x.cols / args.num_heads % 2 == 0, kOp, "an even head size"));
   if (args.x.rows == 0 || args.x.cols == 0) return absl::OkStatus();
   NIBBLE_KERNEL_CHECK(CheckThat(args.position != nullptr && args.cos != nullptr && args.sin != nullptr, kOp,
-                                "position, cos and sin that are not null"));
+                                "position, cos and sin not null"));
   if (stream.device == DeviceKind::kCpu) {
     for (std::int64_t r = 0; r < args.x.rows; ++r) {
       if (args.position[r] < 0 || args.position[r] >= args.table_positions) {

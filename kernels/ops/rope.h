@@ -12,7 +12,7 @@ void FillRopeTable(const float* inv_freq, std::int64_t half_dim, std::int64_t fi
                    std::int64_t num_positions, float* cos, float* sin);
 
 // Rotates each head of x in place, halves layout: (a, b) = (x[i], x[i + d/2]) -> (a*cos - b*sin, b*cos + a*sin), each
-// as fmaf(-b, sin, a*cos) and fmaf(a, sin, b*cos) in f32, then rounded to x's dtype. backward takes -sin.
+// as fmaf(-b, sin, a*cos) and fmaf(a, sin, b*cos) in f32, then rounded to x's dtype. backward uses -sin.
 //   x         [T, H * d]    f32 | bf16; overwritten
 //   position  [T]           i32, 0 <= position < table_positions
 //   cos, sin  [table_positions, d / 2]   f32 (FillRopeTable)

@@ -28,7 +28,7 @@ absl::Status Sample(const SampleArgs& args, const Stream& stream) {
   const std::int64_t rows = args.logits.rows;
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "logits", args.logits, rows, args.logits.cols, {DType::kF32}));
   NIBBLE_KERNEL_CHECK(
-      CheckThat(args.logits.cols > 0 && args.logits.cols <= INT32_MAX, kOp, "1 to 2^31 - 1 logits a row"));
+      CheckThat(args.logits.cols > 0 && args.logits.cols <= INT32_MAX, kOp, "1 to 2^31 - 1 logits per row"));
   if (rows == 0) return absl::OkStatus();
   NIBBLE_KERNEL_CHECK(CheckThat(args.params != nullptr && args.token != nullptr, kOp, "params and token"));
   for (std::int64_t t = 0; t < rows; ++t) NIBBLE_KERNEL_CHECK(CheckParams(kOp, t, args.params[t]));

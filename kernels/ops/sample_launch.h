@@ -10,7 +10,7 @@ namespace nibble::kernels {
 
 // Temperature 0 is greedy (ties to the lower id). Filters apply in the order top_k, top_p, min_p, as in transformers:
 // top_k 0, top_p 1 and min_p 0 are off. `counter` is the index of the token within its request, so the same seed gives
-// the same tokens whatever else is in the batch (Philox4x32-10 of seed and counter).
+// the same tokens, whatever the rest of the batch (Philox4x32-10 of seed and counter).
 struct SampleParams {
   float temperature = 0;
   std::int32_t top_k = 0;

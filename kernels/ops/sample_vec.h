@@ -1,5 +1,5 @@
-// The body of sample.h for any Vec (vec16_*.h). Nothing is sorted beyond what a draw needs: the candidates are found in
-// growing prefixes of the descending order until the filters or the draw close them.
+// The body of sample.h for any Vec (vec16_*.h). It sorts no more than a draw needs: it takes growing prefixes of the
+// descending order until the filters or the draw end the list.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -17,7 +17,7 @@ class RowSampler {
  public:
   using Select = TopSelect<Vec>;
   using Entry = typename Select::Entry;
-  // cumulative: the sum of the weights e^((logit - max) / temperature) up to and with this candidate.
+  // cumulative: the sum of the weights e^((logit - max) / temperature) up to and including this candidate.
   struct Candidate {
     std::int32_t id;
     float weight;
@@ -37,10 +37,11 @@ class RowSampler {
     for (const Candidate& c : kept) {
       if (c.cumulative > target) return c.id;
     }
-    return kept.back().id;  // u just below 1, and the sum rounded down
+    return kept.back().id;  // u is just below 1 and the sum was rounded down
   }
 
-  // What the filters leave, in descending order. Without a filter the list may end where it passes enough_u of all.
+  // The candidates that pass the filters, in descending order. Without a filter the list may end where its sum exceeds
+  // enough_u times the total.
   std::vector<Candidate> Candidates(double enough_u) const {
     if (params_.top_k > 0 && params_.top_k < size_) {
       std::vector<Entry> entries = Select::Largest(x_, size_, params_.top_k);
@@ -63,7 +64,7 @@ class RowSampler {
 
   Vec Weights(Vec logits) const { return Exp((logits - Vec::Set1(max_.value)) / Vec::Set1(params_.temperature)); }
 
-  // Sum of all weights: 16 lanes and the fixed tree over each block, blocks in f64.
+  // Sum of all weights: each block over 16 lanes and the fixed tree, the blocks in f64.
   double Total() const {
     double total = 0;
     for (std::int64_t block = 0; block < size_; block += Select::kBlock) {
@@ -93,7 +94,8 @@ class RowSampler {
     return out;
   }
 
-  // Cuts the descending list where a filter ends it; true when it ended, so that a longer prefix would change nothing.
+  // Cuts the descending list where a filter ends it. Returns true if it ended, so that a longer prefix would change
+  // nothing.
   bool Close(double total, double enough_u, std::vector<Candidate>* list) const {
     const double top_p_mass = static_cast<double>(params_.top_p) * total;
     for (std::size_t i = 1; i < list->size(); ++i) {

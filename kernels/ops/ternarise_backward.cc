@@ -17,7 +17,7 @@ absl::Status TernariseBackward(const TernariseBackwardArgs& args, const Stream& 
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_w", args.grad_w, rows, cols, kFloats));
   if (args.scale < kTernaryMinScale) {
     return absl::InvalidArgumentError(
-        absl::StrCat(kOp, ": scale is ", args.scale, ", wanted that of ternarise, at least ", kTernaryMinScale));
+        absl::StrCat(kOp, ": scale is ", args.scale, ", wanted the scale from ternarise, at least ", kTernaryMinScale));
   }
   if (rows == 0) return absl::OkStatus();
   return Launch(kTernariseBackwardTable, args, stream);

@@ -1,4 +1,4 @@
-// Plain loops: what the fast paths must equal.
+// Plain loops: the reference that the fast paths must equal.
 #include <cmath>
 
 #include "kernels/formats/ternary.h"
@@ -36,7 +36,7 @@ LaunchResult TernariseBackwardCpu(const TernariseBackwardArgs& args, const Strea
   const std::int64_t rows = args.w.rows;
   const std::int64_t cols = args.w.cols;
   const float inverse = 1.0f / args.scale;
-  float slope = 0.0f;  // of the loss to mean|w|, an element
+  float slope = 0.0f;  // gradient of the loss with respect to mean|w|, per element
   if (args.scale_grad && args.ste != Ste::kIdentity && args.scale > kTernaryMinScale) {
     const double total = LaneSum64(rows, [&](std::int64_t row) { return RowSum(args, row, inverse); });
     slope = static_cast<float>(total / (static_cast<double>(rows) * static_cast<double>(cols)));

@@ -32,7 +32,7 @@ LaunchResult TernariseBackwardVec(const TernariseBackwardArgs& args, const Strea
   const std::int64_t rows = args.w.rows;
   const std::int64_t cols = args.w.cols;
   const Vec inverse = Vec::Set1(1.0f / args.scale);
-  float slope = 0.0f;  // of the loss to mean|w|, an element
+  float slope = 0.0f;  // gradient of the loss with respect to mean|w|, per element
   if (args.scale_grad && args.ste != Ste::kIdentity && args.scale > kTernaryMinScale) {
     const double total = SumOverRows<Vec>(rows, cols, stream, [&](std::int64_t row) {
       return TernaryScaleSum<Vec>(args, row, inverse);

@@ -1,4 +1,4 @@
-// Plain loops: what the fast paths must equal.
+// Plain loops: the reference that the fast paths must equal.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -25,7 +25,7 @@ LaunchResult TernariseCpu(const TernariseArgs& args, const Stream&) {
     return LaneSum64(w.cols, [&](std::int64_t k) { return static_cast<double>(std::fabs(Element(w, row, k))); });
   });
   const float mean = static_cast<float>(total / (static_cast<double>(w.rows) * static_cast<double>(w.cols)));
-  const float scale = mean < kTernaryMinScale ? kTernaryMinScale : mean;  // NaN stays
+  const float scale = mean < kTernaryMinScale ? kTernaryMinScale : mean;  // keeps NaN
   const float inverse = 1.0f / scale;
   std::fill_n(args.scale, w.rows, scale);
   const std::int64_t row_bytes = TernaryRowBytes(w.cols);

@@ -28,11 +28,11 @@ __global__ void __launch_bounds__(kRowThreads) SumRows(const T* w, std::int64_t 
       part = __dadd_rn(part, static_cast<double>(fabsf(LoadElement(p + k))));
     }
   }
-  part = LaneTree(part);  // all threads: a whole warp shuffles
+  part = LaneTree(part);  // every thread calls it: a whole warp shuffles
   if (lane == 0 && row < rows) sums[row] = part;
 }
 
-// One block. Every place of scale gets max(mean, 1e-5); NaN stays.
+// Runs as one block. Every element of scale gets max(mean, 1e-5); NaN is kept.
 __global__ void __launch_bounds__(kScaleThreads) FindScale(const double* sums, std::int64_t rows, std::int64_t cols,
                                                            float* scale) {
   __shared__ float shared;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kScaleThreads) FindScale(const double* sums, s
   for (std::int64_t row = threadIdx.x; row < rows; row += kScaleThreads) scale[row] = shared;
 }
 
-// A thread makes the sixteen codes of one block of one output, padding included.
+// Each thread writes the sixteen codes of one block of one output, padding included.
 template <typename T>
 __global__ void WriteCodes(const T* w, std::int64_t stride, std::int64_t rows, std::int64_t cols, const float* scale,
                            std::uint8_t* stored, std::uint8_t* tiles) {

@@ -74,7 +74,7 @@ void TernariseType(const TernariseArgs& args, const Stream& stream) {
     return sum.Reduce();
   });
   const float mean = static_cast<float>(total / (static_cast<double>(w.rows) * static_cast<double>(w.cols)));
-  const float scale = mean < kTernaryMinScale ? kTernaryMinScale : mean;  // NaN stays
+  const float scale = mean < kTernaryMinScale ? kTernaryMinScale : mean;  // keeps NaN
   std::fill_n(args.scale, w.rows, scale);
   const std::int64_t rows = args.tiles == nullptr ? w.rows : RoundUp(w.rows, kTernaryTileRows);
   stream.ParallelFor(rows, RoundUp(RowGrain(w.cols), kTernaryTileRows), [&](std::int64_t begin, std::int64_t end) {

@@ -5,8 +5,8 @@
 
 namespace nibble::base {
 
-// Long work calls this often, before every layer, tensor or MiB; true ends the work with Cancelled. Empty: the work runs to its end.
-// The calls themselves show that the work makes progress.
+// Long work calls this before every layer, tensor or MiB, and stops with Cancelled once it returns true. Empty: the
+// work cannot be cancelled. Each call also shows that the work makes progress.
 using Cancelled = std::function<bool()>;
 
 inline absl::Status CheckCancelled(const Cancelled& cancelled) {

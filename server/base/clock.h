@@ -5,7 +5,7 @@
 
 namespace nibble::base {
 
-// Wall time is for people and records; intervals are taken from monotonic time only. Thread-safe.
+// Use wall time for display and records, and monotonic time for every interval. Thread-safe.
 class Clock {
  public:
   virtual ~Clock() = default;
@@ -15,7 +15,7 @@ class Clock {
 
 Clock& RealClock();
 
-// Moves only when told to. Thread-safe.
+// Moves only in Advance(). Thread-safe.
 class FakeClock : public Clock {
  public:
   explicit FakeClock(absl::Time start);

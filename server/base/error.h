@@ -1,4 +1,5 @@
-// Machine-readable reasons on absl::Status: what becomes google.rpc.ErrorInfo at the edge (docs/errors.md).
+// Machine-readable reasons attached to absl::Status. The gRPC layer sends them as google.rpc.ErrorInfo
+// (docs/errors.md).
 #pragma once
 #include <map>
 #include <string>
@@ -15,10 +16,11 @@ absl::Status WithReason(absl::Status status, std::string_view reason,
 std::string Reason(const absl::Status& status);
 std::map<std::string, std::string> ReasonMetadata(const absl::Status& status);
 
-// FailedPrecondition with metadata["name"], whose state is wrong, where the status does not name it; others as they are.
+// Adds metadata["name"], the object in the wrong state, to a FailedPrecondition without one. Returns any other status
+// unchanged.
 absl::Status About(const absl::Status& status, std::string_view name);
 
-// The commonest: InvalidArgument about one field of a request; its path travels as metadata["field"].
+// InvalidArgument (FIELD_VIOLATION) about one field of a request. metadata["field"] holds the field's path.
 absl::Status FieldError(std::string_view field, std::string_view message);
 
 }  // namespace nibble::base

@@ -59,7 +59,7 @@ class Trap {
 
  private:
   const std::vector<Point> points_;
-  std::vector<std::atomic<std::int64_t>> counts_;  // of points_
+  std::vector<std::atomic<std::int64_t>> counts_;  // one per element of points_
 };
 
 absl::StatusOr<Point> ParsePoint(std::string_view spec) {

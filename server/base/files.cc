@@ -21,7 +21,7 @@ namespace {
 absl::Status FromErrno(int error, std::string_view what, const std::string& path) {
   const std::string text = StrCat(what, " ", path, ": ", std::strerror(error));
   switch (error) {
-    case ENOENT: case ESRCH: return absl::NotFoundError(text);  // ESRCH: of a process, below /proc
+    case ENOENT: case ESRCH: return absl::NotFoundError(text);  // ESRCH: a process under /proc has ended
     case EISDIR: case ENOTDIR: case ELOOP: case ENAMETOOLONG: return absl::InvalidArgumentError(text);
     case EEXIST: return absl::AlreadyExistsError(text);
     case EACCES: case EPERM: case EROFS: return absl::PermissionDeniedError(text);

@@ -1,4 +1,4 @@
-// Files as this house writes them: durable and atomic, or not at all. Tests replace the FileSystem to lie about the disk.
+// File access with durable, atomic writes. Tests replace the FileSystem to simulate faults of the disk.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,9 +14,9 @@ namespace nibble::base {
 // A file open for writing. One thread.
 class WritableFile {
  public:
-  virtual ~WritableFile() = default;  // closes; what was not synced may be lost
+  virtual ~WritableFile() = default;  // closes; bytes that were not synced may be lost
   virtual absl::Status Append(std::string_view bytes) = 0;
-  // fsync. After an error the file must be given up: never retried on the same descriptor.
+  // fsync. After an error, abandon the file: never retry on the same descriptor.
   virtual absl::Status Sync() = 0;
   virtual absl::Status Close() = 0;
 };
@@ -31,7 +31,7 @@ class FileSystem {
   virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;
   virtual absl::Status SyncDirectory(const std::string& path) = 0;
   virtual absl::Status CreateDirectories(const std::string& path) = 0;  // mode 0750
-  virtual absl::Status RemoveAll(const std::string& path) = 0;          // fine when absent
+  virtual absl::Status RemoveAll(const std::string& path) = 0;          // OK if absent
   virtual absl::StatusOr<std::vector<std::string>> List(const std::string& path) = 0;  // names, sorted
   virtual absl::StatusOr<std::uint64_t> Size(const std::string& path) = 0;
   virtual bool Exists(const std::string& path) = 0;
@@ -40,8 +40,8 @@ class FileSystem {
 
 FileSystem& RealFileSystem();
 
-// temp in the same directory, fsync, rename, fsync of the directory: after OK the bytes survive a power cut; before, the old
-// file stands.
+// Writes and syncs a temporary file in the same directory, renames it and syncs the directory. Once this returns OK,
+// the bytes survive a power cut. Until the rename, the old file stays.
 absl::Status WriteFileAtomically(FileSystem& files, const std::string& path, std::string_view bytes);
 
 std::string JoinPath(std::string_view directory, std::string_view name);

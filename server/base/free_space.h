@@ -1,4 +1,4 @@
-// Whether a disk has room.
+// Checks that a disk has room.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,7 +8,8 @@
 
 namespace nibble::base {
 
-// ResourceExhausted (DISK_FULL; metadata free_bytes, wanted_bytes) when less than `min_free_bytes` is free where `path` lies.
+// ResourceExhausted (DISK_FULL; metadata free_bytes, wanted_bytes) when less than `min_free_bytes` is free on the disk
+// that holds `path`.
 absl::Status CheckSpace(FileSystem& files, const std::string& path, std::uint64_t min_free_bytes);
 
 }  // namespace nibble::base

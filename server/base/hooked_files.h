@@ -1,4 +1,4 @@
-// One decorator of file systems for everything that times, counts or spoils what is written.
+// A FileSystem decorator for code that times, counts or spoils file operations.
 #pragma once
 #include <memory>
 #include <string>
@@ -9,15 +9,16 @@
 
 namespace nibble::base {
 
-// `real`, with every operation on the disk's contents led through a Hook, which calls it or does not:
+// Passes every operation that reads or changes the disk's contents to a Hook, which decides whether `real` runs it:
 //   template <typename Work> auto Around(const char* operation, const std::string& path, Work work) -> decltype(work());
 //   template <typename Write> absl::Status Append(const std::string& path, std::string_view bytes, Write write);
 // operation: "open", "sync", "close", "read", "rename" (path: the new one), "sync_directory", "create_directories", "remove".
-// Append has a function of its own because a write may be cut short. `real` must outlive this. As thread-safe as the two.
+// Append is separate so that a hook can cut a write short. `real` must outlive this. As thread-safe as `real` and the
+// Hook.
 template <typename Hook>
 class HookedFiles : public FileSystem {
  public:
-  // The hook is made of `hook`.
+  // Constructs the Hook from `hook`.
   template <typename... Args>
   explicit HookedFiles(FileSystem& real, Args&&... hook) : real_(real), hook_(std::forward<Args>(hook)...) {}
   const Hook& hook() const { return hook_; }

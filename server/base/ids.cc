@@ -39,7 +39,7 @@ absl::Status CheckName(std::string_view field, std::string_view name) {
     return refuse("must begin and end with a letter or digit");
   }
   if (name.find("..") != std::string_view::npos) return refuse("may not hold \"..\"");
-  if (IsTemporaryName(name)) return refuse("ends like the server's names of unfinished work, which it removes");
+  if (IsTemporaryName(name)) return refuse("ends like the server's own names for unfinished work, which it removes");
   return absl::OkStatus();
 }
 

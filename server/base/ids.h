@@ -6,19 +6,20 @@
 
 namespace nibble::base {
 
-// Names that users give (models, datasets, outputs): ^[a-zA-Z0-9]([-a-zA-Z0-9._]{0,61}[a-zA-Z0-9])?$ without "..", and no
-// IsTemporaryName. Safe as a file name. InvalidArgument (FIELD_VIOLATION) names the field otherwise.
+// Checks a name that a user chose (model, dataset, output): it must match
+// ^[a-zA-Z0-9]([-a-zA-Z0-9._]{0,61}[a-zA-Z0-9])?$ without "..", and must not be an IsTemporaryName. A valid name is
+// safe as a file name. InvalidArgument (FIELD_VIOLATION) names the field.
 absl::Status CheckName(std::string_view field, std::string_view name);
 
-// The id that makes a repeated request the same one: at most 256 bytes, empty for none. InvalidArgument (FIELD_VIOLATION) otherwise.
+// Checks an idempotency key: at most 256 bytes; empty means none. InvalidArgument (FIELD_VIOLATION) if longer.
 absl::Status CheckRequestId(std::string_view id);
 
-// A fresh id of the server's own making: "<prefix>-" and 16 characters of [0-9a-v] from the system's randomness.
+// A new id that the server generates: "<prefix>-" and 16 characters of [0-9a-v] from the system's random source.
 std::string NewId(std::string_view prefix);
 
-// A fresh name for work on `name` that is not finished, "<name>.tmp.w-" and 16 characters as above; and whether a name is of
-// that very form: such are never shown, and removed at start.
+// A new name for unfinished work on `name`: "<name>.tmp.w-" and 16 characters as above.
 std::string TemporaryName(std::string_view name);
+// True for names of exactly that form. They are never listed, and the server removes them at start.
 bool IsTemporaryName(std::string_view name);
 
 }  // namespace nibble::base

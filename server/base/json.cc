@@ -10,9 +10,9 @@
 namespace nibble::base {
 namespace {
 
-constexpr std::size_t kFewKeys = 16;  // about where a set begins to be faster
+constexpr std::size_t kFewKeys = 16;  // a set becomes faster at about this size
 
-// Builds the value while refusing what nlohmann accepts: unbounded nesting and duplicate keys.
+// Builds the value and rejects unbounded nesting and duplicate keys, which nlohmann accepts.
 class Builder : public nlohmann::json_sax<Json> {
  public:
   explicit Builder(int max_depth) : max_depth_(max_depth) {}
@@ -44,7 +44,7 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
  private:
-  // Linear search while an object is small; a larger object has a set of its keys.
+  // Linear search in a small object; a larger object has a set of its keys.
   bool IsNew(const std::string& key) {
     const auto& object = stack_.back()->get_ref<const Json::object_t&>();
     if (object.size() < kFewKeys) {
@@ -66,7 +66,7 @@ class Builder : public nlohmann::json_sax<Json> {
       parent.push_back(std::move(value));
       return &parent.back();
     }
-    // Not operator[]: an ordered object looks the key up in linear time, and IsNew has looked already.
+    // Not operator[]: its lookup takes linear time in an ordered object, and IsNew has already checked the key.
     auto& object = parent.get_ref<Json::object_t&>();
     object.Container::emplace_back(std::move(key_), std::move(value));
     return &object.back().second;
@@ -91,7 +91,7 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
   int max_depth_;
-  // A pointer stays good while its own container is open: siblings are added only after it closes.
+  // A pointer stays valid while its container is open: siblings are added only after the container closes.
   std::vector<Json*> stack_;
   std::vector<std::set<std::string>> keys_;  // per open container; filled once an object has kFewKeys members
   std::string key_;
@@ -133,7 +133,7 @@ absl::StatusOr<bool> ReadBool(const Json& o, std::string_view k, std::string_vie
 }  // namespace
 
 absl::StatusOr<Json> ParseJson(std::string_view text, int max_depth) {
-  // nlohmann takes a NUL for the end of its input and would not see what follows.
+  // nlohmann treats a NUL as the end of the input and would ignore the rest.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
     return absl::InvalidArgumentError(StrCat("malformed JSON at byte ", nul));
   }
@@ -163,7 +163,7 @@ absl::StatusOr<std::int64_t> GetInt(const Json& o, std::string_view k, std::stri
 absl::StatusOr<double> GetNumber(const Json& o, std::string_view k, std::string_view w, double absent) {
   return ReadNumber(o, k, w, &absent);
 }
-// NOLINTNEXTLINE(performance-unnecessary-value-param): as the others
+// NOLINTNEXTLINE(performance-unnecessary-value-param): same signature as the others
 absl::StatusOr<std::string> GetString(const Json& o, std::string_view k, std::string_view w, std::string absent) {
   return ReadString(o, k, w, &absent);
 }

@@ -1,4 +1,4 @@
-// The only includer of nlohmann-json: parsing never throws past here, and nesting is bounded.
+// The only file that includes nlohmann-json. Parsing throws no exceptions and limits the nesting.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -17,17 +17,17 @@ inline constexpr int kMaxJsonDepth = 64;
 // max_depth.
 absl::StatusOr<Json> ParseJson(std::string_view text, int max_depth = kMaxJsonDepth);
 
-// Compact text; invalid UTF-8 is replaced by U+FFFD instead of thrown over. indent >= 0 for people.
+// Compact text, or indented text if indent >= 0. Replaces invalid UTF-8 by U+FFFD instead of throwing.
 std::string Dump(const Json& value, int indent = -1);
-// Compact text with the keys of every object in order: the same for equal values, whoever filled them. For digests.
+// Compact text with the keys of every object sorted, so equal values give equal text. For digests.
 std::string DumpSorted(const Json& value);
 
-// Typed reads that name the field in the error. `where` is what the message calls the document.
+// Typed reads whose errors name the field. `where` names the document in the message.
 absl::StatusOr<std::int64_t> GetInt(const Json& object, std::string_view key, std::string_view where);
 absl::StatusOr<double> GetNumber(const Json& object, std::string_view key, std::string_view where);
 absl::StatusOr<std::string> GetString(const Json& object, std::string_view key, std::string_view where);
 absl::StatusOr<bool> GetBool(const Json& object, std::string_view key, std::string_view where);
-// As above, with a value for an absent or null key.
+// As above, but return `absent` for an absent or null key.
 absl::StatusOr<std::int64_t> GetInt(const Json& object, std::string_view key, std::string_view where, std::int64_t absent);
 absl::StatusOr<double> GetNumber(const Json& object, std::string_view key, std::string_view where, double absent);
 absl::StatusOr<std::string> GetString(const Json& object, std::string_view key, std::string_view where, std::string absent);

@@ -15,7 +15,7 @@
 namespace nibble::base {
 namespace {
 
-// Never destroyed: a thread may log, or stall in a write, until the process is gone.
+// Never destroyed: a thread may log, or stall in a write, until the process exits.
 spdlog::logger& Logger() {
   static spdlog::logger& logger = *[] {
     auto* made = new spdlog::logger("nibble", std::make_shared<spdlog::sinks::stderr_sink_mt>());

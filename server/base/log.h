@@ -1,4 +1,4 @@
-// JSON lines on stderr: {"time", "level", "message", fields...}. Values are escaped; secrets are never given to it.
+// JSON lines on stderr: {"time", "level", "message", fields...}. Values are escaped. Callers must not log secrets.
 #pragma once
 #include <initializer_list>
 #include <string>
@@ -18,6 +18,6 @@ void LogError(std::string_view message, LogFields fields = {});
 
 }  // namespace nibble::base
 
-// A broken invariant of ours: ends the process. Never reachable from a request or a file.
+// Aborts the process if an invariant is broken. Must not be reachable from a request or a file.
 #define CHECK(condition) \
   ((condition) ? static_cast<void>(0) : ::nibble::base::CheckFailed(__FILE__, __LINE__, #condition))

@@ -14,9 +14,9 @@ struct LogLine {
 
 // `level`: "info", "warning" or "error".
 LogLine FormatLogLine(std::string_view level, std::string_view message, LogFields fields);
-// On the caller's thread. Returns when stderr has taken it.
+// Writes the line on the caller's thread. Returns once stderr has accepted it.
 void PrintLogLine(const LogLine& line);
-// Leaves the line to the LogWriter, which may drop it. False: there is none.
+// Passes the line to the LogWriter, which may drop it. False: there is no LogWriter.
 bool QueueLogLine(const LogLine& line);
 
 }  // namespace nibble::base

@@ -16,11 +16,11 @@ namespace {
 constexpr absl::Duration kLastWords = absl::Seconds(2);
 constexpr char kDropped[] = "log lines were dropped: stderr was not read";
 
-// Between those who log and the thread of a LogWriter. Thread-safe.
+// The queue between the threads that log and the thread of a LogWriter. Thread-safe.
 class LogQueue {
  public:
   static LogQueue& Get() {
-    static LogQueue& queue = *new LogQueue;  // never destroyed: a thread may stall in a write until the process is gone
+    static LogQueue& queue = *new LogQueue;  // never destroyed: a thread may stall in a write until the process exits
     return queue;
   }
 
@@ -30,7 +30,7 @@ class LogQueue {
     open_ = running_ = true;
     stop_ = false;
   }
-  // False: nothing is queued, the caller prints the line.
+  // False: there is no LogWriter; the caller must print the line.
   bool Take(const LogLine& line) {
     MutexLock lock(mutex_);
     if (!open_) return false;
@@ -50,7 +50,8 @@ class LogQueue {
     return changed_.WaitFor(lock, absl::ToChronoNanoseconds(patience),
                             [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lines_.empty() && untold_ == 0 && !writing_; });
   }
-  // Afterwards callers print their own lines again, unless the last write stalls: then theirs would stall too.
+  // Afterwards callers print their own lines again, unless a write still stalls (not `flushed`): theirs would stall
+  // too.
   void Close(bool flushed) {
     MutexLock lock(mutex_);
     open_ = !flushed;
@@ -83,7 +84,7 @@ class LogQueue {
         std::swap(untold, untold_);
       }
       for (const LogLine& line : lines) PrintLogLine(line);
-      // They were lost after the last of these lines, when the queue was full.
+      // Those were dropped after the last of these lines, when the queue was full.
       if (untold > 0) PrintLogLine(FormatLogLine("warning", kDropped, {{"lines", StrCat(untold)}}));
     }
   }
@@ -99,7 +100,7 @@ class LogQueue {
   std::size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<LogLine> lines_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::uint64_t untold_ ABSL_GUARDED_BY(mutex_) = 0;  // dropped, and no line says so yet
+  std::uint64_t untold_ ABSL_GUARDED_BY(mutex_) = 0;  // dropped, but not yet reported in a line
 };
 
 }  // namespace
@@ -111,7 +112,7 @@ LogWriter::LogWriter(std::size_t max_bytes) {
   std::thread([] {
     pthread_setname_np(pthread_self(), "nibble-log");
     LogQueue::Get().Run();
-  }).detach();  // a write that stalls cannot be ended
+  }).detach();  // a stalled write cannot be interrupted
 }
 
 LogWriter::~LogWriter() { LogQueue::Get().Close(FlushLog(kLastWords)); }

@@ -6,23 +6,25 @@
 
 namespace nibble::base {
 
-// While one lives, a thread of its own writes the log's lines, from a bounded queue. A reader of stderr that stalls then costs lines and
-// holds up no caller: what the queue has no room for is dropped and counted, and a warning says how many once the reader is back. The
-// last quarter of the queue is kept for warnings and errors. Without a LogWriter each caller writes its own line. One at a time.
+// Writes log lines from a bounded queue on its own thread, so that a stalled reader of stderr blocks no caller. Lines
+// that do not fit in the queue are dropped and counted; once the reader is back, a warning gives their number. The last
+// quarter of the queue is reserved for warnings and errors. Without a LogWriter each caller writes its own line. Only
+// one LogWriter may exist at a time.
 class LogWriter {
  public:
   static constexpr std::size_t kMaxBytes = 1 << 20;
 
   explicit LogWriter(std::size_t max_bytes = kMaxBytes);
-  // Writes what is queued, waiting at most two seconds. If a write still stalls then, later lines stay in the queue or are dropped.
+  // Writes the queued lines, waiting at most two seconds. If a write still stalls then, later lines stay in the queue
+  // or are dropped.
   ~LogWriter();
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;
 };
 
-// Waits until all queued lines are written, but no longer than `patience`. False: some are not.
+// Waits at most `patience` until all queued lines are written. False: some are not.
 bool FlushLog(absl::Duration patience);
-// Since the program began.
+// Number of lines dropped since the program started.
 std::uint64_t LogLinesDropped();
 
 }  // namespace nibble::base

@@ -6,22 +6,24 @@
 
 namespace nibble::base {
 
-// Memory that several share, as planned before each takes its part. A budget may be a part of another, out of which the same
-// bytes are taken. Thread-safe.
+// Memory that several owners share: each reserves its planned bytes before it allocates. A budget may lie within
+// another; bytes are then taken from both. Thread-safe.
 class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
  public:
-  // limit 0: no limit is known, everything fits.
+  // limit 0: no known limit; everything fits.
   static std::shared_ptr<MemoryBudget> Make(std::int64_t limit, std::shared_ptr<MemoryBudget> within = nullptr) {
     return std::shared_ptr<MemoryBudget>(new MemoryBudget(limit, std::move(within)));
   }
 
-  // `bytes`, until the last handle goes, which may be after whoever made the budget. Null when fewer are left.
+  // Takes `bytes` until the last copy of the handle is destroyed. The handle keeps the budget alive. Null if fewer
+  // bytes are left.
   std::shared_ptr<const void> TryTake(std::int64_t bytes);
-  // For who has its memory already, or cannot do with what there is.
+  // Takes `bytes` even if fewer are left: for memory that is already in use or that the caller needs in any case.
   std::shared_ptr<const void> TakeAnyway(std::int64_t bytes);
-  // Bytes: at least 0, the largest number without a limit.
+  // Bytes left, at least 0. Without a limit: the largest int64.
   std::int64_t left() const;
-  // The smallest limit here and outside; the largest number without one. More can never be taken.
+  // The smaller of this limit and those of the outer budgets. Without a limit: the largest int64. TryTake of more never
+  // succeeds.
   std::int64_t limit() const;
 
  private:

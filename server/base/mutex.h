@@ -1,5 +1,5 @@
-// Locks that clang's -Wthread-safety follows (preset `clang`): the standard library's carry no annotations, and
-// ThreadSanitizer knows the standard ones, on which these stand, but not absl's as Debian builds them.
+// Locks with the annotations that clang's -Wthread-safety needs (preset `clang`) and the standard library's locks lack.
+// They wrap the standard locks because ThreadSanitizer understands those, but not absl's as Debian builds them.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -20,7 +20,7 @@ class ABSL_LOCKABLE Mutex {
   std::mutex mutex_;
 };
 
-// Holds a mutex as long as it lives, but for the time between Unlock and Lock. One thread.
+// Holds a mutex for its lifetime, except between Unlock and Lock. One thread.
 class ABSL_SCOPED_LOCKABLE MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : lock_(mutex.mutex_) {}
@@ -36,15 +36,16 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   std::unique_lock<std::mutex> lock_;
 };
 
-// What a thread waits for with a lock held. The lock is given up while it sleeps. Thread-safe.
-// `ready` reads what the mutex guards: a lambda says so with ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) after its parameters.
+// A condition variable. Releases the lock while the thread sleeps. Thread-safe.
+// `ready` reads state that the mutex guards: a lambda declares this with ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) after
+// its parameters.
 class Condition {
  public:
   template <typename Ready>
   void Wait(MutexLock& lock, Ready ready) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     condition_.wait(lock.lock_, ready);
   }
-  // What ready() says at the end: false after the time.
+  // Returns the last result of ready(): false on timeout.
   template <typename Ready>
   bool WaitFor(MutexLock& lock, std::chrono::nanoseconds time, Ready ready) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return condition_.wait_for(lock.lock_, time, ready);

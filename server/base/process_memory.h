@@ -1,17 +1,17 @@
-// Memory of this process as the kernel counts it; 0 where /proc does not tell.
+// Memory of this process as the kernel counts it; 0 if /proc does not report it.
 #pragma once
 #include <cstdint>
 
 namespace nibble::base {
 
 std::uint64_t ResidentBytes();      // VmRSS
-std::uint64_t PeakResidentBytes();  // VmHWM: the most that was ever resident
+std::uint64_t PeakResidentBytes();  // VmHWM: the peak of VmRSS
 std::uint64_t VirtualBytes();       // VmSize
 
-// Gives free memory of the allocator back to the system, which it keeps otherwise.
+// Returns the allocator's free memory to the system; the allocator would keep it otherwise.
 void ReturnFreeMemory();
-// At most this many of the allocator's arenas, from which threads allocate; call it before any thread is started. glibc makes eight per
-// CPU, and free memory stays in each of them.
+// Limits the number of the allocator's arenas. Call it before any thread starts. By default glibc makes eight per CPU,
+// and each keeps free memory of its own.
 void LimitArenas(int arenas);
 
 }  // namespace nibble::base

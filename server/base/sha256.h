@@ -14,7 +14,7 @@ class Sha256 {
   Sha256& operator=(Sha256&&) noexcept;
   void Update(std::string_view bytes);
   void Update(const void* data, std::size_t size) { Update({static_cast<const char*>(data), size}); }
-  std::string HexDigest();  // 64 lower-case hex digits; the object is spent
+  std::string HexDigest();  // 64 lower-case hex digits; do not use the object afterwards
 
  private:
   struct State;

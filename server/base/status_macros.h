@@ -12,10 +12,10 @@
 #define NIBBLE_CONCAT_INNER_(a, b) a##b
 #define NIBBLE_CONCAT_(a, b) NIBBLE_CONCAT_INNER_(a, b)
 
-// NIBBLE_ASSIGN_OR_RETURN(auto x, F()): x from F()'s value, or F()'s status returned.
+// NIBBLE_ASSIGN_OR_RETURN(auto x, F()): sets x to F()'s value, or returns F()'s status.
 #define NIBBLE_ASSIGN_OR_RETURN(lhs, expr) \
   NIBBLE_ASSIGN_OR_RETURN_IMPL_(NIBBLE_CONCAT_(nibble_status_or_, __LINE__), lhs, expr)
-// NOLINTBEGIN(bugprone-macro-parentheses): lhs may be a declaration, and the other is a name made above.
+// NOLINTBEGIN(bugprone-macro-parentheses): lhs may be a declaration, and statusor is the name generated above.
 #define NIBBLE_ASSIGN_OR_RETURN_IMPL_(statusor, lhs, expr) \
   auto statusor = (expr);                                  \
   if (!statusor.ok()) return std::move(statusor).status(); \

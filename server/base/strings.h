@@ -1,5 +1,5 @@
-// Debian's abseil has a string_view of its own, which std::string_view does not convert to. Ours speak std; StrCat here takes
-// both.
+// Debian's abseil has its own string_view, and std::string_view does not convert to it. Our code uses std::string_view;
+// this StrCat accepts both.
 #pragma once
 #include <string>
 #include <string_view>

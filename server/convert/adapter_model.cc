@@ -15,12 +15,12 @@ using model::Format;
 
 absl::StatusOr<model::ArtifactInfo> Join(base::FileSystem& files, const model::Artifact& nf4, model::PeftAdapter adapter,
                                          const base::Json& provenance, const std::string& target, const char* made_of) {
-  // Said once: nibble.json has it from here on.
+  // Stored only once: from here on nibble.json holds it.
   const std::string trained_on = std::exchange(adapter.config.base_digest, "");
   const std::string& digest = nf4.info().weights_digest;
   if (!trained_on.empty() && trained_on != digest) {
     return base::WithReason(absl::FailedPreconditionError(StrCat("the adapter was trained on nf4 weights ", trained_on,
-                                                                 ", those of the base are ", digest)),
+                                                                 ", the base has ", digest)),
                             "BASE_MISMATCH", {{"got", digest}, {"wanted", trained_on}});
   }
   return MakeLoraModel(files, nf4, adapter.config, adapter.values, provenance, target, made_of);
@@ -33,7 +33,7 @@ absl::Status CheckAdapterBase(const model::ArtifactInfo& info) {
   if (info.format == Format::kNf4 || (is_float && !info.bitnet.has_value())) return absl::OkStatus();
   const char* got = info.is_masters() ? "master weights of a BitNet model" : Name(info.format);
   return base::WithReason(
-      absl::FailedPreconditionError(StrCat("the base of an adapter is ", got, ", wanted nf4, or f32 or bf16 to make nf4 of")),
+      absl::FailedPreconditionError(StrCat("the base of an adapter is ", got, ", wanted nf4, f32 or bf16")),
       "ADAPTER_BASE", {{"got", got}, {"wanted", "nf4, f32, bf16"}});
 }
 

@@ -1,4 +1,4 @@
-// A base and an adapter that lies apart from it (PEFT's files, a job's checkpoint) -> the lora artifact that serves both.
+// Joins a base and a separate adapter (PEFT's files, a job's checkpoint) into the lora artifact that is served.
 #pragma once
 #include <string>
 
@@ -11,12 +11,14 @@
 
 namespace nibble::convert {
 
-// FailedPrecondition (ADAPTER_BASE) unless an adapter can run on it: nf4, or f32 or bf16 that is no BitNet model.
+// FailedPrecondition (ADAPTER_BASE) unless an adapter can run on the model: nf4, or f32 or bf16 that is not a BitNet
+// model.
 absl::Status CheckAdapterBase(const model::ArtifactInfo& info);
 
-// f32 and bf16 bases are quantised to nf4 under `scratch` (removed again), as a qlora job does: the same bytes each time, so that
-// the adapter of a job finds the very weights that it was trained on. adapter.config.base_digest, where it is given, must be the
-// weights_digest of the nf4 base. made_of: ArtifactInfo::source. On an error nothing is left at `target`.
+// f32 and bf16 bases are quantised to nf4 under `scratch` (removed afterwards), as a qlora job does. The bytes are the
+// same each time, so a job's adapter gets exactly the weights that it was trained on. adapter.config.base_digest, if
+// set, must equal the weights_digest of the nf4 base. made_of becomes ArtifactInfo::source. On an error nothing is left
+// at `target`.
 // Errors: FailedPrecondition (BASE_MISMATCH), those of CheckAdapterBase, ConvertModel and MakeLoraModel.
 absl::StatusOr<model::ArtifactInfo> MakeAdapterModel(base::FileSystem& files, const model::Artifact& base,
                                                      model::PeftAdapter adapter, const base::Json& provenance,

@@ -26,7 +26,7 @@ constexpr char kMadeOf[] = "checkpoint";  // ArtifactInfo::source
 absl::StatusOr<model::AdapterConfig> ReadAdapter(base::FileSystem& files, const std::string& checkpoint) {
   const auto text = files.Read(base::JoinPath(checkpoint, model::kAdapterConfigFile), kMaxConfigBytes);
   if (absl::IsNotFound(text.status())) {
-    return base::WithReason(absl::FailedPreconditionError("the checkpoint has no adapter that could be served"), "NOT_SERVABLE");
+    return base::WithReason(absl::FailedPreconditionError("the checkpoint has no adapter to serve"), "NOT_SERVABLE");
   }
   NIBBLE_RETURN_IF_ERROR(text.status());
   NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(*text));
@@ -40,7 +40,7 @@ absl::StatusOr<std::vector<std::vector<float>>> ReadValues(const std::string& ch
   for (const model::TensorPlan& tensor : plan) {
     const auto it = file.tensors.find(tensor.name);
     if (it == file.tensors.end() || it->second.dtype != kernels::DType::kF32 || it->second.shape != tensor.shape) {
-      return absl::DataLossError(StrCat("the checkpoint's ", tensor.name, " is missing or of another shape"));
+      return absl::DataLossError(StrCat("the checkpoint's ", tensor.name, " is missing, not f32 or of another shape"));
     }
     std::vector<float>& value = values.emplace_back(it->second.bytes.size() / sizeof(float));
     std::memcpy(value.data(), it->second.bytes.data(), it->second.bytes.size());

@@ -1,4 +1,4 @@
-// A checkpoint of a job as a model: the same weights that the trainer would have published after that step.
+// Makes a model from a job's checkpoint, with the weights that the trainer would have published after that step.
 #pragma once
 #include <string>
 
@@ -10,20 +10,22 @@
 
 namespace nibble::convert {
 
-// In a checkpoint's directory, beside model::kAdapterConfigFile: what is trained by its names (an adapter's are PEFT's), and the
-// optimiser's.
+// A file in a checkpoint's directory, beside model::kAdapterConfigFile. It holds the trained tensors by name (PEFT's
+// names for an adapter) and the optimiser's tensors.
 inline constexpr char kCheckpointTensorsFile[] = "state.safetensors";
 
-// Of a qlora job. `base` is what the job started from: f32 and bf16 bases are quantised to nf4 under `scratch` (removed again),
-// as the trainer did. The checkpoint must have been verified. On an error nothing is left at `target`.
-// Errors: FailedPrecondition (NOT_SERVABLE: no adapter_config.json), DataLoss (a tensor is missing or of another shape), those of
-// MakeAdapterModel.
+// For a qlora job. `base` is the model that the job started from. f32 and bf16 bases are quantised to nf4 under
+// `scratch` (removed afterwards), as the trainer did. The checkpoint must have been verified. On an error nothing is
+// left at `target`.
+// Errors: FailedPrecondition (NOT_SERVABLE: no adapter_config.json), DataLoss (a tensor is missing or has another
+// shape), those of MakeAdapterModel.
 absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                         const std::string& checkpoint_directory, const base::Json& provenance,
                                                         const std::string& scratch, const std::string& target,
                                                         const kernels::Stream& stream);
 
-// Of a bitnet_qat job: its master weights, f32. `config` is the architecture that is trained; tokenizer files are those of `base`.
+// For a bitnet_qat job: the result holds its master weights, f32. `config` is the trained architecture; tokenizer files
+// come from `base`.
 // Errors: DataLoss as above, those of MakeMasterModel.
 absl::StatusOr<model::ArtifactInfo> MakeMasterCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                               const model::ModelConfig& config, int act_bits,

@@ -46,7 +46,7 @@ float At(const ConstMatrix& m, std::int64_t r, std::int64_t c) {
   return m.dtype == DType::kF32 ? m.Row<float>(r)[c] : kernels::ToFloat(m.Row<kernels::BF16>(r)[c]);
 }
 
-// The first row that holds a NaN or an infinity, or -1. quantize_int8 wants finite rows: its maxima forget a NaN.
+// The first row that holds a NaN or an infinity, or -1. quantize_int8 requires finite rows: its maxima ignore a NaN.
 std::int64_t FirstRowNotFinite(const ConstMatrix& m, const kernels::Stream& stream) {
   std::vector<std::uint8_t> spoilt(static_cast<std::size_t>(m.rows), 0);
   stream.ParallelFor(m.rows, 8, [&](std::int64_t begin, std::int64_t end) {
@@ -60,7 +60,8 @@ std::int64_t FirstRowNotFinite(const ConstMatrix& m, const kernels::Stream& stre
   return found == spoilt.end() ? -1 : found - spoilt.begin();
 }
 
-// Sums of squares and the largest error, a row at a time and then over rows in order: the same for any split.
+// Sums squares and finds the largest error per row, then combines rows in order: the same result for any split into
+// blocks.
 class ErrorMeter {
  public:
   ErrorMeter(std::string name, const kernels::Stream& stream) : stream_(stream) { error_.name = std::move(name); }
@@ -285,7 +286,7 @@ class Converter {
     return error;
   }
 
-  // Against what serving will see: scales after double quantisation.
+  // Measures against the values that serving uses: with scales after double quantisation.
   absl::StatusOr<LayerError> MeasureNf4(const std::string& name, WeightReader& weight, const std::vector<std::uint8_t>& codes,
                                         const std::vector<std::int8_t>& absmax_codes, const std::vector<float>& factor,
                                         float offset, std::int64_t block) {
@@ -341,14 +342,16 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, Format to) {
   const bool known = to == Format::kInt8 ? is_float || from == Format::kNf4 || from == Format::kLora
                                          : (to == Format::kNf4 || to == Format::kTernary) && is_float;
   if (from == Format::kTernary && to == Format::kTernary) {
-    return base::WithReason(absl::FailedPreconditionError("the model is ternary already: its codes are made once"), "ALREADY_TERNARY");
+    return base::WithReason(absl::FailedPreconditionError("the model is already ternary; codes are made only once"),
+                            "ALREADY_TERNARY");
   }
   if (!known) {
-    return base::FieldError("target", StrCat("no conversion of a ", Name(from), " model to ", Name(to),
-                                             " (int8 is made of f32, bf16, nf4 and lora; nf4 and ternary of f32 and bf16)"));
+    return base::FieldError("target", StrCat("cannot convert a ", Name(from), " model to ", Name(to),
+                                             " (int8 is made from f32, bf16, nf4, lora; nf4, ternary from f32, bf16)"));
   }
   if (source.bitnet.has_value() && to != Format::kTernary) {
-    return base::FieldError("target", StrCat("master weights of a BitNet model become ternary, not ", Name(to)));
+    return base::FieldError("target",
+                            StrCat("master weights of a BitNet model can only become ternary, not ", Name(to)));
   }
   return absl::OkStatus();
 }

@@ -17,13 +17,13 @@ namespace {
 using base::StrCat;
 using model::Format;
 
-// A directory of our making that goes away unless it is kept.
+// A directory that this object creates, and removes again unless Keep is called.
 class Target {
  public:
   static absl::StatusOr<std::unique_ptr<Target>> Create(base::FileSystem& files, const std::string& path) {
     if (files.Exists(path)) {
       NIBBLE_ASSIGN_OR_RETURN(const auto names, files.List(path));
-      if (!names.empty()) return absl::AlreadyExistsError(StrCat(path, " is there and not empty"));
+      if (!names.empty()) return absl::AlreadyExistsError(StrCat(path, " exists and is not empty"));
     }
     NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(path));
     return std::unique_ptr<Target>(new Target(files, path));
@@ -31,7 +31,7 @@ class Target {
   ~Target() {
     if (kept_) return;
     if (const absl::Status status = files_.RemoveAll(path_); !status.ok()) {
-      base::LogWarning("an unfinished export could not be removed", {{"error", std::string(status.message())}});
+      base::LogWarning("cannot remove an unfinished export", {{"error", std::string(status.message())}});
     }
   }
   Target(const Target&) = delete;
@@ -57,10 +57,10 @@ class Target {
   bool kept_ = false;
 };
 
-// The artifact's tensors of the given plan, streamed from the mapped file.
+// Writes the artifact's tensors of the given plan, streamed from the mapped file.
 absl::Status WriteTensors(base::FileSystem& files, const model::Artifact& source, const std::string& path,
                           std::vector<model::TensorPlan> plan) {
-  // transformers and PEFT refuse files that do not say for which framework they were written.
+  // transformers and PEFT refuse files that do not name the framework they were written for.
   NIBBLE_ASSIGN_OR_RETURN(const auto writer,
                           model::SafetensorsWriter::Create(files, path, std::move(plan), {{"format", "pt"}}));
   for (const model::TensorPlan& tensor : writer->order()) {
@@ -98,8 +98,8 @@ absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, 
   }
   if (source.config().architecture == "phi3") {
     return base::WithReason(
-        absl::UnimplementedError("format \"peft\": transformers' phi3 has fused weights, which an adapter of q_proj and "
-                                 "its like does not fit; export with format \"hf\" what it was merged into"),
+        absl::UnimplementedError("format \"peft\": transformers' phi3 has fused weights, so an adapter of separate "
+                                 "weights such as q_proj does not fit; export the merged model instead"),
         "UNSUPPORTED_MODEL");
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));
@@ -131,11 +131,14 @@ absl::Status CheckCompressedTensors(const model::ArtifactInfo& info) {
     return base::FieldError("format", StrCat("COMPRESSED_TENSORS is for int8 models, this one is ", Name(info.format)));
   }
   if (info.act_outliers > 0) {
-    return base::FieldError("format", StrCat("COMPRESSED_TENSORS has no place for outliers of activations, of which this model keeps ",
-                                             info.act_outliers, " a row: convert its source with act_outliers 0"));
+    return base::FieldError("format",
+                            StrCat("COMPRESSED_TENSORS cannot represent activation outliers, this model keeps ",
+                                   info.act_outliers, " per row: convert its source with act_outliers 0"));
   }
   if (info.int8_head) {
-    return base::FieldError("format", "COMPRESSED_TENSORS has the head in floats, this model's is int8: convert its source with head BF16");
+    return base::FieldError("format",
+                            "COMPRESSED_TENSORS requires a float head, this model's is int8: convert its source with "
+                            "head BF16");
   }
   return absl::OkStatus();
 }

@@ -26,21 +26,22 @@ using model::TensorSpec;
 
 absl::Status NoPlace(const model::ModelConfig& config, std::string_view what) {
   return base::WithReason(
-      absl::UnimplementedError(StrCat("transformers' ", config.architecture, " has no place for ", what)),
+      absl::UnimplementedError(StrCat("transformers' ", config.architecture, " cannot represent ", what)),
       "UNSUPPORTED_MODEL");
 }
 
-// transformers has a norm before each block, where a model with one before every linear has none. The two on end make of a row x
+// transformers always has a norm before each block; a model with a norm before every linear may have none there. A
+// block norm of weight c and then a linear's norm of weight h map a row x to
 //   y = c x / sqrt(mean(x^2) + eps), z = h y / sqrt(mean(y^2) + eps).
-// With c^2 = eps / (4^k - 1) and h = 2^k g that is z = g x / sqrt(mean(x^2) + (1 - 4^-k) eps): at k = 12 what the norm with g makes
-// alone, within 2^-25 for every row, which f32 does not see. h is g exactly, but for its exponent.
+// With c^2 = eps / (4^k - 1) and h = 2^k g this is z = g x / sqrt(mean(x^2) + (1 - 4^-k) eps). At k = 12 it equals the
+// norm of weight g alone within 2^-25 for every row, less than f32 resolves. h equals g except for its exponent.
 constexpr float kBehindBlockNorm = 4096.0f;  // 2^k
 
 float BlockNormOf(double eps) {
   return static_cast<float>(std::sqrt(eps / (double{kBehindBlockNorm} * double{kBehindBlockNorm} - 1.0)));
 }
 
-// Norms before linears that a block's norm stands before in transformers: all but those of o_proj and down_proj.
+// Norms before linears that follow a block norm in transformers: all except those of o_proj and down_proj.
 std::set<std::string> NormsBehindBlockNorms(const model::ModelConfig& config) {
   std::set<std::string> names;
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
@@ -52,7 +53,7 @@ std::set<std::string> NormsBehindBlockNorms(const model::ModelConfig& config) {
   return names;
 }
 
-// The linears of a ternary model: bytes as transformers packs them, and its weight_scale.
+// Writes a linear of a ternary model: bytes as transformers packs them, and weight_scale.
 absl::Status PutTernary(const model::Artifact& source, const TensorSpec& spec, bool divides,
                         model::SafetensorsWriter& writer) {
   const std::int64_t n = spec.shape[0];
@@ -60,7 +61,7 @@ absl::Status PutTernary(const model::Artifact& source, const TensorSpec& spec, b
   NIBBLE_ASSIGN_OR_RETURN(const model::TensorView rows, source.Tensor(spec.name));
   std::vector<std::int8_t> codes(static_cast<std::size_t>(n * k));
   if (!kernels::TernaryRowsToCodes(reinterpret_cast<const std::uint8_t*>(rows.bytes.data()), n, k, codes.data())) {
-    return absl::DataLossError(StrCat(spec.name, ": holds a code that is none of -1, 0, 1"));
+    return absl::DataLossError(StrCat(spec.name, ": holds a code other than -1, 0 and 1"));
   }
   const auto packed = model::PackHfBitNet(codes, n, k);
   if (!packed.ok()) return base::FieldError("format", StrCat(spec.name, ": ", base::ToStd(packed.status().message())));
@@ -70,7 +71,8 @@ absl::Status PutTernary(const model::Artifact& source, const TensorSpec& spec, b
   return writer.Put(spec.name + model::kHfWeightScale, {reinterpret_cast<const char*>(&written), sizeof written});
 }
 
-// AutoBitLinear multiplies its bias by weight_scale too. A quotient rounded once, times the scale, is within an ulp of the bias.
+// AutoBitLinear multiplies its bias by weight_scale too, so the bias is written divided by it. The quotient, rounded
+// once, times the scale is within an ulp of the bias.
 absl::Status PutBiasOfScaled(const model::Artifact& source, const TensorSpec& spec, model::SafetensorsWriter& writer) {
   NIBBLE_ASSIGN_OR_RETURN(std::vector<float> bias, source.FloatTensor(spec.name));
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> scale, source.FloatTensor(model::HfScaleOfBias(spec.name)));
@@ -78,7 +80,7 @@ absl::Status PutBiasOfScaled(const model::Artifact& source, const TensorSpec& sp
     const float written = value / scale[0];
     if (!std::isfinite(written)) {
       return base::WithReason(absl::UnimplementedError(StrCat(spec.name, ": ", value, " / ", scale[0],
-                                                              ", as autobitlinear holds it, is no f32: export it as bitlinear")),
+                                                              ", stored by autobitlinear, exceeds f32: use bitlinear")),
                               "UNSUPPORTED_MODEL");
     }
     value = written;
@@ -86,8 +88,8 @@ absl::Status PutBiasOfScaled(const model::Artifact& source, const TensorSpec& sp
   return writer.Put(spec.name, model::FromFloats(bias, DType::kF32));
 }
 
-// What an int8 model is to compressed-tensors 0.20 (quantization/quant_config.py, quant_args.py): symmetric codes with a scale a
-// row, activations a scale a token as they come, the head in floats.
+// The quantization_config of an int8 model for compressed-tensors 0.20 (quantization/quant_config.py, quant_args.py):
+// symmetric codes with a per-row scale, activations quantised dynamically per token, a float head.
 base::Json CompressedTensorsConfig() {
   const auto int8 = [](const char* strategy, bool dynamic) {
     return base::Json{{"num_bits", 8},       {"type", "int"},        {"symmetric", true},
@@ -109,13 +111,13 @@ base::Json CompressedTensorsConfig() {
   return json;
 }
 
-// autobitlinear, offline: transformers 5 leaves weights in the types of their file (BitNetHfQuantizer.serialized_names), and F.linear
-// mixes none, so that all are as the norms are, f32.
+// True for autobitlinear, offline: transformers 5 keeps weights in the file's types
+// (BitNetHfQuantizer.serialized_names), and F.linear does not mix types, so all are f32, as the norms are.
 bool HasOneType(const HfForm& form) {
   return form.bitnet.has_value() && form.bitnet->linear_class == model::HfLinearClass::kAutoBitLinearOffline;
 }
 
-// transformers' dtype of a model: that of its float weights, of an int8 model its embedding's.
+// transformers' dtype of a model: the type of its float weights; for an int8 model, of its embedding.
 DType FloatTypeOf(const model::Artifact& source, const HfForm& form) {
   switch (source.info().format) {
     case Format::kTernary: return HasOneType(form) ? DType::kF32 : source.info().bitnet->head_dtype;
@@ -125,7 +127,7 @@ DType FloatTypeOf(const model::Artifact& source, const HfForm& form) {
   }
 }
 
-// Bytes as they lie.
+// Writes a tensor with its stored bytes.
 absl::Status PutStored(const model::Artifact& source, const std::string& name, model::SafetensorsWriter& writer) {
   NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source.Tensor(name));
   return writer.Put(name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()});
@@ -152,7 +154,7 @@ absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bit
   if (config.norms == NormPlacement::kLinear || config.norms == NormPlacement::kBlockAndLinear) {
     if (!form.bitnet.has_value()) return NoPlace(config, "norms before every linear, unless it is a BitNet model");
     if (config.norms == NormPlacement::kLinear && config.linear_norm_eps != config.rms_norm_eps) {
-      return NoPlace(config, "norms before every linear alone, of another eps than the last norm's");
+      return NoPlace(config, "norms only before linears, with another eps than the last norm's");
     }
     form.bitnet->use_rms_norm = true;
     form.bitnet->rms_norm_eps = config.linear_norm_eps;
@@ -160,8 +162,8 @@ absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bit
     config.linear_norm_eps = config.rms_norm_eps;
   }
   if (config.architecture == "phi3")
-    config.architecture = "mistral";  // the same but for weights that are fused in files
-  // Sub-norms are BitNet's; everything else of it is a Llama with another activation.
+    config.architecture = "mistral";  // the same, except that its files have fused weights
+  // Only BitNet has sub-norms; without them it is a Llama with another activation.
   const bool has_sub_norms = config.norms == NormPlacement::kBlockAndSub;
   if (has_sub_norms && config.architecture != "bitnet") {
     if (config.mlp_bias || config.qk_norm || config.sliding_window > 0 || config.qkv_bias != config.o_bias) {
@@ -172,7 +174,7 @@ absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bit
     config.architecture = "llama";
   }
   if (has_sub_norms && config.q_size() != config.hidden_size)
-    return NoPlace(config, "heads that are not hidden_size wide together");
+    return NoPlace(config, "heads whose total width is not hidden_size");
   return form;
 }
 
@@ -188,7 +190,8 @@ base::Json HfConfigOf(const model::Artifact& source, const HfForm& form) {
 
 absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& source, const HfForm& form,
                             const std::string& directory, std::uint64_t max_shard_bytes) {
-  // What the form has and the source has not: norms before blocks. Masters get ones, from which they can be trained on.
+  // Adds the norms that only the form has: those before blocks. In masters they are ones, so that training can
+  // continue.
   const bool has_linear_norms_alone = source.info().format == Format::kTernary && source.config().norms == NormPlacement::kLinear;
   const float block_norm = has_linear_norms_alone ? BlockNormOf(source.config().linear_norm_eps) : 1.0f;
   const std::set<std::string> behind = has_linear_norms_alone ? NormsBehindBlockNorms(source.config()) : std::set<std::string>();

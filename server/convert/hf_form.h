@@ -1,5 +1,4 @@
-// A model as transformers can say it: which architecture, which of its norms, which linear class. Included by
-// server/convert/*.cc only.
+// Represents a model in transformers' terms: architecture, norms, linear class. Included by server/convert/*.cc only.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -15,19 +14,20 @@
 namespace nibble::convert {
 
 struct HfForm {
-  model::ModelConfig config;              // that transformers reads
+  model::ModelConfig config;              // as transformers reads it
   std::optional<model::HfBitNet> bitnet;  // quantization_config
 };
 
-// Unimplemented where transformers has no place for a norm of the model, for its eps or for its activations' bits.
+// Unimplemented if transformers cannot represent a norm of the model, its eps or the bits of its activations.
 absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bitnet_class);
 
-// config.json. An int8 model's has the quantization_config of compressed-tensors.
+// Contents of config.json. An int8 model gets the quantization_config of compressed-tensors.
 base::Json HfConfigOf(const model::Artifact& source, const HfForm& form);
 
-// model.safetensors or its shards (hf_shards.h), a tensor at a time. Norms before blocks that a ternary model has not are written
-// so that they and the norms behind them make what the latter make alone; those that masters have not are ones. Of autobitlinear,
-// offline, all floats are f32, and biases are divided by the scales that transformers multiplies them by.
+// Writes model.safetensors or its shards (hf_shards.h), one tensor at a time. Adds block norms that the model lacks: in
+// a ternary model, they and the norms behind them together compute the same as those alone did; in masters, they are
+// ones. For autobitlinear, offline, all floats are f32, and biases are divided by the scales that transformers
+// multiplies them by.
 absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& source, const HfForm& form,
                             const std::string& directory, std::uint64_t max_shard_bytes);
 

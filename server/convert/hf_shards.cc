@@ -64,7 +64,7 @@ absl::Status WriteHfShards(base::FileSystem& files, const std::string& directory
       total_bytes += Bytes(weight);
     }
     for (const model::TensorPlan& tensor : plan) weight_map[tensor.name] = name;
-    // transformers refuses files that do not say for which framework they were written.
+    // transformers refuses files that do not name the framework they were written for.
     NIBBLE_ASSIGN_OR_RETURN(
         const auto writer,
         model::SafetensorsWriter::Create(files, base::JoinPath(directory, name), std::move(plan), {{"format", "pt"}}));

@@ -12,16 +12,16 @@
 
 namespace nibble::convert {
 
-// A weight, and the tensors that it becomes: they lie in one file.
+// A weight and its tensors, which are all in one file.
 struct HfWeight {
   model::TensorSpec spec;
   std::vector<model::TensorPlan> tensors;
 };
 
-// Weights fill one file after the other in their order, as transformers' split_torch_state_dict_into_shards does: a file ends
-// before the weight that would bring its tensors above `max_shard_bytes`, so one that is larger alone has a file alone. One file
-// is model.safetensors; several are model-0000k-of-0000n.safetensors with model.safetensors.index.json. `put` writes the tensors
-// of a weight.
+// Fills one file after the other with the weights in order, as transformers' split_torch_state_dict_into_shards does. A
+// file ends before the weight that would bring its tensors above `max_shard_bytes`; a weight that is larger gets a file
+// of its own. A single file is model.safetensors; several are model-0000k-of-0000n.safetensors with
+// model.safetensors.index.json. `put` writes the tensors of a weight.
 absl::Status WriteHfShards(base::FileSystem& files, const std::string& directory, const std::vector<HfWeight>& weights,
                            std::uint64_t max_shard_bytes,
                            const std::function<absl::Status(const model::TensorSpec&, model::SafetensorsWriter&)>& put);

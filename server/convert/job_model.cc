@@ -1,4 +1,4 @@
-// What a training job leaves, as an artifact: an adapter on its base, or master weights.
+// Makes an artifact from a training job's result: an adapter on its base, or master weights.
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
@@ -41,7 +41,7 @@ absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, con
                                                     const base::Cancelled& cancelled) {
   const std::vector<TensorSpec> specs = model::RequiredTensors(config);
   if (values.size() != specs.size()) {
-    return absl::InvalidArgumentError(StrCat("a model of ", values.size(), " tensors, wanted ", specs.size()));
+    return absl::InvalidArgumentError(StrCat("model has ", values.size(), " tensors, wanted ", specs.size()));
   }
   std::vector<model::TensorPlan> plan;
   plan.reserve(specs.size());

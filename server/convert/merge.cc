@@ -20,20 +20,21 @@ absl::StatusOr<WeightReader> WeightReader::Open(const model::Artifact& source, c
                                                 const kernels::Stream& stream) {
   WeightReader reader(stream);
   NIBBLE_ASSIGN_OR_RETURN(reader.view_, source.Tensor(name));
-  if (reader.view_.shape.size() != 2) return absl::InternalError(StrCat(name, " is no matrix"));
+  if (reader.view_.shape.size() != 2) return absl::InternalError(StrCat(name, " is not a matrix"));
   reader.rows_ = reader.view_.shape[0];
   reader.cols_ = reader.view_.shape[1];
   if (reader.view_.dtype == DType::kU8) {
     NIBBLE_RETURN_IF_ERROR(reader.OpenNf4(source, name));
     if (source.adapter().has_value()) NIBBLE_RETURN_IF_ERROR(reader.OpenAdapter(source, name));
   } else if (reader.view_.dtype != DType::kF32 && reader.view_.dtype != DType::kBF16) {
-    return absl::InvalidArgumentError(StrCat(name, " is ", kernels::Name(reader.view_.dtype), ", which is not converted again"));
+    return absl::InvalidArgumentError(
+        StrCat(name, " is ", kernels::Name(reader.view_.dtype), ", which cannot be converted again"));
   }
   return reader;
 }
 
 absl::Status WeightReader::OpenNf4(const model::Artifact& source, const std::string& name) {
-  // The codes' shape hides whether K is odd: the config knows K.
+  // The shape of the codes does not show whether K is odd; the config has K.
   for (const model::TensorSpec& spec : model::RequiredTensors(source.config())) {
     if (spec.name == name) cols_ = spec.shape[1];
   }
@@ -87,7 +88,8 @@ absl::StatusOr<kernels::ConstMatrix> WeightReader::Rows(std::int64_t begin, std:
   return kernels::MakeConstMatrix(values_.data(), DType::kF32, count, cols_);
 }
 
-// values += (B A) * scaling: one multiply-add chain over the rank an element, then a multiplication, then an addition.
+// values += (B A) * scaling. Per element: one multiply-add chain over the rank, then a multiplication, then an
+// addition.
 absl::Status WeightReader::AddDelta(std::int64_t begin, std::int64_t end) {
   const std::int64_t count = end - begin;
   delta_.resize(values_.size());

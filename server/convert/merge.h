@@ -1,4 +1,4 @@
-// The float value of any weight of an artifact, a block of rows at a time. Included by server/convert/*.cc only.
+// Reads any weight of an artifact as floats, a block of rows at a time. Included by server/convert/*.cc only.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,7 +13,7 @@
 
 namespace nibble::convert {
 
-// One weight [N, K] as f32 or bf16 rows: a float tensor as it lies, an NF4 one dequantised, a lora one merged.
+// One weight [N, K] as f32 or bf16 rows: a float tensor as stored, NF4 dequantised, lora merged.
 class WeightReader {
  public:
   static absl::StatusOr<WeightReader> Open(const model::Artifact& source, const std::string& name,

@@ -14,7 +14,7 @@ namespace {
 using base::StrCat;
 using kernels::ConstMatrix;
 
-// Every value is -s, 0 or s. Masters fail this within their first elements.
+// True when every value is -s, 0 or s. For masters the loop ends within the first elements.
 template <typename T>
 bool IsTernary(const ConstMatrix& weight) {
   float scale = 0;
@@ -36,8 +36,8 @@ absl::StatusOr<TernaryWeight> TernariseOnce(const std::string& name, const Const
   if (weight.dtype == kernels::DType::kF32 ? IsTernary<float>(weight) : IsTernary<kernels::BF16>(weight)) {
     return base::WithReason(
         absl::FailedPreconditionError(StrCat(name,
-                                             ": every value is -s, 0 or s, so it is ternary already; codes are made "
-                                             "once, of the master weights")),
+                                             ": every value is -s, 0 or s, so it is already ternary; codes are made "
+                                             "only once, from master weights")),
         "ALREADY_TERNARY", {{"tensor", name}});
   }
   TernaryWeight out;

@@ -1,5 +1,5 @@
-// Float master weights -> ternary, exactly once. Ternarising is not idempotent (the mean of |codes * s| is smaller than
-// s), so what is ternary already is refused. Included by server/convert/*.cc only.
+// Makes float master weights ternary, exactly once. Ternarising is not idempotent (the mean of |codes * s| is smaller
+// than s), so weights that are already ternary are refused. Included by server/convert/*.cc only.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@ struct TernaryWeight {
   float scale = 0;
 };
 
-// weight [N, K] f32 or bf16, the whole tensor. The bits of kernels::Ternarise, which training uses.
+// weight: the whole tensor, [N, K] f32 or bf16. Gives the same bits as kernels::Ternarise, which training uses.
 // Errors: InvalidArgument (not finite; the tensor named), FailedPrecondition (ALREADY_TERNARY).
 absl::StatusOr<TernaryWeight> TernariseOnce(const std::string& name, const kernels::ConstMatrix& weight,
                                             const kernels::Stream& stream);

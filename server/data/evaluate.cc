@@ -12,11 +12,11 @@
 namespace nibble::data {
 namespace {
 
-// Rows of one step: bounds tokens x vocabulary, and is enough that weights are read for many rows at once. Short examples stand
-// side by side, a longer one goes through in several steps.
+// Rows of one step. It bounds tokens x vocabulary, and is large enough that weights are read for many rows at once.
+// Short examples share a step; a longer one takes several steps.
 constexpr std::size_t kStepRows = 256;
 
-// Examples that share a cache, and their rows one after another.
+// Examples that share a KV cache, with their rows concatenated.
 struct Batch {
   std::vector<std::int32_t> tokens, sequence, position, target, page_tables;  // target -1: not trained
   std::int64_t num_sequences = 0;
@@ -30,7 +30,8 @@ struct Chosen {
   std::int64_t trained = 0;
 };
 
-// The examples of the next batch, from *next on, which is moved past them. None is chosen after `max_trained` trained tokens.
+// Chooses the examples of the next batch, from *next on, and moves *next past them. Chooses none after `max_trained`
+// trained tokens.
 Chosen NextBatch(const ExampleList& examples, std::int64_t max_trained, std::size_t* next) {
   Chosen chosen;
   while (*next < examples.size() && chosen.trained < max_trained) {
@@ -66,7 +67,8 @@ Batch MakeBatch(std::span<const Example> examples) {
   return batch;
 }
 
-// Rows [begin, begin + count) of the batch: their losses onto *sum, their likeliest tokens into *top where it is not null.
+// Runs rows [begin, begin + count) of the batch. Adds their losses to *sum, and appends their most likely tokens to
+// *top unless null.
 absl::Status AddRows(const model::ModelConfig& config, const model::DecoderWeights& weights, const Batch& batch,
                      std::size_t begin, std::size_t count, const kernels::KvCacheView& cache, model::Arena& arena,
                      const kernels::Stream& stream, const base::Cancelled& cancelled, double* sum, std::vector<std::int32_t>* top) {

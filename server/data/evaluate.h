@@ -1,5 +1,5 @@
-// Mean loss of a model over a dataset, by the serving instantiation of the decoder: the one function behind the trainer's
-// evaluations and the report of a conversion, so that both round alike.
+// Mean loss of a model over a dataset, computed by the serving instantiation of the decoder. The trainer's evaluations
+// and the report of a conversion both use it, so that both round alike.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -15,25 +15,27 @@
 namespace nibble::data {
 
 struct Evaluation {
-  double loss = 0;                       // nats a trained token
-  std::int64_t tokens = 0;               // trained tokens behind it
-  std::vector<std::int32_t> top_tokens;  // the likeliest at each of them, where asked for
+  double loss = 0;                       // nats per trained token
+  std::int64_t tokens = 0;               // number of trained tokens in the mean
+  std::vector<std::int32_t> top_tokens;  // the most likely token at each of them, if requested
 };
 
 struct EvaluateOptions {
-  std::int64_t max_tokens = std::numeric_limits<std::int64_t>::max();  // no example is begun after so many trained tokens
+  // No example starts after this many trained tokens.
+  std::int64_t max_tokens = std::numeric_limits<std::int64_t>::max();
   bool top_tokens = false;
 };
 
-// What an evaluation of all these examples holds beside the model, at its largest.
+// Peak size of an evaluation of all examples, besides the model.
 struct EvaluationSize {
   std::int64_t rows = 0;   // of one step
   std::int64_t pages = 0;  // of one KV cache
 };
 EvaluationSize SizeOfEvaluation(const ExampleList& examples);
 
-// `progress` gets the trained tokens done, before every layer of each step of at most some hundred rows; false ends it with Cancelled.
-// Errors: InvalidArgument (NO_TRAINABLE_TOKENS; an example longer than the rope table), those of the kernels.
+// Calls `progress` with the number of trained tokens done before every layer of each step, which has a few hundred rows
+// at most. If it returns false, the result is Cancelled. Errors: InvalidArgument (NO_TRAINABLE_TOKENS; an example
+// longer than the rope table), those of the kernels.
 absl::StatusOr<Evaluation> Evaluate(const model::ModelConfig& config, const model::DecoderWeights& weights,
                                     const ExampleList& examples, const EvaluateOptions& options,
                                     const kernels::Stream& stream, const std::function<bool(std::int64_t)>& progress);

@@ -17,7 +17,7 @@
 namespace nibble::data {
 namespace {
 
-// The same bytes in ranges of which none is empty, in order, with a gap between two.
+// The same bytes as sorted, non-empty ranges with a gap between any two.
 ByteRanges Union(ByteRanges ranges) {
   std::erase_if(ranges, [](const auto& range) { return range.first >= range.second; });
   std::sort(ranges.begin(), ranges.end());
@@ -50,11 +50,11 @@ Overlap OverlapOf(const text::TokenSpan& span, std::string_view text, const Byte
 
 bool IsBlank(std::string_view text) { return text.find_first_not_of(" \t\r\n\f\v") == std::string_view::npos; }
 
-// Maximum memory of a large row per byte of it, beside the encoder's: the line, its JSON and record, a rendering, and the tokens while they
-// grow and are split.
+// Maximum memory per byte of a large row, besides the encoder's: the line, its JSON and record, a rendering, and the
+// tokens while they grow and are split.
 constexpr std::int64_t kRowBytesPerByte = 16;
 
-// One row, which may have to wait until it may take much memory.
+// Encodes one row. Waits for a turn before it takes much memory.
 class RowEncoder {
  public:
   using Take = std::function<void(std::span<const text::TokenSpan>)>;
@@ -62,14 +62,15 @@ class RowEncoder {
   RowEncoder(const text::Tokenizer& tokenizer, const base::Cancelled& cancelled, const AwaitTurn& await_turn)
       : tokenizer_(tokenizer), cancelled_(cancelled), await_turn_(await_turn) {}
 
-  // A row of so many bytes is about to be read.
+  // Must be called before a row of `row_bytes` is read.
   absl::Status Admit(std::size_t row_bytes) {
     if (row_bytes <= kLargeRowBytes) return absl::OkStatus();
     row_bytes_ = static_cast<std::int64_t>(row_bytes);
     return Need(static_cast<std::int64_t>(text::kPieceBytes));
   }
 
-  // Gives `take` the tokens of the text; after `void_taken` once more from the start. Whether it began with an added token.
+  // Passes the tokens of the text to `take`. Calls `void_taken` when it starts again from the first token. Returns
+  // began_with_added.
   absl::StatusOr<bool> Encode(std::string_view text, bool add_special_tokens, const Take& take, const std::function<void()>& void_taken) {
     if (text.size() > text::kPieceBytes) {
       NIBBLE_ASSIGN_OR_RETURN(const text::EncodedPieces pieces,
@@ -92,7 +93,7 @@ class RowEncoder {
     return bytes > kSmallPieceBytes ? Need(static_cast<std::int64_t>(bytes)) : absl::OkStatus();
   }
 
-  // Encodes so many bytes at once.
+  // Takes the memory to encode `piece_bytes` at once.
   absl::Status Need(std::int64_t piece_bytes) {
     if (!await_turn_) return absl::OkStatus();
     if (!turn_.has_value()) {
@@ -102,7 +103,8 @@ class RowEncoder {
     return turn_->Need(kRowBytesPerByte * row_bytes_ + text::kEncoderBytesPerByte * piece_bytes);
   }
 
-  // A thread may encode as much at once without a turn: what nibbled reserves for its token writers has room for that (server/limits.cc).
+  // A thread may encode this much at once without a turn: the memory that nibbled reserves for token writers suffices
+  // (server/limits.cc).
   static constexpr std::size_t kSmallPieceBytes = 2 * text::kPieceBytes;
 
   const text::Tokenizer& tokenizer_;
@@ -125,14 +127,14 @@ absl::StatusOr<Example> EncodeAll(std::string_view text, bool add_special_tokens
   return example;
 }
 
-// An example, and the first of its tokens that is trained and also covers text that is not.
+// An example, and the index of its first trained token that also covers text that is not trained.
 struct Marked {
   Example example;
   std::optional<std::size_t> first_merged;
 };
 
-// Tokens of `text`, trained where they overlap one of the ranges, which are as Union makes them. A token that begins in the prompt is
-// trained too: the completion's first characters exist in no other token.
+// Tokens of `text`, trained where they overlap one of the ranges, which Union has made. A token that begins in the
+// prompt is trained too, because no other token has the completion's first characters.
 absl::StatusOr<Marked> Mark(std::string_view text, bool add_special_tokens, const ByteRanges& ranges, const text::Tokenizer& tokenizer,
                             RowEncoder& encoder) {
   Marked marked;
@@ -140,7 +142,8 @@ absl::StatusOr<Marked> Mark(std::string_view text, bool add_special_tokens, cons
   const auto take = [&](std::span<const text::TokenSpan> tokens) {
     for (const text::TokenSpan& span : tokens) {
       const Overlap overlap = OverlapOf(span, text, ranges);
-      // A special token may swallow the blanks beside it ("rstrip"): those alone do not make it a part of the completion.
+      // A special token may swallow the blanks beside it ("rstrip"). Blanks alone do not make it a part of the
+      // completion.
       const bool is_trained =
           !overlap.bytes.empty() && !(overlap.reaches_out && IsBlank(overlap.bytes) && tokenizer.IsSpecial(span.id));
       if (is_trained && overlap.reaches_out && !marked.first_merged.has_value()) marked.first_merged = example.tokens.size();
@@ -162,7 +165,8 @@ absl::StatusOr<Marked> TokeniseChat(const Record& record, const model::TextAsset
   return Mark(chat.text, add_special_tokens, Union(std::move(chat.trained)), *text.tokenizer, encoder);
 }
 
-// Examples of at most `limit` tokens. One of a single token has no loss, so the last two share what they have.
+// Examples of at most `limit` tokens. A single token has no loss, so the last two examples share their tokens if
+// needed.
 std::vector<Example> Split(const Example& whole, std::size_t limit) {
   std::vector<Example> pieces;
   for (std::size_t begin = 0; begin < whole.tokens.size();) {
@@ -204,7 +208,7 @@ absl::StatusOr<std::vector<Example>> TokeniseWith(RowEncoder& encoder, const Rec
       whole.tokens.push_back(config.eos_token_ids.front());
       whole.trained.push_back(1);
     }
-    whole.trained.back() = 1;  // also one that the tokenizer itself put at the end, outside of the text
+    whole.trained.back() = 1;  // also if the tokenizer itself added it, outside of the text
   }
   const auto limit = static_cast<std::size_t>(options.max_seq_len);
   const Overlong overlong = options.overlong.value_or(OverlongFor("", format, format));
@@ -224,7 +228,7 @@ absl::StatusOr<std::vector<Example>> TokeniseWith(RowEncoder& encoder, const Rec
     whole.boundary_merged = marked.first_merged.value_or(whole.tokens.size()) < whole.tokens.size();
     pieces.push_back(std::move(whole));
   }
-  // A truncated row would keep the memory of the whole row, and each vector up to twice what it needs.
+  // Otherwise a truncated row keeps the memory of the whole row, and each vector up to twice what it needs.
   for (Example& piece : pieces) {
     piece.tokens.shrink_to_fit();
     piece.trained.shrink_to_fit();
@@ -264,7 +268,7 @@ absl::Status AddLine(std::int64_t line_number, std::string_view line, Format for
   NoteRow(line_number, *pieces, summary);
   for (Example& example : *pieces) {
     const std::int64_t num_trained = example.num_trained();
-    // Nothing to learn from it (one token, or a prompt that fills the row): it would only take time.
+    // An example without a loss (one token, or a prompt that fills the row) would only take time.
     if (num_trained == 0) continue;
     summary->num_tokens += static_cast<std::int64_t>(example.tokens.size());
     summary->num_trained += num_trained;
@@ -343,14 +347,14 @@ std::vector<RowWarning> RowWarnings(const DataSummary& summary, std::int64_t max
     warnings.push_back({reason, base::StrCat(set, rows.count, " of ", summary.num_rows, " rows ", what), rows.lines});
   };
   const std::string longer = base::StrCat("are longer than data.max_seq_len ", max_seq_len);
-  warn("ROWS_TRUNCATED", summary.truncated, base::StrCat(longer, " and lose their end"));
-  warn("ROWS_DROPPED", summary.dropped, base::StrCat(longer, " and are left out"));
-  warn("ROWS_WITHOUT_LOSS", summary.without_loss, "have no token that is trained and are left out");
+  warn("ROWS_TRUNCATED", summary.truncated, base::StrCat(longer, " and are truncated"));
+  warn("ROWS_DROPPED", summary.dropped, base::StrCat(longer, " and are dropped"));
+  warn("ROWS_WITHOUT_LOSS", summary.without_loss, "have no trained token and are left out");
   warn("PROMPT_BOUNDARY_MERGED", summary.boundary_merged,
-       "have a token that crosses the boundary between prompt and completion: it is trained, but a prompt that ends there has other "
-       "tokens; move blanks from the end of the prompt to the start of the completion");
+       "have a token that crosses the boundary between prompt and completion: it is trained, but the prompt alone has "
+       "other tokens; move blanks from the end of the prompt to the start of the completion");
   warn("BOS_IN_TEXT", summary.began_with_added,
-       "begin with the special token that the tokenizer puts before a text: it is not added a second time");
+       "begin with the special token that the tokenizer adds before a text: it is not added again");
   return warnings;
 }
 

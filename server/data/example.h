@@ -1,4 +1,4 @@
-// From a record to tokens, with a mark on every token that the loss is taken of.
+// Converts records to tokens, and marks every token that counts in the loss.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -17,79 +17,86 @@
 namespace nibble::data {
 
 enum class Overlong { kTruncate, kDrop, kError, kSplit };
-// What becomes of a record that is too long: `policy` is a job's "split", "truncate", "drop" or "error", chosen for data of the
-// format `chosen_for`. Data of another format (a set to evaluate on) are dropped or refused alike, and otherwise have their own
-// format's default, as with an empty policy: text is split, the others are truncated.
+// How to treat a record that is too long. `policy` is a job's "split", "truncate", "drop" or "error", chosen for data
+// of the format `chosen_for`. Data of another format (an evaluation set) follows "drop" and "error" too. Otherwise, and
+// with an empty policy, it has the default of its own format: text is split, other formats are truncated.
 Overlong OverlongFor(std::string_view policy, Format chosen_for, Format format);
 
 struct TokeniseOptions {
   std::int64_t max_seq_len = 0;
   std::optional<Overlong> overlong = std::nullopt;  // unset: the format's default
   bool train_on_prompt = false;                     // prompt_completion and chat: loss on every token
-  // The special tokens that the tokenizer itself puts around a text. Unset: none in chat, whose template writes its own.
+  // Whether to add the special tokens that the tokenizer puts around a text. Unset: not in chat, whose template writes
+  // its own.
   std::optional<bool> add_special_tokens = std::nullopt;
 };
 
-// text: the tokenizer's own special tokens, none of them twice, and an end token.
-// prompt_completion: prompt and completion as one text and an end token; the loss is on tokens that overlap the completion.
-// chat: messages through the model's template; the loss is on what the assistant wrote (RenderChat). "train" of a message, true or
-// false, wins over its role and over train_on_prompt.
-// A text is split into examples of max_seq_len tokens. Where the end token would be alone in the last one, and so without a loss, the two
-// last have max_seq_len - 1 and two tokens.
-// Nothing is returned for a record that was dropped. Errors: InvalidArgument (TEMPLATE_ERROR, also for chat without a template;
-// a record too long with kError); Cancelled once `cancelled`, which is asked before each rendering of a template and each piece of a
-// large text, says so; those of `await_turn`. Without `await_turn` a row takes what memory it needs.
+// text: the text with the tokenizer's own special tokens, none of them twice, and an end token.
+//
+// prompt_completion: prompt and completion as one text, and an end token. The loss covers the tokens that overlap the
+// completion.
+//
+// chat: the messages rendered by the model's template. The loss covers what the assistant wrote (RenderChat). "train"
+// of a message, true or false, overrides its role and train_on_prompt.
+//
+// A text is split into examples of max_seq_len tokens. If the end token would be alone in the last one, and so without
+// a loss, the last two have max_seq_len - 1 and two tokens.
+//
+// Returns no example for a dropped record. Errors: InvalidArgument (TEMPLATE_ERROR, also for chat without a template; a
+// record too long with kError); Cancelled when `cancelled` returns true, which is called before each rendering of a
+// template and each piece of a large text; those of `await_turn`. Without `await_turn`, the memory of a row is not
+// limited.
 absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
                                               const model::ModelConfig& config, const TokeniseOptions& options,
                                               const base::Cancelled& cancelled = {}, const AwaitTurn& await_turn = {});
 
 inline constexpr int kMaxNamedRows = 20;
 
-// Rows of a file that something became of: how many, and where the first of them are.
+// Rows of a file to report: their number, and the lines of the first of them.
 struct RowList {
   std::int64_t count = 0;
-  std::vector<std::int64_t> lines;  // of the file, from 1; at most kMaxNamedRows
+  std::vector<std::int64_t> lines;  // line numbers from 1; at most kMaxNamedRows
   void Add(std::int64_t line);
-  void Append(const RowList& later);  // of lines behind these
+  void Append(const RowList& later);  // of later lines
 };
 
 struct DataSummary {
   std::int64_t num_rows = 0;  // records read
   RowList truncated;
   RowList dropped;            // too long
-  RowList without_loss;       // no token of them is trained: left out too
+  RowList without_loss;       // no trained token; left out too
   RowList boundary_merged;    // Example::boundary_merged
   RowList began_with_added;   // Example::began_with_added
   std::int64_t num_tokens = 0;   // of all examples
   std::int64_t num_trained = 0;
-  void Append(const DataSummary& later);  // of lines behind these
+  void Append(const DataSummary& later);  // of later lines
 };
 
 struct Dataset : DataSummary {
   ExampleList examples;
 };
 
-// Tokenises one line of a file, notes what became of it, and appends the examples that have a trained token. A blank line is no row.
-// Errors name the line (AtLine); Cancelled and `await_turn` as of Tokenise.
+// Tokenises one line of a file, updates the summary, and appends the examples that have a trained token. Skips a blank
+// line. Errors name the line (AtLine). `cancelled` and `await_turn` as in Tokenise.
 absl::Status AddLine(std::int64_t line_number, std::string_view line, Format format, const model::TextAssets& text,
                      const model::ModelConfig& config, const TokeniseOptions& options, const base::Cancelled& cancelled,
                      const AwaitTurn& await_turn, std::vector<Example>* examples, DataSummary* summary);
-// InvalidArgument (NO_TRAINABLE_TOKENS) when no token of a whole file is trained.
+// InvalidArgument (NO_TRAINABLE_TOKENS) if a whole file has no trained token.
 absl::Status CheckTrainable(const DataSummary& summary);
 
-// A whole validated file, in memory. InvalidArgument names the line (AtLine); NO_TRAINABLE_TOKENS when no token of it is trained;
-// Cancelled once `cancelled`, which is asked at each line and as Tokenise asks it, says so.
+// Loads a whole validated file into memory. Errors: InvalidArgument names the line (AtLine), or NO_TRAINABLE_TOKENS;
+// Cancelled when `cancelled` returns true, which is called at each line and as in Tokenise.
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
                                     const model::ModelConfig& config, const TokeniseOptions& options,
                                     const base::Cancelled& cancelled = {});
 
-// Counts one record and its examples, and names its line where it was truncated, dropped, has no loss, a merged boundary or a special
-// token of its own. Examples are not taken.
+// Counts one record, and adds its line to the lists that apply: truncated, dropped, without loss, merged boundary,
+// special token of its own. Does not keep the examples.
 void NoteRow(std::int64_t line, const std::vector<Example>& pieces, DataSummary* summary);
 
-// What the user should know about the rows: ROWS_TRUNCATED, ROWS_DROPPED, ROWS_WITHOUT_LOSS, PROMPT_BOUNDARY_MERGED, BOS_IN_TEXT; each
-// at most once, and only where there are such rows. The messages begin with `set`: of a set to evaluate on EvaluationSet(its name), of the
-// rows to train on nothing.
+// Warnings about rows for the user: ROWS_TRUNCATED, ROWS_DROPPED, ROWS_WITHOUT_LOSS, PROMPT_BOUNDARY_MERGED,
+// BOS_IN_TEXT. Each appears at most once, and only if there are such rows. The messages begin with `set`:
+// EvaluationSet(name) for an evaluation set, empty for the training data.
 struct RowWarning {
   std::string reason;
   std::string message;

@@ -1,4 +1,4 @@
-// Examples in memory, in a token file that is mapped, or their lengths alone.
+// A list of examples: in memory, in a mapped token file, or only their lengths.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@ struct Example {
   std::vector<std::uint8_t> trained;  // 1: the loss of predicting this token counts. The first is never predicted
   std::int64_t num_cut_off = 0;       // tokens that the record had beyond these (kTruncate)
   bool boundary_merged = false;       // a trained token also covers text that is not trained
-  bool began_with_added = false;      // the text already begins with the special token that the tokenizer adds, so it was not added again
+  bool began_with_added = false;      // the text begins with the special token that the tokenizer adds: not added again
   std::int64_t num_trained() const;
 };
 

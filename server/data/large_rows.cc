@@ -12,7 +12,7 @@ namespace nibble::data {
 namespace {
 
 constexpr std::chrono::milliseconds kAskEvery(50);
-// A row that took as much gives the allocator's memory back at once.
+// After a row that took this much, the allocator's free memory is returned at once.
 constexpr std::int64_t kReturnedBytes = 64 << 20;
 
 }  // namespace
@@ -47,8 +47,8 @@ absl::Status LargeRows::Turn::Need(std::int64_t bytes) {
       const std::int64_t have = rows_->memory_->left() + bytes_;
       return base::WithReason(
           absl::ResourceExhaustedError(base::StrCat("encoding the row takes about ", bytes, " bytes of memory, ", have,
-                                                    " are left of what models and trainers may take: unload models, wait for jobs to end, "
-                                                    "or split the row")),
+                                                    " are left for models and trainers: unload models, wait for jobs "
+                                                    "to end, or split the row")),
           "OUT_OF_DEVICE_MEMORY", {{"need", std::to_string(bytes)}, {"have", std::to_string(have)}});
     }
     taken_.push_back(std::move(more));

@@ -1,4 +1,4 @@
-// Bounds the memory that encoding takes, where many rows are encoded by several threads for several calls.
+// Bounds the memory for encoding when several threads encode rows for several calls.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,17 +18,18 @@ namespace nibble::data {
 // Larger rows are encoded one at a time.
 inline constexpr std::size_t kLargeRowBytes = 256 << 10;
 
-// One large row at a time, inside the memory that models and trainers share. Thread-safe; outlives its turns.
+// Allows one large row at a time, within the memory that models and trainers share. Thread-safe; must outlive its
+// turns.
 class LargeRows {
  public:
-  // A row that is being encoded: it keeps the others waiting, and its memory taken. One thread.
+  // Held while a row is encoded. Makes other rows wait, and holds the row's memory. One thread.
   class Turn {
    public:
     Turn(Turn&& other) noexcept : rows_(std::exchange(other.rows_, nullptr)), taken_(std::move(other.taken_)), bytes_(other.bytes_) {}
     Turn& operator=(Turn&&) = delete;
     ~Turn();
-    // The row takes `bytes` in all; it keeps what it has if they are less. Errors: ResourceExhausted (OUT_OF_DEVICE_MEMORY; metadata
-    // need, have: bytes) at once.
+    // Raises the memory of the row to `bytes`; never lowers it. Does not wait. Errors: ResourceExhausted
+    // (OUT_OF_DEVICE_MEMORY; metadata need, have: bytes).
     absl::Status Need(std::int64_t bytes);
 
    private:
@@ -39,10 +40,10 @@ class LargeRows {
     std::int64_t bytes_ = 0;
   };
 
-  // Without a budget rows take what they need.
+  // Without a budget, the memory of rows is not limited.
   explicit LargeRows(std::shared_ptr<base::MemoryBudget> memory = nullptr) : memory_(std::move(memory)) {}
 
-  // Waits for the row before, asking `cancelled` some times a second; Cancelled.
+  // Waits until no other row has the turn. Calls `cancelled` several times a second. Errors: Cancelled.
   absl::StatusOr<Turn> Await(const base::Cancelled& cancelled);
 
  private:
@@ -52,8 +53,8 @@ class LargeRows {
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// Called before a row takes much memory: it is large, or a part of it cannot be cut into pieces (text/piece_encoder.h). The row is encoded
-// while the turn is held. An error ends its encoding.
+// Called before a row takes much memory, because it is large or a part of it cannot be cut into pieces
+// (text/piece_encoder.h). The row holds the turn while it is encoded. An error ends the encoding.
 using AwaitTurn = std::function<absl::StatusOr<LargeRows::Turn>()>;
 
 }  // namespace nibble::data

@@ -8,7 +8,7 @@
 namespace nibble::data {
 namespace {
 
-// Keeps the shuffle's draws apart from others made with the same seed.
+// Separates the shuffle's random numbers from others with the same seed.
 constexpr std::uint64_t kShuffleStream = 0x73687566666c65;  // "shuffle"
 
 }  // namespace

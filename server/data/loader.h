@@ -1,4 +1,4 @@
-// The order in which examples meet the model: seeded shuffle, packing, and a cursor from which it goes on.
+// The order in which examples reach the model: seeded shuffle, packing, and a cursor to resume from.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -8,8 +8,8 @@
 
 namespace nibble::data {
 
-// kNone: one example a row. kSegmented: as many whole examples as fit into max_seq_len tokens; attention and positions begin
-// anew at each, so that packing changes no loss.
+// kNone: one example per row. kSegmented: as many whole examples as fit into max_seq_len tokens; attention and
+// positions restart at each example, so that packing changes no loss.
 enum class Packing { kNone, kSegmented };
 
 // Rows of a micro-batch laid end to end without padding.
@@ -26,33 +26,34 @@ struct MicroBatch {
   std::int64_t num_trained = 0;
 };
 
-// Where the loader stands: which epoch, and how many examples of its order are taken.
+// Position of the loader: the epoch, and how many examples of its order were taken.
 struct Cursor {
   std::int64_t epoch = 0;
   std::int64_t taken = 0;
 };
 
-// The order of epoch `epoch`: a Fisher-Yates shuffle drawn from Philox(seed, epoch); as it lies without a seed.
+// The order of epoch `epoch`: a Fisher-Yates shuffle drawn from Philox(seed, epoch), or the file's order without a
+// seed.
 std::vector<std::int64_t> EpochOrder(std::int64_t num_examples, std::optional<std::uint64_t> seed, std::int64_t epoch);
 
-// Runs over the examples for ever. One thread.
+// Iterates over the examples without end. One thread.
 class Loader {
  public:
-  // Without a seed the order is that of the file: evaluation.
+  // Without a seed, as in evaluation, the order is that of the file.
   Loader(ExampleList examples, Packing packing, std::int64_t max_seq_len, std::optional<std::uint64_t> seed);
 
   // `rows` rows; a micro-batch never crosses an epoch's end, so the last one of an epoch may have fewer.
   MicroBatch Next(std::int64_t rows);
 
   Cursor cursor() const { return cursor_; }
-  void Seek(Cursor cursor);  // of the same examples and seed
+  void Seek(Cursor cursor);  // `cursor` must be of the same examples and seed
 
-  // How many rows one epoch makes. Reads no tokens.
+  // Number of rows of an epoch. Reads no tokens.
   std::int64_t RowsInEpoch(std::int64_t epoch) const;
 
  private:
   void AppendRow(MicroBatch* batch);
-  // The next row is made of the examples order_[cursor_.taken] to order_[RowEnd() - 1].
+  // The next row consists of the examples order_[cursor_.taken] to order_[RowEnd() - 1].
   std::int64_t RowEnd() const;
   std::size_t At(std::int64_t place) const { return static_cast<std::size_t>(order_[static_cast<std::size_t>(place)]); }
   std::int64_t num_examples() const { return static_cast<std::int64_t>(order_.size()); }

@@ -27,7 +27,7 @@ absl::StatusOr<std::string> StringField(const base::Json& json, const char* key)
 absl::Status ReadMessages(const base::Json& json, Record* record) {
   const auto it = json.find("messages");
   if (it == json.end()) return absl::InvalidArgumentError("no \"messages\"");
-  if (!it->is_array() || it->empty()) return absl::InvalidArgumentError("\"messages\" is not a list with messages in it");
+  if (!it->is_array() || it->empty()) return absl::InvalidArgumentError("\"messages\" is not a non-empty list");
   bool learns = false;
   for (std::size_t i = 0; i < it->size(); ++i) {
     const base::Json& message = (*it)[i];

@@ -1,4 +1,4 @@
-// One line of a training file, and the check of a whole file before anything is queued.
+// Parses one line of a training file, and validates a whole file before anything is queued.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -10,8 +10,8 @@
 
 namespace nibble::data {
 
-// JSON lines: {"text": ...}, {"prompt": ..., "completion": ...}, {"messages": [{"role", "content"}, ...], "tools": [...]} ("tools" may
-// be left out).
+// JSON lines: {"text": ...}, {"prompt": ..., "completion": ...},
+// {"messages": [{"role", "content"}, ...], "tools": [...]} ("tools" is optional).
 enum class Format { kText, kPromptCompletion, kChat };
 const char* Name(Format format);                          // "text", "prompt_completion", "chat"
 absl::StatusOr<Format> ParseFormat(std::string_view name);
@@ -21,23 +21,25 @@ struct Record {
   std::string prompt;         // kPromptCompletion
   std::string completion;     // kPromptCompletion
   std::string messages_json;  // kChat: the array as it was written, every field kept
-  std::string tools_json;     // kChat: "tools" of the row, an array of schemas for the template; "" without any
-  std::vector<std::string> roles;  // kChat, one a message
-  std::vector<std::optional<bool>> train;  // kChat, one a message: its own "train", where it has one
+  std::string tools_json;     // kChat: "tools" of the row, an array of schemas for the template; "" if none
+  std::vector<std::string> roles;  // kChat, one per message
+  std::vector<std::optional<bool>> train;  // kChat, one per message: its "train", if set
 };
 
 inline constexpr std::size_t kDefaultMaxLineBytes = std::size_t{1} << 20;
-// Of one chat row: a line of a MiB could hold 30,000. Some templates render the row twice for each of them (rendered_chat.h).
+// Maximum messages per chat row: a line of 1 MiB could hold 30,000, and some templates render the row twice for each
+// message (rendered_chat.h).
 inline constexpr std::size_t kMaxMessages = 1024;
-// InvalidArgument for a row of more. Asked where a row is taken in or shown: whoever trains on it reads what was accepted.
+// InvalidArgument if a row has more messages. Called when a row is accepted or shown, not in training, which reads
+// every accepted row.
 absl::Status CheckMessages(const Record& record);
 
-// InvalidArgument says what the line lacks; without format the keys decide.
+// InvalidArgument says what is wrong with the line. DetectFormat decides by the keys.
 absl::StatusOr<Record> ParseRecord(std::string_view line, Format format);
 absl::StatusOr<Format> DetectFormat(std::string_view line);
 
-// What is wrong with one line of a file, with its number, from 1, before the text. InvalidArgument without a reason of its own
-// becomes DATASET_FORMAT.
+// An error of one line of a file, prefixed with the line's number (from 1). InvalidArgument without a reason becomes
+// DATASET_FORMAT.
 absl::Status AtLine(std::int64_t line_number, const absl::Status& status);
 
 struct FileSummary {
@@ -46,17 +48,17 @@ struct FileSummary {
   std::int64_t num_bytes = 0;
 };
 
-// Reads a file as it arrives, in chunks of any size, with memory for one line. One thread.
+// Validates a file as it arrives, in chunks of any size. Holds one line in memory. One thread.
 class FileValidator {
  public:
-  // Without a format the first row decides. The length of lines is judged here alone, when a file is taken in: whoever trains on
-  // it reads what was accepted, whatever the limit is by then.
+  // Without a format, the first row decides. The length of lines is checked only here, when a file is accepted:
+  // training reads every accepted file, whatever the limit is by then.
   explicit FileValidator(std::optional<Format> format, std::size_t max_line_bytes = kDefaultMaxLineBytes)
       : format_(format), max_line_bytes_(max_line_bytes) {}
 
-  // Never fails: what is wrong is reported by Finish, with the numbers of the first 20 bad lines.
+  // Never fails: Finish reports errors, with the numbers of the first 20 bad lines.
   void Feed(std::string_view chunk);
-  // InvalidArgument (DATASET_FORMAT) names lines; also for a file without rows.
+  // InvalidArgument (DATASET_FORMAT) names the bad lines; also for a file without rows.
   absl::StatusOr<FileSummary> Finish();
 
  private:

@@ -15,8 +15,8 @@ namespace {
 
 using Part = text::RenderedTurns::Part;
 
-// The same day in every attempt, evaluation and time zone, or the tokens of a data set would depend on when they were made. It is the day
-// that Llama 3's own template falls back to.
+// The date that templates see. It is fixed so that the tokens of a data set do not depend on when and where they were
+// made. Llama 3's own template falls back to this day.
 constexpr std::int64_t kTemplateTime = 1'721'995'200;  // 2024-07-26, 12:00 UTC
 
 absl::Status TemplateError(std::string_view message) {
@@ -25,13 +25,13 @@ absl::Status TemplateError(std::string_view message) {
 
 absl::Status NotFound(std::size_t message, std::string_view why) {
   return TemplateError(base::StrCat("message ", message, " is not found in the rendered conversation: ", why,
-                                    "; set train_on_prompt (and no \"train\" of a message), or use another template"));
+                                    "; set train_on_prompt and no \"train\" of a message, or use another template"));
 }
 
 constexpr char kBlanks[] = " \t\r\n\f\v";
-constexpr char kNoLoop[] = "the template has no loop over the messages that renders it";
+constexpr char kNoLoop[] = "no loop over the messages in the template renders it";
 
-// A conversation, of which any number of messages from the first can be rendered.
+// A conversation. Any number of messages from the first can be rendered.
 class Conversation {
  public:
   Conversation(const base::Json& messages, const Record& record, const text::ChatTemplate& chat, const base::Cancelled& cancelled)
@@ -47,14 +47,14 @@ class Conversation {
 
   std::size_t size() const { return ends_.size(); }
   bool answers(std::size_t message) const { return record_.roles[message] == "assistant"; }
-  // The content without the blanks at its ends, which templates cut off; "" where it is no text.
+  // The content without the blanks at its ends, which templates strip; "" if it is not text.
   std::string_view words(std::size_t message) const {
     const std::string_view content = contents_[message];
     const std::size_t begin = content.find_first_not_of(kBlanks);
     if (begin == std::string_view::npos) return {};
     return content.substr(begin, content.find_last_not_of(kBlanks) + 1 - begin);
   }
-  // Templates move these or leave them out.
+  // Templates may move or omit these messages.
   bool instructs(std::size_t message) const { return record_.roles[message] == "system" || record_.roles[message] == "developer"; }
 
   absl::StatusOr<std::string> Render(std::size_t count, bool add_generation_prompt) const {
@@ -74,7 +74,7 @@ class Conversation {
   }
   template <typename Work>
   auto Ask(Work work, std::size_t count) const -> decltype(work(std::string())) {
-    if (cancelled_ && cancelled_()) return absl::CancelledError("cancelled while a conversation was rendered");
+    if (cancelled_ && cancelled_()) return absl::CancelledError("cancelled while rendering a conversation");
     const std::string_view messages = std::string_view(json_).substr(0, count == 0 ? 0 : ends_[count - 1]);
     auto rendered = work(base::StrCat("[", messages, "]"));
     if (!rendered.ok()) return TemplateError(base::ToStd(rendered.status().message()));
@@ -85,8 +85,8 @@ class Conversation {
   const text::ChatTemplate& chat_;
   const base::Cancelled& cancelled_;
   std::vector<std::string> contents_;
-  std::string json_;               // the messages, with commas between
-  std::vector<std::size_t> ends_;  // of each of them
+  std::string json_;               // the messages, separated by commas
+  std::vector<std::size_t> ends_;  // end of each message in json_
 };
 
 // Compares a conversation that ends with message `i` with one that ends before it.
@@ -95,15 +95,17 @@ absl::StatusOr<std::pair<std::size_t, std::size_t>> ByPrefixes(const Conversatio
   if (i > 0 || conversation.answers(i)) {  // many templates refuse a conversation without messages
     NIBBLE_ASSIGN_OR_RETURN(before, conversation.Render(i, conversation.answers(i)));
   }
-  std::string after = full;  // the commonest case, one turn, costs one rendering less
+  std::string after = full;  // saves a rendering in the most common case, one turn
   if (i + 1 < conversation.size()) {
     NIBBLE_ASSIGN_OR_RETURN(after, conversation.Render(i + 1, false));
   }
-  if (!full.starts_with(after) || !after.starts_with(before)) return NotFound(i, "it does not continue what was rendered before it");
+  if (!full.starts_with(after) || !after.starts_with(before)) {
+    return NotFound(i, "it does not continue the text before it");
+  }
   return std::pair(before.size(), after.size());
 }
 
-// Where the turns of a whole conversation are.
+// Positions of the turns of a whole conversation.
 class Turns {
  public:
   Turns(const Conversation& conversation, const text::RenderedTurns& rendered) : conversation_(conversation), rendered_(rendered) {
@@ -114,20 +116,20 @@ class Turns {
     }
   }
 
-  // The last message's, with what the template puts after the whole.
+  // The turn of message `i`. The last turn includes what the template prints after the whole conversation.
   Part At(std::size_t i) const {
     Part turn = rendered_.turns[i];
     if (i + 1 == conversation_.size() && turn.end == last_) turn.end = rendered_.text.size();
     return turn;
   }
 
-  // `wanted`: the messages to find, ascending. One range for each.
+  // Returns one range for each of the `wanted` messages, which must be in ascending order.
   absl::StatusOr<ByteRanges> Find(const std::vector<std::size_t>& wanted) const {
     for (const std::size_t i : wanted) {
       if (rendered_.turns[i].empty()) return NotFound(i, kNoLoop);
     }
-    // The text of any other message without a turn may be a part of a turn that is wanted. Not so where it stands before them all, as
-    // Llama 3.1 renders the first question beside the tools.
+    // The text of any other message without a turn may be a part of a wanted turn, unless it is before all turns. Llama
+    // 3.1, for example, renders the first question beside the tools.
     const std::string_view preamble = std::string_view(rendered_.text).substr(0, std::min(first_, rendered_.text.size()));
     bool leads = true;
     for (std::size_t i = 0; i < conversation_.size(); ++i) {
@@ -148,7 +150,7 @@ class Turns {
     for (const std::size_t i : wanted) {
       auto [begin, end] = At(i);
       if (conversation_.answers(i)) {
-        // What follows is what the model is asked to write.
+        // The model is asked to write what follows the prompt.
         if (!std::string_view(rendered_.text).substr(begin, end - begin).starts_with(prompt)) {
           return NotFound(i, "it does not begin with the generation prompt");
         }
@@ -170,7 +172,7 @@ class Turns {
     // The template renders the conversation differently when it ends before the answer.
     NIBBLE_ASSIGN_OR_RETURN(const std::string closed, conversation_.Render(answer, false));
     if (asked.starts_with(closed)) return asked.substr(closed.size());
-    // Without a generation prompt the template prints an end token instead. Both have to come after the last turn.
+    // Without a generation prompt the template prints an end token instead. Both must come after the last turn.
     NIBBLE_ASSIGN_OR_RETURN(const text::RenderedTurns asked_turns, conversation_.RenderTurns(answer, true));
     NIBBLE_ASSIGN_OR_RETURN(const text::RenderedTurns closed_turns, conversation_.RenderTurns(answer, false));
     const std::size_t end = Turns(conversation_, asked_turns).last_;
@@ -182,7 +184,7 @@ class Turns {
 
   const Conversation& conversation_;
   const text::RenderedTurns& rendered_;
-  std::size_t first_ = SIZE_MAX;  // byte of any turn
+  std::size_t first_ = SIZE_MAX;  // first byte of any turn
   std::size_t last_ = 0;          // the end of the last turn
 };
 
@@ -215,12 +217,12 @@ absl::StatusOr<ByteRanges> ByGeneration(const Conversation& conversation, const 
 
 bool IsRefusal(const absl::Status& status) { return !status.ok() && !absl::IsCancelled(status); }
 
-// The text, and where the wanted messages are.
+// Renders the conversation and finds the wanted messages.
 absl::StatusOr<RenderedChat> FindTurns(const Conversation& conversation, const std::vector<std::size_t>& wanted, bool has_generation,
                                        bool all_answers) {
   RenderedChat chat;
   if (!has_generation && wanted.size() == 1) {
-    // One turn is found with two renderings, where these begin alike.
+    // Comparing prefixes finds a single turn with fewer renderings.
     NIBBLE_ASSIGN_OR_RETURN(chat.text, conversation.Render(conversation.size(), false));
     const auto range = ByPrefixes(conversation, chat.text, wanted.front());
     if (range.ok()) {
@@ -254,9 +256,9 @@ absl::StatusOr<RenderedChat> RenderChat(const Record& record, const text::ChatTe
                                         const base::Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const base::Json messages, base::ParseJson(record.messages_json));
   const Conversation conversation(messages, record, chat, cancelled);
-  // Only these have to be found in the text: the trained ones, or those left out of a whole that is trained.
+  // Only these messages must be found in the text: the trained ones, or with train_on_prompt the untrained ones.
   std::vector<std::size_t> wanted;
-  bool all_answers = !train_on_prompt;  // these, and nothing else
+  bool all_answers = !train_on_prompt;  // all answers are trained, and nothing else
   for (std::size_t i = 0; i < conversation.size(); ++i) {
     const bool is_trained = record.train[i].value_or(train_on_prompt || conversation.answers(i));
     if (is_trained != train_on_prompt) wanted.push_back(i);

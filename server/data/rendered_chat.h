@@ -12,7 +12,7 @@
 
 namespace nibble::data {
 
-// [begin, end) of a text.
+// Ranges [begin, end) of bytes of a text.
 using ByteRanges = std::vector<std::pair<std::size_t, std::size_t>>;
 
 struct RenderedChat {
@@ -20,16 +20,18 @@ struct RenderedChat {
   ByteRanges trained;  // in any order; ranges may overlap or be empty
 };
 
-// Finds the text that is trained. Of an answer: everything after the generation prompt, up to the next turn; or the {% generation %}
-// blocks, where the template has them. Of another message with "train": true: its whole turn. With train_on_prompt: everything but the
-// turns of messages with "train": false.
+// Renders a conversation and finds the text that is trained. For an answer: everything after the generation prompt, up
+// to the next turn; or the {% generation %} blocks if the template has them. For another message with "train": true:
+// its whole turn. With train_on_prompt: everything except the turns of messages with "train": false.
 //
 // Turns are found in the rendering of the whole conversation (ChatTemplate::RenderTurns), so the template may render the last answer
-// differently, or move the system prompt. If it has no loop over the messages, a conversation that ends with the message is compared
-// with one that ends before it; the whole has to begin with both. Templates always see the date 26 July 2024.
+// differently, or move the system prompt. If the template has no loop over the messages, a conversation that ends with
+// the message is compared with one that ends before it; the whole must begin with both. Templates always see the date
+// 26 July 2024.
 //
-// Costs at most 11 renderings, and two more for each wanted turn of a template without such a loop. `cancelled` is asked before each
-// rendering, or pair of renderings.
+// Costs at most 11 renderings, and two more for each wanted turn of a template without such a loop. Calls `cancelled`
+// before each rendering or pair of renderings.
+//
 // Errors: InvalidArgument (TEMPLATE_ERROR, which names the message whose turn is not found); Cancelled.
 absl::StatusOr<RenderedChat> RenderChat(const Record& record, const text::ChatTemplate& chat, bool train_on_prompt,
                                         const base::Cancelled& cancelled);

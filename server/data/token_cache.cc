@@ -14,8 +14,8 @@
 namespace nibble::data {
 namespace {
 
-constexpr std::chrono::milliseconds kAskEvery(50);  // whether to stop waiting
-// An unfinished file that was not written to for so long has no writer: a live one writes every few seconds.
+constexpr std::chrono::milliseconds kAskEvery(50);  // between checks of `cancelled` while waiting
+// An unfinished file without a write for this long has no writer: a live one writes every few seconds.
 constexpr std::chrono::hours kAbandoned(1);
 
 // Marks a file as used now; the order survives a restart.
@@ -54,7 +54,7 @@ absl::StatusOr<Dataset> TokenCache::GetOr(WithoutFile without_file, const TokenS
   };
   if (auto found = open(); found.ok()) return found;
   NIBBLE_RETURN_IF_ERROR(BeginWriting(path, cancelled));
-  // Another call may have made it meanwhile: LoadTokens looks first.
+  // Another call may have written the file meanwhile, so LoadTokens looks for it first.
   auto loaded = LoadTokens(files_, source,
                            {.pool = pool_,
                             .min_free_bytes = options_.min_free_bytes,
@@ -82,7 +82,7 @@ void TokenCache::Trim(const std::function<bool(const std::string& dataset)>& exi
   std::vector<Found> found;
   std::int64_t bytes = 0;
   const auto datasets = files_.List(directory_);
-  if (!datasets.ok()) return;  // none was ever made
+  if (!datasets.ok()) return;  // no file was ever written
   for (const std::string& dataset : *datasets) {
     const std::string directory = base::JoinPath(directory_, dataset);
     if (exists && !exists(dataset)) {

@@ -18,10 +18,10 @@ using base::StrCat;
 
 constexpr char kSuffix[] = ".tokens";
 constexpr std::size_t kKeySize = 64;
-constexpr std::size_t kHashedBytes = std::size_t{1} << 20;  // between two questions whether to stop
+constexpr std::size_t kHashedBytes = std::size_t{1} << 20;  // between two checks of `cancelled`
 constexpr std::uint64_t kMaxSummaryBytes = std::uint64_t{1} << 20;
 
-// The lists of a summary by their keys.
+// The lists of a summary, by key.
 constexpr std::pair<const char*, RowList DataSummary::*> kLists[] = {{"truncated", &DataSummary::truncated},
                                                                      {"dropped", &DataSummary::dropped},
                                                                      {"without_loss", &DataSummary::without_loss},
@@ -83,35 +83,41 @@ absl::StatusOr<std::shared_ptr<const TokenFile>> TokenFile::Open(const std::stri
   const auto damaged = [&path](std::string_view what) { return absl::DataLossError(StrCat("token file ", path, " ", what)); };
   TokenHeader header;
   TokenTrailer trailer;
-  if (bytes.size() < sizeof(header) + sizeof(trailer)) return damaged("is cut off");
+  if (bytes.size() < sizeof(header) + sizeof(trailer)) return damaged("is truncated");
   std::memcpy(&header, bytes.data(), sizeof(header));
   std::memcpy(&trailer, bytes.data() + bytes.size() - sizeof(trailer), sizeof(trailer));
   if (std::memcmp(header.magic, kTokenMagic, sizeof(header.magic)) != 0) return damaged("is not a token file");
-  if (std::memcmp(trailer.magic, kTokenEndMagic, sizeof(trailer.magic)) != 0) return damaged("is cut off");
+  if (std::memcmp(trailer.magic, kTokenEndMagic, sizeof(trailer.magic)) != 0) return damaged("is truncated");
   if (header.version != kTokenFileVersion) return damaged(StrCat("has version ", header.version, ", wanted ", kTokenFileVersion));
-  if (std::string_view(header.key, sizeof(header.key)) != key) return damaged("is of another key");
+  if (std::string_view(header.key, sizeof(header.key)) != key) return damaged("has another key");
 
   const std::uint64_t body = bytes.size() - sizeof(header) - sizeof(trailer);
-  if (trailer.summary_bytes > std::min(body, kMaxSummaryBytes)) return damaged("has a summary that is too long");
+  if (trailer.summary_bytes > std::min(body, kMaxSummaryBytes)) return damaged("has too long a summary");
   const std::string_view text = bytes.substr(sizeof(header) + body - trailer.summary_bytes, trailer.summary_bytes);
-  if (base::Sha256Hex(text) != std::string_view(trailer.summary_sha256, sizeof(trailer.summary_sha256))) return damaged("has another summary");
+  if (base::Sha256Hex(text) != std::string_view(trailer.summary_sha256, sizeof(trailer.summary_sha256))) {
+    return damaged("has a damaged summary");
+  }
   const auto json = base::ParseJson(text);
   if (!json.ok() || !json->is_object()) return damaged("has no summary");
   auto summary = ParseSummary(*json, path);
   const auto num_examples = base::GetInt(*json, "num_examples", path);
   const auto tokens_sha256 = base::GetString(*json, "tokens_sha256", path);
   const auto index_sha256 = base::GetString(*json, "index_sha256", path);
-  if (!summary.ok() || !num_examples.ok() || !tokens_sha256.ok() || !index_sha256.ok()) return damaged("has no whole summary");
+  if (!summary.ok() || !num_examples.ok() || !tokens_sha256.ok() || !index_sha256.ok()) {
+    return damaged("has an incomplete summary");
+  }
 
   const auto tokens = static_cast<std::uint64_t>(summary->num_tokens), examples = static_cast<std::uint64_t>(*num_examples);
   const std::uint64_t room = body - trailer.summary_bytes;
   if (tokens > room / sizeof(std::uint32_t) || examples > room / sizeof(TokenIndexEntry) ||
       (tokens + tokens % 2) * sizeof(std::uint32_t) + examples * sizeof(TokenIndexEntry) != room) {
-    return damaged("has another size");
+    return damaged("has a wrong size");
   }
   const char* const tokens_at = bytes.data() + sizeof(header);
   const char* const index_at = tokens_at + (tokens + tokens % 2) * sizeof(std::uint32_t);
-  if (base::Sha256Hex({index_at, examples * sizeof(TokenIndexEntry)}) != *index_sha256) return damaged("has another index");
+  if (base::Sha256Hex({index_at, examples * sizeof(TokenIndexEntry)}) != *index_sha256) {
+    return damaged("has a damaged index");
+  }
   // Aligned: a mapping begins at a page, and every part is a multiple of 8 bytes.
   opened->tokens_ = {reinterpret_cast<const std::uint32_t*>(tokens_at), tokens};
   opened->index_ = {reinterpret_cast<const TokenIndexEntry*>(index_at), examples};
@@ -133,7 +139,7 @@ absl::Status TokenFile::VerifyTokens(const base::Cancelled& cancelled) const {
     NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
     sha.Update(all.substr(at, kHashedBytes));
   }
-  return sha.HexDigest() == tokens_sha256_ ? absl::OkStatus() : absl::DataLossError("a token file has other tokens than were written");
+  return sha.HexDigest() == tokens_sha256_ ? absl::OkStatus() : absl::DataLossError("a token file has damaged tokens");
 }
 
 Example TokenFile::Get(std::size_t i) const {

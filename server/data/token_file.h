@@ -1,5 +1,5 @@
-// The tokens of a data set as a file, which planner and trainer map (docs/formats.md): made once for each data, tokenizer, template and
-// options.
+// A file with the tokens of a data set, which planner and trainer map (docs/formats.md). Written once for each
+// combination of data, tokenizer, template and options.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,14 +13,15 @@
 
 namespace nibble::data {
 
-// Raise it whenever the format, or the tokens or marks that Tokenise makes of a record change: older files are made anew then.
+// Increment this when the format changes, or the tokens or marks that Tokenise makes of a record. Older files are then
+// rewritten.
 inline constexpr std::uint32_t kTokenFileVersion = 2;
 
 // Input of a token file.
 struct TokenSource {
   std::string data_path;
   std::string data_sha256;
-  std::string tokens_directory;  // where its token files lie, and are made; "": none
+  std::string tokens_directory;  // of the data set's token files; "": none
   Format format = Format::kText;
   model::TextAssets text;
   model::ModelConfig config;
@@ -29,11 +30,11 @@ struct TokenSource {
 
 // 64 lower-case hex digits: the SHA-256 of everything that the tokens depend on.
 std::string TokenKey(const TokenSource& source);
-// The file of that key in `directory`.
+// Path of the file with that key in `directory`.
 std::string TokenFilePath(const std::string& directory, const std::string& key);
 bool IsTokenFileName(const std::string& name);
 
-// One example of a file. Fixed width, as it lies in the file.
+// One example of a file, in the fixed-width layout of the file.
 struct TokenIndexEntry {
   std::uint64_t offset = 0;       // of its first token, in tokens
   std::uint64_t line = 0;         // of the data file, from 1
@@ -50,9 +51,10 @@ inline constexpr std::uint32_t kTokensBeganWithAdded = 4;  // Example::began_wit
 // Thread-safe.
 class TokenFile {
  public:
-  // Reads index and summary, no tokens. Errors: NotFound; DataLoss where the file is damaged, of another version or another key.
+  // Reads index and summary, no tokens. Errors: NotFound; DataLoss if the file is damaged, or has another version or
+  // key.
   static absl::StatusOr<std::shared_ptr<const TokenFile>> Open(const std::string& path, const std::string& key);
-  // Reads all tokens: DataLoss unless they are those that were written; Cancelled.
+  // Reads all tokens. Errors: DataLoss if they are not those that were written; Cancelled.
   absl::Status VerifyTokens(const base::Cancelled& cancelled) const;
 
   const DataSummary& summary() const { return summary_; }
@@ -60,7 +62,7 @@ class TokenFile {
   const TokenIndexEntry& entry(std::size_t i) const { return index_[i]; }
   std::int64_t num_tokens(std::size_t i) const { return index_[i].num_tokens; }
   std::int64_t num_trained(std::size_t i) const { return index_[i].num_trained; }
-  // num_cut_off is 1 where anything was cut off: how much is not kept.
+  // num_cut_off is 1 if anything was cut off; the file does not store how much.
   Example Get(std::size_t i) const;
 
  private:

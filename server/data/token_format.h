@@ -1,6 +1,6 @@
 // The bytes of a token file, for its writer and its reader. Little-endian.
 //   header   TokenHeader
-//   tokens   u32 each: the id, and kTrainedBit where the loss of predicting the token counts; four zero bytes more where they are odd
+//   tokens   u32 each: the id, and kTrainedBit if the loss of predicting the token counts; padded to 8 bytes with zeros
 //   index    TokenIndexEntry each
 //   summary  JSON: counts, lines of rows, SHA-256 of tokens and index
 //   trailer  TokenTrailer
@@ -23,7 +23,7 @@ static_assert(sizeof(TokenHeader) == 80);
 struct TokenTrailer {
   std::uint64_t summary_bytes;
   char summary_sha256[64];
-  char magic[8];  // "NBLTOKND": a file without it was not finished
+  char magic[8];  // "NBLTOKND"; a file without it is unfinished
 };
 static_assert(sizeof(TokenTrailer) == 80);
 

@@ -25,13 +25,13 @@ namespace {
 
 using base::StrCat;
 
-// More pieces than threads, so that a thread whose lines are slow holds the others up less.
+// More pieces than threads, so that a thread with slow lines delays the others less.
 constexpr std::size_t kPiecesPerThread = 4;
 constexpr std::size_t kMinPieceBytes = 1 << 10;
 constexpr std::size_t kReadBytes = std::size_t{1} << 20;
 constexpr std::size_t kCopyBytes = std::size_t{4} << 20;
 
-// Whole lines of the data file, and what was made of them.
+// Whole lines of the data file, and their examples.
 struct Piece {
   std::string text;
   std::int64_t first_line = 1;
@@ -39,7 +39,7 @@ struct Piece {
   std::vector<std::int64_t> lines;  // of each example
   DataSummary summary;
   absl::Status status;
-  bool waits = false;  // for the calling thread: it has a row that needs a turn
+  bool waits = false;  // for the calling thread, because a row needs a turn
 };
 
 // Reads a file in pieces of whole lines. One thread.
@@ -47,10 +47,10 @@ class PieceReader {
  public:
   explicit PieceReader(const std::string& path) : path_(path), in_(path, std::ios::binary) { buffer_.reserve(2 * kReadBytes); }
 
-  // At least `min_bytes`, up to the end of a line; empty at the end of the file.
+  // Returns at least `min_bytes`, up to the end of a line; empty at the end of the file.
   absl::StatusOr<Piece> Next(std::size_t min_bytes) {
     if (!in_.is_open()) return absl::NotFoundError(StrCat("cannot open ", path_));
-    std::size_t searched = 0;  // bytes of the piece in which its end is not
+    std::size_t searched = 0;  // bytes of the piece that do not contain its end
     std::size_t size = 0;
     while (true) {
       const std::size_t end = buffer_.find('\n', begin_ + std::max(searched, min_bytes - 1));
@@ -65,7 +65,7 @@ class PieceReader {
     if (size < kReadBytes) {
       piece.text = buffer_.substr(begin_, size);
       begin_ += size;
-    } else {  // a long line is not copied
+    } else {  // does not copy a long line
       buffer_.erase(0, std::exchange(begin_, 0));
       std::string rest = buffer_.substr(size);
       buffer_.resize(size);
@@ -90,7 +90,7 @@ class PieceReader {
 
   const std::string path_;
   std::ifstream in_;
-  std::string buffer_;      // read and, from begin_ on, not returned yet
+  std::string buffer_;      // from begin_ on: read, not yet returned
   std::size_t begin_ = 0;
   bool at_end_ = false;
   std::int64_t next_line_ = 1;
@@ -107,13 +107,13 @@ void TokenisePiece(const TokenSource& source, const base::Cancelled& cancelled, 
   }
 }
 
-// Tokenises the file window by window, and gives `append` its pieces in order. `before` is called before each window.
+// Tokenises the file window by window, and passes its pieces to `append` in order. Calls `before` before each window.
 absl::Status TokeniseFile(const TokenSource& source, const WriteTokensOptions& options, const std::function<absl::Status()>& before,
                           const std::function<absl::Status(const Piece&)>& append) {
   PieceReader reader(source.data_path);
   const std::size_t threads = static_cast<std::size_t>(std::max(options.pool.num_threads(), 1));
   const std::size_t piece_bytes = std::max(options.window_bytes / (threads * kPiecesPerThread), kMinPieceBytes);
-  // Not every caller's question may be asked by many threads: it is asked by this one, and the others look at the answer.
+  // options.cancelled may not be thread-safe: only this thread calls it, and the others read the result.
   const auto caller = std::this_thread::get_id();
   std::atomic<bool> stop{false};
   const base::Cancelled cancelled = [&] {
@@ -124,7 +124,7 @@ absl::Status TokeniseFile(const TokenSource& source, const WriteTokensOptions& o
   LargeRows& large_rows = options.large_rows != nullptr ? *options.large_rows : alone;
   const AwaitTurn await_turn = [&] { return large_rows.Await(cancelled); };
   const auto tokenise_small = [&](Piece& piece) {
-    // No thread of the pool waits for a turn: others need it, and only this one asks whether to stop.
+    // Threads of the pool never wait for a turn: other work needs them, and only this thread calls options.cancelled.
     TokenisePiece(source, cancelled, [&]() -> absl::StatusOr<LargeRows::Turn> {
       piece.waits = true;
       return absl::AbortedError("a large row");
@@ -159,7 +159,7 @@ absl::Status TokeniseFile(const TokenSource& source, const WriteTokensOptions& o
   }
 }
 
-// Removes what it names, unless it is kept.
+// The name of a temporary file, which the destructor removes unless Keep was called.
 class Temporary {
  public:
   Temporary(base::FileSystem& files, const std::string& target) : files_(files), path_(base::TemporaryName(target)) {}
@@ -189,7 +189,7 @@ class Writer {
 
   absl::Status Write() {
     if (absl::Status made = files_.CreateDirectories(source_.tokens_directory); !made.ok()) {
-      // InvalidArgument means that the data is wrong.
+      // InvalidArgument would mean that the data is wrong.
       return absl::IsInvalidArgument(made) ? absl::FailedPreconditionError(made.message()) : made;
     }
     NIBBLE_ASSIGN_OR_RETURN(file_, files_.Create(temporary_.path()));
@@ -265,7 +265,7 @@ class Writer {
     return file_->Append({reinterpret_cast<const char*>(&trailer), sizeof(trailer)});
   }
 
-  // What users keep goes before tokens, which can be made again.
+  // Users' data has priority over tokens, which can be made again.
   absl::Status CheckRoom() {
     if (options_.min_free_bytes == 0) return absl::OkStatus();
     return base::CheckSpace(files_, source_.tokens_directory, options_.min_free_bytes);
@@ -294,7 +294,7 @@ absl::StatusOr<Dataset> Open(const TokenSource& source, bool verify, const base:
   return DatasetOf(std::move(file));
 }
 
-// The lengths of the examples alone, which suffice for a plan: 8 bytes an example.
+// Only the lengths of the examples, which suffice for a plan: 8 bytes per example.
 absl::StatusOr<Dataset> CountLengths(const TokenSource& source, const WriteTokensOptions& options) {
   Dataset dataset;
   std::vector<ExampleLength> lengths;
@@ -322,14 +322,16 @@ absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& s
   if (!source.tokens_directory.empty()) {
     auto found = Open(source, options.verify, options.cancelled);
     if (found.ok() || absl::IsCancelled(found.status())) return found;
-    if (!absl::IsNotFound(found.status())) base::LogWarning("token file is made again", {{"why", std::string(found.status().message())}});
+    if (!absl::IsNotFound(found.status())) {
+      base::LogWarning("cannot use a token file, rewriting it", {{"why", std::string(found.status().message())}});
+    }
     const absl::Status written = WriteTokenFile(files, source, options);
     if (absl::IsInvalidArgument(written) || absl::IsCancelled(written) || base::Reason(written) == "OUT_OF_DEVICE_MEMORY") return written;
     found = written.ok() ? Open(source, /*verify=*/false, options.cancelled) : absl::StatusOr<Dataset>(written);
     if (found.ok() || options.without_file == WithoutFile::kError) return found;
     const bool in_memory = options.without_file == WithoutFile::kInMemory;
-    base::LogWarning(in_memory ? "cannot make a token file: the tokens are made in memory"
-                               : "cannot make a token file: the tokens are counted",
+    base::LogWarning(in_memory ? "cannot write a token file, keeping the tokens in memory"
+                               : "cannot write a token file, only counting the tokens",
                      {{"why", std::string(found.status().message())}});
   }
   if (options.without_file == WithoutFile::kLengthsAlone) return CountLengths(source, options);

@@ -1,4 +1,4 @@
-// The open connections of a listener, and which of them makes room for a new one.
+// The open connections of a listener, and the choice of the one to close for a new one.
 #pragma once
 #include <boost/asio/ip/address.hpp>
 #include <chrono>
@@ -10,27 +10,27 @@
 
 namespace nibble::http {
 
-// A connection of whatever protocol.
+// A connection of any protocol.
 class Connection {
  public:
   virtual ~Connection() = default;
-  // Closes the connection at once and gives its place back. The object may live on until its last operation has ended.
+  // Closes the connection at once and releases its place. The object may live until its last operation has ended.
   virtual void Close() = 0;
 };
 
-// At most `max` connections, in the order in which their present exchanges began. An exchange is the wait for a request, the request while
-// it is sent and its answer is made, or the answer while it is read. One thread.
+// At most `max` connections, ordered by the start of their current exchange. An exchange is one of these: the wait for
+// a request; the receipt of a request and the work on its answer; the transmission of the answer. One thread.
 class ConnectionTable {
   struct Entry {
     Connection* connection;
     boost::asio::ip::address peer;
-    std::chrono::steady_clock::time_point since;  // begin of the exchange
-    bool awaits_answer = false;                   // the answer is being made
+    std::chrono::steady_clock::time_point since;  // start of the exchange
+    bool awaits_answer = false;                   // the answer is not ready yet
   };
   using Entries = std::list<Entry>;  // longest exchange first
 
  public:
-  // A connection's place, given back on destruction. The table outlives it.
+  // A connection's place, released on destruction. The table must outlive it.
   class Place {
    public:
     Place() = default;
@@ -43,9 +43,9 @@ class ConnectionTable {
     }
     ~Place() { Release(); }
     void Release();
-    // The next exchange begins.
+    // Starts the next exchange.
     void Renew();
-    // The request is whole, and its answer is being made, until Renew().
+    // The request is complete: the connection awaits its answer until Renew().
     void AwaitAnswer();
     bool awaits_answer() const { return table_ != nullptr && entry_->awaits_answer; }
 
@@ -56,19 +56,20 @@ class ConnectionTable {
     Entries::iterator entry_;
   };
 
-  // on_free is called whenever a place has been given back.
+  // Calls on_free each time a place is released.
   explicit ConnectionTable(std::size_t max, std::function<void()> on_free = [] {}) : max_(max), on_free_(std::move(on_free)) {}
   ConnectionTable(const ConnectionTable&) = delete;
   ConnectionTable& operator=(const ConnectionTable&) = delete;
 
   bool full() const { return entries_.size() >= max_; }
   std::size_t size() const { return entries_.size(); }
-  // Adds a connection from `peer`, above the maximum too: CloseOne() goes before it.
+  // Adds a connection from `peer`, even above the maximum: if full(), call CloseOne() first.
   Place Add(Connection& connection, const boost::asio::ip::address& peer);
-  // Closes, of the peer with the most connections, the one whose exchange has lasted longest. As long as no more than half of the
-  // connections await their answers, closes none of those: the server is slow then, not the client. False: the table is empty.
+  // Closes the connection whose exchange has lasted longest, among those of the peer with the most connections. While
+  // at most max/2 connections await their answers, prefers one that does not: if an answer is late, the server is slow,
+  // not the client. False: the table is empty.
   bool CloseOne();
-  // When the exchange of the connection that CloseOne() would close began. The table has one at least.
+  // The start of the exchange of the connection that CloseOne() would close. Requires a table that is not empty.
   std::chrono::steady_clock::time_point ExchangeToCloseBegan() const { return Victim()->since; }
 
  private:

@@ -20,7 +20,9 @@ absl::StatusOr<HostPort> ParseHostPort(const std::string& flag, const std::strin
     return bad("is an IPv6 address without brackets");
   }
   const std::string port = address.substr(colon + 1);
-  if (port.empty() || port.size() > 5 || port.find_first_not_of("0123456789") != std::string::npos) return bad("has no number as port");
+  if (port.empty() || port.size() > 5 || port.find_first_not_of("0123456789") != std::string::npos) {
+    return bad("has a port that is not a number");
+  }
   result.port = std::stoi(port);
   if (result.port > 65535) return bad("has a port above 65535");
   return result;

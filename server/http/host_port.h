@@ -9,7 +9,8 @@ struct HostPort {
   std::string host;
   int port = 0;
 };
-// "127.0.0.1:9464", "[::1]:9464", "localhost:0". InvalidArgument says what is wrong; `flag` names the flag with the address.
+// "127.0.0.1:9464", "[::1]:9464", "localhost:0". InvalidArgument says what is wrong; `flag` is the flag that its
+// message names.
 absl::StatusOr<HostPort> ParseHostPort(const std::string& flag, const std::string& address);
 // 127.0.0.0/8, ::1 and "localhost".
 bool IsLoopback(const std::string& host);

@@ -45,7 +45,7 @@ HttpAnswer Probe(const std::function<absl::Status()>& handler) {
 
 }  // namespace
 
-// Sessions end with the io_context at the latest, and touch what stands before it until then.
+// Sessions may live as long as the io_context and use the members declared before it.
 struct HttpServer::State {
   State(HttpHandlers given_handlers, const HttpLimits& given_limits)
       : handlers(std::move(given_handlers)),
@@ -79,7 +79,7 @@ void HttpServer::State::Route(std::string_view path, std::function<void(HttpAnsw
   if (path == "/readyz") return answer(Probe(handlers.ready));
   if (path == "/startupz") return answer(Probe(handlers.started));
   if (path != "/metrics") return answer({.status = 404, .body = Text("no such page\n")});
-  // A text of 100 KB and more is copied to each socket: all at once would hold up the probes.
+  // Each scrape copies 100 KB or more to its socket. `scrapes` paces them: sending all at once would delay the probes.
   const bool asked = renderer.Ask([this, answer](const std::shared_ptr<const std::string>& text) {
     scrapes.Add([answer, text] {
       if (text == nullptr) return answer(ErrorAnswer());
@@ -94,7 +94,7 @@ void HttpServer::State::Run() {
   while (!io.stopped()) {
     try {
       io.run();
-    } catch (const std::exception& error) {  // out of memory: the session that met it ends
+    } catch (const std::exception& error) {  // out of memory: only the affected session ends
       base::LogError("an HTTP connection failed", {{"why", error.what()}});
     }
   }

@@ -16,7 +16,7 @@ namespace asio = boost::asio;
 namespace beast = boost::beast;
 
 constexpr std::size_t kReadBytes = 4 << 10;
-constexpr std::size_t kLingerBytes = 1 << 20;  // that a client may still send after its last answer
+constexpr std::size_t kLingerBytes = 1 << 20;  // bytes that a client may still send after its last answer
 
 bool IsHttpError(const boost::system::error_code& error) {
   return error.category() == beast::http::make_error_code(beast::http::error::bad_method).category();
@@ -32,7 +32,7 @@ HttpSession::HttpSession(asio::ip::tcp::socket socket, ConnectionTable& table, c
       socket_(std::move(socket)),
       deadline_(socket_.get_executor()),
       buffer_(limits.max_header_bytes + kReadBytes) {
-  Error ignored;  // a peer that is gone already has no address; its first read ends the session
+  Error ignored;  // a peer that has already gone has no address; the first read ends its session
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
   place_ = table.Add(*this, socket_.remote_endpoint(ignored).address());
 }
@@ -40,7 +40,7 @@ HttpSession::HttpSession(asio::ip::tcp::socket socket, ConnectionTable& table, c
 void HttpSession::Begin() { ReadHeader(); }
 
 void HttpSession::Close() {
-  // A reset frees the kernel's memory of an answer that the client does not read.
+  // A reset frees the kernel's buffers of an answer that the client does not read.
   Error ignored;
   socket_.set_option(asio::socket_base::linger(true, 0), ignored);
   End();
@@ -56,7 +56,7 @@ void HttpSession::End() {
 void HttpSession::SetDeadline(absl::Duration patience) {
   deadline_.expires_after(absl::ToChronoNanoseconds(patience));
   deadline_.async_wait([self = shared_from_this()](Error cancelled) {
-    // Set anew while this call was on its way: it is that of an earlier deadline.
+    // If the deadline was set again while this call was queued, the call belongs to the earlier deadline.
     if (!cancelled && self->deadline_.expiry() <= asio::steady_timer::clock_type::now()) self->OnDeadline();
   });
 }
@@ -65,7 +65,7 @@ void HttpSession::OnDeadline() { place_.awaits_answer() ? Refuse(503, "the answe
 
 void HttpSession::AwaitRequest() {
   place_.Renew();
-  if (buffer_.size() > 0) return ReadHeader();  // sent before the last answer
+  if (buffer_.size() > 0) return ReadHeader();  // the client sent it before the last answer
   SetDeadline(limits_.idle);
   socket_.async_read_some(buffer_.prepare(kReadBytes), [self = shared_from_this()](Error error, std::size_t bytes) {
     if (error) return self->End();
@@ -86,7 +86,7 @@ void HttpSession::ReadHeader() {
 
 void HttpSession::OnHeader(Error error) {
   if (!error) return Route();
-  if (error == beast::http::error::end_of_stream || !IsHttpError(error)) return End();  // the client has closed, or this side
+  if (error == beast::http::error::end_of_stream || !IsHttpError(error)) return End();  // closed by either side
   if (error != beast::http::error::header_limit && error != beast::http::error::buffer_overflow) return Refuse(400, "bad request");
   return parser_->get().target().empty() ? Refuse(414, "target too long") : Refuse(431, "header too large");
 }
@@ -145,7 +145,8 @@ void HttpSession::OnSent(Error error, bool keep_alive) {
   Linger();
 }
 
-// A socket closed with unread bytes would reset the connection, and the client might lose the answer.
+// Reads until the client closes: closing a socket with unread bytes would reset the connection, and the client might
+// lose the answer.
 void HttpSession::Linger() {
   buffer_.consume(buffer_.size());
   socket_.async_read_some(buffer_.prepare(kReadBytes), [self = shared_from_this()](Error error, std::size_t bytes) {

@@ -24,24 +24,25 @@ struct HttpAnswer {
   std::shared_ptr<const std::string> body = nullptr;  // null: empty
 };
 
-// What is served at `path` (without the query): calls the function that it is given once, now or later, from any thread. Called on the
-// sessions' thread; does not throw.
+// Answers a request for `path` (without the query): calls the given function once, now or later, from any thread. Runs
+// on the sessions' thread; must not throw.
 using HttpRoute = std::function<void(std::string_view path, std::function<void(HttpAnswer)>)>;
 
-// Reads a request, answers it, and so on, each within the limits. One thread: the one that runs the socket's io_context. Lives as long
-// as it has an operation under way; each operation ends with the next one or with End().
+// Reads and answers requests one after another, each within the limits. One thread: the one that runs the socket's
+// io_context. Lives while an operation is in progress; each operation ends by starting the next one or by calling
+// End().
 class HttpSession : public Connection, public std::enable_shared_from_this<HttpSession> {
  public:
-  // The table, limits and route outlive the session.
+  // The table, limits and route must outlive the session.
   HttpSession(boost::asio::ip::tcp::socket socket, ConnectionTable& table, const HttpLimits& limits, const HttpRoute& route);
   void Begin();
-  void Close() override;  // drops what is not sent yet
+  void Close() override;  // drops unsent bytes
 
  private:
   using Error = boost::system::error_code;
 
   void End();
-  // For all that happens until the next call: a deadline is not moved while bytes come.
+  // The deadline covers everything until the next call; bytes that arrive do not extend it.
   void SetDeadline(absl::Duration patience);
   void OnDeadline();
   void AwaitRequest();
@@ -55,14 +56,14 @@ class HttpSession : public Connection, public std::enable_shared_from_this<HttpS
 
   const HttpLimits& limits_;
   const HttpRoute& route_;
-  ConnectionTable::Place place_;  // before the socket: given back after it is closed
+  ConnectionTable::Place place_;  // before the socket: released after the socket is closed
   boost::asio::ip::tcp::socket socket_;
   boost::asio::steady_timer deadline_;
   boost::beast::flat_buffer buffer_;
-  std::optional<boost::beast::http::request_parser<boost::beast::http::empty_body>> parser_;  // of the present request
-  std::shared_ptr<const std::string> body_;                                                     // of the present answer
+  std::optional<boost::beast::http::request_parser<boost::beast::http::empty_body>> parser_;  // of the current request
+  std::shared_ptr<const std::string> body_;                                                     // of the current answer
   boost::beast::http::response<boost::beast::http::span_body<const char>> response_;
-  int num_requests_ = 0;        // tells a late answer from that of the present request
+  int num_requests_ = 0;        // distinguishes a late answer from that of the current request
   std::size_t lingered_ = 0;    // bytes read after the last answer
 };
 

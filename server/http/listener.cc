@@ -15,13 +15,14 @@ namespace {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 
-constexpr std::chrono::milliseconds kPause(100);  // without file descriptors or memory: they must come from elsewhere
+constexpr std::chrono::milliseconds kPause(100);  // without file descriptors or memory, until others free some
 constexpr std::chrono::minutes kWarnEvery(1);
-// What a client needs at most to send its request once its connection is accepted, on a busy machine. A burst of connections waits in
-// the kernel's queue meanwhile, and is taken at max_connections each kGrace.
+// Time that a client on a busy machine may need to send its request after its connection is accepted. Meanwhile a burst
+// of connections waits in the kernel's queue and is accepted at a rate of max_connections per kGrace.
 constexpr std::chrono::milliseconds kGrace(5);
 
-// Whether the next accept() would fail in the same way. Other errors are those of the connection that was to be accepted.
+// Whether the next accept() would fail in the same way. Other errors concern only the connection that was to be
+// accepted.
 bool IsShortage(const boost::system::error_code& error) {
   return error == asio::error::no_descriptors || error == boost::system::errc::too_many_files_open_in_system ||
          error == asio::error::no_buffer_space || error == asio::error::no_memory;
@@ -62,10 +63,10 @@ int Listener::port() const {
   return acceptor_.local_endpoint(ignored).port();
 }
 
-// Not async_accept(): that also tries while no connection waits, and without a file descriptor fails then too.
+// Not async_accept(): it also tries while no connection waits, and then fails if there is no file descriptor.
 void Listener::Accept() {
   acceptor_.async_wait(tcp::acceptor::wait_read, [this](Error error) {
-    if (error) return;  // the listener ends
+    if (error) return;  // the listener is being destroyed
     if (table_.full()) {
       const auto left = table_.ExchangeToCloseBegan() + kGrace - std::chrono::steady_clock::now();
       if (left > left.zero()) return AcceptAfter(left);
@@ -93,7 +94,7 @@ void Listener::OnAccept(Error error, tcp::socket socket) {
         table_.CloseOne();
       }
       serve_(std::move(socket));
-    } catch (const std::exception& failed) {  // out of memory: this connection alone is lost
+    } catch (const std::exception& failed) {  // out of memory: only this connection is lost
       base::LogError("cannot serve an HTTP connection", {{"why", failed.what()}});
     }
   }
@@ -104,7 +105,8 @@ void Listener::WarnFull() {
   const auto now = std::chrono::steady_clock::now();
   if (warned_.has_value() && now - *warned_ < kWarnEvery) return;
   warned_ = now;
-  base::LogWarning("all HTTP connections are taken: new ones close old ones", {{"connections", base::StrCat(table_.size())}});
+  base::LogWarning("all HTTP connections are in use: new ones replace old ones",
+                   {{"connections", base::StrCat(table_.size())}});
 }
 
 }  // namespace nibble::http

@@ -13,20 +13,20 @@
 
 namespace nibble::http {
 
-// Accepts connections without end. Where the table is full, or the process has no file descriptor left, an old connection is closed for
-// the new one; where there is none to close, accepting pauses. No exchange is closed for a new connection before it has had kGrace: a
-// client that sends its request at once is answered, however many connections are opened beside it. One thread: the one that runs the
-// io_context.
+// Accepts connections until it is destroyed. If the table is full, or the process has no file descriptor left, closes
+// an old connection for the new one; if there is none to close, pauses. In a full table every exchange gets kGrace
+// before it is closed for a new connection, so a client that sends its request at once is answered, however many other
+// connections are opened. One thread: the one that runs the io_context.
 class Listener {
  public:
   // Takes over an accepted connection and adds it to the table.
   using Serve = std::function<void(boost::asio::ip::tcp::socket)>;
 
-  // The table and the spare files outlive the listener.
+  // The table and the spare files must outlive the listener.
   Listener(boost::asio::io_context& io, ConnectionTable& table, SpareFiles& spare, Serve serve);
   // Binds the first of the host's addresses that can be bound. Unavailable: none can.
   absl::Status Listen(const HostPort& address);
-  // The port that was bound.
+  // The bound port.
   int port() const;
   void Accept();
 

@@ -10,20 +10,20 @@
 
 namespace nibble::http {
 
-// Renders the exposition on a thread of its own, once at a time. All who ask while one text is rendered share the next: the cost of
-// scrapes does not grow with their number. Thread-safe.
+// Renders the exposition on its own thread, one text at a time. All callers that ask while a text is being rendered
+// share the next text, so the cost of scrapes does not grow with their number. Thread-safe.
 class MetricsRenderer {
  public:
-  // Called on the renderer's thread; null: the rendering failed.
+  // Called on the renderer's thread; null: rendering failed.
   using Done = std::function<void(std::shared_ptr<const std::string>)>;
 
   // At most `max_waiting` callers wait at a time.
   MetricsRenderer(std::function<std::string()> render, std::size_t max_waiting);
-  ~MetricsRenderer();  // waits for what is being rendered; those who wait for the next get null
+  ~MetricsRenderer();  // waits for the text being rendered; callers that wait for the next get null
   MetricsRenderer(const MetricsRenderer&) = delete;
   MetricsRenderer& operator=(const MetricsRenderer&) = delete;
 
-  // False, and `done` is not called, where max_waiting callers wait.
+  // False if max_waiting callers already wait; `done` is then not called.
   bool Ask(Done done);
 
  private:

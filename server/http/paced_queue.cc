@@ -23,7 +23,8 @@ void PacedQueue::RunOne() {
     tasks_.pop_front();
     more = posted_ = !tasks_.empty();
   }
-  // Before the task, which may throw. The handlers of what has come run first: they stand in the io_context's queue already.
+  // Posted before the task runs, because the task may throw. Handlers that are already in the io_context's queue run
+  // first.
   if (more) boost::asio::post(io_, [this] { RunOne(); });
   task();
 }

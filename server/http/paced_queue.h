@@ -7,8 +7,9 @@
 
 namespace nibble::http {
 
-// Runs functions on the thread of the io_context, one at a time: between two of them the thread handles whatever else has come, so
-// that a hundred of them delay other connections by one, not by a hundred. Add may be called on any thread.
+// Runs tasks on the thread of the io_context, one at a time. Between two tasks the thread runs the other handlers that
+// are queued, so a hundred tasks delay another connection by one task, not by a hundred. Add may be called on any
+// thread.
 class PacedQueue {
  public:
   explicit PacedQueue(boost::asio::io_context& io) : io_(io) {}
@@ -22,7 +23,7 @@ class PacedQueue {
 
   boost::asio::io_context& io_;
   base::Mutex mutex_;
-  bool posted_ ABSL_GUARDED_BY(mutex_) = false;  // RunOne is on its way
+  bool posted_ ABSL_GUARDED_BY(mutex_) = false;  // a call of RunOne is queued
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
 };
 

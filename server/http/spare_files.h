@@ -4,7 +4,7 @@
 
 namespace nibble::http {
 
-// File descriptors kept back, so that a listener can accept a probe while the process has no other left. One thread.
+// Reserved file descriptors that let a listener accept a probe when the process has no other left. One thread.
 class SpareFiles {
  public:
   explicit SpareFiles(std::size_t count) : count_(count) { Refill(); }
@@ -12,9 +12,9 @@ class SpareFiles {
   SpareFiles(const SpareFiles&) = delete;
   SpareFiles& operator=(const SpareFiles&) = delete;
 
-  // Frees one for the next accept(). False where none is left.
+  // Frees one for the next accept(). False: none is left.
   bool Release();
-  // Takes back as many as it may.
+  // Reserves descriptors again, up to `count`, as far as the process can get them.
   void Refill();
 
  private:

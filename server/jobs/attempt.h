@@ -1,5 +1,6 @@
-// How server and trainer meet: the files of one attempt's directory (store/layout.h). The server writes attempt.json before the
-// start and control.json to say why it sends SIGTERM; the trainer writes outcome.json before it exits in good order.
+// The interface between server and trainer: the files in an attempt's directory (store/layout.h). The server writes
+// attempt.json before it starts the trainer, and control.json to say why it sends SIGTERM. The trainer writes
+// outcome.json before it exits normally.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,13 +14,14 @@
 
 namespace nibble::jobs {
 
-// Exit codes of a trainer (docs/life_of_a_job.md). Any other code, and any signal, is a failure that counts and is retried.
-inline constexpr int kExitOk = 0;         // with an outcome "ok"
-inline constexpr int kExitBadInput = 42;  // never retried; the outcome says why
-inline constexpr int kExitDiskFull = 74;  // EX_IOERR; counts as any other, but even where there was no room to say why
-inline constexpr int kExitTempFail = 75;  // checkpointed after SIGTERM: goes on later, does not count
+// Exit codes of a trainer (docs/life_of_a_job.md). Any other code or any signal is a failure: it is retried, and the
+// retry counts.
+inline constexpr int kExitOk = 0;         // the outcome is "ok"
+inline constexpr int kExitBadInput = 42;  // not retried; the outcome says why
+inline constexpr int kExitDiskFull = 74;  // EX_IOERR; a failure that counts. The disk may lack room for an outcome
+inline constexpr int kExitTempFail = 75;  // wrote a checkpoint after SIGTERM: resumed later, does not count
 
-// The order. All paths are absolute.
+// The contents of attempt.json: what the trainer must do. All paths are absolute.
 struct AttemptOrder {
   std::string job_id;
   std::int64_t attempt = 0;
@@ -27,17 +29,17 @@ struct AttemptOrder {
   std::string base_model_directory;
   std::string train_data_path;
   std::string eval_data_path;               // "": none
-  std::string train_tokens_directory;       // of the data set's token files; "": none
+  std::string train_tokens_directory;       // token files of the training set; "": none
   std::string eval_tokens_directory;
-  std::string eval_format;                  // of that file, which may be another than spec.data.format; "": the same
+  std::string eval_format;                  // of eval_data_path, may differ from spec.data.format; "": the same
   std::string base_cache_directory;         // store::BaseCache; "": none
   std::int64_t base_cache_bytes = 0;
-  std::int64_t min_free_bytes = 0;          // with less free on the disk neither a base nor a token file is kept
+  std::int64_t min_free_bytes = 0;          // with less free disk space, bases and token files are not kept
   std::string resume_checkpoint_directory;  // "": from the start
   std::int64_t resume_step = 0;
   std::string output_directory;  // publish the trained model here (store::PendingDirectory)
-  std::string report_address;    // of the server's report service; "": journal only
-  std::string token;             // of this attempt; sent with every report
+  std::string report_address;    // address of the server's report service; "": journal only
+  std::string token;             // token of this attempt, sent with every report
   std::int64_t threads = 1;
   std::string isa = "auto";  // auto | plain | avx2 | avx512
   std::string nibble_version;
@@ -47,7 +49,8 @@ struct AttemptOrder {
 absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& attempt_directory, const AttemptOrder& order);
 absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std::string& attempt_directory);
 
-// What SIGTERM means. Without control.json: checkpoint and exit 75 (the server stops, or the node is wanted back).
+// The meaning of SIGTERM. Without control.json the trainer writes a checkpoint and exits 75 (the server stops, or the
+// node is reclaimed).
 enum class Control {
   kPreempt,
   kCancel,  // exit soon, no checkpoint needed; outcome "cancelled"
@@ -58,37 +61,37 @@ absl::Status WriteControl(base::FileSystem& files, const std::string& attempt_di
 // kPreempt when there is no control.json.
 absl::StatusOr<Control> ReadControl(base::FileSystem& files, const std::string& attempt_directory);
 
-// A checkpoint is wanted after the current step; the trainer removes the request when there is one. A file and no signal: it
-// outlives server, trainer and report stream.
+// Asks the trainer for a checkpoint after the current step; the trainer removes the request afterwards. The request is
+// a file, not a signal, so it outlives the server, the trainer and the report stream.
 absl::Status RequestCheckpoint(base::FileSystem& files, const std::string& attempt_directory);
 bool CheckpointRequested(base::FileSystem& files, const std::string& attempt_directory);
 absl::Status ClearCheckpointRequest(base::FileSystem& files, const std::string& attempt_directory);
 
-// A trainer that writes no journal line for long (a large evaluation, a large step, a load) shows that it is alive: `count` is
-// another number each time.
+// Shows that a trainer is alive while it writes no journal line for long (a large evaluation, a large step, a load).
+// `count` must be different in every call.
 absl::Status ShowAlive(base::FileSystem& files, const std::string& attempt_directory, std::int64_t count);
-// What was shown last; "" where nothing was, or where it cannot be read.
+// The last sign of life; "" if there is none or it cannot be read.
 std::string LastAlive(base::FileSystem& files, const std::string& attempt_directory);
 
-// The last word.
+// The contents of outcome.json: how the attempt ended.
 struct Outcome {
   enum class Kind { kOk, kFailed, kCancelled, kPaused };
   Kind kind = Kind::kFailed;
-  // kFailed: a canonical code by name ("INVALID_ARGUMENT"), a reason of docs/errors.md ("NAN_LOSS"), words for people.
+  // kFailed: canonical code name ("INVALID_ARGUMENT"), reason from docs/errors.md ("NAN_LOSS"), message for people.
   std::string code;
   std::string reason;
   std::string message;
-  // The exit code that follows: what a server that was restarted meanwhile cannot wait for.
+  // The exit code that follows. A server that restarted meanwhile cannot wait for the process and reads the code here.
   int exit_code = 1;
   std::string output_directory;             // kOk
   base::Json final = base::Json::object();  // kOk: figures to show ("eval_loss_int8", ...); merged into the job's progress
 };
 
 absl::Status WriteOutcome(base::FileSystem& files, const std::string& attempt_directory, const Outcome& outcome);
-// NotFound when there is none; DataLoss when it cannot be read.
+// NotFound if there is none; DataLoss if it is damaged.
 absl::StatusOr<Outcome> ReadOutcome(base::FileSystem& files, const std::string& attempt_directory);
 
-// "INVALID_ARGUMENT" and back; unknown names are kUnknown.
+// Convert between a code and its name ("INVALID_ARGUMENT"). An unknown name becomes kUnknown.
 std::string CodeName(absl::StatusCode code);
 absl::StatusCode ParseCodeName(const std::string& name);
 

@@ -19,11 +19,11 @@ using Kind = Verdict::Kind;
 
 namespace {
 
-// Against other writers, each of whom moves the job a bounded number of times.
+// Enough, because each concurrent writer changes the job's state a bounded number of times.
 constexpr int kMaxDecisions = 16;
-// A full disk may stay full.
+// Wait before a failed settlement is retried: a full disk may stay full.
 constexpr absl::Duration kSettleAgain = absl::Seconds(1);
-constexpr char kRetryInField[] = "retry_in_s";  // of the event that puts a job back into the queue
+constexpr char kRetryInField[] = "retry_in_s";  // field of the event that requeues a job
 
 NewEvent StateEvent(const JobRecord& job, JobState to, const Verdict& verdict, absl::Time now) {
   Json fields = Json::object();
@@ -56,7 +56,7 @@ void AttemptSupervisor::SettleAll() {
     if (settled.ok() && *settled) continue;
     if (!settled.ok()) {
       one.try_at = clock_.Monotonic() + kSettleAgain;
-      base::LogError("the end of an attempt is not recorded yet",
+      base::LogError("cannot record the end of an attempt, will retry",
                      {{"job", one.live.job_id}, {"why", std::string(settled.status().message())}});
     }
     base::MutexLock lock(mutex_);
@@ -71,8 +71,7 @@ absl::Status AttemptSupervisor::DrainJournal(Live& live) {
     if (status.ok() && lines->empty()) return status;
     if (status.ok()) status = IngestLines(live, *lines);
     if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status)) {
-      // What the trainer itself wrote is wrong: that must not keep its end from being settled. Said once, however often
-      // that is tried.
+      // The trainer wrote an invalid journal. Its end must still be settled. Warn once, even if settling is retried.
       if (live.told_damaged) return absl::OkStatus();
       Json fields = Json::object();
       fields["reason"] = "JOURNAL_DAMAGED";
@@ -86,11 +85,12 @@ absl::Status AttemptSupervisor::DrainJournal(Live& live) {
 }
 
 absl::Status AttemptSupervisor::ResumeBackoff(const JobRecord& job) {
-  // The event that put it back says how long. A later one tells that the wait was over, or that a user queued it.
+  // The event that requeued the job says how long to wait. A later event means that the wait was over or that a user
+  // requeued the job.
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<Event> last, database_.Events(job.id, job.last_sequence - 1, 1));
   if (last.empty() || last.front().type != "state") return absl::OkStatus();
   const absl::Duration wait = absl::Seconds(base::GetNumber(last.front().body, kRetryInField, "event", 0.0).value_or(0.0));
-  // A clock that was set back makes no wait longer.
+  // A clock that was set back must not lengthen the wait.
   const absl::Duration left = std::min(last.front().time + wait - clock_.Now(), wait);
   if (left <= absl::ZeroDuration()) return absl::OkStatus();
   base::MutexLock lock(mutex_);
@@ -103,7 +103,7 @@ absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ende
   Finding finding;
   if (!ended.start_failure.ok()) {
     const std::string reason = base::Reason(ended.start_failure);
-    // Its base model or data: no use to try again.
+    // The base model or the data is damaged or missing: a retry cannot help.
     const bool damaged = reason == "ARTIFACT_CORRUPT", missing = absl::IsNotFound(ended.start_failure);
     if (damaged && observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
     finding.verdict = {damaged || missing ? Kind::kFailed : Kind::kRetry, CodeName(ended.start_failure.code()),
@@ -116,19 +116,19 @@ absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ende
   } else if (!store::SaysDamaged(outcome.status())) {
     return outcome.status();
   } else if (!absl::IsNotFound(outcome.status())) {
-    base::LogWarning("an outcome cannot be read",
+    base::LogWarning("cannot read an attempt's outcome",
                      {{"job", live.job_id}, {"why", std::string(outcome.status().message())}});
   }
   Verdict& verdict = finding.verdict;
   verdict = Judge(ended.exit, finding.outcome);
   if (verdict.kind == Kind::kSucceeded) return finding;
   if (live.hung && verdict.kind != Kind::kFailed) {
-    // Even where it heard SIGTERM and wrote a checkpoint: what hangs again and again must come to an end.
-    verdict = {Kind::kRetry, "DEADLINE_EXCEEDED", "NO_PROGRESS", "the trainer told of nothing for too long and was ended"};
+    // Counts even if the trainer wrote a checkpoint after SIGTERM: a job that hangs every time must run out of retries.
+    verdict = {Kind::kRetry, "DEADLINE_EXCEEDED", "NO_PROGRESS", "stopped: the trainer made no progress for too long"};
   } else if (ended.out_of_memory && verdict.kind == Kind::kRetry && !finding.outcome.has_value()) {
     verdict = {Kind::kRetry, "RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", OutOfMemory(live.memory_bytes, options_.memory_limit_bytes)};
   } else if (verdict.kind == Kind::kRetry && live.stop == Control::kPreempt) {
-    verdict.kind = Kind::kRetryUncounted;  // It ended because we wanted it to, in good order or not.
+    verdict.kind = Kind::kRetryUncounted;  // It ended because the server preempted it, cleanly or not.
   }
   return finding;
 }
@@ -166,7 +166,7 @@ std::shared_ptr<Deferred<absl::Status>> AttemptSupervisor::StartCollecting(const
 
 absl::Status AttemptSupervisor::VerifyOutput(Ended& ended) {
   Live& live = ended.live;
-  live.memory = nullptr;  // The trainer is gone, and hashing takes none: models may be loaded.
+  live.memory = nullptr;  // The trainer is gone, and hashing takes no budget: models may be loaded.
   const std::string output = JoinPath(live.directory, store::kOutputDirectory);
   ended.output = disk_.Start<Hashed>(
       [this, output](const store::Cancelled& cancelled) { return store::Verify(state_.files, output, cancelled); });
@@ -174,7 +174,7 @@ absl::Status AttemptSupervisor::VerifyOutput(Ended& ended) {
     base::MutexLock lock(mutex_);
     outputs_[live.job_id] = ended.output;
   }
-  // Read after RequestStop can find the output: a cancel comes either here or there.
+  // Read after RequestStop can find the output, so that a cancel takes effect either here or there.
   NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(live.job_id));
   if (job.state == JobState::kCancelling) ended.output->Cancel();
   return absl::OkStatus();
@@ -209,7 +209,7 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
   Live& live = ended.live;
   const Verdict& verdict = finding.verdict;
   NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(live.job_id));
-  if (job.attempt != live.attempt || !HasTrainer(job.state)) return true;  // Fenced: another has settled it.
+  if (job.attempt != live.attempt || !HasTrainer(job.state)) return true;  // Fenced off: already settled.
 
   const bool cancelling = job.state == JobState::kCancelling, pausing = job.state == JobState::kPausing;
   Transition t;
@@ -223,7 +223,7 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
     t.attempt_state = "CANCELLED";
     said = {};
   } else if (verdict.kind == Kind::kSucceeded && job.state == JobState::kPreparing) {
-    t.to = JobState::kRunning;  // It never said that it began; next round it has succeeded.
+    t.to = JobState::kRunning;  // It never reported RUNNING; the next call makes it SUCCEEDED.
   } else if (verdict.kind == Kind::kSucceeded) {
     t.to = JobState::kSucceeded;
     t.attempt_state = "SUCCEEDED";
@@ -243,20 +243,20 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
     t.to = *t.retries > options_.retry.max_retries ? JobState::kFailed : JobState::kQueued;
     t.attempt_state = lost ? "LOST" : "FAILED";
     t.lost_in_row = lost ? job.lost_in_row + 1 : 0;
-    // A LOST attempt is retried at once: the absence of the server was wait enough. From the second in a row on it backs off: the trainer
-    // may be what ends the server, and an OOM kill of the whole container leaves no record.
+    // A LOST attempt is retried at once: the server's downtime was wait enough. From the second in a row the job backs
+    // off: its trainer may be what kills the server, and an OOM kill of the whole container leaves no record.
     if (!lost) wait = Backoff(*t.retries, options_.retry);
     if (*t.lost_in_row > 1) wait = Backoff(*t.lost_in_row - 1, options_.retry);
   } else {
     t.to = JobState::kQueued;
     t.attempt_state = "PREEMPTED";
-    // Not counted, but not at once either: an order to stop that comes again and again must not spin.
+    // Not counted, but not at once either: repeated preemptions must not become a busy loop.
     if (!stopping_) wait = Backoff(1, options_.retry);
   }
   if (t.to == JobState::kFailed) t.error = JobError{said.code, said.reason, said.message};
   if (t.to == JobState::kCancelled) t.error = CancelledByUser();
   if (IsFinal(t.to)) t.ended = clock_.Now();
-  // SUCCEEDED is told when the model is there: by the publisher.
+  // The publisher reports SUCCEEDED once the model exists.
   if (t.to != JobState::kSucceeded) {
     t.events.push_back(StateEvent(job, t.to, said, clock_.Now()));
     if (t.to == JobState::kQueued && wait > absl::ZeroDuration()) {
@@ -274,7 +274,7 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
       not_before_.erase(job.id);
     }
   }
-  // Not read again: after the transition nothing here may fail, or its consequences would be forgotten.
+  // Not read from the database again: a failure after the transition would skip its consequences below.
   JobRecord after = job;
   after.state = t.to;
   after.retries = t.retries.value_or(job.retries);
@@ -293,11 +293,11 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
   }
   if (t.to == JobState::kSucceeded) {
     if (absl::Status published = publisher_.Publish(after); !published.ok()) {
-      base::LogError("a trained model is not published yet",
+      base::LogError("cannot publish a trained model, will retry",
                      {{"job", job.id}, {"why", std::string(published.message())}});
     }
   }
-  on_done_(after);  // Its names are free before anybody is told that it ended.
+  on_done_(after);  // Frees the job's names before watchers see its end.
   hub_.Notify(job.id);
   return true;
 }

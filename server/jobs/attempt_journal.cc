@@ -1,4 +1,4 @@
-// AttemptSupervisor: how the lines of a journal, from the disk or from the stream, become events.
+// AttemptSupervisor: turns journal lines, from the disk or from the report stream, into events.
 #include <utility>
 
 #include "server/base/error.h"
@@ -19,7 +19,7 @@ NewEvent FromLine(const JournalLine& line, std::int64_t attempt, base::Clock& cl
   event.attempt = attempt;
   event.attempt_sequence = line.sequence;
   std::string error;
-  // The trainer's clock is this machine's; a time that cannot be read is replaced, not refused.
+  // The trainer uses this machine's clock. An invalid time is replaced, not refused.
   if (!absl::ParseTime(absl::RFC3339_full, line.time, &event.time, &error)) event.time = clock.Now();
   event.type = line.type;
   event.fields = line.body;
@@ -29,7 +29,7 @@ NewEvent FromLine(const JournalLine& line, std::int64_t attempt, base::Clock& cl
 
 absl::Status Fenced(const std::string& job_id, std::int64_t attempt) {
   return base::WithReason(
-      absl::FailedPreconditionError(StrCat("attempt ", attempt, " of job ", job_id, " is over: end without writing")),
+      absl::FailedPreconditionError(StrCat("attempt ", attempt, " of job ", job_id, " is over: exit without writing")),
       "FENCED", {{"name", job_id}});
 }
 
@@ -50,9 +50,9 @@ absl::StatusOr<ReportAnswer> AttemptSupervisor::Ingest(const std::string& job_id
   }
   Live& live = it->second;
   if (live.token != token) {
-    return base::WithReason(absl::UnauthenticatedError("this is not the token of the attempt"), "TOKEN_INVALID");
+    return base::WithReason(absl::UnauthenticatedError("wrong token for this attempt"), "TOKEN_INVALID");
   }
-  // The journal on disk is written first: it fills what the stream left out.
+  // The trainer writes the journal on disk first, so the disk has the lines that the stream lacks.
   if (!parsed.empty() && parsed.front().sequence > live.last_sequence + 1) NIBBLE_RETURN_IF_ERROR(Follow(live));
   NIBBLE_RETURN_IF_ERROR(IngestLines(live, parsed));
   ReportAnswer answer;
@@ -75,7 +75,7 @@ absl::Status AttemptSupervisor::IngestLines(Live& live, const std::vector<Journa
     if (events.empty()) return absl::OkStatus();
     std::swap(live.progress, progress);
     if (absl::Status appended = Append(live, events); !appended.ok()) {
-      std::swap(live.progress, progress);  // As if the lines had not come: they come again.
+      std::swap(live.progress, progress);  // As if the lines had not arrived: they will come again.
       return appended;
     }
     progress = live.progress;
@@ -85,7 +85,7 @@ absl::Status AttemptSupervisor::IngestLines(Live& live, const std::vector<Journa
     return absl::OkStatus();
   };
   for (const JournalLine& line : lines) {
-    if (line.sequence < expected) continue;  // Known, by the other way.
+    if (line.sequence < expected) continue;  // Already received from the disk or the stream.
     if (line.sequence > expected) {
       NIBBLE_RETURN_IF_ERROR(flush());
       return base::FieldError("sequence", StrCat("is ", line.sequence, ", wanted ", expected, ": lines are missing"));
@@ -132,10 +132,10 @@ absl::Status AttemptSupervisor::BecomeRunning(Live& live, const JournalLine& lin
     observer_->OnEvent(job, {job.last_sequence, live.attempt, event.type, event.time, event.fields});
     return absl::OkStatus();
   }
-  // It was cancelled while it loaded: the line stays in the record, as what it now is.
+  // The job was cancelled while its trainer loaded. The line is kept as a log event.
   event.type = "log";
   event.fields = Json::object();
-  event.fields["message"] = "the trainer began to train after it was told to stop";
+  event.fields["message"] = "the trainer started training after it was asked to stop";
   return Append(live, {event});
 }
 

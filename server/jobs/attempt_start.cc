@@ -15,13 +15,14 @@ using base::Json;
 
 namespace {
 
-// Until a start that could not be recorded is tried again: a full disk may stay full, and each try hashes the checkpoint.
+// Wait before a start that could not be recorded is retried: a full disk may stay full, and each try hashes the
+// checkpoint.
 constexpr absl::Duration kStartAgain = absl::Seconds(1);
 
 }  // namespace
 
 absl::Status AttemptSupervisor::Start(const JobRecord& job, std::shared_ptr<const void> memory) {
-  if (job.attempt == 0) return Begin(job, std::move(memory), Resume{});  // The first one: there is no checkpoint yet.
+  if (job.attempt == 0) return Begin(job, std::move(memory), Resume{});  // The first attempt has no checkpoint to hash.
   auto resume = disk_.Start<Found>([this, job](const store::Cancelled& cancelled) { return FindResume(job, cancelled); });
   base::MutexLock lock(mutex_);
   starting_.insert_or_assign(job.id, Starting{job, std::move(memory), std::move(resume)});
@@ -68,8 +69,8 @@ void AttemptSupervisor::BeginHashed() {
   }
   for (Starting& one : hashed) {
     if (absl::Status begun = Begin(one.job, std::move(one.memory), one.resume->value()); !begun.ok()) {
-      // It is still QUEUED.
-      base::LogError("a job is not started", {{"job", one.job.id}, {"why", std::string(begun.message())}});
+      // The job is still QUEUED.
+      base::LogError("cannot start a job, will retry", {{"job", one.job.id}, {"why", std::string(begun.message())}});
       base::MutexLock lock(mutex_);
       not_before_[one.job.id] = clock_.Monotonic() + kStartAgain;
     }
@@ -112,7 +113,7 @@ AttemptSupervisor::Found AttemptSupervisor::FindResume(const JobRecord& job, con
   const std::string attempts = state_.layout.attempts(job.id);
   Resume resume;
   NIBBLE_ASSIGN_OR_RETURN(resume.checkpoint, store::FindNewestCheckpoint(state_.files, attempts, &resume.damaged, cancelled));
-  // Older ones go only while the newest is known to be good.
+  // Older checkpoints are pruned only if the newest is known to be good.
   NIBBLE_ASSIGN_OR_RETURN(const auto all, store::ListAllCheckpoints(state_.files, attempts));
   if (resume.checkpoint.has_value() && all.back().directory == resume.checkpoint->directory) {
     NIBBLE_RETURN_IF_ERROR(store::PruneAllCheckpoints(state_.files, attempts, job.spec.run.keep_last));

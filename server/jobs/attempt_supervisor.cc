@@ -20,19 +20,19 @@ using base::StrCat;
 
 namespace {
 
-// Often enough that a hang is noticed within seconds of --no_progress_timeout_s after the last sign of life.
+// Short enough to notice a hang within seconds after --no_progress_timeout_s has passed.
 constexpr absl::Duration kLookForLife = absl::Seconds(5);
 constexpr absl::Duration kShowAlive = absl::Seconds(10);
 
-// Seconds between the signs of life of a trainer: four in the time without any that ends it.
+// Seconds between a trainer's signs of life: at least four fit into the timeout.
 double ShowAliveEvery(absl::Duration no_progress_timeout) {
   const bool never = no_progress_timeout == absl::ZeroDuration();
   return absl::ToDoubleSeconds(never ? kShowAlive : std::min(kShowAlive, no_progress_timeout / 4));
 }
 
-// The OOM killer sends SIGKILL. How an adopted trainer ended is not known.
+// The OOM killer sends SIGKILL. How an adopted trainer ended is unknown.
 bool MayBeOutOfMemory(const LiveAttempt& live, const ExitStatus& exit) {
-  if (live.killed) return false;  // By us.
+  if (live.killed) return false;  // By this server.
   return exit.kind == ExitStatus::Kind::kUnknown || (exit.kind == ExitStatus::Kind::kSignaled && exit.value == SIGKILL);
 }
 
@@ -104,15 +104,15 @@ absl::Status AttemptSupervisor::Launch(const JobRecord& job, const Resume& resum
   order.nibble_version = options_.nibble_version;
   order.show_alive_every_s = ShowAliveEvery(options_.no_progress_timeout);
   NIBBLE_RETURN_IF_ERROR(state_.files.CreateDirectories(JoinPath(live.directory, store::kCheckpointsDirectory)));
-  // What the attempt before was asked for and did not get round to.
+  // Carries over a checkpoint request that the previous attempt did not serve.
   if (job.attempt > 0 && CheckpointRequested(state_.files, state_.layout.attempt(job.id, job.attempt))) {
     NIBBLE_RETURN_IF_ERROR(jobs::RequestCheckpoint(state_.files, live.directory));
   }
   NIBBLE_RETURN_IF_ERROR(WriteAttemptOrder(state_.files, live.directory, order));
   NIBBLE_ASSIGN_OR_RETURN(const ProcessId process, runner_.Start(live.directory));
-  // Lost with the server, it is found again by the attempt's lock.
+  // If the server dies unrecorded, the next one finds the trainer by the attempt's lock.
   if (absl::Status recorded = database_.RecordProcess(job.id, live.attempt, process, oom_.count()); !recorded.ok()) {
-    base::LogWarning("a trainer's pid is not recorded", {{"job", job.id}, {"why", std::string(recorded.message())}});
+    base::LogWarning("cannot record a trainer's pid", {{"job", job.id}, {"why", std::string(recorded.message())}});
   }
   base::LogInfo("trainer started", {{"job", job.id},
                                     {"attempt", std::to_string(live.attempt)},
@@ -138,14 +138,14 @@ absl::Status AttemptSupervisor::Adopt(const JobRecord& job) {
   NIBBLE_ASSIGN_OR_RETURN(const AttemptRecord record, database_.GetAttempt(job.id, job.attempt));
   Live live = MakeLive(job, job.attempt, record.token, nullptr);
   live.adopted = true;
-  live.alive = LastAlive(state_.files, live.directory);  // says nothing of now
+  live.alive = LastAlive(state_.files, live.directory);  // an old sign of life proves nothing now
   NIBBLE_ASSIGN_OR_RETURN(live.last_sequence, database_.LastAttemptSequence(job.id, job.attempt));
   const auto process = runner_.Adopt(live.directory, record.process);
   if (!process.ok()) {
     if (!absl::IsNotFound(process.status())) return process.status();
-    live.memory = nullptr;  // Nobody has it any more: models may be loaded before the first Tick.
+    live.memory = nullptr;  // No trainer uses it: models may be loaded before the first Tick.
     base::MutexLock lock(mutex_);
-    // In the same control group since the attempt began: where the killer was at work there, it is the likely cause.
+    // If the OOM killer was active in the same control group since the attempt began, it is the likely cause.
     const std::optional<OomCount>& oom = oom_.count();
     const bool killed = oom.has_value() && record.oom.has_value() && oom->group == record.oom->group && oom->kills > record.oom->kills;
     ended_.push_back(Ended{.live = std::move(live), .out_of_memory = killed});
@@ -172,10 +172,10 @@ void AttemptSupervisor::Tick() {
     oom_.Look(clock_.Monotonic());
     for (auto it = live_.begin(); it != live_.end();) {
       Live& live = it->second;
-      // Asked before the journal is read: what was written before the end is then all there.
+      // Poll before reading the journal: if the trainer has ended, the journal has everything that it wrote.
       const std::optional<ExitStatus> exit = runner_.Poll(live.directory);
       if (exit.has_value()) {
-        oom_.Look(clock_.Monotonic());  // After its end, which the count precedes.
+        oom_.Look(clock_.Monotonic());  // Again after its end: the kill is counted before the process is gone.
         const bool out_of_memory = MayBeOutOfMemory(live, *exit) && oom_.Claim(clock_.Monotonic());
         ended_.push_back(Ended{.live = std::move(live), .exit = *exit, .out_of_memory = out_of_memory});
         it = live_.erase(it);
@@ -183,7 +183,7 @@ void AttemptSupervisor::Tick() {
       }
       if (absl::Status followed = live.unreadable ? absl::OkStatus() : Follow(live); !followed.ok()) {
         if (!live.complained) {
-          base::LogWarning("a journal cannot be followed",
+          base::LogWarning("cannot read a trainer's journal",
                            {{"job", live.job_id}, {"why", std::string(followed.message())}});
         }
         live.complained = true;
@@ -199,7 +199,7 @@ void AttemptSupervisor::Tick() {
   }
   BeginHashed();
   for (const Checkpointed& one : checkpointed) {
-    // The disk worker looks for the next attempt's checkpoint after this: no attempt begins meanwhile.
+    // The disk worker does this before it looks for the next attempt's checkpoint, so no attempt begins meanwhile.
     disk_.Start<absl::Status>([this, one](const store::Cancelled&) {
       PruneOlder(one.job_id, one.attempt, one.keep_last);
       return absl::OkStatus();
@@ -213,9 +213,10 @@ void AttemptSupervisor::Press(Live& live) {
   if (live.stop.has_value()) {
     if (!live.terminated.has_value()) {
       if (*live.stop != Control::kPreempt) {
-        // Without the file the trainer takes it for a preemption and checkpoints: it still ends.
+        // Without the file the trainer treats SIGTERM as a preemption: it writes a checkpoint and still ends.
         if (absl::Status written = WriteControl(state_.files, live.directory, *live.stop); !written.ok()) {
-          base::LogWarning("control.json is not written", {{"job", live.job_id}, {"why", std::string(written.message())}});
+          base::LogWarning("cannot write control.json",
+                           {{"job", live.job_id}, {"why", std::string(written.message())}});
         }
       }
       runner_.Send(live.directory, Runner::Signal::kTerminate);
@@ -223,7 +224,7 @@ void AttemptSupervisor::Press(Live& live) {
       return;
     }
     const absl::Duration grace = *live.stop == Control::kCancel    ? options_.cancel_grace
-                                 : *live.stop == Control::kPreempt ? absl::InfiniteDuration()  // StopAll counts itself
+                                 : *live.stop == Control::kPreempt ? absl::InfiniteDuration()  // StopAll kills
                                                                    : options_.pause_grace;
     if (!live.killed && now - *live.terminated >= grace) {
       runner_.Send(live.directory, Runner::Signal::kKill);
@@ -257,14 +258,14 @@ void AttemptSupervisor::PruneOlder(const std::string& job_id, std::int64_t attem
   // Leftovers are harmless: the next checkpoint tries again.
   const std::string attempts = state_.layout.attempts(job_id);
   if (absl::Status pruned = store::PruneOlderAttempts(state_.files, attempts, attempt, keep_last); !pruned.ok()) {
-    base::LogWarning("old checkpoints are not removed", {{"job", job_id}, {"why", std::string(pruned.message())}});
+    base::LogWarning("cannot remove old checkpoints", {{"job", job_id}, {"why", std::string(pruned.message())}});
   }
 }
 
 void AttemptSupervisor::Collect(const std::string& job_id, std::int64_t living) const {
-  // As above: the next start and the next end of an attempt try again.
+  // Leftovers are harmless: the next start or end of an attempt tries again.
   if (absl::Status collected = store::CollectAttempts(state_.files, state_.layout.attempts(job_id), living); !collected.ok()) {
-    base::LogWarning("unfinished work is not removed", {{"job", job_id}, {"why", std::string(collected.message())}});
+    base::LogWarning("cannot remove unfinished files", {{"job", job_id}, {"why", std::string(collected.message())}});
   }
 }
 
@@ -279,7 +280,7 @@ void AttemptSupervisor::StopAll(absl::Duration grace) {
       if (!live.stop.has_value()) live.stop = Control::kPreempt;
     }
     for (auto& [id, starting] : starting_) starting.resume->Cancel();
-    starting_.clear();  // They are still QUEUED.
+    starting_.clear();  // Their jobs are still QUEUED.
   }
   bool killed = false;
   while (true) {
@@ -298,14 +299,14 @@ void AttemptSupervisor::RequestStop(const std::string& job_id, std::int64_t atte
   base::MutexLock lock(mutex_);
   const auto it = live_.find(job_id);
   if (it == live_.end() || it->second.attempt != attempt) {
-    // It has ended; Decide looks at the state. The output of a cancelled job is not wanted.
+    // The trainer has ended; Decide reads the job's state. A cancelled job needs no output.
     const auto output = outputs_.find(job_id);
     if (output != outputs_.end() && control != Control::kPause) output->second->Cancel();
     return;
   }
   if (it->second.stop == control) return;
   it->second.stop = control;
-  it->second.terminated.reset();  // A pause that becomes a cancel is said again.
+  it->second.terminated.reset();  // A pause that becomes a cancel needs a new SIGTERM.
 }
 
 absl::StatusOr<bool> AttemptSupervisor::RequestCheckpoint(const std::string& job_id, std::int64_t attempt) {

@@ -24,13 +24,13 @@
 
 namespace nibble::jobs {
 
-// The attempts that have a trainer: starts them, follows their journals, stops them, and decides what their end means. A checkpoint
-// that an attempt resumes from, and an output, are hashed by the disk worker `disk`, and what an attempt left unfinished is removed by
-// `removals`, which no hash holds up; meanwhile the job stays QUEUED, or RUNNING, and can be moved as any other. Thread-safe; Start,
-// Adopt, Tick and StopAll are called by one thread at a time.
+// Starts attempts, follows their journals, stops them, and decides what their end means for the job. The disk worker
+// `disk` hashes outputs and the checkpoints that attempts resume from. The worker `removals` removes unfinished files,
+// so that no removal waits for a hash. Meanwhile the job stays QUEUED or RUNNING and can change state like any other.
+// Thread-safe, but only one thread at a time may call Start, Adopt, Tick and StopAll.
 class AttemptSupervisor {
  public:
-  // Called, without locks held, when a job has left the hands of the supervisor (final, paused or queued again).
+  // Called without locks held when the supervisor is done with a job (it is final, paused or queued again).
   using OnDone = std::function<void(const JobRecord&)>;
   AttemptSupervisor(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
                     const ControllerOptions& options, EventHub& hub, Publisher& publisher, DiskWorker& disk, DiskWorker& removals,
@@ -38,41 +38,44 @@ class AttemptSupervisor {
 
   void set_report_address(std::string address) { report_address_ = std::move(address); }
 
-  // QUEUED -> PREPARING with a new attempt, and its trainer; where there may be a checkpoint to resume from, at a Tick after that was
-  // hashed. A start that fails ends like an attempt that failed. `memory`: the trainer's share of ControllerOptions::memory; null:
-  // its plan, whether that is left or not.
+  // Moves the job from QUEUED to PREPARING with a new attempt, and starts its trainer. From the second attempt on, a
+  // Tick does this once the checkpoint to resume from is hashed. A failed start ends like a failed attempt. `memory`:
+  // the trainer's share of ControllerOptions::memory; null: takes the planned bytes, even if the budget has too few
+  // left.
   absl::Status Start(const JobRecord& job, std::shared_ptr<const void> memory);
-  // The job has left the queue: drops a start that is still waiting for its checkpoint.
+  // Call when the job has left the queue: drops a start that still waits for its checkpoint.
   void AbandonStart(const std::string& job_id);
-  // Between Start and the transition.
+  // True between Start and the transition to PREPARING.
   bool starting(const std::string& job_id) const;
-  // After a restart, for a job with HasTrainer(state). Where its trainer has ended meanwhile, Tick settles that.
+  // After a restart: takes over a job with HasTrainer(state). If its trainer has ended meanwhile, Tick settles the
+  // attempt.
   absl::Status Adopt(const JobRecord& job);
-  // Removes the unfinished work of a job's attempts: what they wrote, and what a server was just removing when it was killed. Not
-  // that of `living`, whose trainer may write (0: none has one).
+  // Removes unfinished files of a job's attempts: incomplete writes, and removals that a killed server did not finish.
+  // Skips attempt `living`, whose trainer may still write (0: no attempt has a trainer).
   void Collect(const std::string& job_id, std::int64_t living) const;
-  // After a restart, for a job in the queue: waits out what is left of its backoff.
+  // After a restart: restores what is left of a queued job's backoff.
   absl::Status ResumeBackoff(const JobRecord& job);
-  // Follows journals, sends signals that are due, takes in what has ended.
+  // Follows journals, sends due signals and settles ended attempts.
   void Tick();
-  // SIGTERM to all, SIGKILL after `grace` (real time), until all ends are recorded.
+  // Sends SIGTERM to all trainers, and SIGKILL after `grace` (real time). Returns when all ends are recorded, or 10 s
+  // after the SIGKILL.
   void StopAll(absl::Duration grace);
 
-  // The job is CANCELLING or PAUSING in the database; its trainer hears of it at the next Tick.
+  // Call when the job is CANCELLING or PAUSING in the database; the next Tick signals its trainer.
   void RequestStop(const std::string& job_id, std::int64_t attempt, Control control);
-  // The trainer has ended, and its output is being hashed.
+  // True if the trainer has ended and its output is being hashed.
   bool verifying(const std::string& job_id) const;
-  // A disk worker has something of ours; a Tick afterwards takes it in.
+  // True while a disk worker works for the supervisor; a Tick afterwards takes the result.
   bool on_disk() const;
-  // A checkpoint soon. False when the attempt is over.
+  // Asks the trainer for a checkpoint. False if the attempt is over.
   absl::StatusOr<bool> RequestCheckpoint(const std::string& job_id, std::int64_t attempt);
   absl::StatusOr<ReportAnswer> Ingest(const std::string& job_id, std::int64_t attempt, const std::string& token,
                                       const std::vector<std::string>& lines);
 
   RunningLoad load() const;
-  // Planned disk bytes of the jobs that may still write, by id. Those whose trainers have ended do not.
+  // Planned disk bytes, by job id, of jobs that may still write. Jobs whose trainers have ended are left out.
   std::map<std::string, std::int64_t> planned_disk() const;
-  // Monotonic time before which a job that failed is not started again.
+  // Monotonic time before which a job in backoff is not started again.
   absl::Duration not_before(const std::string& job_id) const;
 
  private:
@@ -85,29 +88,30 @@ class AttemptSupervisor {
   using Hashed = EndedAttempt::Hashed;
 
   Live MakeLive(const JobRecord& job, std::int64_t attempt, const std::string& token, std::shared_ptr<const void> memory) const;
-  // Hashes gigabytes: on the disk worker. For a job that has no trainer.
+  // Hashes gigabytes, so it runs on the disk worker. The job must have no trainer.
   Found FindResume(const JobRecord& job, const store::Cancelled& cancelled) const;
   absl::Status Begin(const JobRecord& job, std::shared_ptr<const void> memory, const Found& resume);
   void BeginHashed();
   absl::Status Launch(const JobRecord& job, const Resume& resume, Live& live) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TellDamaged(Live& live, const store::CheckpointInfo& checkpoint);
-  // `live` is the caller's alone: under mutex_, or out of the table.
+  // In the functions below `live` must belong to the caller alone: it is guarded by mutex_ or no longer in the table.
   absl::Status IngestLines(Live& live, const std::vector<JournalLine>& lines);
   absl::Status BecomeRunning(Live& live, const JournalLine& line);
   absl::Status Append(Live& live, const std::vector<NewEvent>& events);
   absl::Status Follow(Live& live);
   void Press(Live& live);
   void LookForLife(Live& live);
-  // Of the attempts before: a trainer prunes its own. On the disk worker: looks at every checkpoint, and removes some.
+  // Prunes checkpoints of earlier attempts; a trainer prunes its own. Runs on the disk worker, because it looks at
+  // every checkpoint and removes some.
   void PruneOlder(const std::string& job_id, std::int64_t attempt, std::int64_t keep_last) const;
 
-  // Records the end of an attempt. False: a disk worker still removes or hashes its files; call it again.
+  // Records the end of an attempt. False while a disk worker still removes or hashes its files: call it again.
   absl::StatusOr<bool> Settle(Ended& ended);
   absl::Status DrainJournal(Live& live);
   std::shared_ptr<Deferred<absl::Status>> StartCollecting(const Live& live) const;
-  absl::StatusOr<Finding> Examine(const Ended& ended) const;  // without the output; an error where that cannot be told now
+  absl::StatusOr<Finding> Examine(const Ended& ended) const;  // without the output; on an error, try again later
   absl::Status VerifyOutput(Ended& ended);
-  // False while it is being hashed; an error where it cannot be read now.
+  // False while the output is being hashed; an error if it cannot be read now.
   absl::StatusOr<bool> TakeOutput(Ended& ended);
   absl::StatusOr<bool> Decide(Ended& ended);
   void SettleAll();
@@ -132,7 +136,7 @@ class AttemptSupervisor {
   std::map<std::string, absl::Duration> not_before_ ABSL_GUARDED_BY(mutex_);
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Starting> starting_ ABSL_GUARDED_BY(mutex_);                          // by job id
-  std::map<std::string, std::shared_ptr<Deferred<Hashed>>> outputs_ ABSL_GUARDED_BY(mutex_);  // that are being hashed, by job id
+  std::map<std::string, std::shared_ptr<Deferred<Hashed>>> outputs_ ABSL_GUARDED_BY(mutex_);  // being hashed, by job id
 };
 
 }  // namespace nibble::jobs

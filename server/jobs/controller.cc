@@ -27,17 +27,17 @@ absl::Status Draining() {
   return base::WithReason(absl::UnavailableError("the server is stopping"), "DRAINING");
 }
 
-// What the database remembers a request by. A name is somebody in his tenant alone, and holds no line feed; a request id may. Without
-// a tenant a key is what it was before tenants were in it.
+// The key under which the database remembers a request. An owner's name is unique only within a tenant. It holds no
+// line feed, but a request id may. Without a tenant the key has the format from before tenants were part of keys.
 std::string RequestKey(const std::string& request_id, const JobController::Submission& submission) {
   if (request_id.empty() || submission.owner.empty()) return request_id;
   if (submission.tenant.empty()) return StrCat(submission.owner, "\n", request_id);
   return StrCat("\n", submission.tenant, "\n", submission.owner, "\n", request_id);
 }
 
-// How long until a job ends and leaves its place, as metadata: of the jobs that have a trainer (those of `owner`, where one is named)
-// the shortest ETA that a trainer told, less the time since it told it. A minute where none has told yet; at least a second, at most
-// an hour: a job may fail or be cancelled before.
+// Metadata "retry_ms": the expected time until a job ends and frees its place. It is the shortest ETA reported by a
+// trainer (only of `owner`'s jobs, unless that is empty), minus the time since that report; one minute if no trainer
+// has reported yet. At least a second and at most an hour, because a job may fail or be cancelled earlier.
 absl::StatusOr<std::string> RetryMs(Database& database, absl::Time now, const std::string& owner, const std::string& tenant) {
   using enum JobState;
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> live, database.ListAll({kPreparing, kRunning, kPausing, kCancelling}));
@@ -62,15 +62,16 @@ absl::Status JobController::CheckCapacity(const std::string& owner, const std::s
   const std::int64_t queued = planning + waiting;
   if (queued >= options_.max_queued) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string retry_ms, RetryMs(database_, clock_.Now(), "", ""));
-    return base::WithReason(absl::ResourceExhaustedError(StrCat(queued, " jobs are being planned or queued, the most there can be")),
+    return base::WithReason(absl::ResourceExhaustedError(StrCat(queued, " jobs are planning or queued, the maximum")),
                             "QUEUE_FULL", {{"max", std::to_string(options_.max_queued)}, {"retry_ms", retry_ms}});
   }
   if (!owner.empty() && options_.max_open_per_owner > 0) {
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t open, database_.CountOpen(owner, tenant));
     if (open >= options_.max_open_per_owner) {
       NIBBLE_ASSIGN_OR_RETURN(const std::string retry_ms, RetryMs(database_, clock_.Now(), owner, tenant));
-      return base::WithReason(absl::ResourceExhaustedError(StrCat(owner, " has ", open, " jobs that are not over, the most there can be")),
-                              "TENANT_QUOTA", {{"max", std::to_string(options_.max_open_per_owner)}, {"retry_ms", retry_ms}});
+      return base::WithReason(
+          absl::ResourceExhaustedError(StrCat(owner, " has ", open, " jobs that have not ended, the maximum")),
+          "TENANT_QUOTA", {{"max", std::to_string(options_.max_open_per_owner)}, {"retry_ms", retry_ms}});
     }
   }
   return base::CheckSpace(state_.files, state_.layout.root(), state_.min_free_bytes);
@@ -119,13 +120,13 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
   job.created = clock_.Now();
   job.owner = submission.owner;
   job.tenant = submission.tenant;
-  // Held before they are read: what was planned is what will be trained.
+  // Pinned before they are read, so that the planned inputs are the ones that are trained on.
   NIBBLE_RETURN_IF_ERROR(HoldInputs(job));
   auto queued = [&]() -> absl::StatusOr<JobRecord> {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(asked.train_dataset));
     NIBBLE_ASSIGN_OR_RETURN(const std::string format, base::GetString(train.meta, "format", "the dataset's meta.json", "text"));
     job.spec = Resolve(asked, job.id, format, options_.default_device);
-    NIBBLE_RETURN_IF_ERROR(Validate(job.spec));  // What was left open may not fit what was said ("split" rows of a chat).
+    NIBBLE_RETURN_IF_ERROR(Validate(job.spec));  // Defaults may conflict with given fields ("split" rows of a chat).
     if (options_.check_without_rows) NIBBLE_RETURN_IF_ERROR(options_.check_without_rows(job.spec));
     NIBBLE_ASSIGN_OR_RETURN(job.digests, MakeJobDigests(state_, job.spec, options_.code_digest));
     return Record(job, request_id, body_digest);
@@ -138,7 +139,7 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
 absl::StatusOr<JobRecord> JobController::Record(const JobRecord& job, const std::string& request_id, const std::string& body_digest) {
   base::MutexLock lock(submit_mutex_);
   if (draining_) return Draining();
-  // Again: the same request, or others, may have come while this one was checked.
+  // Checked again: the same request or others may have arrived while this one was checked.
   NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, FindOrAdmit(request_id, body_digest, job.owner, job.tenant));
   if (known.has_value()) return *std::move(known);
   NIBBLE_RETURN_IF_ERROR(state_.models->Reserve(job.spec.output_model, job.id, job.tenant));
@@ -159,11 +160,11 @@ bool JobController::Plan(const std::string& id, const base::CancelToken& cancel)
   const absl::StatusOr<JobRecord> job = database_.Get(id);
   if (absl::IsNotFound(job.status()) || (job.ok() && job->state != JobState::kPlanning)) return true;  // Cancelled meanwhile.
   if (!job.ok()) {
-    base::LogError("a job cannot be planned", {{"job", id}, {"why", std::string(job.status().message())}});
-    return absl::IsDataLoss(job.status());  // A row that is damaged stays so.
+    base::LogError("cannot plan a job", {{"job", id}, {"why", std::string(job.status().message())}});
+    return absl::IsDataLoss(job.status());  // A retry cannot help against a damaged row.
   }
   const absl::StatusOr<PlannedMemory> planned = PlanMemory(job->spec, cancel);
-  if (cancel.cancelled()) return true;  // By a user: the job is CANCELLED. By the server's end: the next one plans it again.
+  if (cancel.cancelled()) return true;  // By a user: the job is CANCELLED. By shutdown: the next server plans it again.
   Transition t;
   t.job_id = id;
   t.from = job->state;
@@ -185,7 +186,8 @@ bool JobController::Plan(const std::string& id, const base::CancelToken& cancel)
   t.events.push_back({job->attempt, std::nullopt, clock_.Now(), "state", std::move(fields)});
   const absl::StatusOr<bool> changed = database_.Apply(t);
   if (!changed.ok()) {
-    base::LogError("the plan of a job is not recorded yet", {{"job", id}, {"why", std::string(changed.status().message())}});
+    base::LogError("cannot record the plan of a job, will retry",
+                   {{"job", id}, {"why", std::string(changed.status().message())}});
     return false;
   }
   if (*changed && IsFinal(t.to)) {
@@ -224,11 +226,11 @@ void JobController::Release(const JobRecord& job) {
       pins_.erase(it);
     }
   }
-  // A job that SUCCEEDED keeps its name until the model has it.
+  // A SUCCEEDED job keeps its name reserved until the model has it.
   if (job.state != JobState::kSucceeded) state_.models->Unreserve(job.spec.output_model, job.id);
   if (!IsFinal(job.state) || !options_.after_jobs || after_jobs_waits_.exchange(true)) return;
   disk_.Start<absl::Status>([this](const store::Cancelled&) {
-    after_jobs_waits_ = false;  // A job that ends from here on is looked at by another call.
+    after_jobs_waits_ = false;  // A job that ends after this gets another call.
     options_.after_jobs();
     return absl::OkStatus();
   });
@@ -249,16 +251,16 @@ absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRec
   }
   for (JobRecord& job : jobs) {
     if (job.state == JobState::kSucceeded && !job.published) {
-      job.state = JobState::kRunning;  // SUCCEEDED says that the model is there: milliseconds from now.
+      job.state = JobState::kRunning;  // SUCCEEDED means that the model exists, which takes some milliseconds more.
       job.ended.reset();
     }
-    // A job that has left the queue since it was read has no position any more.
+    // A job that has left the queue since it was read has no position.
     if (const auto position = positions.find(job.id); is_queued(job) && position != positions.end()) {
       job.progress["queue_position"] = position->second;
     }
-    // The disk is asked for jobs that were evaluated alone.
+    // Only for evaluated jobs, because it reads the disk.
     if (!job.progress.contains("latest_eval")) continue;
-    if (cancel.cancelled()) return absl::CancelledError("the caller has gone");
+    if (cancel.cancelled()) return absl::CancelledError("the caller is gone");
     job.best_checkpoint = BestCheckpoint(job.id);
   }
   return jobs;
@@ -283,7 +285,7 @@ absl::StatusOr<Database::JobPage> JobController::List(const JobQuery& query, std
 absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::Checkpoints(const std::string& id) {
   NIBBLE_RETURN_IF_ERROR(database_.EndOfLog(id).status());
   NIBBLE_ASSIGN_OR_RETURN(auto named, NamedCheckpoints(id));
-  // A job that was deleted while they were listed has not lost its checkpoints: it is not there.
+  // A job that was deleted during the listing is NotFound, not a job without checkpoints.
   NIBBLE_RETURN_IF_ERROR(database_.EndOfLog(id).status());
   return named;
 }
@@ -301,8 +303,8 @@ absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::NamedCheckpoin
 std::optional<store::CheckpointInfo> JobController::BestCheckpoint(const std::string& id) const {
   const auto all = NamedCheckpoints(id);
   if (!all.ok()) {
-    // What is known of the job is answered all the same.
-    base::LogWarning("a job's checkpoints cannot be read", {{"job", id}, {"why", std::string(all.status().message())}});
+    // The job is returned without it.
+    base::LogWarning("cannot read a job's checkpoints", {{"job", id}, {"why", std::string(all.status().message())}});
     return std::nullopt;
   }
   const store::CheckpointInfo* best = nullptr;
@@ -329,7 +331,7 @@ absl::StatusOr<store::CheckpointInfo> JobController::FindCheckpoint(const std::s
 
 absl::StatusOr<JobController::EventPage> JobController::Events(const std::string& id, std::int64_t after,
                                                                std::int64_t limit) {
-  // First: if the log is complete now, the events read afterwards are all there will be.
+  // Read first: if the log is complete now, the events read afterwards are all there will be.
   NIBBLE_ASSIGN_OR_RETURN(const Database::LogEnd end, database_.EndOfLog(id));
   EventPage page;
   NIBBLE_ASSIGN_OR_RETURN(page.events, database_.Events(id, after, std::clamp<std::int64_t>(limit, 1, kMaxListed)));

@@ -1,4 +1,4 @@
-// JobController: what a user does to a job.
+// JobController: changes of a job that users ask for.
 #include <utility>
 
 #include "server/base/error.h"
@@ -94,7 +94,7 @@ absl::StatusOr<JobRecord> JobController::Checkpoint(const std::string& id, const
   for (int i = 0; i < kMaxMoves; ++i) {
     NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
     NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
-    if (job.state == JobState::kPausing) return Present(std::move(job));  // It writes one as it is.
+    if (job.state == JobState::kPausing) return Present(std::move(job));  // A pause writes a checkpoint anyway.
     if (job.state != JobState::kRunning && job.state != JobState::kPreparing) {
       return base::WithReason(
           absl::FailedPreconditionError(StrCat("a job that is ", Name(job.state), " has no trainer to write a checkpoint")),
@@ -121,7 +121,10 @@ absl::Status JobController::DeleteExpired(const std::string& id) {
 void JobController::StartRemoving(const std::string& id) {
   removals_.Start<absl::Status>([this, id](const store::Cancelled&) {
     absl::Status removed = state_.files.RemoveAll(state_.layout.job(id));
-    if (!removed.ok()) base::LogWarning("files of a deleted job are not removed", {{"job", id}, {"why", std::string(removed.message())}});
+    if (!removed.ok()) {
+      base::LogWarning("cannot remove the files of a deleted job",
+                       {{"job", id}, {"why", std::string(removed.message())}});
+    }
     return removed;
   });
 }

@@ -18,60 +18,65 @@
 
 namespace nibble::jobs {
 
-// Of a job: the peak memory of its trainer, and its files.
+// The needs of a job: peak memory of its trainer, and disk space.
 struct PlannedMemory {
   std::int64_t bytes = 0;
-  std::string pools;            // for people: what it consists of
-  std::int64_t disk_bytes = 0;  // of its files, at their most; 0: not known, no room is held
+  std::string pools;            // for people: the parts of `bytes`
+  std::int64_t disk_bytes = 0;  // largest total size of its files; 0: unknown, nothing is reserved
 };
 
 struct ControllerOptions {
   QueueLimits queue;
-  absl::Duration ageing = absl::Hours(1);  // a waiting job rises by one step of priority in each; 0: never
-  // What trainers share with loaded models; null: nothing. A trainer has its planned part of it as long as it lives.
+  absl::Duration ageing = absl::Hours(1);  // a waiting job rises by one priority step per interval; 0: never
+  // The budget that trainers share with loaded models; null: none. A trainer holds its planned bytes while it lives.
   std::shared_ptr<base::MemoryBudget> memory;
-  // Where trainers run; null: why the kernel ended one is not known.
+  // Counts OOM kills where trainers run; null: OOM kills are not recognised.
   ReadOomCount oom_count;
-  std::int64_t memory_limit_bytes = 0;  // of the server and its trainers together; 0: not known
-  std::int64_t max_queued = 1000;  // PLANNING or QUEUED
-  int planners = 2;                // plans at a time: a small data set does not wait behind one large one
-  std::int64_t max_open_per_owner = 10;  // jobs that are not final; 0: no bound. Of those that have an owner
+  std::int64_t memory_limit_bytes = 0;  // of the server and its trainers together; 0: unknown
+  std::int64_t max_queued = 1000;  // jobs that are PLANNING or QUEUED
+  int planners = 2;                // concurrent plans, so that a small data set does not wait behind a large one
+  std::int64_t max_open_per_owner = 10;  // jobs of one owner that are not final; 0: no limit
   RetryOptions retry;
   RetentionOptions retention;
   std::int64_t trainer_threads = 1;
-  std::int64_t base_cache_bytes = 0;  // of quantised bases that attempts share; 0: none are kept
+  std::int64_t base_cache_bytes = 0;  // for quantised bases that attempts share; 0: none are kept
   std::string isa = "auto";
   std::string default_device = "cpu";  // what "auto" becomes
   std::string nibble_version = "0.1.0";
-  std::string code_digest;  // of this build's sources; "": not known
+  std::string code_digest;  // digest of this build's sources; "": unknown
   absl::Duration cancel_grace = absl::Seconds(5);   // SIGTERM to SIGKILL
-  absl::Duration pause_grace = absl::Seconds(60);   // a checkpoint has to fit in
-  // No journal line and no sign of life for so long: SIGTERM, after the grace SIGKILL, a retry that counts. 0: never.
+  absl::Duration pause_grace = absl::Seconds(60);   // must suffice for a checkpoint
+  // After this long without a journal line or sign of life a trainer gets SIGTERM, then SIGKILL after the grace. The
+  // retry counts. 0: never.
   absl::Duration no_progress_timeout = absl::Minutes(30);
   absl::Duration no_progress_grace = absl::Seconds(20);
-  absl::Duration tick = absl::Milliseconds(100);    // while trainers live
+  absl::Duration tick = absl::Milliseconds(100);    // between rounds while trainers live
   absl::Duration request_id_kept = absl::Hours(24);
-  // What can be refused without reading rows (does the model take such sequences, is there such a device). Called with the resolved
-  // spec while the caller waits: it takes milliseconds.
+  // Refuses what can be refused without reading rows (sequences too long for the model, unknown device). Called with
+  // the resolved spec while the caller waits, so it must return within milliseconds.
   std::function<absl::Status(const JobSpec&)> check_without_rows;
-  // Of jobs that are PLANNING. Without it jobs are admitted by number alone. May take minutes, and be called by `planners` at a time.
+  // Plans a PLANNING job. If null, only the number of jobs limits admission. May take minutes; called by up to
+  // `planners` threads at a time.
   std::function<absl::StatusOr<PlannedMemory>(const JobSpec&, const base::CancelToken&)> plan_memory;
-  // Removes files that only open jobs needed. Called after jobs have ended, by one thread at a time; may take seconds. Null: nothing.
+  // Removes files that only open jobs needed. Called after jobs have ended, by one thread at a time; may take seconds.
+  // May be null.
   std::function<void()> after_jobs;
 };
 
-// Told what happens, on the thread where it does. Must be quick and may not call the controller. Each thing is told once.
+// Called once for each event below, on the thread where it happens. Must return quickly and must not call the
+// controller.
 class JobObserver {
  public:
   virtual ~JobObserver() = default;
-  virtual void OnJobCreated(const JobRecord& /*job*/) {}      // a repeated request creates nothing
-  virtual void OnAttemptStarted(const JobRecord& /*job*/) {}  // `attempt` is the new one; its trainer runs
-  virtual void OnEvent(const JobRecord& /*job*/, const Event& /*event*/) {}  // the trainer's: step, eval, ...
+  virtual void OnJobCreated(const JobRecord& /*job*/) {}      // not called for a repeated request
+  virtual void OnAttemptStarted(const JobRecord& /*job*/) {}  // job.attempt is the new one; its trainer runs
+  virtual void OnEvent(const JobRecord& /*job*/, const Event& /*event*/) {}  // a trainer's event: step, eval, ...
   virtual void OnModelPublished(const JobRecord& /*job*/, const store::StoredModel& /*model*/) {}
-  // state of AttemptRecord: "SUCCEEDED", "FAILED", "LOST", ... The job may go on.
+  // `state` as in AttemptRecord: "SUCCEEDED", "FAILED", "LOST", ... The job may continue.
   virtual void OnAttemptEnded(const JobRecord& /*job*/, const std::string& /*state*/) {}
-  virtual void OnArtifactDamaged(const std::string& /*job_id*/) {}  // a checkpoint, an output, the base or data does not fit its manifest
-  // The job is final; one that SUCCEEDED is a model now.
+  // A checkpoint, an output, the base model or a data set does not match its manifest.
+  virtual void OnArtifactDamaged(const std::string& /*job_id*/) {}
+  // The job is final. For a SUCCEEDED job: called after its model was published, or could not be published.
   virtual void OnJobEnded(const JobRecord& /*job*/) {}
 };
 

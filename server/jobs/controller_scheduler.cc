@@ -1,4 +1,4 @@
-// JobController: start-up, the scheduler's rounds, and the end.
+// JobController: start-up, the scheduler's rounds, and shutdown.
 #include <algorithm>
 #include <chrono>
 #include <set>
@@ -14,7 +14,7 @@ namespace nibble::jobs {
 
 namespace {
 
-// Warnings of waiting jobs in one round: each is a synced write.
+// Maximum number of warnings about waiting jobs in one round: each is a synced write.
 constexpr int kMostTold = 5;
 
 }  // namespace
@@ -60,47 +60,48 @@ absl::Status JobController::Recover() {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> unpublished, database_.ListUnpublished());
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> open,
                           database_.ListAll(OpenStates()));
-  // Names first, all of them, before anything can take one.
+  // Reserve all names first, before anything else can take one.
   for (const auto* jobs : {&unpublished, &open}) {
     for (const JobRecord& job : *jobs) {
-      // An unpublished model may be in its place already: then the name is taken, by the job itself.
+      // An unpublished model may be in its place already; then the job itself holds the name.
       const absl::Status reserved = state_.models->Reserve(job.spec.output_model, job.id, job.tenant);
       if (!reserved.ok() && jobs == &open) {
-        base::LogWarning("a job's output name is not free any more",
+        base::LogWarning("the output name of a job is taken",
                          {{"job", job.id}, {"why", std::string(reserved.message())}});
       }
     }
   }
   for (const JobRecord& job : unpublished) {
     if (absl::Status published = publisher_.Publish(job); !published.ok()) {
-      base::LogError("a trained model is not published yet", {{"job", job.id}, {"why", std::string(published.message())}});
+      base::LogError("cannot publish a trained model, will retry",
+                     {{"job", job.id}, {"why", std::string(published.message())}});
     }
   }
   for (const JobRecord& job : open) {
     if (absl::Status held = HoldInputs(job); !held.ok()) {
       // Its start will fail and say so.
-      base::LogWarning("a job's input is gone", {{"job", job.id}, {"why", std::string(held.message())}});
+      base::LogWarning("an input of a job is missing", {{"job", job.id}, {"why", std::string(held.message())}});
     }
     supervisor_.Collect(job.id, HasTrainer(job.state) ? job.attempt : 0);
     if (HasTrainer(job.state)) NIBBLE_RETURN_IF_ERROR(supervisor_.Adopt(job));
     if (job.state == JobState::kQueued) NIBBLE_RETURN_IF_ERROR(supervisor_.ResumeBackoff(job));
   }
   CollectDeleted();
-  // The oldest first. Last: from here on jobs are moved by others too.
+  // Oldest first. This step comes last, because from here on other threads change jobs too.
   for (auto job = open.rbegin(); job != open.rend(); ++job) {
     if (job->state == JobState::kPlanning) AddToPlanning(*job);
   }
   return absl::OkStatus();
 }
 
-// Files of jobs that were deleted when the server died.
+// Removes the files of jobs whose deletion the last server did not finish.
 void JobController::CollectDeleted() {
   const auto names = state_.files.List(state_.layout.jobs());
   const auto ids = database_.Ids();
   if (!names.ok() || !ids.ok()) return;
   for (const std::string& id : *names) {
     if (ids->contains(id)) continue;
-    base::LogWarning("removing files of a job that does not exist any more", {{"job", id}});
+    base::LogWarning("removing files of a job that no longer exists", {{"job", id}});
     StartRemoving(id);
   }
 }
@@ -113,8 +114,8 @@ void JobController::Run(const std::string& report_address) {
       woken_ = false;
       lock.Unlock();
       const bool more = Round();
-      // With trainers, or jobs that wait out a backoff, often; else only when something changes, or to try again what
-      // the disk refused.
+      // Run often while there are trainers or rows to remove. Otherwise run on changes, and twice a second for backoffs
+      // and for retries of failed writes.
       const bool busy = supervisor_.load().jobs > 0 || more;
       const auto wait = busy ? options_.tick : std::max(options_.tick, absl::Milliseconds(500));
       lock.Lock();
@@ -157,7 +158,7 @@ void JobController::Admit() {
   if (unpublished.ok()) {
     for (const JobRecord& job : *unpublished) {
       if (absl::Status published = publisher_.Publish(job); !published.ok()) {
-        base::LogError("a trained model is not published yet",
+        base::LogError("cannot publish a trained model, will retry",
                        {{"job", job.id}, {"why", std::string(published.message())}});
       }
     }
@@ -166,7 +167,7 @@ void JobController::Admit() {
   if (load.jobs >= options_.queue.max_running) return;
   absl::StatusOr<std::vector<QueuedJob>> queue = AgedQueue();
   if (!queue.ok()) {
-    base::LogError("the queue cannot be read", {{"why", std::string(queue.status().message())}});
+    base::LogError("cannot read the queue", {{"why", std::string(queue.status().message())}});
     return;
   }
   std::erase_if(*queue, [this](const QueuedJob& one) { return supervisor_.starting(one.id); });
@@ -175,7 +176,7 @@ void JobController::Admit() {
   if (options_.memory != nullptr) limits.left_bytes = options_.memory->left();
   const auto picked = disk_admission_.Pick(*queue, load, limits, supervisor_.planned_disk(), clock_.Monotonic());
   if (!picked.ok()) {
-    base::LogError("no job can be started", {{"why", std::string(picked.status().message())}});
+    base::LogError("cannot pick jobs to start", {{"why", std::string(picked.status().message())}});
     return;
   }
   if (!told_waiting_.empty()) {
@@ -188,23 +189,24 @@ void JobController::Admit() {
     const absl::StatusOr<JobRecord> job = database_.Get(id);
     if (!job.ok()) {
       if (absl::IsNotFound(job.status())) continue;  // Cancelled and deleted meanwhile.
-      base::LogError("a job is not started", {{"job", id}, {"why", std::string(job.status().message())}});
+      base::LogError("cannot start a job", {{"job", id}, {"why", std::string(job.status().message())}});
       continue;
     }
     std::shared_ptr<const void> memory;
     if (options_.memory != nullptr && !NeedsMoreThanThereIs(job->memory_bytes, options_.queue)) {
       memory = options_.memory->TryTake(job->memory_bytes);
-      if (memory == nullptr) break;  // A model was loaded since then.
+      if (memory == nullptr) break;  // A model was loaded meanwhile.
     }
     std::erase_if(told_waiting_, [&](const auto& told) { return told.first == id; });
     if (absl::Status started = supervisor_.Start(*job, std::move(memory)); !started.ok()) {
-      base::LogError("a job is not started", {{"job", id}, {"why", std::string(started.message())}});
+      base::LogError("cannot start a job", {{"job", id}, {"why", std::string(started.message())}});
     }
   }
 }
 
 void JobController::TellWaiting(const Picked& picked, const RunningLoad& load, const QueueLimits& limits) {
-  // Nothing runs, and who is next could, but for the memory of loaded models: only their user can give it back.
+  // No trainer runs, and the next job lacks only memory that loaded models hold: only a user can free it by unloading
+  // one.
   if (picked.short_of_memory.has_value() && picked.start.empty() && load.jobs == 0) {
     const QueuedJob& job = *picked.short_of_memory;
     TellWaiting(job, "WAITING_FOR_MEMORY",
@@ -213,10 +215,11 @@ void JobController::TellWaiting(const Picked& picked, const RunningLoad& load, c
   }
   int num_told = 0;
   for (const auto& [job, left_bytes] : picked.short_of_disk) {
-    const std::string message = base::StrCat("the job has up to ", job.disk_bytes, " bytes to write, ", left_bytes,
-                                             " bytes may be written on the server's disk besides what running jobs have yet to write: it "
-                                             "starts when there is room");
-    if (TellWaiting(job, "WAITING_FOR_DISK", message) && ++num_told == kMostTold) return;  // the others in later rounds
+    const std::string message =
+        base::StrCat("the job may still write up to ", job.disk_bytes, " bytes, but only ", left_bytes,
+                     " bytes may be written on the server's disk beyond what running jobs still have to write: it "
+                     "starts when there is room");
+    if (TellWaiting(job, "WAITING_FOR_DISK", message) && ++num_told == kMostTold) return;  // the others later
   }
 }
 
@@ -237,7 +240,7 @@ bool JobController::TellWaiting(const QueuedJob& waiting, const char* reason, co
     return true;
   }
   if (!*told) {
-    told_waiting_.erase(about);  // Cancelled or paused meanwhile; if it comes back, it may have to wait again.
+    told_waiting_.erase(about);  // Cancelled or paused meanwhile; a job that comes back may have to wait again.
     return true;
   }
   hub_.Notify(job->id);

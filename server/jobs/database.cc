@@ -27,15 +27,15 @@ using soci::use;
 
 namespace {
 
-// The lock of the database is held for so many jobs of a list at a time: about 5 ms.
+// Limits of one piece of a list: jobs looked at, and rows read. The lock is held for about 5 ms per piece.
 constexpr std::int64_t kLookedAtOnce = 1000;
 constexpr std::int64_t kRowsAtOnce = 100;
-// Of one page; then the caller comes again. A filter that few jobs pass costs no more than this.
+// Maximum number of jobs looked at for one page, so that a filter that few jobs pass has a bounded cost.
 constexpr std::int64_t kMaxLookedAt = 10'000;
-// Of a job that is deleted, at once: milliseconds. Those of a longer log are collected in pieces.
+// Events deleted together with their job, which takes milliseconds. CollectEvents removes the rest of a longer log.
 constexpr std::int64_t kEventsAtOnce = 500;
 
-// What a user asked to end, or what has ended.
+// The job has ended, or a user asked it to stop.
 bool IsEnd(JobState state) { return IsFinal(state) || state == JobState::kCancelling || state == JobState::kPausing; }
 
 class SqliteDatabase : public Database {
@@ -100,7 +100,7 @@ class SqliteDatabase : public Database {
     JobPage page;
     page.next = query.before;
     for (std::int64_t looked_at = 0; looked_at < kMaxLookedAt;) {
-      if (cancel.cancelled()) return absl::CancelledError("the caller has gone");
+      if (cancel.cancelled()) return absl::CancelledError("the caller is gone");
       const std::int64_t missing = limit - static_cast<std::int64_t>(page.jobs.size());
       JobPiece piece;
       NIBBLE_RETURN_IF_ERROR(Read([&] {
@@ -187,7 +187,7 @@ class SqliteDatabase : public Database {
             "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
       }
       session_ << "DELETE FROM job_labels WHERE number = (SELECT number FROM jobs WHERE id = :id)", use(id);
-      // Its request_id stays until it is old: a late repetition must not make the job anew.
+      // Its request_id stays until it expires: a late repetition must not create the job again.
       session_ << "DELETE FROM attempts WHERE job_id = :id", use(id);
       session_ << "INSERT INTO deleted_jobs (job_id) VALUES (:id)", use(id);
       jobs::CollectEvents(session_, kEventsAtOnce);
@@ -264,7 +264,7 @@ class SqliteDatabase : public Database {
            use(id));
       update.execute(true);
       marked = update.get_affected_rows() == 1;
-      return marked ? AppendEvents(session_, id, events, nullptr) : absl::OkStatus();  // Said before: its events are there.
+      return marked ? AppendEvents(session_, id, events, nullptr) : absl::OkStatus();  // Else marked before.
     }));
     return marked;
   }
@@ -296,7 +296,7 @@ class SqliteDatabase : public Database {
     };
     absl::Status status = Write(append);
     if (IsDiskFull(status)) {
-      // A job that a user wants to end cannot end without its last events; others wait for room.
+      // A job that is ending needs its last events to end; other jobs wait for room.
       const absl::StatusOr<JobRecord> job = Get(id);
       if (job.ok() && IsEnd(job->state)) status = WriteEnd(append);
     }
@@ -322,7 +322,7 @@ class SqliteDatabase : public Database {
     std::vector<EventRow> rows;
     NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
       rows = EventRows(session_, id, after, limit);
-      // Asked for together with the events: a job that is deleted meanwhile is not one without events.
+      // Checked under the same lock: a job that was deleted meanwhile is NotFound, not a job without events.
       return Exists(id);
     }));
     std::vector<Event> events;
@@ -366,7 +366,7 @@ class SqliteDatabase : public Database {
     base::MutexLock lock(mutex_);
     return Catch(f);
   }
-  // One transaction: all of it or nothing, whether f fails or throws.
+  // Runs f in one transaction, which is rolled back if f fails or throws.
   template <typename F>
   absl::Status Write(F f) {
     base::MutexLock lock(mutex_);
@@ -378,7 +378,7 @@ class SqliteDatabase : public Database {
     });
   }
 
-  // As Write, of something that says whether there may be more.
+  // Like Write, for an f that returns whether there may be more.
   template <typename F>
   absl::StatusOr<bool> WriteSome(F f) {
     bool more = false;
@@ -390,7 +390,7 @@ class SqliteDatabase : public Database {
   }
 
   static bool IsDiskFull(const absl::Status& status) { return base::Reason(status) == "DISK_FULL"; }
-  // As Write; where the disk is full, again as long as room can be made.
+  // Like Write; on a full disk retries as long as room can be made.
   template <typename F>
   absl::Status WriteEnd(F f) {
     absl::Status status = Write(f);
@@ -424,7 +424,7 @@ class SqliteDatabase : public Database {
     return count == 1 ? absl::OkStatus() : NoJob(id);
   }
 
-  // Without the lock: to parse a spec takes longer than to read it.
+  // Call without the lock: parsing a spec takes longer than reading it.
   static absl::Status Parse(const std::vector<JobRow>& rows, std::vector<JobRecord>& jobs) {
     for (const JobRow& row : rows) {
       NIBBLE_ASSIGN_OR_RETURN(jobs.emplace_back(), FromRow(row));
@@ -445,7 +445,7 @@ class SqliteDatabase : public Database {
 
   const MakeRoom make_room_;
   base::Mutex mutex_;
-  // By mutex_: touched within Read, Write and Connect alone.
+  // Guarded by mutex_; Connect runs before the database is shared.
   soci::session session_;
   ThinningPosition thinning_;
 };

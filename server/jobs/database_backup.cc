@@ -23,7 +23,7 @@ namespace {
 constexpr std::size_t kKept = 2;
 constexpr char kSuffix[] = ".backup-v";
 constexpr char kUnfinished[] = ".tmp";
-// What the upgrade itself and the log of the database need beside the copy, at least.
+// Minimum free space beside the copy, for the upgrade itself and the write-ahead log.
 constexpr std::uint64_t kSpareBytes = 16 << 20;
 
 std::uint64_t CopyBytes(soci::session& session) {
@@ -38,9 +38,9 @@ absl::Status CheckRoom(soci::session& session, const std::string& folder, std::i
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files.FreeBytes(folder));
   if (free >= needed) return absl::OkStatus();
   return base::WithReason(
-      absl::ResourceExhaustedError(StrCat("database: before its schema is upgraded from version ", version, " a backup of it is made, for which ",
-                                          needed, " bytes must be free, and ", free,
-                                          " are; nothing was changed: make room, or start the nibbled that ran before")),
+      absl::ResourceExhaustedError(StrCat("database: the backup before the upgrade from schema version ", version,
+                                          " needs ", needed, " free bytes, but only ", free,
+                                          " are free; nothing was changed: free space, or start the previous nibbled")),
       "DISK_FULL");
 }
 
@@ -52,7 +52,7 @@ std::optional<std::int64_t> VersionOf(const std::string& name, const std::string
   return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(version) : std::nullopt;
 }
 
-// An old backup that stays is harmless.
+// Errors are only logged: an old backup is harmless.
 void RemoveOld(const std::string& folder, const std::string& prefix, base::FileSystem& files) {
   const auto names = files.List(folder);
   if (!names.ok()) return;
@@ -63,7 +63,7 @@ void RemoveOld(const std::string& folder, const std::string& prefix, base::FileS
   std::sort(versions.rbegin(), versions.rend());
   for (std::size_t i = kKept; i < versions.size(); ++i) {
     if (absl::Status removed = files.RemoveAll(base::JoinPath(folder, StrCat(prefix, versions[i]))); !removed.ok()) {
-      base::LogWarning("an old backup of the database is not removed", {{"why", std::string(removed.message())}});
+      base::LogWarning("cannot remove an old backup of the database", {{"why", std::string(removed.message())}});
     }
   }
 }
@@ -80,16 +80,16 @@ absl::Status BackUp(soci::session& session, const std::string& path, std::int64_
   session << "VACUUM INTO :path", use(unfinished);
   std::error_code error;
   std::filesystem::permissions(unfinished, std::filesystem::status(file).permissions(), error);
-  if (error) return absl::InternalError(StrCat("database: the permissions of its backup: ", error.message()));
+  if (error) return absl::InternalError(StrCat("database: cannot set permissions of the backup: ", error.message()));
   {
-    // SQLite does not sync it.
+    // SQLite does not sync the copy.
     NIBBLE_ASSIGN_OR_RETURN(const auto copy, files.OpenForAppend(unfinished));
     NIBBLE_RETURN_IF_ERROR(copy->Sync());
     NIBBLE_RETURN_IF_ERROR(copy->Close());
   }
   NIBBLE_RETURN_IF_ERROR(files.Rename(unfinished, target));
   NIBBLE_RETURN_IF_ERROR(files.SyncDirectory(folder));
-  base::LogInfo("the database is backed up before its upgrade", {{"file", target}, {"version", std::to_string(version)}});
+  base::LogInfo("backed up the database before its upgrade", {{"file", target}, {"version", std::to_string(version)}});
   RemoveOld(folder, StrCat(file.filename().string(), kSuffix), files);
   return absl::OkStatus();
 }

@@ -13,8 +13,9 @@ namespace nibble::jobs {
 // "PATH.backup-vVERSION".
 std::string BackupPath(const std::string& path, std::int64_t version);
 
-// Writes it, synced, with the permissions of the database; of the older ones the newest stays. Nothing has changed after an error:
-// ResourceExhausted (DISK_FULL) where the copy would not fit, and then nothing was written. May throw what FromSoci takes.
+// Writes and syncs the backup, with the permissions of the database. Removes all older backups except the newest. An
+// error leaves the database unchanged; ResourceExhausted (DISK_FULL) if the copy would not fit, and then nothing was
+// written. May throw what FromSoci takes.
 absl::Status BackUp(soci::session& session, const std::string& path, std::int64_t version, base::FileSystem& files);
 
 }  // namespace nibble::jobs

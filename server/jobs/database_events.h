@@ -16,14 +16,14 @@ struct EventRow {
   std::string type, body;
 };
 
-// With sequence > after, in order.
+// Events with sequence > after, in order, at most `limit`.
 std::vector<EventRow> EventRows(soci::session& session, const std::string& id, std::int64_t after, std::int64_t limit);
 absl::StatusOr<Event> ToEvent(const EventRow& row);
 
-// Last journal line of the attempt that is an event; 0: none.
+// Sequence of the attempt's last journal line among the events; 0: none.
 long long LastOf(soci::session& session, const std::string& id, long long attempt);
 
-// As Database::Append, without the progress. `appended` may be null.
+// Like Database::Append, without the progress. `appended` may be null.
 absl::Status AppendEvents(soci::session& session, const std::string& id, const std::vector<NewEvent>& events, std::vector<Event>* appended);
 
 }  // namespace nibble::jobs

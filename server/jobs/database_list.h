@@ -13,13 +13,13 @@ namespace nibble::jobs {
 
 // One piece of a list.
 struct JobPiece {
-  std::vector<JobRow> rows;  // those wanted, newest first
+  std::vector<JobRow> rows;  // that match the query, newest first
   std::int64_t looked_at = 0;
   std::int64_t last = 0;  // number of the last job that was looked at
   bool more = false;      // there may be older ones
 };
 
-// Looks at most at `max_looked_at` (>= 1) jobs older than `before`, and stops at `max_rows` (>= 1) that are wanted.
+// Looks at up to `max_looked_at` (>= 1) jobs older than `before`, and stops after `max_rows` (>= 1) matches.
 JobPiece ListPiece(soci::session& session, const JobQuery& query, std::int64_t before, std::int64_t max_looked_at, std::int64_t max_rows);
 
 std::vector<JobRow> RowsWhere(soci::session& session, const std::string& where);

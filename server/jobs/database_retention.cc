@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kJobsAtOnce = 200;
 
-// Jobs whose whole log is no longer than what is kept have nothing to thin. True when there were some.
+// Marks jobs whose log has at most `keep` events as thinned. True if there were any.
 bool PassShortLogs(soci::session& session, long long keep) {
   const long long limit = kJobsAtOnce;
   soci::statement pass =

@@ -1,4 +1,4 @@
-// The parts of database.cc that remove what is kept no longer, in pieces that take a few milliseconds. They run under its lock, within a
+// The parts of database.cc that remove expired rows, in pieces of a few milliseconds. They run under its lock, within a
 // transaction, and may throw what FromSoci takes.
 #pragma once
 #include <soci/soci.h>
@@ -8,20 +8,22 @@
 
 namespace nibble::jobs {
 
-// Removes events of jobs that were deleted, `limit` at most. False when none are left.
+// Removes at most `limit` events of deleted jobs. False if there is no such job.
 bool CollectEvents(soci::session& session, std::int64_t limit);
 
-// Where the thinning of a job's log has arrived: its steps are counted first, then removed. Lost with the process: then it begins anew.
+// Progress of thinning one job's log: its steps are counted first, then removed. Kept only in memory: after a restart
+// the job's thinning starts over.
 struct ThinningPosition {
-  std::string job_id = {};        // "": none is in progress
-  std::int64_t sequence = 0;      // looked at up to here
+  std::string job_id = {};        // "": no thinning is in progress
+  std::int64_t sequence = 0;      // last event looked at
   std::int64_t steps = 0;         // counted so far
   bool counted = false;
-  std::int64_t last_part = -1;    // from which a step was kept
+  std::int64_t last_part = -1;    // whose first step was kept
 };
 
-// Looks at `limit` events of a final job. Where the job has more than `keep` (>= 1) steps, its log is cut into `keep` equal parts, and
-// each part keeps its first step. Other events stay, and so does every sequence. False when no job is left to look at.
+// Looks at up to `limit` events of a final job. If the job has more than `keep` (>= 1) steps, its log is divided into
+// `keep` equal parts, and only the first step of each part is kept. Other events stay, and sequences do not change.
+// False if no job is left to thin.
 bool ThinSteps(soci::session& session, std::int64_t keep, std::int64_t limit, ThinningPosition& position);
 
 }  // namespace nibble::jobs

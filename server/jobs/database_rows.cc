@@ -63,8 +63,8 @@ std::string Etag(const JobRecord& job) { return base::StrCat(Name(job.state), "-
 
 absl::Status CheckEtag(const JobRecord& job, const IfEtag& etag) {
   if (!etag.has_value() || *etag == Etag(job)) return absl::OkStatus();
-  return base::WithReason(absl::AbortedError(base::StrCat("etag: the job's is ", Etag(job))), "ETAG_MISMATCH",
-                          {{"etag", Etag(job)}});
+  return base::WithReason(absl::AbortedError(base::StrCat("etag: does not match, the job has ", Etag(job))),
+                          "ETAG_MISMATCH", {{"etag", Etag(job)}});
 }
 
 base::Json ToJson(const JobError& error) {
@@ -93,7 +93,9 @@ JobRow ToRow(const JobRecord& job) {
 
 absl::StatusOr<JobRecord> FromRow(const JobRow& row) {
   auto job = Parse(row);
-  if (!job.ok()) return absl::DataLossError(base::StrCat("database: the row of job ", row.id, ": ", job.status().message()));
+  if (!job.ok()) {
+    return absl::DataLossError(base::StrCat("database: damaged row of job ", row.id, ": ", job.status().message()));
+  }
   return job;
 }
 

@@ -19,12 +19,12 @@ struct JobRow {
   std::string spec, error, progress, output_digest;
   long long published = 0, last_sequence = 0, created_us = 0, started_us = 0, ended_us = 0, memory_bytes = 0, keep_checkpoint = 0;
   long long lost_in_row = 0, disk_bytes = 0;
-  long long priority = 0;  // written only: it is the spec's
+  long long priority = 0;  // written only: copied from the spec
   std::string owner, tenant, digests;
 };
 
 JobRow ToRow(const JobRecord& job);
-absl::StatusOr<JobRecord> FromRow(const JobRow& row);  // DataLoss: a row that nobody of ours wrote
+absl::StatusOr<JobRecord> FromRow(const JobRow& row);  // DataLoss if the row is damaged
 
 base::Json ToJson(const JobError& error);
 

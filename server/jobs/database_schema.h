@@ -1,4 +1,4 @@
-// The schema of nibble.db, one step a version. A step never changes once it has landed: add the next one.
+// The schema of nibble.db, one migration step per version. Never change a step that has landed; add a new one.
 #pragma once
 #include <string_view>
 #include <vector>
@@ -62,20 +62,21 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
           "ALTER TABLE jobs ADD COLUMN digests TEXT NOT NULL DEFAULT '{}'",
       },
       {
-          // The tenant joins the key of a request (RequestKey in controller.cc); before, a name was one owner in all tenants.
+          // Adds the tenant to the key of a request (RequestKey in controller.cc). Before, a name was the same owner in
+          // all tenants.
           R"(UPDATE idempotency
              SET request_id = char(10) || (SELECT tenant FROM jobs WHERE id = job_id) || char(10) || request_id
              WHERE job_id IN (SELECT id FROM jobs WHERE owner <> '' AND tenant <> ''))",
       },
       {
-          // Of a job that was deleted nobody knows the tenant: until such a request is forgotten it is its owner's in all of them
-          // (KeyWithoutTenant in database.cc).
+          // The tenant of a deleted job is unknown. Until its request is forgotten, it counts for the owner in every
+          // tenant (KeyWithoutTenant in database_writes.cc).
           R"(UPDATE OR IGNORE idempotency SET request_id = char(10) || char(10) || request_id
              WHERE instr(request_id, char(10)) > 1 AND job_id NOT IN (SELECT id FROM jobs))",
       },
       {
-          // What lists filter and order by, copied from the spec, which is never changed: no list parses a spec that it does not show
-          // (job_query.cc).
+          // Columns that lists filter and order by, copied from the spec, which never changes. So a list parses only
+          // the specs that it returns (job_query.cc).
           "ALTER TABLE jobs ADD COLUMN priority INTEGER NOT NULL DEFAULT 0",
           "ALTER TABLE jobs ADD COLUMN base_model TEXT NOT NULL DEFAULT ''",
           R"(UPDATE jobs SET priority = COALESCE(json_extract(spec, '$.run.priority'), 0),
@@ -99,7 +100,7 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
           "CREATE INDEX jobs_unpublished ON jobs (number) WHERE state = 'SUCCEEDED' AND published = 0",
       },
       {
-          // Attempts that were lost one after the other, and what the OOM killer had done when an attempt began (oom_watch.h).
+          // Number of attempts lost in a row, and the count of OOM kills when an attempt began (oom_watch.h).
           "ALTER TABLE jobs ADD COLUMN lost_in_row INTEGER NOT NULL DEFAULT 0",
           "ALTER TABLE attempts ADD COLUMN oom_group TEXT NOT NULL DEFAULT ''",
           "ALTER TABLE attempts ADD COLUMN oom_kills INTEGER NOT NULL DEFAULT 0",
@@ -122,15 +123,16 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
           R"(CREATE TRIGGER count_deleted_job AFTER DELETE ON jobs BEGIN
                UPDATE job_counts SET count = count - 1 WHERE method = OLD.method AND state = OLD.state;
              END)",
-          // What retention looks for (database_retention.h).
+          // For retention (database_retention.h).
           "CREATE INDEX jobs_by_end ON jobs (ended_us) WHERE ended_us > 0",
           "ALTER TABLE jobs ADD COLUMN steps_kept INTEGER NOT NULL DEFAULT 9223372036854775807",
           "CREATE INDEX jobs_by_steps_kept ON jobs (steps_kept, number) WHERE ended_us > 0",
           "CREATE TABLE deleted_jobs (job_id TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID",
       },
       {
-          // When a job of each principal was last started, and since when a job is in the queue: principals take turns, and jobs age
-          // (policy.h). Starts are never at the same time: a later one is a microsecond later at least.
+          // When each principal last started a job, and since when a job is in the queue: principals take turns, and
+          // jobs age (policy.h). No two starts have the same time: each is at least a microsecond later than the one
+          // before.
           R"(CREATE TABLE principal_starts (
                tenant TEXT NOT NULL,
                owner TEXT NOT NULL,
@@ -145,7 +147,8 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
           "WHERE state = 'QUEUED'",
       },
       {
-          // The files of a job as planned: room for them is held while it runs (disk_admission.h). Earlier jobs hold none.
+          // Planned size of a job's files, reserved while it runs (disk_admission.h). Jobs of older servers reserve
+          // nothing.
           "ALTER TABLE jobs ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0",
           "DROP INDEX jobs_queue",
           "CREATE INDEX jobs_queue ON jobs (priority, number, id, memory_bytes, disk_bytes, owner, tenant, queued_us, attempt, state) "

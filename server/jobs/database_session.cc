@@ -24,19 +24,20 @@ using soci::use;
 
 namespace {
 
-constexpr mode_t kFileMode = 0640;  // specs and request ids of all tenants
+constexpr mode_t kFileMode = 0640;  // holds specs and request ids of all tenants
 
-// Makes the file, so that SQLite does not (with 0644); takes from others what earlier servers left them. SQLite gives its journals the
-// mode of the file when it makes them.
+// Creates the file, because SQLite would create it with mode 0644, and removes other users' access to files of earlier
+// servers. SQLite creates its journals with the mode of the file.
 void HideFromOthers(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kFileMode);
-  if (file >= 0) ::close(file);  // SQLite reports what keeps it from being opened
+  if (file >= 0) ::close(file);  // SQLite reports it if the file cannot be opened
   for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
     const std::string name = path + suffix;
     struct stat info {};
     if (::stat(name.c_str(), &info) != 0 || (info.st_mode & 0777 & ~kFileMode) == 0) continue;
     if (::chmod(name.c_str(), info.st_mode & kFileMode) != 0) {
-      base::LogWarning("cannot take the database's file from other users", {{"file", name}, {"error", std::strerror(errno)}});
+      base::LogWarning("cannot remove other users' access to the database",
+                       {{"file", name}, {"error", std::strerror(errno)}});
     }
   }
 }
@@ -47,8 +48,9 @@ absl::Status Migrate(soci::session& session, const std::string& path) {
   long long version = 0, rows = 0;
   session << "SELECT COUNT(*), COALESCE(MAX(version), 0) FROM schema_version", into(rows), into(version);
   if (version > wanted) {
-    return absl::FailedPreconditionError(StrCat("database: its schema has version ", version, ", this nibbled knows ",
-                                                wanted, ": it was written by a newer one"));
+    return absl::FailedPreconditionError(StrCat("database: its schema version is ", version,
+                                                ", this nibbled supports up to ", wanted,
+                                                ": it was written by a newer one"));
   }
   if (version > 0 && version < wanted) NIBBLE_RETURN_IF_ERROR(BackUp(session, path, version, base::RealFileSystem()));
   for (; version < wanted; ++version) {
@@ -67,7 +69,8 @@ absl::Status Migrate(soci::session& session, const std::string& path) {
 absl::Status FromSoci(const std::exception& error) {
   int code = SQLITE_ERROR;
   if (const auto* sqlite = dynamic_cast<const soci::sqlite3_soci_error*>(&error)) code = sqlite->result() & 0xff;
-  // Clients read all but the last: SOCI's words quote the SQL and its values, which are the log's alone.
+  // Clients see these messages, except those of DataLoss and Internal. SOCI's text quotes the SQL and its values, so
+  // only the log and the Internal error have it.
   base::LogWarning("database", {{"error", error.what()}});
   switch (code) {
     case SQLITE_BUSY:
@@ -84,7 +87,9 @@ absl::Status FromSoci(const std::exception& error) {
 }
 
 absl::Status OpenSession(soci::session& session, const std::string& path) {
-  if (path.find('"') != std::string::npos) return absl::InvalidArgumentError("a state directory's path may not hold '\"'");
+  if (path.find('"') != std::string::npos) {
+    return absl::InvalidArgumentError("the path of a state directory must not contain '\"'");
+  }
   HideFromOthers(path);
   session.open(soci::sqlite3, StrCat("db=\"", path, "\" timeout=5"));
   std::string mode;

@@ -76,8 +76,9 @@ absl::StatusOr<std::optional<std::string>> JobOfRequest(soci::session& session, 
   };
   if (!look(request_id) && !look(KeyWithoutTenant(request_id))) return std::optional<std::string>();
   if (digest != body_digest) {
-    return base::WithReason(absl::AlreadyExistsError(StrCat("the request_id was used for another request, which made ", id)),
-                            "IDEMPOTENCY_CONFLICT", {{"kind", "job"}, {"name", id}});
+    return base::WithReason(
+        absl::AlreadyExistsError(StrCat("the request_id was used for a different request, which created ", id)),
+        "IDEMPOTENCY_CONFLICT", {{"kind", "job"}, {"name", id}});
   }
   return std::optional<std::string>(std::move(id));
 }

@@ -1,4 +1,4 @@
-// The parts of database.cc that write what belongs to a job, and find what a request made. They run under its lock, within a
+// The parts of database.cc that write a job's rows and find the job of a request. They run under its lock, within a
 // transaction, and may throw what FromSoci takes.
 #pragma once
 #include <soci/soci.h>
@@ -14,11 +14,11 @@ namespace nibble::jobs {
 
 // The row of a new job, with its labels.
 void InsertJob(soci::session& session, const JobRecord& job);
-// All of the transition but the change of state and attempt. `next`: the attempt that it leads to.
+// Applies the transition except its change of state and attempt. `next`: the attempt that it leads to.
 absl::Status ApplyRest(soci::session& session, const Transition& transition, long long next);
 
-// The id of the job that the request made; nothing when the request is new. AlreadyExists (IDEMPOTENCY_CONFLICT) where it had another
-// body.
+// The id of the job that the request created; nothing if the request is new. AlreadyExists (IDEMPOTENCY_CONFLICT) if
+// its body was different.
 absl::StatusOr<std::optional<std::string>> JobOfRequest(soci::session& session, const std::string& request_id,
                                                         const std::string& body_digest);
 

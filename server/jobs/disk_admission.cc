@@ -14,9 +14,10 @@ namespace nibble::jobs {
 namespace {
 
 constexpr absl::Duration kMeasureEvery = absl::Seconds(5);
-// For the same jobs: a trainer that ended may have left a base that can be removed now.
+// Interval between tries for the same jobs: a trainer that ended may have released a base that can be removed now.
 constexpr absl::Duration kMakeRoomEvery = absl::Seconds(10);
-// Of queued jobs, in one call: each takes up to some milliseconds. The others count with their whole plans until a later call.
+// Maximum number of queued jobs measured in one call: each takes up to some milliseconds. The others count with their
+// whole plans until a later call.
 constexpr int kMostMeasured = 4;
 
 std::int64_t NotYetWritten(std::int64_t planned, std::int64_t written) { return std::max<std::int64_t>(0, planned - written); }
@@ -80,7 +81,7 @@ void DiskAdmission::SubtractWritten(std::vector<QueuedJob>& queue) {
 
 bool DiskAdmission::MakeRoom(const std::vector<Picked::ShortOfDisk>& short_of_disk, std::int64_t reserved_bytes, absl::Duration now) {
   if (room_ != nullptr && !room_->value().ok()) {
-    base::LogWarning("cached bases cannot be removed for a job", {{"why", std::string(room_->value().status().message())}});
+    base::LogWarning("cannot remove cached bases for a job", {{"why", std::string(room_->value().status().message())}});
   }
   room_ = nullptr;
   std::vector<std::string> ids;

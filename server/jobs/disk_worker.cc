@@ -35,7 +35,7 @@ void DiskWorker::Work() {
     working_ = piece.cancel;
     lock.Unlock();
     piece.work();
-    piece.work = nullptr;  // What it holds goes before it counts as done.
+    piece.work = nullptr;  // Releases what the work holds before it counts as done.
     on_done_();
     lock.Lock();
     working_.reset();

@@ -14,13 +14,13 @@
 
 namespace nibble::jobs {
 
-// The value that a piece of work leads to. Thread-safe.
+// The result of a piece of work. Thread-safe.
 template <typename T>
 class Deferred {
  public:
   bool done() const { return done_.load(std::memory_order_acquire); }
-  const T& value() const { return *value_; }  // once it is done
-  // The work ends early; its value then says so.
+  const T& value() const { return *value_; }  // only after done()
+  // Asks the work to end early; its value then shows that.
   void Cancel() { cancel_.Cancel(); }
 
  private:
@@ -30,7 +30,7 @@ class Deferred {
   std::atomic<bool> done_{false};
 };
 
-// One thread: work is done one piece at a time, in the order in which it came. Thread-safe.
+// Does work on its own thread, one piece at a time, in order of arrival. Thread-safe.
 class DiskWorker {
  public:
   // `on_done` is called on the worker's thread after each piece.
@@ -39,7 +39,7 @@ class DiskWorker {
   DiskWorker(const DiskWorker&) = delete;
   DiskWorker& operator=(const DiskWorker&) = delete;
 
-  // Cancels the piece in progress, waits for it and drops the others: they are never done.
+  // Cancels the piece in progress, waits for it and drops the others, which never become done().
   void Stop();
   // Returns when nothing waits and nothing is in progress.
   void AwaitIdle();

@@ -49,7 +49,7 @@ bool EventHub::Wait(absl::Duration timeout, const std::function<bool()>& done) {
       base::MutexLock lock(mutex_);
       seen = generation_;
     }
-    // Not under the mutex: it reads the database. What changes meanwhile raises the generation.
+    // Called without the mutex, because it reads the database. A change meanwhile raises the generation.
     if (done()) return true;
     base::MutexLock lock(mutex_);
     const auto moved = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return closed_ || generation_ != seen; };

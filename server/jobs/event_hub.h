@@ -15,8 +15,8 @@ class EventHub {
  public:
   using Callback = std::function<void()>;
 
-  // Called at every change of the job, on the thread that made it, until the handle is dropped; after that never again. It
-  // must be quick and may not touch the hub or the controller.
+  // The callback is called after every change of the job, on the thread that made the change, until the handle is
+  // destroyed. It must return quickly and must not use the hub or the controller.
   class Subscription {
    public:
     ~Subscription();
@@ -31,10 +31,10 @@ class EventHub {
   std::unique_ptr<Subscription> Subscribe(const std::string& job_id, Callback callback);
 
   void Notify(const std::string& job_id);
-  // Ends all waiting, now and later: the server stops.
+  // Ends all waits, now and later, because the server stops.
   void Close();
 
-  // Waits until done() is true, looked at again after each Notify; false after `timeout` (real time) or Close.
+  // Waits until done() is true; calls it again after each Notify. False after `timeout` (real time) or Close.
   bool Wait(absl::Duration timeout, const std::function<bool()>& done);
 
  private:

@@ -13,14 +13,14 @@ using base::Json;
 
 namespace {
 
-// By name, as a shell's glob and `sha256sum` have them.
+// Sorted by name, as a shell glob and `sha256sum` order them.
 constexpr const char* kTextAssets[] = {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json"};
 
 constexpr std::pair<const char*, std::string JobDigests::*> kFields[] = {
     {"config", &JobDigests::config},       {"data", &JobDigests::data}, {"eval_data", &JobDigests::eval_data},
     {"tokenizer", &JobDigests::tokenizer}, {"code", &JobDigests::code}, {"base_model", &JobDigests::base_model}};
 
-// "" for a model without any.
+// "" for a model without text assets.
 std::string TextDigest(const store::Manifest& manifest) {
   std::string list;
   for (const char* name : kTextAssets) {
@@ -40,7 +40,7 @@ Json ToJson(const JobDigests& digests) {
 }
 
 absl::StatusOr<JobDigests> ParseJobDigests(const Json& json) {
-  if (!json.is_object()) return absl::InvalidArgumentError("digests: is no object");
+  if (!json.is_object()) return absl::InvalidArgumentError("digests: is not an object");
   JobDigests digests;
   for (const auto& [key, field] : kFields) {
     NIBBLE_ASSIGN_OR_RETURN(digests.*field, base::GetString(json, key, "digests", ""));

@@ -1,4 +1,4 @@
-// What a job is made of, as digests: told when it is created, and never again.
+// Digests of all inputs of a job, fixed when the job is created.
 #pragma once
 #include <string>
 
@@ -9,7 +9,7 @@
 
 namespace nibble::jobs {
 
-// SHA-256, lower-case hex; "" for what is not there or not known.
+// SHA-256, lower-case hex; "" if there is no such input or it is unknown.
 struct JobDigests {
   std::string config;      // of the resolved spec: jobs::Digest
   std::string data;        // of the training set's stored file
@@ -20,11 +20,12 @@ struct JobDigests {
 };
 
 base::Json ToJson(const JobDigests& digests);
-// Absent keys are "". InvalidArgument for what is no object of strings.
+// Absent keys are "". InvalidArgument if it is not an object of strings.
 absl::StatusOr<JobDigests> ParseJobDigests(const base::Json& json);
 
-// Of a resolved spec whose model and datasets are held. All are known already but that of the text assets, which is taken of
-// the model's manifest: no large file is read. Errors: NotFound (MODEL, DATASET), those of the manifest.
+// `spec` must be resolved, and its model and datasets pinned. Reads no large file: the digest of the text assets comes
+// from the model's manifest, and the others are known already. Errors: NotFound (MODEL, DATASET), those of the
+// manifest.
 absl::StatusOr<JobDigests> MakeJobDigests(store::StateDirectory& state, const JobSpec& spec, const std::string& code);
 
 }  // namespace nibble::jobs

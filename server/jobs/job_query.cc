@@ -24,7 +24,7 @@ std::string Walk(std::string_view index, const std::string& where, const std::st
                 And(where, "number < :before"));
 }
 
-// By the first label; the others are looked up one by one.
+// Walks the first label's index; the other labels are looked up for each job.
 std::string ByLabel(const JobQuery& query, const std::string& rest, SqlTexts& texts) {
   std::string wanted = rest;
   int i = 0;
@@ -42,7 +42,7 @@ std::string ByLabel(const JobQuery& query, const std::string& rest, SqlTexts& te
                 "WHERE label.key = :key0 AND label.value = :value0 AND label.number < :before");
 }
 
-// One walk a state; SQLite merges them, and reads of each no more than it needs.
+// One walk per state; SQLite merges them and reads no more of each than it needs.
 std::string ByStates(const std::vector<JobState>& states, bool by_tenant, const std::string& rest) {
   std::string sql;
   for (const JobState state : states) {

@@ -1,4 +1,4 @@
-// Which jobs a list asks for, and the SQL that finds them by an index.
+// The query of a job list, and the SQL that finds its jobs by an index.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -10,12 +10,12 @@
 
 namespace nibble::jobs {
 
-// All conditions must hold; one that is not set always does.
+// All conditions must hold; an unset one always does.
 struct JobQuery {
   std::vector<JobState> states = {};  // any of these; empty: all
   std::optional<std::string> tenant = {};
   std::optional<std::string> base_model = {};
-  std::map<std::string, std::string> labels = {};  // equal values
+  std::map<std::string, std::string> labels = {};  // each with this value
   std::int64_t before = 0;                         // JobRecord::number: only older jobs; 0: from the newest
 };
 

@@ -72,7 +72,7 @@ void CheckData(const JobSpec& spec, Checker& check) {
   if (data.overlong.has_value()) {
     check.OneOf("data.overlong", *data.overlong, {"split", "truncate", "drop", "error"});
     if (*data.overlong == "split" && data.format.has_value() && *data.format != "text") {
-      check.Add("data.overlong", StrCat("is \"split\", which only text rows can be; the format is ", *data.format));
+      check.Add("data.overlong", StrCat("is \"split\", which needs text rows; the format is ", *data.format));
     }
   }
   check.Int("data.shuffle_seed", data.shuffle_seed, 0);
@@ -106,7 +106,7 @@ void CheckBitNetQat(const BitNetQatMethod& bitnet, Checker& check) {
   }
   check.OneOf("bitnet_qat.ste", bitnet.ste, {"identity", "round_only", "clipped"});
   if (bitnet.scale_grad && bitnet.ste == "identity") {
-    check.Add("bitnet_qat.scale_grad", "is true, which the identity estimator has no use for: wanted ste round_only or clipped");
+    check.Add("bitnet_qat.scale_grad", "is true, which ste identity does not use: wanted ste round_only or clipped");
   }
   check.OneOf("bitnet_qat.init", bitnet.init, {"pretrained", "random"});
   check.OneOf("bitnet_qat.compute_dtype", bitnet.compute_dtype, {"bf16", "fp32"});
@@ -121,7 +121,7 @@ void CheckOptim(const OptimConfig& optim, Checker& check) {
   check.Number("optim.max_grad_norm", optim.max_grad_norm, optim.max_grad_norm >= 0.0, "at least 0 (0: no clipping)");
   check.OneOf("optim.schedule", optim.schedule, {"constant", "linear", "cosine"});
   if (optim.warmup_steps.has_value() && optim.warmup_ratio.has_value()) {
-    check.Add("optim.warmup_ratio", "is given beside warmup_steps, wanted at most one of the two");
+    check.Add("optim.warmup_ratio", "is given together with warmup_steps, wanted at most one of the two");
   }
   if (optim.warmup_steps.has_value()) check.Int("optim.warmup_steps", *optim.warmup_steps, 0, kMaxSteps);
   if (optim.warmup_ratio.has_value()) {
@@ -134,7 +134,7 @@ void CheckOptim(const OptimConfig& optim, Checker& check) {
 void CheckRun(const JobSpec& spec, Checker& check) {
   const RunConfig& run = spec.run;
   if (run.max_steps.has_value() && run.epochs.has_value()) {
-    check.Add("run.epochs", "is given beside max_steps, wanted at most one of the two");
+    check.Add("run.epochs", "is given together with max_steps, wanted at most one of the two");
   }
   if (run.max_steps.has_value()) check.Int("run.max_steps", *run.max_steps, 1, kMaxSteps);
   if (run.epochs.has_value()) {
@@ -196,10 +196,10 @@ absl::Status Validate(const JobSpec& spec) {
     return base::WithReason(absl::UnimplementedError(StrCat(field, ": ", what)), "UNIMPLEMENTED", {{"field", field}});
   };
   if (IsLaterMethod(spec.method)) {
-    return not_built("method", StrCat(spec.method, " is not built yet, wanted qlora or bitnet_qat"));
+    return not_built("method", StrCat(spec.method, " is not implemented yet, wanted qlora or bitnet_qat"));
   }
   if (spec.method == kMethodQLora && !spec.qlora.double_quant) {
-    return not_built("qlora.double_quant", "false is not built yet: nf4 bases are always double quantised");
+    return not_built("qlora.double_quant", "false is not implemented yet: nf4 bases are always double quantised");
   }
   const std::vector<FieldViolation> violations = FindViolations(spec);
   if (violations.empty()) return absl::OkStatus();
@@ -226,7 +226,7 @@ JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& data
 
 namespace {
 
-// Of the epochs asked for; not whole.
+// Micro-batches of the run's epochs, not rounded.
 double MicroBatchesOfEpochs(const RunConfig& run, std::int64_t rows_in_epoch) {
   const double in_epoch = std::ceil(static_cast<double>(rows_in_epoch) / static_cast<double>(run.micro_batch));
   return run.epochs.value_or(1.0) * in_epoch;

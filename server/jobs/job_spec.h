@@ -1,5 +1,5 @@
-// What a fine-tuning job is to do, shared by the server and the trainer. The defaults are the initialisers here and
-// nowhere else. std::optional marks what Resolve() fills in; a resolved spec has no field left to choose.
+// The spec of a fine-tuning job, shared by the server and the trainer. The initialisers here are the only defaults.
+// std::optional marks fields that Resolve() fills in; a resolved spec leaves nothing to choose.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -15,7 +15,7 @@ namespace nibble::jobs {
 
 inline constexpr char kMethodQLora[] = "qlora";
 inline constexpr char kMethodBitNetQat[] = "bitnet_qat";
-// All methods that are built.
+// All implemented methods.
 inline constexpr const char* kMethods[] = {kMethodQLora, kMethodBitNetQat};
 
 struct DataConfig {
@@ -25,7 +25,7 @@ struct DataConfig {
   std::optional<std::string> overlong;  // split (text only) | truncate | drop | error; default: split text, truncate others
   bool train_on_prompt = false;         // false: loss on completions only; text has no prompt
   std::int64_t shuffle_seed = 0;
-  std::optional<bool> add_special_tokens;  // those that the tokenizer puts around a text; default: not in chat
+  std::optional<bool> add_special_tokens;  // that the tokenizer puts around a text; default: not in chat
 };
 
 struct QLoraMethod {
@@ -36,7 +36,7 @@ struct QLoraMethod {
   bool use_rslora = false;             // scale alpha / sqrt(r) instead of alpha / r
   bool double_quant = true;            // int8 absmax in blocks of 256
   std::string compute_dtype = "bf16";  // bf16 | fp32
-  std::int64_t seed = 0;               // of the adapters' initial values
+  std::int64_t seed = 0;               // for the adapters' initial values
 };
 
 struct BitNetQatMethod {
@@ -70,10 +70,10 @@ struct RunConfig {
   bool activation_checkpointing = false;
   std::int64_t eval_every = 0;   // optimiser steps; 0: before and after training only (with an evaluation set)
   std::int64_t save_every = 50;  // optimiser steps; 0: no checkpoint, a lost attempt starts over
-  std::int64_t keep_last = 2;    // good checkpoints kept
-  std::int64_t seed = 0;         // of dropout and random weights
+  std::int64_t keep_last = 2;    // number of good checkpoints to keep
+  std::int64_t seed = 0;         // for dropout and random weights
   std::int64_t priority = 0;     // higher first
-  bool allow_inexact_resume = true;  // on another binary, instruction set or thread count (docs/adr/0006)
+  bool allow_inexact_resume = true;  // with another binary, instruction set or thread count (docs/adr/0006)
 };
 
 struct JobSpec {
@@ -85,40 +85,40 @@ struct JobSpec {
   std::string output_model;  // "": named after the job
   std::string device = "auto";  // auto | cpu | cuda:N
   DataConfig data;
-  QLoraMethod qlora;         // of method qlora
-  BitNetQatMethod bitnet_qat;  // of method bitnet_qat
+  QLoraMethod qlora;         // for method qlora
+  BitNetQatMethod bitnet_qat;  // for method bitnet_qat
   OptimConfig optim;
   RunConfig run;
   std::map<std::string, std::string> labels;  // at most 16
 };
 
 base::Json ToJson(const JobSpec& spec);
-// SHA-256, lower-case hex, of what in ToJson(spec) is not at its default: a field that a later version adds leaves the
-// digest of the specs that do not set it as it was, and a checkpoint made before the upgrade is still the job's own. So a
-// default, once released, stays (job_spec_test pins them).
+// SHA-256, lower-case hex, of the fields of ToJson(spec) that differ from their defaults. A field that a later version
+// adds does not change the digest of a spec that does not set it, so checkpoints from before an upgrade still belong to
+// the job. Therefore a released default never changes (job_spec_test pins them).
 std::string Digest(const JobSpec& spec);
 // Absent keys keep their defaults. InvalidArgument (FIELD_VIOLATION) names an unknown key or a wrong type by its path
-// ("optim.lr"); Unimplemented names a method or field of the api that is not built.
+// ("optim.lr"); Unimplemented names a method or field of the API that is not implemented.
 absl::StatusOr<JobSpec> ParseJobSpec(const base::Json& json);
 
 struct FieldViolation {
   std::string field;  // "qlora.r"
   std::string message;
 };
-// All of what is wrong with the spec by itself (models and data are not looked at).
+// Everything that is wrong with the spec itself; models and data are not checked.
 std::vector<FieldViolation> FindViolations(const JobSpec& spec);
-// Unimplemented for a method that is not built; InvalidArgument (FIELD_VIOLATION) whose metadata has "field" (the first) and
-// one entry per field; Ok.
+// Unimplemented if the method is not implemented; InvalidArgument (FIELD_VIOLATION) with metadata "field" (the first
+// bad field) and one entry per bad field; otherwise Ok.
 absl::Status Validate(const JobSpec& spec);
 
-// Fills what is left open. `dataset_format` is the training set's own; `default_device` stands for "auto".
+// Fills in unset fields. `dataset_format` is the training set's own; `default_device` replaces "auto".
 JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& dataset_format,
                 const std::string& default_device);
 
-// Optimiser steps of the run: as asked for, or those of its epochs (rounded up, at least one).
+// Optimiser steps of the run: max_steps, or the steps of its epochs (rounded up, at least one).
 std::int64_t NumSteps(const RunConfig& run, std::int64_t rows_in_epoch);
-// Micro-batches of a run that is told by its epochs (rounded up, at least one): its last step may have fewer than
-// run.grad_accum. Nothing for one that is told by its steps, which are all whole.
+// Micro-batches of a run given in epochs (rounded up, at least one); its last step may have fewer than run.grad_accum.
+// Nothing for a run given in steps, because all its steps are full.
 std::optional<std::int64_t> NumMicroBatches(const RunConfig& run, std::int64_t rows_in_epoch);
 
 }  // namespace nibble::jobs

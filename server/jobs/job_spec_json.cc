@@ -18,14 +18,15 @@ using base::StrCat;
 
 namespace {
 
-// Fields of the api whose parts come later: known by name, so that they are refused as such and not as typing errors.
+// API fields that are not implemented yet. Listed so that they are refused as unimplemented and not as typing errors.
 constexpr const char* kLaterFields[] = {
     "eval_fraction", "publish", "resume_from", "warm_start_from", "data.fields", "data.chat_template", "data.roles",
     "qlora.nf4_block", "qlora.merge_aware_int8", "optim.optimizer", "run.keep_best", "run.early_stop", "run.loss_watchdog",
     "run.max_duration", "run.artifact_ttl", "run.deterministic", "bitnet_qat.warmup_lambda", "bitnet_qat.modules_to_not_convert",
     "bitnet_qat.master_dtype", "bitnet_qat.weight_scale", "int8_mixed", "int8_qt", "aqt", "lora", "full"};
 
-// Walks one object of the document: each Get takes a key, Finish refuses what nobody took. The first error wins.
+// Reads one object of the document: each Get takes a key, and Finish refuses keys that were not taken. The first error
+// wins.
 class Reader {
  public:
   Reader(const Json& object, std::string prefix, absl::Status& status)
@@ -91,8 +92,8 @@ class Reader {
       const std::string field = prefix_ + item.key();
       for (const char* later : kLaterFields) {
         if (field == later) {
-          status_ = base::WithReason(absl::UnimplementedError(StrCat(field, ": is not built yet")), "UNIMPLEMENTED",
-                                     {{"field", field}});
+          status_ = base::WithReason(absl::UnimplementedError(StrCat(field, ": is not implemented yet")),
+                                     "UNIMPLEMENTED", {{"field", field}});
           return;
         }
       }
@@ -135,7 +136,7 @@ void PutOptional(Json& json, const char* key, const std::optional<T>& value) {
   if (value.has_value()) json[key] = *value;
 }
 
-// `value` without the members that `from` has alike.
+// `value` without the members that are equal in `from`.
 Json Difference(Json value, const Json& from) {
   for (auto it = value.begin(); it != value.end();) {
     const auto same = from.find(it.key());
@@ -217,10 +218,10 @@ Json ToJson(const JobSpec& spec) {
 
 std::string Digest(const JobSpec& spec) {
   JobSpec defaults;
-  defaults.method = spec.method;  // so that it has the same parts
+  defaults.method = spec.method;  // so that both have the same parts
   Json differs = Difference(ToJson(spec), ToJson(defaults));
   differs["method"] = spec.method;
-  return base::Sha256Hex(base::DumpSorted(differs));  // the order of ToJson is nobody's promise
+  return base::Sha256Hex(base::DumpSorted(differs));  // the key order of ToJson may change
 }
 
 absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {

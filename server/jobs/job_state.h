@@ -12,15 +12,15 @@ namespace nibble::jobs {
 enum class JobState { kPlanning, kQueued, kPreparing, kRunning, kPausing, kPaused, kCancelling, kSucceeded, kFailed, kCancelled };
 inline constexpr int kNumJobStates = 10;
 
-// What moves a job.
+// Triggers that change a job's state.
 enum class JobTrigger {
-  kPlanned,    // its data is good, and what it needs is known
+  kPlanned,    // its data is valid, and its needs are known
   kStart,      // admitted: an attempt begins
   kReady,      // its trainer has loaded everything and trains
   kSucceeded,  // its output is complete
-  kFailed,     // it will not be tried again
-  kRetry,      // the attempt is over, the job is not: back into the queue
-  kStopped,    // the trainer of a job that was asked to pause or cancel is gone
+  kFailed,     // it will not be retried
+  kRetry,      // the attempt has ended but the job has not: it returns to the queue
+  kStopped,    // the trainer of a pausing or cancelling job is gone
   kPause,
   kResume,
   kCancel,
@@ -36,7 +36,8 @@ std::vector<JobState> OpenStates();  // all that are not final
 bool HasTrainer(JobState state);    // PREPARING, RUNNING, PAUSING, CANCELLING
 bool IsEdge(JobState from, JobState to);
 
-// Where the trigger leads; FailedPrecondition (ILLEGAL_STATE) names state and trigger when it leads nowhere.
+// The state that the trigger leads to. FailedPrecondition (ILLEGAL_STATE) names state and trigger if there is no such
+// edge.
 absl::StatusOr<JobState> Next(JobState state, JobTrigger trigger);
 
 }  // namespace nibble::jobs

@@ -29,7 +29,8 @@ std::string FormatEventTime(absl::Time time) { return absl::FormatTime("%Y-%m-%d
 
 absl::StatusOr<JournalLine> ParseJournalLine(std::string_view text) {
   if (text.size() > kMaxJournalLineBytes) {
-    return absl::InvalidArgumentError(StrCat("a journal line of ", text.size(), " bytes, wanted at most ", kMaxJournalLineBytes));
+    return absl::InvalidArgumentError(
+        StrCat("a journal line has ", text.size(), " bytes, wanted at most ", kMaxJournalLineBytes));
   }
   JournalLine line;
   NIBBLE_ASSIGN_OR_RETURN(line.body, base::ParseJson(text));
@@ -37,17 +38,19 @@ absl::StatusOr<JournalLine> ParseJournalLine(std::string_view text) {
   NIBBLE_ASSIGN_OR_RETURN(line.sequence, base::GetInt(line.body, "sequence", kWhere));
   NIBBLE_ASSIGN_OR_RETURN(line.type, base::GetString(line.body, "type", kWhere));
   NIBBLE_ASSIGN_OR_RETURN(line.time, base::GetString(line.body, "time", kWhere));
-  if (line.sequence < 1) return absl::InvalidArgumentError(StrCat("a journal line with sequence ", line.sequence));
+  if (line.sequence < 1) {
+    return absl::InvalidArgumentError(StrCat("a journal line has sequence ", line.sequence, ", wanted at least 1"));
+  }
   for (const std::string_view type : kTypes) {
     if (line.type == type) return line;
   }
-  return absl::InvalidArgumentError(StrCat("a journal line of unknown type \"", line.type.substr(0, 64), "\""));
+  return absl::InvalidArgumentError(StrCat("a journal line has unknown type \"", line.type.substr(0, 64), "\""));
 }
 
 absl::StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(base::FileSystem& files, base::Clock& clock,
                                                                    const std::string& attempt_directory) {
   const std::string path = base::JoinPath(attempt_directory, store::kJournalFile);
-  // An attempt has one process and starts once: a journal that is there is another's.
+  // An attempt has one process and starts once, so an existing journal belongs to another process.
   if (files.Exists(path)) return absl::AlreadyExistsError(StrCat(path, " exists: this attempt was started before"));
   NIBBLE_ASSIGN_OR_RETURN(auto file, files.OpenForAppend(path));
   NIBBLE_RETURN_IF_ERROR(files.SyncDirectory(attempt_directory));
@@ -100,7 +103,7 @@ absl::StatusOr<std::vector<JournalLine>> JournalReader::ReadNew() {
     if (end == std::string::npos) break;
     auto line = ParseJournalLine(std::string_view(text).substr(begin, end - begin));
     if (!line.ok()) {
-      if (!lines.empty()) break;  // The good ones first; the next call says what is wrong.
+      if (!lines.empty()) break;  // Return the good lines first; the next call returns the error.
       return absl::DataLossError(StrCat(path_, " at byte ", offset_ + begin, ": ", line.status().message()));
     }
     lines.push_back(*std::move(line));

@@ -1,15 +1,15 @@
-// The journal of one attempt: JSON lines that the trainer appends, and sends to the server as they are. Each line has
+// The journal of one attempt: JSON lines that the trainer appends and also sends to the server unchanged. Each line has
 //   "sequence"   1, 2, 3 ... within the attempt, without a gap
 //   "time"       RFC 3339, UTC, milliseconds
 //   "type"       state | step | eval | checkpoint | model | warning | log
 // and, by type:
-//   state        "state": "RUNNING" when training begins (once an attempt), "step" (0, or where it resumed), "max_steps"
+//   state        "state": "RUNNING" when training begins (once per attempt), "step" (0, or resumed from), "max_steps"
 //   step         "step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "step_ms", "kernel_launches",
 //                "peak_memory_bytes"; optional "epoch", "trainable_tokens", "launches": {"matmul_nf4": n, ...}
 //   eval         "step", "eval_loss"; optional "what" ("int8", "ternary": the artifact that will be served)
 //   checkpoint   "step", "directory" (relative to the attempt's), "bytes", "digest"
 //   warning      "reason", "message"; optional "row_ids": [lines of the dataset, from 1]; log "message"
-// A line that is not whole (the process died in it) is no line: readers stop before it.
+// A partially written last line (the process died while writing it) is ignored: readers stop before it.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -30,10 +30,10 @@ struct JournalLine {  // NOLINT(bugprone-exception-escape): the moves of nlohman
   std::int64_t sequence = 0;
   std::string type;
   std::string time;
-  base::Json body;  // the whole object, the three above included
+  base::Json body;  // the whole object, including the three fields above
 };
 
-// InvalidArgument for what is not such a line.
+// InvalidArgument if the text is not such a line.
 absl::StatusOr<JournalLine> ParseJournalLine(std::string_view text);
 
 // Appends lines. One thread.
@@ -56,12 +56,12 @@ class JournalWriter {
 class JournalReader {
  public:
   explicit JournalReader(const std::string& attempt_directory);
-  // The whole lines that are new; none when there is no journal. A whole line that does not parse is DataLoss.
+  // The new complete lines; none if there is no journal. DataLoss if a complete line does not parse.
   absl::StatusOr<std::vector<JournalLine>> ReadNew();
 
  private:
   std::string path_;
-  std::uint64_t offset_ = 0;  // after the last whole line
+  std::uint64_t offset_ = 0;  // end of the last complete line
 };
 
 std::string FormatEventTime(absl::Time time);

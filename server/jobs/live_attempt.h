@@ -1,4 +1,4 @@
-// What AttemptSupervisor knows of an attempt: before it begins, while its trainer lives, and until its end is recorded.
+// State of an attempt in AttemptSupervisor: before it begins, while its trainer lives, and until its end is recorded.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -19,9 +19,9 @@
 
 namespace nibble::jobs {
 
-// Of a job that is still QUEUED.
+// An attempt that has not begun; its job is still QUEUED.
 struct StartingAttempt {
-  // The newest good checkpoint, if there is one, and those that were passed over for it.
+  // The newest good checkpoint, if any, and the damaged ones that were skipped.
   struct Resume {
     std::optional<store::CheckpointInfo> checkpoint;
     std::vector<store::CheckpointInfo> damaged;
@@ -40,24 +40,24 @@ struct LiveAttempt {
   std::string directory;
   std::string token;
   std::int64_t memory_bytes = 0;       // as planned
-  std::int64_t disk_bytes = 0;         // likewise
-  std::shared_ptr<const void> memory;  // taken of ControllerOptions::memory
+  std::int64_t disk_bytes = 0;         // as planned
+  std::shared_ptr<const void> memory;  // share of ControllerOptions::memory
   JournalReader journal;
   std::int64_t last_sequence = 0;
   base::Json progress;
-  std::optional<Control> stop;               // asked for
-  std::optional<absl::Duration> terminated;  // when SIGTERM went out
+  std::optional<Control> stop;               // requested stop
+  std::optional<absl::Duration> terminated;  // when SIGTERM was sent
   bool killed = false;
   bool hung = false;
-  bool complained = false;     // of what is wrong with the journal now
-  bool unreadable = false;     // the journal is damaged: left alone until the end
-  bool told_damaged = false;   // the user was, of the journal
+  bool complained = false;     // the current journal error was logged
+  bool unreadable = false;     // the journal is damaged: not read again until the end
+  bool told_damaged = false;   // a warning event reports the damaged journal
   bool adopted = false;        // taken over after a restart: its end may be LOST
-  absl::Duration last_line;    // of the journal, or last sign of life
-  absl::Duration looked;       // for a sign of life
-  std::string alive;           // the last one
+  absl::Duration last_line;    // time of the last journal line or sign of life
+  absl::Duration looked;       // time of the last look for a sign of life
+  std::string alive;           // the last sign of life
   std::int64_t keep_last = 1;  // run.keep_last
-  bool checkpointed = false;   // a checkpoint came: older attempts' may go
+  bool checkpointed = false;   // a new checkpoint exists: those of older attempts may be pruned
 };
 
 struct EndedAttempt {
@@ -65,18 +65,18 @@ struct EndedAttempt {
   struct Finding {
     Verdict verdict;
     std::optional<Outcome> outcome;
-    std::string output_digest;  // of the verified output, when it succeeded
+    std::string output_digest;  // of the verified output, if the trainer succeeded
   };
 
   LiveAttempt live;
   ExitStatus exit = {};
   absl::Status start_failure = {};
   bool out_of_memory = false;                         // the kernel's OOM killer ended its trainer
-  absl::Duration try_at = -absl::InfiniteDuration();  // after a failure: not at every tick
+  absl::Duration try_at = -absl::InfiniteDuration();  // not before this, after a failure
   Finding finding = {};
-  bool examined = false;  // the finding is complete: only the database does not have it yet
-  std::shared_ptr<Deferred<absl::Status>> collected = nullptr;  // while its unfinished work is being removed
-  std::shared_ptr<Deferred<Hashed>> output = nullptr;           // where the trainer says that it succeeded
+  bool examined = false;  // the finding is complete but not yet in the database
+  std::shared_ptr<Deferred<absl::Status>> collected = nullptr;  // set while its unfinished files are being removed
+  std::shared_ptr<Deferred<Hashed>> output = nullptr;           // set if the trainer reported success
 };
 
 }  // namespace nibble::jobs

@@ -58,7 +58,7 @@ class LocalRunner : public Runner {
   explicit LocalRunner(LocalRunnerOptions options) : options_(std::move(options)) {}
 
   absl::StatusOr<ProcessId> Start(const std::string& directory) override {
-    // Held by the trainer as long as it lives: tells a server that comes back, without trusting a pid.
+    // The trainer holds this lock while it lives, so that a restarted server need not trust a pid.
     Descriptor lock(::open(LockPath(directory).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
     if (lock.get() < 0) return FromErrno("open the attempt's lock");
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -95,7 +95,7 @@ class LocalRunner : public Runner {
       return absl::FailedPreconditionError(StrCat("cannot start ", options_.trainer_path, ": ", std::strerror(error)));
     }
     const auto ticks = StartTicks(pid);
-    const ProcessId id{pid, ticks.ok() ? ticks->value_or(0) : 0};  // 0: Adopt looks for itself
+    const ProcessId id{pid, ticks.ok() ? ticks->value_or(0) : 0};  // 0: Adopt reads the pid from the lock
     running_[directory] = {.id = id, .is_child = true};
     return id;
   }
@@ -104,7 +104,7 @@ class LocalRunner : public Runner {
     NIBBLE_ASSIGN_OR_RETURN(bool held, LockHeld(directory));
     ProcessId id = recorded.value_or(ProcessId{});
     if (held && id.start_ticks == 0) {
-      // The server died between the start and the record. The child writes its pid before it becomes the trainer.
+      // The server died before it recorded the process. The child writes its pid before it becomes the trainer.
       const SteadyTime give_up = std::chrono::steady_clock::now() + kWaitForPid;
       for (id.pid = 0; held; std::this_thread::sleep_for(std::chrono::milliseconds(10))) {
         NIBBLE_ASSIGN_OR_RETURN(const std::string text, base::RealFileSystem().Read(LockPath(directory), 32));
@@ -113,7 +113,7 @@ class LocalRunner : public Runner {
         NIBBLE_ASSIGN_OR_RETURN(held, LockHeld(directory));
       }
       if (held && id.pid <= 1) {
-        KillHolders(LockPath(directory));  // It could not write its pid: nobody can watch it.
+        KillHolders(LockPath(directory));  // It could not write its pid, so it cannot be watched.
         held = false;
       }
       NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(static_cast<pid_t>(id.pid)));
@@ -131,13 +131,13 @@ class LocalRunner : public Runner {
     const absl::StatusOr<bool> over = Over(directory, running);
     if (!over.ok()) {
       if (!std::exchange(running.complained, true)) {
-        base::LogWarning("whether a trainer lives cannot be told now",
+        base::LogWarning("cannot determine whether the trainer is alive",
                          {{"attempt", directory}, {"why", std::string(over.status().message())}});
       }
       return std::nullopt;
     }
     if (!*over) return std::nullopt;
-    // Also for the adopted: it may be our child after all (a controller made anew in the same process).
+    // Also for an adopted process: it may be our child after all (a second controller in the same process).
     const ExitStatus status = Reap(static_cast<pid_t>(running.id.pid), running.is_child);
     running_.erase(it);
     EndStrayChildren(Pids());
@@ -172,19 +172,19 @@ class LocalRunner : public Runner {
 
   static std::string LockPath(const std::string& directory) { return JoinPath(directory, store::kAttemptLockFile); }
 
-  // True when no process of the attempt is left. Those that outlive the trainer are ended.
+  // True if no process of the attempt is left. Kills processes that outlive the trainer.
   static absl::StatusOr<bool> Over(const std::string& directory, Running& running) {
     const pid_t pid = static_cast<pid_t>(running.id.pid);
     if (running.is_child) {
       siginfo_t info = {};
       if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0) return false;
-      // Not reaped yet, so the number is still its own: end what it left behind.
+      // Not reaped yet, so the pid is still its own: kill the processes that it left behind.
       ::kill(-pid, SIGKILL);
     } else {
       NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(pid));
       if (ticks == running.id.start_ticks) return false;
       NIBBLE_ASSIGN_OR_RETURN(const bool held, LockHeld(directory));
-      // The group's number stays taken as long as it has a member; if the pid is in use, it is a stranger's.
+      // The group keeps its id while it has a member. If the pid is in use, it belongs to an unrelated process.
       if (held && !ticks.has_value()) ::kill(-pid, SIGKILL);
     }
     NIBBLE_ASSIGN_OR_RETURN(const bool held, LockHeld(directory));
@@ -197,7 +197,7 @@ class LocalRunner : public Runner {
     return true;
   }
 
-  // True when the adopted pid is alive and still the process that it was.
+  // True if the adopted pid is alive and still the same process.
   static absl::StatusOr<bool> Leads(const Running& running) {
     NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(static_cast<pid_t>(running.id.pid)));
     return ticks == running.id.start_ticks;
@@ -209,7 +209,7 @@ class LocalRunner : public Runner {
     if (lock.get() < 0) return FromErrno("open the attempt's lock");
     if (::flock(lock.get(), LOCK_SH | LOCK_NB) == 0) return false;
     if (errno == EWOULDBLOCK) return true;
-    return FromErrno("look at the attempt's lock");
+    return FromErrno("check the attempt's lock");
   }
 
   const LocalRunnerOptions options_;
@@ -232,8 +232,9 @@ std::vector<std::string> TrainerEnvironment(const std::vector<std::string>& envi
       if (key == name && key.size() < entry.size()) allowed.push_back(entry);
     }
   }
-  // libgomp spins for 300,000 rounds, which is milliseconds, where its own threads have a CPU each, and for 1,000 where they have not. It
-  // cannot see that a trainer shares its CPUs with this server and with other trainers (docs/benchmarks.md, Training beside serving).
+  // libgomp spins for 300,000 rounds (milliseconds) if each of its own threads has a CPU, and for 1,000 otherwise. It
+  // does not know that a trainer shares its CPUs with this server and other trainers (docs/benchmarks.md, Training
+  // beside serving).
   allowed.push_back("GOMP_SPINCOUNT=1000");
   return allowed;
 }

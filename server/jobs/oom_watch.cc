@@ -6,7 +6,7 @@ namespace nibble::jobs {
 
 namespace {
 
-// The kernel takes its time to free the memory of a large process, which only then has ended.
+// A large process ends only after the kernel has freed its memory, which takes time.
 constexpr absl::Duration kClaimable = absl::Seconds(10);
 
 }  // namespace

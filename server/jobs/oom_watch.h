@@ -1,4 +1,4 @@
-// Which trainers the kernel's OOM killer ended.
+// Recognises trainers that the kernel's OOM killer ended.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -11,20 +11,20 @@ namespace nibble::jobs {
 
 // Processes that the OOM killer has ended so far in one control group.
 struct OomCount {
-  std::string group;  // names the group for as long as it exists: another one, or another boot, has another name
+  std::string group;  // unique: another group, or the same after a reboot, has another name
   std::uint64_t kills = 0;
 };
-using ReadOomCount = std::function<std::optional<OomCount>()>;  // nothing where the system does not tell
+using ReadOomCount = std::function<std::optional<OomCount>()>;  // nothing if the system does not report it
 
-// A kill shows in the count before its process is gone, so each end of a trainer by SIGKILL may claim one. The count does not name
-// the process: a kill that nobody claims within 10 s was another one's, and is forgotten. One thread.
+// A kill is counted before its process is gone, so each trainer that ended by SIGKILL may claim one. The count does not
+// name the process: a kill that is not claimed within 10 s was another process's and is forgotten. One thread.
 class OomWatch {
  public:
-  explicit OomWatch(ReadOomCount read);  // null: never knows of any
+  explicit OomWatch(ReadOomCount read);  // null: no kill is ever seen
 
-  // Takes in the kills since the last look.
+  // Reads the kills since the last look.
   void Look(absl::Duration now);
-  // Whether one of them may be that of a trainer whose end was seen just now.
+  // Claims a kill for a trainer whose end was just seen. False if there is none to claim.
   bool Claim(absl::Duration now);
   // The count as of the last look.
   const std::optional<OomCount>& count() const { return count_; }
@@ -33,7 +33,7 @@ class OomWatch {
   const ReadOomCount read_;
   std::optional<OomCount> count_;
   std::uint64_t unclaimed_ = 0;
-  absl::Duration seen_;  // the last of them
+  absl::Duration seen_;  // time of the last kill
 };
 
 }  // namespace nibble::jobs

@@ -9,7 +9,7 @@ namespace nibble::jobs {
 
 namespace {
 
-constexpr std::chrono::seconds kPlanAgain(1);  // a full disk may stay full
+constexpr std::chrono::seconds kPlanAgain(1);  // before a retry: a full disk may stay full
 
 }  // namespace
 
@@ -20,7 +20,7 @@ PlanningQueue::PlanningQueue(int num_threads, Plan plan) : plan_(std::move(plan)
 void PlanningQueue::Add(const std::string& id, const std::string& principal) {
   base::MutexLock lock(mutex_);
   if (stopping_) return;
-  // A principal that had no job here joins at the end of the round: leaving and coming back wins no turn.
+  // A principal without a job here joins at the end of the round, so that leaving and coming back gains no turn.
   principals_.try_emplace(principal, Principal{.running = 0, .last = turns_});
   waiting_.push_back({id, principal, {}});
   changed_.NotifyAll();

@@ -12,13 +12,14 @@
 
 namespace nibble::jobs {
 
-// The jobs that wait to be planned, and a fixed number of threads that plan them. Principals take turns: a free thread takes the oldest
-// job of the principal that has the fewest plans in progress and, among those, whose last plan began the longest ago. So a flood of one
-// principal's data delays each other principal by one plan, at most. A job that waits costs its name here. Thread-safe.
+// The jobs that wait to be planned, and a fixed number of threads that plan them. Principals take turns: a free thread
+// takes the oldest job of the principal with the fewest plans in progress and, among those, whose last plan began the
+// longest ago. So a flood of jobs of one principal delays every other principal by at most one plan. Only the ids of
+// waiting jobs are kept here. Thread-safe.
 class PlanningQueue {
  public:
-  // Plans one job; may take minutes, and should end soon after the token is cancelled. False: it could not record the result, and is
-  // called again after a second.
+  // Plans one job; may take minutes, and should end soon after the token is cancelled. False if the result could not be
+  // recorded; it is then called again after a second.
   using Plan = std::function<bool(const std::string& id, const base::CancelToken& cancel)>;
   PlanningQueue(int num_threads, Plan plan);
   ~PlanningQueue() { Stop(); }
@@ -26,7 +27,7 @@ class PlanningQueue {
   PlanningQueue& operator=(const PlanningQueue&) = delete;
 
   void Add(const std::string& id, const std::string& principal);
-  // Drops a job that waits, cancels the plan of one that does not.
+  // Drops a waiting job; cancels the plan of a job that is being planned.
   void Cancel(const std::string& id);
   // Cancels the plans in progress, waits for them and drops the other jobs: they are never planned here.
   void Stop();
@@ -51,8 +52,8 @@ class PlanningQueue {
   base::Condition changed_;
   std::list<Job> waiting_ ABSL_GUARDED_BY(mutex_);  // in order of submission
   std::list<Job> planning_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, Principal> principals_ ABSL_GUARDED_BY(mutex_);  // that have a job here
-  int unrecorded_ ABSL_GUARDED_BY(mutex_) = 0;  // of planning_: those that wait to be tried again
+  std::map<std::string, Principal> principals_ ABSL_GUARDED_BY(mutex_);  // only those with a job here
+  int unrecorded_ ABSL_GUARDED_BY(mutex_) = 0;  // jobs of planning_ that wait for a retry
   std::int64_t turns_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;

@@ -32,7 +32,8 @@ void Age(std::vector<QueuedJob>& queue, absl::Time now, absl::Duration step) {
   for (QueuedJob& job : queue) {
     const absl::Time since = job.owner.empty() ? job.queued : std::max(job.queued, job.principal_started);
     absl::Duration rest;
-    job.priority += std::max<std::int64_t>(0, absl::IDivDuration(now - since, step, &rest));  // a clock that was set back lowers nothing
+    // Not below 0: a clock that was set back must not lower the priority.
+    job.priority += std::max<std::int64_t>(0, absl::IDivDuration(now - since, step, &rest));
   }
 }
 

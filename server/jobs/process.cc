@@ -20,7 +20,7 @@ namespace nibble::jobs {
 
 namespace {
 
-// Between fork and exec of a process with threads: only system calls, no memory is taken.
+// Runs between fork and exec in a process with threads: makes only system calls and allocates no memory.
 [[noreturn]] void RunChild(const ChildPlan& plan, char* const* arguments, char* const* environment) {
   ::setpgid(0, 0);
   for (int number = 1; number < NSIG; ++number) ::signal(number, SIG_DFL);
@@ -72,7 +72,7 @@ absl::StatusOr<pid_t> Spawn(const ChildPlan& plan) {
   const pid_t pid = ::fork();
   if (pid < 0) return absl::ResourceExhaustedError(base::StrCat("fork: ", std::strerror(errno)));
   if (pid == 0) RunChild(plan, arguments.data(), environment.data());
-  ::setpgid(pid, pid);  // Both sides: whoever is first, the group is there before a signal is sent to it.
+  ::setpgid(pid, pid);  // On both sides, so that the group exists before a signal is sent to it.
   return pid;
 }
 

@@ -22,13 +22,14 @@ struct ChildPlan {
   int error_pipe = -1;       // close-on-exec; errno is written here when the program cannot be started
 };
 
-// fork and exec, in a process group of its own, without core files, first in line for the OOM killer.
+// Forks and executes the program in its own process group, without core files, as a preferred victim of the OOM killer.
 absl::StatusOr<pid_t> Spawn(const ChildPlan& plan);
 
-// Collects an ended process, waiting for it if asked to; kUnknown when it is not our child.
+// Reaps an ended process; with `wait` it waits for the end. kUnknown if the process is not our child.
 ExitStatus Reap(pid_t pid, bool wait);
 
-// Field 22 of /proc/PID/stat; nothing for a process that is gone or a zombie. An error where that cannot be told now.
+// Field 22 of /proc/PID/stat; nothing for a process that is gone or a zombie. An error if that cannot be determined
+// now.
 absl::StatusOr<std::optional<std::int64_t>> StartTicks(pid_t pid);
 
 }  // namespace nibble::jobs

@@ -22,7 +22,7 @@ void Copy(const Json& from, std::initializer_list<const char*> keys, Json& to) {
   }
 }
 
-// A sum that stays an integer.
+// Adds to a sum that stays an integer.
 void Add(Json& progress, const char* key, const Json& line) {
   const auto it = line.find(key);
   if (it == line.end() || !it->is_number_integer()) return;
@@ -54,18 +54,18 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
     if (const auto runtime = body.find("runtime"); runtime != body.end()) progress["runtime"] = *runtime;
   } else if (line.type == "step") {
     Copy(body, {"step", "max_steps", "epoch", "loss", "lr", "grad_norm", "step_ms"}, progress);
-    // "epoch" is whole passes. A trainer that tells no fraction is shown by those.
+    // "epoch" counts whole passes; used if the trainer reports no fraction.
     if (const auto done = body.find("epochs_done"); done != body.end() && done->is_number()) progress["epoch"] = *done;
     Add(progress, "tokens", body);
     Add(progress, "trainable_tokens", body);
     progress["steps_ms"] = Number(progress, "steps_ms") + Number(body, "step_ms");
     if (body.contains("kernel_launches")) progress["kernel_launches_per_step"] = body["kernel_launches"];
-    // A trainer that does not say how long its steps take says how fast they are.
+    // A trainer that reports no step time reports its speed.
     if (!body.contains("step_ms")) Copy(body, {"tokens_per_s"}, progress);
     Highest(progress, "peak_memory_bytes", body);
     progress["latest_step"] = body;
   } else if (line.type == "eval") {
-    // The form that will be served, by its format; without one the model as it is trained.
+    // Stored under the format if the served form was evaluated; otherwise it is of the model in training.
     const auto what = body.find("what");
     const bool served = what != body.end() && (*what == "int8" || *what == "ternary");
     const std::string format = served ? what->get<std::string>() : "";
@@ -81,7 +81,7 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
 
 void FinishProgress(Json& progress, const Json& final) {
   for (const auto& item : final.items()) {
-    // A trainer counts the tokens of the steps that made the model; ours are those of all steps that were run.
+    // The trainer counts tokens of the steps that made the model; the progress counts those of all steps that were run.
     if (item.key() == "tokens") continue;
     if (item.value().is_number()) progress[item.key()] = item.value();
   }

@@ -14,7 +14,7 @@ using base::StrCat;
 
 namespace {
 
-// Trying again does not help against these.
+// A retry cannot help against these.
 bool IsPermanent(const absl::Status& status) {
   return absl::IsAlreadyExists(status) || absl::IsDataLoss(status);
 }
@@ -24,7 +24,9 @@ absl::StatusOr<store::StoredModel> MakeModel(store::StateDirectory& state, const
   const std::string output = base::JoinPath(state.layout.attempt(job.id, job.attempt), store::kOutputDirectory);
   NIBBLE_RETURN_IF_ERROR(state.models->Publish(name, job.id, output, job.output_digest, job.tenant));
   auto model = state.models->Get(name);
-  if (absl::IsNotFound(model.status())) return absl::DataLossError(StrCat("the model \"", name, "\" was deleted at once"));
+  if (absl::IsNotFound(model.status())) {
+    return absl::DataLossError(StrCat("the model \"", name, "\" was deleted right after it was published"));
+  }
   return model;
 }
 
@@ -52,7 +54,8 @@ absl::Status Publisher::Publish(const JobRecord& job) {
   if (model.ok()) {
     events.push_back({job.attempt, std::nullopt, clock_.Now(), "model", ModelFields(*model)});
   } else {
-    base::LogError("the output of a job cannot be published", {{"job", job.id}, {"why", std::string(model.status().message())}});
+    base::LogError("cannot publish the output of a job",
+                   {{"job", job.id}, {"why", std::string(model.status().message())}});
     Json fields = Json::object();
     fields["reason"] = "PUBLISH_FAILED";
     fields["message"] = StrCat("the trained model could not be published as ", name, ": ", model.status().message());
@@ -63,7 +66,7 @@ absl::Status Publisher::Publish(const JobRecord& job) {
   state["from"] = Name(JobState::kRunning);
   events.push_back({job.attempt, std::nullopt, clock_.Now(), "state", std::move(state)});
   NIBBLE_ASSIGN_OR_RETURN(const bool marked, database_.MarkPublished(job.id, events));
-  // Not before: until it is marked it may be tried again, which wants the name.
+  // Only after it is marked: until then publishing may be retried, which needs the name.
   if (!model.ok()) state_.models->Unreserve(name, job.id);
   if (observer_ != nullptr && marked) {
     if (model.ok()) observer_->OnModelPublished(job, *model);

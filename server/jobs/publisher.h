@@ -8,14 +8,15 @@
 
 namespace nibble::jobs {
 
-// Makes the output of a job that SUCCEEDED a model. The database says first that this output it is (fenced), then the
-// directory is moved, then the database says that it is done: repeated after a crash anywhere, it ends the same. Thread-safe.
+// Publishes the output of a SUCCEEDED job as a model. The database first records which output is published (fenced),
+// then the directory is moved, then the database records that it is done. Repeated after a crash at any point, this
+// gives the same result. Thread-safe.
 class Publisher {
  public:
   Publisher(store::StateDirectory& state, Database& database, base::Clock& clock, EventHub& hub, JobObserver* observer)
       : state_(state), database_(database), clock_(clock), hub_(hub), observer_(observer) {}
 
-  // Appends the events "model" and "state" (SUCCEEDED). An error means: try again later.
+  // Appends the events "model" and "state" (SUCCEEDED). On an error, try again later.
   absl::Status Publish(const JobRecord& job);
 
  private:

@@ -1,4 +1,4 @@
-// What the database keeps and the API shows.
+// Records that the database stores and the API shows.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -21,13 +21,13 @@ struct JobError {
   std::string code;    // canonical name, "INVALID_ARGUMENT"
   std::string reason;  // docs/errors.md
   std::string message;
-  std::map<std::string, std::string> metadata = {};  // docs/errors.md; of an error of the plan
+  std::map<std::string, std::string> metadata = {};  // docs/errors.md; only for errors of the plan
 };
 
-// Of a job that its user ended.
+// The error of a job that its user cancelled.
 inline JobError CancelledByUser() { return {"CANCELLED", "USER", "cancelled by the user"}; }
 
-// NotFound (JOB). Also the answer about a job that the caller may not see.
+// NotFound (JOB). Also returned for a job that the caller may not see.
 absl::Status NoJob(const std::string& id);
 absl::Status NoCheckpoint(const std::string& name);
 
@@ -36,35 +36,36 @@ struct JobRecord {
   std::int64_t number = 0;  // order of submission
   JobState state = JobState::kQueued;
   std::int64_t attempt = 0;  // 0 before the first start
-  std::int64_t retries = 0;  // exits that counted
+  std::int64_t retries = 0;  // counted retries
   JobSpec spec;              // resolved
-  JobDigests digests;        // fixed when it was created; all "" of a job of an older server
+  JobDigests digests;        // fixed at creation; all "" for a job of an older server
   std::optional<JobError> error;  // why it FAILED or was CANCELLED
   // "step", "max_steps", "tokens", "tokens_per_s", "loss", "lr", "grad_norm", "eval_loss", "eval_loss_int8",
   // "peak_memory_bytes", "kernel_launches_per_step", "epoch", "percent", ...: numbers only, absent until known; the
-  // controller adds "queue_position" to what is queued.
+  // controller adds "queue_position" to queued jobs.
   base::Json progress = base::Json::object();
-  // Of those that are kept, the first of the lowest evaluation loss. The controller adds it to what it answers.
+  // The first of the kept checkpoints with the lowest evaluation loss. Not stored: the controller adds it to its
+  // answers.
   std::optional<store::CheckpointInfo> best_checkpoint;
   std::string output_digest;  // manifest digest of the output; "" until the job succeeded
-  bool published = false;     // the output is a model now
+  bool published = false;     // publishing is over: the output is a model, or PUBLISH_FAILED
   std::int64_t last_sequence = 0;
   std::int64_t memory_bytes = 0;  // planned peak of its trainer; 0: not planned
-  std::int64_t disk_bytes = 0;    // planned files, at their most; 0: not planned
-  bool keep_checkpoint = false;   // cancelled, but a checkpoint first
-  std::int64_t lost_in_row = 0;   // its last attempts that were LOST, one after the other
-  std::string owner;   // who created it; "" where nobody has to say who he is
+  std::int64_t disk_bytes = 0;    // planned largest size of its files; 0: not planned
+  bool keep_checkpoint = false;   // write a checkpoint before the cancel
+  std::int64_t lost_in_row = 0;   // number of its latest attempts that were LOST in a row
+  std::string owner;   // who created it; "" without authentication
   std::string tenant;  // of the owner
   absl::Time created;
   std::optional<absl::Time> started;  // first start
   std::optional<absl::Time> ended;
 };
 
-// Changes with what decides whether a job may be moved: state and attempt. Not with its progress: a client can cancel a running
-// job that it has just looked at.
+// Depends on state and attempt, which decide what may be done to a job, but not on progress: a client can cancel a
+// running job that it has just read.
 std::string Etag(const JobRecord& job);
 using IfEtag = std::optional<std::string>;
-// Aborted (ETAG_MISMATCH) unless the job is as the etag says, where one is given.
+// Aborted (ETAG_MISMATCH) if an etag is given and is not the job's.
 absl::Status CheckEtag(const JobRecord& job, const IfEtag& etag);
 
 struct AttemptRecord {
@@ -72,11 +73,11 @@ struct AttemptRecord {
   std::string token;
   std::string state;  // "RUNNING", then SUCCEEDED | FAILED | LOST | CANCELLED | PAUSED | PREEMPTED
   std::optional<ProcessId> process;
-  std::optional<OomCount> oom;  // when its trainer was started
+  std::optional<OomCount> oom;  // count when its trainer was started
 };
 
 struct Event {
-  std::int64_t sequence = 0;  // of the job: 1, 2, 3 ... without a gap
+  std::int64_t sequence = 0;  // of the job: 1, 2, 3 ...; thinning of steps leaves gaps
   std::int64_t attempt = 0;
   std::string type;
   absl::Time time;

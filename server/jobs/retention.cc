@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kEventsAtOnce = 500;
 constexpr absl::Duration kLookAgain = absl::Seconds(10);
-constexpr absl::Duration kTryAgain = absl::Minutes(1);  // a full disk, for one
+constexpr absl::Duration kTryAgain = absl::Minutes(1);  // after an error, such as a full disk
 
 }  // namespace
 
@@ -19,7 +19,9 @@ bool Retention::Step() {
   if (clock_.Monotonic() < next_look_) return false;
   const absl::StatusOr<bool> more = Remove();
   if (more.ok() && *more) return true;
-  if (!more.ok()) base::LogWarning("old jobs and events are not removed", {{"why", std::string(more.status().message())}});
+  if (!more.ok()) {
+    base::LogWarning("cannot remove old jobs and events", {{"why", std::string(more.status().message())}});
+  }
   next_look_ = clock_.Monotonic() + (more.ok() ? kLookAgain : kTryAgain);
   return false;
 }
@@ -30,7 +32,7 @@ absl::StatusOr<bool> Retention::Remove() {
   if (options_.final_job_ttl != absl::InfiniteDuration()) {
     NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> expired, database_.EndedBefore(clock_.Now() - options_.final_job_ttl, 1));
     if (!expired.empty()) {
-      base::LogInfo("a job is deleted: it ended longer ago than jobs are kept", {{"job", expired.front()}});
+      base::LogInfo("deleting a job that ended longer ago than --final_job_ttl_s", {{"job", expired.front()}});
       NIBBLE_RETURN_IF_ERROR(delete_job_(expired.front()));
       return true;
     }

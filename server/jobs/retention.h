@@ -10,11 +10,12 @@
 namespace nibble::jobs {
 
 struct RetentionOptions {
-  absl::Duration final_job_ttl = absl::InfiniteDuration();  // after its end a job is deleted, as DeleteJob does; its model stays
-  std::int64_t keep_step_events = 0;                        // of a job that is over, at most; 0: all
+  // A job is deleted this long after its end, as by DeleteJob; its model stays.
+  absl::Duration final_job_ttl = absl::InfiniteDuration();
+  std::int64_t keep_step_events = 0;  // maximum kept of a final job; 0: all
 };
 
-// Removes jobs and events that are kept no longer, in pieces of a few milliseconds between which other calls have their turn. One thread.
+// Removes expired jobs and events, in pieces of a few milliseconds so that other calls can run in between. One thread.
 class Retention {
  public:
   // Deletes a final job.
@@ -22,7 +23,7 @@ class Retention {
   Retention(Database& database, base::Clock& clock, const RetentionOptions& options, DeleteJob delete_job)
       : database_(database), clock_(clock), options_(options), delete_job_(std::move(delete_job)) {}
 
-  // One piece. True where more is left: then it should be called again soon.
+  // Removes one piece. True if more is left: call it again soon.
   bool Step();
 
  private:
@@ -32,7 +33,7 @@ class Retention {
   base::Clock& clock_;
   const RetentionOptions options_;
   const DeleteJob delete_job_;
-  absl::Duration next_look_ = -absl::InfiniteDuration();  // when nothing was left
+  absl::Duration next_look_ = -absl::InfiniteDuration();  // Step does nothing before this
 };
 
 }  // namespace nibble::jobs

@@ -50,7 +50,7 @@ bool TakesOrphans() {
   return ::getpid() == 1 || (::prctl(PR_GET_CHILD_SUBREAPER, &subreaper) == 0 && subreaper != 0);
 }
 
-// SIGKILL needs its moment; a process that hangs in the kernel is left for later.
+// SIGKILL takes a moment; a process that hangs in the kernel is left for later.
 void ReapKilled(pid_t pid) {
   const auto give_up = std::chrono::steady_clock::now() + kWaitForDeath;
   while (::waitpid(pid, nullptr, WNOHANG) == 0 && std::chrono::steady_clock::now() < give_up) {
@@ -68,7 +68,7 @@ void KillHolders(const std::string& path) {
     for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
       std::error_code gone;
       if (std::filesystem::read_symlink(it->path(), gone).string() != path || gone) continue;
-      base::LogWarning("a process that a trainer started is ended", {{"pid", std::to_string(pid)}});
+      base::LogWarning("killing a process that a trainer started", {{"pid", std::to_string(pid)}});
       ::kill(pid, SIGKILL);
       break;
     }
@@ -76,7 +76,7 @@ void KillHolders(const std::string& path) {
 }
 
 void EndStrayChildren(const std::set<pid_t>& known) {
-  // One that is ended leaves its own children to us: until there are no more.
+  // A killed process leaves its own children to this one: repeat until none is left.
   for (bool found = true; found;) {
     found = false;
     for (const pid_t pid : Processes()) {
@@ -92,12 +92,12 @@ void ReapStrayChildren(const std::set<pid_t>& known) {
   if (!TakesOrphans()) return;
   while (true) {
     siginfo_t info = {};
-    // Looked at before it is taken: a wait for any child would take a trainer's exit status.
+    // Look before reaping: a wait for any child could take a trainer's exit status.
     if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
     if (known.contains(info.si_pid)) break;
     if (::waitpid(info.si_pid, nullptr, WNOHANG) != info.si_pid) return;
   }
-  // A trainer that has ended is named again and again until it is taken: others are found by their numbers.
+  // waitid returns an ended trainer again and again until it is reaped, so the others are found in /proc.
   for (const pid_t pid : Processes()) {
     if (!known.contains(pid) && ParentOf(pid) == ::getpid()) ::waitpid(pid, nullptr, WNOHANG);
   }

@@ -8,7 +8,7 @@ using base::StrCat;
 using Kind = Verdict::Kind;
 
 Verdict Judge(const ExitStatus& exit, const std::optional<Outcome>& outcome) {
-  // The outcome is the trainer's last act: with a complete one it does not matter how the process went down afterwards.
+  // The outcome is the trainer's last act: if it is complete, it does not matter how the process ended afterwards.
   if (outcome.has_value() && outcome->kind == Outcome::Kind::kOk) return {Kind::kSucceeded, "", "", ""};
   if (outcome.has_value() && outcome->kind != Outcome::Kind::kFailed) return {Kind::kStopped, "", "", ""};
 
@@ -31,7 +31,7 @@ Verdict Judge(const ExitStatus& exit, const std::optional<Outcome>& outcome) {
   switch (judged.kind) {
     case ExitStatus::Kind::kUnknown:
       verdict.kind = Kind::kRetry;
-      say("UNAVAILABLE", "ATTEMPT_LOST", "the trainer was gone when the server came back");
+      say("UNAVAILABLE", "ATTEMPT_LOST", "the trainer no longer existed when the server restarted");
       return verdict;
     case ExitStatus::Kind::kSignaled:
       verdict.kind = Kind::kRetry;
@@ -43,7 +43,7 @@ Verdict Judge(const ExitStatus& exit, const std::optional<Outcome>& outcome) {
   switch (judged.value) {
     case kExitBadInput:
       verdict.kind = Kind::kFailed;
-      say("INVALID_ARGUMENT", "TRAINER_REFUSED", "the trainer refused its input and did not say why; see trainer.log");
+      say("INVALID_ARGUMENT", "TRAINER_REFUSED", "the trainer refused its input without a message; see trainer.log");
       return verdict;
     case kExitTempFail:
       verdict.kind = Kind::kRetryUncounted;

@@ -7,15 +7,16 @@
 
 namespace nibble::jobs {
 
-// What the end of an attempt means, by the table of docs/life_of_a_job.md. Pure. The outcome, where there is one, tells what happened; the
-// exit code tells whether to go on. A trainer that was adopted after a restart has no exit code: its outcome carries one.
+// The meaning of an attempt's end, by the table in docs/life_of_a_job.md. Pure. The outcome, if any, says what
+// happened; the exit code says whether to retry. The exit code of an adopted trainer is unknown, so its outcome carries
+// one.
 struct Verdict {
   enum class Kind {
     kSucceeded,       // the output still has to be verified
-    kStopped,         // it stopped because it was told to (cancelled, paused)
-    kFailed,          // never again
-    kRetry,           // again, counted
-    kRetryUncounted,  // again, it was only interrupted
+    kStopped,         // it stopped as requested (cancelled, paused)
+    kFailed,          // not retried
+    kRetry,           // retried; the retry counts
+    kRetryUncounted,  // retried; does not count, because it was only interrupted
   };
   Kind kind = Kind::kRetry;
   // kFailed, kRetry: for Job.error and the warning event.

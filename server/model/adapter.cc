@@ -22,21 +22,22 @@ absl::Status Unsupported(std::string_view key, const Json& value) {
       "UNSUPPORTED_ADAPTER");
 }
 
-// What is read below, and what says nothing of how an adapter is computed once it is trained.
+// Keys that are read below, and keys that do not change how a trained adapter is computed.
 constexpr std::string_view kKnownKeys[] = {
     "peft_type",     "task_type",   "r",           "lora_alpha",     "lora_dropout",  "use_rslora",    "target_modules",
     "revision",      "auto_mapping", "peft_version", "inference_mode", "megatron_core", "loftq_config",  "init_lora_weights",
     "eva_config",    "corda_config", "lora_ga_config", "runtime_config", "qalora_group_size",
     "base_model_name_or_path", "nibble_base_digest"};
 
-// Of init_lora_weights: those that leave the base as it is. The others (pissa, olora, corda, loftq, ...) train on another one.
+// True for values of init_lora_weights that leave the base unchanged. The others (pissa, olora, corda, loftq, ...)
+// train on a changed base.
 bool KeepsTheBase(const Json& init) {
   return init.is_null() || init.is_boolean() || init == "gaussian" || init == "eva" || init == "orthogonal";
 }
 
 constexpr std::size_t kDigestDigits = 64;
 
-// Absent, null, false, empty, "none" and zero all say: not used.
+// Null, false, empty, "none" and zero all mean: not used.
 bool IsOff(const Json& value) {
   return value.is_null() || value == false || value == "none" || value == 0 ||
          ((value.is_array() || value.is_object()) && value.empty());
@@ -108,12 +109,12 @@ absl::StatusOr<AdapterConfig> ParsePeftConfig(const Json& json) {
   NIBBLE_ASSIGN_OR_RETURN(config.base_digest, base::GetString(json, "nibble_base_digest", kAdapterConfigFile, ""));
   if (!config.base_digest.empty() && (config.base_digest.size() != kDigestDigits ||
                                       config.base_digest.find_first_not_of("0123456789abcdef") != std::string::npos)) {
-    return absl::InvalidArgumentError(
-        StrCat(kAdapterConfigFile, ": \"nibble_base_digest\" is no SHA-256 of ", kDigestDigits, " lower-case hex digits"));
+    return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"nibble_base_digest\" is not a SHA-256 of ",
+                                             kDigestDigits, " lower-case hex digits"));
   }
   const auto targets = json.find("target_modules");
   if (targets == json.end() || !targets->is_array() || targets->empty()) {
-    return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"target_modules\" is no list of linears"));
+    return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"target_modules\" is not a list of linears"));
   }
   for (const LinearKind kind : kKinds) {
     if (std::find(targets->begin(), targets->end(), Json(ShortName(kind))) != targets->end()) config.targets.push_back(kind);

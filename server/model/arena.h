@@ -13,7 +13,7 @@ namespace nibble::model {
 // One thread.
 class Arena {
  public:
-  // Where the arena stood; Release gives back everything taken since.
+  // A position in the arena; Release frees everything allocated after it.
   struct Mark {
     std::size_t block = 0;
     std::size_t used = 0;
@@ -35,7 +35,7 @@ class Arena {
     if (block_ == blocks_.size()) {
       const std::size_t size = bytes > kBlockBytes ? bytes : kBlockBytes;
       blocks_.push_back({std::unique_ptr<void, Free>(std::aligned_alloc(64, size)), size});
-      if (blocks_.back().data == nullptr) throw std::bad_alloc();  // memory gone: the process ends, by the house rule
+      if (blocks_.back().data == nullptr) throw std::bad_alloc();  // out of memory: the process ends, by Nibble's rule
     }
     void* data = static_cast<std::byte*>(blocks_[block_].data.get()) + used_;
     used_ += bytes;

@@ -23,7 +23,7 @@ constexpr char kInfoFile[] = "nibble.json";
 constexpr std::uint64_t kMaxInfoBytes = 4 << 20;
 constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 constexpr std::uint64_t kMaxSmallFileBytes = 64 << 20;
-constexpr std::size_t kPieceBytes = 1 << 20;  // hashed between two questions whether the work is cancelled
+constexpr std::size_t kPieceBytes = 1 << 20;  // hashed between two checks for cancellation
 constexpr int kLayoutVersion = 1;
 constexpr Format kFormats[] = {Format::kF32, Format::kBF16, Format::kNf4, Format::kInt8, Format::kTernary, Format::kLora};
 
@@ -143,7 +143,7 @@ absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const Json& json) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string checksum, base::GetString(json, "checksum", kInfoFile));
   Json rest = json;
   rest.erase("checksum");
-  if (base::Sha256Hex(base::Dump(rest)) != checksum) return Corrupt(StrCat(kInfoFile, ": its checksum does not match"));
+  if (base::Sha256Hex(base::Dump(rest)) != checksum) return Corrupt(StrCat(kInfoFile, ": checksum does not match"));
   ArtifactInfo info;
   NIBBLE_ASSIGN_OR_RETURN(const std::string format, base::GetString(json, "format", kInfoFile));
   NIBBLE_ASSIGN_OR_RETURN(info.format, ParseFormat(format));
@@ -237,7 +237,7 @@ absl::Status Artifact::VerifyBytes(const base::Cancelled& cancelled) const {
   for (const auto& [name, wanted] : files->items()) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string bytes,
                             base::RealFileSystem().Read(base::JoinPath(directory_, name), kMaxSmallFileBytes));
-    if (wanted != base::Sha256Hex(bytes)) return Corrupt(StrCat(name, ": its digest is not what ", kInfoFile, " says"));
+    if (wanted != base::Sha256Hex(bytes)) return Corrupt(StrCat(name, ": digest differs from the one in ", kInfoFile));
   }
   return absl::OkStatus();
 }

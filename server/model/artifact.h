@@ -1,4 +1,4 @@
-// A model on disk, in the house's own form: one directory.
+// A model on disk in Nibble's own format: one directory.
 //   nibble.json              format, act_outliers, kv dtype, provenance (ArtifactInfo)
 //   config.json              ToHfConfig
 //   tokenizer.json, tokenizer_config.json, generation_config.json where the source had one
@@ -11,7 +11,7 @@
 //     ternary     NAME u8 [N, ceil(K/4)] and NAME_scale f32 [1] (linears; kernels/formats/ternary.h, rows); norms and biases f32;
 //                 embedding and head f32 or bf16
 //     lora        adapter_model.safetensors and adapter_config.json as PEFT writes them, beside the nf4 base's tensors
-//   record.bin               the proof that verify replays (docs/numerics.md 10), where there is one
+//   record.bin               optional: the proof that verify replays (docs/numerics.md 10)
 #pragma once
 #include <cstdint>
 #include <map>
@@ -37,47 +37,48 @@ absl::StatusOr<Format> ParseFormat(std::string_view text);
 
 enum class Determinism { kBitwise, kBestEffort };  // kBitwise: int8 and ternary
 
-// What makes a model a BitNet model beside its architecture. On a ternary artifact: how it is served. On a float one: its
-// linears are master weights, which mean nothing until they are ternarised; they are trained and converted, never served.
+// A BitNet model's settings besides its architecture. A ternary artifact is served with them. In a float artifact they
+// mark the linears as master weights, which must be ternarised before use: they are trained and converted, never
+// served.
 struct BitNetInfo {
-  int act_bits = 8;                                  // 4, 8 or 16: of activation codes, one scale a row
-  kernels::DType head_dtype = kernels::DType::kBF16; // what head and embedding are rounded to before any use, in training too
+  int act_bits = 8;                                  // bits of activation codes: 4, 8 or 16; one scale per row
+  kernels::DType head_dtype = kernels::DType::kBF16; // head and embedding are rounded to it, in training too
 };
 
 struct ArtifactInfo {
   Format format = Format::kF32;
-  int act_outliers = 0;                              // int8: outliers an activation row may keep
-  kernels::DType kv_dtype = kernels::DType::kBF16;   // what K and V are rounded to before any use
+  int act_outliers = 0;                              // int8: maximum outliers per activation row
+  kernels::DType kv_dtype = kernels::DType::kBF16;   // K and V are rounded to it before any use
   bool int8_head = false;                            // int8: the head (and a tied embedding) is int8 too
-  std::optional<BitNetInfo> bitnet;                  // ternary always; f32 and bf16: these are a BitNet model's masters
-  std::string weights_digest;                        // SHA-256 over tensors alone: name, dtype, shape, bytes, by name
-  std::string base_digest;                           // lora, and what was made from another model
+  std::optional<BitNetInfo> bitnet;                  // always set for ternary; on f32 and bf16: BitNet masters
+  std::string weights_digest;                        // SHA-256 over the tensors: name, dtype, shape, bytes; by name
+  std::string base_digest;                           // for lora, and for a model made from another
   std::string source;                                // "import", "convert", "job", "checkpoint"
-  std::string recorded_by;                           // who made record.bin: "trainer", "convert", or ""
+  std::string recorded_by;                           // maker of record.bin: "trainer", "convert", or ""
   base::Json provenance = base::Json::object();      // job id, dataset digest, tokenizer digest, config digest, ...
 
   Determinism determinism() const;
   bool is_masters() const { return bitnet.has_value() && format != Format::kTernary; }
 };
 
-// With a "checksum" over the rest, which ParseArtifactInfo wants to find and to match (DataLoss otherwise).
+// Adds a "checksum" over the rest. ParseArtifactInfo requires it; DataLoss when it does not match.
 base::Json ToJson(const ArtifactInfo& info);
 absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const base::Json& json);
-// nibble.json, atomically: for who adds a record or provenance to an artifact that is there.
+// Writes nibble.json atomically, for example to add a record or provenance to an existing artifact.
 absl::Status WriteArtifactInfo(base::FileSystem& files, const std::string& directory, const ArtifactInfo& info);
 
-// A tensor lying in a mapped file.
+// A tensor in a mapped file.
 struct TensorView {
   kernels::DType dtype;
   std::vector<std::int64_t> shape;
   std::span<const std::byte> bytes;
 };
 
-// An opened artifact. Thread-compatible; views live as long as it does.
+// An opened artifact. Thread-compatible; views are valid for the lifetime of the Artifact.
 class Artifact {
  public:
   // DataLoss when a file contradicts itself, InvalidArgument naming the tensor when shapes or dtypes do not fit the config.
-  // Reads headers, not weights: VerifyBytes does that.
+  // Reads headers only; VerifyBytes reads the weights.
   static absl::StatusOr<std::unique_ptr<Artifact>> Open(const std::string& directory);
 
   const ModelConfig& config() const { return config_; }
@@ -85,12 +86,12 @@ class Artifact {
   const std::string& directory() const { return directory_; }
   const std::map<std::string, TensorView>& tensors() const { return tensors_; }
   absl::StatusOr<TensorView> Tensor(const std::string& name) const;  // NotFound
-  // As f32, whatever float type it is stored in.
+  // The values as f32, from any stored float type.
   absl::StatusOr<std::vector<float>> FloatTensor(const std::string& name) const;
-  // Of a lora artifact; its tensors are in tensors() by their PEFT names.
+  // Set for a lora artifact; the adapter's tensors are in tensors() under their PEFT names.
   const std::optional<AdapterConfig>& adapter() const { return adapter_; }
-  // Reads every byte: DataLoss naming the file unless weights_digest and the digests of the small files
-  // (provenance["files"]) are what nibble.json says. `cancelled` is asked before every MiB.
+  // Reads every byte. DataLoss naming the file unless weights_digest and the digests of the small files
+  // (provenance["files"]) match nibble.json. `cancelled` is checked before every MiB.
   absl::Status VerifyBytes(const base::Cancelled& cancelled = {}) const;
 
  private:

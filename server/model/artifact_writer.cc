@@ -22,7 +22,7 @@ constexpr char kTensorsFile[] = "model.safetensors";
 absl::Status MakeEmpty(base::FileSystem& files, const std::string& directory) {
   if (files.Exists(directory)) {
     NIBBLE_ASSIGN_OR_RETURN(const auto names, files.List(directory));
-    if (!names.empty()) return absl::AlreadyExistsError(StrCat(directory, " is there and not empty"));
+    if (!names.empty()) return absl::AlreadyExistsError(StrCat(directory, " exists and is not empty"));
   }
   return files.CreateDirectories(directory);
 }
@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<ArtifactWriter>> ArtifactWriter::CreateOn(base::F
   std::unique_ptr<ArtifactWriter> writer(new ArtifactWriter(files, directory));
   const std::string path = base::JoinPath(directory, kTensorsFile);
   std::vector<std::pair<std::string, TensorView>> tensors(base.tensors().begin(), base.tensors().end());
-  // As they lie in the file: a copy is of the same bytes.
+  // In the file's order, so that a copy has the same bytes.
   std::sort(tensors.begin(), tensors.end(),
             [](const auto& a, const auto& b) { return a.second.bytes.data() < b.second.bytes.data(); });
   if (!ShareFile(base::JoinPath(base.directory(), kTensorsFile), path)) {
@@ -70,7 +70,7 @@ ArtifactWriter::~ArtifactWriter() {
   if (finished_) return;
   tensors_.reset();
   if (const absl::Status status = files_.RemoveAll(directory_); !status.ok()) {
-    base::LogWarning("an unfinished artifact could not be removed", {{"error", std::string(status.message())}});
+    base::LogWarning("cannot remove an unfinished artifact", {{"error", std::string(status.message())}});
   }
 }
 
@@ -94,7 +94,7 @@ absl::Status ArtifactWriter::PutAdapter(const ModelConfig& model, const AdapterC
                                         const std::vector<std::vector<float>>& values) {
   const std::vector<TensorPlan> plan = AdapterTensors(model, adapter);
   if (values.size() != plan.size()) {
-    return absl::InvalidArgumentError(StrCat("an adapter of ", values.size(), " tensors, wanted ", plan.size()));
+    return absl::InvalidArgumentError(StrCat("adapter has ", values.size(), " tensors, wanted ", plan.size()));
   }
   NIBBLE_ASSIGN_OR_RETURN(
       auto writer, SafetensorsWriter::Create(files_, base::JoinPath(directory_, kAdapterWeightsFile), plan, {{"format", "pt"}}));
@@ -118,7 +118,7 @@ absl::StatusOr<ArtifactInfo> ArtifactWriter::Finish(const ModelConfig& config, A
   info.provenance["files"] = file_digests_;
   NIBBLE_RETURN_IF_ERROR(WriteArtifactInfo(files_, directory_, info));
   NIBBLE_RETURN_IF_ERROR(files_.SyncDirectory(directory_));
-  // What was written must be what a reader accepts: a mistake of ours shows here, not at load.
+  // The result must open: a bug in writing shows here, not at load.
   NIBBLE_RETURN_IF_ERROR(Artifact::Open(directory_).status());
   finished_ = true;
   return info;

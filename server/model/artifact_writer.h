@@ -1,4 +1,4 @@
-// Makes an artifact directory: whole when Finish returned OK, gone otherwise.
+// Writes an artifact directory. It is complete when Finish returned OK; otherwise the destructor removes it.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,29 +17,30 @@ namespace nibble::model {
 // One thread.
 class ArtifactWriter {
  public:
-  // `directory` must not be there, or be empty (AlreadyExists otherwise). The plan is that of model.safetensors; tensors must
-  // fit what StoredTensors wants of config and info when Finish is called.
+  // `directory` must not exist, or must be empty (AlreadyExists otherwise). The plan is for model.safetensors; at
+  // Finish, the tensors must match StoredTensors of config and info.
   static absl::StatusOr<std::unique_ptr<ArtifactWriter>> Create(base::FileSystem& files, const std::string& directory,
                                                                 std::vector<TensorPlan> plan);
-  // The tensors are those of `base`, which has one file of them, its own (no adapter): the file is shared (ShareFile) where the file
-  // system can, else copied. tensors() may not be called. `cancelled` is asked before every tensor.
+  // Takes the tensors of `base`, which must have no adapter: its tensor file is shared (ShareFile) if the file system
+  // can, otherwise copied. tensors() must not be called. `cancelled` is checked before every tensor.
   static absl::StatusOr<std::unique_ptr<ArtifactWriter>> CreateOn(base::FileSystem& files, const std::string& directory,
                                                                   const Artifact& base, const base::Cancelled& cancelled);
-  // Without Finish: removes the directory.
+  // Removes the directory unless Finish returned OK.
   ~ArtifactWriter();
   ArtifactWriter(const ArtifactWriter&) = delete;
   ArtifactWriter& operator=(const ArtifactWriter&) = delete;
 
   SafetensorsWriter& tensors() { return *tensors_; }
-  // tokenizer.json and its like: small files beside the tensors, digested into provenance["files"].
+  // For small files beside the tensors, such as tokenizer.json; their digests are recorded in provenance["files"].
   absl::Status PutFile(std::string_view name, std::string_view bytes);
-  // Those of kCompanionFiles that the other artifact has.
+  // Copies the files of kCompanionFiles that the other artifact has.
   absl::Status CopyCompanions(const std::string& from_directory);
-  // adapter_model.safetensors and adapter_config.json; values are f32, one vector for each of AdapterTensors.
+  // Writes adapter_model.safetensors and adapter_config.json; values are f32, one vector per tensor of AdapterTensors.
   absl::Status PutAdapter(const ModelConfig& model, const AdapterConfig& adapter,
                           const std::vector<std::vector<float>>& values);
 
-  // Writes config.json and nibble.json, syncs, opens what it wrote. info.weights_digest and provenance["files"] are filled in.
+  // Writes config.json and nibble.json, syncs, and opens the result as a check. Fills in info.weights_digest and
+  // provenance["files"].
   absl::StatusOr<ArtifactInfo> Finish(const ModelConfig& config, ArtifactInfo info);
 
  private:
@@ -47,14 +48,14 @@ class ArtifactWriter {
 
   base::FileSystem& files_;
   const std::string directory_;
-  std::unique_ptr<SafetensorsWriter> tensors_;  // null where the file is shared
+  std::unique_ptr<SafetensorsWriter> tensors_;  // null if the file is shared
   std::vector<TensorDigest> shared_digests_;
   std::vector<TensorDigest> adapter_digests_;
   base::Json file_digests_ = base::Json::object();
   bool finished_ = false;
 };
 
-// What a model carries beside its weights, whatever their format.
+// Files that a model carries beside its weights, in every format.
 inline constexpr const char* kCompanionFiles[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
                                                   "generation_config.json"};
 inline constexpr std::uint64_t kMaxCompanionBytes = 64 << 20;

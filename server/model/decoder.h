@@ -1,23 +1,23 @@
 // The decoder, written once. Serving instantiates it with direct kernel calls (serving_ops.h), training with autograd
-// functions over the same kernels (trainer/): that is how train == serve holds by construction (docs/ARCHITECTURE.md).
+// functions over the same kernels (trainer/): so train == serve holds by construction (docs/ARCHITECTURE.md).
 //
-// Ops gives:
+// Ops provides:
 //   Tensor   an activation [T, features]; a handle, cheap to copy
-//   Input    what linears read: rows normed, rounded or quantised once and shared by the linears behind it; cheap to copy
+//   Input    input of linears: rows normalised, rounded or quantised once, shared by its readers; cheap to copy
 //   Tensor Embed()                                   [T, hidden]
 //   Tensor RunLayer(layer, h, body)                  calls body(h): training may recompute it (activation checkpointing)
-//   void   BeginLayer(layer)                         scratch of the layer before may be reused
-//   Input  NormInput(x, layer, Norm, LinearKind)     rms_norm, prepared for linears: the one named and its like beside it
-//   Input  PlainInput(x, layer, LinearKind)          prepared for the one linear named
+//   void   BeginLayer(layer)                         scratch of the previous layer may be reused
+//   Input  NormInput(x, layer, Norm, LinearKind)     rms_norm, prepared for the linear and those that share its input
+//   Input  PlainInput(x, layer, LinearKind)          prepared for the named linear, without a norm
 //   Tensor Linear(input, layer, LinearKind)          with bias and adapter where the model has them
-//   Tensor NormRows(x, layer, Norm)                  rms_norm, to be normed again: not yet prepared for linears
-//   Tensor NormHeads(x, layer, Norm, num_heads)      rms_norm of each head alone; may work in place
+//   Tensor NormRows(x, layer, Norm)                  rms_norm that other norms follow: not prepared for linears
+//   Tensor NormHeads(x, layer, Norm, num_heads)      rms_norm of each head separately; may work in place
 //   Tensor Rope(x, num_heads)                        may work in place
 //   Tensor Attention(q, k, v, layer)                 causal within each sequence
-//   Tensor Gated(gate, up)                           act(gate) * up, act by the config; may work in place
+//   Tensor Gated(gate, up)                           act(gate) * up, act from the config; may work in place
 //   Tensor Add(h, y)                                 the residual stream; may work in place
-//   Tensor FinalNorm(h)                              of the rows whose logits are wanted
-// Errors are sticky inside Ops: after the first one its calls do nothing, and the caller asks for the status at the end.
+//   Tensor FinalNorm(h)                              only of the rows whose logits are wanted
+// Errors are sticky inside Ops: after the first error, calls do nothing; the caller checks the status at the end.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -27,17 +27,19 @@
 
 namespace nibble::model {
 
-// The norm that stands right before a linear whose input is no block's: o_proj's and down_proj's, where there is one.
+// For o_proj and down_proj, whose input is not a block's input: returns whether a norm stands directly before the
+// linear, and sets *norm to that norm.
 inline bool HasNormRightBefore(const ModelConfig& config, LinearKind kind, Norm* norm) {
   *norm = HasNorm(config, NormBefore(kind)) ? NormBefore(kind) : kind == LinearKind::kO ? Norm::kAttentionSub : Norm::kFfnSub;
   return HasNorm(config, *norm);
 }
 
-// What the linears of one block read. With a norm before every linear each has an input of its own, else all share one.
+// The inputs of one block's linears. With a norm before every linear, each linear has its own input; otherwise all
+// share one.
 template <typename Ops>
 class BlockInput {
  public:
-  // first: the linear that stands for all where they share their input.
+  // first: the block's first linear; represents all of them when they share their input.
   BlockInput(Ops& ops, const ModelConfig& config, std::int64_t layer, const typename Ops::Tensor& h, Norm norm, LinearKind first)
       : ops_(ops), layer_(layer), each_(HasNorm(config, NormBefore(first))) {
     if (!each_) {
@@ -86,13 +88,13 @@ typename Ops::Tensor DecoderLayer(Ops& ops, const ModelConfig& config, std::int6
   return ops.Add(std::move(h), ops.Linear(product, layer, LinearKind::kDown));
 }
 
-// Hidden states after the final norm; the head is applied by the caller (rows of logits are large, and training takes
+// Returns hidden states after the final norm. The caller applies the head (rows of logits are large, and training takes
 // them in chunks).
 template <typename Ops>
 typename Ops::Tensor RunDecoder(Ops& ops, const ModelConfig& config) {
   auto h = ops.Embed();
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-    // `layer` by value: a training layer is run again in the backward pass, when this loop is over.
+    // Captures `layer` by value: training runs the layer again in the backward pass, after this loop.
     h = ops.RunLayer(layer, std::move(h), [&ops, &config, layer](auto x) { return DecoderLayer(ops, config, layer, std::move(x)); });
   }
   return ops.FinalNorm(std::move(h));

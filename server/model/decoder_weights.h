@@ -1,5 +1,5 @@
-// The weights of a decoder as the serving instantiation reads them: views only. Who made the memory keeps it (LoadedModel
-// in the server, the trainer's own tensors in the trainer).
+// The weights of a decoder as the serving instantiation reads them. Views only: the owner keeps the memory (LoadedModel
+// in the server, the trainer's tensors in the trainer).
 #pragma once
 #include <array>
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace nibble::model {
 
-// y += scaling * (x * a^T) * b^T. Fixed-order products: a last bit that differed here would turn roundings to bf16 in all layers
-// behind it, and the trainer and nibbled would give other losses.
+// y += scaling * (x * a^T) * b^T. The products have a fixed order: a different last bit here would change roundings to
+// bf16 in all later layers, and the trainer and nibbled would report different losses.
 struct LoraWeight {
   kernels::PackedDenseWeight a;  // [r, K] f32
   kernels::PackedDenseWeight b;  // [N, r] f32
@@ -38,7 +38,7 @@ struct LinearWeight {
 };
 
 struct LayerWeights {
-  std::array<const float*, kNumNorms> norms = {};  // by Norm; null where the model has none
+  std::array<const float*, kNumNorms> norms = {};  // indexed by Norm; null if the model lacks it
   std::array<LinearWeight, kNumLinearKinds> linears;
 
   const float* norm(Norm which) const { return norms[static_cast<std::size_t>(which)]; }
@@ -46,8 +46,8 @@ struct LayerWeights {
 };
 
 struct DecoderWeights {
-  kernels::ConstMatrix embedding;             // float form, or
-  kernels::PackedInt8Weight embedding_int8;   // the tied int8 head's codes
+  kernels::ConstMatrix embedding;             // float, or
+  kernels::PackedInt8Weight embedding_int8;   // the codes of a tied int8 head
   std::vector<LayerWeights> layers;
   const float* final_norm = nullptr;
   LinearWeight head;

@@ -84,7 +84,7 @@ constexpr Family kFamilies[] = {
      .fused = false,
      .qk_norm = true,
      .norms = NormPlacement::kBlock},
-    // A Mistral whose weights are fused: written again as Mistral.
+    // A Mistral with fused weights; export writes it as Mistral.
     {.name = "phi3",
      .hf_architecture = "Phi3ForCausalLM",
      .model_type = "phi3",
@@ -150,7 +150,7 @@ absl::StatusOr<const Family*> FamilyOfHf(const Json& config) {
   }
   if (architecture.empty() && type.empty()) {
     return absl::InvalidArgumentError(
-        StrCat(kWhere, ": \"architectures\" is absent, wanted [\"LlamaForCausalLM\"] or its like"));
+        StrCat(kWhere, ": \"architectures\" is absent, wanted [\"LlamaForCausalLM\"] or similar"));
   }
   const Family* found = nullptr;
   for (const Family& family : kFamilies) {

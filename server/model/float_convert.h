@@ -1,4 +1,4 @@
-// Between the float types that files store: f32, bf16 and f16, by integer arithmetic, round to nearest even.
+// Converts between the float types of files (f32, bf16, f16) by integer arithmetic; rounds to nearest even.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -12,8 +12,8 @@ namespace nibble::model {
 
 float HalfToFloat(std::uint16_t half);  // exact
 
-// count elements from bytes at any alignment. Requires bytes to hold them and dtype to be a float type; InvalidArgument names
-// the type otherwise.
+// Reads count elements from bytes at any alignment. InvalidArgument when bytes holds fewer, or when dtype is not a
+// float type.
 absl::StatusOr<std::vector<float>> ToFloats(std::span<const std::byte> bytes, kernels::DType dtype, std::int64_t count);
 
 // f32 -> the bytes of dtype (f32 or bf16).

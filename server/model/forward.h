@@ -1,4 +1,4 @@
-// Running a model over tokens: one step of any mix of sequences, or one sequence from the start.
+// Runs a model over tokens: one step of any mix of sequences, or one sequence from the start.
 #pragma once
 #include <functional>
 #include <span>
@@ -12,15 +12,15 @@
 
 namespace nibble::model {
 
-// Logits [logit_rows, V] f32 of one step; they lie in the arena until it is released.
+// Returns the logits [logit_rows, V] f32 of one step; they are valid until the arena is released.
 absl::StatusOr<kernels::Matrix> RunStep(const ModelConfig& config, const DecoderWeights& weights,
                                         const kernels::KvCacheView& cache, const StepRows& rows, Arena& arena,
                                         const kernels::Stream& stream);
 
 // Feeds one sequence from position 0 in chunks of at most `chunk` tokens and hands the logits of every row to `visit`
 // (first row number, [rows, V]) chunk by chunk, so that tokens x vocabulary never exists at once.
-// InvalidArgument when there are more tokens than the rope table has positions; Cancelled once `cancelled`, asked before every layer,
-// says so.
+// Errors: InvalidArgument (more tokens than the rope table has positions), Cancelled (`cancelled` is checked before
+// every layer).
 absl::Status ForEachLogits(const ModelConfig& config, const DecoderWeights& weights, std::span<const std::int32_t> tokens,
                            std::int64_t chunk, const kernels::Stream& stream,
                            const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit,

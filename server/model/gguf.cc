@@ -31,7 +31,7 @@ constexpr std::uint64_t kMaxDimensions = 4;      // GGML_MAX_DIMS
 constexpr std::uint64_t kMaxAlignment = 1 << 20;
 constexpr std::uint64_t kDefaultAlignment = 32;
 
-// Names come from the file and go into messages.
+// Makes a name from the file safe to print in a message.
 std::string Shown(std::string_view name) {
   std::string out;
   for (const char c : name.substr(0, 80)) out += c >= 0x20 && c < 0x7f ? c : '?';
@@ -54,14 +54,14 @@ T Load(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-// Walks the file once. Every Take compares with what is left.
+// Reads the file once, front to back. Take checks every size against the bytes left.
 class GgufReader {
  public:
   GgufReader(std::span<const std::byte> bytes, GgufFile& out) : bytes_(bytes), out_(out) {}
 
   absl::Status Read() {
     NIBBLE_ASSIGN_OR_RETURN(const auto magic, Take(4, "magic"));
-    if (std::memcmp(magic.data(), "GGUF", 4) != 0) return Corrupt("it does not begin with \"GGUF\"");
+    if (std::memcmp(magic.data(), "GGUF", 4) != 0) return Corrupt("does not begin with \"GGUF\"");
     NIBBLE_ASSIGN_OR_RETURN(const std::uint32_t version, Number<std::uint32_t>("version"));
     if (version != 2 && version != 3) {
       if (version == 0x03000000u || version == 0x02000000u) return Unsupported("a big-endian file");
@@ -89,11 +89,11 @@ class GgufReader {
     if (__builtin_add_overflow(at_, alignment - 1, &begin)) return Corrupt("its size overflows");
     begin -= begin % alignment;
     if (begin > bytes_.size()) {
-      if (num_tensors > 0) return Corrupt("it ends before the data of its tensors");
+      if (num_tensors > 0) return Corrupt("ends before the data of its tensors");
       begin = bytes_.size();
     }
     const std::span<const std::byte> data = bytes_.subspan(begin);
-    // As llama.cpp: tensors follow each other in the order of the list, each begins at the next multiple of the alignment.
+    // As in llama.cpp: tensors are stored in the order of the list, each at the next multiple of the alignment.
     std::uint64_t next = 0;
     std::uint64_t end = 0;
     for (Info& info : infos) {
@@ -101,14 +101,14 @@ class GgufReader {
         return Corrupt(StrCat("tensor \"", Shown(info.name), "\" has offset ", info.offset, ", wanted ", next));
       }
       if (info.offset > data.size() || info.size > data.size() - info.offset) {
-        return Corrupt(StrCat("tensor \"", Shown(info.name), "\" wants ", info.size, " bytes at ", info.offset, " of ",
+        return Corrupt(StrCat("tensor \"", Shown(info.name), "\" needs ", info.size, " bytes at ", info.offset, " of ",
                               data.size(), " bytes of data: the file is truncated"));
       }
       end = info.offset + info.size;
       next = (end + alignment - 1) / alignment * alignment;
       info.tensor.bytes = data.subspan(info.offset, info.size);
       if (!out_.tensors_.emplace(info.name, std::move(info.tensor)).second) {
-        return Corrupt(StrCat("tensor \"", Shown(info.name), "\" is there twice"));
+        return Corrupt(StrCat("tensor \"", Shown(info.name), "\" appears twice"));
       }
     }
     if (data.size() > next) return Corrupt(StrCat(data.size() - next, " bytes after the last tensor"));
@@ -128,7 +128,8 @@ class GgufReader {
 
   absl::StatusOr<std::span<const std::byte>> Take(std::uint64_t size, std::string_view what) {
     if (size > bytes_.size() - at_) {
-      return Corrupt(StrCat(what, " wants ", size, " bytes at ", at_, " of ", bytes_.size(), ": the file is truncated"));
+      return Corrupt(
+          StrCat(what, " needs ", size, " bytes at ", at_, " of ", bytes_.size(), ": the file is truncated"));
     }
     const auto out = bytes_.subspan(at_, size);
     at_ += size;
@@ -141,7 +142,7 @@ class GgufReader {
   }
   absl::StatusOr<std::span<const std::byte>> Text(std::string_view what, std::uint64_t max = UINT64_MAX) {
     NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t length, Number<std::uint64_t>(what));
-    if (length > max) return Corrupt(StrCat(what, " of ", length, " bytes, at most ", max));
+    if (length > max) return Corrupt(StrCat(what, " has ", length, " bytes, wanted at most ", max));
     return Take(length, what);
   }
   absl::StatusOr<std::string> Name(std::string_view what, std::uint64_t max) {
@@ -161,9 +162,11 @@ class GgufReader {
       NIBBLE_ASSIGN_OR_RETURN(value.bytes, Text(who));
     } else {
       NIBBLE_ASSIGN_OR_RETURN(value.bytes, Take(kScalarBytes[value.type], who));
-      if (value.type == kBool && Load<std::uint8_t>(value.bytes) > 1) return Corrupt(StrCat(who, " is a bool of another value"));
+      if (value.type == kBool && Load<std::uint8_t>(value.bytes) > 1) {
+        return Corrupt(StrCat(who, " is a bool other than 0 or 1"));
+      }
     }
-    if (!out_.values_.emplace(std::move(key), value).second) return Corrupt(StrCat(who, " is there twice"));
+    if (!out_.values_.emplace(std::move(key), value).second) return Corrupt(StrCat(who, " appears twice"));
     return absl::OkStatus();
   }
 
@@ -172,7 +175,7 @@ class GgufReader {
     NIBBLE_ASSIGN_OR_RETURN(value.count, Number<std::uint64_t>(who));
     if (value.element_type >= kNumValueTypes) return Corrupt(StrCat(who, " has elements of unknown type ", value.element_type));
     if (value.element_type == kArray) return Unsupported(StrCat(who, " is an array of arrays"));
-    // A string takes at least its length.
+    // A string takes at least the 8 bytes of its length.
     const std::uint64_t least = value.element_type == kString ? 8 : kScalarBytes[value.element_type];
     if (value.count > (bytes_.size() - at_) / least) {
       return Corrupt(StrCat(who, " has ", value.count, " elements in ", bytes_.size() - at_, " bytes"));
@@ -190,7 +193,7 @@ class GgufReader {
   absl::StatusOr<std::uint64_t> Alignment() const {
     const auto it = out_.values_.find("general.alignment");
     if (it == out_.values_.end()) return kDefaultAlignment;
-    if (it->second.type != kU32) return Corrupt("general.alignment is no u32");
+    if (it->second.type != kU32) return Corrupt("general.alignment is not a u32");
     const std::uint32_t alignment = Load<std::uint32_t>(it->second.bytes);
     if (!std::has_single_bit(alignment) || alignment > kMaxAlignment) {
       return Corrupt(StrCat("general.alignment is ", alignment, ", wanted a power of two up to ", kMaxAlignment));
@@ -219,7 +222,8 @@ class GgufReader {
     tensor.type = *known;
     NIBBLE_ASSIGN_OR_RETURN(offset, Number<std::uint64_t>(who));
     if (tensor.shape.back() % BlockElements(*known) != 0) {
-      return Corrupt(StrCat(who, " has rows of ", tensor.shape.back(), ", no multiple of ", BlockElements(*known)));
+      return Corrupt(
+          StrCat(who, " has rows of ", tensor.shape.back(), ", wanted a multiple of ", BlockElements(*known)));
     }
     std::int64_t bytes = 0;
     if (__builtin_mul_overflow(elements / BlockElements(*known), BlockBytes(*known), &bytes)) {

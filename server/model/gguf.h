@@ -1,5 +1,5 @@
-// GGUF files, versions 2 and 3, little-endian: typed metadata, then tensors at aligned offsets. Nothing that the file claims
-// is believed before it is compared with the bytes that are there.
+// GGUF files, versions 2 and 3, little-endian: typed metadata, then tensors at aligned offsets. The file is untrusted:
+// every size is checked against the bytes present before it is used.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -15,33 +15,33 @@
 
 namespace nibble::model {
 
-// ggml's numbers for the element types that are read (ggml.h, enum ggml_type).
+// ggml's numbers of the supported element types (ggml.h, enum ggml_type).
 // NOLINTNEXTLINE(readability-identifier-naming): as ggml names them
 enum class GgufType : std::uint32_t { kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kBF16 = 30 };
 const char* Name(GgufType type);  // "Q4_1"
 
 struct GgufTensor {
   GgufType type;
-  std::vector<std::int64_t> shape;  // row-major as the rest of the house: the file's dimensions reversed
+  std::vector<std::int64_t> shape;  // row-major as everywhere in Nibble: the file's dimensions reversed
   std::span<const std::byte> bytes;
 };
 
-// Thread-compatible; views live as long as it does.
+// Thread-compatible; views are valid for the lifetime of the GgufFile.
 class GgufFile {
  public:
   // Errors: DataLoss (the file contradicts itself), Unimplemented (version, byte order, element type; named),
-  // ResourceExhausted (more entries than any model has).
+  // ResourceExhausted (more tensors or keys than allowed).
   static absl::StatusOr<std::unique_ptr<GgufFile>> Open(const std::string& path);
   // Borrows bytes; `where` names the file in messages.
   static absl::StatusOr<std::unique_ptr<GgufFile>> Parse(std::span<const std::byte> bytes, std::string_view where);
 
   bool Has(std::string_view key) const { return values_.contains(key); }
-  // Nothing when the key is absent; InvalidArgument naming it when it has another type or lies outside int64.
+  // nullopt when the key is absent; InvalidArgument naming the key when its value has another type or is outside int64.
   absl::StatusOr<std::optional<std::int64_t>> Int(std::string_view key) const;
   absl::StatusOr<std::optional<double>> Float(std::string_view key) const;  // f32 or f64
   absl::StatusOr<std::optional<bool>> Bool(std::string_view key) const;
   absl::StatusOr<std::optional<std::string>> String(std::string_view key) const;
-  // Empty when absent. Element types must be the ones asked for.
+  // Empty when the key is absent; InvalidArgument naming the key when the elements have another type.
   absl::StatusOr<std::vector<std::string>> Strings(std::string_view key) const;
   absl::StatusOr<std::vector<std::int32_t>> Int32s(std::string_view key) const;  // i32 or u32 within i32
   absl::StatusOr<std::vector<float>> Float32s(std::string_view key) const;
@@ -67,8 +67,8 @@ class GgufFile {
   std::map<std::string, GgufTensor, std::less<>> tensors_;
 };
 
-// The values of count elements of a tensor's blocks, in f32 arithmetic as the format defines them (gguf-py quants.py).
-// Requires bytes to hold them and count to be a multiple of the block size.
+// Dequantises count elements of a tensor's blocks, in f32 arithmetic as the format defines (gguf-py quants.py).
+// Requires bytes to hold count elements, and count to be a multiple of the block size.
 std::vector<float> DequantizeGguf(GgufType type, std::span<const std::byte> bytes, std::int64_t count);
 
 // Elements and bytes of one block.

@@ -7,7 +7,7 @@ namespace nibble::model {
 namespace {
 
 // Blocks of ggml-common.h: block_q4_0 {f16 d; u8 qs[16]}, block_q4_1 {f16 d, m; u8 qs[16]}, block_q8_0 {f16 d; i8 qs[32]}.
-// In the 4-bit ones byte j holds element j in its low and element j + 16 in its high nibble.
+// In 4-bit blocks, byte j holds element j in its low nibble and element j + 16 in its high nibble.
 constexpr std::int64_t kBlock = 32;
 
 float ReadHalf(const std::byte* at) {

@@ -1,4 +1,5 @@
-// A GGUF file of one of llama.cpp's architectures that family.cc knows, by Hugging Face names and in its layout.
+// Reads a GGUF file of one of llama.cpp's architectures in family.cc, and presents it with Hugging Face names and
+// layout.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -28,7 +29,7 @@ absl::Status Unsupported(std::string_view what) {
   return base::WithReason(absl::UnimplementedError(std::string(what)), "UNSUPPORTED_MODEL");
 }
 
-// llama.cpp's name of a module (gguf-py tensor_mapping.py), and its suffix in Hugging Face's.
+// llama.cpp's name of a module (gguf-py tensor_mapping.py), and the suffix of its Hugging Face name.
 struct NameRow {
   const char* gguf;
   const char* hf;
@@ -64,8 +65,9 @@ std::string GgufName(const std::string& name) {
   return "";
 }
 
-// llama.cpp turns neighbouring pairs (2i, 2i + 1) of a head, transformers the halves (i, i + D/2); its converter therefore
-// stores the rows of q and k interleaved (convert_hf_to_gguf.py, LlamaModel.permute). This puts them back.
+// llama.cpp rotates neighbouring pairs (2i, 2i + 1) of a head, transformers pairs (i, i + D/2). llama.cpp's converter
+// therefore stores the rows of q and k interleaved (convert_hf_to_gguf.py, LlamaModel.permute). This restores their
+// order.
 void UndoPermutation(std::vector<float>& values, std::int64_t heads, std::int64_t head_dim) {
   const std::int64_t rows = heads * head_dim;
   const std::int64_t cols = static_cast<std::int64_t>(values.size()) / rows;
@@ -115,7 +117,7 @@ class GgufSource : public WeightSource {
     return spec.name.find(".k_proj.") != std::string::npos ? config_.num_kv_heads : 0;
   }
 
-  // Metadata as the config.json that a Hugging Face directory would hold: one parser checks both.
+  // Turns the metadata into the config.json of a Hugging Face directory, so that one parser checks both.
   absl::Status ReadConfig() {
     NIBBLE_ASSIGN_OR_RETURN(const auto architecture, file_->String("general.architecture"));
     if (!architecture.has_value()) return absl::InvalidArgumentError(StrCat(file_->name(), ": no general.architecture"));
@@ -137,7 +139,7 @@ class GgufSource : public WeightSource {
     }
     const auto embedding = file_->tensors().find("token_embd.weight");
     if (embedding == file_->tensors().end()) return absl::InvalidArgumentError(StrCat(file_->name(), ": no tensor token_embd.weight"));
-    json["vocab_size"] = embedding->second.shape.front();  // what the weights have; llama.vocab_size may be absent
+    json["vocab_size"] = embedding->second.shape.front();  // the weights decide; llama.vocab_size may be absent
     const std::string eps_key = Key("attention.layer_norm_rms_epsilon");
     NIBBLE_ASSIGN_OR_RETURN(const auto eps, file_->Float(eps_key));
     if (!eps.has_value()) return absl::InvalidArgumentError(StrCat(file_->name(), ": no ", eps_key));
@@ -155,7 +157,7 @@ class GgufSource : public WeightSource {
     auto config = ParseHfConfig(json);
     if (!config.ok()) {
       return absl::Status(config.status().code(),
-                          StrCat(file_->name(), ", its metadata as ", base::ToStd(config.status().message())));
+                          StrCat(file_->name(), ", metadata read as ", base::ToStd(config.status().message())));
     }
     config_ = *std::move(config);
     NIBBLE_ASSIGN_OR_RETURN(const auto turned, file_->Int(Key("rope.dimension_count")));
@@ -171,7 +173,7 @@ class GgufSource : public WeightSource {
 
   std::string Key(std::string_view suffix) const { return StrCat(family_->gguf, ".", suffix); }
 
-  // Keys under which the architecture is something else.
+  // Refuses keys that change the architecture.
   absl::Status RefuseOthers() const {
     for (const char* suffix : {"expert_count", "attention.sliding_window", "attention.clamp_kqv"}) {
       const std::string key = Key(suffix);
@@ -203,8 +205,9 @@ class GgufSource : public WeightSource {
     return absl::OkStatus();
   }
 
-  // Llama 3.1's scaling is stored as what it divides each frequency by, not as parameters. All its models share the same
-  // low and high factors and original context, so the largest divisor gives the rest; whatever does not fit is refused.
+  // Llama 3.1's scaling is stored as one divisor per frequency, not as parameters. All its models share the same low
+  // and high factors and original context, so the largest divisor gives the factor. Divisors that do not match are
+  // refused.
   absl::Status CheckRopeFactors() {
     const auto it = file_->tensors().find(kRopeFactorsName);
     if (it == file_->tensors().end()) return absl::OkStatus();
@@ -238,7 +241,7 @@ class GgufSource : public WeightSource {
     text::GgufTokenizer gguf;
     NIBBLE_ASSIGN_OR_RETURN(const auto model, file_->String("tokenizer.ggml.model"));
     if (!model.has_value()) {
-      return base::WithReason(absl::NotFoundError(StrCat(file_->name(), ": no tokenizer.ggml.model: the file has no tokenizer")),
+      return base::WithReason(absl::NotFoundError(StrCat(file_->name(), ": no tokenizer (no tokenizer.ggml.model)")),
                               "NO_TOKENIZER");
     }
     gguf.model = *model;
@@ -269,15 +272,20 @@ class GgufSource : public WeightSource {
     for (const TensorSpec& spec : RequiredTensors(config_)) {
       const std::string name = GgufName(spec.name);
       const auto it = rest.find(name);
-      if (it == rest.end()) return absl::InvalidArgumentError(StrCat(file_->name(), ": no tensor \"", name, "\", its metadata wants it"));
+      if (it == rest.end()) {
+        return absl::InvalidArgumentError(StrCat(file_->name(), ": no tensor \"", name, "\", its metadata needs it"));
+      }
       if (it->second->shape != spec.shape) {
         return absl::InvalidArgumentError(StrCat(file_->name(), ": tensor \"", name, "\" has shape ", ShapeText(it->second->shape),
-                                                 ", its metadata wants ", ShapeText(spec.shape)));
+                                                 ", its metadata needs ", ShapeText(spec.shape)));
       }
       rest.erase(it);
     }
     rest.erase(kRopeFactorsName);
-    if (!rest.empty()) return Unsupported(StrCat(file_->name(), ": tensor \"", rest.begin()->first, "\" is none of this architecture"));
+    if (!rest.empty()) {
+      return Unsupported(
+          StrCat(file_->name(), ": tensor \"", rest.begin()->first, "\" is unknown in this architecture"));
+    }
     return absl::OkStatus();
   }
 

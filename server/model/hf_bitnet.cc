@@ -43,7 +43,7 @@ absl::StatusOr<std::optional<HfBitNet>> ParseHfBitNet(const Json& config) {
   NIBBLE_ASSIGN_OR_RETURN(bitnet.rms_norm_eps, base::GetNumber(*it, "rms_norm_eps", kWhere, 1e-6));
   if (const auto left_out = it->find("modules_to_not_convert"); left_out != it->end() && !left_out->is_null()) {
     if (!left_out->is_array())
-      return absl::InvalidArgumentError(StrCat(kWhere, ": \"modules_to_not_convert\" is no list"));
+      return absl::InvalidArgumentError(StrCat(kWhere, ": \"modules_to_not_convert\" is not a list"));
     for (const Json& name : *left_out) {
       if (name != "lm_head")
         return Unsupported(
@@ -69,7 +69,7 @@ Json ToJson(const HfBitNet& bitnet) {
 
 absl::StatusOr<std::string> PackHfBitNet(std::span<const std::int8_t> codes, std::int64_t n, std::int64_t k) {
   if (n % kHfBitNetRows != 0) {
-    return absl::InvalidArgumentError(StrCat(n, " rows, and transformers packs multiples of ", kHfBitNetRows));
+    return absl::InvalidArgumentError(StrCat(n, " rows, transformers packs only multiples of ", kHfBitNetRows));
   }
   const std::int64_t stripe = n / kHfBitNetRows * k;
   std::string bytes(static_cast<std::size_t>(stripe), '\0');
@@ -95,7 +95,7 @@ absl::StatusOr<std::vector<std::int8_t>> UnpackHfBitNet(std::string_view bytes, 
       const int bits = static_cast<unsigned char>(bytes[static_cast<std::size_t>(i)]) >> (2 * part) & 3;
       if (bits == 3)
         return absl::InvalidArgumentError(
-            StrCat("row ", part * (n / kHfBitNetRows) + i / k, " holds a code that is none of -1, 0, 1"));
+            StrCat("row ", part * (n / kHfBitNetRows) + i / k, " holds a code other than -1, 0 and 1"));
       codes[static_cast<std::size_t>(part * stripe + i)] = static_cast<std::int8_t>(bits - 1);
     }
   }

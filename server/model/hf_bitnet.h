@@ -3,7 +3,7 @@
 //
 //   bitlinear                 weight u8 [N/4, K], weight_scale [1]: y = acc / (weight_scale * activation scale) + bias
 //   autobitlinear, offline    weight u8 [N/4, K], or float holding the codes; weight_scale [1]: y = (x w^T + bias) * weight_scale
-//   autobitlinear, online     float master weights, ternarised at every forward pass: no artifact to serve, but what one is made of
+//   autobitlinear, online     float master weights, ternarised at every forward pass: not servable, but convertible
 // Row r of a packed weight holds rows r, r + N/4, r + 2N/4, r + 3N/4 at bits 0-1, 2-3, 4-5, 6-7, each as code + 1.
 #pragma once
 #include <cstdint>
@@ -24,29 +24,29 @@ enum class HfLinearClass { kBitLinear, kAutoBitLinearOffline, kAutoBitLinearOnli
 
 struct HfBitNet {
   HfLinearClass linear_class = HfLinearClass::kBitLinear;
-  bool use_rms_norm = false;  // a norm before every linear, beside those of the block
+  bool use_rms_norm = false;  // a norm before every linear, besides the norms of the block
   double rms_norm_eps = 1e-6;
 };
 
-inline constexpr char kHfWeightScale[] = "_scale";  // behind a weight's name
+inline constexpr char kHfWeightScale[] = "_scale";  // suffix of a weight's name
 inline constexpr std::int64_t kHfBitNetRows = 4;    // rows in a byte
 
-// "PATH.bias" -> "PATH.weight_scale": what autobitlinear, offline multiplies that bias by.
+// "PATH.bias" -> "PATH.weight_scale": the scale by which autobitlinear, offline multiplies that bias.
 std::string HfScaleOfBias(std::string_view bias);
 
-// config.json's quantization_config, or nothing where there is none. Unimplemented names another method, or what is
-// left out of it beside the head.
+// Reads config.json's quantization_config; nullopt when absent. Unimplemented names another method, or a module other
+// than the head that is excluded from quantisation.
 absl::StatusOr<std::optional<HfBitNet>> ParseHfBitNet(const base::Json& config);
 base::Json ToJson(const HfBitNet& bitnet);
 
-// Codes [N, K] -> bytes [N/4, K], and back. InvalidArgument at a code that is none (3), or where N is no multiple of 4.
+// Codes [N, K] -> bytes [N/4, K], and back. InvalidArgument for an invalid code (3), or when N is not a multiple of 4.
 absl::StatusOr<std::string> PackHfBitNet(std::span<const std::int8_t> codes, std::int64_t n, std::int64_t k);
 absl::StatusOr<std::vector<std::int8_t>> UnpackHfBitNet(std::string_view bytes, std::int64_t n, std::int64_t k);
 
-// Floats that are a ternary weight already: every value is -s, 0 or s. Their codes and s, or nothing: raw masters.
+// Codes and scale of floats that are already ternary (every value is -s, 0 or s); nullopt for raw masters.
 struct TernaryValues {
   std::vector<std::int8_t> codes;
-  float scale = 0;  // 1 where all are 0
+  float scale = 0;  // 1 if all codes are 0
 };
 std::optional<TernaryValues> AsTernary(std::span<const float> values);
 

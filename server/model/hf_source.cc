@@ -1,4 +1,4 @@
-// A directory as transformers 4 and 5 save it.
+// Reads a directory as transformers 4 and 5 save it.
 #include <algorithm>
 #include <cmath>
 
@@ -20,14 +20,14 @@ using kernels::DType;
 
 absl::StatusOr<base::Json> ReadJson(base::FileSystem& files, const std::string& directory, const char* name) {
   const std::string path = base::JoinPath(directory, name);
-  if (!files.Exists(path)) return absl::NotFoundError(StrCat(name, " is not there"));
+  if (!files.Exists(path)) return absl::NotFoundError(StrCat(name, " is missing"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(path, kMaxConfigJsonBytes));
   auto json = base::ParseJson(text);
   if (!json.ok()) return absl::InvalidArgumentError(StrCat(name, ": ", base::ToStd(json.status().message())));
   return json;
 }
 
-// Buffers that old checkpoints carry: RopeInverseFrequencies makes them anew.
+// Old checkpoints store these buffers; RopeInverseFrequencies computes them.
 bool IsRotaryTable(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
 
 class HfSource : public WeightSource {
@@ -37,7 +37,7 @@ class HfSource : public WeightSource {
   absl::Status Open(base::FileSystem& files, const std::string& directory) {
     NIBBLE_ASSIGN_OR_RETURN(base::Json json, ReadJson(files, directory, "config.json"));
     if (files.Exists(base::JoinPath(directory, "generation_config.json"))) {
-      // Where generation stops is written here; config.json often knows only one of several end tokens.
+      // generation_config.json lists the end tokens; config.json often has only one of several.
       NIBBLE_ASSIGN_OR_RETURN(const base::Json generation, ReadJson(files, directory, "generation_config.json"));
       const auto eos = generation.is_object() ? generation.find("eos_token_id") : generation.end();
       if (eos != generation.end() && !eos->is_null() && json.is_object()) json["eos_token_id"] = *eos;
@@ -46,8 +46,8 @@ class HfSource : public WeightSource {
     if (!files.Exists(base::JoinPath(directory, "tokenizer.json"))) {
       return base::WithReason(
           absl::NotFoundError(files.Exists(base::JoinPath(directory, "tokenizer.model"))
-                                  ? "tokenizer.json is not there, and tokenizer.model is not read: save the tokenizer as a fast one"
-                                  : "tokenizer.json is not there"),
+                                  ? "tokenizer.json is missing; tokenizer.model is not read: save a fast tokenizer"
+                                  : "tokenizer.json is missing"),
           "NO_TOKENIZER");
     }
     for (const char* name : kCompanionFiles) {
@@ -72,15 +72,16 @@ class HfSource : public WeightSource {
       auto ternary = AsTernary(floats);
       if (!ternary.has_value()) {
         return base::WithReason(
-            absl::FailedPreconditionError(StrCat("tensor \"", spec.name, "\" holds raw master weights, and config.json says that codes "
-                                                 "were made (quantization_mode offline): masters are \"online\"")),
+            absl::FailedPreconditionError(
+                StrCat("tensor \"", spec.name, "\" holds raw master weights, but config.json says codes ",
+                       "(quantization_mode offline): use \"online\" for masters")),
             "RAW_MASTERS", {{"tensor", spec.name}});
       }
       values = *std::move(ternary);
     }
     NIBBLE_ASSIGN_OR_RETURN(const float scale, ReadScale(spec.name + kHfWeightScale));
     values.scale *= bitnet_->linear_class == HfLinearClass::kBitLinear ? 1.0f / scale : scale;
-    if (!(values.scale > 0.0f) || !std::isfinite(values.scale)) {  // not a scale, or one whose inverse or product leaves f32
+    if (!(values.scale > 0.0f) || !std::isfinite(values.scale)) {  // not a scale, or its inverse or product leaves f32
       return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" has the scale ", values.scale, " with ",
                                                kHfWeightScale, " ", scale, ", wanted a positive number"));
     }
@@ -91,7 +92,8 @@ class HfSource : public WeightSource {
     const SafetensorsTensor& tensor = stored_.tensors.at(spec.name);
     const std::int64_t count = NumElements(tensor.shape).value_or(0);
     if (!IsScaled(spec)) return ConvertFloats(tensor.bytes, *tensor.dtype, dtype, count);
-    // By weight_scale alone, whatever the magnitude of float codes: AutoBitLinear multiplies what it made with both.
+    // Scales by weight_scale only, whatever the magnitude of float codes: AutoBitLinear applies it to product and bias
+    // together.
     NIBBLE_ASSIGN_OR_RETURN(std::vector<float> bias, ToFloats(tensor.bytes, *tensor.dtype, count));
     NIBBLE_ASSIGN_OR_RETURN(const float scale, ReadScale(HfScaleOfBias(spec.name)));
     for (float& value : bias) value *= scale;
@@ -102,10 +104,10 @@ class HfSource : public WeightSource {
     constexpr std::int64_t kFloatBytes = sizeof(float);
     const SafetensorsTensor& tensor = stored_.tensors.at(spec.name);
     const std::int64_t count = NumElements(spec.shape).value_or(0);
-    // Codes, beside the floats that they are made of.
+    // The codes, and the floats that they are made from.
     if (is_ternary_ && spec.role == TensorRole::kLinear) return tensor.dtype == DType::kU8 ? count : count * (1 + kFloatBytes);
     const bool as_stored = tensor.dtype == dtype && !IsScaled(spec);
-    return count * (kernels::SizeOf(dtype) + (as_stored ? 0 : kFloatBytes));  // one type becomes another by way of f32
+    return count * (kernels::SizeOf(dtype) + (as_stored ? 0 : kFloatBytes));  // types are converted through f32
   }
 
  private:
@@ -141,7 +143,8 @@ class HfSource : public WeightSource {
     return absl::OkStatus();
   }
 
-  // Phi-3's q, k and v are rows of one weight, and so are gate and up: each gets its own name, and its part of the bytes.
+  // Phi-3 stores q, k and v as rows of one weight, and gate and up as rows of another. Gives each its own name and its
+  // part of the bytes.
   absl::Status TakeApart() {
     if (bitnet_.has_value()) {
       return base::WithReason(absl::UnimplementedError(StrCat("config.json: bitnet with architecture ", config_.architecture)),
@@ -154,14 +157,16 @@ class HfSource : public WeightSource {
       for (const auto& [module, kinds] : fused) {
         const std::string name = StrCat("model.layers.", layer, ".", module, ".weight");
         const auto it = stored_.tensors.find(name);
-        if (it == stored_.tensors.end()) return absl::InvalidArgumentError(StrCat("no tensor \"", name, "\", config.json wants it"));
+        if (it == stored_.tensors.end()) {
+          return absl::InvalidArgumentError(StrCat("no tensor \"", name, "\", config.json needs it"));
+        }
         const SafetensorsTensor whole = it->second;
         std::int64_t rows = 0;
         for (const LinearKind kind : kinds) rows += OutFeatures(config_, kind);
         const std::vector<std::int64_t> wanted = {rows, config_.hidden_size};
         if (whole.shape != wanted || !IsFloat(whole)) {
           return absl::InvalidArgumentError(StrCat("tensor \"", name, "\" is ", whole.dtype_name, " ", ShapeText(whole.shape),
-                                                   ", config.json wants floats ", ShapeText(wanted)));
+                                                   ", config.json needs floats ", ShapeText(wanted)));
         }
         const std::size_t row_bytes = whole.bytes.size() / static_cast<std::size_t>(rows);
         std::size_t begin = 0;
@@ -172,7 +177,7 @@ class HfSource : public WeightSource {
           part.bytes = whole.bytes.subspan(begin * row_bytes, static_cast<std::size_t>(part.shape[0]) * row_bytes);
           begin += static_cast<std::size_t>(part.shape[0]);
           if (!stored_.tensors.emplace(part.name, part).second) {
-            return absl::InvalidArgumentError(StrCat("tensor \"", part.name, "\" is there beside \"", name, "\""));
+            return absl::InvalidArgumentError(StrCat("tensor \"", part.name, "\" exists besides \"", name, "\""));
           }
         }
         stored_.tensors.erase(name);
@@ -181,7 +186,7 @@ class HfSource : public WeightSource {
     return absl::OkStatus();
   }
 
-  // A linear of a ternary source: packed by fours, or floats; and its scale.
+  // Checks a linear of a ternary source: four codes per byte, or floats; and its scale.
   absl::Status CheckTernary(const TensorSpec& spec, std::map<std::string, const SafetensorsTensor*>& rest) {
     const SafetensorsTensor& tensor = *rest.at(spec.name);
     const std::vector<std::int64_t> packed = {spec.shape[0] / kHfBitNetRows, spec.shape[1]};
@@ -189,12 +194,14 @@ class HfSource : public WeightSource {
     if (tensor.dtype == DType::kU8 ? tensor.shape != packed || spec.shape[0] % kHfBitNetRows != 0
                                    : !may_be_float || tensor.shape != spec.shape || !IsFloat(tensor)) {
       return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" is ", tensor.dtype_name, " ", ShapeText(tensor.shape),
-                                               ", config.json wants U8 ", ShapeText(packed),
+                                               ", config.json needs U8 ", ShapeText(packed),
                                                may_be_float ? StrCat(" or float ", ShapeText(spec.shape)) : ""));
     }
     const std::string scale_name = spec.name + kHfWeightScale;
     const auto scale = rest.find(scale_name);
-    if (scale == rest.end()) return absl::InvalidArgumentError(StrCat("no tensor \"", scale_name, "\", config.json wants it"));
+    if (scale == rest.end()) {
+      return absl::InvalidArgumentError(StrCat("no tensor \"", scale_name, "\", config.json needs it"));
+    }
     if (!IsFloat(*scale->second) || NumElements(scale->second->shape) != 1) {
       return absl::InvalidArgumentError(StrCat("tensor \"", scale_name, "\" is ", scale->second->dtype_name, " ",
                                                ShapeText(scale->second->shape), ", wanted one float"));
@@ -212,7 +219,9 @@ class HfSource : public WeightSource {
     for (const auto& [name, tensor] : stored_.tensors) rest.emplace(name, &tensor);
     for (const TensorSpec& spec : RequiredTensors(config_)) {
       const auto it = rest.find(spec.name);
-      if (it == rest.end()) return absl::InvalidArgumentError(StrCat("no tensor \"", spec.name, "\", config.json wants it"));
+      if (it == rest.end()) {
+        return absl::InvalidArgumentError(StrCat("no tensor \"", spec.name, "\", config.json needs it"));
+      }
       if (is_ternary_ && spec.role == TensorRole::kLinear) {
         NIBBLE_RETURN_IF_ERROR(CheckTernary(spec, rest));
         rest.erase(spec.name);
@@ -221,7 +230,7 @@ class HfSource : public WeightSource {
       const SafetensorsTensor& tensor = *it->second;
       if (tensor.shape != spec.shape) {
         return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" has shape ", ShapeText(tensor.shape),
-                                                 ", config.json wants ", ShapeText(spec.shape)));
+                                                 ", config.json needs ", ShapeText(spec.shape)));
       }
       if (!IsFloat(tensor)) {
         return base::WithReason(absl::UnimplementedError(StrCat("tensor \"", spec.name, "\" is ", tensor.dtype_name,
@@ -233,7 +242,8 @@ class HfSource : public WeightSource {
     for (const auto& [name, tensor] : rest) {
       if (!IsRotaryTable(name) && !(config_.tied_embeddings && name == kHeadName)) {
         return base::WithReason(
-            absl::UnimplementedError(StrCat("tensor \"", name, "\" is none of this architecture with this config.json")),
+            absl::UnimplementedError(
+                StrCat("tensor \"", name, "\" is unknown in this architecture with this config.json")),
             "UNSUPPORTED_MODEL");
       }
       ignored_tensors_.push_back(name);

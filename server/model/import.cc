@@ -22,9 +22,9 @@ using kernels::DType;
 
 // A GGUF file, or a directory with one and no config.json.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenSource(base::FileSystem& files, const std::string& source) {
-  if (!files.Exists(source)) return absl::NotFoundError(StrCat(source, " is not there"));
+  if (!files.Exists(source)) return absl::NotFoundError(StrCat(source, " does not exist"));
   const auto names = files.List(source);
-  if (!names.ok()) return OpenGgufModel(source);  // no directory
+  if (!names.ok()) return OpenGgufModel(source);  // not a directory
   if (files.Exists(base::JoinPath(source, "config.json"))) return OpenHfDirectory(files, source);
   std::string gguf;
   for (const std::string& name : *names) {
@@ -32,11 +32,11 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenSource(base::FileSystem& files
     if (!gguf.empty()) return absl::InvalidArgumentError("more than one .gguf file, and no config.json");
     gguf = name;
   }
-  if (gguf.empty()) return absl::NotFoundError("neither config.json nor a .gguf file is there");
+  if (gguf.empty()) return absl::NotFoundError("no config.json and no .gguf file");
   return OpenGgufModel(base::JoinPath(source, gguf));
 }
 
-// The exponent field of all ones says infinity or NaN, in f32 and in bf16.
+// An exponent field of all ones means infinity or NaN, in f32 and in bf16.
 absl::Status CheckFinite(const TensorSpec& spec, const std::string& bytes, DType dtype) {
   const std::size_t width = static_cast<std::size_t>(kernels::SizeOf(dtype));
   for (std::size_t i = 0; i < bytes.size() / width; ++i) {
@@ -49,12 +49,12 @@ absl::Status CheckFinite(const TensorSpec& spec, const std::string& bytes, DType
   return absl::OkStatus();
 }
 
-// Pack only: codes that are there change their place.
+// Only moves existing codes into the packed layout.
 absl::Status PutTernary(const WeightSource& source, const TensorSpec& spec, SafetensorsWriter& writer) {
   NIBBLE_ASSIGN_OR_RETURN(const TernaryValues values, source.ReadTernary(spec));
   std::string rows(static_cast<std::size_t>(spec.shape[0] * kernels::TernaryRowBytes(spec.shape[1])), '\0');
   if (!kernels::TernaryCodesToRows(values.codes.data(), spec.shape[0], spec.shape[1], reinterpret_cast<std::uint8_t*>(rows.data()))) {
-    return absl::InternalError(StrCat(spec.name, ": a code is none of -1, 0, 1"));
+    return absl::InternalError(StrCat(spec.name, ": holds a code other than -1, 0 and 1"));
   }
   NIBBLE_RETURN_IF_ERROR(writer.Put(spec.name, rows));
   return writer.Put(spec.name + kTernaryScaleSuffix, {reinterpret_cast<const char*>(&values.scale), sizeof values.scale});
@@ -78,7 +78,7 @@ absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes)
   };
   const std::vector<std::int32_t> ids = (*tokenizer)->ids();
   if (!ids.empty() && ids.back() >= vocab) return wanted_below("the largest token id is", ids.back());
-  // A post-processor spells out the ids that it puts around a text.
+  // A post-processor names the ids that it adds around a text; they need not be in the vocabulary.
   const auto around = (*tokenizer)->Encode("", /*add_special_tokens=*/true);
   if (!around.ok()) return absl::InvalidArgumentError(StrCat("tokenizer.json: an empty ", base::ToStd(around.status().message())));
   for (const std::int32_t id : *around) {
@@ -87,14 +87,14 @@ absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes)
   return absl::OkStatus();
 }
 
-// The most memory that the import holds at once: tensors are read, checked and written one by one, beside the files that the source
-// holds until its end.
+// The import's peak memory, in bytes: tensors are read, checked and written one by one, and the source keeps its
+// companion files until the end.
 std::int64_t HeldBytes(const WeightSource& source, const std::vector<TensorSpec>& specs, const std::map<std::string, DType>& types) {
   std::int64_t largest = 0;
   for (const TensorSpec& spec : specs) {
     largest = std::max(largest, source.ReadBytes(spec, types.at(spec.name)));
     if (!source.is_ternary() || spec.role != TensorRole::kLinear) continue;
-    // PutTernary: the codes, beside their rows.
+    // PutTernary holds the codes and their packed rows.
     largest = std::max(largest, NumElements(spec.shape).value_or(0) + spec.shape[0] * kernels::TernaryRowBytes(spec.shape[1]));
   }
   std::int64_t held = largest;
@@ -117,7 +117,7 @@ absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::str
   report.ignored_tensors = weights->ignored_tensors();
   ArtifactInfo info;
   info.format = weights->is_ternary() ? Format::kTernary : dtype == DType::kF32 ? Format::kF32 : Format::kBF16;
-  if (weights->is_bitnet()) info.bitnet = BitNetInfo{.act_bits = 8, .head_dtype = dtype};  // transformers knows 8 bits alone
+  if (weights->is_bitnet()) info.bitnet = BitNetInfo{.act_bits = 8, .head_dtype = dtype};  // transformers' only width
   info.kv_dtype = dtype;
   NIBBLE_ASSIGN_OR_RETURN(const auto stored, StoredTensors(report.config, info));
   std::map<std::string, DType> types;

@@ -22,7 +22,7 @@ absl::StatusOr<std::unique_ptr<KvPool>> KvPool::Create(const ModelConfig& config
   }
   pool->memory_.reset(std::aligned_alloc(64, static_cast<std::size_t>(bytes + 63) / 64 * 64));
   if (pool->memory_ == nullptr) {
-    return base::WithReason(absl::ResourceExhaustedError(base::StrCat("KV cache: ", bytes, " bytes are not to be had")),
+    return base::WithReason(absl::ResourceExhaustedError(base::StrCat("KV cache: cannot allocate ", bytes, " bytes")),
                             "OUT_OF_DEVICE_MEMORY");
   }
   pool->view_ = {.base = pool->memory_.get(),

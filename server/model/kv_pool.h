@@ -1,4 +1,4 @@
-// Memory of a paged KV cache and who holds which page.
+// The memory of a paged KV cache, and its list of free pages.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -14,7 +14,7 @@ namespace nibble::model {
 // One thread.
 class KvPool {
  public:
-  // ResourceExhausted (OUT_OF_DEVICE_MEMORY) when the pages cannot be had.
+  // ResourceExhausted (OUT_OF_DEVICE_MEMORY) when the pages cannot be allocated.
   static absl::StatusOr<std::unique_ptr<KvPool>> Create(const ModelConfig& config, kernels::DType dtype,
                                                         std::int64_t num_pages);
 
@@ -23,10 +23,10 @@ class KvPool {
   }
   static std::int64_t PageBytes(const ModelConfig& config, kernels::DType dtype);
 
-  // `count` page numbers, or nothing when fewer are free.
+  // Appends `count` page numbers to `pages`; returns false and takes none when fewer are free.
   bool Take(std::int64_t count, std::vector<std::int32_t>* pages);
   void Give(const std::vector<std::int32_t>& pages);
-  // The first `count` of `from` become those of `to`, byte for byte.
+  // Copies the contents of the first `count` pages of `from` to the first `count` pages of `to`.
   void Copy(const std::vector<std::int32_t>& from, const std::vector<std::int32_t>& to, std::int64_t count);
 
   const kernels::KvCacheView& view() const { return view_; }

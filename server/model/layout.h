@@ -1,5 +1,5 @@
-// Which tensors an artifact of a format holds, with their types and shapes: the one list that writers plan by and
-// Artifact::Open checks against.
+// Lists the tensors that an artifact of each format holds, with types and shapes. Writers plan from this list and
+// Artifact::Open checks against it.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,7 +13,7 @@
 
 namespace nibble::model {
 
-// Suffixes of what stands beside a quantised weight.
+// Suffixes of the tensors that belong to a quantised weight.
 inline constexpr char kInt8ScaleSuffix[] = "_scale";
 inline constexpr char kTernaryScaleSuffix[] = "_scale";
 inline constexpr char kNf4AbsmaxSuffix[] = "_absmax";
@@ -22,27 +22,27 @@ inline constexpr char kNf4OffsetSuffix[] = "_absmax_offset";
 
 struct StoredTensor {
   std::string name;
-  std::vector<kernels::DType> dtypes;  // any of these
+  std::vector<kernels::DType> dtypes;  // the allowed types
   std::vector<std::int64_t> shape;
 };
 
 // True when the weight of this role is stored as codes (int8, NF4 or ternary) in that format.
 bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo& info);
 
-// Those of model.safetensors.
+// The tensors of model.safetensors.
 absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& config, const ArtifactInfo& info);
-// Their bytes. `float_bytes`: of an element where the format leaves its type open.
+// Total bytes of these tensors. float_bytes: bytes per element where the format allows several float types.
 absl::StatusOr<std::int64_t> WeightFileBytes(const ModelConfig& config, const ArtifactInfo& info, std::int64_t float_bytes);
 
-// The most input features of a linear in that format, which the integer sums of its product hold; act_bits is that of ternary's
-// activations. Nothing where there is no limit.
+// Maximum input features of a linear in that format: with more, the integer sums of its product could overflow.
+// act_bits: bits of ternary's activation codes. nullopt: no limit.
 std::optional<std::int64_t> MaxInFeatures(Format format, int act_bits);
 
-// Before a model is converted, loaded or trained for a format: its product would be refused at the first token otherwise.
-// Errors: InvalidArgument, naming the weight, what it has and what is wanted.
+// Called before a model is converted, loaded or trained for a format; otherwise the kernels would refuse its product at
+// the first token. Errors: InvalidArgument, naming the weight, got and wanted.
 absl::Status CheckInFeatures(const ModelConfig& config, const ArtifactInfo& info);
 
-// In the file's order, so that its writer holds nothing large back.
+// Sorts into the file's order, so that the writer need not keep large tensors in memory.
 void SortForWriter(const SafetensorsWriter& writer, std::vector<TensorSpec>& specs);
 
 }  // namespace nibble::model

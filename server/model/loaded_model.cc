@@ -16,7 +16,7 @@ namespace nibble::model {
 using kernels::ConstMatrix;
 using kernels::DType;
 
-// Fills one LoadedModel; every method names the tensor it could not use.
+// Fills one LoadedModel. Errors name the tensor.
 class LoadedModelBuilder {
  public:
   LoadedModelBuilder(LoadedModel& model, const kernels::Stream& stream)
@@ -82,7 +82,7 @@ class LoadedModelBuilder {
     if (tensor.dtype != dtype || tensor.shape != shape) {
       std::string wanted;
       for (const std::int64_t size : shape) wanted += base::StrCat(wanted.empty() ? "" : ", ", size);
-      return absl::DataLossError(base::StrCat(name, ": dtype ", Name(tensor.dtype), " or shape do not fit, wanted ",
+      return absl::DataLossError(base::StrCat(name, ": dtype ", Name(tensor.dtype), " or shape does not match, wanted ",
                                               Name(dtype), " [", wanted, "]"));
     }
     return tensor;
@@ -98,7 +98,7 @@ class LoadedModelBuilder {
     return copy;
   }
 
-  // A float matrix as it lies in the file.
+  // A float matrix, read in place from the mapped file.
   absl::StatusOr<ConstMatrix> FloatMatrix(const std::string& name, std::int64_t rows, std::int64_t cols) {
     NIBBLE_ASSIGN_OR_RETURN(const TensorView tensor, artifact_.Tensor(name));
     if ((tensor.dtype != DType::kF32 && tensor.dtype != DType::kBF16) ||
@@ -146,7 +146,7 @@ class LoadedModelBuilder {
     const std::int64_t elements = kernels::PackedDenseElements(matrix.rows, matrix.cols);
     NIBBLE_ASSIGN_OR_RETURN(auto* panels, Allocate<std::byte>(elements * kernels::SizeOf(matrix.dtype)));
     kernels::PackDenseWeight(matrix.data, matrix.dtype, matrix.rows, matrix.cols, panels);
-    // Of a tied embedding the rows that are looked up come back.
+    // If the embedding is tied, lookups map the pages that they read again.
     const std::int64_t bytes = matrix.rows * matrix.cols * kernels::SizeOf(matrix.dtype);
     ForgetPages({static_cast<const std::byte*>(matrix.data), static_cast<std::size_t>(bytes)});
     return kernels::PackedDenseWeight{panels, matrix.dtype, matrix.rows, matrix.cols};
@@ -159,7 +159,7 @@ class LoadedModelBuilder {
     NIBBLE_ASSIGN_OR_RETURN(auto* scales, Allocate<float>(kernels::RoundUp(rows, kernels::kTernaryTileRows)));
     std::fill_n(scales, kernels::RoundUp(rows, kernels::kTernaryTileRows), *reinterpret_cast<const float*>(scale.bytes.data()));
     if (!kernels::TernaryRowsToTiles(reinterpret_cast<const std::uint8_t*>(codes.bytes.data()), rows, cols, tiles)) {
-      return absl::DataLossError(base::StrCat(name, ": holds a code that is none of -1, 0, 1"));
+      return absl::DataLossError(base::StrCat(name, ": holds a code other than -1, 0 and 1"));
     }
     ForgetPages(codes.bytes);
     return kernels::PackedTernaryWeight{tiles, scales, rows, cols, kernels::TernaryPaddedK(cols)};

@@ -1,4 +1,5 @@
-// An artifact made ready to run: tensors that kernels read as stored stay in the mapped file, others are laid out once.
+// An artifact prepared for inference. Tensors that kernels read in their stored layout stay in the mapped file; the
+// others are laid out once, in memory of the model's own.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -19,10 +20,10 @@ class LoadedModel {
  public:
   struct Options {
     std::int64_t max_positions = 8192;  // of the rope table; the model's own limit when that is lower
-    base::Cancelled cancelled = {};     // asked before every layer
+    base::Cancelled cancelled = {};     // checked before every layer
   };
 
-  // Lays out weights by the stream's device. Nothing is quantised: codes are only moved (int8 tiles, dense panels) and
+  // Lays out weights for the stream's device. Nothing is quantised: codes are only moved (int8 tiles, dense panels) and
   // NF4's block scales widened. Errors: DataLoss, InvalidArgument (tensor named), Unimplemented (format), ResourceExhausted, Cancelled.
   static absl::StatusOr<std::shared_ptr<const LoadedModel>> Load(const std::string& directory, const Options& options,
                                                                  const kernels::Stream& stream);
@@ -32,7 +33,7 @@ class LoadedModel {
   const std::string& directory() const { return artifact_->directory(); }
   const DecoderWeights& weights() const { return weights_; }
   std::int64_t max_positions() const { return weights_.rope_positions; }
-  std::uint64_t resident_bytes() const { return resident_bytes_; }  // memory of its own, mapped files included
+  std::uint64_t resident_bytes() const { return resident_bytes_; }  // own memory and mapped tensors
 
  private:
   friend class LoadedModelBuilder;

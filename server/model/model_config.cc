@@ -51,7 +51,8 @@ absl::StatusOr<double> Positive(const Json& json, const char* key, const double*
   return value;
 }
 
-// One of transformers' dictionaries: rope_parameters (5) or rope_scaling (4), whose theta may stand outside.
+// Reads transformers' rope_parameters (version 5) or rope_scaling (version 4), whose theta may be outside the
+// dictionary.
 absl::StatusOr<RopeConfig> ParseRope(const Json& json, double theta, std::int64_t max_positions) {
   if (!json.is_object()) return Bad("rope_parameters / rope_scaling", base::Dump(json).substr(0, 64), "an object");
   RopeConfig rope;
@@ -95,7 +96,9 @@ absl::StatusOr<RopeConfig> ReadRope(const Json& json, double default_theta, std:
                           ParseRope(parameters != nullptr ? *parameters : *scaling, theta, max_positions));
   if (parameters != nullptr && scaling != nullptr) {
     NIBBLE_ASSIGN_OR_RETURN(const RopeConfig other, ParseRope(*scaling, theta, max_positions));
-    if (!Same(rope, other)) return Bad("rope_parameters", "not what \"rope_scaling\" says", "one of them, or both equal");
+    if (!Same(rope, other)) {
+      return Bad("rope_parameters", "not equal to \"rope_scaling\"", "one of them, or both equal");
+    }
   }
   return rope;
 }
@@ -134,7 +137,7 @@ absl::Status ReadTokenIds(const Json& json, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// What would change the arithmetic and is not built: refused by name.
+// Refuses, by name, unsupported settings that would change the arithmetic.
 absl::Status CheckSupported(const Json& json) {
   if (const Json* quantization = Find(json, "quantization_config"); quantization != nullptr) {
     return Unsupported(StrCat("quantization_config ", base::Dump(*quantization).substr(0, 80)));
@@ -160,7 +163,7 @@ absl::StatusOr<Activation> ReadActivation(const Json& json, Activation absent) {
   return Unsupported(StrCat("hidden_act \"", name.substr(0, 64), "\" (supported: silu, relu2)"));
 }
 
-// Tokens that some layer looks back on; 0 where every layer looks back on all.
+// The window of layers with sliding attention, in tokens; 0 if every layer sees all tokens.
 absl::StatusOr<std::int64_t> ReadSlidingWindow(const Json& json, const Family& family, std::int64_t num_layers) {
   if (json.contains("sliding_window") && json["sliding_window"].is_null()) return std::int64_t{0};
   const bool has_switch = family.attention_bias == Family::AttentionBias::kQkvAlways || family.qk_norm;  // Qwen
@@ -245,7 +248,7 @@ absl::StatusOr<ModelConfig> ParseHfConfig(const Json& json) {
   NIBBLE_ASSIGN_OR_RETURN(config.hidden_size, Size(json, "hidden_size", kMaxHidden, nullptr));
   NIBBLE_ASSIGN_OR_RETURN(config.num_layers, Size(json, "num_hidden_layers", kMaxLayers, nullptr));
   NIBBLE_ASSIGN_OR_RETURN(config.num_heads, Size(json, "num_attention_heads", kMaxHeads, nullptr));
-  // null means as many as heads; where the key is absent the family's default stands.
+  // null means as many as heads; an absent key means the family's default.
   const bool own_kv_heads = family->num_kv_heads > 0 && !json.contains("num_key_value_heads");
   const std::int64_t default_kv_heads = own_kv_heads ? family->num_kv_heads : config.num_heads;
   NIBBLE_ASSIGN_OR_RETURN(config.num_kv_heads, Size(json, "num_key_value_heads", kMaxHeads, &default_kv_heads));
@@ -294,7 +297,8 @@ Json ToHfConfig(const ModelConfig& config) {
   if (family.sliding_window > 0 || config.sliding_window > 0) {
     json["sliding_window"] = config.sliding_window > 0 ? Json(config.sliding_window) : Json(nullptr);
     json["use_sliding_window"] = config.sliding_window > 0;
-    json["max_window_layers"] = config.sliding_window > 0 ? 0 : config.num_layers;  // which layers is not kept: see context_limit
+    // The list of layers with a window is not kept: see context_limit.
+    json["max_window_layers"] = config.sliding_window > 0 ? 0 : config.num_layers;
   }
   if (config.norms != family.norms) {
     for (const auto& [text, placement] : kNormPlacements) {

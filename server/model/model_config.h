@@ -1,5 +1,5 @@
-// What a decoder-only transformer is made of, whatever file it came from. Which families there are, and how each of them
-// fills these fields, is the table of server/model/family.cc.
+// The configuration of a decoder-only transformer, independent of the file format. The table in server/model/family.cc
+// lists the supported families and how each one fills these fields.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace nibble::model {
 
-// Of a config.json that is read, whoever wrote it.
+// Maximum size of a config.json, in bytes.
 inline constexpr std::uint64_t kMaxConfigJsonBytes = 1 << 20;
 
 // Rotary embedding. kLlama3 stretches low frequencies as Llama 3.1 does; kLinear divides positions.
@@ -25,18 +25,18 @@ struct RopeConfig {
   std::int64_t original_max_positions = 0;  // kLlama3
 };
 
-// Where RMSNorms stand.
+// Where RMSNorms are applied.
 enum class NormPlacement {
   kBlock,           // before attention and before the MLP (Llama)
-  kBlockAndSub,     // and before o_proj and before down_proj (BitNet b1.58 2B-4T: attn_sub_norm, ffn_sub_norm)
+  kBlockAndSub,     // as kBlock, and before o_proj and down_proj (BitNet b1.58 2B-4T: attn_sub_norm, ffn_sub_norm)
   kLinear,          // one before every linear, none before the blocks (the BitNet training tips)
-  kBlockAndLinear,  // both (transformers' bitnet with use_rms_norm)
+  kBlockAndLinear,  // kBlock and kLinear together (transformers' bitnet with use_rms_norm)
 };
 
 enum class Activation { kSilu, kRelu2 };  // act(gate) * up; relu2 is max(x, 0)^2
 
 struct ModelConfig {
-  std::string architecture;          // a name of family.cc: "llama", "mistral", ...
+  std::string architecture;          // a name from family.cc: "llama", "mistral", ...
   std::int64_t hidden_size = 0;
   std::int64_t num_layers = 0;
   std::int64_t num_heads = 0;
@@ -44,15 +44,15 @@ struct ModelConfig {
   std::int64_t head_dim = 0;
   std::int64_t ffn_size = 0;
   std::int64_t vocab_size = 0;
-  std::int64_t max_positions = 0;    // of the position embeddings; context_limit() is what may be used
-  std::int64_t sliding_window = 0;   // tokens that attention looks back on, itself included; 0: all
+  std::int64_t max_positions = 0;    // of the position embeddings; context_limit() gives the usable length
+  std::int64_t sliding_window = 0;   // tokens that attention sees, the current one included; 0: all
   double rms_norm_eps = 0;
-  double linear_norm_eps = 0;        // of the norms before linears; rms_norm_eps unless the source says otherwise
+  double linear_norm_eps = 0;        // of the norms before linears; default: rms_norm_eps
   bool tied_embeddings = false;
   bool qkv_bias = false;             // q, k and v have a bias
   bool o_bias = false;
   bool mlp_bias = false;             // gate, up and down have a bias
-  bool qk_norm = false;              // every head of q and k is normed before it is turned
+  bool qk_norm = false;              // every head of q and k is normalised before rotary embedding
   NormPlacement norms = NormPlacement::kBlock;
   Activation activation = Activation::kSilu;
   RopeConfig rope;
@@ -62,21 +62,22 @@ struct ModelConfig {
 
   std::int64_t q_size() const { return num_heads * head_dim; }
   std::int64_t kv_size() const { return num_kv_heads * head_dim; }
-  // Attention here looks back on everything: a model with a sliding window is run within it, where both are the same.
+  // Attention always sees all earlier tokens. A model with a sliding window is limited to the window's length, where
+  // windowed and full attention are the same.
   std::int64_t context_limit() const {
     return sliding_window > 0 && sliding_window < max_positions ? sliding_window : max_positions;
   }
-  // For messages: "4096 positions", and that they are the sliding window's where they are.
+  // For messages: "4096 positions", and " (its sliding window)" when the window sets the limit.
   std::string limit_text(std::int64_t limit) const;
 };
 
 // Reads a Hugging Face config.json as transformers 4 or 5 writes it (rope_parameters or rope_theta / rope_scaling; dtype is
-// not ours to read). Where norms stand otherwise than the family has it, "nibble_norms" says so. Unimplemented names what is
-// not supported (architecture, activation, rope type, quantization_config ...);
-// InvalidArgument names a missing or contradictory field. Every size is bounded before any product of sizes is taken.
+// ignored). "nibble_norms" overrides the family's norm placement. Unimplemented names the unsupported feature
+// (architecture, activation, rope type, quantization_config ...); InvalidArgument names a missing or contradictory
+// field. Every size is bounded before sizes are multiplied.
 absl::StatusOr<ModelConfig> ParseHfConfig(const base::Json& json);
 
-// The inverse: a config.json that transformers and ParseHfConfig read.
+// The inverse: writes a config.json that transformers and ParseHfConfig can read.
 base::Json ToHfConfig(const ModelConfig& config);
 
 // [head_dim / 2] angles per position in f32, with the scaling applied.

@@ -23,13 +23,14 @@ constexpr char kPickledWeightsFile[] = "adapter_model.bin";
 
 absl::Status WrongShape(const std::string& tensor, const std::string& got, const std::string& wanted) {
   return base::WithReason(
-      absl::FailedPreconditionError(StrCat(kAdapterWeightsFile, ": tensor \"", tensor, "\" is ", got, ", the base wants ", wanted)),
+      absl::FailedPreconditionError(
+          StrCat(kAdapterWeightsFile, ": tensor \"", tensor, "\" is ", got, ", the base needs ", wanted)),
       "ADAPTER_SHAPE", {{"tensor", tensor}, {"got", got}, {"wanted", wanted}});
 }
 
 absl::StatusOr<AdapterConfig> ReadConfig(base::FileSystem& files, const std::string& directory) {
   const std::string path = base::JoinPath(directory, kAdapterConfigFile);
-  if (!files.Exists(path)) return absl::NotFoundError(StrCat(kAdapterConfigFile, " is not there"));
+  if (!files.Exists(path)) return absl::NotFoundError(StrCat(kAdapterConfigFile, " is missing"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(path, kMaxConfigBytes));
   const auto json = base::ParseJson(text);
   if (!json.ok()) return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": ", base::ToStd(json.status().message())));
@@ -69,7 +70,7 @@ absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::
   const std::string path = base::JoinPath(directory, kAdapterWeightsFile);
   if (!files.Exists(path)) {
     if (!files.Exists(base::JoinPath(directory, kPickledWeightsFile))) {
-      return absl::NotFoundError(StrCat(kAdapterWeightsFile, " is not there"));
+      return absl::NotFoundError(StrCat(kAdapterWeightsFile, " is missing"));
     }
     return base::WithReason(
         absl::UnimplementedError(StrCat(kPickledWeightsFile, ": pickled weights are never read; save the adapter as safetensors")),
@@ -80,7 +81,7 @@ absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::
   std::int64_t num_values = 0;
   for (const TensorPlan& wanted : AdapterTensors(model, adapter.config)) {
     const auto found = stored.tensors.find(wanted.name);
-    if (found == stored.tensors.end()) return WrongShape(wanted.name, "not there", ShapeText(wanted.shape));
+    if (found == stored.tensors.end()) return WrongShape(wanted.name, "missing", ShapeText(wanted.shape));
     NIBBLE_RETURN_IF_ERROR(CheckTensor(wanted, found->second));
     num_values += NumElements(wanted.shape).value_or(0);
     tensors.push_back(std::move(found->second));

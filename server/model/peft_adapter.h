@@ -1,4 +1,5 @@
-// A directory as PEFT's save_pretrained and our own export write it, checked against the model that it belongs to.
+// Reads an adapter directory, as PEFT's save_pretrained and our own export write it, and checks it against its base
+// model.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,15 +15,16 @@ namespace nibble::model {
 
 struct PeftAdapter {
   AdapterConfig config;
-  std::vector<std::vector<float>> values;  // one for each of AdapterTensors, in its order
+  std::vector<std::vector<float>> values;  // one entry per tensor of AdapterTensors, in that order
 };
 
-// adapter_config.json and adapter_model.safetensors (F32, F16 or BF16, widened to f32). The file must hold exactly the tensors
-// that config and model ask for. Other files of the directory are not read: the tokenizer is the base's.
-// Errors: NotFound (a file that must be there), those of ParsePeftConfig and of OpenSafetensors, FailedPrecondition
-// (ADAPTER_SHAPE: a tensor that is missing, of another shape or of no target module; metadata tensor, got, wanted),
-// InvalidArgument (values that are not finite), Unimplemented (UNSUPPORTED_ADAPTER: pickled weights, another type), those of
-// `admit`: it is called once, before any value is read, with the bytes that the values take in f32.
+// Reads adapter_config.json and adapter_model.safetensors (F32, F16 or BF16, widened to f32). The file must hold
+// exactly the tensors that config and model require. Other files of the directory are not read: the tokenizer comes
+// from the base.
+// Errors: NotFound (a required file), those of ParsePeftConfig and of OpenSafetensors, FailedPrecondition
+// (ADAPTER_SHAPE: a tensor that is missing, has another shape or belongs to no target module; metadata tensor, got,
+// wanted), InvalidArgument (values that are not finite), Unimplemented (UNSUPPORTED_ADAPTER: pickled weights, another
+// type), those of `admit`, which is called once, before any value is read, with the bytes that the values take in f32.
 absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::string& directory, const ModelConfig& model,
                                             const std::function<absl::Status(std::int64_t bytes)>& admit = {});
 

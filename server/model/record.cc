@@ -31,7 +31,7 @@ bool IsHexDigest(std::string_view text) {
          });
 }
 
-// Takes from the front; false when too little is left.
+// Reads from the front; returns false when too few bytes are left or a digest is invalid.
 class Cursor {
  public:
   explicit Cursor(std::string_view bytes) : rest_(bytes) {}
@@ -83,28 +83,32 @@ std::string SerializeRecord(const Record& record) {
 }
 
 absl::StatusOr<Record> ParseRecord(std::string_view bytes) {
-  if (bytes.size() < kMagic.size() + kDigest || bytes.substr(0, kMagic.size()) != kMagic) return Corrupt("it is no record");
+  if (bytes.size() < kMagic.size() + kDigest || bytes.substr(0, kMagic.size()) != kMagic) {
+    return Corrupt("not a record");
+  }
   const std::string_view body = bytes.substr(0, bytes.size() - kDigest);
-  if (base::Sha256Hex(body) != bytes.substr(body.size())) return Corrupt("its checksum does not match");
+  if (base::Sha256Hex(body) != bytes.substr(body.size())) return Corrupt("checksum does not match");
   Cursor cursor(body.substr(kMagic.size()));
   Record record;
   std::uint32_t device = 0;
   std::uint32_t num_sequences = 0;
-  if (!cursor.U32(device) || device > static_cast<std::uint32_t>(kernels::DeviceKind::kCuda)) return Corrupt("an unknown device");
+  if (!cursor.U32(device) || device > static_cast<std::uint32_t>(kernels::DeviceKind::kCuda)) {
+    return Corrupt("unknown device");
+  }
   record.device = static_cast<kernels::DeviceKind>(device);
-  if (!cursor.Digest(record.weights_digest) || !cursor.U32(num_sequences)) return Corrupt("it ends too early");
+  if (!cursor.Digest(record.weights_digest) || !cursor.U32(num_sequences)) return Corrupt("ends too early");
   for (std::uint32_t i = 0; i < num_sequences; ++i) {
     std::uint32_t num_tokens = 0;
-    if (!cursor.U32(num_tokens) || num_tokens > cursor.size() / (4 + kDigest)) return Corrupt("it ends too early");
+    if (!cursor.U32(num_tokens) || num_tokens > cursor.size() / (4 + kDigest)) return Corrupt("ends too early");
     RecordSequence sequence;
     for (std::uint32_t t = 0; t < num_tokens; ++t) {
       std::uint32_t id = 0;
-      if (!cursor.U32(id) || id > INT32_MAX) return Corrupt("a token id that is none");
+      if (!cursor.U32(id) || id > INT32_MAX) return Corrupt("invalid token id");
       sequence.token_ids.push_back(static_cast<std::int32_t>(id));
     }
     for (std::uint32_t t = 0; t < num_tokens; ++t) {
       std::string digest;
-      if (!cursor.Digest(digest)) return Corrupt("a digest that is none");
+      if (!cursor.Digest(digest)) return Corrupt("invalid digest");
       sequence.row_digests.push_back(std::move(digest));
     }
     record.sequences.push_back(std::move(sequence));
@@ -114,9 +118,11 @@ absl::StatusOr<Record> ParseRecord(std::string_view bytes) {
 }
 
 absl::Status WriteRecord(base::FileSystem& files, const std::string& directory, const Record& record) {
-  if (!IsHexDigest(record.weights_digest)) return absl::InternalError("a record without the digest of its weights");
+  if (!IsHexDigest(record.weights_digest)) return absl::InternalError("record has no digest of its weights");
   for (const RecordSequence& sequence : record.sequences) {
-    if (sequence.token_ids.size() != sequence.row_digests.size()) return absl::InternalError("a record of tokens without rows");
+    if (sequence.token_ids.size() != sequence.row_digests.size()) {
+      return absl::InternalError("record has tokens without rows");
+    }
   }
   return base::WriteFileAtomically(files, base::JoinPath(directory, kRecordFile), SerializeRecord(record));
 }

@@ -1,4 +1,5 @@
-// record.bin: what a promised artifact answered when it was made, to be replayed by `models verify` (docs/numerics.md 10).
+// record.bin: the logits that a promised artifact gave when it was made; `models verify` replays them (docs/numerics.md
+// 10).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,7 +14,7 @@ namespace nibble::model {
 
 inline constexpr char kRecordFile[] = "record.bin";
 
-// Token ids of one sequence, and for each position the SHA-256 of its logits: vocab_size f32, little-endian, as they lie in
+// Token ids of one sequence, and for each position the SHA-256 of its logits: vocab_size f32, little-endian, as in
 // memory. Row i is computed from tokens 0..i.
 struct RecordSequence {
   std::vector<std::int32_t> token_ids;
@@ -22,7 +23,7 @@ struct RecordSequence {
 
 struct Record {
   kernels::DeviceKind device = kernels::DeviceKind::kCpu;  // logits are promised within one kind
-  std::string weights_digest;                              // of the artifact that answered
+  std::string weights_digest;                              // of the artifact that gave the logits
   std::vector<RecordSequence> sequences;
 
   std::int64_t num_rows() const;
@@ -31,10 +32,10 @@ struct Record {
 // The digest of one row of logits.
 std::string RowDigest(const float* logits, std::int64_t vocab_size);
 
-// Little-endian: "NBLREC1\0", u32 device, 64 hex digits of the weights, u32 sequences; for each u32 tokens, i32 ids, 64 hex
-// digits a row; at the end 64 hex digits: SHA-256 of all before.
+// Little-endian: "NBLREC1\0", u32 device, 64 hex digits of the weights, u32 number of sequences; for each sequence u32
+// number of tokens, i32 ids, 64 hex digits per row; at the end 64 hex digits: the SHA-256 of all bytes before.
 std::string SerializeRecord(const Record& record);
-// DataLoss when the checksum or a length does not fit.
+// DataLoss when the checksum or a length does not match.
 absl::StatusOr<Record> ParseRecord(std::string_view bytes);
 
 absl::Status WriteRecord(base::FileSystem& files, const std::string& directory, const Record& record);

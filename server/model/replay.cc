@@ -53,7 +53,8 @@ absl::StatusOr<Record> MakeRecord(const LoadedModel& model, const std::vector<st
 absl::StatusOr<ReplayResult> ReplayRecord(const LoadedModel& model, const Record& record, const kernels::Stream& stream,
                                           const base::Cancelled& cancelled) {
   if (record.device != stream.device) {
-    return absl::FailedPreconditionError("the record was made on another kind of device: bits are promised within one kind");
+    return absl::FailedPreconditionError(
+        "the record was made on another kind of device; bits are promised only within one kind");
   }
   ReplayResult result;
   for (std::size_t s = 0; s < record.sequences.size(); ++s) {
@@ -72,7 +73,7 @@ absl::StatusOr<ReplayResult> ReplayRecord(const LoadedModel& model, const Record
     result.difference = base::StrCat(result.differing_rows, " of ", result.rows, " rows of logits differ, first at position ",
                                      result.first_position, " of sequence ", result.first_sequence);
   } else if (record.weights_digest != model.info().weights_digest) {
-    result.difference = base::StrCat("the record was made by weights ", record.weights_digest, ", these are ",
+    result.difference = base::StrCat("the record was made with weights ", record.weights_digest, ", these are ",
                                      model.info().weights_digest);
   }
   result.equal = result.difference.empty() && result.rows > 0;

@@ -21,7 +21,7 @@ struct DTypeRow {
   std::optional<DType> dtype;
 };
 
-// The `Dtype` of the crate's 0.8.0, all of it: a file with a type that we do not compute with is valid still.
+// Every `Dtype` of the crate's 0.8.0: a file is valid even if Nibble does not compute with its types.
 constexpr std::array<DTypeRow, 22> kDTypes = {{
     {"BOOL", 8, std::nullopt}, {"F4", 4, std::nullopt}, {"F6_E2M3", 6, std::nullopt}, {"F6_E3M2", 6, std::nullopt},
     {"U8", 8, DType::kU8}, {"I8", 8, DType::kI8}, {"F8_E5M2", 8, std::nullopt}, {"F8_E4M3", 8, std::nullopt},
@@ -47,7 +47,7 @@ struct Entry {
   bool has_offsets = false;
 };
 
-// Reads the header without building a tree of it, so that a header of many small things costs no more than its entries.
+// Reads the header without building a JSON tree, so that a header of many small values costs no more than its entries.
 class HeaderReader : public nlohmann::json_sax<base::Json> {
  public:
   std::map<std::string, std::string> metadata;
@@ -173,7 +173,7 @@ class HeaderReader : public nlohmann::json_sax<base::Json> {
     over_cap = true;
     return Fail(std::move(what));
   }
-  // A value where none of the known ones may stand. Unknown fields of a tensor are skipped, as serde does.
+  // Handles a value in a place where no known value is allowed. Skips unknown fields of a tensor, as serde does.
   bool Scalar(std::string_view what) {
     if (skipping_ > 0) return true;
     if (state_ == State::kTensor && key_ != "dtype" && key_ != "shape" && key_ != "data_offsets") return true;
@@ -191,7 +191,7 @@ class HeaderReader : public nlohmann::json_sax<base::Json> {
                           : !entry.has_shape          ? "shape"
                           : entry.offsets.size() != 2 ? "data_offsets"
                                                       : nullptr;
-    return missing == nullptr || Fail(StrCat("tensor \"", entry.name, "\" has no full \"", missing, "\""));
+    return missing == nullptr || Fail(StrCat("tensor \"", entry.name, "\" has no complete \"", missing, "\""));
   }
 
   State state_ = State::kStart;
@@ -206,7 +206,7 @@ absl::Status Corrupt(std::string_view where, std::string_view what) {
   return base::WithReason(absl::DataLossError(StrCat(where, ": ", what)), "MALFORMED_FILE");
 }
 
-// Bytes that a tensor must have by its shape and type; false on overflow or half bytes.
+// Size of a tensor by its shape and type; false on overflow or if it is not a whole number of bytes.
 bool SizeInBytes(const Entry& entry, std::uint64_t& bytes) {
   std::uint64_t elements = 1;
   for (const std::uint64_t dim : entry.shape) {
@@ -224,13 +224,15 @@ absl::StatusOr<SafetensorsTensor> Check(Entry& entry, std::uint64_t& start, std:
   const std::uint64_t begin = entry.offsets[0];
   const std::uint64_t end = entry.offsets[1];
   if (begin != start || end < begin) {
-    return Corrupt(where, StrCat(who, " has data_offsets [", begin, ", ", end, "], wanted a begin of ", start,
+    return Corrupt(where, StrCat(who, " has data_offsets [", begin, ", ", end, "], wanted to begin at ", start,
                                  " (no hole, no overlap)"));
   }
   std::uint64_t bytes = 0;
-  if (!SizeInBytes(entry, bytes)) return Corrupt(where, StrCat(who, ": the size of its shape overflows or is no whole byte"));
+  if (!SizeInBytes(entry, bytes)) {
+    return Corrupt(where, StrCat(who, ": its size overflows or is not a whole number of bytes"));
+  }
   if (bytes != end - begin) {
-    return Corrupt(where, StrCat(who, " takes ", end - begin, " bytes, its shape and dtype want ", bytes));
+    return Corrupt(where, StrCat(who, " takes ", end - begin, " bytes, its shape and dtype need ", bytes));
   }
   if (end > data.size()) {
     return Corrupt(where, StrCat(who, " ends at ", end, " of ", data.size(), " bytes of data: the file is truncated"));
@@ -261,11 +263,11 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const std::byte> fi
     return Corrupt(where, StrCat("a header of ", length, " bytes in a file of ", file.size(), ": the file is truncated"));
   }
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, length);
-  // nlohmann takes a NUL for the end of its input and would not see what follows.
+  // nlohmann treats a NUL as the end of its input and would ignore the rest.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
     return Corrupt(where, StrCat("header: malformed JSON at byte ", nul));
   }
-  // And it skips a byte order mark, which the crate refuses.
+  // nlohmann skips a byte order mark; the crate refuses it.
   if (text.starts_with("\xef\xbb\xbf")) return Corrupt(where, "header: malformed JSON at byte 0");
   HeaderReader reader;
   if (!base::Json::sax_parse(text.begin(), text.end(), &reader) || reader.HasDuplicateName()) {

@@ -1,7 +1,8 @@
-// Safetensors files, read by the rules of the `safetensors` crate: 8 bytes of header length, a JSON header, then tensors
-// that fill the rest of the file without hole or overlap. Stricter than the crate, beside the caps below, in three things:
-// duplicate keys, dimensions above 2^63 - 1 (of empty tensors) and serde's other spellings (an array for a tensor's object, an
-// object for its dtype) are refused. tests/e2e/test_safetensors_crate.py holds the two side by side.
+// Reads safetensors files by the rules of the `safetensors` crate: 8 bytes of header length, a JSON header, then
+// tensors that fill the rest of the file without hole or overlap. Besides the caps below, this reader is stricter than
+// the crate in three things: it refuses duplicate keys, dimensions above 2^63 - 1 (of empty tensors) and serde's other
+// spellings (an array for a tensor's object, an object for its dtype). tests/e2e/test_safetensors_crate.py compares the
+// two.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -23,11 +24,11 @@ inline constexpr std::size_t kMaxTensors = 100'000;
 inline constexpr std::size_t kMaxTensorRank = 8;
 inline constexpr std::size_t kMaxTensorName = 512;
 
-// Bytes lie in the file it was read from, at any alignment.
+// `bytes` points into the file that was read, at any alignment.
 struct SafetensorsTensor {
   std::string name;
-  std::string dtype_name;                 // "BF16"; any that the format knows
-  std::optional<kernels::DType> dtype;    // nothing for those that this house does not compute with
+  std::string dtype_name;                 // "BF16"; any type of the format
+  std::optional<kernels::DType> dtype;    // nullopt for types that Nibble does not compute with
   std::vector<std::int64_t> shape;
   std::span<const std::byte> bytes;
 };
@@ -37,11 +38,11 @@ struct SafetensorsHeader {
   std::vector<SafetensorsTensor> tensors;  // in file order
 };
 
-// `where` names the file in messages. Every size is checked against the bytes that are there before anything is allocated.
-// Errors: DataLoss, saying what contradicts what; ResourceExhausted beyond the caps above.
+// `where` names the file in messages. Every size is checked against the bytes present before anything is allocated.
+// Errors: DataLoss, naming the contradiction; ResourceExhausted beyond the caps above.
 absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const std::byte> file, std::string_view where);
 
-// One file or the shards of one model, mapped; views live as long as it does.
+// One file or the shards of one model, mapped; views are valid for the lifetime of `files`.
 struct SafetensorsFiles {
   std::vector<std::shared_ptr<const base::MappedFile>> files;
   std::map<std::string, SafetensorsTensor> tensors;
@@ -49,14 +50,14 @@ struct SafetensorsFiles {
 
 absl::StatusOr<SafetensorsFiles> OpenSafetensors(const std::string& path);
 
-// model.safetensors, or the shards that model.safetensors.index.json lists: each named tensor must be in the shard that the
-// index gives it, and shards may hold no others. NotFound when the directory has neither.
+// Opens model.safetensors, or the shards that model.safetensors.index.json lists. Each listed tensor must be in the
+// shard that the index names, and shards may hold no others. NotFound when the directory has neither file.
 absl::StatusOr<SafetensorsFiles> OpenSafetensorsModel(base::FileSystem& files, const std::string& directory);
 
 // "F32" for kF32, ...: the format's names.
 const char* SafetensorsName(kernels::DType dtype);
 
-// Elements of a shape; nothing when the product exceeds int64.
+// Number of elements of a shape; nullopt when the product exceeds int64.
 std::optional<std::int64_t> NumElements(const std::vector<std::int64_t>& shape);
 std::string ShapeText(const std::vector<std::int64_t>& shape);  // "[2, 3]"
 

@@ -1,4 +1,4 @@
-// Opening safetensors from disk: one file, or the shards of an index.
+// Opens safetensors from disk: one file, or the shards of an index.
 #include <set>
 
 #include "server/base/error.h"
@@ -23,14 +23,14 @@ absl::Status AddFile(const std::string& path, SafetensorsFiles& out) {
   for (SafetensorsTensor& tensor : header.tensors) {
     std::string name = tensor.name;
     if (!out.tensors.emplace(name, std::move(tensor)).second) {
-      return absl::DataLossError(StrCat(BaseName(path), ": tensor \"", name, "\" is in another shard too"));
+      return absl::DataLossError(StrCat(BaseName(path), ": tensor \"", name, "\" is also in another shard"));
     }
   }
   out.files.push_back(std::move(mapped));
   return absl::OkStatus();
 }
 
-// A shard's name is a file beside the index, never a path.
+// A shard's name must be a file beside the index, never a path.
 absl::Status CheckShardName(std::string_view name) {
   if (name.empty() || name == "." || name == ".." || name.size() > 255 || name.find('/') != std::string_view::npos ||
       name.find('\0') != std::string_view::npos || !name.ends_with(".safetensors")) {
@@ -46,7 +46,7 @@ absl::StatusOr<SafetensorsFiles> OpenShards(base::FileSystem& files, const std::
   if (!index.ok()) return absl::InvalidArgumentError(StrCat(kIndexName, ": ", base::ToStd(index.status().message())));
   const auto map = index->is_object() ? index->find("weight_map") : index->end();
   if (map == index->end() || !map->is_object()) {
-    return absl::InvalidArgumentError(StrCat(kIndexName, ": no \"weight_map\", wanted an object of tensor to file"));
+    return absl::InvalidArgumentError(StrCat(kIndexName, ": no \"weight_map\", wanted an object from tensor to file"));
   }
   if (map->size() > kMaxTensors) {
     return base::WithReason(absl::ResourceExhaustedError(StrCat(kIndexName, ": more than ", kMaxTensors, " tensors")),
@@ -54,7 +54,9 @@ absl::StatusOr<SafetensorsFiles> OpenShards(base::FileSystem& files, const std::
   }
   std::map<std::string, std::set<std::string>> shards;
   for (const auto& [tensor, shard] : map->items()) {
-    if (!shard.is_string()) return absl::InvalidArgumentError(StrCat(kIndexName, ": \"", tensor, "\" names no file"));
+    if (!shard.is_string()) {
+      return absl::InvalidArgumentError(StrCat(kIndexName, ": \"", tensor, "\" does not name a file"));
+    }
     const std::string name = shard.get<std::string>();
     NIBBLE_RETURN_IF_ERROR(CheckShardName(name));
     shards[name].insert(tensor);
@@ -62,7 +64,7 @@ absl::StatusOr<SafetensorsFiles> OpenShards(base::FileSystem& files, const std::
   SafetensorsFiles out;
   for (const auto& [shard, tensors] : shards) {
     if (!files.Exists(base::JoinPath(directory, shard))) {
-      return absl::NotFoundError(StrCat(kIndexName, " lists ", shard, ", which is not there"));
+      return absl::NotFoundError(StrCat(kIndexName, " lists ", shard, ", which is missing"));
     }
     const std::size_t before = out.tensors.size();
     NIBBLE_RETURN_IF_ERROR(AddFile(base::JoinPath(directory, shard), out));
@@ -73,7 +75,7 @@ absl::StatusOr<SafetensorsFiles> OpenShards(base::FileSystem& files, const std::
     }
     if (out.tensors.size() - before != tensors.size()) {
       return absl::DataLossError(StrCat(shard, " holds ", out.tensors.size() - before, " tensors, ", kIndexName, " lists ",
-                                        tensors.size(), " of it"));
+                                        tensors.size(), " for it"));
     }
   }
   return out;
@@ -97,7 +99,7 @@ absl::StatusOr<SafetensorsFiles> OpenSafetensorsModel(base::FileSystem& files, c
                               "UNSUPPORTED_MODEL");
     }
   }
-  return absl::NotFoundError("neither model.safetensors nor model.safetensors.index.json is there");
+  return absl::NotFoundError("no model.safetensors and no model.safetensors.index.json");
 }
 
 }  // namespace nibble::model

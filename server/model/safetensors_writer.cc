@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     offset = end;
   }
   std::string text = base::Dump(header);
-  // Spaces are the padding that the format allows. Sections before the widest have sizes that are multiples of their own
+  // The format allows spaces as padding. Sections before the widest have sizes that are multiples of their own
   // element size, so aligning the widest aligns all.
   text.append((kAlignment - (8 + text.size() + before_widest) % kAlignment) % kAlignment, ' ');
   if (text.size() > kMaxSafetensorsHeader) return absl::InvalidArgumentError("too many tensors for one safetensors header");
@@ -84,7 +84,7 @@ absl::Status SafetensorsWriter::Put(std::string_view name, std::string_view byte
     return absl::InternalError(StrCat("tensor \"", name, "\": ", bytes.size(), " bytes, wanted ", wanted));
   }
   if (it->second < next_ || held_.contains(it->second)) {
-    return absl::InternalError(StrCat("tensor \"", name, "\" came twice"));
+    return absl::InternalError(StrCat("tensor \"", name, "\" was put twice"));
   }
   if (it->second != next_) {
     held_.emplace(it->second, bytes);

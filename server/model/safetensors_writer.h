@@ -1,4 +1,4 @@
-// Writes a safetensors file tensor by tensor: same plan and same bytes in, same file out.
+// Writes a safetensors file tensor by tensor. The same plan and the same bytes give the same file.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -28,11 +28,11 @@ struct TensorDigest {
   std::string sha256;  // of its bytes
 };
 
-// SHA-256 over "NAME DTYPE [SHAPE] SHA256(bytes)\n" of every tensor, by name: what `weights_digest` is.
+// SHA-256 over "NAME DTYPE [SHAPE] SHA256(bytes)\n" of every tensor, sorted by name: the value of `weights_digest`.
 std::string WeightsDigest(std::vector<TensorDigest> tensors);
 
-// Tensors lie narrow types first and, within one width, in the order of the plan; the header is padded so that every tensor
-// begins at a multiple of its element size, and the widest ones at 64 bytes. One thread.
+// The file stores narrow types first and, within one width, tensors in the order of the plan. The header is padded so
+// that every tensor begins at a multiple of its element size, and the widest ones at 64 bytes. One thread.
 class SafetensorsWriter {
  public:
   // Errors: InvalidArgument (duplicate name, size overflow), those of the file system.
@@ -40,11 +40,11 @@ class SafetensorsWriter {
       base::FileSystem& files, const std::string& path, std::vector<TensorPlan> plan,
       const std::map<std::string, std::string>& metadata = {});
 
-  // Names in the order in which the file wants them.
+  // The tensors in file order.
   const std::vector<TensorPlan>& order() const { return order_; }
-  // All bytes of one tensor, once. One that comes before its turn is held in memory until then.
+  // Writes all bytes of one tensor; once per tensor. A tensor put before its turn is kept in memory until then.
   absl::Status Put(std::string_view name, std::string_view bytes);
-  // fsync and close. Internal when a tensor never came.
+  // Syncs and closes the file. Internal when a tensor was never put.
   absl::Status Finish();
   const std::vector<TensorDigest>& digests() const { return digests_; }  // file order; complete after Finish
 

@@ -124,7 +124,7 @@ ServingOps::Input ServingOps::Quantize(const Tensor& x) {
 ServingOps::Input ServingOps::PlainInput(const Tensor& x, std::int64_t layer, LinearKind kind) {
   if (!status_.ok()) return {};
   if (Layer(layer).linear(kind).reads_codes()) return Quantize(x);
-  return {.rows = x, .quantized = {}};  // who wrote x asked TypeBefore
+  return {.rows = x, .quantized = {}};  // x has the type of TypeBefore
 }
 
 void ServingOps::ApplyLora(const Matrix& x, const LoraWeight& lora, const Tensor& y) {
@@ -195,7 +195,7 @@ ServingOps::Tensor ServingOps::Attention(const Tensor& q, const Tensor& k, const
 }
 
 ServingOps::Tensor ServingOps::Gated(const Tensor& gate, const Tensor& up) {
-  const DType type = TypeBefore(0, LinearKind::kDown);  // all layers are of one format
+  const DType type = TypeBefore(0, LinearKind::kDown);  // all layers have one format
   Matrix y = type == DType::kF32 ? gate : arena_.AllocateMatrix(type, gate.rows, gate.cols);
   if (!status_.ok()) return y;
   Ok(config_.activation == Activation::kRelu2 ? kernels::Relu2Mul({.gate = gate, .up = up, .y = y}, stream_)

@@ -1,4 +1,4 @@
-// The decoder's operations as direct kernel calls on views into an arena: what serves, evaluates and verifies.
+// The decoder's operations as direct kernel calls on views into an arena: used to serve, evaluate and verify.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -14,12 +14,12 @@
 
 namespace nibble::model {
 
-// One step over T rows: which token stands at which position of which sequence, and whose logits are wanted.
+// One step over T rows: the token, sequence and position of each row, and the rows whose logits are wanted.
 struct StepRows {
   std::span<const std::int32_t> tokens;        // [T]
   kernels::KvRows kv;                          // [T] sequence and position of each row
   std::span<const std::int32_t> logit_rows;    // ascending row numbers
-  const base::Cancelled* cancelled = nullptr;  // asked before every layer: the step then ends with Cancelled
+  const base::Cancelled* cancelled = nullptr;  // checked before every layer; the step then ends with Cancelled
 };
 
 // One thread; lives for one step.
@@ -27,8 +27,8 @@ class ServingOps {
  public:
   using Tensor = kernels::Matrix;  // f32
   struct Input {
-    kernels::Matrix rows;              // of weights.input_dtype; no data where only codes were made
-    kernels::QuantizedRows quantized;  // where the linears behind it are int8 or ternary
+    kernels::Matrix rows;              // of weights.input_dtype; no data if the linears read codes
+    kernels::QuantizedRows quantized;  // set if the linears are int8 or ternary
   };
 
   ServingOps(const ModelConfig& config, const DecoderWeights& weights, const kernels::KvCacheView& cache,
@@ -61,7 +61,8 @@ class ServingOps {
   void ApplyLora(const kernels::Matrix& x, const LoraWeight& lora, const Tensor& y);
   const LayerWeights& Layer(std::int64_t layer) const { return weights_.layers[static_cast<std::size_t>(layer)]; }
   float NormEps(Norm norm) const;
-  // What attention and the gated activation write for the linear behind them: f32 where a norm or a quantiser reads it first.
+  // The type that attention and the gated activation write for the linear that follows: f32 if a norm or a quantiser
+  // reads it first.
   kernels::DType TypeBefore(std::int64_t layer, LinearKind kind) const;
   bool Ok(absl::Status status);
 

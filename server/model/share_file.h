@@ -1,11 +1,12 @@
-// Large files that lie in two artifacts take room once.
+// Lets two artifacts share the disk space of one large file.
 #pragma once
 #include <string>
 
 namespace nibble::model {
 
-// Makes `to`, which must not exist, a file of the bytes of `from`: a reflink, or a hard link where the file system has none. Neither
-// file may be written to afterwards. False where the file system can do neither (another disk): the caller copies.
+// Creates `to`, which must not exist, with the bytes of `from`: as a reflink, or as a hard link if the file system has
+// no reflinks. Neither file may be written to afterwards. Returns false if the file system can do neither (another
+// disk); the caller then copies.
 bool ShareFile(const std::string& from, const std::string& to);
 
 }  // namespace nibble::model

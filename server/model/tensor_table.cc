@@ -18,7 +18,7 @@ bool HasBias(const ModelConfig& config, LinearKind kind) {
   return false;
 }
 
-// Of the norms that stand before one linear alone.
+// The linear behind a norm. Requires a norm from kBeforeQ to kBeforeDown.
 LinearKind LinearBehind(Norm norm) {
   return static_cast<LinearKind>(static_cast<int>(norm) - static_cast<int>(Norm::kBeforeQ));
 }

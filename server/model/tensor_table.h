@@ -1,4 +1,4 @@
-// The tensors of a model by their canonical (Hugging Face) names: what must be there, with which shape, in what role.
+// The required tensors of a model by their canonical (Hugging Face) names, with shape and role.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,21 +16,21 @@ struct TensorSpec {
   TensorRole role;
 };
 
-// The linears of one layer in the order the decoder meets them; names of their module paths end in these.
+// The linears of one layer, in the order in which the decoder runs them.
 enum class LinearKind { kQ, kK, kV, kO, kGate, kUp, kDown };
 inline constexpr int kNumLinearKinds = 7;
-const char* ModuleSuffix(LinearKind kind);  // "self_attn.q_proj", ..., "mlp.down_proj"
-const char* ShortName(LinearKind kind);     // "q_proj", ...: what target_modules lists
+const char* ModuleSuffix(LinearKind kind);  // the end of the module path: "self_attn.q_proj", ..., "mlp.down_proj"
+const char* ShortName(LinearKind kind);     // "q_proj", ..., as in target_modules
 std::string ModulePath(std::int64_t layer, LinearKind kind);  // "model.layers.3.mlp.up_proj"
 std::int64_t OutFeatures(const ModelConfig& config, LinearKind kind);
 std::int64_t InFeatures(const ModelConfig& config, LinearKind kind);
 
-// Norms of one layer. Which of them a model has: HasNorm.
+// Norms of one layer. HasNorm says whether a model has one.
 enum class Norm {
   kInput, kPostAttention,   // before the blocks
   kAttentionSub, kFfnSub,   // before o_proj and down_proj
   kQHead, kKHead,           // over each head of q and k
-  kBeforeQ, kBeforeK, kBeforeV, kBeforeO, kBeforeGate, kBeforeUp, kBeforeDown,  // before a linear; as LinearKind
+  kBeforeQ, kBeforeK, kBeforeV, kBeforeO, kBeforeGate, kBeforeUp, kBeforeDown,  // before one linear; as LinearKind
 };
 inline constexpr int kNumNorms = 13;
 constexpr Norm NormBefore(LinearKind kind) { return static_cast<Norm>(static_cast<int>(Norm::kBeforeQ) + static_cast<int>(kind)); }

@@ -29,7 +29,7 @@ text::ChatTemplate::SpecialTokens SpecialTokens(const base::Json& config) {
   return tokens;
 }
 
-// "chat_template" is a string, or a list of {"name", "template"} of which "default" is the one for chat.
+// "chat_template" is a string, or a list of {"name", "template"}; chat uses the entry named "default".
 std::string TemplateOf(const base::Json& config) {
   const auto it = config.find("chat_template");
   if (it == config.end()) return "";
@@ -61,7 +61,7 @@ absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
   base::FileSystem& files = base::RealFileSystem();
   TextAssets assets;
   const std::string tokenizer_path = base::JoinPath(directory, "tokenizer.json");
-  if (!files.Exists(tokenizer_path)) return absl::NotFoundError("tokenizer.json: the model has none");
+  if (!files.Exists(tokenizer_path)) return absl::NotFoundError("the model has no tokenizer.json");
   NIBBLE_ASSIGN_OR_RETURN(const std::string tokenizer_json, files.Read(tokenizer_path, kMaxTokenizerBytes));
   auto tokenizer = text::Tokenizer::FromJson(tokenizer_json);
   if (!tokenizer.ok()) return Annotate(tokenizer.status(), "tokenizer.json");
@@ -78,7 +78,7 @@ absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
     config_sha256 = base::Sha256Hex(text);
     config = *std::move(parsed);
   }
-  // chat_template.jinja, where there is one, is the newer place and wins, as in transformers.
+  // chat_template.jinja is the newer place and, if present, wins, as in transformers.
   std::string source = TemplateOf(config);
   const std::string jinja_path = base::JoinPath(directory, "chat_template.jinja");
   if (files.Exists(jinja_path)) {

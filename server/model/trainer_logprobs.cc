@@ -26,19 +26,19 @@ absl::Status Corrupt(std::string_view what) {
 
 absl::StatusOr<TrainerLogprobs::Sequence> ParseSequence(const Json& json) {
   if (!json.is_object() || !json.contains("token_ids") || !json.contains("logprobs")) {
-    return Corrupt("a sequence without token_ids and logprobs");
+    return Corrupt("a sequence lacks token_ids or logprobs");
   }
   TrainerLogprobs::Sequence sequence;
   for (const Json& id : json["token_ids"]) {
-    if (!id.is_number_integer()) return Corrupt("a token id that is not a whole number");
+    if (!id.is_number_integer()) return Corrupt("a token id is not a whole number");
     sequence.token_ids.push_back(id.get<std::int32_t>());
   }
   for (const Json& logprob : json["logprobs"]) {
-    if (!logprob.is_number()) return Corrupt("a logprob that is not a number");
+    if (!logprob.is_number()) return Corrupt("a logprob is not a number");
     sequence.logprobs.push_back(logprob.get<float>());
   }
   if (sequence.logprobs.size() + 1 != sequence.token_ids.size()) {
-    return Corrupt(StrCat(sequence.logprobs.size(), " logprobs of ", sequence.token_ids.size(), " tokens"));
+    return Corrupt(StrCat(sequence.logprobs.size(), " logprobs for ", sequence.token_ids.size(), " tokens"));
   }
   return sequence;
 }
@@ -74,7 +74,7 @@ absl::StatusOr<double> MaxLogprobDifference(const LoadedModel& model, const Trai
     NIBBLE_RETURN_IF_ERROR(CheckTokens(model, sequence.token_ids));
     std::vector<float> got(sequence.logprobs.size());
     const auto visit = [&](std::int64_t first, const kernels::Matrix& logits) -> absl::Status {
-      // The last row predicts a token that is not there.
+      // The last row predicts a token after the end.
       const std::int64_t rows = std::min<std::int64_t>(logits.rows, static_cast<std::int64_t>(got.size()) - first);
       if (rows <= 0) return absl::OkStatus();
       kernels::Matrix predicting = logits;

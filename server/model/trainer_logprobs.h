@@ -1,5 +1,6 @@
-// trainer_logprobs.json: what the trainer's own arithmetic answered with an adapter on its nf4 base. Library products serve such a
-// model, so no bits are promised; how far what serves it is from what trained it is measured instead (docs/numerics.md 10).
+// trainer_logprobs.json: the logprobs that the trainer computed with an adapter on its nf4 base. Such a model is served
+// by library products, so no bits are promised; the difference between serving and training is measured instead
+// (docs/numerics.md 10).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -18,18 +19,18 @@ inline constexpr char kTrainerLogprobsFile[] = "trainer_logprobs.json";
 struct TrainerLogprobs {
   struct Sequence {
     std::vector<std::int32_t> token_ids;
-    std::vector<float> logprobs;  // of token_ids[i + 1] given those before it: one less than tokens; nats
+    std::vector<float> logprobs;  // of token_ids[i + 1] given the tokens before it, in nats; one fewer than tokens
   };
   std::vector<Sequence> sequences;
 };
 
 absl::Status WriteTrainerLogprobs(base::FileSystem& files, const std::string& directory, const TrainerLogprobs& logprobs);
-// NotFound when the artifact has none; DataLoss (CORRUPT_ARTIFACT) when it is not what Write wrote.
+// NotFound when the artifact has none; DataLoss (CORRUPT_ARTIFACT) when the file is malformed.
 absl::StatusOr<TrainerLogprobs> ReadTrainerLogprobs(base::FileSystem& files, const std::string& directory);
 
-// The largest |logprob of the model - logprob of the trainer|, in nats; 0 of no logprobs. Errors: InvalidArgument (token ids
-// that are not the model's), those of the kernels; DataLoss when one of the model's is not finite; Cancelled once `cancelled`, asked
-// before every layer, says so.
+// The largest |logprob of the model - logprob of the trainer|, in nats; 0 if there are no logprobs. Errors:
+// InvalidArgument (token ids that are not in the model's vocabulary), those of the kernels, DataLoss (a logprob of the
+// model is not finite), Cancelled (`cancelled` is checked before every layer).
 absl::StatusOr<double> MaxLogprobDifference(const LoadedModel& model, const TrainerLogprobs& trained,
                                             const kernels::Stream& stream, const base::Cancelled& cancelled = {});
 

@@ -1,4 +1,4 @@
-// What import reads from, whatever the file format. Included by server/model/*.cc only.
+// The source of an import, independent of the file format. Included by server/model/*.cc only.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -20,21 +20,21 @@ class WeightSource {
   virtual ~WeightSource() = default;
 
   const ModelConfig& config() const { return config_; }
-  const std::map<std::string, std::string>& files() const { return files_; }            // companions, by name
+  const std::map<std::string, std::string>& files() const { return files_; }            // companions: name -> content
   const std::vector<std::string>& ignored_tensors() const { return ignored_tensors_; }
   const char* kind() const { return kind_; }  // "huggingface", "gguf"
 
-  // A BitNet model: its linears are codes, or the float masters that codes are made of.
+  // is_bitnet: the linears are codes (is_ternary), or the float masters that codes are made from.
   bool is_ternary() const { return is_ternary_; }
   bool is_bitnet() const { return is_ternary_ || is_masters_; }
 
   // The tensor's bytes in dtype (f32 or bf16). Shapes were checked when the source was opened.
   virtual absl::StatusOr<std::string> Read(const TensorSpec& spec, kernels::DType dtype) const = 0;
-  // Of a ternary source's linears: codes [N, K] and what they are multiplied by.
+  // For linears of a ternary source: codes [N, K] and their scale.
   virtual absl::StatusOr<TernaryValues> ReadTernary(const TensorSpec& spec) const {
     return absl::InternalError(spec.name + " is not ternary");
   }
-  // The most memory that one of the two holds at once for this tensor, its answer included. Pages of mapped files do not count.
+  // Peak memory, in bytes, of Read or ReadTernary for this tensor, result included. Pages of mapped files do not count.
   virtual std::int64_t ReadBytes(const TensorSpec& spec, kernels::DType dtype) const = 0;
 
  protected:
@@ -48,7 +48,7 @@ class WeightSource {
   bool is_masters_ = false;
 };
 
-// Both check that every required tensor is there with its shape and that no other is.
+// Both check that every required tensor is present with its shape, and refuse unknown tensors.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenHfDirectory(base::FileSystem& files, const std::string& directory);
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenGgufModel(const std::string& path);
 

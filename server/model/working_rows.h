@@ -1,12 +1,12 @@
-// Rows that the trainer works on at a time; the plan of its memory counts with the same.
+// How many rows the trainer processes at a time. The plan of its memory uses the same numbers.
 #pragma once
 #include <cstdint>
 
 namespace nibble::model {
 
-// Of logits, in a loss.
+// Rows of logits in a loss.
 inline constexpr std::int64_t kLossChunk = 128;
-// Of a bf16 weight that is multiplied in f32: an evaluation's head.
+// Rows of a bf16 weight that is multiplied in f32 (the head in an evaluation).
 inline constexpr std::int64_t kWidenedRows = 4096;
 
 }  // namespace nibble::model

@@ -22,10 +22,10 @@ absl::Status CheckDevice(const jobs::JobSpec& spec, const JobInputs& inputs) {
   if (std::find(inputs.devices.begin(), inputs.devices.end(), spec.device) != inputs.devices.end()) return absl::OkStatus();
   std::string list;
   for (const std::string& device : inputs.devices) list = StrCat(list, list.empty() ? "" : ", ", device);
-  return FieldError("device", StrCat("\"", spec.device, "\" is not there, wanted one of ", list));
+  return FieldError("device", StrCat("\"", spec.device, "\" is not available, wanted one of ", list));
 }
 
-// What the job makes is evaluated as it will be served: int8, or ternary. A product that cannot be served is told now.
+// The trained model is evaluated in the form that is served: int8 or ternary. Refuses a model that could not be served.
 absl::Status CheckServedForm(const jobs::JobSpec& spec, const JobInputs& inputs) {
   model::ArtifactInfo served;
   served.format = model::Format::kInt8;
@@ -96,7 +96,8 @@ absl::Status CheckWithoutRows(const jobs::JobSpec& spec, const JobInputs& inputs
                                            qlora ? ", bf16 or nf4" : " or bf16"));
   }
   if (qlora && inputs.base_is_masters) {
-    return FieldError("base_model", "has the master weights of a BitNet model, which run as ternary: wanted bitnet_qat for them");
+    return FieldError("base_model",
+                      "has the master weights of a BitNet model, which run as ternary: wanted method bitnet_qat");
   }
   return CheckServedForm(spec, inputs);
 }

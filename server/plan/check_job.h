@@ -1,4 +1,4 @@
-// Whether a job can be trained: the spec beside its model and its data, before anything is queued.
+// Checks whether a job can be trained: its spec against its model and data, before anything is queued.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -23,8 +23,8 @@ namespace nibble::plan {
 // A file of rows.
 struct DataFile {
   std::string path;              // "": none
-  std::string format = "";       // "text"; "" of an evaluation set: that of the training set
-  std::string sha256 = "";       // read by JobInputs::load alone, as is the next
+  std::string format = "";       // "text"; "" for an evaluation set: the format of the training set
+  std::string sha256 = "";       // used only by JobInputs::load, as is tokens_directory
   std::string tokens_directory = "";
 };
 
@@ -33,22 +33,22 @@ struct JobInputs {
   model::ModelConfig config;
   model::TextAssets text;
   std::string base_format;                     // "bf16"
-  bool base_is_masters = false;                // a BitNet model's, from which ternary codes are made
-  std::int64_t companion_bytes = 0;            // of its tokenizer and the other small files that every form of it has
+  bool base_is_masters = false;                // master weights of a BitNet model, from which ternary codes are made
+  std::int64_t companion_bytes = 0;            // of the tokenizer and the other small files of every form of the model
   DataFile train;
   DataFile eval;
-  // Gets the tokens of a data set (data::TokenCache); empty: they are made in memory.
+  // Gets the tokens of a data set (data::TokenCache). If empty, the data is tokenised in memory.
   std::function<absl::StatusOr<data::Dataset>(const data::TokenSource&, const base::Cancelled&)> load;
-  // Where planning takes the memory that grows with the data, as long as it needs it; null: nowhere.
+  // Budget for the memory of planning that grows with the data; null: none.
   std::shared_ptr<base::MemoryBudget> memory;
-  std::vector<std::string> devices;            // that there are: "cpu", "cuda:0"
-  base::CancelToken cancel;                    // ends the reading of the data with Cancelled
+  std::vector<std::string> devices;            // available ones: "cpu", "cuda:0"
+  base::CancelToken cancel;                    // cancels reading the data
 };
 
-// Of data of that format.
+// The job's options for data of that format.
 data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec, data::Format format);
 
-// The data that the job's training and, where there is an evaluation set, its evaluation are made of. InvalidArgument: a format.
+// Token sources of the training set and, if there is one, the evaluation set. InvalidArgument for an unknown format.
 absl::StatusOr<std::vector<data::TokenSource>> TokenSourcesOf(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 // The data of a job.
@@ -57,12 +57,13 @@ struct CheckedData {
   data::Dataset eval;  // empty without an evaluation set
 };
 
-// The part of CheckJob that reads no rows; `inputs` needs neither data nor a tokenizer. Errors: those of CheckJob but for the data's.
+// The part of CheckJob that reads no rows; `inputs` needs neither data nor a tokenizer. Errors: as CheckJob, except
+// those of the data.
 absl::Status CheckWithoutRows(const jobs::JobSpec& spec, const JobInputs& inputs);
 
-// Of a resolved spec. Tokenises all data, or has JobInputs::load get it. Errors:
+// `spec` must be resolved. Tokenises all data, or gets it from JobInputs::load. Errors:
 // InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format, master weights for qlora, more
-// input features than what is made can be served with; NO_TRAINABLE_TOKENS; TEMPLATE_ERROR, without a template too).
+// input features than the served form allows; NO_TRAINABLE_TOKENS; TEMPLATE_ERROR, also without a template).
 absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 // The architecture that a job trains: the base's, or what the method's preset makes of it.

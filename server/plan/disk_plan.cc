@@ -11,7 +11,7 @@ namespace {
 using model::Format;
 
 constexpr std::int64_t kLogBytes = std::int64_t{8} << 20;  // journal, log and the files of an attempt
-constexpr int kForms = 3;  // of the model, each with its tokenizer: base, trained and served
+constexpr int kForms = 3;  // forms of the model, each with its tokenizer: base, trained and served
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;  // more than a disk has
 
 }  // namespace
@@ -26,12 +26,13 @@ std::int64_t PlanDisk(const jobs::JobSpec& spec, const model::ModelConfig& confi
     return static_cast<double>(model::WeightFileBytes(config, info, element).value_or(0));
   };
   const auto trained = static_cast<double>(TrainedParameters(spec, config));
-  // Values and two moments in f32. A new one is whole before the oldest goes.
+  // A checkpoint has values and two moments in f32. A new one is complete before the oldest is removed.
   const std::int64_t saved = spec.run.save_every > 0 ? max_steps / spec.run.save_every + 1 : 1;
   const auto checkpoints = static_cast<double>(std::min(std::max<std::int64_t>(1, spec.run.keep_last) + 1, saved));
   double bytes = static_cast<double>(kLogBytes + kForms * companion_bytes) + checkpoints * trained * 12;
   if (qlora) {
-    // The base in nf4, made of another format; the adapter, whose model shares the base's file; the int8 form that is evaluated.
+    // The base in nf4, if converted from another format; the adapter, whose model shares the base's file; the int8 form
+    // that is evaluated.
     if (base_bytes != 0) bytes += weights(Format::kNf4, float_bytes);
     bytes += trained * 4 + weights(Format::kInt8, config.tied_embeddings ? 2 : float_bytes);
   } else {

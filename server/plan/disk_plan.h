@@ -1,4 +1,4 @@
-// The files that a job writes below the state directory, at their most. Included by server/plan/*.cc only.
+// Maximum size of the files that a job writes below the state directory. Included by server/plan/*.cc only.
 #pragma once
 #include <cstdint>
 
@@ -7,8 +7,8 @@
 
 namespace nibble::plan {
 
-// Checkpoints, the trained model and what is made on the way to it, tokenizer files (`companion_bytes` beside each) and logs.
-// base_bytes: as PlanMemory's.
+// Bytes of checkpoints, the trained model and its intermediate forms, tokenizer files (`companion_bytes` per form) and
+// logs. base_bytes: as in PlanMemory.
 std::int64_t PlanDisk(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
                       std::int64_t companion_bytes, std::int64_t max_steps);
 

@@ -16,20 +16,20 @@ using model::LinearKind;
 using model::ModelConfig;
 using model::NormPlacement;
 
-// A trainer before it has a model: torch, gRPC and their libraries; in a build with CUDA cuBLASLt too, GPU or not.
+// A trainer without a model: torch, gRPC and their libraries; in a CUDA build also cuBLASLt, with or without a GPU.
 #ifdef NIBBLE_CUDA
 constexpr std::int64_t kProcessBytes = std::int64_t{300} << 20;
 #else
 constexpr std::int64_t kProcessBytes = std::int64_t{150} << 20;
 #endif
-// Primitives that oneDNN keeps, heaps that have grown round what they hold.
+// Covers the primitives that oneDNN keeps, and heap overhead.
 constexpr double kSlack = 1.08;
 constexpr std::int64_t kRowQuantum = 64;
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 50;  // of an item: see PlanMemory
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 50;  // maximum of an item, see PlanMemory
 
 // A conversion's buffers: rows of a weight as they are dequantised, merged and quantised (convert.cc, kBlockElements).
 constexpr std::int64_t kConvertBytes = (std::int64_t{4} << 20) * 9;
-// Of the sequences that a job's record holds.
+// Rows of the sequences in a job's record.
 constexpr std::int64_t kRecordRows = 64;
 
 struct Sizes {
@@ -48,9 +48,9 @@ struct Sizes {
       all += elements;
     }
   }
-  std::int64_t linears = 0;    // elements of all linears but the head
-  std::int64_t largest = 0;    // of the largest of them
-  std::int64_t embedding = 0;  // of the embedding
+  std::int64_t linears = 0;    // elements of all linears except the head
+  std::int64_t largest = 0;    // elements of the largest of these linears
+  std::int64_t embedding = 0;  // elements of the embedding
   std::int64_t heads = 1;      // embedding and head together, in embeddings
   std::int64_t all = 0;        // parameters
 };
@@ -72,8 +72,8 @@ std::int64_t AdapterParameters(const jobs::JobSpec& spec, const ModelConfig& con
 
 // Bytes that one token keeps in one layer until its backward pass.
 std::int64_t QLoraTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t element) {
-  // In the compute type: two norms' inputs and outputs; attention's q, k, v and output; gate, up and their product; what each adapter
-  // keeps of rank r. In f32: one number a head.
+  // In the compute type: two norms' inputs and outputs; attention's q, k, v and output; gate, up and their product; the
+  // rank-r values that each adapter keeps. In f32: one number per head.
   const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size +
                               static_cast<std::int64_t>(spec.qlora.target_modules.size()) * spec.qlora.r;
   return values * element + c.num_heads * 4;
@@ -81,7 +81,7 @@ std::int64_t QLoraTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, st
 std::int64_t BitNetTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) {
   const std::int64_t code = spec.bitnet_qat.act_bits == 16 ? 2 : 1;
   const bool each = NormsEachLinear(c);
-  // f32: norms' inputs, q, gate and up; bf16: k and v; codes that linears read, of one norm the same.
+  // f32: norms' inputs, q, gate and up. bf16: k and v. Codes that linears read; linears after one norm share them.
   std::int64_t inputs = 2 * c.hidden_size;
   if (c.norms != NormPlacement::kBlock) inputs += c.q_size() + c.ffn_size;
   if (c.norms == NormPlacement::kBlockAndLinear) inputs += 2 * c.hidden_size;
@@ -89,14 +89,15 @@ std::int64_t BitNetTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) {
          code * ((each ? 5 : 2) * c.hidden_size + c.q_size() + c.ffn_size);
 }
 
-// The trainer's peak from its last step to its end. `training_weights` stay until the served form is made. The values that are
-// trained stay to the end; so do the optimiser's moments unless the last step is saved, because an attempt that is interrupted saves them.
+// The trainer's peak from its last step to its end. `training_weights` stay until the served form is made. The trained
+// values stay to the end. So do the optimiser's moments unless the last step is saved, because an interrupted attempt
+// saves them.
 std::int64_t PublishingBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes, const BatchShape& batch,
                              std::int64_t training_weights, std::int64_t process) {
   const Sizes sizes(config);
   const bool qlora = spec.method == jobs::kMethodQLora;
   const std::int64_t trained = TrainedParameters(spec, config);
-  // As it is converted the embedding is mapped, widened and rounded, unless it stays as it is.
+  // During conversion the embedding is mapped, widened and rounded, unless it does not change.
   const std::int64_t stored = qlora ? std::max<std::int64_t>(base_bytes, 2) : 4;
   const std::int64_t embedding = sizes.embedding * (stored == 2 ? 2 : 10);
   const std::int64_t convert = std::max(embedding, sizes.largest * (stored + 1) + kConvertBytes);
@@ -119,13 +120,13 @@ std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const ModelConfig& conf
     const std::int64_t rows = tensor.shape[0];
     switch (tensor.role) {
       case model::TensorRole::kLinear:
-        // Codes in tiles and f32 scales; int8 has the sums of its rows beside.
+        // Codes in tiles and f32 scales; int8 also has row sums.
         bytes += qlora ? kernels::PackedInt8Bytes(rows, tensor.shape[1]) + kernels::RoundUp(rows, kernels::kInt8TileRows) * 8
                        : kernels::PackedTernaryBytes(rows, tensor.shape[1]) + kernels::RoundUp(rows, kernels::kTernaryTileRows) * 4;
         break;
       case model::TensorRole::kNorm:
       case model::TensorRole::kBias: bytes += rows * 4; break;
-      // The embedding as it is stored (bf16 where it is the head too), the head in panels of bf16.
+      // The embedding as it is stored (bf16 if it is also the head), the head in panels of bf16.
       case model::TensorRole::kEmbedding:
         bytes += rows * tensor.shape[1] * (qlora && !config.tied_embeddings ? std::max<std::int64_t>(base_bytes, 2) : 2);
         break;
@@ -142,7 +143,7 @@ std::int64_t ServedPassBytes(const jobs::JobSpec& spec, const ModelConfig& c, st
   const auto quantized = [&](std::int64_t cols) {
     return kernels::Int8PaddedK(cols) * code + std::int64_t{8} + std::int64_t{kernels::kMaxOutliers} * 8;
   };
-  // In f32: residual stream, q, k, v, attention, o, gate, up and down; then the rows that the head reads, and their logits.
+  // In f32: residual stream, q, k, v, attention, o, gate, up and down; the rows that the head reads, and their logits.
   std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 2 * c.ffn_size + c.vocab_size;
   if (c.norms == NormPlacement::kBlockAndLinear) values += 2 * c.hidden_size;
   return rows * (values * 4 + (NormsEachLinear(c) ? 5 : 2) * quantized(c.hidden_size) + quantized(c.q_size()) + quantized(c.ffn_size));
@@ -161,8 +162,8 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
   const std::int64_t element = dtype == "bf16" ? 2 : 4;
   const std::int64_t tokens = kernels::RoundUp(batch.tokens, kRowQuantum);
   const std::int64_t token_bytes = qlora ? QLoraTokenBytes(spec, config, element) : BitNetTokenBytes(spec, config);
-  // Checkpointing keeps a layer's input, and one layer whole while it is run again. In doubles: the largest batch of the
-  // largest model needs more bytes than int64 holds.
+  // Checkpointing keeps each layer's input, and one whole layer while it is recomputed. Computed in doubles, because
+  // the largest batch of the largest model needs more bytes than int64 holds.
   const std::int64_t kept_bytes = spec.run.activation_checkpointing
                                       ? config.num_layers * config.hidden_size * 4 + token_bytes
                                       : config.num_layers * token_bytes;
@@ -171,19 +172,20 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
   std::int64_t weights = 0, adapter = 0, workspace = kProcessBytes;
   const std::int64_t logits = model::kLossChunk * config.vocab_size;
   if (qlora) {
-    // Codes and f32 block scales; embedding and head as stored, the head once more where it is multiplied in another type.
+    // Codes and f32 block scales; embedding and head as stored; a second copy of the head if it is multiplied in
+    // another type.
     weights = sizes.linears / 2 + sizes.linears / 64 * 4 + sizes.heads * sizes.embedding * std::max<std::int64_t>(base_bytes, 2);
     if (element != base_bytes) weights += sizes.embedding * element;
-    adapter = trained * 4 * 3;  // values, gradients, and as the evaluation reads them
-    // A dequantised weight; logits in f32 and rounded; gate, up and the residual stream in f32 with their gradients, two of them rounded;
-    // one layer's K and V as they are cached.
+    adapter = trained * 4 * 3;  // values, gradients, and the form that the evaluation reads
+    // A dequantised weight; logits in f32 and rounded; gate, up and the residual stream in f32 with their gradients,
+    // two of them rounded; the cached K and V of one layer.
     const std::int64_t token = 8 * config.hidden_size + (8 + 2 * element) * config.ffn_size + 8 * config.kv_size();
     workspace += sizes.largest * element + logits * (4 + element) + tokens * token;
     if (base_bytes != 4) workspace += std::min(config.vocab_size, model::kWidenedRows) * config.hidden_size * 4;
   } else {
-    // Masters and gradients; packed codes; embedding and head as they are served, the head in panels too.
+    // Masters and gradients; packed codes; embedding and head as they are served, the head also in panels.
     weights = sizes.all * 8 + sizes.linears / 4 + sizes.heads * sizes.embedding * 2 + sizes.embedding * 2;
-    // The head's and the embedding's gradient of one micro-batch, their sum; backward products.
+    // The gradients of head and embedding for one micro-batch, and their sum; backward products.
     workspace += 3 * sizes.embedding * 4 + sizes.embedding * element + sizes.largest * (element + 8) + logits * (4 + element) +
                  4 * tokens * config.ffn_size * 4;
   }

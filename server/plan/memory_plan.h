@@ -1,5 +1,5 @@
 // The trainer's memory by purpose. The formulas follow what server/trainer allocates; constants that no formula gives were measured
-// (tests/e2e/test_plan.py holds plan against run). Included by server/plan/*.cc only.
+// (tests/e2e/test_plan.py compares plan and run). Included by server/plan/*.cc only.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace nibble::plan {
 
-// What of the data memory depends on.
+// Properties of the data that memory depends on.
 struct BatchShape {
   std::int64_t tokens = 0;       // of the largest micro-batch of any epoch
   std::int64_t dataset_tokens = 0;
@@ -21,14 +21,16 @@ struct BatchShape {
 
 std::int64_t TrainedParameters(const jobs::JobSpec& spec, const model::ModelConfig& config);
 
-// Of the model that the job serves (LoadedModel::resident_bytes), for data.max_seq_len positions.
+// Bytes of the model that the job serves (LoadedModel::resident_bytes), for data.max_seq_len positions.
 std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes);
-// Of the scratch memory (model::Arena) of a forward pass of it, each row with its logits.
+// Bytes of scratch memory (model::Arena) for a forward pass of that model, with logits for each row.
 std::int64_t ServedPassBytes(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t rows);
 
-// The larger of training and publishing: what publishing takes beyond training is an item of its own. No item is more than a pebibyte,
-// which no machine has: what limits permit together may be more than int64 holds, sums of items and jobs are not.
-// `base_bytes`: of an element of the stored base (2: bf16; 4: f32; 0: nf4).
+// The maximum of training and publishing: what publishing takes beyond training is a separate item. Each item is capped
+// at one pebibyte, more than any machine has: the limits together may permit more than int64 holds, but sums of items
+// and jobs must not.
+//
+// `base_bytes`: per element of the stored base (2: bf16; 4: f32; 0: nf4).
 std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
                                    const BatchShape& batch);
 

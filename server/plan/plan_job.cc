@@ -21,7 +21,7 @@ struct Epoch {
   std::int64_t micro_batches = 0;
 };
 
-// No micro-batch of any epoch has more tokens: the shuffle may bring the longest rows together.
+// Maximum tokens of a micro-batch of any epoch: the shuffle may bring the longest rows together.
 std::int64_t MostTokens(const jobs::JobSpec& spec, const data::Dataset& train) {
   std::vector<std::int64_t> lengths;
   for (std::size_t i = 0; i < train.examples.size(); ++i) lengths.push_back(train.examples.num_tokens(i));
@@ -32,7 +32,7 @@ std::int64_t MostTokens(const jobs::JobSpec& spec, const data::Dataset& train) {
   return std::accumulate(lengths.end() - std::min(spec.run.micro_batch, count), lengths.end(), std::int64_t{0});
 }
 
-// As the trainer will draw it.
+// The first epoch as the trainer will draw it.
 Epoch FirstEpoch(const jobs::JobSpec& spec, const data::Dataset& train) {
   const data::Loader loader(train.examples, spec.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
                             spec.data.max_seq_len, static_cast<std::uint64_t>(spec.data.shuffle_seed));
@@ -42,14 +42,14 @@ Epoch FirstEpoch(const jobs::JobSpec& spec, const data::Dataset& train) {
 
 void Warn(JobPlan& plan, std::string reason, std::string message) { plan.warnings.push_back({std::move(reason), std::move(message), {}}); }
 
-// How often all steps together go through the data.
+// Number of passes through the data in all steps.
 double Passes(const jobs::JobSpec& spec, const Epoch& epoch, const JobPlan& plan) {
   const std::int64_t micro_batches =
       jobs::NumMicroBatches(spec.run, epoch.rows).value_or(plan.max_steps * spec.run.grad_accum);
   return static_cast<double>(micro_batches) / static_cast<double>(epoch.micro_batches);
 }
 
-// A spec may ask for more tokens than int64 holds: steps, batches and lengths have limits of their own, their product has none.
+// A spec may ask for more tokens than int64 holds: steps, batches and lengths have limits, but their product has none.
 std::int64_t Whole(double tokens) {
   constexpr double kBound = 9223372036854775808.0;  // 2^63
   return tokens < kBound ? std::llround(tokens) : std::numeric_limits<std::int64_t>::max();
@@ -63,15 +63,20 @@ void AddRowWarnings(const jobs::JobSpec& spec, const data::Dataset& data, const 
 
 void AddWarnings(const jobs::JobSpec& spec, const CheckedData& data, const Epoch& epoch, JobPlan& plan) {
   AddRowWarnings(spec, data.train, "", plan);
-  AddRowWarnings(spec, data.eval, data::EvaluationSet(spec.eval_dataset), plan);  // of no rows without one
+  AddRowWarnings(spec, data.eval, data::EvaluationSet(spec.eval_dataset), plan);  // no rows without a set
   const double epochs = Passes(spec, epoch, plan);
-  if (epochs > 20) Warn(plan, "MANY_EPOCHS", StrCat("the data is gone through ", static_cast<std::int64_t>(epochs), " times"));
-  if (spec.run.save_every == 0 && plan.max_steps > 100) {
-    Warn(plan, "NO_CHECKPOINTS", "run.save_every is 0: a trainer that is lost starts over");
+  if (epochs > 20) {
+    Warn(plan, "MANY_EPOCHS", StrCat("training goes through the data ", static_cast<std::int64_t>(epochs), " times"));
   }
-  if (spec.eval_dataset.empty()) Warn(plan, "NO_EVALUATION", "there is no eval_dataset: the training loss alone will be known");
+  if (spec.run.save_every == 0 && plan.max_steps > 100) {
+    Warn(plan, "NO_CHECKPOINTS", "run.save_every is 0: after a crash of the trainer, training starts over");
+  }
+  if (spec.eval_dataset.empty()) {
+    Warn(plan, "NO_EVALUATION", "there is no eval_dataset: only the training loss will be known");
+  }
   if (spec.method == jobs::kMethodBitNetQat && spec.bitnet_qat.act_scale == "per_tensor") {
-    Warn(plan, "PER_TENSOR_ACTIVATIONS", "bitnet_qat.act_scale: rows share a scale in training; what is served has one a token");
+    Warn(plan, "PER_TENSOR_ACTIVATIONS",
+         "bitnet_qat.act_scale: rows share a scale in training; the served model has one per token");
   }
 }
 
@@ -85,13 +90,13 @@ std::int64_t JobPlan::memory_bytes() const {
 
 absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inputs) {
   NIBBLE_ASSIGN_OR_RETURN(const CheckedData data, CheckJob(spec, inputs));
-  // The order of an epoch and the rows' lengths: the only things here that grow with the data.
+  // Only the order of an epoch and the rows' lengths grow with the data here.
   const auto order_bytes = static_cast<std::int64_t>(2 * data.train.examples.size() * sizeof(std::int64_t));
   const auto order = inputs.memory != nullptr ? inputs.memory->TakeAnyway(order_bytes) : nullptr;
   const Epoch epoch = FirstEpoch(spec, data.train);
   JobPlan plan;
   plan.max_steps = jobs::NumSteps(spec.run, epoch.rows);
-  // Micro-batches of an epoch are alike: what all steps take is in proportion.
+  // Micro-batches of an epoch are alike, so totals are proportional to the number of passes.
   const double share = Passes(spec, epoch, plan);
   plan.tokens = Whole(share * static_cast<double>(data.train.num_tokens));
   plan.trained_tokens = Whole(share * static_cast<double>(data.train.num_trained));

@@ -1,4 +1,4 @@
-// What a job will need and how long it is, told before it runs.
+// Predicts what a job needs and how long it is, before it runs.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -17,23 +17,24 @@ struct MemoryItem {
 struct PlanWarning {
   std::string reason;   // "ROWS_TRUNCATED"
   std::string message;
-  std::vector<std::int64_t> rows;  // lines of the set that the message names, or of the training set, from 1; the first data::kMaxNamedRows
+  // Line numbers, from 1, in the set that the message names, or in the training set; the first data::kMaxNamedRows.
+  std::vector<std::int64_t> rows;
 };
 
 struct JobPlan {
-  std::vector<MemoryItem> memory;  // of the trainer at its peak; what VmHWM will show is their sum
-  std::int64_t disk_bytes = 0;     // files that the job writes, at their most
+  std::vector<MemoryItem> memory;  // of the trainer at its peak; their sum predicts VmHWM
+  std::int64_t disk_bytes = 0;     // maximum size of the files that the job writes
   std::int64_t max_steps = 0;
-  std::int64_t tokens = 0;            // through the model in all steps; the largest int64 where there are more
-  std::int64_t trained_tokens = 0;    // of these, with a loss; likewise
+  std::int64_t tokens = 0;            // through the model in all steps; capped at the largest int64
+  std::int64_t trained_tokens = 0;    // of these, with a loss; capped likewise
   std::int64_t trained_parameters = 0;
   std::vector<PlanWarning> warnings;
 
   std::int64_t memory_bytes() const;
 };
 
-// Of a resolved spec. Checks as CheckJob does, with its errors; reads and tokenises all data, or has JobInputs::load get it. Needs the
-// lengths of examples, not their tokens.
+// `spec` must be resolved. Checks like CheckJob, with its errors. Reads and tokenises all data, or gets it from
+// JobInputs::load. Needs the lengths of examples, not their tokens.
 absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 }  // namespace nibble::plan

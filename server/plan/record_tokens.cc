@@ -6,7 +6,7 @@ namespace nibble::plan {
 
 namespace {
 
-constexpr std::int64_t kMaxTokens = 96;  // a sequence
+constexpr std::int64_t kMaxTokens = 96;  // per sequence
 constexpr std::int64_t kSpreadTokens = 64;
 // Letters, digits, code, other scripts and emoji: activations of many kinds.
 constexpr char kText[] =
@@ -25,7 +25,7 @@ std::vector<std::vector<std::int32_t>> RecordTokens(const text::Tokenizer& token
     spread.push_back(static_cast<std::int32_t>(i * 2654435761 % vocab_size));
   }
   std::vector<std::vector<std::int32_t>> sequences = {std::move(spread)};
-  // A vocabulary without these characters has no such text: the spread ids alone are asked then.
+  // A vocabulary without these characters cannot encode the text: then the record has only the spread ids.
   if (auto text = tokenizer.Encode(kText, /*add_special_tokens=*/true); text.ok() && !text->empty()) {
     for (const std::int32_t id : *text) {
       if (id >= vocab_size) return sequences;

@@ -6,8 +6,8 @@
 
 namespace nibble::plan {
 
-// What a model is asked when its record is made: ids spread over the vocabulary, and a fixed text of many scripts where the
-// tokenizer knows it. Each sequence has at most `max_tokens`.
+// Sequences from which a model's record is made: ids spread over the vocabulary, and a fixed text in many scripts if
+// the tokenizer can encode it. Each sequence has at most `max_tokens`.
 std::vector<std::vector<std::int32_t>> RecordTokens(const text::Tokenizer& tokenizer, std::int64_t vocab_size,
                                                     std::int64_t max_tokens);
 

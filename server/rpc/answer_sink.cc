@@ -84,7 +84,7 @@ void AnswerSink::OnOutputEnd(const serve::OutputEnd& ended) {
   auto* end = reply.mutable_finish();
   end->set_index(ended.index);
   end->set_reason(ToProto(ended.reason));
-  // An end token whose text completes a stop string ended it as a token: nothing has matched.
+  // `matched` stays empty for an end token, even if its text completes a stop string.
   if (ended.reason == serve::FinishReason::kStop) {
     end->set_matched(ended.matched_stop);
     if (ended.matched_stop.empty()) end->set_matched_token_id(last_token_[ended.index]);

@@ -1,4 +1,5 @@
-// From the engine's callbacks to GenerateReply messages: one start, pieces of the prompt's logprobs, deltas, one finish, one usage.
+// Turns the engine's callbacks into GenerateReply messages: one start, pieces of the prompt's logprobs, deltas, one
+// finish per output, one usage.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -24,15 +25,15 @@ struct AnswerContext {
   std::unique_ptr<RequestIds::Entry> entry;
 };
 
-// The engine's end of a request as its caller hears it: of one that was cut, stage and tokens; of one that had begun
-// (`started`), Usage in the details: what was made is paid for.
+// Maps the engine's final status to the caller's status. An error after the first step (`started`) has the Usage in its
+// details, because the caller pays for generated tokens; a cancel or a deadline has the stage and the token count.
 absl::Status EndOf(const absl::Status& status, bool started, const serve::Usage& usage);
 
 // Called from the engine's thread.
 class AnswerSink : public serve::ResponseSink {
  public:
   explicit AnswerSink(AnswerContext context) : context_(std::move(context)) { ++context_.edge.live_answers; }
-  // An engine that is still busy with this request may not be ended by it: the model is let go of on a worker.
+  // Releases the model on a worker: the engine's own thread must not destroy the engine.
   ~AnswerSink() override { LetGo(); }
 
   void OnStart(double queue_ms) final {
@@ -46,11 +47,11 @@ class AnswerSink : public serve::ResponseSink {
 
  protected:
   virtual void Emit(v1::GenerateReply& reply) = 0;
-  // What the caller is told where the engine's own status does not say why.
+  // Replaces the engine's status where that does not name the cause.
   virtual absl::Status Why(const absl::Status& status) const { return status; }
   virtual void End(const absl::Status& status) = 0;
   int num_outputs() const { return context_.options.request.n; }
-  // Upper bound of the messages of the echo that is still to come.
+  // Upper bound of the echo messages that have not been sent yet.
   std::size_t num_echo_messages() const;
 
  private:
@@ -61,10 +62,10 @@ class AnswerSink : public serve::ResponseSink {
   AnswerContext context_;
   v1::GenerateReply start_;
   bool started_ = false;  // by the engine
-  bool begun_ = false;    // the start went out
-  bool echoed_ = false;   // the echo too
-  std::int32_t scored_ = 0;  // prompt tokens whose logprobs went out
-  std::map<int, std::int32_t> last_token_;  // of each output
+  bool begun_ = false;    // the start message was sent
+  bool echoed_ = false;   // the echo was sent
+  std::int32_t scored_ = 0;  // prompt tokens whose logprobs were sent
+  std::map<int, std::int32_t> last_token_;  // by output
 };
 
 }  // namespace nibble::rpc

@@ -10,14 +10,14 @@ namespace nibble::rpc {
 
 namespace {
 
-// Tags and numbers of protobuf at their longest: an id or a length below 2^31 has 5 bytes, a double 8.
+// Largest sizes in protobuf's wire format: an id or a length below 2^31 takes 5 bytes, a double 8.
 constexpr std::size_t kTag = 1, kInt32 = 5, kDouble = 8, kDigest = 64;
 constexpr std::size_t kEntry = (kTag + kInt32) + (kTag + kInt32) + (kTag + kDouble) + (kTag + kInt32);  // frame, id, logprob, token
-// A piece's own tags, its first position or index, and what surrounds it.
+// Covers a piece's own tags, its first position or index, and the enclosing message.
 constexpr std::size_t kPieceFrame = 64;
 constexpr std::size_t kLongestCharacter = 4;
 
-// Bytes of text that one message of a stream has room for.
+// Maximum bytes of text in one stream message.
 std::size_t TextRoom(std::size_t max_bytes) {
   return std::max(std::min(kMaxPieceBytes, max_bytes), kPieceFrame + kLongestCharacter) - kPieceFrame;
 }
@@ -66,7 +66,7 @@ std::size_t MaxPieces(std::size_t text_bytes, std::size_t max_bytes) {
 
 absl::Status CheckStreamedEcho(std::size_t echo_bytes, std::size_t max_bytes, int outputs, std::size_t max_messages) {
   const std::size_t need = static_cast<std::size_t>(outputs) * (kMessagesOfAStep + MaxPieces(echo_bytes, max_bytes));
-  if (need < max_messages) return absl::OkStatus();  // the start needs one too
+  if (need < max_messages) return absl::OkStatus();  // one more for the start message
   return TooLarge(base::StrCat("the echo of ", echo_bytes, " bytes to ", outputs, " outputs may take ", need,
                                " messages, wanted fewer than the ", max_messages, " of --stream_buffer"),
                   need, max_messages);

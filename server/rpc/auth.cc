@@ -24,7 +24,7 @@ absl::Status Invalid() {
   return WithReason(absl::UnauthenticatedError("the token is not valid"), "TOKEN_INVALID");
 }
 
-// The token of the one header; Invalid() for what is none.
+// The bearer token of the only authorization header. Invalid() if the header is malformed or repeated.
 absl::StatusOr<std::string_view> TokenOf(const std::vector<std::string>& headers) {
   if (headers.size() != 1) return Invalid();
   std::string_view value = headers.front();
@@ -34,7 +34,7 @@ absl::StatusOr<std::string_view> TokenOf(const std::vector<std::string>& headers
   return value;
 }
 
-// A header decides alone where there is one: a wrong token is not made good by a certificate.
+// An authorization header takes precedence: a valid certificate does not make up for a wrong token.
 absl::StatusOr<Principal> Identify(const PrincipalTable& principals, const Caller& caller, absl::Time now) {
   const PrincipalEntry* entry = nullptr;
   if (!caller.authorization.empty()) {
@@ -43,7 +43,8 @@ absl::StatusOr<Principal> Identify(const PrincipalTable& principals, const Calle
   } else {
     entry = principals.FindCertificate(caller.certificate_names);
     if (entry == nullptr) {
-      return WithReason(absl::UnauthenticatedError("this server wants a bearer token in the authorization header"), "TOKEN_MISSING");
+      return WithReason(absl::UnauthenticatedError("the authorization header must carry a bearer token"),
+                        "TOKEN_MISSING");
     }
   }
   if (entry == nullptr || now >= entry->expires) return Invalid();
@@ -57,7 +58,8 @@ absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path
   const bool for_trainers = rule != nullptr && rule->access == Access::kTrainer;
   if (caller.trainer_listener) {
     if (for_trainers) return Principal{"trainer", Role::kViewer, ""};  // the attempt's own token follows in its first message
-    return WithReason(absl::PermissionDeniedError("this socket is for the reports of trainers"), "ROLE", {{"needed", "trainer"}});
+    return WithReason(absl::PermissionDeniedError("this socket accepts trainer reports only"), "ROLE",
+                      {{"needed", "trainer"}});
   }
   if (policy.principals == nullptr) return Principal{kNobody, Role::kAdmin, ""};
   if (rule != nullptr && ((rule->access == Access::kHealth && policy.health_without_token) ||
@@ -67,11 +69,12 @@ absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path
   NIBBLE_ASSIGN_OR_RETURN(Principal principal, Identify(*policy.principals, caller, now));
   if (rule == nullptr) return absl::UnimplementedError("there is no such method");
   if (for_trainers) {
-    return WithReason(absl::PermissionDeniedError("this method is for the trainers' own socket"), "ROLE",
+    return WithReason(absl::PermissionDeniedError("this method is served on the trainers' socket only"), "ROLE",
                       {{"needed", "trainer"}, {"principal", principal.name}});
   }
   if (principal.role < rule->role) {
-    return WithReason(absl::PermissionDeniedError(StrCat("wants the role ", Name(rule->role), ", the token has ", Name(principal.role))),
+    return WithReason(absl::PermissionDeniedError(
+                          StrCat("requires the role ", Name(rule->role), ", the caller has ", Name(principal.role))),
                       "ROLE", {{"needed", Name(rule->role)}, {"principal", principal.name}});
   }
   return principal;
@@ -80,7 +83,8 @@ absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path
 absl::Status CheckPriority(const Principal& caller, const char* field, std::int64_t priority) {
   if (priority <= 0 || caller.role >= Role::kOperator) return absl::OkStatus();
   return WithReason(absl::PermissionDeniedError(StrCat(field, ": is ", priority, ", the role ", Name(caller.role),
-                                                       " may set at most 0; above that wants the role ", Name(Role::kOperator))),
+                                                       " may set at most 0; above 0 requires the role ",
+                                                       Name(Role::kOperator))),
                     "ROLE", {{"needed", Name(Role::kOperator)}, {"principal", caller.name}});
 }
 
@@ -92,7 +96,7 @@ absl::StatusOr<std::unique_ptr<Authority>> Authority::Open(base::FileSystem& fil
   if (const absl::Status status = authority->Load(); !status.ok()) {
     return absl::InvalidArgumentError(StrCat("--token_file: ", status.message()));
   }
-  if (authority->principals_->size() == 0) return absl::InvalidArgumentError("--token_file: holds no line that lets anybody in");
+  if (authority->principals_->size() == 0) return absl::InvalidArgumentError("--token_file: contains no principal");
   return authority;
 }
 
@@ -103,7 +107,7 @@ absl::Status Authority::Load() {
     rejected_.clear();
     return absl::OkStatus();
   }
-  if (!rejected_.empty() && text == rejected_) return absl::OkStatus();  // said already
+  if (!rejected_.empty() && text == rejected_) return absl::OkStatus();  // logged already
   auto parsed = PrincipalTable::Parse(text);
   if (!parsed.ok()) {
     rejected_ = std::move(text);
@@ -133,10 +137,10 @@ void Authority::Look() {
   const bool known = unreadable_;
   const absl::Status status = Load();
   if (status.ok()) return;
-  // A file that is half written or gone for a moment must lock nobody out, and lets nobody new in.
+  // Keep the old principals: a file that is half written or briefly missing must not lock anyone out.
   unreadable_ = rejected_.empty();
   if (!known || !unreadable_) {
-    base::LogError("the token file was not taken; the last good one stays", {{"error", std::string(status.message())}});
+    base::LogError("token file rejected; the last valid one stays in use", {{"error", std::string(status.message())}});
   }
 }
 
@@ -156,7 +160,7 @@ void Authority::Refused(std::string_view path, const Caller& caller, const absl:
       log_second_ = second;
       lines_this_second_ = 0;
     }
-    if (++lines_this_second_ > kRefusalsLoggedASecond) return;  // the counter has them all
+    if (++lines_this_second_ > kRefusalsLoggedASecond) return;  // the metric counts all
   }
   const std::map<std::string, std::string> metadata = base::ReasonMetadata(status);
   const auto name = metadata.find("principal");

@@ -1,4 +1,5 @@
-// Who may do what: one decision for every call, on every transport. Refused unless a line of the token file allows it.
+// Authorization: one decision for every call on every transport. A call is refused unless a line of the token file
+// allows it.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -18,53 +19,53 @@
 
 namespace nibble::rpc {
 
-// What a call shows of its caller.
+// Evidence of a caller's identity.
 struct Caller {
   std::vector<std::string> authorization;      // every value of that header
-  std::vector<std::string> certificate_names;  // "uri:spiffe://...", of a client certificate that the handshake verified
+  std::vector<std::string> certificate_names;  // "uri:spiffe://...", from a client certificate verified by the handshake
   std::string peer;                            // "ipv4:127.0.0.1:1234", for the log
-  bool trainer_listener = false;               // it came by the trainers' socket
+  bool trainer_listener = false;               // the call arrived on the trainers' socket
 };
 
 struct AuthPolicy {
-  std::shared_ptr<const PrincipalTable> principals;  // nullptr: whoever reaches the server may do all
+  std::shared_ptr<const PrincipalTable> principals;  // nullptr: every caller is an admin
   bool health_without_token = false;
   bool reflection_without_token = false;
 };
 
-// Pure. Errors: Unauthenticated (TOKEN_MISSING, TOKEN_INVALID), PermissionDenied (ROLE, with "needed"), Unimplemented (a
-// known caller, an unknown method). No text tells whether a token is unknown, malformed or expired.
+// Pure. Errors: Unauthenticated (TOKEN_MISSING, TOKEN_INVALID), PermissionDenied (ROLE, with "needed"), Unimplemented
+// (a known caller, an unknown method). No message reveals whether a token is unknown, malformed or expired.
 absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path, const Caller& caller, absl::Time now);
 
-// Whether this caller may set a priority, in `field`, by which it goes before others. PermissionDenied (ROLE, with "needed"): it is
-// above 0, and the role is below operator.
+// Checks that the caller may set this priority; `field` is its name in the request. Errors: PermissionDenied (ROLE,
+// with "needed"): the priority is above 0 and the role is below operator.
 absl::Status CheckPriority(const Principal& caller, const char* field, std::int64_t priority);
 
 struct AuthorityOptions {
-  std::string token_file;  // "": everybody may
+  std::string token_file;  // "": no authorization, every caller is an admin
   bool health_without_token = false;
   bool reflection_without_token = false;
-  absl::Duration reload = absl::Seconds(1);  // the file is looked at this often, when there are calls
+  absl::Duration reload = absl::Seconds(1);  // minimum time between checks for changes; calls trigger them
 };
 
-// Decide() with the file as it is now. Thread-safe.
+// Applies Decide() with the current token file. Thread-safe.
 class Authority {
  public:
-  // InvalidArgument names the flag and the line.
+  // Errors: InvalidArgument names the flag and the line.
   static absl::StatusOr<std::unique_ptr<Authority>> Open(base::FileSystem& files, base::Clock& clock,
                                                          telemetry::Metrics& metrics, AuthorityOptions options);
 
   // Counts and logs refusals.
   absl::StatusOr<Principal> Admit(std::string_view path, const Caller& caller);
-  // Reads the token file now; a file that cannot be used is logged and changes nothing.
+  // Reads the token file now. An unusable file is logged and changes nothing.
   void Reload();
   bool wants_tokens() const { return !options_.token_file.empty(); }
 
  private:
   Authority(base::FileSystem& files, base::Clock& clock, telemetry::Metrics& metrics, AuthorityOptions options)
       : files_(files), clock_(clock), metrics_(metrics), options_(std::move(options)) {}
-  absl::Status Load();  // holds mutex_
-  void Look();          // the same; logs what Load() says
+  absl::Status Load();  // requires mutex_
+  void Look();          // requires mutex_; logs the error of Load()
   AuthPolicy Current();
   void Refused(std::string_view path, const Caller& caller, const absl::Status& status);
 
@@ -73,8 +74,8 @@ class Authority {
   telemetry::Metrics& metrics_;
   const AuthorityOptions options_;
   std::mutex mutex_;
-  std::string text_;                                  // by mutex_; of the file that principals_ is from
-  std::string rejected_;                              // by mutex_; the last text that was no token file
+  std::string text_;                                  // by mutex_; source text of principals_
+  std::string rejected_;                              // by mutex_; the last text that did not parse
   std::shared_ptr<const PrincipalTable> principals_;  // by mutex_
   absl::Duration next_look_ = absl::ZeroDuration();   // by mutex_; monotonic
   bool unreadable_ = false;                           // by mutex_

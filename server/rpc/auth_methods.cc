@@ -9,7 +9,7 @@ namespace {
 
 constexpr Access kByRole = Access::kRole;
 
-// A method that is added without a line here is refused as soon as tokens are on; auth_test tells before.
+// With a token file, a method without a line here is refused. auth_test finds a missing line.
 constexpr MethodRule kRules[] = {
     {"nibble.v1.DatasetService/UploadDataset", kByRole, Role::kTrain},
     {"nibble.v1.DatasetService/GetDataset", kByRole, Role::kViewer},
@@ -37,7 +37,7 @@ constexpr MethodRule kRules[] = {
     {"nibble.v1.ModelService/DeleteModel", kByRole, Role::kTrain},
     {"nibble.v1.ModelService/ConvertModel", kByRole, Role::kTrain},
     {"nibble.v1.ModelService/ExportModel", kByRole, Role::kTrain},
-    {"nibble.v1.ModelService/DownloadArtifact", kByRole, Role::kTrain},  // the weights leave the house
+    {"nibble.v1.ModelService/DownloadArtifact", kByRole, Role::kTrain},  // sends out the weights
     {"nibble.v1.ModelService/LoadModel", kByRole, Role::kTrain},
     {"nibble.v1.ModelService/UnloadModel", kByRole, Role::kTrain},
     {"nibble.v1.ModelService/PublishCheckpoint", kByRole, Role::kTrain},
@@ -69,7 +69,7 @@ constexpr MethodRule kRules[] = {
     {"google.longrunning.Operations/GetOperation", kByRole, Role::kViewer},
     {"google.longrunning.Operations/WaitOperation", kByRole, Role::kViewer},
     {"google.longrunning.Operations/DeleteOperation", kByRole, Role::kTrain},
-    {"google.longrunning.Operations/CancelOperation", kByRole, Role::kInfer},  // below train: its own
+    {"google.longrunning.Operations/CancelOperation", kByRole, Role::kInfer},  // below train: own operations only
 
     {"grpc.health.v1.Health/Check", Access::kHealth, Role::kViewer},
     {"grpc.health.v1.Health/Watch", Access::kHealth, Role::kViewer},

@@ -1,4 +1,4 @@
-// Which role may call which method: the one table, by full path. What is not in it is refused.
+// Table of the roles that may call each method, by full path. Methods that are not in the table are refused.
 #pragma once
 #include <optional>
 #include <span>
@@ -7,12 +7,12 @@
 
 namespace nibble::rpc {
 
-// Each may do what those before it may.
+// Each role includes the rights of the roles before it.
 enum class Role {
-  kViewer,  // look at jobs, models, datasets' names and the server
+  kViewer,  // read jobs, models, names of datasets and the server's state
   kInfer,   // generate and score
-  kTrain,   // bring data and models in, run jobs, take results out, delete them
-  kOperator,  // go before others: priorities above 0
+  kTrain,   // upload data and models, run jobs, download and delete results
+  kOperator,  // set priorities above 0
   kAdmin,   // change the server
 };
 const char* Name(Role role);
@@ -20,9 +20,9 @@ std::optional<Role> ParseRole(std::string_view name);
 
 enum class Access {
   kRole,        // a principal of MethodRule::role or above
-  kHealth,      // as kRole, or anybody where the operator said so
-  kReflection,  // likewise
-  kTrainer,     // the trainers' own listener, and nowhere else
+  kHealth,      // as kRole, or without a token if AuthPolicy::health_without_token
+  kReflection,  // as kRole, or without a token if AuthPolicy::reflection_without_token
+  kTrainer,     // on the trainers' listener only
 };
 
 struct MethodRule {
@@ -31,7 +31,7 @@ struct MethodRule {
   Role role;
 };
 std::span<const MethodRule> MethodRules();
-// nullptr: no such method is allowed to anybody. `path` with or without its leading slash.
+// nullptr: unknown method, refused to every caller. `path` may have a leading slash.
 const MethodRule* FindRule(std::string_view path);
 
 }  // namespace nibble::rpc

@@ -13,7 +13,7 @@ namespace nibble::rpc {
 namespace {
 
 constexpr char kAuthorizationKey[] = "authorization";
-// A property of a connection, which no client can set.
+// Property of a connection. Clients cannot set it.
 constexpr char kTrainerProperty[] = "nibble_trainer_listener";
 
 std::string Text(const grpc::string_ref& text) { return {text.data(), text.size()}; }
@@ -22,7 +22,7 @@ void AddNames(const grpc::AuthContext& context, const char* property, const char
   for (const grpc::string_ref& name : context.FindPropertyValues(property)) names.push_back(kind + Text(name));
 }
 
-// Only a certificate that the handshake verified is in the context.
+// The context holds only a certificate that the handshake verified.
 void ReadContext(const grpc::AuthContext& context, Caller& caller) {
   caller.trainer_listener = !context.FindPropertyValues(kTrainerProperty).empty();
   AddNames(context, GRPC_PEER_URI_PROPERTY_NAME, "uri:", caller.certificate_names);

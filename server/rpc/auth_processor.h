@@ -1,4 +1,5 @@
-// Where gRPC asks Authority: before a call's message is read on TLS and local transports; in Call (call.h) on all.
+// Connects gRPC to Authority. On TLS and local transports AuthProcessor runs before gRPC reads a call's message; Call
+// (call.h) checks again on every transport.
 #pragma once
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
@@ -9,13 +10,13 @@
 
 namespace nibble::rpc {
 
-// What a handler's context shows of its caller.
+// Reads the caller from a handler's context.
 Caller CallerOf(const grpc::ServerContextBase& context);
 
-// Refuses with the code and "REASON: text"; gRPC 1.51 carries no details from here. Thread-safe.
+// Refuses with the code and "REASON: text": gRPC 1.51 sends no error details from a processor. Thread-safe.
 class AuthProcessor final : public grpc::AuthMetadataProcessor {
  public:
-  // `for_trainers`: of the trainers' socket, whose calls are marked as such.
+  // `for_trainers`: this processor serves the trainers' socket and marks its connections.
   AuthProcessor(Authority& authority, bool for_trainers) : authority_(authority), for_trainers_(for_trainers) {}
   bool IsBlocking() const override { return false; }
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata* consumed,
@@ -26,7 +27,8 @@ class AuthProcessor final : public grpc::AuthMetadataProcessor {
   const bool for_trainers_;
 };
 
-// Methods that nobody serves, on a transport where no processor runs: refused like all others, then Unimplemented.
+// Answers calls of unknown methods. Needed on transports without AuthProcessor: a caller without rights is refused as
+// for any method, others get Unimplemented.
 class UnknownMethods final : public grpc::CallbackGenericService {
  public:
   explicit UnknownMethods(Authority& authority) : authority_(authority) {}

@@ -29,7 +29,7 @@ absl::Status Wrong(const std::string& where, const std::string& what) {
 
 absl::StatusOr<PrincipalEntry> ParseEntry(std::string_view line, const std::string& where) {
   auto json = base::ParseJson(line);
-  // The parser's own message quotes the text, which may be a token that stands where it should not.
+  // Do not pass on the parser's message: it quotes the text, which may hold a misplaced token.
   if (!json.ok() || !json->is_object()) return Wrong(where, "is not a JSON object");
   for (const auto& [key, value] : json->items()) {
     if (std::find(std::begin(kKeys), std::end(kKeys), key) == std::end(kKeys)) return Wrong(where, "has an unknown key");
@@ -83,8 +83,12 @@ absl::StatusOr<PrincipalTable> PrincipalTable::Parse(std::string_view text) {
     if (line.empty() || line.front() == '#') continue;
     const std::string where = StrCat("line ", number);
     NIBBLE_ASSIGN_OR_RETURN(PrincipalEntry entry, ParseEntry(base::ToStd(line), where));
-    if (!secrets.insert(entry.token_sha256 + entry.san).second) return Wrong(where, "has the token or san of a line before it");
-    if (table.entries_.size() == kMaxEntries) return Wrong(where, StrCat("is one more than ", kMaxEntries));
+    if (!secrets.insert(entry.token_sha256 + entry.san).second) {
+      return Wrong(where, "repeats the token or san of an earlier line");
+    }
+    if (table.entries_.size() == kMaxEntries) {
+      return Wrong(where, StrCat("exceeds the limit of ", kMaxEntries, " principals"));
+    }
     table.entries_.push_back(std::move(entry));
   }
   return table;
@@ -94,7 +98,7 @@ const PrincipalEntry* PrincipalTable::FindToken(std::string_view token) const {
   const std::string digest = base::Sha256Hex(token);
   const PrincipalEntry* found = nullptr;
   for (const PrincipalEntry& entry : entries_) {
-    if (EqualInConstantTime(entry.token_sha256, digest)) found = &entry;  // no early end
+    if (EqualInConstantTime(entry.token_sha256, digest)) found = &entry;  // no early exit: constant time
   }
   return found;
 }

@@ -1,4 +1,4 @@
-// The token file: who may call, in which role, shown by which secret. It holds hashes, never tokens (docs/formats.md).
+// The token file: the principals, their roles, and the hashes of their tokens. It never holds tokens (docs/formats.md).
 #pragma once
 #include <string>
 #include <string_view>
@@ -10,20 +10,20 @@
 
 namespace nibble::rpc {
 
-// The name of who calls where no tokens are asked for.
+// Name of every caller on a server without a token file.
 inline constexpr char kNobody[] = "local";
 
 struct Principal {
   std::string name;    // for the audit log
   Role role = Role::kViewer;
-  std::string tenant;  // "": sees the jobs of all
+  std::string tenant;  // "": sees the jobs of all tenants
 };
 
 // One line of the file.
 struct PrincipalEntry {
   Principal principal;
-  std::string token_sha256;  // 64 hex digits; "": recognised by its certificate
-  std::string san;           // "uri:...", "dns:...", "email:..." or "ip:..." of a client certificate; "": by its token
+  std::string token_sha256;  // 64 hex digits; "": the principal has a certificate
+  std::string san;           // "uri:...", "dns:...", "email:..." or "ip:..." of its certificate; "": it has a token
   absl::Time expires = absl::InfiniteFuture();
 };
 
@@ -33,13 +33,13 @@ inline constexpr std::uint64_t kMaxTokenFileBytes = 1 << 20;
 // Immutable.
 class PrincipalTable {
  public:
-  // JSON lines {"name", "role", "token_sha256" or "san", "expires"?, "tenant"?}; blank lines and lines that begin with # are
-  // skipped. InvalidArgument names the line and what is wrong with it, never its secret.
+  // JSON lines {"name", "role", "token_sha256" or "san", "expires"?, "tenant"?}; blank lines and lines that begin with
+  // # are skipped. InvalidArgument names the line and what is wrong with it, never its secret.
   static absl::StatusOr<PrincipalTable> Parse(std::string_view text);
 
-  // nullptr: nobody's. An expired entry is found too. The time taken depends on the table's size alone.
+  // nullptr: unknown token. Finds expired entries too. The time it takes depends on the table's size only.
   const PrincipalEntry* FindToken(std::string_view token) const;
-  // The first entry that one of the certificate's names has.
+  // The first entry whose san is one of the certificate's names. nullptr: there is none.
   const PrincipalEntry* FindCertificate(const std::vector<std::string>& names) const;
   std::size_t size() const { return entries_.size(); }
 
@@ -47,7 +47,7 @@ class PrincipalTable {
   std::vector<PrincipalEntry> entries_;
 };
 
-// Compares in a time that depends on the lengths alone.
+// The time it takes depends on the lengths only.
 bool EqualInConstantTime(std::string_view a, std::string_view b);
 
 }  // namespace nibble::rpc

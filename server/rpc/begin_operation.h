@@ -1,4 +1,4 @@
-// How a method begins an operation.
+// Starts the operation of a method.
 #pragma once
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
@@ -15,8 +15,8 @@
 
 namespace nibble::rpc {
 
-// Equal messages have equal bytes: the entries of a map come in the order of their keys. SerializeAsString writes them in the order of
-// a hash table, which differs from one copy of a message to the next.
+// Equal messages give equal bytes: map entries are in the order of their keys. SerializeAsString writes them in hash
+// order, which differs between copies of a message.
 inline std::string DeterministicBytes(const google::protobuf::MessageLite& message) {
   std::string bytes;
   {
@@ -28,7 +28,7 @@ inline std::string DeterministicBytes(const google::protobuf::MessageLite& messa
   return bytes;
 }
 
-// The request without its id: what a repeated id is compared by.
+// Digest of the request without its request_id. A repeated request_id must have the same digest.
 template <typename Request>
 std::string DigestOf(Request request) {
   request.clear_request_id();
@@ -51,7 +51,8 @@ google::protobuf::Any Packed(const Message& message) {
   return any;
 }
 
-// Answers the operation that this request began before, whatever has changed since; else checks the request and begins it.
+// Answers with the operation that an earlier call with the same request_id started, even if its `check` would fail now.
+// Otherwise runs `check` and starts the operation.
 template <typename Check>
 absl::Status Begin(OperationTable& operations, const OperationStart& start, Check check, OperationTable::Body body,
                    google::longrunning::Operation* response) {

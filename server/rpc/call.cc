@@ -19,8 +19,8 @@ namespace {
 constexpr char kRequestIdKey[] = "x-request-id";
 constexpr std::string_view kServerService = "nibble.v1.ServerService";
 constexpr std::size_t kMaxRequestIdBytes = 64;
-// For a client its deadline passes sooner than here: by the time that its call was on its way, and by what gRPC adds to a timeout to
-// send it in three digits, a hundredth of it at most (timeout_encoding.cc).
+// A client's deadline passes sooner at the client than here: the call spent time on the way, and gRPC rounds the
+// timeout up to three digits, by at most a hundredth (timeout_encoding.cc).
 constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(50);
 constexpr int kTimeoutSteps = 100;
 
@@ -37,7 +37,7 @@ const char* Name(CallType type) {
 std::string_view ServiceOf(std::string_view method) { return method.substr(0, method.find('/')); }
 std::string_view MethodOf(std::string_view method) { return method.substr(method.find('/') + 1); }
 
-// The client's own, where it is fit to be logged.
+// The client's id if it is safe to log, otherwise a new one.
 std::string RequestId(const grpc::CallbackServerContext& context) {
   const auto it = context.client_metadata().find(kRequestIdKey);
   if (it == context.client_metadata().end()) return base::NewId("req");
@@ -47,9 +47,9 @@ std::string RequestId(const grpc::CallbackServerContext& context) {
   return good ? id : base::NewId("req");
 }
 
-// What is broken in here is for the log.
+// Hides the text of an internal error, which only the log shows.
 absl::Status Veiled(const absl::Status& status, const std::string& request_id) {
-  absl::Status out(status.code(), base::StrCat("internal error; the server's log has it as ", request_id));
+  absl::Status out(status.code(), base::StrCat("internal error; the server's log has details under ", request_id));
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
   return out;
 }
@@ -96,14 +96,14 @@ Call::Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, cons
   if (context->deadline() != std::chrono::system_clock::time_point::max()) {
     deadline_ = began_ + absl::FromChrono(context->deadline() - std::chrono::system_clock::now());
   }
-  // Before it is asked whether the server drains: one that is let in is there for who waits for the calls to end.
+  // Add before checking `draining`, so that a drain that waits for live calls sees every admitted call.
   if (EndsByItself()) edge_.live_calls.Add(context_);
   if (edge_.authority != nullptr) {
     auto principal = edge_.authority->Admit(method, CallerOf(*context));
     admitted_ = principal.status();
     if (principal.ok()) principal_ = *std::move(principal);
   }
-  // Who drains a server may still ask how far it is, and trainers report what they save.
+  // While the server drains, administrators need its status, and trainers report their checkpoints.
   const bool stays_open = service_ == kServerService || type_ == CallType::kBidiStream;
   if (admitted_.ok() && edge_.draining && !stays_open) {
     admitted_ = base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
@@ -114,9 +114,9 @@ Call::Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, cons
 absl::Status Call::StillWanted(absl::Duration limit) const {
   absl::Status status;
   if (edge_.clock.Monotonic() >= limit) {
-    status = absl::DeadlineExceededError("the deadline passed before it began");
+    status = absl::DeadlineExceededError("the deadline passed before the call began");
   } else if (cancel_.cancelled()) {
-    status = absl::CancelledError("cancelled before it began");
+    status = absl::CancelledError("cancelled before the call began");
   }
   return StoppedAt(status, kStageQueue, 0);
 }
@@ -146,7 +146,7 @@ grpc::Status Call::End(const absl::Status& status) {
               {"ms", base::StrCat(static_cast<std::int64_t>(seconds * 1e3))},
               {"error", status.ok() ? "" : ToUtf8(base::ToStd(status.message()), 512)}});
   if (!ours) return ToGrpcStatus(status);
-  // Our own fault: what the log line is found by.
+  // The server's own fault: the request id leads to the log line.
   google::rpc::RequestInfo request;
   request.set_request_id(request_id_);
   absl::Status told = absl::IsDataLoss(status) ? status : Veiled(status, request_id_);

@@ -55,7 +55,7 @@ absl::StatusOr<v1::Dataset> Read(const store::StoredDataset& stored) {
   out.set_format(ToProto(format));
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t rows, base::GetInt(stored.meta, "rows", "meta.json"));
   out.set_rows(rows);
-  // A plain text is kept as one row of JSON; its owner knows it by what was sent.
+  // A plain text is stored as one JSON row. Show the size and digest of the file that its owner sent.
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t bytes,
                           base::GetInt(stored.meta, "sent_bytes", "meta.json", static_cast<std::int64_t>(stored.bytes)));
   NIBBLE_ASSIGN_OR_RETURN(const std::string sha256, base::GetString(stored.meta, "sent_sha256", "meta.json", stored.sha256));
@@ -115,10 +115,10 @@ absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config) {
 namespace {
 
 constexpr std::int64_t kMaxPreviewRows = 100;
-constexpr std::int64_t kMaxBytesOfToken = 16;      // of nearly all tokens, for an estimate
+constexpr std::int64_t kMaxBytesOfToken = 16;      // an estimate: nearly all tokens are shorter
 constexpr std::size_t kMaxPreviewText = 1u << 20;  // of a text that is shown in several rows (text::kEncoderBytesPerByte)
-constexpr std::size_t kMaxBytesOfCounts = 128;     // of all numbers of an answer
-constexpr std::size_t kMaxBytesOfFrame = 11;       // of a row: its tag and its length
+constexpr std::size_t kMaxBytesOfCounts = 128;     // of all numbers in an answer
+constexpr std::size_t kMaxBytesOfFrame = 11;       // of a row's tag and length
 
 struct PreviewShape {
   data::Format format;
@@ -148,14 +148,15 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const M
                                                  model.config.limit_text(model.config.context_limit())));
   }
   if (config.overlong == "split" && shape.format != data::Format::kText) {
-    return FieldError("data.overlong", StrCat("is SPLIT, which only text rows can be; the format is ", data::Name(shape.format)));
+    return FieldError("data.overlong",
+                      StrCat("is SPLIT, which works only for text rows; the format is ", data::Name(shape.format)));
   }
   shape.options = plan::OptionsOf(spec, shape.format);
   return shape;
 }
 
-// Of a text only what can be shown is looked at, for a book is one row; but always more than one sequence, or it would not be
-// known that it is too long.
+// Bytes of a text row that a preview reads. A book is one row, so it reads only what it can show; but always more than
+// one sequence, to detect a row that is too long.
 std::size_t TextBytes(const PreviewShape& shape) {
   const auto of_rows = [&](std::int64_t rows) {
     return static_cast<std::size_t>(rows * shape.options.max_seq_len * kMaxBytesOfToken) + 4096;
@@ -171,7 +172,7 @@ absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t 
   row.set_text(ToUtf8(text));
   for (std::size_t i = 0; i < example.tokens.size(); ++i) {
     row.add_token_ids(example.tokens[i]);
-    row.add_trained(i > 0 && example.trained[i] != 0);  // the first is never predicted
+    row.add_trained(i > 0 && example.trained[i] != 0);  // the first token is never predicted
     NIBBLE_ASSIGN_OR_RETURN(const std::string piece,
                             model.assets.tokenizer->Decode(std::span(&example.tokens[i], 1), /*skip_special_tokens=*/false));
     row.add_token_texts(ToUtf8(piece));
@@ -179,7 +180,7 @@ absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t 
   return row;
 }
 
-// The warnings, and as many rows as then fit into an answer.
+// Adds the warnings, then removes the last rows until the answer fits max_bytes.
 void AddWarnings(const data::Dataset& seen, std::int64_t max_seq_len, std::size_t max_bytes, v1::PreviewDatasetResponse* response) {
   for (const data::RowWarning& warning : data::RowWarnings(seen, max_seq_len)) {
     v1::RowWarning& made = *response->add_warnings();
@@ -238,8 +239,9 @@ absl::Status Preview(const store::StoredDataset& stored, const ModelText& model,
       if (bytes + row_bytes > bounds.max_bytes) {
         full = response->rows_size() > 0;
         if (full) break;
-        return FieldError("data.max_seq_len", StrCat("makes line ", line_number, " ", row_bytes, " bytes, and an answer has at most ",
-                                                     bounds.max_bytes, " (--max_send_bytes)"));
+        return FieldError("data.max_seq_len",
+                          StrCat("line ", line_number, " becomes ", row_bytes, " bytes, an answer holds at most ",
+                                 bounds.max_bytes, " (--max_send_bytes)"));
       }
       bytes += row_bytes;
       response->set_tokens(response->tokens() + row.token_ids_size());

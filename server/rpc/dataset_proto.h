@@ -1,4 +1,4 @@
-// Datasets as the API shows them; uploads and previews.
+// Converts datasets to and from the API's messages; uploads and previews.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,32 +18,32 @@
 
 namespace nibble::rpc {
 
-// DataLoss (ARTIFACT_CORRUPT) where its meta.json is not what a server wrote.
+// Errors: DataLoss (ARTIFACT_CORRUPT): meta.json is damaged.
 absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored);
 absl::StatusOr<data::Format> FormatOf(const store::StoredDataset& stored);
 v1::DatasetFormat ToProto(data::Format format);
-// Nothing for UNSPECIFIED; Unimplemented names a format that is not built.
+// nullopt for UNSPECIFIED. Errors: Unimplemented names the format; InvalidArgument for an unknown number.
 absl::StatusOr<std::optional<data::Format>> FromProto(const char* field, v1::DatasetFormat format);
-// The `data` of a job or of a preview. Unimplemented names a field that is not built.
+// The `data` of a job or of a preview. Errors: Unimplemented names the field; InvalidArgument.
 absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config);
 
-// header, chunks or a file below import_root ("": none is taken), finish.
+// Expects a header, then chunks or a file below import_root ("": server files are refused), then a finish.
 std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const Edge& edge, store::DatasetStore& datasets,
                                                                         UploadTable& uploads, const std::string& import_root,
                                                                         v1::Dataset* response);
 
-// When a preview looks no further: an answer with the rows found until then, but for `cancelled`.
+// Limits of a preview. At a limit the preview ends with the rows found so far; only `cancelled` is an error.
 struct PreviewBounds {
-  std::function<bool()> cancelled;           // asked at each line, and as data::Tokenise asks it
+  std::function<bool()> cancelled;           // called for each line and by data::Tokenise
   std::size_t max_bytes = 16u << 20;         // of the answer
-  std::int64_t max_looked_rows = 10'000;     // of which most may have been dropped
-  std::size_t max_looked_bytes = 16u << 20;  // of their lines; the row that passes it is the last
-  data::AwaitTurn await_turn = {};           // as of data::Tokenise
+  std::int64_t max_looked_rows = 10'000;     // rows read, dropped ones included
+  std::size_t max_looked_bytes = 16u << 20;  // of the lines read; the row that passes the limit is the last
+  data::AwaitTurn await_turn = {};           // passed to data::Tokenise
 };
 
-// The first rows of the file as training would see them. InvalidArgument (DATASET_FORMAT) names the line of a row that is none of
-// its format, or that is too long where that is an error; FIELD_VIOLATION data.max_seq_len where the first row alone is more than an
-// answer; OUT_OF_DEVICE_MEMORY of a large row; Cancelled.
+// The first rows of the file as training would see them. Errors: InvalidArgument DATASET_FORMAT names the line of a row
+// that does not fit the format, or that is too long while `overlong` is ERROR; FIELD_VIOLATION data.max_seq_len if the
+// first row alone exceeds an answer; OUT_OF_DEVICE_MEMORY for a large row; Cancelled.
 absl::Status Preview(const store::StoredDataset& stored, const ModelText& model, const v1::PreviewDatasetRequest& request,
                      const PreviewBounds& bounds, v1::PreviewDatasetResponse* response);
 

@@ -12,7 +12,7 @@ namespace nibble::rpc {
 // Thread-safe.
 class DatasetService : public v1::DatasetService::CallbackService {
  public:
-  // import_root: where files of this machine may be named; "": nowhere.
+  // import_root: directory on this machine that uploads may name files in; "": none.
   DatasetService(Edge& edge, store::StateDirectory& state, TextCache& texts, UploadTable& uploads, data::LargeRows& large_rows,
                  std::string import_root)
       : edge_(edge),
@@ -38,7 +38,7 @@ class DatasetService : public v1::DatasetService::CallbackService {
   UploadTable& uploads_;
   data::LargeRows& large_rows_;
   const std::string import_root_;
-  // Other calls do not wait behind previews, which tokenise many rows to show a few.
+  // Previews tokenise many rows to show a few. Own workers keep them from delaying other calls.
   WorkerPool previewers_{2, /*max_waiting=*/64};
 };
 

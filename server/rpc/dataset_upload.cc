@@ -33,8 +33,8 @@ absl::StatusOr<base::Json> WrapPlainText(const std::string& path, const std::str
   base::FileSystem& files = base::RealFileSystem();
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t size, files.Size(path));
   if (size > kMaxPlainTextBytes) {
-    return base::WithReason(absl::InvalidArgumentError(StrCat("a plain text of ", size, " bytes, wanted at most ", kMaxPlainTextBytes,
-                                                              "; send it as JSON lines")),
+    return base::WithReason(absl::InvalidArgumentError(StrCat("the plain text has ", size, " bytes, wanted at most ",
+                                                              kMaxPlainTextBytes, "; send it as JSON lines")),
                             "DATASET_FORMAT");
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(path, kMaxPlainTextBytes));
@@ -52,7 +52,7 @@ absl::StatusOr<base::Json> WrapPlainText(const std::string& path, const std::str
   return meta;
 }
 
-// JSON lines begin with a brace. Only a file that was called a text may be none.
+// JSON lines begin with a brace. Other content is accepted only if the header's format is text.
 bool IsPlainText(std::string_view text, std::optional<data::Format> format) {
   if (format != data::Format::kText) return false;
   const std::size_t first = text.find_first_not_of(" \t\r\n");
@@ -82,7 +82,7 @@ absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data:
   return WrapPlainText(path, sha256);
 }
 
-// What has arrived of a dataset.
+// The received part of a dataset.
 class DatasetContent final : public UploadContent {
  public:
   DatasetContent(std::int64_t max_bytes, std::optional<data::Format> format) : max_bytes_(max_bytes), format_(format) {}
@@ -93,7 +93,7 @@ class DatasetContent final : public UploadContent {
   const BeneathPath& server_file() const { return *server_file_; }
   const std::optional<v1::Dataset>& existing() const { return existing_; }
 
-  // Where the name is taken the content is only compared: the same content again is answered as before.
+  // If the name is taken, the upload is only compared: the same content gives the same answer as the first upload.
   absl::Status Begin(store::DatasetStore& datasets, const std::string& name) {
     if (auto stored = datasets.Get(name); stored.ok()) {
       NIBBLE_ASSIGN_OR_RETURN(existing_, ToProto(*stored));
@@ -105,7 +105,7 @@ class DatasetContent final : public UploadContent {
   void TakeFrom(std::unique_ptr<BeneathPath> server_file) { server_file_ = std::move(server_file); }
   absl::Status Append(std::string_view bytes, UploadTable::Stream& stream) {
     const auto size = static_cast<std::int64_t>(bytes.size());
-    // The limit holds for what is compared too, and is told before the bytes are taken.
+    // Check the limit first: it also applies to content that is only compared.
     if (size > max_bytes_ - received_) {
       return base::WithReason(absl::ResourceExhaustedError(StrCat("the dataset is larger than ", max_bytes_, " bytes")),
                               "UPLOAD_TOO_LARGE", {{"max_bytes", std::to_string(max_bytes_)}});
@@ -116,12 +116,14 @@ class DatasetContent final : public UploadContent {
     digest_.Update(bytes);
     return pending_ == nullptr ? absl::OkStatus() : pending_->Append(bytes);
   }
-  // AlreadyExists: there is a dataset of that name with other content.
+  // AlreadyExists: the existing dataset of that name has different content.
   absl::Status Other() const {
-    return base::WithReason(absl::AlreadyExistsError(StrCat("there is a dataset named \"", existing_->name(), "\" with other content")),
-                            "NAME_TAKEN", {{"kind", "dataset"}, {"name", existing_->name()}});
+    return base::WithReason(
+        absl::AlreadyExistsError(
+            StrCat("a dataset named \"", existing_->name(), "\" with different content already exists")),
+        "NAME_TAKEN", {{"kind", "dataset"}, {"name", existing_->name()}});
   }
-  std::string Digest() { return digest_.HexDigest(); }  // once, at the end
+  std::string Digest() { return digest_.HexDigest(); }  // call once, after the last Append
   store::DatasetStore::Pending& pending() { return *pending_; }
 
  private:
@@ -157,7 +159,7 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
                               "UPLOAD_TOO_LARGE", {{"max_bytes", std::to_string(limit)}});
     }
     if (header.has_server_path() && header.resume_offset() > 0) {
-      return FieldError("header.resume_offset", "is for chunks, not for a file of the server");
+      return FieldError("header.resume_offset", "applies to chunks only, not to server_path");
     }
     return Open(header, header.size_bytes());
   }
@@ -179,12 +181,12 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
     }
   }
   absl::StatusOr<bool> TakeChunk(const std::string& chunk, DatasetContent& content) {
-    if (content.of_server()) return FieldError("chunk", "came beside header.server_path, wanted one of the two");
+    if (content.of_server()) return FieldError("chunk", "was sent with header.server_path, wanted only one of them");
     NIBBLE_RETURN_IF_ERROR(CheckChunk(chunk));
     NIBBLE_RETURN_IF_ERROR(content.Append(chunk, stream()));
     return false;
   }
-  // What lies on the server is copied like what is sent: the dataset does not change with it.
+  // Copies the server's file, so that later changes of the file do not change the dataset.
   absl::Status AppendServerFile(DatasetContent& content) {
     const int fd = open(content.server_file().path().c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) return FieldError("header.server_path", "cannot be read");
@@ -203,10 +205,11 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
   absl::StatusOr<bool> TakeFinish(const v1::UploadFinish& finish, DatasetContent& content) {
     if (content.of_server()) NIBBLE_RETURN_IF_ERROR(AppendServerFile(content));
     const std::string digest = content.Digest();
-    // Of a file on the server the client need not know it.
+    // A client need not know the digest of a server file.
     const bool unknown = content.of_server() && finish.sha256().empty();
     if (!unknown && finish.sha256() != digest) {
-      return FieldError("finish.sha256", StrCat("is ", finish.sha256().substr(0, 64), ", the chunks that arrived have ", digest));
+      return FieldError("finish.sha256",
+                        StrCat("is ", finish.sha256().substr(0, 64), ", the received bytes have ", digest));
     }
     NIBBLE_RETURN_IF_ERROR(stream().BeginFinish());
     if (content.existing().has_value()) {

@@ -23,9 +23,10 @@ namespace nibble::rpc {
 
 namespace {
 
-constexpr int kMaxLabels = 16;  // of a filter, as of a job
+constexpr int kMaxLabels = 16;  // in a filter; a job has the same limit
 
-// What tells a repetition from another request of the same id: the request as it came, before anything is filled in.
+// Distinguishes a repeated request from a different one with the same id. Covers the request as received, before
+// defaults are filled in.
 std::string BodyDigest(const v1::CreateJobRequest& request) { return base::Sha256Hex(DeterministicBytes(request.spec())); }
 
 bool MaySee(const Call& call, const jobs::JobRecord& job) {
@@ -33,14 +34,14 @@ bool MaySee(const Call& call, const jobs::JobRecord& job) {
   return tenant.empty() || tenant == job.tenant;
 }
 
-// The job that a request names. One of another tenant is not there.
+// The job that a request names. Other tenants' jobs look absent.
 absl::StatusOr<jobs::JobRecord> Find(jobs::JobController& jobs, const Call& call, const std::string& name) {
   NIBBLE_ASSIGN_OR_RETURN(jobs::JobRecord job, jobs.Get(name));
   if (!MaySee(call, job)) return jobs::NoJob(name);
   return job;
 }
 
-// Before a change: the caller may see the job.
+// Checks before a change that the caller may see the job.
 absl::Status CheckSeen(jobs::JobController& jobs, const Call& call, const std::string& name) { return Find(jobs, call, name).status(); }
 
 template <typename Request>
@@ -90,18 +91,19 @@ absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec&
   response.set_memory_available_bytes(planned.available_bytes);
   response.set_disk_available_bytes(static_cast<std::int64_t>(planned.spare_disk_bytes));
   if (planned.available_bytes > 0 && planned.plan.memory_bytes() > planned.available_bytes) {
-    warn("MEMORY", base::StrCat("the job needs ", planned.plan.memory_bytes(), " bytes, trainers may use ", planned.available_bytes));
+    warn("MEMORY", base::StrCat("the job needs ", planned.plan.memory_bytes(),
+                                " bytes of memory, all trainers together may use ", planned.available_bytes));
   }
   if (static_cast<std::uint64_t>(planned.plan.disk_bytes) > planned.spare_disk_bytes) {
     warn("DISK", base::StrCat("the job writes up to ", planned.plan.disk_bytes, " bytes, ", planned.spare_disk_bytes,
-                              " may be written on the server's disk"));
+                              " are available on the server's disk"));
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::optional<PlanEta> eta, EtaOf(planned.spec, planned.plan.tokens, jobs_, texts_));
   if (!eta.has_value()) return response;
   *response.mutable_eta() = ToProto(absl::Seconds(eta->seconds));
   if (eta->rough) {
-    warn("ETA_ROUGH", "none of the newest 100 jobs that run or have succeeded is of this base, method and device: the time is that of "
-                      "another base, scaled by the weights");
+    warn("ETA_ROUGH", "none of the newest 100 running or succeeded jobs has this base, method and device: eta "
+                      "estimated from a job on another base, scaled by the weights");
   }
   return response;
 }
@@ -139,7 +141,7 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
     const Principal& caller = call.principal();
     NIBBLE_RETURN_IF_ERROR(CheckPriority(caller, "run.priority", spec.run.priority));
-    const std::string owner = caller.name == kNobody ? "" : caller.name;  // the quota is of those who say who they are
+    const std::string owner = caller.name == kNobody ? "" : caller.name;  // callers without a name have no quota
     const jobs::JobController::Submission submission{
         .body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant};
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Submit(spec, request->request_id(), submission));
@@ -162,8 +164,8 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext*
   return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListJobs", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobQuery query, QueryOf(call, *request));
-    std::int64_t last = 0;  // of the jobs answered
-    // One more than is shown tells whether a page follows.
+    std::int64_t last = 0;  // number of the last job in the answer
+    // Ask for one more than the page shows, to know whether another page follows.
     NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(query, size + 1, call.cancel()));
     std::int64_t next = page.next;
     PageBytes bytes(edge_.max_page_bytes);
@@ -220,7 +222,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobEvents(grpc::CallbackServerCon
     }
     if (response->events_size() == 0) return absl::OkStatus();
     const std::int64_t last = page.events[static_cast<std::size_t>(response->events_size()) - 1].sequence;
-    // Read before the events: a page that reaches to there is the last.
+    // job.last_sequence was read before the events, so a page that reaches it is the last.
     if (last < job.last_sequence) response->set_next_page_token(std::to_string(last));
     return absl::OkStatus();
   });
@@ -233,7 +235,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerC
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(auto all, jobs_.Checkpoints(request->name()));
     std::reverse(all.begin(), all.end());  // newest first
-    // Ascending as text, as PageOf wants it, where steps descend.
+    // FillPage needs keys that ascend as text; the steps descend.
     const auto key_of = [](const store::CheckpointInfo& one) {
       return base::StrCat(absl::Dec(std::numeric_limits<std::int64_t>::max() - one.step, absl::kZeroPad20));
     };

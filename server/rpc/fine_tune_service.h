@@ -11,16 +11,16 @@
 
 namespace nibble::rpc {
 
-// A plan and the resolved spec that it is of.
+// A plan and its resolved spec.
 struct PlannedJob {
   jobs::JobSpec spec;
   plan::JobPlan plan;
-  std::int64_t available_bytes = 0;  // memory that all trainers may use together; 0: not known
+  std::int64_t available_bytes = 0;  // memory that all trainers together may use; 0: unknown
   std::uint64_t spare_disk_bytes = 0;  // store::PlannableBytes
 };
 struct Planner {
   std::function<absl::StatusOr<PlannedJob>(const jobs::JobSpec&, const base::CancelToken&)> plan;  // may take minutes
-  std::function<absl::Status(const jobs::JobSpec&)> check;  // what can be refused without reading rows; milliseconds
+  std::function<absl::Status(const jobs::JobSpec&)> check;  // every check that does not read rows; takes milliseconds
 };
 
 // Thread-safe.
@@ -48,7 +48,7 @@ class FineTuneService : public v1::FineTuneService::CallbackService {
   grpc::ServerUnaryReactor* CheckpointJob(grpc::CallbackServerContext*, const v1::CheckpointJobRequest*, v1::Job*) override;
 
  private:
-  // As the client sent it; the default of max_seq_len fits the model.
+  // Converts the request. An unset max_seq_len is lowered to what the model supports.
   absl::StatusOr<jobs::JobSpec> SpecOf(const v1::JobSpec& request);
   absl::StatusOr<v1::PlanJobResponse> PlanOf(const jobs::JobSpec& spec, const base::CancelToken& cancel);
 

@@ -36,17 +36,17 @@ absl::Status PathError(const std::string& path, int error) {
   return Denied(StrCat("server_path: ", path.substr(0, 256), " cannot be opened below the import root"));
 }
 
-// `fd` was opened with O_PATH: nothing has happened to what it is. A device or a pipe does things when it is opened; a second
-// hard link may be a file of somebody else, whom the root's owner did not mean to show.
+// `fd` was opened with O_PATH, which does not open the file itself: opening a device or a pipe can have side effects. A
+// file with a second hard link is refused because it may be a file outside the root.
 absl::Status CheckKind(int fd, const std::string& path) {
   struct stat info {};
   if (fstat(fd, &info) != 0) return PathError(path, errno);
   if (S_ISDIR(info.st_mode) || (S_ISREG(info.st_mode) && info.st_nlink == 1)) return absl::OkStatus();
-  return Denied(
-      StrCat("server_path: ", path.substr(0, 256), S_ISREG(info.st_mode) ? " has a second hard link" : " is no plain file or directory"));
+  return Denied(StrCat("server_path: ", path.substr(0, 256),
+                       S_ISREG(info.st_mode) ? " has a second hard link" : " is not a regular file or directory"));
 }
 
-// An entry that leads out would be read by name later.
+// Refuses a directory with an entry that leads out of the root: entries are read by name later.
 absl::Status CheckEntries(int directory, int root, const std::string& path) {
   const int copy = dup(directory);
   if (copy < 0) return absl::InternalError("dup failed");

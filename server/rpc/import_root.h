@@ -6,17 +6,18 @@
 
 namespace nibble::rpc {
 
-// A file or directory below nibbled's --import_root, held open; links that lead out of the root are never followed.
+// An open file or directory below nibbled's --import_root. Links that lead out of the root are never followed.
 class BeneathPath {
  public:
-  // PermissionDenied (IMPORT_ROOT) without a root; InvalidArgument (IMPORT_ROOT) when the path, or an entry of the directory
-  // that it is, leads out of it or is neither a directory nor a file with one name; NotFound.
+  // Errors: PermissionDenied (IMPORT_ROOT): `root` is empty. InvalidArgument (IMPORT_ROOT): the path, or an entry of
+  // the directory at that path, leads out of the root or is neither a directory nor a regular file with a single hard
+  // link. FailedPrecondition: the root cannot be opened. NotFound.
   static absl::StatusOr<std::unique_ptr<BeneathPath>> Open(const std::string& root, const std::string& path);
   ~BeneathPath();
   BeneathPath(const BeneathPath&) = delete;
   BeneathPath& operator=(const BeneathPath&) = delete;
 
-  // Good as long as this object lives.
+  // Valid while this object exists.
   std::string path() const;
 
  private:

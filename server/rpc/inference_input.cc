@@ -25,7 +25,7 @@ constexpr int kMaxLogprobs = 20;
 constexpr int kMaxOutputs = 16;
 constexpr int kMaxLogitBias = 300;
 constexpr int kMaxPriority = 100;
-constexpr double kMaxRepetitionPenalty = 1000;  // so that no logit leaves f32, divided or multiplied
+constexpr double kMaxRepetitionPenalty = 1000;  // keeps divided and multiplied logits in the range of f32
 
 absl::Status CheckRange(const char* field, double value, double low, double high) {
   if (std::isfinite(value) && value >= low && value <= high) return absl::OkStatus();
@@ -78,7 +78,7 @@ absl::Status TakeSampling(const v1::Sampling& sampling, GenerateOptions& out) {
   }
   if (sampling.has_top_p()) {
     params.top_p = static_cast<float>(sampling.top_p());
-    if (!(params.top_p > 0 && sampling.top_p() <= 1)) {  // a double may be 0 only as f32
+    if (!(params.top_p > 0 && sampling.top_p() <= 1)) {  // a double above 0 may become 0 as f32
       return FieldError("sampling.top_p", StrCat("is ", sampling.top_p(), ", wanted above 0, at most 1"));
     }
   }
@@ -180,9 +180,10 @@ absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextA
   }
   const std::size_t bytes = ChatBytes(chat);
   if (bytes > max_bytes) {
-    return base::WithReason(absl::InvalidArgumentError(StrCat("chat: has ", bytes, " bytes, with ", kMessageBytes,
-                                                              " for each message, wanted at most ", max_bytes, " (--max_prompt_bytes)")),
-                            "PROMPT_TOO_LONG", {{"bytes", std::to_string(bytes)}, {"max_bytes", std::to_string(max_bytes)}});
+    return base::WithReason(
+        absl::InvalidArgumentError(StrCat("chat: has ", bytes, " bytes, including ", kMessageBytes,
+                                          " per message, wanted at most ", max_bytes, " (--max_prompt_bytes)")),
+        "PROMPT_TOO_LONG", {{"bytes", std::to_string(bytes)}, {"max_bytes", std::to_string(max_bytes)}});
   }
   std::vector<text::ChatMessage> messages;
   messages.reserve(static_cast<std::size_t>(chat.messages_size()));
@@ -199,7 +200,7 @@ absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextA
 absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens, const model::TextAssets& assets,
                                                      text::PromptLimits limits) {
   limits.field = "text";
-  // As training encodes a row: a special token that the text begins with is not added a second time.
+  // Same as for a training row: special tokens that the text already has are not added again.
   return text::EncodePrompt(*assets.tokenizer, text, add_special_tokens, limits);
 }
 

@@ -1,4 +1,4 @@
-// Requests of InferenceService as the engine's; all validation.
+// Validates requests of InferenceService and converts them to the engine's.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,10 +18,10 @@ namespace nibble::rpc {
 inline constexpr std::int64_t kGenerateMaxTokens = 128;
 inline constexpr std::int64_t kChatMaxTokens = 256;
 
-// What of a GenerateRequest does not reach the engine.
+// The engine's request, and the options of a GenerateRequest that the engine does not see.
 struct GenerateOptions {
   serve::Request request;  // without prompt, deadline and cancel
-  std::int64_t seed = 0;   // that is used; 0 for greedy
+  std::int64_t seed = 0;   // the seed in use; 0 for greedy
   bool logprobs = false;
   std::int64_t num_logprobs = 0;
   bool prompt_logprobs = false;
@@ -30,10 +30,11 @@ struct GenerateOptions {
   std::optional<absl::Duration> queue_timeout;
 };
 
-// Unimplemented names a field that is not built; InvalidArgument one that is out of range. The model is not looked at.
+// Errors: Unimplemented names the field; InvalidArgument names a field that is out of range. Does not look at the
+// model.
 absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bool chat);
 
-// Estimate of what a template adds to each message: many empty messages make a large text.
+// Estimated bytes that a template adds to each message. Many empty messages can render to a large text.
 inline constexpr std::size_t kMessageBytes = 32;
 
 // A template may render every field of a message, including its role.
@@ -50,42 +51,43 @@ std::size_t TextBytes(const Request& request) {
   return request.has_chat() ? ChatBytes(request.chat()) : 0;
 }
 
-// The conversation as the model's template renders it. Errors: InvalidArgument (TEMPLATE_ERROR; what the template refuses names
-// chat.messages, a model without a template chat_template), InvalidArgument (PROMPT_TOO_LONG) where ChatBytes exceed `max_bytes`.
+// The conversation as the model's template renders it. Errors: InvalidArgument TEMPLATE_ERROR (field chat.messages: the
+// template fails on the messages; field chat_template: the model has none) | PROMPT_TOO_LONG (ChatBytes exceed
+// `max_bytes`).
 absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& text, std::size_t max_bytes);
 
-// Render of the request's chat; "" where the request has none.
+// Renders the request's chat; "" if the request has none.
 template <typename Request>
 absl::StatusOr<std::string> Rendered(const Request& request, const model::TextAssets& text, std::size_t max_bytes) {
   if (!request.has_chat()) return std::string();
   return Render(request.chat(), text, max_bytes);
 }
 
-// The token ids of a text, with the special tokens that training adds to a row; bounded by `limits` as text::EncodePrompt says.
-// limits.field is ignored.
+// The token ids of a text. `add_special_tokens`: with the special tokens that training adds to a row. `limits` is
+// passed to text::EncodePrompt; limits.field is ignored.
 absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens, const model::TextAssets& assets,
                                                      text::PromptLimits limits);
-// Likewise of a rendered chat: the template spells out the special tokens itself.
+// The token ids of a rendered chat. Adds no special tokens: the template writes its own.
 absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const std::string& rendered, const model::TextAssets& assets,
                                                      text::PromptLimits limits);
 
-// The prompt's token ids. `rendered`: the result of Rendered. `text` receives the prompt as text, for echo. A prompt that exceeds `limits`
-// is refused before the whole of it is encoded, or any of it decoded; limits.field is ignored.
+// The prompt's token ids. `rendered`: the result of Rendered. `text` receives the prompt as text for echo; nullptr: no
+// echo. A prompt that exceeds `limits` is refused before it is encoded as a whole or decoded. limits.field is ignored.
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, std::string rendered,
                                                    const model::TextAssets& assets, const text::PromptLimits& limits, std::string* text);
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, std::string rendered, const model::TextAssets& assets,
                                                    const text::PromptLimits& limits);
 
-// The member of `input` that was sent. Request: Generate or Score, with one of them.
+// Name of the member of `input` that is set. Request: GenerateRequest or ScoreRequest, whose `input` is set.
 template <typename Request>
 const char* InputField(const Request& request) {
   return request.has_text() ? "text" : request.has_token_ids() ? "token_ids" : "chat";
 }
 
 v1::FinishReason ToProto(serve::FinishReason reason);
-// With the likeliest num_top alternatives at most. logits_digest is set where the token has one.
+// Includes at most the likeliest num_top alternatives. Sets logits_digest if the token has one.
 v1::TokenLogprob ToProto(const serve::TokenLogprob& token, std::int64_t num_top, const text::TokenBytes& bytes);
-// The first token of a prompt, before which nothing comes: without a logprob.
+// The first token of a prompt. It has no logprob because no token precedes it.
 v1::TokenLogprob FirstToken(std::int32_t id, const text::TokenBytes& bytes);
 v1::Usage ToProto(const serve::Usage& usage);
 

@@ -24,15 +24,15 @@ namespace {
 
 constexpr std::size_t kMaxRequestIdBytes = 128;
 constexpr int kMaxAborted = 1000;
-constexpr std::size_t kTokenFrame = 6;      // of a token beside its text: a packed int32, and a blank that some decoders put before it
-constexpr std::size_t kOutputFrame = 2048;  // of an answer beside ids, text and logprobs: its start, a finish, a Usage
+constexpr std::size_t kTokenFrame = 6;      // per token besides its text: a packed int32, a blank from some decoders
+constexpr std::size_t kOutputFrame = 2048;  // per output besides ids, text and logprobs: start, finish and Usage
 
 AnswerBounds BoundsOf(const Call& call) {
   return {.cancelled = call.stopped(), .max_bytes = call.edge().max_send_bytes,
           .max_text_bytes = call.edge().max_prompt_bytes};
 }
 
-// A request that was found good, until the engine has it.
+// A valid request that the engine does not have yet.
 struct Asked {
   GenerateOptions options;
   std::string id;
@@ -48,15 +48,16 @@ absl::StatusOr<std::shared_ptr<Asked>> Check(Edge& edge, RequestIds& ids, const 
     return base::FieldError("request_id", base::StrCat("has ", proto.request_id().size(), " bytes, wanted at most ", kMaxRequestIdBytes));
   }
   asked->id = proto.request_id().empty() ? call.request_id() : proto.request_id();
-  // Before the load, which may take long: Abort finds the request there too.
+  // Register before the load, which may take long, so that Abort finds the request during the load too.
   asked->entry = std::make_unique<RequestIds::Entry>(ids, asked->id, OwnerOf(call.principal()), call.cancel());
   asked->deadline = call.DeadlineOr(edge.generate_deadline);
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(asked->deadline));
   return asked;
 }
 
-// Whether a unary answer fits one message, or the logprobs of a stream fit several; how many prompt tokens a step may score so that they
-// do. `instead`: of a unary answer, the method that streams it; nullptr: it is streamed.
+// Checks that a unary answer fits one message. For a stream, checks its echo and logprobs, and sets score_chunk so that
+// the logprobs of one step fit one message. `instead`: for a unary answer, the method that streams it; nullptr for a
+// stream.
 absl::Status CheckSize(const Edge& edge, const serve::Resident& resident, const char* instead, std::size_t echo_bytes,
                        GenerateOptions& options, std::size_t prompt_tokens) {
   const bool has_logprobs = options.logprobs || options.prompt_logprobs;
@@ -69,9 +70,9 @@ absl::Status CheckSize(const Edge& edge, const serve::Resident& resident, const 
   const auto bytes_of_outputs = [&](std::size_t made) {
     return static_cast<std::size_t>(options.request.n) * (most * made + echo_bytes + kOutputFrame);
   };
-  // The table of bytes of a large vocabulary takes up to a second. Most answers fit whatever is in it.
+  // Building the byte table of a large vocabulary takes up to a second. Most answers fit whatever the table holds.
   if (!has_logprobs && bytes_of_outputs(kTokenFrame + 3 * text::TokenBytes::kMaxBytes) <= edge.max_send_bytes) return absl::OkStatus();
-  // Computes the table of bytes here rather than on the engine's thread.
+  // Build the byte table here rather than on the engine's thread.
   const text::TokenBytes& tokens = resident.text.tokenizer->token_bytes();
   const std::size_t of_prompt = options.prompt_logprobs ? LogprobBytes(tokens, options.num_prompt_logprobs, /*digest=*/false) : 0;
   const std::size_t made =
@@ -83,8 +84,8 @@ absl::Status CheckSize(const Edge& edge, const serve::Resident& resident, const 
   return CheckUnaryAnswer(prompt_tokens * of_prompt + bytes_of_outputs(made), edge.max_send_bytes, instead);
 }
 
-// Encodes the prompt and hands it to the model's engine; `make_sink` gets the context of the answer. What is not OK is still to be
-// told, and Abort finds nothing any more.
+// Encodes the prompt and submits the request to the model's engine; `make_sink` gets the context of the answer. After
+// an error Abort no longer finds the request, and the caller of Submit must report the error to the client.
 template <typename MakeSink>
 absl::Status Submit(Edge& edge, const Call& call, const v1::GenerateRequest& proto, std::string rendered, Asked& asked,
                     std::shared_ptr<const serve::Resident> resident, const char* instead, MakeSink make_sink) {
@@ -105,7 +106,7 @@ absl::Status Submit(Edge& edge, const Call& call, const v1::GenerateRequest& pro
   request.cancel = call.cancel();
   request.deadline = asked.deadline;
   request.arrived = call.began();
-  // Of the wait for a slot: the load is none.
+  // Covers waiting for a slot, not loading.
   if (options.queue_timeout.has_value()) request.queue_deadline = edge.clock.Monotonic() + *options.queue_timeout;
   serve::Engine& engine = *resident->engine;
   return engine.Submit(std::move(request),
@@ -118,7 +119,7 @@ absl::Status Submit(Edge& edge, const Call& call, const v1::GenerateRequest& pro
                                                .entry = std::move(entry)}));
 }
 
-// An abort ends the wait for a load too.
+// Lets an abort end the wait for a load too.
 void EndOnAbort(RequestIds::Entry& entry, const std::shared_ptr<LoadWait>& wait) {
   entry.OnAbort([weak = std::weak_ptr<LoadWait>(wait)] {
     if (const auto waiting = weak.lock(); waiting != nullptr) waiting->Cancelled();
@@ -168,8 +169,8 @@ class StreamSink final : public AnswerSink {
       : AnswerSink(std::move(context)), stream_(std::move(stream)) {}
 
  private:
-  // Of every output its echo, a delta, what was held back and a finish may come before the engine asks again, and then the usage; or, of
-  // the prompt, a start and a piece of logprobs.
+  // Before the engine asks again it may send, for every output, its echo, a delta, held-back text and a finish, then
+  // the usage; or, for the prompt, a start and a piece of logprobs.
   bool Ready() override { return stream_.Ready(kMessagesOfAStep * static_cast<std::size_t>(num_outputs()) + num_echo_messages()); }
   void Emit(v1::GenerateReply& reply) override { stream_.Push(reply); }
   absl::Status Why(const absl::Status& status) const override { return stream_.Why(status); }
@@ -178,7 +179,7 @@ class StreamSink final : public AnswerSink {
   PacedStream<v1::GenerateReply> stream_;
 };
 
-// Runs `begin` on a worker with the stream, which ends with what is not OK.
+// Runs `begin` on a worker with the stream. Ends the stream if `begin` returns an error.
 template <typename Reply, typename Begin>
 grpc::ServerWriteReactor<Reply>* StreamOnWorker(Edge& edge, grpc::CallbackServerContext* context, const char* method, Begin begin) {
   auto stream = StreamReactor<Reply>::Make(edge, context, method);
@@ -204,9 +205,9 @@ void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, s
     absl::Status status = call.StillWanted(deadline);
     if (status.ok()) status = work();
     if (!status.ok()) failed(status);
-    work = nullptr;  // with the text that it holds
+    work = nullptr;  // frees the text that it holds
     failed = nullptr;
-    base::ReturnFreeMemory();  // what a large text took: the allocator would keep it
+    base::ReturnFreeMemory();  // the allocator would keep the memory of a large text
   };
   if (!edge_.text_workers.TryRun(std::move(run), principal)) failed(TooManyWait(edge_.text_workers, principal));
 }
@@ -223,7 +224,7 @@ void InferenceService::Encode(const Call& call, absl::Duration deadline, const R
   }
   auto rendered = Rendered(request, assets, edge_.max_prompt_bytes);
   if (!rendered.ok()) return failed(rendered.status());
-  if (rendered->size() > text::kLargeTextBytes) {  // the template repeats, or says much itself
+  if (rendered->size() > text::kLargeTextBytes) {  // the template added much text
     const auto text = std::make_shared<std::string>(*std::move(rendered));
     return OnTextThread(call, deadline, [text, encode = std::move(encode)] { return encode(std::move(*text)); }, std::move(failed));
   }
@@ -263,7 +264,7 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
       EndOnAbort(*asked->entry, wait);
     };
     const auto failed = [asked, call](const absl::Status& status) {
-      asked->entry = nullptr;  // Abort finds nothing any more
+      asked->entry = nullptr;  // Abort no longer finds the request
       call->Done(status);
     };
     WithModel(loads_, request->model(), call->call(), asked->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
@@ -283,16 +284,16 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
 grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::CallbackServerContext* context,
                                                                       const char* method,
                                                                       const v1::GenerateRequest* request, bool chat) {
-  // gRPC keeps the request only as long as the call: a worker may come to it later.
+  // gRPC keeps the request only as long as the call, but a worker may start later.
   const auto copy = std::make_shared<const v1::GenerateRequest>(*request);
   const auto begin = [this, chat, copy](const std::shared_ptr<StreamReactor<v1::GenerateReply>>& stream) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<Asked> asked, Check(edge_, ids_, stream->call(), *copy, chat));
     const auto watch = [&](const std::shared_ptr<LoadWait>& wait) {
-      stream->OnSpace([wait] { wait->Cancelled(); });  // nothing is sent before the load has ended: only the client calls it
+      stream->OnSpace([wait] { wait->Cancelled(); });  // nothing is sent during the load: only a cancel calls this
       EndOnAbort(*asked->entry, wait);
     };
     const auto failed = [asked, stream](const absl::Status& status) {
-      asked->entry = nullptr;  // Abort finds nothing any more
+      asked->entry = nullptr;  // Abort no longer finds the request
       stream->End(status);
     };
     WithModel(loads_, copy->model(), stream->call(), asked->deadline, watch, [=, this](ModelLoads::Loaded loaded) {

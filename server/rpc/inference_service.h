@@ -18,7 +18,7 @@ namespace nibble::rpc {
 // Thread-safe.
 class InferenceService : public v1::InferenceService::CallbackService {
  public:
-  static constexpr int kMaxLargeTextsOfPrincipal = 16;  // of the 64 that may wait (Edge::text_workers)
+  static constexpr int kMaxLargeTextsOfPrincipal = 16;  // Edge::text_workers lets 64 wait in all
 
   InferenceService(Edge& edge, ModelLoads& loads, TextCache& texts) : edge_(edge), loads_(loads), texts_(texts) {}
 
@@ -51,10 +51,10 @@ class InferenceService : public v1::InferenceService::CallbackService {
   using Encoding = std::function<absl::Status(std::string rendered)>;
   using Failed = std::function<void(const absl::Status&)>;
 
-  // Renders the request's chat, if it has one, and runs `encode`: in place if the text is small, otherwise on the one thread for large
-  // texts, so that they are encoded one at a time and other calls keep their workers. The first error goes to `failed`: that of Render or
-  // `encode`, ResourceExhausted (QUEUE_FULL), or that of Call::StillWanted when its turn comes. The referenced objects must live until
-  // `encode` or `failed` has run.
+  // Renders the request's chat, if it has one, and runs `encode`: in place if the text is small, otherwise on the one
+  // thread for large texts, so that they are encoded one at a time and other calls keep their workers. The first error
+  // goes to `failed`: from Render, from `encode`, ResourceExhausted (QUEUE_FULL), or from Call::StillWanted when the
+  // text's turn comes. The referenced objects must live until `encode` or `failed` has run.
   template <typename Request>
   void Encode(const Call& call, absl::Duration deadline, const Request& request, const model::TextAssets& assets, Encoding encode,
               Failed failed);
@@ -68,7 +68,7 @@ class InferenceService : public v1::InferenceService::CallbackService {
   ModelLoads& loads_;
   TextCache& texts_;
   RequestIds ids_;
-  // Large texts that wait or are being encoded, limited per principal alone.
+  // Large texts that wait or are being encoded. Limited per principal only.
   StreamSlots large_texts_{"", std::numeric_limits<int>::max(), "", kMaxLargeTextsOfPrincipal, "QUEUE_FULL"};
 };
 

@@ -19,8 +19,8 @@ namespace {
 
 using base::Json;
 
-// Journals and progress were checked when they were taken in: what is absent is 0. A null is how JSON writes a number that
-// is none.
+// Journals and progress were validated when they were read, so an absent number is 0. A null stands for NaN, which JSON
+// cannot write.
 double Number(const Json& object, const char* key) {
   const auto found = object.find(key);
   if (found != object.end() && found->is_null()) return std::numeric_limits<double>::quiet_NaN();
@@ -102,7 +102,7 @@ void PutDigests(const jobs::JobDigests& digests, v1::JobDigests& out) {
   out.set_base_model(digests.base_model);
 }
 
-// At most so many as a warning names; what is no line of a file is none.
+// Copies at most kMaxNamedRows row numbers and ignores values that are not integers.
 void PutRows(const Json& body, v1::Warning& out) {
   const auto rows = body.find("row_ids");
   if (rows == body.end() || !rows->is_array()) return;
@@ -112,13 +112,13 @@ void PutRows(const Json& body, v1::Warning& out) {
   }
 }
 
-// What CreateJob would answer with this error, and in its ErrorInfo whose fault it is.
+// The status that CreateJob would return for this error. The "fault" metadata of its ErrorInfo says whose fault it is.
 google::rpc::Status RpcStatusOf(const jobs::JobError& error, const std::string& job) {
   const absl::Status status(jobs::ParseCodeName(error.code), error.message);
   const bool user = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status) ||
                     absl::IsCancelled(status);
   google::rpc::Status out = ToRpcStatus(base::About(base::WithReason(status, error.reason, error.metadata), job));
-  // Added here: in the metadata of an INVALID_ARGUMENT ToRpcStatus would take it for the name of a field.
+  // Add "fault" after ToRpcStatus, which reads the metadata of an INVALID_ARGUMENT as names of fields.
   for (auto& detail : *out.mutable_details()) {
     google::rpc::ErrorInfo info;
     if (!detail.UnpackTo(&info)) continue;
@@ -150,13 +150,13 @@ absl::StatusOr<jobs::JobState> FromProto(v1::JobState state) {
   for (int i = 0; i < jobs::kNumJobStates; ++i) {
     if (ToProto(static_cast<jobs::JobState>(i)) == state) return static_cast<jobs::JobState>(i);
   }
-  return base::FieldError("filter.states", base::StrCat("has ", static_cast<int>(state), ", wanted a state of a job"));
+  return base::FieldError("filter.states", base::StrCat("has ", static_cast<int>(state), ", wanted a job state"));
 }
 
 v1::Job ToProto(const jobs::JobRecord& job) {
   v1::Job out;
   out.set_name(job.id);
-  out.set_uid(job.id);  // ids are random and never given twice
+  out.set_uid(job.id);  // ids are random and never reused
   *out.mutable_spec() = ToProto(job.spec);
   if (const auto runtime = job.progress.find("runtime"); runtime != job.progress.end() && runtime->is_object()) {
     v1::RuntimeRecord& record = *out.mutable_spec()->mutable_runtime();
@@ -166,7 +166,7 @@ v1::Job ToProto(const jobs::JobRecord& job) {
   }
   out.set_state(ToProto(job.state));
   PutProgress(job.progress, *out.mutable_progress());
-  // Until the trainer has counted: what was asked for.
+  // The requested steps, until the trainer reports its own count.
   if (!job.progress.contains("max_steps")) out.mutable_progress()->set_max_steps(job.spec.run.max_steps.value_or(0));
   if (const auto step = job.progress.find("latest_step"); step != job.progress.end()) *out.mutable_latest_step() = StepOf(*step);
   if (const auto eval = job.progress.find("latest_eval"); eval != job.progress.end()) *out.mutable_latest_eval() = EvalOf(*eval);

@@ -1,4 +1,4 @@
-// Jobs, specs and events as the API shows them.
+// Converts jobs, specs and events to and from the API's messages.
 #pragma once
 #include "absl/status/statusor.h"
 #include "nibble/v1/fine_tune_service.pb.h"
@@ -8,7 +8,7 @@
 
 namespace nibble::rpc {
 
-// Unimplemented names a method or field that is not built. Ranges are jobs::Validate's affair.
+// Errors: Unimplemented names the method or field; InvalidArgument. jobs::Validate checks the ranges.
 absl::StatusOr<jobs::JobSpec> FromProto(const v1::JobSpec& spec);
 v1::JobSpec ToProto(const jobs::JobSpec& spec);
 

@@ -1,4 +1,4 @@
-// JobSpec between the API and the house.
+// Converts JobSpec between the API's message and jobs::JobSpec.
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -27,7 +27,7 @@ v1::ComputeDtype DtypeOf(const std::string& name) {
 
 absl::Status TakeBitNet(const v1::BitNetQatMethod& in, jobs::BitNetQatMethod& out) {
   if (in.preset() == "hf") return NotBuilt("BitNetQatMethod.preset hf");
-  // Quantised as a whole from the first step: all that is built, and what the defaults say.
+  // Only full quantisation from the first step is implemented, which is also the default.
   const v1::LambdaSchedule& ramp = in.warmup_lambda();
   if (ramp.steps() != 0 || ramp.from() != 0.0 || (ramp.has_to() && ramp.to() != 1.0)) {
     return NotBuilt("BitNetQatMethod.warmup_lambda");
@@ -159,7 +159,7 @@ absl::Status CheckBuilt(const v1::JobSpec& spec) {
   if (spec.has_warm_start_from()) return NotBuilt("JobSpec.warm_start_from");
   if (spec.publish().has_evaluate_int8() && !spec.publish().evaluate_int8()) return NotBuilt("PublishPolicy.evaluate_int8");
   if (spec.publish().has_load() && spec.publish().load()) return NotBuilt("PublishPolicy.load");
-  if (spec.has_runtime()) return FieldError("runtime", "is set, and is the server's to fill");
+  if (spec.has_runtime()) return FieldError("runtime", "must not be set: the server fills it");
   return absl::OkStatus();
 }
 
@@ -186,7 +186,7 @@ absl::StatusOr<jobs::JobSpec> FromProto(const v1::JobSpec& spec) {
   NIBBLE_RETURN_IF_ERROR(TakeBitNet(spec.bitnet_qat(), out.bitnet_qat));
   NIBBLE_RETURN_IF_ERROR(TakeOptim(spec.optim(), out.optim));
   NIBBLE_RETURN_IF_ERROR(TakeRun(spec.run(), out.run));
-  // The run's seed is that of everything that has none of its own.
+  // The run's seed is the default of all other seeds.
   if (!spec.data().has_shuffle_seed()) out.data.shuffle_seed = out.run.seed;
   if (!spec.qlora().has_seed()) out.qlora.seed = out.run.seed;
   for (const auto& [key, value] : spec.labels()) out.labels[key] = value;

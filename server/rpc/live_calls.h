@@ -8,14 +8,15 @@
 
 namespace nibble::rpc {
 
-// The calls under way that end by themselves (no watches): a server that drains waits for them, then cuts them. Thread-safe.
+// The calls in progress that end without a cancel, so no watches. A draining server waits for them, then cuts them.
+// Thread-safe.
 class LiveCalls {
  public:
   void Add(grpc::CallbackServerContext* context) {
     base::MutexLock lock(mutex_);
     contexts_.insert(context);
   }
-  // Before the call is finished: its context is not touched afterwards.
+  // Must be called before the call is finished. The context is not used afterwards.
   void Remove(grpc::CallbackServerContext* context) {
     base::MutexLock lock(mutex_);
     contexts_.erase(context);
@@ -24,7 +25,7 @@ class LiveCalls {
     base::MutexLock lock(mutex_);
     return contexts_.size();
   }
-  // As if every client had cancelled. gRPC calls OnCancel on threads of its own.
+  // Acts as if every client had cancelled. gRPC calls OnCancel on its own threads.
   void CancelAll() {
     base::MutexLock lock(mutex_);
     for (grpc::CallbackServerContext* context : contexts_) context->TryCancel();

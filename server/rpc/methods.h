@@ -1,4 +1,4 @@
-// Every service and method, once: for health, for metrics that exist from the start, for what is not built.
+// List of all services, for health and for metrics that exist from the start, and of everything unimplemented.
 #pragma once
 #include "server/telemetry/metrics.h"
 
@@ -9,12 +9,12 @@ inline constexpr const char* kServices[] = {"nibble.v1.DatasetService",   "nibbl
                                             "nibble.v1.ServerService",    "nibble.v1.UploadService",
                                             "google.longrunning.Operations"};
 
-// What answers UNIMPLEMENTED: methods, then fields of requests, with the values where others are taken.
+// Methods that answer UNIMPLEMENTED, then fields of requests, with the refused values if the server accepts others.
 inline constexpr const char* kUnbuilt[] = {
     "nibble.v1.InferenceService/Embed",
     "nibble.v1.ServerService/SetResourcePolicy",
     "BitNetQatMethod.master_dtype BF16",
-    "BitNetQatMethod.modules_to_not_convert (others than lm_head)",
+    "BitNetQatMethod.modules_to_not_convert (other than lm_head)",
     "BitNetQatMethod.preset hf",
     "BitNetQatMethod.warmup_lambda",
     "ConvertModelRequest.calibration_dataset",
@@ -40,18 +40,18 @@ inline constexpr const char* kUnbuilt[] = {
     "JobSpec.resume_from",
     "JobSpec.warm_start_from",
     "ListOperationsRequest.filter",
-    "ListOperationsRequest.name (others than operations)",
+    "ListOperationsRequest.name (other than operations)",
     "LoadModelRequest.name name@version, name+adapter",
-    "LossMask.eos (others than TURN)",
+    "LossMask.eos (other than TURN)",
     "LossMask.honour_message_flag false",
     "LossMask.roles",
-    "OptimConfig.optimizer (others than ADAMW)",
+    "OptimConfig.optimizer (other than ADAMW)",
     "OptimConfig.schedule WSD",
     "PublishPolicy.evaluate_int8 false",
     "PublishPolicy.load",
     "QLoraMethod.double_quant false",
     "QLoraMethod.merge_aware_int8",
-    "QLoraMethod.nf4_block (others than 64)",
+    "QLoraMethod.nf4_block (other than 64)",
     "RenderTemplateRequest.model name@version, name+adapter",
     "RunConfig.artifact_ttl",
     "RunConfig.early_stop",

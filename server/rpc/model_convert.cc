@@ -39,14 +39,14 @@ constexpr std::int64_t kEvalSeqLen = 512;
 
 std::string Text(const base::Json& object, const char* key) { return base::GetString(object, key, "", "").value_or(""); }
 
-// UNSPECIFIED is as not set.
+// UNSPECIFIED means unset.
 bool HasHead(const v1::ConvertModelRequest& request) { return request.head() != v1::MODEL_FORMAT_UNSPECIFIED; }
 
 absl::Status CheckBounds(const v1::ConversionTolerance& tolerance) {
   if (tolerance.has_max_eval_loss_delta() && !std::isfinite(tolerance.max_eval_loss_delta())) {
     return FieldError("tolerance.max_eval_loss_delta", StrCat("is ", tolerance.max_eval_loss_delta(), ", wanted a finite number"));
   }
-  // Written so that a NaN is refused too.
+  // The comparison also refuses NaN.
   if (tolerance.has_min_top1_agreement() && !(tolerance.min_top1_agreement() >= 0 && tolerance.min_top1_agreement() <= 1)) {
     return FieldError("tolerance.min_top1_agreement", StrCat("is ", tolerance.min_top1_agreement(), ", wanted 0 to 1"));
   }
@@ -88,7 +88,8 @@ absl::Status CheckTolerance(const v1::ConversionTolerance& tolerance, const v1::
     }
   }
   if (why.empty() && tolerance.has_min_top1_agreement() && !(report.top1_agreement() >= tolerance.min_top1_agreement())) {
-    why = StrCat("the same top token at ", report.top1_agreement(), " of the positions, wanted ", tolerance.min_top1_agreement());
+    why = StrCat("the share of positions with the same top token is ", report.top1_agreement(), ", wanted at least ",
+                 tolerance.min_top1_agreement());
   }
   if (why.empty()) return absl::OkStatus();
   absl::Status status = base::WithReason(absl::FailedPreconditionError(why), "CONVERSION_TOLERANCE");
@@ -98,12 +99,12 @@ absl::Status CheckTolerance(const v1::ConversionTolerance& tolerance, const v1::
   return status;
 }
 
-// Gives free memory back, however the work ends whose function declares it first.
+// Returns free memory to the system at the end of the function that declares it as its first variable.
 struct MemoryReturn {
   ~MemoryReturn() { base::ReturnFreeMemory(); }
 };
 
-// What the job that made a model evaluated; empty of other models.
+// Evaluation data of the job that made the model; empty for other models.
 base::Json EvalDataOf(const model::ArtifactInfo& info) { return info.provenance.value("eval_data", base::Json::object()); }
 
 // Tokens of the longest example of an evaluation.
@@ -127,7 +128,7 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request, 
     return FieldError("target", "wanted INT8, TERNARY or NF4");
   }
   if (!to_int8 && (request.has_act_outliers() || HasHead(request))) {
-    return FieldError(HasHead(request) ? "head" : "act_outliers", "is for INT8 alone");
+    return FieldError(HasHead(request) ? "head" : "act_outliers", "applies only to INT8");
   }
   if (request.lora() == v1::LORA_HANDLING_KEEP || request.lora() == v1::LORA_HANDLING_MERGE_AWARE) {
     return NotBuilt(StrCat("ConvertModelRequest.lora ", v1::LoraHandling_Name(request.lora())));
@@ -151,9 +152,10 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request, 
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
   const bool bounded = request.tolerance().has_max_eval_loss_delta() || request.tolerance().has_min_top1_agreement();
-  if (bounded && dataset.empty()) return FieldError("eval_dataset", "is not set, and the tolerance needs one");
+  if (bounded && dataset.empty()) return FieldError("eval_dataset", "is not set, but the tolerance needs one");
   if (bounded && info.is_masters()) {
-    return FieldError("tolerance", "cannot be judged: the source holds master weights of a BitNet model, which have no loss");
+    return FieldError("tolerance",
+                      "cannot be checked: the source holds master weights of a BitNet model, which have no loss");
   }
   return absl::OkStatus();
 }
@@ -168,7 +170,7 @@ absl::StatusOr<std::string> ModelLibrary::EvalDatasetOf(const v1::ConvertModelRe
   const std::string job = Text(info.provenance, "job_id");
   if (job.empty() || !options_.eval_dataset_of_job) return std::string();
   const std::string dataset = options_.eval_dataset_of_job(job);
-  // The user may have deleted it since.
+  // The user may have deleted the dataset since.
   return state_.datasets->Get(dataset).ok() ? dataset : std::string();
 }
 
@@ -178,7 +180,7 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
   NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const data::Format format, FormatOf(stored));
-  // A model of a job is evaluated on the tokens that the job evaluated: its split and its mask.
+  // Evaluate a job's model on the tokens that the job evaluated, with the same split and mask.
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored_source, state_.models->Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored_source.info));
   const base::Json cut = EvalDataOf(info);
@@ -190,8 +192,8 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   }
   const data::Format trained_format = data::ParseFormat(Text(cut, "trained_format")).value_or(format);
   tokenise.overlong = data::OverlongFor(Text(cut, "overlong"), trained_format, format);
-  if (tokenise.overlong == data::Overlong::kError) tokenise.overlong.reset();  // the job has judged
-  // The file that the job's plan made, where there is one: only the tokens that are evaluated are read of it.
+  if (tokenise.overlong == data::Overlong::kError) tokenise.overlong.reset();  // the job has checked the rows
+  // Uses the token file of the job's plan if it exists, and reads only the evaluated tokens from it.
   const data::TokenSource tokens = {.data_path = stored.data_path,
                                     .data_sha256 = stored.sha256,
                                     .tokens_directory = state_.layout.tokens(dataset),
@@ -202,7 +204,7 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   const auto found = options_.load_tokens(tokens, [&scope] { return scope.cancelled(); });
   state_.datasets->RemoveTokensIfDeleted(dataset);
   NIBBLE_ASSIGN_OR_RETURN(const data::Dataset loaded, found);
-  // Master weights are no model to run: what they become is evaluated alone.
+  // Master weights cannot run as a model, so only the converted model is evaluated.
   std::vector<std::string> directories = {source, target};
   if (info.is_masters()) directories.erase(directories.begin());
   std::vector<data::Evaluation> results;
@@ -231,7 +233,8 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   return absl::OkStatus();
 }
 
-// Of a promised artifact: the trainer's record where it foretold these very weights, else one made now.
+// Adds the record that VerifyModel replays: the trainer's record if it was made for exactly these weights, otherwise a
+// new one.
 absl::Status ModelLibrary::AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info,
                                      const base::Cancelled& cancelled) {
   const std::string foretold = base::JoinPath(source, model::ForetoldRecordFile(info.format));
@@ -290,7 +293,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
     scope.Progress("record", 0, 1);
     NIBBLE_RETURN_IF_ERROR(AddRecord(source.directory, pending->directory(), made.info, scope.stopped()));
   }
-  turn.reset();  // what is left to do holds no model
+  turn.reset();  // the remaining work holds no model in memory
   std::string json;
   if (!google::protobuf::util::MessageToJsonString(report, &json).ok()) return absl::InternalError("the report cannot be written");
   NIBBLE_RETURN_IF_ERROR(
@@ -361,7 +364,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
     *response.add_files() = file;
     exported->files.push_back(std::move(file));
   }
-  // The operation owns the files from here on: with its request id they go.
+  // From here on the operation owns the files: they are removed when it is forgotten.
   scope.Hold(exported, options_.kept);
   base::MutexLock lock(mutex_);
   std::erase_if(exports_, [](const auto& one) { return one.second.expired(); });
@@ -370,7 +373,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
 }
 
 ModelLibrary::ExportedFiles::~ExportedFiles() {
-  // What cannot be removed now goes with the next start, which empties uploads/.
+  // A leftover is removed at the next start, which empties uploads/.
   base::RealFileSystem().RemoveAll(directory).IgnoreError();
 }
 
@@ -382,8 +385,8 @@ absl::StatusOr<std::shared_ptr<const ModelLibrary::ExportedFiles>> ModelLibrary:
       if (auto files = it->second.lock(); files != nullptr) return files;
     }
   }
-  return base::WithReason(absl::NotFoundError("artifact_id: there is no such export; its files are kept for an hour, and go with its "
-                                              "operation or a restart of the server"),
+  return base::WithReason(absl::NotFoundError("artifact_id: no such export; the files of an export are kept for an "
+                                              "hour, and removed with its operation or when the server restarts"),
                           "ARTIFACT", {{"name", artifact_id.substr(0, 64)}});
 }
 

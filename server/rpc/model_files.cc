@@ -14,14 +14,14 @@ absl::StatusOr<store::StoredModel> FindModel(const store::ModelStore& models, te
 
 absl::Status TellDamaged(telemetry::Metrics& metrics, const std::string& name, const absl::Status& why) {
   metrics.ArtifactVerifyFailed();
-  base::LogError("a model does not fit its manifest", {{"model", name}, {"why", std::string(why.message())}});
+  base::LogError("a model does not match its manifest", {{"model", name}, {"why", std::string(why.message())}});
   return store::DamagedError("model", name);
 }
 
 absl::Status CheckModelFiles(const store::ModelStore& models, telemetry::Metrics& metrics, const std::string& name,
                              const store::Cancelled& cancelled) {
   NIBBLE_RETURN_IF_ERROR(FindModel(models, metrics, name).status());
-  // A file that is not there any more, the manifest too, is damage like other bytes.
+  // A missing file, or a missing manifest, counts as damage like changed bytes.
   const auto verified = models.Verify(name, cancelled);
   if (verified.ok() || !store::SaysDamaged(verified.status())) return verified.status();
   return TellDamaged(metrics, name, verified.status());

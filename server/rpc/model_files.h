@@ -1,4 +1,4 @@
-// The files of a stored model, compared with what was written.
+// Checks the files of a stored model against its manifest.
 #pragma once
 #include <string>
 
@@ -9,16 +9,16 @@
 
 namespace nibble::rpc {
 
-// ModelStore::Get. One that was damaged when the server started is counted as what CheckModelFiles finds.
-// Errors: NotFound (MODEL), DataLoss (ARTIFACT_CORRUPT), what reading a file gives.
+// ModelStore::Get. Counts and logs a damaged model like CheckModelFiles.
+// Errors: NotFound (MODEL), DataLoss (ARTIFACT_CORRUPT), errors of reading a file.
 absl::StatusOr<store::StoredModel> FindModel(const store::ModelStore& models, telemetry::Metrics& metrics, const std::string& name);
 
-// Of a model whose files are not what was written: counts and logs it, and answers DataLoss (ARTIFACT_CORRUPT).
+// Counts and logs a damaged model. Returns DataLoss (ARTIFACT_CORRUPT).
 absl::Status TellDamaged(telemetry::Metrics& metrics, const std::string& name, const absl::Status& why);
 
-// Every byte of a model against its manifest: before it is served, and before anything is made of it that would have a manifest of its
-// own. Minutes for a large model on a slow disk. Damage is counted and logged.
-// Errors: NotFound (MODEL), DataLoss (ARTIFACT_CORRUPT), Cancelled, what reading a file gives.
+// Compares every byte of a model with its manifest. Call this before serving the model, and before making anything from
+// it that gets its own manifest. Takes minutes for a large model on a slow disk. Counts and logs damage. Errors:
+// NotFound (MODEL), DataLoss (ARTIFACT_CORRUPT), Cancelled, errors of reading a file.
 absl::Status CheckModelFiles(const store::ModelStore& models, telemetry::Metrics& metrics, const std::string& name,
                              const store::Cancelled& cancelled = {});
 

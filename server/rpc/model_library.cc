@@ -27,9 +27,10 @@ using base::StrCat;
 
 namespace {
 
-// What a file lacks or lies about is the caller's fault, whatever the reader called it.
+// Turns errors in imported files into InvalidArgument (MODEL_FORMAT): they are the caller's fault, whatever code the
+// reader used.
 absl::Status OfTheFiles(const absl::Status& status) {
-  // A full disk is not, and too many open files are not.
+  // Other ResourceExhausted errors, such as a full disk or too many open files, are not the caller's fault.
   const bool too_large = absl::IsResourceExhausted(status) && base::Reason(status) == "MALFORMED_FILE";
   const bool file = absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInvalidArgument(status) ||
                     absl::IsUnimplemented(status) || too_large;
@@ -49,7 +50,7 @@ absl::StatusOr<v1::Model> ModelLibrary::Describe(const std::string& name, bool d
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*state_.models, metrics_, name));
   auto model = ToProto(stored, manager_.IsLoaded(name), detailed);
   if (model.ok() || !store::SaysDamaged(model.status())) return model;
-  NIBBLE_RETURN_IF_ERROR(state_.models->Get(name).status());  // it may have been deleted since
+  NIBBLE_RETURN_IF_ERROR(state_.models->Get(name).status());  // the model may have been deleted since
   return TellDamaged(metrics_, name, model.status());
 }
 
@@ -64,7 +65,9 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, co
     return FieldError("dtype", "wanted F32 or BF16");
   }
   if (request.has_base_model()) {
-    if (request.dtype() != v1::MODEL_FORMAT_UNSPECIFIED) return FieldError("dtype", "is not for adapters, which are kept in f32");
+    if (request.dtype() != v1::MODEL_FORMAT_UNSPECIFIED) {
+      return FieldError("dtype", "must not be set for adapters, which are stored in f32");
+    }
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, FindModel(*state_.models, metrics_, request.base_model()));
     NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
     NIBBLE_RETURN_IF_ERROR(base::About(convert::CheckAdapterBase(info), request.base_model()));
@@ -82,7 +85,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
   UploadTable::Taken upload;
   std::unique_ptr<BeneathPath> beneath;
   std::string source;
-  // First: where the name is taken, the disk is full or the base is damaged, the upload stays for another try.
+  // Before taking the upload: if the name is taken, the disk full or the base damaged, the upload remains for a retry.
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
   scope.Progress("read", 0, 1);
   std::shared_ptr<const store::Pin> pin;
@@ -99,7 +102,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
   }
   const absl::Status imported = request.has_base_model() ? ImportAdapter(request, source, pending->directory(), scope)
                                                          : ImportWeights(request, source, pending->directory(), scope);
-  // There may be more memory later: the upload stays for another try.
+  // Memory may become free later: keep the upload for a retry.
   if (upload.entry != nullptr && base::Reason(imported) == "OUT_OF_DEVICE_MEMORY") uploads_.PutBack(upload);
   NIBBLE_RETURN_IF_ERROR(imported);
   scope.Progress("write", 0, 1);
@@ -145,16 +148,16 @@ absl::Status ModelLibrary::ImportWeights(const v1::ImportModelRequest& request, 
                                          OperationScope& scope) {
   const auto has = [&](const char* name) { return state_.files.Exists(base::JoinPath(source, name)); };
   if (has(model::kAdapterConfigFile) && !has("config.json")) {
-    return FieldError("base_model", "is not set, wanted the model that the adapter belongs to");
+    return FieldError("base_model", "is not set, wanted the base model of the adapter");
   }
   const kernels::DType dtype = request.dtype() == v1::MODEL_FORMAT_F32 ? kernels::DType::kF32 : kernels::DType::kBF16;
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
-  // A turn, as of conversions, which never run beside imports anyway (OperationLane::kModels): without it an import would be refused
-  // memory that a verification or a publication is about to give back.
+  // Wait for a turn, as conversions do: otherwise an import would be refused memory that a running verification or
+  // publication will return. Conversions and imports never run together anyway (OperationLane::kModels).
   WorkAdmission::Turn turn;
   const auto admit = [&](std::int64_t bytes) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(turn, AwaitTurn(StrCat("import of model ", request.name()), {.buffers = bytes}, scope));
-    scope.Progress("read", 0, 1);  // again, where it waited
+    scope.Progress("read", 0, 1);  // AwaitTurn may have set "wait"
     return absl::OkStatus();
   };
   const auto report = model::ImportModel(files, source, target, dtype, options_.max_tokenizer_bytes, admit);
@@ -197,14 +200,15 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& 
   }
   if (absl::IsCancelled(replayed.status()) || absl::IsResourceExhausted(replayed.status())) return replayed;
   if (!replayed.ok() && !promised) return replayed;  // it never had a record
-  // What a reader cannot make sense of may be a file that was altered, and logits can be equal although a file is not (a weight
-  // that no token of the record reaches): the manifest knows. Rows that differ are told as such, and the log says which it was.
+  // Check the manifest too: an unreadable file may have been altered, and logits can be equal although a file was
+  // altered (a weight that no token of the record reaches). The answer reports differing rows; the log says whether the
+  // files differ.
   const absl::Status files = CheckModelFiles(*state_.models, metrics_, name, scope.stopped());
   const bool differs = replayed.ok() && replayed->differing_rows() > 0;
   if (absl::IsCancelled(files) || (!files.ok() && !differs)) return files;
   if (differs && files.ok()) {
     metrics_.ArtifactVerifyFailed();
-    base::LogError("a model whose files are whole gives other logits than those recorded", {{"model", name}});
+    base::LogError("a model with intact files gives different logits than recorded", {{"model", name}});
   }
   return replayed;
 }
@@ -218,7 +222,7 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::Stored
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(stored.directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(StrCat("verify of model ", stored.name), ReplayMemory(*artifact, record), scope));
   scope.Progress("verify", 0, 1);
-  // Read again from the disk: what is verified is what a restart would serve.
+  // Read the model from the disk again, to verify what a restarted server would serve.
   const base::Cancelled cancelled = scope.stopped();
   NIBBLE_ASSIGN_OR_RETURN(const auto loaded, model::LoadedModel::Load(stored.directory, {.cancelled = cancelled}, serve_stream_));
   NIBBLE_ASSIGN_OR_RETURN(const model::ReplayResult replay, model::ReplayRecord(*loaded, record, serve_stream_, cancelled));
@@ -244,10 +248,10 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::Stored
     difference->set_computed_digest(again.sequences.front().row_digests[position]);
     return response;
   }
-  // Files that fit their manifest may still be of two models: the tensors have digests of their own, and so has the record.
+  // Files that match the manifest may still come from two models. Check the digests of the tensors and of the record.
   NIBBLE_RETURN_IF_ERROR(artifact->VerifyBytes(cancelled));
   if (record.weights_digest != loaded->info().weights_digest) {
-    return base::WithReason(absl::DataLossError("record.bin was made of other weights"), "ARTIFACT_CORRUPT");
+    return base::WithReason(absl::DataLossError("record.bin was made from other weights"), "ARTIFACT_CORRUPT");
   }
   return response;
 }

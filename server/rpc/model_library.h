@@ -1,4 +1,4 @@
-// What is done with whole models: import, convert, export, verify. Called on workers and by operations.
+// Work on whole models: import, convert, export, verify, publish. Called on workers and by operations.
 #pragma once
 #include <functional>
 #include <map>
@@ -26,7 +26,7 @@
 
 namespace nibble::rpc {
 
-// Where a checkpoint lies and what it was trained on.
+// Directory of a checkpoint, and the job that made it.
 struct CheckpointSource {
   std::string directory;
   std::string job_id;
@@ -35,17 +35,18 @@ struct CheckpointSource {
 };
 
 struct ModelLibraryOptions {
-  std::string import_root;            // "": no path of the server is taken
+  std::string import_root;            // "": server paths are refused
   store::UploadLimits upload_limits;  // of a model
-  std::uint64_t max_tokenizer_bytes = model::kMaxTokenizerBytes;  // of one that is imported
-  absl::Duration kept = absl::Hours(1);  // exports
-  std::int64_t max_eval_tokens = 16384;  // of a conversion's losses
+  std::uint64_t max_tokenizer_bytes = model::kMaxTokenizerBytes;  // of an imported tokenizer.json
+  absl::Duration kept = absl::Hours(1);  // how long exports are kept
+  std::int64_t max_eval_tokens = 16384;  // for a conversion's losses
   std::shared_ptr<base::MemoryBudget> memory = base::MemoryBudget::Make(0);  // shared with served models and trainers
-  // The tokens of a data set (data::TokenCache::Get).
+  // Returns the tokens of a dataset (data::TokenCache::Get).
   std::function<absl::StatusOr<data::Dataset>(const data::TokenSource&, const base::Cancelled&)> load_tokens;
-  // The evaluation set of the job that made a model; "" for none.
+  // Returns the evaluation dataset of a job; "" for none.
   std::function<std::string(const std::string& job_id)> eval_dataset_of_job;
-  // By Checkpoint.name, for a caller of this tenant ("": of all). NotFound (CHECKPOINT).
+  // Finds a checkpoint by Checkpoint.name for a caller of `tenant` ("": sees all tenants). Errors: NotFound
+  // (CHECKPOINT).
   std::function<absl::StatusOr<CheckpointSource>(const std::string& checkpoint, const std::string& tenant)> find_checkpoint;
 };
 
@@ -64,48 +65,50 @@ class ModelLibrary {
   UploadTable& uploads() { return uploads_; }
   absl::StatusOr<std::unique_ptr<store::Upload>> BeginUpload();
 
-  // Checked before the operation begins: names, fields, existence.
+  // Checks before the operation begins: names, fields, existence.
   absl::Status CheckImport(const v1::ImportModelRequest& request, const RequestOwner& owner);
   absl::Status CheckConvert(const v1::ConvertModelRequest& request, const std::string& tenant);
   absl::Status CheckExport(const v1::ExportModelRequest& request);
-  // `owner`: whose uploads are meant.
+  // `owner`: the caller, whose uploads `request` may name.
   absl::StatusOr<google::protobuf::Any> Import(const v1::ImportModelRequest& request, const RequestOwner& owner, OperationScope& scope);
   absl::StatusOr<google::protobuf::Any> Convert(const v1::ConvertModelRequest& request, OperationScope& scope);
   absl::StatusOr<google::protobuf::Any> Export(const v1::ExportModelRequest& request, OperationScope& scope);
-  // OperationTable::Recover: the response of the import, conversion or publication that made `model`. What an export makes does not
-  // outlive the server.
+  // For OperationTable::Recover: the response of the import, conversion or publication that made `model`. Exports do
+  // not outlive the server.
   absl::StatusOr<std::optional<google::protobuf::Any>> Recover(const OperationIdentity& operation, const std::string& model);
 
-  // The files of an export, as long as its operation keeps them. NotFound (ARTIFACT).
+  // The files of an export, which its operation owns. Errors: NotFound (ARTIFACT).
   struct ExportedFiles {
     std::string directory;
     std::vector<v1::FileEntry> files;
-    ~ExportedFiles();  // removes them
+    ~ExportedFiles();  // removes the files
   };
   absl::StatusOr<std::shared_ptr<const ExportedFiles>> Exported(const std::string& artifact_id);
 
-  // NotFound (MODEL), DataLoss of one that is damaged.
+  // Errors: NotFound (MODEL), DataLoss (a damaged model).
   absl::Status Find(const std::string& name) const;
-  // Waits for other work with whole models (WorkAdmission). Errors: NotFound (MODEL), FailedPrecondition (NO_RECORD), DataLoss,
-  // Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), those of a load.
+  // Waits for other work with whole models (WorkAdmission). Errors: NotFound (MODEL), FailedPrecondition (NO_RECORD),
+  // DataLoss, Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), those of a load.
   absl::StatusOr<v1::VerifyModelResponse> Verify(const std::string& name, OperationScope& scope);
-  // A PublishCheckpointResponse. Waits as Verify does. Errors: NotFound (CHECKPOINT), AlreadyExists (NAME_TAKEN), FailedPrecondition
-  // (NOT_SERVABLE), Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), DataLoss (CHECKPOINT_CORRUPT; of the base ARTIFACT_CORRUPT).
+  // Returns a PublishCheckpointResponse. Waits as Verify does. Errors: NotFound (CHECKPOINT), AlreadyExists
+  // (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), DataLoss
+  // (CHECKPOINT_CORRUPT; for the base ARTIFACT_CORRUPT).
   absl::StatusOr<google::protobuf::Any> PublishCheckpoint(const v1::PublishCheckpointRequest& request, const std::string& tenant,
                                                           OperationScope& scope);
-  // Before it begins: the name, the checkpoint and its base.
+  // Checks the name, the checkpoint and its base before the operation begins.
   absl::Status CheckPublish(const v1::PublishCheckpointRequest& request, const std::string& tenant);
 
  private:
-  // Of what made this model (an import, a conversion, a publication), as the published model tells it.
+  // The response of the operation that made this model (import, conversion or publication), built from the stored
+  // model.
   absl::StatusOr<google::protobuf::Any> ResponseOf(const std::string& name);
-  // The record of a model against its logits now, and the tensors against their digests.
+  // Compares the model's record with its logits now, and its tensors with their digests.
   absl::StatusOr<v1::VerifyModelResponse> Replay(const store::StoredModel& stored, OperationScope& scope);
-  // Whether the model of the wanted name was made of this very checkpoint: a repeated request is answered with it.
+  // Whether the model of that name was made from exactly this checkpoint. It is then the answer to a repeated request.
   bool IsPublished(const v1::PublishCheckpointRequest& request, const CheckpointSource& source) const;
-  // The turn of an operation, whose progress says that it waits. `what`: as of WorkAdmission::Await.
+  // Waits for the operation's turn; the progress shows "wait" meanwhile. `what`: as for WorkAdmission::Await.
   absl::StatusOr<WorkAdmission::Turn> AwaitTurn(const std::string& what, const WorkMemory& need, OperationScope& scope);
-  // Of what is at `source`. Both wait as Verify does, before they read tensors.
+  // Import the files in the directory `source`. Both wait as Verify does, before they read tensors.
   absl::Status ImportWeights(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
                              OperationScope& scope);
   absl::Status ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,

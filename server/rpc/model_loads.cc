@@ -12,12 +12,13 @@ namespace nibble::rpc {
 
 namespace {
 
-constexpr absl::Duration kLongestTimer = absl::Hours(24 * 365);  // no load takes so long, and the clock's type has an end
+// Longer than any load, and within the range of the clock's type.
+constexpr absl::Duration kLongestTimer = absl::Hours(24 * 365);
 
 constexpr std::chrono::milliseconds kAskCancelled(100);
 
 absl::Status Late() {
-  return StoppedAt(absl::DeadlineExceededError("the deadline passed while the model was loaded"), kStageQueue, 0);
+  return StoppedAt(absl::DeadlineExceededError("the deadline passed while the model was loading"), kStageQueue, 0);
 }
 
 }  // namespace
@@ -36,7 +37,7 @@ ModelLoads::~ModelLoads() { Stop(); }
 void ModelLoads::Stop() {
   {
     base::MutexLock lock(mutex_);
-    stop_ = true;  // under the lock: no load is begun after this
+    stop_ = true;  // under the lock: no load starts after this
   }
   loaders_.AwaitIdle();
 }
@@ -87,11 +88,11 @@ ModelLoads::Loaded ModelLoads::Await(const std::string& name, const std::string&
   }();
   if (loaded.has_value()) return *loaded;
   Forget(name, wish);
-  return absl::CancelledError("cancelled while the model was loaded");
+  return absl::CancelledError("cancelled while the model was loading");
 }
 
 bool ModelLoads::Forget(const std::string& name, std::uint64_t wish) {
-  Wish dropped;  // after the lock: with it goes what it holds
+  Wish dropped;  // declared before the lock, so that it is destroyed after the unlock
   base::MutexLock lock(mutex_);
   const auto model = waiting_.find(name);
   if (model == waiting_.end()) return false;
@@ -109,7 +110,7 @@ void ModelLoads::Load(const std::string& name) {
   {
     base::MutexLock lock(mutex_);
     const auto at = waiting_.find(name);
-    if (at->second.wishes.empty()) {  // nobody waits any more, and nothing was begun
+    if (at->second.wishes.empty()) {  // no call waits any longer, and the load has not started
       waiting_.erase(at);
       return;
     }
@@ -133,7 +134,8 @@ void ModelLoads::Load(const std::string& name) {
 void LoadWait::Begin(const Watch& watch) {
   const auto self = shared_from_this();
   if (const absl::Duration left = deadline_ - clock_.Monotonic(); left < kLongestTimer) {
-    // gRPC keeps the function as long as the alarm, which is a part of what it would hold: the call and the load hold it.
+    // Capture a weak pointer: gRPC keeps the function as long as the alarm, which is a member of this object. The call
+    // and the load own this object.
     timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMicroseconds(left), [weak = weak_from_this()](bool passed) {
       if (const auto still_there = weak.lock(); passed && still_there != nullptr) still_there->End(Late());
     });
@@ -150,14 +152,14 @@ void LoadWait::Begin(const Watch& watch) {
   }
   if (early.has_value()) {
     End(*std::move(early));
-  } else if (cancel_.cancelled()) {  // before there was anybody to be told
+  } else if (cancel_.cancelled()) {  // cancelled before the watch could report it
     Cancelled();
   }
 }
 
 void LoadWait::Cancelled() {
   if (clock_.Monotonic() >= deadline_) return End(Late());
-  End(StoppedAt(absl::CancelledError("cancelled while the model was loaded"), kStageQueue, 0));
+  End(StoppedAt(absl::CancelledError("cancelled while the model was loading"), kStageQueue, 0));
 }
 
 void LoadWait::End(ModelLoads::Loaded loaded) {

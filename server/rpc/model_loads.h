@@ -1,5 +1,5 @@
-// Calls that need a model which is not in memory. They wait without a thread, those of one model for one load: what a load may take,
-// minutes, nobody else waits for.
+// Calls that need a model that is not in memory. All calls for one model wait for one load, without holding a thread,
+// so that a load of several minutes does not delay other calls.
 #pragma once
 #include <grpcpp/alarm.h>
 
@@ -30,28 +30,29 @@ class ModelLoads {
  public:
   using Loaded = absl::StatusOr<std::shared_ptr<const serve::Resident>>;
   using Then = std::function<void(Loaded)>;
-  // NotFound for a name that no model has: that is said at once, whatever is being loaded.
+  // Returns NotFound if no model has the name. Wait() calls it first, so an unknown name fails without waiting.
   using Exists = std::function<absl::Status(const std::string& name)>;
 
   static constexpr std::size_t kMaxWaiting = 256;
 
-  // `workers`: where those who waited go on. One principal may have a quarter of `max_waiting`.
+  // `workers` run the callbacks of Wait(). One principal may have a quarter of `max_waiting`.
   ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists, std::size_t max_waiting = kMaxWaiting);
-  // As Stop. Nobody who might call it is left.
+  // Calls Stop(). No concurrent caller may remain.
   ~ModelLoads();
 
-  // The model where it is in memory; nullptr otherwise.
+  // The model if it is in memory, otherwise nullptr.
   std::shared_ptr<const serve::Resident> Find(const std::string& name) const { return models_.Find(name); }
-  // Calls `then` once, on a worker, when the model has been loaded or could not be; what is given back takes that wish back. A load
-  // that was begun goes on when nobody waits any more: whoever asks again, as clients with short deadlines do, finds it further on.
-  // `principal`: FairnessKey(). Errors: those of `exists`; ResourceExhausted (QUEUE_FULL; metadata "max" for the bound of a principal);
-  // Unavailable (DRAINING) after Stop.
+  // Calls `then` once, on a worker, when the load has succeeded or failed. Forget() with the returned id cancels the
+  // wait. A load that has begun continues even if no call waits any longer, so that clients that retry with short
+  // deadlines make progress. `principal`: FairnessKey(). Errors: those of `exists`; ResourceExhausted (QUEUE_FULL;
+  // metadata "max" for the limit of a principal); Unavailable (DRAINING) after Stop.
   absl::StatusOr<std::uint64_t> Wait(const std::string& name, const std::string& principal, Then then);
-  // Waits for the load, asking `cancelled` ten times a second. Errors: those of the load and of Wait; Cancelled.
+  // Blocks until the load ends; calls `cancelled` ten times a second. Errors: those of the load and of Wait; Cancelled.
   Loaded Await(const std::string& name, const std::string& principal, const base::Cancelled& cancelled);
-  // False: `then` was called, or will be.
+  // Cancels a wait. False: `then` was called, or will be.
   bool Forget(const std::string& name, std::uint64_t wish);
-  // The loads that run are stopped, and have ended when it comes back; who waited is told on the workers. Again, it does nothing.
+  // Stops the running loads and returns when they have ended; waiting calls fail on the workers. Later calls do
+  // nothing.
   void Stop();
 
   std::size_t num_waiting() const { return static_cast<std::size_t>(places_.open()); }
@@ -62,11 +63,11 @@ class ModelLoads {
     Then then;
   };
   struct Model {
-    absl::Duration came;  // its first wish, monotonic
+    absl::Duration came;  // arrival of its first wish, monotonic
     std::map<std::uint64_t, Wish> wishes;
   };
 
-  // How long one waits: what the last load took, or what one takes that has not ended.
+  // Estimated wait of a new call: the longest of the last load and the loads in progress.
   absl::Duration WaitNow() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Load(const std::string& name);
 
@@ -76,20 +77,22 @@ class ModelLoads {
   const Exists exists_;
   const int max_waiting_;
   const int max_waiting_of_principal_;
-  StreamSlots places_;  // of wishes
+  StreamSlots places_;  // one per wish
   std::atomic<bool> stop_{false};
   mutable base::Mutex mutex_;
   std::uint64_t last_wish_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::string, Model> waiting_ ABSL_GUARDED_BY(mutex_);  // that have a task
-  WorkerPool loaders_{2, /*max_waiting=*/0};  // each model is one task at most, always taken. Last: it ends first
+  std::map<std::string, Model> waiting_ ABSL_GUARDED_BY(mutex_);  // models with a task
+  // Run() always accepts; each model has at most one task. Last member: destroyed first.
+  WorkerPool loaders_{2, /*max_waiting=*/0};
 };
 
-// One call that waits: ended by the load, a cancel or its deadline, whichever comes first. Thread-safe.
+// One waiting call. The load, a cancel or its deadline ends the wait, whichever comes first. Thread-safe.
 class LoadWait : public std::enable_shared_from_this<LoadWait> {
  public:
   using Watch = std::function<void(const std::shared_ptr<LoadWait>&)>;
 
-  // `then`: called once, in Begin at the earliest; with Cancelled or DeadlineExceeded, stage QUEUE, where the load did not end it.
+  // `then` is called once, in Begin at the earliest. If not the load ended the wait, it gets Cancelled or
+  // DeadlineExceeded with stage QUEUE.
   LoadWait(ModelLoads& loads, std::string name, const Call& call, absl::Duration deadline, ModelLoads::Then then)
       : loads_(loads),
         name_(std::move(name)),
@@ -99,9 +102,10 @@ class LoadWait : public std::enable_shared_from_this<LoadWait> {
         cancel_(call.cancel()),
         then_(std::move(then)) {}
 
-  // `watch` sees to it that Cancelled is called. `then` may end the call, and is not called before `watch` is done with it.
+  // `watch` must arrange that a cancel calls Cancelled(). `then` may end the call, so it is called only after `watch`
+  // returns.
   void Begin(const Watch& watch);
-  void Cancelled();  // or the deadline passed: the transport calls it for both
+  void Cancelled();  // the transport calls this for a passed deadline too
 
  private:
   void End(ModelLoads::Loaded loaded);
@@ -113,14 +117,15 @@ class LoadWait : public std::enable_shared_from_this<LoadWait> {
   const absl::Duration deadline_;  // monotonic
   const base::CancelToken cancel_;
   base::Mutex mutex_;
-  bool begun_ ABSL_GUARDED_BY(mutex_) = false;  // all is set up: what comes may end it
-  std::optional<ModelLoads::Loaded> early_ ABSL_GUARDED_BY(mutex_);  // what came before
+  bool begun_ ABSL_GUARDED_BY(mutex_) = false;  // set up; from now on a result ends the wait
+  std::optional<ModelLoads::Loaded> early_ ABSL_GUARDED_BY(mutex_);  // the first result before begun_
   std::uint64_t wish_ ABSL_GUARDED_BY(mutex_) = 0;
   ModelLoads::Then then_ ABSL_GUARDED_BY(mutex_);  // empty: it has ended
   grpc::Alarm timer_;
 };
 
-// Calls `then` with the model: here and now where it is in memory, else when it has been loaded, or with what ended the wait.
+// Calls `then` with the model: at once if it is in memory, otherwise after the load, or with the error that ended the
+// wait.
 template <typename Watch, typename Then>
 void WithModel(ModelLoads& loads, const std::string& name, const Call& call, absl::Duration deadline, const Watch& watch, Then then) {
   if (auto resident = loads.Find(name); resident != nullptr) return then(ModelLoads::Loaded(std::move(resident)));

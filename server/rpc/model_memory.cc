@@ -12,13 +12,13 @@ namespace nibble::rpc {
 
 namespace {
 
-constexpr std::int64_t kReplayRows = 64;     // of a step: model/replay.cc
-constexpr std::int64_t kEvaluateRows = 256;  // of a step: data/evaluate.cc
-// Activations of a row that are alive at once: input, norm, q, k, v, attention and residual of the hidden size, gate, up and their
-// product of the MLP's.
+constexpr std::int64_t kReplayRows = 64;     // rows per step: model/replay.cc
+constexpr std::int64_t kEvaluateRows = 256;  // rows per step: data/evaluate.cc
+// Activations of one row that exist at the same time. Hidden size: input, norm, q, k, v, attention and residual. MLP
+// size: gate, up and their product.
 constexpr std::int64_t kHiddenVectors = 8;
 constexpr std::int64_t kMlpVectors = 3;
-// Of an evaluated token what both models find the likeliest is kept.
+// For each evaluated token, the most likely token of both models is kept.
 constexpr std::int64_t kEvaluatedTokenBytes = 2 * sizeof(std::int32_t);
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kQuantizeBuffers = 64 * kMiB;  // blocks of 2^22 elements: convert/convert.cc
@@ -38,7 +38,7 @@ std::int64_t StoredBytes(const model::Artifact& artifact) {
   return bytes;
 }
 
-// The largest tensor in f32, beside its codes or its copy in another type.
+// The largest tensor in f32, and its codes or its copy in another type.
 std::int64_t QuantizeBytes(const model::ModelConfig& config) {
   std::int64_t elements = 0;
   for (const auto& tensor : model::RequiredTensors(config)) elements = std::max(elements, model::NumElements(tensor.shape).value_or(0));
@@ -66,7 +66,7 @@ absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const co
   }
   std::int64_t rows = kReplayRows, tokens = kEvaluateRows;
   if (evaluation.has_value()) {
-    // Master weights are not run.
+    // Master weights are not evaluated.
     if (!source.info().is_masters()) need.weights = std::max(need.weights, StoredBytes(source));
     rows = kEvaluateRows;
     tokens = 2 * std::max(kEvaluateRows, evaluation->max_seq_len);

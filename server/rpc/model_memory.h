@@ -1,5 +1,5 @@
-// What work with whole models holds in memory at once, told before it begins. Estimates as those of a load: tensors count as they are
-// stored; pages of mapped files that the system can take back do not count.
+// Estimates the peak memory of work on whole models before it begins. The estimates count like those of a load: tensors
+// in their stored size, without pages of mapped files that the system can reclaim.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -12,20 +12,21 @@
 
 namespace nibble::rpc {
 
-// The model loaded, and its record answered again.
+// Loading the model and replaying its record.
 WorkMemory ReplayMemory(const model::Artifact& model, const model::Record& record);
 
 // Evaluation of a conversion.
 struct EvaluationData {
-  std::int64_t max_tokens = 0;   // that are evaluated, of a file that is mapped
+  std::int64_t max_tokens = 0;   // evaluated tokens; their file is mapped
   std::int64_t max_seq_len = 0;  // tokens of the longest example
 };
 
-// One tensor in the making; then the source and what was made of it, loaded one after the other for their losses and the record.
+// Quantising one tensor at a time; then loading the source and the new model, one after the other, for their losses and
+// the record.
 absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const convert::ConvertOptions& options,
                                          const std::optional<EvaluationData>& evaluation);
 
-// An adapter, whose values have so many bytes in f32, and its base, which is quantised one tensor at a time unless it is nf4 already.
+// An adapter of `adapter_bytes` in f32, and its base, which is quantised one tensor at a time unless it is nf4 already.
 WorkMemory AdapterMemory(const model::Artifact& base, std::int64_t adapter_bytes);
 
 // Master weights of a checkpoint: every tensor of `config` in f32.

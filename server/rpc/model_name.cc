@@ -9,14 +9,14 @@
 namespace nibble::rpc {
 
 absl::Status CheckModelName(std::string_view field, std::string_view name) {
-  const std::size_t mark = name.find_first_of("@+");  // no name holds either
+  const std::size_t mark = name.find_first_of("@+");  // a name contains neither
   if (mark == std::string_view::npos || !base::CheckName(field, name.substr(0, mark)).ok() ||
       !base::CheckName(field, name.substr(mark + 1)).ok()) {
     return absl::OkStatus();
   }
   const std::string_view instead =
-      name[mark] == '@' ? "name@version is not built yet: a model has one version, which its name alone asks for"
-                        : "name+adapter is not built yet: an adapter is a model of its own, which its own name asks for";
+      name[mark] == '@' ? "name@version is not built yet: a model has one version, use its name alone"
+                        : "name+adapter is not built yet: an adapter is served under its own name, use that";
   return base::WithReason(absl::UnimplementedError(base::StrCat(field, ": ", instead)), "UNIMPLEMENTED", {{"name", std::string(field)}});
 }
 

@@ -5,8 +5,8 @@
 
 namespace nibble::rpc {
 
-// Unimplemented for "name@version" and "name+adapter", with what to ask for instead. Any other text is looked for as it is.
-// `field`: "ScoreRequest.model".
+// Errors: Unimplemented for "name@version" and "name+adapter"; the message says what to use instead. OK for any other
+// text. `field`: name of the field, such as "ScoreRequest.model".
 absl::Status CheckModelName(std::string_view field, std::string_view name);
 
 }  // namespace nibble::rpc

@@ -71,7 +71,7 @@ v1::ModelFormat HeadFormatOf(const store::StoredModel& stored, const model::Arti
     case model::Format::kNf4:
     case model::Format::kLora: break;
   }
-  // These keep the type that their source had: the file's header alone says which.
+  // The head keeps the type of the source model, which only the file's header says.
   const auto weights = model::OpenSafetensors(base::JoinPath(stored.directory, "model.safetensors"));
   if (!weights.ok()) return v1::MODEL_FORMAT_UNSPECIFIED;
   const auto head = weights->tensors.find(tied ? model::kEmbeddingName : model::kHeadName);
@@ -113,10 +113,11 @@ v1::Device CpuDevice() {
 
 absl::Status CheckDevice(const v1::Device& device) {
   if (device.kind() == v1::DEVICE_KIND_CUDA) {
-    return base::FieldError("device", StrCat("cuda:", device.ordinal(), " is not there, wanted cpu"));
+    return base::FieldError("device", StrCat("cuda:", device.ordinal(), " is not available, wanted cpu"));
   }
   if (device.kind() < v1::DEVICE_KIND_UNSPECIFIED || device.kind() > v1::DEVICE_KIND_CUDA) {
-    return base::FieldError("device", StrCat("is of kind ", static_cast<int>(device.kind()), ", wanted AUTO, CPU or CUDA"));
+    return base::FieldError("device",
+                            StrCat("has kind ", static_cast<int>(device.kind()), ", wanted AUTO, CPU or CUDA"));
   }
   return absl::OkStatus();
 }
@@ -155,7 +156,7 @@ absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded,
   }
   out.set_loaded(loaded);
   *out.mutable_create_time() = ToProto(stored.created);
-  // A model never changes, but for being loaded, which is no change of the resource.
+  // A model never changes; loading it does not change the etag.
   out.set_etag(store::Etag(stored));
   const auto report = files.Read(base::JoinPath(stored.directory, kConversionFile), 64u << 20);
   if (report.ok() && google::protobuf::util::JsonStringToMessage(*report, out.mutable_conversion()).ok() && !detailed) {

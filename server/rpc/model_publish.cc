@@ -1,4 +1,4 @@
-// ModelLibrary: a checkpoint becomes a model while its job goes on.
+// ModelLibrary: publishes a checkpoint as a model while its job continues.
 #include <map>
 #include <string>
 #include <utility>
@@ -20,7 +20,8 @@ namespace nibble::rpc {
 
 namespace {
 
-// Whether `model` was made of this very checkpoint: a client whose answer was lost, as by a restart of the server, asks again.
+// Whether `model` was made from exactly this checkpoint. A client retries when it lost the answer, for example because
+// the server restarted.
 bool IsOf(base::FileSystem& files, const store::StoredModel& model, const std::string& checkpoint, const std::string& directory) {
   const auto info = model::ParseArtifactInfo(model.info);
   const auto manifest = store::ReadManifest(files, directory);
@@ -50,14 +51,16 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
   if (IsPublished(request, source)) return ResponseOf(request.name());
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, FindModel(*state_.models, metrics_, source.spec.base_model));
-  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(source.spec.base_model, "a checkpoint that is being published"));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin,
+                          state_.models->PinModel(source.spec.base_model, "publication of a checkpoint"));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name(), tenant));
   scope.Progress("read", 0, 1);
-  // Every byte, before any is used. The job may remove the checkpoint meanwhile: then it is gone, not damaged.
+  // Verify every byte before using any. If the job removes the checkpoint meanwhile, it is missing, not damaged.
   const auto missing = [&] { return !state_.files.Exists(source.directory); };
   const auto gone = [&] {
-    return base::WithReason(absl::NotFoundError(base::StrCat("there is no checkpoint \"", request.checkpoint(), "\" any more")),
-                            "CHECKPOINT", {{"name", request.checkpoint()}});
+    return base::WithReason(
+        absl::NotFoundError(base::StrCat("checkpoint \"", request.checkpoint(), "\" no longer exists")), "CHECKPOINT",
+        {{"name", request.checkpoint()}});
   };
   const auto verified = store::Verify(state_.files, source.directory, cancelled);
   if (!verified.ok()) {
@@ -74,7 +77,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
                                  {"step", source.step},           {"checkpoint", request.checkpoint()},
                                  {"checkpoint_digest", verified->digest}};
   const bool masters = source.spec.method == jobs::kMethodBitNetQat;
-  // The tensors of an adapter are nearly all of its checkpoint, beside the optimiser's state.
+  // An adapter's checkpoint consists almost only of its tensors and the optimiser's state.
   const WorkMemory need = masters ? MastersMemory(plan::TrainedConfig(source.spec, artifact->config()))
                                   : AdapterMemory(*artifact, static_cast<std::int64_t>(verified->total_bytes()));
   NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint()), need, scope));

@@ -15,7 +15,8 @@ namespace nibble::rpc {
 
 namespace {
 
-// Changes with the model and with the name, size or time of any of its files. Empty if the directory cannot be read.
+// Cache key: changes with the model and with the name, size or time of any of its files. Empty if the directory cannot
+// be read.
 std::string KeyOf(const store::StoredModel& stored) {
   std::error_code error;
   std::set<std::string> files;
@@ -55,7 +56,7 @@ absl::StatusOr<v1::Model> ModelRows::Get(const store::StoredModel& stored, bool 
 void ModelRows::Warm(const std::vector<store::StoredModel>& all) {
   for (const store::StoredModel& stored : all) {
     if (size() == kMaxRows) return;
-    if (!stored.damaged) Get(stored, /*loaded=*/false).IgnoreError();  // a page names what is wrong with it
+    if (!stored.damaged) Get(stored, /*loaded=*/false).IgnoreError();  // ListModels reports the error
   }
 }
 

@@ -16,15 +16,15 @@ namespace nibble::rpc {
 // Thread-safe.
 class ModelRows {
  public:
-  // Of 1 to 2 KiB each. A full cache drops all rows.
+  // A row has 1 to 2 KiB. A full cache drops all rows.
   static constexpr std::size_t kMaxRows = 8192;
 
-  // Returns the model without the layers of its conversion. Reads the files again if the model is another one or if the name, size or
-  // time of a file in its directory changed. Errors, which are not cached: those of ToProto.
+  // Returns the model without the layers of its conversion. Reads the files again if the model was replaced or if the
+  // name, size or time of a file in its directory changed. Errors are those of ToProto and are not cached.
   absl::StatusOr<v1::Model> Get(const store::StoredModel& stored, bool loaded);
-  // Reads the rows of the first kMaxRows of these, so that the first page after a start is as fast as the others.
+  // Reads the rows of the first kMaxRows models, so that the first page after a start is as fast as later ones.
   void Warm(const std::vector<store::StoredModel>& all);
-  // Drops the rows of models that are not among these, which are sorted by name.
+  // Drops the rows of models that are not in `all`, which must be sorted by name.
   void Keep(const std::vector<store::StoredModel>& all);
   std::size_t size() const;
 

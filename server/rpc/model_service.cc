@@ -46,7 +46,7 @@ grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* 
     const auto row_of = [&](const store::StoredModel& one) -> absl::StatusOr<std::optional<v1::Model>> {
       if (one.damaged) return Damaged(one);
       absl::StatusOr<v1::Model> model = rows_.Get(one, library_.manager().IsLoaded(one.name));
-      // Deleted since the names were listed: the others are there.
+      // The model was deleted after the names were listed: skip it.
       if (!model.ok() && absl::IsNotFound(library_.models().Get(one.name).status())) return std::nullopt;
       if (store::SaysDamaged(model.status())) return Damaged(one);
       return model;

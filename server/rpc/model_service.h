@@ -11,7 +11,7 @@ namespace nibble::rpc {
 // Thread-safe.
 class ModelService : public v1::ModelService::CallbackService {
  public:
-  // Reads what a row of ListModels needs of every model: 0.1 ms a model.
+  // Fills the cache of ListModels: 0.1 ms per model.
   ModelService(Edge& edge, ModelLibrary& library, ModelLoads& loads, OperationTable& operations);
 
   grpc::ServerReadReactor<v1::UploadModelRequest>* UploadModel(grpc::CallbackServerContext*,

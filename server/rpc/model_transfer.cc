@@ -68,7 +68,7 @@ class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::Uploa
 constexpr std::int64_t kChunkBytes = 256 << 10;
 constexpr std::size_t kChunksAhead = 16;
 
-// One download: as many chunks as there is room for, then it waits to be called again.
+// One download. Fill() pushes chunks while the stream has room; the stream calls it again when there is more room.
 class Download : public std::enable_shared_from_this<Download> {
  public:
   using Stream = StreamReactor<v1::DownloadArtifactResponse>;
@@ -100,7 +100,7 @@ class Download : public std::enable_shared_from_this<Download> {
     }
     return absl::OkStatus();
   }
-  // False: that was `finish`.
+  // False: `message` is the finish.
   absl::StatusOr<bool> Next(v1::DownloadArtifactResponse& message) {
     if (!open_ && next_file_ == files_.size()) {
       message.mutable_finish()->set_sha256(digest_.HexDigest());
@@ -118,7 +118,7 @@ class Download : public std::enable_shared_from_this<Download> {
     std::string& chunk = *message.mutable_chunk();
     chunk.resize(static_cast<std::size_t>(std::min(left_, kChunkBytes)));
     if (!file_.read(chunk.data(), static_cast<std::streamsize>(chunk.size()))) {
-      return absl::DataLossError(StrCat(files_[next_file_ - 1].path(), " is shorter than it was"));
+      return absl::DataLossError(StrCat(files_[next_file_ - 1].path(), " is shorter than expected"));
     }
     digest_.Update(chunk);
     left_ -= static_cast<std::int64_t>(chunk.size());

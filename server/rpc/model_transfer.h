@@ -1,4 +1,4 @@
-// A model's files over the wire, in both directions.
+// Uploads and downloads of a model's files.
 #pragma once
 #include <memory>
 
@@ -9,11 +9,11 @@
 
 namespace nibble::rpc {
 
-// header, then for each file `file` and its chunks, then finish.
+// Expects a header, then for each file `file` and its chunks, then a finish.
 std::unique_ptr<UploadSink<v1::UploadModelRequest>> MakeModelUpload(const Edge& edge, ModelLibrary& library,
                                                                     v1::UploadModelResponse* response);
 
-// Reads as fast as the client takes it, on workers; ends the stream.
+// Sends the files on workers, as fast as the client reads. Ends the stream.
 void SendArtifact(std::shared_ptr<StreamReactor<v1::DownloadArtifactResponse>> stream, ModelLibrary& library,
                   const v1::DownloadArtifactRequest& request);
 

@@ -15,14 +15,15 @@
 
 namespace nibble::rpc {
 
-// Error returned when the queue of calls is full. `wait`: how long a call waits now; the client is asked to retry after it, limited to
-// between 100 ms and a minute.
+// Error returned when the queue of calls is full. `wait`: current waiting time of a call. The client is asked to retry
+// after that time, but not before 100 ms or after a minute.
 inline absl::Status TooManyWait(absl::Duration wait) {
   const absl::Duration retry = std::clamp(wait, absl::Milliseconds(100), absl::Minutes(1));
-  return base::WithReason(absl::ResourceExhaustedError("too many calls wait already"), "QUEUE_FULL",
+  return base::WithReason(absl::ResourceExhaustedError("too many calls are waiting"), "QUEUE_FULL",
                           {{"retry_ms", std::to_string(absl::ToInt64Milliseconds(retry))}});
 }
-// Error returned when one principal has as many of something as it may. `what`: "calls waiting for ...".
+// Error returned when one principal has reached its limit. `what`: a plural, such as "calls waiting for a model to
+// load".
 inline absl::Status TooManyOfPrincipal(const char* what, std::size_t max, absl::Duration wait) {
   auto metadata = base::ReasonMetadata(TooManyWait(wait));
   metadata["max"] = std::to_string(max);
@@ -30,8 +31,8 @@ inline absl::Status TooManyOfPrincipal(const char* what, std::size_t max, absl::
                           "QUEUE_FULL", metadata);
 }
 
-// Error returned when `workers` refused a task of `principal`. The estimate is what the call that began last had waited: by Little's law
-// (waiting = rate * wait) the length of the queue over the rate at which it is served.
+// Error returned when `workers` refused a task of `principal`. The estimated wait is that of the last call that began:
+// by Little's law (waiting = rate * wait) it is the length of the queue divided by the service rate.
 inline absl::Status TooManyWait(const WorkerPool& workers, const std::string& principal) {
   if (principal.empty() || workers.num_waiting(principal) < workers.max_waiting_each()) return TooManyWait(workers.last_wait());
   return TooManyOfPrincipal("calls waiting", workers.max_waiting_each(), workers.last_wait());

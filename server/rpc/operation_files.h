@@ -1,5 +1,6 @@
-// The files of an operation that writes a whole model: it stops at the next write when it is cancelled (a shutdown cancels too;
-// what reads a whole model asks by itself, store::Cancelled), and when the disk comes below its watermark, which others' work needs.
+// File system for an operation that writes a whole model. The next write fails when the operation is cancelled, also by
+// a shutdown, and when free disk space falls below the watermark, which other work needs. Code that reads a whole model
+// polls store::Cancelled instead.
 #pragma once
 #include <string>
 #include <string_view>
@@ -10,10 +11,10 @@
 
 namespace nibble::rpc {
 
-// Tensors are written one by one, so a write is never far. One thread.
+// Tensors are written one by one, so writes are frequent enough. One thread.
 class OperationWrites {
  public:
-  // What is free is asked at the first write and then every so many bytes.
+  // Free space is checked at the first write and then after this many bytes.
   static constexpr std::uint64_t kAskEvery = std::uint64_t{64} << 20;
 
   OperationWrites(base::FileSystem& files, const OperationScope& scope, std::uint64_t min_free_bytes)
@@ -23,7 +24,7 @@ class OperationWrites {
   auto Around(const char*, const std::string&, Work work) -> decltype(work()) {
     return work();
   }
-  // Cancelled, ResourceExhausted (DISK_FULL), or as `write`.
+  // Errors: Cancelled, ResourceExhausted (DISK_FULL), those of `write`.
   template <typename Write>
   absl::Status Append(const std::string& path, std::string_view bytes, Write write) {
     if (scope_.cancelled()) return absl::CancelledError("cancelled");
@@ -44,7 +45,7 @@ class OperationWrites {
 
 class OperationFiles : public base::HookedFiles<OperationWrites> {
  public:
-  // All must outlive this.
+  // `files` and `scope` must outlive this object.
   OperationFiles(base::FileSystem& files, const OperationScope& scope, std::uint64_t min_free_bytes)
       : HookedFiles(files, files, scope, min_free_bytes) {}
 };

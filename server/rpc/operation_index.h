@@ -16,32 +16,34 @@
 
 namespace nibble::rpc {
 
-// Operations of one lane wait for each other. Imports, conversions and exports are heavy and run one at a time; verifications and
-// publications of checkpoints read whole models; plans tokenise; loads wait for the threads of ModelLoads.
+// Operations of one lane wait for each other. Imports, conversions and exports are heavy and run one at a time;
+// verifications and publications of checkpoints read whole models; plans tokenise; loads wait for the threads of
+// ModelLoads.
 enum class OperationLane { kModels, kReaders, kPlans, kLoads };
 
-// In this order. Only one thread writes the record of an operation at a time: the one that moved it to kBeginning or kEnding.
+// In the order in which an operation passes them. Only the thread that moved an operation to kBeginning or kEnding
+// writes its record.
 enum class OperationState {
-  kBeginning,  // its beginning is being recorded; until then only a repeated request finds it, and waits
+  kBeginning,  // its beginning is being recorded; only a repeated request finds it, and waits
   kQueued,
   kRunning,
   kEnding,  // its end is being recorded
   kDone,
 };
 
-// All but `cancel` by the mutex of the table.
+// The table's mutex guards all members except `cancel`.
 struct OperationEntry {
   OperationRecord record;
   OperationLane lane = OperationLane::kModels;
   OperationState state = OperationState::kBeginning;
   nibble::v1::ModelOperationMetadata metadata;
-  std::function<absl::StatusOr<google::protobuf::Any>(OperationScope&)> body;  // while it is queued
+  std::function<absl::StatusOr<google::protobuf::Any>(OperationScope&)> body;  // set while queued
   base::CancelToken cancel;
-  bool cancel_asked = false;                        // by a caller; otherwise the deadline or the end of the server cancelled it
-  absl::Duration began;                             // monotonic; of one that runs
-  absl::Duration until = absl::InfiniteDuration();  // monotonic; the deadline of one that runs
-  std::shared_ptr<const void> held;                 // the files that the response names
-  absl::Duration kept;                              // how long after the end
+  bool cancel_asked = false;                        // a caller has cancelled it, not only the deadline or a shutdown
+  absl::Duration began;                             // monotonic; set while running
+  absl::Duration until = absl::InfiniteDuration();  // monotonic; deadline while running
+  std::shared_ptr<const void> held;                 // owns the files that the response names
+  absl::Duration kept;                              // how long `held` is kept after the end
   absl::Duration held_until;                        // monotonic
   std::map<std::uint64_t, std::function<void(const google::longrunning::Operation&)>> waiting;
 
@@ -54,25 +56,26 @@ class OperationIndex {
  public:
   using Entry = std::shared_ptr<OperationEntry>;
   using Names = std::map<std::string, Entry>;
-  // Operations of one owner that have ended and are kept: those with something to run, and those that were done at once.
+  // Limits of the ended operations that are kept for one owner: those that ran, and those that were done at once.
   static constexpr std::size_t kMaxEndedOfOwner = 1000;
   static constexpr std::size_t kMaxDoneAtOnceOfOwner = 100;
 
-  // Where two have the same request id, as after a crash before the older one's file was removed, it becomes that of the newer one.
+  // If two operations have the same request id, the newer one keeps it. This happens after a crash before the older
+  // one's file was removed.
   void Add(const Entry& entry);
-  // Its state has become kDone, and what it holds does not change any more but by TakeFiles.
+  // Call this when the state has become kDone. Afterwards only TakeFiles may change what the operation holds.
   void Ended(const Entry& entry);
   void Remove(Entry entry);
-  // The files of an operation that has ended, and its request id goes with them.
+  // Takes the files from an ended operation and forgets its request id.
   std::shared_ptr<const void> TakeFiles(OperationEntry& entry);
 
   // This and the functions below return nullptr when no operation matches.
   Entry Find(const std::string& name) const;
   Entry FindRequest(const RequestOwner& owner, const std::string& request_id) const;
-  // By name. "": of all tenants.
+  // Sorted by name. "": operations of all tenants.
   const Names& OfTenant(const std::string& tenant) const;
-  std::int64_t num_open(const RequestOwner& owner) const;  // that have not ended
-  // The operation to forget before one more of the kind is added: the oldest that has ended, preferably one without files.
+  std::int64_t num_open(const RequestOwner& owner) const;  // operations that have not ended
+  // The operation to forget before adding another of the kind: the oldest ended one, preferably without files.
   Entry Surplus(const RequestOwner& owner, bool done_at_once) const;
   Entry EndedBefore(absl::Time time) const;
   Entry WithFilesDue(absl::Duration now) const;  // monotonic
@@ -82,7 +85,7 @@ class OperationIndex {
   struct Owner {
     std::int64_t num_open = 0;
     std::map<std::string, Entry> requests;
-    ByEnd without_files, with_files, done_at_once;  // that have ended
+    ByEnd without_files, with_files, done_at_once;  // ended operations
     bool empty() const {
       return num_open == 0 && requests.empty() && without_files.empty() && with_files.empty() && done_at_once.empty();
     }

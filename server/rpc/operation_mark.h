@@ -1,5 +1,5 @@
-// Which operation made a model, as the model's provenance says it. A start after a crash finds by it the operations whose model was
-// published, but whose end was not recorded.
+// Records in a model's provenance which operation made it. After a crash the next start uses the mark to find
+// operations whose model was published but whose end was not recorded.
 #pragma once
 #include <string>
 
@@ -10,10 +10,10 @@
 
 namespace nibble::rpc {
 
-// Adds the operation to nibble.json of the artifact in `directory`, in place of an operation that made the model's source. To be
-// called before the artifact is published.
+// Adds the operation to nibble.json of the artifact in `directory`, and replaces the mark of the operation that made
+// the model's source. Must be called before the artifact is published.
 absl::Status MarkMadeBy(base::FileSystem& files, const std::string& directory, const OperationIdentity& operation);
-// False too when the model's nibble.json cannot be parsed.
+// Also false if the model's nibble.json cannot be parsed.
 bool IsMadeBy(const store::StoredModel& model, const OperationIdentity& operation);
 
 }  // namespace nibble::rpc

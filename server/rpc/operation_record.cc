@@ -32,7 +32,7 @@ absl::StatusOr<OperationRecord> ParseOperationRecord(std::string_view text, std:
   record.operation = std::move(operation);
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t ended, base::GetInt(json, "ended_unix_s", file, 0));
   record.ended = absl::FromUnixSeconds(ended);
-  // A field of another type costs what it says, not the operation.
+  // A field with a wrong type gets its default; the operation is kept.
   record.request_id = base::GetString(json, "request_id", file, "").value_or("");
   record.request_digest = base::GetString(json, "request_digest", file, "").value_or("");
   record.owner.tenant = base::GetString(json, "tenant", file, "").value_or("");

@@ -10,7 +10,7 @@
 
 namespace nibble::rpc {
 
-// Stands in what an operation makes. No two operations of a server have the same.
+// Recorded in the models that an operation makes. Unique within a server.
 struct OperationIdentity {
   std::string name;    // "operations/op-..."
   std::string digest;  // of its request
@@ -22,13 +22,13 @@ class OperationScope {
   virtual ~OperationScope() = default;
   virtual void Progress(const std::string& stage, std::int64_t done, std::int64_t total) = 0;
   virtual bool cancelled() const = 0;
-  // The same as a token; late by up to a sweep (DropOld) where the deadline has passed.
+  // The same as a token. After the deadline it is cancelled up to one sweep (DropOld) late.
   virtual base::CancelToken cancel() const = 0;
   virtual OperationIdentity identity() const = 0;
-  // The response names files that `handle` owns. They are kept for `kept` after the operation's end, and go sooner with the
-  // operation itself; its request id goes with them, so that a repeated request makes them anew.
+  // The response names files that `handle` owns. They are kept for `kept` after the operation's end, or until the
+  // operation is forgotten. The request id is forgotten with them, so that a repeated request makes new files.
   virtual void Hold(std::shared_ptr<const void> handle, absl::Duration kept) = 0;
-  // The same for what asks by itself; used while the scope lives.
+  // cancelled() as a function for code that polls. Must not be called after the scope is destroyed.
   std::function<bool()> stopped() const { return std::bind_front(&OperationScope::cancelled, this); }
 };
 

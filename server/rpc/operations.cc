@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint64_t kMaxFileBytes = 4u << 20;
 constexpr absl::Duration kKept = absl::Hours(24);
 constexpr char kPrefix[] = "operations/";
-// A client that finds the queue full is told to wait no shorter and no longer than this.
+// Limits of the retry time that a client gets when the queue is full.
 constexpr absl::Duration kShortestRetry = absl::Seconds(1);
 constexpr absl::Duration kLongestRetry = absl::Hours(1);
 
@@ -32,7 +32,7 @@ absl::Status CutOff(const std::string& what) {
                           "SERVER_RESTARTED");
 }
 
-// The entry's operation, changed by `change`.
+// A copy of the record's operation, changed by `change`.
 template <typename Change>
 std::shared_ptr<const longrunning::Operation> Changed(const OperationRecord& record, Change change) {
   auto operation = std::make_shared<longrunning::Operation>(*record.operation);
@@ -58,7 +58,7 @@ class OperationTable::Scope : public OperationScope {
   OperationIdentity identity() const override { return {name_, digest_}; }
   void Hold(std::shared_ptr<const void> handle, absl::Duration kept) override {
     base::MutexLock lock(table_.mutex_);
-    entry_.held.swap(handle);  // what was held before goes after the lock
+    entry_.held.swap(handle);  // the previous handle is destroyed after the lock is released
     entry_.kept = kept;
   }
 
@@ -70,7 +70,8 @@ class OperationTable::Scope : public OperationScope {
   const absl::Duration until_;  // monotonic
 };
 
-// Files of operations that were forgotten. It removes them when it goes: declared before the lock, so that the mutex is free then.
+// Files of forgotten operations. The destructor removes them: declare it before the lock, so that the mutex is free
+// then.
 class OperationTable::Garbage {
  public:
   explicit Garbage(OperationTable& table) : table_(table) {}
@@ -110,7 +111,7 @@ OperationTable::~OperationTable() {
   }
   for (const Entry& entry : queued) {
     entry->body = {};
-    End(entry, absl::CancelledError("cancelled before it began"));
+    End(entry, absl::CancelledError("cancelled before the operation began"));
   }
 }
 
@@ -123,7 +124,8 @@ absl::StatusOr<std::unique_ptr<OperationTable>> OperationTable::Open(base::FileS
   return table;
 }
 
-// What is on the disk decides: the model is published by one rename, which may have been the last that the server did.
+// The disk decides whether the operation succeeded: one rename publishes the model, and may have been the server's last
+// act.
 void OperationTable::EndAfterRestart(OperationEntry& entry, const Recover& recover) {
   const std::string& model = entry.metadata.model();
   absl::StatusOr<std::optional<google::protobuf::Any>> made = std::optional<google::protobuf::Any>();
@@ -155,7 +157,8 @@ absl::Status OperationTable::Load(const Recover& recover) {
     const auto entry = std::make_shared<OperationEntry>();
     entry->record = *std::move(record);
     entry->record.operation->metadata().UnpackTo(&entry->metadata);
-    // The files went with the start, which empties uploads/: the id goes too.
+    // The files are gone, because a start empties uploads/. Forget the request id, so that a repeated request makes new
+    // files.
     if (entry->record.holds_files) entry->record.request_id.clear();
     if (!entry->record.operation->done()) EndAfterRestart(*entry, recover);
     entry->state = OperationState::kDone;
@@ -165,7 +168,7 @@ absl::Status OperationTable::Load(const Recover& recover) {
   return absl::OkStatus();
 }
 
-// A file that cannot be written costs the memory of the operation after a restart, not the operation.
+// A write error is only logged: the operation continues, but is forgotten at a restart.
 void OperationTable::Save(const OperationRecord& record) {
   const std::string& name = record.operation->name();
   const absl::Status status = base::WriteFileAtomically(files_, PathOf(name), Serialized(record));
@@ -179,12 +182,12 @@ std::string OperationTable::PathOf(const std::string& name) const {
 void OperationTable::Forget(const Entry& entry, Garbage& garbage) {
   garbage.AddRecord(entry->name());
   index_.Remove(entry);
-  garbage.AddFiles(std::move(entry->held));  // the thread that ran the operation may still have the entry
+  garbage.AddFiles(std::move(entry->held));  // the thread that ran the operation may still hold the entry
 }
 
 void OperationTable::TakeOld(Garbage& garbage) {
   while (const Entry entry = index_.EndedBefore(clock_.Now() - kKept)) Forget(entry, garbage);
-  // A restart forgets these request ids too: nothing is to be recorded.
+  // A restart forgets these request ids too, so this need not be recorded.
   while (const Entry entry = index_.WithFilesDue(clock_.Monotonic())) garbage.AddFiles(index_.TakeFiles(*entry));
 }
 
@@ -235,13 +238,13 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStar
   };
   const std::int64_t open = index_.num_open(start.owner);
   if (!response.has_value() && max_of_owner_ > 0 && start.owner.name != kNobody && open >= max_of_owner_) {
-    return full(base::StrCat(open, " operations of ", start.owner.name,
-                             " have not ended, which is the limit --max_operations_per_principal"),
+    return full(base::StrCat(start.owner.name, " already has ", open,
+                             " unfinished operations, the limit of --max_operations_per_principal"),
                 {{"flag", "--max_operations_per_principal"}, {"max", std::to_string(max_of_owner_)}});
   }
   Lane& lane = lanes_[IndexOf(start.lane)];
   if (!response.has_value() && lane.queue.size() + lane.num_beginning >= kMaxWaiting) {
-    return full("too many operations wait already", {});
+    return full("too many operations are waiting", {});
   }
   while (const Entry surplus = index_.Surplus(start.owner, response.has_value())) Forget(surplus, garbage);
   const auto entry = std::make_shared<OperationEntry>();
@@ -291,7 +294,8 @@ void OperationTable::Enqueue(const Entry& entry) {
   workers_[index].Run([this, index] { RunLane(index); });
 }
 
-// A place comes free when the one that has run longest ends: the mean of those that ended lately, less what it has run already.
+// Estimates when the operation that has run longest will end: the mean run time of recent operations, less the time it
+// has already run.
 absl::Duration OperationTable::UntilNextEnd(OperationLane lane) const {
   const Lane& one = lanes_[IndexOf(lane)];
   const absl::Duration now = clock_.Monotonic();
@@ -341,13 +345,14 @@ void OperationTable::RunLane(std::size_t index) {
       scope.emplace(*this, *entry);
     }
     absl::StatusOr<google::protobuf::Any> result = body(*scope);
-    body = {};  // what it holds goes before anybody hears of the end
+    body = {};  // releases what it holds before callers see the end
     {
       base::MutexLock lock(mutex_);
       Lane& lane = lanes_[index];
       std::erase(lane.running, entry);
       const absl::Duration run = clock_.Monotonic() - began;
-      lane.mean_run = lane.mean_run == absl::ZeroDuration() ? run : lane.mean_run * 0.8 + run * 0.2;  // the last few count most
+      // Recent runs count most.
+      lane.mean_run = lane.mean_run == absl::ZeroDuration() ? run : lane.mean_run * 0.8 + run * 0.2;
     }
     End(entry, std::move(result));
   }
@@ -358,10 +363,11 @@ void OperationTable::End(const Entry& entry, absl::StatusOr<google::protobuf::An
   std::shared_ptr<const void> dropped;
   {
     base::MutexLock lock(mutex_);
-    // One that came to its end is done, however late it was.
+    // An operation that completed is done, even after its deadline.
     if (absl::IsCancelled(result.status()) && !entry->cancel_asked) {
       if (clock_.Monotonic() >= entry->until) {
-        result = absl::DeadlineExceededError(base::StrCat("it ran for longer than ", absl::FormatDuration(deadline_)));
+        result = absl::DeadlineExceededError(
+            base::StrCat("the operation ran longer than ", absl::FormatDuration(deadline_)));
       } else if (stopping_) {
         result = CutOff("nothing was made");
       }
@@ -381,7 +387,7 @@ void OperationTable::End(const Entry& entry, absl::StatusOr<google::protobuf::An
       *operation.mutable_error() = ToRpcStatus(status);
     }
   });
-  dropped.reset();  // before anyone hears of the end
+  dropped.reset();  // before callers see the end
   Save(record);
   std::map<std::uint64_t, Done> waiting;
   {
@@ -433,9 +439,10 @@ absl::Status OperationTable::Cancel(const std::string& name, const OperationView
   base::MutexLock lock(mutex_);
   NIBBLE_ASSIGN_OR_RETURN(const Entry entry, Seen(name, viewer));
   if (viewer.only_own.has_value() && *viewer.only_own != entry->record.owner) {
-    return base::WithReason(absl::PermissionDeniedError(base::StrCat(name, " is another's: to cancel it wants the role ",
-                                                                     Name(Role::kTrain))),
-                            "ROLE", {{"needed", Name(Role::kTrain)}, {"principal", viewer.only_own->name}});
+    return base::WithReason(
+        absl::PermissionDeniedError(
+            base::StrCat(name, " belongs to another caller: cancelling it requires the role ", Name(Role::kTrain))),
+        "ROLE", {{"needed", Name(Role::kTrain)}, {"principal", viewer.only_own->name}});
   }
   entry->cancel_asked = true;
   entry->cancel.Cancel();
@@ -444,14 +451,15 @@ absl::Status OperationTable::Cancel(const std::string& name, const OperationView
   std::erase(lanes_[IndexOf(entry->lane)].queue, entry);
   enders_.Run([this, entry, body = std::exchange(entry->body, {})]() mutable {
     body = {};
-    End(entry, absl::CancelledError("cancelled before it began"));
+    End(entry, absl::CancelledError("cancelled before the operation began"));
   });
   return absl::OkStatus();
 }
 
 absl::Status OperationTable::Delete(const std::string& name, const OperationViewer& viewer) {
   {
-    std::shared_ptr<const void> dropped;  // after the lock; the thread that ran the operation may still have the entry
+    // Destroyed after the lock is released. The thread that ran the operation may still hold the entry.
+    std::shared_ptr<const void> dropped;
     base::MutexLock lock(mutex_);
     NIBBLE_ASSIGN_OR_RETURN(const Entry entry, Seen(name, viewer));
     if (!entry->done()) {
@@ -479,7 +487,7 @@ absl::StatusOr<std::uint64_t> OperationTable::OnEnd(const std::string& name, Don
 }
 
 void OperationTable::ForgetOnEnd(const std::string& name, std::uint64_t handle) {
-  Done dropped;  // what it holds may be the last of its owner: it goes after the lock
+  Done dropped;  // destroyed after the lock is released: it may hold the last reference to its owner
   base::MutexLock lock(mutex_);
   const Entry entry = index_.Find(name);
   if (entry == nullptr) return;

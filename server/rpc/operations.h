@@ -1,5 +1,5 @@
-// Work that outlives its call, as google.longrunning operations: imports, conversions, exports, loads, verifications, plans and
-// publications of checkpoints.
+// Work that outlives its call, as google.longrunning operations: imports, conversions, exports, loads, verifications,
+// plans and publications of checkpoints.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,77 +24,80 @@
 
 namespace nibble::rpc {
 
-// What an operation is begun with.
+// Arguments of OperationTable::Start.
 struct OperationStart {
   OperationLane lane = OperationLane::kModels;
-  std::string model = {};       // that it is about
-  RequestOwner owner = {};      // whose request_id it is
-  std::string request_id = {};  // "": the operation cannot be found by it
+  std::string model = {};       // model that the operation is about
+  RequestOwner owner = {};      // the caller, who owns request_id
+  std::string request_id = {};  // "": no repeated request finds the operation
   std::string digest = {};      // of the request without its id
 };
 
-// Who asks for operations.
+// A caller's rights to operations.
 struct OperationViewer {
-  std::string tenant = {};                      // "": sees those of all tenants
-  std::optional<RequestOwner> only_own = {};    // set: may cancel those of this owner alone
+  std::string tenant = {};                      // "": sees the operations of all tenants
+  std::optional<RequestOwner> only_own = {};    // if set: may cancel only operations of this owner
 };
 
-// Each operation is recorded in a file of `directory`, so that a restart keeps it: its beginning is on the disk before Start returns, its
-// end before any caller sees it as done. An operation that a restart interrupted ends as done if its model was published, otherwise as
-// ABORTED (SERVER_RESTARTED). Operations are forgotten a day after their end, or when their owner has ended kMaxEndedOfOwner
-// others since: first those that hold no files. Get, List, Cancel and OnEnd never wait for the disk. Thread-safe.
+// Each operation is recorded in a file of `directory`, so that it survives a restart: its beginning is on the disk
+// before Start returns, its end before any caller sees it as done. An operation that a restart interrupted ends as done
+// if its model was published, otherwise as ABORTED (SERVER_RESTARTED). An operation is forgotten a day after its end,
+// or earlier when its owner has kMaxEndedOfOwner later ended ones; operations without files are forgotten first. Get,
+// List, Cancel and OnEnd never wait for the disk. Thread-safe.
 class OperationTable {
  public:
-  // The message that the operation's response holds, or why there is none; Cancelled once it has seen scope.cancelled().
+  // Returns the message for the operation's response, or an error; Cancelled after it has seen scope.cancelled().
   using Body = std::function<absl::StatusOr<google::protobuf::Any>(OperationScope&)>;
   using Done = std::function<void(const google::longrunning::Operation&)>;
-  // As it was at one time; it never changes.
+  // State of an operation at one time. It never changes.
   using Snapshot = std::shared_ptr<const google::longrunning::Operation>;
   static constexpr std::size_t kMaxEndedOfOwner = OperationIndex::kMaxEndedOfOwner;
-  // Of those that Start was given a response of.
+  // Limit for operations that Start got a response for.
   static constexpr std::size_t kMaxDoneAtOnceOfOwner = OperationIndex::kMaxDoneAtOnceOfOwner;
-  // The response of an operation that made `model` before the server was killed; nothing where it had not made it yet. Errors: it
-  // cannot be determined.
+  // Returns the response of an operation that made `model` before the server was killed; nullopt if it had not made the
+  // model yet. Returns an error if this cannot be determined.
   using Recover = std::function<absl::StatusOr<std::optional<google::protobuf::Any>>(const OperationIdentity& operation,
                                                                                     const std::string& model)>;
 
-  // `deadline`: of each, from its beginning. One that is still running then is cancelled, and ends as DeadlineExceeded. `recover`
-  // is asked here, of each operation that had not ended; empty: none had made anything.
+  // `deadline`: maximum run time of each operation; after it the operation is cancelled and ends as DeadlineExceeded.
+  // Open calls `recover` for each operation that had not ended; empty: no operation had made a model.
   static absl::StatusOr<std::unique_ptr<OperationTable>> Open(base::FileSystem& files, base::Clock& clock,
                                                               const std::string& directory,
                                                               absl::Duration deadline = absl::InfiniteDuration(),
                                                               const Recover& recover = {});
-  // Cancels what runs and waits for it. What had not ended then, and was not cancelled before, ends as ABORTED.
+  // Cancels the running operations and waits for them. An operation that neither ended nor was cancelled by a caller
+  // ends as ABORTED.
   ~OperationTable();
-  // Operations that one principal may have that have not ended; 0: no bound. Before the first Start.
+  // Maximum number of unfinished operations of one principal; 0: no limit. Call this before the first Start.
   void set_max_of_owner(std::int64_t max) { max_of_owner_ = max; }
 
-  // The owner's operation with this request_id, or nothing. Waits until its beginning is on the disk. Errors: AlreadyExists
-  // (IDEMPOTENCY_CONFLICT) if it was begun by another request.
+  // The owner's operation with this request_id, or nullopt. Waits until its beginning is on the disk. Errors:
+  // AlreadyExists (IDEMPOTENCY_CONFLICT): a different request began it.
   absl::StatusOr<std::optional<google::longrunning::Operation>> Find(const OperationStart& start);
-  // Runs `body` after those before it in its lane; or answers as Find. With `response` there is nothing to run: the operation has
-  // ended. Errors: InvalidArgument (FIELD_VIOLATION), those of Find, ResourceExhausted (QUEUE_FULL; of the bound of a principal with
-  // metadata "flag" and "max").
+  // Queues `body` in its lane, or returns the operation that Find returns. With `response` nothing runs: the operation
+  // is done at once. Errors: InvalidArgument (FIELD_VIOLATION), those of Find, ResourceExhausted (QUEUE_FULL; with
+  // metadata "flag" and "max" for the limit of a principal).
   absl::StatusOr<google::longrunning::Operation> Start(const OperationStart& start, Body body,
                                                        std::optional<google::protobuf::Any> response = {});
-  // NotFound (OPERATION) for one that the viewer does not see, here and below.
+  // Errors, here and below: NotFound (OPERATION), also for an operation that the viewer may not see.
   absl::StatusOr<google::longrunning::Operation> Get(const std::string& name, const OperationViewer& viewer = {}) const;
-  // The first `max` by name whose names come after `after`.
+  // The first `max` operations, sorted by name, whose names come after `after`.
   std::vector<Snapshot> List(const OperationViewer& viewer = {}, const std::string& after = "",
                              std::size_t max = std::numeric_limits<std::size_t>::max()) const;
-  // Best effort; fine when it has ended. What still waits in its lane ends now. PermissionDenied (ROLE) for another's with `only_own`.
+  // Best effort; OK if the operation has ended. An operation that still waits in its lane ends at once. Errors:
+  // PermissionDenied (ROLE): with `only_own`, an operation of another owner.
   absl::Status Cancel(const std::string& name, const OperationViewer& viewer = {});
-  // Of an operation that has ended, with the files that it holds. FailedPrecondition (ILLEGAL_STATE) while it runs.
+  // Deletes an ended operation and its files. Errors: FailedPrecondition (ILLEGAL_STATE): it has not ended.
   absl::Status Delete(const std::string& name, const OperationViewer& viewer = {});
-  // Forgets the operations that ended a day ago, and the files whose time has passed; cancels those whose deadline has passed.
+  // Forgets operations that ended a day ago and files that have expired. Cancels operations whose deadline has passed.
   void DropOld();
-  // Calls `done` when it has ended: at once where it has, else from the thread that ends it. The handle given back takes the
-  // wish back; 0: it was called already.
+  // Calls `done` when the operation has ended: at once if it already has, otherwise from the thread that ends it.
+  // ForgetOnEnd with the returned handle cancels the callback; 0: `done` was called already.
   absl::StatusOr<std::uint64_t> OnEnd(const std::string& name, Done done, const OperationViewer& viewer = {});
   void ForgetOnEnd(const std::string& name, std::uint64_t handle);
   // Estimate of the time until an operation of the lane ends.
   absl::Duration RetryAfter(OperationLane lane) const;
-  // Wishes of OnEnd that are neither met nor taken back.
+  // Number of OnEnd callbacks that were neither called nor cancelled.
   std::size_t num_waiting() const;
 
  private:
@@ -106,22 +109,22 @@ class OperationTable {
     std::size_t num_beginning = 0;  // operations that will be in `queue` once their beginning is recorded
     std::deque<Entry> queue;
     std::vector<Entry> running;
-    absl::Duration mean_run;  // of the operations that ended lately
+    absl::Duration mean_run;  // mean run time of recent operations
   };
-  static constexpr int kWidths[] = {1, 2, 2, 8};  // operations that run at once, by lane
+  static constexpr int kWidths[] = {1, 2, 2, 8};  // maximum number of running operations, by lane
   static constexpr std::size_t kNumLanes = std::size(kWidths);
-  static constexpr std::size_t kMaxWaiting = 64;  // of a lane
+  static constexpr std::size_t kMaxWaiting = 64;  // per lane
   OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory, absl::Duration deadline);
   absl::Status Load(const Recover& recover);
   void EndAfterRestart(OperationEntry& entry, const Recover& recover);
-  // These two wait for the disk: without the mutex.
+  // These two wait for the disk, so the mutex must not be held.
   void Save(const OperationRecord& record);
-  void End(const Entry& entry, absl::StatusOr<google::protobuf::Any> result);  // of a state kRunning or kEnding
+  void End(const Entry& entry, absl::StatusOr<google::protobuf::Any> result);  // requires state kRunning or kEnding
   void Enqueue(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunLane(std::size_t lane);
-  // The next operation for a free worker of a lane of `width` workers: the oldest of the owner with the fewest running operations.
-  // Returns the end of the queue when the queue is empty, or when its owners already run as many as they may: all workers of the lane
-  // but one, at least one. The caller holds mutex_.
+  // The next operation for a free worker of a lane with `width` workers: the oldest of the owner with the fewest
+  // running operations. Returns the end of the queue if it is empty, or if all its owners already run as many
+  // operations as they may: one less than the lane's workers, but at least one. The caller holds mutex_.
   static std::deque<Entry>::iterator NextOf(Lane& lane, int width);
   absl::StatusOr<Entry> Seen(const std::string& name, const OperationViewer& viewer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string PathOf(const std::string& name) const;
@@ -136,13 +139,14 @@ class OperationTable {
   const absl::Duration deadline_;
   std::int64_t max_of_owner_ = 0;
   mutable base::Mutex mutex_;
-  base::Condition recorded_;  // the beginning of an operation
+  base::Condition recorded_;  // notified when an operation has left kBeginning
   OperationIndex index_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t next_handle_ ABSL_GUARDED_BY(mutex_) = 1;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Lane lanes_[kNumLanes] ABSL_GUARDED_BY(mutex_);
   WorkerPool enders_{1, 0};  // records the ends of operations that were cancelled in their queue
-  WorkerPool workers_[kNumLanes]{{kWidths[0], 0}, {kWidths[1], 0}, {kWidths[2], 0}, {kWidths[3], 0}};  // last: they end first
+  // Last: destroyed first.
+  WorkerPool workers_[kNumLanes]{{kWidths[0], 0}, {kWidths[1], 0}, {kWidths[2], 0}, {kWidths[3], 0}};
 };
 
 }  // namespace nibble::rpc

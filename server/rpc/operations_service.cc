@@ -19,7 +19,7 @@ namespace longrunning = google::longrunning;
 
 namespace {
 
-// Who may cancel what it has begun (VerifyModel) may cancel no other's; from the role train on, all that it sees.
+// Callers below the role train may cancel only their own operations (VerifyModel); others may cancel all that they see.
 OperationViewer ViewerOf(const Call& call) {
   const Principal& principal = call.principal();
   OperationViewer viewer{.tenant = principal.tenant};
@@ -30,7 +30,7 @@ OperationViewer ViewerOf(const Call& call) {
 constexpr absl::Duration kLongestWait = absl::Minutes(10);
 constexpr absl::Duration kBeforeDeadline = absl::Milliseconds(200);
 
-// One WaitOperation: ended by the operation, the timer or the client, whichever comes first.
+// One WaitOperation. The operation, the timer or the client ends it, whichever comes first.
 class Wait : public std::enable_shared_from_this<Wait> {
  public:
   Wait(OperationTable& operations, std::string name, UnaryCall* call, longrunning::Operation* response)
@@ -39,7 +39,8 @@ class Wait : public std::enable_shared_from_this<Wait> {
   void Begin(absl::Duration timeout) {
     auto self = shared_from_this();
     call_->OnCancelled([self] { self->Cancelled(); });
-    // gRPC keeps the function as long as the alarm, which is a part of what it would hold: the call and the operation hold it.
+    // Capture a weak pointer: gRPC keeps the function as long as the alarm, which is a member of this object. The call
+    // and the operation own this object.
     timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout), [weak = weak_from_this()](bool) {
       if (const auto still_there = weak.lock(); still_there != nullptr) still_there->Timeout();
     });
@@ -51,7 +52,7 @@ class Wait : public std::enable_shared_from_this<Wait> {
       handle_ = *handle;
     }
     if (!Taken()) return;
-    // Ended before the handle was known: who ended it could not take the wish back.
+    // The wait ended before the handle was known, so it could not be cancelled then.
     timer_.Cancel();
     Forget();
   }
@@ -72,7 +73,7 @@ class Wait : public std::enable_shared_from_this<Wait> {
     }
     Forget();
   }
-  // A wait that is over is not held until the operation ends, which may be hours from now.
+  // Releases a finished wait; otherwise it would be kept until the operation ends, perhaps for hours.
   void Forget() {
     if (const std::uint64_t handle = handle_; handle != 0) operations_.ForgetOnEnd(name_, handle);
   }
@@ -102,11 +103,12 @@ grpc::ServerUnaryReactor* OperationsService::ListOperations(grpc::CallbackServer
                                                             longrunning::ListOperationsResponse* response) {
   return Unary(edge_, context, "google.longrunning.Operations/ListOperations", [&](const Call& call) -> absl::Status {
     if (!request->filter().empty()) return NotBuilt("ListOperationsRequest.filter");
-    if (!request->name().empty() && request->name() != "operations") return NotBuilt("ListOperationsRequest.name");  // there is one list
+    // Only one list exists.
+    if (!request->name().empty() && request->name() != "operations") return NotBuilt("ListOperationsRequest.name");
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
     NIBBLE_ASSIGN_OR_RETURN(const std::string after, KeyOfToken(request->page_token()));
     PageBytes bytes(edge_.max_page_bytes);
-    // One more than is shown tells whether a page follows.
+    // Ask for one more than the page shows, to know whether another page follows.
     for (const auto& one : operations_.List(ViewerOf(call), after, static_cast<std::size_t>(size) + 1)) {
       if (response->operations_size() == size || !bytes.Take(one->ByteSizeLong())) {
         response->set_next_page_token(TokenAfter(response->operations().rbegin()->name()));

@@ -18,7 +18,8 @@ class OperationsService : public google::longrunning::Operations::CallbackServic
                                             google::protobuf::Empty*) override;
   grpc::ServerUnaryReactor* CancelOperation(grpc::CallbackServerContext*, const google::longrunning::CancelOperationRequest*,
                                             google::protobuf::Empty*) override;
-  // Answers when the operation has ended, or after the timeout or shortly before the call's deadline with it as it is then.
+  // Answers when the operation has ended. Otherwise answers with its current state after the timeout, or shortly before
+  // the call's deadline.
   grpc::ServerUnaryReactor* WaitOperation(grpc::CallbackServerContext*, const google::longrunning::WaitOperationRequest*,
                                           google::longrunning::Operation*) override;
 

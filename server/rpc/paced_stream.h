@@ -1,4 +1,4 @@
-// A stream that an engine's answer feeds.
+// A stream of answers from an engine, with back-pressure.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace nibble::rpc {
 
-// A reader that is behind stops its request between steps, so that at most stream_buffer messages wait; one that stays behind loses its
-// request. Used by the engine's thread alone.
+// A slow reader pauses its request between steps, so that at most stream_buffer messages wait. A reader that stays slow
+// loses its request. Used only by the engine's thread.
 template <typename Reply>
 class PacedStream {
  public:
@@ -21,7 +21,7 @@ class PacedStream {
         cancel_(stream_->call().cancel()),
         reader_(stream_->call().edge().slow_reader, stream_->call().edge().min_read_rate) {}
 
-  // Whether another step may be taken. reserve: messages that may come before the engine asks again.
+  // Whether another step may run. reserve: maximum number of messages before the engine asks again.
   bool Ready(std::size_t reserve) {
     if (stream_->ended() || stream_->caught_up()) {
       reader_.CaughtUp();
@@ -34,11 +34,11 @@ class PacedStream {
   void Push(Reply& reply) {
     if (!slow_ && !stream_->Push(reply) && !stream_->ended()) Lose();
   }
-  // The status that the caller gets where the engine ended with `status`: never OK for half an answer.
+  // The caller's status for the engine's `status`. Never OK for a truncated answer.
   absl::Status Why(const absl::Status& status) const {
     return slow_ && (status.ok() || absl::IsCancelled(status)) ? ReadsTooSlowly() : status;
   }
-  // Drops what a slow reader has not taken: it would not come to the end.
+  // Drops the messages that a slow reader has not taken, because it would not read them in time.
   void End(const absl::Status& status) { slow_ ? stream_->Abort(status) : stream_->End(status); }
 
  private:

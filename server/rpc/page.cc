@@ -8,11 +8,11 @@ namespace nibble::rpc {
 
 namespace {
 
-// What tells a token of ours from a name that somebody takes for one.
+// Prefix that distinguishes a page token from a name passed by mistake.
 constexpr std::string_view kAfter = "after:";
 
 absl::Status NotOurs() {
-  return base::WithReason(absl::OutOfRangeError("page_token: is none of this server's"), "PAGE_TOKEN");
+  return base::WithReason(absl::OutOfRangeError("page_token: was not issued by this server"), "PAGE_TOKEN");
 }
 
 }  // namespace

@@ -17,10 +17,11 @@ inline constexpr std::int64_t kMaxPageSize = 1000;
 
 // page_size 0: the default. Errors: InvalidArgument (page_size).
 absl::StatusOr<std::int64_t> CheckPageSize(std::int64_t page_size);
-// A number that a token of ours holds; 0 for none. Errors: OutOfRange (PAGE_TOKEN), here and below.
+// The number in a page token; 0 for an empty token. Errors, here and below: OutOfRange (PAGE_TOKEN).
 absl::StatusOr<std::int64_t> ParsePageToken(const std::string& token);
 
-// The token of the page behind the row of that key, and back; "" for the first page.
+// TokenAfter: the token of the page that begins after the row with that key. KeyOfToken: its inverse; "" for the first
+// page.
 std::string TokenAfter(std::string_view key);
 absl::StatusOr<std::string> KeyOfToken(const std::string& token);
 
@@ -31,11 +32,11 @@ struct Page {
   std::string next_token;  // "" on the last page
 };
 
-// The bytes of one page's rows, so that a page fits what a client takes (Edge::max_page_bytes). One thread.
+// Counts the bytes of a page's rows, to keep the page within what a client accepts (Edge::max_page_bytes). One thread.
 class PageBytes {
  public:
   explicit PageBytes(std::size_t most) : most_(most) {}
-  // Whether a row that is so long belongs to this page too: the first does, however long it is.
+  // Adds a row of that size if it fits; false: it does not. The first row always fits.
   bool Take(std::size_t row_bytes) {
     const std::size_t taken = taken_ + row_bytes + kRowOverhead;
     if (taken_ > 0 && taken + kTokenBytes > most_) return false;
@@ -50,8 +51,9 @@ class PageBytes {
   std::size_t taken_ = 0;
 };
 
-// `all` in ascending order of key_of(row), a string of at least one byte. A page begins behind the last key of the one before:
-// rows that come and go meanwhile shift nothing. Errors: those of CheckPageSize and KeyOfToken.
+// `all` must be in ascending order of key_of(row), a string of at least one byte. A page begins after the last key of
+// the previous page, so rows that are added or removed meanwhile do not shift it. Errors: those of CheckPageSize and
+// KeyOfToken.
 template <typename Row, typename KeyOf>
 absl::StatusOr<Page> PageOf(const std::vector<Row>& all, KeyOf key_of, std::int64_t page_size, const std::string& token) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(page_size));
@@ -64,8 +66,9 @@ absl::StatusOr<Page> PageOf(const std::vector<Row>& all, KeyOf key_of, std::int6
   return page;
 }
 
-// PageOf as messages: `out` gets them, up to `most_bytes`; returns the token of the page behind. row_of(row) gives
-// absl::StatusOr<std::optional<Message>>; nothing: the row has gone since it was listed. Errors: those of PageOf and row_of.
+// Adds the messages of PageOf's page to `out`, up to `most_bytes`. Returns the token of the next page. row_of(row)
+// returns absl::StatusOr<std::optional<Message>>; nullopt: the row was removed after it was listed. Errors: those of
+// PageOf and row_of.
 template <typename Row, typename KeyOf, typename RowOf, typename Messages>
 absl::StatusOr<std::string> FillPage(const std::vector<Row>& all, KeyOf key_of, std::int64_t page_size, const std::string& token,
                                      std::size_t most_bytes, RowOf row_of, Messages& out) {

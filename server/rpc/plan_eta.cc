@@ -9,7 +9,7 @@
 namespace nibble::rpc {
 namespace {
 
-// Weights that multiply each token: the linears and the head. Nothing of a model that is not there.
+// Number of weights that multiply each token: the linears and the head. nullopt if the model does not exist.
 std::optional<double> WeightsOf(const std::string& base, TextCache& texts) {
   const auto facts = texts.Facts(base);
   if (!facts.ok()) return std::nullopt;
@@ -32,7 +32,7 @@ absl::StatusOr<std::optional<PlanEta>> EtaOf(const jobs::JobSpec& spec, std::int
   for (const jobs::JobRecord& job : measured.jobs) {
     if (job.spec.method != spec.method || job.spec.device != spec.device) continue;
     NIBBLE_ASSIGN_OR_RETURN(const double tokens_per_s, base::GetNumber(job.progress, "tokens_per_s", "progress", 0.0));
-    if (!(tokens_per_s > 0)) continue;  // NaN neither
+    if (!(tokens_per_s > 0)) continue;  // also skips NaN
     const double seconds = static_cast<double>(tokens) / tokens_per_s;
     if (job.spec.base_model == spec.base_model) return PlanEta{.seconds = seconds, .rough = false};
     if (rough.has_value()) continue;

@@ -1,4 +1,4 @@
-// How long the steps of a planned job will take, by what jobs measured on this server.
+// Estimates how long the steps of a planned job will take, from the speed of other jobs on this server.
 #pragma once
 #include <optional>
 
@@ -10,12 +10,12 @@ namespace nibble::rpc {
 
 struct PlanEta {
   double seconds = 0;
-  bool rough = false;  // measured on another base, and scaled
+  bool rough = false;  // scaled from a job on another base
 };
 
-// Of `tokens` through the model of a resolved spec: by the speed of the newest job of the same method and device that runs or has
-// succeeded, on the same base where there is one; of another base it is scaled by the weights that multiply a token. Nothing where
-// no such job has run. Errors: those of JobController::List.
+// Estimated time to train `tokens` with a resolved spec, from the newest running or succeeded job with the same base,
+// method and device. Without one, from the newest such job on another base, scaled by the weights that multiply a
+// token. nullopt if there is no such job either. Looks at the newest 100 jobs. Errors: those of JobController::List.
 absl::StatusOr<std::optional<PlanEta>> EtaOf(const jobs::JobSpec& spec, std::int64_t tokens, jobs::JobController& jobs,
                                              TextCache& texts);
 

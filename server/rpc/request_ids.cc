@@ -23,7 +23,7 @@ void RequestIds::Entry::OnAbort(std::function<void()> callback) {
 bool RequestIds::Abort(const Principal& caller, const std::string& id) {
   const bool all = SeesAll(caller);
   const RequestOwner own = OwnerOf(caller);
-  std::vector<std::function<void()>> callbacks;  // called after the lock: they drop entries
+  std::vector<std::function<void()>> callbacks;  // called after the lock is released: they may destroy entries
   bool found = false;
   {
     base::MutexLock lock(mutex_);

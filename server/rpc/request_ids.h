@@ -1,4 +1,4 @@
-// Which requests run under which id, so that Abort finds them.
+// Finds running requests by their id, for Abort.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace nibble::rpc {
 
-// Several requests of one owner may share an id: they are ended together. Thread-safe.
+// Several requests of one owner may share an id; Abort ends them together. Thread-safe.
 class RequestIds {
   struct Running {
     RequestOwner whose;
@@ -21,7 +21,7 @@ class RequestIds {
   };
 
  public:
-  // One request, until it is dropped.
+  // Registers one request until it is destroyed.
   class Entry {
    public:
     Entry(RequestIds& owner, const std::string& id, RequestOwner whose, base::CancelToken cancel);
@@ -29,8 +29,8 @@ class RequestIds {
     Entry(const Entry&) = delete;
     Entry& operator=(const Entry&) = delete;
 
-    // Called at most once, after the token was cancelled, by an abort that comes from now on: for what waits and does not ask the
-    // token. It must not hold the entry, and may drop it.
+    // A later abort calls `callback` at most once, after it has cancelled the token. For waits that do not poll the
+    // token. The callback must not own the entry, but may destroy it.
     void OnAbort(std::function<void()> callback);
 
    private:
@@ -38,7 +38,8 @@ class RequestIds {
     std::multimap<std::string, Running>::iterator at_;
   };
 
-  // The caller's own requests of that id; those of all callers where it is an admin without a tenant. False when there are none.
+  // Aborts the caller's requests with that id; for an admin without a tenant, those of all callers. False: there are
+  // none.
   bool Abort(const Principal& caller, const std::string& id);
 
  private:

@@ -1,4 +1,4 @@
-// Who chose a request id. Clients choose ids freely, so the same id of another caller is another request.
+// Owner of a request id. Clients choose ids freely, so the same id of another caller is another request.
 #pragma once
 #include <compare>
 #include <string>
@@ -7,10 +7,11 @@
 
 namespace nibble::rpc {
 
-// One name in two tenants is two owners (SECURITY.md). Without tokens everyone is kNobody, and ids are shared.
+// The same name in two tenants is two owners (SECURITY.md). Without a token file every caller is kNobody, and ids are
+// shared.
 struct RequestOwner {
   std::string tenant;            // "": none
-  std::string name = kNobody;    // of the principal
+  std::string name = kNobody;    // name of the principal
   auto operator<=>(const RequestOwner&) const = default;
 };
 
@@ -19,8 +20,8 @@ inline bool SeesAll(const Principal& principal) { return principal.role == Role:
 
 inline RequestOwner OwnerOf(const Principal& principal) { return {principal.tenant, principal.name}; }
 
-// Principals with the same key share turns and limits: "tenant/name", or the name where there is no tenant. "" without tokens: all callers
-// are one then, limited only by the limits of the server.
+// Principals with the same key share turns and limits: "tenant/name", or the name if there is no tenant. "" without a
+// token file: all callers count as one, and only the server's own limits apply.
 inline std::string FairnessKey(const Principal& principal) {
   if (principal.name == kNobody) return "";
   return principal.tenant.empty() ? principal.name : principal.tenant + "/" + principal.name;

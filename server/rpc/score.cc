@@ -20,10 +20,10 @@ namespace nibble::rpc {
 namespace {
 
 constexpr int kMaxTop = 20;
-// Of a ScoreResponse beside its tokens: two doubles, a Usage and a digest.
+// Bytes of a ScoreResponse besides its tokens: two doubles, a Usage and a digest.
 constexpr std::size_t kScoreFrame = 256;
 
-// Hands over pieces of the prompt's logprobs, at most one a step, and then what they sum to.
+// Passes on pieces of the prompt's logprobs, at most one per step, then the finish with their mean.
 class ScoreSink : public serve::ResponseSink {
  public:
   ScoreSink(Edge& edge, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token)
@@ -63,12 +63,12 @@ class ScoreSink : public serve::ResponseSink {
 
  protected:
   virtual void Take(v1::PromptLogprobs& piece) = 0;
-  // What the caller is told where the engine's own status does not say why.
+  // Replaces the engine's status where that does not name the cause.
   virtual absl::Status Why(const absl::Status& status) const { return status; }
   virtual void End(const absl::Status& status, v1::ScoreFinish& end) = 0;
 
  private:
-  // On a worker: the engine's own thread must not be the one that ends it.
+  // Releases the model on a worker: the engine's own thread must not destroy the engine.
   void LetGo() {
     if (resident_ == nullptr) return;
     edge_.workers.Run([resident = std::move(resident_)] {});
@@ -116,7 +116,7 @@ class StreamScoreSink final : public ScoreSink {
       : ScoreSink(edge, std::move(resident), num_top, first_token), stream_(std::move(stream)) {}
 
  private:
-  // A piece and the end.
+  // One piece and the finish.
   bool Ready() override { return stream_.Ready(/*reserve=*/2); }
   void Take(v1::PromptLogprobs& piece) override {
     v1::ScoreReply reply;
@@ -136,7 +136,7 @@ class StreamScoreSink final : public ScoreSink {
   PacedStream<v1::ScoreReply> stream_;
 };
 
-// A request that the engine can take. `unary`: its answer must fit one message.
+// The engine's request. `unary`: the answer must fit one message.
 absl::StatusOr<serve::Request> ScoreOf(const Edge& edge, const serve::Resident& resident, const v1::ScoreRequest& request,
                                        std::string rendered, const Call& call, bool unary) {
   const absl::Duration deadline = call.DeadlineOr(edge.generate_deadline);
@@ -148,7 +148,7 @@ absl::StatusOr<serve::Request> ScoreOf(const Edge& edge, const serve::Resident& 
                                                   .cancelled = call.stopped()}));
   score.prompt_field = InputField(request);
   if (score.prompt.empty()) return base::FieldError(score.prompt_field, "has no tokens, wanted at least one");
-  // Computes the table of bytes here rather than on the engine's thread.
+  // Build the byte table here rather than on the engine's thread.
   const std::size_t entry = LogprobBytes(resident.text.tokenizer->token_bytes(), request.top_n(), request.logits_digests());
   std::int64_t chunk = request.chunk_tokens();
   if (unary) {

@@ -10,11 +10,12 @@
 
 namespace nibble::rpc {
 
-// What can be said before the model is there.
+// Checks that need no model.
 absl::Status CheckScore(const v1::ScoreRequest& request);
-// Hands a Score request to the model's engine, in the batch with everything else; `call` or `stream` ends when it is answered.
-// `rendered`: the result of Rendered (inference_input.h). Not OK: the engine did not take it, and the call is still to be ended. The unary form:
-// ResourceExhausted (MESSAGE_TOO_LARGE) where its answer may be larger than a message.
+// Submits a Score request to the model's engine, which batches it with all other requests; ends `call` or `stream` with
+// the answer. `rendered`: the result of Rendered (inference_input.h). After an error the engine does not have the
+// request, and the caller must end the call. Errors of the unary form: ResourceExhausted (MESSAGE_TOO_LARGE): the
+// answer may exceed a message.
 absl::Status SubmitScore(Edge& edge, std::shared_ptr<const serve::Resident> resident, const v1::ScoreRequest& request, std::string rendered,
                          UnaryCall* call, v1::ScoreResponse* response);
 absl::Status SubmitScore(Edge& edge, std::shared_ptr<const serve::Resident> resident, const v1::ScoreRequest& request, std::string rendered,

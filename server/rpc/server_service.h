@@ -10,10 +10,10 @@ namespace nibble::rpc {
 // Thread-safe.
 class ServerService : public v1::ServerService::CallbackService {
  public:
-  // Answer at once: they are called on gRPC's threads.
+  // These must not block: they are called on gRPC's threads.
   using Describe = std::function<v1::ServerInfo()>;
   using Measure = std::function<v1::ServerLoad()>;
-  // Begins to drain; nothing for the default deadline.
+  // Begins to drain. nullopt: the default deadline.
   using BeginDrain = std::function<void(std::optional<absl::Duration> deadline)>;
   ServerService(Edge& edge, Describe describe, Measure measure, BeginDrain begin_drain)
       : edge_(edge), describe_(std::move(describe)), measure_(std::move(measure)), begin_drain_(std::move(begin_drain)) {}

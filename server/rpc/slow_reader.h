@@ -1,4 +1,4 @@
-// When the reader of a stream is given up.
+// Detects readers of streams that are too slow.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,23 +9,23 @@
 
 namespace nibble::rpc {
 
-// The end of a stream whose reader was given up.
+// Status of a stream whose reader was too slow.
 inline absl::Status ReadsTooSlowly() {
   return base::WithReason(absl::ResourceExhaustedError("the client reads too slowly"), "SLOW_CONSUMER");
 }
 
-// A reader that is behind must take messages at a minimum rate until it has caught up, averaged over windows of `patience`: one message
-// now and then does not keep a request alive. One thread.
+// A reader that is behind must take messages at a minimum rate, averaged over windows of `patience`, until it has
+// caught up. An occasional message does not keep a request alive. One thread.
 class SlowReader {
  public:
-  // min_rate: messages a second; at least one message a window in any case.
+  // min_rate: messages per second. The reader must take at least one message per window in any case.
   SlowReader(absl::Duration patience, double min_rate)
       : patience_(patience), wanted_(static_cast<std::uint64_t>(std::clamp(min_rate * absl::ToDoubleSeconds(patience), 1.0, 1e15))) {}
 
-  // Nothing waits for the reader: the next window begins when it is behind again.
+  // Call this when no message waits. The next window begins when the reader is behind again.
   void CaughtUp() { since_ = absl::InfiniteDuration(); }
-  // Asked again and again while messages wait. taken: messages that the reader has taken since the stream began; behind: the stream has
-  // no room for more; now: monotonic.
+  // Call this repeatedly while messages wait. taken: messages that the reader has taken since the stream began; behind:
+  // the stream has no room for more; now: monotonic.
   bool TooSlow(std::uint64_t taken, bool behind, absl::Duration now) {
     if (since_ == absl::InfiniteDuration()) {
       if (!behind) return false;
@@ -41,9 +41,9 @@ class SlowReader {
 
  private:
   const absl::Duration patience_;
-  const std::uint64_t wanted_;                       // messages a window
-  absl::Duration since_ = absl::InfiniteDuration();  // begin of the window; infinite: there is none
-  std::uint64_t taken_ = 0;                          // at the begin of the window
+  const std::uint64_t wanted_;                       // messages per window
+  absl::Duration since_ = absl::InfiniteDuration();  // start of the window; infinite: no window
+  std::uint64_t taken_ = 0;                          // `taken` at the start of the window
 };
 
 }  // namespace nibble::rpc

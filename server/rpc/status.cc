@@ -16,7 +16,7 @@ namespace nibble::rpc {
 
 namespace {
 
-// gRPC's default limit is 8 KiB for all metadata of an answer; the message travels twice, percent-encoded once.
+// gRPC's default limit for all metadata of an answer is 8 KiB. The message is sent twice, once percent-encoded.
 constexpr std::size_t kMaxMessageBytes = 1024;
 constexpr std::size_t kMaxDetailBytes = 192;
 constexpr int kMaxViolations = 20;
@@ -27,14 +27,15 @@ std::string Shown(std::string_view text, std::size_t max_bytes = kMaxDetailBytes
   return ToUtf8(WithoutInternals(text), max_bytes);
 }
 
-constexpr std::int64_t kRetryMs = 1000;  // where who refuses has no estimate of its own ("retry_ms")
+constexpr std::int64_t kRetryMs = 1000;  // if the error has no estimate of its own ("retry_ms")
 
-// What comes free by itself. KV_FULL and MESSAGE_TOO_LARGE are no matter of waiting: the request needs more than there is.
+// Errors that waiting can resolve. Not KV_FULL and MESSAGE_TOO_LARGE: the request needs more than the server has.
 bool IsRetryable(const absl::Status& status, std::string_view reason) {
   return absl::IsUnavailable(status) || reason == "QUEUE_FULL" || reason == "TENANT_QUOTA";
 }
 
-// "qlora.r: is 0; optim.lr: ..." and one metadata entry a field (jobs::Validate), or "field" alone (base::FieldError).
+// Handles "qlora.r: is 0; optim.lr: ..." with one metadata entry per field (jobs::Validate), or "field" only
+// (base::FieldError).
 void AddViolations(const absl::Status& status, std::map<std::string, std::string>& metadata, google::rpc::Status& out) {
   google::rpc::BadRequest bad;
   const auto add = [&](const std::string& field, const std::string& text) {
@@ -52,13 +53,13 @@ void AddViolations(const absl::Status& status, std::map<std::string, std::string
     found = true;
   }
   if (!found) add(first->second, std::string(status.message()));
-  // The violations carry them; twice would not fit.
+  // The violations hold the fields; a second copy would not fit.
   std::map<std::string, std::string> kept = {{"field", first->second}};
   metadata.swap(kept);
   out.add_details()->PackFrom(bad);
 }
 
-// "line 3: ...; line 9: ..." of a refused dataset (data::FileValidator).
+// Parses "line 3: ...; line 9: ..." of a refused dataset (data::FileValidator).
 void AddLines(const absl::Status& status, google::rpc::Status& out) {
   google::rpc::BadRequest bad;
   std::string text(status.message());
@@ -81,7 +82,7 @@ void AddLines(const absl::Status& status, google::rpc::Status& out) {
 void AddResource(const std::string& reason, const std::map<std::string, std::string>& metadata, google::rpc::Status& out) {
   const auto name = metadata.find("name");
   if (name == metadata.end()) return;
-  // Who is not found is the reason itself.
+  // Without a "kind", the reason names the kind of resource.
   const auto kind = metadata.find("kind");
   google::rpc::ResourceInfo resource;
   resource.set_resource_type(kind != metadata.end() ? kind->second : absl::AsciiStrToLower(reason));
@@ -180,7 +181,7 @@ google::rpc::Status ToRpcStatus(const absl::Status& status) {
     *retry.mutable_retry_delay() = ToProto(absl::Milliseconds(wait_ms));
     out.add_details()->PackFrom(retry);
   }
-  // Messages that a handler attached as they are (Usage).
+  // Messages that a handler attached (Usage).
   status.ForEachPayload([&](absl::string_view type_url, const absl::Cord& payload) {
     if (!absl::StartsWith(type_url, "type.googleapis.com/")) return;
     auto* detail = out.add_details();
@@ -191,7 +192,7 @@ google::rpc::Status ToRpcStatus(const absl::Status& status) {
   info.set_reason(reason);
   info.set_domain(kErrorDomain);
   for (const auto& [key, value] : metadata) (*info.mutable_metadata())[ToUtf8(key, 64)] = Shown(value);
-  // Last packed, first kept: without ErrorInfo an error says nothing to a program.
+  // Pack ErrorInfo last, so that it is kept longest: without it programs cannot handle the error.
   out.add_details()->PackFrom(info);
   while (out.details_size() > 1 && out.ByteSizeLong() > kMaxDetailsBytes) out.mutable_details()->DeleteSubrange(0, 1);
   return out;

@@ -1,4 +1,5 @@
-// The one place where absl::Status becomes gRPC's: code, message, and google.rpc details in grpc-status-details-bin (docs/errors.md).
+// Converts absl::Status to gRPC's: code, message, and google.rpc details in grpc-status-details-bin (docs/errors.md).
+// The only place that does.
 #pragma once
 #include <grpcpp/support/status.h>
 
@@ -13,30 +14,30 @@ namespace nibble::rpc {
 
 inline constexpr char kErrorDomain[] = "nibble";
 
-// ErrorInfo always; BadRequest where fields are named; ResourceInfo for what is not found or taken (metadata `kind`,
-// or the reason in lower case, and `name`); QuotaFailure for what is
-// exhausted; PreconditionFailure for a wrong state; RetryInfo where a retry helps. Texts are cut so that all fits the 8 KiB of
-// metadata that clients accept.
+// Details: always ErrorInfo; BadRequest if the status names fields; ResourceInfo for NotFound and AlreadyExists
+// (metadata `kind`, or the reason in lower case, and `name`); QuotaFailure for ResourceExhausted; PreconditionFailure
+// for FailedPrecondition; RetryInfo if a retry can help. Texts are cut to fit the 8 KiB of metadata that clients
+// accept.
 google::rpc::Status ToRpcStatus(const absl::Status& status);
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// "INVALID_ARGUMENT": the canonical names, as metrics and ErrorInfo spell them.
+// The canonical name of a code, such as "INVALID_ARGUMENT", as metrics and ErrorInfo spell it.
 const char* CodeName(absl::StatusCode code);
 
-// Bytes that are no UTF-8 become U+FFFD; at most max_bytes, on a character's boundary. What goes into a proto `string`.
+// Makes a text valid for a proto `string`: invalid UTF-8 becomes U+FFFD. Cuts it to max_bytes, between characters.
 std::string ToUtf8(std::string_view text, std::size_t max_bytes = std::string_view::npos);
 
-// `text` as a client may see it: of an absolute path the last part alone, of an address in memory nothing.
+// `text` as a client may see it: absolute paths are cut to their last part, memory addresses are removed.
 std::string WithoutInternals(std::string_view text);
 
-// How far a call was that its client or its deadline ended: metadata `stage` and `tokens` (made until then). Other statuses are
-// left as they are.
-inline constexpr char kStageQueue[] = "QUEUE";      // nothing was begun: it waited for a worker, a load, a slot or an operation
-inline constexpr char kStagePrefill[] = "PREFILL";  // its prompt was being read
-inline constexpr char kStageDecode[] = "DECODE";    // tokens were being made
+// Adds to Cancelled and DeadlineExceeded how far the call was: metadata `stage` and `tokens` (generated so far).
+// Returns other statuses unchanged.
+inline constexpr char kStageQueue[] = "QUEUE";      // work had not begun: waiting for a worker, load, slot or operation
+inline constexpr char kStagePrefill[] = "PREFILL";  // processing the prompt
+inline constexpr char kStageDecode[] = "DECODE";    // generating tokens
 absl::Status StoppedAt(const absl::Status& status, std::string_view stage, std::int64_t tokens);
 
-// Unimplemented, with the method or field named in the message and in the metadata.
+// Unimplemented. The message and the metadata name the method or field.
 absl::Status NotBuilt(std::string_view method_or_field);
 
 }  // namespace nibble::rpc

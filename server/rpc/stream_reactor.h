@@ -1,4 +1,4 @@
-// Server streams and client streams: back-pressure, cancel, deadline and lifetime in one tested place.
+// Server streams: back-pressure, cancel, deadline and lifetime in one tested place.
 #pragma once
 #include <grpcpp/alarm.h>
 
@@ -20,26 +20,26 @@
 
 namespace nibble::rpc {
 
-// A server stream that other threads feed through a bounded queue. Lives until gRPC is done with it and nobody holds it.
-// Thread-safe.
+// A server stream that other threads feed through a bounded queue. Lives until gRPC has finished and the last
+// shared_ptr is released. Thread-safe.
 template <typename Response>
 class StreamReactor : public grpc::ServerWriteReactor<Response> {
  public:
-  // `slots`: where the stream takes a place until it is done; nullptr: none.
+  // `slots`: the stream holds a slot until it is done; nullptr: no limit.
   static std::shared_ptr<StreamReactor> Make(Edge& edge, grpc::CallbackServerContext* context, const char* method,
                                              StreamSlots* slots = nullptr) {
     std::shared_ptr<StreamReactor> stream(new StreamReactor(edge, context, method));
     stream->self_ = stream;
     absl::Status status = stream->call_.admitted();
     if (status.ok() && slots != nullptr) status = stream->TakePlace(*slots);
-    // The handler's part: `if (stream->ended()) return stream.get();`.
+    // The handler must check this: `if (stream->ended()) return stream.get();`.
     if (!status.ok()) stream->End(std::move(status));
     return stream;
   }
 
   const Call& call() const { return call_; }
 
-  // False when the reader is stream_buffer messages behind, or the stream has ended: the message is left alone.
+  // False, without changing `message`: the reader is stream_buffer messages behind, or the stream has ended.
   bool Push(Response& message) {
     Response* first = nullptr;
     {
@@ -53,28 +53,29 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     this->StartWrite(first);
     return true;
   }
-  // Room in the queue now.
+  // Free places in the queue.
   std::size_t space() const {
     base::MutexLock lock(mutex_);
     return ending_ ? 0 : call_.edge().stream_buffer - std::min(queue_.size(), call_.edge().stream_buffer);
   }
-  // Whether the reader has taken all that was pushed.
+  // Whether the reader has taken all messages.
   bool caught_up() const {
     base::MutexLock lock(mutex_);
     return queue_.empty();
   }
-  // Messages that the reader, or the connection's buffers, have taken.
+  // Number of messages that the reader or the connection's buffers have taken.
   std::uint64_t taken() const {
     base::MutexLock lock(mutex_);
     return taken_;
   }
-  // Ends the stream after what is queued; later calls do nothing. The reader is watched from then on: nobody else would notice that it
-  // takes no more.
+  // Ends the stream after the queued messages; later calls do nothing. Starts WatchReader, because no producer is left
+  // to notice a reader that has stopped.
   void End(absl::Status status) {
     Stop(std::move(status), /*drop=*/false);
     WatchReader();
   }
-  // From now on, aborts the stream when messages wait and the reader takes none of them for slow_reader. Later calls do nothing.
+  // From now on, aborts the stream when messages wait and the reader takes none for the time Edge::slow_reader. Later
+  // calls do nothing.
   void WatchReader() {
     {
       base::MutexLock lock(mutex_);
@@ -83,8 +84,8 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     }
     LookAtReader();
   }
-  // Ends it without what is queued. A client that does not read even the message that is being written within last_read is cut off
-  // without the status: it would never come to it.
+  // Ends the stream and drops the queued messages. If the client does not read the message being written within
+  // Edge::last_read, the connection is cut without the status, which the client would never reach.
   void Abort(absl::Status status) {
     Stop(std::move(status), /*drop=*/true);
     std::weak_ptr<StreamReactor> weak;
@@ -103,8 +104,9 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     return ending_;
   }
 
-  // Called, from gRPC's threads, when the queue has become empty, and when the stream ended from the client's side. Set before
-  // the first Push; dropped when the stream is done, at once where it is: what feeds the stream holds it too.
+  // Calls `callback` from gRPC's threads when the queue has become empty, and when the client ended the stream. Call
+  // this before the first Push. The callback is released when the stream is done, or at once if it already is, because
+  // it may hold the stream.
   void OnSpace(std::function<void()> callback) {
     base::MutexLock lock(mutex_);
     if (self_ != nullptr) on_space_ = std::move(callback);
@@ -140,7 +142,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
 
   void CutOff() {
     base::MutexLock lock(mutex_);
-    if (!finished_ && self_ != nullptr) call_.Cut();  // its context is there until OnDone
+    if (!finished_ && self_ != nullptr) call_.Cut();  // the context is valid until OnDone
   }
 
   void Stop(absl::Status status, bool drop) {
@@ -148,13 +150,13 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
       base::MutexLock lock(mutex_);
       if (ending_) {
         if (!drop) return;
-        // Never OK for an answer that is cut short.
+        // Never report OK for a truncated answer.
         if (status_.ok() && queue_.size() > (writing_ ? 1u : 0u)) status_ = std::move(status);
       } else {
         ending_ = true;
         status_ = std::move(status);
       }
-      // The message that is being written must stay where it is.
+      // gRPC still reads the message that is being written: keep it.
       if (drop && queue_.size() > (writing_ ? 1u : 0u)) queue_.erase(queue_.begin() + (writing_ ? 1 : 0), queue_.end());
       if (writing_ || finished_) return;
       finished_ = true;
@@ -176,7 +178,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
       }
       if (!ok) queue_.clear();
       if (!queue_.empty()) {
-        // Decided here: once writing_ is false, a Push elsewhere may start to write what it brings.
+        // Choose under the lock: once writing_ is false, a concurrent Push may start a write.
         next = &queue_.front();
       } else {
         writing_ = false;
@@ -204,7 +206,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     if (on_space) on_space();
   }
   void OnDone() override {
-    // Declared before the lock, so that they go after it: with them may go this object.
+    // Declared before the lock, so that they are destroyed after the unlock: they may own this object.
     std::function<void()> dropped;
     std::shared_ptr<StreamReactor> self;
     std::shared_ptr<const void> place;
@@ -216,7 +218,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
 
   Call call_;
   mutable base::Mutex mutex_;
-  std::deque<Response> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written while writing_
+  std::deque<Response> queue_ ABSL_GUARDED_BY(mutex_);  // while writing_, the front is being written
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
@@ -226,8 +228,8 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   std::shared_ptr<StreamReactor> self_;
   std::shared_ptr<const void> place_ ABSL_GUARDED_BY(mutex_);
   SlowReader reader_ ABSL_GUARDED_BY(mutex_);
-  std::optional<grpc::Alarm> cut_;    // made once, by Abort()
-  std::optional<grpc::Alarm> watch_;  // made once, by WatchReader()
+  std::optional<grpc::Alarm> cut_;    // created once, by Abort()
+  std::optional<grpc::Alarm> watch_;  // created once, by WatchReader()
 };
 
 }  // namespace nibble::rpc

@@ -12,20 +12,22 @@
 
 namespace nibble::rpc {
 
-// How many streams, or other long calls, of one kind are open, and may be. Thread-safe.
+// Limits the number of open streams, or of other long calls, of one kind. Thread-safe.
 class StreamSlots {
  public:
-  // `flag` sets the maximum, `flag_each` that of one principal; `reason` is of the refusals.
+  // `flag` and `flag_each`: names of the flags that set `max` and `max_each`, the limit of one principal. `reason`: of
+  // the errors.
   StreamSlots(const char* flag, int max, const char* flag_each = "", int max_each = 0, const char* reason = "STREAMS_FULL")
       : state_(std::make_shared<State>()), flag_(flag), max_(max), flag_each_(flag_each), max_each_(max_each), reason_(reason) {}
 
-  // Before the first Take(). Of a principal, 0: no bound of its own.
+  // Call this before the first Take(). max_each 0: no limit per principal.
   void set_max(int max, int max_each = 0) {
     max_ = max;
     max_each_ = max_each;
   }
-  // A place, given back when the last copy is dropped. `principal`: FairnessKey(). `retry`: estimate of the time until another is given
-  // back. ResourceExhausted (STREAMS_FULL, or the reason that was given; metadata "flag", "max" and, with an estimate, "retry_ms").
+  // Takes a slot; destroying the last copy of the result returns it. `principal`: FairnessKey(). `retry`: estimated
+  // time until a slot is free. Errors: ResourceExhausted (the `reason` of the constructor; metadata "flag", "max" and,
+  // with an estimate, "retry_ms").
   absl::StatusOr<std::shared_ptr<const void>> Take(const std::string& principal = "", std::optional<absl::Duration> retry = {}) {
     base::MutexLock lock(state_->mutex);
     if (state_->open >= max_) return Full(flag_, max_, retry);
@@ -52,8 +54,9 @@ class StreamSlots {
   absl::Status Full(const char* flag, int max, std::optional<absl::Duration> retry) const {
     std::map<std::string, std::string> metadata = {{"flag", flag}, {"max", std::to_string(max)}};
     if (retry.has_value()) metadata["retry_ms"] = std::to_string(absl::ToInt64Milliseconds(*retry));
-    return base::WithReason(absl::ResourceExhaustedError(base::StrCat("as many such calls are open as ", flag, " (", max, ") allows")),
-                            reason_, metadata);
+    return base::WithReason(
+        absl::ResourceExhaustedError(base::StrCat("too many calls of this kind are open: ", flag, " allows ", max)),
+        reason_, metadata);
   }
 
   const std::shared_ptr<State> state_;

@@ -8,10 +8,10 @@
 
 namespace nibble::rpc {
 
-// A thread that drops what has grown old, whether any call comes or not.
+// A thread that removes expired objects, independently of calls.
 class Sweeper {
  public:
-  // Calls `sweep` every so often until it is destroyed, which waits for a call that runs.
+  // Calls `sweep` every `period`. The destructor waits for a running call.
   Sweeper(std::chrono::milliseconds period, std::function<void()> sweep);
   ~Sweeper();
   Sweeper(const Sweeper&) = delete;

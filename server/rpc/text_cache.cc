@@ -41,7 +41,7 @@ bool Altered(const std::string& directory) {
 
 // The error of a read that ended with `status`: a model that was deleted or damaged is reported as such.
 absl::Status WhyOf(const store::ModelStore& models, const std::string& name, const std::string& directory, const absl::Status& status) {
-  NIBBLE_RETURN_IF_ERROR(models.Get(name).status());  // it may have been deleted since
+  NIBBLE_RETURN_IF_ERROR(models.Get(name).status());  // the model may have been deleted since
   return Altered(directory) ? store::DamagedError("model", name) : status;
 }
 
@@ -96,7 +96,9 @@ TextCache::Assets TextCache::AssetsOf(const store::StoredModel& stored, const st
   Assets assets = options_.read ? options_.read(stored.directory) : model::LoadTextAssets(stored.directory);
   base::ReturnFreeMemory();  // a load takes several times the memory that the tokenizer keeps
   // Altered files must not serve other models that share the published ones.
-  if (assets.ok() && assets->digest != digest) assets = absl::DataLossError("the files of the tokenizer are not as they were published");
+  if (assets.ok() && assets->digest != digest) {
+    assets = absl::DataLossError("the tokenizer files have changed since publication");
+  }
   const auto bytes = base::RealFileSystem().Size(base::JoinPath(stored.directory, "tokenizer.json"));
   base::MutexLock lock(mutex_);
   reading_.erase(digest);

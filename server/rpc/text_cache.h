@@ -15,7 +15,7 @@
 
 namespace nibble::rpc {
 
-// What is known of a model without its weights.
+// The parts of a model that need no weights.
 struct ModelText {
   model::ModelConfig config;
   model::TextAssets assets;
@@ -28,16 +28,17 @@ struct TextFacts {
 };
 
 struct TextCacheOptions {
-  // Maximum size of the tokenizer.json files whose tokenizers are kept, which take kTokenizerFactor times as much memory. The last one used
-  // is always kept.
+  // Maximum total size of the tokenizer.json files whose tokenizers are kept. The tokenizers take kTokenizerFactor
+  // times as much memory. The last one used is always kept.
   std::uint64_t max_bytes = std::uint64_t{32} << 20;
   std::size_t max_entries = 64;
   // Reads a model's directory; empty: model::LoadTextAssets.
   std::function<absl::StatusOr<model::TextAssets>(const std::string& directory)> read = {};
 };
 
-// Tokenizers and templates of models that need not be loaded: tokenize, preview, the check of a job. Keeps the last few, one for all models
-// with the same files: a tokenizer takes a tenth of a second to read. Thread-safe; calls read the disk.
+// Tokenizers and templates for calls that need no loaded model: tokenize, preview, the check of a job. Reading a
+// tokenizer takes a tenth of a second, so the cache keeps the last few; models with the same files share one.
+// Thread-safe; calls read the disk.
 class TextCache {
  public:
   // Memory of a loaded tokenizer per byte of its file. Measured: 6.6 for SmolLM2.
@@ -45,10 +46,11 @@ class TextCache {
 
   explicit TextCache(const store::ModelStore& models, TextCacheOptions options = {});
 
-  // Concurrent calls for the same files share one read. Errors: NotFound (MODEL); DataLoss (ARTIFACT_CORRUPT) where a file is
-  // not as it was published; of what was published so, the errors of model::LoadTextAssets.
+  // Concurrent calls for the same files share one read. Errors: NotFound (MODEL); DataLoss (ARTIFACT_CORRUPT): a file
+  // has changed since publication; those of model::LoadTextAssets for unchanged files.
   absl::StatusOr<std::shared_ptr<const ModelText>> Get(const std::string& name);
-  // Reads no tokenizer: its digest follows from the model's manifest. Errors: as Get, of the manifest and config.json.
+  // Reads no tokenizer: the digest follows from the model's manifest. Errors: like Get, for the manifest and
+  // config.json.
   absl::StatusOr<TextFacts> Facts(const std::string& name);
 
  private:
@@ -60,7 +62,7 @@ class TextCache {
   };
   struct Reading {
     std::string directory;
-    std::optional<Assets> assets;  // set once they were read
+    std::optional<Assets> assets;  // set when they have been read
   };
 
   absl::StatusOr<TextFacts> FactsOf(const store::StoredModel& stored);
@@ -73,7 +75,7 @@ class TextCache {
   base::Mutex mutex_;
   base::Condition read_;
   std::map<std::string, std::shared_ptr<Reading>> reading_ ABSL_GUARDED_BY(mutex_);  // by digest
-  std::map<std::string, TextFacts> facts_ ABSL_GUARDED_BY(mutex_);                   // of Get, by the digest of the manifest
+  std::map<std::string, TextFacts> facts_ ABSL_GUARDED_BY(mutex_);                   // by digest of the manifest
   std::uint64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;                                  // of entries_
   std::list<Entry> entries_ ABSL_GUARDED_BY(mutex_);                                 // newest first
 };

@@ -1,4 +1,4 @@
-// absl's times as protobuf's.
+// Converts times between absl and protobuf.
 #pragma once
 #include <google/protobuf/duration.pb.h>
 #include <google/protobuf/timestamp.pb.h>
@@ -17,7 +17,7 @@ inline google::protobuf::Timestamp ToProto(absl::Time time) {
   return out;
 }
 
-// What is longer than the 10,000 years that protobuf's may last (duration.proto) lasts as long as it may.
+// Durations beyond protobuf's limit of 10,000 years (duration.proto) are cut to the limit.
 inline google::protobuf::Duration ToProto(absl::Duration duration) {
   const absl::Duration longest = absl::Seconds(std::int64_t{315'576'000'000});
   duration = std::clamp(duration, -longest, longest);

@@ -53,7 +53,8 @@ absl::StatusOr<std::string> ReadPem(const char* flag, const std::string& path) {
 
 Bio OpenText(const std::string& text) { return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size()))); }
 
-// At least one, and all: gRPC would take those before the first that it cannot read for the whole file.
+// Reads all certificates, at least one. Fails at the first damaged certificate, where gRPC would use only those before
+// it.
 absl::StatusOr<std::vector<Certificate>> ReadCertificates(const char* flag, const std::string& path) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, ReadPem(flag, path));
   const Bio bio = OpenText(text);
@@ -69,14 +70,14 @@ absl::StatusOr<std::vector<Certificate>> ReadCertificates(const char* flag, cons
   if (ERR_GET_LIB(end) != ERR_LIB_PEM || ERR_GET_REASON(end) != PEM_R_NO_START_LINE) {
     return absl::InvalidArgumentError(StrCat(flag, ": ", path, ": certificate ", all.size() + 1, " is damaged or cut off"));
   }
-  if (all.empty()) return absl::InvalidArgumentError(StrCat(flag, ": ", path, " holds no certificate in PEM"));
+  if (all.empty()) return absl::InvalidArgumentError(StrCat(flag, ": ", path, " contains no PEM certificate"));
   return all;
 }
 
-// A key that wants a passphrase is refused: nobody is there to type it.
+// Refuses an encrypted key: there is no one to type the passphrase.
 int NoPassphrase(char*, int, int, void*) { return 0; }
 
-// Not only that both belong together: a key may be too short for the library's security level.
+// Checks more than that both belong together: a key may be too short for the library's security level.
 bool OpensslTakes(X509* certificate, EVP_PKEY* key) {
   const Context context(SSL_CTX_new(TLS_server_method()));
   return context != nullptr && SSL_CTX_use_certificate(context.get(), certificate) == 1 &&
@@ -90,7 +91,9 @@ absl::StatusOr<Key> ReadKey(const std::string& path, X509* certificate) {
   const bool matches = key != nullptr && X509_check_private_key(certificate, key.get()) == 1;
   const bool taken = matches && OpensslTakes(certificate, key.get());
   ERR_clear_error();
-  if (key == nullptr) return absl::InvalidArgumentError(StrCat("--tls_key: ", path, " holds no plain private key in PEM"));
+  if (key == nullptr) {
+    return absl::InvalidArgumentError(StrCat("--tls_key: ", path, " contains no unencrypted PEM private key"));
+  }
   if (!matches) return absl::InvalidArgumentError(StrCat("--tls_key: ", path, " is not the key of --tls_cert"));
   if (!taken) return absl::InvalidArgumentError(StrCat("--tls_key: ", path, ": OpenSSL refuses the key or its certificate (too short?)"));
   return key;
@@ -101,7 +104,7 @@ std::string Text(absl::Time time) { return absl::FormatTime(absl::RFC3339_sec, t
 absl::StatusOr<absl::Time> Expiry(const X509* certificate) {
   std::tm parts{};
   if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &parts) != 1) {
-    return absl::InvalidArgumentError("a certificate has no end of validity");
+    return absl::InvalidArgumentError("a certificate has no expiry date");
   }
   return absl::FromTM(parts, absl::UTCTimeZone());
 }
@@ -115,7 +118,7 @@ absl::StatusOr<absl::Time> FirstExpiry(const std::vector<Certificate>& all) {
   return first;
 }
 
-// What was read, as PEM again: a reader finds that and nothing that stood around it. "" where OpenSSL cannot write it.
+// Writes certificates and key as PEM, without any other text of their files. "" if OpenSSL cannot write them.
 std::string ToPem(const std::vector<Certificate>& certificates, EVP_PKEY* key) {
   const Bio bio(BIO_new(BIO_s_mem()));
   bool written = bio != nullptr;
@@ -127,10 +130,11 @@ std::string ToPem(const std::vector<Certificate>& certificates, EVP_PKEY* key) {
   return {data, data + size};
 }
 
-// A file without a name, which another replaces at once: a path that gRPC can read, and no key on any disk. Thread-compatible.
+// A file in memory that can be replaced atomically. gRPC reads it by its path, and the key is on no disk.
+// Thread-compatible.
 class MemoryFile {
  public:
-  MemoryFile() = default;  // none
+  MemoryFile() = default;  // no file
   ~MemoryFile() {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
@@ -140,7 +144,8 @@ class MemoryFile {
     return *this;
   }
 
-  // `version` becomes its time of modification, in seconds, by which gRPC tells that it read both parts of a pair of one version.
+  // `version` becomes the file's modification time in seconds. gRPC uses it to check that it read certificate and key
+  // of the same version.
   static absl::StatusOr<MemoryFile> Make(const std::string& text, std::time_t version) {
     MemoryFile file;
     file.descriptor_ = ::memfd_create("nibble-tls", MFD_CLOEXEC);
@@ -148,16 +153,16 @@ class MemoryFile {
     const timespec times[] = {time, time};
     if (file.descriptor_ < 0 || ::write(file.descriptor_, text.data(), text.size()) != static_cast<ssize_t>(text.size()) ||
         ::futimens(file.descriptor_, times) != 0) {
-      return absl::UnavailableError(StrCat("TLS: no file in memory: ", std::strerror(errno)));
+      return absl::UnavailableError(StrCat("TLS: cannot create a file in memory: ", std::strerror(errno)));
     }
     return file;
   }
-  // Its path stays. Of two files that are open no error is known.
+  // Keeps the path. No error is known for two open files.
   absl::Status Replace(MemoryFile next) {
     if (descriptor_ < 0) {
       *this = std::move(next);
     } else if (::dup3(next.descriptor_, descriptor_, O_CLOEXEC) != descriptor_) {
-      return absl::UnavailableError(StrCat("TLS: a file in memory: ", std::strerror(errno)));
+      return absl::UnavailableError(StrCat("TLS: cannot replace a file in memory: ", std::strerror(errno)));
     }
     return absl::OkStatus();
   }
@@ -194,9 +199,9 @@ absl::Status CheckTlsFiles(const TlsFiles& files) { return ReadTlsFiles(files).s
 
 class TlsWatch::Copies {
  public:
-  // All or nothing: what can fail is done before anything is replaced.
+  // All or nothing: every step that can fail comes before the first replacement.
   absl::Status Put(const TlsTexts& texts) {
-    ++version_;  // 0 is no time to gRPC
+    ++version_;  // gRPC does not accept the time 0
     NIBBLE_ASSIGN_OR_RETURN(MemoryFile next_pair, MemoryFile::Make(texts.pair, version_));
     if (texts.client_ca.empty()) return pair.Replace(std::move(next_pair));
     NIBBLE_ASSIGN_OR_RETURN(MemoryFile next_client_ca, MemoryFile::Make(texts.client_ca, version_));
@@ -217,7 +222,9 @@ TlsWatch::TlsWatch(TlsFiles files, std::chrono::nanoseconds every)
 absl::StatusOr<std::unique_ptr<TlsWatch>> TlsWatch::Start(TlsFiles files, std::chrono::nanoseconds every) {
   auto watch = std::unique_ptr<TlsWatch>(new TlsWatch(std::move(files), every));
   NIBBLE_RETURN_IF_ERROR(watch->Look().files);
-  if (::access(watch->copies_->pair.path().c_str(), R_OK) != 0) return absl::UnavailableError("TLS: wants /proc/self/fd");
+  if (::access(watch->copies_->pair.path().c_str(), R_OK) != 0) {
+    return absl::UnavailableError("TLS: requires /proc/self/fd");
+  }
   watch->thread_ = std::thread([raw = watch.get()] { raw->Run(); });
   return watch;
 }
@@ -248,17 +255,17 @@ absl::Status TlsWatch::Take(TlsTexts texts) {
   const bool first = served_.pair.empty();
   served_ = std::move(texts);
   told_of_expired_ca_ = false;
-  if (!first && last_.ok()) base::LogInfo("new TLS files are served");
+  if (!first && last_.ok()) base::LogInfo("new TLS files are in use");
   return absl::OkStatus();
 }
 
 TlsHealth TlsWatch::Look() {
   base::MutexLock lock(mutex_);
   absl::StatusOr<TlsTexts> texts = ReadTlsFiles(files_);
-  // Once more: the link to both may have moved between one file and the next.
+  // Retry once: a link to the directory of the files may have changed between two reads.
   if (!texts.ok()) texts = ReadTlsFiles(files_);
   const absl::Status now = texts.ok() ? Take(*std::move(texts)) : texts.status();
-  const bool serving = !served_.pair.empty();  // otherwise Start says it
+  const bool serving = !served_.pair.empty();  // otherwise Start reports the error
   if (now != last_ && serving) {
     if (now.ok()) {
       base::LogInfo("the TLS files can be used again");

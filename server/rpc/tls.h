@@ -1,4 +1,4 @@
-// TLS from files that are read again as they change.
+// TLS credentials from files that are read again when they change.
 #pragma once
 #include <grpcpp/security/server_credentials.h>
 
@@ -17,36 +17,36 @@ namespace nibble::rpc {
 struct TlsFiles {
   std::string cert;       // PEM, leaf first, then its chain
   std::string key;        // PEM
-  std::string client_ca;  // PEM bundle; "": clients show no certificate
+  std::string client_ca;  // PEM bundle; "": clients present no certificate
   bool require_client_cert = false;
 };
 
-// What the files hold, checked.
+// The checked content of the files.
 struct TlsTexts {
-  std::string pair;       // PEM: the certificates, then the key. One text: nobody can meet halves of two pairs
+  std::string pair;       // PEM: the certificates, then the key. One text, so that a reader cannot mix two pairs
   std::string client_ca;  // PEM; "" without
-  absl::Time cert_expiry;  // of the certificate of the file that ends first; so below
+  absl::Time cert_expiry;  // of the certificate in the file that expires first; same below
   absl::Time client_ca_expiry = absl::InfiniteFuture();
 };
 
-// InvalidArgument names the flag and the file, never what is in it: unreadable, not whole PEM, a key that is not the
-// certificate's, a pair that OpenSSL refuses, an expired certificate. An authority that has expired is no error: it may stand
-// beside the one that follows it.
+// Errors: InvalidArgument names the flag and the file, never its content: unreadable file, incomplete PEM, a key that
+// does not belong to the certificate, a pair that OpenSSL refuses, an expired certificate. An expired client authority
+// is not an error: the file may also hold its successor.
 absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 absl::Status CheckTlsFiles(const TlsFiles& files);
 
-// How often the files are looked at. gRPC looks at what was taken of them a second later at most: five in all.
+// Interval between checks of the files. gRPC reads the copies at most one second later, so a change takes at most five.
 inline constexpr std::chrono::seconds kTlsLook(4);
 
 struct TlsHealth {
-  absl::Status files;      // as CheckTlsFiles says, now
-  absl::Time cert_expiry;  // of what is served
+  absl::Status files;      // current result of CheckTlsFiles
+  absl::Time cert_expiry;  // of the certificates in use
   absl::Time client_ca_expiry = absl::InfiniteFuture();
 };
 
-// The files, looked at by a thread of its own. gRPC 1.51 drops the pair that it has before it looks whether it can use the next,
-// and then serves nobody: so it reads copies in memory, which only files that pass the check replace, all together. While they do
-// not pass, new connections get the last good ones. Thread-safe.
+// Checks the files in a thread of its own. gRPC 1.51 drops its pair before it checks the next one, and would then
+// refuse all connections. So gRPC reads copies in memory, which are replaced together, and only by files that pass the
+// check. While the files fail the check, new connections get the last good ones. Thread-safe.
 class TlsWatch {
  public:
   // Errors: those of CheckTlsFiles; Unavailable (the copies cannot be made).
@@ -55,11 +55,10 @@ class TlsWatch {
   TlsWatch(const TlsWatch&) = delete;
   TlsWatch& operator=(const TlsWatch&) = delete;
 
-  // Looks now. What has changed since the last look is logged, once.
+  // Checks the files now. Logs changes since the last check once.
   TlsHealth Look();
 
-  // TLS 1.2 and 1.3. A change serves the connections made after it; those that are open go on. The copies have to be kept for as
-  // long as the credentials are.
+  // TLS 1.2 and 1.3. A change affects new connections only. Keep copies() alive as long as the credentials.
   std::shared_ptr<grpc::ServerCredentials> Credentials() const;
   std::shared_ptr<const void> copies() const;
 
@@ -76,8 +75,8 @@ class TlsWatch {
   base::Condition ended_changed_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   TlsTexts served_ ABSL_GUARDED_BY(mutex_);
-  absl::Status last_ ABSL_GUARDED_BY(mutex_);  // of the last look
-  bool told_of_expired_ca_ ABSL_GUARDED_BY(mutex_) = false;  // of `served_`
+  absl::Status last_ ABSL_GUARDED_BY(mutex_);  // of the last check
+  bool told_of_expired_ca_ ABSL_GUARDED_BY(mutex_) = false;  // logged for `served_`
   std::thread thread_;
 };
 

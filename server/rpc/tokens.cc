@@ -16,7 +16,7 @@ namespace nibble::rpc {
 
 namespace {
 
-// Of a repeated string: its tag and its length.
+// Minimum size of a repeated string: its tag and its length.
 constexpr std::size_t kLeastStringBytes = 2;
 
 absl::Status TooLarge(const AnswerBounds& bounds) {
@@ -30,14 +30,15 @@ absl::Status CheckBytes(std::size_t bytes, const AnswerBounds& bounds) {
 }
 
 absl::Status CheckWanted(const AnswerBounds& bounds) {
-  return bounds.cancelled && bounds.cancelled() ? absl::CancelledError("cancelled before the answer was whole") : absl::OkStatus();
+  return bounds.cancelled && bounds.cancelled() ? absl::CancelledError("cancelled before the answer was complete")
+                                                : absl::OkStatus();
 }
 
 text::PromptLimits LimitsOf(const AnswerBounds& bounds) {
   return {.max_bytes = bounds.max_text_bytes, .cancelled = bounds.cancelled};
 }
 
-// For a text whose tokens are sent with their ids: no more tokens than fit the answer.
+// For a text whose tokens are sent with their ids: at most as many tokens as fit the answer.
 text::PromptLimits LimitsOfTokens(const AnswerBounds& bounds) {
   text::PromptLimits limits = LimitsOf(bounds);
   limits.max_tokens = static_cast<std::int64_t>(bounds.max_bytes / (1 + kLeastStringBytes));
@@ -51,7 +52,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOf(const v1::TokenizeRequest& re
   const text::PromptLimits limits = LimitsOfTokens(bounds);
   auto ids = request.has_text() ? EncodeText(text, !request.has_add_special_tokens() || request.add_special_tokens(), model.assets, limits)
                                 : EncodeChat(text, model.assets, limits);
-  // No model limits these tokens: more of them are too many for the answer.
+  // Only the answer limits the number of tokens here, so report an excess as an answer that is too large.
   if (text.size() <= bounds.max_text_bytes && base::Reason(ids.status()) == "PROMPT_TOO_LONG") return TooLarge(bounds);
   return ids;
 }

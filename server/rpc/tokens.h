@@ -1,4 +1,4 @@
-// Texts into tokens and back, by a model's tokenizer and template alone.
+// Converts texts to tokens and back with a model's tokenizer and template, without its weights.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -11,21 +11,21 @@
 
 namespace nibble::rpc {
 
-// Of one DetokenizeRequest: as many as the longest sequence of a job (DataConfig.max_seq_len) has.
+// Maximum per DetokenizeRequest: the longest sequence of a job (DataConfig.max_seq_len).
 inline constexpr int kMaxDetokenizedIds = 1 << 20;
 
-// When the work on an answer ends early.
+// Limits of the work on an answer.
 struct AnswerBounds {
-  std::function<bool()> cancelled;  // asked at every token
-  std::size_t max_bytes = 0;        // that may be sent
-  std::size_t max_text_bytes = std::numeric_limits<std::size_t>::max();  // of a text that is encoded
+  std::function<bool()> cancelled;  // called for every token
+  std::size_t max_bytes = 0;        // of the answer
+  std::size_t max_text_bytes = std::numeric_limits<std::size_t>::max();  // of a text to encode
 };
 
-// `rendered`: the result of Rendered (inference_input.h). Errors of all: Cancelled; ResourceExhausted (MESSAGE_TOO_LARGE) as soon as the answer is
-// known not to fit; and those of EncodeText.
+// `rendered`: the result of Rendered (inference_input.h). Errors of all three: Cancelled; ResourceExhausted
+// (MESSAGE_TOO_LARGE) as soon as the answer is known not to fit; those of EncodeText.
 absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const ModelText& model, const AnswerBounds& bounds,
                       v1::TokenizeResponse* response);
-// InvalidArgument: a negative id, or more than kMaxDetokenizedIds.
+// Errors also: InvalidArgument: a negative id, or more than kMaxDetokenizedIds ids.
 absl::Status Detokenize(const v1::DetokenizeRequest& request, const ModelText& model, const AnswerBounds& bounds,
                         v1::DetokenizeResponse* response);
 absl::Status RenderTemplate(std::string rendered, const ModelText& model, const AnswerBounds& bounds,

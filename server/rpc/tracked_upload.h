@@ -1,4 +1,4 @@
-// The part of an upload's sink that datasets and models share: its place in the table of uploads.
+// Common part of the upload sinks of datasets and models: their entry in the table of uploads.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -13,7 +13,7 @@
 
 namespace nibble::rpc {
 
-// Header: UploadDatasetHeader or UploadModelHeader. Content: what a derived class makes of the header and then fills.
+// Header: UploadDatasetHeader or UploadModelHeader. Content: a derived class creates it for the header, then fills it.
 template <typename Request, typename Header, typename Content>
 class TrackedUpload : public UploadSink<Request> {
  public:
@@ -29,7 +29,7 @@ class TrackedUpload : public UploadSink<Request> {
   }
   absl::StatusOr<bool> Take(const Request& message) final {
     if (message.has_header()) {
-      if (stream_ != nullptr) return base::FieldError("header", "came twice");
+      if (stream_ != nullptr) return base::FieldError("header", "was sent twice");
       NIBBLE_RETURN_IF_ERROR(TakeHeader(message.header()));
       return false;
     }
@@ -41,7 +41,7 @@ class TrackedUpload : public UploadSink<Request> {
   }
 
  protected:
-  // What was begun, or is resumed; called once, by TakeHeader of the derived class, which has checked the rest of the header.
+  // Begins or resumes the upload. TakeHeader of the derived class calls it once, after checking the rest of the header.
   absl::Status Open(const Header& header, std::int64_t size_bytes) {
     const UploadTable::Start start{
         .owner = owner_, .id = header.upload_id(), .kind = kind_, .name = header.name(), .size_bytes = size_bytes};
@@ -49,13 +49,13 @@ class TrackedUpload : public UploadSink<Request> {
       return base::FieldError("header.resume_offset", base::StrCat("is ", header.resume_offset(), ", wanted 0 or more"));
     }
     if (header.resume_offset() > 0) {
-      if (start.id.empty()) return base::FieldError("header.upload_id", "is not set, wanted the upload that is resumed");
+      if (start.id.empty()) return base::FieldError("header.upload_id", "is not set, wanted the upload to resume");
       NIBBLE_ASSIGN_OR_RETURN(stream_, uploads_.Resume(start, header.resume_offset(), end_));
       return absl::OkStatus();
     }
     NIBBLE_ASSIGN_OR_RETURN(auto stream, uploads_.Begin(start, end_));
     {
-      // Only then is there an upload that could be kept.
+      // Set stream_ only after this, because Lost() must not keep an upload without content.
       base::MutexLock lock(stream->using_content());
       NIBBLE_RETURN_IF_ERROR(stream->Check());
       NIBBLE_ASSIGN_OR_RETURN(stream->content(), MakeContent(header));
@@ -72,7 +72,7 @@ class TrackedUpload : public UploadSink<Request> {
  private:
   virtual absl::Status TakeHeader(const Header& header) = 0;
   virtual absl::StatusOr<std::unique_ptr<UploadContent>> MakeContent(const Header& header) = 0;
-  // True: that was the last message.
+  // True: `message` was the last one.
   virtual absl::StatusOr<bool> TakeNext(const Request& message, Content& content) = 0;
 
   const std::size_t max_chunk_bytes_;

@@ -15,7 +15,8 @@ namespace {
 
 namespace iv1 = internal::v1;
 
-// One message is read, taken in on a worker and acknowledged before the next: the trainer's own queue is the buffer.
+// Reads one message, processes it on a worker and acknowledges it before it reads the next. The trainer's own queue is
+// the buffer.
 class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, iv1::ReportResponse> {
  public:
   ReportReactor(Edge& edge, grpc::CallbackServerContext* context, jobs::JobController& jobs)
@@ -53,12 +54,12 @@ class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, i
     std::vector<std::string> lines;
     switch (request_.message_case()) {
       case iv1::ReportRequest::kHello:
-        if (!hello_.job_id().empty()) return base::FieldError("hello", "came twice");
+        if (!hello_.job_id().empty()) return base::FieldError("hello", "was sent twice");
         if (request_.hello().job_id().empty()) return base::FieldError("hello.job_id", "is empty");
         hello_ = request_.hello();
         break;
       case iv1::ReportRequest::kLine:
-        if (hello_.job_id().empty()) return base::FieldError("hello", "is missing, wanted it first");
+        if (hello_.job_id().empty()) return base::FieldError("hello", "is missing, must be the first message");
         if (request_.line().json().size() > jobs::kMaxJournalLineBytes) {
           return base::FieldError("line.json", base::StrCat("has ", request_.line().json().size(), " bytes"));
         }

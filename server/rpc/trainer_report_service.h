@@ -5,7 +5,7 @@
 
 namespace nibble::rpc {
 
-// Where trainers send their journals. Thread-safe.
+// Receives the trainers' journals. Thread-safe.
 class TrainerReportService : public internal::v1::TrainerReportService::CallbackService {
  public:
   TrainerReportService(Edge& edge, jobs::JobController& jobs) : edge_(edge), jobs_(jobs) {}

@@ -1,4 +1,4 @@
-// Unary RPCs: the one place that times, counts, logs, maps errors and calls Finish().
+// Unary RPCs: the only place that times, counts and logs them, maps errors and calls Finish().
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -18,16 +18,17 @@
 
 namespace nibble::rpc {
 
-// A call that may end later and elsewhere. Owned by gRPC; gone after Done().
+// A call that may end later, on another thread. Owned by gRPC; destroyed after Done().
 class UnaryCall : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(Edge& edge, grpc::CallbackServerContext* context, const char* method)
       : call_(edge, context, CallType::kUnary, method) {}
 
   const Call& call() const { return call_; }
-  // Once, from any thread; the object is not to be touched afterwards.
+  // Call this once, from any thread. The object must not be used afterwards.
   void Done(const absl::Status& status) { Finish(call_.End(status)); }
-  // Called once when the client cancels, its deadline passes or the server stops; at once when that was before.
+  // Calls `callback` once when the client cancels, its deadline passes or the server stops; at once if that has
+  // happened.
   void OnCancelled(std::function<void()> callback) {
     {
       base::MutexLock lock(mutex_);
@@ -56,7 +57,7 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   std::function<void()> on_cancel_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Answers on gRPC's own thread: for what never waits. Body takes the Call, or nothing.
+// Answers on gRPC's own thread, so `body` must not block. It takes the Call, or nothing.
 template <typename Body>
 grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
   auto* call = new UnaryCall(edge, context, method);
@@ -71,8 +72,8 @@ grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context
   return call;
 }
 
-// Runs `start(call)` on one of `workers`; it, or what it starts, calls Done once. Not begun after the client's deadline or, where
-// it gave none, after `patience`.
+// Runs `start(call)` on one of `workers`; `start`, or work that it starts, must call Done once. The call fails if it
+// has not begun by the client's deadline or, without one, after `patience`.
 template <typename Start>
 grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::CallbackServerContext* context, const char* method,
                                      Start start, absl::Duration patience) {
@@ -96,7 +97,7 @@ grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::Call
   return call;
 }
 
-// Body returns absl::Status and may take long, on workers of its own.
+// `body` returns absl::Status and may take long; `workers` are separate from those of other calls.
 template <typename Body>
 grpc::ServerUnaryReactor* UnaryOnSlowWorker(Edge& edge, WorkerPool& workers, grpc::CallbackServerContext* context,
                                             const char* method, Body body, absl::Duration patience) {
@@ -104,7 +105,7 @@ grpc::ServerUnaryReactor* UnaryOnSlowWorker(Edge& edge, WorkerPool& workers, grp
                     [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); }, patience);
 }
 
-// Body may wait for the disk.
+// `body` may wait for the disk.
 template <typename Body>
 grpc::ServerUnaryReactor* UnaryOnWorker(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
   return UnaryOnSlowWorker(edge, edge.workers, context, method, std::move(body), edge.default_deadline);

@@ -16,23 +16,23 @@
 
 namespace nibble::rpc {
 
-// What a client stream's messages do. One at a time, on workers.
+// Receives the messages of a client stream, one at a time, on workers.
 template <typename Request>
 class UploadSink {
  public:
   using End = std::function<void(const absl::Status& why)>;
-  virtual ~UploadSink() = default;  // without a last message or Lost, leaves nothing behind
-  // Before the first message: who sends, and what ends the stream from elsewhere. `end` may be called at any time, from any thread.
+  virtual ~UploadSink() = default;  // leaves nothing behind unless the last message or Lost came
+  // Called before the first message. The sink may call `end` at any time, from any thread, to end the stream.
   virtual void Attach(const Call& call, End end) = 0;
-  // The stream ended without a last message and without an error of the sink: its connection was lost, its client went, or it grew too
-  // old. Called once at most, before the sink is dropped.
+  // The stream ended without a last message and without an error of the sink: the connection was lost, the client ended
+  // it, or it became too old. Called at most once, before the sink is destroyed.
   virtual void Lost() = 0;
-  // True: that was the last message, and the response is filled.
+  // True: `message` was the last one, and the response is filled.
   virtual absl::StatusOr<bool> Take(const Request& message) = 0;
 };
 
-// A client stream into a sink. Lives until gRPC is done with it and nobody holds it: a worker, or the timer that ends one that is
-// older than max_stream_age, whether its client says anything or not.
+// A client stream that feeds a sink. A timer ends a stream older than Edge::max_stream_age, even if its client is
+// silent. Lives until gRPC has finished and no worker or timer holds it.
 template <typename Request>
 class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enable_shared_from_this<UploadReactor<Request>> {
  public:
@@ -45,7 +45,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
   }
 
  private:
-  // Who ends the stream: whoever has its turn.
+  // Holder of the turn. Only the holder may end the stream.
   enum class Turn { kClient, kWorker, kTimer };
 
   UploadReactor(Edge& edge, grpc::CallbackServerContext* context, const char* method, std::unique_ptr<UploadSink<Request>> sink)
@@ -68,13 +68,13 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
       base::MutexLock lock(mutex_);
       if (stopped_.ok()) {
         turn_ = Turn::kClient;
-        // Under the lock: the timer must not end the stream between the two.
+        // Under the lock: the timer must not end the stream between setting turn_ and StartRead.
         return this->StartRead(&message_);
       }
     }
     EndStopped();
   }
-  // Nothing is locked here: gRPC may call it from within StartRead.
+  // Must not take the lock: gRPC may call this from within StartRead.
   void OnReadDone(bool ok) override {
     call_.edge().workers.Run([self = this->shared_from_this(), ok] { self->Process(ok); }, FairnessKey(call_.principal()));
   }
@@ -90,7 +90,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
                                             : base::FieldError("message", "the stream ended before `finish`"));
     }
     const Edge& edge = call_.edge();
-    // A large chunk is counted by the bytes of what is uploaded: their limit bounds the number of such messages.
+    // Count only small messages: the limit of an upload's bytes bounds the number of large ones.
     const std::size_t large = edge.max_chunk_bytes / 2;
     if (message_.ByteSizeLong() < large && ++num_messages_ > edge.max_stream_messages) {
       const auto what = base::StrCat("more than ", edge.max_stream_messages, " messages of less than ", large, " bytes");
@@ -101,17 +101,17 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
     if (*last) return End(absl::OkStatus());
     ReadNext();
   }
-  // Ends the stream, whether its client says anything or not.
+  // Ends the stream, even if its client is silent.
   void Stop(const absl::Status& why, bool lost) {
     {
       base::MutexLock lock(mutex_);
       if (!stopped_.ok() || why.ok()) return;
       stopped_ = why;
       lost_ = lost;
-      if (turn_ != Turn::kClient) return;  // a worker has a message in hand and sees it then
+      if (turn_ != Turn::kClient) return;  // a worker processes a message and checks stopped_ afterwards
       turn_ = Turn::kTimer;
     }
-    // What was written is removed on a worker, as everywhere.
+    // End on a worker, because removing files may block.
     call_.edge().workers.Run([self = this->shared_from_this()] { self->EndStopped(); }, FairnessKey(call_.principal()));
   }
   void EndStopped() {
@@ -129,14 +129,14 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
     return absl::DeadlineExceededError(
         base::StrCat("the stream is older than ", absl::FormatDuration(call_.edge().max_stream_age)));
   }
-  // What was written goes away before the answer: whoever sees it may try again at once.
+  // Removes the written files before the answer, so that the client can retry at once.
   void End(const absl::Status& status) {
     sink_.reset();
     this->Finish(call_.End(status));
   }
   void OnCancel() override { call_.Cancel(); }
   void OnDone() override {
-    const std::shared_ptr<UploadReactor> last = std::move(self_);  // with it may go this object
+    const std::shared_ptr<UploadReactor> last = std::move(self_);  // may destroy this object
   }
 
   Call call_;
@@ -145,13 +145,13 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
   std::int64_t num_messages_ = 0;
   base::Mutex mutex_;
   Turn turn_ ABSL_GUARDED_BY(mutex_) = Turn::kWorker;
-  absl::Status stopped_ ABSL_GUARDED_BY(mutex_);  // why the stream is to end; OK: it is not
+  absl::Status stopped_ ABSL_GUARDED_BY(mutex_);  // why the stream must end; OK: it continues
   bool lost_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<UploadReactor> self_;
   grpc::Alarm timer_;
 };
 
-// Methods that are not built, of every kind of stream.
+// Unimplemented streaming methods.
 template <typename Request>
 class UnbuiltUpload : public grpc::ServerReadReactor<Request> {
  public:

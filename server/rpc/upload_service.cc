@@ -36,7 +36,7 @@ v1::Upload Shown(const UploadInfo& upload) {
   return out;
 }
 
-// In the order of numbers.
+// Sorts like the numbers.
 std::string KeyOf(const UploadInfo& upload) {
   char key[24];
   std::snprintf(key, sizeof key, "%020llu", static_cast<unsigned long long>(upload.number));

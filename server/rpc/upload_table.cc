@@ -14,14 +14,15 @@ using base::StrCat;
 namespace {
 
 absl::Status NoUpload(const std::string& id) {
-  return base::WithReason(absl::NotFoundError("upload_id: there is no such upload of yours; one is kept for a while after its stream was "
-                                              "lost or has finished, and a model's is imported once"),
+  return base::WithReason(absl::NotFoundError("upload_id: you have no such upload; uploads are kept for a limited time "
+                                              "after their stream was lost or finished, and a model can be imported "
+                                              "only once"),
                           "UPLOAD", {{"name", id.substr(0, 64)}});
 }
 
 }  // namespace
 
-// Fields are guarded by the table's mutex_ unless they say otherwise.
+// The table's mutex_ guards the fields unless their comments say otherwise.
 class UploadTable::Entry {
  public:
   Entry(std::shared_ptr<Usage> usage, const Start& start, std::string id_in) : owner(start.owner), usage_(std::move(usage)) {
@@ -32,7 +33,8 @@ class UploadTable::Entry {
     resumable = !start.id.empty();
   }
   ~Entry() { Release(); }
-  // Removes what has arrived, and then gives its bytes back. With using_content held, or by who holds the entry last.
+  // Removes the content, then returns its bytes to the quota. Requires using_content, or the last reference to the
+  // entry.
   void Release() {
     content.reset();
     base::MutexLock lock(usage_->mutex);
@@ -45,23 +47,23 @@ class UploadTable::Entry {
   UploadInfo info;
   bool resumable = false;
   bool gone = false;       // cancelled, expired, replaced or used
-  std::uint64_t turn = 1;  // of the stream that sends; a later one takes over
-  absl::Duration until = absl::InfiniteDuration();  // monotonic
-  End end;                                          // of the stream that sends
+  std::uint64_t turn = 1;  // of the current stream; a later stream takes over
+  absl::Duration until = absl::InfiniteDuration();  // expiry, monotonic
+  End end;                                          // ends the current stream
   std::int64_t charged = 0;                         // by Usage::mutex
 
   base::Mutex using_content;
-  std::unique_ptr<UploadContent> content;  // by using_content; read alone once it has finished
+  std::unique_ptr<UploadContent> content;  // by using_content; only read once finished
 
   std::shared_ptr<Usage> usage_;
 };
 
 UploadTable::Stream::~Stream() {
   if (over_) return;
-  std::shared_ptr<Entry> dropped;  // after the lock
+  std::shared_ptr<Entry> dropped;  // destroyed after the unlock
   base::MutexLock lock(table_.mutex_);
   if (!table_.CheckTurn(*entry_, turn_).ok()) return;
-  if (entry_->info.state == UploadState::kFinished) {  // it was asked for its answer again
+  if (entry_->info.state == UploadState::kFinished) {  // the stream resumed a finished upload to get its answer again
     entry_->end = nullptr;
   } else {
     dropped = table_.Erase(*entry_);
@@ -74,7 +76,7 @@ std::unique_ptr<UploadContent>& UploadTable::Stream::content() { return entry_->
 
 absl::Status UploadTable::CheckTurn(const Entry& entry, std::uint64_t turn) const {
   if (entry.gone) return absl::CancelledError("the upload was cancelled");
-  if (entry.turn != turn) return absl::AbortedError("another stream has taken the upload over");
+  if (entry.turn != turn) return absl::AbortedError("another stream has taken over the upload");
   return absl::OkStatus();
 }
 
@@ -114,7 +116,7 @@ absl::Time UploadTable::Stream::Finish() {
   over_ = true;
   base::MutexLock lock(table_.mutex_);
   entry_->end = nullptr;
-  if (entry_->info.state != UploadState::kFinished) table_.Park(*entry_, UploadState::kFinished);  // else it is asked again
+  if (entry_->info.state != UploadState::kFinished) table_.Park(*entry_, UploadState::kFinished);
   return entry_->info.expires;
 }
 
@@ -168,7 +170,9 @@ absl::StatusOr<std::unique_ptr<UploadTable::Stream>> UploadTable::Begin(const St
   const std::string id = start.id.empty() ? base::NewId("upload") : start.id;
   NIBBLE_RETURN_IF_ERROR(DropReplaced({start.owner, id}));
   base::MutexLock lock(mutex_);
-  if (entries_.contains({start.owner, id})) return absl::AbortedError("upload_id: another stream begins the upload");
+  if (entries_.contains({start.owner, id})) {
+    return absl::AbortedError("upload_id: another stream is beginning the upload");
+  }
   NIBBLE_RETURN_IF_ERROR(CheckQuota(start));
   auto entry = std::make_shared<Entry>(usage_, start, id);
   entry->info.number = ++last_number_;
@@ -189,7 +193,7 @@ absl::Status UploadTable::DropReplaced(const Key& key) {
     replaced = Erase(*at->second);
     end.swap(replaced->end);
   }
-  if (end) end(absl::AbortedError("the upload was begun anew"));
+  if (end) end(absl::AbortedError("a new upload with the same id has replaced this one"));
   base::MutexLock content(replaced->using_content);
   replaced->Release();
   return absl::OkStatus();
@@ -206,8 +210,10 @@ absl::StatusOr<std::unique_ptr<UploadTable::Stream>> UploadTable::Resume(const S
     if (at == entries_.end() || at->second->info.kind != start.kind) return NoUpload(start.id);
     entry = at->second;
     if (entry->info.state == UploadState::kFinishing) return absl::AbortedError("upload_id: the upload is being finished");
-    if (entry->info.name != start.name) return base::FieldError("header.name", StrCat("the upload is of ", entry->info.name));
-    // A finished one stays so: it only answers again.
+    if (entry->info.name != start.name) {
+      return base::FieldError("header.name", StrCat("wanted ", entry->info.name, ", the name of the upload"));
+    }
+    // A finished upload stays finished: the stream only gets its answer again.
     if (entry->info.state != UploadState::kFinished) {
       entry->info.state = UploadState::kReceiving;
       entry->info.expires = absl::InfiniteFuture();
@@ -217,8 +223,8 @@ absl::StatusOr<std::unique_ptr<UploadTable::Stream>> UploadTable::Resume(const S
     entry->end = std::move(end);
     stream = std::make_unique<Stream>(*this, entry, ++entry->turn);
   }
-  if (end_other) end_other(absl::AbortedError("another stream has taken the upload over"));
-  // The message that the other stream has in hand is taken in whole.
+  if (end_other) end_other(absl::AbortedError("another stream has taken over the upload"));
+  // Wait until the other stream has processed its current message.
   std::int64_t arrived = 0;
   {
     base::MutexLock content(entry->using_content);
@@ -227,7 +233,7 @@ absl::StatusOr<std::unique_ptr<UploadTable::Stream>> UploadTable::Resume(const S
   }
   if (offset == arrived) return stream;
   stream->Keep();
-  return base::FieldError("header.resume_offset", StrCat("is ", offset, ", ", arrived, " bytes have arrived"));
+  return base::FieldError("header.resume_offset", StrCat("is ", offset, ", wanted ", arrived, ", the bytes received"));
 }
 
 std::shared_ptr<UploadTable::Entry> UploadTable::FindEntry(const Principal& viewer, const std::string& id) const {
@@ -269,7 +275,7 @@ absl::Status UploadTable::Cancel(const Principal& viewer, const std::string& id)
     end.swap(dropped->end);
   }
   if (end) end(absl::CancelledError("the upload was cancelled by CancelUpload"));
-  if (writing) return absl::OkStatus();  // what has arrived goes with the stream that writes the dataset
+  if (writing) return absl::OkStatus();  // the stream that writes the dataset removes the content
   base::MutexLock content(dropped->using_content);
   dropped->Release();
   return absl::OkStatus();
@@ -302,7 +308,7 @@ void UploadTable::PutBack(const Taken& taken) {
 }
 
 void UploadTable::DropOld() {
-  std::vector<std::shared_ptr<Entry>> dropped;  // after the lock
+  std::vector<std::shared_ptr<Entry>> dropped;  // destroyed after the unlock
   const absl::Duration now = clock_.Monotonic();
   base::MutexLock lock(mutex_);
   for (const auto& [key, entry] : entries_) {

@@ -1,4 +1,4 @@
-// Uploads that are under way, were interrupted, or wait to be used: whose they are, how much they hold, and when they go.
+// Table of the uploads that are in progress, interrupted or not yet used: their owners, sizes and expiry.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -19,7 +19,7 @@ namespace nibble::rpc {
 enum class UploadKind { kDataset, kModel };
 enum class UploadState { kReceiving, kInterrupted, kFinishing, kFinished };
 
-// What has arrived; its files go with it. The sinks of each kind have their own.
+// The received part of an upload. The destructor removes its files. Each kind of upload has its own subclass.
 class UploadContent {
  public:
   virtual ~UploadContent() = default;
@@ -27,14 +27,14 @@ class UploadContent {
 };
 
 struct UploadTableOptions {
-  std::int64_t max_bytes_per_principal = 0;  // of all uploads of one principal that are here; 0: no bound
+  std::int64_t max_bytes_per_principal = 0;  // of all present uploads of one principal; 0: no limit
   std::int64_t max_uploads = 1000;           // of one principal
-  absl::Duration kept = absl::Hours(1);      // after a stream was lost, or has finished
+  absl::Duration kept = absl::Hours(1);      // time that an upload is kept after its stream was lost or finished
 };
 
-// What GetUpload tells.
+// The data of GetUpload.
 struct UploadInfo {
-  std::uint64_t number = 0;  // in the order of their beginning
+  std::uint64_t number = 0;  // ascends in the order of beginning
   std::string id;
   RequestOwner owner;
   UploadKind kind = UploadKind::kDataset;
@@ -50,17 +50,17 @@ struct UploadInfo {
 class UploadTable {
  public:
   class Entry;
-  // Ends the stream that sends to an upload. Called without a lock, at most once.
+  // Ends the current stream of an upload. Called without a lock, at most once.
   using End = std::function<void(const absl::Status& why)>;
   struct Start {
     RequestOwner owner;
-    std::string id;  // "": made here, and what has arrived goes with its stream
+    std::string id;  // "": the table chooses an id, and the upload ends with its stream
     UploadKind kind = UploadKind::kDataset;
     std::string name;
-    std::int64_t size_bytes = 0;  // 0: not known
+    std::int64_t size_bytes = 0;  // 0: unknown
   };
 
-  // A stream's hold on its upload. Dropped without Keep or Finish, it drops the upload. One thread, but for what is said.
+  // A stream's handle of its upload. Destroying it without Keep or Finish drops the upload. One thread.
   class Stream {
    public:
     Stream(UploadTable& table, std::shared_ptr<Entry> entry, std::uint64_t turn)
@@ -70,18 +70,21 @@ class UploadTable {
     Stream& operator=(const Stream&) = delete;
 
     const std::string& id() const;
-    // Hold it during Check and all use of the content: a stream that takes the upload over, or a call that drops it, waits for this lock.
+    // Hold this lock during Check and all use of the content. A stream that takes over the upload, or a call that drops
+    // it, waits for this lock.
     base::Mutex& using_content();
     std::unique_ptr<UploadContent>& content();
-    // The content is there, and this stream's. Errors: Cancelled (by CancelUpload), Aborted (another stream took over).
+    // OK: the content exists and belongs to this stream. Errors: Cancelled (by CancelUpload), Aborted (another stream
+    // took over).
     absl::Status Check() const;
-    // Check, before `bytes` are taken in. Errors also: ResourceExhausted (UPLOAD_QUOTA).
+    // Check(), then adds `bytes` to the quota. Call this before taking the bytes. Errors also: ResourceExhausted
+    // (UPLOAD_QUOTA).
     absl::Status Charge(std::int64_t bytes);
-    // The last message has come: no other stream takes the upload over any more. Errors as of Check.
+    // The last message has arrived: from now on no other stream can take over the upload. Errors: those of Check.
     absl::Status BeginFinish();
     // Marks the upload finished and returns when it expires; a second call returns the same. Requires using_content.
     absl::Time Finish();
-    // The stream was lost: what has arrived is kept, where the client named the upload.
+    // The stream was lost: keeps the upload if the client gave it an id.
     void Keep();
 
    private:
@@ -93,45 +96,47 @@ class UploadTable {
 
   UploadTable(base::Clock& clock, UploadTableOptions options) : clock_(clock), options_(options) {}
 
-  // In place of an upload of that id, if there is one. Errors: InvalidArgument (upload_id), ResourceExhausted (UPLOAD_QUOTA), Aborted
-  // (the one before is being finished).
+  // Begins an upload, and replaces an upload with the same id. Errors: InvalidArgument (upload_id), ResourceExhausted
+  // (UPLOAD_QUOTA), Aborted (the existing upload is being finished or begun).
   absl::StatusOr<std::unique_ptr<Stream>> Begin(const Start& start, End end);
-  // Takes over an upload of that id and kind, from a stream that still hangs too. Errors: NotFound (UPLOAD), InvalidArgument
-  // (resume_offset is not what has arrived, name is another), Aborted as of Begin.
+  // Takes over an upload of that id and kind, also from a stream that has not noticed its lost connection. Errors:
+  // NotFound (UPLOAD), InvalidArgument (resume_offset differs from the received bytes, name differs), Aborted (it is
+  // being finished).
   absl::StatusOr<std::unique_ptr<Stream>> Resume(const Start& start, std::int64_t offset, End end);
 
-  // Of the viewer, or of all where it is an admin without a tenant. NotFound (UPLOAD).
+  // Uploads of the viewer; for an admin without a tenant, of all principals. Errors: NotFound (UPLOAD).
   absl::StatusOr<UploadInfo> Get(const Principal& viewer, const std::string& id) const;
   std::vector<UploadInfo> List(const Principal& viewer) const;  // by number
   absl::Status Cancel(const Principal& viewer, const std::string& id);
 
-  // Of a finished model. The bytes count until the content has gone. NotFound (UPLOAD).
+  // For finished uploads of models. The bytes count in the quota until the content is destroyed. Errors: NotFound
+  // (UPLOAD).
   absl::Status CheckFinished(const RequestOwner& owner, const std::string& id) const;
   struct Taken {
     std::shared_ptr<Entry> entry;
     std::shared_ptr<UploadContent> content;
   };
   absl::StatusOr<Taken> TakeFinished(const RequestOwner& owner, const std::string& id);
-  // It waits for its use anew, unless another upload has its id by now.
+  // Makes the upload available again, unless another upload has taken its id.
   void PutBack(const Taken& taken);
   void DropOld();
 
  private:
   using Key = std::pair<RequestOwner, std::string>;
-  // What the uploads of each principal hold. Outlives the table with the contents that are in use.
+  // Bytes that each principal's uploads hold. May outlive the table, because contents in use share it.
   struct Usage {
     base::Mutex mutex;
     std::map<RequestOwner, std::int64_t> bytes ABSL_GUARDED_BY(mutex);
   };
 
-  // An upload that is begun anew under its id gives its bytes back first.
+  // Drops an upload that is about to be replaced, so that its bytes are free first.
   absl::Status DropReplaced(const Key& key);
   absl::Status CheckQuota(const Start& start) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Entry> FindEntry(const Principal& viewer, const std::string& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const Entry* FindFinished(const RequestOwner& owner, const std::string& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckTurn(const Entry& entry, std::uint64_t turn) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Entry> Erase(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The upload waits for its use, or for another stream. Requires using_content.
+  // Lets the upload wait for its use or for another stream. Requires using_content.
   void Park(Entry& entry, UploadState state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   base::Clock& clock_;

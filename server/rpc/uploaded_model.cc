@@ -10,10 +10,10 @@ using base::FieldError;
 using base::StrCat;
 
 absl::Status UploadedModel::BeginFile(const v1::FileEntry& file) {
-  if (finished()) return FieldError("file", "came after the finish");
+  if (finished()) return FieldError("file", "was sent after finish");
   NIBBLE_RETURN_IF_ERROR(EndFile());
   if (file.size_bytes() < 0) return FieldError("file.size_bytes", StrCat("is ", file.size_bytes(), ", wanted 0 or more"));
-  if (!file.sha256().empty()) return FieldError("file.sha256", "is set, wanted empty: the digest comes with finish");
+  if (!file.sha256().empty()) return FieldError("file.sha256", "must be empty: the digest is sent with finish");
   NIBBLE_RETURN_IF_ERROR(upload_->BeginFile(file.path()));
   file_ = file;
   file_digest_ = base::Sha256();
@@ -22,7 +22,7 @@ absl::Status UploadedModel::BeginFile(const v1::FileEntry& file) {
 }
 
 absl::Status UploadedModel::Append(std::string_view chunk, UploadTable::Stream& stream) {
-  if (!file_.has_value()) return FieldError("chunk", "came before a file");
+  if (!file_.has_value()) return FieldError("chunk", "was sent before a file");
   const auto size = static_cast<std::int64_t>(chunk.size());
   if (size > file_->size_bytes() - received_) {
     return FieldError("file.size_bytes", StrCat(file_->path(), " has more than the ", file_->size_bytes(), " bytes announced"));
@@ -42,7 +42,7 @@ absl::Status UploadedModel::Finish(const std::string& sha256) {
     sha256_ = digest_.HexDigest();
   }
   if (sha256 == sha256_) return absl::OkStatus();
-  return FieldError("finish.sha256", StrCat("is ", sha256.substr(0, 64), ", the chunks that arrived have ", sha256_));
+  return FieldError("finish.sha256", StrCat("is ", sha256.substr(0, 64), ", the received bytes have ", sha256_));
 }
 
 absl::Status UploadedModel::EndFile() {

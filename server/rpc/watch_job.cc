@@ -21,14 +21,14 @@ class Watch : public std::enable_shared_from_this<Watch> {
   Watch(std::shared_ptr<Stream> stream, jobs::JobController& jobs, std::string name, std::int64_t after)
       : stream_(std::move(stream)), jobs_(jobs), name_(std::move(name)), sent_(after) {}
 
-  // It may be the callback of the subscription that lets go of it last: that one is dropped on a worker.
+  // The subscription's callback may release this watch last, so the subscription is destroyed on a worker.
   ~Watch() {
     Edge& edge = stream_->call().edge();
     if (drain_ != 0) edge.drain.Remove(drain_);
     if (subscription_ != nullptr) edge.watch_workers.Run([dropped = std::move(subscription_)] {});
   }
 
-  // What wakes the watch: room in the queue, news of the job.
+  // Room in the queue and new events of the job wake the watch.
   void Begin() {
     auto pump = std::make_shared<Pump>(stream_->call().edge().watch_workers, [self = shared_from_this()] { self->Fill(); });
     pump_ = pump;
@@ -45,12 +45,12 @@ class Watch : public std::enable_shared_from_this<Watch> {
     *snapshot->mutable_job() = ToProto(job_);
     *event.mutable_time() = snapshot->job().create_time();
     snapshot->set_last_sequence(job_.last_sequence);
-    snapshot->set_oldest_sequence(1);  // thinning removes steps, and the first event is none
+    snapshot->set_oldest_sequence(1);  // thinning removes only steps, and the first event is not a step
     stream_->Push(event);
     return absl::OkStatus();
   }
 
-  // Never twice at a time.
+  // Never runs concurrently.
   void Fill() {
     if (stream_->ended()) return;
     absl::Status status = begun_ ? absl::OkStatus() : Open();
@@ -70,7 +70,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
     });
     return absl::OkStatus();
   }
-  // One page; the next one waits for its turn behind the calls that wait for a worker. Where nothing fits, OnSpace wakes it again.
+  // Sends one page; the next one queues behind the calls that wait for a worker. If nothing fits, OnSpace wakes the
+  // pump later.
   absl::Status TryFill() {
     const std::int64_t size = std::min<std::int64_t>(static_cast<std::int64_t>(stream_->space()), kPageEvents);
     if (size == 0) return absl::OkStatus();

@@ -9,8 +9,9 @@
 
 namespace nibble::rpc {
 
-// A snapshot, then the job's events above `after` in order and without repetition, as they come; ends the stream after the last of a
-// final job. Reads them from the database at the client's pace: a slow reader costs nothing and loses nothing.
+// Sends a snapshot, then the job's events after `after` in order and without repetition, as they happen. Ends the
+// stream after the last event of a final job. Reads events from the database at the client's pace, so a slow reader
+// costs no memory and misses nothing.
 void WatchJob(std::shared_ptr<StreamReactor<v1::JobEvent>> stream, jobs::JobController& jobs, const std::string& name,
               std::int64_t after);
 

@@ -26,7 +26,7 @@ class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
     if (drain_ != 0) stream_->call().edge().drain.Remove(drain_);
   }
 
-  // The stream keeps the watch, until gRPC is done with it; the timer does not.
+  // The stream owns the watch until gRPC has finished; the timer does not own it.
   void Begin() {
     stream_->OnSpace([self = shared_from_this()] {});
     drain_ = stream_->call().edge().drain.Add([weak = std::weak_ptr<Stream>(stream_)] {
@@ -38,7 +38,7 @@ class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
   }
 
  private:
-  // On a worker: what is measured is asked of the database.
+  // Runs on a worker, because measuring reads the database.
   void Send() {
     if (stream_->ended()) return;
     if (stream_->space() > 0) {
@@ -52,7 +52,7 @@ class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
                [weak = weak_from_this()](bool passed) {
                  const auto self = weak.lock();
                  if (!passed || self == nullptr || self->stream_->ended()) return;
-                 // Without room for a task this one is left out.
+                 // If the workers are full, skip this message.
                  const Call& call = self->stream_->call();
                  if (!call.edge().watch_workers.TryRun([self] { self->Send(); }, FairnessKey(call.principal()))) self->Wait();
                });

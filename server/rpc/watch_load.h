@@ -7,8 +7,8 @@
 
 namespace nibble::rpc {
 
-// Sends what `measure` says now and every interval, until the client or the server ends it. A reader that is behind misses
-// some: only the newest is of use. InvalidArgument below 100 ms.
+// Sends the result of `measure` now and after every interval, until the client or the server ends the stream. A slow
+// reader misses some messages. Ends the stream with InvalidArgument if the interval is below 100 ms or above 1 h.
 void WatchLoad(std::shared_ptr<StreamReactor<v1::ServerLoad>> stream, const v1::WatchLoadRequest& request,
                std::function<v1::ServerLoad()> measure);
 

@@ -15,10 +15,10 @@ constexpr std::chrono::milliseconds kAskEvery(100);
 
 absl::Status TooLarge(const std::string& what, const WorkMemory& need, std::int64_t have, bool ever) {
   const std::string why =
-      ever ? base::StrCat(have, " are left of what models and trainers may take: unload models, wait for jobs to end, or raise ",
-                          "--serve_memory_bytes if it is the bound")
-           : base::StrCat("models and trainers together may take ", have, ": raise --serve_memory_bytes if it is the bound, or use a ",
-                          "larger machine");
+      ever ? base::StrCat(have, " are free of the memory that models and trainers share: unload models, wait for jobs ",
+                          "to end, or raise --serve_memory_bytes if that is the limit")
+           : base::StrCat("models and trainers together may use ", have, ": raise --serve_memory_bytes if that is the ",
+                          "limit, or use a larger machine");
   return base::WithReason(absl::ResourceExhaustedError(base::StrCat(what, " needs ", need.total(), " bytes, ", why)),
                           "OUT_OF_DEVICE_MEMORY",
                           {{"need", std::to_string(need.total())},
@@ -52,11 +52,11 @@ absl::StatusOr<WorkAdmission::Turn> WorkAdmission::Await(const std::string& what
     ticket = ++queue_->last;
     queue_->tickets.insert(ticket);
   }
-  // From here on the queue goes on, whatever becomes of this piece of work.
+  // From here on the queue advances however this work ends.
   const std::shared_ptr<const void> place(queue_.get(), [queue = queue_, ticket](const void*) { queue->Leave(ticket); });
   bool told = false;
   while (true) {
-    if (cancelled && cancelled()) return absl::CancelledError("cancelled while it waited for other work with models");
+    if (cancelled && cancelled()) return absl::CancelledError("cancelled while waiting for other work on models");
     {
       base::MutexLock lock(queue_->mutex);
       const auto first = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_->mutex) { return *queue_->tickets.begin() == ticket; };
@@ -67,7 +67,7 @@ absl::StatusOr<WorkAdmission::Turn> WorkAdmission::Await(const std::string& what
   }
   auto memory = memory_->TryTake(need.total());
   if (memory == nullptr) return TooLarge(what, need, memory_->left(), /*ever=*/true);
-  // Members go from the last to the first: the memory is back before the next piece of work asks for its own.
+  // Members are destroyed from last to first: the memory is returned before the next work asks for its own.
   struct Held {
     std::shared_ptr<const void> place, memory;
   };

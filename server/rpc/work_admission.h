@@ -1,5 +1,5 @@
-// Admits work that holds copies of models beside those that are served: verifications, imports, conversions,
-// publications of checkpoints.
+// Admits work that holds its own copies of models in memory: verifications, imports, conversions, publications of
+// checkpoints.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,28 +14,30 @@
 
 namespace nibble::rpc {
 
-// The most memory that a piece of work holds at once. Bytes.
+// Peak memory of a piece of work, in bytes.
 struct WorkMemory {
-  std::int64_t weights = 0;    // of the largest model that is loaded, or the tensors that are held
+  std::int64_t weights = 0;    // of the largest loaded model, or of the tensors held
   std::int64_t kv_cache = 0;
-  std::int64_t buffers = 0;    // of a step: activations and logits, or a tensor in the making
+  std::int64_t buffers = 0;    // of a step: activations and logits, or a tensor being quantised
   std::int64_t data = 0;       // results of an evaluation
-  std::int64_t total() const;  // the largest number where the sum is more
+  std::int64_t total() const;  // the largest int64 if the sum overflows
 };
 
-// One piece of work at a time, in the order of arrival, inside the memory that served models and trainers share. Thread-safe.
+// Runs one piece of work at a time, in the order of arrival, within the memory that served models and trainers share.
+// Thread-safe.
 class WorkAdmission {
  public:
   using Cancelled = base::Cancelled;
-  // Held by the work; the next piece is admitted when it goes, which may be after this object.
+  // The work holds the turn; destroying it admits the next work. It may outlive this object.
   using Turn = std::shared_ptr<const void>;
 
   explicit WorkAdmission(std::shared_ptr<base::MemoryBudget> memory)
       : memory_(std::move(memory)), queue_(std::make_shared<Queue>()) {}
 
-  // Waits for the work before, asking `cancelled` ten times a second, and then takes the memory. It does not wait for models to be
-  // unloaded or for jobs to end. `what` is for the error: "verify of model m". `waiting` is called once where it has to wait.
-  // Errors: ResourceExhausted (OUT_OF_DEVICE_MEMORY; metadata need, have: bytes; plan), at once where it could never fit; Cancelled.
+  // Waits for earlier work, calling `cancelled` ten times a second, then takes the memory. Does not wait for models to
+  // be unloaded or for jobs to end. `what`: name for the error, such as "verify of model m". `waiting` is called once
+  // if it has to wait. Errors: ResourceExhausted (OUT_OF_DEVICE_MEMORY; metadata need, have: bytes; plan), at once if
+  // the work can never fit; Cancelled.
   absl::StatusOr<Turn> Await(const std::string& what, const WorkMemory& need, const Cancelled& cancelled,
                              const std::function<void()>& waiting = {});
   std::size_t num_waiting() const;
@@ -45,7 +47,7 @@ class WorkAdmission {
     base::Mutex mutex;
     base::Condition changed;
     std::uint64_t last ABSL_GUARDED_BY(mutex) = 0;
-    std::set<std::uint64_t> tickets ABSL_GUARDED_BY(mutex);  // the smallest has its turn
+    std::set<std::uint64_t> tickets ABSL_GUARDED_BY(mutex);  // the smallest has the turn
     void Leave(std::uint64_t ticket);
   };
 

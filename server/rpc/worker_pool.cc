@@ -79,7 +79,7 @@ void WorkerPool::Work() {
   while (true) {
     std::string principal;
     {
-      Task task;  // goes, with what it holds, before it counts as done
+      Task task;  // destroyed before it counts as done
       {
         base::MutexLock lock(mutex_);
         auto turn = turns_.end();
@@ -97,7 +97,7 @@ void WorkerPool::Work() {
     base::MutexLock lock(mutex_);
     if (const auto running = running_.find(principal); running != running_.end() && --running->second == 0) running_.erase(running);
     if (--num_running_ == 0 && num_waiting_ == 0) idle_.NotifyAll();
-    if (num_waiting_ > 0) wake_.NotifyOne();  // a thread that found no principal below its bound
+    if (num_waiting_ > 0) wake_.NotifyOne();  // wakes a thread that found no principal below its limit
   }
 }
 
@@ -109,7 +109,7 @@ void Pump::RunOnce() {
   workers_.Run([self = shared_from_this()] {
     const int seen = self->wakes_.load();
     self->body_();
-    // Behind the tasks that wait: a pump that is always woken again leaves its worker to them.
+    // Queue behind the waiting tasks, so that a pump that is always woken again does not keep its worker.
     if (self->wakes_.fetch_sub(seen) != seen) self->RunOnce();
   });
 }

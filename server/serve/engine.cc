@@ -17,7 +17,7 @@ namespace nibble::serve {
 
 namespace {
 
-// How soon an engine looks again whether readers that were behind have caught up.
+// How often an engine checks whether slow readers have caught up.
 constexpr std::chrono::milliseconds kReaderPoll(5);
 }  // namespace
 
@@ -116,8 +116,9 @@ absl::Status Engine::Check(const Request& request) const {
   const bool shared = !request.principal.empty() && bounds_.max_running < options_.max_running;
   const std::int64_t most = shared ? bounds_.max_running : options_.max_running;
   if (request.n < 1 || request.n > most) {
-    return base::FieldError("sampling.n", base::StrCat("is ", request.n, ", wanted 1 to ", most,
-                                                       shared ? ", the bound --max_running_requests_per_principal" : ""));
+    return base::FieldError("sampling.n",
+                            base::StrCat("is ", request.n, ", wanted 1 to ", most,
+                                         shared ? ", the limit --max_running_requests_per_principal" : ""));
   }
   return absl::OkStatus();
 }
@@ -128,7 +129,7 @@ EngineLoad Engine::load() const {
 }
 
 void Engine::Run() {
-  bool idle = false;  // every request that runs waits for its reader
+  bool idle = false;  // every running request waits for its reader
   while (true) {
     {
       base::MutexLock lock(mutex_);
@@ -145,7 +146,7 @@ void Engine::Run() {
     if (!running_.empty()) {
       const absl::StatusOr<bool> stepped = RunOnce();
       if (!stepped.ok()) {
-        // The requests in a step that fails end with it, the engine goes on.
+        // A failed step ends all its requests; the engine continues.
         const absl::Status fault = StepFault(stepped.status());
         for (auto& group : running_) {
           if (!group->ended) EndGroup(*group, fault, FinishReason::kCancelled);
@@ -231,7 +232,7 @@ void Engine::EndGroup(Group& group, absl::Status status, FinishReason reason) {
     if (stream_.launches != nullptr) group.usage.kernel_launches = stream_.launches->total() - group.launches_before;
     const absl::Duration service = clock_.Monotonic() - group.started;
     base::MutexLock lock(mutex_);
-    // Before the client hears of the end: its next request finds the slot.
+    // Before OnFinish, so that the client's next request finds the slot free.
     running_outputs_ -= group.request.n;
     Held& held = held_[group.request.principal];
     held.outputs -= group.request.n;
@@ -239,7 +240,7 @@ void Engine::EndGroup(Group& group, absl::Status status, FinishReason reason) {
     if (held.outputs == 0) held_.erase(group.request.principal);
     group.preempted = false;
     RefreshFreePages();
-    // The last few count most: what runs changes.
+    // Recent requests count most, because the mix of requests changes.
     mean_service_ = mean_service_ == absl::ZeroDuration() ? service : mean_service_ * 0.8 + service * 0.2;
   }
   ++options_.totals->requests;

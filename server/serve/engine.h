@@ -1,5 +1,5 @@
-// Continuous batching: one thread that runs a loaded model over whatever requests are there. Requests join and leave between
-// steps; long prompts are fed in chunks beside the decoding of others. A sequence takes pages of the KV cache as it grows. When none
+// Continuous batching: one thread runs a loaded model over all current requests. Requests join and leave between steps;
+// long prompts are fed in chunks while others decode. A sequence takes pages of the KV cache as it grows. When no page
 // is left, the request that began last is preempted: it gives up its pages, and its tokens are fed again later.
 #pragma once
 #include <algorithm>
@@ -24,32 +24,32 @@
 
 namespace nibble::serve {
 
-// What the engines of a server have done, of unloaded models too. Thread-safe.
+// Totals of all engines of a server, including those of unloaded models. Thread-safe.
 struct EngineTotals {
-  std::atomic<std::uint64_t> requests{0};  // that ended, however they did
+  std::atomic<std::uint64_t> requests{0};  // ended, for any reason
   std::atomic<std::uint64_t> prompt_tokens{0};
   std::atomic<std::uint64_t> generated_tokens{0};
   std::atomic<std::uint64_t> preemptions{0};
 };
 
-// Bounds on one principal's requests to a model; where there are no tokens, there are no principals. 0: three quarters of what
-// EngineOptions has for all, of waiting requests a quarter.
+// Limits of one principal's requests to a model. A server without tokens has no principals. 0 means three quarters of
+// the value in EngineOptions; for max_waiting, one quarter.
 struct PrincipalOptions {
   std::int64_t max_waiting = 0;
   std::int64_t max_running = 0;  // outputs
-  std::int64_t kv_tokens = 0;    // that its running requests may come to; at least max_context
+  std::int64_t kv_tokens = 0;    // of its running requests at their longest; at least max_context
 };
 
 struct EngineOptions {
-  std::int64_t max_waiting = 64;          // requests without a free slot; further ones: RESOURCE_EXHAUSTED, QUEUE_FULL
-  std::int64_t max_waiting_tokens = 1 << 20;  // and beyond that many tokens of their prompts together
+  std::int64_t max_waiting = 64;          // requests without a free slot; beyond it: RESOURCE_EXHAUSTED, QUEUE_FULL
+  std::int64_t max_waiting_tokens = 1 << 20;  // sum of their prompts' tokens; beyond it: the same error
   std::int64_t max_running = 16;          // outputs, over all requests
   std::int64_t max_context = 8192;        // tokens of one sequence, prompt and completion
   std::int64_t kv_tokens = 32768;         // capacity of the paged cache
-  std::int64_t prefill_chunk = 256;       // prompt tokens a step, over all sequences
-  std::int64_t score_chunk = 64;          // the same where every row's logits are wanted
+  std::int64_t prefill_chunk = 256;       // prompt tokens per step, over all sequences
+  std::int64_t score_chunk = 64;          // the same for requests that need every row's logits
   PrincipalOptions of_principal = {};
-  std::shared_ptr<EngineTotals> totals = std::make_shared<EngineTotals>();  // shared by the engines made of these options
+  std::shared_ptr<EngineTotals> totals = std::make_shared<EngineTotals>();  // shared by all engines with these options
 };
 
 struct EngineLoad {
@@ -68,17 +68,17 @@ class Engine {
                                                        base::Clock& clock);
   ~Engine();
 
-  // Takes the request or refuses it at once. Errors: InvalidArgument (PROMPT_TOO_LONG; FIELD_VIOLATION by the path
-  // in a GenerateRequest, of the prompt by Request::prompt_field), ResourceExhausted (QUEUE_FULL; of a bound of a principal with metadata
-  // "flag" and "max"; KV_FULL). The sink is called
-  // from the engine's thread until OnFinish.
+  // Accepts or refuses the request immediately. Errors: InvalidArgument (PROMPT_TOO_LONG; FIELD_VIOLATION with the
+  // field's path in a GenerateRequest, or Request::prompt_field for the prompt), ResourceExhausted (KV_FULL;
+  // QUEUE_FULL, for a principal's limit with metadata "flag" and "max"), Unavailable (DRAINING). The engine's thread
+  // calls the sink until OnFinish.
   absl::Status Submit(Request request, std::shared_ptr<ResponseSink> sink);
 
   EngineLoad load() const;
   const model::LoadedModel& model() const { return *model_; }
   const text::Tokenizer& tokenizer() const { return *tokenizer_; }
   std::int64_t max_context() const { return max_context_; }
-  // Of the cache of an engine whose sequences have up to max_context tokens.
+  // Pages of the cache of an engine whose sequences have up to max_context tokens.
   static std::int64_t NumPages(const EngineOptions& options, std::int64_t max_context) {
     return model::KvPool::PagesFor(std::max(options.kv_tokens, max_context));
   }
@@ -92,7 +92,8 @@ class Engine {
          const EngineOptions& options, const kernels::Stream& stream, base::Clock& clock);
 
   absl::Status Check(const Request& request) const;
-  // State of the queue for a new request: whether it begins with the next step, and what waits longer.
+  // The queue as a new request sees it: whether the request begins with the next step, and the requests that wait
+  // longer.
   struct Queue {
     bool at_once = false;
     std::int64_t requests = 0;
@@ -101,7 +102,7 @@ class Engine {
   };
   // engine_queue.cc.
   Queue QueueBefore(const Group& group) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What a principal's running requests come to.
+  // Totals of a principal's running requests.
   struct Held {
     std::int64_t outputs = 0;
     std::int64_t pages = 0;  // at their longest
@@ -117,12 +118,14 @@ class Engine {
   void RefreshFreePages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Begin(std::unique_ptr<Group> group, absl::Duration now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropEnded();
-  // engine_pages.cc. Take: pages for the tokens that the group has, of all its outputs; false, and none, where they are not free.
+  // engine_pages.cc. Takes pages for the tokens of all the group's outputs; returns false and takes none if too few are
+  // free.
   bool Take(Group& group);
-  // Takes the pages for the group's next rows; if none are free, preempts the request that began last. False: that was the group itself.
+  // Takes the pages for the group's next rows. While too few are free, preempts the request that began last. Returns
+  // false if that was the group itself.
   bool Grow(Group& group);
   void Preempt(Group& group);
-  // The preempted requests for which there is room again, oldest first. False: one is left.
+  // Resumes preempted requests for which there is room, oldest first. Returns false if one stays preempted.
   bool Resume();
   void EndOutput(Group& group, Sequence& output, FinishReason reason);
   void EndGroup(Group& group, absl::Status status, FinishReason reason);
@@ -143,7 +146,7 @@ class Engine {
   base::Clock& clock_;
   std::int64_t max_context_ = 0;
   PrincipalOptions bounds_;
-  std::unique_ptr<model::KvPool> pool_;   // the engine's thread only, but for its constant sizes
+  std::unique_ptr<model::KvPool> pool_;   // for the engine's thread only, except its constant sizes
   model::Arena arena_;
   std::vector<std::unique_ptr<Group>> running_;
 
@@ -152,12 +155,12 @@ class Engine {
   WaitingQueue queue_ ABSL_GUARDED_BY(mutex_);                           // the order of waiting_
   std::map<std::uint64_t, std::unique_ptr<Group>> waiting_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::string, Held> held_ ABSL_GUARDED_BY(mutex_);            // by principals that have requests in running_
+  std::map<std::string, Held> held_ ABSL_GUARDED_BY(mutex_);            // of principals with requests in running_
   std::int64_t waiting_tokens_ ABSL_GUARDED_BY(mutex_) = 0;             // prompt tokens of waiting_
   std::int64_t running_outputs_ ABSL_GUARDED_BY(mutex_) = 0;            // of running_
   // Free pages of pool_, for threads that may not read it; 0 while a request is preempted.
   std::int64_t free_pages_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Duration mean_service_ ABSL_GUARDED_BY(mutex_);                 // of the requests that ended lately
+  absl::Duration mean_service_ ABSL_GUARDED_BY(mutex_);                 // of requests that ended recently
 
   EngineLoad load_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,4 +1,4 @@
-// Engine: who has which pages of the KV cache while sequences grow.
+// Engine: gives pages of the KV cache to growing sequences.
 #include <algorithm>
 #include <utility>
 
@@ -15,7 +15,7 @@ std::int64_t Live(const Outputs& outputs) {
 
 }  // namespace
 
-// A page for each output that runs: what begins is not preempted by their next page.
+// One page for each running output, so that their next pages do not preempt a request that just began.
 std::int64_t Engine::Headroom() const {
   std::int64_t outputs = 0;
   for (const auto& group : running_) {
@@ -44,7 +44,8 @@ bool Engine::Grow(Group& group) {
     const std::int64_t missing = model::KvPool::PagesFor(static_cast<std::int64_t>(output->tokens.size())) -
                                  static_cast<std::int64_t>(output->pages.size());
     while (missing > 0 && !pool_->Take(missing, &output->pages)) {
-      // Never the oldest, unless it is alone: it may have every page, so some request always comes to its end.
+      // Never preempts the oldest, unless it is alone: the oldest may take every page, so some request always
+      // completes.
       const auto last = std::find_if(running_.rbegin(), running_.rend(),
                                      [](const auto& other) { return !other->preempted && !other->ended; });
       Preempt(**last);

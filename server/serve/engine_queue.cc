@@ -1,4 +1,4 @@
-// Engine: which requests are taken, and which begin.
+// Engine: decides which requests are accepted and which begin.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -13,7 +13,7 @@ namespace nibble::serve {
 
 namespace {
 
-// The longest that a client is told to wait before it tries again.
+// Maximum retry delay sent to a client.
 constexpr absl::Duration kLongestRetry = absl::Minutes(1);
 
 std::map<std::string, std::string> RetryAfter(absl::Duration wait) {
@@ -25,19 +25,20 @@ std::map<std::string, std::string> RetryAfter(absl::Duration wait) {
 
 absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink) {
   NIBBLE_RETURN_IF_ERROR(Check(request));
-  // A sequence never grows past what the model takes: it ends with "length" there.
+  // A sequence never grows beyond the model's limit; there it ends with "length".
   const auto prompt = static_cast<std::int64_t>(request.prompt.size());
   request.stopping.max_tokens = std::min(request.stopping.max_tokens, max_context_ - prompt);
-  request.top_logprobs = std::min(request.top_logprobs, model_->config().vocab_size);  // all that there are
+  request.top_logprobs = std::min(request.top_logprobs, model_->config().vocab_size);  // all tokens
   auto group = std::make_unique<Group>(std::move(request), std::move(sink), *tokenizer_);
   const Request& asked = group->request;
   const std::int64_t pages = group->most_pages();
   const std::int64_t have =
       asked.principal.empty() ? pool_->num_pages() : std::min(pool_->num_pages(), model::KvPool::PagesFor(bounds_.kv_tokens));
   if (pages > have) {
-    return base::WithReason(absl::ResourceExhaustedError(base::StrCat("the request needs ", pages, " blocks of the KV cache, of which it "
-                                                                      "may have ", have, ": ask for fewer tokens or outputs")),
-                            "KV_FULL", {{"need", std::to_string(pages)}, {"have", std::to_string(have)}});
+    return base::WithReason(
+        absl::ResourceExhaustedError(base::StrCat("the request needs ", pages, " blocks of the KV cache, the limit is ",
+                                                  have, ": ask for fewer tokens or outputs")),
+        "KV_FULL", {{"need", std::to_string(pages)}, {"have", std::to_string(have)}});
   }
   const absl::Duration now = clock_.Monotonic();
   group->submitted = asked.arrived.value_or(now);
@@ -52,19 +53,21 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
     return base::WithReason(absl::ResourceExhaustedError(why), "QUEUE_FULL", metadata);
   };
   if (!asked.principal.empty() && !queue.at_once && queue.own >= bounds_.max_waiting) {
-    return full(base::StrCat(bounds_.max_waiting, " requests of ", asked.principal, " wait already, which is the limit "
+    return full(base::StrCat(bounds_.max_waiting, " requests of ", asked.principal, " are already waiting, the limit ",
                              "--max_waiting_requests_per_principal"),
                 {{"flag", "--max_waiting_requests_per_principal"}, {"max", std::to_string(bounds_.max_waiting)}});
   }
   if (!queue.at_once && queue.requests >= options_.max_waiting) {
-    return full(base::StrCat(queue.requests, " requests wait already, the limit is ", options_.max_waiting));
+    return full(base::StrCat(queue.requests, " requests are already waiting, the limit is ", options_.max_waiting));
   }
   if (queue.requests > 0 && queue.tokens + prompt > options_.max_waiting_tokens) {
-    return full(base::StrCat("prompts of ", queue.tokens, " tokens wait already, the limit is ", options_.max_waiting_tokens));
+    return full(base::StrCat("prompts of ", queue.tokens, " tokens are already waiting, the limit is ",
+                             options_.max_waiting_tokens));
   }
   const absl::Duration limit = std::min(asked.deadline, asked.queue_deadline);
   if (!queue.at_once && now + wait > limit) {
-    return full(base::StrCat("the wait would be about ", absl::ToInt64Milliseconds(wait), " ms, longer than the request has"));
+    return full(base::StrCat("the wait would be about ", absl::ToInt64Milliseconds(wait),
+                             " ms, longer than the request may wait"));
   }
   waiting_tokens_ += prompt;
   const std::uint64_t id = ++last_id_;
@@ -75,10 +78,10 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
   return absl::OkStatus();
 }
 
-// What fits beside those that run waits for the end of a step alone: that is no queue.
+// Waiting requests that fit beside the running ones begin after the current step, so they do not count as queued.
 Engine::Queue Engine::QueueBefore(const Group& group) const {
   std::int64_t slots = options_.max_running - running_outputs_;
-  std::int64_t free_pages = free_pages_ - running_outputs_;  // at least Headroom() of those that run
+  std::int64_t free_pages = free_pages_ - running_outputs_;  // running_outputs_ >= Headroom()
   const std::string& principal = group.request.principal;
   Queue queue = {.requests = queue_.size(), .own = queue_.NumOf(principal), .tokens = waiting_tokens_};
   std::map<std::string, Held> held = held_;
@@ -109,7 +112,7 @@ bool Engine::WithinBounds(const std::string& principal, const Held& held, const 
                                held.pages + group.most_pages() <= model::KvPool::PagesFor(bounds_.kv_tokens));
 }
 
-// Requests before a new one, each at the pace of those that ended lately, as many at once as may run.
+// Estimates the wait behind `queued` requests: each takes the recent mean time, and max_running of them run at once.
 absl::Duration Engine::EstimatedWait(std::int64_t queued) const {
   return mean_service_ * static_cast<double>(queued + 1) / static_cast<double>(options_.max_running);
 }
@@ -131,7 +134,7 @@ void Engine::Begin(std::unique_ptr<Group> group, absl::Duration now) {
 void Engine::Admit() {
   std::vector<std::unique_ptr<Group>> gone;  // ended while they waited
   std::size_t admitted = 0;
-  absl::Duration wait;  // of one that comes now
+  absl::Duration wait;  // of a request that arrives now
   const absl::Duration now = clock_.Monotonic();
   const bool all_run = Resume();
   {
@@ -147,7 +150,7 @@ void Engine::Admit() {
       gone.push_back(std::move(it->second));
       it = waiting_.erase(it);
     }
-    // A request that does not fit yet is not overtaken, and none begins before those that were preempted run again.
+    // A request that does not fit yet is not overtaken, and no request begins while another is preempted.
     const auto may = [this](const WaitingEntry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const auto held = held_.find(entry.principal);
       return held == held_.end() || WithinBounds(entry.principal, held->second, *waiting_.at(entry.id));
@@ -164,20 +167,22 @@ void Engine::Admit() {
       waiting_.erase(place);
       ++admitted;
     }
-    RefreshLoad();  // not only after the step: a long prompt runs for seconds before its first word
+    RefreshLoad();  // not only after the step: a long prompt runs for seconds before its first token
     wait = EstimatedWait(static_cast<std::int64_t>(waiting_.size()));
   }
   for (std::size_t i = running_.size() - admitted; i < running_.size(); ++i) {
     running_[i]->sink->OnStart(running_[i]->usage.queue_ms);
   }
   for (auto& group : gone) {
-    if (now >= group->request.deadline) {  // before the cancel: a client whose deadline has passed cancels too
-      EndGroup(*group, absl::DeadlineExceededError("the deadline passed while it waited"), FinishReason::kDeadline);
+    if (now >= group->request.deadline) {  // checked first: a client whose deadline has passed cancels too
+      EndGroup(*group, absl::DeadlineExceededError("the deadline passed while the request waited"),
+               FinishReason::kDeadline);
     } else if (group->request.cancel.cancelled()) {
-      EndGroup(*group, absl::CancelledError("cancelled while it waited"), FinishReason::kCancelled);
+      EndGroup(*group, absl::CancelledError("cancelled while the request waited"), FinishReason::kCancelled);
     } else {
       EndGroup(*group,
-               base::WithReason(absl::ResourceExhaustedError("queue_timeout passed while it waited"), "QUEUE_FULL", RetryAfter(wait)),
+               base::WithReason(absl::ResourceExhaustedError("queue_timeout passed while the request waited"),
+                                "QUEUE_FULL", RetryAfter(wait)),
                FinishReason::kDeadline);
     }
   }

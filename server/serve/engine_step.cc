@@ -1,4 +1,4 @@
-// Engine: one step, from the rows that are due to the tokens that were drawn.
+// Engine: one step, from planning the rows to drawing the tokens.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -17,12 +17,13 @@ namespace {
 
 double Milliseconds(absl::Duration duration) { return absl::ToDoubleMilliseconds(duration); }
 
-// Every output of a request draws from its own stretch of the seed's random numbers; output 0 draws what n = 1 would.
+// Each output of a request uses its own range of the seed's random numbers; output 0 uses the same range as with n = 1.
 std::uint64_t Counter(int output, std::int64_t token) {
   return static_cast<std::uint64_t>(output) << 32 | static_cast<std::uint64_t>(token);
 }
 
-// The most rows for one sequence so that `rows` are shared by sequences of these sizes: the small ones are fed whole, the others alike.
+// Maximum rows for one sequence when sequences of these sizes share `rows`: small ones are fed whole, the others get
+// equal shares.
 std::int64_t FairShare(std::vector<std::int64_t> sizes, std::int64_t rows) {
   std::sort(sizes.begin(), sizes.end());
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -43,7 +44,7 @@ std::vector<std::int32_t> EndTokens(const model::ModelConfig& config, const Stop
 
 void Engine::Plan(Step* step) {
   std::int64_t prefill_left = options_.prefill_chunk;
-  // A short prompt is not read after the long ones that began before it.
+  // A short prompt must not wait for long prompts that began before it.
   std::vector<std::int64_t> to_feed;
   for (const auto& group : running_) {
     if (group->preempted) continue;
@@ -106,7 +107,7 @@ absl::StatusOr<bool> Engine::RunOnce() {
   NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits, model::RunStep(model_->config(), model_->weights(), pool_->view(),
                                                                        rows, arena_, stream_));
   for (const Part& part : step.parts) {
-    // What one request's rows come to is its own affair: those beside it go on.
+    // One request's failure must not affect the others.
     if (const absl::Status status = Digest(part, logits); !status.ok()) {
       EndGroup(*part.group, StepFault(status), FinishReason::kCancelled);
     }
@@ -137,7 +138,8 @@ absl::Status Engine::Logprobs(kernels::ConstMatrix rows, std::span<const std::in
 
 absl::Status Engine::Score(const Part& part, std::int64_t first_position, const kernels::Matrix& logits) {
   const Request& request = part.group->request;
-  // Row r predicts the token after it; the last row of the prompt predicts what would be generated, and may come alone.
+  // Row r predicts the token after it. The prompt's last row predicts the first generated token, and may be the only
+  // row.
   const std::int64_t predicting = std::min(part.num_rows, part.group->prompt_size() - 1 - first_position);
   std::vector<TokenLogprob> scored;
   if (predicting > 0) {
@@ -150,7 +152,7 @@ absl::Status Engine::Score(const Part& part, std::int64_t first_position, const 
     const std::int64_t row = part.first_logit + static_cast<std::int64_t>(i);
     scored[i].logits_digest = model::RowDigest(logits.Row<float>(row), logits.cols);
   }
-  // What was told before a preemption is not told again.
+  // Logprobs sent before a preemption are not sent again.
   const auto told = std::clamp<std::int64_t>(part.group->scored - first_position, 0, static_cast<std::int64_t>(scored.size()));
   part.group->scored = std::max(part.group->scored, first_position + static_cast<std::int64_t>(scored.size()));
   part.group->sink->OnPromptLogprobs(std::span(scored).subspan(static_cast<std::size_t>(told)));
@@ -160,7 +162,7 @@ absl::Status Engine::Score(const Part& part, std::int64_t first_position, const 
 absl::Status Engine::Digest(const Part& part, const kernels::Matrix& logits) {
   Group& group = *part.group;
   Sequence& output = *part.output;
-  if (group.ended) return absl::OkStatus();  // by another of its outputs
+  if (group.ended) return absl::OkStatus();  // ended by another of its outputs
   const bool reading = !group.prompt_read;
   const std::int64_t first_position = output.fed;
   output.fed += part.num_rows;
@@ -176,7 +178,7 @@ absl::Status Engine::Digest(const Part& part, const kernels::Matrix& logits) {
   const float* last = logits.Row<float>(part.first_logit + part.num_logits - 1);
   if (!reading) return Draw(group, output, last, logits.cols);
   group.prompt_read = true;
-  // The prompt was read once: its K and V, and the row behind it, are every output's beginning.
+  // The prompt is read only once: every output starts from its K and V and its last row of logits.
   for (auto& other : group.outputs) {
     if (other->index == 0) continue;
     pool_->Copy(output.pages, other->pages, model::KvPool::PagesFor(group.prompt_size()));
@@ -230,11 +232,11 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
   ++group.usage.completion_tokens;
 
   const auto& ends = model_->config().eos_token_ids;
-  // Draw() masks all of these before min_tokens.
+  // Draw() masks all these tokens until min_tokens.
   const bool eos = !stopping.ignore_eos && std::find(ends.begin(), ends.end(), id) != ends.end();
   const bool stop_id = std::find(stopping.token_ids.begin(), stopping.token_ids.end(), id) != stopping.token_ids.end();
   std::string shown;
-  // An end token is no text, whether the tokenizer calls it special or not, unless special tokens were asked for.
+  // An end token is not shown as text, special or not in the tokenizer, unless the request includes special tokens.
   if (group.request.include_special_tokens || (!eos && !(stop_id && !stopping.include_stop))) {
     if (eos) {
       auto held = output.decoder.Held();
@@ -246,7 +248,7 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
       EndGroup(group, text.status(), FinishReason::kCancelled);
       return;
     }
-    // An end token matches no stop string, whatever its text: what was held back for one is text like it.
+    // An end token's text never matches a stop string. Text that was held back for a possible match is shown with it.
     shown = eos ? output.stops.Flush() + *text : group.Shown(output, *text);
   }
   group.sink->OnDelta(output.index, shown, {&token, 1});

@@ -37,7 +37,7 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
       if (slot->resident != nullptr) return slot->resident;
       if (!slot->failed.ok()) return slot->failed;
       const auto it = slots_.find(name);
-      if (it == slots_.end() || it->second != slot) continue;  // unloaded while this one waited
+      if (it == slots_.end() || it->second != slot) continue;  // unloaded while this call waited
     }
     const absl::StatusOr<Artifact> artifact = locate_(name, cancelled);
     auto resident = artifact.ok() ? Load(name, artifact->directory, cancelled) : artifact.status();
@@ -47,14 +47,14 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
       slot->resident = *resident;
       slot->pin = artifact->pin;
     } else {
-      slot->failed = resident.status();  // for those who wait; the next to come tries again
+      slot->failed = resident.status();  // for callers that wait; later calls try again
       slots_.erase(name);
     }
     return resident;
   }
 }
 
-// Its tensors as they are stored, and its engine's cache.
+// Takes memory for the model's tensors, as stored, and for its engine's cache.
 absl::StatusOr<std::shared_ptr<const void>> ModelManager::TakeMemory(const std::string& name, const std::string& directory) const {
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(directory));
   std::int64_t weights = 0;
@@ -68,9 +68,10 @@ absl::StatusOr<std::shared_ptr<const void>> ModelManager::TakeMemory(const std::
   if (auto memory = memory_->TryTake(bytes); memory != nullptr) return memory;
   const std::int64_t have = memory_->left();
   return base::WithReason(
-      absl::ResourceExhaustedError(base::StrCat("model ", name, " needs ", bytes, " bytes, ", have, " are left of what models and trainers may ",
-                                                "take: unload other models, wait for jobs to end, lower --kv_tokens, or raise ",
-                                                "--serve_memory_bytes if it is what bounds")),
+      absl::ResourceExhaustedError(
+          base::StrCat("model ", name, " needs ", bytes, " bytes, ", have, " are left for models and trainers: unload ",
+                       "other models, wait for jobs to end, lower --kv_tokens, or raise --serve_memory_bytes if that ",
+                       "is the limit")),
       "OUT_OF_DEVICE_MEMORY",
       {{"need", std::to_string(bytes)},
        {"have", std::to_string(have)},
@@ -81,7 +82,7 @@ absl::StatusOr<std::optional<double>> ModelManager::TrainerDifference(const mode
                                                                      const std::string& directory,
                                                                      const Cancelled& cancelled) const {
   const auto trained = model::ReadTrainerLogprobs(base::RealFileSystem(), directory);
-  if (absl::IsNotFound(trained.status())) return std::nullopt;  // of a checkpoint, or made before there were any
+  if (absl::IsNotFound(trained.status())) return std::nullopt;  // made from a checkpoint, or by an older version
   NIBBLE_RETURN_IF_ERROR(trained.status());
   NIBBLE_ASSIGN_OR_RETURN(const double difference, model::MaxLogprobDifference(model, *trained, stream_, cancelled));
   return difference;

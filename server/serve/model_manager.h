@@ -1,4 +1,4 @@
-// Which models are in memory, each with its engine: loaded on first use, unloaded when told.
+// Keeps models in memory, each with its engine: loads them on first use, unloads them on request.
 #pragma once
 #include <functional>
 #include <map>
@@ -16,12 +16,13 @@
 
 namespace nibble::serve {
 
-// A model in memory. The last handle dropped frees it: requests that run when it is unloaded finish first.
+// A model in memory. It is freed when the last handle is dropped, so requests that run when it is unloaded finish
+// first.
 struct Resident {
   std::string name;
   absl::Time loaded;
-  std::optional<double> trainer_difference;  // model::MaxLogprobDifference, of an adapter that brought its trainer's logprobs
-  std::shared_ptr<const void> memory;  // of the budget; given back after the engine has gone
+  std::optional<double> trainer_difference;  // model::MaxLogprobDifference, for an adapter with its trainer's logprobs
+  std::shared_ptr<const void> memory;  // share of the budget; returned after the engine is destroyed
   model::TextAssets text;
   std::unique_ptr<Engine> engine;
 };
@@ -31,27 +32,27 @@ class ModelManager {
  public:
   struct Artifact {
     std::string directory;
-    std::shared_ptr<const void> pin;  // kept until the model is unloaded: nobody deletes what is in memory, or on its way
+    std::shared_ptr<const void> pin;  // held until the model is unloaded, so that its artifact is not deleted
   };
-  // Asked before each piece that is read of what may be gigabytes: true ends the work with Cancelled. Empty: nobody can.
+  // Checked before each piece of a large read; true ends the work with Cancelled. Empty: the work cannot be cancelled.
   using Cancelled = base::Cancelled;
-  // Where the artifact of a name lies, asked before a load and not for what is in memory: NotFound for a name that is not there,
-  // DataLoss for one that is damaged.
+  // Finds the artifact of a name; called before a load, not for a model in memory. Errors: NotFound (no such name),
+  // DataLoss (damaged artifact).
   using Locate = std::function<absl::StatusOr<Artifact>(const std::string& name, const Cancelled& cancelled)>;
-  // Told when a model came or went, with its load time; for metrics.
+  // Called when a model was loaded (with the load time) or unloaded; for metrics.
   using Observer = std::function<void(const Resident& resident, bool loaded, absl::Duration took)>;
 
-  // memory: of all models together.
+  // memory: shared by all models.
   ModelManager(Locate locate, EngineOptions options, std::shared_ptr<base::MemoryBudget> memory, kernels::Stream stream,
                base::Clock& clock, Observer observer);
 
-  // The resident of that name, loaded now if it is not there. Concurrent callers share one load, or its failure. What it is
-  // planned to take must be left of the memory: ResourceExhausted (OUT_OF_DEVICE_MEMORY; metadata need, have: bytes; plan).
-  // `cancelled` is that of the caller whose load it is.
+  // Returns the resident of that name; loads it first if necessary. Concurrent callers share one load, or its failure.
+  // Errors: ResourceExhausted (OUT_OF_DEVICE_MEMORY; metadata need, have: bytes; plan) if the budget has less than the
+  // planned memory. `cancelled` applies to a load that this call starts.
   absl::StatusOr<std::shared_ptr<const Resident>> Acquire(const std::string& name, const Cancelled& cancelled = {});
-  // The same where it is in memory; nullptr otherwise. Never waits for a load.
+  // Returns the resident if it is in memory, nullptr otherwise. Never waits for a load.
   std::shared_ptr<const Resident> Find(const std::string& name) const;
-  // FailedPrecondition (MODEL_NOT_LOADED) when it is not there.
+  // FailedPrecondition (MODEL_NOT_LOADED) when the model is not in memory.
   absl::Status Unload(const std::string& name);
   std::vector<std::shared_ptr<const Resident>> residents() const;
   const EngineTotals& totals() const { return *options_.totals; }

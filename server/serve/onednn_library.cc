@@ -27,13 +27,15 @@ dnnl::memory::data_type ToDnnl(DType dtype) {
 // Rows of w that are widened to f32 at a time.
 constexpr std::int64_t kWidenedRows = 256;
 
-// Products that are kept, each for one shape: its machine code takes 0.3 MiB, and making it 0.3 ms. A model has about six shapes for each
-// number of rows.
+// Maximum number of cached products, one per shape. The machine code of one takes 0.3 MiB and 0.3 ms to make. A model
+// has about six shapes for each number of rows.
 constexpr std::size_t kMaxProducts = 128;
 
-// Prompts come in every length. More than 16 rows are multiplied in pieces of powers of two, so that there are 20 numbers of rows.
+// Prompts have any length. More than 16 rows are multiplied in pieces of powers of two, which leaves 20 numbers of
+// rows.
 std::int64_t PieceRows(std::int64_t rows) {
-  return rows <= 16 ? rows : std::min<std::int64_t>(256, static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(rows))));
+  const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(rows)));
+  return rows <= 16 ? rows : std::min<std::int64_t>(256, power);
 }
 
 class OneDnnLibrary : public kernels::DenseLibrary {
@@ -50,8 +52,8 @@ class OneDnnLibrary : public kernels::DenseLibrary {
   absl::Status Matmul(const ConstMatrix& x, const ConstMatrix& w, const Matrix& y, bool accumulate,
                       const kernels::Stream&) override {
     if (x.rows == 0 || w.rows == 0) return absl::OkStatus();
-    // oneDNN multiplies operands of one type, and those of f32 into f32 alone. Other mixes are widened to f32: w in pieces, because the
-    // whole head would take too much memory.
+    // oneDNN multiplies operands of one type, and f32 operands only into f32. Other mixes are widened to f32; w in
+    // pieces, because the whole head would take too much memory.
     const bool is_f32 = x.dtype == DType::kF32 && w.dtype == DType::kF32 && y.dtype == DType::kF32;
     const bool is_bf16 = x.dtype == DType::kBF16 && w.dtype == DType::kBF16;
     if (is_f32 || (bf16_ && is_bf16)) return Multiply(x, w, y, accumulate);
@@ -162,7 +164,7 @@ class OneDnnLibrary : public kernels::DenseLibrary {
   const bool bf16_;
   base::Mutex mutex_;
   using Products = std::list<std::pair<Key, dnnl::matmul>>;
-  Products products_ ABSL_GUARDED_BY(mutex_);  // the one used last first
+  Products products_ ABSL_GUARDED_BY(mutex_);  // most recently used first
   std::map<Key, Products::iterator> places_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -5,8 +5,8 @@
 
 namespace nibble::serve {
 
-// oneDNN's product for models that carry no bit promise. Below AVX-512 oneDNN multiplies f32 alone: bf16 operands are widened first.
-// use_bf16 false: so on every CPU. Thread-safe.
+// oneDNN's product, for models without a bit promise. Below AVX-512 oneDNN multiplies only f32, so bf16 operands are
+// widened first. use_bf16 = false widens on every CPU. Thread-safe.
 std::unique_ptr<kernels::DenseLibrary> MakeOneDnnLibrary(bool use_bf16 = true);
 
 }  // namespace nibble::serve

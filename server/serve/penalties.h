@@ -1,4 +1,4 @@
-// What a request adds to and takes from the logits before a token is drawn, and the tokens that must not be drawn.
+// Changes to the logits before a token is drawn: a request's penalties and biases, and tokens that must not be drawn.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -9,16 +9,16 @@ namespace nibble::serve {
 
 struct Penalties {
   float repetition = 1;  // CTRL, arXiv:1909.05858: divides positive logits of tokens seen, multiplies the others
-  float presence = 0;    // OpenAI's: taken from the logits of tokens generated, once
-  float frequency = 0;   // and for each time
-  std::vector<std::pair<std::int32_t, float>> bias;  // token, added to its logit; tokens differ
+  float presence = 0;    // OpenAI's: subtracted once from the logit of each generated token
+  float frequency = 0;   // OpenAI's: subtracted once per occurrence
+  std::vector<std::pair<std::int32_t, float>> bias;  // token, value added to its logit; tokens are distinct
 
   bool any() const { return repetition != 1 || presence != 0 || frequency != 0 || !bias.empty(); }
 };
 
-// In this order: bias, repetition (of the prompt's and the generated tokens), frequency, presence. In f32, so that the same
-// row gives the same row everywhere.
-//   logits  [V]  f32, changed in place; every token named is below V
+// Applies bias, repetition (of the prompt's and the generated tokens), frequency and presence, in this order. All in
+// f32, so that the same row gives the same result everywhere.
+//   logits  [V]  f32, changed in place; every given token is below V
 void Apply(const Penalties& penalties, std::span<const std::int32_t> prompt, std::span<const std::int32_t> generated,
            std::span<float> logits);
 

@@ -14,7 +14,8 @@
 
 namespace nibble::serve {
 
-// One output. Output 0 reads the prompt; the others begin with a copy of its pages. After a preemption each reads its own tokens.
+// One output. Output 0 reads the prompt; the others begin with a copy of its pages. After a preemption each output
+// reads its own tokens.
 struct Engine::Sequence {
   Sequence(const Request& request, int number, const text::Tokenizer& tokenizer)
       : index(number),
@@ -28,8 +29,8 @@ struct Engine::Sequence {
   std::vector<std::int32_t> pages;
   text::StreamDecoder decoder;
   StopMatcher stops;
-  // Where its end token is shown: the text that the decoder held before it. What comes after that at the end is the end token's own
-  // text, which matches no stop string.
+  // Set if the end token is shown: the text that the decoder held before it. Text after this at the end is the end
+  // token's own, which matches no stop string.
   std::optional<std::string> held;
   bool ended = false;
 
@@ -51,10 +52,10 @@ struct Engine::Group {
   absl::Duration started;
   absl::Duration first_token;
   std::uint64_t launches_before = 0;
-  std::int64_t scored = 0;             // prompt logprobs that the sink has
+  std::int64_t scored = 0;             // prompt logprobs sent to the sink
   bool begun = false;
   bool prompt_read = false;            // its first tokens were drawn; stays true when it is preempted
-  bool preempted = false;              // begun, and without pages
+  bool preempted = false;              // begun, but has no pages
   bool ended = false;
 
   std::int64_t prompt_size() const { return static_cast<std::int64_t>(request.prompt.size()); }
@@ -62,15 +63,15 @@ struct Engine::Group {
     return static_cast<std::int64_t>(output.tokens.size()) - prompt_size();
   }
   bool may_end(const Sequence& output) const { return generated(output) >= request.stopping.min_tokens; }
-  // What is shown now that `text` came. Stop strings are looked for from the text of token number min_tokens.
+  // The text to show after `text` was added. Stop strings are matched from the text of token number min_tokens on.
   std::string Shown(Sequence& output, std::string_view text) const {
     return may_end(output) ? output.stops.Push(text) : std::string(text);
   }
-  // At its longest.
+  // Pages at the request's longest.
   std::int64_t most_pages() const {
     return model::KvPool::PagesFor(prompt_size() + request.stopping.max_tokens) * request.n;
   }
-  // To begin with: those of the prompt and of the first token behind it.
+  // Pages to begin with: for the prompt and the first generated token.
   std::int64_t first_pages() const {
     return model::KvPool::PagesFor(prompt_size() + std::min<std::int64_t>(1, request.stopping.max_tokens)) * request.n;
   }
@@ -79,7 +80,7 @@ struct Engine::Group {
 // Tokens that end an answer: stop ids, and the model's end tokens unless they are ignored. May hold a token twice.
 std::vector<std::int32_t> EndTokens(const model::ModelConfig& config, const Stopping& stopping);
 
-// What the requests are told that a step failed for: a fault of ours, or of memory.
+// The status of requests whose step failed: ResourceExhausted as given, otherwise Internal (KERNEL_FAULT).
 absl::Status StepFault(const absl::Status& status);
 
 // Rows of one output in a step.
@@ -88,7 +89,7 @@ struct Engine::Part {
   Sequence* output;
   std::int64_t first_row;      // of the step
   std::int64_t num_rows;
-  std::int64_t first_logit;    // number among the logit rows
+  std::int64_t first_logit;    // index among the logit rows
   std::int64_t num_logits;     // all rows for Score, the last row of a completed prompt or a decode row, or none
 };
 

@@ -11,7 +11,7 @@ std::string StopMatcher::Push(std::string_view text) {
   std::size_t at = std::string::npos;
   for (const std::string& stop : stops_) {
     const std::size_t found = held_.find(stop);
-    // The match that ends the text earliest wins; of two that begin together, the one listed first.
+    // The match that begins first wins; of two that begin together, the one listed first.
     if (found != std::string::npos && (at == std::string::npos || found < at)) {
       at = found;
       matched_ = stop;

@@ -1,4 +1,4 @@
-// Watches generated text for stop strings without ever showing text that it would have to take back.
+// Finds stop strings in generated text, and never shows text that would have to be taken back.
 #pragma once
 #include <string>
 #include <string_view>
@@ -12,10 +12,10 @@ class StopMatcher {
   // include_stop: the matched string itself is shown too.
   StopMatcher(std::vector<std::string> stops, bool include_stop) : stops_(std::move(stops)), include_stop_(include_stop) {}
 
-  // What may be shown now that `text` came: all up to the longest end that a stop string may begin with, or up to the
-  // first match. After a match it shows nothing more.
+  // Adds `text` and returns the text that may be shown: all except the longest suffix that may begin a stop string, or
+  // all up to the first match. After a match it returns nothing.
   std::string Push(std::string_view text);
-  // What was held back; call when generation ends without a match.
+  // Returns the text held back; call when generation ends without a match.
   std::string Flush();
 
   bool matched() const { return !matched_.empty(); }

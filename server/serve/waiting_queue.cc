@@ -23,7 +23,7 @@ const WaitingEntry* WaitingQueue::Next(absl::Duration now, const May& may) const
     if (turn == level.round.end()) continue;
     const WaitingEntry& first = turn->entries.front();
     const double aged = priority + absl::FDivDuration(now - std::max(first.came, level.served), kAgeing);
-    if (next != nullptr && aged <= highest) continue;  // of equals, the higher priority
+    if (next != nullptr && aged <= highest) continue;  // if equal, the higher priority wins
     next = &first;
     highest = aged;
   }

@@ -1,4 +1,4 @@
-// The order in which waiting requests begin. Pure: whoever calls it has the clock.
+// The order in which waiting requests begin. Pure: the caller passes the time.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -13,32 +13,34 @@ namespace nibble::serve {
 
 struct WaitingEntry {
   std::uint64_t id = 0;       // ascending in the order of arrival
-  std::string principal;      // "": of a server without tokens
+  std::string principal;      // "": a server without tokens
   int priority = 0;           // higher begins first
   absl::Duration came;        // monotonic
 };
 
-// Of a priority, the principals take turns: each begins one request a round, its oldest. A principal whose requests come when the round
-// is under way joins at its end. A priority that waits gains a level every kAgeing, until one of its requests begins: whatever comes
-// above it, it is served in the end. Nothing overtakes the request that is next, so a large one is not passed over by small ones for
-// which there is room. Thread-compatible.
+// Principals of one priority take turns: in each round, each begins its oldest request. A principal whose requests
+// arrive during a round joins at its end. A waiting priority gains a level every kAgeing until one of its requests
+// begins, so it is served eventually, whatever arrives with higher priority. Nothing overtakes the next request, so
+// small requests that fit do not pass a large one that does not fit yet. Thread-compatible.
 class WaitingQueue {
  public:
   static constexpr absl::Duration kAgeing = absl::Milliseconds(100);
-  // Whether a request may begin, as far as its principal's bounds go. Requests of one that is at its bounds hold up nobody.
+  // Whether a request may begin under its principal's limits. Requests of a principal at its limits do not hold up
+  // others.
   using May = std::function<bool(const WaitingEntry&)>;
 
   void Push(WaitingEntry entry);
-  // The one that begins next; nullptr when none may. Valid until the queue changes.
+  // The request that begins next; nullptr when none may. Valid until the queue changes.
   const WaitingEntry* Next(absl::Duration now, const May& may) const;
-  // Removes what Next gave: its principal's turn is over.
+  // Removes the request that Next returned, and ends its principal's turn.
   void Begin(std::uint64_t id, absl::Duration now);
   // Removes a request that ended while it waited; its principal keeps its turn.
   void Remove(std::uint64_t id);
 
   std::int64_t size() const { return static_cast<std::int64_t>(places_.size()); }
   std::int64_t NumOf(const std::string& principal) const;
-  // How many requests would begin before a new one: those of higher priorities, and of its own those of the rounds until its turn.
+  // Number of requests that would begin before a new one: all of higher priority, and those of its own priority in the
+  // rounds until its turn.
   std::int64_t NumBefore(const std::string& principal, int priority) const;
 
  private:
@@ -47,7 +49,7 @@ class WaitingQueue {
     std::deque<WaitingEntry> entries;
   };
   struct Level {
-    std::list<Turn> round;  // whose turn is next comes first
+    std::list<Turn> round;  // the next turn comes first
     absl::Duration served = -absl::InfiniteDuration();
   };
   struct Place {
@@ -55,10 +57,10 @@ class WaitingQueue {
     int priority;
   };
 
-  // Drops the entry; the turn where it was, or the round's end where it has none left.
+  // Drops the entry. Returns its turn, or the end of the round if the turn has no entries left.
   std::list<Turn>::iterator Drop(Level& level, const std::string& principal, std::uint64_t id);
 
-  std::map<int, Level, std::greater<>> levels_;  // by priority; each has a request
+  std::map<int, Level, std::greater<>> levels_;  // by priority; none is empty
   std::map<std::uint64_t, Place> places_;
 };
 

@@ -17,7 +17,8 @@
 namespace nibble::store {
 namespace {
 
-// The directory, locked, or -1: it is not there, or another process uses it (LOCK_EX) or removes it (LOCK_SH).
+// Opens and locks the directory. Returns -1 if it does not exist, or if another process uses it (LOCK_EX) or removes it
+// (LOCK_SH).
 int OpenLocked(const std::string& path, int how) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return -1;
@@ -47,13 +48,13 @@ absl::StatusOr<std::unique_ptr<BaseCache::Entry>> BaseCache::Find(const std::str
   std::unique_ptr<Entry> entry(new Entry(path, fd));
   const absl::Status whole = Verify(files_, path, cancelled).status();
   if (whole.ok()) {
-    (void)::futimens(fd, nullptr);  // used now
+    (void)::futimens(fd, nullptr);  // mark as used now
     return entry;
   }
   if (!SaysDamaged(whole)) return whole;
   entry.reset();
   const int alone = OpenLocked(path, LOCK_EX);
-  if (alone < 0) return nullptr;  // another process uses it: this one does without
+  if (alone < 0) return nullptr;  // another process uses it, so it stays
   const absl::Status removed = RemovePublished(files_, path);
   ::close(alone);
   if (!removed.ok()) return removed;
@@ -63,7 +64,7 @@ absl::StatusOr<std::unique_ptr<BaseCache::Entry>> BaseCache::Find(const std::str
 absl::StatusOr<std::unique_ptr<BaseCache::Entry>> BaseCache::Add(const std::string& key, PendingDirectory made,
                                                                  const Cancelled& cancelled) {
   NIBBLE_RETURN_IF_ERROR(files_.CreateDirectories(directory_));
-  // Locked before others can see it.
+  // Lock it before other processes can see it.
   const int fd = OpenLocked(made.path(), LOCK_SH);
   if (fd < 0) return absl::InternalError(base::StrCat("cannot lock ", made.path()));
   std::unique_ptr<Entry> entry(new Entry(Path(key), fd));
@@ -74,7 +75,7 @@ absl::StatusOr<std::unique_ptr<BaseCache::Entry>> BaseCache::Add(const std::stri
     return entry;
   }
   if (!published.ok()) return published;
-  // Best effort: what is too much now is removed by the next call.
+  // Best effort: the next call removes what stays over the limits.
   Trim().IgnoreError();
   return entry;
 }
@@ -130,11 +131,11 @@ absl::StatusOr<bool> BaseCache::MakeRoom(std::uint64_t bytes) {
   for (const Held& one : removable) {
     if (missing == 0) break;
     const int fd = OpenLocked(one.path, LOCK_EX);
-    if (fd < 0) continue;  // in use since
+    if (fd < 0) continue;  // came into use meanwhile
     const absl::Status removed = RemovePublished(files_, one.path);
     ::close(fd);
     NIBBLE_RETURN_IF_ERROR(removed);
-    // Counted, not measured: a file system may free the blocks later.
+    // Counted instead of measured, because a file system may free the blocks later.
     missing -= std::min(missing, one.bytes);
   }
   return missing == 0;

@@ -1,5 +1,5 @@
-// Quantised bases that qlora attempts share: made once of a model, found again by the digest of what they were made of. Trainers of
-// several jobs use one directory at a time; the server removes leftovers at its start (state_directory.h).
+// Quantised bases that qlora attempts share. Each is made once and found by the digest of its inputs. Trainers of
+// several jobs use the directory at the same time; the server removes leftovers when it starts (state_directory.h).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,17 +15,18 @@
 
 namespace nibble::store {
 
-// Thread-compatible; safe among processes. Each entry is a published directory, locked with flock while it is used.
+// Thread-compatible; several processes may share a directory. Each entry is a published directory, locked with flock
+// while in use.
 class BaseCache {
  public:
-  // What is in use may exceed both.
+  // Entries in use may exceed both limits.
   struct Limits {
-    std::uint64_t max_bytes = 0;       // of all entries together
-    std::uint64_t min_free_bytes = 0;  // of the disk: with less free no entry is kept
+    std::uint64_t max_bytes = 0;       // total of all entries
+    std::uint64_t min_free_bytes = 0;  // of the disk; entries are removed until this much is free
   };
   BaseCache(base::FileSystem& files, std::string directory, Limits limits);
 
-  // In use, so it is not removed, while this lives.
+  // Handle of an entry in use: the entry is not removed while the handle exists.
   class Entry {
    public:
     ~Entry();
@@ -40,25 +41,28 @@ class BaseCache {
     const int fd_;
   };
 
-  // Where PendingDirectory has to publish the entry.
+  // Target of the PendingDirectory that is passed to Add.
   std::string Path(const std::string& key) const;
-  // Null where there is none. Reads and hashes every byte; a damaged entry is removed. Errors: Cancelled, those of the file system.
+  // Null if there is no entry. Reads and hashes every byte; removes a damaged entry. Errors: Cancelled, file system
+  // errors.
   absl::StatusOr<std::unique_ptr<Entry>> Find(const std::string& key, const Cancelled& cancelled = {});
-  // Publishes `made`, whose target is Path(key), or finds what another process has published meanwhile. Makes room for it.
+  // Publishes `made`, whose target is Path(key), and trims the cache; or finds the entry that another process published
+  // meanwhile.
   absl::StatusOr<std::unique_ptr<Entry>> Add(const std::string& key, PendingDirectory made, const Cancelled& cancelled = {});
-  // Removes the least recently used that no process uses, until the limits are kept.
+  // Removes damaged entries, then the least recently used ones, until the limits hold. Keeps entries that a process
+  // uses.
   absl::Status Trim();
-  // Makes `bytes` more than Limits::min_free_bytes free: removes no more of the least recently used entries than that takes. Entries
-  // that a process uses stay, and so do those whose files a model shares, because their removal frees nothing. Removes nothing where
-  // the rest does not suffice. False: there is not that much room.
+  // Removes only as many of the least recently used entries as are needed to have `bytes` free beyond
+  // Limits::min_free_bytes. Keeps entries that a process uses, and entries whose files a model shares, because removing
+  // those frees nothing. Removes nothing if the other entries do not suffice. Returns whether there is enough room.
   absl::StatusOr<bool> MakeRoom(std::uint64_t bytes);
-  // Bytes that the removal of all entries would free. Entries in use count, because their users end.
+  // Bytes that removing all entries would free. Includes entries in use, because their users will end.
   std::uint64_t ReclaimableBytes() const;
 
  private:
   struct Held {
     std::string path;
-    absl::Time used;  // InfinitePast: damaged, so of no use
+    absl::Time used;  // InfinitePast if damaged
     std::uint64_t bytes = 0;
   };
   absl::StatusOr<std::vector<Held>> LeastRecentlyUsedFirst() const;

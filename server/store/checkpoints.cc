@@ -52,7 +52,7 @@ absl::StatusOr<PendingDirectory> BeginCheckpoint(base::FileSystem& files, const 
 
 namespace {
 
-// `damaged`: those whose manifest or sizes are wrong already.
+// Adds checkpoints with a wrong manifest or wrong sizes to `damaged` unless null.
 absl::StatusOr<std::vector<CheckpointInfo>> ListOne(base::FileSystem& files, const std::string& attempt_directory,
                                                     std::int64_t attempt, std::vector<CheckpointInfo>* damaged) {
   std::vector<CheckpointInfo> found;
@@ -119,7 +119,7 @@ absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(base::FileSys
     const auto verified = Verify(files, it->directory, cancelled);
     if (verified.ok()) return std::optional<CheckpointInfo>(*it);
     if (!SaysDamaged(verified.status())) return verified.status();
-    base::LogWarning("a checkpoint is damaged, the one before it is tried",
+    base::LogWarning("checkpoint is damaged, trying the previous one",
                      {{"directory", it->directory}, {"why", std::string(verified.status().message())}});
     if (damaged != nullptr) damaged->push_back(*it);
   }

@@ -1,5 +1,5 @@
-// Checkpoints of a job: ATTEMPT/checkpoints/step-00000010/, each a published directory. The trainer writes and prunes its own
-// attempt's; the server looks across attempts.
+// Checkpoints of a job: ATTEMPT/checkpoints/step-00000010/, each a published directory. A trainer writes and prunes the
+// checkpoints of its own attempt; the server looks across attempts.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -14,7 +14,7 @@
 
 namespace nibble::store {
 
-inline constexpr char kCheckpointMetricsFile[] = "metrics.json";  // {"loss": 2.5}: what is known of it, for people
+inline constexpr char kCheckpointMetricsFile[] = "metrics.json";  // metrics of the checkpoint: {"loss": 2.5}
 
 struct CheckpointInfo {
   std::int64_t attempt = 0;
@@ -23,38 +23,40 @@ struct CheckpointInfo {
   std::uint64_t bytes = 0;
   std::string digest;  // of its manifest
   absl::Time created;
-  std::map<std::string, double> metrics;  // of kCheckpointMetricsFile: "loss", "eval_loss"
+  std::map<std::string, double> metrics;  // from kCheckpointMetricsFile: "loss", "eval_loss"
 };
 
-// A checkpoint in the making below an attempt's directory; Commit publishes it.
+// Starts a checkpoint below an attempt's directory; Commit publishes it.
 absl::StatusOr<PendingDirectory> BeginCheckpoint(base::FileSystem& files, const std::string& attempt_directory,
                                                  std::int64_t step);
 
-// Those of one attempt whose sizes fit their manifests, by step. What has no valid manifest is not one; what cannot be read
-// now is an error, here and below.
+// Checkpoints of one attempt whose file sizes match their manifests, ordered by step. Skips a directory without a valid
+// manifest. Here and below, a checkpoint that cannot be read now is an error.
 absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& files, const std::string& attempt_directory,
                                                             std::int64_t attempt);
-// Those of all attempts below `attempts_directory`, by step, then attempt.
+// Checkpoints of all attempts below `attempts_directory`, ordered by step, then attempt.
 absl::StatusOr<std::vector<CheckpointInfo>> ListAllCheckpoints(base::FileSystem& files,
                                                                const std::string& attempts_directory);
-// The newest whose every byte fits its manifest, older ones tried in turn; nothing when there is none. Those that
-// are damaged, as far as they were looked at, are added to `damaged` where it is given. Cancelled where `cancelled` says so.
+// Finds the newest checkpoint whose every byte matches its manifest, trying older ones in turn; nullopt if there is
+// none. Adds the damaged checkpoints that it finds on the way to `damaged` unless null. Cancelled when `cancelled`
+// returns true.
 absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(base::FileSystem& files,
                                                                    const std::string& attempts_directory,
                                                                    std::vector<CheckpointInfo>* damaged = nullptr,
                                                                    const Cancelled& cancelled = {});
-// Removes all but the newest `keep` (>= 1) of one attempt.
+// Removes all but the newest `keep` (>= 1) checkpoints of one attempt.
 absl::Status PruneCheckpoints(base::FileSystem& files, const std::string& attempt_directory, std::int64_t keep);
-// The same across attempts: for the server, when no trainer of the job lives.
+// The same across attempts. For the server, when no trainer of the job is running.
 absl::Status PruneAllCheckpoints(base::FileSystem& files, const std::string& attempts_directory, std::int64_t keep);
-// While the trainer of `attempt` lives, which prunes its own: removes those of other attempts that are not among the
-// newest `keep`. Every one of `attempt` counts as newer than theirs.
+// For use while the trainer of `attempt` runs and prunes its own checkpoints: removes the checkpoints of other attempts
+// that are not among the newest `keep`. All checkpoints of `attempt` count as newer than those of other attempts.
 absl::Status PruneOlderAttempts(base::FileSystem& files, const std::string& attempts_directory, std::int64_t attempt,
                                 std::int64_t keep);
 
-// Removes the unfinished work (base::TemporaryName) of an attempt that no trainer writes to any more.
+// Removes the unfinished work (base::TemporaryName) of an attempt whose trainer no longer writes.
 absl::Status CollectAttempt(base::FileSystem& files, const std::string& attempt_directory);
-// The same for every attempt of a job but `living`, whose trainer may write (0: none has one). One that fails keeps no other.
+// The same for every attempt of a job except `living`, whose trainer may write (0: no trainer runs). A failure in one
+// attempt does not stop the others; the first error is returned.
 absl::Status CollectAttempts(base::FileSystem& files, const std::string& attempts_directory, std::int64_t living);
 
 }  // namespace nibble::store

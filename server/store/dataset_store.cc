@@ -43,12 +43,13 @@ absl::StatusOr<std::unique_ptr<DatasetStore>> DatasetStore::Open(base::FileSyste
   base::MutexLock lock(store->mutex_);
   for (const std::string& name : names) {
     if (const absl::Status named = base::CheckName("name", name); !named.ok()) {
-      base::LogWarning("an entry of datasets/ is left out", {{"name", name}, {"why", std::string(named.message())}});
+      base::LogWarning("ignored an entry with an invalid name in datasets/",
+                       {{"name", name}, {"why", std::string(named.message())}});
       continue;
     }
     auto dataset = store->Load(name);
     if (!dataset.ok()) {
-      base::LogError("a dataset cannot be read", {{"name", name}, {"why", std::string(dataset.status().message())}});
+      base::LogError("cannot read a dataset", {{"name", name}, {"why", std::string(dataset.status().message())}});
     }
     store->datasets_.emplace(name, dataset.ok() ? *std::move(dataset) : Unread(name));
   }
@@ -92,7 +93,7 @@ std::vector<StoredDataset> DatasetStore::List() const {
   return all;
 }
 
-// As ModelStore::Find.
+// Re-reads a damaged entry, like ModelStore::Find.
 absl::StatusOr<StoredDataset> DatasetStore::Find(std::string_view name) const {
   const auto it = datasets_.find(name);
   if (it == datasets_.end()) return names_->NotFound(name);
@@ -126,9 +127,9 @@ absl::Status DatasetStore::Delete(std::string_view name, const std::optional<std
   }
   NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name, tenant));
   absl::Status removed = RemovePublished(files_, layout_.dataset(name));
-  if (!removed.ok() && !absl::IsNotFound(removed)) return removed;  // as ModelStore::Delete
+  if (!removed.ok() && !absl::IsNotFound(removed)) return removed;  // see ModelStore::Delete
   datasets_.erase(it);
-  // What stays for now is removed at the next start.
+  // The next start removes files that remain.
   files_.RemoveAll(layout_.tokens(name)).IgnoreError();
   return absl::OkStatus();
 }
@@ -171,7 +172,7 @@ absl::StatusOr<StoredDataset> DatasetStore::Pending::Finish(std::string_view sha
       base::WriteFileAtomically(files, JoinPath(directory.path(), kDatasetMetaFile), base::Dump(meta, 1)));
   NIBBLE_RETURN_IF_ERROR(directory.Commit().status());
   base::MutexLock lock(store_.mutex_);
-  store_.datasets_.emplace(name_, Unread(name_));  // it is there, even if it cannot be read just now
+  store_.datasets_.emplace(name_, Unread(name_));  // it exists, even if it cannot be read right now
   return store_.Find(name_);
 }
 

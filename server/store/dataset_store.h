@@ -30,32 +30,35 @@ struct StoredDataset {
   std::uint64_t bytes = 0;
   absl::Time created;
   base::Json meta;  // what the validator returned: "format", "rows", ...
-  bool damaged = false;  // of List alone: nothing but its name is known
+  bool damaged = false;  // set by List only: nothing but the name is known
 };
 
-// Changes with the data's bytes.
+// Changes when the data's bytes change.
 std::string Etag(const StoredDataset& dataset);
 
-// Reads the whole file at `data_path` and returns meta.json, or why the data is refused (DATASET_FORMAT, with lines).
+// Reads the whole file at `data_path`. Returns meta.json, or an error if the data is invalid (DATASET_FORMAT, with
+// lines).
 using DatasetValidator = std::function<absl::StatusOr<base::Json>(const std::string& data_path)>;
 
-// Uploaded training data below datasets/, by name. A dataset never changes once it is there. Thread-safe.
+// Uploaded training data below datasets/, by name. A published dataset never changes. Thread-safe.
 class DatasetStore {
  public:
-  // As ModelStore::Open: a damaged dataset keeps its name.
+  // Like ModelStore::Open: a damaged dataset keeps its name.
   static absl::StatusOr<std::unique_ptr<DatasetStore>> Open(base::FileSystem& files, const Layout& layout,
                                                             UploadLimits limits = {});
 
   const UploadLimits& limits() const { return limits_; }
   std::vector<StoredDataset> List() const;
-  absl::StatusOr<StoredDataset> Get(std::string_view name) const;  // NotFound (DATASET); as ModelStore::Get DataLoss (ARTIFACT_CORRUPT)
+  // Errors: NotFound (DATASET); DataLoss (ARTIFACT_CORRUPT) as in ModelStore::Get.
+  absl::StatusOr<StoredDataset> Get(std::string_view name) const;
   absl::StatusOr<std::shared_ptr<const Pin>> PinDataset(std::string_view name, std::string_view user, const JobTenant& tenant = {});
-  // As ModelStore::Delete: NotFound; FailedPrecondition (DATASET_IN_USE); Aborted (ETAG_MISMATCH). Its token files go too.
+  // Like ModelStore::Delete; also removes the dataset's token files. Errors: NotFound; FailedPrecondition
+  // (DATASET_IN_USE); Aborted (ETAG_MISMATCH).
   absl::Status Delete(std::string_view name, const std::optional<std::string>& etag = {}, const std::string& tenant = "");
-  // For a call that has made token files of the dataset, which may have been deleted meanwhile.
+  // Call this after making token files of a dataset: it removes them if the dataset was deleted meanwhile.
   void RemoveTokensIfDeleted(std::string_view name);
 
-  // A stream of chunks that becomes a dataset, whole, or leaves nothing. One thread.
+  // A stream of chunks that becomes a complete dataset or leaves nothing. One thread.
   class Pending {
    public:
     absl::Status Append(std::string_view chunk) { return upload_->Append(chunk); }
@@ -84,7 +87,7 @@ class DatasetStore {
   const Layout layout_;
   const UploadLimits limits_;
   mutable base::Mutex mutex_;
-  mutable std::map<std::string, StoredDataset, std::less<>> datasets_ ABSL_GUARDED_BY(mutex_);  // Find reads the damaged again
+  mutable std::map<std::string, StoredDataset, std::less<>> datasets_ ABSL_GUARDED_BY(mutex_);  // Find updates it
   const std::shared_ptr<NameTable> names_;
 };
 

@@ -16,7 +16,7 @@ namespace nibble::store {
 
 namespace {
 
-// Free room from which the reserve takes its own: a disk that is nearly full keeps what it has for those who work.
+// A refill needs this much free space: on a nearly full disk, running work needs the rest more.
 constexpr std::uint64_t kRefillFromBytes = 4 * kReserveBytes;
 
 std::uint64_t SizeOf(int fd) {
@@ -45,7 +45,7 @@ bool DiskReserve::Release() {
   const std::uint64_t left = size_ - std::min(size_, kReservePieceBytes);
   if (::ftruncate(fd_, static_cast<off_t>(left)) != 0) return false;
   size_ = left;
-  base::LogWarning("the disk is full: room was made from the reserve", {{"left_bytes", std::to_string(left)}});
+  base::LogWarning("disk full: released space from the reserve", {{"left_bytes", std::to_string(left)}});
   return true;
 }
 
@@ -69,7 +69,7 @@ void DiskReserve::Refill() {
   }
   size_ = SizeOf(fd_);  // some file systems keep the part that they could allocate
   if (!std::exchange(complained_, true)) {
-    base::LogWarning("the reserve for a full disk cannot be made", {{"path", path_}, {"why", std::strerror(error)}});
+    base::LogWarning("cannot allocate the disk reserve", {{"path", path_}, {"why", std::strerror(error)}});
   }
 }
 

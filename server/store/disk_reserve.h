@@ -1,7 +1,8 @@
-// Room on the disk that is kept for ends: a cancel, a pause, the end of a job, its deletion (docs/faults.md, R8). A file beside the
-// database whose blocks hold nothing. Where the database has no room for an end, a piece of the file is given back; when there is
-// room again it is filled up. In pieces, because others wait for room too: a trainer at its checkpoint would take all of it at once.
-// A server that starts on a full disk has two of them: one that is not there can end nothing.
+// Disk space reserved for ending jobs: a cancel, a pause, the end of a job, its deletion (docs/faults.md, R8). The
+// reserve is a preallocated file beside the database. When the disk is too full to record an end, one piece of the file
+// is released; when there is room again, the file is refilled. It is released in pieces because others wait for room
+// too: a trainer that writes a checkpoint would take all of it at once. A server that starts on a full disk may use two
+// pieces: without a running server, no job can be ended.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,23 +15,23 @@
 namespace nibble::store {
 
 inline constexpr std::uint64_t kReserveBytes = 4 << 20;
-// An end writes some ten pages of 4 KiB to SQLite's log.
+// Ending a job writes about ten pages of 4 KiB to SQLite's log.
 inline constexpr std::uint64_t kReservePieceBytes = 64 << 10;
 
 // Thread-safe.
 class DiskReserve {
  public:
-  // Takes over the file at `path` or makes it, and fills it up. Internal where it cannot be opened.
+  // Opens or creates the file at `path` and refills it. Internal if it cannot be opened.
   static absl::StatusOr<std::unique_ptr<DiskReserve>> Open(base::FileSystem& files, const std::string& path);
   ~DiskReserve();
   DiskReserve(const DiskReserve&) = delete;
   DiskReserve& operator=(const DiskReserve&) = delete;
 
-  // Gives back one piece; false when nothing is left.
+  // Releases one piece; false when nothing is left.
   bool Release();
-  // For a start: gives back pieces while less than `bytes` is free, no more than hold as much.
+  // For start-up: releases pieces while less than `bytes` is free, at most enough pieces to hold `bytes`.
   void MakeRoom(std::uint64_t bytes);
-  // Makes the file whole unless the disk is so short of room that others need it more. Costs nothing while it is whole.
+  // Refills the file unless the disk has so little room that others need it more. Costs nothing while the file is full.
   void Refill();
   std::uint64_t bytes() const;
 
@@ -42,7 +43,7 @@ class DiskReserve {
   const int fd_;
   mutable base::Mutex mutex_;
   std::uint64_t size_ ABSL_GUARDED_BY(mutex_);
-  bool complained_ ABSL_GUARDED_BY(mutex_) = false;  // that it cannot be filled up, since it last could
+  bool complained_ ABSL_GUARDED_BY(mutex_) = false;  // a failed refill was logged since the last success
 };
 
 }  // namespace nibble::store

@@ -21,9 +21,9 @@ namespace nibble::store {
 
 namespace {
 constexpr std::uint64_t kLeastWatermark = std::uint64_t{1} << 30;
-constexpr std::uint32_t kExtents = 128;     // asked for at a time
+constexpr std::uint32_t kExtents = 128;     // per ioctl
 
-// Bytes in extents that other files share (reflinks); nothing where the file system cannot tell.
+// Bytes in extents that other files share (reflinks); nullopt if the file system does not report them.
 std::optional<std::uint64_t> SharedBytes(int fd) {
   alignas(fiemap) char buffer[sizeof(fiemap) + kExtents * sizeof(fiemap_extent)];
   std::uint64_t shared = 0;
@@ -44,7 +44,7 @@ std::optional<std::uint64_t> SharedBytes(int fd) {
   }
 }
 
-// Bytes of the disk that the removal of a regular file frees. A file system that cannot tell of reflinks has none.
+// Bytes of the disk that removing a regular file frees. A file system that does not report reflinks has none.
 std::uint64_t OwnFileBytes(const char* path) {
   const int fd = ::open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) return 0;

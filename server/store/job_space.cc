@@ -14,7 +14,7 @@
 namespace nibble::store {
 namespace {
 
-// Looked at in a job's directory: some milliseconds. An attempt has tens of files.
+// Maximum number of entries read in a job's directory, which takes some milliseconds. An attempt has tens of files.
 constexpr int kMaxEntries = 1000;
 
 }  // namespace
@@ -30,8 +30,9 @@ absl::Status CheckPlannedSpace(base::FileSystem& files, const Layout& layout, st
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t have, PlannableBytes(files, layout, min_free_bytes));
   if (static_cast<std::uint64_t>(bytes) <= have) return absl::OkStatus();
   return base::WithReason(
-      absl::ResourceExhaustedError(base::StrCat("the job writes up to ", bytes, " bytes, ", have, " may be written on the server's disk: ",
-                                                "delete models, datasets or jobs")),
+      absl::ResourceExhaustedError(base::StrCat("the job writes up to ", bytes,
+                                                " bytes, the server's disk has room for ", have,
+                                                ": delete models, datasets or jobs")),
       "DISK_FULL", {{"need", std::to_string(bytes)}, {"have", std::to_string(have)}});
 }
 

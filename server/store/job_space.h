@@ -1,4 +1,4 @@
-// Room on the disk for jobs: what a plan may count on, and what a job has written already.
+// Disk space for jobs: how much a plan may use, and how much a job has already written.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,15 +10,16 @@
 
 namespace nibble::store {
 
-// Bytes that one job may write before less than `min_free_bytes` is free, if every removable cached base (base_cache.h) is removed. Ignores
-// the bytes that other jobs have yet to write: those jobs end.
+// Bytes that one job may write before less than `min_free_bytes` is free, if every removable cached base (base_cache.h)
+// is removed. Ignores the bytes that other jobs have yet to write, because those jobs will end.
 absl::StatusOr<std::uint64_t> PlannableBytes(base::FileSystem& files, const Layout& layout, std::uint64_t min_free_bytes);
 
-// ResourceExhausted (DISK_FULL) when a job that is planned to write `bytes` has no room, whatever else ends.
+// ResourceExhausted (DISK_FULL) if a job that is planned to write `bytes` does not fit, even after all other jobs have
+// ended.
 absl::Status CheckPlannedSpace(base::FileSystem& files, const Layout& layout, std::uint64_t min_free_bytes, std::int64_t bytes);
 
-// Lower bound of the disk space that a job's attempts occupy: outputs, which may share files with other models, and the files beyond the
-// first thousand are not counted. Takes milliseconds.
+// Lower bound of the disk space that a job's attempts occupy. Does not count outputs, which may share files with other
+// models, nor files beyond the first thousand. Takes milliseconds.
 std::uint64_t AttemptsBytes(const Layout& layout, const std::string& job_id);
 
 }  // namespace nibble::store

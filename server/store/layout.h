@@ -1,25 +1,25 @@
-// Where everything lies under one state directory. This is the only place that spells these paths.
+// The paths below one state directory. This is the only place that spells them.
 //   nibble.db                                     jobs, attempts, events, idempotency (SQLite, WAL)
-//   lock                                          held with flock by the one server; its text is the pid
+//   lock                                          held with flock by the one server; contains its pid
 //   reserve                                       room for cancels, ends and a start on a full disk (disk_reserve.h)
 //   models/NAME/                                  one artifact (server/model/artifact.h) and manifest.json
 //   datasets/NAME/                                data.jsonl, meta.json, manifest.json
 //   bases/KEY/                                    a quantised base that qlora attempts share (base_cache.h) and manifest.json
-//   tokens/NAME/KEY.tokens                        data of a data set as tokens (data/token_file.h): nibbled and trainers write and read
-//                                                 them; any of them may be removed at any time
-//   uploads/ID/                                   what a client is sending; emptied at every start
-//   jobs/ID/attempts/N/                           what `nibble-trainer --job_dir` is given; only that attempt writes here
-//     attempt.json                                the order: jobs/attempt.h, written by the server before the start
+//   tokens/NAME/KEY.tokens                        a data set's data as tokens (data/token_file.h): nibbled and trainers
+//                                                 write and read these files; each may be removed at any time
+//   uploads/ID/                                   an upload in progress; emptied at every start
+//   jobs/ID/attempts/N/                           the --job_dir of nibble-trainer; only that attempt writes here
+//     attempt.json                                what to train: jobs/attempt.h, written by the server before the start
 //     control.json                                {"command": "cancel" | "cancel_keeping" | "pause"}: read on SIGTERM
-//     checkpoint.request                          there: the trainer is to write a checkpoint after the current step
-//     lock                                        held with flock as long as a process of the attempt lives; its pid
+//     checkpoint.request                          if it exists, the trainer writes a checkpoint after the current step
+//     lock                                        held with flock while a process of the attempt lives; its pid
 //     journal.jsonl                               jobs/journal.h, appended and synced by the trainer
-//     outcome.json                                jobs/attempt.h, the trainer's last word
+//     outcome.json                                jobs/attempt.h, the trainer's final result
 //     trainer.log                                 its stdout and stderr
 //     checkpoints/step-00000010/                  files and manifest.json
 //     output/                                     the trained model and manifest.json, until it is published
-// A directory counts only with a manifest.json that fits it (published_directory.h); what base::TemporaryName
-// made is work that nobody finished.
+// A directory is valid only if it matches its manifest.json (published_directory.h). Names made by base::TemporaryName
+// are unfinished work.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -66,7 +66,7 @@ inline constexpr char kTrainerLogFile[] = "trainer.log";
 inline constexpr char kCheckpointsDirectory[] = "checkpoints";
 inline constexpr char kOutputDirectory[] = "output";
 
-// "step-00000010", and back (nothing when the name is not of that form).
+// Formats a name like "step-00000010", and parses it (nullopt if the name does not have that form).
 std::string CheckpointName(std::int64_t step);
 std::optional<std::int64_t> CheckpointStep(std::string_view name);
 

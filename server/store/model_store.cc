@@ -32,12 +32,13 @@ absl::StatusOr<std::unique_ptr<ModelStore>> ModelStore::Open(base::FileSystem& f
   base::MutexLock lock(store->mutex_);
   for (const std::string& name : names) {
     if (const absl::Status named = base::CheckName("name", name); !named.ok()) {
-      base::LogWarning("an entry of models/ is left out", {{"name", name}, {"why", std::string(named.message())}});
+      base::LogWarning("ignored an entry with an invalid name in models/",
+                       {{"name", name}, {"why", std::string(named.message())}});
       continue;
     }
     auto model = store->Load(name, layout.model(name));
     if (!model.ok()) {
-      base::LogError("a model cannot be read", {{"name", name}, {"why", std::string(model.status().message())}});
+      base::LogError("cannot read a model", {{"name", name}, {"why", std::string(model.status().message())}});
     }
     store->models_.emplace(name, model.ok() ? *std::move(model) : store->Unread(name));
   }
@@ -80,7 +81,7 @@ std::vector<StoredModel> ModelStore::List() const {
   return all;
 }
 
-// What was damaged may have been put back since, and what could not be read may be readable now.
+// Re-reads a damaged entry: its files may have been restored, or may be readable now.
 absl::StatusOr<StoredModel> ModelStore::Find(std::string_view name) const {
   const auto it = models_.find(name);
   if (it == models_.end()) return names_->NotFound(name);
@@ -129,14 +130,15 @@ absl::Status ModelStore::Publish(std::string_view name, std::string_view owner, 
     names_->Unreserve(name, owner);
     return absl::OkStatus();
   }
-  // It is not its own any more where a try before moved the output and the model was deleted since: then the output is gone, below.
+  // An earlier call may have moved the output, and the model may have been deleted since. Then `owner` no longer holds
+  // the reservation, and the output is missing (checked below).
   NIBBLE_RETURN_IF_ERROR(names_->Reserve(name, owner, tenant, tenant));
-  // Read before it is moved: after the rename nothing can fail but the syncs.
+  // Load it before the move: after the rename only the syncs can fail.
   auto model = Load(std::string(name), directory);
-  // A try before this one failed after its rename.
+  // True if an earlier call failed after its rename.
   const bool moved = absl::IsNotFound(model.status()) && !files_.Exists(directory) && files_.Exists(target);
   if (moved) model = Load(std::string(name), target);
-  if (absl::IsNotFound(model.status())) return absl::DataLossError(StrCat(directory, " is gone"));
+  if (absl::IsNotFound(model.status())) return absl::DataLossError(StrCat(directory, " no longer exists"));
   if (!model.ok()) return SaysDamaged(model.status()) ? absl::DataLossError(model.status().message()) : model.status();
   if (model->manifest_digest != manifest_digest) {
     return absl::DataLossError(StrCat(directory, " is not the output that the job recorded"));
@@ -171,10 +173,10 @@ absl::StatusOr<std::unique_ptr<ModelStore::Pending>> ModelStore::Begin(std::stri
 }
 
 absl::StatusOr<StoredModel> ModelStore::Pending::Commit(const Cancelled& cancelled) {
-  // Hashing takes seconds: not under the store's mutex. The reservation keeps the name.
+  // Not under the store's mutex, because hashing takes seconds. The reservation keeps the name.
   NIBBLE_RETURN_IF_ERROR(directory_.Commit(cancelled).status());
   base::MutexLock lock(store_.mutex_);
-  // It is there, even if it cannot be read just now.
+  // It exists, even if it cannot be read right now.
   store_.models_.emplace(name_, store_.Unread(name_));
   store_.names_->Unreserve(name_, owner_);
   return store_.Find(name_);
@@ -196,7 +198,7 @@ absl::Status ModelStore::Delete(std::string_view name, const std::optional<std::
   }
   NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name, tenant));
   absl::Status removed = RemovePublished(files_, it->second.directory);
-  // Its directory may have been taken away, by hand or by a deletion that failed after its rename.
+  // The directory may have been removed by hand, or by a deletion that failed after its rename.
   if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
   models_.erase(it);
   return absl::OkStatus();

@@ -25,38 +25,40 @@ struct StoredModel {
   std::string manifest_digest;
   std::uint64_t bytes = 0;
   absl::Time created;
-  base::Json info;  // nibble.json as it lies there (model::ParseArtifactInfo reads it); an object, or null
-  bool damaged = false;  // of List alone: nothing but its name and directory is known
+  base::Json info;  // nibble.json as stored (model::ParseArtifactInfo parses it); an object, or null
+  bool damaged = false;  // set by List only: nothing but the name and directory is known
 };
 
-// Changes with the model's bytes.
+// Changes when the model's bytes change.
 std::string Etag(const StoredModel& model);
 
-// The artifacts below models/, by name. What an artifact means is server/model's affair. Thread-safe.
+// The artifacts below models/, by name. server/model interprets their content. Thread-safe.
 class ModelStore {
  public:
-  // Reads what is there and removes temporaries. A directory that does not fit its manifest, has none, or cannot be read now, keeps its
-  // name: it is read again when it is asked for.
+  // Reads the models and removes temporaries. A directory that does not match its manifest, has none, or cannot be read
+  // now keeps its name, and is read again each time it is requested.
   static absl::StatusOr<std::unique_ptr<ModelStore>> Open(base::FileSystem& files, const Layout& layout,
                                                           std::uint64_t min_free_bytes = 0);
 
   std::vector<StoredModel> List() const;                             // by name
-  // NotFound (MODEL); of what was not as it was published when the server started, DataLoss (ARTIFACT_CORRUPT). So is all below.
+  // Errors: NotFound (MODEL); DataLoss (ARTIFACT_CORRUPT) if the model was damaged when the server started and still
+  // is.
   absl::StatusOr<StoredModel> Get(std::string_view name) const;
-  // AlreadyExists (NAME_TAKEN) if a model has the name or a job that is not done reserved it. `viewer`: of who asks (JobTenant).
+  // AlreadyExists (NAME_TAKEN) if a model has the name or an unfinished job has reserved it. `viewer`: the caller
+  // (JobTenant).
   absl::Status CheckFree(std::string_view name, const JobTenant& viewer = std::nullopt) const;
-  // Every hash; DataLoss names the file.
+  // Checks every hash. Errors: as Get; DataLoss names the file.
   absl::StatusOr<Manifest> Verify(std::string_view name, const Cancelled& cancelled = {}) const;
 
-  // A name that `owner` will publish under later: nobody else can take it. AlreadyExists (NAME_TAKEN). Idempotent for the
-  // same owner. Kept in memory: owners say it again after a restart.
+  // Reserves a name under which `owner` will publish later; no other owner can take it. AlreadyExists (NAME_TAKEN).
+  // Idempotent for the same owner. Kept in memory only: owners reserve again after a restart.
   absl::Status Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant = {});
   void Unreserve(std::string_view name, std::string_view owner);
 
-  // Moves a directory published elsewhere on the same file system (a trainer's output) under `name`, which `owner` has reserved, or
-  // does now; from then on the model itself holds it. Fine when models/NAME is there already with this manifest: the move was made
-  // before a crash, or before an error of the disk. AlreadyExists and DataLoss (also where what was moved before is deleted) are for
-  // good; after any other error it can be tried again.
+  // Moves a directory published elsewhere on the same file system (a trainer's output) to `name`, which `owner` has
+  // reserved or reserves now. The model then holds the name. Succeeds if models/NAME already exists with this manifest:
+  // an earlier call moved it before a crash or a disk error. AlreadyExists and DataLoss (also if the moved model was
+  // deleted) are permanent; after any other error the caller may retry.
   absl::Status Publish(std::string_view name, std::string_view owner, const std::string& directory, const std::string& manifest_digest,
                        const JobTenant& tenant = {});
 
@@ -75,14 +77,15 @@ class ModelStore {
     const std::string owner_;
     PendingDirectory directory_;
   };
-  // AlreadyExists (NAME_TAKEN), DISK_FULL. `viewer`: of who asks (JobTenant).
+  // Errors: AlreadyExists (NAME_TAKEN), DISK_FULL. `viewer`: the caller (JobTenant).
   absl::StatusOr<std::unique_ptr<Pending>> Begin(std::string_view name, const JobTenant& viewer = {});
 
-  // While a pin lives the model cannot be deleted. `user` says who, in the refusal ("job job-1", "loaded").
+  // The model cannot be deleted while the pin exists. The refusal shows `user` ("job job-1", "loaded").
   absl::StatusOr<std::shared_ptr<const Pin>> PinModel(std::string_view name, std::string_view user, const JobTenant& tenant = {});
 
-  // A damaged one too. `tenant`: of who asks, "" for none (NameTable::CheckUnused). Errors: NotFound; FailedPrecondition (MODEL_IN_USE);
-  // Aborted (ETAG_MISMATCH), and of a damaged one, whose etag nobody knows, DataLoss, where an etag is given.
+  // Deletes a model, damaged or not. `tenant`: of the caller, "" for none (NameTable::CheckUnused). Errors: NotFound;
+  // FailedPrecondition (MODEL_IN_USE); with an etag also Aborted (ETAG_MISMATCH), and DataLoss for a damaged model,
+  // whose etag is unknown.
   absl::Status Delete(std::string_view name, const std::optional<std::string>& etag = {}, const std::string& tenant = "");
 
  private:
@@ -95,7 +98,7 @@ class ModelStore {
   const Layout layout_;
   const std::uint64_t min_free_bytes_;
   mutable base::Mutex mutex_;
-  mutable std::map<std::string, StoredModel, std::less<>> models_ ABSL_GUARDED_BY(mutex_);  // Find reads the damaged again
+  mutable std::map<std::string, StoredModel, std::less<>> models_ ABSL_GUARDED_BY(mutex_);  // Find updates it
   const std::shared_ptr<NameTable> names_;
 };
 

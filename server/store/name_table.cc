@@ -37,8 +37,9 @@ absl::Status NameTable::NotFound(std::string_view name) const {
 }
 
 absl::Status DamagedError(std::string_view kind, std::string_view name) {
-  return base::WithReason(absl::DataLossError(StrCat(kind, " \"", name, "\" is damaged: its files do not fit its manifest")),
-                          "ARTIFACT_CORRUPT", {{std::string(kind), std::string(name)}});
+  return base::WithReason(
+      absl::DataLossError(StrCat(kind, " \"", name, "\" is damaged: its files do not match its manifest")),
+      "ARTIFACT_CORRUPT", {{std::string(kind), std::string(name)}});
 }
 
 bool NameTable::MaySee(const JobTenant& viewer, const Holder& holder) {
@@ -48,14 +49,16 @@ bool NameTable::MaySee(const JobTenant& viewer, const Holder& holder) {
 
 absl::Status NameTable::CheckEtag(const std::string& etag, const std::optional<std::string>& wanted) const {
   if (!wanted.has_value() || *wanted == etag) return absl::OkStatus();
-  return base::WithReason(absl::AbortedError(StrCat("etag: the ", kind_, "'s is ", etag)), "ETAG_MISMATCH", {{"etag", etag}});
+  return base::WithReason(absl::AbortedError(StrCat("etag: the ", kind_, " has ", etag)), "ETAG_MISMATCH",
+                          {{"etag", etag}});
 }
 
 absl::Status NameTable::Held(std::string_view name, const Holder& holder, const JobTenant& viewer) const {
   const std::string who = MaySee(viewer, holder) ? holder.who : kSomeJob;
   return base::WithReason(
-      absl::AlreadyExistsError(StrCat("the ", kind_, " name \"", name, "\" is taken by ", who, ", which is not done")), "NAME_TAKEN",
-      {{"kind", kind_}, {"name", std::string(name)}});
+      absl::AlreadyExistsError(
+          StrCat("the ", kind_, " name \"", name, "\" is taken by ", who, ", which is not finished")),
+      "NAME_TAKEN", {{"kind", kind_}, {"name", std::string(name)}});
 }
 
 absl::Status NameTable::Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant, const JobTenant& viewer) {

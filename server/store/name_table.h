@@ -12,35 +12,36 @@
 
 namespace nibble::store {
 
-// Held by whoever uses something that must not be deleted meanwhile.
+// While a pin exists, the thing that it pins cannot be deleted.
 class Pin {
  public:
   virtual ~Pin() = default;
 };
 
-// Of what uses or reserves a name: the tenant of the job that it is ("" where the job has none); nullopt where it is no job. Who has
-// another tenant is told "a job" instead of which (SECURITY.md). Of who asks: its tenant, "" for none, who sees all; nullopt where
-// that is not known (an operation), who sees the jobs without a tenant.
+// For a holder, which uses or reserves a name: the tenant of the job ("" if it has none); nullopt if the holder is not
+// a job. Callers of other tenants see "a job" instead of its id (SECURITY.md). For a viewer (a caller): its tenant;
+// "" (no tenant) sees all jobs; nullopt (unknown, as for an operation) sees only the jobs without a tenant.
 using JobTenant = std::optional<std::string>;
 
-// DataLoss (ARTIFACT_CORRUPT) of what is not as it was published; kind "model".
+// DataLoss (ARTIFACT_CORRUPT) for a thing that does not match its manifest; `kind` is for example "model".
 absl::Status DamagedError(std::string_view kind, std::string_view name);
 
-// Who uses and who has reserved which name, for one kind of thing ("model", "dataset"). Thread-safe; pins may outlive the
-// store.
+// Users and reservations of names, for one kind of thing ("model", "dataset"). Thread-safe; pins may outlive the store.
 class NameTable : public std::enable_shared_from_this<NameTable> {
  public:
-  // kind "model", not_found_reason "MODEL".
+  // For example kind "model", reason "MODEL".
   NameTable(std::string kind, std::string reason) : kind_(std::move(kind)), reason_(std::move(reason)) {}
 
-  // AlreadyExists (NAME_TAKEN) names who has it, unless that is a job that `viewer` does not see.
+  // AlreadyExists (NAME_TAKEN) names the holder, unless it is a job that `viewer` may not see.
   absl::Status Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant, const JobTenant& viewer);
-  // AlreadyExists likewise where a job has it. Operations reserve a name when they run, behind each other: theirs is not looked at.
+  // The same AlreadyExists if a job holds the name. Ignores operations: they reserve names when they run, one after
+  // another.
   absl::Status CheckNotOfAJob(std::string_view name, const JobTenant& viewer) const;
   void Unreserve(std::string_view name, std::string_view owner);
 
   std::shared_ptr<const Pin> AddPin(std::string_view name, std::string_view user, const JobTenant& tenant);
-  // FailedPrecondition (MODEL_IN_USE) names a user, one that a caller of `tenant` ("": none, who sees all) may see if there is one.
+  // FailedPrecondition (MODEL_IN_USE) names a user, if possible one that a caller of `tenant` ("": no tenant, sees all)
+  // may see.
   absl::Status CheckUnused(std::string_view name, const std::string& tenant) const;
 
   absl::Status CheckEtag(const std::string& etag, const std::optional<std::string>& wanted) const;  // Aborted (ETAG_MISMATCH)

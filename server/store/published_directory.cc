@@ -39,7 +39,7 @@ absl::Status Invalid(const std::string& directory, std::string_view why) {
   return base::WithReason(absl::DataLossError(StrCat(directory, ": manifest.json ", why)), "MANIFEST_INVALID");
 }
 
-// A manifest is data: its names may not lead out of the directory.
+// A manifest is not trusted: its names must not lead out of the directory.
 bool SafeRelativeName(std::string_view name) {
   if (name.empty() || name.front() == '/' || name.back() == '/' || name == kManifestFile) return false;
   std::size_t begin = 0;
@@ -57,7 +57,7 @@ bool IsSha256(std::string_view text) {
          text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-// Regular files below `directory`, as relative names in order, and the directories that hold them. Links are refused.
+// Collects the regular files below `directory`, as sorted relative names, and all subdirectories. Refuses links.
 absl::Status Walk(const std::string& directory, std::vector<std::string>& names, std::vector<std::string>& folders) {
   std::error_code error;
   std::filesystem::recursive_directory_iterator it(directory, error), end;
@@ -130,14 +130,14 @@ absl::StatusOr<Manifest> ReadManifest(base::FileSystem& files, const std::string
   Manifest manifest;
   const auto version = base::GetInt(*json, "version", kManifestFile);
   if (!version.ok() || *version != 1 || !json->contains("files") || !(*json)["files"].is_array()) {
-    return Invalid(directory, "has no list of files of version 1");
+    return Invalid(directory, "has no file list of version 1");
   }
   std::set<std::string> seen;
   for (const base::Json& item : (*json)["files"]) {
     auto name = base::GetString(item, "name", kManifestFile);
     auto size = base::GetInt(item, "size", kManifestFile);
     auto sha256 = base::GetString(item, "sha256", kManifestFile);
-    if (!name.ok() || !size.ok() || !sha256.ok()) return Invalid(directory, "has an entry without name, size and sha256");
+    if (!name.ok() || !size.ok() || !sha256.ok()) return Invalid(directory, "has an incomplete entry");
     if (!SafeRelativeName(*name) || *size < 0 || !IsSha256(*sha256) || !seen.insert(*name).second) {
       return Invalid(directory, StrCat("has a bad entry for \"", *name, "\""));
     }
@@ -155,7 +155,7 @@ absl::StatusOr<Manifest> CheckSizes(base::FileSystem& files, const std::string& 
     if (!size.ok()) return size.status();
     if (*size != file.size) {
       return base::WithReason(
-          absl::DataLossError(StrCat(directory, ": ", file.name, " has ", *size, " bytes, its manifest says ", file.size)),
+          absl::DataLossError(StrCat(directory, ": ", file.name, " has ", *size, " bytes, manifest says ", file.size)),
           "CHECKSUM_MISMATCH",
           {{"file", file.name},
            {"expected", file.sha256},
@@ -176,7 +176,7 @@ absl::StatusOr<Manifest> Verify(base::FileSystem& files, const std::string& dire
     NIBBLE_ASSIGN_OR_RETURN(const ManifestEntry found, HashFile(JoinPath(directory, file.name), cancelled));
     if (found.sha256 != file.sha256) {
       return base::WithReason(
-          absl::DataLossError(StrCat(directory, ": ", file.name, " has other bytes than its manifest says")),
+          absl::DataLossError(StrCat(directory, ": ", file.name, " does not match its SHA-256 in the manifest")),
           "CHECKSUM_MISMATCH", {{"file", file.name}, {"expected", file.sha256}, {"found", found.sha256}});
     }
   }
@@ -202,7 +202,7 @@ PendingDirectory::PendingDirectory(PendingDirectory&& other) noexcept
     : files_(other.files_), path_(std::exchange(other.path_, "")), target_(std::move(other.target_)) {}
 
 PendingDirectory::~PendingDirectory() {
-  // Best effort: what stays behind is a temporary name that start-up removes.
+  // Best effort: start-up removes a temporary that remains.
   if (!path_.empty()) (void)files_->RemoveAll(path_);
 }
 
@@ -211,7 +211,7 @@ absl::StatusOr<Manifest> PendingDirectory::Commit(const Cancelled& cancelled) {
   NIBBLE_RETURN_IF_ERROR(Walk(path_, names, folders));
   base::Json list = base::Json::array();
   for (const std::string& name : names) {
-    if (name == kManifestFile) return absl::InvalidArgumentError(StrCat(path_, " has a manifest.json of its own"));
+    if (name == kManifestFile) return absl::InvalidArgumentError(StrCat(path_, " already has a manifest.json"));
     const std::string path = JoinPath(path_, name);
     NIBBLE_ASSIGN_OR_RETURN(auto file, files_->OpenForAppend(path));
     NIBBLE_RETURN_IF_ERROR(file->Sync());
@@ -238,7 +238,7 @@ absl::StatusOr<Manifest> PendingDirectory::Commit(const Cancelled& cancelled) {
   if (files_->Exists(target_)) return absl::AlreadyExistsError(StrCat(target_, " exists"));
   NIBBLE_RETURN_IF_ERROR(files_->Rename(path_, target_));
   if (absl::Status synced = files_->SyncDirectory(Parent(target_)); !synced.ok()) {
-    path_ = target_;  // The rename may not last: take it back rather than answer both ways.
+    path_ = target_;  // The rename may not be durable, so the destructor removes the target.
     return synced;
   }
   path_.clear();

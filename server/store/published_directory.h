@@ -24,34 +24,35 @@ struct ManifestEntry {
 
 struct Manifest {
   std::vector<ManifestEntry> files;  // by name
-  std::string digest;                // SHA-256 of manifest.json itself: stands for the whole directory
+  std::string digest;                // SHA-256 of manifest.json itself; identifies the content of the directory
   std::uint64_t total_bytes() const;
 };
 
-// Called before each piece that is read of what may be gigabytes.
+// Called before each piece is read, because a directory may hold gigabytes.
 using base::Cancelled;
 
-// NotFound without a manifest; DataLoss (reason MANIFEST_INVALID) for one that cannot be read.
+// NotFound if there is no manifest; DataLoss (reason MANIFEST_INVALID) if it is malformed.
 absl::StatusOr<Manifest> ReadManifest(base::FileSystem& files, const std::string& directory);
-// ReadManifest, and every file is there with its size: what start-up and listings can afford.
+// ReadManifest, and checks that every file exists with its size. Cheap enough for start-up and listings.
 absl::StatusOr<Manifest> CheckSizes(base::FileSystem& files, const std::string& directory);
-// CheckSizes, and every hash: before a checkpoint or an output is used. DataLoss (CHECKSUM_MISMATCH) names the file and the digests
-// that were `expected` and `found` (of another size: the bytes).
+// CheckSizes, and checks every hash. Call it before a checkpoint or an output is used. DataLoss (CHECKSUM_MISMATCH)
+// names the file and its `expected` and `found` digests (if the size differs: the numbers of bytes).
 absl::StatusOr<Manifest> Verify(base::FileSystem& files, const std::string& directory, const Cancelled& cancelled = {});
-// Of a status of the three above: the directory is not, or not as it was published. Else it could not be read now, which
-// says nothing of it.
+// Whether a status of the three functions above means that the directory is missing or does not match its manifest. Any
+// other error means only that it could not be read now.
 bool SaysDamaged(const absl::Status& status);
 
-// When a file was last written; the epoch when that cannot be told.
+// When a file was last written; the epoch if unknown.
 absl::Time ModifiedTime(const std::string& path);
 
-// SHA-256 and size of a file, read in pieces: memory stays flat whatever its size.
+// SHA-256 and size of a file. Reads in pieces, so memory use does not depend on the size.
 absl::StatusOr<ManifestEntry> HashFile(const std::string& path, const Cancelled& cancelled = {});
 
-// A directory in the making. Dropped without Commit, it is removed. One thread.
+// A directory that is being written. The destructor removes it unless Commit succeeded. One thread.
 class PendingDirectory {
  public:
-  // Made at `temporary` (by default beside the target); its target's parent must exist when Commit is called.
+  // Creates the directory at `temporary` (by default beside the target). The target's parent must exist when Commit is
+  // called.
   static absl::StatusOr<PendingDirectory> Create(base::FileSystem& files, std::string target);
   static absl::StatusOr<PendingDirectory> Create(base::FileSystem& files, std::string target, std::string temporary);
   PendingDirectory(PendingDirectory&& other) noexcept;
@@ -62,7 +63,7 @@ class PendingDirectory {
   const std::string& path() const { return path_; }
   const std::string& target() const { return target_; }
 
-  // AlreadyExists when the target is there; on any error the directory is given up and nothing is published.
+  // AlreadyExists if the target exists. After any error nothing is published and the directory will be removed.
   absl::StatusOr<Manifest> Commit(const Cancelled& cancelled = {});
 
  private:
@@ -72,13 +73,14 @@ class PendingDirectory {
   std::string target_;
 };
 
-// Moves a directory that has its manifest already; both parents are synced. AlreadyExists when `to` is there. After another error it
-// may have been moved: then SyncMoved makes it last.
+// Moves a directory that already has its manifest, and syncs both parents. AlreadyExists if `to` exists. After another
+// error the directory may have been moved: then SyncMoved makes the move durable.
 absl::Status MovePublished(base::FileSystem& files, const std::string& from, const std::string& to);
 absl::Status SyncMoved(base::FileSystem& files, const std::string& from, const std::string& to);
-// Out of sight at once by a rename, then removed: a crash leaves only what start-up collects.
+// Renames the directory to a temporary name, then removes it. A crash leaves only a temporary, which start-up removes.
 absl::Status RemovePublished(base::FileSystem& files, const std::string& directory);
-// Removes what base::TemporaryName named directly below `directory`. Fine when it is absent.
+// Removes entries directly below `directory` that have names made by base::TemporaryName. OK if `directory` does not
+// exist.
 absl::Status RemoveTemporaries(base::FileSystem& files, const std::string& directory);
 
 }  // namespace nibble::store

@@ -10,7 +10,7 @@ namespace nibble::store {
 
 namespace {
 
-// A start on a full disk writes little: SQLite's shared memory (32 KiB), operations that were cut, server.json.
+// Space for a start on a full disk: SQLite's shared memory (32 KiB), interrupted operations, server.json.
 constexpr std::uint64_t kStartBytes = 2 * kReservePieceBytes;
 
 }  // namespace
@@ -22,7 +22,7 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(base::FileS
   const std::string absolute = std::filesystem::canonical(path, error).string();
   if (error) return absl::InvalidArgumentError(base::StrCat("state_dir ", path, ": ", error.message()));
   const Layout layout(absolute);
-  // Before anything is read or removed: another server's work in progress looks like leftovers.
+  // Lock before anything is read or removed: another server's work in progress looks like leftovers.
   NIBBLE_ASSIGN_OR_RETURN(auto lock, StateLock::Acquire(layout.lock()));
   NIBBLE_ASSIGN_OR_RETURN(auto reserve, DiskReserve::Open(files, layout.reserve()));
   NIBBLE_RETURN_IF_ERROR(files.RemoveAll(layout.uploads()));

@@ -13,10 +13,10 @@
 
 namespace nibble::store {
 
-// A state directory that this process owns: made if it is not there, locked, leftovers removed, its stores open.
-// Thread-safe through its members.
+// A state directory that this process owns. Open creates it if needed, locks it, removes leftovers and opens its
+// stores. Thread-safe through its members.
 struct StateDirectory {
-  // limits.min_free_bytes is the watermark of everything.
+  // limits.min_free_bytes is the watermark for all writes, not only uploads.
   static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(base::FileSystem& files, const std::string& path,
                                                               UploadLimits limits = {});
   base::FileSystem& files;

@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<StateLock>> StateLock::Acquire(const std::string&
         absl::FailedPreconditionError(base::StrCat("another nibbled (pid ", owner, ") serves this state directory: ", path)),
         "STATE_DIR_IN_USE", {{"pid", owner}});
   }
-  // Over the pid that stands there: its block is taken already, and a full disk would not give another.
+  // Overwrites the old pid: the file's block is already allocated, and a full disk has no other.
   const std::string pid = std::to_string(::getpid());
   const ssize_t written = ::pwrite(fd, pid.data(), pid.size(), 0);
   const int error = written < 0 ? errno : ENOSPC;
@@ -35,11 +35,11 @@ absl::StatusOr<std::unique_ptr<StateLock>> StateLock::Acquire(const std::string&
   if (!whole && error != ENOSPC && error != EDQUOT) {
     return absl::InternalError(base::StrCat("write ", path, ": ", std::strerror(error)));
   }
-  // What counts is the lock: without a pid it is one that a second server cannot name, and not another's.
+  // The lock is valid without a pid: a second server then reports an unknown owner. A wrong pid must not remain.
   if (::ftruncate(fd, whole ? static_cast<off_t>(pid.size()) : 0) != 0) {
     return absl::InternalError(base::StrCat("truncate ", path, ": ", std::strerror(errno)));
   }
-  if (!whole) base::LogWarning("the disk is full: the lock does not tell who holds it", {{"path", path}});
+  if (!whole) base::LogWarning("disk full: cannot write this server's pid to the lock file", {{"path", path}});
   return lock;
 }
 

@@ -6,8 +6,8 @@
 
 namespace nibble::store {
 
-// One server a state directory (docs/faults.md, R23): flock on a file that holds the owner's pid. The kernel lets go of it with
-// the process, however that ends. Thread-compatible.
+// Allows one server per state directory (docs/faults.md, R23): flock on a file that contains the owner's pid. The
+// kernel releases the lock when the process ends, however it ends. Thread-compatible.
 class StateLock {
  public:
   // FailedPrecondition (reason STATE_DIR_IN_USE) names the pid that holds it.

@@ -50,10 +50,10 @@ absl::Status Upload::BeginFile(std::string_view name) {
 
 absl::Status Upload::Append(std::string_view chunk) {
   if (file_ == nullptr) return absl::FailedPreconditionError("no file is open");
-  // Subtractions that cannot wrap: both sums are at most their limits.
+  // The subtractions cannot wrap: both totals are at most their limits.
   if (chunk.size() > limits_.max_file_bytes - file_bytes_) return TooLarge(file_name_, limits_.max_file_bytes);
   if (chunk.size() > limits_.max_total_bytes - total_bytes_) return TooLarge("the upload", limits_.max_total_bytes);
-  // Each time: other uploads write too, and asking takes a microsecond.
+  // Checked for every chunk, because other uploads write too. A check takes a microsecond.
   NIBBLE_RETURN_IF_ERROR(base::CheckSpace(files_, directory_, limits_.min_free_bytes + chunk.size()));
   NIBBLE_RETURN_IF_ERROR(file_->Append(chunk));
   sha256_.Update(chunk);
@@ -68,8 +68,8 @@ absl::Status Upload::FinishFile(std::string_view sha256) {
   file_.reset();
   const std::string got = sha256_.HexDigest();
   if (absl::AsciiStrToLower(base::ToAbsl(sha256)) != got) {
-    return base::WithReason(absl::InvalidArgumentError(StrCat("sha256: ", file_name_, " arrived with SHA-256 ", got,
-                                                              ", the sender said ", sha256)),
+    return base::WithReason(absl::InvalidArgumentError(StrCat("sha256: the received ", file_name_, " has SHA-256 ", got,
+                                                              ", wanted ", sha256)),
                             "CHECKSUM_MISMATCH", {{"field", "sha256"}});
   }
   return absl::OkStatus();

@@ -16,12 +16,12 @@ struct UploadLimits {
   std::uint64_t max_file_bytes = 1ull << 30;
   std::uint64_t max_total_bytes = 1ull << 30;
   std::int64_t max_files = 1;
-  // Refused (ResourceExhausted, DISK_FULL) when a chunk would leave less than this free: a full disk cannot even be
-  // cleaned up by the database.
+  // A chunk that would leave less than this free is refused (ResourceExhausted, DISK_FULL): on a full disk the database
+  // cannot even delete.
   std::uint64_t min_free_bytes = 256ull << 20;
 };
 
-// Files that a client streams, below uploads/ID/, which goes away with this object. One thread.
+// Files that a client streams to uploads/ID/. The destructor removes that directory. One thread.
 class Upload {
  public:
   static absl::StatusOr<std::unique_ptr<Upload>> Begin(base::FileSystem& files, const Layout& layout, UploadLimits limits);
@@ -33,7 +33,7 @@ class Upload {
   // `name` must be one plain file name (base::CheckName). One file is open at a time.
   absl::Status BeginFile(std::string_view name);
   absl::Status Append(std::string_view chunk);
-  // InvalidArgument (CHECKSUM_MISMATCH) when the bytes are not those of `sha256` (64 hex digits).
+  // InvalidArgument (CHECKSUM_MISMATCH) if `sha256` (64 hex digits) is not the SHA-256 of the bytes.
   absl::Status FinishFile(std::string_view sha256);
 
  private:

@@ -29,7 +29,7 @@ inline Buckets Doubling(double first, int count) {
   return buckets;
 }
 
-// OpenTelemetry GenAI's.
+// Boundaries from the OpenTelemetry GenAI conventions.
 inline const Buckets& RequestBuckets() {
   static const auto* buckets = new Buckets(Doubling(0.01, 14));
   return *buckets;
@@ -44,7 +44,7 @@ inline const Buckets& RpcBuckets() {
       new Buckets{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300};
   return *buckets;
 }
-// Kueue's: 1, 2.5, 5 ... 40960 s.
+// Boundaries of Kueue: 1, 2.5, 5 ... 40960 s.
 inline const Buckets& JobBuckets() {
   static const auto* buckets = [] {
     auto* made = new Buckets(Doubling(2.5, 15));
@@ -58,12 +58,12 @@ inline const Buckets& ByteBuckets() {
   return *buckets;
 }
 
-// Kernels whose launches show as 0 before the first: a weight that is never quantised again while serving is seen as a 0, not
-// as a missing series.
+// Kernels whose launch counters exist with 0 before the first launch. For example, if serving never quantises a weight
+// again, its counter shows 0 instead of a missing series.
 inline constexpr const char* kKnownKernels[] = {"attention", "matmul_dense", "matmul_int8", "matmul_nf4", "matmul_ternary",
                                          "quantize_activations", "quantize_int8", "quantize_nf4", "double_quantize", "ternarise",
                                          "rms_norm", "rms_norm_quantize"};
-// Reasons of failed jobs that are told apart (docs/errors.md); all others are "OTHER".
+// Failure reasons with a label value of their own (docs/errors.md); all other reasons count as "OTHER".
 inline constexpr const char* kFailureReasons[] = {"NAN_LOSS", "DISK_FULL", "OUT_OF_DEVICE_MEMORY", "OUT_OF_MEMORY", "TRAINER_SIGNAL",
                                                   "TRAINER_EXIT", "NO_PROGRESS", "DATASET_FORMAT", "NO_TRAINABLE_TOKENS", "TEMPLATE_ERROR", "OTHER"};
 inline constexpr const char* kPhases[] = {"train", "serve", "convert"};
@@ -73,7 +73,7 @@ struct Metrics::Families {
   base::Mutex mutex;
   std::vector<std::function<void(Metrics&)>> collectors ABSL_GUARDED_BY(mutex);
   std::set<std::string, std::less<>> models ABSL_GUARDED_BY(mutex);
-  base::Mutex raise_mutex;  // counters and peaks that are set to a figure
+  base::Mutex raise_mutex;  // guards counters and peaks that are set to an absolute value
 
   prometheus::Family<Counter>& Count(const char* name, const char* help) {
     return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
@@ -86,22 +86,27 @@ struct Metrics::Families {
   }
 
 #define NIBBLE_FAMILY(kind, field, make, name, help) prometheus::Family<kind>& field = make(name, help)
-  NIBBLE_FAMILY(Gauge, build_info, Level, "nibble_build_info", "1; what runs is in the labels");
-  NIBBLE_FAMILY(Counter, rpc_started, Count, "grpc_server_started_total", "RPCs begun");
-  NIBBLE_FAMILY(Counter, rpc_handled, Count, "grpc_server_handled_total", "RPCs ended, by code");
-  NIBBLE_FAMILY(Histogram, rpc_seconds, Spread, "grpc_server_handling_seconds", "Time from an RPC's begin to its end");
+  NIBBLE_FAMILY(Gauge, build_info, Level, "nibble_build_info", "Always 1; the labels describe the build");
+  NIBBLE_FAMILY(Counter, rpc_started, Count, "grpc_server_started_total", "RPCs started");
+  NIBBLE_FAMILY(Counter, rpc_handled, Count, "grpc_server_handled_total", "RPCs completed, by code");
+  NIBBLE_FAMILY(Histogram, rpc_seconds, Spread, "grpc_server_handling_seconds",
+                "Time from the start to the end of an RPC");
   NIBBLE_FAMILY(Counter, rejected, Count, "nibble_rejected_total", "Requests refused before any work, by reason");
-  NIBBLE_FAMILY(Counter, auth_failures, Count, "nibble_auth_failures_total", "Calls refused for who makes them, by reason");
+  NIBBLE_FAMILY(Counter, auth_failures, Count, "nibble_auth_failures_total",
+                "Calls refused by authentication or authorisation, by reason");
   NIBBLE_FAMILY(Gauge, certificate_expiry, Level, "nibble_tls_certificate_expiry_timestamp_seconds",
-                "End of the validity of what is served: the certificate that ends first of file server or client_ca; absent without");
+                "Earliest expiry of the certificates in use, by file (server, client_ca); absent without that file");
   NIBBLE_FAMILY(Gauge, tls_files_ok, Level, "nibble_tls_files_ok",
-                "1: the TLS files can be used; 0: they cannot, and new connections get the last good ones; absent without TLS");
+                "1: the TLS files are usable; 0: not, and new connections use the last good ones; absent without TLS");
   NIBBLE_FAMILY(Counter, launches, Count, "nibble_kernel_launches_total",
-                "Calls of a kernel on the CPU, grid launches on CUDA; torch's own operators as torch:<op>");
-  NIBBLE_FAMILY(Gauge, peak_memory, Level, "nibble_peak_memory_bytes", "High-water mark: VmHWM on the CPU, the allocators' own on CUDA");
-  NIBBLE_FAMILY(Gauge, train_rate, Level, "nibble_train_tokens_per_second", "Of the last reported step");
-  NIBBLE_FAMILY(Gauge, generate_rate, Level, "nibble_generate_tokens_per_second", "Decoded, between the last two scrapes");
-  NIBBLE_FAMILY(Counter, train_tokens, Count, "nibble_train_tokens_total", "Tokens trained on, padding left out");
+                "Kernel calls on the CPU, grid launches on CUDA; torch's own operators appear as torch:<op>");
+  NIBBLE_FAMILY(Gauge, peak_memory, Level, "nibble_peak_memory_bytes",
+                "Peak memory: VmHWM on the CPU, the allocators' own peak on CUDA");
+  NIBBLE_FAMILY(Gauge, train_rate, Level, "nibble_train_tokens_per_second",
+                "Training throughput of the last reported step");
+  NIBBLE_FAMILY(Gauge, generate_rate, Level, "nibble_generate_tokens_per_second",
+                "Tokens decoded per second between the last two scrapes");
+  NIBBLE_FAMILY(Counter, train_tokens, Count, "nibble_train_tokens_total", "Tokens trained on, without padding");
   NIBBLE_FAMILY(Counter, generated_tokens, Count, "nibble_generated_tokens_total", "Tokens generated");
   NIBBLE_FAMILY(Counter, prompt_tokens, Count, "nibble_prompt_tokens_total", "Prompt tokens computed");
   NIBBLE_FAMILY(Gauge, kv_used, Level, "nibble_kv_cache_used_blocks", "Blocks of the paged KV cache in use");
@@ -109,57 +114,70 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Gauge, waiting, Level, "nibble_requests_waiting", "Requests that wait for a slot");
   NIBBLE_FAMILY(Gauge, running, Level, "nibble_requests_running", "Requests in the batch");
   NIBBLE_FAMILY(Counter, preemptions, Count, "nibble_preemptions_total",
-                "Requests that gave back their KV cache to older ones and were computed again: --kv_cache_tokens is small for the load");
-  NIBBLE_FAMILY(Counter, generate_requests, Count, "nibble_generate_requests_total", "Generate, Chat and Score requests ended, by result");
-  NIBBLE_FAMILY(Histogram, ttft, Spread, "nibble_generate_time_to_first_token_seconds", "From arrival to the first token");
-  NIBBLE_FAMILY(Histogram, tpot, Spread, "nibble_generate_time_per_output_token_seconds", "Decode time a token after the first");
-  NIBBLE_FAMILY(Histogram, load_seconds, Spread, "nibble_model_load_duration_seconds", "Time to make a model ready to serve");
+                "Requests that gave their KV cache to older requests and were computed again: --kv_cache_tokens is "
+                "small for the load");
+  NIBBLE_FAMILY(Counter, generate_requests, Count, "nibble_generate_requests_total",
+                "Completed Generate, Chat and Score requests, by result");
+  NIBBLE_FAMILY(Histogram, ttft, Spread, "nibble_generate_time_to_first_token_seconds",
+                "Time from arrival to the first token");
+  NIBBLE_FAMILY(Histogram, tpot, Spread, "nibble_generate_time_per_output_token_seconds",
+                "Decode time per token after the first");
+  NIBBLE_FAMILY(Histogram, load_seconds, Spread, "nibble_model_load_duration_seconds",
+                "Time to make a model ready to serve");
   NIBBLE_FAMILY(Gauge, trainer_difference, Level, "nibble_train_serve_logprob_max_abs_difference",
-                "Of an adapter on its nf4 base, when it was loaded: the largest difference of a logprob to its trainer's, in nats");
+                "Adapter on its nf4 base, when loaded: largest logprob difference from its trainer, in nats");
   NIBBLE_FAMILY(Gauge, jobs, Level, "nibble_jobs", "Jobs by method and state");
   NIBBLE_FAMILY(Counter, jobs_created, Count, "nibble_jobs_created_total", "Jobs accepted");
-  NIBBLE_FAMILY(Counter, jobs_finished, Count, "nibble_jobs_finished_total", "Jobs that reached a final state, by result");
+  NIBBLE_FAMILY(Counter, jobs_finished, Count, "nibble_jobs_finished_total",
+                "Jobs that reached a final state, by result");
   NIBBLE_FAMILY(Counter, job_attempts, Count, "nibble_job_attempts_total",
-                "Starts of trainers (start) and attempts that ended early, by reason");
+                "Trainer starts (reason start) and attempts that ended early, by reason");
   NIBBLE_FAMILY(Counter, job_failures, Count, "nibble_job_failures_total", "Jobs that failed, by reason");
-  NIBBLE_FAMILY(Histogram, queue_wait, Spread, "nibble_job_queue_wait_seconds", "From creation to the first start");
-  NIBBLE_FAMILY(Histogram, job_seconds, Spread, "nibble_job_duration_seconds", "From creation to the final state, by result");
+  NIBBLE_FAMILY(Histogram, queue_wait, Spread, "nibble_job_queue_wait_seconds",
+                "Time from the creation of a job to its first start");
+  NIBBLE_FAMILY(Histogram, job_seconds, Spread, "nibble_job_duration_seconds",
+                "Time from the creation of a job to its final state, by result");
   NIBBLE_FAMILY(Counter, job_steps, Count, "nibble_job_steps_total", "Optimiser steps");
   NIBBLE_FAMILY(Histogram, step_seconds, Spread, "nibble_train_step_duration_seconds", "Time of an optimiser step");
-  NIBBLE_FAMILY(Gauge, train_loss, Level, "nibble_train_loss", "Of the last reported step, in nats");
-  NIBBLE_FAMILY(Histogram, checkpoint_seconds, Spread, "nibble_checkpoint_duration_seconds", "Time to write a checkpoint");
+  NIBBLE_FAMILY(Gauge, train_loss, Level, "nibble_train_loss", "Loss of the last reported step, in nats");
+  NIBBLE_FAMILY(Histogram, checkpoint_seconds, Spread, "nibble_checkpoint_duration_seconds",
+                "Time to write a checkpoint");
   NIBBLE_FAMILY(Histogram, checkpoint_bytes, Spread, "nibble_checkpoint_bytes", "Size of a checkpoint");
   NIBBLE_FAMILY(Counter, checkpoint_failures, Count, "nibble_checkpoint_failures_total",
                 "Checkpoints that could not be written, by reason");
   NIBBLE_FAMILY(Gauge, checkpoint_time, Level, "nibble_checkpoint_last_success_timestamp_seconds",
                 "When the last checkpoint was committed");
-  NIBBLE_FAMILY(Histogram, convert_seconds, Spread, "nibble_convert_duration_seconds", "Time of a conversion, by target format");
+  NIBBLE_FAMILY(Histogram, convert_seconds, Spread, "nibble_convert_duration_seconds",
+                "Time of a conversion, by target format");
   NIBBLE_FAMILY(Gauge, artifact_bytes, Level, "nibble_artifact_bytes", "Bytes on disk, by kind");
   NIBBLE_FAMILY(Counter, verify_failures, Count, "nibble_artifact_verify_failures_total",
-                "Artifacts whose bytes or logits are not those recorded");
-  NIBBLE_FAMILY(Histogram, store_seconds, Spread, "nibble_store_op_duration_seconds", "Time of an operation of the stores");
-  NIBBLE_FAMILY(Counter, store_errors, Count, "nibble_store_errors_total", "Operations of the stores that failed");
+                "Artifacts whose bytes or logits differ from the recorded ones");
+  NIBBLE_FAMILY(Histogram, store_seconds, Spread, "nibble_store_op_duration_seconds", "Time of a store operation");
+  NIBBLE_FAMILY(Counter, store_errors, Count, "nibble_store_errors_total", "Failed store operations");
   NIBBLE_FAMILY(Gauge, disk_free, Level, "nibble_disk_free_bytes", "Free bytes of a volume");
   NIBBLE_FAMILY(Gauge, disk_size, Level, "nibble_disk_size_bytes", "Size of a volume");
-  NIBBLE_FAMILY(Gauge, disk_watermark, Level, "nibble_disk_low_watermark_bytes", "Free bytes below which uploads and jobs are refused");
+  NIBBLE_FAMILY(Gauge, disk_watermark, Level, "nibble_disk_low_watermark_bytes",
+                "Free bytes below which uploads and jobs are refused");
   NIBBLE_FAMILY(Counter, oom_kills, Count, "nibble_worker_oom_kills_total",
-                "Processes that the kernel killed for memory in the server's control group, since its start");
-  NIBBLE_FAMILY(Counter, log_dropped, Count, "nibble_log_lines_dropped_total", "Log lines dropped because stderr was not read");
+                "Processes in the server's control group that the kernel killed for memory since the server started");
+  NIBBLE_FAMILY(Counter, log_dropped, Count, "nibble_log_lines_dropped_total",
+                "Log lines dropped because stderr was not read");
   NIBBLE_FAMILY(Counter, process_cpu, Count, "process_cpu_seconds_total", "User and system CPU time");
-  NIBBLE_FAMILY(Gauge, process_start, Level, "process_start_time_seconds", "Start of the process since the epoch");
+  NIBBLE_FAMILY(Gauge, process_start, Level, "process_start_time_seconds",
+                "Start time of the process, in seconds since the epoch");
   NIBBLE_FAMILY(Gauge, process_rss, Level, "process_resident_memory_bytes", "Resident memory");
   NIBBLE_FAMILY(Gauge, process_virtual, Level, "process_virtual_memory_bytes", "Virtual memory");
   NIBBLE_FAMILY(Gauge, process_open, Level, "process_open_fds", "Open file descriptors");
   NIBBLE_FAMILY(Gauge, process_max, Level, "process_max_fds", "Limit of open file descriptors");
 #undef NIBBLE_FAMILY
 
-  // A counter whose truth lies elsewhere: it follows, and never falls.
+  // Raises a counter to a value that is counted elsewhere. The counter never falls.
   void Follow(Counter& counter, double value) {
     base::MutexLock lock(raise_mutex);
     if (const double more = value - counter.Value(); more > 0) counter.Increment(more);
   }
 
-  std::optional<std::uint64_t> oom_kills_at_start;  // nothing: the system does not tell
+  std::optional<std::uint64_t> oom_kills_at_start;  // nullopt: the system does not report it
   std::map<std::string, std::pair<double, double>> rates ABSL_GUARDED_BY(raise_mutex);  // generated tokens and time at the last scrape
 };
 

@@ -12,7 +12,7 @@ namespace nibble::telemetry {
 
 namespace {
 
-// "oom_kill 3" among the lines of memory.events (version 2) or memory.oom_control (version 1).
+// Finds the line "oom_kill 3" in memory.events (version 2) or memory.oom_control (version 1) and returns the 3.
 std::optional<std::uint64_t> OomKillLine(const std::string& path) {
   std::ifstream file(path);
   std::string key;
@@ -23,7 +23,7 @@ std::optional<std::uint64_t> OomKillLine(const std::string& path) {
   return std::nullopt;
 }
 
-// Whether "cpu,memory" names the controller.
+// Whether a list such as "cpu,memory" names the memory controller.
 bool HasMemory(const std::string& controllers) {
   std::istringstream list(controllers);
   std::string name;
@@ -44,7 +44,7 @@ std::vector<std::string> Candidates(const std::string& proc_cgroup, const std::s
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const std::string path = line.substr(second + 1);
-    // A container sees its own group as the root of the mount, and sometimes the host's path here.
+    // A container sees its own group as the root of the mount, but this file may still give the host's path.
     if (HasMemory(controllers)) {
       candidates.insert(candidates.begin(), {base::StrCat(mount, "/memory", path, "/memory.oom_control"),
                                              base::StrCat(mount, "/memory/memory.oom_control")});
@@ -68,10 +68,10 @@ std::optional<std::uint64_t> ReadOomKills(const std::string& proc_cgroup, const 
 std::optional<NamedOomKills> ReadNamedOomKills(const OomPaths& paths) {
   std::ifstream boot_file(paths.boot_id);
   std::string boot;
-  if (!std::getline(boot_file, boot)) return std::nullopt;  // Without it the name would outlive the count.
+  if (!std::getline(boot_file, boot)) return std::nullopt;  // A name without the boot id would outlive its count.
   for (const std::string& candidate : Candidates(paths.proc_cgroup, paths.mount)) {
     const auto kills = OomKillLine(candidate);
-    // The inode of a group's files is never given to another group of the same boot.
+    // Within one boot, no later group reuses the inodes of a group's files.
     struct stat info = {};
     if (kills.has_value() && ::stat(candidate.c_str(), &info) == 0) {
       return NamedOomKills{base::StrCat(boot, " ", info.st_ino, " ", candidate), *kills};

@@ -1,5 +1,5 @@
-// The kernel's count of processes that it killed for their memory in this process's control group: trainers are in it, as
-// children. Versions 1 and 2.
+// The number of processes that the kernel's OOM killer ended in this process's control group. Trainers belong to that
+// group, as child processes. Supports cgroup versions 1 and 2.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -7,12 +7,12 @@
 
 namespace nibble::telemetry {
 
-// `proc_cgroup` is /proc/self/cgroup's path, `mount` /sys/fs/cgroup's. Nothing where the system does not tell: no memory
-// controller, or the root group.
+// `proc_cgroup` is the path of /proc/self/cgroup, `mount` that of /sys/fs/cgroup. Nullopt if the system reports no
+// count: no memory controller, or the root group.
 std::optional<std::uint64_t> ReadOomKills(const std::string& proc_cgroup, const std::string& mount);
 
-// The same count with the name of what it counts: the group, which a later group of the same path does not share. Where there is no
-// group, that of the whole machine (`vmstat`: /proc/vmstat). `boot_id`: /proc/sys/kernel/random/boot_id.
+// The same count with a name for its group; a later group with the same path gets another name. Without a group, the
+// count is that of the whole machine (`vmstat`: /proc/vmstat). `boot_id`: /proc/sys/kernel/random/boot_id.
 struct NamedOomKills {
   std::string group;
   std::uint64_t kills = 0;

@@ -17,8 +17,8 @@ namespace nibble::telemetry {
 
 namespace {
 
-// A label's value. One that is not UTF-8, or holds a NUL (the end of the input to Prometheus' lexer, promlex.l), would make it
-// refuse the whole scrape: what is wrong becomes U+FFFD.
+// Makes a valid label value. Prometheus refuses the whole scrape for one value that is not UTF-8 or contains a NUL (its
+// lexer's end of input, promlex.l), so invalid parts become U+FFFD.
 std::string Text(std::string_view text) {
   std::string value(text);
   for (std::size_t nul = value.find('\0'); nul != std::string::npos; nul = value.find('\0', nul)) value.replace(nul, 1, "\xef\xbf\xbd");

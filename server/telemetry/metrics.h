@@ -1,4 +1,5 @@
-// Every metric of the server, named once (metrics.cc). The rest of the house calls these methods and never sees the library.
+// Every metric of the server; families.h gives the names. Other folders call these methods and never include the
+// metrics library.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,12 +13,12 @@ namespace nibble::telemetry {
 
 struct BuildInfo {
   std::string version;
-  std::string revision;  // commit, "" where it is not known
+  std::string revision;  // commit; "" if unknown
   std::string cuda;      // "none" or a version
-  std::string code = {};  // digest of the sources, "" where it is not known
+  std::string code = {};  // digest of the sources; "" if unknown
 };
 
-// What is known before anything happens: these series exist with 0 from the start.
+// Label values that are known in advance: their series exist with 0 from the start.
 struct KnownLabels {
   std::vector<std::string> devices = {"cpu"};
   std::vector<std::string> job_methods = {"qlora"};
@@ -40,14 +41,14 @@ struct StepSample {
 };
 
 struct GenerateSample {
-  double ttft_seconds = 0;        // 0: no token was made
+  double ttft_seconds = 0;        // 0: no token was generated
   double decode_seconds = 0;
-  std::int64_t prompt_tokens = 0;  // that were computed
+  std::int64_t prompt_tokens = 0;  // computed prompt tokens
   std::int64_t completion_tokens = 0;
 };
 
-// Thread-safe. Label values come from closed sets or from the registry of models, of which at most kMaxModelLabels are told
-// apart: the others share "other".
+// Thread-safe. Label values come from closed sets or are names of models. The first kMaxModelLabels models have a label
+// value each; all others share "other".
 class Metrics {
  public:
   static constexpr std::size_t kMaxModelLabels = 200;
@@ -59,8 +60,8 @@ class Metrics {
 
   // The text exposition (version 0.0.4). Collectors run first.
   std::string Scrape();
-  // Called at each scrape to set what is only looked up. What it refers to must outlive this object or a call of
-  // ClearCollectors.
+  // Each scrape calls the collector, which sets values that are only looked up then. Everything it refers to must live
+  // until ClearCollectors or the end of this object.
   void AddCollector(std::function<void(Metrics&)> collector);
   void ClearCollectors();
 
@@ -74,19 +75,19 @@ class Metrics {
   void SetCertificateExpiry(std::string_view file, double unix_seconds);  // file "server" | "client_ca"
   void SetTlsFilesOk(bool ok);
 
-  // Kernels. Set: the counter's own figures, which only rise. Add: a trainer's report.
+  // Kernels. Set takes the kernels' own total counts, which only rise; Add takes the launches that a trainer reports.
   void SetKernelLaunches(std::string_view phase, std::string_view device, const std::map<std::string, std::uint64_t>& counts);
   void AddKernelLaunches(std::string_view phase, std::string_view device, std::string_view kernel, std::uint64_t launches);
   void RaisePeakMemory(std::string_view process, std::string_view device, std::uint64_t bytes);
 
   // Serving.
   void SetScheduler(std::string_view model, const SchedulerState& state);
-  // Of all models since the start; never less than before.
+  // Total of all models since the start; never falls.
   void SetPreemptions(std::uint64_t count);
   void TokensGenerated(std::string_view model, std::size_t tokens);
   void GenerateEnded(std::string_view model, std::string_view result, const GenerateSample& sample);
   void ModelLoaded(std::string_view model, double seconds);
-  // Of an adapter that was loaded: the largest |difference of a logprob| to what its trainer answered, in nats.
+  // Adapter loaded: largest absolute logprob difference from its trainer, in nats.
   void SetTrainerDifference(std::string_view model, double nats);
 
   // Jobs.
@@ -94,7 +95,7 @@ class Metrics {
   void JobCreated(std::string_view method);
   void JobFinished(std::string_view method, std::string_view result, double seconds);
   void JobAttempt(std::string_view method, std::string_view reason);  // "start", "FAILED", "LOST", "PREEMPTED", ...
-  void JobFailed(std::string_view method, std::string_view reason);   // beside JobFinished; reason "NAN_LOSS", ...
+  void JobFailed(std::string_view method, std::string_view reason);   // call JobFinished too; reason "NAN_LOSS", ...
   void JobQueueWait(double seconds);
   void TrainStep(std::string_view method, const StepSample& sample);
   void CheckpointSaved(double seconds, std::int64_t bytes, double unix_seconds);
@@ -107,7 +108,7 @@ class Metrics {
   void StoreOperation(std::string_view operation, double seconds);
   void StoreError(std::string_view reason);
   void SetDiskFree(std::string_view volume, std::uint64_t bytes);
-  // Of a volume that never changes them while the server runs.
+  // Constant while the server runs.
   void SetDiskLimits(std::string_view volume, std::uint64_t size_bytes, std::uint64_t watermark_bytes);
 
  private:

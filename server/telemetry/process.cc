@@ -18,13 +18,13 @@ namespace {
 std::int64_t CountOpenFiles() {
   DIR* directory = opendir("/proc/self/fd");
   if (directory == nullptr) return 0;
-  std::int64_t count = -3;  // ".", ".." and the directory's own
+  std::int64_t count = -3;  // ".", ".." and the descriptor of the directory itself
   while (readdir(directory) != nullptr) ++count;
   closedir(directory);
   return count;
 }
 
-// Seconds since the epoch: the machine's start plus field 22 of /proc/self/stat.
+// Seconds since the epoch: the machine's boot time plus field 22 of /proc/self/stat.
 double StartTime() {
   std::ifstream stat("/proc/self/stat");
   std::string text((std::istreambuf_iterator<char>(stat)), {});

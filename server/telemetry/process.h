@@ -1,4 +1,4 @@
-// What /proc tells about this process.
+// Figures of this process from /proc and getrusage.
 #pragma once
 #include <cstdint>
 
@@ -14,7 +14,7 @@ struct ProcessFigures {
   std::int64_t max_files = 0;
 };
 
-// Fields that the system does not tell stay 0.
+// Fields that the system does not report stay 0.
 ProcessFigures ReadProcess();
 
 }  // namespace nibble::telemetry

@@ -25,39 +25,39 @@ struct RenderOptions {
   bool add_generation_prompt = false;
   // JSON array of tool schemas; empty: the template sees none.
   std::string tools_json;
-  // JSON object of what else the template reads ("enable_thinking"); it wins over
-  // a special token of the same name. Empty: nothing.
+  // JSON object with the template's other variables ("enable_thinking"). A variable
+  // overrides a special token of the same name. Empty: no variables.
   std::string variables_json;
   // For strftime_now, in local time. Absent: the system's clock.
   std::optional<std::int64_t> now_unix_seconds;
 };
 
-// A rendering, and which of its bytes belong to which message.
+// A rendering, and the bytes of it that belong to each message.
 struct RenderedTurns {
   struct Part {
     std::size_t begin = 0;
     std::size_t end = 0;  // after the last byte
     bool empty() const { return begin == end; }
   };
-  std::string text;  // as RenderJson gives it
-  // One a message: what the template prints while a loop over messages is at it, with
-  // the marks of its role and its end. Empty where that is nothing but whitespace.
-  // Disjoint.
+  std::string text;  // as RenderJson returns it
+  // One per message: the text that a loop over messages prints for this message,
+  // including the markers of its role and its end. Empty if that text is only
+  // whitespace. The parts are disjoint.
   std::vector<Part> turns;
   std::vector<Part> generation;  // the bodies of {% generation %} blocks, in order
-  // Why `turns` and `generation` could not be found: both are empty then. Else "".
+  // Why `turns` and `generation` are unknown (both are then empty), otherwise "".
   std::string unknown;
 };
 
-// Templates come with models that anybody may have written, so they run in a
-// sandbox: no loader, no attribute that is not data, and limits on instructions,
-// recursion, memory and output. Thread-safe: nothing changes after Compile.
+// Templates come with untrusted models, so they run in a sandbox: no loader, no
+// attributes other than data, and limits on instructions, recursion, memory and
+// output. Thread-safe: immutable after Compile.
 //
 // Known differences from transformers: `~` writes None, True and False in lower
 // case.
 class ChatTemplate {
  public:
-  // Name and text, such as {"bos_token", "<s>"}; the names are the template's.
+  // Pairs of the name that the template uses and the text, such as {"bos_token", "<s>"}.
   using SpecialTokens = std::vector<std::pair<std::string, std::string>>;
 
   // Errors: InvalidArgument (syntax, with its line; more than 256 KiB).
@@ -68,21 +68,21 @@ class ChatTemplate {
   ChatTemplate& operator=(const ChatTemplate&) = delete;
   ~ChatTemplate();
 
-  // Errors: InvalidArgument (what raise_exception was given, an operation that
-  // fails, a limit, JSON that is none). Starts a thread for the time of the call:
-  // values that nest deeply need a deep stack.
+  // Errors: InvalidArgument (the text given to raise_exception, a failed operation,
+  // an exceeded limit, malformed JSON). Runs on a temporary thread, because deeply
+  // nested values need a large stack.
   absl::StatusOr<std::string> Render(std::span<const ChatMessage> messages,
                                      const RenderOptions& options) const;
   // messages_json: an array of objects; every field reaches the template.
   absl::StatusOr<std::string> RenderJson(std::string_view messages_json,
                                          const RenderOptions& options) const;
-  // Renders twice: as RenderJson does, and with a mark at both ends of each turn. Turns
-  // are known only where the second text without its marks is the first.
+  // Renders twice: like RenderJson, and with a mark at both ends of each turn. The
+  // turns are known only if the second text without its marks equals the first.
   // Errors: as RenderJson.
   absl::StatusOr<RenderedTurns> RenderTurns(std::string_view messages_json,
                                             const RenderOptions& options) const;
-  // Whether the template has a {% generation %} block, which says what of a turn the
-  // model itself writes.
+  // Whether the template has a {% generation %} block, which marks the part of a turn
+  // that the model writes.
   bool has_generation() const;
 
  private:

@@ -1,4 +1,4 @@
-// From the Rust crate's answers to ours. Included by server/text/*.cc only.
+// Converts results of the Rust crate to C++ types. Included by server/text/*.cc only.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace nibble::text {
 
-// Owns what Rust wrote into an `out` parameter.
+// Owns the bytes that Rust wrote into an `out` parameter.
 class FfiBytes {
  public:
   FfiBytes() = default;
@@ -43,7 +43,7 @@ std::vector<T> CopyAs(std::string_view bytes) {
   return values;
 }
 
-// `what` opens the message: the field that was at fault.
+// The message begins with `what`, the field at fault.
 inline absl::Status FfiStatus(NibbleTextCode code, std::string_view what,
                               const FfiBytes& answer) {
   if (code == NIBBLE_TEXT_OK) return absl::OkStatus();

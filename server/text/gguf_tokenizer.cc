@@ -16,8 +16,8 @@ namespace {
 // U+2581, which stands for a blank in SentencePiece.
 constexpr std::string_view kBlank = "\u2581";
 
-// GPT-2, encoder.py; llama.cpp's spelling ends after the lookahead and keeps what
-// is not matched as a piece, which `|\s+` does too.
+// GPT-2, encoder.py. llama.cpp's pattern ends after the lookahead and keeps unmatched
+// text as a piece; `|\s+` has the same effect.
 constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)"
     R"(|\s+(?!\S)|\s+)";
@@ -31,9 +31,9 @@ constexpr std::string_view kQwen2 =
 // One value of tokenizer.ggml.pre.
 struct PreTokenizer {
   std::string_view name;
-  // They cut the text one after the other; empty ones are not there.
+  // Each cuts the pieces of the one before; empty ones are unused.
   std::array<std::string_view, 4> patterns;
-  bool ignore_merges = false;  // a word that is a token is taken whole
+  bool ignore_merges = false;  // a word that is a token stays whole
   bool add_bos = false;
 };
 
@@ -55,7 +55,7 @@ absl::StatusOr<PreTokenizer> FindPreTokenizer(std::string_view name) {
     if (known.name == (name.empty() ? "default" : name)) return known;
     names += base::StrCat(names.empty() ? "" : ", ", known.name);
   }
-  return RefuseGguf("pre", base::StrCat("got \"", name, "\", know ", names));
+  return RefuseGguf("pre", base::StrCat("got \"", name, "\", supported: ", names));
 }
 
 std::string_view Bool(bool value) { return value ? "true" : "false"; }
@@ -64,7 +64,7 @@ std::string AddedTokensJson(const GgufVocabulary& vocabulary) {
   std::string json = "[";
   for (std::size_t i = 0; i < vocabulary.tokens.size(); ++i) {
     const GgufTokenType type = vocabulary.types[i];
-    // The three kinds that llama.cpp looks for in a text before all else.
+    // llama.cpp searches a text for these three types first.
     if (type != GgufTokenType::kControl && type != GgufTokenType::kUnknown &&
         type != GgufTokenType::kUserDefined) {
       continue;
@@ -106,7 +106,7 @@ std::string PostProcessorJson(const GgufVocabulary& vocabulary) {
                       "}}");
 }
 
-// The last three are what differs between the two families.
+// The last three parameters differ between the two families.
 std::string TokenizerJson(const GgufVocabulary& vocabulary, const GgufMerges& merges,
                           std::string_view model_flags,
                           std::string_view normalizer_and_pre_tokenizer,
@@ -212,7 +212,7 @@ absl::StatusOr<TokenizerFiles> TokenizerFilesFromGguf(
   if (gguf.model == "gpt2") {
     NIBBLE_ASSIGN_OR_RETURN(const PreTokenizer pre, FindPreTokenizer(gguf.pre));
     if (gguf.add_space_prefix.value_or(false)) {
-      return RefuseGguf("add_space_prefix", "true is not known for model gpt2");
+      return RefuseGguf("add_space_prefix", "true is not supported for model gpt2");
     }
     NIBBLE_ASSIGN_OR_RETURN(const GgufVocabulary vocabulary,
                             ReadGgufVocabulary(gguf, pre.add_bos));
@@ -223,11 +223,11 @@ absl::StatusOr<TokenizerFiles> TokenizerFilesFromGguf(
   }
   if (gguf.model != "llama") {
     return RefuseGguf("model",
-                  base::StrCat("got \"", gguf.model, "\", know gpt2, llama"));
+                  base::StrCat("got \"", gguf.model, "\", supported: gpt2, llama"));
   }
   if (!gguf.pre.empty() && gguf.pre != "default") {
     return RefuseGguf("pre", base::StrCat("got \"", gguf.pre,
-                                      "\", model llama knows default only"));
+                                      "\", model llama supports only default"));
   }
   NIBBLE_ASSIGN_OR_RETURN(const GgufVocabulary vocabulary,
                           ReadGgufVocabulary(gguf, true));

@@ -12,8 +12,8 @@
 namespace nibble::text {
 namespace {
 
-// Every split of a SentencePiece token is looked up, which is quadratic in its
-// length. The longest real ones are rows of blanks, below 200 bytes.
+// Every split of a SentencePiece token is looked up, which takes time quadratic in its
+// length. The longest real tokens are rows of blanks, below 200 bytes.
 constexpr std::size_t kMaxTokenBytes = 1024;
 constexpr std::size_t kMaxTokens = std::size_t{1} << 21;
 
@@ -116,7 +116,7 @@ absl::StatusOr<GgufMerges> ReadGgufMerges(const GgufTokenizer& gguf,
     const std::size_t blank = merge.find(' ', 1);
     if (blank == std::string_view::npos || !IsValidUtf8(merge)) {
       return RefuseGguf("merges", base::StrCat("merge ", i,
-                                           " is not two tokens and a blank"));
+                                           " is not two tokens separated by a blank"));
     }
     const std::pair pair = {merge.substr(0, blank), merge.substr(blank + 1)};
     const std::string merged = base::StrCat(pair.first, pair.second);

@@ -1,4 +1,4 @@
-// What a GGUF file says of its tokenizer, checked. Included by server/text/*.cc only.
+// The checked tokenizer data of a GGUF file. Included by server/text/*.cc only.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace nibble::text {
 
-// llama.cpp's defaults are filled in. Moves only: ids looks into tokens.
+// Includes llama.cpp's defaults. Move-only, because ids points into tokens.
 struct GgufVocabulary {
   GgufVocabulary() = default;
   GgufVocabulary(GgufVocabulary&&) = default;
@@ -29,26 +29,26 @@ struct GgufVocabulary {
   bool add_eos = false;
 };
 
-// The two halves of each, by falling priority; they look into the vocabulary or
-// the file's struct.
+// The two halves of each merge, highest priority first. They point into the vocabulary
+// or the GgufTokenizer.
 using GgufMerges = std::vector<std::pair<std::string_view, std::string_view>>;
 
-// add_bos: where the file does not say.
+// add_bos: the default if the file does not set it.
 absl::StatusOr<GgufVocabulary> ReadGgufVocabulary(const GgufTokenizer& gguf,
                                                   bool add_bos);
 
 absl::StatusOr<GgufMerges> ReadGgufMerges(const GgufTokenizer& gguf,
                                           const GgufVocabulary& vocabulary);
 
-// SentencePiece joins the two neighbours whose joint token has the highest score:
-// a list of all pairs that make a token, by falling score.
+// SentencePiece joins the two neighbours whose joint token has the highest score, so
+// this lists all pairs that form a token, highest score first.
 absl::StatusOr<GgufMerges> GgufMergesFromScores(
     const GgufTokenizer& gguf, const GgufVocabulary& vocabulary);
 
 // InvalidArgument that names tokenizer.ggml.<key>.
 absl::Status RefuseGguf(std::string_view key, std::string_view reason);
 
-// As a JSON string.
+// `value` as a JSON string.
 std::string Quoted(std::string_view value);
 
 }  // namespace nibble::text

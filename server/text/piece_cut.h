@@ -1,4 +1,4 @@
-// Where a text may be cut into pieces.
+// Positions where a text may be cut into pieces.
 #pragma once
 #include <cstddef>
 #include <string_view>

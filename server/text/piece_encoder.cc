@@ -11,11 +11,11 @@
 namespace nibble::text {
 namespace {
 
-// Tokens on each side of a seam that both pieces have to agree on.
+// Number of tokens on each side of a seam that must be equal in both pieces.
 constexpr std::size_t kAgreeing = 4;
 constexpr std::size_t kMaxCharacterBytes = 4;
 
-// A part of the text, and its tokens with their places in the whole.
+// A part of the text, and its tokens with their positions in the whole text.
 struct Piece {
   std::size_t begin = 0;
   std::size_t end = 0;
@@ -25,7 +25,7 @@ struct Piece {
 
 bool IsSame(const TokenSpan& a, const TokenSpan& b) { return a.id == b.id && a.begin == b.begin && a.end == b.end; }
 
-// Whether the tokens around a[i] are those around b[j].
+// Whether the tokens around a[i] equal those around b[j].
 bool Agree(const std::vector<TokenSpan>& a, std::size_t i, const std::vector<TokenSpan>& b, std::size_t j) {
   if (i < kAgreeing || j < kAgreeing || i + kAgreeing > a.size() || j + kAgreeing > b.size()) return false;
   const auto from = [](const std::vector<TokenSpan>& tokens, std::size_t at) {
@@ -34,7 +34,7 @@ bool Agree(const std::vector<TokenSpan>& a, std::size_t i, const std::vector<Tok
   return std::equal(from(a, i), from(a, i) + 2 * kAgreeing, from(b, j), IsSame);
 }
 
-// The first token of `tokens` that begins at `at`; only those near the front are looked at.
+// The first token of `tokens` that begins at `at` and is not empty. Stops at the first token that begins after `at`.
 std::optional<std::size_t> FindBegin(const std::vector<TokenSpan>& tokens, std::size_t at) {
   for (std::size_t i = 0; i < tokens.size() && tokens[i].begin <= at; ++i) {
     if (tokens[i].begin == at && tokens[i].end > at) return i;
@@ -51,11 +51,12 @@ class PieceEncoder {
         margin_(std::max(options.piece_bytes / 64, 2 * tokenizer.longest_token_bytes())) {}
 
   absl::StatusOr<EncodedPieces> Run(const std::function<void(std::span<const TokenSpan>)>& take) {
-    // Within the margin a token that the piece's end cuts is over, and what a tokenizer does at the start of a text too.
+    // The margin is longer than a token that the end of a piece cuts, and than the part that a tokenizer changes at the
+    // start of a text.
     if (!tokenizer_.is_local() || 8 * margin_ > options_.piece_bytes) return EncodedPieces{};
     NIBBLE_ASSIGN_OR_RETURN(Piece piece, Encode(0, options_.piece_bytes));
     EncodedPieces encoded;
-    std::size_t first = 0;  // token of the piece that was not taken yet
+    std::size_t first = 0;  // first token of the piece that was not passed to `take` yet
     while (piece.end < text_.size()) {
       if (piece.begin == 0) encoded.began_with_added = piece.began_with_added;
       NIBBLE_ASSIGN_OR_RETURN(Piece next, Encode(BeginAfter(piece), options_.piece_bytes));
@@ -81,7 +82,7 @@ class PieceEncoder {
   }
 
  private:
-  // Of about `bytes`, and more up to the next blank.
+  // Encodes about `bytes` from `begin` on, or more up to the next blank.
   absl::StatusOr<Piece> Encode(std::size_t begin, std::size_t bytes) {
     NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
     Piece piece;
@@ -93,7 +94,7 @@ class PieceEncoder {
     const Sides sides = before && after ? Sides::kBoth : before ? Sides::kBefore : after ? Sides::kAfter : Sides::kNone;
     NIBBLE_ASSIGN_OR_RETURN(EncodedText encoded, tokenizer_.EncodeWithSpans(text_.substr(begin, size), sides));
     for (TokenSpan& token : encoded.tokens) {
-      if (token.end == 0) continue;  // added, and stands for no text
+      if (token.end == 0) continue;  // an added token that stands for no text
       token.begin += static_cast<std::uint32_t>(begin);
       token.end += static_cast<std::uint32_t>(begin);
     }
@@ -102,7 +103,7 @@ class PieceEncoder {
     return piece;
   }
 
-  // A margin behind the last blank that is not too near the front, or else behind the next one.
+  // The end of a piece: a margin after the last blank in its second half, or otherwise after the next blank.
   std::size_t EndOf(std::size_t begin, std::size_t bytes) const {
     if (text_.size() - begin <= bytes) return text_.size();
     const std::size_t last = begin + bytes - margin_;
@@ -115,7 +116,7 @@ class PieceEncoder {
     return text_.size();
   }
 
-  // Of the next piece: at a token, so that the two are in step.
+  // The start of the next piece: at the start of a token, so that both pieces have the same tokens from there on.
   std::size_t BeginAfter(const Piece& piece) const {
     const std::size_t wanted = piece.end - 3 * margin_;
     auto token = piece.tokens.end();
@@ -123,7 +124,8 @@ class PieceEncoder {
     return WholeCharacters(text_, token != piece.tokens.end() ? token->begin : wanted);
   }
 
-  // The token of each piece that begins at the same blank and agrees, with those around it.
+  // In each piece, the token where the two are joined: both begin at the same blank, and the tokens around them are
+  // equal.
   std::optional<std::pair<std::size_t, std::size_t>> FindSeam(const Piece& piece, const Piece& next) const {
     for (std::size_t i = piece.tokens.size(); i-- > 1;) {
       const std::size_t at = piece.tokens[i].begin;

@@ -16,10 +16,11 @@ namespace nibble::text {
 
 namespace {
 
-// Parts are cut at a blank where one is near their end, so that few words are cut.
+// A part ends at a blank if one is near its end, so that few words are cut.
 constexpr std::size_t kBlankWithin = 256;
-// A cut adds a few tokens at most: those of two halves for that of a word, and a prefix that a tokenizer adds to each text. Merges
-// that begin elsewhere are in step again after a few tokens. A text is refused only where its parts exceed the limit by more.
+// Upper bound of the tokens that a cut adds: those of two halves instead of a word, and a prefix that a tokenizer adds
+// to each text. Merges that begin at another position give the same tokens again after a few tokens. A text is refused
+// only if its parts exceed the limit by more than this.
 constexpr std::int64_t kTokensOfACut = 16;
 
 absl::Status TooLong(std::string message, const std::map<std::string, std::string>& metadata) {
@@ -31,7 +32,7 @@ absl::Status TooManyBytes(const PromptLimits& limits, std::size_t bytes, std::si
                  {{"bytes", std::to_string(bytes)}, {"max_bytes", std::to_string(max_bytes)}});
 }
 
-// `counted` tokens, of which at least `least` are the text's.
+// `counted` tokens were counted in parts of the text, which itself has at least `least`.
 absl::Status TooManyTokens(const PromptLimits& limits, std::int64_t counted, std::int64_t least, std::size_t bytes) {
   return TooLong(base::StrCat(limits.field, ": has at least ", least, " tokens in its first ", bytes, " bytes, the model takes ",
                               limits.max_tokens),
@@ -48,7 +49,7 @@ absl::Status CheckBytes(const Tokenizer& tokenizer, std::string_view text, const
   const std::size_t longest = std::max<std::size_t>(1, tokenizer.longest_token_bytes());
   if (__builtin_mul_overflow(limits.max_tokens, longest, &most) || std::cmp_less_equal(text.size(), most)) return absl::OkStatus();
   return TooManyBytes(limits, text.size(), static_cast<std::size_t>(most),
-                      base::StrCat("more than ", limits.max_tokens, " tokens of at most ", longest, " bytes have"));
+                      base::StrCat("more than ", limits.max_tokens, " tokens of at most ", longest, " bytes can hold"));
 }
 
 std::size_t PartEnd(std::string_view text) {
@@ -59,9 +60,10 @@ std::size_t PartEnd(std::string_view text) {
   return WholeCharacters(text, kPieceBytes);
 }
 
-// Of a text that EncodeInPieces does not cut: the tokens of its parts are about as many as its own, and take the memory of one part.
+// For a text that EncodeInPieces cannot cut: its parts together have about as many tokens as the text, and encoding
+// them takes the memory of one part.
 absl::Status CheckTokensOfParts(const Tokenizer& tokenizer, std::string_view text, const PromptLimits& limits) {
-  if (std::cmp_less_equal(text.size(), limits.max_tokens)) return absl::OkStatus();  // a token of each byte would fit
+  if (std::cmp_less_equal(text.size(), limits.max_tokens)) return absl::OkStatus();  // even one token per byte fits
   std::int64_t counted = 0, surplus = limits.max_tokens / 4;
   const std::size_t whole = text.size();
   while (!text.empty()) {
@@ -83,7 +85,7 @@ absl::StatusOr<std::vector<std::int32_t>> EncodePrompt(const Tokenizer& tokenize
                                                        const PromptLimits& limits) {
   NIBBLE_RETURN_IF_ERROR(CheckBytes(tokenizer, text, limits));
   std::vector<std::int32_t> ids;
-  std::size_t taken_bytes = 0;  // that `ids` stand for
+  std::size_t taken_bytes = 0;  // bytes that `ids` stand for
   const auto take = [&](std::span<const TokenSpan> tokens) {
     for (const TokenSpan& token : tokens) {
       ids.push_back(token.id);

@@ -12,8 +12,8 @@ namespace nibble::text {
 namespace {
 
 constexpr std::string_view kReplacement = "\uFFFD";
-// What a tokenizer strips at the start of a text is a blank or two. After so many
-// ids without any text the rest is held back and decoded once.
+// Tokenizers strip a blank or two at the start of a text. After this many ids without
+// text, the rest is held back and decoded once.
 constexpr std::size_t kMaxHead = 64;
 
 absl::StatusOr<std::string> BytesOfToken(const NibbleTokenizer* tokenizer,
@@ -65,7 +65,7 @@ absl::StatusOr<std::string> StreamDecoder::AppendBytes(std::int32_t id) {
 absl::StatusOr<std::string> StreamDecoder::AppendToRun(std::int32_t id) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string byte,
                           BytesOfToken(tokenizer_.handle_, id));
-  // An id without a token does not end a run of bytes: Decode passes over it.
+  // An id without a token does not end a run of bytes: Decode skips it.
   if (byte.empty() && !tokenizer_.Token(id)) return std::string();
   pending_.push_back(id);
   incomplete_ += byte;
@@ -75,7 +75,7 @@ absl::StatusOr<std::string> StreamDecoder::AppendToRun(std::int32_t id) {
     std::string whole;
     incomplete_.erase(0, TakeWholeCharacters(incomplete_, &whole));
   }
-  // A token of a byte is one byte: those of the cut character stay.
+  // Each byte token gives one byte: the tokens of the incomplete character stay pending.
   return Release(pending_.size() - incomplete_.size());
 }
 
@@ -89,8 +89,8 @@ absl::StatusOr<std::string> StreamDecoder::Release(std::size_t count) {
     head_.clear();
   } else {
     NIBBLE_ASSIGN_OR_RETURN(const std::string stripped, InsideText(ids));
-    // The first counts even where it is no text anywhere: some decoders treat
-    // the token in front, whatever it is, unlike the others.
+    // Keeps the first ids even if they give no text anywhere: some decoders treat the
+    // first token differently, whatever it is.
     if (head_.empty() || !stripped.empty()) {
       head_.insert(head_.end(), ids.begin(), ids.end());
     }
@@ -104,11 +104,11 @@ absl::StatusOr<std::string> StreamDecoder::DecodeAfter(Ids before, Ids ids) {
   std::vector<std::int32_t> all(before.begin(), before.end());
   all.insert(all.end(), ids.begin(), ids.end());
   num_decoded_ += static_cast<std::int64_t>(all.size());
-  // The special ones that are skipped have not come so far.
+  // Append has already dropped the special tokens to skip.
   return tokenizer_.Decode(all, /*skip_special_tokens=*/false);
 }
 
-// What the ids are where they do not begin a text.
+// The text of `ids` when they do not begin a text.
 absl::StatusOr<std::string> StreamDecoder::InsideText(Ids ids) {
   const Tokenizer::Anchor& anchor = *tokenizer_.anchor_;
   NIBBLE_ASSIGN_OR_RETURN(std::string text,
@@ -131,10 +131,10 @@ absl::StatusOr<StreamDecoder::Tail> StreamDecoder::Finish() {
   if (!pending_.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(tail.text, Held());
     if (!incomplete_.empty() && tail.text.ends_with(kReplacement)) {
-      // Decode shows the cut character as one U+FFFD.
+      // Decode shows the incomplete character as one U+FFFD.
       tail.text.resize(tail.text.size() - kReplacement.size());
     } else {
-      // Also of a decoder that strips or replaces U+FFFD.
+      // Also reached if the decoder strips or replaces U+FFFD.
       incomplete_.clear();
     }
   }

@@ -1,4 +1,4 @@
-// Token ids one by one into text that can be shown at once.
+// Decodes token ids one by one into text that can be shown at once.
 #pragma once
 
 #include <cstdint>
@@ -11,31 +11,31 @@
 
 namespace nibble::text {
 
-// All deltas in a row, then Tail::text, then U+FFFD if Tail::incomplete_utf8 is
-// not empty, are what Tokenizer::Decode makes of all the ids. Every delta is
-// whole UTF-8. An id costs the same however many came before it. One thread; the
-// tokenizer must outlive it.
+// All deltas, then Tail::text, then U+FFFD if Tail::incomplete_utf8 is not empty,
+// together equal the result of Tokenizer::Decode for all ids. Every delta is valid
+// UTF-8. The cost of an id does not depend on the number of ids before it. One
+// thread; the tokenizer must outlive it.
 class StreamDecoder {
  public:
   struct Tail {
-    std::string text;             // held until it was known to be the end
+    std::string text;             // text that was held back until the end
     std::string incomplete_utf8;  // the beginning of a character, or empty
   };
 
   StreamDecoder(const Tokenizer& tokenizer, bool skip_special_tokens);
 
-  // What `id` adds; empty while a character is not whole.
+  // Returns the text that `id` adds; empty while a character is incomplete.
   // Errors: InvalidArgument (a negative id).
   absl::StatusOr<std::string> Append(std::int32_t id);
 
-  // What is held until more has come, as the text that it is if nothing does: all
-  // of it where the decoder looks at whole texts. Nothing changes.
+  // Returns the text that is held back until more ids come, as it would be if none
+  // came: the whole text if the decoder needs whole texts. Does not affect later calls.
   absl::StatusOr<std::string> Held();
 
-  // Ends the text: the decoder begins again with the next Append.
+  // Ends the text; the next Append begins a new one.
   absl::StatusOr<Tail> Finish();
 
-  // Ids that Tokenizer::Decode was given since the beginning: what it has cost.
+  // Number of ids passed to Tokenizer::Decode so far: a measure of the cost.
   std::int64_t num_decoded() const { return num_decoded_; }
 
  private:
@@ -51,9 +51,9 @@ class StreamDecoder {
   const bool skip_special_tokens_;
   // The beginning of a character, from byte-level or <0xNN> tokens.
   std::string incomplete_;
-  // Decoders other than byte-level strip the start of a text. Until it has shown
-  // anything (begun_), pending_ is decoded after head_, the ids that were
-  // stripped; from then on after the tokenizer's anchor.
+  // Decoders other than byte-level strip the start of a text. Until some text has been
+  // returned (begun_), pending_ is decoded after head_, the stripped ids; from then on,
+  // after the tokenizer's anchor.
   bool begun_ = false;
   std::vector<std::int32_t> head_;
   std::vector<std::int32_t> pending_;

@@ -10,8 +10,8 @@
 namespace nibble::text {
 namespace {
 
-// How many tokens may be tried as an anchor: the first ones of a vocabulary are
-// its special ones, which are texts.
+// Maximum number of tokens tried as an anchor. The first tokens of a vocabulary are its
+// special tokens, which give text.
 constexpr std::size_t kMaxAnchorsTried = 4096;
 
 NibbleSpecialTokens OnceOn(Sides sides) {

@@ -1,4 +1,4 @@
-// Text to token ids and back, by a tokenizer.json that is obeyed as it is written.
+// Converts text to token ids and back, as a tokenizer.json specifies.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ struct NibbleTokenizer;
 
 namespace nibble::text {
 
-// A token and the bytes [begin, end) of the text that it stands for; special
-// tokens that were added stand for none.
+// A token and the bytes [begin, end) of the text that it stands for. Added special
+// tokens stand for no bytes.
 struct TokenSpan {
   std::int32_t id;
   std::uint32_t begin;
@@ -28,25 +28,26 @@ struct TokenSpan {
 
 struct EncodedText {
   std::vector<TokenSpan> tokens;
-  bool began_with_added = false;  // with the special token that would have been put before it
+  bool began_with_added = false;  // the text began with the special token that would have been added before it
 };
 
-// On which sides of a text special tokens are added. A part of a text has them where the whole has them.
+// The sides of a text where special tokens are added. A part of a text gets them only on the sides that it shares with
+// the whole text.
 enum class Sides { kNone, kBefore, kAfter, kBoth };
 
 struct AddedToken {
   std::int32_t id;
   std::string content;
-  bool special;  // left out by Decode(..., skip_special_tokens = true)
+  bool special;  // omitted by Decode(..., skip_special_tokens = true)
 };
 
-// Thread-safe: nothing changes after FromJson.
+// Thread-safe: immutable after FromJson.
 class Tokenizer {
  public:
-  // Truncation and padding that the file asks for are left out, as transformers
-  // does: they belong to the caller.
-  // Errors: InvalidArgument (not a tokenizer.json, more than 64 MiB, or one that
-  // needs far more memory than its size).
+  // Ignores the truncation and padding settings of the file, as transformers does:
+  // they are the caller's choice.
+  // Errors: InvalidArgument (not a tokenizer.json, larger than 64 MiB, or needs far
+  // more memory than its size).
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(
       std::string_view json);
 
@@ -55,47 +56,47 @@ class Tokenizer {
   ~Tokenizer();
 
   // Special tokens that are spelled out in `text` become their ids.
-  // add_special_tokens: also those that the tokenizer itself puts around a text,
-  // whatever the text begins and ends with, as transformers does.
-  // Errors: InvalidArgument (text is not UTF-8, or not expressible in the
-  // vocabulary where that has no unknown token).
+  // add_special_tokens: also adds those that the tokenizer puts around a text, even if
+  // the text already begins or ends with them, as transformers does.
+  // Errors: InvalidArgument (text is not UTF-8, or the vocabulary cannot express it and
+  // has no unknown token).
   absl::StatusOr<std::vector<std::int32_t>> Encode(
       std::string_view text, bool add_special_tokens) const;
-  // As Encode, but adds no special token that the text itself begins or ends with:
-  // models are not trained with a second BOS. Training and serving use this.
+  // Like Encode, but adds no special token that the text itself begins or ends with,
+  // because models are not trained with a second BOS. Training and serving use this.
   absl::StatusOr<EncodedText> EncodeWithSpans(std::string_view text,
                                               bool add_special_tokens) const;
   absl::StatusOr<EncodedText> EncodeWithSpans(std::string_view text,
                                               Sides add_special_tokens) const;
-  // Whether texts that overlap can be joined where their tokens are the same
-  // (EncodeInPieces): byte pair encoding, not for example a unigram model.
+  // Whether overlapping texts can be joined where their tokens are the same
+  // (EncodeInPieces). True for byte pair encoding, false for example for a unigram model.
   bool is_local() const;
 
-  // Bytes that are no UTF-8 become U+FFFD. An id without a token (models pad
+  // Bytes that are not UTF-8 become U+FFFD. An id without a token (models pad
   // their vocabulary) adds nothing. Errors: InvalidArgument (a negative id).
   absl::StatusOr<std::string> Decode(std::span<const std::int32_t> ids,
                                      bool skip_special_tokens) const;
 
   std::optional<std::int32_t> TokenId(std::string_view token) const;
-  // The token as tokenizer.json spells it ("Ġthe"), or none with this id.
+  // The token as tokenizer.json spells it ("Ġthe"); nullopt if no token has this id.
   std::optional<std::string> Token(std::int32_t id) const;
   bool IsSpecial(std::int32_t id) const;
-  // How many tokens there are, added ones included.
+  // Number of tokens, including added ones.
   std::size_t vocab_size() const;
-  // Of all tokens, ascending; they may have gaps. An id above INT32_MAX is given as INT32_MAX.
+  // Ids of all tokens, ascending; there may be gaps. An id above INT32_MAX becomes INT32_MAX.
   std::vector<std::int32_t> ids() const;
-  // Bytes of the longest token as tokenizer.json spells it: no token stands for more
-  // bytes of a text, unless it was normalized or is the unknown token.
+  // Bytes of the longest token as tokenizer.json spells it. No token stands for more
+  // bytes of a text, unless the text was normalized or the token is the unknown token.
   std::size_t longest_token_bytes() const;
   // Ascending by id.
   std::vector<AddedToken> added_tokens() const;
-  // The bytes of every token, computed by the first call: up to a second for the largest vocabularies.
+  // The bytes of every token. The first call computes them: up to a second for the largest vocabularies.
   const TokenBytes& token_bytes() const;
 
  private:
   friend class StreamDecoder;
-  // A token, no <0xNN>, that is a text of its own: in front of others it has used
-  // up what is stripped at the start of a text.
+  // A token, not <0xNN>, that gives text of its own. When it precedes other tokens, the
+  // decoder strips its text at the start, not theirs.
   struct Anchor {
     std::int32_t id;
     std::string text;
@@ -103,7 +104,7 @@ class Tokenizer {
 
   explicit Tokenizer(NibbleTokenizer* handle) : handle_(handle) {}
   std::optional<Anchor> FindAnchor() const;
-  // TokenBytes, of a token that was not added.
+  // The TokenBytes of a token that is not an added token.
   std::string BytesOf(std::int32_t id) const;
 
   NibbleTokenizer* const handle_;

@@ -5,7 +5,7 @@
 namespace nibble::trainer {
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 16;  // elements that are worth a thread
+constexpr std::int64_t kGrain = 1 << 16;  // minimum elements per thread
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// AdamW in f32 by plain loops in a fixed order: the same bits for any number of threads and after any resume. On another machine
-// too, but for the bias corrections, whose pow is the C library's.
+// AdamW in f32 with plain loops in a fixed order: gives the same bits for any number of threads and after any resume.
+// Also on another machine, except for the bias corrections, which use the C library's pow.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -24,14 +24,14 @@ struct Moments {
 
 // One step (numbered from 1) of decoupled weight decay: p -= lr * wd * p, then p -= lr / bc1 * m / (sqrt(v) / sqrt(bc2) + eps),
 // as torch.optim.AdamW orders it. Source: arXiv:1711.05101.
-// Elements do not depend on each other: `stream` splits them among its threads.
+// Elements do not depend on each other, so `stream` splits them among its threads.
 void AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, std::span<float> parameter,
                std::span<const float> gradient, Moments& moments, const kernels::Stream& stream = {});
 
-// Every value times `factor`.
+// Multiplies every value by `factor`.
 void Scale(std::span<float> values, float factor, const kernels::Stream& stream = {});
 
-// L2 norm over all spans in f64: each span in order by itself, then their sums in order.
+// L2 norm over all spans in f64. Sums each span in order, then the spans' sums in order.
 double GlobalNorm(const std::vector<std::span<const float>>& gradients, const kernels::Stream& stream = {});
 
 }  // namespace nibble::trainer

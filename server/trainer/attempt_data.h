@@ -1,4 +1,4 @@
-// The data of an attempt: as it was cut, and in the order in which it is drawn. No torch here.
+// The data of an attempt: its examples, and the order in which they are drawn. Does not use torch.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -23,15 +23,15 @@ struct AttemptData {
   RunIdentity identity;
 };
 
-// Errors: InvalidArgument (data.max_seq_len beyond what the model takes; rows), Cancelled, those of files.
-// Tokens come from the order's token files, which are verified, and made where they are missing (data::LoadTokens).
+// Reads the tokens from the order's token files, which are verified, and written if missing (data::LoadTokens).
+// Errors: InvalidArgument (data.max_seq_len exceeds what the model takes; bad rows), Cancelled, file errors.
 absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs::AttemptOrder& order, const Recipe& recipe,
                                             const kernels::Stream& stream, const base::Cancelled& cancelled);
 
-// Over `data`, which it borrows.
+// A loader over the training examples of `data`.
 std::unique_ptr<data::Loader> MakeLoader(const jobs::JobSpec& spec, const AttemptData& data);
 
-// How the evaluation set was cut: a conversion evaluates the same tokens again.
+// The options by which the evaluation set was tokenised, so that a conversion can evaluate the same tokens.
 base::Json EvalDataJson(const jobs::JobSpec& spec);
 
 }  // namespace nibble::trainer

@@ -44,7 +44,7 @@ class AttemptRun {
   }
 
  private:
-  // Cancelled when Stopping(): the state is then that after progress_.step whole steps.
+  // Cancelled if Stopping(). The state is then that after progress_.step complete steps.
   absl::StatusOr<jobs::Outcome> LoadTrainAndPublish() {
     NIBBLE_RETURN_IF_ERROR(MakeModel());
     NIBBLE_RETURN_IF_ERROR(LoadInputs());
@@ -57,8 +57,8 @@ class AttemptRun {
     return Publish();
   }
 
-  // Asked in all long work (base/cancelled.h): every linear of a pass, every layer of an evaluation, every tensor and MiB of a load, a
-  // conversion or a hash. So this is also where the trainer shows life, and a trainer that hangs shows none.
+  // Called in all long work (base/cancelled.h): for every linear of a pass, every layer of an evaluation, every tensor
+  // and MiB of a load, a conversion or a hash. It therefore also shows life: a trainer that hangs shows none.
   bool Stopping() {
     ShowAlive();
     return may_stop_ && (context_.terminated() || context_.reporter.fenced());
@@ -68,7 +68,7 @@ class AttemptRun {
     const double now = Seconds();
     if (now - shown_at_ < context_.order.show_alive_every_s) return;
     shown_at_ = now;
-    // A disk that is full now may have room later, and the journal tells of it.
+    // A full disk may have room later, and the journal reports it.
     jobs::ShowAlive(context_.files, context_.directory, ++shown_).IgnoreError();
   }
 
@@ -82,19 +82,20 @@ class AttemptRun {
         if (progress_.step > saved_step_) NIBBLE_RETURN_IF_ERROR(Save());
         NIBBLE_RETURN_IF_ERROR(jobs::ClearCheckpointRequest(context_.files, context_.directory));
       }
-      if (Stopping()) return absl::CancelledError("told to stop");
+      if (Stopping()) return absl::CancelledError("stop requested");
     }
     return EvaluateNow();
   }
 
-  // Before the first step, and every eval_every; the evaluation after the last step is made in any case. One that was
-  // interrupted is due again when the job goes on.
+  // Before the first step, and every eval_every steps. The evaluation after the last step always runs. An interrupted
+  // evaluation is due again when the job resumes.
   bool EvaluationIsDue() const {
     if (!inputs_.has_eval || progress_.step >= max_steps_ || progress_.evaluated_step == progress_.step) return false;
     return progress_.step == 0 || (spec_.run.eval_every > 0 && progress_.step % spec_.run.eval_every == 0);
   }
 
-  // Every save_every steps, and after the last one: a death in the final evaluation or while publishing then repeats no step.
+  // Every save_every steps, and after the last one: a crash in the final evaluation or while publishing then repeats no
+  // step.
   bool SaveIsDue() const {
     if (spec_.run.save_every == 0) return false;
     return progress_.step == max_steps_ || progress_.step % spec_.run.save_every == 0;
@@ -155,7 +156,8 @@ class AttemptRun {
                                                       inputs_.identity, model_->parameters(), moments_, stopping_));
     if (!progress_.differences.empty() && !spec_.run.allow_inexact_resume) {
       return base::WithReason(
-          absl::FailedPreconditionError(base::StrCat("the checkpoint of step ", progress_.step, " was made elsewhere: ",
+          absl::FailedPreconditionError(base::StrCat("the checkpoint of step ", progress_.step,
+                                                     " was made under other conditions: ",
                                                      absl::StrJoin(progress_.differences, "; "),
                                                      "; run.allow_inexact_resume is false")),
           "RESUMED_ELSEWHERE");
@@ -165,22 +167,22 @@ class AttemptRun {
     for (const std::string& difference : progress_.differences) {
       NIBBLE_RETURN_IF_ERROR(Write("warning", {{"reason", "RESUMED_ELSEWHERE"},
                                                {"message", base::StrCat(difference, ": the bits may differ from those of an "
-                                                                                    "undisturbed run")}}));
+                                                                                    "uninterrupted run")}}));
     }
     NIBBLE_RETURN_IF_ERROR(model_->Refresh());
     return Log(base::StrCat("resumed at step ", progress_.step));
   }
 
-  // One optimiser step; Cancelled when the run was told to stop in the middle (nothing has changed then but gradients).
+  // One optimiser step. Cancelled if a stop was requested in the middle; then only gradients have changed.
   absl::Status Step() {
     const double began = Seconds();
     const auto launches_before = context_.stream.launches->total();
-    // All micro-batches of the step first: the loss is a mean over the tokens of the step, not of means.
+    // Draws all micro-batches of the step first: the loss is a mean over the tokens of the step, not a mean of means.
     std::vector<data::MicroBatch> batches;
     std::int64_t tokens = 0;
     std::int64_t trained = 0;
     for (std::int64_t i = 0; i < spec_.run.grad_accum; ++i) {
-      // The last step of a run by epochs ends where they end.
+      // In a run by epochs, the last step ends with the last epoch.
       if (i > 0 && max_micro_batches_.has_value() && progress_.micro_batches + i >= *max_micro_batches_) break;
       batches.push_back(loader_->Next(spec_.run.micro_batch));
       tokens += static_cast<std::int64_t>(batches.back().tokens.size());
@@ -239,7 +241,7 @@ class AttemptRun {
                           {"launches", TakeLaunches()}});
   }
 
-  // Launches by kernel since the last call: every event that carries them carries what came before it, so their sum is all.
+  // Launches by kernel since the last call. The sum over all events that carry them is the total.
   Json TakeLaunches() {
     Json launches = Json::object();
     for (const auto& [kernel, count] : context_.stream.launches->Snapshot()) {
@@ -250,7 +252,7 @@ class AttemptRun {
     return launches;
   }
 
-  // Writes the event too; `what` is "" for the model as it is trained.
+  // Also writes the event. `what` is "" for the model as it is trained.
   absl::StatusOr<double> EvaluateAs(const std::string& what, const model::DecoderWeights& weights) {
     const double began = Seconds();
     NIBBLE_ASSIGN_OR_RETURN(const data::Evaluation result,
@@ -288,7 +290,7 @@ class AttemptRun {
     auto written = SaveCheckpoint(context_.files, context_.directory, progress_, inputs_.identity, model_->parameters(), moments_,
                                   recipe_->adapter(), alive_);
     if (!written.ok()) {
-      // The attempt ends with it. Where the journal has no room either, that end is all that can be told.
+      // The attempt ends with this error. If the journal has no room either, only the end of the attempt reports it.
       const base::Json why = {{"reason", "CHECKPOINT_FAILED"}, {"message", base::ToStd(written.status().message())}};
       Write("warning", why).IgnoreError();
       return written.status();
@@ -308,7 +310,7 @@ class AttemptRun {
   absl::StatusOr<jobs::Outcome> Interrupt() {
     jobs::Outcome outcome;
     if (context_.reporter.fenced()) {
-      return absl::AbortedError("a newer attempt of the job runs: this one ends");
+      return absl::AbortedError("a newer attempt of the job is running");
     }
     NIBBLE_ASSIGN_OR_RETURN(const jobs::Control control, jobs::ReadControl(context_.files, context_.directory));
     const bool cancelled = control == jobs::Control::kCancel || control == jobs::Control::kCancelKeeping;
@@ -323,8 +325,8 @@ class AttemptRun {
     return outcome;
   }
 
-  // The trained model, and beside it what it will answer as it will be served: the loss that will be served, and the record of the logits
-  // that nibbled must give again after `models convert` (docs/numerics.md 10).
+  // Writes the trained model, and what its served form will give: the loss, and the record of the logits that nibbled
+  // must reproduce after `models convert` (docs/numerics.md 10).
   absl::StatusOr<jobs::Outcome> Publish() {
     NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory output,
                             store::PendingDirectory::Create(context_.files, context_.order.output_directory));
@@ -360,7 +362,7 @@ class AttemptRun {
     const convert::ConvertOptions options = {.to = recipe_->served_format(), .measure_errors = false, .cancelled = stopping_};
     NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport report,
                             convert::ConvertModel(context_.files, *trained, directory, options, context_.stream));
-    trained.reset();  // its files would stay in memory beside what is served
+    trained.reset();  // otherwise its files stay in memory beside the served form
     const data::ExampleList& examples = inputs_.has_eval ? inputs_.eval.examples : inputs_.train.examples;
     std::vector<std::vector<std::int32_t>> sequences;
     for (std::size_t i = 0; i < examples.size() && i < 2; ++i) {
@@ -369,7 +371,7 @@ class AttemptRun {
     }
     NIBBLE_RETURN_IF_ERROR(recipe_->WriteLogprobs(sequences, trained_directory));
     recipe_->Release();
-    // An attempt that is interrupted from here on saves them, unless its last step is saved.
+    // An attempt that is interrupted from here on saves the moments, unless its last step is saved.
     if (saved_step_ == progress_.step) moments_.clear();
     NIBBLE_ASSIGN_OR_RETURN(const auto served, model::LoadedModel::Load(directory,
                                                                         {.max_positions = spec_.data.max_seq_len, .cancelled = stopping_},
@@ -378,7 +380,8 @@ class AttemptRun {
       NIBBLE_ASSIGN_OR_RETURN(const double loss, EvaluateAs(name, served->weights()));
       final[base::StrCat("eval_loss_", name)] = loss;
     }
-    // Without moments no checkpoint can be written: unless there is one of the last step, the attempt runs to its end from here on.
+    // Without moments no checkpoint can be written, so from here on the attempt may stop only if its last step is
+    // saved.
     may_stop_ = saved_step_ == progress_.step;
     moments_.clear();
     final[base::StrCat(name, "_digest")] = report.info.weights_digest;
@@ -399,18 +402,18 @@ class AttemptRun {
   const jobs::JobSpec& spec_;
   AttemptData inputs_;
   std::unique_ptr<Recipe> recipe_;
-  TrainingModel* model_ = nullptr;  // the recipe's
+  TrainingModel* model_ = nullptr;  // owned by the recipe
   std::vector<Moments> moments_;
   std::unique_ptr<data::Loader> loader_;
   TrainingProgress progress_;
   std::int64_t max_steps_ = 0;
-  std::optional<std::int64_t> max_micro_batches_;  // of a run by epochs
+  std::optional<std::int64_t> max_micro_batches_;  // set in a run by epochs
   std::int64_t saved_step_ = 0;  // step of the newest checkpoint: a later attempt resumes there
   std::optional<double> last_eval_loss_;
   std::map<std::string, std::uint64_t> reported_launches_;
   bool may_stop_ = true;
   const base::Cancelled stopping_ = [this] { return Stopping(); };
-  // For work that is finished whatever was asked for: a checkpoint.
+  // For work that must finish even if a stop is requested: a checkpoint.
   const base::Cancelled alive_ = [this] {
     ShowAlive();
     return false;
@@ -419,7 +422,7 @@ class AttemptRun {
   std::int64_t shown_ = 0;
 };
 
-// What the user got wrong is never tried again (exit 42); the rest is.
+// Errors of the user are never retried (exit 42); other errors are.
 int ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:

@@ -1,4 +1,4 @@
-// One attempt of a job, from its order to its outcome.
+// Runs one attempt of a job, from its order to its outcome.
 #pragma once
 #include <functional>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace nibble::trainer {
 
-// What an attempt works with; all borrowed.
+// Everything that an attempt uses; all borrowed.
 struct AttemptContext {
   std::string directory;
   const jobs::AttemptOrder& order;
@@ -20,11 +20,11 @@ struct AttemptContext {
   jobs::JournalWriter& journal;
   Reporter& reporter;
   kernels::Stream stream;
-  const std::function<bool()>& terminated;  // SIGTERM came
+  const std::function<bool()>& terminated;  // whether SIGTERM was received
 };
 
-// Trains, publishes the model into the order's output directory and returns the outcome. Cancelled or preempted runs return an
-// outcome too; its exit_code is what the process ends with.
+// Trains, publishes the model into the order's output directory and returns the outcome. Cancelled or preempted runs
+// also return an outcome. The process must exit with its exit_code.
 jobs::Outcome RunAttempt(const AttemptContext& context);
 
 }  // namespace nibble::trainer

@@ -42,9 +42,9 @@ Tensor Dequantise(const kernels::Nf4Weight& weight, Context& context) {
 }
 
 constexpr std::uint64_t kDropoutStream = 0x64726f706f7574;  // "dropout": adapters start from the streams 0, 1, ...
-constexpr std::int64_t kDropoutGrain = 1 << 13;              // elements that are worth a thread
+constexpr std::int64_t kDropoutGrain = 1 << 13;              // minimum elements per thread
 
-// Which elements of a tensor stay; drawn by place, so recomputation draws it again.
+// The elements of a tensor that are kept. Drawn by position, so recomputation draws the same mask.
 class Dropout {
  public:
   Dropout(const Tensor& like, double p, DropoutKey key, const kernels::Stream& stream)
@@ -57,7 +57,8 @@ class Dropout {
     });
   }
 
-  // x / (1 - p) where kept, 0 where dropped: in f32, rounded once. The factor itself rounded to bf16 would shift every mean.
+  // x / (1 - p) where kept, 0 where dropped: in f32, rounded once. Rounding the factor itself to bf16 would shift every
+  // mean.
   Tensor Apply(const Tensor& x) const {
     Tensor out = torch::empty_like(x);
     if (x.scalar_type() == torch::kBFloat16) {
@@ -82,7 +83,7 @@ class Dropout {
   const float factor_;
 };
 
-// f32 [T, N]. bf16 rows by serving's kernel; f32 rows, which are not served, by torch.
+// Returns f32 [T, N]. The serving kernel multiplies bf16 rows; torch multiplies f32 rows, which are not served.
 Tensor FrozenProduct(const Tensor& x, const Nf4Linear& linear, Context& context) {
   ThrowIfCancelled(context.cancelled);
   const std::int64_t rows = linear.weight.rows;
@@ -96,13 +97,14 @@ Tensor FrozenProduct(const Tensor& x, const Nf4Linear& linear, Context& context)
   return torch::addmm(torch::from_blob(const_cast<float*>(linear.bias), {rows}), x, weight.t());
 }
 
-// y = x w^T, or y += x w^T, by the kernel that serves adapters.
+// y = x w^T, or y += x w^T, with the kernel that serves adapters.
 void MultiplyDense(const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate, Context& context) {
   Tensor panels;
   ThrowIfError(kernels::MatmulDense({.x = ViewOf(x), .w = PackDense(w, panels), .y = ViewOf(y), .accumulate = accumulate}, context.stream));
 }
 
-// y += scaling * (x A^T) B^T. Returns scaling * x A^T [T, r] f32. bf16 rows by serving's kernels in serving's order.
+// y += scaling * (x A^T) B^T. Returns scaling * x A^T [T, r] f32. For bf16 rows it uses serving's kernels in serving's
+// order.
 Tensor AddAdapter(const Tensor& x, const Tensor& a, const Tensor& b, double scaling, const Tensor& y, Context& context) {
   const auto factor = static_cast<float>(scaling);
   if (x.scalar_type() == torch::kFloat32) {
@@ -119,8 +121,8 @@ Tensor AddAdapter(const Tensor& x, const Tensor& a, const Tensor& b, double scal
 
 const Nf4Linear& LinearOf(AutogradContext* ctx) { return Recall<const Nf4Linear>(ctx, "linear"); }
 
-// A linear without an adapter: it keeps nothing but the packed weight, by reference. A function of its own because torch takes
-// no undefined tensors as a function's inputs.
+// A linear without an adapter. It keeps only the packed weight, by reference. A separate function, because torch
+// accepts no undefined tensors as inputs.
 struct FrozenNf4LinearFunction : torch::autograd::Function<FrozenNf4LinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Nf4Linear* linear, Context* context) {
     Remember(ctx, "context", context);
@@ -164,7 +166,7 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
     const variable_list saved = ctx->get_saved_variables();
     const torch::ScalarType type = context.scratch.scalar_type();
     const Tensor x = saved[0].to(type), a = saved[1].to(type), b = saved[2].to(type);
-    const Tensor down = saved[3].to(type);  // with the scaling in it
+    const Tensor down = saved[3].to(type);  // already scaled
     const Tensor g = grads[0].contiguous().to(type);
     Tensor grad_x, grad_a;
     if (ctx->needs_input_grad(0)) grad_x = torch::mm(g, Dequantise(linear.weight, context));
@@ -242,7 +244,7 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
   }
 };
 
-// act(gate) * up; relu^2 where kRelu2, else silu.
+// act(gate) * up, where act is relu^2 if kRelu2, else silu.
 template <bool kRelu2>
 struct GatedFunction : torch::autograd::Function<GatedFunction<kRelu2>> {
   static Tensor forward(AutogradContext* ctx, const Tensor& gate, const Tensor& up, torch::ScalarType type, Context* context) {
@@ -277,7 +279,8 @@ struct GatedFunction : torch::autograd::Function<GatedFunction<kRelu2>> {
   }
 };
 
-// Losses of `count` rows from `begin` on, added to *losses. Returns the rows' gradients to the logits, times scale.
+// Appends the losses of the rows `index`, which are `rows` from `begin` on, to *losses. Returns the gradients to their
+// logits, times scale.
 Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& rows, const Tensor& index, std::int64_t begin,
                    double scale, std::vector<float>* losses, Context& context) {
   ThrowIfCancelled(context.cancelled);
@@ -294,7 +297,7 @@ Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& row
   return logits;
 }
 
-// Calls body(begin, the numbers of those rows) for at most kLossChunk rows at a time.
+// Calls body(begin, row numbers) for at most kLossChunk rows at a time.
 template <typename Body>
 void ForEachLossChunk(const LossRows& rows, Body body) {
   for (std::int64_t begin = 0; begin < rows.count(); begin += model::kLossChunk) {
@@ -320,7 +323,7 @@ struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    // The gradient is made with its scale; what comes in is the 1 that backward() starts from.
+    // The saved gradient includes the scale; grads[0] is the 1 that backward() starts from.
     return {ctx->get_saved_variables()[0] * grads[0].item<double>(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
@@ -336,7 +339,7 @@ Tensor TransientMemory::Empty(torch::IntArrayRef sizes) {
     if (storage->nbytes() >= bytes && (found == storages_.end() || storage->nbytes() < found->nbytes())) found = storage;
   }
   if (found == storages_.end()) {
-    // One that is free and too small makes room, so that there are never more than were in use at once.
+    // Drop a free one that is too small, so that there are never more than were in use at once.
     if (spare != storages_.end()) storages_.erase(spare);
     found = storages_.insert(storages_.end(), torch::empty(sizes, torch::kFloat32).storage());
   }

@@ -1,5 +1,5 @@
-// Autograd functions over the kernels: forward and backward of what the decoder is made of. Base weights are saved packed, by
-// reference; a dequantised weight exists only in the one scratch buffer while its product runs.
+// Autograd functions over the kernels: forward and backward passes of the decoder's operations. Packed base weights are
+// saved by reference; a dequantised weight exists only in the one scratch buffer while its product runs.
 #pragma once
 #include <torch/types.h>
 
@@ -14,8 +14,9 @@
 
 namespace nibble::trainer {
 
-// Memory of f32 tensors that die within a layer, used again as soon as nothing else refers to it. Allocated one by one between what the
-// graph keeps, they would leave a hole in every layer: at 4 x 256 tokens of SmolLM2-135M some 200 MiB. One thread.
+// Memory of f32 tensors that live only within a layer. It is reused as soon as nothing else refers to it. Allocated one
+// by one between tensors that the graph keeps, they would leave a hole in every layer: some 200 MiB at 4 x 256 tokens
+// of SmolLM2-135M. One thread.
 class TransientMemory {
  public:
   torch::Tensor Empty(torch::IntArrayRef sizes);
@@ -24,12 +25,13 @@ class TransientMemory {
   std::vector<c10::Storage> storages_;
 };
 
-// What every function needs; lives longer than any graph.
+// What every function needs; must outlive every graph.
 struct AutogradContext {
   kernels::Stream stream;
   TransientMemory transient = {};
   torch::Tensor scratch;  // of BackwardType, as many elements as the largest linear
-  // Asked before every linear, attention segment and loss chunk, forward, recomputed and backward; true ends the pass with StoppedError.
+  // Called before every linear, attention segment and loss chunk: forward, recomputed and backward. True ends the pass
+  // with StoppedError.
   base::Cancelled cancelled = {};
 };
 
@@ -52,15 +54,15 @@ struct DropoutKey {
 // The type of backward products. torch multiplies bf16 in plain loops on CPUs without AVX-512, some twenty times slower than f32.
 torch::ScalarType BackwardType(bool bf16_compute, const kernels::Stream& stream);
 
-// x of f32 or bf16; the result is f32. bf16 rows are multiplied by the kernel that serves them, so that what trains is what serves.
-// Backward products take the scratch's type. Without a key nothing is dropped out.
+// x is f32 or bf16; the result is f32. The serving kernel multiplies bf16 rows, so that training computes what is
+// served. Backward products have the scratch's type. Without a key there is no dropout.
 torch::Tensor ApplyNf4Linear(const torch::Tensor& x, const Nf4Linear& linear, std::optional<DropoutKey> key,
                              AutogradContext& context);
-// weight [K] f32; its gradient is made where it wants one. `type`: of the result (default: x's), in which x is kept for the backward
-// pass too: a copy in bf16 takes half the memory.
+// weight [K] f32; its gradient is computed if it requires one. `type`: of the result (default: x's), and of the copy of
+// x that is kept for the backward pass; bf16 takes half the memory.
 torch::Tensor ApplyRmsNorm(const torch::Tensor& x, const torch::Tensor& weight, double eps, AutogradContext& context,
                            std::optional<torch::ScalarType> type = std::nullopt);
-// Gradients to x, in f32 or x's type, and weight (undefined where that wants none) of rows whose 1/rms is rstd.
+// Gradients to x, in `type` (default: x's), and to weight (undefined if it requires none). rstd: 1/rms of each row.
 std::pair<torch::Tensor, torch::Tensor> RmsNormGradients(const torch::Tensor& x, const torch::Tensor& weight,
                                                          const torch::Tensor& rstd, const torch::Tensor& grad_y,
                                                          AutogradContext& context,
@@ -68,17 +70,18 @@ std::pair<torch::Tensor, torch::Tensor> RmsNormGradients(const torch::Tensor& x,
 // Rotates in place; x must be fresh.
 torch::Tensor ApplyRope(const torch::Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos,
                         const float* sin, std::int64_t table_positions, AutogradContext& context);
-// `type` as of ApplyRmsNorm.
+// `type` as in ApplyRmsNorm.
 torch::Tensor ApplySiluMul(const torch::Tensor& gate, const torch::Tensor& up, AutogradContext& context,
                            std::optional<torch::ScalarType> type = std::nullopt);
 torch::Tensor ApplyRelu2Mul(const torch::Tensor& gate, const torch::Tensor& up, AutogradContext& context,
                             std::optional<torch::ScalarType> type = std::nullopt);
-// Rows of a product are padded to a multiple of this. oneDNN, under torch's bf16 products, builds and keeps a primitive for every
-// shape that it meets: ragged batches made new ones each step, slowly, and memory grew by some 25 MiB a step.
+// Rows of a product are padded to a multiple of this. For torch's bf16 products, oneDNN builds and keeps a primitive
+// for every new shape: ragged batches made new ones each step, slowly, and memory grew by some 25 MiB per step.
 inline constexpr std::int64_t kRowQuantum = 64;
 constexpr std::int64_t PadRows(std::int64_t rows) { return (rows + kRowQuantum - 1) / kRowQuantum * kRowQuantum; }
 
-// Rows without a target take no part in a loss: with completion-only loss that is most of the work saved.
+// Rows with a target. Other rows take no part in a loss; with completion-only loss, skipping them saves most of the
+// work.
 struct LossRows {
   std::vector<std::int64_t> row;
   std::vector<std::int32_t> target;
@@ -90,15 +93,16 @@ torch::Tensor PadTo(const torch::Tensor& x, torch::ScalarType type);
 
 // A frozen head [V, K].
 struct FrozenHead {
-  torch::Tensor served;    // of the type that serving multiplies: hidden states are of it too
-  torch::Tensor backward;  // of BackwardType; the same tensor where the types are equal
+  torch::Tensor served;    // of the type that serving multiplies, which hidden states also have
+  torch::Tensor backward;  // of BackwardType; the same tensor if the types are equal
 };
 
-// scale * sum of the losses of rows whose target is not -1, through a frozen head, in chunks of rows: tokens x vocabulary never exists.
-// hidden [T, K] is of head.served's type. The unscaled sum goes to *loss_sum.
+// Returns scale * sum of the losses of rows whose target is not -1, through a frozen head. Works in chunks of rows, so
+// that no tensor of tokens x vocabulary exists. hidden [T, K] has head.served's type. Stores the unscaled sum in
+// *loss_sum.
 torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
                                double scale, double* loss_sum, AutogradContext& context);
-// The losses themselves, row by row as RowsWithTarget orders them.
+// The loss of each row, in the order of RowsWithTarget.
 std::vector<float> RowLosses(const torch::Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
                              AutogradContext& context);
 

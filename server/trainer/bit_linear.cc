@@ -44,7 +44,8 @@ BitRows Quantise(const Tensor& x, const BitLinearOptions& options, const Context
   return rows;
 }
 
-// The path of a gradient through the rows' scale. Without it a row's own scale never saturates: the gradient goes straight through.
+// Whether a gradient flows through the rows' scale. Otherwise it passes straight through, since a row's own scale never
+// saturates.
 bool ScaleHasGradient(const BitLinearOptions& options) { return options.scale_grad && options.ste != kernels::Ste::kIdentity; }
 
 void AddScaleGradient(const Tensor& x, const BitRows& rows, const BitLinearOptions& options, const Tensor& grad, Context& context) {
@@ -78,7 +79,8 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
     } else {
       ctx->save_for_backward({x, weight, rstd});
     }
-    // What the graph hangs on: the shape of the rows over one number, since their values are in the codes.
+    // This tensor only connects the graph: it has the shape of the rows over one number, because their values are in
+    // the codes.
     static float zero = 0.0f;
     const std::vector<std::int64_t> strides(static_cast<std::size_t>(x.dim()), 0);
     return torch::from_blob(&zero, x.sizes(), strides, torch::TensorOptions().dtype(x.scalar_type()));
@@ -108,7 +110,7 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
 };
 
 struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
-  // `x` carries the gradient of `shared` rows, or is quantised here.
+  // `x` carries the gradient of `shared` rows; if `shared` is null, x is quantised here.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const std::optional<Tensor>& bias,
                         const BitWeight* weight, const BitRows* shared, const BitLinearOptions* options, Context* context) {
     Remember(ctx, "context", context);
@@ -153,7 +155,7 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
       grad_x = grad_x.to(g.scalar_type()).view(ShapeWith(grads[0], rows.cols));
     }
     if (ctx->needs_input_grad(1)) {
-      // Rows of 16 bits have more digits than bf16.
+      // bf16 cannot represent all codes of 16 bits.
       const torch::ScalarType type = rows.codes.scalar_type() == torch::kInt16 ? torch::kFloat32 : context.scratch.scalar_type();
       const Tensor scaled = g.to(torch::kFloat32) * rows.scale.unsqueeze(1);
       grad_master = torch::mm(PadTo(scaled, type).t(), PadTo(rows.codes.narrow(1, 0, rows.cols), type)).to(torch::kFloat32);

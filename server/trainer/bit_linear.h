@@ -1,5 +1,5 @@
-// BitNet linears with gradients: rows and weights are quantised by the kernels that serve, so the forward bits are those of
-// the ternary artifact; the backward pass is the straight-through estimator's (docs/numerics.md 2, 6 and 10).
+// BitNet linears with gradients. The serving kernels quantise rows and weights, so the forward bits are those of the
+// ternary artifact. The backward pass uses the straight-through estimator (docs/numerics.md 2, 6 and 10).
 #pragma once
 #include <torch/types.h>
 
@@ -25,7 +25,7 @@ struct BitWeight {
   torch::Tensor tiles;   // [PackedTernaryBytes(N, K)] u8
   torch::Tensor scale;   // [N] f32
 
-  // Makes tiles and scale from the master: once an optimiser step. Throws what the kernel answers.
+  // Makes tiles and scale from the master; called once per optimiser step. Throws the kernel's error.
   void Ternarise(const kernels::Stream& stream);
   kernels::PackedTernaryWeight packed() const;
 };
@@ -39,18 +39,18 @@ struct BitRows {
   kernels::QuantizedRows view() const;
 };
 
-// What BitLinears read. With rows, `x` only carries their gradient: it has the shape and no memory of its own.
+// The input of BitLinears. With rows, `x` only carries their gradient: it has the shape but no memory of its own.
 struct BitInput {
   torch::Tensor x;  // [..., K] f32 | bf16; all dimensions but the last are rows
   std::shared_ptr<const BitRows> rows;  // null: the linear quantises x itself
 };
 
-// rms_norm and quantiser in one node, for all linears behind it. Keeps x and one number a row.
+// rms_norm and quantiser in one node, for all linears that follow. Keeps x and one number per row.
 BitInput NormBitInput(const torch::Tensor& x, const torch::Tensor& weight, double eps, const BitLinearOptions& options,
                       AutogradContext& context);
 
-// y = rows * ternary(W)^T + bias, of x's type, as one node. It keeps the packed weight by reference, integer rows and scales;
-// beside the identity estimator also the master by reference, and x where its scale has a gradient.
+// y = rows * ternary(W)^T + bias, in x's type, as one node. Keeps the packed weight by reference, integer rows and
+// scales; with estimators other than identity also the master by reference, and x if its scale has a gradient.
 torch::Tensor ApplyBitLinear(const BitInput& input, const BitWeight& weight, const BitLinearOptions& options,
                              AutogradContext& context);
 

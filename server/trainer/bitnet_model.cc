@@ -106,7 +106,7 @@ class BitNetOps {
   const PagedSegments& segments_;
 };
 
-// The norm of the block that a linear belongs to: what a norm before that linear starts as.
+// The norm of the block that a linear belongs to. A norm before that linear starts with its values.
 std::optional<Norm> BlockNormOf(LinearKind kind) {
   switch (kind) {
     case LinearKind::kQ: case LinearKind::kK: case LinearKind::kV: return Norm::kInput;
@@ -139,7 +139,7 @@ class TorchBitNetModel : public BitNetModel {
     state_.head.master = config.tied_embeddings ? state_.embedding
                                                 : Make(model::kHeadName, {config.vocab_size, config.hidden_size});
     state_.context.scratch = torch::empty({largest}, BackwardType(options.bf16_backward, stream));
-    base_ = nullptr;  // only read while it was made
+    base_ = nullptr;  // only read in the constructor
     HoldGradients(tensors_, parameters_);
   }
 
@@ -149,7 +149,7 @@ class TorchBitNetModel : public BitNetModel {
     return Guarded([&]() -> absl::Status {
       const torch::NoGradGuard no_grad;
       for (Layer& layer : state_.layers) {
-        // This shows life alone: a step whose parameters have changed is finished.
+        // Only shows life; the answer is ignored, because a step that has changed parameters must finish.
         if (state_.context.cancelled) state_.context.cancelled();
         for (BitWeight& linear : layer.linears) linear.Ternarise(state_.context.stream);
       }
@@ -203,7 +203,7 @@ class TorchBitNetModel : public BitNetModel {
     std::vector<std::span<const float>> values;
     for (const model::TensorSpec& tensor : model::RequiredTensors(state_.config)) {
       const auto found = std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return p.name == tensor.name; });
-      if (found == parameters_.end()) return absl::InternalError("no master of " + tensor.name);
+      if (found == parameters_.end()) return absl::InternalError("no master weight for " + tensor.name);
       values.push_back(found->value);
     }
     return convert::MakeMasterModel(files, state_.config, {.act_bits = options_.act_bits, .head_dtype = kHeadType}, kKvType, values,
@@ -223,7 +223,8 @@ class TorchBitNetModel : public BitNetModel {
     kernels::FillRopeTable(frequencies.data(), half, 0, state_.positions, state_.rope_cos.data(), state_.rope_sin.data());
   }
 
-  // A parameter from the base's tensor `from` (its own name unless given), or drawn, or 1 for a vector that is new.
+  // Makes a parameter: from the base's tensor `from` (default: `name`), or drawn, or 1 for a vector that the base
+  // lacks.
   Tensor Make(const std::string& name, std::vector<std::int64_t> shape, const std::string& from = "") {
     ThrowIfCancelled(options_.cancelled);
     Tensor tensor = torch::ones(shape, torch::kFloat32);
@@ -245,7 +246,7 @@ class TorchBitNetModel : public BitNetModel {
     return tensor;
   }
 
-  // N(0, 0.02) by Box and Muller, drawn by the tensor's number and the element.
+  // N(0, 0.02) by the Box-Muller method, drawn by the numbers of tensor and element.
   void Draw(const Tensor& tensor, std::uint64_t stream) const {
     float* values = tensor.data_ptr<float>();
     state_.context.stream.ParallelFor(tensor.numel(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
@@ -266,7 +267,7 @@ class TorchBitNetModel : public BitNetModel {
       std::string from = model::NormName(layer, norm);
       if (norm >= Norm::kBeforeQ && !base_->tensors().contains(from)) {
         const auto kind = static_cast<LinearKind>(n - static_cast<int>(Norm::kBeforeQ));
-        // Where the block's norm stays as well, the new one must not apply its weight twice.
+        // If the block's norm also stays, a copy would apply its weight twice.
         const auto block = BlockNormOf(kind);
         if (block.has_value() && !model::HasNorm(state_.config, *block)) from = model::NormName(layer, *block);
       }
@@ -303,7 +304,7 @@ class TorchBitNetModel : public BitNetModel {
     weights.rope_positions = state_.positions;
     weights.kv_dtype = kKvType;
     weights.act_quantize = state_.options.activations;
-    weights.act_quantize.per_tensor = false;  // rows are served alone
+    weights.act_quantize.per_tensor = false;  // each row is served with its own scale
     weights.layers.resize(state_.layers.size());
     for (std::size_t l = 0; l < state_.layers.size(); ++l) {
       const Layer& layer = state_.layers[l];

@@ -22,16 +22,16 @@ struct BitNetOptions {
   bool scale_grad = false;
   bool random_init = false;      // weights from N(0, 0.02), norms 1; else the base's
   std::uint64_t init_seed = 0;
-  bool bf16_backward = true;     // products of the backward pass; the forward pass has no choice
+  bool bf16_backward = true;     // for products of the backward pass; the type of the forward pass is fixed
   bool activation_checkpointing = false;
   std::int64_t max_positions = 0;
-  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also asked for every tensor while the model is made and written
+  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every tensor when made and written
 };
 
 class BitNetModel : public TrainingModel {
  public:
-  // `base` is f32 or bf16. Tensors that `config` has and the base has not: a norm before a linear starts as the norm of its
-  // block, others as 1. Errors: InvalidArgument (format), ResourceExhausted, Internal.
+  // `base` must be f32 or bf16. If the base lacks a norm that `config` has: a norm before a linear starts as the norm
+  // of its block, others as 1. Errors: InvalidArgument (format), ResourceExhausted, Internal.
   static absl::StatusOr<std::unique_ptr<BitNetModel>> Create(const model::Artifact& base, const model::ModelConfig& config,
                                                              const BitNetOptions& options, const kernels::Stream& stream);
 
@@ -39,9 +39,9 @@ class BitNetModel : public TrainingModel {
   virtual absl::StatusOr<model::ArtifactInfo> Write(base::FileSystem& files, const std::string& companions_from,
                                                     const base::Json& provenance, const std::string& directory) const = 0;
 
-  // Frees the gradients and the scratch of backward passes: no ForwardBackward afterwards.
+  // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
   virtual void ReleaseGradients() = 0;
-  // Logits of every row by the instantiation that trains, autograd on; in chunks as model::ForEachLogits gives them.
+  // Logits of every row by the training instantiation, with autograd on; in chunks like those of model::ForEachLogits.
   virtual absl::Status ForEachTrainingLogits(
       std::span<const std::int32_t> tokens,
       const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit) = 0;

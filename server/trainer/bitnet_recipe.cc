@@ -1,4 +1,4 @@
-// BitNet: all weights, trained in the arithmetic of the ternary artifact that is served.
+// BitNet: trains all weights in the arithmetic of the ternary artifact that is served.
 #include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -38,8 +38,8 @@ class BitNetRecipe : public Recipe {
     NIBBLE_ASSIGN_OR_RETURN(model_, BitNetModel::Create(*base, config_, options, context_.stream));
     if (options.act_per_tensor) {
       return context_.warn("PER_TENSOR_ACTIVATIONS",
-                           "bitnet_qat.act_scale per_tensor: rows share a scale in training; what is served has one a token, and "
-                           "evaluations show that; its record is made when it is converted");
+                           "bitnet_qat.act_scale per_tensor: rows share a scale in training; the served model has one "
+                           "per token, and evaluations show the effect; its record is made when it is converted");
     }
     return absl::OkStatus();
   }
@@ -56,10 +56,10 @@ class BitNetRecipe : public Recipe {
 
   model::Format served_format() const override { return model::Format::kTernary; }
 
-  // Rows that share a scale in training answer otherwise than those that are served, each with its own.
+  // Rows that share a scale in training have other logits than served rows, which each have their own scale.
   bool foretells() const override { return spec_.bitnet_qat.act_scale != "per_tensor"; }
 
-  // What the instantiation that trains answers, autograd on: nibbled has to give these bits (docs/numerics.md 10).
+  // The logits of the training instantiation, with autograd on: nibbled must give these bits (docs/numerics.md 10).
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                            const std::vector<std::vector<std::int32_t>>& sequences) override {
     model::Record record;

@@ -22,7 +22,8 @@ base::Json ToJson(const RunIdentity& identity) {
           {"threads", identity.threads},         {"version", identity.version}};
 }
 
-// Those of the step and the evaluation that stand at the checkpoint: the next one shows them until there are newer ones.
+// The metrics of the last step and evaluation before the checkpoint. The next checkpoint shows them until there are
+// newer ones.
 absl::StatusOr<std::map<std::string, double>> ReadMetrics(base::FileSystem& files, const std::string& directory) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string text,
                           files.Read(base::JoinPath(directory, store::kCheckpointMetricsFile), kMaxMetricsBytes));
@@ -69,7 +70,7 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
                             {"epoch", progress.cursor.epoch},
                             {"examples_taken", progress.cursor.taken},
                             {"evaluated_step", progress.evaluated_step},
-                            {"best_eval_loss", progress.best_eval_loss},  // infinite before any: null
+                            {"best_eval_loss", progress.best_eval_loss},  // null (infinite) before any
                             {"identity", ToJson(identity)}};
   NIBBLE_RETURN_IF_ERROR(
       base::WriteFileAtomically(files, base::JoinPath(pending.path(), kStateFile), base::Dump(state, 2)));
@@ -97,7 +98,7 @@ absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const s
   NIBBLE_ASSIGN_OR_RETURN(const base::Json state, base::ParseJson(text));
   const auto found = state.is_object() ? state.find("identity") : state.end();
   if (found == state.end() || !found->is_object()) {
-    return absl::DataLossError(base::StrCat("checkpoint ", directory, ": ", kStateFile, " says of no run"));
+    return absl::DataLossError(base::StrCat("checkpoint ", directory, ": ", kStateFile, " has no run identity"));
   }
   TrainingProgress progress;
   const base::Json want = ToJson(identity);
@@ -109,7 +110,7 @@ absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const s
     } else {
       return absl::FailedPreconditionError(base::StrCat("checkpoint ", directory, " was made with ", key, " ",
                                                         base::Dump(got), ", this run has ", base::Dump(value),
-                                                        ": the result would not be the same"));
+                                                        ": the result would differ"));
     }
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto tensors, model::OpenSafetensors(base::JoinPath(directory, convert::kCheckpointTensorsFile)));
@@ -121,7 +122,7 @@ absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const s
       if (it == tensors.tensors.end() || it->second.dtype != kernels::DType::kF32 ||
           it->second.bytes.size() != targets[p].size_bytes()) {
         return absl::DataLossError(base::StrCat("checkpoint ", directory, ": ", parameters[i].name, kParts[p],
-                                                " is missing or of another size"));
+                                                " is missing or has another size"));
       }
       std::memcpy(targets[p].data(), it->second.bytes.data(), targets[p].size_bytes());
     }

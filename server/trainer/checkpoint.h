@@ -1,5 +1,5 @@
-// All that a run needs to go on as if it had never stopped: adapter, moments, step, data cursor, and what must be the same for
-// the bits to be.
+// Everything that a run needs to continue as if it had never stopped: parameters, moments, step, data cursor, and the
+// conditions that must be equal for equal bits.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -26,13 +26,13 @@ struct TrainingProgress {
   data::Cursor cursor;
   std::int64_t evaluated_step = -1;  // the step after which the last evaluation was made
   double best_eval_loss = std::numeric_limits<double>::infinity();  // of the model as it is trained
-  std::map<std::string, double> metrics;  // of the last step and evaluation, for people: "loss", "eval_loss"
-  // Of a resume: what of the machine or the program is not as it was ("threads was 1, is 2").
+  std::map<std::string, double> metrics;  // of the last step and evaluation, for users: "loss", "eval_loss"
+  // After a resume: what has changed in the machine or the program ("threads was 1, is 2").
   std::vector<std::string> differences;
 };
 
-// What determines the bits beside the state itself. A resume with another spec, base or data is refused: it would be
-// another job. Another machine or version is told: a job must be able to go on after an upgrade.
+// What determines the bits besides the state itself. A resume with another spec, base or data is refused: it would be
+// another job. Another machine or version is only reported, because a job must be able to continue after an upgrade.
 struct RunIdentity {
   std::string spec_digest;   // of the resolved spec
   std::string base_digest;
@@ -42,8 +42,8 @@ struct RunIdentity {
   std::string version;
 };
 
-// With the adapter's config beside it the checkpoint is servable as it is (convert/checkpoint_model.h); null: of a method that
-// trains no adapter. `cancelled` is asked before every tensor and every MiB that is hashed, here and below.
+// `adapter` is saved too, so that the checkpoint can be served directly (convert/checkpoint_model.h); null if the
+// method trains no adapter. Here and below, `cancelled` is called before every tensor and every MiB that is hashed.
 absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, const std::string& attempt_directory,
                                                      const TrainingProgress& progress, const RunIdentity& identity,
                                                      const std::vector<Parameter>& parameters,
@@ -51,8 +51,8 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
                                                      const model::AdapterConfig* adapter,
                                                      const base::Cancelled& cancelled = {});
 
-// Fills parameters and moments; Cancelled leaves them half filled. DataLoss when a tensor is missing or of another shape; FailedPrecondition naming the digest
-// that differs.
+// Fills parameters and moments; Cancelled leaves them partly filled. Errors: DataLoss if a tensor is missing or has
+// another size; FailedPrecondition names the digest that differs.
 absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const std::string& directory,
                                                 const RunIdentity& identity, std::vector<Parameter>& parameters,
                                                 std::vector<Moments>& moments, const base::Cancelled& cancelled = {});

@@ -20,7 +20,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Context = nibble::trainer::AutogradContext;
 
-constexpr std::int64_t kEmbeddingGrain = 64;  // columns of a row that are worth a thread: some cache lines
+constexpr std::int64_t kEmbeddingGrain = 64;  // minimum columns per thread: some cache lines
 
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& master, const Tensor& table, const std::vector<std::int32_t>* ids,
@@ -35,7 +35,8 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     return out;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    // Row by row in order: index_add_ would do, but only its deterministic form, which sorts first. Threads share out the columns.
+    // Adds row by row in order. index_add_ would need its deterministic form, which sorts first. Threads split the
+    // columns.
     const auto& context = Recall<const Context>(ctx, "context");
     const Tensor ids = ctx->get_saved_variables()[0];
     const Tensor g = grads[0].contiguous();
@@ -84,7 +85,7 @@ struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
     return torch::tensor(*loss_sum * scale, torch::kFloat64);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    // Gradients are made with their scale; what comes in is the 1 that backward() starts from.
+    // The saved gradients include the scale; grads[0] is the 1 that backward() starts from.
     const variable_list saved = ctx->get_saved_variables();
     const double factor = grads[0].item<double>();
     const auto times = [&](const Tensor& g) { return factor == 1.0 ? g : g * factor; };

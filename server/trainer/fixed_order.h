@@ -1,5 +1,5 @@
-// The float parts of a promised artifact with gradients: forward by the kernels that serve, in their fixed order, so that
-// training gives the bits of serving (docs/numerics.md 9 and 10). Backward passes are free of that.
+// Float parts, with gradients, of an artifact whose bits are promised. Forward passes use the serving kernels in their
+// fixed order, so that training gives the bits of serving (docs/numerics.md 9 and 10). Backward passes need not.
 #pragma once
 #include <torch/types.h>
 
@@ -11,11 +11,12 @@
 
 namespace nibble::trainer {
 
-// Rows [T, K] f32 of `table` [V, K] by id; the gradient goes to `master`, of which the table is a rounding.
+// Rows [T, K] f32 of `table` [V, K] by id. `table` is `master` rounded; the gradient goes to `master`.
 torch::Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const torch::Tensor& table, const torch::Tensor& master,
                              AutogradContext& context);
 
-// A float layer [V, K]: what it is trained in, what it is served in (a rounding of it), and that in panels.
+// A float layer [V, K] in three forms: the trained master, the rounded form that is served, and the served form in
+// panels.
 struct DenseHead {
   torch::Tensor master;  // [V, K] f32 parameter
   torch::Tensor served;  // [V, K] bf16
@@ -25,7 +26,7 @@ struct DenseHead {
 
 // Logits [T, V] f32, without gradients.
 torch::Tensor DenseLogits(const torch::Tensor& hidden, const DenseHead& head, AutogradContext& context);
-// As ApplyChunkedLoss, through a trained head: gradients go to hidden and to the head's master.
+// Like ApplyChunkedLoss, but through a trained head: gradients go to hidden and to the head's master.
 torch::Tensor ApplyDenseLoss(const torch::Tensor& hidden, const DenseHead& head, const std::vector<std::int32_t>& targets,
                              double scale, double* loss_sum, AutogradContext& context);
 

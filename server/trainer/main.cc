@@ -1,4 +1,4 @@
-// nibble-trainer --job_dir DIR: one attempt of a job, from DIR/attempt.json to DIR/outcome.json.
+// nibble-trainer --job_dir DIR runs one attempt of a job, from DIR/attempt.json to DIR/outcome.json.
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdlib>
@@ -22,12 +22,12 @@ volatile std::sig_atomic_t g_terminated = 0;
 void OnTerminate(int) { g_terminated = 1; }
 
 int Run(const std::string& directory) {
-  using namespace nibble;  // main alone
+  using namespace nibble;  // in main.cc only
   std::unique_ptr<base::FileSystem> failing;
   if (const char* failpoint = std::getenv("NIBBLE_FAILPOINT"); failpoint != nullptr) {
     auto made = base::MakeFailpointFiles(base::RealFileSystem(), failpoint);
     if (!made.ok()) {
-      base::LogError("NIBBLE_FAILPOINT", {{"error", std::string(made.status().message())}});
+      base::LogError("invalid NIBBLE_FAILPOINT", {{"error", std::string(made.status().message())}});
       return 1;
     }
     base::LogWarning("this trainer will fail on purpose", {{"failpoint", failpoint}});
@@ -36,25 +36,25 @@ int Run(const std::string& directory) {
   base::FileSystem& files = failing != nullptr ? *failing : base::RealFileSystem();
   const auto order = jobs::ReadAttemptOrder(files, directory);
   if (!order.ok()) {
-    base::LogError("no order", {{"error", std::string(order.status().message())}});
+    base::LogError("cannot read the attempt's order", {{"error", std::string(order.status().message())}});
     return jobs::kExitBadInput;
   }
   kernels::Isa isa = kernels::DetectIsa();
   if (order->isa != "auto") {
     const auto forced = kernels::ParseIsa(order->isa);
     if (!forced.has_value() || *forced > isa) {
-      base::LogError("instruction set is not to be had here", {{"isa", order->isa}});
+      base::LogError("instruction set not supported on this machine", {{"isa", order->isa}});
       return jobs::kExitBadInput;
     }
     isa = *forced;
   }
-  static kernels::LaunchCounter launches;  // torch's operators are counted until the process is gone
+  static kernels::LaunchCounter launches;  // torch's operators are counted until the process ends
   trainer::InitTorch(static_cast<int>(order->threads), &launches);
   const auto pool = trainer::MakeTorchThreadPool();
   const auto library = trainer::MakeTorchLibrary();
   auto journal = jobs::JournalWriter::Open(files, base::RealClock(), directory);
   if (!journal.ok()) {
-    base::LogError("no journal", {{"error", std::string(journal.status().message())}});
+    base::LogError("cannot open the journal", {{"error", std::string(journal.status().message())}});
     return base::Reason(journal.status()) == "DISK_FULL" ? jobs::kExitDiskFull : 1;
   }
   trainer::Reporter reporter({order->report_address, order->job_id, order->attempt, order->token});
@@ -67,10 +67,10 @@ int Run(const std::string& directory) {
                                                      {.isa = isa, .pool = pool.get(), .launches = &launches, .library = library.get()},
                                                      terminated});
   reporter.Flush(absl::Seconds(5));
-  if (reporter.fenced()) return 1;  // a newer attempt owns the job: nothing more is written
+  if (reporter.fenced()) return 1;  // a newer attempt owns the job: write nothing more
   if (const absl::Status written = jobs::WriteOutcome(files, directory, outcome); !written.ok()) {
-    base::LogError("no outcome written", {{"error", std::string(written.message())}});
-    // A full disk cannot take the reason; the exit code can say it.
+    base::LogError("cannot write the outcome", {{"error", std::string(written.message())}});
+    // A full disk cannot store the reason, but the exit code can report it.
     return base::Reason(written) == "DISK_FULL" ? jobs::kExitDiskFull : 1;
   }
   if (outcome.kind == jobs::Outcome::Kind::kFailed) {
@@ -82,8 +82,8 @@ int Run(const std::string& directory) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // MKL picks its code path by this at its first use; without it results may depend on the machine's instruction sets in ways
-  // that the job's identity does not record.
+  // MKL chooses its code path by this at its first use. Without it, results may depend on the machine's instruction
+  // sets in ways that the job's identity does not record.
   ::setenv("MKL_CBWR", "AUTO,STRICT", /*overwrite=*/1);
   CLI::App app("Runs one attempt of a Nibble training job; started by nibbled.");
   std::string directory;
@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
   ::sigaction(SIGTERM, &action, nullptr);
   ::sigaction(SIGINT, &action, nullptr);
   const int code = Run(std::filesystem::absolute(directory).lexically_normal().string());
-  // Torch's thread pools are torn down in no good order; all that matters is on disk.
+  // Skips destructors: torch destroys its thread pools in an unsafe order, and everything that matters is on disk.
   std::cout.flush();
   std::_Exit(code);
 }

@@ -26,12 +26,12 @@ struct LayerLinears {
   std::array<Nf4Linear, model::kNumLinearKinds> linears;
 };
 
-// What one forward pass reads beside the weights.
+// The inputs of one forward pass besides the weights.
 struct Pass {
-  std::vector<std::int32_t> tokens;    // those of the batch, then zeros up to a multiple of kRowQuantum
+  std::vector<std::int32_t> tokens;    // of the batch, then zeros up to a multiple of kRowQuantum
   std::vector<std::int32_t> position;
-  std::optional<std::uint64_t> draw;  // of dropout; without it nothing is dropped out
-  std::unique_ptr<PagedSegments> segments;  // one an example
+  std::optional<std::uint64_t> draw;  // of dropout; unset: no dropout
+  std::unique_ptr<PagedSegments> segments;  // one per example
 };
 
 struct TrainingState {
@@ -54,7 +54,8 @@ class TrainingOps {
   TrainingOps(TrainingState& state, const Pass& pass) : state_(state), pass_(pass) {}
 
   Tensor Embed() {
-    // The residual stream is f32, as in serving: in bf16 each layer would round it, and an adapter be served as another than was trained.
+    // The residual stream is f32, as in serving: in bf16 each layer would round it, and the served adapter would differ
+    // from the trained.
     Tensor h = torch::empty({static_cast<std::int64_t>(pass_.tokens.size()), state_.config->hidden_size}, torch::kFloat32);
     const absl::Status status = kernels::Embedding({.ids = pass_.tokens.data(),
                                                     .num_ids = h.size(0),
@@ -72,7 +73,7 @@ class TrainingOps {
   void BeginLayer(std::int64_t) {}
 
   Input NormInput(const Tensor& x, std::int64_t layer, model::Norm norm, LinearKind) { return Normed(x, layer, norm, state_.compute); }
-  Input PlainInput(Tensor x, std::int64_t, LinearKind) { return x; }  // who wrote x asked TypeBefore
+  Input PlainInput(Tensor x, std::int64_t, LinearKind) { return x; }  // x has the type of TypeBefore
   Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
     const auto index = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + static_cast<std::int64_t>(kind));
     std::optional<DropoutKey> key;
@@ -108,7 +109,7 @@ class TrainingOps {
     const double eps = norm >= model::Norm::kBeforeQ ? state_.config->linear_norm_eps : state_.config->rms_norm_eps;
     return ApplyRmsNorm(x, Frozen(state_.weights->layers[static_cast<std::size_t>(layer)].norm(norm), x.size(1)), eps, state_.context, type);
   }
-  // What is normed before the linear stays in f32 (model/serving_ops.h).
+  // An input that is normed right before the linear stays in f32 (model/serving_ops.h).
   torch::ScalarType TypeBefore(LinearKind kind) const {
     model::Norm norm;
     return HasNormRightBefore(*state_.config, kind, &norm) ? torch::kFloat32 : state_.compute;
@@ -203,7 +204,7 @@ class TorchQLoraModel : public QLoraModel {
  private:
   absl::StatusOr<Pass> PassOf(const std::vector<std::int32_t>& tokens, const std::vector<std::int64_t>& segments,
                               std::optional<std::uint64_t> draw) const {
-    // Keys and values as serving caches them; what is trained in f32 is served by no such rounding.
+    // Keys and values have the type that serving caches; training in f32 does not round them.
     const kernels::DType kv_dtype = state_.compute == torch::kFloat32 ? kernels::DType::kF32 : state_.weights->kv_dtype;
     Pass pass = {tokens, {}, draw, nullptr};
     NIBBLE_ASSIGN_OR_RETURN(pass.segments, PagedSegments::Create(*state_.config, kv_dtype, segments));
@@ -213,7 +214,7 @@ class TorchQLoraModel : public QLoraModel {
     return pass;
   }
 
-  // An adapter as serving reads it; made anew from the parameters whenever it is asked for.
+  // An adapter as serving reads it; Refresh makes it from the parameters.
   struct ServedAdapter {
     std::size_t layer = 0;
     std::size_t kind = 0;
@@ -284,7 +285,7 @@ absl::StatusOr<std::unique_ptr<QLoraModel>> QLoraModel::Create(std::shared_ptr<c
     return absl::InvalidArgumentError(base::StrCat("qlora trains on an nf4 base, got ", model::Name(base->info().format)));
   }
   if (base->weights().head.kind != model::LinearWeight::Kind::kLibrary) {
-    return absl::InvalidArgumentError("qlora wants a float head in its base");
+    return absl::InvalidArgumentError("qlora needs a base with a float head");
   }
   return Guarded([&]() -> absl::StatusOr<std::unique_ptr<QLoraModel>> {
     auto made = std::make_unique<TorchQLoraModel>(std::move(base), options, stream);

@@ -19,19 +19,20 @@ struct QLoraOptions {
   std::uint64_t dropout_seed = 0;
   bool bf16_compute = true;
   bool activation_checkpointing = false;
-  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also asked for every layer while the model is made
+  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every layer while the model is made
 };
 
 class QLoraModel : public TrainingModel {
  public:
-  // `base` is an nf4 artifact; A is drawn from U(-1/sqrt(in), 1/sqrt(in)) by Philox(seed, element) of each tensor, B is 0.
+  // `base` must be an nf4 artifact. A is drawn from U(-1/sqrt(in), 1/sqrt(in)) by Philox(seed, element) of each tensor,
+  // B is 0.
   static absl::StatusOr<std::unique_ptr<QLoraModel>> Create(std::shared_ptr<const model::LoadedModel> base,
                                                             const QLoraOptions& options, const kernels::Stream& stream);
 
-  // Frees all but the values of the parameters: the base (when the caller lets go of it too), gradients and scratch memory. Afterwards
-  // only parameters() may be called.
+  // Frees everything except the values of the parameters: the base (once the caller releases it too), gradients and
+  // scratch memory. Afterwards only parameters() may be called.
   virtual void Release() = 0;
-  // Logprobs of tokens[1..] by the instantiation that trains, nothing dropped out. Errors: as ForwardBackward.
+  // Logprobs of tokens[1..] by the training instantiation, without dropout. Errors: as ForwardBackward.
   virtual absl::StatusOr<std::vector<float>> TrainingLogprobs(const std::vector<std::int32_t>& tokens) = 0;
 };
 

@@ -14,7 +14,7 @@
 namespace nibble::trainer {
 namespace {
 
-// Of keys in the cache. Another number when a conversion makes other bytes of the same model.
+// Suffix of keys in the cache. Change the number when conversion makes other bytes from the same model.
 constexpr char kNf4Key[] = "-nf4-1";
 
 class QLoraRecipe : public Recipe {
@@ -68,7 +68,7 @@ class QLoraRecipe : public Recipe {
   }
 
   model::Format served_format() const override { return model::Format::kInt8; }
-  // Merged int8 is another model than nf4 with its adapter: the record is what the serving instantiation answers.
+  // Merged int8 is another model than nf4 with its adapter, so the serving instantiation makes the record.
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                            const std::vector<std::vector<std::int32_t>>& sequences) override {
     return model::MakeRecord(served, sequences, context_.stream, context_.cancelled);
@@ -93,7 +93,7 @@ class QLoraRecipe : public Recipe {
   absl::Status Clean() override {
     if (cached_ != nullptr) {
       cached_.reset();
-      // The job is done: what cannot be removed now is removed by the next.
+      // The job is done. The next one removes what cannot be removed now.
       Cache().Trim().IgnoreError();
     }
     return scratch_.empty() ? absl::OkStatus() : context_.files.RemoveAll(scratch_);
@@ -116,14 +116,15 @@ class QLoraRecipe : public Recipe {
         base::StrCat("base quantised to nf4 in ", absl::ToDoubleSeconds(base::RealClock().Monotonic() - began), " s"));
   }
 
-  // The source itself, a cached form of it, or one that is made now: the same bytes each time.
+  // The directory of the nf4 base: the source itself, a cached form, or one that is made now. The bytes are the same
+  // each time.
   absl::StatusOr<std::string> Nf4Base(const model::Artifact& source) {
     if (source.info().format == model::Format::kNf4) return source.directory();
-    // A name that the server collects.
+    // The server removes files with such a name.
     const std::string temporary = base::TemporaryName(base::JoinPath(context_.directory, "base.nf4"));
     if (!context_.order.base_cache_directory.empty()) {
       store::BaseCache cache = Cache();
-      // The manifest's digest stands for the tokenizer too, which the nf4 form has a copy of.
+      // The manifest's digest also covers the tokenizer, of which the nf4 form has a copy.
       NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, store::ReadManifest(context_.files, source.directory()));
       const std::string key = base::StrCat(manifest.digest, kNf4Key);
       NIBBLE_ASSIGN_OR_RETURN(cached_, cache.Find(key, context_.cancelled));
@@ -137,7 +138,7 @@ class QLoraRecipe : public Recipe {
         NIBBLE_ASSIGN_OR_RETURN(cached_, cache.Add(key, *std::move(pending), context_.cancelled));
         return cached_->path();
       }
-      // A damaged entry that another attempt still uses: this attempt has a base of its own.
+      // AlreadyExists: a damaged entry that another attempt still uses. This attempt makes its own base.
       if (!absl::IsAlreadyExists(pending.status())) return pending.status();
     }
     scratch_ = temporary;
@@ -147,8 +148,8 @@ class QLoraRecipe : public Recipe {
 
   const RecipeContext context_;
   const jobs::JobSpec& spec_;
-  std::string scratch_;                                // the nf4 base, where it is not cached
-  std::unique_ptr<store::BaseCache::Entry> cached_;  // the nf4 base, where it is
+  std::string scratch_;                                // the nf4 base, if it is not cached
+  std::unique_ptr<store::BaseCache::Entry> cached_;  // the nf4 base, if it is cached
   std::shared_ptr<const model::LoadedModel> base_;
   model::ModelConfig config_;
   std::int64_t max_positions_ = 0;
@@ -170,7 +171,7 @@ absl::StatusOr<std::unique_ptr<Recipe>> MakeRecipe(const RecipeContext& context)
   const std::string& method = context.order.spec.method;
   if (method == jobs::kMethodQLora) return MakeQLoraRecipe(context);
   if (method == jobs::kMethodBitNetQat) return MakeBitNetRecipe(context);
-  return absl::UnimplementedError(base::StrCat("method: this trainer has none named ", method));
+  return absl::UnimplementedError(base::StrCat("method: this trainer does not support ", method));
 }
 
 }  // namespace nibble::trainer

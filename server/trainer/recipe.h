@@ -1,4 +1,5 @@
-// A method: what is trained of a base model, and what becomes of it. The training loop (attempt_run.cc) is the same for all.
+// A training method: which parameters of a base model it trains, and how the result is published. All methods share the
+// training loop (attempt_run.cc).
 #pragma once
 #include <functional>
 #include <memory>
@@ -17,15 +18,15 @@
 
 namespace nibble::trainer {
 
-// What a recipe works with; all borrowed.
+// Everything that a recipe uses; all borrowed.
 struct RecipeContext {
   const jobs::AttemptOrder& order;
-  std::string directory;  // of the attempt: what base::TemporaryName named there is collected when it is over
+  std::string directory;  // of the attempt; files named by base::TemporaryName are removed when it is over
   base::FileSystem& files;
   kernels::Stream stream;
   std::function<absl::Status(const std::string&)> log;
   std::function<absl::Status(const std::string& reason, const std::string& message)> warn;
-  base::Cancelled cancelled;  // asked in all long work: true where the attempt was told to stop
+  base::Cancelled cancelled;  // called in all long work; true if the attempt must stop
 };
 
 // One thread.
@@ -34,37 +35,38 @@ class Recipe {
   virtual ~Recipe() = default;
 
   virtual TrainingModel& model() = 0;
-  virtual const model::ModelConfig& config() const = 0;  // of what is trained
+  virtual const model::ModelConfig& config() const = 0;  // of the trained model
   virtual std::int64_t max_positions() const = 0;
-  virtual const std::string& text_directory() const = 0;  // where tokenizer and template lie
+  virtual const std::string& text_directory() const = 0;  // of tokenizer and template
   virtual const std::string& base_digest() const = 0;
-  virtual const model::AdapterConfig* adapter() const { return nullptr; }  // of methods that train one
+  virtual const model::AdapterConfig* adapter() const { return nullptr; }  // null if the method trains none
 
-  // The trained model as an artifact in `directory`.
+  // Writes the trained model as an artifact in `directory`.
   virtual absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) = 0;
-  // What `models convert` will make of it to be served, and what the record of that says: where training can foretell it, else
-  // `models convert` makes the record itself.
+  // The format to which `models convert` converts the model for serving, and the record of that form. If training
+  // cannot foretell the record, `models convert` makes it.
   virtual model::Format served_format() const = 0;
   virtual bool foretells() const { return true; }
   virtual absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                                    const std::vector<std::vector<std::int32_t>>& sequences) = 0;
-  // Of methods whose model is served by library products: what the instantiation that trains answers, beside the model in
-  // `directory`. Called before Release.
+  // For methods whose model is served with library products: writes the logprobs of the training instantiation beside
+  // the model in `directory`. Called before Release.
   virtual absl::Status WriteLogprobs(const std::vector<std::vector<std::int32_t>>& /*sequences*/,
                                      const std::string& /*directory*/) {
     return absl::OkStatus();
   }
-  // Called before the served form is loaded: frees what no call but config(), adapter(), MakeRecord, Clean and the values of
-  // model().parameters() needs, which an interrupted attempt still saves.
+  // Called before the served form is loaded. Frees everything that config(), adapter(), MakeRecord and Clean do not
+  // need, except the values of model().parameters(), which an interrupted attempt still saves.
   virtual void Release() {}
-  // Scratch files of the recipe.
+  // Removes scratch files of the recipe.
   virtual absl::Status Clean() { return absl::OkStatus(); }
 };
 
-// Errors: InvalidArgument and Unimplemented (what the spec asks of this base), Cancelled, those of files and conversions.
+// Errors: InvalidArgument and Unimplemented (the spec does not fit this base), Cancelled, errors of files and
+// conversions.
 absl::StatusOr<std::unique_ptr<Recipe>> MakeQLoraRecipe(const RecipeContext& context);
 absl::StatusOr<std::unique_ptr<Recipe>> MakeBitNetRecipe(const RecipeContext& context);
-// By the spec's method.
+// Makes the recipe of the spec's method.
 absl::StatusOr<std::unique_ptr<Recipe>> MakeRecipe(const RecipeContext& context);
 
 }  // namespace nibble::trainer

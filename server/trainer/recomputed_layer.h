@@ -11,12 +11,12 @@ namespace nibble::trainer {
 
 struct RecomputedLayer : torch::autograd::Function<RecomputedLayer> {
   using Body = std::function<torch::Tensor(torch::Tensor)>;
-  // How the graph owns a body: it goes with the graph, run backward or not.
+  // Lets the graph own a body, which is freed with the graph, whether or not the graph ran backward.
   struct Holder : torch::CustomClassHolder {
     explicit Holder(std::shared_ptr<Body> b) : body(std::move(b)) {}
     const std::shared_ptr<Body> body;
   };
-  // `needs_grad` makes a node even where the input itself needs no gradient (the first layer).
+  // `needs_grad` makes a node even if the input itself needs no gradient (the first layer).
   static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& h, const torch::Tensor& needs_grad,
                                std::shared_ptr<Body> body) {
     (void)needs_grad;

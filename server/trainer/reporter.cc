@@ -17,8 +17,8 @@ namespace v1 = ::nibble::internal::v1;
 
 namespace {
 
-// The one refusal that ends the attempt. A server that has taken the port of a dead one knows neither job nor token and says so:
-// it is asked again, as one that cannot be reached is.
+// FENCED is the only refusal that ends the attempt. A server that has taken the port of a dead one refuses, because it
+// knows neither job nor token: the reporter retries, as for an unreachable server.
 bool SaysFenced(const grpc::Status& status) {
   google::rpc::Status details;
   if (!details.ParseFromString(status.error_details())) return false;
@@ -37,11 +37,11 @@ struct Reporter::State {
   base::Condition changed;
   std::deque<std::string> lines ABSL_GUARDED_BY(mutex);     // from acknowledged + 1 on
   std::int64_t acknowledged ABSL_GUARDED_BY(mutex) = 0;
-  std::int64_t written ABSL_GUARDED_BY(mutex) = 0;          // sequence of the last line that was given to Send
-  bool broken ABSL_GUARDED_BY(mutex) = false;               // the stream that is open has ended
+  std::int64_t written ABSL_GUARDED_BY(mutex) = 0;          // sequence of the last line passed to Send
+  bool broken ABSL_GUARDED_BY(mutex) = false;               // the open stream has ended
   bool stop ABSL_GUARDED_BY(mutex) = false;
   std::atomic<bool> fenced = false;
-  grpc::ClientContext* context ABSL_GUARDED_BY(mutex) = nullptr;  // of the open stream, to cut it at the end
+  grpc::ClientContext* context ABSL_GUARDED_BY(mutex) = nullptr;  // of the open stream, for cancelling it
   std::thread thread;
 
   void Run() {
@@ -58,7 +58,7 @@ struct Reporter::State {
     }
   }
 
-  // One connection, until it breaks or the reporter stops.
+  // Runs one connection until it breaks or the reporter stops.
   void Stream(v1::TrainerReportService::Stub& stub) {
     grpc::ClientContext client_context;
     client_context.set_wait_for_ready(false);
@@ -94,7 +94,7 @@ struct Reporter::State {
       {
         base::MutexLock lock(mutex);
         changed.Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-          // The server also reads the journal from the disk: it may have acknowledged what was not sent yet.
+          // The server also reads the journal from the disk, so it may have acknowledged lines that were not sent yet.
           sent = std::max(sent, acknowledged);
           return stop || broken || sent < written;
         });

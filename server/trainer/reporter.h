@@ -1,4 +1,4 @@
-// Sends journal lines to the server as they are written, and again after a reconnect what it has not acknowledged.
+// Sends journal lines to the server as they are written. After a reconnect, sends unacknowledged lines again.
 #pragma once
 #include <memory>
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace nibble::trainer {
 
-// Thread-safe. The journal on disk is the truth; a server that cannot be reached slows nothing down.
+// Thread-safe. The journal on disk is authoritative; an unreachable server does not slow the trainer down.
 class Reporter {
  public:
   struct Options {
-    std::string address;  // "": reports to nobody
+    std::string address;  // "" disables reports
     std::string job_id;
     std::int64_t attempt = 0;
     std::string token;
@@ -20,9 +20,9 @@ class Reporter {
   ~Reporter();
 
   void Send(std::string line);  // sequence numbers count from 1
-  // Waits until all is acknowledged, at most that long.
+  // Waits until all lines are acknowledged, for at most `timeout`.
   void Flush(absl::Duration timeout);
-  // The server said that this attempt is over (FENCED): it must end at once, without writing.
+  // Whether the server said that this attempt is over (FENCED). The attempt must then end at once, without writing.
   bool fenced() const;
 
  private:

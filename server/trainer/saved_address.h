@@ -1,4 +1,4 @@
-// What an autograd node keeps by address: everything that is no tensor and outlives the graph.
+// Lets an autograd node keep the address of an object that is not a tensor and outlives the graph.
 #pragma once
 #include <torch/autograd.h>
 
@@ -10,7 +10,7 @@ template <typename T>
 void Remember(torch::autograd::AutogradContext* ctx, const char* key, const T* object) {
   ctx->saved_data[key] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(object));
 }
-// T is const where the remembered object is.
+// T must be const if the remembered object is.
 template <typename T>
 T& Recall(torch::autograd::AutogradContext* ctx, const char* key) {
   return *reinterpret_cast<T*>(ctx->saved_data[key].toInt());

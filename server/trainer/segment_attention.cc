@@ -23,9 +23,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Context = nibble::trainer::AutogradContext;
 
-// Segments are padded to a multiple of this: oneDNN, under torch's bf16 attention, keeps a primitive for every shape that it meets, and
-// examples of all lengths would make new ones for ever. Also the smallest block of queries of torch's kernel, so that padding is
-// nearly free.
+// Segments are padded to a multiple of this: for torch's bf16 attention, oneDNN keeps a primitive for every new shape,
+// and examples of all lengths would always make new ones. It is also the smallest block of queries of torch's kernel,
+// so that padding is nearly free.
 constexpr std::int64_t kSegmentQuantum = 32;
 
 struct Heads {
@@ -50,9 +50,9 @@ void ForEachSegment(const std::vector<std::int64_t>& segments, const Context& co
   }
 }
 
-// Rows [begin, begin + padded) of x as [KV, group, padded, d]; of k and v (`shared`) every head stands once for each query head of its
-// group. Not a copy where x has these rows: those past the segment are of other tokens, and causality hides their keys. The gradients of
-// their queries are another matter: with `zero_padding` they are 0.
+// Rows [begin, begin + padded) of x as [KV, group, padded, d]. For k and v (`shared`), every head appears once for each
+// query head of its group. Returns a view if x has these rows: those past the segment are of other tokens, and
+// causality hides their keys. It does not hide the gradients of their queries, so `zero_padding` makes those 0.
 Tensor Rows(const Tensor& x, const Segment& segment, const Heads& heads, bool shared, bool zero_padding = false) {
   const std::int64_t stride = x.size(1);
   const std::vector<std::int64_t> sizes = {heads.kv, heads.group, segment.padded, heads.dim};
@@ -66,7 +66,7 @@ Tensor Rows(const Tensor& x, const Segment& segment, const Heads& heads, bool sh
   return copy.as_strided(sizes, strides);
 }
 
-// The other way: [KV, group, padded, d] (query heads) or [KV, padded, d] into the segment's rows of x.
+// The reverse: stores [KV, group, padded, d] (query heads) or [KV, padded, d] in the segment's rows of x.
 void StoreQueryHeads(const Tensor& from, const Segment& segment, const Heads& heads, const Tensor& x) {
   x.narrow(0, segment.begin, segment.size)
       .view({segment.size, heads.kv, heads.group, heads.dim})
@@ -170,7 +170,7 @@ absl::StatusOr<std::unique_ptr<PagedSegments>> PagedSegments::Create(const model
   for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
     made->pages_per_sequence_ = std::max(made->pages_per_sequence_, model::KvPool::PagesFor(segments[s + 1] - segments[s]));
   }
-  // Each segment has as many pages as it needs: beside a long one, many short ones cost what they hold.
+  // Each segment has only the pages that it needs, so that many short ones beside a long one cost little.
   made->pages_.resize(static_cast<std::size_t>(made->num_sequences_ * made->pages_per_sequence_), -1);
   std::int32_t num_pages = 0;
   for (std::size_t s = 0; s + 1 < segments.size(); ++s) {

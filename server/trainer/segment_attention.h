@@ -1,5 +1,5 @@
-// Causal attention over packed rows, segment by segment: memory and time are those of the segments, whatever stands beside them. The
-// forward pass is the kernel that serves, so that training attends with the bits of serving (docs/numerics.md 9 and 10).
+// Causal attention over packed rows, segment by segment: a segment takes the same memory and time, packed or alone. The
+// forward pass uses the serving kernel, so that training has the bits of serving (docs/numerics.md 9 and 10).
 #pragma once
 #include <torch/types.h>
 
@@ -15,7 +15,7 @@
 
 namespace nibble::trainer {
 
-// Places of the tokens of a micro-batch in a paged cache of one layer; every layer overwrites it.
+// Places of a micro-batch's tokens in a paged cache of one layer, which every layer overwrites.
 class PagedSegments {
  public:
   // segments [S+1]: first token of each segment, then their end. Errors: ResourceExhausted, InvalidArgument (no token).
@@ -42,14 +42,15 @@ class PagedSegments {
 //   k, v      [T, KV*d]  f32; query head h reads KV head h / (H / KV)
 //   segments  T or fewer tokens; must outlive the graph
 //   type      of the result: f32 | bf16
-//   result    [T, H*d]   0 for tokens past the last segment, from which nothing flows back
-// Gradients keep q, k and v in the result's type, the result by reference and one f32 a query head and token; where the result is f32 and
-// the cache bf16, they keep q in f32, k and v as they were cached, and make the rest again. A segment's bits do not depend on the others.
-// Throws StoppedError (AutogradContext::cancelled, asked for each kForwardRows rows forward and each segment backward).
+//   result    [T, H*d]   0 for tokens past the last segment, which get no gradient
+// The graph keeps q, k and v in the result's type, the result by reference and one f32 per query head and token. If the
+// result is f32 and the cache bf16, it keeps q in f32 and k and v as cached, and recomputes the rest. A segment's bits
+// do not depend on the others. Throws StoppedError (AutogradContext::cancelled, called for each kForwardRows rows
+// forward and each segment backward).
 torch::Tensor ApplySegmentAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                                     const PagedSegments& segments, std::int64_t num_heads, std::int64_t num_kv_heads,
                                     AutogradContext& context, torch::ScalarType type);
 
-inline constexpr std::int64_t kForwardRows = 1024;  // at 16k tokens of an 8 B shape some seconds
+inline constexpr std::int64_t kForwardRows = 1024;  // some seconds at 16k tokens of an 8 B shape
 
 }  // namespace nibble::trainer

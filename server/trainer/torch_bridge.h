@@ -1,4 +1,4 @@
-// What connects torch with the kernels: tensors as matrices, torch's threads as the kernels' pool, torch's product as the
+// Connects torch with the kernels: tensors as matrices, torch's threads as the kernels' pool, torch's product as the
 // BEST_EFFORT library, torch's operators in the launch counts.
 #pragma once
 #include <torch/types.h>
@@ -25,28 +25,28 @@ kernels::Matrix ViewOf(const torch::Tensor& tensor);
 // The same memory as a tensor.
 torch::Tensor TensorOf(const kernels::ConstMatrix& matrix);
 torch::ScalarType ToTorch(kernels::DType dtype);
-// w [N, K], f32 or bf16, as matmul_dense reads it. `panels` must outlive the result; made where it is undefined.
+// w [N, K], f32 or bf16, as matmul_dense reads it. `panels` must outlive the result; it is created if undefined.
 kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& panels);
-// Gives each of `tensors`, f32, a gradient of zeros, and the parameter of the same number spans of both. They stay good until
-// ReleaseGradients: a backward pass adds to the gradient in its place.
+// Gives each of `tensors` (f32) a gradient of zeros, and the parameter of the same index spans of both. The spans stay
+// valid until ReleaseGradients, because backward passes add to the gradient in place.
 void HoldGradients(std::vector<torch::Tensor>& tensors, std::vector<Parameter>& parameters);
 void ReleaseGradients(std::vector<torch::Tensor>& tensors, std::vector<Parameter>& parameters);
 
-// Errors of kernels cross torch as exceptions; the models turn them into a Status again.
+// Kernel errors pass through torch as exceptions; the models turn them back into a Status.
 inline void ThrowIfError(const absl::Status& status) {
   if (!status.ok()) throw std::runtime_error(std::string(status.message()));
 }
 
-// A wish to stop crosses torch as an exception too: autograd hands it on unchanged.
+// A stop request also passes through torch as an exception: autograd propagates it unchanged.
 struct StoppedError : std::runtime_error {
-  StoppedError() : std::runtime_error("told to stop") {}
+  StoppedError() : std::runtime_error("stop requested") {}
 };
 inline void ThrowIfCancelled(const base::Cancelled& cancelled) {
   if (cancelled && cancelled()) throw StoppedError();
 }
 
-// body(), which returns a Status or a StatusOr; what is thrown in it as a status. Errors: ResourceExhausted (OUT_OF_DEVICE_MEMORY),
-// Cancelled (StoppedError), Internal.
+// Returns body(), which is a Status or a StatusOr, and turns exceptions into a status. Errors: ResourceExhausted
+// (OUT_OF_DEVICE_MEMORY), Cancelled (StoppedError), Internal.
 template <typename Body>
 auto Guarded(Body body) -> decltype(body()) {
   try {

@@ -18,7 +18,7 @@
 namespace nibble::trainer {
 namespace {
 
-// Names of torch's operators as constants that live for ever, which LaunchCounter wants.
+// Names of torch's operators as constants that are never freed, as LaunchCounter requires.
 class OperatorNames {
  public:
   const char* Intern(const char* name) {
@@ -36,7 +36,7 @@ class OperatorNames {
   std::map<std::string, std::unique_ptr<std::string>, std::less<>> names_ ABSL_GUARDED_BY(mutex_);
 };
 
-kernels::LaunchCounter* g_launches = nullptr;  // RecordFunction takes a plain function: no place to carry it
+kernels::LaunchCounter* g_launches = nullptr;  // global, because RecordFunction takes a plain function
 
 std::unique_ptr<at::ObserverContext> CountOperator(const at::RecordFunction& function) {
   static OperatorNames names;
@@ -64,7 +64,8 @@ class TorchLibrary : public kernels::DenseLibrary {
   const char* kernel_name() const override { return "torch:library_matmul"; }
   absl::Status Matmul(const kernels::ConstMatrix& x, const kernels::ConstMatrix& w, const kernels::Matrix& y,
                       bool accumulate, const kernels::Stream& stream) override {
-    // torch multiplies equal types alone, and its bf16 product writes bf16: a f32 result of bf16 rows is our own kernel's where that is fast.
+    // torch multiplies only equal types, and its bf16 product writes bf16: our own kernel makes f32 results of bf16
+    // rows if it is fast.
     const bool is_bf16 = x.dtype == kernels::DType::kBF16 && w.dtype == kernels::DType::kBF16;
     if (is_bf16 && y.dtype == kernels::DType::kF32 && !accumulate && kernels::HasFastMatmulBf16(stream)) {
       return kernels::MatmulBf16({.x = x, .w = w, .y = y}, stream);
@@ -76,7 +77,7 @@ class TorchLibrary : public kernels::DenseLibrary {
       const torch::Tensor out = TensorOf(y);
       const bool wide = a.scalar_type() != b.scalar_type() || y.dtype == kernels::DType::kF32;
       if (wide) a = a.to(torch::kFloat32);
-      // A head in f32 is twice its size in bf16: it is widened a slice at a time.
+      // A head in f32 is twice its size in bf16, so it is widened one slice at a time.
       const std::int64_t slice = wide && b.scalar_type() != torch::kFloat32 ? model::kWidenedRows : w.rows;
       for (std::int64_t begin = 0; begin < w.rows; begin += slice) {
         const std::int64_t count = std::min(slice, w.rows - begin);
@@ -101,7 +102,7 @@ void InitTorch(int threads, kernels::LaunchCounter* launches) {
   at::set_num_threads(threads);
   at::set_num_interop_threads(1);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  // Determinism alone does not need every fresh tensor filled with NaN first: ours are all written before they are read.
+  // Deterministic algorithms need no new tensors filled with NaN: all of ours are written before they are read.
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   g_launches = launches;
   at::addGlobalCallback(at::RecordFunctionCallback(CountOperator).scopes({at::RecordScope::FUNCTION}));

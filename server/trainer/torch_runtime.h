@@ -1,4 +1,4 @@
-// Torch set up for this process, told without torch's headers.
+// Sets up torch for this process, without torch's headers.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -9,11 +9,11 @@
 
 namespace nibble::trainer {
 
-// Fixes threads and deterministic algorithms; from here on every operator of torch counts as "torch:<op>". Call once, before
-// any other use of torch. `launches` must live as long as the process.
+// Sets the number of threads and deterministic algorithms. From then on, every operator of torch counts as
+// "torch:<op>". Call once, before any other use of torch. `launches` must live as long as the process.
 void InitTorch(int threads, kernels::LaunchCounter* launches);
 
-// Torch's own threads as the kernels' pool: two sets of threads would fight for the cores.
+// Torch's own threads as the kernels' pool, because two sets of threads would compete for the cores.
 std::unique_ptr<kernels::ThreadPool> MakeTorchThreadPool();
 
 // torch::mm as the BEST_EFFORT product. Thread-safe.

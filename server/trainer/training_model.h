@@ -1,4 +1,4 @@
-// What is trained, as the training loop sees it: no torch in this header.
+// The trained model as the training loop sees it: no torch in this header.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace nibble::trainer {
 
-// One trained tensor; memory is the model's.
+// One trained tensor; the model owns the memory.
 struct Parameter {
-  std::string name;  // as the result names it: "base_model.model.<path>.lora_A.weight" as PEFT does, or the model's own
+  std::string name;  // its name in the result: "base_model.model.<path>.lora_A.weight" as in PEFT, or the model's own
   std::vector<std::int64_t> shape;
   std::span<float> value;
   std::span<float> grad;
@@ -28,19 +28,20 @@ class TrainingModel {
 
   virtual std::vector<Parameter>& parameters() = 0;
   void ZeroGrad(const kernels::Stream& stream = {}) {
-    constexpr std::int64_t kGrain = 1 << 16;  // elements that are worth a thread
+    constexpr std::int64_t kGrain = 1 << 16;  // minimum elements per thread
     for (Parameter& parameter : parameters()) {
       float* grad = parameter.grad.data();
       stream.ParallelFor(static_cast<std::int64_t>(parameter.grad.size()), kGrain,
                          [grad](std::int64_t begin, std::int64_t end) { std::fill(grad + begin, grad + end, 0.0f); });
     }
   }
-  // Makes anew what is derived from the parameters: to be called after every change of theirs, before the calls below.
+  // Recomputes what is derived from the parameters. Must be called after every change of parameters, before the calls
+  // below.
   virtual absl::Status Refresh() = 0;
-  // Adds the gradient of scale * (sum of the losses of the batch) to every grad; returns that sum. `draw` numbers the
-  // micro-batch in the whole run: dropout is drawn by it. Errors: Internal, ResourceExhausted (out of memory).
+  // Adds the gradient of scale * (sum of the losses of the batch) to every grad; returns that sum. `draw` is the number
+  // of the micro-batch in the whole run, which determines dropout. Errors: Internal, ResourceExhausted (out of memory).
   virtual absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) = 0;
-  // The serving form of the parameters as they are now. Good until the next Refresh.
+  // The serving form of the current parameters. Valid until the next Refresh.
   virtual const model::DecoderWeights& ServingWeights() const = 0;
 };
 

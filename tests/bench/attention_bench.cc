@@ -1,5 +1,5 @@
-// What a step does beside its matrix products: attention in decode and prefill, silu_mul, rope, sampling and
-// log-probabilities.
+// Measures the parts of a step other than its matrix products: attention in decode and prefill, silu_mul, rope,
+// sampling and log-probabilities.
 //   attention_bench --threads 2 [--isa avx2] [--clock cpu --threads 1]
 #include <cmath>
 
@@ -25,7 +25,7 @@ struct AttentionShape {
   DType cache;
 };
 
-// All that an attention case borrows.
+// Owns everything that an attention case borrows.
 class AttentionCase {
  public:
   explicit AttentionCase(const AttentionShape& s) : shape_(s) {
@@ -39,7 +39,7 @@ class AttentionCase {
     cache_ = support::ToBytes(cache, s.cache);
     args_.cache.base = cache_.data();
     for (std::int64_t i = 0; i < args_.cache.num_pages; ++i) {
-      pages_.push_back(static_cast<std::int32_t>((i * 31 + 7) % args_.cache.num_pages));  // anywhere
+      pages_.push_back(static_cast<std::int32_t>((i * 31 + 7) % args_.cache.num_pages));  // scattered
     }
     for (std::int64_t i = 0; i < s.sequences; ++i) {
       for (std::int64_t r = 0; r < s.rows; ++r) {
@@ -69,7 +69,7 @@ class AttentionCase {
     return static_cast<double>(shape_.sequences * shape_.kv_heads * 2 * shape_.head_dim * (shape_.first + 1) *
                                SizeOf(shape_.cache));
   }
-  // Two products of the keys that a row sees.
+  // Two products for each row and key that the row sees.
   double Flops() const {
     double keys = 0;
     for (const std::int32_t p : position_) keys += p + 1;

@@ -1,9 +1,9 @@
-// A small harness: checks each case, then measures roofs and cases in turns (what slows the machine slows all alike),
-// prints the median with its spread and the share of the roof, and writes JSON. "best" is the fastest round beside the
-// fastest of the roof: it says more on a busy machine.
-//   --threads N   --isa plain|avx2|avx512   --rounds N (at least 5)   --window_ms N (a round of one case, 30)
-//   --filter TEXT   --json FILE   --commit TEXT   --peer DIR (libraries of a peer, where a bench races one)
-//   --clock wall|cpu (cpu: with one thread, blind to other programs)
+// A small harness: checks each case, then measures roofs and cases in turns (so that a slowdown of the machine affects
+// all alike), prints the median with its spread and the share of the roof, and writes JSON. "best" compares the fastest
+// round with the fastest round of the roof: it is more reliable on a busy machine.
+//   --threads N   --isa plain|avx2|avx512   --rounds N (at least 5)   --window_ms N (per round of one case, 30)
+//   --filter TEXT   --json FILE   --commit TEXT   --peer DIR (libraries of a peer to compare with)
+//   --clock wall|cpu (cpu: only with one thread; ignores other programs)
 #pragma once
 #include <time.h>
 
@@ -22,7 +22,7 @@
 
 namespace nibble::bench {
 
-// Copies of a weight that few rows walk over: several times the last-level cache.
+// Total size of the copies of a weight that a case with few rows cycles through: several times the last-level cache.
 constexpr std::int64_t kColdBytes = std::int64_t{192} << 20;
 
 enum class Roof { kRead, kInt8, kF32 };
@@ -30,12 +30,12 @@ enum class Roof { kRead, kInt8, kF32 };
 struct Case {
   std::string name;
   Roof roof = Roof::kRead;
-  double work = 0;                          // a run's bytes (kRead) or operations, a multiply-add being two
+  double work = 0;                          // bytes (kRead) or operations per run; a multiply-add counts as two
   std::function<bool()> check;              // compares with the oracle; false fails the program
-  std::function<void(std::int64_t)> run;    // the count of the call, to walk over copies that no cache holds
+  std::function<void(std::int64_t)> run;    // gets the number of the call, to cycle through copies
 };
 
-// The op and its sizes; one of 0 is none of the op's.
+// The op and its sizes; a size of 0 is left out.
 inline std::string CaseName(std::string op, std::int64_t m, std::int64_t n, std::int64_t k) {
   for (const auto& [letter, size] : {std::pair{" M ", m}, {" N ", n}, {" K ", k}}) {
     if (size != 0) op += letter + std::to_string(size);
@@ -43,7 +43,8 @@ inline std::string CaseName(std::string op, std::int64_t m, std::int64_t n, std:
   return op;
 }
 
-// Made from copies of the arguments when the case first runs: all of them together would not fit in memory.
+// Returns a function that makes the problem from copies of the arguments at its first call: all problems together would
+// not fit in memory.
 template <typename Problem, typename... Arguments>
 auto Lazily(Arguments... arguments) {
   return [problem = std::make_shared<std::unique_ptr<Problem>>(), arguments...]() -> Problem& {
@@ -74,7 +75,7 @@ class Bench {
   }
   const kernels::Stream& stream() const { return stream_; }
   int threads() const { return threads_; }
-  const std::string& peer() const { return peer_; }  // empty: no race
+  const std::string& peer() const { return peer_; }  // empty: no comparison
   void Add(Case c) {
     if (c.name.find(filter_) != std::string::npos) cases_.push_back(std::move(c));
   }
@@ -121,7 +122,7 @@ class Bench {
     const double start = Now(), work = burst();
     return work / (Now() - start) * 1e-9;
   }
-  // Microseconds a call, over at least a window and 3 calls.
+  // Microseconds per call, over at least a window and 3 calls.
   double Time(const Case& c, std::int64_t& count) const {
     c.run(count++);
     const double start = Now();
@@ -171,7 +172,7 @@ class Bench {
   std::vector<Case> cases_;
 };
 
-// The op's y on the bench's path and on the plain one, byte for byte.
+// Whether the op gives the same y on the bench's path and on the plain path, byte for byte.
 template <typename Args, typename Op>
 bool SameAsPlain(const Bench& bench, Args args, Op op, std::size_t out_bytes) {
   std::vector<std::uint8_t> fast(out_bytes), plain(out_bytes, 1);

@@ -1,5 +1,6 @@
-// llama.cpp's matrix product of one quantised type, from the shared libraries of an installed llama-cpp-python, so that
-// it is raced in the same run. Only declarations of ggml's public C interface are repeated here (ggml.h, ggml-cpu.h).
+// llama.cpp's matrix product of one quantised type, from the shared libraries of an installed llama-cpp-python, to
+// compare with it in the same run. This file repeats only declarations of ggml's public C interface (ggml.h,
+// ggml-cpu.h).
 #pragma once
 #include <dlfcn.h>
 
@@ -11,13 +12,13 @@
 
 namespace nibble::bench {
 
-// Products x * w^T over copies of one weight, all in one graph: as in decoding, threads meet once a product.
+// Products x * w^T over copies of one weight, all in one graph: as in decoding, threads synchronise once per product.
 class GgmlProduct {
  public:
   static constexpr int kTq2 = 35;  // GGML_TYPE_TQ2_0
 
-  // directory holds libggml-base.so and libggml-cpu.so. w [n, k] and x [m, k] are f32. Ends the program where the
-  // libraries do not have what is asked for: a race without the peer is none.
+  // directory holds libggml-base.so and libggml-cpu.so. w [n, k] and x [m, k] are f32. Exits if the libraries lack a
+  // needed symbol: without the peer there is nothing to compare.
   GgmlProduct(const std::string& directory, int type, const std::vector<float>& w, const std::vector<float>& x,
               std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t copies, int threads)
       : base_(Open(directory + "/libggml-base.so")), cpu_(Open(directory + "/libggml-cpu.so")) {
@@ -77,7 +78,7 @@ class GgmlProduct {
     void* threadpool;
     void* abort_callback;
     void* abort_data;
-    std::uint8_t later[64];  // what newer versions append
+    std::uint8_t later[64];  // fields that newer versions append
   };
 
   static void* Open(const std::string& path) {
@@ -90,7 +91,7 @@ class GgmlProduct {
   static F* Get(void* handle, const char* name) {
     void* symbol = dlsym(handle, name);
     if (symbol != nullptr) return reinterpret_cast<F*>(symbol);
-    std::fprintf(stderr, "no %s\n", name);
+    std::fprintf(stderr, "missing symbol %s\n", name);
     std::exit(2);
   }
 

@@ -1,5 +1,6 @@
-// Speed of the int8 and dense products and of row quantisation, with shapes of SmolLM2-135M (576, 1536) and of the 1.17 B
-// benchmark model (2048, 8192). Few rows read weights from memory: each case walks over copies larger than the caches.
+// Speed of the int8 and dense products and of row quantisation, with shapes of SmolLM2-135M (576, 1536) and of the 1.17
+// B benchmark model (2048, 8192). Products of few rows read the weights from memory: each case cycles through copies
+// larger than the caches.
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,7 +25,7 @@ struct Int8Problem {
         tiles(copies), scale(static_cast<std::size_t>(n), 0.01f),
         row_sum(static_cast<std::size_t>(kernels::RoundUp(n, 16))) {
     std::vector<float> values = support::NormalVector(1, m * k);
-    for (std::int64_t r = 0; r < m; ++r) {  // five outliers a row, about what served models have
+    for (std::int64_t r = 0; r < m; ++r) {  // five outliers per row, about as many as in served models
       for (std::int64_t i = 0; i < 5; ++i) values[static_cast<std::size_t>(r * k + i * (k / 5))] = 60.0f;
     }
     ok = kernels::QuantizeInt8({kernels::MakeConstMatrix(values.data(), DType::kF32, m, k), x.view(), 8}, stream).ok();

@@ -1,6 +1,6 @@
-// Speed of the NF4 codecs and product, with shapes of SmolLM2-135M (576, 1536) and of larger models (4096). Dequantising
-// writes four bytes for each that it reads, so its rate counts both; products of few rows walk over copies of the weight
-// that no cache holds.
+// Speed of the NF4 codecs and product, with shapes of SmolLM2-135M (576, 1536) and of larger models (4096).
+// Dequantising writes four bytes for each byte that it reads, so its rate counts both; products of few rows cycle
+// through copies of the weight that no cache holds.
 #include <memory>
 #include <string>
 #include <vector>
@@ -90,7 +90,7 @@ void AddMatmul(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k, DTy
   const double weights = static_cast<double>(n * k);
   bench.Add({CaseName(std::string("matmul_nf4 ") + Name(dtype), m, n, k), decode ? Roof::kRead : Roof::kF32,
              weights * (decode ? 0.5625 : 2.0 * static_cast<double>(m)),
-             [=, &bench] {  // BEST_EFFORT: near the plain loops, not equal to them
+             [=, &bench] {  // BEST_EFFORT: close to the plain loops, not equal to them
                const std::int64_t rows = std::min<std::int64_t>(m, 5);  // the plain loops are slow
                if (!run(0, rows, bench.stream())) return false;
                const std::vector<float> fast = get().y;

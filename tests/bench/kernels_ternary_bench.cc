@@ -1,5 +1,5 @@
 // Speed of BitNet's ops, with shapes of the 1.17 B benchmark model (2048, 8192) and of BitNet b1.58 2B4T (2560, 6912).
-// Few rows read weights from memory: each case walks over copies larger than the caches.
+// Products of few rows read the weights from memory: each case cycles through copies larger than the caches.
 #include <memory>
 #include <vector>
 
@@ -19,7 +19,7 @@ namespace {
 
 using kernels::DType;
 
-// Few rows walk over this many copies of the weight.
+// Number of copies of the weight that a case cycles through; 1 unless it has few rows.
 std::int64_t ColdCopies(std::int64_t m, std::int64_t n, std::int64_t k) {
   return m > 8 ? 1 : std::max<std::int64_t>(1, kColdBytes / (n * k / 4));
 }
@@ -47,7 +47,7 @@ struct MatmulProblem {
   kernels::MatmulTernaryArgs args;
 };
 
-// Up to 2 rows are held against the read roof (2 bits a weight), more against the int8 roof.
+// Up to 2 rows are compared with the read roof (2 bits per weight), more rows with the int8 roof.
 void AddMatmul(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k) {
   const auto get = Lazily<MatmulProblem>(m, n, k);
   const bool decode = m <= 2;
@@ -68,8 +68,9 @@ void AddMatmul(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k) {
              }});
 }
 
-// The same work for both, from f32 rows: ours quantises them and multiplies, llama.cpp does so within its product. One
-// call is all copies of the weight; work counts what each reads of them.
+// The same work for both, starting from f32 rows: ours quantises them and then multiplies, llama.cpp does both within
+// its product. One call multiplies with all copies of the weight. For few rows, the work is the bytes of the copies
+// that each reads.
 struct Race {
   Race(std::int64_t m, std::int64_t n, std::int64_t k, const std::string& directory, int threads)
       : ours(m, n, k), x(support::NormalVector(1, m * k)), wide(static_cast<std::size_t>(n * k)) {
@@ -105,7 +106,7 @@ void AddRace(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k) {
                Race& race = get();
                race.RunOurs(bench.stream());
                if (!race.theirs->Run()) return false;
-               // Both round activations to 8 bits: the outputs agree to about a hundredth of their size.
+               // Both round activations to 8 bits: the outputs agree to about a hundredth of their magnitude.
                double difference = 0, size = 0;
                for (std::size_t i = 0; i < race.ours.y.size(); ++i) {
                  const double d = race.ours.y[i] - race.theirs->y()[i];
@@ -136,7 +137,7 @@ struct WeightProblem {
   std::int64_t n, k;
 };
 
-// What a training step does to each weight; bytes are those that must move.
+// The ops that a training step runs on each weight; the work is the bytes that must be moved.
 void AddWeightOps(Bench& bench, std::int64_t n, std::int64_t k) {
   const auto get = Lazily<WeightProblem>(n, k);
   const double weights = static_cast<double>(n * k);

@@ -1,4 +1,4 @@
-"""A nibbled of its own for benchmarks."""
+"""Starts a separate nibbled for a benchmark."""
 import contextlib
 import json
 import pathlib
@@ -13,7 +13,7 @@ def cpu_name():
 
 @contextlib.contextmanager
 def serve(programs, state, *flags):
-    """Starts one on two threads; yields a function that runs `nibble --json ARGUMENT...` against it and returns what that printed."""
+    """Starts nibbled with 2 threads; yields a function that runs `nibble --json ARGUMENT...` and returns its output."""
     programs, state = pathlib.Path(programs), pathlib.Path(state)
     server = subprocess.Popen([programs / "nibbled", "--state_dir", state, "--grpc_address", "127.0.0.1:0", "--http_address", "127.0.0.1:0",
                                "--threads", "2", *map(str, flags)], stderr=subprocess.DEVNULL)
@@ -34,16 +34,16 @@ def serve(programs, state, *flags):
 
 
 def write_prose(path):
-    """A text of some 400 kB as a data set of one example."""
+    """Writes a text of about 400 kB to `path`, as a data set of one example."""
     path.write_text(json.dumps({"text": pathlib.Path("/usr/share/common-licenses/GPL-3").read_text() * 12}) + "\n")
     return path
 
 
 def train(nibble, output, steps):
-    """The steps of a QLoRA job of 4 x 256 tokens, rank 16, on the base "base" and the data set "prose"."""
+    """Runs a QLoRA job of 4 x 256 tokens, rank 16, on base "base" and data set "prose"; returns its steps."""
     events = nibble("jobs", "create", "--method", "qlora", "--base", "base", "--dataset", "prose", "--output", output, "--max-steps", steps,
                     "--micro-batch", 4, "--seq-len", 256, "--lr", "1e-4", "--rank", 16, "--alpha", 32, "--save-every", 0, "--watch")
     told = [event for event in map(json.loads, events.splitlines()) if event.get("type") == "step"]
-    assert len(told) == steps and all(step["tokens"] == 1024 for step in told), "a step had not 4 x 256 tokens"
+    assert len(told) == steps and all(step["tokens"] == 1024 for step in told), "a step did not have 4 x 256 tokens"
     assert told[-1]["loss"] < told[0]["loss"] * 1.05
     return told

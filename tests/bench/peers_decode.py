@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Decoding one stream on a Llama shape of 1.17 B random weights, 2 threads: nibbled int8 beside llama.cpp Q8_0, both heads 8 bits.
+"""Decodes one stream on a Llama shape of 1.17 B random weights, 2 threads: nibbled int8, llama.cpp Q8_0; 8-bit heads.
 
 usage: peers_decode.py TOKENIZER_SOURCE.gguf WORK_DIR [--bin build/release/bin] [--turns 5] [--tokens 48] [--json OUT.json]
-Needs gguf, numpy, llama-cpp-python. WORK_DIR takes about 8 GB and keeps the models for a second run. The two take turns;
-medians over the turns. The check: every request gave all its tokens, and the same prompt the same tokens each turn.
+Needs gguf, numpy, llama-cpp-python. WORK_DIR takes about 8 GB and keeps the models for a second run. The two programs
+take turns; the results are medians over the turns. Checks that every request gave all its tokens, and that the same
+prompt gave the same tokens in every turn.
 """
 import argparse
 import ctypes
@@ -129,7 +130,7 @@ def main():
         if "int8" not in [model["name"] for model in run("models", "list")["models"]]:
             run("models", "import", f16, "--name", "float", "--dtype", "bf16")
             run("models", "convert", "float", "--to", "int8", "--name", "int8")
-        # What a token reads: every linear's and the head's codes and scales, and the norms.
+        # The bytes that each token reads: codes and scales of every linear layer and of the head, and the norms.
         widths = [(HIDDEN, HIDDEN), (KV * HEAD_DIM, HIDDEN), (KV * HEAD_DIM, HIDDEN), (HIDDEN, HIDDEN), (FFN, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN)]
         vocab = run("models", "get", "int8")["architecture"]["vocab_size"]
         our_bytes = sum(n * k + 4 * n for n, k in widths) * LAYERS + vocab * HIDDEN + 4 * vocab + 4 * HIDDEN * (2 * LAYERS + 1)
@@ -153,8 +154,8 @@ def main():
     cpu = next(line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
     for name, rates, size in (("nibbled int8", ours, our_bytes), ("llama.cpp Q8_0", theirs, peer_bytes)):
         rate = statistics.median(rates)
-        print(f"{name}: {rate:.1f} tokens/s (median of {len(rates)}, {min(rates):.1f}-{max(rates):.1f}), reads {size / 1e9:.3f} GB a token = "
-              f"{rate * size / 1e9:.1f} GB/s")
+        print(f"{name}: {rate:.1f} tokens/s (median of {len(rates)}, {min(rates):.1f}-{max(rates):.1f}), "
+              f"reads {size / 1e9:.3f} GB per token = {rate * size / 1e9:.1f} GB/s")
     ratio = statistics.median(a / b for a, b in zip(ours, theirs))
     print(f"{cpu}: {ratio:.2f}x llama.cpp (median of the turns' ratios)")
     if args.json:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""QLoRA on SmolLM2-135M, 4 x 256 tokens, bf16, rank 16 on all linears, 2 threads: nibble-trainer beside PEFT + bitsandbytes.
+"""QLoRA on SmolLM2-135M, 4 x 256 tokens, bf16, rank 16 on all linears, 2 threads: nibble-trainer, PEFT + bitsandbytes.
 
 usage: peers_qlora.py MODEL.gguf [--bin build/release/bin] [--steps 8] [--json OUT.json]
 Needs torch, transformers, peft, bitsandbytes. The two take turns, ours first; tokens/s are medians over the steps after the second,

@@ -1,4 +1,4 @@
-// What this machine can do at most, measured: bytes read from memory, int8 and f32 multiply-adds from registers.
+// Measures this machine's maximum rates: bytes read from memory, int8 and f32 multiply-adds from registers.
 #pragma once
 #include <immintrin.h>
 
@@ -10,8 +10,8 @@
 
 namespace nibble::bench {
 
-// Four streams side by side with prefetch, over memory that no cache holds: the fastest form found here. Returns a value
-// that depends on every byte.
+// Reads four streams side by side with prefetch, over memory that no cache holds: the fastest method found here.
+// Returns a value that depends on every byte.
 __attribute__((target("avx2"))) inline std::uint64_t ReadAll(const std::uint8_t* p, std::int64_t bytes) {
   constexpr int kStreams = 4;
   const std::int64_t part = bytes / kStreams;
@@ -78,8 +78,8 @@ __attribute__((target("avx2,fma"))) inline std::uint64_t F32Avx2(std::int64_t it
   return static_cast<std::uint64_t>(_mm256_cvtss_f32(a));
 }
 
-// One burst of each kind on all threads of the stream; the return value is the work done (bytes or operations, a
-// multiply-add being two).
+// Each method runs one burst on all threads of the stream and returns the work done (bytes or operations; a
+// multiply-add counts as two).
 class Roofs {
  public:
   explicit Roofs(const kernels::Stream& stream, int threads)
@@ -113,7 +113,7 @@ class Roofs {
 
   kernels::Stream stream_;
   int threads_;
-  kernels::WeightBuffer memory_;  // on the pages that weights lie on
+  kernels::WeightBuffer memory_;  // on the same kind of pages as weights
 };
 
 }  // namespace nibble::bench

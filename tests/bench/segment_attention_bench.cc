@@ -1,7 +1,8 @@
-// What packing costs attention in training: rows of many short examples beside the same examples alone, forward and backward. Prints
-// medians of time and the peak of torch's memory, and a row whose tokens are not a multiple of 64 beside one whose are; fails where the
-// results of a packed row are not those of its examples, or where a cost is ten times its bound.
-//   --threads N   --rounds N (at least 5)   --tokens N (of an example, 500)   --examples N (16)
+// Measures what packing costs attention in training: compares rows of many short examples with the same examples alone,
+// forward and backward, and a row whose tokens are not a multiple of 64 with one whose tokens are. Prints the median
+// time and the peak of torch's memory. Fails if the results of a packed row differ from those of its examples, or if a
+// cost is ten times its bound.
+//   --threads N   --rounds N (at least 5)   --tokens N (per example, 500)   --examples N (16)
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -24,7 +25,7 @@ namespace {
 using nibble::trainer::ApplySegmentAttention;
 using torch::Tensor;
 
-constexpr double kBound = 1.2;  // of a packed row's time and memory, as shares of its examples' sums; the same for the other ratio
+constexpr double kBound = 1.2;  // on both ratios: packed row to sum of its examples, 4100 to 4096 tokens
 
 struct Shape {
   const char* model;
@@ -77,7 +78,7 @@ void Print(const Shape& shape, const std::string& name, double seconds, double b
   std::printf("%-16s %-22s %10.2f %10.2f\n", shape.model, name.c_str(), seconds * 1e3, bytes / (1 << 20));
 }
 
-// False where a cost is ten times its bound.
+// Returns false if a cost is ten times its bound.
 bool PrintRatio(const Shape& shape, const std::string& name, double time, double memory) {
   std::printf("%-16s %-22s %10.3f %10.3f   bound %.1f\n", shape.model, name.c_str(), time, memory, kBound);
   return time < 10 * kBound && memory < 10 * kBound;
@@ -116,7 +117,7 @@ int main(int argc, char** argv) {
     else if (flag == "--examples") examples = value;
     else { std::fprintf(stderr, "unknown flag %s\n", flag.c_str()); return 2; }
   }
-  static nibble::kernels::LaunchCounter launches;  // torch counts into it until the process is gone
+  static nibble::kernels::LaunchCounter launches;  // torch counts into it until the process ends
   nibble::trainer::InitTorch(threads, &launches);
   const auto pool = nibble::trainer::MakeTorchThreadPool();
   const nibble::kernels::Stream stream = {.isa = nibble::kernels::DetectIsa(), .pool = pool.get(), .launches = &launches};
@@ -134,7 +135,7 @@ int main(int argc, char** argv) {
     const Run alone = Measure(one, {0, tokens}, shape, rounds, stream);
     for (std::size_t i = 0; i < packed.results.size(); ++i) {
       if (torch::equal(packed.results[i].narrow(0, 0, tokens), alone.results[i])) continue;
-      std::fprintf(stderr, "%s: a packed example has other bits than the example alone\n", shape.model);
+      std::fprintf(stderr, "%s: the results of a packed example differ from those of the example alone\n", shape.model);
       return 1;
     }
     const double n = static_cast<double>(examples);

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""QLoRA on SmolLM2-135M while the same server generates from its int8 form: how much each of the two slows the other down.
+"""Measures how much QLoRA on SmolLM2-135M and generation from its int8 form, on the same server, slow each other down.
 
 usage: train_beside_serve.py MODEL.gguf [--bin build/release/bin] [--steps 8] [--turns 3] [--json OUT.json]
-Two servers take turns: one as it is, and one whose trainers' OpenMP threads wait as libgomp has it (GOMP_SPINCOUNT unset). tokens/s are
-medians: of training over the steps after the second of all turns, of one stream of 128 tokens over the requests. Checked: the losses of
-both are equal, step by step, alone and beside.
+Two servers take turns: one unchanged, and one whose trainers' OpenMP threads wait as libgomp does by default
+(GOMP_SPINCOUNT unset). tokens/s are medians: for training over the steps after the second of all turns, for one stream
+of 128 tokens over the requests. Checks that the losses of both are equal, step by step, with and without generation.
 """
 import argparse
 import concurrent.futures
@@ -28,7 +28,7 @@ def generate(nibble):
 
 
 def beside(nibble, output, steps):
-    """Training while one client generates without a pause: the steps, and the rates of the requests."""
+    """Trains while one client generates without a pause; returns the steps and the rates of the requests."""
     over = threading.Event()
 
     def ask():
@@ -67,7 +67,7 @@ def main():
                 nibble("models", "import", args.gguf, "--name", "base", "--dtype", "bf16")
                 nibble("models", "convert", "base", "--to", "int8", "--name", "int8")
                 nibble("datasets", "upload", prose, "--name", "prose")
-                generate(nibble)  # loads it
+                generate(nibble)  # loads the model
             result["generate_alone"] = statistics.median(generate(ours) for _ in range(5))
             curves = []
             for turn in range(args.turns):
@@ -79,7 +79,7 @@ def main():
                     both[side] += [step["tokens_per_s"] for step in told[2:]]
                     answers[side] += asked
                     curves.append([step["loss"] for step in told])
-            assert all(curve == curves[0] for curve in curves), "what runs beside it changed a loss"
+            assert all(curve == curves[0] for curve in curves), "generation changed a loss"
     print(f"{result['cpu']}: generate alone {result['generate_alone']:.0f} tokens/s")
     for side in sides:
         result[side] = {"train_alone": statistics.median(alone[side]), "train_beside": statistics.median(both[side]),

@@ -23,7 +23,7 @@ class ClientTest : public ::testing::Test {
   Client client_{server_.Channel(), FastOptions()};
 };
 
-TEST_F(ClientTest, OnlyUnavailableIsTriedAgain) {
+TEST_F(ClientTest, RetriesOnlyUnavailable) {
   int calls = 0;
   server_.get_model.answer = [&](const v1::GetModelRequest&, v1::Model* model) {
     model->set_name("m");
@@ -57,7 +57,7 @@ TEST_F(ClientTest, KeepsReasonMetadataAndViolations) {
   EXPECT_EQ(Violations(status)[0].field, "qlora.r");
 }
 
-TEST_F(ClientTest, DetailsThatAreNoStatusAreLeftOut) {
+TEST_F(ClientTest, DropsMalformedDetails) {
   server_.get_model.Fails(grpc::Status(grpc::StatusCode::NOT_FOUND, "no model m", "\xff\xff garbage"));
   const absl::Status status = client_.Call(&ModelService::Stub::GetModel, v1::GetModelRequest()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
@@ -97,7 +97,7 @@ TEST_F(ClientTest, WaitsForAnOperationAndReportsItsProgress) {
   EXPECT_THAT(seen, ElementsAre(0, 1, 2));
 }
 
-TEST_F(ClientTest, PollsAServerThatCannotWait) {
+TEST_F(ClientTest, PollsAServerWithoutWaitOperation) {
   server_.get_operation.answer = [](const GetOperationRequest& request, Operation* operation) {
     operation->set_name(request.name());
     operation->set_done(true);
@@ -111,7 +111,7 @@ TEST_F(ClientTest, PollsAServerThatCannotWait) {
   EXPECT_EQ(server_.get_operation.asked.at(0).name(), "operations/1");
 }
 
-TEST_F(ClientTest, AnOperationWithoutTheRightResponseIsMalformed) {
+TEST_F(ClientTest, RejectsOperationWithWrongResponse) {
   Operation operation = Running(4);
   operation.set_done(true);
   EXPECT_EQ(client_.Wait<v1::Model>(operation, nullptr).status().code(), absl::StatusCode::kDataLoss);
@@ -140,7 +140,7 @@ TEST_F(StreamTest, PassesOnTheTextInOrder) {
   EXPECT_EQ(text_, "The capital");
 }
 
-TEST_F(StreamTest, RefusesMessagesOutOfOrder) {
+TEST_F(StreamTest, RejectsMessagesOutOfOrder) {
   const auto good = Replies({"a", "b"});  // start, delta, delta, finish, usage
   for (const std::vector<int>& order : std::vector<std::vector<int>>{{1, 0, 2, 3, 4},
                                                                      {0, 0, 1, 3, 4},
@@ -162,7 +162,7 @@ TEST_F(StreamTest, RefusesMessagesOutOfOrder) {
   EXPECT_EQ(Stream(other).code(), absl::StatusCode::kDataLoss);
 }
 
-TEST_F(StreamTest, AfterTheFirstMessageNothingIsTriedAgain) {
+TEST_F(StreamTest, DoesNotRetryAfterTheFirstMessage) {
   const grpc::Status lost(grpc::StatusCode::UNAVAILABLE, "lost");
   EXPECT_EQ(Stream({Replies({"a"})[0], Replies({"a"})[1]}, lost).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(server_.generate_stream.asked.size(), 1u);

@@ -9,7 +9,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TEST(ExitCodeTest, FollowsTheStatus) {
+TEST(ExitCodeTest, FollowsTheStatusCode) {
   const std::vector<std::pair<grpc::StatusCode, int>> codes = {{grpc::StatusCode::NOT_FOUND, 3},
                                                                {grpc::StatusCode::INVALID_ARGUMENT, 4},
                                                                {grpc::StatusCode::OUT_OF_RANGE, 4},
@@ -50,8 +50,9 @@ TEST(ExitCodeTest, ErrorsNameReasonAndField) {
   EXPECT_TRUE(server.create_job.asked[0].spec().qlora().has_r());
 }
 
-// Only the rows show it, so the job is there already: the command says and ends as if CreateJob had refused it.
-TEST(ExitCodeTest, AJobWhoseDataIsRefusedEndsAsARefusedCreateJob) {
+// The error is found in the rows, after the job was created: the command prints and exits as if CreateJob had refused
+// the job.
+TEST(ExitCodeTest, RefusedDataFailsLikeARefusedCreateJob) {
   const auto refusal = Error(grpc::StatusCode::INVALID_ARGUMENT, "train_dataset: line 7: no text", "DATASET_FORMAT", "line 7");
   const std::vector<std::string> command = {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d"};
   FakeServer refuses;
@@ -79,11 +80,12 @@ TEST(ExitCodeTest, AJobWhoseDataIsRefusedEndsAsARefusedCreateJob) {
   const Result created = RunNibble(plans, at_once);
   EXPECT_EQ(created.exit, 0) << created.err;
   EXPECT_THAT(created.out, HasSubstr("PLANNING"));
-  EXPECT_EQ(plans.get_job.asked.size(), 1u) << "that of the command that waited";
+  EXPECT_EQ(plans.get_job.asked.size(), 1u) << "only the command that waited calls GetJob";
 }
 
-// The server knows the request id, of an earlier command or of the client's own retry, and its answer is the job as it is now.
-TEST(ExitCodeTest, KnownJobWhoseDataWasRefusedEndsAsARefusedCreateJob) {
+// The server knows the request id from an earlier command or a retry of the client, and returns the job's current
+// state.
+TEST(ExitCodeTest, RepeatedRequestOfARefusedJobFailsLikeARefusedCreateJob) {
   const auto refusal = Error(grpc::StatusCode::INVALID_ARGUMENT, "train_dataset: line 7: no text", "DATASET_FORMAT", "line 7");
   const std::vector<std::string> command = {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", "--request-id", "r"};
   FakeServer server;
@@ -106,16 +108,16 @@ TEST(ExitCodeTest, KnownJobWhoseDataWasRefusedEndsAsARefusedCreateJob) {
   EXPECT_EQ(RunNibble(server, command).exit, 8);
   server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_FAILED start_time { seconds: 1 }"));
   const Result ran = RunNibble(server, command);
-  EXPECT_EQ(ran.exit, 0) << "the job was made, and it ran: " << ran.err;
+  EXPECT_EQ(ran.exit, 0) << "the job was created and ran: " << ran.err;
   EXPECT_THAT(ran.out, HasSubstr("FAILED"));
 }
 
-TEST(ExitCodeTest, JobsCreatePollsWhereItsWatchIsRefused) {
+TEST(ExitCodeTest, JobsCreatePollsWhenItsWatchIsRefused) {
   const std::vector<std::string> command = {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d"};
   FakeServer server;
   server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_PLANNING"));
   server.watch_job.answer = [](const auto&, const auto&) {
-    return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "as many such calls are open as --max_watches (256) allows", "STREAMS_FULL");
+    return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "too many calls of this kind are open: --max_watches allows 256", "STREAMS_FULL");
   };
   server.get_job.answer = [&](const v1::GetJobRequest&, v1::Job* job) {
     base::MutexLock lock(server.mutex);
@@ -149,11 +151,11 @@ TEST(ExitCodeTest, JobsCreateNamesTheJobThatItCouldNotFollow) {
   }
 }
 
-TEST(ExitCodeTest, JobsCreateWaitsForTheEndWhereItsWatchIsRefused) {
+TEST(ExitCodeTest, JobsCreateWaitsForTheEndWhenItsWatchIsRefused) {
   FakeServer server;
   server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_QUEUED"));
   server.watch_job.answer = [](const auto&, const auto&) {
-    return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "as many such calls are open as --max_watches (256) allows", "STREAMS_FULL");
+    return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "too many calls of this kind are open: --max_watches allows 256", "STREAMS_FULL");
   };
   const std::vector<std::string> command = {"--json", "jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", "--watch"};
   for (const auto& [state, exit] : std::vector<std::pair<std::string, int>>{{"SUCCEEDED", 0}, {"FAILED", 1}, {"CANCELLED", 8}}) {
@@ -166,7 +168,7 @@ TEST(ExitCodeTest, JobsCreateWaitsForTheEndWhereItsWatchIsRefused) {
     };
     const Result ended = RunNibble(server, command);
     EXPECT_EQ(ended.exit, exit) << state << ended.err;
-    EXPECT_THAT(ended.err, HasSubstr("job job-1 without its events"));
+    EXPECT_THAT(ended.err, HasSubstr("job job-1 without printing its events"));
   }
   server.get_job.Fails(grpc::Status(grpc::StatusCode::INTERNAL, "broken"));
   const Result lost = RunNibble(server, command);
@@ -174,7 +176,7 @@ TEST(ExitCodeTest, JobsCreateWaitsForTheEndWhereItsWatchIsRefused) {
   EXPECT_THAT(lost.err, HasSubstr("nibble jobs get job-1"));
 }
 
-TEST(ExitCodeTest, WhatIsNotBuiltYetIsSaidAsSuch) {
+TEST(ExitCodeTest, UnimplementedCommandsReportUnimplemented) {
   FakeServer server;
   for (const char* command : {"pause", "resume", "delete", "checkpoints"}) {
     const Result result = RunNibble(server, {"jobs", command, "job-1"});
@@ -184,7 +186,7 @@ TEST(ExitCodeTest, WhatIsNotBuiltYetIsSaidAsSuch) {
   }
 }
 
-TEST(ExitCodeTest, UsageIsTwo) {
+TEST(ExitCodeTest, UsageErrorExitsWith2) {
   FakeServer server;
   const std::vector<std::vector<std::string>> wrong = {{},
                                                        {"models"},
@@ -217,7 +219,7 @@ TEST(ExitCodeTest, UsageIsTwo) {
   EXPECT_EQ(RunNibble(server, {"--help"}).exit, 0);
 }
 
-TEST(ExitCodeTest, NoServerIsFive) {
+TEST(ExitCodeTest, UnreachableServerExitsWith5) {
   std::istringstream in;
   std::ostringstream out, err;
   cli::Terminal terminal{in, out, err};
@@ -228,7 +230,7 @@ TEST(ExitCodeTest, NoServerIsFive) {
   EXPECT_THAT(err.str(), HasSubstr("is nibbled running there?"));
 }
 
-TEST(ExitCodeTest, VerifyIsZeroOnlyWhenAllRowsAreEqual) {
+TEST(ExitCodeTest, VerifyExitsWith0OnlyWhenAllRowsAreEqual) {
   const std::vector<std::pair<std::string, int>> answers = {
       {"equal: true rows: 1", 0},
       {"equal: true rows: 0", 1},
@@ -242,12 +244,12 @@ TEST(ExitCodeTest, VerifyIsZeroOnlyWhenAllRowsAreEqual) {
     server.verify_model.Answers(Done<v1::VerifyModelResponse>(answer));
     const Result result = RunNibble(server, {"--json", "models", "verify", "m"});
     EXPECT_EQ(result.exit, exit) << answer;
-    EXPECT_THAT(result.out, HasSubstr("{\"equal\":"));  // the answer is printed in any case
+    EXPECT_THAT(result.out, HasSubstr("{\"equal\":"));  // the response is always printed
     EXPECT_EQ(result.err.empty(), exit == 0);
   }
 }
 
-TEST(ExitCodeTest, AWatchedJobsEndIsTheProgramsEnd) {
+TEST(ExitCodeTest, FollowsTheFinalStateOfAWatchedJob) {
   const std::vector<std::pair<std::string, int>> ends = {{"SUCCEEDED", 0}, {"FAILED", 1}, {"CANCELLED", 8}};
   for (const auto& [state, exit] : ends) {
     FakeServer server;
@@ -268,7 +270,7 @@ TEST(ExitCodeTest, AWatchedJobsEndIsTheProgramsEnd) {
   }
 }
 
-TEST(ExitCodeTest, MalformedAnswersAreErrors) {
+TEST(ExitCodeTest, MalformedResponsesFailTheCommand) {
   FakeServer server;
   server.generate.Answers({});
   EXPECT_EQ(RunNibble(server, {"--json", "generate", "m", "--prompt", "p"}).exit, 1);
@@ -292,10 +294,10 @@ TEST(ExitCodeTest, MalformedAnswersAreErrors) {
   server.convert_model.Answers(operation);
   const Result result = RunNibble(server, {"--json", "models", "convert", "a", "--to", "int8", "--name", "b"});
   EXPECT_EQ(result.exit, 1);
-  EXPECT_THAT(result.err, HasSubstr("malformed answer"));
+  EXPECT_THAT(result.err, HasSubstr("malformed response"));
 }
 
-TEST(ExitCodeTest, TextThatIsNotUtf8NeverLeaves) {
+TEST(ExitCodeTest, TextThatIsNotUtf8IsNeverSent) {
   FakeServer server;
   const std::string bad = "\xff\xfe";
   for (const std::vector<std::string>& arguments :
@@ -315,7 +317,7 @@ TEST(ExitCodeTest, TextThatIsNotUtf8NeverLeaves) {
   EXPECT_TRUE(server.generate.asked.empty());
 }
 
-TEST(ExitCodeTest, MissingFilesAreNotFound) {
+TEST(ExitCodeTest, MissingFilesExitWith3) {
   FakeServer server;
   EXPECT_EQ(RunNibble(server, {"generate", "m", "--prompt-file", "/nowhere/at/all"}).exit, 3);
   EXPECT_EQ(RunNibble(server, {"datasets", "upload", "/nowhere/at/all", "--name", "d"}).exit, 3);
@@ -323,7 +325,7 @@ TEST(ExitCodeTest, MissingFilesAreNotFound) {
   EXPECT_EQ(RunNibble(server, {"jobs", "create", "--spec", "/nowhere/at/all"}).exit, 3);
 }
 
-TEST(ExitCodeTest, ADirectoryWhereAFileIsWantedIsBadInput) {
+TEST(ExitCodeTest, DirectoryInsteadOfAFileExitsWith4) {
   FakeServer server;
   const std::string folder = TemporaryFolder();
   for (const std::vector<std::string>& arguments :
@@ -338,8 +340,8 @@ TEST(ExitCodeTest, ADirectoryWhereAFileIsWantedIsBadInput) {
   EXPECT_THAT(result.err, HasSubstr("is not a directory"));
 }
 
-// Nothing is sent under a name that cannot be had.
-TEST(ExitCodeTest, NamesAreLookedAtBeforeTheUpload) {
+// Nothing is uploaded under an invalid or taken name.
+TEST(ExitCodeTest, NamesAreCheckedBeforeTheUpload) {
   FakeServer server;
   const std::string model = WriteFile("m.gguf", "weights");
   const std::string file = WriteFile("rows.jsonl", "{}");

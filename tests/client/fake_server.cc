@@ -23,7 +23,7 @@ Status Do(base::Mutex& mutex, Unary<Request, Response>& method, const Request& r
     method.asked.push_back(request);
     answer = method.answer;
   }
-  return answer ? answer(request, response) : Status(grpc::StatusCode::UNIMPLEMENTED, "not told to the fake server");
+  return answer ? answer(request, response) : Status(grpc::StatusCode::UNIMPLEMENTED, "the test set no response");
 }
 
 template <typename Request, typename Response>
@@ -35,17 +35,17 @@ Status Do(base::Mutex& mutex, Streaming<Request, Response>& method, const Reques
     method.asked.push_back(request);
     answer = method.answer;
   }
-  if (!answer) return Status(grpc::StatusCode::UNIMPLEMENTED, "not told to the fake server");
+  if (!answer) return Status(grpc::StatusCode::UNIMPLEMENTED, "the test set no response");
   return answer(request, [writer](const Response& message) { return writer->Write(message); });
 }
 
 Status BadOrder() {
-  return Error(grpc::StatusCode::INVALID_ARGUMENT, "order of messages", "FIELD_VIOLATION", "message");
+  return Error(grpc::StatusCode::INVALID_ARGUMENT, "wrong order of messages", "FIELD_VIOLATION", "message");
 }
 
 }  // namespace
 
-// NOLINTBEGIN(bugprone-macro-parentheses): types and names, which take none
+// NOLINTBEGIN(bugprone-macro-parentheses): types and names cannot be parenthesised
 #define NIBBLE_FAKE_UNARY(Method, Request, Response, member)                           \
   Status Method(ServerContext*, const Request* request, Response* response) override { \
     return Do(fake.mutex, fake.member, *request, response);                            \
@@ -207,7 +207,7 @@ struct FakeServer::Services {
 };
 
 FakeServer::FakeServer() : services_(std::make_unique<Services>(*this)) {
-  get_model.Fails(Error(grpc::StatusCode::NOT_FOUND, "there is no such model", "MODEL"));  // any name is free
+  get_model.Fails(Error(grpc::StatusCode::NOT_FOUND, "there is no such model", "MODEL"));  // every name is free
   Listen("");
 }
 FakeServer::~FakeServer() { Stop(); }
@@ -227,7 +227,7 @@ void FakeServer::Listen(const std::string& address) {
 }
 
 void FakeServer::Stop() {
-  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());  // Calls under way are cut.
+  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());  // Cancels running calls.
   server_.reset();
 }
 

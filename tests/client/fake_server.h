@@ -1,4 +1,4 @@
-// A server that answers what a test tells it to, over gRPC in this process. What is not told answers UNIMPLEMENTED.
+// An in-process gRPC server that returns the responses set by a test. Methods without a response return UNIMPLEMENTED.
 #pragma once
 #include <grpcpp/grpcpp.h>
 
@@ -21,7 +21,7 @@ Message Proto(const std::string& text) {
   return message;
 }
 
-// An operation that has ended with this response.
+// A finished operation with this response.
 template <typename Response>
 google::longrunning::Operation Done(const std::string& text) {
   google::longrunning::Operation operation;
@@ -31,11 +31,11 @@ google::longrunning::Operation Done(const std::string& text) {
   return operation;
 }
 
-// A status with ErrorInfo and, where `field` is given, BadRequest.
+// A status with ErrorInfo and, if `field` is set, BadRequest.
 grpc::Status Error(grpc::StatusCode code, const std::string& message, const std::string& reason,
                    const std::string& field = "");
 
-// One method: what it answers, and what it was asked.
+// One method: its response and the requests it received.
 template <typename Request, typename Response>
 struct Unary {
   std::function<grpc::Status(const Request&, Response*)> answer;
@@ -65,7 +65,7 @@ struct Streaming {
   }
 };
 
-// The files of one upload, as they came.
+// One upload as it arrived.
 struct Upload {
   std::string name;
   std::string id;
@@ -82,12 +82,12 @@ class FakeServer {
   FakeServer();
   ~FakeServer();
 
-  // In this process; or on a socket, which can go away and come back.
+  // Restarts the server. Empty `address`: in this process only; else also on that socket, to test lost connections.
   void Listen(const std::string& address);
   void Stop();
   std::shared_ptr<grpc::Channel> Channel() { return server_->InProcessChannel({}); }
 
-  base::Mutex mutex;  // guards what the handlers below record
+  base::Mutex mutex;  // guards what the members below record
   Unary<v1::GetDatasetRequest, v1::Dataset> get_dataset;
   Unary<v1::ListDatasetsRequest, v1::ListDatasetsResponse> list_datasets;
   Unary<v1::DeleteDatasetRequest, v1::DeleteDatasetResponse> delete_dataset;
@@ -125,10 +125,10 @@ class FakeServer {
   Unary<v1::GetUploadRequest, v1::Upload> get_upload;
   Unary<v1::ListUploadsRequest, v1::ListUploadsResponse> list_uploads;
   Unary<v1::CancelUploadRequest, v1::CancelUploadResponse> cancel_upload;
-  // The next streams are lost after so many bytes of chunks, one each: what they sent is in `lost`.
+  // One entry per stream: the next stream is lost after this many chunk bytes. `lost` has what the lost streams sent.
   std::vector<std::size_t> lose_after;
   std::vector<Upload> lost;
-  // Called with an upload whose order of messages was right; the status decides.
+  // Called for each upload with a valid message order; returns the status of the upload.
   std::function<grpc::Status(const Upload&)> on_upload;
   std::vector<Upload> uploads;
 
@@ -138,7 +138,7 @@ class FakeServer {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// Few and short waits.
+// Options with short waits.
 ClientOptions FastOptions();
 
 struct Result {
@@ -147,15 +147,15 @@ struct Result {
   std::string err;
 };
 
-// Runs the program against the server.
+// Runs the command-line program against the server.
 Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const std::string& input = "",
                  cli::InterruptNote* interrupt = nullptr);
 
-// A file in a fresh temporary folder that lives as long as the test program.
+// Writes a file in a new temporary folder, which exists until the test program ends. Returns the path.
 std::string WriteFile(const std::string& name, const std::string& content);
 std::string TemporaryFolder();
 
-// A model's answer: start, the deltas, finish, usage.
+// The messages of a stream: start, the deltas, finish, usage.
 std::vector<v1::GenerateReply> Replies(const std::vector<std::string>& deltas);
 
 }  // namespace nibble::client

@@ -29,7 +29,7 @@ std::vector<std::string> Names(const std::string& path) {
   return names;
 }
 
-TEST(FilesToImportTest, SendsWhatAnImportNeedsAndNothingElse) {
+TEST(FilesToImportTest, SendsOnlyFilesThatAnImportNeeds) {
   const std::string folder = Folder({{"config.json", "{}"},
                                      {"model.safetensors", "w"},
                                      {"tokenizer.json", "t"},
@@ -46,7 +46,7 @@ TEST(FilesToImportTest, SendsWhatAnImportNeedsAndNothingElse) {
                                          "model.safetensors", "tokenizer.json", "tokenizer_config.json"));
 }
 
-TEST(FilesToImportTest, AnIndexNamesTheShards) {
+TEST(FilesToImportTest, SendsOnlyTheShardsOfTheIndex) {
   const std::string folder =
       Folder({{"config.json", "{}"},
               {"a-1.safetensors", "w"},
@@ -57,7 +57,7 @@ TEST(FilesToImportTest, AnIndexNamesTheShards) {
               ElementsAre("a-1.safetensors", "a-2.safetensors", "config.json", "model.safetensors.index.json"));
 }
 
-TEST(FilesToImportTest, AnAdapterIsItsConfigAndItsWeights) {
+TEST(FilesToImportTest, SendsConfigAndWeightsOfAnAdapter) {
   EXPECT_THAT(Names(Folder({{"adapter_config.json", "{}"},
                             {"adapter_model.safetensors", "w"},
                             {"adapter_model.bin", "pickle"},
@@ -66,13 +66,13 @@ TEST(FilesToImportTest, AnAdapterIsItsConfigAndItsWeights) {
               ElementsAre("adapter_config.json", "adapter_model.safetensors"));
 }
 
-TEST(FilesToImportTest, ABrokenIndexIsTheServersToRefuse) {
+TEST(FilesToImportTest, SendsABrokenIndexToTheServer) {
   const std::string folder =
       Folder({{"config.json", "{}"}, {"a.safetensors", "w"}, {"model.safetensors.index.json", "not JSON"}});
   EXPECT_THAT(Names(folder), ElementsAre("a.safetensors", "config.json", "model.safetensors.index.json"));
 }
 
-TEST(FilesToImportTest, FollowsLinksAsTheHuggingFaceCacheIsMadeOfThem) {
+TEST(FilesToImportTest, FollowsSymbolicLinks) {
   const std::string blobs = Folder({{"blob", "weights"}});
   const std::string folder = Folder({{"config.json", "{}"}});
   std::filesystem::create_symlink(blobs + "/blob", folder + "/model.safetensors");
@@ -80,12 +80,12 @@ TEST(FilesToImportTest, FollowsLinksAsTheHuggingFaceCacheIsMadeOfThem) {
   EXPECT_EQ((*FilesToImport(folder))[1].size_bytes, 7);
 }
 
-TEST(FilesToImportTest, TakesAGgufFileOrAFolderWithOne) {
+TEST(FilesToImportTest, AcceptsAGgufFileOrAFolderWithOne) {
   EXPECT_THAT(Names(Folder({{"m.gguf", "g"}, {"notes.txt", "n"}})), ElementsAre("m.gguf"));
   EXPECT_THAT(Names(Folder({{"m.gguf", "g"}}) + "/m.gguf"), ElementsAre("m.gguf"));
 }
 
-TEST(FilesToImportTest, RefusesWhatIsNoModel) {
+TEST(FilesToImportTest, RejectsPathsWithoutAModel) {
   EXPECT_EQ(FilesToImport("/nowhere/at/all").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(FilesToImport(Folder({})).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(FilesToImport(Folder({{"a.gguf", "g"}, {"b.gguf", "g"}})).status().code(),

@@ -21,7 +21,7 @@ http::HttpHandlers Handlers() {
           .started = [] { return absl::OkStatus(); }};
 }
 
-TEST(HttpGetTest, GivesStatusTypeAndBody) {
+TEST(HttpGetTest, ReturnsStatusTypeAndBody) {
   for (const std::string host : {"127.0.0.1:", "localhost:", "[::1]:"}) {
     const auto server = http::HttpServer::Start(host + "0", Handlers());
     if (!server.ok() && host == "[::1]:") GTEST_SKIP() << "no IPv6: " << server.status();
@@ -36,8 +36,8 @@ TEST(HttpGetTest, GivesStatusTypeAndBody) {
   }
 }
 
-TEST(HttpGetTest, NoAnswerInTimeIsUnavailable) {
-  // Listens, and never accepts.
+TEST(HttpGetTest, ReportsUnavailableWithoutATimelyResponse) {
+  // A socket that listens but never accepts.
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
   socklen_t size = sizeof address;
@@ -56,7 +56,7 @@ TEST(HttpGetTest, NoAnswerInTimeIsUnavailable) {
   EXPECT_EQ(closed.status().code(), absl::StatusCode::kUnavailable) << closed.status();
 }
 
-TEST(HttpGetTest, AddressWantsAPort) {
+TEST(HttpGetTest, RejectsAddressWithoutAPort) {
   for (const char* bad : {"", "localhost", "localhost:", ":80"}) {
     EXPECT_EQ(HttpGet(bad, "/livez", absl::Minutes(1)).status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }

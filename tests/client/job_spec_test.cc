@@ -34,9 +34,9 @@ std::string FieldOf(const JobFlags& flags) {
   return base::ReasonMetadata(spec.status())["field"];
 }
 
-TEST(JobSpecTest, SendsOnlyWhatWasGiven) { ExpectSpec(Least(), "base_model: 'smol' qlora { } train_dataset: 'd'"); }
+TEST(JobSpecTest, SendsOnlyTheGivenOptions) { ExpectSpec(Least(), "base_model: 'smol' qlora { } train_dataset: 'd'"); }
 
-TEST(JobSpecTest, EveryFlagHasItsField) {
+TEST(JobSpecTest, EveryFlagSetsItsField) {
   JobFlags flags = Least();
   flags.eval_dataset.emplace("e");
   flags.output.emplace("tuned");
@@ -56,7 +56,7 @@ TEST(JobSpecTest, EveryFlagHasItsField) {
     run { max_steps: 20 micro_batch: 4 grad_accum: 2 seed: 0 save_every: 5 eval_every: 10 })");
 }
 
-TEST(JobSpecTest, FlagsWinOverTheFile) {
+TEST(JobSpecTest, FlagsOverrideTheFile) {
   JobFlags flags;
   flags.spec_file = WriteFile("spec.json", R"({
     "base_model": "other", "train_dataset": "d", "eval_fraction": 0.1, "qlora": {"r": 4, "target_modules": ["q_proj"]},

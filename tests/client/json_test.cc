@@ -1,4 +1,5 @@
-// Every command with --json against the transcript in golden/json.txt: keys, numbers, zeros, nulls, one object a line.
+// Compares every command with --json to the transcript in golden/json.txt: keys, numbers, zeros, nulls, one object per
+// line.
 #include "server/base/json.h"
 
 #include <gmock/gmock.h>
@@ -141,7 +142,7 @@ void Fill(FakeServer& server) {
   server.server_load.Answers(Proto<v1::ServerLoad>("time { seconds: 1700000000 } rss_bytes: 123456789012 ready: true"));
 }
 
-TEST(JsonTest, EveryCommandPrintsTheContractsKeys) {
+TEST(JsonTest, EveryCommandPrintsTheDocumentedKeys) {
   FakeServer server;
   Fill(server);
   const std::string gguf = WriteFile("m.gguf", "weights");
@@ -204,10 +205,10 @@ TEST(JsonTest, EveryCommandPrintsTheContractsKeys) {
   if (golden.ok() && *golden == transcript) return;
   const std::string path = std::filesystem::temp_directory_path() / "nibble_json_transcript.txt";
   std::ofstream(path) << transcript;
-  FAIL() << "the transcript differs from golden/json.txt; it is in " << path;
+  FAIL() << "the transcript differs from golden/json.txt; the new one is in " << path;
 }
 
-// What was sent for it.
+// The requests that the commands send.
 TEST(JsonTest, OptionsArriveInTheRequests) {
   FakeServer server;
   Fill(server);
@@ -244,7 +245,7 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
   RunNibble(server, {"--json", "generate", "m", "--prompt", ""});
   EXPECT_TRUE(server.generate.asked.at(0).has_text());
   EXPECT_FALSE(server.generate.asked[0].has_sampling());
-  // Text that looks like an option is text.
+  // Text that looks like an option is sent as text.
   RunNibble(server, {"--json", "generate", "m", "--prompt", "--json -n [a,b] \"%\""});
   EXPECT_EQ(server.generate.asked.at(1).text(), "--json -n [a,b] \"%\"");
   RunNibble(server, {"--json", "chat", "m", "--message", "hi"});
@@ -257,10 +258,10 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
   EXPECT_EQ(server.preview_dataset.asked.at(0).n(), 5);
   RunNibble(server, {"--json", "score", "m", "--file", WriteFile("f", "a\r\nb" + std::string(1, '\0') + "\n")});
   EXPECT_EQ(server.score.asked.at(0).request().top_n(), 1);
-  EXPECT_EQ(server.score.asked[0].request().text(), "a\r\nb" + std::string(1, '\0') + "\n");  // the file's bytes, all of them
+  EXPECT_EQ(server.score.asked[0].request().text(), "a\r\nb" + std::string(1, '\0') + "\n");  // every byte of the file
 }
 
-TEST(JsonTest, AnAdapterIsSentWithItsBase) {
+TEST(JsonTest, AdapterIsSentWithItsBase) {
   FakeServer server;
   Fill(server);
   const std::string folder = TemporaryFolder();
@@ -271,12 +272,12 @@ TEST(JsonTest, AnAdapterIsSentWithItsBase) {
   ASSERT_EQ(server.uploads.at(0).files.size(), 2u);
   EXPECT_EQ(server.uploads[0].files[0].path(), "adapter_config.json");
   EXPECT_EQ(server.uploads[0].files[1].path(), "adapter_model.safetensors");
-  // What cannot be is told before anything is sent.
+  // Invalid combinations fail before anything is sent.
   const std::string gguf = WriteFile("m.gguf", "weights");
   const std::pair<std::vector<std::string>, const char*> refused[] = {
       {{"models", "import", folder, "--name", "n"}, "base: is not set"},
       {{"models", "import", gguf, "--name", "n", "--base", "smol-q"}, "base: is for adapters"},
-      {{"models", "import", folder, "--name", "n", "--base", "smol-q", "--dtype", "f32"}, "dtype: is not for adapters"},
+      {{"models", "import", folder, "--name", "n", "--base", "smol-q", "--dtype", "f32"}, "dtype: must not be set"},
       {{"models", "import", folder, "--name", "n", "--base", "nobody"}, "there is no such model"}};
   for (const auto& [command, names] : refused) {
     const Result result = RunNibble(server, command);

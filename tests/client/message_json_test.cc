@@ -20,7 +20,7 @@ constexpr char kSpec[] =
   run { max_steps: 9223372036854775807 seed: -1 max_duration { seconds: 90 nanos: 500000000 } activation_checkpointing: false }
   labels { key: "k" value: "v" })";
 
-TEST(MessageJsonTest, NumbersAreNumbersAndEnumsShort) {
+TEST(MessageJsonTest, PrintsIntegersAsNumbersAndShortEnumNames) {
   const v1::JobSpec spec = Proto<v1::JobSpec>(kSpec);
   EXPECT_EQ(base::Dump(ToJson(spec.run())),
             R"({"max_steps":9223372036854775807,"activation_checkpointing":false,"seed":-1,"max_duration":"90.500s"})");
@@ -28,7 +28,7 @@ TEST(MessageJsonTest, NumbersAreNumbersAndEnumsShort) {
   EXPECT_EQ(base::Dump(ToJson(v1::Residents())), R"({"models":[],"weights_bytes":0,"kv_bytes":0})");
 }
 
-TEST(MessageJsonTest, GoesThereAndBack) {
+TEST(MessageJsonTest, RoundTrips) {
   const v1::JobSpec spec = Proto<v1::JobSpec>(kSpec);
   const auto json = base::ParseJson(base::Dump(ToJson(spec)));
   ASSERT_TRUE(json.ok());
@@ -38,7 +38,7 @@ TEST(MessageJsonTest, GoesThereAndBack) {
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(spec, back)) << back.DebugString();
 }
 
-TEST(MessageJsonTest, EnumsAreReadInAnyOfTheirSpellings) {
+TEST(MessageJsonTest, AcceptsEverySpellingOfAnEnum) {
   for (const char* text : {"cosine", "COSINE", "LR_SCHEDULE_COSINE"}) {
     v1::OptimConfig optim;
     ASSERT_TRUE(FromJson({{"schedule", text}}, optim).ok()) << text;
@@ -46,7 +46,7 @@ TEST(MessageJsonTest, EnumsAreReadInAnyOfTheirSpellings) {
   }
 }
 
-TEST(MessageJsonTest, RefusesWhatDoesNotFitAndNamesIt) {
+TEST(MessageJsonTest, RejectsBadValuesAndNamesTheField) {
   const std::vector<std::pair<std::string, std::string>> bad = {
       {R"({"nothing": 1})", "nothing"},
       {R"({"run": {"micro_batch": "4"}})", "run.micro_batch"},
@@ -74,7 +74,7 @@ TEST(MessageJsonTest, RefusesWhatDoesNotFitAndNamesIt) {
   }
 }
 
-TEST(MessageJsonTest, AWholeNumberMayBeWrittenAsAFloat) {
+TEST(MessageJsonTest, AcceptsAWholeNumberWrittenAsAFloat) {
   v1::RunConfig run;
   ASSERT_TRUE(FromJson(*base::ParseJson(R"({"max_steps": 1e3})"), run).ok());
   EXPECT_EQ(run.max_steps(), 1000);

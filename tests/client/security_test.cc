@@ -1,4 +1,4 @@
-// The client's side of TLS and tokens; what a server of TLS says is tested in tests/server/rpc and tests/e2e.
+// The client's side of TLS and tokens. tests/server/rpc and tests/e2e test the server's side.
 #include "client/security.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(SecurityTest, ATokenCrossesNoNetworkInPlaintext) {
+TEST(SecurityTest, TokenNeverCrossesANetworkInPlaintext) {
   Security security;
   security.token = "nbl_secret";
   for (const char* near : {"127.0.0.1:50051", "localhost:1", "[::1]:50051", "unix:/tmp/socket"}) {
@@ -37,7 +37,7 @@ TEST(SecurityTest, ATokenCrossesNoNetworkInPlaintext) {
   EXPECT_FALSE(CheckSecurity("127.0.0.1:50051", security, /*insecure=*/false).ok());
 }
 
-TEST(SecurityTest, AReasonBeforeTheTextIsTheReason) {
+TEST(SecurityTest, ReadsTheReasonBeforeTheText) {
   const absl::Status missing = FromGrpc({grpc::StatusCode::UNAUTHENTICATED, "TOKEN_MISSING: this server wants a token"});
   EXPECT_EQ(base::Reason(missing), "TOKEN_MISSING");
   EXPECT_EQ(missing.message(), "this server wants a token");
@@ -46,7 +46,7 @@ TEST(SecurityTest, AReasonBeforeTheTextIsTheReason) {
   EXPECT_EQ(base::Reason(FromGrpc({grpc::StatusCode::PERMISSION_DENIED, ""})), "");
 }
 
-TEST(SecurityTest, FlagsThatDoNotFitAreNamed) {
+TEST(SecurityTest, ErrorsNameTheWrongFlag) {
   FakeServer server;
   const std::string empty = WriteFile("empty", ""), some = WriteFile("some", "x");
   const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
@@ -63,7 +63,7 @@ TEST(SecurityTest, FlagsThatDoNotFitAreNamed) {
   }
 }
 
-TEST(TokensCommandTest, TheLineHoldsTheHashAndTheFileTheToken) {
+TEST(TokensCommandTest, PrintsTheHashAndWritesTheTokenToTheFile) {
   FakeServer server;
   const std::string out = TemporaryFolder() + "/new.token";
   const Result result = RunNibble(server, {"tokens", "new", "ci", "--role", "train", "--tenant", "red", "--days", "1", "--out", out});
@@ -84,7 +84,7 @@ TEST(TokensCommandTest, TheLineHoldsTheHashAndTheFileTheToken) {
   EXPECT_EQ((*line)["token_sha256"], base::Sha256Hex(token));
   EXPECT_TRUE(line->contains("expires"));
   EXPECT_THAT(result.out + result.err, Not(HasSubstr(token)));
-  // Never over a file that is there, and no two tokens alike.
+  // Never overwrites an existing file; every token differs.
   EXPECT_NE(RunNibble(server, {"tokens", "new", "ci", "--role", "train", "--out", out}).exit, 0);
   const Result other = RunNibble(server, {"tokens", "new", "ci", "--role", "train", "--days", "0", "--out", out + "2"});
   EXPECT_EQ(other.exit, 0);
@@ -92,7 +92,7 @@ TEST(TokensCommandTest, TheLineHoldsTheHashAndTheFileTheToken) {
   EXPECT_EQ(other.out.find(base::Sha256Hex(token)), std::string::npos);
 }
 
-TEST(TokensCommandTest, AskForWhatIsMissing) {
+TEST(TokensCommandTest, RejectsMissingAndInvalidOptions) {
   FakeServer server;
   EXPECT_EQ(RunNibble(server, {"tokens", "new", "ci", "--role", "train"}).exit, 4);
   EXPECT_EQ(RunNibble(server, {"tokens", "new", "ci", "--role", "root", "--out", TemporaryFolder() + "/x"}).exit, 2);

@@ -23,7 +23,7 @@ TEST(TableTest, AlignsColumnsByCharacters) {
             "chste  1 B\nb        20 B\n");
 }
 
-TEST(ProgressTest, WithoutATerminalIsPlainLines) {
+TEST(ProgressTest, PrintsPlainLinesWithoutATerminal) {
   std::istringstream in;
   std::ostringstream out, err;
   Terminal terminal{in, out, err};
@@ -40,7 +40,7 @@ TEST(ProgressTest, WithoutATerminalIsPlainLines) {
   EXPECT_EQ(out.str(), "");
 }
 
-TEST(ProgressTest, OnATerminalIsOneLineThatEndsFull) {
+TEST(ProgressTest, RedrawsOneLineOnATerminal) {
   std::istringstream in;
   std::ostringstream out, err;
   Terminal terminal{in, out, err, false, false, true};
@@ -52,7 +52,7 @@ TEST(ProgressTest, OnATerminalIsOneLineThatEndsFull) {
   EXPECT_EQ(err.str().find('\n'), err.str().size() - 1);
 }
 
-TEST(TextTest, Utf8IsCheckedByRfc3629) {
+TEST(TextTest, ChecksUtf8ByRfc3629) {
   for (const char* good :
        {"", "abc", "\xC3\xA4", "\xE2\x98\x83", "\xF0\x9F\x98\x80", "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF"}) {
     EXPECT_TRUE(IsUtf8(good)) << good;
@@ -64,12 +64,12 @@ TEST(TextTest, Utf8IsCheckedByRfc3629) {
   EXPECT_TRUE(IsUtf8(std::string_view("a\0b", 3)));
 }
 
-TEST(TextTest, PrintableKeepsTextAndDropsWhatSteersATerminal) {
+TEST(TextTest, PrintableDropsTerminalControlCharacters) {
   EXPECT_EQ(Printable("a\tb\nc\x1b[31m\x07\x7f\xC3\xA4"), "a\tb\nc[31m\xC3\xA4");
-  EXPECT_EQ(Printable("a\xC2\x9B" "2Jb\xC2\x85\xC2\xA0\xC2"), "a2Jb\xC2\xA0\xC2") << "U+009B is ESC [ as well";
+  EXPECT_EQ(Printable("a\xC2\x9B" "2Jb\xC2\x85\xC2\xA0\xC2"), "a2Jb\xC2\xA0\xC2") << "U+009B means ESC [";
 }
 
-TEST(TextTest, HumanNumbers) {
+TEST(TextTest, FormatsNumbersForPeople) {
   EXPECT_EQ(HumanBytes(0), "0 B");
   EXPECT_EQ(HumanBytes(1023), "1023 B");
   EXPECT_EQ(HumanBytes(1536), "1.5 KiB");

@@ -1,4 +1,4 @@
-// What people see: tables, streamed text, a conversation.
+// Output for people: tables, streamed text, a conversation.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ TEST(TextTest, GenerateStreamsTheText) {
   EXPECT_EQ(server.generate_stream.asked.at(0).request().text(), "p");
 }
 
-TEST(TextTest, AnErrorAfterTheFirstWordsIsStillAnError) {
+TEST(TextTest, ErrorAfterTheFirstTokensFailsTheCommand) {
   FakeServer server;
   server.generate_stream.answer = [](const auto&, const ReplyWrite& write) {
     write(Replies({"Par"})[0]);
@@ -36,7 +36,7 @@ TEST(TextTest, AnErrorAfterTheFirstWordsIsStillAnError) {
   EXPECT_THAT(result.err, HasSubstr("KV_FULL"));
 }
 
-TEST(TextTest, AConversationSendsWhatWasSaidBefore) {
+TEST(TextTest, ConversationSendsEarlierMessages) {
   FakeServer server;
   server.chat_stream.answer = [](const v1::ChatStreamRequest& request, const ReplyWrite& write) {
     for (const auto& reply : Replies({"answer ", std::to_string(request.request().chat().messages_size())}))
@@ -54,7 +54,7 @@ TEST(TextTest, AConversationSendsWhatWasSaidBefore) {
   EXPECT_EQ(second.messages(2).content(), "two");
 }
 
-TEST(TextTest, ListsAreTables) {
+TEST(TextTest, ListsPrintTables) {
   FakeServer server;
   server.list_models.Answers(
       Proto<v1::ListModelsResponse>("models { name: 'smol' format: MODEL_FORMAT_BF16 bytes: 269030400 parameters: "
@@ -74,7 +74,7 @@ TEST(TextTest, WarningsNameTheirLines) {
   const Result told = RunNibble(server, plan);
   EXPECT_THAT(told.out, HasSubstr("warning: 2 rows (lines 4, 9) (ROWS_TRUNCATED)\nwarning: none (NO_EVALUATION)\n"));
   EXPECT_THAT(told.out, ContainsRegex("\ndisk +14.9 GiB\ndisk available +18.6 GiB\n"));
-  EXPECT_THAT(told.out, HasSubstr("not known: none of the newest jobs is such a one"));
+  EXPECT_THAT(told.out, HasSubstr("unknown: no comparable recent job"));
   std::vector<std::string> json = plan;
   json.insert(json.begin(), "--json");
   const Result written = RunNibble(server, json);
@@ -89,7 +89,7 @@ TEST(TextTest, WarningsNameTheirLines) {
   EXPECT_THAT(RunNibble(server, {"jobs", "watch", "job-1"}).out, HasSubstr("warning ROWS_DROPPED: 1 row (line 4)"));
 }
 
-TEST(TextTest, WarningsOfAPreviewNameTheirLines) {
+TEST(TextTest, PreviewWarningsNameTheirLines) {
   FakeServer server;
   server.preview_dataset.Answers(Proto<v1::PreviewDatasetResponse>(
       "total_rows: 3 warnings { reason: 'PROMPT_BOUNDARY_MERGED' message: '2 of 3 rows' row_ids: 1 row_ids: 3 }"));
@@ -97,7 +97,7 @@ TEST(TextTest, WarningsOfAPreviewNameTheirLines) {
             "0 of 3 rows\nwarning: 2 of 3 rows (lines 1, 3) (PROMPT_BOUNDARY_MERGED)\n");
 }
 
-TEST(TextTest, AJobShowsItsBestCheckpointAndAServerItsCode) {
+TEST(TextTest, JobShowsItsBestCheckpointAndServerItsCodeDigest) {
   FakeServer server;
   server.get_job.Answers(Proto<v1::Job>(
       "name: 'job-1' state: JOB_STATE_RUNNING best_checkpoint { name: 'job-1/5' metrics { key: 'eval_loss' value: 2.5 } }"));
@@ -106,7 +106,7 @@ TEST(TextTest, AJobShowsItsBestCheckpointAndAServerItsCode) {
   EXPECT_THAT(RunNibble(server, {"server", "info"}).out, HasSubstr("c0de"));
 }
 
-TEST(TextTest, AJobOfAnotherServerCannotSteerTheTerminal) {
+TEST(TextTest, TextOfTheServerCannotControlTheTerminal) {
   FakeServer server;
   server.get_job.Answers(
       Proto<v1::Job>("name: 'job-1' state: JOB_STATE_FAILED error { code: 13 message: 'a\\033[2Jb' }"));
@@ -116,7 +116,7 @@ TEST(TextTest, AJobOfAnotherServerCannotSteerTheTerminal) {
   EXPECT_THAT(result.out, Not(HasSubstr("\033")));
 }
 
-TEST(TextTest, AnInterruptSpeaksOfAnOperationOnlyWhileItRuns) {
+TEST(TextTest, InterruptNamesAnOperationOnlyWhileItRuns) {
   FakeServer server;
   cli::InterruptNote note;
   std::string meanwhile, afterwards = "not asked";
@@ -135,11 +135,11 @@ TEST(TextTest, AnInterruptSpeaksOfAnOperationOnlyWhileItRuns) {
     return Error(grpc::StatusCode::NOT_FOUND, "gone", "ARTIFACT");
   };
   RunNibble(server, {"models", "export", "m", "--format", "hf", "--out", TemporaryFolder() + "/export"}, "", &note);
-  EXPECT_THAT(meanwhile, HasSubstr("operation-1 goes on at the server"));
+  EXPECT_THAT(meanwhile, HasSubstr("operation-1 is still running on the server"));
   EXPECT_EQ(afterwards, "");
 }
 
-TEST(TextTest, ProgressIsOnStderr) {
+TEST(TextTest, ProgressGoesToStderr) {
   FakeServer server;
   google::longrunning::Operation operation;
   operation.set_done(true);

@@ -14,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 using DownloadWrite = std::function<bool(const v1::DownloadArtifactResponse&)>;
 
-// Bytes that repeat at no power of two.
+// Bytes whose period is not a power of two.
 std::string Bytes(std::size_t size) {
   std::string bytes(size, '\0');
   for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>((i * 131 + i / 251) & 0xFF);
@@ -46,14 +46,14 @@ TEST(UploadDatasetTest, SendsChunksOfAtMostAMebibyteAndTheirSha256) {
   }
 }
 
-TEST(UploadDatasetTest, AnEmptyFileIsTheServersToJudge) {
+TEST(UploadDatasetTest, EmptyFileIsSentToTheServer) {
   FakeServer server;
   Client client(server.Channel(), FastOptions());
   ASSERT_TRUE(client.UploadDataset(WriteFile("d.jsonl", ""), Header(), nullptr).ok());
   EXPECT_EQ(server.uploads[0].sha256, base::Sha256Hex(""));
 }
 
-TEST(UploadDatasetTest, IsSentAgainWhenTheConnectionIsLost) {
+TEST(UploadDatasetTest, RetriesWhenTheConnectionIsLost) {
   FakeServer server;
   server.on_upload = [&](const Upload&) {
     return server.uploads.size() < 3 ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "lost") : grpc::Status::OK;
@@ -64,11 +64,11 @@ TEST(UploadDatasetTest, IsSentAgainWhenTheConnectionIsLost) {
   EXPECT_EQ(server.uploads[2].bytes, "{}\n");
 }
 
-// What has arrived is what the server says: it need not end with a chunk. docs/faults.md, C10.
-TEST(UploadDatasetTest, C10IsResumedWhereTheServerSaysThatItStopped) {
+// The server says how many bytes have arrived; that need not be the end of a chunk. docs/faults.md, C10.
+TEST(UploadDatasetTest, C10ResumesAtTheOffsetOfTheServer) {
   const std::string content = Bytes((6 << 20) + 3);
   FakeServer server;
-  // Each stream gets on, so that more of them than there are attempts may be lost.
+  // Each stream makes progress, so more streams may be lost than there are attempts.
   server.lose_after = {1 << 20, 1, 1, 1, 1, 1};
   std::int64_t arrived = 0;
   server.get_upload.answer = [&](const v1::GetUploadRequest&, v1::Upload* upload) {
@@ -84,7 +84,7 @@ TEST(UploadDatasetTest, C10IsResumedWhereTheServerSaysThatItStopped) {
   const Upload& last = server.uploads[0];
   EXPECT_EQ(last.offset, 6 * ((1 << 20) - 7));
   EXPECT_TRUE(last.bytes == content.substr(static_cast<std::size_t>(last.offset)));
-  EXPECT_EQ(last.sha256, base::Sha256Hex(content)) << "of the whole file";
+  EXPECT_EQ(last.sha256, base::Sha256Hex(content)) << "SHA-256 of the whole file";
   ASSERT_EQ(server.lost.size(), 6u);
   for (const Upload& lost : server.lost) {
     EXPECT_EQ(lost.id, last.id);
@@ -93,7 +93,7 @@ TEST(UploadDatasetTest, C10IsResumedWhereTheServerSaysThatItStopped) {
   EXPECT_FALSE(last.id.empty());
 }
 
-TEST(UploadDatasetTest, C10WithoutProgressTheAttemptsEnd) {
+TEST(UploadDatasetTest, C10GivesUpWithoutProgress) {
   FakeServer server;
   server.lose_after = {1, 1, 1, 1, 1, 1, 1, 1, 1};
   v1::Upload nothing;
@@ -103,8 +103,8 @@ TEST(UploadDatasetTest, C10WithoutProgressTheAttemptsEnd) {
   EXPECT_EQ(server.lost.size(), static_cast<std::size_t>(FastOptions().attempts));
 }
 
-// By another process, as `nibble datasets upload --resume` does.
-TEST(UploadDatasetTest, C10GoesOnWithAnUploadThatIsThere) {
+// As `nibble datasets upload --resume` does for an upload of another process.
+TEST(UploadDatasetTest, C10ResumesAnUploadOfAnotherProcess) {
   FakeServer server;
   v1::Upload there;
   there.set_committed_bytes(4);
@@ -122,7 +122,7 @@ TEST(UploadDatasetTest, C10GoesOnWithAnUploadThatIsThere) {
   EXPECT_TRUE(absl::IsNotFound(client.UploadDataset(WriteFile("d.jsonl", "x"), header, nullptr).status()));
 }
 
-TEST(UploadDatasetTest, OtherErrorsAreNotTriedAgain) {
+TEST(UploadDatasetTest, OtherErrorsAreNotRetried) {
   FakeServer server;
   server.on_upload = [](const Upload&) {
     return Error(grpc::StatusCode::INVALID_ARGUMENT, "line 3: not JSON", "DATASET_FORMAT");
@@ -133,7 +133,7 @@ TEST(UploadDatasetTest, OtherErrorsAreNotTriedAgain) {
   EXPECT_EQ(server.uploads.size(), 1u);
 }
 
-TEST(UploadDatasetTest, NoFileAndADirectoryAreSaid) {
+TEST(UploadDatasetTest, RejectsMissingFileAndDirectory) {
   FakeServer server;
   Client client(server.Channel(), FastOptions());
   EXPECT_EQ(client.UploadDataset("/nowhere/at/all", Header(), nullptr).status().code(), absl::StatusCode::kNotFound);
@@ -161,7 +161,7 @@ TEST(UploadModelTest, SendsEachFileUnderItsNameWithOneSha256OverAll) {
   EXPECT_EQ(upload.announced_bytes, static_cast<std::int64_t>(config.size() + weights.size()));
 }
 
-TEST(UploadModelTest, C10IsResumedWithinAFile) {
+TEST(UploadModelTest, C10ResumesWithinAFile) {
   FakeServer server;
   const std::string config = "{}", weights = Bytes((2 << 20) + 5), last = "end";
   const auto file = [](const std::string& name, const std::string& bytes) {
@@ -176,14 +176,14 @@ TEST(UploadModelTest, C10IsResumedWithinAFile) {
   const auto response = client.UploadModel(ModelHeader(), {file("config.json", config), file("w", weights), file("z", last)}, nullptr);
   ASSERT_TRUE(response.ok()) << response.status();
   const Upload& upload = server.uploads.at(0);
-  ASSERT_EQ(upload.files.size(), 1u) << "those that were opened before are not opened again";
+  ASSERT_EQ(upload.files.size(), 1u) << "files that were already opened are not opened again";
   EXPECT_EQ(upload.files[0].path(), "z");
   EXPECT_TRUE(upload.bytes == weights.substr(100) + last);
   EXPECT_EQ(upload.sha256, base::Sha256Hex(config + weights + last));
   EXPECT_EQ(upload.offset, 102);
 }
 
-TEST(UploadModelTest, AFileThatGrewOrShrankIsNotSent) {
+TEST(UploadModelTest, RejectsFileThatGrewOrShrank) {
   FakeServer server;
   Client client(server.Channel(), FastOptions());
   for (const std::int64_t listed : {4, 6}) {
@@ -213,7 +213,7 @@ class DownloadTest : public ::testing::Test {
   const std::string finish_ = "finish { sha256: '" + base::Sha256Hex("hello world") + "' }";
 };
 
-TEST_F(DownloadTest, WritesTheFilesAndChecksThem) {
+TEST_F(DownloadTest, WritesAndChecksTheFiles) {
   const auto files =
       Download({"file { path: 'a.json' size_bytes: 5 sha256: '" + base::Sha256Hex("hello") + "' }", "chunk: 'hel'",
                 "chunk: 'lo'", "file { path: 'sub/b' size_bytes: 6 }", "chunk: ' world'", finish_});
@@ -224,14 +224,14 @@ TEST_F(DownloadTest, WritesTheFilesAndChecksThem) {
   EXPECT_EQ(*base::RealFileSystem().Read(folder_ + "/sub/b", 100), " world");
 }
 
-TEST_F(DownloadTest, RefusesPathsThatLeaveTheFolder) {
+TEST_F(DownloadTest, RejectsPathsOutsideTheFolder) {
   for (const std::string path : {"../x", "/etc/x", "a/../../x", "a//b", "", ".", "a/.", "a\\\\b", "a\\nb"}) {
     const auto files = Download({"file { path: '" + path + "' size_bytes: 11 }", "chunk: 'hello world'", finish_});
     EXPECT_EQ(files.status().code(), absl::StatusCode::kDataLoss) << path;
   }
 }
 
-TEST_F(DownloadTest, AWrongSizeOrDigestLeavesNoFile) {
+TEST_F(DownloadTest, WrongSizeOrDigestLeavesNoFile) {
   const std::string chunk = "chunk: 'hello world'";
   const std::vector<std::vector<std::string>> bad = {
       {"file { path: 'a' size_bytes: 10 }", chunk, finish_},               // longer

@@ -73,11 +73,11 @@ TEST_F(WatchTest, PassesOnEveryEventAndEndsWithTheJob) {
   EXPECT_THAT(seen_, ElementsAreArray(Range(1, 10)));
 }
 
-TEST_F(WatchTest, AfterADroppedStreamGoesOnBehindTheLastEventAndDropsWhatComesTwice) {
+TEST_F(WatchTest, ResumesAfterTheLastEventAndDropsDuplicates) {
   server_.watch_job.answer = [](const v1::WatchJobRequest& request, const Write& write) {
     const std::int64_t after = request.after_sequence();
     write(Snapshot(v1::JOB_STATE_RUNNING, 10));
-    // A server that sends the last event again.
+    // This server repeats the last event.
     for (std::int64_t i = std::max<std::int64_t>(after, 1); i <= 9 && i < after + 4; ++i) write(Step(i));
     if (after < 9) return Lost();
     write(End(10));
@@ -108,8 +108,8 @@ TEST_F(WatchTest, FillsAGapFromTheLog) {
   EXPECT_THAT(seen_, ElementsAreArray(Range(1, 8)));
 }
 
-// The calls beside the stream go over the same connection: their few attempts are not the watch's patience.
-TEST_F(WatchTest, ACallBesideTheStreamThatLosesTheConnectionDoesNotEndTheWatch) {
+// Other calls of the watch use the same connection; when their few attempts are used up, the watch still retries.
+TEST_F(WatchTest, LostConnectionInAnotherCallDoesNotEndTheWatch) {
   const int lost_calls = 2 * FastOptions().attempts + 1;
   server_.watch_job.answer = [](const v1::WatchJobRequest& request, const Write& write) {
     write(Snapshot(v1::JOB_STATE_RUNNING, 8));
@@ -137,7 +137,7 @@ TEST_F(WatchTest, ACallBesideTheStreamThatLosesTheConnectionDoesNotEndTheWatch) 
   EXPECT_EQ(gets, lost_calls + 1);
 }
 
-TEST_F(WatchTest, StepsThatTheServerRemovedAreNoErrorAndCostOneCall) {
+TEST_F(WatchTest, RemovedStepsAreSkippedWithOneCall) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
     write(Snapshot(v1::JOB_STATE_SUCCEEDED, 12));
     for (const int i : {1, 6, 9}) write(Step(i));
@@ -158,7 +158,7 @@ TEST_F(WatchTest, StepsThatTheServerRemovedAreNoErrorAndCostOneCall) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST_F(WatchTest, AGapThatTheLogDoesNotHaveIsSaid) {
+TEST_F(WatchTest, ReportsAGapThatTheLogCannotFill) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
     write(Step(1));
     write(Step(6));
@@ -170,7 +170,7 @@ TEST_F(WatchTest, AGapThatTheLogDoesNotHaveIsSaid) {
   EXPECT_THAT(std::string(job.status().message()), ::testing::HasSubstr("ends before event 2"));
 }
 
-TEST_F(WatchTest, AJobThatWasOverBeforeEndsAtOnce) {
+TEST_F(WatchTest, WatchOfAFinishedJobEndsAtOnce) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
     write(Snapshot(v1::JOB_STATE_SUCCEEDED, 10));
     return grpc::Status::OK;
@@ -181,7 +181,7 @@ TEST_F(WatchTest, AJobThatWasOverBeforeEndsAtOnce) {
   EXPECT_EQ(server_.watch_job.asked.size(), 1u);
 }
 
-TEST_F(WatchTest, AStreamThatEndsOkBeforeTheJobIsAskedAgain) {
+TEST_F(WatchTest, ReconnectsWhenAStreamEndsBeforeTheJob) {
   server_.watch_job.answer = [](const v1::WatchJobRequest& request, const Write& write) {
     write(Snapshot(v1::JOB_STATE_RUNNING, 2));
     write(request.after_sequence() == 0 ? Step(1) : End(2));
@@ -191,7 +191,7 @@ TEST_F(WatchTest, AStreamThatEndsOkBeforeTheJobIsAskedAgain) {
   EXPECT_THAT(seen_, ElementsAreArray(Range(1, 2)));
 }
 
-TEST_F(WatchTest, AStreamThatAlwaysEndsOkIsGivenUp) {
+TEST_F(WatchTest, GivesUpWhenStreamsKeepEndingWithoutEvents) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
     write(Snapshot(v1::JOB_STATE_RUNNING, 2));
     return grpc::Status::OK;
@@ -199,14 +199,15 @@ TEST_F(WatchTest, AStreamThatAlwaysEndsOkIsGivenUp) {
   EXPECT_EQ(Watch().status().code(), absl::StatusCode::kDataLoss);
 }
 
-// A wrong address is said as soon as by any other command; a server that was there is waited for, and the user is told.
-TEST_F(WatchTest, AServerThatWasNeverReachedIsGivenUpAfterTheAttempts) {
+// A wrong address fails as fast as for any other command. The watch waits for a server that it reached before, and
+// tells the user.
+TEST_F(WatchTest, GivesUpOnAnUnreachableServerAfterTheAttempts) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write&) { return Lost(); };
   EXPECT_EQ(Watch().status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(server_.watch_job.asked.size(), static_cast<std::size_t>(FastOptions().attempts));
 }
 
-TEST_F(WatchTest, ALossIsToldOnceAndTheWatchGoesOn) {
+TEST_F(WatchTest, ReportsALostConnectionOnceAndContinues) {
   const std::size_t lost_calls = 2 * static_cast<std::size_t>(FastOptions().attempts);
   server_.watch_job.answer = [&](const v1::WatchJobRequest& request, const Write& write) {
     if (request.after_sequence() == 0) {
@@ -227,7 +228,7 @@ TEST_F(WatchTest, ALossIsToldOnceAndTheWatchGoesOn) {
   EXPECT_THAT(told, ElementsAreArray({"connection reset"}));
 }
 
-TEST_F(WatchTest, ErrorsOtherThanALostConnectionAreReturned) {
+TEST_F(WatchTest, ReturnsErrorsOtherThanALostConnection) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write&) {
     return Error(grpc::StatusCode::NOT_FOUND, "no job job-1", "JOB");
   };
@@ -235,7 +236,7 @@ TEST_F(WatchTest, ErrorsOtherThanALostConnectionAreReturned) {
   EXPECT_EQ(server_.watch_job.asked.size(), 1u);
 }
 
-TEST_F(WatchTest, AnEventWithoutASequenceIsMalformed) {
+TEST_F(WatchTest, RejectsAnEventWithoutASequence) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
     write(Step(0));
     return grpc::Status::OK;
@@ -243,7 +244,7 @@ TEST_F(WatchTest, AnEventWithoutASequenceIsMalformed) {
   EXPECT_EQ(Watch().status().code(), absl::StatusCode::kDataLoss);
 }
 
-TEST_F(WatchTest, TheCallersErrorEndsTheWatch) {
+TEST_F(WatchTest, ErrorOfTheCallerEndsTheWatch) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
     for (int i = 1; write(Step(i)) && i < 1000; ++i) {
     }
@@ -257,8 +258,8 @@ TEST_F(WatchTest, TheCallersErrorEndsTheWatch) {
   EXPECT_EQ(seen, 3);
 }
 
-// The real transport: the server goes away in the middle of a stream and comes back.
-TEST_F(WatchTest, OutlivesARestartOfTheServer) {
+// Real transport: the server stops in the middle of a stream and restarts.
+TEST_F(WatchTest, SurvivesARestartOfTheServer) {
   const std::string address = "unix:" + TemporaryFolder() + "/socket";
   std::atomic<bool> cut{false};
   server_.watch_job.answer = [&](const v1::WatchJobRequest& request, const Write& write) {

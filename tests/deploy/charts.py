@@ -1,4 +1,4 @@
-"""Renders of the chart, each once a test run."""
+"""Renders the chart, each variant once per test run."""
 import functools
 import importlib.util
 import json
@@ -21,7 +21,7 @@ def case_name(case):
 def render_text(helm, case, version="1.33.0", settings=(), release="test"):
     values = ["--values", str(case)] if case else []
     values += [word for setting in settings for word in ("--set", setting)]
-    # What a cluster with the Prometheus operator has.
+    # The API versions of a cluster with the Prometheus operator.
     return run(helm, "template", release, CHART, "--namespace", "ml", "--kube-version", version, "--api-versions",
                "monitoring.coreos.com/v1", *values).stdout
 
@@ -31,14 +31,14 @@ def render(helm, case, settings=(), release="test"):
 
 
 def rules(helm, *settings, release="test"):
-    """What the PrometheusRule of a release has, as promtool reads it."""
+    """The rules in the PrometheusRule of a release, in the form that promtool reads."""
     (found,) = [document["spec"] for document in render(helm, None, ("metrics.prometheusRule.enabled=true", *settings), release)
                 if document["kind"] == "PrometheusRule"]
     return found
 
 
 def pods(documents):
-    """(name, metadata, spec) of everything that makes pods."""
+    """Yields (name, metadata, spec) of every pod and of objects that create pods."""
     for document in documents:
         name = f"{document['kind']}/{document['metadata']['name']}"
         if document["kind"] == "Pod":
@@ -49,7 +49,8 @@ def pods(documents):
 
 
 def helm_test_commands(helm, places):
-    """{container: its arguments} of the pod of `helm test`, less --server: the Service's name becomes --tls-name. `places`: path -> path."""
+    """{container: its arguments} of the pod of `helm test`, without --server: the Service's name becomes --tls-name.
+    `places` maps paths to paths."""
     documents = render(helm, None, ("auth.test.existingSecret=nibble-test",))
     (spec,) = [spec for name, _, spec in pods(documents) if name.startswith("Pod/")]
     commands = {}
@@ -67,18 +68,19 @@ def helm_test_commands(helm, places):
 
 
 def schema_source():
-    """Where the wheel kubernetes-validate keeps its schemas; None without it. Its code is not used, nor what that depends on."""
+    """The folder of schemas in the wheel kubernetes-validate; None without the wheel. Its code is not used."""
     found = importlib.util.find_spec("kubernetes_validate")
     return pathlib.Path(found.origin).parent / "kubernetes-json-schema" if found else None
 
 
 def write_schemas(version, target):
-    """The Kubernetes schemas of one minor, as kubeconform reads them; from the wheel kubernetes-validate (no network)."""
+    """Writes the Kubernetes schemas of one minor version for kubeconform, from the wheel kubernetes-validate (no
+    network)."""
     source = schema_source() / f"v{version}-local-strict"
     assert source.is_dir(), source
     target.mkdir(parents=True)
     for path in source.glob("*.json"):
-        # References are meant for a web server's root, and an $id of their own would send kubeconform there.
+        # References point to a web server's root, and an $id would make kubeconform look there.
         text = path.read_text().replace('"/api/_definitions.json#', '"_definitions.json#')
         schema = json.loads(text)
         schema.pop("$id", None)
@@ -86,7 +88,7 @@ def write_schemas(version, target):
 
 
 def strict(schema):
-    """Unknown fields are errors, as the API server warns of them."""
+    """Makes unknown fields errors; the API server warns about them."""
     if isinstance(schema, dict):
         if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
             schema.setdefault("additionalProperties", False)
@@ -110,5 +112,5 @@ def write_operator_schemas(folder, target):
 
 
 def unset(text):
-    """Names in a rendered text that a template forgot."""
+    """Traces of unset values in a rendered text."""
     return re.findall(r"<no value>|%!\w\(|nil pointer", text)

@@ -1,5 +1,5 @@
-"""Checks of what is deployed: image, chart, dashboards, rules. promtool comes with `deploy/setup.sh --tests`; what wants the other tools,
-which `--full` puts in place, is skipped visibly where they are missing. With --full a missing tool is a failure."""
+"""Checks of the deployment: image, chart, dashboards, rules. `deploy/setup.sh --tests` installs promtool and `--full`
+the other tools. Tests without their tool are skipped; with --full they fail."""
 import importlib.util
 import json
 import os
@@ -16,7 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm/nibble"
 TOOLS = pathlib.Path(os.environ.get("NIBBLE_TOOLS", ROOT / "build/deps/tools"))
 
-# The Server class and the small model of the end-to-end tests, under a name of their own: two files are called conftest.
+# The Server class and the small model of the end-to-end tests, under another name because two files are called
+# conftest.
 sys.path.insert(0, str(ROOT / "tests/e2e"))
 _spec = importlib.util.spec_from_file_location("e2e_server", ROOT / "tests/e2e/conftest.py")
 e2e = importlib.util.module_from_spec(_spec)
@@ -28,13 +29,13 @@ from no_skips import pytest_make_collect_report, pytest_runtest_makereport  # no
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="a missing tool is a failure, not a skip")
-    parser.addoption("--build-tree", type=pathlib.Path, help="images are installed from this build, not built in a bare root")
+    parser.addoption("--full", action="store_true", help="fail for a missing tool instead of skipping")
+    parser.addoption("--build-tree", type=pathlib.Path, help="install images from this build instead of building in a bare root")
     no_skips.pytest_addoption(parser)
 
 
 K1_SECONDS = 60
-k1 = []  # of each test_k1_ that ran: (seconds, seconds of processor time of the tools that it started)
+k1 = []  # for each test_k1_ that ran: (seconds, seconds of processor time of its tools)
 
 
 def tools_seconds():
@@ -44,8 +45,9 @@ def tools_seconds():
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
-    """K1 of docs/faults.md has less than 60 s; with --full the test that goes beyond fails. That is processor time of helm, kubeconform
-    and their like: on a busy machine the clock on the wall counts the work of others, and a bound on it would fail for nothing."""
+    """K1 of docs/faults.md must take less than 60 s; with --full the test that exceeds it fails. This counts processor
+    time of helm, kubeconform and similar tools: on a busy machine, wall time includes other work, and a bound on it
+    would fail without cause."""
     if not item.name.startswith("test_k1_"):
         yield
         return
@@ -54,22 +56,22 @@ def pytest_runtest_call(item):
     spent = sum(seconds for _, seconds in k1)
     k1.append((time.monotonic() - began, tools_seconds() - used))
     if item.config.getoption("--full") and spent < K1_SECONDS <= spent + k1[-1][1] and outcome.excinfo is None:
-        outcome.force_exception(AssertionError(f"K1 took {spent + k1[-1][1]:.1f} s of processor time, wanted less than {K1_SECONDS} s"))
+        outcome.force_exception(AssertionError(f"K1 took {spent + k1[-1][1]:.1f} s of processor time, want less than {K1_SECONDS} s"))
 
 
 def pytest_terminal_summary(terminalreporter):
     if k1:
         wall, tools = map(sum, zip(*k1))
-        terminalreporter.write_line(f"K1: {len(k1)} tests in {wall:.1f} s; {tools:.1f} s of processor time, wanted less than {K1_SECONDS} s")
+        terminalreporter.write_line(f"K1: {len(k1)} tests in {wall:.1f} s; {tools:.1f} s of processor time, want less than {K1_SECONDS} s")
 
 
 @pytest.fixture(scope="session")
 def need(request):
-    """need(there, name): the test goes on only where `there` is true."""
+    """need(there, name): skips the test, or fails it with --full, unless `there` is true."""
     def check(there, name):
         if there:
             return
-        missing = f"{name}: not here, deploy/setup.sh --full puts it in place"
+        missing = f"{name}: missing; install it with deploy/setup.sh --full"
         if request.config.getoption("--full"):
             pytest.fail(missing)
         pytest.skip(missing)
@@ -79,7 +81,7 @@ def need(request):
 
 @pytest.fixture(scope="session")
 def tool(need):
-    """tool("helm"): its path."""
+    """tool("helm"): returns its path."""
     def find(name):
         own = TOOLS / "bin" / name
         path = str(own) if os.access(own, os.X_OK) else shutil.which(name)
@@ -90,7 +92,7 @@ def tool(need):
 
 
 def run(*command, ok=True, **options):
-    """Runs to the end; with ok, an exit code other than 0 fails the test with what was printed."""
+    """Runs a command to its end; with ok, an exit code other than 0 fails the test and shows the output."""
     result = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=options.pop("timeout", 300), **options)
     assert not ok or result.returncode == 0, f"{' '.join(map(str, command))}: exit {result.returncode}\n{result.stdout}{result.stderr}"
     return result

@@ -1,5 +1,6 @@
-"""A root of image_root.py, run as a container runtime would with --read-only: own mounts, processes and loopback, uid 65532, no
-capabilities, every file system read-only but the state volume. A volume and Secrets as the kubelet makes them for a pod."""
+"""Runs a root of image_root.py like a container runtime with --read-only: separate mounts, processes and loopback, uid
+65532, no capabilities, every file system read-only except the state volume. Makes volumes and Secrets as the kubelet
+does for a pod."""
 import datetime
 import os
 import pathlib
@@ -28,23 +29,23 @@ for pair in "${mounts[@]}"; do
   mount --bind "${pair%%:*}" "$root${pair#*:}"
   mount -o remount,bind,ro "$root${pair#*:}"
 done
-# chroot while that is still allowed; setpriv is the root's own.
+# chroot while that is still allowed; setpriv is the one of the root.
 exec chroot "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin /usr/bin/setpriv --reuid 65532 --regid 65532 --clear-groups \
   --no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all "$@"
 '''
 
 
 def make_pod_volume(folder):
-    """An empty volume under fsGroup: the root's still, the group's to write, and what is made in it the group's too."""
+    """An empty volume under fsGroup: owned by root, writable by the group, which also owns new files in it."""
     folder.mkdir()
     os.chown(folder, 0, UID)
     folder.chmod(0o2775)
 
 
 def write_secret(folder, files):
-    """{key: bytes} as the kubelet shows a Secret with defaultMode 0440 under fsGroup: the root's files, which the group may read, in a
-    folder of this moment; ..data leads to that folder, and a link for each key to the file below ..data. Written again, all files
-    change by one rename of ..data."""
+    """Writes {key: bytes} as the kubelet does for a Secret with defaultMode 0440 under fsGroup: files of root, readable
+    by the group, in a new folder; ..data links to that folder, and a link for each key to the file below ..data. A
+    later call changes all files by one rename of ..data."""
     folder.mkdir(exist_ok=True)
     os.chown(folder, 0, UID)
     folder.chmod(0o3777)
@@ -64,8 +65,8 @@ def write_secret(folder, files):
 
 
 class Container:
-    """`command` runs as process 1. `volume` is the state directory; one that is not there is made as docker makes it, the user's own.
-    `mounts` are {path inside: folder of the host}, read-only, as Secrets are."""
+    """`command` runs as process 1. `volume` is the state directory; a missing one is created as docker does, owned by
+    the user. `mounts` are {path inside: folder of the host}, read-only like Secrets."""
 
     def __init__(self, root, volume, command, log, mounts=None):
         self.root, self.volume, self.log = pathlib.Path(root), pathlib.Path(volume), pathlib.Path(log)
@@ -81,7 +82,7 @@ class Container:
         self.pid = self._first_process()
 
     def _first_process(self):
-        """The pid, seen from here, of process 1 of the container, once it is the command itself."""
+        """The host's pid of process 1 of the container, once it runs the command itself."""
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.text()
@@ -94,7 +95,7 @@ class Container:
         raise AssertionError(f"process 1 never became uid {UID}: {self.text()}")
 
     def run(self, *command, check=True):
-        """Another process in the container, as `docker exec` makes one."""
+        """Runs another process in the container, like `docker exec`."""
         result = subprocess.run(["nsenter", "--target", str(self.pid), "--mount", "--net", "--pid", "--root", "--wd=/", "--setuid",
                                  str(UID), "--setgid", str(UID), "--", *map(str, command)], capture_output=True, text=True, timeout=300)
         said = f"{shlex.join(map(str, command))}: {result.returncode}: {result.stdout}{result.stderr}\n{self.text()}"

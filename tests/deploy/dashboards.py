@@ -1,4 +1,4 @@
-"""What the dashboards ask, and by which names."""
+"""Queries of the dashboards, and the names of metrics in them."""
 import json
 import re
 
@@ -24,7 +24,7 @@ WORDS = {"by", "on", "ignoring", "without", "and", "or", "unless", "bool", "grou
 
 
 def metrics(expression):
-    """Names of metrics, recorded ones included; of a histogram the name without _bucket, _count, _sum."""
+    """Names of metrics in the expression, including recorded ones."""
     bare = re.sub(r'"[^"]*"', "", expression)
     bare = re.sub(r"\b(by|on|ignoring|without)\s*\([^)]*\)", "", bare)
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", bare)
@@ -32,6 +32,6 @@ def metrics(expression):
 
 
 def filled(expression, interval):
-    """The expression with the dashboard's variables at All."""
+    """The expression with the dashboard's variables set to All."""
     expression = expression.replace("$__rate_interval", interval)
     return re.sub(r"\$(namespace|job|model|method)\b", ".*", expression)

@@ -1,5 +1,5 @@
-"""Reads a Dockerfile into stages of instructions, and says which files its build context holds. Knows what ours uses; anything
-else is an error, so that a step can never be passed over in silence."""
+"""Parses a Dockerfile into stages of instructions, and lists the files of its build context. Supports only what our
+Dockerfile uses; anything else is an error, so that no step is silently skipped."""
 import dataclasses
 import fnmatch
 import json
@@ -24,7 +24,7 @@ class Stage:
     steps: list
 
     def last(self, word):
-        """The exec form of the last `word`, as a list; [] where the stage has none."""
+        """The exec form of the last `word` as a list; [] if the stage has none."""
         found = [step for step in self.steps if step.word == word]
         return json.loads(found[-1].text[found[-1].text.index("["):]) if found else []
 
@@ -48,7 +48,7 @@ def logical_lines(text):
 
 
 def parse(path):
-    """{name: Stage} in order, with the global arguments put into FROM."""
+    """{name: Stage} in order, with the global arguments substituted in FROM."""
     stages, arguments = {}, {}
     current = None
     for number, line in logical_lines(pathlib.Path(path).read_text()):
@@ -63,12 +63,12 @@ def parse(path):
         elif word in KNOWN and current is not None:
             current.steps.append(Step(word, rest, number))
         else:
-            raise ValueError(f"{path}:{number}: {word} is not known here")
+            raise ValueError(f"{path}:{number}: {word} is not supported here")
     return stages, arguments
 
 
 def arguments_of(stage, given, global_arguments):
-    """Values of the stage's ARGs: given, else the default, else the global one."""
+    """Values of the stage's ARGs: the given value, else the default, else the global value."""
     values = {}
     for step in stage.steps:
         if step.word != "ARG":
@@ -80,7 +80,7 @@ def arguments_of(stage, given, global_arguments):
 
 
 def context_files(root):
-    """Files of the build context, relative to root, as .dockerignore leaves them."""
+    """Files of the build context that .dockerignore keeps, relative to root."""
     rules = []
     for line in (root / ".dockerignore").read_text().splitlines():
         line = line.strip()
@@ -93,7 +93,7 @@ def context_files(root):
         if pattern == "*":
             return True
         if any(char in pattern for char in "*?["):
-            raise ValueError(f".dockerignore: the pattern {pattern} is not known here")
+            raise ValueError(f".dockerignore: the pattern {pattern} is not supported here")
         return path == pathlib.PurePosixPath(pattern) or pathlib.PurePosixPath(pattern) in path.parents
 
     def kept(path):
@@ -106,7 +106,7 @@ def context_files(root):
     found = []
     for top in sorted(root.iterdir()):
         if top.name in (".git", "build"):
-            assert not kept(pathlib.PurePosixPath(top.name) / "x"), f".dockerignore lets {top.name} in"
+            assert not kept(pathlib.PurePosixPath(top.name) / "x"), f".dockerignore does not exclude {top.name}"
             continue
         for path in sorted([top] if top.is_file() else top.rglob("*")):
             relative = pathlib.PurePosixPath(path.relative_to(root).as_posix())

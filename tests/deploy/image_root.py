@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the steps of the Dockerfile, read from the file itself, in roots made by debootstrap: the proof of an image where there is
-no docker. Needs root and a Debian mirror.
+"""Runs the steps of the Dockerfile, read from the file itself, in roots made by debootstrap, to test an image without
+docker. Needs root and a Debian mirror.
 
-  image_root.py STAGE --work DIR                      all stages that STAGE is made of, the build included (half an hour)
-  image_root.py STAGE --work DIR --build-tree TREE    the build stage's last step (cmake --install) runs on a build that is there
-                                                      already; all other steps as they stand
+  image_root.py STAGE --work DIR                      runs all stages of STAGE, including the build (half an hour)
+  image_root.py STAGE --work DIR --build-tree TREE    runs the last step of the build stage (cmake --install) on an existing
+                                                      build, and all other steps unchanged
 
-Leaves DIR/STAGE, the root of the image."""
+Leaves the root of the image in DIR/STAGE."""
 import argparse
 import os
 import pathlib
@@ -20,7 +20,7 @@ import dockerfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# How this machine reaches the network: docker hands the first two on by itself, a company's certificates are in its base image.
+# Network configuration of this machine. docker passes on the first two; a company's certificates are in its base image.
 NETWORK_FILES = ["etc/resolv.conf", "etc/hosts", "etc/pip.conf", "etc/apt/sources.list", "etc/apt/sources.list.d",
                  "usr/local/share/ca-certificates"]
 
@@ -30,7 +30,7 @@ def say(text):
 
 
 def make_base(work):
-    """A minimal Debian 12, as the base image is. Made once a work directory."""
+    """A minimal Debian 12, like the base image. Made once per work directory."""
     base = work / "base"
     if (base / "etc/debian_version").exists():
         return base
@@ -50,10 +50,11 @@ def make_base(work):
 
 
 def cache_mount(text, work):
-    """`--mount=type=cache,target=X command`: (host's folder, X, command); the folder outlives the run, as docker's does."""
+    """Parses `--mount=type=cache,target=X command` to (host's folder, X, command). The folder is kept after the run, as
+    docker does."""
     match = re.match(r"--mount=type=cache,target=(\S+)\s+(.*)", text)
     if not match:
-        assert not text.startswith("--"), f"an option that is not known here: {text}"
+        assert not text.startswith("--"), f"an option that is not supported here: {text}"
         return None, "", text
     folder = work / "cache" / match[1].strip("/").replace("/", "-")
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ def cache_mount(text, work):
 
 
 def run_in(root, text, environment, directory, work):
-    """One RUN: as root in `root`, with /proc and /dev of a namespace of its own."""
+    """Runs one RUN as root in `root`, with /proc and /dev of a separate namespace."""
     cache, target, command = cache_mount(text, work)
     script = ('mount --make-rprivate / && mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && '
               'if [[ -n $4 ]]; then mkdir -p "$1$5" && mount --bind "$4" "$1$5"; fi && '
@@ -84,7 +85,7 @@ def copy_step(step, root, roots, directory):
     if options:
         (option,) = options
         name = option.removeprefix("--from=")
-        assert name != option, f"line {step.line}: {option} is not known here"
+        assert name != option, f"line {step.line}: {option} is not supported here"
         (source,) = sources
         subprocess.run(["cp", "-a", "--no-preserve=ownership", f"{roots[name]}{source}.", f"{root}{target}"], check=True)
         return
@@ -93,7 +94,7 @@ def copy_step(step, root, roots, directory):
         source = source.rstrip("/").removeprefix("./")
         folder = source == "." or (ROOT / source).is_dir()
         taken = [name for name in files if source in (".", name) or (folder and name.startswith(source + "/"))]
-        assert taken, f"line {step.line}: .dockerignore leaves nothing of {source}"
+        assert taken, f"line {step.line}: .dockerignore excludes all of {source}"
         for name in taken:
             inside = name if source == "." else name.removeprefix(source + "/") if folder else pathlib.PurePosixPath(name).name
             copy(ROOT / name, root / str(target).lstrip("/") / inside)
@@ -121,7 +122,7 @@ def make_stage(stage, base, roots, work, values):
 
 
 def install_from_tree(stage, tree, work):
-    """The install step of the build stage, on a tree that is built: its output is a root that later stages copy from."""
+    """Runs the install step of the build stage on an existing build tree. Later stages copy from the resulting root."""
     root = work / stage.name
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
@@ -134,7 +135,7 @@ def install_from_tree(stage, tree, work):
 
 
 def make_image(name, work, build_tree=None, given=None):
-    """The root of stage `name`. `given` are build arguments."""
+    """Makes the root of stage `name`. `given`: build arguments."""
     work = pathlib.Path(work).resolve()
     work.mkdir(parents=True, exist_ok=True)
     stages, global_arguments = dockerfile.parse(ROOT / "Dockerfile")

@@ -11,7 +11,7 @@ import yaml
 
 from conftest import CHART
 
-SCRAPE_S = 1  # of tests; operators take 15 to 30
+SCRAPE_S = 1  # for the tests; operators use 15 to 30
 
 
 def free_port():
@@ -43,7 +43,7 @@ class Prometheus:
         while True:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=2) as answer:
-                    # Ready, it still takes up to 5 s to find its target: what happens before is in no series.
+                    # A ready Prometheus may need 5 s more to find its target; earlier events are in no series.
                     if answer.status == 200 and self.get("query", query="up")["result"]:
                         return
             except OSError:
@@ -59,7 +59,7 @@ class Prometheus:
         return body["data"]
 
     def range(self, expression):
-        """Series of the expression since the start, a point a second."""
+        """Series of the expression since the start, with one point per second."""
         return self.get("query_range", query=expression, start=self.began, end=time.time(), step=SCRAPE_S)["result"]
 
     def names(self):

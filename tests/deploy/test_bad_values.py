@@ -1,4 +1,4 @@
-"""K2 of docs/faults.md: values that are wrong are refused by the schema or a template's `fail`, and the message names the key."""
+"""K2 of docs/faults.md: the schema or a template's `fail` refuses wrong values, and the message names the key."""
 import json
 
 import pytest
@@ -6,9 +6,9 @@ import yaml
 
 from conftest import CHART, run
 
-# key -> value; the key is what the message must name.
+# (key, value); the message must name the key.
 BAD = [
-    # keys that are not there
+    # unknown keys
     ("imagee", {}), ("image.tga", "1"), ("server.thread", 2), ("limits.maxThings", 1), ("service.port", 50051), ("tls.enabled", False),
     ("tls.clientCA.secret", "x"), ("auth.tokens", ["plain-token"]), ("persistence.accessModes", ["ReadWriteMany"]),
     ("training.enabled", True), ("resources.limit", {}), ("resources.limits.memroy", "8Gi"), ("gpu.enabled", True),
@@ -43,7 +43,7 @@ def mount(*paths):
     return {"extraVolumes": [{"name": "x", "emptyDir": {}}], "extraVolumeMounts": [{"name": "x", "mountPath": path} for path in paths]}
 
 
-# Each fine by itself: values, and the key that the message must name.
+# Combinations of values that are each valid alone, and the key that the message must name.
 TOGETHER = [
     ({"replicaCount": 2}, "replicaCount"),
     ({"autoscaling": {"enabled": True}}, "autoscaling.enabled"),
@@ -97,7 +97,7 @@ TOGETHER = [
     ({"server": {"extraArgs": ["--isa=avx2", "--token_file=/tmp/mine"]}}, "server.extraArgs[1]"),
     ({"server": {"extraArgs": ["--max_queued_jobs=5"]}}, "server.extraArgs[0]"),
     ({"server": {"extraArgs": ["--serve_memory_bytes=5"]}}, "server.extraArgs[0]"),
-    # Of 8 GiB: each would plan with all of it; nothing is left; nothing is left in other units.
+    # 8 GiB: each would plan with all of it; nothing is left; nothing is left in other units.
     ({"training": {"mode": "inPod"}}, "limits.trainMemoryBytes"),
     ({"training": {"mode": "inPod"}, "limits": {"serveMemoryBytes": 1 << 30}}, "limits.trainMemoryBytes"),
     ({"training": {"mode": "inPod"}, "limits": {"trainMemoryBytes": 1 << 30}}, "limits.serveMemoryBytes"),
@@ -114,7 +114,7 @@ TOGETHER = [
     ({"metrics": {"prometheusRule": {"enabled": True, "disabled": ["NoSuchAlert"]}}}, "metrics.prometheusRule.disabled"),
 ]
 
-# What an earlier chart took and what works is taken: of these the chart cannot know that there is nothing.
+# Values that an earlier chart accepted and that work: the chart cannot check whether these paths exist.
 WORKING = [
     *({"server": {"importRoot": root}} for root in ("/imports", "/opt/models", "/var/lib/nibble/import", "/var/lib/nibbles", "/usr/share/models")),
     {"server": {"importRoot": "/data/imports"}, **mount("/data/")},
@@ -126,7 +126,7 @@ WORKING = [
 
 
 def nested(key, value):
-    """{"a": {"b": value}} of "a.b"; a number makes a list of one (with the fields that its kind wants)."""
+    """{"a": {"b": value}} for "a.b"; a number makes a list with one element (and the fields that it needs)."""
     for part in reversed(key.split(".")):
         if part.isdigit():
             value = [{"name": "imports", **value} if "mountPath" in str(value) else value]
@@ -139,12 +139,13 @@ def refused(helm, values, key, tmp_path):
     path = tmp_path / "values.yaml"
     path.write_text(json.dumps(values))
     result = run(helm, "template", "test", CHART, "--values", path, ok=False)
-    assert result.returncode != 0, f"{values} was taken"
+    assert result.returncode != 0, f"{values} was accepted"
     return result.stderr
 
 
 def spoken(key, message):
-    """Whether the message names the key: as it is, as a JSON pointer, or the unknown last part beside the path before it."""
+    """Whether the message names the key: literally, as a JSON pointer, or as an unknown last part with the path before
+    it."""
     *before, last = key.split(".")
     pointer = "/".join(["", *key.split(".")])
     additional = f"'{last}'" in message and ("/".join(["", *before]) in message if before else True)
@@ -166,7 +167,7 @@ def test_k2_bad_together(tool, tmp_path, number):
 
 
 @pytest.mark.parametrize("number", range(len(WORKING)), ids=[json.dumps(values) for values in WORKING])
-def test_k2_working_values_are_taken(tool, tmp_path, number):
+def test_k2_accepts_working_values(tool, tmp_path, number):
     values = WORKING[number]
     path = tmp_path / "values.yaml"
     path.write_text(json.dumps(values))
@@ -178,5 +179,5 @@ def test_k2_working_values_are_taken(tool, tmp_path, number):
     assert all(given in container["volumeMounts"] for given in values.get("extraVolumeMounts", []))
 
 
-def test_k2_has_its_count():
+def test_k2_has_at_least_60_cases():
     assert len(BAD) + len(TOGETHER) >= 60

@@ -11,7 +11,7 @@ import dashboards
 import pki
 from conftest import CHART, ROOT, TOOLS, e2e, run
 
-KUBERNETES = ["1.28.0", "1.33.0", "1.37.0"]  # the oldest that the chart is for, one between, the newest with a schema
+KUBERNETES = ["1.28.0", "1.33.0", "1.37.0"]  # the oldest supported one, one in between, the newest with a schema
 JOB = ROOT / "deploy/kubernetes/trainer-job.yaml"
 every_case = pytest.mark.parametrize("case", charts.CASES, ids=charts.case_name)
 
@@ -21,7 +21,7 @@ def helm(tool):
     return tool("helm")
 
 
-def test_k1_is_the_defaults_and_eight_files():
+def test_k1_covers_the_defaults_and_eight_files():
     assert len(charts.VALUE_FILES) == 8
     assert len(charts.CASES) == 9 and charts.CASES[0] is None
 
@@ -89,7 +89,7 @@ def test_trainer_job_scores_without_criticals(tool):
 
 
 def test_trainer_job_fits_the_trainer():
-    """Flags, the code that must not be tried again, and time for a checkpoint: as in the sources."""
+    """The flags, the exit code that must not be retried, and the time for a checkpoint match the sources."""
     job = next(yaml.safe_load_all(JOB.read_text()))["spec"]
     (container,) = job["template"]["spec"]["containers"]
     known = re.findall(r"--[\w-]+", run(e2e.BIN / "nibble-trainer", "--help").stdout)
@@ -115,12 +115,12 @@ def test_every_template_has_a_unit_test():
     assert templates <= tested
 
 
-def test_values_table_is_what_values_say():
+def test_values_table_matches_values():
     run(sys.executable, ROOT / "tests/deploy/values_table.py", "--check")
 
 
 @every_case
-def test_flags_are_those_of_nibbled(helm, case):
+def test_flags_exist_in_nibbled(helm, case):
     known = set(re.findall(r"^\s+(?:-\w,)?(--[\w-]+)", run(e2e.BIN / "nibbled", "--help").stdout, re.MULTILINE))
     arguments = [word for _, _, spec in charts.pods(charts.render(helm, case)) for container in spec["containers"]
                  if container["command"] == ["/usr/local/bin/nibbled"] for word in container["args"]]
@@ -128,8 +128,9 @@ def test_flags_are_those_of_nibbled(helm, case):
     assert {word.split("=")[0] for word in arguments} <= known
 
 
-def test_the_test_pods_commands_pass_where_a_server_serves(helm, tmp_path):
-    """As rendered, but for where server, CA and token lie: over TLS by the Service's name, with the smallest role; not where none serves."""
+def test_commands_of_the_test_pod_pass_only_with_a_server(helm, tmp_path):
+    """Runs the rendered commands with other places for server, CA and token: over TLS by the Service's name, with the
+    lowest role. They fail without a server."""
     authority = pki.Authority(tmp_path / "pki")
     certificate, key = authority.issue("server", "DNS:test-nibble.ml.svc")
     line = run(e2e.BIN / "nibble", "tokens", "new", "tester", "--role", "viewer", "--out", tmp_path / "token").stdout
@@ -149,8 +150,8 @@ def test_the_test_pods_commands_pass_where_a_server_serves(helm, tmp_path):
 
 
 @every_case
-def test_rules_ask_for_the_job_of_the_scraped_service(helm, tool, case, tmp_path):
-    """The operator's label job is the name of the Service that has the scraped port, whatever the release is called."""
+def test_rules_select_the_job_of_the_scraped_service(helm, tool, case, tmp_path):
+    """The operator's label job is the name of the Service with the scraped port, for any name of the release."""
     documents = charts.render(helm, case, ("metrics.prometheusRule.enabled=true", "replicaCount=1"))
     (service,) = [document["metadata"]["name"] for document in documents if document["kind"] == "Service"
                   and any(port["name"] == "http" for port in document["spec"]["ports"])]
@@ -168,7 +169,7 @@ def test_rules_ask_for_the_job_of_the_scraped_service(helm, tool, case, tmp_path
         for metric, matchers in selectors:
             wanted = pods if metric.startswith("kube_") else own
             assert matchers == wanted or matchers.startswith(wanted + ","), f"{metric}{{{matchers}}}"
-        # Each metric that is asked for is one of those: none stands without braces.
+        # Every metric has a selector: none is left without braces.
         bare = rule["expr"]
         for metric, matchers in selectors:
             bare = bare.replace(f"{metric}{{{matchers}}}", "")
@@ -177,7 +178,7 @@ def test_rules_ask_for_the_job_of_the_scraped_service(helm, tool, case, tmp_path
 
 
 def restricted(name, _, spec):
-    """What the Pod Security Standard 'restricted' and K3 forbid; a list of complaints."""
+    """Lists violations of the Pod Security Standard 'restricted' and of K3."""
     wrong = []
     pod = spec.get("securityContext", {})
     if pod.get("seccompProfile", {}).get("type") != "RuntimeDefault":
@@ -215,7 +216,7 @@ def test_k3_restricted(helm, case):
     assert found
     complaints = [line for pod in found for line in restricted(*pod)]
     if case and case.stem == "jobs":
-        # The one release that talks to Kubernetes: its own account, its own narrow role.
+        # Only this release uses Kubernetes, with its own account and a narrow role.
         complaints = [line for line in complaints if not line.endswith("service account token")]
     assert complaints == []
     accounts = [document for document in documents if document["kind"] == "ServiceAccount"]
@@ -232,8 +233,8 @@ def test_k3_trainer_job():
     assert complaints == []
 
 
-def test_k3_sees_what_it_looks_for(helm):
-    """The check itself: each of these renders is refused."""
+def test_k3_detects_violations(helm):
+    """Tests the check itself: it finds each of these violations."""
     import copy
     (name, metadata, good), *_ = charts.pods(charts.render(helm, None))
     spoilers = [lambda spec: spec.update(hostNetwork=True), lambda spec: spec.update(serviceAccountName="default"),
@@ -250,7 +251,7 @@ def test_k3_sees_what_it_looks_for(helm):
 
 
 def test_secrets_are_files_only(helm):
-    """No Secret reaches an argument or the environment."""
+    """No Secret is passed in an argument or the environment."""
     for case in charts.CASES:
         for _, _, spec in charts.pods(charts.render(helm, case)):
             for container in spec["containers"]:

@@ -12,7 +12,7 @@ every_board = pytest.mark.parametrize("name", BOARDS)
 TYPES = {"timeseries", "stat", "gauge", "heatmap", "table", "row", "bargauge"}
 
 
-def test_one_a_topic():
+def test_one_dashboard_per_topic():
     assert set(BOARDS) == {"nibble-overview", "nibble-training", "nibble-serving", "nibble-memory-kernels"}
     assert len({board["uid"] for board in BOARDS.values()}) == len(BOARDS)
 
@@ -40,7 +40,7 @@ def test_panels(name):
         for target in panel["targets"]:
             assert target["datasource"]["uid"] == "${datasource}"
             assert not re.search(r"(rate|increase)\([^\[]*\[\d+[sm]\]", target["expr"]), f"{panel['title']}: a fixed short window"
-            # The mean of means is no latency.
+            # A mean of means is not a latency.
             assert "_sum" not in target["expr"]
 
 
@@ -66,7 +66,7 @@ def test_variables_are_defined_and_used(name):
     assert {"namespace", "job"} <= used
     for panel in dashboards.panels(board):
         for target in panel["targets"]:
-            # Every series that is looked at is that of the chosen servers.
+            # Every selector is restricted to the chosen servers.
             selectors = re.findall(r"[a-z_:0-9]+\{([^}]*)\}", target["expr"])
             assert selectors and all('namespace=~"$namespace"' in one and 'job=~"$job"' in one for one in selectors), target["expr"]
 

@@ -1,4 +1,5 @@
-"""The Dockerfile: linted; its steps run in a debootstrap root; what they made starts as uid 65532 on a read-only root."""
+"""The Dockerfile: lints it, runs its steps in a debootstrap root, and starts the result as uid 65532 on a read-only
+root."""
 import json
 import os
 import pathlib
@@ -22,14 +23,14 @@ def test_hadolint(tool):
     assert run(tool("hadolint"), "--no-color", DOCKERFILE).stdout == ""
 
 
-def test_hadolint_sees_what_it_looks_for(tool, tmp_path):
+def test_hadolint_detects_violations(tool, tmp_path):
     for line, rule in [("ADD x /x", "DL3020"), ("USER root", "DL3002"), ("RUN cd /x", "DL3003")]:
         bad = tmp_path / "Dockerfile"
         bad.write_text(DOCKERFILE.read_text() + line + "\n")
         assert rule in run(tool("hadolint"), bad, ok=False).stdout
 
 
-def test_stages_and_their_faces():
+def test_stages_and_their_settings():
     stages, arguments = dockerfile.parse(DOCKERFILE)
     assert list(stages) == ["build", "server", "trainer"] and stages["trainer"].base == "server"
     assert re.fullmatch(r"debian:12\.\d+-slim", arguments["BASE_IMAGE"])
@@ -39,11 +40,11 @@ def test_stages_and_their_faces():
     assert server.last("ENTRYPOINT") == ["/usr/local/bin/nibbled"] and server.last("HEALTHCHECK")[0] == "/usr/local/bin/nibble"
     labels = set(re.findall(r"org\.opencontainers\.image\.([\w.]+)=", words["LABEL"]))
     assert labels == {"title", "description", "source", "licenses", "version", "revision", "created", "base.name", "base.digest"}
-    # Nothing of the trainer may run as another user, or start another way.
+    # The trainer's stage must not change the user or the command.
     assert {step.word for step in stages["trainer"].steps} == {"COPY"}
 
 
-def test_nothing_is_downloaded_and_nothing_secret_is_taken():
+def test_image_downloads_nothing_and_copies_no_secrets():
     text = DOCKERFILE.read_text()
     assert not re.search(r"^\s*ADD |curl|wget|https?://", text, re.MULTILINE)
     files = dockerfile.context_files(ROOT)
@@ -60,7 +61,7 @@ def test_copies_exist_in_the_context():
                 assert source == "." or any(name == source or name.startswith(source) for name in files), source
 
 
-def test_versions_of_image_and_chart_are_one():
+def test_versions_of_image_and_chart_match():
     version = re.search(r"project\(nibble VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
     assert f"ARG NIBBLE_VERSION={version}" in DOCKERFILE.read_text()
     chart = (ROOT / "helm/nibble/Chart.yaml").read_text()
@@ -70,7 +71,8 @@ def test_versions_of_image_and_chart_are_one():
 
 @pytest.fixture(scope="session")
 def images(request, tmp_path_factory, need):
-    """{stage: root}, by every step of the Dockerfile; with --build-tree DIR the build stage only installs from that build."""
+    """{stage: root}, made by every step of the Dockerfile; with --build-tree DIR the build stage only installs from
+    that build."""
     need(os.geteuid() == 0, "root (debootstrap, chroot)")
     need(pathlib.Path("/usr/sbin/debootstrap").exists(), "debootstrap")
     work = pathlib.Path(os.environ.get("NIBBLE_IMAGE_WORK") or tmp_path_factory.mktemp("images"))
@@ -100,15 +102,15 @@ def start(images, tmp_path):
             container.process.kill()
 
 
-def test_what_needs_the_images_is_marked(request):
-    """Marked: only the section `image` of tests/run.sh builds them, and that runs whatever is marked so."""
+def test_tests_that_need_images_are_marked(request):
+    """Only the section `image` of tests/run.sh builds images, and it runs the tests with this mark."""
     for item in request.session.items:
         if "images" in item.fixturenames:
             assert item.get_closest_marker("image") and item.get_closest_marker("full"), item.nodeid
 
 
 def give(source, volume, name):
-    """Puts a file or folder of the host on the volume, for the container's user."""
+    """Copies a file or folder of the host to the volume, for the container's user."""
     subprocess.run(["cp", "-r", source, volume / name], check=True)
     subprocess.run(["chown", "-R", "65532:65532", volume / name], check=True)
     return f"/var/lib/nibble/{name}"
@@ -121,7 +123,7 @@ def missing_libraries(root, program):
 
 @pytest.mark.full
 @pytest.mark.image
-def test_every_library_is_there_and_the_server_has_no_torch(images):
+def test_all_libraries_exist_and_the_server_has_no_torch(images):
     for stage, program in [("server", "nibbled"), ("server", "nibble"), ("trainer", "nibble-trainer")]:
         missing, listing = missing_libraries(images[stage], f"/usr/local/bin/{program}")
         assert missing == []
@@ -138,7 +140,7 @@ def test_server_runs_read_only_as_65532(start, model_directory, text_file):
     status = server.status()
     assert status["Uid"].split() == ["65532"] * 4 and status["Gid"].split() == ["65532"] * 4
     assert status["NoNewPrivs"] == "1" and status["CapEff"] == status["CapBnd"] == "0" * 16
-    # Only the volume can be written.
+    # Only the volume is writable.
     for path in ("/x", "/tmp/x", "/etc/x", "/usr/local/bin/x", "/var/lib/x", "/dev/x", "/run/x"):
         assert server.run("touch", path, check=False).returncode != 0, path
     server.run("touch", "/var/lib/nibble/x")
@@ -147,7 +149,7 @@ def test_server_runs_read_only_as_65532(start, model_directory, text_file):
     server.run("nibble", "models", "convert", "small", "--to", "int8", "--name", "small-int8")
     answer = server.run("nibble", "--json", "generate", "small-int8", "--prompt", "The keeper", "--max-tokens", "4", "--ignore-eos")
     assert json.loads(answer.stdout)["usage"]["completion_tokens"] == 4
-    # The image has no trainer, and says so.
+    # The image has no trainer, and the error says so.
     server.run("nibble", "datasets", "upload", give(text_file, server.volume, "page.jsonl"), "--name", "page")
     refused = server.run("nibble", "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", "1",
                          check=False)
@@ -168,7 +170,7 @@ def test_trainer_image_trains(start, model_directory, text_file):
 
 
 def certificate(folder, name):
-    """tls.crt, tls.key and ca.crt as a Secret holds them: here one self-signed certificate."""
+    """tls.crt, tls.key and ca.crt for a Secret: one self-signed certificate."""
     folder.mkdir()
     run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", f"/CN={name}", "-addext",
         f"subjectAltName=DNS:{name}", "-keyout", folder / "tls.key", "-out", folder / "tls.crt")
@@ -177,13 +179,13 @@ def certificate(folder, name):
 
 
 def belongs(path):
-    """(uid, gid, mode) of what is there, a link itself included."""
+    """(uid, gid, mode) of a path, without following a link."""
     found = path.lstat()
     return found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root makes what belongs to others")
-def test_secrets_and_volumes_are_as_the_kubelet_makes_them(tmp_path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
+def test_secrets_and_volumes_match_the_kubelets(tmp_path):
     make_pod_volume(tmp_path / "state")
     assert belongs(tmp_path / "state") == (0, 65532, 0o2775)
     folder = tmp_path / "secret"
@@ -198,8 +200,9 @@ def test_secrets_and_volumes_are_as_the_kubelet_makes_them(tmp_path):
 @pytest.mark.full
 @pytest.mark.image
 def test_the_charts_command_runs_in_the_image(start, tool, tmp_path):
-    """What helm renders by default: all addresses, TLS, tokens, limits, called with and without a token. The volume's root and the
-    Secrets are root's and the group's, as in a pod; a certificate that changes is served without a restart."""
+    """Runs the default command that helm renders (all addresses, TLS, tokens, limits), and calls it with and without a
+    token. The volume and the Secrets belong to root and the group, as in a pod. A changed certificate is served without
+    a restart."""
     (_, _, spec), *_ = charts.pods(charts.render(tool("helm"), None))
     container, = spec["containers"]
     assert spec["securityContext"]["fsGroup"] == container["securityContext"]["runAsGroup"] == 65532
@@ -216,18 +219,19 @@ def test_the_charts_command_runs_in_the_image(start, tool, tmp_path):
                                                    "/etc/nibble/token": tmp_path / "client"})
     refused = server.run(*call, "server", "info", check=False)
     assert refused.returncode != 0 and "TOKEN_MISSING" in refused.stderr
-    # What the pod of `helm test` runs, of the same image.
+    # The commands of the pod of `helm test`, in the same image.
     commands = charts.helm_test_commands(tool("helm"), {})
     assert len(commands) == 2
     for arguments in commands.values():
         server.run("nibble", *arguments, "--server", "127.0.0.1:50051")
-    # Nothing of these is the user's own: what it could change it could also give away.
+    # The user owns none of these, so it cannot change their permissions.
     for path in ("/etc/nibble/tls/tls.key", "/etc/nibble/auth/tokens.jsonl"):
         assert server.run("stat", "-L", "-c", "%u:%g %a", path).stdout.split() == ["0:65532", "440"]
         assert server.run("touch", path, check=False).returncode != 0
     assert server.run("stat", "-c", "%u:%g %a", "/var/lib/nibble").stdout.split() == ["0:65532", "2775"]
     assert server.run("stat", "-c", "%u:%g", "/var/lib/nibble/nibble.db").stdout.split() == ["65532:65532"]
-    # Who trusts the new certificate alone gets through when the server has taken it, which looks every five seconds.
+    # A client that trusts only the new certificate succeeds once the server has loaded it; it checks every five
+    # seconds.
     write_secret(tmp_path / "tls", certificate(tmp_path / "second", "test-nibble.ml.svc"))
     deadline = time.monotonic() + 60
     while server.run(*with_token, check=False).returncode != 0:

@@ -1,4 +1,5 @@
-"""O2 of docs/faults.md: every alert fires when it should and stays silent when it should not; it says what to do, and where."""
+"""O2 of docs/faults.md: every alert fires when it should, stays silent when it should not, and links to its
+playbook."""
 import re
 
 import pytest
@@ -19,7 +20,7 @@ ALERTS = [rule for rule in all_rules() if "alert" in rule]
 RECORDS = [rule for rule in all_rules() if "record" in rule]
 
 
-def test_promtool_takes_the_rules(tool):
+def test_promtool_accepts_the_rules(tool):
     assert run(tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", *RULES).stdout.count("SUCCESS") == len(RULES)
 
 
@@ -28,14 +29,14 @@ def test_o2_promtool_test_rules(tool):
 
 
 @pytest.mark.parametrize("alert", [rule["alert"] for rule in ALERTS])
-def test_o2_both_cases_of(alert):
+def test_o2_alert_has_both_cases(alert):
     cases = [check for path in CASES for case in yaml.safe_load(path.read_text())["tests"] for check in case["alert_rule_test"]
              if check["alertname"] == alert]
     assert {bool(case["exp_alerts"]) for case in cases} == {False, True}
 
 
-def test_o2_a_rule_that_never_fires_is_seen(tool, tmp_path):
-    """The cases themselves: with its threshold out of reach an alert fails them."""
+def test_o2_detects_a_rule_that_never_fires(tool, tmp_path):
+    """Tests the cases themselves: an alert with an unreachable threshold fails them."""
     for path in RULES:
         (tmp_path / path.name).write_text(path.read_text().replace("> 0.5 * 25", "> 5000 * 25"))
     cases = (ROOT / "deploy/rules/alerts_test.yaml").read_text().replace("../../helm/nibble/rules", str(tmp_path))
@@ -64,7 +65,7 @@ def test_checkpoint_alert_follows_the_grace_of_the_release(tool, tmp_path, grace
 
 
 def cases_of(path, rules, change):
-    """The cases of a file of deploy/rules with other rules; `change` alters each expectation."""
+    """The cases of a file of deploy/rules, with other rules; `change` changes each expectation."""
     document = yaml.safe_load(path.read_text())
     document["rule_files"] = [str(rules)]
     for case in document["tests"]:
@@ -75,7 +76,7 @@ def cases_of(path, rules, change):
 
 @pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
 def test_o2_the_charts_rules_pass_the_same_cases(tool, tmp_path, cases):
-    """The job of the cases is nibble: that of a release of this name. Only the target that is gone is then known by its labels."""
+    """The cases have the job nibble, which a release of this name has. Only a missing target then has these labels."""
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(charts.rules(tool("helm"), release="nibble")))
 
     def known_target(check):
@@ -88,17 +89,18 @@ def test_o2_the_charts_rules_pass_the_same_cases(tool, tmp_path, cases):
 
 
 @pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
-def test_o2_another_release_says_nothing_of_this_one(tool, tmp_path, cases):
-    """What makes every alert of one release fire is nothing to the rules of another in the same namespace; that one is not there."""
-    # Its own target is not there, and that it may say.
+def test_o2_rules_ignore_other_releases(tool, tmp_path, cases):
+    """The rules of another release in the namespace stay silent when every alert of this release fires."""
+    # The other release has no target, which it would report.
     rules = charts.rules(tool("helm"), "metrics.prometheusRule.disabled={NibbleTargetDown}", release="train")
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
     (tmp_path / "cases.yaml").write_text(cases_of(cases, tmp_path / "rules.yaml", lambda check: check.update(exp_alerts=[])))
     run(tool("promtool"), "test", "rules", tmp_path / "cases.yaml")
 
 
-def test_o2_pods_of_a_release_are_told_apart(tool):
-    """Whose container was killed is known by the pod's name alone: a release's name may begin with another's."""
+def test_o2_pod_selector_matches_only_its_release(tool):
+    """Only the pod's name shows whose container was killed, and the name of one release may begin with that of
+    another."""
     (expression,) = [rule["expr"] for group in charts.rules(tool("helm"), release="nibble")["groups"] for rule in group["rules"]
                      if rule.get("alert") == "NibbleWorkerOOM"]
     patterns = set(re.findall(r'pod=~"([^"]+)"', expression))
@@ -106,15 +108,15 @@ def test_o2_pods_of_a_release_are_told_apart(tool):
     own = ["nibble-6c9f8b7d5c-x2x4z", "nibble-" + "6c9f8b7d5" + "x2x4z"]
     others = ["nibble-two-6c9f8b7d5c-x2x4z", "train-nibble-6c9f8b7d5c-x2x4z", "nibble-test", "nibble-two-test", "nibble"]
     pattern = patterns.pop()
-    assert [name for name in own + others if re.fullmatch(pattern, name)] == own + ["nibble-test"]  # that has no container nibbled
+    assert [name for name in own + others if re.fullmatch(pattern, name)] == own + ["nibble-test"]  # it has no container nibbled
 
 
-def test_o2_of_two_releases_each_judges_its_own(tool, tmp_path):
-    """Both are loaded, one gives 25 s and the other 180: the checkpoints of the latter take 18 s, and nobody complains."""
+def test_o2_each_release_judges_only_itself(tool, tmp_path):
+    """Two releases, with a grace of 25 s and 180 s: checkpoints of 18 s make only the first one's alert fire."""
     for release, grace in (("nibble", 25), ("train", 180)):
         rules = charts.rules(tool("helm"), f"server.jobGraceSeconds={grace}", release=release)
         for group in rules["groups"]:
-            group["name"] = f"{release}.{group['name']}"  # promtool wants other names, a Prometheus of the operator does not
+            group["name"] = f"{release}.{group['name']}"  # promtool requires different names; the operator's Prometheus does not
         (tmp_path / f"{release}.yaml").write_text(yaml.safe_dump(rules))
 
     counts = {"10.24": 95, "20.48": 100, "+Inf": 100}
@@ -135,13 +137,13 @@ def test_o2_of_two_releases_each_judges_its_own(tool, tmp_path):
 
 
 def anchors(path):
-    """The anchors of a page's headings, as its readers' programs make them."""
+    """The anchors that renderers make from the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_alert_is_whole(rule):
+def test_alert_is_complete(rule):
     assert rule["alert"].startswith("Nibble") and "for" in rule
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert {"summary", "description", "runbook_url"} == set(rule["annotations"])
@@ -150,7 +152,7 @@ def test_alert_is_whole(rule):
     assert anchor in anchors(ROOT / page)
 
 
-def test_playbooks_are_of_alerts_and_their_links_lead_somewhere():
+def test_playbooks_match_alerts_and_their_links_resolve():
     pages = sorted((ROOT / "deploy/playbooks").glob("*.md"))
     assert {page.stem for page in pages} == {rule["alert"] for rule in ALERTS}
     for page in pages:
@@ -160,12 +162,12 @@ def test_playbooks_are_of_alerts_and_their_links_lead_somewhere():
 
 
 def commands(*before):
-    """Names of the subcommands that the program's help lists."""
+    """Names of the subcommands in the program's help."""
     text = run(e2e.BIN / "nibble", *before, "--help").stdout
     return set(re.findall(r"^  ([a-z][a-z-]*)\s", text.partition("Subcommands:")[2], re.MULTILINE))
 
 
-def test_commands_of_playbooks_are_there():
+def test_commands_of_playbooks_exist():
     """`nibble WORD WORD` in a page is a command of the program."""
     top, below = commands(), {}
     asked = {words for page in (ROOT / "deploy/playbooks").glob("*.md")

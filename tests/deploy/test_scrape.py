@@ -18,16 +18,17 @@ import pki
 from conftest import CHART, ROOT, e2e, run
 from prometheus import SCRAPE_S, Prometheus
 
-# Exist only where there is a GPU; nothing exports them on this build.
+# These exist only with a GPU; this build does not export them.
 GPU_METRICS = {"nibble_gpu_memory_used_bytes", "nibble_gpu_memory_total_bytes", "nibble_gpu_utilization_ratio"}
-# Prometheus' own, and kube-state-metrics'.
+# Metrics of Prometheus, and of kube-state-metrics.
 PROMETHEUS_METRICS = {"up"}
 KUBERNETES_METRICS = {"kube_pod_container_status_last_terminated_reason", "kube_pod_container_status_restarts_total"}
 HISTOGRAM = re.compile(r"_(bucket|count|sum)$")
 
 
 def spread(works):
-    """One after the other, and a scrape between them: what counts up between two scrapes has a rate."""
+    """Runs one after the other, with a scrape in between: only counters that increase between two scrapes have a
+    rate."""
     for work in works:
         work()
         time.sleep(2 * SCRAPE_S)
@@ -41,7 +42,7 @@ def create(server, *more):
 def wait_for(condition):
     until = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < until, "it did not happen"
+        assert time.monotonic() < until, "timed out waiting for the condition"
         time.sleep(0.1)
 
 
@@ -52,7 +53,8 @@ def runs_in_attempt(server, job, attempt):
 
 
 def meet_one_that_waits(prometheus, server):
-    """Three clients where one may run and one may wait, until a scrape has met the one that waits: each is there for a moment only."""
+    """Runs three clients on a server where one request may run and one may wait, until a scrape has seen the waiting
+    one."""
     met = threading.Event()
 
     def client():
@@ -71,7 +73,7 @@ def meet_one_that_waits(prometheus, server):
 
 
 def mixed_run(prometheus, server, model_directory, text_file):
-    """Everything that a server does: import, upload, train, convert, verify, load, generate, score; refuse, cancel, and fail."""
+    """Makes the server import, upload, train, convert, verify, load, generate and score; refuse, cancel and fail."""
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", "page")
     server.run("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "tuned", "--max-steps", "40",
@@ -87,7 +89,7 @@ def mixed_run(prometheus, server, model_directory, text_file):
     spread([generate] * 3 + [lambda: server.run("models", "unload", "tuned-int8-0")] + [generate] * 2)
 
     def crowd():
-        """They come faster than they are served, one may run and one may wait: a scrape meets these, the rest is refused."""
+        """Sends requests faster than they are served. One may run and one may wait; the others are refused."""
         ended = []
         for pause in (0.1, 0.02, 0):  # on a busy machine clients start slowly
             with concurrent.futures.ThreadPoolExecutor(20) as pool:
@@ -98,7 +100,7 @@ def mixed_run(prometheus, server, model_directory, text_file):
             if any("RESOURCE_EXHAUSTED" in one.result().stderr for one in ended):
                 break
         else:
-            raise AssertionError("nobody was refused")
+            raise AssertionError("no request was refused")
         assert any(one.result().returncode == 0 for one in ended)
 
     spread([crowd] * 2)
@@ -116,7 +118,7 @@ def mixed_run(prometheus, server, model_directory, text_file):
     wait_for(lambda: runs_in_attempt(server, cancelled, 1) and server.json("jobs", "checkpoints", cancelled)["checkpoints"])
     server.run("jobs", "cancel", cancelled)
     wait_for(lambda: server.json("jobs", "get", cancelled)["state"] == "CANCELLED")
-    # One waits while another runs; that one is killed once more than it may be: a retry, then the end.
+    # One job waits while another runs. The running one is killed twice: after the retry it fails.
     failed, waits = create(server), create(server)
     time.sleep(2 * SCRAPE_S)
     server.run("jobs", "cancel", waits)
@@ -155,8 +157,8 @@ def exposition(scraped):
         return answer.read().decode()
 
 
-# What the design asks for, by name and the labels that tell its series apart; checked beside what server/telemetry has, which could
-# lose a metric without anybody's notice.
+# The metrics of the design, with the labels that distinguish their series. Listed here in addition to server/telemetry,
+# which could lose a metric unnoticed.
 DESIGNED = {
     "nibble_build_info": {"version", "revision", "torch", "cuda"},
     "grpc_server_started_total": {"grpc_type", "grpc_service", "grpc_method"},
@@ -204,16 +206,16 @@ DESIGNED = {
     "process_open_fds": set(),
     "process_max_fds": set(),
 }
-# Designed too, and not there yet. One that comes moves up: the test says so.
+# Designed but not built yet. The test fails for a metric that exists, which must then move up.
 NOT_BUILT = {
     "nibble_gpu_memory_used_bytes": "read from a GPU's driver; this build serves and trains on the CPU",
     "nibble_gpu_utilization_ratio": "as above",
-    "nibble_prefix_cache_hits_total": "no prefix is kept from one request for another",
+    "nibble_prefix_cache_hits_total": "no prefix is shared between requests",
 }
 
 
 def series(exposition):
-    """The label names of every series, by metric; a histogram's parts count as the histogram."""
+    """The label names of every series, by metric; the parts of a histogram count as the histogram."""
     found = {}
     for name, labels in re.findall(r"^([a-z]\w*)(?:\{(.*)\})? \S+$", exposition, re.MULTILINE):
         names = set(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', labels)) - {"le"}
@@ -228,12 +230,12 @@ def test_o1_every_designed_metric_has_series_with_its_labels(exposition):
     assert {name: labels for name, labels in lacking.items() if labels} == {}
 
 
-def test_o1_what_is_not_built_has_a_reason_and_no_series(exposition):
+def test_o1_unbuilt_metrics_have_a_reason_and_no_series(exposition):
     assert all(NOT_BUILT.values()) and not set(NOT_BUILT) & set(DESIGNED)
     assert set(NOT_BUILT) & (set(series(exposition)) | catalogue()) == set()
 
 
-# Counted where it happens, so a run that did it and shows 0 has lost it.
+# The mixed run causes all of these events, so a value of 0 means that a count was lost.
 WORKED = ["nibble_jobs_created_total", "nibble_jobs_finished_total", "nibble_job_attempts_total", "nibble_job_steps_total",
           "nibble_train_tokens_total", "nibble_train_loss", "nibble_train_step_duration_seconds_count",
           "nibble_job_queue_wait_seconds_count", "nibble_job_duration_seconds_count", "nibble_checkpoint_duration_seconds_count",
@@ -254,7 +256,7 @@ def test_o1_mixed_work_is_counted(exposition, name):
 
 
 def catalogue():
-    """Every metric that server/telemetry names."""
+    """Every metric that server/telemetry defines."""
     return set(re.findall(r'"((?:nibble|grpc|process)_[a-z0-9_]+)"', (ROOT / "server/telemetry/families.h").read_text()))
 
 
@@ -274,7 +276,7 @@ def test_o1_number_of_series(exposition):
     assert 100 < count <= 2000
 
 
-def test_o1_every_metric_of_the_catalogue_is_there(exposition):
+def test_o1_every_metric_of_the_catalogue_exists(exposition):
     names = set(re.findall(r"^# TYPE (\S+)", exposition, re.MULTILINE))
     assert catalogue() - names - GPU_METRICS == set()
 
@@ -295,13 +297,13 @@ def test_o1_every_metric_of_dashboards_and_rules_is_in_the_scrape(scraped):
         assert asked and asked <= names, f"{where}, {rule.get('alert') or rule['record']}: {asked - names}"
 
 
-def test_a_name_that_is_not_in_the_scrape_is_seen(scraped):
+def test_detects_a_metric_missing_from_the_scrape(scraped):
     assert dashboards.metrics('sum by (model) (rate(nibble_no_such_total{a="b"}[5m])) / up') == {"nibble_no_such_total", "up"}
     assert "nibble_no_such_total" not in known(scraped[0])
 
 
 def test_label_values_of_queries_exist(scraped):
-    """A selector for a label that a metric does not have finds nothing, in silence."""
+    """A selector for a label that a metric does not have silently finds nothing."""
     prometheus, _ = scraped
     for where, title, expression in dashboards.queries():
         for name, selector in re.findall(r"\b((?:nibble|grpc)_[a-z0-9_]+)\{([^}]*)\}", expression):
@@ -312,14 +314,14 @@ def test_label_values_of_queries_exist(scraped):
             assert series and labels <= set(series[0]), f"{where}, {title}: {labels - set(series[0])} of {name}"
 
 
-# Panels that count what must not happen, or what no run of minutes can bring about: they have data, and it is 0.
+# Panels that count events that must not happen, or that a run of minutes cannot cause: their data is 0.
 STAYS_ZERO = {
-    "Calls that failed": "only a fault of the server counts",
-    "Calls that failed for the server's fault": "only a fault of the server counts",
-    "Weights quantised while serving": "the promise: never",
+    "Failed calls": "counts only failures caused by the server",
+    "Calls that failed because of the server": "counts only failures caused by the server",
+    "Weights quantised while serving": "must never happen",
     "Damage and failures": "needs a damaged disk: R8 and R12 make one",
-    "Killed for memory": "needs a memory cgroup",
-    "Failed": "a checkpoint that cannot be written: R8",
+    "Killed because of memory": "needs a memory cgroup",
+    "Failed": "needs a checkpoint that cannot be written: R8",
 }
 
 

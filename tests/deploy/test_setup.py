@@ -1,4 +1,4 @@
-"""deploy/setup.sh: what nothing is built with, and cannot be had, does not end it."""
+"""deploy/setup.sh continues without an unavailable tool that the build does not need."""
 import re
 import shutil
 
@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT, run
 
 SETUP = ROOT / "deploy/setup.sh"
-# What apt-get answers: $2 is update or download. The last one downloads what is no package.
+# Scripts for apt-get: $2 is update or download. The last one downloads a file that is not a package.
 FAILING = {"no network and no lists": "exit 100", "lists, and no network": '[[ $2 == update ]] || exit 100',
            "no package": '[[ $2 == update ]] || echo text >prometheus_1_amd64.deb'}
 
@@ -18,7 +18,7 @@ def function(name):
 
 @pytest.fixture
 def install_promtool(tmp_path):
-    """install_promtool(answer of apt-get): what the set-up's function says where no promtool is; then the set-up goes on."""
+    """install_promtool(script of apt-get): runs the setup's function without promtool; returns its output."""
     def install(answer):
         programs = tmp_path / "bin"
         programs.mkdir(exist_ok=True)
@@ -29,21 +29,21 @@ def install_promtool(tmp_path):
             (programs / name).write_text(f"#!{shutil.which('bash')}\n{text}\n")
             (programs / name).chmod(0o755)
         functions = "\n".join(map(function, ("say", "fail", "install_promtool")))
-        script = f"set -euo pipefail\ndeps={tmp_path}/deps\n{functions}\ninstall_promtool\nsay 'goes on'\n"
+        script = f"set -euo pipefail\ndeps={tmp_path}/deps\n{functions}\ninstall_promtool\nsay 'continues'\n"
         return run(programs / "bash", "-c", script, env={"PATH": str(programs)}).stdout
 
     return install
 
 
 @pytest.mark.parametrize("answer", FAILING.values(), ids=FAILING)
-def test_promtool_that_cannot_be_had_is_done_without(install_promtool, need, tmp_path, answer):
+def test_setup_continues_without_promtool(install_promtool, need, tmp_path, answer):
     need(shutil.which("dpkg-deb"), "dpkg-deb")
     said = install_promtool(answer)
-    assert "warning: promtool: " in said and "the tests of the alerts are skipped" in said and said.endswith("setup: goes on\n")
+    assert "warning: promtool: " in said and "the tests of the alerts are skipped" in said and said.endswith("setup: continues\n")
     assert not (tmp_path / "deps/tools/promtool").exists() and not list((tmp_path / "deps/tools/bin").iterdir())
 
 
-def test_promtool_is_taken_out_of_the_package(install_promtool, need, tmp_path):
+def test_promtool_is_extracted_from_the_package(install_promtool, need, tmp_path):
     need(shutil.which("dpkg-deb"), "dpkg-deb")
     package = tmp_path / "package"
     for path, text in {"DEBIAN/control": "Package: prometheus\nVersion: 1\nArchitecture: all\nMaintainer: nobody\nDescription: a test\n",
@@ -53,6 +53,6 @@ def test_promtool_is_taken_out_of_the_package(install_promtool, need, tmp_path):
     (package / "usr/bin/promtool").chmod(0o755)
     run("dpkg-deb", "--build", package, tmp_path / "prometheus_1_all.deb")
     said = install_promtool(f"cat {tmp_path}/prometheus_1_all.deb >prometheus_1_all.deb")
-    assert "warning" not in said and said.endswith("setup: goes on\n")
+    assert "warning" not in said and said.endswith("setup: continues\n")
     assert (tmp_path / "deps/tools/bin/promtool").read_text() == "#!/bin/sh\n" and not (tmp_path / "deps/tools/promtool").exists()
-    assert "promtool: is there" in install_promtool("exit 100")
+    assert "promtool: installed" in install_promtool("exit 100")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The table of the chart's values, made from values.yaml: key, default, the `# --` comment above it.
+"""Makes the table of the chart's values from values.yaml: key, default, the `# --` comment above the key.
 
-  values_table.py           writes it into helm/nibble/README.md, between the two marks
-  values_table.py --check   fails where the file does not have it"""
+  values_table.py           writes the table into helm/nibble/README.md, between the two marks
+  values_table.py --check   fails if the file does not have this table"""
 import json
 import pathlib
 import re
@@ -35,7 +35,7 @@ def documented_values(text):
 
 
 def leaves(values, before=""):
-    """Dotted keys that hold no keys of the chart's own."""
+    """Yields (dotted key, value) of keys without keys of the chart below them."""
     for key, value in values.items():
         name = f"{before}{key}"
         if isinstance(value, dict) and value and name not in ("resources", "metrics.dashboards.labels", "metrics.dashboards.annotations"):
@@ -50,7 +50,7 @@ def table():
     explained = dict(documented_values(text))
     missing = sorted(set(defaults) ^ set(explained))
     if missing:
-        sys.exit(f"values.yaml: without an explanation, or explained and not there: {', '.join(missing)}")
+        sys.exit(f"values.yaml: keys without explanation, or explanations without key: {', '.join(missing)}")
     lines = ["| Key | Default | |", "| --- | --- | --- |"]
     lines += [f"| `{key}` | `{json.dumps(value)}` | {explained[key]} |" for key, value in defaults.items()]
     return "\n".join(lines) + "\n"
@@ -62,7 +62,7 @@ def main():
     before, rest = text.split(BEGIN)
     made = before + BEGIN + table() + END + rest.split(END)[1]
     if "--check" in sys.argv[1:]:
-        sys.exit(0 if made == text else "helm/nibble/README.md is not what values.yaml says: run tests/deploy/values_table.py")
+        sys.exit(0 if made == text else "helm/nibble/README.md does not match values.yaml: run tests/deploy/values_table.py")
     path.write_text(made)
 
 

@@ -20,16 +20,16 @@ PAGE = ("The keeper of the light walked down to the harbour every morning before
 
 
 class Server:
-    """One nibbled. Ports are its own choice unless it has run on this state directory before."""
+    """One nibbled process. It chooses its ports at the first start and keeps them when it is restarted."""
 
     def __init__(self, state, *flags):
         self.state = pathlib.Path(state)
         self.flags = [str(flag) for flag in flags]
         if "--min_free_bytes" not in self.flags:
-            self.flags += ["--min_free_bytes", str(1 << 20)]  # whatever disk the tests run on
+            self.flags += ["--min_free_bytes", str(1 << 20)]  # independent of the free space of the test machine
         self.program = [BIN / "nibbled"]
         self.environment = {}
-        self.client_flags = []  # what every call of `run` says first: --tls-ca, --token-file ...
+        self.client_flags = []  # first arguments of every `run`: --tls-ca, --token-file ...
         self.process = None
         self.grpc = None
         self.http = None
@@ -60,7 +60,7 @@ class Server:
         return (self.state.parent / (self.state.name + ".log")).read_text(errors="replace")[-4000:]
 
     def logged(self, message):
-        """The entries of the log with this message, of every start."""
+        """Log entries with this message, from every start of the server."""
         with open(self.state.parent / (self.state.name + ".log"), errors="replace") as log:
             entries = [json.loads(line) for line in log if line.startswith("{") and message in line]
         return [entry for entry in entries if entry["message"] == message]
@@ -93,7 +93,7 @@ class Server:
         self.process.wait()
 
     def stop(self):
-        """SIGTERM; the exit code."""
+        """Sends SIGTERM and returns the exit code."""
         if self.process is None or self.process.poll() is not None:
             return None
         self.process.send_signal(signal.SIGTERM)
@@ -112,7 +112,7 @@ def trainers(server):
 def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, f"condition not met within {seconds} s"
         time.sleep(0.02)
 
 
@@ -144,7 +144,7 @@ def make_server(tmp_path):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory, model_directory, text_file):
-    """One server with the small model (f32) and its int8 and ternary forms, for tests that change nothing."""
+    """One server with the small model (f32) and its int8 and ternary forms, for tests that leave these unchanged."""
     server = Server(tmp_path_factory.mktemp("shared") / "state").start()
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")

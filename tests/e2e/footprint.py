@@ -1,4 +1,6 @@
-"""What nibbled and its trainers take of the machine: resident memory, open files, bytes on disk. Read in /proc, by root or their user."""
+"""Resources used by nibbled and its trainers: resident memory, open files, bytes on disk.
+
+Reads /proc, which needs root or the user of the processes."""
 import contextlib
 import dataclasses
 import json
@@ -25,7 +27,7 @@ class Memory:
 
 
 def memory(pid):
-    """Nothing of a process that has ended."""
+    """Memory of a process; all zero when the process has ended."""
     try:
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -46,7 +48,7 @@ def trainer_pids(state):
 
 
 def open_files(pid):
-    """Descriptor -> what it is."""
+    """Maps each open descriptor to the target of its link in /proc."""
     found = {}
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
@@ -55,7 +57,7 @@ def open_files(pid):
 
 
 def disk_bytes(folder):
-    """Of all files below, as allocated, each once."""
+    """Allocated bytes of all files below `folder`; a file with several links counts once."""
     inodes = {}
     folders = [folder]
     while folders:
@@ -80,7 +82,7 @@ class Sample:
 
 
 class Sampler:
-    """Samples every `period` seconds while it is entered; `with sampler.phase(NAME)` names those of a part."""
+    """Samples every `period` seconds while entered; `with sampler.phase(NAME)` labels the samples taken meanwhile."""
 
     def __init__(self, server, period=0.25, disk=True):
         self.server, self.period, self.disk = server, period, disk
@@ -93,7 +95,7 @@ class Sampler:
         try:
             while not self.stop.wait(self.period):
                 self.samples.append(self.take())
-        except Exception as error:  # the one who reads the samples raises it
+        except Exception as error:  # __exit__ reports it
             self.failure = error
 
     def take(self):
@@ -121,7 +123,7 @@ class Sampler:
             yield
         finally:
             self.seconds[name] = time.monotonic() - began
-            self.samples.append(self.take())  # one at least, however short it is
+            self.samples.append(self.take())  # at least one sample, however short the phase
             self.current = ""
             print(f"{name}: {self.seconds[name]:.1f} s", flush=True)
 
@@ -130,7 +132,7 @@ class Sampler:
 
 
 def write_json(name, value):
-    """Beside the logs of tests/run.sh, or in NIBBLE_TEST_LOGS."""
+    """Writes to the folder of the logs of tests/run.sh, or to NIBBLE_TEST_LOGS."""
     LOGS.mkdir(parents=True, exist_ok=True)
     (LOGS / name).write_text(json.dumps(value, indent=1) + "\n")
-    print(f"written: {LOGS / name}")
+    print(f"wrote {LOGS / name}")

@@ -28,7 +28,7 @@ class Connection:
         host, port = address.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=10)
         self.buffer = b""
-        self.cut_code = None  # HTTP/2's error code of what ended a flood
+        self.cut_code = None  # HTTP/2 error code of the frame that ended a flood
         if hello:
             self.send(PREFACE + frame(SETTINGS, 0, 0, b""))
 
@@ -37,7 +37,7 @@ class Connection:
         self.socket.sendall(data)
 
     def frames(self, seconds):
-        """(kind, flags, stream, payload) as they come; ends when the server closes or the time is over."""
+        """Yields (kind, flags, stream, payload) as frames arrive; ends when the server closes or after `seconds`."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             while len(self.buffer) >= 9 and len(self.buffer) >= 9 + int.from_bytes(self.buffer[:3], "big"):
@@ -59,8 +59,9 @@ class Connection:
             self.buffer += data
 
     def flood(self, stream, most, used=0):
-        """Sends up to so many bytes on a stream, as fast as the server's windows let it, of which `used` are used up already: one byte
-        more than a window ends the stream for another reason. (What ended it or None, bytes sent.)"""
+        """Sends up to `most` bytes on a stream, as fast as the server's windows allow. `used` bytes of the windows are
+        already spent; they must be counted, because one byte beyond a window ends the stream for that reason. Returns
+        (the kind of the frame that ended the stream or None, bytes sent)."""
         windows, sent, frames_sent = {0: 65535 - used, stream: 65535 - used}, 0, 0
         began = time.monotonic()
         while sent < most and time.monotonic() - began < 60:
@@ -93,7 +94,7 @@ class Connection:
         return None, sent
 
     def closed_within(self, seconds):
-        """Seconds until the server said GOAWAY or closed; None when it did not."""
+        """Seconds until the server sent GOAWAY or closed; None if it did neither."""
         began = time.monotonic()
         for kind, _, _, _ in self.frames(seconds):
             if kind in (GOAWAY, "closed"):

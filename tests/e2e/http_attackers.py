@@ -1,5 +1,5 @@
-"""http_attackers.py HOST PORT KIND COUNT: clients that misbehave at the HTTP port, in a process of their own, until it is killed. A
-connection that the server closes is opened again at once. Prints "ready" when all have been connected once.
+"""http_attackers.py HOST PORT KIND COUNT: runs COUNT misbehaving clients against the HTTP port until the process is
+killed. Reopens at once each connection that the server closes. Prints "ready" when all clients have connected once.
   drip    sends a byte of a request every 0.4 s
   silent  sends nothing
   deaf    asks for /metrics again and again and reads nothing
@@ -24,7 +24,7 @@ def connect(address):
 
 
 def send(connection, data):
-    """False: the server has closed."""
+    """Returns False if the server has closed the connection."""
     try:
         connection.send(data)
     except BlockingIOError:

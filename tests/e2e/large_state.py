@@ -1,4 +1,4 @@
-"""State directories of many jobs and events, written by SQL: the same rows by calls would take hours."""
+"""Builds state directories with many jobs and events by SQL: creating the rows by calls would take hours."""
 import json
 import os
 import sqlite3
@@ -8,11 +8,11 @@ from conftest import wait_until
 from wire import Api
 
 CANCELLED = 9  # JobState
-BACKOFF_S = 10 * 24 * 3600  # of queued jobs: they are in the queue, and none of them starts
+BACKOFF_S = 10 * 24 * 3600  # of queued jobs: they stay in the queue and none starts
 
 
 def prepare(server, model_directory, text_file):
-    """A model and a data set for the jobs."""
+    """Imports a model and uploads a data set for the jobs."""
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", "page")
 
@@ -38,7 +38,7 @@ def open_database(server):
 
 
 def add_jobs(database, job, prefix, count, **columns):
-    """Copies of the job named prefix-00000001 ..., with these columns (SQL expressions; `i` is 1 to count)."""
+    """Copies the job to prefix-00000001 ..., with these columns changed (SQL expressions; `i` runs from 1 to count)."""
     columns = {"id": f"printf('{prefix}-%08d', i)", "spec": f"json_set(spec, '$.output_model', printf('{prefix}-%08d', i))",
                "priority": "priority", "last_sequence": "1", **columns}
     names = [row[1] for row in database.execute("PRAGMA table_info(jobs)") if row[1] != "number"]
@@ -48,7 +48,7 @@ def add_jobs(database, job, prefix, count, **columns):
 
 
 def add_queue(database, job, count):
-    """Jobs that wait out a long backoff."""
+    """Adds jobs that wait in the queue for a long backoff."""
     add_jobs(database, job, "queued", count, state="'QUEUED'", error="''", ended_us="0", started_us="0", attempt="0")
     now = int(time.time() * 1e6)
     body = json.dumps({"sequence": 1, "time": "2026-01-01T00:00:00Z", "type": "state", "attempt": 0, "state": "QUEUED", "retry_in_s": BACKOFF_S})
@@ -57,7 +57,7 @@ def add_queue(database, job, count):
 
 
 def add_final(database, job, count, labels=()):
-    """Jobs that are over, in turns in each final state."""
+    """Adds finished jobs that cycle through the final states."""
     state = "CASE i % 3 WHEN 0 THEN 'SUCCEEDED' WHEN 1 THEN 'FAILED' ELSE 'CANCELLED' END"
     add_jobs(database, job, "final", count, state=state, published="1")
     for key, value, every in labels:
@@ -65,13 +65,13 @@ def add_final(database, job, count, labels=()):
 
 
 def add_label(database, ids, key, value, every=1):
-    """Of the jobs whose ids are LIKE `ids`, each `every`th gets it."""
+    """Labels every `every`th job whose id is LIKE `ids`."""
     database.execute("INSERT INTO job_labels (key, value, number) SELECT ?, ?, number FROM jobs WHERE id LIKE ? AND number % ? = 0",
                      (key, value, ids, every))
 
 
 def add_steps(database, where, count):
-    """`count` step events for each of these jobs, from sequence 2."""
+    """Adds `count` step events to each of these jobs, from sequence 2."""
     body = ("json_object('sequence', i + 1, 'time', '2026-01-01T00:00:00Z', 'type', 'step', 'attempt', 1, 'step', i, 'max_steps', 1000, 'loss', "
             "2.5, 'lr', 0.0002, 'grad_norm', 1.5, 'tokens', 1024, 'tokens_per_s', 512.5, 'step_ms', 1998, 'peak_memory_bytes', 1234567890)")
     database.execute("INSERT INTO events (job_id, sequence, attempt, attempt_sequence, type, time_us, body) "
@@ -81,6 +81,6 @@ def add_steps(database, where, count):
 
 
 def count_of(name, default):
-    """How many, unless the environment says otherwise: NIBBLE_LARGE_EVENTS=1000000."""
+    """The count in the environment variable `name` (for example NIBBLE_LARGE_EVENTS=1000000), else `default`."""
     return int(os.environ.get(name, default))
 

@@ -1,8 +1,10 @@
-"""llama_shape.py ADDRESS NAME [--shape 8b] [--seed 0] [--layers N ...]: a Llama of this shape with random bf16 weights, sent to a server
-and imported there. Its files (config.json, tokenizer, shards and their index) exist as a stream alone: a chunk is made when it is sent.
+"""llama_shape.py ADDRESS NAME [--shape 8b] [--seed 0] [--layers N ...]: uploads a Llama of this shape with random bf16
+weights to a server and imports it. Its files (config.json, tokenizer, shards and their index) exist only as a stream:
+each chunk is generated when it is sent.
 
-Weights are N(0, 0.02), by an inverse CDF over 2^16 equally likely values; norms are 1. The numbers come from Philox-4x64 (Salmon et al.,
-"Parallel random numbers: as easy as 1, 2, 3"), keyed by seed and tensor, so that any block of any tensor is made without those before."""
+Weights are N(0, 0.02), by an inverse CDF over 2^16 equally likely values; norms are 1. The numbers come from
+Philox-4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"), keyed by seed and tensor, so that any block
+of any tensor can be generated without the blocks before it."""
 import argparse
 import dataclasses
 import functools
@@ -60,7 +62,7 @@ class Shape:
         return sum(map(math.prod, self.tensors().values()))
 
     def largest_bytes(self):
-        """Of a tensor in bf16."""
+        """Size of the largest tensor in bf16."""
         return 2 * max(map(math.prod, self.tensors().values()))
 
 
@@ -68,17 +70,17 @@ SHAPES = {
     # Llama 3 8B: 8.03 B parameters.
     "8b": Shape(hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256, positions=8192,
                 shard_bytes=5_000_000_000),
-    # 0.52 B: what grows with the weights is larger than the programs themselves.
+    # 0.52 B parameters: memory that grows with the weights exceeds that of the programs themselves.
     "middle": Shape(hidden=1536, layers=16, heads=12, kv_heads=4, head_dim=128, ffn=4096, vocab=32000, positions=2048,
                     shard_bytes=400_000_000),
-    # 51 M: seconds.
+    # 51 M parameters: a test takes seconds.
     "small": Shape(hidden=512, layers=12, heads=8, kv_heads=4, head_dim=64, ffn=1792, vocab=8192, positions=1024, shard_bytes=40_000_000),
 }
 
 
 @functools.lru_cache(maxsize=None)
 def inverse_cdf():
-    """2^16 bf16 numbers, each as likely as the others."""
+    """2^16 equally likely bf16 values."""
     normal = statistics.NormalDist(0, STD)
     exact = np.array([normal.inv_cdf((i + 0.5) / 65536) for i in range(65536)], np.float32)
     bits = exact.view(np.uint32)
@@ -86,9 +88,9 @@ def inverse_cdf():
 
 
 def blocks(seed, index, name, shape):
-    """The bytes of a tensor, at most 1 MiB at a time."""
+    """Yields the bytes of a tensor, at most 1 MiB at a time."""
     left = 2 * math.prod(shape)
-    draws = BLOCK_BYTES // 8  # of 64 bits; a count of Philox is four
+    draws = BLOCK_BYTES // 8  # 64-bit draws per block; one step of Philox's counter yields four
     block = 0
     while left > 0:
         size = min(left, BLOCK_BYTES)
@@ -103,7 +105,7 @@ def blocks(seed, index, name, shape):
 
 
 def shards(shape):
-    """The tensors of each file, by name."""
+    """Maps the name of each file to its tensors."""
     files, size = [{}], 0
     for name, dims in shape.tensors().items():
         size += 2 * math.prod(dims)
@@ -126,7 +128,7 @@ def header(tensors):
 
 
 def files(shape, seed=0):
-    """(name, size, iterator over the bytes) of each file."""
+    """Yields (name, size, iterator over the bytes) for each file."""
     order = {name: index for index, name in enumerate(shape.tensors())}
     parts = shards(shape)
     index = {"metadata": {"total_size": 2 * shape.parameters()}, "weight_map": {name: file for file in parts for name in parts[file]}}
@@ -146,7 +148,7 @@ def files(shape, seed=0):
 
 
 def upload(api, shape, seed=0, timeout=7200):
-    """The upload's id, and the bytes that were sent."""
+    """Returns the upload's id and the number of bytes sent."""
     invoke, request = api.bind(api.channel.stream_unary, "ModelService", "UploadModel")
     digest, sent = hashlib.sha256(), 0
 
@@ -165,7 +167,7 @@ def upload(api, shape, seed=0, timeout=7200):
 
 
 def send(api, name, shape, seed=0):
-    """Uploads and imports the model; bytes, and seconds of both."""
+    """Uploads and imports the model; returns the bytes sent and the seconds of each step."""
     began = time.monotonic()
     upload_id, sent = upload(api, shape, seed)
     uploaded = time.monotonic()
@@ -175,12 +177,12 @@ def send(api, name, shape, seed=0):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("address", help="of nibbled, HOST:PORT")
-    parser.add_argument("name", help="of the model")
+    parser.add_argument("address", help="HOST:PORT of nibbled")
+    parser.add_argument("name", help="name for the model on the server")
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--seed", type=int, default=0)
     for field in dataclasses.fields(Shape):
-        parser.add_argument("--" + field.name.replace("_", "-"), type=int, help="instead of the shape's own")
+        parser.add_argument("--" + field.name.replace("_", "-"), type=int, help="override this field of the shape")
     given = vars(parser.parse_args())
     changes = {field.name: given[field.name] for field in dataclasses.fields(Shape) if given[field.name] is not None}
     shape = dataclasses.replace(SHAPES[given["shape"]], **changes)

@@ -1,4 +1,5 @@
-"""Scores beside transformers' own. Imports torch: a test that may skip without it does so before it imports this."""
+"""Compares scores with those of transformers. Imports torch: a test that may skip without torch must do so before it
+imports this."""
 import pathlib
 import sys
 
@@ -8,9 +9,10 @@ import transformers
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "golden/model"))
 import make_family_golden as golden  # noqa: E402
 
-TOP = 20  # what the API gives of a position
-# Activations become codes: one that two sums round to different codes, a tie, changes every later logit of its text. By up to 0.12
-# where transformers computes the models of test_hf_bitnet.py in f32 and in f64.
+TOP = 20  # most likely tokens that the API returns per position
+# Activations are rounded to codes. At a tie, where two orders of summation round an activation to different codes,
+# every later logit of the text changes: by up to 0.12 between transformers in f32 and in f64 on the models of
+# test_hf_bitnet.py.
 TIE = 0.2
 
 
@@ -23,7 +25,7 @@ def to_bf16(value):
 
 
 def rounded_attention(module, query, key, value, mask, **_):
-    """Causal attention over keys and values rounded to bf16, as the cache of a model of a bitnet_qat job holds them."""
+    """Causal attention over keys and values rounded to bf16, as in the KV cache of a model of a bitnet_qat job."""
     groups = query.shape[1] // key.shape[1]
     key, value = (to_bf16(t).repeat_interleave(groups, 1) for t in (key, value))
     out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -34,7 +36,8 @@ transformers.AttentionInterface.register("rounded", rounded_attention)
 
 
 def worst_difference(answer, model):
-    """Of the log-probabilities in what `nibble score` printed to those of a transformers model. The first token has none."""
+    """Largest difference between the log-probabilities that `nibble score` printed and those of a transformers model.
+    The first token has none."""
     assert len(answer["token_ids"]) > 1 and answer["logprobs"][0] is None
     want = golden.logprobs(model, answer["token_ids"])
     return max(abs(got - wanted) for got, wanted in zip(answer["logprobs"][1:], want, strict=True))
@@ -42,8 +45,9 @@ def worst_difference(answer, model):
 
 @torch.no_grad()
 def worst_top_difference(answer, model, count=TOP):
-    """Of the `count` likeliest tokens at every position but the first to transformers': each by its token, and by its rank, so that
-    one that was left out is seen and equals may stand in any order."""
+    """Largest difference to transformers over the `count` likeliest tokens at every position but the first. Each token
+    is compared by id and by rank, so that an omitted token is detected and equally likely tokens may come in any
+    order."""
     theirs = torch.log_softmax(model(torch.tensor([answer["token_ids"]])).logits[0].double(), -1)[:-1]
     worst = 0.0
     for ours, row in zip(answer["top_logprobs"][1:], theirs, strict=True):
@@ -54,21 +58,23 @@ def worst_top_difference(answer, model, count=TOP):
 
 
 def compare(answer, model, tokens, top=0, most_of_top=1e-3):
-    """Each token's logprob, and at each position the `top` likeliest tokens'. A model that activations are codes of meets a tie in any
-    long text: the token that a trained one is sure of stays within 1e-3, the unlikely ones beside it within TIE."""
+    """Compares each token's logprob and, at each position, those of the `top` likeliest tokens. A model whose
+    activations are codes meets a tie in any long text: the token that a trained model is sure of stays within 1e-3, the
+    unlikely tokens beside it within TIE."""
     assert len(answer["token_ids"]) == tokens
     worst = worst_difference(answer, model)
     print(f"worst difference of {tokens - 1} logprobs: {worst:.2e}")
     assert worst <= 1e-3
     if top:
         worst = worst_top_difference(answer, model, top)
-        print(f"and of the {top} likeliest tokens' at each position: {worst:.2e}")
+        print(f"worst difference of the {top} likeliest tokens at each position: {worst:.2e}")
         assert worst <= most_of_top
 
 
 def compare_where_no_tie(answers, model, tie=TIE):
-    """Short texts, each alone, the TOP likeliest tokens of each position: half of the texts must meet no tie, and none may depart by
-    more than one makes, `tie`. A wrong formula, a wrong order or a token left out would fail them all."""
+    """Compares the TOP likeliest tokens at each position of short texts, each scored alone. At least half of the texts
+    must meet no tie, and none may differ by more than `tie`. A wrong formula, a wrong order or an omitted token would
+    fail every text."""
     worst = [worst_top_difference(answer, model) for answer in answers]
     print(f"worst differences of {TOP} logprobs a position, {len(worst)} texts: " + " ".join(f"{value:.1e}" for value in worst))
     assert len(worst) >= 16 and 2 * sum(value <= 1e-3 for value in worst) >= len(worst)

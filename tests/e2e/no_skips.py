@@ -1,5 +1,6 @@
-"""pytest --no-skips: a skipped test or module is a failure, so that a run which is to show everything cannot pass by leaving things
-out. What hangs on the machine itself (a GPU, an instruction set) is marked `hardware` and may skip all the same."""
+"""pytest --no-skips: a skipped test or module is a failure, so that a run which must show everything cannot pass by
+leaving tests out. Tests that depend on the machine itself (a GPU, an instruction set) are marked `hardware` and may
+still skip."""
 import pytest
 
 
@@ -8,7 +9,8 @@ def pytest_addoption(parser):
 
 
 def forbid(config, report, allowed=False):
-    """An expected failure (xfail) is reported as skipped too; it ran, and stays."""
+    """Turns a skip into a failure. An expected failure (xfail) is reported as skipped too, but it ran and stays as it
+    is."""
     if not report.skipped or hasattr(report, "wasxfail") or allowed or not config.getoption("no_skips", False):
         return
     _, _, reason = report.longrepr

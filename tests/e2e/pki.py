@@ -1,4 +1,4 @@
-"""A certificate authority for tests, by the program openssl."""
+"""A certificate authority for tests, made with the openssl program."""
 import os
 import pathlib
 import subprocess
@@ -19,7 +19,7 @@ class Authority:
         self.issued = 0
 
     def issue(self, name, names, expired=False, days=7):
-        """(certificate, key); `names` as "DNS:localhost,IP:127.0.0.1"."""
+        """Returns (certificate, key). `names` has the form "DNS:localhost,IP:127.0.0.1"."""
         base = self.folder / name
         certificate, key, request = (base.with_suffix(end) for end in (".crt", ".key", ".csr"))
         openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}", "-keyout", key, "-out",
@@ -39,7 +39,7 @@ class Authority:
 
 
 def put_in_place(folder, certificate, key):
-    """Both files change at once: `folder`/now is a symbolic link that is renamed over, as Kubernetes does it."""
+    """Replaces both files at once by renaming over the symbolic link `folder`/now, as Kubernetes does."""
     folder = pathlib.Path(folder)
     version = folder / f"version{len(list(folder.glob('version*')))}"
     version.mkdir(parents=True)

@@ -63,7 +63,7 @@ def weights(seed=0, config=CONFIG):
 
 
 def write(directory, seed=0, **changes):
-    """`changes` to CONFIG make a model of other sizes."""
+    """Writes the model; `changes` override fields of CONFIG."""
     config = {**CONFIG, **changes}
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,13 @@
-"""soak_attackers.py GRPC_ADDRESS: clients that misbehave at the gRPC port, one thread for each kind, at the lowest priority, until the
-process is killed. A refusal does not stop them. Prints "ready" when each has begun.
-  lists    asks for a page of jobs that no job fits
+"""soak_attackers.py GRPC_ADDRESS: runs misbehaving clients against the gRPC port, one thread for each kind, at the
+lowest priority, until the process is killed. Refusals do not stop them. Prints "ready" when each kind has succeeded
+once.
+  lists    asks for a page of jobs with a filter that matches no job
   claims   begins messages of 2 GiB and closes
-  garbage  sends what is no HTTP/2
+  garbage  sends bytes that are not HTTP/2
   floods   leaves each connection for a new one, 100 a second
   deaf     opens watches that send ten messages a second, and reads none
-  cuts     begins uploads and cuts them off
-  cancels  begins answers and cancels them at once"""
+  cuts     begins uploads and cancels them
+  cancels  begins generations and cancels them at once"""
 import contextlib
 import os
 import random
@@ -97,6 +98,6 @@ if __name__ == "__main__":
     for kind, begun in kinds.items():
         threading.Thread(target=repeat, args=(kind, sys.argv[1], begun), daemon=True).start()
     for kind, begun in kinds.items():
-        assert begun.wait(60), f"{kind.__name__} never succeeds"
+        assert begun.wait(60), f"{kind.__name__} has not succeeded within 60 s"
     print("ready", flush=True)
     threading.Event().wait()

@@ -10,18 +10,20 @@ import grpc
 from wire import Api
 
 DEADLINE_S = 30
-LONG_S = 120  # a conversion's wait, an import, a generation behind others
+LONG_S = 120  # for conversions, imports and generations that queue behind others
 Code = grpc.StatusCode
 UNANSWERED = {Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE, Code.CANCELLED}
-# Answers, beside OK, that this work may get while others pause, delete and unload what it names. Any other is a fault.
+# Besides OK, this workload may get these codes while others pause, delete and unload what it names. Any other code is a
+# fault.
 REFUSALS = {Code.NOT_FOUND, Code.FAILED_PRECONDITION, Code.RESOURCE_EXHAUSTED, Code.ALREADY_EXISTS, Code.ABORTED}
 
 
 class Life:
-    """Whether there is a server. A call that a kill of the server met is cut, not unanswered."""
+    """Whether the server is up. A call that was in progress when the server was killed counts as cut, not as
+    unanswered."""
 
     def __init__(self):
-        self.number, self.up = 0, threading.Event()  # odd: between a kill and the next start
+        self.number, self.up = 0, threading.Event()  # `number` is odd between a kill and the next start
         self.up.set()
 
     def kill(self):
@@ -38,9 +40,9 @@ class Calls:
 
     def __init__(self):
         self.lock = threading.Lock()
-        self.seconds = collections.defaultdict(list)  # kind -> of each call that was answered
+        self.seconds = collections.defaultdict(list)  # kind -> duration of each answered call
         self.ends = collections.defaultdict(collections.Counter)  # kind -> ok, refused, cut, unanswered, faulty
-        self.examples = []  # of the last two
+        self.examples = []  # errors of unanswered and faulty calls
 
     def count(self, kind, end, seconds, error=None):
         with self.lock:
@@ -64,7 +66,7 @@ class Calls:
 
 
 class CountedApi(Api):
-    """Api, for one thread. Connects anew after a kill of the server; the error of a call is raised when it was counted."""
+    """An Api for one thread. Reconnects after a kill of the server. Counts the error of a call, then raises it."""
 
     def __init__(self, address, calls, life):
         super().__init__(address)
@@ -79,7 +81,7 @@ class CountedApi(Api):
 
     @contextlib.contextmanager
     def counted(self, kind):
-        """Yields a list: what is put there counts as the call's seconds, instead of the time to its end."""
+        """Yields a list: a number appended to it replaces the time to the end of the call as its duration."""
         self.renew()
         began, life, told = time.monotonic(), self.life.number, []
         try:
@@ -87,7 +89,7 @@ class CountedApi(Api):
             end, error = "ok", None
         except (grpc.RpcError, OSError, http.client.HTTPException) as failure:
             error, code = failure, failure.code() if isinstance(failure, grpc.RpcError) else Code.UNAVAILABLE
-            # A killed server's last answer may be half of one: the kill counts, whatever the code.
+            # The last answer of a killed server may be incomplete: the call counts as cut whatever its code.
             cut = life % 2 or life != self.life.number
             end = "cut" if cut else "refused" if code in REFUSALS else "unanswered" if code in UNANSWERED else "faulty"
         self.calls.count(kind, end, told[0] if told else time.monotonic() - began, error)
@@ -104,7 +106,8 @@ class CountedApi(Api):
             return list(super().stream(service, method, timeout=timeout, **fields))
 
     def look_at(self, service, method, seconds, /, timeout=LONG_S, **fields):
-        """The messages of a stream that come first, and in so many seconds. Its time is that of the first."""
+        """Reads a stream for `seconds`, or until its first message if that is later, and cancels it. Counts the time to
+        the first message."""
         with self.counted(method) as told:
             began, messages, ended = time.monotonic(), [], threading.Event()
             call = super().stream(service, method, timeout=timeout, **fields)

@@ -1,4 +1,4 @@
-"""The clients of a soak: threads that work with one server, remember what it acknowledged and check what it says."""
+"""The clients of a soak: threads that work with one server, remember what it acknowledged and check its answers."""
 import hashlib
 import http.client
 import random
@@ -15,14 +15,15 @@ from wire import message, unpacked, wait_for
 
 SERVED = ("small-int8", "small-ternary", "small")
 PROMPTS = ("The keeper of the light", "He counted the boats,", "The tide turned", "x")
-TARGETS = {"MODEL_FORMAT_INT8": True, "MODEL_FORMAT_TERNARY": True, "MODEL_FORMAT_NF4": False}  # whether the result has a record
-KEPT = 8  # of what a client makes; older ones are deleted
+# Whether the converted model has a record to verify against.
+TARGETS = {"MODEL_FORMAT_INT8": True, "MODEL_FORMAT_TERNARY": True, "MODEL_FORMAT_NF4": False}
+KEPT = 8  # models or data sets per client; it deletes older ones
 SUCCEEDED = 7  # JobState
 INTERRUPTED = 2  # UploadState
 
 
 class Client(threading.Thread):
-    """Calls `turn` again and again. An RPC error ends a turn: it has been counted. Anything else is a failure of the soak."""
+    """Calls `turn` repeatedly. An RPC error, already counted, ends the turn; any other exception fails the soak."""
     pause_s = 0.05
 
     def __init__(self, soak, seed):
@@ -43,8 +44,8 @@ class Client(threading.Thread):
         self.api.close()
 
     def finish(self, api, operation):
-        """Of an operation that the last call of `api` began. None: a kill of the server has ended it."""
-        life = api.connected  # the life in which it began; the kill that ends it may have come before this line
+        """Waits for an operation that the last call of `api` began. Returns None if a kill of the server ended it."""
+        life = api.connected  # in which the operation began; a kill may have ended it already
         try:
             return wait_for(api, operation, LONG_S)
         except AssertionError:
@@ -54,18 +55,19 @@ class Client(threading.Thread):
 
 
 class Jobs(Client):
-    """Creates, pauses, resumes, cancels, deletes and reads jobs; what it hears must fit what was said before."""
+    """Creates, pauses, resumes, cancels, deletes and reads jobs; each answer must be consistent with the earlier
+    ones."""
 
     def turn(self, api):
         try:
             self.soak.traffic.operate(api, max_open=6)
         except grpc.RpcError as error:
-            # Traffic expects these where they are right.
+            # Traffic itself handles these codes where they are expected.
             assert error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION), error
 
 
 class Watches(Client):
-    """A job's events from the first: in order, without a gap, to the end of a job that is over."""
+    """Reads the events of a job from the first: they must come in order and without a gap."""
     pause_s = 0.2
 
     def turn(self, api):
@@ -105,7 +107,8 @@ class Lists(Client):
 
 
 class Answers(Client):
-    """The same greedy prompt has the same answer whatever runs beside it, whole, streamed or after others were left."""
+    """The same greedy prompt must get the same answer whatever runs beside it, unary or streamed, also after abandoned
+    streams."""
 
     def turn(self, api):
         model, prompt = self.random.choice(SERVED), self.random.choice(PROMPTS)
@@ -115,7 +118,7 @@ class Answers(Client):
             text = api.call("InferenceService", "Generate", timeout=LONG_S, **fields).outputs[0].text
         elif kind == "GenerateStream":
             replies = api.read("InferenceService", "GenerateStream", request=fields)
-            assert replies[-1].WhichOneof("event") == "usage", "half an answer"
+            assert replies[-1].WhichOneof("event") == "usage", "the stream ended without its usage message"
             text = "".join(reply.delta.text for reply in replies if reply.WhichOneof("event") == "delta")
         elif kind == "leave":
             api.look_at("InferenceService", "GenerateStream", 0, request=fields)
@@ -132,13 +135,13 @@ class Answers(Client):
 
     def check(self, asked, text):
         if asked[1] == "small":
-            return  # f32: another batch may round otherwise
+            return  # f32: rounding may differ with the batch
         want = self.soak.answers.setdefault(asked, text)
-        assert text == want, f"{asked}: {text!r}, before {want!r}"
+        assert text == want, f"{asked}: got {text!r}, earlier {want!r}"
 
 
 class Uploads(Client):
-    """Data sets, some of which are interrupted and resumed, or cancelled; the oldest are deleted."""
+    """Uploads data sets, some of them interrupted and resumed, or cancelled; deletes the oldest."""
     pause_s = 0.3
 
     def turn(self, api):
@@ -166,7 +169,7 @@ class Uploads(Client):
             api.call("DatasetService", "DeleteDataset", name=mine[0])
 
     def interrupt(self, api, name, upload_id, content):
-        """Sends this much, and then the connection is lost. Whether the server has it all."""
+        """Sends `content`, then drops the connection. Returns whether the server received all of the content."""
         api.renew()
         hang, life = threading.Event(), api.connected
         invoke, _ = api.bind(api.channel.stream_unary, "DatasetService", "UploadDataset")
@@ -200,7 +203,8 @@ class Uploads(Client):
 
 
 class Models(Client):
-    """Converts, loads, asks, verifies and unloads; imports an upload now and then; deletes old results, its own and the jobs'."""
+    """Converts, loads, prompts, verifies and unloads models; imports an upload now and then; deletes old models, also
+    those of jobs."""
     pause_s = 0.5
 
     def turn(self, api):
@@ -213,7 +217,7 @@ class Models(Client):
     def keep(self, api, name, of):
         digest = api.call("ModelService", "GetModel", name=name).digest
         want = self.soak.digests.setdefault(of, digest)
-        assert digest == want, f"{name}: the same work made other weights"
+        assert digest == want, f"{name}: the same work produced different weights"
         self.soak.models[name] = digest
 
     def convert(self, api):
@@ -266,7 +270,7 @@ class Models(Client):
 
 
 class Probes(Client):
-    """As a kubelet and a Prometheus ask: a connection each."""
+    """Requests the HTTP port as a kubelet and a Prometheus do, with a new connection each time."""
     pause_s = 0.2
 
     def turn(self, api):

@@ -1,4 +1,5 @@
-"""PEFT adapters in, shards and compressed-tensors out: by the real programs, and read by numpy alone or by PEFT."""
+"""Imports PEFT adapters and exports shards and compressed-tensors with the real programs; numpy or PEFT reads the
+exports."""
 import json
 import shutil
 import struct
@@ -16,7 +17,7 @@ PROMPT = "The keeper of the light"
 
 @pytest.fixture(scope="module")
 def trained(shared, tmp_path_factory):
-    """A job's adapter, and its export as PEFT reads it."""
+    """A server with the adapter of a job, and that adapter exported in the format of PEFT."""
     shared.lines("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "tuned", "--max-steps", 12,
                  *TRAIN, "--watch")
     adapter = tmp_path_factory.mktemp("export") / "adapter"
@@ -24,7 +25,7 @@ def trained(shared, tmp_path_factory):
     return shared, adapter
 
 
-def test_an_exported_adapter_is_the_same_model_again(trained):
+def test_reimported_adapter_is_the_same_model(trained):
     server, adapter = trained
     tuned = server.json("models", "get", "tuned")
     assert json.loads((adapter / "adapter_config.json").read_text())["nibble_base_digest"] == tuned["base_digest"]
@@ -41,7 +42,7 @@ def test_an_exported_adapter_is_the_same_model_again(trained):
     assert server.json("models", "verify", "again-int8")["equal"] is True
 
 
-def test_an_adapter_changes_what_its_base_answers(trained):
+def test_adapter_changes_the_answers_of_its_base(trained):
     server, adapter = trained
     server.run("models", "import", adapter, "--name", "changed", "--base", "small")
     scores = [server.json("score", name, "--text", PAGE[:80])["logprobs"][1:] for name in ("small", "changed")]
@@ -93,7 +94,7 @@ def lying(path):
 SPOILED = {
     "other_weights": (edit_config(nibble_base_digest="d" * 64), ["BASE_MISMATCH", "d" * 64]),
     "wider": (edit_tensors(wider), ["ADAPTER_SHAPE", Q_A, "[4, 65]", "[4, 64]"]),
-    "missing": (edit_tensors(missing), ["ADAPTER_SHAPE", Q_A, "not there"]),
+    "missing": (edit_tensors(missing), ["ADAPTER_SHAPE", Q_A, "missing"]),
     "head": (edit_tensors(head), ["ADAPTER_SHAPE", "lm_head"]),
     "not_lora": (edit_config(peft_type="IA3"), ["MODEL_FORMAT", "IA3"]),
     "dora": (edit_config(use_dora=True), ["MODEL_FORMAT", "use_dora"]),
@@ -108,7 +109,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("case", SPOILED)
-def test_an_adapter_that_does_not_fit_is_refused_by_name_and_leaves_nothing(trained, tmp_path, case):
+def test_adapter_that_does_not_fit_is_refused_by_name_and_leaves_nothing(trained, tmp_path, case):
     server, adapter = trained
     spoil, names = SPOILED[case]
     path = shutil.copytree(adapter, tmp_path / "adapter")
@@ -122,7 +123,7 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name_and_leaves_nothing(trai
 
 @pytest.mark.parametrize("flags, names", [([], ["base: is not set"]), (["--base", "small-int8"], ["ADAPTER_BASE", "wanted nf4"]),
                                           (["--base", "nobody"], ["(MODEL)", "nobody"])], ids=["none", "int8", "unknown"])
-def test_a_base_that_cannot_carry_it_is_refused(trained, flags, names):
+def test_base_that_cannot_carry_an_adapter_is_refused(trained, flags, names):
     server, adapter = trained
     result = server.run("models", "import", adapter, "--name", "bad", *flags, check=False)
     assert result.returncode != 0
@@ -141,7 +142,7 @@ def exported(path):
     return tensors, files
 
 
-def test_an_export_above_the_limit_is_shards_with_their_index(shared, tmp_path):
+def test_export_above_the_limit_is_sharded_with_an_index(shared, tmp_path):
     shared.run("models", "export", "small", "--format", "hf", "--max-shard-bytes", 100_000, "--out", tmp_path / "out")
     tensors, files = exported(tmp_path / "out")
     assert len(files) > 2
@@ -170,7 +171,7 @@ def test_compressed_tensors_hold_our_codes_and_scales(portable, tmp_path):
     assert quantization["ignore"] == ["lm_head"] and quantization["config_groups"]["group_0"]["targets"] == ["Linear"]
     floats = small_model.weights()
     linears = [name for name in floats if name.endswith("_proj.weight")]
-    # numpy knows no bf16, which the embedding is in: the linears alone.
+    # numpy does not support bf16, the type of the embedding: compare only the linears.
     with safe_open(tmp_path / "out/model.safetensors", "np") as theirs, \
             safe_open(portable.state / "models/portable/model.safetensors", "np") as ours:
         assert set(theirs.keys()) == set(ours.keys())
@@ -183,15 +184,16 @@ def test_compressed_tensors_hold_our_codes_and_scales(portable, tmp_path):
             assert np.abs(value - floats[name]).max() <= 0.51 * scale.max(), name
 
 
-def test_compressed_tensors_of_another_model_are_refused_by_name(portable, tmp_path):
+def test_other_formats_are_not_exported_as_compressed_tensors(portable, tmp_path):
     for name, why in [("small", "f32"), ("small-int8", "outliers"), ("small-ternary", "ternary")]:
         result = portable.run("models", "export", name, "--format", "compressed-tensors", "--out", tmp_path / name, check=False)
         assert result.returncode != 0 and why in result.stderr, result.stderr
 
 
 @pytest.mark.full
-def test_an_adapter_that_peft_made_gives_pefts_logprobs(shared, tmp_path):
-    """A random rsLoRA adapter saved by PEFT: what is left of the difference is our rounding to bf16 before each linear."""
+def test_adapter_made_by_peft_has_the_logprobs_of_peft(shared, tmp_path):
+    """A random rsLoRA adapter saved by PEFT: the remaining difference comes from our rounding to bf16 before each
+    linear."""
     torch = pytest.importorskip("torch", exc_type=ImportError)
     transformers = pytest.importorskip("transformers", exc_type=ImportError)
     peft = pytest.importorskip("peft", exc_type=ImportError)

@@ -1,4 +1,4 @@
-"""One client beside the others (docs/faults.md): attacks while well-behaved clients work, whose p99 is measured with and without them."""
+"""Attacks by one client (docs/faults.md): measures the p99 of well-behaved clients with and without them."""
 import contextlib
 import os
 import subprocess
@@ -13,10 +13,11 @@ from wire import Api
 pytestmark = pytest.mark.full
 
 CALLS = 300
-# Below this, a percentile is the scheduling of two cores, and no client notices the difference.
+# Below this, a percentile shows only the scheduling of two cores, which no client notices.
 SCHEDULING_S = 0.010
 
-# An attacker runs at the lowest priority, as if it had a machine of its own: what it does to others, it does through the server.
+# Attackers run at the lowest priority, as if on a machine of their own, so that they affect others only through the
+# server.
 ATTACKER = """
 import os, sys, threading
 os.nice(19)
@@ -34,13 +35,14 @@ for thread in threads: thread.join()
 
 @contextlib.contextmanager
 def attackers(server, count, body, *token):
-    """`count` callers, each of whom runs `body` (which has `api`) again and again, with this token where there is one."""
+    """Runs `count` callers, each of which executes `body` (with `api` in scope) in a loop, with this token if there is
+    one."""
     script = ATTACKER.format(body=body)
     with subprocess.Popen([sys.executable, "-c", script, server.grpc, str(count), *token], cwd=os.path.dirname(__file__), stdout=subprocess.PIPE,
                           text=True) as process:
         try:
             assert process.stdout.readline() == "attacking\n"
-            time.sleep(1)  # every caller is at it
+            time.sleep(1)  # every caller has begun
             yield
             assert process.poll() is None, "the attack ended early"
         finally:
@@ -48,7 +50,7 @@ def attackers(server, count, body, *token):
 
 
 def p99_of(calls):
-    """Seconds within which 99 of 100 calls were answered, by the name of the call."""
+    """Maps the name of each call to the seconds within which 99 of 100 calls were answered."""
     worst = {}
     for name, call in calls.items():
         took = []
@@ -61,7 +63,8 @@ def p99_of(calls):
 
 
 def check_beside(quiet, attacked, slack=1):
-    """`slack`: how much more than three times the quiet p99 is an error, where other work on the machine decides; it is printed."""
+    """`slack`: factor on the limit of three times the quiet p99, for tests whose result depends on other work on the
+    machine."""
     for name, seconds in quiet.items():
         print(f"{name}: p99 {seconds * 1e3:.1f} ms quiet, {attacked[name] * 1e3:.1f} ms under attack")
     for name, seconds in quiet.items():
@@ -85,7 +88,8 @@ def test_C1_lists_of_one_row_beside_a_long_queue(make_server, model_directory, t
     }
     assert calls["GetJob"]().progress.queue_position == 499
     quiet = p99_of(calls)
-    # No job is of that base: once, every one of the 998 was read for it, and the whole queue was parsed for each of these.
+    # No job has that base: a server that read all 998 jobs for each such call, or parsed the whole queue, would hold up
+    # the other calls.
     body = ('api.call("FineTuneService", "ListJobs", '
             'message("ListJobsRequest", page_size=1, filter=message("JobFilter", base_model="none")), timeout=600)')
     with attackers(server, 4, body):

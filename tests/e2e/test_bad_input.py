@@ -1,4 +1,4 @@
-"""User mistakes get a clear error at once, and nothing is left of them."""
+"""User mistakes get a clear error at once and leave nothing behind."""
 import json
 import struct
 
@@ -10,7 +10,7 @@ from conftest import TRAIN
 
 def refused(server, *arguments, names, code=None):
     result = server.run(*arguments, check=False)
-    assert result.returncode != 0, f"{arguments} was taken"
+    assert result.returncode != 0, f"{arguments} was accepted"
     for name in names:
         assert name.lower() in result.stderr.lower(), f"wanted {name!r} in: {result.stderr}"
     return result
@@ -52,14 +52,14 @@ def unknown_architecture(path):
 @pytest.mark.parametrize("spoil, names", [(truncated, ["model.safetensors"]), (lying, ["model.safetensors"]),
                                           (wrong_shape, ["mlp"]), (no_tokenizer, ["tokenizer"]),
                                           (unknown_architecture, ["falcon"])], ids=lambda value: getattr(value, "__name__", ""))
-def test_import_of_a_bad_directory(shared, tmp_path, spoil, names):
+def test_import_refuses_a_bad_directory(shared, tmp_path, spoil, names):
     path = small_model.write(tmp_path / "bad")
     spoil(path)
     refused(shared, "models", "import", path, "--name", "bad", names=names)
     assert "bad" not in [model["name"] for model in shared.json("models", "list")["models"]]
 
 
-def test_import_of_a_bad_gguf(shared, tmp_path):
+def test_import_refuses_a_bad_gguf(shared, tmp_path):
     path = tmp_path / "bad.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 1 << 60))
     refused(shared, "models", "import", path, "--name", "bad", names=["gguf"])
@@ -67,14 +67,14 @@ def test_import_of_a_bad_gguf(shared, tmp_path):
 
 @pytest.mark.parametrize("content, names", [('{"text": "fine"}\n{"text": 3}\n', ["line 2"]), ("", ["no rows"]),
                                             ('{"text": "a"}\nnot json\n', ["line 2"])])
-def test_upload_of_a_bad_dataset(shared, tmp_path, content, names):
+def test_upload_refuses_a_bad_dataset(shared, tmp_path, content, names):
     path = tmp_path / "bad.jsonl"
     path.write_text(content)
     refused(shared, "datasets", "upload", path, "--name", "bad", names=names)
     assert "bad" not in [entry["name"] for entry in shared.json("datasets", "list")["datasets"]]
 
 
-def test_jobs_that_cannot_be(shared, tmp_path):
+def test_impossible_jobs_are_refused(shared, tmp_path):
     before = len(shared.json("jobs", "list")["jobs"])
     refused(shared, *job(base="nothing"), names=["nothing"])
     refused(shared, *job(dataset="nothing"), names=["nothing"])
@@ -87,7 +87,7 @@ def test_jobs_that_cannot_be(shared, tmp_path):
     shared.run("datasets", "upload", empty, "--name", "untrainable")
     assert len(shared.json("jobs", "list")["jobs"]) == before
 
-    # Only the rows show this one: the job is there, as FAILED.
+    # Only the rows reveal this mistake, so the job exists, as FAILED.
     assert refused(shared, *job(dataset="untrainable"), names=["trainable", "NO_TRAINABLE_TOKENS"]).returncode == 4
     assert refused(shared, *job(dataset="untrainable"), "--watch", names=["trainable", "NO_TRAINABLE_TOKENS"]).returncode == 4
     failed = shared.json("jobs", "list")["jobs"][:2]
@@ -98,14 +98,14 @@ def test_jobs_that_cannot_be(shared, tmp_path):
     assert [event["state"] for event in shared.lines("jobs", "watch", created["id"], check=False)] == ["PLANNING", "FAILED"]
 
 
-def test_requests_that_cannot_be(shared):
+def test_impossible_requests_are_refused(shared):
     refused(shared, "generate", "nothing", "--prompt", "x", names=["nothing"])
     refused(shared, "generate", "small", "--prompt", "x" * 3000, "--max-tokens", 4, names=["tokens", "1024"])
     refused(shared, "models", "verify", "small", names=["record"])
     refused(shared, "models", "get", "../small", names=["name"])
 
 
-def test_what_the_command_line_would_have_bent(shared, tmp_path):
+def test_unusable_flag_values_are_refused(shared, tmp_path):
     refused(shared, *job(seed="99999999999999999999"), names=["--seed", "64 bits"])
     refused(shared, "generate", "small", "--prompt-file", tmp_path, names=["prompt", "directory"])
     refused(shared, "score", "small", "--file", tmp_path, names=["text", "directory"])
@@ -123,8 +123,9 @@ def test_names_are_refused_before_anything_is_sent(shared, model_directory, text
     assert result.returncode == 4 and "upload" not in result.stderr
 
 
-def test_evaluation_without_a_number_fails_the_job(shared):
-    """One step so long that the weights overflow: its own loss, before it, was still a number."""
+def test_evaluation_loss_that_is_not_a_number_fails_the_job(shared):
+    """One step so large that the weights overflow. The loss of that step, computed before the update, is still a
+    number."""
     name = shared.json(*job(eval_dataset="page", output="overflown", max_steps=1, lr="1e38"))["id"]
     shared.run("jobs", "watch", name, check=False)
     got = shared.json("jobs", "get", name)

@@ -1,4 +1,5 @@
-"""Twenty BitNet QAT steps of every preset beside a plain PyTorch model of BitLinears: same start, same data, fp32."""
+"""Compares twenty BitNet QAT steps of every preset with a plain PyTorch model of BitLinears: same start, same data,
+fp32."""
 import json
 from types import SimpleNamespace
 
@@ -16,9 +17,10 @@ transformers = pytest.importorskip("transformers", exc_type=ImportError)
 from logprobs import straight, to_bf16  # noqa: E402 (registers the attention "rounded" too)
 
 STEPS, SEQ = 20, 96
-LR = {8: 1e-3, 16: 3e-4}  # by bits of activations
+LR = {8: 1e-3, 16: 3e-4}  # by activation bits
 TEXTS = [PAGE[i * 11: i * 11 + 90] for i in range(4)]
-# Where a norm before a linear starts, with bitnet-tips; those of the others, and sub-norms, are ones.
+# The base's norm that initialises the norm before each linear, with bitnet-tips. All other norms, and sub-norms, start
+# as ones.
 BLOCK_NORM = {"q_proj": "input_layernorm", "k_proj": "input_layernorm", "v_proj": "input_layernorm",
               "gate_proj": "post_attention_layernorm", "up_proj": "post_attention_layernorm"}
 
@@ -46,8 +48,8 @@ class BitLinear(torch.nn.Linear):
 
 
 def plain_model(preset, ste, scale_grad, bits):
-    """transformers' Llama with BitLinears for its linears, or BitNet b1.58 2B-4T as transformers has it (sub-norms, relu^2); with
-    bitnet-tips, a norm in every BitLinear and none before the blocks."""
+    """transformers' Llama with BitLinears for its linears, or BitNet b1.58 2B-4T as transformers implements it
+    (sub-norms, relu^2); with bitnet-tips, a norm in every BitLinear and none before the blocks."""
     options = {key: value for key, value in small_model.CONFIG.items() if key not in ("architectures", "model_type", "torch_dtype")}
     options["attn_implementation"] = "rounded"  # keys and values as the cache holds them
     if preset == "bitnet-2b4t":
@@ -67,14 +69,14 @@ def plain_model(preset, ste, scale_grad, bits):
 
 
 def load(model, tensors):
-    """Every tensor of the model, by its name; the head is the embedding."""
+    """Loads every tensor of the model by its name; the head is the embedding."""
     state = {name: torch.from_numpy(np.array(value)) for name, value in tensors.items()}
     model.load_state_dict({**state, "lm_head.weight": state["model.embed_tokens.weight"]}, strict=True)
     model.lm_head.weight = model.model.embed_tokens.weight
 
 
 def start_of(model, tensors):
-    """The base's tensors as a job begins with them in this model."""
+    """The state with which a job on this base begins, under the names of `model`."""
     state = {}
     for name, value in model.state_dict().items():
         path = name.split(".")
@@ -89,7 +91,7 @@ def start_of(model, tensors):
 
 
 def loss_of(model, ids):
-    """The mean over the tokens of all rows. Embedding and head are rounded to bf16, as they are served."""
+    """Mean loss over the tokens of all rows. Embedding and head are rounded to bf16, as in serving."""
     loss, table = 0, to_bf16(model.model.embed_tokens.weight)
     for row in ids:
         hidden = model.model(inputs_embeds=torch.nn.functional.embedding(torch.tensor([row]), table)).last_hidden_state
@@ -99,7 +101,7 @@ def loss_of(model, ids):
 
 
 def reference(model, ids, lr):
-    """Losses, and gradients of step 1."""
+    """Losses of all steps, and gradients of step 1."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     losses, first = [], {}
     for step in range(STEPS):
@@ -123,8 +125,9 @@ def spec(name, preset, ste, scale_grad, bits):
             "publish": {"output_model": name}}
 
 
-# Preset, STE, scale_grad, bits of activations. A preset begins far from what the base was trained as, so that its first losses tell
-# every activation that two sums round to different codes: with 16 bits such a code is 256 times finer, and steps are smaller.
+# Preset, STE, scale_grad, activation bits. A preset starts far from the form in which the base was trained, so its
+# first losses show every activation that two orders of summation round to different codes. With 16 bits, codes are 256
+# times finer and steps smaller.
 RACES = [("native", "identity", False, 8), ("native", "round_only", False, 8), ("native", "round_only", True, 8),
          ("bitnet-2b4t", "identity", False, 16), ("bitnet-2b4t", "round_only", False, 16), ("bitnet-tips", "identity", False, 16)]
 
@@ -146,7 +149,7 @@ def raced(request, tmp_path_factory, model_directory):
     server.stop()
 
 
-def test_losses(raced):
+def test_losses_agree_with_the_peer(raced):
     ours, theirs = [event["loss"] for event in raced.events if event.get("type") == "step"], raced.theirs
     relative = [abs(a - b) / b for a, b in zip(ours, theirs, strict=True)]
     print(f"losses {theirs[0]:.4f} to {theirs[-1]:.4f}; relative differences: steps 1-3 {max(relative[:3]):.2e}, "
@@ -156,7 +159,7 @@ def test_losses(raced):
     assert max(relative[3:]) <= 1e-2  # roundings that flip after an optimiser step are legitimate
 
 
-def test_gradients_of_step_1(raced):
+def test_gradients_of_step_1_agree_with_the_peer(raced):
     state = load_file(next(raced.server.state.glob("jobs/*/attempts/1/checkpoints/step-00000001/state.safetensors")))
     worst = 1.0
     for name, want in raced.first.items():
@@ -169,7 +172,8 @@ def test_gradients_of_step_1(raced):
 
 
 def test_the_trained_masters_load_into_the_plain_model(raced):
-    """The state dict the other way: ours, by its names, into PyTorch, where the next loss is what our trainer tells of these rows."""
+    """Loads our tensors by name into PyTorch, where the next loss must be the evaluation loss that our trainer reports
+    for these rows."""
     ours = load_file(raced.server.state / "models/ours/model.safetensors")
     assert set(raced.first) == set(ours)
     assert all(value.shape == raced.first[name].shape and value.dtype == np.float32 for name, value in ours.items())

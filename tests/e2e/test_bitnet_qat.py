@@ -29,7 +29,7 @@ PAGE = ("When on board H.M.S. 'Beagle,' as naturalist, I was much struck with ce
 
 
 def create(server, path, method, **parts):
-    """A job by --spec; the events of its watch."""
+    """Creates a job with --spec; returns the events of its watch."""
     spec = {"base_model": "small", "bitnet_qat": method, "optim": {"lr": 5e-3, "schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 0}}
     for key, value in parts.items():
         if isinstance(value, dict) and key in spec:
@@ -49,7 +49,7 @@ def trained(shared, tmp_path_factory):
     return shared, events
 
 
-def test_losses_fall_and_the_served_form_is_the_trained_one(trained):
+def test_losses_fall_and_the_ternary_loss_equals_the_trained_one(trained):
     server, events = trained
     steps = [event for event in events if event.get("type") == "step"]
     assert len(steps) == 12 and steps[-1]["loss"] < steps[0]["loss"]
@@ -61,7 +61,7 @@ def test_losses_fall_and_the_served_form_is_the_trained_one(trained):
     assert {"ternarise", "matmul_ternary", "rms_norm_quantize", "matmul_dense", "attention"} <= kernels
 
 
-def test_the_ternary_model_answers_what_the_training_instantiation_recorded(trained):
+def test_ternary_model_reproduces_the_record_of_its_trainer(trained):
     server, events = trained
     model = server.json("models", "get", "ternary")
     assert model["format"] == "ternary"
@@ -73,7 +73,7 @@ def test_the_ternary_model_answers_what_the_training_instantiation_recorded(trai
     assert len(answer["token_ids"]) == 8
 
 
-def test_a_checkpoint_is_published_as_the_model_of_a_job_that_ends_there(shared, tmp_path):
+def test_published_checkpoint_equals_the_model_of_a_job_that_ends_there(shared, tmp_path):
     run = {"micro_batch": 2, "save_every": 3, "seed": 5}
     common = {"train_dataset": "page", "data": {"max_seq_len": SEQ}}
     create(shared, tmp_path / "short.json", {"preset": "bitnet-tips", "act_bits": 4}, run={**run, "max_steps": 3},
@@ -101,21 +101,21 @@ def test_a_checkpoint_is_published_converted_and_served_while_the_job_runs(share
         (checkpoint,) = shared.json("jobs", "checkpoints", job)["checkpoints"]
         published = shared.json("jobs", "publish", checkpoint["name"], "--name", "running")
         assert published["source"] == checkpoint["name"] and not published["loaded"]
-        # The answer tells what is in memory: the base, and of what was published nothing.
+        # The answer lists the models in memory: the base, but not the published model.
         resident = {model["name"]: model["bytes"] for model in published["residents"]["models"]}
         assert resident["small"] > 0 and "running" not in resident
         assert published["residents"]["weights_bytes"] == sum(resident.values()) and published["residents"]["kv_bytes"] > 0
         shared.run("models", "convert", "running", "--to", "ternary", "--name", "running-ternary")
         answer = shared.json("generate", "running-ternary", "--prompt", "The keeper of", "--max-tokens", 8, "--ignore-eos")
         assert len(answer["token_ids"]) == 8
-        assert shared.json("jobs", "get", job)["state"] == "RUNNING", "the job went on meanwhile"
+        assert shared.json("jobs", "get", job)["state"] == "RUNNING", "the job must still run"
     finally:
         shared.run("jobs", "cancel", job)
         wait_until(lambda: shared.json("jobs", "get", job)["state"] == "CANCELLED")
         shared.run("models", "unload", "small")
 
 
-def test_codes_are_made_once(trained):
+def test_ternary_model_is_not_converted_again(trained):
     server, _ = trained
     refused = server.run("models", "convert", "ternary", "--to", "ternary", "--name", "twice", check=False)
     assert refused.returncode != 0 and "ternary" in refused.stderr
@@ -140,7 +140,8 @@ def test_random_weights_learn_a_page_by_heart_and_recite_it_as_ternary(shared, t
 
 @pytest.mark.full
 def test_a_page_is_learnt_by_heart_from_random_weights_and_recited_as_ternary(tmp_path):
-    """A model of 3 M parameters, 250 steps, each on the whole page (some minutes on two cores). Greedy: the page from its first words."""
+    """A model of 3 M parameters, 250 steps, each on the whole page (some minutes on two cores). Greedy decoding then
+    returns the page from its first words."""
     steps, first_words = 250, PAGE[:len("When on board H.M.S. 'Beagle,'")]
     base = small_model.write(tmp_path / "model", hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=8,
                              num_key_value_heads=4, head_dim=32)
@@ -150,14 +151,14 @@ def test_a_page_is_learnt_by_heart_from_random_weights_and_recited_as_ternary(tm
         server.run("models", "import", base, "--name", "small", "--dtype", "f32")
         assert server.json("models", "get", "small")["parameters"] > 2_500_000
         server.run("datasets", "upload", tmp_path / "page.jsonl", "--name", "page")
-        # A wider model wants a smaller rate than the one above.
+        # A wider model needs a smaller learning rate than the one above.
         events = create(server, tmp_path / "spec.json", {"preset": "bitnet-tips", "init": "WEIGHT_INIT_RANDOM"}, train_dataset="page",
                         data={"max_seq_len": 1024}, run={"max_steps": steps, "micro_batch": 1, "save_every": 0, "seed": 1},
                         publish={"output_model": "masters"}, optim={"lr": 2e-3, "schedule": "LR_SCHEDULE_COSINE", "warmup_steps": 20})
         trained = [event for event in events if event.get("type") == "step"]
         losses = [step["loss"] for step in trained]
         print(f"{len(PAGE)} characters: loss {losses[0]:.2f} to {losses[-1]:.4f} in {len(losses)} steps")
-        assert len(losses) == steps and trained[-1]["tokens"] == len(PAGE) + 1, "the whole page and its end in each step"
+        assert len(losses) == steps and trained[-1]["tokens"] == len(PAGE) + 1, "each step trains the whole page"
         assert losses[0] > 4 and losses[-1] < 0.1, losses[-1]
         server.run("models", "convert", "masters", "--to", "ternary", "--name", "recite")
         assert server.json("models", "verify", "recite")["equal"] is True
@@ -168,7 +169,7 @@ def test_a_page_is_learnt_by_heart_from_random_weights_and_recited_as_ternary(tm
 
 
 def test_settings_reach_the_trainer(shared, tmp_path):
-    """Forward bits do not depend on the estimator: the first losses are equal, the next are not."""
+    """The forward pass does not depend on the estimator: the first losses are equal, the second ones differ."""
     losses = {}
     for name, method in {"identity": {}, "round_only": {"ste": "STE_MODE_ROUND_ONLY"},
                          "scaled": {"ste": "STE_MODE_ROUND_ONLY", "scale_grad": True}, "clipped": {"ste": "STE_MODE_CLIPPED"},
@@ -201,7 +202,8 @@ def test_a_quantised_base_is_refused(shared, tmp_path):
 
 @pytest.mark.full
 def test_a_real_model_learns_the_quickstarts_text(tmp_path):
-    """SmolLM2-135M, 200 steps on WordNet's glosses; as ternary it gives the bits that training instantiated."""
+    """SmolLM2-135M, 200 steps on WordNet's glosses; its ternary form reproduces the record of the trainer bit for
+    bit."""
     if not (ROOT / "build/deps/paths.cmake").exists():
         pytest.skip("no SmolLM2: run deploy/setup.sh")
     paths = (ROOT / "build/deps/paths.cmake").read_text()

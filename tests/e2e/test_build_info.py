@@ -1,4 +1,4 @@
-"""cmake/build_info.sh: the digest of the sources, in a clone and without a history."""
+"""cmake/build_info.sh: the digest of the sources, in a clone and without git history."""
 import hashlib
 import os
 import shutil
@@ -34,7 +34,7 @@ def git(tree, *arguments):
     return subprocess.run(["git", "-C", tree, *who, *arguments], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_digest_is_that_of_the_files(tree):
+def test_digest_covers_contents_and_names_of_the_files(tree):
     listed = "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(SOURCES.items()))
     made = describe(tree, cuda="12.4.131")
     assert made == {"COMMIT": "", "CODE_DIGEST": hashlib.sha256(listed.encode()).hexdigest(), "CUDA": "12.4.131"}
@@ -60,7 +60,7 @@ def test_a_clone_has_the_digest_of_a_tarball_and_its_commit(tree):
     assert describe(tree)["COMMIT"] == commit + "-dirty"
 
 
-def test_a_tree_inside_of_another_clone_is_not_it(tree):
+def test_tree_inside_another_clone_does_not_report_its_commit(tree):
     git(tree.parent, "init")
     (tree.parent / "other").write_text("")
     git(tree.parent, "add", "other")
@@ -68,7 +68,7 @@ def test_a_tree_inside_of_another_clone_is_not_it(tree):
     assert describe(tree)["COMMIT"] == ""
 
 
-def test_what_builds_leave_is_no_source_and_an_equal_header_is_left_alone(tree):
+def test_build_leftovers_are_not_sources_and_an_unchanged_header_is_not_rewritten(tree):
     before = describe(tree)
     header = tree / "build/generated/nibble_build_info.h"
     os.utime(header, (1, 1))

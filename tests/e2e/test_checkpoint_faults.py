@@ -1,4 +1,5 @@
-"""Checkpoints and models that are cut short, find no room, or have lost a bit (docs/faults.md): R5, R8, R12."""
+"""Checkpoints and models that are cut short, do not fit on the disk, or have a flipped bit (docs/faults.md): R5, R8,
+R12."""
 import contextlib
 import json
 import os
@@ -14,17 +15,17 @@ from test_kill import SAVE, SETTINGS, create, wait_for_own_step, wait_for_step
 from test_reliability import calm, calm_of_each_method, curve, prepare  # noqa: F401 (the first two are fixtures)
 from wire import Api
 
-# Operations on the paths of one checkpoint of the small model's adapter: the directory, a file of many tensors, the small files, their
-# syncs, the manifest, and last the rename.
+# Number of operations on the paths of one checkpoint of the small model's adapter: the directory, a file of many
+# tensors, the small files, their syncs, the manifest, and last the rename.
 OPERATIONS = 168
-# One job meets them in turn: each of its attempts the next.
+# One job meets them in turn, one in each of its attempts.
 every_operation = pytest.mark.parametrize(
     "operations", [pytest.param([1, 90, OPERATIONS], id="some"),
                    pytest.param([*range(1, OPERATIONS + 1)], id="every", marks=pytest.mark.full)])
 
 
 def start_with(make_server, model_directory, text_file, failpoints):
-    """A server whose trainers meet the failpoints, and try again at once as often as it takes."""
+    """A server whose trainers meet the failpoints and are retried at once, as often as needed."""
     server = make_server("--retry_backoff_scale", "0.0001", "--max_retries", 1000)
     server.stop()
     server.environment = {"NIBBLE_FAILPOINT": failpoints}
@@ -46,31 +47,33 @@ def rubbish(server, attempt="*"):
 
 @every_operation
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.full)])
-def test_R5_killed_while_it_writes_a_checkpoint(make_server, model_directory, text_file, calm, operations, when):
+def test_R5_trainer_killed_while_writing_a_checkpoint_resumes_from_a_complete_one(make_server, model_directory,
+                                                                                  text_file, calm, operations, when):
     _, digest, undisturbed = calm
     failpoints = ",".join(f"attempts/{attempt}/checkpoints/step-00000010:{operation}:{when}"
                           for attempt, operation in enumerate(operations, start=1))
     server, job = checkpoint_job(make_server, model_directory, text_file, failpoints, "out")
     got = server.json("jobs", "get", job)
-    assert got["state"] == "SUCCEEDED" and got["attempt"] == len(operations) + 1, "each failpoint was met once"
+    assert got["state"] == "SUCCEEDED" and got["attempt"] == len(operations) + 1, "each failpoint is met once"
     assert got["retries"] == len(operations)
     events = server.lines("jobs", "watch", job)
     resumed = [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"]
     whole = [10 if (operation, when) == (OPERATIONS, "after") else 5 for operation in operations]
-    assert resumed[1:] == whole, "whole with the last operation, not before"
+    assert resumed[1:] == whole, "a checkpoint is complete only after the last operation"
     assert curve(server, job) == undisturbed
     assert server.json("models", "get", "out")["digest"] == digest
     assert not rubbish(server)
 
 
-def test_R5_what_a_trainer_and_a_server_left_that_were_killed_is_removed_at_the_start(make_server, model_directory, text_file, calm):
+def test_R5_leftovers_of_killed_trainer_and_server_are_removed_at_the_start(make_server, model_directory, text_file,
+                                                                            calm):
     _, digest, undisturbed = calm
     server = start_with(make_server, model_directory, text_file, "attempts/1/checkpoints/step-00000010:90:stop")
     job = create(server, "out")
     wait_until(lambda: [pid for pid in trainers(server) if is_stopped(pid)])
     (pid,) = trainers(server)
     server.kill()
-    with contextlib.suppress(ProcessLookupError):  # the kernel's SIGHUP to a group that stands still and has lost its parent
+    with contextlib.suppress(ProcessLookupError):  # the kernel sends SIGHUP to a stopped group that loses its parent
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not trainers(server))
     assert rubbish(server, attempt=1)
@@ -85,7 +88,8 @@ def test_R5_what_a_trainer_and_a_server_left_that_were_killed_is_removed_at_the_
 
 @pytest.mark.parametrize("method, served", [("qlora", "int8"), ("bitnet_qat", "ternary")])
 def test_T2_death_while_publishing_repeats_no_step(make_server, model_directory, text_file, method, served):
-    """Killed before the output is begun, and again while the served form is made: both later attempts resume after the last step."""
+    """The trainer is killed before it begins the output, and again while it makes the served form: both later attempts
+    resume after the last step."""
     server = start_with(make_server, model_directory, text_file, f"attempts/1/output.tmp.:1:before,attempts/2/{served}.tmp.:3:before")
     steps, save_every = 7, 3
     create = ["jobs", "create", "--method", method, "--base", "small", "--dataset", "page", "--eval-dataset", "page", "--max-steps", steps,
@@ -94,7 +98,7 @@ def test_T2_death_while_publishing_repeats_no_step(make_server, model_directory,
     server.run("jobs", "watch", job)
     events = server.lines("jobs", "watch", job)
     assert [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"] == [0, steps, steps]
-    assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, steps + 1)), "no step was made twice"
+    assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, steps + 1)), "no step runs twice"
     assert [e["step"] for e in events if e["type"] == "checkpoint"] == [3, 6, 7]
     server.stop()
     server.environment = {}
@@ -113,7 +117,8 @@ def is_stopped(pid):
 
 
 def test_R4_sigterm_while_the_served_form_is_evaluated_leaves_a_whole_checkpoint(make_server, model_directory, text_file):
-    """All steps are made, but what is saved then has the optimiser too: the bytes of a checkpoint that was asked for in time."""
+    """A checkpoint that SIGTERM requests after the last step still holds the optimiser: its bytes are those of a
+    checkpoint that was requested before that step."""
     server = prepare(make_server("--retry_backoff_scale", "0.01"), model_directory, text_file)
 
     def stopped_at(failpoint, output):
@@ -147,14 +152,14 @@ def test_R4_sigterm_while_the_served_form_is_evaluated_leaves_a_whole_checkpoint
 
 
 def signalled_job(server, output, steps):
-    """It saves when it is told to stop, and at no other time."""
+    """Creates a job that saves a checkpoint only when it is asked to stop."""
     return server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", output,
                        "--max-steps", steps, "--save-every", 0, *TRAIN)["id"]
 
 
 @pytest.fixture(scope="module")
 def undisturbed_run(calm):
-    """steps -> (digest, curve) of such a job that nobody disturbs."""
+    """Maps a number of steps to (digest, curve) of such a job that runs undisturbed."""
     server, known = calm[0], {}
 
     def run(steps):
@@ -173,33 +178,34 @@ def newest_checkpoint(server, job):
 
 @every_operation
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGKILL])
-def test_R5_second_signal_while_the_checkpoint_of_the_first_is_written(make_server, model_directory, text_file, undisturbed_run,
-                                                                       operations, second):
-    """Each trainer stops itself at an operation of the checkpoint that the first SIGTERM asked for; there the second meets it."""
-    steps = 100 + 24 * len(operations)  # an attempt makes one at least, and more while it is told to stop
+def test_R5_second_signal_during_a_checkpoint_leaves_a_complete_one(make_server, model_directory, text_file,
+                                                                    undisturbed_run, operations, second):
+    """Each trainer stops itself at an operation of the checkpoint that the first SIGTERM requested; the second signal
+    arrives there."""
+    steps = 100 + 24 * len(operations)  # an attempt runs at least one, and more while it is asked to stop
     failpoints = ",".join(f"attempts/{attempt}/checkpoints/:{operation}:stop" for attempt, operation in enumerate(operations, start=2))
     server = start_with(make_server, model_directory, text_file, failpoints)
     job = signalled_job(server, "out", steps)
     wait_for_own_step(server, job, 1)
     wait_until(lambda: server.json("jobs", "get", job)["state"] == "RUNNING")  # the journal is ahead of the server
-    server.run("jobs", "pause", job)  # the checkpoint before
+    server.run("jobs", "pause", job)  # makes the checkpoint `before`
     wait_until(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
     (before,) = server.json("jobs", "checkpoints", job)["checkpoints"]
     server.run("jobs", "resume", job)
-    wanted = [before["step"]]  # what each attempt after the first goes on from
+    wanted = [before["step"]]  # step from which each attempt after the first resumes
     for attempt, operation in enumerate(operations, start=2):
         wait_for_own_step(server, job, attempt)
-        assert not rubbish(server), f"what attempt {attempt - 1} left was removed before attempt {attempt} began"
+        assert not rubbish(server), f"leftovers of attempt {attempt - 1} go before attempt {attempt}"
         (pid,) = trainers(server)
         os.kill(pid, signal.SIGTERM)
         wait_until(lambda: is_stopped(pid))
-        assert newest_checkpoint(server, job) == wanted[-1], f"operation {operation}: the one before is there, the new one not yet"
+        assert newest_checkpoint(server, job) == wanted[-1], f"operation {operation}: no new checkpoint yet"
         os.kill(pid, second)
-        if second != signal.SIGKILL:  # which ends one that is stopped, too
+        if second != signal.SIGKILL:  # which also ends a stopped process
             os.kill(pid, signal.SIGCONT)
         wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
         newest = newest_checkpoint(server, job)
-        # SIGTERM changes nothing: the checkpoint is finished. SIGKILL leaves the one before.
+        # A second SIGTERM changes nothing: the checkpoint is completed. SIGKILL leaves the previous one.
         assert newest > wanted[-1] if second == signal.SIGTERM else newest == wanted[-1], f"operation {operation}"
         wanted.append(newest)
     server.run("jobs", "watch", job, timeout=1800)
@@ -210,7 +216,7 @@ def test_R5_second_signal_while_the_checkpoint_of_the_first_is_written(make_serv
     assert resumed[1:] == wanted
     if second == signal.SIGTERM:
         assert got["retries"] == 0
-        assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, steps + 1)), "no step was made twice"
+        assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, steps + 1)), "no step runs twice"
     else:
         assert got["retries"] == len(operations)
         assert len([e for e in events if e["type"] == "state" and e.get("reason") == "TRAINER_SIGNAL"]) == len(operations)
@@ -220,15 +226,16 @@ def test_R5_second_signal_while_the_checkpoint_of_the_first_is_written(make_serv
     assert server.json("models", "get", "out")["digest"] == digest
 
 
-def test_R5_there_is_no_operation_more(make_server, model_directory, text_file):
-    """Or the numbers above leave some out: what follows on these paths is the removal, when newer checkpoints are there."""
+def test_R5_checkpoint_has_no_more_operations_than_are_tested(make_server, model_directory, text_file):
+    """Otherwise the numbers above would miss some. The next operation on these paths is the removal, once newer
+    checkpoints exist."""
     failpoint = f"attempts/1/checkpoints/step-00000010:{OPERATIONS + 1}:before"
     server, job = checkpoint_job(make_server, model_directory, text_file, failpoint, "out")
     resumed = [e["resumed_step"] for e in server.lines("jobs", "watch", job) if e["type"] == "state" and e["state"] == "RUNNING"]
     assert len(resumed) == 2 and resumed[1] > 10
 
 
-def test_R8_no_room_for_a_checkpoint(make_server, model_directory, text_file, calm):
+def test_R8_job_resumes_after_a_checkpoint_found_no_room(make_server, model_directory, text_file, calm):
     _, digest, _ = calm
     server, job = checkpoint_job(make_server, model_directory, text_file, "attempts/1/checkpoints/step-00000010:2:full", "out")
     events = server.lines("jobs", "watch", job)
@@ -237,19 +244,20 @@ def test_R8_no_room_for_a_checkpoint(make_server, model_directory, text_file, ca
     told = [e for e in events if e["type"] == "warning" and e["reason"] == "CHECKPOINT_FAILED"]
     assert len(told) == 1 and "No space left" in told[0]["message"]
     assert server.metrics()['nibble_checkpoint_failures_total{reason="CHECKPOINT_FAILED"}'] == 1
-    assert server.json("jobs", "get", job)["state"] == "SUCCEEDED", "there was room again: it went on"
+    assert server.json("jobs", "get", job)["state"] == "SUCCEEDED", "the job resumes when there is room again"
     assert server.json("models", "get", "out")["digest"] == digest
 
 
 def flip(path, at, bit):
-    """In place, as a bad disk does: who has the file mapped sees it."""
+    """Flips a bit in place, as a bad disk does: a process that has mapped the file sees the change."""
     with open(path, "r+b", buffering=0) as file:
         old = os.pread(file.fileno(), 1, at)[0]
         os.pwrite(file.fileno(), bytes([old ^ (1 << bit)]), at)
 
 
 def places_to_flip(directory, count):
-    """(path, byte, bit). Every second in a file drawn without its size, or the small ones would hardly be hit."""
+    """Draws (path, byte, bit). Every second draw ignores the sizes of files, because small files would hardly be hit
+    otherwise."""
     files = sorted(p for p in directory.rglob("*") if p.is_file())
     sizes, draw, places = [p.stat().st_size for p in files], random.Random(12), []
     for i in range(count):
@@ -260,7 +268,7 @@ def places_to_flip(directory, count):
 
 
 def load_error(api, model):
-    """Code and message of a load that is refused, at once or by its operation."""
+    """Code and message of a load that fails, at once or in its operation."""
     try:
         operation = api.call("ModelService", "LoadModel", name=model)
     except grpc.RpcError as refused:
@@ -272,7 +280,7 @@ def load_error(api, model):
 
 @pytest.mark.parametrize("model", ["small", "small-int8"])
 @pytest.mark.parametrize("flips", [50, pytest.param(1000, marks=pytest.mark.full)])
-def test_R12_flipped_bytes_of_a_served_model(make_server, model_directory, model, flips):
+def test_R12_model_with_a_flipped_byte_is_not_loaded(make_server, model_directory, model, flips):
     server = make_server()
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     if model != "small":
@@ -288,8 +296,8 @@ def test_R12_flipped_bytes_of_a_served_model(make_server, model_directory, model
     before = score()
     places = places_to_flip(server.state / "models" / model, flips)
 
-    # What is loaded is not read again for every call. int8 weights were packed anew and answer as they did; f32 weights are used where
-    # they are mapped (docs/formats.md), so they are not touched here.
+    # A loaded model is not read again for each call. int8 weights were packed into other memory, so flips in the file
+    # change no answer; f32 weights are used where they are mapped (docs/formats.md), so they are not flipped here.
     if model == "small-int8":
         for place in places:
             flip(*place)
@@ -297,7 +305,7 @@ def test_R12_flipped_bytes_of_a_served_model(make_server, model_directory, model
         for place in places:
             flip(*place)
 
-    # What is not is refused, each time, and served again when it is whole.
+    # A damaged model that is not loaded is refused each time, and served again once it is repaired.
     server.run("models", "unload", model)
     for number, place in enumerate(places, start=1):
         flip(*place)
@@ -327,7 +335,8 @@ def test_R12_truncated_model_is_not_served(make_server, model_directory):
 
 
 def test_R12_model_damaged_while_no_server_ran_keeps_its_name(make_server, model_directory, text_file):
-    """After a restart, too, damage is told as damage and counted, and the name is nobody else's until the model is deleted."""
+    """After a restart, damage is still reported as damage and counted, and no other model can take the name until the
+    damaged one is deleted."""
     server = make_server()
     for name in ["other", "small"]:
         server.run("models", "import", model_directory, "--name", name, "--dtype", "f32")
@@ -368,7 +377,7 @@ def test_R12_model_damaged_while_no_server_ran_keeps_its_name(make_server, model
             result = server.run(*take, check=False)
             assert result.returncode != 0 and "NAME_TAKEN" in result.stderr, (path.name, take, result.stderr)
         path.write_bytes(kept)
-        assert score() == before, "put back, it is served as it was"
+        assert score() == before, "the repaired model answers as before"
 
     restart_with(directory / "model.safetensors", 1)
     server.run("models", "delete", "small")
@@ -377,7 +386,7 @@ def test_R12_model_damaged_while_no_server_ran_keeps_its_name(make_server, model
     assert server.json("models", "get", "small")["digest"] == digest
 
 
-def test_R12_flipped_byte_of_a_checkpoint_is_passed_over(calm_of_each_method):
+def test_R12_resume_skips_a_checkpoint_with_a_flipped_byte(calm_of_each_method):
     method, server, digest, undisturbed = calm_of_each_method
     output = f"bad-checkpoint-{method}"
     job = create(server, output, method=method)

@@ -1,4 +1,4 @@
-"""Commands that the main job does not pass by, on a real server."""
+"""Commands that test_main_job.py does not use, on a real server."""
 import datetime
 import json
 import signal
@@ -14,7 +14,7 @@ def wait_for(look, seconds=60):
         if (found := look()) is not None:
             return found
         time.sleep(0.1)
-    raise AssertionError("it did not come")
+    raise AssertionError(f"nothing found within {seconds} s")
 
 
 def state_of(server, job, *wanted):
@@ -25,7 +25,7 @@ def state_of(server, job, *wanted):
 def test_jobs_are_paused_resumed_cancelled_and_deleted(shared):
     job = shared.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "long",
                       "--max-steps", 5000, "--save-every", 2, *TRAIN)
-    # What was asked for shows before the trainer counts.
+    # max_steps is shown before the trainer reports any step.
     assert job["state"] in ("QUEUED", "PREPARING") and job["progress"]["max_steps"] == 5000
     name = job["id"]
     wait_for(lambda: (found := shared.json("jobs", "get", name))["progress"]["step"] >= 3 or None and found)
@@ -49,7 +49,7 @@ def test_jobs_are_paused_resumed_cancelled_and_deleted(shared):
 
 
 def test_progress_is_at_most_a_second_old(shared):
-    """Beside the trainer's own journal, whose lines have their times."""
+    """Compares the progress with the journal of the trainer, whose lines have times."""
     name = shared.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 5000, *TRAIN)["id"]
     wait_for(lambda: state_of(shared, name, "RUNNING"))
     journal, compared = shared.state / "jobs" / name / "attempts" / "1" / "journal.jsonl", 0
@@ -59,7 +59,7 @@ def test_progress_is_at_most_a_second_old(shared):
         steps = [line["step"] for line in lines if line["type"] == "step" and datetime.datetime.fromisoformat(line["time"]) <= a_second_ago]
         progress = shared.json("jobs", "get", name)["progress"]
         if steps:
-            assert progress["step"] >= steps[-1], f"the trainer did step {steps[-1]} more than a second ago"
+            assert progress["step"] >= steps[-1], f"the trainer finished step {steps[-1]} more than a second ago"
             compared += 1
         time.sleep(0.2)
     shared.json("jobs", "cancel", name)
@@ -87,13 +87,13 @@ def test_datasets_are_previewed_and_deleted(shared, tmp_path):
     assert "pairs" in [entry["name"] for entry in shared.json("datasets", "list")["datasets"]]
     row, = shared.json("datasets", "preview", "pairs", "--model", "small", "-n", 1)["rows"]
     assert len(row["token_ids"]) == len(row["mask"]) == len(row["tokens"])
-    # The prompt is read, the completion and its end token are learnt.
+    # The prompt is only read; the completion and its end token are trained.
     assert row["mask"][0] == 0 and row["mask"][-1] == 1 and sum(row["mask"]) == 3
     assert shared.json("datasets", "delete", "pairs") == {"name": "pairs", "deleted": True}
     assert shared.run("datasets", "delete", "pairs", check=False).returncode == 3
 
 
-def test_tokenize_is_what_score_reads(shared):
+def test_score_reads_the_tokens_of_tokenize(shared):
     text = "naïve 漢字 😀"
     tokens = shared.json("tokenize", "small", "--text", text)
     scored = shared.json("score", "small", "--text", text)
@@ -104,7 +104,7 @@ def test_tokenize_is_what_score_reads(shared):
     assert shared.json("tokenize", "small", "--text", "") == {"token_ids": [], "tokens": []}
 
 
-def test_load_counts_what_was_done(shared):
+def test_load_counts_requests_and_tokens(shared):
     before = shared.json("server", "load")
     answer = shared.json("generate", "small", "--prompt", "abc", "--max-tokens", 5, "--ignore-eos")
     assert answer["queue_ms"] > 0
@@ -136,8 +136,8 @@ def test_jobs_are_listed_by_state_and_watched_from_an_event_on(shared):
     assert wrong.returncode == 4 and "happy" in wrong.stderr
 
 
-def test_an_interrupted_client_says_what_goes_on(shared):
-    # Where the tests run in the background, SIGINT is ignored, and the client keeps to that.
+def test_interrupted_client_names_the_job_that_still_runs(shared):
+    # Tests that run in the background ignore SIGINT, and the client would inherit that.
     started = subprocess.Popen([BIN / "nibble", "--server", shared.grpc, "jobs", "create", "--method", "qlora", "--base", "small", "--dataset",
                                 "page", "--max-steps", "5000", "--watch", *map(str, TRAIN)], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
@@ -146,7 +146,7 @@ def test_an_interrupted_client_says_what_goes_on(shared):
     started.send_signal(signal.SIGINT)
     _, err = started.communicate(timeout=30)
     assert started.returncode == -signal.SIGINT
-    assert f"job {job} goes on at the server: nibble jobs watch|cancel {job}" in err
+    assert f"job {job} continues on the server; see: nibble jobs watch|cancel {job}" in err
     assert state_of(shared, job, "RUNNING")
     shared.run("jobs", "cancel", job)
     wait_for(lambda: state_of(shared, job, "CANCELLED"))
@@ -157,7 +157,7 @@ def test_operations_are_listed_waited_for_and_cancelled(shared):
     ended = shared.json("operations", "list")["operations"]
     one = next(operation for operation in ended if operation["state"] == "done")
     assert one["error"] is None and shared.json("operations", "get", one["id"]) == one == shared.json("operations", "wait", one["id"])
-    assert shared.json("operations", "cancel", one["id"]) == one, "what has ended stays as it is"
+    assert shared.json("operations", "cancel", one["id"]) == one, "cancel does not change an operation that has ended"
     shared.run("models", "convert", "small", "--to", "int8", "--name", "by-operation-int8")
     for command in (["models", "verify", "by-operation-int8"], ["models", "load", "by-operation"],
                     ["jobs", "plan", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 3]):
@@ -189,7 +189,7 @@ def test_health_drain_and_version(make_server):
     assert server.run("health", "--grpc", check=False).returncode == 5
 
 
-def test_the_environment_may_name_server_and_token_file(shared, tmp_path):
+def test_environment_variables_name_server_and_token_file(shared, tmp_path):
     token = tmp_path / "token"
     token.write_text("t\n")
     result = subprocess.run([BIN / "nibble", "--json", "server", "info"], env={"NIBBLE_SERVER": shared.grpc, "NIBBLE_TOKEN_FILE": str(token)},

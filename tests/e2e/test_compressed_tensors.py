@@ -1,4 +1,4 @@
-"""What `models export --format compressed-tensors` wrote, run by transformers and compressed-tensors themselves."""
+"""Runs exports of `models export --format compressed-tensors` in transformers with compressed-tensors."""
 import pytest
 from safetensors import safe_open
 
@@ -13,7 +13,7 @@ pytest.importorskip("compressed_tensors", exc_type=ImportError)
 
 @pytest.fixture(scope="module")
 def exported(shared, tmp_path_factory):
-    """The directory, and our own scores of a text."""
+    """The exported directory, and our scores of a text."""
     shared.run("models", "convert", "small", "--to", "int8", "--act-outliers", 0, "--head", "bf16", "--name", "portable")
     path = tmp_path_factory.mktemp("compressed") / "out"
     shared.run("models", "export", "portable", "--format", "compressed-tensors", "--out", path)
@@ -28,11 +28,11 @@ def load(path, **options):
 
 
 def load_dequantised(path):
-    """Weights in floats, and activations as they are."""
+    """Loads with weights as floats and activations that are not rounded."""
     return load(path, quantization_config=transformers.CompressedTensorsConfig(dequantize=True))
 
 
-def test_its_weights_are_our_codes_times_our_scales(exported):
+def test_weights_are_our_codes_times_our_scales(exported):
     path, _ = exported
     state = load_dequantised(path).state_dict()
     linears = 0
@@ -48,9 +48,10 @@ def test_its_weights_are_our_codes_times_our_scales(exported):
     assert linears == 21
 
 
-def test_its_scores_are_ours_but_for_the_rounding_of_activations(exported):
-    """Both round them to 8 bits, a row at a time, but not to the same steps: theirs are 2/255 of the largest, ours 1/127. The bound is
-    what that rounding does to the model in their program: twice, for two of them, and twice again for our head's bf16 and chance."""
+def test_scores_differ_from_ours_only_by_the_rounding_of_activations(exported):
+    """Both programs round activations to 8 bits, row by row, but in different steps: 2/255 of the largest value there,
+    1/127 here. The bound is four times the effect of that rounding in their program: twice, because two programs round,
+    and twice again for our bf16 head and chance."""
     from logprobs import golden, worst_difference
     path, answer = exported
     ids = answer["token_ids"]
@@ -59,7 +60,7 @@ def test_its_scores_are_ours_but_for_the_rounding_of_activations(exported):
         pairs = zip(golden.logprobs(dequantised, ids), golden.logprobs(rounded, ids), strict=True)
         rounding = max(abs(a - b) for a, b in pairs)
         worst = worst_difference(answer, rounded)
-        for name, parameter in dequantised.named_parameters():  # as if rows had another's scale and code
+        for name, parameter in dequantised.named_parameters():  # as if each row had the scale and codes of another
             if name.endswith("_proj.weight"):
                 parameter.copy_(parameter.flip(0))
         spoilt = worst_difference(answer, dequantised)

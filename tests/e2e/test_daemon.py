@@ -38,7 +38,7 @@ def test_c12_no_file_is_open_to_other_users(tmp_path, model_directory, text_file
                           "--output", "tuned")["id"]
         server.run("jobs", "watch", job)
         assert (server.state / "nibble.db").exists() and open_to_others(server.state) == []
-        # What an earlier version left is taken from them at the next start.
+        # The next start removes permissions that an earlier version left on files.
         assert server.stop() == 0
         for name in ("nibble.db", "nibble.db-wal", "nibble.db-shm"):
             if (server.state / name).exists():
@@ -56,8 +56,8 @@ def test_c12_sighup_reads_token_and_tls_files_and_ends_nothing(tmp_path):
         (secure.folder / "tokens").write_text("not a token file\n")
         secure.server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: secure.server.logged("reading TLS and token files again"))
-        # No call has come since: only the signal can have had the file read.
-        wait_until(lambda: secure.server.logged("the token file was not taken; the last good one stays"))
+        # No call has arrived since, so only the signal can have caused the read.
+        wait_until(lambda: secure.server.logged("token file rejected; the last valid one stays in use"))
         secure.run("server", "info")
         assert secure.server.process.poll() is None
     finally:
@@ -76,7 +76,7 @@ def test_c12_stalled_log_pipe_stops_nothing(tmp_path):
     try:
         with grpc.insecure_channel(server.grpc) as channel, concurrent.futures.ThreadPoolExecutor(8) as pool:
             call = channel.unary_unary(LIST_MODELS)
-            # Each is a line of about 200 bytes: more than pipe and queue hold.
+            # Each call logs a line of about 200 bytes: together more than pipe and queue hold.
             assert all(answer == b"" for answer in pool.map(lambda _: call(b"", timeout=30), range(9000)))
         dropped = server.metrics()["nibble_log_lines_dropped_total"]
         assert dropped > 0

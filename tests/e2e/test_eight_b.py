@@ -1,6 +1,7 @@
-"""Llama 3 8B's shape with random weights, from the import of its bf16 files to an answer, on 2 threads: bounds of memory and disk.
-NIBBLE_SHAPE=small does the same with 51 M parameters in a minute, within bounds of its own; `middle` has 0.5 B. NIBBLE_COMPUTE=f32
-trains in f32: on a CPU with AVX2 alone a step of `small` took 139 s in bf16 and 6 s in f32."""
+"""Bounds of memory and disk for the shape of Llama 3 8B with random weights, from the import of its bf16 files to an
+answer, on 2 threads. NIBBLE_SHAPE=small does the same with 51 M parameters in a minute, within its own bounds; `middle`
+has 0.5 B. NIBBLE_COMPUTE=f32 trains in f32: on a CPU with AVX2 only, a step of `small` took 139 s in bf16 and 6 s in
+f32."""
 import dataclasses
 import json
 import math
@@ -20,13 +21,17 @@ SHAPE = os.environ.get("NIBBLE_SHAPE", "8b")
 COMPUTE = os.environ.get("NIBBLE_COMPUTE", "bf16")
 STEPS, BATCH, SEQ_LEN = 2, 2, 512
 TOKENS = 8
-TIMEOUT_S = 4 * 3600  # of one phase: a hang ends, slowness does not
-MAX_RSS, MAX_DISK = 16 << 30, 35e9  # of 8b: the issue's bounds of trainers and server together, and of the data directory
-HEAP = 64 << 20  # of other shapes, where programs outweigh weights: what the server may grow by, and database and journals on disk
+TIMEOUT_S = 4 * 3600  # per phase: ends a hang, but allows for slowness
+# Bounds of the issue for 8b: memory of trainers and server together, and size of the data directory.
+MAX_RSS, MAX_DISK = 16 << 30, 35e9
+# For other shapes, whose programs outweigh their weights: growth of the server, and size of database and journals on
+# disk.
+HEAP = 64 << 20
 
 
 def bounds(shape, server_bytes, plan_bytes):
-    """Of other shapes: the server as it was before and the trainer within its plan; as many bytes on disk for each byte of weights."""
+    """Bounds of memory and disk. For shapes other than 8b: the size of the server before plus the plan of the trainer,
+    and as many bytes on disk per byte of weights as for 8b."""
     if shape == llama_shape.SHAPES["8b"]:
         return MAX_RSS, MAX_DISK
     share = shape.parameters() / llama_shape.SHAPES["8b"].parameters()
@@ -38,7 +43,7 @@ def mib(count):
 
 
 def figures(sampler, weights_bytes):
-    """Of each phase; prints them as a table."""
+    """The figures of each phase; prints them as a table."""
     print(f"{'MiB':10} {'seconds':>9} {'server':>9} {'anonymous':>9} {'mapped':>9} {'trainer':>9} {'anonymous':>9} {'mapped':>9} "
           f"{'together':>9} {'disk':>9}   weights are {weights_bytes / 2**20:.0f}")
     found = {}
@@ -56,7 +61,7 @@ def figures(sampler, weights_bytes):
 
 
 def write_rows(path):
-    """One long text: every sequence is full, but the last of 128."""
+    """Writes one long text: every sequence except the last of 128 is full."""
     text = PAGE * (64 * BATCH * SEQ_LEN // len(PAGE))
     path.write_text(json.dumps({"text": text}) + "\n")
     return path
@@ -96,17 +101,18 @@ def test_a_llama_shape_is_imported_trained_converted_and_served_within_its_bound
     finally:
         server.stop()
         shutil.rmtree(server.state)  # pytest would keep 30 GB
-        found = figures(sampler, 2 * shape.parameters())  # of the phases before a failure, too
+        found = figures(sampler, 2 * shape.parameters())  # also of the phases before a failure
     steps = [event for event in events if event.get("type") == "step"]
     assert steps, events[-3:]
     told = max([job["progress"]["peak_memory_bytes"], *(step["peak_memory_bytes"] for step in steps)])
-    peak = max(told, found["train"]["trainer"])  # the trainer's own figure has no sample of its last moments, a sample none of a spike
+    # The reported figure misses the last moments of the trainer, the samples miss spikes.
+    peak = max(told, found["train"]["trainer"])
     max_rss, max_disk = bounds(shape, before.rss, plan["memory_total_bytes"])
     rss, disk = (max(phase[key] for phase in found.values()) for key in ("together", "disk"))
     growth = max(found[phase]["server_anon"] for phase in ("upload", "import")) - before.anon
     print(f"{shape.parameters() / 1e9:.2f} B parameters, {sent} bytes of files; {os.cpu_count()} cores, computed in {COMPUTE}")
     print(f"plan {plan['memory_total_bytes'] / 2**20:.0f} MiB ({ {pool: size >> 20 for pool, size in plan['memory'].items()} }), peak "
-          f"{told / 2**20:.0f} MiB as told, {found['train']['trainer'] / 2**20:.0f} MiB as sampled: "
+          f"{told / 2**20:.0f} MiB as reported, {found['train']['trainer'] / 2**20:.0f} MiB as sampled: "
           f"{peak / plan['memory_total_bytes'] - 1:+.1%} of the plan")
     print(f"import: the server's anonymous memory grew by {growth / 2**20:.0f} MiB; the largest tensor has "
           f"{shape.largest_bytes() / 2**20:.0f} MiB")

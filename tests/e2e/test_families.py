@@ -26,7 +26,8 @@ def server(tmp_path_factory):
 
 
 def random_model(family, **changes):
-    """A Qwen3 has heads of a size of its own: 4 of 24 beside a hidden size of 64."""
+    """A random model. Qwen3 has heads whose size does not follow from the hidden size: 4 of 24, with a hidden size of
+    64."""
     return golden.make(family, **{**SHAPE, **({"head_dim": 24} if family == "qwen3" else {}), **changes})
 
 
@@ -42,8 +43,8 @@ def score(server, name):
 
 @pytest.mark.parametrize("shards", ["10GB", "100KB"])
 @pytest.mark.parametrize("family", golden.FAMILIES)
-def test_every_logprob_is_transformers(server, tmp_path, family, shards):
-    """Of 256 tokens, and of the 20 likeliest at each position."""
+def test_every_logprob_agrees_with_transformers(server, tmp_path, family, shards):
+    """Compares the logprobs of 256 tokens, and of the 20 likeliest tokens at each position."""
     changes = {"sliding_window": 256} if family == "mistral" else {}
     model = random_model(family, seed=7, **changes)
     name = f"{family}-{shards}".lower()
@@ -90,7 +91,8 @@ def test_other_architectures_are_refused_by_name(server, tmp_path, config_class)
 
 
 def write_gguf(model, architecture, path, label=None):
-    """As llama.cpp's converter writes these architectures: names by gguf's own table, rows as they are."""
+    """Writes the file as llama.cpp's converter does for these architectures: names from gguf's table, rows
+    unchanged."""
     config = model.config
     arch = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     writer = gguf.GGUFWriter(path, label or architecture)
@@ -114,7 +116,7 @@ def write_gguf(model, architecture, path, label=None):
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types([3 if t in specials else 5 if t.startswith("<unused") else 1 for t in tokens])
-    writer.add_token_merges(["Ġ Ġ"])  # a list may not be empty; the text has no two spaces on end
+    writer.add_token_merges(["Ġ Ġ"])  # the list must not be empty; the text has no two spaces in a row
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(257)
     writer.add_add_bos_token(False)
@@ -131,7 +133,7 @@ def write_gguf(model, architecture, path, label=None):
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_a_gguf_file_gives_transformers_logprobs(server, tmp_path, family):
+def test_gguf_file_has_the_logprobs_of_transformers(server, tmp_path, family):
     model = random_model(family, seed=9)
     server.run("models", "import", write_gguf(model, family, tmp_path / "model.gguf"), "--name", f"gguf-{family}", "--dtype", "f32")
     compare(score(server, f"gguf-{family}"), model, len(TEXT), TOP)

@@ -1,4 +1,5 @@
-"""BitNet checkpoints between transformers and Nibble, both linear classes, both ways. Needs what `tests/run.sh --full` installs."""
+"""Exchanges BitNet checkpoints between transformers and Nibble, both linear classes, both ways. Needs what
+`tests/run.sh --full` installs."""
 import functools
 import json
 import os
@@ -11,7 +12,8 @@ import small_model
 from conftest import PAGE, Server
 
 pytestmark = pytest.mark.full
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # transformers compiles its unpacking: minutes, for nothing here
+# transformers would compile its unpacking for minutes, without a benefit here.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
@@ -36,8 +38,8 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """By class: what transformers' own quantisation-aware training makes of a random model of its architecture: masters that recite
-    the page."""
+    """Returns, for the name of a class, masters that recite the page: a random model of the architecture after
+    quantisation-aware training in transformers."""
     directory = tmp_path_factory.mktemp("masters")
 
     @functools.cache
@@ -76,15 +78,15 @@ def with_tokenizer(model, name, directory, dtype=torch.float32):
 
 
 def checkpoint(model, name, directory, dtype=torch.float32):
-    """Masters as a checkpoint of this class that transformers has loaded and saved again. Codes are made here: from_pretrained with a
-    BitNetQuantConfig answers that floats have to be quantised already."""
+    """Saves masters as a checkpoint of this class, loaded and saved again by transformers. The codes are made here,
+    because from_pretrained with a BitNetQuantConfig requires that floats are quantised already."""
     by_hand = with_tokenizer(model, name, directory / "by_hand", dtype)
     if name.endswith("_packed"):
         return by_hand  # transformers 5.23 cannot undo its unpacking: BitNetDeserialize has no reverse_op (NotImplementedError)
     saved = directory / "saved"
-    # For that reason, too, an offline autobitlinear is saved as the floats that it computes with, or not at all.
+    # For the same reason, transformers can save an offline autobitlinear only as the floats with which it computes.
     bitnet.load(by_hand, dtype).save_pretrained(saved, save_original_format=not name.endswith("_float"))
-    if dtype == torch.float32:  # then what is laid out by hand, here and in goldens, is what transformers writes
+    if dtype == torch.float32:  # the layout made by hand, here and in goldens, must be that of transformers
         want, got = load_file(by_hand / "model.safetensors"), load_file(saved / "model.safetensors")
         if model.config.tie_word_embeddings:
             del want["lm_head.weight"]
@@ -99,7 +101,7 @@ def score(server, name):
 
 
 def scores_of_pieces(server, name):
-    """Of 32 short texts, each alone, for compare_where_no_tie."""
+    """Scores of 32 short texts, each scored alone, for compare_where_no_tie."""
     return [server.json("score", name, "--text", TEXT[begin:begin + 8], "--top", TOP) for begin in range(0, len(TEXT), 8)]
 
 
@@ -119,8 +121,8 @@ def float_types(model):
 
 
 def distances_to_a_border(monkeypatch, model, ids):
-    """The logprobs of transformers' model for `ids`, and of each position how near one of its activations, or one of a position
-    before it, comes to the border between two codes, in codes."""
+    """The logprobs of transformers' model for `ids`, and for each position the smallest distance, in codes, between an
+    activation of that or an earlier position and the border between two codes."""
     near, quantise = [], BitLinear.activation_quant
 
     def measured(self, x, num_bits=8):
@@ -135,11 +137,11 @@ def distances_to_a_border(monkeypatch, model, ids):
     return logprobs, torch.stack(near).amin(0).cummin(0).values.tolist()
 
 
-def test_a_checkpoint_with_norms_in_its_linears_gives_its_logits(server, tmp_path, monkeypatch):
-    """A random model: one activation that two sums round to different codes changes every later logit, so each of 16 short texts is
-    compared alone. One that departs must do so where one of transformers' own activations lies on the border between
-    two codes, within 1.5 ulp of 127, and few may: of the 53,000 activations of a text one lies so near in two texts of three, and
-    rounds otherwise in about one of 16."""
+def test_checkpoint_with_norms_in_its_linears_has_the_logits_of_transformers(server, tmp_path, monkeypatch):
+    """A random model: one activation that two orders of summation round to different codes changes every later logit,
+    so each of 16 short texts is compared alone. A text may differ only if an activation in transformers lies on the
+    border between two codes, within 1.5 ulp of 127, and few texts may: of the 53,000 activations of a text, one lies so
+    near in two texts of three, and is rounded differently in about one of 16."""
     directory = checkpoint(bitnet.make("rms_norm", **SHAPE), "rms_norm", tmp_path)
     server.run("models", "import", directory, "--name", "hf-rms-norm", "--dtype", "f32")
     assert server.json("models", "get", "hf-rms-norm")["format"] == "ternary"
@@ -157,15 +159,15 @@ def test_a_checkpoint_with_norms_in_its_linears_gives_its_logits(server, tmp_pat
     assert len(departed) <= 4
 
 
-def test_the_twenty_likeliest_tokens_are_transformers(server, tmp_path):
-    """A random model again, in which a tie changes most."""
+def test_twenty_likeliest_tokens_agree_with_transformers(server, tmp_path):
+    """Also a random model, in which a tie changes most."""
     directory = with_tokenizer(bitnet.make("bitlinear", **SHAPE), "bitlinear", tmp_path / "hf")
     server.run("models", "import", directory, "--name", "hf-random", "--dtype", "f32")
     compare_where_no_tie(scores_of_pieces(server, "hf-random"), bitnet.load(directory))
 
 
 def as_ternary(server, directory, served, dtype):
-    """Imports it, and converts what holds masters: the name of what can be served."""
+    """Imports a checkpoint and converts it if it holds masters; returns the name of the model that can be served."""
     server.run("models", "import", directory, "--name", served, "--dtype", dtype)
     if json.loads((directory / "config.json").read_text())["quantization_config"]["quantization_mode"] == "online":
         result = server.run("score", served, "--text", "x", check=False)
@@ -178,9 +180,9 @@ def as_ternary(server, directory, served, dtype):
 
 
 @pytest.mark.parametrize("name", BIASED)
-def test_biases_are_transformers_both_ways(server, tmp_path, name):
-    """Random models whose linears all have a bias: AutoBitLinear scales it with what it was added to, BitLinear adds it to what was
-    scaled."""
+def test_biases_agree_with_transformers_both_ways(server, tmp_path, name):
+    """Random models whose linears all have a bias: AutoBitLinear scales the sum of product and bias, BitLinear adds the
+    bias to the scaled product."""
     directory = checkpoint(bitnet.make(name, **SHAPE), name, tmp_path)
     served = as_ternary(server, directory, f"hf-{name}", "f32")
     scores = scores_of_pieces(server, served)
@@ -190,7 +192,7 @@ def test_biases_are_transformers_both_ways(server, tmp_path, name):
         server.run("models", "export", served, "--format", "hf", "--linear-class", linear_class, "--out", out)
         model = bitnet.load(out)
         compare_where_no_tie(scores, model)
-        with torch.no_grad():  # that these texts would tell
+        with torch.no_grad():  # these texts must reveal wrong biases
             biased = [module for module in model.modules() if hasattr(module, "weight_scale")]
             assert len(biased) == 7 * SHAPE["num_hidden_layers"]
             for module in biased:
@@ -200,7 +202,7 @@ def test_biases_are_transformers_both_ways(server, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_checkpoint_of_transformers_gives_its_logits(server, trained, tmp_path, name):
+def test_checkpoint_of_transformers_has_its_logits(server, trained, tmp_path, name):
     directory = checkpoint(trained(name), name, tmp_path)
     served = as_ternary(server, directory, f"hf-{name}", "f32")
     model = bitnet.load(directory)
@@ -210,7 +212,7 @@ def test_a_checkpoint_of_transformers_gives_its_logits(server, trained, tmp_path
 
 @pytest.fixture(scope="module")
 def converted(server, trained, tmp_path_factory):
-    """The trained masters, imported and made ternary here, as f32 and as bf16 beside the codes."""
+    """A server with the trained masters and their ternary forms, whose other tensors are f32 or bf16."""
     directory = with_tokenizer(trained("auto_online"), "auto_online", tmp_path_factory.mktemp("import") / "hf")
     for dtype in ("f32", "bf16"):
         server.run("models", "import", directory, "--name", f"masters-{dtype}", "--dtype", dtype)
@@ -219,7 +221,7 @@ def converted(server, trained, tmp_path_factory):
 
 
 @pytest.mark.parametrize("linear_class", ["bitlinear", "autobitlinear"])
-def test_an_export_gives_transformers_our_logits(converted, tmp_path, linear_class):
+def test_exported_model_has_our_logits_in_transformers(converted, tmp_path, linear_class):
     converted.run("models", "export", "ternary-f32", "--format", "hf", "--linear-class", linear_class, "--out", tmp_path / "out")
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["quantization_config"]["linear_class"] == linear_class
@@ -236,13 +238,14 @@ def test_in_bf16_the_same_token_is_most_likely(converted, tmp_path):
 
 
 def test_autobitlinear_is_exported_in_the_one_type_that_transformers_runs(converted, tmp_path):
-    """transformers leaves its weights in the types of their file and mixes none: f32 that holds the values of bf16, which come back."""
+    """transformers keeps weights in the types of their file and cannot mix types: the file holds bf16 values as f32,
+    and an import restores them."""
     converted.run("models", "export", "ternary-bf16", "--format", "hf", "--linear-class", "autobitlinear", "--out", tmp_path / "out")
     assert {value.dtype.name for value in load_file(tmp_path / "out/model.safetensors").values()} == {"float32", "uint8"}
     model = bitnet.load(tmp_path / "out", "auto")
     assert float_types(model) == {torch.float32}
     assert same_top_token(score(converted, "ternary-bf16"), model) >= 0.99
-    model.set_attn_implementation("rounded")  # an import in bf16 holds keys and values so
+    model.set_attn_implementation("rounded")  # a model imported in bf16 rounds keys and values too
     compare_where_no_tie(scores_of_pieces(converted, "ternary-bf16"), model)
     converted.run("models", "import", tmp_path / "out", "--name", "ternary-bf16-again", "--dtype", "bf16")
     assert converted.json("models", "get", "ternary-bf16-again")["digest"] == converted.json("models", "get", "ternary-bf16")["digest"]
@@ -250,7 +253,7 @@ def test_autobitlinear_is_exported_in_the_one_type_that_transformers_runs(conver
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_checkpoint_of_transformers_has_the_same_most_likely_token_in_bf16(server, trained, tmp_path, name):
-    """The other way: written by transformers in bf16, read by it and by us, both in bf16."""
+    """The other way: transformers writes the checkpoint in bf16; transformers and Nibble read it in bf16."""
     directory = checkpoint(trained(name), name, tmp_path, torch.bfloat16)
     served = as_ternary(server, directory, f"hf-bf16-{name}", "bf16")
     model = bitnet.load(directory, torch.bfloat16)
@@ -258,7 +261,7 @@ def test_a_checkpoint_of_transformers_has_the_same_most_likely_token_in_bf16(ser
     assert same_top_token(score(server, served), model) >= 0.99
 
 
-def test_masters_exported_are_masters_again(converted, trained, tmp_path):
+def test_exported_masters_import_as_the_same_masters(converted, trained, tmp_path):
     converted.run("models", "export", "masters-f32", "--format", "hf", "--out", tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]["quantization_mode"] == "online"
     compare(score(converted, "ternary-f32"), bitnet.load(tmp_path / "out"), len(TEXT), TOP, TIE)
@@ -266,13 +269,13 @@ def test_masters_exported_are_masters_again(converted, trained, tmp_path):
     assert converted.json("models", "get", "again")["digest"] == converted.json("models", "get", "masters-f32")["digest"]
 
 
-def test_ternary_is_made_once(converted):
+def test_ternary_model_is_not_converted_again(converted):
     result = converted.run("models", "convert", "ternary-f32", "--to", "ternary", "--name", "twice", check=False)
-    assert result.returncode != 0 and "ternary already" in result.stderr
+    assert result.returncode != 0 and "already ternary" in result.stderr
 
 
 def train(server, path, name, preset, *, base, steps, lr, **method):
-    """A bitnet_qat job: its masters are NAME-masters, what they were converted to is NAME. The losses."""
+    """Runs a bitnet_qat job whose masters are NAME-masters, and converts them to NAME. Returns the losses."""
     path.write_text(json.dumps({
         "base_model": base, "train_dataset": "text", "bitnet_qat": {"preset": preset, **method}, "data": {"max_seq_len": 512},
         "run": {"max_steps": steps, "micro_batch": 1, "save_every": 0, "seed": 1},
@@ -284,7 +287,7 @@ def train(server, path, name, preset, *, base, steps, lr, **method):
 
 @pytest.fixture(scope="module")
 def jobs(server, tmp_path_factory, model_directory):
-    """A server that has what `train` needs."""
+    """A server with the data set and the base that `train` needs."""
     path = tmp_path_factory.mktemp("jobs") / "text.jsonl"
     path.write_text(json.dumps({"text": TEXT}) + "\n")
     server.run("datasets", "upload", path, "--name", "text")
@@ -294,7 +297,8 @@ def jobs(server, tmp_path_factory, model_directory):
 
 @pytest.fixture(scope="module")
 def learnt(jobs, tmp_path_factory):
-    """By preset: the name of a model that a job taught the text by heart, from random weights, and its scores of pieces of it."""
+    """Returns, for a preset, the name of a model that learnt the text by heart from random weights, and its scores of
+    pieces of the text."""
     directory = tmp_path_factory.mktemp("learnt")
 
     @functools.cache
@@ -308,8 +312,8 @@ def learnt(jobs, tmp_path_factory):
 
 
 def as_served(directory):
-    """An export as transformers loads it, but that keys and values are rounded as a job's are (docs/formats.md): it has no place for
-    that, and would be more exact than what was trained."""
+    """An export as transformers loads it, but with keys and values rounded as in the job (docs/formats.md). The export
+    cannot express that rounding, and transformers would be more exact than the training."""
     model = bitnet.load(directory)
     model.set_attn_implementation("rounded")
     return model
@@ -317,9 +321,9 @@ def as_served(directory):
 
 @torch.no_grad()
 def without_ties_of_weights(masters, ternary):
-    """Weights that training left on the border between two codes (the estimator drives them to and fro, in ever smaller steps), moved
-    off it to our side: there 1 / mean(|w|) times w and w / mean(|w|) may round to different codes, and one of them changes the logits
-    of every text. The two models have the same linears."""
+    """Moves weights that training left on the border between two codes off it, to our side. (The estimator drives such
+    weights back and forth, in ever smaller steps.) On the border, 1 / mean(|w|) times w and w / mean(|w|) may round to
+    different codes, and one such weight changes the logits of every text. The two models have the same linears."""
     moved = total = 0
     packed = dict(ternary.named_modules())
     for name, linear in masters.named_modules():
@@ -341,31 +345,31 @@ PRESETS = ["native", "bitnet-2b4t", "bitnet-tips"]
 
 @pytest.mark.parametrize("linear_class", ["bitlinear", "autobitlinear"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_export_of_a_job_gives_transformers_our_logits(jobs, learnt, tmp_path, preset, linear_class):
+def test_exported_model_of_a_job_has_our_logits_in_transformers(jobs, learnt, tmp_path, preset, linear_class):
     name, scores = learnt(preset)
     jobs.run("models", "export", name, "--format", "hf", "--linear-class", linear_class, "--out", tmp_path / "out")
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["architectures"] == ["BitNetForCausalLM" if preset == "bitnet-2b4t" else "LlamaForCausalLM"]
     assert config["quantization_config"]["use_rms_norm"] is (preset == "bitnet-tips")
     compare_where_no_tie(scores, as_served(tmp_path / "out"))
-    # As it comes, keys and values not rounded: in f32, and in the type that its config.json names.
+    # Loaded without rounding keys and values: in f32, and in the type that its config.json names.
     answer, model, named = score(jobs, name), bitnet.load(tmp_path / "out"), bitnet.load(tmp_path / "out", "auto")
     assert float_types(model) == {torch.float32}
     assert float_types(named) == {torch.bfloat16 if linear_class == "bitlinear" else torch.float32}
     assert same_top_token(answer, model) >= 0.99
     assert same_top_token(answer, named) >= 0.99
-    # And read again: what transformers has no word for is gone here too.
+    # Imported again: settings that transformers cannot express are lost here too.
     again = f"{name}-{linear_class}-again"
     jobs.run("models", "import", tmp_path / "out", "--name", again, "--dtype", "f32")
     compare_where_no_tie(scores_of_pieces(jobs, again), model)
-    if linear_class == "autobitlinear" and preset != "bitnet-tips":  # whose norms are written otherwise
+    if linear_class == "autobitlinear" and preset != "bitnet-tips":  # which writes its norms differently
         jobs.run("models", "import", tmp_path / "out", "--name", f"{again}-bf16", "--dtype", "bf16")
         assert jobs.json("models", "get", f"{again}-bf16")["digest"] == jobs.json("models", "get", name)["digest"]
 
 
 @pytest.mark.parametrize("preset", ["native", "bitnet-2b4t"])
-def test_the_masters_of_a_job_give_transformers_our_logits(jobs, learnt, tmp_path, preset):
-    """Those of bitnet-tips are exported to be trained on: docs/formats.md."""
+def test_exported_masters_of_a_job_have_our_logits_in_transformers(jobs, learnt, tmp_path, preset):
+    """Without bitnet-tips, whose masters are exported to be trained further (docs/formats.md)."""
     name, scores = learnt(preset)
     jobs.run("models", "export", f"{name}-masters", "--format", "hf", "--out", tmp_path / "out")
     model = as_served(tmp_path / "out")
@@ -379,8 +383,8 @@ def test_the_masters_of_a_job_give_transformers_our_logits(jobs, learnt, tmp_pat
 
 @pytest.mark.parametrize("linear_class", ["bitlinear", "autobitlinear"])
 def test_norms_of_rows_far_below_eps_are_exported_too(jobs, tmp_path, linear_class):
-    """A norm before every linear and none before the blocks, on an embedding whose mean square is a tenth of eps: block norms of
-    ones would triple what the first layer's q, k and v read."""
+    """A norm before every linear and none before the blocks, on an embedding whose mean square is a tenth of eps: block
+    norms of ones would triple the inputs of q, k and v in the first layer."""
     base = small_model.write(tmp_path / "faint", tie_word_embeddings=False)
     tensors = load_file(base / "model.safetensors")
     embedding = tensors["model.embed_tokens.weight"]
@@ -393,8 +397,9 @@ def test_norms_of_rows_far_below_eps_are_exported_too(jobs, tmp_path, linear_cla
     assert len(losses) == 2
     jobs.run("models", "export", name, "--format", "hf", "--linear-class", linear_class, "--out", tmp_path / "out")
     scores, model = scores_of_pieces(jobs, name), as_served(tmp_path / "out")
-    compare_where_no_tie(scores, model, tie=1.0)  # 0.4 was seen: two steps train nothing, and every row is large behind its norm
-    with torch.no_grad():  # that this text would tell
+    # 0.4 was measured: two steps train nothing, and norms make every row large.
+    compare_where_no_tie(scores, model, tie=1.0)
+    with torch.no_grad():  # this text must reveal wrong norms
         for layer in model.model.layers:
             for norm in (layer.input_layernorm, layer.post_attention_layernorm):
                 norm.weight.fill_(1.0)

@@ -1,4 +1,5 @@
-"""kill -9 of the trainer and of the server in the middle of a job: nothing acknowledged is lost, the bits are the same."""
+"""SIGKILL of the trainer and of the server in the middle of a job: nothing acknowledged is lost, and the resulting bits
+are the same."""
 import json
 import os
 import signal
@@ -29,7 +30,7 @@ def wait_for_step(server, job, step):
 
 
 def wait_for_own_step(server, job, attempt, step=1):
-    """Of one attempt, read in its journal, where it stands first."""
+    """Waits for a step of one attempt in its journal, which has the step before the server does."""
     journal = server.state / "jobs" / job / "attempts" / str(attempt) / "journal.jsonl"
 
     def told():
@@ -50,7 +51,7 @@ def undisturbed(tmp_path_factory, model_directory, text_file):
 
 
 def check_resumes(events, attempts):
-    """Every later attempt went on from a checkpoint, and of the steps that were told no more than an interval is lost."""
+    """Every later attempt resumed from a checkpoint, and at most one save interval of the reported steps is lost."""
     resumed = {event["attempt"]: event["resumed_step"] for event in events
                if event["type"] == "state" and event["state"] == "RUNNING" and event["attempt"] > 1}
     assert sorted(resumed) == list(range(2, attempts + 1))
@@ -58,9 +59,9 @@ def check_resumes(events, attempts):
     for attempt, start in resumed.items():
         assert SAVE <= start <= STEPS, resumed
         last = max(step for of, step in steps if of < attempt)
-        assert 0 <= last - start <= SAVE, f"attempt {attempt}: step {last} was told, it went on from {start}"
+        assert 0 <= last - start <= SAVE, f"attempt {attempt}: step {last} was reported, but it resumed from {start}"
         own = [step for of, step in steps if of == attempt]
-        assert own == list(range(start + 1, start + 1 + len(own))), f"attempt {attempt} went on from {start}"
+        assert own == list(range(start + 1, start + 1 + len(own))), f"attempt {attempt} resumed from {start}"
 
 
 def check(server, job, digest, output, attempts=2):
@@ -76,7 +77,7 @@ def check(server, job, digest, output, attempts=2):
     assert server.json("models", "get", output)["digest"] == digest
 
 
-def test_trainer_killed(undisturbed):
+def test_job_of_a_killed_trainer_has_the_same_result(undisturbed):
     server, digest = undisturbed
     job = create(server, "trainer-killed")
     wait_for_step(server, job, SAVE + 2)
@@ -85,8 +86,8 @@ def test_trainer_killed(undisturbed):
     check(server, job, digest, "trainer-killed")
 
 
-def test_trainer_killed_draws_go_on_where_they_were(undisturbed, tmp_path):
-    """Dropout's masks are random numbers: those after a resume are those of an undisturbed run."""
+def test_random_draws_continue_after_the_trainer_is_killed(undisturbed, tmp_path):
+    """Dropout masks are random: those after a resume must be those of an undisturbed run."""
     server, digest = undisturbed
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps({"qlora": {"dropout": 0.2}}))
@@ -100,29 +101,30 @@ def test_trainer_killed_draws_go_on_where_they_were(undisturbed, tmp_path):
     check(server, job, calm, "dropout-killed")
 
 
-def test_server_killed_and_the_next_one_adopts_its_trainer(undisturbed):
+def test_next_server_adopts_the_trainer_of_a_killed_server(undisturbed):
     server, digest = undisturbed
     job = create(server, "server-killed")
     wait_for_step(server, job, SAVE + 2)
     (pid,) = trainers(server)
     server.kill()
-    # It stands still while there is no server, so that the next one finds it in the middle of its job however long it takes to start.
-    # After the kill: a process group that is stopped when it loses its parent is sent SIGHUP.
+    # The trainer is stopped while there is no server, so that the next server finds it in the middle of its job however
+    # long it takes to start. This comes after the kill, because the kernel sends SIGHUP to a stopped process group that
+    # loses its parent.
     os.kill(pid, signal.SIGSTOP)
     try:
         server.start()
-        assert trainers(server) == [pid], "the trainer outlives its server, and there is no second"
+        assert trainers(server) == [pid], "the trainer outlives its server and stays the only one"
         got = server.json("jobs", "get", job)
         assert got["state"] == "RUNNING" and got["attempt"] == 1 and got["progress"]["step"] < STEPS
         adopted = [(entry["attempt"], entry["pid"]) for entry in server.logged("trainer adopted") if entry["job"] == job]
         assert adopted == [("1", str(pid))]
     finally:
         os.kill(pid, signal.SIGCONT)
-    # One attempt made every step, each once.
+    # One attempt ran every step once.
     check(server, job, digest, "server-killed", attempts=1)
 
 
-def test_both_killed(undisturbed):
+def test_job_of_a_killed_server_and_trainer_has_the_same_result(undisturbed):
     server, digest = undisturbed
     job = create(server, "both-killed")
     wait_for_step(server, job, SAVE + 2)
@@ -134,7 +136,7 @@ def test_both_killed(undisturbed):
     assert not [entry for entry in server.logged("trainer adopted") if entry["job"] == job]
 
 
-def test_sigterm_leaves_no_trainer_and_the_job_goes_on_later(undisturbed):
+def test_sigterm_leaves_no_trainer_and_the_job_resumes_later(undisturbed):
     server, digest = undisturbed
     job = create(server, "stopped")
     wait_for_step(server, job, SAVE + 2)
@@ -145,7 +147,7 @@ def test_sigterm_leaves_no_trainer_and_the_job_goes_on_later(undisturbed):
 
 
 @pytest.mark.parametrize("allowed", [None, False])
-def test_a_resume_with_other_threads_is_told_or_refused(tmp_path, model_directory, text_file, allowed):
+def test_resume_with_other_threads_warns_or_fails(tmp_path, model_directory, text_file, allowed):
     server = Server(tmp_path / "state", "--threads", 2).start()
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", "page")

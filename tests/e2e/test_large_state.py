@@ -1,4 +1,5 @@
-"""100,000 jobs, 10 million events and 1,000 models: a start, a page of every list and a scrape (docs/benchmarks.md)."""
+"""Times a start, a page of every list and a scrape with 100,000 jobs, 10 million events and 1,000 models
+(docs/benchmarks.md)."""
 import json
 import os
 import shutil
@@ -16,8 +17,8 @@ JOBS = large_state.count_of("NIBBLE_LARGE_JOBS", 100_000)
 EVENTS = large_state.count_of("NIBBLE_LARGE_EVENTS", 10_000_000)
 MODELS = large_state.count_of("NIBBLE_LARGE_MODELS", 1_000)
 QUEUED = 900
-EVALUATED = 100  # jobs with checkpoints on the disk: a list tells the best of each
-# What the issue asks for. A test asserts ten times of it: the machine may be busy.
+EVALUATED = 100  # jobs with checkpoints on the disk: a list reports the best checkpoint of each
+# Targets of the issue. The test asserts ten times these values, because the machine may be busy.
 START_S, PAGE_S, SCRAPE_S = 5, 0.050, 0.100
 TIMES = 10
 
@@ -32,7 +33,7 @@ def worst_of(call, times=20):
 
 
 def evaluate(server):
-    """A job that has kept three checkpoints, with evaluations."""
+    """Creates a job that keeps three checkpoints, with evaluations."""
     spec = server.state.parent / "spec.json"
     spec.write_text(json.dumps({"run": {"keep_last": 3}}))
     job = server.lines("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--eval-dataset", "page", "--output",
@@ -51,7 +52,7 @@ def fill(server, job, evaluated):
         shutil.copytree(server.state / "jobs" / evaluated, server.state / "jobs" / f"evaluated-{i + 1:08}", copy_function=os.link)
     large_state.add_final(database, job, JOBS - QUEUED - EVALUATED, labels=[("team", "a", 2), ("rare", "yes", 9973)])
     large_state.add_queue(database, job, QUEUED)
-    # One log of a tenth of the events; the others are equally long.
+    # One log has a tenth of the events; all other logs are equally long.
     large_state.add_steps(database, "id = 'final-00000001'", EVENTS // 10)
     large_state.add_steps(database, "id > 'final-00000001' AND id LIKE 'final-%'", EVENTS * 9 // 10 // (JOBS - QUEUED - EVALUATED))
     database.close()
@@ -111,7 +112,7 @@ def test_C11_a_large_state_starts_and_answers_in_time(make_server, model_directo
 
     scraped = worst_of(scrape)
     models = worst_of(lambda: server.run("models", "list"), 3)
-    print(f"start {start:.2f} s, scrape {scraped * 1e3:.1f} ms, `models list` {models * 1e3:.0f} ms with the program's own start")
+    print(f"start {start:.2f} s, scrape {scraped * 1e3:.1f} ms, `models list` {models * 1e3:.0f} ms with program start")
     for name, seconds in worst.items():
         print(f"{name}: {seconds * 1e3:.1f} ms")
     assert api.call("FineTuneService", "ListJobs", message("ListJobsRequest", page_size=1)).next_page_token

@@ -1,4 +1,5 @@
-"""The limits of nibbled are flags: those of calls and models are set low and met (those of jobs: tests/server/jobs/admission_test.cc)."""
+"""Sets the flags that limit calls and models low and reaches the limits (limits of jobs:
+tests/server/jobs/admission_test.cc)."""
 import contextlib
 import json
 import os
@@ -24,14 +25,14 @@ from wire import Api, message, wait_for
 CREATE = ["jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", *TRAIN]
 
 
-def test_connections_that_do_nothing_are_closed(make_server):
+def test_silent_and_idle_connections_are_closed(make_server):
     server = make_server("--handshake_timeout_s", 1, "--max_connection_idle_s", 1)
     silent, idle = Connection(server.grpc, hello=False), Connection(server.grpc)
     assert silent.closed_within(10) is not None, "handshake_timeout_s"
     assert idle.closed_within(10) is not None, "max_connection_idle_s"
 
 
-def test_connection_grows_old(make_server):
+def test_old_connection_is_closed(make_server):
     server = make_server("--max_connection_age_s", 1, "--max_connection_age_grace_s", 1)
     connection = Connection(server.grpc)
     open_call = frame(HEADERS, 4, 1, call_headers(b"/nibble.v1.FineTuneService/WatchJob"))
@@ -47,7 +48,7 @@ def test_client_that_does_not_answer_pings_is_cut_off(make_server):
     assert PING in kinds and kinds[-1] in (GOAWAY, "closed"), kinds
 
 
-def test_client_that_pings_too_often_is_told_to_go(make_server):
+def test_client_that_pings_too_often_gets_goaway(make_server):
     server = make_server("--min_ping_interval_s", 60, "--max_ping_strikes", 1)
     connection = Connection(server.grpc)
     # In one go: the server may close before a later one could be sent.
@@ -56,7 +57,7 @@ def test_client_that_pings_too_often_is_told_to_go(make_server):
     assert goaway and b"too_many_pings" in goaway[0]
 
 
-def test_streams_of_a_connection_are_announced(make_server):
+def test_stream_limit_of_a_connection_is_announced(make_server):
     server = make_server("--max_concurrent_streams", 7)
     for kind, _, _, payload in Connection(server.grpc).frames(5):
         if kind == SETTINGS and payload:
@@ -66,7 +67,7 @@ def test_streams_of_a_connection_are_announced(make_server):
     raise AssertionError("no SETTINGS")
 
 
-def test_messages_and_headers(make_server, text_file):
+def test_large_messages_and_headers_are_refused(make_server, text_file):
     server = make_server("--max_receive_bytes", 5000, "--max_metadata_bytes", 1024, "--max_stream_messages", 5,
                          "--max_dataset_bytes", 100, "--max_stream_age_s", 3600)
     # gRPC may close a connection after headers that are too large: a call that shared it could then end UNAVAILABLE.
@@ -85,7 +86,7 @@ def test_messages_and_headers(make_server, text_file):
     assert server.run("datasets", "upload", text_file, "--name", "page", check=False).returncode != 0
 
 
-def test_answer_larger_than_may_be_sent(make_server, model_directory):
+def test_answer_above_max_send_bytes_is_refused(make_server, model_directory):
     server = make_server("--max_send_bytes", 64 << 10)
     server.run("models", "import", model_directory, "--name", "small")
     api = Api(server.grpc)
@@ -93,7 +94,7 @@ def test_answer_larger_than_may_be_sent(make_server, model_directory):
     # A token id and its text are 4 bytes of the answer.
     code = code_of(lambda: api.call("InferenceService", "Tokenize", model="small", text="x" * 40_000))
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert server.json("models", "list")["models"], "it serves on"
+    assert server.json("models", "list")["models"], "the server still answers"
 
 
 def info_of(error):
@@ -104,11 +105,11 @@ def info_of(error):
 
 
 def stage_of(error):
-    """How far the call was that its deadline ended: metadata `stage` of its ErrorInfo."""
+    """The stage at which the deadline ended the call: metadata `stage` of its ErrorInfo."""
     return info_of(error).metadata["stage"]
 
 
-def test_generate_whose_client_gave_no_deadline_has_the_servers(make_server, model_directory):
+def test_generate_without_a_client_deadline_has_the_deadline_of_the_server(make_server, model_directory):
     server = make_server("--generate_deadline_s", "0.05")
     server.run("models", "import", model_directory, "--name", "small")
     server.run("models", "load", "small")
@@ -123,13 +124,13 @@ def test_generate_whose_client_gave_no_deadline_has_the_servers(make_server, mod
             api.call("InferenceService", "Generate", request, timeout=None)
         assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         stages.add(stage_of(late.value))
-    assert stages & {"PREFILL", "DECODE"}, f"it ends what runs, not only what waits: {stages}"
-    assert len(api.call("InferenceService", "Generate", request, timeout=120).outputs) == 16, "a client's own deadline stands"
+    assert stages & {"PREFILL", "DECODE"}, f"the deadline ends running requests too: {stages}"
+    assert len(api.call("InferenceService", "Generate", request, timeout=120).outputs) == 16, "the client's deadline"
 
 
 @contextlib.contextmanager
 def silent_upload(server):
-    """An upload whose client gives a name and falls silent."""
+    """An upload whose client sends a name and then nothing."""
     silence = threading.Event()
 
     def messages():
@@ -145,21 +146,21 @@ def silent_upload(server):
             silence.set()
 
 
-def test_upload_that_falls_silent_ends_at_its_age(make_server):
+def test_silent_upload_ends_at_max_stream_age(make_server):
     server = make_server("--max_stream_age_s", 2)
     with silent_upload(server) as upload:
         assert upload.exception(timeout=60).code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert os.listdir(server.state / "uploads") == [] and server.json("datasets", "list")["datasets"] == []
 
 
-def test_drain_waits_for_a_call_so_long_and_no_longer(make_server):
+def test_drain_waits_for_calls_no_longer_than_drain_s(make_server):
     server = make_server("--drain_s", 2)
     with silent_upload(server) as upload:
         began = time.monotonic()
         assert server.stop() == 0
         took = time.monotonic() - began
         assert upload.exception(timeout=60).code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
-    assert 2 <= took < 15, "20 s are the default"
+    assert 2 <= took < 15, "the default of 20 s does not apply"
 
 
 @pytest.mark.parametrize("command, state", [(["pause"], "PAUSED"), (["cancel", "--keep-checkpoint"], "CANCELLED")])
@@ -176,7 +177,7 @@ def test_trainer_that_writes_no_checkpoint_is_killed_after_its_grace(make_server
     wait_until(lambda: server.json("jobs", "get", job)["state"] == state)
 
 
-def test_trainer_has_its_grace_at_shutdown_and_no_more(make_server, model_directory, text_file):
+def test_trainer_is_killed_at_shutdown_after_its_grace(make_server, model_directory, text_file):
     server = prepare(make_server("--job_grace_s", 1), model_directory, text_file)
     job = create(server, "frozen")
     wait_for_step(server, job, 2)
@@ -184,7 +185,7 @@ def test_trainer_has_its_grace_at_shutdown_and_no_more(make_server, model_direct
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     assert server.stop() == 0
-    assert 1 <= time.monotonic() - began < 15, "25 s are the default"
+    assert 1 <= time.monotonic() - began < 15, "the default of 25 s does not apply"
     assert not trainers(server)
     server.start()
     server.run("jobs", "watch", job)
@@ -192,7 +193,7 @@ def test_trainer_has_its_grace_at_shutdown_and_no_more(make_server, model_direct
     assert got["state"] == "SUCCEEDED" and got["retries"] == 0
 
 
-def test_queue_of_jobs(make_server, model_directory, text_file):
+def test_full_queue_refuses_the_next_job(make_server, model_directory, text_file):
     server = prepare(make_server("--max_queued_jobs", 2, "--max_running_jobs", 2), model_directory, text_file)
     first = server.json(*CREATE, "--max-steps", 1000)["id"]
     second = server.json(*CREATE, "--max-steps", 1000)["id"]
@@ -207,7 +208,7 @@ def test_queue_of_jobs(make_server, model_directory, text_file):
     wait_until(lambda: server.json("jobs", "get", third)["state"] == "SUCCEEDED", 120)
 
 
-def test_retries_of_a_job(make_server, model_directory, text_file):
+def test_job_fails_after_max_retries(make_server, model_directory, text_file):
     server = prepare(make_server("--max_retries", 1, "--retry_backoff_scale", "0.01"), model_directory, text_file)
     server.stop()
     server.environment = {"NIBBLE_FAILPOINT": "checkpoints/step-00000001:1:before"}  # of every attempt
@@ -216,7 +217,8 @@ def test_retries_of_a_job(make_server, model_directory, text_file):
     assert server.run("jobs", "watch", job, check=False).returncode != 0
     got = server.json("jobs", "get", job)
     assert got["state"] == "FAILED" and got["attempt"] == 2 and got["retries"] == 2
-    wait_until(lambda: server.metrics()['nibble_jobs_finished_total{method="qlora",result="FAILED"}'] == 1)  # told first, then counted
+    # The state is reported first, then counted.
+    wait_until(lambda: server.metrics()['nibble_jobs_finished_total{method="qlora",result="FAILED"}'] == 1)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to see the descriptors of another process")
@@ -236,7 +238,7 @@ def reason_of(error):
 
 
 def exported(server, tmp_path):
-    """The request of a download of some 4 MB: more than the connection's buffers take of a reader that takes nothing."""
+    """The request of a download of about 4 MB: more than the connection buffers for a client that does not read."""
     model = small_model.write(tmp_path / "model", hidden_size=128, intermediate_size=704, num_attention_heads=8)
     server.run("models", "import", model, "--name", "small", "--dtype", "f32")
     server.run("models", "export", "small", "--format", "hf", "--out", tmp_path / "out")
@@ -281,17 +283,19 @@ def test_c12_download_that_is_not_read_loses_its_place(make_server, tmp_path):
     with grpc.insecure_channel(server.grpc, options=[("grpc.http2.bdp_probe", 0)]) as channel:
         download = channel.unary_stream(DOWNLOAD)(request)
         next(download)
-        time.sleep(3)  # more than --slow_reader_s, less than the client is given to read on to its status
+        time.sleep(3)  # more than --slow_reader_s, less than the client has to read its status
         with pytest.raises(grpc.RpcError) as slow:
             for _ in download:
                 pass
         assert slow.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and reason_of(slow.value) == "SLOW_CONSUMER"
-        assert sum(len(message) for message in channel.unary_stream(DOWNLOAD)(request)) > 3_000_000, "one that is read is whole"
+        # A download that is read is complete.
+        assert sum(len(message) for message in channel.unary_stream(DOWNLOAD)(request)) > 3_000_000
 
 
 @pytest.fixture
 def two_principals(tmp_path):
-    """A server on which one principal may have one plan, one watch and one download, and the calls of two such principals."""
+    """A server on which one principal may have one plan, one watch and one download, and the APIs of two such
+    principals."""
     tokens = {name: new_token(tmp_path, name, role) for name, role in (("first", "train"), ("second", "train"), ("admin", "admin"))}
     bounds = [argument for kind in ("plans", "watches", "downloads") for argument in (f"--max_{kind}_per_principal", 1)]
     server = Server(tmp_path / "state", "--token_file", tmp_path / "tokens", *bounds)
@@ -327,7 +331,8 @@ def test_C4_plans_of_one_principal_have_a_bound(two_principals, model_directory,
     running = plan(first, "large")
     check_refused(lambda: plan(first, "page"), "QUEUE_FULL", "--max_plans_per_principal")
     wait_for(second, plan(second, "page"))
-    assert not first.call("google.longrunning.Operations", "GetOperation", name=running.name).done, "it took the place all the time"
+    # The running plan held its place all the time.
+    assert not first.call("google.longrunning.Operations", "GetOperation", name=running.name).done
     first.call("google.longrunning.Operations", "CancelOperation", name=running.name)
     first.call("google.longrunning.Operations", "WaitOperation", name=running.name)
     wait_for(first, plan(first, "page"))
@@ -348,4 +353,4 @@ def test_C4_watches_and_downloads_of_one_principal_have_a_bound(two_principals, 
         next(unread)
         check_refused(lambda: next(download(request, metadata=first.metadata)), "STREAMS_FULL", "--max_downloads_per_principal")
         assert sum(len(message) for message in download(request, metadata=second.metadata)) > 3_000_000
-        assert sum(len(message) for message in unread) > 3_000_000, "the refusals ended nothing"
+        assert sum(len(message) for message in unread) > 3_000_000, "refusals do not end other downloads"

@@ -13,15 +13,15 @@ pytestmark = pytest.mark.full
 
 MIB = 1 << 20
 LONG = "'the keeper of the light ' * 160_000"  # 4 MB; the model takes 1024 tokens
-# Each of these calls once took a gigabyte.
+# Without limits, each of these calls would take a gigabyte.
 SEND_LONG_PROMPTS = f"""for method in ("Generate", "Score", "Tokenize"):
             try:
                 api.call("InferenceService", method, model="small", text={LONG}, timeout=60)
             except Exception as error:
-                assert "PROMPT_TOO_LONG" in str(error) or "bytes" in str(error) or "wait already" in str(error), error"""
+                assert "PROMPT_TOO_LONG" in str(error) or "bytes" in str(error) or "already waiting" in str(error), error"""
 
-# Chats whose contents are small: a role is rendered too, and each message brings what the template prints around it. Both are as large as
-# a text may be.
+# Chats with small contents: a role is rendered too, and the template adds text around each message. Both chats are as
+# large as a text may be.
 LARGE_CHATS = {"a role": 'message("ChatInput", messages=[message("ChatMessage", role="r " * 500_000)])',
                "many messages": 'message("ChatInput", messages=[message("ChatMessage", role="user")] * 20_000)'}
 SEND_LARGE_CHATS = f"""globals().setdefault("chats", []) or chats.extend([{", ".join(LARGE_CHATS.values())}])
@@ -30,7 +30,7 @@ SEND_LARGE_CHATS = f"""globals().setdefault("chats", []) or chats.extend([{", ".
                 try:
                     api.call("InferenceService", method, model="small", chat=chat, timeout=60)
                 except Exception as error:  # this client takes no answer of more than 4 MiB
-                    assert "wait already" in str(error) or "larger than max" in str(error), error"""
+                    assert "already waiting" in str(error) or "larger than max" in str(error), error"""
 
 
 @pytest.fixture
@@ -54,25 +54,25 @@ def well_behaved(api):
 
 
 def check_attack(server, api, body, max_bytes):
-    """Other calls beside four callers who run `body`, and the memory that these cost; returns the Growth."""
+    """Times other calls while four callers run `body`, and checks the memory that these take; returns the Growth."""
     calls = well_behaved(api)
     quiet = p99_of(calls)
     growth = Growth(server)
     with attackers(server, 4, body):
         attacked = p99_of(calls)
-    print(f"peak of memory: {growth.peak() / MIB:.0f} MiB above the quiet server's")
+    print(f"peak memory: {growth.peak() / MIB:.0f} MiB above the quiet server")
     check_beside(quiet, attacked, slack=10)
     assert growth.peak() < max_bytes
     return growth
 
 
-def test_C2_long_prompts_cost_little_and_hold_up_nobody(served):
+def test_C2_long_prompts_cost_little_and_hold_up_no_other_call(served):
     server, api = served
     for method in ("Generate", "Score", "Tokenize"):
         with pytest.raises(grpc.RpcError) as refused:
             api.call("InferenceService", method, model="small", text=eval(LONG))
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and reason_of(refused.value) == "PROMPT_TOO_LONG"
-    # gRPC's buffers of four messages of 4 MB, and a piece of 32 KiB in the encoder.
+    # Allows for gRPC's buffers of four messages of 4 MB, and a piece of 32 KiB in the encoder.
     check_attack(server, api, SEND_LONG_PROMPTS, 256 * MIB)
 
 
@@ -84,11 +84,11 @@ def test_C2_large_chats_are_encoded_one_at_a_time(served):
         with pytest.raises(grpc.RpcError) as refused:
             api.call("InferenceService", "Generate", model="small", chat=eval(chat), timeout=60)
         assert reason_of(refused.value) == "PROMPT_TOO_LONG"
-    # 256 times the largest text, and what the messages and their renderings take.
+    # Allows for 256 times the largest text, and for the messages and their renderings.
     growth = check_attack(server, api, SEND_LARGE_CHATS, (256 + 128) * MIB)
     until = time.monotonic() + 60
     while resident(server) - growth.before > 64 * MIB:
-        assert time.monotonic() < until, f"{(resident(server) - growth.before) / MIB:.0f} MiB are not given back"
+        assert time.monotonic() < until, f"{(resident(server) - growth.before) / MIB:.0f} MiB have not been freed"
         time.sleep(0.5)
     over = message("ChatInput", messages=[message("ChatMessage", role="user")] * 40_000)
     with pytest.raises(grpc.RpcError) as refused:

@@ -15,7 +15,7 @@ def trained(shared):
     return shared, result
 
 
-def test_events_tell_the_whole_story(trained):
+def test_events_cover_the_whole_job(trained):
     server, events = trained
     events = [event for event in events if "sequence" in event]
     assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
@@ -44,7 +44,7 @@ def sha256(data):
     return hashlib.sha256(data).hexdigest()
 
 
-def test_job_says_what_it_is_made_of(trained):
+def test_job_records_the_digests_of_its_inputs(trained):
     server, _ = trained
     job = server.json("jobs", "get", server.json("jobs", "list")["jobs"][0]["id"])
     digests = job["digests"]
@@ -59,19 +59,19 @@ def test_job_says_what_it_is_made_of(trained):
     assert digests["config"] == provenance["spec_digest"] and digests["data"] == provenance["dataset_digest"]
 
 
-def test_best_checkpoint_is_that_of_the_lowest_loss(trained):
+def test_best_checkpoint_has_the_lowest_loss(trained):
     server, _ = trained
     job = server.json("jobs", "get", server.json("jobs", "list")["jobs"][0]["id"])
     kept = server.json("jobs", "checkpoints", job["id"])["checkpoints"]
     assert len(kept) == 2 and job["best_checkpoint"] == min(kept, key=lambda one: (one["metrics"]["eval_loss"], one["step"]))
 
 
-def test_int8_of_the_trained_model_is_what_the_trainer_recorded(trained):
+def test_int8_of_the_trained_model_agrees_with_the_record_of_its_trainer(trained):
     server, _ = trained
     server.run("models", "convert", "tuned", "--to", "int8", "--name", "tuned-int8")
     model = server.json("models", "get", "tuned-int8")
     assert model["format"] == "int8" and re.fullmatch("[0-9a-f]{64}", model["digest"])
-    assert model["head_format"] == "bf16", "it was trained with a float head, and stays as it was trained"
+    assert model["head_format"] == "bf16", "the head stays a float, as it was trained"
     verdict = server.json("models", "verify", "tuned-int8")
     assert verdict["equal"] is True and verdict["rows"] >= 1 and verdict["recorded_by"] == "trainer"
     prompt = "The keeper of the light"
@@ -81,7 +81,7 @@ def test_int8_of_the_trained_model_is_what_the_trainer_recorded(trained):
     assert sum(after["logprobs"][1:]) > sum(before["logprobs"][1:])
 
 
-def test_an_evaluation_says_whether_it_is_the_best_of_its_subject(trained):
+def test_evaluation_reports_whether_it_is_the_best_of_its_subject(trained):
     _, events = trained
     least = {}
     for event in events:
@@ -92,7 +92,7 @@ def test_an_evaluation_says_whether_it_is_the_best_of_its_subject(trained):
     assert {"trained", "int8"} <= least.keys()
 
 
-def test_a_conversion_evaluates_what_the_trainer_evaluated(trained):
+def test_conversion_reports_the_losses_of_the_trainer(trained):
     server, events = trained
     losses = {event["subject"]: event["eval_loss"] for event in events if event["type"] == "eval"}  # the last of each
     server.run("models", "convert", "tuned", "--to", "int8", "--name", "tuned-again")
@@ -102,15 +102,16 @@ def test_a_conversion_evaluates_what_the_trainer_evaluated(trained):
     assert abs(report["eval_loss_before"] - losses["trained"]) < 1e-5
 
 
-def test_an_adapter_is_served_near_to_what_trained_it(trained):
-    """docs/numerics.md 10: measured each time it is loaded. Only the product of the head differs between the programs."""
+def test_served_adapter_has_nearly_the_logprobs_of_its_trainer(trained):
+    """The difference is measured at each load (docs/numerics.md 10). Only the product of the head differs between the
+    programs."""
     server, _ = trained
     server.run("models", "load", "tuned")
     metrics = server.metrics()
     difference = metrics['nibble_train_serve_logprob_max_abs_difference{model="tuned"}']
     print(f"largest difference of a logprob between trainer and server: {difference:.2e}")
     assert 0 <= difference < 1e-3
-    assert not any("max_abs_difference" in name and 'model="small' in name for name in metrics), "of adapters alone"
+    assert not any("max_abs_difference" in name and 'model="small' in name for name in metrics), "only for adapters"
 
 
 @pytest.mark.parametrize("target", ["int8", "nf4"])
@@ -122,7 +123,7 @@ def test_a_conversion_of_a_base_reports_the_loss_before_and_after(trained, targe
     assert report["eval_loss_after"] != report["eval_loss_before"] and report["eval_tokens"] > 0
 
 
-def test_generate_and_chat(trained):
+def test_generate_and_chat_report_their_usage(trained):
     server, _ = trained
     answer = server.json("generate", "tuned", "--prompt", "The keeper of", "--max-tokens", 16, "--ignore-eos")
     assert len(answer["token_ids"]) == 16 and answer["finish_reason"] == "length"
@@ -162,7 +163,7 @@ def test_launches_appear_under_both_phases_and_weights_are_quantised_once(traine
                if name.startswith("nibble_kernel_launches_total") and 'kernel="torch:' in name and 'phase="train"' in name)
 
 
-def test_export_is_what_peft_reads(trained, tmp_path):
+def test_export_has_the_files_that_peft_reads(trained, tmp_path):
     server, _ = trained
     server.run("models", "export", "tuned", "--format", "peft", "--out", tmp_path / "adapter")
     names = {path.name for path in (tmp_path / "adapter").iterdir()}

@@ -1,4 +1,5 @@
-"""Messages that are too large, too many, or lie about their size (docs/faults.md, L6): refused, and nothing is allocated for them."""
+"""Messages that are too large, too many, or claim a false size (docs/faults.md, L6) are refused, and no memory is
+allocated for them."""
 import pathlib
 import re
 import struct
@@ -10,7 +11,7 @@ from http2 import DATA, GOAWAY, HEADERS, RST_STREAM, Connection, call_headers, f
 
 GROWTH = 32 << 20
 MESSAGES = 1_000_000
-ENHANCE_YOUR_CALM = 11  # of HTTP/2; a client of gRPC makes RESOURCE_EXHAUSTED of it (PROTOCOL-HTTP2.md, Errors)
+ENHANCE_YOUR_CALM = 11  # in HTTP/2; a gRPC client maps it to RESOURCE_EXHAUSTED (PROTOCOL-HTTP2.md, Errors)
 
 
 def resident(server, what="VmRSS"):
@@ -21,12 +22,12 @@ def resident(server, what="VmRSS"):
 
 
 class Growth:
-    """How far the server's memory rises above what it is now: the peak, not what is left when the calls are over."""
+    """Growth of the server's memory since now: the peak, not what remains after the calls."""
 
     def __init__(self, server):
         self.server = server
         reset = pathlib.Path(f"/proc/{server.process.pid}/clear_refs")
-        if reset.exists():  # in a kernel without it the peak until now counts too, which no test gains by
+        if reset.exists():  # without it the peak until now counts too, which only makes a test stricter
             reset.write_text("5")
         self.before = resident(server)
 
@@ -38,7 +39,7 @@ class Growth:
 def server(make_server):
     server = make_server()
     channel = grpc.insecure_channel(server.grpc)
-    for _ in range(50):  # What a first call allocates is not counted.
+    for _ in range(50):  # Memory that first calls allocate must not count.
         channel.unary_unary("/nibble.v1.ModelService/ListModels")(b"")
     return server
 
@@ -59,7 +60,7 @@ def code_of(call):
     return raised.value.code()
 
 
-def test_L6_message_of_four_mebibytes_and_one_byte(server):
+def test_L6_message_of_four_mebibytes_and_one_byte_is_refused(server):
     growth = Growth(server)
     channel = grpc.insecure_channel(server.grpc, [("grpc.max_send_message_length", -1)])
     create = channel.unary_unary("/nibble.v1.FineTuneService/CreateJob")
@@ -75,7 +76,7 @@ def test_L6_message_of_four_mebibytes_and_one_byte(server):
     assert server.json("datasets", "list")["datasets"] == []
 
 
-def test_L6_a_million_tiny_messages(server):
+def test_L6_a_million_tiny_messages_are_refused(server):
     growth = Growth(server)
     channel = grpc.insecure_channel(server.grpc)
     upload = channel.stream_unary("/nibble.v1.DatasetService/UploadDataset")
@@ -91,19 +92,20 @@ def test_L6_a_million_tiny_messages(server):
 
 
 def claim(connection, size):
-    """Begins a call whose message is said to have so many bytes."""
+    """Begins a call whose message claims to have `size` bytes."""
     connection.send(frame(HEADERS, 4, 1, call_headers(b"/nibble.v1.ModelService/ListModels"))
                     + frame(DATA, 0, 1, b"\0" + struct.pack(">I", size)))
 
 
 def trailer_code(payload):
-    """The code in trailers: gRPC's core writes names and digits as they are (RFC 7541, 6.2), and the first time in full."""
+    """The status code in trailers: gRPC's core writes names and digits uncompressed (RFC 7541, 6.2), and in full the
+    first time."""
     (digits,) = re.findall(rb"\x0bgrpc-status[\x01\x02](\d{1,2})", payload)
     return int(digits)
 
 
 @pytest.mark.parametrize("claimed", [0x80000001, 0xFFFFFFFF])
-def test_L6_claim_of_more_than_two_gibibytes(server, claimed):
+def test_L6_claim_of_more_than_two_gibibytes_allocates_nothing(server, claimed):
     growth = Growth(server)
     connections = [Connection(server.grpc) for _ in range(20)]
     for connection in connections:
@@ -117,15 +119,16 @@ def test_L6_claim_of_more_than_two_gibibytes(server, claimed):
                               if kind in (RST_STREAM, GOAWAY) or kind == HEADERS and flags & 1), (None, b""))
         assert kind is not None, "the call did not end"
         if kind == HEADERS:
-            # gRPC 1.51 has no message and so no length to refuse: its callback API says UNIMPLEMENTED of a request that it cannot read
-            # (docs/adr/0011-a-claim-of-two-gibibytes-costs-what-is-sent.md).
+            # gRPC 1.51 gets no message, and so no length to refuse: its callback API answers UNIMPLEMENTED to a request
+            # that it cannot read (docs/adr/0011-a-claim-of-two-gibibytes-costs-what-is-sent.md).
             assert trailer_code(payload) in (grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], grpc.StatusCode.UNIMPLEMENTED.value[0])
         connection.close()
 
 
 @pytest.mark.parametrize("quota", [16 << 20, pytest.param(None, marks=pytest.mark.full)])
 def test_L6_message_that_does_not_end_is_cut_by_the_quota(make_server, quota):
-    """gRPC 1.51 looks at the size of a message when it is whole; until then it is --rpc_memory_bytes (256 MiB) that bounds it."""
+    """gRPC 1.51 checks the size of a message only when it is complete; until then --rpc_memory_bytes (256 MiB) bounds
+    the message."""
     server = make_server(*(["--rpc_memory_bytes", quota] if quota else []))
     quota = quota or 256 << 20
     server.json("models", "list")
@@ -136,25 +139,26 @@ def test_L6_message_that_does_not_end_is_cut_by_the_quota(make_server, quota):
         cut, sent = connection.flood(1, 4 * quota, used=5)
         grown = growth.peak()
         print(f"quota {quota >> 20} MiB, attempt {attempt}: {sent / (1 << 20):.1f} MiB sent, {grown / (1 << 20):.1f} MiB taken at most")
-        assert cut in (RST_STREAM, GOAWAY, "closed"), "four times the quota was taken for a message of at most 4 MiB"
+        assert cut in (RST_STREAM, GOAWAY, "closed"), "four times the quota for a message of at most 4 MiB"
         assert cut == "closed" or connection.cut_code == ENHANCE_YOUR_CALM
-        assert 4 << 20 < sent < 2 * quota, "it was not the quota that ended it"
+        assert 4 << 20 < sent < 2 * quota, "the quota did not end the stream"
         assert grown < quota + GROWTH // 2
-        assert server.json("models", "list")["models"] == [], "others are served"
+        assert server.json("models", "list")["models"] == [], "other calls are answered"
         connection.close()
 
 
-def test_L6_what_the_quota_cuts_is_resource_exhausted_to_a_client(make_server):
+def test_L6_client_gets_resource_exhausted_when_the_quota_cuts_its_message(make_server):
     quota = 16 << 20
     server = make_server("--rpc_memory_bytes", quota)
     channel = grpc.insecure_channel(server.grpc, [("grpc.max_send_message_length", -1)])
     create = channel.unary_unary("/nibble.v1.FineTuneService/CreateJob")
     message = field(2, b"x" * (4 * quota))
     for _ in range(3):
-        # The quota also closes connections that are idle, of which gRPC opens others: UNAVAILABLE to a call that begins just then.
+        # The quota also closes idle connections, which gRPC then opens again: a call that begins just then gets
+        # UNAVAILABLE.
         for _ in range(5):
             code = code_of(lambda: create(message, timeout=60))
             if code != grpc.StatusCode.UNAVAILABLE:
                 break
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert server.json("models", "list")["models"] == [], "others are served"
+    assert server.json("models", "list")["models"] == [], "other calls are answered"

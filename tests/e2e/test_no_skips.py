@@ -1,4 +1,5 @@
-"""What `tests/run.sh --full` runs cannot pass by leaving something out: pytest with --no-skips, CTest with tests/ctest_skips.sh."""
+"""`tests/run.sh --full` cannot pass by leaving tests out: pytest runs with --no-skips, CTest with
+tests/ctest_skips.sh."""
 import os
 import pathlib
 import re
@@ -20,11 +21,11 @@ def test_runs():
     pass
 
 def test_asks_for_a_tool(tool):
-    raise AssertionError("it went on")
+    raise AssertionError("the test ran")
 
 @pytest.mark.skipif(True, reason="needs root")
 def test_is_skipped_by_its_mark():
-    raise AssertionError("it went on")
+    raise AssertionError("the test ran")
 
 def test_gives_up():
     pytest.skip("nothing to compare with")
@@ -41,7 +42,7 @@ MODULE = 'import pytest\n\npytest.importorskip("no_such_package")\n\ndef test_of
 
 
 def outcome(folder, *flags):
-    """The exit code, how many tests ended in which way, and what was printed."""
+    """Returns the exit code, the number of tests with each outcome, and the output."""
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    hardware: may skip\n")
     (folder / "test_some.py").write_text(TESTS)
     (folder / "test_module.py").write_text(MODULE)
@@ -53,7 +54,7 @@ def outcome(folder, *flags):
     return result.returncode, counts, result.stdout
 
 
-def test_a_skip_is_no_failure_unless_it_is_forbidden(tmp_path):
+def test_skips_are_no_failures_without_no_skips(tmp_path):
     code, counts, _ = outcome(tmp_path)
     assert (code, counts) == (0, {"passed": 1, "skipped": 5, "xfailed": 1})
 
@@ -61,7 +62,7 @@ def test_a_skip_is_no_failure_unless_it_is_forbidden(tmp_path):
 def test_with_no_skips_only_hardware_may_be_missing(tmp_path):
     code, counts, printed = outcome(tmp_path, "--no-skips")
     assert code == 1
-    # What is skipped before it begins ends as an error: the tool, the mark, the module.
+    # A test that is skipped before it begins counts as an error: the tool, the mark, the module.
     assert counts == {"passed": 1, "skipped": 1, "failed": 1, "error": 3, "xfailed": 1}
     for reason in ("the tool is not there", "needs root", "nothing to compare with", "no_such_package"):
         assert re.search(rf"{reason}.* \(with --no-skips that is a failure\)", printed), printed
@@ -78,7 +79,8 @@ def test_the_full_run_forbids_skips(folder):
 
 
 def ctest_left(build, *skipped):
-    """What ctest_skips.sh says of a build as CTest leaves it when these (case, output) were skipped: exit code, lines."""
+    """Runs ctest_skips.sh on a build as CTest leaves it when these (case, output) were skipped; returns exit code and
+    lines."""
     folder = build / "Testing/Temporary"
     folder.mkdir(parents=True)
     log = "1/9 Test: JobTest.Runs\nOutput:\n[       OK ] JobTest.Runs (0 ms)\n<end of output>\n"
@@ -94,14 +96,14 @@ def ctest_left(build, *skipped):
 
 
 FINE = [("CudaTest.Runs", "/src/cuda_fixture.h:22: Skipped\nno CUDA device: built without CUDA\n"),
-        ("Over/AuthTest.Role/Local  # GetParam() = 1", "/src/auth_test.cc:210: Skipped\ncertificates are TLS's\n")]
+        ("Over/AuthTest.Role/Local  # GetParam() = 1", "/src/auth_test.cc:210: Skipped\nonly TLS has certificates\n")]
 
 
-def test_ctest_may_skip_what_hardware_and_parameters_leave_out(tmp_path):
+def test_ctest_may_skip_for_hardware_and_parameters(tmp_path):
     assert ctest_left(tmp_path / "none") == (0, ["skipped: none"])
     assert ctest_left(tmp_path / "fine", *FINE) == (0, [
         "skipped: CudaTest.Runs: no CUDA device: built without CUDA",
-        "skipped: Over/AuthTest.Role/Local  # GetParam() = 1: certificates are TLS's"])
+        "skipped: Over/AuthTest.Role/Local  # GetParam() = 1: only TLS has certificates"])
 
 
 @pytest.mark.parametrize(("output", "reason"), [
@@ -109,7 +111,7 @@ def test_ctest_may_skip_what_hardware_and_parameters_leave_out(tmp_path):
     ("/src/disk_test.cc:30: Skipped\nneeds root, not a test where there is no CUDA device: \n",
      "needs root, not a test where there is no CUDA device: "),
     ("/src/x_test.cc:1: Skipped\n\n", "no reason given"), ("", "no reason given")])
-def test_ctest_may_skip_nothing_else(tmp_path, output, reason):
+def test_ctest_must_not_skip_anything_else(tmp_path, output, reason):
     code, lines = ctest_left(tmp_path, *FINE, ("SomeTest.Asks", output))
     assert code == 1 and lines[2:] == [f"skipped: SomeTest.Asks: {reason}", "skipped: 1 of 3 must not be skipped here"]
 
@@ -132,7 +134,8 @@ def test_a_section_that_does_not_run_is_refused(flags):
 
 
 class History:
-    """A repository with the lint of tests/run.sh; its shellcheck finds nothing, its proto/lint.sh says which commit it was given."""
+    """A repository with the lint of tests/run.sh; its shellcheck finds nothing, its proto/lint.sh prints the commit
+    that it was given."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -149,7 +152,7 @@ class History:
                               capture_output=True, text=True, timeout=60).stdout.strip()
 
     def commit(self, version, path="proto/nibble/v1/x.proto"):
-        """The hash of a commit with this version of the protos, or of something else."""
+        """Commits this version of the protos, or of another file; returns the hash."""
         (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / path).write_text(f"// {version}\n")
         self.git("add", "--all")
@@ -157,7 +160,7 @@ class History:
         return self.git("rev-parse", "HEAD")
 
     def lint(self, folder=None):
-        """The exit code, the commits that the protos were compared with, what was printed."""
+        """Returns the exit code, the commits that the protos were compared with, and the output."""
         result = subprocess.run([(folder or self.folder) / "tests/run.sh", "--full", "--only", "lint"], capture_output=True, text=True,
                                 timeout=60, env={**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}"})
         return result.returncode, re.findall(r"^compared with (\w+)$", result.stdout, re.MULTILINE), result.stdout + result.stderr
@@ -169,7 +172,7 @@ def history(tmp_path):
     return History(tmp_path / "tree")
 
 
-def test_protos_that_are_compared_with_nothing_are_a_failure(history, tmp_path):
+def test_lint_fails_without_a_commit_to_compare_the_protos_with(history, tmp_path):
     for version in ["one", "two"]:
         history.commit(version, "other.txt" if version == "two" else "proto/nibble/v1/x.proto")
         code, compared, printed = history.lint()
@@ -181,13 +184,13 @@ def test_protos_that_are_compared_with_nothing_are_a_failure(history, tmp_path):
     assert (code, compared) == (1, []) and "no commit to compare the protos with" in printed, printed
 
 
-def test_protos_are_compared_with_what_was_before_the_newest_commits(history):
-    """On main: a break is found although commits that leave the protos alone, or change another line of them, landed after it."""
+def test_protos_are_compared_with_earlier_versions(history):
+    """On main, a break is found although later commits leave the protos unchanged or change another line."""
     landed = [history.commit(version) for version in ["one", "broken", "a comment"]]
     history.commit("unrelated", "other.txt")
     assert history.lint()[:2] == (0, landed[::-1])
     landed += [history.commit(f"version {i}") for i in range(20)]
-    assert history.lint()[:2] == (0, landed[:-11:-1]), "ten are enough"
+    assert history.lint()[:2] == (0, landed[:-11:-1]), "ten versions are compared"
 
 
 def test_protos_of_a_branch_are_compared_with_those_that_landed(history):
@@ -195,7 +198,7 @@ def test_protos_of_a_branch_are_compared_with_those_that_landed(history):
     history.git("checkout", "--quiet", "-b", "branch")
     history.commit("unrelated", "other.txt")
     assert history.lint()[:2] == (0, landed[::-1])
-    for version in ["a draft", "the draft, renamed"]:  # of the branch alone: no client has it
+    for version in ["a draft", "the draft, renamed"]:  # only on the branch: no client has them
         history.commit(version)
     assert history.lint()[:2] == (0, landed[::-1])
     history.git("checkout", "--quiet", "main")
@@ -211,7 +214,7 @@ def test_a_break_with_any_of_the_versions_is_a_failure(history):
 
 
 def test_protos_are_compared_only_with_commits_that_list_the_same_intended_breaks(history, tmp_path):
-    """Fake protoc and buf: the test is of which commits proto/lint.sh compares with."""
+    """Uses a fake protoc and buf: only the choice of commits by proto/lint.sh is tested."""
     (history.folder / "proto/lint.sh").write_text((ROOT / "proto/lint.sh").read_text())
     rules = history.folder / "proto/buf.yaml"
     rules.write_text("version: v1\n")

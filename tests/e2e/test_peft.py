@@ -1,4 +1,4 @@
-"""Twenty QLoRA steps beside PEFT on the dequantised base: same data, same initial adapters, fp32 compute."""
+"""Compares twenty QLoRA steps with PEFT on the dequantised base: same data, same initial adapters, fp32 compute."""
 import json
 import math
 
@@ -41,7 +41,7 @@ def train(server, tmp_path, **changes):
 
 
 def dequantised(directory):
-    """The NF4 artifact's tensors in f32, by the formulas of docs/formats.md alone."""
+    """The NF4 artifact's tensors in f32, by nothing but the formulas of docs/formats.md."""
     stored = load_file(directory / "model.safetensors")
     tensors = {}
     for name, value in stored.items():
@@ -131,14 +131,14 @@ def raced(tmp_path_factory, model_directory):
     server.stop()
 
 
-def test_losses(raced):
+def test_losses_agree_with_the_peer(raced):
     _, _, ours, _, (theirs, _, _) = raced
     print("worst relative difference of 20 losses:", max(abs(a - b) / b for a, b in zip(ours, theirs)))
     assert theirs[-1] <= 0.9 * theirs[0]
     assert agree(ours, theirs)
 
 
-def test_gradients_of_step_1(raced):
+def test_gradients_of_step_1_agree_with_the_peer(raced):
     server, _, _, _, (_, first, _) = raced
     checkpoint = next(server.state.glob("jobs/*/attempts/1/checkpoints/step-00000001/state.safetensors"))
     state = load_file(checkpoint)
@@ -152,7 +152,7 @@ def test_gradients_of_step_1(raced):
         assert cosine >= 0.9999, f"{name}: {cosine}"
 
 
-def test_final_adapters(raced):
+def test_final_adapters_agree_with_the_peer(raced):
     server, path, _, _, (_, _, final) = raced
     server.run("models", "export", "ours", "--format", "peft", "--out", path / "adapter")
     ours = load_file(path / "adapter" / "adapter_model.safetensors")
@@ -163,11 +163,11 @@ def test_final_adapters(raced):
 
 
 @pytest.mark.parametrize("changes", [{"alpha": 2 * ALPHA}, {"lr": 1.1 * LR}], ids=["alpha", "lr"])
-def test_a_wrong_setting_is_seen(raced, tmp_path, changes):
+def test_wrong_setting_is_detected(raced, tmp_path, changes):
     server, _, _, _, (theirs, _, _) = raced
     assert not agree(train(server, tmp_path, output="wrong-" + next(iter(changes)), **changes), theirs)
 
 
-def test_a_wrong_mask_is_seen(raced):
+def test_wrong_mask_is_detected(raced):
     server, _, ours, ids, _ = raced
     assert not agree(ours, reference(server.state / "models/base", ids, mask_first=True)[0])

@@ -1,4 +1,4 @@
-"""What `jobs plan` says beside what the run then shows."""
+"""Compares what `jobs plan` predicts with what the run then shows."""
 import json
 import pathlib
 import re
@@ -26,7 +26,7 @@ def plan_and_run(server, name, base, dataset, method, *flags):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_plan_tells_memory_steps_and_tokens(shared, method):
+def test_plan_predicts_memory_steps_and_tokens(shared, method):
     plan, steps, peak = plan_and_run(shared, f"planned-{method}", "small", "page", method, "--micro-batch", 4, "--seq-len", 128,
                                      "--max-steps", 3, "--save-every", 0)
     assert abs(plan["memory_total_bytes"] - peak) <= 0.25 * peak
@@ -35,7 +35,7 @@ def test_a_plan_tells_memory_steps_and_tokens(shared, method):
     assert abs(plan["tokens"] - sum(step["tokens"] for step in steps)) <= 0.25 * plan["tokens"]
     assert {warning["reason"] for warning in plan["warnings"]} >= {"NO_EVALUATION"}
     again = shared.json("jobs", "plan", *METHODS[method], "--base", "small", "--dataset", "page", "--max-steps", 3)
-    assert again["eta_s"] > 0  # such a job has run now
+    assert again["eta_s"] > 0  # a comparable job has run now
 
 
 def weights_a_token(config):
@@ -44,7 +44,7 @@ def weights_a_token(config):
     return config["num_hidden_layers"] * hidden * (heads * head_dim + 3 * ffn) + config["vocab_size"] * hidden
 
 
-def test_the_time_on_another_base_is_scaled_by_the_weights_and_called_rough(tmp_path, model_directory, text_file):
+def test_time_on_another_base_is_scaled_by_the_weights_and_marked_as_rough(tmp_path, model_directory, text_file):
     server = Server(tmp_path / "state").start()
     try:
         server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
@@ -60,12 +60,12 @@ def test_the_time_on_another_base_is_scaled_by_the_weights_and_called_rough(tmp_
         scale = weights_a_token({**small_model.CONFIG, "num_hidden_layers": 7}) / weights_a_token(small_model.CONFIG)
         assert other["eta_s"] == pytest.approx(small["eta_s"] * scale, abs=0.01 * scale)
         none = server.json("jobs", "plan", *METHODS["bitnet_qat"], "--base", "small", "--dataset", "page", "--max-steps", 3)
-        assert none["eta_s"] is None  # another method tells nothing
+        assert none["eta_s"] is None  # jobs of another method are not comparable
     finally:
         server.stop()
 
 
-def test_an_epoch_has_the_steps_that_were_planned(shared):
+def test_epoch_has_the_planned_steps(shared):
     flags = ["--base", "small", "--dataset", "page", "--micro-batch", 16, "--seq-len", 256, "--save-every", 0]
     plan = shared.json("jobs", "plan", *METHODS["qlora"], *flags)
     events = shared.lines("jobs", "create", *METHODS["qlora"], *flags, "--output", "epoch", "--watch")
@@ -97,14 +97,14 @@ def test_T1_plan_and_run_name_rows_of_the_evaluation_set(shared, tmp_path):
         shared.run("datasets", "upload", tmp_path / f"{name}.jsonl", "--name", name)
     flags = [*METHODS["qlora"], "--base", "small", "--dataset", "plain", "--eval-dataset", "questions", "--seq-len", 64, "--max-steps", 1]
     want = {"reason": "ROWS_TRUNCATED", "row_ids": [2],
-            "message": 'eval_dataset "questions": 1 of 2 rows are longer than data.max_seq_len 64 and lose their end'}
+            "message": 'eval_dataset "questions": 1 of 2 rows are longer than data.max_seq_len 64 and are truncated'}
     assert want in shared.json("jobs", "plan", *flags)["warnings"]
     events = shared.lines("jobs", "create", *flags, "--output", "questions-tuned", "--watch")
     assert want in [{key: event[key] for key in want} for event in events if event.get("type") == "warning"]
 
 
 def test_T1_preview_plan_and_run_name_merged_boundaries(shared, tmp_path):
-    """" positive" is one token, which begins in the prompt."""
+    """In the second row the token " p" begins in the prompt and ends in the completion."""
     small_model.write(tmp_path / "merging")
     path = tmp_path / "merging/tokenizer.json"
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
@@ -117,7 +117,7 @@ def test_T1_preview_plan_and_run_name_merged_boundaries(shared, tmp_path):
     shared.run("datasets", "upload", tmp_path / "rows.jsonl", "--name", "sentiment")
     shown = shared.json("datasets", "preview", "sentiment", "--model", "merging")
     assert shown["rows"][0]["token_ids"] == shown["rows"][1]["token_ids"] and shown["rows"][0]["mask"] == shown["rows"][1]["mask"]
-    assert sum(shown["rows"][1]["mask"]) == len(" positive"), "a byte a token, but for ' p', and the end token"
+    assert sum(shown["rows"][1]["mask"]) == len(" positive"), "one token per byte except for ' p', plus the end token"
     told = shown["warnings"]
     assert [(warning["reason"], warning["row_ids"]) for warning in told] == [("PROMPT_BOUNDARY_MERGED", [2])]
     flags = [*METHODS["qlora"], "--base", "merging", "--dataset", "sentiment", "--seq-len", 64, "--max-steps", 1]
@@ -127,7 +127,7 @@ def test_T1_preview_plan_and_run_name_merged_boundaries(shared, tmp_path):
     assert [{key: event[key] for key in told[0]} for event in warnings] == told
 
 
-def test_a_plan_refuses_what_a_job_would_be_refused_for(shared):
+def test_plan_is_refused_where_its_job_would_be(shared):
     refused = shared.run("jobs", "plan", "--method", "bitnet_qat", "--base", "small-int8", "--dataset", "page", check=False)
     assert refused.returncode != 0 and "base_model" in refused.stderr
     assert shared.run("jobs", "plan", "--method", "qlora", "--base", "small", "--dataset", "none", check=False).returncode != 0
@@ -135,7 +135,7 @@ def test_a_plan_refuses_what_a_job_would_be_refused_for(shared):
 
 @pytest.mark.full
 @pytest.mark.parametrize("method, preset", [("qlora", None), ("bitnet_qat", None), ("bitnet_qat", "bitnet-tips"), ("bitnet_qat", "bitnet-2b4t")])
-def test_the_plan_of_a_real_model(tmp_path, method, preset):
+def test_plan_of_a_real_model_predicts_its_peak(tmp_path, method, preset):
     """SmolLM2-135M on ragged rows: short and long paragraphs, packed; and its shape from random weights."""
     text = (ROOT / "build/deps/paths.cmake").read_text()
     gguf = re.search(r'NIBBLE_SMOLLM2_GGUF\D*?"([^"]+)"', text).group(1).replace("${CMAKE_CURRENT_LIST_DIR}", str(ROOT / "build/deps"))

@@ -28,11 +28,11 @@ def server(make_server, model_directory, tmp_path):
 
 
 def state_of(server, job):
-    """In the database of a server that is gone."""
+    """The state in the database of a server that has ended."""
     return sqlite3.connect(server.state / "nibble.db").execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone()[0]
 
 
-def test_a_job_of_much_data_is_answered_at_once_and_outlives_a_kill(server):
+def test_create_job_with_much_data_answers_at_once_and_the_job_survives_a_kill(server):
     made = message("CreateJobRequest", request_id=str(uuid.uuid4()))
     spec = made.spec
     spec.base_model, spec.train_dataset, spec.qlora.r, spec.data.max_seq_len, spec.run.max_steps = "small", "large", 4, 64, 2
@@ -44,13 +44,13 @@ def test_a_job_of_much_data_is_answered_at_once_and_outlives_a_kill(server):
     server.kill()
     api.close()
     print(f"CreateJob answered in {took:.3f} s with {BYTES >> 20} MiB of rows to be read")
-    assert took < 10, "ten times what is promised"
+    assert took < 10, "ten times the promised second"
     assert job.state == 10, "PLANNING"
     assert state_of(server, job.name) == "PLANNING"
 
     server.start()
     api = Api(server.grpc)
-    assert api.call("FineTuneService", "CreateJob", made).name == job.name, "the same request is the same job"
+    assert api.call("FineTuneService", "CreateJob", made).name == job.name, "the same request returns the same job"
     api.close()
     server.run("jobs", "watch", job.name)
     events = server.lines("jobs", "watch", job.name)
@@ -59,7 +59,7 @@ def test_a_job_of_much_data_is_answered_at_once_and_outlives_a_kill(server):
     assert states == ["PLANNING", "QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"], states
 
 
-def test_a_job_that_is_planned_is_cancelled_at_once_and_not_paused(server):
+def test_job_in_planning_is_cancelled_at_once_and_cannot_be_paused(server):
     job = server.json(*CREATE, "--no-wait")
     assert job["state"] == "PLANNING"
     paused = server.run("jobs", "pause", job["id"], check=False)
@@ -67,19 +67,19 @@ def test_a_job_that_is_planned_is_cancelled_at_once_and_not_paused(server):
     began = time.monotonic()
     assert server.json("jobs", "cancel", job["id"])["state"] == "CANCELLED"
     assert time.monotonic() - began < 10
-    server.run("datasets", "delete", "large")  # it is held no longer
+    server.run("datasets", "delete", "large")  # the job no longer holds it
     states = [event["state"] for event in server.lines("jobs", "watch", job["id"], check=False)]
     assert states == ["PLANNING", "CANCELLED"], states
 
 
-def test_a_plan_of_much_data_is_an_operation_that_can_be_cancelled_and_ends_aborted_with_its_server(server):
+def test_plan_of_much_data_can_be_cancelled_and_is_aborted_with_its_server(server):
     plan_flags = ["jobs", "plan", *CREATE[2:]]
     began = time.monotonic()
     plan = server.json(*plan_flags, "--no-wait")
     took = time.monotonic() - began
     print(f"PlanJob answered in {took:.3f} s with {BYTES >> 20} MiB of rows to be read")
     assert took < 10 and plan["state"] == "running" and plan["id"].startswith("operations/")
-    server.run("models", "load", "small")  # waits for no plan
+    server.run("models", "load", "small")  # does not wait for the plan
     assert server.json("operations", "get", plan["id"])["state"] == "running"
     server.run("operations", "cancel", plan["id"])
     ended = server.run("operations", "wait", plan["id"], check=False)

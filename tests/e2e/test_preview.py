@@ -1,4 +1,4 @@
-"""What `datasets preview` shows is what is trained: the rendered text, and a mark on the tokens whose loss counts."""
+"""`datasets preview` shows what a job trains: the rendered text, and a mark on the tokens whose loss counts."""
 import itertools
 import json
 
@@ -26,7 +26,7 @@ ROWS = {"text": [{"text": text} for text in TEXTS],
 
 
 def preview(server, path, rows):
-    """The rows as they are shown, and what a terminal shows."""
+    """The rows as JSON, and the output for a terminal."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     server.run("datasets", "upload", path, "--name", path.stem)
     try:
@@ -41,12 +41,12 @@ def preview(server, path, rows):
 
 
 def trained(row):
-    """The texts of the runs of tokens that are marked."""
+    """The text of each run of marked tokens."""
     runs = itertools.groupby(zip(row["mask"], row["tokens"], strict=True), key=lambda pair: pair[0])
     return ["".join(token for _, token in run) for marked, run in runs if marked]
 
 
-def test_of_a_text_every_token_but_the_first_is_trained(shared, tmp_path):
+def test_text_trains_every_token_but_the_first(shared, tmp_path):
     rows, printed = preview(shared, tmp_path / "texts.jsonl", ROWS["text"])
     assert [row["text"] for row in rows] == [text + END for text in TEXTS]
     assert [trained(row) for row in rows] == [[text[1:] + END] for text in TEXTS], "the first is never predicted"
@@ -54,14 +54,14 @@ def test_of_a_text_every_token_but_the_first_is_trained(shared, tmp_path):
         assert f"--- row {number}: {len(text) + 1} tokens, {len(text)} trained\n{text}{END}\n" in printed
 
 
-def test_of_a_pair_the_completion_and_its_end_are_trained(shared, tmp_path):
+def test_pair_trains_the_completion_and_its_end(shared, tmp_path):
     rows, printed = preview(shared, tmp_path / "pairs-shown.jsonl", ROWS["prompt_completion"])
     assert [row["text"] for row in rows] == [prompt + completion + END for prompt, completion in PAIRS]
     assert [trained(row) for row in rows] == [[completion + END] for _, completion in PAIRS]
     assert all(f"{len(completion) + 1} trained\n" in printed for _, completion in PAIRS)
 
 
-def test_of_a_conversation_the_answers_and_their_ends_are_trained(shared, tmp_path):
+def test_conversation_trains_the_answers_and_their_ends(shared, tmp_path):
     rows, printed = preview(shared, tmp_path / "chats.jsonl", ROWS["chat"])
     assert [row["text"] for row in rows] == ["".join(f"<|start|>{role}\n{content}{END}\n" for role, content in turns) for turns in CHATS]
     wanted = [[f"{content}{END}\n" for role, content in turns if role == "assistant"] for turns in CHATS]
@@ -70,7 +70,7 @@ def test_of_a_conversation_the_answers_and_their_ends_are_trained(shared, tmp_pa
     assert all(f" {len(''.join(runs)) - (len(END) - 1) * len(runs)} trained\n" in printed for runs in wanted), "END is one token"
 
 
-# Characters of several bytes too: a token is a byte here.
+# Also characters of several bytes: a token is a byte here.
 MORE = {"text": [{"text": "Der Leuchtturmwärter zählt die Boote: 灯台 😀."}],
         "prompt_completion": [{"prompt": "Wie spät? ", "completion": "Es dämmert schon 😀."}],
         "chat": chat([[("user", "Où est la mer ? "), ("assistant", " Là-bas, où naît la brume 灯."), ("user", "Et là ?"),
@@ -79,7 +79,7 @@ MORE = {"text": [{"text": "Der Leuchtturmwärter zählt die Boote: 灯台 😀."
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ROWS)
-def test_it_is_what_transformers_renders(shared, tmp_path, model_directory, kind):
+def test_preview_agrees_with_transformers(shared, tmp_path, model_directory, kind):
     transformers = pytest.importorskip("transformers", exc_type=ImportError)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(model_directory / "tokenizer.json"))
     tokenizer.chat_template = small_model.CHAT_TEMPLATE
@@ -90,7 +90,7 @@ def test_it_is_what_transformers_renders(shared, tmp_path, model_directory, kind
     wanted = ROWS[kind] + MORE[kind]
     rows, _ = preview(shared, tmp_path / f"as-{kind.replace('_', '-')}.jsonl", wanted)
     for row, source in zip(rows, wanted, strict=True):
-        # The text, and which of its characters are the completion's.
+        # The text, and the ranges of its characters that belong to completions.
         if kind == "text":
             text, completions = source["text"], [(0, len(source["text"]))]
         elif kind == "prompt_completion":
@@ -104,7 +104,7 @@ def test_it_is_what_transformers_renders(shared, tmp_path, model_directory, kind
         told = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = told["input_ids"]
         mask = [int(any(begin <= at < end for begin, end in completions)) for at, _ in told["offset_mapping"]]
-        if kind != "chat":  # the template has its own
+        if kind != "chat":  # the template adds its own end
             text, ids, mask = text + END, ids + [tokenizer.convert_tokens_to_ids(END)], mask + [1]
         assert row["text"] == text
         assert row["token_ids"] == ids

@@ -1,4 +1,4 @@
-"""What the programs are made of and how they start and stop."""
+"""What the programs link, and how they start and stop."""
 import os
 import pathlib
 import signal
@@ -14,7 +14,7 @@ def needed(path):
     return [line.split("[")[1].rstrip("]") for line in output.splitlines() if "(NEEDED)" in line]
 
 
-def test_link_tables():
+def test_only_the_trainer_links_torch():
     server, trainer = needed(BIN / "nibbled"), needed(BIN / "nibble-trainer")
     for library in ("libgrpc++", "libprotobuf", "libabsl", "libprometheus-cpp-core"):
         assert any(name.startswith(library) for name in server), library
@@ -38,7 +38,7 @@ def test_unit_tests_are_googletest():
         assert "Running main() from" in subprocess.run([path, "--gtest_list_tests"], capture_output=True, text=True).stdout
 
 
-def test_starts_with_nothing_and_stops_on_sigterm(make_server):
+def test_starts_on_an_empty_state_directory_and_stops_on_sigterm(make_server):
     server = make_server()
     for path in ("livez", "readyz", "metrics"):
         with urllib.request.urlopen(f"http://{server.http}/{path}", timeout=5) as answer:
@@ -59,11 +59,12 @@ def test_second_server_on_a_state_directory_is_refused(make_server):
 def test_unknown_device_is_refused_by_name(tmp_path):
     result = subprocess.run([BIN / "nibbled", "--state_dir", tmp_path / "state", "--device", "cuda:9"], env={},
                             capture_output=True, text=True, timeout=30)
-    assert result.returncode == 1  # as for every flag that is well formed and cannot be
-    assert '--device: "cuda:9" is not there, wanted auto or cpu' in result.stderr and "trains on \"cpu\" alone" in result.stderr
+    assert result.returncode == 1  # as for every flag that is well formed but cannot be used
+    assert '--device: "cuda:9" is not supported, wanted auto or cpu' in result.stderr
+    assert 'trains only on "cpu"' in result.stderr
 
 
-def test_version_tells_the_sources(make_server):
+def test_version_names_the_sources(make_server):
     told = dict(line.split(" ", 1) for line in subprocess.run([BIN / "nibbled", "--version"], env={}, capture_output=True, text=True,
                                                               check=True).stdout.splitlines())
     info = make_server().json("server", "info")

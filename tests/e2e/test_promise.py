@@ -1,4 +1,5 @@
-"""The bits of an int8 and of a ternary model: alone and in company, whole and in pieces, on every instruction set, thread count and restart."""
+"""An int8 and a ternary model give the same bits alone and beside other requests, whole and in pieces, on every
+instruction set and thread count, and after a restart."""
 import concurrent.futures
 import hashlib
 import json
@@ -30,9 +31,9 @@ def model(request):
 
 
 def score(server, text, model):
-    """Of every row of logits its SHA-256 (all bits, the whole vocabulary), and the logprobs."""
+    """The SHA-256 of every row of logits (all bits, the whole vocabulary), and the logprobs."""
     got = server.json("score", model, "--text", text, "--digests")
-    digests = got.get("logits_digests", [None])  # one token alone has none
+    digests = got.get("logits_digests", [None])  # a single token has none
     assert len(digests) == len(got["token_ids"]) and all(len(digest) == 64 for digest in digests[1:])
     return digests, got["logprobs"]
 
@@ -62,7 +63,7 @@ def test_generation_is_the_same_bits_among_eight_requests(shared, model):
             stop.set()
         watching.result()
     assert together == alone * 2
-    assert most[0] >= 2, "the requests did not meet"
+    assert most[0] >= 2, "the requests did not run together"
 
 
 def test_decoding_gives_the_logprobs_of_scoring(shared, model):
@@ -70,7 +71,7 @@ def test_decoding_gives_the_logprobs_of_scoring(shared, model):
     prompt = shared.json("tokenize", model, "--text", PAGE)["token_ids"]
     decoded = [entry["logprob"] if isinstance(entry, dict) else entry for entry in answer["logprobs"]]
     assert len(decoded) == 24
-    ids = prompt + answer["token_ids"]  # not the text: encoded anew it need not be these tokens
+    ids = prompt + answer["token_ids"]  # not the text, which may encode to other tokens
     scored = shared.json("score", model, "--token-ids", ",".join(map(str, ids)))
     assert scored["token_ids"] == ids
     assert scored["logprobs"][len(prompt):] == decoded
@@ -79,12 +80,12 @@ def test_decoding_gives_the_logprobs_of_scoring(shared, model):
 @pytest.mark.hardware
 @pytest.mark.parametrize("flags", [("--isa", "plain"), ("--isa", "avx2"), ("--isa", "avx512"), ("--threads", 1), ("--threads", 2),
                                    ("--prefill_chunk", 7), ()], ids=lambda flags: " ".join(map(str, flags)) or "restart")
-def test_another_server_on_the_same_state_answers_alike(shared, tmp_path, flags):
+def test_another_server_with_the_same_models_has_the_same_bits(shared, tmp_path, flags):
     if flags[:1] == ("--isa",) and flags[1] not in supported_isas():
         pytest.skip(f"this CPU has no {flags[1]}")
     models = ["small-int8", "small-ternary"]
     want = [score(shared, text, model) for model in models for text in TEXTS[:3]]
-    # A state directory has one server: the model goes there by import of the same files.
+    # A state directory has one server: the other one gets a copy of the models.
     other = Server(tmp_path / "state", *flags)
     other.state.mkdir(parents=True)
     shutil.copytree(shared.state / "models", other.state / "models")
@@ -115,7 +116,7 @@ def spoilt(shared, tmp_path, model):
     return verify
 
 
-def test_verify_says_equal_of_an_honest_copy(spoilt):
+def test_verify_accepts_an_unchanged_copy(spoilt):
     result = spoilt("record.bin", lambda data: None)
     assert result.returncode == 0 and json.loads(result.stdout)["equal"] is True
 

@@ -1,4 +1,4 @@
-"""The quickstart, short: its exit code, its figures, the commands that it prints, and --stop."""
+"""A short run of the quickstart: its exit code, its figures, the commands that it prints, and --stop."""
 import json
 import os
 import re
@@ -31,13 +31,13 @@ def test_quickstart_prints_its_figures_and_leaves_a_server(tmp_path):
             return float(re.search(rf"^{re.escape(words)}\s+([0-9.]+)", run.stdout, re.M).group(1))
         before, trained, served = (figure("evaluation loss " + words) for words in ("before", "after (trained)", "after (int8)"))
         assert trained < before and abs(served - trained) < 0.1
-        for words in ("training tokens/s", "peak memory of the trainer", "kernel launches a step"):
+        for words in ("training tokens/s", "peak memory of the trainer", "kernel launches per step"):
             assert figure(words) > 0
         assert re.search(r"logits equal bit for bit: True, rows compared: [1-9]", run.stdout)
         assert len(re.findall(r"^  Define: ", run.stdout, re.M)) == 6, "three questions, before and after"
         answers = [message["content"] for path in (work / "data").glob("*.jsonl") for line in path.read_text().splitlines()
                    for message in json.loads(line)["messages"] if message["role"] == "assistant"]
-        assert sum(len(answer.encode()) for answer in answers) >= 1_000_000, "of the text itself, without JSON"
+        assert sum(len(answer.encode()) for answer in answers) >= 1_000_000, "bytes of the text itself, without JSON"
         commands = [shlex.split(line) for line in run.stdout.splitlines() if line.startswith("  /") and "/nibble " in line]
         assert len(commands) == 3
         for command in commands:

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct beside transformers on the same GGUF. Needs what `tests/run.sh --full` installs."""
+"""Compares SmolLM2-135M-Instruct with transformers on the same GGUF. Needs what `tests/run.sh --full` installs."""
 import math
 import pathlib
 import re
@@ -57,7 +57,7 @@ def test_f32_agrees_with_transformers(server, text, reference):
     worst = max(abs(a - b) for a, b in zip(got["logprobs"][1:], want))
     print(f"worst difference of {len(want)} logprobs: {worst:.2e}")
     assert worst <= 1e-3
-    # The most likely token at every position but the last, of which a score says nothing.
+    # The most likely token at every position but the last, which a score does not cover.
     assert got["top_token_ids"][1:] == top[:-1]
 
 
@@ -65,7 +65,7 @@ MULTILINGUAL = ("The price was 1234567.89 € in 2026 — naïve café, Größe.
                 "Emoji: 🙂🚀👩‍👩‍👧‍👦🇫🇷 tabs\tand   spaces;  x=[1,2,3]; don't we'll I'm\n\n  def f(x):\n      return x**2  # 100%")
 
 
-def test_token_ids_are_llama_cpps(server):
+def test_token_ids_agree_with_llama_cpp(server):
     llama_cpp = pytest.importorskip("llama_cpp", exc_type=ImportError)
     model = llama_cpp.Llama(str(gguf_path()), vocab_only=True, verbose=False)
     for text in (MULTILINGUAL, *MULTILINGUAL.split(), "0123456789 " * 20):
@@ -84,19 +84,19 @@ def test_int8_stays_near_f32(server, text, reference):
     assert loss <= 0.015
 
 
-# int8 is judged by its distance from f32 above: near a tie, 0.12 of a logprob may turn a greedy answer.
+# int8 is compared with f32 above instead: near a tie, a difference of 0.12 in a logprob may change a greedy answer.
 @pytest.mark.parametrize("model", ["f32", "bf16", "nf4"])
-def test_paris(server, model):
+def test_names_the_capital_of_france(server, model):
     answer = server.json("chat", model, "--message", "What is the capital of France?", "--max-tokens", 32)
     assert "Paris" in answer["text"]
-    assert answer["finish_reason"] == "eos" or model == "nf4", "nf4 has more to say"
+    assert answer["finish_reason"] == "eos" or model == "nf4", "only nf4 may write more"
 
 
-# Plain loops take a second a token.
+# Plain loops take a second per token.
 @pytest.mark.hardware
 @pytest.mark.parametrize("flags, size", [(("--isa", "plain", "--prefill_chunk", 7), 150), (("--isa", "avx2", "--threads", 1), 3200)],
                          ids=["plain", "avx2"])
-def test_int8_has_its_bits_on_other_paths(server, tmp_path, text, flags, size):
+def test_int8_has_the_same_bits_on_other_instruction_sets(server, tmp_path, text, flags, size):
     if flags[1] not in supported_isas():
         pytest.skip(f"this CPU has no {flags[1]}")
     want = server.json("score", "int8", "--text", text[:size], "--digests")
@@ -112,7 +112,7 @@ def test_int8_has_its_bits_on_other_paths(server, tmp_path, text, flags, size):
         other.stop()
 
 
-def test_first_load_quantises_and_serving_never_does_again(server):
+def test_serving_quantises_nothing(server):
     def launches(kernel):
         return sum(value for name, value in server.metrics().items() if name.startswith("nibble_kernel_launches_total")
                    and f'kernel="{kernel}"' in name and 'phase="serve"' in name)

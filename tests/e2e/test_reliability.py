@@ -26,7 +26,7 @@ AT_ONCE_S = 1
 
 
 def curve(server, job):
-    """What training said: (step, loss, learning rate, norm) and (step, evaluation loss), every step once."""
+    """The reported curve: (loss, learning rate, gradient norm) by step, and the evaluation loss by step."""
     events = server.lines("jobs", "watch", job)
     steps = {e["step"]: (e["loss"], e["lr"], e["grad_norm"]) for e in events if e["type"] == "step"}
     evals = {e["step"]: e["eval_loss"] for e in events if e["type"] == "eval"}
@@ -41,7 +41,7 @@ def prepare(server, model_directory, text_file):
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory, model_directory, text_file):
-    """A server and a job that nobody disturbed: what the others are compared with."""
+    """A server and an undisturbed job, with which other jobs are compared."""
     server = Server(tmp_path_factory.mktemp("calm") / "state", "--retry_backoff_scale", "0.01").start()
     prepare(server, model_directory, text_file)
     job = create(server, "calm")
@@ -52,7 +52,8 @@ def calm(tmp_path_factory, model_directory, text_file):
 
 @pytest.fixture(scope="module", params=["qlora", "bitnet_qat"])
 def calm_of_each_method(calm, request):
-    """As calm, with the method: what goes on is an adapter of a base that stays, or master weights that are ternarised again."""
+    """As calm, for each method: a resume continues an adapter on an unchanged base, or master weights that are
+    ternarised again."""
     server, digest, undisturbed = calm
     if request.param != "qlora":
         output = f"calm-{request.param}"
@@ -89,13 +90,13 @@ def test_R4_sigterm_to_the_trainer_checkpoints_and_counts_as_no_retry(calm_of_ea
     states = [e for e in server.lines("jobs", "watch", job) if e["type"] == "state"]
     assert [e["state"] for e in states] == ["PLANNING", "QUEUED", "PREPARING", "RUNNING", "QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
     steps = [e["step"] for e in server.lines("jobs", "watch", job) if e["type"] == "step"]
-    assert steps == list(range(1, STEPS + 1)), "no step was lost, none was made twice"
+    assert steps == list(range(1, STEPS + 1)), "each step ran once"
     assert curve(server, job) == undisturbed, "the curve is the same, bit for bit"
     assert server.json("models", "get", output)["digest"] == digest
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.full)])
-def test_R2_trainer_killed_at_random_steps(calm_of_each_method, kills):
+def test_R2_job_of_a_trainer_killed_at_random_steps_has_the_same_result(calm_of_each_method, kills):
     method, server, digest, undisturbed = calm_of_each_method
     draw = random.Random(5)
     for round in range(kills // 2):
@@ -128,21 +129,22 @@ def small_disk(tmp_path):
 
 
 def fill(disk, leave):
-    """A file that leaves so many bytes."""
+    """Writes a file that leaves `leave` bytes free."""
     free = os.statvfs(disk)
     size = free.f_bavail * free.f_frsize - leave
     with open(disk / "filler", "ab", buffering=0) as filler:
         while size > 0:
             try:
                 size -= filler.write(b"\0" * min(size, 1 << 20))
-            except OSError as error:  # others wrote there meanwhile: there is less to fill
+            except OSError as error:  # others wrote meanwhile, so there is less to fill
                 if error.errno != errno.ENOSPC:
                     raise
                 break
     return disk / "filler"
 
 
-def test_R8_R9_full_disk_refuses_what_is_new_serves_what_is_there_and_recovers(small_disk, model_directory, text_file, make_server):
+def test_R8_R9_full_disk_refuses_new_data_serves_existing_models_and_recovers(small_disk, model_directory, text_file,
+                                                                              make_server):
     server = make_server("--retry_backoff_scale", "0.01", "--min_free_bytes", 8 << 20, "--max_retries", 1000,
                          state=small_disk / "state")
     prepare(server, model_directory, text_file)
@@ -162,7 +164,7 @@ def test_R8_R9_full_disk_refuses_what_is_new_serves_what_is_there_and_recovers(s
     other = create(server, "waiting")
     wait_for_step(server, job, SAVE + 1)
     (pid,) = trainers(server)
-    os.kill(pid, signal.SIGSTOP)  # or it might be through before there is no room
+    os.kill(pid, signal.SIGSTOP)  # or it might finish before the disk is full
     filler = fill(small_disk, 0)
     os.kill(pid, signal.SIGCONT)
     wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
@@ -170,11 +172,11 @@ def test_R8_R9_full_disk_refuses_what_is_new_serves_what_is_there_and_recovers(s
     assert server.json("jobs", "get", job)["id"] == job
     assert server.json("models", "get", "small")["name"] == "small"
     assert server.json("score", "small", "--text", "The keeper")["token_ids"]
-    cancelled = server.run("jobs", "cancel", other, check=False)  # done, or refused: never half
+    cancelled = server.run("jobs", "cancel", other, check=False)  # done or refused, nothing in between
     assert cancelled.returncode == 0 or "DISK_FULL" in cancelled.stderr, cancelled.stderr
     filler.unlink()
 
-    # Room again: everything goes on without a restart.
+    # With room again, everything continues without a restart.
     server.run("jobs", "cancel", other)
     server.run("jobs", "watch", job)
     events = server.lines("jobs", "watch", job)
@@ -187,7 +189,7 @@ def test_R8_R9_full_disk_refuses_what_is_new_serves_what_is_there_and_recovers(s
     assert sqlite3.connect(server.state / "nibble.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_R8_cancels_on_a_full_disk_are_done_and_stay_done(small_disk, model_directory, text_file, make_server):
+def test_R8_cancels_on_a_full_disk_take_effect_and_last(small_disk, model_directory, text_file, make_server):
     server = make_server("--min_free_bytes", 8 << 20, "--cancel_grace_s", 1, state=small_disk / "state")
     prepare(server, model_directory, text_file)
     reserve = server.state / "reserve"
@@ -196,18 +198,18 @@ def test_R8_cancels_on_a_full_disk_are_done_and_stay_done(small_disk, model_dire
     running, waiting, paused, dropped = (create(server, name) for name in ("running", "waiting", "paused", "dropped"))
     for job in (paused, dropped):
         server.run("jobs", "pause", job)
-    # Request ids that are old: the next server wants to forget them, which is a write.
+    # Old request ids: the next server removes them, which is a write.
     database = sqlite3.connect(server.state / "nibble.db", timeout=10)
     with database:
         assert database.execute("UPDATE idempotency SET created_us = 1").rowcount == 4
     database.close()
     wait_for_step(server, running, 2)
     (pid,) = trainers(server)
-    os.kill(pid, signal.SIGSTOP)  # or it would end by itself: it cannot write either
+    os.kill(pid, signal.SIGSTOP)  # or it would end on its own, because it cannot write either
     filler = fill(small_disk, 0)
     refused = server.run("jobs", "resume", paused, check=False)
     assert refused.returncode != 0 and "DISK_FULL" in refused.stderr, "the database has no room"
-    assert server.json("jobs", "get", paused)["state"] == "PAUSED", "and nothing has happened"
+    assert server.json("jobs", "get", paused)["state"] == "PAUSED", "the refusal changes nothing"
 
     assert server.json("jobs", "cancel", waiting)["state"] == "CANCELLED"
     fill(small_disk, 0)
@@ -224,7 +226,7 @@ def test_R8_cancels_on_a_full_disk_are_done_and_stay_done(small_disk, model_dire
     fill(small_disk, 0)
     left, began = reserve.stat().st_size, time.monotonic()
     server.start()
-    # A restart takes less than 5 s. This test is run anywhere, beside a build perhaps: there a hang is looked for, not seconds.
+    # R1 allows 5 s for a restart. This test may run beside a build, so it looks for a hang, not for seconds.
     assert time.monotonic() - began < 15  # R1
     assert 0 < left - reserve.stat().st_size <= 256 << 10, "most of the reserve is for cancels"
     fill(small_disk, 0)
@@ -240,7 +242,7 @@ def test_R8_cancels_on_a_full_disk_are_done_and_stay_done(small_disk, model_dire
     states = {job["id"]: job["state"] for job in server.json("jobs", "list")["jobs"]}
     assert states == {running: "CANCELLED", paused: "PAUSED", dropped: "CANCELLED"}
     database = sqlite3.connect(server.state / "nibble.db", timeout=10)
-    assert database.execute("SELECT COUNT(*) FROM idempotency").fetchone() == (0,), "they are forgotten by now"
+    assert database.execute("SELECT COUNT(*) FROM idempotency").fetchone() == (0,), "the old ids have been removed"
     database.close()
     *events, _ = server.lines("jobs", "watch", running, check=False)  # exit 8: it was cancelled
     assert [e["sequence"] for e in events] == list(range(1, len(events) + 1))
@@ -252,8 +254,8 @@ def test_R8_cancels_on_a_full_disk_are_done_and_stay_done(small_disk, model_dire
     assert sqlite3.connect(server.state / "nibble.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_R16_frozen_trainer_is_ended_and_the_job_goes_on(calm, make_server, model_directory, text_file):
-    timeout = 20  # a trainer that is only slow, beside a build perhaps, is silent for seconds
+def test_R16_frozen_trainer_is_ended_and_the_job_resumes(calm, make_server, model_directory, text_file):
+    timeout = 20  # a trainer that is only slow (beside a build) may be silent for seconds
     server, digest = make_server("--retry_backoff_scale", 0.01, "--no_progress_timeout_s", timeout, "--no_progress_grace_s", 1), calm[1]
     prepare(server, model_directory, text_file)
     job = create(server, "frozen")
@@ -268,7 +270,7 @@ def test_R16_frozen_trainer_is_ended_and_the_job_goes_on(calm, make_server, mode
 
 
 def children(pid):
-    """The children of a process, each with the letter of its state."""
+    """Maps the children of a process to the letters of their states."""
     found = {}
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -280,9 +282,9 @@ def children(pid):
     return found
 
 
-LEFT = 10  # processes that live on, and as many that end
+LEFT = 10  # processes left running, and as many that end
 CARELESS = """#!{python}
-# Before it trains it leaves processes behind that are orphans at once, out of its group and without its attempt's lock.
+# Before it trains, it leaves orphaned processes outside its group and without the lock of its attempt.
 import os, sys, time
 def leave(*command):
     child = os.fork()
@@ -315,7 +317,7 @@ def test_R17_as_the_first_process_of_a_container_nibbled_ends_and_reaps_orphans(
         prepare(server.start(), model_directory, text_file)
         assert json.loads((server.state / "server.json").read_text())["pid"] == 1
         (nibbled,) = children(server.process.pid)
-        # What somebody left who looked into the container: no job has run yet.
+        # A process that somebody left who entered the container. No job has run yet.
         leave = ["/usr/bin/nsenter", "--target", str(nibbled), "--pid", "/bin/sh", "-c", "/bin/sleep 1000 &"]
         subprocess.run(leave, check=True, timeout=30, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         (orphan,) = children(nibbled)
@@ -324,7 +326,7 @@ def test_R17_as_the_first_process_of_a_container_nibbled_ends_and_reaps_orphans(
         job = create(server, "out")
 
         def planted():
-            # Those that have ended are nobody else's to reap. They do not wait for the end of the trainer.
+            # Only nibbled can reap those that have ended, and they must not wait for the end of the trainer.
             states = list(children(nibbled).values())
             return len(states) == LEFT + 1 and "Z" not in states
 
@@ -339,13 +341,13 @@ def test_R17_as_the_first_process_of_a_container_nibbled_ends_and_reaps_orphans(
         server.kill()
 
 
-CANCEL_GRACE_S = 5  # --cancel_grace_s, where nobody says otherwise
-END_S = 2  # to notice that it has ended, and to write that down
+CANCEL_GRACE_S = 5  # the default of --cancel_grace_s
+END_S = 2  # to notice the end of the trainer and to record it
 
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_cancel_takes_effect_within_its_bound(make_server, model_directory, text_file, deaf):
-    # One that listens has time for the micro-batch it is in, however slow the machine.
+    # A trainer that listens has time to finish its micro-batch, however slow the machine.
     grace = CANCEL_GRACE_S if deaf else 60
     server = prepare(make_server(*([] if deaf else ["--cancel_grace_s", grace])), model_directory, text_file)
     job = server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 5000, *TRAIN)["id"]
@@ -357,10 +359,10 @@ def test_a_cancel_takes_effect_within_its_bound(make_server, model_directory, te
     wait_until(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
     times = {e["state"]: datetime.datetime.fromisoformat(e["time"]) for e in server.lines("jobs", "watch", job, check=False)
              if e.get("type") == "state"}
-    # The server's own clock at both: how fast this test asks does not count.
+    # Both times are from the server's clock, so the polling of this test does not count.
     assert (times["CANCELLED"] - times["CANCELLING"]).total_seconds() <= grace + END_S
     told = (server.state / "jobs" / job / "attempts/1/outcome.json").exists()
-    assert told != deaf, "one that listens ends by itself at its next micro-batch, one that does not is killed"
+    assert told != deaf, "a trainer that listens ends at its next micro-batch, a deaf one is killed"
     assert not pathlib.Path(f"/proc/{pid}").exists()
 
 
@@ -374,7 +376,8 @@ def says_draining(error):
 
 
 def follow(api, job, seen):
-    """Adds the events that come after those in `seen`, to the end of the stream: None, or the error that it ended with."""
+    """Appends the events after those in `seen` until the stream ends. Returns None or the error that ended the
+    stream."""
     after = seen[-1].sequence if seen else 0
     try:
         for event in api.stream("FineTuneService", "WatchJob", timeout=300, name=job, after_sequence=after):
@@ -385,16 +388,17 @@ def follow(api, job, seen):
     return None
 
 
-def test_R3_sigterm_under_load_finishes_what_runs(make_server, model_directory, text_file, tmp_path):
+def test_R3_sigterm_under_load_finishes_running_requests(make_server, model_directory, text_file, tmp_path):
     server = make_server()
     prepare(server, model_directory, text_file)
-    # So deep that what it says takes seconds: seven clients start meanwhile, and three calls are refused.
+    # So deep that its answers take seconds, in which seven clients start and three calls are refused.
     server.run("models", "import", small_model.write(tmp_path / "deep", num_hidden_layers=24), "--name", "deep", "--dtype", "f32")
     server.run("models", "load", "deep")
     job = create(server, "later")
     wait_for_step(server, job, 2)
     (pid,) = trainers(server)
-    os.kill(pid, signal.SIGSTOP)  # until the SIGTERM: it is then in the middle of its job, however long the clients take to start
+    # Stopped until the SIGTERM, so that it is then in the middle of its job however long the clients take to start.
+    os.kill(pid, signal.SIGSTOP)
     api, seen = Api(server.grpc), []
     health = api.channel.unary_unary(HEALTH)
     models = api.channel.unary_unary("/nibble.v1.ModelService/ListModels")
@@ -428,7 +432,8 @@ def test_R3_sigterm_under_load_finishes_what_runs(make_server, model_directory, 
     assert server.process.wait(timeout=30) == 0
     assert time.monotonic() - began <= 30
     assert trainers(server) == []
-    # A watch is cut when its job has a checkpoint. It says that it is not the job's end, and goes on with the next server.
+    # A watch is cut when its job has a checkpoint. Its error shows that the job has not ended, and the watch resumes on
+    # the next server.
     assert ended is not None and says_draining(ended), ended
     api.close()
     server.start()
@@ -439,7 +444,7 @@ def test_R3_sigterm_under_load_finishes_what_runs(make_server, model_directory, 
     assert got["state"] == "SUCCEEDED" and got["attempt"] == 2 and got["retries"] == 0
 
 
-def test_checkpoint_now_published_and_served_while_the_job_runs(calm):
+def test_requested_checkpoint_is_published_and_served_while_the_job_runs(calm):
     server, digest, _ = calm
     job = server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "published",
                       "--max-steps", 400, "--save-every", 0, *TRAIN)["id"]
@@ -453,25 +458,26 @@ def test_checkpoint_now_published_and_served_while_the_job_runs(calm):
     assert model["format"] == "lora" and model["digest"] != digest
     again = server.json("jobs", "publish", checkpoint["name"], "--name", "again")
     assert again["digest"] == model["digest"]
-    # A client whose answer was lost asks again: it gets the model that is there (docs/faults.md, C8).
+    # A client that lost the answer asks again and gets the existing model (docs/faults.md, C8).
     assert server.json("jobs", "publish", checkpoint["name"], "--name", "again")["etag"] == again["etag"]
     taken = server.run("jobs", "publish", checkpoint["name"], "--name", "small", check=False)
-    assert taken.returncode != 0 and "NAME_TAKEN" in taken.stderr, "of something else"
+    assert taken.returncode != 0 and "NAME_TAKEN" in taken.stderr, "the name of another model"
     answer = server.json("generate", "so-far", "--prompt", "The keeper", "--max-tokens", 5)
     assert 1 <= len(answer["token_ids"]) <= 5
-    assert server.json("jobs", "get", job)["state"] == "RUNNING", "the job went on meanwhile"
+    assert server.json("jobs", "get", job)["state"] == "RUNNING", "the job must still run"
     cancelled = server.json("jobs", "cancel", job, "--keep-checkpoint")
     assert cancelled["state"] == "CANCELLING"
     wait_until(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
     kept = server.json("jobs", "checkpoints", job)["checkpoints"]
-    assert kept[0]["step"] > checkpoint["step"], "a checkpoint was written before it stopped"
+    assert kept[0]["step"] > checkpoint["step"], "the trainer wrote a checkpoint before it stopped"
     server.run("jobs", "delete", job)
     assert not (server.state / "jobs" / job).exists()
-    assert server.json("models", "get", "so-far")["name"] == "so-far", "what was published stays"
+    assert server.json("models", "get", "so-far")["name"] == "so-far", "the published model stays"
 
 
-def test_published_checkpoint_is_what_the_trainer_would_have_published(calm, tmp_path):
-    """Of a learning rate that does not look ahead: step 10 of 20 is the end of a job of 10 steps."""
+def test_published_checkpoint_equals_the_model_of_a_shorter_job(calm, tmp_path):
+    """With a learning rate that does not depend on the length of the job, step 10 of 20 equals the end of a job of 10
+    steps."""
     server, _, _ = calm
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps({"optim": {"schedule": "constant", "warmup_steps": 2}}))
@@ -485,7 +491,7 @@ def test_published_checkpoint_is_what_the_trainer_would_have_published(calm, tmp
     assert published != server.json("models", "get", "twenty")["digest"]
 
 
-def test_R3_drain_by_rpc_cuts_what_takes_too_long(make_server, model_directory, text_file):
+def test_R3_drain_by_rpc_cuts_requests_at_its_deadline(make_server, model_directory, text_file):
     server = prepare(make_server("--retry_backoff_scale", "0.01"), model_directory, text_file)
     server.run("models", "load", "small")
     job = create(server, "later")
@@ -494,7 +500,7 @@ def test_R3_drain_by_rpc_cuts_what_takes_too_long(make_server, model_directory, 
     long = message("GenerateRequest", model="small", text="The boat")
     long.stopping.max_tokens, long.stopping.ignore_eos, long.sampling.n = 900, True, 16
     stream = api.stream("InferenceService", "GenerateStream", timeout=120, request=long)
-    next(stream)  # it runs, and cannot end before it is read on: 14,400 deltas are more than queue and window hold
+    next(stream)  # it runs, and cannot end unread: 14,400 deltas exceed queue and window
     assert requests_running(server) >= 1
     drain = message("DrainRequest")
     drain.deadline.nanos = 50_000_000
@@ -502,14 +508,14 @@ def test_R3_drain_by_rpc_cuts_what_takes_too_long(make_server, model_directory, 
     with pytest.raises(grpc.RpcError) as cut:
         for _ in stream:
             pass
-    assert cut.value.code() == grpc.StatusCode.CANCELLED, "it was cut"
+    assert cut.value.code() == grpc.StatusCode.CANCELLED, "the drain cuts the stream"
     wait_until(lambda: not trainers(server))
     load = api.call("ServerService", "GetLoad")
     assert load.draining and not load.ready
     with pytest.raises(grpc.RpcError) as refused:
         api.call("FineTuneService", "GetJob", name=job)
     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert server.process.poll() is None, "it waits to be ended"
+    assert server.process.poll() is None, "a drained server runs until SIGTERM"
     assert server.stop() == 0
     server.start()
     server.run("jobs", "watch", job)

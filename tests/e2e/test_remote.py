@@ -1,4 +1,4 @@
-"""From another network namespace, over mutual TLS with a token: the whole path by nibble and by grpcurl, and a watch whose
+"""Runs nibble and grpcurl in another network namespace, over mutual TLS with a token: the whole path, and a watch whose
 connection is cut. Needs root and `ip`; grpcurl comes with deploy/setup.sh --full."""
 import base64
 import concurrent.futures
@@ -18,7 +18,7 @@ from test_security import Secure
 
 
 class Namespace:
-    """A network of its own, with one wire to here."""
+    """A separate network with one link to this one."""
 
     def __init__(self):
         number = os.getpid() % 250
@@ -51,7 +51,7 @@ class Namespace:
 
 
 class Proxy:
-    """Passes bytes on until it cuts every connection."""
+    """Forwards bytes until it cuts every connection."""
 
     def __init__(self, host, target):
         self.listener = socket.create_server((host, 0))
@@ -100,11 +100,11 @@ class Proxy:
 @pytest.fixture(scope="module")
 def namespace():
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("a network namespace wants root and the program ip")
+        pytest.skip("needs root and the program ip, to make a network namespace")
     try:
         namespace = Namespace()
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"this machine makes no network namespace: {error.stderr}")
+        pytest.skip(f"cannot make a network namespace: {error.stderr}")
     yield namespace
     namespace.close()
 
@@ -123,7 +123,7 @@ def nibble(namespace, remote, *arguments, server=None):
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_the_whole_path_by_nibble(namespace, remote, model_directory, text_file):
+def test_nibble_runs_the_whole_path(namespace, remote, model_directory, text_file):
     def run(*arguments):
         return nibble(namespace, remote, *arguments)
 
@@ -139,18 +139,18 @@ def test_the_whole_path_by_nibble(namespace, remote, model_directory, text_file)
     assert len(answer["token_ids"]) == 8
 
 
-def test_plan_by_nibble(namespace, remote):
+def test_nibble_plans_a_job(namespace, remote):
     plan = nibble(namespace, remote, "jobs", "plan", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 6, *TRAIN)[0]
     assert plan["max_steps"] == 6 and plan["memory_total_bytes"] == sum(plan["memory"].values()) > 0
 
 
-def test_a_watch_that_loses_its_connection_loses_and_doubles_nothing(namespace, remote):
-    """Row: a watch resumes. Depends on the model and the dataset of the test before."""
+def test_watch_that_loses_its_connection_neither_loses_nor_repeats_events(namespace, remote):
+    """Uses the model and the dataset of test_nibble_runs_the_whole_path."""
     proxy = Proxy(namespace.here, remote.server.grpc)
     created = nibble(namespace, remote, "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 40,
                      "--output", "watched", *TRAIN)[0]
     nibble(namespace, remote, "jobs", "get", created["id"], server=proxy.address)
-    first_answer = proxy.bytes_back  # the handshake's bytes too: a watch that never gets further gives up
+    first_answer = proxy.bytes_back  # with the handshake: a watch that never gets further gives up
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         watch = pool.submit(nibble, namespace, remote, "jobs", "watch", created["id"], server=proxy.address)
         cuts = 0
@@ -179,7 +179,7 @@ def grpcurl(namespace, remote):
     certificate, key = remote.client
 
     def call(method, *messages, token="train", check=True):
-        """The answers, or the whole result with check=False."""
+        """Returns the answers, or the whole result with check=False."""
         header = ["-H", "authorization: Bearer ${TOKEN}", "-expand-headers"] if token else []
         data = ["-d", "@"] if messages else []
         result = namespace.run(program, "-cacert", remote.ca.certificate, "-cert", certificate, "-key", key, *header, *data,
@@ -208,14 +208,14 @@ def test_grpcurl_needs_the_token_too(grpcurl):
     assert drain.returncode != 0 and "PermissionDenied" in drain.stderr
 
 
-def test_plan_by_grpcurl(grpcurl):
+def test_grpcurl_plans_a_job(grpcurl):
     spec = {"baseModel": "small", "trainDataset": "page", "qlora": {"r": 4, "alpha": 8}, "run": {"maxSteps": "4"}}
     operation = grpcurl("nibble.v1.FineTuneService/PlanJob", {"spec": spec})[0]
     done = grpcurl("google.longrunning.Operations/WaitOperation", {"name": operation["name"], "timeout": "120s"})[0]
     assert int(done["response"]["memory_total_bytes"]) > 0
 
 
-def test_the_whole_path_by_grpcurl(grpcurl, model_directory, text_file):
+def test_grpcurl_runs_the_whole_path(grpcurl, model_directory, text_file):
     def wait(operation):
         done = grpcurl("google.longrunning.Operations/WaitOperation", {"name": operation["name"], "timeout": "120s"})[0]
         assert done.get("done") and "error" not in done, done

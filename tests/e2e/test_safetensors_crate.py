@@ -1,6 +1,7 @@
-"""Our safetensors reader beside the `safetensors` crate (through its Python package), live: the corpus of F1, files that each show one
-difference, and some hundred that a seeded generator makes. What the crate refuses we refuse; what both take has the same names, types,
-shapes, bytes and metadata; what only the crate takes we refuse for a reason that DIFFERENCES names."""
+"""Compares our safetensors reader with the `safetensors` crate (through its Python package): on the corpus of F1, on
+files that each show one difference, and on hundreds of files from a seeded generator. We refuse every file that the
+crate refuses. Files that both accept give the same names, types, shapes, bytes and metadata. Files that only the crate
+accepts are refused for a reason listed in DIFFERENCES."""
 import collections
 import hashlib
 import json
@@ -19,11 +20,12 @@ CORPUS = ROOT / "tests/fuzz/corpus/safetensors"
 PROGRAM = BIN / "safetensors_verdicts"
 SEED, NUM_BUILT, NUM_FLIPPED = 20251122, 400, 300
 
-# What we refuse and the crate takes, by the words of our refusal (server/model/safetensors.h says why).
+# Reasons for which we refuse what the crate accepts, and patterns for our messages (server/model/safetensors.h explains
+# them).
 DIFFERENCES = {
     "duplicate keys": r'duplicate (name|key) "',
     "a dimension above 2^63 - 1": r"has a dimension of \d+$",
-    "another spelling of serde's": r'an object or array at "',
+    "another serde spelling": r'an object or array at "',
     "cap: rank": r"rank above 8$",
     "cap: length of a name": r"a name longer than 512 bytes$",
     "cap: fields of a tensor": r"a tensor with more than 64 fields$",
@@ -31,7 +33,7 @@ DIFFERENCES = {
     "cap: tensors": r"more than 100000 tensors$",
 }
 
-# The crate's types and their bits; those of 4 and 6 make no whole byte alone.
+# The types of the crate and their bits. One element of 4 or 6 bits is not a whole byte.
 BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
         "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64,
         "U64": 64}
@@ -48,13 +50,13 @@ EMPTY = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
 
 
 def one_difference_each():
-    """Name of the difference -> files that the crate takes and we refuse for it."""
+    """Maps each difference to files that the crate accepts and we refuse for that reason."""
     data = b"\1" * 8
     return {
         "duplicate keys": [pack("{" + ONE + "," + ONE + "}", data), pack('{"__metadata__":{"k":"1","k":"2"},' + ONE + "}", data),
                            pack('{"a":{"x":1,"x":2,' + FIELDS + "}}", data), pack("{" + ONE + ',"\\u0061":{' + FIELDS + "}}", data)],
         "a dimension above 2^63 - 1": [pack('{"a":{"dtype":"F32","shape":[0,%d],"data_offsets":[0,0]}}' % (1 << 63))],
-        "another spelling of serde's": [pack('{"a":["F32",[2],[0,8]]}', data),
+        "another serde spelling": [pack('{"a":["F32",[2],[0,8]]}', data),
                                         pack('{"a":{"dtype":{"F32":null},"shape":[2],"data_offsets":[0,8]}}', data)],
         "cap: rank": [pack('{"a":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}}', b"\1")],
         "cap: length of a name": [pack('{"' + "n" * 513 + '":' + EMPTY + "}")],
@@ -65,7 +67,7 @@ def one_difference_each():
 
 
 def crate(content):
-    """What the crate says: None where it refuses, else the tensors."""
+    """The tensors that the crate reads; None if it refuses."""
     try:
         tensors = safetensors.deserialize(content)
     except safetensors.SafetensorError:
@@ -80,7 +82,7 @@ def crate_metadata(path):
 
 
 def ours(folder):
-    """File -> our verdict."""
+    """Maps each file to our verdict."""
     lines = subprocess.run([PROGRAM, folder], env={}, capture_output=True, check=True, timeout=300).stdout.decode().splitlines()
     verdicts = {line.pop("file"): line for line in map(json.loads, lines)}
     assert set(verdicts) == {path.name for path in pathlib.Path(folder).iterdir()}
@@ -88,7 +90,8 @@ def ours(folder):
 
 
 def compare(folder):
-    """How many files both took, both refused, and only the crate took (by difference). A disagreement fails, with its file's name."""
+    """Counts the files that both accepted, both refused, or only the crate accepted (by difference). Any other
+    disagreement fails with the name of the file."""
     seen = collections.Counter()
     for name, verdict in ours(folder).items():
         path = pathlib.Path(folder) / name
@@ -96,11 +99,11 @@ def compare(folder):
         theirs = crate(content)
         what = f"{name}: {content[:400]!r}"
         if theirs is None:
-            assert "error" in verdict, f"we take what the crate refuses: {what}"
+            assert "error" in verdict, f"we accept what the crate refuses: {what}"
             seen["refused"] += 1
         elif "error" in verdict:
             named = [difference for difference, words in DIFFERENCES.items() if re.search(words, verdict["error"])]
-            assert len(named) == 1, f"refused for {verdict['error']!r}, which is no difference that is meant: {what}"
+            assert len(named) == 1, f"refused for {verdict['error']!r}, which is not an intended difference: {what}"
             seen[named[0]] += 1
         else:
             assert verdict["tensors"] == theirs, what
@@ -110,7 +113,7 @@ def compare(folder):
 
 
 class Generator:
-    """Files that are mostly well made, with a lie in some; and good ones with bytes changed."""
+    """Makes mostly valid files, some with one fault, and valid files with changed bytes."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -123,7 +126,7 @@ class Generator:
                                    "x" * 512])
 
     def text(self, value):
-        """JSON with white space and escapes as it comes."""
+        """JSON with random white space and escapes."""
         if isinstance(value, dict):
             return "{" + self.space() + ",".join(self.space() + self.text(key) + self.space() + ":" + self.space() + self.text(item)
                                                  for key, item in value.items()) + self.space() + "}"
@@ -135,7 +138,7 @@ class Generator:
         return json.dumps(value, ensure_ascii=self.random.random() < 0.5)
 
     def tensors(self):
-        """Name -> fields of tensors that fill their data, in an order of their own; and the data."""
+        """Tensors (name -> fields) that fill their data, in random order; and the data."""
         made, at = {}, 0
         for _ in range(self.random.randrange(5)):
             dtype = self.random.choice(list(BITS))
@@ -162,7 +165,7 @@ class Generator:
         return dict(items), self.random.randbytes(at)
 
     def lie(self, header, data):
-        """One thing that is not as it should be: (text of the header, data)."""
+        """Puts in one fault; returns (text of the header, data)."""
         names = [name for name, fields in header.items() if name != "__metadata__"]
         tensor = header[self.random.choice(names)] if names else None
         kind = self.random.randrange(16)
@@ -214,7 +217,7 @@ class Generator:
         return pack(text, data, length)
 
     def flipped(self, good):
-        """One of `good` with a few bytes changed; half of the time the header's length is made to fit again."""
+        """One of `good` with a few bytes changed; half of the time the length of the header is corrected."""
         content = bytearray(self.random.choice(good))
         size = len(content)
         for _ in range(self.random.randrange(1, 4)):
@@ -236,12 +239,12 @@ class Generator:
         return bytes(content)
 
 
-def test_f1_corpus():
+def test_f1_agrees_on_the_corpus():
     seen = compare(CORPUS)
     assert seen["taken"] >= 8 and seen["refused"] >= 25, seen
 
 
-def test_f1_each_named_difference_is_one(tmp_path):
+def test_f1_each_named_difference_exists(tmp_path):
     files = one_difference_each()
     assert set(files) == set(DIFFERENCES)
     for i, (difference, contents) in enumerate(files.items()):
@@ -253,13 +256,13 @@ def test_f1_each_named_difference_is_one(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", BITS)
-def test_f1_every_type_of_the_crate(dtype, tmp_path):
+def test_f1_accepts_every_type_of_the_crate(dtype, tmp_path):
     size = 4 * BITS[dtype] // 8
     (tmp_path / "file").write_bytes(pack('{"a":{"dtype":"%s","shape":[4],"data_offsets":[0,%d]}}' % (dtype, size), b"\1" * size))
     assert compare(tmp_path) == {"taken": 1}
 
 
-def test_f1_generated_files(tmp_path):
+def test_f1_agrees_on_generated_files(tmp_path):
     generator = Generator(SEED)
     built = [generator.built() for _ in range(NUM_BUILT)]
     good = [content for content in [path.read_bytes() for path in sorted(CORPUS.iterdir())] + built if crate(content) is not None]

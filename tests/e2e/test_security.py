@@ -19,7 +19,7 @@ INFO = "/nibble.v1.ServerService/GetServerInfo"
 
 
 def new_token(folder, name, role, *more):
-    """Appends the line to `folder`/tokens; the token's file."""
+    """Makes a token and appends its line to `folder`/tokens; returns the file of the token."""
     out = folder / f"{name}.token"
     line = subprocess.run([BIN / "nibble", "tokens", "new", name, "--role", role, "--out", out, *more], env={}, capture_output=True,
                           text=True, check=True).stdout
@@ -30,7 +30,7 @@ def new_token(folder, name, role, *more):
 
 
 class Secure:
-    """A server over mutual TLS with tokens, and all that its clients have."""
+    """A server with mutual TLS and tokens, and the certificates and tokens of its clients."""
 
     def __init__(self, folder, *flags, names="DNS:localhost,IP:127.0.0.1", address="127.0.0.1:0"):
         self.folder = folder
@@ -46,7 +46,7 @@ class Secure:
         self.server.start()
 
     def trust(self, authority):
-        """Puts its certificate where the server looks for who signs those of clients."""
+        """Makes this the authority that the server trusts for client certificates."""
         new = self.client_ca.with_suffix(".new")
         new.write_bytes(authority.certificate.read_bytes())
         os.replace(new, self.client_ca)
@@ -75,7 +75,7 @@ def secure(tmp_path_factory):
     secure.server.stop()
 
 
-def test_s1_s2_tokens_and_roles_with_the_real_client(secure, text_file):
+def test_s1_s2_real_client_needs_a_token_and_its_role(secure, text_file):
     assert json.loads(secure.run("--json", "server", "info", role="viewer").stdout)["version"]
     refused = secure.run("datasets", "upload", text_file, "--name", "page", role="infer", check=False)
     assert refused.returncode == 9 and "PERMISSION_DENIED (ROLE)" in refused.stderr and "train" in refused.stderr
@@ -101,7 +101,8 @@ def test_a_token_is_not_sent_in_plaintext_to_another_machine(secure):
 
 
 def handshake(address, minimum, maximum, ca=None, client=None, name="localhost"):
-    """The version agreed on. Old versions are allowed to this side: only the server can refuse them."""
+    """Returns the version agreed on and the server's certificate. This side allows old versions: only the server can
+    refuse them."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_ciphers("ALL:@SECLEVEL=0")
     context.minimum_version, context.maximum_version = minimum, maximum
@@ -117,7 +118,7 @@ def handshake(address, minimum, maximum, ca=None, client=None, name="localhost")
         # With TLS 1.3 the server's verdict on the client's certificate comes after the handshake: HTTP/2 settings, or an alert.
         wrapped.settimeout(20)
         if client is not None and not wrapped.recv(1):
-            raise ssl.SSLError("closed without a word")
+            raise ssl.SSLError("closed without an alert")
         return wrapped.version(), wrapped.getpeercert(binary_form=True)
 
 
@@ -126,7 +127,7 @@ OLD, NEW = (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1), (ssl.TLSVersion.TLSv1
 
 @pytest.fixture
 def old_server(secure):
-    """A server of this test's own that does speak TLS 1.0 and 1.1, to show that this machine's client can."""
+    """A server that does speak TLS 1.0 and 1.1, to show that the client of this machine can."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers("ALL:@SECLEVEL=0")
     context.minimum_version = ssl.TLSVersion.TLSv1
@@ -150,7 +151,7 @@ def old_server(secure):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_s8_only_tls_1_2_and_1_3(secure, old_server):
+def test_s8_only_tls_1_2_and_1_3_are_served(secure, old_server):
     for version in OLD:
         assert handshake(old_server, version, version)[0] in ("TLSv1", "TLSv1.1")
         with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -177,7 +178,7 @@ def test_s8_certificates_that_are_expired_foreign_or_missing_are_refused(secure)
         with grpc.secure_channel(address, grpc.ssl_channel_credentials(secure.ca.certificate.read_bytes())) as channel:
             secure.info(channel)
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-    # The client's side: another authority, another name.
+    # The client refuses a server of another authority, or with another name.
     assert secure.run("server", "info", ca=stranger.certificate, check=False, timeout=60).returncode == 5
     assert secure.run("--tls-name", "elsewhere.example", "server", "info", check=False, timeout=60).returncode == 5
     assert secure.run("--tls-name", "localhost", "server", "info").returncode == 0
@@ -226,12 +227,13 @@ def test_s8_a_new_certificate_is_served_under_load_without_a_dropped_call(secure
         finally:
             stop.set()
         for client in clients:
-            client.result()  # or what it raised
+            client.result()  # raises what the client raised
     assert failures == []
 
 
 def test_s8_another_client_authority_is_trusted_without_a_restart(tmp_path):
-    """Its clients are let in, those of the one before get no new connection; one that is open goes on."""
+    """Clients of the new authority are let in, those of the previous one get no new connection; an open connection
+    stays usable."""
     secure = Secure(tmp_path)
     other = pki.Authority(tmp_path / "other")
     newcomer = other.issue("newcomer", "URI:spiffe://tests/newcomer")
@@ -266,7 +268,7 @@ def test_s8_another_client_authority_is_trusted_without_a_restart(tmp_path):
                 time.sleep(0.2)
             check(newcomer, let_in=True)
             check(secure.client, let_in=False)
-            secure.info(kept)  # not made anew: that would be refused
+            secure.info(kept)  # an open connection: a new one would be refused
         assert secure.server.stop() == 0
     finally:
         secure.server.stop()
@@ -283,8 +285,9 @@ UNUSABLE, USABLE = "the TLS files cannot be used: new connections get the last g
 
 
 @pytest.mark.parametrize("fault", ["another key", "half a certificate", "half a key", "half an authority"])
-def test_s8_files_that_cannot_be_used_are_told_and_the_last_good_ones_serve(secure, tmp_path, fault):
-    """An operator's mistake: open connections go on, new ones get the pair from before, and log, gauge and (by it) an alert tell."""
+def test_s8_unusable_files_are_reported_and_the_last_good_ones_serve(secure, tmp_path, fault):
+    """An operator's mistake: open connections stay usable, new ones get the previous pair, and log, gauge and its alert
+    report the fault."""
     def served():
         return handshake(secure.server.grpc, *NEW, secure.ca.certificate, secure.client)[1]
 
@@ -316,9 +319,9 @@ def test_s8_files_that_cannot_be_used_are_told_and_the_last_good_ones_serve(secu
         if fault == "half an authority":
             os.replace(half, secure.client_ca)
         pki.put_in_place(secure.folder / "served", certificate, key)
-        # Before any scrape: the server looks by itself.
+        # Before any scrape: the server checks the files without one.
         wait_until(lambda: len(secure.server.logged(UNUSABLE)) > errors, "the error is logged")
-        time.sleep(3)  # gRPC has looked at what it is given since
+        time.sleep(3)  # gRPC has read the files since
         assert served() == before
         check_calls(kept)
         assert secure.server.metrics()["nibble_tls_files_ok"] == 0

@@ -1,5 +1,5 @@
-"""R1 of docs/faults.md: kill -9 of the server while jobs run and clients ask, again and again. What was answered is kept as a history and
-checked against what the next server says."""
+"""R1 of docs/faults.md: SIGKILLs of the server, again and again, while jobs run and clients call. The answers are kept
+as a history and checked against what the next server answers."""
 import concurrent.futures
 import contextlib
 import os
@@ -21,9 +21,9 @@ from test_message_limits import field
 from wire import Api, message, wait_for
 
 STEPS = 6
-MIN_OPERATIONS = 50  # a kill without traffic says nothing: it is not counted
-# The server alone; the server, and its trainers stand still until the next is there; the machine takes both; the trainers die while
-# there is no server.
+MIN_OPERATIONS = 50  # a kill without traffic shows nothing and is not counted
+# SIGKILL of the server alone; of the server, while its trainers are stopped until the next server runs; of server and
+# trainers together; of the server, and then of its trainers while there is no server.
 FAULTS = ("server", "slow", "both", "orphans")
 
 
@@ -47,45 +47,46 @@ def read_events(api, name):
 
 
 def rank(job):
-    """Numbers none of which ever falls: open, CANCELLING or final; attempt; retries."""
+    """Numbers that never decrease: 0 for open, 1 for CANCELLING, 2 for final; attempt; retries."""
     return 2 if job.state in (7, 8, 9) else int(job.state == 6), job.attempt, job.retries
 
 
 def identity(job):
     spec = type(job.spec).FromString(job.spec.SerializeToString())
-    spec.ClearField("runtime")  # an attempt says where it runs
+    spec.ClearField("runtime")  # set by each attempt
     return job.uid, spec, job.digests, job.create_time, job.output_model
 
 
 def check_later(before, after):
-    """Two answers about one job: the second was asked for when the first was there."""
-    assert identity(after) == identity(before), "it is another"
+    """Checks two answers about one job; the second was requested after the first had arrived."""
+    assert identity(after) == identity(before), "the answer is about another job"
     assert all(old <= new for old, new in zip(rank(before), rank(after))), (before, after)
     if rank(before)[0] == 2:
         assert after == before, "a final job has changed"
 
 
 class Traffic:
-    """Clients that create, pause, resume, cancel, delete and read, and hold each answer against those that were there when it was asked
-    for."""
+    """Clients that create, pause, resume, cancel, delete and read jobs, and check each answer against those that had
+    arrived when it was requested."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
         self.lock = threading.Lock()
         self.acknowledged = {}  # job -> its request
-        self.jobs = {}          # job -> the latest that was answered of it
+        self.jobs = {}          # job -> its latest answer
         self.events = {}        # job -> its events, as far as they were read
         self.cancelled = set()  # acknowledged cancels
-        self.resumes = {}       # job -> how often somebody began, or ended, to ask to resume it
-        self.resuming = []      # jobs that somebody asks to resume now, one entry for each
-        self.paused = set()     # acknowledged pauses, since which nobody asked to resume
-        self.deleting = set()   # jobs that somebody asked to delete
+        self.resumes = {}       # job -> number of its ResumeJob calls that began, plus those that ended
+        self.resuming = []      # jobs of ResumeJob calls in progress, one entry per call
+        self.paused = set()     # acknowledged pauses without a later ResumeJob call
+        self.deleting = set()   # jobs for which DeleteJob was called
         self.deleted = set()    # acknowledged deletions
-        self.unanswered = []    # requests whose answer never came
+        self.unanswered = []    # requests without an answer
         self.operations = 0
 
     def run(self, address, stop, max_open):
-        """Until `stop`, or until the server is gone. Raises what no kill excuses: the caller has to ask for it."""
+        """Runs until `stop`, or until the server is gone. Raises errors that a kill does not explain; the caller must
+        ask for them."""
         api = Api(address)
         try:
             while not stop.is_set():
@@ -132,7 +133,7 @@ class Traffic:
         return answer
 
     def ask_if_legal(self, api, method, name):
-        """None where the answer is that the job's state does not allow it."""
+        """Returns None if the state of the job does not allow the call."""
         try:
             return self.ask(api, method, name)
         except grpc.RpcError as error:
@@ -141,7 +142,7 @@ class Traffic:
             return None
 
     def heard(self, before, job):
-        """An answer; `before` is what was known of the job when it was asked for."""
+        """Takes an answer; `before` is what was known of the job when the answer was requested."""
         check_later(before, job)
         with self.lock:
             if rank(job) >= rank(self.jobs[job.name]):  # answers may overtake each other
@@ -170,9 +171,9 @@ class Traffic:
             return
         with self.lock:
             if self.resumes.get(name, 0) != resumes or name in self.resuming:
-                return  # perhaps after the pause
+                return  # a resume may have followed the pause
             self.paused.add(name)
-        # It may have ended since, or be cancelled. 3: check_paused looks closer.
+        # It may have ended or been cancelled since. 3 (RUNNING): check_paused looks closer.
         assert answer.state not in (1, 2), answer.state
 
     def resume(self, api, name):
@@ -212,9 +213,9 @@ class Traffic:
             job = api.call("FineTuneService", "CreateJob", made)
         except grpc.RpcError:
             with self.lock:
-                self.unanswered.append(made)  # asked again, by the next server perhaps
+                self.unanswered.append(made)  # sent again, perhaps to the next server
             raise
-        assert job.spec.labels["number"] == made.spec.labels["number"], "it is another"
+        assert job.spec.labels["number"] == made.spec.labels["number"], "the answer is about another job"
         assert job.digests.config
         with self.lock:
             self.jobs[job.name] = job
@@ -241,7 +242,7 @@ def check_all_there(address, traffic):
         traffic.read(api, name)
         assert requests.setdefault(made.request_id, name) == name, "one request made two jobs"
     for name in traffic.cancelled & set(found):
-        assert found[name].state in (6, 7, 8, 9), "an acknowledged cancel is forgotten"
+        assert found[name].state in (6, 7, 8, 9), "an acknowledged cancel was lost"
     for name in traffic.paused & set(found):
         check_paused(traffic.read(api, name))
     api.close()
@@ -249,16 +250,18 @@ def check_all_there(address, traffic):
 
 
 def check_paused(events):
-    """Of a job whose pause was answered and that nobody resumed. Its state would not do: a job that has SUCCEEDED instead is shown as
-    RUNNING until its model is there, and one whose pause was lost may have SUCCEEDED by now."""
+    """Checks a job whose pause was acknowledged and that was not resumed. Its state is not enough: a job that has
+    SUCCEEDED instead is shown as RUNNING until its model is there, and one whose pause was lost may have SUCCEEDED by
+    now."""
     states = [event.state.to for event in events if event.WhichOneof("event") == "state"]
     last = max((index for index, state in enumerate(states) if state in (4, 5)), default=None)
-    assert last is not None, "an acknowledged pause is forgotten"
-    assert not {1, 2, 3} & set(states[last:]), "an acknowledged pause is forgotten"
+    assert last is not None, "an acknowledged pause was lost"
+    assert not {1, 2, 3} & set(states[last:]), "an acknowledged pause was lost"
 
 
 def check_artifacts(server, known):
-    """The models that are listed. Those not in `known` are loaded: a model is served when it fits the hashes of its manifest."""
+    """Returns the listed models and loads those not in `known`: a model loads only if it fits the hashes of its
+    manifest."""
     names = {model["name"] for model in server.json("models", "list")["models"]}
     with contextlib.closing(Api(server.grpc)) as api:
         for name in sorted(names - known):
@@ -269,12 +272,12 @@ def check_artifacts(server, known):
 
 def send(pids, number):
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        with contextlib.suppress(ProcessLookupError):  # it has already ended
             os.kill(pid, number)
 
 
 def attempts(server):
-    """The trainers that live: pid -> directory of the attempt."""
+    """Maps the pid of each live trainer to the directory of its attempt."""
     found = {}
     for pid in trainers(server):
         with contextlib.suppress(OSError):  # it has ended
@@ -285,7 +288,7 @@ def attempts(server):
 
 
 def attempt_of(directory):
-    """Job and number: jobs/ID/attempts/N"""
+    """Job and number of an attempt: jobs/ID/attempts/N"""
     return directory.parents[1].name, int(directory.name)
 
 
@@ -294,7 +297,7 @@ def has_outcome(directory):
 
 
 def stands_still(pid):
-    """None: it has ended."""
+    """Whether the process is stopped; None if it has ended."""
     try:
         state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -310,13 +313,15 @@ def check_one_writer(server):
 
     found = attempts(server)
     if doubled(found):
-        # The first may have ended, and the second begun, while they were looked for. What is found twice lived in between.
+        # The first may have ended and the second begun during the search. A trainer that is found twice lived in
+        # between.
         found = dict(found.items() & attempts(server).items())
     assert not doubled(found), f"two writers: {found}"
 
 
 def check_database(server):
-    """What a dead server left: job -> its state and attempt. Of a copy: the next server finds it untouched."""
+    """Checks what a dead server left; returns job -> (state, attempt). Reads a copy, so that the next server finds the
+    database untouched."""
     with tempfile.TemporaryDirectory() as folder:
         for file in ("nibble.db", "nibble.db-wal"):
             if (server.state / file).exists():
@@ -333,7 +338,7 @@ def check_database(server):
 
 
 def check_lost(address, bereft):
-    """Attempts that nobody could end in good order are told so: by the first round, soon after the start."""
+    """Attempts that could not end in good order are reported as lost by the first round, soon after the start."""
     api = Api(address)
 
     def told(name, attempt):
@@ -347,7 +352,7 @@ def check_lost(address, bereft):
 
 
 def check_story(events):
-    """The order of one job's events: no gap, legal states, one end, steps that go on from where they were resumed."""
+    """Checks the events of one job: no gap, legal states, one end, steps that continue from where they were resumed."""
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     legal = {0: {10}, 10: {1, 8, 9}, 1: {2, 5, 8, 9}, 2: {3, 1, 8, 6}, 3: {7, 8, 1, 4, 6}, 4: {5, 7, 8, 6}, 5: {1, 9}, 6: {9}}
     state, step, models = 0, 0, 0
@@ -360,7 +365,7 @@ def check_story(events):
                 assert step - event.state.resumed_step <= 2, "more than the save interval was lost"
                 step = event.state.resumed_step
         elif kind == "step":
-            assert event.step.step == step + 1, "a step was doubled or left out"
+            assert event.step.step == step + 1, "a step was repeated or left out"
             step = event.step.step
         models += kind == "model"
     assert state in (7, 8, 9) and state != 8
@@ -370,13 +375,13 @@ def check_story(events):
 
 
 def failed(clients):
-    """Whether one of them has raised something, for which no wait is worth while."""
+    """Whether a client has raised an error, so that there is no point in waiting."""
     return any(client.done() and client.exception() is not None for client in clients)
 
 
-# A restart takes less than 5 s. The few kills are run anywhere, beside a build perhaps: there a hang is looked for, not seconds.
+# R1 allows 5 s for a restart. The few kills may run beside a build, so they look for a hang, not for seconds.
 @pytest.mark.parametrize("kills, restart_s", [pytest.param(4, 15, id="4"), pytest.param(200, 5, id="200", marks=pytest.mark.full)])
-def test_R1_server_killed_again_and_again(make_server, model_directory, text_file, kills, restart_s):
+def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directory, text_file, kills, restart_s):
     server = make_server("--retry_backoff_scale", "0.001", "--max_retries", "1000", "--max_running_jobs", "2")
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", "page")
@@ -411,7 +416,7 @@ def test_R1_server_killed_again_and_again(make_server, model_directory, text_fil
             wait_until(lambda: all(stands_still(pid) is not False for pid in frozen))
             wait_until(lambda: all(stands_still(pid) is None for pid in killed))
             left = check_database(server)
-            # Of the others the server had settled the end before its own, or they were done, or are to be cancelled.
+            # The other attempts had been settled before the server died, or were finished, or are being cancelled.
             bereft = [attempt_of(directory) for directory in killed.values() if not has_outcome(directory)]
             bereft = [(name, attempt) for name, attempt in bereft if left.get(name) in (("PREPARING", attempt), ("RUNNING", attempt))]
             began = time.monotonic()
@@ -422,11 +427,11 @@ def test_R1_server_killed_again_and_again(make_server, model_directory, text_fil
             adopted += len(entries)
             standing = {(str(pid), *attempt_of(directory)) for pid, directory in frozen.items() if stands_still(pid)}
             told = {(entry["pid"], entry["job"], int(entry["attempt"])) for entry in entries}
-            assert standing <= told, "a trainer that lives was not adopted"
+            assert standing <= told, "a live trainer was not adopted"
         finally:
             send(frozen, signal.SIGCONT)
         for client in clients:
-            client.result()  # or what it raised
+            client.result()  # raises what the client raised
         assert took < restart_s, "the restart took too long"
         slowest = max(slowest, took)
         check_one_writer(server)
@@ -436,7 +441,7 @@ def test_R1_server_killed_again_and_again(make_server, model_directory, text_fil
         models |= check_artifacts(server, models)
         check_one_writer(server)
         lost += len(bereft)
-        met = {"slow": standing, "orphans": bereft}.get(fault, True)  # the trainers it is about
+        met = {"slow": standing, "orphans": bereft}.get(fault, True)  # the trainers that this fault needs
         if traffic.operations - before >= MIN_OPERATIONS and met:
             counted += 1
         else:
@@ -449,7 +454,7 @@ def test_R1_server_killed_again_and_again(make_server, model_directory, text_fil
     assert lost > 0, "no trainer was lost"
 
     api = Api(server.grpc)
-    while traffic.unanswered:  # or a job could be there that nobody knows
+    while traffic.unanswered:  # or an unknown job could exist
         traffic.create(api)
     left = check_all_there(server.grpc, traffic)
     traffic.paused.clear()

@@ -1,4 +1,4 @@
-"""A trainer shows life, and looks for SIGTERM, in everything that takes long: T4 of docs/faults.md."""
+"""T4 of docs/faults.md: a trainer shows life and checks for SIGTERM during all long work."""
 import json
 import os
 import signal
@@ -28,7 +28,8 @@ def create(server, method, output):
 
 
 def terminate_where_it_stands(server, job, command=None):
-    """The first attempt has stopped itself; it is told to end, and goes on."""
+    """Waits until the first attempt has stopped itself, asks it to end, and continues it. Returns its directory,
+    journal and outcome."""
     wait_until(lambda: [pid for pid in trainers(server) if is_stopped(pid)])
     (pid,) = trainers(server)
     if command is None:
@@ -60,7 +61,7 @@ def test_T4_sigterm_while_publishing_loses_no_step(make_server, model_directory,
     server.run("jobs", "watch", job)
     got, events = server.json("jobs", "get", job), server.lines("jobs", "watch", job)
     assert got["state"] == "SUCCEEDED" and got["attempt"] == 2 and got["retries"] == 0
-    assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, STEPS + 1)), "no step was made twice"
+    assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, STEPS + 1)), "no step runs twice"
     assert not list(directory.glob("*.tmp.*"))
     digest = server.json("models", "get", "out")["digest"]
     assert digest == undisturbed(server, method)
@@ -90,8 +91,8 @@ def test_T4_cancel_while_loading_ends_the_attempt_at_once(make_server, model_dir
 
 
 @pytest.mark.full
-def test_T4_slow_micro_batch_is_no_hang(make_server, tmp_path, text_file):
-    """The reproduction: a micro-batch several times as long as the timeout, of a trainer that works."""
+def test_T4_slow_micro_batch_is_not_taken_for_a_hang(make_server, tmp_path, text_file):
+    """Reproduces the fault: a healthy trainer whose micro-batch takes several times the timeout."""
     timeout = 6
     directory = small_model.write(tmp_path / "slow", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16,
                                   num_key_value_heads=16, head_dim=64)

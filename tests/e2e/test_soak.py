@@ -1,5 +1,6 @@
-"""A soak: everything that clients do, at once, for NIBBLE_SOAK_MINUTES (30), beside attacks and SIGKILLs of trainers. Memory and
-descriptors are those of one nibbled, so SIGKILLs of the server come after, for a tenth of the time. JSON beside the logs: soak.json."""
+"""A soak: all kinds of client work at once for NIBBLE_SOAK_MINUTES (30), beside attacks and SIGKILLs of trainers.
+Memory and descriptors are those of one nibbled, so SIGKILLs of the server come afterwards, for a tenth of the time.
+Writes soak.json beside the logs."""
 import collections
 import contextlib
 import os
@@ -29,10 +30,10 @@ from wire import Api, pool
 
 MINUTES = float(os.environ.get("NIBBLE_SOAK_MINUTES", 30))
 FLAT = 0.05
-WINDOWS = 20  # of the last half: one that is judged by its median
-SPARE_FILES = 2  # as test_limits.py
+WINDOWS = 20  # parts of the last half, each judged by its median
+SPARE_FILES = 2  # as in test_limits.py
 HTTP_ATTACKS = {"drip": 4, "silent": 20, "deaf": 5, "flood": 5}
-# Each must have succeeded: a soak in which nothing could be converted has shown nothing about conversions.
+# Each must succeed at least once: a soak in which every conversion failed shows nothing about conversions.
 KINDS = {"CreateJob", "GetJob", "ListJobEvents", "PauseJob", "ResumeJob", "CancelJob", "DeleteJob", "WatchJob", "WatchLoad", "PlanJob",
          "UploadDataset", "CancelUpload", "DeleteDataset", "Generate", "GenerateStream", "Chat", "Score", "Tokenize", "ListJobs",
          "ListModels", "ListDatasets", "ListUploads", "ListOperations", "ListCheckpoints", "ConvertModel", "WaitOperation", "LoadModel",
@@ -40,14 +41,14 @@ KINDS = {"CreateJob", "GetJob", "ListJobEvents", "PauseJob", "ResumeJob", "Cance
 
 
 def spread(values, windows=WINDOWS):
-    """How far the medians of equal parts lie apart, as a share of the least: a spike does not count, a slope and a step do."""
+    """Range of the medians of equal parts, as a share of the smallest: ignores spikes, shows slopes and steps."""
     size = len(values) // windows
     assert size > 0, "too few samples"
     medians = [statistics.median(values[at * size:(at + 1) * size]) for at in range(windows)]
     return (max(medians) - min(medians)) / min(medians)
 
 
-def test_a_slope_and_a_step_are_not_flat_and_noise_and_spikes_are():
+def test_spread_shows_slopes_and_steps_but_not_noise_and_spikes():
     draw = random.Random(1)
     flat = [200.0 + draw.uniform(-3, 3) + (100 if at % 97 == 0 else 0) for at in range(1800)]
     assert spread(flat) < 0.01
@@ -56,7 +57,7 @@ def test_a_slope_and_a_step_are_not_flat_and_noise_and_spikes_are():
 
 
 @pytest.mark.parametrize("kills_before", [0, 3])
-def test_an_operation_fails_the_soak_unless_its_own_server_was_killed(kills_before):
+def test_failed_operation_fails_the_soak_unless_its_server_was_killed(kills_before):
     soak = types.SimpleNamespace(life=Life(), server=types.SimpleNamespace(grpc="127.0.0.1:1"), calls=Calls())
     for _ in range(kills_before):
         soak.life.kill()
@@ -81,13 +82,13 @@ class Soak:
         self.server, self.model_directory = server, model_directory
         self.calls, self.life, self.traffic = Calls(), Life(), Traffic(seed=1)
         self.stopping, self.failures = threading.Event(), []
-        self.answers, self.digests = {}, {}  # what was asked -> what was answered, of work that has one result
+        self.answers, self.digests = {}, {}  # request -> answer, for work that has only one result
         self.datasets, self.models, self.deleted_models = {}, {}, set()  # acknowledged; name -> digest
         self.killed = 0
 
     @contextlib.contextmanager
     def clients(self):
-        """All clients, and SIGKILL of a trainer now and then; then every job is brought to its end."""
+        """Runs all clients and kills a trainer now and then; afterwards brings every job to its end."""
         threads = [kind(self, seed) for seed, kind in enumerate(soak_clients.ALL)]
         threads.append(threading.Thread(target=self.kill_trainers, daemon=True))
         for thread in threads:
@@ -113,7 +114,7 @@ class Soak:
 
     def end_jobs(self):
         api = CountedApi(self.server.grpc, self.calls, self.life)
-        while self.traffic.unanswered:  # or a job could be there that no client knows
+        while self.traffic.unanswered:  # or a job could exist that no client knows
             self.traffic.create(api)
         names = [name for name in self.traffic.acknowledged if name not in self.traffic.deleting]
         for name in names:
@@ -146,7 +147,7 @@ class Soak:
 
 
 def settled_files(server):
-    """The open files, when their number has not changed for 5 s."""
+    """The open files, once their number has not changed for 5 s."""
     until, since, found = time.monotonic() + 60, time.monotonic(), footprint.open_files(server.process.pid)
     while time.monotonic() - since < 5 and time.monotonic() < until:
         time.sleep(0.5)
@@ -162,7 +163,7 @@ def kinds_of(files):
 
 
 def check_rows(soak):
-    """What clients know beside what the stopped server left in nibble.db."""
+    """Compares what clients know with what the stopped server left in nibble.db."""
     traffic, left = soak.traffic, check_database(soak.server)
     known = set(traffic.acknowledged)
     lost = known - traffic.deleting - set(left)
@@ -195,7 +196,7 @@ def read_all(api, service, method, field, **fields):
 
 
 def check_lists(soak):
-    """What clients know beside what the server lists."""
+    """Compares what clients know with what the server lists."""
     jobs = check_all_there(soak.server.grpc, soak.traffic)
     api = Api(soak.server.grpc)
     datasets = {one.name: one.sha256 for one in read_all(api, "DatasetService", "ListDatasets", "datasets")}
@@ -245,7 +246,7 @@ def test_a_soak_loses_nothing_leaks_nothing_and_leaves_no_call_unanswered(make_s
             with stack:
                 with sampler.phase("soak"):
                     time.sleep(MINUTES * 60)
-                assert attacker.poll() is None, "the attack has ended by itself"
+                assert attacker.poll() is None, "the attack ended early"
         after = settled_files(server)
         rss_after = footprint.memory(server.process.pid).rss
         table = soak.calls.table()
@@ -263,15 +264,15 @@ def test_a_soak_loses_nothing_leaks_nothing_and_leaves_no_call_unanswered(make_s
 
     samples = sampler.of("soak")
     half = [sample.server.rss for sample in samples[len(samples) // 2:]]
-    print("\nof the whole soak")
+    print("\ncalls of the whole soak")
     print_table(soak.calls.table())
-    print("\nminute, RSS MiB, of it anonymous, descriptors")
+    print("\nminute, RSS MiB, anonymous MiB, descriptors")
     for row in over_time(samples):
         print(f"{row['minute']:6.2f} {row['rss_mib']:8.1f} {row['anon_mib']:8.1f} {row['files']:5}")
     print(f"last half: {min(half) / 2**20:.1f} to {max(half) / 2**20:.1f} MiB, medians of {WINDOWS} parts {spread(half):.1%} apart; "
-          f"{rss_after / 2**20:.1f} MiB when all was over")
+          f"{rss_after / 2**20:.1f} MiB at the end")
     print(f"descriptors at rest: {len(before)} before, {len(after)} after, {len(last)} of the last server")
-    print(f"more of them: {dict(kinds_of(after) - kinds_of(before))}")
+    print(f"additional descriptors: {dict(kinds_of(after) - kinds_of(before))}")
     print(f"SIGKILLs: {soak.killed} of trainers, {len(restarts)} of the server, slowest start {max(restarts):.2f} s")
     rows = check_rows(soak)
     footprint.write_json("soak.json", {
@@ -283,7 +284,7 @@ def test_a_soak_loses_nothing_leaks_nothing_and_leaves_no_call_unanswered(make_s
     assert soak.calls.total("faulty") == 0 and soak.calls.total("unanswered") == 0, "\n".join(soak.calls.examples[:10])
     missing = KINDS - {row["kind"] for row in table if row["ok"]}
     assert not missing, f"never succeeded: {missing}"
-    assert soak.killed >= MINUTES, "hardly a trainer was killed"
+    assert soak.killed >= MINUTES, "too few trainers were killed"
     assert len(after) <= len(before) + SPARE_FILES, f"descriptors were leaked: {kinds_of(after) - kinds_of(before)}"
     assert len(last) <= len(before) + SPARE_FILES, f"descriptors were leaked: {kinds_of(last) - kinds_of(before)}"
     assert spread(half) <= FLAT, "the memory of nibbled is not flat"

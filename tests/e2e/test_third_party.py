@@ -1,4 +1,4 @@
-"""The API as other people's programs see it: grpcurl through reflection, ghz as load."""
+"""Uses the API with third-party programs: grpcurl through reflection, ghz for load."""
 import json
 import os
 import pathlib
@@ -16,7 +16,7 @@ SERVICES = ["google.longrunning.Operations", "grpc.health.v1.Health", "grpc.refl
 
 
 def tool(name):
-    """From build/deps/tools/bin (deploy/setup.sh --full) or the PATH."""
+    """Finds a program in build/deps/tools/bin (deploy/setup.sh --full) or the PATH."""
     found = shutil.which(name, path=f"{ROOT}/build/deps/tools/bin:{os.environ.get('PATH', '')}")
     if found is None:
         pytest.skip(f"{name} is not there: deploy/setup.sh --full installs it")
@@ -63,7 +63,7 @@ def test_every_service_is_listed_and_described(reflecting):
         assert methods and all(f"rpc {method.rsplit('.', 1)[1]}" in described.stdout for method in methods)
 
 
-def test_every_method_is_called(reflecting):
+def test_every_method_answers_an_empty_request(reflecting):
     """An empty request gets an answer or a status of ours with its reason; never INTERNAL or UNKNOWN."""
     unbuilt = set(reflecting.json("server", "info")["unimplemented"])
     called = 0
@@ -73,7 +73,7 @@ def test_every_method_is_called(reflecting):
             if name in ("grpc.health.v1.Health/Watch", "nibble.v1.ServerService/WatchLoad", "google.longrunning.Operations/WaitOperation"):
                 continue  # they would wait
             if name == "nibble.v1.ServerService/Drain":
-                continue  # nothing would answer after it: test_drain
+                continue  # the server would refuse all later calls: test_drained_server_refuses_calls
             answer = grpcurl(reflecting, name, data={})
             called += 1
             if answer.returncode == 0:
@@ -88,7 +88,7 @@ def test_every_method_is_called(reflecting):
     assert called > 40
 
 
-def test_health(reflecting):
+def test_health_is_serving(reflecting):
     for service in ("", "nibble.v1.InferenceService"):
         answer, = call(reflecting, "grpc.health.v1.Health/Check", service=service)
         assert answer == {"status": "SERVING"}
@@ -97,7 +97,7 @@ def test_health(reflecting):
     assert '"SERVING"' in watch.stdout
 
 
-def test_generate_chat_and_score(reflecting):
+def test_generate_and_score_answer_and_errors_have_details(reflecting):
     request = {"model": "small", "text": "abc", "stopping": {"maxTokens": 6, "ignoreEos": True}}
     whole, = call(reflecting, "nibble.v1.InferenceService/Generate", **request)
     stream = call(reflecting, "nibble.v1.InferenceService/GenerateStream", request=request)
@@ -113,14 +113,14 @@ def test_generate_chat_and_score(reflecting):
     assert kinds["ErrorInfo"]["reason"] == "FIELD_VIOLATION" and kinds["ErrorInfo"]["domain"] == "nibble"
 
 
-def test_an_operation_from_begin_to_end(reflecting):
+def test_operation_is_waited_for_listed_cancelled_and_deleted(reflecting):
     operations = "google.longrunning.Operations/"
     begun, = call(reflecting, "nibble.v1.ModelService/ConvertModel", model="small", name="small-int8", target="MODEL_FORMAT_INT8")
     name = begun["name"]
     done, = call(reflecting, operations + "WaitOperation", name=name, timeout="20s")
     assert done["done"] is True and done["response"]["model"]["name"] == "small-int8", done
     assert name in [one["name"] for one in call(reflecting, operations + "ListOperations")[0]["operations"]]
-    # Cancelling what has ended changes nothing.
+    # Cancelling an operation that has ended changes nothing.
     call(reflecting, operations + "CancelOperation", name=name)
     assert call(reflecting, operations + "GetOperation", name=name)[0]["done"] is True
     call(reflecting, operations + "DeleteOperation", name=name)
@@ -131,7 +131,7 @@ def test_an_operation_from_begin_to_end(reflecting):
 @pytest.mark.parametrize("method, data", [
     ("Score", {"model": "small", "text": "The keeper of the light"}),
     ("Generate", {"model": "small", "text": "The keeper", "stopping": {"maxTokens": 8, "ignoreEos": True}})])
-def test_load(reflecting, method, data, tmp_path):
+def test_ghz_gets_an_answer_to_every_call(reflecting, method, data, tmp_path):
     out = tmp_path / "ghz.json"
     subprocess.run([tool("ghz"), "--insecure", "--call", f"nibble.v1.InferenceService.{method}", "-d", json.dumps(data), "-n", "200",
                     "-c", "16", "--timeout", "60s", "-O", "json", "-o", out, reflecting.grpc], check=True, timeout=300)
@@ -141,7 +141,7 @@ def test_load(reflecting, method, data, tmp_path):
     assert load["requests_running"] == load["requests_waiting"] == load["kv_blocks_used"] == 0
 
 
-def test_drain(make_server):
+def test_drained_server_refuses_calls(make_server):
     server = make_server("--reflection")
     call(server, "nibble.v1.ServerService/Drain", deadline="1s")
     refused = grpcurl(server, "nibble.v1.ModelService/ListModels", data={})

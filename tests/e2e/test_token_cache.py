@@ -1,4 +1,5 @@
-"""A GB of text: its tokens are made once, by the plan, and an attempt begins to train seconds after its start (docs/benchmarks.md)."""
+"""The tokens of 1 GB of text are made once, by the plan, and an attempt trains seconds after its start
+(docs/benchmarks.md)."""
 import datetime
 import json
 import os
@@ -17,7 +18,7 @@ from conftest import ROOT
 pytestmark = pytest.mark.full
 
 BYTES = large_state.count_of("NIBBLE_TOKEN_CACHE_BYTES", 1_000_000_000)
-# What the issue asks for. A test asserts ten times of it: the machine may be busy.
+# Target of the issue. The test asserts ten times this value, because the machine may be busy.
 START_S, TIMES = 10, 10
 RETURNED_BYTES = 120 << 20
 DISTINCT_ROWS = 20_000
@@ -25,12 +26,12 @@ ROW_WORDS = 150
 
 
 def words_of(tokenizer):
-    """Words that are a token with the blank before them: most are English."""
+    """Words that form one token with the blank before them; most are English."""
     return sorted(token[1:] for token in tokenizer["model"]["vocab"] if re.fullmatch("Ġ[a-z]{3,12}", token))
 
 
 def write_rows(path, words):
-    """Words as often as in a language (Zipf), with sentences and paragraphs."""
+    """Writes words with the frequencies of a language (Zipf), in sentences and paragraphs."""
     random.seed(5)
     weights = [1 / (i + 2) for i in range(len(words))]
     random.shuffle(words)
@@ -50,7 +51,7 @@ def write_rows(path, words):
 
 @pytest.fixture
 def server(make_server, tmp_path):
-    """With a small model that has SmolLM2's tokenizer."""
+    """A server with a small model that has SmolLM2's tokenizer."""
     server = make_server("--max_dataset_bytes", 2 * BYTES + (1 << 20), "--threads", os.cpu_count())
     paths = (ROOT / "build/deps/paths.cmake").read_text()
     gguf = re.search(r'NIBBLE_SMOLLM2_GGUF\D*?"([^"]+)"', paths).group(1).replace("${CMAKE_CURRENT_LIST_DIR}", str(ROOT / "build/deps"))
@@ -70,7 +71,7 @@ def test_T7_an_attempt_trains_soon_after_its_start_and_the_server_keeps_no_token
     server.run("datasets", "upload", tmp_path / "rows.jsonl", "--name", "large", timeout=1800)
     print(f"{size / 1e9:.2f} GB in {sum(1 for _ in open(tmp_path / 'rows.jsonl', 'rb'))} rows, uploaded in {time.monotonic() - began:.0f} s")
     (tmp_path / "rows.jsonl").unlink()
-    server.stop()  # the imports of models are no part of it
+    server.stop()  # the memory of model imports must not count
     server.start()
     server.run("jobs", "list")
     flags = ["--method", "qlora", "--base", "small", "--dataset", "large", "--max-steps", 1, "--micro-batch", 4, "--seq-len", 256]
@@ -97,7 +98,7 @@ def test_T7_an_attempt_trains_soon_after_its_start_and_the_server_keeps_no_token
     planned = (times["QUEUED"] - times["PLANNING"]).total_seconds()
     print(f"PLANNING with a warm cache {planned:.2f} s; attempt: {(times['RUNNING'] - times['PREPARING']).total_seconds():.2f} s to RUNNING, "
           f"{started:.2f} s to the end of its first step (bound {START_S} s)")
-    assert [file.stat().st_ino for file in (server.state / "tokens/large").iterdir()] == [inode], "it was not made again"
+    assert [file.stat().st_ino for file in (server.state / "tokens/large").iterdir()] == [inode], "the file is reused"
     assert started < TIMES * START_S
     assert grown < RETURNED_BYTES
     end = footprint.memory(server.process.pid)

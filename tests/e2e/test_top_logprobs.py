@@ -1,4 +1,5 @@
-"""The 20 likeliest tokens of each position, as Score and Generate tell them. Beside transformers: test_hf_bitnet.py."""
+"""The 20 likeliest tokens of each position that Score and Generate return. Compared with transformers in
+test_hf_bitnet.py."""
 import math
 
 import pytest
@@ -14,8 +15,8 @@ def model(request):
 
 
 def check(logprob, token, top):
-    """The alternatives of one position: the likeliest first, parts of one distribution, and the token among them with the number
-    that is told of it, or below them all."""
+    """Checks the alternatives of one position: likeliest first, parts of one distribution, and the token either among
+    them with its reported logprob, or below all of them."""
     values, ids = [one["logprob"] for one in top], [one["token_id"] for one in top]
     assert len(top) == TOP and len(set(ids)) == TOP and all(0 <= one < 320 for one in ids)
     assert values == sorted(values, reverse=True)
@@ -26,30 +27,30 @@ def check(logprob, token, top):
         assert logprob <= values[-1]
 
 
-def test_score_tells_twenty_tokens_a_position(shared, model):
+def test_score_returns_twenty_tokens_per_position(shared, model):
     answer = shared.json("score", model, "--text", PAGE, "--top", TOP)
     assert len(answer["token_ids"]) == len(PAGE.encode()) == len(answer["top_logprobs"])
-    assert answer["top_logprobs"][0] is None, "nothing stands before the first token"
+    assert answer["top_logprobs"][0] is None, "the first token is not predicted"
     among = 0
     for logprob, token, top in list(zip(answer["logprobs"], answer["token_ids"], answer["top_logprobs"], strict=True))[1:]:
         check(logprob, token, top)
         among += token in [one["token_id"] for one in top]
-    assert 0 < among < len(PAGE) - 1, "both kinds of token were met"
+    assert 0 < among < len(PAGE) - 1, "both kinds of token occur"
     assert answer["top_token_ids"][1:] == [top[0]["token_id"] for top in answer["top_logprobs"][1:]]
-    # More alternatives change nothing of the rest.
+    # The number of alternatives does not change the other values.
     few = shared.json("score", model, "--text", PAGE, "--top", 3)
     assert few["logprobs"] == answer["logprobs"]
     assert [top[:3] for top in answer["top_logprobs"][1:]] == few["top_logprobs"][1:]
 
 
-def test_generate_tells_those_that_score_does(shared, model):
+def test_generate_returns_the_same_tokens_as_score(shared, model):
     answer = shared.json("generate", model, "--prompt", PAGE, "--max-tokens", 24, "--logprobs", TOP, "--ignore-eos")
     entries = answer["logprobs"]
     assert len(entries) == len(answer["token_ids"]) == 24
     for entry, token in zip(entries, answer["token_ids"], strict=True):
         assert entry["token_id"] == token == entry["top"][0]["token_id"], "greedy"
         check(entry["logprob"], token, entry["top"])
-    # Only where the text gives the same tokens again does Score see what decoding saw.
+    # Score sees what decoding saw only as far as the text encodes to the same tokens.
     scored = shared.json("score", model, "--text", PAGE + answer["text"], "--top", TOP)
     begin, same = len(PAGE.encode()), 0
     while same < 24 and scored["token_ids"][begin + same: begin + same + 1] == answer["token_ids"][same: same + 1]:
@@ -59,8 +60,9 @@ def test_generate_tells_those_that_score_does(shared, model):
     assert scored["logprobs"][begin: begin + same] == [entry["logprob"] for entry in entries[:same]]
 
 
-def test_a_drawn_token_has_its_own_logprob(shared, model):
-    """Hot, so that tokens beyond the first 20 are drawn too: what is told is of the model, not of the temperature."""
+def test_sampled_token_has_its_own_logprob(shared, model):
+    """A high temperature also draws tokens beyond the first 20. The logprobs are those of the model, without
+    temperature."""
     answer = shared.json("generate", model, "--prompt", PAGE, "--max-tokens", 48, "--logprobs", TOP, "--temperature", 3, "--seed", 5,
                          "--ignore-eos")
     greedy = shared.json("generate", model, "--prompt", PAGE, "--max-tokens", 1, "--logprobs", TOP, "--ignore-eos")

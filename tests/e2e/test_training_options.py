@@ -1,4 +1,4 @@
-"""What the options of a run change, seen in its losses: accumulation, recomputation, clipping, compute type."""
+"""Effects of options on the losses of a run: accumulation, recomputation, clipping, compute type."""
 import json
 import math
 
@@ -16,7 +16,7 @@ class Trainings:
         self.server, self.path, self.count = server, directory / "spec.json", 0
 
     def job(self, spec):
-        """The name of the trained model, and the events."""
+        """Runs a job; returns the name of the trained model, and the events."""
         self.count += 1
         name = f"out-{self.count}"
         self.path.write_text(json.dumps({**spec, "publish": {"output_model": name}}))
@@ -55,7 +55,7 @@ def losses(steps):
 
 
 def test_accumulated_micro_batches_weigh_by_tokens(train):
-    """Rows of different lengths: a mean of the micro-batches' means would be another loss."""
+    """Rows have different lengths, so a mean of the means of micro-batches would be another loss."""
     whole = train("ragged", micro_batch=4)
     halves = train("ragged", micro_batch=2, grad_accum=2)
     singles = train("ragged", micro_batch=1, grad_accum=4)
@@ -91,9 +91,10 @@ BITNET = [
 
 
 @pytest.mark.parametrize("changes", QLORA + [{"bitnet_qat": method} for method in BITNET], ids=json.dumps)
-def test_what_every_option_trains_is_converted_and_served(train, changes):
-    """Two steps of each: no option that a user may choose ends anywhere but in a model that gives the recorded bits. They are those
-    that training foretold, but where rows share a scale in training: what such a model answers, conversion alone can record."""
+def test_model_trained_with_every_option_is_converted_and_served(train, changes):
+    """Two steps with each option: every option that a user may choose ends in a model that gives the recorded bits. The
+    trainer makes the record, except where rows share a scale in training: only the conversion can record what such a
+    model answers."""
     spec = {"base_model": "small", "train_dataset": "ragged", "data": {"max_seq_len": 160}, "optim": {"lr": 1e-3},
             "run": {"micro_batch": 2}}
     if "bitnet_qat" not in changes:
@@ -117,7 +118,7 @@ def test_what_every_option_trains_is_converted_and_served(train, changes):
     assert len(answer["token_ids"]) == 3
 
 
-def test_long_rows_of_text_become_what_was_asked(train):
+def test_overlong_rows_of_text_follow_the_policy(train):
     def tokens(policy):
         spec = {"base_model": "small", "train_dataset": "ragged", "qlora": {"r": 4}, "run": {"max_steps": 1, "micro_batch": 100},
                 "data": {"max_seq_len": 64, "packing": "PACKING_MODE_NONE", "overlong": f"OVERLONG_POLICY_{policy}"}}
@@ -126,7 +127,7 @@ def test_long_rows_of_text_become_what_was_asked(train):
     lengths = [len(train.server.json("tokenize", "small", "--text", text)["token_ids"]) + 1 for text in ROWS]  # and the end token
     short = [length for length in lengths if length <= 64]
     assert 0 < len(short) < len(lengths)
-    assert tokens("SPLIT") == sum(lengths), "no piece is a single token, which has nothing to learn"
+    assert tokens("SPLIT") == sum(lengths), "no piece is a single token, which cannot be trained"
     assert tokens("TRUNCATE") == sum(min(length, 64) for length in lengths)
     assert tokens("DROP") == sum(short)
     with pytest.raises(AssertionError, match=f"line {len(short) + 1}.*max_seq_len is 64"):
@@ -134,7 +135,7 @@ def test_long_rows_of_text_become_what_was_asked(train):
 
 
 def test_an_epoch_ends_with_its_data(train):
-    """8 rows: one pass in micro-batches of 1, five a step, is two steps, the second of three."""
+    """8 rows in micro-batches of 1, five per step: one pass takes two steps, the second with three micro-batches."""
     spec = {"base_model": "small", "train_dataset": "ragged", "qlora": {"r": 4}, "run": {"epochs": 1, "micro_batch": 1, "grad_accum": 5},
             "data": {"max_seq_len": 160, "packing": "PACKING_MODE_NONE"}}
     name, events = train.job(spec)
@@ -145,8 +146,9 @@ def test_an_epoch_ends_with_its_data(train):
     assert job["progress"]["epoch"] == 1.0
 
 
-def test_chosen_linears_alone_are_trained(train):
-    """The others are frozen and pass their gradient on: the first layer's q_proj still learns, below linears without an adapter."""
+def test_only_chosen_linears_are_trained(train):
+    """The other linears are frozen but pass gradients on: q_proj of the first layer still learns below linears without
+    an adapter."""
     alone = train("four", micro_batch=4, qlora={"target_modules": ["q_proj", "down_proj"]})
     all_of_them = train("four", micro_batch=4)
     assert losses(alone)[0] == losses(all_of_them)[0], "B is 0 at the start"
@@ -154,12 +156,13 @@ def test_chosen_linears_alone_are_trained(train):
     assert 0 < alone[0]["grad_norm"] < all_of_them[0]["grad_norm"]
 
 
-def test_clipping_holds_the_step_back(train):
-    """Every step sees the same four rows. Adam divides by the gradient's size, down to eps: so far below it, nothing moves."""
+def test_clipping_limits_the_step(train):
+    """Every step sees the same four rows. Adam divides by the size of the gradient plus eps: a gradient far below eps
+    moves nothing."""
     free = train("four", micro_batch=4)
     held = train("four", micro_batch=4, optim={"max_grad_norm": 1e-12})
     assert losses(free)[0] == losses(held)[0]
-    assert free[0]["grad_norm"] == held[0]["grad_norm"] > 1e-3, "the norm is told as it was before clipping"
+    assert free[0]["grad_norm"] == held[0]["grad_norm"] > 1e-3, "the reported norm is that before clipping"
     assert losses(free)[-1] < losses(free)[0] * 0.99
     assert all(math.isclose(loss, losses(held)[0], rel_tol=1e-4) for loss in losses(held))
     wide = train("four", micro_batch=4, optim={"max_grad_norm": 1e9})
@@ -173,8 +176,8 @@ def test_bf16_is_near_fp32_and_not_the_same(train):
     assert all(math.isclose(a, b, rel_tol=2e-2) for a, b in zip(exact, rounded))
 
 
-def test_data_to_evaluate_on_has_a_format_of_its_own(train):
-    """Trained on text, evaluated on pairs: the loss of the pairs' completions."""
+def test_evaluation_set_may_have_another_format(train):
+    """Trains on text and evaluates on pairs: the loss is that of the completions of the pairs."""
     evaluations = train("ragged", micro_batch=2, eval_dataset="pairs")
     losses = [event["eval_loss"] for event in evaluations]
     assert len(losses) >= 2 and 0 < losses[-1] < losses[0], losses

@@ -1,4 +1,5 @@
-"""The tree keeps its shape: who may include whom (docs/ARCHITECTURE.md), and names of cases that CTest can tell apart."""
+"""Checks the structure of the tree: permitted includes (docs/ARCHITECTURE.md), and unique names of the cases of
+CTest."""
 import collections
 import json
 import re
@@ -8,7 +9,7 @@ import pytest
 
 from conftest import ROOT
 
-# A folder of server/ and the folders of server/ that it may know, itself aside.
+# Maps each folder of server/ to the other folders of server/ that it may include.
 MAY = {
     "base": [],
     "telemetry": ["base"],
@@ -24,7 +25,7 @@ MAY = {
     "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve"],
     "trainer": ["base", "text", "model", "store", "data", "convert", "jobs"],
 }
-# Headers of a library, and the only folders that may see them.
+# Headers of a library, and the only folders that may include them.
 ONLY_IN = {
     r"torch/|ATen/|c10/": ["server/trainer"],
     r"prometheus/": ["server/telemetry"],
@@ -44,7 +45,7 @@ def includes():
                 yield path.relative_to(ROOT).as_posix(), included
 
 
-def test_includes_go_one_way():
+def test_includes_follow_the_permitted_directions():
     seen, wrong = 0, []
     for path, included in includes():
         top, _, rest = path.partition("/")
@@ -70,15 +71,15 @@ def test_includes_go_one_way():
     assert seen > 500
 
 
-def test_libraries_are_seen_where_they_belong():
+def test_libraries_are_included_only_where_permitted():
     wrong = [f"{path} includes {included}" for path, included in includes() for pattern, allowed in ONLY_IN.items()
              if re.match(pattern, included) and not any(path.startswith(prefix) for prefix in allowed)]
     assert not wrong, "\n".join(wrong)
     assert {path for path, included in includes() if included.startswith("torch/")}, "the pattern finds nothing"
 
 
-def test_every_case_has_a_name_of_its_own():
-    """CTest gives labels by name: two cases of one name would both have the labels of one."""
+def test_every_case_has_a_unique_name():
+    """CTest assigns labels by name: two cases of one name would both have the labels of one."""
     build = ROOT / "build/release"
     if not (build / "CTestTestfile.cmake").exists():
         pytest.skip("there is no build/release")

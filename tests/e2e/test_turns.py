@@ -1,4 +1,4 @@
-"""C4 (docs/faults.md): one principal that asks without end, beside one that asks now and then."""
+"""C4 (docs/faults.md): one principal floods the server while another one calls now and then."""
 import time
 
 import grpc
@@ -12,12 +12,12 @@ from wire import Api, message
 
 pytestmark = pytest.mark.full
 
-# As many tokens as the model takes, again and again; a refusal is no reason to wait.
+# Requests as many tokens as the model takes, in a loop, without a pause after a refusal.
 FLOOD = """try:
             api.call("InferenceService", "Generate", message("GenerateRequest", model="small", text="a", priority={priority}, stopping=message(
                 "Stopping", max_tokens=1000, ignore_eos=True)), timeout=120)
         except Exception as error:
-            assert "QUEUE_FULL" in str(error) or "wait already" in str(error) or "longer than" in str(error), error"""
+            assert "QUEUE_FULL" in str(error) or "already waiting" in str(error) or "longer than" in str(error), error"""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_C4_a_flood_of_one_principal_holds_up_no_other(server):
     with attackers(server, 40, FLOOD.format(priority=0), server.tokens["flood"]):
         attacked = p99_of(calls)
     check_beside(quiet, attacked, slack=10)
-    # One who may set priorities holds up the others for ten seconds, and not for ever.
+    # A principal that may set priorities holds up the others for ten seconds, not forever.
     with attackers(server, 40, FLOOD.format(priority=100), server.tokens["boss"]):
         began = time.monotonic()
         generate(api)

@@ -1,4 +1,5 @@
-"""Uploads that are interrupted, resumed and cancelled by the real client, and what is left of them after a crash (docs/faults.md, C10)."""
+"""Interrupts, resumes and cancels uploads with the real client, and checks what a crash leaves of them (docs/faults.md,
+C10)."""
 import hashlib
 import os
 import signal
@@ -13,7 +14,7 @@ ROWS = b'{"text": "The keeper counted the boats."}\n' * 500
 
 
 def begin(api, name, upload_id, content):
-    """A stream that sends this much and then hangs: the call, and what cuts it off."""
+    """Begins a stream that sends this content and then hangs. Returns the call, and the event that ends the stream."""
     invoke, _ = api.bind(api.channel.stream_unary, "DatasetService", "UploadDataset")
     hang = threading.Event()
 
@@ -55,7 +56,7 @@ def test_C10_a_cancelled_upload_ends_its_stream_and_frees_the_disk(make_server):
     call, hang = begin(api, "page", "mine", ROWS)
     wait_until(lambda: server.json("uploads", "list")["uploads"])
     assert server.json("uploads", "cancel", "mine") == {"id": "mine", "cancelled": True}
-    assert call.exception(timeout=60).code() == grpc.StatusCode.CANCELLED, "although its client says nothing"
+    assert call.exception(timeout=60).code() == grpc.StatusCode.CANCELLED, "although its client sends nothing"
     hang.set()
     assert os.listdir(server.state / "uploads") == []
     assert server.run("uploads", "cancel", "mine", check=False).returncode == 3
@@ -71,7 +72,7 @@ def test_C10_a_crash_leaves_nothing_of_an_upload(make_server):
     assert server.json("uploads", "list")["uploads"] == [] and os.listdir(server.state / "uploads") == []
 
 
-def test_C10_an_upload_that_nobody_resumes_goes_by_itself(make_server):
+def test_C10_upload_that_is_not_resumed_expires(make_server):
     server = make_server("--upload_kept_s", "0.5")
     limits = server.json("server", "info")["limits"]
     assert limits["upload_kept"] == "0.500s"

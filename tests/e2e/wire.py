@@ -1,4 +1,4 @@
-"""The API by gRPC, without generated code: messages come from the protos by protoc's descriptor set."""
+"""The API over gRPC without generated code: messages come from protoc's descriptor set of the protos."""
 import functools
 import pathlib
 import subprocess
@@ -20,7 +20,7 @@ def make_pool():
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "set"
         googleapis = pathlib.Path(list(google.rpc.__path__)[0]).parents[1]  # googleapis-common-protos
-        # The wheel has this file under another name than the one that protos import it by.
+        # The wheel has this file under a name that differs from the import in protos.
         longrunning = pathlib.Path(folder) / "google/longrunning/operations.proto"
         longrunning.parent.mkdir(parents=True)
         longrunning.symlink_to(googleapis / "google/longrunning/operations_proto.proto")
@@ -35,7 +35,8 @@ def make_pool():
 
 
 def pool():
-    """One for all threads: messages of different pools never compare equal, and lru_cache may run a function twice at once."""
+    """One pool for all threads: messages of different pools never compare equal, and lru_cache may run a function twice
+    at once."""
     with POOL_LOCK:
         return make_pool()
 
@@ -46,16 +47,17 @@ def message(kind, /, **fields):
 
 
 class Api:
-    """Api(address).call("FineTuneService", "GetJob", name=id); `token`: what its calls show."""
+    """Api(address).call("FineTuneService", "GetJob", name=id); `token` is sent with its calls."""
 
     def __init__(self, address, token=None):
         self.metadata = [("authorization", "Bearer " + token)] if token else None
-        # A connection of its own: not one that waits to try again a server that is gone.
+        # A separate connection, because a shared one may be backing off from a server that is gone.
         self.channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
 
     @staticmethod
     def bind(kind, service, method):
-        """The method as something to call, and the class of its requests. A service of another package has its full name."""
+        """Returns the method as a callable, and the class of its requests. A service of another package needs its full
+        name."""
         service = service if "." in service else f"nibble.v1.{service}"
         described = pool().FindServiceByName(service).FindMethodByName(method)
         inputs = message_factory.GetMessageClass(described.input_type)
@@ -67,7 +69,7 @@ class Api:
         return invoke(request if request is not None else inputs(**fields), timeout=timeout, metadata=self.metadata)
 
     def stream(self, service, method, /, timeout=30, **fields):
-        """The answers, as they come."""
+        """Iterates over the answers as they arrive."""
         invoke, inputs = self.bind(self.channel.unary_stream, service, method)
         return invoke(inputs(**fields), timeout=timeout, metadata=self.metadata)
 
@@ -76,7 +78,7 @@ class Api:
 
 
 def wait_for(api, operation, timeout=7200):
-    """Of google.longrunning: returns when it is done without an error."""
+    """Waits until an operation of google.longrunning is done; fails if it ended with an error."""
     until = time.monotonic() + timeout
     while not operation.done:
         assert time.monotonic() < until, f"{operation.name} took more than {timeout} s"

@@ -1,5 +1,5 @@
-// F8: a chat template, and after the last NUL byte (where there is one) the messages as JSON; or a whole
-// tokenizer_config.json. Templates are programs that strangers wrote: they end in time, within their memory, and with a
+// F8: a chat template, and after the last NUL byte (if there is one) the messages as JSON; or a whole
+// tokenizer_config.json. Templates are untrusted programs: they must end in time, within their memory, and with a
 // status.
 #include <filesystem>
 #include <fstream>
@@ -15,7 +15,7 @@ using nibble::fuzz::ExpectClean;
 
 namespace {
 
-// The input as the tokenizer_config.json that holds the template, beside a good tokenizer.json.
+// The input as the tokenizer_config.json with the template, next to a valid tokenizer.json.
 void FuzzConfig(std::string_view json) {
   static const nibble::testing::TempDirectory directory;
   std::error_code ignored;
@@ -52,11 +52,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Expect(first.ok() == second.ok() && (!first.ok() || *first == *second), "a template renders the same twice");
   const auto turns = (*chat)->RenderTurns(messages, options);
   ExpectClean(turns.status(), input);
-  Expect(first.ok() == turns.ok() && (!first.ok() || *first == turns->text), "turns are those of the same text");
+  Expect(first.ok() == turns.ok() && (!first.ok() || *first == turns->text), "RenderTurns gives the same text");
   if (!turns.ok()) return 0;
-  Expect(turns->unknown.empty() || (turns->turns.empty() && turns->generation.empty()), "turns are known or not");
+  Expect(turns->unknown.empty() || (turns->turns.empty() && turns->generation.empty()), "unknown turns have no parts");
   for (const auto& parts : {turns->turns, turns->generation}) {
-    for (const auto& part : parts) Expect(part.begin <= part.end && part.end <= turns->text.size(), "turns lie in the text");
+    for (const auto& part : parts) Expect(part.begin <= part.end && part.end <= turns->text.size(), "turns are inside the text");
   }
   return 0;
 }

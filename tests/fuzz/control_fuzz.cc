@@ -1,4 +1,4 @@
-// The negative control: a target that does what it is told, so that a test can see each kind of finding found.
+// Negative control: a target that follows its input, so that tests can check that each kind of finding is reported.
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -10,14 +10,14 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view order = nibble::fuzz::Text(data, size);
-  if (order == "throw") throw std::runtime_error("as told");
+  if (order == "throw") throw std::runtime_error("on request");
   nibble::fuzz::Expect(order != "abort", "the order is not \"abort\"");
   if (order == "allocate") {
     std::vector<char> block(std::size_t{300} << 20);
     nibble::fuzz::Expect(block.back() == 0, "a new block is zero");
   }
   if (order == "leak") nibble::fuzz::ExpectClean(absl::InternalError("std::bad_alloc"), order);
-  // Our own path goes on the way to the client; what is quoted is the client's, escaped or not.
+  // Our own path is removed before the message is sent; text quoted from the client stays, escaped or not.
   const auto json = nibble::base::ParseJson(order);
   const std::string quoted = json.ok() && json->is_string() ? json->get<std::string>() : std::string(order);
   nibble::fuzz::ExpectClean(absl::InvalidArgumentError("/etc/nibble/orders: no order is " + quoted), order);

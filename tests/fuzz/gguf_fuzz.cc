@@ -1,5 +1,5 @@
-// F7: a GGUF file: its reader with every typed read of every key of ours, the values of its tensors, and the whole import's
-// view of it (config, tokenizer and template out of its metadata).
+// F7: a GGUF file: the reader with every typed read of each key that we use, the values of its tensors, and the import
+// (config, tokenizer and template from its metadata).
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ using nibble::fuzz::ExpectClean;
 
 namespace {
 
-constexpr std::int64_t kMaxElements = 1 << 16;  // of a tensor that is dequantised: time, not a limit of the product
+constexpr std::int64_t kMaxElements = 1 << 16;  // of a dequantised tensor; limits the time, not a limit of the product
 
 void FuzzReader(std::string_view input) {
   const auto file = nibble::model::GgufFile::Parse({reinterpret_cast<const std::byte*>(input.data()), input.size()}, "input");
@@ -40,7 +40,7 @@ void FuzzReader(std::string_view input) {
            "bytes are blocks times their size");
     if (*elements > kMaxElements) continue;
     const auto values = nibble::model::DequantizeGguf(tensor.type, tensor.bytes, *elements);
-    Expect(static_cast<std::int64_t>(values.size()) == *elements, "a value an element");
+    Expect(static_cast<std::int64_t>(values.size()) == *elements, "one value per element");
   }
 }
 

@@ -1,6 +1,6 @@
-// F6: a job spec, as JSON (attempt.json, the client's --spec) where the input begins with "{", else as the bytes of a
-// nibble.v1.JobSpec. What is valid resolves, says the same after being written and read in either form, and is planned for a
-// small model and a few rows of each format: the plan's numbers are numbers, or the refusal is the caller's.
+// F6: a job spec, as JSON (attempt.json, the client's --spec) if the input begins with "{", else as the bytes of a
+// nibble.v1.JobSpec. A valid spec resolves, is unchanged after writing and reading in either form, and is planned for a
+// small model and a few rows of each format: the plan has valid numbers, or is refused as the caller's fault.
 #include <cmath>
 #include <fstream>
 #include <string>
@@ -22,9 +22,9 @@ namespace plan = nibble::plan;
 
 namespace {
 
-constexpr std::int64_t kLongest = 1 << 20;  // what a spec may ask for: no input is refused for the model's length
+constexpr std::int64_t kLongest = 1 << 20;  // so that no input is refused because of the model's length
 
-// The golden model, and one file of rows a format.
+// The golden model, and one file of rows per format.
 class Inputs {
  public:
   Inputs() {
@@ -32,9 +32,9 @@ class Inputs {
     const auto text = nibble::base::RealFileSystem().Read(std::string(kModel) + "/config.json", 1 << 20);
     Expect(text.ok(), "the golden model has a config.json");
     const auto json = nibble::base::ParseJson(*text);
-    Expect(json.ok(), "which is JSON");
+    Expect(json.ok(), "config.json is JSON");
     const auto config = nibble::model::ParseHfConfig(*json);
-    Expect(config.ok(), "and a config");
+    Expect(config.ok(), "config.json is a valid config");
     const auto assets = nibble::model::LoadTextAssets(kModel);
     Expect(assets.ok(), "the golden model has a tokenizer");
     inputs_.config = *config;
@@ -46,7 +46,7 @@ class Inputs {
     Write("prompt_completion", R"({"prompt": "the ", "completion": "land"})", R"({"prompt": "", "completion": "a man and the thin end"})");
     Write("chat", R"({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the end"}]})",
           R"({"messages": [{"role": "assistant", "content": "in the land"}]})");
-    // Without these the corpus would show nothing.
+    // Without these, the corpus would test nothing.
     for (const char* format : {"text", "prompt_completion", "chat"}) {
       jobs::JobSpec spec;
       spec.data.format = format;
@@ -78,7 +78,7 @@ void FuzzPlan(const jobs::JobSpec& spec, std::string_view input) {
   static const Inputs inputs;
   const auto planned = plan::PlanJob(spec, inputs.Of(*spec.data.format, !spec.eval_dataset.empty()));
   if (!planned.ok()) {
-    Expect(absl::IsInvalidArgument(planned.status()), "what cannot be planned is the caller's fault");
+    Expect(absl::IsInvalidArgument(planned.status()), "a refused plan is the caller's fault");
     Expect(!nibble::rpc::ToGrpcStatus(planned.status()).error_message().empty(), "a refusal says why");
     ExpectClean(planned.status(), input);
     return;
@@ -94,7 +94,7 @@ void FuzzPlan(const jobs::JobSpec& spec, std::string_view input) {
 void FuzzSpec(const jobs::JobSpec& spec, std::string_view input) {
   const absl::Status valid = jobs::Validate(spec);
   Expect(valid.ok() == (jobs::FindViolations(spec).empty() && valid.code() != absl::StatusCode::kUnimplemented),
-         "a spec is valid when nothing is wrong with it");
+         "a spec is valid if and only if it has no violation");
   if (!valid.ok()) {
     Expect(!nibble::rpc::ToGrpcStatus(valid).error_message().empty(), "a refusal says why");
     ExpectClean(valid, input);
@@ -105,9 +105,9 @@ void FuzzSpec(const jobs::JobSpec& spec, std::string_view input) {
          "valid numbers can be computed with");
   const jobs::JobSpec resolved = jobs::Resolve(spec, "job-1", "text", "cpu");
   const auto again = jobs::ParseJobSpec(jobs::ToJson(resolved));
-  Expect(again.ok() && jobs::ToJson(*again) == jobs::ToJson(resolved), "written as JSON it reads the same");
-  Expect(nibble::rpc::FromProto(nibble::rpc::ToProto(resolved)).ok(), "shown as a message it can be sent again");
-  const absl::Status fits = jobs::Validate(resolved);  // what was left open may not fit what was said
+  Expect(again.ok() && jobs::ToJson(*again) == jobs::ToJson(resolved), "a spec is unchanged after writing and reading");
+  Expect(nibble::rpc::FromProto(nibble::rpc::ToProto(resolved)).ok(), "a spec sent as a message is accepted again");
+  const absl::Status fits = jobs::Validate(resolved);  // resolved defaults may contradict the given values
   ExpectClean(fits, input);
   if (fits.ok()) FuzzPlan(resolved, input);
 }

@@ -1,5 +1,5 @@
-// F3: JSON text, its depth above all; what was read is the same when written and read again. And config.json, which is
-// JSON whose numbers become sizes.
+// F3: JSON text, above all its depth; a document is unchanged after writing and reading. Also config.json, whose
+// numbers become sizes.
 #include "server/base/json.h"
 #include "server/model/model_config.h"
 #include "tests/fuzz/fuzz.h"
@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto json = nibble::base::ParseJson(input);
   ExpectClean(json.status(), input);
   if (!json.ok()) return 0;
-  Expect(Depth(*json) <= nibble::base::kMaxJsonDepth, "what is accepted is no deeper than allowed");
+  Expect(Depth(*json) <= nibble::base::kMaxJsonDepth, "an accepted document is not too deep");
   const std::string text = nibble::base::Dump(*json);
   const auto again = nibble::base::ParseJson(text);
   Expect(again.ok() && nibble::base::Dump(*again) == text, "written JSON reads the same");
@@ -42,6 +42,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
          "a config's sizes can be computed with");
   Expect(static_cast<std::int64_t>(nibble::model::RopeInverseFrequencies(*config).size()) == config->head_dim / 2,
          "half a head of frequencies");
-  Expect(nibble::model::ParseHfConfig(nibble::model::ToHfConfig(*config)).ok(), "a config that is written can be read");
+  Expect(nibble::model::ParseHfConfig(nibble::model::ToHfConfig(*config)).ok(), "a written config can be read");
   return 0;
 }

@@ -1,4 +1,4 @@
-// F4: a training file. The verdict does not depend on how the file is cut into chunks, and each accepted row can be read.
+// F4: a training file. The result does not depend on the chunks of the file, and each accepted row can be read.
 #include <string>
 
 #include "server/data/record.h"
@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text = nibble::fuzz::Text(data, size);
   const auto whole = Validate(text, size + 1);
   const auto cut = Validate(text, 1 + size % 7);
-  Expect(whole.status() == cut.status(), "chunks do not change the verdict");
+  Expect(whole.status() == cut.status(), "chunks do not change the result");
   ExpectClean(whole.status(), text);
   if (whole.ok()) {
     Expect(whole->num_rows == cut->num_rows && whole->num_bytes == cut->num_bytes && whole->format == cut->format,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the seed corpora of the fuzz targets: small valid files, and one file for each way to lie that we know of
-(The list of malformed GGUF files is that of llama.cpp's test-gguf). Files named found-* were found by libFuzzer
-and are left alone. Needs nothing but Python; the result is committed."""
+"""Writes the seed corpora of the fuzz targets: small valid files, and one file for each known kind of malformed input
+(the malformed GGUF files are those of llama.cpp's test-gguf). Does not touch files named found-*, which libFuzzer
+found. Needs only Python; the result is committed."""
 import json
 import pathlib
 import struct
@@ -235,7 +235,7 @@ def make_job_spec():
                          "method": {"method": "bitnet_qat"}, "name-path": {"output_model": "../x"}, "targets-empty": {"qlora": {"target_modules": []}},
                          "targets-unknown": {"qlora": {"target_modules": ["lm_head", 3]}}, "data-null": {"data": None}}.items():
         put("json-" + name, {**base, **change})
-    # What the planner has to make numbers of.
+    # Specs that the planner must plan or refuse.
     most = {"max_steps": 10**8, "micro_batch": 1 << 16, "grad_accum": 1 << 16}
     longest, shortest = {"data": {"max_seq_len": 1 << 20}}, {"data": {"max_seq_len": 2}}
     for name, change in {"most": {"run": most, **longest}, "most-epochs": {"run": {"epochs": 1e6, "micro_batch": 1}, **shortest},
@@ -252,7 +252,7 @@ def make_job_spec():
     put("json-nan", '{"method":"qlora","optim":{"lr":NaN}}')
     text = lambda number, value: bytes([number << 3 | 2]) + varint(len(value)) + value
     put("message-empty", b"")
-    for number in range(1, 16):  # every field as an empty message or text: cheap, and libFuzzer goes on from there
+    for number in range(1, 16):  # every field as an empty message or text: cheap, and libFuzzer continues from there
         put(f"message-field-{number}", text(number, b""))
     put("message-truncated", b"\x0a\xff\xff\xff\xff\x0f")
 
@@ -383,7 +383,7 @@ def make_chat_template():
 
 # F9 -------------------------------------------------------------------------------------------------------------------
 INT8, INT8_HEAD, NF4, TERNARY = range(4)  # packed_weights_fuzz.cc: the first byte
-HIDDEN, Q, KV, FFN, VOCAB = 12, 16, 8, 10, 9  # its SmallConfig
+HIDDEN, Q, KV, FFN, VOCAB = 12, 16, 8, 10, 9  # as in SmallConfig there
 LAYER = "model.layers.0."
 LINEARS = {"self_attn.q_proj": (Q, HIDDEN), "self_attn.k_proj": (KV, HIDDEN), "self_attn.v_proj": (KV, HIDDEN),
            "self_attn.o_proj": (HIDDEN, Q),
@@ -396,7 +396,7 @@ def floats(values):
 
 
 def packed(name, kind, n, k, tensors):
-    """A weight of n rows and k columns as the format stores it (docs/formats.md)."""
+    """Adds a weight of n rows and k columns as the format stores it (docs/formats.md)."""
     if kind == TERNARY:
         rows = b""
         for row in range(n):
@@ -431,7 +431,8 @@ def packed_model(kind):
 
 
 def packed_file(kind, tensors, shift=0):
-    """Wide types first, from a multiple of 8 on (`shift` bytes behind it), so that each lies at a multiple of its size."""
+    """Orders wide types first, starting at a multiple of 8 (plus `shift` bytes), so that each is at a multiple of its
+    size."""
     header, data = {}, b""
     for name, (dtype, shape, content) in sorted(tensors.items(), key=lambda item: {"F32": 0, "BF16": 1}.get(item[1][0], 2)):
         header[name] = tensor(dtype, shape, (len(data), len(data) + len(content)))

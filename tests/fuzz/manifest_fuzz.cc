@@ -1,5 +1,5 @@
-// F2: the lists of files and of tensors that a directory of files is believed by: manifest.json,
-// model.safetensors.index.json, nibble.json and adapter_config.json.
+// F2: the files that describe the files and tensors of a directory: manifest.json, model.safetensors.index.json,
+// nibble.json and adapter_config.json.
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,11 +33,11 @@ void FuzzManifest(const std::string& text) {
   }
   Expect(manifest->digest == nibble::base::Sha256Hex(text), "the digest is that of the text");
   const auto sizes = nibble::store::CheckSizes(files, "/model");
-  Expect(!sizes.ok() || manifest->files.empty(), "files that are not there are missed");
+  Expect(!sizes.ok() || manifest->files.empty(), "missing files are detected");
   ExpectClean(sizes.status(), text);
 }
 
-// The shards that an index may name are those of the golden model; the index is the input.
+// The index is the input; it may name the shards of the golden model.
 void FuzzIndex(const std::string& text) {
   static const std::string directory = NIBBLE_SOURCE_DIR "/tests/golden/model/hf_sharded_f32";
   OneFileSystem files(directory + "/model.safetensors.index.json", text);
@@ -55,7 +55,8 @@ void FuzzDescriptions(const std::string& text) {
   ExpectClean(info.status(), text);
   if (info.ok()) {
     const auto again = nibble::model::ParseArtifactInfo(nibble::model::ToJson(*info));
-    Expect(again.ok() && nibble::model::ToJson(*again) == nibble::model::ToJson(*info), "nibble.json says the same when written");
+    Expect(again.ok() && nibble::model::ToJson(*again) == nibble::model::ToJson(*info),
+           "nibble.json is unchanged after writing and reading");
   }
   ExpectClean(nibble::model::ParsePeftConfig(*json).status(), text);
 }

@@ -1,5 +1,5 @@
-// F10: a text in every label that takes one from outside of telemetry. Whatever it is, what is scraped is an exposition that
-// Prometheus reads, with one line a series; a text that needs no mending comes back out of its escapes.
+// F10: a text in every label whose value comes from outside telemetry. For any text, a scrape gives an exposition that
+// Prometheus can read, with one line per series; a valid text is unchanged after unescaping.
 #include <algorithm>
 #include <string>
 
@@ -12,7 +12,7 @@ using nibble::fuzz::Expect;
 
 namespace {
 
-constexpr std::size_t kMaxText = 4096;  // stands in some hundred lines: time, not a limit of the product
+constexpr std::size_t kMaxText = 4096;  // occurs in about a hundred lines; limits the time, not a limit of the product
 
 std::string Escaped(std::string_view text) {
   std::string out;
@@ -32,10 +32,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   nibble::telemetry::Metrics metrics({"1", "c", "none"}, {.job_states = {"QUEUED"}});
   nibble::testing_support::TouchEveryLabel(metrics, text, first, second);
   const std::string exposition = metrics.Scrape();
-  Expect(nibble::testing_support::ExpositionFault(exposition).empty(), "the exposition is one");
+  Expect(nibble::testing_support::ExpositionFault(exposition).empty(), "the exposition is valid");
   if (std::all_of(text.begin(), text.end(), [](unsigned char c) { return c > 0 && c < 0x80; })) {
     const std::string line = "nibble_rejected_total{reason=\"" + Escaped(text) + "\"} 1\n";
-    Expect(exposition.find(line) != std::string::npos, "a plain text stays as it is");
+    Expect(exposition.find(line) != std::string::npos, "a plain text stays unchanged");
   }
   return 0;
 }

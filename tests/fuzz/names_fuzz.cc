@@ -1,5 +1,5 @@
-// F11: a name that somebody gives to a model, a dataset or an output; a directory's name that is read as a checkpoint's; a page
-// token. A name that is accepted is one plain part of a path, and none that the server gives to work of its own.
+// F11: the name of a model, a dataset or an output; the name of a checkpoint's directory; a page token. An accepted
+// name is one plain part of a path, and none of the names that the server uses for unfinished work.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -33,20 +33,21 @@ void FuzzName(const std::string& name) {
     return;
   }
   Expect(!name.empty() && name.size() <= 63 && std::all_of(name.begin(), name.end(), IsPlain), "a name has 1 to 63 plain characters");
-  Expect(name.front() != '.' && name.front() != '-' && name.find("..") == std::string::npos, "it is no hidden file, no flag, no way up");
+  Expect(name.front() != '.' && name.front() != '-' && name.find("..") == std::string::npos,
+         "a name is not a hidden file, a flag or a way up");
   const store::Layout layout("/state");
   for (const auto& [folder, path] : {std::pair(layout.models(), layout.model(name)), std::pair(layout.datasets(), layout.dataset(name))}) {
     const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
-    Expect(normal == path && normal.filename() == name && normal.parent_path() == folder, "it is one part of a path");
+    Expect(normal == path && normal.filename() == name && normal.parent_path() == folder, "a name is one part of a path");
   }
   const std::string temporary = base::TemporaryName(name);
-  Expect(base::IsTemporaryName(temporary) && !base::CheckName("name", temporary).ok(), "work that is not finished has no such name");
+  Expect(base::IsTemporaryName(temporary) && !base::CheckName("name", temporary).ok(), "temporary names are refused");
 }
 
 void FuzzCheckpoint(const std::string& name) {
   const auto step = store::CheckpointStep(name);
   if (!step.has_value()) return;
-  Expect(*step >= 0 && store::CheckpointStep(store::CheckpointName(*step)) == step, "a step's name is read as that step");
+  Expect(*step >= 0 && store::CheckpointStep(store::CheckpointName(*step)) == step, "a step's name parses to that step");
 }
 
 void FuzzToken(const std::string& text) {
@@ -56,7 +57,7 @@ void FuzzToken(const std::string& text) {
   }
   const auto key = rpc::KeyOfToken(text);
   ExpectClean(key.status(), text);
-  if (key.ok()) Expect(text.empty() || rpc::TokenAfter(*key) == text, "one key, one token");
+  if (key.ok()) Expect(text.empty() || rpc::TokenAfter(*key) == text, "a key has one token");
   const auto number = rpc::ParsePageToken(text);
   Expect(number.ok() ? *number >= 0 : base::Reason(number.status()) == "PAGE_TOKEN", "a number is not negative");
   ExpectClean(number.status(), text);

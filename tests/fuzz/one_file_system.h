@@ -1,4 +1,4 @@
-// The real file system, but for one file, whose text is the input, and nothing can be written.
+// The real file system, except that one file has the input as its text, and nothing can be written.
 #pragma once
 #include <memory>
 #include <string>
@@ -37,7 +37,7 @@ class OneFileSystem : public base::FileSystem {
   absl::Status RemoveAll(const std::string&) override { return Refused(); }
 
  private:
-  static absl::Status Refused() { return absl::PermissionDeniedError("nothing is written here"); }
+  static absl::Status Refused() { return absl::PermissionDeniedError("this file system is read-only"); }
 
   const std::string path_;
   const std::string text_;

@@ -1,6 +1,6 @@
-// F9: model.safetensors of an artifact with packed weights. The first byte says what nibble.json does (int8, int8 with an int8
-// head, nf4, ternary), the rest is the file. What is opened and laid out can be read to its last code: where its floats are
-// such as models have, it answers with numbers.
+// F9: model.safetensors of an artifact with packed weights. The first byte selects the nibble.json (int8, int8 with an
+// int8 head, nf4, ternary), the rest is the file. An artifact that opens and loads can be read to its last code; if its
+// floats are in the range of real models, its logits are numbers.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -27,9 +27,9 @@ namespace model = nibble::model;
 
 namespace {
 
-constexpr float kLargest = 10.0F;  // of the floats of a model that is run: no sum leaves f32
+constexpr float kLargest = 10.0F;  // largest float of a model that is run, so that no sum overflows f32
 
-// make_corpus.py has these sizes too. Rows end inside a byte of ternary codes, a tile and a block.
+// make_corpus.py uses the same sizes. Rows end inside a byte of ternary codes, a tile and a block.
 model::ModelConfig SmallConfig(bool tied) {
   model::ModelConfig config;
   config.architecture = "llama";
@@ -46,14 +46,14 @@ model::ModelConfig SmallConfig(bool tied) {
   return config;
 }
 
-// A directory whose model.safetensors is a file in memory.
+// An artifact's directory whose model.safetensors is a file in memory.
 class Artifact {
  public:
   Artifact(const model::ArtifactInfo& info, bool tied) : fd_(::memfd_create("model.safetensors", MFD_CLOEXEC)) {
-    Expect(fd_ >= 0, "there are files in memory");
+    Expect(fd_ >= 0, "memfd_create succeeds");
     std::ofstream(directory_ / "nibble.json") << base::Dump(model::ToJson(info));
     std::ofstream(directory_ / "config.json") << base::Dump(model::ToHfConfig(SmallConfig(tied)));
-    std::ofstream(directory_ / "tokenizer.json") << "{}";  // only has to be there
+    std::ofstream(directory_ / "tokenizer.json") << "{}";  // must only exist
     std::filesystem::create_symlink("/proc/self/fd/" + std::to_string(fd_), directory_ / "model.safetensors");
   }
   ~Artifact() { ::close(fd_); }
@@ -100,7 +100,7 @@ void Run(const model::LoadedModel& loaded, const kernels::Stream& stream) {
         }
         return absl::OkStatus();
       });
-  Expect(status.ok(), "what was loaded runs");
+  Expect(status.ok(), "a loaded model runs");
 }
 
 }  // namespace
@@ -115,23 +115,23 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto opened = model::Artifact::Open(files.Path());
   if (!opened.ok()) {
     Expect(absl::IsInvalidArgument(opened.status()) || absl::IsDataLoss(opened.status()) || absl::IsResourceExhausted(opened.status()),
-           "a file that contradicts itself or its config is refused as such");
+           "an inconsistent file is refused with the right code");
     ExpectClean(opened.status(), nibble::fuzz::Text(data, size));
     return 0;
   }
   const absl::Status bytes = (*opened)->VerifyBytes();
-  Expect(absl::IsDataLoss(bytes), "bytes of another digest are seen");
+  Expect(absl::IsDataLoss(bytes), "bytes with another digest are detected");
   ExpectClean(bytes, nibble::fuzz::Text(data, size));
   kernels::Stream stream;
   stream.isa = kernels::DetectIsa();
   const auto loaded = model::LoadedModel::Load(files.Path(), {}, stream);
   if (!loaded.ok()) {
-    Expect(absl::IsDataLoss(loaded.status()), "codes that are none are refused");
+    Expect(absl::IsDataLoss(loaded.status()), "invalid codes are refused");
     ExpectClean(loaded.status(), nibble::fuzz::Text(data, size));
     return 0;
   }
   Expect((*loaded)->resident_bytes() > 0, "weights take memory");
-  // nf4 is multiplied by a library that is not here; its scales were widened above.
+  // nf4 needs a library for its products, which is missing here; its scales were widened above.
   if ((*loaded)->info().format != model::Format::kNf4 && AreOfAModel(**opened)) Run(**loaded, stream);
   return 0;
 }

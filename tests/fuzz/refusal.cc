@@ -11,7 +11,7 @@ namespace nibble::fuzz {
 
 namespace {
 
-// JSON's escapes undone, as far as what a leak is written with goes: who refuses quotes what they stand for.
+// Undoes those JSON escapes that can occur in a leak, because a refusal quotes the unescaped text.
 std::string Unescaped(std::string_view text) {
   std::string out;
   for (std::size_t at = 0; at < text.size(); ++at) {
@@ -41,7 +41,7 @@ void ExpectClean(const absl::Status& status, std::string_view input) {
     for (const std::string_view leak : testing_support::FindLeaks(text)) {
       if (Quotes(input, leak)) continue;
       std::fprintf(stderr, "fuzz: \"%s\" in: %s\n", std::string(leak).c_str(), text.c_str());
-      Expect(false, "a refusal tells nothing of the server's inside");
+      Expect(false, "a refusal reveals no internals of the server");
     }
   });
 }

@@ -1,5 +1,5 @@
-// Feeds a fuzz target every file of the folders and files that it is given, with the limits that libFuzzer has: 5 s an
-// input, 256 MiB an allocation, no exception. Needs no libFuzzer, so gcc's builds replay the corpora too.
+// Passes every given file, and every file of the given folders, to a fuzz target, with the limits of libFuzzer: 5 s per
+// input, 256 MiB per allocation, no exception. Needs no libFuzzer, so gcc's builds replay the corpora too.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
@@ -38,7 +38,7 @@ void Say(const char* what) {
 
 void OnSignal(int signal) {
   Say(signal == SIGALRM   ? "took longer than 5 s"
-      : signal == SIGSEGV ? "read or wrote where nothing is"
+      : signal == SIGSEGV ? "invalid memory access"
       : signal == SIGFPE  ? "divided by zero"
                           : "aborted");
   ::_exit(1);
@@ -60,7 +60,7 @@ std::vector<std::string> Inputs(int argc, char** argv) {
 }
 
 void Run(const std::vector<std::uint8_t>& bytes) {
-  // A block of exactly the input's size: a read past its end is seen by AddressSanitizer.
+  // A block of exactly the input's size, so that AddressSanitizer detects a read past its end.
   const auto copy = std::make_unique<std::uint8_t[]>(bytes.size());
   std::copy(bytes.begin(), bytes.end(), copy.get());
   ::alarm(kMaxSeconds);
@@ -70,12 +70,12 @@ void Run(const std::vector<std::uint8_t>& bytes) {
 
 }  // namespace
 
-// AddressSanitizer has an operator new of its own, and a limit (CMakeLists.txt sets it).
+// AddressSanitizer has its own operator new and limit (set in CMakeLists.txt).
 #if !defined(__SANITIZE_ADDRESS__)
 constexpr std::size_t kMaxAllocation = std::size_t{256} << 20;
 void* operator new(std::size_t size) {
   if (size > kMaxAllocation) {
-    Say("asked for more than 256 MiB at once");
+    Say("allocated more than 256 MiB at once");
     ::_exit(1);
   }
   void* block = std::malloc(size == 0 ? 1 : size);
@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   for (const int signal : {SIGALRM, SIGABRT, SIGSEGV, SIGFPE}) {
-    const bool theirs = signal == SIGSEGV || signal == SIGFPE;  // sanitizers say more of these
+    const bool theirs = signal == SIGSEGV || signal == SIGFPE;  // sanitizers report more about these
     if (!kSanitizer || !theirs) ::signal(signal, OnSignal);
   }
   for (const std::string& path : paths) {

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Looks for new inputs: each fuzz target for a while, two at a time, from the committed corpus, with the limits of docs/faults.md.
-#   tests/fuzz/run.sh [--seconds N] [--runs N] [TARGET ...]     60 s each and all targets, unless told otherwise
-#   tests/fuzz/run.sh --runs 10000000                           ten million inputs each, however long it takes: a night's work
-# Of both, what comes first ends a target. Prints how many inputs each was given.
-# Needs the preset `fuzz` built. What is found lies in build/fuzz/findings; copy it to tests/fuzz/corpus/TARGET/found-... with
-# the fix, so that every build replays it.
+# Searches for new inputs: runs each fuzz target for a while, two at a time, from the committed corpus, with the limits
+# of docs/faults.md.
+#   tests/fuzz/run.sh [--seconds N] [--runs N] [TARGET ...]     default: 60 s per target, all targets
+#   tests/fuzz/run.sh --runs 10000000                           ten million inputs per target, without a time limit
+# The first limit reached ends a target. Prints the number of inputs of each target.
+# Needs a build of the preset `fuzz`. Findings go to build/fuzz/findings; copy each to
+# tests/fuzz/corpus/TARGET/found-... with the fix, so that every build replays it.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 seconds="" runs="" targets=()
 while (($#)); do
   case $1 in
-    --seconds) seconds=${2:?--seconds wants a number}; shift ;;
-    --runs) runs=${2:?--runs wants a number}; shift ;;
+    --seconds) seconds=${2:?--seconds needs a number}; shift ;;
+    --runs) runs=${2:?--runs needs a number}; shift ;;
     -*) echo "fuzz: unknown argument '$1'" >&2; exit 2 ;;
     *) targets+=("$1") ;;
   esac
@@ -21,7 +22,7 @@ done
 for number in "${seconds:-1}" "${runs:-1}"; do
   [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "fuzz: --seconds and --runs take a number from 1, not '$number'" >&2; exit 2; }
 done
-# libFuzzer's words for no bound: 0 seconds, -1 runs.
+# libFuzzer's values for no limit: 0 seconds, -1 runs.
 if [[ -n $runs ]]; then seconds=${seconds:-0}; fi
 seconds=${seconds:-60} runs=${runs:--1}
 if ((${#targets[@]} == 0)); then
@@ -30,7 +31,7 @@ fi
 work=$root/build/fuzz
 mkdir -p "$work/findings" "$work/logs"
 
-# fuzz TARGET: new inputs go to build/fuzz/corpus, so that the next run goes on from there.
+# fuzz TARGET: new inputs go to build/fuzz/corpus, so that the next run continues from there.
 fuzz() {
   local target=$1 log=$work/logs/$1.log
   mkdir -p "$work/corpus/$target"
@@ -45,7 +46,7 @@ fuzz() {
 }
 export -f fuzz
 export root work seconds runs
-# What was freed may not fill the limit on memory: by default AddressSanitizer keeps 256 MiB of it.
+# By default AddressSanitizer keeps 256 MiB of freed memory, which would fill the memory limit.
 export ASAN_OPTIONS=quarantine_size_mb=16
 
 # shellcheck disable=SC2016  # the inner shell expands it

@@ -1,5 +1,5 @@
-// F1: a safetensors file. What is accepted lies inside the file, in order and without overlap, with the bytes that its
-// shape and type need.
+// F1: a safetensors file. Accepted tensors are inside the file, in order and without overlap, with the number of bytes
+// for their shape and type.
 #include <span>
 
 #include "server/model/safetensors.h"
@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::byte* end = nullptr;
   for (const auto& tensor : header->tensors) {
     const auto elements = nibble::model::NumElements(tensor.shape);
-    Expect(elements.has_value() || tensor.bytes.empty(), "the product of a shape fits int64, where there are bytes");
+    Expect(elements.has_value() || tensor.bytes.empty(), "the product of a shape fits int64 if there are bytes");
     Expect(!nibble::model::ShapeText(tensor.shape).empty(), "a shape has a text");
     if (tensor.dtype.has_value() && elements.has_value()) {
       Expect(static_cast<std::int64_t>(tensor.bytes.size()) == *elements * nibble::kernels::SizeOf(*tensor.dtype),
@@ -27,10 +27,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     if (tensor.bytes.empty()) continue;
     Expect(tensor.bytes.data() >= file.data() && tensor.bytes.data() + tensor.bytes.size() <= file.data() + file.size(),
-           "bytes lie in the file");
+           "bytes are inside the file");
     Expect(end == nullptr || tensor.bytes.data() == end, "no hole and no overlap");
     end = tensor.bytes.data() + tensor.bytes.size();
-    // Every byte is there to be read.
+    // Every byte is readable.
     Expect(static_cast<int>(tensor.bytes.front()) + static_cast<int>(tensor.bytes.back()) >= 0, "readable");
   }
   Expect(end == nullptr || end == file.data() + file.size(), "the last tensor ends the file");

@@ -1,5 +1,5 @@
-// What our reader says of files, for who asks another program the same (tests/e2e/test_safetensors_crate.py).
-//   safetensors_verdicts FOLDER      one line of JSON a file, by name: {"file", "error"} where it is refused, else
+// Prints what our reader says about files, to compare it with another program (tests/e2e/test_safetensors_crate.py).
+//   safetensors_verdicts FOLDER      one line of JSON per file, by name: {"file", "error"} for a refused file, else
 //                                    {"file", "metadata", "tensors": {NAME: {"dtype", "shape", "sha256" of the bytes}}}
 #include <algorithm>
 #include <cstdio>
@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
     std::ifstream file(path, std::ios::binary);
     const std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
     if (!file.is_open() || file.bad()) {
-      std::fprintf(stderr, "safetensors_verdicts: %s cannot be read\n", path.c_str());
+      std::fprintf(stderr, "safetensors_verdicts: cannot read %s\n", path.c_str());
       return 1;
     }
     Json line = Verdict(bytes);

@@ -1,5 +1,6 @@
-// F5: a tokenizer.json, then a text for it after the last NUL byte (or a fixed one). The text library is Rust: no panic and
-// no failed allocation of it may leave it.
+// F5: a tokenizer.json, then after the last NUL byte a text for it (without a NUL, a fixed text). The text library is
+// in
+// Rust: no panic and no failed allocation may leave it.
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@ using nibble::fuzz::ExpectClean;
 
 namespace {
 
-// Token by token the same text as at once.
+// Decoding token by token gives the same text as decoding at once.
 void FuzzStream(const nibble::text::Tokenizer& tokenizer, const std::vector<std::int32_t>& ids, const std::string& whole,
                 std::string_view input) {
   nibble::text::StreamDecoder stream(tokenizer, true);
@@ -52,7 +53,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!ids.ok()) return 0;
   for (const std::int32_t id : *ids) Expect(id >= 0, "ids are not negative");
   const auto once = (*tokenizer)->EncodeWithSpans(text, true);
-  Expect(once.ok() && once->tokens.size() <= ids->size(), "each is added at most once");
+  Expect(once.ok() && once->tokens.size() <= ids->size(), "each special token is added at most once");
   for (const auto& span : once->tokens) Expect(span.begin <= span.end && span.end <= text.size(), "spans lie in the text");
   const auto whole = (*tokenizer)->Decode(*ids, true);
   ExpectClean(whole.status(), input);

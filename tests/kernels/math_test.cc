@@ -37,7 +37,7 @@ TEST(MathTest, ExpIsWithinOneUlpOverItsWholeRange) {
   ExpectExpWithinUlps(-86.0f, -105.0f, 101, 1);  // gradual underflow
 }
 
-TEST(MathTest, ExpAtItsEnds) {
+TEST(MathTest, ExpIsRightAtTheEndsOfItsRange) {
   const auto exp = [](float x) { return ExpScalar<Vec16Plain>(x); };
   EXPECT_EQ(exp(-kInf), 0.0f);
   EXPECT_EQ(exp(-104.5f), 0.0f);

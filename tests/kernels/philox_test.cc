@@ -6,7 +6,7 @@ namespace nibble::kernels {
 namespace {
 
 // The known answers of Random123's kat_vectors, philox4x32 with 10 rounds.
-TEST(PhiloxTest, KnownAnswers) {
+TEST(PhiloxTest, MatchesKnownAnswers) {
   EXPECT_EQ(Philox4x32({0, 0, 0, 0}, {0, 0}), (PhiloxCounter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(Philox4x32({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
             (PhiloxCounter{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));

@@ -20,7 +20,7 @@ TEST(WeightBufferTest, BytesAreZeroAlignedAndWritable) {
   }
 }
 
-TEST(WeightBufferTest, WhatCannotBeHadIsEmpty) {
+TEST(WeightBufferTest, ImpossibleSizeGivesEmptyBuffer) {
   for (const std::int64_t size : {std::int64_t{-1}, std::int64_t{0}, std::int64_t{1} << 62, INT64_MAX}) {
     const WeightBuffer buffer(size);
     EXPECT_EQ(buffer.data(), nullptr) << size;
@@ -28,13 +28,13 @@ TEST(WeightBufferTest, WhatCannotBeHadIsEmpty) {
   }
 }
 
-TEST(WeightBufferTest, MovingLeavesTheOldOneEmpty) {
+TEST(WeightBufferTest, MovedFromBufferIsEmpty) {
   WeightBuffer a(100);
   std::uint8_t* data = a.data();
   const WeightBuffer b = std::move(a);
   EXPECT_EQ(b.data(), data);
   EXPECT_EQ(b.size(), 100);
-  EXPECT_EQ(a.size(), 0);  // NOLINT(bugprone-use-after-move): that is what is tested
+  EXPECT_EQ(a.size(), 0);  // NOLINT(bugprone-use-after-move): the subject of this test
 }
 
 }  // namespace

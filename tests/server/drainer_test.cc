@@ -13,7 +13,7 @@
 namespace nibble {
 namespace {
 
-// A server of one call. Its jobs take until the test says that they are over.
+// A server with one call. Its jobs run until the test ends them.
 class DrainerTest : public testing::Test {
  protected:
   DrainSteps Steps() {
@@ -56,7 +56,7 @@ class DrainerTest : public testing::Test {
   std::vector<std::string> notes_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_F(DrainerTest, WaitsForACallThatEndsByItself) {
+TEST_F(DrainerTest, WaitsForACallToEnd) {
   Drainer drainer(Steps(), clock_);
   drainer.Begin(absl::Hours(1));
   calls_ = 0;
@@ -67,7 +67,7 @@ TEST_F(DrainerTest, WaitsForACallThatEndsByItself) {
   EXPECT_EQ(Count("jobs over"), 1);
 }
 
-// They see where their jobs came to.
+// So that watches see the end of their jobs.
 TEST_F(DrainerTest, WatchesEndAfterTheJobs) {
   jobs_run_ = true;
   Drainer drainer(Steps(), clock_);
@@ -80,7 +80,7 @@ TEST_F(DrainerTest, WatchesEndAfterTheJobs) {
   EXPECT_EQ(std::vector<std::string>(all.end() - 2, all.end()), (std::vector<std::string>{"jobs over", "end_watches"}));
 }
 
-TEST_F(DrainerTest, DestructionWaitsForTheEnd) {
+TEST_F(DrainerTest, DestructorWaitsForTheDrain) {
   jobs_run_ = true;
   std::thread ends([this] {
     while (Count("cut") == 0) std::this_thread::yield();
@@ -94,7 +94,7 @@ TEST_F(DrainerTest, DestructionWaitsForTheEnd) {
   ends.join();
 }
 
-TEST_F(DrainerTest, CutsTheCallsThatAreThereAtTheDeadline) {
+TEST_F(DrainerTest, CutsCallsStillLiveAtTheDeadline) {
   Drainer drainer(Steps(), clock_);
   drainer.Begin(absl::Seconds(10));
   while (looks_ < 3) std::this_thread::yield();  // real time does not count
@@ -104,7 +104,7 @@ TEST_F(DrainerTest, CutsTheCallsThatAreThereAtTheDeadline) {
   EXPECT_EQ(Count("cut"), 1);
 }
 
-TEST_F(DrainerTest, TheEarlierOfTwoDeadlinesCounts) {
+TEST_F(DrainerTest, EarlierDeadlineCounts) {
   Drainer drainer(Steps(), clock_);
   drainer.Begin(absl::Hours(1));
   drainer.Begin(absl::Seconds(5));
@@ -116,7 +116,7 @@ TEST_F(DrainerTest, TheEarlierOfTwoDeadlinesCounts) {
   EXPECT_EQ(Count("jobs over"), 1);
 }
 
-TEST_F(DrainerTest, TwoWhoBeginAtOnceAreOneDrain) {
+TEST_F(DrainerTest, ConcurrentBeginsMakeOneDrain) {
   Drainer drainer(Steps(), clock_);
   std::vector<std::thread> threads;
   for (int i = 0; i < 8; ++i) {
@@ -130,7 +130,7 @@ TEST_F(DrainerTest, TwoWhoBeginAtOnceAreOneDrain) {
   EXPECT_EQ(Count("end_watches"), 1);
 }
 
-TEST_F(DrainerTest, NothingHappensWhereNoneHasBegun) {
+TEST_F(DrainerTest, WaitWithoutADrainDoesNothing) {
   {
     Drainer drainer(Steps(), clock_);
     drainer.Wait();

@@ -14,7 +14,7 @@
 namespace nibble {
 namespace {
 
-// C2 (docs/faults.md): the names of the token files are asked for every open job while the cache of token files is locked.
+// C2 (docs/faults.md): the token cache asks for the names of every open job's token files while it is locked.
 TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
   testing::TempDirectory temp;
   auto state = store::StateDirectory::Open(base::RealFileSystem(), temp / "state", {.min_free_bytes = 0});
@@ -47,7 +47,7 @@ TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
   const auto files = planner.TokenFiles(spec);
   ASSERT_TRUE(files.ok()) << files.status();
 
-  // As the job's own attempts name them.
+  // The names that the job's attempts use.
   rpc::TextCache reading(*(*state)->models);
   const auto text = reading.Get("base");
   ASSERT_TRUE(text.ok()) << text.status();

@@ -31,8 +31,8 @@
 namespace nibble {
 namespace {
 
-// The defaults, and every one of them a flag.
-TEST(LimitsTest, DefaultsAreThoseOfTheTable) {
+// Defaults that the documents name.
+TEST(LimitsTest, DefaultsAreAsDocumented) {
   const Limits l;
   EXPECT_EQ(l.max_receive_bytes, 4 << 20);
   EXPECT_EQ(l.max_send_bytes, 16 << 20);
@@ -47,7 +47,7 @@ TEST(LimitsTest, DefaultsAreThoseOfTheTable) {
   EXPECT_EQ(l.min_ping_interval_s, 10);
   EXPECT_EQ(l.max_ping_strikes, 2);
   EXPECT_EQ(l.max_connection_age_s, 1800);
-  EXPECT_EQ(l.max_connection_age_grace_s, l.max_stream_age_s) << "an upload has its time (ADR 0007)";
+  EXPECT_EQ(l.max_connection_age_grace_s, l.max_stream_age_s) << "as long as an upload may take (ADR 0007)";
   EXPECT_EQ(l.max_connection_idle_s, 900);
   EXPECT_EQ(l.default_deadline_s, 30);
   EXPECT_EQ(l.max_stream_age_s, 3600);
@@ -62,13 +62,13 @@ TEST(LimitsTest, DefaultsAreThoseOfTheTable) {
   EXPECT_EQ(l.max_plans_per_principal, 8);
   EXPECT_EQ(l.max_operations_per_principal, 16);
   EXPECT_EQ(l.max_dataset_bytes, 1 << 30);
-  EXPECT_EQ(l.generate_deadline_s, 0) << "none";
-  EXPECT_EQ(l.operation_deadline_s, 0) << "none";
+  EXPECT_EQ(l.generate_deadline_s, 0) << "no deadline";
+  EXPECT_EQ(l.operation_deadline_s, 0) << "no deadline";
   EXPECT_EQ(l.max_queued_jobs, 1000);
   EXPECT_EQ(l.max_running_jobs, 1);
   EXPECT_EQ(l.max_jobs_per_principal, 10);
   EXPECT_EQ(l.job_ageing_s, 3600);
-  EXPECT_EQ(l.max_upload_bytes_per_principal, 2 * l.max_model_bytes) << "one on its way, and one to be imported";
+  EXPECT_EQ(l.max_upload_bytes_per_principal, 2 * l.max_model_bytes) << "one in progress, and one not yet imported";
   EXPECT_EQ(l.upload_kept_s, 3600);
   EXPECT_EQ(l.token_cache_bytes, std::int64_t{8} << 30);
   EXPECT_EQ(l.max_dataset_line_bytes, 1 << 20);
@@ -77,8 +77,8 @@ TEST(LimitsTest, DefaultsAreThoseOfTheTable) {
   EXPECT_EQ(static_cast<std::uint64_t>(l.max_tokenizer_bytes), model::kMaxTokenizerBytes) << "no flag can raise it (ADR 0008)";
 }
 
-// Why each of these is no flag: ADR 0008.
-TEST(LimitsTest, ConstantsOfTheTableThatAreNoFlags) {
+// ADR 0008 says why these are constants and not flags.
+TEST(LimitsTest, ConstantsMatchTheTableOfAdr0008) {
   EXPECT_EQ(base::kMaxJsonDepth, 64);
   EXPECT_EQ(model::kMaxSafetensorsHeader, 100'000'000u);
   EXPECT_EQ(model::kMaxTensors, 100'000u);
@@ -176,7 +176,7 @@ const std::map<std::string, double (*)(const Limits&)>& Fields() {
   return fields;
 }
 
-TEST(LimitsTest, EveryFlagSetsTheFieldOfItsNameAndNoOther) {
+TEST(LimitsTest, EveryFlagSetsOnlyTheFieldOfItsName) {
   CLI::App names;
   Limits unused;
   AddLimitFlags(names, unused);
@@ -244,7 +244,7 @@ TEST(LimitsMemoryTest, FlagWinsOverTheMachine) {
   EXPECT_EQ(MemoryBytes(12345, 100, base::RealFileSystem()), 12345);
 }
 
-// T6 (docs/faults.md): trainers and models were given all that the machine has, and nothing was left for nibbled.
+// T6 (docs/faults.md): trainers and models got all of the machine's memory, and none was left for nibbled.
 TEST(LimitsMemoryTest, MemoryOfNibbledItselfIsReserved) {
   const std::int64_t all = MemoryBytes(0, 0, base::RealFileSystem());
   EXPECT_EQ(MemoryBytes(0, 1 << 20, base::RealFileSystem()), all - (1 << 20));
@@ -257,7 +257,7 @@ TEST(LimitsMemoryTest, MemoryOfNibbledItselfIsReserved) {
   EXPECT_EQ(OwnMemoryBytes(limits), own + 100);
 }
 
-// C2 (docs/faults.md): a text that cannot be cut is encoded in one piece, and that memory is in no budget.
+// C2 (docs/faults.md): a text that cannot be cut is encoded in one piece, and no budget contains that memory.
 TEST(LimitsMemoryTest, MemoryThatEncodesTheLargestTextIsReserved) {
   Limits limits;
   const std::int64_t own = OwnMemoryBytes(limits);

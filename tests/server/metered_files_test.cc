@@ -26,7 +26,7 @@ TEST(MeteredFilesTest, OperationsAreTimedAndFaultsCounted) {
   EXPECT_THAT(scrape, HasSubstr("nibble_store_op_duration_seconds_count{backend=\"file\",op=\"rename\"} 1\n"));
   EXPECT_THAT(scrape, HasSubstr("nibble_store_op_duration_seconds_count{backend=\"file\",op=\"sync\"} 1\n"));
   EXPECT_THAT(scrape, HasSubstr("nibble_store_op_duration_seconds_count{backend=\"file\",op=\"read\"} 3\n"));
-  // What the caller asked wrongly is no fault of the disk.
+  // A caller's mistake is not a fault of the disk.
   EXPECT_THAT(scrape, HasSubstr("nibble_store_errors_total{backend=\"file\",reason=\"DISK_FULL\"} 0\n"));
   EXPECT_THAT(scrape, Not(HasSubstr("reason=\"NOT_FOUND\"")));
 

@@ -3,8 +3,8 @@
 
 namespace nibble::support {
 
-// Counts how often work asks whether it is cancelled, and cancels it from call number `at` on (from 1; 0: never). It must outlive the
-// work.
+// Counts how often work checks for cancellation, and cancels it at check number `at` and later (from 1; 0: never). Must
+// outlive the work.
 class CancelAt {
  public:
   explicit CancelAt(int at = 0) : at_(at) {}

@@ -1,4 +1,4 @@
-// Certificate authorities and certificates for tests, made by the program openssl.
+// Certificate authorities and certificates for tests, made with the openssl program.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -18,13 +18,13 @@ inline void RunOpenssl(const std::string& arguments) {
   ASSERT_EQ(std::system(("openssl " + arguments + " 2>/dev/null").c_str()), 0) << "openssl " << arguments;
 }
 
-// `prefix`.crt and `prefix`.key: an authority.
+// Makes an authority: `prefix`.crt and `prefix`.key.
 inline void MakeAuthority(const std::string& prefix) {
   RunOpenssl("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj /CN=tests -addext "
              "basicConstraints=critical,CA:TRUE -keyout " + prefix + ".key -out " + prefix + ".crt");
 }
 
-// `prefix`.crt and `prefix`.key, signed by `authority`; `names`: "DNS:localhost,IP:127.0.0.1,URI:spiffe://...".
+// Makes `prefix`.crt and `prefix`.key, signed by `authority`; `names`: "DNS:localhost,IP:127.0.0.1,URI:spiffe://...".
 inline void MakeCertificate(const std::string& prefix, const std::string& authority, const std::string& names) {
   RunOpenssl("req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=leaf -keyout " + prefix + ".key -out " + prefix + ".csr");
   std::ofstream(prefix + ".ext") << "subjectAltName=" << names << "\n";

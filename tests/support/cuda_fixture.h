@@ -1,4 +1,4 @@
-// The one fixture of tests that need a GPU: where there is none, each is skipped with the reason.
+// The fixture of all tests that need a GPU: without a GPU it skips the test and gives the reason.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ class CudaTest : public ::testing::Test {
   kernels::Stream stream_;
 };
 
-// Bytes on the device between two guards, filled as GuardedBytes fills; or a copy of bytes of the host.
+// Bytes on the device between two guards: filled like GuardedBytes, or a copy of host bytes.
 class DeviceBytes {
  public:
   static constexpr std::int64_t kGuardBytes = 256;
@@ -54,7 +54,7 @@ class DeviceBytes {
   template <typename T = void>
   T* As() const { return reinterpret_cast<T*>(static_cast<std::uint8_t*>(buffer_.data()) + kGuardBytes); }
 
-  // Waits, copies back and looks at the guards.
+  // Waits, copies back and checks the guards.
   const std::uint8_t* Back() {
     const kernels::LaunchResult copied = buffer_.ToHost(host_.data());
     EXPECT_EQ(copied.code, kernels::LaunchCode::kOk) << copied.text;

@@ -10,8 +10,8 @@
 
 namespace nibble::support {
 
-// Filled as Int8Rows and WideRows fill those of the host, so that unused places compare equal as well; or a copy of
-// rows of the host. Parts that the host's rows lack are absent here.
+// Filled like Int8Rows and WideRows on the host, so that unused elements compare equal too, or a copy of host rows.
+// Parts that the host rows lack are absent here.
 class DeviceRows {
  public:
   DeviceRows(kernels::CudaContext& context, const kernels::QuantizedRows& like)
@@ -61,7 +61,7 @@ class DeviceRows {
   DeviceBytes codes_, scale_, count_, index_, value_;
 };
 
-// A product over no columns (K = 0): M rows without a code by N features; what comes out is the bias in each row.
+// A product without columns (K = 0): M rows without codes by N features. Each row of the result is the bias.
 struct NoColumns {
   NoColumns(kernels::CudaContext& context, std::int64_t m)
       : x(DeviceRows::Copy(context, Rows(m).view())), scale(context, NormalVector(3, kN)), bias(context, NormalVector(5, kN)) {

@@ -1,4 +1,4 @@
-// A product in f64 of values as they are stored, and how far a sum in f32 in any order, rounded once, may be from it.
+// The f64 product of the stored values, and a bound on the error of an f32 sum in any order that is rounded once.
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The text format that Prometheus reads (version 0.0.4), as strictly as it reads it: for tests where promtool may be missing.
+// Checks the Prometheus text format (version 0.0.4) as strictly as Prometheus does, for tests where promtool may be
+// missing.
 #pragma once
 #include <cctype>
 #include <cstdlib>
@@ -53,7 +54,7 @@ class ExpositionLine {
     rest_.remove_prefix(size);
     return size > 0;
   }
-  // Up to `end` (or the line's): a backslash only before itself, n, and in a label's value a quote.
+  // Reads up to `end` (or the end of the line). A backslash may only precede itself, n or, in a label's value, a quote.
   bool Escaped(std::string_view end, bool quoted) {
     while (!rest_.empty()) {
       if (!end.empty() && Take(end)) return true;
@@ -67,17 +68,18 @@ class ExpositionLine {
   std::string_view rest_;
 };
 
-// "" for an exposition that is valid: every line is, no series and no family's TYPE stands there twice, the last line ends.
+// Returns "" for a valid exposition: every line is valid, no series and no TYPE of a family occurs twice, and the last
+// line ends with a newline.
 inline std::string ExpositionFault(const std::string& text) {
-  if (text.empty() || text.back() != '\n') return "the last line does not end";
-  const auto same = base::ParseJson(base::Dump(base::Json(text)));  // what is not UTF-8 was replaced
+  if (text.empty() || text.back() != '\n') return "the last line has no newline";
+  const auto same = base::ParseJson(base::Dump(base::Json(text)));  // replaces bytes that are not UTF-8
   if (!same.ok() || same->get<std::string>() != text || text.find('\0') != std::string::npos) return "not UTF-8 text";
   std::set<std::string> seen;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
-    if (!ExpositionLine(line).IsValid()) return base::StrCat("no valid line: ", line);
+    if (!ExpositionLine(line).IsValid()) return base::StrCat("invalid line: ", line);
     if (line.starts_with("# HELP") || line.empty()) continue;
-    if (!seen.insert(line.substr(0, line.rfind(' '))).second) return base::StrCat("twice: ", line);
+    if (!seen.insert(line.substr(0, line.rfind(' '))).second) return base::StrCat("repeated: ", line);
   }
   return "";
 }

@@ -1,5 +1,5 @@
 // Golden values of kernels: text files whose lines are `name dtype hex`, the hex being the values' bytes, little endian
-// (tests/golden/kernels/make_kernel_golden_*.py write them). Lines that begin with # say where they come from.
+// (tests/golden/kernels/make_kernel_golden_*.py write them). Lines that begin with # name the source.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace nibble::support {
 
 class Golden {
  public:
-  // path is relative to the repository. Throws where the file cannot be read: a test without its golden has failed.
+  // path is relative to the repository. Throws if the file cannot be read: a test without its golden must fail.
   explicit Golden(const std::string& path) {
     std::ifstream file(std::string(NIBBLE_SOURCE_DIR "/") + path);
     if (!file) throw std::runtime_error("no golden file " + path);

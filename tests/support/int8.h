@@ -27,7 +27,7 @@ class Int8Rows {
     return codes_.GuardsIntact() && scale_.GuardsIntact() && count_.GuardsIntact() && index_.GuardsIntact() &&
            value_.GuardsIntact();
   }
-  // Same bytes everywhere, unused places of the outlier lists included: no path may touch those.
+  // Same bytes everywhere, including the unused elements of the outlier lists: no path may write those.
   ::testing::AssertionResult SameBytes(const Int8Rows& want) const {
     for (const auto& [mine, other] : {std::pair{&codes_, &want.codes_}, std::pair{&scale_, &want.scale_},
                                       std::pair{&count_, &want.count_}, std::pair{&index_, &want.index_},
@@ -61,8 +61,8 @@ class Int8Weight {
   std::vector<std::int32_t> row_sum_;
 };
 
-// Rows that reach the corners of quantisation, one kind a row: plain, huge outliers, ties at the threshold and in
-// magnitude, zeros, denormals, more candidates than places, one element alone, tiny values.
+// Rows with the corner cases of quantisation, one kind per row: plain, huge outliers, ties at the threshold and in
+// magnitude, zeros, denormals, more candidates than max_outliers allows, a single element, tiny values.
 inline std::vector<float> AwkwardRows(std::uint64_t seed, std::int64_t rows, std::int64_t cols) {
   std::vector<float> x = NormalVector(seed, rows * cols);
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -72,7 +72,7 @@ inline std::vector<float> AwkwardRows(std::uint64_t seed, std::int64_t rows, std
       case 1:
         for (std::int64_t i = 0; i < std::min<std::int64_t>(5, cols); ++i) row[at(i)] = (i % 2 ? -1.0f : 1.0f) * 48000.0f;
         break;
-      case 2:  // equal magnitudes beyond the places there are: the lower index wins
+      case 2:  // more equal magnitudes than outliers allowed: the lower index wins
         for (std::int64_t i = 0; i < cols; ++i) row[i] = 0.01f;
         for (std::int64_t i = 0; i < 24; ++i) row[at(i)] = i % 3 ? 9.0f : -9.0f;
         break;

@@ -1,4 +1,4 @@
-// What an answer may not tell its client (docs/faults.md, S7), and every text that an answer is made of.
+// Finds what a response must not reveal to its client (docs/faults.md, S7), and visits every text of a response.
 #pragma once
 #include <google/protobuf/any.pb.h>
 #include <google/protobuf/descriptor.h>
@@ -18,7 +18,8 @@ namespace internal {
 inline bool IsAlnum(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
 inline bool IsOfAName(char c) { return IsAlnum(c) || c == '.' || c == '_' || c == '-'; }
 
-// "/var/l" of "/var/lib": two parts, where a word begins; of a system's directories and the state directory anywhere.
+// Finds the start of a path, "/var/l" of "/var/lib": two parts, at the beginning of a word, or anywhere if the first
+// part is a system directory or the state directory.
 inline std::string_view PathAt(std::string_view text, std::size_t at) {
   constexpr std::string_view kBefore = " \t\r\n\"'`,;:()<>[]{}|=";
   constexpr std::string_view kFolders[] = {"tmp", "root", "home", "var", "usr", "proc", "dev", "etc", "work", "state"};
@@ -32,14 +33,14 @@ inline std::string_view PathAt(std::string_view text, std::size_t at) {
   return text.substr(at, end + 2 - at);
 }
 
-// "0x7ffd12345678"
+// Finds an address: "0x7ffd12345678".
 inline std::string_view AddressAt(std::string_view text, std::size_t at) {
   if (text.substr(at, 2) != "0x") return {};
   const std::size_t end = std::min(text.find_first_not_of("0123456789abcdefABCDEF", at + 2), text.size());
   return end - at >= 8 ? text.substr(at, end - at) : std::string_view();
 }
 
-// "p.cc" of "app.cc:12"
+// Finds a source location: "p.cc" of "app.cc:12".
 inline std::string_view SourceAt(std::string_view text, std::size_t at) {
   if (text[at] != '.' || at == 0 || !(IsAlnum(text[at - 1]) || text[at - 1] == '_')) return {};
   for (const std::string_view kind : {".cc:", ".cpp:", ".h:", ".rs:", ".py:", ".so:"}) {
@@ -69,8 +70,8 @@ inline std::string_view WordsAt(std::string_view text, std::size_t at) {
 
 }  // namespace internal
 
-// The parts of `text` that tell of the server's inside: a path on its disk, an address in its memory, SQL, a place in its source,
-// what its libraries say of themselves. Of each as much as shows what it is.
+// Returns the parts of `text` that reveal the server's internals: a path on its disk, a memory address, SQL, a source
+// location, or messages of its libraries. Returns enough of each leak to recognise it.
 inline std::vector<std::string_view> FindLeaks(std::string_view text) {
   std::vector<std::string_view> leaks;
   for (std::size_t at = 0; at < text.size(); ++at) {
@@ -81,7 +82,7 @@ inline std::vector<std::string_view> FindLeaks(std::string_view text) {
   return leaks;
 }
 
-// visit(text) for every string of the message and of those in it; of an Any those of what it holds.
+// Calls visit(text) for every string of the message and its nested messages, including the message that an Any holds.
 template <typename Visit>
 void ForEachText(const google::protobuf::Message& message, const Visit& visit) {
   using google::protobuf::FieldDescriptor;

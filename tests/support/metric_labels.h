@@ -1,4 +1,4 @@
-// Every label of server/telemetry/metrics.h that takes a text from outside of that folder. A method that is new there is new here.
+// Every label of server/telemetry/metrics.h that takes text from outside that folder. Add each new method here too.
 #pragma once
 #include <string>
 #include <string_view>
@@ -7,7 +7,8 @@
 
 namespace nibble::testing_support {
 
-// One series at least of every method; a method of several labels takes several of the three texts, in changing order.
+// Makes at least one series with every method. A method with several labels gets several of the three texts, in varying
+// order.
 inline void TouchEveryLabel(telemetry::Metrics& metrics, std::string_view a, std::string_view b, std::string_view c) {
   metrics.RpcKnown(a, b, c);
   metrics.RpcStarted(b, a, c);

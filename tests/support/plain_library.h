@@ -1,4 +1,4 @@
-// The library's product as plain loops in f64, for tests of models that carry no bit promise.
+// The library's product as plain loops in f64, for tests of models without guaranteed bits.
 #pragma once
 #include "kernels/ops/matmul_library.h"
 #include "tests/support/exact_product.h"

@@ -1,5 +1,5 @@
-// Reproducible test data: a counter-based generator, so that value i of a seed never depends on what was drawn before.
-// Also buffers with guard bytes on both sides, which tell whether an op wrote outside its output.
+// Reproducible test data: a counter-based generator, so that value i of a seed never depends on earlier draws.
+// Also buffers with guard bytes on both sides, which show whether an op wrote outside its output.
 #pragma once
 #include <cmath>
 #include <cstdint>

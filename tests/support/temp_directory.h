@@ -6,7 +6,7 @@
 
 namespace nibble::testing {
 
-// A fresh directory that goes away with the object.
+// A fresh directory that is removed with the object.
 class TempDirectory {
  public:
   TempDirectory() {

@@ -15,7 +15,7 @@ inline std::vector<std::int8_t> TernaryVector(std::uint64_t seed, std::int64_t n
   return out;
 }
 
-// A packed weight made from row-major codes; `ok` tells whether they were codes.
+// A packed weight made from row-major codes; `ok` is false if any of them is not a code.
 class TernaryWeight {
  public:
   TernaryWeight(const std::vector<std::int8_t>& codes, const std::vector<float>& scale, std::int64_t n, std::int64_t k)
@@ -36,7 +36,7 @@ class TernaryWeight {
   std::vector<float> scale_;
 };
 
-// Rows of codes of 16 bits.
+// Rows of 16-bit codes.
 class WideRows {
  public:
   WideRows(std::int64_t rows, std::int64_t cols)

@@ -1,4 +1,4 @@
-// Torch's CPU memory, counted while an object of this lives. For tests of the trainer.
+// Counts torch's CPU memory while an object of this class lives. For tests of the trainer.
 #pragma once
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -13,7 +13,8 @@
 
 namespace nibble::support {
 
-// One at a time. Tensors made while it lives must go before it does. Thread-safe: torch's threads allocate scratch of their own.
+// Only one may live at a time. Tensors made during its life must be freed before it is destroyed. Thread-safe: torch's
+// threads allocate their own scratch.
 class TorchMemory final : public c10::Allocator {
  public:
   TorchMemory() : before_(c10::GetCPUAllocator()) {
@@ -45,13 +46,14 @@ class TorchMemory final : public c10::Allocator {
     std::free(block);
   }
   static inline std::mutex g_mutex;
-  static inline std::unordered_map<void*, std::int64_t> g_sizes;  // of the blocks that are out
+  static inline std::unordered_map<void*, std::int64_t> g_sizes;  // of the live blocks
   static inline std::int64_t g_live = 0;
   static inline std::int64_t g_peak = 0;
   c10::Allocator* before_;
 };
 
-// Bytes of tensors that gradients keep behind what `forward` returns: what lives on with it, less what does without gradients.
+// Bytes of tensors that gradients keep alive behind the result of `forward`: live bytes with gradients minus those
+// without.
 template <typename Forward>
 std::int64_t KeptBytes(Forward forward) {
   const auto live = [&](bool gradients) {
@@ -60,7 +62,7 @@ std::int64_t KeptBytes(Forward forward) {
     const auto y = forward();
     return memory.live_bytes();
   };
-  forward();  // what is made once stays out of both
+  forward();  // so that one-time allocations count in neither
   return live(true) - live(false);
 }
 

@@ -1,5 +1,5 @@
-// The negative control of the preset tsan: a race must be reported under the options and suppressions that the tests run with,
-// also in a function whose name has gRPC's types in it.
+// The negative control of the preset tsan: a race must be reported under the tests' options and suppressions, even in a
+// function whose name contains gRPC's types.
 #include <grpcpp/grpcpp.h>
 
 #include <cstdio>

@@ -1,9 +1,9 @@
-// Linked into every test of the preset tsan. Debian's gRPC is not instrumented and locks with absl::Mutex, whose futexes and
-// atomics ThreadSanitizer does not see either: what a call's thread hands to another thread through gRPC would look like a
-// race. So gRPC's locks, and the start and the end of every operation, are told to it here, all of them as one lock, because
-// between them gRPC also hands over by atomics. A race of ours is then missed where one thread has called into gRPC and the other
-// come out of it between the two accesses; threads that meet without gRPC (the engine, the pools, the controller) are watched
-// as ever.
+// Linked into every test of the preset tsan. Debian's gRPC is not instrumented and locks with absl::Mutex, whose
+// futexes and atomics ThreadSanitizer does not see either: data that one thread hands to another through gRPC would
+// look like a race. This file therefore reports gRPC's locks, and the start and end of every operation, to
+// ThreadSanitizer, all as one lock, because gRPC also hands data over by atomics between them. A race of ours is missed
+// if, between the two accesses, one thread calls into gRPC and the other returns from it. Threads that synchronise
+// without gRPC (the engine, the pools, the controller) are checked as usual.
 #include <dlfcn.h>
 #include <grpc/grpc.h>
 
@@ -24,15 +24,15 @@ char g_all_locks;
 void Acquired() { __tsan_acquire(&g_all_locks); }
 void Releasing() { __tsan_release(&g_all_locks); }
 
-// Calls the function of libabsl whose name `symbol()` is; the definitions below come before it in the order of look-up.
+// Calls the library function named `symbol()`; the definitions below precede it in the order of look-up.
 template <typename Result, typename Symbol, typename... Arguments>
 Result Real(Symbol symbol, Arguments... arguments) {
   using Function = Result(Arguments...);
-  static std::atomic<Function*> known{nullptr};  // one for each symbol: each lambda is a type of its own
+  static std::atomic<Function*> known{nullptr};  // one per symbol: each lambda has its own type
   Function* function = known.load(std::memory_order_relaxed);
   if (function == nullptr) {
     function = reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, symbol()));
-    if (function == nullptr) {  // abseil's inline namespace is its packager's: "debian3" of Debian 12
+    if (function == nullptr) {  // abseil's inline namespace depends on the packager: "debian3" in Debian 12
       std::fprintf(stderr, "tsan_grpc.cc: no library has %s\n", symbol());
       std::abort();
     }

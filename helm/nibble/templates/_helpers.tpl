@@ -12,14 +12,14 @@
 {{- end }}
 {{- end }}
 
-{{- /* Immutable once deployed: what finds the pods. */ -}}
+{{- /* Selects the pods; immutable once deployed. */ -}}
 {{- define "nibble.selector" -}}
 app.kubernetes.io/name: {{ include "nibble.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: server
 {{- end }}
 
-{{- /* Of the pod of `helm test`. */ -}}
+{{- /* Selects the pod of `helm test`. */ -}}
 {{- define "nibble.testSelector" -}}
 {{- include "nibble.selector" . | replace "component: server" "component: test" }}
 {{- end }}
@@ -39,7 +39,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "nibble.fullname" .) .Values.serviceAccount.name }}
 {{- else }}
-{{- required "serviceAccount.name: wanted, because serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- required "serviceAccount.name: required, because serviceAccount.create is false" .Values.serviceAccount.name }}
 {{- end }}
 {{- end }}
 
@@ -47,7 +47,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default (printf "%s-state" (include "nibble.fullname" .)) .Values.persistence.existingClaim }}
 {{- end }}
 
-{{- /* The Service with the port of the metrics: never one that is reached from outside. */ -}}
+{{- /* The Service with the metrics port: never one that is reachable from outside. */ -}}
 {{- define "nibble.metricsService" -}}
 {{- include "nibble.fullname" . }}{{ ternary "" "-metrics" (eq .Values.service.type "ClusterIP") }}
 {{- end }}
@@ -59,25 +59,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- printf "%s%s%s" (ternary (printf "%s/" $registry) "" (ne $registry "")) $image.repository $version }}
 {{- end }}
 
-{{- /* Bytes of a quantity as values.schema.json takes it: 512Mi. */ -}}
+{{- /* Bytes of a quantity in the form that values.schema.json accepts: 512Mi. */ -}}
 {{- define "nibble.bytes" -}}
 {{- $factors := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
 {{- mul (regexFind "^[0-9]+" .) (get $factors (regexFind "[A-Z]i$" .)) }}
 {{- end }}
 
-{{- /* Thousandths of a CPU, of a quantity as values.schema.json takes it: 2, "500m", "0.5". */ -}}
+{{- /* Thousandths of a CPU, from a quantity in the form that values.schema.json accepts: 2, "500m", "0.5". */ -}}
 {{- define "nibble.millicpu" -}}
 {{- $cpu := toString . }}
 {{- if hasSuffix "m" $cpu }}{{ trimSuffix "m" $cpu }}{{ else }}{{ round (mulf (float64 $cpu) 1000) 0 | int64 }}{{ end }}
 {{- end }}
 
-{{- /* Milliseconds of a duration as values.schema.json takes it: 30s. */ -}}
+{{- /* Milliseconds of a duration in the form that values.schema.json accepts: 30s. */ -}}
 {{- define "nibble.milliseconds" -}}
 {{- $factors := dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000 }}
 {{- mul (regexFind "^[0-9]+" .) (get $factors (regexFind "[a-z]+$" .)) }}
 {{- end }}
 
-{{- /* Requests or limits (list of the chart's context and those): the node's disk for a state that is not kept is the pod's own too. */ -}}
+{{- /* Requests or limits, from a list of the chart's context and those. Without persistence, adds the disk of the state. */ -}}
 {{- define "nibble.resources" -}}
 {{- $v := (index . 0).Values }}
 {{- $resources := deepCopy (index . 1) }}
@@ -88,7 +88,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toYaml $resources }}
 {{- end }}
 
-{{- /* The restricted profile of the Pod Security Standards, and a root that nobody writes to. */ -}}
+{{- /* The restricted profile of the Pod Security Standards. */ -}}
 {{- define "nibble.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -110,7 +110,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{- /* The Secrets that nibbled reads, where it reads them, and what tells it so. */ -}}
+{{- /* The Secrets that nibbled reads: its arguments, mounts and volumes. */ -}}
 {{- define "nibble.secretArgs" -}}
 - --tls_cert=/etc/nibble/tls/{{ .Values.tls.certKey }}
 - --tls_key=/etc/nibble/tls/{{ .Values.tls.keyKey }}

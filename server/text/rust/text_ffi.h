@@ -1,4 +1,4 @@
-// The C face of the Rust crate in this folder: Hugging Face `tokenizers` and
+// The C interface of the Rust crate in this folder: Hugging Face `tokenizers` and
 // `minijinja`. Only server/text/*.cc includes it; nothing here throws or panics.
 #pragma once
 
@@ -13,7 +13,7 @@ extern "C" {
 typedef struct NibbleTokenizer NibbleTokenizer;
 typedef struct NibbleTemplate NibbleTemplate;
 
-// Bytes that Rust allocated; whoever got them calls nibble_bytes_free.
+// Bytes that Rust allocated. The receiver must call nibble_bytes_free.
 typedef struct NibbleBytes {
   uint8_t* data;
   size_t size;
@@ -26,17 +26,17 @@ typedef enum NibbleTextCode {
   NIBBLE_TEXT_INTERNAL = 2,  // a panic inside: `out` holds its message
 } NibbleTextCode;
 
-// How decoded text grows, which decides how a stream may be cut.
+// How decoded text grows. This decides where a stream may be cut.
 typedef enum NibbleDecoderKind {
-  NIBBLE_DECODER_BYTES = 0,  // byte-level: the bytes of the tokens in a row
-  NIBBLE_DECODER_RUNS = 1,   // SentencePiece: token by token but for <0xNN>
+  NIBBLE_DECODER_BYTES = 0,  // byte-level: the tokens' bytes, concatenated
+  NIBBLE_DECODER_RUNS = 1,   // SentencePiece: token by token, except <0xNN>
   NIBBLE_DECODER_WHOLE = 2,  // only the whole text is final
 } NibbleDecoderKind;
 
 // The special tokens that a tokenizer puts around a text.
 typedef enum NibbleSpecialTokens {
   NIBBLE_SPECIAL_NONE = 0,
-  NIBBLE_SPECIAL_ALL = 1,   // as the tokenizer says
+  NIBBLE_SPECIAL_ALL = 1,   // as the tokenizer specifies
   NIBBLE_SPECIAL_ONCE = 2,  // without those that the text itself begins or ends with
   NIBBLE_SPECIAL_ONCE_BEFORE = 3,  // of these, those before the text
   NIBBLE_SPECIAL_ONCE_AFTER = 4,   // of these, those after the text
@@ -46,21 +46,21 @@ typedef enum NibbleSpecialTokens {
 void nibble_bytes_free(NibbleBytes bytes);
 
 // Every function with `out` sets it on success and on failure; the text of a
-// failure is UTF-8. All pointers may be null only where their size is 0.
+// failure is UTF-8. A pointer may be null only if its size is 0.
 NibbleTextCode nibble_tokenizer_load(const uint8_t* json, size_t size,
                                      NibbleTokenizer** tokenizer,
                                      NibbleBytes* out);
 void nibble_tokenizer_free(NibbleTokenizer* tokenizer);
 
 // out: int32 ids. offsets (may be null): for each id two uint32, its first byte
-// in the text and the one after its last. began_with_added (may be null): under
-// NIBBLE_SPECIAL_ONCE and _ONCE_BEFORE, that one was left out before the text.
+// in the text and the byte after its last. began_with_added (may be null): under
+// NIBBLE_SPECIAL_ONCE and _ONCE_BEFORE, whether a token before the text was omitted.
 NibbleTextCode nibble_tokenizer_encode(const NibbleTokenizer* tokenizer,
                                        const uint8_t* text, size_t size,
                                        NibbleSpecialTokens special_tokens,
                                        NibbleBytes* offsets,
                                        bool* began_with_added, NibbleBytes* out);
-// Whether two texts that overlap can be joined where their tokens are the same.
+// Whether two overlapping texts can be joined where their tokens are the same.
 bool nibble_tokenizer_is_local(const NibbleTokenizer* tokenizer);
 NibbleTextCode nibble_tokenizer_decode(const NibbleTokenizer* tokenizer,
                                        const int32_t* ids, size_t count,
@@ -68,20 +68,20 @@ NibbleTextCode nibble_tokenizer_decode(const NibbleTokenizer* tokenizer,
                                        NibbleBytes* out);
 NibbleDecoderKind nibble_tokenizer_decoder_kind(
     const NibbleTokenizer* tokenizer);
-// Under NIBBLE_DECODER_BYTES what the token adds, which may be part of a
-// character; under NIBBLE_DECODER_RUNS the byte of a <0xNN> token, else nothing.
+// out: under NIBBLE_DECODER_BYTES the bytes that the token adds, which may be part of
+// a character; under NIBBLE_DECODER_RUNS the byte of a <0xNN> token, otherwise nothing.
 NibbleTextCode nibble_tokenizer_token_bytes(const NibbleTokenizer* tokenizer,
                                             int32_t id, NibbleBytes* out);
 
 int64_t nibble_tokenizer_token_id(const NibbleTokenizer* tokenizer,
                                   const uint8_t* token, size_t size);  // or -1
-// The token as tokenizer.json spells it; INVALID when there is none.
+// The token as tokenizer.json spells it; INVALID if there is no such token.
 NibbleTextCode nibble_tokenizer_token(const NibbleTokenizer* tokenizer,
                                       int32_t id, NibbleBytes* out);
 bool nibble_tokenizer_is_special(const NibbleTokenizer* tokenizer, int32_t id);
 size_t nibble_tokenizer_vocab_size(const NibbleTokenizer* tokenizer);
-// int32 ids of all tokens, added ones included, ascending; each once. A larger id
-// than an int32 is given as INT32_MAX.
+// int32 ids of all tokens, including added ones, ascending, without duplicates. An id
+// above INT32_MAX becomes INT32_MAX.
 NibbleTextCode nibble_tokenizer_ids(const NibbleTokenizer* tokenizer,
                                     NibbleBytes* out);
 // int32 ids of the added tokens, ascending.
@@ -96,7 +96,7 @@ typedef struct NibbleText {
 typedef struct NibbleRenderInput {
   NibbleText messages;   // JSON array of objects
   NibbleText tools;      // JSON array; empty: none
-  NibbleText variables;  // JSON object of what else the template reads; or empty
+  NibbleText variables;  // JSON object with the template's other variables; empty: none
   bool add_generation_prompt;
   int64_t now_unix_seconds;  // for strftime_now
 } NibbleRenderInput;
@@ -112,11 +112,11 @@ NibbleTextCode nibble_template_render(const NibbleTemplate* compiled,
                                       const NibbleRenderInput* input,
                                       NibbleBytes* out);
 
-// Renders twice. out: as of nibble_template_render. turns: for each message two
-// uint64, the first byte of its turn in the text and the one after its last, alike
-// where the template prints nothing for it. generation: the same for each
-// {% generation %} block, in order. unknown: why both are not known, and empty; else
-// empty.
+// Renders twice. out: as for nibble_template_render. turns: for each message two
+// uint64, the first byte of its turn in the text and the byte after its last; equal if
+// the template prints nothing for it. generation: the same for each {% generation %}
+// block, in order. unknown: why turns and generation are unknown (both are then empty),
+// otherwise empty.
 NibbleTextCode nibble_template_render_turns(const NibbleTemplate* compiled,
                                             const NibbleRenderInput* input,
                                             NibbleBytes* turns,

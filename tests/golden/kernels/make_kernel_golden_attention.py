@@ -5,8 +5,8 @@
     python tests/golden/kernels/make_kernel_golden_attention.py
 
 Everything is seeded: the same versions write the same bytes. Inputs are values of bfloat16 where that makes the file
-smaller; results are computed in float64 unless they are transformers' own float32 (rope tables). The order of the
-sampling filters is not written here: it is the order in which transformers' generate() itself puts them.
+smaller; results are computed in float64, except transformers' float32 rope tables. The order of the sampling filters is
+not defined here: it is the order in transformers' generate().
 """
 import math
 import pathlib
@@ -28,7 +28,7 @@ class File:
                       f"transformers {transformers.__version__}"]
 
     def put(self, name, values):
-        """One line; torch.bfloat16 is written as its 16 bits."""
+        """Writes one line; torch.bfloat16 as its 16 bits."""
         if isinstance(values, torch.Tensor):
             values = values.detach().contiguous()
             kind = str(values.dtype).removeprefix("torch.")
@@ -48,7 +48,7 @@ def normal(seed, *shape, scale=1.0):
 
 
 def attention(out, name, kv_heads, group, d, length, rows, q_scale):
-    """Causal attention of some rows of one sequence: torch's scaled_dot_product_attention."""
+    """Causal attention of some rows of one sequence by torch's scaled_dot_product_attention."""
     q = normal(1, len(rows), kv_heads * group, d, scale=q_scale)
     k = normal(2, length, kv_heads, d)
     v = normal(3, length, kv_heads, d)
@@ -65,7 +65,7 @@ def attention(out, name, kv_heads, group, d, length, rows, q_scale):
 
 
 def rope(out):
-    """transformers' Llama: its inverse frequencies, its float32 tables, and its rotation in float64 of those tables."""
+    """transformers' Llama: inverse frequencies, float32 tables, and the rotation in float64 with these tables."""
     heads, d = 2, 16
     config = LlamaConfig(hidden_size=heads * d, num_attention_heads=heads, head_dim=d,
                          rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
@@ -107,11 +107,11 @@ def log_softmax(out):
 
 
 def sampling(out):
-    """Which ids transformers' processors leave of one row, in ascending order, and their probabilities."""
+    """The ids that transformers' processors keep of one row, in ascending order, and their probabilities."""
     config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1)
     model = LlamaForCausalLM(config)
     vocabulary = 500
-    # Distinct values but for pairs of equals, so that ties at the k-th value are seen.
+    # Distinct values except for pairs of equal ones, to test ties at the k-th value.
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(9)) * 2.0
     logits[100:200] = logits[200:300]
     out.put("sample.logits", logits)
@@ -133,8 +133,9 @@ def sampling(out):
         scores = logits.double()[None].clone()
         for processor in processors:
             if type(processor).__name__ == "TopPLogitsWarper":
-                # A sum next to the threshold could fall to either side by rounding alone, and torch sorts equal logits in
-                # no promised order: neither may decide a case.
+                # Rounding could put a sum near the threshold on either side, and torch sorts equal logits in an
+                # unspecified
+                # order: neither may decide a case.
                 order = torch.sort(scores[0], descending=True)
                 sums = order.values.softmax(-1).cumsum(-1)
                 edge = int(torch.searchsorted(sums, torch.tensor(top_p, dtype=torch.float64)))

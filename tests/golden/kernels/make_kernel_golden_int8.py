@@ -7,9 +7,9 @@
 Everything is seeded: the same versions write the same bytes.
 - quantize_int8: docs/numerics.md 1, in numpy float32; codes and scales of rows without outliers are also compared with
   bitsandbytes' int8_vectorwise_quant here (it multiplies by 127 / absmax, so a code may differ by one at a near tie).
-  mean|x| is summed in float64: no element lies near six times the mean, which is checked.
+  mean|x| is summed in float64; an assertion checks that no element is near six times the mean.
 - rms_norm: transformers' LlamaRMSNorm in float32. rms_norm_backward: torch's autograd of rms_norm in float64.
-- matmul_int8: numpy int64 product, float32 epilogue; the outliers' chain in exact fractions, rounded once a step.
+- matmul_int8: numpy int64 product, float32 epilogue; the chain of outliers in exact fractions, rounded once per step.
 - matmul_dense: numpy float64.
 """
 import fractions
@@ -32,7 +32,7 @@ def put(name, values):
 
 
 def quantize(x, max_outliers):
-    """x [M, K] float32 -> codes, scale and per row (index, value) of the outliers."""
+    """x [M, K] float32 -> codes, scale and, per row, (index, value) of the outliers."""
     codes, scales, outliers = [], [], []
     for row in x:
         magnitude = np.abs(row)
@@ -59,7 +59,7 @@ def padded(outliers):
 
 
 def round_f32(x):
-    """A fraction to float32 in one rounding, to nearest, ties to even (normal range)."""
+    """Rounds a fraction once to float32, to nearest, ties to even (normal range)."""
     if x == 0:
         return F32(0)
     exponent = 0
@@ -79,7 +79,7 @@ def main():
 
     x = rng.standard_normal((7, 150)).astype(F32)
     x[1, [3, 70, 149]] = [900.0, -48000.0, 77.5]           # outliers far above the row
-    x[2, ::11] = np.where(np.arange(14) % 2, -31.0, 31.0)  # 14 equal ones: the lower index is taken
+    x[2, ::11] = np.where(np.arange(14) % 2, -31.0, 31.0)  # 14 equal values: the lower indices are taken
     x[3] = 0
     x[4] *= F32(1e-16)                                     # below the smallest absmax
     x[5] = np.arange(150) % 255 - 74.5                     # halves: ties of rounding

@@ -1,22 +1,22 @@
 """Makes nf4.txt, the golden values of quantize_nf4, dequantize_nf4, double_quantize, double_dequantize, matmul_nf4.
 
-What wants matching is computed by the programs themselves, on the CPU:
+The programs that we must match compute the values, on the CPU:
 
     bitsandbytes==0.50.0 torchao==0.18.0 torch==2.11.0 numpy==2.4.6
 
     python tests/golden/kernels/make_kernel_golden_nf4.py
 
-Everything is seeded: the same versions write the same bytes. What bitsandbytes' CPU path does otherwise than its CUDA
-tree, whose rule is ours (docs/numerics.md 4):
-- it looks a value up among midpoints with torch.bucketize (right=False): a tie takes the lower code, as in the tree.
-  But a midpoint that lies halfway between two float32 values is rounded to even there, while the tree's decimal constant
-  is rounded by a compiler: four of the fifteen boundaries are one step apart. `ties` holds exact ties of the eleven
-  others, and values two steps to both sides of all; the tree's own ties are tested by their formula;
-- a zero block divides by 1e-38, so its zeros take code 7, as ours; the tree sees NaN and gives code 0;
+Everything is seeded: the same versions write the same bytes. We follow the rule of bitsandbytes' CUDA tree
+(docs/numerics.md 4). Its CPU path differs from that tree:
+- it searches a value among midpoints with torch.bucketize (right=False): a tie takes the lower code, as in the tree.
+  But it rounds a midpoint halfway between two float32 values to even, while a compiler rounds the tree's decimal
+  constant: four of the fifteen boundaries are one step apart. `ties` has exact ties of the other eleven, and values two
+  steps to both sides of all; the tree's own ties are tested with their formula;
+- a zero block divides by 1e-38, so its zeros get code 7, as in our code; the tree sees NaN and gives code 0;
 - the last, partial block is divided by its absmax instead of multiplied by 1 / absmax. A value within one rounding of a
-  threshold may get the other code there, so the `tail` case is made of values that are not;
-- blocks run through the flattened tensor: a row whose length is no multiple of 64 is quantised by itself here;
-Double quantisation is torchao's own NF4Tensor code, run in float32.
+  threshold may get the other code there, so the `tail` case has no such values;
+- blocks continue over the flattened tensor, so a row whose length is not a multiple of 64 is quantised separately here.
+Double quantisation is torchao's NF4Tensor code, run in float32.
 """
 import fractions
 import pathlib
@@ -31,7 +31,7 @@ from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import NF4Tensor
 
 OUT = pathlib.Path(__file__).resolve().parent / "nf4.txt"
 BOOK = get_4bit_type("nf4", device="cpu")
-# bitsandbytes csrc/kernels.cu, dQuantizeNF4: the constants as they are written there.
+# bitsandbytes csrc/kernels.cu, dQuantizeNF4: the constants as written there.
 TREE = ("-0.8480964004993439 -0.6106329262256622 -0.4599952697753906 -0.33967943489551544 -0.23460740596055984 "
         "-0.13791173323988914 -0.045525018125772476 0.03979014977812767 0.1202552504837513 0.2035212516784668 "
         "0.2920137718319893 0.3893125355243683 0.5016634166240692 0.6427869200706482 0.8614784181118011").split()
@@ -39,7 +39,7 @@ lines = []
 
 
 def put(name, values):
-    """One line; torch.bfloat16 is written as its 16 bits."""
+    """Writes one line; torch.bfloat16 as its 16 bits."""
     if isinstance(values, torch.Tensor):
         if values.dtype == torch.bfloat16:
             values, kind = values.contiguous().view(torch.uint16).numpy(), "bf16"
@@ -57,7 +57,7 @@ def dequantize(packed, absmax, shape, dtype):
 
 
 def nearest_float32(decimal):
-    """The float32 a compiler makes of `decimal`f: rounded once, where float32(float64(decimal)) rounds twice."""
+    """The float32 that a compiler makes of `decimal`f: rounded once, while float32(float64(decimal)) rounds twice."""
     guess = np.float32(float(decimal))
     near = [np.nextafter(guess, np.float32(-2)), guess, np.nextafter(guess, np.float32(2))]
     return float(min(near, key=lambda f: abs(fractions.Fraction(float(f)) - fractions.Fraction(decimal))))

@@ -7,9 +7,10 @@ passes.
     python tests/golden/kernels/make_kernel_golden_ternary.py
 
 Everything is seeded: the same versions write the same bytes.
-- ternarise: the formula of microsoft/BitNet's training tips (fig. 3) in torch float32, but for the mean, which is taken
-  in float64 and rounded once. Codes equal those of torchao's quantize_bitnet_weight and of transformers' WeightQuant
-  given the same scale, which is checked here; so is transformers' float32 mean, within 4 units in the last place.
+- ternarise: the formula of microsoft/BitNet's training tips (fig. 3) in torch float32, except the mean, which is
+  computed in float64 and rounded once. The script checks that codes equal those of torchao's quantize_bitnet_weight and
+  of transformers' WeightQuant with the same scale, and that transformers' float32 mean is within 4 units in the last
+  place.
 - activations: max(absmax, 1e-5) / max code in torch float32. Codes are compared here with transformers' ActQuant, which
   multiplies by 127 / absmax: they may differ by one at a near tie.
 - matmul: numpy int64 product, float32 epilogue, bf16 by torch.
@@ -46,7 +47,7 @@ def ternarise(w):
 
 
 def pack_rows(codes):
-    """First code of a byte in its lowest bits, code + 1; bits past K 0."""
+    """The first code of a byte is in its lowest bits, as code + 1; bits past K are 0."""
     n, k = codes.shape
     padded = np.zeros((n, (k + 3) // 4 * 4), np.uint8)
     padded[:, :k] = codes.numpy().astype(np.int16) + 1
@@ -67,7 +68,7 @@ def round_through(u):
 
 
 def weight_ste(w, ste, scale_grad):
-    """code * s with the gradient that is asked for, in w's dtype."""
+    """code * s with the requested gradient, in w's dtype."""
     s = w.abs().mean().clamp(min=1e-5)
     if not scale_grad:
         s = s.detach()
@@ -78,14 +79,14 @@ def weight_ste(w, ste, scale_grad):
 
 
 def activation_ste(x, codes, bits, per_tensor):
-    """codes * s with the gradient through the scale. The codes are float32's: at 16 bits u has few places behind the point there,
-    and near a tie float64 would round to the code beside it."""
+    """codes * s with the gradient through the scale. The codes come from float32: at 16 bits u has few fractional bits
+    there, and near a tie float64 would round to the next code."""
     top = 2 ** (bits - 1) - 1
     absmax = x.abs().max() if per_tensor else x.abs().max(dim=-1, keepdim=True).values
     s = absmax.clamp(min=1e-5) / top
     u = x / s
     assert (codes - u).detach().abs().max() < 0.51
-    # u of the largest element may come out as top + 1e-16: no clamp, as the scale admits no saturation.
+    # u of the largest element may be top + 1e-16; no clamp is needed, because the scale prevents saturation.
     return (u + (codes - u).detach()) * s
 
 
@@ -110,7 +111,7 @@ def put_ternarise():
         near = ((w.float() / s).abs() % 1 - 0.5).abs() < 1e-6
         agree = quantize_bitnet_weight(w, s) == codes
         assert bool((agree | near).all()), name
-        reciprocal = 1.0 / s  # transformers' WeightQuant, given our mean
+        reciprocal = 1.0 / s  # transformers' WeightQuant with our mean
         assert torch.equal(((w.float() * reciprocal).round().clamp(-1, 1)).to(torch.int8), codes), name
         put(f"ternarise.{name}.w", w)
         put(f"ternarise.{name}.scale", s.reshape(1))
@@ -127,7 +128,7 @@ def put_activations():
     x[3] *= 1e-7                       # below the smallest absmax
     x[4] = torch.arange(150) % 255 - 74.5
     x[4, 0] = 127
-    x[5] = 1e-5 * (1 - torch.arange(150) / 75)  # absmax is the smallest itself
+    x[5] = 1e-5 * (1 - torch.arange(150) / 75)  # absmax equals the smallest allowed one
     put("activations.x", x)
     for bits in (4, 8, 16):
         for per_tensor in (False, True):
@@ -192,7 +193,7 @@ def put_backward():
             for scale_grad in (False, True):
                 leaf = w.double().requires_grad_()
                 weight_ste(leaf, ste, scale_grad).backward(grad.double())
-                # The masks are those of float32.
+                # The masks equal those of float32.
                 edge = 1.5 if ste == "round_only" else 1.0
                 assert ((w / s).abs() - edge).abs().min() > 1e-5
                 put(f"weight_ste.{name}.{ste}.{int(scale_grad)}", leaf.grad)

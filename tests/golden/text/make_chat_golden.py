@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Writes chat_masks.json: conversations, the tokens that transformers makes of them, and which of these an assistant wrote.
+"""Writes chat_masks.json: conversations, their tokens by transformers, and a mask of the tokens that an assistant
+wrote.
 
 Needs transformers==5.23.0, tokenizers==0.23.3, jinja2==3.1.6.
 
     make_chat_golden.py
 
-chat/*.jinja       templates of ours that do what those of known models do. {% generation %} was put by hand around what the model writes;
-                   it is the oracle of templates without it, whose text has to be the same.
+chat/*.jinja       our templates that behave like those of known models. {% generation %} was added by hand around the
+                   model's output; it is the oracle for templates without it, whose text must be the same.
 chat/tokenizer.json  the vocabulary of hf_qwen.json, with every marker of these templates as a special token
-chat_masks.json    by template: its source with and without {% generation %}; by conversation: the text, its tokens, the assistant's mask
-                   (return_assistant_tokens_mask), and what it marks, to be read
+chat_masks.json    by template: its source with and without {% generation %}; by conversation: the text, its tokens, the
+                   assistant's mask (return_assistant_tokens_mask), and the marked text, for people
 """
 
 import json
@@ -31,7 +32,7 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def turns(*contents, system=None):
-    """Questions and answers in turn."""
+    """Alternating questions and answers."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return first + [{"role": ["user", "assistant"][i % 2], "content": content} for i, content in enumerate(contents)]
 
@@ -78,7 +79,7 @@ def make_tokenizer(path):
 
 def case(tokenizer, name, conversation, plain, annotated):
     options = {"tools": [WEATHER]} if any("tool_calls" in message for message in conversation) else {}
-    dated = {"date_string": "26 Jul 2024"}  # what ours are told
+    dated = {"date_string": "26 Jul 2024"}  # as given to our renderer
     rendered = [render_jinja_template(conversations=[conversation], chat_template=source, **TOKENS, **options, **dated)[0][0]
                 for source in (plain, annotated)]
     assert rendered[0] == rendered[1], (name, rendered)

@@ -5,12 +5,12 @@ Needs transformers==5.23.0, tokenizers==0.23.3, llama-cpp-python==0.3.36, gguf==
 
     make_text_golden.py [--smollm2 SmolLM2-135M-Instruct.Q4_1.gguf] [--retrain]
 
-tiny_vocabularies.json  two vocabularies of a few hundred tokens, as a GGUF file holds them
+tiny_vocabularies.json  two vocabularies of a few hundred tokens, in the form of a GGUF file
 tiny_ids.json           llama.cpp's token ids with them, for each tokenizer.ggml.pre
 smollm2_ids.json        llama.cpp's token ids with the real file (only with --smollm2)
 hf_*.json               two tokenizer.json in the styles of Qwen 2 and of Llama 2 since transformers 4.4x
-hf_ids.json             transformers' ids with them, and the texts it decodes
-chat_templates.json     what transformers renders from templates/*.jinja and from snippets
+hf_ids.json             transformers' ids with them, and the decoded texts
+chat_templates.json     transformers' renderings of templates/*.jinja and of snippets
 """
 
 import argparse
@@ -41,7 +41,7 @@ def write(name, value, indent=0):
 
 
 def train_byte_level():
-    """Words are cut at blanks only, so that merges cross what the pre-tokenizers cut."""
+    """Words are cut only at blanks, so that merges cross the cuts of the pre-tokenizers."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(r"\s*\S+|\s+"), "isolated"),
@@ -54,7 +54,7 @@ def train_byte_level():
     model = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     types = [3 if token in SPECIAL else 1 for token in tokens]
-    # One that is looked for in the text, but is no control token.
+    # A token that is searched in the text, but is not a control token.
     tokens.append("<user_defined>")
     types.append(4)
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
@@ -75,7 +75,7 @@ def train_sentence_piece():
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     tokens = ["<unk>", "<s>", "</s>"] + byte_tokens + learnt + alphabet
     types = [2, 3, 3] + [6] * 256 + [1] * (len(learnt) + len(alphabet))
-    # As SentencePiece writes them: minus the rank.
+    # As SentencePiece writes scores: minus the rank.
     scores = [0.0] * 259 + [-float(i) for i in range(len(learnt) + len(alphabet))]
     return {"model": "llama", "tokens": tokens, "token_types": types, "scores": scores,
             "bos_id": 1, "eos_id": 2, "unk_id": 0}
@@ -113,7 +113,7 @@ def llama_ids(path, texts):
 
 
 def tiny_goldens(retrain):
-    # Training breaks ties at random, so the committed vocabularies are the ones to keep.
+    # Training breaks ties at random, so keep the committed vocabularies.
     if retrain:
         write("tiny_vocabularies.json", {"byte_level": train_byte_level(), "sentence_piece": train_sentence_piece()})
     vocabularies = json.loads((HERE / "tiny_vocabularies.json").read_text())
@@ -151,7 +151,7 @@ def qwen_style(vocabulary):
 
 
 def llama_style(vocabulary):
-    """Metaspace, byte fallback, truncation that transformers leaves out, a stripping token."""
+    """Metaspace, byte fallback, truncation that transformers omits, a stripping token."""
     vocab = {token: i for i, token in enumerate(vocabulary["tokens"])}
     order = sorted(vocab, key=vocab.get)[259:]
     merges = [(token[:cut], token[cut:]) for token in order for cut in range(1, len(token))

@@ -19,8 +19,8 @@ TEXTS = [
     "x\x00y\x01\x7f \u0085next \u2028line \u2581block \u2581\u2581",
 ]
 
-# What the small vocabularies are trained on; long enough that merges cross digits,
-# punctuation and letters, so that each pre-tokenizer cuts some of them.
+# Training text of the small vocabularies; long enough that merges cross digits, punctuation and letters, so that each
+# pre-tokenizer cuts some of them.
 TRAINING = (
     TEXTS
     + ["the cat sat on the mat and then the other cats came 1969 1969 2025 2025 "] * 4

@@ -5,12 +5,13 @@
     python tests/golden/trainer/make_bit_linear_golden.py
 
 An eager module in plain PyTorch: RMSNorm, absmax rows, absmean ternary weights (docs/numerics.md 2 and 6), gradients by
-autograd of the straight-through formulas. Everything is seeded: the same versions write the same bytes, but for the last bits of
-gradients, whose products torch sums by processor and threads (these: AVX-512, two threads). The mean of |w| is taken in float64
-and rounded once, a norm's sum of squares runs in the fixed order of Decided 9, and 1/s is formed before it multiplies, as
-Decided 2 has it; all else is float32 (or as named). `y_codes` multiplies integer-valued codes in float32 and applies our epilogue;
-`y_dequantised` multiplies dequantised values in float64. bit_linear_state is the state dict of a decoder layer of such modules,
-under transformers' names, as save_pretrained lays it out.
+autograd of the straight-through formulas. Everything is seeded: the same versions write the same bytes, except for the
+last bits of gradients, whose products torch sums depending on processor and threads (these: AVX-512, two threads). The
+mean of |w| is computed in float64 and rounded once, a norm's sum of squares uses the fixed order of Decided 9, and 1/s
+is computed before the multiplication, as in Decided 2; everything else is float32 (or as named). `y_codes` multiplies
+integer-valued codes in float32 and applies our epilogue; `y_dequantised` multiplies dequantised values in float64.
+bit_linear_state is the state dict of a decoder layer of such modules, with transformers' names, in the layout of
+save_pretrained.
 """
 import json
 import pathlib
@@ -38,7 +39,7 @@ def straight(value, rounded):
 
 
 def quantise(x, s, low, high, ste, scale_grad):
-    """codes * s with the estimator's gradient, and the codes."""
+    """Returns codes * s with the estimator's gradient, and the codes."""
     if not scale_grad:
         s = s.detach()
     u = x * (1.0 / s)
@@ -54,7 +55,7 @@ def quantise(x, s, low, high, ste, scale_grad):
 
 
 class WithGradientOf(torch.autograd.Function):
-    """`value`, whose gradient goes to `formula`, of which it is another rounding."""
+    """Returns `value`, which is `formula` rounded differently; the gradient goes to `formula`."""
 
     @staticmethod
     def forward(ctx, formula, value):
@@ -67,14 +68,15 @@ class WithGradientOf(torch.autograd.Function):
 
 def fixed_order_rstd(x, eps):
     """1 / sqrt(mean(x^2) + eps) of each row in the order of Decided 9: 16 lanes by fused multiply-add, then a tree. The square is
-    exact in float64, its sum with the lane is rounded twice: to float64, then to float32. That is the fused sum unless the first
-    rounding ends right between two float32, which only about one sum in 2^29 does: that none does here is checked."""
+    exact in float64; its sum with the lane is rounded twice, to float64 and then to float32. This equals the fused sum
+    unless the first rounding ends halfway between two float32, which happens for about one sum in 2^29; the assertion
+    checks that none does."""
     x = x.detach().numpy()
     lanes = np.zeros((x.shape[0], 16), np.float32)
     for k in range(x.shape[1]):
         column = x[:, k].astype(np.float64)
         total = column * column + lanes[:, k % 16]
-        # The 29 bits that float32 has not; where they are a one and zeros, the value lies in the middle.
+        # The 29 bits that float32 lacks; a one followed by zeros means that the value is in the middle.
         assert np.all((total.view(np.int64) & (2**29 - 1)) != 2**28)
         lanes[:, k % 16] = total.astype(np.float32)
     while lanes.shape[1] > 1:
@@ -91,7 +93,7 @@ class Norm(nn.Module):
 
 
 class EagerBitLinear(nn.Module):
-    """Its state dict has the names of transformers' BitLinear with use_rms_norm: weight, bias, rms_norm.weight."""
+    """The state dict has the names of transformers' BitLinear with use_rms_norm: weight, bias, rms_norm.weight."""
 
     def __init__(self, k, n, bias, norm, bits=8, ste="identity", scale_grad=False, per_tensor=False, eps=1e-5):
         super().__init__()
@@ -175,7 +177,7 @@ def case(name, shape, n, seed, dtype=torch.float32, bias=True, norm=False, scale
         put(f"{name}.grad_norm", module.rms_norm.weight.grad)
 
 
-# A Llama of one layer with a norm before every linear, biases, and sizes that tell its linears apart.
+# A Llama of one layer with a norm before every linear, biases, and a different size for each linear.
 STATE_CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1,
                 "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "vocab_size": 112,
                 "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu", "attention_bias": True, "mlp_bias": True,

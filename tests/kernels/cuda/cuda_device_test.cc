@@ -11,7 +11,7 @@ namespace {
 class CudaContextTest : public support::CudaTest {};
 
 // Holds in every build and on every machine.
-TEST(CudaDeviceTest, NoDeviceComesWithAReason) {
+TEST(CudaDeviceTest, GivesReasonWhenThereIsNoDevice) {
   const CudaDevices devices = FindCudaDevices();
   EXPECT_GE(devices.count, 0);
   EXPECT_EQ(devices.count == 0, !devices.reason.empty()) << devices.reason;
@@ -24,7 +24,7 @@ TEST(CudaDeviceTest, NoDeviceComesWithAReason) {
   EXPECT_EQ(context, nullptr);
 }
 
-TEST(CudaDeviceTest, AnOpOnCudaWithoutAContextIsRefused) {
+TEST(CudaDeviceTest, RejectsCudaOpWithoutContext) {
   const std::uint8_t codes[1] = {0};
   const float absmax[1] = {1.0f};
   float out[2];
@@ -54,7 +54,7 @@ TEST_F(CudaContextTest, ScratchGrowsAndIsReused) {
   EXPECT_EQ(context_->Synchronize().code, LaunchCode::kOk);
 }
 
-TEST_F(CudaContextTest, BuffersKeepWhatTheyAreGiven) {
+TEST_F(CudaContextTest, MovedBufferKeepsItsBytes) {
   CudaBuffer buffer;
   ASSERT_EQ(buffer.Allocate(*context_, 5).code, LaunchCode::kOk);
   const char sent[5] = {'a', 'b', 'c', 'd', 'e'};

@@ -1,4 +1,4 @@
-// The CUDA paths of the int8 ops beside the plain CPU loops: every byte equal.
+// Compares the CUDA paths of the int8 ops with the plain CPU loops: every byte must be equal.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -64,7 +64,7 @@ TEST_F(Int8CudaTest, RmsNormQuantizeGivesTheCpusBytes) {
   }
 }
 
-// BitNet's activations: 4, 8 and 16 bits, one scale a row or for all.
+// BitNet's activations: 4, 8 and 16 bits, one scale per row or one for all rows.
 TEST_F(Int8CudaTest, OptionsGiveTheCpusBytes) {
   for (const std::int64_t k : kWidths) {
     for (const int bits : {4, 8, 16}) {
@@ -97,7 +97,7 @@ TEST_F(Int8CudaTest, OptionsGiveTheCpusBytes) {
   }
 }
 
-// Few rows go through the fused kernel, 17 and more through cuBLASLt.
+// Few rows use the fused kernel, 17 and more use cuBLASLt.
 TEST_F(Int8CudaTest, MatmulGivesTheCpusBytes) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const std::int64_t m : {1, 3, 4, 5, 16, 17, 64, 131}) {
@@ -128,7 +128,7 @@ TEST_F(Int8CudaTest, MatmulGivesTheCpusBytes) {
   }
 }
 
-TEST_F(Int8CudaTest, NoColumnsLeaveTheBias) {
+TEST_F(Int8CudaTest, ProductWithoutColumnsIsTheBias) {
   for (const std::int64_t m : {1, 16, 17, 131}) {
     const support::NoColumns no_columns(*context_, m);
     const std::int64_t n = no_columns.kN;

@@ -1,4 +1,4 @@
-// cuBLASLt's float product beside the exact one, within the bound of an inner product.
+// Compares cuBLASLt's float product with the exact one, within the bound of an inner product.
 #include <gtest/gtest.h>
 
 #include "kernels/ops/matmul_library.h"
@@ -17,8 +17,8 @@ struct Shape {
   std::int64_t m, n, k;
 };
 
-// A product whose rows lie `gap` elements further apart than they are long. What lies between the rows of x and w is
-// NaN: who multiplies it is seen; what lies between the rows of y stays as it was.
+// A product whose rows have a gap of `gap` elements after them. The gaps of x and w hold NaN, so that a kernel that
+// multiplies them is noticed; the gaps of y must not change.
 struct Product {
   Product(const Shape& s, DType x_type, DType w_type, DType y_type, std::int64_t gap)
       : x_bytes(Rows(1, s.m, s.k, gap, x_type)), w_bytes(Rows(2, s.n, s.k, gap, w_type)),
@@ -36,7 +36,7 @@ struct Product {
     return support::ToBytes(values, dtype);
   }
 
-  // On the device, as many bytes into an allocation as `offset` says; y comes back into y_bytes.
+  // Runs on the device, `offset` bytes into each allocation; copies y back into y_bytes.
   absl::Status Run(CudaContext& context, const Stream& stream, bool with_bias, bool accumulate, std::int64_t offset) {
     const auto moved = [offset](const std::vector<std::uint8_t>& bytes) {
       std::vector<std::uint8_t> all(static_cast<std::size_t>(offset));
@@ -98,9 +98,9 @@ TEST_F(MatmulLibraryCudaTest, EveryTypeAndShapeIsWithinTheBoundOfTheExactProduct
   }
 }
 
-// Rows of 64 that lie 8 apart are read in place; with 3 between them, or 4 bytes into an allocation, they are not, and
-// those of 29 with 3 between them never are, although they begin where they should.
-TEST_F(MatmulLibraryCudaTest, RowsMayLieApartAndAnywhere) {
+// Rows of 64 with a gap of 8 are read in place. With a gap of 3, or 4 bytes into an allocation, they are not. Rows of
+// 29 with a gap of 3 never are, although the start of each row is aligned.
+TEST_F(MatmulLibraryCudaTest, RowsMayHaveGapsAndAnyOffset) {
   for (const Shape& shape : {Shape{4, 16, 64}, {7, 13, 29}, {7, 13, 31}, {9, 24, 40}}) {
     for (const DType type : kTypes) {
       for (const std::int64_t gap : {3, 8}) {
@@ -114,13 +114,13 @@ TEST_F(MatmulLibraryCudaTest, RowsMayLieApartAndAnywhere) {
   }
 }
 
-TEST_F(MatmulLibraryCudaTest, WithoutColumnsTheProductIsZero) {
+TEST_F(MatmulLibraryCudaTest, ProductWithoutColumnsIsZero) {
   for (const DType type : kTypes) {
     for (const int what : {0, 1, 2, 3}) ExpectExact({3, 5, 0}, type, type, type, 0, 0, what % 2 == 1, what >= 2);
   }
 }
 
-TEST_F(MatmulLibraryCudaTest, WithoutRowsNothingIsLaunched) {
+TEST_F(MatmulLibraryCudaTest, NothingIsLaunchedWithoutRows) {
   for (const Shape& shape : {Shape{0, 7, 13}, {7, 0, 13}}) {
     Product p(shape, DType::kF32, DType::kF32, DType::kF32, 0);
     const absl::Status status = p.Run(*context_, stream_, true, true, 0);

@@ -1,5 +1,5 @@
-// The CUDA paths of the NF4 ops beside the plain CPU loops: codes and dequantised values bit for bit, products within the
-// bound of an inner product.
+// Compares the CUDA paths of the NF4 ops with the plain CPU loops: codes and dequantised values bit for bit, products
+// within the bound of an inner product.
 #include <gtest/gtest.h>
 
 #include "kernels/ops/dequantize_nf4.h"

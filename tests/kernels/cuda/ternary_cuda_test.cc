@@ -1,4 +1,4 @@
-// The CUDA paths of the ternary ops beside the plain CPU loops: every byte equal.
+// Compares the CUDA paths of the ternary ops with the plain CPU loops: every byte must be equal.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ TEST_F(TernaryCudaTest, TernariseGivesTheCpusBytes) {
   }
 }
 
-// Few rows go through the fused kernel, 17 and more through cuBLASLt.
+// Few rows use the fused kernel, 17 and more use cuBLASLt.
 TEST_F(TernaryCudaTest, MatmulGivesTheCpusBytes) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const std::int64_t m : {1, 3, 4, 5, 16, 17, 64, 131}) {
@@ -77,7 +77,7 @@ TEST_F(TernaryCudaTest, MatmulGivesTheCpusBytes) {
   }
 }
 
-TEST_F(TernaryCudaTest, NoColumnsLeaveTheBias) {
+TEST_F(TernaryCudaTest, ProductWithoutColumnsIsTheBias) {
   for (const std::int64_t m : {1, 16, 17, 131}) {
     const support::NoColumns no_columns(*context_, m);
     const std::int64_t n = no_columns.kN;
@@ -90,7 +90,7 @@ TEST_F(TernaryCudaTest, NoColumnsLeaveTheBias) {
   }
 }
 
-TEST_F(TernaryCudaTest, CodesOf16BitsAreRefusedByName) {
+TEST_F(TernaryCudaTest, Rejects16BitCodes) {
   support::WideRows x(1, 64);
   const support::TernaryWeight w(support::TernaryVector(2, 64), {1.0f}, 1, 64);
   DeviceBytes y(*context_, 4);

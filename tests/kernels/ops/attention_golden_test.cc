@@ -1,5 +1,5 @@
-// The plain paths of attention, rope and silu_mul against torch and transformers (tests/golden/kernels), within bounds
-// computed from each case.
+// Compares the plain paths of attention, rope and silu_mul with torch and transformers (tests/golden/kernels), within
+// bounds computed from each case.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -83,7 +83,7 @@ void CheckAttention(const std::string& name, DType cache_type) {
   }
   double max_value = 0;
   for (const float x : v) max_value = std::max(max_value, std::fabs(static_cast<double>(x)));
-  // A weight is off by twice the score's error, the subtraction's rounding, exp, and one rounding a page; weights sum
+  // A weight is off by twice the score's error, the subtraction's rounding, exp, and one rounding per page; weights sum
   // to 1.
   const double weight = 2 * score_error + 2 * kEpsF32 * max_score + Gamma(2 * length + 10);
   EXPECT_TRUE(AllWithin(out, Values().Get<double>(name + ".out"), [&](std::size_t) { return 2 * weight * max_value; }));
@@ -91,14 +91,14 @@ void CheckAttention(const std::string& name, DType cache_type) {
                         [&](std::size_t) { return score_error + Gamma(length + 10) + 4 * kEpsF32 * max_score; }));
 }
 
-TEST(AttentionGoldenTest, IsTorchsScaledDotProductAttention) {
+TEST(AttentionGoldenTest, MatchesTorchScaledDotProductAttention) {
   for (const DType cache : {DType::kF32, DType::kBF16}) {  // the golden's values are exact in both
     CheckAttention("grouped", cache);
     CheckAttention("sharp", cache);
   }
 }
 
-TEST(RopeGoldenTest, TableAndRotationAreThoseOfTransformers) {
+TEST(RopeGoldenTest, TableAndRotationMatchTransformers) {
   const auto positions = Values().Get<std::int32_t>("rope.positions");
   const auto inv_freq = Values().Get<float>("rope.inv_freq");
   const std::int64_t half = static_cast<std::int64_t>(inv_freq.size());
@@ -134,7 +134,7 @@ TEST(RopeGoldenTest, TableAndRotationAreThoseOfTransformers) {
   }));
 }
 
-TEST(SiluMulGoldenTest, ForwardAndBackwardAreTorchsAutograd) {
+TEST(SiluMulGoldenTest, ForwardAndBackwardMatchTorchAutograd) {
   const auto gate = Widened("silu.gate"), up = Widened("silu.up"), grad = Widened("silu.grad");
   const std::int64_t n = static_cast<std::int64_t>(gate.size());
   const auto view = [&](const std::vector<float>& x) { return MakeConstMatrix(x.data(), DType::kF32, 1, n); };
@@ -142,7 +142,7 @@ TEST(SiluMulGoldenTest, ForwardAndBackwardAreTorchsAutograd) {
   const auto out = [&](std::vector<float>& x) { return MakeMatrix(x.data(), DType::kF32, 1, n); };
   ASSERT_TRUE(SiluMul({view(gate), view(up), out(y)}, plain).ok());
   ASSERT_TRUE(SiluMulBackward({view(gate), view(up), view(grad), out(grad_gate), out(grad_up)}, plain).ok());
-  // Where exp overflows, the sigmoid is lost whole: it is below 2^-127 there.
+  // Where exp overflows, the sigmoid becomes 0; its exact value there is below 2^-127.
   const auto term = [&](std::size_t i, double factor) {
     const double s = 1.0 / (1.0 + std::exp(-static_cast<double>(gate[i])));
     return factor * (s * Gamma(14) + 0x1p-127);

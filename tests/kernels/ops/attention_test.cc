@@ -40,7 +40,7 @@ struct Result {
   std::vector<float> logsumexp;  // [T, H]
 };
 
-// A step: rows [first, first + count) of some sequences.
+// Part of a step: rows [first, first + count) of one sequence.
 struct Part {
   std::size_t sequence;
   std::int64_t first;
@@ -49,7 +49,7 @@ struct Part {
 
 float Scale(const Shape& s) { return 1.0f / std::sqrt(static_cast<float>(s.head_dim)); }
 
-// Stores and attends the rows of a step; results are put where the rows belong in each sequence's Result.
+// Stores and attends the rows of a step; writes results to the rows' places in each sequence's Result.
 void Step(const Shape& s, PagedCache& cache, const std::vector<Sequence>& sequences, const std::vector<Part>& parts,
           const Stream& stream, std::vector<Result>* results) {
   std::vector<std::int32_t> sequence, position;
@@ -117,7 +117,7 @@ std::int64_t Pages(const std::vector<Sequence>& sequences) {
   return (longest + kKvPageTokens - 1) / kKvPageTokens;
 }
 
-// All sequences side by side, `chunk` rows of each a step.
+// Runs all sequences side by side, `chunk` rows of each per step.
 std::vector<Result> RunInChunks(const Shape& s, const std::vector<Sequence>& sequences, std::int64_t chunk,
                                 const Stream& stream, std::uint64_t page_seed) {
   PagedCache cache(s.cache, 1, s.kv_heads, s.head_dim, static_cast<std::int64_t>(sequences.size()), Pages(sequences),
@@ -167,7 +167,7 @@ void ExpectNearF64(const Shape& s, const Sequence& sequence, const Result& got) 
       }
       double sum = 0;
       for (double& p : score) sum += p = std::exp(p - max);
-      // Each weight is off by the score's error, two roundings of the difference and exp, and one a page rescaled.
+      // Each weight is off by the score's error, two roundings of the difference and exp, and one per rescaled page.
       const double relative = 2 * score_error + support::Gamma(t + 40) + 40 * support::kEpsF32;
       for (std::int64_t i = 0; i < d; ++i) {
         double y = 0, size = 0;
@@ -219,7 +219,7 @@ TEST(AttentionTest, WholeChunkedAndTokenByTokenAreEqualOnEveryPath) {
   }
 }
 
-TEST(AttentionTest, AloneAndAmongEightSequencesAreEqualForAnyPagesAndThreads) {
+TEST(AttentionTest, ResultsAloneAndAmongEightSequencesAreEqualForAnyPagesAndThreads) {
   for (const Shape& s : {Shape{3, 3, 64, DType::kBF16}, Shape{1, 4, 40, DType::kF32}, Shape{2, 1, 128, DType::kBF16},
                          Shape{1, 40, 8, DType::kBF16}}) {
     SCOPED_TRACE(::testing::Message() << "d " << s.head_dim << " group " << s.group << " cache " << Name(s.cache));
@@ -261,7 +261,7 @@ TEST(AttentionTest, MixedPrefillAndDecodeStepsChangeNoBit) {
   }
 }
 
-// A later token must not reach an earlier row in any way, not even with values that are not numbers.
+// A later token must not affect an earlier row in any way, not even with values that are not numbers.
 TEST(AttentionTest, InfinitiesOfLaterPositionsDoNotReachEarlierRows) {
   const Shape s{1, 2, 16, DType::kF32};
   std::vector<Sequence> clean = {Sequence(s, 40, 1)};
@@ -279,7 +279,8 @@ TEST(AttentionTest, InfinitiesOfLaterPositionsDoNotReachEarlierRows) {
   }
 }
 
-// Scores of hundreds: one key takes all, exponentials of the others vanish, rescaling by 0 leaves no NaN.
+// Scores in the hundreds: one key takes all the weight, the others' exponentials vanish, and rescaling by 0 gives no
+// NaN.
 TEST(AttentionTest, ExtremeScoresStayFinite) {
   const Shape s{1, 1, 16, DType::kF32};
   std::vector<Sequence> sequences = {Sequence(s, 100, 1)};
@@ -289,7 +290,7 @@ TEST(AttentionTest, ExtremeScoresStayFinite) {
   for (const Isa isa : Isas()) ExpectSameBits(RunInChunks(s, sequences, 7, CpuStream(isa), 1)[0], plain);
 }
 
-// q as a part of a wider matrix, out as another: rows are apart by more than their length.
+// q and out are parts of wider matrices: their strides exceed the length of their rows.
 TEST(AttentionTest, RowsMayBeStrided) {
   const Shape s{2, 2, 16, DType::kF32};
   const std::vector<Sequence> sequences = {Sequence(s, 40, 1)};
@@ -325,7 +326,7 @@ TEST(AttentionTest, RowsMayBeStrided) {
   }
 }
 
-TEST(AttentionTest, HalfPrecisionInputAndOutputAreTheSameArithmetic) {
+TEST(AttentionTest, HalfPrecisionInputAndOutputUseTheSameArithmetic) {
   const Shape s{2, 2, 40, DType::kBF16};
   std::vector<Sequence> sequences = {Sequence(s, 50, 1)};
   for (float& x : sequences[0].q) x = ToFloat(ToBF16(x));
@@ -355,7 +356,7 @@ TEST(AttentionTest, HalfPrecisionInputAndOutputAreTheSameArithmetic) {
   }
 }
 
-TEST(AttentionTest, RefusesWhatDoesNotFit) {
+TEST(AttentionTest, RejectsArgumentsThatDoNotFit) {
   const Shape s{2, 2, 8, DType::kF32};
   PagedCache cache(s.cache, 1, 2, 8, 1, 1, 1);
   std::vector<float> q(64), out(64);
@@ -374,7 +375,7 @@ TEST(AttentionTest, RefusesWhatDoesNotFit) {
   EXPECT_NE(Attention(args, stream).message().find("num_heads"), std::string::npos);
   args.num_heads = 4;
   args.out = MakeMatrix(q.data(), DType::kF32, 2, 32);
-  EXPECT_NE(Attention(args, stream).message().find("out that is not q"), std::string::npos);
+  EXPECT_NE(Attention(args, stream).message().find("out that does not alias q"), std::string::npos);
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ TEST(DequantizeNf4Test, EveryPathGivesTheBitsOfPlain) {
   }
 }
 
-TEST(DequantizeNf4Test, OneRoundingOfBookTimesAbsmax) {
+TEST(DequantizeNf4Test, RoundsBookTimesAbsmaxOnce) {
   const Weight w(1, 3, 129);
   const GuardedBytes f32 = Dequantize(w.view, DType::kF32, CpuStream(Isa::kPlain));
   const GuardedBytes bf16 = Dequantize(w.view, DType::kBF16, CpuStream(Isa::kPlain));
@@ -69,7 +69,7 @@ TEST(DequantizeNf4Test, OneRoundingOfBookTimesAbsmax) {
   }
 }
 
-// Every code beside every kind of scale: signed zeros, denormals and overflow in the rounding to bf16 included.
+// Every code with every kind of scale, including signed zeros, denormals and overflow when rounding to bf16.
 TEST(DequantizeNf4Test, ExtremeScalesRoundAlike) {
   const std::vector<float> scales = {0.0f, 1e-45f, 1e-40f, 1.17549435e-38f, 1e-20f, 1.0f, 3.0e38f, 3.4028235e38f};
   std::vector<std::uint8_t> codes(scales.size() * 32);
@@ -84,7 +84,7 @@ TEST(DequantizeNf4Test, ExtremeScalesRoundAlike) {
   }
 }
 
-// The widest gap of the book is between -1 and -0.696: no element moves by more than half of it, times absmax.
+// The widest gap of the book is between -1 and -0.696: no element moves by more than half that gap times absmax.
 TEST(DequantizeNf4Test, RoundTripStaysWithinHalfAGap) {
   const std::int64_t rows = 5, k = 200;
   const std::vector<float> x = support::NormalVector(4, rows * k);
@@ -99,7 +99,7 @@ TEST(DequantizeNf4Test, RoundTripStaysWithinHalfAGap) {
   }
 }
 
-TEST(DequantizeNf4Test, RowsOfOutMayLieApart) {
+TEST(DequantizeNf4Test, OutputRowsMayBeStrided) {
   const Weight w(8, 3, 70);
   const GuardedBytes want = Dequantize(w.view, DType::kBF16, CpuStream(Isa::kPlain));
   for (const Isa isa : Isas()) {

@@ -15,7 +15,7 @@ using support::CpuStream;
 using support::GuardedBytes;
 using support::Isas;
 
-TEST(DoubleDequantizeTest, TwoRoundingsOnEveryPath) {
+TEST(DoubleDequantizeTest, EveryPathRoundsTwice) {
   for (const std::int64_t n : {0, 1, 15, 16, 17, 255, 256, 257, 9000}) {
     std::vector<std::int8_t> codes(static_cast<std::size_t>(n));
     for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::int8_t>(support::Bits(1, i));
@@ -36,7 +36,7 @@ TEST(DoubleDequantizeTest, TwoRoundingsOnEveryPath) {
   }
 }
 
-// docs/numerics.md 4 has a mean relative error of 0.12% and a maximum of 0.45% for such scales.
+// docs/numerics.md 4 gives a mean relative error of 0.12% and a maximum of 0.45% for such scales.
 TEST(DoubleDequantizeTest, RoundTripKeepsScalesWithinHalfAStep) {
   const std::int64_t n = 1000;
   std::vector<float> absmax = support::NormalVector(6, n, 0.005f);

@@ -74,7 +74,7 @@ TEST(DoubleQuantizeTest, TopOfTheRangeIsClampedAndTiesGoToEven) {
   }
 }
 
-TEST(DoubleQuantizeTest, EqualScalesTakeFactorOneAndCodeZero) {
+TEST(DoubleQuantizeTest, EqualScalesGetFactorOneAndCodeZero) {
   for (const Isa isa : Isas()) {
     for (const float value : {0.0f, 0.03f, 1e-45f, 3e38f}) {
       const Quantized q = Quantize(std::vector<float>(300, value), CpuStream(isa));
@@ -93,7 +93,7 @@ TEST(DoubleQuantizeTest, DifferencesTooSmallForAFactorCountAsEqual) {
   }
 }
 
-TEST(DoubleQuantizeTest, ValuesThatAreNotFiniteAreRefusedByPlace) {
+TEST(DoubleQuantizeTest, RejectsNonFiniteValuesAndNamesTheirPlace) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     std::vector<float> scales = Scales(1, 300);
     scales[257] = bad;

@@ -1,4 +1,4 @@
-// add, silu_mul, silu_mul_backward: against f64 formulas, and every path against the plain one, bit for bit.
+// Compares add, silu_mul and silu_mul_backward with f64 formulas, and every path with the plain one, bit for bit.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -22,7 +22,7 @@ constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
 constexpr std::int64_t kSizes[] = {1, 15, 16, 17, 31, 32, 33, 100};
 constexpr std::int64_t kRows = 5;
 
-// Values of wide range, so that exp overflows, underflows and is ordinary.
+// Values over a wide range, so that exp overflows, underflows and gives ordinary results.
 std::vector<float> Wide(std::uint64_t seed, std::int64_t n) {
   std::vector<float> x = support::NormalVector(seed, n, 4.0f);
   for (std::size_t i = 0; i < x.size(); i += 7) x[i] *= 30.0f;
@@ -42,7 +42,7 @@ std::vector<float> WidenGuarded(const GuardedBytes& bytes, DType dtype) {
   return Widen(std::vector<std::uint8_t>(bytes.data(), bytes.data() + bytes.size()), dtype);
 }
 
-TEST(AddTest, IsTheRoundedSumOnEveryPath) {
+TEST(AddTest, EveryPathGivesTheRoundedSum) {
   for (const DType x_type : kTypes) {
     for (const DType y_type : kTypes) {
       for (const std::int64_t cols : kSizes) {
@@ -165,7 +165,7 @@ TEST(SiluMulTest, NaNStaysNaN) {
   }
 }
 
-// What 1 / (1 + exp(-x)) loses where exp overflows.
+// Bound on 1 / (1 + exp(-x)) where exp overflows and the computed value is 0.
 constexpr double kLostSigmoid = 0x1p-127;
 
 TEST(SiluMulBackwardTest, AgreesWithF64AndIsEqualOnEveryPath) {
@@ -185,7 +185,7 @@ TEST(SiluMulBackwardTest, AgreesWithF64AndIsEqualOnEveryPath) {
         const double s = 1.0 / (1.0 + std::exp(-x));
         want_up[i] = dy * x * s;
         want_gate[i] = dy * u * s * (1.0 + x * (1.0 - s));
-        // 1 - s and the sum cancel: their terms' sizes count, not their value.
+        // 1 - s and the sum cancel: the bound follows the sizes of their terms, not of their value.
         bound_gate[i] = std::fabs(dy * u) * (1.0 + std::fabs(x)) * (s * support::Gamma(12) + kLostSigmoid) +
                         unit * std::fabs(want_gate[i]);
       }

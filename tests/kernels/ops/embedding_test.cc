@@ -13,7 +13,7 @@ using support::CpuStream;
 
 constexpr std::int64_t kVocabulary = 37;
 
-TEST(EmbeddingTest, IsIndexingWithRounding) {
+TEST(EmbeddingTest, EqualsIndexingWithRounding) {
   const std::vector<std::int32_t> ids = {0, 36, 5, 5, 17};
   for (const DType from : {DType::kF32, DType::kBF16}) {
     for (const DType to : {DType::kF32, DType::kBF16}) {
@@ -73,7 +73,7 @@ TEST(EmbeddingTest, ReadsThePackedCodesOfAnInt8Head) {
   }
 }
 
-TEST(EmbeddingTest, RefusesAnIdOutsideTheVocabularyByName) {
+TEST(EmbeddingTest, RejectsAndNamesIdOutsideTheVocabulary) {
   const std::vector<float> table(8);
   std::vector<float> out(4);
   for (const std::int32_t bad : {-1, 4}) {

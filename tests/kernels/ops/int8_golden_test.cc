@@ -1,4 +1,5 @@
-// The plain loops (and with them every path) against values of independent programs: tests/golden/kernels/int8.txt.
+// Compares the plain loops, and with them every path, with values of independent programs:
+// tests/golden/kernels/int8.txt.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -54,7 +55,7 @@ TEST_F(Int8GoldenTest, RmsNormAgreesWithLlamaRMSNorm) {
     std::vector<float> y(x.size());
     ASSERT_TRUE(RmsNorm({MakeConstMatrix(x.data(), DType::kF32, 5, 97), weight.data(), 1e-5f,
                          MakeMatrix(y.data(), DType::kF32, 5, 97), nullptr}, CpuStream(isa)).ok());
-    // Both sum 97 squares in orders of their own and round a few times more.
+    // The two sum 97 squares in different orders and round a few more times.
     EXPECT_TRUE(support::AllWithin(y, {want.begin(), want.end()}, [&](std::size_t i) {
       return 2 * support::Gamma(20) * std::fabs(want[i]);
     }));

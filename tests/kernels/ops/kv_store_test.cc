@@ -55,7 +55,7 @@ TEST(KvStoreTest, EveryElementIsFoundWhereTheFormatSays) {
                 }
               }
             }
-            // The page that began at its first position has zeros behind the last row; the other kept its bytes.
+            // The page whose first position was written has zeros after the last row; the other page kept its bytes.
             EXPECT_EQ(cache.Key(1, 66, 1, 0, 0), 0.0f);
             EXPECT_EQ(cache.Value(1, 95, 1, 2, d - 1), 0.0f);
             EXPECT_TRUE(std::isnan(cache.Key(0, 4, 1, 0, 0)));
@@ -67,7 +67,7 @@ TEST(KvStoreTest, EveryElementIsFoundWhereTheFormatSays) {
   }
 }
 
-TEST(KvStoreTest, RefusesPositionsPagesAndLayersThatAreNotThere) {
+TEST(KvStoreTest, RejectsPositionsPagesAndLayersOutOfRange) {
   PagedCache cache(DType::kF32, kLayers, kHeads, 4, 2, 2, 5);
   const std::vector<float> kv(2 * kHeads * 4);
   const auto store = [&](std::vector<std::int32_t> sequence, std::vector<std::int32_t> position, std::int64_t layer) {

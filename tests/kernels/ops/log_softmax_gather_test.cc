@@ -107,7 +107,7 @@ TEST(LogSoftmaxGatherTest, TopOfAscendingAndWholeRowsIsSorted) {
   }
 }
 
-TEST(LogSoftmaxGatherTest, ARowThatIsNoDistributionSaysSoAndSparesTheOthers) {
+TEST(LogSoftmaxGatherTest, RowWithoutDistributionGivesNaNAndDoesNotAffectOthers) {
   for (const float bad : {std::nanf(""), HUGE_VALF}) {
     std::vector<float> logits(200, 1.0f);
     logits[137] = bad;
@@ -122,7 +122,7 @@ TEST(LogSoftmaxGatherTest, ARowThatIsNoDistributionSaysSoAndSparesTheOthers) {
   }
 }
 
-TEST(LogSoftmaxGatherTest, RefusesByName) {
+TEST(LogSoftmaxGatherTest, NamesTheRejectedArgument) {
   const std::vector<float> logits(10);
   std::vector<float> logprob(2), top_logprob(20);
   std::vector<std::int32_t> top_id(20), target = {0, 5};

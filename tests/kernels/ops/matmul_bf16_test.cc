@@ -15,7 +15,7 @@ using support::CpuStream;
 using support::GuardedBytes;
 using support::Isas;
 
-// x and w in buffers of exactly their size, and the product in f64 with the bound of every order of its sums.
+// x and w in buffers of exactly their size, and the f64 product with a bound for any order of summation.
 struct Case {
   Case(std::int64_t m, std::int64_t n, std::int64_t k, DType y_type) : m(m), n(n), k(k), y_type(y_type) {
     const auto seed = static_cast<std::uint64_t>(m * 1000003 + n * 1009 + k);
@@ -70,7 +70,7 @@ TEST(MatmulBf16Test, EveryPathIsWithinTheBoundOfTheExactProduct) {
   }
 }
 
-// More of K than a panel holds at a time: sums wait in memory between the parts.
+// K is longer than a panel holds at a time: sums are kept in memory between the parts.
 TEST(MatmulBf16Test, LongRowsAreSummedInParts) {
   for (const std::int64_t k : {1023, 1024, 1025, 2111}) {
     const Case c(29, 71, k, DType::kF32);
@@ -99,7 +99,7 @@ TEST(MatmulBf16Test, NeitherThreadsNorOtherRowsChangeBits) {
   }
 }
 
-TEST(MatmulBf16Test, StridedRowsAreReadWhereTheyLie) {
+TEST(MatmulBf16Test, ReadsStridedRows) {
   const Case c(9, 20, 96, DType::kF32);
   // Every second row of x and of w.
   const ConstMatrix x = {c.x.data(), DType::kBF16, 4, 96, 192}, w = {c.w.data(), DType::kBF16, 10, 96, 192};

@@ -19,7 +19,7 @@ using support::GuardedBytes;
 struct Case {
   std::int64_t rows, n, k;
   DType x_dtype, w_dtype;
-  std::vector<float> x, w, bias;  // as rounded to their types
+  std::vector<float> x, w, bias;  // rounded to their types
 };
 
 Case MakeCase(std::int64_t rows, std::int64_t n, std::int64_t k, DType x_dtype, DType w_dtype) {
@@ -130,7 +130,7 @@ TEST(MatmulDenseTest, LiesWithinTheBoundOfTheChain) {
   EXPECT_TRUE(support::AllWithin(y, exact, [&](std::size_t i) { return support::DotBound(700, sum_abs[i]); }));
 }
 
-TEST(MatmulDenseTest, AZeroWeightPanelPastTheLastRowIsNeverSeen) {
+TEST(MatmulDenseTest, ZeroRowsOfTheLastPanelNeverReachAnOutput) {
   // A NaN activation times the zero rows of the last panel must not reach another output.
   const std::vector<float> x = {NAN, 1.0f};
   const std::vector<float> w(2 * 17, 1.0f);

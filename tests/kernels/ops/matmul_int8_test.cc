@@ -44,7 +44,7 @@ Case MakeCase(std::uint64_t seed, std::int64_t rows, std::int64_t n, std::int64_
   return c;
 }
 
-// int64 sums and the epilogue as docs/numerics.md states it, from the unpacked codes.
+// int64 sums and the epilogue of docs/numerics.md, from the unpacked codes.
 std::vector<float> Oracle(const Case& c, bool bias) {
   std::vector<float> y;
   for (std::int64_t r = 0; r < c.rows; ++r) {
@@ -125,7 +125,7 @@ TEST(MatmulInt8Test, EveryPathAndThreadCountGivesTheOraclesBits) {
 }
 
 TEST(MatmulInt8Test, ExtremesAreExact) {
-  // All 127 by all -128 is the largest sum: it would saturate in 16 bits, and its corrections wrap 32.
+  // All 127 by all -128 is the largest sum: it would saturate 16 bits, and its corrections wrap around 32 bits.
   for (const std::int64_t k : {std::int64_t{64}, std::int64_t{2048}, kInt8MaxCols}) {
     Case c = MakeCase(1, 5, 20, k, 0);
     std::fill(c.x.begin(), c.x.end(), std::int8_t{127});
@@ -136,7 +136,7 @@ TEST(MatmulInt8Test, ExtremesAreExact) {
   }
 }
 
-TEST(MatmulInt8Test, ARowDoesNotDependOnTheRowsBesideIt) {
+TEST(MatmulInt8Test, RowDoesNotDependOnItsNeighbours) {
   Case c = MakeCase(8, 30, 70, 200, 8);
   const std::vector<float> all = Oracle(c, true);
   for (const Isa isa : support::Isas()) {

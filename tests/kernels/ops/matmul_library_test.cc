@@ -41,7 +41,7 @@ struct Product {
   }
 };
 
-// What multiplying with the loops is counted as.
+// Multiplies with the loops and returns the counted launches.
 auto LaunchesOf(const MatmulLibraryArgs& args) {
   LoopLibrary library;
   LaunchCounter launches;
@@ -53,8 +53,8 @@ auto LaunchesOf(const MatmulLibraryArgs& args) {
   return launches.Snapshot();
 }
 
-// Not asked of the library: oneDNN and torch would have to agree.
-TEST(MatmulLibraryTest, WithoutColumnsTheProductIsZero) {
+// The op does this without the library: otherwise oneDNN and torch would have to agree.
+TEST(MatmulLibraryTest, ProductWithoutColumnsIsZero) {
   for (const bool accumulate : {false, true}) {
     Product p;
     MatmulLibraryArgs args = p.Args(accumulate);
@@ -78,7 +78,7 @@ TEST(MatmulLibraryTest, ProductOldValueAndBiasAddUpAndOneLaunchIsCounted) {
   }
 }
 
-TEST(MatmulLibraryTest, OnCudaTheProgramsLibraryIsNotAsked) {
+TEST(MatmulLibraryTest, CudaStreamDoesNotUseTheProgramsLibrary) {
   Product p;
   LoopLibrary library;
   Stream stream = CpuStream(Isa::kPlain);
@@ -91,7 +91,7 @@ TEST(MatmulLibraryTest, OnCudaTheProgramsLibraryIsNotAsked) {
                                     : "matmul_library: no CUDA path in this build");
 }
 
-TEST(MatmulLibraryTest, WhatIsMissingOrWrongIsSaid) {
+TEST(MatmulLibraryTest, ReportsMissingLibraryAndWrongArguments) {
   Product p;
   Stream stream = CpuStream(Isa::kPlain);
   EXPECT_EQ(MatmulLibrary(p.Args(false), stream).code(), absl::StatusCode::kFailedPrecondition);
@@ -102,9 +102,9 @@ TEST(MatmulLibraryTest, WhatIsMissingOrWrongIsSaid) {
   EXPECT_EQ(MatmulLibrary(args, stream).code(), absl::StatusCode::kInvalidArgument);
   args = p.Args(false);
   args.y.dtype = DType::kBF16;
-  EXPECT_EQ(MatmulLibrary(args, stream).code(), absl::StatusCode::kUnimplemented) << "the library's own answer";
+  EXPECT_EQ(MatmulLibrary(args, stream).code(), absl::StatusCode::kUnimplemented) << "the library's own error";
   args.x.rows = args.y.rows = 0;
-  EXPECT_TRUE(MatmulLibrary(args, stream).ok()) << "nothing to do, nothing asked of the library";
+  EXPECT_TRUE(MatmulLibrary(args, stream).ok()) << "nothing to do: the library is not called";
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ using support::CpuStream;
 using support::GuardedBytes;
 using support::Isas;
 
-// x, w and bias in buffers of exactly their size, and what y should be: the product of the rounded values in f64.
+// x, w and bias in buffers of exactly their size, and the expected y: the f64 product of the rounded values.
 struct Case {
   Case(std::int64_t m, std::int64_t n, std::int64_t k, DType x_type, DType y_type, bool with_bias)
       : m(m), n(n), k(k), x_type(x_type), y_type(y_type) {
@@ -90,7 +90,7 @@ TEST(MatmulNf4Test, EveryPathIsWithinTheBoundOfTheExactProduct) {
   }
 }
 
-// More of K than a path holds decoded at a time.
+// K is longer than a path holds decoded at a time.
 TEST(MatmulNf4Test, LongRowsAreWithinTheBoundToo) {
   for (const std::int64_t m : {3, 14}) {
     for (const std::int64_t k : {1024, 1025, 2111}) {
@@ -118,7 +118,7 @@ TEST(MatmulNf4Test, ThreadsDoNotChangeBits) {
   }
 }
 
-TEST(MatmulNf4Test, NoColumnsLeaveTheBias) {
+TEST(MatmulNf4Test, ProductWithoutColumnsIsTheBias) {
   for (const Isa isa : Isas()) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const std::int64_t m : {1, 4, 6}) {
@@ -135,7 +135,7 @@ TEST(MatmulNf4Test, NoColumnsLeaveTheBias) {
   }
 }
 
-TEST(MatmulNf4Test, NoRowsWriteNothing) {
+TEST(MatmulNf4Test, ProductWithoutRowsWritesNothing) {
   const Case c(0, 4, 64, DType::kF32, DType::kF32, false);
   for (const Isa isa : Isas()) c.Check(CpuStream(isa));
 }
@@ -160,7 +160,7 @@ TEST(MatmulNf4Test, WrongArgumentsAreRefused) {
   EXPECT_EQ(code([](A& a) { a.w.rows = -1; }), bad);
 }
 
-// Golden: the weight as bitsandbytes quantised and dequantised it, multiplied in float64.
+// Golden: the weight that bitsandbytes quantised and dequantised, multiplied in float64.
 TEST(MatmulNf4Test, AgreesWithTheProductOfBitsandbytesWeights) {
   const support::Golden golden("tests/golden/kernels/nf4.txt");
   const std::vector<float> absmax = golden.Get<float>("weight.absmax");

@@ -56,7 +56,7 @@ Case MakeCase(std::uint64_t seed, std::int64_t rows, std::int64_t n, std::int64_
   return c;
 }
 
-// int64 sums and the epilogue as docs/numerics.md states it, from the unpacked codes.
+// int64 sums and the epilogue of docs/numerics.md, from the unpacked codes.
 std::vector<float> Oracle(const Case& c, bool bias, bool outliers) {
   std::vector<float> y;
   for (std::int64_t r = 0; r < c.rows; ++r) {
@@ -143,8 +143,8 @@ TEST(MatmulTernaryTest, EveryPathAndThreadCountGivesTheOraclesBits) {
   }
 }
 
-// All +1 by all 127 over a lane is what overflows 16-bit sums that are kept too long (bitnet.cpp's AVX2 path,
-// docs/numerics.md 3); -128 never comes from our quantiser but must not break the sums either.
+// All +1 by all 127 over a lane overflows 16-bit sums that are kept too long (bitnet.cpp's AVX2 path, docs/numerics.md
+// 3). -128 never comes from our quantiser but must not break the sums either.
 TEST(MatmulTernaryTest, ExtremesAreExact) {
   for (const std::int64_t k : {std::int64_t{64}, std::int64_t{2048}, std::int64_t{4096}, kTernaryMaxCols}) {
     Case c = MakeCase(1, 6, 20, k, false, 0);
@@ -167,7 +167,7 @@ TEST(MatmulTernaryTest, ExtremesAreExact) {
   }
 }
 
-TEST(MatmulTernaryTest, ARowDoesNotDependOnTheRowsBesideIt) {
+TEST(MatmulTernaryTest, RowDoesNotDependOnItsNeighbours) {
   Case c = MakeCase(8, 30, 70, 200, false, 0);
   const std::vector<float> all = Oracle(c, true, false);
   for (const Isa isa : support::Isas()) {
@@ -179,7 +179,7 @@ TEST(MatmulTernaryTest, ARowDoesNotDependOnTheRowsBesideIt) {
   }
 }
 
-// q, k and v side by side in one weight give what each gives alone: the scale is a vector.
+// q, k and v side by side in one weight give the same results as each alone: the scale is a vector.
 TEST(MatmulTernaryTest, ConcatenatedWeightsGiveTheBitsOfEach) {
   Case c = MakeCase(9, 3, 96, 128, false, 0);
   for (std::size_t n = 0; n < 96; ++n) c.w_scale[n] = n < 32 ? 0.5f : n < 80 ? 0.003f : 7.0f;
@@ -229,7 +229,7 @@ TEST(MatmulTernaryTest, BadArgumentsAreRefused) {
   rows.codes = nullptr;
   EXPECT_EQ(code(rows, w.view(), ym), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(x.view(), w.view(), MakeMatrix(y.data(), DType::kF32, 2, 16)), absl::StatusCode::kInvalidArgument);
-  // 16 bits are narrower in K: the sums must stay below 2^31.
+  // 16-bit codes have a smaller limit on K: the sums must stay below 2^31.
   support::WideRows wide(1, 1);
   rows = wide.view();
   rows.cols = kTernaryMaxColsWide + 1;

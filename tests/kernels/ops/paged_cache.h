@@ -1,4 +1,4 @@
-// A paged cache for tests: sequences whose pages lie anywhere in it.
+// A paged cache for tests: the pages of its sequences may lie anywhere in it.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -14,7 +14,7 @@ class PagedCache {
   PagedCache(const PagedCache&) = delete;
   PagedCache& operator=(const PagedCache&) = delete;
 
-  // Pages are taken from the cache in an order that `shuffle_seed` decides.
+  // Takes pages from the cache in an order determined by `shuffle_seed`.
   PagedCache(DType dtype, std::int64_t layers, std::int64_t kv_heads, std::int64_t head_dim, std::int64_t num_sequences,
              std::int64_t pages_per_sequence, std::uint64_t shuffle_seed)
       : num_sequences_(num_sequences), pages_per_sequence_(pages_per_sequence) {
@@ -24,7 +24,7 @@ class PagedCache {
              .num_layers = layers,
              .num_kv_heads = kv_heads,
              .head_dim = head_dim};
-    // 0xff bytes are NaN in both dtypes: what is read before it is written shows.
+    // 0xff bytes are NaN in both dtypes, so that a read before a write is noticed.
     bytes_.assign(static_cast<std::size_t>(view_.num_pages * view_.PageElements() * SizeOf(dtype)), 0xff);
     view_.base = bytes_.data();
     std::vector<std::int32_t> free(static_cast<std::size_t>(view_.num_pages));

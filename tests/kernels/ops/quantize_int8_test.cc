@@ -59,14 +59,14 @@ TEST(QuantizeInt8Test, CodesAreTheNearestMultiplesOfTheScale) {
     EXPECT_EQ(q.num_outliers[r], 0);
     for (std::int64_t k = 0; k < cols; ++k) {
       const double steps = static_cast<double>(x[static_cast<std::size_t>(r * cols + k)]) / q.scale[r];
-      // Two roundings lie before the one to an integer: each moves at most 127 * 2^-24.
+      // Two roundings come before the rounding to an integer: each moves at most 127 * 2^-24.
       EXPECT_LE(std::fabs(steps - q.codes[r * q.stride + k]), 0.5 + 127 * 0x1p-22);
     }
     for (std::int64_t k = cols; k < q.stride; ++k) EXPECT_EQ(q.codes[r * q.stride + k], 0);
   }
 }
 
-TEST(QuantizeInt8Test, OutliersLeaveTheRowLargestFirstAndComeOutInOrderOfIndex) {
+TEST(QuantizeInt8Test, LargestOutliersAreTakenAndListedInOrderOfIndex) {
   for (const Isa isa : support::Isas()) {
     std::vector<float> x(100, 0.5f);
     x[90] = 50.0f;
@@ -83,12 +83,12 @@ TEST(QuantizeInt8Test, OutliersLeaveTheRowLargestFirstAndComeOutInOrderOfIndex) 
     EXPECT_EQ(q.outlier_value[1], 50.0f);
     EXPECT_EQ(q.codes[3], 0);
     EXPECT_EQ(q.codes[90], 0);
-    EXPECT_EQ(q.codes[40], 127) << "what is not taken out sets the scale of the rest";
+    EXPECT_EQ(q.codes[40], 127) << "the largest element that is not an outlier sets the scale";
     EXPECT_EQ(q.scale[0], 40.0f / 127.0f);
   }
 }
 
-TEST(QuantizeInt8Test, AnElementAtExactlySixTimesTheMeanStays) {
+TEST(QuantizeInt8Test, ElementAtExactlySixTimesTheMeanIsNoOutlier) {
   for (const Isa isa : support::Isas()) {
     Int8Rows out(1, 64);
     // The sum is 96 + 32 * 29 = 1024, the mean 16, the threshold 96.
@@ -103,7 +103,7 @@ TEST(QuantizeInt8Test, AnElementAtExactlySixTimesTheMeanStays) {
   }
 }
 
-TEST(QuantizeInt8Test, ATinyRowTakesTheSmallestScale) {
+TEST(QuantizeInt8Test, TinyRowGetsTheSmallestScale) {
   for (const Isa isa : support::Isas()) {
     std::vector<float> x(20, 1e-20f);
     Int8Rows out(1, 20);

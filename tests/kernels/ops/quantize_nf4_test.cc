@@ -77,7 +77,7 @@ TEST(QuantizeNf4Test, CodeIsTheNearestOfTheBookAwayFromTies) {
   }
 }
 
-TEST(QuantizeNf4Test, ExactTieTakesTheLowerCodeAndOneUlpAboveTheHigher) {
+TEST(QuantizeNf4Test, ExactTieGetsTheLowerCodeAndOneUlpAboveGetsTheHigher) {
   for (const Isa isa : Isas()) {
     for (std::size_t t = 0; t < kNf4Thresholds.size(); ++t) {
       // absmax 1, so that x * (1 / absmax) is x.
@@ -105,7 +105,7 @@ TEST(QuantizeNf4Test, EveryBookValueKeepsItsCode) {
   }
 }
 
-TEST(QuantizeNf4Test, ZeroBlockTakesCodeSevenAndAbsmaxZero) {
+TEST(QuantizeNf4Test, ZeroBlockGetsCodeSevenAndAbsmaxZero) {
   for (const Isa isa : Isas()) {
     std::vector<float> x(129, 0.0f);
     x[70] = -0.0f;
@@ -127,7 +127,7 @@ TEST(QuantizeNf4Test, DenormalBlocksStayDefined) {
     Quantized small(1, 2);
     ASSERT_TRUE(Quantize({1e-38f, -1e-38f}, 1, 2, DType::kF32, CpuStream(isa), &small).ok());
     EXPECT_EQ(small.codes.data()[0], 0xf0);
-    // 1 / absmax is infinite: as a zero block, its absmax kept.
+    // 1 / absmax is infinite: the codes of a zero block, but absmax is kept.
     const float tiny = std::numeric_limits<float>::denorm_min();
     Quantized smallest(1, 3);
     ASSERT_TRUE(Quantize({tiny, 0.0f, -tiny}, 1, 3, DType::kF32, CpuStream(isa), &smallest).ok());
@@ -137,7 +137,7 @@ TEST(QuantizeNf4Test, DenormalBlocksStayDefined) {
   }
 }
 
-TEST(QuantizeNf4Test, ValuesThatAreNotFiniteAreRefusedByPlace) {
+TEST(QuantizeNf4Test, RejectsNonFiniteValuesAndNamesTheirPlace) {
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -158,7 +158,7 @@ TEST(QuantizeNf4Test, ValuesThatAreNotFiniteAreRefusedByPlace) {
   }
 }
 
-TEST(QuantizeNf4Test, RowsMayLieApart) {
+TEST(QuantizeNf4Test, RowsMayBeStrided) {
   const std::vector<float> x = support::NormalVector(9, 3 * 80);
   Quantized want(1, 70);
   ASSERT_TRUE(Quantize({x.begin() + 80, x.begin() + 150}, 1, 70, DType::kF32, CpuStream(Isa::kPlain), &want).ok());
@@ -185,8 +185,8 @@ TEST(QuantizeNf4Test, WrongArgumentsAreRefused) {
             absl::StatusCode::kInvalidArgument);
 }
 
-// Golden: bitsandbytes. Whole blocks by the same formula, ties included; the tail of an odd row is divided by its
-// absmax there, and its values lie away from ties (make_kernel_golden_nf4.py).
+// Golden: bitsandbytes. Whole blocks use the same formula, ties included. The tail of an odd row is divided by its
+// absmax there, and its values are not near ties (make_kernel_golden_nf4.py).
 TEST(QuantizeNf4Test, EqualsBitsandbytes) {
   const support::Golden golden("tests/golden/kernels/nf4.txt");
   struct {

@@ -45,7 +45,7 @@ TEST(RmsNormQuantizeTest, EqualsRmsNormThenQuantizeOnEveryPath) {
   }
 }
 
-TEST(RmsNormQuantizeTest, ARowDoesNotDependOnTheRowsBesideIt) {
+TEST(RmsNormQuantizeTest, RowDoesNotDependOnItsNeighbours) {
   const std::int64_t rows = 11, cols = 576;
   const std::vector<float> x = support::AwkwardRows(9, rows, cols);
   const std::vector<float> weight = support::NormalVector(5, cols);

@@ -58,7 +58,7 @@ TEST(RmsNormTest, LiesWithinTheBoundOfItsRoundings) {
     const double rstd = 1.0 / std::sqrt(sum / 1000 + static_cast<double>(1e-5f));
     for (std::size_t k = 0; k < 1000; ++k) exact[r * 1000 + k] = x[r * 1000 + k] * rstd * weight[k];
   }
-  // 63 additions in a lane, 4 in the tree, then division, sum, root, division and two products.
+  // 63 additions per lane, 4 in the tree, then division, sum, root, division and two products.
   EXPECT_TRUE(support::AllWithin(y, exact, [&](std::size_t i) { return support::Gamma(73) * std::fabs(exact[i]); }));
 }
 

@@ -118,7 +118,7 @@ TEST(RopeTest, BackwardUndoesForward) {
   }
 }
 
-TEST(RopeTest, RefusesWhatItCannotRotate) {
+TEST(RopeTest, RejectsBadPositionsAndHeads) {
   const Table table(2, 4);
   std::vector<float> x(12);
   const std::vector<std::int32_t> position = {0, 4};

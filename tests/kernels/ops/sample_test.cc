@@ -28,7 +28,7 @@ std::int32_t Draw(const std::vector<float>& logits, const SampleParams& params, 
   return token;
 }
 
-// The definition in sample.h, written out over a full sort in f64 weights of the op's own exp.
+// The definition in sample.h: a full sort, with weights from the op's own exp, summed in f64.
 std::vector<std::pair<std::int32_t, double>> Reference(const std::vector<float>& logits, const SampleParams& p) {
   std::vector<std::int32_t> ids(logits.size());
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i);
@@ -72,13 +72,13 @@ TEST(SampleTest, GreedyTakesTheLowerOfEqualIds) {
   }
 }
 
-TEST(SampleTest, CandidatesAreThoseOfTheDefinition) {
+TEST(SampleTest, CandidatesMatchTheDefinition) {
   std::vector<SampleParams> all;
   for (const float temperature : {0.3f, 1.0f, 5.0f}) {
     for (const std::int32_t top_k : {0, 1, 5, 50, 4000}) {
       for (const float top_p : {1.0f, 0.9f, 0.3f, 0.0f}) {
         for (const float min_p : {0.0f, 0.05f, 1.0f}) {
-          if (top_k == 0 && top_p == 1.0f && min_p == 0.0f) continue;  // not cut: the next test
+          if (top_k == 0 && top_p == 1.0f && min_p == 0.0f) continue;  // no filter: tested separately
           all.push_back({.temperature = temperature, .top_k = top_k, .top_p = top_p, .min_p = min_p});
         }
       }
@@ -160,7 +160,7 @@ TEST(SampleTest, DrawsFollowTheProbabilities) {
   }
 }
 
-// An unfiltered draw stops sorting early; the whole order must give the same token.
+// An unfiltered draw stops sorting early; a full order must give the same token.
 TEST(SampleTest, UnfilteredDrawsWalkTheWholeOrder) {
   const std::vector<float> logits = support::NormalVector(8, 2500, 0.01f);  // nearly flat: long prefixes
   SampleParams p{.temperature = 1.0f, .seed = 5};
@@ -175,7 +175,7 @@ TEST(SampleTest, UnfilteredDrawsWalkTheWholeOrder) {
     while (at + 1 < order.size() && (sum += order[at].second) <= target) ++at;
     const std::int32_t got = Draw(logits, p, Isas().back());
     seen.insert(got);
-    // Total() sums in another order: at a boundary the neighbour may be drawn, never another.
+    // Total() sums in another order: at a boundary a neighbour may be drawn, but no other token.
     const bool near = got == order[at].first || (at > 0 && got == order[at - 1].first) ||
                       (at + 1 < order.size() && got == order[at + 1].first);
     EXPECT_TRUE(near) << i;
@@ -193,7 +193,7 @@ TEST(SampleTest, TinyTemperatureIsGreedyAndHugeIsUniform) {
   EXPECT_EQ(seen.size(), 3u);
 }
 
-TEST(SampleTest, ARowThatIsNoDistributionIsRefusedAndTheOthersAreDrawn) {
+TEST(SampleTest, RejectsRowWithoutDistributionAndDrawsTheOthers) {
   for (const float bad : {std::nanf(""), HUGE_VALF, -HUGE_VALF}) {
     std::vector<float> logits(3 * 50, 0.0f);
     logits[20] = 1.0f;
@@ -215,7 +215,7 @@ TEST(SampleTest, ARowThatIsNoDistributionIsRefusedAndTheOthersAreDrawn) {
   }
 }
 
-TEST(SampleTest, RefusesParametersByName) {
+TEST(SampleTest, NamesTheRejectedParameter) {
   const std::vector<float> logits(5);
   const auto message = [&](const SampleParams& p) {
     std::int32_t token = 0;

@@ -1,4 +1,4 @@
-// log_softmax_gather and sample against torch and transformers (tests/golden/kernels/sampling.txt).
+// Compares log_softmax_gather and sample with torch and transformers (tests/golden/kernels/sampling.txt).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ const support::Golden& Values() {
   return golden;
 }
 
-TEST(LogSoftmaxGoldenTest, IsTorchsLogSoftmax) {
+TEST(LogSoftmaxGoldenTest, MatchesTorchLogSoftmax) {
   std::vector<float> logits;
   for (const BF16 x : Values().Get<BF16>("log_softmax.logits")) logits.push_back(ToFloat(x));
   const auto target = Values().Get<std::int32_t>("log_softmax.target");
@@ -52,7 +52,7 @@ TEST(LogSoftmaxGoldenTest, IsTorchsLogSoftmax) {
   EXPECT_TRUE(AllWithin(top_logprob, want_top, within));
 }
 
-TEST(SampleGoldenTest, FiltersLeaveWhatTransformersLeavesWithItsProbabilities) {
+TEST(SampleGoldenTest, FiltersKeepTheCandidatesAndProbabilitiesOfTransformers) {
   const auto logits = Values().Get<float>("sample.logits");
   const auto params = Values().Get<float>("sample.params");
   ASSERT_GT(params.size(), 4u * 80u);

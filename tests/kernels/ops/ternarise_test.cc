@@ -112,7 +112,7 @@ TEST(TernariseTest, BadArgumentsAreRefused) {
   EXPECT_EQ(code(good, scale.data(), nullptr), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(TernaryFormatTest, PlacesChangeAndNothingElse) {
+TEST(TernaryFormatTest, LayoutsHoldTheSameCodes) {
   for (const std::int64_t k : {1, 4, 5, 16, 17, 63, 64, 65, 130}) {
     for (const std::int64_t n : {0, 1, 16, 33}) {
       const std::vector<std::int8_t> codes = support::TernaryVector(static_cast<std::uint64_t>(k), n * k);
@@ -126,7 +126,7 @@ TEST(TernaryFormatTest, PlacesChangeAndNothingElse) {
       ASSERT_TRUE(TernaryRowsToCodes(rows.data(), n, k, codes_back.data()));
       EXPECT_EQ(codes_back, codes);
       const PackedTernaryWeight packed{tiles.data(), nullptr, n, k, TernaryPaddedK(k)};
-      std::size_t outside = 0;  // places past N or K hold code 0
+      std::size_t outside = 0;  // elements past N or K hold code 0
       for (std::int64_t r = 0; r < RoundUp(n, 16); ++r) {
         for (std::int64_t i = 0; i < packed.padded_k; ++i) {
           const int want = r < n && i < k ? codes[static_cast<std::size_t>(r * k + i)] : 0;
@@ -138,7 +138,7 @@ TEST(TernaryFormatTest, PlacesChangeAndNothingElse) {
   }
 }
 
-TEST(TernaryFormatTest, WhatIsNoCodeIsRefused) {
+TEST(TernaryFormatTest, RejectsInvalidCodes) {
   std::uint8_t rows[2];
   std::int8_t codes[5] = {1, 0, -1, 2, 0};
   EXPECT_FALSE(TernaryCodesToRows(codes, 1, 5, rows));
@@ -198,7 +198,7 @@ TEST(TernariseBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
   ThreadPool three(3);
   for (const auto& [rows, cols] :
        {std::pair{1, 1}, std::pair{7, 13}, std::pair{17, 64}, std::pair{45, 65}, std::pair{64, 300}}) {
-    const int n = rows, k = cols;  // clang 14 lets no lambda see a structured binding
+    const int n = rows, k = cols;  // clang 14: a lambda cannot capture a structured binding
     const std::vector<float> w = support::NormalVector(1, n * k), g = support::NormalVector(2, n * k);
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const auto wb = support::ToBytes(w, dtype), gb = support::ToBytes(g, dtype);
@@ -228,7 +228,7 @@ TEST(TernariseBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
   }
 }
 
-// round_only and identity point the same way (docs/numerics.md 6: above 0.80).
+// The gradients of round_only and identity point in similar directions (docs/numerics.md 6: cosine above 0.80).
 TEST(TernariseBackwardTest, RoundOnlyIsZeroWhereSaturatedAndNearIdentity) {
   const std::vector<float> w = support::NormalVector(11, 64 * 64, 0.02f), g = support::NormalVector(12, 64 * 64);
   std::vector<float> scale(64), got(w.size());

@@ -1,4 +1,4 @@
-// BitNet's ops against values of independent programs: tests/golden/kernels/ternary.txt.
+// Compares BitNet's ops with values of independent programs: tests/golden/kernels/ternary.txt.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ class TernaryGoldenTest : public ::testing::Test {
   const support::Golden golden_{"tests/golden/kernels/ternary.txt"};
 };
 
-TEST_F(TernaryGoldenTest, TernariseGivesTheBitsOfTheTrainingTips) {
+TEST_F(TernaryGoldenTest, TernariseGivesTheBitsOfBitNetsTrainingTips) {
   struct Case {
     const char* name;
     std::int64_t n, k;
@@ -159,7 +159,7 @@ TEST_F(TernaryGoldenTest, WeightGradientOfTheNormAgreesWithAutograd) {
                                 CpuStream(isa))
                     .ok());
     EXPECT_TRUE(support::AllWithin(grad_weight, want, [&](std::size_t k) {
-      double sum = 0;  // of the magnitudes that the chain adds
+      double sum = 0;  // sum of the magnitudes that the chain adds
       for (std::size_t r = 0; r < 13; ++r) sum += std::fabs(grad[r * 53 + k] * x[r * 53 + k] * rstd[r]);
       return support::Gamma(13 + 12) * sum;
     })) << Name(isa);
@@ -188,7 +188,7 @@ TEST_F(TernaryGoldenTest, StraightThroughWeightGradientsAgreeWithAutograd) {
             continue;
           }
           const auto want = golden_.Get<double>(prefix + ste_name + (scale_grad ? ".1" : ".0"));
-          // The path through the scale is a mean of n k terms of at most two roundings of |g| |u|, |u| < 1.5.
+          // The path through the scale is a mean of n * k terms, each with at most two roundings of |g| |u|, |u| < 1.5.
           EXPECT_TRUE(support::AllWithin(got, want, [&](std::size_t i) {
             return support::Gamma(2) * std::fabs(want[i]) + support::Gamma(6) * 2.5 * largest;
           })) << prefix << ste_name << scale_grad << " " << Name(isa);

@@ -1,4 +1,4 @@
-// A log whose reader stalls: a pipe in place of stderr (docs/faults.md, C12).
+// Tests a log whose reader stalls, with a pipe as stderr (docs/faults.md, C12).
 #include "server/base/log_writer.h"
 
 #include <fcntl.h>
@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kPipeBytes = 4096;
 
-// Stderr is a small pipe until this goes.
+// Replaces stderr by a small pipe during its lifetime.
 class Pipe {
  public:
   Pipe() : stderr_(::dup(2)) {
@@ -39,14 +39,14 @@ class Pipe {
   }
   Pipe(const Pipe&) = delete;
   Pipe& operator=(const Pipe&) = delete;
-  // The pipe's last writer goes: what Read() waits for.
+  // Closes the pipe's last writer, so that Read() returns.
   void Restore() {
     if (stderr_ < 0) return;
     ::dup2(stderr_, 2);
     ::close(stderr_);
     stderr_ = -1;
   }
-  // All lines, to the end.
+  // Reads all lines up to the end of the pipe.
   std::vector<Json> Read() {
     std::string text;
     char bytes[1 << 14];
@@ -65,7 +65,7 @@ class Pipe {
   int read_ = -1;
 };
 
-TEST(LogWriterTest, LinesComeInOrderAndWholeWhenItEnds) {
+TEST(LogWriterTest, DestructorWritesAllLinesInOrder) {
   Pipe pipe;
   std::vector<Json> lines;
   std::thread reader([&] { lines = pipe.Read(); });
@@ -81,19 +81,19 @@ TEST(LogWriterTest, LinesComeInOrderAndWholeWhenItEnds) {
   EXPECT_EQ(lines.back()["message"], "after");
 }
 
-TEST(LogWriterTest, StalledReaderCostsLinesAndHoldsUpNobody) {  // C12
+TEST(LogWriterTest, StalledReaderLosesLinesButBlocksNoCaller) {  // C12
   constexpr std::size_t kQueueBytes = 8192;
   const std::uint64_t before = LogLinesDropped();
   Pipe pipe;
   auto writer = std::make_unique<LogWriter>(kQueueBytes);
   const std::string text(100, 'x');
   constexpr int kLines = 2000;
-  for (int i = 0; i < kLines; ++i) LogInfo("line", {{"text", text}});  // does not return where a caller writes
+  for (int i = 0; i < kLines; ++i) LogInfo("line", {{"text", text}});  // would block if the caller wrote its own lines
   EXPECT_FALSE(FlushLog(absl::ZeroDuration()));
   const std::uint64_t dropped = LogLinesDropped() - before;
   EXPECT_GT(dropped, kLines - 2 * (kPipeBytes + 2 * kQueueBytes) / text.size());
   LogWarning("urgent");
-  EXPECT_EQ(LogLinesDropped() - before, dropped) << "there is room for warnings where there is none for the rest";
+  EXPECT_EQ(LogLinesDropped() - before, dropped) << "the queue keeps room for warnings";
 
   std::vector<Json> lines;
   std::thread reader([&] { lines = pipe.Read(); });
@@ -101,7 +101,7 @@ TEST(LogWriterTest, StalledReaderCostsLinesAndHoldsUpNobody) {  // C12
   writer.reset();
   pipe.Restore();
   reader.join();
-  // Several lines may tell of dropped ones, where the writer took what was queued more than once.
+  // Several lines may report drops: the writer reports once each time it empties the queue.
   std::uint64_t told = 0, notes = 0, urgent = 0;
   for (const Json& line : lines) {
     urgent += line["message"] == "urgent" ? 1 : 0;
@@ -115,7 +115,7 @@ TEST(LogWriterTest, StalledReaderCostsLinesAndHoldsUpNobody) {  // C12
   EXPECT_EQ(lines.size(), kLines - dropped + 1 + notes);
 }
 
-TEST(LogWriterDeathTest, FailedCheckIsWrittenBeforeTheEnd) {
+TEST(LogWriterDeathTest, WritesFailedCheckBeforeAborting) {
   EXPECT_DEATH(
       {
         LogWriter writer;
@@ -125,8 +125,8 @@ TEST(LogWriterDeathTest, FailedCheckIsWrittenBeforeTheEnd) {
       "before(.|\n)*broken invariant(.|\n)*1 \\+ 1 == 3");
 }
 
-// A program whose log nobody reads ends all the same.
-TEST(LogWriterDeathTest, StalledReaderDoesNotHoldUpTheEnd) {
+// A program exits even if nothing reads its log.
+TEST(LogWriterDeathTest, StalledReaderDoesNotBlockExit) {
   EXPECT_EXIT(
       {
         Pipe pipe;
@@ -135,7 +135,7 @@ TEST(LogWriterDeathTest, StalledReaderDoesNotHoldUpTheEnd) {
           for (int i = 0; i < 1000; ++i) LogInfo("line");
         }
         LogInfo("after");
-        ::syscall(SYS_exit_group, 5);  // ThreadSanitizer's _exit flushes stderr, which waits for the write that stalls
+        ::syscall(SYS_exit_group, 5);  // ThreadSanitizer's _exit flushes stderr, which waits for the stalled write
       },
       ::testing::ExitedWithCode(5), "");
 }

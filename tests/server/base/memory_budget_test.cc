@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max();
 
-TEST(MemoryBudgetTest, WhatIsTakenComesBackWithTheLastHandle) {
+TEST(MemoryBudgetTest, LastHandleReturnsItsBytes) {
   const auto budget = MemoryBudget::Make(100);
   auto first = budget->TryTake(60);
   ASSERT_NE(first, nullptr);
@@ -28,7 +28,7 @@ TEST(MemoryBudgetTest, WhatIsTakenComesBackWithTheLastHandle) {
   EXPECT_NE(budget->TryTake(0), nullptr);
 }
 
-TEST(MemoryBudgetTest, WithoutALimitEverythingFits) {
+TEST(MemoryBudgetTest, EverythingFitsWithoutALimit) {
   const auto budget = MemoryBudget::Make(0);
   const auto all = budget->TryTake(kAll / 2);
   EXPECT_NE(all, nullptr);
@@ -44,12 +44,12 @@ TEST(MemoryBudgetTest, LimitIsTheSmallestOfAPartAndTheWhole) {
   EXPECT_EQ(MemoryBudget::Make(0)->limit(), kAll);
 }
 
-TEST(MemoryBudgetTest, APartIsBoundedByItsOwnLimitAndByTheWhole) {
+TEST(MemoryBudgetTest, PartIsBoundedByItsOwnLimitAndByTheWhole) {
   const auto machine = MemoryBudget::Make(100);
   const auto models = MemoryBudget::Make(70, machine);
   EXPECT_EQ(models->left(), 70);
   EXPECT_EQ(models->TryTake(71), nullptr);
-  EXPECT_EQ(machine->left(), 100) << "a refusal leaves nothing taken";
+  EXPECT_EQ(machine->left(), 100) << "a refusal takes nothing";
   auto trainer = machine->TryTake(50);
   EXPECT_EQ(models->left(), 50);
   EXPECT_EQ(models->TryTake(51), nullptr);
@@ -62,7 +62,7 @@ TEST(MemoryBudgetTest, APartIsBoundedByItsOwnLimitAndByTheWhole) {
   EXPECT_EQ(machine->left(), 100);
 }
 
-TEST(MemoryBudgetTest, WhoHasItsMemoryAlreadyIsCounted) {
+TEST(MemoryBudgetTest, TakeAnywayExceedsTheLimit) {
   const auto machine = MemoryBudget::Make(100);
   const auto part = MemoryBudget::Make(80, machine);
   auto adopted = part->TakeAnyway(150);
@@ -73,7 +73,7 @@ TEST(MemoryBudgetTest, WhoHasItsMemoryAlreadyIsCounted) {
   EXPECT_EQ(part->left(), 80);
 }
 
-TEST(MemoryBudgetTest, AHandleMayOutliveWhoMadeTheBudget) {
+TEST(MemoryBudgetTest, HandleKeepsItsBudgetAlive) {
   auto machine = MemoryBudget::Make(100);
   auto handle = MemoryBudget::Make(80, machine)->TryTake(10);
   EXPECT_EQ(machine->left(), 90);
@@ -81,7 +81,7 @@ TEST(MemoryBudgetTest, AHandleMayOutliveWhoMadeTheBudget) {
   EXPECT_EQ(machine->left(), 100);
 }
 
-TEST(MemoryBudgetTest, ManyAtOnceTakeNoMoreThanThereIs) {
+TEST(MemoryBudgetTest, ConcurrentTakesNeverExceedTheLimit) {
   const auto machine = MemoryBudget::Make(10);
   const auto part = MemoryBudget::Make(7, machine);
   std::atomic<int> got = 0;

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The adapter of export_fixture.h, exported as PEFT files and made a model again.
+// The adapter of export_fixture.h, exported as PEFT files and made into a model again.
 class AdapterModelTest : public ExportTest {
  protected:
   void SetUp() override {
@@ -31,10 +31,10 @@ class AdapterModelTest : public ExportTest {
   model::PeftAdapter adapter_;
 };
 
-TEST_F(AdapterModelTest, AnExportedAdapterUponItsBaseIsTheModelAgain) {
+TEST_F(AdapterModelTest, ExportedAdapterOnItsBaseGivesTheSameModel) {
   EXPECT_EQ(adapter_.config.base_digest, lora_->info().base_digest);
   EXPECT_EQ(adapter_.values, values_);
-  // The f32 model becomes the very nf4 weights that the adapter was made on.
+  // The f32 model becomes exactly the nf4 weights that the adapter was made on.
   for (const char* base : {"nf4", "f32"}) {
     const std::string target = std::string("again-") + base;
     const auto made = Make(base, target);
@@ -46,13 +46,13 @@ TEST_F(AdapterModelTest, AnExportedAdapterUponItsBaseIsTheModelAgain) {
     EXPECT_FALSE(std::filesystem::exists(directory_.Path("scratch")));
     const auto opened = model::Artifact::Open(directory_.Path(target));
     ASSERT_TRUE(opened.ok()) << opened.status();
-    EXPECT_EQ((*opened)->adapter()->base_digest, "") << "nibble.json has it";
+    EXPECT_EQ((*opened)->adapter()->base_digest, "") << "only nibble.json holds it";
     const auto int8 = ConvertModel(files_, **opened, directory_.Path("int8-" + target), {}, kernels::Stream());
     EXPECT_TRUE(int8.ok()) << int8.status();
   }
 }
 
-TEST_F(AdapterModelTest, AnAdapterOfOtherWeightsIsRefusedAndLeavesNothing) {
+TEST_F(AdapterModelTest, RejectsAdapterOfOtherWeightsAndLeavesNothing) {
   const std::string trained_on = adapter_.config.base_digest = std::string(64, '0');
   for (const char* base : {"nf4", "f32"}) {
     const absl::Status status = Make(base, "other").status();
@@ -63,7 +63,7 @@ TEST_F(AdapterModelTest, AnAdapterOfOtherWeightsIsRefusedAndLeavesNothing) {
     EXPECT_FALSE(std::filesystem::exists(directory_.Path("other")));
     EXPECT_FALSE(std::filesystem::exists(directory_.Path("scratch")));
   }
-  adapter_.config.base_digest.clear();  // PEFT's own adapters say nothing of it
+  adapter_.config.base_digest.clear();  // PEFT's own adapters have no digest
   EXPECT_TRUE(Make("nf4", "other").ok());
 }
 

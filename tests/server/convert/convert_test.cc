@@ -42,7 +42,7 @@ class ConvertTest : public ::testing::Test {
   absl::StatusOr<ConvertReport> Convert(const Artifact& source, const std::string& name, const ConvertOptions& options) {
     return ConvertModel(files_, source, directory_.Path(name), options, kernels::Stream());
   }
-  // Random values: an adapter as training leaves it.
+  // Random values, as in a trained adapter.
   std::vector<std::vector<float>> AdapterValues(const model::ModelConfig& config, const model::AdapterConfig& adapter) {
     std::vector<std::vector<float>> values;
     for (const auto& plan : model::AdapterTensors(config, adapter)) {
@@ -65,7 +65,7 @@ class ConvertTest : public ::testing::Test {
   model::AdapterConfig adapter_;
 };
 
-// Decided 1, written out once more: plain loops over one row.
+// Repeats the int8 formula in plain loops over one row.
 void ExpectInt8Rows(const std::vector<float>& weight, const Artifact& got, const std::string& name) {
   const auto codes = *got.Tensor(name);
   const auto scales = *got.FloatTensor(name + "_scale");
@@ -120,7 +120,7 @@ TEST_F(ConvertTest, FloatToInt8FollowsTheFormulaAndSharesTheTiedEmbedding) {
   EXPECT_EQ(ToJson(*report)["layers"][0]["rms_error"], report->layers[0].rms_error);
 }
 
-TEST_F(ConvertTest, AHeadInBf16StaysFloat) {
+TEST_F(ConvertTest, Bf16HeadStaysFloat) {
   const auto source = Import("hf_sharded_f32", DType::kF32, "source");
   ConvertOptions options;
   options.int8_head = false;
@@ -138,7 +138,7 @@ TEST_F(ConvertTest, AHeadInBf16StaysFloat) {
   EXPECT_EQ(Open("int8_head")->Tensor(model::kEmbeddingName)->dtype, DType::kF32);
 }
 
-TEST_F(ConvertTest, SameBytesOnEveryPathAndThreadCount) {
+TEST_F(ConvertTest, BytesAreTheSameOnEveryPathAndThreadCount) {
   const auto source = Import("hf_sharded_f32", DType::kBF16, "source");
   ConvertOptions to_nf4;
   to_nf4.to = Format::kNf4;
@@ -168,8 +168,8 @@ TEST_F(ConvertTest, SameBytesOnEveryPathAndThreadCount) {
   }
 }
 
-// The maxima of quantize_int8 forget a NaN: the scale beside it is finite.
-TEST_F(ConvertTest, WeightsThatAreNotFiniteBecomeNoInt8Codes) {
+// The maxima of quantize_int8 ignore a NaN, so the scale would be finite.
+TEST_F(ConvertTest, RejectsNonFiniteWeightsForInt8) {
   const std::string name = "model.layers.1.mlp.up_proj.weight";
   const std::uint32_t f32_nan = 0x7fc00000u, f32_infinity = 0xff800000u;
   const std::uint16_t bf16_nan = 0xffc0, bf16_infinity = 0x7f80;
@@ -221,12 +221,12 @@ TEST_F(ConvertTest, Nf4IsWithinHalfAStepOfItsBlocks) {
     EXPECT_GT(layer.relative_error, 0.03) << layer.name;
     EXPECT_LT(layer.relative_error, 0.13) << layer.name;
   }
-  // 4 bits and a little, against 16.
+  // A little more than 4 bits, against 16.
   const auto up = nf4->Tensor("model.layers.0.mlp.up_proj.weight");
   EXPECT_EQ(up->shape, (std::vector<std::int64_t>{64, 16}));
 }
 
-TEST_F(ConvertTest, ALoraModelIsMergedOntoTheDequantisedBase) {
+TEST_F(ConvertTest, LoraModelIsMergedOntoTheDequantisedBase) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
   ConvertOptions to_nf4;
   to_nf4.to = Format::kNf4;
@@ -240,7 +240,8 @@ TEST_F(ConvertTest, ALoraModelIsMergedOntoTheDequantisedBase) {
   ASSERT_TRUE(Convert(*lora, "int8", {}).ok());
   const auto int8 = Open("int8");
   EXPECT_EQ(int8->info().provenance["job_id"], "job-1");
-  // The head as it was trained, unless it is asked for otherwise (docs/numerics.md 11); tied here, so the embedding too.
+  // The head stays as trained unless requested otherwise (docs/numerics.md 11). It is tied here, so the embedding stays
+  // too.
   EXPECT_FALSE(int8->info().int8_head);
   EXPECT_EQ(int8->Tensor(model::kEmbeddingName)->dtype, DType::kBF16);
   EXPECT_EQ(*int8->FloatTensor(model::kEmbeddingName), *source->FloatTensor(model::kEmbeddingName));
@@ -300,8 +301,9 @@ TEST_F(ConvertTest, ALoraModelIsMergedOntoTheDequantisedBase) {
   }
 }
 
-// The products answer InvalidArgument from a number of columns on: not before the first token, were it not looked at here.
-TEST_F(ConvertTest, MoreInputFeaturesThanAProductHoldsAreNeitherConvertedNorLoaded) {
+// Above a number of columns the products return InvalidArgument. Without a check here, that would be at the first
+// token.
+TEST_F(ConvertTest, RejectsMoreInputFeaturesThanAProductAllows) {
   const auto small = Import("hf_tied_bf16", DType::kBF16, "small");
   model::ModelConfig config = small->config();
   config.num_layers = 1;
@@ -352,7 +354,7 @@ TEST_F(ConvertTest, MoreInputFeaturesThanAProductHoldsAreNeitherConvertedNorLoad
   EXPECT_TRUE(model::CheckInFeatures(config, bf16).ok());
 }
 
-TEST_F(ConvertTest, WhatIsNoConversionIsRefusedAndLeavesNothing) {
+TEST_F(ConvertTest, RejectsUnsupportedConversionsAndLeavesNothing) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
   ASSERT_TRUE(Convert(*source, "int8", {}).ok());
   const auto int8 = Open("int8");
@@ -377,7 +379,7 @@ TEST_F(ConvertTest, WhatIsNoConversionIsRefusedAndLeavesNothing) {
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("again")));
 }
 
-TEST_F(ConvertTest, UnmeasuredConversionIsTheSameModel) {  // T11
+TEST_F(ConvertTest, ConversionWithoutMeasuringGivesTheSameModel) {  // T11
   const auto source = Import("hf_tied_bf16", DType::kBF16, "bf16");
   for (const Format to : {Format::kNf4, Format::kInt8, Format::kTernary}) {
     SCOPED_TRACE(Name(to));
@@ -399,23 +401,23 @@ TEST_F(ConvertTest, AdapterSharesTheFileOfItsBase) {  // T10
   const bool linked = std::filesystem::equivalent(own, shared);
   EXPECT_EQ(model::ReadBytes(own), model::ReadBytes(shared));
   std::filesystem::remove_all(directory_.Path("nf4"));
-  EXPECT_TRUE(lora->VerifyBytes().ok()) << "the base may be deleted, the adapter stays whole";
-  if (!linked) GTEST_SKIP() << "this file system clones files: they have inodes of their own";
+  EXPECT_TRUE(lora->VerifyBytes().ok()) << "the adapter must survive deletion of the base";
+  if (!linked) GTEST_SKIP() << "this file system clones files, so their inodes differ";
 }
 
-TEST_F(ConvertTest, AdapterCopiesTheFileOfABaseThatCannotBeShared) {
+TEST_F(ConvertTest, AdapterCopiesTheBaseFileIfItCannotBeShared) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "bf16");
   ASSERT_TRUE(Convert(*source, "nf4", {.to = Format::kNf4}).ok());
   const auto nf4 = Open("nf4");
   const auto shared = Lora(*nf4, "shared");
-  std::filesystem::remove(directory_.Path("nf4/model.safetensors"));  // still mapped, and no file to link
+  std::filesystem::remove(directory_.Path("nf4/model.safetensors"));  // still mapped, but there is no file to link
   const auto copied = Lora(*nf4, "copied");
   EXPECT_EQ(copied->info().weights_digest, shared->info().weights_digest);
   EXPECT_EQ(model::ReadBytes(directory_.Path("copied/model.safetensors")), model::ReadBytes(directory_.Path("shared/model.safetensors")));
 }
 
-// Asked before anything is made, and answered as the conversion would.
-TEST_F(ConvertTest, WhetherAConversionCanBeIsKnownFromTheSourceAlone) {
+// The check runs before the conversion and gives the same errors.
+TEST_F(ConvertTest, CheckConversionNeedsOnlyTheSourcesInfo) {
   model::ArtifactInfo info;
   const auto ok = [&](Format from, Format to) {
     info.format = from;
@@ -438,7 +440,7 @@ TEST_F(ConvertTest, WhetherAConversionCanBeIsKnownFromTheSourceAlone) {
   EXPECT_EQ(base::ReasonMetadata(CheckConversion(info, Format::kInt8))["field"], "target");
 }
 
-TEST_F(ConvertTest, ADamagedSourceLeavesNothing) {
+TEST_F(ConvertTest, DamagedSourceLeavesNothing) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
   ConvertOptions to_nf4;
   to_nf4.to = Format::kNf4;
@@ -454,7 +456,7 @@ TEST_F(ConvertTest, ADamagedSourceLeavesNothing) {
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("int8")));
 }
 
-TEST_F(ConvertTest, TheRealModelToInt8AndNf4) {
+TEST_F(ConvertTest, ConvertsTheRealModelToInt8AndNf4) {
   const std::string gguf = NIBBLE_SMOLLM2_GGUF;
   if (gguf.empty() || !std::filesystem::exists(gguf)) GTEST_SKIP() << "no SmolLM2 GGUF file: run deploy/setup.sh";
   ASSERT_TRUE(model::ImportModel(files_, gguf, directory_.Path("real"), DType::kBF16).ok());
@@ -476,7 +478,7 @@ TEST_F(ConvertTest, TheRealModelToInt8AndNf4) {
   }
 }
 
-TEST_F(ConvertTest, StopAnywhereIsCancelledAndLeavesNothing) {
+TEST_F(ConvertTest, CancelAtAnyPointLeavesNothing) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
   const auto tensors = static_cast<int>(source->tensors().size());
   const auto nf4 = Convert(*source, "nf4", {.to = Format::kNf4});

@@ -1,4 +1,4 @@
-// A tiny f32 model and a lora model on its nf4 form, with random adapters.
+// A tiny f32 model, and a lora model with a random adapter on its nf4 form.
 #pragma once
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What export writes, loaded by the programs that it is for.
+// Loads exports with the programs that they are for.
 #include <cstdlib>
 
 #include "tests/server/convert/export_fixture.h"
@@ -6,7 +6,7 @@
 namespace nibble::convert {
 namespace {
 
-// A path as one word of a shell's command.
+// Quotes a path as one word of a shell command.
 std::string Quoted(const std::string& path) { return "'" + path + "'"; }
 
 TEST_F(ExportTest, RealTransformersAndPeftLoadThem) {

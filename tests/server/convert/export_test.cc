@@ -18,7 +18,7 @@ namespace {
 using kernels::DType;
 using ::testing::HasSubstr;
 
-TEST_F(ExportTest, ExportsAreWholeAndReimport) {
+TEST_F(ExportTest, ExportsAreCompleteAndReimport) {
   ASSERT_TRUE(ExportHf(files_, *f32_, directory_.Path("hf")).ok());
   const auto report = model::ImportModel(files_, directory_.Path("hf"), directory_.Path("again"), DType::kF32);
   ASSERT_TRUE(report.ok()) << report.status();
@@ -33,7 +33,7 @@ TEST_F(ExportTest, ExportsAreWholeAndReimport) {
   EXPECT_EQ((*config)["lora_alpha"], 6);
 }
 
-TEST_F(ExportTest, OfTheWrongFormatIsRefusedAndLeavesNothing) {
+TEST_F(ExportTest, RejectsWrongFormatAndLeavesNothing) {
   EXPECT_TRUE(absl::IsInvalidArgument(ExportHf(files_, *lora_, directory_.Path("x"))));
   EXPECT_TRUE(absl::IsInvalidArgument(ExportPeft(files_, *f32_, "", directory_.Path("x"))));
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("x")));
@@ -46,7 +46,7 @@ std::uint64_t TensorBytes(const model::SafetensorsFiles& file) {
   return bytes;
 }
 
-TEST_F(ExportTest, WhatIsAboveTheLimitBecomesShardsThatReimport) {
+TEST_F(ExportTest, ModelAboveTheLimitBecomesShardsThatReimport) {
   constexpr std::uint64_t kLimit = 12'000;
   ASSERT_TRUE(ExportHf(files_, *f32_, directory_.Path("hf"), HfBitNetClass::kBitLinear, kLimit).ok());
   const auto index = base::ParseJson(model::ReadBytes(directory_.Path("hf/model.safetensors.index.json")));
@@ -75,7 +75,7 @@ TEST_F(ExportTest, WhatIsAboveTheLimitBecomesShardsThatReimport) {
   EXPECT_EQ(report->info.weights_digest, f32_->info().weights_digest);
 }
 
-TEST_F(ExportTest, TheLimitItselfIsOneFileAndOneByteLessIsTwo) {
+TEST_F(ExportTest, LimitItselfIsOneFileAndOneByteLessIsTwo) {
   std::uint64_t total = 0;
   for (const auto& [name, view] : f32_->tensors()) total += view.bytes.size();
   ASSERT_TRUE(ExportHf(files_, *f32_, directory_.Path("one"), HfBitNetClass::kBitLinear, total).ok());
@@ -87,7 +87,7 @@ TEST_F(ExportTest, TheLimitItselfIsOneFileAndOneByteLessIsTwo) {
 }
 
 // A ternary weight and its scale are in one shard, however small the limit.
-TEST_F(ExportTest, AScaleIsWhereItsWeightIs) {
+TEST_F(ExportTest, ScaleIsInTheShardOfItsWeight) {
   ASSERT_TRUE(ConvertModel(files_, *f32_, directory_.Path("ternary"), {.to = model::Format::kTernary}, kernels::Stream()).ok());
   const auto ternary = *model::Artifact::Open(directory_.Path("ternary"));
   ASSERT_TRUE(ExportHf(files_, *ternary, directory_.Path("hf"), HfBitNetClass::kAutoBitLinear, 1).ok());
@@ -110,7 +110,7 @@ TEST_F(ExportTest, AScaleIsWhereItsWeightIs) {
       EXPECT_TRUE(std::ranges::equal(again->Tensor(name)->bytes, view.bytes)) << name;
       continue;
     }
-    ++biases;  // divided by a scale on their way out, multiplied by it on their way in: within one unit in the last place
+    ++biases;  // export divides by a scale, import multiplies by it: equal within one unit in the last place
     const std::vector<float> got = *again->FloatTensor(name), want = *ternary->FloatTensor(name);
     ASSERT_EQ(got.size(), want.size());
     for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], std::fabs(want[i]) * 0x1p-23f) << name << " " << i;
@@ -129,12 +129,12 @@ class CompressedTensorsTest : public ExportTest {
   }
 };
 
-TEST_F(CompressedTensorsTest, TheLayoutIsThatOfIntQuantized) {
+TEST_F(CompressedTensorsTest, LayoutMatchesIntQuantized) {
   const auto int8 = Int8("int8", 0, false);
   ASSERT_TRUE(ExportCompressedTensors(files_, *int8, directory_.Path("ct")).ok());
   const auto config = base::ParseJson(model::ReadBytes(directory_.Path("ct/config.json")));
   ASSERT_TRUE(config.ok()) << config.status();
-  // As compressed-tensors 0.20 saves a model of this kind, but for what only its calibration reads.
+  // As compressed-tensors 0.20 saves such a model, except for keys that only its calibration reads.
   const auto wanted = base::ParseJson(R"({
     "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
     "config_groups": {"group_0": {
@@ -174,7 +174,7 @@ TEST_F(CompressedTensorsTest, TheLayoutIsThatOfIntQuantized) {
   EXPECT_TRUE(std::filesystem::exists(directory_.Path("ct/tokenizer.json")));
 }
 
-TEST_F(CompressedTensorsTest, ItsShardsKeepScalesBesideTheirCodes) {
+TEST_F(CompressedTensorsTest, ShardsKeepScalesBesideTheirCodes) {
   const auto int8 = Int8("int8", 0, false);
   ASSERT_TRUE(ExportCompressedTensors(files_, *int8, directory_.Path("ct"), 4096).ok());
   const auto whole = model::OpenSafetensorsModel(files_, directory_.Path("ct"));
@@ -183,7 +183,7 @@ TEST_F(CompressedTensorsTest, ItsShardsKeepScalesBesideTheirCodes) {
   EXPECT_EQ(whole->tensors.size(), int8->tensors().size());
 }
 
-TEST_F(CompressedTensorsTest, WhatItCannotSayIsRefusedByName) {
+TEST_F(CompressedTensorsTest, RejectsUnrepresentableModelsByName) {
   const auto refused = [&](const model::Artifact& source, const char* names) {
     const absl::Status status = ExportCompressedTensors(files_, source, directory_.Path("x"));
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;

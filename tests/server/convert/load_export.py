@@ -1,4 +1,4 @@
-"""Loads what export_test wrote by the real programs: load_export.py HF_DIR PEFT_DIR. Exits 0 only when all fits."""
+"""Loads exports with transformers and PEFT: load_export.py HF_DIR PEFT_DIR. Exits with 0 only if all checks pass."""
 import json
 import pathlib
 import sys
@@ -14,7 +14,7 @@ model, info = transformers.AutoModelForCausalLM.from_pretrained(hf, output_loadi
 for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
     assert not info[kind], (kind, info[kind])
 stored = {}
-for path in hf.glob("*.safetensors"):  # one, or shards
+for path in hf.glob("*.safetensors"):  # one file, or shards
     stored.update(load_file(path))
 state = model.state_dict()
 assert stored and stored.keys() <= state.keys(), stored.keys() - state.keys()

@@ -1,4 +1,4 @@
-// Master weights -> ternary, once; and what a ternary artifact promises.
+// Makes master weights ternary, once, and checks the promises of a ternary artifact.
 #include "server/convert/ternary.h"
 
 #include <gmock/gmock.h>
@@ -45,7 +45,7 @@ std::vector<float> Decode(const TernaryWeight& weight, std::int64_t rows, std::i
   return values;
 }
 
-TEST(TernariseOnceTest, TheMeanOfMagnitudesIsTheScale) {
+TEST(TernariseOnceTest, ScaleIsTheMeanMagnitude) {
   const std::vector<float> weight = {0.5f, -0.25f, 0.0f, 1.25f, -2.0f, 0.125f};  // mean magnitude 0.6875
   const auto made = TernariseOnce("w", View(weight, 2), kernels::Stream());
   ASSERT_TRUE(made.ok()) << made.status();
@@ -53,7 +53,7 @@ TEST(TernariseOnceTest, TheMeanOfMagnitudesIsTheScale) {
   EXPECT_EQ(Decode(*made, 2, 3), (std::vector<float>{0.6875f, 0.0f, 0.0f, 0.6875f, -0.6875f, 0.0f}));
 }
 
-TEST(TernariseOnceTest, WhatIsTernaryIsRefusedByName) {
+TEST(TernariseOnceTest, RejectsTernaryWeightsByName) {
   const std::vector<float> masters = support::NormalVector(3, 8 * 20, 0.1f);
   const auto once = TernariseOnce("w", View(masters, 8), kernels::Stream());
   ASSERT_TRUE(once.ok()) << once.status();
@@ -63,7 +63,7 @@ TEST(TernariseOnceTest, WhatIsTernaryIsRefusedByName) {
   EXPECT_THAT(std::string(twice.status().message()), HasSubstr("layer.weight"));
 }
 
-TEST(TernariseOnceTest, WhatIsNotFiniteIsRefused) {
+TEST(TernariseOnceTest, RejectsNonFiniteWeights) {
   for (const float bad : {NAN, INFINITY}) {
     std::vector<float> weight = support::NormalVector(3, 64, 0.1f);
     weight[33] = bad;
@@ -92,7 +92,7 @@ class TernaryTest : public model::FamilyFixture {
     options.to = Format::kTernary;
     return ConvertModel(files_, source, directory_.Path(name), options, stream);
   }
-  // Every logits row's digest, all tokens of the golden text, fed `chunk` at a time.
+  // The digest of every row of logits, for all tokens of the golden text, fed `chunk` at a time.
   std::vector<std::string> Digests(const std::string& name, std::int64_t chunk, const kernels::Stream& stream) {
     const auto loaded = model::LoadedModel::Load(directory_.Path(name), {}, stream);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
@@ -114,8 +114,8 @@ class TernaryTest : public model::FamilyFixture {
   base::FileSystem& files_ = base::RealFileSystem();
 };
 
-// Masters of a folder that transformers ternarises at every forward pass: made ternary here, they are what it computes.
-TEST_F(TernaryTest, ConvertedMastersAreTransformersOnlineModel) {
+// transformers ternarises this folder's masters at every forward pass. Made ternary here, they give the same logprobs.
+TEST_F(TernaryTest, ConvertedMastersMatchTransformersOnlineModel) {
   const auto masters = Import("bitnet", "auto_online");
   const auto report = ToTernary(*masters, "ternary");
   ASSERT_TRUE(report.ok()) << report.status();
@@ -129,7 +129,7 @@ TEST_F(TernaryTest, ConvertedMastersAreTransformersOnlineModel) {
   ExpectLogprobsOfTransformers(**loaded, "bitnet", "auto_online");
 }
 
-TEST_F(TernaryTest, SameMastersSameBytesOnEveryPathAndThreadCount) {
+TEST_F(TernaryTest, SameMastersGiveSameBytesOnEveryPathAndThreadCount) {
   const auto masters = Import("families", "llama");
   std::string digest;
   for (const kernels::Isa isa : support::Isas()) {
@@ -148,7 +148,7 @@ TEST_F(TernaryTest, SameMastersSameBytesOnEveryPathAndThreadCount) {
 }
 
 // docs/numerics.md 9: batches, phases, instruction sets, threads.
-TEST_F(TernaryTest, LogitsAreTheSameBitsForAnyChunkPathAndThreadCount) {
+TEST_F(TernaryTest, LogitsHaveTheSameBitsForAnyChunkPathAndThreadCount) {
   for (const auto& [group, name] :
        {std::pair{"families", "llama"}, {"families", "qwen3"}, {"families", "bitnet"}, {"bitnet", "rms_norm"}}) {
     const auto source = Import(group, name, DType::kBF16);
@@ -172,7 +172,7 @@ TEST_F(TernaryTest, LogitsAreTheSameBitsForAnyChunkPathAndThreadCount) {
   }
 }
 
-TEST_F(TernaryTest, ATernaryModelIsNotConvertedAgain) {
+TEST_F(TernaryTest, TernaryModelIsNotConvertedAgain) {
   const auto ternary = Import("bitnet", "bitlinear");
   for (const Format to : {Format::kTernary, Format::kInt8, Format::kNf4}) {
     ConvertOptions options;
@@ -184,8 +184,8 @@ TEST_F(TernaryTest, ATernaryModelIsNotConvertedAgain) {
   }
 }
 
-// A float copy of a ternary model, such as other programs save: its tensors give it away.
-TEST_F(TernaryTest, AFloatModelOfTernaryValuesIsRefused) {
+// A float copy of a ternary model, as other programs save it, is recognised by its tensors.
+TEST_F(TernaryTest, RejectsFloatModelOfTernaryValues) {
   const auto source = Import("families", "llama");
   const auto specs = model::RequiredTensors(source->config());
   std::vector<std::vector<float>> values;
@@ -203,7 +203,7 @@ TEST_F(TernaryTest, AFloatModelOfTernaryValuesIsRefused) {
   EXPECT_EQ(base::Reason(status), "ALREADY_TERNARY") << status;
 }
 
-TEST_F(TernaryTest, MastersOfAJobBecomeTernaryAndNothingElse) {
+TEST_F(TernaryTest, MastersOfAJobBecomeOnlyTernary) {
   const auto source = Import("families", "llama");
   std::vector<std::vector<float>> values;
   for (const auto& spec : model::RequiredTensors(source->config())) values.push_back(*source->FloatTensor(spec.name));
@@ -215,7 +215,7 @@ TEST_F(TernaryTest, MastersOfAJobBecomeTernaryAndNothingElse) {
   const auto masters = Open("masters");
   EXPECT_EQ(masters->info().bitnet->act_bits, 4);
   EXPECT_EQ(masters->info().source, "job");
-  // A checkpoint holds the same tensors: the same model, but that it says what it came from.
+  // A checkpoint holds the same tensors and gives the same model, except for its source.
   ASSERT_TRUE(files_.CreateDirectories(directory_.Path("step")).ok());
   std::filesystem::copy_file(directory_.Path("masters/model.safetensors"), directory_.Path("step/state.safetensors"));
   const auto published = MakeMasterCheckpointModel(files_, *source, source->config(), 4, directory_.Path("step"),
@@ -238,7 +238,7 @@ TEST_F(TernaryTest, MastersOfAJobBecomeTernaryAndNothingElse) {
                                   .status()));
 }
 
-TEST_F(TernaryTest, BothLinearClassesComeBackAsTheyWent) {
+TEST_F(TernaryTest, BothLinearClassesRoundTrip) {
   for (const char* name : {"auto_packed", "rms_norm"}) {
     const auto source = Import("bitnet", name);
     for (const auto bitnet_class : {HfBitNetClass::kAutoBitLinear, HfBitNetClass::kBitLinear}) {
@@ -267,8 +267,8 @@ TEST_F(TernaryTest, BothLinearClassesComeBackAsTheyWent) {
   }
 }
 
-// The very bytes that transformers packed.
-TEST_F(TernaryTest, AnExportHoldsTransformersPackedBytes) {
+// Compares with the bytes that transformers packed.
+TEST_F(TernaryTest, ExportHoldsTransformersPackedBytes) {
   const auto source = Import("bitnet", "auto_packed");
   ASSERT_TRUE(ExportHf(files_, *source, directory_.Path("export"), HfBitNetClass::kAutoBitLinear).ok());
   const auto theirs = model::OpenSafetensors(Golden("bitnet/auto_packed/model.safetensors"));
@@ -285,9 +285,9 @@ TEST_F(TernaryTest, AnExportHoldsTransformersPackedBytes) {
   EXPECT_EQ(theirs->tensors.size(), ours->tensors.size());
 }
 
-// transformers 5 leaves the weights of an offline autobitlinear in the types of their file and mixes none; those of bitlinear it
-// casts. Values of bf16 come back from f32 as they were.
-TEST_F(TernaryTest, AnExportOfAutoBitLinearIsOfOneFloatType) {
+// transformers 5 keeps the weights of an offline autobitlinear in the file's types and does not mix types; it casts
+// those of bitlinear. bf16 values return unchanged from f32.
+TEST_F(TernaryTest, ExportOfAutoBitLinearHasOneFloatType) {
   const auto source = Import("bitnet", "auto_packed", DType::kBF16);
   ASSERT_EQ(source->Tensor(model::kEmbeddingName)->dtype, DType::kBF16);
   for (const auto bitnet_class : {HfBitNetClass::kAutoBitLinear, HfBitNetClass::kBitLinear}) {
@@ -316,7 +316,7 @@ TEST_F(TernaryTest, AnExportOfAutoBitLinearIsOfOneFloatType) {
   }
 }
 
-// A llama with biases of gate, up and down: those of layer 0's gate are given, and its scale is a quarter.
+// A llama with biases of gate, up and down. The caller gives those of layer 0's gate, whose scale is a quarter.
 class BiasTest : public TernaryTest {
  protected:
   const std::string path_ = "model.layers.0.mlp.gate_proj";
@@ -340,8 +340,9 @@ class BiasTest : public TernaryTest {
   }
 };
 
-// transformers' integrations/bitnet.py: AutoBitLinear makes (x w^T + bias) * weight_scale, BitLinear x w^T / weight_scale + bias.
-TEST_F(BiasTest, OfAnExportIsWhatItsLinearClassMakesOursOf) {
+// transformers' integrations/bitnet.py: AutoBitLinear is (x w^T + bias) * weight_scale, BitLinear x w^T / weight_scale
+// + bias.
+TEST_F(BiasTest, ExportedBiasFollowsItsLinearClass) {
   const std::vector<float> first = {3.0f, -0.5f, 0.1f};
   const auto ternary = Ternary(first);
   ASSERT_EQ((*ternary->FloatTensor(path_ + ".weight_scale"))[0], 0.25f);
@@ -368,7 +369,7 @@ TEST_F(BiasTest, OfAnExportIsWhatItsLinearClassMakesOursOf) {
       ++biases;
       const std::vector<float> ours = *ternary->FloatTensor(name), back = *again->FloatTensor(name);
       ASSERT_EQ(back.size(), ours.size());
-      // A quotient and a product, each rounded once; of another scale than a power of two they may cost a last bit.
+      // A quotient and a product, each rounded once; unless the scale is a power of two, they may change the last bit.
       const float ulps = is_auto && !name.starts_with(path_) ? 0x1p-23f : 0.0f;
       for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(back[i], ours[i], std::fabs(ours[i]) * ulps) << name << " " << i;
     }
@@ -378,7 +379,7 @@ TEST_F(BiasTest, OfAnExportIsWhatItsLinearClassMakesOursOf) {
   }
 }
 
-TEST_F(BiasTest, ThatAutoBitLinearCannotHoldIsRefused) {
+TEST_F(BiasTest, RejectsBiasThatAutoBitLinearCannotHold) {
   const auto ternary = Ternary({0.0f, 1e38f});
   const auto status = ExportHf(files_, *ternary, directory_.Path("export"), HfBitNetClass::kAutoBitLinear);
   EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
@@ -388,7 +389,7 @@ TEST_F(BiasTest, ThatAutoBitLinearCannotHoldIsRefused) {
   EXPECT_TRUE(ExportHf(files_, *ternary, directory_.Path("export"), HfBitNetClass::kBitLinear).ok());
 }
 
-TEST_F(TernaryTest, WhatTransformersHasNoPlaceForIsRefusedByName) {
+TEST_F(TernaryTest, RejectsModelsThatTransformersCannotRepresentByName) {
   const auto source = Import("families", "qwen3");
   model::ModelConfig config = source->config();
   config.norms = model::NormPlacement::kBlockAndSub;
@@ -409,7 +410,7 @@ TEST_F(TernaryTest, WhatTransformersHasNoPlaceForIsRefusedByName) {
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("export")));
 }
 
-// transformers' LlamaRMSNorm in f32, but for the order of its sum.
+// transformers' LlamaRMSNorm in f32, except for the order of its sum.
 std::vector<float> LlamaRmsNorm(std::vector<float> x, const std::vector<float>& weight, double eps) {
   double sum = 0;
   for (const float v : x) sum += double{v} * double{v};
@@ -419,7 +420,7 @@ std::vector<float> LlamaRmsNorm(std::vector<float> x, const std::vector<float>& 
   return x;
 }
 
-// Of the bitnet-tips preset: a norm before every linear and none before the blocks.
+// The bitnet-tips preset has a norm before every linear and none before the blocks.
 class LinearNormsTest : public TernaryTest {
  protected:
   std::unique_ptr<Artifact> Masters(const std::string& name, double eps, double linear_eps, std::int64_t fewer_rows = 0) {
@@ -445,8 +446,8 @@ class LinearNormsTest : public TernaryTest {
   }
 };
 
-// Rows from far below eps to far above it: norms of ones would make some 700 times the first.
-TEST_F(LinearNormsTest, TransformersNormsBeforeTheBlocksChangeNoRow) {
+// Rows range from far below eps to far above it. With norms of ones, the first row would be some 700 times as large.
+TEST_F(LinearNormsTest, BlockNormsForTransformersChangeNoRow) {
   constexpr double kEps = 1e-6;
   const auto masters = Masters("masters", kEps, kEps);
   ASSERT_TRUE(ToTernary(*masters, "ternary").ok());
@@ -491,7 +492,7 @@ TEST_F(LinearNormsTest, TransformersNormsBeforeTheBlocksChangeNoRow) {
   }
 }
 
-TEST_F(LinearNormsTest, MastersGetBlockNormsToTrainOnFrom) {
+TEST_F(LinearNormsTest, ExportedMastersGetBlockNormsOfOnes) {
   const auto masters = Masters("masters", 1e-6, 1e-6);
   ASSERT_TRUE(ExportHf(files_, *masters, directory_.Path("export")).ok());
   const auto file = model::OpenSafetensors(directory_.Path("export/model.safetensors"));
@@ -501,7 +502,7 @@ TEST_F(LinearNormsTest, MastersGetBlockNormsToTrainOnFrom) {
   EXPECT_EQ(Exported(*file, before_q), *masters->FloatTensor(before_q));
 }
 
-TEST_F(LinearNormsTest, AnEpsThatTransformersCannotSayIsRefused) {
+TEST_F(LinearNormsTest, RejectsEpsThatTransformersCannotRepresent) {
   const auto masters = Masters("masters", 1e-6, 1e-3);
   ASSERT_TRUE(ToTernary(*masters, "ternary").ok());
   const auto status = ExportHf(files_, *Open("ternary"), directory_.Path("export"));
@@ -511,7 +512,7 @@ TEST_F(LinearNormsTest, AnEpsThatTransformersCannotSayIsRefused) {
 }
 
 // transformers packs four rows to a byte.
-TEST_F(LinearNormsTest, RowsThatTransformersCannotPackAreTheFormatsFault) {
+TEST_F(LinearNormsTest, RejectsRowsThatTransformersCannotPack) {
   ASSERT_TRUE(ToTernary(*Masters("masters", 1e-6, 1e-6, 2), "ternary").ok());
   const auto status = ExportHf(files_, *Open("ternary"), directory_.Path("export"));
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;

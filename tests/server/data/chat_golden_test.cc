@@ -1,5 +1,5 @@
-// T8 (docs/faults.md): text, tokens and mask of conversations as transformers makes them, by templates that do what those of known models
-// do (tests/golden/text/make_chat_golden.py), with {% generation %} and without it.
+// T8 (docs/faults.md): text, tokens and mask of conversations equal those of transformers, for templates that behave
+// like those of known models (tests/golden/text/make_chat_golden.py), with and without {% generation %}.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -49,7 +49,7 @@ class ChatGoldenTest : public ::testing::TestWithParam<const char*> {
   model::TextAssets text_;
 };
 
-TEST_P(ChatGoldenTest, TextTokensAndMaskAreThoseOfTransformers) {
+TEST_P(ChatGoldenTest, TextTokensAndMaskEqualThoseOfTransformers) {
   int cases = 0;
   for (const base::Json& chat : Golden().at("templates")) {
     UseTemplate(chat.at(GetParam()));
@@ -66,14 +66,15 @@ TEST_P(ChatGoldenTest, TextTokensAndMaskAreThoseOfTransformers) {
   EXPECT_GT(cases, 60);
 }
 
-// Of each answer by itself: the others are left out by their own "train", and train_on_prompt trains what that leaves out.
+// Checks each answer alone: "train": false excludes the other answers, and with train_on_prompt it excludes this
+// answer.
 TEST_P(ChatGoldenTest, EachAnswerHasItsOwnPartOfTheMask) {
   for (const base::Json& chat : Golden().at("templates")) {
     UseTemplate(chat.at(GetParam()));
     for (const base::Json& golden : chat.at("cases")) {
       SCOPED_TRACE(chat.at("name").get<std::string>() + ", " + golden.at("name").get<std::string>());
       const auto mask = golden.at("mask").get<std::vector<std::uint8_t>>();
-      std::vector<std::vector<std::uint8_t>> parts;  // of each run of ones
+      std::vector<std::vector<std::uint8_t>> parts;  // one per run of ones
       for (std::size_t i = 0; i < mask.size(); ++i) {
         if (mask[i] == 0) continue;
         if (i == 0 || mask[i - 1] == 0) parts.emplace_back(mask.size(), 0);
@@ -91,10 +92,10 @@ TEST_P(ChatGoldenTest, EachAnswerHasItsOwnPartOfTheMask) {
           ++answer;
         }
         EXPECT_EQ(One(kept, golden).trained, parts[wanted]) << wanted;
-        if (answers == 1) continue;  // nothing would be left
+        if (answers == 1) continue;  // no trained answer would remain
         std::vector<std::uint8_t> rest(mask.size());
         std::transform(parts[wanted].begin(), parts[wanted].end(), rest.begin(), [](std::uint8_t bit) { return bit == 0 ? 1 : 0; });
-        // A token that crosses either end of the answer covers text that is trained, too.
+        // A token that crosses either end of the answer also covers trained text.
         std::vector<std::uint8_t> got = One(dropped, golden, /*train_on_prompt=*/true).trained;
         ASSERT_EQ(got.size(), rest.size());
         const auto begin = std::find(rest.begin(), rest.end(), 0), end = std::find(begin, rest.end(), 1);

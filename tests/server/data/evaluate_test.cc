@@ -16,7 +16,7 @@ namespace {
 
 using support::NormalVector;
 
-// A plain product. Two that sum in opposite orders stand for the libraries of two programs.
+// A plain matrix product. Two that sum in opposite orders stand for the libraries of two programs.
 class PlainLibrary : public kernels::DenseLibrary {
  public:
   explicit PlainLibrary(bool backwards) : backwards_(backwards) {}
@@ -135,7 +135,7 @@ class EvaluateTest : public ::testing::Test {
   kernels::Stream stream_ = {.library = &forwards_};
 };
 
-TEST_F(EvaluateTest, IsTheMeanOverTrainedTokensOfEachExampleAlone) {
+TEST_F(EvaluateTest, LossIsTheMeanOverTrainedTokensOfSeparateExamples) {
   double sum = 0;
   std::int64_t count = 0;
   std::vector<std::int32_t> likeliest;
@@ -166,7 +166,8 @@ TEST_F(EvaluateTest, IsTheMeanOverTrainedTokensOfEachExampleAlone) {
 }
 
 // The trainer's library is torch and nibbled's is oneDNN. Adapter products are ours in both, so the hidden states are equal and
-// only the head's own summing differs: before, a bf16 rounding that turned in the first layer moved the mean loss by 1e-4 to 3e-3.
+// only the head's sums differ. Before, a different bf16 rounding in the first layer changed the mean loss by 1e-4 to
+// 3e-3.
 TEST_F(EvaluateTest, Nf4WithAnAdapterHardlyDependsOnTheLibrary) {
   const auto one = Run();
   stream_.library = &backwards_;
@@ -175,13 +176,13 @@ TEST_F(EvaluateTest, Nf4WithAnAdapterHardlyDependsOnTheLibrary) {
   EXPECT_NEAR(one->loss, other->loss, 1e-6);
 }
 
-TEST_F(EvaluateTest, NoExampleIsBegunAfterMaxTokens) {
+TEST_F(EvaluateTest, NoExampleStartsAfterMaxTokens) {
   const auto got = Run({.max_tokens = 27});
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(got->tokens, examples_[0].num_trained() + examples_[1].num_trained());
 }
 
-TEST_F(EvaluateTest, StopsWhenToldAndRefusesWhatHasNoLoss) {
+TEST_F(EvaluateTest, CanBeCancelledAndRefusesDataWithoutLoss) {
   const auto stopped = Evaluate(config_, weights_, examples_, {}, stream_, [](std::int64_t done) { return done < 30; });
   EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled);
   // In the second layer of the first step, too.
@@ -195,7 +196,7 @@ TEST_F(EvaluateTest, StopsWhenToldAndRefusesWhatHasNoLoss) {
   EXPECT_EQ(base::Reason(none.status()), "NO_TRAINABLE_TOKENS");
 }
 
-TEST_F(EvaluateTest, AnExampleLongerThanTheModelIsRefused) {
+TEST_F(EvaluateTest, ExampleLongerThanTheModelIsRefused) {
   examples_[2].tokens.resize(kPositions + 1, 1);
   examples_[2].trained.resize(kPositions + 1, 1);
   const auto got = Run();

@@ -37,7 +37,7 @@ class ExampleTest : public ::testing::Test {
     EXPECT_EQ(pieces->size(), 1u);
     return pieces->front();
   }
-  // The text of the tokens that the loss is taken of.
+  // The text of the trained tokens.
   std::string Trained(const Example& example) {
     std::vector<std::int32_t> ids;
     for (std::size_t i = 0; i < example.tokens.size(); ++i) {
@@ -46,7 +46,7 @@ class ExampleTest : public ::testing::Test {
     return text_.tokenizer->Decode(ids, /*skip_special_tokens=*/false).value_or("");
   }
 
-  // The model's tokenizer.json, changed.
+  // Uses a changed copy of the model's tokenizer.json.
   void ChangeTokenizer(const std::function<void(base::Json&)>& change) {
     std::ifstream in(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16/tokenizer.json");
     base::Json tokenizer = base::Json::parse(in);
@@ -62,7 +62,7 @@ class ExampleTest : public ::testing::Test {
   model::ModelConfig config_;
 };
 
-TEST_F(ExampleTest, TextIsSplitAndNoTokenOfItIsLost) {
+TEST_F(ExampleTest, SplitTextLosesNoToken) {
   const std::string words = "the keeper of the light walked down to the harbour every morning";
   std::vector<std::int32_t> all = Encode(words);
   all.push_back(1);
@@ -74,7 +74,7 @@ TEST_F(ExampleTest, TextIsSplitAndNoTokenOfItIsLost) {
       const Example& piece = (*pieces)[i];
       joined.insert(joined.end(), piece.tokens.begin(), piece.tokens.end());
       EXPECT_EQ(piece.trained, std::vector<std::uint8_t>(piece.tokens.size(), 1));
-      // The last two share what they have where the last one would have one token.
+      // The last two pieces share their tokens if the last one would have only one.
       EXPECT_TRUE(i + 2 >= pieces->size() || static_cast<std::int64_t>(piece.tokens.size()) == limit);
       EXPECT_LE(static_cast<std::int64_t>(piece.tokens.size()), limit);
     }
@@ -82,7 +82,8 @@ TEST_F(ExampleTest, TextIsSplitAndNoTokenOfItIsLost) {
   }
 }
 
-// T1 (docs/faults.md): of a text that fills its pieces the end token was alone in the last one, which has no loss and was left out.
+// T1 (docs/faults.md): if a text filled its pieces, the end token was alone in the last one, which has no loss and was
+// left out.
 TEST_F(ExampleTest, EndTokenOfATextThatFillsItsPiecesIsTrained) {
   const std::string words = "the keeper of the light walked down to the harbour every morning";
   const auto num_text_tokens = static_cast<std::int64_t>(Encode(words).size());
@@ -98,8 +99,8 @@ TEST_F(ExampleTest, EndTokenOfATextThatFillsItsPiecesIsTrained) {
     EXPECT_EQ(last.tokens.back(), 1) << "the end token, limit " << limit;
     if (num_text_tokens % limit == 0) ++filled;
   }
-  EXPECT_GE(filled, 2) << "lengths that the text fills";
-  // Pieces of two tokens have no third to share: one token of the text is left out, and the end is trained.
+  EXPECT_GE(filled, 2) << "number of limits that the text fills exactly";
+  // Pieces of two tokens cannot share a third: one token of the text is left out, and the end token is trained.
   const auto pairs = Pieces(R"({"text": "abcd"})", Format::kText, {.max_seq_len = 2});
   ASSERT_TRUE(pairs.ok()) << pairs.status();
   EXPECT_EQ(pairs->back().tokens.size(), 2u);
@@ -121,7 +122,7 @@ TEST_F(ExampleTest, TruncatedRowKeepsNoMemoryOfItsEnd) {
   }
 }
 
-TEST_F(ExampleTest, TheLossIsOnTheCompletion) {
+TEST_F(ExampleTest, LossCoversTheCompletion) {
   const std::string line = R"({"prompt": "who walks?", "completion": " the keeper"})";
   const Example example = One(line, Format::kPromptCompletion);
   EXPECT_EQ(Trained(example), " the keeper</s>");
@@ -189,7 +190,7 @@ TEST_F(ExampleTest, SpecialTokenThatSwallowsABlankOfTheCompletionIsNotTrained) {
   EXPECT_EQ(Trained(One(R"({"prompt": "walk", "completion": "<pad> so"})", Format::kPromptCompletion)), "<pad>so</s>");
 }
 
-TEST_F(ExampleTest, TheLossIsOnEveryAssistantTurn) {
+TEST_F(ExampleTest, LossCoversEveryAssistantTurn) {
   const std::string line =
       R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "first"},)"
       R"( {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}]})";
@@ -201,7 +202,7 @@ TEST_F(ExampleTest, TheLossIsOnEveryAssistantTurn) {
   EXPECT_THAT(Trained(One(line, Format::kChat, {.max_seq_len = 1000, .train_on_prompt = true})), HasSubstr("a?"));
 }
 
-TEST_F(ExampleTest, OfManyTurnsEachAnswerIsTrainedAndNoQuestion) {
+TEST_F(ExampleTest, EachAnswerOfManyTurnsIsTrainedAndNoQuestion) {
   std::string line = R"({"messages": [)";
   std::string answers, all;
   for (int i = 0; i < 20; ++i) {
@@ -212,7 +213,7 @@ TEST_F(ExampleTest, OfManyTurnsEachAnswerIsTrainedAndNoQuestion) {
     all += "a" + number;
   }
   line += "]}";
-  // Of the trained text what begins with a letter of ours.
+  // The parts of the text that have the form of our contents.
   const auto turns = [](const std::string& text) {
     std::string found;
     for (std::size_t i = 0; i + 4 <= text.size(); ++i) {
@@ -231,7 +232,7 @@ TEST_F(ExampleTest, OfManyTurnsEachAnswerIsTrainedAndNoQuestion) {
   EXPECT_THAT(rest, HasSubstr("a101"));
 }
 
-TEST_F(ExampleTest, AConversationIsRenderedNoFurtherOnceThatIsCancelled) {
+TEST_F(ExampleTest, CancelStopsRenderingAConversation) {
   const std::string line =
       R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "first"},)"
       R"( {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}]})";
@@ -243,7 +244,7 @@ TEST_F(ExampleTest, AConversationIsRenderedNoFurtherOnceThatIsCancelled) {
     return Tokenise(*record, Format::kChat, text_, config_, {.max_seq_len = 1000}, [&asked, renderings] { return asked++ == renderings; })
         .status();
   };
-  // The whole, and what comes before the last answer.
+  // The two renderings: the whole, and the part before the last answer.
   for (int renderings = 0; renderings < 2; ++renderings) {
     EXPECT_TRUE(absl::IsCancelled(tokenise(renderings))) << renderings;
     EXPECT_EQ(asked, renderings + 1);
@@ -260,7 +261,7 @@ TEST_F(ExampleTest, AConversationIsRenderedNoFurtherOnceThatIsCancelled) {
   EXPECT_EQ(asked, 3) << "once at the line, then at its renderings";
 }
 
-TEST_F(ExampleTest, AMessagesOwnFlagWinsOverItsRole) {
+TEST_F(ExampleTest, TrainFlagOfAMessageOverridesItsRole) {
   const auto line = [](const char* question, const char* first) {
     return std::string(R"({"messages": [{"role": "user", "content": "a?")") + question + R"(}, {"role": "assistant", "content": "first")" +
            first + R"(}, {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}]})";
@@ -279,8 +280,8 @@ TEST_F(ExampleTest, AMessagesOwnFlagWinsOverItsRole) {
   EXPECT_THAT(rest, HasSubstr("second"));
 }
 
-// A template that asks for the date is told one day for ever: tokens of a data set do not depend on when they were made.
-TEST_F(ExampleTest, TheDateOfATemplateIsFixed) {
+// Templates always see the same date, so that the tokens of a data set do not depend on when they were made.
+TEST_F(ExampleTest, DateOfATemplateIsFixed) {
   auto dated = text::ChatTemplate::Compile(
       "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {});
   ASSERT_TRUE(dated.ok()) << dated.status();
@@ -289,7 +290,7 @@ TEST_F(ExampleTest, TheDateOfATemplateIsFixed) {
   EXPECT_THAT(text_.tokenizer->Decode(example.tokens, false).value_or(""), HasSubstr("26 Jul 2024"));
 }
 
-// T9 (docs/faults.md): a tokenizer that puts <s> before a text put it before one that begins with it too.
+// T9 (docs/faults.md): a tokenizer that adds <s> before a text also added it to a text that already begins with <s>.
 TEST_F(ExampleTest, RowThatBeginsWithTheBosHasItOnce) {
   ChangeTokenizer([](base::Json& tokenizer) {
     tokenizer["post_processor"] = base::Json::parse(
@@ -315,7 +316,7 @@ TEST_F(ExampleTest, RowThatBeginsWithTheBosHasItOnce) {
     EXPECT_TRUE(with.began_with_added);
     EXPECT_EQ(text(One(c.plain, c.format, without)), c.wanted.substr(3));
     EXPECT_EQ(text(One(c.with, c.format, without)), c.wanted);
-    EXPECT_FALSE(One(c.with, c.format, without).began_with_added) << "none would have been added";
+    EXPECT_FALSE(One(c.with, c.format, without).began_with_added) << "no token would have been added";
   }
   auto bare = text::ChatTemplate::Compile("{% for m in messages %}{{ m['content'] }}{% endfor %}", {});
   ASSERT_TRUE(bare.ok()) << bare.status();
@@ -327,7 +328,7 @@ TEST_F(ExampleTest, RowThatBeginsWithTheBosHasItOnce) {
   EXPECT_EQ(Trained(added), " keeper");
 }
 
-TEST_F(ExampleTest, RowsThatBeginWithTheBosAreNamedByTheirLines) {
+TEST_F(ExampleTest, WarningNamesTheLinesOfRowsThatBeginWithTheBos) {
   ChangeTokenizer([](base::Json& tokenizer) {
     tokenizer["post_processor"] = base::Json::parse(
         R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -345,8 +346,8 @@ TEST_F(ExampleTest, RowsThatBeginWithTheBosAreNamedByTheirLines) {
   EXPECT_THAT(warnings[0].rows, ElementsAre(2));
 }
 
-// A tokenizer that closes its texts with the end token itself: the model still learns to stop.
-TEST_F(ExampleTest, AnEndTokenOfTheTokenizerIsTrained) {
+// The model must learn to stop even if the tokenizer itself adds the end token.
+TEST_F(ExampleTest, EndTokenOfTheTokenizerIsTrained) {
   const std::string line = R"({"prompt": "who walks?", "completion": " the keeper"})";
   const Example plain = One(line, Format::kPromptCompletion);
   ChangeTokenizer([](base::Json& tokenizer) {
@@ -360,7 +361,7 @@ TEST_F(ExampleTest, AnEndTokenOfTheTokenizerIsTrained) {
   EXPECT_EQ(closed.trained, plain.trained);
 }
 
-TEST_F(ExampleTest, WhatIsTooLongIsCutDroppedOrRefusedAsAsked) {
+TEST_F(ExampleTest, OverlongRowIsTruncatedDroppedOrRefusedByPolicy) {
   const std::string line = R"({"prompt": "abcd", "completion": " efgh"})";
   const std::vector<std::int32_t> all = One(line, Format::kPromptCompletion).tokens;
   const auto limit = static_cast<std::int64_t>(all.size()) - 2;
@@ -373,7 +374,7 @@ TEST_F(ExampleTest, WhatIsTooLongIsCutDroppedOrRefusedAsAsked) {
   EXPECT_EQ(One(line, Format::kPromptCompletion, {.max_seq_len = limit + 2, .overlong = Overlong::kError}).tokens, all);
 }
 
-TEST_F(ExampleTest, TextObeysWhatIsSaidOfLongRows) {
+TEST_F(ExampleTest, OverlongTextFollowsThePolicy) {
   const std::string words = R"({"text": "the keeper of the light walked down"})";
   const std::vector<std::int32_t> all = One(words, Format::kText, {.max_seq_len = 100}).tokens;
   const auto limit = static_cast<std::int64_t>(all.size()) - 2;
@@ -384,8 +385,8 @@ TEST_F(ExampleTest, TextObeysWhatIsSaidOfLongRows) {
   EXPECT_FALSE(Pieces(words, Format::kText, {.max_seq_len = limit, .overlong = Overlong::kError}).ok());
 }
 
-// Of a set to evaluate on, whose format may be another than that of the training data.
-TEST_F(ExampleTest, APolicyIsForTheFormatThatItWasChosenFor) {
+// The format of an evaluation set may differ from that of the training data.
+TEST_F(ExampleTest, PolicyAppliesToTheFormatThatItWasChosenFor) {
   EXPECT_EQ(OverlongFor("", Format::kText, Format::kText), Overlong::kSplit);
   EXPECT_EQ(OverlongFor("", Format::kChat, Format::kChat), Overlong::kTruncate);
   EXPECT_EQ(OverlongFor("truncate", Format::kText, Format::kText), Overlong::kTruncate);
@@ -397,7 +398,7 @@ TEST_F(ExampleTest, APolicyIsForTheFormatThatItWasChosenFor) {
   }
 }
 
-TEST_F(ExampleTest, AFileNamesItsLineAndSaysWhenNothingTrains) {
+TEST_F(ExampleTest, ErrorNamesTheLineOrSaysThatNothingIsTrainable) {
   const testing::TempDirectory directory;
   const auto load = [&](const std::string& text, TokeniseOptions options) {
     std::ofstream(directory / "rows.jsonl") << text;
@@ -417,8 +418,9 @@ TEST_F(ExampleTest, AFileNamesItsLineAndSaysWhenNothingTrains) {
   EXPECT_EQ(base::Reason(nothing), "NO_TRAINABLE_TOKENS");
 }
 
-// The length of a line is judged when it is uploaded: the trainer knows no limit of its own, and no flag of the server.
-TEST_F(ExampleTest, ALineThatWasAcceptedIsReadHoweverLongItIs) {
+// The length of a line is checked only at upload: the trainer has no limit of its own and does not know the server's
+// flags.
+TEST_F(ExampleTest, AcceptedLineIsReadWhateverItsLength) {
   const testing::TempDirectory directory;
   std::string row = R"({"text": ")";
   while (row.size() <= kDefaultMaxLineBytes) row += "the keeper of the light ";
@@ -435,7 +437,7 @@ TEST_F(ExampleTest, ALineThatWasAcceptedIsReadHoweverLongItIs) {
   EXPECT_GT(dataset->num_tokens, 100'000);
 }
 
-TEST_F(ExampleTest, RowsThatAreCutDroppedOrUntrainedAreNamedByTheirLines) {
+TEST_F(ExampleTest, WarningsNameTheLinesOfTruncatedDroppedAndUntrainedRows) {
   const testing::TempDirectory directory;
   const std::string row = R"({"prompt": "a", "completion": "b"})" "\n", empty = "\n";
   const std::string high = R"({"prompt": "aaaaaaaaaaaaaaaa", "completion": "b"})" "\n";
@@ -447,13 +449,13 @@ TEST_F(ExampleTest, RowsThatAreCutDroppedOrUntrainedAreNamedByTheirLines) {
     EXPECT_TRUE(dataset.ok()) << dataset.status();
     return dataset.ok() ? *std::move(dataset) : Dataset();
   };
-  // A line without a record is a line all the same.
+  // A blank line counts as a line.
   const std::vector<RowWarning> cut = RowWarnings(load(row + empty + wide + high, Overlong::kTruncate), 4);
   ASSERT_EQ(cut.size(), 2u);
   EXPECT_EQ(cut[0].reason, "ROWS_TRUNCATED");
-  EXPECT_EQ(cut[0].message, "2 of 3 rows are longer than data.max_seq_len 4 and lose their end");
+  EXPECT_EQ(cut[0].message, "2 of 3 rows are longer than data.max_seq_len 4 and are truncated");
   EXPECT_THAT(cut[0].rows, ElementsAre(3, 4));
-  EXPECT_EQ(cut[1].reason, "ROWS_WITHOUT_LOSS") << "the prompt fills it";
+  EXPECT_EQ(cut[1].reason, "ROWS_WITHOUT_LOSS") << "the prompt fills the example";
   EXPECT_THAT(cut[1].rows, ElementsAre(4));
   std::string many = row;
   for (int i = 0; i < 30; ++i) many += wide;
@@ -465,7 +467,7 @@ TEST_F(ExampleTest, RowsThatAreCutDroppedOrUntrainedAreNamedByTheirLines) {
   EXPECT_EQ(dropped[0].rows.back(), 21);
 }
 
-TEST_F(ExampleTest, RowsWithAMergedBoundaryAreNamedByTheirLines) {
+TEST_F(ExampleTest, WarningNamesTheLinesOfRowsWithAMergedBoundary) {
   const testing::TempDirectory directory;
   std::ofstream(directory / "rows.jsonl") << R"({"prompt": "walk ", "completion": "the"})" << "\n\n"
                                           << R"({"prompt": "walk t", "completion": "he"})" << "\n";
@@ -478,8 +480,9 @@ TEST_F(ExampleTest, RowsWithAMergedBoundaryAreNamedByTheirLines) {
   EXPECT_THAT(warnings[0].rows, ElementsAre(3));
 }
 
-// T1 (docs/faults.md): the row was named although the merged token is in the part that is cut off, where nothing is trained.
-TEST_F(ExampleTest, MergedBoundaryThatIsCutOffIsNotNamed) {
+// T1 (docs/faults.md): the row was reported although the merged token is in the part that is cut off, where nothing is
+// trained.
+TEST_F(ExampleTest, MergedBoundaryThatIsCutOffIsNotReported) {
   const std::string line = R"({"prompt": "walk t", "completion": "he keeper"})";
   const Example whole = One(line, Format::kPromptCompletion);
   ASSERT_TRUE(whole.boundary_merged);
@@ -491,7 +494,7 @@ TEST_F(ExampleTest, MergedBoundaryThatIsCutOffIsNotNamed) {
   EXPECT_GT(One(line, Format::kPromptCompletion, with).num_cut_off, 0);
 }
 
-TEST_F(ExampleTest, AFileIsReadNoFurtherOnceThatIsCancelled) {
+TEST_F(ExampleTest, CancelStopsReadingAFile) {
   const testing::TempDirectory directory;
   const std::string row = R"({"prompt": "a", "completion": "b"})" "\n";
   std::ofstream(directory / "rows.jsonl") << row << row << row;

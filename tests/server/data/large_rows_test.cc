@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
-// Resident bytes at their most while it lives, above those at its begin.
+// Measures the growth of resident bytes, at its peak, since construction.
 class Growth {
  public:
   Growth()
@@ -55,7 +55,7 @@ std::string TextRow(const std::string& text) { return "{\"text\": \"" + text + "
 
 class LargeRowsTest : public TokenSourceTest {
  protected:
-  // A file of its own for each: `rows` as text.
+  // Writes `rows` to a new file for each call.
   TokenSource Rows(const std::string& rows) {
     TokenSource source = Source(Format::kText, 0, rows);
     const std::string path = temp_ / ("rows" + std::to_string(++files_));
@@ -66,7 +66,8 @@ class LargeRowsTest : public TokenSourceTest {
   int files_ = 0;
 };
 
-// T6 (docs/faults.md): a text of 16 MiB is one row, and was encoded at once: gigabytes that no budget knew, and no cancel in between.
+// T6 (docs/faults.md): a text of 16 MiB is one row. It was encoded at once, took gigabytes outside any budget and could
+// not be cancelled.
 TEST_F(LargeRowsTest, PlainTextOfSixteenMebibytesTakesLittleMemoryAndCanBeCancelled) {
   const TokenSource source = Rows(TextRow(Prose(16 * kMiB)));
   base::ReturnFreeMemory();
@@ -76,7 +77,7 @@ TEST_F(LargeRowsTest, PlainTextOfSixteenMebibytesTakesLittleMemoryAndCanBeCancel
   ASSERT_TRUE(written.ok()) << written;
   const auto took = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   const std::int64_t grown = growth.Stop();
-  std::printf("16 MiB in one row: %.1f s, %lld MiB more resident at most\n", took, static_cast<long long>(grown / kMiB));
+  std::printf("16 MiB in one row: %.1f s, resident memory +%lld MiB\n", took, static_cast<long long>(grown / kMiB));
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_LT(grown, 400 * kMiB);
 #endif
@@ -85,11 +86,11 @@ TEST_F(LargeRowsTest, PlainTextOfSixteenMebibytesTakesLittleMemoryAndCanBeCancel
   const absl::Status stopped =
       WriteTokenFile(base::RealFileSystem(), source, {.pool = pool_, .cancelled = [&] { return ++asked == 20; }});
   EXPECT_TRUE(absl::IsCancelled(stopped)) << stopped;
-  EXPECT_EQ(asked, 20) << "within the row";
+  EXPECT_EQ(asked, 20) << "cancelled within the row";
   EXPECT_TRUE(FilesOf(source).empty());
 }
 
-TEST_F(LargeRowsTest, TokensAreThoseOfTheWholeRow) {
+TEST_F(LargeRowsTest, TokensEqualThoseOfTheWholeRow) {
   const std::string prose = Prose(300'000), blob(100'000, 'x');
   const auto tokens = [&](Format format, const std::string& line, const TokeniseOptions& options) {
     const auto record = ParseRecord(line, format);
@@ -105,7 +106,7 @@ TEST_F(LargeRowsTest, TokensAreThoseOfTheWholeRow) {
     const std::string pair = "{\"prompt\": \"" + text.substr(0, 200'000) + "\", \"completion\": \"" + text.substr(200'000) + "\"}";
     const Example example = tokens(Format::kPromptCompletion, pair, whole);
     EXPECT_EQ(example.tokens, want);
-    // From the token that covers the first byte of the completion.
+    // Trained from the token that covers the first byte of the completion.
     const auto prefix = text_.tokenizer->EncodeWithSpans(text, false);
     ASSERT_TRUE(prefix.ok());
     for (std::size_t i = 0; i < want.size(); ++i) ASSERT_EQ(example.trained[i] != 0, prefix->tokens[i].end > 200'000) << i;
@@ -137,13 +138,13 @@ TEST_F(LargeRowsTest, BytesDoNotDependOnTheNumberOfThreads) {
   ExpectSame(*got, *want);
 }
 
-TEST_F(LargeRowsTest, OneAtATimeInEveryCallOfTheProcess) {
+TEST_F(LargeRowsTest, OnlyOneCallHasATurn) {
   LargeRows rows;
   auto first = rows.Await({});
   ASSERT_TRUE(first.ok());
   int asked = 0;
   EXPECT_TRUE(absl::IsCancelled(rows.Await([&] { return ++asked == 2; }).status()));
-  EXPECT_EQ(asked, 2) << "it waits";
+  EXPECT_EQ(asked, 2) << "the call waited";
   std::atomic<bool> has_turn{false};
   std::thread second([&] { has_turn = rows.Await({}).ok(); });
   std::this_thread::yield();
@@ -154,9 +155,9 @@ TEST_F(LargeRowsTest, OneAtATimeInEveryCallOfTheProcess) {
   EXPECT_TRUE(has_turn);
 }
 
-TEST_F(LargeRowsTest, MemoryOfALargeRowIsTakenFirstAndGivenBack) {
+TEST_F(LargeRowsTest, LargeRowTakesItsMemoryFirstAndReleasesIt) {
   const std::string rows = TextRow("keeper") + TextRow(Prose(400'000));
-  // 16 bytes for each of the row's, and 256 for each of a piece's of 32 KiB.
+  // 16 bytes per byte of the row, and 256 per byte of a piece of 32 KiB.
   const std::int64_t need = 16 * static_cast<std::int64_t>(rows.size() - TextRow("keeper").size() - 1) + 256 * (32 << 10);
   const auto load = [&](std::int64_t limit, const std::string& text) {
     const auto memory = base::MemoryBudget::Make(limit);
@@ -164,7 +165,7 @@ TEST_F(LargeRowsTest, MemoryOfALargeRowIsTakenFirstAndGivenBack) {
     const TokenSource source = Rows(text);
     std::filesystem::remove(PathOf(source));
     const absl::Status status = cache.GetLengths(source, {}).status();
-    EXPECT_EQ(memory->left(), limit) << "all is given back";
+    EXPECT_EQ(memory->left(), limit) << "all memory is released";
     return status;
   };
   EXPECT_TRUE(load(need, rows).ok());
@@ -174,8 +175,8 @@ TEST_F(LargeRowsTest, MemoryOfALargeRowIsTakenFirstAndGivenBack) {
   EXPECT_EQ(base::ReasonMetadata(refused)["need"], std::to_string(need));
   EXPECT_EQ(base::ReasonMetadata(refused)["have"], std::to_string(need - 1));
   EXPECT_EQ(std::string(refused.message()).substr(0, 36), "line 2: encoding the row takes about") << refused;
-  EXPECT_TRUE(load(1, TextRow(Prose(200'000))).ok()) << "smaller rows are in what the server reserves for itself";
-  // A text without a blank cannot be cut.
+  EXPECT_TRUE(load(1, TextRow(Prose(200'000))).ok()) << "the server's own reserve covers smaller rows";
+  // A text without a blank cannot be cut into pieces.
   const std::string blob = TextRow(std::string(200'000, 'x'));
   EXPECT_EQ(base::Reason(load(256 * 200'000 - 1, blob)), "OUT_OF_DEVICE_MEMORY");
   EXPECT_TRUE(load(256 * 200'000, blob).ok());

@@ -21,7 +21,7 @@ std::vector<Example> Examples(const std::vector<std::size_t>& sizes) {
   return examples;
 }
 
-TEST(LoaderTest, TargetsAreTheNextTokenOfTheSameExampleWhereTheLossCounts) {
+TEST(LoaderTest, TargetIsTheNextTokenOfTheSameExampleIfItIsTrained) {
   std::vector<Example> examples = {{{5, 6, 7, 8}, {1, 0, 1, 1}}, {{9, 10}, {1, 1}}};
   Loader loader(examples, Packing::kSegmented, 8, std::nullopt);
   const MicroBatch batch = loader.Next(1);
@@ -32,7 +32,7 @@ TEST(LoaderTest, TargetsAreTheNextTokenOfTheSameExampleWhereTheLossCounts) {
   EXPECT_EQ(batch.num_trained, 3);
 }
 
-TEST(LoaderTest, PackedRowsHoldWholeExamplesAndNeverMoreThanTheLimit) {
+TEST(LoaderTest, PackedRowsHoldWholeExamplesWithinTheLimit) {
   const auto examples = Examples({3, 5, 2, 8, 1, 1, 7, 4});
   for (const Packing packing : {Packing::kNone, Packing::kSegmented}) {
     Loader loader(examples, packing, 8, 1);
@@ -58,7 +58,7 @@ TEST(LoaderTest, PackedRowsHoldWholeExamplesAndNeverMoreThanTheLimit) {
   }
 }
 
-TEST(LoaderTest, SeekGoesOnWhereTheCursorStood) {
+TEST(LoaderTest, SeekResumesAtTheCursor) {
   const auto examples = Examples({3, 5, 2, 8, 1, 1, 7, 4, 6, 6});
   Loader whole(examples, Packing::kSegmented, 12, 42);
   Loader resumed(examples, Packing::kSegmented, 12, 42);
@@ -72,7 +72,7 @@ TEST(LoaderTest, SeekGoesOnWhereTheCursorStood) {
   EXPECT_GT(whole.cursor().epoch, 1);
 }
 
-TEST(LoaderTest, EpochsAreShuffledAnewAndTheSameSeedGivesTheSameOrder) {
+TEST(LoaderTest, EachEpochIsReshuffledAndTheSameSeedGivesTheSameOrder) {
   const auto first = EpochOrder(100, 7, 0);
   EXPECT_EQ(first, EpochOrder(100, 7, 0));
   EXPECT_NE(first, EpochOrder(100, 7, 1));

@@ -35,7 +35,7 @@ TEST(FileValidatorTest, CountsRowsOfEachFormatInChunksOfAnySize) {
   }
 }
 
-TEST(FileValidatorTest, NamesTheLinesThatAreBad) {
+TEST(FileValidatorTest, NamesBadLines) {
   const auto summary = Validate("{\"text\": \"a\"}\nnot json\n{\"text\": 3}\n{\"prompt\": \"x\"}\n", 5);
   ASSERT_FALSE(summary.ok());
   EXPECT_EQ(base::Reason(summary.status()), "DATASET_FORMAT");
@@ -45,7 +45,7 @@ TEST(FileValidatorTest, NamesTheLinesThatAreBad) {
   EXPECT_THAT(message, HasSubstr("line 4: no \"text\""));
 }
 
-TEST(AtLineTest, TheNumberIsBeforeTheTextAndAReasonOfItsOwnIsKept) {
+TEST(AtLineTest, PrefixesTheLineNumberAndKeepsAnExistingReason) {
   const absl::Status plain = AtLine(7, absl::InvalidArgumentError("no \"text\""));
   EXPECT_EQ(plain.message(), "line 7: no \"text\"");
   EXPECT_EQ(base::Reason(plain), "DATASET_FORMAT");
@@ -56,10 +56,10 @@ TEST(AtLineTest, TheNumberIsBeforeTheTextAndAReasonOfItsOwnIsKept) {
   EXPECT_EQ(base::ReasonMetadata(own)["field"], "messages");
   const absl::Status ours = AtLine(7, absl::InternalError("the tokenizer failed"));
   EXPECT_TRUE(absl::IsInternal(ours));
-  EXPECT_EQ(base::Reason(ours), "") << "no fault of the file";
+  EXPECT_EQ(base::Reason(ours), "") << "the file is not at fault";
 }
 
-TEST(FileValidatorTest, ReportsTwentyLinesAndHowManyMore) {
+TEST(FileValidatorTest, ReportsTwentyLinesAndTheNumberOfOthers) {
   std::string text = "{\"text\": \"a\"}\n";
   for (int i = 0; i < 25; ++i) text += "bad\n";
   const auto summary = Validate(text, 1000);
@@ -67,7 +67,7 @@ TEST(FileValidatorTest, ReportsTwentyLinesAndHowManyMore) {
   EXPECT_THAT(std::string(summary.status().message()), HasSubstr("and 5 more lines"));
 }
 
-TEST(FileValidatorTest, EmptyFilesAndLinesWithoutEndAreRefused) {
+TEST(FileValidatorTest, RejectsEmptyFilesAndEndlessLines) {
   for (const char* text : {"", "\n \n\t\n"}) {
     EXPECT_THAT(std::string(Validate(text, 10).status().message()), HasSubstr("no rows"));
   }
@@ -76,7 +76,7 @@ TEST(FileValidatorTest, EmptyFilesAndLinesWithoutEndAreRefused) {
   EXPECT_THAT(std::string(Validate(endless + "\nbad\n", 4096, Format::kText).status().message()), HasSubstr("line 2"));
 }
 
-TEST(FileValidatorTest, TheLongestLineIsTheCallersToSay) {
+TEST(FileValidatorTest, CallerSetsTheMaximumLineLength) {
   const std::string line = "{\"text\": \"" + std::string(28, 'x') + "\"}";  // 40 bytes
   const auto validate = [&](std::size_t limit) {
     FileValidator validator(Format::kText, limit);
@@ -101,8 +101,8 @@ TEST(RecordTest, ChatNeedsAnAssistantAndKeepsEveryField) {
   EXPECT_THAT(std::string(flag.status().message()), HasSubstr("true or false"));
 }
 
-// A line of a MiB could hold 30,000 of them, and each is rendered with all those before it.
-TEST(RecordTest, AConversationThatIsTakenInHasAtMost1024Messages) {
+// A line of 1 MiB could hold 30,000 messages, and each is rendered with all messages before it.
+TEST(RecordTest, UploadedConversationHasAtMost1024Messages) {
   const auto line = [](std::size_t messages) {
     std::string text = R"({"messages": [)";
     for (std::size_t i = 0; i < messages; ++i) text += std::string(i == 0 ? "" : ",") + R"({"role": "assistant", "content": ""})";
@@ -114,7 +114,7 @@ TEST(RecordTest, AConversationThatIsTakenInHasAtMost1024Messages) {
   const absl::Status refused = Validate(line(1) + "\n" + line(1025) + "\n", 1000).status();
   EXPECT_EQ(refused.message(), "line 2: \"messages\" has 1025 messages, wanted at most 1024");
   EXPECT_EQ(base::Reason(refused), "DATASET_FORMAT");
-  // One that was taken in by a server without that limit is trained on.
+  // Training accepts a longer conversation that a server without that limit has accepted.
   const auto longer = ParseRecord(line(1025), Format::kChat);
   ASSERT_TRUE(longer.ok()) << longer.status();
   EXPECT_EQ(longer->roles.size(), 1025u);

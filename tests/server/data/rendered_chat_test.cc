@@ -18,7 +18,7 @@ constexpr char kQuestionAndTwo[] =
 
 class RenderedChatTest : public ::testing::Test {
  protected:
-  // The trained parts, with "|" between two; or how it is refused.
+  // The trained parts, separated by "|"; or the error message.
   std::string Trained(const char* source, const std::string& messages = kQuestionAndTwo, bool train_on_prompt = false) {
     const auto chat = text::ChatTemplate::Compile(source, {{"eos_token", "</s>"}});
     EXPECT_TRUE(chat.ok()) << chat.status();
@@ -42,7 +42,7 @@ class RenderedChatTest : public ::testing::Test {
     return all;
   }
 
-  int asked_ = 0;  // before each rendering
+  int asked_ = 0;  // one call before each rendering
   int cancelled_at_ = 0;
   std::string reason_;
 };
@@ -73,20 +73,20 @@ TEST_F(RenderedChatTest, CancelsBetweenTwoRenderings) {
   }
 }
 
-// Loops that look at the messages and print nothing, or that print blanks.
-TEST_F(RenderedChatTest, LoopsThatPrintNothingAreNoTurns) {
+// These loops read the messages, but print nothing or only blanks.
+TEST_F(RenderedChatTest, LoopsThatPrintNothingAreNotTurns) {
   const std::string before = "{% for m in messages %}{% if m.role == 'x' %}x{% endif %} \n{% endfor %}{% for x in messages[::-1] %}{% endfor %}";
   EXPECT_EQ(Trained((before + kRoles).c_str()), "first</assistant>|second</assistant>");
 }
 
-TEST_F(RenderedChatTest, LoopsStopAndSkipAndNest) {
+TEST_F(RenderedChatTest, LoopsMayBreakContinueAndNest) {
   EXPECT_EQ(Trained("{% for m in messages %}{% if m.content == 'b?' %}{% continue %}{% endif %}"
                     "{% for c in m.content %}{{ c }}{% if c == 's' %}{% break %}{% endif %}{% else %}none{% endfor %};{% endfor %}",
                     R"([{"role": "assistant", "content": "first"}, {"role": "system", "content": "b?"}, {"role": "assistant", "content": ""}])"),
             "firs;|none;");
 }
 
-// What a template puts at the end of the prompt belongs to it, wherever it is printed.
+// Text that ends the prompt is part of the generation prompt, wherever the template prints it.
 TEST_F(RenderedChatTest, GenerationPromptMayBePrintedInTheLoop) {
   EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }};{% if loop.last and add_generation_prompt %}<assistant>{% endif %}"
                     "{% endfor %}"),
@@ -96,17 +96,18 @@ TEST_F(RenderedChatTest, GenerationPromptMayBePrintedInTheLoop) {
             "first</s>\n|second</s>\n");
 }
 
-TEST_F(RenderedChatTest, EndTokenOfTheWholeIsNotTheGenerationPrompt) {
+TEST_F(RenderedChatTest, EndTokenOfTheConversationIsNotTheGenerationPrompt) {
   EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{{ '<assistant>' if add_generation_prompt else '<end>' }}"),
             "first;|second;<end>");
-  // As above, and the first question is rendered otherwise once there is a second: the whole does not begin as its parts do.
+  // As above, but the first question is rendered differently once there is a second: the whole does not begin like its
+  // prefixes.
   EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '!' if m.role == 'user' and loop.last }};{% endfor %}"
                     "{{ '<assistant>' if add_generation_prompt else '<end>' }}"),
             "first;|second;<end>");
-  EXPECT_EQ(asked_, 5) << "of the last two kinds of rendering one each";
+  EXPECT_EQ(asked_, 5) << "the whole, and twice each with and without the generation prompt";
 }
 
-// As Llama 3.1 does beside tools. A question that is rendered with the answer to it is another matter.
+// Llama 3.1 does so beside tools. A question that is rendered together with its answer is refused.
 TEST_F(RenderedChatTest, FirstQuestionMayBeRenderedBeforeTheLoop) {
   EXPECT_EQ(Trained("Ask: {{ messages[0].content | trim }};{% for m in messages[1:] %}<{{ m.role }}>{{ m.content }};{% endfor %}"
                     "{% if add_generation_prompt %}<assistant>{% endif %}"),
@@ -116,7 +117,7 @@ TEST_F(RenderedChatTest, FirstQuestionMayBeRenderedBeforeTheLoop) {
               HasSubstr("message 0 is not found in the rendered conversation"));
 }
 
-// Contents that the template changes are found all the same: turns are not looked for by their words.
+// Turns are not located by their words, so a template may change the contents.
 TEST_F(RenderedChatTest, ContentsMayBeChanged) {
   EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] | trim | upper }}</s>{% endfor %}"
                     "{% if add_generation_prompt %}<assistant>{% endif %}",
@@ -125,14 +126,15 @@ TEST_F(RenderedChatTest, ContentsMayBeChanged) {
             "FIRST</s>|SECOND</s>");
 }
 
-TEST_F(RenderedChatTest, MarksInTheTextAreText) {
+TEST_F(RenderedChatTest, MarksInTheTextAreOrdinaryText) {
   const std::string strange = "\uE0F00123456789abcdef\uE0F1t1,0;\uE0F0;g;e1;";
   EXPECT_EQ(Trained(kRoles, R"([{"role": "user", "content": ")" + strange + R"("}, {"role": "assistant", "content": ")" + strange +
                                 R"("}, {"role": "user", "content": "b?"}, {"role": "assistant", "content": "t1,1;"}])"),
             strange + "</assistant>|t1,1;</assistant>");
 }
 
-// Turns cannot be marked in these. A part that is rendered alone still says where a turn is, if the whole begins with it.
+// Turns cannot be marked in these templates. Rendering a part alone still locates a turn if the whole begins with that
+// part.
 TEST_F(RenderedChatTest, WithoutALoopOverMessagesPrefixesAreCompared) {
   for (const char* source :
        {"{% for i in range(messages | length) %}<{{ messages[i].role }}>{{ messages[i].content }};{% endfor %}",
@@ -147,7 +149,7 @@ TEST_F(RenderedChatTest, WithoutALoopOverMessagesPrefixesAreCompared) {
   }
 }
 
-// Never a wrong mask: whoever finds no turn says so, and names the message.
+// There is never a wrong mask: if a turn is not found, the error names its message.
 TEST_F(RenderedChatTest, TurnsThatAreNotFoundAreRefused) {
   struct Case {
     const char *source, *message;
@@ -155,11 +157,11 @@ TEST_F(RenderedChatTest, TurnsThatAreNotFoundAreRefused) {
   for (const Case& c : {
            // Moves the system prompt, and has no loop over messages.
            Case{"{% for i in range(messages | length) %}{{ messages[i].content }}{{ '!' if loop.last }};{% endfor %}", "message 1 is not found"},
-           // Both turns are the question's.
+           // Both messages are in the question's turn.
            Case{"{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{{ messages[loop.index].content }}{{ '!' if loop.last }}{% endif %}"
                 "{% endfor %}{{ messages | length }}",
                 "message 1 is not found"},
-           // No answer continues what the model is asked to continue.
+           // No answer begins with the generation prompt.
            Case{"{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{% if add_generation_prompt %}<assistant><think>{% endif %}",
                 "message 1 is not found in the rendered conversation: it does not begin with the generation prompt"},
            // Messages are printed twice.
@@ -174,7 +176,7 @@ TEST_F(RenderedChatTest, TurnsThatAreNotFoundAreRefused) {
   }
 }
 
-TEST_F(RenderedChatTest, GenerationBlocksSayWhatIsTrained) {
+TEST_F(RenderedChatTest, GenerationBlocksDefineTheTrainedText) {
   const char source[] =
       "{% for m in messages %}\n<{{ m.role }}>\n{% if m.role == 'assistant' %}[{% generation %}{{ m.content }}{% endgeneration %}]"
       "{% else %}{{ m.content }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
@@ -183,7 +185,7 @@ TEST_F(RenderedChatTest, GenerationBlocksSayWhatIsTrained) {
   EXPECT_EQ(Trained(source, R"([{"role": "user", "content": "a?", "train": true}, {"role": "assistant", "content": "first", "train": false},)"
                             R"( {"role": "assistant", "content": "second"}])"),
             "<user>\na?|second");
-  // Those of raw text and comments are text.
+  // Blocks in raw text and comments are ordinary text.
   EXPECT_EQ(Trained((std::string("{# {% generation %} #}{% raw %}{% generation %}{% endraw %}") + kRoles).c_str()),
             "first</assistant>|second</assistant>");
 }

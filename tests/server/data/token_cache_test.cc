@@ -15,7 +15,7 @@
 namespace nibble::data {
 namespace {
 
-// Counts the files that are made, and lets none be opened as long as `held`.
+// Counts finished files, and blocks every open while `held`.
 struct Counter {
   Counter(std::atomic<int>* made, std::atomic<bool>* held, std::atomic<bool>* waiting) : made(made), held(held), waiting(waiting) {}
   template <typename Work>
@@ -43,7 +43,7 @@ class TokenCacheTest : public TokenSourceTest {
   TokenCache Cache(std::int64_t max_bytes) {
     return TokenCache(files_, temp_ / "tokens", pool_, {.max_bytes = max_bytes, .needed = [this] { return needed_; }});
   }
-  // Of a data set of its own, used `age` ago.
+  // Makes a file of its own data set, used `age` ago.
   TokenSource Made(TokenCache& cache, const std::string& dataset, std::chrono::minutes age) {
     TokenSource source = Source(Format::kText, 20);
     source.tokens_directory = temp_ / ("tokens/" + dataset);
@@ -64,7 +64,7 @@ class TokenCacheTest : public TokenSourceTest {
 
 constexpr std::int64_t kMuch = std::int64_t{1} << 40;
 
-TEST_F(TokenCacheTest, CallsForTheSameFileMakeItOnce) {
+TEST_F(TokenCacheTest, CallsForTheSameFileWriteItOnce) {
   TokenCache cache = Cache(kMuch);
   const TokenSource source = Source(Format::kPromptCompletion, 100);
   const auto want = InMemory(source);
@@ -83,7 +83,7 @@ TEST_F(TokenCacheTest, CallsForTheSameFileMakeItOnce) {
   EXPECT_EQ(FilesOf(source).size(), 1u);
 }
 
-TEST_F(TokenCacheTest, CallThatWaitsForAnotherIsCancelled) {
+TEST_F(TokenCacheTest, CallThatWaitsForAnotherCanBeCancelled) {
   TokenCache cache = Cache(kMuch);
   const TokenSource source = Source(Format::kText, 20);
   held_ = true;
@@ -103,7 +103,7 @@ TEST_F(TokenCacheTest, RemovesLeastRecentlyUsedFilesThatNoJobNeeds) {
   const TokenSource old = Made(roomy, "b", std::chrono::minutes(30));
   const TokenSource used = Made(roomy, "c", std::chrono::minutes(50));
   const TokenSource young = Made(roomy, "d", std::chrono::minutes(10));
-  ASSERT_TRUE(roomy.Get(used, {}).ok());  // it is the youngest now
+  ASSERT_TRUE(roomy.Get(used, {}).ok());  // now the most recently used
   const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(PathOf(old)));
   needed_ = std::set<std::string>{PathOf(oldest)};
   Cache(3 * bytes).Trim();
@@ -112,7 +112,7 @@ TEST_F(TokenCacheTest, RemovesLeastRecentlyUsedFilesThatNoJobNeeds) {
   EXPECT_TRUE(Exists(used) && Exists(young));
   needed_ = absl::InternalError("the database cannot be read");
   Cache(0).Trim();
-  EXPECT_TRUE(Exists(oldest) && Exists(used) && Exists(young)) << "which are needed is unknown";
+  EXPECT_TRUE(Exists(oldest) && Exists(used) && Exists(young)) << "it is unknown which files are needed";
   needed_ = std::set<std::string>{PathOf(oldest)};
   Cache(0).Trim();
   EXPECT_TRUE(Exists(oldest));
@@ -137,7 +137,7 @@ TEST_F(TokenCacheTest, CountsUnfinishedFilesAndRemovesThoseOfKilledWriters) {
   Cache(2 * bytes).Trim();
   EXPECT_TRUE(Exists(finished));
   Cache(2 * bytes - 1).Trim();
-  EXPECT_FALSE(Exists(finished)) << "the two together exceed the limit";
+  EXPECT_FALSE(Exists(finished)) << "both files together exceed the limit";
   EXPECT_TRUE(std::filesystem::exists(live));
 }
 
@@ -156,10 +156,10 @@ TEST_F(TokenCacheTest, NeverHoldsTheTokensInMemory) {
   const auto file = roomy.GetLengths(source, {});
   ASSERT_TRUE(file.ok()) << file.status();
   ExpectSame(*file, *want);
-  EXPECT_TRUE(cache.Get(source, {}).ok()) << "a file that is there needs no room";
+  EXPECT_TRUE(cache.Get(source, {}).ok()) << "an existing file needs no room";
 }
 
-TEST_F(TokenCacheTest, LimitHoldsAfterEachFileAndTheTokensCanStillBeRead) {
+TEST_F(TokenCacheTest, LimitHoldsAfterEachFileAndRemovedTokensStayReadable) {
   TokenCache cache = Cache(0);
   const TokenSource source = Source(Format::kText, 20);
   const auto got = cache.Get(source, {});
@@ -168,7 +168,7 @@ TEST_F(TokenCacheTest, LimitHoldsAfterEachFileAndTheTokensCanStillBeRead) {
   ExpectSame(*got, *InMemory(source));
 }
 
-TEST_F(TokenCacheTest, StartRemovesFilesOfDeletedDataSetsAndWhatKilledWritersLeft) {
+TEST_F(TokenCacheTest, StartRemovesFilesOfDeletedDataSetsAndUnfinishedFiles) {
   TokenCache cache = Cache(kMuch);
   const TokenSource kept = Made(cache, "kept", {}), gone = Made(cache, "gone", {});
   const std::string left = PathOf(kept) + ".tmp.w-0123456789abcdef";

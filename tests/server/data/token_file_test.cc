@@ -27,8 +27,8 @@ class TokenFileTest : public TokenSourceTest {
   }
 };
 
-// T7 (docs/faults.md): planner, job and each attempt made the tokens anew.
-TEST_F(TokenFileTest, HoldsExamplesAndRowsThatLoadDatasetMakes) {
+// T7 (docs/faults.md): planner, job and each attempt tokenised the data again.
+TEST_F(TokenFileTest, HoldsTheExamplesAndRowsOfLoadDataset) {
   for (const Format format : kFormats) {
     for (const Overlong overlong : {Overlong::kTruncate, Overlong::kDrop, Overlong::kSplit}) {
       if (overlong == Overlong::kSplit && format != Format::kText) continue;
@@ -41,7 +41,7 @@ TEST_F(TokenFileTest, HoldsExamplesAndRowsThatLoadDatasetMakes) {
       ASSERT_TRUE(made.ok()) << made.status();
       ExpectSame(*made, *want);
       EXPECT_TRUE(std::filesystem::exists(PathOf(source)));
-      // The second time nothing is tokenised: there is no tokenizer.
+      // The second load has no tokenizer, so it cannot tokenise.
       source.text.tokenizer = nullptr;
       const auto read = Load(source);
       ASSERT_TRUE(read.ok()) << read.status();
@@ -62,7 +62,7 @@ TEST_F(TokenFileTest, NamesTheLineOfEachExample) {
   ASSERT_GE((*file)->size(), 4u);
   EXPECT_EQ((*file)->entry(0).line, 1u);
   EXPECT_EQ((*file)->entry(0).flags, kTokensBoundaryMerged);
-  EXPECT_EQ((*file)->entry(1).line, 3u) << "a blank line lies between";
+  EXPECT_EQ((*file)->entry(1).line, 3u) << "a blank line is between them";
   EXPECT_EQ((*file)->entry(2).line, 4u);
 }
 
@@ -85,7 +85,7 @@ TEST_F(TokenFileTest, BytesDoNotDependOnTheNumberOfThreads) {
   ExpectSame(*got, *want);
 }
 
-TEST_F(TokenFileTest, BatchesAreThoseOfExamplesInMemory) {
+TEST_F(TokenFileTest, BatchesEqualThoseOfExamplesInMemory) {
   const TokenSource source = Source(Format::kPromptCompletion, 50);
   const auto memory = InMemory(source), file = Load(source);
   ASSERT_TRUE(memory.ok() && file.ok());
@@ -106,7 +106,7 @@ TEST_F(TokenFileTest, BatchesAreThoseOfExamplesInMemory) {
       tokens += static_cast<std::int64_t>(want.tokens.size());
       trained += want.num_trained;
       if (a.cursor().taken < static_cast<std::int64_t>(memory->examples.size())) continue;
-      // What a plan takes of an epoch, without its batches.
+      // What a plan computes for an epoch, without making batches.
       ASSERT_EQ(file->num_tokens, tokens);
       ASSERT_EQ(file->num_trained, trained);
       ASSERT_EQ(static_cast<std::int64_t>(file->examples.size()), examples);
@@ -116,7 +116,7 @@ TEST_F(TokenFileTest, BatchesAreThoseOfExamplesInMemory) {
   }
 }
 
-TEST_F(TokenFileTest, ErrorsAreThoseOfLoadDatasetAndLeaveNothing) {
+TEST_F(TokenFileTest, ErrorsEqualThoseOfLoadDatasetAndLeaveNoFile) {
   TokenSource too_long = Source(Format::kPromptCompletion, 500);
   too_long.options.overlong = Overlong::kError;
   TokenSource untrained = Source(Format::kText, 0, "{\"text\": \"\"}\n");
@@ -131,7 +131,7 @@ TEST_F(TokenFileTest, ErrorsAreThoseOfLoadDatasetAndLeaveNothing) {
   }
 }
 
-TEST_F(TokenFileTest, CancelIsAskedOnTheCallingThreadAloneAndLeavesNothing) {
+TEST_F(TokenFileTest, CancelIsCheckedOnlyOnTheCallingThreadAndLeavesNoFile) {
   const TokenSource source = Source(Format::kText, 2000);
   const auto caller = std::this_thread::get_id();
   for (const int after : {0, 1, 15}) {
@@ -146,7 +146,7 @@ TEST_F(TokenFileTest, CancelIsAskedOnTheCallingThreadAloneAndLeavesNothing) {
   }
 }
 
-TEST_F(TokenFileTest, DamageIsFoundAndTheFileMadeAgain) {
+TEST_F(TokenFileTest, DamagedFileIsDetectedAndRewritten) {
   const TokenSource source = Source(Format::kPromptCompletion, 20);
   ASSERT_TRUE(Load(source).ok());
   const std::string whole = ReadBytes(PathOf(source));
@@ -179,7 +179,7 @@ TEST_F(TokenFileTest, DamageIsFoundAndTheFileMadeAgain) {
   EXPECT_TRUE(ReadBytes(PathOf(source)) == whole);
 }
 
-TEST_F(TokenFileTest, KeyChangesWithAllThatTokensDependOn) {
+TEST_F(TokenFileTest, KeyChangesWithEverythingThatTokensDependOn) {
   std::set<std::string> keys;
   const auto add = [&](TokenSource source) { EXPECT_TRUE(keys.insert(TokenKey(source)).second) << keys.size(); };
   const TokenSource source = Source(Format::kPromptCompletion, 1);
@@ -211,7 +211,7 @@ TEST_F(TokenFileTest, KeyChangesWithAllThatTokensDependOn) {
   other = source;
   other.options.add_special_tokens = false;
   add(other);
-  // Where the data lies changes nothing, nor does a default that is spelled out.
+  // Neither the path of the data nor an explicit default changes the key.
   other = source;
   other.data_path = "/elsewhere";
   other.options.overlong = Overlong::kTruncate;
@@ -219,7 +219,7 @@ TEST_F(TokenFileTest, KeyChangesWithAllThatTokensDependOn) {
   EXPECT_FALSE(keys.insert(TokenKey(other)).second);
 }
 
-// The allocators of sanitizers tell mallinfo2 nothing.
+// mallinfo2 does not see the allocators of sanitizers.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 // T6 (docs/faults.md)
 TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
@@ -237,7 +237,7 @@ TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
     return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
   };
   kernels::ThreadPool one(1);
-  // The most that is allocated at any line.
+  // Peak of allocated bytes at any line.
   const auto peak = [&](const TokenSource& source) {
     const std::int64_t before = allocated();
     std::int64_t most = 0, asked = 0;
@@ -257,7 +257,7 @@ TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
   const std::int64_t in_memory = allocated() - before;
   ASSERT_GE(in_memory, 5 * memory->num_tokens) << "mallinfo2 does not see what is allocated";
   EXPECT_LT(large_peak, small_peak + in_memory / 10);
-  // The file that is read again has nothing but its summary in memory.
+  // A mapped file has only its summary in allocated memory.
   const std::int64_t without = allocated();
   const auto mapped = Load(large);
   ASSERT_TRUE(mapped.ok());
@@ -265,8 +265,8 @@ TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
 }
 #endif
 
-// T7 (docs/faults.md): a plan took all tokens into the memory of the server where the disk had no room for them.
-TEST_F(TokenFileTest, DiskWithoutRoomLeavesLengthsAloneWhereNoTokensAreNeeded) {
+// T7 (docs/faults.md): if the disk had no room for the tokens, a plan held all of them in the server's memory.
+TEST_F(TokenFileTest, FullDiskLeavesOnlyLengthsIfNoTokensAreNeeded) {
   for (const Format format : kFormats) {
     const TokenSource source = Source(format, 20);
     WriteTokensOptions options = {.pool = pool_, .min_free_bytes = std::numeric_limits<std::uint64_t>::max(), .window_bytes = kWindow};
@@ -289,13 +289,13 @@ TEST_F(TokenFileTest, DiskWithoutRoomLeavesLengthsAloneWhereNoTokensAreNeeded) {
     ExpectSame(counted->truncated, want->truncated);
     ExpectSame(counted->without_loss, want->without_loss);
     EXPECT_TRUE(FilesOf(source).empty());
-    // What a plan asks of the examples.
+    // A plan asks this of the examples.
     Loader a(counted->examples, Packing::kSegmented, 40, 7), b(want->examples, Packing::kSegmented, 40, 7);
     EXPECT_EQ(a.RowsInEpoch(0), b.RowsInEpoch(0));
   }
 }
 
-TEST_F(TokenFileTest, DiskWithoutRoomLeavesTheTokensInMemory) {
+TEST_F(TokenFileTest, FullDiskLeavesTheTokensInMemory) {
   const TokenSource source = Source(Format::kText, 20);
   const WriteTokensOptions options = {.pool = pool_, .min_free_bytes = std::numeric_limits<std::uint64_t>::max()};
   const absl::Status refused = WriteTokenFile(base::RealFileSystem(), source, options);

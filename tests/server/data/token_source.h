@@ -1,4 +1,4 @@
-// Data of every kind of row, and the token source of it, for tests of token files.
+// Data with rows of every kind, and its token source, for tests of token files.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -32,7 +32,8 @@ class TokenSourceTest : public ::testing::Test {
     text_.chat_template = *std::move(bare);
   }
 
-  // Rows that are whole, too long, blank, merged at their boundary and without a loss, `times` times; behind them `last`.
+  // Rows that are whole, too long, blank, merged at their boundary and without a loss, repeated `times` times, followed
+  // by `last`.
   TokenSource Source(Format format, int times, const std::string& last = "") {
     std::string all;
     for (int i = 0; i < times; ++i) {

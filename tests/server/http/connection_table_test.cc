@@ -38,7 +38,7 @@ class ConnectionTableTest : public testing::Test {
   std::vector<std::unique_ptr<Named>> connections_;
 };
 
-TEST_F(ConnectionTableTest, LongestExchangeGoesFirst) {
+TEST_F(ConnectionTableTest, ClosesTheLongestExchangeFirst) {
   Named& first = Add("first", "10.0.0.1");
   Add("second", "10.0.0.1");
   EXPECT_FALSE(table_.full());
@@ -52,7 +52,7 @@ TEST_F(ConnectionTableTest, LongestExchangeGoesFirst) {
   EXPECT_EQ(freed_, 3);
 }
 
-TEST_F(ConnectionTableTest, TellsWhenTheExchangeThatIsClosedNextBegan) {
+TEST_F(ConnectionTableTest, ReportsTheStartOfTheExchangeToClose) {
   const auto before = std::chrono::steady_clock::now();
   Named& first = Add("first", "10.0.0.1");
   const auto between = std::chrono::steady_clock::now();
@@ -60,7 +60,7 @@ TEST_F(ConnectionTableTest, TellsWhenTheExchangeThatIsClosedNextBegan) {
   EXPECT_GE(table_.ExchangeToCloseBegan(), before);
   EXPECT_LE(table_.ExchangeToCloseBegan(), between);
   first.place.Renew();
-  EXPECT_GE(table_.ExchangeToCloseBegan(), between) << "the second's is the longest now";
+  EXPECT_GE(table_.ExchangeToCloseBegan(), between) << "the second one's exchange is the longest now";
 }
 
 TEST_F(ConnectionTableTest, PeerWithTheMostConnectionsLosesOne) {
@@ -68,31 +68,31 @@ TEST_F(ConnectionTableTest, PeerWithTheMostConnectionsLosesOne) {
   Add("scrape", "10.0.0.2");
   for (const char* name : {"a", "b", "c"}) Add(name, "10.0.0.3");
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(table_.CloseOne());
-  EXPECT_THAT(closed_, ElementsAre("a", "b", "probe")) << "the last: all have as many";
+  EXPECT_THAT(closed_, ElementsAre("a", "b", "probe")) << "then all peers have equally many";
 }
 
-TEST_F(ConnectionTableTest, ConnectionThatAwaitsItsAnswerIsPassedOver) {
+TEST_F(ConnectionTableTest, SparesAConnectionThatAwaitsItsAnswer) {
   ConnectionTable::Place& scrape = Add("scrape", "10.0.0.1").place;
   Add("silent", "10.0.0.1");
   scrape.AwaitAnswer();
   Add("new", "10.0.0.1");
   EXPECT_TRUE(table_.CloseOne());
-  scrape.Renew();  // the answer is being read
+  scrape.Renew();  // the answer is being sent
   EXPECT_TRUE(table_.CloseOne());
   EXPECT_TRUE(table_.CloseOne());
   EXPECT_THAT(closed_, ElementsAre("silent", "new", "scrape"));
 }
 
-TEST_F(ConnectionTableTest, AnswersCannotTakeAllPlaces) {
+TEST_F(ConnectionTableTest, ConnectionsThatAwaitAnswersCannotTakeAllPlaces) {
   Add("first", "10.0.0.1").place.AwaitAnswer();
   Add("second", "10.0.0.1").place.AwaitAnswer();
   Add("probe", "10.0.0.1");
   EXPECT_TRUE(table_.CloseOne());
   EXPECT_TRUE(table_.CloseOne());
-  EXPECT_THAT(closed_, ElementsAre("first", "probe")) << "one of three may be passed over";
+  EXPECT_THAT(closed_, ElementsAre("first", "probe")) << "only one of three may be spared";
 }
 
-TEST_F(ConnectionTableTest, NetworkOfIpv6AndMappedIpv4AreOnePeer) {
+TEST_F(ConnectionTableTest, CountsAnIpv6NetworkAndMappedIpv4AsOnePeer) {
   Add("probe", "2001:db8:0:1::1");
   Add("a", "2001:db8:0:2::1");
   Add("b", "2001:db8:0:2:ffff::2");
@@ -104,7 +104,7 @@ TEST_F(ConnectionTableTest, NetworkOfIpv6AndMappedIpv4AreOnePeer) {
   EXPECT_THAT(closed_, ElementsAre("a", "c"));
 }
 
-TEST_F(ConnectionTableTest, PlaceIsGivenBackOnce) {
+TEST_F(ConnectionTableTest, PlaceIsReleasedOnce) {
   Named& first = Add("first", "10.0.0.1");
   ConnectionTable::Place moved = std::move(first.place);
   first.place.Release();

@@ -22,7 +22,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr char kHalf[] = "GET /livez HTTP/1.1\r\nX-Half: ";
-constexpr absl::Duration kShort = absl::Milliseconds(300);  // of limits that a test waits for
+constexpr absl::Duration kShort = absl::Milliseconds(300);  // for limits that a test waits for
 constexpr auto kTenfold = std::chrono::seconds(3);
 
 HttpHandlers Handlers() {
@@ -42,13 +42,13 @@ class HttpServerTest : public testing::Test {
     server_ = *std::move(server);
   }
   int port() const { return server_->port(); }
-  // Of a client beside the others.
+  // Sends a request on a new connection.
   RawReply Get(const std::string& target) { return RawConnection(port()).Get(target); }
 
   std::unique_ptr<HttpServer> server_;
 };
 
-TEST_F(HttpServerTest, MetricsAreTextWithTheirVersion) {
+TEST_F(HttpServerTest, ServesMetricsAsTextWithItsVersion) {
   Start();
   const RawReply reply = Get("/metrics");
   EXPECT_EQ(reply.status, 200);
@@ -56,7 +56,7 @@ TEST_F(HttpServerTest, MetricsAreTextWithTheirVersion) {
   EXPECT_THAT(reply.header, HasSubstr("Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"));
 }
 
-TEST_F(HttpServerTest, ProbesSayWhyNot) {
+TEST_F(HttpServerTest, FailedProbeGivesItsReason) {
   Start();
   EXPECT_EQ(Get("/livez").status, 200);
   EXPECT_EQ(Get("/startupz?verbose").status, 200);
@@ -65,7 +65,7 @@ TEST_F(HttpServerTest, ProbesSayWhyNot) {
   EXPECT_EQ(ready.body, "starting\n");
 }
 
-TEST_F(HttpServerTest, AnswersGetAlone) {
+TEST_F(HttpServerTest, AnswersOnlyGet) {
   Start();
   for (const std::string method : {"POST", "DELETE", "PUT", "OPTIONS", "TRACE"}) {
     const RawReply refused = RawConnection(port()).Ask(method + " /metrics HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n");
@@ -107,7 +107,7 @@ TEST_F(HttpServerTest, RefusesLargeHeadersTargetsAndBodies) {
   EXPECT_EQ(Get("/livez").status, 200);
 }
 
-TEST_F(HttpServerTest, KeepsConnectionsForTheNextRequestAsItsVersionSays) {
+TEST_F(HttpServerTest, KeepsConnectionOpenAsTheHttpVersionRequires) {
   Start();
   RawConnection connection(port());
   for (int i = 0; i < 200; ++i) ASSERT_EQ(connection.Get("/livez").status, 200);
@@ -133,8 +133,8 @@ TEST_F(HttpServerTest, AnswersPipelinedRequestsInOrder) {
   }
 }
 
-// A peer that connects and says nothing, or not all, has no say in whether this server lives.
-TEST_F(HttpServerTest, SlowConnectionsDoNotHoldUpTheProbes) {  // C3
+// Peers that connect and send nothing, or half a request, must not make the liveness probe fail.
+TEST_F(HttpServerTest, SlowConnectionsDoNotDelayProbes) {  // C3
   for (const int count : {8, 200}) {
     Start();
     std::vector<std::unique_ptr<RawConnection>> slow;
@@ -143,13 +143,13 @@ TEST_F(HttpServerTest, SlowConnectionsDoNotHoldUpTheProbes) {  // C3
       if (i % 2 == 1) slow.back()->Send(kHalf);
     }
     for (int round = 0; round < 20; ++round) {
-      for (const auto& connection : slow) connection->Send("x");  // those that were closed for others have no part in it
+      for (const auto& connection : slow) connection->Send("x");  // fails on those that were closed for others
       ASSERT_EQ(Get("/livez").status, 200) << count;
     }
   }
 }
 
-TEST_F(HttpServerTest, RequestThatComesByteByByteHasOneDeadline) {  // C3
+TEST_F(HttpServerTest, RequestSentByteByByteHasOneDeadline) {  // C3
   HttpLimits limits;
   limits.request = kShort;
   Start(limits);
@@ -189,7 +189,7 @@ TEST_F(HttpServerTest, ClosesAClientThatDoesNotReadItsAnswer) {
   EXPECT_EQ(Get("/livez").status, 200);
 }
 
-TEST_F(HttpServerTest, NewConnectionTakesThePlaceOfTheLongestExchange) {  // C3
+TEST_F(HttpServerTest, NewConnectionReplacesTheLongestExchange) {  // C3
   HttpLimits limits;
   limits.max_connections = 4;
   Start(limits);
@@ -205,7 +205,7 @@ TEST_F(HttpServerTest, NewConnectionTakesThePlaceOfTheLongestExchange) {  // C3
   for (const int kept : {0, 2, 3}) EXPECT_EQ(idle[static_cast<std::size_t>(kept)]->Get("/livez").status, 200) << kept;
 }
 
-TEST_F(HttpServerTest, ScrapeThatTakesLongHoldsUpNothingElse) {  // C3
+TEST_F(HttpServerTest, SlowScrapeDelaysNoOtherRequest) {  // C3
   std::promise<void> go;
   HttpHandlers handlers = Handlers();
   handlers.metrics = [gate = go.get_future().share()] {
@@ -240,7 +240,7 @@ TEST_F(HttpServerTest, ScrapeThatTakesTooLongIsRefused) {
   EXPECT_EQ(Get("/metrics").body, "late 1\n");
 }
 
-TEST_F(HttpServerTest, ThrowingHandlerIsAnErrorAnswer) {
+TEST_F(HttpServerTest, ThrowingHandlerGivesAnErrorAnswer) {
   HttpHandlers handlers = Handlers();
   handlers.metrics = []() -> std::string { throw std::runtime_error("no"); };
   handlers.ready = []() -> absl::Status { throw 5; };
@@ -278,7 +278,7 @@ TEST_F(HttpServerTest, StopsWhileAScrapeIsRendered) {
   EXPECT_TRUE(waiting.AwaitClosed());
 }
 
-TEST(HttpServerStartTest, TakenPortIsAnErrorThatNamesTheFlag) {
+TEST(HttpServerStartTest, ErrorForATakenPortNamesTheFlag) {
   auto first = HttpServer::Start("127.0.0.1:0", Handlers());
   ASSERT_TRUE(first.ok());
   for (const char* host : {"127.0.0.1:", "localhost:"}) {
@@ -288,7 +288,7 @@ TEST(HttpServerStartTest, TakenPortIsAnErrorThatNamesTheFlag) {
   }
 }
 
-TEST(HostPortTest, ReadsWhatItShouldAndNothingElse) {
+TEST(HostPortTest, AcceptsOnlyHostAndPort) {
   EXPECT_EQ(ParseHostPort("--f", "127.0.0.1:80")->port, 80);
   EXPECT_EQ(ParseHostPort("--f", "[::1]:0")->host, "::1");
   for (const char* bad : {"", ":80", "host", "host:", "host:x", "host:70000", "host:-1", "::1:80", "[::1:80"}) {
@@ -298,7 +298,7 @@ TEST(HostPortTest, ReadsWhatItShouldAndNothingElse) {
   }
 }
 
-TEST(HostPortTest, LoopbackIsNotGuessed) {
+TEST(HostPortTest, RecognisesOnlyLoopbackHosts) {
   for (const char* yes : {"127.0.0.1", "127.9.9.9", "::1", "localhost"}) EXPECT_TRUE(IsLoopback(yes)) << yes;
   for (const char* no : {"0.0.0.0", "128.0.0.1", "::", "localhost.example.org", "127.0.0.1.example.org", ""}) {
     EXPECT_FALSE(IsLoopback(no)) << no;

@@ -14,7 +14,7 @@
 namespace nibble::http {
 namespace {
 
-// A caller's text; "failed" for null.
+// The text that a caller gets; "failed" for null, "refused" if too many callers wait.
 std::future<std::string> Ask(MetricsRenderer& renderer) {
   auto promise = std::make_shared<std::promise<std::string>>();
   auto text = promise->get_future();
@@ -24,7 +24,7 @@ std::future<std::string> Ask(MetricsRenderer& renderer) {
   return text;
 }
 
-TEST(MetricsRendererTest, AllWhoAskWhileOneIsRenderedShareTheNext) {
+TEST(MetricsRendererTest, CallersDuringARenderingShareTheNextText) {
   std::promise<void> begun, go;
   std::atomic<int> rendered{0};
   MetricsRenderer renderer(
@@ -40,14 +40,14 @@ TEST(MetricsRendererTest, AllWhoAskWhileOneIsRenderedShareTheNext) {
   begun.get_future().wait();
   std::vector<std::future<std::string>> others;
   for (int i = 0; i < 10; ++i) others.push_back(Ask(renderer));
-  EXPECT_EQ(Ask(renderer).get(), "refused") << "as many wait as may";
+  EXPECT_EQ(Ask(renderer).get(), "refused") << "the maximum number of callers already waits";
   go.set_value();
-  EXPECT_EQ(first.get(), "1") << "not a text that was begun before it was asked for";
+  EXPECT_EQ(first.get(), "1") << "the text that was rendered for the first caller";
   for (auto& other : others) EXPECT_EQ(other.get(), "2");
   EXPECT_EQ(Ask(renderer).get(), "3");
 }
 
-TEST(MetricsRendererTest, RenderingThatThrowsFailsAloneAndLeavesTheNext) {
+TEST(MetricsRendererTest, ThrowingRenderingDoesNotAffectTheNext) {
   int calls = 0;
   MetricsRenderer renderer(
       [&]() -> std::string {
@@ -63,7 +63,7 @@ TEST(MetricsRendererTest, RenderingThatThrowsFailsAloneAndLeavesTheNext) {
   EXPECT_EQ(Ask(renderer).get(), "text");
 }
 
-TEST(MetricsRendererTest, DestructionAnswersThoseWhoWait) {
+TEST(MetricsRendererTest, DestructorAnswersWaitingCallers) {
   std::promise<void> begun, go;
   const auto gate = go.get_future().share();
   std::atomic<int> rendered{0};
@@ -81,7 +81,7 @@ TEST(MetricsRendererTest, DestructionAnswersThoseWhoWait) {
   go.set_value();
   stop.join();
   EXPECT_EQ(first.get(), "text");
-  const std::string late = second.get();  // rendered, where the destructor came later than the gate's end
+  const std::string late = second.get();  // "text" if the destructor ran after the gate opened
   EXPECT_EQ(late, rendered == 1 ? "failed" : "text");
 }
 

@@ -22,7 +22,7 @@ class PacedQueueTest : public testing::Test {
   std::vector<std::string> said_;
 };
 
-TEST_F(PacedQueueTest, RunsWhatArrivesBetweenTwoTasks) {
+TEST_F(PacedQueueTest, RunsOtherHandlersBetweenTwoTasks) {
   for (const char* name : {"first", "second", "third"}) queue_.Add([this, name] { Say(name); });
   boost::asio::post(io_, [this] { Say("probe"); });
   io_.run();
@@ -38,7 +38,7 @@ TEST_F(PacedQueueTest, TaskMayAddAnother) {
   EXPECT_THAT(said_, ElementsAre("first", "second"));
 }
 
-TEST_F(PacedQueueTest, TaskThatThrowsStopsNoOther) {
+TEST_F(PacedQueueTest, ThrowingTaskDoesNotStopTheOthers) {
   queue_.Add([] { throw std::runtime_error("no memory"); });
   queue_.Add([this] { Say("second"); });
   EXPECT_THROW(io_.run(), std::runtime_error);

@@ -1,4 +1,4 @@
-// A client's end of a connection to the HTTP port, without HTTP.
+// A client's end of a connection to the HTTP port that sends raw text.
 #pragma once
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -14,18 +14,18 @@
 namespace nibble::http {
 
 struct RawReply {
-  int status = 0;      // 0: the connection ended before a whole answer
-  std::string header;  // with its last empty line
+  int status = 0;      // 0: the connection ended before the answer was complete
+  std::string header;  // including the final empty line
   std::string body;
 };
 
 class RawConnection {
  public:
   explicit RawConnection(int port) : RawConnection() { Connect(port); }
-  // Not yet connected: it has its file descriptor.
+  // Holds a file descriptor, but is not connected yet.
   RawConnection() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     EXPECT_GE(socket_, 0);
-    const timeval patience{60, 0};  // of a test that fails
+    const timeval patience{60, 0};  // only a failing test waits that long
     ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
   }
   ~RawConnection() { ::close(socket_); }
@@ -39,19 +39,19 @@ class RawConnection {
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     EXPECT_EQ(::connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   }
-  // False: the server has closed.
+  // False: the server has closed the connection.
   bool Send(std::string_view text) { return ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size()); }
-  // Waits so long for the server to close, or to send.
+  // Waits up to `ms` for the server to send or to close.
   bool ReadableWithin(int ms) {
     pollfd wanted{socket_, POLLIN, 0};
     return ::poll(&wanted, 1, ms) == 1;
   }
-  // Waits so long for the server to drop the connection; reads nothing.
+  // Waits up to `ms` for the server to reset the connection; reads nothing.
   bool ResetWithin(int ms) {
     pollfd wanted{socket_, 0, 0};
     return ::poll(&wanted, 1, ms) == 1 && (wanted.revents & POLLERR) != 0;
   }
-  // Reads the next answer. `without_body`: that of a HEAD.
+  // Reads the next answer. `without_body`: the answer to a HEAD.
   RawReply Read(bool without_body = false) {
     RawReply reply;
     std::size_t end = std::string::npos;
@@ -76,7 +76,7 @@ class RawConnection {
   RawReply Get(std::string_view target) {
     return Ask("GET " + std::string(target) + " HTTP/1.1\r\nHost: test\r\n\r\n");
   }
-  // Reads on until the server closes; false where it does not within a minute.
+  // Reads until the server closes; false if it does not within a minute.
   bool AwaitClosed() {
     while (Fill()) buffer_.clear();
     return closed_;

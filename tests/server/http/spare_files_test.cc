@@ -15,7 +15,7 @@
 namespace nibble::http {
 namespace {
 
-// Takes every descriptor that the process may have, and gives them back.
+// Takes every file descriptor that the process may have, until it is destroyed.
 class AllFiles {
  public:
   AllFiles() {
@@ -44,7 +44,7 @@ class AllFiles {
   std::vector<int> files_;
 };
 
-TEST(SpareFilesTest, AreFreedOneByOneAndTakenBack) {
+TEST(SpareFilesTest, ReleasesOneByOneAndRefills) {
   SpareFiles spare(2);
   AllFiles all;
   ASSERT_TRUE(all.none_left());
@@ -57,17 +57,17 @@ TEST(SpareFilesTest, AreFreedOneByOneAndTakenBack) {
   EXPECT_FALSE(spare.Release());
   all.Take();
   spare.Refill();
-  EXPECT_FALSE(spare.Release()) << "there was none to take back";
+  EXPECT_FALSE(spare.Release()) << "no descriptor was free to take back";
 }
 
-TEST(SpareFilesTest, ProbesAreAnsweredWithoutADescriptorLeft) {
+TEST(SpareFilesTest, AnswersProbesWithoutAFreeDescriptor) {
   const auto ok = [] { return absl::OkStatus(); };
   auto server = HttpServer::Start("127.0.0.1:0", {.metrics = [] { return std::string(); }, .live = ok, .ready = ok, .started = ok});
   ASSERT_TRUE(server.ok()) << server.status();
   std::vector<std::unique_ptr<RawConnection>> clients;
   for (int i = 0; i < 8; ++i) clients.push_back(std::make_unique<RawConnection>());
   AllFiles all;
-  // More than there are spare ones, and each stays open: an old one is closed for a new one.
+  // More clients than spare descriptors, and each stays open: the server closes an old connection for a new one.
   for (const auto& client : clients) {
     client->Connect((*server)->port());
     EXPECT_EQ(client->Get("/livez").status, 200);

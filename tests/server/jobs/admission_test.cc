@@ -1,4 +1,4 @@
-// Which jobs are taken, and when they may start.
+// Admission: whether jobs are accepted, and when they may start.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -14,7 +14,7 @@ using enum JobState;
 
 class AdmissionTest : public ControllerFixture {};
 
-TEST_F(AdmissionTest, BadSubmissionsLeaveNothing) {
+TEST_F(AdmissionTest, RefusedSubmissionsLeaveNoTrace) {
   const auto reason = [&](const JobSpec& spec) { return base::Reason(controller_->Submit(spec, "r").status()); };
   JobSpec spec = Spec("out");
   spec.base_model = "nobody";
@@ -32,7 +32,7 @@ TEST_F(AdmissionTest, BadSubmissionsLeaveNothing) {
   spec.data.format = "chat";
   EXPECT_EQ(reason(spec), "FIELD_VIOLATION");
   EXPECT_TRUE(controller_->List({}, 10)->jobs.empty());
-  EXPECT_TRUE(controller_->Submit(Spec("out"), "r").ok()) << "neither request_id nor name were used up";
+  EXPECT_TRUE(controller_->Submit(Spec("out"), "r").ok()) << "neither the request_id nor the name is taken";
   EXPECT_EQ(reason(Spec("out")), "") << "the same request again";
   EXPECT_EQ(base::Reason(controller_->Submit(Spec("out"), "r2").status()), "NAME_TAKEN");
   EXPECT_EQ(reason(Spec("other")), "IDEMPOTENCY_CONFLICT");
@@ -74,7 +74,7 @@ TEST_F(AdmissionTest, PrincipalsTakeTurnsAlsoAfterARestart) {
   };
   const auto position = [&](const std::string& id) { return controller_->Get(id)->progress["queue_position"].get<int>(); };
   const std::string ann1 = submit("ann", ""), ann2 = submit("ann", ""), ann3 = submit("ann", ""), bob1 = submit("bob", "");
-  EXPECT_EQ(position(bob1), 1) << "behind ann's first alone";
+  EXPECT_EQ(position(bob1), 1) << "behind ann's first job only";
   controller_->Tick();
   EXPECT_EQ(State(ann1), kPreparing);
   EXPECT_EQ(position(bob1), 0) << "ann has had her turn";
@@ -82,11 +82,11 @@ TEST_F(AdmissionTest, PrincipalsTakeTurnsAlsoAfterARestart) {
   EXPECT_EQ(position(bob1), 0) << "turns are remembered";
   EXPECT_EQ(position(ann2), 1);
   const std::string bob2 = submit("bob", "");
-  EXPECT_EQ(position(bob2), 2) << "bob's second is before ann's third: he never started one";
+  EXPECT_EQ(position(bob2), 2) << "bob never started a job, so his second is before ann's third";
   EXPECT_EQ(position(ann3), 3);
 }
 
-TEST_F(AdmissionTest, JobOfLowPriorityStartsInTheEnd) {
+TEST_F(AdmissionTest, LowPriorityJobRisesAsItWaits) {
   const auto submit = [&](std::int64_t priority) {
     JobSpec spec = Spec();
     spec.run.priority = priority;
@@ -108,7 +108,7 @@ TEST_F(AdmissionTest, JobOfLowPriorityStartsInTheEnd) {
   EXPECT_EQ(position(urgent), 0);
 }
 
-TEST_F(AdmissionTest, FullQueueIsSaid) {
+TEST_F(AdmissionTest, FullQueueRefusesJobs) {
   Kill();
   options_.max_queued = 2;
   Open();
@@ -117,8 +117,8 @@ TEST_F(AdmissionTest, FullQueueIsSaid) {
   EXPECT_EQ(base::Reason(controller_->Submit(Spec(), "").status()), "QUEUE_FULL");
 }
 
-// What trainers tell of their end, less the time since they told it.
-TEST_F(AdmissionTest, WhoIsRefusedIsToldWhenTheNextJobEnds) {
+// retry_ms is the ETA that a trainer reported, minus the time since then.
+TEST_F(AdmissionTest, RefusalSaysWhenTheNextJobEnds) {
   Kill();
   options_.max_queued = 2;
   options_.max_open_per_owner = 1;
@@ -131,21 +131,21 @@ TEST_F(AdmissionTest, WhoIsRefusedIsToldWhenTheNextJobEnds) {
   const auto ann = controller_->Submit(Spec(), "", {.owner = "ann"});
   ASSERT_TRUE(ann.ok()) << ann.status();
   controller_->Tick();
-  EXPECT_EQ(refused("ann", "TENANT_QUOTA"), "60000") << "its trainer has told nothing yet";
+  EXPECT_EQ(refused("ann", "TENANT_QUOTA"), "60000") << "its trainer has reported no ETA yet";
   Ready(Trainer(ann->id));
   Write(Trainer(ann->id), "step", R"({"step":1,"loss":2.0,"tokens":64,"step_ms":40000})");  // of 4: two minutes to go
   controller_->Tick();
   clock_.Advance(absl::Seconds(10));
   EXPECT_EQ(refused("ann", "TENANT_QUOTA"), "110000");
   ASSERT_TRUE(controller_->Submit(Spec(), "", {.owner = "bob"}).ok());
-  EXPECT_EQ(refused("bob", "TENANT_QUOTA"), "60000") << "none of his own runs";
+  EXPECT_EQ(refused("bob", "TENANT_QUOTA"), "60000") << "none of bob's jobs runs";
   Submit();
-  EXPECT_EQ(refused("", "QUEUE_FULL"), "110000") << "whoever's job it is that ends";
+  EXPECT_EQ(refused("", "QUEUE_FULL"), "110000") << "the end of any owner's job counts";
   clock_.Advance(absl::Seconds(300));
-  EXPECT_EQ(refused("", "QUEUE_FULL"), "1000") << "it takes longer than it said";
+  EXPECT_EQ(refused("", "QUEUE_FULL"), "1000") << "the job takes longer than its ETA";
 }
 
-TEST_F(AdmissionTest, OwnersHaveAQuotaAndRequestIdsOfTheirOwn) {
+TEST_F(AdmissionTest, QuotaAndRequestIdsArePerOwner) {
   Kill();
   options_.max_open_per_owner = 2;
   Open();
@@ -156,15 +156,15 @@ TEST_F(AdmissionTest, OwnersHaveAQuotaAndRequestIdsOfTheirOwn) {
   EXPECT_EQ(submit("ann", "r1")->id, a);
   const auto bob = submit("bob", "r1");
   ASSERT_TRUE(bob.ok()) << bob.status();
-  EXPECT_NE(bob->id, a) << "another's request id";
+  EXPECT_NE(bob->id, a) << "another owner's request id";
   EXPECT_EQ(bob->owner, "bob");
   EXPECT_EQ(bob->tenant, "team");
   ASSERT_TRUE(submit("ann", "r2").ok());
   EXPECT_EQ(base::Reason(submit("ann", "r3").status()), "TENANT_QUOTA");
-  EXPECT_TRUE(submit("ann", "r2").ok()) << "a repetition is no new job";
+  EXPECT_TRUE(submit("ann", "r2").ok()) << "a repeated request makes no new job";
   ASSERT_TRUE(controller_->Cancel(a).ok());
   EXPECT_TRUE(submit("ann", "r3").ok());
-  for (int i = 0; i < 5; ++i) EXPECT_TRUE(submit("", "").ok()) << "nobody's quota";
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(submit("", "").ok()) << "no quota without an owner";
 }
 
 TEST_F(AdmissionTest, OneNameInTwoTenantsIsTwoOwners) {  // S2
@@ -177,19 +177,19 @@ TEST_F(AdmissionTest, OneNameInTwoTenantsIsTwoOwners) {  // S2
   const auto red = submit("red", "ci", "r1", "body");
   ASSERT_TRUE(red.ok()) << red.status();
   const auto blue = submit("blue", "ci", "r1", "body");
-  ASSERT_TRUE(blue.ok()) << blue.status() << ": neither its quota nor its request id";
+  ASSERT_TRUE(blue.ok()) << blue.status() << ": quota and request ids are per tenant";
   EXPECT_NE(blue->id, red->id);
   EXPECT_EQ(blue->tenant, "blue");
   EXPECT_EQ(submit("red", "ci", "r1", "body")->id, red->id);
   EXPECT_EQ(submit("blue", "ci", "r1", "body")->id, blue->id);
   EXPECT_EQ(base::Reason(submit("red", "ci", "r1", "another").status()), "IDEMPOTENCY_CONFLICT");
   EXPECT_EQ(base::Reason(submit("red", "ci", "r2", "body").status()), "TENANT_QUOTA");
-  // A request id may look like any key, and names nobody else's.
+  // A request id that looks like another owner's key does not match that key.
   for (const auto& [owner, request] : {std::pair("red", "ci\nr1"), std::pair("x", "\nred\nci\nr1")}) {
     const auto other = submit("", owner, request, "another");
     EXPECT_TRUE(other.ok()) << other.status();
   }
-  // The keys of the schema's fourth version, and of before.
+  // Keys as in version 4 of the schema, and as before it.
   EXPECT_EQ((*database_->FindRequest("\nred\nci\nr1", "body"))->id, red->id);
   EXPECT_TRUE(database_->FindRequest("red\nci\nr1", "another")->has_value());
 }
@@ -202,7 +202,7 @@ TEST_F(AdmissionTest, RequestIdIsKeptForADayEvenWhenItsJobIsDeleted) {
   EXPECT_EQ(base::Reason(submit("other").status()), "IDEMPOTENCY_CONFLICT");
   ASSERT_TRUE(controller_->Cancel(id).ok());
   ASSERT_TRUE(controller_->Delete(id).ok());
-  EXPECT_EQ(base::Reason(submit("out").status()), "JOB") << "no second job of one request";
+  EXPECT_EQ(base::Reason(submit("out").status()), "JOB") << "one request makes no second job";
   clock_.Advance(absl::Seconds(2));
   const auto again = submit("other");
   ASSERT_TRUE(again.ok()) << again.status();
@@ -232,7 +232,7 @@ TEST_F(AdmissionTest, JobsAreAdmittedByTheirPlannedMemory) {
   controller_->Tick();
   EXPECT_EQ(State(a), kPreparing);
   EXPECT_EQ(State(b), kQueued);
-  EXPECT_EQ(State(c), kQueued) << "it must not pass b, for which room is being made";
+  EXPECT_EQ(State(c), kQueued) << "it must not overtake b, which waits for memory";
   KillAndReopen();
   controller_->Tick();
   EXPECT_EQ(State(b), kQueued) << "the adopted trainer's memory still counts";
@@ -243,8 +243,8 @@ TEST_F(AdmissionTest, JobsAreAdmittedByTheirPlannedMemory) {
   EXPECT_EQ(State(c), kPreparing);
 }
 
-// One machine has the memory of both.
-TEST_F(AdmissionTest, AJobWaitsForTheMemoryOfLoadedModelsAndSaysSo) {
+// Trainers and loaded models share the machine's memory.
+TEST_F(AdmissionTest, JobWarnsWhileItWaitsForMemoryOfLoadedModels) {
   Kill();
   options_.queue = {.max_running = 4, .memory_bytes = 1000};
   options_.memory = base::MemoryBudget::Make(1000);
@@ -258,7 +258,7 @@ TEST_F(AdmissionTest, AJobWaitsForTheMemoryOfLoadedModelsAndSaysSo) {
   for (const Event& event : Events(job)) {
     if (event.type == "warning") warnings.push_back(base::Dump(event.body));
   }
-  ASSERT_EQ(warnings.size(), 1u) << "once";
+  ASSERT_EQ(warnings.size(), 1u) << "it warns once";
   EXPECT_NE(warnings[0].find("WAITING_FOR_MEMORY"), std::string::npos) << warnings[0];
   EXPECT_NE(warnings[0].find("needs 600 bytes of memory, loaded models leave 500"), std::string::npos) << warnings[0];
 
@@ -266,19 +266,19 @@ TEST_F(AdmissionTest, AJobWaitsForTheMemoryOfLoadedModelsAndSaysSo) {
   controller_->Tick();
   EXPECT_EQ(State(job), kPreparing);
   EXPECT_EQ(options_.memory->left(), 400);
-  EXPECT_EQ(options_.memory->TryTake(401), nullptr) << "nor does a model take the trainer's";
+  EXPECT_EQ(options_.memory->TryTake(401), nullptr) << "a model cannot take the trainer's memory";
   Kill();
   EXPECT_EQ(options_.memory->left(), 1000);
   model = options_.memory->TryTake(900);
   Open();
-  EXPECT_EQ(options_.memory->left(), 0) << "the adopted trainer has its part, though it is not left";
+  EXPECT_EQ(options_.memory->left(), 0) << "the adopted trainer holds its share, although the budget lacks it";
   Fail(Trainer(job), "NAN_LOSS", kExitBadInput);
   machine_.Exit(Trainer(job), kExitBadInput);
   controller_->Tick();
   EXPECT_EQ(options_.memory->left(), 100);
 }
 
-TEST_F(AdmissionTest, NothingIsToldOfAJobThatIsCancelledMeanwhile) {
+TEST_F(AdmissionTest, JobCancelledMeanwhileGetsNoWarning) {
   Kill();
   options_.queue = {.max_running = 4, .memory_bytes = 1000};
   options_.memory = base::MemoryBudget::Make(1000);
@@ -289,10 +289,10 @@ TEST_F(AdmissionTest, NothingIsToldOfAJobThatIsCancelledMeanwhile) {
   const std::string job = Submit();
   database.meddle = [&] { EXPECT_TRUE(controller_->Cancel(job).ok()); };
   controller_->Tick();
-  EXPECT_FALSE(database.meddle) << "the scheduler was about to tell it";
-  EXPECT_EQ(Story(job), "state:PLANNING state:QUEUED state:CANCELLED") << "the last event is the last";
+  EXPECT_FALSE(database.meddle) << "the scheduler was about to warn";
+  EXPECT_EQ(Story(job), "state:PLANNING state:QUEUED state:CANCELLED") << "no event follows the final state";
 
-  // One that comes back to the queue has to wait again, and is told so.
+  // A job that returns to the queue waits again, and gets a warning again.
   const std::string other = Submit();
   database.meddle = [&] { EXPECT_TRUE(controller_->Pause(other).ok()); };
   controller_->Tick();
@@ -302,7 +302,7 @@ TEST_F(AdmissionTest, NothingIsToldOfAJobThatIsCancelledMeanwhile) {
   EXPECT_EQ(Story(other), "state:PLANNING state:QUEUED state:PAUSED state:QUEUED warning");
 }
 
-TEST_F(AdmissionTest, LowDiskIsRefusedBeforeItIsFullAndReadsGoOn) {  // R9
+TEST_F(AdmissionTest, LowDiskRefusesNewJobsButNotReadsAndCancels) {  // R9
   const std::string id = Submit();
   Kill();
   min_free_bytes_ = std::uint64_t{1} << 60;
@@ -331,11 +331,11 @@ TEST_F(AdmissionTest, JobThatWritesMoreThanIsFreeIsRefused) {  // T10
   EXPECT_EQ(refused->error->reason, "DISK_FULL");
   EXPECT_EQ(refused->error->metadata.at("need"), std::to_string(bytes));
   EXPECT_GT(std::stoll(refused->error->metadata.at("have")), 0);
-  controller_->Tick();  // FAILED shows a moment before the name is free again
+  controller_->Tick();  // FAILED is visible a moment before the name is free again
   EXPECT_TRUE(state_->models->CheckFree("large").ok());
 }
 
-TEST_F(AdmissionTest, ReserveOfAFullDiskIsFilledUpByTheNextRound) {  // R8
+TEST_F(AdmissionTest, NextRoundRefillsTheDiskReserve) {  // R8
   ASSERT_TRUE(state_->reserve->Release());
   ASSERT_LT(state_->reserve->bytes(), store::kReserveBytes);
   controller_->Tick();

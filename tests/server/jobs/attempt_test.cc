@@ -21,7 +21,7 @@ void AppendText(const std::string& path, const std::string& text) {
 }
 base::Json Fields(const std::string& text) { return *base::ParseJson(text); }
 
-TEST(AttemptTest, OrderThereAndBackIsTheSame) {
+TEST(AttemptTest, OrderSurvivesARoundTrip) {
   TempDirectory temp;
   AttemptOrder order;
   order.job_id = "job-1";
@@ -72,7 +72,7 @@ TEST(AttemptTest, OrderThereAndBackIsTheSame) {
   EXPECT_EQ(back->show_alive_every_s, 2.5);
 }
 
-TEST(AttemptTest, OutcomesOfAllKindsComeBackAndDamagedOnesAreDataLoss) {
+TEST(AttemptTest, OutcomesSurviveARoundTripAndDamagedOnesAreDataLoss) {
   TempDirectory temp;
   EXPECT_EQ(ReadOutcome(Files(), temp.path()).status().code(), absl::StatusCode::kNotFound);
   Outcome failed;
@@ -115,13 +115,13 @@ TEST(AttemptTest, SigtermWithoutControlFileIsAPreemption) {
   }
 }
 
-TEST(AttemptTest, CodeNamesAreThoseOfTheWire) {
+TEST(AttemptTest, CodeNamesAreCanonical) {
   EXPECT_EQ(CodeName(absl::StatusCode::kInvalidArgument), "INVALID_ARGUMENT");
   EXPECT_EQ(ParseCodeName("RESOURCE_EXHAUSTED"), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ParseCodeName("x"), absl::StatusCode::kUnknown);
 }
 
-TEST(JournalTest, LinesComeBackOnceEachAndATornOneWaits) {
+TEST(JournalTest, ReadsEachLineOnceAndWaitsForTheRestOfATornLine) {
   TempDirectory temp;
   base::FakeClock clock(absl::FromUnixMillis(1'700'000'000'123));
   JournalReader reader(temp.path());
@@ -159,7 +159,7 @@ TEST(JournalTest, DamagedLineIsReportedAfterTheGoodOnes) {
   EXPECT_THAT(std::string(damaged.status().message()), HasSubstr("at byte 39"));
 }
 
-TEST(JournalTest, WhatIsNoLineIsRefused) {
+TEST(JournalTest, RejectsMalformedLine) {
   for (const char* text : {"", "1", "{}", R"({"sequence":0,"time":"t","type":"log"})",
                            R"({"sequence":1,"time":"t","type":"party"})", R"({"sequence":1.5,"time":"t","type":"log"})"}) {
     EXPECT_EQ(ParseJournalLine(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
@@ -173,7 +173,7 @@ TEST(JournalTest, AttemptIsNotStartedTwice) {
             absl::StatusCode::kAlreadyExists);
 }
 
-TEST(AttemptTest, SignsOfLifeAreReadAsTheyWereShown) {
+TEST(AttemptTest, SignOfLifeChangesOnlyWhenShownAgain) {
   TempDirectory temp;
   EXPECT_EQ(LastAlive(Files(), temp.path()), "");
   ASSERT_TRUE(ShowAlive(Files(), temp.path(), 1).ok());
@@ -221,7 +221,7 @@ TEST(ProgressTest, FiguresFollowTheJournal) {
   EXPECT_FALSE(progress.contains("note"));
 }
 
-TEST(ProgressTest, SumsOfTheStepsRunOutliveTheOutcome) {
+TEST(ProgressTest, OutcomeDoesNotReplaceSumsOverSteps) {
   base::Json progress = base::Json::object();
   for (const int step : {1, 2, 2}) {  // the second was run twice
     const std::string fields = R"({"tokens":100,"step_ms":100,"step":)" + std::to_string(step) + "}";
@@ -232,7 +232,7 @@ TEST(ProgressTest, SumsOfTheStepsRunOutliveTheOutcome) {
   EXPECT_EQ(progress["tokens_per_s"], 1000.0);
 }
 
-TEST(ProgressTest, EpochIsAFractionWhereTheTrainerTellsOne) {
+TEST(ProgressTest, EpochIsAFractionIfTheTrainerReportsOne) {
   base::Json progress = Feed(base::Json::object(), "step", R"({"step":1,"epoch":1})");
   EXPECT_EQ(progress["epoch"], 1);
   progress = Feed(progress, "step", R"({"step":2,"epoch":1,"epochs_done":1.25})");
@@ -240,7 +240,7 @@ TEST(ProgressTest, EpochIsAFractionWhereTheTrainerTellsOne) {
   EXPECT_EQ(progress["latest_step"]["epoch"], 1);
 }
 
-TEST(ProgressTest, FieldsOfTheWrongTypeDoNoHarm) {
+TEST(ProgressTest, IgnoresFieldsOfTheWrongType) {
   base::Json progress = base::Json::object();
   progress = Feed(progress, "step", R"({"step":"x","tokens":"many","step_ms":null,"peak_memory_bytes":[]})");
   progress = Feed(progress, "eval", R"({"what":5})");

@@ -33,8 +33,8 @@ using enum JobState;
 
 constexpr int kBred = 200;  // processes that tiny_trainer.py's "breed" starts
 
-// Where cgroups with a bound on their processes are made: the hierarchy of v1 for it, or the root of v2 where it hands
-// the controller down. "" where there is none that may be written.
+// The folder in which cgroups with a limit on processes can be made: the pids hierarchy of v1, or the root of v2 if it
+// delegates the controller. "" if neither is writable.
 std::string PidsHierarchy() {
   if (::access("/sys/fs/cgroup/pids/cgroup.procs", W_OK) == 0) return "/sys/fs/cgroup/pids";
   std::ifstream controllers("/sys/fs/cgroup/cgroup.subtree_control");
@@ -62,7 +62,7 @@ absl::Status WriteTo(const std::string& path, int number) {
   return absl::InternalError(path + ": " + std::strerror(errno));
 }
 
-// A cgroup of this process and what it starts.
+// A cgroup that contains this process and its descendants.
 class PidsCgroup {
  public:
   PidsCgroup() = default;
@@ -83,7 +83,7 @@ class PidsCgroup {
     return WriteTo(folder_ + "/cgroup.procs", ::getpid());
   }
   bool made() const { return !folder_.empty(); }
-  // Processes in it beside this one.
+  // Number of other processes in it.
   int Others() const {
     std::ifstream lines(folder_ + "/cgroup.procs");
     std::set<pid_t> all{std::istream_iterator<pid_t>(lines), std::istream_iterator<pid_t>()};
@@ -107,12 +107,12 @@ class BadTrainerTest : public LocalRunnerTest {
     return false;
   }
 
-  PidsCgroup bound_;  // goes when TearDown has ended all trainers
+  PidsCgroup bound_;  // destroyed after TearDown has ended all trainers
 };
 
-TEST_F(BadTrainerTest, FrozenTrainerIsEndedAfterTheTimeoutAndTheJobGoesOn) {  // R16
+TEST_F(BadTrainerTest, FrozenTrainerIsKilledAfterTheTimeoutAndTheJobStillSucceeds) {  // R16
   Kill();
-  // Long enough for a busy machine to start the trainer in: until it speaks all that is silence.
+  // Long enough to start the trainer on a busy machine: until its first line it counts as silent.
   options_.no_progress_timeout = absl::Seconds(10);
   options_.no_progress_grace = absl::Milliseconds(200);
   Open();
@@ -127,8 +127,8 @@ TEST_F(BadTrainerTest, FrozenTrainerIsEndedAfterTheTimeoutAndTheJobGoesOn) {  //
   EXPECT_TRUE(Told(id, "NO_PROGRESS"));
 }
 
-// Its threads live and take signals, as in a deadlock of its work, but nothing comes of it and SIGTERM is not obeyed.
-TEST_F(BadTrainerTest, DeafTrainerWithoutProgressIsKilledAndTheAttemptCounts) {  // R16
+// The trainer lives and receives signals, as in a deadlock of its work, but makes no progress and ignores SIGTERM.
+TEST_F(BadTrainerTest, DeafTrainerWithoutProgressIsKilledAndTheRetryCounts) {  // R16
   constexpr auto kTimeout = std::chrono::seconds(10), kGrace = std::chrono::seconds(1), kBusy = std::chrono::seconds(10);
   Kill();
   options_.no_progress_timeout = absl::FromChrono(kTimeout);
@@ -141,12 +141,12 @@ TEST_F(BadTrainerTest, DeafTrainerWithoutProgressIsKilledAndTheAttemptCounts) { 
   const pid_t pid = Pid(id);
   WaitFor(id, [](const JobRecord& job) { return job.retries == 1; });
   const auto ended = std::chrono::steady_clock::now();
-  EXPECT_GE(ended - submitted, kTimeout + kGrace) << "it was not the grace that ended it";
+  EXPECT_GE(ended - submitted, kTimeout + kGrace) << "it was killed before the grace was over";
   EXPECT_LT(ended - running, kTimeout + kGrace + kBusy);
   EXPECT_EQ(::kill(pid, 0), -1) << "the trainer is gone";
   EXPECT_EQ(database_->GetAttempt(id, 1)->state, "FAILED");
   EXPECT_TRUE(Told(id, "NO_PROGRESS"));
-  EXPECT_THAT(Log(id, 1), HasSubstr("SIGTERM")) << "it was asked first";
+  EXPECT_THAT(Log(id, 1), HasSubstr("SIGTERM")) << "SIGTERM came first";
 
   const JobRecord again = WaitFor(id, [](const JobRecord& job) { return job.state == kRunning && job.attempt == 2; });
   EXPECT_EQ(again.retries, 1);
@@ -154,7 +154,7 @@ TEST_F(BadTrainerTest, DeafTrainerWithoutProgressIsKilledAndTheAttemptCounts) { 
   EXPECT_EQ(WaitForEnd(id).state, kCancelled);
 }
 
-// Those whose command line holds the mark.
+// Number of processes whose command line contains the mark.
 int Marked(const std::string& mark) {
   int found = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -172,7 +172,7 @@ int Threads() {
 TEST_F(BadTrainerTest, NothingThatATrainerStartsOutlivesIt) {  // R17
   const std::string hierarchy = PidsHierarchy();
   if (!hierarchy.empty()) {
-    // What is bred, this program and the trainer: one process more and a fork fails.
+    // Room for the bred processes, this program and the trainer: with one process more a fork fails.
     const absl::Status made = bound_.Make(hierarchy, kBred + Threads() + 1);
     ASSERT_TRUE(made.ok()) << made;
   }
@@ -189,7 +189,7 @@ TEST_F(BadTrainerTest, NothingThatATrainerStartsOutlivesIt) {  // R17
   EXPECT_EQ(WaitForEnd(id).state, kSucceeded);
   EXPECT_EQ(Marked(mark), 0);
   if (bound_.made()) {
-    EXPECT_EQ(bound_.Others(), 0) << "whatever it is called";
+    EXPECT_EQ(bound_.Others(), 0) << "none is left, whatever its name";
   }
 
   const std::string cancelled = Submit("breed-forever " + mark);
@@ -202,11 +202,11 @@ TEST_F(BadTrainerTest, NothingThatATrainerStartsOutlivesIt) {  // R17
     EXPECT_EQ(bound_.Others(), 0);
   }
   ::prctl(PR_SET_CHILD_SUBREAPER, 0);
-  // The fixture looks for zombies.
-  if (!bound_.made()) GTEST_SKIP() << "all but the bound: no cgroup hierarchy for processes that may be written";
+  // The fixture's TearDown checks for zombies.
+  if (!bound_.made()) GTEST_SKIP() << "passed without the process limit: no writable cgroup hierarchy for processes";
 }
 
-// As long as it lives, orphans come to this process, as they do to nibbled.
+// While it lives, orphans become children of this process, as they do of nibbled.
 class Subreaper {
  public:
   Subreaper() { EXPECT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0); }
@@ -215,7 +215,7 @@ class Subreaper {
   Subreaper& operator=(const Subreaper&) = delete;
 };
 
-// Forks a child that does nothing, or one that has ended.
+// Forks a child that waits or, if `ended`, exits at once.
 pid_t Fork(bool ended) {
   const pid_t pid = ::fork();
   if (pid == 0) {
@@ -226,7 +226,7 @@ pid_t Fork(bool ended) {
   return pid;
 }
 
-// A process that does nothing, whose parent has ended: it is this one's now.
+// A waiting process whose parent has exited, so that it is now a child of this process.
 pid_t Orphan() {
   int ends[2];
   EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
@@ -244,7 +244,7 @@ pid_t Orphan() {
   return pid;
 }
 
-// A zombie is there.
+// True for a zombie too.
 bool IsThere(pid_t pid) { return ::kill(pid, 0) == 0; }
 
 bool WaitUntilGone(pid_t pid) {
@@ -259,7 +259,7 @@ void WaitForZombie(pid_t pid) {
   EXPECT_EQ(info.si_pid, pid);
 }
 
-TEST_F(BadTrainerTest, OrphansThatEndAreReapedWhetherATrainerRunsOrNone) {  // R17
+TEST_F(BadTrainerTest, EndedOrphansAreReapedWithAndWithoutATrainer) {  // R17
   const Subreaper subreaper;
   const pid_t first = Orphan();
   ASSERT_TRUE(IsThere(first));
@@ -272,22 +272,22 @@ TEST_F(BadTrainerTest, OrphansThatEndAreReapedWhetherATrainerRunsOrNone) {  // R
   const pid_t trainer = Pid(id), ends = Orphan(), lives = Orphan();
   ::kill(ends, SIGKILL);
   EXPECT_TRUE(WaitUntilGone(ends)) << "the trainer still runs";
-  EXPECT_TRUE(IsThere(lives)) << "only those that have ended are taken in";
+  EXPECT_TRUE(IsThere(lives)) << "only ended processes are reaped";
   EXPECT_TRUE(IsThere(trainer));
   std::filesystem::remove(Hold());
   EXPECT_EQ(WaitForEnd(id).state, kSucceeded);
-  EXPECT_TRUE(Told(id, "TRAINER_SIGNAL")) << "how the first trainer ended was the controller's to know";
-  EXPECT_TRUE(WaitUntilGone(lives)) << "with the end of an attempt";
+  EXPECT_TRUE(Told(id, "TRAINER_SIGNAL")) << "the controller learned how the first trainer ended";
+  EXPECT_TRUE(WaitUntilGone(lives)) << "killed at the end of an attempt";
 }
 
-TEST_F(BadTrainerTest, ATrainersStatusIsNotTakenBeforeItsPoll) {  // R17
-  Kill();  // It would take the trainer for a stray.
+TEST_F(BadTrainerTest, ReapStraysLeavesATrainersStatusToPoll) {  // R17
+  Kill();  // The controller would reap the trainer as a stray.
   const Subreaper subreaper;
   auto runner = MakeLocalRunner({.trainer_path = "/bin/false", .environment = {}});
   const auto trainer = runner->Start(temp_.path());
   ASSERT_TRUE(trainer.ok()) << trainer.status();
   const pid_t pid = static_cast<pid_t>(trainer->pid);
-  WaitForZombie(pid);  // first in the kernel's list: the other stands behind it
+  WaitForZombie(pid);  // first in the kernel's list, before the strays
   const pid_t stray = Fork(/*ended=*/true), other = Fork(/*ended=*/true);
   WaitForZombie(stray);
   WaitForZombie(other);
@@ -301,13 +301,13 @@ TEST_F(BadTrainerTest, ATrainersStatusIsNotTakenBeforeItsPoll) {  // R17
   EXPECT_EQ(status->value, 1);
 }
 
-TEST_F(BadTrainerTest, WhereNoOrphansComeNothingIsReaped) {
+TEST_F(BadTrainerTest, NothingIsReapedWithoutASubreaper) {
   Kill();
   auto runner = MakeLocalRunner({.trainer_path = "/bin/false", .environment = {}});
   const pid_t child = Fork(/*ended=*/true);
   WaitForZombie(child);
   runner->ReapStrays();
-  EXPECT_EQ(Reap(child, /*wait=*/true).value, 3) << "it is this program's own";
+  EXPECT_EQ(Reap(child, /*wait=*/true).value, 3) << "it is this program's own child";
 }
 
 }  // namespace

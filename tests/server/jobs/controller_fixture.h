@@ -52,14 +52,14 @@ class ControllerFixture : public ::testing::Test {
     ASSERT_TRUE(controller.ok()) << controller.status();
     controller_ = *std::move(controller);
   }
-  // kill -9 of the server: nothing is said to anybody.
+  // Acts like kill -9 of the server: nothing is recorded or reported.
   void Kill() {
     controller_.reset();
     runner_.reset();
     database_.reset();
     state_.reset();
   }
-  // The controller again, on a `Wrapper` around its database.
+  // Opens the controller again, on a `Wrapper` around its database.
   template <typename Wrapper>
   Wrapper& OpenOn() {
     controller_.reset();
@@ -128,7 +128,7 @@ class ControllerFixture : public ::testing::Test {
     EXPECT_TRUE(job.ok()) << job.status();
     return job.ok() ? job->state : JobState::kFailed;
   }
-  // The trainer of the job's present attempt.
+  // The trainer of the job's current attempt.
   FakeMachine::Trainer& Trainer(const std::string& id) {
     const auto job = database_->Get(id);
     FakeMachine::Trainer* trainer = machine_.Find(state_->layout.attempt(id, job->attempt));
@@ -156,7 +156,7 @@ class ControllerFixture : public ::testing::Test {
     ASSERT_TRUE(pending->Commit().ok());
     Write(trainer, "checkpoint", R"({"step":)" + std::to_string(step) + "}");
   }
-  // Output and outcome, as at the end of a good run; the process still has to exit.
+  // Writes output and outcome, as at the end of a good run; the process still has to exit.
   static void Finish(FakeMachine::Trainer& trainer) {
     auto pending = store::PendingDirectory::Create(base::RealFileSystem(), trainer.order.output_directory);
     ASSERT_TRUE(pending.ok()) << pending.status();
@@ -204,7 +204,7 @@ class ControllerFixture : public ::testing::Test {
   }
 
   nibble::testing::TempDirectory temp_;
-  base::FileSystem* files_ = &base::RealFileSystem();  // of the server; the trainers have the real one
+  base::FileSystem* files_ = &base::RealFileSystem();  // used by the server; trainers use the real one
   base::FakeClock clock_{absl::FromUnixSeconds(1'700'000'000)};
   FakeMachine machine_{clock_};
   ControllerOptions options_;

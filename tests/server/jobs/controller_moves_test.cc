@@ -1,4 +1,4 @@
-// What users do to a job: cancel, pause, resume, ask for a checkpoint, delete.
+// Operations of users on a job: cancel, pause, resume, request a checkpoint, delete.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,7 +53,7 @@ TEST_F(JobMovesTest, CancelTellsTheTrainerThenKillsIt) {
   EXPECT_THAT(observer_.attempts, ElementsAre("CANCELLED"));
   EXPECT_THAT(observer_.ended, ElementsAre("CANCELLED"));
   const auto job = controller_->Get(id);
-  ASSERT_TRUE(job->error.has_value()) << "why it ended, not how its trainer did";
+  ASSERT_TRUE(job->error.has_value()) << "the error says why the job ended, not how its trainer ended";
   EXPECT_EQ(job->error->code, "CANCELLED");
   EXPECT_EQ(job->error->reason, "USER");
 }
@@ -64,13 +64,13 @@ TEST_F(JobMovesTest, CancelThatKeepsACheckpointWaitsForItEvenAcrossARestart) {
   Ready(Trainer(id));
   controller_->Tick();
   EXPECT_EQ(controller_->Cancel(id, {}, /*keep_checkpoint=*/true)->state, kCancelling);
-  KillAndReopen();  // Before the trainer was told.
+  KillAndReopen();  // Before the trainer was signalled.
   controller_->Tick();
   FakeMachine::Trainer& trainer = *machine_.All()[0];
   EXPECT_EQ(*ReadControl(base::RealFileSystem(), trainer.directory), Control::kCancelKeeping);
   clock_.Advance(absl::Seconds(30));
   controller_->Tick();
-  EXPECT_THAT(trainer.signals, ElementsAre(Runner::Signal::kTerminate)) << "a checkpoint takes its time";
+  EXPECT_THAT(trainer.signals, ElementsAre(Runner::Signal::kTerminate)) << "the trainer has time for a checkpoint";
   Checkpoint(trainer, 3);
   Stop(trainer, Outcome::Kind::kCancelled);
   machine_.Exit(trainer, kExitOk);
@@ -79,12 +79,12 @@ TEST_F(JobMovesTest, CancelThatKeepsACheckpointWaitsForItEvenAcrossARestart) {
   EXPECT_EQ(controller_->Checkpoints(id)->size(), 1u);
 }
 
-TEST_F(JobMovesTest, CheckpointIsAskedOfTheTrainerAndOfTheNextOneIfItDies) {
+TEST_F(JobMovesTest, CheckpointRequestReachesTheNextTrainerIfTheFirstDies) {
   const std::string id = Submit();
   EXPECT_EQ(base::Reason(controller_->Checkpoint(id).status()), "ILLEGAL_STATE");  // QUEUED
   controller_->Tick();
   EXPECT_EQ(controller_->Checkpoint(id)->state, kPreparing);
-  EXPECT_TRUE(controller_->Checkpoint(id).ok()) << "twice is as good as once";
+  EXPECT_TRUE(controller_->Checkpoint(id).ok()) << "a second request is accepted";
   EXPECT_TRUE(CheckpointRequested(base::RealFileSystem(), Trainer(id).directory));
   EXPECT_TRUE(Trainer(id).signals.empty());
   machine_.Kill(Trainer(id));
@@ -124,8 +124,8 @@ TEST_F(JobMovesTest, EtagGuardsEveryMove) {
   EXPECT_TRUE(controller_->Delete(id, Etag(*controller_->Get(id))).ok());
 }
 
-// Who saw it run does not mean to delete the record of its failure.
-TEST_F(JobMovesTest, AJobThatEndsWhileItIsDeletedIsNotTheOneThatTheEtagNames) {
+// A client that saw the job run did not mean to delete the record of its failure.
+TEST_F(JobMovesTest, DeleteFailsIfTheJobEndsAfterItsEtagWasRead) {
   auto& database = OpenOn<MeddledDatabase>();
   const std::string id = Submit(Spec("out"));
   controller_->Tick();
@@ -136,13 +136,13 @@ TEST_F(JobMovesTest, AJobThatEndsWhileItIsDeletedIsNotTheOneThatTheEtagNames) {
   machine_.Exit(Trainer(id), kExitBadInput);
   database.meddle = [this] { controller_->Tick(); };
   EXPECT_EQ(base::Reason(controller_->Delete(id, running)), "ETAG_MISMATCH");
-  EXPECT_FALSE(database.meddle) << "it ended just then";
+  EXPECT_FALSE(database.meddle) << "the job ended during the delete";
   EXPECT_EQ(State(id), kFailed);
   EXPECT_TRUE(base::RealFileSystem().Exists(state_->layout.job(id)));
   EXPECT_TRUE(controller_->Delete(id, Etag(*controller_->Get(id))).ok());
 }
 
-TEST_F(JobMovesTest, PauseCheckpointsAndResumeGoesOnFromThere) {
+TEST_F(JobMovesTest, PauseWritesACheckpointAndResumeContinuesFromIt) {
   const std::string id = Submit();
   controller_->Tick();
   EXPECT_EQ(base::Reason(controller_->Pause(id).status()), "ILLEGAL_STATE");  // PREPARING
@@ -192,7 +192,7 @@ TEST_F(JobMovesTest, CancelRacesFinishAndOneOfThemWins) {  // R25
     cancelled += state == kCancelled;
   }
   RecordProperty("cancelled", cancelled);
-  // Many rounds see both ends of the race.
+  // Many rounds see both outcomes of the race.
   if (NIBBLE_RACE_ROUNDS >= 1000) {
     EXPECT_GT(cancelled, 0);
     EXPECT_LT(cancelled, NIBBLE_RACE_ROUNDS);
@@ -206,7 +206,7 @@ TEST_F(JobMovesTest, DeleteRemovesAFinalJobAndItsFilesButNotItsModel) {
   Finish(Trainer(id));
   machine_.Exit(Trainer(id), 0);
   controller_->Tick();
-  ASSERT_EQ(State(id), kSucceeded) << "a trainer that never said that it began has succeeded all the same";
+  ASSERT_EQ(State(id), kSucceeded) << "a trainer that never reported RUNNING can succeed";
   ASSERT_TRUE(controller_->Delete(id).ok());
   EXPECT_FALSE(base::RealFileSystem().Exists(state_->layout.job(id)));
   EXPECT_TRUE(state_->models->Get("out").ok());

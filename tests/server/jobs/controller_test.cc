@@ -17,7 +17,7 @@ using enum JobState;
 
 class ControllerTest : public ControllerFixture {};
 
-TEST_F(ControllerTest, GoodRunEndsAsAModel) {
+TEST_F(ControllerTest, GoodRunPublishesAModel) {
   const std::string id = Submit(Spec("out"));
   EXPECT_EQ(State(id), kQueued);
   controller_->Tick();
@@ -57,10 +57,10 @@ TEST_F(ControllerTest, GoodRunEndsAsAModel) {
   EXPECT_THAT(observer_.started, ElementsAre(1));
   EXPECT_EQ(observer_.created, 1);
   EXPECT_THAT(observer_.events, ElementsAre("state", "step", "step", "step", "step"));
-  EXPECT_TRUE(state_->models->Delete("base").ok()) << "nobody uses it any more";
+  EXPECT_TRUE(state_->models->Delete("base").ok()) << "no job uses it any more";
 }
 
-TEST_F(ControllerTest, DigestsAreThoseOfTheCreationAndOutliveTheServer) {
+TEST_F(ControllerTest, DigestsAreFixedAtCreationAndSurviveARestart) {
   Kill();
   options_.code_digest = "c0de";
   Open();
@@ -74,7 +74,7 @@ TEST_F(ControllerTest, DigestsAreThoseOfTheCreationAndOutliveTheServer) {
     listed += base::Sha256Hex(text) + "  " + name + "\n";
   }
   ASSERT_TRUE((*pending)->Commit().ok());
-  pending->reset();  // before the store that it is of
+  pending->reset();  // must be destroyed before its store
   JobSpec spec = Spec();
   spec.base_model = "spoken";
   spec.eval_dataset = "eval";
@@ -82,7 +82,7 @@ TEST_F(ControllerTest, DigestsAreThoseOfTheCreationAndOutliveTheServer) {
   ASSERT_TRUE(submitted.ok()) << submitted.status();
   const JobDigests made = submitted->digests;
   EXPECT_EQ(made.config, Digest(submitted->spec));
-  EXPECT_NE(made.config, Digest(spec)) << "of the resolved spec";
+  EXPECT_NE(made.config, Digest(spec)) << "the digest is of the resolved spec";
   EXPECT_EQ(made.data, state_->datasets->Get("train")->sha256);
   EXPECT_EQ(made.eval_data, state_->datasets->Get("eval")->sha256);
   EXPECT_EQ(made.tokenizer, base::Sha256Hex(listed));
@@ -100,7 +100,7 @@ TEST_F(ControllerTest, DigestsAreThoseOfTheCreationAndOutliveTheServer) {
   EXPECT_EQ(without->digests.code, "c0de");
 }
 
-TEST_F(ControllerTest, TheBestCheckpointIsTheKeptOneOfTheLowestLoss) {
+TEST_F(ControllerTest, BestCheckpointIsTheKeptOneWithTheLowestLoss) {
   const auto best = [this](const std::string& id) {
     const auto job = controller_->Get(id);
     EXPECT_TRUE(job.ok()) << job.status();
@@ -114,10 +114,10 @@ TEST_F(ControllerTest, TheBestCheckpointIsTheKeptOneOfTheLowestLoss) {
   Ready(trainer);
   Checkpoint(trainer, 1, R"({"loss":2.0})");
   controller_->Tick();
-  EXPECT_EQ(best(id), 0) << "nothing was evaluated yet";
+  EXPECT_EQ(best(id), 0) << "no evaluation yet";
   Write(trainer, "eval", R"({"step":2,"eval_loss":2.5})");
   controller_->Tick();
-  EXPECT_EQ(best(id), 0) << "no checkpoint was written since";
+  EXPECT_EQ(best(id), 0) << "no checkpoint since the evaluation";
   Checkpoint(trainer, 2, R"({"loss":2.0,"eval_loss":2.5})");
   Checkpoint(trainer, 3, R"({"loss":1.0,"eval_loss":2.25})");
   Checkpoint(trainer, 4, R"({"loss":1.0,"eval_loss":2.25})");
@@ -128,10 +128,10 @@ TEST_F(ControllerTest, TheBestCheckpointIsTheKeptOneOfTheLowestLoss) {
   ASSERT_TRUE(listed->jobs.front().best_checkpoint.has_value());
   EXPECT_EQ(listed->jobs.front().best_checkpoint->metrics.at("eval_loss"), 2.25);
   ASSERT_TRUE(store::PruneCheckpoints(base::RealFileSystem(), trainer.directory, 1).ok());
-  EXPECT_EQ(best(id), 4) << "one that is gone is not the best";
+  EXPECT_EQ(best(id), 4) << "a removed checkpoint is not the best";
 }
 
-TEST_F(ControllerTest, TheAgeOfTheLastRoundTellsAHungScheduler) {
+TEST_F(ControllerTest, AgeOfTheLastRoundShowsAHungScheduler) {
   controller_->Tick();
   EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
   clock_.Advance(absl::Minutes(11));
@@ -140,7 +140,7 @@ TEST_F(ControllerTest, TheAgeOfTheLastRoundTellsAHungScheduler) {
   EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
 }
 
-TEST_F(ControllerTest, OneRunsTheOthersWaitInOrder) {
+TEST_F(ControllerTest, OneJobRunsAndTheOthersWaitInOrder) {
   const std::string a = Submit(), b = Submit();
   JobSpec urgent = Spec();
   urgent.run.priority = 1;
@@ -211,7 +211,7 @@ TEST_F(ControllerTest, KilledTrainerIsRetriedFromItsLastCheckpointAfterABackoff)
   EXPECT_EQ(Events(id)[8].body["reason"], "TRAINER_SIGNAL");
 }
 
-TEST_F(ControllerTest, DamagedCheckpointIsPassedOverAtResume) {
+TEST_F(ControllerTest, ResumeSkipsADamagedCheckpoint) {
   const std::string id = Submit();
   controller_->Tick();
   Ready(Trainer(id));
@@ -227,7 +227,7 @@ TEST_F(ControllerTest, DamagedCheckpointIsPassedOverAtResume) {
   EXPECT_EQ(Events(id).back().body["reason"], "CHECKPOINT_CORRUPT");
 }
 
-TEST_F(ControllerTest, RetriesEndAndTheJobFailsWithTheLastReason) {
+TEST_F(ControllerTest, JobFailsWithTheLastReasonWhenRetriesRunOut) {
   const std::string id = Submit();
   for (int attempt = 1; attempt <= 6; ++attempt) {
     clock_.Advance(absl::Seconds(360));
@@ -270,7 +270,7 @@ TEST_F(ControllerTest, TrainerThatCannotBeStartedIsRetried) {
   EXPECT_EQ(State(id), kPreparing);
 }
 
-TEST_F(ControllerTest, OutputThatDoesNotFitItsManifestIsNoSuccess) {
+TEST_F(ControllerTest, OutputThatDoesNotMatchItsManifestIsRetried) {
   const std::string id = Submit(Spec("out"));
   controller_->Tick();
   Ready(Trainer(id));
@@ -283,7 +283,7 @@ TEST_F(ControllerTest, OutputThatDoesNotFitItsManifestIsNoSuccess) {
   EXPECT_FALSE(state_->models->Get("out").ok());
 }
 
-TEST_F(ControllerTest, SilentTrainerIsEndedAndRetried) {
+TEST_F(ControllerTest, SilentTrainerIsKilledAndRetried) {
   const std::string id = Submit();
   controller_->Tick();
   clock_.Advance(absl::Minutes(29));
@@ -306,7 +306,7 @@ TEST_F(ControllerTest, SilentTrainerIsEndedAndRetried) {
   EXPECT_EQ(database_->GetAttempt(id, 1)->state, "FAILED");
 }
 
-TEST_F(ControllerTest, TrainerThatShowsThatItLivesIsNotTakenForHung) {
+TEST_F(ControllerTest, TrainerThatShowsSignsOfLifeIsNotKilled) {
   const std::string id = Submit();
   controller_->Tick();
   Ready(Trainer(id));
@@ -318,7 +318,7 @@ TEST_F(ControllerTest, TrainerThatShowsThatItLivesIsNotTakenForHung) {
   }
   EXPECT_TRUE(Trainer(id).signals.empty());
   EXPECT_EQ(State(id), kRunning);
-  // What was shown once says nothing of now.
+  // An old sign of life proves nothing.
   for (int i = 0; i < 2; ++i) {
     clock_.Advance(absl::Minutes(10));
     controller_->Tick();
@@ -402,10 +402,10 @@ TEST_F(ControllerTest, KeepLastHoldsAcrossAttemptsWhileTheTrainerLives) {
   EXPECT_THAT(kept(id), ElementsAre(pair(2, 3), pair(2, 4)));
   Checkpoint(second, 5);
   controller_->Tick();
-  EXPECT_THAT(kept(id), ElementsAre(pair(2, 3), pair(2, 4), pair(2, 5))) << "its own are the trainer's to remove";
+  EXPECT_THAT(kept(id), ElementsAre(pair(2, 3), pair(2, 4), pair(2, 5))) << "a trainer removes its own checkpoints";
 }
 
-TEST_F(ControllerTest, SilentTrainerThatChecksPointsWhenToldCountsAllTheSame) {  // R16
+TEST_F(ControllerTest, SilentTrainerCountsEvenIfItWritesACheckpointAtSigterm) {  // R16
   const std::string id = Submit();
   controller_->Tick();
   Ready(Trainer(id));
@@ -423,7 +423,7 @@ TEST_F(ControllerTest, SilentTrainerThatChecksPointsWhenToldCountsAllTheSame) { 
   EXPECT_EQ(Trainer(id).order.resume_step, 3);
 }
 
-TEST_F(ControllerTest, WatcherIsWokenAndReadsOn) {
+TEST_F(ControllerTest, WatcherIsWokenByNewEvents) {
   const std::string id = Submit();
   int calls = 0;
   auto subscription = controller_->Subscribe(id, [&] { ++calls; });

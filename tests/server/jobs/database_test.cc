@@ -30,12 +30,12 @@ class DatabaseTest : public ::testing::Test {
     ASSERT_TRUE(opened.ok()) << opened.status();
     database_ = *std::move(opened);
   }
-  // SQL by another connection: how another program, or a fault, would change the file.
+  // Runs SQL on another connection, as another program or a fault would change the file.
   void Execute(const std::string& sql) {
     soci::session session(soci::sqlite3, "db=\"" + path_ + "\"");
     session << sql;
   }
-  // A database as the nibbled of that schema version left it, with what `sql` wrote; this version then opens it.
+  // Creates a database of an earlier schema version, runs `sql` on it, and opens it with this version.
   void OpenAsOf(std::size_t version, const std::vector<std::string>& sql) {
     database_.reset();
     for (const char* suffix : {"", "-wal", "-shm"}) std::filesystem::remove(path_ + suffix);
@@ -64,7 +64,7 @@ class DatabaseTest : public ::testing::Test {
                                             const std::string& digest = "d") {
     JobRecord job;
     job.id = id;
-    job.spec.base_model = std::string("b");  // GCC 12 warns of an overlap that is not there
+    job.spec.base_model = std::string("b");  // GCC 12 falsely warns of an overlap
     job.spec.train_dataset = std::string("t");
     job.created = absl::FromUnixMicros(5);
     job.digests.config = "c0ffee";
@@ -110,7 +110,7 @@ class DatabaseTest : public ::testing::Test {
     session << "SELECT COUNT(*) FROM events WHERE job_id = :id", soci::use(id), soci::into(count);
     return count;
   }
-  // Ids of all pages of two, newest first.
+  // Ids from all pages of two jobs, newest first.
   std::string Names(JobQuery query) {
     std::string names;
     do {
@@ -122,7 +122,7 @@ class DatabaseTest : public ::testing::Test {
     } while (query.before != 0);
     return names;
   }
-  // How SQLite would run the statement, a line a step.
+  // SQLite's plan for the statement, one line per step.
   std::string Plan(const std::string& sql, const SqlTexts& texts) {
     soci::session session(soci::sqlite3, "db=\"" + path_ + "\"");
     const long long number = 1;
@@ -251,7 +251,7 @@ TEST_F(DatabaseTest, ListIsNewestFirstInPagesAndByState) {
   EXPECT_EQ(*database_->Count(JobState::kQueued), 4);
 }
 
-TEST_F(DatabaseTest, WhoMustMissNoneGetsAll) {
+TEST_F(DatabaseTest, ListAllAndListUnpublishedReturnEveryJob) {
   ASSERT_TRUE(Insert("job-1").ok());
   const std::string columns =
       "state, attempt, retries, spec, error, progress, output_digest, published, last_sequence, created_us, started_us, ended_us";
@@ -308,13 +308,14 @@ TEST_F(DatabaseTest, ListsCombineTenantStatesBaseAndLabels) {
   cancel.to = JobState::kCancelled;
   ASSERT_TRUE(*database_->Apply(cancel));
   ASSERT_TRUE(database_->Delete("5", {}).ok());
-  EXPECT_EQ(Names({.labels = {{"env", "dev"}, {"team", "x"}}}), "2") << "its labels went with it";
+  EXPECT_EQ(Names({.labels = {{"env", "dev"}, {"team", "x"}}}), "2") << "its labels were deleted with it";
   base::CancelToken gone;
   gone.Cancel();
   EXPECT_TRUE(absl::IsCancelled(database_->List({}, 10, gone).status()));
 }
 
-// A filter that no job passes must not read the whole table in one call, and must not parse a spec that it does not answer.
+// A filter that no job passes must not read the whole table in one call, and must not parse specs that it does not
+// return.
 TEST_F(DatabaseTest, PageThatFindsNothingEndsAfterABoundedNumberOfJobs) {
   ASSERT_TRUE(Insert("job-1").ok());
   const std::string columns =
@@ -325,7 +326,7 @@ TEST_F(DatabaseTest, PageThatFindsNothingEndsAfterABoundedNumberOfJobs) {
   int pages = 1;
   JobQuery query{.states = {JobState::kSucceeded, JobState::kQueued}, .base_model = "b"};
   query.labels["no"] = "such";
-  EXPECT_EQ(database_->List(query, 10, {})->next, 0) << "a label that no job has costs one look";
+  EXPECT_EQ(database_->List(query, 10, {})->next, 0) << "a label that no job has costs one lookup";
   query = {.states = {JobState::kSucceeded}, .base_model = "b"};
   auto page = database_->List(query, 10, {});
   for (; page.ok() && page->next != 0; ++pages) {
@@ -372,7 +373,7 @@ TEST_F(DatabaseTest, AppendWhileIsFencedByStateAndAttempt) {
   back.to = JobState::kQueued;
   back.attempt = 1;
   ASSERT_TRUE(*database_->Apply(back));
-  EXPECT_FALSE(*database_->AppendWhile(queued, {Server("warning")})) << "another attempt's";
+  EXPECT_FALSE(*database_->AppendWhile(queued, {Server("warning")})) << "the attempt has changed";
   EXPECT_EQ(database_->Get("job-1")->last_sequence, 3);
   EXPECT_EQ(database_->Events("job-1", 0, 10)->size(), 3u);
   EXPECT_TRUE(*database_->AppendWhile(*database_->Get("job-1"), {Server("warning")}));
@@ -435,14 +436,14 @@ TEST_F(DatabaseTest, DamagedRowIsDataLoss) {
   EXPECT_EQ(database_->Get("job-1").status().code(), absl::StatusCode::kDataLoss);
 }
 
-TEST_F(DatabaseTest, FileThatIsNoDatabaseAndSchemaOfTheFutureAreRefused) {
+TEST_F(DatabaseTest, RefusesNonDatabaseFileAndNewerSchema) {
   std::ofstream(temp_ / "no.db") << std::string(4096, 'x');
   EXPECT_EQ(Database::Open(temp_ / "no.db").status().code(), absl::StatusCode::kDataLoss);
   Execute("UPDATE schema_version SET version = 999");
   EXPECT_EQ(Database::Open(path_).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(DatabaseTest, DeleteTakesFinalJobsOnlyAndAllTheirRows) {
+TEST_F(DatabaseTest, DeleteRemovesOnlyFinalJobsAndAllTheirRows) {
   ASSERT_TRUE(Insert("job-1", "r1").ok());
   EXPECT_EQ(base::Reason(database_->Delete("job-1", {})), "ILLEGAL_STATE");
   Transition cancel;
@@ -453,8 +454,8 @@ TEST_F(DatabaseTest, DeleteTakesFinalJobsOnlyAndAllTheirRows) {
   EXPECT_EQ(base::Reason(database_->Delete("job-1", "QUEUED-0")), "ETAG_MISMATCH");
   ASSERT_TRUE(database_->Delete("job-1", "CANCELLED-0").ok());
   EXPECT_FALSE(database_->Get("job-1").ok());
-  EXPECT_TRUE(absl::IsNotFound(database_->Events("job-1", 0, 10).status())) << "a job that is gone, not one without events";
-  EXPECT_EQ(database_->FindRequest("r1", "d").status().code(), absl::StatusCode::kNotFound) << "remembered all the same";
+  EXPECT_TRUE(absl::IsNotFound(database_->Events("job-1", 0, 10).status())) << "not a job without events";
+  EXPECT_EQ(database_->FindRequest("r1", "d").status().code(), absl::StatusCode::kNotFound) << "still remembered";
   ASSERT_TRUE(database_->ForgetRequests(absl::InfiniteFuture()).ok());
   EXPECT_FALSE(database_->FindRequest("r1", "d")->has_value());
 }
@@ -478,14 +479,14 @@ TEST_F(DatabaseTest, CountsFollowEveryChange) {
   EXPECT_EQ(count(JobState::kFailed), 1);
   ASSERT_TRUE(Insert("c").ok());
   ASSERT_TRUE(*database_->Apply(Start("c", 0)));
-  EXPECT_FALSE(*database_->Apply(Start("c", 0))) << "it has moved before, and counts once";
+  EXPECT_FALSE(*database_->Apply(Start("c", 0))) << "it has already moved, and counts once";
   EXPECT_EQ(count(JobState::kQueued), 1);
   EXPECT_EQ(count(JobState::kPreparing), 1);
   ASSERT_TRUE(database_->Delete("b", {}).ok());
   EXPECT_EQ(count(JobState::kFailed), 0);
   Execute("CREATE TRIGGER no_events BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'injected'); END");
   EXPECT_FALSE(database_->Apply(Start("a", 0)).ok());
-  EXPECT_EQ(count(JobState::kQueued), 1) << "a transition that failed counts nothing";
+  EXPECT_EQ(count(JobState::kQueued), 1) << "a failed transition changes no count";
   Execute("DROP TRIGGER no_events");
   Reopen();
   EXPECT_EQ(count(JobState::kQueued), 1);
@@ -499,8 +500,8 @@ TEST_F(DatabaseTest, LongLogOfADeletedJobIsRemovedInPieces) {
   for (const char* id : {"job-1", "job-2"}) AddSteps(id, 1200);
   Cancel("job-1");
   ASSERT_TRUE(database_->Delete("job-1", {}).ok());
-  EXPECT_TRUE(absl::IsNotFound(database_->Events("job-1", 0, 10).status())) << "what is left of its log is not shown";
-  EXPECT_GT(NumEvents("job-1"), 0) << "a long transaction would keep the others waiting";
+  EXPECT_TRUE(absl::IsNotFound(database_->Events("job-1", 0, 10).status())) << "the rest of its log is not shown";
+  EXPECT_GT(NumEvents("job-1"), 0) << "a long transaction would block other calls";
   Reopen();
   int pieces = 0;
   while (*database_->CollectEvents(500)) ++pieces;
@@ -528,7 +529,7 @@ TEST_F(DatabaseTest, ThinningKeepsSomeStepsOfAFinalJobAndAllOtherEvents) {
   };
   const std::vector<std::int64_t> evals = sequences("eval"), states = sequences("state");
   ASSERT_EQ(evals.size(), 1u);
-  // In pieces, the server killed between them.
+  // In pieces, with a kill of the server in between.
   for (int i = 0; i < 7; ++i) ASSERT_TRUE(*database_->ThinSteps(10, 300));
   Reopen();
   while (*database_->ThinSteps(10, 300)) {
@@ -541,7 +542,7 @@ TEST_F(DatabaseTest, ThinningKeepsSomeStepsOfAFinalJobAndAllOtherEvents) {
   EXPECT_EQ(sequences("eval"), evals);
   EXPECT_EQ(sequences("state"), states);
   EXPECT_EQ(NumEvents("short"), 11);
-  EXPECT_EQ(NumEvents("running"), 1001) << "it is not over";
+  EXPECT_EQ(NumEvents("running"), 1001) << "it has not ended";
   EXPECT_EQ(database_->Get("long")->last_sequence, 1003);
   EXPECT_FALSE(*database_->ThinSteps(20, 300)) << "removed steps do not come back";
   while (*database_->ThinSteps(5, 300)) {
@@ -557,9 +558,9 @@ TEST_F(DatabaseTest, UpgradeBacksUpTheDatabaseAndKeepsTheNewestTwoBackups) {
   EXPECT_FALSE(std::filesystem::exists(path_ + ".backup-v5.tmp"));
   EXPECT_FALSE(std::filesystem::exists(path_ + ".backup-v2"));
   EXPECT_TRUE(std::filesystem::exists(path_ + ".backup-v3"));
-  EXPECT_TRUE(std::filesystem::exists(path_ + ".backup-v10x")) << "not a backup of ours";
+  EXPECT_TRUE(std::filesystem::exists(path_ + ".backup-v10x")) << "not one of our backups";
   EXPECT_EQ(std::filesystem::status(BackupPath(path_, 5)).permissions(), std::filesystem::status(path_).permissions());
-  // The way back of docs/upgrades.md: the old schema, with the job in it.
+  // The rollback of docs/upgrades.md: the old schema, with the job in it.
   soci::session old(soci::sqlite3, "db=\"" + BackupPath(path_, 5) + "\"");
   long long version = 0, jobs = 0;
   old << "SELECT version FROM schema_version", soci::into(version);
@@ -569,7 +570,7 @@ TEST_F(DatabaseTest, UpgradeBacksUpTheDatabaseAndKeepsTheNewestTwoBackups) {
   EXPECT_THROW(old << "SELECT COUNT(*) FROM job_labels", std::exception);
   const auto written = std::filesystem::last_write_time(BackupPath(path_, 5));
   Reopen();
-  EXPECT_EQ(std::filesystem::last_write_time(BackupPath(path_, 5)), written) << "only an upgrade makes one";
+  EXPECT_EQ(std::filesystem::last_write_time(BackupPath(path_, 5)), written) << "only an upgrade makes a backup";
 }
 
 TEST_F(DatabaseTest, BackupThatDoesNotFitIsRefusedAndNothingChanges) {
@@ -582,7 +583,7 @@ TEST_F(DatabaseTest, BackupThatDoesNotFitIsRefusedAndNothingChanges) {
   EXPECT_FALSE(std::filesystem::exists(BackupPath(path_, 5) + ".tmp"));
 }
 
-TEST_F(DatabaseTest, SchemaOfEveryEarlierVersionIsTakenForward) {
+TEST_F(DatabaseTest, UpgradesEveryEarlierSchemaVersion) {
   for (std::size_t version = 1; version < Migrations().size(); ++version) {
     SCOPED_TRACE(version);
     OpenAsOf(version, {OldJob("job-1")});
@@ -591,7 +592,7 @@ TEST_F(DatabaseTest, SchemaOfEveryEarlierVersionIsTakenForward) {
     EXPECT_EQ(job->spec.base_model, "b");
     EXPECT_EQ(job->memory_bytes, 0);
     EXPECT_FALSE(job->keep_checkpoint);
-    EXPECT_EQ(job->digests.config, "") << "it was created before digests were";
+    EXPECT_EQ(job->digests.config, "") << "created before jobs had digests";
     EXPECT_EQ(database_->Counts()->at(0).method, "qlora");
   }
 }
@@ -639,7 +640,7 @@ TEST_F(DatabaseTest, FiltersFindJobsOfEarlierVersions) {
   for (const QueuedJob& one : *queue) EXPECT_EQ(one.priority, one.id == "old" ? 7 : 0);
 }
 
-TEST_F(DatabaseTest, RequestsOfATenantAreItsOwnFromVersionFour) {
+TEST_F(DatabaseTest, RequestsArePerTenantFromVersionFour) {
   OpenAsOf(3, {OldJob("of-red"), OldJob("of-no-tenant"), OldJob("of-nobody"), OldRequest("ci\nr1", "of-red"),
                OldRequest("ann\nr1", "of-no-tenant"), OldRequest("r1", "of-nobody"),
                "UPDATE jobs SET owner = 'ci', tenant = 'red' WHERE id = 'of-red'",
@@ -652,14 +653,14 @@ TEST_F(DatabaseTest, RequestsOfATenantAreItsOwnFromVersionFour) {
     EXPECT_EQ((*job)->id, id);
   }
   EXPECT_FALSE(database_->FindRequest("ci\nr1", "d")->has_value());
-  // Of a deleted job nobody knows the tenant: its request makes no job anew, in whichever its owner is.
+  // The tenant of a deleted job is unknown: its request creates no new job in any tenant of its owner.
   for (const char* key : {"\nred\nci\nr2", "\nblue\nci\nr2", "ci\nr2", "r2"}) {
     EXPECT_EQ(base::Reason(database_->FindRequest(key, "d").status()), "JOB") << key;
     EXPECT_EQ(base::Reason(Insert("anew", key).status()), "JOB") << key;
     EXPECT_EQ(base::Reason(database_->FindRequest(key, "another").status()), "IDEMPOTENCY_CONFLICT") << key;
   }
-  EXPECT_FALSE(database_->FindRequest("\nred\nann\nr2", "d")->has_value()) << "another owner's";
-  // Since then a deleted job's request is its tenant's too.
+  EXPECT_FALSE(database_->FindRequest("\nred\nann\nr2", "d")->has_value()) << "another owner's request";
+  // Since version 4 the request of a deleted job belongs to one tenant, too.
   ASSERT_TRUE(Insert("late", "ann\nr3").ok());
   Execute("DELETE FROM jobs WHERE id = 'late'");
   Reopen();

@@ -1,4 +1,4 @@
-// Jobs and the room on the disk: what is planned is held for a job from its start to its end (docs/faults.md, T10 and T11).
+// Disk space of jobs: a job's planned bytes are reserved from its start to its end (docs/faults.md, T10 and T11).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ using enum JobState;
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
-// A disk whose free bytes the test sets, less what lies in one directory.
+// A disk whose free bytes the test sets, minus the files in one directory.
 class SmallDisk : public base::HookedFiles<store::NoHook> {
  public:
   SmallDisk() : HookedFiles(base::RealFileSystem()) {}
@@ -56,15 +56,15 @@ class DiskAdmissionTest : public ControllerFixture {
     };
     ControllerFixture::SetUp();
   }
-  void TearDown() override { Kill(); }  // its threads read by way of disk_
+  void TearDown() override { Kill(); }  // its threads read through disk_
 
-  // A job that is planned to write so many MiB.
+  // Submits a job that is planned to write `mib` MiB.
   std::string SubmitOf(std::int64_t mib, const std::string& output = "") {
     JobSpec spec = Spec(output);
     spec.qlora.r = mib;
     return Submit(spec);
   }
-  // Rounds until nothing changes any more: what jobs have written is measured every five seconds.
+  // Runs rounds until nothing changes any more: the files of jobs are measured every five seconds.
   void Settle() {
     for (int i = 0; i < 4; ++i) {
       controller_->Tick();
@@ -85,7 +85,7 @@ class DiskAdmissionTest : public ControllerFixture {
   static void WriteMiB(const std::string& path, std::int64_t mib) {
     WriteFile(path, std::string(static_cast<std::size_t>(mib * kMiB), 'x'));
   }
-  // A cached base of so many MiB, used `age` ago.
+  // Adds a cached base of `mib` MiB, last used `age` ago.
   std::string AddBase(const std::string& key, std::int64_t mib, absl::Duration age) {
     store::BaseCache cache(base::RealFileSystem(), state_->layout.bases(), {.max_bytes = std::uint64_t{1} << 40});
     auto made = store::PendingDirectory::Create(base::RealFileSystem(), cache.Path(key), base::TemporaryName(temp_ / "attempt"));
@@ -105,7 +105,7 @@ TEST_F(DiskAdmissionTest, SecondJobWaitsUntilTheFirstHasEnded) {
   Settle();
   EXPECT_EQ(State(first), kPreparing);
   EXPECT_EQ(State(second), kQueued);
-  ASSERT_EQ(Warnings(second).size(), 1u) << "once";
+  ASSERT_EQ(Warnings(second).size(), 1u) << "it warns once";
   EXPECT_THAT(Warnings(second)[0], HasSubstr("WAITING_FOR_DISK"));
   EXPECT_THAT(Warnings(second)[0], HasSubstr("up to 16777216 bytes"));
   EXPECT_THAT(Warnings(second)[0], ContainsRegex("4[0-9]{6} bytes may be written")) << "4 MiB and the files of the first attempt";
@@ -130,14 +130,14 @@ TEST_F(DiskAdmissionTest, BytesThatARunningJobHasWrittenCountOnce) {
   const std::string second = SubmitOf(5), third = SubmitOf(3);
   Settle();
   EXPECT_EQ(State(second), kQueued) << "6 of 10 MiB are still to be written";
-  EXPECT_EQ(State(third), kQueued) << "it must not pass the second, for which room is being made";
+  EXPECT_EQ(State(third), kQueued) << "it must not overtake the second, which waits for room";
   disk_.set_free(11 * kMiB);
   Settle();
   EXPECT_EQ(State(second), kPreparing);
   EXPECT_EQ(State(third), kQueued);
 }
 
-TEST_F(DiskAdmissionTest, PausedJobIsLookedAtAgain) {
+TEST_F(DiskAdmissionTest, ResumedJobWaitsForDiskAgain) {
   disk_.set_free(20 * kMiB);
   const std::string first = SubmitOf(16);
   controller_->Tick();
@@ -160,11 +160,11 @@ TEST_F(DiskAdmissionTest, PausedJobIsLookedAtAgain) {
   Settle();
   ASSERT_TRUE(controller_->Resume(first).ok());
   Settle();
-  EXPECT_EQ(Warnings(first).size(), 2u) << "it is told each time that it waits";
+  EXPECT_EQ(Warnings(first).size(), 2u) << "it warns each time it waits";
 }
 
-// A model's file that an output shares with its base was not written by the job.
-TEST_F(DiskAdmissionTest, FilesThatAnAttemptSharesAreStillToBeWritten) {
+// A file that an output shares with its base model was not written by the job.
+TEST_F(DiskAdmissionTest, SharedFilesDoNotCountAsWritten) {
   disk_.set_free(20 * kMiB);
   const std::string first = SubmitOf(16);
   controller_->Tick();
@@ -176,7 +176,7 @@ TEST_F(DiskAdmissionTest, FilesThatAnAttemptSharesAreStillToBeWritten) {
   EXPECT_EQ(State(second), kQueued);
 }
 
-TEST_F(DiskAdmissionTest, RetriedJobNeedsRoomForTheRestOnly) {
+TEST_F(DiskAdmissionTest, RetriedJobNeedsRoomOnlyForTheRest) {
   disk_.set_free(20 * kMiB);
   const std::string id = SubmitOf(16);
   controller_->Tick();
@@ -192,7 +192,7 @@ TEST_F(DiskAdmissionTest, RetriedJobNeedsRoomForTheRestOnly) {
   EXPECT_EQ(State(id), kPreparing);
 }
 
-TEST_F(DiskAdmissionTest, JobsThatFitPassOnlyWhileNoTrainerRuns) {
+TEST_F(DiskAdmissionTest, JobsThatFitOvertakeOnlyWhileNoTrainerRuns) {
   disk_.set_free(20 * kMiB);
   const std::string large = SubmitOf(16);
   disk_.set_free(6 * kMiB);  // a model was imported meanwhile
@@ -208,7 +208,7 @@ TEST_F(DiskAdmissionTest, JobsThatFitPassOnlyWhileNoTrainerRuns) {
   EXPECT_EQ(State(large), kPreparing);
   EXPECT_EQ(State(late), kPreparing);
   EXPECT_EQ(Warnings(large).size(), 1u);
-  EXPECT_TRUE(Warnings(late).empty()) << "it waited for its turn";
+  EXPECT_TRUE(Warnings(late).empty()) << "it waited for its turn, not for disk space";
 }
 
 TEST_F(DiskAdmissionTest, JobThatCanNeverFitLeavesCachedBasesAlone) {
@@ -222,10 +222,10 @@ TEST_F(DiskAdmissionTest, JobThatCanNeverFitLeavesCachedBasesAlone) {
   EXPECT_EQ(job->error->reason, "DISK_FULL");
   EXPECT_EQ(job->error->metadata.at("need"), std::to_string(21 * kMiB));
   const std::int64_t have = std::stoll(job->error->metadata.at("have"));
-  EXPECT_GE(have, 20 * kMiB) << "what the base takes could be freed";
+  EXPECT_GE(have, 20 * kMiB) << "the base's space could be freed";
   EXPECT_LT(have, 21 * kMiB);
   EXPECT_TRUE(std::filesystem::exists(base));
-  controller_->Tick();  // FAILED shows a moment before the name is free again
+  controller_->Tick();  // FAILED is visible a moment before the name is free again
   EXPECT_TRUE(state_->models->CheckFree("large").ok());
 }
 
@@ -246,7 +246,7 @@ TEST_F(DiskAdmissionTest, StartRemovesOnlyAsManyCachedBasesAsItNeeds) {
   EXPECT_TRUE(std::filesystem::exists(older) && std::filesystem::exists(young));
   EXPECT_TRUE(Warnings(id).empty()) << "it did not have to wait";
 
-  // All of them would not make room for another.
+  // Removing all bases would not make room for this job.
   const std::string waits = SubmitOf(15);
   Settle();
   EXPECT_EQ(State(waits), kQueued);
@@ -272,7 +272,7 @@ TEST_F(DiskAdmissionTest, CachesAreTrimmedAfterEachEndOfAJob) {  // T7
   disk_.set_free(0);
   EXPECT_EQ(State(SubmitOf(1)), kFailed);
   controller_->Tick();
-  EXPECT_EQ(calls, 2) << "it was refused while it was planned";
+  EXPECT_EQ(calls, 2) << "its plan was refused";
   Kill();
 }
 

@@ -23,13 +23,13 @@ class FakeMachine {
     std::string directory;
     std::unique_ptr<JournalWriter> journal;
     std::vector<Runner::Signal> signals;
-    std::optional<ExitStatus> exit;  // set: it has ended
+    std::optional<ExitStatus> exit;  // set once it has ended
     std::int64_t pid = 0;
   };
 
   explicit FakeMachine(base::Clock& clock) : clock_(clock) {}
 
-  // The trainer of an attempt's directory; null when there never was one.
+  // The trainer of an attempt's directory; null if there never was one.
   Trainer* Find(const std::string& directory) {
     base::MutexLock lock(mutex_);
     const auto it = trainers_.find(directory);
@@ -53,7 +53,7 @@ class FakeMachine {
     base::MutexLock lock(mutex_);
     trainers_.clear();
   }
-  // The next Start answers this.
+  // Start returns this if it is an error.
   absl::Status fail_start;
 
  private:

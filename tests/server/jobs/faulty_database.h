@@ -11,8 +11,8 @@
 
 namespace nibble::jobs {
 
-// A database whose writes stop working at number `fail_at` (from 1), as when the process is killed there: the write before
-// which it died is lost, or (`after`) it is on the disk and nobody heard of it.
+// A database whose writes fail from number `fail_at` on (counted from 1), as if the process was killed there. That
+// write is lost or, with `after`, on the disk but unacknowledged.
 class FaultyDatabase : public Database {
  public:
   FaultyDatabase(std::unique_ptr<Database> real, int fail_at, bool after)
@@ -92,7 +92,8 @@ class FaultyDatabase : public Database {
   std::atomic<int> writes_ = 0;
 };
 
-// A database to which something happens just before a write that follows a look at a job: `meddle` is called once. One thread.
+// A database that calls `meddle` once, just before a Delete or AppendWhile: something changes after the job was read.
+// One thread.
 class MeddledDatabase : public FaultyDatabase {
  public:
   explicit MeddledDatabase(std::unique_ptr<Database> real)

@@ -1,4 +1,4 @@
-// The database on a disk that is full to the last block: what ends a job has room, what is new has none (docs/faults.md, R8).
+// The database on a completely full disk: jobs can be ended, but nothing new is accepted (docs/faults.md, R8).
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -32,7 +32,7 @@ class FullDiskTest : public ::testing::Test {
  protected:
   void SetUp() override {
     std::filesystem::create_directory(disk_);
-    // The reserve takes a quarter of what it needs to see free.
+    // The reserve is made only if four times its size is free.
     if (::mount("tmpfs", disk_.c_str(), "tmpfs", 0, "size=24m") != 0) {
       GTEST_SKIP() << "needs root, to mount a small file system: " << std::strerror(errno);
     }
@@ -69,7 +69,7 @@ class FullDiskTest : public ::testing::Test {
   absl::Status Insert(const std::string& id, const std::string& request_id = "") {
     JobRecord job;
     job.id = id;
-    job.spec.base_model = std::string("b");  // a literal: GCC 12 warns of an overlap
+    job.spec.base_model = std::string("b");  // GCC 12 falsely warns of an overlap for a literal
     job.spec.train_dataset = std::string("t");
     job.created = absl::FromUnixMicros(5);
     return database_->Insert(job, request_id, "d", Event("state")).status();
@@ -107,7 +107,7 @@ class FullDiskTest : public ::testing::Test {
   std::unique_ptr<Database> database_;
 };
 
-TEST_F(FullDiskTest, WhatEndsAJobHasRoomAndWhatIsNewHasNone) {  // R8
+TEST_F(FullDiskTest, FullDiskAllowsEndingJobsButNothingNew) {  // R8
   for (const char* id : {"queued", "cancelled", "running", "other"}) ASSERT_TRUE(Insert(id).ok());
   for (const char* id : {"running", "other"}) ASSERT_TRUE(Move(id, kQueued, kPreparing).value_or(false));
   ASSERT_TRUE(Move("cancelled", kQueued, kCancelled).value_or(false));
@@ -116,15 +116,15 @@ TEST_F(FullDiskTest, WhatEndsAJobHasRoomAndWhatIsNewHasNone) {  // R8
   EXPECT_EQ(base::Reason(refused), "DISK_FULL");
   EXPECT_EQ(refused.message(), "database: there is no room on the disk");  // S7: no SQL
   EXPECT_EQ(base::Reason(Move("queued", kQueued, kPreparing).status()), "DISK_FULL");
-  EXPECT_EQ(base::Reason(Tell("other", 1)), "DISK_FULL") << "nobody wants it to end";
-  EXPECT_EQ(reserve_->bytes(), store::kReserveBytes) << "it is not for these";
+  EXPECT_EQ(base::Reason(Tell("other", 1)), "DISK_FULL") << "no user has asked it to end";
+  EXPECT_EQ(reserve_->bytes(), store::kReserveBytes) << "the reserve is not for these";
 
   EXPECT_TRUE(Move("queued", kQueued, kCancelled).value_or(false));
   EXPECT_LT(reserve_->bytes(), store::kReserveBytes);
   Fill();
   EXPECT_TRUE(Move("running", kPreparing, kCancelling, 1).value_or(false));
   Fill();
-  EXPECT_TRUE(Tell("running", 1).ok()) << "without its last events it could not end";
+  EXPECT_TRUE(Tell("running", 1).ok()) << "it needs its last events to end";
   Fill();
   EXPECT_TRUE(Move("running", kCancelling, kCancelled, 1).value_or(false));
   Fill();
@@ -142,13 +142,13 @@ TEST_F(FullDiskTest, WhatEndsAJobHasRoomAndWhatIsNewHasNone) {  // R8
   for (std::size_t i = 0; i < events->size(); ++i) EXPECT_EQ((*events)[i].sequence, static_cast<std::int64_t>(i) + 1);
 }
 
-// A server that was killed on a full disk, and one that left nothing behind that the next could write over.
-TEST_F(FullDiskTest, AServerStartsReadsAndCancels) {  // R8, R1
+// The last server was killed, and it left no files that the next one could overwrite.
+TEST_F(FullDiskTest, ServerOnAFullDiskStartsReadsAndCancels) {  // R8, R1
   for (const char* id : {"queued", "paused"}) ASSERT_TRUE(Insert(id, id).ok());
   ASSERT_TRUE(Move("paused", kQueued, kPaused).value_or(false));
   reserve_.reset();
   ASSERT_TRUE(store::StateDirectory::Open(base::RealFileSystem(), disk_).ok());  // its directories are there
-  database_.reset();  // and with it SQLite's -wal and -shm: they have to be made again
+  database_.reset();  // also removes SQLite's -wal and -shm, which must be made again
   ASSERT_EQ(::unlink((disk_ + "/lock").c_str()), 0);
   Fill();
 
@@ -158,13 +158,13 @@ TEST_F(FullDiskTest, AServerStartsReadsAndCancels) {  // R8, R1
   EXPECT_GE((*state)->reserve->bytes(), store::kReserveBytes / 8 * 7) << "most of it is for cancels";
   const auto database = Database::Open((*state)->layout.database(), [&] { return (*state)->reserve->Release(); });
   ASSERT_TRUE(database.ok()) << database.status();
-  Fill();  // others want room too
+  Fill();  // other programs take space too
   base::FakeClock clock(absl::FromUnixSeconds(1'700'000'000));  // the request ids are older than a day
   FakeMachine machine(clock);
   FakeRunner runner(machine);
   {
     const auto controller = JobController::Open(**state, **database, runner, clock, {});
-    ASSERT_TRUE(controller.ok()) << controller.status() << ": it forgets the ids another time";
+    ASSERT_TRUE(controller.ok()) << controller.status() << ": the ids can be forgotten later";
     EXPECT_TRUE((*database)->FindRequest("paused", "d")->has_value());
     EXPECT_EQ((*controller)->List({}, 10)->jobs.size(), 2u);
     const auto cancelled = (*controller)->Cancel("queued");
@@ -178,7 +178,7 @@ TEST_F(FullDiskTest, AServerStartsReadsAndCancels) {  // R8, R1
   EXPECT_EQ((*controller)->Get("queued")->state, kCancelled);
 }
 
-TEST_F(FullDiskTest, ALockIsTakenThoughItCannotTellByWhom) {  // R8, R23
+TEST_F(FullDiskTest, LockIsTakenEvenIfItsPidCannotBeWritten) {  // R8, R23
   const std::string old = disk_ + "/old", fresh = disk_ + "/fresh";
   {
     const int fd = ::open(old.c_str(), O_WRONLY | O_CREAT, 0640);
@@ -193,13 +193,13 @@ TEST_F(FullDiskTest, ALockIsTakenThoughItCannotTellByWhom) {  // R8, R23
   };
   const auto over = store::StateLock::Acquire(old);
   ASSERT_TRUE(over.ok()) << over.status();
-  EXPECT_EQ(pid_at(old), std::to_string(::getpid())) << "over the pid of the one before: that needs no room";
+  EXPECT_EQ(pid_at(old), std::to_string(::getpid())) << "overwriting the old pid needs no space";
   const auto anew = store::StateLock::Acquire(fresh);
   ASSERT_TRUE(anew.ok()) << anew.status();
   EXPECT_EQ(pid_at(fresh), "unknown");
 }
 
-TEST_F(FullDiskTest, WithoutARestOfTheReserveItIsSaidAndNothingHasHappened) {  // R8
+TEST_F(FullDiskTest, EmptyReserveMeansDiskFullAndNoChange) {  // R8
   ASSERT_TRUE(Insert("job").ok());
   while (reserve_->Release()) {
   }
@@ -207,7 +207,7 @@ TEST_F(FullDiskTest, WithoutARestOfTheReserveItIsSaidAndNothingHasHappened) {  /
   EXPECT_EQ(base::Reason(Move("job", kQueued, kCancelled).status()), "DISK_FULL");
   EXPECT_EQ(State("job"), kQueued);
   ASSERT_EQ(::unlink(Filler().c_str()), 0);
-  EXPECT_TRUE(Move("job", kQueued, kCancelled).value_or(false)) << "it goes on without a restart";
+  EXPECT_TRUE(Move("job", kQueued, kCancelled).value_or(false)) << "it works again without a restart";
   reserve_->Refill();
   EXPECT_EQ(reserve_->bytes(), store::kReserveBytes);
   Reopen();

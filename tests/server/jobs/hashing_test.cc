@@ -1,4 +1,5 @@
-// Checkpoints and outputs are hashed beside the scheduler: while it takes, everything else goes its way (docs/faults.md, C6).
+// Checkpoints and outputs are hashed outside the scheduler, so that everything else continues meanwhile
+// (docs/faults.md, C6).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +26,7 @@ namespace {
 using ::testing::ElementsAre;
 using enum JobState;
 
-// A disk on which the reading or the removal of one file takes until the test lets it end. Thread-safe.
+// A disk on which reading or removing one file blocks until the test releases it. Thread-safe.
 class SlowDisk {
  public:
   void Hold(const std::string& path) {
@@ -88,13 +89,13 @@ class HashingTest : public ControllerFixture {
     ControllerFixture::SetUp();
   }
   void TearDown() override {
-    disk_.Release();  // A test that failed must not keep the worker.
-    Kill();           // The worker reads by way of hooked_.
+    disk_.Release();  // A failed test must not block the worker.
+    Kill();           // The worker reads through hooked_.
     EXPECT_LT(longest_round_, std::chrono::seconds(1)) << "ten times the bound";
     RecordProperty("longest_round_us", static_cast<int>(longest_round_ / std::chrono::microseconds(1)));
   }
 
-  // For what another thread does meanwhile, and the scheduler then takes in.
+  // Waits for a result of another thread that the scheduler takes in a later round.
   void RoundsUntil(const std::function<bool()>& is_so) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (!is_so()) {
@@ -116,7 +117,7 @@ class HashingTest : public ControllerFixture {
     EXPECT_EQ(State(id), kRunning);
     return id;
   }
-  // The trainer has ended well; its output is being read.
+  // Returns when the trainer has succeeded and its output is being read.
   std::string StartAndVerify() {
     const std::string id = Start("out");
     Finish(Trainer(id));
@@ -125,7 +126,7 @@ class HashingTest : public ControllerFixture {
     RoundsUntil([this] { return disk_.held(); });
     return id;
   }
-  // The trainer was killed, the wait for the next attempt is over, and the checkpoint is being read.
+  // Returns when the trainer was killed, its backoff is over, and the checkpoint is being read.
   std::string StartAndResume() {
     const std::string id = Start("out");
     Checkpoint(Trainer(id), 2);
@@ -140,7 +141,7 @@ class HashingTest : public ControllerFixture {
     EXPECT_EQ(State(id), kQueued);
     return id;
   }
-  // Another job lives through all of it while the disk is slow.
+  // Another job is created, started, cancelled and deleted while the disk is slow.
   void AnotherJobGoesItsWay() {
     const std::string other = Submit(Spec("other"));
     Round();
@@ -163,12 +164,12 @@ class HashingTest : public ControllerFixture {
   base::HookedFiles<Hook> hooked_{base::RealFileSystem(), disk_};
 };
 
-TEST_F(HashingTest, SchedulerGoesOnWhileAnOutputIsVerified) {
+TEST_F(HashingTest, SchedulerContinuesWhileAnOutputIsVerified) {
   const std::string id = StartAndVerify();
   for (int i = 0; i < 3; ++i) {
     clock_.Advance(absl::Minutes(5));
     Round();
-    EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration()) << "/livez asks this";
+    EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration()) << "/livez checks this";
   }
   EXPECT_EQ(State(id), kRunning);
   AnotherJobGoesItsWay();
@@ -179,18 +180,18 @@ TEST_F(HashingTest, SchedulerGoesOnWhileAnOutputIsVerified) {
   EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
 }
 
-TEST_F(HashingTest, JobWhoseOutputIsVerifiedIsCancelledWithoutWaitingForIt) {
+TEST_F(HashingTest, CancelDoesNotWaitForTheVerificationOfAnOutput) {
   const std::string id = StartAndVerify();
   ASSERT_TRUE(controller_->Cancel(id).ok());
   EXPECT_EQ(State(id), kCancelling);
-  disk_.Release();  // One file more may be opened, none is hashed.
+  disk_.Release();  // At most one more file is opened, and none is hashed.
   controller_->Tick();
   EXPECT_EQ(State(id), kCancelled);
   EXPECT_FALSE(state_->models->Get("out").ok());
   EXPECT_TRUE(controller_->Delete(id).ok());
 }
 
-TEST_F(HashingTest, PauseWhileTheOutputIsVerifiedIsTakenAndTheJobSucceeds) {
+TEST_F(HashingTest, PauseWhileTheOutputIsVerifiedIsAcceptedAndTheJobSucceeds) {
   const std::string id = StartAndVerify();
   ASSERT_TRUE(controller_->Pause(id).ok());
   EXPECT_EQ(State(id), kPausing);
@@ -199,8 +200,8 @@ TEST_F(HashingTest, PauseWhileTheOutputIsVerifiedIsTakenAndTheJobSucceeds) {
   EXPECT_EQ(State(id), kSucceeded);
 }
 
-// An 8 B model that was half written is 20 GB.
-TEST_F(HashingTest, SchedulerGoesOnWhileUnfinishedWorkIsRemoved) {
+// A half-written 8B model has 20 GB.
+TEST_F(HashingTest, SchedulerContinuesWhileUnfinishedFilesAreRemoved) {
   const std::string id = Start("out");
   const std::string unfinished = base::TemporaryName(base::JoinPath(Trainer(id).directory, "output"));
   ASSERT_TRUE(base::RealFileSystem().CreateDirectories(unfinished).ok());
@@ -211,7 +212,7 @@ TEST_F(HashingTest, SchedulerGoesOnWhileUnfinishedWorkIsRemoved) {
   clock_.Advance(absl::Minutes(5));
   Round();
   EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
-  EXPECT_EQ(State(id), kRunning) << "its end is not recorded before";
+  EXPECT_EQ(State(id), kRunning) << "its end is recorded only afterwards";
   disk_.Release();
   RoundsUntil([&] { return State(id) != kRunning; });
   EXPECT_EQ(State(id), kQueued);
@@ -227,7 +228,7 @@ TEST_F(HashingTest, RestartVerifiesTheOutputAgain) {
   EXPECT_THAT(observer_.models, ElementsAre("out"));
 }
 
-// As on a full disk.
+// Refuses transitions, as on a full disk.
 class RefusingDatabase : public FaultyDatabase {
  public:
   explicit RefusingDatabase(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
@@ -237,7 +238,7 @@ class RefusingDatabase : public FaultyDatabase {
   }
 };
 
-TEST_F(HashingTest, OutputIsReadOnceHoweverOftenItsEndIsRecorded) {
+TEST_F(HashingTest, OutputIsReadOnceEvenIfRecordingItsEndIsRetried) {
   RefusingDatabase& database = OpenOn<RefusingDatabase>();
   const std::string id = Start("out");
   Finish(Trainer(id));
@@ -255,7 +256,7 @@ TEST_F(HashingTest, OutputIsReadOnceHoweverOftenItsEndIsRecorded) {
   EXPECT_EQ(State(id), kSucceeded);
 }
 
-TEST_F(HashingTest, SchedulerGoesOnWhileACheckpointIsRead) {
+TEST_F(HashingTest, SchedulerContinuesWhileACheckpointIsRead) {
   const std::string id = StartAndResume();
   clock_.Advance(absl::Minutes(5));
   Round();
@@ -268,7 +269,7 @@ TEST_F(HashingTest, SchedulerGoesOnWhileACheckpointIsRead) {
   EXPECT_EQ(Trainer(id).order.resume_step, 2);
 }
 
-TEST_F(HashingTest, JobWhoseCheckpointIsReadLeavesTheQueueAtOnce) {
+TEST_F(HashingTest, JobCanLeaveTheQueueWhileItsCheckpointIsRead) {
   const std::string id = StartAndResume();
   ASSERT_TRUE(controller_->Pause(id).ok());
   EXPECT_EQ(State(id), kPaused);
@@ -284,7 +285,7 @@ TEST_F(HashingTest, JobWhoseCheckpointIsReadLeavesTheQueueAtOnce) {
   EXPECT_EQ(observer_.started.size(), 3u) << "it was not started again";
 }
 
-TEST_F(HashingTest, JobThatIsPausedAndResumedMeanwhileStartsOnce) {
+TEST_F(HashingTest, JobPausedAndResumedWhileItsCheckpointIsReadStartsOnce) {
   const std::string id = StartAndResume();
   ASSERT_TRUE(controller_->Pause(id).ok());
   ASSERT_TRUE(controller_->Resume(id).ok());
@@ -297,7 +298,7 @@ TEST_F(HashingTest, JobThatIsPausedAndResumedMeanwhileStartsOnce) {
 }
 
 TEST(DiskWorkerTest, WorksInOrderAndStopsEarly) {
-  std::vector<int> order;  // of the worker's thread, until it has stopped
+  std::vector<int> order;  // used by the worker's thread until it stops
   std::shared_ptr<Deferred<bool>> endless, never;
   {
     DiskWorker worker([] {});
@@ -315,8 +316,8 @@ TEST(DiskWorkerTest, WorksInOrderAndStopsEarly) {
     });
     never = worker.Start<bool>([](const store::Cancelled&) { return true; });
   }
-  EXPECT_FALSE(never->done()) << "what waits when it stops is dropped";
-  const bool began = endless->done();  // Where it had not begun, it was dropped too.
+  EXPECT_FALSE(never->done()) << "waiting work is dropped when the worker stops";
+  const bool began = endless->done();  // If it had not begun, it was dropped too.
   EXPECT_TRUE(!began || endless->value());
 }
 

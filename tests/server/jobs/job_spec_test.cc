@@ -94,7 +94,7 @@ TEST(JobSpecTest, EachBadFieldIsNamed) {
   }
 }
 
-TEST(JobSpecTest, AllViolationsAreToldAtOnce) {
+TEST(JobSpecTest, AllViolationsAreReportedAtOnce) {
   JobSpec spec = Good();
   spec.qlora.r = 0;
   spec.optim.lr = -1;
@@ -107,7 +107,7 @@ TEST(JobSpecTest, AllViolationsAreToldAtOnce) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("evaluation set"));
 }
 
-TEST(JobSpecTest, MethodsToComeAreUnimplementedAndNamed) {
+TEST(JobSpecTest, FutureMethodsAndFieldsAreUnimplemented) {
   for (const char* method : {"int8_mixed", "int8_qt", "aqt", "lora", "full"}) {
     JobSpec spec = Good();
     spec.method = method;
@@ -147,7 +147,7 @@ TEST(JobSpecTest, BitNetFieldsAreCheckedByName) {
   EXPECT_EQ(Parse(R"({"bitnet_qat":{"bits":1}})").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(JobSpecTest, BitNetJsonThereAndBackIsTheSame) {
+TEST(JobSpecTest, BitNetSpecSurvivesAJsonRoundTrip) {
   JobSpec spec = Good();
   spec.method = kMethodBitNetQat;
   spec.bitnet_qat = {.preset = "bitnet-tips", .act_scale = "per_tensor", .act_bits = 4, .ste = "round_only", .scale_grad = true,
@@ -158,7 +158,7 @@ TEST(JobSpecTest, BitNetJsonThereAndBackIsTheSame) {
   EXPECT_EQ(ToJson(spec).count("qlora"), 0u);
 }
 
-TEST(JobSpecTest, JsonThereAndBackIsTheSame) {
+TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
   JobSpec spec = Good();
   spec.display_name = "n\xc3\xa4me";
   spec.output_model = "out";
@@ -175,13 +175,13 @@ TEST(JobSpecTest, JsonThereAndBackIsTheSame) {
   EXPECT_EQ(back->optim.lr, 1e-3);
   EXPECT_EQ(back->run.max_steps, 100);
   EXPECT_EQ(back->qlora.target_modules.size(), 2u);
-  // Nothing is left out of the document: every field that a spec with all set has is there.
+  // The document has every field of a spec in which all fields are set.
   EXPECT_EQ(ToJson(spec)["optim"].size(), 9u);
   EXPECT_EQ(ToJson(spec)["run"].size(), 10u);
 }
 
-// Checkpoints hold the digest: what it is made of may not change from one version to the next.
-TEST(JobSpecTest, DigestIsThatOfWhatIsNotAtItsDefault) {
+// Checkpoints contain the digest, so its definition must not change between versions.
+TEST(JobSpecTest, DigestCoversOnlyFieldsThatDifferFromDefaults) {
   JobSpec spec;
   spec.base_model = "base";
   EXPECT_EQ(Digest(spec), base::Sha256Hex(R"({"base_model":"base","method":"qlora"})"));
@@ -198,7 +198,7 @@ TEST(JobSpecTest, DigestIsThatOfWhatIsNotAtItsDefault) {
 }
 
 // T9 (docs/faults.md)
-TEST(JobSpecTest, AddSpecialTokensIsKeptAndUnsetChangesNoDigest) {
+TEST(JobSpecTest, AddSpecialTokensIsKeptAndDoesNotChangeTheDigestIfUnset) {
   JobSpec spec;
   EXPECT_FALSE(ToJson(spec)["data"].contains("add_special_tokens"));
   const std::string unset = Digest(spec);
@@ -211,8 +211,8 @@ TEST(JobSpecTest, AddSpecialTokensIsKeptAndUnsetChangesNoDigest) {
   }
 }
 
-// A default that changed would refuse the checkpoints of jobs that run across the upgrade (Digest).
-TEST(JobSpecTest, DefaultsStayAsTheyWereReleased) {
+// With a changed default, jobs that run across the upgrade would refuse their own checkpoints (Digest).
+TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
   EXPECT_EQ(base::Dump(ToJson(JobSpec{})),
             R"({"display_name":"","method":"qlora","base_model":"","train_dataset":"","eval_dataset":"",)"
             R"("output_model":"","device":"auto","data":{"max_seq_len":512,"packing":"segmented",)"
@@ -262,7 +262,7 @@ TEST(JobSpecTest, ResolveLeavesNothingOpen) {
   EXPECT_EQ(given.device, "cuda:0");
 }
 
-TEST(JobSpecTest, EpochsAreSoManyMicroBatchesAndTheStepsThatHoldThem) {
+TEST(JobSpecTest, EpochsBecomeMicroBatchesAndSteps) {
   RunConfig run;
   run.micro_batch = 4;
   run.grad_accum = 4;

@@ -14,7 +14,7 @@ namespace {
 
 using enum JobState;
 
-// The table of docs/life_of_a_job.md, written down once more.
+// The table of docs/life_of_a_job.md, repeated.
 const std::map<JobState, std::set<JobState>>& Table() {
   static const std::map<JobState, std::set<JobState>> table = {
       {kPlanning, {kQueued, kFailed, kCancelled}},
@@ -40,7 +40,7 @@ TEST(JobStateTest, EdgesAreExactlyThoseOfTheTable) {
   }
 }
 
-TEST(JobStateTest, TriggersLeadAlongEdgesAndReachThemAll) {
+TEST(JobStateTest, TriggersCoverExactlyTheEdges) {
   std::map<JobState, std::set<JobState>> reached;
   for (int from = 0; from < kNumJobStates; ++from) {
     const JobState state = static_cast<JobState>(from);
@@ -58,11 +58,11 @@ TEST(JobStateTest, TriggersLeadAlongEdgesAndReachThemAll) {
   }
 }
 
-TEST(JobStateTest, FinalStatesAreThoseWithoutAWayOut) {
+TEST(JobStateTest, FinalStatesHaveNoOutgoingEdges) {
   for (const auto& [state, next] : Table()) EXPECT_EQ(IsFinal(state), next.empty()) << Name(state);
 }
 
-TEST(JobStateTest, NamesComeBack) {
+TEST(JobStateTest, NamesParseBackToStates) {
   for (int i = 0; i < kNumJobStates; ++i) {
     const JobState state = static_cast<JobState>(i);
     EXPECT_EQ(*ParseJobState(Name(state)), state);
@@ -70,7 +70,7 @@ TEST(JobStateTest, NamesComeBack) {
   EXPECT_FALSE(ParseJobState("DONE").ok());
 }
 
-TEST(PolicyTest, HigherPriorityFirstThenFirstComeFirstServed) {
+TEST(PolicyTest, HigherPriorityStartsFirstThenOrderOfSubmission) {
   const std::vector<QueuedJob> queue = {{"b", 0, 2, {}}, {"a", 0, 1, {}}, {"urgent", 5, 3, {}}};
   EXPECT_EQ(PickNext(queue, {}, {1}, absl::ZeroDuration()).start, std::vector<std::string>({"urgent"}));
   EXPECT_EQ(PickNext(queue, {}, {3}, absl::ZeroDuration()).start, std::vector<std::string>({"urgent", "a", "b"}));
@@ -139,17 +139,18 @@ TEST(PolicyTest, JobInBackoffLetsOthersPass) {
   EXPECT_EQ(PickNext(queue, {}, {2}, absl::Seconds(10)).start, std::vector<std::string>({"waits", "ready"}));
 }
 
-TEST(PolicyTest, PlannedMemoryBoundsWhatRunsTogether) {
+TEST(PolicyTest, PlannedMemoryLimitsConcurrentJobs) {
   const auto job = [](const char* id, std::int64_t number, std::int64_t bytes) { return QueuedJob{id, 0, number, {}, bytes}; };
   const std::vector<QueuedJob> queue = {job("a", 1, 60), job("b", 2, 50), job("c", 3, 10)};
   const QueueLimits limits = {.max_running = 8, .memory_bytes = 100};
   using Ids = std::vector<std::string>;
-  EXPECT_EQ(PickNext(queue, {}, limits, absl::ZeroDuration()).start, Ids({"a"})) << "c does not pass b";
+  EXPECT_EQ(PickNext(queue, {}, limits, absl::ZeroDuration()).start, Ids({"a"})) << "c does not overtake b";
   EXPECT_EQ(PickNext(queue, {1, 40}, limits, absl::ZeroDuration()).start, Ids({"a"}));
   EXPECT_EQ(PickNext(queue, {1, 41}, limits, absl::ZeroDuration()).start, Ids());
   EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 50), job("d", 4, 1)}, {}, limits, absl::ZeroDuration()).start, Ids({"b", "c"}));
-  EXPECT_EQ(PickNext(queue, {}, {.max_running = 8}, absl::ZeroDuration()).start, Ids({"a", "b", "c"})) << "no bound";
-  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, limits, absl::ZeroDuration()).start, Ids({"giant"})) << "alone, or never";
+  EXPECT_EQ(PickNext(queue, {}, {.max_running = 8}, absl::ZeroDuration()).start, Ids({"a", "b", "c"})) << "no limit";
+  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, limits, absl::ZeroDuration()).start, Ids({"giant"}))
+      << "it runs alone or never";
   EXPECT_EQ(PickNext({job("giant", 1, 500)}, {1, 1}, limits, absl::ZeroDuration()).start, Ids());
 
   // Beside loaded models.
@@ -157,11 +158,13 @@ TEST(PolicyTest, PlannedMemoryBoundsWhatRunsTogether) {
   beside.left_bytes = 60;
   EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 10), job("d", 4, 1)}, {}, beside, absl::ZeroDuration()).start, Ids({"b", "c"}));
   beside.left_bytes = 59;
-  EXPECT_EQ(PickNext(queue, {}, beside, absl::ZeroDuration()).start, Ids()) << "alone, and yet it waits for the models; b does not pass it";
-  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, beside, absl::ZeroDuration()).start, Ids({"giant"})) << "it would wait for ever";
+  EXPECT_EQ(PickNext(queue, {}, beside, absl::ZeroDuration()).start, Ids())
+      << "a waits for loaded models, and b does not overtake it";
+  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, beside, absl::ZeroDuration()).start, Ids({"giant"}))
+      << "it would wait forever";
 }
 
-TEST(PolicyTest, PlannedDiskBoundsWhatRunsTogether) {  // T10
+TEST(PolicyTest, PlannedDiskLimitsConcurrentJobs) {  // T10
   const auto job = [](const char* id, std::int64_t number, std::int64_t disk_bytes) {
     return QueuedJob{.id = id, .submitted = number, .not_before = {}, .disk_bytes = disk_bytes};
   };
@@ -169,14 +172,14 @@ TEST(PolicyTest, PlannedDiskBoundsWhatRunsTogether) {  // T10
   QueueLimits limits = {.max_running = 8, .disk_left_bytes = 100};
   using Ids = std::vector<std::string>;
   Picked picked = PickNext(queue, {}, limits, absl::ZeroDuration());
-  EXPECT_EQ(picked.start, Ids({"a"})) << "neither c nor d passes b";
+  EXPECT_EQ(picked.start, Ids({"a"})) << "neither c nor d overtakes b";
   ASSERT_EQ(picked.short_of_disk.size(), 1u);
   EXPECT_EQ(picked.short_of_disk[0].job.id, "b");
   EXPECT_EQ(picked.short_of_disk[0].left_bytes, 40);
 
   limits.disk_left_bytes = 49;
   picked = PickNext(queue, {}, limits, absl::ZeroDuration());
-  EXPECT_EQ(picked.start, Ids({"c", "d"})) << "nothing that runs will make room for a and b";
+  EXPECT_EQ(picked.start, Ids({"c", "d"})) << "no running job will make room for a and b";
   EXPECT_EQ(picked.short_of_disk.size(), 2u);
   limits.making_disk_room = true;
   EXPECT_EQ(PickNext(queue, {}, limits, absl::ZeroDuration()).start, Ids());
@@ -205,7 +208,7 @@ Outcome Made(Outcome::Kind kind, int exit_code) {
   return outcome;
 }
 
-TEST(VerdictTest, TableOfExitCodes) {
+TEST(VerdictTest, ExitCodesAreJudgedByTheTable) {
   using E = ExitStatus::Kind;
   using O = Outcome::Kind;
   using V = Verdict::Kind;
@@ -214,7 +217,7 @@ TEST(VerdictTest, TableOfExitCodes) {
   };
   EXPECT_EQ(judge(E::kExited, 0, Made(O::kOk, 0)).kind, V::kSucceeded);
   EXPECT_EQ(judge(E::kUnknown, 0, Made(O::kOk, 0)).kind, V::kSucceeded);
-  EXPECT_EQ(judge(E::kSignaled, 11, Made(O::kOk, 0)).kind, V::kSucceeded);  // Went down after its work was complete.
+  EXPECT_EQ(judge(E::kSignaled, 11, Made(O::kOk, 0)).kind, V::kSucceeded);  // Crashed after its work was complete.
   EXPECT_EQ(judge(E::kExited, 0).kind, V::kRetry);
   EXPECT_EQ(judge(E::kExited, 0).reason, "NO_OUTCOME");
   EXPECT_EQ(judge(E::kExited, 42).kind, V::kFailed);
@@ -233,7 +236,7 @@ TEST(VerdictTest, TableOfExitCodes) {
   EXPECT_EQ(judge(E::kSignaled, 9).reason, "TRAINER_SIGNAL");
   EXPECT_EQ(judge(E::kUnknown, 0).kind, V::kRetry);
   EXPECT_EQ(judge(E::kUnknown, 0).reason, "ATTEMPT_LOST");
-  // Nobody could wait for it, but it said how it would end.
+  // The exit status is unknown, but the outcome has the exit code.
   EXPECT_EQ(judge(E::kUnknown, 0, Made(O::kFailed, 42)).kind, V::kFailed);
   EXPECT_EQ(judge(E::kUnknown, 0, Made(O::kFailed, 1)).kind, V::kRetry);
 }

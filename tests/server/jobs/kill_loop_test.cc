@@ -1,5 +1,5 @@
-// Kills at random moments, many times (docs/faults.md, R1 and R2): real processes, real time. The server is played by a controller
-// that is dropped without a word.
+// Many kills at random moments (docs/faults.md, R1 and R2): real processes, real time. To kill the server, the test
+// destroys its controller without a shutdown.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -46,7 +46,7 @@ class KillLoopTest : public ::testing::Test {
     runner_.reset();
     database_.reset();
   }
-  // Whether there was one to kill.
+  // True if there was a trainer to kill.
   bool KillTrainer(const std::string& id) {
     const auto job = database_->Get(id);
     const auto attempt = database_->GetAttempt(id, job->attempt);
@@ -64,7 +64,7 @@ class KillLoopTest : public ::testing::Test {
   void SleepUpTo(int ms) {
     std::this_thread::sleep_for(std::chrono::milliseconds(std::uniform_int_distribution<int>(0, ms)(random_)));
   }
-  // The job ends, with every event once, one model, and no more than two steps done again after a kill.
+  // Checks that the job ends with every event once, one model, and at most two steps repeated after a kill.
   void CheckEnd(const std::string& id) {
     std::int64_t after = 0;
     std::vector<Event> events;
@@ -108,17 +108,17 @@ class KillLoopTest : public ::testing::Test {
   std::unique_ptr<JobController> controller_;
 };
 
-TEST_F(KillLoopTest, ServerKilledAgainAndAgain) {  // R1
+TEST_F(KillLoopTest, JobsSurviveRepeatedKillsOfTheServer) {  // R1
   int kills = 0;
   while (kills < NIBBLE_SERVER_KILLS) {
     const std::string id = Submit();
     for (int i = 0; i < 5; ++i, ++kills) {
       SleepUpTo(150);
-      // Sometimes the machine takes both.
+      // Sometimes server and trainer are killed together.
       if (kills % 3 == 0) KillTrainer(id);
       KillServer();
       Open();
-      ASSERT_TRUE(controller_->Get(id).ok()) << "an acknowledged job is gone";
+      ASSERT_TRUE(controller_->Get(id).ok()) << "an acknowledged job is lost";
     }
     CheckEnd(id);
     if (HasFailure()) return;
@@ -126,7 +126,7 @@ TEST_F(KillLoopTest, ServerKilledAgainAndAgain) {  // R1
   controller_->Shutdown(absl::Seconds(5));
 }
 
-TEST_F(KillLoopTest, TrainerKilledAgainAndAgain) {  // R2
+TEST_F(KillLoopTest, JobsSurviveRepeatedKillsOfTheTrainer) {  // R2
   for (int kills = 0; kills < NIBBLE_TRAINER_KILLS;) {
     const std::string id = Submit();
     for (int i = 0; i < 3; ++i) {

@@ -56,7 +56,7 @@ class LocalRunnerTest : public ::testing::Test {
   void TearDown() override {
     if (controller_ != nullptr) controller_->Shutdown(absl::Seconds(5));
     Kill();
-    // No zombie and no child is left behind by any test.
+    // No test leaves a zombie or another child behind.
     EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
     EXPECT_EQ(errno, ECHILD);
   }

@@ -23,7 +23,7 @@ using enum JobState;
 
 std::vector<std::string> Environment() { return {"PATH=/usr/bin:/bin", "LANG=C.UTF-8"}; }
 
-TEST_F(LocalRunnerTest, JobRunsToAModel) {
+TEST_F(LocalRunnerTest, JobPublishesAModel) {
   const std::string id = Submit("ok", "out");
   const JobRecord job = WaitForEnd(id);
   EXPECT_EQ(job.state, kSucceeded);
@@ -38,14 +38,14 @@ TEST_F(LocalRunnerTest, JobRunsToAModel) {
   EXPECT_EQ(controller_->Checkpoints(id)->back().step, 6);
 }
 
-TEST_F(LocalRunnerTest, BadInputFailsWithTheTrainersWords) {
+TEST_F(LocalRunnerTest, BadInputFailsWithTheTrainersMessage) {
   const JobRecord job = WaitForEnd(Submit("bad_input"));
   EXPECT_EQ(job.state, kFailed);
   EXPECT_EQ(job.attempt, 1);
   EXPECT_EQ(job.error->message, "nothing to learn");
 }
 
-TEST_F(LocalRunnerTest, KilledTrainerGoesOnFromItsCheckpoint) {  // R2
+TEST_F(LocalRunnerTest, KilledTrainerResumesFromItsCheckpoint) {  // R2
   const std::string id = Submit("crash", "out");
   const JobRecord job = WaitForEnd(id);
   EXPECT_EQ(job.state, kSucceeded);
@@ -54,9 +54,9 @@ TEST_F(LocalRunnerTest, KilledTrainerGoesOnFromItsCheckpoint) {  // R2
                                      std::pair(2, 5), std::pair(2, 6)));
 }
 
-TEST_F(LocalRunnerTest, CancelEndsAListeningTrainerAndADeafOne) {
+TEST_F(LocalRunnerTest, CancelEndsTrainersThatObeyOrIgnoreSigterm) {
   for (const char* behaviour : {"forever", "deaf"}) {
-    // A name each: that of a cancelled job is free a moment after its end is told.
+    // Separate names, because the name of a cancelled job is free only a moment after its end is visible.
     const std::string name = std::string("out-") + behaviour;
     const std::string id = Submit(behaviour, name);
     WaitForState(id, kRunning);
@@ -64,14 +64,14 @@ TEST_F(LocalRunnerTest, CancelEndsAListeningTrainerAndADeafOne) {
     const auto before = std::chrono::steady_clock::now();
     ASSERT_TRUE(controller_->Cancel(id).ok());
     EXPECT_EQ(WaitForEnd(id).state, kCancelled);
-    // Far below a pause's grace; what a cancel's is, CancelTellsTheTrainerThenKillsIt asks of a clock that no machine slows down.
+    // Far below the grace of a pause. CancelTellsTheTrainerThenKillsIt checks the grace of a cancel with a fake clock.
     EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(25));
     EXPECT_EQ(::kill(pid, 0), -1) << "the trainer is gone";
     EXPECT_FALSE(state_->models->Get(name).ok());
   }
 }
 
-TEST_F(LocalRunnerTest, PauseAndResume) {
+TEST_F(LocalRunnerTest, PausedJobResumesWithANewAttempt) {
   const std::string id = Submit("forever");
   WaitForState(id, kRunning);
   ASSERT_TRUE(controller_->Pause(id).ok());
@@ -82,14 +82,14 @@ TEST_F(LocalRunnerTest, PauseAndResume) {
   EXPECT_EQ(WaitForEnd(id).state, kCancelled);
 }
 
-TEST_F(LocalRunnerTest, WhatTheTrainerStartedEndsWithIt) {
+TEST_F(LocalRunnerTest, ProcessesOfATrainerEndWithIt) {
   const std::string id = Submit("fork");
   EXPECT_EQ(WaitForEnd(id).state, kSucceeded);
-  // The sleep of the trainer's had the attempt's lock: it is free, so it is dead.
+  // The trainer's sleep process held the attempt's lock; the lock is free, so the process is dead.
   EXPECT_EQ(runner_->Adopt(state_->layout.attempt(id, 1), std::nullopt).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(LocalRunnerTest, ShutdownCheckpointsAndTheNextServerGoesOn) {
+TEST_F(LocalRunnerTest, ShutdownWritesACheckpointAndTheNextServerResumes) {
   const std::string id = Submit("forever");
   WaitForState(id, kRunning);
   controller_->Shutdown(absl::Seconds(10));
@@ -136,7 +136,7 @@ TEST_F(LocalRunnerTest, TrainerWhosePidWasNeverRecordedIsAdoptedToo) {
   EXPECT_EQ(WaitForEnd(id).attempt, 1);
 }
 
-// As long as it lives, nothing can be opened: EMFILE.
+// While it lives, opening anything fails with EMFILE.
 class NoDescriptors {
  public:
   NoDescriptors() {
@@ -150,7 +150,7 @@ class NoDescriptors {
   rlimit before_ = {};
 };
 
-TEST_F(LocalRunnerTest, TrainerIsNotTakenForDeadWhereNothingCanBeOpened) {
+TEST_F(LocalRunnerTest, TrainerIsNotTakenForDeadWithoutFileDescriptors) {
   std::ofstream(Hold()) << "x";
   const std::string id = Submit("ok");
   WaitFor(id, [](const JobRecord& job) { return job.progress.value("step", 0) == 3; });
@@ -160,7 +160,7 @@ TEST_F(LocalRunnerTest, TrainerIsNotTakenForDeadWhereNothingCanBeOpened) {
   auto runner = MakeLocalRunner({kTrainer, Environment()});
   for (const std::optional<ProcessId>& known : {std::optional(recorded), std::optional<ProcessId>()}) {
     const auto adopted = [&] {
-      const NoDescriptors none;  // no longer than it must: UBSan itself opens a pipe to look at an object
+      const NoDescriptors none;  // as briefly as possible: UBSan itself opens a pipe to inspect an object
       return runner->Adopt(directory, known).status();
     }();
     EXPECT_THAT(std::string(adopted.message()), HasSubstr("Too many open files"));
@@ -172,13 +172,13 @@ TEST_F(LocalRunnerTest, TrainerIsNotTakenForDeadWhereNothingCanBeOpened) {
   }();
   EXPECT_FALSE(polled.has_value());
   EXPECT_FALSE(runner->Poll(directory).has_value());
-  EXPECT_EQ(**StartTicks(static_cast<pid_t>(recorded.pid)), recorded.start_ticks) << "it was not ended";
+  EXPECT_EQ(**StartTicks(static_cast<pid_t>(recorded.pid)), recorded.start_ticks) << "it was not killed";
   Open();
   std::filesystem::remove(Hold());
   EXPECT_EQ(WaitForEnd(id).attempt, 1);
 }
 
-TEST_F(LocalRunnerTest, PidThatIsAnothersNowIsNotAdopted) {
+TEST_F(LocalRunnerTest, ReusedPidIsNotAdopted) {
   std::ofstream(Hold()) << "x";
   const std::string id = Submit("ok");
   WaitFor(id, [](const JobRecord& job) { return job.progress.value("step", 0) == 3; });
@@ -186,7 +186,7 @@ TEST_F(LocalRunnerTest, PidThatIsAnothersNowIsNotAdopted) {
   Kill();
   ::kill(-pid, SIGKILL);
   ::waitpid(pid, nullptr, 0);
-  // As if the number had been given away: this process' own pid stands in the record.
+  // As if the pid had been reused: the database has the pid of this process.
   auto database = *Database::Open(state_->layout.database());
   ASSERT_TRUE(database->RecordProcess(id, 1, {::getpid(), **StartTicks(::getpid())}, {}).ok());
   database.reset();
@@ -197,19 +197,19 @@ TEST_F(LocalRunnerTest, PidThatIsAnothersNowIsNotAdopted) {
   EXPECT_EQ(job.attempt, 2);
 }
 
-TEST_F(LocalRunnerTest, ProgramThatIsNotThereIsSaid) {
+TEST_F(LocalRunnerTest, MissingProgramIsReported) {
   auto runner = MakeLocalRunner({temp_ / "nothing", Environment()});
   const auto started = runner->Start(temp_.path());
   EXPECT_EQ(started.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(started.status().message()), HasSubstr("No such file"));
 }
 
-TEST(LocalRunnerEnvironmentTest, OnlyAllowedVariablesPassAndWaitsAreShort) {
+TEST(LocalRunnerEnvironmentTest, TrainerGetsOnlyAllowedVariablesAndAShortSpin) {
   EXPECT_THAT(TrainerEnvironment({"PATH=/bin", "SECRET=1", "PATHOLOGY=1", "LD_PRELOAD=x", "HOME", "CUDA_VISIBLE_DEVICES=0"}),
               ElementsAre("PATH=/bin", "CUDA_VISIBLE_DEVICES=0", "GOMP_SPINCOUNT=1000"));
 }
 
-TEST(ProcessTest, StartTicksTellAProcessFromALaterOne) {
+TEST(ProcessTest, StartTicksIdentifyALivingProcess) {
   const auto mine = StartTicks(::getpid());
   ASSERT_TRUE(mine.ok() && mine->has_value());
   EXPECT_EQ(*StartTicks(::getpid()), *mine);
@@ -217,7 +217,7 @@ TEST(ProcessTest, StartTicksTellAProcessFromALaterOne) {
   if (child == 0) ::_exit(3);
   siginfo_t info;
   ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT);
-  EXPECT_EQ(*StartTicks(child), std::nullopt) << "a zombie is gone";
+  EXPECT_EQ(*StartTicks(child), std::nullopt) << "a zombie counts as gone";
   const ExitStatus status = Reap(child, true);
   EXPECT_EQ(status.kind, ExitStatus::Kind::kExited);
   EXPECT_EQ(status.value, 3);

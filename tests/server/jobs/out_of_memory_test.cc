@@ -38,7 +38,7 @@ class OutOfMemoryTest : public ControllerFixture {
     machine_.Kill(trainer);
   }
   std::string LastReason(const std::string& id) { return Events(id).back().body.value("reason", ""); }
-  // Server and trainer are killed together, and a server comes back.
+  // Kills server and trainer together, then starts a new server.
   void LoseBoth(const std::string& id) {
     machine_.Kill(Trainer(id));
     KillAndReopen();
@@ -48,7 +48,7 @@ class OutOfMemoryTest : public ControllerFixture {
   std::optional<OomCount> oom_ = OomCount{.group = "g", .kills = 5};
 };
 
-TEST_F(OutOfMemoryTest, ReasonPlanAndLimitAreNamedAndTheJobBacksOff) {
+TEST_F(OutOfMemoryTest, OomKillNamesPlanAndLimitAndTheJobBacksOff) {
   const std::string id = Start();
   OomKill(Trainer(id));
   controller_->Tick();
@@ -61,7 +61,7 @@ TEST_F(OutOfMemoryTest, ReasonPlanAndLimitAreNamedAndTheJobBacksOff) {
   EXPECT_THAT(observer_.attempts, ElementsAre("FAILED"));
 }
 
-TEST_F(OutOfMemoryTest, IsTheErrorOfAJobThatRunsOutOfRetries) {
+TEST_F(OutOfMemoryTest, JobWithoutRetriesLeftFailsWithOutOfMemory) {
   options_.retry.max_retries = 1;
   KillAndReopen();
   const std::string id = Start();
@@ -77,11 +77,11 @@ TEST_F(OutOfMemoryTest, IsTheErrorOfAJobThatRunsOutOfRetries) {
   EXPECT_EQ(job->error->code, "RESOURCE_EXHAUSTED");
 }
 
-TEST_F(OutOfMemoryTest, OtherEndsAreNotBlamedOnIt) {
+TEST_F(OutOfMemoryTest, OtherEndsAreNotReportedAsOutOfMemory) {
   std::string id = Start();
   machine_.Kill(Trainer(id));
   controller_->Tick();
-  EXPECT_EQ(LastReason(id), "TRAINER_SIGNAL") << "nothing was killed for its memory";
+  EXPECT_EQ(LastReason(id), "TRAINER_SIGNAL") << "there was no OOM kill";
   ASSERT_TRUE(controller_->Cancel(id).ok());
   id = Start();
   ++oom_->kills;
@@ -97,7 +97,7 @@ TEST_F(OutOfMemoryTest, OtherEndsAreNotBlamedOnIt) {
   EXPECT_EQ(LastReason(id), "TRAINER_SIGNAL") << "that kill was another process's";
 }
 
-TEST_F(OutOfMemoryTest, IsKnownOfATrainerThatWasAdopted) {
+TEST_F(OutOfMemoryTest, OomKillOfAnAdoptedTrainerIsRecognised) {
   const std::string id = Start();
   KillAndReopen();
   OomKill(Trainer(id));
@@ -106,7 +106,7 @@ TEST_F(OutOfMemoryTest, IsKnownOfATrainerThatWasAdopted) {
   EXPECT_THAT(observer_.attempts, ElementsAre("FAILED"));
 }
 
-TEST_F(OutOfMemoryTest, IsKnownOfATrainerThatWasKilledWhileNoServerRan) {
+TEST_F(OutOfMemoryTest, OomKillWhileNoServerRanIsRecognised) {
   const std::string id = Start();
   OomKill(Trainer(id));
   KillAndReopen();
@@ -115,9 +115,9 @@ TEST_F(OutOfMemoryTest, IsKnownOfATrainerThatWasKilledWhileNoServerRan) {
   EXPECT_EQ(LastReason(id), "OUT_OF_MEMORY");
 }
 
-// The kernel ends the whole container: the next one counts from 0, and its server cannot know why. A job that does that to it again and
-// again must not keep it from serving.
-TEST_F(OutOfMemoryTest, JobThatEndsItsContainerAgainAndAgainBacksOffFromTheSecondTime) {
+// The kernel kills the whole container: the next container counts from 0, and its server cannot know why. A job that
+// causes this every time must not keep the server from serving.
+TEST_F(OutOfMemoryTest, JobThatKillsItsContainerBacksOffFromTheSecondTime) {
   const std::string id = Start();
   oom_ = OomCount{.group = "g2", .kills = 0};
   LoseBoth(id);
@@ -131,7 +131,7 @@ TEST_F(OutOfMemoryTest, JobThatEndsItsContainerAgainAndAgainBacksOffFromTheSecon
   KillAndReopen();
   clock_.Advance(absl::Milliseconds(9'999));
   controller_->Tick();
-  EXPECT_EQ(State(id), kQueued) << "a restart does not shorten it";
+  EXPECT_EQ(State(id), kQueued) << "a restart does not shorten the backoff";
   clock_.Advance(absl::Milliseconds(1));
   controller_->Tick();
   EXPECT_EQ(State(id), kPreparing);
@@ -140,7 +140,7 @@ TEST_F(OutOfMemoryTest, JobThatEndsItsContainerAgainAndAgainBacksOffFromTheSecon
   EXPECT_EQ(database_->Get(id)->lost_in_row, 3);
 }
 
-TEST_F(OutOfMemoryTest, AnotherEndBetweenStartsTheCountOfLostAttemptsAnew) {
+TEST_F(OutOfMemoryTest, AnotherEndResetsTheCountOfLostAttempts) {
   const std::string id = Start();
   LoseBoth(id);
   EXPECT_EQ(database_->Get(id)->lost_in_row, 1);
@@ -153,12 +153,12 @@ TEST_F(OutOfMemoryTest, AnotherEndBetweenStartsTheCountOfLostAttemptsAnew) {
   EXPECT_EQ(State(id), kPreparing) << "the first in a row";
 }
 
-TEST(OomWatchTest, EachKillIsClaimedOnceAndOfTheSameGroupAlone) {
+TEST(OomWatchTest, EachKillOfTheSameGroupIsClaimedOnce) {
   std::optional<OomCount> count = OomCount{"a", 7};
   OomWatch watch([&] { return count; });
   const absl::Duration now = absl::Seconds(100);
   watch.Look(now);
-  EXPECT_FALSE(watch.Claim(now)) << "what was before does not count";
+  EXPECT_FALSE(watch.Claim(now)) << "earlier kills do not count";
   count->kills = 9;
   watch.Look(now);
   EXPECT_TRUE(watch.Claim(now));
@@ -172,7 +172,7 @@ TEST(OomWatchTest, EachKillIsClaimedOnceAndOfTheSameGroupAlone) {
   EXPECT_FALSE(watch.Claim(now));
   count = OomCount{"b", 13};
   watch.Look(now);
-  EXPECT_FALSE(watch.Claim(now)) << "unknown when it happened";
+  EXPECT_FALSE(watch.Claim(now)) << "the time of the kill is unknown";
   count->kills = 14;
   watch.Look(now);
   EXPECT_FALSE(watch.Claim(now + absl::Seconds(11)));

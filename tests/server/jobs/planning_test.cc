@@ -71,7 +71,7 @@ TEST_F(PlanningTest, SubmitAnswersWhileThePlanIsBlocked) {
   const absl::Duration took = absl::Now() - began;
   ASSERT_TRUE(job.ok()) << job.status();
   std::printf("Submit answered in %.3f s with its plan blocked\n", absl::ToDoubleSeconds(took));
-  EXPECT_LT(took, absl::Seconds(10)) << "ten times what is promised";
+  EXPECT_LT(took, absl::Seconds(10)) << "ten times the promised time";
   EXPECT_EQ(job->state, kPlanning);
   EXPECT_EQ(controller_->Submit(Slow("out"), "request")->id, job->id) << "a repeated request";
   AwaitBegun(1);
@@ -81,7 +81,8 @@ TEST_F(PlanningTest, SubmitAnswersWhileThePlanIsBlocked) {
   controller_->Round();
   EXPECT_EQ(State(other), kPreparing);
   EXPECT_EQ(State(job->id), kPlanning);
-  EXPECT_EQ(base::Reason(state_->datasets->Delete("slow")), "DATASET_IN_USE") << "what is planned is what will be trained";
+  EXPECT_EQ(base::Reason(state_->datasets->Delete("slow")), "DATASET_IN_USE")
+      << "the planned data must stay for the training";
   Finish();
   AwaitPlan(job->id);
   EXPECT_EQ(Story(job->id), "state:PLANNING state:QUEUED");
@@ -92,7 +93,7 @@ TEST_F(PlanningTest, BadDataEndsTheJobWithTheErrorOfItsPlan) {
   refusal_ = base::WithReason(absl::InvalidArgumentError("train_dataset: line 7: no token is trained"), "NO_TRAINABLE_TOKENS",
                               {{"field", "train_dataset"}, {"line", "7"}});
   const std::string id = Submit(Spec("out"));
-  controller_->Tick();  // FAILED shows a moment before the name is free again
+  controller_->Tick();  // FAILED is visible a moment before the name is free again
   const auto check = [&] {
     const auto job = controller_->Get(id);
     ASSERT_TRUE(job.ok()) << job.status();
@@ -131,7 +132,7 @@ TEST_F(PlanningTest, RestartPlansAgain) {
   const std::string id = controller_->Submit(Slow("out"), "request")->id;
   AwaitBegun(1);
   KillAndReopen();
-  EXPECT_EQ(State(id), kPlanning) << "neither lost nor over";
+  EXPECT_EQ(State(id), kPlanning) << "neither lost nor ended";
   EXPECT_EQ(base::Reason(controller_->Submit(Spec("out"), "").status()), "NAME_TAKEN");
   AwaitBegun(2);
   controller_->Shutdown(absl::ZeroDuration());
@@ -143,7 +144,7 @@ TEST_F(PlanningTest, RestartPlansAgain) {
   EXPECT_EQ(controller_->Submit(Slow("out"), "request")->id, id);
 }
 
-TEST_F(PlanningTest, JobsThatArePlannedCountAsQueued) {
+TEST_F(PlanningTest, PlanningJobsCountAsQueued) {
   Kill();
   options_.max_queued = 2;
   Open();
@@ -163,7 +164,7 @@ TEST_F(PlanningTest, PrincipalsTakeTurns) {
   FinishOne("ann1");
   AwaitBegun(3);
   base::MutexLock lock(mutex_);
-  EXPECT_EQ(begun_[2], "bob1") << "not behind all of ann's";
+  EXPECT_EQ(begun_[2], "bob1") << "bob does not wait for all of ann's jobs";
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What survives kill -9 of the server (docs/faults.md, R1) and a broken report stream.
+// Jobs survive kill -9 of the server (docs/faults.md, R1) and a broken report stream.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,8 @@ using enum JobState;
 
 class RestartTest : public ControllerFixture {
  protected:
-  // A job that has ended, and no model of it: the move of its output failed, and could be made now. Nobody was told SUCCEEDED.
+  // Returns a job that has ended but has no model, because the move of its output failed; a retry would work. SUCCEEDED
+  // was not reported yet.
   std::string EndsAndFailsToPublish(const std::string& output) {
     const std::string id = Submit(Spec(output));
     controller_->Tick();
@@ -36,14 +37,14 @@ class RestartTest : public ControllerFixture {
     const std::string models = state_->layout.models();
     EXPECT_EQ(::rename(models.c_str(), (models + "-away").c_str()), 0);
     controller_->Tick();
-    EXPECT_EQ(State(id), kRunning) << "it has succeeded, and its model is not there";
+    EXPECT_EQ(State(id), kRunning) << "it has succeeded, but its model does not exist";
     EXPECT_FALSE(controller_->Events(id, 0, 100)->ended);
     EXPECT_EQ(::rename((models + "-away").c_str(), models.c_str()), 0);
     return id;
   }
 };
 
-TEST_F(RestartTest, AcknowledgedJobsAreThere) {
+TEST_F(RestartTest, AcknowledgedJobsSurviveARestart) {
   const std::string a = Submit(Spec("a")), b = Submit(Spec("b"));
   controller_->Tick();
   KillAndReopen();
@@ -55,7 +56,7 @@ TEST_F(RestartTest, AcknowledgedJobsAreThere) {
   EXPECT_EQ(base::Reason(state_->datasets->Delete("train")), "DATASET_IN_USE");
 }
 
-// A page of the newest jobs, however long, may lack the oldest.
+// Shortens pages: a page of the newest jobs, however long, may lack the oldest.
 class ShortPages : public FaultyDatabase {
  public:
   explicit ShortPages(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
@@ -64,7 +65,7 @@ class ShortPages : public FaultyDatabase {
   }
 };
 
-TEST_F(RestartTest, JobsThatAreNotOverAreTakenUpHoweverManyCameAfterThem) {  // R1
+TEST_F(RestartTest, OpenJobsAreRestoredHoweverManyAreNewer) {  // R1
   const std::string running = Submit(Spec("a"));
   controller_->Tick();
   const std::string next = Submit(Spec("b"));
@@ -83,8 +84,8 @@ TEST_F(RestartTest, JobsThatAreNotOverAreTakenUpHoweverManyCameAfterThem) {  // 
   EXPECT_EQ(State(next), kPreparing) << "first come, first served";
 }
 
-// A disk that is full is none (full_disk_test.cc).
-TEST_F(RestartTest, RequestIdsThatCannotBeForgottenAreAReasonNotToStart) {
+// Except on a full disk (full_disk_test.cc).
+TEST_F(RestartTest, OpenFailsIfOldRequestIdsCannotBeForgotten) {
   class Damaged : public FaultyDatabase {
    public:
     explicit Damaged(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
@@ -95,7 +96,7 @@ TEST_F(RestartTest, RequestIdsThatCannotBeForgottenAreAReasonNotToStart) {
   EXPECT_TRUE(absl::IsDataLoss(JobController::Open(*state_, database, *runner_, clock_, options_).status()));
 }
 
-TEST_F(RestartTest, LiveTrainerIsAdoptedAndNoEventIsLostOrDoubled) {
+TEST_F(RestartTest, LiveTrainerIsAdoptedAndNoEventIsLostOrDuplicated) {
   const std::string id = Submit(Spec("out"));
   controller_->Tick();
   Ready(Trainer(id));
@@ -103,7 +104,7 @@ TEST_F(RestartTest, LiveTrainerIsAdoptedAndNoEventIsLostOrDoubled) {
   controller_->Tick();
   Kill();
   FakeMachine::Trainer& trainer = *machine_.All()[0];
-  Step(trainer, 2);  // While nobody listens.
+  Step(trainer, 2);  // While no server runs.
   Step(trainer, 3);
   Open();
   EXPECT_EQ(machine_.num_alive(), 1);
@@ -113,13 +114,13 @@ TEST_F(RestartTest, LiveTrainerIsAdoptedAndNoEventIsLostOrDoubled) {
   EXPECT_EQ(controller_->Get(id)->progress["step"], 3);
   Step(trainer, 4);
   Finish(trainer);
-  machine_.Exit(trainer, 0);  // Its exit code is nobody's to wait for; its outcome is.
+  machine_.Exit(trainer, 0);  // Its exit code cannot be waited for, but its outcome can be read.
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
   EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step step step model state:SUCCEEDED");
 }
 
-TEST_F(RestartTest, TrainerThatDiedWithTheServerIsLostAndGoesOnAtOnceFromItsCheckpoint) {
+TEST_F(RestartTest, AttemptThatDiedWithTheServerIsLostAndRetriedAtOnceFromItsCheckpoint) {
   const std::string id = Submit(Spec("out"));
   controller_->Tick();
   Ready(Trainer(id));
@@ -137,7 +138,7 @@ TEST_F(RestartTest, TrainerThatDiedWithTheServerIsLostAndGoesOnAtOnceFromItsChec
   EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step checkpoint step state:QUEUED state:PREPARING");
 }
 
-TEST_F(RestartTest, ABackoffIsWaitedOutWhoeverWaits) {
+TEST_F(RestartTest, BackoffContinuesAcrossRestarts) {
   const std::string id = Submit();
   controller_->Tick();
   Ready(Trainer(id));
@@ -160,7 +161,7 @@ TEST_F(RestartTest, ABackoffIsWaitedOutWhoeverWaits) {
   EXPECT_EQ(Trainer(id).order.attempt, 2);
 }
 
-TEST_F(RestartTest, ABackoffThatEndedWhileNoServerRanIsOver) {
+TEST_F(RestartTest, BackoffThatEndedWhileNoServerRanIsOver) {
   const std::string id = Submit();
   controller_->Tick();
   machine_.Kill(Trainer(id));
@@ -173,7 +174,7 @@ TEST_F(RestartTest, ABackoffThatEndedWhileNoServerRanIsOver) {
   EXPECT_EQ(Trainer(id).order.attempt, 2);
 }
 
-TEST_F(RestartTest, AdoptedTrainerThatDiesWithoutAWordIsRetried) {
+TEST_F(RestartTest, AdoptedTrainerThatDiesWithoutAnOutcomeIsRetried) {
   const std::string id = Submit();
   controller_->Tick();
   Ready(Trainer(id));
@@ -184,7 +185,7 @@ TEST_F(RestartTest, AdoptedTrainerThatDiesWithoutAWordIsRetried) {
   EXPECT_EQ(Trainer(id).order.attempt, 2);
 }
 
-TEST_F(RestartTest, TrainerThatFinishedMeanwhileHasSucceeded) {
+TEST_F(RestartTest, TrainerThatFinishedWhileNoServerRanHasSucceeded) {
   const std::string id = Submit(Spec("out"));
   controller_->Tick();
   FakeMachine::Trainer& trainer = Trainer(id);
@@ -194,7 +195,8 @@ TEST_F(RestartTest, TrainerThatFinishedMeanwhileHasSucceeded) {
   Finish(trainer);
   machine_.Exit(trainer, 0);
   Open();
-  // Its output, gigabytes perhaps, is hashed by the first round, when calls are served already: a start takes no longer for it.
+  // The first round hashes its output, perhaps gigabytes, when calls are already served. So it does not delay the
+  // start.
   EXPECT_EQ(State(id), kPreparing);
   EXPECT_TRUE(absl::IsNotFound(state_->models->Get("out").status()));
   EXPECT_EQ(base::Reason(controller_->IngestReport(id, 1, trainer.order.token, {}).status()), "FENCED");
@@ -205,7 +207,7 @@ TEST_F(RestartTest, TrainerThatFinishedMeanwhileHasSucceeded) {
   EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step model state:SUCCEEDED");
 }
 
-TEST_F(RestartTest, ACancelBeforeTheFirstRoundLeavesNoModelOfATrainerThatFinishedMeanwhile) {
+TEST_F(RestartTest, CancelBeforeTheFirstRoundLeavesNoModel) {
   const std::string id = Submit(Spec("out"));
   controller_->Tick();
   FakeMachine::Trainer& trainer = Trainer(id);
@@ -222,13 +224,13 @@ TEST_F(RestartTest, ACancelBeforeTheFirstRoundLeavesNoModelOfATrainerThatFinishe
   EXPECT_TRUE(absl::IsNotFound(state_->models->Get("out").status()));
 }
 
-TEST_F(RestartTest, CancelSurvivesTheServer) {
+TEST_F(RestartTest, CancelSurvivesARestart) {
   const std::string id = Submit();
   controller_->Tick();
   Ready(Trainer(id));
   controller_->Tick();
   ASSERT_TRUE(controller_->Cancel(id).ok());
-  KillAndReopen();  // Before the trainer was told.
+  KillAndReopen();  // Before the trainer was signalled.
   controller_->Tick();
   EXPECT_THAT(machine_.All()[0]->signals, ElementsAre(Runner::Signal::kTerminate));
   Stop(*machine_.All()[0], Outcome::Kind::kCancelled);
@@ -237,26 +239,26 @@ TEST_F(RestartTest, CancelSurvivesTheServer) {
   EXPECT_EQ(State(id), kCancelled);
 }
 
-TEST_F(RestartTest, PauseSurvivesTheServer) {
+TEST_F(RestartTest, PauseSurvivesARestart) {
   const std::string id = Submit();
   controller_->Tick();
   Ready(Trainer(id));
   controller_->Tick();
   ASSERT_TRUE(controller_->Pause(id).ok());
-  KillAndReopen();  // Before the trainer was told.
+  KillAndReopen();  // Before the trainer was signalled.
   EXPECT_EQ(State(id), kPausing);
   controller_->Tick();
   FakeMachine::Trainer& trainer = Trainer(id);
   EXPECT_THAT(trainer.signals, ElementsAre(Runner::Signal::kTerminate));
   EXPECT_EQ(*ReadControl(base::RealFileSystem(), trainer.directory), Control::kPause);
-  EXPECT_EQ(State(id), kPausing) << "it is adopted, and has its time to write a checkpoint";
+  EXPECT_EQ(State(id), kPausing) << "the adopted trainer has time to write a checkpoint";
   Checkpoint(trainer, 3);
   Stop(trainer, Outcome::Kind::kPaused);
   machine_.Exit(trainer, kExitTempFail);
   controller_->Tick();
   EXPECT_EQ(State(id), kPaused);
   controller_->Tick();
-  EXPECT_EQ(machine_.num_alive(), 0) << "it waits for its user";
+  EXPECT_EQ(machine_.num_alive(), 0) << "a paused job waits for its user";
   EXPECT_EQ(controller_->Resume(id)->state, kQueued);
   controller_->Tick();
   EXPECT_EQ(Trainer(id).order.attempt, 2);
@@ -264,7 +266,7 @@ TEST_F(RestartTest, PauseSurvivesTheServer) {
   EXPECT_EQ(controller_->Get(id)->retries, 0);
 }
 
-TEST_F(RestartTest, PauseWhoseTrainerEndedWithTheServerIsPaused) {
+TEST_F(RestartTest, PausingJobWhoseTrainerEndedWithTheServerIsPaused) {
   for (const bool in_good_order : {true, false}) {
     SCOPED_TRACE(in_good_order);
     const std::string id = Submit();
@@ -294,13 +296,13 @@ TEST_F(RestartTest, PauseWhoseTrainerEndedWithTheServerIsPaused) {
   }
 }
 
-TEST_F(RestartTest, OrderlyShutdownStopsTrainersAndTheyGoOnLater) {
+TEST_F(RestartTest, OrderlyShutdownStopsTrainersAndTheirJobsResumeLater) {
   const std::string id = Submit();
   controller_->Tick();
   Ready(Trainer(id));
   Checkpoint(Trainer(id), 2);
   controller_->Tick();
-  controller_->Shutdown(absl::Milliseconds(30));  // This trainer does not listen.
+  controller_->Shutdown(absl::Milliseconds(30));  // This trainer ignores SIGTERM.
   EXPECT_EQ(machine_.num_alive(), 0);
   EXPECT_THAT(machine_.All()[0]->signals, ElementsAre(Runner::Signal::kTerminate, Runner::Signal::kKill));
   EXPECT_EQ(*ReadControl(base::RealFileSystem(), machine_.All()[0]->directory), Control::kPreempt);
@@ -312,7 +314,7 @@ TEST_F(RestartTest, OrderlyShutdownStopsTrainersAndTheyGoOnLater) {
   EXPECT_EQ(Trainer(id).order.resume_step, 2);
 }
 
-TEST_F(RestartTest, StreamAndDiskTogetherGiveEachLineOnce) {
+TEST_F(RestartTest, LinesFromStreamAndDiskAreRecordedOnce) {
   const std::string id = Submit();
   controller_->Tick();
   FakeMachine::Trainer& trainer = Trainer(id);
@@ -337,7 +339,7 @@ TEST_F(RestartTest, StreamAndDiskTogetherGiveEachLineOnce) {
   EXPECT_EQ(controller_->IngestReport(id, 1, token, {})->command, Control::kCancel);
 }
 
-TEST_F(RestartTest, ReportsOfOthersAreRefused) {
+TEST_F(RestartTest, ReportsWithWrongAttemptOrTokenAreRefused) {
   const std::string id = Submit();
   controller_->Tick();
   const std::string token = Trainer(id).order.token;
@@ -353,10 +355,10 @@ TEST_F(RestartTest, ReportsOfOthersAreRefused) {
   EXPECT_EQ(reason(id, 1, token, {R"({"sequence":9,"time":"t","type":"log"})"}), "FIELD_VIOLATION");
   machine_.Kill(Trainer(id));
   controller_->Tick();
-  EXPECT_EQ(reason(id, 1, token, {line}), "FENCED") << "a zombie of attempt 1 must not write any more";
+  EXPECT_EQ(reason(id, 1, token, {line}), "FENCED") << "a leftover process of attempt 1 must not write any more";
 }
 
-TEST_F(RestartTest, DamagedJournalIsToldAndDoesNotHoldUpTheEnd) {
+TEST_F(RestartTest, DamagedJournalIsReportedAndDoesNotBlockTheEnd) {
   const std::string id = Submit(Spec("out"));
   controller_->Tick();
   FakeMachine::Trainer& trainer = Trainer(id);
@@ -371,8 +373,8 @@ TEST_F(RestartTest, DamagedJournalIsToldAndDoesNotHoldUpTheEnd) {
   EXPECT_EQ(Events(id)[4].body["reason"], "JOURNAL_DAMAGED");
 }
 
-// One job from submission to model, with one trainer death, played against a database that dies at write `fail_at`. Then
-// the server is started again on what is left. Returns how many writes the run took.
+// Plays one job from submission to model, with one trainer death, against a database that dies at write `fail_at`. Then
+// restarts the server on what is left. Returns the number of writes of the run.
 class CrashTest : public RestartTest {
  protected:
   int PlayAndRecover(int fail_at, bool after) {
@@ -389,7 +391,7 @@ class CrashTest : public RestartTest {
     const auto job = controller_->Submit(Spec("out"), "request");
     EXPECT_TRUE(job.ok()) << job.status();
     if (submitted.ok()) {
-      EXPECT_EQ(job->id, submitted->id) << "an acknowledged job is gone";
+      EXPECT_EQ(job->id, submitted->id) << "an acknowledged job is lost";
     }
     for (int round = 0; round < 8 && !IsFinal(State(job->id)); ++round) Play();
     EXPECT_EQ(State(job->id), kSucceeded);
@@ -399,7 +401,7 @@ class CrashTest : public RestartTest {
     CheckStory(job->id);
     return writes;
   }
-  // Every trainer that lives takes a step forward: the first attempt dies after a checkpoint, later ones finish.
+  // Advances every live trainer: the first attempt dies after a checkpoint, later ones finish.
   void Play() {
     clock_.Advance(absl::Seconds(360));
     controller_->Tick();
@@ -439,7 +441,7 @@ class CrashTest : public RestartTest {
   }
 };
 
-TEST_F(CrashTest, DeathOfTheServerAtAnyWriteLosesAndDoublesNothing) {  // R1
+TEST_F(CrashTest, DeathOfTheServerAtAnyWriteLosesAndDuplicatesNothing) {  // R1
   const int writes = PlayAndRecover(std::numeric_limits<int>::max(), false);
   ASSERT_GT(writes, 8);
   for (int fail_at = 1; fail_at <= writes; ++fail_at) {
@@ -455,10 +457,10 @@ TEST_F(CrashTest, DeathOfTheServerAtAnyWriteLosesAndDoublesNothing) {  // R1
   }
 }
 
-// A server that is killed in the middle of a removal: what it had renamed out of sight, or not yet begun to remove, stays behind.
+// A server that is killed during a removal leaves files that it had renamed for removal, or had not begun to remove.
 class RemovalTest : public RestartTest {
  protected:
-  // Nothing is removed whose path holds `kept`.
+  // Removing a path that contains `kept` fails.
   struct Disk {
     std::string kept;
   };
@@ -487,7 +489,8 @@ class RemovalTest : public RestartTest {
     EXPECT_TRUE(names.ok()) << names.status();
     return names.ok() ? static_cast<int>(std::count_if(names->begin(), names->end(), base::IsTemporaryName)) : -1;
   }
-  // A job at its second attempt, whose checkpoint of step 3 puts that of step 1 of the first out of sight. It stays there.
+  // Returns a job in its second attempt. After its checkpoint of step 3 the server renames that of step 1, of the first
+  // attempt, for removal. The removal itself fails.
   std::string PruneAndDie() {
     const std::string id = Submit(Spec("out"));  // keep_last 2
     controller_->Tick();
@@ -512,10 +515,10 @@ class RemovalTest : public RestartTest {
   base::HookedFiles<Hook> hooked_{base::RealFileSystem(), disk_};
 };
 
-TEST_F(RemovalTest, WhatWasLeftInAnEarlierAttemptIsRemovedAtTheStart) {  // R5
+TEST_F(RemovalTest, LeftoversOfAnEarlierAttemptAreRemovedAtServerStart) {  // R5
   const std::string id = PruneAndDie();
   FakeMachine::Trainer& second = Trainer(id);
-  // What its trainer, which lives, is writing.
+  // A checkpoint that its live trainer is writing.
   std::filesystem::create_directory(second.directory + "/checkpoints/" + base::TemporaryName("step-00000004"));
   KillAndReopen();
   EXPECT_EQ(Rubbish(id, 1), 0);
@@ -526,7 +529,7 @@ TEST_F(RemovalTest, WhatWasLeftInAnEarlierAttemptIsRemovedAtTheStart) {  // R5
   EXPECT_EQ(Rubbish(id, 2), 0);
 }
 
-TEST_F(RemovalTest, WhatWasLeftInAnEarlierAttemptIsRemovedWithTheEndOfTheJobAtTheLatest) {  // R5
+TEST_F(RemovalTest, LeftoversOfAnEarlierAttemptAreRemovedAtTheEndOfTheJob) {  // R5
   const std::string id = PruneAndDie();
   Finish(Trainer(id));
   machine_.Exit(Trainer(id), 0);
@@ -535,7 +538,7 @@ TEST_F(RemovalTest, WhatWasLeftInAnEarlierAttemptIsRemovedWithTheEndOfTheJobAtTh
   EXPECT_EQ(Rubbish(id, 1), 0);
 }
 
-TEST_F(RemovalTest, WhatWasLeftOfAJobThatHasNoTrainerIsRemovedByTheNextAttemptAndAtTheStart) {  // R5
+TEST_F(RemovalTest, LeftoversOfAJobWithoutATrainerAreRemovedByTheNextAttemptOrServer) {  // R5
   for (const bool restarted : {false, true}) {
     SCOPED_TRACE(restarted);
     const std::string id = Submit();
@@ -547,7 +550,7 @@ TEST_F(RemovalTest, WhatWasLeftOfAJobThatHasNoTrainerIsRemovedByTheNextAttemptAn
     ASSERT_EQ(State(id), kQueued);
     disk_.kept = "/checkpoints/";
     clock_.Advance(absl::Seconds(10));
-    controller_->Tick();  // As the removal failed, the attempt did not begin.
+    controller_->Tick();  // The removal fails, so the attempt does not begin.
     disk_.kept = "";
     EXPECT_EQ(State(id), kQueued);
     EXPECT_EQ(Rubbish(id, 1), 1);
@@ -567,7 +570,7 @@ TEST_F(RemovalTest, WhatWasLeftOfAJobThatHasNoTrainerIsRemovedByTheNextAttemptAn
   }
 }
 
-TEST_F(RemovalTest, DeletionThatTheServerDidNotSurviveIsFinishedByTheNext) {
+TEST_F(RemovalTest, UnfinishedDeletionIsFinishedByTheNextServer) {
   std::vector<std::string> ids;
   for (const char* output : {"deleted", "stays"}) {
     ids.push_back(Submit(Spec(output)));
@@ -581,7 +584,7 @@ TEST_F(RemovalTest, DeletionThatTheServerDidNotSurviveIsFinishedByTheNext) {
   disk_.kept = ids[0];
   EXPECT_FALSE(controller_->Delete(ids[0]).ok());
   disk_.kept = "";
-  EXPECT_EQ(base::Reason(controller_->Get(ids[0]).status()), "JOB") << "for the database it is done";
+  EXPECT_EQ(base::Reason(controller_->Get(ids[0]).status()), "JOB") << "it is deleted from the database";
   ASSERT_TRUE(base::RealFileSystem().Exists(deleted));
   KillAndReopen();
   controller_->Tick();
@@ -592,7 +595,7 @@ TEST_F(RemovalTest, DeletionThatTheServerDidNotSurviveIsFinishedByTheNext) {
   EXPECT_TRUE(state_->models->Verify("deleted").ok()) << "its model stays";
 }
 
-TEST_F(RestartTest, PublishThatFailsIsTriedAgainWithoutARestart) {
+TEST_F(RestartTest, FailedPublishIsRetriedWithoutARestart) {
   const std::string id = EndsAndFailsToPublish("out");
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
@@ -600,7 +603,7 @@ TEST_F(RestartTest, PublishThatFailsIsTriedAgainWithoutARestart) {
   EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
 }
 
-TEST_F(RestartTest, AnOutputThatIsLostBeforeItIsPublishedIsToldInAWarning) {
+TEST_F(RestartTest, OutputLostBeforePublishingIsReportedInAWarning) {
   const std::string id = EndsAndFailsToPublish("out");
   ASSERT_TRUE(base::RealFileSystem().RemoveAll(Trainer(id).order.output_directory).ok());
   KillAndReopen();
@@ -611,7 +614,7 @@ TEST_F(RestartTest, AnOutputThatIsLostBeforeItIsPublishedIsToldInAWarning) {
   EXPECT_TRUE(state_->models->Reserve("out", "another").ok()) << "the name is free again";
 }
 
-// A database that cannot be told that a model is there.
+// A database in which a model cannot be marked as published.
 class Unmarked : public FaultyDatabase {
  public:
   explicit Unmarked(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
@@ -622,7 +625,7 @@ class Unmarked : public FaultyDatabase {
   bool fails = true;
 };
 
-TEST_F(RestartTest, AModelThatIsDeletedBeforeItsJobIsDoneHoldsTheJobUpNoLonger) {
+TEST_F(RestartTest, ModelDeletedBeforeItsJobIsDoneDoesNotBlockTheJob) {
   for (const bool restarted : {false, true}) {
     for (const bool taken : {false, true}) {
       SCOPED_TRACE(::testing::Message() << (restarted ? "restarted, " : "") << (taken ? "and the name taken" : "and the name free"));
@@ -634,7 +637,7 @@ TEST_F(RestartTest, AModelThatIsDeletedBeforeItsJobIsDoneHoldsTheJobUpNoLonger) 
       Finish(Trainer(id));
       machine_.Exit(Trainer(id), 0);
       controller_->Tick();
-      EXPECT_EQ(State(id), kRunning) << "nobody can tell that it is done";
+      EXPECT_EQ(State(id), kRunning) << "its publishing cannot be recorded";
       ASSERT_TRUE(state_->models->Verify("out").ok());
       if (restarted) {
         Kill();
@@ -653,13 +656,13 @@ TEST_F(RestartTest, AModelThatIsDeletedBeforeItsJobIsDoneHoldsTheJobUpNoLonger) 
       EXPECT_EQ(State(id), kSucceeded);
       EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING warning state:SUCCEEDED");
       EXPECT_EQ(Events(id)[4].body["reason"], "PUBLISH_FAILED");
-      EXPECT_TRUE(state_->models->Reserve("out", "another").ok()) << "it is not the job's any more";
+      EXPECT_TRUE(state_->models->Reserve("out", "another").ok()) << "the job no longer holds the name";
       KillAndReopen();
     }
   }
 }
 
-TEST_F(RestartTest, AJobWhoseBaseOrDataIsDamagedFailsAtOnce) {  // R12
+TEST_F(RestartTest, JobWithDamagedBaseOrDataFailsAtOnce) {  // R12
   int damaged = 0;
   for (const auto& [path, named] : {std::pair(state_->layout.model("base") + "/nibble.json", "model \"base\""),
                                     std::pair(state_->layout.dataset("train") + "/data.jsonl", "dataset \"train\"")}) {
@@ -683,11 +686,11 @@ TEST_F(RestartTest, AJobWhoseBaseOrDataIsDamagedFailsAtOnce) {  // R12
   }
 }
 
-// A disk that renames the output to its place and does not sync a directory after that.
+// A disk that renames the output into place, and then fails to sync a directory.
 class UnsyncedTest : public RestartTest {
  protected:
   struct Disk {
-    std::string unsynced;  // how the path of the directory ends
+    std::string unsynced;  // suffix of the directory's path
     bool moved = false;
   };
   class Hook : public store::AppendsAsAsked {
@@ -728,7 +731,7 @@ TEST_F(UnsyncedTest, PublishThatFailsAfterItsRenameLosesNoModel) {
       Finish(Trainer(id));
       machine_.Exit(Trainer(id), 0);
       for (int i = 0; i < 3; ++i) controller_->Tick();
-      EXPECT_EQ(State(id), kRunning) << "that the model is there is not said before it is sure";
+      EXPECT_EQ(State(id), kRunning) << "SUCCEEDED is reported only when the model is safe";
       EXPECT_FALSE(base::RealFileSystem().Exists(output));
       EXPECT_TRUE(base::RealFileSystem().Exists(state_->layout.model("out")));
       disk_.unsynced = "";

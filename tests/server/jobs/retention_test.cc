@@ -1,4 +1,4 @@
-// What is kept no longer goes, in pieces; what is kept stays whole (docs/faults.md, C11).
+// Expired jobs and events are removed in pieces; the others stay complete (docs/faults.md, C11).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ class RetentionTest : public ControllerFixture {
   void SetUp() override {
     options_.retention = {.final_job_ttl = absl::Hours(1), .keep_step_events = 3};
     options_.queue.max_running = 2;
-    options_.no_progress_timeout = absl::ZeroDuration();  // hours pass without a word of a trainer
+    options_.no_progress_timeout = absl::ZeroDuration();  // hours pass without a sign of life of a trainer
     ControllerFixture::SetUp();
   }
   std::string Succeed(const std::string& output, int steps = 1) {
@@ -37,7 +37,7 @@ class RetentionTest : public ControllerFixture {
   }
 };
 
-TEST_F(RetentionTest, JobIsDeletedSoLongAfterItsEndAndItsModelStays) {
+TEST_F(RetentionTest, ExpiredJobIsDeletedAndItsModelStays) {
   const std::string ended = Succeed("first");
   const std::string running = Submit(Spec("second"));
   controller_->Tick();
@@ -53,10 +53,10 @@ TEST_F(RetentionTest, JobIsDeletedSoLongAfterItsEndAndItsModelStays) {
   EXPECT_EQ(State(running), kRunning);
   TickFor(absl::Hours(2));
   EXPECT_TRUE(absl::IsNotFound(controller_->Get(later).status()));
-  EXPECT_EQ(State(running), kRunning) << "it is not over";
+  EXPECT_EQ(State(running), kRunning) << "it has not ended";
 }
 
-TEST_F(RetentionTest, StepsOfAJobThatIsOverAreThinnedAndItsLogStillEnds) {
+TEST_F(RetentionTest, StepsOfAnEndedJobAreThinnedAndItsLogStillEnds) {
   const std::string id = Succeed("out", 9);
   TickFor(absl::Minutes(1));
   const auto page = controller_->Events(id, 0, 100);
@@ -66,7 +66,7 @@ TEST_F(RetentionTest, StepsOfAJobThatIsOverAreThinnedAndItsLogStillEnds) {
   EXPECT_EQ(story, "state state state state step step step model state ");
   EXPECT_TRUE(page->ended);
   EXPECT_EQ(controller_->Get(id)->progress["step"], 4) << "max_steps, as before";
-  EXPECT_TRUE(controller_->Events(id, page->events[4].sequence, 100)->ended) << "a watch goes on behind any event";
+  EXPECT_TRUE(controller_->Events(id, page->events[4].sequence, 100)->ended) << "a watch can continue after any event";
 }
 
 TEST_F(RetentionTest, WithoutFlagsEverythingIsKept) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A trainer that trains nothing: it keeps to the files of an attempt (server/jobs/attempt.h) and ends as its spec's label
-"behaviour" says. For the tests of the local runner, which start it as nibble-trainer is started."""
+"""A fake trainer: it follows the file protocol of an attempt (server/jobs/attempt.h) and ends as its spec's label
+"behaviour" says. The tests of the local runner start it in place of nibble-trainer."""
 import hashlib
 import json
 import os
@@ -63,7 +63,7 @@ print("hello from the trainer", sorted(os.environ), flush=True)
 first = order["attempt"] == 1
 behaviour, _, mark = behaviour.partition(" ")
 if behaviour.startswith("breed"):
-    # In its group; in sessions of their own; and daemons that have given up all they inherited.
+    # Some in the trainer's group, some in their own sessions, and some that have also closed everything inherited.
     for i in range(200):
         subprocess.Popen(["sleep", mark], start_new_session=i % 3 > 0, close_fds=i % 3 == 2)
     behaviour = {"breed": "ok", "breed-forever": "forever"}[behaviour]
@@ -94,7 +94,7 @@ for step in range(start + 1, STEPS + 1):
     if first and step == 3 and behaviour == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)
     if step == 3:
-        # So that a test can stop the world here.
+        # Lets a test pause the trainer here.
         while os.path.exists(os.path.join(os.path.dirname(order["train_data_path"]), "hold")):
             time.sleep(0.005)
 publish(order["output_directory"], {"nibble.json": json.dumps({"format": "lora", "weights_digest": "d" * 64})})

@@ -1,4 +1,4 @@
-// A disk that cannot be read now says nothing of what is on it; one that is full is named.
+// A failed read proves nothing about a file, so it is retried. A full disk is reported as such.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -18,7 +18,8 @@ using enum JobState;
 
 class UnreadableTest : public ControllerFixture {
  protected:
-  // Reads of paths that hold `unreadable` fail; before each, `before_read` is called. For files whose paths hold `full` there is no room.
+  // Reads of paths that contain `unreadable` fail; `before_read` is called before each read. Opening paths that contain
+  // `full` fails with DISK_FULL.
   struct Disk {
     std::string unreadable, full;
     std::function<void(const std::string& path)> before_read;
@@ -56,7 +57,7 @@ class UnreadableTest : public ControllerFixture {
     controller_->Tick();
   }
 
-  // The trainer has ended well, and what is at `path` of its attempt comes to be readable only later.
+  // The trainer succeeds, but `path` in its attempt becomes readable only later.
   void EndUnreadable(const std::string& id, const std::string& path) {
     Finish(Trainer(id));
     disk_.unreadable = path;
@@ -74,20 +75,20 @@ class UnreadableTest : public ControllerFixture {
   base::HookedFiles<Hook> hooked_{base::RealFileSystem(), disk_};
 };
 
-TEST_F(UnreadableTest, OutcomeIsWaitedForAndADamagedJournalIsToldOnce) {
+TEST_F(UnreadableTest, WaitsForTheOutcomeAndReportsADamagedJournalOnce) {
   const std::string id = Start();
   std::ofstream(Trainer(id).directory + "/journal.jsonl", std::ios::app) << "{\"sequence\":\n";
   EndUnreadable(id, "/outcome.json");
   EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING warning model state:SUCCEEDED");
 }
 
-TEST_F(UnreadableTest, OutputIsWaitedFor) {
+TEST_F(UnreadableTest, WaitsForTheOutput) {
   const std::string id = Start();
   EndUnreadable(id, "/output/manifest.json");
   EXPECT_EQ(observer_.damaged, 0);
 }
 
-TEST_F(UnreadableTest, AJobIsAnsweredWithoutItsCheckpoints) {
+TEST_F(UnreadableTest, JobIsReturnedWithoutUnreadableCheckpoints) {
   const std::string id = Start();
   Write(Trainer(id), "eval", R"({"step":0,"eval_loss":2.5})");
   Checkpoint(Trainer(id), 1, R"({"eval_loss":2.5})");
@@ -103,7 +104,7 @@ TEST_F(UnreadableTest, AJobIsAnsweredWithoutItsCheckpoints) {
   EXPECT_TRUE(job->best_checkpoint.has_value());
 }
 
-TEST_F(UnreadableTest, CheckpointIsNotPassedOver) {
+TEST_F(UnreadableTest, UnreadableCheckpointIsNotSkipped) {
   const std::string id = Start();
   Checkpoint(Trainer(id), 1);
   Checkpoint(Trainer(id), 2);
@@ -119,7 +120,7 @@ TEST_F(UnreadableTest, CheckpointIsNotPassedOver) {
   EXPECT_EQ(observer_.damaged, 0);
 }
 
-TEST_F(UnreadableTest, AStartWithoutRoomIsDiskFullAndTriedAgain) {  // ADR 0012
+TEST_F(UnreadableTest, StartWithoutRoomIsDiskFullAndRetried) {  // ADR 0012
   const std::string id = Submit(Spec("out"));
   disk_.full = "/attempt.json";
   TickLater(1);
@@ -131,8 +132,8 @@ TEST_F(UnreadableTest, AStartWithoutRoomIsDiskFullAndTriedAgain) {  // ADR 0012
   EXPECT_EQ(Trainer(id).order.attempt, 2);
 }
 
-// Gigabytes are hashed there.
-TEST_F(UnreadableTest, OtherJobsAreMovedAndReportedWhileAnOutputIsVerified) {
+// Verifying an output hashes gigabytes.
+TEST_F(UnreadableTest, OtherJobsCanChangeAndReportWhileAnOutputIsVerified) {
   Kill();
   options_.queue.max_running = 2;
   Open();
@@ -161,7 +162,7 @@ TEST_F(UnreadableTest, OtherJobsAreMovedAndReportedWhileAnOutputIsVerified) {
   EXPECT_EQ(State(other), kCancelling);
 }
 
-TEST_F(UnreadableTest, JobsAreMovedWhileTheCheckpointOfOneIsLookedAt) {
+TEST_F(UnreadableTest, JobCanBeCancelledWhileItsCheckpointIsRead) {
   const std::string id = Start();
   Checkpoint(Trainer(id), 1);
   machine_.Kill(Trainer(id));

@@ -29,7 +29,7 @@ TEST(AdapterTest, ConfigRoundTrips) {
   EXPECT_EQ(ParsePeftConfig(ToPeftConfig(rslora))->scaling(), 8.0);
 }
 
-TEST(AdapterTest, NamesAndShapesAreThoseOfPeft) {
+TEST(AdapterTest, NamesAndShapesMatchPeft) {
   ModelConfig model;
   model.hidden_size = 8;
   model.num_layers = 2;
@@ -45,7 +45,7 @@ TEST(AdapterTest, NamesAndShapesAreThoseOfPeft) {
   EXPECT_EQ(tensors[6].name, "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight");
 }
 
-TEST(AdapterTest, WhatIsNotPlainLoraIsRefusedByName) {
+TEST(AdapterTest, RejectsOptionsBeyondPlainLoraByName) {
   const std::pair<const char*, Json> unsupported[] = {
       {"peft_type", "IA3"},           {"use_dora", true},        {"bias", "all"},
       {"modules_to_save", {"lm_head"}}, {"rank_pattern", {{"q_proj", 8}}}, {"fan_in_fan_out", true},
@@ -69,8 +69,8 @@ TEST(AdapterTest, WhatIsNotPlainLoraIsRefusedByName) {
   }
 }
 
-// What LoraConfig(r=8, target_modules=[...], use_rslora=True) of PEFT 0.21.2 saves, key by key.
-TEST(AdapterTest, AConfigThatPeftSavedIsRead) {
+// The keys that LoraConfig(r=8, target_modules=[...], use_rslora=True) of PEFT 0.21.2 saves.
+TEST(AdapterTest, ReadsConfigSavedByPeft) {
   const auto json = base::ParseJson(R"({
     "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,
     "base_model_name_or_path": "some/base", "bias": "none", "corda_config": null, "ensure_weight_tying": false, "eva_config": null,
@@ -90,7 +90,7 @@ TEST(AdapterTest, AConfigThatPeftSavedIsRead) {
   EXPECT_EQ(config->base_digest, "");
 }
 
-TEST(AdapterTest, TheBasesDigestTravelsAndIsADigest) {
+TEST(AdapterTest, BaseDigestRoundTripsAndMustBeSha256) {
   AdapterConfig config = Sample();
   EXPECT_FALSE(ToPeftConfig(config).contains("nibble_base_digest"));
   config.base_digest = std::string(64, 'a');

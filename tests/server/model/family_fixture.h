@@ -1,4 +1,4 @@
-// A folder of tests/golden/model imported and run, beside the logprobs that transformers computed with it.
+// Imports a folder of tests/golden/model, runs it, and compares with the logprobs that transformers computed.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ class FamilyFixture : public ::testing::Test {
 
   std::string Source() const { return directory_.Path("hf"); }
 
-  // golden/<group>/<name> with the group's tokenizer.
+  // Copies golden/<group>/<name> with the group's tokenizer.
   void Copy(const std::string& group, const std::string& name) {
     std::filesystem::copy(Golden(group + "/" + name), Source());
     std::filesystem::copy(Golden(group + "/tokenizer.json"), Source() + "/tokenizer.json");
@@ -46,7 +46,7 @@ class FamilyFixture : public ::testing::Test {
     return LoadedModel::Load(directory_.Path("model"), {}, stream_);
   }
 
-  // [tokens - 1]: of each token given those before it.
+  // [tokens - 1]: the logprob of each token given the tokens before it.
   absl::StatusOr<std::vector<double>> Logprobs(const LoadedModel& model, const std::vector<std::int32_t>& tokens,
                                                std::int64_t chunk) {
     std::vector<double> out;

@@ -1,4 +1,4 @@
-// Every family beside transformers: tests/golden/model/make_family_golden.py made the models and the logprobs.
+// Compares every family with transformers. tests/golden/model/make_family_golden.py made the models and the logprobs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,14 +15,14 @@ class FamilyTest : public FamilyFixture, public ::testing::WithParamInterface<co
   FamilyTest() { Copy("families", GetParam()); }
 };
 
-TEST_P(FamilyTest, EveryLogprobIsTransformers) {
+TEST_P(FamilyTest, EveryLogprobMatchesTransformers) {
   const auto model = Load();
   ASSERT_TRUE(model.ok()) << model.status();
   ExpectLogprobsOfTransformers(**model, "families", GetParam());
 }
 
 // transformers 4 wrote rope_theta and rope_scaling at the top, and torch_dtype.
-TEST_P(FamilyTest, TheFolderOfTransformers4IsTheSameModel) {
+TEST_P(FamilyTest, FolderOfTransformers4GivesTheSameModel) {
   EditConfig([](Json& json) {
     Json rope = json["rope_parameters"];
     json["rope_theta"] = rope["rope_theta"];
@@ -39,14 +39,14 @@ TEST_P(FamilyTest, TheFolderOfTransformers4IsTheSameModel) {
   ExpectLogprobsOfTransformers(**model, "families", GetParam());
 }
 
-TEST_P(FamilyTest, AMissingTensorIsNamed) {
+TEST_P(FamilyTest, NamesMissingTensor) {
   EditConfig([](Json& json) { json["num_hidden_layers"] = 3; });
   const auto model = Load();
   EXPECT_TRUE(absl::IsInvalidArgument(model.status())) << model.status();
   EXPECT_THAT(std::string(model.status().message()), HasSubstr("model.layers.2."));
 }
 
-TEST_P(FamilyTest, ASlidingWindowBoundsTheContextByName) {
+TEST_P(FamilyTest, SlidingWindowLimitsTheContextAndIsNamed) {
   EditConfig([](Json& json) {
     json["sliding_window"] = 100;
     json["use_sliding_window"] = true;

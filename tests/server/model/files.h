@@ -1,4 +1,4 @@
-// What the tests of model/ and convert/ share: a directory that goes away, the golden folder, raw safetensors bytes.
+// Shared by the tests of model/ and convert/: a temporary directory, the golden folder, raw safetensors bytes.
 #pragma once
 #include <gtest/gtest.h>
 #include <stdlib.h>

@@ -11,7 +11,7 @@
 namespace nibble::model {
 namespace {
 
-TEST(ForgetPagesTest, PagesOfAMappedFileLeaveTheProcessAndComeBackUnchanged) {
+TEST(ForgetPagesTest, ForgottenPagesLeaveTheProcessAndReadBackUnchanged) {
   constexpr std::size_t kBytes = std::size_t{64} << 20;
   TempDirectory directory;
   WriteBytes(directory.Path("weights"), std::string(kBytes, 'w'));
@@ -26,7 +26,7 @@ TEST(ForgetPagesTest, PagesOfAMappedFileLeaveTheProcessAndComeBackUnchanged) {
   EXPECT_EQ(sum(), kBytes * 'w');
   const std::uint64_t read = base::ResidentBytes();
   EXPECT_GT(read, before + kBytes / 2);
-  ForgetPages((*file)->bytes().subspan(100));  // not at a page
+  ForgetPages((*file)->bytes().subspan(100));  // does not begin at a page
   EXPECT_LT(base::ResidentBytes(), read - kBytes / 2);
   EXPECT_EQ(sum(), kBytes * 'w');
 }

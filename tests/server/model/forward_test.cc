@@ -33,7 +33,7 @@ class ForwardTest : public testing::Test {
   SmallModels models_;
 };
 
-// The formats that promise bits.
+// Formats that promise bits.
 class PromisedForwardTest : public ForwardTest, public testing::WithParamInterface<Format> {
  protected:
   std::shared_ptr<const LoadedModel> Load() {
@@ -43,7 +43,7 @@ class PromisedForwardTest : public ForwardTest, public testing::WithParamInterfa
 INSTANTIATE_TEST_SUITE_P(Formats, PromisedForwardTest, testing::Values(Format::kInt8, Format::kTernary),
                          [](const auto& format) { return std::string(Name(format.param)); });
 
-TEST_P(PromisedForwardTest, EveryChunkGivesTheSameBits) {
+TEST_P(PromisedForwardTest, EveryChunkSizeGivesTheSameBits) {
   const auto model = Load();
   const auto tokens = Tokens(70, 3);
   const auto whole = Digests(*model, tokens, 70);
@@ -51,8 +51,8 @@ TEST_P(PromisedForwardTest, EveryChunkGivesTheSameBits) {
   for (const std::int64_t chunk : {1, 5, 16, 64}) EXPECT_EQ(Digests(*model, tokens, chunk), whole) << chunk;
 }
 
-// Rows of two sequences in one step, one at its beginning and one in its middle, get the bits that each has alone.
-TEST_P(PromisedForwardTest, AStepOfMixedSequencesGivesEachItsOwnBits) {
+// Rows of two sequences in one step, one at its beginning and one in its middle, get the same bits as alone.
+TEST_P(PromisedForwardTest, MixedStepGivesEachSequenceItsOwnBits) {
   const auto model = Load();
   const auto a = Tokens(20, 3), b = Tokens(9, 50);
   const auto alone_a = Digests(*model, a, 20), alone_b = Digests(*model, b, 9);
@@ -100,7 +100,7 @@ TEST_P(PromisedForwardTest, AStepOfMixedSequencesGivesEachItsOwnBits) {
   step(13, 20, 8, 9);
 }
 
-TEST_F(ForwardTest, MoreTokensThanPositionsAreRefused) {
+TEST_F(ForwardTest, RejectsMoreTokensThanPositions) {
   const auto model = models_.Load(models_.bf16());
   const auto tokens = Tokens(257, 0);
   const absl::Status status = ForEachLogits(model->config(), model->weights(), tokens, 64, models_.stream(),
@@ -108,7 +108,7 @@ TEST_F(ForwardTest, MoreTokensThanPositionsAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
 }
 
-TEST_F(ForwardTest, AVisitorsErrorEndsTheRun) {
+TEST_F(ForwardTest, VisitorErrorEndsTheRun) {
   const auto model = models_.Load(models_.int8());
   int calls = 0;
   const absl::Status status = ForEachLogits(model->config(), model->weights(), Tokens(40, 0), 8, models_.stream(),

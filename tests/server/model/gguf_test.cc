@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<GgufFile>> Parse(const std::string& bytes) {
 std::string LittleEndian32(std::uint32_t value) { return LittleEndian64(value).substr(0, 4); }
 std::string Text(const std::string& text) { return LittleEndian64(text.size()) + text; }
 
-// A GGUF file written by hand; each case changes one thing of a valid one.
+// A valid GGUF file, written by hand; each case changes one part.
 struct Writer {
   std::string magic = "GGUF";
   std::uint32_t version = 3;
@@ -56,7 +56,7 @@ std::string Key(const std::string& name, std::uint32_t type, const std::string& 
   return Text(name) + LittleEndian32(type) + value;
 }
 
-TEST(GgufTest, TheHandWrittenFileIsValid) {
+TEST(GgufTest, HandWrittenFileIsValid) {
   const std::string bytes = Writer().Bytes();  // the parsed file borrows them
   const auto file = Parse(bytes);
   ASSERT_TRUE(file.ok()) << file.status();
@@ -73,7 +73,7 @@ TEST(GgufTest, TheHandWrittenFileIsValid) {
   EXPECT_TRUE(Parse(padded.Bytes()).ok());
 }
 
-TEST(GgufTest, MalformedFilesAreRefusedAndSayWhy) {
+TEST(GgufTest, RejectsMalformedFilesWithReason) {
   struct Case {
     const char* what;
     std::function<void(Writer&)> change;
@@ -86,8 +86,8 @@ TEST(GgufTest, MalformedFilesAreRefusedAndSayWhy) {
       {"big-endian", [](Writer& w) { w.version = 0x03000000; }, "big-endian"},
       {"2^64 - 1 tensors", [](Writer& w) { w.num_tensors = UINT64_MAX; }, "tensors, at most"},
       {"2^64 - 1 keys", [](Writer& w) { w.num_keys = UINT64_MAX; }, "keys, at most"},
-      {"more keys than there are", [](Writer& w) { w.num_keys = 3; }, ""},
-      {"fewer tensors than there are", [](Writer& w) { w.num_tensors = 1; }, ""},
+      {"more keys than the file has", [](Writer& w) { w.num_keys = 3; }, ""},
+      {"fewer tensors than the file has", [](Writer& w) { w.num_tensors = 1; }, ""},
       {"a key of 2^60 bytes", [](Writer& w) { w.keys = LittleEndian64(1ull << 60) + w.keys; }, "at most 65535"},
       {"a key longer than the file", [](Writer& w) { w.keys = LittleEndian64(60000) + w.keys; }, "truncated"},
       {"a string of 2^64 - 1 bytes", [](Writer& w) { w.keys = Key("s", 8, LittleEndian64(UINT64_MAX)); w.num_keys = 1; }, "truncated"},
@@ -133,7 +133,7 @@ TEST(GgufTest, MalformedFilesAreRefusedAndSayWhy) {
   }
 }
 
-TEST(GgufTest, TruncatedAnywhereInTheFirst4KiBIsRefused) {
+TEST(GgufTest, RejectsTruncationAnywhereInFirst4KiB) {
   const std::string whole = ReadBytes(Golden("tiny.gguf"));
   for (std::size_t size = 0; size < 4096; ++size) {
     EXPECT_TRUE(absl::IsDataLoss(Parse(whole.substr(0, size)).status())) << size;
@@ -157,7 +157,7 @@ TEST(GgufTest, FlippedBytesNeverReachOutsideTheFile) {
   }
 }
 
-TEST(GgufTest, GettersAreStrict) {
+TEST(GgufTest, GettersRejectOtherTypes) {
   Writer writer;
   writer.keys = Key("u8", 0, "\xff") + Key("i8", 1, "\xff") + Key("u64", 10, LittleEndian64(UINT64_MAX)) +
                 Key("f32", 6, LittleEndian32(0x3f800000)) + Key("bool", 7, "\1") + Key("str", 8, Text("x")) +

@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // The example in transformers' unpack_weights.
-TEST(HfBitNetTest, RowsArePackedByStripesLowBitsFirst) {
+TEST(HfBitNetTest, RowsArePackedInStripesLowBitsFirst) {
   const std::string bytes = "\xA1\x18\x90\x0A";
   const auto codes = UnpackHfBitNet(bytes, 8, 2);
   ASSERT_TRUE(codes.ok()) << codes.status();
@@ -28,7 +28,7 @@ TEST(HfBitNetTest, RowsArePackedByStripesLowBitsFirst) {
   EXPECT_EQ(*PackHfBitNet(*codes, 8, 2), bytes);
 }
 
-TEST(HfBitNetTest, WhatIsNoCodeIsRefused) {
+TEST(HfBitNetTest, RejectsInvalidCodes) {
   EXPECT_TRUE(absl::IsInvalidArgument(UnpackHfBitNet("\xC0", 4, 1).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(UnpackHfBitNet("\x00\x00", 4, 1).status()));
   const std::int8_t two[] = {0, 0, 2, 0};
@@ -50,7 +50,7 @@ TEST(HfBitNetTest, FloatsOfOneMagnitudeAreTernary) {
   EXPECT_EQ(AsTernary(zeros)->scale, 1.0f);
 }
 
-TEST(HfBitNetTest, TheConfigIsReadAndWhatIsNotBuiltIsNamed) {
+TEST(HfBitNetTest, ReadsConfigAndNamesUnsupportedSettings) {
   const auto parse = [](Json quantization) {
     return ParseHfBitNet(Json{{"quantization_config", std::move(quantization)}});
   };
@@ -86,7 +86,7 @@ class HfBitNetImportTest : public FamilyFixture {
   }
 
   void Use(const std::string& name) { Copy("bitnet", name); }
-  // Writes the source's tensors anew, some of them with other values.
+  // Rewrites the source's tensors, with other values for some.
   void Replace(const std::map<std::string, Values>& others) {
     const std::string path = Source() + "/model.safetensors", old = Source() + "/old.safetensors";
     std::filesystem::rename(path, old);
@@ -123,7 +123,7 @@ TEST_F(HfBitNetImportTest, PackedModelsGiveTransformersLogprobs) {
   }
 }
 
-// One adds the bias to what was scaled, the other scales what it was added to.
+// BitLinear adds the bias after scaling, AutoBitLinear before.
 TEST_F(HfBitNetImportTest, PackedModelsWithBiasesGiveTransformersLogprobs) {
   for (const char* name : {"bias_bitlinear", "bias_packed"}) {
     Copy("bitnet_bias", name);
@@ -135,7 +135,7 @@ TEST_F(HfBitNetImportTest, PackedModelsWithBiasesGiveTransformersLogprobs) {
 }
 
 // transformers' integrations/bitnet.py: AutoBitLinear.forward, BitLinear.forward.
-TEST_F(HfBitNetImportTest, ABiasIsMultipliedByWeightScaleWhereAutoBitLinearDoesSo) {
+TEST_F(HfBitNetImportTest, BiasIsMultipliedByWeightScaleOnlyForAutoBitLinear) {
   const std::string path = "model.layers.1.self_attn.q_proj";
   constexpr std::size_t kSize = 32;
   std::vector<float> bias(kSize, 0.0f);
@@ -167,7 +167,7 @@ TEST_F(HfBitNetImportTest, ABiasIsMultipliedByWeightScaleWhereAutoBitLinearDoesS
     EXPECT_EQ((*artifact->FloatTensor(path + ".weight_scale"))[0], 0.25f);
     Clear();
   }
-  {  // an eighth is the scale then, but not the bias'
+  {  // the weight's scale is then an eighth, but not the bias'
     const auto artifact = imported("bias_packed", {{path + ".bias", stored_bias},
                                                    {path + ".weight_scale", scale},
                                                    {path + ".weight", {DType::kF32, {kSize, kSize}, Bytes(halves)}}});
@@ -181,7 +181,7 @@ TEST_F(HfBitNetImportTest, ABiasIsMultipliedByWeightScaleWhereAutoBitLinearDoesS
     EXPECT_EQ((*artifact->FloatTensor(path + ".weight_scale"))[0], 4.0f);
     Clear();
   }
-  bias[1] = 3e38f;  // which four times are no f32
+  bias[1] = 3e38f;  // four times this exceeds f32
   Copy("bitnet_bias", "bias_packed");
   Replace({{path + ".bias", {DType::kF32, {kSize}, Bytes(bias)}}, {path + ".weight_scale", {DType::kF32, {1}, Bytes(large)}}});
   const auto status = Load().status();
@@ -218,7 +218,7 @@ TEST_F(HfBitNetImportTest, MastersAreKeptAndNeverServed) {
 }
 
 // The scale is checked as it will be stored: an inverse or a product may leave f32.
-TEST_F(HfBitNetImportTest, AScaleThatIsNoPositiveNumberAfterItsArithmeticIsRefused) {
+TEST_F(HfBitNetImportTest, RejectsScaleThatIsNotPositiveAfterItsArithmetic) {
   const std::string name = "model.layers.1.self_attn.q_proj.weight";
   Use("bitlinear");
   const std::vector<float> denormal = {1e-39f};  // its inverse is infinite
@@ -248,12 +248,12 @@ TEST_F(HfBitNetImportTest, AScaleThatIsNoPositiveNumberAfterItsArithmeticIsRefus
   }
 }
 
-// The pack-only path: a folder that says its codes were made must hold codes.
-TEST_F(HfBitNetImportTest, RawMastersUnderAnOfflineConfigAreRefused) {
+// The pack-only path: a folder whose config says codes must hold codes.
+TEST_F(HfBitNetImportTest, RejectsRawMastersUnderAnOfflineConfig) {
   Use("auto_online");
   EditConfig([](Json& json) { json["quantization_config"]["quantization_mode"] = "offline"; });
   auto status = Load().status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;  // there is not even a weight_scale
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;  // there is no weight_scale
   EXPECT_THAT(std::string(status.message()), HasSubstr("weight_scale"));
   EditConfig([](Json& json) { json["quantization_config"]["linear_class"] = "bitlinear"; });
   status = Load().status();
@@ -261,7 +261,7 @@ TEST_F(HfBitNetImportTest, RawMastersUnderAnOfflineConfigAreRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("q_proj"));
 }
 
-TEST_F(HfBitNetImportTest, PackedWeightsUnderAnOnlineConfigAreRefused) {
+TEST_F(HfBitNetImportTest, RejectsPackedWeightsUnderAnOnlineConfig) {
   Use("auto_packed");
   EditConfig([](Json& json) { json["quantization_config"]["quantization_mode"] = "online"; });
   const auto status = Load().status();

@@ -26,7 +26,7 @@ class ImportTest : public ::testing::Test {
   absl::StatusOr<ImportReport> Import(const std::string& source, DType dtype) {
     return ImportModel(base::RealFileSystem(), source, directory_.Path("model"), dtype);
   }
-  // A golden directory copied to where it can be spoilt.
+  // Copies a golden directory, so that a test can modify it.
   std::string Copy(const std::string& name) {
     const std::string path = directory_.Path("source");
     std::filesystem::remove_all(path);
@@ -63,7 +63,7 @@ TEST_F(ImportTest, HuggingFaceDirectoryKeepsEveryBit) {
   }
 }
 
-TEST_F(ImportTest, DtypesAreRoundedOnceAndDigestsRepeat) {
+TEST_F(ImportTest, ValuesAreRoundedOnceAndDigestsRepeat) {
   const auto first = Import(Golden("hf_sharded_f32"), DType::kBF16);
   ASSERT_TRUE(first.ok()) << first.status();
   const auto narrow = Artifact::Open(directory_.Path("model"));
@@ -81,7 +81,7 @@ TEST_F(ImportTest, DtypesAreRoundedOnceAndDigestsRepeat) {
   EXPECT_NE(Import(Golden("hf_sharded_f32"), DType::kF32)->info.weights_digest, first->info.weights_digest);
 }
 
-TEST_F(ImportTest, TheDigestIsOfTheWeightsAlone) {
+TEST_F(ImportTest, DigestCoversOnlyTheWeights) {
   const auto first = Import(Golden("hf_tied_bf16"), DType::kBF16);
   ASSERT_TRUE(first.ok()) << first.status();
   const std::string source = Copy("hf_tied_bf16");
@@ -105,7 +105,7 @@ TEST_F(ImportTest, TheDigestIsOfTheWeightsAlone) {
   EXPECT_NE(third->info.weights_digest, first->info.weights_digest);
 }
 
-TEST_F(ImportTest, GgufIsDequantisedAndPutIntoHuggingFaceLayout) {
+TEST_F(ImportTest, GgufIsDequantisedIntoHuggingFaceLayout) {
   const auto report = Import(Golden("tiny.gguf"), DType::kF32);
   ASSERT_TRUE(report.ok()) << report.status();
   const auto artifact = Artifact::Open(directory_.Path("model"));
@@ -135,7 +135,7 @@ TEST_F(ImportTest, GgufIsDequantisedAndPutIntoHuggingFaceLayout) {
   EXPECT_THAT(ReadBytes(directory_.Path("model/tokenizer_config.json")), HasSubstr("m['role']"));
 }
 
-TEST_F(ImportTest, ADirectoryWithOneGgufFileIsThatFile) {
+TEST_F(ImportTest, DirectoryWithOneGgufFileImportsThatFile) {
   const std::string source = directory_.Path("source");
   std::filesystem::create_directory(source);
   std::filesystem::copy(Golden("tiny.gguf"), source + "/model.gguf");
@@ -145,8 +145,8 @@ TEST_F(ImportTest, ADirectoryWithOneGgufFileIsThatFile) {
   ExpectRefused(source, absl::StatusCode::kInvalidArgument, "more than one .gguf");
 }
 
-// Of a directory's file and of a GGUF's vocabulary, which becomes one.
-TEST_F(ImportTest, ATokenizerOfTooManyBytesIsRefusedAndLeavesNothing) {
+// Checks a directory's tokenizer.json, and the one made from a GGUF's vocabulary.
+TEST_F(ImportTest, RejectsTooLargeTokenizerAndLeavesNothing) {
   for (const char* name : {"hf_tied_bf16", "tiny.gguf"}) {
     const auto import = [&](std::uint64_t limit) {
       std::filesystem::remove_all(directory_.Path("model"));
@@ -163,8 +163,8 @@ TEST_F(ImportTest, ATokenizerOfTooManyBytesIsRefusedAndLeavesNothing) {
   }
 }
 
-// Ids may have gaps, and a post-processor names ids of its own.
-TEST_F(ImportTest, ATokenizerWhoseIdsExceedTheVocabularyIsRefused) {
+// Ids may have gaps, and a post-processor may name ids that are not in the vocabulary.
+TEST_F(ImportTest, RejectsTokenizerWithIdsBeyondTheVocabulary) {
   const std::string source = Copy("hf_tied_bf16");
   const base::Json whole = *base::ParseJson(ReadBytes(source + "/tokenizer.json"));
   const std::int64_t size = 112;
@@ -186,7 +186,7 @@ TEST_F(ImportTest, ATokenizerWhoseIdsExceedTheVocabularyIsRefused) {
   }
 }
 
-TEST_F(ImportTest, BadDirectoriesAreRefusedAndLeaveNothing) {
+TEST_F(ImportTest, RejectsBadDirectoriesAndLeavesNothing) {
   using absl::StatusCode;
   ExpectRefused(directory_.Path("nowhere"), StatusCode::kNotFound, "nowhere");
   std::string source = Copy("hf_tied_bf16");
@@ -232,7 +232,7 @@ TEST_F(ImportTest, BadDirectoriesAreRefusedAndLeaveNothing) {
   with("LlamaForCausalLM", "GemmaForCausalLM");
   ExpectRefused(source, StatusCode::kUnimplemented, "GemmaForCausalLM");
   with("\"vocab_size\": 112", "\"vocab_size\": 64");
-  ExpectRefused(source, StatusCode::kInvalidArgument, "wants [64, 32]");
+  ExpectRefused(source, StatusCode::kInvalidArgument, "needs [64, 32]");
   with("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
   ExpectRefused(source, StatusCode::kUnimplemented, "model.layers.1");
   with("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
@@ -241,7 +241,7 @@ TEST_F(ImportTest, BadDirectoriesAreRefusedAndLeaveNothing) {
   ExpectRefused(source, StatusCode::kInvalidArgument, "duplicate key");
 }
 
-TEST_F(ImportTest, TruncatedGgufIsRefusedAndLeavesNothing) {
+TEST_F(ImportTest, RejectsTruncatedGgufAndLeavesNothing) {
   const std::string whole = ReadBytes(Golden("tiny.gguf"));
   const std::string path = directory_.Path("cut.gguf");
   for (const std::size_t size : {std::size_t{0}, std::size_t{10}, whole.size() / 3, whole.size() - 100}) {
@@ -258,14 +258,14 @@ TEST_F(ImportTest, TruncatedGgufIsRefusedAndLeavesNothing) {
   ExpectRefused(path, absl::StatusCode::kUnimplemented, "gemma");
 }
 
-TEST_F(ImportTest, ATargetThatIsThereIsLeftAlone) {
+TEST_F(ImportTest, ExistingTargetIsLeftUnchanged) {
   std::filesystem::create_directory(directory_.Path("model"));
   WriteBytes(directory_.Path("model/mine"), "x");
   EXPECT_TRUE(absl::IsAlreadyExists(Import(Golden("tiny.gguf"), DType::kF32).status()));
   EXPECT_EQ(ReadBytes(directory_.Path("model/mine")), "x");
 }
 
-TEST_F(ImportTest, AFlippedByteInAnArtifactIsFound) {
+TEST_F(ImportTest, DetectsFlippedByteInAnArtifact) {
   ASSERT_TRUE(Import(Golden("hf_tied_bf16"), DType::kBF16).ok());
   const std::string path = directory_.Path("model");
   for (const char* name : {"model.safetensors", "config.json", "nibble.json", "tokenizer.json", "tokenizer_config.json",
@@ -290,7 +290,7 @@ TEST_F(ImportTest, AFlippedByteInAnArtifactIsFound) {
   EXPECT_TRUE((*Artifact::Open(path))->VerifyBytes().ok());
 }
 
-// The n-th write, sync or rename says no.
+// The n-th write, sync or rename fails.
 class FailingFiles : public base::FileSystem {
  public:
   explicit FailingFiles(int fail_at) : left_(fail_at) {}
@@ -341,7 +341,7 @@ class FailingFiles : public base::FileSystem {
   base::FileSystem& real_ = base::RealFileSystem();
 };
 
-TEST_F(ImportTest, ADiskThatFailsAtAnyStepLeavesNothing) {
+TEST_F(ImportTest, DiskFailureAtAnyStepLeavesNothing) {
   int fail_at = 0;
   for (;; ++fail_at) {
     FailingFiles files(fail_at);
@@ -356,8 +356,8 @@ TEST_F(ImportTest, ADiskThatFailsAtAnyStepLeavesNothing) {
   EXPECT_GT(fail_at, 40);  // 20 tensors, 6 small files of four steps each
 }
 
-// docs/faults.md, C5. As many bytes for each element of the largest tensor, beside the files that come with the weights.
-TEST_F(ImportTest, C5AsksForItsMemoryBeforeItWritesAnything) {
+// docs/faults.md, C5. The import requests this many bytes per element of the largest tensor, plus its companion files.
+TEST_F(ImportTest, C5RequestsMemoryBeforeItWritesAnything) {
   const auto check = [&](const std::string& source, DType dtype, std::int64_t element_bytes) {
     SCOPED_TRACE(source + " as " + kernels::Name(dtype));
     std::vector<std::int64_t> asked;
@@ -385,7 +385,7 @@ TEST_F(ImportTest, C5AsksForItsMemoryBeforeItWritesAnything) {
   check(Golden("tiny.gguf"), DType::kBF16, 4 + 2);
 }
 
-TEST_F(ImportTest, C5WithoutItsMemoryItLeavesNothing) {
+TEST_F(ImportTest, C5RefusedMemoryLeavesNothing) {
   const auto refuse = [](std::int64_t) { return absl::ResourceExhaustedError("no memory"); };
   const auto report =
       ImportModel(base::RealFileSystem(), Golden("hf_tied_bf16"), directory_.Path("model"), DType::kBF16, kMaxTokenizerBytes, refuse);
@@ -393,7 +393,7 @@ TEST_F(ImportTest, C5WithoutItsMemoryItLeavesNothing) {
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("model")));
 }
 
-TEST_F(ImportTest, TheRealModelFromItsGgufFile) {
+TEST_F(ImportTest, ImportsTheRealModelFromItsGgufFile) {
   const std::string gguf = NIBBLE_SMOLLM2_GGUF;
   if (gguf.empty() || !std::filesystem::exists(gguf)) GTEST_SKIP() << "no SmolLM2 GGUF file: run deploy/setup.sh";
   const auto report = Import(gguf, DType::kF32);

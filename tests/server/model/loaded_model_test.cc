@@ -14,7 +14,7 @@ using testing::HasSubstr;
 class LoadedModelTest : public testing::Test {
  protected:
   absl::Status Fails(const std::string& path) { return LoadedModel::Load(path, {}, models_.stream()).status(); }
-  // A copy of an artifact whose tensors file can be spoilt.
+  // Copies an artifact, so that a test can modify its tensors file.
   std::string Copy(const std::string& path) {
     const std::string copy = models_.Path("copy");
     std::filesystem::remove_all(copy);
@@ -24,7 +24,7 @@ class LoadedModelTest : public testing::Test {
   SmallModels models_;
 };
 
-TEST_F(LoadedModelTest, EveryFormatIsMadeReady) {
+TEST_F(LoadedModelTest, LoadsEveryFormat) {
   for (const std::string& path : {models_.bf16(), models_.int8(), models_.nf4(), models_.ternary()}) {
     const auto model = models_.Load(path);
     ASSERT_NE(model, nullptr);
@@ -35,7 +35,8 @@ TEST_F(LoadedModelTest, EveryFormatIsMadeReady) {
   }
 }
 
-// Every buffer of its own and every mapped tensor that is read as it lies, once: a tied embedding is the head's too.
+// Counts each of the model's buffers and each mapped tensor that is read in place once; a tied embedding is also the
+// head.
 TEST_F(LoadedModelTest, ResidentBytesCountEachTensorOnce) {
   const auto own = [](std::int64_t bytes) { return std::max<std::int64_t>(bytes, 64); };
   const auto codes = [&](Format format, std::int64_t n, std::int64_t k) {
@@ -73,8 +74,7 @@ TEST_F(LoadedModelTest, FewerPositionsMakeAShorterTable) {
   EXPECT_EQ((*model)->max_positions(), 100);
 }
 
-// What was stored as codes is never quantised again (docs/numerics.md 9).
-TEST_F(LoadedModelTest, AsksBeforeEveryLayerWhetherToStop) {
+TEST_F(LoadedModelTest, ChecksForCancellationBeforeEveryLayer) {
   support::CancelAt asked;
   const auto model = LoadedModel::Load(models_.nf4(), {.cancelled = asked.callback()}, models_.stream());
   ASSERT_TRUE(model.ok()) << model.status();
@@ -87,6 +87,7 @@ TEST_F(LoadedModelTest, AsksBeforeEveryLayerWhetherToStop) {
   }
 }
 
+// Stored codes are never quantised again (docs/numerics.md 9).
 TEST_F(LoadedModelTest, LoadingQuantisesNothing) {
   const std::string paths[] = {models_.int8(), models_.nf4(), models_.ternary()};
   const auto before = models_.launches().Snapshot();
@@ -98,7 +99,7 @@ TEST_F(LoadedModelTest, LoadingQuantisesNothing) {
   }
 }
 
-TEST_F(LoadedModelTest, SpoiltFilesAreRefusedByName) {
+TEST_F(LoadedModelTest, RejectsCorruptFilesByName) {
   const std::string truncated = Copy(models_.int8());
   const std::string bytes = ReadBytes(truncated + "/model.safetensors");
   WriteBytes(truncated + "/model.safetensors", bytes.substr(0, bytes.size() - 8));

@@ -66,7 +66,7 @@ TEST(ModelConfigTest, ReadsTransformers5AndItsOwnOutput) {
   EXPECT_EQ(config->rope.original_max_positions, 64);
 }
 
-TEST(ModelConfigTest, WhatIsNotSupportedIsRefusedByName) {
+TEST(ModelConfigTest, RejectsUnsupportedFeaturesByName) {
   const std::pair<const char*, Json> cases[] = {
       {"architectures", Json::array({"Gemma2ForCausalLM"})},
       {"model_type", "gemma3_text"},
@@ -87,13 +87,13 @@ TEST(ModelConfigTest, WhatIsNotSupportedIsRefusedByName) {
   }
 }
 
-// Keys that every family's config.json needs, and no other.
+// Only the keys that every family's config.json needs.
 Json Bare(const char* architecture, const char* model_type) {
   return {{"architectures", {architecture}}, {"model_type", model_type}, {"hidden_size", 64}, {"num_hidden_layers", 2},
           {"num_attention_heads", 32}, {"intermediate_size", 96}, {"vocab_size", 100}};
 }
 
-TEST(ModelConfigTest, FamiliesTakeTransformersDefaultsWhereKeysAreAbsent) {
+TEST(ModelConfigTest, AbsentKeysTakeTransformersDefaults) {
   const auto mistral = ParseHfConfig(Bare("MistralForCausalLM", "mistral"));
   ASSERT_TRUE(mistral.ok()) << mistral.status();
   EXPECT_EQ(mistral->num_kv_heads, 8);
@@ -110,7 +110,7 @@ TEST(ModelConfigTest, FamiliesTakeTransformersDefaultsWhereKeysAreAbsent) {
   EXPECT_TRUE(qwen3->qk_norm);
   EXPECT_FALSE(qwen3->qkv_bias);
   Json bitnet_json = Bare("BitNetForCausalLM", "bitnet");
-  bitnet_json["num_key_value_heads"] = nullptr;  // as many as heads; 5 where the key is absent
+  bitnet_json["num_key_value_heads"] = nullptr;  // null: as many as heads; absent: 5
   const auto bitnet = ParseHfConfig(bitnet_json);
   ASSERT_TRUE(bitnet.ok()) << bitnet.status();
   EXPECT_EQ(bitnet->num_kv_heads, 32);
@@ -120,7 +120,7 @@ TEST(ModelConfigTest, FamiliesTakeTransformersDefaultsWhereKeysAreAbsent) {
   EXPECT_EQ(bitnet->rms_norm_eps, 1e-5);
 }
 
-TEST(ModelConfigTest, EveryFamilySurvivesItsOwnConfigJson) {
+TEST(ModelConfigTest, EveryFamilyRoundTripsThroughConfigJson) {
   for (const auto& [architecture, type] : {std::pair{"LlamaForCausalLM", "llama"}, {"MistralForCausalLM", "mistral"},
                                            {"Qwen2ForCausalLM", "qwen2"}, {"Qwen3ForCausalLM", "qwen3"},
                                            {"BitNetForCausalLM", "bitnet"}}) {
@@ -145,7 +145,7 @@ TEST(ModelConfigTest, EveryFamilySurvivesItsOwnConfigJson) {
   }
 }
 
-TEST(ModelConfigTest, AWindowThatNoLayerUsesDoesNotBind) {
+TEST(ModelConfigTest, UnusedWindowDoesNotLimitTheContext) {
   Json json = Bare("Qwen2ForCausalLM", "qwen2");
   json["use_sliding_window"] = true;
   json["sliding_window"] = 512;
@@ -153,7 +153,7 @@ TEST(ModelConfigTest, AWindowThatNoLayerUsesDoesNotBind) {
   EXPECT_EQ(ParseHfConfig(json)->sliding_window, 0);
   json["max_window_layers"] = 1;
   EXPECT_EQ(ParseHfConfig(json)->sliding_window, 512);
-  json["layer_types"] = {"full_attention", "full_attention"};  // transformers 5 writes what it does
+  json["layer_types"] = {"full_attention", "full_attention"};  // transformers 5 writes the layers' types
   EXPECT_EQ(ParseHfConfig(json)->sliding_window, 0);
   json["layer_types"] = {"full_attention", "sliding_attention"};
   EXPECT_EQ(ParseHfConfig(json)->limit_text(512), "512 positions (its sliding window)");
@@ -181,7 +181,7 @@ TEST(ModelConfigTest, BadFieldsAreNamed) {
   EXPECT_TRUE(absl::IsInvalidArgument(ParseHfConfig(Json::array()).status()));
 }
 
-TEST(ModelConfigTest, RopeFrequenciesAreThoseOfTransformers) {
+TEST(ModelConfigTest, RopeFrequenciesMatchTransformers) {
   const Json cases = Parse(ReadBytes(Golden("rope.json")));
   ASSERT_EQ(cases.size(), 5u);
   for (const Json& item : cases) {
@@ -190,14 +190,14 @@ TEST(ModelConfigTest, RopeFrequenciesAreThoseOfTransformers) {
     const std::vector<float> got = RopeInverseFrequencies(*config);
     ASSERT_EQ(got.size(), item["inv_freq"].size());
     for (std::size_t i = 0; i < got.size(); ++i) {
-      // transformers computes in f32: a few roundings.
+      // transformers computes in f32, with a few roundings.
       const double want = item["inv_freq"][i].get<double>();
       EXPECT_NEAR(got[i], want, 4e-7 * want) << base::Dump(item["config"]["rope_parameters"]) << " " << i;
     }
   }
 }
 
-TEST(TensorTableTest, NamesShapesAndBiases) {
+TEST(TensorTableTest, ListsNamesShapesAndBiases) {
   ModelConfig config = *ParseHfConfig(Parse(ReadBytes(Golden("hf_sharded_f32/config.json"))));
   const auto tensors = RequiredTensors(config);
   EXPECT_EQ(tensors.size(), 1u + 2u * (2 + 7 * 2) + 1 + 1);

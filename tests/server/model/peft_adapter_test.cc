@@ -41,7 +41,7 @@ class PeftAdapterTest : public ::testing::Test {
   std::vector<std::vector<float>> values_;
 };
 
-TEST_F(PeftAdapterTest, ItsValuesAreThoseOfTheFile) {
+TEST_F(PeftAdapterTest, ReadsTheValuesOfTheFile) {
   config_.rslora = true;
   Write();
   const auto adapter = Read();
@@ -60,8 +60,8 @@ TEST_F(PeftAdapterTest, Bf16IsWidened) {
   EXPECT_EQ(adapter->values, values_);
 }
 
-// got and wanted of the tensor are told in words and for programs.
-TEST_F(PeftAdapterTest, ATensorThatDoesNotFitTheBaseIsNamed) {
+// The message is for people; the metadata tensor, got and wanted are for programs.
+TEST_F(PeftAdapterTest, NamesTensorThatDoesNotFitTheBase) {
   const std::string q_a = LoraAName(0, LinearKind::kQ), down_b = LoraBName(1, LinearKind::kDown);
   const auto refused = [&](const std::string& tensor, const std::string& got, const std::string& wanted) {
     Write();
@@ -78,13 +78,13 @@ TEST_F(PeftAdapterTest, ATensorThatDoesNotFitTheBaseIsNamed) {
   plan_[0].shape = {4, 9};
   values_.clear();
   refused(q_a, "[4, 9]", "[4, 8]");
-  plan_[0].shape = {8, 4};  // as many elements, turned
+  plan_[0].shape = {8, 4};  // the same number of elements, transposed
   refused(q_a, "[8, 4]", "[4, 8]");
   plan_.pop_back();
-  refused(down_b, "not there", "[8, 4]");
+  refused(down_b, "missing", "[8, 4]");
   plan_.push_back({"base_model.model.lm_head.weight", DType::kF32, {3, 8}});
   refused("base_model.model.lm_head.weight", "[3, 8]", "no such tensor");
-  plan_.push_back({LoraAName(2, LinearKind::kQ), DType::kF32, {4, 8}});  // of a deeper model
+  plan_.push_back({LoraAName(2, LinearKind::kQ), DType::kF32, {4, 8}});  // from a deeper model
   refused(LoraAName(2, LinearKind::kQ), "[4, 8]", "no such tensor");
 }
 
@@ -100,7 +100,7 @@ TEST_F(PeftAdapterTest, RejectsAlphaWhoseProductsOverflow) {
   }
 }
 
-TEST_F(PeftAdapterTest, ValuesThatAreNotFiniteAreRefused) {
+TEST_F(PeftAdapterTest, RejectsValuesThatAreNotFinite) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     values_[1][3] = bad;
     Write();
@@ -110,11 +110,12 @@ TEST_F(PeftAdapterTest, ValuesThatAreNotFiniteAreRefused) {
   }
 }
 
-// docs/faults.md, C5. A file with missing tensors is refused before `admit` is called; one with a value that is not finite, after.
-TEST_F(PeftAdapterTest, C5AsksForTheMemoryOfItsValuesBeforeItReadsThem) {
+// docs/faults.md, C5. A file with missing tensors is refused before `admit` is called; a file with a non-finite value,
+// after.
+TEST_F(PeftAdapterTest, C5RequestsMemoryForItsValuesBeforeItReadsThem) {
   std::int64_t bytes = 0;
   for (const auto& value : values_) bytes += static_cast<std::int64_t>(value.size() * sizeof(float));
-  for (TensorPlan& tensor : plan_) tensor.dtype = DType::kBF16;  // half as many in the file
+  for (TensorPlan& tensor : plan_) tensor.dtype = DType::kBF16;  // half as many bytes in the file
   values_[1][3] = std::numeric_limits<float>::infinity();
   Write();
   std::vector<std::int64_t> asked;
@@ -135,7 +136,7 @@ TEST_F(PeftAdapterTest, C5AsksForTheMemoryOfItsValuesBeforeItReadsThem) {
   EXPECT_EQ(asked.size(), 2u);
 }
 
-TEST_F(PeftAdapterTest, OtherTypesAreRefusedByName) {
+TEST_F(PeftAdapterTest, RejectsOtherTypesByName) {
   Write();
   std::string bytes = ReadBytes(Path(kAdapterWeightsFile));
   const auto at = bytes.find("F32");
@@ -148,7 +149,7 @@ TEST_F(PeftAdapterTest, OtherTypesAreRefusedByName) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("I32"));
 }
 
-TEST_F(PeftAdapterTest, FilesThatLieOrLackAreRefused) {
+TEST_F(PeftAdapterTest, RejectsCorruptOrMissingFiles) {
   EXPECT_TRUE(absl::IsNotFound(Read().status()));
   Write();
   const std::string bytes = ReadBytes(Path(kAdapterWeightsFile));

@@ -1,4 +1,4 @@
-// The two files of a PEFT adapter, written for a test that may spoil them.
+// Writes the two files of a PEFT adapter, for tests that may corrupt them.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 
 namespace nibble::model {
 
-// One f32 vector for each tensor of the plan, none of them 0.
+// One f32 vector per tensor of the plan, without zeros.
 inline std::vector<std::vector<float>> AdapterValues(const std::vector<TensorPlan>& plan) {
   std::vector<std::vector<float>> values;
   for (const TensorPlan& tensor : plan) {
@@ -22,7 +22,7 @@ inline std::vector<std::vector<float>> AdapterValues(const std::vector<TensorPla
   return values;
 }
 
-// Tensors as `plan` has them, in its types (f32 or bf16); values beyond those given are ones.
+// Writes the tensors of `plan`, in its types (f32 or bf16); tensors without given values are ones.
 inline void WritePeftFiles(const std::string& directory, const base::Json& config, const std::vector<TensorPlan>& plan,
                            const std::vector<std::vector<float>>& values) {
   base::FileSystem& files = base::RealFileSystem();

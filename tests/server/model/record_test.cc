@@ -34,7 +34,7 @@ TEST(RecordTest, OneUlpChangesTheRowDigest) {
   EXPECT_NE(RowDigest(logits, 2), RowDigest(other, 2));
 }
 
-TEST(RecordTest, AnyFlippedBitAndAnyTruncationIsFound) {
+TEST(RecordTest, DetectsEveryFlippedBitAndTruncation) {
   const std::string whole = SerializeRecord(Sample());
   for (std::size_t i = 0; i < whole.size() * 8; ++i) {
     std::string bytes = whole;
@@ -46,7 +46,7 @@ TEST(RecordTest, AnyFlippedBitAndAnyTruncationIsFound) {
   }
 }
 
-TEST(RecordTest, LyingCountsWithAGoodChecksumAreRefused) {
+TEST(RecordTest, RejectsWrongCountsUnderAValidChecksum) {
   const std::string whole = SerializeRecord(Sample());
   const std::string body = whole.substr(0, whole.size() - 64);
   for (const std::size_t at : {8u, 8u + 4 + 64, 8u + 4 + 64 + 4}) {  // device, sequences, tokens of the first
@@ -58,7 +58,7 @@ TEST(RecordTest, LyingCountsWithAGoodChecksumAreRefused) {
   EXPECT_TRUE(ParseRecord(body + base::Sha256Hex(body)).ok());
 }
 
-TEST(RecordTest, WrittenToAndReadFromAnArtifact) {
+TEST(RecordTest, RecordIsWrittenToAndReadFromAnArtifact) {
   TempDirectory directory;
   base::FileSystem& files = base::RealFileSystem();
   const auto none = ReadRecord(files, directory.path());

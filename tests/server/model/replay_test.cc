@@ -32,7 +32,7 @@ class ReplayTest : public testing::Test {
   Record record_;
 };
 
-TEST_F(ReplayTest, WhatWasRecordedIsAnsweredAgain) {
+TEST_F(ReplayTest, ReplayOfTheSameModelIsEqual) {
   EXPECT_EQ(record_.num_rows(), 11);
   EXPECT_EQ(record_.weights_digest, model_->info().weights_digest);
   const ReplayResult result = Replay();
@@ -42,7 +42,7 @@ TEST_F(ReplayTest, WhatWasRecordedIsAnsweredAgain) {
   EXPECT_EQ(result.difference, "");
 }
 
-TEST_F(ReplayTest, OneDigestThatDiffersIsFound) {
+TEST_F(ReplayTest, DetectsOneDifferentDigest) {
   std::string& digest = record_.sequences[1].row_digests[2];
   digest[0] = digest[0] == '0' ? '1' : '0';
   const ReplayResult result = Replay();
@@ -53,8 +53,8 @@ TEST_F(ReplayTest, OneDigestThatDiffersIsFound) {
   EXPECT_FALSE(result.difference.empty());
 }
 
-// A token changes its own row and every row after it.
-TEST_F(ReplayTest, OneTokenThatDiffersIsFound) {
+// A different token changes its own row and every row after it.
+TEST_F(ReplayTest, DetectsOneDifferentToken) {
   record_.sequences[0].token_ids[3] = 2;
   const ReplayResult result = Replay();
   EXPECT_FALSE(result.equal);
@@ -63,8 +63,8 @@ TEST_F(ReplayTest, OneTokenThatDiffersIsFound) {
   EXPECT_EQ(result.differing_rows, 5);
 }
 
-// The artifact is made anew around the scale, so that no checksum tells of it: the logits do.
-TEST_F(ReplayTest, AScaleOfTheHeadOneUlpHigherIsFound) {
+// The artifact is rewritten with the changed scale, so its checksums match; only the logits differ.
+TEST_F(ReplayTest, DetectsHeadScaleOneUlpHigher) {
   const auto source = Artifact::Open(models_.int8());
   ASSERT_TRUE(source.ok()) << source.status();
   std::vector<TensorPlan> plan;
@@ -95,7 +95,7 @@ TEST_F(ReplayTest, AScaleOfTheHeadOneUlpHigherIsFound) {
   EXPECT_GT(result.differing_rows, 0);
 }
 
-TEST_F(ReplayTest, RecordsThatCannotBeReplayedSayWhy) {
+TEST_F(ReplayTest, RejectsRecordsThatCannotBeReplayedWithReason) {
   Record other = record_;
   other.device = kernels::DeviceKind::kCuda;
   EXPECT_TRUE(absl::IsFailedPrecondition(ReplayRecord(*model_, other, models_.stream()).status()));

@@ -1,4 +1,4 @@
-// F1 beside another program: the fuzz corpus read by the `safetensors` crate and by us.
+// F1: compares our reader with the `safetensors` crate on the fuzz corpus.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -28,7 +28,7 @@ base::Json Describe(const SafetensorsTensor& tensor) {
 }
 
 TEST(SafetensorsCorpusTest, F1AgreesWithTheCrateOnEveryFile) {
-  // What we refuse and the crate takes: safetensors.h says why.
+  // Files that we refuse and the crate accepts; safetensors.h gives the reasons.
   const std::set<std::string> stricter = {"duplicate-tensor", "dimension-over-int64", "rank-9", "tensor-is-array", "dtype-is-object"};
   const auto verdicts = base::ParseJson(ReadAll(NIBBLE_SOURCE_DIR "/tests/golden/model/safetensors_corpus.json"));
   ASSERT_TRUE(verdicts.ok()) << verdicts.status();

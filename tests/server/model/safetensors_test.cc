@@ -18,7 +18,7 @@ absl::StatusOr<SafetensorsHeader> Parse(const std::string& bytes) {
   return ParseSafetensors(std::as_bytes(std::span(bytes)), "file");
 }
 
-TEST(SafetensorsTest, ReadsWhatTransformersWrote) {
+TEST(SafetensorsTest, ReadsFilesWrittenByTransformers) {
   const auto single = OpenSafetensorsModel(base::RealFileSystem(), Golden("hf_tied_bf16"));
   ASSERT_TRUE(single.ok()) << single.status();
   EXPECT_EQ(single->tensors.size(), 1u + 2 * 9 + 1);
@@ -31,7 +31,7 @@ TEST(SafetensorsTest, ReadsWhatTransformersWrote) {
   EXPECT_EQ(sharded->tensors.size(), 1u + 2 * 16 + 2);
 }
 
-TEST(SafetensorsTest, ValidOddities) {
+TEST(SafetensorsTest, AcceptsUnusualValidFiles) {
   const std::pair<const char*, std::size_t> valid[] = {
       {R"({})", 0},
       {R"(  {"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}   )", 3},
@@ -106,8 +106,8 @@ std::vector<Malformed> MalformedFiles() {
       {"shape product wraps", One(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8])", 8), "overflow"},
       {"bits of the shape wrap", One(R"("dtype":"F32","shape":[1152921504606846976],"data_offsets":[0,8])", 8), "overflow"},
       {"half a byte", One(R"("dtype":"F4","shape":[3],"data_offsets":[0,1])", 1), "overflow"},
-      {"size against shape", One(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])", 8), "want 12"},
-      {"zero dim with bytes", One(R"("dtype":"F32","shape":[0],"data_offsets":[0,8])", 8), "want 0"},
+      {"size against shape", One(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])", 8), "need 12"},
+      {"zero dim with bytes", One(R"("dtype":"F32","shape":[0],"data_offsets":[0,8])", 8), "need 0"},
       {"rank 9", One(R"("dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1])", 1), "rank"},
       {"hole at the start", One(R"("dtype":"F32","shape":[2],"data_offsets":[4,12])", 12), "hole"},
       {"hole between", RawSafetensors(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})", 3), "hole"},
@@ -120,7 +120,7 @@ std::vector<Malformed> MalformedFiles() {
   };
 }
 
-TEST(SafetensorsTest, MalformedFilesAreRefusedAndSayWhy) {
+TEST(SafetensorsTest, RejectsMalformedFilesWithReason) {
   for (const Malformed& item : MalformedFiles()) {
     const auto parsed = Parse(item.bytes);
     EXPECT_TRUE(absl::IsDataLoss(parsed.status()) || absl::IsResourceExhausted(parsed.status()))
@@ -129,7 +129,7 @@ TEST(SafetensorsTest, MalformedFilesAreRefusedAndSayWhy) {
   }
 }
 
-TEST(SafetensorsTest, TruncatedAnywhereInTheFirst4KiBIsRefused) {
+TEST(SafetensorsTest, RejectsTruncationAnywhereInFirst4KiB) {
   const std::string whole = ReadBytes(Golden("hf_tied_bf16/model.safetensors"));
   ASSERT_GT(whole.size(), 4096u);
   for (std::size_t size = 0; size < 4096; ++size) {
@@ -165,7 +165,7 @@ class IndexTest : public ::testing::Test {
   TempDirectory directory_;
 };
 
-TEST_F(IndexTest, MustSayWhatTheShardsHold) {
+TEST_F(IndexTest, MustMatchTheTensorsOfTheShards) {
   EXPECT_TRUE(Open(R"({"metadata":{},"weight_map":{"a":"s.safetensors"}})").ok());
   EXPECT_TRUE(absl::IsInvalidArgument(Open("{")));
   EXPECT_TRUE(absl::IsInvalidArgument(Open("[]")));
@@ -188,7 +188,7 @@ TEST(SafetensorsWriterTest, RoundTripsDeterministicallyAndAligned) {
     auto writer = SafetensorsWriter::Create(base::RealFileSystem(), path, plan, {{"format", "pt"}});
     ASSERT_TRUE(writer.ok()) << writer.status();
     EXPECT_EQ((*writer)->order()[0].name, "codes");
-    // The order of arrival does not show.
+    // The order of Put calls does not affect the file.
     const std::vector<std::pair<std::string, std::string>> arrivals =
         run == 0 ? std::vector<std::pair<std::string, std::string>>{{"norm", norm}, {"codes", codes}, {"half", half}, {"empty", ""}, {"more", more}}
                  : std::vector<std::pair<std::string, std::string>>{{"codes", codes}, {"more", more}, {"half", half}, {"norm", norm}, {"empty", ""}};
@@ -211,7 +211,7 @@ TEST(SafetensorsWriterTest, RoundTripsDeterministicallyAndAligned) {
   }
 }
 
-TEST(SafetensorsWriterTest, MistakesOfTheCallerAreErrors) {
+TEST(SafetensorsWriterTest, CallerMistakesAreErrors) {
   TempDirectory directory;
   base::FileSystem& files = base::RealFileSystem();
   EXPECT_FALSE(SafetensorsWriter::Create(files, directory.Path("x"), {{"a", DType::kU8, {1}}, {"a", DType::kU8, {1}}}).ok());

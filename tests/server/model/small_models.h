@@ -1,4 +1,4 @@
-// The small golden model as artifacts in a directory that goes away: bf16 as imported, the others as converted.
+// The small golden model as artifacts in a temporary directory: bf16 as imported, the others as converted.
 #pragma once
 #include <gtest/gtest.h>
 

@@ -21,7 +21,7 @@ class TrainerLogprobsTest : public testing::Test {
     model_ = models_.Load(models_.nf4());
   }
 
-  // -log of the softmax, in double, of each row's logits.
+  // The logprobs of the tokens, from each row's logits, in double.
   std::vector<float> Logprobs(const std::vector<std::int32_t>& tokens) {
     std::vector<float> logprobs;
     const auto visit = [&](std::int64_t first, const kernels::Matrix& logits) {
@@ -49,8 +49,8 @@ class TrainerLogprobsTest : public testing::Test {
   base::FileSystem& files_ = base::RealFileSystem();
 };
 
-// 40 tokens: more than one chunk, and a last one that is not full.
-TEST_F(TrainerLogprobsTest, TheLargestDifferenceIsFoundWhereverItIs) {
+// 40 tokens: several chunks, and the last one is not full.
+TEST_F(TrainerLogprobsTest, FindsTheLargestDifferenceAtAnyPosition) {
   std::vector<std::int32_t> tokens;
   for (int i = 0; i < 40; ++i) tokens.push_back(i * 7 % 100);
   TrainerLogprobs trained;
@@ -66,7 +66,7 @@ TEST_F(TrainerLogprobsTest, TheLargestDifferenceIsFoundWhereverItIs) {
   EXPECT_EQ(Difference({}), 0);
 }
 
-TEST_F(TrainerLogprobsTest, WhatIsWrittenIsReadAgain) {
+TEST_F(TrainerLogprobsTest, WrittenLogprobsAreReadBack) {
   const TrainerLogprobs written{{{{1, 2, 3}, {-0.1f, -7.25f}}, {{4}, {}}}};
   ASSERT_TRUE(WriteTrainerLogprobs(files_, models_.nf4(), written).ok());
   const auto read = ReadTrainerLogprobs(files_, models_.nf4());
@@ -78,7 +78,7 @@ TEST_F(TrainerLogprobsTest, WhatIsWrittenIsReadAgain) {
   EXPECT_TRUE(read->sequences[1].logprobs.empty());
 }
 
-TEST_F(TrainerLogprobsTest, WhatIsNotSuchAFileIsRefused) {
+TEST_F(TrainerLogprobsTest, RejectsMalformedFiles) {
   EXPECT_TRUE(absl::IsNotFound(ReadTrainerLogprobs(files_, models_.nf4()).status()));
   for (const char* text : {"", "[]", "{}", R"({"sequences": 3})", R"({"sequences": [3]})",
                            R"({"sequences": [{"token_ids": [1, 2]}]})", R"({"sequences": [{"token_ids": [1, 2], "logprobs": []}]})",
@@ -93,7 +93,7 @@ TEST_F(TrainerLogprobsTest, WhatIsNotSuchAFileIsRefused) {
   }
 }
 
-TEST_F(TrainerLogprobsTest, TokensOfAnotherVocabularyAreRefused) {
+TEST_F(TrainerLogprobsTest, RejectsTokensOutsideTheVocabulary) {
   const TrainerLogprobs foreign{{{{1, static_cast<std::int32_t>(model_->config().vocab_size)}, {-1.0f}}}};
   EXPECT_TRUE(absl::IsInvalidArgument(MaxLogprobDifference(*model_, foreign, stream_).status()));
 }

@@ -1,4 +1,4 @@
-// The plan's sizes against the files that the code writes.
+// Compares the plan's sizes with the files that the code writes.
 #include "server/plan/disk_plan.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace nibble::plan {
 namespace {
 
-TEST(DiskPlanTest, PlannedBytesAreThoseOfTheFiles) {
+TEST(DiskPlanTest, PlannedBytesEqualThoseOfTheFiles) {
   model::SmallModels models;
   for (const std::string& path : {models.bf16(), models.nf4(), models.int8(), models.ternary()}) {
     SCOPED_TRACE(path);
@@ -50,17 +50,17 @@ TEST(DiskPlanTest, QLoraOfEightBillionParametersWritesTensOfGigabytes) {
   const std::int64_t of_bf16 = PlanDisk(spec, config, /*base_bytes=*/2, 0, 100);
   EXPECT_GT(of_bf16, std::int64_t{14'000'000'000});
   EXPECT_LT(of_bf16, std::int64_t{18'000'000'000});
-  EXPECT_LT(PlanDisk(spec, config, /*base_bytes=*/0, 0, 100), of_bf16) << "an nf4 base is not made again";
+  EXPECT_LT(PlanDisk(spec, config, /*base_bytes=*/0, 0, 100), of_bf16) << "an nf4 base is not converted";
 }
 
-TEST(DiskPlanTest, CheckpointsThatAreKeptAreCounted) {
+TEST(DiskPlanTest, KeptCheckpointsAreCounted) {
   const model::ModelConfig config = Llama3Of8B();
   jobs::JobSpec spec = Spec(jobs::kMethodBitNetQat);
   spec.run.save_every = 10;
   spec.run.keep_last = 2;
   const std::int64_t three = PlanDisk(spec, config, 2, 0, /*max_steps=*/100);
-  EXPECT_GT(three, std::int64_t{3} * 12 * 8'000'000'000) << "two that are kept and the one that is written";
-  EXPECT_LT(PlanDisk(spec, config, 2, 0, /*max_steps=*/5), three / 2) << "there is one, after the last step";
+  EXPECT_GT(three, std::int64_t{3} * 12 * 8'000'000'000) << "two kept and the one being written";
+  EXPECT_LT(PlanDisk(spec, config, 2, 0, /*max_steps=*/5), three / 2) << "there is only one, after the last step";
   spec.run.save_every = 0;
   EXPECT_LT(PlanDisk(spec, config, 2, 0, 100), three / 2);
 }

@@ -1,4 +1,4 @@
-// The plan's formulas against what the code allocates.
+// Compares the plan's formulas with what the code allocates.
 #include "server/plan/memory_plan.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ std::shared_ptr<const model::LoadedModel> Served(model::SmallModels& models, con
 
 class ServedFormTest : public testing::TestWithParam<const char*> {};
 
-TEST_P(ServedFormTest, PlannedBytesAreThoseOfTheLoadedModel) {
+TEST_P(ServedFormTest, PlannedBytesMatchTheLoadedModel) {
   model::SmallModels models;
   const jobs::JobSpec spec = Spec(GetParam());
   const auto served = Served(models, spec);
@@ -42,7 +42,7 @@ TEST_P(ServedFormTest, PlannedBytesAreThoseOfTheLoadedModel) {
   EXPECT_NEAR(static_cast<double>(ServedModelBytes(spec, served->config(), /*base_bytes=*/2)), got, 0.01 * got);
 }
 
-TEST_P(ServedFormTest, PlannedPassTakesWhatTheArenaHandsOut) {
+TEST_P(ServedFormTest, PlannedPassBytesMatchTheArena) {
   model::SmallModels models;
   const jobs::JobSpec spec = Spec(GetParam());
   const auto served = Served(models, spec);
@@ -62,7 +62,7 @@ TEST_P(ServedFormTest, PlannedPassTakesWhatTheArenaHandsOut) {
                                 .logit_rows = position};
   model::Arena arena;
   ASSERT_TRUE(model::RunStep(served->config(), served->weights(), (*pool)->view(), rows, arena, models.stream()).ok());
-  ASSERT_EQ(arena.mark().block, 0u) << "all of it lies in one block, so that the mark counts it";
+  ASSERT_EQ(arena.mark().block, 0u) << "the mark counts only the last block";
   const auto got = static_cast<double>(arena.mark().used);
   EXPECT_NEAR(static_cast<double>(ServedPassBytes(spec, served->config(), kRows)), got, 0.05 * got);
 }
@@ -92,7 +92,7 @@ std::int64_t Total(const std::vector<MemoryItem>& items) {
   return sum;
 }
 
-TEST(MemoryPlanTest, CountsTheServedFormThatIsLoadedAtTheEnd) {
+TEST(MemoryPlanTest, CountsTheServedFormLoadedAtTheEnd) {
   const model::ModelConfig config = Qwen3Of600M();
   const jobs::JobSpec spec = Spec(jobs::kMethodQLora);
   BatchShape batch = {.tokens = 64, .examples = 10};
@@ -101,11 +101,11 @@ TEST(MemoryPlanTest, CountsTheServedFormThatIsLoadedAtTheEnd) {
   const std::int64_t served = ServedModelBytes(spec, config, 2);
   EXPECT_GT(served, std::int64_t{1000} << 20) << "440 M int8 weights, the embedding and the head in bf16";
   EXPECT_GT(Total(items), served + ServedPassBytes(spec, config, 256));
-  EXPECT_LT(Total(items), served + (std::int64_t{700} << 20)) << "the base is not counted beside it: it is freed first";
+  EXPECT_LT(Total(items), served + (std::int64_t{700} << 20)) << "the base is freed first, so it does not count";
   EXPECT_STREQ(items.back().pool, "publishing");
 }
 
-TEST(MemoryPlanTest, TrainingThatNeedsMoreThanPublishingIsThePlan) {
+TEST(MemoryPlanTest, PlanHasNoPublishingItemIfTrainingNeedsMore) {
   const model::ModelConfig config = Qwen3Of600M();
   const jobs::JobSpec spec = Spec(jobs::kMethodQLora);
   const BatchShape batch = {.tokens = 65'536, .examples = 64};
@@ -113,7 +113,7 @@ TEST(MemoryPlanTest, TrainingThatNeedsMoreThanPublishingIsThePlan) {
 }
 
 // A job that has saved its last step publishes without the optimiser's moments.
-TEST(MemoryPlanTest, PublishingKeepsMomentsWhereNothingIsSaved) {
+TEST(MemoryPlanTest, PublishingKeepsMomentsIfNothingIsSaved) {
   const model::ModelConfig config = Qwen3Of600M();
   jobs::JobSpec spec = Spec(jobs::kMethodQLora);
   const BatchShape batch = {.tokens = 64, .examples = 10, .evaluation = {.rows = 256, .pages = 8}};

@@ -80,7 +80,7 @@ class PlanJobTest : public ::testing::Test {
   jobs::JobSpec spec_;
 };
 
-TEST_F(PlanJobTest, WhatCouldNotBeServedIsRefusedBeforeItIsTrained) {
+TEST_F(PlanJobTest, RefusesModelThatCouldNotBeServed) {
   const auto plan = [&](std::int64_t ffn_size) {
     inputs_.config.ffn_size = ffn_size;
     return PlanJob(spec_, inputs_).status();
@@ -99,7 +99,7 @@ TEST_F(PlanJobTest, WhatCouldNotBeServedIsRefusedBeforeItIsTrained) {
   EXPECT_TRUE(absl::IsInvalidArgument(plan(kernels::kTernaryMaxColsWide + 1)));
 }
 
-TEST_F(PlanJobTest, StepsAndTokensOfOneEpochAreThoseOfTheData) {
+TEST_F(PlanJobTest, StepsAndTokensOfOneEpochMatchTheData) {
   const auto data = CheckJob(spec_, inputs_);
   ASSERT_TRUE(data.ok()) << data.status();
   const JobPlan plan = Plan();
@@ -118,7 +118,7 @@ TEST_F(PlanJobTest, StepsAndTokensOfOneEpochAreThoseOfTheData) {
   EXPECT_NEAR(static_cast<double>(Plan().tokens), 7.0 * static_cast<double>(plan.tokens) / static_cast<double>(plan.max_steps), 1.0);
 }
 
-TEST_F(PlanJobTest, TrainedParametersAreTheAdaptersOrAll) {
+TEST_F(PlanJobTest, TrainedParametersAreThoseOfTheAdapterOrTheModel) {
   model::AdapterConfig adapter;
   adapter.rank = spec_.qlora.r;
   for (int k = 0; k < model::kNumLinearKinds; ++k) adapter.targets.push_back(static_cast<model::LinearKind>(k));
@@ -137,7 +137,7 @@ TEST_F(PlanJobTest, TrainedParametersAreTheAdaptersOrAll) {
   EXPECT_EQ(Pools(Plan())["optimizer"], 8 * all);
 }
 
-TEST_F(PlanJobTest, MemoryFollowsWhatDrivesIt) {
+TEST_F(PlanJobTest, MemoryFollowsBatchSizeCheckpointingAndRank) {
   const auto before = Pools(Plan());
   spec_.run.micro_batch *= 2;
   spec_.data.packing = "none";
@@ -152,8 +152,8 @@ TEST_F(PlanJobTest, MemoryFollowsWhatDrivesIt) {
   EXPECT_EQ(Pools(Plan()).at("adapter"), 2 * before.at("adapter"));
 }
 
-// faults.md T11. Eight long rows of 400 lie apart in the first epoch, and may lie together in another.
-TEST_F(PlanJobTest, MicroBatchOfTheLongestRowsIsPlannedWhateverTheFirstEpochHas) {
+// faults.md T11. Eight long rows of 400 are apart in the first epoch, but may be together in another.
+TEST_F(PlanJobTest, PlansForAMicroBatchOfTheLongestRows) {
   spec_.run.micro_batch = 8;
   const std::string few = Data("few.jsonl", 8, 31);
   const std::string many = Data("many.jsonl", 392, 2);
@@ -169,10 +169,10 @@ TEST_F(PlanJobTest, MicroBatchOfTheLongestRowsIsPlannedWhateverTheFirstEpochHas)
   }
 }
 
-// Each of these numbers is permitted; together they are more than 2^63 tokens, and were a negative number of them.
-TEST_F(PlanJobTest, MoreTokensThanInt64HoldsAreItsLargest) {
+// Each of these numbers is permitted, but together they make more than 2^63 tokens, which became a negative number.
+TEST_F(PlanJobTest, TokenCountsAreCappedAtTheLargestInt64) {
   inputs_.config.max_positions = 4096;
-  inputs_.train.path = Data("many.jsonl", 400, 4000);  // a token a letter
+  inputs_.train.path = Data("many.jsonl", 400, 4000);  // one token per letter
   spec_.data.max_seq_len = 4096;
   spec_.run.epochs.reset();
   spec_.run.max_steps = 100'000'000;
@@ -192,7 +192,7 @@ TEST_F(PlanJobTest, MoreTokensThanInt64HoldsAreItsLargest) {
 }
 
 // The largest model that a config.json may describe and the largest batch that a spec may ask for.
-TEST(MemoryPlanTest, MoreBytesThanInt64HoldsAreStillMoreThanAMachineHas) {
+TEST(MemoryPlanTest, ItemsAreCappedAtMoreThanAnyMachineHas) {
   model::ModelConfig config;
   config.architecture = "llama";
   config.hidden_size = 1 << 17;
@@ -224,7 +224,7 @@ TEST(MemoryPlanTest, MoreBytesThanInt64HoldsAreStillMoreThanAMachineHas) {
   }
 }
 
-TEST_F(PlanJobTest, WarnsOfWhatTheUserMayNotWant) {
+TEST_F(PlanJobTest, WarnsOfProbableMistakes) {
   EXPECT_TRUE(Warns(Plan(), "NO_EVALUATION"));
   EXPECT_FALSE(Warns(Plan(), "MANY_EPOCHS"));
   spec_.run.epochs.reset();
@@ -244,7 +244,7 @@ TEST_F(PlanJobTest, WarnsOfWhatTheUserMayNotWant) {
   EXPECT_TRUE(Warns(Plan(), "PER_TENSOR_ACTIVATIONS"));
 }
 
-// T1 (docs/faults.md): rows of the evaluation set were cut, dropped and merged without a word.
+// T1 (docs/faults.md): rows of the evaluation set were truncated, dropped and merged without a warning.
 TEST_F(PlanJobTest, WarnsOfRowsOfTheEvaluationSetAndNamesIt) {
   model::WriteBytes(directory_.Path("pairs.jsonl"), R"({"prompt": "walk ", "completion": "the"})" "\n");
   model::WriteBytes(directory_.Path("eval.jsonl"), R"({"prompt": "walk ", "completion": "the"})" "\n"
@@ -270,15 +270,15 @@ TEST_F(PlanJobTest, WarnsOfRowsOfTheEvaluationSetAndNamesIt) {
   spec_.data.overlong = "drop";
   plan = Plan();
   EXPECT_EQ(find(plan, "ROWS_DROPPED").rows, std::vector<std::int64_t>{3});
-  // Of both sets: one warning each.
+  // Each set gets its own warning.
   inputs_.train.path = directory_.Path("eval.jsonl");
   plan = Plan();
   EXPECT_EQ(std::count_if(plan.warnings.begin(), plan.warnings.end(), [](const PlanWarning& w) { return w.reason == "ROWS_DROPPED"; }), 2);
-  EXPECT_TRUE(find(plan, "ROWS_DROPPED").message.starts_with("1 of 3 rows ")) << "the training set's comes first and names no set";
+  EXPECT_TRUE(find(plan, "ROWS_DROPPED").message.starts_with("1 of 3 rows ")) << "the training set's is first";
 }
 
 // T7 (docs/faults.md): the second plan of the same data has no tokenizer, and reads no tokens.
-TEST_F(PlanJobTest, PlanFromTokenFilesIsThatFromTheText) {
+TEST_F(PlanJobTest, PlanFromTokenFilesEqualsThatFromTheText) {
   model::WriteBytes(directory_.Path("eval.jsonl"), model::ReadBytes(Data("a.jsonl", 5, 60)) + model::ReadBytes(Data("b.jsonl", 4, 15)));
   inputs_.eval.path = directory_.Path("eval.jsonl");
   spec_.eval_dataset = "eval";
@@ -310,8 +310,8 @@ TEST_F(PlanJobTest, PlanFromTokenFilesIsThatFromTheText) {
   }
 }
 
-// T7 (docs/faults.md): where the disk has no room for token files, a plan needs no tokens.
-TEST_F(PlanJobTest, PlanFromLengthsIsThatFromTheText) {
+// T7 (docs/faults.md): if the disk has no room for token files, a plan needs no tokens.
+TEST_F(PlanJobTest, PlanFromLengthsEqualsThatFromTheText) {
   inputs_.eval.path = Data("eval.jsonl", 7, 60);
   spec_.eval_dataset = "eval";
   spec_.data.overlong = "truncate";
@@ -335,7 +335,7 @@ TEST_F(PlanJobTest, PlanFromLengthsIsThatFromTheText) {
   }
 }
 
-TEST_F(PlanJobTest, RefusesWhatTheJobWouldBeRefusedFor) {
+TEST_F(PlanJobTest, RefusesBasesAndDevicesThatTheJobCannotUse) {
   inputs_.base_format = "int8";
   EXPECT_EQ(PlanJob(spec_, inputs_).status().code(), absl::StatusCode::kInvalidArgument);
   inputs_.base_format = "nf4";
@@ -347,7 +347,7 @@ TEST_F(PlanJobTest, RefusesWhatTheJobWouldBeRefusedFor) {
   inputs_.base_format = "bf16";
   inputs_.base_is_masters = true;
   EXPECT_TRUE(PlanJob(spec_, inputs_).ok());
-  spec_.method = jobs::kMethodQLora;  // they are no weights to run, and not to be made nf4 of
+  spec_.method = jobs::kMethodQLora;  // masters are not for running, so nf4 must not be made from them
   const auto masters = PlanJob(spec_, inputs_);
   EXPECT_EQ(masters.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(std::string(masters.status().message()).find("base_model: has the master weights"), std::string::npos) << masters.status();

@@ -1,4 +1,4 @@
-// What becomes of an engine's callbacks: the pieces of an answer, and what an error says of one that was cut.
+// How the callbacks of an engine become an answer: its pieces, and what the error of an interrupted answer says.
 #include "server/rpc/answer_sink.h"
 
 #include <gmock/gmock.h>
@@ -29,8 +29,8 @@
 namespace nibble::rpc {
 namespace {
 
-// A reader that is behind is asked about every second; `takes(second)`: the messages it takes then. The second in which it loses its
-// request; -1: within an hour it does not.
+// Simulates a reader that is behind and checked every second; `takes(second)`: the number of messages that it takes
+// then. Returns the second in which the reader loses its request; -1: it keeps it for an hour.
 int SecondOfLoss(SlowReader reader, const std::function<int(int)>& takes) {
   std::uint64_t taken = 0;
   for (int second = 0; second < 3600; ++second) {
@@ -44,9 +44,10 @@ TEST(SlowReaderRateTest, ReaderThatTakesNothingLosesItsRequest) {
   EXPECT_EQ(SecondOfLoss({absl::Seconds(30), 1}, [](int) { return 0; }), 30);
 }
 
-TEST(SlowReaderRateTest, MessageNowAndThenIsTooSlow) {  // C12
+TEST(SlowReaderRateTest, ReaderOfAMessageNowAndThenIsTooSlow) {  // C12
   EXPECT_EQ(SecondOfLoss({absl::Seconds(30), 1}, [](int second) { return second % 29 == 28 ? 1 : 0; }), 30);
-  EXPECT_EQ(SecondOfLoss({absl::Seconds(30), 0}, [](int second) { return second % 29 == 28 ? 1 : 0; }), -1) << "it is not, with rate 0";
+  EXPECT_EQ(SecondOfLoss({absl::Seconds(30), 0}, [](int second) { return second % 29 == 28 ? 1 : 0; }), -1)
+      << "rate 0 allows it";
 }
 
 TEST(SlowReaderRateTest, SteadyReaderAtTheRateAndBurstsKeepTheirRequest) {
@@ -74,9 +75,9 @@ TEST(SlowReaderRateTest, ReaderThatCaughtUpIsNotSlow) {
 using ::testing::ElementsAre;
 using testing_support::Find;
 
-constexpr std::int32_t kD = 70;  // "d", of the small model's vocabulary
+constexpr std::int32_t kD = 70;  // "d" in the vocabulary of the small model
 
-// Keeps what comes; the hook runs on the engine's thread.
+// Keeps the replies; the hook runs on the engine's thread.
 class Answer final : public AnswerSink {
  public:
   explicit Answer(AnswerContext context) : AnswerSink(std::move(context)) {}
@@ -118,7 +119,7 @@ class Answer final : public AnswerSink {
 
 class AnswerSinkTest : public ::testing::Test {
  protected:
-  // An engine that has let go of its last answer touches nothing of the fixture any more.
+  // An engine that has released its last answer no longer uses the fixture.
   void TearDown() override {
     while (edge_.live_answers > 0) std::this_thread::yield();
   }
@@ -131,7 +132,7 @@ class AnswerSinkTest : public ::testing::Test {
     resident->engine = *std::move(engine);
     resident_ = std::move(resident);
   }
-  // "d" whatever comes before, unless the test says otherwise.
+  // A request whose answer is "d" at every step, unless the test changes it.
   static serve::Request Ask(std::int64_t max_tokens) {
     serve::Request request;
     request.prompt = {5, 6, 7};
@@ -170,14 +171,14 @@ class AnswerSinkTest : public ::testing::Test {
   std::shared_ptr<const serve::Resident> resident_;
 };
 
-TEST_F(AnswerSinkTest, TheDeltasJoinedAreWhatTheirTokensDecodeTo) {
+TEST_F(AnswerSinkTest, JoinedDeltasEqualTheDecodedTokens) {
   serve::Request request = Ask(60);
   request.penalties.bias.clear();
-  for (std::int32_t id = 103; id < 112; ++id) request.penalties.bias.emplace_back(id, -100.0f);  // rows that no token has
+  for (std::int32_t id = 103; id < 112; ++id) request.penalties.bias.emplace_back(id, -100.0f);  // rows without a token
   request.stopping.ignore_eos = true;
   request.sampling.temperature = 2;
   request.sampling.seed = 3;
-  request.stopping.strings = {"no such text"};  // held back for, never found
+  request.stopping.strings = {"no such text"};  // text is held back for it, but it never occurs
   const auto answer = Run(request);
   ASSERT_TRUE(answer->status.ok()) << answer->status;
   const auto ids = answer->ids();
@@ -189,7 +190,7 @@ TEST_F(AnswerSinkTest, TheDeltasJoinedAreWhatTheirTokensDecodeTo) {
   EXPECT_TRUE(answer->replies.back().has_usage());
 }
 
-// A client that was not told otherwise takes messages of 4 MiB.
+// By default, a client accepts messages of 4 MiB.
 TEST_F(AnswerSinkTest, EchoOfALongPromptComesInPiecesCutBetweenCharacters) {
   std::string echo = "x";
   while (echo.size() < 2 * kMaxPieceBytes) echo += "\xF0\x9F\x98\x80";
@@ -230,7 +231,7 @@ TEST(AnswerSizeTest, EchoOfMoreMessagesThanAStreamBuffersIsRefused) {
   }
 }
 
-TEST_F(AnswerSinkTest, TextThatMayBeginAStopIsHeldBackUntilItIsNone) {
+TEST_F(AnswerSinkTest, PossibleBeginningOfAStopStringIsHeldBack) {
   serve::Request request = Ask(12);
   request.stopping.strings = {"ddx"};
   const auto answer = Run(request);
@@ -240,8 +241,8 @@ TEST_F(AnswerSinkTest, TextThatMayBeginAStopIsHeldBackUntilItIsNone) {
     if (!reply.has_delta()) continue;
     tokens += static_cast<std::size_t>(reply.delta().token_ids_size());
     shown += reply.delta().text().size();
-    // The last two may begin it, until the answer ends.
-    if (reply.delta().token_ids_size() == 0) continue;  // what was held back to the end
+    // Until the answer ends, the last two tokens may begin the stop string.
+    if (reply.delta().token_ids_size() == 0) continue;  // text that was held back to the end
     EXPECT_EQ(shown, tokens - std::min<std::size_t>(tokens, 2)) << tokens;
   }
   EXPECT_EQ(tokens, 12u);
@@ -251,7 +252,7 @@ TEST_F(AnswerSinkTest, TextThatMayBeginAStopIsHeldBackUntilItIsNone) {
   EXPECT_FALSE(answer->finish().has_matched_token_id());
 }
 
-TEST_F(AnswerSinkTest, AStopIsNamedAsWhatItWasAStringOrAToken) {
+TEST_F(AnswerSinkTest, FinishNamesTheStopStringOrTheStopToken) {
   serve::Request request = Ask(12);
   request.stopping.strings = {"x", "dddd"};
   auto answer = Run(request);
@@ -275,8 +276,8 @@ TEST_F(AnswerSinkTest, AStopIsNamedAsWhatItWasAStringOrAToken) {
   EXPECT_EQ(answer->finish().matched_token_id(), kD);
 }
 
-// Shown, its text is that of a stop string: still it is the token that ended the answer.
-TEST_F(AnswerSinkTest, AnEndTokenMatchesNothing) {
+// Even if the text of the end token is a stop string, the token ended the answer.
+TEST_F(AnswerSinkTest, EndTokenIsNotReportedAsAMatch) {
   serve::Request request = Ask(12);
   request.penalties.bias = {{1, 100.0f}};  // "</s>"
   request.include_special_tokens = true;
@@ -291,8 +292,8 @@ TEST_F(AnswerSinkTest, AnEndTokenMatchesNothing) {
   }
 }
 
-// A tokenizer with the two bytes of an accented e in two tokens, which the bias and the penalty draw one after the other.
-TEST_F(AnswerSinkTest, ACharacterIsShownWholeAndAnUnfinishedOneIsHandedOverAsBytes) {
+// The tokenizer has the two bytes of an accented e in two tokens, which bias and penalty select one after the other.
+TEST_F(AnswerSinkTest, CharactersAreShownWholeAndAnUnfinishedOneIsReturnedAsBytes) {
   const std::string source = models_.Path("source");
   std::filesystem::copy(model::Golden("hf_tied_bf16"), source);
   std::string tokenizer = model::ReadBytes(source + "/tokenizer.json");
@@ -327,8 +328,8 @@ TEST_F(AnswerSinkTest, ACharacterIsShownWholeAndAnUnfinishedOneIsHandedOverAsByt
   EXPECT_EQ(half->finish().incomplete_utf8(), "\xC3");
 }
 
-// The row DEADLINE_EXCEEDED / CANCELLED of docs/errors.md; what had begun is paid for.
-TEST_F(AnswerSinkTest, OneThatIsCutSaysInWhichStageAndAfterHowManyTokens) {
+// Row DEADLINE_EXCEEDED / CANCELLED of docs/errors.md. An answer that had begun reports its usage.
+TEST_F(AnswerSinkTest, InterruptedAnswerReportsItsStageAndTokens) {
   const struct {
     bool started;
     std::int64_t tokens;
@@ -349,7 +350,7 @@ TEST_F(AnswerSinkTest, OneThatIsCutSaysInWhichStageAndAfterHowManyTokens) {
       const auto usage = Find<v1::Usage>(details);
       ASSERT_EQ(usage.has_value(), one.started);
       EXPECT_EQ(usage.value_or(v1::Usage()).completion_tokens(), one.tokens);
-      for (const v1::GenerateReply& reply : answer->replies) EXPECT_FALSE(reply.has_usage()) << "it is in the status";
+      for (const v1::GenerateReply& reply : answer->replies) EXPECT_FALSE(reply.has_usage()) << "not in the replies";
     }
   }
 }
@@ -369,7 +370,7 @@ TEST_F(AnswerSinkTest, AFaultAfterPartialOutputCarriesItsUsageAndItsOwnReason) {
   EXPECT_EQ(answer->text(), "d");
 }
 
-TEST_F(AnswerSinkTest, ADeadlineInTheMiddleOfAnAnswerIsToldWithWhatWasMade) {
+TEST_F(AnswerSinkTest, DeadlineDuringAnAnswerReportsTheTokensMade) {
   serve::Request request = Ask(200);
   request.deadline = clock_.Monotonic() + absl::Seconds(5);
   const auto answer = Run(request, [&](const v1::GenerateReply& reply) {

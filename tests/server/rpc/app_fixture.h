@@ -65,7 +65,7 @@ class AppTest : public testing::Test {
     options.http_address = "127.0.0.1:0";
     options.import_root = NIBBLE_SOURCE_DIR "/tests/golden/model";
     options.threads = 2;
-    options.min_free_bytes = 1 << 20;  // whatever disk the tests run on
+    options.min_free_bytes = 1 << 20;  // independent of the free space of the test machine
     options.engine.kv_tokens = 2048;
     return options;
   }
@@ -93,7 +93,7 @@ class AppTest : public testing::Test {
     return ((*stub).*method)(&context, request, response);
   }
 
-  // Of a method that begins an operation: what comes of it, as if the method had answered it.
+  // Calls a method that begins an operation, and returns the result of the operation as if the method had answered it.
   template <typename Stub, typename Request, typename Response>
   grpc::Status Call(Stub& stub,
                     grpc::Status (std::decay_t<decltype(*stub)>::*method)(grpc::ClientContext*, const Request&,
@@ -136,7 +136,7 @@ class AppTest : public testing::Test {
     ASSERT_TRUE(done.has_response()) << done.error().message();
   }
 
-  // One upload: the header, one chunk where there are bytes, and unless told otherwise the message that finishes it.
+  // One upload: the header, one chunk unless `bytes` is empty, and the message that finishes it if `finish`.
   grpc::Status Upload(const v1::UploadDatasetHeader& header, const std::string& bytes, v1::Dataset* dataset,
                       bool finish = true) {
     grpc::ClientContext context;
@@ -154,7 +154,7 @@ class AppTest : public testing::Test {
     return writer->Finish();
   }
 
-  // JSON lines, whose format the server finds.
+  // Uploads JSON lines, whose format the server detects.
   v1::Dataset Upload(const std::string& name, const std::string& rows) {
     v1::UploadDatasetHeader header;
     header.set_name(name);

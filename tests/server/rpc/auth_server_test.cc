@@ -1,5 +1,5 @@
-// Every method that the server has, on every transport, called by nobody, by the wrong one and by the right one
-// (docs/faults.md, S1-S3, S12): the methods come from the descriptors and from the table of rules.
+// Calls every method of the server on every transport without a token, with a wrong one and with the right one
+// (docs/faults.md, S1-S3, S12). The methods come from the descriptors and from the table of rules.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -81,10 +81,10 @@ class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over
     return grpc::CreateCustomChannel(address, grpc::SslCredentials(options), alone);
   }
 
-  // With one empty message; the answer's status.
+  // Calls the method with one empty message; returns the status.
   grpc::Status Ask(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                    const std::multimap<std::string, std::string>& metadata) {
-    // One message tells enough of a watch; the second read of the others is their end.
+    // One message is enough of a watch; for the other methods the second read finds the end.
     const int reads = method.find("Watch") == std::string::npos ? 2 : 1;
     return testing_support::Ask(channel, {.method = method, .metadata = metadata, .max_reads = reads}).status;
   }
@@ -107,7 +107,7 @@ bool IsServed(const rpc::MethodRule& rule, Over over) {
   return true;
 }
 
-TEST_P(AuthServerTest, S1NoMethodAnswersAnybodyWithoutAValidToken) {
+TEST_P(AuthServerTest, S1NoMethodAnswersWithoutAValidToken) {
   const std::vector<std::pair<std::multimap<std::string, std::string>, std::string>> callers = {
       {{}, "TOKEN_MISSING"},
       {{{"authorization", "Bearer wrong"}}, "TOKEN_INVALID"},
@@ -121,7 +121,7 @@ TEST_P(AuthServerTest, S1NoMethodAnswersAnybodyWithoutAValidToken) {
     for (const std::string& method : methods) {
       const grpc::Status status = Ask(plain_, method, metadata);
       EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << method << " " << status.error_message();
-      // A handler's wrapper has details; what refuses before it has the reason before the text.
+      // A refusal by a handler's wrapper has details; an earlier refusal has its reason before the text.
       const std::string said = status.error_details().empty() ? status.error_message() : testing_support::ReasonOf(status);
       EXPECT_THAT(said, StartsWith(reason)) << method;
       EXPECT_THAT(status.error_message(), Not(HasSubstr("token-admin")));
@@ -129,13 +129,13 @@ TEST_P(AuthServerTest, S1NoMethodAnswersAnybodyWithoutAValidToken) {
     }
   }
   EXPECT_GE(asked, 5 * 55);
-  // A token in the path is no token.
+  // A token in the path does not count.
   EXPECT_EQ(Ask(plain_, "nibble.v1.ModelService/ListModels?access_token=token-admin", {}).error_code(), grpc::StatusCode::UNAUTHENTICATED);
   const auto http = Scrape();
   EXPECT_THAT(http, HasSubstr("nibble_auth_failures_total{reason=\"TOKEN_MISSING\"}"));
   EXPECT_THAT(http, Not(HasSubstr("token-")));
-  if (GetParam() == Over::kInsecure) return;  // there the wrappers of the handlers ask, which count: S1WhatIsRefusedHasNoEffect
-  // Where gRPC itself asks, no handler was reached.
+  if (GetParam() == Over::kInsecure) return;  // the handlers' wrappers refuse, and count: S1RefusedCallsHaveNoEffect
+  // Where gRPC itself checks the token, no handler was reached.
   std::istringstream lines(http);
   int methods = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -146,15 +146,15 @@ TEST_P(AuthServerTest, S1NoMethodAnswersAnybodyWithoutAValidToken) {
   EXPECT_GT(methods, 40);
 }
 
-// Calls that change what can be seen.
+// Calls with visible effects.
 class AuthEffectTest : public AuthServerTest {
  protected:
   AppOptions Options() override {
     AppOptions options = AuthServerTest::Options();
-    options.trainer_path = "/bin/false";  // a job is queued, whatever becomes of it
+    options.trainer_path = "/bin/false";  // a job only needs to be queued
     return options;
   }
-  // With one message, by the bearer of `token`; "": by nobody.
+  // Calls with one message and this bearer token; "": without a token.
   grpc::Status Send(const std::string& token, const std::string& method, const google::protobuf::Message& request,
                     google::protobuf::Message* response = nullptr) {
     testing_support::RawCall call{.method = method, .request = request.SerializeAsString(), .max_reads = 1000};
@@ -183,7 +183,7 @@ class AuthEffectTest : public AuthServerTest {
     writer->WritesDone();
     return writer->Finish();
   }
-  // What there is and what was done.
+  // The data sets, and counts of everything that the calls below change.
   std::string Effects() {
     v1::ListDatasetsResponse datasets;
     Send("token-admin", "nibble.v1.DatasetService/ListDatasets", v1::ListDatasetsRequest(), &datasets);
@@ -201,8 +201,9 @@ class AuthEffectTest : public AuthServerTest {
   }
 };
 
-// By an upload, on a worker, on one for what takes long, as a stream: each would have changed something, and does for who may.
-TEST_P(AuthEffectTest, S1WhatIsRefusedHasNoEffect) {
+// An upload, a call on a worker, a long call and a stream: each would change something, and does so for a permitted
+// caller.
+TEST_P(AuthEffectTest, S1RefusedCallsHaveNoEffect) {
   v1::ImportModelRequest import;
   import.set_server_path("hf_tied_bf16");
   import.set_name("tiny");
@@ -243,7 +244,8 @@ TEST_P(AuthEffectTest, S1WhatIsRefusedHasNoEffect) {
   EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/uploads"));
 
   for (const grpc::Status& status : try_all("token-admin")) EXPECT_TRUE(status.ok()) << status.error_message();
-  while (Effects().find("loaded 1") == std::string::npos) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // an operation
+  // The load is an operation.
+  while (Effects().find("loaded 1") == std::string::npos) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(Effects(), "more texts | jobs 1 | loaded 1 | answered 1 | draining 0");
   EXPECT_TRUE(drain("token-admin").ok());
   v1::ServerLoad after;
@@ -251,7 +253,7 @@ TEST_P(AuthEffectTest, S1WhatIsRefusedHasNoEffect) {
   EXPECT_TRUE(after.draining());
 }
 
-TEST_P(AuthServerTest, S2EveryMethodWithEveryRole) {
+TEST_P(AuthServerTest, S2EveryRoleMayCallExactlyItsMethods) {
   const char* const names[] = {"viewer", "infer", "train", "operator", "admin"};
   std::vector<rpc::MethodRule> rules(rpc::MethodRules().begin(), rpc::MethodRules().end());
   // Drain last: a server that drains answers nothing else.
@@ -265,7 +267,7 @@ TEST_P(AuthServerTest, S2EveryMethodWithEveryRole) {
       } else if (may) {
         EXPECT_NE(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << rule.method;
         EXPECT_NE(testing_support::ReasonOf(status), "DRAINING") << rule.method;
-        // Of its own, a method may refuse a path of the server.
+        // A method itself may refuse a path of the server.
         if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED) {
           EXPECT_EQ(testing_support::ReasonOf(status), "IMPORT_ROOT");
         }
@@ -278,7 +280,7 @@ TEST_P(AuthServerTest, S2EveryMethodWithEveryRole) {
   EXPECT_EQ(AskAs("admin", "nibble.v1.NoSuchService/Method").error_code(), grpc::StatusCode::UNIMPLEMENTED);
 }
 
-TEST_P(AuthServerTest, ReportsComeOnlyByTheTrainersSocket) {
+TEST_P(AuthServerTest, ReportsAreAcceptedOnlyOnTheSocketOfTrainers) {
   struct stat info {};
   const std::string socket = directory_ + "/state/trainers.sock";
   ASSERT_EQ(stat(socket.c_str(), &info), 0);
@@ -289,7 +291,7 @@ TEST_P(AuthServerTest, ReportsComeOnlyByTheTrainersSocket) {
     if (rule.access == rpc::Access::kTrainer) continue;
     EXPECT_EQ(Ask(trainers, std::string(rule.method), {{"authorization", "Bearer token-admin"}}).error_code(), grpc::StatusCode::PERMISSION_DENIED) << rule.method;
   }
-  // It asks for the attempt's own secret.
+  // The service requires the secret of the attempt.
   const auto stub = internal::v1::TrainerReportService::NewStub(trainers);
   grpc::ClientContext context;
   const auto stream = stub->Report(&context);
@@ -302,7 +304,7 @@ TEST_P(AuthServerTest, ReportsComeOnlyByTheTrainersSocket) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
-TEST_P(AuthServerTest, AWithdrawnTokenIsRefusedSoonAfter) {
+TEST_P(AuthServerTest, WithdrawnTokenIsSoonRefused) {
   EXPECT_TRUE(AskAs("admin", "nibble.v1.ModelService/ListModels").ok());
   const std::string path = directory_ + "/tokens";
   std::ofstream(path + ".new") << TokenLine("viewer", "viewer");
@@ -317,8 +319,8 @@ TEST_P(AuthServerTest, AWithdrawnTokenIsRefusedSoonAfter) {
   EXPECT_TRUE(AskAs("viewer", "nibble.v1.ModelService/ListModels").ok());
 }
 
-TEST_P(AuthServerTest, ACertificatesNameIsARole) {
-  if (GetParam() != Over::kTls) GTEST_SKIP() << "certificates are TLS's";
+TEST_P(AuthServerTest, NameInACertificateGivesARole) {
+  if (GetParam() != Over::kTls) GTEST_SKIP() << "only TLS has certificates";
   const auto channel = Channel("client");
   EXPECT_TRUE(Ask(channel, "nibble.v1.ModelService/ListModels", {}).ok());
   EXPECT_EQ(Ask(channel, "nibble.v1.FineTuneService/CreateJob", {}).error_code(), grpc::StatusCode::PERMISSION_DENIED);
@@ -326,8 +328,8 @@ TEST_P(AuthServerTest, ACertificatesNameIsARole) {
             grpc::StatusCode::UNAUTHENTICATED);
 }
 
-// C4: by any Generate, Chat or stream of one, and by a job.
-TEST_P(AuthEffectTest, C4PrioritiesAboveZeroWantTheRoleOperator) {
+// C4: in a generation, in the stream of one, and in a job.
+TEST_P(AuthEffectTest, C4PrioritiesAboveZeroNeedTheRoleOperator) {
   const auto expect_role = [](const grpc::Status& status, const std::string& field) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << status.error_message();
     EXPECT_EQ(testing_support::ReasonOf(status), "ROLE");
@@ -343,7 +345,7 @@ TEST_P(AuthEffectTest, C4PrioritiesAboveZeroWantTheRoleOperator) {
   v1::CreateJobRequest job = testing_support::TinyJob();
   job.mutable_spec()->mutable_run()->set_priority(7);
   expect_role(Send("token-train", "nibble.v1.FineTuneService/CreateJob", job), "run.priority");
-  // These may: the model and the dataset are what is missing.
+  // These callers may: only the model and the dataset are missing.
   EXPECT_EQ(Send("token-operator", "nibble.v1.InferenceService/Generate", generate).error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(Send("token-operator", "nibble.v1.FineTuneService/CreateJob", job).error_code(), grpc::StatusCode::NOT_FOUND);
   generate.set_priority(-7);
@@ -370,7 +372,7 @@ class BindTest : public ::testing::Test {
     options_.http_address = "127.0.0.1:0";
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
-  // "" when it starts.
+  // Returns "" if the server starts, else its error.
   std::string Start(const std::string& address) {
     options_.grpc_address = address;
     const auto app = App::Start(options_);
@@ -389,7 +391,7 @@ TEST_F(BindTest, S3WithoutTlsAndTokensOnlyLoopbackIsServed) {
     options_.security.token_file.clear();
     options_.security.tls_cert = directory_ + "/server.crt";
     options_.security.tls_key = directory_ + "/server.key";
-    EXPECT_THAT(Start(address), HasSubstr("is not a loopback address")) << address;  // TLS for everybody
+    EXPECT_THAT(Start(address), HasSubstr("is not a loopback address")) << address;  // TLS without tokens
     options_.security.tls_cert.clear();
     options_.security.tls_key.clear();
   }
@@ -405,7 +407,7 @@ TEST_F(BindTest, S3WithoutTlsAndTokensOnlyLoopbackIsServed) {
   EXPECT_EQ(Start("0.0.0.0:0"), "");
 }
 
-TEST_F(BindTest, FlagsThatDoNotFitAreNamed) {
+TEST_F(BindTest, InconsistentFlagsAreNamed) {
   auto& s = options_.security;
   const auto start = [&] { return Start("127.0.0.1:0"); };
   s.tls_cert = directory_ + "/server.crt";

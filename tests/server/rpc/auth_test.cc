@@ -1,4 +1,5 @@
-// The decision itself (docs/faults.md, S1, S2, S10): pure, so a table of cases; and the token file under it.
+// The decision whether a caller may call a method (docs/faults.md, S1, S2, S10), a pure function tested by cases; and
+// the token file.
 #include "server/rpc/auth.h"
 
 #include <gmock/gmock.h>
@@ -58,7 +59,7 @@ const AuthPolicy& AllRoles() {
   return policy;
 }
 
-// A method without a rule would be refused to everybody: the table is whole, and holds nothing that is gone.
+// A method without a rule would refuse every caller. The table must have every method, and none that was removed.
 TEST(AuthMethodsTest, S1EveryMethodOfEveryServiceHasOneRule) {
   std::set<std::string> methods;
   std::vector<std::string> services(std::begin(kServices), std::end(kServices));
@@ -86,7 +87,7 @@ TEST(AuthMethodsTest, S1EveryMethodOfEveryServiceHasOneRule) {
   EXPECT_EQ(rules, methods);
 }
 
-TEST(DecideTest, S1NobodyGetsAnywhereWithoutAValidToken) {
+TEST(DecideTest, S1NoMethodIsAllowedWithoutAValidToken) {
   const AuthPolicy policy = Policy(Line("old", "admin", "expired", R"(, "expires": "2030-03-17T17:46:40Z")") + Line("a", "admin", "good"));
   const std::vector<std::pair<Caller, std::string>> callers = {
       {Caller{}, "TOKEN_MISSING"},
@@ -98,7 +99,7 @@ TEST(DecideTest, S1NobodyGetsAnywhereWithoutAValidToken) {
       {Caller{{"good"}, {}, "", false}, "TOKEN_INVALID"},
       {Caller{{"Bearer good", "Bearer good"}, {}, "", false}, "TOKEN_INVALID"},
       {Caller{{base::Sha256Hex("good")}, {}, "", false}, "TOKEN_INVALID"},
-      {With(base::Sha256Hex("good")), "TOKEN_INVALID"},  // the file's own text is no key
+      {With(base::Sha256Hex("good")), "TOKEN_INVALID"},  // the text of the file is not a token
       {Caller{{}, {"uri:spiffe://nobody"}, "", false}, "TOKEN_MISSING"}};
   int cases = 0;
   for (const auto& [caller, reason] : callers) {
@@ -114,7 +115,7 @@ TEST(DecideTest, S1NobodyGetsAnywhereWithoutAValidToken) {
   EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.ModelService/ListModels", With("good"), now)), "a");
 }
 
-TEST(DecideTest, S2EveryRoleOnEveryMethod) {
+TEST(DecideTest, S2EveryRoleMayCallExactlyItsMethods) {
   const char* const tokens[] = {"v", "i", "t", "o", "a"};
   for (const MethodRule& rule : MethodRules()) {
     for (int role = 0; role < 5; ++role) {
@@ -130,8 +131,8 @@ TEST(DecideTest, S2EveryRoleOnEveryMethod) {
   EXPECT_EQ(Outcome(Decide(AllRoles(), "", With("a"), now)), "UNIMPLEMENTED ");
 }
 
-// What the roles are for, said once more than the table says it.
-TEST(DecideTest, S2RolesAreWhatTheyAreCalled) {
+// The purpose of the roles, checked independently of the table.
+TEST(DecideTest, S2RolesMatchTheirNames) {
   const auto may = [](const char* token, const std::string& method) { return Decide(AllRoles(), "nibble.v1." + method, With(token), now).ok(); };
   EXPECT_TRUE(may("v", "FineTuneService/WatchJob"));
   EXPECT_FALSE(may("v", "InferenceService/Generate"));
@@ -145,7 +146,7 @@ TEST(DecideTest, S2RolesAreWhatTheyAreCalled) {
 }
 
 // C4 (docs/faults.md).
-TEST(DecideTest, PrioritiesAboveZeroWantTheRoleOperator) {
+TEST(DecideTest, PrioritiesAboveZeroNeedTheRoleOperator) {
   for (const Role role : {Role::kViewer, Role::kInfer, Role::kTrain, Role::kOperator, Role::kAdmin}) {
     const Principal caller{"ann", role, ""};
     EXPECT_TRUE(CheckPriority(caller, "priority", 0).ok());
@@ -160,7 +161,7 @@ TEST(DecideTest, PrioritiesAboveZeroWantTheRoleOperator) {
   }
 }
 
-TEST(DecideTest, TheTrainersSocketServesReportsAlone) {
+TEST(DecideTest, SocketOfTrainersServesOnlyReports) {
   Caller trainer;
   trainer.trainer_listener = true;
   for (const AuthPolicy& policy : {AuthPolicy{}, AllRoles()}) {
@@ -173,7 +174,7 @@ TEST(DecideTest, TheTrainersSocketServesReportsAlone) {
   }
 }
 
-TEST(DecideTest, HealthAndReflectionAreOpenOnlyWhenSaidSo) {
+TEST(DecideTest, HealthAndReflectionNeedATokenUnlessOpened) {
   AuthPolicy policy = AllRoles();
   const auto outcome = [&](const char* method) { return Outcome(Decide(policy, method, Caller{}, now)); };
   policy.health_without_token = true;
@@ -184,13 +185,13 @@ TEST(DecideTest, HealthAndReflectionAreOpenOnlyWhenSaidSo) {
   EXPECT_EQ(outcome("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"), "anyone");
 }
 
-TEST(DecideTest, ACertificatesNameIsARoleAndAWrongTokenIsNotMadeGoodByIt) {
+TEST(DecideTest, CertificateGivesARoleButDoesNotReplaceAWrongToken) {
   const AuthPolicy policy = Policy(R"({"name": "web", "role": "infer", "san": "uri:spiffe://cluster/ns/web"})" "\n" + Line("a", "admin", "good"));
   Caller caller;
   caller.certificate_names = {"dns:web.example", "uri:spiffe://cluster/ns/web"};
   EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", caller, now)), "web");
   EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.FineTuneService/CreateJob", caller, now)), "PERMISSION_DENIED ROLE");
-  caller.authorization = {"bearer good"};  // the scheme's case is free (RFC 9110 11.1)
+  caller.authorization = {"bearer good"};  // the scheme is case-insensitive (RFC 9110 11.1)
   EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.FineTuneService/CreateJob", caller, now)), "a");
   caller.authorization = {"Bearer bad"};
   EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", caller, now)), "UNAUTHENTICATED TOKEN_INVALID");
@@ -199,13 +200,13 @@ TEST(DecideTest, ACertificatesNameIsARoleAndAWrongTokenIsNotMadeGoodByIt) {
   EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", other, now)), "UNAUTHENTICATED TOKEN_MISSING");
 }
 
-TEST(DecideTest, WithoutATokenFileEverybodyWhoReachesItMay) {
+TEST(DecideTest, WithoutATokenFileEveryCallerIsAllowed) {
   EXPECT_EQ(Outcome(Decide(AuthPolicy{}, "nibble.v1.ServerService/Drain", Caller{}, now)), "local");
 }
 
-// S10: the comparison reads all of both, whatever it finds. Its time is not measured: a measurement of nanoseconds on a busy
-// machine proves nothing. That memcmp's answer would differ is what is checked here, and that the library's function is used.
-TEST(PrincipalTableTest, S10EveryEntryIsComparedWholeAndOnlyTheDigestMatters) {
+// S10: the comparison reads both values entirely, whatever it finds. Its time is not measured, because nanoseconds on a
+// busy machine prove nothing: only its results are checked.
+TEST(PrincipalTableTest, S10EveryEntryIsComparedEntirelyByItsDigest) {
   EXPECT_TRUE(EqualInConstantTime("", ""));
   EXPECT_TRUE(EqualInConstantTime("abc", "abc"));
   EXPECT_FALSE(EqualInConstantTime("abc", "abd"));
@@ -218,7 +219,7 @@ TEST(PrincipalTableTest, S10EveryEntryIsComparedWholeAndOnlyTheDigestMatters) {
   EXPECT_EQ(table->FindToken("3"), nullptr);
 }
 
-TEST(PrincipalTableTest, SaysWhichLineIsWrongAndNothingOfItsSecret) {
+TEST(PrincipalTableTest, NamesTheWrongLineWithoutItsSecret) {
   const std::string secret = "nbl_verysecret";
   const std::vector<std::pair<std::string, std::string>> bad = {
       {secret, "is not a JSON object"},
@@ -231,7 +232,7 @@ TEST(PrincipalTableTest, SaysWhichLineIsWrongAndNothingOfItsSecret) {
       {R"({"name": "a", "role": "admin", "san": "uri:x", "expires": "tomorrow"})", "expires"},
       {R"({"name": "a", "role": "admin", "san": "uri:x", "tenant": "../b"})", "tenant"},
       {R"({"name": "a", "role": 3, "san": "uri:x"})", "role"},
-      {Line("a", "admin", "same") + Line("b", "viewer", "same"), "of a line before it"}};
+      {Line("a", "admin", "same") + Line("b", "viewer", "same"), "of an earlier line"}};
   for (const auto& [text, what] : bad) {
     const auto table = PrincipalTable::Parse("# the operators\n\n" + text);
     ASSERT_EQ(table.status().code(), absl::StatusCode::kInvalidArgument) << text;
@@ -281,7 +282,7 @@ TEST_F(AuthorityTest, TakesAChangedFileAndKeepsTheLastGoodOne) {
   EXPECT_EQ(Ask(authority, "2"), "UNAUTHENTICATED TOKEN_INVALID");
   Write("# nobody\n");
   clock_.Advance(absl::Seconds(2));
-  EXPECT_EQ(Ask(authority, "2"), "UNAUTHENTICATED TOKEN_INVALID");  // an empty table is a table
+  EXPECT_EQ(Ask(authority, "2"), "UNAUTHENTICATED TOKEN_INVALID");  // an empty table is valid
   EXPECT_THAT(metrics_.Scrape(), HasSubstr("nibble_auth_failures_total{reason=\"TOKEN_INVALID\"} 3"));
 }
 
@@ -292,7 +293,7 @@ TEST_F(AuthorityTest, ReloadReadsTheFileAtOnce) {  // C12
   Authority& authority = **opened;
   EXPECT_EQ(Ask(authority, "1"), "one");
   Write(Line("two", "viewer", "2"));
-  EXPECT_EQ(Ask(authority, "2"), "UNAUTHENTICATED TOKEN_INVALID") << "no second has passed";
+  EXPECT_EQ(Ask(authority, "2"), "UNAUTHENTICATED TOKEN_INVALID") << "less than a second has passed";
   authority.Reload();
   EXPECT_EQ(Ask(authority, "2"), "two");
   Write("half a li");
@@ -300,7 +301,7 @@ TEST_F(AuthorityTest, ReloadReadsTheFileAtOnce) {  // C12
   EXPECT_EQ(Ask(authority, "2"), "two");
 }
 
-TEST_F(AuthorityTest, DoesNotStartWithoutItsFileOrWithOneThatLetsNobodyIn) {
+TEST_F(AuthorityTest, DoesNotStartWithAMissingEmptyOrInvalidFile) {
   EXPECT_THAT(std::string(Open().status().message()), HasSubstr("--token_file"));
   Write("# nobody yet\n");
   EXPECT_EQ(Open().status().code(), absl::StatusCode::kInvalidArgument);
@@ -308,7 +309,7 @@ TEST_F(AuthorityTest, DoesNotStartWithoutItsFileOrWithOneThatLetsNobodyIn) {
   EXPECT_THAT(std::string(Open().status().message()), HasSubstr("line 1"));
 }
 
-// S11: what a caller writes in the path or shows as its address stands in the log as one escaped line.
+// S11: path and address of a caller are in the log as one escaped line.
 TEST_F(AuthorityTest, S11RefusalsAreOneJsonLineEach) {
   Write(Line("one", "viewer", "1"));
   auto opened = Open();

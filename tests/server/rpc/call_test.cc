@@ -22,7 +22,7 @@
 namespace nibble::rpc {
 namespace {
 
-// Its Now() is read while a call is being let in: after it came, before it is asked whether the server drains.
+// Now() is read while a call is admitted: after its arrival, before the check whether the server drains.
 class AskedClock : public base::Clock {
  public:
   absl::Time Now() override {
@@ -50,8 +50,9 @@ class CallTest : public testing::Test {
   grpc::CallbackServerContext context_;
 };
 
-// A drain that begins now, and then looks for calls, must see the one that may be let in: else nobody waits for it.
-TEST_F(CallTest, IsThereForADrainBeforeItIsLetIn) {
+// A drain that begins now, and then counts calls, must see the call that may still be admitted, or it would not wait
+// for it.
+TEST_F(CallTest, IsCountedBeforeItIsAdmitted) {
   std::size_t there = 0;
   clock_.asked = [&] { there = edge_.live_calls.count(); };
   Call call(edge_, &context_, CallType::kUnary, "nibble.v1.ModelService/GetModel");
@@ -61,7 +62,7 @@ TEST_F(CallTest, IsThereForADrainBeforeItIsLetIn) {
   EXPECT_EQ(edge_.live_calls.count(), 0u);
 }
 
-TEST_F(CallTest, OneThatComesToADrainIsRefusedAndGone) {
+TEST_F(CallTest, CallDuringADrainIsRefusedAndNotCounted) {
   clock_.asked = [&] { draining_ = true; };
   Call call(edge_, &context_, CallType::kUnary, "nibble.v1.ModelService/GetModel");
   EXPECT_EQ(base::Reason(call.admitted()), "DRAINING");
@@ -78,8 +79,9 @@ T Find(const grpc::Status& status) {
   return message;
 }
 
-// The row INTERNAL / DATA_LOSS of docs/errors.md: what is broken in here is for the log, and this is where it is found.
-TEST_F(CallTest, AFaultOfOursIsToldByTheIdItIsLoggedUnder) {
+// Row INTERNAL / DATA_LOSS of docs/errors.md: the log has the details of a fault, and the client gets the id to find
+// them.
+TEST_F(CallTest, InternalFaultIsReportedWithTheIdInTheLog) {
   Call internal(edge_, &context_, CallType::kUnary, "nibble.v1.InferenceService/Generate");
   const auto fault = internal.End(base::WithReason(absl::InternalError("illegal address 0x7f0012345678"), "KERNEL_FAULT"));
   EXPECT_EQ(fault.error_code(), grpc::StatusCode::INTERNAL);
@@ -90,10 +92,10 @@ TEST_F(CallTest, AFaultOfOursIsToldByTheIdItIsLoggedUnder) {
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(fault).domain(), "nibble");
 }
 
-TEST_F(CallTest, OneThatWaitedTooLongIsNotBegun) {
+TEST_F(CallTest, CallThatWaitedTooLongIsNotBegun) {
   Call call(edge_, &context_, CallType::kUnary, "nibble.v1.InferenceService/Generate");
   EXPECT_TRUE(call.StillWanted(absl::InfiniteDuration()).ok());
-  const absl::Status late = call.StillWanted(absl::ZeroDuration());  // the clock stands at zero
+  const absl::Status late = call.StillWanted(absl::ZeroDuration());  // the clock is at zero
   EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
   EXPECT_EQ(base::ReasonMetadata(late)["stage"], "QUEUE");
   EXPECT_EQ(base::ReasonMetadata(late)["tokens"], "0");
@@ -104,7 +106,7 @@ TEST_F(CallTest, OneThatWaitedTooLongIsNotBegun) {
   call.End(gone);
 }
 
-// A service whose one method runs until it is let through.
+// A service whose only method runs until `let_through` lets it end.
 class SlowService : public v1::ServerService::CallbackService {
  public:
   explicit SlowService(Edge& edge) : edge_(edge) {}
@@ -121,7 +123,7 @@ class SlowService : public v1::ServerService::CallbackService {
   Edge& edge_;
 };
 
-// One worker on a clock that moves when told: one call runs, one may wait.
+// One worker and a fake clock: one call runs, one may wait.
 class UnaryTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -145,7 +147,7 @@ class UnaryTest : public testing::Test {
   void AwaitBegun(int number) {
     while (service_.begun < number) std::this_thread::yield();
   }
-  // How a call ends that waits for so long until the worker is free.
+  // The status of a call that waits for so long until the worker is free.
   grpc::Status After(absl::Duration wait, std::optional<std::chrono::hours> deadline) {
     const int running = service_.begun + 1;
     auto busy = Ask(std::chrono::hours(1000));
@@ -154,7 +156,7 @@ class UnaryTest : public testing::Test {
     while (edge_.live_calls.count() < 2) std::this_thread::yield();
     clock_.Advance(wait);
     service_.let_through = 100;
-    EXPECT_TRUE(busy.get().ok()) << "what has begun is not cut off";
+    EXPECT_TRUE(busy.get().ok()) << "a call that has begun is not interrupted";
     const grpc::Status status = waiting.get();
     service_.let_through = service_.begun.load();
     return status;
@@ -170,8 +172,8 @@ class UnaryTest : public testing::Test {
   std::unique_ptr<v1::ServerService::Stub> stub_;
 };
 
-// What the next is told is what the one that began last had waited.
-TEST_F(UnaryTest, AFullQueueOfCallsTellsHowLongOneWaits) {
+// The suggested delay is the time that the last call to begin had waited.
+TEST_F(UnaryTest, FullQueueReportsHowLongTheLastCallWaited) {
   auto first = Ask();
   AwaitBegun(1);
   auto second = Ask();
@@ -180,7 +182,7 @@ TEST_F(UnaryTest, AFullQueueOfCallsTellsHowLongOneWaits) {
   service_.let_through = 1;
   EXPECT_TRUE(first.get().ok());
   AwaitBegun(2);
-  // Of two that come now, one waits and the other is refused, whichever.
+  // Of two further calls, one waits and the other is refused.
   std::future<grpc::Status> more[] = {Ask(), Ask()};
   const auto is_over = [](std::future<grpc::Status>& one) { return one.wait_for(std::chrono::seconds(0)) == std::future_status::ready; };
   while (!is_over(more[0]) && !is_over(more[1])) std::this_thread::yield();
@@ -200,7 +202,7 @@ TEST_F(UnaryTest, AFullQueueOfCallsTellsHowLongOneWaits) {
   EXPECT_EQ(refused, 1);
 }
 
-TEST_F(UnaryTest, OneWithoutADeadlineWaitsAsLongAsTheServerSays) {
+TEST_F(UnaryTest, CallWithoutADeadlineGetsTheDefault) {
   edge_.default_deadline = absl::Milliseconds(10);
   const grpc::Status in_time = After(absl::Milliseconds(9), std::nullopt);
   EXPECT_TRUE(in_time.ok()) << in_time.error_message();
@@ -210,11 +212,11 @@ TEST_F(UnaryTest, OneWithoutADeadlineWaitsAsLongAsTheServerSays) {
   const auto info = Find<google::rpc::ErrorInfo>(late);
   EXPECT_EQ(info.reason(), "DEADLINE_EXCEEDED");
   EXPECT_EQ(info.metadata().at("stage"), "QUEUE");
-  EXPECT_EQ(service_.begun.load(), 3) << "it was not begun";
+  EXPECT_EQ(service_.begun.load(), 3) << "the call was not begun";
 }
 
-// The server's is for those who say nothing: a client that gives a deadline waits so long, be that more or less.
-TEST_F(UnaryTest, TheClientsDeadlineGoesBeforeTheServers) {
+// The default is only for calls without a deadline. The deadline of a client applies, whether it is longer or shorter.
+TEST_F(UnaryTest, DeadlineOfTheClientOverridesTheDefault) {
   edge_.default_deadline = absl::Milliseconds(10);
   const grpc::Status patient = After(absl::Hours(9), std::chrono::hours(10));
   EXPECT_TRUE(patient.ok()) << patient.error_message();
@@ -222,8 +224,9 @@ TEST_F(UnaryTest, TheClientsDeadlineGoesBeforeTheServers) {
   edge_.default_deadline = absl::Hours(100);
   const grpc::Status late = After(absl::Hours(11), std::chrono::hours(10));
   EXPECT_EQ(late.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << late.error_message();
-  EXPECT_EQ(Find<google::rpc::ErrorInfo>(late).metadata().at("stage"), "QUEUE") << "the server says so, not the client's own clock";
-  EXPECT_EQ(service_.begun.load(), 3) << "it was not begun";
+  EXPECT_EQ(Find<google::rpc::ErrorInfo>(late).metadata().at("stage"), "QUEUE")
+      << "the server ended the call, not the client's clock";
+  EXPECT_EQ(service_.begun.load(), 3) << "the call was not begun";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// docs/rpc_coverage.md, docs/faults.md and docs/errors.md are true: every method, command, fault and reason has its row, every test that
-// a row names is there, and those of methods and commands call them.
+// Checks docs/rpc_coverage.md, docs/faults.md and docs/errors.md: every method, command, fault and reason has a row,
+// every test that a row names exists, and the tests of methods and commands call them.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
@@ -34,9 +34,10 @@ struct Citation {
 };
 
 constexpr char kCoverage[] = "docs/rpc_coverage.md", kFaults[] = "docs/faults.md", kErrors[] = "docs/errors.md";
-constexpr char kErrorTests[] = "## Tests of the others";  // of kErrors
+constexpr char kErrorTests[] = "## Tests of the other reasons";  // a heading in kErrors
 
-// First cell without quotes -> the tests of the last: "`file`: `test`, `test`; `file`: `test`". Of what follows `heading`.
+// Maps the first cell of each row, without quotes, to the tests in the last cell: "`file`: `test`, `test`; `file`:
+// `test`". Reads the rows after `heading`.
 std::map<std::string, std::vector<Citation>> Rows(const char* document, const std::string& heading = "") {
   std::map<std::string, std::vector<Citation>> rows;
   const std::string whole = Read(document);
@@ -80,7 +81,7 @@ std::set<std::string> Methods() {
   return names;
 }
 
-TEST(CoverageTest, EveryMethodAndCommandHasARowAndEveryRowItsMethodOrCommand) {
+TEST(CoverageTest, RowsMatchMethodsAndCommands) {
   std::set<std::string> wanted = Methods();
   EXPECT_GT(wanted.size(), 40u);
   const auto commands = cli::Commands();
@@ -89,10 +90,10 @@ TEST(CoverageTest, EveryMethodAndCommandHasARowAndEveryRowItsMethodOrCommand) {
   std::set<std::string> rows;
   for (const auto& [name, citations] : Rows(kCoverage)) rows.insert(name);
   for (const std::string& name : wanted) EXPECT_TRUE(rows.contains(name)) << name << " has no row";
-  for (const std::string& name : rows) EXPECT_TRUE(wanted.contains(name)) << name << " is no method and no command";
+  for (const std::string& name : rows) EXPECT_TRUE(wanted.contains(name)) << name << " is not a method or command";
 }
 
-TEST(CoverageTest, EveryTestThatARowNamesIsThere) {
+TEST(CoverageTest, EveryTestNamedInARowExists) {
   std::map<std::string, std::string> files;
   auto rows = Rows(kCoverage);
   const auto faults = Rows(kFaults);
@@ -110,11 +111,11 @@ TEST(CoverageTest, EveryTestThatARowNamesIsThere) {
   }
 }
 
-// Functions, tests and Python's classes by name: their text.
+// Texts of functions, tests and Python classes, by name.
 using Functions = std::multimap<std::string, std::string>;
 
-// Those of a file and, in C++, of the files of tests/ that it includes. Told by indentation: a function of a file or a class ends with
-// the brace below its first letter.
+// Adds those of a file and, in C++, of the files of tests/ that it includes. Relies on indentation: a function of a
+// file or a class ends with the brace in the column of its first letter.
 void AddFunctions(const std::string& path, Functions& functions) {
   static const std::regex include("#include \"(tests/[^\"]+)\""), python("( *)(?:def|class) (\\w+).*"),
       test("( *)TEST(?:_F|_P)?\\(\\w+, (\\w+)\\).*"), function("( {0,2})[A-Za-z].*?(\\w+)\\(.*[{,(}]");
@@ -142,9 +143,9 @@ void AddFunctions(const std::string& path, Functions& functions) {
   }
 }
 
-// The text of a test and of the functions (in Python fixtures and classes too) that it calls, that they call, and so on.
+// The text of a test and of all functions (in Python also fixtures and classes) that it calls, directly or indirectly.
 std::string Reached(const Functions& functions, const Citation& citation) {
-  // Not the methods of other objects: their names are those of ours by chance.
+  // Not the methods of other objects, which share names with our functions only by chance.
   static const std::regex calls("(?:^|[^\\w.>])(\\w+)(?=\\()"), names("(?:^|[^\\w.])(\\w+)");
   const std::regex& called = citation.file.ends_with(".py") ? names : calls;
   std::set<std::string> seen = {citation.test};
@@ -166,17 +167,17 @@ std::string Reached(const Functions& functions, const Citation& citation) {
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// As a test of the programs says it: "jobs", "pause".
+// Whether a test of the programs runs the command, written as "jobs", "pause".
 bool SaysCommand(const std::string& text, const std::string& command) {
   const std::size_t space = command.find(' ');
   if (space == std::string::npos) return Has(text, "\"" + command + "\"");
   const std::string noun = base::StrCat("\"", command.substr(0, space), "\", ");
   const std::string verb = base::StrCat("\"", command.substr(space + 1), "\"");
-  // Or one of several: "jobs", command.
+  // Or one of several, written as "jobs", command.
   return Has(text, noun + verb) || (Has(text, verb) && std::regex_search(text, std::regex(noun + "[a-z]")));
 }
 
-// What tests of the programs say to have a method called: commands of ours (client/cli), and grpcurl's of reflection.
+// Commands by which tests of the programs call a method: ours (client/cli), and that of grpcurl for reflection.
 const std::map<std::string, std::string>& CommandsThatCall() {
   static const std::map<std::string, std::string> commands = {
       {"nibble.v1.DatasetService/ListDatasets", "datasets list"},
@@ -198,7 +199,7 @@ const std::map<std::string, std::string>& CommandsThatCall() {
   return commands;
 }
 
-// `name`: of a method or a command.
+// `name`: a method or a command.
 bool Calls(const Citation& citation, const std::string& name) {
   static std::map<std::string, Functions> files;
   if (!files.contains(citation.file)) AddFunctions(citation.file, files[citation.file]);
@@ -212,40 +213,43 @@ bool Calls(const Citation& citation, const std::string& name) {
          (command != CommandsThatCall().end() && SaysCommand(text, command->second));
 }
 
-TEST(CoverageTest, EveryTestThatARowNamesCallsItsMethodOrCommand) {
+TEST(CoverageTest, EveryTestNamedInARowCallsItsMethodOrCommand) {
   const std::set<std::string> unbuilt(std::begin(rpc::kUnbuilt), std::end(rpc::kUnbuilt));
   for (const auto& [name, citations] : Rows(kCoverage)) {
-    if (unbuilt.contains(name)) continue;  // its test reads the list of them
+    if (unbuilt.contains(name)) continue;  // one test covers them all
     for (const Citation& citation : citations) {
       EXPECT_TRUE(Calls(citation, name)) << name << ": " << citation.file << ", " << citation.test << " does not call it";
     }
   }
 }
 
-// Of each kind one that is near: a neighbour in the file calls it, a fixture, a method of another object that has the helper's name.
-TEST(CoverageTest, ATestThatDoesNotCallAMethodIsFound) {
+// One near miss of each kind: a neighbour in the file calls it, a fixture, a method of another object that has the
+// helper's name.
+TEST(CoverageTest, TestThatDoesNotCallItsMethodIsDetected) {
   const std::string jobs = "tests/server/rpc/fine_tune_service_test.cc", operations = "tests/server/rpc/operations_test.cc",
                     main_job = "tests/e2e/test_main_job.py";
   EXPECT_FALSE(Calls({jobs, "AWatchBeginsWithASnapshotAndEndsWithTheJob"}, "nibble.v1.FineTuneService/ListJobEvents"));
   EXPECT_TRUE(Calls({jobs, "PagesOfEventsEndWithTheLastEvent"}, "nibble.v1.FineTuneService/ListJobEvents"));
-  EXPECT_FALSE(Calls({operations, "OneThatARestartCutIsToldAsAborted"}, "google.longrunning.Operations/GetOperation"));
-  EXPECT_TRUE(Calls({operations, "CancelledIsCodeOneWhetherItRanOrNot"}, "google.longrunning.Operations/GetOperation"));
-  EXPECT_FALSE(Calls({main_job, "test_events_tell_the_whole_story"}, "models import"));
-  EXPECT_TRUE(Calls({main_job, "test_events_tell_the_whole_story"}, "jobs create"));
+  EXPECT_FALSE(Calls({operations, "OperationInterruptedByARestartIsAborted"},
+                     "google.longrunning.Operations/GetOperation"));
+  EXPECT_TRUE(Calls({operations, "CancelledOperationHasCodeOneWhetherItRanOrNot"},
+                    "google.longrunning.Operations/GetOperation"));
+  EXPECT_FALSE(Calls({main_job, "test_events_cover_the_whole_job"}, "models import"));
+  EXPECT_TRUE(Calls({main_job, "test_events_cover_the_whole_job"}, "jobs create"));
   EXPECT_FALSE(Calls({main_job, "test_job_shows_its_figures"}, "nibble.v1.FineTuneService/ListCheckpoints"));
   EXPECT_TRUE(Calls({main_job, "test_job_shows_its_figures"}, "nibble.v1.FineTuneService/ListJobs"));
 }
 
-// A method that is built needs more than the test of those that are not.
+// A method that is built needs more than the test of unbuilt methods.
 TEST(CoverageTest, OnlyUnbuiltMethodsAreCoveredByTheTestOfTheUnbuilt) {
   const std::set<std::string> unbuilt(std::begin(rpc::kUnbuilt), std::end(rpc::kUnbuilt));
   for (const auto& [name, citations] : Rows(kCoverage)) {
-    const bool says_unbuilt = citations.front().test == "EveryMethodThatIsNotBuiltSaysSo";
+    const bool says_unbuilt = citations.front().test == "EveryUnbuiltMethodIsRefusedByName";
     EXPECT_EQ(says_unbuilt, unbuilt.contains(name)) << name;
   }
 }
 
-// Every field that is refused as not built is told by GetServerInfo.
+// GetServerInfo lists every field that is refused as not built.
 TEST(CoverageTest, EveryUnbuiltFieldIsInTheList) {
   std::set<std::string> told;
   for (const std::string name : rpc::kUnbuilt) told.insert(name.substr(0, name.find(' ')));
@@ -261,7 +265,7 @@ TEST(CoverageTest, EveryUnbuiltFieldIsInTheList) {
   EXPECT_GT(fields, 30);
 }
 
-// The comment above each field of a message: "JobSpec.resume_from" -> its words.
+// Maps each field of a message ("JobSpec.resume_from") to the comment above it.
 std::map<std::string, std::string> FieldComments() {
   static const std::regex message_text("message (\\w+) \\{"), field_text("(?:optional |repeated )?[\\w.<>, ]+? (\\w+) = \\d+.*");
   std::map<std::string, std::string> comments;
@@ -283,7 +287,7 @@ std::map<std::string, std::string> FieldComments() {
   return comments;
 }
 
-TEST(CoverageTest, EveryUnbuiltFieldSaysSoInItsProto) {
+TEST(CoverageTest, ProtoOfEveryUnbuiltFieldSaysUnimplemented) {
   const auto comments = FieldComments();
   int fields = 0;
   for (const std::string entry : rpc::kUnbuilt) {
@@ -296,7 +300,7 @@ TEST(CoverageTest, EveryUnbuiltFieldSaysSoInItsProto) {
   EXPECT_GT(fields, 30);
 }
 
-// Literals in capitals among the arguments of WithReason, up to the parenthesis that ends them.
+// Adds the literals in capitals among the arguments of WithReason, up to the parenthesis that ends them.
 void AddReasons(const std::string& code, std::set<std::string>& reasons) {
   static const std::string call_start = "WithReason(";
   static const std::regex kLiteral("\"([A-Z][A-Z0-9_]+)\"");
@@ -319,7 +323,7 @@ TEST(ErrorsDocumentTest, EveryReasonOfTheServerIsInDocsErrors) {
   for (const std::string& reason : reasons) EXPECT_NE(document.find("`" + reason + "`"), std::string::npos) << reason;
 }
 
-// Those in the first cells of the tables before the one of the tests.
+// The reasons in the first cells of the tables before the table of tests.
 std::set<std::string> ReasonsOfTheTables() {
   const std::string document = Read(kErrors);
   std::istringstream text(document.substr(0, document.find(kErrorTests)));

@@ -74,7 +74,7 @@ TEST_F(DatasetServiceTest, ABadLineIsNamedAndNothingIsKept) {
   EXPECT_EQ(ReasonOf(datasets_->GetDataset(&context, get, &dataset)), "DATASET");
 }
 
-TEST_F(DatasetServiceTest, AConversationOfTooManyMessagesIsNamed) {
+TEST_F(DatasetServiceTest, ConversationOfTooManyMessagesIsRefusedByLine) {
   std::string line = R"({"messages": [{"role": "assistant", "content": "a"})";
   for (int i = 0; i < 1024; ++i) line += R"(, {"role": "assistant", "content": "a"})";
   v1::Dataset dataset;
@@ -94,7 +94,7 @@ TEST_F(DatasetServiceTest, EmptyAndCutStreamsAreRefused) {
   EXPECT_EQ(FieldOf(Upload("a/b", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset)), "header.name");
 }
 
-TEST_F(DatasetServiceTest, TheSizeThatTheHeaderAnnouncesIsLookedAt) {
+TEST_F(DatasetServiceTest, SizeAnnouncedInTheHeaderIsChecked) {
   v1::Dataset dataset;
   const std::string bytes = "{\"text\": \"a\"}\n";
   EXPECT_EQ(FieldOf(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, true, -1)), "header.size_bytes");
@@ -112,11 +112,11 @@ TEST_F(DatasetServiceTest, APlainTextIsOneRow) {
   EXPECT_EQ(dataset.bytes(), static_cast<std::int64_t>(text.size()));
   EXPECT_EQ(dataset.sha256(), base::Sha256Hex(text));
   EXPECT_EQ(ReasonOf(Upload("latin", "\xe9t\xe9", v1::DATASET_FORMAT_TEXT, &dataset)), "DATASET_FORMAT");
-  // Without the word that it is a text, a line that is no JSON is a mistake.
+  // Unless its format is given as text, a line that is not JSON is an error.
   EXPECT_EQ(ReasonOf(Upload("maybe", text, v1::DATASET_FORMAT_UNSPECIFIED, &dataset)), "DATASET_FORMAT");
 }
 
-TEST_F(DatasetServiceTest, TheSameContentAgainIsAnsweredOtherContentIsRefused) {
+TEST_F(DatasetServiceTest, RepeatedUploadIsAnsweredAndOtherContentIsRefused) {
   v1::Dataset dataset;
   ASSERT_TRUE(Upload("d", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset).ok());
   EXPECT_TRUE(Upload("d", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset).ok());
@@ -152,8 +152,8 @@ TEST_F(DatasetServiceTest, PreviewShowsWhichTokensAreTrained) {
   EXPECT_EQ(ReasonOf(datasets_->PreviewDataset(&context3, request, &response)), "MODEL");
 }
 
-// A dataset of which every row is dropped would be read whole.
-TEST_F(DatasetServiceTest, PreviewLooksAtTenThousandRows) {
+// Without a limit, a dataset whose rows are all dropped would be read to its end.
+TEST_F(DatasetServiceTest, PreviewReadsAtMostTenThousandRows) {
   Import("tiny");
   std::string rows;
   for (int i = 0; i < 10'010; ++i) rows += "{\"text\": \"a b c d\"}\n";
@@ -181,7 +181,7 @@ class SmallAnswersTest : public DatasetServiceTest {
   }
 };
 
-TEST_F(SmallAnswersTest, PreviewShowsAsManyRowsAsMayBeSent) {
+TEST_F(SmallAnswersTest, PreviewShowsNoMoreRowsThanFitInAnAnswer) {
   Import("tiny");
   std::string rows;
   for (int i = 0; i < 100; ++i) rows += "{\"text\": \"the keeper of the light walked down to the harbour\"}\n";
@@ -199,7 +199,7 @@ TEST_F(SmallAnswersTest, PreviewShowsAsManyRowsAsMayBeSent) {
   EXPECT_LE(response.ByteSizeLong(), std::size_t{8} << 10);
 }
 
-TEST_F(DatasetServiceTest, PreviewCountsWhatIsCutOffDroppedAndSplit) {
+TEST_F(DatasetServiceTest, PreviewCountsTruncatedDroppedAndSplitRows) {
   Import("tiny");
   v1::Dataset dataset;
   ASSERT_TRUE(Upload("mixed", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a b c d\", \"completion\": \" e f g h i j k l\"}\n",
@@ -239,8 +239,7 @@ TEST_F(DatasetServiceTest, PreviewCountsWhatIsCutOffDroppedAndSplit) {
   EXPECT_EQ(split.rows(1).row(), 1);
 }
 
-// By its line, as an upload names it, and with the reason that a job on the same data is refused for.
-// Jobs are planned, and none is run.
+// Jobs are planned, but not run.
 class PlannedRowsTest : public DatasetServiceTest {
  protected:
   AppOptions Options() override {
@@ -277,7 +276,7 @@ class TokenFilesTest : public PlannedRowsTest {
   std::int64_t cache_bytes_ = 1 << 20;
 };
 
-TEST_F(TokenFilesTest, PlansShareOneThatGoesWithTheDataset) {
+TEST_F(TokenFilesTest, PlansShareAFileThatIsDeletedWithItsDataset) {
   Plan(8);
   ASSERT_EQ(Files().size(), 1u);
   const std::string path = directory_ + "/state/tokens/texts/" + Files()[0];
@@ -285,7 +284,7 @@ TEST_F(TokenFilesTest, PlansShareOneThatGoesWithTheDataset) {
   ASSERT_EQ(::stat(path.c_str(), &before), 0);
   Plan(8);
   ASSERT_EQ(::stat(path.c_str(), &after), 0);
-  EXPECT_EQ(before.st_ino, after.st_ino) << "it was not made again";
+  EXPECT_EQ(before.st_ino, after.st_ino) << "the file was not made again";
   Plan(9);
   EXPECT_EQ(Files().size(), 2u);
   v1::DeleteDatasetRequest request;
@@ -300,7 +299,7 @@ class NoTokenFilesTest : public TokenFilesTest {
   NoTokenFilesTest() { cache_bytes_ = 0; }
 };
 
-TEST_F(NoTokenFilesTest, OnlyThoseOfOpenJobsAreKept) {
+TEST_F(NoTokenFilesTest, OnlyFilesOfOpenJobsAreKept) {
   Plan(8);
   EXPECT_TRUE(Files().empty());
   v1::CreateJobRequest request = TinyJob();
@@ -318,10 +317,11 @@ TEST_F(NoTokenFilesTest, OnlyThoseOfOpenJobsAreKept) {
   ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CancelJob, cancel, &job).ok());
   const absl::Time give_up = absl::Now() + absl::Seconds(60);
   while (!Files().empty() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(10));
-  EXPECT_TRUE(Files().empty()) << "no plan came after the end of the job";
+  EXPECT_TRUE(Files().empty()) << "the end of the job removes the files without another plan";
 }
 
-TEST_F(PlannedRowsTest, PreviewNamesTheRowThatNoTrainingWouldTake) {
+// The preview names the line as an upload does, with the reason for which a job on the same data is refused.
+TEST_F(PlannedRowsTest, PreviewNamesTheRowThatTrainingWouldRefuse) {
   Import("tiny");
   const std::string short_row = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
   AppTest::Upload("pairs", short_row + "\n{\"prompt\": \"a b c d\", \"completion\": \" e f g h i j k l\"}\n");
@@ -356,7 +356,7 @@ TEST_F(PlannedRowsTest, PreviewNamesTheRowThatNoTrainingWouldTake) {
   EXPECT_THAT(other.error_message(), HasSubstr("no \"text\""));
 }
 
-TEST_F(DatasetServiceTest, EveryChunkIsBounded) {
+TEST_F(DatasetServiceTest, ChunkAboveOneMebibyteIsRefused) {
   v1::Dataset dataset;
   EXPECT_EQ(FieldOf(Upload("big", std::string((1 << 20) + 1, 'x'), v1::DATASET_FORMAT_TEXT, &dataset)), "chunk");
 }
@@ -368,7 +368,7 @@ class StreamMessagesTest : public DatasetServiceTest {
     options.max_stream_messages = 3;
     return options;
   }
-  // A header, then so many chunks of so many bytes, then the end.
+  // Sends a header, then so many chunks of so many bytes, then the end.
   grpc::Status Chunks(const std::string& name, int chunks, std::size_t bytes) {
     grpc::ClientContext context;
     v1::Dataset dataset;
@@ -391,7 +391,7 @@ class StreamMessagesTest : public DatasetServiceTest {
   }
 };
 
-// A limit of messages alone would end every large upload: what is large is counted in bytes.
+// A limit on messages alone would end every large upload: large messages are limited by their bytes.
 TEST_F(StreamMessagesTest, OnlySmallMessagesAreCounted) {
   EXPECT_TRUE(Chunks("one", 1, 100).ok());
   EXPECT_EQ(ReasonOf(Chunks("many", 2, 100)), "MESSAGE_TOO_LARGE");
@@ -408,7 +408,7 @@ class LineLimitTest : public DatasetServiceTest {
   }
 };
 
-TEST_F(LineLimitTest, LinesAreAsLongAsTheFlagSays) {
+TEST_F(LineLimitTest, LinesLongerThanTheFlagAreRefused) {
   v1::Dataset dataset;
   const std::string line = "{\"text\": \"" + std::string(28, 'x') + "\"}";
   ASSERT_EQ(line.size(), 40u);
@@ -427,8 +427,8 @@ class OldStreamTest : public DatasetServiceTest {
   }
 };
 
-// A client that says nothing more, and one that has said nothing at all.
-TEST_F(OldStreamTest, AnUploadEndsAtItsAgeWhetherItsClientSpeaksOrNot) {
+// A client that stops after the header, and one that sends nothing at all.
+TEST_F(OldStreamTest, SilentUploadEndsAtTheAgeLimit) {
   for (const bool header : {true, false}) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
@@ -436,7 +436,7 @@ TEST_F(OldStreamTest, AnUploadEndsAtItsAgeWhetherItsClientSpeaksOrNot) {
     auto writer = datasets_->UploadDataset(&context, &dataset);
     v1::UploadDatasetRequest message;
     message.mutable_header()->set_name("silent");
-    if (header) writer->Write(message);  // false where its age has come already: the status says it
+    if (header) writer->Write(message);  // false if the age is already reached: the status shows that
     const auto began = std::chrono::steady_clock::now();
     const grpc::Status status = writer->Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status.error_message();
@@ -452,8 +452,8 @@ TEST_F(OldStreamTest, AnUploadEndsAtItsAgeWhetherItsClientSpeaksOrNot) {
   EXPECT_EQ(writer->Finish().error_message(), "the stream is older than 1s") << "models too";
 }
 
-// One that never falls silent is no younger for it.
-TEST_F(OldStreamTest, AnUploadThatGoesOnAndOnEndsAtItsAge) {
+// Sending does not extend the age limit.
+TEST_F(OldStreamTest, EndlessUploadEndsAtTheAgeLimit) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
   v1::Dataset dataset;
@@ -466,7 +466,8 @@ TEST_F(OldStreamTest, AnUploadThatGoesOnAndOnEndsAtItsAge) {
   EXPECT_EQ(writer->Finish().error_message(), "the stream is older than 1s");
 }
 
-// No worker is so quick: whoever gives no deadline is told that it waited too long, whoever gives one waits for as long as that.
+// No worker is that quick: a call without a deadline fails because it waited too long, a call with a deadline waits
+// until that.
 class ImpatientServerTest : public DatasetServiceTest {
  protected:
   AppOptions Options() override {
@@ -476,7 +477,7 @@ class ImpatientServerTest : public DatasetServiceTest {
   }
 };
 
-TEST_F(ImpatientServerTest, TheFlagBoundsTheWaitOfACallWithoutADeadline) {
+TEST_F(ImpatientServerTest, FlagLimitsTheWaitOfACallWithoutADeadline) {
   v1::Dataset dataset;
   ASSERT_TRUE(Upload("d", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset).ok());
   v1::DeleteDatasetRequest request;
@@ -488,12 +489,12 @@ TEST_F(ImpatientServerTest, TheFlagBoundsTheWaitOfACallWithoutADeadline) {
   EXPECT_EQ(ReasonOf(refused), "DEADLINE_EXCEEDED");
   v1::GetDatasetRequest get;
   get.set_name("d");
-  EXPECT_TRUE(Call(datasets_, &v1::DatasetService::Stub::GetDataset, get, &dataset).ok()) << "it was not begun";
+  EXPECT_TRUE(Call(datasets_, &v1::DatasetService::Stub::GetDataset, get, &dataset).ok()) << "nothing was deleted";
   const auto taken = Call(datasets_, &v1::DatasetService::Stub::DeleteDataset, request, &response);  // with a deadline
   EXPECT_TRUE(taken.ok()) << taken.error_message();
 }
 
-// A path of the server is taken only when it lies below --import_root.
+// A path of the server is accepted only below --import_root.
 class ServerPathTest : public DatasetServiceTest {
  protected:
   AppOptions Options() override {
@@ -531,13 +532,13 @@ TEST_F(ServerPathTest, AFileBelowTheImportRootIsCopied) {
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(dataset.rows(), 2);
   EXPECT_EQ(dataset.sha256(), base::Sha256Hex(kRows));
-  // Again, and with the digest that it has; then with another.
+  // Again with the right digest, then with a wrong one.
   EXPECT_TRUE(Name("mine", "rows.jsonl", &dataset, dataset.sha256()).ok());
   EXPECT_EQ(FieldOf(Name("other", "rows.jsonl", &dataset, std::string(64, '0'))), "finish.sha256");
   EXPECT_EQ(FieldOf(Name("other", "rows.jsonl", &dataset, "", "more")), "chunk");
 }
 
-TEST_F(ServerPathTest, PathsThatLeadOutAreRefusedAndLeaveNothing) {
+TEST_F(ServerPathTest, PathsOutsideTheImportRootAreRefusedAndLeaveNothing) {
   v1::Dataset dataset;
   for (const std::string path : {"../outside.jsonl", "link.jsonl", "/etc/passwd", ".", "none.jsonl", ""}) {
     const grpc::Status status = Name("mine", path, &dataset);

@@ -1,5 +1,5 @@
-// The tables of docs/errors.md as a client sees them, over the wire. Reasons that are not here have the test that the document names
-// (coverage_test holds it to that).
+// Checks the tables of docs/errors.md over the wire, as a client sees them. The document names the tests of all other
+// reasons (coverage_test checks that).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ class ErrorDetailsTest : public AppTest {
  protected:
   AppOptions Options() override {
     AppOptions options = AppTest::Options();
-    options.trainer_path = "/bin/false";  // starts, fails, is tried again
+    options.trainer_path = "/bin/false";  // starts, fails, is retried
     options.engine.kv_tokens = 256;
     return options;
   }
@@ -44,7 +44,7 @@ class ErrorDetailsTest : public AppTest {
     AppTest::SetUp();
     Import("tiny");
   }
-  // What every error has: the same code and text twice, one ErrorInfo of this domain.
+  // Checks what every error has: the same code and text twice, one ErrorInfo of this domain.
   google::rpc::Status Check(const grpc::Status& status, grpc::StatusCode code, const std::string& reason, bool of_operation = false) {
     EXPECT_EQ(status.error_code(), code) << status.error_message();
     const google::rpc::Status details = testing_support::Details(status);
@@ -78,12 +78,12 @@ class ErrorDetailsTest : public AppTest {
     const auto it = info.metadata().find(key);
     return it == info.metadata().end() ? "(none)" : it->second;
   }
-  // "model tiny": of what is not found or taken.
+  // The resource that is missing or taken, such as "model tiny".
   static std::string Resource(const google::rpc::Status& details) {
     const auto resource = Find<google::rpc::ResourceInfo>(details).value_or(google::rpc::ResourceInfo());
     return StrCat(resource.resource_type(), " ", resource.resource_name());
   }
-  // Whose state is wrong.
+  // The object whose state is wrong.
   static std::string Subject(const google::rpc::Status& details) {
     const auto failure = Find<google::rpc::PreconditionFailure>(details).value_or(google::rpc::PreconditionFailure());
     return failure.violations_size() == 1 ? failure.violations(0).subject() : "(none)";
@@ -101,7 +101,8 @@ class ErrorDetailsTest : public AppTest {
   grpc::Status Create(const v1::CreateJobRequest& request, v1::Job* job) {
     return Call(jobs_, &v1::FineTuneService::Stub::CreateJob, request, job);
   }
-  // Of a job that was taken and whose plan then failed: what a CreateJob that read the rows would have answered.
+  // The error of a job that was accepted and whose plan then failed: what a CreateJob that read the rows would have
+  // answered.
   grpc::Status ErrorOfPlan(const v1::CreateJobRequest& request) {
     v1::Job job;
     const grpc::Status created = Create(request, &job);
@@ -117,7 +118,7 @@ class ErrorDetailsTest : public AppTest {
     return grpc::Status(static_cast<grpc::StatusCode>(job.error().code()), job.error().message(), job.error().SerializeAsString());
   }
   void UploadTexts() { Upload("texts", kTinyTexts); }
-  // The operation that a path below the import root begins.
+  // Begins the import of a path below the import root.
   google::longrunning::Operation Begin(const std::string& path, const std::string& name) {
     v1::ImportModelRequest request;
     request.set_server_path(path);
@@ -141,7 +142,7 @@ class ErrorDetailsTest : public AppTest {
     EXPECT_TRUE(status.ok()) << status.error_message();
     return Wait(operation);
   }
-  // Of a file below the folder of models.
+  // `file`: a path below the folder of models.
   void FlipLastByte(const std::string& file) {
     const std::string path = directory_ + "/state/models/" + file;
     std::string bytes = model::ReadBytes(path);
@@ -168,7 +169,7 @@ TEST_F(ErrorDetailsTest, InvalidArgumentFieldViolation) {
   EXPECT_NE(Metadata(details, "field"), "(none)");
 }
 
-// What a request may hold, told with what it held.
+// The message names both the limit and the number in the request.
 TEST_F(ErrorDetailsTest, InvalidArgumentTooManyStops) {
   const auto ask = [&](int strings, int tokens) {
     v1::GenerateRequest request = Prompt("tiny", "a", 1);
@@ -214,7 +215,7 @@ TEST_F(ErrorDetailsTest, InvalidArgumentPromptTooLong) {
   EXPECT_EQ(Metadata(details, "max"), "256");
 }
 
-// "strict" has a template that refuses every conversation, "bare" has none, "broken" one that is no template.
+// "strict" has a template that refuses every conversation, "bare" has none, "broken" an invalid one.
 class TemplateErrorTest : public ErrorDetailsTest {
  protected:
   AppOptions Options() override {
@@ -247,8 +248,8 @@ class TemplateErrorTest : public ErrorDetailsTest {
   }
 };
 
-// It came so: nothing is damaged.
-TEST_F(TemplateErrorTest, InvalidArgumentOfATemplateThatNeverCompiled) {
+// The model was imported with this template: nothing is damaged.
+TEST_F(TemplateErrorTest, InvalidTemplateOfAModelIsInvalidArgument) {
   Take("broken");
   v1::TokenizeRequest request;
   request.set_model("broken");
@@ -323,7 +324,7 @@ TEST_F(ErrorDetailsTest, AlreadyExistsNameTakenAndIdempotencyConflict) {
   request.mutable_spec()->mutable_run()->set_max_steps(3);
   check(Create(request, &job), "IDEMPOTENCY_CONFLICT", "job " + first);
   request = TinyJob();
-  check(Create(request, &job), "NAME_TAKEN", "model out");  // a job has it that is not done
+  check(Create(request, &job), "NAME_TAKEN", "model out");  // an unfinished job has the name
 
   v1::ImportModelRequest import;
   import.set_server_path("hf_tied_bf16");
@@ -385,7 +386,7 @@ TEST_F(ErrorDetailsTest, FailedPrecondition) {
   cancel.set_name(job.name());
   v1::Job moved;
   ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CancelJob, cancel, &moved).ok());
-  // By the table of states, and where there is no trainer.
+  // Illegal by the table of states, and because there is no trainer.
   v1::ResumeJobRequest resume;
   resume.set_name(job.name());
   check(Call(jobs_, &v1::FineTuneService::Stub::ResumeJob, resume, &moved), "ILLEGAL_STATE", job.name());
@@ -398,7 +399,7 @@ TEST_F(ErrorDetailsTest, FailedPreconditionNotServable) {
   UploadTexts();
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
-  ASSERT_FALSE(testing_support::PlantCheckpoint(directory_, job.name(), 3).empty());  // whole, but it holds no adapter
+  ASSERT_FALSE(testing_support::PlantCheckpoint(directory_, job.name(), 3).empty());  // complete, but has no adapter
   v1::PublishCheckpointRequest publish;
   publish.set_checkpoint(job.name() + "/3");
   publish.set_name("m");
@@ -408,7 +409,8 @@ TEST_F(ErrorDetailsTest, FailedPreconditionNotServable) {
   EXPECT_EQ(Subject(details), publish.checkpoint());
 }
 
-// Folders of transformers: "masters" are a BitNet model's, "ternary" holds its codes. Others lack or lie about something.
+// Folders in the format of transformers: "masters" holds a BitNet model, "ternary" its codes. In the others something
+// is missing or wrong.
 class ImportedErrorTest : public ErrorDetailsTest {
  protected:
   AppOptions Options() override {
@@ -450,7 +452,7 @@ TEST_F(ImportedErrorTest, FailedPreconditionOfBitNetModels) {
   EXPECT_EQ(Subject(Check(twice, grpc::StatusCode::FAILED_PRECONDITION, "ALREADY_TERNARY")), "ternary");
 }
 
-TEST_F(ImportedErrorTest, InvalidArgumentModelFormatSaysOfWhichKind) {
+TEST_F(ImportedErrorTest, InvalidArgumentModelFormatNamesItsKind) {
   const std::map<std::string, std::string> kinds = {
       {"mute", "NO_TOKENIZER"}, {"cut", "MALFORMED_FILE"}, {"foreign", "UNSUPPORTED_MODEL"}, {"long", "MALFORMED_FILE"}};
   for (const auto& [path, kind] : kinds) {
@@ -472,7 +474,7 @@ TEST_F(ErrorDetailsTest, ResourceExhaustedKvFull) {
   EXPECT_EQ(Find<google::rpc::QuotaFailure>(details)->violations(0).subject(), "KV_FULL");
 }
 
-// No job may wait.
+// No job may wait in the queue.
 class FullQueueTest : public ErrorDetailsTest {
  protected:
   AppOptions Options() override {
@@ -485,11 +487,11 @@ class FullQueueTest : public ErrorDetailsTest {
   }
 };
 
-TEST_F(FullQueueTest, ResourceExhaustedQueueFullWithOurEstimate) {
+TEST_F(FullQueueTest, ResourceExhaustedQueueFullSuggestsADelay) {
   UploadTexts();
   v1::Job job;
   const auto details = Check(Create(TinyJob(), &job), grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL");
-  // No trainer runs that could tell how long it takes.
+  // No trainer runs from which the time could be estimated.
   EXPECT_EQ(Metadata(details, "retry_ms"), "60000");
   EXPECT_EQ(Find<google::rpc::RetryInfo>(details)->retry_delay().seconds(), 60);
 }
@@ -508,8 +510,8 @@ TEST_F(FullQueueTest, ResourceExhaustedMessageTooLarge) {
   Check(writer->Finish(), grpc::StatusCode::RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE");
 }
 
-// Before the first byte.
-TEST_F(FullQueueTest, ResourceExhaustedByWhatAHeaderAnnounces) {
+// Refused before the first byte.
+TEST_F(FullQueueTest, ResourceExhaustedBySizeAnnouncedInAHeader) {
   grpc::ClientContext model_context;
   v1::UploadModelResponse upload;
   auto models = models_->UploadModel(&model_context, &upload);
@@ -531,7 +533,7 @@ TEST_F(FullQueueTest, ResourceExhaustedByWhatAHeaderAnnounces) {
   EXPECT_EQ(Metadata(dataset_too_large, "max_bytes"), "1000");
 }
 
-// Trainers and models may take next to nothing.
+// Trainers and models get almost no memory.
 class SmallMemoryTest : public ErrorDetailsTest {
  protected:
   AppOptions Options() override {
@@ -583,7 +585,7 @@ class QuotaTest : public ErrorDetailsTest {
 };
 
 // The second plan is refused while the first reads its data.
-TEST_F(QuotaTest, ResourceExhaustedQueueFullOfPlansHasOurEstimate) {
+TEST_F(QuotaTest, ResourceExhaustedQueueFullOfPlansSuggestsADelay) {
   std::string rows;
   while (rows.size() < 900'000) rows += "{\"text\": \"a b c d e f g h a b c d e f g h a b c d e f g h\"}\n";
   Upload("texts", rows);
@@ -603,7 +605,7 @@ TEST_F(QuotaTest, ResourceExhaustedQueueFullOfPlansHasOurEstimate) {
   const auto details = Check(plan(), grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL");
   EXPECT_EQ(Metadata(details, "flag"), "--max_plans_per_principal");
   EXPECT_EQ(Metadata(details, "max"), "1");
-  EXPECT_EQ(Metadata(details, "retry_ms"), "1000") << "no plan has ended that could tell how long it takes";
+  EXPECT_EQ(Metadata(details, "retry_ms"), "1000") << "no plan has ended: no estimate";
 }
 
 TEST_F(QuotaTest, ResourceExhaustedTenantQuota) {
@@ -616,7 +618,7 @@ TEST_F(QuotaTest, ResourceExhaustedTenantQuota) {
   const auto details = Check(CreateAs("ann", "two"), grpc::StatusCode::RESOURCE_EXHAUSTED, "TENANT_QUOTA");
   EXPECT_EQ(Metadata(details, "max"), "1");
   EXPECT_EQ(Find<google::rpc::QuotaFailure>(details)->violations(0).subject(), "TENANT_QUOTA");
-  EXPECT_EQ(Find<google::rpc::RetryInfo>(details)->retry_delay().seconds(), 60) << "no trainer has told how long it takes";
+  EXPECT_EQ(Find<google::rpc::RetryInfo>(details)->retry_delay().seconds(), 60) << "no trainer runs: no estimate";
   const grpc::Status other = CreateAs("bob", "three");
   EXPECT_TRUE(other.ok()) << other.error_message();
 }
@@ -633,9 +635,9 @@ TEST_F(ErrorDetailsTest, AbortedAndOutOfRange) {
   Check(Call(models_, &v1::ModelService::Stub::ListModels, list, &page), grpc::StatusCode::OUT_OF_RANGE, "PAGE_TOKEN");
 }
 
-// A client that cancels hears nothing any more; one whose request another one aborts does.
-TEST_F(ErrorDetailsTest, CancelledSaysStageTokensAndUsage) {
-  ASSERT_TRUE(Generate(Prompt("tiny", "a", 1)).ok());  // loaded
+// A client that cancels gets no status; a client whose request is aborted by another one does.
+TEST_F(ErrorDetailsTest, CancelledReportsStageTokensAndUsage) {
+  ASSERT_TRUE(Generate(Prompt("tiny", "a", 1)).ok());  // loads the model
   grpc::Status status;
   for (int i = 0; i < 20 && status.ok(); ++i) {
     v1::GenerateRequest request = Prompt("tiny", "a b c", 240);
@@ -659,7 +661,7 @@ TEST_F(ErrorDetailsTest, CancelledSaysStageTokensAndUsage) {
   EXPECT_EQ(usage.value_or(v1::Usage()).completion_tokens(), tokens);
 }
 
-// Over a transport that gRPC does not ask for credentials, as behind a proxy: there the wrappers of the handlers refuse.
+// A transport on which gRPC checks no credentials, as behind a proxy: there the handlers' wrappers refuse.
 class RefusedCallerTest : public ErrorDetailsTest {
  protected:
   AppOptions Options() override {
@@ -670,7 +672,7 @@ class RefusedCallerTest : public ErrorDetailsTest {
     options.security.insecure = true;
     return options;
   }
-  void SetUp() override { AppTest::SetUp(); }  // nothing is imported: nobody may
+  void SetUp() override { AppTest::SetUp(); }  // nothing is imported: no caller may
   grpc::Status Ask(const std::string& method, const std::multimap<std::string, std::string>& metadata) {
     return testing_support::Ask(channel_, {.method = method, .metadata = metadata}).status;
   }
@@ -698,7 +700,7 @@ TEST_F(ErrorDetailsTest, UnavailableDraining) {
   EXPECT_GT(Find<google::rpc::RetryInfo>(details)->retry_delay().seconds(), 0);
 }
 
-TEST_F(ErrorDetailsTest, DataLossOfAModelIsLoggedUnderTheRequestsId) {
+TEST_F(ErrorDetailsTest, DataLossOfAModelIsReportedWithTheRequestId) {
   FlipLastByte("tiny/model.safetensors");
   grpc::ClientContext context;
   context.AddMetadata("x-request-id", "mine");
@@ -708,8 +710,8 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelIsLoggedUnderTheRequestsId) {
   EXPECT_EQ(Find<google::rpc::RequestInfo>(details)->request_id(), "mine");
 }
 
-// What is made of a model has a manifest of its own: bytes that were altered must not find their way into it.
-TEST_F(ErrorDetailsTest, DataLossOfAModelBeforeAnythingIsMadeOfIt) {
+// Every result made from a model has its own manifest, which must not vouch for altered bytes.
+TEST_F(ErrorDetailsTest, DataLossOfAModelIsFoundBeforeAnythingIsMadeFromIt) {
   UploadTexts();
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
@@ -727,7 +729,7 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelBeforeAnythingIsMadeOfIt) {
   ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ExportModel, exported, &operation).ok());
   check(Wait(operation));
   v1::ImportModelRequest adapter;
-  adapter.set_server_path("hf_tied_bf16");  // the base is looked at before it
+  adapter.set_server_path("hf_tied_bf16");  // the base is checked first
   adapter.set_base_model("tiny");
   adapter.set_name("adapter");
   ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ImportModel, adapter, &operation).ok());
@@ -745,8 +747,9 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelBeforeAnythingIsMadeOfIt) {
   }
 }
 
-// After a restart as before it: told as damage and counted, and nobody else gets the name until it is deleted.
-TEST_F(ErrorDetailsTest, DataLossOfWhatWasDamagedWhileNoServerRan) {
+// After a restart, damage is still reported and counted, and the name stays taken until the model or dataset is
+// deleted.
+TEST_F(ErrorDetailsTest, DataLossOfModelsDamagedWhileNoServerRan) {
   Import("other");
   UploadTexts();
   Upload("rows", kTinyTexts);
@@ -830,7 +833,7 @@ TEST_F(ErrorDetailsTest, DataLossOfWhatWasDamagedWhileNoServerRan) {
   EXPECT_TRUE(datasets.datasets(1).damaged());
 
   model::WriteBytes(weights, whole);
-  EXPECT_TRUE(Generate(Prompt("tiny", "a", 1)).ok()) << "it was put back";
+  EXPECT_TRUE(Generate(Prompt("tiny", "a", 1)).ok()) << "the model was restored";
   restart_with("");
   v1::DeleteModelRequest remove;
   remove.set_name("tiny");
@@ -845,7 +848,7 @@ TEST_F(ErrorDetailsTest, DataLossOfWhatWasDamagedWhileNoServerRan) {
   EXPECT_TRUE(Generate(Prompt("tiny", "a", 1)).ok());
 }
 
-// A file that cannot be read is damage for who only looks, too.
+// A file that cannot be read is also damage for a call that only describes the model.
 TEST_F(ErrorDetailsTest, DataLossOfAModelThatCannotBeDescribed) {
   Import("other");
   model::WriteBytes(directory_ + "/state/models/tiny/config.json", "{");
@@ -862,7 +865,8 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelThatCannotBeDescribed) {
   EXPECT_TRUE(models.models(1).damaged());
 }
 
-// Nor is it the fault of who needs its tokenizer or its template, whichever file was damaged while the server ran.
+// If a file was damaged while the server ran, that is not the fault of a caller that needs the tokenizer or the
+// template.
 TEST_F(ErrorDetailsTest, DataLossOfAModelWhoseTextCannotBeRead) {
   UploadTexts();
   Import("other");
@@ -909,17 +913,18 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelWhoseTextCannotBeRead) {
     if (file.ends_with("config.json")) {
       damaged(Create(TinyJob(), &job));
     } else {
-      damaged(ErrorOfPlan(TinyJob()), /*of_job=*/true);  // what tokenises its rows is read by its planning
+      damaged(ErrorOfPlan(TinyJob()), /*of_job=*/true);  // only the planning reads the files for tokenising rows
     }
     model::WriteBytes(directory + file, whole);
   }
-  // Put back it answers, and goes on with what it has read.
+  // The restored model answers, and keeps what it has read.
   EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Tokenize, tokenize, &ids).ok());
   model::WriteBytes(directory + "config.json", "{");
   EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Tokenize, tokenize, &ids).ok());
 }
 
-// Of the same size, and JSON: only who reads what it says finds it. The other datasets are listed all the same.
+// The altered file has the same size and is JSON: only a read of its contents reveals the change. The other datasets
+// are still listed.
 TEST_F(ErrorDetailsTest, DataLossOfADatasetWhoseDescriptionWasAltered) {
   UploadTexts();
   Upload("rows", kTinyTexts);
@@ -953,7 +958,7 @@ TEST_F(ErrorDetailsTest, DataLossOfADatasetWhoseDescriptionWasAltered) {
     preview.set_model("tiny");
     v1::PreviewDatasetResponse rows;
     damaged(Call(datasets_, &v1::DatasetService::Stub::PreviewDataset, preview, &rows));
-    if (to != "\"tent\"") continue;  // a job needs the format alone
+    if (to != "\"tent\"") continue;  // a job needs only the format
     v1::PlanJobRequest plan;
     *plan.mutable_spec() = TinyJob().spec();
     v1::PlanJobResponse planned;
@@ -975,7 +980,8 @@ TEST_F(ErrorDetailsTest, DataLossOfARecord) {
         /*of_operation=*/true);
 }
 
-// Whatever a reader makes of what was altered or taken away: the caller has not done it, and its record may be equal all the same.
+// Whatever error a reader makes of an altered or missing file: it is not the caller's fault, and the record may still
+// be equal.
 TEST_F(ErrorDetailsTest, DataLossOfAnyFileIsFoundByVerify) {
   ASSERT_TRUE(ConvertTiny("eight").has_response());
   const std::string directory = directory_ + "/state/models/eight/";
@@ -1026,7 +1032,7 @@ TEST_F(ErrorDetailsTest, DataLossCheckpointCorruptNamesBothDigests) {
   EXPECT_EQ(Metadata(details, "found"), base::Sha256Hex("[]"));
 }
 
-TEST_F(ErrorDetailsTest, UnimplementedNamesWhatIsAbsent) {
+TEST_F(ErrorDetailsTest, UnimplementedNamesTheMissingFeature) {
   v1::EmbedRequest embed;
   v1::EmbedResponse embedded;
   const auto method = Check(Call(inference_, &v1::InferenceService::Stub::Embed, embed, &embedded),
@@ -1042,8 +1048,8 @@ TEST_F(ErrorDetailsTest, UnimplementedNamesWhatIsAbsent) {
   EXPECT_EQ(Metadata(field, "name"), "QLoraMethod.double_quant");
 }
 
-// The list of docs/errors.md of what cannot carry it: what refuses these comes before any code of ours.
-TEST_F(ErrorDetailsTest, WhatGrpcItselfAnswersHasNoDetails) {
+// The list in docs/errors.md of errors without details: gRPC refuses these calls before our code runs.
+TEST_F(ErrorDetailsTest, ErrorsFromGrpcItselfHaveNoDetails) {
   const grpc::Status unknown = testing_support::Ask(channel_, {.method = "nibble.v1.ModelService/NoSuch"}).status;
   EXPECT_EQ(unknown.error_code(), grpc::StatusCode::UNIMPLEMENTED);
   EXPECT_TRUE(unknown.error_details().empty());

@@ -11,7 +11,7 @@ namespace {
 using testing_support::AppTest;
 using testing_support::ReasonOf;
 
-// What the resource's is now.
+// The current etag of the resource, from the error.
 std::string EtagOf(const grpc::Status& status) {
   const google::rpc::Status details = testing_support::Details(status);
   for (const auto& detail : details.details()) {
@@ -38,7 +38,7 @@ class EtagTest : public AppTest {
   }
 };
 
-TEST_F(EtagTest, AnOldEtagIsRefusedAndTheRightOneTaken) {
+TEST_F(EtagTest, OldEtagIsRefusedAndTheCurrentOneIsAccepted) {
   Import("tiny");
   v1::GetModelRequest get;
   get.set_name("tiny");
@@ -52,8 +52,8 @@ TEST_F(EtagTest, AnOldEtagIsRefusedAndTheRightOneTaken) {
   grpc::Status status = Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED);
   EXPECT_EQ(ReasonOf(status), "ETAG_MISMATCH");
-  EXPECT_EQ(EtagOf(status), model.etag()) << "as of a job";
-  // Another model has the name by now: what the old etag is of is not there.
+  EXPECT_EQ(EtagOf(status), model.etag()) << "as for a job";
+  // Another model has the name now: the model of the old etag is gone.
   remove.clear_etag();
   ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed).ok());
   Import("tiny", v1::MODEL_FORMAT_F32);

@@ -29,7 +29,7 @@ class FineTuneServiceTest : public AppTest {
  protected:
   AppOptions Options() override {
     AppOptions options = AppTest::Options();
-    options.trainer_path = "/bin/false";  // starts, fails, is tried again
+    options.trainer_path = "/bin/false";  // starts, fails, is retried
     if (keep_free_bytes_ > 0) options.min_free_bytes = keep_free_bytes_;
     return options;
   }
@@ -38,7 +38,7 @@ class FineTuneServiceTest : public AppTest {
     Import("tiny");
     Upload("texts", kTinyTexts);
   }
-  std::int64_t keep_free_bytes_ = 0;  // of the next server, where it is set
+  std::int64_t keep_free_bytes_ = 0;  // for the next server, if it is set
   // Reads the job again until it is no longer PLANNING.
   void AwaitPlan(v1::Job* job) {
     v1::WatchJobRequest request;
@@ -57,14 +57,14 @@ class FineTuneServiceTest : public AppTest {
     EXPECT_TRUE(got.ok()) << got.error_message();
     EXPECT_NE(job->state(), v1::JOB_STATE_PLANNING);
   }
-  // What CreateJob answers; `job` as it is after its planning.
+  // Calls CreateJob and returns its status; `job` is the job after its planning.
   grpc::Status Create(const v1::CreateJobRequest& request, v1::Job* job) {
     grpc::ClientContext context;
     const grpc::Status status = jobs_->CreateJob(&context, request, job);
     if (status.ok()) AwaitPlan(job);
     return status;
   }
-  // Names on each page, from the first to the one without a token.
+  // The names on each page, up to the page without a token.
   std::vector<std::vector<std::string>> Pages(v1::ListJobsRequest request, int page_size) {
     std::vector<std::vector<std::string>> pages;
     request.set_page_size(page_size);
@@ -80,7 +80,7 @@ class FineTuneServiceTest : public AppTest {
   }
 };
 
-TEST_F(FineTuneServiceTest, WhatIsWrongIsRefusedBeforeAnythingIsQueued) {
+TEST_F(FineTuneServiceTest, WrongSpecIsRefusedBeforeAnythingIsQueued) {
   v1::Job job;
   const auto refused = [&](const std::function<void(v1::JobSpec&)>& spoil) {
     v1::CreateJobRequest request = TinyJob();
@@ -129,8 +129,9 @@ TEST_F(FineTuneServiceTest, DataWithoutATrainableTokenEndsTheJobAsFailed) {
   EXPECT_EQ(info.metadata().at("field"), "train_dataset");
 }
 
-// To load a tokenizer takes up to seconds: CreateJob and PlanJob leave it to the planning. One that cannot be loaded shows it.
-TEST_F(FineTuneServiceTest, AJobIsCreatedAndAPlanBegunWithoutReadingATokenizer) {
+// Loading a tokenizer may take seconds, so CreateJob and PlanJob leave it to the planning. A tokenizer that cannot be
+// loaded shows that.
+TEST_F(FineTuneServiceTest, CreateJobAndPlanJobReadNoTokenizer) {
   app_.reset();
   const std::string path = directory_ + "/state/models/tiny/tokenizer.json";
   model::WriteBytes(path, std::string(model::ReadBytes(path).size(), ' '));
@@ -152,7 +153,7 @@ TEST_F(FineTuneServiceTest, AJobIsCreatedAndAPlanBegunWithoutReadingATokenizer) 
   EXPECT_EQ(ReasonOf(job.error()), "ARTIFACT_CORRUPT");
 }
 
-TEST_F(FineTuneServiceTest, MethodsAndFieldsThatAreNotBuiltAreNamed) {
+TEST_F(FineTuneServiceTest, UnbuiltMethodsAndFieldsAreNamed) {
   v1::CreateJobRequest request = TinyJob();
   request.mutable_spec()->mutable_int8_mixed();
   v1::Job job;
@@ -178,7 +179,7 @@ TEST_F(FineTuneServiceTest, MethodsAndFieldsThatAreNotBuiltAreNamed) {
   EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("RunConfig.early_stop"));
 }
 
-TEST_F(FineTuneServiceTest, APlanCreatesNothingAndTellsMemoryStepsAndTokens) {
+TEST_F(FineTuneServiceTest, PlanCreatesNothingAndReportsMemoryStepsAndTokens) {
   v1::PlanJobRequest request;
   *request.mutable_spec() = TinyJob().spec();
   request.mutable_spec()->mutable_run()->set_max_steps(3);
@@ -198,7 +199,7 @@ TEST_F(FineTuneServiceTest, APlanCreatesNothingAndTellsMemoryStepsAndTokens) {
   grpc::ClientContext context2;
   ASSERT_TRUE(jobs_->ListJobs(&context2, {}, &list).ok());
   EXPECT_EQ(list.jobs_size(), 0);
-  // What CreateJob would refuse, a plan refuses.
+  // A plan refuses what CreateJob would refuse.
   request.mutable_spec()->set_train_dataset("nothing");
   google::longrunning::Operation begun;
   EXPECT_EQ(ReasonOf(Call(jobs_, &v1::FineTuneService::Stub::PlanJob, request, &begun)), "DATASET") << "at once";
@@ -206,7 +207,7 @@ TEST_F(FineTuneServiceTest, APlanCreatesNothingAndTellsMemoryStepsAndTokens) {
   EXPECT_EQ(ReasonOf(Call(jobs_, &v1::FineTuneService::Stub::PlanJob, request, &begun)), "FIELD_VIOLATION");
 }
 
-TEST_F(FineTuneServiceTest, PlanWarnsOfAJobThatTheDiskHasNoRoomFor) {  // T10
+TEST_F(FineTuneServiceTest, PlanWarnsOfAJobThatDoesNotFitOnTheDisk) {  // T10
   v1::PlanJobResponse plan;
   const auto reasons = [&] {
     v1::PlanJobRequest request;
@@ -267,7 +268,7 @@ TEST_F(FullDiskPlanTest, PlanAndCreateCountCachedBasesAlike) {  // T11
   EXPECT_EQ(job.state(), v1::JOB_STATE_QUEUED) << job.error().message();
 }
 
-TEST_F(FineTuneServiceTest, BitNetIsResolvedToItsLastField) {
+TEST_F(FineTuneServiceTest, AllFieldsOfBitNetAreResolved) {
   v1::CreateJobRequest request = TinyJob();
   request.mutable_spec()->mutable_bitnet_qat()->set_ste(v1::STE_MODE_CLIPPED);
   v1::Job job;
@@ -282,7 +283,7 @@ TEST_F(FineTuneServiceTest, BitNetIsResolvedToItsLastField) {
   EXPECT_EQ(method.compute_dtype(), v1::COMPUTE_DTYPE_BF16);
 }
 
-TEST_F(FineTuneServiceTest, TheAnsweredSpecHasNoFieldLeftToChoose) {
+TEST_F(FineTuneServiceTest, AllFieldsOfTheAnsweredSpecAreResolved) {
   v1::Job job;
   const auto status = Create(TinyJob(), &job);
   ASSERT_TRUE(status.ok()) << status.error_message();
@@ -295,7 +296,7 @@ TEST_F(FineTuneServiceTest, TheAnsweredSpecHasNoFieldLeftToChoose) {
   EXPECT_EQ(job.spec().qlora().target_modules_size(), 7);
 }
 
-TEST_F(FineTuneServiceTest, AJobSaysWhatItIsMadeOf) {
+TEST_F(FineTuneServiceTest, JobHasTheDigestsOfItsInputs) {
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
   for (const std::string& digest : {job.digests().config(), job.digests().data(), job.digests().tokenizer(), job.digests().code(),
@@ -324,7 +325,7 @@ TEST_F(FineTuneServiceTest, AJobSaysWhatItIsMadeOf) {
   EXPECT_EQ(list.jobs(0).digests().SerializeAsString(), job.digests().SerializeAsString());
 }
 
-TEST_F(FineTuneServiceTest, TheSameRequestIdIsTheSameJob) {
+TEST_F(FineTuneServiceTest, SameRequestIdReturnsTheSameJob) {
   v1::CreateJobRequest request = TinyJob();
   request.set_request_id("4f0c0c4e-1a2b-4c3d-8e9f-000000000002");
   v1::Job first, second;
@@ -336,7 +337,7 @@ TEST_F(FineTuneServiceTest, TheSameRequestIdIsTheSameJob) {
 }
 
 // The labels are a map: each parse of the same bytes iterates over them in another order.
-TEST_F(FineTuneServiceTest, C9TheSameRequestIdIsTheSamePlanHoweverItsLabelsAreOrdered) {
+TEST_F(FineTuneServiceTest, C9SameRequestIdReturnsTheSamePlanInAnyOrderOfLabels) {
   v1::PlanJobRequest request;
   *request.mutable_spec() = TinyJob().spec();
   request.set_request_id("plan-1");
@@ -375,8 +376,8 @@ TEST_F(FineTuneServiceTest, FiftyParallelCallsOfOneRequestMakeOneJob) {  // R24
   EXPECT_EQ(list.jobs_size(), 1);
 }
 
-// What a filter leaves out shifts the pages, but no job falls between two of them.
-TEST_F(FineTuneServiceTest, PagesOfAFilteredListAreTheWholeList) {
+// Jobs that the filter leaves out shift the pages, but no job is lost between two pages.
+TEST_F(FineTuneServiceTest, PagesOfAFilteredListCoverTheWholeList) {
   const std::string labels = "MMMMMxMMxxM";  // oldest first: M matches
   for (std::size_t i = 0; i < labels.size(); ++i) {
     v1::CreateJobRequest request = TinyJob();
@@ -401,7 +402,7 @@ TEST_F(FineTuneServiceTest, PagesOfAFilteredListAreTheWholeList) {
   }
 }
 
-TEST_F(FineTuneServiceTest, AStateThatIsNotSetFiltersNothing) {
+TEST_F(FineTuneServiceTest, UnspecifiedStateFiltersNothing) {
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
   v1::CancelJobRequest cancel;
@@ -448,7 +449,7 @@ TEST_F(FineTuneServiceTest, EtagsGuardEveryMutation) {
   EXPECT_EQ(ReasonOf(mismatch), "ETAG_MISMATCH");
 }
 
-TEST_F(FineTuneServiceTest, JobsThatCannotDoItSaySo) {
+TEST_F(FineTuneServiceTest, IllegalActionsOnAJobAreRefused) {
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
   v1::CancelJobRequest cancel;
@@ -510,7 +511,7 @@ TEST_F(FineTuneServiceTest, AWatchBeginsWithASnapshotAndEndsWithTheJob) {
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(state, v1::JOB_STATE_CANCELLED);
 
-  // What was seen is not sent again.
+  // Events that were seen are not sent again.
   request.set_after_sequence(last);
   grpc::ClientContext context3;
   auto again = jobs_->WatchJob(&context3, request);
@@ -560,7 +561,7 @@ TEST_F(FineTuneServiceTest, PagesOfEventsEndWithTheLastEvent) {
   EXPECT_EQ(FieldOf(status), "after_sequence");
 }
 
-// A page ends where its bytes would be more than the server sends, whatever its rows may be.
+// A page ends before its bytes exceed what the server may send, however large its rows are.
 class SmallAnswersTest : public FineTuneServiceTest {
  protected:
   static constexpr int kMostBytes = 16 << 10;
@@ -571,7 +572,7 @@ class SmallAnswersTest : public FineTuneServiceTest {
   }
 };
 
-TEST_F(SmallAnswersTest, ListsAreWholeByPagesOfBytes) {
+TEST_F(SmallAnswersTest, PagesLimitedByBytesCoverTheWholeList) {
   std::vector<std::string> wanted;
   v1::Job job;
   for (int i = 0; i < 12; ++i) {

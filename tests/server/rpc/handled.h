@@ -1,4 +1,4 @@
-// How many calls have ended with a code, as they were counted.
+// The number of calls that ended with a code, from the metrics.
 #pragma once
 #include <string>
 
@@ -6,7 +6,7 @@
 
 namespace nibble::testing_support {
 
-// `method` "nibble.v1.ModelService/GetModel", `type` "unary": as the metrics have them. 0 without a series, too.
+// `method` "nibble.v1.ModelService/GetModel", `type` "unary": as in the metrics. 0 if there is no such series.
 inline int Handled(telemetry::Metrics& metrics, const std::string& type, const std::string& method, const std::string& code) {
   const std::size_t slash = method.find('/');
   const std::string series = "\ngrpc_server_handled_total{grpc_code=\"" + code + "\",grpc_method=\"" + method.substr(slash + 1) +

@@ -1,5 +1,5 @@
-// Every string field of every method, filled with what an attacker would write (docs/faults.md, S4, S7, S11): nothing outside the
-// import root and the state directory is touched, and no answer tells what only the server's operator may know.
+// Fills every string field of every method with hostile text (docs/faults.md, S4, S7, S11): nothing outside the import
+// root and the state directory is touched, and no answer reveals what only the operator of the server may know.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
@@ -50,7 +50,7 @@ using testing_support::RawAnswer;
 
 constexpr char kCanary[] = "CANARY-7f3a";
 
-// Whatever its job: it refuses it, in words that are for the log.
+// A trainer that refuses every job, with a message that is only for the log.
 constexpr char kTrainer[] = R"(#!/bin/sh
 while [ "$1" != --job_dir ]; do shift; done
 words="open $2/x.json at 0x7ffdeadbeef0 failed"
@@ -63,8 +63,8 @@ printf '{"version": 1, "outcome": "failed", "code": "INVALID_ARGUMENT", "reason"
 exit 42
 )";
 
-// What the inodes of outside/ are asked: opened, read, written, renamed, removed, made; by name or by another hard link. Of the
-// directory above, whose own folders the server opens, what is made, renamed or removed.
+// Counts accesses to the inodes of outside/: open, read, write, rename, remove, make; by name or by another hard link.
+// In the directory above, whose own folders the server opens, counts only what is made, renamed or removed.
 class Watcher {
  public:
   explicit Watcher(const std::string& above) : fd_(inotify_init1(IN_NONBLOCK | IN_CLOEXEC)) {
@@ -102,7 +102,8 @@ class HostileRequestsTest : public AppTest {
     options.trainer_path = directory_ + "/trainer";
     return options;
   }
-  // Ways out of the import root, and a secret behind each; models that no import takes, and a trainer that tells where things lie.
+  // Makes ways out of the import root with a secret behind each, models that every import refuses, and a trainer that
+  // reveals paths.
   void Plant() {
     namespace fs = std::filesystem;
     fs::create_directories(outside_);
@@ -116,7 +117,7 @@ class HostileRequestsTest : public AppTest {
     fs::create_symlink(outside_ + "/config.json", root_ + "/folder/config.json");
     fs::create_hard_link(outside_ + "/secret.txt", root_ + "/hard");
     ASSERT_EQ(mkfifo((root_ + "/fifo").c_str(), 0600), 0);
-    has_device_ = mknod((root_ + "/device").c_str(), S_IFCHR | 0600, makedev(1, 5)) == 0;  // /dev/zero; root alone may
+    has_device_ = mknod((root_ + "/device").c_str(), S_IFCHR | 0600, makedev(1, 5)) == 0;  // /dev/zero; needs root
     fs::create_directories(root_ + "/shards");
     std::ofstream(root_ + "/shards/config.json") << R"({"model_type": "llama"})";
     std::ofstream(root_ + "/shards/model.safetensors.index.json") << R"({"weight_map": {"w": "../../outside/secret.txt"}})";
@@ -140,7 +141,7 @@ class HostileRequestsTest : public AppTest {
   std::vector<std::string> Ways() {
     return {"../outside/secret.txt", "folder/../../outside/secret.txt", outside_ + "/secret.txt", outside_, "/etc/passwd", "/proc/self/environ",
             "link", "absolute_link", "linked_folder/secret.txt", "linked_folder", "folder", "hard", "fifo", "device", "..", "/", "//etc/passwd",
-            // From where models, uploads and attempts lie; and what is not there, which could be made.
+            // Relative to the folders of models, uploads and attempts; and files that do not exist but could be made.
             "../../outside/secret.txt", "../../../outside/secret.txt", "../../../../../outside/secret.txt", "../outside/new",
             "../../outside/new", "../../../outside/new", "../../../../../outside/new", "../new", "../../new", outside_ + "/new",
             "linked_folder/new", "dangling",
@@ -160,7 +161,7 @@ class HostileRequestsTest : public AppTest {
   }
 
   using Path = std::vector<const FieldDescriptor*>;
-  // Every string and bytes field of the message and of those in it.
+  // Finds every string and bytes field of the message and of the messages in it.
   static void FindFields(const Descriptor* type, const Path& above, std::vector<Path>& found) {
     for (int i = 0; i < type->field_count(); ++i) {
       const FieldDescriptor* field = type->field(i);
@@ -185,7 +186,7 @@ class HostileRequestsTest : public AppTest {
       }
     }
   }
-  // A request whose names are real, so that the spoilt one is what is looked at.
+  // A request whose names exist, so that the server gets as far as the spoilt one.
   std::unique_ptr<Message> Plausible(const Descriptor* type) const {
     std::unique_ptr<Message> message(MessageFactory::generated_factory()->GetPrototype(type)->New());
     std::vector<Path> fields;
@@ -202,7 +203,7 @@ class HostileRequestsTest : public AppTest {
     Complete(message.get());
     return message;
   }
-  // What else it takes for the server to get as far as the spoilt field.
+  // Sets what else the server needs to get as far as the spoilt field.
   void Complete(Message* message) const {
     const auto generate = [](v1::GenerateRequest* request) {
       request->set_model("tiny");
@@ -217,7 +218,7 @@ class HostileRequestsTest : public AppTest {
     };
     const auto train = [](v1::JobSpec* spec) {
       *spec = testing_support::TinyJob().spec();
-      spec->clear_publish();  // each job has a name of its own
+      spec->clear_publish();  // each job gets its own name
     };
     if (auto* one = dynamic_cast<v1::GenerateRequest*>(message)) generate(one);
     if (auto* one = dynamic_cast<v1::GenerateStreamRequest*>(message)) generate(one->mutable_request());
@@ -242,8 +243,8 @@ class HostileRequestsTest : public AppTest {
     if (auto* one = dynamic_cast<v1::DownloadArtifactRequest*>(message)) one->set_artifact_id(artifact_);
   }
 
-  // Whether the field holds a path, or the name of what lies on the disk or is put there. Not of a filter, which matches nothing, and
-  // not the words for people that an upload begins with.
+  // Whether the field holds a path, or the name of something that is or will be on the disk. Excludes filters, which
+  // match nothing, and the name for people in the header of an upload.
   static bool NamesAFile(const FieldDescriptor* field) {
     static const std::set<std::string> names = {
         "name",       "model",       "base_model",      "output_model", "dataset",   "train_dataset", "eval_dataset", "calibration_dataset",
@@ -258,7 +259,7 @@ class HostileRequestsTest : public AppTest {
     return is(StrCat(method->service()->full_name(), "/", method->name())) ||
            is(StrCat(field->containing_type()->name(), ".", field->name()));
   }
-  // Refused for this field: no such name, or there is nothing of that name.
+  // Expects a refusal for this field: the name is invalid, or nothing has that name.
   static void ExpectRefused(const grpc::Status& status, const MethodDescriptor* method, const FieldDescriptor* field,
                             const std::string& where) {
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
@@ -269,14 +270,14 @@ class HostileRequestsTest : public AppTest {
     } else {
       EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << where << ": " << status.error_message();
       const auto resource = Find<google::rpc::ResourceInfo>(testing_support::Details(status));
-      if (!resource.has_value()) return;  // of a path
+      if (!resource.has_value()) return;  // the error of a path
       for (const char* there : {"tiny", "texts", "imported", "converted", "published"}) {
         EXPECT_NE(resource->resource_name(), there) << where;
       }
     }
   }
 
-  // Fails when the text, or one of the details, tells too much.
+  // Fails if the text, or one of the details, reveals too much.
   static void ExpectClean(const std::string& text, const std::string& where) {
     EXPECT_THAT(FindLeaks(text), IsEmpty()) << where << ": " << text;
     EXPECT_THAT(text, Not(HasSubstr(kCanary))) << where;
@@ -289,7 +290,7 @@ class HostileRequestsTest : public AppTest {
     EXPECT_THAT(answer.bytes, Not(HasSubstr(kCanary))) << where;
     if (!answer.status.ok()) ExpectClean(testing_support::Details(answer.status), where);
   }
-  // Begins imports that fail when they run, and waits for their ends; returns how many. Needs the model "tiny".
+  // Begins imports that fail when they run, and waits for their ends; returns their number. Needs the model "tiny".
   int FailImports() {
     int begun = 0;
     for (const char* path : {"shards", "index", "tokenizer", "weights", "words.gguf", "adapter"}) {
@@ -308,7 +309,7 @@ class HostileRequestsTest : public AppTest {
     }
     return begun;
   }
-  // Of every operation that is kept; how many failed.
+  // Checks every operation that is kept; returns the number of failed ones.
   int ExpectCleanOperations() {
     google::longrunning::ListOperationsRequest request;
     google::longrunning::ListOperationsResponse list;
@@ -319,7 +320,7 @@ class HostileRequestsTest : public AppTest {
       for (const auto& operation : list.operations()) {
         const auto done = Wait(operation);
         ExpectClean(done.error(), done.name());
-        // The spec of a plan is as it was asked for.
+        // The spec of a plan repeats the request.
         if (!done.response().Is<v1::PlanJobResponse>()) ExpectClean(done, done.name());
         failed += done.has_error() ? 1 : 0;
       }
@@ -327,7 +328,7 @@ class HostileRequestsTest : public AppTest {
     } while (!request.page_token().empty());
     return failed;
   }
-  // The job whose bytes these are, so that the queue does not fill. It may have failed by now.
+  // Cancels the job with these bytes, so that the queue does not fill. The job may have failed by now.
   void Cancel(const std::string& bytes) {
     v1::Job job;
     ASSERT_TRUE(job.ParseFromString(bytes));
@@ -337,7 +338,7 @@ class HostileRequestsTest : public AppTest {
     EXPECT_TRUE(status.ok() || status.error_code() == grpc::StatusCode::FAILED_PRECONDITION) << status.error_message();
     ExpectClean({status, ""}, "CancelJob");
   }
-  // No way led to where a file could be made: called when the server has gone.
+  // Checks that no request led to a new file; called after the server has ended.
   void ExpectNothingNew() {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
       EXPECT_NE(entry.path().filename(), "new") << entry.path();
@@ -352,7 +353,7 @@ class HostileRequestsTest : public AppTest {
   bool has_device_ = false;
 };
 
-TEST_F(HostileRequestsTest, S4S7S11EveryStringFieldOfEveryMethod) {
+TEST_F(HostileRequestsTest, S4S7S11HostileTextInAnyFieldOfAnyMethodIsHarmless) {
   Import("tiny");
   {
     v1::LoadModelRequest request;
@@ -392,7 +393,7 @@ TEST_F(HostileRequestsTest, S4S7S11EveryStringFieldOfEveryMethod) {
           const std::string where = StrCat(method->name(), " ", path.back()->full_name(), " ", texts[at].substr(0, 100));
           ExpectClean(answer, where);
           ++asked;
-          // "link" is a good name for a model.
+          // "link" is a valid name for a model.
           const bool leads_out = path.back()->name() == "server_path" || !base::CheckName("name", texts[at]).ok();
           if (at < ways.size() && leads_out && NamesAFile(path.back())) {
             ExpectRefused(answer.status, method, path.back(), where);
@@ -407,7 +408,7 @@ TEST_F(HostileRequestsTest, S4S7S11EveryStringFieldOfEveryMethod) {
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_GT(asked, 5000);
   EXPECT_GT(led_out, 1500);
-  // One JSON object a line, whatever was asked.
+  // One JSON object per line, whatever was asked.
   std::istringstream lines(log);
   int num_lines = 0;
   for (std::string line; std::getline(lines, line); ++num_lines) {
@@ -415,19 +416,19 @@ TEST_F(HostileRequestsTest, S4S7S11EveryStringFieldOfEveryMethod) {
     EXPECT_EQ(line.find('\x1b'), std::string::npos);
   }
   EXPECT_GE(num_lines, asked / 2);
-  // The server is as it was: the model answers, the tables are there.
+  // The server still works: the model answers, and the tables exist.
   v1::ListJobsRequest all;
   all.set_page_size(1000);
   v1::ListJobsResponse jobs;
   EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, all, &jobs).ok());
   EXPECT_GT(jobs.jobs_size(), 100);
-  for (const v1::Job& job : jobs.jobs()) {  // their specs are as they were asked for
+  for (const v1::Job& job : jobs.jobs()) {  // their specs repeat the requests
     ExpectClean(job.error(), job.name());
     ExpectClean(job.state_reason(), job.name());
   }
   v1::GenerateResponse generated;
   EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Generate, Prompt("tiny", "a", 1), &generated).ok());
-  // The exposition is valid, whatever names came by.
+  // The exposition is valid, whatever names were in the requests.
   const auto scrape = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), "/metrics", absl::Minutes(1));
   ASSERT_TRUE(scrape.ok()) << scrape.status();
   EXPECT_EQ(scrape->body.find('\r'), std::string::npos);
@@ -450,7 +451,7 @@ TEST_F(HostileRequestsTest, S4NoPathLeadsOutOfTheImportRoot) {
     google::longrunning::Operation operation;
     const grpc::Status status = Call(models_, &v1::ModelService::Stub::ImportModel, request, &operation);
     ExpectClean({status, ""}, way);
-    // What is an odd name, and no way out, is not there.
+    // An odd name that does not lead out is not found.
     if (status.error_code() != grpc::StatusCode::NOT_FOUND) {
       EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << way;
     }
@@ -474,7 +475,7 @@ TEST_F(HostileRequestsTest, S4NoPathLeadsOutOfTheImportRoot) {
   }
   EXPECT_EQ(ExpectCleanOperations(), 2);
   EXPECT_EQ(watcher.Touches(), 0);
-  // It does see.
+  // The watcher does see accesses.
   std::ifstream(outside_ + "/secret.txt").get();
   EXPECT_GT(watcher.Touches(), 0);
   std::ofstream(directory_ + "/new").put('x');
@@ -508,7 +509,7 @@ TEST_F(HostileRequestsTest, S4UploadedFilesHavePlainNames) {
   ExpectNothingNew();
 }
 
-TEST_F(HostileRequestsTest, S7WhatOperationsJobsAndEventsTellOfFailures) {
+TEST_F(HostileRequestsTest, S7FailuresOfOperationsJobsAndEventsRevealNothing) {
   Import("tiny");
   Upload("texts", testing_support::kTinyTexts);
   const int begun = FailImports();
@@ -553,7 +554,7 @@ TEST_F(HostileRequestsTest, S7WhatOperationsJobsAndEventsTellOfFailures) {
   ExpectClean(happened, "ListJobEvents");
 }
 
-TEST(FindLeaksTest, SeesEachKindAndNotWhatIsLeftOfOne) {
+TEST(FindLeaksTest, FindsEachKindOfLeakButNoneInCleanedText) {
   EXPECT_THAT(FindLeaks("open /var/lib/x: a/b (/srv/data/x)"), ElementsAre("/var/l", "/srv/d"));
   EXPECT_THAT(FindLeaks("x+/tmp/a at 0x7ffdeadbeef0"), ElementsAre("/tmp/a", "0x7ffdeadbeef0"));
   EXPECT_THAT(FindLeaks("app.cc:12 lib.rs:7"), ElementsAre("p.cc", "b.rs"));
@@ -563,7 +564,7 @@ TEST(FindLeaksTest, SeesEachKindAndNotWhatIsLeftOfOne) {
   EXPECT_THAT(FindLeaks("open .../x.json at 0x..., /tmp, /etc/, a/b/c, tokens/s, 0x1f, std:: x, x.cc: 1, SELECT a"), IsEmpty());
 }
 
-TEST(WithoutInternalsTest, LeavesTheLastPartOfAPathAndNoAddress) {
+TEST(WithoutInternalsTest, KeepsTheLastPartOfAPathAndRemovesAddresses) {
   EXPECT_EQ(rpc::WithoutInternals("open /var/lib/nibble/models/m/x.json: No such file"), "open .../x.json: No such file");
   EXPECT_EQ(rpc::WithoutInternals("\"/a/b/\" and (/c/d) at 0x7ffdeadbeef0, path=/e/f"), "\".../b/\" and (.../d) at 0x..., path=.../f");
   EXPECT_EQ(rpc::WithoutInternals("tokens/s, and/or, 1/2/3, /tmp, a/b/c, 0x1f"), "tokens/s, and/or, 1/2/3, /tmp, a/b/c, 0x1f");

@@ -66,7 +66,7 @@ TEST_F(InferenceServiceTest, GenerateLoadsTheModelAndAnswers) {
   EXPECT_FALSE(response.start().request_id().empty());
 }
 
-TEST_F(InferenceServiceTest, AStreamIsOneStartDeltasOneFinishOneUsageAndTheUnaryText) {
+TEST_F(InferenceServiceTest, StreamHasStartDeltasFinishUsageAndTheUnaryText) {
   v1::GenerateResponse whole;
   ASSERT_TRUE(Generate(Prompt("tiny", "a b c", 12), &whole).ok());
   v1::GenerateStreamRequest request;
@@ -154,7 +154,7 @@ TEST_F(InferenceServiceTest, AStopStringIsHeldBackAndNeverShown) {
   v1::GenerateFinish finish;
   for (v1::GenerateReply reply; reader->Read(&reply);) {
     shown += reply.delta().text();
-    EXPECT_EQ(text.rfind(shown, 0), 0u) << "text was taken back";
+    EXPECT_EQ(text.rfind(shown, 0), 0u) << "shown text changed";
     if (reply.has_finish()) finish = reply.finish();
   }
   EXPECT_TRUE(reader->Finish().ok());
@@ -163,7 +163,7 @@ TEST_F(InferenceServiceTest, AStopStringIsHeldBackAndNeverShown) {
   EXPECT_EQ(finish.matched(), stop);
 }
 
-TEST_F(InferenceServiceTest, ChatStreamIsChat) {
+TEST_F(InferenceServiceTest, ChatStreamAnswersAsChat) {
   v1::ChatRequest chat;
   auto& ask = *chat.mutable_request();
   ask.set_model("tiny");
@@ -193,8 +193,8 @@ TEST_F(InferenceServiceTest, ChatStreamIsChat) {
   EXPECT_EQ(rendered.token_ids_size(), whole.usage().prompt_tokens());
 }
 
-// The prompt in front of the text shows its special tokens where the text shows them, of ids and of a conversation alike.
-TEST_F(InferenceServiceTest, AnEchoHasSpecialTokensOnlyWhereTheyAreAskedFor) {
+// An echoed prompt shows its special tokens only where the text does, whether it was sent as ids or as a conversation.
+TEST_F(InferenceServiceTest, EchoHasSpecialTokensOnlyOnRequest) {
   v1::TokenizeRequest tokenize;
   tokenize.set_model("tiny");
   tokenize.set_text("<s>a b");
@@ -221,7 +221,7 @@ TEST_F(InferenceServiceTest, AnEchoHasSpecialTokensOnlyWhereTheyAreAskedFor) {
   }
 }
 
-TEST_F(InferenceServiceTest, PenaltiesAndBiasAreKeptToTheirBounds) {
+TEST_F(InferenceServiceTest, PenaltiesAndBiasOutsideTheirBoundsAreRefused) {
   const auto refuse = [&](const std::function<void(v1::Sampling&)>& change, const std::string& field) {
     auto request = Prompt("tiny", "a", 1);
     change(*request.mutable_sampling());
@@ -247,7 +247,7 @@ TEST_F(InferenceServiceTest, PenaltiesAndBiasAreKeptToTheirBounds) {
   EXPECT_EQ(response.outputs(0).text(), "ddddd");
 }
 
-// At this temperature every token is about as likely as any other: the greedy answer comes of the filter alone.
+// At this temperature all tokens are about equally likely, so the greedy answer can only come from the filter.
 TEST_F(InferenceServiceTest, EachFilterAtItsNarrowestLeavesTheGreedyAnswer) {
   const auto ids = [&](const std::function<void(v1::Sampling&)>& change) -> std::vector<std::int32_t> {
     auto request = Prompt("tiny", "a b c", 12);
@@ -273,7 +273,7 @@ TEST_F(InferenceServiceTest, EachFilterAtItsNarrowestLeavesTheGreedyAnswer) {
   EXPECT_EQ(hot([](auto& s) { s.set_top_k(1); }), greedy);
   EXPECT_EQ(hot([](auto& s) { s.set_top_p(1e-6); }), greedy);
   EXPECT_EQ(hot([](auto& s) { s.set_min_p(1); }), greedy);
-  // As wide as they go they filter nothing.
+  // At their widest, the filters change nothing.
   EXPECT_EQ(hot([](auto& s) { s.set_top_k(112); }), free);
   EXPECT_EQ(hot([](auto& s) { s.set_top_p(1); }), free);
   EXPECT_EQ(hot([](auto& s) { s.set_min_p(0); }), free);
@@ -303,7 +303,7 @@ TEST_F(InferenceServiceTest, AbortEndsTheRequestsOfAnId) {
   abort.add_request_ids("nobody's");
   v1::AbortResponse aborted;
   grpc::Status status;
-  // It may come to its end before the abort, and is then tried again.
+  // The request may end before the abort, and is then tried again.
   for (int round = 0; round < 20 && aborted.aborted_request_ids_size() == 0; ++round) {
     grpc::ClientContext context;
     auto reader = inference_->GenerateStream(&context, request);
@@ -344,7 +344,7 @@ TEST_F(InferenceServiceTest, ARequestWhoseModelDoesNotLoadIsForgotten) {
   EXPECT_EQ(aborted.aborted_request_ids_size(), 0);
 }
 
-TEST_F(InferenceServiceTest, LogprobsComeWithEveryTokenAndOfThePrompt) {
+TEST_F(InferenceServiceTest, EveryTokenAndThePromptHaveLogprobs) {
   auto request = Prompt("tiny", "a b c", 4);
   request.mutable_output()->set_logprobs(2);
   request.mutable_output()->set_prompt_logprobs(1);
@@ -362,7 +362,7 @@ TEST_F(InferenceServiceTest, LogprobsComeWithEveryTokenAndOfThePrompt) {
   EXPECT_FALSE(prompt[0].has_logprob());
   EXPECT_TRUE(prompt[1].has_logprob());
   EXPECT_EQ(prompt[1].top_size(), 1);
-  // "a b c" again: the tokens' bytes are the text's.
+  // The bytes of the tokens are those of the text, "a b c".
   std::string bytes;
   for (const auto& token : prompt) bytes += token.token();
   EXPECT_THAT(bytes, testing::EndsWith("a b c"));
@@ -438,7 +438,7 @@ grpc::Status ReadScore(v1::InferenceService::Stub* stub, const v1::ScoreRequest&
   return reader->Finish();
 }
 
-TEST_F(InferenceServiceTest, ScoreStreamJoinedIsScore) {
+TEST_F(InferenceServiceTest, JoinedScoreStreamEqualsScore) {
   const auto request = LongScore(200);
   v1::ScoreResponse whole, joined;
   const auto unary = Call(inference_, &v1::InferenceService::Stub::Score, request, &whole);
@@ -462,7 +462,7 @@ class MessagesTest : public InferenceServiceTest {
     options.max_send_bytes = kMaxSendBytes;
     return options;
   }
-  // Before any step; the message names the method that streams.
+  // Expects a refusal before any step, whose message names the streaming method.
   void ExpectTooLarge(const grpc::Status& refused, const std::string& method) {
     EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << refused.error_message();
     EXPECT_EQ(ReasonOf(refused), "MESSAGE_TOO_LARGE");
@@ -511,8 +511,8 @@ TEST_F(SmallMessagesTest, PromptLogprobsComeBetweenTheStartAndTheDeltasInPieces)
   EXPECT_EQ(scored, 200);
 }
 
-// An answer without logprobs was computed whole, and gRPC dropped it.
-TEST_F(TinyMessagesTest, EveryUnaryAnswerThatMayNotFitIsRefusedBeforeAnyStep) {
+// Without the check, an answer without logprobs would be computed whole and then dropped by gRPC.
+TEST_F(TinyMessagesTest, UnaryAnswerThatMayNotFitIsRefusedBeforeAnyStep) {
   auto echo = Prompt("tiny", std::string(240, 'a'), 4);
   echo.mutable_sampling()->set_n(8);
   echo.mutable_output()->set_echo(true);
@@ -537,7 +537,7 @@ TEST_F(TinyMessagesTest, EveryUnaryAnswerThatMayNotFitIsRefusedBeforeAnyStep) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-// That of the server, which is over before anything can have been answered. The rest of the way: tests/e2e/test_limits.py.
+// The deadline of the server passes before anything can be answered. Later stages: tests/e2e/test_limits.py.
 class ServerDeadlineTest : public InferenceServiceTest {
  protected:
   AppOptions Options() override {
@@ -547,7 +547,7 @@ class ServerDeadlineTest : public InferenceServiceTest {
   }
 };
 
-TEST_F(ServerDeadlineTest, HoldsWhereTheClientGaveNone) {
+TEST_F(ServerDeadlineTest, AppliesOnlyWithoutADeadlineOfTheClient) {
   const v1::GenerateRequest ask = Prompt("tiny", "a b c", 8);
   v1::ChatRequest chat;
   chat.mutable_request()->set_model("tiny");
@@ -579,7 +579,7 @@ TEST_F(ServerDeadlineTest, HoldsWhereTheClientGaveNone) {
     grpc::ClientContext none;
     const grpc::Status late = calls[i](none);
     EXPECT_EQ(late.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << i << ": " << late.error_message();
-    EXPECT_EQ(ReasonOf(late), "DEADLINE_EXCEEDED") << i << ": the server said so";
+    EXPECT_EQ(ReasonOf(late), "DEADLINE_EXCEEDED") << i << ": the server ended the call";
     grpc::ClientContext own;
     own.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
     const grpc::Status status = calls[i](own);
@@ -588,7 +588,7 @@ TEST_F(ServerDeadlineTest, HoldsWhereTheClientGaveNone) {
 }
 
 // The bits of an int8 model do not depend on how many positions go through it at once.
-TEST_F(InferenceServiceTest, Int8LogitsAreTheSameForEveryChunk) {
+TEST_F(InferenceServiceTest, Int8LogitsDoNotDependOnTheChunk) {
   MakeInt8();
   std::vector<std::string> digests[3];
   const int chunks[] = {1, 7, 64};
@@ -667,7 +667,7 @@ TEST_F(InferenceServiceTest, ErrorsNameTheirReason) {
   EXPECT_EQ(FieldOf(Generate(nothing, &response)), "input");
 }
 
-// C2 (docs/faults.md). "bytes" and "max_bytes" are of a text that was not encoded; the model takes 256 tokens.
+// C2 (docs/faults.md). An error that names bytes is about a text that was not encoded; the model takes 256 tokens.
 TEST_F(InferenceServiceTest, C2LargePromptsAreRefusedBeforeTheyAreEncoded) {
   const std::string large(3 << 20, 'a');
   const auto expect_unread = [](const grpc::Status& status, const std::string& field) {
@@ -706,8 +706,8 @@ TEST_F(InferenceServiceTest, C2LargePromptsAreRefusedBeforeTheyAreEncoded) {
   EXPECT_TRUE(Generate(Prompt("tiny", "a b c", 2), &response).ok());
 }
 
-// C2: their number is compared with the context before anything is made of them. The last is no token, which a decoder would have found.
-TEST_F(InferenceServiceTest, C2TokenIdsThatAreTooManyAreRefusedBeforeTheyAreDecoded) {
+// C2: the number of ids is compared with the context first. The last id is invalid, which a decoder would have found.
+TEST_F(InferenceServiceTest, C2TooManyTokenIdsAreRefusedBeforeTheyAreDecoded) {
   v1::GenerateRequest request;
   request.set_model("tiny");
   request.mutable_output()->set_echo(true);
@@ -726,8 +726,8 @@ TEST_F(InferenceServiceTest, C2TokenIdsThatAreTooManyAreRefusedBeforeTheyAreDeco
   EXPECT_EQ(ReasonOf(refused), "PROMPT_TOO_LONG") << refused.error_message();
 }
 
-// Neither is a name that a model could have: what is meant is said, and what to ask for instead.
-TEST_F(InferenceServiceTest, AVersionOrAnAdapterInANameIsNotBuilt) {
+// No model can have such a name: the error says what the name means, and what to use instead.
+TEST_F(InferenceServiceTest, VersionOrAdapterInANameIsUnimplemented) {
   using Stub = v1::InferenceService::Stub;
   const auto expect = [&](const grpc::Status& status, const std::string& field, const std::string& name) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << field << " " << name << ": " << status.error_message();
@@ -784,7 +784,7 @@ TEST_F(InferenceServiceTest, AVersionOrAnAdapterInANameIsNotBuilt) {
   }
 }
 
-TEST_F(InferenceServiceTest, FieldsThatAreNotBuiltAreNamedNotIgnored) {
+TEST_F(InferenceServiceTest, UnbuiltFieldsAreRefusedByName) {
   const auto expect = [&](const v1::GenerateRequest& request, const std::string& name) {
     v1::GenerateResponse response;
     const auto status = Generate(request, &response);
@@ -799,8 +799,8 @@ TEST_F(InferenceServiceTest, FieldsThatAreNotBuiltAreNamedNotIgnored) {
   expect(request, "GenerateRequest.choice");
 }
 
-// Its text is shown where special tokens are, and is no match.
-TEST_F(InferenceServiceTest, AnEndTokenWhoseTextIsAStopStringEndsAsAToken) {
+// The text of the end token is shown with special tokens, but is not a match.
+TEST_F(InferenceServiceTest, EndTokenWhoseTextIsAStopStringIsNotAMatch) {
   v1::GenerateRequest ask = Prompt("tiny", "a b c", 8);
   ask.mutable_stopping()->set_ignore_eos(false);
   ask.mutable_stopping()->add_stop("</s>");
@@ -850,7 +850,7 @@ TEST_F(InferenceServiceTest, PenaltiesAndBiasHoldInStreamsAndForEveryOutput) {
       EXPECT_EQ(text[i], output.text()) << i;
     }
   };
-  // Of this model's logits none is above 1: the bias alone decides, and what is taken from it.
+  // No logit of this model is above 1: only the bias and the penalties decide.
   const auto bias = [](v1::Sampling& s, std::map<std::int32_t, double> biases) {
     for (const auto& one : biases) (*s.mutable_logit_bias())[one.first] = one.second;
   };
@@ -866,7 +866,7 @@ TEST_F(InferenceServiceTest, ACancelledStreamFreesItsSlot) {
   v1::GenerateStreamRequest request;
   *request.mutable_request() = Prompt("tiny", "a b c", 240);
   grpc::Status ended;
-  for (int i = 0; i < 20 && ended.ok(); ++i) {  // an answer may be whole before it is cancelled
+  for (int i = 0; i < 20 && ended.ok(); ++i) {  // an answer may be complete before it is cancelled
     grpc::ClientContext context;
     auto reader = inference_->GenerateStream(&context, request);
     v1::GenerateReply reply;
@@ -895,7 +895,7 @@ TEST_F(InferenceServiceTest, ADeadlineEndsARequest) {
             grpc::StatusCode::DEADLINE_EXCEEDED);
 }
 
-TEST_F(InferenceServiceTest, ManyAtOnceAnswerAsOneAlone) {
+TEST_F(InferenceServiceTest, ConcurrentRequestsAnswerAsEachAlone) {
   MakeInt8();
   const auto prompt = [this](std::size_t i) {
     v1::GenerateRequest request = Prompt("tiny8", std::string(1 + 2 * i, 'a'), 20);
@@ -951,10 +951,10 @@ TEST_F(InferenceServiceTest, ChatNeedsAConversation) {
   EXPECT_EQ(response.usage().completion_tokens(), 4);
 }
 
-// "tiny" has a tokenizer that says otherwise in places.
+// "tiny" has a tokenizer in which some text is replaced.
 class AlteredTokenizerTest : public InferenceServiceTest {
  protected:
-  // InferenceServiceTest's, with an import root whose model has the tokenizer with each first text replaced by its second.
+  // Options with an import root whose model has the tokenizer with each first text replaced by its second.
   AppOptions OptionsWith(const std::vector<std::pair<std::string, std::string>>& replaced) {
     AppOptions options = InferenceServiceTest::Options();
     options.import_root = directory_ + "/root";
@@ -968,14 +968,14 @@ class AlteredTokenizerTest : public InferenceServiceTest {
   }
 };
 
-// "tiny" has a tokenizer that puts <s>, of id 0, before a text.
+// "tiny" has a tokenizer that puts <s> (id 0) before a text.
 class AddedTokenTest : public AlteredTokenizerTest {
  protected:
   AppOptions Options() override {
     return OptionsWith({{R"("single": [)", R"("single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},)"},
                         {R"("special_tokens": {})", R"("special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}})"}});
   }
-  // `add`: unset, the default; here and below.
+  // `add`: unset for the default, here and below.
   template <typename Request, typename Response>
   Response AskOfText(grpc::Status (v1::InferenceService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                      std::optional<bool> add, const char* text = "a b c") {
@@ -1001,7 +1001,7 @@ class AddedTokenTest : public AlteredTokenizerTest {
   }
 };
 
-TEST_F(AddedTokenTest, ATextHasItWhereItIsNotRefused) {
+TEST_F(AddedTokenTest, TextGetsTheTokenUnlessTheRequestForbidsIt) {
   const auto with = ElementsAre(0, 67, 97, 68, 97, 69);
   const auto without = ElementsAre(67, 97, 68, 97, 69);
   EXPECT_THAT(Tokens({}), with);
@@ -1012,8 +1012,8 @@ TEST_F(AddedTokenTest, ATextHasItWhereItIsNotRefused) {
   EXPECT_THAT(Scored(false), without);
 }
 
-// T9 (docs/faults.md): as training encodes a row that begins with it.
-TEST_F(AddedTokenTest, ATextThatBeginsWithItHasItOnce) {
+// T9 (docs/faults.md): training encodes a row that begins with the token in the same way.
+TEST_F(AddedTokenTest, TextThatBeginsWithTheTokenHasItOnce) {
   for (const std::optional<bool> add : {std::optional<bool>(), std::optional(true), std::optional(false)}) {
     const auto tokenized = AskOfText<v1::TokenizeRequest>(&v1::InferenceService::Stub::Tokenize, add, "<s>a b c");
     EXPECT_THAT(tokenized.token_ids(), ElementsAre(0, 67, 97, 68, 97, 69));
@@ -1026,7 +1026,7 @@ TEST_F(AddedTokenTest, ATextThatBeginsWithItHasItOnce) {
   EXPECT_EQ(response.usage().prompt_tokens(), 6);
 }
 
-TEST_F(AddedTokenTest, APromptHasItWhereItIsText) {
+TEST_F(AddedTokenTest, OnlyATextPromptGetsTheToken) {
   const auto prompt = [&](const v1::GenerateRequest& request) {
     v1::GenerateResponse response;
     const auto status = Generate(request, &response);
@@ -1042,15 +1042,15 @@ TEST_F(AddedTokenTest, APromptHasItWhereItIsText) {
   EXPECT_THAT(prompt(request), ElementsAre(0, 67, 97, 68, 97, 69));
   for (const int id : {67, 97, 68}) request.mutable_token_ids()->add_ids(id);
   EXPECT_THAT(prompt(request), ElementsAre(67, 97, 68));
-  // A template spells out its special tokens: this one has none. (Nor has the vocabulary its line's end.)
+  // A template writes its own special tokens: this one writes none. (The vocabulary does not have its newline.)
   auto* message = request.mutable_chat()->add_messages();
   message->set_role("a");
   message->set_content("b");
   EXPECT_THAT(prompt(request), ElementsAre(67, 28, 97, 68));  // "a: b"
 }
 
-// "tiny" has tokens that hold pieces of characters, and answers with them one after the other: with this penalty a token that was
-// drawn is hardly drawn again, and the bias falls from token to token.
+// "tiny" has tokens that hold pieces of characters, and answers with them one after the other: with this penalty a
+// token is hardly ever drawn twice, and the bias falls from token to token.
 class PiecesOfCharactersTest : public AlteredTokenizerTest {
  protected:
   AppOptions Options() override {
@@ -1069,12 +1069,12 @@ class PiecesOfCharactersTest : public AlteredTokenizerTest {
     return request;
   }
   struct Streamed {
-    std::vector<std::string> deltas;  // those with tokens, and what comes at the end
+    std::vector<std::string> deltas;  // deltas with tokens, and the one at the end
     std::string text;
     std::vector<std::int32_t> ids;
     v1::GenerateFinish finish;
   };
-  // As a stream gives it, after it was found to be what the unary answer is.
+  // The streamed answer, after a check that it equals the unary one.
   Streamed Stream(const v1::GenerateRequest& ask) {
     v1::GenerateStreamRequest request;
     *request.mutable_request() = ask;
@@ -1104,7 +1104,7 @@ class PiecesOfCharactersTest : public AlteredTokenizerTest {
 
 constexpr char kEAcute[] = "\xC3\xA9", kEuro[] = "\xE2\x82\xAC", kGrin[] = "\xF0\x9F\x98\x80";
 
-TEST_F(PiecesOfCharactersTest, DeltasAreWholeCharactersAndJoinedTheText) {
+TEST_F(PiecesOfCharactersTest, DeltasAreWholeCharactersAndJoinToTheText) {
   const Streamed all = Stream(Ask(6));
   EXPECT_THAT(all.ids, ElementsAre(87, 88, 89, 90, 91, 92));
   EXPECT_EQ(all.text, std::string(kEAcute) + kEuro + kGrin + "!");
@@ -1118,7 +1118,7 @@ TEST_F(PiecesOfCharactersTest, DeltasAreWholeCharactersAndJoinedTheText) {
   EXPECT_EQ(text.text(), all.text);
 }
 
-TEST_F(PiecesOfCharactersTest, AnEndWithinACharacterTellsItsBytes) {
+TEST_F(PiecesOfCharactersTest, EndWithinACharacterReportsItsBytes) {
   const std::vector<std::pair<std::string, std::string>> wanted = {
       {"", "\xC3"}, {kEAcute, "\xE2"}, {kEAcute, "\xE2\x82"}, {std::string(kEAcute) + kEuro, "\xF0\x9F"},
       {std::string(kEAcute) + kEuro, "\xF0\x9F\x98"}};
@@ -1145,7 +1145,7 @@ TEST_F(PiecesOfCharactersTest, AStopStringOfSeveralCharactersIsFoundAcrossTokens
       EXPECT_EQ(stopped.ids.size(), stop == kEuro ? 4u : 6u) << stop;
     }
   }
-  // As one, but for its last byte: held back as long as it may be that, then shown.
+  // Differs from the text only in its last byte: the text is held back while it may match, then shown.
   v1::GenerateRequest ask = Ask(6);
   ask.mutable_stopping()->add_stop(std::string(kEuro) + "\xF0\x9F\x98\x81");
   const Streamed all = Stream(ask);
@@ -1155,7 +1155,7 @@ TEST_F(PiecesOfCharactersTest, AStopStringOfSeveralCharactersIsFoundAcrossTokens
   EXPECT_EQ(all.finish.matched(), "");
 }
 
-// "tiny" has a template that writes nothing, and two answers at once are all that it gives.
+// "tiny" has a template that writes nothing, and at most two outputs run at once.
 class RefusedByTheEngineTest : public InferenceServiceTest {
  protected:
   AppOptions Options() override {
@@ -1168,7 +1168,7 @@ class RefusedByTheEngineTest : public InferenceServiceTest {
     options.engine.max_running = 2;
     return options;
   }
-  // What Generate, and Score with the same input, say is wrong.
+  // Expects that Generate, and Score with the same input, refuse this field.
   void Refused(const v1::GenerateRequest& request, const std::string& field) {
     v1::GenerateResponse response;
     const grpc::Status generate = Generate(request, &response);
@@ -1188,7 +1188,7 @@ class RefusedByTheEngineTest : public InferenceServiceTest {
   }
 };
 
-TEST_F(RefusedByTheEngineTest, TheInputThatWasSentIsNamed) {
+TEST_F(RefusedByTheEngineTest, RefusalNamesTheInputThatWasSent) {
   auto request = Prompt("tiny", "", 1);
   Refused(request, "text");
   request.mutable_token_ids();
@@ -1201,7 +1201,7 @@ TEST_F(RefusedByTheEngineTest, TheInputThatWasSentIsNamed) {
   Refused(request, "chat");
 }
 
-TEST_F(RefusedByTheEngineTest, MoreOutputsThanRunAtOnceAreNamed) {
+TEST_F(RefusedByTheEngineTest, MoreOutputsThanRunAtOnceAreRefused) {
   auto request = Prompt("tiny", "a", 1);
   request.mutable_sampling()->set_n(3);
   v1::GenerateResponse response;
@@ -1214,7 +1214,7 @@ TEST_F(RefusedByTheEngineTest, MoreOutputsThanRunAtOnceAreNamed) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-// A buffer of few messages, and little patience.
+// A small buffer, and a short time limit for slow readers.
 class SlowReaderTest : public InferenceServiceTest {
  protected:
   AppOptions Options() override {
@@ -1224,7 +1224,7 @@ class SlowReaderTest : public InferenceServiceTest {
     options.engine.kv_tokens = 8192;
     return options;
   }
-  // Without this the transport's window grows with what the machine could take, and swallows a whole answer.
+  // Otherwise the transport's window grows with the machine and takes a whole answer.
   void SetUp() override {
     InferenceServiceTest::SetUp();
     grpc::ChannelArguments arguments;
@@ -1233,7 +1233,7 @@ class SlowReaderTest : public InferenceServiceTest {
     inference_ = v1::InferenceService::NewStub(grpc::CreateCustomChannel(
         "127.0.0.1:" + std::to_string(app_->grpc_port()), grpc::InsecureChannelCredentials(), arguments));
   }
-  // More than the transport takes while nobody reads.
+  // More than the transport takes while the client does not read.
   v1::GenerateStreamRequest Large() {
     v1::GenerateStreamRequest request;
     *request.mutable_request() = Prompt("tiny", "a b c", 240);
@@ -1243,7 +1243,7 @@ class SlowReaderTest : public InferenceServiceTest {
   }
 };
 
-TEST_F(SlowReaderTest, OneThatTakesNothingLosesItsRequestAndIsToldWhatItCost) {
+TEST_F(SlowReaderTest, ReaderThatTakesNothingLosesItsRequestAndGetsItsUsage) {
   grpc::ClientContext context;
   auto reader = inference_->GenerateStream(&context, Large());
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -1259,13 +1259,13 @@ TEST_F(SlowReaderTest, OneThatTakesNothingLosesItsRequestAndIsToldWhatItCost) {
   for (const auto& detail : details.details()) detail.UnpackTo(&usage);
   EXPECT_GT(usage.completion_tokens(), 0);
   EXPECT_LT(usage.completion_tokens(), 16 * 240);
-  // The answer may be here before the step that frees them has ended.
+  // The status may arrive before the end of the step that frees them.
   while (Load().kv_blocks_used() > 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
   EXPECT_EQ(Load().kv_blocks_used(), 0);
 }
 
-// Wherever the buffer fills up, in the last step too: what comes with OK is the whole answer.
-TEST_F(SlowReaderTest, OkIsNeverSaidOfHalfAnAnswer) {
+// Wherever the buffer fills up, also in the last step: an answer with OK is complete.
+TEST_F(SlowReaderTest, TruncatedAnswerIsNeverOk) {
   int whole = 0, lost = 0;
   for (int tokens = 2; tokens < 60 && lost < 3; ++tokens) {
     v1::GenerateStreamRequest request = Large();
@@ -1302,7 +1302,7 @@ TEST_F(SlowReaderTest, OkIsNeverSaidOfHalfAnAnswer) {
   EXPECT_EQ(lost, 3) << "the buffer never filled up";
 }
 
-TEST_F(SlowReaderTest, OneThatReadsGetsEverything) {
+TEST_F(SlowReaderTest, ReaderThatReadsGetsEverything) {
   grpc::ClientContext context;
   auto reader = inference_->GenerateStream(&context, Large());
   int tokens = 0, finishes = 0;

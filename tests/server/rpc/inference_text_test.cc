@@ -1,4 +1,5 @@
-// Large texts are encoded one at a time on a thread of their own, whichever method receives them, also if a template makes them large.
+// Large texts are encoded one at a time on a separate thread, whichever method receives them, even if a template
+// makes them large.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -69,7 +70,7 @@ class InferenceTextTest : public testing_support::InferenceFixture {
     const auto stored = (*pending)->Commit();
     ASSERT_TRUE(stored.ok()) << stored.status();
   }
-  // The thread of large texts does nothing else until OpenGate.
+  // Blocks the thread of large texts until OpenGate.
   void ShutGate() {
     auto shut = std::make_shared<std::promise<void>>();
     gate_ = shut;
@@ -150,7 +151,7 @@ class InferenceTextTest : public testing_support::InferenceFixture {
   std::shared_ptr<std::promise<void>> gate_;
 };
 
-// C2 (docs/faults.md): chats were taken for small by their contents alone, and encoded on the shared workers.
+// C2 (docs/faults.md): a chat whose contents are small may be large, and must not be encoded on the shared workers.
 TEST_F(InferenceTextTest, C2LargeChatsAreEncodedOnTheThreadOfLargeTexts) {
   struct Case {
     const char* what;
@@ -165,7 +166,9 @@ TEST_F(InferenceTextTest, C2LargeChatsAreEncodedOnTheThreadOfLargeTexts) {
     Calls calls = BeginAll(one.model, one.chat);
     EXPECT_TRUE(Soon([&] { return edge_.live_calls.count() == calls.size(); })) << one.what;
     for (int i = 0; i < 20; ++i) EXPECT_TRUE(TokenizeText("a b c").ok()) << one.what << ": the shared worker is free";
-    for (const auto& [name, call] : calls) EXPECT_FALSE(call->ended()) << name << " of " << one.what << " did not wait its turn";
+    for (const auto& [name, call] : calls) {
+      EXPECT_FALSE(call->ended()) << name << " of " << one.what << " did not wait for its turn";
+    }
     OpenGate();
     for (auto& [name, call] : calls) {
       const grpc::Status status = call->status.get();
@@ -179,7 +182,7 @@ TEST_F(InferenceTextTest, C2LargeChatsAreEncodedOnTheThreadOfLargeTexts) {
   }
 }
 
-// C4: the thread serves them in the order of arrival, so that one principal could hold up all others.
+// C4: the thread serves texts in the order of arrival, so that one principal could hold up all others.
 TEST_F(InferenceTextTest, C4OnePrincipalDoesNotTakeAllPlacesOfLargeTexts) {
   const std::string file = models_.Path("tokens.jsonl");
   model::WriteBytes(file, testing_support::TokenLine("ann", "infer") + testing_support::TokenLine("bob", "infer"));

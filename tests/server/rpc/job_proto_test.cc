@@ -12,7 +12,7 @@
 namespace nibble::rpc {
 namespace {
 
-TEST(JobProtoTest, FigureThatIsNoNumberIsShownAsNoneAndOneThatIsAbsentAsZero) {
+TEST(JobProtoTest, NullFigureIsShownAsNanAndAbsentFigureAsZero) {
   jobs::JobRecord job;
   job.progress = *base::ParseJson(R"({"tokens_per_s":null,"tokens":null,"latest_eval":{"step":4,"eval_loss":null}})");
   const v1::Job shown = ToProto(job);
@@ -23,7 +23,7 @@ TEST(JobProtoTest, FigureThatIsNoNumberIsShownAsNoneAndOneThatIsAbsentAsZero) {
   EXPECT_EQ(shown.progress().tokens(), 0);
 }
 
-TEST(JobProtoTest, TimeThatNoMessageHoldsIsTheLongestThatOneDoes) {
+TEST(JobProtoTest, DurationBeyondTheRangeOfAMessageIsClamped) {
   for (const absl::Duration forever : {absl::Seconds(9.2e18), absl::InfiniteDuration()}) {
     EXPECT_EQ(ToProto(forever).seconds(), 315'576'000'000);
     EXPECT_EQ(ToProto(-forever).seconds(), -315'576'000'000);
@@ -33,7 +33,7 @@ TEST(JobProtoTest, TimeThatNoMessageHoldsIsTheLongestThatOneDoes) {
   EXPECT_EQ(ToProto(absl::Milliseconds(1500)).nanos(), 500'000'000);
 }
 
-// What a trainer writes for itself names its files; what a user of the service sees does not.
+// Messages that a trainer writes name its files; a user of the service must not see the paths.
 TEST(JobProtoTest, EventsKeepNoPathOfTheServer) {
   for (const char* type : {"warning", "log", "state"}) {
     jobs::Event event;
@@ -47,7 +47,7 @@ TEST(JobProtoTest, EventsKeepNoPathOfTheServer) {
   }
 }
 
-TEST(JobProtoTest, SeedsThatAreNotGivenAreThatOfTheRun) {
+TEST(JobProtoTest, UnsetSeedsAreThatOfTheRun) {
   v1::JobSpec spec;
   spec.mutable_qlora();
   spec.mutable_run()->set_seed(7);
@@ -64,7 +64,7 @@ TEST(JobProtoTest, SeedsThatAreNotGivenAreThatOfTheRun) {
   EXPECT_EQ(taken->data.shuffle_seed, 3);
 }
 
-TEST(JobProtoTest, AddSpecialTokensGoesBothWays) {
+TEST(JobProtoTest, AddSpecialTokensIsConvertedBothWays) {
   v1::JobSpec spec;
   spec.mutable_qlora();
   EXPECT_FALSE(ToProto(*FromProto(spec)).data().has_add_special_tokens());
@@ -79,7 +79,7 @@ TEST(JobProtoTest, AddSpecialTokensGoesBothWays) {
   }
 }
 
-TEST(JobProtoTest, ACancelledJobSaysWhyAndThatItWasTheUser) {
+TEST(JobProtoTest, CancelledJobNamesTheUserAsItsReason) {
   jobs::JobRecord job;
   job.state = jobs::JobState::kCancelled;
   job.error = jobs::CancelledByUser();
@@ -92,7 +92,7 @@ TEST(JobProtoTest, ACancelledJobSaysWhyAndThatItWasTheUser) {
   EXPECT_EQ(info.metadata().at("fault"), "user");
 }
 
-TEST(JobProtoTest, EpochIsAFractionOfTheJobAndWholePassesOfAStep) {
+TEST(JobProtoTest, EpochOfAJobIsAFractionAndOfAStepWholePasses) {
   jobs::JobRecord job;
   job.progress = *base::ParseJson(R"({"epoch":1.25,"latest_step":{"step":5,"epoch":1,"epochs_done":1.25}})");
   const v1::Job shown = ToProto(job);
@@ -111,7 +111,7 @@ TEST(JobProtoTest, CheckpointEventsHaveTheirMetrics) {
   EXPECT_EQ(metrics.at("eval_loss"), 3.5);
 }
 
-TEST(JobProtoTest, WarningsNameTheirRowsAndNoMoreThanTwenty) {
+TEST(JobProtoTest, WarningsNameAtMostTwentyRows) {
   jobs::Event event;
   event.type = "warning";
   event.body = {{"reason", "ROWS_TRUNCATED"}, {"message", "2 of 9 rows"}, {"row_ids", {4, "x", 9, 1.5, nullptr}}};
@@ -126,7 +126,7 @@ TEST(JobProtoTest, WarningsNameTheirRowsAndNoMoreThanTwenty) {
   EXPECT_EQ(ToProto(jobs::JobRecord(), event).warning().row_ids_size(), 0);
 }
 
-TEST(JobProtoTest, AJobShowsWhatItIsMadeOfAndItsBestCheckpoint) {
+TEST(JobProtoTest, JobShowsItsDigestsAndItsBestCheckpoint) {
   jobs::JobRecord job;
   job.id = "job-1";
   job.digests = {.config = "a", .data = "b", .eval_data = "c", .tokenizer = "d", .code = "e", .base_model = "f"};
@@ -142,7 +142,7 @@ TEST(JobProtoTest, AJobShowsWhatItIsMadeOfAndItsBestCheckpoint) {
             "abcdef");
 }
 
-TEST(JobProtoTest, EnumsOfBitNetThatAreUnknownAndRampsAreRefused) {
+TEST(JobProtoTest, UnknownEnumsAndRampsOfBitNetAreRefused) {
   const auto taken = [](const std::function<void(v1::BitNetQatMethod&)>& change) {
     v1::JobSpec spec;
     change(*spec.mutable_bitnet_qat());

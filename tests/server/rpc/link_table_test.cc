@@ -1,4 +1,4 @@
-// What nibbled is linked with, read from its own dynamic section: a serving image must not need libtorch.
+// The libraries that nibbled links, read from its dynamic section: a serving image must not need libtorch.
 #include <elf.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ bool HasLibrary(const std::set<std::string>& names, const std::string& prefix) {
   return false;
 }
 
-TEST(LinkTableTest, NibbledHasTheLibrariesOfTheServerAndNoTorch) {
+TEST(LinkTableTest, NibbledLinksTheLibrariesOfTheServerButNotTorch) {
   const auto names = Needed(NIBBLED_PATH);
   for (const char* wanted : {"libgrpc++.so", "libprotobuf.so", "libabsl_", "libprometheus-cpp-core.so", "libdnnl.so"}) {
     EXPECT_TRUE(HasLibrary(names, wanted)) << wanted << " is not among " << testing::PrintToString(names);

@@ -1,5 +1,5 @@
-// While a model is loaded, which takes as long as its test wants, the one worker of a server answers everybody else, and whoever waits
-// for the model may go.
+// While a model is loaded, for as long as the test wants, the only worker of a server answers other calls, and calls
+// that wait for the model may leave.
 #include "server/rpc/model_loads.h"
 
 #include <grpcpp/grpcpp.h>
@@ -29,7 +29,7 @@ using testing_support::Handled;
 using testing_support::InfoOf;
 using testing_support::Soon;
 
-// Holds the loads of the models that are shut.
+// Blocks the loads of the models for which it is shut.
 class Gate {
  public:
   void Shut(const std::string& name) {
@@ -68,7 +68,7 @@ class Gate {
 
 class ModelLoadsTest : public testing_support::InferenceFixture {
  protected:
-  // A Generate that is under way.
+  // A Generate in progress.
   struct Asked {
     grpc::ClientContext context;
     v1::GenerateResponse response;
@@ -129,11 +129,11 @@ class ModelLoadsTest : public testing_support::InferenceFixture {
     v1::ServerLoad load;
     return server_stub_->GetLoad(&context, {}, &load);
   }
-  // That many calls wait for a load, there are no others, and the worker has done with them all.
+  // Waits until exactly so many calls wait for a load, there are no others, and the worker has finished with them all.
   bool AwaitWaiting(std::size_t calls) {
     return Soon([&] { return loads_->num_waiting() == calls && edge_.live_calls.count() == calls; }) && GetLoad().ok();
   }
-  // What Abort finds.
+  // The number of requests that Abort finds.
   int Abort(const std::string& id) {
     grpc::ClientContext context;
     v1::AbortRequest request;
@@ -230,7 +230,7 @@ TEST_F(ModelLoadsTest, EveryKindOfCallWaitsForItsModel) {
   EXPECT_EQ(gate_.begun("cold"), 1);
 }
 
-TEST_F(ModelLoadsTest, WhoCancelsIsGoneAtOnceAndTheOthersAreAnswered) {
+TEST_F(ModelLoadsTest, CancelledCallEndsAtOnceAndTheOthersAreAnswered) {
   gate_.Shut("cold");
   const auto gone = Begin("cold");
   const auto stays = Begin("cold");
@@ -238,7 +238,7 @@ TEST_F(ModelLoadsTest, WhoCancelsIsGoneAtOnceAndTheOthersAreAnswered) {
   EXPECT_TRUE(AwaitWaiting(2));
   gone->context.TryCancel();
   EXPECT_EQ(gone->status.get().error_code(), grpc::StatusCode::CANCELLED);
-  EXPECT_TRUE(AwaitWaiting(1)) << "the server, too, has done with it";
+  EXPECT_TRUE(AwaitWaiting(1)) << "the server has finished with it too";
   EXPECT_FALSE(stays->ended());
   gate_.Open();
   const grpc::Status status = stays->status.get();
@@ -246,7 +246,7 @@ TEST_F(ModelLoadsTest, WhoCancelsIsGoneAtOnceAndTheOthersAreAnswered) {
   EXPECT_EQ(gate_.begun("cold"), 1);
 }
 
-TEST_F(ModelLoadsTest, ALoadGoesOnForWhoAsksNext) {
+TEST_F(ModelLoadsTest, LoadContinuesForTheNextCall) {
   gate_.Shut("cold");
   const auto gone = Begin("cold");
   EXPECT_TRUE(gate_.AwaitBegun("cold"));
@@ -254,7 +254,7 @@ TEST_F(ModelLoadsTest, ALoadGoesOnForWhoAsksNext) {
   gone->context.TryCancel();
   EXPECT_EQ(gone->status.get().error_code(), grpc::StatusCode::CANCELLED);
   EXPECT_TRUE(AwaitWaiting(0));
-  EXPECT_EQ(Abort("of cold"), 0) << "nothing is left of it";
+  EXPECT_EQ(Abort("of cold"), 0) << "the request is forgotten";
   {
     grpc::ClientContext context;
     v1::GenerateStreamRequest request;
@@ -267,7 +267,7 @@ TEST_F(ModelLoadsTest, ALoadGoesOnForWhoAsksNext) {
     EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }
   EXPECT_TRUE(AwaitWaiting(0));
-  EXPECT_TRUE(Soon([&] { return Abort("of cold") == 0; })) << "gRPC has done with a stream before we have";
+  EXPECT_TRUE(Soon([&] { return Abort("of cold") == 0; })) << "gRPC ends a stream before the service does";
   gate_.Open();
   EXPECT_TRUE(Soon([&] { return manager_->IsLoaded("cold"); }));
   const grpc::Status status = Generate("cold");
@@ -306,7 +306,7 @@ TEST_F(ModelLoadsTest, ADeadlineEndsTheWait) {
     EXPECT_EQ(inference_->Generate(&context, Ask("cold"), &response).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
     EXPECT_TRUE(AwaitWaiting(0));
   }
-  // The server's own, where the client gave none, and says so.
+  // The deadline of the server, if the client gave none; the error shows it.
   edge_.generate_deadline = absl::Milliseconds(100);
   ExpectStopped(Begin("cold")->status.get(), grpc::StatusCode::DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED");
   {
@@ -329,8 +329,8 @@ TEST_F(ModelLoadsTest, ADeadlineEndsTheWait) {
   gate_.Open();
 }
 
-// To the server a client whose deadline has passed looks like one that cancels.
-TEST_F(ModelLoadsTest, AClientsDeadlineIsCountedAsThatAndACancelAsACancel) {
+// To the server, a client whose deadline has passed looks like one that cancels.
+TEST_F(ModelLoadsTest, DeadlinesAndCancelsOfClientsAreCountedApart) {
   constexpr char kUnary[] = "nibble.v1.InferenceService/Generate", kStream[] = "nibble.v1.InferenceService/GenerateStream";
   gate_.Shut("cold");
   v1::GenerateStreamRequest request;
@@ -367,7 +367,7 @@ TEST_F(ModelLoadsTest, AClientsDeadlineIsCountedAsThatAndACancelAsACancel) {
   gate_.Open();
 }
 
-TEST_F(ModelLoadsTest, ANameOfNoModelWaitsForNoLoad) {
+TEST_F(ModelLoadsTest, UnknownModelDoesNotWaitForALoad) {
   for (const char* name : {"cold", "frozen"}) gate_.Shut(name);
   const auto cold = Begin("cold"), frozen = Begin("frozen");
   EXPECT_TRUE(gate_.AwaitBegun("cold"));
@@ -381,7 +381,7 @@ TEST_F(ModelLoadsTest, ANameOfNoModelWaitsForNoLoad) {
   EXPECT_TRUE(frozen->status.get().ok());
 }
 
-TEST_F(ModelLoadsTest, WhatNobodyWaitsForIsNotBegun) {
+TEST_F(ModelLoadsTest, LoadWithoutAWaitingCallIsNotBegun) {
   for (const char* name : {"cold", "frozen"}) gate_.Shut(name);
   const auto cold = Begin("cold"), frozen = Begin("frozen");
   EXPECT_TRUE(gate_.AwaitBegun("cold"));
@@ -394,13 +394,13 @@ TEST_F(ModelLoadsTest, WhatNobodyWaitsForIsNotBegun) {
   gate_.Open();
   EXPECT_TRUE(cold->status.get().ok());
   EXPECT_TRUE(frozen->status.get().ok());
-  for (const char* name : {"fourth", "fifth"}) EXPECT_TRUE(Generate(name).ok());  // those before them have had their turn
+  for (const char* name : {"fourth", "fifth"}) EXPECT_TRUE(Generate(name).ok());  // earlier loads have had their turn
   EXPECT_EQ(gate_.begun("third"), 0);
   EXPECT_TRUE(Generate("third").ok());
   EXPECT_EQ(gate_.begun("third"), 1);
 }
 
-TEST_F(ModelLoadsTest, ALoadThatFailsIsTriedAgainByTheNext) {
+TEST_F(ModelLoadsTest, FailedLoadIsRetriedByTheNextCall) {
   gate_.Shut("cold");
   damaged_ = true;
   const auto one = Begin("cold"), other = Begin("cold");
@@ -416,8 +416,8 @@ TEST_F(ModelLoadsTest, ALoadThatFailsIsTriedAgainByTheNext) {
   EXPECT_EQ(gate_.begun("cold"), 2);
 }
 
-// Between the end of the load and the worker that goes on.
-TEST_F(ModelLoadsTest, AModelThatIsUnloadedBeforeItsCallGoesOnAnswersIt) {
+// Unloads between the end of the load and the worker that continues the call.
+TEST_F(ModelLoadsTest, ModelUnloadedBeforeItsCallContinuesStillAnswers) {
   gate_.Shut("cold");
   const auto asked = Begin("cold");
   EXPECT_TRUE(gate_.AwaitBegun("cold"));
@@ -435,7 +435,7 @@ TEST_F(ModelLoadsTest, AModelThatIsUnloadedBeforeItsCallGoesOnAnswersIt) {
   EXPECT_FALSE(manager_->IsLoaded("cold"));
 }
 
-TEST_F(ModelLoadsTest, SoManyMayWaitAndTheNextIsToldWhenToComeAgain) {
+TEST_F(ModelLoadsTest, FullQueueRefusesTheNextCallWithARetryDelay) {
   base::FakeClock clock(absl::UnixEpoch());
   ModelLoads few(*manager_, workers_, clock, Exists, /*max_waiting=*/2);
   gate_.Shut("cold");
@@ -448,7 +448,7 @@ TEST_F(ModelLoadsTest, SoManyMayWaitAndTheNextIsToldWhenToComeAgain) {
   EXPECT_EQ(base::Reason(refused), "QUEUE_FULL");
   const auto retry_ms = [&](const std::string& model) { return base::ReasonMetadata(few.Wait(model, "", then).status())["retry_ms"]; };
   EXPECT_EQ(retry_ms("cold"), "100") << "no load has taken any time";
-  // The first has not ended: it takes as long as it has taken until now.
+  // The first load has not ended: the estimate is its time so far.
   clock.Advance(absl::Seconds(7));
   EXPECT_EQ(retry_ms("cold"), "7000");
   EXPECT_EQ(retry_ms("frozen"), "7000");
@@ -459,14 +459,14 @@ TEST_F(ModelLoadsTest, SoManyMayWaitAndTheNextIsToldWhenToComeAgain) {
   EXPECT_TRUE(few.Forget("cold", *other));
   EXPECT_FALSE(few.Forget("cold", *other));
   EXPECT_FALSE(few.Forget("warm", *one));
-  EXPECT_TRUE(few.Wait("cold", "", then).ok()) << "a place has come free";
+  EXPECT_TRUE(few.Wait("cold", "", then).ok()) << "a place is free again";
   gate_.Open();
   EXPECT_TRUE(Soon([&] { return loaded == 2; }));
   EXPECT_FALSE(few.Forget("cold", *one));
   EXPECT_EQ(few.num_waiting(), 0u);
 }
 
-// C4 (docs/faults.md): one principal filled all places, and everyone else was refused.
+// C4 (docs/faults.md): otherwise one principal could fill all places, and all others would be refused.
 TEST_F(ModelLoadsTest, C4OnePrincipalTakesNoMoreThanAQuarterOfThePlaces) {
   ModelLoads some(*manager_, workers_, base::RealClock(), Exists, /*max_waiting=*/8);
   gate_.Shut("cold");
@@ -485,20 +485,20 @@ TEST_F(ModelLoadsTest, C4OnePrincipalTakesNoMoreThanAQuarterOfThePlaces) {
   EXPECT_EQ(base::Reason(some.Await("cold", "ci", [] { return false; }).status()), "QUEUE_FULL");
   EXPECT_TRUE(some.Wait("cold", "ann", then).ok()) << "another principal finds a place";
   EXPECT_TRUE(some.Forget("cold", *first));
-  EXPECT_TRUE(some.Wait("cold", "ci", then).ok()) << "a place of its own has come free";
+  EXPECT_TRUE(some.Wait("cold", "ci", then).ok()) << "one of its places is free again";
   EXPECT_FALSE(some.Wait("cold", "ci", then).ok());
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(some.Wait("cold", "", then).ok()) << "without tokens there are no principals";
   EXPECT_EQ(some.num_waiting(), 8u);
   EXPECT_EQ(base::ReasonMetadata(some.Wait("cold", "bob", then).status()).count("max"), 0u) << "all places are taken";
   gate_.Open();
   EXPECT_TRUE(Soon([&] { return loaded == 8; }));
-  EXPECT_TRUE(some.Wait("other", "ci", then).ok()) << "loads give the places back";
+  EXPECT_TRUE(some.Wait("other", "ci", then).ok()) << "finished loads free their places";
   EXPECT_TRUE(some.Wait("other", "ci", then).ok());
   EXPECT_TRUE(Soon([&] { return loaded == 10; }));
 }
 
-// While a load goes on the estimate is what the one before it took, until it takes longer itself.
-TEST_F(ModelLoadsTest, TheEstimateIsOfTheLastLoadOrOfTheOldestThatRuns) {
+// While a load runs, the estimate is the time of the previous load, until the running one takes longer.
+TEST_F(ModelLoadsTest, EstimateIsOfTheLastLoadOrTheOldestRunningOne) {
   base::FakeClock clock(absl::UnixEpoch());
   ModelLoads few(*manager_, workers_, clock, Exists, /*max_waiting=*/1);
   std::atomic<int> loaded = 0;
@@ -521,7 +521,7 @@ TEST_F(ModelLoadsTest, TheEstimateIsOfTheLastLoadOrOfTheOldestThatRuns) {
   EXPECT_TRUE(Soon([&] { return loaded == 2; }));
 }
 
-TEST_F(ModelLoadsTest, AServerThatStopsStopsTheLoadThatRuns) {
+TEST_F(ModelLoadsTest, StoppingServerStopsTheRunningLoad) {
   gate_.Shut("cold");
   const auto asked = Begin("cold");
   EXPECT_TRUE(gate_.AwaitBegun("cold"));
@@ -529,18 +529,18 @@ TEST_F(ModelLoadsTest, AServerThatStopsStopsTheLoadThatRuns) {
   server_->Shutdown(std::chrono::system_clock::now());
   EXPECT_FALSE(asked->status.get().ok());
   EXPECT_TRUE(Soon([&] { return edge_.live_calls.count() == 0; }));
-  loads_->Stop();  // comes back although the gate is shut
+  loads_->Stop();  // returns although the gate is shut
   EXPECT_FALSE(manager_->IsLoaded("cold"));
 }
 
-// A worker may come to its load only when the server has stopped them.
-TEST_F(ModelLoadsTest, AfterAStopNobodyWaits) {
+// A worker may reach its load only after the server has stopped them.
+TEST_F(ModelLoadsTest, NoCallWaitsAfterAStop) {
   gate_.Shut("cold");
   const auto asked = Begin("cold");
   EXPECT_TRUE(gate_.AwaitBegun("cold"));
   EXPECT_TRUE(AwaitWaiting(1));
   loads_->Stop();
-  EXPECT_EQ(asked->status.get().error_code(), grpc::StatusCode::CANCELLED) << "who waited is told";
+  EXPECT_EQ(asked->status.get().error_code(), grpc::StatusCode::CANCELLED) << "the waiting call gets an error";
   EXPECT_EQ(loads_->num_waiting(), 0u);
   loads_->Stop();
   std::atomic<int> told = 0;

@@ -20,7 +20,7 @@ using testing_support::AppTest;
 using testing_support::ReasonOf;
 namespace longrunning = google::longrunning;
 
-// What models may take is set between two starts. docs/faults.md, C5.
+// The memory for models is set between two starts. docs/faults.md, C5.
 class ModelMemoryTest : public AppTest {
  protected:
   AppOptions Options() override {
@@ -50,7 +50,7 @@ class ModelMemoryTest : public AppTest {
     request.set_name(name);
     return Call(models_, &v1::ModelService::Stub::VerifyModel, request, verified);
   }
-  // The bytes that a refusal says are needed, and those that it says there are.
+  // The needed and the available bytes that a refusal names.
   struct Refusal {
     std::int64_t need = 0, have = 0;
   };
@@ -92,7 +92,7 @@ class ModelMemoryTest : public AppTest {
     request.set_base_model("base");
     return request;
   }
-  // The id of an upload of a model's directory.
+  // Uploads the directory of a model; returns the id of the upload.
   std::string UploadModel(const std::string& directory) {
     grpc::ClientContext context;
     v1::UploadModelResponse response;
@@ -127,7 +127,7 @@ class ModelMemoryTest : public AppTest {
   std::string import_root_;
 };
 
-TEST_F(ModelMemoryTest, C5AVerifyTakesItsMemoryOfWhatModelsMayHave) {
+TEST_F(ModelMemoryTest, C5VerifyTakesItsMemoryFromThatOfModels) {
   Import("base");
   ASSERT_TRUE(Convert(v1::MODEL_FORMAT_INT8, "small").has_response());
   Restart(2000);
@@ -147,14 +147,14 @@ TEST_F(ModelMemoryTest, C5AVerifyTakesItsMemoryOfWhatModelsMayHave) {
   v1::UnloadModelResponse unloaded;
   ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::UnloadModel, unload, &unloaded).ok());
   grpc::Status fits = Verify("small", &verified);
-  // The engine's thread lets go of the model after its unload is answered.
+  // The engine's thread releases the model after the unload is answered.
   while (fits.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED) fits = Verify("small", &verified);
   ASSERT_TRUE(fits.ok()) << fits.error_message();
   EXPECT_TRUE(verified.equal());
-  EXPECT_TRUE(Load("small").ok()) << "the memory is back";
+  EXPECT_TRUE(Load("small").ok()) << "the memory is free again";
 }
 
-TEST_F(ModelMemoryTest, C5AConversionTakesItsMemoryOfWhatModelsMayHave) {
+TEST_F(ModelMemoryTest, C5ConversionTakesItsMemoryFromThatOfModels) {
   Import("base");
   Upload("page", "{\"text\": \"a b c d e\"}\n");
   Restart(2000);
@@ -162,14 +162,14 @@ TEST_F(ModelMemoryTest, C5AConversionTakesItsMemoryOfWhatModelsMayHave) {
   const Refusal plain = RefusalOf(refused.error());
   EXPECT_EQ(plain.have, 2000);
   const Refusal evaluated = RefusalOf(Convert(v1::MODEL_FORMAT_INT8, "small", "page").error());
-  EXPECT_GT(evaluated.need, plain.need) << "the model before and after it, with the data";
+  EXPECT_GT(evaluated.need, plain.need) << "both models, and the data";
   Restart(evaluated.need);
   const auto made = Convert(v1::MODEL_FORMAT_INT8, "small", "page");
   EXPECT_TRUE(made.has_response()) << made.error().message();
 }
 
-// A base that is not nf4 becomes it.
-TEST_F(ModelMemoryTest, C5AnImportOfAnAdapterTakesItsMemoryOfWhatModelsMayHave) {
+// A base that is not nf4 is converted to nf4.
+TEST_F(ModelMemoryTest, C5ImportOfAnAdapterTakesItsMemoryFromThatOfModels) {
   Import("base");
   const v1::ImportModelRequest adapter = WriteAdapter(1);
   Restart(2000);
@@ -180,7 +180,7 @@ TEST_F(ModelMemoryTest, C5AnImportOfAnAdapterTakesItsMemoryOfWhatModelsMayHave) 
   EXPECT_TRUE(made.has_response()) << made.error().message();
 }
 
-TEST_F(ModelMemoryTest, C5AnAdapterIsNotReadBeforeItHasItsMemory) {
+TEST_F(ModelMemoryTest, C5AdapterIsNotReadBeforeItHasItsMemory) {
   Import("base");
   const v1::ImportModelRequest adapter = WriteAdapter(std::numeric_limits<float>::infinity());
   Restart(2000);
@@ -189,7 +189,7 @@ TEST_F(ModelMemoryTest, C5AnAdapterIsNotReadBeforeItHasItsMemory) {
   EXPECT_EQ(ReasonOf(ImportFrom(adapter).error()), "MODEL_FORMAT") << "its value is not finite";
 }
 
-TEST_F(ModelMemoryTest, C5AnImportTakesItsMemoryOfWhatModelsMayHave) {
+TEST_F(ModelMemoryTest, C5ImportTakesItsMemoryFromThatOfModels) {
   Restart(2000);
   v1::ImportModelRequest request;
   request.set_server_path("hf_tied_bf16");
@@ -200,10 +200,10 @@ TEST_F(ModelMemoryTest, C5AnImportTakesItsMemoryOfWhatModelsMayHave) {
   const auto made = ImportFrom(request);
   EXPECT_TRUE(made.has_response()) << made.error().message();
   request.set_name("second");
-  EXPECT_TRUE(ImportFrom(request).has_response()) << "the memory is back";
+  EXPECT_TRUE(ImportFrom(request).has_response()) << "the memory is free again";
 }
 
-TEST_F(ModelMemoryTest, C5AnUploadStaysWhereThereIsNoMemoryForItsImport) {
+TEST_F(ModelMemoryTest, C5UploadStaysIfThereIsNoMemoryForItsImport) {
   Restart(2000);
   v1::ImportModelRequest request;
   request.set_upload_id(UploadModel(model::Golden("hf_tied_bf16")));

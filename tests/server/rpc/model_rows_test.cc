@@ -35,7 +35,7 @@ TEST_F(ModelRowsTest, CachesRowUntilModelOrFileChanges) {
   EXPECT_GT(first->parameters(), 0);
   EXPECT_FALSE(first->loaded());
 
-  // Other bytes under the same name, size and time: only a file that is read again shows them.
+  // Other bytes with the same name, size and time: only reading the file again shows them.
   const std::string path = models_.bf16() + "/config.json";
   const auto time = std::filesystem::last_write_time(path);
   const auto rewrite = [&](const std::string& from, const std::string& to) {
@@ -56,7 +56,7 @@ TEST_F(ModelRowsTest, CachesRowUntilModelOrFileChanges) {
                              +[](store::StoredModel& m) { m.created += absl::Seconds(1); }}) {
     store::StoredModel other = stored;
     change(other);
-    EXPECT_FALSE(rows_.Get(other, false).ok()) << "its config.json is read";
+    EXPECT_FALSE(rows_.Get(other, false).ok()) << "config.json is read again";
     EXPECT_TRUE(rows_.Get(stored, false).ok()) << "an error is not cached";
   }
   std::filesystem::last_write_time(path, time + std::chrono::seconds(1));
@@ -87,7 +87,7 @@ TEST_F(ModelRowsTest, DropsRowsOfDeletedModels) {
 TEST_F(ModelRowsTest, WarmReadsAllRowsButThoseOfDamagedModels) {
   std::vector<store::StoredModel> all = {Stored("a"), Stored("b"), Stored("c"), Stored("d")};
   all[1].damaged = true;
-  all[2].info = base::Json();  // of no artifact
+  all[2].info = base::Json();  // not that of an artifact
   rows_.Warm(all);
   EXPECT_EQ(rows_.size(), 2u);
 }

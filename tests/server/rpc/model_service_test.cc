@@ -38,7 +38,7 @@ class ModelServiceTest : public AppTest {
     }
     return files;
   }
-  // The stream that `edit` may spoil: every message passes through it; false leaves it out.
+  // Uploads the files. Each message passes through `edit`, which may change it; false leaves the message out.
   grpc::Status Upload(const Files& files, v1::UploadModelResponse* response,
                       const std::function<bool(v1::UploadModelRequest&)>& edit = {}) {
     grpc::ClientContext context;
@@ -77,7 +77,7 @@ class ModelServiceTest : public AppTest {
     EXPECT_TRUE(status.ok()) << status.error_message();
     return status.ok() ? Wait(operation) : operation;
   }
-  // The files of an export as they were downloaded; sizes and digests are what was announced.
+  // Exports and downloads the files; their number and digests must be those that were announced.
   Files Export(const v1::ExportModelRequest& request) {
     Files files;
     longrunning::Operation operation;
@@ -138,7 +138,7 @@ class ModelServiceTest : public AppTest {
   }
 };
 
-TEST_F(ModelServiceTest, AnUploadedModelBecomesAModel) {
+TEST_F(ModelServiceTest, UploadedModelIsImported) {
   v1::UploadModelResponse upload;
   auto status = Upload(ModelFiles(), &upload);
   ASSERT_TRUE(status.ok()) << status.error_message();
@@ -195,11 +195,11 @@ TEST_F(ModelServiceTest, MalformedUploadsAreRefusedByField) {
             "chunk");
   const auto outside = Upload({{"../evil", "x"}}, &response);
   EXPECT_EQ(outside.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  // Nothing of all this is left.
+  // The refused uploads leave nothing.
   EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/uploads"));
 }
 
-TEST_F(ModelServiceTest, AFileThatLiesIsRefusedAndLeavesNothing) {
+TEST_F(ModelServiceTest, TruncatedFileIsRefusedAndLeavesNothing) {
   Files files = ModelFiles();
   files["model.safetensors"].resize(files["model.safetensors"].size() / 2);
   v1::UploadModelResponse upload;
@@ -239,7 +239,7 @@ class ImportLimitsTest : public ModelServiceTest {
   double operation_deadline_s_ = 0;
 };
 
-TEST_F(ImportLimitsTest, FlagsBoundTheTokenizerAndTheTime) {
+TEST_F(ImportLimitsTest, FlagsLimitTheTokenizerAndTheTimeOfAnImport) {
   const auto size = static_cast<std::int64_t>(ModelFiles().at("tokenizer.json").size());
   const auto large = ImportWith(size - 1, 0);
   EXPECT_EQ(large.error().code(), static_cast<int>(grpc::StatusCode::RESOURCE_EXHAUSTED)) << large.error().message();
@@ -257,7 +257,7 @@ TEST_F(ModelServiceTest, AnUploadOutlivesAnImportWhoseNameIsTaken) {
   first.set_server_path("hf_tied_bf16");
   longrunning::Operation one, two;
   bool refused = false;
-  // The second may be the first, and they are then tried again.
+  // The second may come first; then both are tried again.
   for (int round = 0; round < 20 && !refused; ++round) {
     v1::UploadModelResponse upload;
     ASSERT_TRUE(Upload(ModelFiles(), &upload).ok());
@@ -276,7 +276,7 @@ TEST_F(ModelServiceTest, AnUploadOutlivesAnImportWhoseNameIsTaken) {
   EXPECT_TRUE(Wait(two).has_response());
 }
 
-TEST_F(ModelServiceTest, PathsOfTheServerStayBelowTheImportRoot) {
+TEST_F(ModelServiceTest, PathsOutsideTheImportRootAreRefused) {
   longrunning::Operation operation;
   v1::ImportModelRequest request;
   request.set_name("m");
@@ -290,7 +290,7 @@ TEST_F(ModelServiceTest, PathsOfTheServerStayBelowTheImportRoot) {
   EXPECT_EQ(StartImport(request, &operation).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
-TEST_F(ModelServiceTest, TheSameRequestIdIsTheSameOperation) {
+TEST_F(ModelServiceTest, SameRequestIdReturnsTheSameOperation) {
   v1::ImportModelRequest request;
   request.set_server_path("hf_tied_bf16");
   request.set_name("m");
@@ -345,7 +345,7 @@ TEST_F(ModelServiceTest, Int8CarriesItsRecordAndVerifies) {
   EXPECT_TRUE(Wait(first).has_response());
 }
 
-TEST_F(ModelServiceTest, AConversionBeyondItsToleranceMakesNoModelAndTellsWhatItMeasured) {
+TEST_F(ModelServiceTest, ConversionBeyondItsToleranceMakesNoModelAndReportsItsLosses) {
   Import("base");
   AppTest::Upload("page", "{\"text\": \"the light of the keeper was seen from far away\"}\n");
   v1::ConvertModelRequest request;
@@ -386,8 +386,8 @@ TEST_F(ModelServiceTest, AConversionBeyondItsToleranceMakesNoModelAndTellsWhatIt
   EXPECT_TRUE(kept.has_response()) << kept.error().message();
 }
 
-// T7 (docs/faults.md): each conversion made the tokens of its whole evaluation set again, in memory.
-TEST_F(ModelServiceTest, AConversionEvaluatesTheTokensOfTheCache) {
+// T7 (docs/faults.md): a conversion does not make the tokens of its evaluation set again, in memory.
+TEST_F(ModelServiceTest, ConversionEvaluatesCachedTokens) {
   Import("base");
   const std::string text = "{\"text\": \"the light of the keeper was seen from far away\"}\n";
   AppTest::Upload("page", text);
@@ -410,7 +410,7 @@ TEST_F(ModelServiceTest, AConversionEvaluatesTheTokensOfTheCache) {
   const auto files = base::RealFileSystem().List(directory_ + "/state/tokens/page");
   ASSERT_TRUE(files.ok()) << files.status();
   EXPECT_EQ(files->size(), 1u);
-  // The rows are not read again: others are in their place.
+  // The rows are not read again: others are put in their place.
   std::ofstream(directory_ + "/state/datasets/page/data.jsonl") << std::string(text.size(), 'x');
   const v1::ConversionReport second = report_of("second");
   EXPECT_GT(first.eval_loss_after(), 0);
@@ -418,7 +418,7 @@ TEST_F(ModelServiceTest, AConversionEvaluatesTheTokensOfTheCache) {
   EXPECT_EQ(second.eval_tokens(), first.eval_tokens());
 }
 
-TEST_F(ModelServiceTest, AConversionThatCannotBeIsRefusedAtOnceByField) {
+TEST_F(ModelServiceTest, ImpossibleConversionIsRefusedAtOnceByField) {
   Import("base");
   ASSERT_TRUE(Convert("base", "four", v1::MODEL_FORMAT_NF4).has_response());
   const auto refused = [&](const std::function<void(v1::ConvertModelRequest&)>& edit) {
@@ -447,7 +447,7 @@ TEST_F(ModelServiceTest, AConversionThatCannotBeIsRefusedAtOnceByField) {
               r.set_target(v1::MODEL_FORMAT_NF4);
             }),
             "target");
-  // UNSPECIFIED is as not set.
+  // UNSPECIFIED means unset.
   v1::ConvertModelRequest request;
   request.set_model("base");
   request.set_name("again");
@@ -460,7 +460,7 @@ TEST_F(ModelServiceTest, AConversionThatCannotBeIsRefusedAtOnceByField) {
   EXPECT_TRUE(Wait(operation).has_response());
 }
 
-TEST_F(ModelServiceTest, TheHeadsFormatIsThatOfItsTensor) {
+TEST_F(ModelServiceTest, HeadFormatIsThatOfItsTensor) {
   Import("base");
   EXPECT_EQ(Get("base").head_format(), v1::MODEL_FORMAT_BF16);
   v1::ImportModelRequest request;
@@ -477,7 +477,7 @@ TEST_F(ModelServiceTest, TheHeadsFormatIsThatOfItsTensor) {
   EXPECT_EQ(Get("wide-four").head_format(), v1::MODEL_FORMAT_F32);
 }
 
-TEST_F(ModelServiceTest, AnExportThatCannotBeIsRefusedAtOnceByField) {
+TEST_F(ModelServiceTest, ImpossibleExportIsRefusedAtOnceByField) {
   Import("base");
   ASSERT_TRUE(Convert("base", "four", v1::MODEL_FORMAT_NF4).has_response());
   const auto refused = [&](const std::string& model, v1::ExportFormat format, int linear_class,
@@ -503,10 +503,10 @@ TEST_F(ModelServiceTest, AnExportThatCannotBeIsRefusedAtOnceByField) {
   EXPECT_EQ(refused("base", v1::EXPORT_FORMAT_PEFT, 0, 1000), "max_shard_bytes");
 }
 
-TEST_F(ModelServiceTest, AChangedScaleIsCaught) {
+TEST_F(ModelServiceTest, ChangedScaleIsDetected) {
   Import("base");
   ASSERT_TRUE(Convert("base", "small", v1::MODEL_FORMAT_INT8).has_response());
-  // The last byte of the file lies in some tensor; of all that may be changed in place, it is enough.
+  // A byte at the end of the file belongs to some tensor: it is enough to change that.
   const std::string path = directory_ + "/state/models/small/model.safetensors";
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekg(-4, std::ios::end);
@@ -516,10 +516,10 @@ TEST_F(ModelServiceTest, AChangedScaleIsCaught) {
   file.close();
   v1::VerifyModelResponse verified;
   const auto status = Verify("small", &verified);
-  EXPECT_TRUE(!status.ok() || !verified.equal()) << "a changed weight went unseen";
+  EXPECT_TRUE(!status.ok() || !verified.equal()) << "a changed weight was not detected";
 }
 
-TEST_F(ModelServiceTest, ExportsComeBackWholeWithTheirDigest) {
+TEST_F(ModelServiceTest, ExportIsDownloadedCompleteWithItsDigests) {
   Import("base");
   v1::ExportModelRequest request;
   request.set_model("base");
@@ -565,7 +565,7 @@ TEST_F(ModelServiceTest, C9DeletingTheOperationOfAnExportFreesItsFilesAndItsRequ
   EXPECT_NE(artifact(second), artifact(first));
 }
 
-TEST_F(ModelServiceTest, AnExportAboveTheLimitComesInShardsThatAreAModelAgain) {
+TEST_F(ModelServiceTest, ExportAboveTheLimitIsShardedAndImportsAgain) {
   Import("base");
   v1::ExportModelRequest request;
   request.set_model("base");
@@ -621,7 +621,7 @@ class AdapterImportTest : public ModelServiceTest {
     config_.alpha = 16;
     config_.targets = {model::LinearKind::kQ, model::LinearKind::kDown};
   }
-  // What WritePeftFiles makes, as an upload. `edit` may spoil the plan of the tensors.
+  // The files of WritePeftFiles, for an upload. `edit` may spoil the plan of the tensors.
   Files AdapterFiles(const base::Json& config, const std::function<void(std::vector<model::TensorPlan>&)>& edit = {}) {
     const auto four = model::Artifact::Open(directory_ + "/state/models/four");
     EXPECT_TRUE(four.ok()) << four.status();
@@ -646,7 +646,7 @@ class AdapterImportTest : public ModelServiceTest {
     if (!base_model.empty()) request.set_base_model(base_model);
     return Imported(request);
   }
-  // The adapter upon `base_model`, refused: nothing is left.
+  // The error of an import of the adapter on `base_model`, which leaves nothing.
   google::rpc::Status Refused(const Files& files, const std::string& base_model) {
     const auto done = ImportUpload(files, base_model, "bad");
     EXPECT_TRUE(done.has_error());
@@ -657,8 +657,8 @@ class AdapterImportTest : public ModelServiceTest {
   model::AdapterConfig config_;
 };
 
-TEST_F(AdapterImportTest, APeftAdapterBecomesAModelThatIsServedConvertedAndExported) {
-  // Upon the nf4 model, and upon the bf16 one, which becomes the same nf4 weights.
+TEST_F(AdapterImportTest, PeftAdapterIsImportedServedConvertedAndExported) {
+  // On the nf4 model, and on the bf16 model, which is quantised to the same nf4 weights.
   for (const std::string base_model : {"four", "base"}) {
     const std::string name = "tuned-" + base_model;
     const auto done = ImportUpload(AdapterFiles(model::ToPeftConfig(config_)), base_model, name);
@@ -694,8 +694,8 @@ TEST_F(AdapterImportTest, APeftAdapterBecomesAModelThatIsServedConvertedAndExpor
   EXPECT_EQ(Get("again").digest(), Get("tuned-four").digest());
 }
 
-// The base is looked at first: what was uploaded is there for another try.
-TEST_F(AdapterImportTest, ADamagedBaseSpendsNoUpload) {
+// The base is checked first: the upload stays for another try.
+TEST_F(AdapterImportTest, DamagedBaseDoesNotUseUpTheUpload) {
   v1::UploadModelResponse upload;
   ASSERT_TRUE(Upload(AdapterFiles(model::ToPeftConfig(config_)), &upload).ok());
   v1::ImportModelRequest request;
@@ -720,10 +720,10 @@ TEST_F(AdapterImportTest, TensorsThatDoNotFitTheBaseAreNamed) {
   EXPECT_THAT(error.message(), HasSubstr(model::LoraBName(0, model::LinearKind::kQ)));
   error = Refused(AdapterFiles(config, [](auto& plan) { plan.pop_back(); }), "base");
   EXPECT_EQ(ReasonOf(error), "ADAPTER_SHAPE");
-  EXPECT_THAT(error.message(), HasSubstr("is not there"));
+  EXPECT_THAT(error.message(), HasSubstr("is missing"));
 }
 
-TEST_F(AdapterImportTest, AnotherBaseThanItWasTrainedOnIsRefused) {
+TEST_F(AdapterImportTest, BaseThatTheAdapterWasNotTrainedOnIsRefused) {
   config_.base_digest = std::string(64, 'd');
   const auto error = Refused(AdapterFiles(model::ToPeftConfig(config_)), "base");
   EXPECT_EQ(error.code(), static_cast<int>(grpc::StatusCode::FAILED_PRECONDITION));
@@ -731,7 +731,7 @@ TEST_F(AdapterImportTest, AnotherBaseThanItWasTrainedOnIsRefused) {
   EXPECT_THAT(error.message(), HasSubstr(Get("four").digest()));
 }
 
-TEST_F(AdapterImportTest, WhatIsNoPlainLoraOrLiesIsRefusedByName) {
+TEST_F(AdapterImportTest, UnsupportedOrTruncatedAdapterIsRefusedByName) {
   base::Json config = model::ToPeftConfig(config_);
   config["use_dora"] = true;
   auto error = Refused(AdapterFiles(config), "four");
@@ -747,7 +747,7 @@ TEST_F(AdapterImportTest, WhatIsNoPlainLoraOrLiesIsRefusedByName) {
   EXPECT_THAT(error.message(), HasSubstr("base_model"));
 }
 
-TEST_F(AdapterImportTest, ABaseThatCarriesNoAdapterIsRefusedAtOnce) {
+TEST_F(AdapterImportTest, BaseThatCannotCarryAnAdapterIsRefusedAtOnce) {
   ASSERT_TRUE(Convert("base", "eight", v1::MODEL_FORMAT_INT8).has_response());
   v1::UploadModelResponse upload;
   ASSERT_TRUE(Upload(AdapterFiles(model::ToPeftConfig(config_)), &upload).ok());
@@ -796,7 +796,7 @@ TEST_F(ModelServiceTest, ALoadedModelCannotBeDeleted) {
   EXPECT_TRUE(models_->DeleteModel(&context5, remove, &removed).ok());
 }
 
-TEST_F(ModelServiceTest, ALoadIsAnOperationThatHasEndedWhereTheModelIsThere) {
+TEST_F(ModelServiceTest, LoadOfALoadedModelIsAnEndedOperation) {
   Import("m");
   v1::LoadModelRequest load;
   load.set_name("m");
@@ -822,7 +822,7 @@ TEST_F(ModelServiceTest, ALoadIsAnOperationThatHasEndedWhereTheModelIsThere) {
   EXPECT_EQ(ReasonOf(Call(models_, &v1::ModelService::Stub::LoadModel, load, &other)), "MODEL") << "at once";
 }
 
-TEST_F(ModelServiceTest, ADeviceThatIsNotThereIsRefusedByName) {
+TEST_F(ModelServiceTest, MissingDeviceIsRefusedByName) {
   Import("m");
   v1::LoadModelRequest load;
   load.set_name("m");
@@ -854,8 +854,8 @@ TEST_F(ModelServiceTest, ListsByPagesInOrderOfName) {
   EXPECT_EQ(ReasonOf(models_->ListModels(&context3, request, &page)), "PAGE_TOKEN");
 }
 
-// A page begins behind the last name of the one before, whatever went meanwhile.
-TEST_F(ModelServiceTest, AListWhileModelsAreDeletedIsOfThoseThatStay) {
+// A page begins after the last name of the previous page, whatever is deleted meanwhile.
+TEST_F(ModelServiceTest, ListDuringDeletionsShowsTheModelsThatStay) {
   Import("stays");
   for (int i = 0; i < 6; ++i) Import("goes" + std::to_string(i));
   std::thread deleting([this] {
@@ -884,7 +884,7 @@ TEST_F(ModelServiceTest, ADeletionBetweenTwoPagesHidesNothing) {
   v1::ListModelsResponse page;
   ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ListModels, request, &page).ok());
   request.set_page_token(page.next_page_token());
-  for (const char* gone : {"a", "b"}) {  // the last one shown, too
+  for (const char* gone : {"a", "b"}) {  // also the last one shown
     v1::DeleteModelRequest remove;
     remove.set_name(gone);
     v1::DeleteModelResponse removed;
@@ -902,7 +902,7 @@ TEST_F(ModelServiceTest, ADeletionBetweenTwoPagesHidesNothing) {
   }
 }
 
-TEST_F(ModelServiceTest, AnOperationThatEndedIsAnsweredAfterARestart) {
+TEST_F(ModelServiceTest, EndedOperationIsAnsweredAfterARestart) {
   v1::ImportModelRequest request;
   request.set_server_path("hf_tied_bf16");
   request.set_name("m");
@@ -923,7 +923,7 @@ TEST_F(ModelServiceTest, AnOperationThatEndedIsAnsweredAfterARestart) {
   EXPECT_EQ(ReasonOf(operations_->GetOperation(&context2, get, &after)), "OPERATION");
 }
 
-// Of the call whose answer the restart lost nothing is done twice: neither is the name found taken, nor a second model made.
+// A call whose answer the restart lost does nothing twice: its name is not found taken, and no second model is made.
 TEST_F(ModelServiceTest, ARequestIdIsKnownAfterARestart) {
   Import("base");
   v1::ImportModelRequest imported;
@@ -968,7 +968,7 @@ TEST_F(ModelServiceTest, ARequestIdIsKnownAfterARestart) {
   exported.set_model("m");
   EXPECT_EQ(ReasonOf(Call(models_, &Stub::ExportModel, exported, &other)), "IDEMPOTENCY_CONFLICT");
   exported.set_model("base");
-  exported.set_request_id("import");  // of a method of another kind
+  exported.set_request_id("import");  // used by another method
   EXPECT_EQ(ReasonOf(Call(models_, &Stub::ExportModel, exported, &other)), "IDEMPOTENCY_CONFLICT");
   longrunning::ListOperationsResponse all;
   ASSERT_TRUE(Call(operations_, &longrunning::Operations::Stub::ListOperations, longrunning::ListOperationsRequest(), &all).ok());

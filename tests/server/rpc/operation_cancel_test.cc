@@ -1,5 +1,5 @@
-// The real work of operations with whole models is cut off at every place where it asks whether it is to go on: by a cancel, by the
-// deadline of operations and by the end of the server (docs/faults.md, C5, C8).
+// Interrupts the real work of operations on whole models at every check for cancellation: by a cancel, by the deadline
+// of operations and by the end of the server (docs/faults.md, C5, C8).
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -37,13 +37,13 @@ namespace {
 using base::StrCat;
 namespace longrunning = google::longrunning;
 
-// When something is done to an operation: at its ask of that number whether it is to go on, or at the beginning of a stage.
+// When to interrupt an operation: at its check for cancellation with this number, or at the beginning of a stage.
 struct Moment {
   std::int64_t ask = 0;
   std::string stage = {};
 };
 
-// What the work sees of its operation; counts how often each of its stages asks, and does something at one moment.
+// Counts how often each stage of the work checks for cancellation, and calls `then` at one moment.
 class WatchedScope : public OperationScope {
  public:
   WatchedScope(OperationScope& real, Moment at, std::function<void()> then)
@@ -161,7 +161,7 @@ class OperationCancelTest : public testing::Test {
     std::string kind, long_stage;
     Work work;
   };
-  // Made anew for each run: a name can be taken once.
+  // New for each run, because a name can be taken only once.
   std::vector<Named> Works(const std::string& name) {
     return {{"verify", "verify", Verify()}, {"publish", "write", PublishCheckpoint(name)}, {"convert", "record", Convert(name)}};
   }
@@ -171,7 +171,8 @@ class OperationCancelTest : public testing::Test {
     ASSERT_TRUE(table.ok()) << table.status();
     table_ = *std::move(table);
   }
-  // How the operation of this work ends. asks_: how often it asked; launches_: kernels after that moment.
+  // Runs the work as an operation; returns how it ends. asks_: its checks for cancellation; launches_: kernels launched
+  // after the moment.
   longrunning::Operation Run(const Work& work, const Moment& at, const std::function<void()>& then) {
     if (table_ == nullptr) OpenTable();
     std::promise<std::string> name;
@@ -196,7 +197,7 @@ class OperationCancelTest : public testing::Test {
     name.set_value(operation->name());
     return ended->get_future().get();
   }
-  // How often this work asks when nothing disturbs it.
+  // How often this work checks for cancellation when it runs undisturbed.
   std::int64_t NumAsks(std::size_t i) {
     const Named whole = Works("whole")[i];
     const auto done = Run(whole.work, {}, [] {});
@@ -205,7 +206,7 @@ class OperationCancelTest : public testing::Test {
     EXPECT_TRUE(!made || state_->models->Delete("whole").ok());
     return total_;
   }
-  // Nothing of a model that was not made, nor of the base that was quantised for it.
+  // Nothing is left of a model that was not made, nor of the base that was quantised for it.
   void ExpectNothingLeft(const std::string& name) {
     EXPECT_FALSE(state_->models->Get(name).ok());
     for (const char* folder : {"models", "uploads"}) {
@@ -229,7 +230,7 @@ class OperationCancelTest : public testing::Test {
   std::unique_ptr<OperationTable> table_;
   std::string checkpoint_;
   std::int64_t num_layers_ = 0, num_tensors_ = 0;
-  // Of the operation of Run.
+  // About the operation of Run.
   std::string name_;
   OperationScope* scope_ = nullptr;
   std::map<std::string, std::int64_t> asks_;
@@ -237,8 +238,8 @@ class OperationCancelTest : public testing::Test {
   std::uint64_t launches_ = 0;
 };
 
-// Each stage that takes long asks for every layer, tensor or MiB.
-TEST_F(OperationCancelTest, C5WorkAsksInEveryStageWhetherItIsToGoOn) {
+// Each long stage checks for cancellation at every layer, tensor or MiB.
+TEST_F(OperationCancelTest, C5WorkChecksForCancellationInEveryStage) {
   ASSERT_TRUE(Run(Verify(), {}, [] {}).has_response());
   EXPECT_GE(asks_["verify"], 2 * num_layers_ + num_tensors_) << "the load, the replay, the digests of the tensors";
   ASSERT_TRUE(Run(PublishCheckpoint("tuned"), {}, [] {}).has_response());
@@ -252,12 +253,12 @@ TEST_F(OperationCancelTest, C5ACancelEndsTheWorkWhereverItIs) {
   for (std::size_t i = 0; i < Works("").size(); ++i) {
     const std::string kind = Works("")[i].kind;
     const std::int64_t asks = NumAsks(i);
-    std::printf("%s asks %d times\n", kind.c_str(), static_cast<int>(asks));
+    std::printf("%s checks for cancellation %d times\n", kind.c_str(), static_cast<int>(asks));
     for (std::int64_t at = 1; at <= asks; ++at) {
       SCOPED_TRACE(StrCat(kind, " at ", at, " of ", asks));
       const auto ended = Run(Works("cut")[i].work, {.ask = at}, [this] { EXPECT_TRUE(table_->Cancel(name_).ok()); });
       EXPECT_EQ(ended.error().code(), static_cast<int>(grpc::StatusCode::CANCELLED)) << ended.error().message();
-      EXPECT_LE(total_, at + 1) << "it ends where it asks";
+      EXPECT_LE(total_, at + 1) << "it ends at the check";
       ExpectNothingLeft("cut");
       if (HasFailure()) return;
     }
@@ -274,7 +275,7 @@ TEST_F(OperationCancelTest, C5TheDeadlineOfOperationsEndsTheWork) {
   }
 }
 
-TEST_F(OperationCancelTest, C8TheEndOfTheServerEndsTheWorkAndItIsToldAsAborted) {
+TEST_F(OperationCancelTest, C8EndOfTheServerEndsTheWorkAndItIsAborted) {
   for (const Named& cut : Works("cut")) {
     SCOPED_TRACE(cut.kind);
     std::future<void> gone;
@@ -299,7 +300,7 @@ TEST_F(OperationCancelTest, C5APublicationStopsBelowTheWatermark) {
   ExpectNothingLeft("tuned");
 }
 
-// The load itself is that of all who wait for the model; the end of the server stops it.
+// The load belongs to all calls that wait for the model; the end of the server stops it.
 TEST_F(OperationCancelTest, C5ALoadIsStoppedWhereverItIs) {
   support::CancelAt asked;
   ASSERT_TRUE(manager_->Acquire("small", asked.callback()).ok());
@@ -316,7 +317,7 @@ TEST_F(OperationCancelTest, C5ALoadIsStoppedWhereverItIs) {
 
 }  // namespace
 
-// A LoadModel over the wire whose model cannot be read for as long as its test wants.
+// A LoadModel over the wire whose model cannot be read until the test allows it.
 namespace {
 
 class SlowDisk {
@@ -393,7 +394,7 @@ TEST_F(LoadCancelTest, C5TheDeadlineOfOperationsEndsALoad) {
   shut_ = false;
 }
 
-TEST_F(LoadCancelTest, C8TheEndOfTheServerEndsALoadAndItIsToldAsAborted) {
+TEST_F(LoadCancelTest, C8EndOfTheServerEndsALoadAndItIsAborted) {
   Import("base");
   shut_ = true;
   const auto operation = Load();
@@ -403,7 +404,7 @@ TEST_F(LoadCancelTest, C8TheEndOfTheServerEndsALoadAndItIsToldAsAborted) {
     const auto parsed = ParseOperationRecord(base::RealFileSystem().Read(record, 1 << 20).value_or(""), "record");
     return parsed.ok() && parsed->operation->done();
   };
-  while (!ended()) std::this_thread::yield();  // although the load itself stands still
+  while (!ended()) std::this_thread::yield();  // although the load itself is blocked
   shut_ = false;
   gone.get();
   StartApp();

@@ -1,5 +1,5 @@
-// Operations that a crash of the server cuts off (docs/faults.md, C8). The disk stands still from one operation on, which leaves what a
-// crash there leaves; the next start says what became of the work.
+// Operations that a crash of the server interrupts (docs/faults.md, C8). The disk accepts no change from some point on,
+// which leaves what a crash at that point leaves; the next start determines how the work ended.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -25,7 +25,7 @@ namespace longrunning = google::longrunning;
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
-// Changes of models/ and operations/ that still reach the disk. Thread-safe.
+// Lets only so many changes of models/ and operations/ reach the disk. Thread-safe.
 class Standstill {
  public:
   explicit Standstill(std::atomic<std::int64_t>& left) : left_(left) {}
@@ -54,10 +54,11 @@ class OperationCrashTest : public AppTest {
   AppOptions Options() override {
     AppOptions options = AppTest::Options();
     options.files = &files_;
-    options.trainer_path = "/bin/false";  // a job may be created
+    options.trainer_path = "/bin/false";  // a job only needs to be created
     return options;
   }
-  // The operation is cut off after each of the last changes of the disk that it makes; counts the starts that found its model.
+  // Interrupts the operation after each of its last changes of the disk; returns the number of starts that found its
+  // model.
   int CutOff(const std::string& prefix, const Begin& begin) {
     longrunning::Operation operation;
     left_ = kNever;
@@ -71,7 +72,7 @@ class OperationCrashTest : public AppTest {
     return recovered;
   }
 
-  // Of the changes that an operation makes, at the end: manifest, rename, and the record of the operation's end are among them.
+  // Number of last changes of an operation; manifest, rename, and the record of the operation's end are among them.
   static constexpr std::int64_t kLast = 14;
 
  private:
@@ -99,7 +100,7 @@ class OperationCrashTest : public AppTest {
     } else if (cut.has_response()) {
       EXPECT_EQ(after.response().SerializeAsString(), cut.response().SerializeAsString());
     }
-    // The same request again makes nothing.
+    // The repeated request makes nothing.
     longrunning::Operation again;
     EXPECT_TRUE(begin(name, &again).ok());
     EXPECT_EQ(again.SerializeAsString(), after.SerializeAsString());
@@ -110,7 +111,7 @@ class OperationCrashTest : public AppTest {
   base::HookedFiles<Standstill> files_{base::RealFileSystem(), left_};
 };
 
-TEST_F(OperationCrashTest, C8AnImportIsDoneWhereItsModelWasPublishedBeforeTheCrash) {
+TEST_F(OperationCrashTest, C8ImportIsDoneIfItsModelWasPublishedBeforeTheCrash) {
   const int recovered = CutOff("import", [this](const std::string& name, longrunning::Operation* operation) {
     v1::ImportModelRequest request;
     request.set_server_path("hf_tied_bf16");
@@ -119,10 +120,10 @@ TEST_F(OperationCrashTest, C8AnImportIsDoneWhereItsModelWasPublishedBeforeTheCra
     return Call(models_, &v1::ModelService::Stub::ImportModel, request, operation);
   });
   EXPECT_GT(recovered, 2);
-  EXPECT_LT(recovered, kLast) << "some were cut off before the rename";
+  EXPECT_LT(recovered, kLast) << "some were interrupted before the rename";
 }
 
-TEST_F(OperationCrashTest, C8AConversionIsDoneWhereItsModelWasPublishedBeforeTheCrash) {
+TEST_F(OperationCrashTest, C8ConversionIsDoneIfItsModelWasPublishedBeforeTheCrash) {
   Import("base");
   const int recovered = CutOff("convert", [this](const std::string& name, longrunning::Operation* operation) {
     v1::ConvertModelRequest request;
@@ -133,10 +134,10 @@ TEST_F(OperationCrashTest, C8AConversionIsDoneWhereItsModelWasPublishedBeforeThe
     return Call(models_, &v1::ModelService::Stub::ConvertModel, request, operation);
   });
   EXPECT_GT(recovered, 2);
-  EXPECT_LT(recovered, kLast) << "some were cut off before the rename";
+  EXPECT_LT(recovered, kLast) << "some were interrupted before the rename";
 }
 
-TEST_F(OperationCrashTest, C8APublicationIsDoneWhereItsModelWasPublishedBeforeTheCrash) {
+TEST_F(OperationCrashTest, C8PublicationIsDoneIfItsModelWasPublishedBeforeTheCrash) {
   Import("tiny");
   Upload("texts", testing_support::kTinyTexts);
   v1::Job job;
@@ -156,18 +157,19 @@ TEST_F(OperationCrashTest, C8APublicationIsDoneWhereItsModelWasPublishedBeforeTh
     return Call(models_, &v1::ModelService::Stub::PublishCheckpoint, request, operation);
   });
   EXPECT_GT(recovered, 2);
-  EXPECT_LT(recovered, kLast) << "some were cut off before the rename";
+  EXPECT_LT(recovered, kLast) << "some were interrupted before the rename";
 }
 
-// A model of the wanted name that another operation made, or that was made of another request, is not taken for the work.
-TEST_F(OperationCrashTest, C8AModelOfAnotherOperationIsNotTakenForTheWorkThatWasCutOff) {
+// A model with the wanted name that another operation made, or that was made for another request, is not the result of
+// the work.
+TEST_F(OperationCrashTest, C8ModelOfAnotherOperationIsNotTakenForTheInterruptedWork) {
   v1::ImportModelRequest request;
   request.set_server_path("hf_tied_bf16");
   request.set_name("made");
   longrunning::Operation first;
   ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ImportModel, request, &first).ok());
   ASSERT_TRUE(Wait(first).has_response());
-  // The server dies with a second operation of that name in its queue: the record of its beginning is all that there is.
+  // The server dies with a second operation of that name in its queue: only the record of its beginning exists.
   const std::string operations = directory_ + "/state/operations";
   app_.reset();
   base::FileSystem& real = base::RealFileSystem();

@@ -31,7 +31,7 @@ TEST(OperationFilesTest, ACancelledOperationWritesNoMore) {
   EXPECT_TRUE(absl::IsCancelled((*file)->Append("two")));
   EXPECT_TRUE((*file)->Close().ok());
   EXPECT_EQ(files.Read(directory / "tensors", 100).value_or(""), "one");
-  EXPECT_TRUE(files.RemoveAll(directory / "tensors").ok()) << "what was begun can be taken back";
+  EXPECT_TRUE(files.RemoveAll(directory / "tensors").ok()) << "unfinished files can be removed";
 }
 
 TEST(OperationFilesTest, BelowTheWatermarkNothingIsWritten) {

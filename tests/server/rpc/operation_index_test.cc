@@ -56,7 +56,7 @@ TEST(OperationIndexTest, FindsByNameTenantAndRequestIdOfTheOwner) {
   EXPECT_EQ(index.OfTenant("red").size(), 0u);
 }
 
-TEST(OperationIndexTest, CountsWhatHasNotEnded) {
+TEST(OperationIndexTest, CountsOpenOperations) {
   OperationIndex index;
   const auto one = Made("op-1", kAnn), two = Made("op-2", kAnn), three = Made("op-3", kAnn);
   for (const auto& entry : {one, two, three}) index.Add(entry);
@@ -69,7 +69,7 @@ TEST(OperationIndexTest, CountsWhatHasNotEnded) {
   EXPECT_EQ(index.num_open(kBob), 0);
 }
 
-TEST(OperationIndexTest, TellsWhatIsOldAndWhoseFilesAreDue) {
+TEST(OperationIndexTest, FindsOldOperationsAndFilesThatAreDue) {
   OperationIndex index;
   const auto first = Made("op-b", kAnn, "id"), second = Made("op-a", kBob);
   index.Add(first);
@@ -83,13 +83,13 @@ TEST(OperationIndexTest, TellsWhatIsOldAndWhoseFilesAreDue) {
   EXPECT_EQ(index.WithFilesDue(absl::Seconds(15)), first);
   EXPECT_NE(index.TakeFiles(*first), nullptr);
   EXPECT_EQ(index.WithFilesDue(absl::InfiniteDuration()), nullptr);
-  EXPECT_EQ(index.FindRequest(kAnn, "id"), nullptr) << "the id goes with the files";
+  EXPECT_EQ(index.FindRequest(kAnn, "id"), nullptr) << "the id is forgotten with the files";
   index.Remove(first);
   EXPECT_EQ(index.EndedBefore(absl::InfiniteFuture()), second);
 }
 
-// As two records say after a crash before the older one's file was removed.
-TEST(OperationIndexTest, OneRequestIdIsThatOfTheNewerOperation) {
+// Two records have one id after a crash before the file of the older one was removed.
+TEST(OperationIndexTest, RequestIdOfTwoRecordsBelongsToTheNewerOperation) {
   for (const bool newer_first : {false, true}) {
     OperationIndex index;
     const auto older = Made("op-2", kAnn, "id"), newer = Made("op-1", kAnn, "id");
@@ -104,7 +104,7 @@ TEST(OperationIndexTest, OneRequestIdIsThatOfTheNewerOperation) {
 }
 
 // docs/faults.md, C9.
-TEST(OperationIndexTest, C9WhatHoldsFilesIsTheLastToMakeRoom) {
+TEST(OperationIndexTest, C9OperationsWithFilesAreRemovedLast) {
   OperationIndex index;
   for (std::size_t i = 0; i < OperationIndex::kMaxEndedOfOwner; ++i) {
     EXPECT_EQ(index.Surplus(kAnn, false), nullptr);
@@ -112,12 +112,12 @@ TEST(OperationIndexTest, C9WhatHoldsFilesIsTheLastToMakeRoom) {
     index.Add(entry);
     End(index, entry, static_cast<int>(i), /*files=*/i < 10);
   }
-  EXPECT_EQ(index.Surplus(kAnn, true), nullptr) << "those that are done at once have a bound of their own";
+  EXPECT_EQ(index.Surplus(kAnn, true), nullptr) << "operations that are done at once have their own bound";
   EXPECT_EQ(index.Surplus(kBob, false), nullptr);
   EXPECT_EQ(index.Surplus(kAnn, false), index.Find("op-10"));
   index.TakeFiles(*index.Find("op-3"));
   EXPECT_EQ(index.Surplus(kAnn, false), index.Find("op-3"));
-  // Where all hold files, the oldest goes.
+  // If all hold files, the oldest is removed.
   for (std::size_t i = 0; i < OperationIndex::kMaxEndedOfOwner; ++i) {
     const auto entry = Made(StrCat("export-", i), kAnn);
     index.Remove(index.Surplus(kAnn, false));
@@ -127,8 +127,8 @@ TEST(OperationIndexTest, C9WhatHoldsFilesIsTheLastToMakeRoom) {
   EXPECT_EQ(index.Surplus(kAnn, false), index.Find("export-0"));
 }
 
-// docs/faults.md, C1. A walk over all of them would take hours.
-TEST(OperationIndexTest, C1TakesTheSameTimeHoweverManyThereAre) {
+// docs/faults.md, C1. A walk over all operations would take hours.
+TEST(OperationIndexTest, C1TimeDoesNotGrowWithTheNumberOfOperations) {
   OperationIndex index;
   const auto seconds = [&](int rounds) {
     const auto began = std::chrono::steady_clock::now();
@@ -153,7 +153,7 @@ TEST(OperationIndexTest, C1TakesTheSameTimeHoweverManyThereAre) {
     End(index, entry, i);
   }
   const double many = seconds(20'000);
-  std::printf("20000 operations come and go in %.3f s, beside 100000 others in %.3f s\n", few, many);
+  std::printf("20000 operations added, ended and removed: %.3f s alone, %.3f s beside 100000 others\n", few, many);
   EXPECT_LT(many, 5.0);
 }
 

@@ -1,4 +1,4 @@
-// Long-running work as google.longrunning shows it: over the wire what the service answers, beside it what only the table knows.
+// Long-running work in google.longrunning: the answers of the service over the wire, and what only the table knows.
 #include "server/rpc/operations.h"
 
 #include <grpcpp/grpcpp.h>
@@ -30,7 +30,7 @@ namespace {
 
 namespace longrunning = google::longrunning;
 
-// A body that runs until it is let through or cancelled.
+// A body that runs until the gate opens or it is cancelled.
 class Gate {
  public:
   OperationTable::Body Body() {
@@ -67,7 +67,7 @@ class Gate {
   bool open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// A disk that stands still: one kind of change of an operation's record waits until it is let through. Thread-safe.
+// A stalled disk: one kind of change of an operation's record waits until Open. Thread-safe.
 class Stall {
  public:
   void Shut(const std::string& kind) {
@@ -197,14 +197,14 @@ class OperationsTest : public ::testing::Test {
     return Ask(&Stub::DeleteOperation, request, &none);
   }
 
-  // Of a table that has no service.
+  // Waits for the end of an operation of a table that has no service.
   static longrunning::Operation EndOf(OperationTable& table, const std::string& name) {
     const auto ended = std::make_shared<std::promise<longrunning::Operation>>();
     const auto handle = table.OnEnd(name, [ended](const longrunning::Operation& operation) { ended->set_value(operation); });
     EXPECT_TRUE(handle.ok()) << handle.status();
     return ended->get_future().get();
   }
-  // Of an operation that has ended, as a restart finds it.
+  // An operation that has ended, as a restart finds it.
   longrunning::Operation OnDisk(const std::string& name) {
     std::filesystem::remove_all(directory_ / "copy");
     std::filesystem::copy(directory_ / "operations", directory_ / "copy");
@@ -226,7 +226,7 @@ class OperationsTest : public ::testing::Test {
   std::unique_ptr<Stub> stub_;
 };
 
-TEST_F(OperationsTest, OneThatRunsTellsHowFarItIsAndThenWhatCameOfIt) {
+TEST_F(OperationsTest, RunningOperationReportsItsProgressAndThenItsResult) {
   const std::string name = Start(gate_);
   gate_.AwaitBegun(1);
   const auto running = Get(name);
@@ -247,7 +247,7 @@ TEST_F(OperationsTest, OneThatRunsTellsHowFarItIsAndThenWhatCameOfIt) {
   EXPECT_EQ(table_->num_waiting(), 0u);
 }
 
-TEST_F(OperationsTest, C4OnePrincipalHasABoundOnOperationsThatHaveNotEnded) {
+TEST_F(OperationsTest, C4OpenOperationsOfOnePrincipalAreBounded) {
   table_->set_max_of_owner(2);
   const auto start = [&](const std::string& name, const std::string& tenant) {
     return table_->Start({.model = "m", .owner = {.tenant = tenant, .name = name}}, gate_.Body()).status();
@@ -267,8 +267,8 @@ TEST_F(OperationsTest, C4OnePrincipalHasABoundOnOperationsThatHaveNotEnded) {
   EXPECT_TRUE(start("ann", "").ok());
 }
 
-// Plans have two workers: one principal's, however long they take, leave one to the others.
-TEST_F(OperationsTest, C4OnePrincipalDoesNotHaveAllWorkersOfALane) {
+// Plans have two workers: the plans of one principal, however long they take, leave one worker to others.
+TEST_F(OperationsTest, C4OnePrincipalDoesNotTakeAllWorkersOfALane) {
   const auto start = [&](const std::string& name, OperationTable::Body body) {
     const auto operation = table_->Start({.lane = OperationLane::kPlans, .model = "m", .owner = {.tenant = "", .name = name}}, std::move(body));
     EXPECT_TRUE(operation.ok()) << operation.status();
@@ -284,11 +284,11 @@ TEST_F(OperationsTest, C4OnePrincipalDoesNotHaveAllWorkersOfALane) {
   for (const std::string& name : held) EXPECT_TRUE(Wait(name).done());
 }
 
-TEST_F(OperationsTest, AWaitAnswersWithWhatThereIsAtItsTimeoutAndBeforeItsDeadline) {
+TEST_F(OperationsTest, WaitAnswersAtItsTimeoutAndBeforeItsDeadline) {
   longrunning::WaitOperationRequest request;
   request.set_name(Start(gate_));
   longrunning::Operation operation;
-  // The answer is on its way 0.2 s before the deadline. A machine that stands still for so long makes one late, not all.
+  // The answer is sent 0.2 s before the deadline. A machine that stalls for so long makes one answer late, but not all.
   grpc::Status in_time(grpc::StatusCode::DEADLINE_EXCEEDED, "");
   for (int i = 0; i < 20 && !in_time.ok(); ++i) {
     grpc::ClientContext context;
@@ -307,7 +307,7 @@ TEST_F(OperationsTest, AWaitAnswersWithWhatThereIsAtItsTimeoutAndBeforeItsDeadli
   EXPECT_EQ(InfoOf(Ask(&Stub::WaitOperation, request, &operation)).reason(), "OPERATION");
 }
 
-// An operation may run for hours: a wait that nobody hears any more may not be held so long.
+// An operation may run for hours: a wait whose client has gone must not be kept for so long.
 TEST_F(OperationsTest, AWaitWhoseClientHasGoneIsForgotten) {
   longrunning::WaitOperationRequest request;
   request.set_name(Start(gate_));
@@ -326,12 +326,12 @@ TEST_F(OperationsTest, AWaitWhoseClientHasGoneIsForgotten) {
   EXPECT_TRUE(Wait(request.name()).done());
 }
 
-TEST_F(OperationsTest, CancelledIsCodeOneWhetherItRanOrNot) {
+TEST_F(OperationsTest, CancelledOperationHasCodeOneWhetherItRanOrNot) {
   const std::string running = Start(gate_), waiting = Start(later_);
   gate_.AwaitBegun(1);
   EXPECT_TRUE(Cancel(waiting).ok());
   EXPECT_EQ(Wait(waiting).error().code(), 1);
-  EXPECT_FALSE(Get(running).done()) << "the end of the other did not wait for its turn";
+  EXPECT_FALSE(Get(running).done()) << "the cancelled one did not wait for its turn";
   EXPECT_TRUE(Cancel(running).ok());
   for (const std::string& name : {running, waiting}) {
     const auto done = Wait(name);
@@ -344,8 +344,9 @@ TEST_F(OperationsTest, CancelledIsCodeOneWhetherItRanOrNot) {
   EXPECT_EQ(InfoOf(Cancel("operations/none")).reason(), "OPERATION");
 }
 
-// Counted from where it begins, not from where it was asked for; who cancels it is told so, however late that is.
-TEST_F(OperationsTest, OneThatRunsForLongerThanItsDeadlineIsEnded) {
+// The deadline counts from the beginning of the work, not from the request. A cancelled operation ends as cancelled,
+// however late.
+TEST_F(OperationsTest, OperationThatExceedsItsDeadlineIsEnded) {
   const auto table = Open("bounded", absl::Seconds(10));
   const auto start = [&](OperationTable::Body body) {
     const auto operation = table->Start({.model = "m"}, std::move(body));
@@ -365,13 +366,13 @@ TEST_F(OperationsTest, OneThatRunsForLongerThanItsDeadlineIsEnded) {
   clock_.Advance(absl::Milliseconds(1));
   const auto late = end(first);
   EXPECT_EQ(late.error().code(), static_cast<int>(grpc::StatusCode::DEADLINE_EXCEEDED));
-  EXPECT_EQ(late.error().message(), "it ran for longer than 10s");
+  EXPECT_EQ(late.error().message(), "the operation ran longer than 10s");
   EXPECT_EQ(InfoOf(late.error()).reason(), "DEADLINE_EXCEEDED");
   later_.AwaitBegun(1);
   ASSERT_TRUE(table->Cancel(second).ok());
   clock_.Advance(absl::Seconds(11));
   EXPECT_EQ(end(second).error().code(), static_cast<int>(grpc::StatusCode::CANCELLED));
-  // Done is done: it did not ask.
+  // An operation that finishes without a check has succeeded.
   const std::string over = start([this](OperationScope&) -> absl::StatusOr<google::protobuf::Any> {
     clock_.Advance(absl::Seconds(11));
     return google::protobuf::Any();
@@ -379,7 +380,7 @@ TEST_F(OperationsTest, OneThatRunsForLongerThanItsDeadlineIsEnded) {
   EXPECT_TRUE(end(over).has_response());
 }
 
-TEST_F(OperationsTest, OnlyWhatHasEndedIsDeleted) {
+TEST_F(OperationsTest, OnlyEndedOperationsAreDeleted) {
   const std::string name = Start(gate_);
   const grpc::Status refused = Delete(name);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
@@ -390,7 +391,7 @@ TEST_F(OperationsTest, OnlyWhatHasEndedIsDeleted) {
   const grpc::Status gone = Delete(name);
   EXPECT_EQ(gone.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(InfoOf(gone).reason(), "OPERATION");
-  EXPECT_TRUE(Open("operations")->List().empty()) << "after a restart either";
+  EXPECT_TRUE(Open("operations")->List().empty()) << "nor after a restart";
 }
 
 TEST_F(OperationsTest, ListsByPagesInOrderOfName) {
@@ -416,7 +417,7 @@ TEST_F(OperationsTest, ListsByPagesInOrderOfName) {
   request.clear_page_token();
   request.set_filter("done:true");
   EXPECT_EQ(InfoOf(Ask(&Stub::ListOperations, request, &page)).metadata().at("name"), "ListOperationsRequest.filter");
-  // Of which list is asked: there is one.
+  // The name of the list: there is only one.
   request.clear_filter();
   request.set_page_size(100);
   request.set_name("operations");
@@ -431,8 +432,8 @@ TEST_F(OperationsTest, ListsByPagesInOrderOfName) {
   }
 }
 
-// docs/faults.md, C1: neither a page nor a request id is found by a walk over all operations.
-TEST_F(OperationsTest, C1APageOfOneRowCopiesAndLooksAtNoOther) {
+// docs/faults.md, C1: no walk over all operations finds a page or a request id.
+TEST_F(OperationsTest, C1PageOfOneRowReadsAndCopiesNoOther) {
   for (int i = 0; i < 6; ++i) {
     const RequestOwner owner{.tenant = i % 2 == 0 ? "red" : "blue", .name = "ci"};
     ASSERT_TRUE(table_->Start({.model = "m", .owner = owner}, {}, google::protobuf::Any()).ok());
@@ -441,7 +442,7 @@ TEST_F(OperationsTest, C1APageOfOneRowCopiesAndLooksAtNoOther) {
   ASSERT_EQ(all.size(), 6u);
   const auto page = table_->List({}, all[1]->name(), 2);
   ASSERT_EQ(page.size(), 2u);
-  EXPECT_EQ(page[0], all[2]) << "the very same, not a copy";
+  EXPECT_EQ(page[0], all[2]) << "the same object, not a copy";
   EXPECT_EQ(page[1], all[3]);
   std::vector<std::string> red;
   for (const auto& one : table_->List({.tenant = "red"})) red.push_back(one->name());
@@ -451,8 +452,8 @@ TEST_F(OperationsTest, C1APageOfOneRowCopiesAndLooksAtNoOther) {
   EXPECT_TRUE(table_->List({.tenant = "green"}).empty());
 }
 
-// The mean of those that ended, less what the one that runs has run.
-TEST_F(OperationsTest, AFullQueueTellsWhenAPlaceComesFree) {
+// The estimate is the mean time of ended operations, less the time of the running one.
+TEST_F(OperationsTest, FullQueueReportsWhenAPlaceIsFree) {
   const auto refused = [&] {
     absl::Status status;
     for (int i = 0; i < 100 && status.ok(); ++i) status = table_->Start({.model = "m"}, later_.Body()).status();
@@ -470,10 +471,10 @@ TEST_F(OperationsTest, AFullQueueTellsWhenAPlaceComesFree) {
   clock_.Advance(absl::Seconds(30));
   EXPECT_EQ(refused(), "70000");
   clock_.Advance(absl::Seconds(300));
-  EXPECT_EQ(refused(), "1000") << "it takes longer than they do";
+  EXPECT_EQ(refused(), "1000") << "it already takes longer than the mean";
 }
 
-TEST_F(OperationsTest, OneThatARestartCutIsToldAsAborted) {
+TEST_F(OperationsTest, OperationInterruptedByARestartIsAborted) {
   const std::string name = Start(gate_);
   gate_.AwaitBegun(1);
   std::filesystem::copy(directory_ / "operations", directory_ / "as_killed");
@@ -484,8 +485,8 @@ TEST_F(OperationsTest, OneThatARestartCutIsToldAsAborted) {
   EXPECT_EQ(InfoOf(after->error()).reason(), "SERVER_RESTARTED");
 }
 
-// The server ends in order, and nobody has asked for a cancel.
-TEST_F(OperationsTest, C8WhatTheEndOfTheServerCutsOffIsToldAsAborted) {
+// The server ends in order, and no cancel was requested.
+TEST_F(OperationsTest, C8OperationsInterruptedByTheEndOfTheServerAreAborted) {
   auto table = Open("ended");
   const auto start_of = [](const std::string& id) { return OperationStart{.model = "m", .request_id = id, .digest = "a"}; };
   const auto begin = [&](const OperationStart& start, Gate& gate) {
@@ -494,7 +495,7 @@ TEST_F(OperationsTest, C8WhatTheEndOfTheServerCutsOffIsToldAsAborted) {
     return operation.ok() ? operation->name() : "";
   };
   const std::string running = begin(start_of("running"), gate_), queued = begin(start_of("queued"), gate_);
-  // One whose cancel was asked for, and which the server's end finds in its last steps.
+  // An operation that was cancelled and is in its last steps when the server ends.
   std::promise<void> begun, ending;
   const auto cancelled = table->Start({.lane = OperationLane::kReaders}, [&](OperationScope&) -> absl::StatusOr<google::protobuf::Any> {
     begun.set_value();
@@ -547,8 +548,8 @@ TEST(DigestOfTest, C9EqualRequestsHaveEqualDigestsWhateverTheOrderOfTheirLabels)
   EXPECT_NE(DigestOf(request), digest);
 }
 
-// docs/faults.md, C13: a disk that stands still costs those who change something, not those who ask.
-TEST_F(OperationsTest, C13AStalledDiskHoldsUpNoCallThatOnlyAsks) {
+// docs/faults.md, C13: a stalled disk holds up calls that change something, not calls that only read.
+TEST_F(OperationsTest, C13StalledDiskHoldsUpNoCallThatOnlyReads) {
   const std::string running = Start(gate_), queued = Start(later_);
   gate_.AwaitBegun(1);
   stall_.Shut("sync");
@@ -560,7 +561,7 @@ TEST_F(OperationsTest, C13AStalledDiskHoldsUpNoCallThatOnlyAsks) {
   longrunning::ListOperationsResponse page;
   const grpc::Status listed = Ask(&Stub::ListOperations, longrunning::ListOperationsRequest(), &page);
   EXPECT_TRUE(listed.ok()) << listed.error_message();
-  EXPECT_EQ(page.operations_size(), 2) << "the third is not on the disk yet, and may not be seen";
+  EXPECT_EQ(page.operations_size(), 2) << "the third is not on the disk yet, and must not be seen";
   EXPECT_TRUE(Cancel(queued).ok());
   longrunning::WaitOperationRequest wait;
   wait.set_name(queued);
@@ -581,7 +582,7 @@ TEST_F(OperationsTest, C13AStalledDiskHoldsUpNoCallThatOnlyAsks) {
   gate_.Open();
 }
 
-TEST_F(OperationsTest, C13AnEndIsSeenWhenItIsOnTheDisk) {
+TEST_F(OperationsTest, C13EndIsVisibleOnlyWhenItIsOnTheDisk) {
   const std::string name = Start(gate_);
   gate_.AwaitBegun(1);
   stall_.Shut("rename");
@@ -621,8 +622,9 @@ TEST_F(OperationsTest, C13FilesAreRemovedWithoutHoldingUpOthers) {
   EXPECT_EQ(Open("operations")->List().size(), 1u);
 }
 
-// Begun, cancelled and ended from all sides: the two records of an operation are written one after the other.
-TEST_F(OperationsTest, C13TheDiskSaysOfEveryOperationWhatTheTableSays) {
+// Operations are begun, cancelled and ended concurrently: the two records of an operation are written one after the
+// other.
+TEST_F(OperationsTest, C13DiskAndTableAgreeOnEveryOperation) {
   table_->Start({.lane = OperationLane::kReaders}, later_.Body()).status().IgnoreError();
   gate_.Open();
   std::vector<std::thread> threads;
@@ -675,7 +677,7 @@ TEST_F(OperationsTest, C9RequestIdsBelongToOnePrincipalOfOneTenant) {
     EXPECT_FALSE(table->Find(start_of("", "ci", "a"))->has_value());
     const absl::Status conflict = table->Find(start_of("blue", "ci", "a")).status();
     EXPECT_EQ(base::Reason(conflict), "IDEMPOTENCY_CONFLICT");
-    EXPECT_EQ(base::ReasonMetadata(conflict)["name"], blue) << "and of no other's operation";
+    EXPECT_EQ(base::ReasonMetadata(conflict)["name"], blue) << "not the operation of another owner";
   }
   EXPECT_EQ(begin(start_of("blue", "ci", "b")), blue);
 }
@@ -709,14 +711,14 @@ TEST_F(OperationsTest, C9FilesAndTheRequestIdOfTheirOperationAreForgottenTogethe
   table_->DropOld();
   EXPECT_TRUE(files.expired());
   EXPECT_FALSE(table_->Find(start)->has_value());
-  EXPECT_TRUE(Get(first).has_response()) << "what it came to can still be read";
+  EXPECT_TRUE(Get(first).has_response()) << "its result can still be read";
   // Without a call to DropOld: the id does not outlive the files.
   const std::string second = begin(*table_, absl::OkStatus());
   EXPECT_NE(second, first);
   clock_.Advance(absl::Hours(2));
   EXPECT_FALSE(table_->Find(start)->has_value());
   EXPECT_TRUE(files.expired());
-  // Deleted with its operation.
+  // The files are deleted with their operation.
   const std::string third = begin(*table_, absl::OkStatus());
   EXPECT_TRUE(Delete(third).ok());
   EXPECT_TRUE(files.expired());
@@ -733,7 +735,7 @@ TEST_F(OperationsTest, C9FilesAndTheRequestIdOfTheirOperationAreForgottenTogethe
   EXPECT_EQ((*table_->Find(start))->name(), failed);
 }
 
-TEST_F(OperationsTest, OneWithNothingToDoHasEndedAtOnceAndIsNotHeldUpByABound) {
+TEST_F(OperationsTest, OperationWithoutWorkEndsAtOnceDespiteTheBound) {
   table_->set_max_of_owner(1);
   const RequestOwner ann{.tenant = "", .name = "ann"};
   const OperationStart start{.lane = OperationLane::kLoads, .model = "m", .owner = ann, .request_id = "one", .digest = "a"};
@@ -750,8 +752,8 @@ TEST_F(OperationsTest, OneWithNothingToDoHasEndedAtOnceAndIsNotHeldUpByABound) {
   EXPECT_EQ(Open("operations")->Get(operation->name())->SerializeAsString(), operation->SerializeAsString());
 }
 
-// What is cancelled in its queue makes room at once.
-TEST_F(OperationsTest, OneThatIsCancelledInItsQueueGivesItsPlaceToTheNext) {
+// An operation that is cancelled in the queue makes room at once.
+TEST_F(OperationsTest, OperationCancelledInTheQueueGivesItsPlaceToTheNext) {
   const std::string running = Start(gate_);
   gate_.AwaitBegun(1);
   std::vector<std::string> queued;
@@ -788,7 +790,7 @@ TEST_F(OperationsTest, LanesDoNotWaitForEachOther) {
   gate_.Open();
 }
 
-TEST_F(OperationsTest, S2OneOfATenantIsSeenByItAlone) {
+TEST_F(OperationsTest, S2OperationIsVisibleOnlyToItsTenant) {
   gate_.Open();
   const auto red = table_->Start({.model = "m", .owner = {.tenant = "red", .name = "ann"}}, gate_.Body());
   ASSERT_TRUE(red.ok()) << red.status();
@@ -809,7 +811,7 @@ TEST_F(OperationsTest, S2OneOfATenantIsSeenByItAlone) {
   EXPECT_TRUE(table_->Delete(name, {.tenant = "red"}).ok());
 }
 
-TEST_F(OperationsTest, S2WhoMayCancelItsOwnAloneCancelsNoOthers) {
+TEST_F(OperationsTest, S2CallerLimitedToItsOwnOperationsCancelsNoOther) {
   const auto begin = [&](const std::string& name) {
     return table_->Start({.lane = OperationLane::kReaders, .model = "m", .owner = {.tenant = "", .name = name}}, gate_.Body())->name();
   };
@@ -824,8 +826,8 @@ TEST_F(OperationsTest, S2WhoMayCancelItsOwnAloneCancelsNoOthers) {
   gate_.Open();
 }
 
-// docs/faults.md, C9: what holds files goes last, and loads that were done at once have a bound of their own.
-TEST_F(OperationsTest, C9AnOwnersOldestWithoutFilesGoWhereItHasEndedTooMany) {
+// docs/faults.md, C9: operations with files are removed last, and loads that were done at once have their own bound.
+TEST_F(OperationsTest, C9OldestOperationsWithoutFilesAreRemovedBeyondTheBound) {
   stall_.LeaveOutSyncs();
   const auto start_of = [](const std::string& owner) { return OperationStart{.model = "m", .owner = {.tenant = "", .name = owner}}; };
   const auto run = [&](const std::string& owner, std::shared_ptr<const void> files = nullptr) {
@@ -856,23 +858,23 @@ TEST_F(OperationsTest, C9AnOwnersOldestWithoutFilesGoWhereItHasEndedTooMany) {
   EXPECT_TRUE(there(loaded));
   at_once();
   EXPECT_FALSE(there(loaded));
-  EXPECT_TRUE(there(loaded_next) && there(exported) && there(second)) << "they push out nothing else";
+  EXPECT_TRUE(there(loaded_next) && there(exported) && there(second)) << "they remove nothing else";
   EXPECT_EQ(Open("operations")->List().size(), OperationTable::kMaxEndedOfOwner + OperationTable::kMaxDoneAtOnceOfOwner + 1)
-      << "their files went too";
-  // A restart knows them apart.
+      << "their records are removed too";
+  // A restart keeps the two kinds apart.
   const auto reopened = Open("operations");
   ASSERT_TRUE(reopened->Start(start_of("ann"), {}, google::protobuf::Any()).ok());
   EXPECT_FALSE(reopened->Get(loaded_next).ok());
   EXPECT_TRUE(reopened->Get(second).ok());
-  // Where the hour has passed, the operation is one without files, and the oldest.
+  // After the hour, the operation holds no files and is the oldest.
   clock_.Advance(absl::Hours(2));
   run("ann");
   EXPECT_FALSE(there(exported));
   EXPECT_TRUE(there(second));
 }
 
-// A body that cannot ask the scope, as that of a plan, is told by its token.
-TEST_F(OperationsTest, TheTokenOfOneThatIsCancelledOrLateIsCancelled) {
+// A body that cannot check the scope, such as that of a plan, is cancelled through its token.
+TEST_F(OperationsTest, TokenOfACancelledOrLateOperationIsCancelled) {
   const auto table = Open("bounded", absl::Seconds(10));
   for (const bool late : {false, true}) {
     const auto begun = std::make_shared<std::promise<void>>(), ended = std::make_shared<std::promise<void>>();
@@ -898,7 +900,7 @@ TEST_F(OperationsTest, TheTokenOfOneThatIsCancelledOrLateIsCancelled) {
   }
 }
 
-TEST_F(OperationsTest, OneThatEndedIsKeptForADay) {
+TEST_F(OperationsTest, EndedOperationIsKeptForADay) {
   gate_.Open();
   const std::string name = Start(gate_);
   Wait(name);

@@ -31,13 +31,13 @@ std::string Join(std::vector<std::string> rows, std::int64_t size, Between betwe
   return joined;
 }
 
-TEST(PageTest, PagesOfEverySizeAreTheWholeList) {
+TEST(PageTest, PagesOfEverySizeCoverTheWholeList) {
   const std::vector<std::string> rows = {"a", "b", "c", "d", "e"};
   for (std::int64_t size = 1; size <= 6; ++size) EXPECT_EQ(Join(rows, size, [](auto&) {}), "abcde") << size;
   EXPECT_EQ(Join({}, 3, [](auto&) {}), "");
 }
 
-TEST(PageTest, WhatIsThereAllTheTimeIsShownOnce) {
+TEST(PageTest, RowThatStaysIsShownOnce) {
   const std::vector<std::string> rows = {"a", "b", "c", "d", "e"};
   EXPECT_EQ(Join(rows, 2, [](auto& now) { std::erase(now, "b"); }), "abcde");
   EXPECT_EQ(Join(rows, 2, [](auto& now) { std::erase(now, "a"); }), "abcde");
@@ -46,7 +46,7 @@ TEST(PageTest, WhatIsThereAllTheTimeIsShownOnce) {
   EXPECT_EQ(Join(rows, 2, [](auto& now) { now.clear(); }), "ab");
 }
 
-TEST(PageTest, TokensAndSizesThatAreNotOursAreRefused) {
+TEST(PageTest, ForeignTokensAndInvalidSizesAreRefused) {
   const std::vector<std::string> rows = {"a"};
   for (const char* token : {"a", "1", "after", "after:", "AFTER:a", " after:a"}) {
     EXPECT_EQ(base::Reason(PageOf(rows, Itself, 1, token).status()), "PAGE_TOKEN") << token;
@@ -59,7 +59,7 @@ TEST(PageTest, TokensAndSizesThatAreNotOursAreRefused) {
   }
 }
 
-TEST(PageBytesTest, TheFirstRowIsTakenHoweverLongItIsAndTheNextAreWhileTheyFit) {
+TEST(PageBytesTest, FirstRowIsAlwaysTakenAndFurtherRowsWhileTheyFit) {
   PageBytes bytes(2000);
   EXPECT_TRUE(bytes.Take(1 << 20));
   EXPECT_FALSE(bytes.Take(0));
@@ -70,7 +70,7 @@ TEST(PageBytesTest, TheFirstRowIsTakenHoweverLongItIsAndTheNextAreWhileTheyFit) 
   EXPECT_TRUE(other.Take(10)) << "a refused row takes nothing";
 }
 
-// Datasets of names "000", "001", ... whose serialised page is what a client must be able to receive.
+// Fills a page with datasets of these names; a client must be able to receive the serialised page.
 absl::StatusOr<std::string> Fill(const std::vector<std::string>& names, std::size_t row_bytes, const std::string& token,
                                  std::size_t most, v1::ListDatasetsResponse& page) {
   const auto row_of = [&](const std::string& name) -> absl::StatusOr<std::optional<v1::Dataset>> {
@@ -83,7 +83,7 @@ absl::StatusOr<std::string> Fill(const std::vector<std::string>& names, std::siz
   return FillPage(names, Itself, kMaxPageSize, token, most, row_of, *page.mutable_datasets());
 }
 
-TEST(PageTest, APageOfLongRowsEndsBeforeItsBytesDoAndTheNextGoesOnThere) {
+TEST(PageTest, PageOfLongRowsEndsAtItsBytesAndTheNextContinues) {
   std::vector<std::string> names;
   for (int i = 100; i < 1000; ++i) names.push_back(std::to_string(i));
   const std::size_t most = Edge::kMaxPageBytes;
@@ -107,7 +107,7 @@ TEST(PageTest, APageOfLongRowsEndsBeforeItsBytesDoAndTheNextGoesOnThere) {
   EXPECT_EQ(pages, 5);  // 900 rows of 10 kB, 209 in 2 MiB
 }
 
-TEST(PageTest, ARowThatIsLongerThanAPageIsAPage) {
+TEST(PageTest, RowLongerThanAPageIsItsOwnPage) {
   const std::vector<std::string> names = {"a", "b", "c"};
   std::string token;
   for (const std::string& name : names) {
@@ -121,7 +121,7 @@ TEST(PageTest, ARowThatIsLongerThanAPageIsAPage) {
   EXPECT_EQ(token, "");
 }
 
-TEST(PageTest, WhatIsGoneIsLeftOutAndEndsNoPage) {
+TEST(PageTest, DeletedRowIsLeftOutAndDoesNotEndThePage) {
   v1::ListDatasetsResponse page;
   const auto next = Fill({"a", "gone", "z"}, 10, "", 1 << 20, page);
   ASSERT_TRUE(next.ok()) << next.status();

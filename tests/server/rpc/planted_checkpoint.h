@@ -14,10 +14,9 @@
 
 namespace nibble::testing_support {
 
-// Puts one of `step` into attempt 1 of a job of the server whose state is DIRECTORY/state: found as whole, but it holds no adapter, only
-// what `write` puts into its directory.
-// Returns its directory; "" after a failure. Written outside the state: what is not finished in the attempts of a job that has no
-// trainer is removed.
+// Puts a checkpoint of `step` into attempt 1 of a job of the server whose state is DIRECTORY/state. It is complete, but
+// holds no adapter, only what `write` puts into its directory. Returns its directory; "" after a failure. It is written
+// outside the state, because unfinished files in the attempts of a job without a trainer are removed.
 inline std::string PlantCheckpoint(const std::string& directory, const std::string& job, int step,
                                    const std::function<void(const std::string& path)>& write = {}) {
   auto& files = base::RealFileSystem();

@@ -1,4 +1,4 @@
-// How much a preview looks at, and how much it answers.
+// Bounds on what a preview reads, and on what it answers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -46,7 +46,7 @@ class PreviewTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     return response;
   }
-  // Two tokens are less than any row has: none is shown, and the next one is looked at.
+  // Every row has more than two tokens: none is shown, and the next one is read.
   void DropAll() {
     request_.mutable_data()->set_max_seq_len(2);
     request_.mutable_data()->set_overlong(v1::OVERLONG_POLICY_DROP);
@@ -59,7 +59,7 @@ class PreviewTest : public ::testing::Test {
   v1::PreviewDatasetRequest request_;
 };
 
-TEST_F(PreviewTest, WithoutABoundInItsWayEveryRowIsShown) {
+TEST_F(PreviewTest, WithoutBoundsEveryRowIsShown) {
   const auto all = Shown({});
   EXPECT_EQ(all.rows_size(), kRows);
   EXPECT_EQ(all.looked_rows(), kRows);
@@ -68,7 +68,7 @@ TEST_F(PreviewTest, WithoutABoundInItsWayEveryRowIsShown) {
   EXPECT_EQ(Shown({}).looked_rows(), 4);
 }
 
-TEST_F(PreviewTest, ItLooksNoFurtherThanItsBounds) {
+TEST_F(PreviewTest, ReadsNoFurtherThanItsBounds) {
   DropAll();
   PreviewBounds bounds;
   EXPECT_EQ(Shown(bounds).looked_rows(), kRows);
@@ -81,11 +81,11 @@ TEST_F(PreviewTest, ItLooksNoFurtherThanItsBounds) {
   bounds = {};
   bounds.max_looked_bytes = 2 * sizeof kRow;  // two rows and some bytes
   const auto bytes = Shown(bounds);
-  EXPECT_EQ(bytes.looked_rows(), 3) << "the one that passes it is the last";
+  EXPECT_EQ(bytes.looked_rows(), 3) << "the row that exceeds it is the last";
   EXPECT_EQ(bytes.dropped_rows(), 3);
 }
 
-TEST_F(PreviewTest, ItEndsAtTheRowWhereItIsCancelled) {
+TEST_F(PreviewTest, CancelEndsItAtTheNextRow) {
   DropAll();
   int asked = 0;
   PreviewBounds bounds;
@@ -97,7 +97,7 @@ TEST_F(PreviewTest, ItEndsAtTheRowWhereItIsCancelled) {
   EXPECT_EQ(asked, 3);
 }
 
-TEST_F(PreviewTest, ItEndsInsideAConversationThatIsCancelled) {
+TEST_F(PreviewTest, CancelEndsItInsideAConversation) {
   std::ofstream(directory_ / "data.jsonl") << R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"},)"
                                            << R"( {"role": "user", "content": "c?"}, {"role": "assistant", "content": "d"}]})" << "\n";
   stored_.meta = {{"format", "chat"}, {"rows", 1}};
@@ -111,7 +111,7 @@ TEST_F(PreviewTest, ItEndsInsideAConversationThatIsCancelled) {
   EXPECT_EQ(response.looked_rows(), 0);
 }
 
-// As when it is taken in, although what was taken in before there was that limit is trained on.
+// The same limit as for an upload. Data that was uploaded before the limit existed is still trained on.
 TEST_F(PreviewTest, AConversationOfMoreThan1024MessagesIsNotShown) {
   const auto write = [&](int messages) {
     std::string line = R"({"messages": [{"role": "assistant", "content": "a"})";
@@ -129,8 +129,8 @@ TEST_F(PreviewTest, AConversationOfMoreThan1024MessagesIsNotShown) {
   EXPECT_EQ(Shown({}).looked_rows(), 1);
 }
 
-// Of meta.json, which nobody but a server writes.
-TEST_F(PreviewTest, WhatCannotBeReadOfADatasetIsDamageAndNotTheCallersFault) {
+// Damage of meta.json, which only a server writes.
+TEST_F(PreviewTest, UnreadableMetadataOfADatasetIsDataLoss) {
   for (const base::Json& meta : {base::Json{{"format", "text"}, {"rowz", kRows}}, base::Json{{"format", "tent"}, {"rows", kRows}},
                                  base::Json{{"formal", "text"}, {"rows", kRows}}, base::Json{{"format", "text"}, {"rows", "ten"}}}) {
     stored_.meta = meta;
@@ -142,7 +142,7 @@ TEST_F(PreviewTest, WhatCannotBeReadOfADatasetIsDamageAndNotTheCallersFault) {
   }
 }
 
-TEST_F(PreviewTest, AnAnswerHasNoMoreRowsThanMayBeSent) {
+TEST_F(PreviewTest, AnswerHasNoMoreRowsThanMayBeSent) {
   const auto all = Shown({});
   PreviewBounds bounds;
   bounds.max_bytes = all.ByteSizeLong() / 2 + 128;
@@ -150,18 +150,18 @@ TEST_F(PreviewTest, AnAnswerHasNoMoreRowsThanMayBeSent) {
   EXPECT_GT(half.rows_size(), 0);
   EXPECT_LT(half.rows_size(), kRows);
   EXPECT_LE(half.ByteSizeLong(), bounds.max_bytes);
-  EXPECT_EQ(half.looked_rows(), half.rows_size() + 1) << "and one that had no place";
+  EXPECT_EQ(half.looked_rows(), half.rows_size() + 1) << "and one that did not fit";
   for (int i = 0; i < half.rows_size(); ++i) EXPECT_EQ(half.rows(i).SerializeAsString(), all.rows(i).SerializeAsString());
   bounds.max_bytes = 140;
   v1::PreviewDatasetResponse response;
   const absl::Status refused = Preview(stored_, model_, request_, bounds, &response);
   EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
   EXPECT_EQ(base::ReasonMetadata(refused)["field"], "data.max_seq_len");
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("makes line 1 "));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("line 1 becomes "));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("at most 140 (--max_send_bytes)"));
 }
 
-// T1: the rows are named, and the warning has its place in the answer.
+// T1: the warning names the rows, and the answer leaves room for it.
 TEST_F(PreviewTest, WarnsOfAMergedBoundary) {
   std::ofstream(directory_ / "data.jsonl") << R"({"prompt": "walk ", "completion": "the"})" << "\n"
                                            << R"({"prompt": "walk t", "completion": "he"})" << "\n";
@@ -169,7 +169,8 @@ TEST_F(PreviewTest, WarnsOfAMergedBoundary) {
   const auto shown = Shown({});
   ASSERT_EQ(shown.rows_size(), 2);
   EXPECT_EQ(shown.rows(0).trained().Get(5), true) << "the token \"the\"";
-  EXPECT_EQ(shown.rows(1).SerializeAsString().substr(2), shown.rows(0).SerializeAsString().substr(2)) << "the same, but for the line";
+  EXPECT_EQ(shown.rows(1).SerializeAsString().substr(2), shown.rows(0).SerializeAsString().substr(2))
+      << "equal except for the line";
   ASSERT_EQ(shown.warnings_size(), 1);
   EXPECT_EQ(shown.warnings(0).reason(), "PROMPT_BOUNDARY_MERGED");
   EXPECT_THAT(shown.warnings(0).message(), HasSubstr("1 of 2 rows"));
@@ -208,8 +209,8 @@ TEST_F(PreviewTest, LargeRowWaitsForItsTurn) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("line 2: encoding the row takes"));
 }
 
-// A book is one row. What is too long is known to be so from its beginning.
-TEST_F(PreviewTest, OfATextNoMoreIsLookedAtThanCanBeShown) {
+// A book is one row. Its beginning shows that it is too long.
+TEST_F(PreviewTest, ReadsNoMoreOfATextThanCanBeShown) {
   std::string words;
   while (words.size() < (3u << 20)) words += "the keeper of the light ";
   std::ofstream(directory_ / "data.jsonl") << "{\"text\": \"" << words << "\"}\n";

@@ -10,7 +10,7 @@
 
 namespace nibble::testing_support {
 
-// What came back of a call: the bytes of all messages read, one after the other.
+// The answer to a call: its status, and the bytes of all messages read, one after the other.
 struct RawAnswer {
   grpc::Status status;
   std::string bytes;
@@ -20,11 +20,11 @@ struct RawCall {
   std::string method;  // "nibble.v1.ModelService/ListModels"
   std::string request = {};
   std::multimap<std::string, std::string> metadata = {};
-  int max_reads = 2;  // then the call is cancelled: a watch has no end of its own
+  int max_reads = 2;  // then the call is cancelled: a watch does not end
   std::chrono::seconds timeout = std::chrono::seconds(20);
 };
 
-// A call of any kind by its name, with one message and no stub made for it.
+// Calls any method by its name, with one message and without a generated stub.
 inline RawAnswer Ask(const std::shared_ptr<grpc::Channel>& channel, const RawCall& asked) {
   grpc::GenericStub stub(channel);
   grpc::ClientContext context;
@@ -40,7 +40,7 @@ inline RawAnswer Ask(const std::shared_ptr<grpc::Channel>& channel, const RawCal
   auto call = stub.PrepareCall(&context, "/" + asked.method, &queue);
   call->StartCall(nullptr);
   next();
-  const grpc::Slice slice(asked.request);  // one slice of no bytes is a message; no slice is none
+  const grpc::Slice slice(asked.request);  // one empty slice is a message, no slice is not
   call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
   next();
   call->WritesDone(nullptr);

@@ -21,7 +21,7 @@ TEST(RequestIdsTest, C9AnAbortEndsOnlyTheCallersOwnRequests) {
   EXPECT_TRUE(first.cancelled() && second.cancelled());
   EXPECT_FALSE(other.cancelled());
   EXPECT_EQ(told, 1);
-  EXPECT_TRUE(ids.Abort(admin, "1")) << "an operator ends those of all";
+  EXPECT_TRUE(ids.Abort(admin, "1")) << "an admin without a tenant ends requests of all";
   EXPECT_TRUE(other.cancelled());
 }
 

@@ -40,7 +40,7 @@ class ServerServiceTest : public AppTest {
   }
 };
 
-TEST_F(ServerServiceTest, InfoTellsWhatThereIs) {
+TEST_F(ServerServiceTest, InfoListsDevicesFormatsAndLimits) {
   v1::ServerInfo info;
   grpc::ClientContext context;
   ASSERT_TRUE(server_->GetServerInfo(&context, {}, &info).ok());
@@ -64,11 +64,11 @@ TEST_F(ServerServiceTest, InfoTellsWhatThereIs) {
   const std::string metrics = Get("/metrics").body;
   const std::string built = base::StrCat("nibble_build_info{code=\"", info.code_digest(), "\",cuda=\"", info.cuda_version(),
                                          "\",revision=\"", info.commit(), "\",torch=\"none\",version=\"", info.version(), "\"} 1\n");
-  EXPECT_TRUE(metrics.find(built) != std::string::npos) << built;  // not printed whole
+  EXPECT_TRUE(metrics.find(built) != std::string::npos) << built;  // does not print all metrics
 }
 
-// What is said to be missing is missing, and by name.
-TEST_F(ServerServiceTest, EveryMethodThatIsNotBuiltSaysSo) {
+// Methods that are listed as not built are refused by name.
+TEST_F(ServerServiceTest, EveryUnbuiltMethodIsRefusedByName) {
   int methods = 0;
   for (const std::string name : rpc::kUnbuilt) {
     if (name.find('/') == std::string::npos) continue;  // a field
@@ -82,7 +82,7 @@ TEST_F(ServerServiceTest, EveryMethodThatIsNotBuiltSaysSo) {
 }
 
 // No unary method crashes on an empty request, and every error has its reason.
-TEST_F(ServerServiceTest, EmptyRequestsAreAnsweredByEveryMethod) {
+TEST_F(ServerServiceTest, EveryMethodAnswersAnEmptyRequest) {
   std::vector<std::string> methods;
   for (const char* service_name : rpc::kServices) {
     const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(service_name);
@@ -141,7 +141,7 @@ TEST_F(ServerServiceTest, AWatchOfTheLoadEndsWithTheServer) {
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
-// Off unless asked for: it would tell anyone what there is to try.
+// Off by default, because it tells anyone which methods to try.
 TEST_F(ServerServiceTest, ReflectionIsOffByDefault) {
   EXPECT_EQ(CallEmpty("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo").error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
@@ -155,7 +155,7 @@ class ReflectionTest : public ServerServiceTest {
   }
 };
 
-TEST_F(ReflectionTest, ReflectionIsThereWhenAskedFor) {
+TEST_F(ReflectionTest, ReflectionIsServedWhenEnabled) {
   EXPECT_NE(CallEmpty("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo").error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
 }
@@ -177,7 +177,8 @@ TEST_F(ServerServiceTest, ProbesAndMetricsAnswer) {
   grpc::ClientContext context;
   ASSERT_TRUE(inference_->Generate(&context, Prompt("tiny", "a b", 4), &response).ok());
   const std::string text = Get("/metrics").body;
-  const auto has = [&](const std::string& line) { return text.find(line) != std::string::npos; };  // not printed whole
+  // Does not print all metrics when it fails.
+  const auto has = [&](const std::string& line) { return text.find(line) != std::string::npos; };
   EXPECT_TRUE(has("nibble_generated_tokens_total{model=\"tiny\"} 4\n"));
   EXPECT_TRUE(has("nibble_generate_requests_total{model=\"tiny\",result=\"length\"} 1\n"));
   EXPECT_TRUE(has("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"Generate\","
@@ -187,7 +188,7 @@ TEST_F(ServerServiceTest, ProbesAndMetricsAnswer) {
   EXPECT_TRUE(has("nibble_disk_free_bytes{volume=\"state\"}"));
 }
 
-TEST_F(ServerServiceTest, TheStateDirectoryTellsThePortsAndIsLocked) {
+TEST_F(ServerServiceTest, StateDirectoryHoldsThePortsAndIsLocked) {
   std::ifstream file(directory_ + "/state/server.json");
   std::stringstream text;
   text << file.rdbuf();
@@ -198,7 +199,7 @@ TEST_F(ServerServiceTest, TheStateDirectoryTellsThePortsAndIsLocked) {
   EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(ServerServiceTest, WithoutRoomToTellItsPortsItServesAllTheSame) {  // R8
+TEST_F(ServerServiceTest, ServesWithoutRoomForTheFileOfItsPorts) {  // R8
   app_.reset();
   const std::filesystem::path told = directory_ + "/state/server.json";
   std::ofstream(told) << "{}";  // of a server that was killed
@@ -207,10 +208,10 @@ TEST_F(ServerServiceTest, WithoutRoomToTellItsPortsItServesAllTheSame) {  // R8
   ASSERT_NE(app_, nullptr);
   v1::ServerInfo info;
   EXPECT_TRUE(Call(server_, &v1::ServerService::Stub::GetServerInfo, {}, &info).ok());
-  EXPECT_FALSE(std::filesystem::exists(told)) << "it would lead to the one before";
+  EXPECT_FALSE(std::filesystem::exists(told)) << "it would lead to the previous server";
 }
 
-TEST_F(ServerServiceTest, DrainRefusesWhatIsNewAndSaysSo) {
+TEST_F(ServerServiceTest, DrainRefusesNewCallsAsDraining) {
   v1::DrainRequest request;
   v1::DrainResponse response;
   request.mutable_deadline()->set_seconds(-1);
@@ -239,7 +240,7 @@ TEST_F(ServerServiceTest, DrainRefusesWhatIsNewAndSaysSo) {
   EXPECT_EQ(ReasonOf(reader->Finish()), "DRAINING");
   v1::ServerLoad load;
   grpc::ClientContext context3;
-  ASSERT_TRUE(server_->GetLoad(&context3, {}, &load).ok()) << "how far it is can still be asked";
+  ASSERT_TRUE(server_->GetLoad(&context3, {}, &load).ok()) << "the progress of the drain can still be read";
   EXPECT_TRUE(load.draining());
   EXPECT_FALSE(load.ready());
   EXPECT_EQ(Get("/readyz").status, 503);

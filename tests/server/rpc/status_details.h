@@ -1,4 +1,4 @@
-// What a google.rpc.Status carries beside its code and text.
+// Access to the details of a google.rpc.Status.
 #pragma once
 #include <optional>
 

@@ -36,7 +36,7 @@ TEST(StatusTest, EveryCodeKeepsItsNumberAndCarriesErrorInfo) {
   EXPECT_TRUE(ToGrpcStatus(absl::OkStatus()).ok());
 }
 
-TEST(StatusTest, AFieldErrorNamesItsField) {
+TEST(StatusTest, FieldErrorNamesItsField) {
   const auto details = Details(ToGrpcStatus(base::FieldError("optim.lr", "is 0, wanted a number above 0")));
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->reason(), "FIELD_VIOLATION");
   const auto bad = Find<google::rpc::BadRequest>(details);
@@ -65,7 +65,7 @@ TEST(StatusTest, LinesOfADatasetAreViolations) {
   EXPECT_EQ(bad->field_violations(1).description(), "no \"text\"");
 }
 
-TEST(StatusTest, WhatIsNotFoundIsNamed) {
+TEST(StatusTest, NotFoundNamesTheResource) {
   const auto status = base::WithReason(absl::NotFoundError("there is no model"), "MODEL", {{"name", "gpt"}});
   const auto details = Details(ToGrpcStatus(status));
   EXPECT_EQ(Find<google::rpc::ResourceInfo>(details)->resource_type(), "model");
@@ -73,7 +73,7 @@ TEST(StatusTest, WhatIsNotFoundIsNamed) {
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->metadata().at("name"), "gpt");
 }
 
-TEST(StatusTest, WhatIsTakenIsNamedByItsKindAndNotByTheReason) {
+TEST(StatusTest, AlreadyExistsNamesTheResourceByItsKind) {
   const auto status =
       base::WithReason(absl::AlreadyExistsError("taken"), "NAME_TAKEN", {{"kind", "dataset"}, {"name", "page"}});
   const auto details = Details(ToGrpcStatus(status));
@@ -82,7 +82,7 @@ TEST(StatusTest, WhatIsTakenIsNamedByItsKindAndNotByTheReason) {
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->reason(), "NAME_TAKEN");
 }
 
-TEST(StatusTest, RetryInfoOnlyWhereARetryHelps) {
+TEST(StatusTest, RetryInfoIsGivenOnlyWhereARetryHelps) {
   EXPECT_TRUE(Find<google::rpc::RetryInfo>(ToRpcStatus(absl::UnavailableError("x"))).has_value());
   EXPECT_TRUE(Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "QUEUE_FULL"))));
   EXPECT_TRUE(Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "TENANT_QUOTA"))));
@@ -91,9 +91,9 @@ TEST(StatusTest, RetryInfoOnlyWhereARetryHelps) {
   EXPECT_FALSE(Find<google::rpc::RetryInfo>(ToRpcStatus(absl::InternalError("x"))));
 }
 
-TEST(StatusTest, WhatIsExhaustedNamesItsQuotaAndTheServersOwnEstimate) {
+TEST(StatusTest, ResourceExhaustedNamesItsQuotaAndTheEstimatedDelay) {
   const auto details = Details(ToGrpcStatus(
-      base::WithReason(absl::ResourceExhaustedError("64 requests wait already"), "QUEUE_FULL", {{"retry_ms", "2500"}})));
+      base::WithReason(absl::ResourceExhaustedError("64 requests are already waiting"), "QUEUE_FULL", {{"retry_ms", "2500"}})));
   const auto quota = Find<google::rpc::QuotaFailure>(details);
   ASSERT_TRUE(quota.has_value());
   EXPECT_EQ(quota->violations(0).subject(), "QUEUE_FULL");
@@ -102,13 +102,13 @@ TEST(StatusTest, WhatIsExhaustedNamesItsQuotaAndTheServersOwnEstimate) {
   ASSERT_TRUE(retry.has_value());
   EXPECT_EQ(retry->retry_delay().seconds(), 2);
   EXPECT_EQ(retry->retry_delay().nanos(), 500'000'000);
-  // More than there is does not come by waiting.
+  // Waiting does not help if the request exceeds the total.
   const auto never = Details(ToGrpcStatus(base::WithReason(absl::ResourceExhaustedError("too large"), "KV_FULL")));
   EXPECT_TRUE(Find<google::rpc::QuotaFailure>(never).has_value());
   EXPECT_FALSE(Find<google::rpc::RetryInfo>(never).has_value());
 }
 
-TEST(StatusTest, AWrongStateNamesItsPrecondition) {
+TEST(StatusTest, FailedPreconditionNamesTheViolation) {
   const auto details = Details(ToGrpcStatus(
       base::WithReason(absl::FailedPreconditionError("the model is in use"), "MODEL_IN_USE", {{"name", "m"}})));
   const auto failure = Find<google::rpc::PreconditionFailure>(details);
@@ -118,7 +118,7 @@ TEST(StatusTest, AWrongStateNamesItsPrecondition) {
   EXPECT_THAT(failure->violations(0).description(), HasSubstr("in use"));
 }
 
-TEST(StatusTest, AWrongStateIsThatOfTheOneItIsAboutUnlessItNamesAnother) {
+TEST(StatusTest, FailedPreconditionNamesTheObjectOfTheCallUnlessItNamesAnother) {
   const auto subject = [](const absl::Status& status) {
     return Find<google::rpc::PreconditionFailure>(ToRpcStatus(base::About(status, "m")))->violations(0).subject();
   };
@@ -128,15 +128,15 @@ TEST(StatusTest, AWrongStateIsThatOfTheOneItIsAboutUnlessItNamesAnother) {
   const google::rpc::Status details = ToRpcStatus(base::About(status, "m"));
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->reason(), "NO_RECORD");
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->metadata().at("tensor"), "t");
-  EXPECT_TRUE(Find<google::rpc::RequestInfo>(details).has_value()) << "what else it carries stays";
+  EXPECT_TRUE(Find<google::rpc::RequestInfo>(details).has_value()) << "other payloads stay";
   EXPECT_EQ(subject(absl::FailedPreconditionError("x")), "m");
   EXPECT_EQ(subject(base::WithReason(absl::FailedPreconditionError("x"), "MODEL_IN_USE", {{"name", "n"}})), "n");
-  // A field's error has a metadata entry for each field: none is added.
+  // A field error has a metadata entry for each field, so none is added.
   EXPECT_EQ(base::About(base::FieldError("r", "is 0"), "m"), base::FieldError("r", "is 0"));
   EXPECT_TRUE(base::About(absl::OkStatus(), "m").ok());
 }
 
-TEST(StatusTest, LongTextsAndManyFieldsFitTheMetadataOfAnAnswer) {
+TEST(StatusTest, LongTextsAndManyFieldsFitIntoMetadata) {
   std::map<std::string, std::string> metadata = {{"field", "f0"}};
   for (int i = 0; i < 100; ++i) metadata[base::StrCat("f", i)] = std::string(1000, 'x');
   const grpc::Status status =
@@ -147,7 +147,7 @@ TEST(StatusTest, LongTextsAndManyFieldsFitTheMetadataOfAnAnswer) {
   EXPECT_TRUE(Find<google::rpc::ErrorInfo>(Details(status)).has_value());
 }
 
-TEST(StatusTest, TextThatIsNotUtf8StillTravels) {
+TEST(StatusTest, InvalidUtf8InATextIsReplaced) {
   const grpc::Status status = ToGrpcStatus(absl::InvalidArgumentError("bad \xff byte \xf0\x9f"));
   EXPECT_THAT(status.error_message(), HasSubstr("bad \xEF\xBF\xBD byte"));
   EXPECT_EQ(Details(status).message(), status.error_message());
@@ -159,7 +159,7 @@ TEST(StatusTest, ToUtf8CutsBetweenCharacters) {
   EXPECT_EQ(ToUtf8("😀😀", 5), "😀");
 }
 
-TEST(StatusTest, OnlyWhatWasCutHasAStage) {
+TEST(StatusTest, OnlyCancelledAndLateStatusesGetAStage) {
   for (const absl::Status& cut : {absl::CancelledError("x"), absl::DeadlineExceededError("x")}) {
     const auto info = Find<google::rpc::ErrorInfo>(ToRpcStatus(StoppedAt(cut, kStagePrefill, 5)));
     ASSERT_TRUE(info.has_value());
@@ -171,7 +171,7 @@ TEST(StatusTest, OnlyWhatWasCutHasAStage) {
   EXPECT_TRUE(StoppedAt(absl::OkStatus(), kStageQueue, 0).ok());
 }
 
-TEST(StatusTest, NotBuiltNamesWhatIsNot) {
+TEST(StatusTest, NotBuiltNamesTheFeature) {
   const auto details = Details(ToGrpcStatus(NotBuilt("Sampling.n")));
   EXPECT_EQ(details.code(), static_cast<int>(grpc::StatusCode::UNIMPLEMENTED));
   EXPECT_THAT(details.message(), HasSubstr("Sampling.n"));

@@ -19,7 +19,7 @@ namespace {
 
 using Stream = StreamReactor<v1::ServerLoad>;
 
-// A service whose one stream the test feeds by hand.
+// A service whose only stream is fed by the test.
 class FedService : public v1::ServerService::CallbackService {
  public:
   explicit FedService(Edge& edge) : edge_(edge) {}
@@ -63,7 +63,7 @@ class StreamReactorTest : public testing::Test {
     stub_.reset();
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
   }
-  // Large: that a few of them fill the transport's window.
+  // Large, so that a few messages fill the transport's window.
   static v1::ServerLoad Message(int number) {
     v1::ServerLoad load;
     load.set_requests_total(number);
@@ -71,7 +71,7 @@ class StreamReactorTest : public testing::Test {
     return load;
   }
 
-  // Until the transport takes no more of a client that reads nothing.
+  // Pushes until the transport takes no more, because the client reads nothing.
   static void Fill(Stream& stream) {
     do {
       v1::ServerLoad message = Message(1);
@@ -94,7 +94,7 @@ class StreamReactorTest : public testing::Test {
   grpc::ClientContext context_;
 };
 
-TEST_F(StreamReactorTest, WhatIsPushedArrivesInOrderAndThenTheStatus) {
+TEST_F(StreamReactorTest, PushedMessagesArriveInOrderAndThenTheStatus) {
   Start();
   auto reader = stub_->WatchLoad(&context_, {});
   auto stream = service_.Take();
@@ -118,7 +118,7 @@ TEST_F(StreamReactorTest, WhatIsPushedArrivesInOrderAndThenTheStatus) {
   EXPECT_EQ(stream->space(), 0u);
 }
 
-TEST_F(StreamReactorTest, AReaderThatStandsStillFillsTheBufferAndNoMore) {
+TEST_F(StreamReactorTest, StalledReaderFillsOnlyTheBuffer) {
   Start();
   auto reader = stub_->WatchLoad(&context_, {});
   auto stream = service_.Take();
@@ -126,7 +126,7 @@ TEST_F(StreamReactorTest, AReaderThatStandsStillFillsTheBufferAndNoMore) {
   for (; taken < 1000; ++taken) {
     v1::ServerLoad message = Message(taken + 1);
     if (!stream->Push(message)) {
-      // Left alone: it may be tried again.
+      // The message is unchanged and can be pushed again.
       EXPECT_EQ(message.requests_total(), taken + 1);
       // The transport may still be taking one: only a buffer that stays full counts.
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -160,9 +160,10 @@ TEST_F(StreamReactorTest, ACancelReachesTheProducer) {
   EXPECT_EQ(Handled("DEADLINE_EXCEEDED"), 0);
 }
 
-TEST_F(StreamReactorTest, ADeadlineIsACancel) {
+TEST_F(StreamReactorTest, DeadlineEndsTheStreamAndIsCountedAsADeadline) {
   Start();
-  context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));  // one that passes before it is there leaves no call
+  // A deadline that passes before the call arrives would leave no call.
+  context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
   auto reader = stub_->WatchLoad(&context_, {});
   auto stream = service_.Take();
   EXPECT_LT(stream->call().deadline(), absl::InfiniteDuration());
@@ -171,10 +172,10 @@ TEST_F(StreamReactorTest, ADeadlineIsACancel) {
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   while (!stream->ended()) std::this_thread::yield();
   while (Handled("DEADLINE_EXCEEDED") == 0) std::this_thread::yield();
-  EXPECT_EQ(Handled("CANCELLED"), 0) << "it is counted as what it is";
+  EXPECT_EQ(Handled("CANCELLED"), 0) << "it is not counted as a cancel";
 }
 
-TEST_F(StreamReactorTest, SpaceIsToldWhenTheQueueHasRunEmpty) {
+TEST_F(StreamReactorTest, SpaceIsReportedWhenTheQueueIsEmpty) {
   std::atomic<int> told{0};
   service_.on_space = [&] { ++told; };
   Start();
@@ -193,7 +194,7 @@ TEST_F(StreamReactorTest, SpaceIsToldWhenTheQueueHasRunEmpty) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-TEST_F(StreamReactorTest, TakenCountsWhatTheReaderTook) {
+TEST_F(StreamReactorTest, TakenCountsTheMessagesThatTheReaderTook) {
   Start();
   auto reader = stub_->WatchLoad(&context_, {});
   auto stream = service_.Take();
@@ -211,7 +212,8 @@ TEST_F(StreamReactorTest, TakenCountsWhatTheReaderTook) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-// C12: a client that reads nothing would otherwise keep its place, and what is being written, as long as its connection lives.
+// C12: otherwise a client that reads nothing would keep its place, and the message being written, as long as its
+// connection lives.
 TEST_F(StreamReactorTest, AbortedStreamWhoseClientReadsNothingIsCutOff) {
   StreamSlots slots("--max_watches", 1);
   service_.slots = &slots;
@@ -230,7 +232,7 @@ TEST_F(StreamReactorTest, AbortedStreamWhoseClientReadsNothingIsCutOff) {
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
-// C12: as above, of an answer that has ended before the client took all of it.
+// C12: the same for an answer that ended before the client had read all of it.
 TEST_F(StreamReactorTest, EndedStreamWhoseClientReadsNothingIsCutOff) {
   StreamSlots slots("--max_watches", 1);
   service_.slots = &slots;
@@ -267,7 +269,7 @@ TEST_F(StreamReactorTest, PlaceIsTakenUntilTheStreamIsDone) {  // C12
   stream->End(absl::OkStatus());
   EXPECT_FALSE(reader->Read(&load));
   EXPECT_TRUE(reader->Finish().ok());
-  while (slots.open() > 0) std::this_thread::yield();  // though the test holds the stream
+  while (slots.open() > 0) std::this_thread::yield();  // although the test holds the stream
 }
 
 TEST(StreamSlotsTest, OnePrincipalDoesNotTakeAllPlaces) {  // C4
@@ -292,15 +294,15 @@ TEST(StreamSlotsTest, OnePrincipalDoesNotTakeAllPlaces) {  // C4
   EXPECT_TRUE(one.ok() && two.ok());
 }
 
-// Who feeds a stream may come to it only after its client has gone. What it leaves there holds the stream in turn: kept, neither
-// would ever go.
-TEST_F(StreamReactorTest, WhatIsSetAfterTheEndIsNotKept) {
+// A producer may reach a stream only after its client has gone. The callback that it sets holds the stream: if the
+// stream kept it, neither would ever be released.
+TEST_F(StreamReactorTest, CallbackSetAfterTheEndIsNotKept) {
   Start();
   auto reader = stub_->WatchLoad(&context_, {});
   auto stream = service_.Take();
   context_.TryCancel();
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
-  while (stream.use_count() > 1) std::this_thread::yield();  // gRPC is done with it
+  while (stream.use_count() > 1) std::this_thread::yield();  // gRPC has released it
   const auto held = std::make_shared<int>(1);
   stream->OnSpace([held] {});
   EXPECT_EQ(held.use_count(), 1);
@@ -319,12 +321,12 @@ TEST(WorkerPoolTest, IsIdleWhenNothingIsQueuedAndNothingRuns) {
   }
   workers.AwaitIdle();
   EXPECT_EQ(done, 200);
-  EXPECT_EQ(held.use_count(), 1) << "what they held is gone";
+  EXPECT_EQ(held.use_count(), 1) << "finished tasks hold nothing";
 }
 
 // faults.md C4.
 TEST(WorkerPoolTest, PrincipalsTakeTurns) {
-  std::string order;  // of the one worker
+  std::string order;  // of the tasks of the only worker
   std::promise<void> queued;
   WorkerPool workers(1, 8);
   workers.Run([&] { queued.get_future().wait(); });
@@ -336,8 +338,8 @@ TEST(WorkerPoolTest, PrincipalsTakeTurns) {
   EXPECT_EQ(order, "ab-aba");
 }
 
-// A task may take long, and no cancel may reach it.
-TEST(WorkerPoolTest, OnePrincipalDoesNotHaveAllThreads) {
+// A task may take long, and may not react to a cancel.
+TEST(WorkerPoolTest, OnePrincipalDoesNotTakeAllThreads) {
   std::promise<void> go, done;
   const std::shared_future<void> going = go.get_future().share();
   std::atomic<int> begun{0};
@@ -370,7 +372,7 @@ TEST(WorkerPoolTest, HalfOfTheQueueIsLeftToOthers) {
   EXPECT_EQ(done, 8);
 }
 
-TEST(PumpTest, RunsOnceMoreWhenWokenMeanwhileAndNeverTwiceAtATime) {
+TEST(PumpTest, RunsOnceMoreWhenWokenDuringARunAndNeverConcurrently) {
   std::atomic<int> runs{0}, inside{0};
   bool overlapped = false;
   {
@@ -394,8 +396,8 @@ TEST(PumpTest, RunsOnceMoreWhenWokenMeanwhileAndNeverTwiceAtATime) {
   EXPECT_FALSE(overlapped);
 }
 
-TEST(PumpTest, RunsAgainBehindTheTasksThatWait) {
-  std::vector<std::string> order;  // of the one worker
+TEST(PumpTest, RunsAgainAfterTheTasksThatWait) {
+  std::vector<std::string> order;  // of the tasks of the only worker
   {
     WorkerPool workers(1, 100);
     std::shared_ptr<Pump> pump = std::make_shared<Pump>(workers, [&] {

@@ -1,4 +1,4 @@
-// Whose job it is (docs/faults.md, S2): to another tenant a job is not there, whatever the method and in the same words.
+// Jobs of another tenant look absent (docs/faults.md, S2), whatever the method and in the same words.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
@@ -29,8 +29,9 @@ using testing_support::TokenLine;
 
 constexpr int kStep = 7;
 
-// The field by which a method names a job or a checkpoint; "" for one that names none. Every method is here, so that whoever adds
-// one has to think of it. Models and data sets are everybody's; operations are of a tenant (S2OneOfATenantIsSeenByItAlone).
+// The field in which a method names a job or a checkpoint; "" if it names none. Every method is listed, so that each
+// new one is considered. Models and data sets belong to all tenants; operations belong to one
+// (S2OperationIsVisibleOnlyToItsTenant).
 const std::vector<std::pair<std::string_view, std::string_view>>& JobFields() {
   static const auto* fields = new std::vector<std::pair<std::string_view, std::string_view>>{
       {"nibble.v1.DatasetService/UploadDataset", ""},
@@ -98,10 +99,10 @@ class TenantTest : public AppTest {
                                           << TokenLine("admin", "admin") << CiLine("red") << CiLine("blue");
     AppOptions options = AppTest::Options();
     options.security.token_file = directory_ + "/tokens";
-    options.trainer_path = "/bin/false";  // starts, fails, is tried again
+    options.trainer_path = "/bin/false";  // starts, fails, is retried
     return options;
   }
-  // "ci" of a tenant; its token is "token-ci-TENANT".
+  // The principal "ci" of a tenant; its token is "token-ci-TENANT".
   static std::string CiLine(const std::string& tenant) {
     return StrCat(R"({"name": "ci", "role": "train", "tenant": ")", tenant, R"(", "token_sha256": ")",
                   base::Sha256Hex("token-ci-" + tenant), "\"}\n");
@@ -124,11 +125,11 @@ class TenantTest : public AppTest {
     EXPECT_TRUE(status.ok()) << status.error_message();
     return job;
   }
-  // Every method that names a job, or a checkpoint of one, unary or stream.
+  // Calls every method that names a job, or a checkpoint of one, unary or streaming.
   std::map<std::string, grpc::Status> AskAbout(const std::string& job) {
     std::map<std::string, grpc::Status> answers;
     for (const auto& asked : JobFields()) {
-      const auto& method = asked.first;  // clang 14 lets no lambda see a structured binding
+      const auto& method = asked.first;  // clang 14 does not let a lambda use a structured binding
       const auto& field = asked.second;
       if (field.empty()) continue;
       const std::string path(method.substr(0, method.find('/')));
@@ -165,13 +166,13 @@ TEST_F(TenantTest, S2TheTableNamesEveryMethod) {
   EXPECT_EQ(table, methods);
 }
 
-TEST_F(TenantTest, S2AnotherTenantsJobIsNotThere) {
+TEST_F(TenantTest, S2JobOfAnotherTenantLooksAbsent) {
   As("red");
   Import("tiny");
   Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
   const std::string job = CreateJob("red-model").name();
   ASSERT_FALSE(testing_support::PlantCheckpoint(directory_, job, kStep).empty());
-  // Its own tenant, and who has none, see it.
+  // Its own tenant, and a principal without a tenant, see it.
   for (const char* who : {"red", "admin"}) {
     As(who);
     v1::GetJobRequest request;
@@ -187,7 +188,8 @@ TEST_F(TenantTest, S2AnotherTenantsJobIsNotThere) {
     v1::PublishCheckpointResponse model;
     const grpc::Status found = Call(models_, &v1::ModelService::Stub::PublishCheckpoint, publish, &model);
     EXPECT_FALSE(found.ok());
-    EXPECT_NE(testing_support::ReasonOf(found), "CHECKPOINT") << who << ": " << found.error_message();  // found, and no tensors in it
+    // The checkpoint is found, but has no tensors.
+    EXPECT_NE(testing_support::ReasonOf(found), "CHECKPOINT") << who << ": " << found.error_message();
   }
   As("blue");
   const std::string absent = "job-" + std::string(job.size() - 4, 'z');
@@ -205,14 +207,14 @@ TEST_F(TenantTest, S2AnotherTenantsJobIsNotThere) {
   EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, {}, &list).ok());
   EXPECT_EQ(list.jobs_size(), 0);
   EXPECT_EQ(list.next_page_token(), "");
-  // The same id of a request is another request.
+  // The same request id of another tenant is another request.
   const std::string own = CreateJob("blue-model").name();
   EXPECT_NE(own, job);
   As("red");
   EXPECT_EQ(CreateJob("red-model").name(), job);
 }
 
-// What a job of red's holds cannot be deleted or taken; blue is not told which job that is.
+// Objects that a job of red holds cannot be deleted or taken; the refusal does not tell blue which job that is.
 TEST_F(TenantTest, S2ARefusalNamesNoJobOfAnotherTenant) {
   As("red");
   Import("tiny");
@@ -274,7 +276,7 @@ TEST_F(TenantTest, S2OneNameInTwoTenantsIsTwoPrincipals) {
   Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
   const std::string red = CreateJob("").name();
   As("ci-blue");
-  // Once the same body under the same id, once another: neither answers red's job, nor tells of it.
+  // The same id, once with the same body and once with another: neither answers with red's job, nor reveals it.
   const v1::Job blue = CreateJob("");
   EXPECT_NE(blue.name(), red);
   v1::GetJobRequest get;
@@ -296,8 +298,8 @@ TEST_F(TenantTest, S2OneNameInTwoTenantsIsTwoPrincipals) {
   EXPECT_EQ(CreateJob("").name(), red);
 }
 
-// A plan tells the spec of a job, and with it data sets and models that a tenant works with.
-TEST_F(TenantTest, S2OperationsOfAnotherTenantAreNotThere) {
+// A plan reveals the spec of a job, and with it the data sets and models of a tenant.
+TEST_F(TenantTest, S2OperationsOfAnotherTenantLookAbsent) {
   As("red");
   Import("tiny");
   Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
@@ -342,8 +344,8 @@ TEST_F(TenantTest, S2OperationsOfAnotherTenantAreNotThere) {
   EXPECT_EQ(list(), 2);
 }
 
-// Without it a tenant could learn what another did under a guessed id, and take the id from it.
-TEST_F(TenantTest, C9RequestIdsOfOperationsAreOfOneTenant) {
+// Otherwise a tenant could learn what another one did under a guessed id, and take the id from it.
+TEST_F(TenantTest, C9RequestIdsOfOperationsBelongToOneTenant) {
   const auto import = [&](const std::string& name) {
     v1::ImportModelRequest request;
     request.set_server_path("hf_tied_bf16");

@@ -26,7 +26,7 @@ class TextCacheTest : public testing::Test {
     state_ = *std::move(state);
     tokenizer_bytes_ = std::filesystem::file_size(model::Golden("hf_tied_bf16/tokenizer.json"));
   }
-  // Without weights. `more`: a file that no tokenizer reads.
+  // Publishes a model without weights. `more`: the content of a file that no tokenizer reads.
   void Publish(const std::string& name, const std::string& chat_template, const std::string& more = "") {
     auto pending = state_->models->Begin(name);
     ASSERT_TRUE(pending.ok()) << pending.status();
@@ -40,7 +40,7 @@ class TextCacheTest : public testing::Test {
   void PublishSeveral(int count) {
     for (int i = 0; i < count; ++i) Publish(base::StrCat("m", i), base::StrCat("{# ", i, " #}"));
   }
-  // Counts what it reads.
+  // Options that count reads.
   TextCacheOptions Counting(std::uint64_t max_bytes) {
     return {.max_bytes = max_bytes, .read = [this](const std::string& directory) {
               ++reads_;
@@ -65,7 +65,7 @@ TEST_F(TextCacheTest, CallsForTheSameTextReadItOnce) {
   options.read = [&](const std::string& directory) {
     ++reads;
     while (begun < kCalls) std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // for the others to come
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // lets the other calls arrive
     return model::LoadTextAssets(directory);
   };
   TextCache texts(*state_->models, options);
@@ -92,8 +92,8 @@ TEST_F(TextCacheTest, ModelsWithTheSameFilesShareATokenizer) {
   EXPECT_EQ(reads_, 1);
 }
 
-// Its bytes are read, and their digest is not the one that the manifest names: no other model gets them.
-TEST_F(TextCacheTest, FilesThatWereAlteredServeNoOtherModel) {
+// The digest of the bytes that are read is not the one in the manifest: no other model gets them.
+TEST_F(TextCacheTest, AlteredFilesServeNoOtherModel) {
   Publish("altered", "{# 1 #}", "altered");
   Publish("other", "{# 1 #}", "other");
   TextCache texts(*state_->models);
@@ -102,7 +102,7 @@ TEST_F(TextCacheTest, FilesThatWereAlteredServeNoOtherModel) {
   EXPECT_TRUE(texts.Get("other").ok()) << texts.Get("other").status();
 }
 
-TEST_F(TextCacheTest, CallsThatWaitShareAFailureAndTheNextReadsAgain) {
+TEST_F(TextCacheTest, WaitingCallsShareAFailureAndTheNextReadsAgain) {
   constexpr int kCalls = 4;
   Publish("m", "{# #}");
   std::atomic<int> begun{0}, reads{0};
@@ -130,19 +130,19 @@ TEST_F(TextCacheTest, CallsThatWaitShareAFailureAndTheNextReadsAgain) {
   EXPECT_EQ(reads, before + 1);
 }
 
-TEST_F(TextCacheTest, ModelsInTurnAreReadOnceEach) {
+TEST_F(TextCacheTest, AlternatingModelsAreReadOnceEach) {
   PublishSeveral(5);
   TextCache texts(*state_->models, Counting(TextCacheOptions().max_bytes));
   for (int round = 0; round < 3; ++round) GetSeveral(texts, 5);
   EXPECT_EQ(reads_, 5);
 }
 
-TEST_F(TextCacheTest, KeepsAsManyAsFitAndTheLastInAnyCase) {
+TEST_F(TextCacheTest, KeepsAsManyAsFitAndAlwaysTheLast) {
   PublishSeveral(3);
   TextCache two(*state_->models, Counting(2 * tokenizer_bytes_));
   GetSeveral(two, 3);
   EXPECT_EQ(reads_, 3);
-  GetSeveral(two, 1);  // the oldest has gone
+  GetSeveral(two, 1);  // the oldest was dropped
   EXPECT_EQ(reads_, 4);
   EXPECT_TRUE(two.Get("m2").ok());
   EXPECT_EQ(reads_, 4);

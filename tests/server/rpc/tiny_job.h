@@ -1,4 +1,4 @@
-// The job of the tests that need any: two steps on the model "tiny" and the data set "texts".
+// A small job for tests: two steps on the model "tiny" and the data set "texts".
 #pragma once
 #include "nibble/v1/fine_tune_service.pb.h"
 

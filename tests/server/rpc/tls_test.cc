@@ -1,4 +1,4 @@
-// TLS files: what is refused, and that what was served before stays while the files cannot be used.
+// TLS files: which are refused, and that the previous ones stay in use while new ones cannot be used.
 #include "server/rpc/tls.h"
 
 #include <fcntl.h>
@@ -46,7 +46,7 @@ class TlsTest : public ::testing::Test {
     Write(to + ".crt", FileText(At(from + ".crt")));
     Write(to + ".key", FileText(At(from + ".key")));
   }
-  // `prefix`.crt and `prefix`.key: its own signer, valid in January 2020.
+  // `prefix`.crt and `prefix`.key: a self-signed certificate, valid in January 2020.
   void MakeExpired(const std::string& prefix) {
     std::filesystem::create_directories(At("issue"));
     Write("issue/index", "");
@@ -71,7 +71,7 @@ class TlsTest : public ::testing::Test {
   TlsFiles files_;
 };
 
-TEST_F(TlsTest, AGoodSetIsTaken) {
+TEST_F(TlsTest, GoodFilesAreAccepted) {
   EXPECT_EQ(Refusal(), "");
   const auto texts = ReadTlsFiles(files_);
   ASSERT_TRUE(texts.ok()) << texts.status();
@@ -88,7 +88,7 @@ TEST_F(TlsTest, TheKeyOfAnotherCertificateIsRefused) {
   EXPECT_EQ(Refusal(), "--tls_key: " + At("served.key") + " is not the key of --tls_cert");
 }
 
-TEST_F(TlsTest, FilesThatAreCutOffEmptyOrMissingAreRefused) {
+TEST_F(TlsTest, TruncatedEmptyAndMissingFilesAreRefused) {
   const std::string certificate = FileText(At("server.crt")), key = FileText(At("server.key")), authority = FileText(At("ca.crt"));
   for (const std::size_t size : {certificate.size() / 2, certificate.size() - 10}) {
     Write("served.crt", certificate.substr(0, size));
@@ -100,17 +100,17 @@ TEST_F(TlsTest, FilesThatAreCutOffEmptyOrMissingAreRefused) {
   EXPECT_THAT(Refusal(), HasSubstr("certificate 1 is damaged"));
   for (const std::string& none : {std::string(), std::string("hello\n"), key}) {
     Write("served.crt", none);
-    EXPECT_THAT(Refusal(), HasSubstr("--tls_cert: " + At("served.crt") + " holds no certificate"));
+    EXPECT_THAT(Refusal(), HasSubstr("--tls_cert: " + At("served.crt") + " contains no PEM certificate"));
   }
   Write("served.crt", certificate);
   for (const std::string& none : {std::string(), key.substr(0, key.size() / 2), certificate}) {
     Write("served.key", none);
-    EXPECT_THAT(Refusal(), HasSubstr("--tls_key: " + At("served.key") + " holds no plain private key"));
+    EXPECT_THAT(Refusal(), HasSubstr("--tls_key: " + At("served.key") + " contains no unencrypted PEM private key"));
   }
   Write("served.key", key);
   Write("empty.crt", "");
   files_.client_ca = At("empty.crt");
-  EXPECT_THAT(Refusal(), HasSubstr("--tls_client_ca: " + At("empty.crt") + " holds no certificate"));
+  EXPECT_THAT(Refusal(), HasSubstr("--tls_client_ca: " + At("empty.crt") + " contains no PEM certificate"));
   Write("half.crt", authority + authority.substr(0, 100));
   files_.client_ca = At("half.crt");
   EXPECT_THAT(Refusal(), HasSubstr("--tls_client_ca: " + At("half.crt") + ": certificate 2 is damaged"));
@@ -118,8 +118,8 @@ TEST_F(TlsTest, FilesThatAreCutOffEmptyOrMissingAreRefused) {
   EXPECT_THAT(Refusal(), HasSubstr("--tls_client_ca: "));
 }
 
-// gRPC would serve nobody with it, although key and certificate belong together.
-TEST_F(TlsTest, AKeyThatTheLibraryFindsTooShortIsRefused) {
+// gRPC could not serve with this key, although it belongs to the certificate.
+TEST_F(TlsTest, KeyThatIsTooShortForTheLibraryIsRefused) {
   RunOpenssl("req -x509 -newkey rsa:512 -nodes -days 7 -subj /CN=short -keyout " + At("served.key") + " -out " + At("served.crt"));
   EXPECT_THAT(Refusal(), HasSubstr("--tls_key: " + At("served.key") + ": OpenSSL refuses"));
 }
@@ -129,8 +129,8 @@ TEST_F(TlsTest, AnExpiredCertificateIsRefused) {
   EXPECT_THAT(Refusal(), HasSubstr("--tls_cert: " + At("served.crt") + " expired on 2020-02-01"));
 }
 
-// It may stand beside its successor: clients of the other are served.
-TEST_F(TlsTest, AnExpiredAuthorityIsTakenAndTold) {
+// It may be in the file beside its successor, whose clients are served.
+TEST_F(TlsTest, ExpiredAuthorityIsAcceptedAndReported) {
   MakeExpired("old");
   Write("both.crt", FileText(At("ca.crt")) + FileText(At("old.crt")));
   files_.client_ca = At("both.crt");
@@ -147,15 +147,15 @@ TEST_F(TlsTest, AnExpiredAuthorityIsTakenAndTold) {
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
 }
 
-TEST_F(TlsTest, AWatchDoesNotStartWithFilesThatCannotBeUsed) {
+TEST_F(TlsTest, WatchDoesNotStartWithUnusableFiles) {
   Write("served.key", FileText(At("other.key")));
   ::testing::internal::CaptureStderr();
   EXPECT_TRUE(absl::IsInvalidArgument(TlsWatch::Start(files_, kNeverByItself).status()));
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "") << "who starts it says it";
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "") << "its caller reports the error";
 }
 
-// The same fault is logged once, another one again, and no log has what is in a file.
-TEST_F(TlsTest, WhatCannotBeUsedIsLoggedOnceAndTheLastGoodSetStays) {
+// The same fault is logged once, another fault again, and no log contains data of a file.
+TEST_F(TlsTest, UnusableFilesAreLoggedOnceAndTheLastGoodOnesStay) {
   ::testing::internal::CaptureStderr();
   auto started = TlsWatch::Start(files_, kNeverByItself);
   ASSERT_TRUE(started.ok()) << started.status();
@@ -178,9 +178,9 @@ TEST_F(TlsTest, WhatCannotBeUsedIsLoggedOnceAndTheLastGoodSetStays) {
   EXPECT_THAT(log, HasSubstr("--tls_key: " + At("served.key") + " is not the key of --tls_cert"));
   EXPECT_EQ(watch.Look().cert_expiry, expiry);
   Write("served.crt", "");
-  EXPECT_THAT(look(false), HasSubstr("holds no certificate"));
+  EXPECT_THAT(look(false), HasSubstr("contains no PEM certificate"));
 
-  // Good again with what is served already, then with another pair, which is taken.
+  // Usable again with the files that are already served, then with another pair, which is accepted.
   Copy("server", "served");
   log = look(true);
   EXPECT_THAT(log, HasSubstr("the TLS files can be used again"));
@@ -188,11 +188,11 @@ TEST_F(TlsTest, WhatCannotBeUsedIsLoggedOnceAndTheLastGoodSetStays) {
   RunOpenssl("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 20 -subj /CN=new -keyout " + At("new.key") +
              " -out " + At("new.crt"));
   Copy("new", "served");
-  EXPECT_THAT(look(true), HasSubstr("new TLS files are served"));
+  EXPECT_THAT(look(true), HasSubstr("new TLS files are in use"));
   EXPECT_GT(watch.Look().cert_expiry, expiry);
 }
 
-// The texts that gRPC reads.
+// The contents that gRPC reads.
 std::vector<std::string> Copies() {
   std::vector<std::filesystem::path> paths;
   for (const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) paths.push_back(one.path());
@@ -205,8 +205,8 @@ std::vector<std::string> Copies() {
   return texts;
 }
 
-// With one descriptor left the pair can be copied, and the authority cannot.
-TEST_F(TlsTest, ASetThatCannotBeCopiedWholeReplacesNothing) {
+// With one descriptor left the pair can be copied, but the authority cannot.
+TEST_F(TlsTest, FilesThatCannotAllBeCopiedReplaceNothing) {
   auto started = TlsWatch::Start(files_, kNeverByItself);
   ASSERT_TRUE(started.ok()) << started.status();
   TlsWatch& watch = **started;
@@ -214,7 +214,7 @@ TEST_F(TlsTest, ASetThatCannotBeCopiedWholeReplacesNothing) {
   ASSERT_EQ(before.size(), 2u);
   const std::string authority = FileText(At("ca.crt"));
   Write("ca.crt", "");
-  EXPECT_FALSE(watch.Look().files.ok());  // and is logged: UBSan looks at what it meets for the first time by a pipe
+  EXPECT_FALSE(watch.Look().files.ok());  // logs now: UBSan needs a pipe when it meets this first
   Copy("other", "served");
   MakeAuthority(At("next"));
   Write("ca.crt", authority + FileText(At("next.crt")));
@@ -232,7 +232,7 @@ TEST_F(TlsTest, ASetThatCannotBeCopiedWholeReplacesNothing) {
   EXPECT_TRUE(absl::IsUnavailable(health.files)) << health.files;
   EXPECT_EQ(Copies(), before);
 
-  // Both ways out: back to what is served, and on to what could not be copied.
+  // Both recoveries: back to the files that are served, and on to those that could not be copied.
   Copy("server", "served");
   Write("ca.crt", authority);
   EXPECT_TRUE(watch.Look().files.ok());
@@ -246,8 +246,8 @@ TEST_F(TlsTest, ASetThatCannotBeCopiedWholeReplacesNothing) {
   EXPECT_NE(after[1], before[1]);
 }
 
-// gRPC may look once more when the watch is gone.
-TEST_F(TlsTest, CopiesLiveAsLongAsSomebodyKeepsThem) {
+// gRPC may read the copies once more after the watch is gone.
+TEST_F(TlsTest, CopiesLiveAsLongAsTheyAreHeld) {
   const auto open_files = [] {
     int found = 0;
     for (const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -262,7 +262,7 @@ TEST_F(TlsTest, CopiesLiveAsLongAsSomebodyKeepsThem) {
   EXPECT_EQ(open_files(), 2);
   Copy("other", "served");
   EXPECT_TRUE((*watch)->Look().files.ok());
-  EXPECT_EQ(open_files(), 2) << "replaced, not added to";
+  EXPECT_EQ(open_files(), 2) << "replaced, not added";
   watch->reset();
   EXPECT_EQ(open_files(), 2);
   copies.reset();

@@ -37,12 +37,12 @@ class TokensTest : public ::testing::Test {
   }
 
   static AnswerBounds Wide() { return {.cancelled = {}, .max_bytes = 1 << 20}; }
-  // Cancelled when it is asked for the third time.
+  // Bounds that report a cancel at the third check.
   AnswerBounds Counted() {
     asked_ = 0;
     return {.cancelled = [this] { return ++asked_ == 3; }, .max_bytes = 1 << 20};
   }
-  // `work(bounds, response)`, with an answer one byte larger than may be sent and with one that just fits.
+  // Runs `work(bounds, response)` with an answer that just fits, and with one that is a byte larger than may be sent.
   template <typename Response, typename Work>
   void ExpectBounded(const Work& work) {
     Response whole;
@@ -66,10 +66,10 @@ class TokensTest : public ::testing::Test {
   int asked_ = 0;
 };
 
-TEST_F(TokensTest, EachEndsWhereItIsCancelled) {
+TEST_F(TokensTest, EachCallEndsWhereItIsCancelled) {
   v1::TokenizeResponse tokens;
   EXPECT_TRUE(absl::IsCancelled(Tokenize(tokenize_, "", model_, Counted(), &tokens)));
-  EXPECT_EQ(tokens.token_ids_size(), 1) << "asked before the text is encoded, too";
+  EXPECT_EQ(tokens.token_ids_size(), 1) << "also checked before the text is encoded";
   EXPECT_EQ(asked_, 3);
   v1::DetokenizeResponse text;
   EXPECT_TRUE(absl::IsCancelled(Detokenize(detokenize_, model_, Counted(), &text)));
@@ -105,8 +105,9 @@ TEST_F(TokensTest, WorkOnAnAnswerThatIsTooLargeEndsAtOnce) {
   EXPECT_LE(asked, 35) << "an id, a tag, a length and a letter are at least 4 bytes, an answer has 100";
 }
 
-// C2 (docs/faults.md): no model limits the tokens of this text, and all of it was encoded for an answer of some of them.
-TEST_F(TokensTest, TextOfMoreTokensThanAnAnswerHasIsNotEncodedAsAWhole) {
+// C2 (docs/faults.md): no model limits the tokens of this text, but it is not encoded entirely for an answer that
+// cannot hold them.
+TEST_F(TokensTest, TextOfMoreTokensThanAnAnswerHoldsIsNotEncodedEntirely) {
   const std::string large(1 << 20, 't');
   v1::TokenizeResponse tokens;
   int asked = 0;
@@ -123,8 +124,8 @@ TEST_F(TokensTest, TextOfMoreTokensThanAnAnswerHasIsNotEncodedAsAWhole) {
   EXPECT_EQ(base::Reason(Tokenize(tokenize_, large, model_, bytes, &tokens)), "PROMPT_TOO_LONG");
 }
 
-// A text that fits was encoded as a whole, which no cancel ended.
-TEST_F(TokensTest, LargeTextIsEncodedInPiecesBetweenWhichACancelIsHeard) {
+// An encoding of the whole text at once could not be cancelled.
+TEST_F(TokensTest, EncodingOfALargeTextIsCancelledBetweenPieces) {
   std::string large;
   while (large.size() < 400'000) large += "the keeper of the light walks. ";
   int asked = 0;
@@ -139,7 +140,7 @@ TEST_F(TokensTest, LargeTextIsEncodedInPiecesBetweenWhichACancelIsHeard) {
   EXPECT_TRUE(std::equal(whole->begin(), whole->end(), rendered.token_ids().begin(), rendered.token_ids().end()));
 }
 
-// A cancel is heard before the text is encoded as a whole, which is one piece of work.
+// The check for a cancel comes before a text is encoded as a whole, which is one piece of work.
 TEST_F(TokensTest, CancelledTextIsNotEncoded) {
   const AnswerBounds gone{.cancelled = [] { return true; }, .max_bytes = 1 << 20};
   tokenize_.set_text("\xff");  // an encoder would refuse it
@@ -147,7 +148,7 @@ TEST_F(TokensTest, CancelledTextIsNotEncoded) {
   EXPECT_TRUE(absl::IsCancelled(Tokenize(tokenize_, "", model_, gone, &tokens)));
 }
 
-TEST_F(TokensTest, DetokenizeTakesAsManyIdsAsASequenceHas) {
+TEST_F(TokensTest, DetokenizeRefusesMoreIdsThanASequenceHas) {
   detokenize_.clear_token_ids();
   for (int i = 0; i <= kMaxDetokenizedIds; ++i) detokenize_.add_token_ids(1 << 20);  // beyond the vocabulary: no text
   v1::DetokenizeResponse text;
@@ -157,7 +158,7 @@ TEST_F(TokensTest, DetokenizeTakesAsManyIdsAsASequenceHas) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("has 1048577 ids, wanted at most 1048576"));
   EXPECT_EQ(asked_, 0) << "nothing was begun";
   detokenize_.mutable_token_ids()->RemoveLast();
-  EXPECT_TRUE(absl::IsCancelled(Detokenize(detokenize_, model_, Counted(), &text))) << "it is begun";
+  EXPECT_TRUE(absl::IsCancelled(Detokenize(detokenize_, model_, Counted(), &text))) << "the work begins";
 }
 
 }  // namespace

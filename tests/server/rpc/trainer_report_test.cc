@@ -1,5 +1,5 @@
-// What a trainer says over its stream is an event of its job when it is acknowledged. The "trainer" here writes no journal: the disk
-// cannot stand in for a stream that is dead.
+// A line that a trainer sends over its stream is an event of its job when it is acknowledged. The "trainer" here writes
+// no journal, so that the disk cannot stand in for a dead stream.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -98,7 +98,7 @@ class TrainerReportTest : public AppTest {
     return Line(sequence, StrCat(R"("type":"log","message":")", text, "\""));
   }
 
-  // What was acknowledged after each message, until the stream ended; and how it ended.
+  // The sequence acknowledged after each message until the stream ended, and the status of the stream.
   struct Said {
     std::vector<std::int64_t> acknowledged;
     grpc::Status status;
@@ -129,14 +129,14 @@ TEST_F(TrainerReportTest, AnAcknowledgedLineIsAnEventOfTheJob) {
   EXPECT_THAT(first.acknowledged, ElementsAre(0, 1, 2));
   EXPECT_THAT(Logged(), ElementsAre("one"));
   EXPECT_EQ(Get().state(), v1::JOB_STATE_RUNNING);
-  // After a lost connection some come again.
+  // After a lost connection some lines are sent again.
   const Said second = Say({Hello(1, order_.token), Log(2, "one"), Log(3, "two")});
   EXPECT_TRUE(second.status.ok()) << second.status.error_message();
   EXPECT_THAT(second.acknowledged, ElementsAre(2, 2, 3));
   EXPECT_THAT(Logged(), ElementsAre("one", "two"));
 }
 
-TEST_F(TrainerReportTest, WhoIsNotTheAttemptsTrainerIsRefusedAndNothingIsTaken) {
+TEST_F(TrainerReportTest, OnlyTheTrainerOfTheAttemptIsAccepted) {
   const Said guess = Say({Hello(1, "guess"), Log(1, "x")});
   EXPECT_EQ(guess.status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
   EXPECT_EQ(ReasonOf(guess.status), "TOKEN_INVALID");
@@ -146,7 +146,7 @@ TEST_F(TrainerReportTest, WhoIsNotTheAttemptsTrainerIsRefusedAndNothingIsTaken) 
   const auto failure = Find<google::rpc::PreconditionFailure>(testing_support::Details(fenced.status));
   ASSERT_TRUE(failure.has_value());
   EXPECT_EQ(failure->violations(0).subject(), job_.name());
-  // Deleted, or another server's: which of them cannot be told, and the trainer asks again.
+  // The job may be deleted or another server's: this server cannot know, and the trainer retries.
   internal::v1::ReportRequest elsewhere = Hello(1, order_.token);
   elsewhere.mutable_hello()->set_job_id("job-x");
   const Said unknown = Say({elsewhere, Log(1, "x")});

@@ -33,7 +33,7 @@ class UploadServiceTest : public AppTest {
     AppTest::SetUp();
     uploads_ = v1::UploadService::NewStub(channel_);
   }
-  // A stream that sends these chunks and breaks off without a finish.
+  // Sends these bytes in a stream that is cancelled without a finish.
   void BreakOff(const std::string& name, const std::string& id, const std::string& bytes, std::int64_t offset = 0) {
     grpc::ClientContext context;
     v1::Dataset dataset;
@@ -115,7 +115,7 @@ class UploadServiceTest : public AppTest {
   std::unique_ptr<v1::UploadService::Stub> uploads_;
 };
 
-TEST_F(UploadServiceTest, C10ADatasetWhoseConnectionIsLostIsResumed) {
+TEST_F(UploadServiceTest, C10UploadOfADatasetIsResumedAfterALostConnection) {
   BreakOff("page", "one", kRows.substr(0, 10));
   const v1::Upload upload = Get("one");
   EXPECT_EQ(upload.kind(), v1::UPLOAD_KIND_DATASET);
@@ -136,7 +136,7 @@ TEST_F(UploadServiceTest, C10ADatasetWhoseConnectionIsLostIsResumed) {
   EXPECT_EQ(ReasonOf(Send(Header("other", "one", 15), "x", kRows, &dataset)), "UPLOAD") << "it has been used";
 }
 
-TEST_F(UploadServiceTest, C10AModelWhoseConnectionIsLostIsResumedWithinAFile) {
+TEST_F(UploadServiceTest, C10UploadOfAModelIsResumedWithinAFile) {
   const std::map<std::string, std::string> files = {{"a.json", "0123456789"}, {"b.bin", std::string(100, 'b')}, {"c.txt", "end"}};
   std::string all;
   for (const auto& [name, bytes] : files) all += bytes;
@@ -193,7 +193,7 @@ TEST_F(UploadServiceTest, C10AModelWhoseConnectionIsLostIsResumedWithinAFile) {
   ASSERT_EQ(response.files_size(), 3);
   for (const auto& one : response.files()) EXPECT_EQ(one.sha256(), base::Sha256Hex(files.at(one.path()))) << one.path();
   EXPECT_EQ(Get("model").state(), v1::UPLOAD_STATE_FINISHED);
-  // The answer was lost: the finish alone is sent again.
+  // The answer was lost: only the finish is sent again.
   header.mutable_header()->set_resume_offset(113);
   rest(&again);
   EXPECT_EQ(again.SerializeAsString(), response.SerializeAsString());
@@ -221,7 +221,7 @@ TEST_F(UploadServiceTest, C10ACancelledUploadEndsItsStreamAndFreesTheDisk) {
   EXPECT_EQ(Upload("page", kRows).rows(), 2) << "the name is free again";
 }
 
-// 200 MiB were taken of a dataset whose name was in use, with --max_dataset_bytes 1000.
+// Otherwise 200 MiB could be sent for a dataset whose name is in use, with --max_dataset_bytes 1000.
 TEST_F(UploadServiceTest, C10AnExistingDatasetHasTheLimitOfANewOne) {
   Upload("page", kRows);
   const std::string bytes(1001, 'x');
@@ -232,7 +232,7 @@ TEST_F(UploadServiceTest, C10AnExistingDatasetHasTheLimitOfANewOne) {
     const grpc::Status status = AppTest::Upload(header, bytes, &dataset, /*finish=*/false);
     EXPECT_EQ(ReasonOf(status), "UPLOAD_TOO_LARGE") << name << ": " << status.error_message();
   }
-  // What is longer than the dataset is known to be another one before its last message.
+  // Bytes beyond the length of the dataset show before the last message that it is another one.
   v1::Dataset dataset;
   v1::UploadDatasetHeader header;
   header.set_name("page");
@@ -241,7 +241,7 @@ TEST_F(UploadServiceTest, C10AnExistingDatasetHasTheLimitOfANewOne) {
   EXPECT_TRUE(DiskIsEmpty());
 }
 
-TEST_F(UploadServiceTest, C10TheBytesOfOnePrincipalAreBoundedUntilTheyAreUsed) {
+TEST_F(UploadServiceTest, C10UnusedBytesOfOnePrincipalAreBounded) {
   const auto send = [&](const std::string& id) {
     grpc::ClientContext context;
     v1::UploadModelResponse response;
@@ -262,7 +262,7 @@ TEST_F(UploadServiceTest, C10TheBytesOfOnePrincipalAreBoundedUntilTheyAreUsed) {
   EXPECT_TRUE(send("one").ok());
   EXPECT_TRUE(send("two").ok());
   EXPECT_EQ(ReasonOf(send("three")), "UPLOAD_QUOTA");
-  ASSERT_EQ(List().size(), 2u) << "what was refused is gone";
+  ASSERT_EQ(List().size(), 2u) << "the refused upload is gone";
   EXPECT_EQ(List()[0].upload_id(), "one");
   ASSERT_TRUE(Cancel("one").ok());
   EXPECT_TRUE(send("three").ok());
@@ -276,8 +276,8 @@ class ShortUploadTest : public UploadServiceTest {
   ShortUploadTest() { kept_s_ = 0.01; }
 };
 
-// No call comes that could drop it: the timer does.
-TEST_F(ShortUploadTest, C10ATimerDropsWhatWasInterrupted) {
+// No call arrives that could drop the upload: the timer does.
+TEST_F(ShortUploadTest, C10TimerDropsInterruptedUploads) {
   grpc::ClientContext context;
   v1::Dataset dataset;
   auto writer = datasets_->UploadDataset(&context, &dataset);

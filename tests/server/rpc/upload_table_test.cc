@@ -13,7 +13,7 @@
 namespace nibble::rpc {
 namespace {
 
-// Tells when it goes.
+// Removes its name from `alive` when it is destroyed.
 class Content : public UploadContent {
  public:
   Content(std::set<std::string>& alive, std::string name) : alive_(alive), name_(std::move(name)) { alive_.insert(name_); }
@@ -67,7 +67,7 @@ TEST_F(UploadTableTest, C10AnInterruptedUploadIsResumedWhereItStopped) {
   EXPECT_EQ(info.bytes, 40);
   EXPECT_EQ(info.num_files, 3);
   EXPECT_EQ(info.expires, clock_.Now() + absl::Minutes(10));
-  // At another place, of another kind, name or owner it is refused, and stays.
+  // A resume at another offset, or with another kind, name or owner, is refused, and the upload stays.
   EXPECT_EQ(base::ReasonMetadata(table_.Resume(StartOf("a"), 39, {}).status())["field"], "header.resume_offset");
   EXPECT_EQ(base::Reason(table_.Resume(StartOf("a", UploadKind::kDataset), 40, {}).status()), "UPLOAD");
   EXPECT_EQ(base::Reason(table_.Resume(StartOf("b"), 40, {}).status()), "UPLOAD");
@@ -90,7 +90,7 @@ TEST_F(UploadTableTest, C10AnInterruptedUploadIsResumedWhereItStopped) {
   EXPECT_EQ(Get("a").bytes, 50);
 }
 
-// A connection may hang for minutes before the server sees that it is lost: its client need not wait for that.
+// A connection may hang for minutes before the server notices that it is lost: its client need not wait for that.
 TEST_F(UploadTableTest, C10AResumingStreamTakesOverFromOneThatHangs) {
   Stream hangs = Begin(StartOf("a"), 40);
   const auto resumed = table_.Resume(StartOf("a"), 40, EndOf("second"));
@@ -101,12 +101,12 @@ TEST_F(UploadTableTest, C10AResumingStreamTakesOverFromOneThatHangs) {
   EXPECT_TRUE(absl::IsAborted(hangs->BeginFinish()));
   hangs->Keep();
   hangs.reset();
-  EXPECT_EQ(Get("a").state, UploadState::kReceiving) << "its end is nothing to the upload";
+  EXPECT_EQ(Get("a").state, UploadState::kReceiving) << "the end of the old stream does not affect the upload";
   EXPECT_TRUE((*resumed)->Check().ok());
   EXPECT_FALSE(ended_.contains("second"));
 }
 
-TEST_F(UploadTableTest, C10WithoutAnIdOfTheClientNothingOutlivesTheStream) {
+TEST_F(UploadTableTest, C10UploadWithoutAnIdOfTheClientEndsWithItsStream) {
   auto stream = table_.Begin(StartOf(""), {});
   ASSERT_TRUE(stream.ok());
   const std::string id = (*stream)->id();
@@ -124,7 +124,7 @@ TEST_F(UploadTableTest, C10AFailedUploadIsDropped) {
   EXPECT_NE(Begin(StartOf("b"), 100), nullptr) << "its bytes are free again";
 }
 
-TEST_F(UploadTableTest, C10WhatNobodyUsesGoesWithTheTimer) {
+TEST_F(UploadTableTest, C10UnusedUploadsExpire) {
   Stream interrupted = Begin(StartOf("a"), 10), finished = Begin(StartOf("b"), 20);
   interrupted->Keep();
   interrupted.reset();
@@ -144,7 +144,7 @@ TEST_F(UploadTableTest, C10WhatNobodyUsesGoesWithTheTimer) {
   EXPECT_TRUE(table_.List(ann_).empty());
 }
 
-TEST_F(UploadTableTest, C10BytesAndNumberOfOnePrincipalAreBounded) {
+TEST_F(UploadTableTest, C10BytesAndNumberOfUploadsOfOnePrincipalAreBounded) {
   Stream first = Begin(StartOf("a"), 60);
   const absl::Status full = first->Charge(41);
   EXPECT_EQ(base::Reason(full), "UPLOAD_QUOTA") << full;
@@ -155,20 +155,20 @@ TEST_F(UploadTableTest, C10BytesAndNumberOfOnePrincipalAreBounded) {
     first->Finish();
   }
   first.reset();
-  // What has finished and is not used counts, and so does what is announced.
+  // Finished uploads that are not used count, and so do announced bytes.
   UploadTable::Start announced = StartOf("b");
   announced.size_bytes = 1;
   EXPECT_EQ(base::Reason(table_.Begin(announced, {}).status()), "UPLOAD_QUOTA");
   UploadTable::Start other = StartOf("b");
   other.owner.name = "bob";
-  EXPECT_NE(Begin(other, 100), nullptr) << "others have a bound of their own";
-  // Until its import has ended.
+  EXPECT_NE(Begin(other, 100), nullptr) << "another principal has its own bound";
+  // The bytes count until their import has ended.
   {
     const auto used = table_.TakeFinished({"", "ann"}, "a");
     ASSERT_TRUE(used.ok()) << used.status();
     EXPECT_FALSE(Has("a"));
     EXPECT_EQ(base::Reason(table_.Begin(announced, {}).status()), "UPLOAD_QUOTA");
-    EXPECT_EQ(base::Reason(table_.TakeFinished({"", "ann"}, "a").status()), "UPLOAD") << "once";
+    EXPECT_EQ(base::Reason(table_.TakeFinished({"", "ann"}, "a").status()), "UPLOAD") << "only once";
   }
   EXPECT_TRUE(alive_.empty());
   Stream small[3];
@@ -178,7 +178,7 @@ TEST_F(UploadTableTest, C10BytesAndNumberOfOnePrincipalAreBounded) {
   EXPECT_TRUE(table_.Begin(StartOf("3"), {}).ok());
 }
 
-TEST_F(UploadTableTest, C10ACancelledUploadGoesAtOnceAndItsStreamEnds) {
+TEST_F(UploadTableTest, C10CancelRemovesAnUploadAtOnceAndEndsItsStream) {
   Stream stream = Begin(StartOf("a"), 60), finished = Begin(StartOf("b"), 10), writing = Begin(StartOf("c"), 5);
   {
     base::MutexLock lock(finished->using_content());
@@ -200,7 +200,7 @@ TEST_F(UploadTableTest, C10ACancelledUploadGoesAtOnceAndItsStreamEnds) {
   EXPECT_TRUE(table_.Cancel(ann_, "b").ok());
   EXPECT_EQ(alive_, (std::set<std::string>{"c"})) << "although the stream of a has not ended";
   EXPECT_TRUE(table_.Cancel(ann_, "c").ok());
-  EXPECT_TRUE(alive_.contains("c")) << "it is being written";
+  EXPECT_TRUE(alive_.contains("c")) << "it is still being written";
   writing.reset();
   EXPECT_TRUE(alive_.empty());
   EXPECT_EQ(base::Reason(table_.Cancel(ann_, "a")), "UPLOAD");
@@ -208,7 +208,7 @@ TEST_F(UploadTableTest, C10ACancelledUploadGoesAtOnceAndItsStreamEnds) {
   EXPECT_NE(Begin(StartOf("a"), 100), nullptr) << "all bytes are free again";
 }
 
-TEST_F(UploadTableTest, C10AnUploadIsBegunAnewUnderItsId) {
+TEST_F(UploadTableTest, C10UploadCanBeginAgainUnderItsId) {
   Stream first = Begin(StartOf("a"), 60);
   const Stream second = Begin(StartOf("a"), 100);
   EXPECT_TRUE(absl::IsAborted(ended_["a"])) << ended_["a"];
@@ -264,7 +264,7 @@ TEST_F(UploadTableTest, C5AnUploadThatWasPutBackIsUsedLaterOrExpires) {
     ASSERT_TRUE(taken.ok()) << taken.status();
     finish(40);
     table_.PutBack(*taken);
-    EXPECT_EQ(Get("a").bytes, 40) << "a later upload of that id stands";
+    EXPECT_EQ(Get("a").bytes, 40) << "a later upload with that id stays";
   }
   clock_.Advance(absl::Minutes(10));
   table_.DropOld();

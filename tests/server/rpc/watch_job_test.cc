@@ -1,4 +1,4 @@
-// WatchJob over a job whose trainer the test plays: what a reader that is slow, or comes again, is told.
+// WatchJob on a job whose trainer is played by the test: what a slow or returning reader receives.
 #include "server/rpc/watch_job.h"
 
 #include <grpcpp/grpcpp.h>
@@ -19,7 +19,7 @@
 namespace nibble::rpc {
 namespace {
 
-// The one method, without the rest of the server.
+// A service with this method only.
 class WatchService : public v1::FineTuneService::CallbackService {
  public:
   explicit WatchService(Edge& edge) : edge_(edge) {}
@@ -52,7 +52,7 @@ class WatchJobTest : public jobs::ControllerFixture {
     stub_.reset();
     server_->Shutdown(std::chrono::system_clock::now());
     server_.reset();
-    // What a watch leaves to the one worker is done, and what that leaves.
+    // Waits for the tasks that a watch left to the only worker, and for those that they leave.
     for (int i = 0; i < 3; ++i) {
       std::promise<void> done;
       workers_.Run([&] { done.set_value(); });
@@ -64,7 +64,7 @@ class WatchJobTest : public jobs::ControllerFixture {
     std::unique_ptr<grpc::ClientReader<v1::JobEvent>> reader;
     v1::Snapshot snapshot;
   };
-  // Its snapshot has been read.
+  // Begins a watch and reads its snapshot.
   std::unique_ptr<Watch> Begin(const std::string& id, std::int64_t after) {
     auto watch = std::make_unique<Watch>();
     v1::WatchJobRequest request;
@@ -113,9 +113,9 @@ class WatchJobTest : public jobs::ControllerFixture {
   std::unique_ptr<v1::FineTuneService::Stub> stub_;
 };
 
-// Its buffer holds four messages. What does not fit is read from the log when there is room: no step is left out, and no change
-// of state either.
-TEST_F(WatchJobTest, AReaderThatStoodStillMissesNothing) {
+// The buffer holds four messages. Events that do not fit are read from the log when there is room: no step and no
+// change of state is left out.
+TEST_F(WatchJobTest, StalledReaderMissesNothing) {
   const std::string id = SubmitLong();
   const auto watch = Begin(id, 0);
   constexpr int kSteps = 300;
@@ -143,7 +143,7 @@ TEST_F(WatchJobTest, AReaderThatStoodStillMissesNothing) {
   EXPECT_EQ(story.substr(story.size() - 15), "state:SUCCEEDED");
 }
 
-TEST_F(WatchJobTest, OneThatComesAgainSeesEveryEventOnce) {
+TEST_F(WatchJobTest, ReturningReaderSeesEveryEventOnce) {
   const std::string id = SubmitLong();
   std::vector<std::int64_t> seen;
   int step = 0;
@@ -158,8 +158,8 @@ TEST_F(WatchJobTest, OneThatComesAgainSeesEveryEventOnce) {
     const std::int64_t after = seen.empty() ? 0 : seen.back();
     const auto watch = Begin(id, after);
     EXPECT_GE(watch->snapshot.last_sequence(), after);
-    EXPECT_EQ(watch->snapshot.oldest_sequence(), 1) << "the log is never cut, so that nobody comes too late";
-    // Cut off in the middle of what there is; events go on while nobody looks.
+    EXPECT_EQ(watch->snapshot.oldest_sequence(), 1) << "the log is never truncated, so no reader comes too late";
+    // Cancelled in the middle of the events; more follow while there is no watch.
     v1::JobEvent event;
     for (int i = 0; i < 1 + round % 5; ++i) {
       if (watch->snapshot.last_sequence() == (seen.empty() ? 0 : seen.back()) && State(id) != jobs::JobState::kSucceeded) break;
@@ -181,7 +181,7 @@ TEST_F(WatchJobTest, OneThatComesAgainSeesEveryEventOnce) {
   for (std::size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], all[i].sequence);
 }
 
-TEST_F(WatchJobTest, ASequenceBelowNoneIsRefusedByName) {
+TEST_F(WatchJobTest, NegativeSequenceIsRefusedByName) {
   const std::string id = SubmitLong();
   v1::WatchJobRequest request;
   request.set_name(id);
@@ -200,11 +200,11 @@ TEST_F(WatchJobTest, ASequenceBelowNoneIsRefusedByName) {
   EXPECT_EQ(bad.field_violations(0).field(), "after_sequence");
 }
 
-// The job goes on whoever watches it: a watch that is cut cancels nothing.
-TEST_F(WatchJobTest, AServerThatDrainsEndsTheWatchAndNotTheJob) {
+// The job does not depend on its watches: a watch that is cut cancels nothing.
+TEST_F(WatchJobTest, DrainEndsTheWatchButNotTheJob) {
   const std::string id = SubmitLong();
   const auto watch = Begin(id, 4);
-  // The drain list hears of the watch after its snapshot: a step that arrives says that it has.
+  // The watch joins the drain list after its snapshot: a step that arrives shows that it has.
   Step(Trainer(id), 1);
   controller_->Tick();
   v1::JobEvent event;

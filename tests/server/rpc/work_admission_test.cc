@@ -1,4 +1,4 @@
-// Work with copies of models: one at a time, inside the memory that is shared (docs/faults.md, C5).
+// Work with copies of models runs one at a time, inside the shared memory (docs/faults.md, C5).
 #include "server/rpc/work_admission.h"
 
 #include <gtest/gtest.h>
@@ -29,11 +29,11 @@ class WorkAdmissionTest : public ::testing::Test {
   WorkAdmission admission_{budget_};
 };
 
-TEST_F(WorkAdmissionTest, C5AdmitsOneAfterTheOtherInTheOrderOfArrival) {
+TEST_F(WorkAdmissionTest, C5AdmitsOneAtATimeInTheOrderOfArrival) {
   auto first = Take(80);
   ASSERT_TRUE(first.ok()) << first.status();
   std::atomic<int> running{0}, most{0}, told{0};
-  std::vector<int> order;  // written by who has the turn
+  std::vector<int> order;  // written only by the admitted thread
   std::vector<std::future<absl::Status>> others;
   for (int i = 0; i < 4; ++i) {
     others.push_back(std::async(std::launch::async, [&, i]() -> absl::Status {
@@ -51,7 +51,7 @@ TEST_F(WorkAdmissionTest, C5AdmitsOneAfterTheOtherInTheOrderOfArrival) {
   for (auto& other : others) EXPECT_TRUE(other.get().ok());
   EXPECT_EQ(most, 1);
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3}));
-  EXPECT_EQ(told, 4) << "each heard once that it waits";
+  EXPECT_EQ(told, 4) << "each was notified once that it waits";
   EXPECT_EQ(budget_->left(), 100);
   EXPECT_TRUE(admission_.Await("test", Bytes(1), {}, [&told] { ++told; }).ok());
   EXPECT_EQ(told, 4) << "nothing to wait for";

@@ -14,7 +14,8 @@
 
 namespace nibble::testing_support {
 
-// The adapter's files, in `directory`, for the model in `base_directory`. Without a manifest: it is still to be published.
+// Writes the files of an adapter for the model in `base_directory` into `directory`, without a manifest, which a commit
+// adds.
 inline void WriteAdapterCheckpoint(const std::string& directory, const std::string& base_directory) {
   const auto base_model = model::Artifact::Open(base_directory);
   ASSERT_TRUE(base_model.ok()) << base_model.status();

@@ -1,4 +1,4 @@
-// C4 (docs/faults.md): principals beside each other in one engine, and what preemption costs.
+// C4 (docs/faults.md): several principals in one engine, and the effect of preemption.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 static_assert(kernels::kKvPageTokens == 32);
-// Four blocks of 32 tokens: two requests that come to 96 tokens each begin side by side, and only one has room to end.
+// Four blocks of 32 tokens: two requests that grow to 96 tokens each begin together, but only one has room to finish.
 EngineOptions FourBlocks() { return {.max_context = 128, .kv_tokens = 128}; }
 
 Request Of(std::string principal, Request request, int priority = 0) {
@@ -35,7 +35,7 @@ class FairnessTest : public EngineTest {
     request.logprobs = true;
     return request;
   }
-  // Answers of requests that are submitted together.
+  // Submits the requests together and returns their answers.
   std::vector<std::shared_ptr<Sink>> Together(Engine& engine, const std::vector<Request>& requests) {
     std::vector<std::shared_ptr<Sink>> sinks;
     for (const Request& request : requests) {
@@ -46,7 +46,7 @@ class FairnessTest : public EngineTest {
     for (auto& sink : sinks) EXPECT_TRUE(sink->Wait().status.ok()) << sink->finish.status;
     return sinks;
   }
-  // Order in which `requests` begin that are submitted while another runs.
+  // Submits `requests` while another request runs, and returns the order in which they begin.
   std::vector<int> OrderOf(Engine& engine, const std::vector<Request>& requests) {
     std::vector<int> order;
     std::vector<std::shared_ptr<Sink>> sinks;
@@ -102,7 +102,7 @@ TEST_F(FairnessTest, AllOutputsOfAPreemptedRequestAnswerBitForBit) {
   EXPECT_EQ(sinks[1]->others, alone->others);
 }
 
-TEST_F(FairnessTest, PreemptedScoreTellsEachTokenOnce) {
+TEST_F(FairnessTest, PreemptedScoreReportsEachTokenOnce) {
   Request score = Ask(90, 0);
   score.prompt_logprobs = score.logits_digests = true;
   score.score_chunk = 1;
@@ -119,8 +119,8 @@ TEST_F(FairnessTest, PreemptedScoreTellsEachTokenOnce) {
   }
 }
 
-// Other formats promise no bits; the difference is printed.
-TEST_F(FairnessTest, InOtherFormatsTheDifferenceOfAPreemptionIsReported) {
+// Other formats do not promise bits; the test prints the difference.
+TEST_F(FairnessTest, ReportsDifferenceAfterPreemptionInOtherFormats) {
   const auto library = MakeOneDnnLibrary();
   kernels::Stream stream = models_.stream();
   stream.library = library.get();
@@ -148,7 +148,7 @@ TEST_F(FairnessTest, InOtherFormatsTheDifferenceOfAPreemptionIsReported) {
   std::cout << "f32: " << same << " of 80 tokens are the same, largest logprob difference " << largest << "\n";
 }
 
-TEST_F(FairnessTest, CancelEndsAPreemptedRequest) {
+TEST_F(FairnessTest, CancelEndsPreemptedRequest) {
   EngineOptions options = FourBlocks();
   auto engine = Start(options);
   auto old = std::make_shared<Sink>();
@@ -163,7 +163,7 @@ TEST_F(FairnessTest, CancelEndsAPreemptedRequest) {
   EXPECT_TRUE(absl::IsCancelled(young->Wait().status)) << young->finish.status;
   EXPECT_TRUE(old->Wait().status.ok());
   EXPECT_EQ(options.totals->preemptions, 1u);
-  EXPECT_TRUE(Answer(*engine, Ask(8, 120))->finish.status.ok()) << "all pages came back";
+  EXPECT_TRUE(Answer(*engine, Ask(8, 120))->finish.status.ok()) << "all pages are free again";
 }
 
 TEST_F(FairnessTest, PrincipalsTakeTurns) {
@@ -173,7 +173,7 @@ TEST_F(FairnessTest, PrincipalsTakeTurns) {
   EXPECT_THAT(OrderOf(*engine, requests), ElementsAre(0, 3, 4, 1, 2));
 }
 
-TEST_F(FairnessTest, ShortPromptIsReadBesideLongOnes) {
+TEST_F(FairnessTest, ShortPromptDoesNotWaitForLongPrompts) {
   auto engine = Start({.prefill_chunk = 8});
   auto quiet = std::make_shared<Sink>();
   std::vector<std::shared_ptr<Sink>> flood;
@@ -194,10 +194,10 @@ TEST_F(FairnessTest, ShortPromptIsReadBesideLongOnes) {
   first->Wait();
   EXPECT_TRUE(quiet->Wait().status.ok());
   for (auto& sink : flood) EXPECT_TRUE(sink->Wait().status.ok());
-  EXPECT_EQ(ended_before, 0) << "it was read after a long prompt";
+  EXPECT_EQ(ended_before, 0) << "the short prompt waited for a long one";
 }
 
-TEST_F(FairnessTest, LowerPriorityBeginsInTheEnd) {
+TEST_F(FairnessTest, LowerPriorityBeginsEventually) {
   auto owner = Start({.max_running = 1});
   Engine& engine = *owner;
   auto patient = std::make_shared<Sink>();
@@ -210,7 +210,7 @@ TEST_F(FairnessTest, LowerPriorityBeginsInTheEnd) {
     flood.push_back(std::make_shared<Sink>());
     flood.back()->on_delta = [&, is_first = flood.size() == 1](std::size_t tokens) {
       if (tokens != 1) return;
-      // On the engine's thread, as all that follows: the thread of the test touches nothing after the first Submit.
+      // This runs on the engine's thread, as all code below; the test's thread touches nothing after the first Submit.
       if (is_first) {
         EXPECT_TRUE(engine.Submit(Of("quiet", Ask(3, 2), 0), patient).ok());
       }
@@ -227,8 +227,9 @@ TEST_F(FairnessTest, LowerPriorityBeginsInTheEnd) {
   owner.reset();
 }
 
-// The bounds of a principal: of 16 running, 64 waiting and 32768 tokens it has three quarters, a quarter and three quarters.
-TEST_F(FairnessTest, OnePrincipalCannotTakeAllSlotsNorTheWholeQueue) {
+// A principal's limits: three quarters of the running requests, a quarter of the waiting ones, three quarters of the
+// tokens.
+TEST_F(FairnessTest, OnePrincipalCannotTakeAllSlotsOrTheWholeQueue) {
   auto engine = Start({.max_waiting = 8, .max_running = 4});
   std::vector<std::shared_ptr<Sink>> flood;
   auto quiet = std::make_shared<Sink>();
@@ -255,25 +256,26 @@ TEST_F(FairnessTest, OnePrincipalCannotTakeAllSlotsNorTheWholeQueue) {
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
   EXPECT_EQ(base::ReasonMetadata(refused)["flag"], "--max_waiting_requests_per_principal");
   EXPECT_EQ(base::ReasonMetadata(refused)["max"], "2");
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("2 requests of flood wait already"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("2 requests of flood are already waiting"));
   for (auto& sink : flood) EXPECT_TRUE(sink->Wait().status.ok());
   EXPECT_TRUE(first->Wait().status.ok());
 }
 
-TEST_F(FairnessTest, BoundsOfAPrincipalOnOutputsAndPages) {
+TEST_F(FairnessTest, EnforcesPrincipalsLimitsOnOutputsAndPages) {
   auto engine = Start({.max_running = 4, .max_context = 128, .kv_tokens = 512, .of_principal = {.max_running = 2, .kv_tokens = 192}});
   Request several = Ask(3, 2);
   several.n = 3;
   const absl::Status refused = engine->Submit(Of("a", several), std::make_shared<Sink>());
   EXPECT_TRUE(absl::IsInvalidArgument(refused));
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("is 3, wanted 1 to 2, the bound --max_running_requests_per_principal"));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("is 3, wanted 1 to 2, the limit --max_running_requests_per_principal"));
   EXPECT_TRUE(Answer(*engine, several)->finish.status.ok()) << "without tokens there are no principals";
   several.n = 2;
   several.stopping.max_tokens = 100;
   const absl::Status full = engine->Submit(Of("a", several), std::make_shared<Sink>());
   EXPECT_EQ(base::Reason(full), "KV_FULL") << full;
   EXPECT_EQ(base::ReasonMetadata(full)["have"], "6");
-  // Four blocks of six: the second waits for the first, and another principal does not.
+  // The limit is six blocks, a request needs four: the second waits for the first, another principal's does not.
   const std::vector<Request> requests = {Of("a", Ask(8, 112)), Of("a", Ask(8, 112)), Of("b", Ask(8, 112))};
   EXPECT_THAT(OrderOf(*engine, requests), ElementsAre(0, 2, 1));
 }

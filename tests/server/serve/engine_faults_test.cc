@@ -1,4 +1,4 @@
-// What one request does wrong, or has done to it, is its own affair.
+// One request's failure must not affect the others.
 #include <gmock/gmock.h>
 
 #include "server/base/error.h"
@@ -9,14 +9,14 @@ namespace {
 
 using testing::HasSubstr;
 
-// A row that no token can be drawn from.
+// Makes a row of logits from which no token can be drawn.
 Request WithoutADistribution(Request request) {
   request.penalties.bias = {{request.prompt.front(), 100.0f}};
   request.penalties.repetition = 1e-40f;  // the biased logit becomes +inf
   return request;
 }
 
-TEST_F(EngineTest, ARequestWithoutADistributionEndsAlone) {
+TEST_F(EngineTest, RequestWithoutADistributionEndsAlone) {
   const auto alone = Answer(*Start(), Ask(5, 30))->ids;
   auto engine = Start();
   auto good = std::make_shared<Sink>();
@@ -39,17 +39,17 @@ TEST_F(EngineTest, ARequestWithoutADistributionEndsAlone) {
   }
 }
 
-// Of several outputs too: what the first one could not draw, the others are not asked for.
-TEST_F(EngineTest, AllOutputsOfSuchARequestEndAndTheirPagesComeBack) {
+// With several outputs: when the first output cannot draw, the others are not drawn.
+TEST_F(EngineTest, FailedRequestEndsAllItsOutputsAndFreesTheirPages) {
   auto engine = Start({.max_context = 64, .kv_tokens = 128});
   Request request = WithoutADistribution(Ask(4, 60));
   request.n = 2;
   EXPECT_TRUE(absl::IsInternal(Answer(*engine, request)->finish.status));
   request.penalties = {};
-  EXPECT_TRUE(Answer(*engine, request)->finish.status.ok()) << "it needs every page";
+  EXPECT_TRUE(Answer(*engine, request)->finish.status.ok()) << "this request needs every page";
 }
 
-TEST_F(EngineTest, MoreAlternativesThanTheVocabularyHasAreAllOfIt) {
+TEST_F(EngineTest, TopLogprobsAreLimitedToTheVocabulary) {
   auto engine = Start();
   Request request = Ask(5, 3);
   request.logprobs = request.prompt_logprobs = true;

@@ -1,4 +1,4 @@
-// What the tests of the engine share: a sink that keeps what came, and a small model to ask.
+// Shared by the tests of the engine: a sink that records what it receives, and a small model.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 
 namespace nibble::serve {
 
-// What came, and hooks that run on the engine's thread: they place a test's actions between two steps.
+// Records what it receives. Its hooks run on the engine's thread, so that a test can act between two steps.
 class Sink : public ResponseSink {
  public:
   void OnStart(double queue_ms) override {
@@ -52,7 +52,7 @@ class Sink : public ResponseSink {
 
   bool started = false;
   double queued_ms = -1;
-  std::string text;               // of output 0, its tokens, and their logprobs where they were asked for
+  std::string text;               // of output 0; below, its tokens, and their logprobs if requested
   std::vector<std::int32_t> ids;
   std::vector<float> logprobs;
   std::vector<std::vector<std::int32_t>> others;  // tokens of outputs 1 and up
@@ -82,7 +82,7 @@ class EngineTest : public testing::Test {
     request.stopping.ignore_eos = true;
     return request;
   }
-  // Runs one request alone.
+  // Runs one request and waits for its end.
   std::shared_ptr<Sink> Answer(Engine& engine, const Request& request) {
     auto sink = std::make_shared<Sink>();
     const absl::Status status = engine.Submit(request, sink);
@@ -90,7 +90,7 @@ class EngineTest : public testing::Test {
     if (status.ok()) sink->Wait();
     return sink;
   }
-  // What an estimate of waiting goes by: one request, alone, of ten seconds.
+  // Runs one request of ten seconds, so that the engine can estimate waits.
   void ServeForTenSeconds(Engine& engine) {
     auto slow = std::make_shared<Sink>();
     slow->on_delta = [&](std::size_t) { clock_.Advance(absl::Seconds(5)); };

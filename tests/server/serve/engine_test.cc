@@ -24,7 +24,7 @@ std::vector<std::string> Digests(const Sink& sink) {
   return digests;
 }
 
-TEST_F(EngineTest, TheSameTokensAloneBesideOthersAndForEveryChunk) {
+TEST_F(EngineTest, TokensAreTheSameAloneBesideOthersAndForEveryChunk) {
   const auto alone = Answer(*Start(), Ask(40, 12))->ids;
   ASSERT_EQ(alone.size(), 12u);
   for (const std::int64_t chunk : {1, 7, 16, 64}) {
@@ -61,8 +61,8 @@ TEST_F(EngineTest, RequestsJoinAndLeaveBetweenSteps) {
   EXPECT_LT(first_had_when_second_ended, 12u) << "the second waited for the first";
 }
 
-// A prompt of many chunks does not hold up the one that decodes.
-TEST_F(EngineTest, ALongPromptIsFedBesideTheDecodingOfOthers) {
+// A prompt of many chunks does not delay a request that decodes.
+TEST_F(EngineTest, LongPromptIsFedWhileOthersDecode) {
   auto engine = Start({.prefill_chunk = 4});
   auto decoding = std::make_shared<Sink>();
   auto reading = std::make_shared<Sink>();
@@ -76,10 +76,10 @@ TEST_F(EngineTest, ALongPromptIsFedBesideTheDecodingOfOthers) {
   ASSERT_TRUE(engine->Submit(Ask(3, 60), decoding).ok());
   reading->Wait();
   decoding->Wait();
-  EXPECT_GE(after - before, 80u / 4 - 1) << "a token of the other for every chunk";
+  EXPECT_GE(after - before, 80u / 4 - 1) << "the other request gets a token for every chunk";
 }
 
-TEST_F(EngineTest, CancelEndsARequestAtTheNextStepAndGivesItsPagesBack) {
+TEST_F(EngineTest, CancelEndsRequestAtTheNextStepAndFreesItsPages) {
   auto engine = Start();
   auto sink = std::make_shared<Sink>();
   Request request = Ask(3, 100);
@@ -93,12 +93,12 @@ TEST_F(EngineTest, CancelEndsARequestAtTheNextStepAndGivesItsPagesBack) {
   EXPECT_EQ(finish.reason, FinishReason::kCancelled);
   EXPECT_EQ(finish.usage.completion_tokens, 7);
   EXPECT_EQ(sink->ids.size(), 7u);
-  // All pages are there for one request that needs them all.
+  // All pages are free for one request that needs them all.
   const std::int64_t all = std::min(engine->max_context(), engine->load().total_pages * kernels::kKvPageTokens);
   EXPECT_TRUE(Answer(*engine, Ask(3, static_cast<int>(all) - 3))->finish.status.ok());
 }
 
-TEST_F(EngineTest, ADeadlineIsKeptBetweenStepsAndInTheQueue) {
+TEST_F(EngineTest, DeadlineAppliesBetweenStepsAndInTheQueue) {
   auto engine = Start({.max_running = 1});
   auto running = std::make_shared<Sink>();
   auto waiting = std::make_shared<Sink>();
@@ -127,8 +127,8 @@ TEST_F(EngineTest, ADeadlineIsKeptBetweenStepsAndInTheQueue) {
   EXPECT_NEAR(running->queued_ms, 0, 1e-6);
 }
 
-// Who is late cancels too.
-TEST_F(EngineTest, ADeadlineThatHasPassedGoesBeforeACancel) {
+// A client whose deadline has passed also cancels.
+TEST_F(EngineTest, PassedDeadlineTakesPrecedenceOverCancel) {
   auto engine = Start({.max_running = 1});
   auto running = std::make_shared<Sink>();
   auto waiting = std::make_shared<Sink>();
@@ -151,7 +151,7 @@ TEST_F(EngineTest, ADeadlineThatHasPassedGoesBeforeACancel) {
   EXPECT_EQ(waiting->finish.reason, FinishReason::kDeadline);
 }
 
-TEST_F(EngineTest, TheQueueIsBounded) {
+TEST_F(EngineTest, QueueIsBounded) {
   auto engine = Start({.max_waiting = 2, .max_running = 1});
   auto first = std::make_shared<Sink>();
   std::vector<std::shared_ptr<Sink>> more = {std::make_shared<Sink>(), std::make_shared<Sink>()};
@@ -168,8 +168,8 @@ TEST_F(EngineTest, TheQueueIsBounded) {
   EXPECT_EQ(base::Reason(refused), "QUEUE_FULL");
 }
 
-// A free slot is no queue, although the engine takes what it got only between two steps.
-TEST_F(EngineTest, WhatFitsTheFreeSlotsIsNeverRefusedAsWaiting) {
+// A request with a free slot does not count as waiting, although the engine begins it only between two steps.
+TEST_F(EngineTest, RequestThatFitsAFreeSlotIsNeverRefusedAsWaiting) {
   auto engine = Start({.max_waiting = 0, .max_running = 3});
   auto slow = std::make_shared<Sink>();
   slow->on_delta = [&](std::size_t) { clock_.Advance(absl::Seconds(30)); };
@@ -183,12 +183,12 @@ TEST_F(EngineTest, WhatFitsTheFreeSlotsIsNeverRefusedAsWaiting) {
   first->on_delta = [&](std::size_t tokens) {
     if (tokens != 1) return;
     ASSERT_TRUE(engine->Submit(Ask(3, 2), second).ok());
-    Request hurried = Ask(3, 20);  // it has less time than a request takes, but a slot
+    Request hurried = Ask(3, 20);  // has less time than a request takes, but a free slot
     hurried.deadline = clock_.Monotonic() + absl::Seconds(1);
     ASSERT_TRUE(engine->Submit(hurried, third).ok());
     too_many = engine->Submit(Ask(3, 2), std::make_shared<Sink>());
   };
-  // A client's next request may come as soon as it hears of the end.
+  // A client's next request may arrive as soon as the client learns of the end.
   second->on_finish = [&] { after = engine->Submit(Ask(3, 2), next); };
   ASSERT_TRUE(engine->Submit(Ask(3, 40), first).ok());
   EXPECT_TRUE(second->Wait().status.ok());
@@ -199,7 +199,7 @@ TEST_F(EngineTest, WhatFitsTheFreeSlotsIsNeverRefusedAsWaiting) {
   EXPECT_TRUE(first->Wait().status.ok());
 }
 
-TEST_F(EngineTest, WaitsAreCountedFromTheArrivalThatTheRequestNames) {
+TEST_F(EngineTest, WaitsAreCountedFromTheGivenArrival) {
   auto engine = Start();
   clock_.Advance(absl::Seconds(5));
   Request request = Ask(3, 2);
@@ -209,8 +209,8 @@ TEST_F(EngineTest, WaitsAreCountedFromTheArrivalThatTheRequestNames) {
   EXPECT_NEAR(sink->finish.usage.ttft_ms, 2000, 1e-6);
 }
 
-// Before the first step 2 s, then 3 s until the first token, then a second for each token.
-TEST_F(EngineTest, TimesAreOfTheWaitThePromptAndTheTokensAfterTheFirst) {
+// 2 s before the first step, then 3 s until the first token, then 1 s for each token.
+TEST_F(EngineTest, UsageTimesCoverWaitPromptAndLaterTokens) {
   auto engine = Start();
   clock_.Advance(absl::Seconds(5));
   auto sink = std::make_shared<Sink>();
@@ -239,8 +239,8 @@ TEST_F(EngineTest, TimesAreOfTheWaitThePromptAndTheTokensAfterTheFirst) {
   EXPECT_EQ(usage.decode_ms, 0);
 }
 
-// Pages are taken as sequences grow; none is overtaken, and what is preempted comes to its end.
-TEST_F(EngineTest, RequestsThatDoNotFitTheCacheWaitInTheirOrder) {
+// Sequences take pages as they grow; no request is overtaken, and a preempted request completes.
+TEST_F(EngineTest, RequestsThatDoNotFitTheCacheWaitInOrder) {
   auto engine = Start({.max_context = 64, .kv_tokens = 64});
   std::vector<int> order;
   std::vector<std::shared_ptr<Sink>> sinks;
@@ -278,7 +278,7 @@ TEST_F(EngineTest, StopStringsAreNeverShownAndMaySpanTokens) {
   EXPECT_EQ(Answer(*engine, request)->text, want + stop);
 }
 
-TEST_F(EngineTest, StopIdsAndEndTokensEndAtOnceUnlessTooEarly) {
+TEST_F(EngineTest, StopIdsAndEndTokensEndTheAnswerUnlessTooEarly) {
   auto engine = Start();
   const auto whole = Answer(*engine, Ask(6, 12));
   Request request = Ask(6, 12);
@@ -312,7 +312,7 @@ TEST_F(EngineTest, MinTokensMasksEndTokensAndStopIdsButNotTheirLogprobs) {
     }
     EXPECT_EQ(masked->ids[3], 1);
     EXPECT_EQ(masked->finish.reason, FinishReason::kEos);
-    // The same tokens have the same logprobs as prompt tokens, which nothing masks.
+    // The same tokens have the same logprobs as prompt tokens, which are not masked.
     Request score = Ask(6, 0);
     score.prompt.insert(score.prompt.end(), masked->ids.begin(), masked->ids.end());
     score.prompt_logprobs = true;
@@ -330,7 +330,7 @@ TEST_F(EngineTest, RefusesMinTokensWhenEveryTokenIsMasked) {
   for (std::int32_t token = 0; token < vocab; ++token) {
     if (token != 1) request.stopping.token_ids.push_back(token);  // "</s>" is masked as the model's end token
   }
-  EXPECT_EQ(Answer(*engine, request)->ids.size(), 1u);  // without min_tokens nothing is masked
+  EXPECT_EQ(Answer(*engine, request)->ids.size(), 1u);  // without min_tokens no token is masked
   request.stopping.min_tokens = 1;
   const absl::Status refused = engine->Submit(request, std::make_shared<Sink>());
   EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
@@ -339,7 +339,7 @@ TEST_F(EngineTest, RefusesMinTokensWhenEveryTokenIsMasked) {
   EXPECT_EQ(Answer(*engine, request)->ids.at(0), 1);
 }
 
-TEST_F(EngineTest, TheModelsEndTokenEndsTheAnswerUnlessItIsIgnored) {
+TEST_F(EngineTest, EndTokenEndsTheAnswerUnlessIgnored) {
   auto engine = Start();
   Request request = Ask(6, 12);
   request.stopping.ignore_eos = false;
@@ -368,8 +368,8 @@ TEST_F(EngineTest, TheModelsEndTokenEndsTheAnswerUnlessItIsIgnored) {
   EXPECT_EQ(sink->finish.usage.completion_tokens, 12);
 }
 
-// It matches nothing, whatever its text: where that is shown, it is shown whole, with what was held back before it.
-TEST_F(EngineTest, AnEndTokenThatIsShownIsNoStopString) {
+// An end token's text matches no stop string. When shown, it is shown completely, after the text held back before it.
+TEST_F(EngineTest, ShownEndTokenMatchesNoStopString) {
   auto engine = Start();
   Request request = Ask(6, 12);
   request.stopping.ignore_eos = false;
@@ -383,7 +383,7 @@ TEST_F(EngineTest, AnEndTokenThatIsShownIsNoStopString) {
     EXPECT_EQ(sink->ends[0].reason, FinishReason::kEos) << stop;
     EXPECT_EQ(sink->ends[0].matched_stop, "") << stop;
   }
-  // "d", then "</s>": a token that was drawn is hardly drawn again.
+  // "d", then "</s>": the repetition penalty keeps a drawn token from being drawn again.
   request.penalties.bias = {{70, 100.0f}, {1, 50.0f}};
   request.penalties.repetition = 1000;
   for (const char* stop : {"d</s>", "d<"}) {
@@ -398,7 +398,7 @@ TEST_F(EngineTest, AnEndTokenThatIsShownIsNoStopString) {
     EXPECT_EQ(sink->text, "d") << stop;
     EXPECT_EQ(sink->finish.reason, FinishReason::kEos) << stop;
   }
-  // Where it ends nothing it is text like any other.
+  // If the end token is ignored, its text is like any other.
   request.include_special_tokens = true;
   request.stopping.ignore_eos = true;
   request.stopping.strings = {"d</s>"};
@@ -408,8 +408,9 @@ TEST_F(EngineTest, AnEndTokenThatIsShownIsNoStopString) {
   EXPECT_EQ(sink->ends[0].matched_stop, "d</s>");
 }
 
-// Some decoders show a text as a whole: the answer then comes with its end token, and is looked at without it.
-TEST_F(EngineTest, StopStringsHoldBeforeAnEndTokenThatComesWithTheText) {
+// Some decoders show a text only as a whole, together with the end token. Stop strings are matched without the end
+// token.
+TEST_F(EngineTest, StopStringsMatchTextThatComesWithTheEndToken) {
   auto tokenizer_json = base::ParseJson(model::ReadBytes(models_.bf16() + "/tokenizer.json"));
   ASSERT_TRUE(tokenizer_json.ok()) << tokenizer_json.status();
   (*tokenizer_json)["decoder"] = base::Json::parse(
@@ -418,7 +419,7 @@ TEST_F(EngineTest, StopStringsHoldBeforeAnEndTokenThatComesWithTheText) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   auto engine = Engine::Start(models_.Load(models_.int8()), *std::move(tokenizer), {}, models_.stream(), clock_);
   ASSERT_TRUE(engine.ok()) << engine.status();
-  // "d", "e", then "</s>": a token that was drawn is hardly drawn again.
+  // "d", "e", then "</s>": the repetition penalty keeps a drawn token from being drawn again.
   Request request = Ask(6, 12);
   request.stopping.ignore_eos = false;
   request.include_special_tokens = true;
@@ -449,8 +450,8 @@ TEST_F(EngineTest, StopStringsHoldBeforeAnEndTokenThatComesWithTheText) {
   }
 }
 
-// Some models end with a token that their tokenizer shows as text.
-TEST_F(EngineTest, AnEndTokenThatIsNotSpecialIsNoTextEither) {
+// Some models have an end token that their tokenizer shows as text.
+TEST_F(EngineTest, NonSpecialEndTokenIsNotShown) {
   const std::string source = models_.Path("source");
   std::filesystem::copy(model::Golden("hf_tied_bf16"), source);
   model::WriteBytes(source + "/generation_config.json", R"({"eos_token_id": [1, 70]})");
@@ -470,14 +471,14 @@ TEST_F(EngineTest, AnEndTokenThatIsNotSpecialIsNoTextEither) {
   EXPECT_EQ(Answer(*engine, request)->text, "d");
 }
 
-TEST_F(EngineTest, StopStringsCountFromTheTokenThatMayEnd) {
+TEST_F(EngineTest, StopStringsMatchFromMinTokensOn) {
   auto engine = Start();
   Request request = Ask(6, 12);
   request.penalties.bias = {{70, 100.0f}};  // "d", whatever comes before
   ASSERT_EQ(Answer(*engine, request)->text, std::string(12, 'd'));
   request.stopping.strings = {"ddd"};
   EXPECT_EQ(Answer(*engine, request)->ids.size(), 3u);
-  // The fifth token may end the answer: the text of the four before it is no part of a match.
+  // The fifth token may end the answer: the text of the four tokens before it is not part of a match.
   request.stopping.min_tokens = 5;
   const auto stopped = Answer(*engine, request);
   EXPECT_EQ(stopped->ids.size(), 7u);
@@ -489,7 +490,7 @@ TEST_F(EngineTest, StopStringsCountFromTheTokenThatMayEnd) {
   EXPECT_EQ(whole->finish.reason, FinishReason::kLength);
 }
 
-TEST_F(EngineTest, WhatCannotBeIsRefusedAtOnce) {
+TEST_F(EngineTest, RejectsInvalidRequestsImmediately) {
   auto engine = Start();
   auto sink = std::make_shared<Sink>();
   const auto field = [&](const Request& request) {
@@ -504,7 +505,7 @@ TEST_F(EngineTest, WhatCannotBeIsRefusedAtOnce) {
   absl::Status status = engine->Submit(Ask(257, 1), sink);
   EXPECT_EQ(base::Reason(status), "PROMPT_TOO_LONG");
   EXPECT_THAT(std::string(status.message()), testing::AllOf(HasSubstr("257"), HasSubstr("256")));
-  EXPECT_EQ(base::Reason(engine->Submit(Ask(256, 1), sink)), "PROMPT_TOO_LONG") << "no room for an answer";
+  EXPECT_EQ(base::Reason(engine->Submit(Ask(256, 1), sink)), "PROMPT_TOO_LONG") << "there is no room for an answer";
   EXPECT_EQ(field(Ask(3, -1)), "stopping.max_tokens");
   for (const std::int32_t token : {-1, 112}) {
     Request request = Ask(3, 1);
@@ -526,7 +527,7 @@ TEST_F(EngineTest, WhatCannotBeIsRefusedAtOnce) {
   EXPECT_EQ(engine->load().waiting, 0);
 }
 
-TEST_F(EngineTest, ScoresAreTheSameBitsForEveryChunk) {
+TEST_F(EngineTest, ScoresHaveTheSameBitsForEveryChunk) {
   auto engine = Start();
   std::vector<std::string> first;
   for (const std::int64_t chunk : {0, 1, 7, 33}) {
@@ -545,8 +546,8 @@ TEST_F(EngineTest, ScoresAreTheSameBitsForEveryChunk) {
   }
 }
 
-// Prompts of 300 tokens together, 64 a step: while some are scored, others decode already.
-TEST_F(EngineTest, EightAtOnceAreScoredAndAnsweredWithTheBitsOfEachAlone) {
+// Prompts of 300 tokens in total, 64 per step: while some are scored, others already decode.
+TEST_F(EngineTest, EightConcurrentRequestsGetTheSameBitsAsAlone) {
   constexpr std::size_t kMany = 8;
   const auto ask = [](std::size_t i) {
     const int number = static_cast<int>(i);
@@ -575,7 +576,7 @@ TEST_F(EngineTest, EightAtOnceAreScoredAndAnsweredWithTheBitsOfEachAlone) {
   EXPECT_TRUE(first->Wait().status.ok());
   ASSERT_FALSE(HasFatalFailure());
   for (auto& sink : together) EXPECT_TRUE(sink->Wait().status.ok()) << sink->finish.status;
-  EXPECT_EQ(begun_before_one_ended, kMany) << "one had ended before another had its first token";
+  EXPECT_EQ(begun_before_one_ended, kMany) << "one request ended before another had its first token";
   for (std::size_t i = 0; i < kMany; ++i) {
     const std::vector<std::string> digests = Digests(*alone[i]);
     ASSERT_EQ(digests.size(), 19 + 5 * i);
@@ -585,10 +586,10 @@ TEST_F(EngineTest, EightAtOnceAreScoredAndAnsweredWithTheBitsOfEachAlone) {
     EXPECT_EQ(together[i]->ids, alone[i]->ids) << i;
     EXPECT_EQ(together[i]->logprobs, alone[i]->logprobs) << i;
   }
-  EXPECT_NE(Digests(*alone[0]).front(), Digests(*alone[1]).front()) << "one prompt begins as the other does";
+  EXPECT_NE(Digests(*alone[0]).front(), Digests(*alone[1]).front()) << "the prompts begin alike";
 }
 
-TEST_F(EngineTest, TheSeedAloneDecidesWhatIsDrawn) {
+TEST_F(EngineTest, SeedAloneDecidesTheDrawnTokens) {
   auto engine = Start();
   Request request = Ask(6, 20);
   request.sampling.temperature = 2.0f;
@@ -599,7 +600,7 @@ TEST_F(EngineTest, TheSeedAloneDecidesWhatIsDrawn) {
   EXPECT_NE(Answer(*engine, request)->ids, one);
 }
 
-TEST_F(EngineTest, TheLoadCountsARequestFromItsStart) {
+TEST_F(EngineTest, LoadCountsRequestFromItsStart) {
   auto engine = Start({.max_running = 1});
   auto sink = std::make_shared<Sink>();
   EngineLoad at_start, at_first_word;
@@ -616,7 +617,7 @@ TEST_F(EngineTest, TheLoadCountsARequestFromItsStart) {
   }
 }
 
-TEST_F(EngineTest, AnEngineThatEndsTellsThoseThatRunAndThoseThatWait) {
+TEST_F(EngineTest, DestroyedEngineEndsRunningAndWaitingRequests) {
   auto running = std::make_shared<Sink>();
   auto waiting = std::make_shared<Sink>();
   std::promise<void> both;
@@ -626,7 +627,7 @@ TEST_F(EngineTest, AnEngineThatEndsTellsThoseThatRunAndThoseThatWait) {
     ASSERT_TRUE(engine->Submit(Ask(3, 3), waiting).ok());
     both.set_value();
   };
-  // Longer than this test lives: the model's whole context, in steps that the destructor interrupts.
+  // Longer than this test: the model's whole context, in steps that the destructor interrupts.
   ASSERT_TRUE(engine->Submit(Ask(3, 250), running).ok());
   both.get_future().wait();
   engine.reset();
@@ -636,7 +637,7 @@ TEST_F(EngineTest, AnEngineThatEndsTellsThoseThatRunAndThoseThatWait) {
   }
 }
 
-// Every output reads the prompt once and draws its own tokens; output 0 is what one alone would be.
+// The prompt is read once; every output draws its own tokens, and output 0 equals the output of a request with n = 1.
 TEST_F(EngineTest, OutputsShareThePromptAndDifferByTheirRandomNumbers) {
   EngineOptions options;
   auto engine = Start(options);
@@ -659,14 +660,14 @@ TEST_F(EngineTest, OutputsShareThePromptAndDifferByTheirRandomNumbers) {
   EXPECT_EQ(sink->ends.size(), 4u);
   EXPECT_EQ(sink->finish.usage.completion_tokens, 40);
   EXPECT_EQ(sink->finish.usage.prompt_tokens, 40);
-  // Greedy outputs are one text, from a copy of the same K and V.
+  // Greedy outputs are equal, from copies of the same K and V.
   request.sampling = {};
   const auto greedy = Answer(*engine, request);
   for (const auto& other : greedy->others) EXPECT_EQ(other, greedy->ids);
   EXPECT_EQ(greedy->ids, Answer(*engine, Ask(40, 10))->ids);
 }
 
-TEST_F(EngineTest, MoreOutputsThanRunOrThanTheCacheHoldsAreRefused) {
+TEST_F(EngineTest, RejectsMoreOutputsThanMayRunOrFitTheCache) {
   auto engine = Start({.max_running = 4, .max_context = 64, .kv_tokens = 128});
   Request request = Ask(4, 60);
   request.n = 5;
@@ -680,14 +681,14 @@ TEST_F(EngineTest, MoreOutputsThanRunOrThanTheCacheHoldsAreRefused) {
   EXPECT_TRUE(Answer(*engine, request)->finish.status.ok());
 }
 
-TEST_F(EngineTest, OneOutputThatEndsLeavesTheOthersRunning) {
+TEST_F(EngineTest, EndOfOneOutputLeavesTheOthersRunning) {
   auto engine = Start();
   Request request = Ask(6, 20);
   request.n = 3;
   request.sampling.temperature = 3.0f;
   request.sampling.seed = 11;
   const auto free = Answer(*engine, request);
-  // A token that output 0 draws early and the others do not.
+  // A token that output 0 draws early and the other outputs do not.
   std::int32_t stop = -1;
   for (std::size_t i = 0; i < 8 && stop < 0; ++i) {
     const auto has = [&](const auto& ids) { return std::find(ids.begin(), ids.end(), free->ids[i]) != ids.end(); };
@@ -741,7 +742,7 @@ TEST_F(EngineTest, HigherPrioritiesBeginFirst) {
   EXPECT_THAT(order, ElementsAre(2, 0, 3, 1));
 }
 
-TEST_F(EngineTest, AQueueTimeoutEndsTheWaitAndOnlyTheWait) {
+TEST_F(EngineTest, QueueTimeoutEndsOnlyTheWait) {
   auto engine = Start({.max_running = 1});
   auto running = std::make_shared<Sink>();
   auto waiting = std::make_shared<Sink>();
@@ -758,11 +759,11 @@ TEST_F(EngineTest, AQueueTimeoutEndsTheWaitAndOnlyTheWait) {
   ASSERT_TRUE(engine->Submit(request, running).ok());
   EXPECT_TRUE(absl::IsResourceExhausted(waiting->Wait().status));
   EXPECT_EQ(base::Reason(waiting->finish.status), "QUEUE_FULL");
-  EXPECT_EQ(base::ReasonMetadata(waiting->finish.status)["retry_ms"], "100") << "nothing has ended yet: the shortest";
+  EXPECT_EQ(base::ReasonMetadata(waiting->finish.status)["retry_ms"], "100") << "the shortest: no request has ended";
   EXPECT_TRUE(running->Wait().status.ok());
 }
 
-TEST_F(EngineTest, AWaitThatWouldBeTooLongIsRefusedAtOnceWithAnEstimate) {
+TEST_F(EngineTest, RejectsTooLongWaitImmediatelyWithAnEstimate) {
   auto engine = Start({.max_running = 1});
   ServeForTenSeconds(*engine);
   auto running = std::make_shared<Sink>();
@@ -781,8 +782,8 @@ TEST_F(EngineTest, AWaitThatWouldBeTooLongIsRefusedAtOnceWithAnEstimate) {
   EXPECT_EQ(base::ReasonMetadata(refused)["retry_ms"], "20000");
 }
 
-// Nothing waits yet: the slots alone are full.
-TEST_F(EngineTest, TheFirstThatWouldWaitTooLongIsRefusedAtOnceByDeadlineAndByQueueTimeout) {
+// No request waits yet; only the slots are full.
+TEST_F(EngineTest, RejectsFirstWaitBeyondDeadlineOrQueueTimeoutImmediately) {
   auto engine = Start({.max_running = 1});
   ServeForTenSeconds(*engine);
   auto running = std::make_shared<Sink>();
@@ -806,7 +807,7 @@ TEST_F(EngineTest, TheFirstThatWouldWaitTooLongIsRefusedAtOnceByDeadlineAndByQue
   for (const absl::Status& status : refused) {
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
     EXPECT_EQ(base::Reason(status), "QUEUE_FULL") << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("longer than the request has"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("longer than the request may wait"));
     EXPECT_EQ(base::ReasonMetadata(status)["retry_ms"], "10000");
   }
 }
@@ -826,8 +827,8 @@ TEST_F(EngineTest, WaitingPromptsAreBoundedByTheirTokens) {
   EXPECT_EQ(base::Reason(refused), "QUEUE_FULL") << refused;
 }
 
-// A reader that is behind stops its own request, and no other.
-TEST_F(EngineTest, ARequestWhoseReaderIsBehindTakesNoStep) {
+// A slow reader stops only its own request.
+TEST_F(EngineTest, RequestWithASlowReaderTakesNoStep) {
   auto engine = Start();
   auto stalled = std::make_shared<Sink>();
   auto other = std::make_shared<Sink>();
@@ -843,8 +844,8 @@ TEST_F(EngineTest, ARequestWhoseReaderIsBehindTakesNoStep) {
   EXPECT_EQ(stalled->ids, Answer(*engine, Ask(3, 10))->ids);
 }
 
-// The same while its prompt is scored: what the reader has not taken would pile up.
-TEST_F(EngineTest, PromptIsScoredNoFasterThanItsReaderTakesIt) {
+// The same while a prompt is scored: unread logprobs would accumulate.
+TEST_F(EngineTest, PromptIsScoredNoFasterThanItsReader) {
   auto engine = Start();
   auto stalled = std::make_shared<Sink>();
   std::atomic<bool> caught_up{false};
@@ -860,7 +861,7 @@ TEST_F(EngineTest, PromptIsScoredNoFasterThanItsReaderTakesIt) {
   EXPECT_EQ(stalled->scored.size(), 39u);
 }
 
-TEST_F(EngineTest, TotalsCountWhatWasDone) {
+TEST_F(EngineTest, TotalsCountRequestsAndTokens) {
   EngineOptions options;
   {
     auto engine = Start(options);

@@ -30,7 +30,7 @@ class ModelManagerTest : public testing::Test {
   absl::Status damage_;
   std::function<void()> while_locating_ = [] {};
   std::weak_ptr<const int> last_pin_;
-  std::shared_ptr<base::MemoryBudget> machine_;  // what models share with trainers
+  std::shared_ptr<base::MemoryBudget> machine_;  // shared by models and trainers
   std::unique_ptr<ModelManager> Make(std::int64_t memory_bytes) {
     const auto locate = [this](const std::string& name,
                                const ModelManager::Cancelled& cancelled) -> absl::StatusOr<ModelManager::Artifact> {
@@ -50,8 +50,9 @@ class ModelManagerTest : public testing::Test {
   ModelManager& manager_ = *made_;
 };
 
-// Locate reads every byte of the artifact: a request for what is in memory must not pay for it, nor fail by it.
-TEST_F(ModelManagerTest, WhatIsLoadedIsNotLookedForAgain) {
+// Locate reads every byte of the artifact. A request for a model in memory must not pay for that, nor fail because of
+// it.
+TEST_F(ModelManagerTest, LoadedModelIsNotLocatedAgain) {
   const auto first = manager_.Acquire("small");
   ASSERT_TRUE(first.ok()) << first.status();
   damage_ = absl::DataLossError("a bit has changed");
@@ -71,14 +72,14 @@ TEST_F(ModelManagerTest, WhatIsLoadedIsNotLookedForAgain) {
   EXPECT_EQ(went_, 1);
 }
 
-TEST_F(ModelManagerTest, ANameThatIsNoModelIsAskedForEachTime) {
+TEST_F(ModelManagerTest, UnknownNameIsLocatedEachTime) {
   for (int i = 0; i < 2; ++i) EXPECT_EQ(manager_.Acquire("none").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(located_, 2);
   EXPECT_TRUE(manager_.residents().empty());
   EXPECT_EQ(manager_.Unload("none").code(), absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(ModelManagerTest, ALoadThatIsStoppedLeavesNothingAndTheNextOneLoads) {
+TEST_F(ModelManagerTest, CancelledLoadLeavesNothingAndTheNextLoadSucceeds) {
   EXPECT_EQ(manager_.Acquire("small", [] { return true; }).status().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(manager_.Find("small"), nullptr);
   EXPECT_TRUE(last_pin_.expired());
@@ -88,7 +89,7 @@ TEST_F(ModelManagerTest, ALoadThatIsStoppedLeavesNothingAndTheNextOneLoads) {
   EXPECT_EQ(manager_.Find("none"), nullptr);
   const auto there = manager_.Acquire("small", [] { return true; });
   ASSERT_TRUE(there.ok()) << there.status();
-  EXPECT_EQ(*there, *loaded) << "what is in memory needs no load that could be stopped";
+  EXPECT_EQ(*there, *loaded) << "a model in memory needs no load that could be cancelled";
 }
 
 TEST_F(ModelManagerTest, FindDoesNotWaitForALoad) {
@@ -99,7 +100,7 @@ TEST_F(ModelManagerTest, FindDoesNotWaitForALoad) {
   EXPECT_TRUE(manager_.IsLoaded("small"));
 }
 
-TEST_F(ModelManagerTest, TheArtifactIsPinnedUntilTheModelIsUnloaded) {
+TEST_F(ModelManagerTest, ArtifactIsPinnedUntilTheModelIsUnloaded) {
   std::shared_ptr<const Resident> held;
   {
     const auto resident = manager_.Acquire("small");
@@ -108,13 +109,13 @@ TEST_F(ModelManagerTest, TheArtifactIsPinnedUntilTheModelIsUnloaded) {
   }
   EXPECT_FALSE(last_pin_.expired());
   ASSERT_TRUE(manager_.Unload("small").ok());
-  EXPECT_TRUE(last_pin_.expired()) << "a request that still runs has the files mapped: it needs no name";
+  EXPECT_TRUE(last_pin_.expired()) << "a running request has the files mapped and needs no pin";
 }
 
-TEST_F(ModelManagerTest, ThoseWhoWaitForALoadShareItsFailure) {
+TEST_F(ModelManagerTest, CallersThatWaitForALoadShareItsFailure) {
   std::atomic<int> coming = 0;
   damage_ = absl::DataLossError("a bit has changed");
-  // The first load fails when all have come; one that comes later than that begins a load of its own.
+  // The first load fails when all callers have arrived; a later caller starts its own load.
   while_locating_ = [&] {
     while (coming < 6) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -130,7 +131,7 @@ TEST_F(ModelManagerTest, ThoseWhoWaitForALoadShareItsFailure) {
   EXPECT_LT(located_, 6);
 }
 
-TEST_F(ModelManagerTest, ThoseWhoComeAtOnceShareOneLoad) {
+TEST_F(ModelManagerTest, ConcurrentCallersShareOneLoad) {
   std::vector<std::thread> threads;
   std::vector<absl::StatusOr<std::shared_ptr<const Resident>>> got(6);
   for (auto& one : got) threads.emplace_back([&] { one = manager_.Acquire("small"); });
@@ -143,7 +144,7 @@ TEST_F(ModelManagerTest, ThoseWhoComeAtOnceShareOneLoad) {
   EXPECT_EQ(came_, 1);
 }
 
-// A name that loads must not end the server: what does not fit beside the others is refused before it is read.
+// Loading a model must not kill the server: a model that does not fit beside the others is refused before it is read.
 TEST_F(ModelManagerTest, ModelsInMemoryFitTheLimitTogether) {
   const absl::Status refused = Make(1)->Acquire("small").status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
@@ -166,15 +167,15 @@ TEST_F(ModelManagerTest, ModelsInMemoryFitTheLimitTogether) {
   auto held = manager->Acquire("small");
   ASSERT_TRUE(held.ok()) << held.status();
   EXPECT_EQ(base::Reason(manager->Acquire("twin").status()), "OUT_OF_DEVICE_MEMORY");
-  EXPECT_TRUE(manager->Acquire("small").ok()) << "what is there stays";
+  EXPECT_TRUE(manager->Acquire("small").ok()) << "a model in memory stays";
   ASSERT_TRUE(manager->Unload("small").ok());
-  EXPECT_FALSE(manager->Acquire("twin").ok()) << "a request still runs on the one that was unloaded";
+  EXPECT_FALSE(manager->Acquire("twin").ok()) << "a request still runs on the unloaded model";
   held = absl::NotFoundError("ended");
   EXPECT_TRUE(manager->Acquire("twin").ok());
   EXPECT_TRUE(Make(2 * need)->Acquire("small").ok());
 }
 
-// Nor with what trainers have.
+// Models and trainers share the machine's memory.
 TEST_F(ModelManagerTest, ModelsAndTrainersFitTheMachineTogether) {
   const std::int64_t need = std::stoll(base::ReasonMetadata(Make(1)->Acquire("small").status())["need"]);
   machine_ = base::MemoryBudget::Make(3 * need);
@@ -189,8 +190,8 @@ TEST_F(ModelManagerTest, ModelsAndTrainersFitTheMachineTogether) {
   EXPECT_EQ(machine_->left(), 2 * need);
 }
 
-// Loads and unloads that overlap leave as many in memory as came and did not go.
-TEST_F(ModelManagerTest, LoadsAndUnloadsThatOverlapAddUp) {
+// After concurrent loads and unloads, the models in memory are those loaded and not unloaded.
+TEST_F(ModelManagerTest, ConcurrentLoadsAndUnloadsAddUp) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&, i] {

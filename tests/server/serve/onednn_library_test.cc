@@ -16,7 +16,7 @@ namespace {
 
 using kernels::DType;
 
-// Random values in a type of its own.
+// A matrix of random values in a given type.
 class Operand {
  public:
   Operand(std::uint64_t seed, DType dtype, std::int64_t rows, std::int64_t cols)
@@ -35,11 +35,11 @@ class Operand {
   const std::int64_t rows_, cols_;
 };
 
-// With bf16 products of the CPU where it has them, and without: a machine below AVX-512 could not serve a bf16 model.
+// Tests with the CPU's bf16 products, if it has them, and without: machines below AVX-512 must serve bf16 models too.
 TEST(OneDnnLibraryTest, MultipliesEveryMixOfTypesOnEveryCpu) {
   for (const bool use_bf16 : {true, false}) {
     const auto library = MakeOneDnnLibrary(use_bf16);
-    for (const std::int64_t m : {1, 5, 301}) {  // the last in pieces of 256, 32 and 13 rows
+    for (const std::int64_t m : {1, 5, 301}) {  // 301 becomes pieces of 256, 32 and 13 rows
       for (const std::int64_t n : {1, 256, 600}) {  // a piece of w is 256 rows
         for (const DType x_type : {DType::kF32, DType::kBF16}) {
           for (const DType w_type : {DType::kF32, DType::kBF16}) {
@@ -63,10 +63,10 @@ TEST(OneDnnLibraryTest, MultipliesEveryMixOfTypesOnEveryCpu) {
   }
 }
 
-// Sanitizers' allocators keep what was freed.
+// Sanitizers' allocators keep freed memory.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 // The machine code of a product takes 0.3 MiB. There was one for every number of rows, 400 MiB in all.
-TEST(OneDnnLibraryTest, MemoryIsBoundedWhateverLengthsPromptsHave) {
+TEST(OneDnnLibraryTest, MemoryIsBoundedForAllPromptLengths) {
   constexpr std::int64_t kMaxRows = 1500;
   const auto library = MakeOneDnnLibrary();
   Operand x(1, DType::kF32, kMaxRows, 32), w(2, DType::kF32, 48, 32), y(3, DType::kF32, kMaxRows, 48);

@@ -21,13 +21,13 @@ TEST(PenaltiesTest, NoneChangesNothing) {
   EXPECT_THAT(Applied({}, {0, 1}, {2, 2}), ElementsAre(2.0f, -2.0f, 1.0f, 0.0f, 0.5f));
 }
 
-// CTRL: once a token, however often it was seen; negative logits move away from zero.
-TEST(PenaltiesTest, RepetitionIsOfPromptAndAnswerOnceAToken) {
+// CTRL: applies once per token, however often it occurs; negative logits move away from zero.
+TEST(PenaltiesTest, RepetitionAppliesOncePerTokenOfPromptAndAnswer) {
   EXPECT_THAT(Applied({.repetition = 2, .bias = {}}, {0, 1, 0}, {2, 2, 3}), ElementsAre(1.0f, -4.0f, 0.5f, 0.0f, 0.5f));
   EXPECT_THAT(Applied({.repetition = 0.5f, .bias = {}}, {0}, {1}), ElementsAre(4.0f, -1.0f, 1.0f, 0.0f, 0.5f));
 }
 
-TEST(PenaltiesTest, PresenceAndFrequencyAreOfTheAnswerAlone) {
+TEST(PenaltiesTest, PresenceAndFrequencyCountOnlyTheAnswer) {
   EXPECT_THAT(Applied({.presence = 0.25f, .bias = {}}, {0}, {2, 2, 3}), ElementsAre(2.0f, -2.0f, 0.75f, -0.25f, 0.5f));
   EXPECT_THAT(Applied({.frequency = 0.25f, .bias = {}}, {0}, {2, 2, 3}), ElementsAre(2.0f, -2.0f, 0.5f, -0.25f, 0.5f));
   EXPECT_THAT(Applied({.presence = -1, .frequency = 0.25f, .bias = {}}, {}, {2, 2}), ElementsAre(2.0f, -2.0f, 1.5f, 0.0f, 0.5f));

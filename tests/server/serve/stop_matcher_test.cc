@@ -5,14 +5,14 @@
 namespace nibble::serve {
 namespace {
 
-TEST(StopMatcherTest, WithoutStopsEverythingIsShownAtOnce) {
+TEST(StopMatcherTest, WithoutStopStringsTextIsShownImmediately) {
   StopMatcher matcher({}, false);
   EXPECT_EQ(matcher.Push("abc"), "abc");
   EXPECT_EQ(matcher.Flush(), "");
   EXPECT_FALSE(matcher.matched());
 }
 
-TEST(StopMatcherTest, HoldsBackWhatMayBeginAStop) {
+TEST(StopMatcherTest, HoldsBackTextThatMayBeginAStopString) {
   StopMatcher matcher({"END"}, false);
   EXPECT_EQ(matcher.Push("the E"), "the ");
   EXPECT_EQ(matcher.Push("N"), "");
@@ -20,7 +20,7 @@ TEST(StopMatcherTest, HoldsBackWhatMayBeginAStop) {
   EXPECT_FALSE(matcher.matched());
 }
 
-TEST(StopMatcherTest, AStopSplitOverPiecesIsNeverShown) {
+TEST(StopMatcherTest, StopStringSplitOverPiecesIsNeverShown) {
   StopMatcher matcher({"</s>"}, false);
   std::string shown;
   for (const char c : std::string("text</s>more")) shown += matcher.Push(std::string(1, c));
@@ -42,7 +42,7 @@ TEST(StopMatcherTest, TheEarliestMatchWins) {
   EXPECT_EQ(matcher.matched_stop(), "b");
 }
 
-TEST(StopMatcherTest, FlushGivesTheHeldEnd) {
+TEST(StopMatcherTest, FlushReturnsTheHeldText) {
   StopMatcher matcher({"stop"}, false);
   EXPECT_EQ(matcher.Push("go sto"), "go ");
   EXPECT_EQ(matcher.Flush(), "sto");

@@ -1,4 +1,4 @@
-// C4 (docs/faults.md): who begins next.
+// C4 (docs/faults.md): which request begins next.
 #include "server/serve/waiting_queue.h"
 
 #include <gmock/gmock.h>
@@ -16,11 +16,11 @@ using testing::ElementsAre;
 
 class WaitingQueueTest : public testing::Test {
  protected:
-  // The id is what a test knows the request by.
+  // `id` identifies the request in the test.
   void Push(std::uint64_t id, const std::string& principal, int priority = 0) {
     queue_.Push({.id = id, .principal = principal, .priority = priority, .came = clock_.Monotonic()});
   }
-  // 0: none may begin.
+  // Returns the id of the request that begins; 0 if none may.
   std::uint64_t Begin(const WaitingQueue::May& may = [](const WaitingEntry&) { return true; }) {
     const WaitingEntry* next = queue_.Next(clock_.Monotonic(), may);
     if (next == nullptr) return 0;
@@ -44,7 +44,7 @@ TEST_F(WaitingQueueTest, OnePrincipalIsServedInTheOrderOfArrival) {
   EXPECT_EQ(Begin(), 0u);
 }
 
-TEST_F(WaitingQueueTest, PrincipalsTakeTurnsHoweverManyRequestsOneHas) {
+TEST_F(WaitingQueueTest, PrincipalsTakeTurnsWhateverTheirNumberOfRequests) {
   for (std::uint64_t id = 1; id <= 5; ++id) Push(id, "flood");
   Push(6, "b");
   Push(7, "b");
@@ -52,7 +52,7 @@ TEST_F(WaitingQueueTest, PrincipalsTakeTurnsHoweverManyRequestsOneHas) {
   EXPECT_THAT(BeginAll(), ElementsAre(1, 6, 8, 2, 7, 3, 4, 5));
 }
 
-TEST_F(WaitingQueueTest, PrincipalThatComesLaterJoinsAtTheEndOfTheRound) {
+TEST_F(WaitingQueueTest, LaterPrincipalJoinsAtTheEndOfTheRound) {
   Push(1, "a");
   Push(2, "a");
   Push(3, "b");
@@ -70,8 +70,8 @@ TEST_F(WaitingQueueTest, HigherPrioritiesBeginFirst) {
   EXPECT_THAT(BeginAll(), ElementsAre(3, 4, 1, 2));
 }
 
-// A flood of priority 100 that never ends, by as many principals as like: of priority 0 one begins every ten seconds.
-TEST_F(WaitingQueueTest, LowerPriorityIsServedInTheEnd) {
+// An endless flood of priority 100 from many principals: one request of priority 0 begins every ten seconds.
+TEST_F(WaitingQueueTest, LowerPriorityIsServedEventually) {
   Push(1, "patient", 0);
   Push(2, "patient", 0);
   std::vector<double> began;
@@ -85,12 +85,12 @@ TEST_F(WaitingQueueTest, LowerPriorityIsServedInTheEnd) {
   EXPECT_NEAR(began[1], 20, 1);
 }
 
-TEST_F(WaitingQueueTest, AgeingOfALongQueueDoesNotHoldUpHigherPriorities) {
+TEST_F(WaitingQueueTest, AgeingOfALongQueueDoesNotDelayHigherPriorities) {
   for (std::uint64_t id = 1; id <= 100; ++id) Push(id, "a", 0);
   clock_.Advance(absl::Minutes(1));
   EXPECT_EQ(Begin(), 1u);
   Push(200, "b", 1);
-  EXPECT_EQ(Begin(), 200u) << "what begins resets the age of its priority";
+  EXPECT_EQ(Begin(), 200u) << "a request that begins resets the age of its priority";
 }
 
 TEST_F(WaitingQueueTest, NothingOvertakesTheNextRequest) {
@@ -99,13 +99,13 @@ TEST_F(WaitingQueueTest, NothingOvertakesTheNextRequest) {
   for (int i = 0; i < 10; ++i) {
     const WaitingEntry* next = queue_.Next(clock_.Monotonic(), [](const WaitingEntry&) { return true; });
     ASSERT_NE(next, nullptr);
-    EXPECT_EQ(next->id, 1u) << "it waits for room, and all wait for it";
+    EXPECT_EQ(next->id, 1u) << "it waits for room, and the others wait for it";
     Push(10 + static_cast<std::uint64_t>(i), "newcomer" + std::to_string(i));
     clock_.Advance(absl::Milliseconds(50));
   }
 }
 
-TEST_F(WaitingQueueTest, PrincipalAtItsBoundsHoldsUpNobody) {
+TEST_F(WaitingQueueTest, PrincipalAtItsLimitsDoesNotHoldUpOthers) {
   Push(1, "bounded", 5);
   Push(2, "bounded", 0);
   Push(3, "free", 0);
@@ -126,15 +126,15 @@ TEST_F(WaitingQueueTest, RemovalKeepsTheTurn) {
   EXPECT_EQ(queue_.size(), 0);
 }
 
-TEST_F(WaitingQueueTest, CountsWhatIsBeforeANewRequest) {
+TEST_F(WaitingQueueTest, CountsRequestsBeforeANewOne) {
   for (std::uint64_t id = 1; id <= 50; ++id) Push(id, "flood");
   Push(51, "b");
   Push(52, "c", 3);
   Push(53, "c", -3);
   EXPECT_EQ(queue_.NumOf("flood"), 50);
   EXPECT_EQ(queue_.NumOf("c"), 2);
-  EXPECT_EQ(queue_.NumBefore("d", 0), 3) << "one of the flood, one of b, and what is above";
-  EXPECT_EQ(queue_.NumBefore("b", 0), 4) << "two of the flood, its own, and what is above";
+  EXPECT_EQ(queue_.NumBefore("d", 0), 3) << "one of the flood, one of b, and the higher priority";
+  EXPECT_EQ(queue_.NumBefore("b", 0), 4) << "two of the flood, its own, and the higher priority";
   EXPECT_EQ(queue_.NumBefore("flood", 0), 52);
   EXPECT_EQ(queue_.NumBefore("d", 3), 1);
   EXPECT_EQ(queue_.NumBefore("d", 4), 0);

@@ -45,7 +45,7 @@ class BaseCacheTest : public ::testing::Test {
     return *std::move(entry);
   }
   bool There(const std::string& key) const { return std::filesystem::exists(temp_ / "bases" + "/" + key); }
-  // When it was last used, in seconds since 1970.
+  // Sets the time of the last use, in seconds since 1970.
   void SetUsed(const std::string& key, std::time_t when) {
     const struct timespec times[2] = {{when, 0}, {when, 0}};
     ASSERT_EQ(::utimensat(AT_FDCWD, (temp_ / "bases" + "/" + key).c_str(), times, 0), 0);
@@ -76,7 +76,7 @@ TEST_F(BaseCacheTest, DamagedEntryIsRemoved) {
   EXPECT_FALSE(There("a"));
 }
 
-TEST_F(BaseCacheTest, DamagedEntryThatIsUsedElsewhereStays) {
+TEST_F(BaseCacheTest, DamagedEntryInUseStays) {
   const auto used = Add(Cache(10), "a");
   std::fstream(temp_ / "bases/a/weights", std::ios::in | std::ios::out) << "x";
   EXPECT_EQ(Find("a"), nullptr);
@@ -84,7 +84,7 @@ TEST_F(BaseCacheTest, DamagedEntryThatIsUsedElsewhereStays) {
   EXPECT_EQ(Begin(base::RealFileSystem(), "a").status().code(), absl::StatusCode::kAlreadyExists);
 }
 
-TEST_F(BaseCacheTest, LeastRecentlyUsedIsRemovedFirstAndNoneInUse) {
+TEST_F(BaseCacheTest, TrimRemovesLeastRecentlyUsedFirstAndNothingInUse) {
   for (const char* key : {"a", "b", "c"}) Add(Cache(10), key);
   SetUsed("a", 100);
   SetUsed("b", 200);
@@ -94,7 +94,7 @@ TEST_F(BaseCacheTest, LeastRecentlyUsedIsRemovedFirstAndNoneInUse) {
   EXPECT_TRUE(There("a") && There("c") && There("d"));
   EXPECT_FALSE(There("b"));
   ASSERT_TRUE(Cache(0).Trim().ok());
-  EXPECT_TRUE(There("a")) << "its user has it";
+  EXPECT_TRUE(There("a")) << "it is in use";
   EXPECT_FALSE(There("c") || There("d"));
 }
 
@@ -108,14 +108,14 @@ TEST_F(BaseCacheTest, EntryLargerThanTheLimitStaysWhileItIsUsed) {
   EXPECT_FALSE(There("a"));
 }
 
-TEST_F(BaseCacheTest, DiskBelowItsWatermarkKeepsNone) {
+TEST_F(BaseCacheTest, DiskBelowItsWatermarkKeepsNoEntry) {
   Add(Cache(10), "a");
   const BaseCache::Limits limits = {.max_bytes = kEntryBytes * 10, .min_free_bytes = std::uint64_t{1} << 62};
   ASSERT_TRUE(BaseCache(base::RealFileSystem(), temp_ / "bases", limits).Trim().ok());
   EXPECT_FALSE(There("a"));
 }
 
-TEST_F(BaseCacheTest, MakesRoomWithNoMoreThanItTakes) {
+TEST_F(BaseCacheTest, MakeRoomRemovesOnlyWhatIsNeeded) {
   for (const char* key : {"a", "b", "c"}) Add(Cache(10), key);
   SetUsed("a", 300);
   SetUsed("b", 100);
@@ -130,9 +130,9 @@ TEST_F(BaseCacheTest, MakesRoomWithNoMoreThanItTakes) {
     return made.ok() && *made;
   };
   EXPECT_TRUE(make_room(600'000));
-  EXPECT_TRUE(There("a") && There("b") && There("c")) << "it is there already";
+  EXPECT_TRUE(There("a") && There("b") && There("c")) << "that much is already free";
   EXPECT_FALSE(make_room(600'000 + all + 1));
-  EXPECT_TRUE(There("a") && There("b") && There("c")) << "all of them would not suffice";
+  EXPECT_TRUE(There("a") && There("b") && There("c")) << "removing all entries would not suffice";
   const auto used = Find("b");  // now
   SetUsed("b", 100);
   EXPECT_FALSE(make_room(600'000 + all)) << "one is in use";
@@ -142,7 +142,7 @@ TEST_F(BaseCacheTest, MakesRoomWithNoMoreThanItTakes) {
   EXPECT_FALSE(There("c")) << "the least recently used of those that no process uses";
 }
 
-TEST_F(BaseCacheTest, EntryWhoseFileAModelSharesMakesNoRoom) {
+TEST_F(BaseCacheTest, MakeRoomKeepsAnEntryWhoseFilesAModelShares) {
   Add(Cache(10), "shared");
   Add(Cache(10), "own");
   SetUsed("shared", 100);
@@ -160,8 +160,8 @@ TEST_F(BaseCacheTest, EntryWhoseFileAModelSharesMakesNoRoom) {
   EXPECT_FALSE(There("own"));
 }
 
-// On XFS and Btrfs models share extents, not links. Elsewhere both files are their own.
-TEST_F(BaseCacheTest, ExtentsThatAnotherFileSharesAreNotItsOwn) {
+// On XFS and Btrfs, models share extents instead of hard links. Other file systems copy the file.
+TEST_F(BaseCacheTest, SharedExtentsAreNotCounted) {
   Add(Cache(10), "a");
   std::ofstream(temp_ / "bases/a/weights") << std::string(1 << 20, 'w');
   const std::uint64_t before = OwnDirectoryBytes(temp_ / "bases/a");
@@ -173,13 +173,13 @@ TEST_F(BaseCacheTest, ExtentsThatAnotherFileSharesAreNotItsOwn) {
   ::close(to);
   const std::uint64_t after = OwnDirectoryBytes(temp_ / "bases/a");
   if (shared) {
-    EXPECT_LT(after, std::uint64_t{64} << 10) << "its manifest alone";
+    EXPECT_LT(after, std::uint64_t{64} << 10) << "only the manifest counts";
   } else {
     EXPECT_EQ(after, before);
   }
 }
 
-TEST_F(BaseCacheTest, SecondMakerFindsTheFirst) {
+TEST_F(BaseCacheTest, SecondAddReturnsTheFirstEntry) {
   auto mine = Begin(base::RealFileSystem(), "a");
   ASSERT_TRUE(mine.ok()) << mine.status();
   const std::string temporary = mine->path();
@@ -201,7 +201,7 @@ TEST_F(BaseCacheTest, FailureAtAnyOperationPublishesAllOrNothing) {
     auto made = Begin(files, "a");
     const bool added = made.ok() && cache.Add("a", *std::move(made)).ok();
     const auto entry = Find("a");
-    EXPECT_TRUE(entry != nullptr || !There("a")) << "what lies there is whole, or was removed";
+    EXPECT_TRUE(entry != nullptr || !There("a")) << "a remaining entry must be complete";
     if (added) {
       EXPECT_NE(entry, nullptr);
       EXPECT_GT(number, 5);

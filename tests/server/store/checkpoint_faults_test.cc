@@ -1,4 +1,4 @@
-// What is left of a checkpoint when its writer is killed at any operation (docs/faults.md, R5), and when its bytes change (R12).
+// Checkpoints whose writer is killed at any operation (docs/faults.md, R5), or whose bytes change (R12).
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -26,7 +26,7 @@ absl::Status WriteFile(base::FileSystem& files, const std::string& path, const s
   return file->Close();
 }
 
-// As the trainer does it: the tensors, a small file written atomically, the commit, then the older ones go.
+// Like the trainer: writes the tensors, writes a small file atomically, commits, then prunes older checkpoints.
 absl::Status Save(base::FileSystem& files, const std::string& attempt, int step, const std::string& bytes) {
   NIBBLE_ASSIGN_OR_RETURN(auto pending, BeginCheckpoint(files, attempt, step));
   NIBBLE_RETURN_IF_ERROR(WriteFile(files, pending.path() + "/state.safetensors", bytes));
@@ -37,7 +37,7 @@ absl::Status Save(base::FileSystem& files, const std::string& attempt, int step,
 
 class CheckpointFaultsTest : public ::testing::TestWithParam<const char*> {
  protected:
-  // True when the writer of step 3 was killed at operation `number`; false when it came to its end.
+  // True if the writer of step 3 was killed at operation `number`; false if it finished.
   bool KilledAt(int number) {
     const std::string spec = std::string("/1/:") + std::to_string(number) + ":" + GetParam();
     const pid_t child = ::fork();
@@ -59,7 +59,7 @@ class CheckpointFaultsTest : public ::testing::TestWithParam<const char*> {
   nibble::testing::TempDirectory temp_;
 };
 
-TEST_P(CheckpointFaultsTest, WriterKilledAtAnyOperationLeavesAGoodCheckpointAndNoRubbish) {  // R5
+TEST_P(CheckpointFaultsTest, WriterKilledAtAnyOperationLeavesOnlyValidCheckpoints) {  // R5
   auto& files = base::RealFileSystem();
   for (int number = 1;; ++number) {
     SCOPED_TRACE(number);
@@ -80,7 +80,7 @@ TEST_P(CheckpointFaultsTest, WriterKilledAtAnyOperationLeavesAGoodCheckpointAndN
     }
     if (!killed) {
       EXPECT_EQ((*newest)->step, 3);
-      EXPECT_GT(number, 10) << "a checkpoint takes more operations than that";
+      EXPECT_GT(number, 10) << "a checkpoint takes more operations";
       return;
     }
   }
@@ -89,7 +89,7 @@ TEST_P(CheckpointFaultsTest, WriterKilledAtAnyOperationLeavesAGoodCheckpointAndN
 INSTANTIATE_TEST_SUITE_P(Kill, CheckpointFaultsTest, ::testing::Values("before", "after"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST(CheckpointBitsTest, EveryFlippedByteIsFoundAndTheOneBeforeIsUsed) {  // R12
+TEST(CheckpointBitsTest, FlippedBitIsFoundAndPreviousCheckpointIsUsed) {  // R12
   nibble::testing::TempDirectory temp;
   auto& files = base::RealFileSystem();
   const std::string attempt = temp / "attempts/1";
@@ -99,7 +99,7 @@ TEST(CheckpointBitsTest, EveryFlippedByteIsFoundAndTheOneBeforeIsUsed) {  // R12
   ASSERT_TRUE(files.CreateDirectories(attempt + "/checkpoints").ok());
   for (const int step : {1, 2}) ASSERT_TRUE(Save(files, attempt, step, bytes).ok());
   const std::string directory = attempt + "/checkpoints/" + CheckpointName(2);
-  // All files of the directory as one range, the manifest with them.
+  // Treats all files of the directory, including the manifest, as one range of bytes.
   std::vector<std::pair<std::string, std::uint64_t>> sizes;
   std::uint64_t total = 0;
   const auto names = files.List(directory);
@@ -111,7 +111,7 @@ TEST(CheckpointBitsTest, EveryFlippedByteIsFoundAndTheOneBeforeIsUsed) {  // R12
   ASSERT_EQ(sizes.size(), 3u);
   for (int round = 0; round < 1000; ++round) {
     std::uint64_t at = random() % total;
-    // Every fourth in a small file, or they would hardly be hit.
+    // Every fourth flip is in a small file; random positions would hardly hit one.
     if (round % 4 == 0) at = round % 8 == 0 ? random() % sizes[0].second : sizes[0].second + random() % sizes[1].second;
     std::size_t which = 0;
     while (at >= sizes[which].second) at -= sizes[which++].second;
@@ -137,7 +137,7 @@ TEST(CheckpointBitsTest, EveryFlippedByteIsFoundAndTheOneBeforeIsUsed) {  // R12
   EXPECT_TRUE(Verify(files, directory).ok());
 }
 
-TEST(CheckpointBitsTest, TruncationAnywhereIsFound) {  // R12
+TEST(CheckpointBitsTest, TruncationAtAnySizeIsFound) {  // R12
   nibble::testing::TempDirectory temp;
   auto& files = base::RealFileSystem();
   ASSERT_TRUE(files.CreateDirectories(temp / "1/checkpoints").ok());
@@ -155,7 +155,7 @@ TEST(CheckpointBitsTest, TruncationAnywhereIsFound) {  // R12
   }
 }
 
-TEST(FailpointFilesTest, OtherSpecsAreRefused) {
+TEST(FailpointFilesTest, RejectsMalformedSpecs) {
   for (const char* spec : {"", ":", "a", "a:1", "a:0:before", "a:x:before", "a:1:later", ":1:before", "a:1:", "a:1x:stop", "a:1:stop,",
                            ",a:1:stop", "a:1:stop,b"}) {
     EXPECT_FALSE(base::MakeFailpointFiles(base::RealFileSystem(), spec).ok()) << spec;
@@ -174,7 +174,7 @@ TEST(FailpointFilesTest, FullDiskStaysFullFromTheChosenOperationOn) {
   EXPECT_TRUE((*files)->Create(temp / "other").ok());
 }
 
-TEST(FailpointFilesTest, EachOfSeveralCountsForItself) {
+TEST(FailpointFilesTest, FailpointsCountTheirOperationsSeparately) {
   nibble::testing::TempDirectory temp;
   auto files = base::MakeFailpointFiles(base::RealFileSystem(), "first:3:full,second:2:full");
   ASSERT_TRUE(files.ok()) << files.status();

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t kMuch = std::uint64_t{1} << 40;
 
-// A disk that says how much of it is free.
+// A disk whose free space the test sets.
 class Disk : public FaultyFiles {
  public:
   Disk() : FaultyFiles(1 << 30) {}
@@ -37,10 +37,10 @@ class DiskReserveTest : public ::testing::Test {
   Disk disk_;
 };
 
-TEST_F(DiskReserveTest, GoesInPiecesAndComesBackWhenThereIsRoom) {  // R8
+TEST_F(DiskReserveTest, ReleasesInPiecesAndRefillsWhenThereIsRoom) {  // R8
   const auto reserve = Open();
   EXPECT_EQ(reserve->bytes(), kReserveBytes);
-  EXPECT_GE(static_cast<std::uint64_t>(Stat().st_blocks) * 512, kReserveBytes) << "a hole would keep no room";
+  EXPECT_GE(static_cast<std::uint64_t>(Stat().st_blocks) * 512, kReserveBytes) << "a hole reserves no space";
   EXPECT_TRUE(reserve->Release());
   EXPECT_EQ(reserve->bytes(), kReserveBytes - kReservePieceBytes);
   int pieces = 1;
@@ -59,7 +59,7 @@ TEST_F(DiskReserveTest, GoesInPiecesAndComesBackWhenThereIsRoom) {  // R8
   EXPECT_GE(static_cast<std::uint64_t>(Stat().st_blocks) * 512, kReserveBytes);
 }
 
-TEST_F(DiskReserveTest, WhatIsLeftIsTakenOver) {
+TEST_F(DiskReserveTest, OpenTakesOverAnExistingFile) {
   EXPECT_TRUE(Open()->Release());
   disk_.free = 0;
   EXPECT_EQ(Open()->bytes(), kReserveBytes - kReservePieceBytes);
@@ -67,7 +67,7 @@ TEST_F(DiskReserveTest, WhatIsLeftIsTakenOver) {
   EXPECT_EQ(Open()->bytes(), kReserveBytes);
 }
 
-TEST_F(DiskReserveTest, MakesRoomForAStartWhereThereIsNone) {  // R8
+TEST_F(DiskReserveTest, MakesRoomForAStartOnAFullDisk) {  // R8
   const auto reserve = Open();
   constexpr std::uint64_t kWanted = 2 * kReservePieceBytes;
   for (const std::uint64_t free : {kMuch, kWanted}) {
@@ -75,16 +75,16 @@ TEST_F(DiskReserveTest, MakesRoomForAStartWhereThereIsNone) {  // R8
     reserve->MakeRoom(kWanted);
     EXPECT_EQ(reserve->bytes(), kReserveBytes);
   }
-  disk_.free = kWanted - 1;  // and stays so: others take what is given back
+  disk_.free = kWanted - 1;  // constant, as if others take what is released
   reserve->MakeRoom(kWanted);
-  EXPECT_EQ(reserve->bytes(), kReserveBytes - kWanted) << "no more than was asked for";
+  EXPECT_EQ(reserve->bytes(), kReserveBytes - kWanted) << "released more than requested";
   while (reserve->Release()) {
   }
   reserve->MakeRoom(kWanted);
   EXPECT_EQ(reserve->bytes(), 0u);
 }
 
-TEST_F(DiskReserveTest, DirectoryThatIsNotThereIsAnError) {
+TEST_F(DiskReserveTest, MissingDirectoryIsAnError) {
   EXPECT_EQ(DiskReserve::Open(disk_, temp_ / "no/reserve").status().code(), absl::StatusCode::kInternal);
 }
 

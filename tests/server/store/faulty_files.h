@@ -7,7 +7,7 @@
 
 namespace nibble::store {
 
-// Of a hook to whom an append is like any other write.
+// Base of hooks that do not change appends.
 struct AppendsAsAsked {
   template <typename Write>
   absl::Status Append(const std::string&, std::string_view bytes, Write write) {
@@ -15,7 +15,7 @@ struct AppendsAsAsked {
   }
 };
 
-// Calls everything as it is.
+// Passes every call through.
 struct NoHook : AppendsAsAsked {
   template <typename Work>
   auto Around(std::string_view, const std::string&, Work work) -> decltype(work()) {
@@ -23,14 +23,15 @@ struct NoHook : AppendsAsAsked {
   }
 };
 
-// The real disk, but for its free bytes, which the test sets.
+// The real disk, except that the test sets the number of free bytes.
 struct DiskWithRoom : base::HookedFiles<NoHook> {
   explicit DiskWithRoom(std::uint64_t free_in) : HookedFiles(base::RealFileSystem()), free(free_in) {}
   absl::StatusOr<std::uint64_t> FreeBytes(const std::string&) override { return free; }
   std::uint64_t free;
 };
 
-// Operations that change the disk fail from number `fail_at` (from 1) on, as after a power cut or on a full disk. One thread.
+// Makes operations that change the disk fail from number `fail_at` (1-based) on, as after a power cut or on a full
+// disk. One thread.
 class FailFrom {
  public:
   explicit FailFrom(int fail_at) : fail_at_(fail_at) {}

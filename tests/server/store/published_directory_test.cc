@@ -60,8 +60,8 @@ TEST(PublishedDirectoryTest, FlippedBitIsFoundByVerifyAndShortFileByCheckSizes) 
   EXPECT_EQ(CheckSizes(Files(), temp / "m").status().code(), absl::StatusCode::kDataLoss);
 }
 
-// Of gigabytes nobody waits for the end of a file: it is asked before each piece of a mebibyte.
-TEST(PublishedDirectoryTest, ReadingStopsWhenToldAndPublishesNothing) {
+// Files may be gigabytes, so `cancelled` is called before each piece of 1 MiB.
+TEST(PublishedDirectoryTest, CancelStopsReadingAndPublishesNothing) {
   TempDirectory temp;
   int asked = 0;
   int until = 2;
@@ -101,7 +101,7 @@ TEST(PublishedDirectoryTest, ManifestThatLeadsOutOfTheDirectoryIsRefused) {
   }
 }
 
-TEST(PublishedDirectoryTest, DroppedWithoutCommitLeavesNothing) {
+TEST(PublishedDirectoryTest, DroppingWithoutCommitLeavesNothing) {
   TempDirectory temp;
   {
     auto pending = PendingDirectory::Create(Files(), temp / "m");
@@ -131,7 +131,7 @@ TEST(PublishedDirectoryTest, LinksAreRefused) {
   EXPECT_THAT(std::string(manifest.status().message()), HasSubstr("/a"));
 }
 
-// Whatever operation the disk fails at, readers see all of the directory or none of it.
+// Readers see the whole directory or nothing, whichever disk operation fails.
 TEST(PublishedDirectoryTest, FailureAtAnyOperationPublishesAllOrNothing) {
   int operations = 0;
   {
@@ -147,7 +147,7 @@ TEST(PublishedDirectoryTest, FailureAtAnyOperationPublishesAllOrNothing) {
     const auto manifest = PublishTwoFiles(faulty, temp / "m");
     EXPECT_FALSE(manifest.ok()) << fail_at;
     const bool there = Verify(Files(), temp / "m").ok();
-    // Only the very last step, the sync after the rename, may leave a whole directory although it could not promise it.
+    // Only a failure of the last step, the sync after the rename, may leave a complete directory.
     if (fail_at < operations) {
       EXPECT_FALSE(there) << fail_at;
       EXPECT_FALSE(Files().Exists(temp / "m")) << fail_at;
@@ -159,7 +159,7 @@ TEST(PublishedDirectoryTest, FailureAtAnyOperationPublishesAllOrNothing) {
   }
 }
 
-TEST(LayoutTest, CheckpointNamesAreReadBackAndOthersAreNot) {
+TEST(LayoutTest, ParsesOnlyCheckpointNames) {
   EXPECT_EQ(CheckpointName(10), "step-00000010");
   EXPECT_EQ(CheckpointStep("step-00000010"), 10);
   EXPECT_EQ(CheckpointStep(CheckpointName(1'234'567'890)), 1'234'567'890);

@@ -54,7 +54,7 @@ class StoresTest : public ::testing::Test {
     const auto dataset = (*pending)->Finish(base::Sha256Hex(text), [](const std::string&) { return base::Json::object(); });
     ASSERT_TRUE(dataset.ok()) << dataset.status();
   }
-  // A trainer's output: published in its own place.
+  // A trainer's output, published in the trainer's own directory.
   std::string Output(const std::string& where, std::string* digest) {
     auto pending = PendingDirectory::Create(Files(), temp_ / where);
     EXPECT_TRUE(pending.ok());
@@ -67,7 +67,7 @@ class StoresTest : public ::testing::Test {
   std::unique_ptr<StateDirectory> state_;
 };
 
-TEST_F(StoresTest, SecondServerOnOneDirectoryIsRefusedAndNamesTheFirst) {  // R23
+TEST_F(StoresTest, SecondServerIsRefusedAndErrorNamesTheFirst) {  // R23
   const auto second = StateDirectory::Open(Files(), temp_ / "state");
   EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(base::Reason(second.status()), "STATE_DIR_IN_USE");
@@ -112,8 +112,9 @@ TEST_F(StoresTest, ModelsSurviveAReopenAndLeftoversDoNot) {
   EXPECT_EQ(base::Reason(state_->models->Get("lost+found").status()), "MODEL");
 }
 
-// As live damage is: told as such, and served again when the files are put back. Nobody else gets the name.
-TEST_F(StoresTest, AModelThatWasDamagedWhileNoServerRanKeepsItsName) {  // R12
+// Same as for damage while a server runs: requests report it, the model is served again when its files are restored,
+// and the name stays taken.
+TEST_F(StoresTest, ModelDamagedWhileNoServerRanKeepsItsName) {  // R12
   for (const std::string file : {"nibble.json", "manifest.json"}) {
     for (const std::string bytes : {"", "{", "[{\"format\":\"f32]", "(none)"}) {
       SCOPED_TRACE(file + ": " + bytes);
@@ -159,7 +160,7 @@ TEST_F(StoresTest, AModelThatWasDamagedWhileNoServerRanKeepsItsName) {  // R12
   }
 }
 
-TEST_F(StoresTest, ADatasetThatWasDamagedWhileNoServerRanKeepsItsName) {
+TEST_F(StoresTest, DatasetDamagedWhileNoServerRanKeepsItsName) {
   for (const std::string file : {"data.jsonl", "meta.json", "manifest.json"}) {
     SCOPED_TRACE(file);
     AddDataset("d");
@@ -196,7 +197,7 @@ TEST_F(StoresTest, TokenFilesAreDeletedWithTheirDataset) {
   EXPECT_TRUE(Files().Exists(state_->layout.tokens("e") + "/some.tokens"));
 }
 
-TEST_F(StoresTest, WhatWasTakenAwayByHandCanBeDeleted) {
+TEST_F(StoresTest, DeletesEntriesWhoseFilesWereRemovedByHand) {
   AddModel("m");
   AddDataset("d");
   std::filesystem::remove_all(state_->layout.model("m"));
@@ -207,8 +208,8 @@ TEST_F(StoresTest, WhatWasTakenAwayByHandCanBeDeleted) {
   EXPECT_EQ(base::Reason(state_->datasets->Get("d").status()), "DATASET");
 }
 
-// A name may look like the server's own temporary ones as long as it is not of their very form.
-TEST_F(StoresTest, NamesThatLookTemporarySurviveAReopenAndThoseThatAreCannotBeGiven) {
+// A name may resemble the server's temporary names, but must not have exactly their form.
+TEST_F(StoresTest, OnlyExactTemporaryNamesAreRefusedAndOthersSurviveAReopen) {
   const char* names[] = {"llama.tmp", "m.tmp.w-0123456789abcdez", "m.tmp.w-0123456789abcdef0", "v1.tmp.2"};
   for (const char* name : names) {
     AddModel(name);
@@ -228,7 +229,7 @@ TEST_F(StoresTest, NamesThatLookTemporarySurviveAReopenAndThoseThatAreCannotBeGi
   }
 }
 
-TEST_F(StoresTest, NameIsTakenByAModelByAnImportAndByAReservation) {
+TEST_F(StoresTest, ModelsImportsAndReservationsTakeTheirNames) {
   AddModel("m");
   EXPECT_EQ(base::Reason(state_->models->Begin("m").status()), "NAME_TAKEN");
   const auto pending = state_->models->Begin("n");
@@ -240,7 +241,7 @@ TEST_F(StoresTest, NameIsTakenByAModelByAnImportAndByAReservation) {
   EXPECT_EQ(base::Reason(state_->models->Begin("out").status()), "NAME_TAKEN");
   state_->models->Unreserve("out", "job-2");  // Not the owner: nothing happens.
   EXPECT_EQ(base::Reason(state_->models->Begin("out").status()), "NAME_TAKEN");
-  EXPECT_TRUE(state_->models->CheckFree("n").ok()) << "what operations reserve is looked at when one runs";
+  EXPECT_TRUE(state_->models->CheckFree("n").ok()) << "an operation's reservation is checked when another runs";
   EXPECT_TRUE(state_->models->CheckFree("out").ok()) << "reserved by no job";
   state_->models->Unreserve("out", "job-1");
   ASSERT_TRUE(state_->models->Reserve("out", "job-1", "red").ok());
@@ -251,7 +252,7 @@ TEST_F(StoresTest, NameIsTakenByAModelByAnImportAndByAReservation) {
   EXPECT_EQ(state_->models->Begin("../m").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(StoresTest, PublishingAnOutputTwiceIsTheSameAsOnce) {
+TEST_F(StoresTest, PublishIsIdempotent) {
   std::string digest, other_digest;
   const std::string output = Output("output", &digest), other = Output("other", &other_digest);
   ASSERT_TRUE(state_->models->Reserve("out", "job-1").ok());
@@ -264,13 +265,13 @@ TEST_F(StoresTest, PublishingAnOutputTwiceIsTheSameAsOnce) {
   EXPECT_EQ(base::Reason(state_->models->Publish("out", "job-1", other, other_digest)), "NAME_TAKEN");
 }
 
-// Who published it may have to say so again. What it moved is gone, whoever has the name by then.
-TEST_F(StoresTest, WhatWasPublishedAndDeletedIsRefusedForGood) {
+// An owner may call Publish again after a crash. Its output no longer exists, whoever has the name by then.
+TEST_F(StoresTest, PublishOfADeletedOutputFailsPermanently) {
   std::string digest;
   const std::string output = Output("output", &digest);
   ASSERT_TRUE(state_->models->Reserve("out", "job-1").ok());
   ASSERT_TRUE(state_->models->Publish("out", "job-1", output, digest).ok());
-  EXPECT_EQ(base::Reason(state_->models->Reserve("out", "job-2")), "NAME_TAKEN") << "the model has it";
+  EXPECT_EQ(base::Reason(state_->models->Reserve("out", "job-2")), "NAME_TAKEN") << "the model has the name";
   ASSERT_TRUE(state_->models->Delete("out").ok());
   EXPECT_EQ(state_->models->Publish("out", "job-1", output, digest).code(), absl::StatusCode::kDataLoss);
   state_->models->Unreserve("out", "job-1");
@@ -283,8 +284,9 @@ TEST_F(StoresTest, WhatWasPublishedAndDeletedIsRefusedForGood) {
   EXPECT_EQ(base::Reason(state_->models->Publish("out", "job-1", output, digest)), "NAME_TAKEN");
 }
 
-// The try before failed after its rename: the source is gone, and what lies in its place is what was to be published, or is not.
-TEST_F(StoresTest, PublishingGoesOnFromWhereItFailed) {
+// The earlier call failed after its rename: the source no longer exists, and the target holds the expected output or
+// another.
+TEST_F(StoresTest, PublishResumesAfterAFailedCall) {
   std::string digest, other_digest;
   const std::string output = Output("output", &digest), other = Output("other", &other_digest);
   ASSERT_TRUE(state_->models->Reserve("out", "job-1").ok());
@@ -299,7 +301,7 @@ TEST_F(StoresTest, PublishingGoesOnFromWhereItFailed) {
   EXPECT_TRUE(state_->models->Verify("out").ok());
 }
 
-TEST_F(StoresTest, AnOutputThatNoModelCanBeReadOfIsRefusedForGood) {
+TEST_F(StoresTest, PublishOfAnUnreadableOutputFailsPermanently) {
   auto pending = PendingDirectory::Create(Files(), temp_ / "output");
   ASSERT_TRUE(pending.ok());
   WriteFile(pending->path() + "/nibble.json", "{");
@@ -309,8 +311,8 @@ TEST_F(StoresTest, AnOutputThatNoModelCanBeReadOfIsRefusedForGood) {
   EXPECT_FALSE(Files().Exists(state_->layout.model("out")));
 }
 
-// Who of another tenant asks is not told which job it is.
-TEST_F(StoresTest, AJobIsNamedToItsTenantAlone) {  // S2
+// An error does not tell a caller of another tenant which job it is.
+TEST_F(StoresTest, ErrorsNameAJobOnlyToItsTenant) {  // S2
   AddModel("m");
   AddDataset("d");
   const auto model_user = [&](const std::string& tenant) {
@@ -325,10 +327,10 @@ TEST_F(StoresTest, AJobIsNamedToItsTenantAlone) {  // S2
   EXPECT_EQ(model_user(""), "job job-1");
   EXPECT_EQ(model_user("blue"), "a job");
   const auto nobody = state_->models->PinModel("m", "job job-0", "");
-  EXPECT_EQ(model_user("blue"), "a job") << "a job of no tenant is not blue's";
-  EXPECT_EQ(model_user("red"), "job job-1") << "the one that it may see";
+  EXPECT_EQ(model_user("blue"), "a job") << "blue may not see a job without a tenant";
+  EXPECT_EQ(model_user("red"), "job job-1") << "the job that red may see";
   const auto loaded = state_->models->PinModel("m", "loaded");
-  EXPECT_EQ(model_user("blue"), "loaded") << "that is no job";
+  EXPECT_EQ(model_user("blue"), "loaded") << "this user is not a job";
   const auto data = state_->datasets->PinDataset("d", "job job-1", "red");
   EXPECT_EQ(base::ReasonMetadata(state_->datasets->Delete("d", std::nullopt, "blue"))["user"], "a job");
   EXPECT_EQ(base::ReasonMetadata(state_->datasets->Delete("d", std::nullopt, "red"))["user"], "job job-1");
@@ -344,17 +346,17 @@ TEST_F(StoresTest, AJobIsNamedToItsTenantAlone) {  // S2
   EXPECT_THAT(taken_by(state_->models->Begin("out", "red").status()), HasSubstr("by job-1"));
   EXPECT_THAT(taken_by(state_->models->Begin("out", "").status()), HasSubstr("by job-1"));
   EXPECT_THAT(taken_by(state_->models->Begin("out", "blue").status()), HasSubstr("by a job"));
-  EXPECT_THAT(taken_by(state_->models->Begin("out").status()), HasSubstr("by a job")) << "nobody knows whose import it is";
+  EXPECT_THAT(taken_by(state_->models->Begin("out").status()), HasSubstr("by a job")) << "unknown viewer";
   ASSERT_TRUE(state_->models->Reserve("free", "job-0", "").ok());
   EXPECT_THAT(taken_by(state_->models->Begin("free").status()), HasSubstr("by job-0")) << "a server without tenants";
   EXPECT_THAT(taken_by(state_->models->Begin("free", "blue").status()), HasSubstr("by a job"));
-  // Who asks for an import does not make it a job.
+  // The tenant of an import's caller does not make the import a job.
   const auto pending = state_->models->Begin("imported", "red");
   ASSERT_TRUE(pending.ok()) << pending.status();
   EXPECT_THAT(taken_by(state_->models->Reserve("imported", "job-2", "blue")), HasSubstr("by import-"));
 }
 
-TEST_F(StoresTest, DeletedIsWhatTheEtagIsOfOrNothing) {
+TEST_F(StoresTest, DeleteWithAnEtagRemovesOnlyThatVersion) {
   const auto add = [&](int version) {
     auto pending = state_->models->Begin("m");
     ASSERT_TRUE(pending.ok()) << pending.status();
@@ -364,7 +366,7 @@ TEST_F(StoresTest, DeletedIsWhatTheEtagIsOfOrNothing) {
   add(0);
   for (int version = 1; version <= 50; ++version) {
     const std::string etag = Etag(*state_->models->Get("m"));
-    // Deletes the version before, and never the new one, whenever it comes.
+    // May delete the previous version, but never the new one, whenever it runs.
     std::thread late([&] { state_->models->Delete("m", etag).IgnoreError(); });
     state_->models->Delete("m").IgnoreError();
     add(version);
@@ -401,7 +403,7 @@ TEST_F(StoresTest, ModelInUseIsNotDeleted) {
   EXPECT_TRUE(Files().List(state_->layout.models())->empty());
 }
 
-TEST_F(StoresTest, DatasetIsThereOnlyAfterItsHashAndItsValidatorAgree) {
+TEST_F(StoresTest, DatasetExistsOnlyAfterHashAndValidatorPass) {
   const auto good = [](const std::string& path) -> absl::StatusOr<base::Json> {
     EXPECT_TRUE(Files().Exists(path));
     base::Json meta = base::Json::object();
@@ -452,7 +454,7 @@ TEST_F(StoresTest, UploadBeyondItsLimitIsRefusedAndTheNameIsFreeAgain) {
   EXPECT_TRUE(state_->datasets->Begin("d").ok());
 }
 
-TEST_F(StoresTest, UploadOfSeveralFilesTakesPlainNamesOnce) {
+TEST_F(StoresTest, UploadAcceptsEachPlainFileNameOnce) {
   UploadLimits limits;
   limits.max_files = 2;
   auto upload = Upload::Begin(Files(), state_->layout, limits);
@@ -477,8 +479,8 @@ TEST_F(StoresTest, DiskBelowTheWatermarkRefusesUploads) {
   EXPECT_EQ(base::Reason((*upload)->Append("x")), "DISK_FULL");
 }
 
-// As when others write meanwhile.
-TEST_F(StoresTest, DiskThatFillsUpWhileAnUploadWritesEndsItAtTheWatermark) {  // R9
+// Other writers may fill the disk during an upload.
+TEST_F(StoresTest, UploadFailsWhenTheDiskReachesTheWatermark) {  // R9
   DiskWithRoom disk(100);
   UploadLimits limits;
   limits.min_free_bytes = 50;
@@ -490,7 +492,7 @@ TEST_F(StoresTest, DiskThatFillsUpWhileAnUploadWritesEndsItAtTheWatermark) {  //
   EXPECT_EQ(base::Reason((*upload)->Append("x")), "DISK_FULL");
 }
 
-TEST_F(StoresTest, DiskBelowTheWatermarkRefusesNewModelsAndKeepsTheOldOnesServed) {  // R9
+TEST_F(StoresTest, DiskBelowTheWatermarkRefusesNewModels) {  // R9
   auto models = ModelStore::Open(Files(), state_->layout, std::uint64_t{1} << 60);
   ASSERT_TRUE(models.ok());
   const absl::Status refused = (*models)->Begin("m").status();
@@ -526,7 +528,7 @@ class CheckpointsTest : public ::testing::Test {
   TempDirectory temp_;
 };
 
-TEST_F(CheckpointsTest, NewestValidAcrossAttemptsIsFoundAndDamagedOnesArePassedOver) {
+TEST_F(CheckpointsTest, FindsTheNewestValidCheckpointAcrossAttempts) {
   EXPECT_EQ(Newest(), "none");
   Save(1, 10, "ten");
   Save(1, 20, "twenty");
@@ -540,9 +542,9 @@ TEST_F(CheckpointsTest, NewestValidAcrossAttemptsIsFoundAndDamagedOnesArePassedO
   EXPECT_EQ(Newest(), "none");
 }
 
-TEST_F(CheckpointsTest, PruningKeepsTheLastTwoGoodOnes) {
+TEST_F(CheckpointsTest, PruningKeepsTheLastTwoValidCheckpoints) {
   for (int step = 1; step <= 4; ++step) Save(1, step, "x");
-  WriteFile(temp_ / "1/checkpoints/step-00000004/adapter.bin", "short?");  // Not good: does not count.
+  WriteFile(temp_ / "1/checkpoints/step-00000004/adapter.bin", "short?");  // Damaged, so it does not count.
   ASSERT_TRUE(PruneCheckpoints(Files(), temp_ / "1", 2).ok());
   const auto left = ListCheckpoints(Files(), temp_ / "1", 1);
   ASSERT_EQ(left->size(), 2u);
@@ -555,7 +557,7 @@ TEST_F(CheckpointsTest, PruningKeepsTheLastTwoGoodOnes) {
   EXPECT_EQ((*all)[1].attempt, 2);
 }
 
-TEST_F(CheckpointsTest, UnfinishedCheckpointIsNotOneAndIsCollected) {  // R5
+TEST_F(CheckpointsTest, UnfinishedCheckpointIsIgnoredAndCollected) {  // R5
   Save(1, 1, "x");
   std::filesystem::create_directories(temp_ / "1/checkpoints/step-00000002.tmp.w-0123456789abcdef");
   EXPECT_EQ(Newest(), "1/1");

@@ -24,31 +24,31 @@ class MemoryCgroupTest : public testing::Test {
   std::string root_;
 };
 
-TEST_F(MemoryCgroupTest, Version2) {
+TEST_F(MemoryCgroupTest, ReadsVersion2) {
   Write("proc", "0::/kubepods/pod1\n");
   Write("fs/kubepods/pod1/memory.events", "low 0\nhigh 4\nmax 9\noom 3\noom_kill 2\noom_group_kill 1\n");
   EXPECT_EQ(Read(), 2u);
 }
 
-TEST_F(MemoryCgroupTest, Version2InAContainerThatSeesItsGroupAsTheRoot) {
+TEST_F(MemoryCgroupTest, ReadsVersion2WhenAContainerSeesItsGroupAsTheRoot) {
   Write("proc", "0::/\n");
   Write("fs/memory.events", "oom 0\noom_kill 5\n");
   EXPECT_EQ(Read(), 5u);
 }
 
-TEST_F(MemoryCgroupTest, Version1) {
+TEST_F(MemoryCgroupTest, ReadsVersion1) {
   Write("proc", "9:name=systemd:/\n4:cpu,memory:/job\n0::/\n");
   Write("fs/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n");
   EXPECT_EQ(Read(), 7u);
 }
 
-TEST_F(MemoryCgroupTest, Version1InAContainerThatIsToldTheHostsPath) {
+TEST_F(MemoryCgroupTest, ReadsVersion1WhenAContainerSeesTheHostsPath) {
   Write("proc", "4:memory:/docker/0123\n");
   Write("fs/memory/memory.oom_control", "oom_kill 1\n");
   EXPECT_EQ(Read(), 1u);
 }
 
-TEST_F(MemoryCgroupTest, NothingWhereTheSystemDoesNotTell) {
+TEST_F(MemoryCgroupTest, ReturnsNothingIfTheSystemReportsNoCount) {
   EXPECT_EQ(Read(), std::nullopt);
   Write("proc", "4:memoryless:/x\nnonsense\n0::/\n");
   EXPECT_EQ(Read(), std::nullopt);
@@ -56,7 +56,7 @@ TEST_F(MemoryCgroupTest, NothingWhereTheSystemDoesNotTell) {
   EXPECT_EQ(Read(), std::nullopt);
 }
 
-TEST_F(MemoryCgroupTest, ACountIsNamedAfterItsGroupAndBoot) {
+TEST_F(MemoryCgroupTest, CountIsNamedAfterItsGroupAndBoot) {
   const OomPaths paths{root_ + "/proc", root_ + "/fs", root_ + "/vmstat", root_ + "/boot"};
   Write("proc", "0::/pod1\n");
   Write("fs/pod1/memory.events", "oom 3\noom_kill 2\n");
@@ -69,12 +69,12 @@ TEST_F(MemoryCgroupTest, ACountIsNamedAfterItsGroupAndBoot) {
   std::filesystem::create_directories(root_ + "/other");
   std::ofstream(root_ + "/other/memory.events") << "oom_kill 2\n";
   std::filesystem::rename(root_ + "/other/memory.events", root_ + "/fs/pod1/memory.events");
-  EXPECT_NE(ReadNamedOomKills(paths)->group, first->group) << "another group of the same path";
+  EXPECT_NE(ReadNamedOomKills(paths)->group, first->group) << "another group with the same path";
   Write("boot", "0123-46\n");
   EXPECT_NE(ReadNamedOomKills(paths)->group, first->group);
 }
 
-TEST_F(MemoryCgroupTest, WithoutAGroupTheMachineCounts) {
+TEST_F(MemoryCgroupTest, CountsTheWholeMachineWithoutAGroup) {
   const OomPaths paths{root_ + "/proc", root_ + "/fs", root_ + "/vmstat", root_ + "/boot"};
   Write("boot", "0123-45\n");
   EXPECT_FALSE(ReadNamedOomKills(paths).has_value());

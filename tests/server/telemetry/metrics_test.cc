@@ -22,7 +22,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// "name{labels}" -> value. Fails the test for a line that is neither comment nor sample.
+// "name{labels}" -> value. Fails the test for a line that is neither a comment nor a sample.
 std::map<std::string, double> Samples(const std::string& text) {
   std::map<std::string, double> samples;
   std::istringstream lines(text);
@@ -34,7 +34,8 @@ std::map<std::string, double> Samples(const std::string& text) {
       ADD_FAILURE() << "no sample: " << line;
       continue;
     }
-    EXPECT_TRUE(samples.emplace(line.substr(0, space), std::stod(line.substr(space + 1))).second) << "twice: " << line;
+    EXPECT_TRUE(samples.emplace(line.substr(0, space), std::stod(line.substr(space + 1))).second)
+        << "duplicate: " << line;
   }
   return samples;
 }
@@ -66,7 +67,7 @@ TEST(MetricsTest, KernelLaunchesFollowTheCounterAndNeverFall) {
   EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_kernel_launches_total{device=\"cpu\",kernel=\"torch:mm\",phase=\"train\"}"), 11);
 }
 
-TEST(MetricsTest, TokensAreCountedByModelAndTheSchedulerIsALevel) {
+TEST(MetricsTest, TokensAreCountedByModelAndSchedulerStateIsAGauge) {
   Metrics metrics({}, {});
   metrics.TokensGenerated("m", 3);
   metrics.TokensGenerated("m", 1);
@@ -99,7 +100,7 @@ TEST(MetricsTest, ModelNamesBeyondTheLimitShareOneSeries) {
   EXPECT_EQ(samples.at("nibble_model_load_duration_seconds_count{model=\"m0\"}"), 1);
 }
 
-TEST(MetricsTest, AStepShowsInEveryTrainSeries) {
+TEST(MetricsTest, StepUpdatesEveryTrainSeries) {
   Metrics metrics({}, {});
   metrics.TrainStep("qlora", {.tokens = 100, .seconds = 0.5, .loss = 2.25, .tokens_per_s = 200});
   metrics.TrainStep("qlora", {.tokens = 50, .seconds = 0.5, .loss = 2.0, .tokens_per_s = 100});
@@ -111,7 +112,7 @@ TEST(MetricsTest, AStepShowsInEveryTrainSeries) {
   EXPECT_EQ(samples.at("nibble_train_step_duration_seconds_count{method=\"qlora\"}"), 2);
 }
 
-TEST(MetricsTest, TlsFilesShowOnlyWhereThereAreAny) {
+TEST(MetricsTest, TlsSeriesExistOnlyWithTlsFiles) {
   Metrics metrics({}, {});
   EXPECT_THAT(metrics.Scrape(), testing::Not(HasSubstr("nibble_tls_files_ok ")));
   metrics.SetTlsFilesOk(true);
@@ -131,7 +132,7 @@ TEST(MetricsTest, LabelValuesAreEscaped) {
   EXPECT_THAT(metrics.Scrape(), HasSubstr("nibble_rejected_total{reason=\"a\\\"b\\\\c\\nd\"} 1"));
 }
 
-TEST(MetricsTest, ScrapesAndWritersMayMeet) {
+TEST(MetricsTest, ScrapesMayRunBesideWriters) {
   Metrics metrics({}, {});
   std::vector<std::thread> writers;
   for (int w = 0; w < 3; ++w) {
@@ -145,7 +146,7 @@ TEST(MetricsTest, ScrapesAndWritersMayMeet) {
   EXPECT_EQ(samples.at("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"m\",grpc_service=\"s\",grpc_type=\"unary\"}"), 750);
 }
 
-// Line breaks, quotes, backslashes, terminal escapes, NUL, and what is no UTF-8.
+// Line breaks, quotes, backslashes, terminal escapes, NUL and invalid UTF-8.
 const std::vector<std::string>& Hostile() {
   static const auto* texts = new std::vector<std::string>{
       "a\"} 1\nfake_total 5", "\\", "\\\"", "\\n", "\r\n", "\x1b[31m", std::string("a\0b", 3), "{}#=,", "caf\xc3\xa9", "\xff\xfe",
@@ -153,8 +154,8 @@ const std::vector<std::string>& Hostile() {
   return *texts;
 }
 
-// S11: whatever a label's value is, the exposition is one.
-TEST(MetricsTest, S11LabelsOfAnyTextLeaveAValidExposition) {
+// S11: the exposition is valid for every label value.
+TEST(MetricsTest, S11ExpositionIsValidForAnyLabelText) {
   Metrics metrics({"1", "c", "none"}, {.job_states = {"QUEUED"}});
   EXPECT_EQ(testing_support::ExpositionFault(metrics.Scrape()), "");
   for (const std::string& text : Hostile()) {
@@ -166,7 +167,7 @@ TEST(MetricsTest, S11LabelsOfAnyTextLeaveAValidExposition) {
   EXPECT_THAT(metrics.Scrape(), HasSubstr("nibble_rejected_total{reason=\"a\xef\xbf\xbd" "b\"} 1\n")) << "a NUL is replaced";
 }
 
-TEST(ExpositionTest, FaultsAreSeen) {
+TEST(ExpositionTest, FindsFaults) {
   EXPECT_EQ(testing_support::ExpositionFault("# HELP a b \\\\ c\n# TYPE a counter\na{b=\"c\\\"d\\n\",e=\"\"} 1.5e3\na +Inf\n"), "");
   for (const char* bad : {"", "a 1", "a\n", "a \n", "a b\n", "a 1 x\n", "1a 1\n", "a{b=c} 1\n", "a{b=\"c} 1\n", "a{b=\"c\"x} 1\n", "a{b=\"\\t\"} 1\n",
                           "a{=\"c\"} 1\n", "a  1\n", "a 1\na 2\n", "# TYPE a thing\n", "# TYPE a gauge\n# TYPE a counter\n", "# note\n",
@@ -177,7 +178,7 @@ TEST(ExpositionTest, FaultsAreSeen) {
 
 bool HasPromtool() { return std::system("promtool --version > /dev/null 2>&1") == 0; }
 
-// What `promtool check metrics` says of an exposition, and its exit status.
+// The exit status and the output of `promtool check metrics` for an exposition.
 std::pair<int, std::string> PromtoolSays(const std::string& exposition) {
   const std::string path = base::StrCat(testing::TempDir(), "/metrics_", getpid(), ".txt");
   std::ofstream(path, std::ios::binary) << exposition;
@@ -191,8 +192,8 @@ std::pair<int, std::string> PromtoolSays(const std::string& exposition) {
   return {status, said};
 }
 
-// Names, units and help texts by the rules of the tool that operators use.
-TEST(MetricsTest, PromtoolFindsNothingToSay) {
+// Checks names, units and help texts with the tool that operators use.
+TEST(MetricsTest, PromtoolReportsNoProblem) {
   if (!HasPromtool()) GTEST_SKIP() << "promtool is not installed";
   Metrics metrics({"1", "c", "none"}, {.job_states = {"QUEUED"}});
   metrics.RpcKnown("unary", "s", "m");
@@ -207,15 +208,15 @@ TEST(MetricsTest, PromtoolFindsNothingToSay) {
   EXPECT_EQ(PromtoolSays(metrics.Scrape()), std::make_pair(0, std::string()));
 }
 
-// In every label that takes a text from outside of this folder.
-TEST(MetricsTest, S11PromtoolFindsNothingToSayOfHostileLabels) {
+// Puts hostile text into every label that takes a text from outside this folder.
+TEST(MetricsTest, S11PromtoolReportsNoProblemWithHostileLabels) {
   if (!HasPromtool()) GTEST_SKIP() << "promtool is not installed";
   Metrics metrics({"1", "c", "none"}, {.job_states = {"QUEUED"}});
   for (const std::string& text : Hostile()) testing_support::TouchEveryLabel(metrics, text, text, text);
   const std::string exposition = metrics.Scrape();
   EXPECT_EQ(PromtoolSays(exposition), std::make_pair(0, std::string()));
-  EXPECT_EQ(testing_support::ExpositionFault(exposition), "") << "promtool lets a NUL pass, Prometheus does not";
-  // It would have said so: a label as it came.
+  EXPECT_EQ(testing_support::ExpositionFault(exposition), "") << "promtool accepts a NUL, Prometheus does not";
+  // Counter-check: promtool rejects these values if they are not escaped.
   for (const char* bad : {"a\"b", "a\nb", "a\\b", "a\xff" "b"}) {
     const std::string text = base::StrCat("# HELP nibble_x_total x\n# TYPE nibble_x_total counter\nnibble_x_total{a=\"", bad, "\"} 1\n");
     EXPECT_NE(PromtoolSays(text).first, 0) << bad;

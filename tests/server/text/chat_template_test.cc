@@ -64,7 +64,7 @@ TEST(ChatTemplateTest, SnippetsRenderAsInTransformers) {
   }
 }
 
-TEST(ChatTemplateTest, WhatTransformersRefusesIsRefused) {
+TEST(ChatTemplateTest, RefusesTemplatesThatTransformersRefuses) {
   const base::Json golden = ReadGolden("chat_templates.json");
   RenderOptions options;
   options.variables_json = base::Dump(golden.at("data"));
@@ -78,7 +78,7 @@ TEST(ChatTemplateTest, WhatTransformersRefusesIsRefused) {
   }
 }
 
-TEST(ChatTemplateTest, MessagesOfTheStructAreThoseOfTheJson) {
+TEST(ChatTemplateTest, RendersMessagesOfTheStructLikeJson) {
   const std::string source = ReadFileOrDie(
       NIBBLE_SOURCE_DIR "/tests/golden/text/templates/chatml.jinja");
   const auto compiled = ChatTemplate::Compile(source, {});
@@ -99,7 +99,7 @@ TEST(ChatTemplateTest, MessagesOfTheStructAreThoseOfTheJson) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST(ChatTemplateTest, DatesAreThoseOfTheGivenTime) {
+TEST(ChatTemplateTest, StrftimeNowUsesTheGivenTime) {
   RenderOptions options;
   options.now_unix_seconds = 1763730000;
   const std::time_t now = 1763730000;
@@ -119,7 +119,7 @@ TEST(ChatTemplateTest, SyntaxErrorsNameTheLine) {
               HasSubstr("chat_template:3"));
 }
 
-TEST(ChatTemplateTest, FieldsOfTheWrongKindAreNamed) {
+TEST(ChatTemplateTest, ErrorsNameFieldsOfTheWrongKind) {
   const auto expect = [](std::string_view messages, RenderOptions options,
                          const char* message) {
     const auto text = Render("x", messages, options);
@@ -143,7 +143,7 @@ TEST(ChatTemplateTest, FieldsOfTheWrongKindAreNamed) {
   expect("[]", options, "variables: messages");
 }
 
-TEST(ChatTemplateTest, RaiseExceptionIsTheCallersFaultAndItsTextIsCut) {
+TEST(ChatTemplateTest, RaiseExceptionIsInvalidArgumentWithItsTextTruncated) {
   const auto text = Render("{{ raise_exception('roles must alternate') }}");
   EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(text.status().message()),
@@ -163,7 +163,7 @@ TEST(ChatTemplateTest, RaiseExceptionIsTheCallersFaultAndItsTextIsCut) {
 
 class BombTest : public ::testing::TestWithParam<const char*> {};
 
-// Each asks for endless time, memory or stack.
+// Each template needs endless time, memory or stack.
 TEST_P(BombTest, IsRefusedSoon) {
   const auto start = std::chrono::steady_clock::now();
   const auto text = Render(GetParam());
@@ -210,7 +210,7 @@ std::string MessageOf(std::size_t bytes) {
 
 class SlowInstructionTest : public ::testing::TestWithParam<const char*> {};
 
-// Few instructions, each of which reads megabytes or more.
+// Templates of few instructions that each read megabytes or more.
 TEST_P(SlowInstructionTest, EndsAfterItsProcessorTime) {
   timespec before{}, after{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
@@ -230,23 +230,23 @@ INSTANTIATE_TEST_SUITE_P(
                       "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
                       "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}"));
 
-// Such code allocates nothing, so that processor time does not end it.
-TEST(ChatTemplateTest, MoreCodeThanTemplatesHaveIsRefused) {
+// Such code allocates nothing, so the limit on processor time does not end it.
+TEST(ChatTemplateTest, RefusesMoreCodeThanRealTemplatesHave) {
   std::string source;
   while (source.size() < (200 << 10)) source += "{% if 'xxxxxxxxy' in messages[0].content %}{% endif %}";
   const auto text = Render(source);
   EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(text.status().message()), HasSubstr("bytes of code, at most 65536"));
+  EXPECT_THAT(std::string(text.status().message()), HasSubstr("bytes of code, want at most 65536"));
 }
 
-TEST(ChatTemplateTest, ManyBombsInARowLeaveAWorkingRenderer) {
+TEST(ChatTemplateTest, RendererWorksAfterManyBombs) {
   for (int i = 0; i < 20; ++i) {
     EXPECT_FALSE(Render("{{ 'a' * 100000000000 }}").ok());
     EXPECT_EQ(*Render("{{ 'a' * 3 }}"), "aaa");
   }
 }
 
-// A template's own nesting is parsed, compiled and freed by recursion.
+// Parsing, compiling and freeing a nested template recurses.
 TEST(ChatTemplateTest, DeeplyNestedSourcesDoNotOverflowTheStack) {
   const auto repeat = [](std::string_view text, std::size_t bytes) {
     std::string repeated;
@@ -276,8 +276,8 @@ TEST(ChatTemplateTest, DeeplyNestedSourcesDoNotOverflowTheStack) {
   EXPECT_FALSE(Render(std::string(300 << 10, 'x')).ok());
 }
 
-// Compiling takes time as the square of an expression's length.
-TEST(ChatTemplateTest, LongExpressionsAreRefusedHoweverTheyAreHidden) {
+// Compiling takes time quadratic in the length of an expression.
+TEST(ChatTemplateTest, RefusesLongExpressionsEvenIfHidden) {
   std::string chain = "a";
   while (chain.size() < 100000) chain += "~a";
   for (const std::string& source : std::vector<std::string>{

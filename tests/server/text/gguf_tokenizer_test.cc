@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 using Ids = std::vector<std::int32_t>;
 
 // Golden: llama.cpp on the same vocabulary, once for each pre-tokenizer.
-TEST(GgufTokenizerTest, TokenIdsAreLlamaCpps) {
+TEST(GgufTokenizerTest, TokenIdsMatchLlamaCpp) {
   const base::Json golden = ReadGolden("tiny_ids.json");
   const auto texts = golden.at("texts").get<std::vector<std::string>>();
   std::size_t compared = 0;
@@ -95,9 +95,9 @@ INSTANTIATE_TEST_SUITE_P(
     Keys, GgufRefusalTest,
     ::testing::Values(
         Refused{"model", [](GgufTokenizer& g) { g.model = std::string("bert"); },
-                "tokenizer.ggml.model: got \"bert\", know gpt2, llama"},
+                "tokenizer.ggml.model: got \"bert\", supported: gpt2, llama"},
         Refused{"pre", [](GgufTokenizer& g) { g.pre = std::string("tekken"); },
-                "tokenizer.ggml.pre: got \"tekken\", know default, gpt-2, smollm"},
+                "tokenizer.ggml.pre: got \"tekken\", supported: default, gpt-2, smollm"},
         Refused{"no_tokens", [](GgufTokenizer& g) { g.tokens.clear(); },
                 "tokenizer.ggml.tokens: got 0"},
         Refused{"twice", [](GgufTokenizer& g) { g.tokens[9] = g.tokens[7]; },

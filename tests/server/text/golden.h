@@ -11,7 +11,7 @@
 
 namespace nibble::text {
 
-// Fails the test and returns null when the file is missing or no JSON.
+// Fails the test and returns null if the file is missing or is not JSON.
 base::Json ReadGolden(std::string_view file);
 std::string ReadFileOrDie(const std::string& path);
 

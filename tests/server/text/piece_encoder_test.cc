@@ -27,8 +27,9 @@ std::unique_ptr<Tokenizer> FromGolden(const std::string& file, const std::functi
   return tokenizer.ok() ? *std::move(tokenizer) : nullptr;
 }
 
-// Every style of tokenizer that is pinned elsewhere, and what may be changed of them: byte-level BPE of several pre-tokenizers,
-// SentencePiece with a prefix, Llama 2 with a BOS, Qwen 2 with a special token on each side, a prefix before each text.
+// Every style of tokenizer that other tests pin, and variants: byte-level BPE with several pre-tokenizers,
+// SentencePiece with a prefix, Llama 2 with a BOS, Qwen 2 with a special token on each side, a prefix before each text,
+// added tokens that take blanks.
 std::vector<Named> Tokenizers() {
   std::vector<Named> all;
   for (const char* pre : {"default", "gpt-2", "smollm", "llama-bpe", "qwen2"}) {
@@ -142,8 +143,8 @@ TEST(PieceEncoderTest, ProseIsCutIntoPiecesOfTheWantedSize) {
   ExpectSame(got.text, *tokenizer->EncodeWithSpans(text, false), "prose");
 }
 
-// A run without a blank is one piece, and the rest of the text is still cut.
-TEST(PieceEncoderTest, LargerPiecesAreAdmittedFirst) {
+// A run without a blank becomes one piece, and the rest of the text is still cut.
+TEST(PieceEncoderTest, LargerPieceNeedsAdmission) {
   for (const Named& named : Tokenizers()) {
     std::string prose;
     while (prose.size() < 20'000) prose += "the keeper walked ";
@@ -165,7 +166,7 @@ TEST(PieceEncoderTest, LargerPiecesAreAdmittedFirst) {
   }
 }
 
-TEST(PieceEncoderTest, CancelEndsItBetweenPieces) {
+TEST(PieceEncoderTest, CancelStopsBetweenPieces) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   std::string text;
   while (text.size() < 300'000) text += "the keeper ";
@@ -175,8 +176,8 @@ TEST(PieceEncoderTest, CancelEndsItBetweenPieces) {
   EXPECT_EQ(asked, 4);
 }
 
-// A unigram model weighs the whole text, FixedLength counts from its start, and a dropout draws anew each time.
-TEST(PieceEncoderTest, TokenizersThatLookFurtherAreNotCut) {
+// A unigram model weighs the whole text, FixedLength counts from its start, and dropout is random each time.
+TEST(PieceEncoderTest, DoesNotCutTextsOfNonLocalTokenizers) {
   const auto unigram = FromGolden("hf_llama.json", [](base::Json& json) {
     json["model"] = base::Json::parse(R"({"type": "Unigram", "unk_id": 0, "byte_fallback": false,
                                           "vocab": [["<unk>", 0], ["a", -1], [" ", -2]]})");

@@ -20,7 +20,7 @@ std::string Repeated(std::string_view part, std::size_t bytes) {
   return text;
 }
 
-// Every style of tokenizer that is pinned elsewhere: byte-level BPE, SentencePiece with a prefix, Llama 2, Qwen 2.
+// Every style of tokenizer that other tests pin: byte-level BPE, SentencePiece with a prefix, Llama 2, Qwen 2.
 std::vector<std::unique_ptr<Tokenizer>> Tokenizers() {
   std::vector<std::unique_ptr<Tokenizer>> all;
   all.push_back(Load(TinyGguf("byte_level", "smollm")));
@@ -33,7 +33,8 @@ std::vector<std::unique_ptr<Tokenizer>> Tokenizers() {
   return all;
 }
 
-// Texts of three pieces of each kind: prose in several scripts from the golden files, and runs without a blank.
+// Texts of three pieces each: prose in several scripts from the golden files, and a repeated part with or without a
+// blank.
 std::vector<std::string> LargeTexts() {
   std::string prose;
   const auto golden = ReadGolden("tiny_ids.json");
@@ -56,7 +57,7 @@ std::unique_ptr<Tokenizer> Unigram() {
   return tokenizer.ok() ? *std::move(tokenizer) : nullptr;
 }
 
-// Whether it is cut into pieces, encoded as a whole, or of a tokenizer whose texts are never cut.
+// Covers texts that are cut into pieces, texts that are encoded as a whole, and a tokenizer whose texts are never cut.
 TEST(PromptLengthTest, TokensAreThoseOfTheWholeText) {
   auto tokenizers = Tokenizers();
   tokenizers.push_back(Unigram());
@@ -68,7 +69,8 @@ TEST(PromptLengthTest, TokensAreThoseOfTheWholeText) {
       for (const bool add_special_tokens : {false, true}) {
         const auto whole = tokenizer->EncodeWithSpans(text, add_special_tokens);
         ASSERT_TRUE(whole.ok()) << whole.status();
-        // An unknown token of the unigram model stands for more bytes than its longest token: with as few tokens it is refused.
+        // An unknown token of the unigram model stands for more bytes than the longest token, so a limit of that few
+        // tokens refuses the text.
         const std::size_t most = tokenizer->is_local() ? whole->tokens.size() : text.size() - 1;
         const PromptLimits limits = {.max_tokens = static_cast<std::int64_t>(most)};
         const auto ids = EncodePrompt(*tokenizer, text, add_special_tokens, limits);
@@ -80,7 +82,7 @@ TEST(PromptLengthTest, TokensAreThoseOfTheWholeText) {
   }
 }
 
-TEST(PromptLengthTest, TextThatIsCutIsRefusedForOneTokenTooMany) {
+TEST(PromptLengthTest, RefusesACutTextForOneTokenTooMany) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   const std::string text = Repeated("the keeper ", 200'000);
   const auto whole = tokenizer->Encode(text, /*add_special_tokens=*/false);
@@ -92,11 +94,11 @@ TEST(PromptLengthTest, TextThatIsCutIsRefusedForOneTokenTooMany) {
   EXPECT_EQ(base::Reason(refused), "PROMPT_TOO_LONG") << refused;
   EXPECT_EQ(base::ReasonMetadata(refused)["tokens"], std::to_string(tokens));
   EXPECT_EQ(base::ReasonMetadata(refused)["max"], std::to_string(tokens - 1));
-  EXPECT_LE(pieces, 8) << "of 32 KiB: the text is encoded once";
+  EXPECT_LE(pieces, 8) << "pieces of 32 KiB: the text is encoded once";
 }
 
-// C2 (docs/faults.md). The pieces only decide that a text is refused: one that fits as a whole never is.
-TEST(PromptLengthTest, TextThatFitsAsAWholeIsNeverRefused) {
+// C2 (docs/faults.md). Counting tokens in pieces never refuses a text that fits as a whole.
+TEST(PromptLengthTest, NeverRefusesTextThatFitsAsAWhole) {
   for (const auto& tokenizer : Tokenizers()) {
     ASSERT_NE(tokenizer, nullptr);
     for (const std::string& text : LargeTexts()) {
@@ -108,7 +110,7 @@ TEST(PromptLengthTest, TextThatFitsAsAWholeIsNeverRefused) {
   }
 }
 
-TEST(PromptLengthTest, TextOfFourTimesTheTokensIsRefusedAfterItsFirstPieces) {
+TEST(PromptLengthTest, RefusesTextOfFourTimesTheTokensAfterItsFirstPieces) {
   for (const auto& tokenizer : Tokenizers()) {
     ASSERT_NE(tokenizer, nullptr);
     for (const std::string& text : LargeTexts()) {
@@ -119,12 +121,12 @@ TEST(PromptLengthTest, TextOfFourTimesTheTokensIsRefusedAfterItsFirstPieces) {
       const PromptLimits limits = {.max_tokens = limit, .cancelled = [&] { return ++pieces < 0; }};
       const absl::Status refused = EncodePrompt(*tokenizer, text, /*add_special_tokens=*/false, limits).status();
       EXPECT_EQ(base::Reason(refused), "PROMPT_TOO_LONG") << refused;
-      EXPECT_LE(pieces, 2) << "of three";
+      EXPECT_LE(pieces, 2) << "of three pieces";
     }
   }
 }
 
-TEST(PromptLengthTest, MoreBytesThanTheLongestTokensHaveAreRefusedUnread) {
+TEST(PromptLengthTest, RefusesMoreBytesThanTheLongestTokensHoldWithoutEncoding) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   const auto longest = static_cast<std::int64_t>(tokenizer->longest_token_bytes());
   ASSERT_GT(longest, 4);
@@ -139,7 +141,7 @@ TEST(PromptLengthTest, MoreBytesThanTheLongestTokensHaveAreRefusedUnread) {
   EXPECT_EQ(pieces, 0);
 }
 
-TEST(PromptLengthTest, BytesOfATextAreBounded) {
+TEST(PromptLengthTest, RefusesMoreThanMaxBytes) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   const PromptLimits limits = {.max_bytes = 100};
   EXPECT_TRUE(EncodePrompt(*tokenizer, std::string(100, 'a'), /*add_special_tokens=*/false, limits).ok());
@@ -149,7 +151,7 @@ TEST(PromptLengthTest, BytesOfATextAreBounded) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--max_prompt_bytes"));
 }
 
-TEST(PromptLengthTest, CancelEndsItBetweenPieces) {
+TEST(PromptLengthTest, CancelStopsBetweenPieces) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   int pieces = 0;
   const PromptLimits limits = {.max_tokens = 1'000'000, .cancelled = [&] { return ++pieces == 3; }};
@@ -162,7 +164,7 @@ TEST(PromptLengthTest, PiecesAreCutBetweenCharacters) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   for (const std::size_t shift : {0u, 1u, 2u, 3u}) {
     const std::string text = std::string(shift, 'a') + Repeated("\U0001f600", 100'000);
-    const PromptLimits limits = {.max_tokens = 90'000};  // fewer than there are bytes, so that parts are encoded first
+    const PromptLimits limits = {.max_tokens = 90'000};  // fewer than the bytes, so that parts are encoded first
     const auto ids = EncodePrompt(*tokenizer, text, /*add_special_tokens=*/false, limits);
     EXPECT_TRUE(ids.ok()) << ids.status();
   }

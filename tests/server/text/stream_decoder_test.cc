@@ -14,7 +14,7 @@ using Ids = std::vector<std::int32_t>;
 struct Streamed {
   std::vector<std::string> deltas;
   StreamDecoder::Tail tail;
-  std::string all;  // deltas, tail and the sign for a cut character
+  std::string all;  // deltas, tail, and U+FFFD for an incomplete character
 };
 
 Streamed Stream(const Tokenizer& tokenizer, const Ids& ids, bool skip_special) {
@@ -46,8 +46,8 @@ Ids ByteTokens(const Tokenizer& tokenizer, std::string_view bytes) {
   return ids;
 }
 
-// The tiny SentencePiece vocabulary, with a token more that is empty, under a
-// decoder of its own.
+// The tiny SentencePiece vocabulary with an additional empty token and the given
+// decoder.
 std::unique_ptr<Tokenizer> WithDecoder(const std::string& decoder) {
   const auto files = TokenizerFilesFromGguf(TinyGguf("sentence_piece", ""));
   EXPECT_TRUE(files.ok()) << files.status();
@@ -70,8 +70,8 @@ std::string Strip(const std::string& content, int start) {
          R"(","start":)" + std::to_string(start) + R"(,"stop":0})";
 }
 
-// Those of models that there are (Llama and Mistral, Gemma, T5), and those that
-// strip more, leave the run of bytes in pieces or have none.
+// Decoders of real models (Llama and Mistral, Gemma, T5), and decoders that strip more,
+// leave a run of bytes in pieces or know no byte tokens.
 std::vector<std::string> AllDecoders() {
   const std::string blanks =
       R"({"type":"Replace","pattern":{"String":"\u2581"},"content":" "},)"
@@ -96,8 +96,8 @@ std::vector<std::string> AllDecoders() {
   };
 }
 
-// What comes again and again in a text that grows: blanks, empty tokens, special
-// ones, ids without a token, beginnings of characters, and all of them.
+// Sets of ids that a growing text repeats: blanks, empty tokens, special tokens, ids
+// without a token, beginnings of characters, and all of these together.
 std::vector<Ids> Alphabets(const Tokenizer& tokenizer) {
   const std::int32_t blank = tokenizer.TokenId("\u2581").value();
   const std::int32_t empty = tokenizer.TokenId("").value();
@@ -133,7 +133,7 @@ TEST(StreamDecoderTest, DeltasAreTheDecodedText) {
   }
 }
 
-TEST(StreamDecoderTest, AnEmojiOverFourTokensComesWhole) {
+TEST(StreamDecoderTest, EmojiOfSeveralTokensArrivesWhole) {
   for (const char* vocabulary : {"byte_level", "sentence_piece"}) {
     const auto tokenizer = Load(TinyGguf(vocabulary, ""));
     const std::string llama = "\U0001f999";
@@ -149,7 +149,7 @@ TEST(StreamDecoderTest, AnEmojiOverFourTokensComesWhole) {
   }
 }
 
-TEST(StreamDecoderTest, ACutCharacterIsHandedOverAsItsBytes) {
+TEST(StreamDecoderTest, TailHoldsTheBytesOfACutCharacter) {
   for (const char* vocabulary : {"byte_level", "sentence_piece"}) {
     const auto tokenizer = Load(TinyGguf(vocabulary, ""));
     const std::string bytes = "\U0001f999";
@@ -165,7 +165,7 @@ TEST(StreamDecoderTest, ACutCharacterIsHandedOverAsItsBytes) {
   }
 }
 
-TEST(StreamDecoderTest, ANewLineByteTokenIsNotHeldBack) {
+TEST(StreamDecoderTest, NewLineByteTokenIsNotHeldBack) {
   const auto tokenizer = Load(TinyGguf("sentence_piece", ""));
   const Ids ids = ByteTokens(*tokenizer, "\n");
   EXPECT_EQ(Stream(*tokenizer, ids, true).deltas[0], "\n");
@@ -179,7 +179,7 @@ TEST(StreamDecoderTest, RandomIdsAgreeWithDecode) {
     for (int round = 0; round < 500; ++round) {
       Ids ids;
       for (int i = 0; i < 20; ++i) {
-        // Some beyond the vocabulary, and many of the first 300: bytes.
+        // Some ids are beyond the vocabulary, and many are among the first 300: bytes.
         const std::int32_t limit = i % 2 == 0 ? 300 : size + 5;
         ids.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(limit)));
       }
@@ -191,7 +191,7 @@ TEST(StreamDecoderTest, RandomIdsAgreeWithDecode) {
   }
 }
 
-TEST(StreamDecoderTest, UnderEveryDecoderDeltasAreTheDecodedText) {
+TEST(StreamDecoderTest, DeltasAreTheDecodedTextUnderEveryDecoder) {
   std::mt19937 random(2);
   for (const std::string& decoder : AllDecoders()) {
     const auto tokenizer = WithDecoder(decoder);
@@ -203,7 +203,7 @@ TEST(StreamDecoderTest, UnderEveryDecoderDeltasAreTheDecodedText) {
           for (int i = 0; i < size; ++i) {
             ids.push_back(alphabet[random() % alphabet.size()]);
           }
-          // Text behind what was stripped, and a cut character at the end.
+          // Adds text after the stripped part, or an incomplete character at the end.
           if (round % 4 == 1) ids.push_back(tokenizer->TokenId("a").value());
           if (round % 4 == 2) ids.push_back(ByteTokens(*tokenizer, "\xE2")[0]);
           const bool skip_special = round % 2 == 0;
@@ -216,12 +216,12 @@ TEST(StreamDecoderTest, UnderEveryDecoderDeltasAreTheDecodedText) {
   }
 }
 
-// Mistral's lone blank a million times held a thread for days: each one decoded
-// all those before it.
-TEST(StreamDecoderTest, AnIdCostsTheSameHoweverManyCameBeforeIt) {
+// A million of Mistral's single blanks once occupied a thread for days: each one decoded
+// all earlier ones again.
+TEST(StreamDecoderTest, CostOfAnIdDoesNotGrow) {
   constexpr std::int64_t kIds = 4000;
-  // 64 that were stripped, the anchor and twice the id itself; all of them again
-  // for each would be 8,000,000.
+  // 64 stripped ids, the anchor and twice the id itself. Decoding all ids again for each
+  // one would cost 8,000,000.
   constexpr std::int64_t kMost = 68 * kIds;
   for (const std::string& decoder : AllDecoders()) {
     const auto tokenizer = WithDecoder(decoder);
@@ -241,7 +241,7 @@ TEST(StreamDecoderTest, AnIdCostsTheSameHoweverManyCameBeforeIt) {
       }
     }
   }
-  // Of the decoder of Llama and Mistral, once there is text: the id and one more.
+  // Once there is text, the decoder of Llama and Mistral decodes the id and one more.
   const auto mistral = WithDecoder(AllDecoders().front());
   StreamDecoder stream(*mistral, false);
   const std::int32_t blank = mistral->TokenId("\u2581").value();
@@ -253,7 +253,7 @@ TEST(StreamDecoderTest, AnIdCostsTheSameHoweverManyCameBeforeIt) {
   EXPECT_LE(stream.num_decoded(), 2 * kIds + 8);
 }
 
-// What cannot be a character any more is shown while the run goes on.
+// Bytes that can no longer become a character are shown before the run ends.
 TEST(StreamDecoderTest, BrokenBytesAreNotHeldBack) {
   const auto tokenizer = Load(TinyGguf("sentence_piece", ""));
   const Streamed streamed =
@@ -275,8 +275,8 @@ TEST(StreamDecoderTest, FinishBeginsANewText) {
   }
 }
 
-// A decoder that looks at the whole text (here: replaces across tokens) is held.
-TEST(StreamDecoderTest, ADecoderThatChangesEarlierTextIsHeldToTheEnd) {
+// Text is held back if the decoder needs the whole text (here: it replaces across tokens).
+TEST(StreamDecoderTest, HoldsTextToTheEndIfTheDecoderChangesEarlierText) {
   auto files = TokenizerFilesFromGguf(TinyGguf("sentence_piece", ""));
   std::string& json = files->tokenizer_json;
   const std::string from = R"({"type":"Fuse"})";
@@ -298,7 +298,7 @@ TEST(StreamDecoderTest, NegativeIdsAreRefused) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST(Utf8Test, MaximalInvalidPartsBecomeOneSignEach) {
+TEST(Utf8Test, EachMaximalInvalidPartBecomesOneReplacementCharacter) {
   // Unicode 15, table 3-8 and its neighbours.
   const auto take = [](std::string_view bytes) {
     std::string text;

@@ -19,7 +19,7 @@ std::string SmallJson() {
 }
 
 // Golden: transformers, on tokenizer.json files in the styles of two families.
-TEST(TokenizerTest, IdsAndTextsAreThoseOfTransformers) {
+TEST(TokenizerTest, IdsAndTextsMatchTransformers) {
   const base::Json golden = ReadGolden("hf_ids.json");
   const auto texts = golden.at("texts").get<std::vector<std::string>>();
   ASSERT_GE(texts.size(), 16u);
@@ -53,7 +53,7 @@ TEST(TokenizerTest, DecodeUndoesEncode) {
     for (const std::string text : texts) {
       const auto ids = tokenizer->Encode(text, false);
       ASSERT_TRUE(ids.ok()) << ids.status();
-      // U+2581 is SentencePiece's own sign for a blank, and <s> its own token.
+      // U+2581 is SentencePiece's own character for a blank, and <s> its own token.
       const bool reserved = text.find("\u2581") != std::string::npos ||
                             text.find("<s>") != std::string::npos;
       if (std::string_view(vocabulary) == "sentence_piece" && reserved) continue;
@@ -64,14 +64,14 @@ TEST(TokenizerTest, DecodeUndoesEncode) {
   }
 }
 
-// The blank that SentencePiece puts before a text is in the first token's bytes, as the model reads it.
+// The first token's bytes include the blank that SentencePiece puts before a text, as the model reads it.
 std::string JoinedBytes(const Tokenizer& tokenizer, const Ids& ids) {
   std::string joined;
   for (const std::int32_t id : ids) joined += tokenizer.token_bytes().Of(id);
   return joined;
 }
 
-TEST(TokenizerTest, BytesOfTokensJoinedAreTheText) {
+TEST(TokenizerTest, JoinedBytesOfTokensGiveTheText) {
   std::vector<std::unique_ptr<Tokenizer>> byte_level, byte_fallback;
   byte_level.push_back(Load(TinyGguf("byte_level", "smollm")));
   byte_fallback.push_back(Load(TinyGguf("sentence_piece", "")));
@@ -90,7 +90,7 @@ TEST(TokenizerTest, BytesOfTokensJoinedAreTheText) {
   }
 }
 
-TEST(TokenizerTest, BytesOfATokenAreThoseItAddsAndNotItsSpelling) {
+TEST(TokenizerTest, BytesOfATokenAreThoseThatItAddsNotItsSpelling) {
   const auto byte_level = Load(TinyGguf("byte_level", "smollm"));
   const auto ids = byte_level->Encode("\U0001f600", false);
   EXPECT_EQ(byte_level->token_bytes().Of(ids->front()).substr(0, 1), "\xf0") << "the first byte of the character";
@@ -121,7 +121,7 @@ TEST(TokenBytesTest, BoundsDifferentTokensByTheLongest) {
   EXPECT_EQ(table.Of(1), "");
   EXPECT_EQ(table.Of(2), "ccc");
   EXPECT_EQ(table.Of(7), "bb");
-  EXPECT_EQ(table.Of(9).size(), TokenBytes::kMaxBytes) << "cut";
+  EXPECT_EQ(table.Of(9).size(), TokenBytes::kMaxBytes) << "truncated";
   EXPECT_EQ(table.Of(10), "");
   EXPECT_EQ(table.BytesOfLongest(0), 0u);
   EXPECT_EQ(table.BytesOfLongest(2), TokenBytes::kMaxBytes + 3);
@@ -227,8 +227,8 @@ TEST(TokenizerTest, TextThatIsNotUtf8IsRefused) {
   }
 }
 
-// What a tokenizer.json says of truncation and padding belongs to the caller.
-TEST(TokenizerTest, TruncationAndPaddingOfTheFileAreLeftOut) {
+// Truncation and padding are the caller's choice, whatever a tokenizer.json specifies.
+TEST(TokenizerTest, IgnoresTruncationAndPaddingOfTheFile) {
   std::string json = SmallJson();
   const std::string none = R"("truncation":null,"padding":null)";
   const std::string some =
@@ -274,7 +274,7 @@ TEST(TokenizerTest, MalformedFilesAreRefusedWithAReason) {
   }
 }
 
-TEST(TokenizerTest, TruncatedAndSpoiledFilesNeverCrash) {
+TEST(TokenizerTest, TruncatedAndCorruptedFilesNeverCrash) {
   const std::string json = SmallJson();
   std::size_t refused = 0;
   for (std::size_t size = 0; size < json.size(); size += 97) {
@@ -292,7 +292,7 @@ TEST(TokenizerTest, TruncatedAndSpoiledFilesNeverCrash) {
 }
 
 // A normalizer may turn every letter into a megabyte.
-TEST(TokenizerTest, AnEncodeThatWouldFillTheMemoryIsRefused) {
+TEST(TokenizerTest, RefusesEncodeThatWouldFillTheMemory) {
   std::string json = SmallJson();
   const std::string from = R"("normalizer":null)";
   json.replace(json.find(from), from.size(),
@@ -312,8 +312,8 @@ std::string JsonOfModel(std::string_view model) {
          std::string(model) + "}";
 }
 
-// WordPiece takes time as the cube of a word's length.
-TEST(TokenizerTest, WordPieceOfLongWordsIsRefused) {
+// WordPiece takes time cubic in the length of a word.
+TEST(TokenizerTest, RefusesWordPieceOfLongWords) {
   const auto load = [](std::string_view most) {
     return Tokenizer::FromJson(JsonOfModel(
         R"({"type":"WordPiece","unk_token":"[UNK]","continuing_subword_prefix":"##",)"
@@ -329,7 +329,7 @@ TEST(TokenizerTest, WordPieceOfLongWordsIsRefused) {
   EXPECT_EQ((*tokenizer)->Encode(std::string(1001, 'a'), false)->size(), 1u);
 }
 
-TEST(TokenizerTest, BytePairsThatDropNearlyAllMergesAreRefused) {
+TEST(TokenizerTest, RefusesBpeThatDropsNearlyAllMerges) {
   const auto load = [](std::string_view dropout) {
     return Tokenizer::FromJson(
         JsonOfModel(R"({"type":"BPE","vocab":{"a":0,"aa":1},"merges":[["a","a"]],"dropout":)" +

@@ -11,7 +11,7 @@ namespace nibble::trainer {
 namespace {
 
 // tests/golden/trainer/make_adamw_golden.py: torch.optim.AdamW.
-TEST(AdamWTest, FollowsTorch) {
+TEST(AdamWTest, MatchesTorch) {
   std::ifstream golden(NIBBLE_SOURCE_DIR "/tests/golden/trainer/adamw.txt");
   const AdamWConfig config = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
   std::vector<float> parameter;
@@ -70,7 +70,7 @@ TEST(ScheduleTest, WarmsUpThenFalls) {
   EXPECT_DOUBLE_EQ(LearningRate(config, 13, 14), 1.0);
 }
 
-TEST(ScheduleTest, WarmUpRatioIsOfAllSteps) {
+TEST(ScheduleTest, WarmUpRatioAppliesToAllSteps) {
   jobs::OptimConfig config;
   config.lr = 2.0;
   config.warmup_ratio = 0.1;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr char kModel[] = NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16";
 
-// Says where the text is; nothing else of a recipe is asked for.
+// Provides only the directory of the text; the tests need nothing else of a recipe.
 class TextRecipe final : public Recipe {
  public:
   TextRecipe() { config_.eos_token_ids = {1}; }
@@ -59,7 +59,7 @@ class AttemptDataTest : public ::testing::Test {
   absl::StatusOr<AttemptData> Load() {
     return LoadAttemptData(base::RealFileSystem(), order_, recipe_, {.isa = kernels::Isa::kPlain, .pool = &pool_}, {});
   }
-  // What nibbled plans with, and makes token files for.
+  // The token sources with which nibbled plans, and for which it writes token files.
   std::vector<data::TokenSource> Planned() {
     plan::JobInputs inputs;
     inputs.config = recipe_.config();
@@ -112,7 +112,7 @@ TEST_F(AttemptDataTest, BatchesAreTheSameWithAndWithoutTokenFiles) {
   }
 }
 
-TEST_F(AttemptDataTest, ReadsTheFilesThatThePlannerMade) {
+TEST_F(AttemptDataTest, ReadsTheFilesThatThePlannerWrote) {
   const auto memory = Load();
   ASSERT_TRUE(memory.ok()) << memory.status();
   order_.train_tokens_directory = temp_ / "tokens/pairs";
@@ -128,20 +128,20 @@ TEST_F(AttemptDataTest, ReadsTheFilesThatThePlannerMade) {
   ASSERT_TRUE(mapped.ok()) << mapped.status();
   ExpectSameBatches(*mapped, *memory);
   for (const auto& [path, time] : made) {
-    EXPECT_EQ(std::filesystem::last_write_time(path), time) << "it was not made again";
+    EXPECT_EQ(std::filesystem::last_write_time(path), time) << "the file was not rewritten";
     const auto directory = std::filesystem::path(path).parent_path();
     EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory), std::filesystem::directory_iterator()), 1);
   }
 }
 
-TEST_F(AttemptDataTest, DamagedFileIsMadeAgain) {
+TEST_F(AttemptDataTest, DamagedFileIsRewritten) {
   const auto memory = Load();
   ASSERT_TRUE(memory.ok()) << memory.status();
   order_.train_tokens_directory = temp_ / "tokens/pairs";
   ASSERT_TRUE(Load().ok());
   const auto path = std::filesystem::directory_iterator(order_.train_tokens_directory)->path();
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
-  file.seekp(100);  // a token: the index is whole
+  file.seekp(100);  // a token; the index is intact
   file.put('\x7f');
   file.close();
   const auto mapped = Load();
@@ -149,7 +149,7 @@ TEST_F(AttemptDataTest, DamagedFileIsMadeAgain) {
   ExpectSameBatches(*mapped, *memory);
 }
 
-TEST_F(AttemptDataTest, TokensAreMadeInMemoryWhereNoFileCanBe) {
+TEST_F(AttemptDataTest, TokenisesInMemoryIfNoFileCanBeWritten) {
   const auto memory = Load();
   ASSERT_TRUE(memory.ok()) << memory.status();
   std::ofstream(temp_ / "tokens") << "a file, where the directory should be";

@@ -1,4 +1,5 @@
-// Gradients of the functions over kernels against torch's autograd of the formulas, and what their graph keeps.
+// Compares gradients of the functions over kernels with torch's autograd of the formulas. Checks what their graph
+// keeps.
 #include "server/trainer/autograd.h"
 
 #include <gtest/gtest.h>
@@ -51,7 +52,7 @@ class AutogradTest : public ::testing::Test {
   AutogradContext context_;
 };
 
-constexpr double kF32 = 2e-5;  // some hundred roundings in f32 at most lie between the two
+constexpr double kF32 = 2e-5;  // the two differ by some hundred roundings in f32 at most
 
 TEST_F(AutogradTest, RmsNormHasTheGradientOfItsFormula) {
   const Tensor x = Random({5, 48}, 1).requires_grad_();
@@ -68,8 +69,8 @@ TEST_F(AutogradTest, RmsNormHasTheGradientOfItsFormula) {
   EXPECT_LT(Distance(got[1], want[1]), kF32);
 }
 
-// Its order is fixed, and it is rounded where the kernel says: sums of torch's are neither.
-TEST_F(AutogradTest, RmsNormsWeightGradientIsTheKernels) {
+// The kernel fixes the order of sums and their rounding; torch's sums do not.
+TEST_F(AutogradTest, WeightGradientOfRmsNormIsThatOfTheKernel) {
   for (const torch::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
     const Tensor x = Random({200, 48}, 1).to(type), g = Random({200, 48}, 3).to(type);
     const Tensor weight = Random({48}, 2).requires_grad_();
@@ -89,7 +90,7 @@ TEST_F(AutogradTest, RmsNormsWeightGradientIsTheKernels) {
   }
 }
 
-TEST_F(AutogradTest, ARecomputedLayerThatIsNeverRunBackwardLeavesNothingBehind) {
+TEST_F(AutogradTest, RecomputedLayerThatNeverRunsBackwardIsFreed) {
   const auto held = std::make_shared<int>(0);
   const Tensor x = Random({2, 3}, 1).requires_grad_();
   const auto run = [&] { return RunRecomputed(x, [held](Tensor h) { return h * 2.0; }); };
@@ -103,7 +104,7 @@ TEST_F(AutogradTest, ARecomputedLayerThatIsNeverRunBackwardLeavesNothingBehind) 
   EXPECT_EQ(held.use_count(), 1);
 }
 
-TEST_F(AutogradTest, RopeTurnsBackInTheBackwardPass) {
+TEST_F(AutogradTest, BackwardPassOfRopeRotatesBack) {
   const std::int64_t positions = 9;
   const std::vector<float> frequencies = {1.0f, 0.3f, 0.1f, 0.01f};
   std::vector<float> cos(positions * 4), sin(positions * 4);
@@ -124,7 +125,7 @@ TEST_F(AutogradTest, RopeTurnsBackInTheBackwardPass) {
   EXPECT_LT(Distance(Gradients(y, g, {leaf})[0], Gradients(y64, g, {leaf64})[0]), kF32);
 }
 
-// A token that comes again adds to its row in order, whoever adds which columns.
+// A repeated token adds to its row in order, whichever thread adds which columns.
 TEST_F(AutogradTest, ThreadsChangeNoBitOfTheEmbeddingsGradient) {
   const std::vector<std::int32_t> ids = {3, 0, 3, 7, 3, 0, 3};
   const Tensor master = Random({9, 200}, 30).requires_grad_(), table = master.detach().to(torch::kBFloat16);
@@ -194,10 +195,10 @@ TEST_F(Nf4LinearTest, HasTheGradientsOfTheDequantisedFormula) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_LT(Distance(got[i], wanted[i]), kF32) << i;
 }
 
-// Of a job that trains chosen linears: the others pass their gradient on.
+// If a job trains only some linears, the others pass their gradient on.
 TEST_F(Nf4LinearTest, WithoutAnAdapterOnlyTheInputHasAGradient) {
   linear_.lora_a = linear_.lora_b = Tensor();
-  linear_.dropout = 0.5;  // of adapters alone
+  linear_.dropout = 0.5;  // applies to adapters only
   const Tensor y = ApplyNf4Linear(x_, linear_, DropoutKey{3, 4}, context_);
   const Tensor x = x_.detach().to(torch::kFloat64).requires_grad_();
   const Tensor want = x.mm(Weight64().t()) + bias_.to(torch::kFloat64);
@@ -207,7 +208,7 @@ TEST_F(Nf4LinearTest, WithoutAnAdapterOnlyTheInputHasAGradient) {
   EXPECT_FALSE(ApplyNf4Linear(x_.detach(), linear_, std::nullopt, context_).requires_grad());
 }
 
-TEST_F(Nf4LinearTest, DropoutDrawsTheSameMaskAgainAndItsGradientsUseIt) {
+TEST_F(Nf4LinearTest, DropoutDrawsTheSameMaskAgainAndGradientsUseIt) {
   linear_.dropout = 0.5;
   const DropoutKey key = {3, 4};
   const Tensor y = ApplyNf4Linear(x_, linear_, key, context_);
@@ -234,8 +235,8 @@ TEST_F(Nf4LinearTest, DropoutDrawsTheSameMaskAgainAndItsGradientsUseIt) {
 }
 
 // The mask's 1 / (1 - p) is f32 whatever the compute type, and the product is rounded once. With no weight, and A and B the
-// identity, y is x as it is dropped out.
-TEST_F(Nf4LinearTest, DropoutRoundsOnceAndDrawsFromAStreamOfItsOwn) {
+// identity, y is x after dropout.
+TEST_F(Nf4LinearTest, DropoutRoundsOnceAndDrawsFromItsOwnStream) {
   constexpr double kShare = 0.1;
   constexpr std::uint64_t kStream = 0x64726f706f7574 + 4;  // "dropout": adapters start from streams 0, 1, ...
   const Tensor codes = torch::full({kIn, kIn / 2}, 0x77, torch::kUInt8), absmax = torch::zeros({kIn * kIn / 64});
@@ -294,7 +295,7 @@ TEST_F(Nf4LinearTest, IsOneNodeOfTheGraph) {
   EXPECT_EQ(ours, 1u);
   EXPECT_EQ(leaves, 3u);
   EXPECT_EQ(others, 0u);
-  // Without an adapter too: beside the input's leaf there is that node alone.
+  // Also without an adapter: the graph has only that node and the input's leaf.
   linear_.lora_a = linear_.lora_b = Tensor();
   const std::multiset<std::string> names = NodeNames(ApplyNf4Linear(x_, linear_, {}, context_));
   EXPECT_EQ(names.size(), 2u);
@@ -302,8 +303,9 @@ TEST_F(Nf4LinearTest, IsOneNodeOfTheGraph) {
                           [](const std::string& name) { return name.find("FrozenNf4LinearFunction") != std::string::npos; }), 1);
 }
 
-// x by reference and x A^T; codes, absmax, A and B by reference, and no mask. The input is a copy here, so that who keeps it pays.
-TEST_F(Nf4LinearTest, WhatGradientsKeepIsCountedToTheByte) {
+// Keeps x by reference and x A^T; codes, absmax, A and B by reference; no mask. The input is a copy here, so that
+// keeping it counts.
+TEST_F(Nf4LinearTest, GraphKeepsTheExpectedNumberOfBytes) {
   const auto kept = [&](std::optional<DropoutKey> key) {
     return support::KeptBytes([&] { return ApplyNf4Linear(x_.clone(), linear_, key, context_); });
   };
@@ -315,7 +317,7 @@ TEST_F(Nf4LinearTest, WhatGradientsKeepIsCountedToTheByte) {
   EXPECT_EQ(kept(std::nullopt), 0) << "a frozen linear needs nothing but its packed weight";
 }
 
-// Through 32 layers, gradients on cost what is saved for them: x, A and B by reference, x A^T; no weight.
+// Through 32 layers, gradients cost only what is saved for them: x, A and B by reference, x A^T; no weight.
 TEST_F(Nf4LinearTest, GradientsKeepNoDequantisedWeightThrough32Layers) {
   constexpr std::int64_t kSize = 256, kTokens = 8, kLayers = 32;
   const Tensor codes = torch::zeros({kSize, kSize / 2}, torch::kUInt8), absmax = torch::ones({kSize * kSize / 64});
@@ -335,7 +337,7 @@ TEST_F(Nf4LinearTest, GradientsKeepNoDequantisedWeightThrough32Layers) {
   EXPECT_GE(extra, (kLayers - 2) * kTokens * kSize * 4);
   EXPECT_LE(extra, kLayers * kTokens * (kSize + kRank) * 4 + 4096);
   EXPECT_LT(extra, 2 * kSize * kSize * 4);  // 32 dequantised weights would be 8 MiB
-  // Nor does the backward pass make one: what it needs beside what is kept is less than half of a weight.
+  // The backward pass makes none either: it needs less than half of a weight beyond what is kept.
   const auto backward_peak = [&] {
     support::TorchMemory memory;
     Tensor y = torch::ones({kTokens, kSize});

@@ -1,4 +1,4 @@
-// BitLinear against an eager PyTorch module: tests/golden/trainer/make_bit_linear_golden.py.
+// Compares BitLinear with an eager PyTorch module: tests/golden/trainer/make_bit_linear_golden.py.
 #include "server/trainer/bit_linear.h"
 
 #include <gtest/gtest.h>
@@ -96,7 +96,7 @@ class BitLinearTest : public ::testing::Test {
     return run;
   }
 
-  // Codes and scale of the weight are the eager ones, all bits; they are all -1, 0 or 1.
+  // Codes and scale of the weight equal the eager ones bit for bit; all codes are -1, 0 or 1.
   void ExpectTernary(const Case& c, const Run& run) {
     const Tensor codes = torch::empty({c.n, c.k()}, torch::kFloat32);
     kernels::PackedTernaryWeight packed = run.weight.packed();
@@ -107,7 +107,7 @@ class BitLinearTest : public ::testing::Test {
     EXPECT_TRUE(torch::equal(run.weight.scale[0], Golden(c.name + ".scale_w", {1})[0]));
   }
 
-  // The rows that a linear makes of an input that no norm has quantised: of the same kernel and options.
+  // The rows that a linear makes of an input that no norm has quantised, with the same kernel and options.
   BitRows Quantised(const Case& c, const Tensor& x) {
     const torch::ScalarType type = c.options.activations.bits == 16 ? torch::kInt16 : torch::kInt8;
     BitRows rows = {torch::empty({c.rows(), kernels::Int8PaddedK(c.k())}, type), torch::empty({c.rows()}), c.k()};
@@ -117,7 +117,7 @@ class BitLinearTest : public ::testing::Test {
     return rows;
   }
 
-  // Rows of integers and their scales are the eager ones, all bits; each row uses the whole range of its bits, and no more.
+  // Integer rows and their scales equal the eager ones bit for bit; each row uses exactly the range of its bits.
   void ExpectRows(const Case& c, const BitRows& rows) {
     const bool wide = c.options.activations.bits == 16;
     const Tensor want = Golden(c.name + ".codes_x", {c.rows(), c.k()}, wide ? torch::kInt16 : torch::kInt8);
@@ -131,7 +131,8 @@ class BitLinearTest : public ::testing::Test {
     }
   }
 
-  // Equal to the eager module on codes bit for bit; near the one that dequantises first, by the roundings of our epilogue.
+  // Equals the eager module on codes bit for bit; differs from the one that dequantises first by the roundings of our
+  // epilogue.
   void ExpectOutput(const Case& c, const Run& run) {
     std::vector<std::int64_t> out = c.shape;
     out.back() = c.n;
@@ -146,7 +147,7 @@ class BitLinearTest : public ::testing::Test {
               2 * (support::Gamma(5) + unit) * largest);
   }
 
-  // Relative to the largest element: products of f32 in another order than torch's.
+  // `bound` is relative to the largest element: our f32 products have another order than torch's.
   static void ExpectNear(const Tensor& got, const Tensor& want, double bound = 5e-6) {
     ASSERT_TRUE(got.defined());
     const double largest = want.to(torch::kFloat64).abs().max().item<double>();
@@ -260,7 +261,7 @@ TEST_F(BitLinearTest, RoundOnlyAndClippedHaveTheGradientsOfAutograd) {
   ExpectAll({.name = "rows_scaled", .options = With(kernels::Ste::kRoundOnly, true)});
 }
 
-// Rows of 16 bits whose scale has a gradient: of the linear's own input, and behind a norm.
+// Rows of 16 bits whose scale has a gradient: for the linear's own input, and after a norm.
 TEST_F(BitLinearTest, ScaleGradientOf16BitActivations) {
   for (const bool norm : {false, true}) {
     Case c = {.name = norm ? "bits_16_norm_scaled" : "bits_16_rows_scaled", .norm = norm};
@@ -288,9 +289,8 @@ TEST_F(BitLinearTest, GradientToWeight) { ExpectNear(Backward({.name = "norm", .
 TEST_F(BitLinearTest, GradientToBias) { ExpectNear(Backward({.name = "norm", .norm = true}).grad_bias, Golden("norm.grad_bias", {12})); }
 TEST_F(BitLinearTest, GradientToNormWeight) { ExpectNear(Backward({.name = "norm", .norm = true}).grad_norm, Golden("norm.grad_norm", {40})); }
 
-// Theirs to ours: import and the trainer's model read the file of eager modules, and what they read gives those modules'
-// bits. Ours to theirs: what the trainer writes has all their names, shapes and bytes and no others, which is what
-// load_state_dict asks for.
+// From theirs to ours: import and the trainer's model read the file of eager modules and give those modules' bits. From
+// ours to theirs: the trainer writes exactly their names, shapes and bytes, which is what load_state_dict requires.
 TEST_F(BitLinearTest, StateDictLoadsBothWays) {
   const testing::TempDirectory directory;
   const std::string eager = directory / "eager", imported = directory / "imported", masters = directory / "masters";
@@ -325,7 +325,7 @@ TEST_F(BitLinearTest, StateDictLoadsBothWays) {
     const BitInput input = NormBitInput(x, norm, config.linear_norm_eps, options, context_);
     const Tensor y = ApplyBitLinear(input, weight, options, context_);
     EXPECT_TRUE(torch::equal(y, Golden(golden + ".y_codes", {4, model::OutFeatures(config, kind)}))) << path;
-    // And the model itself multiplies by these codes and this scale.
+    // The model itself multiplies by these codes and this scale.
     const kernels::PackedTernaryWeight& own = (*trained)->ServingWeights().layers[0].linear(kind).ternary;
     EXPECT_TRUE(support::BytesEqual(own.tiles, weight.tiles.data_ptr(), weight.tiles.nbytes())) << path;
     EXPECT_EQ(own.scale[0], weight.scale[0].item<float>()) << path;
@@ -348,7 +348,7 @@ TEST_F(BitLinearTest, StateDictLoadsBothWays) {
   }
 }
 
-// Nodes behind `outputs`, by what they are.
+// Counts the nodes of the graph of `outputs`, by kind.
 std::map<std::string, int> CountNodes(const std::vector<Tensor>& outputs) {
   std::map<std::string, int> count;
   std::set<torch::autograd::Node*> seen;
@@ -368,7 +368,7 @@ std::map<std::string, int> CountNodes(const std::vector<Tensor>& outputs) {
   return count;
 }
 
-TEST_F(BitLinearTest, ALinearThatQuantisesItsInputIsOneNode) {
+TEST_F(BitLinearTest, LinearThatQuantisesItsInputIsOneNode) {
   BitWeight weight;
   weight.master = torch::randn({32, 64}).requires_grad_();
   weight.bias = torch::randn({32}).requires_grad_();
@@ -380,7 +380,7 @@ TEST_F(BitLinearTest, ALinearThatQuantisesItsInputIsOneNode) {
   }
 }
 
-TEST_F(BitLinearTest, NormedLinearsBehindOneInputAreOneNodeEach) {
+TEST_F(BitLinearTest, NormedLinearsWithOneInputAreOneNodeEach) {
   const Tensor x = torch::randn({6, 64}).requires_grad_(), norm = torch::ones({64}).requires_grad_();
   std::vector<BitWeight> weights(3);
   const BitLinearOptions options;
@@ -394,11 +394,11 @@ TEST_F(BitLinearTest, NormedLinearsBehindOneInputAreOneNodeEach) {
   EXPECT_EQ(CountNodes(out), (std::map<std::string, int>{{"leaf", 5}, {"linear", 3}, {"norm", 1}}));
 }
 
-// Inputs are copies here, so that who keeps one pays for it: in the decoder nothing else keeps what a linear or its norms
-// read (an attention keeps q, k and v, a gated product its two factors, a sum nothing).
-TEST_F(BitLinearTest, WhatGradientsKeepIsCountedToTheByte) {
+// Inputs are copies here, so that keeping one counts: in the decoder nothing else keeps what a linear or its norms read
+// (an attention keeps q, k and v, a gated product its two factors, a sum nothing).
+TEST_F(BitLinearTest, GraphKeepsTheExpectedNumberOfBytes) {
   constexpr std::int64_t kTokens = 7, kIn = 128, kOut = 32;
-  constexpr std::int64_t kCodes = kTokens * kIn, kScales = kTokens * 4;  // one byte an activation, one f32 a row
+  constexpr std::int64_t kCodes = kTokens * kIn, kScales = kTokens * 4;  // one byte per activation, one f32 per row
   constexpr std::int64_t kInput = kTokens * kIn * 4;                     // the input itself, f32
   BitWeight weight;
   weight.master = torch::randn({kOut, kIn}).requires_grad_();
@@ -416,12 +416,12 @@ TEST_F(BitLinearTest, WhatGradientsKeepIsCountedToTheByte) {
     return support::KeptBytes([&] { return ApplyBitLinear({x.clone(), nullptr}, weight, options, context_); });
   };
   EXPECT_EQ(alone(identity), kCodes + kScales);
-  EXPECT_EQ(alone(round_only), kCodes + kScales) << "the master is there anyway";
-  EXPECT_EQ(alone(scaled), kCodes + kScales + kInput) << "codes have lost what the gradient of their scale is made of";
+  EXPECT_EQ(alone(round_only), kCodes + kScales) << "the master exists anyway";
+  EXPECT_EQ(alone(scaled), kCodes + kScales + kInput) << "the gradient of the scale needs the input itself";
   EXPECT_EQ(alone(wide), 2 * kCodes + kScales);
 
-  // Behind a norm three linears share their rows. The norm keeps 1/rms of each row and its input: its gradient is made of
-  // x, of which the codes are too coarse a copy.
+  // After a norm, three linears share their rows. The norm keeps 1/rms of each row and its input: its gradient needs x,
+  // and the codes are too coarse.
   const auto normed = [&](const BitLinearOptions& options) {
     return support::KeptBytes([&] {
       const BitInput input = NormBitInput(x.clone(), norm, 1e-5, options, context_);
@@ -436,7 +436,7 @@ TEST_F(BitLinearTest, WhatGradientsKeepIsCountedToTheByte) {
   EXPECT_EQ(normed(wide), 2 * kCodes + 2 * kScales + kInput);
 }
 
-TEST_F(BitLinearTest, ThePackedWeightIsKeptByReference) {
+TEST_F(BitLinearTest, PackedWeightIsKeptByReference) {
   BitWeight weight;
   weight.master = torch::randn({32, 64}).requires_grad_();
   weight.Ternarise(context_.stream);
@@ -452,9 +452,9 @@ TEST_F(BitLinearTest, ThePackedWeightIsKeptByReference) {
   EXPECT_EQ(weight.scale.use_count(), scale);
 }
 
-// With gradients a linear without a norm keeps integer rows and their scales, one byte an activation; its packed weight is
-// there anyway.
-TEST_F(BitLinearTest, GradientsKeepIntegerRowsAlone) {
+// With gradients, a linear without a norm keeps integer rows and their scales, one byte per activation; its packed
+// weight exists anyway.
+TEST_F(BitLinearTest, GraphKeepsOnlyIntegerRows) {
   constexpr std::int64_t kSize = 256, kTokens = 64, kLayers = 32;
   BitWeight weight;
   weight.master = torch::randn({kSize, kSize}).requires_grad_();
@@ -473,7 +473,7 @@ TEST_F(BitLinearTest, GradientsKeepIntegerRowsAlone) {
   EXPECT_LE(extra, kLayers * rows + 4096);
 }
 
-TEST_F(BitLinearTest, TernarisedTwiceIsTheSameAndFollowsTheMaster) {
+TEST_F(BitLinearTest, TernariseIsRepeatableAndFollowsTheMaster) {
   BitWeight weight;
   weight.master = torch::randn({16, 32}).requires_grad_();
   weight.Ternarise(context_.stream);

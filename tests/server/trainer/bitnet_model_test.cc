@@ -1,4 +1,4 @@
-// The BitNet model in training: what it answers is what its ternary form will be served as.
+// The BitNet model in training gives what its ternary form gives when it is served.
 #include "server/trainer/bitnet_model.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ namespace {
 using kernels::Isa;
 using model::Norm;
 
-// A model of the golden files, by its folder.
+// Imports a model of the golden files, by its folder.
 std::unique_ptr<model::Artifact> Base(const model::TempDirectory& directory, const std::string& golden) {
   const std::string source = directory.Path("hf");
   std::filesystem::copy(model::Golden(golden), source);
@@ -64,7 +64,7 @@ class BitNetModelTest : public ::testing::Test {
     return tokens;
   }
 
-  // Examples as the loader lays them out; `per_row` of them in a row.
+  // Examples as the loader lays them out, `per_row` examples per row.
   data::MicroBatch Batch(const std::vector<std::vector<std::int32_t>>& examples, std::size_t per_row = 1) const {
     data::MicroBatch batch;
     batch.segments = {0};
@@ -89,7 +89,7 @@ class BitNetModelTest : public ::testing::Test {
     return sum.ok() ? *sum / static_cast<double>(batch.num_trained) : NAN;
   }
 
-  // The loss of each token that has a target, one target at a time: a batch answers with their sum.
+  // The loss of each token that has a target. Runs one target at a time, because a batch returns only the sum.
   std::vector<double> TokenLosses(const data::MicroBatch& batch) {
     std::vector<double> losses;
     for (std::size_t i = 0; i < batch.targets.size(); ++i) {
@@ -158,12 +158,11 @@ class BitNetModelTest : public ::testing::Test {
   std::int64_t step_ = 0;
 };
 
-// docs/numerics.md 10: the instantiation that trains and the one that serves, bit for bit, before and after steps; each on
+// docs/numerics.md 10: the training and the serving instantiation agree bit for bit, before and after steps; each on
 // every instruction set, with and without threads, and serving for any chunking.
 class TrainIsServeTest : public BitNetModelTest, public ::testing::WithParamInterface<std::tuple<const char*, const char*, int>> {
  protected:
-  // The model with its weights as they are now, as a trainer on `stream` has it: what is derived from them is made there
-  // too.
+  // A copy of the model with its current weights, for a trainer on `stream`. Derived values are also computed there.
   std::unique_ptr<BitNetModel> OnStream(const kernels::Stream& stream) {
     auto made = BitNetModel::Create(*base_, config_, options_, stream);
     EXPECT_TRUE(made.ok()) << made.status();
@@ -209,7 +208,7 @@ TEST_P(TrainIsServeTest, EveryRowOfLogitsHasTheSameBits) {
     }
     const auto before = trained;
     for (int step = 0; step < 3; ++step) Step(Batch({Tokens(7, 20), Tokens(8, 31)}), 1e-3);
-    EXPECT_NE(TrainingDigests(*model_, tokens), before);  // and it did learn something
+    EXPECT_NE(TrainingDigests(*model_, tokens), before);  // the steps changed the model
   }
 }
 
@@ -219,7 +218,7 @@ INSTANTIATE_TEST_SUITE_P(Models, TrainIsServeTest,
                                            std::tuple("hf_sharded_f32", "bitnet-tips", 16), std::tuple("families/qwen2", "native", 8),
                                            std::tuple("families/qwen3", "native", 8), std::tuple("families/bitnet", "native", 8)));
 
-// docs/numerics.md 9: a token's loss has the same bits whatever lies beside it and before it in its row.
+// docs/numerics.md 9: a token's loss has the same bits whatever else is in its row.
 TEST_F(BitNetModelTest, PackingChangesNoBitOfALoss) {
   Make("hf_sharded_f32", "native");
   const std::vector<std::vector<std::int32_t>> examples = {Tokens(1, 9), Tokens(2, 17), Tokens(3, 5)};
@@ -250,14 +249,14 @@ TEST_F(BitNetModelTest, RecomputedLayersHaveTheSameGradients) {
   EXPECT_EQ(gradients(true), gradients(false));
 }
 
-TEST_F(BitNetModelTest, PassThatIsStoppedAnywhereLeavesNothingBehind) {
+TEST_F(BitNetModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   support::CancelAt asked;
   BitNetOptions options;
   options.activation_checkpointing = true;
   options.cancelled = asked.callback();
   Make("hf_sharded_f32", "bitnet-2b4t", options);
   const int linears = static_cast<int>(config_.num_layers) * model::kNumLinearKinds;
-  EXPECT_GE(asked.calls(), linears) << "asked for every tensor";
+  EXPECT_GE(asked.calls(), linears) << "called for every tensor";
   const auto batch = Batch({Tokens(1, 9), Tokens(2, 17)});
   const auto gradients = [&] {
     std::map<std::string, std::vector<float>> all;
@@ -278,7 +277,7 @@ TEST_F(BitNetModelTest, PassThatIsStoppedAnywhereLeavesNothingBehind) {
   EXPECT_EQ(gradients(), undisturbed);
 }
 
-// Parameters have changed by then: a step is finished once it has begun to change them.
+// A step must finish once it has begun to change parameters.
 TEST_F(BitNetModelTest, RefreshShowsLifeAndIsNotStopped) {
   support::CancelAt asked;
   BitNetOptions options;
@@ -299,7 +298,7 @@ TEST_F(BitNetModelTest, EveryParameterGetsAGradient) {
   }
 }
 
-TEST_F(BitNetModelTest, LearnsALineByHeart) {
+TEST_F(BitNetModelTest, MemorisesASequence) {
   Make("hf_sharded_f32", "bitnet-tips", {.random_init = true});
   const auto batch = Batch({Tokens(11, 24)});
   const double first = Step(batch, 1e-2);
@@ -308,8 +307,8 @@ TEST_F(BitNetModelTest, LearnsALineByHeart) {
   EXPECT_LT(last, 0.1 * first);
 }
 
-// A finite difference of the loss along the gradient of the norms, which no rounding but that of the codes disturbs.
-TEST_F(BitNetModelTest, FinalNormHasTheSlopeOfTheLoss) {
+// A finite difference of the loss along the gradient of the norm. Only the rounding of the codes disturbs it.
+TEST_F(BitNetModelTest, GradientOfTheFinalNormIsTheSlopeOfTheLoss) {
   Make("hf_sharded_f32", "native", {.bf16_backward = false});
   const auto batch = Batch({Tokens(1, 30)});
   Loss(batch);
@@ -328,7 +327,7 @@ TEST_F(BitNetModelTest, FinalNormHasTheSlopeOfTheLoss) {
   EXPECT_NEAR((at(h) - at(-h)) / (2.0 * h), slope, 2e-2 * slope);
 }
 
-TEST_F(BitNetModelTest, RandomWeightsAreDrawnBySeed) {
+TEST_F(BitNetModelTest, SeedDeterminesRandomWeights) {
   const auto query = [&](std::uint64_t seed) {
     Make("hf_sharded_f32", "native", {.random_init = true, .init_seed = seed});
     return Values(model::ModulePath(0, model::LinearKind::kQ) + ".weight");
@@ -347,7 +346,7 @@ TEST_F(BitNetModelTest, RandomWeightsAreDrawnBySeed) {
   for (const float w : Values(model::kFinalNormName)) EXPECT_EQ(w, 1.0f);
 }
 
-TEST_F(BitNetModelTest, NormsBeforeLinearsStartAsThoseOfTheirBlock) {
+TEST_F(BitNetModelTest, NormsBeforeLinearsStartAsTheNormOfTheirBlock) {
   Make("hf_sharded_f32", "native");
   const auto input = Values(model::NormName(0, Norm::kInput)), post = Values(model::NormName(0, Norm::kPostAttention));
   Make("hf_sharded_f32", "bitnet-tips");
@@ -358,8 +357,7 @@ TEST_F(BitNetModelTest, NormsBeforeLinearsStartAsThoseOfTheirBlock) {
   for (const Parameter& p : model_->parameters()) EXPECT_EQ(p.name.find("layernorm"), std::string::npos) << p.name;
 }
 
-// What conversion ternarises has the bits that training instantiates; embedding and head are rounded there as they are here.
-// faults.md T3: what publishing still asks of the model.
+// faults.md T3: publishing still needs these of the model.
 TEST_F(BitNetModelTest, ReleaseOfGradientsKeepsValuesAndLogits) {
   Make("hf_sharded_f32", "bitnet-2b4t");
   Step(Batch({Tokens(7, 20)}), 1e-3);
@@ -376,7 +374,8 @@ TEST_F(BitNetModelTest, ReleaseOfGradientsKeepsValuesAndLogits) {
   }
 }
 
-TEST_F(BitNetModelTest, ConvertedMastersAnswerAsTheTrainingInstantiation) {
+// Conversion makes the same ternary bits as training, and rounds embedding and head in the same way.
+TEST_F(BitNetModelTest, ConvertedMastersHaveTheLogitsOfTraining) {
   Make("hf_sharded_f32", "bitnet-tips", {.act_bits = 4});
   Step(Batch({Tokens(7, 20)}), 1e-3);
   const auto info = model_->Write(base::RealFileSystem(), directory_.Path("base"), {{"step", 1}}, directory_.Path("masters"));

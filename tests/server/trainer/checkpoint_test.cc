@@ -12,7 +12,7 @@
 namespace nibble::trainer {
 namespace {
 
-// Two tensors with moments, and where the memory of their spans lies.
+// Two tensors with moments, and the memory of their spans.
 struct State {
   explicit State(std::uint64_t seed) {
     for (const std::int64_t size : {6, 20}) {
@@ -57,7 +57,7 @@ class CheckpointTest : public ::testing::Test {
   RunIdentity identity_ = {.spec_digest = "spec", .base_digest = "base", .data_digest = "data", .isa = "avx2", .threads = 2, .version = "0.1"};
 };
 
-TEST_F(CheckpointTest, LoadGivesBackEveryBit) {
+TEST_F(CheckpointTest, LoadRestoresEveryBit) {
   const std::string directory = Save();
   State loaded(2);
   ASSERT_NE(loaded.values, state_.values);
@@ -76,11 +76,11 @@ TEST_F(CheckpointTest, LoadGivesBackEveryBit) {
   EXPECT_EQ(progress->cursor.taken, 5);
   EXPECT_EQ(progress->best_eval_loss, 1.25);
   EXPECT_EQ(progress->evaluated_step, 6) << "an evaluation that was interrupted is due again";
-  EXPECT_EQ(progress->metrics, progress_.metrics) << "the next checkpoint shows the evaluation that stands";
+  EXPECT_EQ(progress->metrics, progress_.metrics) << "the next checkpoint shows the last evaluation";
   EXPECT_TRUE(progress->differences.empty());
 }
 
-TEST_F(CheckpointTest, StopWhileItIsWrittenOrReadIsCancelled) {
+TEST_F(CheckpointTest, SavingAndLoadingCanBeCancelled) {
   support::CancelAt asked;
   const auto save = [&] {
     return SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments, &adapter_,
@@ -106,7 +106,7 @@ TEST_F(CheckpointTest, StopWhileItIsWrittenOrReadIsCancelled) {
   }
 }
 
-TEST_F(CheckpointTest, AnotherMachineOrVersionIsToldAndNotRefused) {
+TEST_F(CheckpointTest, AnotherMachineOrVersionIsReportedAndNotRefused) {
   const std::string directory = Save();
   RunIdentity elsewhere = identity_;
   elsewhere.threads = 4;
@@ -120,7 +120,7 @@ TEST_F(CheckpointTest, AnotherMachineOrVersionIsToldAndNotRefused) {
   EXPECT_EQ(loaded.values, state_.values);
 }
 
-TEST_F(CheckpointTest, ItShowsItsFiguresAndCanBeServed) {
+TEST_F(CheckpointTest, CheckpointHasMetricsAndAServableAdapterConfig) {
   const std::string directory = Save();
   const auto listed = store::ListCheckpoints(base::RealFileSystem(), directory_.path(), 1);
   ASSERT_TRUE(listed.ok() && listed->size() == 1);
@@ -133,8 +133,8 @@ TEST_F(CheckpointTest, ItShowsItsFiguresAndCanBeServed) {
   EXPECT_EQ(adapter->rank, 3);
 }
 
-// AdamW goes on from a checkpoint as if it had never stopped.
-TEST_F(CheckpointTest, StepsAfterALoadAreThoseOfTheRunThatWentOn) {
+// AdamW continues from a checkpoint as if it had never stopped.
+TEST_F(CheckpointTest, StepsAfterALoadEqualThoseOfAnUninterruptedRun) {
   const std::string directory = Save();
   State resumed(3);
   ASSERT_TRUE(Load(directory, identity_, resumed).ok());
@@ -149,7 +149,7 @@ TEST_F(CheckpointTest, StepsAfterALoadAreThoseOfTheRunThatWentOn) {
   EXPECT_EQ(resumed.values, state_.values);
 }
 
-TEST_F(CheckpointTest, AnotherIdentityIsRefusedByName) {
+TEST_F(CheckpointTest, RefusalNamesTheDigestThatDiffers) {
   const std::string directory = Save();
   const std::string other_digest = "other";
   const std::pair<const char*, std::function<void(RunIdentity&)>> changes[] = {
@@ -166,7 +166,7 @@ TEST_F(CheckpointTest, AnotherIdentityIsRefusedByName) {
   }
 }
 
-TEST_F(CheckpointTest, WithoutAnAdapterThereIsNoConfigOfOne) {
+TEST_F(CheckpointTest, CheckpointWithoutAnAdapterHasNoAdapterConfig) {
   EXPECT_TRUE(base::RealFileSystem().Exists(Save() + "/" + model::kAdapterConfigFile));
   ++progress_.step;
   const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments, nullptr);
@@ -176,7 +176,7 @@ TEST_F(CheckpointTest, WithoutAnAdapterThereIsNoConfigOfOne) {
   EXPECT_TRUE(Load(saved->directory, identity_, loaded).ok());
 }
 
-TEST_F(CheckpointTest, AFlippedByteIsDataLoss) {
+TEST_F(CheckpointTest, FlippedBitIsDataLoss) {
   const std::string directory = Save();
   std::fstream file(directory + "/state.safetensors", std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(-3, std::ios::end);
@@ -188,7 +188,7 @@ TEST_F(CheckpointTest, AFlippedByteIsDataLoss) {
   EXPECT_EQ(Load(directory, identity_, loaded).status().code(), absl::StatusCode::kDataLoss);
 }
 
-TEST_F(CheckpointTest, ATensorOfAnotherSizeOrNameIsDataLoss) {
+TEST_F(CheckpointTest, TensorOfAnotherSizeOrNameIsDataLoss) {
   const std::string directory = Save();
   State renamed(2);
   renamed.parameters[1].name = "c.weight";

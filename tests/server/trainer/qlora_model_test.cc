@@ -28,7 +28,7 @@ class QLoraModelTest : public testing::Test {
     base_ = models_.Load(models_.nf4());
     auto model = QLoraModel::Create(base_, options, stream_);
     EXPECT_TRUE(model.ok()) << model.status();
-    // B too: an adapter that is 0 says nothing.
+    // Sets B too, because an adapter that is 0 has no effect.
     std::uint64_t seed = 0;
     for (Parameter& parameter : (*model)->parameters()) {
       const auto values = support::NormalVector(++seed, static_cast<std::int64_t>(parameter.value.size()), 0.05f);
@@ -50,7 +50,7 @@ class QLoraModelTest : public testing::Test {
     EXPECT_TRUE(logprobs.ok()) << logprobs.status();
     return logprobs.value_or(std::vector<float>());
   }
-  // Two examples in one row, and one in a row of its own.
+  // Two examples in one row, and one alone in its row.
   data::MicroBatch Batch() const {
     data::MicroBatch batch;
     for (const std::size_t size : {19u, 7u, 12u}) {
@@ -68,7 +68,7 @@ class QLoraModelTest : public testing::Test {
     for (const Parameter& parameter : model.parameters()) all.emplace_back(parameter.grad.begin(), parameter.grad.end());
     return all;
   }
-  // The same adapter as an artifact, as nibbled serves it.
+  // Largest logprob difference between training and the same adapter as an artifact that nibbled serves.
   double ServedDifference(QLoraModel& trained, const std::string& name) {
     std::vector<std::vector<float>> values;
     for (const Parameter& parameter : trained.parameters()) values.emplace_back(parameter.value.begin(), parameter.value.end());
@@ -90,7 +90,7 @@ class QLoraModelTest : public testing::Test {
 };
 
 // docs/numerics.md 10. Serving reads bf16 rows where fp32 compute reads f32; with bf16 compute only the head's product differs.
-TEST_F(QLoraModelTest, TrainingLogprobsAreThoseOfServing) {
+TEST_F(QLoraModelTest, TrainingLogprobsMatchThoseOfServing) {
   const double f32 = ServedDifference(*Make(false, 0), "lora_f32"), bf16 = ServedDifference(*Make(true, 0), "lora_bf16");
   RecordProperty("f32", std::to_string(f32));
   RecordProperty("bf16", std::to_string(bf16));
@@ -102,7 +102,7 @@ TEST_F(QLoraModelTest, TrainingLogprobsAreThoseOfServing) {
   EXPECT_NE(Logprobs(*untrained), other);
 }
 
-TEST_F(QLoraModelTest, ItsLogprobsAreTheLossesThatItTrainsOn) {
+TEST_F(QLoraModelTest, LogprobsEqualTheLossesOfTraining) {
   const auto model = Make(false, 0);
   data::MicroBatch batch;
   batch.tokens = tokens_;
@@ -116,7 +116,7 @@ TEST_F(QLoraModelTest, ItsLogprobsAreTheLossesThatItTrainsOn) {
   EXPECT_EQ(*loss, -std::accumulate(logprobs.begin(), logprobs.end(), 0.0));
 }
 
-TEST_F(QLoraModelTest, AsksBeforeEveryLinearForwardRecomputedAndBackward) {
+TEST_F(QLoraModelTest, CallsCancelledBeforeEveryLinear) {
   const auto calls = [&](bool checkpointing) {
     const auto model = Make(true, 0, checkpointing);
     asked_.Restart(0);
@@ -130,7 +130,7 @@ TEST_F(QLoraModelTest, AsksBeforeEveryLinearForwardRecomputedAndBackward) {
   EXPECT_GE(calls(true) - plain, linears);
 }
 
-TEST_F(QLoraModelTest, PassThatIsStoppedAnywhereLeavesNothingBehind) {
+TEST_F(QLoraModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   for (const bool checkpointing : {false, true}) {
     const auto model = Make(true, 0.2, checkpointing);
     asked_.Restart(0);
@@ -141,7 +141,7 @@ TEST_F(QLoraModelTest, PassThatIsStoppedAnywhereLeavesNothingBehind) {
     for (int at = 1; at <= calls; ++at) {
       asked_.Restart(at);
       EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 5).status().code(), absl::StatusCode::kCancelled) << at;
-      EXPECT_EQ(asked_.calls(), at) << "nothing runs after the answer";
+      EXPECT_EQ(asked_.calls(), at) << "nothing runs after the cancellation";
     }
     asked_.Restart(0);
     model->ZeroGrad();
@@ -153,7 +153,7 @@ TEST_F(QLoraModelTest, PassThatIsStoppedAnywhereLeavesNothingBehind) {
 }
 
 // faults.md T3.
-TEST_F(QLoraModelTest, ReleaseLetsGoOfTheBaseAndKeepsTheValues) {
+TEST_F(QLoraModelTest, ReleaseFreesTheBaseAndKeepsTheValues) {
   const auto model = Make(/*bf16=*/true, 0);
   ASSERT_TRUE(model->ForwardBackward(Batch(), 1.0, 0).ok());
   std::vector<std::vector<float>> values;
@@ -170,7 +170,7 @@ TEST_F(QLoraModelTest, ReleaseLetsGoOfTheBaseAndKeepsTheValues) {
   }
 }
 
-TEST_F(QLoraModelTest, StopWhileItIsMadeIsCancelled) {
+TEST_F(QLoraModelTest, CreateCanBeCancelled) {
   QLoraOptions options;
   options.adapter = Adapter(0);
   options.cancelled = asked_.callback();
@@ -178,7 +178,7 @@ TEST_F(QLoraModelTest, StopWhileItIsMadeIsCancelled) {
   EXPECT_EQ(QLoraModel::Create(models_.Load(models_.nf4()), options, stream_).status().code(), absl::StatusCode::kCancelled);
 }
 
-TEST_F(QLoraModelTest, NothingIsDroppedOutOfItsLogprobs) {
+TEST_F(QLoraModelTest, LogprobsHaveNoDropout) {
   EXPECT_EQ(Logprobs(*Make(false, 0.5)), Logprobs(*Make(false, 0)));
 }
 

@@ -28,7 +28,7 @@ class QLoraRecipeTest : public testing::Test {
     order_.base_cache_bytes = std::int64_t{1} << 30;
   }
 
-  // An attempt up to its first step, and its end; its base's weights_digest.
+  // Runs an attempt up to its first step, and its end. Returns the weights_digest of its base.
   std::string Attempt() {
     logs_.clear();
     const std::string directory = models_.Path("attempt-" + std::to_string(++attempts_));
@@ -85,7 +85,7 @@ TEST_F(QLoraRecipeTest, DamagedBaseIsMadeAgain) {
   EXPECT_FALSE(Quantised());
 }
 
-TEST_F(QLoraRecipeTest, WithoutACacheEveryAttemptMakesItsOwn) {
+TEST_F(QLoraRecipeTest, WithoutACacheEveryAttemptMakesItsOwnBase) {
   order_.base_cache_directory.clear();
   const std::string first = Attempt();
   EXPECT_EQ(Attempt(), first);
@@ -93,7 +93,7 @@ TEST_F(QLoraRecipeTest, WithoutACacheEveryAttemptMakesItsOwn) {
   EXPECT_EQ(Cached(), 0u);
 }
 
-TEST_F(QLoraRecipeTest, BaseBeyondTheLimitGoesWithItsAttempt) {
+TEST_F(QLoraRecipeTest, BaseBeyondTheLimitIsRemovedWithItsAttempt) {
   order_.base_cache_bytes = 1;
   Attempt();
   EXPECT_TRUE(Quantised());

@@ -22,18 +22,18 @@ namespace {
 
 namespace v1 = ::nibble::internal::v1;
 
-// The tests' lines begin with their sequence.
+// The tests' lines begin with their sequence number.
 int Sequence(const v1::JournalLine& line) { return std::stoi(line.json()); }
 
-// Acknowledges `known` lines when it is told to, as a server does that has read them from the disk; and reads what the
-// stream carries only once it is told that too.
+// Acknowledges `known` lines once `acknowledge` is set, like a server that has read them from the disk. Reads the
+// stream only once `read` is set.
 class LateReader final : public v1::TrainerReportService::Service {
  public:
   explicit LateReader(std::int64_t known) : known_(known) {}
   std::promise<void> acknowledge;
   std::promise<void> read;
   std::promise<void> ended;
-  std::vector<v1::JournalLine> lines;  // once `ended`
+  std::vector<v1::JournalLine> lines;  // valid after `ended`
 
   grpc::Status Report(grpc::ServerContext*, grpc::ServerReaderWriter<v1::ReportResponse, v1::ReportRequest>* stream) override {
     v1::ReportRequest request;
@@ -56,9 +56,9 @@ class LateReader final : public v1::TrainerReportService::Service {
   const std::int64_t known_;
 };
 
-TEST(ReporterTest, LinesThatTheServerAcknowledgedUnsentAreNotSent) {
+TEST(ReporterTest, LinesAcknowledgedBeforeSendingAreNotSent) {
   constexpr int kKnown = 40;
-  // Longer than what the stream takes without a reader, so that most are not sent when they are acknowledged.
+  // Longer than the stream buffers without a reader, so that most are not sent when they are acknowledged.
   const auto line = [](int sequence) { return base::StrCat(sequence, std::string(100'000, ' ')); };
   LateReader service(kKnown);
   grpc::ServerBuilder builder;
@@ -72,7 +72,7 @@ TEST(ReporterTest, LinesThatTheServerAcknowledgedUnsentAreNotSent) {
     Reporter reporter({.address = base::StrCat("127.0.0.1:", port), .job_id = "job-1", .attempt = 1, .token = "t"});
     for (int sequence = 1; sequence <= kKnown; ++sequence) reporter.Send(line(sequence));
     service.acknowledge.set_value();
-    reporter.Flush(absl::Minutes(1));  // All are acknowledged, although nobody has read one.
+    reporter.Flush(absl::Minutes(1));  // All are acknowledged, although the server has read none.
     reporter.Send(line(kKnown + 1));
     service.read.set_value();
     reporter.Flush(absl::Minutes(1));
@@ -87,7 +87,7 @@ TEST(ReporterTest, LinesThatTheServerAcknowledgedUnsentAreNotSent) {
   }
 }
 
-// As the server says it (server/rpc/status.h); without a reason, as gRPC itself does.
+// A refusal as the server makes it (server/rpc/status.h); without a reason, as gRPC itself makes it.
 grpc::Status Refusal(grpc::StatusCode code, const std::string& reason, const std::string& domain = "nibble") {
   if (reason.empty()) return {code, "no"};
   google::rpc::Status details;
@@ -103,7 +103,7 @@ grpc::Status Refusal(grpc::StatusCode code, const std::string& reason, const std
   return {code, "no", details.SerializeAsString()};
 }
 
-// Refuses the first stream of each job as `refusals` says, and takes in what later ones carry.
+// Refuses the first stream of each job with its entry in `refusals`, and accepts the lines of later streams.
 class RefusingOnce final : public v1::TrainerReportService::Service {
  public:
   explicit RefusingOnce(std::map<std::string, grpc::Status> refusals) : refusals_(std::move(refusals)) {}
@@ -143,9 +143,9 @@ class RefusingOnce final : public v1::TrainerReportService::Service {
   std::map<std::string, std::vector<std::string>> lines_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST(ReporterTest, OnlyAServerThatSaysFencedEndsTheAttempt) {
+TEST(ReporterTest, OnlyFencedEndsTheAttempt) {
   using enum grpc::StatusCode;
-  // All but the last may be another server's, or another program's, that has the port by now.
+  // All except the last may come from another server or program that has taken the port.
   const std::map<std::string, grpc::Status> refusals = {
       {"unknown-job", Refusal(NOT_FOUND, "JOB")},
       {"unknown-token", Refusal(UNAUTHENTICATED, "TOKEN_INVALID")},
@@ -178,10 +178,10 @@ TEST(ReporterTest, OnlyAServerThatSaysFencedEndsTheAttempt) {
     if (job == "fenced") continue;
     EXPECT_FALSE(reporter->fenced()) << job;
     EXPECT_EQ(service.streams(job), 2) << job;
-    EXPECT_EQ(service.lines(job), std::vector<std::string>{base::StrCat("line of ", job)}) << "asked again, and nothing is lost";
+    EXPECT_EQ(service.lines(job), std::vector<std::string>{base::StrCat("line of ", job)}) << "retried without loss";
   }
   EXPECT_TRUE(reporters["fenced"]->fenced());
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(50)) << "who is fenced waits for nothing";
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(50)) << "a fenced reporter does not wait";
   reporters.clear();
   EXPECT_EQ(service.streams("fenced"), 1);
   EXPECT_TRUE(service.lines("fenced").empty());

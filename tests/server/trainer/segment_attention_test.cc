@@ -1,5 +1,5 @@
-// Attention by segment against the formula in f64 and against a dense mask, its bits against the kernel that serves, and what its graph
-// keeps.
+// Compares attention by segment with the formula in f64 and with a dense mask, and its bits with the serving kernel.
+// Checks what its graph keeps.
 #include "server/trainer/segment_attention.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ using torch::Tensor;
 struct Case {
   std::int64_t heads, kv_heads, dim;
   std::vector<std::int64_t> segments;
-  std::int64_t tokens;  // more than segments.back(): they fill up
+  std::int64_t tokens;  // those past segments.back() are padding
 };
 
 // The output and the gradients to q, k and v.
@@ -59,7 +59,7 @@ class SegmentAttentionTest : public ::testing::Test {
     results.insert(results.begin(), y.detach());
     return results;
   }
-  // K and V cached in `type`, which the result has as well.
+  // K and V are cached in `type`, which is also the type of the result.
   Results BySegment(const Case& c, const std::vector<Tensor>& inputs, torch::ScalarType type) {
     return BySegment(c, inputs, type, type);
   }
@@ -69,7 +69,7 @@ class SegmentAttentionTest : public ::testing::Test {
       return ApplySegmentAttention(q, k, v, *segments, c.heads, c.kv_heads, context_, result);
     }, inputs, torch::kFloat32);
   }
-  // One call over all tokens, each masked from what is not of its segment: how packed rows attended before.
+  // One call over all tokens, with the other segments masked: the former implementation for packed rows.
   static Tensor Masked(const Tensor& q, const Tensor& k, const Tensor& v, const Case& c) {
     Tensor mask = torch::full({c.tokens, c.tokens}, -std::numeric_limits<float>::infinity());
     for (std::size_t s = 0; s + 1 < c.segments.size(); ++s) {
@@ -83,8 +83,9 @@ class SegmentAttentionTest : public ::testing::Test {
     const Tensor y = at::scaled_dot_product_attention(heads(q, c.heads), heads(k, c.kv_heads), heads(v, c.kv_heads), mask.to(q.scalar_type()));
     return y.squeeze(0).transpose(0, 1).reshape({c.tokens, c.heads * c.dim});
   }
-  // Elementwise bounds on the distance from the formula's results in f64, of products that round to `unit`: probabilities and their
-  // gradients are rounded before they are multiplied, results once more for each block of queries that adds to them.
+  // Elementwise bounds on the distance from the formula's results in f64, for products that round to `unit`:
+  // probabilities and their gradients are rounded before they are multiplied; results are rounded once more for each
+  // block of queries that adds to them.
   static Results Bounds(const Case& c, const std::vector<Tensor>& inputs, double unit) {
     Results bounds;
     for (const Tensor& t : {inputs[0], inputs[0], inputs[1], inputs[2]}) bounds.push_back(torch::zeros(t.sizes(), torch::kFloat64));
@@ -120,12 +121,12 @@ class SegmentAttentionTest : public ::testing::Test {
 };
 
 const Case kCases[] = {
-    {4, 2, 8, {0, 5, 12, 13, 33}, 40},                 // ragged, filled up
-    {9, 3, 64, {0, 1, 32, 65, 98, 300, 301}, 320},     // sizes round the quantum; three query heads a KV head
+    {4, 2, 8, {0, 5, 12, 13, 33}, 40},                 // ragged, with padding
+    {9, 3, 64, {0, 1, 32, 65, 98, 300, 301}, 320},     // sizes around the quantum; three query heads per KV head
     {2, 2, 16, {0, 0, 64, 64, 128}, 128},              // empty segments; nothing to pad
-    {6, 1, 32, {0, 700}, 700},                         // one segment past the block sizes of the kernel
-    {4, 4, 16, {0, 31, 61}, 61},                       // the last one's padding lies past the rows
-    {2, 1, 8, {0, 30, 1500}, 1536},                    // more rows than are attended to at once
+    {6, 1, 32, {0, 700}, 700},                         // one segment larger than the block sizes of the kernel
+    {4, 4, 16, {0, 31, 61}, 61},                       // the last segment's padding is past the rows
+    {2, 1, 8, {0, 30, 1500}, 1536},                    // more rows than kForwardRows
 };
 
 TEST_F(SegmentAttentionTest, AgreesWithTheFormulaAndWithTheDenseMask) {
@@ -152,7 +153,7 @@ TEST_F(SegmentAttentionTest, AgreesWithTheFormulaAndWithTheDenseMask) {
   }
 }
 
-TEST_F(SegmentAttentionTest, MakesAnF32ResultOfABf16CacheAgainForItsGradients) {
+TEST_F(SegmentAttentionTest, RecomputesAnF32ResultOfABf16CacheForItsGradients) {
   for (const Case& c : kCases) {
     const std::vector<Tensor> inputs = Inputs(c, torch::kBFloat16);
     const Attention masked = [&](const Tensor& q, const Tensor& k, const Tensor& v) { return Masked(q, k, v, c); };
@@ -166,7 +167,7 @@ TEST_F(SegmentAttentionTest, MakesAnF32ResultOfABf16CacheAgainForItsGradients) {
   }
 }
 
-TEST_F(SegmentAttentionTest, HasTheBitsOfTheKernelThatServes) {
+TEST_F(SegmentAttentionTest, HasTheBitsOfTheServingKernel) {
   const Case c = {9, 3, 64, {0, 37, 1240}, 1280};
   torch::manual_seed(8);
   const Tensor q = torch::randn({c.tokens, 9 * 64}), k = torch::randn({c.tokens, 3 * 64}), v = torch::randn({c.tokens, 3 * 64});
@@ -180,7 +181,7 @@ TEST_F(SegmentAttentionTest, HasTheBitsOfTheKernelThatServes) {
   EXPECT_TRUE(torch::equal(got.narrow(0, 0, 1240), want));
 }
 
-TEST_F(SegmentAttentionTest, BesideALongSegmentShortOnesTakeNoMorePagesThanTheyFill) {
+TEST_F(SegmentAttentionTest, ShortSegmentsTakeOnlyThePagesThatTheyFill) {
   Case c = {1, 1, 8, {0, 100 * kernels::kKvPageTokens}, 0};
   for (int i = 0; i < 50; ++i) c.segments.push_back(c.segments.back() + 1);
   EXPECT_EQ(Segments(c, torch::kBFloat16)->cache().num_pages, 150);
@@ -214,7 +215,7 @@ TEST_F(SegmentAttentionTest, PackedRowCostsTheMemoryOfItsExamples) {
   EXPECT_LE(static_cast<double>(peak(kExamples)), 1.2 * kExamples * static_cast<double>(peak(1)));
 }
 
-TEST_F(SegmentAttentionTest, KeepsItsInputsAndItsOutputByReferenceOrNarrowedAndOneNumberAHeadAndToken) {
+TEST_F(SegmentAttentionTest, GraphKeepsInputsOutputAndOneNumberPerHeadAndToken) {
   const Case c = {4, 2, 16, {0, 64, 96}, 96};
   const std::vector<Tensor> inputs = Inputs(c, torch::kBFloat16);
   const auto kept = [&](torch::ScalarType cached, torch::ScalarType result) {
@@ -225,14 +226,14 @@ TEST_F(SegmentAttentionTest, KeepsItsInputsAndItsOutputByReferenceOrNarrowedAndO
       return ApplySegmentAttention(leaves[0], leaves[1], leaves[2], *segments, c.heads, c.kv_heads, context_, result);
     });
   };
-  // A narrower copy of each input, where it is kept narrower than it came.
+  // Inputs that are kept in a narrower type are copied.
   const std::int64_t q = c.tokens * c.heads * c.dim, kv = c.tokens * c.kv_heads * c.dim, sums = c.tokens * c.heads * 4;
   EXPECT_EQ(kept(torch::kFloat32, torch::kFloat32), sums);
   EXPECT_EQ(kept(torch::kBFloat16, torch::kBFloat16), 2 * (q + 2 * kv) + sums);
   EXPECT_EQ(kept(torch::kBFloat16, torch::kFloat32), 2 * 2 * kv);
 }
 
-TEST_F(SegmentAttentionTest, AsksBeforeEveryThousandRowsForwardAndEverySegmentBackward) {
+TEST_F(SegmentAttentionTest, CallsCancelledForEveryThousandRowsForwardAndEverySegmentBackward) {
   support::CancelAt asked;
   context_.cancelled = asked.callback();
   const Case c = {2, 1, 8, {0, 3, 9, 20}, 20};

@@ -16,8 +16,9 @@ namespace {
 
 using torch::Tensor;
 
-// Evaluation multiplies few rows by a head of tens of thousands of outputs: its wide form never exists at once.
-TEST(TorchLibraryTest, ABf16WeightIsWidenedInSlices) {
+// Evaluation multiplies few rows by a head of tens of thousands of outputs, whose wide form must never exist as a
+// whole.
+TEST(TorchLibraryTest, Bf16WeightIsWidenedInSlices) {
   constexpr std::int64_t kOutputs = 20000, kInputs = 64, kRows = 5;
   torch::manual_seed(1);
   const Tensor w = torch::randn({kOutputs, kInputs}).to(torch::kBFloat16);
@@ -33,8 +34,8 @@ TEST(TorchLibraryTest, ABf16WeightIsWidenedInSlices) {
         ASSERT_TRUE(status.ok()) << status;
         peak = memory.peak_bytes();
       }
-      EXPECT_LE(peak, 5000 * (kInputs + kRows) * 4 + 4096) << "all of it wide takes " << kOutputs * kInputs * 4;
-      // What one product of the whole weight gives: rounded in f32, but maybe in another order.
+      EXPECT_LE(peak, 5000 * (kInputs + kRows) * 4 + 4096) << "the whole weight takes " << kOutputs * kInputs * 4;
+      // The product with the whole weight, rounded in f32 but possibly in another order.
       const Tensor product = torch::mm(x.to(torch::kFloat32), w.to(torch::kFloat32).t());
       const Tensor want = accumulate ? before + product : product;
       EXPECT_LE((y - want).abs().max().item<double>(), kInputs * 0x1p-24 * product.abs().max().item<double>());
@@ -43,7 +44,7 @@ TEST(TorchLibraryTest, ABf16WeightIsWidenedInSlices) {
 }
 
 // at::parallel_for runs its body on the calling thread unless our own file is compiled with OpenMP.
-TEST(TorchThreadPoolTest, SharesTheRangesBetweenTorchsThreads) {
+TEST(TorchThreadPoolTest, SplitsTheRangeAmongTorchsThreads) {
   at::set_num_threads(3);
   const auto pool = MakeTorchThreadPool();
   EXPECT_EQ(pool->num_threads(), 3);

@@ -1,12 +1,11 @@
-//! A limit on what one call may allocate and compute, enforced in the allocator.
+//! Limits the memory and the processor time of one call, enforced in the allocator.
 //!
-//! Template fuel counts instructions, and forty of them that double a string ask
-//! for a terabyte; an allocation that fails then aborts the whole server. Here a
-//! call that goes over its budget unwinds instead. Processor time is limited here
-//! too: one instruction may read megabytes, or compare lists of lists for hours, but
-//! every round of a loop allocates. The hook that makes a failed allocation unwind is
-//! behind an unstable feature name, which the build allows for this crate alone
-//! (RUSTC_BOOTSTRAP=nibble_text).
+//! Template fuel counts instructions, but forty instructions that double a string ask for
+//! a terabyte, and the failed allocation would abort the whole server. Here a call that
+//! exceeds its budget unwinds instead. Processor time is limited here too: one instruction
+//! may read megabytes, or compare lists of lists for hours, but every iteration of a loop
+//! allocates. The hook that makes a failed allocation unwind is an unstable feature, which
+//! the build enables for this crate only (RUSTC_BOOTSTRAP=nibble_text).
 
 use std::alloc::{set_alloc_error_hook, GlobalAlloc, Layout, System};
 use std::any::Any;
@@ -20,9 +19,9 @@ thread_local! {
     static ARMED: Cell<bool> = const { Cell::new(false) };
     static BYTES_LEFT: Cell<usize> = const { Cell::new(0) };
     static BLOCKS_LEFT: Cell<usize> = const { Cell::new(0) };
-    // Of the thread's processor time.
+    // Limit of the thread's processor time.
     static LATEST_NS: Cell<u64> = const { Cell::new(0) };
-    // Of the monotonic clock: the call cannot have used up its processor time before.
+    // Monotonic time before which the call cannot have used up its processor time.
     static CHECK_AT_NS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -31,9 +30,9 @@ enum Exceeded {
     Time,
 }
 
-/// Limits of one call: bytes and blocks allocated at once, and processor time. The
-/// number of blocks bounds how deep a value can nest, and so the stack that dropping or
-/// printing it takes.
+/// Limits of one call: bytes and blocks allocated at the same time, and processor time.
+/// The number of blocks limits the nesting of a value, and so the stack needed to drop or
+/// print it.
 #[derive(Clone, Copy)]
 pub struct Budget {
     pub bytes: usize,
@@ -85,8 +84,8 @@ fn limit_time(time: Duration) {
     CHECK_AT_NS.set(0);
 }
 
-/// Whether processor time is left. Reading it takes a system call, so it is read only
-/// when the coarse clock, which takes none, has advanced by all that was left.
+/// Whether processor time is left. Reading it takes a system call, so this reads it only
+/// after the coarse clock, which needs none, has advanced by the time that was left.
 fn has_time() -> bool {
     let now = now_ns(libc::CLOCK_MONOTONIC_COARSE);
     if now < CHECK_AT_NS.get() {
@@ -121,7 +120,7 @@ fn give_back(bytes: usize, blocks: usize) {
     }
 }
 
-// SAFETY: every call is System's own; a null return is an allowed answer.
+// SAFETY: every call is forwarded to System; returning null is allowed.
 unsafe impl GlobalAlloc for BudgetAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !take(layout.size(), 1) {
@@ -157,8 +156,8 @@ impl Drop for Disarm {
 
 fn install_hooks() {
     set_alloc_error_hook(on_failed_allocation);
-    // A panic under guard becomes an error: nothing for stderr, where hostile
-    // files could otherwise write at will.
+    // A guarded panic becomes an error and is not printed: otherwise hostile files
+    // could write to stderr at will.
     let print = take_hook();
     set_hook(Box::new(move |info| {
         if !GUARDED.get() {
@@ -168,7 +167,7 @@ fn install_hooks() {
 }
 
 fn on_failed_allocation(_: Layout) {
-    // Not ours: the machine is out of memory, and std's abort follows.
+    // If not armed, the machine is out of memory and std aborts.
     if ARMED.replace(false) {
         resume_unwind(Box::new(if has_time() { Exceeded::Memory } else { Exceeded::Time }));
     }
@@ -192,8 +191,8 @@ fn explain(payload: Box<dyn Any + Send>, budget: Budget) -> Failure {
     Failure::Panic(text.unwrap_or("panic without a message").to_string())
 }
 
-/// Runs `work` so that neither a panic nor a huge allocation leaves it, and ends it
-/// at the first allocation after its time.
+/// Runs `work`; a panic or an allocation beyond the budget becomes a Failure. Ends `work`
+/// at its first allocation after its time is used up.
 pub fn guarded<T>(budget: Budget, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     static HOOK: Once = Once::new();
     HOOK.call_once(install_hooks);

@@ -1,7 +1,7 @@
-//! text_ffi.h: pointers in, owned bytes out. Each function here only turns C into
-//! Rust and back; the work and the panic barrier are in the modules.
+//! Implements text_ffi.h: takes pointers and returns owned bytes. Each function here only
+//! converts between C and Rust; the work and the panic barrier are in the modules.
 #![feature(alloc_error_hook)]
-// What callers owe is in text_ffi.h.
+// text_ffi.h states what callers must ensure.
 #![allow(clippy::missing_safety_doc)]
 
 mod budget;
@@ -46,7 +46,7 @@ unsafe fn text<'a>(data: *const u8, size: usize) -> Result<&'a str, Failure> {
 }
 
 unsafe fn answer(out: *mut Bytes, work: impl FnOnce() -> Result<Vec<u8>, Failure>) -> i32 {
-    // The modules guard their own work; this catches what lies around it.
+    // The modules guard their own work; this catches panics in the code around it.
     let (code, bytes) = match guarded(Budget::UNLIMITED, work) {
         Ok(bytes) => (OK, bytes),
         Err(Failure::Invalid(reason)) => (INVALID, reason.into_bytes()),
@@ -56,7 +56,7 @@ unsafe fn answer(out: *mut Bytes, work: impl FnOnce() -> Result<Vec<u8>, Failure
     code
 }
 
-// For answers without an `out`: a panic there gives `otherwise`.
+// For functions without an `out`: returns `otherwise` after a panic.
 fn quietly<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
     guarded(Budget::UNLIMITED, || Ok(work())).unwrap_or(otherwise)
 }

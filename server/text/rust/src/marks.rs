@@ -1,10 +1,10 @@
 //! Finds a conversation's turns in its rendering.
 //!
 //! A second copy of the template (source.rs) prints marks: at both ends of each
-//! {% generation %} block, and wherever a loop begins or ends a round for a message.
-//! The text that the loop prints in that round is the message's turn, whatever the
-//! template does to its content. Without the marks the text has to equal the rendering
-//! of the original template; otherwise no turn is known.
+//! {% generation %} block, and wherever a loop begins or ends an iteration for a message.
+//! The text that the loop prints in that iteration is the message's turn, whatever the
+//! template does to its content. Without the marks, the text must equal the rendering of
+//! the original template; otherwise the turns are unknown.
 
 use minijinja::value::{Enumerator, Object, Value};
 use std::cell::RefCell;
@@ -22,14 +22,14 @@ pub struct Part {
 
 #[derive(Default)]
 pub struct Turns {
-    /// By message: what a loop over messages printed for it. Blank where that is
-    /// nothing but whitespace.
+    /// One per message: the text that a loop over messages printed for it. Empty if that
+    /// is only whitespace.
     pub messages: Vec<Part>,
-    /// Of {% generation %} blocks, in order.
+    /// One per {% generation %} block, in order.
     pub generation: Vec<Part>,
 }
 
-/// A message as the template sees it: its fields, and for us its number.
+/// A message as the template sees it: its fields, with its number for the marks.
 #[derive(Debug)]
 pub struct Message {
     pub index: usize,
@@ -49,30 +49,30 @@ impl Object for Message {
     }
 }
 
-/// What marks begin with: a text that is not in the rendering.
+/// The beginning of each mark: a text that does not occur in the rendering.
 pub fn delimiter(rendered: &str) -> Result<String, String> {
     let mut hash = DefaultHasher::new();
     rendered.hash(&mut hash);
     for salt in 0..4u8 {
         salt.hash(&mut hash);
-        // Characters for private use: no template strips, escapes or capitalises them.
+        // Private-use characters: no template strips, escapes or capitalises them.
         let text = format!("\u{e0f0}{:016x}\u{e0f1}", hash.finish());
         if !rendered.contains(&text) {
             return Ok(text);
         }
     }
-    Err("the text holds every mark that was tried".into())
+    Err("the text contains every mark that was tried".into())
 }
 
 #[derive(Default)]
 struct Printer {
     delimiter: String,
-    // Loops that have taken up a message and not left it.
+    // Loops that are in the iteration of a message.
     open: HashSet<usize>,
 }
 
 thread_local! {
-    // Of the rendering that runs on this thread.
+    // State of the rendering that runs on this thread.
     static PRINTER: RefCell<Printer> = RefCell::default();
 }
 
@@ -84,7 +84,7 @@ fn print(mark: String) -> String {
     PRINTER.with_borrow(|printer| format!("{}{mark};", printer.delimiter))
 }
 
-/// {% for %}: a round begins, with these variables.
+/// {% for %}: an iteration with these variables begins.
 pub fn turn(number: usize, variables: Vec<Value>) -> String {
     let message = variables.iter().find_map(|value| value.downcast_object_ref::<Message>());
     let Some(message) = message else { return end(number) };
@@ -92,7 +92,7 @@ pub fn turn(number: usize, variables: Vec<Value>) -> String {
     print(format!("t{number},{}", message.index))
 }
 
-/// {% endfor %}: the loop is over, or its round is not about a message.
+/// {% endfor %}: the loop has ended, or its iteration is not for a message.
 pub fn end(number: usize) -> String {
     let was_open = PRINTER.with_borrow_mut(|printer| printer.open.remove(&number));
     if was_open {
@@ -168,7 +168,7 @@ impl Reader<'_> {
     }
 }
 
-/// `rendered`: by the template as it was written; `marked`: by its copy.
+/// `rendered`: the output of the original template; `marked`: that of its copy with marks.
 pub fn read(
     rendered: &str,
     marked: &str,
@@ -187,7 +187,7 @@ pub fn read(
         plain.push_str(text);
     }
     if plain != rendered {
-        return Err("the template renders another text when its turns are marked".into());
+        return Err("the template renders different text when its turns are marked".into());
     }
     if !reader.open.is_empty() || !reader.generation.is_empty() {
         return Err(OVERLAP.into());

@@ -1,10 +1,10 @@
-//! How Python writes values: chat templates are written against Python's str()
-//! and json.dumps(), so a rendered prompt has to show `None`, `True`, `1e+16`.
+//! Writes values like Python. Chat templates rely on Python's str() and json.dumps(), so
+//! a rendered prompt must show `None`, `True`, `1e+16`.
 
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-// Deeper than any message; keeps printing off the end of the stack.
+// Deeper than any message; keeps printing from overflowing the stack.
 const MAX_DEPTH: usize = 128;
 
 fn too_deep() -> Error {
@@ -30,7 +30,7 @@ fn float(value: f64) -> String {
 
 fn number(value: &Value) -> Result<String, Error> {
     match f64::try_from(value.clone()) {
-        // Python stops at the division by zero that this comes from.
+        // Python fails at the division by zero that causes this.
         Ok(number) if !number.is_finite() => {
             Err(Error::new(ErrorKind::InvalidOperation, "a number is not finite"))
         }
@@ -194,7 +194,7 @@ impl JsonStyle {
 }
 
 /// The `tojson` of transformers: json.dumps(value, ensure_ascii=False, indent=None,
-/// separators=None, sort_keys=False), which unlike Jinja's own escapes no HTML.
+/// separators=None, sort_keys=False), which unlike Jinja's own does not escape HTML.
 pub fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let option = |index: usize, name: &str| -> Result<Option<Value>, Error> {
         let named: Option<Value> = kwargs.get(name)?;

@@ -1,16 +1,17 @@
-//! What is done to a template's text before minijinja parses it.
+//! Checks and rewrites a template's text before minijinja parses it.
 
-// minijinja folds constants again at every level of an expression, so compiling
-// takes time as the square of its length: 8'192 characters take half a second.
+// minijinja folds constants again at every level of an expression, so compiling takes
+// time quadratic in its length: 8'192 characters take half a second.
 const MAX_COST: usize = 8192 * 8192;
-// Of all tags. Code without a loop may search a long text at each step and allocate
-// nothing (budget.rs). Real templates have less than 20 KiB.
+// Maximum bytes of code in all tags together. Code without a loop may search a long text
+// at each step without an allocation, so no time limit ends it (budget.rs). Real templates
+// have less than 20 KiB.
 const MAX_CODE: usize = 64 << 10;
 
 /// The tag whose `{{` or `{%` is at `start`.
 struct Tag {
-    end: usize,  // of the source, before the closing marks
-    code: usize, // bytes, a string literal counting as two
+    end: usize,  // position in the source, before the closing marks
+    code: usize, // bytes; a string literal counts as two
 }
 
 fn read_tag(source: &[u8], start: usize) -> Tag {
@@ -45,7 +46,7 @@ fn find(source: &str, from: usize, text: &str) -> usize {
     source[from..].find(text).map_or(source.len(), |at| from + at)
 }
 
-/// Where the text after {% raw %} goes on to be a template.
+/// The position where the template resumes after {% raw %}: at the end of {% endraw %}.
 fn skip_raw(source: &str, from: usize) -> usize {
     let mut at = find(source, from, "{%");
     while at < source.len() {
@@ -58,7 +59,7 @@ fn skip_raw(source: &str, from: usize) -> usize {
     at
 }
 
-/// The signs of whitespace control on both sides of what stands between `{%` and `%}`.
+/// The whitespace control signs at both ends of the text between `{%` and `%}`.
 fn signs(inner: &str) -> (&str, &str) {
     let sign = |at: Option<usize>| {
         let text = at.and_then(|at| inner.get(at..at + 1)).unwrap_or_default();
@@ -75,7 +76,7 @@ fn is_name_character(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Its first word: "for" of `for(a, b) in c`.
+/// The first word of a tag: "for" in `for(a, b) in c`.
 fn keyword(tag: &str) -> &str {
     &tag[..tag.find(|c| !is_name_character(c)).unwrap_or(tag.len())]
 }
@@ -87,14 +88,14 @@ fn loop_variables(tag: &str) -> Vec<&str> {
     target.flat_map(|word| word.split([',', '(', ')'])).filter(is_name).collect()
 }
 
-/// A tag that prints what `call` returns and is itself a block, as the tags beside it
-/// are: what they do to the whitespace around them stays as it was.
+/// Prints the result of `call`. Made of block tags, like the tags beside it, so that their
+/// effect on the whitespace around them does not change.
 fn printing(call: &str) -> String {
     format!("{{%if true%}}{{{{{call}}}}}{{%endif")
 }
 
-/// What the tag becomes, without its closing `%}`, where it is not left as it is.
-/// `loops`: the numbers of the loops that it stands in.
+/// The replacement of the tag, without its closing `%}`; None if the tag stays as it is.
+/// `loops`: the numbers of the enclosing loops.
 fn rewrite(
     inner: &str,
     marks: bool,
@@ -130,15 +131,16 @@ fn rewrite(
     }
 }
 
-/// Whether it has a {% generation %} block.
+/// Whether the template has a {% generation %} block.
 pub fn has_generation(source: &str) -> bool {
-    // Those of comments and raw text are not replaced.
+    // prepare() does not replace tags in comments and raw text.
     prepare(source, true).is_ok_and(|text| text.contains("__nibble_generation(true)"))
 }
 
-/// transformers marks the assistant's text with {% generation %}, which prints its
-/// body. {% with %} does the same and minijinja knows it. `marks`: also has each such
-/// block and each round of a loop print a mark at both ends (marks.rs).
+/// transformers marks the assistant's text with {% generation %}, which prints its body.
+/// This replaces it by {% with %}, which does the same and which minijinja supports.
+/// `marks`: each such block and each iteration of a loop also prints a mark at both ends
+/// (marks.rs).
 pub fn prepare(source: &str, marks: bool) -> Result<String, String> {
     let mut out = String::with_capacity(source.len());
     let mut copied = 0;
@@ -172,10 +174,10 @@ pub fn prepare(source: &str, marks: bool) -> Result<String, String> {
         at = find(source, next, "{");
     }
     if cost > MAX_COST {
-        return Err("an expression is too long, or too many are long".into());
+        return Err("an expression is too long, or there are too many long ones".into());
     }
     if code > MAX_CODE {
-        return Err(format!("has {code} bytes of code, at most {MAX_CODE}"));
+        return Err(format!("has {code} bytes of code, want at most {MAX_CODE}"));
     }
     Ok(out + &source[copied..])
 }

@@ -1,4 +1,4 @@
-//! Chat templates as transformers renders them (utils/chat_template_utils.py): the
+//! Renders chat templates like transformers (utils/chat_template_utils.py): the
 //! same whitespace rules, globals and filters, in a sandbox without a loader.
 
 use crate::budget::{guarded, Budget, Failure};
@@ -20,23 +20,23 @@ const MAX_SOURCE_BYTES: usize = 256 << 10;
 const MIN_OUTPUT_BYTES: usize = 4 << 20;
 const MAX_RECURSION: usize = 200;
 const MAX_ERROR_BYTES: usize = 1 << 10;
-// Real templates take 20 to 200 instructions a message, and a message is no
-// shorter than {"role":"","content":""}.
+// Real templates take 20 to 200 instructions per message, and the shortest message is
+// {"role":"","content":""}.
 const FUEL: u64 = 300_000;
 const FUEL_PER_INPUT_BYTE: u64 = 10;
-// One instruction may read megabytes, so fuel alone bounds no time. Real templates
-// take about 5 ms a MiB of text, and at most 100 ms a MiB of the shortest messages.
+// One instruction may read megabytes, so fuel alone does not limit the time. Real templates
+// take about 5 ms per MiB of text, and at most 100 ms per MiB of the shortest messages.
 const TIME: Duration = Duration::from_secs(2);
 const TIME_PER_INPUT_BYTE_NS: u64 = 500;
 const MAX_BLOCKS: usize = 50_000;
-// 50'000 nested lists are dropped and printed by recursion. Reserved, not touched.
+// Dropping and printing 50'000 nested lists recurses. The stack is reserved, not touched.
 const STACK_BYTES: usize = 256 << 20;
 
 thread_local! {
     static NOW: Cell<i64> = const { Cell::new(0) };
 }
 
-/// What one rendering is given, each a JSON text.
+/// The input of one rendering. The texts are JSON.
 pub struct Input<'a> {
     pub messages: &'a str,
     pub tools: &'a str,
@@ -47,14 +47,14 @@ pub struct Input<'a> {
 
 pub struct Template {
     environment: Environment<'static>,
-    // The same, but it prints marks (marks.rs). Most templates are never asked for it.
+    // The same, but it prints marks (marks.rs). Made on first use: most templates need none.
     marking: OnceLock<Result<Environment<'static>, String>>,
     source: String,
     pub has_generation: bool,
     special_tokens: String,
 }
 
-/// A rendering, and where its turns are or why that is not known.
+/// A rendering with its turns, or with the reason why they are unknown.
 pub struct WithTurns {
     pub text: Vec<u8>,
     pub turns: Result<Turns, String>,
@@ -85,11 +85,11 @@ fn raise_exception(message: Value) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, text))
 }
 
-/// datetime.now().strftime(format), at the time the caller gave.
+/// datetime.now().strftime(format), at the caller's time.
 fn strftime_now(format: &str) -> Result<String, Error> {
     let refuse = |text: &str| Error::new(ErrorKind::InvalidOperation, text.to_string());
     let Ok(format) = std::ffi::CString::new(format) else {
-        return Err(refuse("strftime_now: the format holds a NUL byte"));
+        return Err(refuse("strftime_now: the format contains a NUL byte"));
     };
     if format.is_empty() {
         return Ok(String::new());
@@ -183,14 +183,14 @@ fn on_deep_stack<T: Send>(
             .spawn_scoped(scope, || guarded(budget, work))
             .map_err(|e| Failure::Panic(format!("cannot start a thread to render: {e}")))?;
         // guarded() returns panics as values.
-        thread.join().unwrap_or_else(|_| Err(Failure::Panic("the renderer died".into())))
+        thread.join().unwrap_or_else(|_| Err(Failure::Panic("the rendering thread failed".into())))
     })
 }
 
 impl Template {
     pub fn compile(source: &str, special_tokens: &str) -> Result<Template, Failure> {
         if source.len() > MAX_SOURCE_BYTES {
-            let text = format!("is {} bytes long, at most {MAX_SOURCE_BYTES}", source.len());
+            let text = format!("is {} bytes long, want at most {MAX_SOURCE_BYTES}", source.len());
             return Err(Failure::Invalid(text));
         }
         Ok(Template {
@@ -238,7 +238,7 @@ impl Template {
         run(&self.environment, &context, input, 1, "")
     }
 
-    /// Renders twice: as `render` does, and with marks.
+    /// Renders twice: like `render`, and with marks.
     pub fn render_turns(&self, input: &Input) -> Result<WithTurns, Failure> {
         let context = self.context(input)?;
         let text = run(&self.environment, &Value::from_serialize(&context), input, 1, "")?;
@@ -252,7 +252,7 @@ impl Template {
         let text = std::str::from_utf8(text).map_err(|e| e.to_string())?;
         let delimiter = marks::delimiter(text)?;
         let (context, num_messages) = with_numbers(context);
-        // Marks cost instructions and output.
+        // Marks need extra instructions and output.
         let marked =
             run(environment, &context, input, 4, &delimiter).map_err(Failure::into_text)?;
         let marked = std::str::from_utf8(&marked).map_err(|e| e.to_string())?;
@@ -276,7 +276,7 @@ impl Template {
         all["documents"] = Json::Null;
         for (name, value) in extra.as_object().into_iter().flatten() {
             if ["messages", "tools", "add_generation_prompt"].contains(&name.as_str()) {
-                let text = format!("variables: {name} has a field of its own");
+                let text = format!("variables: {name} must be set in its own field");
                 return Err(Failure::Invalid(text));
             }
             all[name] = value.clone();
@@ -287,7 +287,7 @@ impl Template {
     }
 }
 
-/// `scale`: of the limits. `delimiter`: what marks begin with.
+/// `scale`: factor of the limits. `delimiter`: the beginning of each mark.
 fn run(
     environment: &Environment<'static>,
     context: &Value,
@@ -298,7 +298,7 @@ fn run(
     let input_bytes = input.messages.len() + input.tools.len() + input.variables.len();
     let limit = scale * (MIN_OUTPUT_BYTES + 4 * input_bytes);
     let time = TIME + Duration::from_nanos(TIME_PER_INPUT_BYTE_NS * input_bytes as u64);
-    // A vector that grows holds its old half and its new whole.
+    // While a vector grows, its old and its doubled new buffer exist together.
     let budget = Budget { bytes: 3 * limit, blocks: scale * MAX_BLOCKS, time };
     let fuel = scale as u64 * (FUEL + FUEL_PER_INPUT_BYTE * input_bytes as u64);
     on_deep_stack(budget, || {
@@ -313,7 +313,7 @@ fn run(
     })
 }
 
-/// The context with messages that know their number, and how many there are.
+/// The context with numbered messages, and the number of messages.
 fn with_numbers(context: &Json) -> (Value, usize) {
     let fields = context.as_object().into_iter().flatten();
     let mut all: BTreeMap<&str, Value> =

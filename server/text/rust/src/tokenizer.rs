@@ -1,5 +1,5 @@
-//! A tokenizer.json as it is written, but for truncation and padding: those belong
-//! to the caller, as in transformers.
+//! Follows a tokenizer.json as written, except for truncation and padding: as in
+//! transformers, those are the caller's choice.
 
 use crate::budget::{guarded, Budget, Failure};
 use std::ops::Range;
@@ -11,7 +11,7 @@ use tokenizers::{
 };
 
 const MAX_JSON_BYTES: usize = 64 << 20;
-// WordPiece takes time as the cube of a word's length. Real tokenizers have 100.
+// WordPiece takes time cubic in the length of a word. Real tokenizers allow 100 characters.
 const MAX_WORD_PIECE_CHARS: usize = 1000;
 // With 0.9998, BPE tries each merge of a text thousands of times.
 const MAX_DROPOUT: f32 = 0.9;
@@ -32,8 +32,8 @@ pub enum DecoderKind {
 
 fn budget(input_bytes: usize) -> Budget {
     // A loaded vocabulary takes about 15 times its file, an encoded text with its
-    // alignments about 100 times its bytes. Real tokenizers take about 1 s a MiB; others
-    // take time as the square of a text's length, or copy a long prefix at each letter.
+    // alignments about 100 times its bytes. Real tokenizers take about 1 s per MiB; others
+    // take time quadratic in the length of a text, or copy a long prefix at each letter.
     let time = Duration::from_secs(2) + Duration::from_micros(8 * input_bytes as u64);
     Budget { bytes: (64 << 20) + 256 * input_bytes, blocks: usize::MAX, time }
 }
@@ -55,8 +55,8 @@ fn check_cost(model: &ModelWrapper) -> Result<(), Failure> {
     Err(Failure::Invalid(text))
 }
 
-/// Whether it replaces one character wherever it stands: done to a run of <0xNN> in
-/// pieces, it gives the same.
+/// Whether the decoder replaces one character everywhere. Applied to the pieces of a run
+/// of <0xNN>, it gives the same result as applied to the whole run.
 fn replaces_one_character(part: &DecoderWrapper) -> bool {
     let written = serde_json::to_value(part).unwrap_or_default();
     written["pattern"]["String"].as_str().is_some_and(|pattern| pattern.chars().count() == 1)
@@ -80,8 +80,8 @@ fn kind_of(decoder: Option<&DecoderWrapper>) -> DecoderKind {
                 fused = true;
                 true
             }
-            // On one token each, which a run of bytes is only when it has ended; or at
-            // the start of the text.
+            // These work on single tokens (a run of bytes becomes one only when it has
+            // ended) or, after Fuse, at the start of the text.
             DecoderWrapper::Strip(strip) if fused => strip.stop == 0,
             DecoderWrapper::Strip(_) => !runs,
             DecoderWrapper::Replace(_) => !fused && (!runs || replaces_one_character(part)),
@@ -96,7 +96,8 @@ fn kind_of(decoder: Option<&DecoderWrapper>) -> DecoderKind {
 }
 
 /// The byte that a character of the byte-level alphabet stands for (GPT-2,
-/// encoder.py bytes_to_unicode): printable Latin-1 is itself, the rest 256 + i.
+/// encoder.py bytes_to_unicode): printable Latin-1 stands for itself, 256 + i for the
+/// i-th other byte.
 fn alphabet_byte(c: char) -> Option<u8> {
     let printable = |b: u32| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let code = c as u32;
@@ -112,8 +113,8 @@ fn fallback_byte(token: &str) -> Option<u8> {
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
-/// The same post-processor without trim_offsets, which cuts the blanks off a token's
-/// offsets: a token of blanks alone would stand for no text.
+/// The same post-processor without trim_offsets, which removes blanks from a token's
+/// offsets: a token of only blanks would stand for no text.
 fn keeping_blanks(part: &PostProcessorWrapper) -> PostProcessorWrapper {
     match part {
         PostProcessorWrapper::ByteLevel(inner) => inner.trim_offsets(false).into(),
@@ -125,8 +126,8 @@ fn keeping_blanks(part: &PostProcessorWrapper) -> PostProcessorWrapper {
     }
 }
 
-/// Whether it cuts by what stands near the cut: not by a count from the start of the
-/// text, nor by a state that is carried through it.
+/// Whether each cut depends only on the text near it, not on a count from the start of
+/// the text or on state that is carried through the text.
 fn cuts_locally(part: &PreTokenizerWrapper) -> bool {
     match part {
         PreTokenizerWrapper::Sequence(parts) => parts.as_ref().iter().all(cuts_locally),
@@ -139,13 +140,13 @@ fn cuts_locally(part: &PreTokenizerWrapper) -> bool {
 #[derive(Clone, Copy, PartialEq)]
 pub enum Special {
     None,
-    /// As the tokenizer says, which is as transformers does.
+    /// As the tokenizer specifies, like transformers.
     All,
     /// Without those that the text itself begins or ends with.
     Once,
-    /// Of these, those before the text: it is the first part of a text.
+    /// Like Once, but only before the text, which is the first part of a longer one.
     OnceBefore,
-    /// Of these, those after the text: it is the last part of a text.
+    /// Like Once, but only after the text, which is the last part of a longer one.
     OnceAfter,
 }
 
@@ -155,7 +156,7 @@ pub struct Encoded {
     pub began_with_added: bool,
 }
 
-// Of special tokens on one side: real tokenizers add one or two.
+// Maximum of repeated special tokens on one side. Real tokenizers add one or two.
 const MAX_REPEATED: usize = 8;
 
 struct LeftOut {
@@ -164,8 +165,8 @@ struct LeftOut {
     began_with_added: bool,
 }
 
-/// Of the tokens that were added around the others: those that repeat what is beside
-/// them (of `<s>` before `<s>`, the first), and those on a side where none is wanted.
+/// Finds the added tokens to omit: those that repeat the text beside them (the first of
+/// two `<s>`), and those on a side where no special tokens are wanted.
 fn find_left_out(ids: &[u32], added: &[u32], special: Special) -> LeftOut {
     let is_added = |mark: &&u32| **mark == 1;
     let begin = added.iter().take_while(is_added).count();
@@ -201,7 +202,7 @@ fn end_run(run: &mut Vec<u8>, tokens: &mut Vec<String>) {
 impl Tokenizer {
     pub fn load(json: &[u8]) -> Result<Tokenizer, Failure> {
         if json.len() > MAX_JSON_BYTES {
-            let text = format!("is {} bytes long, at most {MAX_JSON_BYTES}", json.len());
+            let text = format!("is {} bytes long, want at most {MAX_JSON_BYTES}", json.len());
             return Err(Failure::Invalid(text));
         }
         guarded(budget(json.len()), || {
@@ -223,7 +224,7 @@ impl Tokenizer {
                 byte_fallback.iter().any(|part| matches!(part, DecoderWrapper::ByteFallback(_)));
             Ok(Tokenizer { inner, byte_fallback, kind })
         })
-        // The parser has unwraps of its own; what it was given is at fault.
+        // A panic in one of the parser's own unwraps is the input's fault.
         .map_err(|failure| match failure {
             Failure::Panic(text) | Failure::Invalid(text) => Failure::Invalid(text),
         })
@@ -237,10 +238,10 @@ impl Tokenizer {
         guarded(budget(text.len()), || {
             let added = special != Special::None;
             let encoding = self.inner.encode(text, added).map_err(|e| e.to_string())?;
-            // The crate's ids have 32 bits; ours, as everybody's who computes with them, 31.
+            // The crate's ids have 32 bits; ours have 31, as in all code that computes with them.
             if let Some(id) = encoding.get_ids().iter().find(|&&id| id > i32::MAX as u32) {
                 return Err(Failure::Invalid(format!(
-                    "has a token with the id {id}, at most {} is known",
+                    "has a token with the id {id}, want at most {}",
                     i32::MAX
                 )));
             }
@@ -261,8 +262,8 @@ impl Tokenizer {
         })
     }
 
-    /// Whether two texts that overlap can be joined where their tokens are the same:
-    /// byte pair encoding merges what is adjacent, whatever is further away.
+    /// Whether two overlapping texts can be joined where their tokens are the same. Byte
+    /// pair encoding merges adjacent parts, independent of the text further away.
     pub fn is_local(&self) -> bool {
         let merges = match self.inner.get_model() {
             ModelWrapper::BPE(model) => model.dropout.unwrap_or(0.0) == 0.0,
@@ -271,9 +272,9 @@ impl Tokenizer {
         merges && self.inner.get_pre_tokenizer().is_none_or(cuts_locally)
     }
 
-    /// As `tokenizers` decodes, but for one thing: of a run of <0xNN> that is not all
-    /// UTF-8 the whole characters stay, where ByteFallback drops the run. A text that
-    /// is cut inside a character keeps what was said before.
+    /// Decodes like `tokenizers`, with one exception: in a run of <0xNN> that is not all
+    /// UTF-8, it keeps the whole characters, while ByteFallback drops the run. So a text
+    /// that is cut inside a character keeps the characters before the cut.
     pub fn decode(&self, ids: &[i32], skip_special: bool) -> Result<String, Failure> {
         if let Some(id) = ids.iter().find(|&&id| id < 0) {
             return Err(Failure::Invalid(format!("got the id {id}, want 0 or more")));
@@ -301,12 +302,12 @@ impl Tokenizer {
         })
     }
 
-    /// None when no token has this id; such ids decode to nothing.
+    /// None if no token has this id; such ids decode to nothing.
     pub fn token(&self, id: i32) -> Option<String> {
         self.inner.id_to_token(u32::try_from(id).ok()?)
     }
 
-    /// Under Bytes: what the token adds. Under Runs: the byte of a <0xNN> token.
+    /// Under Bytes: the bytes that the token adds. Under Runs: the byte of a <0xNN> token.
     pub fn token_bytes(&self, id: i32) -> Vec<u8> {
         let token = self.token(id).unwrap_or_default();
         if self.kind != DecoderKind::Bytes {
