@@ -7,7 +7,7 @@ set -euo pipefail
 usage() {
   cat <<'END'
 usage: deploy/quickstart.sh [--steps N] [--dir DIR] [--grpc_address HOST:PORT] [--http_address HOST:PORT] | --stop [--dir DIR]
-  --steps N   number of optimiser steps (default 40)
+  --steps N   number of optimizer steps (default 40)
   --dir DIR   directory for the server's state and the files of the run (default build/quickstart; old state is deleted)
   --stop      stop the server of an earlier run
 END

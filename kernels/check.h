@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/matrix.h"
 
-#define NIBBLE_KERNEL_CHECK(expr)                      \
+#define NIBBLE_RETURN_IF_INVALID(expr)                      \
   do {                                                 \
     if (absl::Status status_ = (expr); !status_.ok()) { \
       return status_;                                  \

@@ -1,4 +1,4 @@
-// Straight-through estimators: the gradient of a quantiser (docs/numerics.md 6). With c the code, g the gradient of
+// Straight-through estimators: the gradient of a quantizer (docs/numerics.md 6). With c the code, g the gradient of
 // c * s and u = x * (1 / s):
 //   kIdentity   dx = g everywhere
 //   kRoundOnly  dx = m * g with m = 1 where rne(u) is a code (so |u| < 1.5 for ternary), else 0

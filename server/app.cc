@@ -88,7 +88,7 @@ struct App::State {
   std::unique_ptr<http::HttpServer> http;
 
   kernels::ThreadPool pool;
-  kernels::ThreadPool token_pool;  // separate: a decode step must not wait for the tokenising of a data set
+  kernels::ThreadPool token_pool;  // separate: a decode step must not wait for the tokenizing of a data set
   kernels::LaunchCounter serve_launches;
   kernels::LaunchCounter convert_launches;
   std::unique_ptr<kernels::DenseLibrary> library;
@@ -106,7 +106,7 @@ struct App::State {
 
   std::unique_ptr<rpc::Authority> authority;
   std::unique_ptr<rpc::WorkerPool> workers;
-  std::unique_ptr<rpc::Edge> edge;
+  std::unique_ptr<rpc::CallEnvironment> call_environment;
   std::shared_ptr<base::MemoryBudget> serve_memory;  // of all loaded models
   std::unique_ptr<serve::ModelManager> manager;
   std::unique_ptr<rpc::ModelLoads> loads;
@@ -252,27 +252,27 @@ absl::StatusOr<rpc::CheckpointSource> App::State::FindCheckpoint(const std::stri
 
 absl::Status App::State::OpenServing() {
   workers = std::make_unique<rpc::WorkerPool>(options.workers, /*max_waiting=*/256);
-  edge = std::make_unique<rpc::Edge>(metrics, *workers, base::RealClock(), draining);
-  edge->default_deadline = absl::Seconds(options.default_deadline_s);
-  edge->max_stream_age = absl::Seconds(options.max_stream_age_s);
-  edge->max_stream_messages = options.max_stream_messages;
-  edge->stream_buffer = static_cast<std::size_t>(options.stream_buffer);
-  edge->slow_reader = absl::Seconds(options.slow_reader_s);
-  edge->min_read_rate = options.min_read_rate;
-  edge->watches.set_max(static_cast<int>(options.max_watches), static_cast<int>(options.max_watches_per_principal));
-  edge->downloads.set_max(static_cast<int>(options.max_downloads), static_cast<int>(options.max_downloads_per_principal));
-  edge->plans.set_max(std::numeric_limits<int>::max(), static_cast<int>(options.max_plans_per_principal));
-  edge->generate_deadline = OrNone(options.generate_deadline_s);
-  edge->max_page_bytes = std::min(edge->max_page_bytes, static_cast<std::size_t>(options.max_send_bytes));
-  edge->max_dataset_line_bytes = static_cast<std::size_t>(options.max_dataset_line_bytes);
-  edge->max_prompt_bytes = static_cast<std::size_t>(options.max_prompt_bytes);
-  edge->max_send_bytes = static_cast<std::size_t>(options.max_send_bytes);
+  call_environment = std::make_unique<rpc::CallEnvironment>(metrics, *workers, base::RealClock(), draining);
+  call_environment->default_deadline = absl::Seconds(options.default_deadline_s);
+  call_environment->max_stream_age = absl::Seconds(options.max_stream_age_s);
+  call_environment->max_stream_messages = options.max_stream_messages;
+  call_environment->stream_buffer = static_cast<std::size_t>(options.stream_buffer);
+  call_environment->slow_reader = absl::Seconds(options.slow_reader_s);
+  call_environment->min_read_rate = options.min_read_rate;
+  call_environment->watches.set_max(static_cast<int>(options.max_watches), static_cast<int>(options.max_watches_per_principal));
+  call_environment->downloads.set_max(static_cast<int>(options.max_downloads), static_cast<int>(options.max_downloads_per_principal));
+  call_environment->plans.set_max(std::numeric_limits<int>::max(), static_cast<int>(options.max_plans_per_principal));
+  call_environment->generate_deadline = OrNone(options.generate_deadline_s);
+  call_environment->max_page_bytes = std::min(call_environment->max_page_bytes, static_cast<std::size_t>(options.max_send_bytes));
+  call_environment->max_dataset_line_bytes = static_cast<std::size_t>(options.max_dataset_line_bytes);
+  call_environment->max_prompt_bytes = static_cast<std::size_t>(options.max_prompt_bytes);
+  call_environment->max_send_bytes = static_cast<std::size_t>(options.max_send_bytes);
   const SecurityOptions& security = options.security;
   NIBBLE_ASSIGN_OR_RETURN(authority, rpc::Authority::Open(base::RealFileSystem(), base::RealClock(), metrics,
                                                           {.token_file = security.token_file,
                                                            .health_without_token = security.health_without_token,
                                                            .reflection_without_token = security.reflection_without_token}));
-  edge->authority = authority.get();
+  call_environment->authority = authority.get();
   const auto locate = [this](const std::string& name,
                              const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
     NIBBLE_ASSIGN_OR_RETURN(const auto pin, state->models->PinModel(name, "serving: the model is loaded"));
@@ -327,19 +327,19 @@ absl::Status App::State::OpenServing() {
 }
 
 absl::Status App::State::StartGrpc() {
-  dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts, *uploads, tokens->large_rows(), options.import_root);
+  dataset_service = std::make_unique<rpc::DatasetService>(*call_environment, *state, *texts, *uploads, tokens->large_rows(), options.import_root);
   fine_tune_service = std::make_unique<rpc::FineTuneService>(
-      *edge, *controller, *texts, *operations,
+      *call_environment, *controller, *texts, *operations,
       rpc::Planner{.plan = [this](const auto& spec, const auto& cancel) { return planner->Plan(spec, cancel); },
                    .check = [this](const auto& spec) { return planner->Check(spec); }});
-  model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *loads, *operations);
-  inference_service = std::make_unique<rpc::InferenceService>(*edge, *loads, *texts);
+  model_service = std::make_unique<rpc::ModelService>(*call_environment, *model_library, *loads, *operations);
+  inference_service = std::make_unique<rpc::InferenceService>(*call_environment, *loads, *texts);
   const auto begin_drain = [this](std::optional<absl::Duration> deadline) { drainer->Begin(deadline.value_or(options.drain)); };
   server_service =
-      std::make_unique<rpc::ServerService>(*edge, [this] { return Describe(); }, [this] { return Measure(); }, begin_drain);
-  upload_service = std::make_unique<rpc::UploadService>(*edge, *uploads);
-  operations_service = std::make_unique<rpc::OperationsService>(*edge, *operations);
-  report_service = std::make_unique<rpc::TrainerReportService>(*edge, *controller);
+      std::make_unique<rpc::ServerService>(*call_environment, [this] { return Describe(); }, [this] { return Measure(); }, begin_drain);
+  upload_service = std::make_unique<rpc::UploadService>(*call_environment, *uploads);
+  operations_service = std::make_unique<rpc::OperationsService>(*call_environment, *operations);
+  report_service = std::make_unique<rpc::TrainerReportService>(*call_environment, *controller);
   rpc::RegisterMethods(metrics);
 
   const std::vector<grpc::Service*> services = {dataset_service.get(),   fine_tune_service.get(), model_service.get(),
@@ -406,7 +406,7 @@ v1::ServerInfo App::State::Describe() {
   v1::ServerInfo info = StaticInfo(serve_stream.isa, options.threads, started);
   auto* limits = info.mutable_limits();
   limits->set_max_message_bytes(options.max_receive_bytes);
-  limits->set_max_chunk_bytes(static_cast<std::int64_t>(edge->max_chunk_bytes));
+  limits->set_max_chunk_bytes(static_cast<std::int64_t>(call_environment->max_chunk_bytes));
   limits->set_max_dataset_bytes(options.max_dataset_bytes);
   limits->set_max_model_bytes(options.max_model_bytes);
   limits->set_max_waiting_requests(static_cast<std::int32_t>(options.engine.max_waiting));
@@ -415,10 +415,10 @@ v1::ServerInfo App::State::Describe() {
   limits->set_max_jobs_per_principal(options.max_jobs_per_principal);
   limits->set_max_dataset_line_bytes(options.max_dataset_line_bytes);
   limits->set_max_tokenizer_bytes(options.max_tokenizer_bytes);
-  *limits->mutable_max_stream_age() = rpc::ToProto(edge->max_stream_age);
+  *limits->mutable_max_stream_age() = rpc::ToProto(call_environment->max_stream_age);
   limits->set_max_upload_bytes_per_principal(options.max_upload_bytes_per_principal);
   *limits->mutable_upload_kept() = rpc::ToProto(absl::Seconds(options.upload_kept_s));
-  if (options.generate_deadline_s > 0) *limits->mutable_generate_deadline() = rpc::ToProto(edge->generate_deadline);
+  if (options.generate_deadline_s > 0) *limits->mutable_generate_deadline() = rpc::ToProto(call_environment->generate_deadline);
   if (options.operation_deadline_s > 0) *limits->mutable_operation_deadline() = rpc::ToProto(OrNone(options.operation_deadline_s));
   if (options.trainer_path.empty()) info.clear_job_methods();
   return info;
@@ -466,9 +466,9 @@ DrainSteps App::State::Ending() {
                 grpc.SetHealth(false);
               },
           .stop_jobs = [this] { controller->Shutdown(options.job_grace); },
-          .live_calls = [this] { return edge->live_calls.count(); },
-          .cut_calls = [this] { edge->live_calls.CancelAll(); },
-          .end_watches = [this] { edge->drain.Fire(); }};
+          .live_calls = [this] { return call_environment->live_calls.count(); },
+          .cut_calls = [this] { call_environment->live_calls.CancelAll(); },
+          .end_watches = [this] { call_environment->drain.Fire(); }};
 }
 
 void App::Reload() {
@@ -490,7 +490,7 @@ App::~App() {
   s.metrics.ClearCollectors();
   s.http.reset();
   if (s.grpc.server != nullptr) {
-    s.edge->drain.Fire();
+    s.call_environment->drain.Fire();
     s.grpc.server->Shutdown(std::chrono::system_clock::now());
     s.grpc.server->Wait();
   }
@@ -499,11 +499,11 @@ App::~App() {
   s.loads->Stop();       // waits for running loads
   // gRPC may finish with a cancelled stream before its worker does, and the worker may still use its model or engine.
   s.workers->AwaitIdle();
-  s.edge->text_workers.AwaitIdle();
-  s.edge->watch_workers.AwaitIdle();
+  s.call_environment->text_workers.AwaitIdle();
+  s.call_environment->watch_workers.AwaitIdle();
   for (const auto& resident : s.manager->residents()) s.manager->Unload(resident->name).IgnoreError();
   // Cancelled requests end with their engine's next step; until then they use the workers.
-  while (s.edge->live_answers > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (s.call_environment->live_answers > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   s.workers.reset();
   s.loads.reset();
   base::RealFileSystem().RemoveAll(base::JoinPath(s.state->layout.root(), kServerFile)).IgnoreError();

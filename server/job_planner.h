@@ -22,7 +22,7 @@ namespace nibble {
 
 inline constexpr char kDefaultDevice[] = "cpu";  // what "auto" stands for
 
-// Thread-safe. All arguments are borrowed. A plan reads all data and tokenises what is not in the cache, which takes
+// Thread-safe. All arguments are borrowed. A plan reads all data and tokenizes what is not in the cache, which takes
 // minutes for a GiB unless it is cancelled. It keeps nothing in memory.
 class JobPlanner {
  public:

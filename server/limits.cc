@@ -113,7 +113,7 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
                  "--slow_reader_s")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--max_prompt_bytes", l.max_prompt_bytes,
-                 "Maximum size of a prompt or of a text to tokenise; each message of a chat counts 32 bytes more. 256 "
+                 "Maximum size of a prompt or of a text to tokenize; each message of a chat counts 32 bytes more. 256 "
                  "times as much memory is reserved to encode it")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
   cli.add_option("--max_watches", l.max_watches,
@@ -158,7 +158,7 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
                  "Free disk space below which nothing new is accepted; -1: 5% of the disk, at least 1 GiB")
       ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 60));
   cli.add_option("--base_cache_bytes", l.base_cache_bytes,
-                 "Disk space for quantised bases that qlora attempts share; the least recently used are removed "
+                 "Disk space for quantized bases that qlora attempts share; the least recently used are removed "
                  "first; -1: a tenth of the disk; 0: none are kept")
       ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 60));
   cli.add_option("--max_queued_jobs", l.max_queued_jobs,

@@ -314,9 +314,9 @@ void AddSpecFlags(CLI::App& sub, JobFlags& f) {
   sub.add_option("--dataset", f.dataset, "Training dataset");
   sub.add_option("--eval-dataset", f.eval_dataset, "Evaluation dataset");
   sub.add_option("--output", f.output, "Name of the trained model");
-  sub.add_option("--max-steps", f.max_steps, "Optimiser steps (default: one pass over the data)")->check(WholeNumber);
+  sub.add_option("--max-steps", f.max_steps, "Optimizer steps (default: one pass over the data)")->check(WholeNumber);
   sub.add_option("--micro-batch", f.micro_batch, "Sequences per forward pass");
-  sub.add_option("--grad-accum", f.grad_accum, "Micro-batches per optimiser step");
+  sub.add_option("--grad-accum", f.grad_accum, "Micro-batches per optimizer step");
   sub.add_option("--seq-len", f.seq_len, "Maximum tokens per sequence; longer text rows are split");
   sub.add_option("--lr", f.lr, "Peak learning rate");
   sub.add_option("--rank", f.rank, "Rank of the adapters");

@@ -20,7 +20,7 @@
 namespace nibble::cli {
 namespace {
 
-// Lets scanners for leaked secrets recognise a token.
+// Lets scanners for leaked secrets recognize a token.
 constexpr char kPrefix[] = "nbl_";
 
 struct NewToken {

@@ -1,4 +1,4 @@
-// NF4 on the device: the code book, and dequantisation of a whole weight for the ops that need one.
+// NF4 on the device: the code book, and dequantization of a whole weight for the ops that need one.
 #pragma once
 #include "kernels/cuda/device.cuh"
 #include "kernels/formats/nf4.h"
@@ -22,7 +22,7 @@ __device__ inline void CopyNf4Book(const Nf4BookValue& book, float* shared) {
   __syncthreads();
 }
 
-// Dequantises w into out on the stream and counts the grid under `name`. out is f32 or bf16.
+// Dequantizes w into out on the stream and counts the grid under `name`. out is f32 or bf16.
 LaunchResult DequantizeNf4OnCuda(const Nf4Weight& w, const Matrix& out, const Stream& stream, const char* name);
 
 }  // namespace nibble::kernels

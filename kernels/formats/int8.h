@@ -53,7 +53,7 @@ struct PackedInt8Weight {
 };
 
 inline constexpr std::int64_t kInt8TileRows = 16;
-// kInt8MaxCols * 127 * 128 < 2^31, so an int32 sum over K cannot overflow. We never quantise to -128, but a weight from
+// kInt8MaxCols * 127 * 128 < 2^31, so an int32 sum over K cannot overflow. We never quantize to -128, but a weight from
 // a foreign artifact may hold it.
 inline constexpr std::int64_t kInt8MaxCols = 132104;
 constexpr std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) {

@@ -7,9 +7,9 @@
 namespace nibble::kernels {
 
 inline absl::Status CheckKvCache(const char* op, const KvCacheView& cache, std::int64_t layer) {
-  NIBBLE_KERNEL_CHECK(
+  NIBBLE_RETURN_IF_INVALID(
       CheckThat(cache.dtype == DType::kF32 || cache.dtype == DType::kBF16, op, "a cache of f32 or bf16"));
-  NIBBLE_KERNEL_CHECK(CheckThat(cache.base != nullptr && cache.num_pages > 0 && cache.num_layers > 0 &&
+  NIBBLE_RETURN_IF_INVALID(CheckThat(cache.base != nullptr && cache.num_pages > 0 && cache.num_layers > 0 &&
                                     cache.num_kv_heads > 0 && cache.head_dim > 0,
                                 op, "a cache with pages, layers, heads and a head size above 0"));
   if (layer < 0 || layer >= cache.num_layers) {
@@ -22,7 +22,7 @@ inline absl::Status CheckKvCache(const char* op, const KvCacheView& cache, std::
 // `all_pages` also checks the pages before the row's own (attention reads them).
 inline absl::Status CheckKvRows(const char* op, const KvCacheView& cache, const KvRows& rows, bool all_pages) {
   if (rows.num_rows == 0) return absl::OkStatus();
-  NIBBLE_KERNEL_CHECK(CheckThat(
+  NIBBLE_RETURN_IF_INVALID(CheckThat(
       rows.num_rows > 0 && rows.sequence != nullptr && rows.position != nullptr && rows.page_tables != nullptr, op,
       "rows with sequence, position and page_tables"));
   for (std::int64_t r = 0; r < rows.num_rows; ++r) {

@@ -25,7 +25,7 @@ inline constexpr std::array<float, 15> kNf4Thresholds = {
 constexpr std::int64_t Nf4RowBytes(std::int64_t k) { return (k + 1) / 2; }
 constexpr std::int64_t Nf4RowBlocks(std::int64_t k) { return (k + kNf4Block - 1) / kNf4Block; }
 
-// A weight [N, K]. absmax is plain f32: callers undo double quantisation first (formats/double_quant.h).
+// A weight [N, K]. absmax is plain f32: callers undo double quantization first (formats/double_quant.h).
 struct Nf4Weight {
   const std::uint8_t* codes = nullptr;  // [N, Nf4RowBytes(K)]
   const float* absmax = nullptr;        // [N, Nf4RowBlocks(K)]

@@ -7,8 +7,8 @@ namespace nibble::kernels {
 
 absl::Status Add(const AddArgs& args, const Stream& stream) {
   static constexpr auto kFloats = {DType::kF32, DType::kBF16};
-  NIBBLE_KERNEL_CHECK(CheckMatrix("add", "x", args.x, args.x.rows, args.x.cols, kFloats));
-  NIBBLE_KERNEL_CHECK(CheckMatrix("add", "y", args.y, args.x.rows, args.x.cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix("add", "x", args.x, args.x.rows, args.x.cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix("add", "y", args.y, args.x.rows, args.x.cols, kFloats));
   return Launch(kAddTable, args, stream);
 }
 

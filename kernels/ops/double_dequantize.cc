@@ -7,9 +7,9 @@ namespace nibble::kernels {
 
 absl::Status DoubleDequantize(const DoubleDequantizeArgs& args, const Stream& stream) {
   constexpr const char* kOp = "double_dequantize";
-  NIBBLE_KERNEL_CHECK(CheckThat(args.n >= 0, kOp, "n >= 0"));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(args.n >= 0, kOp, "n >= 0"));
   if (args.n == 0) return absl::OkStatus();
-  NIBBLE_KERNEL_CHECK(CheckThat(args.codes != nullptr && args.factor != nullptr && args.absmax != nullptr, kOp,
+  NIBBLE_RETURN_IF_INVALID(CheckThat(args.codes != nullptr && args.factor != nullptr && args.absmax != nullptr, kOp,
                                 "codes, factor and absmax, got null"));
   return Launch(kDoubleDequantizeTable, args, stream);
 }

@@ -1,4 +1,4 @@
-// Quantises a row to integer codes with its outliers, over any Vec: shared by the fast paths of quantize_int8 and
+// Quantizes a row to integer codes with its outliers, over any Vec: shared by the fast paths of quantize_int8 and
 // rms_norm_quantize. A Source returns the row's elements in f32: Load(k) 16 of them, LoadPartial(k, n) the first n and
 // zeros.
 #pragma once
@@ -105,7 +105,7 @@ inline void WriteCodes(const Source& source, float absmax, const QuantizeOptions
   const Vec inverse = Vec::Set1(1.0f / scale);
   const Vec top = Vec::Set1(max_code);
   const Vec bottom = Vec::Set1(-max_code);
-  // The stride is a multiple of 64, so whole vectors of codes fit; lanes past K quantise to 0.
+  // The stride is a multiple of 64, so whole vectors of codes fit; lanes past K quantize to 0.
   ForEachVector<Vec>(source, out.cols, [&](std::int64_t k, Vec x) {
     Vec::Max(Vec::Min(Vec::Rne(x * inverse), top), bottom).StoreCodes(codes + k);
   });
@@ -170,7 +170,7 @@ inline void QuantizeRow(const Source& source, std::int64_t cols, int max_outlier
   outliers.Emit(out, row, how.bits);
 }
 
-// Quantises all rows. source_of(row) returns the Source of one and may be called twice. With one scale for all rows,
+// Quantizes all rows. source_of(row) returns the Source of one and may be called twice. With one scale for all rows,
 // out.scale first holds each row's absmax.
 template <typename Vec, typename SourceOf>
 inline void QuantizeAllRows(SourceOf source_of, int max_outliers, const QuantizeOptions& how, const QuantizedRows& out,

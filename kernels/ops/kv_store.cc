@@ -8,12 +8,12 @@ namespace nibble::kernels {
 absl::Status KvStore(const KvStoreArgs& args, const Stream& stream) {
   constexpr const char* kOp = "kv_store";
   static constexpr auto kFloats = {DType::kF32, DType::kBF16};
-  NIBBLE_KERNEL_CHECK(CheckKvCache(kOp, args.cache, args.layer));
+  NIBBLE_RETURN_IF_INVALID(CheckKvCache(kOp, args.cache, args.layer));
   const std::int64_t cols = args.cache.num_kv_heads * args.cache.head_dim;
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "k", args.k, args.rows.num_rows, cols, kFloats));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "v", args.v, args.rows.num_rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "k", args.k, args.rows.num_rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "v", args.v, args.rows.num_rows, cols, kFloats));
   if (stream.device == DeviceKind::kCpu) {
-    NIBBLE_KERNEL_CHECK(CheckKvRows(kOp, args.cache, args.rows, /*all_pages=*/false));
+    NIBBLE_RETURN_IF_INVALID(CheckKvRows(kOp, args.cache, args.rows, /*all_pages=*/false));
   }
   return Launch(kKvStoreTable, args, stream);
 }

@@ -24,10 +24,10 @@ absl::Status MatmulLibrary(const MatmulLibraryArgs& args, const Stream& stream) 
   constexpr const char* kOp = "matmul_library";
   const std::int64_t rows = args.x.rows;
   const bool cpu = stream.device == DeviceKind::kCpu;
-  NIBBLE_KERNEL_CHECK(CheckThat(rows >= 0 && args.x.cols >= 0 && args.w.rows >= 0, kOp, "sizes of x and w >= 0"));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, rows, args.x.cols, {DType::kF32, DType::kBF16}));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "w", args.w, args.w.rows, args.x.cols, {DType::kF32, DType::kBF16}));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "y", args.y, rows, args.w.rows, {DType::kF32, DType::kBF16}));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(rows >= 0 && args.x.cols >= 0 && args.w.rows >= 0, kOp, "sizes of x and w >= 0"));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "x", args.x, rows, args.x.cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "w", args.w, args.w.rows, args.x.cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "y", args.y, rows, args.w.rows, {DType::kF32, DType::kBF16}));
   if (cpu && stream.library == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(kOp, ": the stream has no library for dense products"));
   }
@@ -35,7 +35,7 @@ absl::Status MatmulLibrary(const MatmulLibraryArgs& args, const Stream& stream) 
   if (!cpu) return Launch(kMatmulLibraryTable, args, stream);
   if (args.x.cols > 0) {
     if (stream.launches != nullptr) stream.launches->Add(stream.library->kernel_name());
-    NIBBLE_KERNEL_CHECK(stream.library->Matmul(args.x, args.w, args.y, args.accumulate, stream));
+    NIBBLE_RETURN_IF_INVALID(stream.library->Matmul(args.x, args.w, args.y, args.accumulate, stream));
   } else if (!args.accumulate) {  // libraries treat a product without columns differently
     for (std::int64_t row = 0; row < rows; ++row) {
       std::fill_n(static_cast<char*>(args.y.data) + row * args.y.stride * SizeOf(args.y.dtype), args.y.cols * SizeOf(args.y.dtype), 0);

@@ -4,7 +4,7 @@
 
 namespace nibble::kernels {
 
-// y = rn_y(x * dequantize(w)^T + bias), w rounded to x's dtype (the rule of dequantize_nf4), without materialising w:
+// y = rn_y(x * dequantize(w)^T + bias), w rounded to x's dtype (the rule of dequantize_nf4), without materializing w:
 // at most a tile of w exists at a time. Accumulates in f32. BEST_EFFORT: paths agree within a bound, not in bits, and a
 // path may treat denormal products and denormal bf16 weights as zero (vdpbf16ps does).
 //   x     [M, K]   f32 | bf16

@@ -1,4 +1,4 @@
-// Few rows: one fused kernel, one warp per output, weights decoded as they are multiplied. More rows: w is dequantised
+// Few rows: one fused kernel, one warp per output, weights decoded as they are multiplied. More rows: w is dequantized
 // into scratch in x's type and multiplied by cuBLASLt, which costs less from a few tens of rows on
 // (docs/numerics.md 4).
 #include "kernels/cuda/float_matmul.cuh"

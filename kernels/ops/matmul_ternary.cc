@@ -10,11 +10,11 @@ absl::Status MatmulTernary(const MatmulTernaryArgs& args, const Stream& stream) 
   constexpr const char* kOp = "matmul_ternary";
   const PackedTernaryWeight& w = args.w;
   const bool wide = args.x.wide_codes != nullptr;
-  NIBBLE_KERNEL_CHECK(CheckTernaryWeight(kOp, w, wide ? kTernaryMaxColsWide : kTernaryMaxCols));
-  NIBBLE_KERNEL_CHECK(CheckThat(w.rows == 0 || w.scale != nullptr, kOp, "w with a scale"));
-  NIBBLE_KERNEL_CHECK(CheckThat(args.x.rows >= 0, kOp, "x.rows >= 0"));
-  NIBBLE_KERNEL_CHECK(CheckQuantizedRows(kOp, "x", args.x, args.x.rows, w.cols, wide ? 16 : 8));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "y", args.y, args.x.rows, w.rows, {DType::kF32, DType::kBF16}));
+  NIBBLE_RETURN_IF_INVALID(CheckTernaryWeight(kOp, w, wide ? kTernaryMaxColsWide : kTernaryMaxCols));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(w.rows == 0 || w.scale != nullptr, kOp, "w with a scale"));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(args.x.rows >= 0, kOp, "x.rows >= 0"));
+  NIBBLE_RETURN_IF_INVALID(CheckQuantizedRows(kOp, "x", args.x, args.x.rows, w.cols, wide ? 16 : 8));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "y", args.y, args.x.rows, w.rows, {DType::kF32, DType::kBF16}));
   if (args.x.rows == 0 || w.rows == 0) return absl::OkStatus();
   return Launch(kMatmulTernaryTable, args, stream);
 }

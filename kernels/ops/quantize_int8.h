@@ -4,7 +4,7 @@
 
 namespace nibble::kernels {
 
-// Quantises rows of x to integer codes, keeping up to max_outliers elements per row unquantised.
+// Quantizes rows of x to integer codes, keeping up to max_outliers elements per row unquantized.
 //   x    [M, K]   f32 | bf16, finite
 //   how           bits, smallest absmax, one scale per row or one for all rows (formats/int8.h); default: native int8
 //   out  [M, K]   codes, scale, outliers (formats/int8.h); overwritten, padding included. Outlier buffers may be null

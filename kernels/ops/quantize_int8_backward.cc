@@ -10,12 +10,12 @@ absl::Status QuantizeInt8Backward(const QuantizeInt8BackwardArgs& args, const St
   constexpr const char* kOp = "quantize_int8_backward";
   const std::int64_t rows = args.x.rows;
   const std::int64_t cols = args.x.cols;
-  NIBBLE_KERNEL_CHECK(CheckThat(rows >= 0 && cols >= 1, kOp, "x with at least one column"));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, rows, cols, kFloats));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, kFloats));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_x", args.grad_x, rows, cols, kFloats));
-  NIBBLE_KERNEL_CHECK(CheckQuantizeOptions(kOp, args.how, 0));
-  NIBBLE_KERNEL_CHECK(CheckQuantizedRows(kOp, "q", args.q, rows, cols, args.how.bits));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(rows >= 0 && cols >= 1, kOp, "x with at least one column"));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "x", args.x, rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_x", args.grad_x, rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckQuantizeOptions(kOp, args.how, 0));
+  NIBBLE_RETURN_IF_INVALID(CheckQuantizedRows(kOp, "q", args.q, rows, cols, args.how.bits));
   if (rows == 0) return absl::OkStatus();
   return Launch(kQuantizeInt8BackwardTable, args, stream);
 }

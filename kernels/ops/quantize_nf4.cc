@@ -10,11 +10,11 @@ namespace nibble::kernels {
 absl::Status QuantizeNf4(const QuantizeNf4Args& args, const Stream& stream) {
   constexpr const char* kOp = "quantize_nf4";
   const ConstMatrix& x = args.x;
-  NIBBLE_KERNEL_CHECK(CheckThat(x.rows >= 0 && x.cols >= 0, kOp, "x.rows >= 0 and x.cols >= 0"));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", x, x.rows, x.cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(x.rows >= 0 && x.cols >= 0, kOp, "x.rows >= 0 and x.cols >= 0"));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "x", x, x.rows, x.cols, {DType::kF32, DType::kBF16}));
   if (x.rows == 0 || x.cols == 0) return absl::OkStatus();
-  NIBBLE_KERNEL_CHECK(CheckThat(args.codes != nullptr && args.absmax != nullptr, kOp, "codes and absmax, got null"));
-  NIBBLE_KERNEL_CHECK(Launch(kQuantizeNf4Table, args, stream));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(args.codes != nullptr && args.absmax != nullptr, kOp, "codes and absmax, got null"));
+  NIBBLE_RETURN_IF_INVALID(Launch(kQuantizeNf4Table, args, stream));
   if (stream.device != DeviceKind::kCpu) return absl::OkStatus();
   const std::int64_t row_blocks = Nf4RowBlocks(x.cols);
   for (std::int64_t i = 0; i < x.rows * row_blocks; ++i) {

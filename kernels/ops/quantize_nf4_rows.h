@@ -18,7 +18,7 @@ static inline float Nf4Inverse(float absmax) {
   return inverse <= std::numeric_limits<float>::max() ? inverse : 0.0f;
 }
 
-// Path::Block(const T* x, std::uint8_t* codes) quantises 64 elements to 32 bytes and returns absmax.
+// Path::Block(const T* x, std::uint8_t* codes) quantizes 64 elements to 32 bytes and returns absmax.
 template <typename Path, typename T>
 void QuantizeNf4Rows(const QuantizeNf4Args& args, const Stream& stream) {
   const std::int64_t k = args.x.cols;

@@ -26,13 +26,13 @@ absl::Status CheckParams(const char* op, std::int64_t row, const SampleParams& p
 absl::Status Sample(const SampleArgs& args, const Stream& stream) {
   constexpr const char* kOp = "sample";
   const std::int64_t rows = args.logits.rows;
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "logits", args.logits, rows, args.logits.cols, {DType::kF32}));
-  NIBBLE_KERNEL_CHECK(
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "logits", args.logits, rows, args.logits.cols, {DType::kF32}));
+  NIBBLE_RETURN_IF_INVALID(
       CheckThat(args.logits.cols > 0 && args.logits.cols <= INT32_MAX, kOp, "1 to 2^31 - 1 logits per row"));
   if (rows == 0) return absl::OkStatus();
-  NIBBLE_KERNEL_CHECK(CheckThat(args.params != nullptr && args.token != nullptr, kOp, "params and token"));
-  for (std::int64_t t = 0; t < rows; ++t) NIBBLE_KERNEL_CHECK(CheckParams(kOp, t, args.params[t]));
-  NIBBLE_KERNEL_CHECK(Launch(kSampleTable, args, stream));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(args.params != nullptr && args.token != nullptr, kOp, "params and token"));
+  for (std::int64_t t = 0; t < rows; ++t) NIBBLE_RETURN_IF_INVALID(CheckParams(kOp, t, args.params[t]));
+  NIBBLE_RETURN_IF_INVALID(Launch(kSampleTable, args, stream));
   for (std::int64_t t = 0; t < rows; ++t) {
     if (args.token[t] < 0) {
       return absl::InvalidArgumentError(

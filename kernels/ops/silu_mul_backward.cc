@@ -10,11 +10,11 @@ absl::Status SiluMulBackward(const SiluMulBackwardArgs& args, const Stream& stre
   constexpr const char* kOp = "silu_mul_backward";
   const std::int64_t rows = args.gate.rows;
   const std::int64_t cols = args.gate.cols;
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "gate", args.gate, rows, cols, kFloats));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "up", args.up, rows, cols, kFloats));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, kFloats));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_gate", args.grad_gate, rows, cols, kFloats));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_up", args.grad_up, rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "gate", args.gate, rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "up", args.up, rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_gate", args.grad_gate, rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_up", args.grad_up, rows, cols, kFloats));
   return Launch(kSiluMulBackwardTable, args, stream);
 }
 

@@ -11,10 +11,10 @@ absl::Status TernariseBackward(const TernariseBackwardArgs& args, const Stream& 
   constexpr const char* kOp = "ternarise_backward";
   const std::int64_t rows = args.w.rows;
   const std::int64_t cols = args.w.cols;
-  NIBBLE_KERNEL_CHECK(CheckThat(rows >= 0 && cols >= 1, kOp, "w with at least one column"));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "w", args.w, rows, cols, kFloats));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, kFloats));
-  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_w", args.grad_w, rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(rows >= 0 && cols >= 1, kOp, "w with at least one column"));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "w", args.w, rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, kFloats));
+  NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_w", args.grad_w, rows, cols, kFloats));
   if (args.scale < kTernaryMinScale) {
     return absl::InvalidArgumentError(
         absl::StrCat(kOp, ": scale is ", args.scale, ", wanted the scale from ternarise, at least ", kTernaryMinScale));

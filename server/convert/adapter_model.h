@@ -15,7 +15,7 @@ namespace nibble::convert {
 // model.
 absl::Status CheckAdapterBase(const model::ArtifactInfo& info);
 
-// f32 and bf16 bases are quantised to nf4 under `scratch` (removed afterwards), as a qlora job does. The bytes are the
+// f32 and bf16 bases are quantized to nf4 under `scratch` (removed afterwards), as a qlora job does. The bytes are the
 // same each time, so a job's adapter gets exactly the weights that it was trained on. adapter.config.base_digest, if
 // set, must equal the weights_digest of the nf4 base. made_of becomes ArtifactInfo::source. On an error nothing is left
 // at `target`.

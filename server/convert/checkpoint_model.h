@@ -11,10 +11,10 @@
 namespace nibble::convert {
 
 // A file in a checkpoint's directory, beside model::kAdapterConfigFile. It holds the trained tensors by name (PEFT's
-// names for an adapter) and the optimiser's tensors.
+// names for an adapter) and the optimizer's tensors.
 inline constexpr char kCheckpointTensorsFile[] = "state.safetensors";
 
-// For a qlora job. `base` is the model that the job started from. f32 and bf16 bases are quantised to nf4 under
+// For a qlora job. `base` is the model that the job started from. f32 and bf16 bases are quantized to nf4 under
 // `scratch` (removed afterwards), as the trainer did. The checkpoint must have been verified. On an error nothing is
 // left at `target`.
 // Errors: FailedPrecondition (NOT_SERVABLE: no adapter_config.json), DataLoss (a tensor is missing or has another

@@ -34,7 +34,7 @@ using model::Format;
 using model::TensorRole;
 using model::TensorSpec;
 
-// Rows are quantised in blocks of about this many elements: results do not depend on it.
+// Rows are quantized in blocks of about this many elements: results do not depend on it.
 constexpr std::int64_t kBlockElements = 1 << 22;
 
 template <typename T>
@@ -66,7 +66,7 @@ class ErrorMeter {
  public:
   ErrorMeter(std::string name, const kernels::Stream& stream) : stream_(stream) { error_.name = std::move(name); }
 
-  // decoded(row, col) is the quantised value.
+  // decoded(row, col) is the quantized value.
   template <typename Decoded>
   void Add(const ConstMatrix& weight, Decoded decoded) {
     struct Row {
@@ -286,7 +286,7 @@ class Converter {
     return error;
   }
 
-  // Measures against the values that serving uses: with scales after double quantisation.
+  // Measures against the values that serving uses: with scales after double quantization.
   absl::StatusOr<LayerError> MeasureNf4(const std::string& name, WeightReader& weight, const std::vector<std::uint8_t>& codes,
                                         const std::vector<std::int8_t>& absmax_codes, const std::vector<float>& factor,
                                         float offset, std::int64_t block) {

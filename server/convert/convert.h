@@ -30,7 +30,7 @@ struct ConvertOptions {
   base::Cancelled cancelled = {};  // checked before every tensor and every block of its rows
 };
 
-// The difference between a quantised weight and its source.
+// The difference between a quantized weight and its source.
 struct LayerError {
   std::string name;
   double rms_error = 0;       // root of the mean of (W' - W)^2
@@ -40,7 +40,7 @@ struct LayerError {
 
 struct ConvertReport {
   model::ArtifactInfo info;             // of the result
-  std::vector<LayerError> layers;       // every quantised weight, in the model's order; empty unless measure_errors
+  std::vector<LayerError> layers;       // every quantized weight, in the model's order; empty unless measure_errors
   std::uint64_t source_weight_bytes = 0;
   std::uint64_t weight_bytes = 0;
 };
@@ -53,12 +53,12 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, model::Format to
 model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const ConvertOptions& options);
 
 // Makes int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16. A lora model is merged onto its
-// DEQUANTISED NF4 base, W + (B A) * scaling in f32, before it becomes int8 (peft#2105). One tensor is in memory at a
+// DEQUANTIZED NF4 base, W + (B A) * scaling in f32, before it becomes int8 (peft#2105). One tensor is in memory at a
 // time. Ternary codes are made exactly once, from master weights: a tensor or model that is already ternary is refused.
 // Embedding and head get the source's BitNetInfo::head_dtype (bf16 if it has none).
 // `target` must not exist, or must be empty. On any error nothing is left there.
 // Errors: InvalidArgument (options; an unsupported format pair; more input features than the format's product allows;
-// weights to be quantised that are not finite), FailedPrecondition (ALREADY_TERNARY), AlreadyExists, Cancelled, those
+// weights to be quantized that are not finite), FailedPrecondition (ALREADY_TERNARY), AlreadyExists, Cancelled, those
 // of the file system.
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
                                            const ConvertOptions& options, const kernels::Stream& stream);

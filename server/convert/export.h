@@ -23,7 +23,7 @@ absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, 
 // same codes.
 enum class HfBitNetClass {
   kBitLinear,      // multiplies int8 activation codes by weight codes, divides by the scales at the end
-  kAutoBitLinear,  // dequantises activations to floats before the product
+  kAutoBitLinear,  // dequantizes activations to floats before the product
 };
 
 // Writes config.json, model.safetensors or its shards (hf_shards.h), tokenizer and generation files, as transformers
@@ -43,7 +43,7 @@ absl::Status ExportHf(base::FileSystem& files, const model::Artifact& source, co
 absl::Status CheckCompressedTensors(const model::ArtifactInfo& info);
 
 // As ExportHf, for an int8 model. Linears are i8 [N, K] with weight_scale f32 [N, 1], the layout of compressed-tensors'
-// "int-quantized". Codes and scales are the artifact's own; the program that runs the model quantises activations.
+// "int-quantized". Codes and scales are the artifact's own; the program that runs the model quantizes activations.
 // Errors: those of CheckCompressedTensors; otherwise as ExportHf.
 absl::Status ExportCompressedTensors(base::FileSystem& files, const model::Artifact& source, const std::string& target,
                                      std::uint64_t max_shard_bytes = kDefaultShardBytes);

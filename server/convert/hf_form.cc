@@ -89,7 +89,7 @@ absl::Status PutBiasOfScaled(const model::Artifact& source, const TensorSpec& sp
 }
 
 // The quantization_config of an int8 model for compressed-tensors 0.20 (quantization/quant_config.py, quant_args.py):
-// symmetric codes with a per-row scale, activations quantised dynamically per token, a float head.
+// symmetric codes with a per-row scale, activations quantized dynamically per token, a float head.
 base::Json CompressedTensorsConfig() {
   const auto int8 = [](const char* strategy, bool dynamic) {
     return base::Json{{"num_bits", 8},       {"type", "int"},        {"symmetric", true},

@@ -13,7 +13,7 @@
 
 namespace nibble::convert {
 
-// One weight [N, K] as f32 or bf16 rows: a float tensor as stored, NF4 dequantised, lora merged.
+// One weight [N, K] as f32 or bf16 rows: a float tensor as stored, NF4 dequantized, lora merged.
 class WeightReader {
  public:
   static absl::StatusOr<WeightReader> Open(const model::Artifact& source, const std::string& name,
@@ -33,7 +33,7 @@ class WeightReader {
   std::int64_t rows_ = 0;
   std::int64_t cols_ = 0;
   model::TensorView view_;
-  std::vector<float> absmax_;    // nf4: [N, blocks], double quantisation undone
+  std::vector<float> absmax_;    // nf4: [N, blocks], double quantization undone
   std::vector<float> panels_;    // lora: A^T [K, r] as matmul_dense reads it
   std::vector<float> lora_b_;    // lora: [N, r]
   std::int64_t rank_ = 0;        // 0: no adapter on this weight

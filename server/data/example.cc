@@ -245,7 +245,7 @@ Overlong OverlongFor(std::string_view policy, Format chosen_for, Format format) 
   return policy == "split" ? Overlong::kSplit : Overlong::kTruncate;
 }
 
-absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
+absl::StatusOr<std::vector<Example>> Tokenize(const Record& record, Format format, const model::TextAssets& text,
                                               const model::ModelConfig& config, const TokeniseOptions& options,
                                               const base::Cancelled& cancelled, const AwaitTurn& await_turn) {
   RowEncoder encoder(*text.tokenizer, cancelled, await_turn);

@@ -46,7 +46,7 @@ struct TokeniseOptions {
 // record too long with kError); Cancelled when `cancelled` returns true, which is called before each rendering of a
 // template and each piece of a large text; those of `await_turn`. Without `await_turn`, the memory of a row is not
 // limited.
-absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
+absl::StatusOr<std::vector<Example>> Tokenize(const Record& record, Format format, const model::TextAssets& text,
                                               const model::ModelConfig& config, const TokeniseOptions& options,
                                               const base::Cancelled& cancelled = {}, const AwaitTurn& await_turn = {});
 
@@ -76,8 +76,8 @@ struct Dataset : DataSummary {
   ExampleList examples;
 };
 
-// Tokenises one line of a file, updates the summary, and appends the examples that have a trained token. Skips a blank
-// line. Errors name the line (AtLine). `cancelled` and `await_turn` as in Tokenise.
+// Tokenizes one line of a file, updates the summary, and appends the examples that have a trained token. Skips a blank
+// line. Errors name the line (AtLine). `cancelled` and `await_turn` as in Tokenize.
 absl::Status AddLine(std::int64_t line_number, std::string_view line, Format format, const model::TextAssets& text,
                      const model::ModelConfig& config, const TokeniseOptions& options, const base::Cancelled& cancelled,
                      const AwaitTurn& await_turn, std::vector<Example>* examples, DataSummary* summary);
@@ -85,7 +85,7 @@ absl::Status AddLine(std::int64_t line_number, std::string_view line, Format for
 absl::Status CheckTrainable(const DataSummary& summary);
 
 // Loads a whole validated file into memory. Errors: InvalidArgument names the line (AtLine), or NO_TRAINABLE_TOKENS;
-// Cancelled when `cancelled` returns true, which is called at each line and as in Tokenise.
+// Cancelled when `cancelled` returns true, which is called at each line and as in Tokenize.
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
                                     const model::ModelConfig& config, const TokeniseOptions& options,
                                     const base::Cancelled& cancelled = {});

@@ -61,7 +61,7 @@ absl::StatusOr<Dataset> TokenCache::GetOr(WithoutFile without_file, const TokenS
                             .cancelled = cancelled,
                             .large_rows = &large_rows_,
                             .without_file = without_file});
-  base::ReturnFreeMemory();  // tokenising allocates and frees much on many threads
+  base::ReturnFreeMemory();  // tokenizing allocates and frees much on many threads
   {
     base::MutexLock lock(mutex_);
     writing_.erase(path);

@@ -13,7 +13,7 @@
 
 namespace nibble::data {
 
-// Increment this when the format changes, or the tokens or marks that Tokenise makes of a record. Older files are then
+// Increment this when the format changes, or the tokens or marks that Tokenize makes of a record. Older files are then
 // rewritten.
 inline constexpr std::uint32_t kTokenFileVersion = 2;
 

@@ -107,7 +107,7 @@ void TokenisePiece(const TokenSource& source, const base::Cancelled& cancelled, 
   }
 }
 
-// Tokenises the file window by window, and passes its pieces to `append` in order. Calls `before` before each window.
+// Tokenizes the file window by window, and passes its pieces to `append` in order. Calls `before` before each window.
 absl::Status TokeniseFile(const TokenSource& source, const WriteTokensOptions& options, const std::function<absl::Status()>& before,
                           const std::function<absl::Status(const Piece&)>& append) {
   PieceReader reader(source.data_path);
@@ -123,7 +123,7 @@ absl::Status TokeniseFile(const TokenSource& source, const WriteTokensOptions& o
   LargeRows alone;
   LargeRows& large_rows = options.large_rows != nullptr ? *options.large_rows : alone;
   const AwaitTurn await_turn = [&] { return large_rows.Await(cancelled); };
-  const auto tokenise_small = [&](Piece& piece) {
+  const auto tokenize_small = [&](Piece& piece) {
     // Threads of the pool never wait for a turn: other work needs them, and only this thread calls options.cancelled.
     TokenisePiece(source, cancelled, [&]() -> absl::StatusOr<LargeRows::Turn> {
       piece.waits = true;
@@ -142,7 +142,7 @@ absl::Status TokeniseFile(const TokenSource& source, const WriteTokensOptions& o
     }
     if (pieces.empty()) return absl::OkStatus();
     options.pool.ParallelFor(static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) tokenise_small(pieces[static_cast<std::size_t>(i)]);
+      for (std::int64_t i = begin; i < end; ++i) tokenize_small(pieces[static_cast<std::size_t>(i)]);
     });
     for (Piece& piece : pieces) {
       if (piece.waits) {

@@ -13,7 +13,7 @@
 
 namespace nibble::data {
 
-// Bytes of text that all threads together tokenise at a time. It bounds the memory of WriteTokenFile, whatever the size
+// Bytes of text that all threads together tokenize at a time. It bounds the memory of WriteTokenFile, whatever the size
 // of the data. A longer line is read whole; it is a large row (large_rows.h).
 inline constexpr std::size_t kTokeniseBytes = std::size_t{8} << 20;
 

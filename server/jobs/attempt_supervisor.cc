@@ -192,7 +192,7 @@ void AttemptSupervisor::Tick() {
         live.complained = false;
       }
       if (std::exchange(live.checkpointed, false)) checkpointed.push_back({live.job_id, live.attempt, live.keep_last});
-      Press(live);
+      EnforceStop(live);
       ++it;
     }
     runner_.ReapStrays();
@@ -208,7 +208,7 @@ void AttemptSupervisor::Tick() {
   SettleAll();
 }
 
-void AttemptSupervisor::Press(Live& live) {
+void AttemptSupervisor::EnforceStop(Live& live) {
   const absl::Duration now = clock_.Monotonic();
   if (live.stop.has_value()) {
     if (!live.terminated.has_value()) {

@@ -99,7 +99,7 @@ class AttemptSupervisor {
   absl::Status BecomeRunning(Live& live, const JournalLine& line);
   absl::Status Append(Live& live, const std::vector<NewEvent>& events);
   absl::Status Follow(Live& live);
-  void Press(Live& live);
+  void EnforceStop(Live& live);
   void LookForLife(Live& live);
   // Prunes checkpoints of earlier attempts; a trainer prunes its own. Runs on the disk worker, because it looks at
   // every checkpoint and removes some.

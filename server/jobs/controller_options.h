@@ -30,7 +30,7 @@ struct ControllerOptions {
   absl::Duration ageing = absl::Hours(1);  // a waiting job rises by one priority step per interval; 0: never
   // The budget that trainers share with loaded models; null: none. A trainer holds its planned bytes while it lives.
   std::shared_ptr<base::MemoryBudget> memory;
-  // Counts OOM kills where trainers run; null: OOM kills are not recognised.
+  // Counts OOM kills where trainers run; null: OOM kills are not recognized.
   ReadOomCount oom_count;
   std::int64_t memory_limit_bytes = 0;  // of the server and its trainers together; 0: unknown
   std::int64_t max_queued = 1000;  // jobs that are PLANNING or QUEUED
@@ -39,7 +39,7 @@ struct ControllerOptions {
   RetryOptions retry;
   RetentionOptions retention;
   std::int64_t trainer_threads = 1;
-  std::int64_t base_cache_bytes = 0;  // for quantised bases that attempts share; 0: none are kept
+  std::int64_t base_cache_bytes = 0;  // for quantized bases that attempts share; 0: none are kept
   std::string isa = "auto";
   std::string default_device = "cpu";  // what "auto" becomes
   std::string nibble_version = "0.1.0";

@@ -192,14 +192,14 @@ std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
 }
 
 absl::Status Validate(const JobSpec& spec) {
-  const auto not_built = [](const char* field, std::string_view what) {
+  const auto unimplemented = [](const char* field, std::string_view what) {
     return base::WithReason(absl::UnimplementedError(StrCat(field, ": ", what)), "UNIMPLEMENTED", {{"field", field}});
   };
   if (IsLaterMethod(spec.method)) {
-    return not_built("method", StrCat(spec.method, " is not implemented yet, wanted qlora or bitnet_qat"));
+    return unimplemented("method", StrCat(spec.method, " is not implemented yet, wanted qlora or bitnet_qat"));
   }
   if (spec.method == kMethodQLora && !spec.qlora.double_quant) {
-    return not_built("qlora.double_quant", "false is not implemented yet: nf4 bases are always double quantised");
+    return unimplemented("qlora.double_quant", "false is not implemented yet: nf4 bases are always double quantized");
   }
   const std::vector<FieldViolation> violations = FindViolations(spec);
   if (violations.empty()) return absl::OkStatus();

@@ -1,4 +1,4 @@
-// The spec of a fine-tuning job, shared by the server and the trainer. The initialisers here are the only defaults.
+// The spec of a fine-tuning job, shared by the server and the trainer. The initializers here are the only defaults.
 // std::optional marks fields that Resolve() fills in; a resolved spec leaves nothing to choose.
 #pragma once
 #include <cstdint>
@@ -63,13 +63,13 @@ struct OptimConfig {
 };
 
 struct RunConfig {
-  std::optional<std::int64_t> max_steps;  // optimiser steps; at most one of these two; default: 1 epoch
+  std::optional<std::int64_t> max_steps;  // optimizer steps; at most one of these two; default: 1 epoch
   std::optional<double> epochs;
   std::int64_t micro_batch = 4;
   std::int64_t grad_accum = 1;
   bool activation_checkpointing = false;
-  std::int64_t eval_every = 0;   // optimiser steps; 0: before and after training only (with an evaluation set)
-  std::int64_t save_every = 50;  // optimiser steps; 0: no checkpoint, a lost attempt starts over
+  std::int64_t eval_every = 0;   // optimizer steps; 0: before and after training only (with an evaluation set)
+  std::int64_t save_every = 50;  // optimizer steps; 0: no checkpoint, a lost attempt starts over
   std::int64_t keep_last = 2;    // number of good checkpoints to keep
   std::int64_t seed = 0;         // for dropout and random weights
   std::int64_t priority = 0;     // higher first
@@ -115,7 +115,7 @@ absl::Status Validate(const JobSpec& spec);
 JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& dataset_format,
                 const std::string& default_device);
 
-// Optimiser steps of the run: max_steps, or the steps of its epochs (rounded up, at least one).
+// Optimizer steps of the run: max_steps, or the steps of its epochs (rounded up, at least one).
 std::int64_t NumSteps(const RunConfig& run, std::int64_t rows_in_epoch);
 // Micro-batches of a run given in epochs (rounded up, at least one); its last step may have fewer than run.grad_accum.
 // Nothing for a run given in steps, because all its steps are full.

@@ -1,4 +1,4 @@
-// Recognises trainers that the kernel's OOM killer ended.
+// Recognizes trainers that the kernel's OOM killer ended.
 #pragma once
 #include <cstdint>
 #include <functional>

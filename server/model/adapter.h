@@ -37,7 +37,7 @@ struct AdapterConfig {
 base::Json ToPeftConfig(const AdapterConfig& config);
 
 // Accepts plain LoRA on linears of a causal decoder. Unimplemented (UNSUPPORTED_ADAPTER) names anything else (DoRA,
-// bias, modules_to_save, patterns, an initialisation that changes the base, an unknown option in use); InvalidArgument
+// bias, modules_to_save, patterns, an initialization that changes the base, an unknown option in use); InvalidArgument
 // names a bad field. Options are those of PEFT 0.21 (peft/tuners/lora/config.py).
 absl::StatusOr<AdapterConfig> ParsePeftConfig(const base::Json& json);
 

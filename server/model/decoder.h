@@ -3,7 +3,7 @@
 //
 // Ops provides:
 //   Tensor   an activation [T, features]; a handle, cheap to copy
-//   Input    input of linears: rows normalised, rounded or quantised once, shared by its readers; cheap to copy
+//   Input    input of linears: rows normalized, rounded or quantized once, shared by its readers; cheap to copy
 //   Tensor Embed()                                   [T, hidden]
 //   Tensor RunLayer(layer, h, body)                  calls body(h): training may recompute it (activation checkpointing)
 //   void   BeginLayer(layer)                         scratch of the previous layer may be reused

@@ -55,7 +55,7 @@ struct DecoderWeights {
   const float* rope_sin = nullptr;
   std::int64_t rope_positions = 0;
   // docs/formats.md: the residual stream and norms are f32 in every format; linears read rows of this type (int8 and
-  // ternary ones: quantised rows) and write f32; logits are f32.
+  // ternary ones: quantized rows) and write f32; logits are f32.
   kernels::DType input_dtype = kernels::DType::kF32;
   kernels::DType kv_dtype = kernels::DType::kF32;
   int act_outliers = 0;

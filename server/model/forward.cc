@@ -30,7 +30,7 @@ absl::Status ForEachLogits(const ModelConfig& config, const DecoderWeights& weig
   const std::int64_t pages = KvPool::PagesFor(total);
   NIBBLE_ASSIGN_OR_RETURN(auto pool, KvPool::Create(config, weights.kv_dtype, pages));
   std::vector<std::int32_t> table;
-  pool->Take(pages, &table);
+  pool->Allocate(pages, &table);
   Arena arena;
   const std::vector<std::int32_t> sequence(static_cast<std::size_t>(std::min(chunk, total)), 0);
   std::vector<std::int32_t> position(sequence.size());

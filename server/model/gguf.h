@@ -67,7 +67,7 @@ class GgufFile {
   std::map<std::string, GgufTensor, std::less<>> tensors_;
 };
 
-// Dequantises count elements of a tensor's blocks, in f32 arithmetic as the format defines (gguf-py quants.py).
+// Dequantizes count elements of a tensor's blocks, in f32 arithmetic as the format defines (gguf-py quants.py).
 // Requires bytes to hold count elements, and count to be a multiple of the block size.
 std::vector<float> DequantizeGguf(GgufType type, std::span<const std::byte> bytes, std::int64_t count);
 

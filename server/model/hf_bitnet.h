@@ -35,7 +35,7 @@ inline constexpr std::int64_t kHfBitNetRows = 4;    // rows in a byte
 std::string HfScaleOfBias(std::string_view bias);
 
 // Reads config.json's quantization_config; nullopt when absent. Unimplemented names another method, or a module other
-// than the head that is excluded from quantisation.
+// than the head that is excluded from quantization.
 absl::StatusOr<std::optional<HfBitNet>> ParseHfBitNet(const base::Json& config);
 base::Json ToJson(const HfBitNet& bitnet);
 

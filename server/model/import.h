@@ -23,7 +23,7 @@ struct ImportReport {
 // `source` is a .gguf file or a directory. A directory holds config.json, model.safetensors or its shards,
 // tokenizer.json and optionally tokenizer_config.json, chat_template.jinja and generation_config.json; or it holds one
 // .gguf file and no config.json. Weights become f32 or bf16, each value rounded once. Weights of transformers' "bitnet"
-// (hf_bitnet.h) become a ternary artifact, or master weights. GGUF's quantised blocks are dequantised as the format
+// (hf_bitnet.h) become a ternary artifact, or master weights. GGUF's quantized blocks are dequantized as the format
 // defines. An eos_token_id in generation_config.json overrides that of config.json. K and V are cached in `dtype`.
 // On any error nothing is left at `target`. A tokenizer.json, or one made from a GGUF's vocabulary, of more than
 // max_tokenizer_bytes is refused before it is parsed.

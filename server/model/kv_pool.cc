@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<KvPool>> KvPool::Create(const ModelConfig& config
   return pool;
 }
 
-bool KvPool::Take(std::int64_t count, std::vector<std::int32_t>* pages) {
+bool KvPool::Allocate(std::int64_t count, std::vector<std::int32_t>* pages) {
   if (count > free_pages()) return false;
   for (std::int64_t i = 0; i < count; ++i) {
     pages->push_back(free_.back());
@@ -45,7 +45,7 @@ bool KvPool::Take(std::int64_t count, std::vector<std::int32_t>* pages) {
   return true;
 }
 
-void KvPool::Give(const std::vector<std::int32_t>& pages) { free_.insert(free_.end(), pages.rbegin(), pages.rend()); }
+void KvPool::Free(const std::vector<std::int32_t>& pages) { free_.insert(free_.end(), pages.rbegin(), pages.rend()); }
 
 void KvPool::Copy(const std::vector<std::int32_t>& from, const std::vector<std::int32_t>& to, std::int64_t count) {
   const std::int64_t bytes = view_.PageElements() * kernels::SizeOf(view_.dtype);

@@ -24,8 +24,8 @@ class KvPool {
   static std::int64_t PageBytes(const ModelConfig& config, kernels::DType dtype);
 
   // Appends `count` page numbers to `pages`; returns false and takes none when fewer are free.
-  bool Take(std::int64_t count, std::vector<std::int32_t>* pages);
-  void Give(const std::vector<std::int32_t>& pages);
+  bool Allocate(std::int64_t count, std::vector<std::int32_t>* pages);
+  void Free(const std::vector<std::int32_t>& pages);
   // Copies the contents of the first `count` pages of `from` to the first `count` pages of `to`.
   void Copy(const std::vector<std::int32_t>& from, const std::vector<std::int32_t>& to, std::int64_t count);
 
@@ -35,10 +35,10 @@ class KvPool {
 
  private:
   KvPool() = default;
-  struct Free {
+  struct FreeMemory {
     void operator()(void* p) const { std::free(p); }
   };
-  std::unique_ptr<void, Free> memory_;
+  std::unique_ptr<void, FreeMemory> memory_;
   kernels::KvCacheView view_;
   std::vector<std::int32_t> free_;
 };

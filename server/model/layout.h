@@ -13,7 +13,7 @@
 
 namespace nibble::model {
 
-// Suffixes of the tensors that belong to a quantised weight.
+// Suffixes of the tensors that belong to a quantized weight.
 inline constexpr char kInt8ScaleSuffix[] = "_scale";
 inline constexpr char kTernaryScaleSuffix[] = "_scale";
 inline constexpr char kNf4AbsmaxSuffix[] = "_absmax";

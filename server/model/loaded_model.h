@@ -23,7 +23,7 @@ class LoadedModel {
     base::Cancelled cancelled = {};     // checked before every layer
   };
 
-  // Lays out weights for the stream's device. Nothing is quantised: codes are only moved (int8 tiles, dense panels) and
+  // Lays out weights for the stream's device. Nothing is quantized: codes are only moved (int8 tiles, dense panels) and
   // NF4's block scales widened. Errors: DataLoss, InvalidArgument (tensor named), Unimplemented (format), ResourceExhausted, Cancelled.
   static absl::StatusOr<std::shared_ptr<const LoadedModel>> Load(const std::string& directory, const Options& options,
                                                                  const kernels::Stream& stream);

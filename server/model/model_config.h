@@ -52,7 +52,7 @@ struct ModelConfig {
   bool qkv_bias = false;             // q, k and v have a bias
   bool o_bias = false;
   bool mlp_bias = false;             // gate, up and down have a bias
-  bool qk_norm = false;              // every head of q and k is normalised before rotary embedding
+  bool qk_norm = false;              // every head of q and k is normalized before rotary embedding
   NormPlacement norms = NormPlacement::kBlock;
   Activation activation = Activation::kSilu;
   RopeConfig rope;

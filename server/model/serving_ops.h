@@ -61,7 +61,7 @@ class ServingOps {
   void ApplyLora(const kernels::Matrix& x, const LoraWeight& lora, const Tensor& y);
   const LayerWeights& Layer(std::int64_t layer) const { return weights_.layers[static_cast<std::size_t>(layer)]; }
   float NormEps(Norm norm) const;
-  // The type that attention and the gated activation write for the linear that follows: f32 if a norm or a quantiser
+  // The type that attention and the gated activation write for the linear that follows: f32 if a norm or a quantizer
   // reads it first.
   kernels::DType TypeBefore(std::int64_t layer, LinearKind kind) const;
   bool Ok(absl::Status status);

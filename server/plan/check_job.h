@@ -37,7 +37,7 @@ struct JobInputs {
   std::int64_t companion_bytes = 0;            // of the tokenizer and the other small files of every form of the model
   DataFile train;
   DataFile eval;
-  // Gets the tokens of a data set (data::TokenCache). If empty, the data is tokenised in memory.
+  // Gets the tokens of a data set (data::TokenCache). If empty, the data is tokenized in memory.
   std::function<absl::StatusOr<data::Dataset>(const data::TokenSource&, const base::Cancelled&)> load;
   // Budget for the memory of planning that grows with the data; null: none.
   std::shared_ptr<base::MemoryBudget> memory;
@@ -61,7 +61,7 @@ struct CheckedData {
 // those of the data.
 absl::Status CheckWithoutRows(const jobs::JobSpec& spec, const JobInputs& inputs);
 
-// `spec` must be resolved. Tokenises all data, or gets it from JobInputs::load. Errors:
+// `spec` must be resolved. Tokenizes all data, or gets it from JobInputs::load. Errors:
 // InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format, master weights for qlora, more
 // input features than the served form allows; NO_TRAINABLE_TOKENS; TEMPLATE_ERROR, also without a template).
 absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs);

@@ -27,7 +27,7 @@ constexpr double kSlack = 1.08;
 constexpr std::int64_t kRowQuantum = 64;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 50;  // maximum of an item, see PlanMemory
 
-// A conversion's buffers: rows of a weight as they are dequantised, merged and quantised (convert.cc, kBlockElements).
+// A conversion's buffers: rows of a weight as they are dequantized, merged and quantized (convert.cc, kBlockElements).
 constexpr std::int64_t kConvertBytes = (std::int64_t{4} << 20) * 9;
 // Rows of the sequences in a job's record.
 constexpr std::int64_t kRecordRows = 64;
@@ -90,7 +90,7 @@ std::int64_t BitNetTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) {
 }
 
 // The trainer's peak from its last step to its end. `training_weights` stay until the served form is made. The trained
-// values stay to the end. So do the optimiser's moments unless the last step is saved, because an interrupted attempt
+// values stay to the end. So do the optimizer's moments unless the last step is saved, because an interrupted attempt
 // saves them.
 std::int64_t PublishingBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes, const BatchShape& batch,
                              std::int64_t training_weights, std::int64_t process) {
@@ -177,7 +177,7 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
     weights = sizes.linears / 2 + sizes.linears / 64 * 4 + sizes.heads * sizes.embedding * std::max<std::int64_t>(base_bytes, 2);
     if (element != base_bytes) weights += sizes.embedding * element;
     adapter = trained * 4 * 3;  // values, gradients, and the form that the evaluation reads
-    // A dequantised weight; logits in f32 and rounded; gate, up and the residual stream in f32 with their gradients,
+    // A dequantized weight; logits in f32 and rounded; gate, up and the residual stream in f32 with their gradients,
     // two of them rounded; the cached K and V of one layer.
     const std::int64_t token = 8 * config.hidden_size + (8 + 2 * element) * config.ffn_size + 8 * config.kv_size();
     workspace += sizes.largest * element + logits * (4 + element) + tokens * token;

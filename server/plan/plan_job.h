@@ -33,7 +33,7 @@ struct JobPlan {
   std::int64_t memory_bytes() const;
 };
 
-// `spec` must be resolved. Checks like CheckJob, with its errors. Reads and tokenises all data, or gets it from
+// `spec` must be resolved. Checks like CheckJob, with its errors. Reads and tokenizes all data, or gets it from
 // JobInputs::load. Needs the lengths of examples, not their tokens.
 absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inputs);
 

@@ -47,7 +47,7 @@ void AnswerSink::BeginOutputs() {
   if (context_.echo_text.empty() || std::exchange(echoed_, true)) return;
   for (int index = 0; index < context_.options.request.n; ++index) {
     for (std::string_view left = context_.echo_text; !left.empty();) {
-      const std::string_view piece = FirstPiece(left, context_.edge.max_send_bytes);
+      const std::string_view piece = FirstPiece(left, context_.environment.max_send_bytes);
       v1::GenerateReply echo;
       echo.mutable_delta()->set_index(index);
       echo.mutable_delta()->set_text(piece.data(), piece.size());
@@ -59,12 +59,12 @@ void AnswerSink::BeginOutputs() {
 
 std::size_t AnswerSink::num_echo_messages() const {
   if (echoed_) return 0;
-  return static_cast<std::size_t>(num_outputs()) * MaxPieces(context_.echo_text.size(), context_.edge.max_send_bytes);
+  return static_cast<std::size_t>(num_outputs()) * MaxPieces(context_.echo_text.size(), context_.environment.max_send_bytes);
 }
 
 void AnswerSink::OnDelta(int index, std::string_view text, std::span<const serve::TokenLogprob> tokens) {
   BeginOutputs();
-  context_.edge.metrics.TokensGenerated(context_.resident->name, tokens.size());
+  context_.environment.metrics.TokensGenerated(context_.resident->name, tokens.size());
   v1::GenerateReply reply;
   auto* delta = reply.mutable_delta();
   delta->set_index(index);
@@ -101,7 +101,7 @@ void AnswerSink::OnFinish(const serve::Finish& finish) {
   }
   const absl::Status status = EndOf(Why(finish.status), started_, finish.usage);
   const std::string model = context_.resident->name;
-  context_.edge.metrics.GenerateEnded(model, status.ok() ? serve::Name(finish.reason) : CodeName(status.code()),
+  context_.environment.metrics.GenerateEnded(model, status.ok() ? serve::Name(finish.reason) : CodeName(status.code()),
                                       {.ttft_seconds = finish.usage.ttft_ms * 1e-3,
                                        .decode_seconds = finish.usage.decode_ms * 1e-3,
                                        .prompt_tokens = finish.usage.ttft_ms > 0 ? finish.usage.prompt_tokens : 0,
@@ -113,9 +113,9 @@ void AnswerSink::OnFinish(const serve::Finish& finish) {
 void AnswerSink::LetGo() {
   context_.entry.reset();
   if (context_.resident == nullptr) return;
-  context_.edge.workers.Run([resident = std::move(context_.resident)] {});
+  context_.environment.workers.Run([resident = std::move(context_.resident)] {});
   context_.resident = nullptr;
-  --context_.edge.live_answers;
+  --context_.environment.live_answers;
 }
 
 }  // namespace nibble::rpc

@@ -16,7 +16,7 @@
 namespace nibble::rpc {
 
 struct AnswerContext {
-  Edge& edge;
+  CallEnvironment& environment;
   std::shared_ptr<const serve::Resident> resident;  // keeps the model while the request runs
   GenerateOptions options;
   std::string request_id;
@@ -32,7 +32,7 @@ absl::Status EndOf(const absl::Status& status, bool started, const serve::Usage&
 // Called from the engine's thread.
 class AnswerSink : public serve::ResponseSink {
  public:
-  explicit AnswerSink(AnswerContext context) : context_(std::move(context)) { ++context_.edge.live_answers; }
+  explicit AnswerSink(AnswerContext context) : context_(std::move(context)) { ++context_.environment.live_answers; }
   // Releases the model on a worker: the engine's own thread must not destroy the engine.
   ~AnswerSink() override { LetGo(); }
 

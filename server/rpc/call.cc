@@ -83,37 +83,37 @@ void DrainList::Fire() {
   for (const auto& [id, callback] : callbacks) callback();
 }
 
-Call::Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, const char* method)
-    : edge_(edge),
+Call::Call(CallEnvironment& environment, grpc::CallbackServerContext* context, CallType type, const char* method)
+    : environment_(environment),
       context_(context),
       type_(type),
       service_(ServiceOf(method)),
       method_(MethodOf(method)),
       request_id_(RequestId(*context)),
-      began_(edge.clock.Monotonic()),
+      began_(environment.clock.Monotonic()),
       deadline_(absl::InfiniteDuration()) {
   context->AddInitialMetadata(kRequestIdKey, request_id_);
   if (context->deadline() != std::chrono::system_clock::time_point::max()) {
     deadline_ = began_ + absl::FromChrono(context->deadline() - std::chrono::system_clock::now());
   }
   // Add before checking `draining`, so that a drain that waits for live calls sees every admitted call.
-  if (EndsByItself()) edge_.live_calls.Add(context_);
-  if (edge_.authority != nullptr) {
-    auto principal = edge_.authority->Admit(method, CallerOf(*context));
+  if (EndsByItself()) environment_.live_calls.Add(context_);
+  if (environment_.authority != nullptr) {
+    auto principal = environment_.authority->Admit(method, CallerOf(*context));
     admitted_ = principal.status();
     if (principal.ok()) principal_ = *std::move(principal);
   }
   // While the server drains, administrators need its status, and trainers report their checkpoints.
   const bool stays_open = service_ == kServerService || type_ == CallType::kBidiStream;
-  if (admitted_.ok() && edge_.draining && !stays_open) {
+  if (admitted_.ok() && environment_.draining && !stays_open) {
     admitted_ = base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
   }
-  edge_.metrics.RpcStarted(Name(type_), service_, method_);
+  environment_.metrics.RpcStarted(Name(type_), service_, method_);
 }
 
 absl::Status Call::StillWanted(absl::Duration limit) const {
   absl::Status status;
-  if (edge_.clock.Monotonic() >= limit) {
+  if (environment_.clock.Monotonic() >= limit) {
     status = absl::DeadlineExceededError("the deadline passed before the call began");
   } else if (cancel_.cancelled()) {
     status = absl::CancelledError("cancelled before the call began");
@@ -123,18 +123,18 @@ absl::Status Call::StillWanted(absl::Duration limit) const {
 
 bool Call::PastDeadline() const {
   if (deadline_ == absl::InfiniteDuration()) return false;
-  return edge_.clock.Monotonic() >= deadline_ - std::max(kDeadlineSlack, (deadline_ - began_) / kTimeoutSteps);
+  return environment_.clock.Monotonic() >= deadline_ - std::max(kDeadlineSlack, (deadline_ - began_) / kTimeoutSteps);
 }
 
 grpc::Status Call::End(const absl::Status& status) {
-  if (EndsByItself()) edge_.live_calls.Remove(context_);
-  const double seconds = absl::ToDoubleSeconds(edge_.clock.Monotonic() - began_);
+  if (EndsByItself()) environment_.live_calls.Remove(context_);
+  const double seconds = absl::ToDoubleSeconds(environment_.clock.Monotonic() - began_);
   const bool late = absl::IsCancelled(status) && PastDeadline();
   const char* code = CodeName(late ? absl::StatusCode::kDeadlineExceeded : status.code());
-  edge_.metrics.RpcHandled(Name(type_), service_, method_, code, seconds);
+  environment_.metrics.RpcHandled(Name(type_), service_, method_, code, seconds);
   const std::string reason = status.ok() ? "" : late ? code : base::Reason(status);
   if (reason == "QUEUE_FULL" || reason == "STREAMS_FULL" || reason == "KV_FULL" || reason == "DRAINING" || reason == "PROMPT_TOO_LONG") {
-    edge_.metrics.Rejected(reason);
+    environment_.metrics.Rejected(reason);
   }
   const bool ours = absl::IsInternal(status) || absl::IsDataLoss(status) || absl::IsUnknown(status);
   const auto log = ours ? base::LogError : base::LogInfo;

@@ -43,8 +43,8 @@ class DrainList {
 class Authority;
 
 // State that the services share. Outlives them.
-struct Edge {
-  Edge(telemetry::Metrics& metrics_in, WorkerPool& workers_in, base::Clock& clock_in, std::atomic<bool>& draining_in)
+struct CallEnvironment {
+  CallEnvironment(telemetry::Metrics& metrics_in, WorkerPool& workers_in, base::Clock& clock_in, std::atomic<bool>& draining_in)
       : metrics(metrics_in), workers(workers_in), clock(clock_in), draining(draining_in) {}
 
   telemetry::Metrics& metrics;
@@ -86,9 +86,9 @@ enum class CallType { kUnary, kClientStream, kServerStream, kBidiStream };
 class Call {
  public:
   // `method`: a string constant such as "nibble.v1.ModelService/GetModel".
-  Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, const char* method);
+  Call(CallEnvironment& environment, grpc::CallbackServerContext* context, CallType type, const char* method);
 
-  Edge& edge() const { return edge_; }
+  CallEnvironment& environment() const { return environment_; }
   // Not OK: the caller lacks the right, or the server is draining (DRAINING). The wrappers (unary.h, stream_reactor.h,
   // upload_reactor.h) check this before they call the core. On TLS and local transports gRPC has checked the caller's
   // rights before (auth_processor.h).
@@ -124,7 +124,7 @@ class Call {
   // Watches and trainer reports run until the client or a drain ends them.
   bool EndsByItself() const { return type_ != CallType::kBidiStream && !method_.starts_with("Watch"); }
 
-  Edge& edge_;
+  CallEnvironment& environment_;
   grpc::CallbackServerContext* const context_;
   const CallType type_;
   const std::string_view service_;

@@ -36,7 +36,7 @@ absl::StatusOr<std::optional<data::Format>> FromProto(const char* field, v1::Dat
     case v1::DATASET_FORMAT_PROMPT_COMPLETION: return std::optional(data::Format::kPromptCompletion);
     case v1::DATASET_FORMAT_CHAT: return std::optional(data::Format::kChat);
     case v1::DATASET_FORMAT_INSTRUCTION:
-    case v1::DATASET_FORMAT_TOKENIZED: return NotBuilt(StrCat(field, " ", v1::DatasetFormat_Name(format)));
+    case v1::DATASET_FORMAT_TOKENIZED: return Unimplemented(StrCat(field, " ", v1::DatasetFormat_Name(format)));
     default: return FieldError(field, StrCat("is ", static_cast<int>(format), ", wanted a dataset format"));
   }
 }
@@ -82,13 +82,13 @@ absl::StatusOr<data::Format> FormatOf(const store::StoredDataset& stored) {
 
 absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config) {
   jobs::DataConfig out;
-  if (config.field_map_size() > 0) return NotBuilt("DataConfig.field_map");
-  if (config.has_chat_template()) return NotBuilt("DataConfig.chat_template");
+  if (config.field_map_size() > 0) return Unimplemented("DataConfig.field_map");
+  if (config.has_chat_template()) return Unimplemented("DataConfig.chat_template");
   const v1::LossMask& mask = config.loss_mask();
-  if (mask.roles_size() > 0) return NotBuilt("LossMask.roles");
-  if (mask.eos() != v1::EOS_POLICY_UNSPECIFIED && mask.eos() != v1::EOS_POLICY_TURN) return NotBuilt("LossMask.eos");
-  if (mask.has_honour_message_flag() && !mask.honour_message_flag()) return NotBuilt("LossMask.honour_message_flag");
-  if (config.has_shuffle() && !config.shuffle()) return NotBuilt("DataConfig.shuffle");
+  if (mask.roles_size() > 0) return Unimplemented("LossMask.roles");
+  if (mask.eos() != v1::EOS_POLICY_UNSPECIFIED && mask.eos() != v1::EOS_POLICY_TURN) return Unimplemented("LossMask.eos");
+  if (mask.has_honour_message_flag() && !mask.honour_message_flag()) return Unimplemented("LossMask.honour_message_flag");
+  if (config.has_shuffle() && !config.shuffle()) return Unimplemented("DataConfig.shuffle");
   NIBBLE_ASSIGN_OR_RETURN(const auto format, FromProto("data.format", config.format()));
   if (format.has_value()) out.format = data::Name(*format);
   out.train_on_prompt = mask.train_on_prompt();
@@ -224,10 +224,10 @@ absl::Status Preview(const store::StoredDataset& stored, const ModelText& model,
     if (!record.ok()) return data::AtLine(line_number, record.status());
     if (const absl::Status few = data::CheckMessages(*record); !few.ok()) return data::AtLine(line_number, few);
     if (record->text.size() > text_bytes) record->text = ToUtf8(record->text, text_bytes);
-    const auto tokenised = data::Tokenise(*record, shape.format, model.assets, model.config, shape.options, bounds.cancelled, bounds.await_turn);
-    if (!tokenised.ok()) return data::AtLine(line_number, tokenised.status());
+    const auto tokenized = data::Tokenize(*record, shape.format, model.assets, model.config, shape.options, bounds.cancelled, bounds.await_turn);
+    if (!tokenized.ok()) return data::AtLine(line_number, tokenized.status());
     response->set_looked_rows(response->looked_rows() + 1);
-    const std::vector<data::Example>& pieces = *tokenised;
+    const std::vector<data::Example>& pieces = *tokenized;
     data::NoteRow(line_number, pieces, &seen);
     if (pieces.empty()) response->set_dropped_rows(response->dropped_rows() + 1);
     if (pieces.size() > 1) response->set_split_rows(response->split_rows() + 1);

@@ -28,17 +28,17 @@ absl::StatusOr<std::optional<data::Format>> FromProto(const char* field, v1::Dat
 absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config);
 
 // Expects a header, then chunks or a file below import_root ("": server files are refused), then a finish.
-std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const Edge& edge, store::DatasetStore& datasets,
+std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const CallEnvironment& environment, store::DatasetStore& datasets,
                                                                         UploadTable& uploads, const std::string& import_root,
                                                                         v1::Dataset* response);
 
 // Limits of a preview. At a limit the preview ends with the rows found so far; only `cancelled` is an error.
 struct PreviewBounds {
-  std::function<bool()> cancelled;           // called for each line and by data::Tokenise
+  std::function<bool()> cancelled;           // called for each line and by data::Tokenize
   std::size_t max_bytes = 16u << 20;         // of the answer
   std::int64_t max_looked_rows = 10'000;     // rows read, dropped ones included
   std::size_t max_looked_bytes = 16u << 20;  // of the lines read; the row that passes the limit is the last
-  data::AwaitTurn await_turn = {};           // passed to data::Tokenise
+  data::AwaitTurn await_turn = {};           // passed to data::Tokenize
 };
 
 // The first rows of the file as training would see them. Errors: InvalidArgument DATASET_FORMAT names the line of a row

@@ -13,9 +13,9 @@ namespace nibble::rpc {
 class DatasetService : public v1::DatasetService::CallbackService {
  public:
   // import_root: directory on this machine that uploads may name files in; "": none.
-  DatasetService(Edge& edge, store::StateDirectory& state, TextCache& texts, UploadTable& uploads, data::LargeRows& large_rows,
+  DatasetService(CallEnvironment& environment, store::StateDirectory& state, TextCache& texts, UploadTable& uploads, data::LargeRows& large_rows,
                  std::string import_root)
-      : edge_(edge),
+      : environment_(environment),
         state_(state),
         texts_(texts),
         uploads_(uploads),
@@ -32,13 +32,13 @@ class DatasetService : public v1::DatasetService::CallbackService {
                                            v1::PreviewDatasetResponse*) override;
 
  private:
-  Edge& edge_;
+  CallEnvironment& environment_;
   store::StateDirectory& state_;
   TextCache& texts_;
   UploadTable& uploads_;
   data::LargeRows& large_rows_;
   const std::string import_root_;
-  // Previews tokenise many rows to show a few. Own workers keep them from delaying other calls.
+  // Previews tokenize many rows to show a few. Own workers keep them from delaying other calls.
   WorkerPool previewers_{2, /*max_waiting=*/64};
 };
 

@@ -138,10 +138,10 @@ class DatasetContent final : public UploadContent {
 
 class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::UploadDatasetHeader, DatasetContent> {
  public:
-  DatasetUpload(const Edge& edge, store::DatasetStore& datasets, UploadTable& uploads, const std::string& import_root,
+  DatasetUpload(const CallEnvironment& environment, store::DatasetStore& datasets, UploadTable& uploads, const std::string& import_root,
                 v1::Dataset* response)
-      : TrackedUpload(edge, uploads, UploadKind::kDataset),
-        max_line_bytes_(edge.max_dataset_line_bytes),
+      : TrackedUpload(environment, uploads, UploadKind::kDataset),
+        max_line_bytes_(environment.max_dataset_line_bytes),
         datasets_(datasets),
         import_root_(import_root),
         response_(response) {}
@@ -149,7 +149,7 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
  private:
   absl::Status TakeHeader(const v1::UploadDatasetHeader& header) override {
     NIBBLE_RETURN_IF_ERROR(base::CheckName("header.name", header.name()));
-    if (header.field_map_size() > 0) return NotBuilt("UploadDatasetHeader.field_map");
+    if (header.field_map_size() > 0) return Unimplemented("UploadDatasetHeader.field_map");
     if (header.has_size_bytes() && header.size_bytes() < 0) {
       return FieldError("header.size_bytes", StrCat("is ", header.size_bytes(), ", wanted 0 or more"));
     }
@@ -232,10 +232,10 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
 
 }  // namespace
 
-std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const Edge& edge, store::DatasetStore& datasets,
+std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const CallEnvironment& environment, store::DatasetStore& datasets,
                                                                         UploadTable& uploads, const std::string& import_root,
                                                                         v1::Dataset* response) {
-  return std::make_unique<DatasetUpload>(edge, datasets, uploads, import_root, response);
+  return std::make_unique<DatasetUpload>(environment, datasets, uploads, import_root, response);
 }
 
 }  // namespace nibble::rpc

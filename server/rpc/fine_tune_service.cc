@@ -110,13 +110,13 @@ absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec&
 
 grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* context, const v1::PlanJobRequest* request,
                                                    google::longrunning::Operation* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/PlanJob", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/PlanJob", [=, this](const Call& call) -> absl::Status {
     jobs::JobSpec spec;
     std::shared_ptr<const void> slot;  // held until the plan has ended
     const auto check = [&]() -> absl::Status {
       NIBBLE_ASSIGN_OR_RETURN(spec, SpecOf(request->spec()));
       NIBBLE_RETURN_IF_ERROR(planner_.check(spec));
-      NIBBLE_ASSIGN_OR_RETURN(slot, edge_.plans.Take(FairnessKey(call.principal()), operations_.RetryAfter(OperationLane::kPlans)));
+      NIBBLE_ASSIGN_OR_RETURN(slot, environment_.plans.Take(FairnessKey(call.principal()), operations_.RetryAfter(OperationLane::kPlans)));
       return absl::OkStatus();
     };
     const OperationStart start = StartOf(call, OperationLane::kPlans, *request, request->spec().base_model());
@@ -137,7 +137,7 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
 
 grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext* context,
                                                      const v1::CreateJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
     const Principal& caller = call.principal();
     NIBBLE_RETURN_IF_ERROR(CheckPriority(caller, "run.priority", spec.run.priority));
@@ -152,7 +152,7 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
 
 grpc::ServerUnaryReactor* FineTuneService::GetJob(grpc::CallbackServerContext* context, const v1::GetJobRequest* request,
                                                   v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/GetJob", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/GetJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
     *response = ToProto(job);
     return absl::OkStatus();
@@ -161,14 +161,14 @@ grpc::ServerUnaryReactor* FineTuneService::GetJob(grpc::CallbackServerContext* c
 
 grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext* context, const v1::ListJobsRequest* request,
                                                     v1::ListJobsResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListJobs", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ListJobs", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobQuery query, QueryOf(call, *request));
     std::int64_t last = 0;  // number of the last job in the answer
     // Ask for one more than the page shows, to know whether another page follows.
     NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(query, size + 1, call.cancel()));
     std::int64_t next = page.next;
-    PageBytes bytes(edge_.max_page_bytes);
+    PageBytes bytes(environment_.max_page_bytes);
     for (const jobs::JobRecord& job : page.jobs) {
       v1::Job row = ToProto(job);
       if (response->jobs_size() == size || !bytes.Take(row.ByteSizeLong())) {
@@ -185,7 +185,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext*
 
 grpc::ServerUnaryReactor* FineTuneService::DeleteJob(grpc::CallbackServerContext* context,
                                                      const v1::DeleteJobRequest* request, v1::DeleteJobResponse*) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/DeleteJob", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/DeleteJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
     return jobs_.Delete(request->name(), EtagOf(*request));
   });
@@ -193,9 +193,9 @@ grpc::ServerUnaryReactor* FineTuneService::DeleteJob(grpc::CallbackServerContext
 
 grpc::ServerWriteReactor<v1::JobEvent>* FineTuneService::WatchJob(grpc::CallbackServerContext* context,
                                                                   const v1::WatchJobRequest* request) {
-  auto stream = StreamReactor<v1::JobEvent>::Make(edge_, context, "nibble.v1.FineTuneService/WatchJob", &edge_.watches);
+  auto stream = StreamReactor<v1::JobEvent>::Make(environment_, context, "nibble.v1.FineTuneService/WatchJob", &environment_.watches);
   if (stream->ended()) return stream.get();
-  RunOnWorker(edge_.watch_workers, *stream, [this, stream, name = request->name(), after = request->after_sequence()] {
+  RunOnWorker(environment_.watch_workers, *stream, [this, stream, name = request->name(), after = request->after_sequence()] {
     if (const auto job = Find(jobs_, stream->call(), name); !job.ok()) return stream->End(job.status());
     rpc::WatchJob(stream, jobs_, name, after);
   });
@@ -205,7 +205,7 @@ grpc::ServerWriteReactor<v1::JobEvent>* FineTuneService::WatchJob(grpc::Callback
 grpc::ServerUnaryReactor* FineTuneService::ListJobEvents(grpc::CallbackServerContext* context,
                                                          const v1::ListJobEventsRequest* request,
                                                          v1::ListJobEventsResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListJobEvents", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ListJobEvents", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t token, ParsePageToken(request->page_token()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
@@ -214,7 +214,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobEvents(grpc::CallbackServerCon
     }
     const std::int64_t after = std::max(token, request->after_sequence());
     NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.Events(request->name(), after, size));
-    PageBytes bytes(edge_.max_page_bytes);
+    PageBytes bytes(environment_.max_page_bytes);
     for (const jobs::Event& event : page.events) {
       v1::JobEvent row = ToProto(job, event);
       if (!bytes.Take(row.ByteSizeLong())) break;
@@ -231,7 +231,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobEvents(grpc::CallbackServerCon
 grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerContext* context,
                                                            const v1::ListCheckpointsRequest* request,
                                                            v1::ListCheckpointsResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListCheckpoints", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ListCheckpoints", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(auto all, jobs_.Checkpoints(request->name()));
     std::reverse(all.begin(), all.end());  // newest first
@@ -241,7 +241,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerC
     };
     const auto row_of = [&](const auto& one) -> absl::StatusOr<std::optional<v1::Checkpoint>> { return ToProto(job, one); };
     NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
-                            FillPage(all, key_of, request->page_size(), request->page_token(), edge_.max_page_bytes, row_of,
+                            FillPage(all, key_of, request->page_size(), request->page_token(), environment_.max_page_bytes, row_of,
                                      *response->mutable_checkpoints()));
     return absl::OkStatus();
   });
@@ -249,7 +249,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerC
 
 grpc::ServerUnaryReactor* FineTuneService::CancelJob(grpc::CallbackServerContext* context,
                                                      const v1::CancelJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CancelJob", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/CancelJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Cancel(request->name(), EtagOf(*request), request->keep_checkpoint()));
     *response = ToProto(job);
@@ -259,7 +259,7 @@ grpc::ServerUnaryReactor* FineTuneService::CancelJob(grpc::CallbackServerContext
 
 grpc::ServerUnaryReactor* FineTuneService::PauseJob(grpc::CallbackServerContext* context, const v1::PauseJobRequest* request,
                                                     v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/PauseJob", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/PauseJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Pause(request->name(), EtagOf(*request)));
     *response = ToProto(job);
@@ -269,7 +269,7 @@ grpc::ServerUnaryReactor* FineTuneService::PauseJob(grpc::CallbackServerContext*
 
 grpc::ServerUnaryReactor* FineTuneService::ResumeJob(grpc::CallbackServerContext* context,
                                                      const v1::ResumeJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ResumeJob", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ResumeJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Resume(request->name(), EtagOf(*request)));
     *response = ToProto(job);
@@ -279,7 +279,7 @@ grpc::ServerUnaryReactor* FineTuneService::ResumeJob(grpc::CallbackServerContext
 
 grpc::ServerUnaryReactor* FineTuneService::CheckpointJob(grpc::CallbackServerContext* context,
                                                          const v1::CheckpointJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CheckpointJob", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/CheckpointJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Checkpoint(request->name(), EtagOf(*request)));
     *response = ToProto(job);

@@ -26,8 +26,8 @@ struct Planner {
 // Thread-safe.
 class FineTuneService : public v1::FineTuneService::CallbackService {
  public:
-  FineTuneService(Edge& edge, jobs::JobController& jobs, TextCache& texts, OperationTable& operations, Planner planner)
-      : edge_(edge), jobs_(jobs), texts_(texts), operations_(operations), planner_(std::move(planner)) {}
+  FineTuneService(CallEnvironment& environment, jobs::JobController& jobs, TextCache& texts, OperationTable& operations, Planner planner)
+      : environment_(environment), jobs_(jobs), texts_(texts), operations_(operations), planner_(std::move(planner)) {}
 
   grpc::ServerUnaryReactor* PlanJob(grpc::CallbackServerContext*, const v1::PlanJobRequest*,
                                     google::longrunning::Operation*) override;
@@ -52,7 +52,7 @@ class FineTuneService : public v1::FineTuneService::CallbackService {
   absl::StatusOr<jobs::JobSpec> SpecOf(const v1::JobSpec& request);
   absl::StatusOr<v1::PlanJobResponse> PlanOf(const jobs::JobSpec& spec, const base::CancelToken& cancel);
 
-  Edge& edge_;
+  CallEnvironment& environment_;
   jobs::JobController& jobs_;
   TextCache& texts_;
   OperationTable& operations_;

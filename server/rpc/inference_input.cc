@@ -34,7 +34,7 @@ absl::Status CheckRange(const char* field, double value, double low, double high
 
 absl::Status CheckBuilt(const v1::GenerateRequest& request) {
   if (request.constraint_case() != v1::GenerateRequest::CONSTRAINT_NOT_SET) {
-    return NotBuilt(request.has_json_schema() ? "GenerateRequest.json_schema"
+    return Unimplemented(request.has_json_schema() ? "GenerateRequest.json_schema"
                     : request.has_regex()     ? "GenerateRequest.regex"
                                               : "GenerateRequest.choice");
   }

@@ -28,41 +28,41 @@ constexpr std::size_t kTokenFrame = 6;      // per token besides its text: a pac
 constexpr std::size_t kOutputFrame = 2048;  // per output besides ids, text and logprobs: start, finish and Usage
 
 AnswerBounds BoundsOf(const Call& call) {
-  return {.cancelled = call.stopped(), .max_bytes = call.edge().max_send_bytes,
-          .max_text_bytes = call.edge().max_prompt_bytes};
+  return {.cancelled = call.stopped(), .max_bytes = call.environment().max_send_bytes,
+          .max_text_bytes = call.environment().max_prompt_bytes};
 }
 
 // A valid request that the engine does not have yet.
-struct Asked {
+struct ValidatedRequest {
   GenerateOptions options;
   std::string id;
   absl::Duration deadline;
   std::unique_ptr<RequestIds::Entry> entry;
 };
 
-absl::StatusOr<std::shared_ptr<Asked>> Check(Edge& edge, RequestIds& ids, const Call& call, const v1::GenerateRequest& proto, bool chat) {
-  auto asked = std::make_shared<Asked>();
-  NIBBLE_ASSIGN_OR_RETURN(asked->options, FromProto(proto, chat));
-  NIBBLE_RETURN_IF_ERROR(CheckPriority(call.principal(), "priority", asked->options.request.priority));
+absl::StatusOr<std::shared_ptr<ValidatedRequest>> Check(CallEnvironment& environment, RequestIds& ids, const Call& call, const v1::GenerateRequest& proto, bool chat) {
+  auto validated = std::make_shared<ValidatedRequest>();
+  NIBBLE_ASSIGN_OR_RETURN(validated->options, FromProto(proto, chat));
+  NIBBLE_RETURN_IF_ERROR(CheckPriority(call.principal(), "priority", validated->options.request.priority));
   if (proto.request_id().size() > kMaxRequestIdBytes) {
     return base::FieldError("request_id", base::StrCat("has ", proto.request_id().size(), " bytes, wanted at most ", kMaxRequestIdBytes));
   }
-  asked->id = proto.request_id().empty() ? call.request_id() : proto.request_id();
+  validated->id = proto.request_id().empty() ? call.request_id() : proto.request_id();
   // Register before the load, which may take long, so that Abort finds the request during the load too.
-  asked->entry = std::make_unique<RequestIds::Entry>(ids, asked->id, OwnerOf(call.principal()), call.cancel());
-  asked->deadline = call.DeadlineOr(edge.generate_deadline);
-  NIBBLE_RETURN_IF_ERROR(call.StillWanted(asked->deadline));
-  return asked;
+  validated->entry = std::make_unique<RequestIds::Entry>(ids, validated->id, OwnerOf(call.principal()), call.cancel());
+  validated->deadline = call.DeadlineOr(environment.generate_deadline);
+  NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated->deadline));
+  return validated;
 }
 
 // Checks that a unary answer fits one message. For a stream, checks its echo and logprobs, and sets score_chunk so that
 // the logprobs of one step fit one message. `instead`: for a unary answer, the method that streams it; nullptr for a
 // stream.
-absl::Status CheckSize(const Edge& edge, const serve::Resident& resident, const char* instead, std::size_t echo_bytes,
+absl::Status CheckSize(const CallEnvironment& environment, const serve::Resident& resident, const char* instead, std::size_t echo_bytes,
                        GenerateOptions& options, std::size_t prompt_tokens) {
   const bool has_logprobs = options.logprobs || options.prompt_logprobs;
   if (instead == nullptr) {
-    NIBBLE_RETURN_IF_ERROR(CheckStreamedEcho(echo_bytes, edge.max_send_bytes, options.request.n, edge.stream_buffer));
+    NIBBLE_RETURN_IF_ERROR(CheckStreamedEcho(echo_bytes, environment.max_send_bytes, options.request.n, environment.stream_buffer));
     if (!has_logprobs) return absl::OkStatus();
   }
   const auto room = std::max<std::int64_t>(0, resident.engine->max_context() - static_cast<std::int64_t>(prompt_tokens));
@@ -71,49 +71,49 @@ absl::Status CheckSize(const Edge& edge, const serve::Resident& resident, const 
     return static_cast<std::size_t>(options.request.n) * (most * made + echo_bytes + kOutputFrame);
   };
   // Building the byte table of a large vocabulary takes up to a second. Most answers fit whatever the table holds.
-  if (!has_logprobs && bytes_of_outputs(kTokenFrame + 3 * text::TokenBytes::kMaxBytes) <= edge.max_send_bytes) return absl::OkStatus();
+  if (!has_logprobs && bytes_of_outputs(kTokenFrame + 3 * text::TokenBytes::kMaxBytes) <= environment.max_send_bytes) return absl::OkStatus();
   // Build the byte table here rather than on the engine's thread.
   const text::TokenBytes& tokens = resident.text.tokenizer->token_bytes();
   const std::size_t of_prompt = options.prompt_logprobs ? LogprobBytes(tokens, options.num_prompt_logprobs, /*digest=*/false) : 0;
   const std::size_t made =
       (options.logprobs ? LogprobBytes(tokens, options.num_logprobs, /*digest=*/false) : 0) + kTokenFrame + tokens.longest_text_bytes();
   if (instead == nullptr) {
-    NIBBLE_ASSIGN_OR_RETURN(options.request.score_chunk, TokensOfAPiece(std::max(of_prompt, made), edge.max_send_bytes));
+    NIBBLE_ASSIGN_OR_RETURN(options.request.score_chunk, TokensOfAPiece(std::max(of_prompt, made), environment.max_send_bytes));
     return absl::OkStatus();
   }
-  return CheckUnaryAnswer(prompt_tokens * of_prompt + bytes_of_outputs(made), edge.max_send_bytes, instead);
+  return CheckUnaryAnswer(prompt_tokens * of_prompt + bytes_of_outputs(made), environment.max_send_bytes, instead);
 }
 
 // Encodes the prompt and submits the request to the model's engine; `make_sink` gets the context of the answer. After
 // an error Abort no longer finds the request, and the caller of Submit must report the error to the client.
 template <typename MakeSink>
-absl::Status Submit(Edge& edge, const Call& call, const v1::GenerateRequest& proto, std::string rendered, Asked& asked,
+absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::GenerateRequest& proto, std::string rendered, ValidatedRequest& validated,
                     std::shared_ptr<const serve::Resident> resident, const char* instead, MakeSink make_sink) {
-  auto entry = std::move(asked.entry);
-  NIBBLE_RETURN_IF_ERROR(call.StillWanted(asked.deadline));
-  GenerateOptions& options = asked.options;
+  auto entry = std::move(validated.entry);
+  NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated.deadline));
+  GenerateOptions& options = validated.options;
   std::string echo;
   NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, std::move(rendered), resident->text,
                                                 {.max_tokens = resident->engine->max_context(),
-                                                 .max_bytes = edge.max_prompt_bytes,
+                                                 .max_bytes = environment.max_prompt_bytes,
                                                  .cancelled = call.stopped()},
                                                 options.echo ? &echo : nullptr));
-  NIBBLE_RETURN_IF_ERROR(CheckSize(edge, *resident, instead, echo.size(), options, prompt.size()));
+  NIBBLE_RETURN_IF_ERROR(CheckSize(environment, *resident, instead, echo.size(), options, prompt.size()));
   serve::Request request = options.request;
   request.prompt = prompt;
   request.prompt_field = InputField(proto);
   request.principal = FairnessKey(call.principal());
   request.cancel = call.cancel();
-  request.deadline = asked.deadline;
+  request.deadline = validated.deadline;
   request.arrived = call.began();
   // Covers waiting for a slot, not loading.
-  if (options.queue_timeout.has_value()) request.queue_deadline = edge.clock.Monotonic() + *options.queue_timeout;
+  if (options.queue_timeout.has_value()) request.queue_deadline = environment.clock.Monotonic() + *options.queue_timeout;
   serve::Engine& engine = *resident->engine;
   return engine.Submit(std::move(request),
-                       make_sink(AnswerContext{.edge = edge,
+                       make_sink(AnswerContext{.environment = environment,
                                                .resident = std::move(resident),
                                                .options = std::move(options),
-                                               .request_id = asked.id,
+                                               .request_id = validated.id,
                                                .echo_text = std::move(echo),
                                                .prompt = std::move(prompt),
                                                .entry = std::move(entry)}));
@@ -181,11 +181,11 @@ class StreamSink final : public AnswerSink {
 
 // Runs `begin` on a worker with the stream. Ends the stream if `begin` returns an error.
 template <typename Reply, typename Begin>
-grpc::ServerWriteReactor<Reply>* StreamOnWorker(Edge& edge, grpc::CallbackServerContext* context, const char* method, Begin begin) {
-  auto stream = StreamReactor<Reply>::Make(edge, context, method);
+grpc::ServerWriteReactor<Reply>* StreamOnWorker(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method, Begin begin) {
+  auto stream = StreamReactor<Reply>::Make(environment, context, method);
   if (stream->ended()) return stream.get();
-  RunOnWorker(edge.workers, *stream, [&edge, stream, begin = std::move(begin)] {
-    edge.workers.NoteWait(edge.clock.Monotonic() - stream->call().began());
+  RunOnWorker(environment.workers, *stream, [&environment, stream, begin = std::move(begin)] {
+    environment.workers.NoteWait(environment.clock.Monotonic() - stream->call().began());
     if (stream->ended()) return;
     if (const absl::Status status = begin(stream); !status.ok()) stream->End(status);
   });
@@ -198,10 +198,10 @@ void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, s
   const std::string principal = FairnessKey(call.principal());
   const auto place = large_texts_.Take(principal);
   if (!place.ok()) {
-    return failed(TooManyOfPrincipal("large texts waiting or being encoded", kMaxLargeTextsOfPrincipal, edge_.text_workers.last_wait()));
+    return failed(TooManyOfPrincipal("large texts waiting or being encoded", kMaxLargeTextsOfPrincipal, environment_.text_workers.last_wait()));
   }
-  auto run = [this, &call, deadline, place, work = std::move(work), failed, came = edge_.clock.Monotonic()]() mutable {
-    edge_.text_workers.NoteWait(edge_.clock.Monotonic() - came);
+  auto run = [this, &call, deadline, place, work = std::move(work), failed, came = environment_.clock.Monotonic()]() mutable {
+    environment_.text_workers.NoteWait(environment_.clock.Monotonic() - came);
     absl::Status status = call.StillWanted(deadline);
     if (status.ok()) status = work();
     if (!status.ok()) failed(status);
@@ -209,7 +209,7 @@ void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, s
     failed = nullptr;
     base::ReturnFreeMemory();  // the allocator would keep the memory of a large text
   };
-  if (!edge_.text_workers.TryRun(std::move(run), principal)) failed(TooManyWait(edge_.text_workers, principal));
+  if (!environment_.text_workers.TryRun(std::move(run), principal)) failed(TooManyWait(environment_.text_workers, principal));
 }
 
 template <typename Request>
@@ -217,12 +217,12 @@ void InferenceService::Encode(const Call& call, absl::Duration deadline, const R
                               Encoding encode, Failed failed) {
   if (TextBytes(request) > text::kLargeTextBytes) {
     const auto render_and_encode = [this, &request, &assets, encode = std::move(encode)]() -> absl::Status {
-      NIBBLE_ASSIGN_OR_RETURN(std::string rendered, Rendered(request, assets, edge_.max_prompt_bytes));
+      NIBBLE_ASSIGN_OR_RETURN(std::string rendered, Rendered(request, assets, environment_.max_prompt_bytes));
       return encode(std::move(rendered));
     };
     return OnTextThread(call, deadline, render_and_encode, std::move(failed));
   }
-  auto rendered = Rendered(request, assets, edge_.max_prompt_bytes);
+  auto rendered = Rendered(request, assets, environment_.max_prompt_bytes);
   if (!rendered.ok()) return failed(rendered.status());
   if (rendered->size() > text::kLargeTextBytes) {  // the template added much text
     const auto text = std::make_shared<std::string>(*std::move(rendered));
@@ -246,39 +246,39 @@ grpc::ServerUnaryReactor* InferenceService::WithText(grpc::CallbackServerContext
       if (status.ok()) call->Done(status);
       return status;
     };
-    Encode(call->call(), call->call().DeadlineOr(edge_.default_deadline), *request, (*model)->assets, encode,
+    Encode(call->call(), call->call().DeadlineOr(environment_.default_deadline), *request, (*model)->assets, encode,
            [call](const absl::Status& status) { call->Done(status); });
   };
-  return UnaryAsync(edge_, edge_.workers, context, method, start, edge_.default_deadline);
+  return UnaryAsync(environment_, environment_.workers, context, method, start, environment_.default_deadline);
 }
 
 grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerContext* context, const char* method,
                                                           const v1::GenerateRequest* request, bool chat,
                                                           v1::GenerateResponse* response) {
   const auto start = [this, request, chat, response](UnaryCall* call) {
-    const auto checked = Check(edge_, ids_, call->call(), *request, chat);
+    const auto checked = Check(environment_, ids_, call->call(), *request, chat);
     if (!checked.ok()) return call->Done(checked.status());
-    const std::shared_ptr<Asked>& asked = *checked;
+    const std::shared_ptr<ValidatedRequest>& validated = *checked;
     const auto watch = [&](const std::shared_ptr<LoadWait>& wait) {
       call->OnCancelled([wait] { wait->Cancelled(); });
-      EndOnAbort(*asked->entry, wait);
+      EndOnAbort(*validated->entry, wait);
     };
-    const auto failed = [asked, call](const absl::Status& status) {
-      asked->entry = nullptr;  // Abort no longer finds the request
+    const auto failed = [validated, call](const absl::Status& status) {
+      validated->entry = nullptr;  // Abort no longer finds the request
       call->Done(status);
     };
-    WithModel(loads_, request->model(), call->call(), asked->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
+    WithModel(loads_, request->model(), call->call(), validated->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
       if (!loaded.ok()) return failed(loaded.status());
       const auto submit = [=, this, resident = *loaded](std::string rendered) {
         const char* instead = chat ? "ChatStream" : "GenerateStream";
-        return Submit(edge_, call->call(), *request, std::move(rendered), *asked, resident, instead, [&](AnswerContext answer) {
+        return Submit(environment_, call->call(), *request, std::move(rendered), *validated, resident, instead, [&](AnswerContext answer) {
           return std::make_shared<UnarySink>(std::move(answer), call, response);
         });
       };
-      Encode(call->call(), asked->deadline, *request, (*loaded)->text, submit, failed);
+      Encode(call->call(), validated->deadline, *request, (*loaded)->text, submit, failed);
     });
   };
-  return UnaryAsync(edge_, edge_.workers, context, method, start, edge_.generate_deadline);
+  return UnaryAsync(environment_, environment_.workers, context, method, start, environment_.generate_deadline);
 }
 
 grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::CallbackServerContext* context,
@@ -287,27 +287,27 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
   // gRPC keeps the request only as long as the call, but a worker may start later.
   const auto copy = std::make_shared<const v1::GenerateRequest>(*request);
   const auto begin = [this, chat, copy](const std::shared_ptr<StreamReactor<v1::GenerateReply>>& stream) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<Asked> asked, Check(edge_, ids_, stream->call(), *copy, chat));
+    NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<ValidatedRequest> validated, Check(environment_, ids_, stream->call(), *copy, chat));
     const auto watch = [&](const std::shared_ptr<LoadWait>& wait) {
       stream->OnSpace([wait] { wait->Cancelled(); });  // nothing is sent during the load: only a cancel calls this
-      EndOnAbort(*asked->entry, wait);
+      EndOnAbort(*validated->entry, wait);
     };
-    const auto failed = [asked, stream](const absl::Status& status) {
-      asked->entry = nullptr;  // Abort no longer finds the request
+    const auto failed = [validated, stream](const absl::Status& status) {
+      validated->entry = nullptr;  // Abort no longer finds the request
       stream->End(status);
     };
-    WithModel(loads_, copy->model(), stream->call(), asked->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
+    WithModel(loads_, copy->model(), stream->call(), validated->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
       stream->OnSpace(nullptr);
       if (!loaded.ok()) return failed(loaded.status());
       const auto submit = [=, this, resident = *loaded](std::string rendered) {
         const auto make_sink = [&](AnswerContext answer) { return std::make_shared<StreamSink>(std::move(answer), stream); };
-        return Submit(edge_, stream->call(), *copy, std::move(rendered), *asked, resident, /*instead=*/nullptr, make_sink);
+        return Submit(environment_, stream->call(), *copy, std::move(rendered), *validated, resident, /*instead=*/nullptr, make_sink);
       };
-      Encode(stream->call(), asked->deadline, *copy, (*loaded)->text, submit, failed);
+      Encode(stream->call(), validated->deadline, *copy, (*loaded)->text, submit, failed);
     });
     return absl::OkStatus();
   };
-  return StreamOnWorker<v1::GenerateReply>(edge_, context, method, begin);
+  return StreamOnWorker<v1::GenerateReply>(environment_, context, method, begin);
 }
 
 grpc::ServerUnaryReactor* InferenceService::Generate(grpc::CallbackServerContext* context,
@@ -334,16 +334,16 @@ grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* c
                                                   v1::ScoreResponse* response) {
   const auto start = [this, request, response](UnaryCall* call) {
     if (const absl::Status status = CheckScore(*request); !status.ok()) return call->Done(status);
-    const absl::Duration deadline = call->call().DeadlineOr(edge_.generate_deadline);
+    const absl::Duration deadline = call->call().DeadlineOr(environment_.generate_deadline);
     WithModel(loads_, request->model(), call, deadline, [=, this](ModelLoads::Loaded loaded) {
       if (!loaded.ok()) return call->Done(loaded.status());
       const auto submit = [=, this, resident = *loaded](std::string rendered) {
-        return SubmitScore(edge_, resident, *request, std::move(rendered), call, response);
+        return SubmitScore(environment_, resident, *request, std::move(rendered), call, response);
       };
       Encode(call->call(), deadline, *request, (*loaded)->text, submit, [call](const absl::Status& status) { call->Done(status); });
     });
   };
-  return UnaryAsync(edge_, edge_.workers, context, "nibble.v1.InferenceService/Score", start, edge_.generate_deadline);
+  return UnaryAsync(environment_, environment_.workers, context, "nibble.v1.InferenceService/Score", start, environment_.generate_deadline);
 }
 
 grpc::ServerWriteReactor<v1::ScoreReply>* InferenceService::ScoreStream(grpc::CallbackServerContext* context,
@@ -352,18 +352,18 @@ grpc::ServerWriteReactor<v1::ScoreReply>* InferenceService::ScoreStream(grpc::Ca
   const auto begin = [this, copy](const std::shared_ptr<StreamReactor<v1::ScoreReply>>& stream) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckScore(*copy));
     const auto watch = [&](const std::shared_ptr<LoadWait>& wait) { stream->OnSpace([wait] { wait->Cancelled(); }); };
-    const absl::Duration deadline = stream->call().DeadlineOr(edge_.generate_deadline);
+    const absl::Duration deadline = stream->call().DeadlineOr(environment_.generate_deadline);
     WithModel(loads_, copy->model(), stream->call(), deadline, watch, [=, this](ModelLoads::Loaded loaded) {
       stream->OnSpace(nullptr);
       if (!loaded.ok()) return stream->End(loaded.status());
       const auto submit = [=, this, resident = *loaded](std::string rendered) {
-        return SubmitScore(edge_, resident, *copy, std::move(rendered), stream);
+        return SubmitScore(environment_, resident, *copy, std::move(rendered), stream);
       };
       Encode(stream->call(), deadline, *copy, (*loaded)->text, submit, [stream](const absl::Status& status) { stream->End(status); });
     });
     return absl::OkStatus();
   };
-  return StreamOnWorker<v1::ScoreReply>(edge_, context, "nibble.v1.InferenceService/ScoreStream", begin);
+  return StreamOnWorker<v1::ScoreReply>(environment_, context, "nibble.v1.InferenceService/ScoreStream", begin);
 }
 
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
@@ -377,7 +377,7 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
                                                        const v1::DetokenizeRequest* request,
                                                        v1::DetokenizeResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.InferenceService/Detokenize", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.InferenceService/Detokenize", [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckModelName("DetokenizeRequest.model", request->model()));
     NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
     return rpc::Detokenize(*request, *model, BoundsOf(call), response);
@@ -395,12 +395,12 @@ grpc::ServerUnaryReactor* InferenceService::RenderTemplate(grpc::CallbackServerC
 
 grpc::ServerUnaryReactor* InferenceService::Embed(grpc::CallbackServerContext* context, const v1::EmbedRequest*,
                                                   v1::EmbedResponse*) {
-  return UnaryNotBuilt(edge_, context, "nibble.v1.InferenceService/Embed");
+  return UnaryUnimplemented(environment_, context, "nibble.v1.InferenceService/Embed");
 }
 
 grpc::ServerUnaryReactor* InferenceService::Abort(grpc::CallbackServerContext* context, const v1::AbortRequest* request,
                                                   v1::AbortResponse* response) {
-  return Unary(edge_, context, "nibble.v1.InferenceService/Abort", [&](const Call& call) -> absl::Status {
+  return Unary(environment_, context, "nibble.v1.InferenceService/Abort", [&](const Call& call) -> absl::Status {
     if (request->request_ids_size() < 1 || request->request_ids_size() > kMaxAborted) {
       return base::FieldError("request_ids", base::StrCat("has ", request->request_ids_size(), ", wanted 1 to ", kMaxAborted));
     }

@@ -18,9 +18,9 @@ namespace nibble::rpc {
 // Thread-safe.
 class InferenceService : public v1::InferenceService::CallbackService {
  public:
-  static constexpr int kMaxLargeTextsOfPrincipal = 16;  // Edge::text_workers lets 64 wait in all
+  static constexpr int kMaxLargeTextsOfPrincipal = 16;  // CallEnvironment::text_workers lets 64 wait in all
 
-  InferenceService(Edge& edge, ModelLoads& loads, TextCache& texts) : edge_(edge), loads_(loads), texts_(texts) {}
+  InferenceService(CallEnvironment& environment, ModelLoads& loads, TextCache& texts) : environment_(environment), loads_(loads), texts_(texts) {}
 
   grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext*, const v1::GenerateRequest*,
                                      v1::GenerateResponse*) override;
@@ -64,7 +64,7 @@ class InferenceService : public v1::InferenceService::CallbackService {
   grpc::ServerUnaryReactor* WithText(grpc::CallbackServerContext*, const char* method, const char* name_field, const Request* request,
                                      Body body);
 
-  Edge& edge_;
+  CallEnvironment& environment_;
   ModelLoads& loads_;
   TextCache& texts_;
   RequestIds ids_;

@@ -26,19 +26,19 @@ v1::ComputeDtype DtypeOf(const std::string& name) {
 }
 
 absl::Status TakeBitNet(const v1::BitNetQatMethod& in, jobs::BitNetQatMethod& out) {
-  if (in.preset() == "hf") return NotBuilt("BitNetQatMethod.preset hf");
-  // Only full quantisation from the first step is implemented, which is also the default.
+  if (in.preset() == "hf") return Unimplemented("BitNetQatMethod.preset hf");
+  // Only full quantization from the first step is implemented, which is also the default.
   const v1::LambdaSchedule& ramp = in.warmup_lambda();
   if (ramp.steps() != 0 || ramp.from() != 0.0 || (ramp.has_to() && ramp.to() != 1.0)) {
-    return NotBuilt("BitNetQatMethod.warmup_lambda");
+    return Unimplemented("BitNetQatMethod.warmup_lambda");
   }
   for (const std::string& module : in.modules_to_not_convert()) {
-    if (module != "lm_head") return NotBuilt(StrCat("BitNetQatMethod.modules_to_not_convert ", module.substr(0, 64)));
+    if (module != "lm_head") return Unimplemented(StrCat("BitNetQatMethod.modules_to_not_convert ", module.substr(0, 64)));
   }
   switch (in.master_dtype()) {
     case v1::COMPUTE_DTYPE_UNSPECIFIED:
     case v1::COMPUTE_DTYPE_F32: break;
-    case v1::COMPUTE_DTYPE_BF16: return NotBuilt("BitNetQatMethod.master_dtype BF16");
+    case v1::COMPUTE_DTYPE_BF16: return Unimplemented("BitNetQatMethod.master_dtype BF16");
     default: return FieldError("bitnet_qat.master_dtype", "wanted F32");
   }
   switch (in.weight_scale()) {
@@ -87,9 +87,9 @@ void PutBitNet(const jobs::BitNetQatMethod& in, v1::BitNetQatMethod& out) {
 }
 
 absl::Status TakeQLora(const v1::QLoraMethod& in, jobs::QLoraMethod& out) {
-  if (in.has_nf4_block() && in.nf4_block() != 64) return NotBuilt("QLoraMethod.nf4_block");
-  if (in.has_double_quant() && !in.double_quant()) return NotBuilt("QLoraMethod.double_quant");
-  if (in.has_merge_aware_int8() && in.merge_aware_int8()) return NotBuilt("QLoraMethod.merge_aware_int8");
+  if (in.has_nf4_block() && in.nf4_block() != 64) return Unimplemented("QLoraMethod.nf4_block");
+  if (in.has_double_quant() && !in.double_quant()) return Unimplemented("QLoraMethod.double_quant");
+  if (in.has_merge_aware_int8() && in.merge_aware_int8()) return Unimplemented("QLoraMethod.merge_aware_int8");
   if (in.has_r()) out.r = in.r();
   if (in.has_alpha()) out.alpha = in.alpha();
   if (in.has_dropout()) out.dropout = in.dropout();
@@ -101,7 +101,7 @@ absl::Status TakeQLora(const v1::QLoraMethod& in, jobs::QLoraMethod& out) {
 
 absl::Status TakeOptim(const v1::OptimConfig& in, jobs::OptimConfig& out) {
   if (in.has_optimizer() && in.optimizer() != v1::OPTIMIZER_UNSPECIFIED && in.optimizer() != v1::OPTIMIZER_ADAMW) {
-    return NotBuilt("OptimConfig.optimizer");
+    return Unimplemented("OptimConfig.optimizer");
   }
   if (in.has_lr()) out.lr = in.lr();
   if (in.has_beta1()) out.beta1 = in.beta1();
@@ -117,18 +117,18 @@ absl::Status TakeOptim(const v1::OptimConfig& in, jobs::OptimConfig& out) {
     case v1::LR_SCHEDULE_CONSTANT: out.schedule = "constant"; break;
     case v1::LR_SCHEDULE_LINEAR: out.schedule = "linear"; break;
     case v1::LR_SCHEDULE_COSINE: out.schedule = "cosine"; break;
-    default: return NotBuilt("OptimConfig.schedule");
+    default: return Unimplemented("OptimConfig.schedule");
   }
   return absl::OkStatus();
 }
 
 absl::Status TakeRun(const v1::RunConfig& in, jobs::RunConfig& out) {
-  if (in.has_keep_best() && in.keep_best()) return NotBuilt("RunConfig.keep_best");
-  if (in.has_early_stop()) return NotBuilt("RunConfig.early_stop");
-  if (in.has_loss_watchdog()) return NotBuilt("RunConfig.loss_watchdog");
-  if (in.has_max_duration()) return NotBuilt("RunConfig.max_duration");
-  if (in.has_artifact_ttl()) return NotBuilt("RunConfig.artifact_ttl");
-  if (in.has_max_retries()) return NotBuilt("RunConfig.max_retries");
+  if (in.has_keep_best() && in.keep_best()) return Unimplemented("RunConfig.keep_best");
+  if (in.has_early_stop()) return Unimplemented("RunConfig.early_stop");
+  if (in.has_loss_watchdog()) return Unimplemented("RunConfig.loss_watchdog");
+  if (in.has_max_duration()) return Unimplemented("RunConfig.max_duration");
+  if (in.has_artifact_ttl()) return Unimplemented("RunConfig.artifact_ttl");
+  if (in.has_max_retries()) return Unimplemented("RunConfig.max_retries");
   if (in.length_case() == v1::RunConfig::kMaxSteps) out.max_steps = in.max_steps();
   if (in.length_case() == v1::RunConfig::kEpochs) out.epochs = in.epochs();
   if (in.has_micro_batch()) out.micro_batch = in.micro_batch();
@@ -148,17 +148,17 @@ absl::Status CheckBuilt(const v1::JobSpec& spec) {
     case v1::JobSpec::kQlora:
     case v1::JobSpec::kBitnetQat: break;
     case v1::JobSpec::METHOD_NOT_SET: return FieldError("method", "is not set, wanted qlora or bitnet_qat");
-    case v1::JobSpec::kInt8Mixed: return NotBuilt("JobSpec.int8_mixed");
-    case v1::JobSpec::kInt8Qt: return NotBuilt("JobSpec.int8_qt");
-    case v1::JobSpec::kAqt: return NotBuilt("JobSpec.aqt");
-    case v1::JobSpec::kLora: return NotBuilt("JobSpec.lora");
-    case v1::JobSpec::kFull: return NotBuilt("JobSpec.full");
+    case v1::JobSpec::kInt8Mixed: return Unimplemented("JobSpec.int8_mixed");
+    case v1::JobSpec::kInt8Qt: return Unimplemented("JobSpec.int8_qt");
+    case v1::JobSpec::kAqt: return Unimplemented("JobSpec.aqt");
+    case v1::JobSpec::kLora: return Unimplemented("JobSpec.lora");
+    case v1::JobSpec::kFull: return Unimplemented("JobSpec.full");
   }
-  if (spec.has_eval_fraction()) return NotBuilt("JobSpec.eval_fraction");
-  if (spec.has_resume_from()) return NotBuilt("JobSpec.resume_from");
-  if (spec.has_warm_start_from()) return NotBuilt("JobSpec.warm_start_from");
-  if (spec.publish().has_evaluate_int8() && !spec.publish().evaluate_int8()) return NotBuilt("PublishPolicy.evaluate_int8");
-  if (spec.publish().has_load() && spec.publish().load()) return NotBuilt("PublishPolicy.load");
+  if (spec.has_eval_fraction()) return Unimplemented("JobSpec.eval_fraction");
+  if (spec.has_resume_from()) return Unimplemented("JobSpec.resume_from");
+  if (spec.has_warm_start_from()) return Unimplemented("JobSpec.warm_start_from");
+  if (spec.publish().has_evaluate_int8() && !spec.publish().evaluate_int8()) return Unimplemented("PublishPolicy.evaluate_int8");
+  if (spec.publish().has_load() && spec.publish().load()) return Unimplemented("PublishPolicy.load");
   if (spec.has_runtime()) return FieldError("runtime", "must not be set: the server fills it");
   return absl::OkStatus();
 }

@@ -117,11 +117,11 @@ absl::StatusOr<std::int64_t> EvalSeqLen(const model::ArtifactInfo& info, const m
 
 absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request, const std::string& tenant) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name()));
-  if (request.has_checkpoint()) return NotBuilt("ConvertModelRequest.checkpoint");
-  if (request.has_calibration_dataset()) return NotBuilt("ConvertModelRequest.calibration_dataset");
+  if (request.has_checkpoint()) return Unimplemented("ConvertModelRequest.checkpoint");
+  if (request.has_calibration_dataset()) return Unimplemented("ConvertModelRequest.calibration_dataset");
   if (!request.has_model()) return FieldError("source", "is not set, wanted model");
   if (request.target() == v1::MODEL_FORMAT_BF16) {
-    return NotBuilt(StrCat("ConvertModelRequest.target ", v1::ModelFormat_Name(request.target())));
+    return Unimplemented(StrCat("ConvertModelRequest.target ", v1::ModelFormat_Name(request.target())));
   }
   const bool to_int8 = request.target() == v1::MODEL_FORMAT_INT8;
   if (!to_int8 && request.target() != v1::MODEL_FORMAT_NF4 && request.target() != v1::MODEL_FORMAT_TERNARY) {
@@ -131,7 +131,7 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request, 
     return FieldError(HasHead(request) ? "head" : "act_outliers", "applies only to INT8");
   }
   if (request.lora() == v1::LORA_HANDLING_KEEP || request.lora() == v1::LORA_HANDLING_MERGE_AWARE) {
-    return NotBuilt(StrCat("ConvertModelRequest.lora ", v1::LoraHandling_Name(request.lora())));
+    return Unimplemented(StrCat("ConvertModelRequest.lora ", v1::LoraHandling_Name(request.lora())));
   }
   if (!v1::LoraHandling_IsValid(request.lora())) {
     return FieldError("lora", StrCat("is ", static_cast<int>(request.lora()), ", wanted MERGE"));
@@ -184,15 +184,15 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored_source, state_.models->Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored_source.info));
   const base::Json cut = EvalDataOf(info);
-  data::TokeniseOptions tokenise;
-  NIBBLE_ASSIGN_OR_RETURN(tokenise.max_seq_len, EvalSeqLen(info, text->config));
-  NIBBLE_ASSIGN_OR_RETURN(tokenise.train_on_prompt, base::GetBool(cut, "train_on_prompt", "nibble.json", false));
+  data::TokeniseOptions tokenize;
+  NIBBLE_ASSIGN_OR_RETURN(tokenize.max_seq_len, EvalSeqLen(info, text->config));
+  NIBBLE_ASSIGN_OR_RETURN(tokenize.train_on_prompt, base::GetBool(cut, "train_on_prompt", "nibble.json", false));
   if (cut.contains("add_special_tokens")) {
-    NIBBLE_ASSIGN_OR_RETURN(tokenise.add_special_tokens, base::GetBool(cut, "add_special_tokens", "nibble.json"));
+    NIBBLE_ASSIGN_OR_RETURN(tokenize.add_special_tokens, base::GetBool(cut, "add_special_tokens", "nibble.json"));
   }
   const data::Format trained_format = data::ParseFormat(Text(cut, "trained_format")).value_or(format);
-  tokenise.overlong = data::OverlongFor(Text(cut, "overlong"), trained_format, format);
-  if (tokenise.overlong == data::Overlong::kError) tokenise.overlong.reset();  // the job has checked the rows
+  tokenize.overlong = data::OverlongFor(Text(cut, "overlong"), trained_format, format);
+  if (tokenize.overlong == data::Overlong::kError) tokenize.overlong.reset();  // the job has checked the rows
   // Uses the token file of the job's plan if it exists, and reads only the evaluated tokens from it.
   const data::TokenSource tokens = {.data_path = stored.data_path,
                                     .data_sha256 = stored.sha256,
@@ -200,7 +200,7 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
                                     .format = format,
                                     .text = text->assets,
                                     .config = text->config,
-                                    .options = tokenise};
+                                    .options = tokenize};
   const auto found = options_.load_tokens(tokens, [&scope] { return scope.cancelled(); });
   state_.datasets->RemoveTokensIfDeleted(dataset);
   NIBBLE_ASSIGN_OR_RETURN(const data::Dataset loaded, found);
@@ -211,7 +211,7 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   for (const std::string& directory : directories) {
     NIBBLE_ASSIGN_OR_RETURN(const auto model,
                             model::LoadedModel::Load(
-                                directory, {.max_positions = tokenise.max_seq_len, .cancelled = scope.stopped()}, convert_stream_));
+                                directory, {.max_positions = tokenize.max_seq_len, .cancelled = scope.stopped()}, convert_stream_));
     const std::int64_t total = static_cast<std::int64_t>(directories.size()) * std::min(options_.max_eval_tokens, loaded.num_trained);
     const auto before = static_cast<std::int64_t>(results.size()) * total / static_cast<std::int64_t>(directories.size());
     NIBBLE_ASSIGN_OR_RETURN(data::Evaluation result,
@@ -307,7 +307,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
 
 absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
   if (request.format() == v1::EXPORT_FORMAT_GGUF) {
-    return NotBuilt(StrCat("ExportModelRequest.format ", v1::ExportFormat_Name(request.format())));
+    return Unimplemented(StrCat("ExportModelRequest.format ", v1::ExportFormat_Name(request.format())));
   }
   if (std::find(std::begin(kExportFormats), std::end(kExportFormats), request.format()) == std::end(kExportFormats)) {
     return FieldError("format", "wanted PEFT, HF, HF_BITNET or COMPRESSED_TENSORS");

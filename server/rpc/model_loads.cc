@@ -60,9 +60,9 @@ absl::StatusOr<std::uint64_t> ModelLoads::Wait(const std::string& name, const st
   }
   const auto [at, first] = waiting_.try_emplace(name);
   if (first) at->second.came = clock_.Monotonic();
-  at->second.wishes.emplace(++last_wish_, Wish{*std::move(place), std::move(then)});
+  at->second.waiters.emplace(++last_waiter_, Waiter{*std::move(place), std::move(then)});
   if (first) loaders_.Run([this, name] { Load(name); });
-  return last_wish_;
+  return last_waiter_;
 }
 
 ModelLoads::Loaded ModelLoads::Await(const std::string& name, const std::string& principal, const base::Cancelled& cancelled) {
@@ -72,7 +72,7 @@ ModelLoads::Loaded ModelLoads::Await(const std::string& name, const std::string&
     std::optional<Loaded> loaded ABSL_GUARDED_BY(mutex);
   };
   const auto answer = std::make_shared<Answer>();
-  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t wish, Wait(name, principal, [answer](Loaded loaded) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t waiter, Wait(name, principal, [answer](Loaded loaded) {
                             base::MutexLock lock(answer->mutex);
                             answer->loaded = std::move(loaded);
                             answer->came.NotifyAll();
@@ -87,20 +87,20 @@ ModelLoads::Loaded ModelLoads::Await(const std::string& name, const std::string&
     return std::move(answer->loaded);
   }();
   if (loaded.has_value()) return *loaded;
-  Forget(name, wish);
+  Forget(name, waiter);
   return absl::CancelledError("cancelled while the model was loading");
 }
 
-bool ModelLoads::Forget(const std::string& name, std::uint64_t wish) {
-  Wish dropped;  // declared before the lock, so that it is destroyed after the unlock
+bool ModelLoads::Forget(const std::string& name, std::uint64_t waiter) {
+  Waiter dropped;  // declared before the lock, so that it is destroyed after the unlock
   base::MutexLock lock(mutex_);
   const auto model = waiting_.find(name);
   if (model == waiting_.end()) return false;
-  std::map<std::uint64_t, Wish>& wishes = model->second.wishes;
-  const auto at = wishes.find(wish);
-  if (at == wishes.end()) return false;
+  std::map<std::uint64_t, Waiter>& waiters = model->second.waiters;
+  const auto at = waiters.find(waiter);
+  if (at == waiters.end()) return false;
   dropped = std::move(at->second);
-  wishes.erase(at);
+  waiters.erase(at);
   dropped.place.reset();
   return true;
 }
@@ -110,7 +110,7 @@ void ModelLoads::Load(const std::string& name) {
   {
     base::MutexLock lock(mutex_);
     const auto at = waiting_.find(name);
-    if (at->second.wishes.empty()) {  // no call waits any longer, and the load has not started
+    if (at->second.waiters.empty()) {  // no call waits any longer, and the load has not started
       waiting_.erase(at);
       return;
     }
@@ -118,13 +118,13 @@ void ModelLoads::Load(const std::string& name) {
   }
   const Loaded loaded = models_.Acquire(name, [this] { return stop_.load(); });
   loaders_.NoteWait(clock_.Monotonic() - came);
-  std::map<std::uint64_t, Wish> waiting;
+  std::map<std::uint64_t, Waiter> waiting;
   {
     base::MutexLock lock(mutex_);
     const auto at = waiting_.find(name);
-    waiting = std::move(at->second.wishes);
+    waiting = std::move(at->second.waiters);
     waiting_.erase(at);
-    for (auto& [wish, one] : waiting) one.place.reset();
+    for (auto& [waiter, one] : waiting) one.place.reset();
   }
   for (auto& one : waiting) {
     workers_.Run([then = std::move(one.second.then), loaded] { then(loaded); });
@@ -141,13 +141,13 @@ void LoadWait::Begin(const Watch& watch) {
     });
   }
   watch(self);
-  const auto wish = loads_.Wait(name_, principal_, [self](ModelLoads::Loaded loaded) { self->End(std::move(loaded)); });
+  const auto waiter = loads_.Wait(name_, principal_, [self](ModelLoads::Loaded loaded) { self->End(std::move(loaded)); });
   std::optional<ModelLoads::Loaded> early;
   {
     base::MutexLock lock(mutex_);
     begun_ = true;
-    wish_ = wish.value_or(std::uint64_t{0});
-    if (!wish.ok()) early_ = wish.status();
+    waiter_ = waiter.value_or(std::uint64_t{0});
+    if (!waiter.ok()) early_ = waiter.status();
     early.swap(early_);
   }
   if (early.has_value()) {
@@ -164,7 +164,7 @@ void LoadWait::Cancelled() {
 
 void LoadWait::End(ModelLoads::Loaded loaded) {
   ModelLoads::Then then;
-  std::uint64_t wish = 0;
+  std::uint64_t waiter = 0;
   {
     base::MutexLock lock(mutex_);
     if (!begun_) {
@@ -173,10 +173,10 @@ void LoadWait::End(ModelLoads::Loaded loaded) {
     }
     if (then_ == nullptr) return;
     then.swap(then_);
-    wish = wish_;
+    waiter = waiter_;
   }
   timer_.Cancel();
-  if (wish != 0) loads_.Forget(name_, wish);
+  if (waiter != 0) loads_.Forget(name_, waiter);
   then(std::move(loaded));
 }
 

@@ -50,7 +50,7 @@ class ModelLoads {
   // Blocks until the load ends; calls `cancelled` ten times a second. Errors: those of the load and of Wait; Cancelled.
   Loaded Await(const std::string& name, const std::string& principal, const base::Cancelled& cancelled);
   // Cancels a wait. False: `then` was called, or will be.
-  bool Forget(const std::string& name, std::uint64_t wish);
+  bool Forget(const std::string& name, std::uint64_t waiter);
   // Stops the running loads and returns when they have ended; waiting calls fail on the workers. Later calls do
   // nothing.
   void Stop();
@@ -58,13 +58,13 @@ class ModelLoads {
   std::size_t num_waiting() const { return static_cast<std::size_t>(places_.open()); }
 
  private:
-  struct Wish {
+  struct Waiter {
     std::shared_ptr<const void> place;
     Then then;
   };
   struct Model {
-    absl::Duration came;  // arrival of its first wish, monotonic
-    std::map<std::uint64_t, Wish> wishes;
+    absl::Duration came;  // arrival of its first waiter, monotonic
+    std::map<std::uint64_t, Waiter> waiters;
   };
 
   // Estimated wait of a new call: the longest of the last load and the loads in progress.
@@ -77,10 +77,10 @@ class ModelLoads {
   const Exists exists_;
   const int max_waiting_;
   const int max_waiting_of_principal_;
-  StreamSlots places_;  // one per wish
+  StreamSlots places_;  // one per waiter
   std::atomic<bool> stop_{false};
   mutable base::Mutex mutex_;
-  std::uint64_t last_wish_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t last_waiter_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, Model> waiting_ ABSL_GUARDED_BY(mutex_);  // models with a task
   // Run() always accepts; each model has at most one task. Last member: destroyed first.
   WorkerPool loaders_{2, /*max_waiting=*/0};
@@ -97,7 +97,7 @@ class LoadWait : public std::enable_shared_from_this<LoadWait> {
       : loads_(loads),
         name_(std::move(name)),
         principal_(FairnessKey(call.principal())),
-        clock_(call.edge().clock),
+        clock_(call.environment().clock),
         deadline_(deadline),
         cancel_(call.cancel()),
         then_(std::move(then)) {}
@@ -119,7 +119,7 @@ class LoadWait : public std::enable_shared_from_this<LoadWait> {
   base::Mutex mutex_;
   bool begun_ ABSL_GUARDED_BY(mutex_) = false;  // set up; from now on a result ends the wait
   std::optional<ModelLoads::Loaded> early_ ABSL_GUARDED_BY(mutex_);  // the first result before begun_
-  std::uint64_t wish_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t waiter_ ABSL_GUARDED_BY(mutex_) = 0;
   ModelLoads::Then then_ ABSL_GUARDED_BY(mutex_);  // empty: it has ended
   grpc::Alarm timer_;
 };

@@ -21,12 +21,12 @@ struct EvaluationData {
   std::int64_t max_seq_len = 0;  // tokens of the longest example
 };
 
-// Quantising one tensor at a time; then loading the source and the new model, one after the other, for their losses and
+// Quantizing one tensor at a time; then loading the source and the new model, one after the other, for their losses and
 // the record.
 absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const convert::ConvertOptions& options,
                                          const std::optional<EvaluationData>& evaluation);
 
-// An adapter of `adapter_bytes` in f32, and its base, which is quantised one tensor at a time unless it is nf4 already.
+// An adapter of `adapter_bytes` in f32, and its base, which is quantized one tensor at a time unless it is nf4 already.
 WorkMemory AdapterMemory(const model::Artifact& base, std::int64_t adapter_bytes);
 
 // Master weights of a checkpoint: every tensor of `config` in f32.

@@ -77,7 +77,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
                                  {"step", source.step},           {"checkpoint", request.checkpoint()},
                                  {"checkpoint_digest", verified->digest}};
   const bool masters = source.spec.method == jobs::kMethodBitNetQat;
-  // An adapter's checkpoint consists almost only of its tensors and the optimiser's state.
+  // An adapter's checkpoint consists almost only of its tensors and the optimizer's state.
   const WorkMemory need = masters ? MastersMemory(plan::TrainedConfig(source.spec, artifact->config()))
                                   : AdapterMemory(*artifact, static_cast<std::int64_t>(verified->total_bytes()));
   NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint()), need, scope));

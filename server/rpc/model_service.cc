@@ -26,20 +26,20 @@ v1::Model Damaged(const store::StoredModel& stored) {
 
 }  // namespace
 
-ModelService::ModelService(Edge& edge, ModelLibrary& library, ModelLoads& loads, OperationTable& operations)
-    : edge_(edge), library_(library), loads_(loads), operations_(operations) {
+ModelService::ModelService(CallEnvironment& environment, ModelLibrary& library, ModelLoads& loads, OperationTable& operations)
+    : environment_(environment), library_(library), loads_(loads), operations_(operations) {
   rows_.Warm(library_.models().List());
 }
 
 grpc::ServerReadReactor<v1::UploadModelRequest>* ModelService::UploadModel(grpc::CallbackServerContext* context,
                                                                            v1::UploadModelResponse* response) {
-  return UploadReactor<v1::UploadModelRequest>::Make(edge_, context, "nibble.v1.ModelService/UploadModel",
-                                                     MakeModelUpload(edge_, library_, response));
+  return UploadReactor<v1::UploadModelRequest>::Make(environment_, context, "nibble.v1.ModelService/UploadModel",
+                                                     MakeModelUpload(environment_, library_, response));
 }
 
 grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* context,
                                                    const v1::ListModelsRequest* request, v1::ListModelsResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ListModels", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ListModels", [=, this](const Call&) -> absl::Status {
     const auto all = library_.models().List();
     rows_.Keep(all);
     const auto name_of = [](const store::StoredModel& one) { return one.name; };
@@ -52,7 +52,7 @@ grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* 
       return model;
     };
     NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
-                            FillPage(all, name_of, request->page_size(), request->page_token(), edge_.max_page_bytes, row_of,
+                            FillPage(all, name_of, request->page_size(), request->page_token(), environment_.max_page_bytes, row_of,
                                      *response->mutable_models()));
     return absl::OkStatus();
   });
@@ -60,7 +60,7 @@ grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* 
 
 grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* context, const v1::GetModelRequest* request,
                                                  v1::Model* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/GetModel", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/GetModel", [=, this](const Call&) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(*response, library_.Describe(request->name(), /*detailed=*/true));
     return absl::OkStatus();
   });
@@ -68,7 +68,7 @@ grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* co
 
 grpc::ServerUnaryReactor* ModelService::DeleteModel(grpc::CallbackServerContext* context,
                                                     const v1::DeleteModelRequest* request, v1::DeleteModelResponse*) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/DeleteModel", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/DeleteModel", [=, this](const Call& call) -> absl::Status {
     const auto etag = request->has_etag() ? std::optional(request->etag()) : std::nullopt;
     return library_.models().Delete(request->name(), etag, call.principal().tenant);
   });
@@ -77,7 +77,7 @@ grpc::ServerUnaryReactor* ModelService::DeleteModel(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext* context,
                                                     const v1::ImportModelRequest* request,
                                                     google::longrunning::Operation* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ImportModel", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ImportModel", [=, this](const Call& call) -> absl::Status {
     const OperationStart start = StartOf(call, OperationLane::kModels, *request, request->name());
     return Begin(operations_, start, [&] { return library_.CheckImport(*request, start.owner); },
                  [this, copy = *request, owner = start.owner](OperationScope& scope) { return library_.Import(copy, owner, scope); },
@@ -88,7 +88,7 @@ grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext* context,
                                                      const v1::ConvertModelRequest* request,
                                                      google::longrunning::Operation* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ConvertModel", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ConvertModel", [=, this](const Call& call) -> absl::Status {
     const auto convert = [this, copy = *request](OperationScope& scope) {
       auto made = library_.Convert(copy, scope);
       return made.ok() ? made : base::About(made.status(), copy.model());
@@ -102,7 +102,7 @@ grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext* context,
                                                     const v1::ExportModelRequest* request,
                                                     google::longrunning::Operation* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call& call) -> absl::Status {
     return Begin(operations_, StartOf(call, OperationLane::kModels, *request, request->model()),
                  [&] { return library_.CheckExport(*request); },
                  [this, copy = *request](OperationScope& scope) { return library_.Export(copy, scope); }, response);
@@ -112,9 +112,9 @@ grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext*
 grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadArtifact(
     grpc::CallbackServerContext* context, const v1::DownloadArtifactRequest* request) {
   auto stream =
-      StreamReactor<v1::DownloadArtifactResponse>::Make(edge_, context, "nibble.v1.ModelService/DownloadArtifact", &edge_.downloads);
+      StreamReactor<v1::DownloadArtifactResponse>::Make(environment_, context, "nibble.v1.ModelService/DownloadArtifact", &environment_.downloads);
   if (stream->ended()) return stream.get();
-  RunOnWorker(edge_.workers, *stream, [this, stream, copy = *request] { SendArtifact(stream, library_, copy); });
+  RunOnWorker(environment_.workers, *stream, [this, stream, copy = *request] { SendArtifact(stream, library_, copy); });
   return stream.get();
 }
 
@@ -127,7 +127,7 @@ absl::StatusOr<google::protobuf::Any> ModelService::Loaded(const std::string& na
 
 grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* context, const v1::LoadModelRequest* request,
                                                   google::longrunning::Operation* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/LoadModel", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/LoadModel", [=, this](const Call& call) -> absl::Status {
     const OperationStart start = StartOf(call, OperationLane::kLoads, *request, request->name());
     NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations_.Find(start));
     if (!known.has_value()) {
@@ -154,7 +154,7 @@ grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext* context,
                                                     const v1::UnloadModelRequest* request,
                                                     v1::UnloadModelResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/UnloadModel", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/UnloadModel", [=, this](const Call&) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(library_.models().Get(request->name()).status());
     NIBBLE_RETURN_IF_ERROR(library_.manager().Unload(request->name()));
     NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), library_.Describe(request->name(), false));
@@ -166,7 +166,7 @@ grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerContext* context,
                                                           const v1::PublishCheckpointRequest* request,
                                                           google::longrunning::Operation* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/PublishCheckpoint", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/PublishCheckpoint", [=, this](const Call& call) -> absl::Status {
     const std::string& tenant = call.principal().tenant;
     return Begin(operations_, StartOf(call, OperationLane::kReaders, *request, request->name()),
                  [&] { return library_.CheckPublish(*request, tenant); },
@@ -178,7 +178,7 @@ grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext* context,
                                                     const v1::VerifyModelRequest* request,
                                                     google::longrunning::Operation* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call& call) -> absl::Status {
     const auto verify = [this, name = request->name()](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
       const auto verified = library_.Verify(name, scope);
       if (!verified.ok()) return base::About(verified.status(), name);

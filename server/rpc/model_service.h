@@ -12,7 +12,7 @@ namespace nibble::rpc {
 class ModelService : public v1::ModelService::CallbackService {
  public:
   // Fills the cache of ListModels: 0.1 ms per model.
-  ModelService(Edge& edge, ModelLibrary& library, ModelLoads& loads, OperationTable& operations);
+  ModelService(CallEnvironment& environment, ModelLibrary& library, ModelLoads& loads, OperationTable& operations);
 
   grpc::ServerReadReactor<v1::UploadModelRequest>* UploadModel(grpc::CallbackServerContext*,
                                                                v1::UploadModelResponse*) override;
@@ -42,7 +42,7 @@ class ModelService : public v1::ModelService::CallbackService {
   // The LoadModelResponse of a model that is in memory.
   absl::StatusOr<google::protobuf::Any> Loaded(const std::string& name) const;
 
-  Edge& edge_;
+  CallEnvironment& environment_;
   ModelLibrary& library_;
   ModelLoads& loads_;
   OperationTable& operations_;

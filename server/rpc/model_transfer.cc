@@ -21,8 +21,8 @@ namespace {
 
 class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::UploadModelHeader, UploadedModel> {
  public:
-  ModelUpload(const Edge& edge, ModelLibrary& library, v1::UploadModelResponse* response)
-      : TrackedUpload(edge, library.uploads(), UploadKind::kModel),
+  ModelUpload(const CallEnvironment& environment, ModelLibrary& library, v1::UploadModelResponse* response)
+      : TrackedUpload(environment, library.uploads(), UploadKind::kModel),
         library_(library),
         response_(response) {}
 
@@ -79,7 +79,7 @@ class Download : public std::enable_shared_from_this<Download> {
         files_(std::move(files)) {}
 
   void Begin() {
-    auto pump = std::make_shared<Pump>(stream_->call().edge().workers, [self = shared_from_this()] { self->Fill(); });
+    auto pump = std::make_shared<Pump>(stream_->call().environment().workers, [self = shared_from_this()] { self->Fill(); });
     stream_->OnSpace([pump] { pump->Wake(); });
     pump->Wake();
     stream_->WatchReader();
@@ -138,9 +138,9 @@ class Download : public std::enable_shared_from_this<Download> {
 
 }  // namespace
 
-std::unique_ptr<UploadSink<v1::UploadModelRequest>> MakeModelUpload(const Edge& edge, ModelLibrary& library,
+std::unique_ptr<UploadSink<v1::UploadModelRequest>> MakeModelUpload(const CallEnvironment& environment, ModelLibrary& library,
                                                                     v1::UploadModelResponse* response) {
-  return std::make_unique<ModelUpload>(edge, library, response);
+  return std::make_unique<ModelUpload>(environment, library, response);
 }
 
 void SendArtifact(std::shared_ptr<StreamReactor<v1::DownloadArtifactResponse>> stream, ModelLibrary& library,

@@ -17,7 +17,7 @@
 namespace nibble::rpc {
 
 // Operations of one lane wait for each other. Imports, conversions and exports are heavy and run one at a time;
-// verifications and publications of checkpoints read whole models; plans tokenise; loads wait for the threads of
+// verifications and publications of checkpoints read whole models; plans tokenize; loads wait for the threads of
 // ModelLoads.
 enum class OperationLane { kModels, kReaders, kPlans, kLoads };
 

@@ -491,9 +491,9 @@ void OperationTable::ForgetOnEnd(const std::string& name, std::uint64_t handle) 
   base::MutexLock lock(mutex_);
   const Entry entry = index_.Find(name);
   if (entry == nullptr) return;
-  if (const auto wish = entry->waiting.find(handle); wish != entry->waiting.end()) {
-    dropped = std::move(wish->second);
-    entry->waiting.erase(wish);
+  if (const auto waiter = entry->waiting.find(handle); waiter != entry->waiting.end()) {
+    dropped = std::move(waiter->second);
+    entry->waiting.erase(waiter);
   }
 }
 

@@ -101,13 +101,13 @@ class Wait : public std::enable_shared_from_this<Wait> {
 grpc::ServerUnaryReactor* OperationsService::ListOperations(grpc::CallbackServerContext* context,
                                                             const longrunning::ListOperationsRequest* request,
                                                             longrunning::ListOperationsResponse* response) {
-  return Unary(edge_, context, "google.longrunning.Operations/ListOperations", [&](const Call& call) -> absl::Status {
-    if (!request->filter().empty()) return NotBuilt("ListOperationsRequest.filter");
+  return Unary(environment_, context, "google.longrunning.Operations/ListOperations", [&](const Call& call) -> absl::Status {
+    if (!request->filter().empty()) return Unimplemented("ListOperationsRequest.filter");
     // Only one list exists.
-    if (!request->name().empty() && request->name() != "operations") return NotBuilt("ListOperationsRequest.name");
+    if (!request->name().empty() && request->name() != "operations") return Unimplemented("ListOperationsRequest.name");
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
     NIBBLE_ASSIGN_OR_RETURN(const std::string after, KeyOfToken(request->page_token()));
-    PageBytes bytes(edge_.max_page_bytes);
+    PageBytes bytes(environment_.max_page_bytes);
     // Ask for one more than the page shows, to know whether another page follows.
     for (const auto& one : operations_.List(ViewerOf(call), after, static_cast<std::size_t>(size) + 1)) {
       if (response->operations_size() == size || !bytes.Take(one->ByteSizeLong())) {
@@ -123,7 +123,7 @@ grpc::ServerUnaryReactor* OperationsService::ListOperations(grpc::CallbackServer
 grpc::ServerUnaryReactor* OperationsService::GetOperation(grpc::CallbackServerContext* context,
                                                           const longrunning::GetOperationRequest* request,
                                                           longrunning::Operation* response) {
-  return Unary(edge_, context, "google.longrunning.Operations/GetOperation", [&](const Call& call) -> absl::Status {
+  return Unary(environment_, context, "google.longrunning.Operations/GetOperation", [&](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Get(request->name(), ViewerOf(call)));
     return absl::OkStatus();
   });
@@ -132,27 +132,27 @@ grpc::ServerUnaryReactor* OperationsService::GetOperation(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* OperationsService::DeleteOperation(grpc::CallbackServerContext* context,
                                                              const longrunning::DeleteOperationRequest* request,
                                                              google::protobuf::Empty*) {
-  return UnaryOnWorker(edge_, context, "google.longrunning.Operations/DeleteOperation",
+  return UnaryOnWorker(environment_, context, "google.longrunning.Operations/DeleteOperation",
                        [=, this](const Call& call) { return operations_.Delete(request->name(), ViewerOf(call)); });
 }
 
 grpc::ServerUnaryReactor* OperationsService::CancelOperation(grpc::CallbackServerContext* context,
                                                              const longrunning::CancelOperationRequest* request,
                                                              google::protobuf::Empty*) {
-  return Unary(edge_, context, "google.longrunning.Operations/CancelOperation",
+  return Unary(environment_, context, "google.longrunning.Operations/CancelOperation",
                [&](const Call& call) { return operations_.Cancel(request->name(), ViewerOf(call)); });
 }
 
 grpc::ServerUnaryReactor* OperationsService::WaitOperation(grpc::CallbackServerContext* context,
                                                            const longrunning::WaitOperationRequest* request,
                                                            longrunning::Operation* response) {
-  auto* call = new UnaryCall(edge_, context, "google.longrunning.Operations/WaitOperation");
+  auto* call = new UnaryCall(environment_, context, "google.longrunning.Operations/WaitOperation");
   if (!call->call().admitted().ok()) {
     call->Done(call->call().admitted());
     return call;
   }
   absl::Duration timeout = request->has_timeout() ? FromProto(request->timeout()) : kLongestWait;
-  timeout = std::min({timeout, kLongestWait, call->call().deadline() - edge_.clock.Monotonic() - kBeforeDeadline});
+  timeout = std::min({timeout, kLongestWait, call->call().deadline() - environment_.clock.Monotonic() - kBeforeDeadline});
   std::make_shared<Wait>(operations_, request->name(), call, response)->Begin(std::max(timeout, absl::ZeroDuration()));
   return call;
 }

@@ -8,7 +8,7 @@ namespace nibble::rpc {
 // Thread-safe.
 class OperationsService : public google::longrunning::Operations::CallbackService {
  public:
-  OperationsService(Edge& edge, OperationTable& operations) : edge_(edge), operations_(operations) {}
+  OperationsService(CallEnvironment& environment, OperationTable& operations) : environment_(environment), operations_(operations) {}
 
   grpc::ServerUnaryReactor* ListOperations(grpc::CallbackServerContext*, const google::longrunning::ListOperationsRequest*,
                                            google::longrunning::ListOperationsResponse*) override;
@@ -24,7 +24,7 @@ class OperationsService : public google::longrunning::Operations::CallbackServic
                                           google::longrunning::Operation*) override;
 
  private:
-  Edge& edge_;
+  CallEnvironment& environment_;
   OperationTable& operations_;
 };
 

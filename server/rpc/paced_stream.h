@@ -19,7 +19,7 @@ class PacedStream {
   explicit PacedStream(std::shared_ptr<StreamReactor<Reply>> stream)
       : stream_(std::move(stream)),
         cancel_(stream_->call().cancel()),
-        reader_(stream_->call().edge().slow_reader, stream_->call().edge().min_read_rate) {}
+        reader_(stream_->call().environment().slow_reader, stream_->call().environment().min_read_rate) {}
 
   // Whether another step may run. reserve: maximum number of messages before the engine asks again.
   bool Ready(std::size_t reserve) {
@@ -28,7 +28,7 @@ class PacedStream {
       return true;
     }
     const bool behind = stream_->space() <= reserve;
-    if (reader_.TooSlow(stream_->taken(), behind, stream_->call().edge().clock.Monotonic())) Lose();
+    if (reader_.TooSlow(stream_->taken(), behind, stream_->call().environment().clock.Monotonic())) Lose();
     return !behind;
   }
   void Push(Reply& reply) {

@@ -32,7 +32,7 @@ struct Page {
   std::string next_token;  // "" on the last page
 };
 
-// Counts the bytes of a page's rows, to keep the page within what a client accepts (Edge::max_page_bytes). One thread.
+// Counts the bytes of a page's rows, to keep the page within what a client accepts (CallEnvironment::max_page_bytes). One thread.
 class PageBytes {
  public:
   explicit PageBytes(std::size_t most) : most_(most) {}

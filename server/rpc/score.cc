@@ -26,9 +26,9 @@ constexpr std::size_t kScoreFrame = 256;
 // Passes on pieces of the prompt's logprobs, at most one per step, then the finish with their mean.
 class ScoreSink : public serve::ResponseSink {
  public:
-  ScoreSink(Edge& edge, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token)
-      : edge_(edge), resident_(std::move(resident)), num_top_(num_top), first_token_(first_token) {
-    ++edge_.live_answers;
+  ScoreSink(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token)
+      : environment_(environment), resident_(std::move(resident)), num_top_(num_top), first_token_(first_token) {
+    ++environment_.live_answers;
   }
   ~ScoreSink() override { LetGo(); }
 
@@ -49,7 +49,7 @@ class ScoreSink : public serve::ResponseSink {
   void OnDelta(int, std::string_view, std::span<const serve::TokenLogprob>) override {}
   void OnOutputEnd(const serve::OutputEnd&) override {}
   void OnFinish(const serve::Finish& finish) override {
-    edge_.metrics.GenerateEnded(resident_->name, finish.status.ok() ? "score" : CodeName(finish.status.code()),
+    environment_.metrics.GenerateEnded(resident_->name, finish.status.ok() ? "score" : CodeName(finish.status.code()),
                                 {.prompt_tokens = finish.status.ok() ? finish.usage.prompt_tokens : 0});
     const double loss = position_ > 1 ? -sum_ / (position_ - 1) : 0;
     v1::ScoreFinish end;
@@ -71,12 +71,12 @@ class ScoreSink : public serve::ResponseSink {
   // Releases the model on a worker: the engine's own thread must not destroy the engine.
   void LetGo() {
     if (resident_ == nullptr) return;
-    edge_.workers.Run([resident = std::move(resident_)] {});
+    environment_.workers.Run([resident = std::move(resident_)] {});
     resident_ = nullptr;
-    --edge_.live_answers;
+    --environment_.live_answers;
   }
 
-  Edge& edge_;
+  CallEnvironment& environment_;
   std::shared_ptr<const serve::Resident> resident_;
   const std::int64_t num_top_;
   const std::int32_t first_token_;
@@ -87,9 +87,9 @@ class ScoreSink : public serve::ResponseSink {
 
 class UnaryScoreSink final : public ScoreSink {
  public:
-  UnaryScoreSink(Edge& edge, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token,
+  UnaryScoreSink(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token,
                  UnaryCall* call, v1::ScoreResponse* response)
-      : ScoreSink(edge, std::move(resident), num_top, first_token), call_(call), response_(response) {}
+      : ScoreSink(environment, std::move(resident), num_top, first_token), call_(call), response_(response) {}
 
  private:
   void Take(v1::PromptLogprobs& piece) override {
@@ -111,9 +111,9 @@ class UnaryScoreSink final : public ScoreSink {
 
 class StreamScoreSink final : public ScoreSink {
  public:
-  StreamScoreSink(Edge& edge, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token,
+  StreamScoreSink(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token,
                   std::shared_ptr<StreamReactor<v1::ScoreReply>> stream)
-      : ScoreSink(edge, std::move(resident), num_top, first_token), stream_(std::move(stream)) {}
+      : ScoreSink(environment, std::move(resident), num_top, first_token), stream_(std::move(stream)) {}
 
  private:
   // One piece and the finish.
@@ -137,14 +137,14 @@ class StreamScoreSink final : public ScoreSink {
 };
 
 // The engine's request. `unary`: the answer must fit one message.
-absl::StatusOr<serve::Request> ScoreOf(const Edge& edge, const serve::Resident& resident, const v1::ScoreRequest& request,
+absl::StatusOr<serve::Request> ScoreOf(const CallEnvironment& environment, const serve::Resident& resident, const v1::ScoreRequest& request,
                                        std::string rendered, const Call& call, bool unary) {
-  const absl::Duration deadline = call.DeadlineOr(edge.generate_deadline);
+  const absl::Duration deadline = call.DeadlineOr(environment.generate_deadline);
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(deadline));  // a load may take long
   serve::Request score;
   NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, std::move(rendered), resident.text,
                                                  {.max_tokens = resident.engine->max_context(),
-                                                  .max_bytes = edge.max_prompt_bytes,
+                                                  .max_bytes = environment.max_prompt_bytes,
                                                   .cancelled = call.stopped()}));
   score.prompt_field = InputField(request);
   if (score.prompt.empty()) return base::FieldError(score.prompt_field, "has no tokens, wanted at least one");
@@ -152,9 +152,9 @@ absl::StatusOr<serve::Request> ScoreOf(const Edge& edge, const serve::Resident& 
   const std::size_t entry = LogprobBytes(resident.text.tokenizer->token_bytes(), request.top_n(), request.logits_digests());
   std::int64_t chunk = request.chunk_tokens();
   if (unary) {
-    NIBBLE_RETURN_IF_ERROR(CheckUnaryAnswer(score.prompt.size() * entry + kScoreFrame, edge.max_send_bytes, "ScoreStream"));
+    NIBBLE_RETURN_IF_ERROR(CheckUnaryAnswer(score.prompt.size() * entry + kScoreFrame, environment.max_send_bytes, "ScoreStream"));
   } else {
-    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t most, TokensOfAPiece(entry, edge.max_send_bytes));
+    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t most, TokensOfAPiece(entry, environment.max_send_bytes));
     chunk = chunk > 0 ? std::min(chunk, most) : most;
   }
   score.prompt_logprobs = true;
@@ -180,22 +180,22 @@ absl::Status CheckScore(const v1::ScoreRequest& request) {
   return absl::OkStatus();
 }
 
-absl::Status SubmitScore(Edge& edge, std::shared_ptr<const serve::Resident> resident, const v1::ScoreRequest& request, std::string rendered,
+absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, const v1::ScoreRequest& request, std::string rendered,
                          UnaryCall* call, v1::ScoreResponse* response) {
-  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(edge, *resident, request, std::move(rendered), call->call(), /*unary=*/true));
+  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(environment, *resident, request, std::move(rendered), call->call(), /*unary=*/true));
   serve::Engine& engine = *resident->engine;
   const std::int32_t first = score.prompt.front();
   return engine.Submit(std::move(score),
-                       std::make_shared<UnaryScoreSink>(edge, std::move(resident), request.top_n(), first, call, response));
+                       std::make_shared<UnaryScoreSink>(environment, std::move(resident), request.top_n(), first, call, response));
 }
 
-absl::Status SubmitScore(Edge& edge, std::shared_ptr<const serve::Resident> resident, const v1::ScoreRequest& request, std::string rendered,
+absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, const v1::ScoreRequest& request, std::string rendered,
                          std::shared_ptr<StreamReactor<v1::ScoreReply>> stream) {
-  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(edge, *resident, request, std::move(rendered), stream->call(), /*unary=*/false));
+  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(environment, *resident, request, std::move(rendered), stream->call(), /*unary=*/false));
   serve::Engine& engine = *resident->engine;
   const std::int32_t first = score.prompt.front();
   return engine.Submit(std::move(score),
-                       std::make_shared<StreamScoreSink>(edge, std::move(resident), request.top_n(), first, std::move(stream)));
+                       std::make_shared<StreamScoreSink>(environment, std::move(resident), request.top_n(), first, std::move(stream)));
 }
 
 }  // namespace nibble::rpc

@@ -14,7 +14,7 @@ constexpr absl::Duration kLongestDrain = absl::Hours(1);
 
 grpc::ServerUnaryReactor* ServerService::GetServerInfo(grpc::CallbackServerContext* context,
                                                        const v1::GetServerInfoRequest*, v1::ServerInfo* response) {
-  return Unary(edge_, context, "nibble.v1.ServerService/GetServerInfo", [&] {
+  return Unary(environment_, context, "nibble.v1.ServerService/GetServerInfo", [&] {
     *response = describe_();
     return absl::OkStatus();
   });
@@ -22,7 +22,7 @@ grpc::ServerUnaryReactor* ServerService::GetServerInfo(grpc::CallbackServerConte
 
 grpc::ServerUnaryReactor* ServerService::GetLoad(grpc::CallbackServerContext* context, const v1::GetLoadRequest*,
                                                  v1::ServerLoad* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ServerService/GetLoad", [=, this](const Call&) {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ServerService/GetLoad", [=, this](const Call&) {
     *response = measure_();
     return absl::OkStatus();
   });
@@ -30,15 +30,15 @@ grpc::ServerUnaryReactor* ServerService::GetLoad(grpc::CallbackServerContext* co
 
 grpc::ServerWriteReactor<v1::ServerLoad>* ServerService::WatchLoad(grpc::CallbackServerContext* context,
                                                                    const v1::WatchLoadRequest* request) {
-  auto stream = StreamReactor<v1::ServerLoad>::Make(edge_, context, "nibble.v1.ServerService/WatchLoad", &edge_.watches);
+  auto stream = StreamReactor<v1::ServerLoad>::Make(environment_, context, "nibble.v1.ServerService/WatchLoad", &environment_.watches);
   if (stream->ended()) return stream.get();
-  RunOnWorker(edge_.watch_workers, *stream, [this, stream, copy = *request] { rpc::WatchLoad(stream, copy, measure_); });
+  RunOnWorker(environment_.watch_workers, *stream, [this, stream, copy = *request] { rpc::WatchLoad(stream, copy, measure_); });
   return stream.get();
 }
 
 grpc::ServerUnaryReactor* ServerService::Drain(grpc::CallbackServerContext* context, const v1::DrainRequest* request,
                                                v1::DrainResponse*) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ServerService/Drain", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ServerService/Drain", [=, this](const Call&) -> absl::Status {
     std::optional<absl::Duration> deadline;
     if (request->has_deadline()) deadline = FromProto(request->deadline());
     if (deadline.has_value() && (*deadline < absl::ZeroDuration() || *deadline > kLongestDrain)) {
@@ -52,7 +52,7 @@ grpc::ServerUnaryReactor* ServerService::Drain(grpc::CallbackServerContext* cont
 
 grpc::ServerUnaryReactor* ServerService::SetResourcePolicy(grpc::CallbackServerContext* context,
                                                            const v1::SetResourcePolicyRequest*, v1::ResourcePolicy*) {
-  return UnaryNotBuilt(edge_, context, "nibble.v1.ServerService/SetResourcePolicy");
+  return UnaryUnimplemented(environment_, context, "nibble.v1.ServerService/SetResourcePolicy");
 }
 
 }  // namespace nibble::rpc

@@ -15,8 +15,8 @@ class ServerService : public v1::ServerService::CallbackService {
   using Measure = std::function<v1::ServerLoad()>;
   // Begins to drain. nullopt: the default deadline.
   using BeginDrain = std::function<void(std::optional<absl::Duration> deadline)>;
-  ServerService(Edge& edge, Describe describe, Measure measure, BeginDrain begin_drain)
-      : edge_(edge), describe_(std::move(describe)), measure_(std::move(measure)), begin_drain_(std::move(begin_drain)) {}
+  ServerService(CallEnvironment& environment, Describe describe, Measure measure, BeginDrain begin_drain)
+      : environment_(environment), describe_(std::move(describe)), measure_(std::move(measure)), begin_drain_(std::move(begin_drain)) {}
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext*, const v1::GetServerInfoRequest*,
                                           v1::ServerInfo*) override;
@@ -27,7 +27,7 @@ class ServerService : public v1::ServerService::CallbackService {
                                               v1::ResourcePolicy*) override;
 
  private:
-  Edge& edge_;
+  CallEnvironment& environment_;
   const Describe describe_;
   const Measure measure_;
   const BeginDrain begin_drain_;

@@ -210,8 +210,8 @@ absl::Status StoppedAt(const absl::Status& status, std::string_view stage, std::
   return base::WithReason(status, CodeName(status.code()), {{"stage", std::string(stage)}, {"tokens", std::to_string(tokens)}});
 }
 
-absl::Status NotBuilt(std::string_view method_or_field) {
-  return base::WithReason(absl::UnimplementedError(base::StrCat(method_or_field, ": is not built yet")), "UNIMPLEMENTED",
+absl::Status Unimplemented(std::string_view method_or_field) {
+  return base::WithReason(absl::UnimplementedError(base::StrCat(method_or_field, ": is not implemented yet")), "UNIMPLEMENTED",
                           {{"name", std::string(method_or_field)}});
 }
 

@@ -38,6 +38,6 @@ inline constexpr char kStageDecode[] = "DECODE";    // generating tokens
 absl::Status StoppedAt(const absl::Status& status, std::string_view stage, std::int64_t tokens);
 
 // Unimplemented. The message and the metadata name the method or field.
-absl::Status NotBuilt(std::string_view method_or_field);
+absl::Status Unimplemented(std::string_view method_or_field);
 
 }  // namespace nibble::rpc

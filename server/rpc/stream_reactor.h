@@ -26,9 +26,9 @@ template <typename Response>
 class StreamReactor : public grpc::ServerWriteReactor<Response> {
  public:
   // `slots`: the stream holds a slot until it is done; nullptr: no limit.
-  static std::shared_ptr<StreamReactor> Make(Edge& edge, grpc::CallbackServerContext* context, const char* method,
+  static std::shared_ptr<StreamReactor> Make(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,
                                              StreamSlots* slots = nullptr) {
-    std::shared_ptr<StreamReactor> stream(new StreamReactor(edge, context, method));
+    std::shared_ptr<StreamReactor> stream(new StreamReactor(environment, context, method));
     stream->self_ = stream;
     absl::Status status = stream->call_.admitted();
     if (status.ok() && slots != nullptr) status = stream->TakePlace(*slots);
@@ -44,7 +44,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     Response* first = nullptr;
     {
       base::MutexLock lock(mutex_);
-      if (ending_ || queue_.size() >= call_.edge().stream_buffer) return false;
+      if (ending_ || queue_.size() >= call_.environment().stream_buffer) return false;
       queue_.push_back(std::move(message));
       if (writing_) return true;
       writing_ = true;
@@ -56,7 +56,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   // Free places in the queue.
   std::size_t space() const {
     base::MutexLock lock(mutex_);
-    return ending_ ? 0 : call_.edge().stream_buffer - std::min(queue_.size(), call_.edge().stream_buffer);
+    return ending_ ? 0 : call_.environment().stream_buffer - std::min(queue_.size(), call_.environment().stream_buffer);
   }
   // Whether the reader has taken all messages.
   bool caught_up() const {
@@ -74,7 +74,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     Stop(std::move(status), /*drop=*/false);
     WatchReader();
   }
-  // From now on, aborts the stream when messages wait and the reader takes none for the time Edge::slow_reader. Later
+  // From now on, aborts the stream when messages wait and the reader takes none for the time CallEnvironment::slow_reader. Later
   // calls do nothing.
   void WatchReader() {
     {
@@ -85,7 +85,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     LookAtReader();
   }
   // Ends the stream and drops the queued messages. If the client does not read the message being written within
-  // Edge::last_read, the connection is cut without the status, which the client would never reach.
+  // CallEnvironment::last_read, the connection is cut without the status, which the client would never reach.
   void Abort(absl::Status status) {
     Stop(std::move(status), /*drop=*/true);
     std::weak_ptr<StreamReactor> weak;
@@ -95,7 +95,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
       cut_.emplace();
       weak = self_;
     }
-    cut_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.edge().last_read), [weak](bool passed) {
+    cut_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.environment().last_read), [weak](bool passed) {
       if (const auto alive = weak.lock(); passed && alive != nullptr) alive->CutOff();
     });
   }
@@ -113,8 +113,8 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   }
 
  private:
-  StreamReactor(Edge& edge, grpc::CallbackServerContext* context, const char* method)
-      : call_(edge, context, CallType::kServerStream, method), reader_(edge.slow_reader, /*min_rate=*/0) {}
+  StreamReactor(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method)
+      : call_(environment, context, CallType::kServerStream, method), reader_(environment.slow_reader, /*min_rate=*/0) {}
 
   absl::Status TakePlace(StreamSlots& slots) {
     auto place = slots.Take(FairnessKey(call_.principal()));
@@ -132,10 +132,10 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
       if (finished_ || self_ == nullptr) return;
       weak = self_;
       if (queue_.empty()) reader_.CaughtUp();
-      slow = reader_.TooSlow(taken_, !queue_.empty(), call_.edge().clock.Monotonic());
+      slow = reader_.TooSlow(taken_, !queue_.empty(), call_.environment().clock.Monotonic());
     }
     if (slow) return Abort(ReadsTooSlowly());
-    watch_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.edge().slow_reader / 4), [weak](bool passed) {
+    watch_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.environment().slow_reader / 4), [weak](bool passed) {
       if (const auto alive = weak.lock(); passed && alive != nullptr) alive->LookAtReader();
     });
   }

@@ -21,7 +21,7 @@ struct ModelText {
   model::TextAssets assets;
 };
 
-// Determines how a model's texts are tokenised.
+// Determines how a model's texts are tokenized.
 struct TextFacts {
   model::ModelConfig config;
   std::string digest;  // model::TextAssets::digest

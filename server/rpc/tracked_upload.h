@@ -17,8 +17,8 @@ namespace nibble::rpc {
 template <typename Request, typename Header, typename Content>
 class TrackedUpload : public UploadSink<Request> {
  public:
-  TrackedUpload(const Edge& edge, UploadTable& uploads, UploadKind kind)
-      : max_chunk_bytes_(edge.max_chunk_bytes), uploads_(uploads), kind_(kind) {}
+  TrackedUpload(const CallEnvironment& environment, UploadTable& uploads, UploadKind kind)
+      : max_chunk_bytes_(environment.max_chunk_bytes), uploads_(uploads), kind_(kind) {}
 
   void Attach(const Call& call, typename UploadSink<Request>::End end) final {
     owner_ = OwnerOf(call.principal());

@@ -19,8 +19,8 @@ namespace iv1 = internal::v1;
 // the buffer.
 class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, iv1::ReportResponse> {
  public:
-  ReportReactor(Edge& edge, grpc::CallbackServerContext* context, jobs::JobController& jobs)
-      : call_(edge, context, CallType::kBidiStream, "nibble.internal.v1.TrainerReportService/Report"), jobs_(jobs) {
+  ReportReactor(CallEnvironment& environment, grpc::CallbackServerContext* context, jobs::JobController& jobs)
+      : call_(environment, context, CallType::kBidiStream, "nibble.internal.v1.TrainerReportService/Report"), jobs_(jobs) {
     if (call_.admitted().ok()) {
       StartRead(&request_);
     } else {
@@ -34,7 +34,7 @@ class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, i
       Finish(call_.End(call_.cancel().cancelled() ? absl::CancelledError("the trainer is gone") : absl::OkStatus()));
       return;
     }
-    call_.edge().workers.Run([this] { Process(); });
+    call_.environment().workers.Run([this] { Process(); });
   }
   void OnWriteDone(bool ok) override {
     if (ok) {
@@ -91,7 +91,7 @@ class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, i
 
 grpc::ServerBidiReactor<iv1::ReportRequest, iv1::ReportResponse>* TrainerReportService::Report(
     grpc::CallbackServerContext* context) {
-  return new ReportReactor(edge_, context, jobs_);
+  return new ReportReactor(environment_, context, jobs_);
 }
 
 }  // namespace nibble::rpc

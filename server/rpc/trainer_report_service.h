@@ -8,13 +8,13 @@ namespace nibble::rpc {
 // Receives the trainers' journals. Thread-safe.
 class TrainerReportService : public internal::v1::TrainerReportService::CallbackService {
  public:
-  TrainerReportService(Edge& edge, jobs::JobController& jobs) : edge_(edge), jobs_(jobs) {}
+  TrainerReportService(CallEnvironment& environment, jobs::JobController& jobs) : environment_(environment), jobs_(jobs) {}
 
   grpc::ServerBidiReactor<internal::v1::ReportRequest, internal::v1::ReportResponse>* Report(
       grpc::CallbackServerContext*) override;
 
  private:
-  Edge& edge_;
+  CallEnvironment& environment_;
   jobs::JobController& jobs_;
 };
 

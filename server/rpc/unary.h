@@ -21,8 +21,8 @@ namespace nibble::rpc {
 // A call that may end later, on another thread. Owned by gRPC; destroyed after Done().
 class UnaryCall : public grpc::ServerUnaryReactor {
  public:
-  UnaryCall(Edge& edge, grpc::CallbackServerContext* context, const char* method)
-      : call_(edge, context, CallType::kUnary, method) {}
+  UnaryCall(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method)
+      : call_(environment, context, CallType::kUnary, method) {}
 
   const Call& call() const { return call_; }
   // Call this once, from any thread. The object must not be used afterwards.
@@ -59,8 +59,8 @@ class UnaryCall : public grpc::ServerUnaryReactor {
 
 // Answers on gRPC's own thread, so `body` must not block. It takes the Call, or nothing.
 template <typename Body>
-grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
-  auto* call = new UnaryCall(edge, context, method);
+grpc::ServerUnaryReactor* Unary(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method, Body body) {
+  auto* call = new UnaryCall(environment, context, method);
   const auto answer = [&]() -> absl::Status {
     if constexpr (std::is_invocable_v<Body, const Call&>) {
       return body(call->call());
@@ -75,17 +75,17 @@ grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context
 // Runs `start(call)` on one of `workers`; `start`, or work that it starts, must call Done once. The call fails if it
 // has not begun by the client's deadline or, without one, after `patience`.
 template <typename Start>
-grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::CallbackServerContext* context, const char* method,
+grpc::ServerUnaryReactor* UnaryAsync(CallEnvironment& environment, WorkerPool& workers, grpc::CallbackServerContext* context, const char* method,
                                      Start start, absl::Duration patience) {
-  auto* call = new UnaryCall(edge, context, method);
+  auto* call = new UnaryCall(environment, context, method);
   if (!call->call().admitted().ok()) {
     call->Done(call->call().admitted());
     return call;
   }
   const std::string principal = FairnessKey(call->call().principal());
   const bool taken = workers.TryRun(
-      [&edge, &workers, call, patience, start = std::move(start)]() mutable {
-        workers.NoteWait(edge.clock.Monotonic() - call->call().began());
+      [&environment, &workers, call, patience, start = std::move(start)]() mutable {
+        workers.NoteWait(environment.clock.Monotonic() - call->call().began());
         if (const absl::Status wanted = call->call().StillWanted(call->call().DeadlineOr(patience)); !wanted.ok()) {
           call->Done(wanted);
         } else {
@@ -99,20 +99,20 @@ grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::Call
 
 // `body` returns absl::Status and may take long; `workers` are separate from those of other calls.
 template <typename Body>
-grpc::ServerUnaryReactor* UnaryOnSlowWorker(Edge& edge, WorkerPool& workers, grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* UnaryOnSlowWorker(CallEnvironment& environment, WorkerPool& workers, grpc::CallbackServerContext* context,
                                             const char* method, Body body, absl::Duration patience) {
-  return UnaryAsync(edge, workers, context, method,
+  return UnaryAsync(environment, workers, context, method,
                     [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); }, patience);
 }
 
 // `body` may wait for the disk.
 template <typename Body>
-grpc::ServerUnaryReactor* UnaryOnWorker(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
-  return UnaryOnSlowWorker(edge, edge.workers, context, method, std::move(body), edge.default_deadline);
+grpc::ServerUnaryReactor* UnaryOnWorker(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method, Body body) {
+  return UnaryOnSlowWorker(environment, environment.workers, context, method, std::move(body), environment.default_deadline);
 }
 
-inline grpc::ServerUnaryReactor* UnaryNotBuilt(Edge& edge, grpc::CallbackServerContext* context, const char* method) {
-  return Unary(edge, context, method, [method] { return NotBuilt(method); });
+inline grpc::ServerUnaryReactor* UnaryUnimplemented(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method) {
+  return Unary(environment, context, method, [method] { return Unimplemented(method); });
 }
 
 }  // namespace nibble::rpc

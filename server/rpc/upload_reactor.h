@@ -31,14 +31,14 @@ class UploadSink {
   virtual absl::StatusOr<bool> Take(const Request& message) = 0;
 };
 
-// A client stream that feeds a sink. A timer ends a stream older than Edge::max_stream_age, even if its client is
+// A client stream that feeds a sink. A timer ends a stream older than CallEnvironment::max_stream_age, even if its client is
 // silent. Lives until gRPC has finished and no worker or timer holds it.
 template <typename Request>
 class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enable_shared_from_this<UploadReactor<Request>> {
  public:
-  static UploadReactor* Make(Edge& edge, grpc::CallbackServerContext* context, const char* method,
+  static UploadReactor* Make(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,
                              std::unique_ptr<UploadSink<Request>> sink) {
-    std::shared_ptr<UploadReactor> upload(new UploadReactor(edge, context, method, std::move(sink)));
+    std::shared_ptr<UploadReactor> upload(new UploadReactor(environment, context, method, std::move(sink)));
     upload->self_ = upload;
     upload->Begin();
     return upload.get();
@@ -48,15 +48,15 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
   // Holder of the turn. Only the holder may end the stream.
   enum class Turn { kClient, kWorker, kTimer };
 
-  UploadReactor(Edge& edge, grpc::CallbackServerContext* context, const char* method, std::unique_ptr<UploadSink<Request>> sink)
-      : call_(edge, context, CallType::kClientStream, method), sink_(std::move(sink)) {}
+  UploadReactor(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method, std::unique_ptr<UploadSink<Request>> sink)
+      : call_(environment, context, CallType::kClientStream, method), sink_(std::move(sink)) {}
 
   void Begin() {
     if (!call_.admitted().ok()) return End(call_.admitted());
     sink_->Attach(call_, [weak = this->weak_from_this()](const absl::Status& why) {
       if (const auto upload = weak.lock(); upload != nullptr) upload->Stop(why, /*lost=*/false);
     });
-    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.edge().max_stream_age),
+    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.environment().max_stream_age),
                [weak = this->weak_from_this()](bool passed) {
                  const auto upload = weak.lock();
                  if (passed && upload != nullptr) upload->Stop(upload->TooOld(), /*lost=*/true);
@@ -76,7 +76,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
   }
   // Must not take the lock: gRPC may call this from within StartRead.
   void OnReadDone(bool ok) override {
-    call_.edge().workers.Run([self = this->shared_from_this(), ok] { self->Process(ok); }, FairnessKey(call_.principal()));
+    call_.environment().workers.Run([self = this->shared_from_this(), ok] { self->Process(ok); }, FairnessKey(call_.principal()));
   }
   void Process(bool ok) {
     {
@@ -89,11 +89,11 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
       return End(call_.cancel().cancelled() ? absl::CancelledError("cancelled by the client, or its deadline passed")
                                             : base::FieldError("message", "the stream ended before `finish`"));
     }
-    const Edge& edge = call_.edge();
+    const CallEnvironment& environment = call_.environment();
     // Count only small messages: the limit of an upload's bytes bounds the number of large ones.
-    const std::size_t large = edge.max_chunk_bytes / 2;
-    if (message_.ByteSizeLong() < large && ++num_messages_ > edge.max_stream_messages) {
-      const auto what = base::StrCat("more than ", edge.max_stream_messages, " messages of less than ", large, " bytes");
+    const std::size_t large = environment.max_chunk_bytes / 2;
+    if (message_.ByteSizeLong() < large && ++num_messages_ > environment.max_stream_messages) {
+      const auto what = base::StrCat("more than ", environment.max_stream_messages, " messages of less than ", large, " bytes");
       return End(base::WithReason(absl::ResourceExhaustedError(what), "MESSAGE_TOO_LARGE"));
     }
     const absl::StatusOr<bool> last = sink_->Take(message_);
@@ -112,7 +112,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
       turn_ = Turn::kTimer;
     }
     // End on a worker, because removing files may block.
-    call_.edge().workers.Run([self = this->shared_from_this()] { self->EndStopped(); }, FairnessKey(call_.principal()));
+    call_.environment().workers.Run([self = this->shared_from_this()] { self->EndStopped(); }, FairnessKey(call_.principal()));
   }
   void EndStopped() {
     absl::Status why;
@@ -127,7 +127,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
   }
   absl::Status TooOld() const {
     return absl::DeadlineExceededError(
-        base::StrCat("the stream is older than ", absl::FormatDuration(call_.edge().max_stream_age)));
+        base::StrCat("the stream is older than ", absl::FormatDuration(call_.environment().max_stream_age)));
   }
   // Removes the written files before the answer, so that the client can retry at once.
   void End(const absl::Status& status) {
@@ -155,9 +155,9 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
 template <typename Request>
 class UnbuiltUpload : public grpc::ServerReadReactor<Request> {
  public:
-  UnbuiltUpload(Edge& edge, grpc::CallbackServerContext* context, const char* method) {
-    Call call(edge, context, CallType::kClientStream, method);
-    this->Finish(call.End(call.admitted().ok() ? NotBuilt(method) : call.admitted()));
+  UnbuiltUpload(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method) {
+    Call call(environment, context, CallType::kClientStream, method);
+    this->Finish(call.End(call.admitted().ok() ? Unimplemented(method) : call.admitted()));
   }
 
  private:
@@ -167,9 +167,9 @@ class UnbuiltUpload : public grpc::ServerReadReactor<Request> {
 template <typename Response>
 class UnbuiltStream : public grpc::ServerWriteReactor<Response> {
  public:
-  UnbuiltStream(Edge& edge, grpc::CallbackServerContext* context, const char* method) {
-    Call call(edge, context, CallType::kServerStream, method);
-    this->Finish(call.End(call.admitted().ok() ? NotBuilt(method) : call.admitted()));
+  UnbuiltStream(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method) {
+    Call call(environment, context, CallType::kServerStream, method);
+    this->Finish(call.End(call.admitted().ok() ? Unimplemented(method) : call.admitted()));
   }
 
  private:

@@ -8,7 +8,7 @@ namespace nibble::rpc {
 // Thread-safe.
 class UploadService : public v1::UploadService::CallbackService {
  public:
-  UploadService(Edge& edge, UploadTable& uploads) : edge_(edge), uploads_(uploads) {}
+  UploadService(CallEnvironment& environment, UploadTable& uploads) : environment_(environment), uploads_(uploads) {}
 
   grpc::ServerUnaryReactor* GetUpload(grpc::CallbackServerContext*, const v1::GetUploadRequest*, v1::Upload*) override;
   grpc::ServerUnaryReactor* ListUploads(grpc::CallbackServerContext*, const v1::ListUploadsRequest*,
@@ -17,7 +17,7 @@ class UploadService : public v1::UploadService::CallbackService {
                                          v1::CancelUploadResponse*) override;
 
  private:
-  Edge& edge_;
+  CallEnvironment& environment_;
   UploadTable& uploads_;
 };
 

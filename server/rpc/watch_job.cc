@@ -23,14 +23,14 @@ class Watch : public std::enable_shared_from_this<Watch> {
 
   // The subscription's callback may release this watch last, so the subscription is destroyed on a worker.
   ~Watch() {
-    Edge& edge = stream_->call().edge();
-    if (drain_ != 0) edge.drain.Remove(drain_);
-    if (subscription_ != nullptr) edge.watch_workers.Run([dropped = std::move(subscription_)] {});
+    CallEnvironment& environment = stream_->call().environment();
+    if (drain_ != 0) environment.drain.Remove(drain_);
+    if (subscription_ != nullptr) environment.watch_workers.Run([dropped = std::move(subscription_)] {});
   }
 
   // Room in the queue and new events of the job wake the watch.
   void Begin() {
-    auto pump = std::make_shared<Pump>(stream_->call().edge().watch_workers, [self = shared_from_this()] { self->Fill(); });
+    auto pump = std::make_shared<Pump>(stream_->call().environment().watch_workers, [self = shared_from_this()] { self->Fill(); });
     pump_ = pump;
     stream_->OnSpace([pump] { pump->Wake(); });
     pump->Wake();
@@ -63,7 +63,7 @@ class Watch : public std::enable_shared_from_this<Watch> {
     subscription_ = jobs_.Subscribe(name_, [weak = pump_] {
       if (const auto alive = weak.lock()) alive->Wake();
     });
-    drain_ = stream_->call().edge().drain.Add([weak = std::weak_ptr<Stream>(stream_)] {
+    drain_ = stream_->call().environment().drain.Add([weak = std::weak_ptr<Stream>(stream_)] {
       if (const auto alive = weak.lock()) {
         alive->End(base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING"));
       }

@@ -23,13 +23,13 @@ class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
   LoadWatch(std::shared_ptr<Stream> stream, absl::Duration interval, std::function<v1::ServerLoad()> measure)
       : stream_(std::move(stream)), interval_(interval), measure_(std::move(measure)) {}
   ~LoadWatch() {
-    if (drain_ != 0) stream_->call().edge().drain.Remove(drain_);
+    if (drain_ != 0) stream_->call().environment().drain.Remove(drain_);
   }
 
   // The stream owns the watch until gRPC has finished; the timer does not own it.
   void Begin() {
     stream_->OnSpace([self = shared_from_this()] {});
-    drain_ = stream_->call().edge().drain.Add([weak = std::weak_ptr<Stream>(stream_)] {
+    drain_ = stream_->call().environment().drain.Add([weak = std::weak_ptr<Stream>(stream_)] {
       if (const auto alive = weak.lock()) {
         alive->End(base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING"));
       }
@@ -54,7 +54,7 @@ class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
                  if (!passed || self == nullptr || self->stream_->ended()) return;
                  // If the workers are full, skip this message.
                  const Call& call = self->stream_->call();
-                 if (!call.edge().watch_workers.TryRun([self] { self->Send(); }, FairnessKey(call.principal()))) self->Wait();
+                 if (!call.environment().watch_workers.TryRun([self] { self->Send(); }, FairnessKey(call.principal()))) self->Wait();
                });
   }
 

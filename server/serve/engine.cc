@@ -215,7 +215,7 @@ void Engine::EndOutput(Group& group, Sequence& output, FinishReason reason) {
     if (!rest.empty()) group.sink->OnDelta(output.index, rest, {});
   }
   output.ended = true;
-  pool_->Give(std::exchange(output.pages, {}));
+  pool_->Free(std::exchange(output.pages, {}));
   if (output.index == 0) group.first_reason = end.reason;
   group.sink->OnOutputEnd(end);
   const bool all = std::all_of(group.outputs.begin(), group.outputs.end(), [](const auto& other) { return other->ended; });
@@ -226,7 +226,7 @@ void Engine::EndGroup(Group& group, absl::Status status, FinishReason reason) {
   group.ended = true;
   for (auto& output : group.outputs) {
     output->ended = true;
-    pool_->Give(std::exchange(output->pages, {}));
+    pool_->Free(std::exchange(output->pages, {}));
   }
   if (group.begun) {
     if (stream_.launches != nullptr) group.usage.kernel_launches = stream_.launches->total() - group.launches_before;

@@ -132,7 +132,7 @@ class Engine {
   // engine_step.cc. False when every request waits for its reader.
   absl::StatusOr<bool> RunOnce();
   void Plan(Step* step);
-  absl::Status Digest(const Part& part, const kernels::Matrix& logits);
+  absl::Status ConsumeLogits(const Part& part, const kernels::Matrix& logits);
   absl::Status Score(const Part& part, std::int64_t first_position, const kernels::Matrix& logits);
   absl::Status Logprobs(kernels::ConstMatrix rows, std::span<const std::int32_t> targets, std::int64_t top_n,
                         std::vector<TokenLogprob>* out);

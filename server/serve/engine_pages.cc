@@ -33,7 +33,7 @@ bool Engine::Take(Group& group) {
   for (const auto& output : group.outputs) pages += output->ended ? 0 : pages_of(*output);
   if (pages > pool_->free_pages()) return false;
   for (auto& output : group.outputs) {
-    if (!output->ended) pool_->Take(pages_of(*output), &output->pages);
+    if (!output->ended) pool_->Allocate(pages_of(*output), &output->pages);
   }
   return true;
 }
@@ -43,7 +43,7 @@ bool Engine::Grow(Group& group) {
     if (output->ended) continue;
     const std::int64_t missing = model::KvPool::PagesFor(static_cast<std::int64_t>(output->tokens.size())) -
                                  static_cast<std::int64_t>(output->pages.size());
-    while (missing > 0 && !pool_->Take(missing, &output->pages)) {
+    while (missing > 0 && !pool_->Allocate(missing, &output->pages)) {
       // Never preempts the oldest, unless it is alone: the oldest may take every page, so some request always
       // completes.
       const auto last = std::find_if(running_.rbegin(), running_.rend(),
@@ -58,7 +58,7 @@ bool Engine::Grow(Group& group) {
 void Engine::Preempt(Group& group) {
   group.preempted = true;
   for (auto& output : group.outputs) {
-    pool_->Give(std::exchange(output->pages, {}));
+    pool_->Free(std::exchange(output->pages, {}));
     output->fed = 0;
   }
   ++options_.totals->preemptions;

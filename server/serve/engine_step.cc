@@ -108,7 +108,7 @@ absl::StatusOr<bool> Engine::RunOnce() {
                                                                        rows, arena_, stream_));
   for (const Part& part : step.parts) {
     // One request's failure must not affect the others.
-    if (const absl::Status status = Digest(part, logits); !status.ok()) {
+    if (const absl::Status status = ConsumeLogits(part, logits); !status.ok()) {
       EndGroup(*part.group, StepFault(status), FinishReason::kCancelled);
     }
   }
@@ -159,7 +159,7 @@ absl::Status Engine::Score(const Part& part, std::int64_t first_position, const 
   return absl::OkStatus();
 }
 
-absl::Status Engine::Digest(const Part& part, const kernels::Matrix& logits) {
+absl::Status Engine::ConsumeLogits(const Part& part, const kernels::Matrix& logits) {
   Group& group = *part.group;
   Sequence& output = *part.output;
   if (group.ended) return absl::OkStatus();  // ended by another of its outputs

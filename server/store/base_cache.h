@@ -1,4 +1,4 @@
-// Quantised bases that qlora attempts share. Each is made once and found by the digest of its inputs. Trainers of
+// Quantized bases that qlora attempts share. Each is made once and found by the digest of its inputs. Trainers of
 // several jobs use the directory at the same time; the server removes leftovers when it starts (state_directory.h).
 #pragma once
 #include <cstdint>

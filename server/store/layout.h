@@ -4,7 +4,7 @@
 //   reserve                                       room for cancels, ends and a start on a full disk (disk_reserve.h)
 //   models/NAME/                                  one artifact (server/model/artifact.h) and manifest.json
 //   datasets/NAME/                                data.jsonl, meta.json, manifest.json
-//   bases/KEY/                                    a quantised base that qlora attempts share (base_cache.h) and manifest.json
+//   bases/KEY/                                    a quantized base that qlora attempts share (base_cache.h) and manifest.json
 //   tokens/NAME/KEY.tokens                        a data set's data as tokens (data/token_file.h): nibbled and trainers
 //                                                 write and read these files; each may be removed at any time
 //   uploads/ID/                                   an upload in progress; emptied at every start

@@ -58,7 +58,7 @@ inline const Buckets& ByteBuckets() {
   return *buckets;
 }
 
-// Kernels whose launch counters exist with 0 before the first launch. For example, if serving never quantises a weight
+// Kernels whose launch counters exist with 0 before the first launch. For example, if serving never quantizes a weight
 // again, its counter shows 0 instead of a missing series.
 inline constexpr const char* kKnownKernels[] = {"attention", "matmul_dense", "matmul_int8", "matmul_nf4", "matmul_ternary",
                                          "quantize_activations", "quantize_int8", "quantize_nf4", "double_quantize", "ternarise",
@@ -93,7 +93,7 @@ struct Metrics::Families {
                 "Time from the start to the end of an RPC");
   NIBBLE_FAMILY(Counter, rejected, Count, "nibble_rejected_total", "Requests refused before any work, by reason");
   NIBBLE_FAMILY(Counter, auth_failures, Count, "nibble_auth_failures_total",
-                "Calls refused by authentication or authorisation, by reason");
+                "Calls refused by authentication or authorization, by reason");
   NIBBLE_FAMILY(Gauge, certificate_expiry, Level, "nibble_tls_certificate_expiry_timestamp_seconds",
                 "Earliest expiry of the certificates in use, by file (server, client_ca); absent without that file");
   NIBBLE_FAMILY(Gauge, tls_files_ok, Level, "nibble_tls_files_ok",
@@ -137,8 +137,8 @@ struct Metrics::Families {
                 "Time from the creation of a job to its first start");
   NIBBLE_FAMILY(Histogram, job_seconds, Spread, "nibble_job_duration_seconds",
                 "Time from the creation of a job to its final state, by result");
-  NIBBLE_FAMILY(Counter, job_steps, Count, "nibble_job_steps_total", "Optimiser steps");
-  NIBBLE_FAMILY(Histogram, step_seconds, Spread, "nibble_train_step_duration_seconds", "Time of an optimiser step");
+  NIBBLE_FAMILY(Counter, job_steps, Count, "nibble_job_steps_total", "Optimizer steps");
+  NIBBLE_FAMILY(Histogram, step_seconds, Spread, "nibble_train_step_duration_seconds", "Time of an optimizer step");
   NIBBLE_FAMILY(Gauge, train_loss, Level, "nibble_train_loss", "Loss of the last reported step, in nats");
   NIBBLE_FAMILY(Histogram, checkpoint_seconds, Spread, "nibble_checkpoint_duration_seconds",
                 "Time to write a checkpoint");

@@ -31,7 +31,7 @@ absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs:
 // A loader over the training examples of `data`.
 std::unique_ptr<data::Loader> MakeLoader(const jobs::JobSpec& spec, const AttemptData& data);
 
-// The options by which the evaluation set was tokenised, so that a conversion can evaluate the same tokens.
+// The options by which the evaluation set was tokenized, so that a conversion can evaluate the same tokens.
 base::Json EvalDataJson(const jobs::JobSpec& spec);
 
 }  // namespace nibble::trainer

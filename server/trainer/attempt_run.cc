@@ -173,7 +173,7 @@ class AttemptRun {
     return Log(base::StrCat("resumed at step ", progress_.step));
   }
 
-  // One optimiser step. Cancelled if a stop was requested in the middle; then only gradients have changed.
+  // One optimizer step. Cancelled if a stop was requested in the middle; then only gradients have changed.
   absl::Status Step() {
     const double began = Seconds();
     const auto launches_before = context_.stream.launches->total();
@@ -385,7 +385,7 @@ class AttemptRun {
     may_stop_ = saved_step_ == progress_.step;
     moments_.clear();
     final[base::StrCat(name, "_digest")] = report.info.weights_digest;
-    if (recipe_->foretells()) {
+    if (recipe_->predicts_record()) {
       NIBBLE_ASSIGN_OR_RETURN(const model::Record record, recipe_->MakeRecord(*served, sequences));
       NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(
           context_.files, base::JoinPath(trained_directory, model::ForetoldRecordFile(recipe_->served_format())),

@@ -35,7 +35,7 @@ using Context = nibble::trainer::AutogradContext;
 
 Context& ContextOf(AutogradContext* ctx) { return Recall<Context>(ctx, "context"); }
 
-Tensor Dequantise(const kernels::Nf4Weight& weight, Context& context) {
+Tensor Dequantize(const kernels::Nf4Weight& weight, Context& context) {
   Tensor out = context.scratch.narrow(0, 0, weight.rows * weight.cols).view({weight.rows, weight.cols});
   ThrowIfError(kernels::DequantizeNf4({.w = weight, .out = ViewOf(out)}, context.stream));
   return out;
@@ -92,7 +92,7 @@ Tensor FrozenProduct(const Tensor& x, const Nf4Linear& linear, Context& context)
     ThrowIfError(kernels::MatmulNf4({.x = ViewOf(x), .w = linear.weight, .bias = linear.bias, .y = ViewOf(y)}, context.stream));
     return y;
   }
-  const Tensor weight = Dequantise(linear.weight, context);
+  const Tensor weight = Dequantize(linear.weight, context);
   if (linear.bias == nullptr) return torch::mm(x, weight.t());
   return torch::addmm(torch::from_blob(const_cast<float*>(linear.bias), {rows}), x, weight.t());
 }
@@ -137,7 +137,7 @@ struct FrozenNf4LinearFunction : torch::autograd::Function<FrozenNf4LinearFuncti
     if (!ctx->needs_input_grad(0)) return {Tensor(), Tensor(), Tensor()};
     const Tensor g = grads[0].contiguous().to(context.scratch.scalar_type());
     const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
-    return {torch::mm(g, Dequantise(LinearOf(ctx).weight, context)).to(type), Tensor(), Tensor()};
+    return {torch::mm(g, Dequantize(LinearOf(ctx).weight, context)).to(type), Tensor(), Tensor()};
   }
 };
 
@@ -169,7 +169,7 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
     const Tensor down = saved[3].to(type);  // already scaled
     const Tensor g = grads[0].contiguous().to(type);
     Tensor grad_x, grad_a;
-    if (ctx->needs_input_grad(0)) grad_x = torch::mm(g, Dequantise(linear.weight, context));
+    if (ctx->needs_input_grad(0)) grad_x = torch::mm(g, Dequantize(linear.weight, context));
     const Tensor grad_b = torch::mm(g.t(), down).to(torch::kFloat32);
     const Tensor grad_down = torch::mm(g, b).mul_(linear.scaling);
     if (ctx->saved_data["drops"].toBool()) {

@@ -1,5 +1,5 @@
 // Autograd functions over the kernels: forward and backward passes of the decoder's operations. Packed base weights are
-// saved by reference; a dequantised weight exists only in the one scratch buffer while its product runs.
+// saved by reference; a dequantized weight exists only in the one scratch buffer while its product runs.
 #pragma once
 #include <torch/types.h>
 

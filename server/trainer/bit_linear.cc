@@ -38,7 +38,7 @@ std::vector<std::int64_t> ShapeWith(const Tensor& x, std::int64_t last) {
   return shape;
 }
 
-BitRows Quantise(const Tensor& x, const BitLinearOptions& options, const Context& context) {
+BitRows Quantize(const Tensor& x, const BitLinearOptions& options, const Context& context) {
   BitRows rows = MakeRows(NumRows(x), x.size(-1), options.activations.bits);
   ThrowIfError(kernels::QuantizeActivations({.x = ViewOf(x), .out = rows.view(), .how = options.activations}, context.stream));
   return rows;
@@ -110,13 +110,13 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
 };
 
 struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
-  // `x` carries the gradient of `shared` rows; if `shared` is null, x is quantised here.
+  // `x` carries the gradient of `shared` rows; if `shared` is null, x is quantized here.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const std::optional<Tensor>& bias,
                         const BitWeight* weight, const BitRows* shared, const BitLinearOptions* options, Context* context) {
     Remember(ctx, "context", context);
     Remember(ctx, "options", options);
     ThrowIfCancelled(context->cancelled);
-    const BitRows rows = shared != nullptr ? *shared : Quantise(x, *options, *context);
+    const BitRows rows = shared != nullptr ? *shared : Quantize(x, *options, *context);
     Tensor y = torch::empty(ShapeWith(x, master.size(0)), x.scalar_type());
     ThrowIfError(kernels::MatmulTernary({.x = rows.view(),
                                          .w = weight->packed(),

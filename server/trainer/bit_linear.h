@@ -1,4 +1,4 @@
-// BitNet linears with gradients. The serving kernels quantise rows and weights, so the forward bits are those of the
+// BitNet linears with gradients. The serving kernels quantize rows and weights, so the forward bits are those of the
 // ternary artifact. The backward pass uses the straight-through estimator (docs/numerics.md 2, 6 and 10).
 #pragma once
 #include <torch/types.h>
@@ -25,12 +25,12 @@ struct BitWeight {
   torch::Tensor tiles;   // [PackedTernaryBytes(N, K)] u8
   torch::Tensor scale;   // [N] f32
 
-  // Makes tiles and scale from the master; called once per optimiser step. Throws the kernel's error.
+  // Makes tiles and scale from the master; called once per optimizer step. Throws the kernel's error.
   void Ternarise(const kernels::Stream& stream);
   kernels::PackedTernaryWeight packed() const;
 };
 
-// Quantised rows, shared by the linears that read them.
+// Quantized rows, shared by the linears that read them.
 struct BitRows {
   torch::Tensor codes;  // [T, stride] i8, or i16 for 16 bits
   torch::Tensor scale;  // [T] f32
@@ -42,10 +42,10 @@ struct BitRows {
 // The input of BitLinears. With rows, `x` only carries their gradient: it has the shape but no memory of its own.
 struct BitInput {
   torch::Tensor x;  // [..., K] f32 | bf16; all dimensions but the last are rows
-  std::shared_ptr<const BitRows> rows;  // null: the linear quantises x itself
+  std::shared_ptr<const BitRows> rows;  // null: the linear quantizes x itself
 };
 
-// rms_norm and quantiser in one node, for all linears that follow. Keeps x and one number per row.
+// rms_norm and quantizer in one node, for all linears that follow. Keeps x and one number per row.
 BitInput NormBitInput(const torch::Tensor& x, const torch::Tensor& weight, double eps, const BitLinearOptions& options,
                       AutogradContext& context);
 

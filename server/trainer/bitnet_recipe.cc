@@ -57,7 +57,7 @@ class BitNetRecipe : public Recipe {
   model::Format served_format() const override { return model::Format::kTernary; }
 
   // Rows that share a scale in training have other logits than served rows, which each have their own scale.
-  bool foretells() const override { return spec_.bitnet_qat.act_scale != "per_tensor"; }
+  bool predicts_record() const override { return spec_.bitnet_qat.act_scale != "per_tensor"; }
 
   // The logits of the training instantiation, with autograd on: nibbled must give these bits (docs/numerics.md 10).
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,

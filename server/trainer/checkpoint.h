@@ -19,7 +19,7 @@
 namespace nibble::trainer {
 
 struct TrainingProgress {
-  std::int64_t step = 0;          // optimiser steps done
+  std::int64_t step = 0;          // optimizer steps done
   std::int64_t micro_batches = 0; // drawn so far: numbers the dropout masks
   std::int64_t tokens = 0;
   std::int64_t trained_tokens = 0;

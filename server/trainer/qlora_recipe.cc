@@ -106,14 +106,14 @@ class QLoraRecipe : public Recipe {
              .min_free_bytes = static_cast<std::uint64_t>(context_.order.min_free_bytes)}};
   }
 
-  absl::Status Quantise(const model::Artifact& source, const std::string& directory) {
+  absl::Status Quantize(const model::Artifact& source, const std::string& directory) {
     const absl::Duration began = base::RealClock().Monotonic();
     NIBBLE_RETURN_IF_ERROR(convert::ConvertModel(context_.files, source, directory,
                                                  {.to = model::Format::kNf4, .measure_errors = false, .cancelled = context_.cancelled},
                                                  context_.stream)
                                .status());
     return context_.log(
-        base::StrCat("base quantised to nf4 in ", absl::ToDoubleSeconds(base::RealClock().Monotonic() - began), " s"));
+        base::StrCat("base quantized to nf4 in ", absl::ToDoubleSeconds(base::RealClock().Monotonic() - began), " s"));
   }
 
   // The directory of the nf4 base: the source itself, a cached form, or one that is made now. The bytes are the same
@@ -129,12 +129,12 @@ class QLoraRecipe : public Recipe {
       const std::string key = base::StrCat(manifest.digest, kNf4Key);
       NIBBLE_ASSIGN_OR_RETURN(cached_, cache.Find(key, context_.cancelled));
       if (cached_ != nullptr) {
-        NIBBLE_RETURN_IF_ERROR(context_.log("base taken from the cache of quantised bases"));
+        NIBBLE_RETURN_IF_ERROR(context_.log("base taken from the cache of quantized bases"));
         return cached_->path();
       }
       auto pending = store::PendingDirectory::Create(context_.files, cache.Path(key), temporary);
       if (pending.ok()) {
-        NIBBLE_RETURN_IF_ERROR(Quantise(source, pending->path()));
+        NIBBLE_RETURN_IF_ERROR(Quantize(source, pending->path()));
         NIBBLE_ASSIGN_OR_RETURN(cached_, cache.Add(key, *std::move(pending), context_.cancelled));
         return cached_->path();
       }
@@ -142,7 +142,7 @@ class QLoraRecipe : public Recipe {
       if (!absl::IsAlreadyExists(pending.status())) return pending.status();
     }
     scratch_ = temporary;
-    NIBBLE_RETURN_IF_ERROR(Quantise(source, scratch_));
+    NIBBLE_RETURN_IF_ERROR(Quantize(source, scratch_));
     return scratch_;
   }
 

@@ -46,7 +46,7 @@ class Recipe {
   // The format to which `models convert` converts the model for serving, and the record of that form. If training
   // cannot foretell the record, `models convert` makes it.
   virtual model::Format served_format() const = 0;
-  virtual bool foretells() const { return true; }
+  virtual bool predicts_record() const { return true; }
   virtual absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                                    const std::vector<std::vector<std::int32_t>>& sequences) = 0;
   // For methods whose model is served with library products: writes the logprobs of the training instantiation beside

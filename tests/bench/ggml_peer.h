@@ -1,4 +1,4 @@
-// llama.cpp's matrix product of one quantised type, from the shared libraries of an installed llama-cpp-python, to
+// llama.cpp's matrix product of one quantized type, from the shared libraries of an installed llama-cpp-python, to
 // compare with it in the same run. This file repeats only declarations of ggml's public C interface (ggml.h,
 // ggml-cpu.h).
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace nibble::bench {
 
-// Products x * w^T over copies of one weight, all in one graph: as in decoding, threads synchronise once per product.
+// Products x * w^T over copies of one weight, all in one graph: as in decoding, threads synchronize once per product.
 class GgmlProduct {
  public:
   static constexpr int kTq2 = 35;  // GGML_TYPE_TQ2_0
@@ -33,7 +33,7 @@ class GgmlProduct {
     const auto data = Get<void*(void*)>(base_, "ggml_get_data");
     const auto mul_mat = Get<void*(void*, void*, void*)>(base_, "ggml_mul_mat");
     const auto expand = Get<void(void*, void*)>(base_, "ggml_build_forward_expand");
-    const auto quantise = Get<std::size_t(int, const float*, void*, std::int64_t, std::int64_t, std::int64_t,
+    const auto quantize = Get<std::size_t(int, const float*, void*, std::int64_t, std::int64_t, std::int64_t,
                                           const float*)>(base_, "ggml_quantize_chunk");
     void* input = new_2d(context_, kF32, k, m);
     std::copy(x.begin(), x.end(), static_cast<float*>(data(input)));
@@ -43,7 +43,7 @@ class GgmlProduct {
     for (std::int64_t i = 0; i < copies; ++i) {
       void* weight = new_2d(context_, type, k, n);
       if (i == 0) {
-        quantise(type, w.data(), data(weight), 0, n, k, nullptr);
+        quantize(type, w.data(), data(weight), 0, n, k, nullptr);
         first_ = data(weight);
       } else {
         std::copy_n(static_cast<const char*>(first_), weight_bytes, static_cast<char*>(data(weight)));

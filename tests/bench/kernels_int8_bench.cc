@@ -1,4 +1,4 @@
-// Speed of the int8 and dense products and of row quantisation, with shapes of SmolLM2-135M (576, 1536) and of the 1.17
+// Speed of the int8 and dense products and of row quantization, with shapes of SmolLM2-135M (576, 1536) and of the 1.17
 // B benchmark model (2048, 8192). Products of few rows read the weights from memory: each case cycles through copies
 // larger than the caches.
 #include <memory>

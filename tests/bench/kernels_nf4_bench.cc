@@ -1,5 +1,5 @@
 // Speed of the NF4 codecs and product, with shapes of SmolLM2-135M (576, 1536) and of larger models (4096).
-// Dequantising writes four bytes for each byte that it reads, so its rate counts both; products of few rows cycle
+// Dequantizing writes four bytes for each byte that it reads, so its rate counts both; products of few rows cycle
 // through copies of the weight that no cache holds.
 #include <memory>
 #include <string>

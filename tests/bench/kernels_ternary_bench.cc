@@ -68,7 +68,7 @@ void AddMatmul(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k) {
              }});
 }
 
-// The same work for both, starting from f32 rows: ours quantises them and then multiplies, llama.cpp does both within
+// The same work for both, starting from f32 rows: ours quantizes them and then multiplies, llama.cpp does both within
 // its product. One call multiplies with all copies of the weight. For few rows, the work is the bytes of the copies
 // that each reads.
 struct Race {

@@ -318,7 +318,7 @@ def test_label_values_of_queries_exist(scraped):
 STAYS_ZERO = {
     "Failed calls": "counts only failures caused by the server",
     "Calls that failed because of the server": "counts only failures caused by the server",
-    "Weights quantised while serving": "must never happen",
+    "Weights quantized while serving": "must never happen",
     "Damage and failures": "needs a damaged disk: R8 and R12 make one",
     "Killed because of memory": "needs a memory cgroup",
     "Failed": "needs a checkpoint that cannot be written: R8",

@@ -198,11 +198,11 @@ def test_adapter_made_by_peft_has_the_logprobs_of_peft(shared, tmp_path):
     transformers = pytest.importorskip("transformers", exc_type=ImportError)
     peft = pytest.importorskip("peft", exc_type=ImportError)
     from logprobs import worst_difference
-    from test_peft import LINEARS, dequantised
+    from test_peft import LINEARS, dequantized
     shared.run("models", "convert", "small", "--to", "nf4", "--name", "four")
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         **{key: value for key, value in small_model.CONFIG.items() if key not in ("architectures", "model_type", "torch_dtype")}))
-    tensors = {name: torch.from_numpy(value.copy()) for name, value in dequantised(shared.state / "models/four").items()}
+    tensors = {name: torch.from_numpy(value.copy()) for name, value in dequantized(shared.state / "models/four").items()}
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     model.load_state_dict(tensors, strict=True)
     torch.manual_seed(5)

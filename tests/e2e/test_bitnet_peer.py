@@ -19,13 +19,13 @@ from logprobs import straight, to_bf16  # noqa: E402 (registers the attention "r
 STEPS, SEQ = 20, 96
 LR = {8: 1e-3, 16: 3e-4}  # by activation bits
 TEXTS = [PAGE[i * 11: i * 11 + 90] for i in range(4)]
-# The base's norm that initialises the norm before each linear, with bitnet-tips. All other norms, and sub-norms, start
+# The base's norm that initializes the norm before each linear, with bitnet-tips. All other norms, and sub-norms, start
 # as ones.
 BLOCK_NORM = {"q_proj": "input_layernorm", "k_proj": "input_layernorm", "v_proj": "input_layernorm",
               "gate_proj": "post_attention_layernorm", "up_proj": "post_attention_layernorm"}
 
 
-def quantise(x, s, top, ste, scale_grad):
+def quantize(x, s, top, ste, scale_grad):
     """Codes times scale; docs/numerics.md 6."""
     s = s if scale_grad else s.detach()
     u = x / s
@@ -42,8 +42,8 @@ class BitLinear(torch.nn.Linear):
     def forward(self, x):
         if self.rms_norm is not None:
             x = self.rms_norm(x)
-        rows = quantise(x, x.abs().amax(-1, keepdim=True).clamp_min(1e-5) / self.top, self.top, self.ste, self.scale_grad)
-        weight = quantise(self.weight, self.weight.abs().mean().clamp_min(1e-5), 1, self.ste, self.scale_grad)
+        rows = quantize(x, x.abs().amax(-1, keepdim=True).clamp_min(1e-5) / self.top, self.top, self.ste, self.scale_grad)
+        weight = quantize(self.weight, self.weight.abs().mean().clamp_min(1e-5), 1, self.ste, self.scale_grad)
         return torch.nn.functional.linear(rows, weight, self.bias)
 
 
@@ -156,7 +156,7 @@ def test_losses_agree_with_the_peer(raced):
           f"4-20 {max(relative[3:]):.2e}")
     assert theirs[-1] <= 0.9 * theirs[0]
     assert max(relative[:3]) <= 1e-4
-    assert max(relative[3:]) <= 1e-2  # roundings that flip after an optimiser step are legitimate
+    assert max(relative[3:]) <= 1e-2  # roundings that flip after an optimizer step are legitimate
 
 
 def test_gradients_of_step_1_agree_with_the_peer(raced):

@@ -193,7 +193,7 @@ def test_bad_settings_are_named(shared, tmp_path, method, field):
     assert refused.returncode != 0 and f"bitnet_qat.{field}" in refused.stderr
 
 
-def test_a_quantised_base_is_refused(shared, tmp_path):
+def test_a_quantized_base_is_refused(shared, tmp_path):
     path = tmp_path / "bad.json"
     path.write_text(json.dumps({"base_model": "small-int8", "train_dataset": "page", "bitnet_qat": {}}))
     refused = shared.run("jobs", "create", "--spec", path, check=False)

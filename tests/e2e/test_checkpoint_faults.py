@@ -117,7 +117,7 @@ def is_stopped(pid):
 
 
 def test_R4_sigterm_while_the_served_form_is_evaluated_leaves_a_whole_checkpoint(make_server, model_directory, text_file):
-    """A checkpoint that SIGTERM requests after the last step still holds the optimiser: its bytes are those of a
+    """A checkpoint that SIGTERM requests after the last step still holds the optimizer: its bytes are those of a
     checkpoint that was requested before that step."""
     server = prepare(make_server("--retry_backoff_scale", "0.01"), model_directory, text_file)
 

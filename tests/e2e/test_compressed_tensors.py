@@ -27,14 +27,14 @@ def load(path, **options):
     return model.eval()
 
 
-def load_dequantised(path):
+def load_dequantized(path):
     """Loads with weights as floats and activations that are not rounded."""
     return load(path, quantization_config=transformers.CompressedTensorsConfig(dequantize=True))
 
 
 def test_weights_are_our_codes_times_our_scales(exported):
     path, _ = exported
-    state = load_dequantised(path).state_dict()
+    state = load_dequantized(path).state_dict()
     linears = 0
     with safe_open(path / "model.safetensors", "pt") as file:
         for name in file.keys():
@@ -55,15 +55,15 @@ def test_scores_differ_from_ours_only_by_the_rounding_of_activations(exported):
     from logprobs import golden, worst_difference
     path, answer = exported
     ids = answer["token_ids"]
-    dequantised, rounded = load_dequantised(path), load(path)
+    dequantized, rounded = load_dequantized(path), load(path)
     with torch.no_grad():
-        pairs = zip(golden.logprobs(dequantised, ids), golden.logprobs(rounded, ids), strict=True)
+        pairs = zip(golden.logprobs(dequantized, ids), golden.logprobs(rounded, ids), strict=True)
         rounding = max(abs(a - b) for a, b in pairs)
         worst = worst_difference(answer, rounded)
-        for name, parameter in dequantised.named_parameters():  # as if each row had the scale and codes of another
+        for name, parameter in dequantized.named_parameters():  # as if each row had the scale and codes of another
             if name.endswith("_proj.weight"):
                 parameter.copy_(parameter.flip(0))
-        spoilt = worst_difference(answer, dequantised)
+        spoilt = worst_difference(answer, dequantized)
     print(f"worst difference of a logprob: {worst:.2e}; their rounding alone {rounding:.2e}, rows in another order {spoilt:.2e}")
     assert rounding > 0, "activations are rounded"
     assert worst <= 4 * rounding < spoilt

@@ -39,7 +39,7 @@ def server(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Returns, for the name of a class, masters that recite the page: a random model of the architecture after
-    quantisation-aware training in transformers."""
+    quantization-aware training in transformers."""
     directory = tmp_path_factory.mktemp("masters")
 
     @functools.cache
@@ -79,7 +79,7 @@ def with_tokenizer(model, name, directory, dtype=torch.float32):
 
 def checkpoint(model, name, directory, dtype=torch.float32):
     """Saves masters as a checkpoint of this class, loaded and saved again by transformers. The codes are made here,
-    because from_pretrained with a BitNetQuantConfig requires that floats are quantised already."""
+    because from_pretrained with a BitNetQuantConfig requires that floats are quantized already."""
     by_hand = with_tokenizer(model, name, directory / "by_hand", dtype)
     if name.endswith("_packed"):
         return by_hand  # transformers 5.23 cannot undo its unpacking: BitNetDeserialize has no reverse_op (NotImplementedError)
@@ -123,12 +123,12 @@ def float_types(model):
 def distances_to_a_border(monkeypatch, model, ids):
     """The logprobs of transformers' model for `ids`, and for each position the smallest distance, in codes, between an
     activation of that or an earlier position and the border between two codes."""
-    near, quantise = [], BitLinear.activation_quant
+    near, quantize = [], BitLinear.activation_quant
 
     def measured(self, x, num_bits=8):
         codes = x * (127 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5))
         near.append((codes - codes.floor() - 0.5).abs().amin(-1)[0])
-        return quantise(self, x, num_bits)
+        return quantize(self, x, num_bits)
 
     with monkeypatch.context() as patch:
         patch.setattr(BitLinear, "activation_quant", measured)

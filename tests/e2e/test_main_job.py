@@ -143,18 +143,18 @@ def test_sampling_repeats_with_its_seed(trained):
     assert one[0] == one[1] != one[2]
 
 
-def test_launches_appear_under_both_phases_and_weights_are_quantised_once(trained):
+def test_launches_appear_under_both_phases_and_weights_are_quantized_once(trained):
     server, _ = trained
     def launches(kernel, phase):
         return sum(value for name, value in server.metrics().items()
                    if name.startswith("nibble_kernel_launches_total") and f'kernel="{kernel}"' in name and f'phase="{phase}"' in name)
     server.run("generate", "tuned-int8", "--prompt", "x", "--max-tokens", 1)
-    quantisers = ("quantize_int8", "quantize_nf4", "double_quantize")
-    before = {kernel: launches(kernel, "serve") for kernel in quantisers}
+    quantizers = ("quantize_int8", "quantize_nf4", "double_quantize")
+    before = {kernel: launches(kernel, "serve") for kernel in quantizers}
     served = launches("matmul_int8", "serve")
     for _ in range(5):
         server.run("generate", "tuned-int8", "--prompt", "The tide", "--max-tokens", 4)
-    assert {kernel: launches(kernel, "serve") for kernel in quantisers} == before == dict.fromkeys(quantisers, 0)
+    assert {kernel: launches(kernel, "serve") for kernel in quantizers} == before == dict.fromkeys(quantizers, 0)
     assert launches("matmul_int8", "serve") > served
     for kernel in ("matmul_int8", "rms_norm_quantize"):
         assert launches(kernel, "train") > 0 and launches(kernel, "serve") > 0

@@ -1,4 +1,4 @@
-"""Compares twenty QLoRA steps with PEFT on the dequantised base: same data, same initial adapters, fp32 compute."""
+"""Compares twenty QLoRA steps with PEFT on the dequantized base: same data, same initial adapters, fp32 compute."""
 import json
 import math
 
@@ -40,7 +40,7 @@ def train(server, tmp_path, **changes):
     return [event["loss"] for event in events if event.get("type") == "step"]
 
 
-def dequantised(directory):
+def dequantized(directory):
     """The NF4 artifact's tensors in f32, by nothing but the formulas of docs/formats.md."""
     stored = load_file(directory / "model.safetensors")
     tensors = {}
@@ -76,7 +76,7 @@ def reference(directory, ids, mask_first=False):
     config = transformers.LlamaConfig(**{key: value for key, value in small_model.CONFIG.items()
                                          if key not in ("architectures", "model_type", "torch_dtype")})
     model = transformers.LlamaForCausalLM(config)
-    tensors = {name: torch.from_numpy(value.copy()) for name, value in dequantised(directory).items()}
+    tensors = {name: torch.from_numpy(value.copy()) for name, value in dequantized(directory).items()}
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     model.load_state_dict(tensors, strict=True)
     model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=LINEARS, lora_dropout=0.0))

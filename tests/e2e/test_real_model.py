@@ -112,7 +112,7 @@ def test_int8_has_the_same_bits_on_other_instruction_sets(server, tmp_path, text
         other.stop()
 
 
-def test_serving_quantises_nothing(server):
+def test_serving_quantizes_nothing(server):
     def launches(kernel):
         return sum(value for name, value in server.metrics().items() if name.startswith("nibble_kernel_launches_total")
                    and f'kernel="{kernel}"' in name and 'phase="serve"' in name)

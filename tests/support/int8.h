@@ -61,7 +61,7 @@ class Int8Weight {
   std::vector<std::int32_t> row_sum_;
 };
 
-// Rows with the corner cases of quantisation, one kind per row: plain, huge outliers, ties at the threshold and in
+// Rows with the corner cases of quantization, one kind per row: plain, huge outliers, ties at the threshold and in
 // magnitude, zeros, denormals, more candidates than max_outliers allows, a single element, tiny values.
 inline std::vector<float> AwkwardRows(std::uint64_t seed, std::int64_t rows, std::int64_t cols) {
   std::vector<float> x = NormalVector(seed, rows * cols);

@@ -71,7 +71,7 @@ inline std::string_view WordsAt(std::string_view text, std::size_t at) {
 }  // namespace internal
 
 // Returns the parts of `text` that reveal the server's internals: a path on its disk, a memory address, SQL, a source
-// location, or messages of its libraries. Returns enough of each leak to recognise it.
+// location, or messages of its libraries. Returns enough of each leak to recognize it.
 inline std::vector<std::string_view> FindLeaks(std::string_view text) {
   std::vector<std::string_view> leaks;
   for (std::size_t at = 0; at < text.size(); ++at) {

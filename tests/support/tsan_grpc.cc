@@ -2,7 +2,7 @@
 // futexes and atomics ThreadSanitizer does not see either: data that one thread hands to another through gRPC would
 // look like a race. This file therefore reports gRPC's locks, and the start and end of every operation, to
 // ThreadSanitizer, all as one lock, because gRPC also hands data over by atomics between them. A race of ours is missed
-// if, between the two accesses, one thread calls into gRPC and the other returns from it. Threads that synchronise
+// if, between the two accesses, one thread calls into gRPC and the other returns from it. Threads that synchronize
 // without gRPC (the engine, the pools, the controller) are checked as usual.
 #include <dlfcn.h>
 #include <grpc/grpc.h>

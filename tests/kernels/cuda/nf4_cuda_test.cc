@@ -1,4 +1,4 @@
-// Compares the CUDA paths of the NF4 ops with the plain CPU loops: codes and dequantised values bit for bit, products
+// Compares the CUDA paths of the NF4 ops with the plain CPU loops: codes and dequantized values bit for bit, products
 // within the bound of an inner product.
 #include <gtest/gtest.h>
 

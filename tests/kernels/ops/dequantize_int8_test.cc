@@ -19,7 +19,7 @@ TEST(DequantizeInt8Test, EveryPathMultipliesEachCodeByItsRowsScale) {
   for (const std::int64_t cols : {0, 1, 15, 16, 17, 255, 576}) {
     for (const std::int64_t rows : {0, 1, 7, 33}) {
       std::vector<std::int8_t> codes = support::CodeVector(1, rows * (cols + 5));
-      if (!codes.empty()) codes[0] = -128;  // a code that quantisation never makes is valid too
+      if (!codes.empty()) codes[0] = -128;  // a code that quantization never makes is valid too
       const std::vector<float> scale = support::NormalVector(2, rows);
       const ConstMatrix in{codes.data(), DType::kI8, rows, cols, cols + 5};
       for (const DType out : {DType::kF32, DType::kBF16}) {

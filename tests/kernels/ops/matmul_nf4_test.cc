@@ -160,7 +160,7 @@ TEST(MatmulNf4Test, WrongArgumentsAreRefused) {
   EXPECT_EQ(code([](A& a) { a.w.rows = -1; }), bad);
 }
 
-// Golden: the weight that bitsandbytes quantised and dequantised, multiplied in float64.
+// Golden: the weight that bitsandbytes quantized and dequantized, multiplied in float64.
 TEST(MatmulNf4Test, AgreesWithTheProductOfBitsandbytesWeights) {
   const support::Golden golden("tests/golden/kernels/nf4.txt");
   const std::vector<float> absmax = golden.Get<float>("weight.absmax");

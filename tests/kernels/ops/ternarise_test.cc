@@ -80,15 +80,15 @@ TEST(TernariseTest, NanAndInfinityReachTheScale) {
 // docs/numerics.md 2: codes and scale are made once, because the mean of {-s, 0, s} is s times the share of non-zeros.
 TEST(TernariseTest, TernarisingTwiceWouldShrinkTheScale) {
   const std::vector<float> w = support::NormalVector(3, 64 * 64);
-  std::vector<float> scale(64), again(64), dequantised(64 * 64);
+  std::vector<float> scale(64), again(64), dequantized(64 * 64);
   std::vector<std::uint8_t> tiles(static_cast<std::size_t>(PackedTernaryBytes(64, 64)));
   const Stream stream = CpuStream(support::Isas().back());
   ASSERT_TRUE(
       Ternarise({MakeConstMatrix(w.data(), DType::kF32, 64, 64), scale.data(), nullptr, tiles.data()}, stream).ok());
   const PackedTernaryWeight packed{tiles.data(), scale.data(), 64, 64, 64};
-  ASSERT_TRUE(DequantizeTernary({packed, MakeMatrix(dequantised.data(), DType::kF32, 64, 64)}, stream).ok());
+  ASSERT_TRUE(DequantizeTernary({packed, MakeMatrix(dequantized.data(), DType::kF32, 64, 64)}, stream).ok());
   ASSERT_TRUE(
-      Ternarise({MakeConstMatrix(dequantised.data(), DType::kF32, 64, 64), again.data(), nullptr, tiles.data()}, stream)
+      Ternarise({MakeConstMatrix(dequantized.data(), DType::kF32, 64, 64), again.data(), nullptr, tiles.data()}, stream)
           .ok());
   EXPECT_LT(again[0], 0.8f * scale[0]);
 }

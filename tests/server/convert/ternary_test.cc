@@ -184,7 +184,7 @@ TEST_F(TernaryTest, TernaryModelIsNotConvertedAgain) {
   }
 }
 
-// A float copy of a ternary model, as other programs save it, is recognised by its tensors.
+// A float copy of a ternary model, as other programs save it, is recognized by its tensors.
 TEST_F(TernaryTest, RejectsFloatModelOfTernaryValues) {
   const auto source = Import("families", "llama");
   const auto specs = model::RequiredTensors(source->config());

@@ -41,7 +41,7 @@ class ChatGoldenTest : public ::testing::TestWithParam<const char*> {
     if (golden.contains("tools")) row["tools"] = golden.at("tools");
     const auto record = ParseRecord(base::Dump(row), Format::kChat);
     EXPECT_TRUE(record.ok()) << record.status();
-    const auto pieces = Tokenise(*record, Format::kChat, text_, {}, {.max_seq_len = 100'000, .train_on_prompt = train_on_prompt});
+    const auto pieces = Tokenize(*record, Format::kChat, text_, {}, {.max_seq_len = 100'000, .train_on_prompt = train_on_prompt});
     EXPECT_TRUE(pieces.ok()) << pieces.status();
     return pieces.ok() && !pieces->empty() ? pieces->front() : Example();
   }

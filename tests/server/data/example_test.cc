@@ -29,7 +29,7 @@ class ExampleTest : public ::testing::Test {
   absl::StatusOr<std::vector<Example>> Pieces(const std::string& line, Format format, TokeniseOptions options) {
     const auto record = ParseRecord(line, format);
     EXPECT_TRUE(record.ok()) << record.status();
-    return Tokenise(*record, format, text_, config_, options);
+    return Tokenize(*record, format, text_, config_, options);
   }
   Example One(const std::string& line, Format format, TokeniseOptions options = {.max_seq_len = 1000}) {
     const auto pieces = Pieces(line, format, options);
@@ -239,17 +239,17 @@ TEST_F(ExampleTest, CancelStopsRenderingAConversation) {
   const auto record = ParseRecord(line, Format::kChat);
   ASSERT_TRUE(record.ok()) << record.status();
   int asked = 0;
-  const auto tokenise = [&](int renderings) {
+  const auto tokenize = [&](int renderings) {
     asked = 0;
-    return Tokenise(*record, Format::kChat, text_, config_, {.max_seq_len = 1000}, [&asked, renderings] { return asked++ == renderings; })
+    return Tokenize(*record, Format::kChat, text_, config_, {.max_seq_len = 1000}, [&asked, renderings] { return asked++ == renderings; })
         .status();
   };
   // The two renderings: the whole, and the part before the last answer.
   for (int renderings = 0; renderings < 2; ++renderings) {
-    EXPECT_TRUE(absl::IsCancelled(tokenise(renderings))) << renderings;
+    EXPECT_TRUE(absl::IsCancelled(tokenize(renderings))) << renderings;
     EXPECT_EQ(asked, renderings + 1);
   }
-  const absl::Status whole = tokenise(2);
+  const absl::Status whole = tokenize(2);
   EXPECT_TRUE(whole.ok()) << whole;
   EXPECT_EQ(asked, 2);
   const testing::TempDirectory directory;

@@ -95,7 +95,7 @@ TEST_F(LargeRowsTest, TokensEqualThoseOfTheWholeRow) {
   const auto tokens = [&](Format format, const std::string& line, const TokeniseOptions& options) {
     const auto record = ParseRecord(line, format);
     EXPECT_TRUE(record.ok()) << record.status();
-    const auto examples = Tokenise(*record, format, text_, {}, options);
+    const auto examples = Tokenize(*record, format, text_, {}, options);
     EXPECT_TRUE(examples.ok()) << examples.status();
     return examples.ok() && examples->size() == 1 ? examples->front() : Example();
   };

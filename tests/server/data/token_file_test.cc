@@ -27,7 +27,7 @@ class TokenFileTest : public TokenSourceTest {
   }
 };
 
-// T7 (docs/faults.md): planner, job and each attempt tokenised the data again.
+// T7 (docs/faults.md): planner, job and each attempt tokenized the data again.
 TEST_F(TokenFileTest, HoldsTheExamplesAndRowsOfLoadDataset) {
   for (const Format format : kFormats) {
     for (const Overlong overlong : {Overlong::kTruncate, Overlong::kDrop, Overlong::kSplit}) {
@@ -41,7 +41,7 @@ TEST_F(TokenFileTest, HoldsTheExamplesAndRowsOfLoadDataset) {
       ASSERT_TRUE(made.ok()) << made.status();
       ExpectSame(*made, *want);
       EXPECT_TRUE(std::filesystem::exists(PathOf(source)));
-      // The second load has no tokenizer, so it cannot tokenise.
+      // The second load has no tokenizer, so it cannot tokenize.
       source.text.tokenizer = nullptr;
       const auto read = Load(source);
       ASSERT_TRUE(read.ok()) << read.status();

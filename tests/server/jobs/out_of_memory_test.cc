@@ -97,7 +97,7 @@ TEST_F(OutOfMemoryTest, OtherEndsAreNotReportedAsOutOfMemory) {
   EXPECT_EQ(LastReason(id), "TRAINER_SIGNAL") << "that kill was another process's";
 }
 
-TEST_F(OutOfMemoryTest, OomKillOfAnAdoptedTrainerIsRecognised) {
+TEST_F(OutOfMemoryTest, OomKillOfAnAdoptedTrainerIsRecognized) {
   const std::string id = Start();
   KillAndReopen();
   OomKill(Trainer(id));
@@ -106,7 +106,7 @@ TEST_F(OutOfMemoryTest, OomKillOfAnAdoptedTrainerIsRecognised) {
   EXPECT_THAT(observer_.attempts, ElementsAre("FAILED"));
 }
 
-TEST_F(OutOfMemoryTest, OomKillWhileNoServerRanIsRecognised) {
+TEST_F(OutOfMemoryTest, OomKillWhileNoServerRanIsRecognized) {
   const std::string id = Start();
   OomKill(Trainer(id));
   KillAndReopen();

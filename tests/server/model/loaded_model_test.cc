@@ -87,7 +87,7 @@ TEST_F(LoadedModelTest, ChecksForCancellationBeforeEveryLayer) {
   }
 }
 
-// Stored codes are never quantised again (docs/numerics.md 9).
+// Stored codes are never quantized again (docs/numerics.md 9).
 TEST_F(LoadedModelTest, LoadingQuantisesNothing) {
   const std::string paths[] = {models_.int8(), models_.nf4(), models_.ternary()};
   const auto before = models_.launches().Snapshot();

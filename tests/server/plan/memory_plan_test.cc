@@ -112,7 +112,7 @@ TEST(MemoryPlanTest, PlanHasNoPublishingItemIfTrainingNeedsMore) {
   for (const MemoryItem& item : PlanMemory(spec, config, /*base_bytes=*/2, batch)) EXPECT_STRNE(item.pool, "publishing");
 }
 
-// A job that has saved its last step publishes without the optimiser's moments.
+// A job that has saved its last step publishes without the optimizer's moments.
 TEST(MemoryPlanTest, PublishingKeepsMomentsIfNothingIsSaved) {
   const model::ModelConfig config = Qwen3Of600M();
   jobs::JobSpec spec = Spec(jobs::kMethodQLora);

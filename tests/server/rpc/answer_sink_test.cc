@@ -121,7 +121,7 @@ class AnswerSinkTest : public ::testing::Test {
  protected:
   // An engine that has released its last answer no longer uses the fixture.
   void TearDown() override {
-    while (edge_.live_answers > 0) std::this_thread::yield();
+    while (environment_.live_answers > 0) std::this_thread::yield();
   }
   void Start() {
     auto resident = std::make_shared<serve::Resident>();
@@ -144,7 +144,7 @@ class AnswerSinkTest : public ::testing::Test {
     if (resident_ == nullptr) Start();
     GenerateOptions options;
     options.request = request;
-    return std::make_shared<Answer>(AnswerContext{.edge = edge_,
+    return std::make_shared<Answer>(AnswerContext{.environment = environment_,
                                                   .resident = resident_,
                                                   .options = options,
                                                   .request_id = "mine",
@@ -166,7 +166,7 @@ class AnswerSinkTest : public ::testing::Test {
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
   WorkerPool workers_{1, 8};
-  Edge edge_{metrics_, workers_, clock_, draining_};
+  CallEnvironment environment_{metrics_, workers_, clock_, draining_};
   std::shared_ptr<const text::Tokenizer> tokenizer_;
   std::shared_ptr<const serve::Resident> resident_;
 };

@@ -39,13 +39,13 @@ class CallTest : public testing::Test {
     auto authority = Authority::Open(base::RealFileSystem(), clock_, metrics_, {});
     ASSERT_TRUE(authority.ok()) << authority.status();
     authority_ = *std::move(authority);
-    edge_.authority = authority_.get();
+    environment_.authority = authority_.get();
   }
   AskedClock clock_;
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
   WorkerPool workers_{1, 8};
-  Edge edge_{metrics_, workers_, clock_, draining_};
+  CallEnvironment environment_{metrics_, workers_, clock_, draining_};
   std::unique_ptr<Authority> authority_;
   grpc::CallbackServerContext context_;
 };
@@ -54,20 +54,20 @@ class CallTest : public testing::Test {
 // for it.
 TEST_F(CallTest, IsCountedBeforeItIsAdmitted) {
   std::size_t there = 0;
-  clock_.asked = [&] { there = edge_.live_calls.count(); };
-  Call call(edge_, &context_, CallType::kUnary, "nibble.v1.ModelService/GetModel");
+  clock_.asked = [&] { there = environment_.live_calls.count(); };
+  Call call(environment_, &context_, CallType::kUnary, "nibble.v1.ModelService/GetModel");
   EXPECT_TRUE(call.admitted().ok()) << call.admitted();
   EXPECT_EQ(there, 1u);
   EXPECT_TRUE(call.End(absl::OkStatus()).ok());
-  EXPECT_EQ(edge_.live_calls.count(), 0u);
+  EXPECT_EQ(environment_.live_calls.count(), 0u);
 }
 
 TEST_F(CallTest, CallDuringADrainIsRefusedAndNotCounted) {
   clock_.asked = [&] { draining_ = true; };
-  Call call(edge_, &context_, CallType::kUnary, "nibble.v1.ModelService/GetModel");
+  Call call(environment_, &context_, CallType::kUnary, "nibble.v1.ModelService/GetModel");
   EXPECT_EQ(base::Reason(call.admitted()), "DRAINING");
   EXPECT_FALSE(call.End(call.admitted()).ok());
-  EXPECT_EQ(edge_.live_calls.count(), 0u);
+  EXPECT_EQ(environment_.live_calls.count(), 0u);
 }
 
 template <typename T>
@@ -82,7 +82,7 @@ T Find(const grpc::Status& status) {
 // Row INTERNAL / DATA_LOSS of docs/errors.md: the log has the details of a fault, and the client gets the id to find
 // them.
 TEST_F(CallTest, InternalFaultIsReportedWithTheIdInTheLog) {
-  Call internal(edge_, &context_, CallType::kUnary, "nibble.v1.InferenceService/Generate");
+  Call internal(environment_, &context_, CallType::kUnary, "nibble.v1.InferenceService/Generate");
   const auto fault = internal.End(base::WithReason(absl::InternalError("illegal address 0x7f0012345678"), "KERNEL_FAULT"));
   EXPECT_EQ(fault.error_code(), grpc::StatusCode::INTERNAL);
   EXPECT_EQ(fault.error_message().find("address"), std::string::npos) << fault.error_message();
@@ -93,7 +93,7 @@ TEST_F(CallTest, InternalFaultIsReportedWithTheIdInTheLog) {
 }
 
 TEST_F(CallTest, CallThatWaitedTooLongIsNotBegun) {
-  Call call(edge_, &context_, CallType::kUnary, "nibble.v1.InferenceService/Generate");
+  Call call(environment_, &context_, CallType::kUnary, "nibble.v1.InferenceService/Generate");
   EXPECT_TRUE(call.StillWanted(absl::InfiniteDuration()).ok());
   const absl::Status late = call.StillWanted(absl::ZeroDuration());  // the clock is at zero
   EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
@@ -109,9 +109,9 @@ TEST_F(CallTest, CallThatWaitedTooLongIsNotBegun) {
 // A service whose only method runs until `let_through` lets it end.
 class SlowService : public v1::ServerService::CallbackService {
  public:
-  explicit SlowService(Edge& edge) : edge_(edge) {}
+  explicit SlowService(CallEnvironment& environment) : environment_(environment) {}
   grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context, const v1::GetLoadRequest*, v1::ServerLoad*) override {
-    return UnaryOnWorker(edge_, context, "nibble.v1.ServerService/GetLoad", [this](const Call&) {
+    return UnaryOnWorker(environment_, context, "nibble.v1.ServerService/GetLoad", [this](const Call&) {
       const int mine = ++begun;
       while (let_through < mine) std::this_thread::yield();
       return absl::OkStatus();
@@ -120,7 +120,7 @@ class SlowService : public v1::ServerService::CallbackService {
   std::atomic<int> begun{0}, let_through{0};
 
  private:
-  Edge& edge_;
+  CallEnvironment& environment_;
 };
 
 // One worker and a fake clock: one call runs, one may wait.
@@ -153,7 +153,7 @@ class UnaryTest : public testing::Test {
     auto busy = Ask(std::chrono::hours(1000));
     AwaitBegun(running);
     auto waiting = Ask(deadline);
-    while (edge_.live_calls.count() < 2) std::this_thread::yield();
+    while (environment_.live_calls.count() < 2) std::this_thread::yield();
     clock_.Advance(wait);
     service_.let_through = 100;
     EXPECT_TRUE(busy.get().ok()) << "a call that has begun is not interrupted";
@@ -166,8 +166,8 @@ class UnaryTest : public testing::Test {
   telemetry::Metrics metrics_{{}, {}};
   base::FakeClock clock_{absl::UnixEpoch()};
   WorkerPool workers_{1, 1};
-  Edge edge_{metrics_, workers_, clock_, draining_};
-  SlowService service_{edge_};
+  CallEnvironment environment_{metrics_, workers_, clock_, draining_};
+  SlowService service_{environment_};
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::ServerService::Stub> stub_;
 };
@@ -177,7 +177,7 @@ TEST_F(UnaryTest, FullQueueReportsHowLongTheLastCallWaited) {
   auto first = Ask();
   AwaitBegun(1);
   auto second = Ask();
-  while (edge_.live_calls.count() < 2) std::this_thread::yield();
+  while (environment_.live_calls.count() < 2) std::this_thread::yield();
   clock_.Advance(absl::Milliseconds(2500));
   service_.let_through = 1;
   EXPECT_TRUE(first.get().ok());
@@ -203,7 +203,7 @@ TEST_F(UnaryTest, FullQueueReportsHowLongTheLastCallWaited) {
 }
 
 TEST_F(UnaryTest, CallWithoutADeadlineGetsTheDefault) {
-  edge_.default_deadline = absl::Milliseconds(10);
+  environment_.default_deadline = absl::Milliseconds(10);
   const grpc::Status in_time = After(absl::Milliseconds(9), std::nullopt);
   EXPECT_TRUE(in_time.ok()) << in_time.error_message();
   EXPECT_EQ(service_.begun.load(), 2);
@@ -217,11 +217,11 @@ TEST_F(UnaryTest, CallWithoutADeadlineGetsTheDefault) {
 
 // The default is only for calls without a deadline. The deadline of a client applies, whether it is longer or shorter.
 TEST_F(UnaryTest, DeadlineOfTheClientOverridesTheDefault) {
-  edge_.default_deadline = absl::Milliseconds(10);
+  environment_.default_deadline = absl::Milliseconds(10);
   const grpc::Status patient = After(absl::Hours(9), std::chrono::hours(10));
   EXPECT_TRUE(patient.ok()) << patient.error_message();
   EXPECT_EQ(service_.begun.load(), 2);
-  edge_.default_deadline = absl::Hours(100);
+  environment_.default_deadline = absl::Hours(100);
   const grpc::Status late = After(absl::Hours(11), std::chrono::hours(10));
   EXPECT_EQ(late.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << late.error_message();
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(late).metadata().at("stage"), "QUEUE")

@@ -913,7 +913,7 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelWhoseTextCannotBeRead) {
     if (file.ends_with("config.json")) {
       damaged(Create(TinyJob(), &job));
     } else {
-      damaged(ErrorOfPlan(TinyJob()), /*of_job=*/true);  // only the planning reads the files for tokenising rows
+      damaged(ErrorOfPlan(TinyJob()), /*of_job=*/true);  // only the planning reads the files for tokenizing rows
     }
     model::WriteBytes(directory + file, whole);
   }

@@ -52,7 +52,7 @@ class InferenceFixture : public testing::Test {
     manager_ = std::make_unique<serve::ModelManager>(std::move(locate), options, base::MemoryBudget::Make(0), models_.stream(),
                                                      base::RealClock(), nullptr);
     loads_ = std::make_unique<rpc::ModelLoads>(*manager_, workers_, base::RealClock(), std::move(exists));
-    service_ = std::make_unique<rpc::InferenceService>(edge_, *loads_, *texts_);
+    service_ = std::make_unique<rpc::InferenceService>(environment_, *loads_, *texts_);
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(max_receive_bytes);
     builder.RegisterService(service_.get());
@@ -66,10 +66,10 @@ class InferenceFixture : public testing::Test {
     server_->Shutdown(std::chrono::system_clock::now());
     server_.reset();
     loads_->Stop();
-    edge_.text_workers.AwaitIdle();
+    environment_.text_workers.AwaitIdle();
     workers_.AwaitIdle();
     for (const auto& resident : manager_->residents()) manager_->Unload(resident->name).IgnoreError();
-    while (edge_.live_answers > 0) std::this_thread::yield();
+    while (environment_.live_answers > 0) std::this_thread::yield();
   }
 
   model::SmallModels models_;
@@ -78,7 +78,7 @@ class InferenceFixture : public testing::Test {
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
   rpc::WorkerPool workers_{1, 64};
-  rpc::Edge edge_{metrics_, workers_, base::RealClock(), draining_};
+  rpc::CallEnvironment environment_{metrics_, workers_, base::RealClock(), draining_};
   std::unique_ptr<serve::ModelManager> manager_;
   std::unique_ptr<rpc::ModelLoads> loads_;
   std::unique_ptr<rpc::InferenceService> service_;

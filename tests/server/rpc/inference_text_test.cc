@@ -74,7 +74,7 @@ class InferenceTextTest : public testing_support::InferenceFixture {
   void ShutGate() {
     auto shut = std::make_shared<std::promise<void>>();
     gate_ = shut;
-    edge_.text_workers.Run([open = shut->get_future().share()] { open.wait(); });
+    environment_.text_workers.Run([open = shut->get_future().share()] { open.wait(); });
   }
   void OpenGate() {
     if (gate_ != nullptr) gate_->set_value();
@@ -164,7 +164,7 @@ TEST_F(InferenceTextTest, C2LargeChatsAreEncodedOnTheThreadOfLargeTexts) {
                           Case{"a template that repeats", "echoes", Chat("user", "abcd")}}) {
     ShutGate();
     Calls calls = BeginAll(one.model, one.chat);
-    EXPECT_TRUE(Soon([&] { return edge_.live_calls.count() == calls.size(); })) << one.what;
+    EXPECT_TRUE(Soon([&] { return environment_.live_calls.count() == calls.size(); })) << one.what;
     for (int i = 0; i < 20; ++i) EXPECT_TRUE(TokenizeText("a b c").ok()) << one.what << ": the shared worker is free";
     for (const auto& [name, call] : calls) {
       EXPECT_FALSE(call->ended()) << name << " of " << one.what << " did not wait for its turn";
@@ -188,7 +188,7 @@ TEST_F(InferenceTextTest, C4OnePrincipalDoesNotTakeAllPlacesOfLargeTexts) {
   model::WriteBytes(file, testing_support::TokenLine("ann", "infer") + testing_support::TokenLine("bob", "infer"));
   auto authority = Authority::Open(base::RealFileSystem(), base::RealClock(), metrics_, {.token_file = file});
   ASSERT_TRUE(authority.ok()) << authority.status();
-  edge_.authority = authority->get();
+  environment_.authority = authority->get();
   v1::TokenizeRequest request;
   request.set_model("plain");
   request.set_text(std::string(100 << 10, 'a'));
@@ -200,7 +200,7 @@ TEST_F(InferenceTextTest, C4OnePrincipalDoesNotTakeAllPlacesOfLargeTexts) {
   const auto ended = [](const auto& call) { return call.second->ended(); };
   EXPECT_TRUE(Soon([&] { return std::any_of(calls.begin(), calls.end(), ended); })) << "one is refused";
   Begin(calls, "bob's", &v1::InferenceService::Stub::Tokenize, request, "bob");
-  EXPECT_TRUE(Soon([&] { return edge_.live_calls.count() == calls.size() - 1; }));
+  EXPECT_TRUE(Soon([&] { return environment_.live_calls.count() == calls.size() - 1; }));
   EXPECT_EQ(std::count_if(calls.begin(), calls.end(), ended), 1);
   OpenGate();
   int refused = 0;

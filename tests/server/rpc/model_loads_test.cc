@@ -86,7 +86,7 @@ class ModelLoadsTest : public testing_support::InferenceFixture {
       return serve::ModelManager::Artifact{models_.int8(), nullptr};
     };
     server_service_ = std::make_unique<ServerService>(
-        edge_, [] { return v1::ServerInfo(); }, [] { return v1::ServerLoad(); }, [](std::optional<absl::Duration>) {});
+        environment_, [] { return v1::ServerInfo(); }, [] { return v1::ServerLoad(); }, [](std::optional<absl::Duration>) {});
     Serve(locate, Exists, {server_service_.get()});
     server_stub_ = v1::ServerService::NewStub(server_->InProcessChannel({}));
     const grpc::Status warm = Generate("warm");
@@ -131,7 +131,7 @@ class ModelLoadsTest : public testing_support::InferenceFixture {
   }
   // Waits until exactly so many calls wait for a load, there are no others, and the worker has finished with them all.
   bool AwaitWaiting(std::size_t calls) {
-    return Soon([&] { return loads_->num_waiting() == calls && edge_.live_calls.count() == calls; }) && GetLoad().ok();
+    return Soon([&] { return loads_->num_waiting() == calls && environment_.live_calls.count() == calls; }) && GetLoad().ok();
   }
   // The number of requests that Abort finds.
   int Abort(const std::string& id) {
@@ -286,7 +286,7 @@ TEST_F(ModelLoadsTest, AnAbortEndsTheWait) {
   int aborted = 0;
   EXPECT_TRUE(Soon([&] {
     aborted += Abort("of cold");
-    return edge_.live_calls.count() == 0;
+    return environment_.live_calls.count() == 0;
   }));
   EXPECT_GT(aborted, 0);
   ExpectStopped(asked->status.get(), grpc::StatusCode::CANCELLED, "CANCELLED");
@@ -307,7 +307,7 @@ TEST_F(ModelLoadsTest, ADeadlineEndsTheWait) {
     EXPECT_TRUE(AwaitWaiting(0));
   }
   // The deadline of the server, if the client gave none; the error shows it.
-  edge_.generate_deadline = absl::Milliseconds(100);
+  environment_.generate_deadline = absl::Milliseconds(100);
   ExpectStopped(Begin("cold")->status.get(), grpc::StatusCode::DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED");
   {
     grpc::ClientContext context;
@@ -528,7 +528,7 @@ TEST_F(ModelLoadsTest, StoppingServerStopsTheRunningLoad) {
   EXPECT_TRUE(AwaitWaiting(1));
   server_->Shutdown(std::chrono::system_clock::now());
   EXPECT_FALSE(asked->status.get().ok());
-  EXPECT_TRUE(Soon([&] { return edge_.live_calls.count() == 0; }));
+  EXPECT_TRUE(Soon([&] { return environment_.live_calls.count() == 0; }));
   loads_->Stop();  // returns although the gate is shut
   EXPECT_FALSE(manager_->IsLoaded("cold"));
 }

@@ -206,7 +206,7 @@ class OperationCancelTest : public testing::Test {
     EXPECT_TRUE(!made || state_->models->Delete("whole").ok());
     return total_;
   }
-  // Nothing is left of a model that was not made, nor of the base that was quantised for it.
+  // Nothing is left of a model that was not made, nor of the base that was quantized for it.
   void ExpectNothingLeft(const std::string& name) {
     EXPECT_FALSE(state_->models->Get(name).ok());
     for (const char* folder : {"models", "uploads"}) {
@@ -243,7 +243,7 @@ TEST_F(OperationCancelTest, C5WorkChecksForCancellationInEveryStage) {
   ASSERT_TRUE(Run(Verify(), {}, [] {}).has_response());
   EXPECT_GE(asks_["verify"], 2 * num_layers_ + num_tensors_) << "the load, the replay, the digests of the tensors";
   ASSERT_TRUE(Run(PublishCheckpoint("tuned"), {}, [] {}).has_response());
-  EXPECT_GE(asks_["write"], 2 * num_tensors_) << "the base that is quantised, the model that is written";
+  EXPECT_GE(asks_["write"], 2 * num_tensors_) << "the base that is quantized, the model that is written";
   ASSERT_TRUE(Run(Convert("second"), {}, [] {}).has_response());
   EXPECT_GE(asks_["quantize"], num_tensors_ + num_layers_) << "each tensor, and the load of the source";
   EXPECT_GE(asks_["record"], 2 * num_layers_) << "the load, the record";

@@ -140,7 +140,7 @@ class OperationsTest : public ::testing::Test {
 
   void SetUp() override {
     table_ = Open("operations");
-    service_ = std::make_unique<OperationsService>(edge_, *table_);
+    service_ = std::make_unique<OperationsService>(environment_, *table_);
     grpc::ServerBuilder builder;
     builder.RegisterService(service_.get());
     server_ = builder.BuildAndStart();
@@ -218,7 +218,7 @@ class OperationsTest : public ::testing::Test {
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
   WorkerPool workers_{1, 8};
-  Edge edge_{metrics_, workers_, base::RealClock(), draining_};
+  CallEnvironment environment_{metrics_, workers_, base::RealClock(), draining_};
   Gate gate_, later_;
   std::unique_ptr<OperationTable> table_;
   std::unique_ptr<OperationsService> service_;
@@ -319,7 +319,7 @@ TEST_F(OperationsTest, AWaitWhoseClientHasGoneIsForgotten) {
     while (i % 2 == 0 && table_->num_waiting() == 0) std::this_thread::yield();
     context.TryCancel();
     EXPECT_EQ(waiting.get().error_code(), grpc::StatusCode::CANCELLED);
-    while (table_->num_waiting() > 0 || edge_.live_calls.count() > 0) std::this_thread::yield();
+    while (table_->num_waiting() > 0 || environment_.live_calls.count() > 0) std::this_thread::yield();
   }
   EXPECT_FALSE(Get(request.name()).done());
   gate_.Open();

@@ -70,7 +70,7 @@ TEST(PageBytesTest, FirstRowIsAlwaysTakenAndFurtherRowsWhileTheyFit) {
   EXPECT_TRUE(other.Take(10)) << "a refused row takes nothing";
 }
 
-// Fills a page with datasets of these names; a client must be able to receive the serialised page.
+// Fills a page with datasets of these names; a client must be able to receive the serialized page.
 absl::StatusOr<std::string> Fill(const std::vector<std::string>& names, std::size_t row_bytes, const std::string& token,
                                  std::size_t most, v1::ListDatasetsResponse& page) {
   const auto row_of = [&](const std::string& name) -> absl::StatusOr<std::optional<v1::Dataset>> {
@@ -86,7 +86,7 @@ absl::StatusOr<std::string> Fill(const std::vector<std::string>& names, std::siz
 TEST(PageTest, PageOfLongRowsEndsAtItsBytesAndTheNextContinues) {
   std::vector<std::string> names;
   for (int i = 100; i < 1000; ++i) names.push_back(std::to_string(i));
-  const std::size_t most = Edge::kMaxPageBytes;
+  const std::size_t most = CallEnvironment::kMaxPageBytes;
   std::vector<std::string> seen;
   std::string token;
   int pages = 0;

@@ -172,7 +172,7 @@ TEST(StatusTest, OnlyCancelledAndLateStatusesGetAStage) {
 }
 
 TEST(StatusTest, NotBuiltNamesTheFeature) {
-  const auto details = Details(ToGrpcStatus(NotBuilt("Sampling.n")));
+  const auto details = Details(ToGrpcStatus(Unimplemented("Sampling.n")));
   EXPECT_EQ(details.code(), static_cast<int>(grpc::StatusCode::UNIMPLEMENTED));
   EXPECT_THAT(details.message(), HasSubstr("Sampling.n"));
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->metadata().at("name"), "Sampling.n");

@@ -22,10 +22,10 @@ using Stream = StreamReactor<v1::ServerLoad>;
 // A service whose only stream is fed by the test.
 class FedService : public v1::ServerService::CallbackService {
  public:
-  explicit FedService(Edge& edge) : edge_(edge) {}
+  explicit FedService(CallEnvironment& environment) : environment_(environment) {}
   grpc::ServerWriteReactor<v1::ServerLoad>* WatchLoad(grpc::CallbackServerContext* context,
                                                       const v1::WatchLoadRequest*) override {
-    auto stream = Stream::Make(edge_, context, "nibble.v1.ServerService/WatchLoad", slots);
+    auto stream = Stream::Make(environment_, context, "nibble.v1.ServerService/WatchLoad", slots);
     if (on_space) stream->OnSpace(on_space);
     Stream* raw = stream.get();
     {
@@ -44,7 +44,7 @@ class FedService : public v1::ServerService::CallbackService {
   StreamSlots* slots = nullptr;
 
  private:
-  Edge& edge_;
+  CallEnvironment& environment_;
   base::Mutex mutex_;
   base::Condition ready_;
   std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mutex_);
@@ -53,7 +53,7 @@ class FedService : public v1::ServerService::CallbackService {
 class StreamReactorTest : public testing::Test {
  protected:
   void Start() {
-    edge_.stream_buffer = 4;
+    environment_.stream_buffer = 4;
     grpc::ServerBuilder builder;
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
@@ -87,8 +87,8 @@ class StreamReactorTest : public testing::Test {
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
   WorkerPool workers_{1, 8};
-  Edge edge_{metrics_, workers_, base::RealClock(), draining_};
-  FedService service_{edge_};
+  CallEnvironment environment_{metrics_, workers_, base::RealClock(), draining_};
+  FedService service_{environment_};
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::ServerService::Stub> stub_;
   grpc::ClientContext context_;
@@ -217,7 +217,7 @@ TEST_F(StreamReactorTest, TakenCountsTheMessagesThatTheReaderTook) {
 TEST_F(StreamReactorTest, AbortedStreamWhoseClientReadsNothingIsCutOff) {
   StreamSlots slots("--max_watches", 1);
   service_.slots = &slots;
-  edge_.last_read = absl::Milliseconds(100);
+  environment_.last_read = absl::Milliseconds(100);
   Start();
   auto reader = stub_->WatchLoad(&context_, {});
   auto stream = service_.Take();
@@ -236,7 +236,7 @@ TEST_F(StreamReactorTest, AbortedStreamWhoseClientReadsNothingIsCutOff) {
 TEST_F(StreamReactorTest, EndedStreamWhoseClientReadsNothingIsCutOff) {
   StreamSlots slots("--max_watches", 1);
   service_.slots = &slots;
-  edge_.slow_reader = edge_.last_read = absl::Milliseconds(100);
+  environment_.slow_reader = environment_.last_read = absl::Milliseconds(100);
   Start();
   auto reader = stub_->WatchLoad(&context_, {});
   auto stream = service_.Take();

@@ -22,18 +22,18 @@ namespace {
 // A service with this method only.
 class WatchService : public v1::FineTuneService::CallbackService {
  public:
-  explicit WatchService(Edge& edge) : edge_(edge) {}
+  explicit WatchService(CallEnvironment& environment) : environment_(environment) {}
   void Use(jobs::JobController& jobs) { jobs_ = &jobs; }
   grpc::ServerWriteReactor<v1::JobEvent>* WatchJob(grpc::CallbackServerContext* context, const v1::WatchJobRequest* request) override {
-    auto stream = StreamReactor<v1::JobEvent>::Make(edge_, context, "nibble.v1.FineTuneService/WatchJob");
-    edge_.workers.Run([this, stream, name = request->name(), after = request->after_sequence()] {
+    auto stream = StreamReactor<v1::JobEvent>::Make(environment_, context, "nibble.v1.FineTuneService/WatchJob");
+    environment_.workers.Run([this, stream, name = request->name(), after = request->after_sequence()] {
       rpc::WatchJob(stream, *jobs_, name, after);
     });
     return stream.get();
   }
 
  private:
-  Edge& edge_;
+  CallEnvironment& environment_;
   jobs::JobController* jobs_ = nullptr;
 };
 
@@ -42,7 +42,7 @@ class WatchJobTest : public jobs::ControllerFixture {
   void SetUp() override {
     ControllerFixture::SetUp();
     service_.Use(*controller_);
-    edge_.stream_buffer = 4;
+    environment_.stream_buffer = 4;
     grpc::ServerBuilder builder;
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
@@ -107,8 +107,8 @@ class WatchJobTest : public jobs::ControllerFixture {
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
   WorkerPool workers_{1, 8};
-  Edge edge_{metrics_, workers_, base::RealClock(), draining_};
-  WatchService service_{edge_};
+  CallEnvironment environment_{metrics_, workers_, base::RealClock(), draining_};
+  WatchService service_{environment_};
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::FineTuneService::Stub> stub_;
 };
@@ -210,7 +210,7 @@ TEST_F(WatchJobTest, DrainEndsTheWatchButNotTheJob) {
   v1::JobEvent event;
   ASSERT_TRUE(watch->reader->Read(&event));
   EXPECT_EQ(event.sequence(), 5);
-  edge_.drain.Fire();
+  environment_.drain.Fire();
   EXPECT_FALSE(watch->reader->Read(&event));
   const grpc::Status status = watch->reader->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);

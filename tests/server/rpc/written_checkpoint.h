@@ -1,4 +1,4 @@
-// A checkpoint of a qlora job as a trainer leaves it, without the optimiser's state.
+// A checkpoint of a qlora job as a trainer leaves it, without the optimizer's state.
 #pragma once
 #include <gtest/gtest.h>
 

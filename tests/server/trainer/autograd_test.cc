@@ -336,7 +336,7 @@ TEST_F(Nf4LinearTest, GradientsKeepNoDequantisedWeightThrough32Layers) {
   const std::int64_t extra = peak(true) - peak(false);
   EXPECT_GE(extra, (kLayers - 2) * kTokens * kSize * 4);
   EXPECT_LE(extra, kLayers * kTokens * (kSize + kRank) * 4 + 4096);
-  EXPECT_LT(extra, 2 * kSize * kSize * 4);  // 32 dequantised weights would be 8 MiB
+  EXPECT_LT(extra, 2 * kSize * kSize * 4);  // 32 dequantized weights would be 8 MiB
   // The backward pass makes none either: it needs less than half of a weight beyond what is kept.
   const auto backward_peak = [&] {
     support::TorchMemory memory;

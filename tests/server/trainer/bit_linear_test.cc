@@ -107,8 +107,8 @@ class BitLinearTest : public ::testing::Test {
     EXPECT_TRUE(torch::equal(run.weight.scale[0], Golden(c.name + ".scale_w", {1})[0]));
   }
 
-  // The rows that a linear makes of an input that no norm has quantised, with the same kernel and options.
-  BitRows Quantised(const Case& c, const Tensor& x) {
+  // The rows that a linear makes of an input that no norm has quantized, with the same kernel and options.
+  BitRows Quantized(const Case& c, const Tensor& x) {
     const torch::ScalarType type = c.options.activations.bits == 16 ? torch::kInt16 : torch::kInt8;
     BitRows rows = {torch::empty({c.rows(), kernels::Int8PaddedK(c.k())}, type), torch::empty({c.rows()}), c.k()};
     const absl::Status status =
@@ -131,7 +131,7 @@ class BitLinearTest : public ::testing::Test {
     }
   }
 
-  // Equals the eager module on codes bit for bit; differs from the one that dequantises first by the roundings of our
+  // Equals the eager module on codes bit for bit; differs from the one that dequantizes first by the roundings of our
   // epilogue.
   void ExpectOutput(const Case& c, const Run& run) {
     std::vector<std::int64_t> out = c.shape;
@@ -166,7 +166,7 @@ class BitLinearTest : public ::testing::Test {
     const Run run = Forward(c);
     ExpectTernary(c, run);
     ExpectOutput(c, run);
-    ExpectRows(c, run.input.rows != nullptr ? *run.input.rows : Quantised(c, run.x));
+    ExpectRows(c, run.input.rows != nullptr ? *run.input.rows : Quantized(c, run.x));
     ExpectGradients(c);
   }
 

@@ -49,7 +49,7 @@ class QLoraRecipeTest : public testing::Test {
     EXPECT_TRUE(std::filesystem::is_empty(directory)) << "no scratch files are left";
     return (*recipe)->base_digest();
   }
-  bool Quantised() const { return logs_.find("quantised to nf4") != std::string::npos; }
+  bool Quantized() const { return logs_.find("quantized to nf4") != std::string::npos; }
   std::size_t Cached() const {
     std::size_t count = 0;
     if (!std::filesystem::exists(models_.Path("bases"))) return 0;
@@ -67,9 +67,9 @@ class QLoraRecipeTest : public testing::Test {
 
 TEST_F(QLoraRecipeTest, SecondAttemptTakesTheBaseFromTheCache) {  // T11
   const std::string first = Attempt();
-  EXPECT_TRUE(Quantised());
+  EXPECT_TRUE(Quantized());
   const std::string second = Attempt();
-  EXPECT_FALSE(Quantised()) << logs_;
+  EXPECT_FALSE(Quantized()) << logs_;
   EXPECT_EQ(second, first);
   EXPECT_EQ(Cached(), 1u);
 }
@@ -80,23 +80,23 @@ TEST_F(QLoraRecipeTest, DamagedBaseIsMadeAgain) {
     std::fstream(entry.path() / "model.safetensors", std::ios::in | std::ios::out).seekp(-1, std::ios::end).put('x');
   }
   EXPECT_EQ(Attempt(), first);
-  EXPECT_TRUE(Quantised());
+  EXPECT_TRUE(Quantized());
   Attempt();
-  EXPECT_FALSE(Quantised());
+  EXPECT_FALSE(Quantized());
 }
 
 TEST_F(QLoraRecipeTest, WithoutACacheEveryAttemptMakesItsOwnBase) {
   order_.base_cache_directory.clear();
   const std::string first = Attempt();
   EXPECT_EQ(Attempt(), first);
-  EXPECT_TRUE(Quantised());
+  EXPECT_TRUE(Quantized());
   EXPECT_EQ(Cached(), 0u);
 }
 
 TEST_F(QLoraRecipeTest, BaseBeyondTheLimitIsRemovedWithItsAttempt) {
   order_.base_cache_bytes = 1;
   Attempt();
-  EXPECT_TRUE(Quantised());
+  EXPECT_TRUE(Quantized());
   EXPECT_EQ(Cached(), 0u);
 }
 

@@ -55,7 +55,7 @@ pub fn delimiter(rendered: &str) -> Result<String, String> {
     rendered.hash(&mut hash);
     for salt in 0..4u8 {
         salt.hash(&mut hash);
-        // Private-use characters: no template strips, escapes or capitalises them.
+        // Private-use characters: no template strips, escapes or capitalizes them.
         let text = format!("\u{e0f0}{:016x}\u{e0f1}", hash.finish());
         if !rendered.contains(&text) {
             return Ok(text);
