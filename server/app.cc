@@ -386,7 +386,12 @@ void App::State::Collect(telemetry::Metrics& out) {
     for (const auto& count : *counts) out.SetJobs(count.method, jobs::Name(count.state), count.count);
   }
   std::int64_t models = 0;
-  for (const auto& model : state->models->List()) models += static_cast<std::int64_t>(model.bytes);
+  std::set<std::string, std::less<>> names;
+  for (const auto& model : state->models->List()) {
+    models += static_cast<std::int64_t>(model.bytes);
+    names.insert(model.name);
+  }
+  out.KeepModels(names);
   std::int64_t datasets = 0;
   for (const auto& dataset : state->datasets->List()) datasets += static_cast<std::int64_t>(dataset.bytes);
   out.SetArtifactBytes("model", models);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/ops/log_softmax_gather.h"
 #include "server/base/error.h"
@@ -31,7 +32,11 @@ absl::StatusOr<TrainerLogprobs::Sequence> ParseSequence(const Json& json) {
   TrainerLogprobs::Sequence sequence;
   for (const Json& id : json["token_ids"]) {
     if (!id.is_number_integer()) return Corrupt("a token id is not a whole number");
-    sequence.token_ids.push_back(id.get<std::int32_t>());
+    const auto token = id.get<std::int64_t>();
+    if (token < 0 || token > std::numeric_limits<std::int32_t>::max()) {
+      return Corrupt(StrCat("token id ", id.dump(), " is out of range"));
+    }
+    sequence.token_ids.push_back(static_cast<std::int32_t>(token));
   }
   for (const Json& logprob : json["logprobs"]) {
     if (!logprob.is_number()) return Corrupt("a logprob is not a number");

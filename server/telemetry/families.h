@@ -5,10 +5,11 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include <functional>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -68,11 +69,23 @@ inline constexpr const char* kFailureReasons[] = {"NAN_LOSS", "DISK_FULL", "OUT_
                                                   "TRAINER_EXIT", "NO_PROGRESS", "DATASET_FORMAT", "NO_TRAINABLE_TOKENS", "TEMPLATE_ERROR", "OTHER"};
 inline constexpr const char* kPhases[] = {"train", "serve", "convert"};
 
+// Makes a valid label value. Prometheus refuses the whole scrape for one value that is not UTF-8 or contains a NUL (its
+// lexer's end of input, promlex.l), so invalid parts become U+FFFD.
+std::string Text(std::string_view text);
+
 struct Metrics::Families {
   prometheus::Registry registry;
   base::Mutex mutex;
   std::vector<std::function<void(Metrics&)>> collectors ABSL_GUARDED_BY(mutex);
-  std::set<std::string, std::less<>> models ABSL_GUARDED_BY(mutex);
+
+  // What the label value of a model stands for. KeepModels deletes the series, so `mutex` is held while one is used.
+  struct ModelSeries {
+    std::map<const void*, std::function<void()>> remove;  // series -> deletes it from its family
+    bool is_known = true;                                 // at the last call of KeepModels
+  };
+  std::map<std::string, ModelSeries, std::less<>> models ABSL_GUARDED_BY(mutex);
+  // Model -> its generated tokens and the time at the last scrape.
+  std::map<std::string, std::pair<double, double>, std::less<>> rates ABSL_GUARDED_BY(mutex);
   base::Mutex raise_mutex;  // guards counters and peaks that are set to an absolute value
 
   prometheus::Family<Counter>& Count(const char* name, const char* help) {
@@ -171,6 +184,22 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Gauge, process_max, Level, "process_max_fds", "Limit of open file descriptors");
 #undef NIBBLE_FAMILY
 
+  // A series of the model: `labels` and the model's name, or "other" beyond kMaxModelLabels.
+  template <typename Metric, typename... Boundaries>
+  Metric& OfModel(prometheus::Family<Metric>& family, std::string_view model, Labels labels, const Boundaries&... boundaries)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    auto found = models.find(model);
+    if (found == models.end() && models.size() >= kMaxModelLabels) {
+      labels.emplace("model", "other");
+      return family.Add(labels, boundaries...);
+    }
+    if (found == models.end()) found = models.try_emplace(std::string(model)).first;
+    labels.emplace("model", Text(model));
+    Metric& series = family.Add(labels, boundaries...);
+    found->second.remove.try_emplace(&series, [&family, &series] { family.Remove(&series); });
+    return series;
+  }
+
   // Raises a counter to a value that is counted elsewhere. The counter never falls.
   void Follow(Counter& counter, double value) {
     base::MutexLock lock(raise_mutex);
@@ -178,7 +207,6 @@ struct Metrics::Families {
   }
 
   std::optional<std::uint64_t> oom_kills_at_start;  // nullopt: the system does not report it
-  std::map<std::string, std::pair<double, double>> rates ABSL_GUARDED_BY(raise_mutex);  // generated tokens and time at the last scrape
 };
 
 }  // namespace nibble::telemetry

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <iterator>
 #include <sstream>
+#include <utility>
 
 #include "server/base/json.h"
 #include "server/base/log_writer.h"
@@ -15,10 +16,6 @@
 
 namespace nibble::telemetry {
 
-namespace {
-
-// Makes a valid label value. Prometheus refuses the whole scrape for one value that is not UTF-8 or contains a NUL (its
-// lexer's end of input, promlex.l), so invalid parts become U+FFFD.
 std::string Text(std::string_view text) {
   std::string value(text);
   for (std::size_t nul = value.find('\0'); nul != std::string::npos; nul = value.find('\0', nul)) value.replace(nul, 1, "\xef\xbf\xbd");
@@ -26,8 +23,6 @@ std::string Text(std::string_view text) {
   const auto mended = base::ParseJson(base::Dump(base::Json(std::move(value))));
   return mended.ok() ? mended->get<std::string>() : "?";
 }
-
-}  // namespace
 
 Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(std::make_unique<Families>()) {
   Families& f = *families_;
@@ -102,12 +97,17 @@ void Metrics::ClearCollectors() {
   families_->collectors.clear();
 }
 
-std::string Metrics::ModelLabel(std::string_view model) {
-  base::MutexLock lock(families_->mutex);
-  auto& models = families_->models;
-  if (models.contains(model)) return Text(model);
-  if (models.size() >= kMaxModelLabels) return "other";
-  return Text(*models.emplace(model).first);
+void Metrics::KeepModels(const std::set<std::string, std::less<>>& names) {
+  Families& f = *families_;
+  base::MutexLock lock(f.mutex);
+  std::erase_if(f.models, [&](auto& entry) {
+    auto& [name, series] = entry;
+    const bool was_known = std::exchange(series.is_known, names.contains(name));
+    if (series.is_known || was_known) return false;
+    for (const auto& [_, remove] : series.remove) remove();
+    return true;
+  });
+  std::erase_if(f.rates, [&](const auto& entry) { return !names.contains(entry.first); });
 }
 
 void Metrics::SetProcess() {
@@ -184,16 +184,15 @@ void Metrics::RaisePeakMemory(std::string_view process, std::string_view device,
 
 void Metrics::SetScheduler(std::string_view model, const SchedulerState& state) {
   Families& f = *families_;
-  const Labels labels = {{"model", ModelLabel(model)}};
-  f.waiting.Add(labels).Set(static_cast<double>(state.waiting));
-  f.running.Add(labels).Set(static_cast<double>(state.running));
-  f.kv_used.Add(labels).Set(static_cast<double>(state.kv_blocks_used));
-  f.kv_blocks.Add(labels).Set(static_cast<double>(state.kv_blocks));
-  const double generated = f.generated_tokens.Add(labels).Value();
-  f.prompt_tokens.Add(labels);
-  Gauge& rate = f.generate_rate.Add(labels);
+  base::MutexLock lock(f.mutex);
+  f.OfModel(f.waiting, model, {}).Set(static_cast<double>(state.waiting));
+  f.OfModel(f.running, model, {}).Set(static_cast<double>(state.running));
+  f.OfModel(f.kv_used, model, {}).Set(static_cast<double>(state.kv_blocks_used));
+  f.OfModel(f.kv_blocks, model, {}).Set(static_cast<double>(state.kv_blocks));
+  const double generated = f.OfModel(f.generated_tokens, model, {}).Value();
+  f.OfModel(f.prompt_tokens, model, {});
+  Gauge& rate = f.OfModel(f.generate_rate, model, {});
   const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  base::MutexLock lock(f.raise_mutex);
   auto& [tokens_before, time_before] = f.rates[std::string(model)];
   if (time_before > 0 && now > time_before) rate.Set((generated - tokens_before) / (now - time_before));
   tokens_before = generated;
@@ -207,26 +206,31 @@ void Metrics::SetPreemptions(std::uint64_t count) {
 }
 
 void Metrics::TokensGenerated(std::string_view model, std::size_t tokens) {
-  if (tokens > 0) families_->generated_tokens.Add({{"model", ModelLabel(model)}}).Increment(static_cast<double>(tokens));
+  if (tokens == 0) return;
+  base::MutexLock lock(families_->mutex);
+  families_->OfModel(families_->generated_tokens, model, {}).Increment(static_cast<double>(tokens));
 }
 
 void Metrics::GenerateEnded(std::string_view model, std::string_view result, const GenerateSample& sample) {
-  const std::string label = ModelLabel(model);
-  families_->generate_requests.Add({{"model", label}, {"result", Text(result)}}).Increment();
-  families_->prompt_tokens.Add({{"model", label}}).Increment(static_cast<double>(sample.prompt_tokens));
-  if (sample.ttft_seconds > 0) families_->ttft.Add({{"model", label}}, RequestBuckets()).Observe(sample.ttft_seconds);
+  Families& f = *families_;
+  base::MutexLock lock(f.mutex);
+  f.OfModel(f.generate_requests, model, {{"result", Text(result)}}).Increment();
+  f.OfModel(f.prompt_tokens, model, {}).Increment(static_cast<double>(sample.prompt_tokens));
+  if (sample.ttft_seconds > 0) f.OfModel(f.ttft, model, {}, RequestBuckets()).Observe(sample.ttft_seconds);
   if (sample.completion_tokens > 1) {
-    families_->tpot.Add({{"model", label}}, TokenBuckets())
+    f.OfModel(f.tpot, model, {}, TokenBuckets())
         .Observe(sample.decode_seconds / static_cast<double>(sample.completion_tokens - 1));
   }
 }
 
 void Metrics::ModelLoaded(std::string_view model, double seconds) {
-  families_->load_seconds.Add({{"model", ModelLabel(model)}}, JobBuckets()).Observe(seconds);
+  base::MutexLock lock(families_->mutex);
+  families_->OfModel(families_->load_seconds, model, {}, JobBuckets()).Observe(seconds);
 }
 
 void Metrics::SetTrainerDifference(std::string_view model, double nats) {
-  families_->trainer_difference.Add({{"model", ModelLabel(model)}}).Set(nats);
+  base::MutexLock lock(families_->mutex);
+  families_->OfModel(families_->trainer_difference, model, {}).Set(nats);
 }
 
 void Metrics::SetJobs(std::string_view method, std::string_view state, std::int64_t jobs) {

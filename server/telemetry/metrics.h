@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -89,6 +90,9 @@ class Metrics {
   void ModelLoaded(std::string_view model, double seconds);
   // Adapter loaded: largest absolute logprob difference from its trainer, in nats.
   void SetTrainerDifference(std::string_view model, double nats);
+  // `names`: every model there is. The series of a model that also the last call did not name are removed, so that a
+  // scrape has shown its last values and later models can have label values of their own.
+  void KeepModels(const std::set<std::string, std::less<>>& names);
 
   // Jobs.
   void SetJobs(std::string_view method, std::string_view state, std::int64_t jobs);
@@ -113,7 +117,6 @@ class Metrics {
 
  private:
   struct Families;
-  std::string ModelLabel(std::string_view model);
   void SetProcess();
 
   std::unique_ptr<Families> families_;

@@ -7,6 +7,7 @@ peak memory is VmHWM of the training process. The check: both losses are finite 
 """
 import argparse
 import json
+import math
 import pathlib
 import statistics
 import subprocess
@@ -37,7 +38,7 @@ model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=["q
                                                                                "up_proj", "down_proj"]))
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 ids = torch.randint(0, 49152, (4, 256))
-rates = []
+rates, losses = [], []
 for _ in range(steps):
     began = time.perf_counter()
     loss = model(input_ids=ids, labels=ids).loss
@@ -45,13 +46,14 @@ for _ in range(steps):
     optimizer.step()
     optimizer.zero_grad()
     rates.append(1024 / (time.perf_counter() - began))
-print(json.dumps({"rates": rates, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "loss": loss.item()}))
+    losses.append(loss.item())
+print(json.dumps({"rates": rates, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "losses": losses}))
 """
 
 
 def ours(nibble, output, steps):
     told = train(nibble, output, steps)
-    return {"rates": [step["tokens_per_s"] for step in told], "peak": told[-1]["peak_memory_bytes"], "loss": told[-1]["loss"]}
+    return {"rates": [step["tokens_per_s"] for step in told], "peak": told[-1]["peak_memory_bytes"], "losses": [step["loss"] for step in told]}
 
 
 def main():
@@ -73,6 +75,8 @@ def main():
                 output = subprocess.run([sys.executable, "-c", PEER, str(args.steps)], check=True, capture_output=True, text=True, cwd=directory).stdout
                 result["peer"].append(json.loads(output.splitlines()[-1]))
     for side in ("ours", "peer"):
+        for turn in result[side]:
+            assert all(map(math.isfinite, turn["losses"])), f"{side}: a loss is not finite: {turn['losses']}"
         rates = [rate for turn in result[side] for rate in turn["rates"][2:]]
         result[side + "_tokens_per_s"] = statistics.median(rates)
         result[side + "_peak_bytes"] = max(turn["peak"] for turn in result[side])

@@ -18,6 +18,7 @@ PROMPTS = ("The keeper of the light", "He counted the boats,", "The tide turned"
 # Whether the converted model has a record to verify against.
 TARGETS = {"MODEL_FORMAT_INT8": True, "MODEL_FORMAT_TERNARY": True, "MODEL_FORMAT_NF4": False}
 KEPT = 8  # models or data sets per client; it deletes older ones
+KEPT_JOBS = 100  # of all clients: the server keeps no more after the first minutes, so its memory must not grow
 SUCCEEDED = 7  # JobState
 INTERRUPTED = 2  # UploadState
 
@@ -60,7 +61,7 @@ class Jobs(Client):
 
     def turn(self, api):
         try:
-            self.soak.traffic.operate(api, max_open=6)
+            self.soak.traffic.operate(api, max_open=6, max_kept=KEPT_JOBS)
         except grpc.RpcError as error:
             # Traffic itself handles these codes where they are expected.
             assert error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION), error

@@ -99,15 +99,25 @@ class Traffic:
         finally:
             api.close()
 
-    def operate(self, api, max_open):
+    def operate(self, api, max_open, max_kept=None):
+        """With more than `max_kept` jobs, also deletes the oldest one if it has ended."""
         with self.lock:
             draw, jobs = self.random.random(), [name for name in self.acknowledged if name not in self.deleting]
             name = self.random.choice(jobs) if jobs else None
+        if max_kept is not None and len(jobs) > max_kept:
+            self.unless_deleted(jobs[0], lambda: self.delete_if_ended(api, jobs[0]))
+        self.unless_deleted(name, lambda: self.operate_on(api, max_open, draw, name))
+
+    def unless_deleted(self, name, work):
         try:
-            self.operate_on(api, max_open, draw, name)
+            work()
         except grpc.RpcError as error:  # another client has deleted it meanwhile
             if error.code() != grpc.StatusCode.NOT_FOUND or name not in self.deleting:
                 raise
+
+    def delete_if_ended(self, api, name):
+        self.ask(api, "GetJob", name)
+        self.delete(api, name)
 
     def operate_on(self, api, max_open, draw, name):
         if draw < 0.05 and len(api.call("FineTuneService", "ListJobs", self.open_jobs()).jobs) < max_open or name is None:

@@ -84,6 +84,8 @@ TEST_F(TrainerLogprobsTest, RejectsMalformedFiles) {
                            R"({"sequences": [{"token_ids": [1, 2]}]})", R"({"sequences": [{"token_ids": [1, 2], "logprobs": []}]})",
                            R"({"sequences": [{"token_ids": [1.5, 2], "logprobs": [-1]}]})",
                            R"({"sequences": [{"token_ids": [1, 2], "logprobs": ["a"]}]})",
+                           R"({"sequences": [{"token_ids": [4294967297, 2], "logprobs": [-1]}]})",
+                           R"({"sequences": [{"token_ids": [-1, 2], "logprobs": [-1]}]})",
                            R"({"sequences": [{"token_ids": [], "logprobs": []}]})"}) {
     const std::string path = base::JoinPath(models_.nf4(), kTrainerLogprobsFile);
     ASSERT_TRUE(base::WriteFileAtomically(files_, path, text).ok());

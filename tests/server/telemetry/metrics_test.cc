@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -98,6 +99,67 @@ TEST(MetricsTest, ModelNamesBeyondTheLimitShareOneSeries) {
   const auto samples = Samples(metrics.Scrape());
   EXPECT_EQ(samples.at("nibble_model_load_duration_seconds_count{model=\"other\"}"), 5);
   EXPECT_EQ(samples.at("nibble_model_load_duration_seconds_count{model=\"m0\"}"), 1);
+}
+
+// C16 (docs/faults.md)
+TEST(MetricsTest, SeriesOfADeletedModelAreRemovedAfterOneMoreScrape) {
+  Metrics metrics({}, {});
+  const std::string_view kept = "kept", deleted = "deleted";
+  for (const std::string_view model : {kept, deleted}) {
+    metrics.SetScheduler(model, {.waiting = 1});
+    metrics.TokensGenerated(model, 3);
+    metrics.GenerateEnded(model, "stop", {.ttft_seconds = 1, .decode_seconds = 1, .prompt_tokens = 2, .completion_tokens = 3});
+    metrics.GenerateEnded(model, "cancelled", {});
+    metrics.ModelLoaded(model, 1);
+    metrics.SetTrainerDifference(model, 0.001);
+  }
+  metrics.KeepModels({"deleted", "kept"});
+  metrics.KeepModels({"kept"});
+  EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_generated_tokens_total{model=\"deleted\"}"), 3);
+  metrics.KeepModels({"kept"});
+  std::string text = metrics.Scrape();
+  EXPECT_THAT(text, testing::Not(HasSubstr("model=\"deleted\"")));
+  EXPECT_EQ(Samples(text).at("nibble_generated_tokens_total{model=\"kept\"}"), 3);
+
+  for (std::size_t i = 0; i < 3 * Metrics::kMaxModelLabels; ++i) {
+    const std::string model = base::StrCat("m", i);
+    metrics.ModelLoaded(model, 1);
+    metrics.KeepModels({"kept", model});
+  }
+  text = metrics.Scrape();
+  EXPECT_THAT(text, testing::Not(HasSubstr("model=\"other\"")));
+  EXPECT_THAT(text, testing::Not(HasSubstr("model=\"m7\"")));
+}
+
+TEST(MetricsTest, SeriesOfARemovedModelBeginAtZeroAgain) {
+  Metrics metrics({}, {});
+  metrics.TokensGenerated("m", 3);
+  metrics.KeepModels({});
+  metrics.KeepModels({"m"});  // made again before the series were removed
+  metrics.TokensGenerated("m", 1);
+  EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_generated_tokens_total{model=\"m\"}"), 4);
+  metrics.KeepModels({});
+  metrics.KeepModels({});
+  metrics.TokensGenerated("m", 1);
+  EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_generated_tokens_total{model=\"m\"}"), 1);
+}
+
+// ThreadSanitizer and AddressSanitizer would report a series that is removed while it is used.
+TEST(MetricsTest, SeriesAreRemovedBesideTheirUse) {
+  Metrics metrics({}, {});
+  std::atomic<bool> stop = false;
+  std::thread user([&] {
+    while (!stop) {
+      metrics.TokensGenerated("m", 1);
+      metrics.GenerateEnded("m", "stop", {.ttft_seconds = 1, .decode_seconds = 1, .prompt_tokens = 2, .completion_tokens = 3});
+    }
+  });
+  for (int i = 0; i < 500; ++i) metrics.KeepModels({});
+  stop = true;
+  user.join();
+  metrics.KeepModels({});
+  metrics.KeepModels({});
+  EXPECT_THAT(metrics.Scrape(), testing::Not(HasSubstr("model=\"m\"")));
 }
 
 TEST(MetricsTest, StepUpdatesEveryTrainSeries) {

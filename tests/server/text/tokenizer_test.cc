@@ -1,5 +1,8 @@
 #include "server/text/tokenizer.h"
 
+#include <malloc.h>
+
+#include <string>
 #include <thread>
 
 #include "gmock/gmock.h"
@@ -363,6 +366,29 @@ TEST(TokenizerTest, LongRunsAreEncodedWhole) {
     EXPECT_EQ(*tokenizer->Decode(*ids, false), text);
   }
 }
+
+// mallinfo2 does not see the allocators of sanitizers.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// C15 (docs/faults.md)
+TEST(TokenizerTest, DroppedTokenizersLeaveNothingInMemory) {
+  const std::string json = SmallJson();
+  std::string text;
+  for (int i = 0; i < 2000; ++i) text += " word" + std::to_string(i);
+  const auto use = [&] {
+    const auto tokenizer = Tokenizer::FromJson(json);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    ASSERT_TRUE((*tokenizer)->Encode(text, false).ok());
+  };
+  const auto allocated = [] {
+    const struct mallinfo2 info = ::mallinfo2();
+    return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
+  };
+  for (int i = 0; i < 4; ++i) use();
+  const std::int64_t before = allocated();
+  for (int i = 0; i < 50; ++i) use();
+  EXPECT_LT(allocated() - before, 50 * 1000);
+}
+#endif
 
 TEST(TokenizerTest, ThreadsShareOneTokenizer) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));

@@ -208,6 +208,13 @@ impl Tokenizer {
         guarded(budget(json.len()), || {
             let mut inner = HfTokenizer::from_bytes(json).map_err(|e| e.to_string())?;
             check_cost(inner.get_model())?;
+            if let ModelWrapper::BPE(model) = inner.get_model() {
+                // Every thread that encodes would cache up to 10,000 words until it ends,
+                // even after the tokenizer is dropped. The cache saves 4 % of the time.
+                let mut model = model.clone();
+                model.resize_cache(0);
+                inner.with_model(model);
+            }
             inner.with_truncation(None).map_err(|e| e.to_string())?;
             inner.with_padding(None);
             if let Some(part) = inner.get_post_processor() {
