@@ -173,7 +173,7 @@ absl::Status App::State::OpenState() {
 }
 
 absl::Status App::State::OpenJobs() {
-  NIBBLE_ASSIGN_OR_RETURN(database, jobs::Database::Open(state->layout.database(), [this] { return state->reserve->Release(); }));
+  NIBBLE_ASSIGN_OR_RETURN(database, jobs::Database::Open(state->paths.database(), [this] { return state->reserve->Release(); }));
   runner = jobs::MakeLocalRunner({.trainer_path = options.trainer_path, .environment = jobs::TrainerEnvironment(options.environment)});
   jobs::ControllerOptions control;
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
@@ -206,7 +206,7 @@ absl::Status App::State::OpenJobs() {
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t disk_bytes, store::TotalBytes(options.state_dir));
   control.base_cache_bytes = options.base_cache_bytes >= 0 ? options.base_cache_bytes : static_cast<std::int64_t>(disk_bytes / 10);
   // The limit may differ from the last server's. Bases that a trainer still uses stay.
-  store::BaseCache bases(files, state->layout.bases(),
+  store::BaseCache bases(files, state->paths.bases(),
                          {.max_bytes = static_cast<std::uint64_t>(control.base_cache_bytes), .min_free_bytes = state->min_free_bytes});
   if (absl::Status trimmed = bases.Trim(); !trimmed.ok()) {
     base::LogWarning("cannot remove cached bases", {{"why", std::string(trimmed.message())}});
@@ -216,7 +216,7 @@ absl::Status App::State::OpenJobs() {
   control.default_device = kDefaultDevice;
   control.nibble_version = kVersion;
   control.code_digest = BuiltFrom().code_digest;
-  tokens = std::make_unique<data::TokenCache>(files, state->layout.tokens(), token_pool,
+  tokens = std::make_unique<data::TokenCache>(files, state->paths.tokens(), token_pool,
                                               data::TokenCacheOptions{.max_bytes = options.token_cache_bytes,
                                                                       .min_free_bytes = state->min_free_bytes,
                                                                       .memory = control.memory,
@@ -231,9 +231,9 @@ absl::Status App::State::OpenJobs() {
 }
 
 absl::StatusOr<std::set<std::string>> App::State::NeededTokenFiles() {
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<jobs::JobRecord> jobs, database->ListAll(jobs::OpenStates()));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<jobs::StoredJob> jobs, database->ListAll(jobs::OpenStates()));
   std::set<std::string> needed;
-  for (const jobs::JobRecord& job : jobs) {
+  for (const jobs::StoredJob& job : jobs) {
     // If a job's model or data cannot be read now, its token files are of no use.
     const auto paths = planner->TokenFiles(job.spec);
     if (paths.ok()) needed.insert(paths->begin(), paths->end());
@@ -244,7 +244,7 @@ absl::StatusOr<std::set<std::string>> App::State::NeededTokenFiles() {
 absl::StatusOr<rpc::CheckpointSource> App::State::FindCheckpoint(const std::string& name, const std::string& tenant) {
   NIBBLE_ASSIGN_OR_RETURN(const store::CheckpointInfo found, controller->FindCheckpoint(name));
   const std::string job_id = name.substr(0, name.find('/'));
-  NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, controller->Get(job_id));
+  NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, controller->Get(job_id));
   // Other tenants' checkpoints look absent.
   if (!tenant.empty() && tenant != job.tenant) return jobs::NoCheckpoint(name);
   return rpc::CheckpointSource{found.directory, job_id, job.spec, found.step};
@@ -313,7 +313,7 @@ absl::Status App::State::OpenServing() {
   model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), *uploads, convert_stream,
                                                       serve_stream, std::move(library_options));
   NIBBLE_ASSIGN_OR_RETURN(operations, rpc::OperationTable::Open(files, base::RealClock(),
-                                                                base::JoinPath(state->layout.root(), "operations"),
+                                                                base::JoinPath(state->paths.root(), "operations"),
                                                                 OrNone(options.operation_deadline_s),
                                                                 [this](const auto& operation, const std::string& model) {
                                                                   return model_library->Recover(operation, model);
@@ -345,7 +345,7 @@ absl::Status App::State::StartGrpc() {
   const std::vector<grpc::Service*> services = {dataset_service.get(),   fine_tune_service.get(), model_service.get(),
                                                 inference_service.get(), server_service.get(),    upload_service.get(),
                                                 operations_service.get(), report_service.get()};
-  NIBBLE_ASSIGN_OR_RETURN(grpc, StartGrpcServer(options, state->layout.root(), *authority, services));
+  NIBBLE_ASSIGN_OR_RETURN(grpc, StartGrpcServer(options, state->paths.root(), *authority, services));
   return absl::OkStatus();
 }
 
@@ -360,7 +360,7 @@ absl::Status App::State::WriteServerFile() {
   json["http_address"] = base::StrCat(options.http_address.substr(0, options.http_address.rfind(':') + 1), http->port());
   json["version"] = kVersion;
   base::FileSystem& real = base::RealFileSystem();
-  const std::string path = base::JoinPath(state->layout.root(), kServerFile);
+  const std::string path = base::JoinPath(state->paths.root(), kServerFile);
   absl::Status written = base::WriteFileAtomically(real, path, base::Dump(json, 2) + "\n");
   if (base::Reason(written) != "DISK_FULL") return written;
   // The server must start, because it is needed to free space. The last server's file would show wrong addresses.
@@ -396,7 +396,7 @@ void App::State::Collect(telemetry::Metrics& out) {
   for (const auto& dataset : state->datasets->List()) datasets += static_cast<std::int64_t>(dataset.bytes);
   out.SetArtifactBytes("model", models);
   out.SetArtifactBytes("dataset", datasets);
-  if (const auto bytes = base::RealFileSystem().FreeBytes(state->layout.root()); bytes.ok()) out.SetDiskFree("state", *bytes);
+  if (const auto bytes = base::RealFileSystem().FreeBytes(state->paths.root()); bytes.ok()) out.SetDiskFree("state", *bytes);
   if (grpc.tls != nullptr) {
     const rpc::TlsHealth tls = grpc.tls->Look();
     out.SetTlsFilesOk(tls.files.ok());
@@ -511,7 +511,7 @@ App::~App() {
   while (s.call_environment->live_answers > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   s.workers.reset();
   s.loads.reset();
-  base::RealFileSystem().RemoveAll(base::JoinPath(s.state->layout.root(), kServerFile)).IgnoreError();
+  base::RealFileSystem().RemoveAll(base::JoinPath(s.state->paths.root(), kServerFile)).IgnoreError();
 }
 
 int App::grpc_port() const { return state_->grpc.port; }

@@ -13,7 +13,7 @@ double Number(const base::Json& body, const char* key) {
 std::string Text(const base::Json& body, const char* key) {
   return base::GetString(body, key, "event", "").value_or("");
 }
-std::string DeviceOf(const jobs::JobRecord& job) { return job.spec.device.empty() ? "cpu" : job.spec.device; }
+std::string DeviceOf(const jobs::StoredJob& job) { return job.spec.device.empty() ? "cpu" : job.spec.device; }
 
 }  // namespace
 
@@ -24,14 +24,14 @@ telemetry::KnownLabels JobLabels() {
   return known;
 }
 
-void JobMetrics::OnJobCreated(const jobs::JobRecord& job) { metrics_.JobCreated(job.spec.method); }
+void JobMetrics::OnJobCreated(const jobs::StoredJob& job) { metrics_.JobCreated(job.spec.method); }
 
-void JobMetrics::OnAttemptStarted(const jobs::JobRecord& job) {
+void JobMetrics::OnAttemptStarted(const jobs::StoredJob& job) {
   metrics_.JobAttempt(job.spec.method, "start");
   if (job.attempt == 1) metrics_.JobQueueWait(absl::ToDoubleSeconds(clock_.Now() - job.created));
 }
 
-void JobMetrics::OnEvent(const jobs::JobRecord& job, const jobs::Event& event) {
+void JobMetrics::OnEvent(const jobs::StoredJob& job, const jobs::Event& event) {
   if (event.type == "step") OnStep(job, event.body);
   OnLaunches(job, event.body);
   if (event.type == "checkpoint") {
@@ -41,7 +41,7 @@ void JobMetrics::OnEvent(const jobs::JobRecord& job, const jobs::Event& event) {
   if (event.type == "warning" && Text(event.body, "reason") == "CHECKPOINT_FAILED") metrics_.CheckpointFailed("CHECKPOINT_FAILED");
 }
 
-void JobMetrics::OnStep(const jobs::JobRecord& job, const base::Json& body) {
+void JobMetrics::OnStep(const jobs::StoredJob& job, const base::Json& body) {
   metrics_.TrainStep(job.spec.method, {.tokens = static_cast<std::int64_t>(Number(body, "tokens")),
                                        .seconds = Number(body, "step_ms") * 1e-3,
                                        .loss = Number(body, "loss"),
@@ -51,7 +51,7 @@ void JobMetrics::OnStep(const jobs::JobRecord& job, const base::Json& body) {
 }
 
 // Any event may carry launches by kernel: the launches since the last event that carried them.
-void JobMetrics::OnLaunches(const jobs::JobRecord& job, const base::Json& body) {
+void JobMetrics::OnLaunches(const jobs::StoredJob& job, const base::Json& body) {
   const std::string device = DeviceOf(job);
   const auto launches = body.find("launches");
   if (launches == body.end() || !launches->is_object()) return;
@@ -62,13 +62,13 @@ void JobMetrics::OnLaunches(const jobs::JobRecord& job, const base::Json& body) 
   }
 }
 
-void JobMetrics::OnAttemptEnded(const jobs::JobRecord& job, const std::string& state) {
+void JobMetrics::OnAttemptEnded(const jobs::StoredJob& job, const std::string& state) {
   if (state != "SUCCEEDED") metrics_.JobAttempt(job.spec.method, state);
 }
 
 void JobMetrics::OnArtifactDamaged(const std::string&) { metrics_.ArtifactVerifyFailed(); }
 
-void JobMetrics::OnJobEnded(const jobs::JobRecord& job) {
+void JobMetrics::OnJobEnded(const jobs::StoredJob& job) {
   if (job.state == jobs::JobState::kFailed && job.error.has_value()) metrics_.JobFailed(job.spec.method, job.error->reason);
   const absl::Time ended = job.ended.value_or(clock_.Now());
   metrics_.JobFinished(job.spec.method, jobs::Name(job.state), absl::ToDoubleSeconds(ended - job.created));

@@ -16,16 +16,16 @@ class JobMetrics : public jobs::JobObserver {
  public:
   JobMetrics(telemetry::Metrics& metrics, base::Clock& clock) : metrics_(metrics), clock_(clock) {}
 
-  void OnJobCreated(const jobs::JobRecord& job) override;
-  void OnAttemptStarted(const jobs::JobRecord& job) override;
-  void OnEvent(const jobs::JobRecord& job, const jobs::Event& event) override;
-  void OnAttemptEnded(const jobs::JobRecord& job, const std::string& state) override;
+  void OnJobCreated(const jobs::StoredJob& job) override;
+  void OnAttemptStarted(const jobs::StoredJob& job) override;
+  void OnEvent(const jobs::StoredJob& job, const jobs::Event& event) override;
+  void OnAttemptEnded(const jobs::StoredJob& job, const std::string& state) override;
   void OnArtifactDamaged(const std::string& job_id) override;
-  void OnJobEnded(const jobs::JobRecord& job) override;
+  void OnJobEnded(const jobs::StoredJob& job) override;
 
  private:
-  void OnStep(const jobs::JobRecord& job, const base::Json& body);
-  void OnLaunches(const jobs::JobRecord& job, const base::Json& body);
+  void OnStep(const jobs::StoredJob& job, const base::Json& body);
+  void OnLaunches(const jobs::StoredJob& job, const base::Json& body);
 
   telemetry::Metrics& metrics_;
   base::Clock& clock_;

@@ -20,11 +20,11 @@ namespace nibble {
 absl::Status JobPlanner::AddData(const jobs::JobSpec& spec, plan::JobInputs& inputs) const {
   const auto file_of = [this](const std::string& dataset) -> absl::StatusOr<plan::DataFile> {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
-    NIBBLE_ASSIGN_OR_RETURN(const data::Format format, rpc::FormatOf(stored));
+    NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, rpc::FormatOf(stored));
     return plan::DataFile{.path = stored.data_path,
                           .format = data::Name(format),
                           .sha256 = stored.sha256,
-                          .tokens_directory = state_.layout.tokens(dataset)};
+                          .tokens_directory = state_.paths.tokens(dataset)};
   };
   NIBBLE_ASSIGN_OR_RETURN(inputs.train, file_of(spec.train_dataset));
   if (!spec.eval_dataset.empty()) {
@@ -111,7 +111,7 @@ absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, cons
   NIBBLE_ASSIGN_OR_RETURN(planned.spec, Resolved(spec, inputs));
   NIBBLE_ASSIGN_OR_RETURN(planned.plan, PlanOf(planned.spec, inputs));
   planned.available_bytes = MemoryBytes(limits_.train_memory_bytes, OwnMemoryBytes(limits_), base::RealFileSystem());
-  NIBBLE_ASSIGN_OR_RETURN(planned.spare_disk_bytes, store::PlannableBytes(state_.files, state_.layout, state_.min_free_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(planned.spare_disk_bytes, store::PlannableBytes(state_.files, state_.paths, state_.min_free_bytes));
   return planned;
 }
 

@@ -50,7 +50,7 @@ Overlap OverlapOf(const text::TokenSpan& span, std::string_view text, const Byte
 
 bool IsBlank(std::string_view text) { return text.find_first_not_of(" \t\r\n\f\v") == std::string_view::npos; }
 
-// Maximum memory per byte of a large row, besides the encoder's: the line, its JSON and record, a rendering, and the
+// Maximum memory per byte of a large row, besides the encoder's: the line, its JSON and row, a rendering, and the
 // tokens while they grow and are split.
 constexpr std::int64_t kRowBytesPerByte = 16;
 
@@ -155,13 +155,13 @@ absl::StatusOr<Marked> Mark(std::string_view text, bool add_special_tokens, cons
   return marked;
 }
 
-absl::StatusOr<Marked> TokeniseChat(const Record& record, const model::TextAssets& text, bool train_on_prompt, bool add_special_tokens,
+absl::StatusOr<Marked> TokeniseChat(const Row& row, const model::TextAssets& text, bool train_on_prompt, bool add_special_tokens,
                                     const base::Cancelled& cancelled, RowEncoder& encoder) {
   if (text.chat_template == nullptr) {
     return base::WithReason(absl::InvalidArgumentError("the base model has no chat template, which format chat needs"),
                             "TEMPLATE_ERROR", {{"field", "chat_template"}});
   }
-  NIBBLE_ASSIGN_OR_RETURN(RenderedChat chat, RenderChat(record, *text.chat_template, train_on_prompt, cancelled));
+  NIBBLE_ASSIGN_OR_RETURN(RenderedChat chat, RenderChat(row, *text.chat_template, train_on_prompt, cancelled));
   return Mark(chat.text, add_special_tokens, Union(std::move(chat.trained)), *text.tokenizer, encoder);
 }
 
@@ -181,29 +181,29 @@ std::vector<Example> Split(const Example& whole, std::size_t limit) {
   return pieces;
 }
 
-absl::StatusOr<std::vector<Example>> TokeniseWith(RowEncoder& encoder, const Record& record, Format format, const model::TextAssets& text,
+absl::StatusOr<std::vector<Example>> TokeniseWith(RowEncoder& encoder, const Row& row, RowFormat format, const model::TextAssets& text,
                                                   const model::ModelConfig& config, const TokeniseOptions& options,
                                                   const base::Cancelled& cancelled) {
   Marked marked;
-  const bool add_special_tokens = options.add_special_tokens.value_or(format != Format::kChat);
+  const bool add_special_tokens = options.add_special_tokens.value_or(format != RowFormat::kChat);
   switch (format) {
-    case Format::kText: {
-      NIBBLE_ASSIGN_OR_RETURN(marked.example, EncodeAll(record.text, add_special_tokens, encoder));
+    case RowFormat::kText: {
+      NIBBLE_ASSIGN_OR_RETURN(marked.example, EncodeAll(row.text, add_special_tokens, encoder));
       break;
     }
-    case Format::kPromptCompletion: {
-      const std::string joined = record.prompt + record.completion;
-      const ByteRanges ranges = Union({{options.train_on_prompt ? 0 : record.prompt.size(), joined.size()}});
+    case RowFormat::kPromptCompletion: {
+      const std::string joined = row.prompt + row.completion;
+      const ByteRanges ranges = Union({{options.train_on_prompt ? 0 : row.prompt.size(), joined.size()}});
       NIBBLE_ASSIGN_OR_RETURN(marked, Mark(joined, add_special_tokens, ranges, *text.tokenizer, encoder));
       break;
     }
-    case Format::kChat: {
-      NIBBLE_ASSIGN_OR_RETURN(marked, TokeniseChat(record, text, options.train_on_prompt, add_special_tokens, cancelled, encoder));
+    case RowFormat::kChat: {
+      NIBBLE_ASSIGN_OR_RETURN(marked, TokeniseChat(row, text, options.train_on_prompt, add_special_tokens, cancelled, encoder));
       break;
     }
   }
   Example& whole = marked.example;
-  if (format != Format::kChat && !config.eos_token_ids.empty()) {
+  if (format != RowFormat::kChat && !config.eos_token_ids.empty()) {
     if (whole.tokens.empty() || whole.tokens.back() != config.eos_token_ids.front()) {
       whole.tokens.push_back(config.eos_token_ids.front());
       whole.trained.push_back(1);
@@ -238,32 +238,32 @@ absl::StatusOr<std::vector<Example>> TokeniseWith(RowEncoder& encoder, const Rec
 
 }  // namespace
 
-Overlong OverlongFor(std::string_view policy, Format chosen_for, Format format) {
+Overlong OverlongFor(std::string_view policy, RowFormat chosen_for, RowFormat format) {
   if (policy == "drop") return Overlong::kDrop;
   if (policy == "error") return Overlong::kError;
-  if (policy.empty() || format != chosen_for) return format == Format::kText ? Overlong::kSplit : Overlong::kTruncate;
+  if (policy.empty() || format != chosen_for) return format == RowFormat::kText ? Overlong::kSplit : Overlong::kTruncate;
   return policy == "split" ? Overlong::kSplit : Overlong::kTruncate;
 }
 
-absl::StatusOr<std::vector<Example>> Tokenize(const Record& record, Format format, const model::TextAssets& text,
+absl::StatusOr<std::vector<Example>> Tokenize(const Row& row, RowFormat format, const model::TextAssets& text,
                                               const model::ModelConfig& config, const TokeniseOptions& options,
                                               const base::Cancelled& cancelled, const AwaitTurn& await_turn) {
   RowEncoder encoder(*text.tokenizer, cancelled, await_turn);
   NIBBLE_RETURN_IF_ERROR(
-      encoder.Admit(record.text.size() + record.prompt.size() + record.completion.size() + record.messages_json.size()));
-  return TokeniseWith(encoder, record, format, text, config, options, cancelled);
+      encoder.Admit(row.text.size() + row.prompt.size() + row.completion.size() + row.messages_json.size()));
+  return TokeniseWith(encoder, row, format, text, config, options, cancelled);
 }
 
-absl::Status AddLine(std::int64_t line_number, std::string_view line, Format format, const model::TextAssets& text,
+absl::Status AddLine(std::int64_t line_number, std::string_view line, RowFormat format, const model::TextAssets& text,
                      const model::ModelConfig& config, const TokeniseOptions& options, const base::Cancelled& cancelled,
                      const AwaitTurn& await_turn, std::vector<Example>* examples, DataSummary* summary) {
   if (cancelled && cancelled()) return absl::CancelledError(base::StrCat("cancelled at line ", line_number, " of the data"));
   if (line.find_first_not_of(" \t\r") == std::string_view::npos) return absl::OkStatus();
   RowEncoder encoder(*text.tokenizer, cancelled, await_turn);
   if (const absl::Status admitted = encoder.Admit(line.size()); !admitted.ok()) return AtLine(line_number, admitted);
-  auto record = ParseRecord(line, format);
-  if (!record.ok()) return AtLine(line_number, record.status());
-  auto pieces = TokeniseWith(encoder, *record, format, text, config, options, cancelled);
+  auto row = ParseRow(line, format);
+  if (!row.ok()) return AtLine(line_number, row.status());
+  auto pieces = TokeniseWith(encoder, *row, format, text, config, options, cancelled);
   if (!pieces.ok()) return AtLine(line_number, pieces.status());
   NoteRow(line_number, *pieces, summary);
   for (Example& example : *pieces) {
@@ -284,7 +284,7 @@ absl::Status CheckTrainable(const DataSummary& summary) {
       "NO_TRAINABLE_TOKENS");
 }
 
-absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
+absl::StatusOr<Dataset> LoadDataset(const std::string& path, RowFormat format, const model::TextAssets& text,
                                     const model::ModelConfig& config, const TokeniseOptions& options,
                                     const base::Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(path));

@@ -1,4 +1,4 @@
-// Converts records to tokens, and marks every token that counts in the loss.
+// Converts rows to tokens, and marks every token that counts in the loss.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -10,17 +10,17 @@
 #include "server/base/cancelled.h"
 #include "server/data/example_list.h"
 #include "server/data/large_rows.h"
-#include "server/data/record.h"
+#include "server/data/row.h"
 #include "server/model/model_config.h"
 #include "server/model/text_assets.h"
 
 namespace nibble::data {
 
 enum class Overlong { kTruncate, kDrop, kError, kSplit };
-// How to treat a record that is too long. `policy` is a job's "split", "truncate", "drop" or "error", chosen for data
+// How to treat a row that is too long. `policy` is a job's "split", "truncate", "drop" or "error", chosen for data
 // of the format `chosen_for`. Data of another format (an evaluation set) follows "drop" and "error" too. Otherwise, and
 // with an empty policy, it has the default of its own format: text is split, other formats are truncated.
-Overlong OverlongFor(std::string_view policy, Format chosen_for, Format format);
+Overlong OverlongFor(std::string_view policy, RowFormat chosen_for, RowFormat format);
 
 struct TokeniseOptions {
   std::int64_t max_seq_len = 0;
@@ -42,11 +42,11 @@ struct TokeniseOptions {
 // A text is split into examples of max_seq_len tokens. If the end token would be alone in the last one, and so without
 // a loss, the last two have max_seq_len - 1 and two tokens.
 //
-// Returns no example for a dropped record. Errors: InvalidArgument (TEMPLATE_ERROR, also for chat without a template; a
-// record too long with kError); Cancelled when `cancelled` returns true, which is called before each rendering of a
+// Returns no example for a dropped row. Errors: InvalidArgument (TEMPLATE_ERROR, also for chat without a template; a
+// row too long with kError); Cancelled when `cancelled` returns true, which is called before each rendering of a
 // template and each piece of a large text; those of `await_turn`. Without `await_turn`, the memory of a row is not
 // limited.
-absl::StatusOr<std::vector<Example>> Tokenize(const Record& record, Format format, const model::TextAssets& text,
+absl::StatusOr<std::vector<Example>> Tokenize(const Row& row, RowFormat format, const model::TextAssets& text,
                                               const model::ModelConfig& config, const TokeniseOptions& options,
                                               const base::Cancelled& cancelled = {}, const AwaitTurn& await_turn = {});
 
@@ -61,7 +61,7 @@ struct RowList {
 };
 
 struct DataSummary {
-  std::int64_t num_rows = 0;  // records read
+  std::int64_t num_rows = 0;  // rows read
   RowList truncated;
   RowList dropped;            // too long
   RowList without_loss;       // no trained token; left out too
@@ -78,7 +78,7 @@ struct Dataset : DataSummary {
 
 // Tokenizes one line of a file, updates the summary, and appends the examples that have a trained token. Skips a blank
 // line. Errors name the line (AtLine). `cancelled` and `await_turn` as in Tokenize.
-absl::Status AddLine(std::int64_t line_number, std::string_view line, Format format, const model::TextAssets& text,
+absl::Status AddLine(std::int64_t line_number, std::string_view line, RowFormat format, const model::TextAssets& text,
                      const model::ModelConfig& config, const TokeniseOptions& options, const base::Cancelled& cancelled,
                      const AwaitTurn& await_turn, std::vector<Example>* examples, DataSummary* summary);
 // InvalidArgument (NO_TRAINABLE_TOKENS) if a whole file has no trained token.
@@ -86,11 +86,11 @@ absl::Status CheckTrainable(const DataSummary& summary);
 
 // Loads a whole validated file into memory. Errors: InvalidArgument names the line (AtLine), or NO_TRAINABLE_TOKENS;
 // Cancelled when `cancelled` returns true, which is called at each line and as in Tokenize.
-absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
+absl::StatusOr<Dataset> LoadDataset(const std::string& path, RowFormat format, const model::TextAssets& text,
                                     const model::ModelConfig& config, const TokeniseOptions& options,
                                     const base::Cancelled& cancelled = {});
 
-// Counts one record, and adds its line to the lists that apply: truncated, dropped, without loss, merged boundary,
+// Counts one row, and adds its line to the lists that apply: truncated, dropped, without loss, merged boundary,
 // special token of its own. Does not keep the examples.
 void NoteRow(std::int64_t line, const std::vector<Example>& pieces, DataSummary* summary);
 

@@ -11,7 +11,7 @@ namespace nibble::data {
 struct Example {
   std::vector<std::int32_t> tokens;
   std::vector<std::uint8_t> trained;  // 1: the loss of predicting this token counts. The first is never predicted
-  std::int64_t num_cut_off = 0;       // tokens that the record had beyond these (kTruncate)
+  std::int64_t num_cut_off = 0;       // tokens that the row had beyond these (kTruncate)
   bool boundary_merged = false;       // a trained token also covers text that is not trained
   bool began_with_added = false;      // the text begins with the special token that the tokenizer adds: not added again
   std::int64_t num_trained() const;

@@ -34,8 +34,8 @@ constexpr char kNoLoop[] = "no loop over the messages in the template renders it
 // A conversation. Any number of messages from the first can be rendered.
 class Conversation {
  public:
-  Conversation(const base::Json& messages, const Record& record, const text::ChatTemplate& chat, const base::Cancelled& cancelled)
-      : record_(record), chat_(chat), cancelled_(cancelled) {
+  Conversation(const base::Json& messages, const Row& row, const text::ChatTemplate& chat, const base::Cancelled& cancelled)
+      : row_(row), chat_(chat), cancelled_(cancelled) {
     for (const base::Json& message : messages) {
       if (!ends_.empty()) json_ += ',';
       json_ += base::Dump(message);
@@ -46,7 +46,7 @@ class Conversation {
   }
 
   std::size_t size() const { return ends_.size(); }
-  bool answers(std::size_t message) const { return record_.roles[message] == "assistant"; }
+  bool answers(std::size_t message) const { return row_.roles[message] == "assistant"; }
   // The content without the blanks at its ends, which templates strip; "" if it is not text.
   std::string_view words(std::size_t message) const {
     const std::string_view content = contents_[message];
@@ -55,7 +55,7 @@ class Conversation {
     return content.substr(begin, content.find_last_not_of(kBlanks) + 1 - begin);
   }
   // Templates may move or omit these messages.
-  bool instructs(std::size_t message) const { return record_.roles[message] == "system" || record_.roles[message] == "developer"; }
+  bool instructs(std::size_t message) const { return row_.roles[message] == "system" || row_.roles[message] == "developer"; }
 
   absl::StatusOr<std::string> Render(std::size_t count, bool add_generation_prompt) const {
     return Ask([&](const std::string& messages) { return chat_.RenderJson(messages, Options(add_generation_prompt)); }, count);
@@ -68,7 +68,7 @@ class Conversation {
   text::RenderOptions Options(bool add_generation_prompt) const {
     text::RenderOptions options;
     options.add_generation_prompt = add_generation_prompt;
-    options.tools_json = record_.tools_json;
+    options.tools_json = row_.tools_json;
     options.now_unix_seconds = kTemplateTime;
     return options;
   }
@@ -81,7 +81,7 @@ class Conversation {
     return rendered;
   }
 
-  const Record& record_;
+  const Row& row_;
   const text::ChatTemplate& chat_;
   const base::Cancelled& cancelled_;
   std::vector<std::string> contents_;
@@ -252,15 +252,15 @@ absl::StatusOr<RenderedChat> FindTurns(const Conversation& conversation, const s
 
 }  // namespace
 
-absl::StatusOr<RenderedChat> RenderChat(const Record& record, const text::ChatTemplate& chat, bool train_on_prompt,
+absl::StatusOr<RenderedChat> RenderChat(const Row& row, const text::ChatTemplate& chat, bool train_on_prompt,
                                         const base::Cancelled& cancelled) {
-  NIBBLE_ASSIGN_OR_RETURN(const base::Json messages, base::ParseJson(record.messages_json));
-  const Conversation conversation(messages, record, chat, cancelled);
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json messages, base::ParseJson(row.messages_json));
+  const Conversation conversation(messages, row, chat, cancelled);
   // Only these messages must be found in the text: the trained ones, or with train_on_prompt the untrained ones.
   std::vector<std::size_t> wanted;
   bool all_answers = !train_on_prompt;  // all answers are trained, and nothing else
   for (std::size_t i = 0; i < conversation.size(); ++i) {
-    const bool is_trained = record.train[i].value_or(train_on_prompt || conversation.answers(i));
+    const bool is_trained = row.train[i].value_or(train_on_prompt || conversation.answers(i));
     if (is_trained != train_on_prompt) wanted.push_back(i);
     all_answers = all_answers && is_trained == conversation.answers(i);
   }

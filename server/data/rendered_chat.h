@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/base/cancelled.h"
-#include "server/data/record.h"
+#include "server/data/row.h"
 #include "server/text/chat_template.h"
 
 namespace nibble::data {
@@ -33,7 +33,7 @@ struct RenderedChat {
 // before each rendering or pair of renderings.
 //
 // Errors: InvalidArgument (TEMPLATE_ERROR, which names the message whose turn is not found); Cancelled.
-absl::StatusOr<RenderedChat> RenderChat(const Record& record, const text::ChatTemplate& chat, bool train_on_prompt,
+absl::StatusOr<RenderedChat> RenderChat(const Row& row, const text::ChatTemplate& chat, bool train_on_prompt,
                                         const base::Cancelled& cancelled);
 
 }  // namespace nibble::data

@@ -64,7 +64,7 @@ std::string TokenKey(const TokenSource& source) {
                {"max_seq_len", options.max_seq_len},
                {"overlong", static_cast<int>(options.overlong.value_or(OverlongFor("", source.format, source.format)))},
                {"train_on_prompt", options.train_on_prompt},
-               {"add_special_tokens", options.add_special_tokens.value_or(source.format != Format::kChat)}};
+               {"add_special_tokens", options.add_special_tokens.value_or(source.format != RowFormat::kChat)}};
   if (!source.config.eos_token_ids.empty()) json["eos"] = source.config.eos_token_ids.front();
   return base::Sha256Hex(base::DumpSorted(json));
 }

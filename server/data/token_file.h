@@ -13,7 +13,7 @@
 
 namespace nibble::data {
 
-// Increment this when the format changes, or the tokens or marks that Tokenize makes of a record. Older files are then
+// Increment this when the format changes, or the tokens or marks that Tokenize makes of a row. Older files are then
 // rewritten.
 inline constexpr std::uint32_t kTokenFileVersion = 2;
 
@@ -22,7 +22,7 @@ struct TokenSource {
   std::string data_path;
   std::string data_sha256;
   std::string tokens_directory;  // of the data set's token files; "": none
-  Format format = Format::kText;
+  RowFormat format = RowFormat::kText;
   model::TextAssets text;
   model::ModelConfig config;
   TokeniseOptions options;

@@ -25,7 +25,7 @@ constexpr int kMaxDecisions = 16;
 constexpr absl::Duration kSettleAgain = absl::Seconds(1);
 constexpr char kRetryInField[] = "retry_in_s";  // field of the event that requeues a job
 
-NewEvent StateEvent(const JobRecord& job, JobState to, const Verdict& verdict, absl::Time now) {
+NewEvent StateEvent(const StoredJob& job, JobState to, const Verdict& verdict, absl::Time now) {
   Json fields = Json::object();
   fields["state"] = Name(to);
   fields["from"] = Name(job.state);
@@ -84,7 +84,7 @@ absl::Status AttemptSupervisor::DrainJournal(Live& live) {
   }
 }
 
-absl::Status AttemptSupervisor::ResumeBackoff(const JobRecord& job) {
+absl::Status AttemptSupervisor::ResumeBackoff(const StoredJob& job) {
   // The event that requeued the job says how long to wait. A later event means that the wait was over or that a user
   // requeued the job.
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<Event> last, database_.Events(job.id, job.last_sequence - 1, 1));
@@ -175,7 +175,7 @@ absl::Status AttemptSupervisor::VerifyOutput(Ended& ended) {
     outputs_[live.job_id] = ended.output;
   }
   // Read after RequestStop can find the output, so that a cancel takes effect either here or there.
-  NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(live.job_id));
+  NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, database_.Get(live.job_id));
   if (job.state == JobState::kCancelling) ended.output->Cancel();
   return absl::OkStatus();
 }
@@ -208,7 +208,7 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
   const Finding& finding = ended.finding;
   Live& live = ended.live;
   const Verdict& verdict = finding.verdict;
-  NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(live.job_id));
+  NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, database_.Get(live.job_id));
   if (job.attempt != live.attempt || !HasTrainer(job.state)) return true;  // Fenced off: already settled.
 
   const bool cancelling = job.state == JobState::kCancelling, pausing = job.state == JobState::kPausing;
@@ -275,7 +275,7 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
     }
   }
   // Not read from the database again: a failure after the transition would skip its consequences below.
-  JobRecord after = job;
+  StoredJob after = job;
   after.state = t.to;
   after.retries = t.retries.value_or(job.retries);
   after.error = t.error;

@@ -128,7 +128,7 @@ absl::Status AttemptSupervisor::BecomeRunning(Live& live, const JournalLine& lin
   if (changed) {
     live.progress = std::move(progress);
     if (observer_ == nullptr) return absl::OkStatus();
-    NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(live.job_id));
+    NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, database_.Get(live.job_id));
     observer_->OnEvent(job, {job.last_sequence, live.attempt, event.type, event.time, event.fields});
     return absl::OkStatus();
   }
@@ -142,7 +142,7 @@ absl::Status AttemptSupervisor::BecomeRunning(Live& live, const JournalLine& lin
 absl::Status AttemptSupervisor::Append(Live& live, const std::vector<NewEvent>& events) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<Event> appended, database_.Append(live.job_id, events, &live.progress));
   if (observer_ == nullptr || appended.empty()) return absl::OkStatus();
-  NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(live.job_id));
+  NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, database_.Get(live.job_id));
   for (const Event& event : appended) observer_->OnEvent(job, event);
   return absl::OkStatus();
 }

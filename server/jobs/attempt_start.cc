@@ -21,7 +21,7 @@ constexpr absl::Duration kStartAgain = absl::Seconds(1);
 
 }  // namespace
 
-absl::Status AttemptSupervisor::Start(const JobRecord& job, std::shared_ptr<const void> memory) {
+absl::Status AttemptSupervisor::Start(const StoredJob& job, std::shared_ptr<const void> memory) {
   if (job.attempt == 0) return Begin(job, std::move(memory), Resume{});  // The first attempt has no checkpoint to hash.
   auto resume = disk_.Start<Found>([this, job](const store::Cancelled& cancelled) { return FindResume(job, cancelled); });
   base::MutexLock lock(mutex_);
@@ -77,7 +77,7 @@ void AttemptSupervisor::BeginHashed() {
   }
 }
 
-absl::Status AttemptSupervisor::Begin(const JobRecord& job, std::shared_ptr<const void> memory, const Found& resume) {
+absl::Status AttemptSupervisor::Begin(const StoredJob& job, std::shared_ptr<const void> memory, const Found& resume) {
   Transition transition;
   transition.job_id = job.id;
   transition.from = JobState::kQueued;
@@ -108,9 +108,9 @@ absl::Status AttemptSupervisor::Begin(const JobRecord& job, std::shared_ptr<cons
   return absl::OkStatus();
 }
 
-AttemptSupervisor::Found AttemptSupervisor::FindResume(const JobRecord& job, const store::Cancelled& cancelled) const {
+AttemptSupervisor::Found AttemptSupervisor::FindResume(const StoredJob& job, const store::Cancelled& cancelled) const {
   Collect(job.id, 0);
-  const std::string attempts = state_.layout.attempts(job.id);
+  const std::string attempts = state_.paths.attempts(job.id);
   Resume resume;
   NIBBLE_ASSIGN_OR_RETURN(resume.checkpoint, store::FindNewestCheckpoint(state_.files, attempts, &resume.damaged, cancelled));
   // Older checkpoints are pruned only if the newest is known to be good.

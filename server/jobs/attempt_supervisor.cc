@@ -54,9 +54,9 @@ AttemptSupervisor::AttemptSupervisor(store::StateDirectory& state, Database& dat
       on_done_(std::move(on_done)),
       oom_(options.oom_count) {}
 
-AttemptSupervisor::Live AttemptSupervisor::MakeLive(const JobRecord& job, std::int64_t attempt, const std::string& token,
+AttemptSupervisor::Live AttemptSupervisor::MakeLive(const StoredJob& job, std::int64_t attempt, const std::string& token,
                                                     std::shared_ptr<const void> memory) const {
-  Live live(state_.layout.attempt(job.id, attempt));
+  Live live(state_.paths.attempt(job.id, attempt));
   live.job_id = job.id;
   live.attempt = attempt;
   live.token = token;
@@ -70,7 +70,7 @@ AttemptSupervisor::Live AttemptSupervisor::MakeLive(const JobRecord& job, std::i
   return live;
 }
 
-absl::Status AttemptSupervisor::Launch(const JobRecord& job, const Resume& resume, Live& live) {
+absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resume, Live& live) {
   for (const store::CheckpointInfo& one : resume.damaged) NIBBLE_RETURN_IF_ERROR(TellDamaged(live, one));
   AttemptOrder order;
   order.job_id = job.id;
@@ -79,17 +79,17 @@ absl::Status AttemptSupervisor::Launch(const JobRecord& job, const Resume& resum
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(job.spec.base_model));
   order.base_model_directory = base_model.directory;
   if (options_.base_cache_bytes > 0) {
-    order.base_cache_directory = state_.layout.bases();
+    order.base_cache_directory = state_.paths.bases();
     order.base_cache_bytes = options_.base_cache_bytes;
   }
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(job.spec.train_dataset));
   order.train_data_path = train.data_path;
-  order.train_tokens_directory = state_.layout.tokens(job.spec.train_dataset);
+  order.train_tokens_directory = state_.paths.tokens(job.spec.train_dataset);
   order.min_free_bytes = static_cast<std::int64_t>(state_.min_free_bytes);
   if (!job.spec.eval_dataset.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state_.datasets->Get(job.spec.eval_dataset));
     order.eval_data_path = eval.data_path;
-    order.eval_tokens_directory = state_.layout.tokens(job.spec.eval_dataset);
+    order.eval_tokens_directory = state_.paths.tokens(job.spec.eval_dataset);
     NIBBLE_ASSIGN_OR_RETURN(order.eval_format, base::GetString(eval.meta, "format", "the dataset's meta.json", ""));
   }
   if (resume.checkpoint.has_value()) {
@@ -105,7 +105,7 @@ absl::Status AttemptSupervisor::Launch(const JobRecord& job, const Resume& resum
   order.show_alive_every_s = ShowAliveEvery(options_.no_progress_timeout);
   NIBBLE_RETURN_IF_ERROR(state_.files.CreateDirectories(JoinPath(live.directory, store::kCheckpointsDirectory)));
   // Carries over a checkpoint request that the previous attempt did not serve.
-  if (job.attempt > 0 && CheckpointRequested(state_.files, state_.layout.attempt(job.id, job.attempt))) {
+  if (job.attempt > 0 && CheckpointRequested(state_.files, state_.paths.attempt(job.id, job.attempt))) {
     NIBBLE_RETURN_IF_ERROR(jobs::RequestCheckpoint(state_.files, live.directory));
   }
   NIBBLE_RETURN_IF_ERROR(WriteAttemptOrder(state_.files, live.directory, order));
@@ -119,7 +119,7 @@ absl::Status AttemptSupervisor::Launch(const JobRecord& job, const Resume& resum
                                     {"pid", std::to_string(process.pid)},
                                     {"resume_step", std::to_string(order.resume_step)}});
   if (observer_ != nullptr) {
-    JobRecord started = job;
+    StoredJob started = job;
     started.attempt = live.attempt;
     observer_->OnAttemptStarted(started);
   }
@@ -134,8 +134,8 @@ absl::Status AttemptSupervisor::TellDamaged(Live& live, const store::CheckpointI
   return Append(live, {{live.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}});
 }
 
-absl::Status AttemptSupervisor::Adopt(const JobRecord& job) {
-  NIBBLE_ASSIGN_OR_RETURN(const AttemptRecord record, database_.GetAttempt(job.id, job.attempt));
+absl::Status AttemptSupervisor::Adopt(const StoredJob& job) {
+  NIBBLE_ASSIGN_OR_RETURN(const StoredAttempt record, database_.GetAttempt(job.id, job.attempt));
   Live live = MakeLive(job, job.attempt, record.token, nullptr);
   live.adopted = true;
   live.alive = LastAlive(state_.files, live.directory);  // an old sign of life proves nothing now
@@ -256,7 +256,7 @@ void AttemptSupervisor::LookForLife(Live& live) {
 
 void AttemptSupervisor::PruneOlder(const std::string& job_id, std::int64_t attempt, std::int64_t keep_last) const {
   // Leftovers are harmless: the next checkpoint tries again.
-  const std::string attempts = state_.layout.attempts(job_id);
+  const std::string attempts = state_.paths.attempts(job_id);
   if (absl::Status pruned = store::PruneOlderAttempts(state_.files, attempts, attempt, keep_last); !pruned.ok()) {
     base::LogWarning("cannot remove old checkpoints", {{"job", job_id}, {"why", std::string(pruned.message())}});
   }
@@ -264,7 +264,7 @@ void AttemptSupervisor::PruneOlder(const std::string& job_id, std::int64_t attem
 
 void AttemptSupervisor::Collect(const std::string& job_id, std::int64_t living) const {
   // Leftovers are harmless: the next start or end of an attempt tries again.
-  if (absl::Status collected = store::CollectAttempts(state_.files, state_.layout.attempts(job_id), living); !collected.ok()) {
+  if (absl::Status collected = store::CollectAttempts(state_.files, state_.paths.attempts(job_id), living); !collected.ok()) {
     base::LogWarning("cannot remove unfinished files", {{"job", job_id}, {"why", std::string(collected.message())}});
   }
 }

@@ -31,7 +31,7 @@ namespace nibble::jobs {
 class AttemptSupervisor {
  public:
   // Called without locks held when the supervisor is done with a job (it is final, paused or queued again).
-  using OnDone = std::function<void(const JobRecord&)>;
+  using OnDone = std::function<void(const StoredJob&)>;
   AttemptSupervisor(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
                     const ControllerOptions& options, EventHub& hub, Publisher& publisher, DiskWorker& disk, DiskWorker& removals,
                     JobObserver* observer, OnDone on_done);
@@ -42,19 +42,19 @@ class AttemptSupervisor {
   // Tick does this once the checkpoint to resume from is hashed. A failed start ends like a failed attempt. `memory`:
   // the trainer's share of ControllerOptions::memory; null: takes the planned bytes, even if the budget has too few
   // left.
-  absl::Status Start(const JobRecord& job, std::shared_ptr<const void> memory);
+  absl::Status Start(const StoredJob& job, std::shared_ptr<const void> memory);
   // Call when the job has left the queue: drops a start that still waits for its checkpoint.
   void AbandonStart(const std::string& job_id);
   // True between Start and the transition to PREPARING.
   bool starting(const std::string& job_id) const;
   // After a restart: takes over a job with HasTrainer(state). If its trainer has ended meanwhile, Tick settles the
   // attempt.
-  absl::Status Adopt(const JobRecord& job);
+  absl::Status Adopt(const StoredJob& job);
   // Removes unfinished files of a job's attempts: incomplete writes, and removals that a killed server did not finish.
   // Skips attempt `living`, whose trainer may still write (0: no attempt has a trainer).
   void Collect(const std::string& job_id, std::int64_t living) const;
   // After a restart: restores what is left of a queued job's backoff.
-  absl::Status ResumeBackoff(const JobRecord& job);
+  absl::Status ResumeBackoff(const StoredJob& job);
   // Follows journals, sends due signals and settles ended attempts.
   void Tick();
   // Sends SIGTERM to all trainers, and SIGKILL after `grace` (real time). Returns when all ends are recorded, or 10 s
@@ -87,12 +87,12 @@ class AttemptSupervisor {
   using Found = StartingAttempt::Found;
   using Hashed = EndedAttempt::Hashed;
 
-  Live MakeLive(const JobRecord& job, std::int64_t attempt, const std::string& token, std::shared_ptr<const void> memory) const;
+  Live MakeLive(const StoredJob& job, std::int64_t attempt, const std::string& token, std::shared_ptr<const void> memory) const;
   // Hashes gigabytes, so it runs on the disk worker. The job must have no trainer.
-  Found FindResume(const JobRecord& job, const store::Cancelled& cancelled) const;
-  absl::Status Begin(const JobRecord& job, std::shared_ptr<const void> memory, const Found& resume);
+  Found FindResume(const StoredJob& job, const store::Cancelled& cancelled) const;
+  absl::Status Begin(const StoredJob& job, std::shared_ptr<const void> memory, const Found& resume);
   void BeginHashed();
-  absl::Status Launch(const JobRecord& job, const Resume& resume, Live& live) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Launch(const StoredJob& job, const Resume& resume, Live& live) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TellDamaged(Live& live, const store::CheckpointInfo& checkpoint);
   // In the functions below `live` must belong to the caller alone: it is guarded by mutex_ or no longer in the table.
   absl::Status IngestLines(Live& live, const std::vector<JournalLine>& lines);

@@ -40,9 +40,9 @@ std::string RequestKey(const std::string& request_id, const JobController::Submi
 // has reported yet. At least a second and at most an hour, because a job may fail or be cancelled earlier.
 absl::StatusOr<std::string> RetryMs(Database& database, absl::Time now, const std::string& owner, const std::string& tenant) {
   using enum JobState;
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> live, database.ListAll({kPreparing, kRunning, kPausing, kCancelling}));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<StoredJob> live, database.ListAll({kPreparing, kRunning, kPausing, kCancelling}));
   absl::Duration shortest = absl::InfiniteDuration();
-  for (const JobRecord& job : live) {
+  for (const StoredJob& job : live) {
     if (!owner.empty() && (job.owner != owner || job.tenant != tenant)) continue;
     const double eta_s = base::GetNumber(job.progress, "eta_s", "progress", -1.0).value_or(-1.0);
     const std::string text = base::GetString(job.progress, "update_time", "progress", "").value_or("");
@@ -74,13 +74,13 @@ absl::Status JobController::CheckCapacity(const std::string& owner, const std::s
           "TENANT_QUOTA", {{"max", std::to_string(options_.max_open_per_owner)}, {"retry_ms", retry_ms}});
     }
   }
-  return base::CheckSpace(state_.files, state_.layout.root(), state_.min_free_bytes);
+  return base::CheckSpace(state_.files, state_.paths.root(), state_.min_free_bytes);
 }
 
 absl::StatusOr<PlannedMemory> JobController::PlanMemory(const JobSpec& spec, const base::CancelToken& cancel) {
   if (!options_.plan_memory) return PlannedMemory{};
   NIBBLE_ASSIGN_OR_RETURN(const PlannedMemory need, options_.plan_memory(spec, cancel));
-  NIBBLE_RETURN_IF_ERROR(store::CheckPlannedSpace(state_.files, state_.layout, state_.min_free_bytes, need.disk_bytes));
+  NIBBLE_RETURN_IF_ERROR(store::CheckPlannedSpace(state_.files, state_.paths, state_.min_free_bytes, need.disk_bytes));
   if (!NeedsMoreThanThereIs(need.bytes, options_.queue)) return need;
   const std::int64_t have = options_.queue.memory_bytes;
   return base::WithReason(
@@ -88,17 +88,17 @@ absl::StatusOr<PlannedMemory> JobController::PlanMemory(const JobSpec& spec, con
       "OUT_OF_DEVICE_MEMORY", {{"need", std::to_string(need.bytes)}, {"have", std::to_string(have)}, {"plan", need.pools}});
 }
 
-absl::StatusOr<std::optional<JobRecord>> JobController::FindOrAdmit(const std::string& request_id, const std::string& body_digest,
+absl::StatusOr<std::optional<StoredJob>> JobController::FindOrAdmit(const std::string& request_id, const std::string& body_digest,
                                                                     const std::string& owner, const std::string& tenant) {
   if (!request_id.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, database_.FindRequest(request_id, body_digest));
+    NIBBLE_ASSIGN_OR_RETURN(std::optional<StoredJob> known, database_.FindRequest(request_id, body_digest));
     if (known.has_value()) return known;
   }
   NIBBLE_RETURN_IF_ERROR(CheckCapacity(owner, tenant));
   return std::nullopt;
 }
 
-absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std::string& id_of_request,
+absl::StatusOr<StoredJob> JobController::Submit(const JobSpec& asked, const std::string& id_of_request,
                                                 const Submission& submission) {
   if (draining_) return Draining();
   NIBBLE_RETURN_IF_ERROR(Validate(asked));
@@ -109,11 +109,11 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
   {
     base::MutexLock lock(submit_mutex_);
     NIBBLE_RETURN_IF_ERROR(ForgetRequests());
-    NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known,
+    NIBBLE_ASSIGN_OR_RETURN(std::optional<StoredJob> known,
                             FindOrAdmit(request_id, body_digest, submission.owner, submission.tenant));
     if (known.has_value()) return Present(*std::move(known));
   }
-  JobRecord job;
+  StoredJob job;
   job.id = base::NewId("job");
   job.state = JobState::kPlanning;
   job.spec = asked;
@@ -122,7 +122,7 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
   job.tenant = submission.tenant;
   // Pinned before they are read, so that the planned inputs are the ones that are trained on.
   NIBBLE_RETURN_IF_ERROR(HoldInputs(job));
-  auto queued = [&]() -> absl::StatusOr<JobRecord> {
+  auto queued = [&]() -> absl::StatusOr<StoredJob> {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(asked.train_dataset));
     NIBBLE_ASSIGN_OR_RETURN(const std::string format, base::GetString(train.meta, "format", "the dataset's meta.json", "text"));
     job.spec = Resolve(asked, job.id, format, options_.default_device);
@@ -136,11 +136,11 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
   return Present(*std::move(queued));
 }
 
-absl::StatusOr<JobRecord> JobController::Record(const JobRecord& job, const std::string& request_id, const std::string& body_digest) {
+absl::StatusOr<StoredJob> JobController::Record(const StoredJob& job, const std::string& request_id, const std::string& body_digest) {
   base::MutexLock lock(submit_mutex_);
   if (draining_) return Draining();
   // Checked again: the same request or others may have arrived while this one was checked.
-  NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, FindOrAdmit(request_id, body_digest, job.owner, job.tenant));
+  NIBBLE_ASSIGN_OR_RETURN(std::optional<StoredJob> known, FindOrAdmit(request_id, body_digest, job.owner, job.tenant));
   if (known.has_value()) return *std::move(known);
   NIBBLE_RETURN_IF_ERROR(state_.models->Reserve(job.spec.output_model, job.id, job.tenant));
   Json fields = Json::object();
@@ -154,10 +154,10 @@ absl::StatusOr<JobRecord> JobController::Record(const JobRecord& job, const std:
   return std::move(inserted.job);
 }
 
-void JobController::AddToPlanning(const JobRecord& job) { planning_.Add(job.id, StrCat(job.tenant, "\n", job.owner)); }
+void JobController::AddToPlanning(const StoredJob& job) { planning_.Add(job.id, StrCat(job.tenant, "\n", job.owner)); }
 
 bool JobController::Plan(const std::string& id, const base::CancelToken& cancel) {
-  const absl::StatusOr<JobRecord> job = database_.Get(id);
+  const absl::StatusOr<StoredJob> job = database_.Get(id);
   if (absl::IsNotFound(job.status()) || (job.ok() && job->state != JobState::kPlanning)) return true;  // Cancelled meanwhile.
   if (!job.ok()) {
     base::LogError("cannot plan a job", {{"job", id}, {"why", std::string(job.status().message())}});
@@ -191,7 +191,7 @@ bool JobController::Plan(const std::string& id, const base::CancelToken& cancel)
     return false;
   }
   if (*changed && IsFinal(t.to)) {
-    JobRecord after = *job;
+    StoredJob after = *job;
     after.state = t.to;
     after.error = t.error;
     after.ended = t.ended;
@@ -203,7 +203,7 @@ bool JobController::Plan(const std::string& id, const base::CancelToken& cancel)
   return true;
 }
 
-absl::Status JobController::HoldInputs(const JobRecord& job) {
+absl::Status JobController::HoldInputs(const StoredJob& job) {
   std::vector<std::shared_ptr<const store::Pin>> pins;
   const std::string user = StrCat("job ", job.id);
   NIBBLE_ASSIGN_OR_RETURN(pins.emplace_back(), state_.models->PinModel(job.spec.base_model, user, job.tenant));
@@ -216,7 +216,7 @@ absl::Status JobController::HoldInputs(const JobRecord& job) {
   return absl::OkStatus();
 }
 
-void JobController::Release(const JobRecord& job) {
+void JobController::Release(const StoredJob& job) {
   std::vector<std::shared_ptr<const store::Pin>> pins;
   {
     base::MutexLock lock(pins_mutex_);
@@ -242,14 +242,14 @@ absl::StatusOr<std::vector<QueuedJob>> JobController::AgedQueue() {
   return queue;
 }
 
-absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRecord> jobs, const base::CancelToken& cancel) {
+absl::StatusOr<std::vector<StoredJob>> JobController::Present(std::vector<StoredJob> jobs, const base::CancelToken& cancel) {
   std::map<std::string, std::int64_t> positions;
-  const auto is_queued = [](const JobRecord& job) { return job.state == JobState::kQueued; };
+  const auto is_queued = [](const StoredJob& job) { return job.state == JobState::kQueued; };
   if (std::any_of(jobs.begin(), jobs.end(), is_queued)) {
     NIBBLE_ASSIGN_OR_RETURN(std::vector<QueuedJob> queue, AgedQueue());
     for (const QueuedJob& one : Order(std::move(queue))) positions.emplace(one.id, positions.size());
   }
-  for (JobRecord& job : jobs) {
+  for (StoredJob& job : jobs) {
     if (job.state == JobState::kSucceeded && !job.published) {
       job.state = JobState::kRunning;  // SUCCEEDED means that the model exists, which takes some milliseconds more.
       job.ended.reset();
@@ -266,13 +266,13 @@ absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRec
   return jobs;
 }
 
-absl::StatusOr<JobRecord> JobController::Present(JobRecord job) {
-  NIBBLE_ASSIGN_OR_RETURN(std::vector<JobRecord> jobs, Present(std::vector<JobRecord>{std::move(job)}));
+absl::StatusOr<StoredJob> JobController::Present(StoredJob job) {
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<StoredJob> jobs, Present(std::vector<StoredJob>{std::move(job)}));
   return std::move(jobs.front());
 }
 
-absl::StatusOr<JobRecord> JobController::Get(const std::string& id) {
-  NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
+absl::StatusOr<StoredJob> JobController::Get(const std::string& id) {
+  NIBBLE_ASSIGN_OR_RETURN(StoredJob job, database_.Get(id));
   return Present(std::move(job));
 }
 
@@ -291,7 +291,7 @@ absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::Checkpoints(co
 }
 
 absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::NamedCheckpoints(const std::string& id) const {
-  NIBBLE_ASSIGN_OR_RETURN(const auto all, store::ListAllCheckpoints(state_.files, state_.layout.attempts(id)));
+  NIBBLE_ASSIGN_OR_RETURN(const auto all, store::ListAllCheckpoints(state_.files, state_.paths.attempts(id)));
   std::vector<store::CheckpointInfo> named;
   for (const store::CheckpointInfo& one : all) {
     if (!named.empty() && named.back().step == one.step) named.pop_back();

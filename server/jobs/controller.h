@@ -62,21 +62,21 @@ class JobController {
   // OUT_OF_DEVICE_MEMORY and a DISK_FULL of the plan make the job FAILED later.
   struct Submission {
     std::string body_digest = {};  // compared when a request_id is repeated; "": the spec's digest
-    std::string owner = {};        // as in JobRecord; request ids and the quota are per owner and tenant
+    std::string owner = {};        // as in StoredJob; request ids and the quota are per owner and tenant
     std::string tenant = {};
   };
-  absl::StatusOr<JobRecord> Submit(const JobSpec& spec, const std::string& request_id) { return Submit(spec, request_id, {}); }
-  absl::StatusOr<JobRecord> Submit(const JobSpec& spec, const std::string& request_id, const Submission& submission);
-  absl::StatusOr<JobRecord> Get(const std::string& id);  // NotFound (JOB)
+  absl::StatusOr<StoredJob> Submit(const JobSpec& spec, const std::string& request_id) { return Submit(spec, request_id, {}); }
+  absl::StatusOr<StoredJob> Submit(const JobSpec& spec, const std::string& request_id, const Submission& submission);
+  absl::StatusOr<StoredJob> Get(const std::string& id);  // NotFound (JOB)
   // Like Database::List, with each job as Get returns it.
   absl::StatusOr<Database::JobPage> List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel = {});
   // Idempotent. FailedPrecondition (ILLEGAL_STATE) if the job's state does not allow the change; Aborted
   // (ETAG_MISMATCH) if an etag is given and is not the job's.
   using IfEtag = jobs::IfEtag;
-  absl::StatusOr<JobRecord> Cancel(const std::string& id, const IfEtag& etag = {}, bool keep_checkpoint = false);
-  absl::StatusOr<JobRecord> Pause(const std::string& id, const IfEtag& etag = {});
-  absl::StatusOr<JobRecord> Resume(const std::string& id, const IfEtag& etag = {});
-  absl::StatusOr<JobRecord> Checkpoint(const std::string& id, const IfEtag& etag = {});  // the job must have a trainer
+  absl::StatusOr<StoredJob> Cancel(const std::string& id, const IfEtag& etag = {}, bool keep_checkpoint = false);
+  absl::StatusOr<StoredJob> Pause(const std::string& id, const IfEtag& etag = {});
+  absl::StatusOr<StoredJob> Resume(const std::string& id, const IfEtag& etag = {});
+  absl::StatusOr<StoredJob> Checkpoint(const std::string& id, const IfEtag& etag = {});  // the job must have a trainer
   absl::Status Delete(const std::string& id, const IfEtag& etag = {});  // a final job and its files, not its model
   absl::StatusOr<std::vector<store::CheckpointInfo>> Checkpoints(const std::string& id);
   // `name` is "JOB/STEP". If several attempts saved that step: the newest attempt's. NotFound (CHECKPOINT).
@@ -114,29 +114,29 @@ class JobController {
   absl::StatusOr<std::vector<QueuedJob>> AgedQueue();
   // Applies a trigger to a job; tries again if the job's state changes concurrently. Returns the job as it is
   // afterwards.
-  absl::StatusOr<JobRecord> Move(const std::string& id, JobTrigger trigger, const IfEtag& etag, bool keep_checkpoint = false);
-  absl::StatusOr<std::vector<JobRecord>> Present(std::vector<JobRecord> jobs, const base::CancelToken& cancel = {});
-  absl::StatusOr<JobRecord> Present(JobRecord job);
+  absl::StatusOr<StoredJob> Move(const std::string& id, JobTrigger trigger, const IfEtag& etag, bool keep_checkpoint = false);
+  absl::StatusOr<std::vector<StoredJob>> Present(std::vector<StoredJob> jobs, const base::CancelToken& cancel = {});
+  absl::StatusOr<StoredJob> Present(StoredJob job);
   // The checkpoints of a job, by step. If two attempts saved the same step, only the later one is listed.
   absl::StatusOr<std::vector<store::CheckpointInfo>> NamedCheckpoints(const std::string& id) const;
   std::optional<store::CheckpointInfo> BestCheckpoint(const std::string& id) const;
   absl::Status CheckCapacity(const std::string& owner, const std::string& tenant);
   absl::StatusOr<PlannedMemory> PlanMemory(const JobSpec& spec, const base::CancelToken& cancel);
-  void AddToPlanning(const JobRecord& job);
+  void AddToPlanning(const StoredJob& job);
   // Plans a PLANNING job and records the result. False if that could not be recorded. Runs on a thread of planning_.
   bool Plan(const std::string& id, const base::CancelToken& cancel);
   void CollectDeleted();
   // The job that the request created before. If there is none: nothing, or an error if there is no room for a new job.
-  absl::StatusOr<std::optional<JobRecord>> FindOrAdmit(const std::string& request_id, const std::string& body_digest,
+  absl::StatusOr<std::optional<StoredJob>> FindOrAdmit(const std::string& request_id, const std::string& body_digest,
                                                        const std::string& owner, const std::string& tenant)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(submit_mutex_);
   // Records a PLANNING job whose inputs are pinned, or returns the job that the request created meanwhile.
-  absl::StatusOr<JobRecord> Record(const JobRecord& job, const std::string& request_id, const std::string& body_digest);
-  absl::Status HoldInputs(const JobRecord& job);
+  absl::StatusOr<StoredJob> Record(const StoredJob& job, const std::string& request_id, const std::string& body_digest);
+  absl::Status HoldInputs(const StoredJob& job);
   absl::Status DeleteExpired(const std::string& id);
   // Removes the files of a deleted job, perhaps gigabytes, on a disk worker. The next server removes any that are left.
   void StartRemoving(const std::string& id);
-  void Release(const JobRecord& job);
+  void Release(const StoredJob& job);
 
   store::StateDirectory& state_;
   Database& database_;

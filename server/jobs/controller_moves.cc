@@ -19,10 +19,10 @@ constexpr int kMaxMoves = 16;
 
 }  // namespace
 
-absl::StatusOr<JobRecord> JobController::Move(const std::string& id, JobTrigger trigger, const IfEtag& etag,
+absl::StatusOr<StoredJob> JobController::Move(const std::string& id, JobTrigger trigger, const IfEtag& etag,
                                               bool keep_checkpoint) {
   for (int i = 0; i < kMaxMoves; ++i) {
-    NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(id));
+    NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, database_.Get(id));
     NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
     const absl::StatusOr<JobState> next = Next(job.state, trigger);
     if (!next.ok()) return base::About(next.status(), id);
@@ -42,7 +42,7 @@ absl::StatusOr<JobRecord> JobController::Move(const std::string& id, JobTrigger 
     t.events.push_back({job.attempt, std::nullopt, clock_.Now(), "state", std::move(fields)});
     NIBBLE_ASSIGN_OR_RETURN(const bool changed, database_.Apply(t));
     if (!changed) continue;
-    JobRecord after = job;
+    StoredJob after = job;
     after.state = to;
     after.ended = t.ended;
     if (IsFinal(to)) {
@@ -62,8 +62,8 @@ absl::StatusOr<JobRecord> JobController::Move(const std::string& id, JobTrigger 
   return absl::AbortedError(StrCat("job ", id, "'s state kept changing concurrently; try again"));
 }
 
-absl::StatusOr<JobRecord> JobController::Cancel(const std::string& id, const IfEtag& etag, bool keep_checkpoint) {
-  NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
+absl::StatusOr<StoredJob> JobController::Cancel(const std::string& id, const IfEtag& etag, bool keep_checkpoint) {
+  NIBBLE_ASSIGN_OR_RETURN(StoredJob job, database_.Get(id));
   if (job.state == JobState::kCancelled || job.state == JobState::kCancelling) {
     NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
     return Present(std::move(job));
@@ -71,8 +71,8 @@ absl::StatusOr<JobRecord> JobController::Cancel(const std::string& id, const IfE
   return Move(id, JobTrigger::kCancel, etag, keep_checkpoint);
 }
 
-absl::StatusOr<JobRecord> JobController::Pause(const std::string& id, const IfEtag& etag) {
-  NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
+absl::StatusOr<StoredJob> JobController::Pause(const std::string& id, const IfEtag& etag) {
+  NIBBLE_ASSIGN_OR_RETURN(StoredJob job, database_.Get(id));
   if (job.state == JobState::kPaused || job.state == JobState::kPausing) {
     NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
     return Present(std::move(job));
@@ -80,9 +80,9 @@ absl::StatusOr<JobRecord> JobController::Pause(const std::string& id, const IfEt
   return Move(id, JobTrigger::kPause, etag);
 }
 
-absl::StatusOr<JobRecord> JobController::Resume(const std::string& id, const IfEtag& etag) {
+absl::StatusOr<StoredJob> JobController::Resume(const std::string& id, const IfEtag& etag) {
   if (draining_) return base::WithReason(absl::UnavailableError("the server is stopping"), "DRAINING");
-  NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
+  NIBBLE_ASSIGN_OR_RETURN(StoredJob job, database_.Get(id));
   if (job.state == JobState::kQueued) {
     NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
     return Present(std::move(job));
@@ -90,9 +90,9 @@ absl::StatusOr<JobRecord> JobController::Resume(const std::string& id, const IfE
   return Move(id, JobTrigger::kResume, etag);
 }
 
-absl::StatusOr<JobRecord> JobController::Checkpoint(const std::string& id, const IfEtag& etag) {
+absl::StatusOr<StoredJob> JobController::Checkpoint(const std::string& id, const IfEtag& etag) {
   for (int i = 0; i < kMaxMoves; ++i) {
-    NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
+    NIBBLE_ASSIGN_OR_RETURN(StoredJob job, database_.Get(id));
     NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
     if (job.state == JobState::kPausing) return Present(std::move(job));  // A pause writes a checkpoint anyway.
     if (job.state != JobState::kRunning && job.state != JobState::kPreparing) {
@@ -120,7 +120,7 @@ absl::Status JobController::DeleteExpired(const std::string& id) {
 
 void JobController::StartRemoving(const std::string& id) {
   removals_.Start<absl::Status>([this, id](const store::Cancelled&) {
-    absl::Status removed = state_.files.RemoveAll(state_.layout.job(id));
+    absl::Status removed = state_.files.RemoveAll(state_.paths.job(id));
     if (!removed.ok()) {
       base::LogWarning("cannot remove the files of a deleted job",
                        {{"job", id}, {"why", std::string(removed.message())}});
@@ -132,7 +132,7 @@ void JobController::StartRemoving(const std::string& id) {
 absl::Status JobController::Delete(const std::string& id, const IfEtag& etag) {
   NIBBLE_RETURN_IF_ERROR(database_.Delete(id, etag));
   hub_.Notify(id);
-  return state_.files.RemoveAll(state_.layout.job(id));
+  return state_.files.RemoveAll(state_.paths.job(id));
 }
 
 }  // namespace nibble::jobs

@@ -12,7 +12,7 @@
 #include "server/jobs/attempt.h"
 #include "server/jobs/oom_watch.h"
 #include "server/jobs/policy.h"
-#include "server/jobs/records.h"
+#include "server/jobs/stored_job.h"
 #include "server/jobs/retention.h"
 #include "server/store/model_store.h"
 
@@ -68,16 +68,16 @@ struct ControllerOptions {
 class JobObserver {
  public:
   virtual ~JobObserver() = default;
-  virtual void OnJobCreated(const JobRecord& /*job*/) {}      // not called for a repeated request
-  virtual void OnAttemptStarted(const JobRecord& /*job*/) {}  // job.attempt is the new one; its trainer runs
-  virtual void OnEvent(const JobRecord& /*job*/, const Event& /*event*/) {}  // a trainer's event: step, eval, ...
-  virtual void OnModelPublished(const JobRecord& /*job*/, const store::StoredModel& /*model*/) {}
-  // `state` as in AttemptRecord: "SUCCEEDED", "FAILED", "LOST", ... The job may continue.
-  virtual void OnAttemptEnded(const JobRecord& /*job*/, const std::string& /*state*/) {}
+  virtual void OnJobCreated(const StoredJob& /*job*/) {}      // not called for a repeated request
+  virtual void OnAttemptStarted(const StoredJob& /*job*/) {}  // job.attempt is the new one; its trainer runs
+  virtual void OnEvent(const StoredJob& /*job*/, const Event& /*event*/) {}  // a trainer's event: step, eval, ...
+  virtual void OnModelPublished(const StoredJob& /*job*/, const store::StoredModel& /*model*/) {}
+  // `state` as in StoredAttempt: "SUCCEEDED", "FAILED", "LOST", ... The job may continue.
+  virtual void OnAttemptEnded(const StoredJob& /*job*/, const std::string& /*state*/) {}
   // A checkpoint, an output, the base model or a data set does not match its manifest.
   virtual void OnArtifactDamaged(const std::string& /*job_id*/) {}
   // The job is final. For a SUCCEEDED job: called after its model was published, or could not be published.
-  virtual void OnJobEnded(const JobRecord& /*job*/) {}
+  virtual void OnJobEnded(const StoredJob& /*job*/) {}
 };
 
 struct ReportAnswer {

@@ -27,7 +27,7 @@ JobController::JobController(store::StateDirectory& state, Database& database, R
       options_(std::move(options)),
       publisher_(state, database, clock, hub_, observer),
       supervisor_(state, database, runner, clock, options_, hub_, publisher_, disk_, removals_, observer,
-                  [this](const JobRecord& job) {
+                  [this](const StoredJob& job) {
                     if (IsFinal(job.state)) Release(job);
                     Wake();
                   }),
@@ -57,12 +57,12 @@ absl::Status JobController::ForgetRequests() {
 
 absl::Status JobController::Recover() {
   NIBBLE_RETURN_IF_ERROR(ForgetRequests());
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> unpublished, database_.ListUnpublished());
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> open,
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<StoredJob> unpublished, database_.ListUnpublished());
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<StoredJob> open,
                           database_.ListAll(OpenStates()));
   // Reserve all names first, before anything else can take one.
   for (const auto* jobs : {&unpublished, &open}) {
-    for (const JobRecord& job : *jobs) {
+    for (const StoredJob& job : *jobs) {
       // An unpublished model may be in its place already; then the job itself holds the name.
       const absl::Status reserved = state_.models->Reserve(job.spec.output_model, job.id, job.tenant);
       if (!reserved.ok() && jobs == &open) {
@@ -71,13 +71,13 @@ absl::Status JobController::Recover() {
       }
     }
   }
-  for (const JobRecord& job : unpublished) {
+  for (const StoredJob& job : unpublished) {
     if (absl::Status published = publisher_.Publish(job); !published.ok()) {
       base::LogError("cannot publish a trained model, will retry",
                      {{"job", job.id}, {"why", std::string(published.message())}});
     }
   }
-  for (const JobRecord& job : open) {
+  for (const StoredJob& job : open) {
     if (absl::Status held = HoldInputs(job); !held.ok()) {
       // Its start will fail and say so.
       base::LogWarning("an input of a job is missing", {{"job", job.id}, {"why", std::string(held.message())}});
@@ -96,7 +96,7 @@ absl::Status JobController::Recover() {
 
 // Removes the files of jobs whose deletion the last server did not finish.
 void JobController::CollectDeleted() {
-  const auto names = state_.files.List(state_.layout.jobs());
+  const auto names = state_.files.List(state_.paths.jobs());
   const auto ids = database_.Ids();
   if (!names.ok() || !ids.ok()) return;
   for (const std::string& id : *names) {
@@ -156,7 +156,7 @@ absl::Duration JobController::SinceTick() const { return clock_.Monotonic() - ab
 void JobController::Admit() {
   const auto unpublished = database_.ListUnpublished();
   if (unpublished.ok()) {
-    for (const JobRecord& job : *unpublished) {
+    for (const StoredJob& job : *unpublished) {
       if (absl::Status published = publisher_.Publish(job); !published.ok()) {
         base::LogError("cannot publish a trained model, will retry",
                        {{"job", job.id}, {"why", std::string(published.message())}});
@@ -186,7 +186,7 @@ void JobController::Admit() {
   }
   TellWaiting(*picked, load, limits);
   for (const std::string& id : picked->start) {
-    const absl::StatusOr<JobRecord> job = database_.Get(id);
+    const absl::StatusOr<StoredJob> job = database_.Get(id);
     if (!job.ok()) {
       if (absl::IsNotFound(job.status())) continue;  // Cancelled and deleted meanwhile.
       base::LogError("cannot start a job", {{"job", id}, {"why", std::string(job.status().message())}});
@@ -226,7 +226,7 @@ void JobController::TellWaiting(const Picked& picked, const RunningLoad& load, c
 bool JobController::TellWaiting(const QueuedJob& waiting, const char* reason, const std::string& message) {
   const std::pair<std::string, std::string> about(waiting.id, reason);
   if (!told_waiting_.insert(about).second) return false;
-  const absl::StatusOr<JobRecord> job = database_.Get(waiting.id);
+  const absl::StatusOr<StoredJob> job = database_.Get(waiting.id);
   if (!job.ok() || job->state != JobState::kQueued) {
     told_waiting_.erase(about);  // Cancelled or paused meanwhile, or unreadable now: the next round looks again.
     return true;

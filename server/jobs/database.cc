@@ -46,11 +46,11 @@ class SqliteDatabase : public Database {
     return Catch([&] { return OpenSession(session_, path); });
   }
 
-  absl::StatusOr<Inserted> Insert(const JobRecord& job, const std::string& request_id, const std::string& body_digest,
+  absl::StatusOr<Inserted> Insert(const StoredJob& job, const std::string& request_id, const std::string& body_digest,
                                   const NewEvent& first_event) override {
     Inserted result;
     NIBBLE_RETURN_IF_ERROR(Write([&]() -> absl::Status {
-      NIBBLE_ASSIGN_OR_RETURN(const std::optional<JobRecord> known, Remembered(request_id, body_digest));
+      NIBBLE_ASSIGN_OR_RETURN(const std::optional<StoredJob> known, Remembered(request_id, body_digest));
       if (known.has_value()) {
         result.job = *known;
         return absl::OkStatus();
@@ -69,9 +69,9 @@ class SqliteDatabase : public Database {
     return result;
   }
 
-  absl::StatusOr<std::optional<JobRecord>> FindRequest(const std::string& request_id,
+  absl::StatusOr<std::optional<StoredJob>> FindRequest(const std::string& request_id,
                                                        const std::string& body_digest) override {
-    std::optional<JobRecord> job;
+    std::optional<StoredJob> job;
     NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
       NIBBLE_ASSIGN_OR_RETURN(job, Remembered(request_id, body_digest));
       return absl::OkStatus();
@@ -87,7 +87,7 @@ class SqliteDatabase : public Database {
     });
   }
 
-  absl::StatusOr<JobRecord> Get(const std::string& id) override {
+  absl::StatusOr<StoredJob> Get(const std::string& id) override {
     std::optional<JobRow> row;
     NIBBLE_RETURN_IF_ERROR(Read([&] {
       row = FindRow(id);
@@ -124,11 +124,11 @@ class SqliteDatabase : public Database {
     return queue;
   }
 
-  absl::StatusOr<std::vector<JobRecord>> ListAll(const std::vector<JobState>& states) override {
+  absl::StatusOr<std::vector<StoredJob>> ListAll(const std::vector<JobState>& states) override {
     return Select(StrCat("WHERE ", StateIsOneOf(states), " ORDER BY number DESC"));
   }
 
-  absl::StatusOr<std::vector<JobRecord>> ListUnpublished() override {
+  absl::StatusOr<std::vector<StoredJob>> ListUnpublished() override {
     return Select("INDEXED BY jobs_unpublished WHERE state = 'SUCCEEDED' AND published = 0 ORDER BY number");
   }
 
@@ -179,7 +179,7 @@ class SqliteDatabase : public Database {
 
   absl::Status Delete(const std::string& id, const IfEtag& etag) override {
     return WriteEnd([&]() -> absl::Status {
-      NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, Find(id));
+      NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, Find(id));
       NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
       if (!IsFinal(job.state) || (job.state == JobState::kSucceeded && !job.published)) {
         return base::WithReason(
@@ -269,8 +269,8 @@ class SqliteDatabase : public Database {
     return marked;
   }
 
-  absl::StatusOr<AttemptRecord> GetAttempt(const std::string& id, std::int64_t attempt) override {
-    AttemptRecord record;
+  absl::StatusOr<StoredAttempt> GetAttempt(const std::string& id, std::int64_t attempt) override {
+    StoredAttempt record;
     NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
       long long number = attempt, pid = 0, ticks = 0, kills = 0;
       std::string group;
@@ -297,14 +297,14 @@ class SqliteDatabase : public Database {
     absl::Status status = Write(append);
     if (IsDiskFull(status)) {
       // A job that is ending needs its last events to end; other jobs wait for room.
-      const absl::StatusOr<JobRecord> job = Get(id);
+      const absl::StatusOr<StoredJob> job = Get(id);
       if (job.ok() && IsEnd(job->state)) status = WriteEnd(append);
     }
     NIBBLE_RETURN_IF_ERROR(status);
     return appended;
   }
 
-  absl::StatusOr<bool> AppendWhile(const JobRecord& seen, const std::vector<NewEvent>& events) override {
+  absl::StatusOr<bool> AppendWhile(const StoredJob& seen, const std::vector<NewEvent>& events) override {
     bool appended = false;
     NIBBLE_RETURN_IF_ERROR(Write([&]() -> absl::Status {
       const std::string state = Name(seen.state);
@@ -406,16 +406,16 @@ class SqliteDatabase : public Database {
     OpenJobs(select, "WHERE id = :id", row);
     return select.fetch() ? std::optional(row) : std::nullopt;
   }
-  absl::StatusOr<JobRecord> Find(const std::string& id) {
+  absl::StatusOr<StoredJob> Find(const std::string& id) {
     const std::optional<JobRow> row = FindRow(id);
     return row.has_value() ? FromRow(*row) : NoJob(id);
   }
 
-  absl::StatusOr<std::optional<JobRecord>> Remembered(const std::string& request_id, const std::string& body_digest) {
+  absl::StatusOr<std::optional<StoredJob>> Remembered(const std::string& request_id, const std::string& body_digest) {
     NIBBLE_ASSIGN_OR_RETURN(const std::optional<std::string> id, JobOfRequest(session_, request_id, body_digest));
-    if (!id.has_value()) return std::optional<JobRecord>();
-    NIBBLE_ASSIGN_OR_RETURN(JobRecord job, Find(*id));
-    return std::optional<JobRecord>(std::move(job));
+    if (!id.has_value()) return std::optional<StoredJob>();
+    NIBBLE_ASSIGN_OR_RETURN(StoredJob job, Find(*id));
+    return std::optional<StoredJob>(std::move(job));
   }
 
   absl::Status Exists(const std::string& id) {
@@ -425,20 +425,20 @@ class SqliteDatabase : public Database {
   }
 
   // Call without the lock: parsing a spec takes longer than reading it.
-  static absl::Status Parse(const std::vector<JobRow>& rows, std::vector<JobRecord>& jobs) {
+  static absl::Status Parse(const std::vector<JobRow>& rows, std::vector<StoredJob>& jobs) {
     for (const JobRow& row : rows) {
       NIBBLE_ASSIGN_OR_RETURN(jobs.emplace_back(), FromRow(row));
     }
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::vector<JobRecord>> Select(const std::string& where) {
+  absl::StatusOr<std::vector<StoredJob>> Select(const std::string& where) {
     std::vector<JobRow> rows;
     NIBBLE_RETURN_IF_ERROR(Read([&] {
       rows = RowsWhere(session_, where);
       return absl::OkStatus();
     }));
-    std::vector<JobRecord> jobs;
+    std::vector<StoredJob> jobs;
     NIBBLE_RETURN_IF_ERROR(Parse(rows, jobs));
     return jobs;
   }

@@ -15,7 +15,7 @@
 #include "server/jobs/job_query.h"
 #include "server/jobs/job_state.h"
 #include "server/jobs/policy.h"
-#include "server/jobs/records.h"
+#include "server/jobs/stored_job.h"
 #include "server/jobs/runner.h"
 
 namespace nibble::jobs {
@@ -66,20 +66,20 @@ class Database {
   // Inserts a new job with its first event, or returns the job that this request_id created before (`created` is
   // false). AlreadyExists (IDEMPOTENCY_CONFLICT) if the body_digest differs. request_id "" is not remembered.
   struct Inserted {
-    JobRecord job;
+    StoredJob job;
     bool created = false;
   };
-  virtual absl::StatusOr<Inserted> Insert(const JobRecord& job, const std::string& request_id,
+  virtual absl::StatusOr<Inserted> Insert(const StoredJob& job, const std::string& request_id,
                                           const std::string& body_digest, const NewEvent& first_event) = 0;
   // The job that a request_id created (body_digest is compared as above); nothing if the id is new. NotFound (JOB) if
   // that job was deleted since.
-  virtual absl::StatusOr<std::optional<JobRecord>> FindRequest(const std::string& request_id,
+  virtual absl::StatusOr<std::optional<StoredJob>> FindRequest(const std::string& request_id,
                                                                const std::string& body_digest) = 0;
   virtual absl::Status ForgetRequests(absl::Time before) = 0;
 
-  virtual absl::StatusOr<JobRecord> Get(const std::string& id) = 0;  // NotFound (JOB)
+  virtual absl::StatusOr<StoredJob> Get(const std::string& id) = 0;  // NotFound (JOB)
   struct JobPage {
-    std::vector<JobRecord> jobs;  // newest first
+    std::vector<StoredJob> jobs;  // newest first
     std::int64_t next = 0;        // JobQuery::before for the next page; 0: this is the last one
   };
   // At most `limit` jobs. A page looks at a bounded number of jobs, so it may hold fewer, even none, before the end of
@@ -88,9 +88,9 @@ class Database {
   // All queued jobs, in no particular order; not_before is not set.
   virtual absl::StatusOr<std::vector<QueuedJob>> Queue() = 0;
   // All jobs in these states, newest first.
-  virtual absl::StatusOr<std::vector<JobRecord>> ListAll(const std::vector<JobState>& states) = 0;
+  virtual absl::StatusOr<std::vector<StoredJob>> ListAll(const std::vector<JobState>& states) = 0;
   // Jobs whose output is recorded but not published.
-  virtual absl::StatusOr<std::vector<JobRecord>> ListUnpublished() = 0;
+  virtual absl::StatusOr<std::vector<StoredJob>> ListUnpublished() = 0;
   // Ids of all jobs.
   virtual absl::StatusOr<std::set<std::string>> Ids() = 0;
   virtual absl::StatusOr<std::int64_t> Count(JobState state) = 0;
@@ -117,14 +117,14 @@ class Database {
                                      const std::optional<OomCount>& oom) = 0;
   // False if the job was marked before.
   virtual absl::StatusOr<bool> MarkPublished(const std::string& id, const std::vector<NewEvent>& events) = 0;
-  virtual absl::StatusOr<AttemptRecord> GetAttempt(const std::string& id, std::int64_t attempt) = 0;
+  virtual absl::StatusOr<StoredAttempt> GetAttempt(const std::string& id, std::int64_t attempt) = 0;
 
   // Appends events and stores the progress that they lead to (may be null). Skips journal lines that are already there.
   // Returns the appended events.
   virtual absl::StatusOr<std::vector<Event>> Append(const std::string& id, const std::vector<NewEvent>& events,
                                                     const base::Json* progress) = 0;
   // Appends only if the job still has the state and attempt of `seen`; otherwise returns false and appends nothing.
-  virtual absl::StatusOr<bool> AppendWhile(const JobRecord& seen, const std::vector<NewEvent>& events) = 0;
+  virtual absl::StatusOr<bool> AppendWhile(const StoredJob& seen, const std::vector<NewEvent>& events) = 0;
   // Events with sequence > after, in order, at most `limit`. NotFound (JOB), also if the job was deleted since the
   // caller saw it.
   virtual absl::StatusOr<std::vector<Event>> Events(const std::string& id, std::int64_t after, std::int64_t limit) = 0;

@@ -8,8 +8,8 @@ namespace nibble::jobs {
 
 namespace {
 
-absl::StatusOr<JobRecord> Parse(const JobRow& row) {
-  JobRecord job;
+absl::StatusOr<StoredJob> Parse(const JobRow& row) {
+  StoredJob job;
   job.id = row.id;
   job.number = row.number;
   NIBBLE_ASSIGN_OR_RETURN(job.state, ParseJobState(row.state));
@@ -59,9 +59,9 @@ absl::Status NoJob(const std::string& id) {
   return base::WithReason(absl::NotFoundError(base::StrCat("there is no job \"", id, "\"")), "JOB", {{"name", id}});
 }
 
-std::string Etag(const JobRecord& job) { return base::StrCat(Name(job.state), "-", job.attempt); }
+std::string Etag(const StoredJob& job) { return base::StrCat(Name(job.state), "-", job.attempt); }
 
-absl::Status CheckEtag(const JobRecord& job, const IfEtag& etag) {
+absl::Status CheckEtag(const StoredJob& job, const IfEtag& etag) {
   if (!etag.has_value() || *etag == Etag(job)) return absl::OkStatus();
   return base::WithReason(absl::AbortedError(base::StrCat("etag: does not match, the job has ", Etag(job))),
                           "ETAG_MISMATCH", {{"etag", Etag(job)}});
@@ -76,7 +76,7 @@ base::Json ToJson(const JobError& error) {
   return json;
 }
 
-JobRow ToRow(const JobRecord& job) {
+JobRow ToRow(const StoredJob& job) {
   JobRow row;
   row.id = job.id;
   row.state = Name(job.state);
@@ -91,7 +91,7 @@ JobRow ToRow(const JobRecord& job) {
   return row;
 }
 
-absl::StatusOr<JobRecord> FromRow(const JobRow& row) {
+absl::StatusOr<StoredJob> FromRow(const JobRow& row) {
   auto job = Parse(row);
   if (!job.ok()) {
     return absl::DataLossError(base::StrCat("database: damaged row of job ", row.id, ": ", job.status().message()));

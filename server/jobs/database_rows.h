@@ -4,7 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/base/json.h"
-#include "server/jobs/records.h"
+#include "server/jobs/stored_job.h"
 
 namespace nibble::jobs {
 
@@ -23,8 +23,8 @@ struct JobRow {
   std::string owner, tenant, digests;
 };
 
-JobRow ToRow(const JobRecord& job);
-absl::StatusOr<JobRecord> FromRow(const JobRow& row);  // DataLoss if the row is damaged
+JobRow ToRow(const StoredJob& job);
+absl::StatusOr<StoredJob> FromRow(const JobRow& row);  // DataLoss if the row is damaged
 
 base::Json ToJson(const JobError& error);
 

@@ -21,7 +21,7 @@ std::string KeyWithoutTenant(const std::string& key) {
 
 }  // namespace
 
-void InsertJob(soci::session& session, const JobRecord& job) {
+void InsertJob(soci::session& session, const StoredJob& job) {
   const JobRow row = ToRow(job);
   session << "INSERT INTO jobs (id, state, attempt, retries, spec, error, progress, output_digest, published, "
              "last_sequence, created_us, started_us, ended_us, method, memory_bytes, disk_bytes, owner, tenant, digests, priority, "

@@ -13,7 +13,7 @@
 namespace nibble::jobs {
 
 // The row of a new job, with its labels.
-void InsertJob(soci::session& session, const JobRecord& job);
+void InsertJob(soci::session& session, const StoredJob& job);
 // Applies the transition except its change of state and attempt. `next`: the attempt that it leads to.
 absl::Status ApplyRest(soci::session& session, const Transition& transition, long long next);
 

@@ -39,7 +39,7 @@ absl::StatusOr<Picked> DiskAdmission::Pick(std::vector<QueuedJob> queue, const R
     measured_ = now;
     reserved = 0;
     for (const auto& [id, planned] : running) {
-      reserved += NotYetWritten(planned, static_cast<std::int64_t>(store::AttemptsBytes(state_.layout, id)));
+      reserved += NotYetWritten(planned, static_cast<std::int64_t>(store::AttemptsBytes(state_.paths, id)));
     }
     // Free space is read after this, so bytes written in between count twice rather than not at all.
     NIBBLE_ASSIGN_OR_RETURN(picked, PickWith(queue, load, limits, reserved, now));
@@ -53,7 +53,7 @@ absl::StatusOr<Picked> DiskAdmission::Pick(std::vector<QueuedJob> queue, const R
 
 absl::StatusOr<Picked> DiskAdmission::PickWith(const std::vector<QueuedJob>& queue, const RunningLoad& load, QueueLimits limits,
                                                std::int64_t reserved_bytes, absl::Duration now) const {
-  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t spare, store::SpareBytes(state_.files, state_.layout.root(), state_.min_free_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t spare, store::SpareBytes(state_.files, state_.paths.root(), state_.min_free_bytes));
   limits.disk_left_bytes = NotYetWritten(static_cast<std::int64_t>(spare), reserved_bytes);
   limits.making_disk_room = making_room();
   return PickNext(queue, load, limits, now);
@@ -69,7 +69,7 @@ void DiskAdmission::SubtractWritten(std::vector<QueuedJob>& queue) {
     if (known != written_.end() && known->second.attempt == job.attempt) {
       written = known->second;
     } else if (num_measured++ < kMostMeasured) {
-      written = {job.attempt, static_cast<std::int64_t>(store::AttemptsBytes(state_.layout, job.id))};
+      written = {job.attempt, static_cast<std::int64_t>(store::AttemptsBytes(state_.paths, job.id))};
     } else {
       continue;
     }
@@ -94,7 +94,7 @@ bool DiskAdmission::MakeRoom(const std::vector<Picked::ShortOfDisk>& short_of_di
   room_tried_for_ = std::move(ids);
   room_tried_ = now;
   room_ = worker_.Start<absl::StatusOr<bool>>([&state = state_, needs = std::move(needs)](const base::Cancelled&) -> absl::StatusOr<bool> {
-    store::BaseCache bases(state.files, state.layout.bases(), {.min_free_bytes = state.min_free_bytes});
+    store::BaseCache bases(state.files, state.paths.bases(), {.min_free_bytes = state.min_free_bytes});
     for (const std::uint64_t need : needs) {
       NIBBLE_ASSIGN_OR_RETURN(const bool made, bases.MakeRoom(need));
       if (made) return true;

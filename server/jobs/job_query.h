@@ -16,7 +16,7 @@ struct JobQuery {
   std::optional<std::string> tenant = {};
   std::optional<std::string> base_model = {};
   std::map<std::string, std::string> labels = {};  // each with this value
-  std::int64_t before = 0;                         // JobRecord::number: only older jobs; 0: from the newest
+  std::int64_t before = 0;                         // StoredJob::number: only older jobs; 0: from the newest
 };
 
 // Text values of a statement by parameter name, without the colon.

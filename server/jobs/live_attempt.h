@@ -12,7 +12,7 @@
 #include "server/jobs/attempt.h"
 #include "server/jobs/disk_worker.h"
 #include "server/jobs/journal.h"
-#include "server/jobs/records.h"
+#include "server/jobs/stored_job.h"
 #include "server/jobs/runner.h"
 #include "server/jobs/verdict.h"
 #include "server/store/checkpoints.h"
@@ -28,7 +28,7 @@ struct StartingAttempt {
   };
   using Found = absl::StatusOr<Resume>;
 
-  JobRecord job;
+  StoredJob job;
   std::shared_ptr<const void> memory;
   std::shared_ptr<Deferred<Found>> resume;
 };

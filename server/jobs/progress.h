@@ -4,7 +4,7 @@
 
 namespace nibble::jobs {
 
-// Updates a job's progress (JobRecord::progress) from a journal line. Pure. Keys: "step", "max_steps", "epoch" (passes
+// Updates a job's progress (StoredJob::progress) from a journal line. Pure. Keys: "step", "max_steps", "epoch" (passes
 // done, with the fraction if the trainer reports it), "percent", "eta_s", "tokens" and "trainable_tokens" (sums over
 // the steps run), "tokens_per_s" (tokens over time in steps), "steps_ms" (that time), "loss", "lr", "grad_norm",
 // "step_ms", "eval_loss", "eval_loss_int8" or "eval_loss_ternary", "peak_memory_bytes", "kernel_launches_per_step",

@@ -19,9 +19,9 @@ bool IsPermanent(const absl::Status& status) {
   return absl::IsAlreadyExists(status) || absl::IsDataLoss(status);
 }
 
-absl::StatusOr<store::StoredModel> MakeModel(store::StateDirectory& state, const JobRecord& job) {
+absl::StatusOr<store::StoredModel> MakeModel(store::StateDirectory& state, const StoredJob& job) {
   const std::string& name = job.spec.output_model;
-  const std::string output = base::JoinPath(state.layout.attempt(job.id, job.attempt), store::kOutputDirectory);
+  const std::string output = base::JoinPath(state.paths.attempt(job.id, job.attempt), store::kOutputDirectory);
   NIBBLE_RETURN_IF_ERROR(state.models->Publish(name, job.id, output, job.output_digest, job.tenant));
   auto model = state.models->Get(name);
   if (absl::IsNotFound(model.status())) {
@@ -45,7 +45,7 @@ Json ModelFields(const store::StoredModel& model) {
 
 }  // namespace
 
-absl::Status Publisher::Publish(const JobRecord& job) {
+absl::Status Publisher::Publish(const StoredJob& job) {
   const std::string& name = job.spec.output_model;
   const absl::StatusOr<store::StoredModel> model = MakeModel(state_, job);
   if (!model.ok() && !IsPermanent(model.status())) return model.status();

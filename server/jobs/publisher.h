@@ -17,7 +17,7 @@ class Publisher {
       : state_(state), database_(database), clock_(clock), hub_(hub), observer_(observer) {}
 
   // Appends the events "model" and "state" (SUCCEEDED). On an error, try again later.
-  absl::Status Publish(const JobRecord& job);
+  absl::Status Publish(const StoredJob& job);
 
  private:
   store::StateDirectory& state_;

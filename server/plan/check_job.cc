@@ -51,8 +51,8 @@ absl::StatusOr<data::Dataset> CheckData(const char* field, const data::TokenSour
 
 }  // namespace
 
-data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec, data::Format format) {
-  const data::Format trained = data::ParseFormat(spec.data.format.value_or("")).value_or(format);
+data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec, data::RowFormat format) {
+  const data::RowFormat trained = data::ParseRowFormat(spec.data.format.value_or("")).value_or(format);
   return {.max_seq_len = spec.data.max_seq_len,
           .overlong = data::OverlongFor(spec.data.overlong.value_or(""), trained, format),
           .train_on_prompt = spec.data.train_on_prompt,
@@ -61,7 +61,7 @@ data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec, data::Format format) 
 
 absl::StatusOr<std::vector<data::TokenSource>> TokenSourcesOf(const jobs::JobSpec& spec, const JobInputs& inputs) {
   const auto source_of = [&](const DataFile& file, const std::string& format_name) -> absl::StatusOr<data::TokenSource> {
-    NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
+    NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, data::ParseRowFormat(format_name));
     return data::TokenSource{.data_path = file.path,
                              .data_sha256 = file.sha256,
                              .tokens_directory = file.tokens_directory,

@@ -20,21 +20,21 @@ namespace nibble::rpc {
 using base::FieldError;
 using base::StrCat;
 
-v1::DatasetFormat ToProto(data::Format format) {
+v1::DatasetFormat ToProto(data::RowFormat format) {
   switch (format) {
-    case data::Format::kText: return v1::DATASET_FORMAT_TEXT;
-    case data::Format::kPromptCompletion: return v1::DATASET_FORMAT_PROMPT_COMPLETION;
-    case data::Format::kChat: return v1::DATASET_FORMAT_CHAT;
+    case data::RowFormat::kText: return v1::DATASET_FORMAT_TEXT;
+    case data::RowFormat::kPromptCompletion: return v1::DATASET_FORMAT_PROMPT_COMPLETION;
+    case data::RowFormat::kChat: return v1::DATASET_FORMAT_CHAT;
   }
   return v1::DATASET_FORMAT_UNSPECIFIED;
 }
 
-absl::StatusOr<std::optional<data::Format>> FromProto(const char* field, v1::DatasetFormat format) {
+absl::StatusOr<std::optional<data::RowFormat>> FromProto(const char* field, v1::DatasetFormat format) {
   switch (format) {
-    case v1::DATASET_FORMAT_UNSPECIFIED: return std::optional<data::Format>();
-    case v1::DATASET_FORMAT_TEXT: return std::optional(data::Format::kText);
-    case v1::DATASET_FORMAT_PROMPT_COMPLETION: return std::optional(data::Format::kPromptCompletion);
-    case v1::DATASET_FORMAT_CHAT: return std::optional(data::Format::kChat);
+    case v1::DATASET_FORMAT_UNSPECIFIED: return std::optional<data::RowFormat>();
+    case v1::DATASET_FORMAT_TEXT: return std::optional(data::RowFormat::kText);
+    case v1::DATASET_FORMAT_PROMPT_COMPLETION: return std::optional(data::RowFormat::kPromptCompletion);
+    case v1::DATASET_FORMAT_CHAT: return std::optional(data::RowFormat::kChat);
     case v1::DATASET_FORMAT_INSTRUCTION:
     case v1::DATASET_FORMAT_TOKENIZED: return Unimplemented(StrCat(field, " ", v1::DatasetFormat_Name(format)));
     default: return FieldError(field, StrCat("is ", static_cast<int>(format), ", wanted a dataset format"));
@@ -43,15 +43,15 @@ absl::StatusOr<std::optional<data::Format>> FromProto(const char* field, v1::Dat
 
 namespace {
 
-absl::StatusOr<data::Format> ReadFormat(const store::StoredDataset& stored) {
+absl::StatusOr<data::RowFormat> ReadFormat(const store::StoredDataset& stored) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(stored.meta, "format", "meta.json"));
-  return data::ParseFormat(name);
+  return data::ParseRowFormat(name);
 }
 
 absl::StatusOr<v1::Dataset> Read(const store::StoredDataset& stored) {
   v1::Dataset out;
   out.set_name(stored.name);
-  NIBBLE_ASSIGN_OR_RETURN(const data::Format format, ReadFormat(stored));
+  NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, ReadFormat(stored));
   out.set_format(ToProto(format));
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t rows, base::GetInt(stored.meta, "rows", "meta.json"));
   out.set_rows(rows);
@@ -74,7 +74,7 @@ absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored) {
   return out;
 }
 
-absl::StatusOr<data::Format> FormatOf(const store::StoredDataset& stored) {
+absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored) {
   auto format = ReadFormat(stored);
   if (!format.ok()) return store::DamagedError("dataset", stored.name);
   return format;
@@ -121,7 +121,7 @@ constexpr std::size_t kMaxBytesOfCounts = 128;     // of all numbers in an answe
 constexpr std::size_t kMaxBytesOfFrame = 11;       // of a row's tag and length
 
 struct PreviewShape {
-  data::Format format;
+  data::RowFormat format;
   data::TokeniseOptions options;
   std::int64_t n = 3;
 };
@@ -138,7 +138,7 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const M
   NIBBLE_ASSIGN_OR_RETURN(const jobs::DataConfig config, FromProto(request.data()));
   NIBBLE_ASSIGN_OR_RETURN(shape.format, FormatOf(stored));
   if (config.format.has_value()) {
-    NIBBLE_ASSIGN_OR_RETURN(shape.format, data::ParseFormat(*config.format));
+    NIBBLE_ASSIGN_OR_RETURN(shape.format, data::ParseRowFormat(*config.format));
   }
   jobs::JobSpec spec;
   spec.data = config;
@@ -147,7 +147,7 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const M
     return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", wanted 2 to ",
                                                  model.config.limit_text(model.config.context_limit())));
   }
-  if (config.overlong == "split" && shape.format != data::Format::kText) {
+  if (config.overlong == "split" && shape.format != data::RowFormat::kText) {
     return FieldError("data.overlong",
                       StrCat("is SPLIT, which works only for text rows; the format is ", data::Name(shape.format)));
   }
@@ -220,7 +220,7 @@ absl::Status Preview(const store::StoredDataset& stored, const ModelText& model,
     if (bounds.cancelled && bounds.cancelled()) return absl::CancelledError(StrCat("cancelled at line ", line_number, " of the data"));
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     looked_bytes += line.size();
-    auto record = data::ParseRecord(line, shape.format);
+    auto record = data::ParseRow(line, shape.format);
     if (!record.ok()) return data::AtLine(line_number, record.status());
     if (const absl::Status few = data::CheckMessages(*record); !few.ok()) return data::AtLine(line_number, few);
     if (record->text.size() > text_bytes) record->text = ToUtf8(record->text, text_bytes);

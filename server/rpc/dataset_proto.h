@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "nibble/v1/dataset_service.pb.h"
 #include "server/data/large_rows.h"
-#include "server/data/record.h"
+#include "server/data/row.h"
 #include "server/jobs/job_spec.h"
 #include "server/rpc/text_cache.h"
 #include "server/rpc/upload_reactor.h"
@@ -20,10 +20,10 @@ namespace nibble::rpc {
 
 // Errors: DataLoss (ARTIFACT_CORRUPT): meta.json is damaged.
 absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored);
-absl::StatusOr<data::Format> FormatOf(const store::StoredDataset& stored);
-v1::DatasetFormat ToProto(data::Format format);
+absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored);
+v1::DatasetFormat ToProto(data::RowFormat format);
 // nullopt for UNSPECIFIED. Errors: Unimplemented names the format; InvalidArgument for an unknown number.
-absl::StatusOr<std::optional<data::Format>> FromProto(const char* field, v1::DatasetFormat format);
+absl::StatusOr<std::optional<data::RowFormat>> FromProto(const char* field, v1::DatasetFormat format);
 // The `data` of a job or of a preview. Errors: Unimplemented names the field; InvalidArgument.
 absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config);
 

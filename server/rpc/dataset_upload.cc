@@ -45,7 +45,7 @@ absl::StatusOr<base::Json> WrapPlainText(const std::string& path, const std::str
   row["text"] = text;
   NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(files, path, base::Dump(row) + "\n"));
   base::Json meta = base::Json::object();
-  meta["format"] = data::Name(data::Format::kText);
+  meta["format"] = data::Name(data::RowFormat::kText);
   meta["rows"] = 1;
   meta["sent_bytes"] = size;
   meta["sent_sha256"] = sha256;
@@ -53,13 +53,13 @@ absl::StatusOr<base::Json> WrapPlainText(const std::string& path, const std::str
 }
 
 // JSON lines begin with a brace. Other content is accepted only if the header's format is text.
-bool IsPlainText(std::string_view text, std::optional<data::Format> format) {
-  if (format != data::Format::kText) return false;
+bool IsPlainText(std::string_view text, std::optional<data::RowFormat> format) {
+  if (format != data::RowFormat::kText) return false;
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   return first != std::string_view::npos && text[first] != '{';
 }
 
-absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data::Format> format, const std::string& sha256,
+absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data::RowFormat> format, const std::string& sha256,
                                     std::size_t max_line_bytes) {
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t size, base::RealFileSystem().Size(path));
   const auto empty = base::WithReason(absl::InvalidArgumentError("the dataset has no rows"), "DATASET_EMPTY");
@@ -85,10 +85,10 @@ absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data:
 // The received part of a dataset.
 class DatasetContent final : public UploadContent {
  public:
-  DatasetContent(std::int64_t max_bytes, std::optional<data::Format> format) : max_bytes_(max_bytes), format_(format) {}
+  DatasetContent(std::int64_t max_bytes, std::optional<data::RowFormat> format) : max_bytes_(max_bytes), format_(format) {}
 
   std::int32_t num_files() const override { return 1; }
-  std::optional<data::Format> format() const { return format_; }
+  std::optional<data::RowFormat> format() const { return format_; }
   bool of_server() const { return server_file_ != nullptr; }
   const BeneathPath& server_file() const { return *server_file_; }
   const std::optional<v1::Dataset>& existing() const { return existing_; }
@@ -128,7 +128,7 @@ class DatasetContent final : public UploadContent {
 
  private:
   const std::int64_t max_bytes_;
-  const std::optional<data::Format> format_;
+  const std::optional<data::RowFormat> format_;
   std::optional<v1::Dataset> existing_;
   std::unique_ptr<BeneathPath> server_file_;  // instead of chunks
   std::unique_ptr<store::DatasetStore::Pending> pending_;

@@ -29,14 +29,14 @@ constexpr int kMaxLabels = 16;  // in a filter; a job has the same limit
 // defaults are filled in.
 std::string BodyDigest(const v1::CreateJobRequest& request) { return base::Sha256Hex(DeterministicBytes(request.spec())); }
 
-bool MaySee(const Call& call, const jobs::JobRecord& job) {
+bool MaySee(const Call& call, const jobs::StoredJob& job) {
   const std::string& tenant = call.principal().tenant;
   return tenant.empty() || tenant == job.tenant;
 }
 
 // The job that a request names. Other tenants' jobs look absent.
-absl::StatusOr<jobs::JobRecord> Find(jobs::JobController& jobs, const Call& call, const std::string& name) {
-  NIBBLE_ASSIGN_OR_RETURN(jobs::JobRecord job, jobs.Get(name));
+absl::StatusOr<jobs::StoredJob> Find(jobs::JobController& jobs, const Call& call, const std::string& name) {
+  NIBBLE_ASSIGN_OR_RETURN(jobs::StoredJob job, jobs.Get(name));
   if (!MaySee(call, job)) return jobs::NoJob(name);
   return job;
 }
@@ -144,7 +144,7 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
     const std::string owner = caller.name == kNobody ? "" : caller.name;  // callers without a name have no quota
     const jobs::JobController::Submission submission{
         .body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant};
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Submit(spec, request->request_id(), submission));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Submit(spec, request->request_id(), submission));
     *response = ToProto(job);
     return absl::OkStatus();
   });
@@ -153,7 +153,7 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* FineTuneService::GetJob(grpc::CallbackServerContext* context, const v1::GetJobRequest* request,
                                                   v1::Job* response) {
   return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/GetJob", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, Find(jobs_, call, request->name()));
     *response = ToProto(job);
     return absl::OkStatus();
   });
@@ -169,7 +169,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext*
     NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(query, size + 1, call.cancel()));
     std::int64_t next = page.next;
     PageBytes bytes(environment_.max_page_bytes);
-    for (const jobs::JobRecord& job : page.jobs) {
+    for (const jobs::StoredJob& job : page.jobs) {
       v1::Job row = ToProto(job);
       if (response->jobs_size() == size || !bytes.Take(row.ByteSizeLong())) {
         next = last;
@@ -208,7 +208,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobEvents(grpc::CallbackServerCon
   return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ListJobEvents", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t token, ParsePageToken(request->page_token()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, Find(jobs_, call, request->name()));
     if (request->after_sequence() < 0) {
       return base::FieldError("after_sequence", base::StrCat("is ", request->after_sequence(), ", wanted 0 or more"));
     }
@@ -232,7 +232,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerC
                                                            const v1::ListCheckpointsRequest* request,
                                                            v1::ListCheckpointsResponse* response) {
   return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ListCheckpoints", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, Find(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(auto all, jobs_.Checkpoints(request->name()));
     std::reverse(all.begin(), all.end());  // newest first
     // FillPage needs keys that ascend as text; the steps descend.
@@ -251,7 +251,7 @@ grpc::ServerUnaryReactor* FineTuneService::CancelJob(grpc::CallbackServerContext
                                                      const v1::CancelJobRequest* request, v1::Job* response) {
   return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/CancelJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Cancel(request->name(), EtagOf(*request), request->keep_checkpoint()));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Cancel(request->name(), EtagOf(*request), request->keep_checkpoint()));
     *response = ToProto(job);
     return absl::OkStatus();
   });
@@ -261,7 +261,7 @@ grpc::ServerUnaryReactor* FineTuneService::PauseJob(grpc::CallbackServerContext*
                                                     v1::Job* response) {
   return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/PauseJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Pause(request->name(), EtagOf(*request)));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Pause(request->name(), EtagOf(*request)));
     *response = ToProto(job);
     return absl::OkStatus();
   });
@@ -271,7 +271,7 @@ grpc::ServerUnaryReactor* FineTuneService::ResumeJob(grpc::CallbackServerContext
                                                      const v1::ResumeJobRequest* request, v1::Job* response) {
   return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ResumeJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Resume(request->name(), EtagOf(*request)));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Resume(request->name(), EtagOf(*request)));
     *response = ToProto(job);
     return absl::OkStatus();
   });
@@ -281,7 +281,7 @@ grpc::ServerUnaryReactor* FineTuneService::CheckpointJob(grpc::CallbackServerCon
                                                          const v1::CheckpointJobRequest* request, v1::Job* response) {
   return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/CheckpointJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Checkpoint(request->name(), EtagOf(*request)));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Checkpoint(request->name(), EtagOf(*request)));
     *response = ToProto(job);
     return absl::OkStatus();
   });

@@ -153,7 +153,7 @@ absl::StatusOr<jobs::JobState> FromProto(v1::JobState state) {
   return base::FieldError("filter.states", base::StrCat("has ", static_cast<int>(state), ", wanted a job state"));
 }
 
-v1::Job ToProto(const jobs::JobRecord& job) {
+v1::Job ToProto(const jobs::StoredJob& job) {
   v1::Job out;
   out.set_name(job.id);
   out.set_uid(job.id);  // ids are random and never reused
@@ -189,7 +189,7 @@ v1::Job ToProto(const jobs::JobRecord& job) {
   return out;
 }
 
-v1::JobEvent ToProto(const jobs::JobRecord& job, const jobs::Event& event) {
+v1::JobEvent ToProto(const jobs::StoredJob& job, const jobs::Event& event) {
   v1::JobEvent out;
   const Json& body = event.body;
   out.set_sequence(event.sequence);
@@ -263,7 +263,7 @@ v1::PlanJobResponse ToProto(const plan::JobPlan& plan) {
   return out;
 }
 
-v1::Checkpoint ToProto(const jobs::JobRecord& job, const store::CheckpointInfo& info) {
+v1::Checkpoint ToProto(const jobs::StoredJob& job, const store::CheckpointInfo& info) {
   v1::Checkpoint out;
   out.set_name(base::StrCat(job.id, "/", info.step));
   out.set_step(info.step);

@@ -208,7 +208,7 @@ void PutQLora(const jobs::QLoraMethod& in, v1::QLoraMethod& out) {
 }
 
 void PutData(const jobs::DataConfig& in, v1::DataConfig& out) {
-  if (const auto format = data::ParseFormat(in.format.value_or("")); format.ok()) out.set_format(ToProto(*format));
+  if (const auto format = data::ParseRowFormat(in.format.value_or("")); format.ok()) out.set_format(ToProto(*format));
   out.mutable_loss_mask()->set_train_on_prompt(in.train_on_prompt);
   out.set_max_seq_len(static_cast<std::int32_t>(in.max_seq_len));
   const std::string overlong = in.overlong.value_or("");

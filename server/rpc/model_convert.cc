@@ -179,7 +179,7 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
                                      v1::ConversionReport& report) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
   NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(request.model()));
-  NIBBLE_ASSIGN_OR_RETURN(const data::Format format, FormatOf(stored));
+  NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, FormatOf(stored));
   // Evaluate a job's model on the tokens that the job evaluated, with the same split and mask.
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored_source, state_.models->Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored_source.info));
@@ -190,13 +190,13 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   if (cut.contains("add_special_tokens")) {
     NIBBLE_ASSIGN_OR_RETURN(tokenize.add_special_tokens, base::GetBool(cut, "add_special_tokens", "nibble.json"));
   }
-  const data::Format trained_format = data::ParseFormat(Text(cut, "trained_format")).value_or(format);
+  const data::RowFormat trained_format = data::ParseRowFormat(Text(cut, "trained_format")).value_or(format);
   tokenize.overlong = data::OverlongFor(Text(cut, "overlong"), trained_format, format);
   if (tokenize.overlong == data::Overlong::kError) tokenize.overlong.reset();  // the job has checked the rows
   // Uses the token file of the job's plan if it exists, and reads only the evaluated tokens from it.
   const data::TokenSource tokens = {.data_path = stored.data_path,
                                     .data_sha256 = stored.sha256,
-                                    .tokens_directory = state_.layout.tokens(dataset),
+                                    .tokens_directory = state_.paths.tokens(dataset),
                                     .format = format,
                                     .text = text->assets,
                                     .config = text->config,
@@ -349,7 +349,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
   v1::ExportModelResponse response;
   response.set_artifact_id(base::NewId("export"));
   auto exported = std::make_shared<ExportedFiles>();
-  exported->directory = base::JoinPath(state_.layout.uploads(), response.artifact_id());
+  exported->directory = base::JoinPath(state_.paths.uploads(), response.artifact_id());
   scope.Progress("write", 0, 1);
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   NIBBLE_RETURN_IF_ERROR(WriteExport(files, request, *artifact, exported->directory));

@@ -55,7 +55,7 @@ absl::StatusOr<v1::Model> ModelLibrary::Describe(const std::string& name, bool d
 }
 
 absl::StatusOr<std::unique_ptr<store::Upload>> ModelLibrary::BeginUpload() {
-  return store::Upload::Begin(state_.files, state_.layout, options_.upload_limits);
+  return store::Upload::Begin(state_.files, state_.paths, options_.upload_limits);
 }
 
 absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, const RequestOwner& owner) {
@@ -138,7 +138,7 @@ absl::StatusOr<std::optional<google::protobuf::Any>> ModelLibrary::Recover(const
   NIBBLE_RETURN_IF_ERROR(stored.status());
   if (!IsMadeBy(*stored, operation)) return std::optional<google::protobuf::Any>();
   // The server may have been killed before it synced the rename.
-  NIBBLE_RETURN_IF_ERROR(state_.files.SyncDirectory(state_.layout.models()));
+  NIBBLE_RETURN_IF_ERROR(state_.files.SyncDirectory(state_.paths.models()));
   NIBBLE_ASSIGN_OR_RETURN(google::protobuf::Any response, ResponseOf(model));
   base::LogInfo("operation recovered", {{"name", operation.name}, {"model", model}});
   return std::optional<google::protobuf::Any>(std::move(response));
@@ -181,7 +181,7 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
   const base::Json provenance = {{"imported_from", "peft"}, {"base_model", request.base_model()}};
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   const auto made = convert::MakeAdapterModel(files, *base_model, *std::move(adapter), provenance,
-                                              base::JoinPath(state_.layout.uploads(), base::NewId("import")), target, convert_stream_,
+                                              base::JoinPath(state_.paths.uploads(), base::NewId("import")), target, convert_stream_,
                                               "import");
   return base::About(made.status(), request.base_model());
 }

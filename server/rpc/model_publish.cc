@@ -89,7 +89,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
                                                 static_cast<int>(source.spec.bitnet_qat.act_bits), source.directory, provenance,
                                                 pending->directory());
     }
-    const std::string scratch = base::JoinPath(state_.layout.uploads(), base::NewId("publish"));
+    const std::string scratch = base::JoinPath(state_.paths.uploads(), base::NewId("publish"));
     return convert::MakeCheckpointModel(files, *artifact, source.directory, provenance, scratch, pending->directory(),
                                         convert_stream_);
   };

@@ -11,7 +11,7 @@
 
 #include "nibble/v1/model_service.pb.h"
 #include "server/base/cancel_token.h"
-#include "server/rpc/operation_record.h"
+#include "server/rpc/stored_operation.h"
 #include "server/rpc/operation_scope.h"
 
 namespace nibble::rpc {
@@ -33,7 +33,7 @@ enum class OperationState {
 
 // The table's mutex guards all members except `cancel`.
 struct OperationEntry {
-  OperationRecord record;
+  StoredOperation record;
   OperationLane lane = OperationLane::kModels;
   OperationState state = OperationState::kBeginning;
   nibble::v1::ModelOperationMetadata metadata;

@@ -34,7 +34,7 @@ absl::Status CutOff(const std::string& what) {
 
 // A copy of the record's operation, changed by `change`.
 template <typename Change>
-std::shared_ptr<const longrunning::Operation> Changed(const OperationRecord& record, Change change) {
+std::shared_ptr<const longrunning::Operation> Changed(const StoredOperation& record, Change change) {
   auto operation = std::make_shared<longrunning::Operation>(*record.operation);
   change(*operation);
   return operation;
@@ -149,7 +149,7 @@ absl::Status OperationTable::Load(const Recover& recover) {
   for (const std::string& file : names) {
     const std::string path = base::JoinPath(directory_, file);
     const auto text = file.ends_with(".json") ? files_.Read(path, kMaxFileBytes) : absl::StatusOr<std::string>(std::string());
-    auto record = text.ok() ? ParseOperationRecord(*text, file) : absl::StatusOr<OperationRecord>(text.status());
+    auto record = text.ok() ? ParseStoredOperation(*text, file) : absl::StatusOr<StoredOperation>(text.status());
     if (!record.ok() || (record->operation->done() && clock_.Now() - record->ended > kKept)) {
       NIBBLE_RETURN_IF_ERROR(files_.RemoveAll(path));
       continue;
@@ -169,7 +169,7 @@ absl::Status OperationTable::Load(const Recover& recover) {
 }
 
 // A write error is only logged: the operation continues, but is forgotten at a restart.
-void OperationTable::Save(const OperationRecord& record) {
+void OperationTable::Save(const StoredOperation& record) {
   const std::string& name = record.operation->name();
   const absl::Status status = base::WriteFileAtomically(files_, PathOf(name), Serialized(record));
   if (!status.ok()) base::LogWarning("operation not saved", {{"name", name}, {"error", status.ToString()}});
@@ -269,7 +269,7 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStar
   entry->record.request_id = start.request_id;
   entry->record.request_digest = start.digest;
   index_.Add(entry);
-  const OperationRecord record = entry->record;
+  const StoredOperation record = entry->record;
   lock.Unlock();
   Save(record);
   lock.Lock();
@@ -359,7 +359,7 @@ void OperationTable::RunLane(std::size_t index) {
 }
 
 void OperationTable::End(const Entry& entry, absl::StatusOr<google::protobuf::Any> result) {
-  OperationRecord record;
+  StoredOperation record;
   std::shared_ptr<const void> dropped;
   {
     base::MutexLock lock(mutex_);

@@ -29,7 +29,7 @@ absl::StatusOr<std::optional<PlanEta>> EtaOf(const jobs::JobSpec& spec, std::int
   constexpr std::int64_t kLookedAt = 100;
   NIBBLE_ASSIGN_OR_RETURN(const auto measured, jobs.List({.states = {jobs::JobState::kRunning, jobs::JobState::kSucceeded}}, kLookedAt));
   std::optional<PlanEta> rough;
-  for (const jobs::JobRecord& job : measured.jobs) {
+  for (const jobs::StoredJob& job : measured.jobs) {
     if (job.spec.method != spec.method || job.spec.device != spec.device) continue;
     NIBBLE_ASSIGN_OR_RETURN(const double tokens_per_s, base::GetNumber(job.progress, "tokens_per_s", "progress", 0.0));
     if (!(tokens_per_s > 0)) continue;  // also skips NaN

@@ -92,7 +92,7 @@ class Watch : public std::enable_shared_from_this<Watch> {
   const std::shared_ptr<Stream> stream_;
   jobs::JobController& jobs_;
   const std::string name_;
-  jobs::JobRecord job_;  // as in the snapshot
+  jobs::StoredJob job_;  // as in the snapshot
   std::int64_t sent_;
   bool begun_ = false;
   std::weak_ptr<Pump> pump_;

@@ -28,18 +28,18 @@ UploadLimits OneFile(UploadLimits limits) {
 
 }  // namespace
 
-DatasetStore::DatasetStore(base::FileSystem& files, Layout layout, UploadLimits limits)
+DatasetStore::DatasetStore(base::FileSystem& files, StatePaths paths, UploadLimits limits)
     : files_(files),
-      layout_(std::move(layout)),
+      paths_(std::move(paths)),
       limits_(OneFile(limits)),
       names_(std::make_shared<NameTable>("dataset", "DATASET")) {}
 
-absl::StatusOr<std::unique_ptr<DatasetStore>> DatasetStore::Open(base::FileSystem& files, const Layout& layout,
+absl::StatusOr<std::unique_ptr<DatasetStore>> DatasetStore::Open(base::FileSystem& files, const StatePaths& paths,
                                                                  UploadLimits limits) {
-  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.datasets()));
-  NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, layout.datasets()));
-  std::unique_ptr<DatasetStore> store(new DatasetStore(files, layout, limits));
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(layout.datasets()));
+  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(paths.datasets()));
+  NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, paths.datasets()));
+  std::unique_ptr<DatasetStore> store(new DatasetStore(files, paths, limits));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(paths.datasets()));
   base::MutexLock lock(store->mutex_);
   for (const std::string& name : names) {
     if (const absl::Status named = base::CheckName("name", name); !named.ok()) {
@@ -66,7 +66,7 @@ StoredDataset DatasetStore::Unread(const std::string& name) {
 }
 
 absl::StatusOr<StoredDataset> DatasetStore::Load(const std::string& name) const {
-  const std::string directory = layout_.dataset(name);
+  const std::string directory = paths_.dataset(name);
   NIBBLE_ASSIGN_OR_RETURN(const Manifest manifest, CheckSizes(files_, directory));
   const auto data = std::find_if(manifest.files.begin(), manifest.files.end(),
                                  [](const ManifestEntry& file) { return file.name == kDatasetFile; });
@@ -126,16 +126,16 @@ absl::Status DatasetStore::Delete(std::string_view name, const std::optional<std
     NIBBLE_RETURN_IF_ERROR(names_->CheckEtag(Etag(dataset), etag));
   }
   NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name, tenant));
-  absl::Status removed = RemovePublished(files_, layout_.dataset(name));
+  absl::Status removed = RemovePublished(files_, paths_.dataset(name));
   if (!removed.ok() && !absl::IsNotFound(removed)) return removed;  // see ModelStore::Delete
   datasets_.erase(it);
   // The next start removes files that remain.
-  files_.RemoveAll(layout_.tokens(name)).IgnoreError();
+  files_.RemoveAll(paths_.tokens(name)).IgnoreError();
   return absl::OkStatus();
 }
 
 void DatasetStore::RemoveTokensIfDeleted(std::string_view name) {
-  if (absl::IsNotFound(Get(name).status())) files_.RemoveAll(layout_.tokens(name)).IgnoreError();
+  if (absl::IsNotFound(Get(name).status())) files_.RemoveAll(paths_.tokens(name)).IgnoreError();
 }
 
 DatasetStore::Pending::Pending(DatasetStore& store, std::string name, std::string owner, std::unique_ptr<Upload> upload)
@@ -151,7 +151,7 @@ absl::StatusOr<std::unique_ptr<DatasetStore::Pending>> DatasetStore::Begin(std::
     if (datasets_.contains(name)) return names_->Taken(name);
     NIBBLE_RETURN_IF_ERROR(names_->Reserve(name, owner, std::nullopt, std::nullopt));
   }
-  auto upload = Upload::Begin(files_, layout_, limits_);
+  auto upload = Upload::Begin(files_, paths_, limits_);
   absl::Status status = upload.status();
   if (status.ok()) status = (*upload)->BeginFile(kDatasetFile);
   if (!status.ok()) {
@@ -166,7 +166,7 @@ absl::StatusOr<StoredDataset> DatasetStore::Pending::Finish(std::string_view sha
   const std::string uploaded = JoinPath(upload_->directory(), kDatasetFile);
   NIBBLE_ASSIGN_OR_RETURN(const base::Json meta, validate(uploaded));
   base::FileSystem& files = store_.files_;
-  NIBBLE_ASSIGN_OR_RETURN(auto directory, PendingDirectory::Create(files, store_.layout_.dataset(name_)));
+  NIBBLE_ASSIGN_OR_RETURN(auto directory, PendingDirectory::Create(files, store_.paths_.dataset(name_)));
   NIBBLE_RETURN_IF_ERROR(files.Rename(uploaded, JoinPath(directory.path(), kDatasetFile)));
   NIBBLE_RETURN_IF_ERROR(
       base::WriteFileAtomically(files, JoinPath(directory.path(), kDatasetMetaFile), base::Dump(meta, 1)));

@@ -14,7 +14,7 @@
 #include "server/base/files.h"
 #include "server/base/json.h"
 #include "server/base/mutex.h"
-#include "server/store/layout.h"
+#include "server/store/state_paths.h"
 #include "server/store/name_table.h"
 #include "server/store/upload.h"
 
@@ -44,7 +44,7 @@ using DatasetValidator = std::function<absl::StatusOr<base::Json>(const std::str
 class DatasetStore {
  public:
   // Like ModelStore::Open: a damaged dataset keeps its name.
-  static absl::StatusOr<std::unique_ptr<DatasetStore>> Open(base::FileSystem& files, const Layout& layout,
+  static absl::StatusOr<std::unique_ptr<DatasetStore>> Open(base::FileSystem& files, const StatePaths& paths,
                                                             UploadLimits limits = {});
 
   const UploadLimits& limits() const { return limits_; }
@@ -78,13 +78,13 @@ class DatasetStore {
   absl::StatusOr<std::unique_ptr<Pending>> Begin(std::string_view name);  // AlreadyExists (NAME_TAKEN)
 
  private:
-  DatasetStore(base::FileSystem& files, Layout layout, UploadLimits limits);
+  DatasetStore(base::FileSystem& files, StatePaths paths, UploadLimits limits);
   absl::StatusOr<StoredDataset> Load(const std::string& name) const;
   static StoredDataset Unread(const std::string& name);
   absl::StatusOr<StoredDataset> Find(std::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   base::FileSystem& files_;
-  const Layout layout_;
+  const StatePaths paths_;
   const UploadLimits limits_;
   mutable base::Mutex mutex_;
   mutable std::map<std::string, StoredDataset, std::less<>> datasets_ ABSL_GUARDED_BY(mutex_);  // Find updates it

@@ -19,15 +19,15 @@ constexpr int kMaxEntries = 1000;
 
 }  // namespace
 
-absl::StatusOr<std::uint64_t> PlannableBytes(base::FileSystem& files, const Layout& layout, std::uint64_t min_free_bytes) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files.FreeBytes(layout.root()));
-  const std::uint64_t free_at_most = free + BaseCache(files, layout.bases(), {}).ReclaimableBytes();
+absl::StatusOr<std::uint64_t> PlannableBytes(base::FileSystem& files, const StatePaths& paths, std::uint64_t min_free_bytes) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files.FreeBytes(paths.root()));
+  const std::uint64_t free_at_most = free + BaseCache(files, paths.bases(), {}).ReclaimableBytes();
   return free_at_most > min_free_bytes ? free_at_most - min_free_bytes : 0;
 }
 
-absl::Status CheckPlannedSpace(base::FileSystem& files, const Layout& layout, std::uint64_t min_free_bytes, std::int64_t bytes) {
+absl::Status CheckPlannedSpace(base::FileSystem& files, const StatePaths& paths, std::uint64_t min_free_bytes, std::int64_t bytes) {
   if (bytes <= 0) return absl::OkStatus();
-  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t have, PlannableBytes(files, layout, min_free_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t have, PlannableBytes(files, paths, min_free_bytes));
   if (static_cast<std::uint64_t>(bytes) <= have) return absl::OkStatus();
   return base::WithReason(
       absl::ResourceExhaustedError(base::StrCat("the job writes up to ", bytes,
@@ -36,10 +36,10 @@ absl::Status CheckPlannedSpace(base::FileSystem& files, const Layout& layout, st
       "DISK_FULL", {{"need", std::to_string(bytes)}, {"have", std::to_string(have)}});
 }
 
-std::uint64_t AttemptsBytes(const Layout& layout, const std::string& job_id) {
+std::uint64_t AttemptsBytes(const StatePaths& paths, const std::string& job_id) {
   std::uint64_t bytes = 0;
   std::error_code error;
-  std::filesystem::recursive_directory_iterator it(layout.attempts(job_id), error), end;
+  std::filesystem::recursive_directory_iterator it(paths.attempts(job_id), error), end;
   for (int looked_at = 0; !error && it != end && looked_at < kMaxEntries; ++looked_at, it.increment(error)) {
     // attempts/N/output, or its temporary name.
     if (it.depth() == 1 && it->path().filename().native().starts_with(kOutputDirectory)) {

@@ -6,20 +6,20 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/files.h"
-#include "server/store/layout.h"
+#include "server/store/state_paths.h"
 
 namespace nibble::store {
 
 // Bytes that one job may write before less than `min_free_bytes` is free, if every removable cached base (base_cache.h)
 // is removed. Ignores the bytes that other jobs have yet to write, because those jobs will end.
-absl::StatusOr<std::uint64_t> PlannableBytes(base::FileSystem& files, const Layout& layout, std::uint64_t min_free_bytes);
+absl::StatusOr<std::uint64_t> PlannableBytes(base::FileSystem& files, const StatePaths& paths, std::uint64_t min_free_bytes);
 
 // ResourceExhausted (DISK_FULL) if a job that is planned to write `bytes` does not fit, even after all other jobs have
 // ended.
-absl::Status CheckPlannedSpace(base::FileSystem& files, const Layout& layout, std::uint64_t min_free_bytes, std::int64_t bytes);
+absl::Status CheckPlannedSpace(base::FileSystem& files, const StatePaths& paths, std::uint64_t min_free_bytes, std::int64_t bytes);
 
 // Lower bound of the disk space that a job's attempts occupy. Does not count outputs, which may share files with other
 // models, nor files beyond the first thousand. Takes milliseconds.
-std::uint64_t AttemptsBytes(const Layout& layout, const std::string& job_id);
+std::uint64_t AttemptsBytes(const StatePaths& paths, const std::string& job_id);
 
 }  // namespace nibble::store

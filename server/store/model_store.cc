@@ -20,15 +20,15 @@ constexpr std::uint64_t kMaxInfoBytes = 1u << 20;
 
 }  // namespace
 
-ModelStore::ModelStore(base::FileSystem& files, Layout layout, std::uint64_t min_free_bytes)
-    : files_(files), layout_(std::move(layout)), min_free_bytes_(min_free_bytes), names_(std::make_shared<NameTable>("model", "MODEL")) {}
+ModelStore::ModelStore(base::FileSystem& files, StatePaths paths, std::uint64_t min_free_bytes)
+    : files_(files), paths_(std::move(paths)), min_free_bytes_(min_free_bytes), names_(std::make_shared<NameTable>("model", "MODEL")) {}
 
-absl::StatusOr<std::unique_ptr<ModelStore>> ModelStore::Open(base::FileSystem& files, const Layout& layout,
+absl::StatusOr<std::unique_ptr<ModelStore>> ModelStore::Open(base::FileSystem& files, const StatePaths& paths,
                                                              std::uint64_t min_free_bytes) {
-  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.models()));
-  NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, layout.models()));
-  std::unique_ptr<ModelStore> store(new ModelStore(files, layout, min_free_bytes));
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(layout.models()));
+  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(paths.models()));
+  NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, paths.models()));
+  std::unique_ptr<ModelStore> store(new ModelStore(files, paths, min_free_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(paths.models()));
   base::MutexLock lock(store->mutex_);
   for (const std::string& name : names) {
     if (const absl::Status named = base::CheckName("name", name); !named.ok()) {
@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<ModelStore>> ModelStore::Open(base::FileSystem& f
                        {{"name", name}, {"why", std::string(named.message())}});
       continue;
     }
-    auto model = store->Load(name, layout.model(name));
+    auto model = store->Load(name, paths.model(name));
     if (!model.ok()) {
       base::LogError("cannot read a model", {{"name", name}, {"why", std::string(model.status().message())}});
     }
@@ -50,7 +50,7 @@ std::string Etag(const StoredModel& model) { return model.manifest_digest.substr
 StoredModel ModelStore::Unread(const std::string& name) const {
   StoredModel model;
   model.name = name;
-  model.directory = layout_.model(name);
+  model.directory = paths_.model(name);
   model.damaged = true;
   return model;
 }
@@ -121,12 +121,12 @@ absl::Status ModelStore::Publish(std::string_view name, std::string_view owner, 
                                  const std::string& manifest_digest, const JobTenant& tenant) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   base::MutexLock lock(mutex_);
-  const std::string target = layout_.model(name);
+  const std::string target = paths_.model(name);
   if (models_.contains(name)) {
     NIBBLE_ASSIGN_OR_RETURN(const StoredModel model, Find(name));
     if (model.manifest_digest != manifest_digest) return names_->Taken(name);
     // The server that moved it may have been killed before it synced.
-    NIBBLE_RETURN_IF_ERROR(files_.SyncDirectory(layout_.models()));
+    NIBBLE_RETURN_IF_ERROR(files_.SyncDirectory(paths_.models()));
     names_->Unreserve(name, owner);
     return absl::OkStatus();
   }
@@ -156,7 +156,7 @@ ModelStore::Pending::Pending(ModelStore& store, std::string name, std::string ow
 ModelStore::Pending::~Pending() { store_.names_->Unreserve(name_, owner_); }
 
 absl::StatusOr<std::unique_ptr<ModelStore::Pending>> ModelStore::Begin(std::string_view name, const JobTenant& viewer) {
-  NIBBLE_RETURN_IF_ERROR(base::CheckSpace(files_, layout_.root(), min_free_bytes_));
+  NIBBLE_RETURN_IF_ERROR(base::CheckSpace(files_, paths_.root(), min_free_bytes_));
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   const std::string owner = base::NewId("import");
   {
@@ -164,7 +164,7 @@ absl::StatusOr<std::unique_ptr<ModelStore::Pending>> ModelStore::Begin(std::stri
     if (models_.contains(name)) return names_->Taken(name);
     NIBBLE_RETURN_IF_ERROR(names_->Reserve(name, owner, std::nullopt, viewer));
   }
-  auto directory = PendingDirectory::Create(files_, layout_.model(name));
+  auto directory = PendingDirectory::Create(files_, paths_.model(name));
   if (!directory.ok()) {
     names_->Unreserve(name, owner);
     return directory.status();

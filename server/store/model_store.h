@@ -13,7 +13,7 @@
 #include "server/base/files.h"
 #include "server/base/json.h"
 #include "server/base/mutex.h"
-#include "server/store/layout.h"
+#include "server/store/state_paths.h"
 #include "server/store/name_table.h"
 #include "server/store/published_directory.h"
 
@@ -37,7 +37,7 @@ class ModelStore {
  public:
   // Reads the models and removes temporaries. A directory that does not match its manifest, has none, or cannot be read
   // now keeps its name, and is read again each time it is requested.
-  static absl::StatusOr<std::unique_ptr<ModelStore>> Open(base::FileSystem& files, const Layout& layout,
+  static absl::StatusOr<std::unique_ptr<ModelStore>> Open(base::FileSystem& files, const StatePaths& paths,
                                                           std::uint64_t min_free_bytes = 0);
 
   std::vector<StoredModel> List() const;                             // by name
@@ -89,13 +89,13 @@ class ModelStore {
   absl::Status Delete(std::string_view name, const std::optional<std::string>& etag = {}, const std::string& tenant = "");
 
  private:
-  ModelStore(base::FileSystem& files, Layout layout, std::uint64_t min_free_bytes);
+  ModelStore(base::FileSystem& files, StatePaths paths, std::uint64_t min_free_bytes);
   absl::StatusOr<StoredModel> Load(const std::string& name, const std::string& directory) const;
   StoredModel Unread(const std::string& name) const;
   absl::StatusOr<StoredModel> Find(std::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   base::FileSystem& files_;
-  const Layout layout_;
+  const StatePaths paths_;
   const std::uint64_t min_free_bytes_;
   mutable base::Mutex mutex_;
   mutable std::map<std::string, StoredModel, std::less<>> models_ ABSL_GUARDED_BY(mutex_);  // Find updates it

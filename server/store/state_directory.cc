@@ -21,18 +21,18 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(base::FileS
   std::error_code error;
   const std::string absolute = std::filesystem::canonical(path, error).string();
   if (error) return absl::InvalidArgumentError(base::StrCat("state_dir ", path, ": ", error.message()));
-  const Layout layout(absolute);
+  const StatePaths paths(absolute);
   // Lock before anything is read or removed: another server's work in progress looks like leftovers.
-  NIBBLE_ASSIGN_OR_RETURN(auto lock, StateLock::Acquire(layout.lock()));
-  NIBBLE_ASSIGN_OR_RETURN(auto reserve, DiskReserve::Open(files, layout.reserve()));
-  NIBBLE_RETURN_IF_ERROR(files.RemoveAll(layout.uploads()));
+  NIBBLE_ASSIGN_OR_RETURN(auto lock, StateLock::Acquire(paths.lock()));
+  NIBBLE_ASSIGN_OR_RETURN(auto reserve, DiskReserve::Open(files, paths.reserve()));
+  NIBBLE_RETURN_IF_ERROR(files.RemoveAll(paths.uploads()));
   reserve->MakeRoom(kStartBytes);
-  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.uploads()));
-  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.jobs()));
-  NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, layout.bases()));
-  NIBBLE_ASSIGN_OR_RETURN(auto models, ModelStore::Open(files, layout, limits.min_free_bytes));
-  NIBBLE_ASSIGN_OR_RETURN(auto datasets, DatasetStore::Open(files, layout, limits));
-  return std::unique_ptr<StateDirectory>(new StateDirectory{files, layout, std::move(lock), std::move(reserve), std::move(models),
+  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(paths.uploads()));
+  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(paths.jobs()));
+  NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, paths.bases()));
+  NIBBLE_ASSIGN_OR_RETURN(auto models, ModelStore::Open(files, paths, limits.min_free_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(auto datasets, DatasetStore::Open(files, paths, limits));
+  return std::unique_ptr<StateDirectory>(new StateDirectory{files, paths, std::move(lock), std::move(reserve), std::move(models),
                                                             std::move(datasets), limits.min_free_bytes});
 }
 

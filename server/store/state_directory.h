@@ -7,7 +7,7 @@
 #include "server/base/files.h"
 #include "server/store/dataset_store.h"
 #include "server/store/disk_reserve.h"
-#include "server/store/layout.h"
+#include "server/store/state_paths.h"
 #include "server/store/model_store.h"
 #include "server/store/state_lock.h"
 
@@ -20,7 +20,7 @@ struct StateDirectory {
   static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(base::FileSystem& files, const std::string& path,
                                                               UploadLimits limits = {});
   base::FileSystem& files;
-  const Layout layout;  // of the absolute path
+  const StatePaths paths;  // of the absolute path
   std::unique_ptr<StateLock> lock;
   std::unique_ptr<DiskReserve> reserve;
   std::unique_ptr<ModelStore> models;

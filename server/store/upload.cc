@@ -20,8 +20,8 @@ absl::Status TooLarge(std::string_view what, std::uint64_t max) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Upload>> Upload::Begin(base::FileSystem& files, const Layout& layout, UploadLimits limits) {
-  const std::string directory = base::JoinPath(layout.uploads(), base::NewId("upload"));
+absl::StatusOr<std::unique_ptr<Upload>> Upload::Begin(base::FileSystem& files, const StatePaths& paths, UploadLimits limits) {
+  const std::string directory = base::JoinPath(paths.uploads(), base::NewId("upload"));
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(directory));
   return std::unique_ptr<Upload>(new Upload(files, limits, directory));
 }

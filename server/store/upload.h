@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "server/base/files.h"
 #include "server/base/sha256.h"
-#include "server/store/layout.h"
+#include "server/store/state_paths.h"
 
 namespace nibble::store {
 
@@ -24,7 +24,7 @@ struct UploadLimits {
 // Files that a client streams to uploads/ID/. The destructor removes that directory. One thread.
 class Upload {
  public:
-  static absl::StatusOr<std::unique_ptr<Upload>> Begin(base::FileSystem& files, const Layout& layout, UploadLimits limits);
+  static absl::StatusOr<std::unique_ptr<Upload>> Begin(base::FileSystem& files, const StatePaths& paths, UploadLimits limits);
   ~Upload();
 
   const std::string& directory() const { return directory_; }

@@ -100,13 +100,16 @@ void Metrics::ClearCollectors() {
 void Metrics::KeepModels(const std::set<std::string, std::less<>>& names) {
   Families& f = *families_;
   base::MutexLock lock(f.mutex);
-  std::erase_if(f.models, [&](auto& entry) {
-    auto& [name, series] = entry;
+  for (auto model = f.models.begin(); model != f.models.end();) {
+    auto& [name, series] = *model;
     const bool was_known = std::exchange(series.is_known, names.contains(name));
-    if (series.is_known || was_known) return false;
+    if (series.is_known || was_known) {
+      ++model;
+      continue;
+    }
     for (const auto& [_, remove] : series.remove) remove();
-    return true;
-  });
+    model = f.models.erase(model);
+  }
   std::erase_if(f.rates, [&](const auto& entry) { return !names.contains(entry.first); });
 }
 

@@ -20,12 +20,12 @@ absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs:
   }
   NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets text, model::LoadTextAssets(recipe.text_directory()));
   const std::string train_format = cut.format.value_or("text");
-  NIBBLE_ASSIGN_OR_RETURN(const data::Format trained, data::ParseFormat(train_format));
+  NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat trained, data::ParseRowFormat(train_format));
   std::string data_digest;  // of the last file that was loaded
   kernels::ThreadPool alone(1);
   const auto load = [&](const std::string& path, const std::string& tokens_directory,
                         const std::string& format_name) -> absl::StatusOr<data::Dataset> {
-    NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
+    NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, data::ParseRowFormat(format_name));
     NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry data_file, store::HashFile(path, cancelled));
     data_digest = data_file.sha256;
     const data::TokenSource source = {.data_path = path,

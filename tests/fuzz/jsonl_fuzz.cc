@@ -1,7 +1,7 @@
 // F4: a training file. The result does not depend on the chunks of the file, and each accepted row can be read.
 #include <string>
 
-#include "server/data/record.h"
+#include "server/data/row.h"
 #include "tests/fuzz/fuzz.h"
 
 using nibble::data::FileValidator;
@@ -29,11 +29,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
            "chunks do not change the summary");
     Expect(whole->num_rows > 0, "a file without rows is refused");
   }
-  for (const auto format : {nibble::data::Format::kText, nibble::data::Format::kPromptCompletion, nibble::data::Format::kChat}) {
-    const auto record = nibble::data::ParseRecord(text.substr(0, text.find('\n')), format);
+  for (const auto format : {nibble::data::RowFormat::kText, nibble::data::RowFormat::kPromptCompletion, nibble::data::RowFormat::kChat}) {
+    const auto record = nibble::data::ParseRow(text.substr(0, text.find('\n')), format);
     ExpectClean(record.status(), text);
     if (!record.ok()) continue;
-    Expect(format != nibble::data::Format::kChat || !record->roles.empty(), "a chat has messages");
+    Expect(format != nibble::data::RowFormat::kChat || !record->roles.empty(), "a chat has messages");
   }
   return 0;
 }

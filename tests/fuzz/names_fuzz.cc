@@ -9,7 +9,7 @@
 #include "server/base/ids.h"
 #include "server/base/strings.h"
 #include "server/rpc/page.h"
-#include "server/store/layout.h"
+#include "server/store/state_paths.h"
 #include "tests/fuzz/fuzz.h"
 
 using nibble::fuzz::Expect;
@@ -35,7 +35,7 @@ void FuzzName(const std::string& name) {
   Expect(!name.empty() && name.size() <= 63 && std::all_of(name.begin(), name.end(), IsPlain), "a name has 1 to 63 plain characters");
   Expect(name.front() != '.' && name.front() != '-' && name.find("..") == std::string::npos,
          "a name is not a hidden file, a flag or a way up");
-  const store::Layout layout("/state");
+  const store::StatePaths layout("/state");
   for (const auto& [folder, path] : {std::pair(layout.models(), layout.model(name)), std::pair(layout.datasets(), layout.dataset(name))}) {
     const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
     Expect(normal == path && normal.filename() == name && normal.parent_path() == folder, "a name is one part of a path");

@@ -34,7 +34,7 @@ TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
   const Limits limits;
   const std::string trainer_path = "nibble-trainer";
   kernels::ThreadPool pool(1);
-  data::TokenCache tokens(base::RealFileSystem(), (*state)->layout.tokens(), pool, {});
+  data::TokenCache tokens(base::RealFileSystem(), (*state)->paths.tokens(), pool, {});
   rpc::TextCacheOptions options;
   options.read = [](const std::string&) -> absl::StatusOr<model::TextAssets> { return absl::InternalError("was read"); };
   rpc::TextCache texts(*(*state)->models, options);
@@ -56,10 +56,10 @@ TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
   inputs.text = (*text)->assets;
   inputs.train.format = "text";
   inputs.train.sha256 = base::Sha256Hex("train");
-  inputs.train.tokens_directory = (*state)->layout.tokens("train");
+  inputs.train.tokens_directory = (*state)->paths.tokens("train");
   inputs.eval.path = "eval";
   inputs.eval.sha256 = base::Sha256Hex("eval");
-  inputs.eval.tokens_directory = (*state)->layout.tokens("eval");
+  inputs.eval.tokens_directory = (*state)->paths.tokens("eval");
   const auto sources = plan::TokenSourcesOf(spec, inputs);
   ASSERT_TRUE(sources.ok()) << sources.status();
   ASSERT_EQ(files->size(), sources->size());

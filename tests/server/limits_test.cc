@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "server/base/json.h"
-#include "server/data/record.h"
+#include "server/data/row.h"
 #include "server/data/token_cache.h"
 #include "server/data/token_writer.h"
 #include "server/http/http_server.h"
@@ -101,9 +101,9 @@ TEST(LimitsTest, ConstantsMatchTheTableOfAdr0008) {
   std::atomic<bool> draining{false};
   telemetry::Metrics metrics({}, {});
   rpc::WorkerPool workers(1, 1);
-  const rpc::Edge edge(metrics, workers, base::RealClock(), draining);
-  EXPECT_EQ(edge.max_chunk_bytes, 1u << 20);
-  EXPECT_EQ(edge.max_page_bytes, 2u << 20);
+  const rpc::CallEnvironment environment(metrics, workers, base::RealClock(), draining);
+  EXPECT_EQ(environment.max_chunk_bytes, 1u << 20);
+  EXPECT_EQ(environment.max_page_bytes, 2u << 20);
   const http::HttpLimits http;
   EXPECT_EQ(http.max_connections, 128u);
   EXPECT_EQ(http.max_header_bytes, 8u << 10);

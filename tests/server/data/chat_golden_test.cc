@@ -37,11 +37,11 @@ class ChatGoldenTest : public ::testing::TestWithParam<const char*> {
     EXPECT_EQ(text_.chat_template->has_generation(), std::string(GetParam()) == "annotated");
   }
   Example One(const base::Json& messages, const base::Json& golden, bool train_on_prompt = false) {
-    base::Json row = {{"messages", messages}};
-    if (golden.contains("tools")) row["tools"] = golden.at("tools");
-    const auto record = ParseRecord(base::Dump(row), Format::kChat);
-    EXPECT_TRUE(record.ok()) << record.status();
-    const auto pieces = Tokenize(*record, Format::kChat, text_, {}, {.max_seq_len = 100'000, .train_on_prompt = train_on_prompt});
+    base::Json json = {{"messages", messages}};
+    if (golden.contains("tools")) json["tools"] = golden.at("tools");
+    const auto row = ParseRow(base::Dump(json), RowFormat::kChat);
+    EXPECT_TRUE(row.ok()) << row.status();
+    const auto pieces = Tokenize(*row, RowFormat::kChat, text_, {}, {.max_seq_len = 100'000, .train_on_prompt = train_on_prompt});
     EXPECT_TRUE(pieces.ok()) << pieces.status();
     return pieces.ok() && !pieces->empty() ? pieces->front() : Example();
   }

@@ -26,12 +26,12 @@ class ExampleTest : public ::testing::Test {
     config_.eos_token_ids = {1};
   }
   std::vector<std::int32_t> Encode(const std::string& text) { return text_.tokenizer->Encode(text, false).value_or(std::vector<std::int32_t>{}); }
-  absl::StatusOr<std::vector<Example>> Pieces(const std::string& line, Format format, TokeniseOptions options) {
-    const auto record = ParseRecord(line, format);
-    EXPECT_TRUE(record.ok()) << record.status();
-    return Tokenize(*record, format, text_, config_, options);
+  absl::StatusOr<std::vector<Example>> Pieces(const std::string& line, RowFormat format, TokeniseOptions options) {
+    const auto row = ParseRow(line, format);
+    EXPECT_TRUE(row.ok()) << row.status();
+    return Tokenize(*row, format, text_, config_, options);
   }
-  Example One(const std::string& line, Format format, TokeniseOptions options = {.max_seq_len = 1000}) {
+  Example One(const std::string& line, RowFormat format, TokeniseOptions options = {.max_seq_len = 1000}) {
     const auto pieces = Pieces(line, format, options);
     EXPECT_TRUE(pieces.ok()) << pieces.status();
     EXPECT_EQ(pieces->size(), 1u);
@@ -67,7 +67,7 @@ TEST_F(ExampleTest, SplitTextLosesNoToken) {
   std::vector<std::int32_t> all = Encode(words);
   all.push_back(1);
   for (const std::int64_t limit : {2, 7, 16, static_cast<int>(all.size()) - 1, static_cast<int>(all.size()), 1000}) {
-    const auto pieces = Pieces(R"({"text": ")" + words + "\"}", Format::kText, {.max_seq_len = limit});
+    const auto pieces = Pieces(R"({"text": ")" + words + "\"}", RowFormat::kText, {.max_seq_len = limit});
     ASSERT_TRUE(pieces.ok()) << pieces.status();
     std::vector<std::int32_t> joined;
     for (std::size_t i = 0; i < pieces->size(); ++i) {
@@ -91,7 +91,7 @@ TEST_F(ExampleTest, EndTokenOfATextThatFillsItsPiecesIsTrained) {
   std::ofstream(directory / "rows.jsonl") << R"({"text": ")" << words << "\"}\n";
   int filled = 0;
   for (std::int64_t limit = 3; limit <= num_text_tokens; ++limit) {
-    const auto dataset = LoadDataset(directory / "rows.jsonl", Format::kText, text_, config_, {.max_seq_len = limit});
+    const auto dataset = LoadDataset(directory / "rows.jsonl", RowFormat::kText, text_, config_, {.max_seq_len = limit});
     ASSERT_TRUE(dataset.ok()) << dataset.status();
     EXPECT_EQ(dataset->num_tokens, num_text_tokens + 1) << "no token is left out, limit " << limit;
     const Example last = dataset->examples[dataset->examples.size() - 1];
@@ -101,7 +101,7 @@ TEST_F(ExampleTest, EndTokenOfATextThatFillsItsPiecesIsTrained) {
   }
   EXPECT_GE(filled, 2) << "number of limits that the text fills exactly";
   // Pieces of two tokens cannot share a third: one token of the text is left out, and the end token is trained.
-  const auto pairs = Pieces(R"({"text": "abcd"})", Format::kText, {.max_seq_len = 2});
+  const auto pairs = Pieces(R"({"text": "abcd"})", RowFormat::kText, {.max_seq_len = 2});
   ASSERT_TRUE(pairs.ok()) << pairs.status();
   EXPECT_EQ(pairs->back().tokens.size(), 2u);
   EXPECT_EQ(pairs->back().tokens.back(), 1);
@@ -110,8 +110,8 @@ TEST_F(ExampleTest, EndTokenOfATextThatFillsItsPiecesIsTrained) {
 // T6 (docs/faults.md): a truncated row kept the memory of the whole row.
 TEST_F(ExampleTest, TruncatedRowKeepsNoMemoryOfItsEnd) {
   const std::string end(20'000, 'x');
-  for (const auto& [format, line] : {std::pair(Format::kText, "{\"text\": \"" + end + "\"}"),
-                                     std::pair(Format::kPromptCompletion, "{\"prompt\": \"who\", \"completion\": \"" + end + "\"}")}) {
+  for (const auto& [format, line] : {std::pair(RowFormat::kText, "{\"text\": \"" + end + "\"}"),
+                                     std::pair(RowFormat::kPromptCompletion, "{\"prompt\": \"who\", \"completion\": \"" + end + "\"}")}) {
     const auto pieces = Pieces(line, format, {.max_seq_len = 16, .overlong = Overlong::kTruncate});
     ASSERT_TRUE(pieces.ok()) << pieces.status();
     const Example& example = pieces->front();
@@ -124,26 +124,26 @@ TEST_F(ExampleTest, TruncatedRowKeepsNoMemoryOfItsEnd) {
 
 TEST_F(ExampleTest, LossCoversTheCompletion) {
   const std::string line = R"({"prompt": "who walks?", "completion": " the keeper"})";
-  const Example example = One(line, Format::kPromptCompletion);
+  const Example example = One(line, RowFormat::kPromptCompletion);
   EXPECT_EQ(Trained(example), " the keeper</s>");
   EXPECT_EQ(example.num_trained(), static_cast<std::int64_t>(Encode(" the keeper").size()) + 1);
-  const Example whole = One(line, Format::kPromptCompletion, {.max_seq_len = 1000, .train_on_prompt = true});
+  const Example whole = One(line, RowFormat::kPromptCompletion, {.max_seq_len = 1000, .train_on_prompt = true});
   EXPECT_EQ(Trained(whole), "who walks? the keeper</s>");
   EXPECT_EQ(whole.tokens, example.tokens);
 }
 
 // T1 (docs/faults.md): "the" is one token of this vocabulary. It begins in the prompt, so only the end token was trained.
 TEST_F(ExampleTest, TokenThatBeginsInThePromptIsTrained) {
-  const Example merged = One(R"({"prompt": "walk t", "completion": "he"})", Format::kPromptCompletion);
+  const Example merged = One(R"({"prompt": "walk t", "completion": "he"})", RowFormat::kPromptCompletion);
   EXPECT_EQ(Trained(merged), "the</s>");
   EXPECT_TRUE(merged.boundary_merged);
-  const Example inside = One(R"({"prompt": "walk t", "completion": "hen th"})", Format::kPromptCompletion);
+  const Example inside = One(R"({"prompt": "walk t", "completion": "hen th"})", RowFormat::kPromptCompletion);
   EXPECT_EQ(Trained(inside), "then th</s>") << "each token is trained once";
-  const Example whole = One(R"({"prompt": "walk ", "completion": "the"})", Format::kPromptCompletion);
+  const Example whole = One(R"({"prompt": "walk ", "completion": "the"})", RowFormat::kPromptCompletion);
   EXPECT_EQ(whole.tokens, merged.tokens);
   EXPECT_EQ(whole.trained, merged.trained);
   EXPECT_FALSE(whole.boundary_merged);
-  const Example all = One(R"({"prompt": "walk t", "completion": "he"})", Format::kPromptCompletion, {.max_seq_len = 100, .train_on_prompt = true});
+  const Example all = One(R"({"prompt": "walk t", "completion": "he"})", RowFormat::kPromptCompletion, {.max_seq_len = 100, .train_on_prompt = true});
   EXPECT_FALSE(all.boundary_merged) << "there is no boundary";
 }
 
@@ -155,26 +155,26 @@ TEST_F(ExampleTest, TokenThatCrossesEitherEndOfAnAnswerIsTrained) {
     return std::string(R"({"messages": [{"role": "user", "content": ")") + question + R"("}, {"role": "assistant", "content": ")" + answer +
            R"("}, {"role": "user", "content": ")" + next + R"("}]})";
   };
-  const Example first = One(chat("walk t", "he", " so"), Format::kChat);
+  const Example first = One(chat("walk t", "he", " so"), RowFormat::kChat);
   EXPECT_EQ(Trained(first), "the");
   EXPECT_TRUE(first.boundary_merged);
-  const Example last = One(chat("walk ", "an", "d so"), Format::kChat);
+  const Example last = One(chat("walk ", "an", "d so"), RowFormat::kChat);
   EXPECT_EQ(Trained(last), "and");
   EXPECT_TRUE(last.boundary_merged);
-  EXPECT_FALSE(One(chat("walk ", "an", " so"), Format::kChat).boundary_merged);
+  EXPECT_FALSE(One(chat("walk ", "an", " so"), RowFormat::kChat).boundary_merged);
 }
 
 // Byte-level tokenizers that trim offsets report an empty span for a token of blanks.
 TEST_F(ExampleTest, BlanksOfACompletionAreTrainedWhereTheTokenizerTrimsOffsets) {
   const std::string line = R"({"prompt": "walk", "completion": "  so   far "})";
-  const Example plain = One(line, Format::kPromptCompletion);
+  const Example plain = One(line, RowFormat::kPromptCompletion);
   EXPECT_EQ(Trained(plain), "  so   far </s>");
   const base::Json trimming = base::Json::parse(R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})");
   for (const bool in_sequence : {false, true}) {
     ChangeTokenizer([&](base::Json& tokenizer) {
       tokenizer["post_processor"] = in_sequence ? base::Json{{"type", "Sequence"}, {"processors", {trimming}}} : trimming;
     });
-    const Example trimmed = One(line, Format::kPromptCompletion);
+    const Example trimmed = One(line, RowFormat::kPromptCompletion);
     EXPECT_EQ(trimmed.tokens, plain.tokens);
     EXPECT_EQ(trimmed.trained, plain.trained);
   }
@@ -184,22 +184,22 @@ TEST_F(ExampleTest, SpecialTokenThatSwallowsABlankOfTheCompletionIsNotTrained) {
   ChangeTokenizer([](base::Json& tokenizer) {
     for (base::Json& token : tokenizer["added_tokens"]) token["rstrip"] = token["content"] == "<pad>";
   });
-  const Example example = One(R"({"prompt": "walk<pad>", "completion": " so"})", Format::kPromptCompletion);
+  const Example example = One(R"({"prompt": "walk<pad>", "completion": " so"})", RowFormat::kPromptCompletion);
   EXPECT_EQ(Trained(example), "so</s>");
   EXPECT_FALSE(example.boundary_merged) << "the prompt alone has the same tokens";
-  EXPECT_EQ(Trained(One(R"({"prompt": "walk", "completion": "<pad> so"})", Format::kPromptCompletion)), "<pad>so</s>");
+  EXPECT_EQ(Trained(One(R"({"prompt": "walk", "completion": "<pad> so"})", RowFormat::kPromptCompletion)), "<pad>so</s>");
 }
 
 TEST_F(ExampleTest, LossCoversEveryAssistantTurn) {
   const std::string line =
       R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "first"},)"
       R"( {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}]})";
-  const std::string trained = Trained(One(line, Format::kChat));
+  const std::string trained = Trained(One(line, RowFormat::kChat));
   EXPECT_THAT(trained, HasSubstr("first"));
   EXPECT_THAT(trained, HasSubstr("second"));
   EXPECT_THAT(trained, ::testing::Not(HasSubstr("a?")));
   EXPECT_THAT(trained, ::testing::Not(HasSubstr("b?")));
-  EXPECT_THAT(Trained(One(line, Format::kChat, {.max_seq_len = 1000, .train_on_prompt = true})), HasSubstr("a?"));
+  EXPECT_THAT(Trained(One(line, RowFormat::kChat, {.max_seq_len = 1000, .train_on_prompt = true})), HasSubstr("a?"));
 }
 
 TEST_F(ExampleTest, EachAnswerOfManyTurnsIsTrainedAndNoQuestion) {
@@ -223,10 +223,10 @@ TEST_F(ExampleTest, EachAnswerOfManyTurnsIsTrainedAndNoQuestion) {
     }
     return found;
   };
-  const Example example = One(line, Format::kChat, {.max_seq_len = 100'000});
+  const Example example = One(line, RowFormat::kChat, {.max_seq_len = 100'000});
   EXPECT_EQ(turns(Trained(example)), answers);
   EXPECT_EQ(turns(text_.tokenizer->Decode(example.tokens, false).value_or("")).size(), 2 * all.size()) << "every turn is in the text";
-  const std::string rest = turns(Trained(One(line, Format::kChat, {.max_seq_len = 100'000, .train_on_prompt = true})));
+  const std::string rest = turns(Trained(One(line, RowFormat::kChat, {.max_seq_len = 100'000, .train_on_prompt = true})));
   EXPECT_THAT(rest, HasSubstr("q100"));
   EXPECT_THAT(rest, ::testing::Not(HasSubstr("a100")));
   EXPECT_THAT(rest, HasSubstr("a101"));
@@ -236,12 +236,12 @@ TEST_F(ExampleTest, CancelStopsRenderingAConversation) {
   const std::string line =
       R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "first"},)"
       R"( {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}]})";
-  const auto record = ParseRecord(line, Format::kChat);
-  ASSERT_TRUE(record.ok()) << record.status();
+  const auto row = ParseRow(line, RowFormat::kChat);
+  ASSERT_TRUE(row.ok()) << row.status();
   int asked = 0;
   const auto tokenize = [&](int renderings) {
     asked = 0;
-    return Tokenize(*record, Format::kChat, text_, config_, {.max_seq_len = 1000}, [&asked, renderings] { return asked++ == renderings; })
+    return Tokenize(*row, RowFormat::kChat, text_, config_, {.max_seq_len = 1000}, [&asked, renderings] { return asked++ == renderings; })
         .status();
   };
   // The two renderings: the whole, and the part before the last answer.
@@ -255,7 +255,7 @@ TEST_F(ExampleTest, CancelStopsRenderingAConversation) {
   const testing::TempDirectory directory;
   std::ofstream(directory / "rows.jsonl") << line << "\n";
   asked = 0;
-  const auto file = LoadDataset(directory / "rows.jsonl", Format::kChat, text_, config_, {.max_seq_len = 1000},
+  const auto file = LoadDataset(directory / "rows.jsonl", RowFormat::kChat, text_, config_, {.max_seq_len = 1000},
                                 [&asked] { return asked++ == 2; });
   EXPECT_TRUE(absl::IsCancelled(file.status())) << file.status();
   EXPECT_EQ(asked, 3) << "once at the line, then at its renderings";
@@ -266,15 +266,15 @@ TEST_F(ExampleTest, TrainFlagOfAMessageOverridesItsRole) {
     return std::string(R"({"messages": [{"role": "user", "content": "a?")") + question + R"(}, {"role": "assistant", "content": "first")" +
            first + R"(}, {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}]})";
   };
-  const Example without = One(line("", R"(, "train": false)"), Format::kChat);
+  const Example without = One(line("", R"(, "train": false)"), RowFormat::kChat);
   EXPECT_THAT(Trained(without), HasSubstr("second"));
   EXPECT_THAT(Trained(without), ::testing::Not(HasSubstr("first")));
-  EXPECT_EQ(without.tokens, One(line("", ""), Format::kChat).tokens);
-  const std::string with = Trained(One(line(R"(, "train": true)", ""), Format::kChat));
+  EXPECT_EQ(without.tokens, One(line("", ""), RowFormat::kChat).tokens);
+  const std::string with = Trained(One(line(R"(, "train": true)", ""), RowFormat::kChat));
   EXPECT_THAT(with, HasSubstr("a?"));
   EXPECT_THAT(with, HasSubstr("first"));
   EXPECT_THAT(with, ::testing::Not(HasSubstr("b?")));
-  const std::string rest = Trained(One(line("", R"(, "train": false)"), Format::kChat, {.max_seq_len = 1000, .train_on_prompt = true}));
+  const std::string rest = Trained(One(line("", R"(, "train": false)"), RowFormat::kChat, {.max_seq_len = 1000, .train_on_prompt = true}));
   EXPECT_THAT(rest, HasSubstr("a?"));
   EXPECT_THAT(rest, ::testing::Not(HasSubstr("first")));
   EXPECT_THAT(rest, HasSubstr("second"));
@@ -286,7 +286,7 @@ TEST_F(ExampleTest, DateOfATemplateIsFixed) {
       "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {});
   ASSERT_TRUE(dated.ok()) << dated.status();
   text_.chat_template = *std::move(dated);
-  const Example example = One(R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]})", Format::kChat);
+  const Example example = One(R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]})", RowFormat::kChat);
   EXPECT_THAT(text_.tokenizer->Decode(example.tokens, false).value_or(""), HasSubstr("26 Jul 2024"));
 }
 
@@ -301,12 +301,12 @@ TEST_F(ExampleTest, RowThatBeginsWithTheBosHasItOnce) {
   const auto text = [&](const Example& example) { return text_.tokenizer->Decode(example.tokens, false).value_or(""); };
   const TokeniseOptions without = {.max_seq_len = 100, .add_special_tokens = false};
   struct Case {
-    Format format;
+    RowFormat format;
     const char *plain, *with;
     std::string wanted;
   };
-  for (const Case& c : {Case{Format::kText, R"({"text": "the keeper"})", R"({"text": "<s>the keeper"})", "<s>the keeper</s>"},
-                        Case{Format::kPromptCompletion, R"({"prompt": "the", "completion": " keeper"})",
+  for (const Case& c : {Case{RowFormat::kText, R"({"text": "the keeper"})", R"({"text": "<s>the keeper"})", "<s>the keeper</s>"},
+                        Case{RowFormat::kPromptCompletion, R"({"prompt": "the", "completion": " keeper"})",
                              R"({"prompt": "<s>the", "completion": " keeper"})", "<s>the keeper</s>"}}) {
     const Example plain = One(c.plain, c.format), with = One(c.with, c.format);
     EXPECT_EQ(text(plain), c.wanted);
@@ -322,8 +322,8 @@ TEST_F(ExampleTest, RowThatBeginsWithTheBosHasItOnce) {
   ASSERT_TRUE(bare.ok()) << bare.status();
   text_.chat_template = *std::move(bare);
   const char chat[] = R"({"messages": [{"role": "user", "content": "the"}, {"role": "assistant", "content": " keeper"}]})";
-  EXPECT_EQ(text(One(chat, Format::kChat)), "the keeper") << "the template writes special tokens";
-  const Example added = One(chat, Format::kChat, {.max_seq_len = 100, .add_special_tokens = true});
+  EXPECT_EQ(text(One(chat, RowFormat::kChat)), "the keeper") << "the template writes special tokens";
+  const Example added = One(chat, RowFormat::kChat, {.max_seq_len = 100, .add_special_tokens = true});
   EXPECT_EQ(text(added), "<s>the keeper");
   EXPECT_EQ(Trained(added), " keeper");
 }
@@ -337,7 +337,7 @@ TEST_F(ExampleTest, WarningNamesTheLinesOfRowsThatBeginWithTheBos) {
   });
   const testing::TempDirectory directory;
   std::ofstream(directory / "rows.jsonl") << R"({"text": "the keeper"})" << "\n" << R"({"text": "<s>the keeper of the light"})" << "\n";
-  const auto dataset = LoadDataset(directory / "rows.jsonl", Format::kText, text_, config_, {.max_seq_len = 8});
+  const auto dataset = LoadDataset(directory / "rows.jsonl", RowFormat::kText, text_, config_, {.max_seq_len = 8});
   ASSERT_TRUE(dataset.ok()) << dataset.status();
   const std::vector<RowWarning> warnings = RowWarnings(*dataset, 8);
   ASSERT_EQ(warnings.size(), 1u);
@@ -349,52 +349,52 @@ TEST_F(ExampleTest, WarningNamesTheLinesOfRowsThatBeginWithTheBos) {
 // The model must learn to stop even if the tokenizer itself adds the end token.
 TEST_F(ExampleTest, EndTokenOfTheTokenizerIsTrained) {
   const std::string line = R"({"prompt": "who walks?", "completion": " the keeper"})";
-  const Example plain = One(line, Format::kPromptCompletion);
+  const Example plain = One(line, RowFormat::kPromptCompletion);
   ChangeTokenizer([](base::Json& tokenizer) {
     tokenizer["post_processor"] = base::Json::parse(
         R"({"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
             "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}})");
   });
-  const Example closed = One(line, Format::kPromptCompletion);
+  const Example closed = One(line, RowFormat::kPromptCompletion);
   EXPECT_EQ(closed.tokens, plain.tokens);
   EXPECT_EQ(closed.trained, plain.trained);
 }
 
 TEST_F(ExampleTest, OverlongRowIsTruncatedDroppedOrRefusedByPolicy) {
   const std::string line = R"({"prompt": "abcd", "completion": " efgh"})";
-  const std::vector<std::int32_t> all = One(line, Format::kPromptCompletion).tokens;
+  const std::vector<std::int32_t> all = One(line, RowFormat::kPromptCompletion).tokens;
   const auto limit = static_cast<std::int64_t>(all.size()) - 2;
-  const Example cut = One(line, Format::kPromptCompletion, {.max_seq_len = limit});
+  const Example cut = One(line, RowFormat::kPromptCompletion, {.max_seq_len = limit});
   EXPECT_EQ(cut.tokens, std::vector<std::int32_t>(all.begin(), all.end() - 2));
   EXPECT_EQ(cut.trained.size(), cut.tokens.size());
-  EXPECT_THAT(*Pieces(line, Format::kPromptCompletion, {.max_seq_len = limit, .overlong = Overlong::kDrop}), ElementsAre());
-  const auto refused = Pieces(line, Format::kPromptCompletion, {.max_seq_len = limit, .overlong = Overlong::kError});
+  EXPECT_THAT(*Pieces(line, RowFormat::kPromptCompletion, {.max_seq_len = limit, .overlong = Overlong::kDrop}), ElementsAre());
+  const auto refused = Pieces(line, RowFormat::kPromptCompletion, {.max_seq_len = limit, .overlong = Overlong::kError});
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("max_seq_len is " + std::to_string(limit)));
-  EXPECT_EQ(One(line, Format::kPromptCompletion, {.max_seq_len = limit + 2, .overlong = Overlong::kError}).tokens, all);
+  EXPECT_EQ(One(line, RowFormat::kPromptCompletion, {.max_seq_len = limit + 2, .overlong = Overlong::kError}).tokens, all);
 }
 
 TEST_F(ExampleTest, OverlongTextFollowsThePolicy) {
   const std::string words = R"({"text": "the keeper of the light walked down"})";
-  const std::vector<std::int32_t> all = One(words, Format::kText, {.max_seq_len = 100}).tokens;
+  const std::vector<std::int32_t> all = One(words, RowFormat::kText, {.max_seq_len = 100}).tokens;
   const auto limit = static_cast<std::int64_t>(all.size()) - 2;
-  const Example cut = One(words, Format::kText, {.max_seq_len = limit, .overlong = Overlong::kTruncate});
+  const Example cut = One(words, RowFormat::kText, {.max_seq_len = limit, .overlong = Overlong::kTruncate});
   EXPECT_EQ(cut.tokens, std::vector<std::int32_t>(all.begin(), all.end() - 2));
   EXPECT_EQ(cut.num_cut_off, 2);
-  EXPECT_THAT(*Pieces(words, Format::kText, {.max_seq_len = limit, .overlong = Overlong::kDrop}), ElementsAre());
-  EXPECT_FALSE(Pieces(words, Format::kText, {.max_seq_len = limit, .overlong = Overlong::kError}).ok());
+  EXPECT_THAT(*Pieces(words, RowFormat::kText, {.max_seq_len = limit, .overlong = Overlong::kDrop}), ElementsAre());
+  EXPECT_FALSE(Pieces(words, RowFormat::kText, {.max_seq_len = limit, .overlong = Overlong::kError}).ok());
 }
 
 // The format of an evaluation set may differ from that of the training data.
 TEST_F(ExampleTest, PolicyAppliesToTheFormatThatItWasChosenFor) {
-  EXPECT_EQ(OverlongFor("", Format::kText, Format::kText), Overlong::kSplit);
-  EXPECT_EQ(OverlongFor("", Format::kChat, Format::kChat), Overlong::kTruncate);
-  EXPECT_EQ(OverlongFor("truncate", Format::kText, Format::kText), Overlong::kTruncate);
-  EXPECT_EQ(OverlongFor("split", Format::kText, Format::kChat), Overlong::kTruncate);
-  EXPECT_EQ(OverlongFor("truncate", Format::kChat, Format::kText), Overlong::kSplit);
-  for (const Format format : {Format::kText, Format::kPromptCompletion, Format::kChat}) {
-    EXPECT_EQ(OverlongFor("drop", Format::kText, format), Overlong::kDrop);
-    EXPECT_EQ(OverlongFor("error", Format::kChat, format), Overlong::kError);
+  EXPECT_EQ(OverlongFor("", RowFormat::kText, RowFormat::kText), Overlong::kSplit);
+  EXPECT_EQ(OverlongFor("", RowFormat::kChat, RowFormat::kChat), Overlong::kTruncate);
+  EXPECT_EQ(OverlongFor("truncate", RowFormat::kText, RowFormat::kText), Overlong::kTruncate);
+  EXPECT_EQ(OverlongFor("split", RowFormat::kText, RowFormat::kChat), Overlong::kTruncate);
+  EXPECT_EQ(OverlongFor("truncate", RowFormat::kChat, RowFormat::kText), Overlong::kSplit);
+  for (const RowFormat format : {RowFormat::kText, RowFormat::kPromptCompletion, RowFormat::kChat}) {
+    EXPECT_EQ(OverlongFor("drop", RowFormat::kText, format), Overlong::kDrop);
+    EXPECT_EQ(OverlongFor("error", RowFormat::kChat, format), Overlong::kError);
   }
 }
 
@@ -402,7 +402,7 @@ TEST_F(ExampleTest, ErrorNamesTheLineOrSaysThatNothingIsTrainable) {
   const testing::TempDirectory directory;
   const auto load = [&](const std::string& text, TokeniseOptions options) {
     std::ofstream(directory / "rows.jsonl") << text;
-    return LoadDataset(directory / "rows.jsonl", Format::kPromptCompletion, text_, config_, options);
+    return LoadDataset(directory / "rows.jsonl", RowFormat::kPromptCompletion, text_, config_, options);
   };
   const std::string good = R"({"prompt": "a", "completion": "b"})" "\n", high = R"({"prompt": "aaaaaaaaaaaaaaaa", "completion": "b"})" "\n";
   const auto both = load(good + high, {.max_seq_len = 64});
@@ -425,13 +425,13 @@ TEST_F(ExampleTest, AcceptedLineIsReadWhateverItsLength) {
   std::string row = R"({"text": ")";
   while (row.size() <= kDefaultMaxLineBytes) row += "the keeper of the light ";
   row += "\"}\n";
-  FileValidator strict(Format::kText), wide(Format::kText, 2 * kDefaultMaxLineBytes);
+  FileValidator strict(RowFormat::kText), wide(RowFormat::kText, 2 * kDefaultMaxLineBytes);
   strict.Feed(row);
   wide.Feed(row);
   EXPECT_FALSE(strict.Finish().ok());
   EXPECT_TRUE(wide.Finish().ok());
   std::ofstream(directory / "rows.jsonl") << row;
-  const auto dataset = LoadDataset(directory / "rows.jsonl", Format::kText, text_, config_, {.max_seq_len = 1000});
+  const auto dataset = LoadDataset(directory / "rows.jsonl", RowFormat::kText, text_, config_, {.max_seq_len = 1000});
   ASSERT_TRUE(dataset.ok()) << dataset.status();
   EXPECT_EQ(dataset->num_rows, 1);
   EXPECT_GT(dataset->num_tokens, 100'000);
@@ -444,7 +444,7 @@ TEST_F(ExampleTest, WarningsNameTheLinesOfTruncatedDroppedAndUntrainedRows) {
   const std::string wide = R"({"prompt": "a", "completion": "bbbbbbbbbbbbbbbb"})" "\n";
   const auto load = [&](const std::string& text, Overlong overlong) {
     std::ofstream(directory / "rows.jsonl") << text;
-    auto dataset = LoadDataset(directory / "rows.jsonl", Format::kPromptCompletion, text_, config_,
+    auto dataset = LoadDataset(directory / "rows.jsonl", RowFormat::kPromptCompletion, text_, config_,
                                {.max_seq_len = 4, .overlong = overlong});
     EXPECT_TRUE(dataset.ok()) << dataset.status();
     return dataset.ok() ? *std::move(dataset) : Dataset();
@@ -471,7 +471,7 @@ TEST_F(ExampleTest, WarningNamesTheLinesOfRowsWithAMergedBoundary) {
   const testing::TempDirectory directory;
   std::ofstream(directory / "rows.jsonl") << R"({"prompt": "walk ", "completion": "the"})" << "\n\n"
                                           << R"({"prompt": "walk t", "completion": "he"})" << "\n";
-  const auto dataset = LoadDataset(directory / "rows.jsonl", Format::kPromptCompletion, text_, config_, {.max_seq_len = 64});
+  const auto dataset = LoadDataset(directory / "rows.jsonl", RowFormat::kPromptCompletion, text_, config_, {.max_seq_len = 64});
   ASSERT_TRUE(dataset.ok()) << dataset.status();
   const std::vector<RowWarning> warnings = RowWarnings(*dataset, 64);
   ASSERT_EQ(warnings.size(), 1u);
@@ -484,14 +484,14 @@ TEST_F(ExampleTest, WarningNamesTheLinesOfRowsWithAMergedBoundary) {
 // trained.
 TEST_F(ExampleTest, MergedBoundaryThatIsCutOffIsNotReported) {
   const std::string line = R"({"prompt": "walk t", "completion": "he keeper"})";
-  const Example whole = One(line, Format::kPromptCompletion);
+  const Example whole = One(line, RowFormat::kPromptCompletion);
   ASSERT_TRUE(whole.boundary_merged);
   const auto merged = std::find(whole.trained.begin(), whole.trained.end(), 1) - whole.trained.begin();
   const TokeniseOptions without = {.max_seq_len = merged, .overlong = Overlong::kTruncate};
   const TokeniseOptions with = {.max_seq_len = merged + 1, .overlong = Overlong::kTruncate};
-  EXPECT_FALSE(One(line, Format::kPromptCompletion, without).boundary_merged);
-  EXPECT_TRUE(One(line, Format::kPromptCompletion, with).boundary_merged);
-  EXPECT_GT(One(line, Format::kPromptCompletion, with).num_cut_off, 0);
+  EXPECT_FALSE(One(line, RowFormat::kPromptCompletion, without).boundary_merged);
+  EXPECT_TRUE(One(line, RowFormat::kPromptCompletion, with).boundary_merged);
+  EXPECT_GT(One(line, RowFormat::kPromptCompletion, with).num_cut_off, 0);
 }
 
 TEST_F(ExampleTest, CancelStopsReadingAFile) {
@@ -501,7 +501,7 @@ TEST_F(ExampleTest, CancelStopsReadingAFile) {
   int asked = 0;
   const auto load = [&](int lines) {
     asked = 0;
-    return LoadDataset(directory / "rows.jsonl", Format::kPromptCompletion, text_, config_, {.max_seq_len = 64},
+    return LoadDataset(directory / "rows.jsonl", RowFormat::kPromptCompletion, text_, config_, {.max_seq_len = 64},
                        [&asked, lines] { return asked++ == lines; });
   };
   EXPECT_TRUE(absl::IsCancelled(load(2).status()));

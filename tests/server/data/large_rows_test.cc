@@ -57,7 +57,7 @@ class LargeRowsTest : public TokenSourceTest {
  protected:
   // Writes `rows` to a new file for each call.
   TokenSource Rows(const std::string& rows) {
-    TokenSource source = Source(Format::kText, 0, rows);
+    TokenSource source = Source(RowFormat::kText, 0, rows);
     const std::string path = temp_ / ("rows" + std::to_string(++files_));
     std::filesystem::rename(source.data_path, path);
     source.data_path = path;
@@ -92,19 +92,19 @@ TEST_F(LargeRowsTest, PlainTextOfSixteenMebibytesTakesLittleMemoryAndCanBeCancel
 
 TEST_F(LargeRowsTest, TokensEqualThoseOfTheWholeRow) {
   const std::string prose = Prose(300'000), blob(100'000, 'x');
-  const auto tokens = [&](Format format, const std::string& line, const TokeniseOptions& options) {
-    const auto record = ParseRecord(line, format);
-    EXPECT_TRUE(record.ok()) << record.status();
-    const auto examples = Tokenize(*record, format, text_, {}, options);
+  const auto tokens = [&](RowFormat format, const std::string& line, const TokeniseOptions& options) {
+    const auto row = ParseRow(line, format);
+    EXPECT_TRUE(row.ok()) << row.status();
+    const auto examples = Tokenize(*row, format, text_, {}, options);
     EXPECT_TRUE(examples.ok()) << examples.status();
     return examples.ok() && examples->size() == 1 ? examples->front() : Example();
   };
   const TokeniseOptions whole = {.max_seq_len = 10'000'000};
   for (const std::string& text : {prose, blob + prose, prose + blob}) {
     const std::vector<std::int32_t> want = *text_.tokenizer->Encode(text, false);
-    EXPECT_EQ(tokens(Format::kText, TextRow(text), whole).tokens, want);
+    EXPECT_EQ(tokens(RowFormat::kText, TextRow(text), whole).tokens, want);
     const std::string pair = "{\"prompt\": \"" + text.substr(0, 200'000) + "\", \"completion\": \"" + text.substr(200'000) + "\"}";
-    const Example example = tokens(Format::kPromptCompletion, pair, whole);
+    const Example example = tokens(RowFormat::kPromptCompletion, pair, whole);
     EXPECT_EQ(example.tokens, want);
     // Trained from the token that covers the first byte of the completion.
     const auto prefix = text_.tokenizer->EncodeWithSpans(text, false);
@@ -112,7 +112,7 @@ TEST_F(LargeRowsTest, TokensEqualThoseOfTheWholeRow) {
     for (std::size_t i = 0; i < want.size(); ++i) ASSERT_EQ(example.trained[i] != 0, prefix->tokens[i].end > 200'000) << i;
     const std::string chat =
         R"({"messages": [{"role": "user", "content": ")" + text + R"("}, {"role": "assistant", "content": ")" + text + "\"}]}";
-    EXPECT_EQ(tokens(Format::kChat, chat, whole).tokens, *text_.tokenizer->Encode(text + text, false));
+    EXPECT_EQ(tokens(RowFormat::kChat, chat, whole).tokens, *text_.tokenizer->Encode(text + text, false));
   }
 }
 

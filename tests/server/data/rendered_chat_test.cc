@@ -22,15 +22,15 @@ class RenderedChatTest : public ::testing::Test {
   std::string Trained(const char* source, const std::string& messages = kQuestionAndTwo, bool train_on_prompt = false) {
     const auto chat = text::ChatTemplate::Compile(source, {{"eos_token", "</s>"}});
     EXPECT_TRUE(chat.ok()) << chat.status();
-    const auto record = ParseRecord("{\"messages\": " + messages + "}", Format::kChat);
-    EXPECT_TRUE(record.ok()) << record.status();
+    const auto row = ParseRow("{\"messages\": " + messages + "}", RowFormat::kChat);
+    EXPECT_TRUE(row.ok()) << row.status();
     asked_ = 0;
-    const auto rendered = RenderChat(*record, **chat, train_on_prompt, [this] { return ++asked_ == cancelled_at_; });
+    const auto rendered = RenderChat(*row, **chat, train_on_prompt, [this] { return ++asked_ == cancelled_at_; });
     if (!rendered.ok()) {
       reason_ = base::Reason(rendered.status());
       return std::string(rendered.status().message());
     }
-    EXPECT_EQ(rendered->text, *(*chat)->RenderJson(record->messages_json, {}));
+    EXPECT_EQ(rendered->text, *(*chat)->RenderJson(row->messages_json, {}));
     ByteRanges ranges = rendered->trained;
     std::sort(ranges.begin(), ranges.end());
     std::string all;

@@ -45,7 +45,7 @@ class TokenCacheTest : public TokenSourceTest {
   }
   // Makes a file of its own data set, used `age` ago.
   TokenSource Made(TokenCache& cache, const std::string& dataset, std::chrono::minutes age) {
-    TokenSource source = Source(Format::kText, 20);
+    TokenSource source = Source(RowFormat::kText, 20);
     source.tokens_directory = temp_ / ("tokens/" + dataset);
     const auto made = cache.Get(source, {});
     EXPECT_TRUE(made.ok()) << made.status();
@@ -66,7 +66,7 @@ constexpr std::int64_t kMuch = std::int64_t{1} << 40;
 
 TEST_F(TokenCacheTest, CallsForTheSameFileWriteItOnce) {
   TokenCache cache = Cache(kMuch);
-  const TokenSource source = Source(Format::kPromptCompletion, 100);
+  const TokenSource source = Source(RowFormat::kPromptCompletion, 100);
   const auto want = InMemory(source);
   ASSERT_TRUE(want.ok());
   std::vector<std::thread> threads;
@@ -85,7 +85,7 @@ TEST_F(TokenCacheTest, CallsForTheSameFileWriteItOnce) {
 
 TEST_F(TokenCacheTest, CallThatWaitsForAnotherCanBeCancelled) {
   TokenCache cache = Cache(kMuch);
-  const TokenSource source = Source(Format::kText, 20);
+  const TokenSource source = Source(RowFormat::kText, 20);
   held_ = true;
   std::thread first([&] { EXPECT_TRUE(cache.Get(source, {}).ok()); });
   while (!waiting_) std::this_thread::yield();
@@ -144,7 +144,7 @@ TEST_F(TokenCacheTest, CountsUnfinishedFilesAndRemovesThoseOfKilledWriters) {
 // T7 (docs/faults.md)
 TEST_F(TokenCacheTest, NeverHoldsTheTokensInMemory) {
   TokenCache cache(files_, temp_ / "tokens", pool_, {.max_bytes = kMuch, .min_free_bytes = std::numeric_limits<std::uint64_t>::max()});
-  const TokenSource source = Source(Format::kText, 20);
+  const TokenSource source = Source(RowFormat::kText, 20);
   const auto want = InMemory(source);
   ASSERT_TRUE(want.ok());
   EXPECT_EQ(base::Reason(cache.Get(source, {}).status()), "DISK_FULL");
@@ -161,7 +161,7 @@ TEST_F(TokenCacheTest, NeverHoldsTheTokensInMemory) {
 
 TEST_F(TokenCacheTest, LimitHoldsAfterEachFileAndRemovedTokensStayReadable) {
   TokenCache cache = Cache(0);
-  const TokenSource source = Source(Format::kText, 20);
+  const TokenSource source = Source(RowFormat::kText, 20);
   const auto got = cache.Get(source, {});
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_FALSE(Exists(source));

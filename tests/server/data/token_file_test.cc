@@ -18,7 +18,7 @@ namespace nibble::data {
 namespace {
 
 constexpr std::size_t kWindow = 16 << 10;  // pieces of 1 KiB on four threads
-constexpr Format kFormats[] = {Format::kText, Format::kPromptCompletion, Format::kChat};
+constexpr RowFormat kFormats[] = {RowFormat::kText, RowFormat::kPromptCompletion, RowFormat::kChat};
 
 class TokenFileTest : public TokenSourceTest {
  protected:
@@ -29,9 +29,9 @@ class TokenFileTest : public TokenSourceTest {
 
 // T7 (docs/faults.md): planner, job and each attempt tokenized the data again.
 TEST_F(TokenFileTest, HoldsTheExamplesAndRowsOfLoadDataset) {
-  for (const Format format : kFormats) {
+  for (const RowFormat format : kFormats) {
     for (const Overlong overlong : {Overlong::kTruncate, Overlong::kDrop, Overlong::kSplit}) {
-      if (overlong == Overlong::kSplit && format != Format::kText) continue;
+      if (overlong == Overlong::kSplit && format != RowFormat::kText) continue;
       SCOPED_TRACE(std::string(Name(format)) + " " + std::to_string(static_cast<int>(overlong)));
       TokenSource source = Source(format, 60);
       source.options.overlong = overlong;
@@ -55,7 +55,7 @@ TEST_F(TokenFileTest, HoldsTheExamplesAndRowsOfLoadDataset) {
 }
 
 TEST_F(TokenFileTest, NamesTheLineOfEachExample) {
-  const TokenSource source = Source(Format::kPromptCompletion, 3);
+  const TokenSource source = Source(RowFormat::kPromptCompletion, 3);
   ASSERT_TRUE(Load(source).ok());
   const auto file = TokenFile::Open(PathOf(source), TokenKey(source));
   ASSERT_TRUE(file.ok()) << file.status();
@@ -69,7 +69,7 @@ TEST_F(TokenFileTest, NamesTheLineOfEachExample) {
 TEST_F(TokenFileTest, BytesDoNotDependOnTheNumberOfThreads) {
   // Many windows, and lines longer than one.
   const std::string long_line = "{\"text\": \"" + std::string(60'000, 'y') + "\"}\n";
-  const TokenSource source = Source(Format::kText, 700, long_line + long_line + "{\"text\": \"no line end\"}");
+  const TokenSource source = Source(RowFormat::kText, 700, long_line + long_line + "{\"text\": \"no line end\"}");
   std::string first;
   for (const int threads : {1, 2, 3, 8}) {
     kernels::ThreadPool pool(threads);
@@ -86,7 +86,7 @@ TEST_F(TokenFileTest, BytesDoNotDependOnTheNumberOfThreads) {
 }
 
 TEST_F(TokenFileTest, BatchesEqualThoseOfExamplesInMemory) {
-  const TokenSource source = Source(Format::kPromptCompletion, 50);
+  const TokenSource source = Source(RowFormat::kPromptCompletion, 50);
   const auto memory = InMemory(source), file = Load(source);
   ASSERT_TRUE(memory.ok() && file.ok());
   for (const Packing packing : {Packing::kNone, Packing::kSegmented}) {
@@ -117,11 +117,11 @@ TEST_F(TokenFileTest, BatchesEqualThoseOfExamplesInMemory) {
 }
 
 TEST_F(TokenFileTest, ErrorsEqualThoseOfLoadDatasetAndLeaveNoFile) {
-  TokenSource too_long = Source(Format::kPromptCompletion, 500);
+  TokenSource too_long = Source(RowFormat::kPromptCompletion, 500);
   too_long.options.overlong = Overlong::kError;
-  TokenSource untrained = Source(Format::kText, 0, "{\"text\": \"\"}\n");
+  TokenSource untrained = Source(RowFormat::kText, 0, "{\"text\": \"\"}\n");
   untrained.config.eos_token_ids.clear();
-  const TokenSource bad_line = Source(Format::kChat, 400, "{\"messages\": 1}\n{\"messages\": 2}\n");
+  const TokenSource bad_line = Source(RowFormat::kChat, 400, "{\"messages\": 1}\n{\"messages\": 2}\n");
   for (const TokenSource& source : {too_long, untrained, bad_line}) {
     const absl::Status want = InMemory(source).status(), got = Load(source).status();
     EXPECT_TRUE(absl::IsInvalidArgument(want)) << want;
@@ -132,7 +132,7 @@ TEST_F(TokenFileTest, ErrorsEqualThoseOfLoadDatasetAndLeaveNoFile) {
 }
 
 TEST_F(TokenFileTest, CancelIsCheckedOnlyOnTheCallingThreadAndLeavesNoFile) {
-  const TokenSource source = Source(Format::kText, 2000);
+  const TokenSource source = Source(RowFormat::kText, 2000);
   const auto caller = std::this_thread::get_id();
   for (const int after : {0, 1, 15}) {
     int asked = 0;
@@ -147,7 +147,7 @@ TEST_F(TokenFileTest, CancelIsCheckedOnlyOnTheCallingThreadAndLeavesNoFile) {
 }
 
 TEST_F(TokenFileTest, DamagedFileIsDetectedAndRewritten) {
-  const TokenSource source = Source(Format::kPromptCompletion, 20);
+  const TokenSource source = Source(RowFormat::kPromptCompletion, 20);
   ASSERT_TRUE(Load(source).ok());
   const std::string whole = ReadBytes(PathOf(source));
   const auto want = InMemory(source);
@@ -182,7 +182,7 @@ TEST_F(TokenFileTest, DamagedFileIsDetectedAndRewritten) {
 TEST_F(TokenFileTest, KeyChangesWithEverythingThatTokensDependOn) {
   std::set<std::string> keys;
   const auto add = [&](TokenSource source) { EXPECT_TRUE(keys.insert(TokenKey(source)).second) << keys.size(); };
-  const TokenSource source = Source(Format::kPromptCompletion, 1);
+  const TokenSource source = Source(RowFormat::kPromptCompletion, 1);
   add(source);
   TokenSource other = source;
   other.data_sha256 = base::Sha256Hex("other");
@@ -197,7 +197,7 @@ TEST_F(TokenFileTest, KeyChangesWithEverythingThatTokensDependOn) {
   other.config.eos_token_ids.clear();
   add(other);
   other = source;
-  other.format = Format::kText;
+  other.format = RowFormat::kText;
   add(other);
   other = source;
   other.options.max_seq_len = 41;
@@ -223,9 +223,9 @@ TEST_F(TokenFileTest, KeyChangesWithEverythingThatTokensDependOn) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 // T6 (docs/faults.md)
 TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
-  const std::string rows = ReadBytes(Source(Format::kText, 200).data_path);
+  const std::string rows = ReadBytes(Source(RowFormat::kText, 200).data_path);
   const auto repeated = [&](int times) {
-    TokenSource source = Source(Format::kText, 0);
+    TokenSource source = Source(RowFormat::kText, 0);
     source.data_path = temp_ / std::to_string(times);
     source.data_sha256 = std::to_string(times);
     std::ofstream out(source.data_path, std::ios::binary);
@@ -266,7 +266,7 @@ TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
 
 // T7 (docs/faults.md): if the disk had no room for the tokens, a plan held all of them in the server's memory.
 TEST_F(TokenFileTest, FullDiskLeavesOnlyLengthsIfNoTokensAreNeeded) {
-  for (const Format format : kFormats) {
+  for (const RowFormat format : kFormats) {
     const TokenSource source = Source(format, 20);
     WriteTokensOptions options = {.pool = pool_, .min_free_bytes = std::numeric_limits<std::uint64_t>::max(), .window_bytes = kWindow};
     options.without_file = WithoutFile::kError;
@@ -295,7 +295,7 @@ TEST_F(TokenFileTest, FullDiskLeavesOnlyLengthsIfNoTokensAreNeeded) {
 }
 
 TEST_F(TokenFileTest, FullDiskLeavesTheTokensInMemory) {
-  const TokenSource source = Source(Format::kText, 20);
+  const TokenSource source = Source(RowFormat::kText, 20);
   const WriteTokensOptions options = {.pool = pool_, .min_free_bytes = std::numeric_limits<std::uint64_t>::max()};
   const absl::Status refused = WriteTokenFile(base::RealFileSystem(), source, options);
   EXPECT_EQ(base::Reason(refused), "DISK_FULL");

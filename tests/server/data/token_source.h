@@ -34,20 +34,20 @@ class TokenSourceTest : public ::testing::Test {
 
   // Rows that are whole, too long, blank, merged at their boundary and without a loss, repeated `times` times, followed
   // by `last`.
-  TokenSource Source(Format format, int times, const std::string& last = "") {
+  TokenSource Source(RowFormat format, int times, const std::string& last = "") {
     std::string all;
     for (int i = 0; i < times; ++i) {
       const std::string word = "keeper " + std::to_string(i);
       const std::string longer = std::string(static_cast<std::size_t>(10 + i % 7 * 30), 'x') + word;
       switch (format) {
-        case Format::kText:
+        case RowFormat::kText:
           all += "{\"text\": \"" + word + "\"}\n\n{\"text\": \"the light " + longer + "\"}\n";
           break;
-        case Format::kPromptCompletion:
+        case RowFormat::kPromptCompletion:
           all += "{\"prompt\": \"walk t\", \"completion\": \"he " + word + "\"}\n  \n";
           all += "{\"prompt\": \"" + longer + "\", \"completion\": \" " + word + "\"}\n";
           break;
-        case Format::kChat:
+        case RowFormat::kChat:
           all += R"({"messages": [{"role": "user", "content": ")" + word + R"("}, {"role": "assistant", "content": ")" + longer + "\"}]}\n";
           break;
       }

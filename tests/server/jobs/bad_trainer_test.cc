@@ -118,7 +118,7 @@ TEST_F(BadTrainerTest, FrozenTrainerIsKilledAfterTheTimeoutAndTheJobStillSucceed
   Open();
   const auto before = std::chrono::steady_clock::now();
   const std::string id = Submit("freeze", "out");
-  const JobRecord job = WaitForEnd(id);
+  const StoredJob job = WaitForEnd(id);
   EXPECT_EQ(job.state, kSucceeded);
   EXPECT_EQ(job.attempt, 2);
   EXPECT_EQ(job.retries, 1);
@@ -136,10 +136,10 @@ TEST_F(BadTrainerTest, DeafTrainerWithoutProgressIsKilledAndTheRetryCounts) {  /
   Open();
   const auto submitted = std::chrono::steady_clock::now();
   const std::string id = Submit("deaf");
-  WaitFor(id, [](const JobRecord& job) { return job.state == kRunning && job.attempt == 1; });
+  WaitFor(id, [](const StoredJob& job) { return job.state == kRunning && job.attempt == 1; });
   const auto running = std::chrono::steady_clock::now();
   const pid_t pid = Pid(id);
-  WaitFor(id, [](const JobRecord& job) { return job.retries == 1; });
+  WaitFor(id, [](const StoredJob& job) { return job.retries == 1; });
   const auto ended = std::chrono::steady_clock::now();
   EXPECT_GE(ended - submitted, kTimeout + kGrace) << "it was killed before the grace was over";
   EXPECT_LT(ended - running, kTimeout + kGrace + kBusy);
@@ -148,7 +148,7 @@ TEST_F(BadTrainerTest, DeafTrainerWithoutProgressIsKilledAndTheRetryCounts) {  /
   EXPECT_TRUE(Told(id, "NO_PROGRESS"));
   EXPECT_THAT(Log(id, 1), HasSubstr("SIGTERM")) << "SIGTERM came first";
 
-  const JobRecord again = WaitFor(id, [](const JobRecord& job) { return job.state == kRunning && job.attempt == 2; });
+  const StoredJob again = WaitFor(id, [](const StoredJob& job) { return job.state == kRunning && job.attempt == 2; });
   EXPECT_EQ(again.retries, 1);
   ASSERT_TRUE(controller_->Cancel(id).ok());
   EXPECT_EQ(WaitForEnd(id).state, kCancelled);
@@ -180,7 +180,7 @@ TEST_F(BadTrainerTest, NothingThatATrainerStartsOutlivesIt) {  // R17
   const std::string mark = "9876" + std::to_string(::getpid());
   std::ofstream(Hold()) << "x";
   const std::string id = Submit("breed " + mark, "out");
-  WaitFor(id, [](const JobRecord& job) { return job.progress.value("step", 0) == 3; });
+  WaitFor(id, [](const StoredJob& job) { return job.progress.value("step", 0) == 3; });
   EXPECT_EQ(Marked(mark), kBred);
   if (bound_.made()) {
     EXPECT_EQ(bound_.Others(), kBred + 1);
@@ -268,7 +268,7 @@ TEST_F(BadTrainerTest, EndedOrphansAreReapedWithAndWithoutATrainer) {  // R17
 
   std::ofstream(Hold()) << "x";
   const std::string id = Submit("crash", "out");
-  WaitFor(id, [](const JobRecord& job) { return job.progress.value("step", 0) == 3; });
+  WaitFor(id, [](const StoredJob& job) { return job.progress.value("step", 0) == 3; });
   const pid_t trainer = Pid(id), ends = Orphan(), lives = Orphan();
   ::kill(ends, SIGKILL);
   EXPECT_TRUE(WaitUntilGone(ends)) << "the trainer still runs";

@@ -19,13 +19,13 @@ class ControllerFixture : public ::testing::Test {
  protected:
   class Observer : public JobObserver {
    public:
-    void OnJobCreated(const JobRecord&) override { ++created; }
-    void OnAttemptStarted(const JobRecord& job) override { started.push_back(job.attempt); }
+    void OnJobCreated(const StoredJob&) override { ++created; }
+    void OnAttemptStarted(const StoredJob& job) override { started.push_back(job.attempt); }
     void OnArtifactDamaged(const std::string&) override { ++damaged; }
-    void OnJobEnded(const JobRecord& job) override { ended.push_back(Name(job.state)); }
-    void OnEvent(const JobRecord&, const Event& event) override { events.push_back(event.type); }
-    void OnModelPublished(const JobRecord&, const store::StoredModel& model) override { models.push_back(model.name); }
-    void OnAttemptEnded(const JobRecord&, const std::string& state) override { attempts.push_back(state); }
+    void OnJobEnded(const StoredJob& job) override { ended.push_back(Name(job.state)); }
+    void OnEvent(const StoredJob&, const Event& event) override { events.push_back(event.type); }
+    void OnModelPublished(const StoredJob&, const store::StoredModel& model) override { models.push_back(model.name); }
+    void OnAttemptEnded(const StoredJob&, const std::string& state) override { attempts.push_back(state); }
     std::vector<std::string> events, models, attempts, ended;
     std::vector<std::int64_t> started;
     int created = 0, damaged = 0;
@@ -41,7 +41,7 @@ class ControllerFixture : public ::testing::Test {
     auto state = store::StateDirectory::Open(*files_, temp_ / "state", {.min_free_bytes = min_free_bytes_});
     ASSERT_TRUE(state.ok()) << state.status();
     state_ = *std::move(state);
-    auto database = Database::Open(state_->layout.database());
+    auto database = Database::Open(state_->paths.database());
     ASSERT_TRUE(database.ok()) << database.status();
     database_ = *std::move(database);
   }
@@ -131,7 +131,7 @@ class ControllerFixture : public ::testing::Test {
   // The trainer of the job's current attempt.
   FakeMachine::Trainer& Trainer(const std::string& id) {
     const auto job = database_->Get(id);
-    FakeMachine::Trainer* trainer = machine_.Find(state_->layout.attempt(id, job->attempt));
+    FakeMachine::Trainer* trainer = machine_.Find(state_->paths.attempt(id, job->attempt));
     EXPECT_NE(trainer, nullptr);
     return *trainer;
   }

@@ -138,7 +138,7 @@ TEST_F(JobMovesTest, DeleteFailsIfTheJobEndsAfterItsEtagWasRead) {
   EXPECT_EQ(base::Reason(controller_->Delete(id, running)), "ETAG_MISMATCH");
   EXPECT_FALSE(database.meddle) << "the job ended during the delete";
   EXPECT_EQ(State(id), kFailed);
-  EXPECT_TRUE(base::RealFileSystem().Exists(state_->layout.job(id)));
+  EXPECT_TRUE(base::RealFileSystem().Exists(state_->paths.job(id)));
   EXPECT_TRUE(controller_->Delete(id, Etag(*controller_->Get(id))).ok());
 }
 
@@ -208,7 +208,7 @@ TEST_F(JobMovesTest, DeleteRemovesAFinalJobAndItsFilesButNotItsModel) {
   controller_->Tick();
   ASSERT_EQ(State(id), kSucceeded) << "a trainer that never reported RUNNING can succeed";
   ASSERT_TRUE(controller_->Delete(id).ok());
-  EXPECT_FALSE(base::RealFileSystem().Exists(state_->layout.job(id)));
+  EXPECT_FALSE(base::RealFileSystem().Exists(state_->paths.job(id)));
   EXPECT_TRUE(state_->models->Get("out").ok());
 }
 

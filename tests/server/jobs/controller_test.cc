@@ -24,7 +24,7 @@ TEST_F(ControllerTest, GoodRunPublishesAModel) {
   EXPECT_EQ(State(id), kPreparing);
   FakeMachine::Trainer& trainer = Trainer(id);
   EXPECT_EQ(trainer.order.spec.data.format, "text");
-  EXPECT_EQ(trainer.order.base_model_directory, state_->layout.model("base"));
+  EXPECT_EQ(trainer.order.base_model_directory, state_->paths.model("base"));
   EXPECT_EQ(trainer.order.train_data_path, state_->datasets->Get("train")->data_path);
   EXPECT_EQ(trainer.order.resume_checkpoint_directory, "");
   Ready(trainer);

@@ -62,7 +62,7 @@ class DatabaseTest : public ::testing::Test {
   }
   absl::StatusOr<Database::Inserted> Insert(const std::string& id, const std::string& request_id = "",
                                             const std::string& digest = "d") {
-    JobRecord job;
+    StoredJob job;
     job.id = id;
     job.spec.base_model = std::string("b");  // GCC 12 falsely warns of an overlap
     job.spec.train_dataset = std::string("t");
@@ -117,7 +117,7 @@ class DatabaseTest : public ::testing::Test {
       const auto page = database_->List(query, 2, {});
       EXPECT_TRUE(page.ok()) << page.status();
       if (!page.ok()) break;
-      for (const JobRecord& job : page->jobs) names += (names.empty() ? "" : " ") + job.id;
+      for (const StoredJob& job : page->jobs) names += (names.empty() ? "" : " ") + job.id;
       query.before = page->next;
     } while (query.before != 0);
     return names;
@@ -270,7 +270,7 @@ TEST_F(DatabaseTest, ListAllAndListUnpublishedReturnEveryJob) {
 TEST_F(DatabaseTest, ListsCombineTenantStatesBaseAndLabels) {
   using Labels = std::map<std::string, std::string>;
   const auto add = [&](const std::string& id, const std::string& tenant, const std::string& base, Labels labels) {
-    JobRecord job;
+    StoredJob job;
     job.id = id;
     job.tenant = tenant;
     job.spec.base_model = base;
@@ -363,7 +363,7 @@ TEST_F(DatabaseTest, EveryListWalksAnIndexAndSortsNothing) {
 
 TEST_F(DatabaseTest, AppendWhileIsFencedByStateAndAttempt) {
   ASSERT_TRUE(Insert("job-1").ok());
-  const JobRecord queued = *database_->Get("job-1");
+  const StoredJob queued = *database_->Get("job-1");
   EXPECT_TRUE(*database_->AppendWhile(queued, {Server("warning")}));
   ASSERT_TRUE(*database_->Apply(Start("job-1", 0)));
   EXPECT_FALSE(*database_->AppendWhile(queued, {Server("warning")}));
@@ -377,7 +377,7 @@ TEST_F(DatabaseTest, AppendWhileIsFencedByStateAndAttempt) {
   EXPECT_EQ(database_->Get("job-1")->last_sequence, 3);
   EXPECT_EQ(database_->Events("job-1", 0, 10)->size(), 3u);
   EXPECT_TRUE(*database_->AppendWhile(*database_->Get("job-1"), {Server("warning")}));
-  JobRecord gone = queued;
+  StoredJob gone = queued;
   gone.id = "job-2";
   EXPECT_FALSE(*database_->AppendWhile(gone, {Server("warning")}));
 }
@@ -421,7 +421,7 @@ TEST_F(DatabaseTest, EveryCallTurnsSqlErrorsIntoStatus) {
   EXPECT_FALSE(database_->MarkPublished("job-1", {}).ok());
   EXPECT_FALSE(database_->GetAttempt("job-1", 1).ok());
   EXPECT_FALSE(database_->Append("job-1", {Line(1, 1)}, nullptr).ok());
-  EXPECT_FALSE(database_->AppendWhile(JobRecord{}, {Line(1, 1)}).ok());
+  EXPECT_FALSE(database_->AppendWhile(StoredJob{}, {Line(1, 1)}).ok());
   EXPECT_FALSE(database_->Events("job-1", 0, 1).ok());
   EXPECT_FALSE(database_->LastAttemptSequence("job-1", 1).ok());
   EXPECT_FALSE(database_->ThinSteps(1, 1).ok());
@@ -600,7 +600,7 @@ TEST_F(DatabaseTest, UpgradesEveryEarlierSchemaVersion) {
 TEST_F(DatabaseTest, PlannedDiskBytesAreKeptAndEarlierJobsHaveNone) {  // T10
   OpenAsOf(Migrations().size() - 1, {OldJob("old")});
   EXPECT_EQ(database_->Get("old")->disk_bytes, 0);
-  JobRecord job;
+  StoredJob job;
   job.id = std::string("new");
   job.state = JobState::kPlanning;
   job.spec.base_model = std::string("b");

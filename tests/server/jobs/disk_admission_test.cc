@@ -87,7 +87,7 @@ class DiskAdmissionTest : public ControllerFixture {
   }
   // Adds a cached base of `mib` MiB, last used `age` ago.
   std::string AddBase(const std::string& key, std::int64_t mib, absl::Duration age) {
-    store::BaseCache cache(base::RealFileSystem(), state_->layout.bases(), {.max_bytes = std::uint64_t{1} << 40});
+    store::BaseCache cache(base::RealFileSystem(), state_->paths.bases(), {.max_bytes = std::uint64_t{1} << 40});
     auto made = store::PendingDirectory::Create(base::RealFileSystem(), cache.Path(key), base::TemporaryName(temp_ / "attempt"));
     EXPECT_TRUE(made.ok()) << made.status();
     WriteMiB(made->path() + "/weights", mib);
@@ -213,7 +213,7 @@ TEST_F(DiskAdmissionTest, JobsThatFitOvertakeOnlyWhileNoTrainerRuns) {
 
 TEST_F(DiskAdmissionTest, JobThatCanNeverFitLeavesCachedBasesAlone) {
   disk_.set_free(20 * kMiB);
-  disk_.set_counted(state_->layout.bases());
+  disk_.set_counted(state_->paths.bases());
   const std::string base = AddBase("a", 4, absl::Hours(1));
   const std::string id = SubmitOf(21, "large");
   EXPECT_EQ(State(id), kFailed);
@@ -231,7 +231,7 @@ TEST_F(DiskAdmissionTest, JobThatCanNeverFitLeavesCachedBasesAlone) {
 
 TEST_F(DiskAdmissionTest, StartRemovesOnlyAsManyCachedBasesAsItNeeds) {
   disk_.set_free(20 * kMiB);
-  disk_.set_counted(state_->layout.bases());
+  disk_.set_counted(state_->paths.bases());
   const std::string oldest = AddBase("a", 4, absl::Hours(3)), older = AddBase("b", 4, absl::Hours(2));
   const std::string young = AddBase("c", 4, absl::Hours(1));
   const std::string id = SubmitOf(10), behind = SubmitOf(1);  // 8 are free

@@ -20,23 +20,23 @@ class FaultyDatabase : public Database {
   int writes() const { return writes_; }
   bool dead() const { return writes_ >= fail_at_; }
 
-  absl::StatusOr<Inserted> Insert(const JobRecord& job, const std::string& request, const std::string& digest,
+  absl::StatusOr<Inserted> Insert(const StoredJob& job, const std::string& request, const std::string& digest,
                                   const NewEvent& event) override {
     return Write<absl::StatusOr<Inserted>>([&] { return real_->Insert(job, request, digest, event); });
   }
-  absl::StatusOr<std::optional<JobRecord>> FindRequest(const std::string& request, const std::string& digest) override {
+  absl::StatusOr<std::optional<StoredJob>> FindRequest(const std::string& request, const std::string& digest) override {
     return real_->FindRequest(request, digest);
   }
   absl::Status ForgetRequests(absl::Time before) override { return real_->ForgetRequests(before); }
-  absl::StatusOr<JobRecord> Get(const std::string& id) override { return real_->Get(id); }
+  absl::StatusOr<StoredJob> Get(const std::string& id) override { return real_->Get(id); }
   absl::StatusOr<JobPage> List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel) override {
     return real_->List(query, limit, cancel);
   }
   absl::StatusOr<std::vector<QueuedJob>> Queue() override { return real_->Queue(); }
   absl::StatusOr<std::set<std::string>> Ids() override { return real_->Ids(); }
   absl::StatusOr<LogEnd> EndOfLog(const std::string& id) override { return real_->EndOfLog(id); }
-  absl::StatusOr<std::vector<JobRecord>> ListAll(const std::vector<JobState>& states) override { return real_->ListAll(states); }
-  absl::StatusOr<std::vector<JobRecord>> ListUnpublished() override { return real_->ListUnpublished(); }
+  absl::StatusOr<std::vector<StoredJob>> ListAll(const std::vector<JobState>& states) override { return real_->ListAll(states); }
+  absl::StatusOr<std::vector<StoredJob>> ListUnpublished() override { return real_->ListUnpublished(); }
   absl::StatusOr<std::int64_t> Count(JobState state) override { return real_->Count(state); }
   absl::StatusOr<std::int64_t> CountOpen(const std::string& owner, const std::string& tenant) override {
     return real_->CountOpen(owner, tenant);
@@ -60,14 +60,14 @@ class FaultyDatabase : public Database {
   absl::StatusOr<bool> MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
     return Write<absl::StatusOr<bool>>([&] { return real_->MarkPublished(id, events); });
   }
-  absl::StatusOr<AttemptRecord> GetAttempt(const std::string& id, std::int64_t attempt) override {
+  absl::StatusOr<StoredAttempt> GetAttempt(const std::string& id, std::int64_t attempt) override {
     return real_->GetAttempt(id, attempt);
   }
   absl::StatusOr<std::vector<Event>> Append(const std::string& id, const std::vector<NewEvent>& events,
                                             const base::Json* progress) override {
     return Write<absl::StatusOr<std::vector<Event>>>([&] { return real_->Append(id, events, progress); });
   }
-  absl::StatusOr<bool> AppendWhile(const JobRecord& seen, const std::vector<NewEvent>& events) override {
+  absl::StatusOr<bool> AppendWhile(const StoredJob& seen, const std::vector<NewEvent>& events) override {
     return Write<absl::StatusOr<bool>>([&] { return real_->AppendWhile(seen, events); });
   }
   absl::StatusOr<std::vector<Event>> Events(const std::string& id, std::int64_t after, std::int64_t limit) override {
@@ -104,7 +104,7 @@ class MeddledDatabase : public FaultyDatabase {
     Meddle();
     return FaultyDatabase::Delete(id, etag);
   }
-  absl::StatusOr<bool> AppendWhile(const JobRecord& seen, const std::vector<NewEvent>& events) override {
+  absl::StatusOr<bool> AppendWhile(const StoredJob& seen, const std::vector<NewEvent>& events) override {
     Meddle();
     return FaultyDatabase::AppendWhile(seen, events);
   }

@@ -67,7 +67,7 @@ class FullDiskTest : public ::testing::Test {
   std::string Filler() const { return disk_ + "/filler"; }
 
   absl::Status Insert(const std::string& id, const std::string& request_id = "") {
-    JobRecord job;
+    StoredJob job;
     job.id = id;
     job.spec.base_model = std::string("b");  // GCC 12 falsely warns of an overlap for a literal
     job.spec.train_dataset = std::string("t");
@@ -156,7 +156,7 @@ TEST_F(FullDiskTest, ServerOnAFullDiskStartsReadsAndCancels) {  // R8, R1
   ASSERT_TRUE(state.ok()) << state.status();
   EXPECT_LT((*state)->reserve->bytes(), store::kReserveBytes);
   EXPECT_GE((*state)->reserve->bytes(), store::kReserveBytes / 8 * 7) << "most of it is for cancels";
-  const auto database = Database::Open((*state)->layout.database(), [&] { return (*state)->reserve->Release(); });
+  const auto database = Database::Open((*state)->paths.database(), [&] { return (*state)->reserve->Release(); });
   ASSERT_TRUE(database.ok()) << database.status();
   Fill();  // other programs take space too
   base::FakeClock clock(absl::FromUnixSeconds(1'700'000'000));  // the request ids are older than a day

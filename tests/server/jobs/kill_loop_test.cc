@@ -33,7 +33,7 @@ class KillLoopTest : public ::testing::Test {
   }
   void Open() {
     const auto before = std::chrono::steady_clock::now();
-    database_ = *Database::Open(state_->layout.database());
+    database_ = *Database::Open(state_->paths.database());
     runner_ = MakeLocalRunner({NIBBLE_SOURCE_DIR "/tests/server/jobs/tiny_trainer.py", {"PATH=/usr/bin:/bin"}});
     auto controller = JobController::Open(*state_, *database_, *runner_, base::RealClock(), options_);
     ASSERT_TRUE(controller.ok()) << controller.status();

@@ -41,7 +41,7 @@ class LocalRunnerTest : public ::testing::Test {
     Open();
   }
   void Open() {
-    database_ = *Database::Open(state_->layout.database());
+    database_ = *Database::Open(state_->paths.database());
     runner_ = MakeLocalRunner({kTrainer, {"PATH=/usr/bin:/bin", "LANG=C.UTF-8"}});
     auto controller = JobController::Open(*state_, *database_, *runner_, base::RealClock(), options_);
     ASSERT_TRUE(controller.ok()) << controller.status();
@@ -70,7 +70,7 @@ class LocalRunnerTest : public ::testing::Test {
     EXPECT_TRUE(job.ok()) << job.status();
     return job.ok() ? job->id : "";
   }
-  JobRecord WaitFor(const std::string& id, const std::function<bool(const JobRecord&)>& done) {
+  StoredJob WaitFor(const std::string& id, const std::function<bool(const StoredJob&)>& done) {
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(90);
     while (true) {
       const auto job = controller_->Get(id);
@@ -83,11 +83,11 @@ class LocalRunnerTest : public ::testing::Test {
       (void)controller_->WaitForEvents(id, job->last_sequence, 1, absl::Milliseconds(200));
     }
   }
-  JobRecord WaitForEnd(const std::string& id) {
-    return WaitFor(id, [](const JobRecord& job) { return IsFinal(job.state); });
+  StoredJob WaitForEnd(const std::string& id) {
+    return WaitFor(id, [](const StoredJob& job) { return IsFinal(job.state); });
   }
-  JobRecord WaitForState(const std::string& id, JobState state) {
-    return WaitFor(id, [state](const JobRecord& job) { return job.state == state; });
+  StoredJob WaitForState(const std::string& id, JobState state) {
+    return WaitFor(id, [state](const StoredJob& job) { return job.state == state; });
   }
   std::vector<std::pair<std::int64_t, std::int64_t>> Steps(const std::string& id) {  // (attempt, step)
     std::vector<std::pair<std::int64_t, std::int64_t>> steps;
@@ -97,9 +97,9 @@ class LocalRunnerTest : public ::testing::Test {
     }
     return steps;
   }
-  std::string Hold() const { return state_->layout.dataset("train") + "/hold"; }
+  std::string Hold() const { return state_->paths.dataset("train") + "/hold"; }
   std::string Log(const std::string& id, int attempt) const {
-    return *base::RealFileSystem().Read(state_->layout.attempt(id, attempt) + "/trainer.log", 1 << 20);
+    return *base::RealFileSystem().Read(state_->paths.attempt(id, attempt) + "/trainer.log", 1 << 20);
   }
   pid_t Pid(const std::string& id) {
     return static_cast<pid_t>(database_->GetAttempt(id, database_->Get(id)->attempt)->process->pid);

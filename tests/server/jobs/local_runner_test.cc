@@ -25,7 +25,7 @@ std::vector<std::string> Environment() { return {"PATH=/usr/bin:/bin", "LANG=C.U
 
 TEST_F(LocalRunnerTest, JobPublishesAModel) {
   const std::string id = Submit("ok", "out");
-  const JobRecord job = WaitForEnd(id);
+  const StoredJob job = WaitForEnd(id);
   EXPECT_EQ(job.state, kSucceeded);
   EXPECT_EQ(job.progress["step"], 6);
   EXPECT_EQ(job.progress["eval_loss_int8"], 0.5);
@@ -39,7 +39,7 @@ TEST_F(LocalRunnerTest, JobPublishesAModel) {
 }
 
 TEST_F(LocalRunnerTest, BadInputFailsWithTheTrainersMessage) {
-  const JobRecord job = WaitForEnd(Submit("bad_input"));
+  const StoredJob job = WaitForEnd(Submit("bad_input"));
   EXPECT_EQ(job.state, kFailed);
   EXPECT_EQ(job.attempt, 1);
   EXPECT_EQ(job.error->message, "nothing to learn");
@@ -47,7 +47,7 @@ TEST_F(LocalRunnerTest, BadInputFailsWithTheTrainersMessage) {
 
 TEST_F(LocalRunnerTest, KilledTrainerResumesFromItsCheckpoint) {  // R2
   const std::string id = Submit("crash", "out");
-  const JobRecord job = WaitForEnd(id);
+  const StoredJob job = WaitForEnd(id);
   EXPECT_EQ(job.state, kSucceeded);
   EXPECT_EQ(job.attempt, 2);
   EXPECT_THAT(Steps(id), ElementsAre(std::pair(1, 1), std::pair(1, 2), std::pair(1, 3), std::pair(1, 4), std::pair(1, 5),
@@ -77,7 +77,7 @@ TEST_F(LocalRunnerTest, PausedJobResumesWithANewAttempt) {
   ASSERT_TRUE(controller_->Pause(id).ok());
   EXPECT_EQ(WaitForState(id, kPaused).retries, 0);
   ASSERT_TRUE(controller_->Resume(id).ok());
-  WaitFor(id, [](const JobRecord& job) { return job.state == kRunning && job.attempt == 2; });
+  WaitFor(id, [](const StoredJob& job) { return job.state == kRunning && job.attempt == 2; });
   ASSERT_TRUE(controller_->Cancel(id).ok());
   EXPECT_EQ(WaitForEnd(id).state, kCancelled);
 }
@@ -86,7 +86,7 @@ TEST_F(LocalRunnerTest, ProcessesOfATrainerEndWithIt) {
   const std::string id = Submit("fork");
   EXPECT_EQ(WaitForEnd(id).state, kSucceeded);
   // The trainer's sleep process held the attempt's lock; the lock is free, so the process is dead.
-  EXPECT_EQ(runner_->Adopt(state_->layout.attempt(id, 1), std::nullopt).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(runner_->Adopt(state_->paths.attempt(id, 1), std::nullopt).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(LocalRunnerTest, ShutdownWritesACheckpointAndTheNextServerResumes) {
@@ -98,7 +98,7 @@ TEST_F(LocalRunnerTest, ShutdownWritesACheckpointAndTheNextServerResumes) {
   EXPECT_EQ(controller_->Checkpoints(id)->size(), 1u);
   Kill();
   Open();
-  WaitFor(id, [](const JobRecord& job) { return job.state == kRunning && job.attempt == 2; });
+  WaitFor(id, [](const StoredJob& job) { return job.state == kRunning && job.attempt == 2; });
   ASSERT_TRUE(controller_->Cancel(id).ok());
   WaitForEnd(id);
 }
@@ -106,14 +106,14 @@ TEST_F(LocalRunnerTest, ShutdownWritesACheckpointAndTheNextServerResumes) {
 TEST_F(LocalRunnerTest, LiveTrainerIsAdoptedByTheNextServer) {  // R1
   std::ofstream(Hold()) << "x";
   const std::string id = Submit("ok", "out");
-  WaitFor(id, [](const JobRecord& job) { return job.progress.value("step", 0) == 3; });
+  WaitFor(id, [](const StoredJob& job) { return job.progress.value("step", 0) == 3; });
   const pid_t pid = Pid(id);
   Kill();
   Open();
   EXPECT_EQ(controller_->Get(id)->state, kRunning);
   EXPECT_EQ(Pid(id), pid);
   std::filesystem::remove(Hold());
-  const JobRecord job = WaitForEnd(id);
+  const StoredJob job = WaitForEnd(id);
   EXPECT_EQ(job.state, kSucceeded);
   EXPECT_EQ(job.attempt, 1);
   EXPECT_EQ(Steps(id).size(), 6u);
@@ -122,10 +122,10 @@ TEST_F(LocalRunnerTest, LiveTrainerIsAdoptedByTheNextServer) {  // R1
 TEST_F(LocalRunnerTest, TrainerWhosePidWasNeverRecordedIsAdoptedToo) {
   std::ofstream(Hold()) << "x";
   const std::string id = Submit("ok");
-  WaitFor(id, [](const JobRecord& job) { return job.progress.value("step", 0) == 3; });
+  WaitFor(id, [](const StoredJob& job) { return job.progress.value("step", 0) == 3; });
   const pid_t pid = Pid(id);
   Kill();
-  const std::string directory = state_->layout.attempt(id, 1);
+  const std::string directory = state_->paths.attempt(id, 1);
   auto runner = MakeLocalRunner({kTrainer, Environment()});
   const auto found = runner->Adopt(directory, std::nullopt);
   ASSERT_TRUE(found.ok()) << found.status();
@@ -153,10 +153,10 @@ class NoDescriptors {
 TEST_F(LocalRunnerTest, TrainerIsNotTakenForDeadWithoutFileDescriptors) {
   std::ofstream(Hold()) << "x";
   const std::string id = Submit("ok");
-  WaitFor(id, [](const JobRecord& job) { return job.progress.value("step", 0) == 3; });
+  WaitFor(id, [](const StoredJob& job) { return job.progress.value("step", 0) == 3; });
   const ProcessId recorded = *database_->GetAttempt(id, 1)->process;
   Kill();
-  const std::string directory = state_->layout.attempt(id, 1);
+  const std::string directory = state_->paths.attempt(id, 1);
   auto runner = MakeLocalRunner({kTrainer, Environment()});
   for (const std::optional<ProcessId>& known : {std::optional(recorded), std::optional<ProcessId>()}) {
     const auto adopted = [&] {
@@ -181,18 +181,18 @@ TEST_F(LocalRunnerTest, TrainerIsNotTakenForDeadWithoutFileDescriptors) {
 TEST_F(LocalRunnerTest, ReusedPidIsNotAdopted) {
   std::ofstream(Hold()) << "x";
   const std::string id = Submit("ok");
-  WaitFor(id, [](const JobRecord& job) { return job.progress.value("step", 0) == 3; });
+  WaitFor(id, [](const StoredJob& job) { return job.progress.value("step", 0) == 3; });
   const pid_t pid = Pid(id);
   Kill();
   ::kill(-pid, SIGKILL);
   ::waitpid(pid, nullptr, 0);
   // As if the pid had been reused: the database has the pid of this process.
-  auto database = *Database::Open(state_->layout.database());
+  auto database = *Database::Open(state_->paths.database());
   ASSERT_TRUE(database->RecordProcess(id, 1, {::getpid(), **StartTicks(::getpid())}, {}).ok());
   database.reset();
   std::filesystem::remove(Hold());
   Open();
-  const JobRecord job = WaitForEnd(id);
+  const StoredJob job = WaitForEnd(id);
   EXPECT_EQ(job.state, kSucceeded);
   EXPECT_EQ(job.attempt, 2);
 }

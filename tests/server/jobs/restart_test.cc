@@ -34,7 +34,7 @@ class RestartTest : public ControllerFixture {
     controller_->Tick();
     Finish(Trainer(id));
     machine_.Exit(Trainer(id), 0);
-    const std::string models = state_->layout.models();
+    const std::string models = state_->paths.models();
     EXPECT_EQ(::rename(models.c_str(), (models + "-away").c_str()), 0);
     controller_->Tick();
     EXPECT_EQ(State(id), kRunning) << "it has succeeded, but its model does not exist";
@@ -485,7 +485,7 @@ class RemovalTest : public RestartTest {
   void TearDown() override { Kill(); }  // before the disk
 
   int Rubbish(const std::string& id, std::int64_t attempt) {
-    const auto names = base::RealFileSystem().List(state_->layout.attempt(id, attempt) + "/checkpoints");
+    const auto names = base::RealFileSystem().List(state_->paths.attempt(id, attempt) + "/checkpoints");
     EXPECT_TRUE(names.ok()) << names.status();
     return names.ok() ? static_cast<int>(std::count_if(names->begin(), names->end(), base::IsTemporaryName)) : -1;
   }
@@ -580,7 +580,7 @@ TEST_F(RemovalTest, UnfinishedDeletionIsFinishedByTheNextServer) {
     controller_->Tick();
     ASSERT_EQ(State(ids.back()), kSucceeded);
   }
-  const std::string deleted = state_->layout.job(ids[0]), stays = state_->layout.job(ids[1]);
+  const std::string deleted = state_->paths.job(ids[0]), stays = state_->paths.job(ids[1]);
   disk_.kept = ids[0];
   EXPECT_FALSE(controller_->Delete(ids[0]).ok());
   disk_.kept = "";
@@ -664,8 +664,8 @@ TEST_F(RestartTest, ModelDeletedBeforeItsJobIsDoneDoesNotBlockTheJob) {
 
 TEST_F(RestartTest, JobWithDamagedBaseOrDataFailsAtOnce) {  // R12
   int damaged = 0;
-  for (const auto& [path, named] : {std::pair(state_->layout.model("base") + "/nibble.json", "model \"base\""),
-                                    std::pair(state_->layout.dataset("train") + "/data.jsonl", "dataset \"train\"")}) {
+  for (const auto& [path, named] : {std::pair(state_->paths.model("base") + "/nibble.json", "model \"base\""),
+                                    std::pair(state_->paths.dataset("train") + "/data.jsonl", "dataset \"train\"")}) {
     SCOPED_TRACE(path);
     const std::string whole = *base::RealFileSystem().Read(path, 1 << 20);
     const std::string id = Submit();
@@ -733,7 +733,7 @@ TEST_F(UnsyncedTest, PublishThatFailsAfterItsRenameLosesNoModel) {
       for (int i = 0; i < 3; ++i) controller_->Tick();
       EXPECT_EQ(State(id), kRunning) << "SUCCEEDED is reported only when the model is safe";
       EXPECT_FALSE(base::RealFileSystem().Exists(output));
-      EXPECT_TRUE(base::RealFileSystem().Exists(state_->layout.model("out")));
+      EXPECT_TRUE(base::RealFileSystem().Exists(state_->paths.model("out")));
       disk_.unsynced = "";
       if (restarted) KillAndReopen();
       controller_->Tick();

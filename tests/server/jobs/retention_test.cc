@@ -47,7 +47,7 @@ TEST_F(RetentionTest, ExpiredJobIsDeletedAndItsModelStays) {
   EXPECT_TRUE(controller_->Get(ended).ok());
   TickFor(absl::Minutes(2));
   EXPECT_TRUE(absl::IsNotFound(controller_->Get(ended).status()));
-  EXPECT_FALSE(files_->Exists(state_->layout.job(ended)));
+  EXPECT_FALSE(files_->Exists(state_->paths.job(ended)));
   EXPECT_TRUE(state_->models->Get("first").ok());
   EXPECT_EQ(State(later), kSucceeded);
   EXPECT_EQ(State(running), kRunning);

@@ -59,8 +59,8 @@ TEST_P(PromisedForwardTest, MixedStepGivesEachSequenceItsOwnBits) {
   const auto pool = KvPool::Create(model->config(), model->weights().kv_dtype, 8);
   ASSERT_TRUE(pool.ok()) << pool.status();
   std::vector<std::int32_t> pages_a, pages_b;
-  ASSERT_TRUE((*pool)->Take(2, &pages_a));
-  ASSERT_TRUE((*pool)->Take(2, &pages_b));
+  ASSERT_TRUE((*pool)->Allocate(2, &pages_a));
+  ASSERT_TRUE((*pool)->Allocate(2, &pages_b));
   Arena arena;
   const auto step = [&](int from_a, int to_a, int from_b, int to_b) {
     std::vector<std::int32_t> tokens, sequence, position, wanted, tables = pages_a;

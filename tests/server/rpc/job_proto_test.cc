@@ -13,7 +13,7 @@ namespace nibble::rpc {
 namespace {
 
 TEST(JobProtoTest, NullFigureIsShownAsNanAndAbsentFigureAsZero) {
-  jobs::JobRecord job;
+  jobs::StoredJob job;
   job.progress = *base::ParseJson(R"({"tokens_per_s":null,"tokens":null,"latest_eval":{"step":4,"eval_loss":null}})");
   const v1::Job shown = ToProto(job);
   EXPECT_TRUE(std::isnan(shown.latest_eval().eval_loss()));
@@ -41,7 +41,7 @@ TEST(JobProtoTest, EventsKeepNoPathOfTheServer) {
     event.body = {{"state", "QUEUED"},
                   {"reason", "R"},
                   {"message", "write /state/jobs/j/checkpoints/moments.bin: No space left on device"}};
-    const std::string shown = ToProto(jobs::JobRecord(), event).DebugString();
+    const std::string shown = ToProto(jobs::StoredJob(), event).DebugString();
     EXPECT_NE(shown.find("moments.bin: No space left"), std::string::npos) << shown;
     EXPECT_EQ(shown.find("/state/jobs"), std::string::npos) << shown;
   }
@@ -80,7 +80,7 @@ TEST(JobProtoTest, AddSpecialTokensIsConvertedBothWays) {
 }
 
 TEST(JobProtoTest, CancelledJobNamesTheUserAsItsReason) {
-  jobs::JobRecord job;
+  jobs::StoredJob job;
   job.state = jobs::JobState::kCancelled;
   job.error = jobs::CancelledByUser();
   const v1::Job shown = ToProto(job);
@@ -93,7 +93,7 @@ TEST(JobProtoTest, CancelledJobNamesTheUserAsItsReason) {
 }
 
 TEST(JobProtoTest, EpochOfAJobIsAFractionAndOfAStepWholePasses) {
-  jobs::JobRecord job;
+  jobs::StoredJob job;
   job.progress = *base::ParseJson(R"({"epoch":1.25,"latest_step":{"step":5,"epoch":1,"epochs_done":1.25}})");
   const v1::Job shown = ToProto(job);
   EXPECT_EQ(shown.progress().epoch(), 1.25);
@@ -104,7 +104,7 @@ TEST(JobProtoTest, CheckpointEventsHaveTheirMetrics) {
   jobs::Event event;
   event.type = "checkpoint";
   event.body = {{"step", 5}, {"metrics", {{"loss", 2.5}, {"eval_loss", 3.5}, {"note", "none"}}}};
-  const v1::JobEvent shown = ToProto(jobs::JobRecord(), event);
+  const v1::JobEvent shown = ToProto(jobs::StoredJob(), event);
   const auto& metrics = shown.checkpoint().checkpoint().metrics();
   EXPECT_EQ(metrics.size(), 2u);
   EXPECT_EQ(metrics.at("loss"), 2.5);
@@ -115,19 +115,19 @@ TEST(JobProtoTest, WarningsNameAtMostTwentyRows) {
   jobs::Event event;
   event.type = "warning";
   event.body = {{"reason", "ROWS_TRUNCATED"}, {"message", "2 of 9 rows"}, {"row_ids", {4, "x", 9, 1.5, nullptr}}};
-  v1::JobEvent shown = ToProto(jobs::JobRecord(), event);
+  v1::JobEvent shown = ToProto(jobs::StoredJob(), event);
   ASSERT_EQ(shown.warning().row_ids_size(), 2) << shown.DebugString();
   EXPECT_EQ(shown.warning().row_ids(0), 4);
   EXPECT_EQ(shown.warning().row_ids(1), 9);
   event.body["row_ids"] = std::vector<std::int64_t>(100, 7);
-  shown = ToProto(jobs::JobRecord(), event);
+  shown = ToProto(jobs::StoredJob(), event);
   EXPECT_EQ(shown.warning().row_ids_size(), 20);
   event.body["row_ids"] = "all";
-  EXPECT_EQ(ToProto(jobs::JobRecord(), event).warning().row_ids_size(), 0);
+  EXPECT_EQ(ToProto(jobs::StoredJob(), event).warning().row_ids_size(), 0);
 }
 
 TEST(JobProtoTest, JobShowsItsDigestsAndItsBestCheckpoint) {
-  jobs::JobRecord job;
+  jobs::StoredJob job;
   job.id = "job-1";
   job.digests = {.config = "a", .data = "b", .eval_data = "c", .tokenizer = "d", .code = "e", .base_model = "f"};
   EXPECT_FALSE(ToProto(job).has_best_checkpoint());

@@ -23,7 +23,7 @@
 #include "server/data/example.h"
 #include "server/rpc/begin_operation.h"
 #include "server/rpc/model_library.h"
-#include "server/rpc/operation_record.h"
+#include "server/rpc/stored_operation.h"
 #include "server/serve/onednn_library.h"
 #include "tests/server/model/small_models.h"
 #include "tests/server/rpc/app_fixture.h"
@@ -401,7 +401,7 @@ TEST_F(LoadCancelTest, C8EndOfTheServerEndsALoadAndItIsAborted) {
   auto gone = std::async(std::launch::async, [this] { app_.reset(); });
   const std::string record = directory_ + "/state/operations/" + operation.name().substr(operation.name().find('/') + 1) + ".json";
   const auto ended = [&] {
-    const auto parsed = ParseOperationRecord(base::RealFileSystem().Read(record, 1 << 20).value_or(""), "record");
+    const auto parsed = ParseStoredOperation(base::RealFileSystem().Read(record, 1 << 20).value_or(""), "record");
     return parsed.ok() && parsed->operation->done();
   };
   while (!ended()) std::this_thread::yield();  // although the load itself is blocked

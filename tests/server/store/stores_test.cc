@@ -98,17 +98,17 @@ TEST_F(StoresTest, LockIsFreeAfterItsOwnerIsKilled) {  // R23
 
 TEST_F(StoresTest, ModelsSurviveAReopenAndLeftoversDoNot) {
   AddModel("m");
-  std::filesystem::create_directories(state_->layout.model("half.tmp.w-0123456789abcdef"));
-  std::filesystem::create_directories(state_->layout.model("lost+found"));  // no model can have that name
-  std::filesystem::create_directories(state_->layout.uploads() + "/upload-1");
+  std::filesystem::create_directories(state_->paths.model("half.tmp.w-0123456789abcdef"));
+  std::filesystem::create_directories(state_->paths.model("lost+found"));  // no model can have that name
+  std::filesystem::create_directories(state_->paths.uploads() + "/upload-1");
   Reopen();
   ASSERT_EQ(state_->models->List().size(), 1u);
   const auto model = state_->models->Get("m");
   ASSERT_TRUE(model.ok());
   EXPECT_EQ(model->info["format"], "f32");
   EXPECT_TRUE(state_->models->Verify("m").ok());
-  EXPECT_FALSE(Files().Exists(state_->layout.model("half.tmp.w-0123456789abcdef")));
-  EXPECT_TRUE(Files().List(state_->layout.uploads())->empty());
+  EXPECT_FALSE(Files().Exists(state_->paths.model("half.tmp.w-0123456789abcdef")));
+  EXPECT_TRUE(Files().List(state_->paths.uploads())->empty());
   EXPECT_EQ(base::Reason(state_->models->Get("lost+found").status()), "MODEL");
 }
 
@@ -119,7 +119,7 @@ TEST_F(StoresTest, ModelDamagedWhileNoServerRanKeepsItsName) {  // R12
     for (const std::string bytes : {"", "{", "[{\"format\":\"f32]", "(none)"}) {
       SCOPED_TRACE(file + ": " + bytes);
       AddModel("m");
-      const std::string path = base::JoinPath(state_->layout.model("m"), file);
+      const std::string path = base::JoinPath(state_->paths.model("m"), file);
       const std::string whole = *Files().Read(path, 1 << 20);
       if (bytes == "(none)") {
         std::filesystem::remove(path);
@@ -132,7 +132,7 @@ TEST_F(StoresTest, ModelDamagedWhileNoServerRanKeepsItsName) {  // R12
         EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss) << damaged;
         EXPECT_EQ(base::Reason(damaged), "ARTIFACT_CORRUPT");
         EXPECT_EQ(base::ReasonMetadata(damaged)["model"], "m");
-        EXPECT_EQ(damaged.message().find(state_->layout.root()), std::string::npos) << damaged;
+        EXPECT_EQ(damaged.message().find(state_->paths.root()), std::string::npos) << damaged;
       }
       for (const absl::Status& taken :
            {state_->models->Begin("m").status(), state_->models->Reserve("m", "job-1"), state_->models->CheckFree("m")}) {
@@ -154,7 +154,7 @@ TEST_F(StoresTest, ModelDamagedWhileNoServerRanKeepsItsName) {  // R12
         EXPECT_EQ(base::Reason(state_->models->Delete("m")), "MODEL_IN_USE");
       }
       ASSERT_TRUE(state_->models->Delete("m").ok());
-      EXPECT_TRUE(Files().List(state_->layout.models())->empty());
+      EXPECT_TRUE(Files().List(state_->paths.models())->empty());
       EXPECT_EQ(base::Reason(state_->models->Get("m").status()), "MODEL");
     }
   }
@@ -164,7 +164,7 @@ TEST_F(StoresTest, DatasetDamagedWhileNoServerRanKeepsItsName) {
   for (const std::string file : {"data.jsonl", "meta.json", "manifest.json"}) {
     SCOPED_TRACE(file);
     AddDataset("d");
-    const std::string path = state_->layout.dataset("d") + "/" + file;
+    const std::string path = state_->paths.dataset("d") + "/" + file;
     const std::string whole = *Files().Read(path, 1 << 20);
     WriteFile(path, whole.substr(0, whole.size() / 2));
     Reopen();
@@ -182,26 +182,26 @@ TEST_F(StoresTest, DatasetDamagedWhileNoServerRanKeepsItsName) {
     Reopen();
     ASSERT_TRUE(state_->datasets->Delete("d").ok());
     EXPECT_EQ(base::Reason(state_->datasets->Get("d").status()), "DATASET");
-    EXPECT_TRUE(Files().List(state_->layout.datasets())->empty());
+    EXPECT_TRUE(Files().List(state_->paths.datasets())->empty());
   }
 }
 
 TEST_F(StoresTest, TokenFilesAreDeletedWithTheirDataset) {
   for (const std::string name : {"d", "e"}) {
     AddDataset(name);
-    ASSERT_TRUE(Files().CreateDirectories(state_->layout.tokens(name)).ok());
-    WriteFile(state_->layout.tokens(name) + "/some.tokens", "tokens");
+    ASSERT_TRUE(Files().CreateDirectories(state_->paths.tokens(name)).ok());
+    WriteFile(state_->paths.tokens(name) + "/some.tokens", "tokens");
   }
   ASSERT_TRUE(state_->datasets->Delete("d").ok());
-  EXPECT_FALSE(Files().Exists(state_->layout.tokens("d")));
-  EXPECT_TRUE(Files().Exists(state_->layout.tokens("e") + "/some.tokens"));
+  EXPECT_FALSE(Files().Exists(state_->paths.tokens("d")));
+  EXPECT_TRUE(Files().Exists(state_->paths.tokens("e") + "/some.tokens"));
 }
 
 TEST_F(StoresTest, DeletesEntriesWhoseFilesWereRemovedByHand) {
   AddModel("m");
   AddDataset("d");
-  std::filesystem::remove_all(state_->layout.model("m"));
-  std::filesystem::remove_all(state_->layout.dataset("d"));
+  std::filesystem::remove_all(state_->paths.model("m"));
+  std::filesystem::remove_all(state_->paths.dataset("d"));
   EXPECT_TRUE(state_->models->Delete("m").ok());
   EXPECT_TRUE(state_->datasets->Delete("d").ok());
   EXPECT_EQ(base::Reason(state_->models->Get("m").status()), "MODEL");
@@ -292,12 +292,12 @@ TEST_F(StoresTest, PublishResumesAfterAFailedCall) {
   ASSERT_TRUE(state_->models->Reserve("out", "job-1").ok());
   ASSERT_TRUE(state_->models->Reserve("wrong", "job-1").ok());
   ASSERT_TRUE(state_->models->Reserve("gone", "job-1").ok());
-  std::filesystem::rename(output, state_->layout.model("out"));
-  std::filesystem::rename(other, state_->layout.model("wrong"));
+  std::filesystem::rename(output, state_->paths.model("out"));
+  std::filesystem::rename(other, state_->paths.model("wrong"));
   EXPECT_EQ(state_->models->Publish("wrong", "job-1", output, digest).code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(state_->models->Publish("gone", "job-1", output, digest).code(), absl::StatusCode::kDataLoss);
   ASSERT_TRUE(state_->models->Publish("out", "job-1", output, digest).ok());
-  EXPECT_EQ(state_->models->Get("out")->directory, state_->layout.model("out"));
+  EXPECT_EQ(state_->models->Get("out")->directory, state_->paths.model("out"));
   EXPECT_TRUE(state_->models->Verify("out").ok());
 }
 
@@ -308,7 +308,7 @@ TEST_F(StoresTest, PublishOfAnUnreadableOutputFailsPermanently) {
   const std::string digest = pending->Commit()->digest;
   ASSERT_TRUE(state_->models->Reserve("out", "job-1").ok());
   EXPECT_EQ(state_->models->Publish("out", "job-1", temp_ / "output", digest).code(), absl::StatusCode::kDataLoss);
-  EXPECT_FALSE(Files().Exists(state_->layout.model("out")));
+  EXPECT_FALSE(Files().Exists(state_->paths.model("out")));
 }
 
 // An error does not tell a caller of another tenant which job it is.
@@ -400,7 +400,7 @@ TEST_F(StoresTest, ModelInUseIsNotDeleted) {
   job->reset();
   EXPECT_TRUE(state_->models->Delete("m").ok());
   EXPECT_EQ(state_->models->Delete("m").code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(Files().List(state_->layout.models())->empty());
+  EXPECT_TRUE(Files().List(state_->paths.models())->empty());
 }
 
 TEST_F(StoresTest, DatasetExistsOnlyAfterHashAndValidatorPass) {
@@ -424,8 +424,8 @@ TEST_F(StoresTest, DatasetExistsOnlyAfterHashAndValidatorPass) {
   EXPECT_EQ(base::Reason(upload(std::string(64, '0'), good)), "CHECKSUM_MISMATCH");
   EXPECT_EQ(base::Reason(upload(base::Sha256Hex(text), bad)), "DATASET_FORMAT");
   EXPECT_EQ(state_->datasets->Get("d").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(Files().List(state_->layout.datasets())->empty());
-  EXPECT_TRUE(Files().List(state_->layout.uploads())->empty());
+  EXPECT_TRUE(Files().List(state_->paths.datasets())->empty());
+  EXPECT_TRUE(Files().List(state_->paths.uploads())->empty());
 
   ASSERT_TRUE(upload(base::Sha256Hex(text), good).ok());
   Reopen();
@@ -457,7 +457,7 @@ TEST_F(StoresTest, UploadBeyondItsLimitIsRefusedAndTheNameIsFreeAgain) {
 TEST_F(StoresTest, UploadAcceptsEachPlainFileNameOnce) {
   UploadLimits limits;
   limits.max_files = 2;
-  auto upload = Upload::Begin(Files(), state_->layout, limits);
+  auto upload = Upload::Begin(Files(), state_->paths, limits);
   ASSERT_TRUE(upload.ok());
   EXPECT_EQ((*upload)->BeginFile("../config.json").code(), absl::StatusCode::kInvalidArgument);
   ASSERT_TRUE((*upload)->BeginFile("config.json").ok());
@@ -473,7 +473,7 @@ TEST_F(StoresTest, UploadAcceptsEachPlainFileNameOnce) {
 TEST_F(StoresTest, DiskBelowTheWatermarkRefusesUploads) {
   UploadLimits limits;
   limits.min_free_bytes = 1ull << 60;
-  auto upload = Upload::Begin(Files(), state_->layout, limits);
+  auto upload = Upload::Begin(Files(), state_->paths, limits);
   ASSERT_TRUE(upload.ok());
   ASSERT_TRUE((*upload)->BeginFile("a").ok());
   EXPECT_EQ(base::Reason((*upload)->Append("x")), "DISK_FULL");
@@ -484,7 +484,7 @@ TEST_F(StoresTest, UploadFailsWhenTheDiskReachesTheWatermark) {  // R9
   DiskWithRoom disk(100);
   UploadLimits limits;
   limits.min_free_bytes = 50;
-  auto upload = Upload::Begin(disk, state_->layout, limits);
+  auto upload = Upload::Begin(disk, state_->paths, limits);
   ASSERT_TRUE(upload.ok());
   ASSERT_TRUE((*upload)->BeginFile("a").ok());
   ASSERT_TRUE((*upload)->Append("x").ok());
@@ -493,12 +493,12 @@ TEST_F(StoresTest, UploadFailsWhenTheDiskReachesTheWatermark) {  // R9
 }
 
 TEST_F(StoresTest, DiskBelowTheWatermarkRefusesNewModels) {  // R9
-  auto models = ModelStore::Open(Files(), state_->layout, std::uint64_t{1} << 60);
+  auto models = ModelStore::Open(Files(), state_->paths, std::uint64_t{1} << 60);
   ASSERT_TRUE(models.ok());
   const absl::Status refused = (*models)->Begin("m").status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(base::Reason(refused), "DISK_FULL");
-  EXPECT_TRUE((*ModelStore::Open(Files(), state_->layout, 0))->Begin("m").ok());
+  EXPECT_TRUE((*ModelStore::Open(Files(), state_->paths, 0))->Begin("m").ok());
 }
 
 TEST(DiskSpaceTest, WatermarkIsFivePercentAndAtLeastOneGibibyte) {  // R9

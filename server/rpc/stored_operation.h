@@ -11,7 +11,7 @@
 
 namespace nibble::rpc {
 
-struct OperationRecord {
+struct StoredOperation {
   // Replaced as a whole and never modified, so that a reader can copy it without a lock.
   std::shared_ptr<const google::longrunning::Operation> operation;
   RequestOwner owner;
@@ -22,8 +22,8 @@ struct OperationRecord {
   bool done_at_once = false;             // there was nothing to run
 };
 
-std::string Serialized(const OperationRecord& record);
+std::string Serialized(const StoredOperation& record);
 // `file`: name for error messages. Errors: InvalidArgument.
-absl::StatusOr<OperationRecord> ParseOperationRecord(std::string_view text, std::string_view file);
+absl::StatusOr<StoredOperation> ParseStoredOperation(std::string_view text, std::string_view file);
 
 }  // namespace nibble::rpc

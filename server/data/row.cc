@@ -1,4 +1,4 @@
-#include "server/data/record.h"
+#include "server/data/row.h"
 
 #include <algorithm>
 
@@ -24,7 +24,7 @@ absl::StatusOr<std::string> StringField(const base::Json& json, const char* key)
   return it->get<std::string>();
 }
 
-absl::Status ReadMessages(const base::Json& json, Record* record) {
+absl::Status ReadMessages(const base::Json& json, Row* row) {
   const auto it = json.find("messages");
   if (it == json.end()) return absl::InvalidArgumentError("no \"messages\"");
   if (!it->is_array() || it->empty()) return absl::InvalidArgumentError("\"messages\" is not a non-empty list");
@@ -41,18 +41,18 @@ absl::Status ReadMessages(const base::Json& json, Record* record) {
     if (content == message.end() || !(content->is_string() || message.contains("tool_calls"))) return bad("has no \"content\" string");
     const auto train = message.find("train");
     if (train != message.end() && !train->is_boolean()) return bad("has a \"train\" that is not true or false");
-    record->roles.push_back(role->get<std::string>());
-    record->train.push_back(train == message.end() ? std::nullopt : std::optional(train->get<bool>()));
-    learns = learns || record->train.back().value_or(record->roles.back() == "assistant");
+    row->roles.push_back(role->get<std::string>());
+    row->train.push_back(train == message.end() ? std::nullopt : std::optional(train->get<bool>()));
+    learns = learns || row->train.back().value_or(row->roles.back() == "assistant");
   }
   if (!learns) {
     return absl::InvalidArgumentError("no message has the role \"assistant\" or \"train\": true: there is nothing to learn");
   }
-  record->messages_json = base::Dump(*it);
+  row->messages_json = base::Dump(*it);
   const auto tools = json.find("tools");
   if (tools == json.end() || tools->is_null()) return absl::OkStatus();
   if (!tools->is_array()) return absl::InvalidArgumentError("\"tools\" is not a list");
-  if (!tools->empty()) record->tools_json = base::Dump(*tools);
+  if (!tools->empty()) row->tools_json = base::Dump(*tools);
   return absl::OkStatus();
 }
 
@@ -64,55 +64,55 @@ absl::StatusOr<base::Json> ParseObject(std::string_view line) {
 
 }  // namespace
 
-const char* Name(Format format) {
+const char* Name(RowFormat format) {
   switch (format) {
-    case Format::kText: return "text";
-    case Format::kPromptCompletion: return "prompt_completion";
-    case Format::kChat: return "chat";
+    case RowFormat::kText: return "text";
+    case RowFormat::kPromptCompletion: return "prompt_completion";
+    case RowFormat::kChat: return "chat";
   }
   return "unknown";
 }
 
-absl::StatusOr<Format> ParseFormat(std::string_view name) {
-  for (const Format format : {Format::kText, Format::kPromptCompletion, Format::kChat}) {
+absl::StatusOr<RowFormat> ParseRowFormat(std::string_view name) {
+  for (const RowFormat format : {RowFormat::kText, RowFormat::kPromptCompletion, RowFormat::kChat}) {
     if (name == Name(format)) return format;
   }
   return base::FieldError("format", base::StrCat("is \"", name, "\", wanted text, prompt_completion or chat"));
 }
 
-absl::StatusOr<Format> DetectFormat(std::string_view line) {
+absl::StatusOr<RowFormat> DetectRowFormat(std::string_view line) {
   NIBBLE_ASSIGN_OR_RETURN(const base::Json json, ParseObject(line));
-  if (json.contains("messages")) return Format::kChat;
-  if (json.contains("prompt") || json.contains("completion")) return Format::kPromptCompletion;
-  if (json.contains("text")) return Format::kText;
+  if (json.contains("messages")) return RowFormat::kChat;
+  if (json.contains("prompt") || json.contains("completion")) return RowFormat::kPromptCompletion;
+  if (json.contains("text")) return RowFormat::kText;
   return absl::InvalidArgumentError("has none of the keys \"text\", \"prompt\" with \"completion\", \"messages\"");
 }
 
-absl::Status CheckMessages(const Record& record) {
-  if (record.roles.size() <= kMaxMessages) return absl::OkStatus();
+absl::Status CheckMessages(const Row& row) {
+  if (row.roles.size() <= kMaxMessages) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      base::StrCat("\"messages\" has ", record.roles.size(), " messages, wanted at most ", kMaxMessages));
+      base::StrCat("\"messages\" has ", row.roles.size(), " messages, wanted at most ", kMaxMessages));
 }
 
-absl::StatusOr<Record> ParseRecord(std::string_view line, Format format) {
+absl::StatusOr<Row> ParseRow(std::string_view line, RowFormat format) {
   NIBBLE_ASSIGN_OR_RETURN(const base::Json json, ParseObject(line));
-  Record record;
+  Row row;
   switch (format) {
-    case Format::kText: {
-      NIBBLE_ASSIGN_OR_RETURN(record.text, StringField(json, "text"));
+    case RowFormat::kText: {
+      NIBBLE_ASSIGN_OR_RETURN(row.text, StringField(json, "text"));
       break;
     }
-    case Format::kPromptCompletion: {
-      NIBBLE_ASSIGN_OR_RETURN(record.prompt, StringField(json, "prompt"));
-      NIBBLE_ASSIGN_OR_RETURN(record.completion, StringField(json, "completion"));
-      if (record.completion.empty()) return absl::InvalidArgumentError("\"completion\" is empty");
+    case RowFormat::kPromptCompletion: {
+      NIBBLE_ASSIGN_OR_RETURN(row.prompt, StringField(json, "prompt"));
+      NIBBLE_ASSIGN_OR_RETURN(row.completion, StringField(json, "completion"));
+      if (row.completion.empty()) return absl::InvalidArgumentError("\"completion\" is empty");
       break;
     }
-    case Format::kChat:
-      NIBBLE_RETURN_IF_ERROR(ReadMessages(json, &record));
+    case RowFormat::kChat:
+      NIBBLE_RETURN_IF_ERROR(ReadMessages(json, &row));
       break;
   }
-  return record;
+  return row;
 }
 
 absl::Status AtLine(std::int64_t line_number, const absl::Status& status) {
@@ -131,15 +131,15 @@ void FileValidator::Line(std::string_view line) {
   ++line_number_;
   if (IsBlank(line)) return;
   if (!format_.has_value()) {
-    auto detected = DetectFormat(line);
+    auto detected = DetectRowFormat(line);
     if (!detected.ok()) {
       Complain(base::ToStd(detected.status().message()));
       return;
     }
     format_ = *detected;
   }
-  const auto record = ParseRecord(line, *format_);
-  if (const absl::Status good = record.ok() ? CheckMessages(*record) : record.status(); !good.ok()) {
+  const auto row = ParseRow(line, *format_);
+  if (const absl::Status good = row.ok() ? CheckMessages(*row) : row.status(); !good.ok()) {
     Complain(base::ToStd(good.message()));
     return;
   }

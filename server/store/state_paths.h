@@ -28,10 +28,10 @@
 
 namespace nibble::store {
 
-class Layout {
+class StatePaths {
  public:
   // `root` must be absolute: the paths end up in attempt.json.
-  explicit Layout(std::string root);
+  explicit StatePaths(std::string root);
 
   const std::string& root() const { return root_; }
   std::string database() const;

@@ -1,4 +1,4 @@
-#include "server/data/record.h"
+#include "server/data/row.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,20 +10,20 @@ namespace {
 
 using ::testing::HasSubstr;
 
-absl::StatusOr<FileSummary> Validate(const std::string& text, std::size_t chunk, std::optional<Format> format = {}) {
+absl::StatusOr<FileSummary> Validate(const std::string& text, std::size_t chunk, std::optional<RowFormat> format = {}) {
   FileValidator validator(format);
   for (std::size_t i = 0; i < text.size(); i += chunk) validator.Feed(std::string_view(text).substr(i, chunk));
   return validator.Finish();
 }
 
 TEST(FileValidatorTest, CountsRowsOfEachFormatInChunksOfAnySize) {
-  const std::pair<std::string, Format> files[] = {
-      {"{\"text\": \"a\"}\n\n{\"text\": \"\\u00e9\"}\r\n{\"text\": \"no line end\"}", Format::kText},
+  const std::pair<std::string, RowFormat> files[] = {
+      {"{\"text\": \"a\"}\n\n{\"text\": \"\\u00e9\"}\r\n{\"text\": \"no line end\"}", RowFormat::kText},
       {"{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"\", \"completion\": \"c\"}\n{\"prompt\": \"x\", \"completion\": \"y\"}\n",
-       Format::kPromptCompletion},
+       RowFormat::kPromptCompletion},
       {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}\n"
        "{\"messages\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n{\"messages\": [{\"role\": \"assistant\", \"content\": \"\"}]}\n",
-       Format::kChat}};
+       RowFormat::kChat}};
   for (const auto& [text, format] : files) {
     for (const std::size_t chunk : {std::size_t{1}, std::size_t{3}, std::size_t{7}, text.size()}) {
       const auto summary = Validate(text, chunk);
@@ -73,13 +73,13 @@ TEST(FileValidatorTest, RejectsEmptyFilesAndEndlessLines) {
   }
   const std::string endless = "{\"text\": \"" + std::string(kDefaultMaxLineBytes + 10, 'x') + "\"}";
   EXPECT_THAT(std::string(Validate(endless, 4096).status().message()), HasSubstr("line 1: is longer than"));
-  EXPECT_THAT(std::string(Validate(endless + "\nbad\n", 4096, Format::kText).status().message()), HasSubstr("line 2"));
+  EXPECT_THAT(std::string(Validate(endless + "\nbad\n", 4096, RowFormat::kText).status().message()), HasSubstr("line 2"));
 }
 
 TEST(FileValidatorTest, CallerSetsTheMaximumLineLength) {
   const std::string line = "{\"text\": \"" + std::string(28, 'x') + "\"}";  // 40 bytes
   const auto validate = [&](std::size_t limit) {
-    FileValidator validator(Format::kText, limit);
+    FileValidator validator(RowFormat::kText, limit);
     for (const char c : line + "\n" + line) validator.Feed({&c, 1});
     return validator.Finish();
   };
@@ -89,15 +89,15 @@ TEST(FileValidatorTest, CallerSetsTheMaximumLineLength) {
 }
 
 TEST(RecordTest, ChatNeedsAnAssistantAndKeepsEveryField) {
-  EXPECT_FALSE(ParseRecord("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", Format::kChat).ok());
-  EXPECT_FALSE(ParseRecord("{\"messages\": []}", Format::kChat).ok());
-  EXPECT_FALSE(ParseRecord("{\"messages\": [{\"role\": \"assistant\"}]}", Format::kChat).ok());
-  const auto record = ParseRecord("{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 1}]}", Format::kChat);
-  ASSERT_TRUE(record.ok());
-  EXPECT_THAT(record->messages_json, HasSubstr("\"weight\":1"));
-  EXPECT_TRUE(ParseRecord(R"({"messages": [{"role": "user", "content": "a", "train": true}]})", Format::kChat).ok());
-  EXPECT_FALSE(ParseRecord(R"({"messages": [{"role": "assistant", "content": "a", "train": false}]})", Format::kChat).ok());
-  const auto flag = ParseRecord(R"({"messages": [{"role": "assistant", "content": "a", "train": 1}]})", Format::kChat);
+  EXPECT_FALSE(ParseRow("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", RowFormat::kChat).ok());
+  EXPECT_FALSE(ParseRow("{\"messages\": []}", RowFormat::kChat).ok());
+  EXPECT_FALSE(ParseRow("{\"messages\": [{\"role\": \"assistant\"}]}", RowFormat::kChat).ok());
+  const auto row = ParseRow("{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 1}]}", RowFormat::kChat);
+  ASSERT_TRUE(row.ok());
+  EXPECT_THAT(row->messages_json, HasSubstr("\"weight\":1"));
+  EXPECT_TRUE(ParseRow(R"({"messages": [{"role": "user", "content": "a", "train": true}]})", RowFormat::kChat).ok());
+  EXPECT_FALSE(ParseRow(R"({"messages": [{"role": "assistant", "content": "a", "train": false}]})", RowFormat::kChat).ok());
+  const auto flag = ParseRow(R"({"messages": [{"role": "assistant", "content": "a", "train": 1}]})", RowFormat::kChat);
   EXPECT_THAT(std::string(flag.status().message()), HasSubstr("true or false"));
 }
 
@@ -115,14 +115,14 @@ TEST(RecordTest, UploadedConversationHasAtMost1024Messages) {
   EXPECT_EQ(refused.message(), "line 2: \"messages\" has 1025 messages, wanted at most 1024");
   EXPECT_EQ(base::Reason(refused), "DATASET_FORMAT");
   // Training accepts a longer conversation that a server without that limit has accepted.
-  const auto longer = ParseRecord(line(1025), Format::kChat);
+  const auto longer = ParseRow(line(1025), RowFormat::kChat);
   ASSERT_TRUE(longer.ok()) << longer.status();
   EXPECT_EQ(longer->roles.size(), 1025u);
   EXPECT_TRUE(absl::IsInvalidArgument(CheckMessages(*longer)));
 }
 
 TEST(RecordTest, CompletionMustNotBeEmpty) {
-  EXPECT_FALSE(ParseRecord("{\"prompt\": \"a\", \"completion\": \"\"}", Format::kPromptCompletion).ok());
+  EXPECT_FALSE(ParseRow("{\"prompt\": \"a\", \"completion\": \"\"}", RowFormat::kPromptCompletion).ok());
 }
 
 }  // namespace

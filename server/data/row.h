@@ -12,11 +12,11 @@ namespace nibble::data {
 
 // JSON lines: {"text": ...}, {"prompt": ..., "completion": ...},
 // {"messages": [{"role", "content"}, ...], "tools": [...]} ("tools" is optional).
-enum class Format { kText, kPromptCompletion, kChat };
-const char* Name(Format format);                          // "text", "prompt_completion", "chat"
-absl::StatusOr<Format> ParseFormat(std::string_view name);
+enum class RowFormat { kText, kPromptCompletion, kChat };
+const char* Name(RowFormat format);                          // "text", "prompt_completion", "chat"
+absl::StatusOr<RowFormat> ParseRowFormat(std::string_view name);
 
-struct Record {
+struct Row {
   std::string text;           // kText
   std::string prompt;         // kPromptCompletion
   std::string completion;     // kPromptCompletion
@@ -32,18 +32,18 @@ inline constexpr std::size_t kDefaultMaxLineBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kMaxMessages = 1024;
 // InvalidArgument if a row has more messages. Called when a row is accepted or shown, not in training, which reads
 // every accepted row.
-absl::Status CheckMessages(const Record& record);
+absl::Status CheckMessages(const Row& row);
 
-// InvalidArgument says what is wrong with the line. DetectFormat decides by the keys.
-absl::StatusOr<Record> ParseRecord(std::string_view line, Format format);
-absl::StatusOr<Format> DetectFormat(std::string_view line);
+// InvalidArgument says what is wrong with the line. DetectRowFormat decides by the keys.
+absl::StatusOr<Row> ParseRow(std::string_view line, RowFormat format);
+absl::StatusOr<RowFormat> DetectRowFormat(std::string_view line);
 
 // An error of one line of a file, prefixed with the line's number (from 1). InvalidArgument without a reason becomes
 // DATASET_FORMAT.
 absl::Status AtLine(std::int64_t line_number, const absl::Status& status);
 
 struct FileSummary {
-  Format format = Format::kText;
+  RowFormat format = RowFormat::kText;
   std::int64_t num_rows = 0;
   std::int64_t num_bytes = 0;
 };
@@ -53,7 +53,7 @@ class FileValidator {
  public:
   // Without a format, the first row decides. The length of lines is checked only here, when a file is accepted:
   // training reads every accepted file, whatever the limit is by then.
-  explicit FileValidator(std::optional<Format> format, std::size_t max_line_bytes = kDefaultMaxLineBytes)
+  explicit FileValidator(std::optional<RowFormat> format, std::size_t max_line_bytes = kDefaultMaxLineBytes)
       : format_(format), max_line_bytes_(max_line_bytes) {}
 
   // Never fails: Finish reports errors, with the numbers of the first 20 bad lines.
@@ -65,7 +65,7 @@ class FileValidator {
   void Line(std::string_view line);
   void Complain(std::string_view what);
 
-  std::optional<Format> format_;
+  std::optional<RowFormat> format_;
   const std::size_t max_line_bytes_;
   std::string partial_;
   bool skipping_ = false;      // inside a line that is too long

@@ -31,7 +31,7 @@ inline JobError CancelledByUser() { return {"CANCELLED", "USER", "cancelled by t
 absl::Status NoJob(const std::string& id);
 absl::Status NoCheckpoint(const std::string& name);
 
-struct JobRecord {
+struct StoredJob {
   std::string id;
   std::int64_t number = 0;  // order of submission
   JobState state = JobState::kQueued;
@@ -63,12 +63,12 @@ struct JobRecord {
 
 // Depends on state and attempt, which decide what may be done to a job, but not on progress: a client can cancel a
 // running job that it has just read.
-std::string Etag(const JobRecord& job);
+std::string Etag(const StoredJob& job);
 using IfEtag = std::optional<std::string>;
 // Aborted (ETAG_MISMATCH) if an etag is given and is not the job's.
-absl::Status CheckEtag(const JobRecord& job, const IfEtag& etag);
+absl::Status CheckEtag(const StoredJob& job, const IfEtag& etag);
 
-struct AttemptRecord {
+struct StoredAttempt {
   std::int64_t attempt = 0;
   std::string token;
   std::string state;  // "RUNNING", then SUCCEEDED | FAILED | LOST | CANCELLED | PAUSED | PREEMPTED

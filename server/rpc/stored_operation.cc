@@ -1,4 +1,4 @@
-#include "server/rpc/operation_record.h"
+#include "server/rpc/stored_operation.h"
 
 #include "absl/strings/escaping.h"
 #include "server/base/json.h"
@@ -7,7 +7,7 @@
 
 namespace nibble::rpc {
 
-std::string Serialized(const OperationRecord& record) {
+std::string Serialized(const StoredOperation& record) {
   base::Json json = base::Json::object();
   json["request_id"] = record.request_id;
   json["request_digest"] = record.request_digest;
@@ -20,7 +20,7 @@ std::string Serialized(const OperationRecord& record) {
   return base::Dump(json);
 }
 
-absl::StatusOr<OperationRecord> ParseOperationRecord(std::string_view text, std::string_view file) {
+absl::StatusOr<StoredOperation> ParseStoredOperation(std::string_view text, std::string_view file) {
   NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
   if (!json.is_object()) return absl::InvalidArgumentError(base::StrCat(file, ": is not an object"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string hex, base::GetString(json, "operation", file));
@@ -28,7 +28,7 @@ absl::StatusOr<OperationRecord> ParseOperationRecord(std::string_view text, std:
   if (!operation->ParseFromString(absl::HexStringToBytes(hex)) || operation->name().empty()) {
     return absl::InvalidArgumentError(base::StrCat(file, ": \"operation\" is not a google.longrunning.Operation with a name"));
   }
-  OperationRecord record;
+  StoredOperation record;
   record.operation = std::move(operation);
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t ended, base::GetInt(json, "ended_unix_s", file, 0));
   record.ended = absl::FromUnixSeconds(ended);
