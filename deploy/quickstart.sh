@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
-# The main workflow, end to end: installs missing packages, builds, starts nibbled, fine-tunes SmolLM2-135M-Instruct
-# with QLoRA over gRPC, converts it to int8, serves it and shows answers before and after. Leaves the server running;
-# --stop ends it.
+# Runs the main workflow from end to end: installs missing packages, builds, starts nibbled, fine-tunes
+# SmolLM2-135M-Instruct with QLoRA over gRPC, converts it to int8, serves it and shows answers before and after. Leaves
+# the server running; --stop stops it.
 set -euo pipefail
 
 usage() {
   cat <<'END'
-usage: deploy/quickstart.sh [--steps N] [--dir DIR] [--grpc_address HOST:PORT] [--http_address HOST:PORT] | --stop [--dir DIR]
-  --steps N   number of optimizer steps (default 40)
-  --dir DIR   directory for the server's state and the files of the run (default build/quickstart; old state is deleted)
-  --stop      stop the server of an earlier run
+usage: deploy/quickstart.sh [--steps N] [--dir DIR] [--grpc_address HOST:PORT] [--http_address HOST:PORT]
+       deploy/quickstart.sh --stop [--dir DIR]
+  --steps N                  number of optimizer steps (default 40)
+  --dir DIR                  directory for the server's state and the files of the run (default build/quickstart);
+                             DIR/state of an earlier run is deleted
+  --grpc_address HOST:PORT   address of the server for clients (default 127.0.0.1:50051)
+  --http_address HOST:PORT   address of the server for metrics (default 127.0.0.1:9464)
+  --stop                     stop the server of an earlier run
 END
 }
 
@@ -55,7 +59,7 @@ if $stop; then
 fi
 
 cd "$root"  # CMake reads the presets from here
-begun=$SECONDS
+start_s=$SECONDS
 say "Setup"
 "$root/deploy/setup.sh"
 
@@ -78,7 +82,7 @@ echo $! >"$work/nibbled.pid"
 nibble() { "$bin/nibble" --server "$grpc" "$@"; }
 ready=false
 for ((i = 0; i < 200; i++)); do
-  # nibbled writes this file when it serves. Without this check, another server on this address could answer and train.
+  # nibbled writes this file once it serves. A reply alone proves nothing: another server may use the address.
   if [[ -f $state/server.json ]] && nibble --json server info >/dev/null 2>&1; then ready=true; break; fi
   kill -0 "$(<"$work/nibbled.pid")" 2>/dev/null || break
   sleep 0.1
@@ -91,6 +95,7 @@ field() { python3 -c 'import json,sys
 value = json.load(open(sys.argv[1]))
 for key in sys.argv[2:]: value = value[key]
 print(value if not isinstance(value, float) else f"{value:.4f}")' "$@"; }
+# setup.sh has written the model's path to paths.cmake, relative to that file.
 gguf=$(sed -n 's/.*NIBBLE_SMOLLM2_GGUF[^"]*"\([^"]*\)".*/\1/p' "$root/build/deps/paths.cmake")
 # shellcheck disable=SC2016  # CMake's variable, not ours
 gguf=${gguf//'${CMAKE_CURRENT_LIST_DIR}'/"$root/build/deps"}
@@ -120,7 +125,7 @@ nibble jobs create --method qlora --base smollm2 --dataset wordnet --eval-datase
   --max-steps "$steps" --micro-batch 4 --seq-len 256 --lr 1e-3 --rank 16 --alpha 32 --seed 1 --save-every 20 --eval-every 20 \
   --watch
 nibble --json jobs list >"$work/jobs.json"
-job=$(python3 -c 'import json,sys; jobs = json.load(open(sys.argv[1])); print((jobs["jobs"] if isinstance(jobs, dict) else jobs)[0]["id"])' "$work/jobs.json")
+job=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["jobs"][0]["id"])' "$work/jobs.json")
 nibble --json jobs get "$job" >"$work/job.json"
 
 say "Convert to int8, verify, serve"
@@ -137,30 +142,31 @@ nibble --json jobs watch "$job" >"$work/events.jsonl"
 python3 - "$work/events.jsonl" "$work/job.json" "$work/answer.json" "http://$http/metrics" <<'END'
 import json, sys, urllib.request
 events = [json.loads(line) for line in open(sys.argv[1])]
-evals = [e for e in events if e["type"] == "eval"]
-trained = [e for e in evals if e.get("subject") != "int8"]
-served = [e for e in evals if e.get("subject") == "int8"]
+steps = [event for event in events if event["type"] == "step"]
+evals = [event for event in events if event["type"] == "eval"]
+trained_losses = [event["eval_loss"] for event in evals if event.get("subject") != "int8"]
+int8_losses = [event["eval_loss"] for event in evals if event.get("subject") == "int8"]
+median_tokens_per_s = sorted(step["tokens_per_s"] for step in steps)[len(steps) // 2]
 progress = json.load(open(sys.argv[2]))["progress"]
-steps = [e for e in events if e["type"] == "step"]
 usage = json.load(open(sys.argv[3]))["usage"]
-print(f"evaluation loss before          {trained[0]['eval_loss']:.4f}")
-print(f"evaluation loss after (trained) {trained[-1]['eval_loss']:.4f}")
-print(f"evaluation loss after (int8)    {served[-1]['eval_loss']:.4f}")
-print(f"training tokens/s               {sorted(s['tokens_per_s'] for s in steps)[len(steps) // 2]:.1f} (median of {len(steps)} steps)")
+print(f"evaluation loss before          {trained_losses[0]:.4f}")
+print(f"evaluation loss after (trained) {trained_losses[-1]:.4f}")
+print(f"evaluation loss after (int8)    {int8_losses[-1]:.4f}")
+print(f"training tokens/s               {median_tokens_per_s:.1f} (median of {len(steps)} steps)")
 print(f"peak memory of the trainer      {progress['peak_memory_bytes'] / 2**20:.0f} MiB")
 print(f"kernel launches per step        {steps[-1]['kernel_launches']}")
 metric = 'nibble_train_serve_logprob_max_abs_difference{model="smollm2-wordnet"} '
 difference = next(line for line in urllib.request.urlopen(sys.argv[4]).read().decode().splitlines() if line.startswith(metric))
-print(f"adapter, trainer to server      {float(difference.removeprefix(metric)):.1e} nats, largest difference of a logprob")
+print(f"adapter, server vs. trainer     {float(difference.removeprefix(metric)):.1e} nats, largest logprob difference")
 print(f"last answer                     {usage['completion_tokens']} tokens, {usage['kernel_launches']} launches, "
       f"first token after {usage['ttft_ms']:.0f} ms, "
       f"{(usage['completion_tokens'] - 1) / max(usage['decode_ms'], 1e-9) * 1000:.1f} tokens/s")
-if not trained[-1]["eval_loss"] < trained[0]["eval_loss"]:
-    sys.exit("quickstart: the loss did not decrease")
+if not trained_losses[-1] < trained_losses[0]:
+    sys.exit("quickstart: the evaluation loss did not decrease")
 END
 cat <<END
 
-The server is still running ($((SECONDS - begun)) s since the start). Try:
+The server is still running ($((SECONDS - start_s)) s since the start). Try:
   $bin/nibble --server $grpc chat smollm2-wordnet-int8 --message "Define: compass"
   $bin/nibble --server $grpc models list
   $bin/nibble --server $grpc score smollm2-wordnet-int8 --text "a tower with a light that gives warning of shoals"

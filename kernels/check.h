@@ -6,11 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/matrix.h"
 
-#define NIBBLE_RETURN_IF_INVALID(expr)                      \
-  do {                                                 \
+#define NIBBLE_RETURN_IF_INVALID(expr)                  \
+  do {                                                  \
     if (absl::Status status_ = (expr); !status_.ok()) { \
-      return status_;                                  \
-    }                                                  \
+      return status_;                                   \
+    }                                                   \
   } while (false)
 
 namespace nibble::kernels {

@@ -1,7 +1,7 @@
 // Elementary functions for the paths with guaranteed bits: our own polynomials with explicit fused multiply-add, so
-// that every path gives the same bits (docs/numerics.md 9). They are templates over Vec (vec16_*.h) even where they
-// work on scalars: each instruction set then has its own instantiation, and the linker can never give the plain path an
-// AVX one.
+// that every path gives the same bits (docs/numerics.md 9). All but SinCos are templates over Vec (vec16_*.h), even on
+// scalars: each instruction set has its own instantiation, so the linker cannot give the plain path AVX code.
+// SinCos needs none, because only rope.cc calls it, which is compiled without AVX.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -10,16 +10,16 @@
 
 namespace nibble::kernels {
 
-// e^x, within 1 ulp for every float. Underflow is gradual; the result is 0 at and below -104 (and for -inf), +inf above
-// 88.72, NaN for NaN. x = n ln2 + r with |r| <= ln2 / 2; e^r is a polynomial whose relative error is 3.1e-9 (minimax,
-// found by iteratively reweighted least squares).
+// e^x, within 1 ulp for every float. Small results are subnormal; the result is 0 at and below -104 (and for -inf),
+// +inf above 88.72, NaN for NaN. Method: x = n ln2 + r with |r| <= ln2 / 2, and e^x = 2^n e^r. e^r is a minimax
+// polynomial with a relative error of 3.1e-9, found by iteratively reweighted least squares.
 template <typename Vec>
 Vec Exp(Vec x) {
-  const Vec lowest = Vec::Set1(-104.0f);  // e^-104 < 2^-150 rounds to 0; not computed, as underflow is slow
+  const Vec lowest = Vec::Set1(-104.0f);  // e^-104 < 2^-150 rounds to 0; below, computing the underflow would be slow
   const Vec t = Vec::SelectLess(x, lowest, Vec::Zero(), x);
   // Min returns its second operand, the constant, for a NaN: n is then harmless, and r stays NaN.
   const Vec n = Vec::Min(Vec::Rne(t * Vec::Set1(0x1.715476p+0f)), Vec::Set1(128.0f));
-  // ln2 in two floats; the product with the first is exact in the fused operation.
+  // ln2 is the sum of these two floats. The fused operation does not round their products with n.
   Vec r = Vec::Fma(n, Vec::Set1(-0x1.62e430p-1f), t);
   r = Vec::Fma(n, Vec::Set1(0x1.05c610p-29f), r);
   Vec p = Vec::Set1(0x1.6a2352p-10f);
@@ -39,7 +39,7 @@ Vec Sigmoid(Vec x) {
   return one / (one + Exp(Vec::Zero() - x));
 }
 
-// Lane 0 of Exp: the same bits as the vector.
+// Exp of one float, with the same bits as in a vector.
 template <typename Vec>
 float ExpScalar(float x) {
   float lanes[Vec::kLanes];
@@ -47,16 +47,16 @@ float ExpScalar(float x) {
   return lanes[0];
 }
 
-// ln x, computed in f64 and rounded once; -inf for 0, NaN below 0, +inf for +inf. x = m 2^k with m about 1 and
-// ln m = 2 atanh((m - 1) / (m + 1)) by its series.
+// ln x, computed in f64 and rounded once; -inf for 0, +inf for +inf, NaN below 0 and for NaN. Method: x = m 2^k with m
+// between sqrt(1/2) and sqrt(2), and the series of ln m = 2 atanh(s) with s = (m - 1) / (m + 1).
 template <typename Vec>
 float LogScalar(float x) {
   if (!(x > 0.0f)) return x == 0.0f ? -std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
   if (x > std::numeric_limits<float>::max()) return x;
-  const std::uint64_t bits = std::bit_cast<std::uint64_t>(static_cast<double>(x));  // every float is normal here
+  const std::uint64_t bits = std::bit_cast<std::uint64_t>(static_cast<double>(x));  // as f64, every float is normal
   std::int64_t k = static_cast<std::int64_t>(bits >> 52) - 1023;
   double m = std::bit_cast<double>((bits & 0x000fffffffffffffu) | 0x3ff0000000000000u);
-  if (m > 1.4142135623730951) {
+  if (m > 1.4142135623730951) {  // sqrt(2)
     m *= 0.5;
     ++k;
   }
@@ -74,14 +74,15 @@ float LogScalar(float x) {
   return static_cast<float>(std::fma(static_cast<double>(k), 0x1.62e42fefa39efp-1, 2.0 * s * p));
 }
 
-// Sine and cosine in f64 of |x| < 2^20, to about 2 ulp of f64. x = n pi/2 + r; Taylor series, whose first omitted term
-// is below 1e-19 for |r| <= pi/4.
+// Sine and cosine in f64 for |x| < 2^20, to about 2 ulp of f64. Method: x = n pi/2 + r with |r| <= pi/4, and the Taylor
+// series at r, whose first omitted terms are below 1e-19. Not a template over Vec, so files for one instruction set must
+// not call it.
 inline void SinCos(double x, double* sin, double* cos) {
   const double n = std::nearbyint(x * 0x1.45f306dc9c883p-1);
   double r = std::fma(n, -0x1.921fb54442d18p+0, x);  // pi/2 in two doubles
   r = std::fma(n, -0x1.1a62633145c07p-54, r);
   const double z = r * r;
-  double s = 1.0 / 355687428096000.0;  // 17!
+  double s = 1.0 / 355687428096000.0;  // sine of r; 17!
   s = std::fma(s, z, -1.0 / 1307674368000.0);
   s = std::fma(s, z, 1.0 / 6227020800.0);
   s = std::fma(s, z, -1.0 / 39916800.0);
@@ -90,7 +91,7 @@ inline void SinCos(double x, double* sin, double* cos) {
   s = std::fma(s, z, 1.0 / 120.0);
   s = std::fma(s, z, -1.0 / 6.0);
   s = std::fma(s * z, r, r);
-  double c = -1.0 / 6402373705728000.0;  // 18!
+  double c = -1.0 / 6402373705728000.0;  // cosine of r; 18!
   c = std::fma(c, z, 1.0 / 20922789888000.0);
   c = std::fma(c, z, -1.0 / 87178291200.0);
   c = std::fma(c, z, 1.0 / 479001600.0);
@@ -101,10 +102,11 @@ inline void SinCos(double x, double* sin, double* cos) {
   c = std::fma(c, z, -0.5);
   c = std::fma(c, z, 1.0);
   const std::int64_t quadrant = static_cast<std::int64_t>(n) & 3;
-  const double first = quadrant % 2 == 0 ? s : c;
-  const double second = quadrant % 2 == 0 ? c : s;
-  *sin = quadrant >= 2 ? -first : first;
-  *cos = quadrant == 1 || quadrant == 2 ? -second : second;
+  const bool swapped = quadrant % 2 == 1;
+  const double sin_up_to_sign = swapped ? c : s;
+  const double cos_up_to_sign = swapped ? s : c;
+  *sin = quadrant >= 2 ? -sin_up_to_sign : sin_up_to_sign;
+  *cos = quadrant == 1 || quadrant == 2 ? -cos_up_to_sign : cos_up_to_sign;
 }
 
 }  // namespace nibble::kernels

@@ -27,7 +27,7 @@ constexpr std::int64_t kProcessBytes = 144 << 20;
 // Memory to write one token file: the text, its tokens with their positions, and what tokenizers and templates use
 // meanwhile. 119 to 162 MiB were measured with 1 to 8 threads and one token per byte. Large rows use the memory that
 // models and trainers share.
-constexpr std::int64_t kTokenWriterBytes = 18 * static_cast<std::int64_t>(data::kTokeniseBytes);
+constexpr std::int64_t kTokenWriterBytes = 18 * static_cast<std::int64_t>(data::kTokenizeBytes);
 // Calls encode one large text at a time, in one piece if it cannot be cut, and one small text on each worker.
 std::int64_t EncoderBytes(const Limits& limits) {
   const auto small = static_cast<std::int64_t>(text::kLargeTextBytes);

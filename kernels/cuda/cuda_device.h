@@ -1,4 +1,4 @@
-// The CUDA devices of this machine. Works in every build: without CUDA, or without a driver, there are none.
+// Lists the CUDA devices of this machine. Works in every build: without CUDA or without a driver, the list is empty.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,18 +9,18 @@ namespace nibble::kernels {
 
 struct CudaDeviceInfo {
   std::string name;
-  int major = 0;  // compute capability
+  int major = 0;  // compute capability major.minor
   int minor = 0;
-  std::int64_t total_bytes = 0;
+  std::int64_t total_bytes = 0;  // of device memory
 };
 
-// `reason` says why `count` is 0: "built without CUDA", or the driver's message.
 struct CudaDevices {
   int count = 0;
-  std::string reason;
+  std::string reason;  // why count is 0, for example "built without CUDA"; "" if it is not 0
 };
 
 CudaDevices FindCudaDevices();
+// index: 0 to count - 1. Writes *info only on success. Unimplemented in a build without CUDA.
 LaunchResult DescribeCudaDevice(int index, CudaDeviceInfo* info);
 
 }  // namespace nibble::kernels

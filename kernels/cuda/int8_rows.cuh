@@ -1,8 +1,9 @@
 // Quantizes rows to integer codes with outliers, one thread block per row; shared by quantize_int8 and
 // rms_norm_quantize. Codes equal those of the CPU: sums run over the same 16 lanes in the same order and tree; maxima
-// and the choice of outliers do not depend on the order. A Source has Raw(row, k), an element of x in f32; Prepare(get,
-// row, cols, shared), a number per row that all threads compute together from its raw elements; and Finish(raw, k,
-// prepared), the value to quantize.
+// and the choice of outliers do not depend on the order. A Source supplies the rows by three functions:
+//   Raw(row, k)                      an element of x in f32
+//   Prepare(get, row, cols, shared)  a number for the row, which all threads compute together; get(k) is Raw(row, k)
+//   Finish(raw, k, prepared)         the value to quantize
 #pragma once
 #include "kernels/cuda/device.cuh"
 #include "kernels/formats/int8.h"

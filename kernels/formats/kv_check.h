@@ -10,8 +10,8 @@ inline absl::Status CheckKvCache(const char* op, const KvCacheView& cache, std::
   NIBBLE_RETURN_IF_INVALID(
       CheckThat(cache.dtype == DType::kF32 || cache.dtype == DType::kBF16, op, "a cache of f32 or bf16"));
   NIBBLE_RETURN_IF_INVALID(CheckThat(cache.base != nullptr && cache.num_pages > 0 && cache.num_layers > 0 &&
-                                    cache.num_kv_heads > 0 && cache.head_dim > 0,
-                                op, "a cache with pages, layers, heads and a head size above 0"));
+                                         cache.num_kv_heads > 0 && cache.head_dim > 0,
+                                     op, "a cache with pages, layers, heads and a head size above 0"));
   if (layer < 0 || layer >= cache.num_layers) {
     return absl::InvalidArgumentError(absl::StrCat(op, ": layer is ", layer, ", wanted 0 to ", cache.num_layers - 1));
   }

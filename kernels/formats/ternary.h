@@ -49,7 +49,7 @@ constexpr std::int64_t TernaryByte(std::int64_t padded_k, std::int64_t n, std::i
 }
 constexpr int TernaryShift(std::int64_t k) { return static_cast<int>(k % 16 / 4 * 2); }
 inline int TernaryCode(const PackedTernaryWeight& w, std::int64_t n, std::int64_t k) {
-  return (w.tiles[TernaryByte(w.padded_k, n, k)] >> TernaryShift(k) & 3) - 1;
+  return ((w.tiles[TernaryByte(w.padded_k, n, k)] >> TernaryShift(k)) & 3) - 1;
 }
 
 // The sixteen codes of a block, from a row's order to a tile's and back: a 4 x 4 matrix of 2-bit elements, transposed.

@@ -8,7 +8,7 @@ namespace nibble::kernels {
 // represents exactly: the float product of the backward pass, (g * W_codes) * s, multiplies with them.
 //   w    [N, K]   formats/ternary.h, tiles; scale [N] f32, or null
 //   out  [N, K]   f32 | bf16; i8 only without a scale; overwritten
-// Same bits on every path.
+// Requires K <= kTernaryMaxCols. Same bits on every path.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
 // Source: docs/numerics.md 2 and 10. Golden: tests/golden/kernels (torch).
 absl::Status DequantizeTernary(const DequantizeTernaryArgs& args, const Stream& stream);

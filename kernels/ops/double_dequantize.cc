@@ -10,7 +10,7 @@ absl::Status DoubleDequantize(const DoubleDequantizeArgs& args, const Stream& st
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.n >= 0, kOp, "n >= 0"));
   if (args.n == 0) return absl::OkStatus();
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.codes != nullptr && args.factor != nullptr && args.absmax != nullptr, kOp,
-                                "codes, factor and absmax, got null"));
+                                     "codes, factor and absmax, got null"));
   return Launch(kDoubleDequantizeTable, args, stream);
 }
 

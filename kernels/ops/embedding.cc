@@ -14,7 +14,7 @@ absl::Status Embedding(const EmbeddingArgs& args, const Stream& stream) {
   const std::int64_t cols = is_packed ? args.packed.cols : args.table.cols;
   if (is_packed) {
     NIBBLE_RETURN_IF_INVALID(CheckThat(args.packed.scale != nullptr && args.packed.padded_k == Int8PaddedK(cols), kOp,
-                                  "packed with scales and padded_k of formats/int8.h"));
+                                       "packed with scales and padded_k of formats/int8.h"));
   } else {
     NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "table", args.table, vocabulary, cols, kFloats));
   }

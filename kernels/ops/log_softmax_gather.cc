@@ -17,7 +17,7 @@ absl::Status LogSoftmaxGather(const LogSoftmaxGatherArgs& args, const Stream& st
     return absl::InvalidArgumentError(absl::StrCat(kOp, ": top_n is ", args.top_n, ", wanted 0 to ", vocabulary));
   }
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.top_n == 0 || (args.top_id != nullptr && args.top_logprob != nullptr), kOp,
-                                "top_id and top_logprob when top_n > 0"));
+                                     "top_id and top_logprob when top_n > 0"));
   if (args.target != nullptr && stream.device == DeviceKind::kCpu) {
     for (std::int64_t t = 0; t < rows; ++t) {
       if (args.target[t] < -1 || args.target[t] >= vocabulary) {

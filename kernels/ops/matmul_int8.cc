@@ -15,7 +15,7 @@ absl::Status MatmulInt8(const MatmulInt8Args& args, const Stream& stream) {
   }
   const bool has_tiles = w.cols == 0 || w.tiles != nullptr;
   NIBBLE_RETURN_IF_INVALID(CheckThat(w.rows == 0 || (has_tiles && w.scale != nullptr && w.row_sum != nullptr), kOp,
-                                "w with tiles, scale and row_sum"));
+                                     "w with tiles, scale and row_sum"));
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.x.rows >= 0, kOp, "x.rows >= 0"));
   NIBBLE_RETURN_IF_INVALID(CheckQuantizedRows(kOp, "x", args.x, args.x.rows, w.cols));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "y", args.y, args.x.rows, w.rows, {DType::kF32, DType::kBF16}));

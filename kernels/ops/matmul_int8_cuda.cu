@@ -6,19 +6,23 @@
 
 namespace nibble::kernels {
 
+// Outside the anonymous namespace, where argument-dependent lookup from IntegerEpilogue finds it.
 __device__ inline int WeightCode(const PackedInt8Weight& w, std::int64_t n, std::int64_t k) {
   return w.tiles[(n / 16 * (w.padded_k / 4) + k / 4) * 64 + n % 16 * 4 + k % 4];
 }
+
 namespace {
 
 using Epilogue = IntegerEpilogue<PackedInt8Weight>;
 
-constexpr std::int64_t kFewRows = 16;      // above it, reading the weight twice more costs less than reusing it saves
-constexpr int kRowsAtATime = 4;            // rows that share one read of the tiles
+// Up to this many rows, it costs less to read the tiles again for every kRowsAtATime rows than to write the weight's
+// codes to scratch and read them there.
+constexpr std::int64_t kFewRows = 16;
+constexpr int kRowsAtATime = 4;               // rows that share one read of the tiles
 constexpr int kDotThreads = 128;
-constexpr int kDotGroups = kDotThreads / 16;
+constexpr int kDotGroups = kDotThreads / 16;  // a group has one thread (a lane) for each output of a tile
 
-// A block computes 16 outputs of kRowsAtATime rows; eight groups of 16 lanes split K.
+// A thread block computes 16 outputs of kRowsAtATime rows; its groups share the tiles along k.
 template <typename Y>
 __global__ void __launch_bounds__(kDotThreads) Dot(Epilogue epilogue, Y* y, std::int64_t y_stride) {
   __shared__ int partial[kDotGroups][kRowsAtATime][16];

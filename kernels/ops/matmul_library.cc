@@ -36,14 +36,19 @@ absl::Status MatmulLibrary(const MatmulLibraryArgs& args, const Stream& stream) 
   if (args.x.cols > 0) {
     if (stream.launches != nullptr) stream.launches->Add(stream.library->kernel_name());
     NIBBLE_RETURN_IF_INVALID(stream.library->Matmul(args.x, args.w, args.y, args.accumulate, stream));
-  } else if (!args.accumulate) {  // libraries treat a product without columns differently
+  } else if (!args.accumulate) {  // not by the library: libraries differ where K is 0
+    auto* const y = static_cast<char*>(args.y.data);
+    const std::int64_t element_bytes = SizeOf(args.y.dtype);
     for (std::int64_t row = 0; row < rows; ++row) {
-      std::fill_n(static_cast<char*>(args.y.data) + row * args.y.stride * SizeOf(args.y.dtype), args.y.cols * SizeOf(args.y.dtype), 0);
+      std::fill_n(y + row * args.y.stride * element_bytes, args.y.cols * element_bytes, 0);
     }
   }
   if (args.bias != nullptr) {
-    args.y.dtype == DType::kF32 ? AddBias<float>(args.bias, args.y, stream)
-                                : AddBias<BF16>(args.bias, args.y, stream);
+    if (args.y.dtype == DType::kF32) {
+      AddBias<float>(args.bias, args.y, stream);
+    } else {
+      AddBias<BF16>(args.bias, args.y, stream);
+    }
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,5 @@
-// The BEST_EFFORT product: f32 and bf16 layers of models without guaranteed bits. On the CPU each program sets its
-// library (oneDNN in nibbled, torch in nibble-trainer) at start, as Stream::library; on CUDA it is cuBLASLt.
+// The BEST_EFFORT product, for f32 and bf16 layers of models without guaranteed bits. cuBLASLt computes it on CUDA; on
+// the CPU it is Stream::library, which each program sets at start: oneDNN in nibbled, torch in nibble-trainer.
 #pragma once
 #include "absl/status/status.h"
 #include "kernels/matrix.h"
@@ -8,8 +8,8 @@
 
 namespace nibble::kernels {
 
-// y = x * w^T, optionally + y. x [M, K], w [N, K], y [M, N]: f32 | bf16, independently. Accumulates in f32.
-// M, N, K >= 1.
+// A CPU library's product: y = x * w^T, or y = x * w^T + y with `accumulate`. x [M, K], w [N, K] and y [M, N] are each
+// f32 or bf16; M, N, K >= 1. Accumulates in f32. Thread-safe.
 class DenseLibrary {
  public:
   virtual ~DenseLibrary() = default;
@@ -24,10 +24,11 @@ class DenseLibrary {
 //   bias  [N]      f32, or null
 //   y     [M, N]   f32 | bf16; overwritten, or added to when accumulate; must not alias x or w
 // Accumulates in f32 (on CUDA without TF32). Without columns (K = 0) the product is 0. On the CPU a bf16 y is rounded
-// once more if there is a bias, and by torch also if accumulate is set. Stream-ordered on CUDA.
+// before the bias is added and again after it; torch also rounds a product of two bf16 matrices before it is added to
+// y. Stream-ordered on CUDA.
 // Errors: InvalidArgument (shape, dtype), FailedPrecondition (a CPU stream has no library), Unimplemented (no CUDA in
 // this build), errors of the library.
-// Source: none of ours. Test: against the exact product within the bound for every order of summation.
+// Source: the library. Test: within a bound of the exact product that holds for every order of summation.
 absl::Status MatmulLibrary(const MatmulLibraryArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

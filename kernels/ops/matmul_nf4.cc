@@ -13,7 +13,7 @@ absl::Status MatmulNf4(const MatmulNf4Args& args, const Stream& stream) {
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "y", args.y, args.x.rows, w.rows, {DType::kF32, DType::kBF16}));
   if (args.x.rows == 0 || w.rows == 0) return absl::OkStatus();
   NIBBLE_RETURN_IF_INVALID(CheckThat(w.cols == 0 || (w.codes != nullptr && w.absmax != nullptr), kOp,
-                                "codes and absmax of w, got null"));
+                                     "codes and absmax of w, got null"));
   return Launch(kMatmulNf4Table, args, stream);
 }
 

@@ -5,25 +5,31 @@
 
 namespace nibble::kernels {
 
+// Outside the anonymous namespace, where argument-dependent lookup from IntegerEpilogue finds it.
 __device__ inline int WeightCode(const PackedTernaryWeight& w, std::int64_t n, std::int64_t k) {
-  return (w.tiles[TernaryByte(w.padded_k, n, k)] >> TernaryShift(k) & 3) - 1;
+  return ((w.tiles[TernaryByte(w.padded_k, n, k)] >> TernaryShift(k)) & 3) - 1;
 }
 
 namespace {
 
 using Epilogue = IntegerEpilogue<PackedTernaryWeight>;
 
-constexpr std::int64_t kFewRows = 16;      // above it, reading the weight twice more costs less than reusing it saves
-constexpr int kRowsAtATime = 4;            // rows that share one read of the tiles
+// Up to this many rows, it costs less to read the tiles again for every kRowsAtATime rows than to write the weight's
+// codes to scratch and read them there.
+constexpr std::int64_t kFewRows = 16;
+constexpr int kRowsAtATime = 4;               // rows that share one read of the tiles
 constexpr int kDotThreads = 128;
-constexpr int kDotGroups = kDotThreads / 16;
-constexpr int kOnes = 0x01010101;
+constexpr int kDotGroups = kDotThreads / 16;  // a group has one thread (a lane) for each output of a tile
+constexpr int kOnes = 0x01010101;  // four int8 of 1
 
-// The codes of one plane of a word as four bytes 0, 1, 2.
-__device__ inline int PlaneOf(unsigned word, int plane) { return static_cast<int>(word >> (2 * plane) & 0x03030303u); }
+// A word holds one output's 16 codes of a tile (formats/ternary.h). Returns codes 4 * plane to 4 * plane + 3, one per
+// byte, as stored: 0, 1 or 2.
+__device__ inline int PlaneOf(unsigned word, int plane) {
+  return static_cast<int>((word >> (2 * plane)) & 0x03030303u);
+}
 
-// A block computes 16 outputs of kRowsAtATime rows; eight groups of 16 lanes split the blocks of 16 k. Stored codes are
-// 0, 1, 2, so the row's sum, which the same block computes, is subtracted.
+// A thread block computes 16 outputs of kRowsAtATime rows; its groups share the tiles along k. Stored codes are larger
+// by 1, so each sum is too large by the sum of the row's own codes: the thread block computes and subtracts that.
 template <typename Y>
 __global__ void __launch_bounds__(kDotThreads) Dot(Epilogue epilogue, Y* y, std::int64_t y_stride) {
   __shared__ int partial[kDotGroups][kRowsAtATime][16];
@@ -33,19 +39,19 @@ __global__ void __launch_bounds__(kDotThreads) Dot(Epilogue epilogue, Y* y, std:
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 16;
   const int group = thread / 16;
-  const int blocks = static_cast<int>(w.padded_k / kTernaryBlock);
+  const int num_tiles = static_cast<int>(w.padded_k / kTernaryBlock);
   const std::int64_t first_row = std::int64_t{blockIdx.y} * kRowsAtATime;
-  const auto* tile = reinterpret_cast<const unsigned*>(w.tiles) + std::int64_t{blockIdx.x} * blocks * 16;
+  const auto* tiles = reinterpret_cast<const unsigned*>(w.tiles) + std::int64_t{blockIdx.x} * num_tiles * 16;
   if (thread < kRowsAtATime) row_sum[thread] = 0;
   __syncthreads();
   int acc[kRowsAtATime] = {};
 #pragma unroll 4
-  for (int b = group; b < blocks; b += kDotGroups) {
-    const unsigned word = tile[b * 16 + lane];
+  for (int t = group; t < num_tiles; t += kDotGroups) {
+    const unsigned word = tiles[t * 16 + lane];
 #pragma unroll
     for (int m = 0; m < kRowsAtATime; ++m) {
       if (first_row + m >= x.rows) continue;
-      const int4 a = reinterpret_cast<const int4*>(x.codes + (first_row + m) * x.stride)[b];
+      const int4 a = reinterpret_cast<const int4*>(x.codes + (first_row + m) * x.stride)[t];
       acc[m] = __dp4a(a.x, PlaneOf(word, 0), acc[m]);
       acc[m] = __dp4a(a.y, PlaneOf(word, 1), acc[m]);
       acc[m] = __dp4a(a.z, PlaneOf(word, 2), acc[m]);
@@ -55,7 +61,7 @@ __global__ void __launch_bounds__(kDotThreads) Dot(Epilogue epilogue, Y* y, std:
   for (int m = 0; m < kRowsAtATime && first_row + m < x.rows; ++m) {
     int sum = 0;
     const int* words = reinterpret_cast<const int*>(x.codes + (first_row + m) * x.stride);
-    for (int i = thread; i < blocks * 4; i += kDotThreads) sum = __dp4a(words[i], kOnes, sum);
+    for (int i = thread; i < num_tiles * 4; i += kDotThreads) sum = __dp4a(words[i], kOnes, sum);
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (thread % 32 == 0) atomicAdd(&row_sum[m], sum);  // integers: the order does not matter
   }
@@ -72,14 +78,16 @@ __global__ void __launch_bounds__(kDotThreads) Dot(Epilogue epilogue, Y* y, std:
   }
 }
 
-// tiles -> rows of padded_k codes -1, 0, 1. One word per thread: sixteen codes of one output.
-__global__ void UnpackTernary(const unsigned* tiles, std::int64_t words, std::int64_t blocks, std::int8_t* rows) {
+// tiles -> rows of padded_k codes -1, 0, 1; num_tiles is the number of tiles along k. A thread unpacks a word: one
+// output's 16 codes of a tile.
+__global__ void UnpackTernary(const unsigned* tiles, std::int64_t num_words, std::int64_t num_tiles,
+                              std::int8_t* rows) {
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words; i += step) {
-    // Neighbouring threads take neighbouring blocks of one output, so that they write to neighbouring addresses.
-    const std::int64_t n = i / blocks;
-    const std::int64_t b = i % blocks;
-    const unsigned word = tiles[(n / 16 * blocks + b) * 16 + n % 16];
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < num_words; i += step) {
+    // Neighbouring threads take neighbouring tiles of one output, so that they write to neighbouring addresses.
+    const std::int64_t n = i / num_tiles;
+    const std::int64_t t = i % num_tiles;
+    const unsigned word = tiles[(n / 16 * num_tiles + t) * 16 + n % 16];
     int4 codes;
     codes.x = static_cast<int>(__vsub4(static_cast<unsigned>(PlaneOf(word, 0)), kOnes));
     codes.y = static_cast<int>(__vsub4(static_cast<unsigned>(PlaneOf(word, 1)), kOnes));
@@ -92,19 +100,19 @@ __global__ void UnpackTernary(const unsigned* tiles, std::int64_t words, std::in
 template <typename Y>
 LaunchResult Multiply(const MatmulTernaryArgs& args, const Stream& stream) {
   const Epilogue epilogue{args.x, args.w, args.bias};
-  const auto tiles = static_cast<unsigned>((args.w.rows + 15) / 16);
+  const auto output_tiles = static_cast<unsigned>((args.w.rows + 15) / 16);
   // Without columns there is nothing to unpack or multiply: the fused kernel's sums are 0.
   if (args.x.rows <= kFewRows || args.w.padded_k == 0) {
-    const dim3 grid(tiles, static_cast<unsigned>((args.x.rows + kRowsAtATime - 1) / kRowsAtATime));
+    const dim3 grid(output_tiles, static_cast<unsigned>((args.x.rows + kRowsAtATime - 1) / kRowsAtATime));
     Dot<<<grid, kDotThreads, 0, CudaStreamOf(stream)>>>(epilogue, args.y.Row<Y>(0), args.y.stride);
     return Launched(stream, "matmul_ternary");
   }
   return MultiplyManyIntegerRows<Y>(epilogue, args.y, stream, {"matmul_ternary", "matmul_ternary_epilogue"},
                                     [&](std::int8_t* rows) {
-    const std::int64_t blocks = args.w.padded_k / kTernaryBlock;
-    const std::int64_t words = std::int64_t{tiles} * 16 * blocks;
-    UnpackTernary<<<GridFor(words), kCudaThreads, 0, CudaStreamOf(stream)>>>(
-        reinterpret_cast<const unsigned*>(args.w.tiles), words, blocks, rows);
+    const std::int64_t num_tiles = args.w.padded_k / kTernaryBlock;
+    const std::int64_t num_words = std::int64_t{output_tiles} * 16 * num_tiles;
+    UnpackTernary<<<GridFor(num_words), kCudaThreads, 0, CudaStreamOf(stream)>>>(
+        reinterpret_cast<const unsigned*>(args.w.tiles), num_words, num_tiles, rows);
     return Launched(stream, "matmul_ternary_unpack");
   });
 }

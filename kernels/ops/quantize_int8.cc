@@ -10,7 +10,7 @@ namespace {
 absl::Status Quantize(const KernelTable<QuantizeInt8Kernel>& table, const QuantizeInt8Args& args,
                       const Stream& stream) {
   constexpr const char* kOp = "quantize_int8";
-  NIBBLE_RETURN_IF_INVALID(CheckThat(args.x.rows >= 0 && args.x.cols >= 1, kOp, "x with at least one column"));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(args.x.rows >= 0 && args.x.cols >= 1, kOp, "x.rows >= 0 and x.cols >= 1"));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "x", args.x, args.x.rows, args.x.cols, {DType::kF32, DType::kBF16}));
   NIBBLE_RETURN_IF_INVALID(CheckQuantizeOptions(kOp, args.how, args.max_outliers));
   NIBBLE_RETURN_IF_INVALID(CheckQuantizedRows(kOp, "out", args.out, args.x.rows, args.x.cols, args.how.bits));

@@ -10,7 +10,7 @@ absl::Status QuantizeInt8Backward(const QuantizeInt8BackwardArgs& args, const St
   constexpr const char* kOp = "quantize_int8_backward";
   const std::int64_t rows = args.x.rows;
   const std::int64_t cols = args.x.cols;
-  NIBBLE_RETURN_IF_INVALID(CheckThat(rows >= 0 && cols >= 1, kOp, "x with at least one column"));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(rows >= 0 && cols >= 1, kOp, "x.rows >= 0 and x.cols >= 1"));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "x", args.x, rows, cols, kFloats));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, kFloats));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_x", args.grad_x, rows, cols, kFloats));

@@ -4,6 +4,7 @@
 namespace nibble::kernels {
 namespace {
 
+// A Source of cuda/int8_rows.cuh: quantizes the elements as they are.
 template <typename T>
 struct RowSource {
   const T* x;

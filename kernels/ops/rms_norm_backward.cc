@@ -9,7 +9,7 @@ absl::Status RmsNormBackward(const RmsNormBackwardArgs& args, const Stream& stre
   constexpr const char* kOp = "rms_norm_backward";
   const std::int64_t rows = args.x.rows;
   const std::int64_t cols = args.x.cols;
-  NIBBLE_RETURN_IF_INVALID(CheckThat(rows >= 0 && cols >= 1, kOp, "x with at least one column"));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(rows >= 0 && cols >= 1, kOp, "x.rows >= 0 and x.cols >= 1"));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "x", args.x, rows, cols, {DType::kF32, DType::kBF16}));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, {DType::kF32, DType::kBF16}));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_x", args.grad_x, rows, cols, {DType::kF32, DType::kBF16}));

@@ -4,6 +4,7 @@
 namespace nibble::kernels {
 namespace {
 
+// A Source of cuda/int8_rows.cuh: normalizes each row before it is quantized.
 template <typename T>
 struct NormSource {
   const T* x;
@@ -13,15 +14,17 @@ struct NormSource {
   float* rstd;  // or null
 
   __device__ float Raw(std::int64_t row, int k) const { return LoadElement(x + row * stride + k); }
-  // 1 / sqrt(mean(x^2) + eps), by IEEE square root and division.
+  // 1 / sqrt(mean(x^2) + eps), by IEEE square root and division. Thread 0 also stores it in rstd.
   template <typename Get>
   __device__ float Prepare(Get get, std::int64_t row, int cols, Int8RowShared* shared) const {
     const float sum = LaneSum(get, cols, [](float acc, float v) { return __fmaf_rn(v, v, acc); }, shared);
-    const float value = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, static_cast<float>(cols)), eps)));
-    if (rstd != nullptr && threadIdx.x == 0) rstd[row] = value;
-    return value;
+    const float row_rstd = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, static_cast<float>(cols)), eps)));
+    if (rstd != nullptr && threadIdx.x == 0) rstd[row] = row_rstd;
+    return row_rstd;
   }
-  __device__ float Finish(float raw, int k, float rstd) const { return __fmul_rn(__fmul_rn(raw, rstd), weight[k]); }
+  __device__ float Finish(float raw, int k, float row_rstd) const {
+    return __fmul_rn(__fmul_rn(raw, row_rstd), weight[k]);
+  }
 };
 
 }  // namespace

@@ -24,11 +24,11 @@ absl::Status Rope(const RopeArgs& args, const Stream& stream) {
   constexpr const char* kOp = "rope";
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "x", args.x, args.x.rows, args.x.cols, {DType::kF32, DType::kBF16}));
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.num_heads > 0 && args.x.cols % args.num_heads == 0, kOp,
-                                "num_heads above 0 that divides the columns of x"));
+                                     "num_heads above 0 that divides the columns of x"));
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.x.cols / args.num_heads % 2 == 0, kOp, "an even head size"));
   if (args.x.rows == 0 || args.x.cols == 0) return absl::OkStatus();
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.position != nullptr && args.cos != nullptr && args.sin != nullptr, kOp,
-                                "position, cos and sin not null"));
+                                     "position, cos and sin not null"));
   if (stream.device == DeviceKind::kCpu) {
     for (std::int64_t r = 0; r < args.x.rows; ++r) {
       if (args.position[r] < 0 || args.position[r] >= args.table_positions) {

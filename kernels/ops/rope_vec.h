@@ -1,23 +1,26 @@
 // The body of rope.h for any Vec (vec16_*.h).
 #pragma once
 #include <algorithm>
+#include <cstdint>
 
 #include "kernels/ops/rope_launch.h"
 #include "kernels/stream.h"
 
 namespace nibble::kernels {
 
+// Rotates the pairs (head[i], head[half + i]), i < half.
 template <typename Vec, typename T>
 void RotateHead(T* head, std::int64_t half, const float* cos, const float* sin, bool backward) {
+  const Vec minus = Vec::Set1(-1.0f);
   for (std::int64_t i = 0; i < half; i += Vec::kLanes) {
     const int n = static_cast<int>(std::min<std::int64_t>(Vec::kLanes, half - i));
     const bool full = n == Vec::kLanes;
-    const Vec a = full ? Vec::Load(head + i) : Vec::LoadPartial(head + i, n);
-    const Vec b = full ? Vec::Load(head + half + i) : Vec::LoadPartial(head + half + i, n);
-    const Vec c = full ? Vec::Load(cos + i) : Vec::LoadPartial(cos + i, n);
-    Vec s = full ? Vec::Load(sin + i) : Vec::LoadPartial(sin + i, n);
-    if (backward) s = s * Vec::Set1(-1.0f);
-    const Vec first = Vec::Fma(b * Vec::Set1(-1.0f), s, a * c);
+    const auto load = [full, n](const auto* p) { return full ? Vec::Load(p) : Vec::LoadPartial(p, n); };
+    const Vec a = load(head + i);
+    const Vec b = load(head + half + i);
+    const Vec c = load(cos + i);
+    const Vec s = backward ? load(sin + i) * minus : load(sin + i);
+    const Vec first = Vec::Fma(b * minus, s, a * c);
     const Vec second = Vec::Fma(a, s, b * c);
     if (full) {
       first.Store(head + i);

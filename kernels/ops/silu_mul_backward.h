@@ -5,9 +5,12 @@
 
 namespace nibble::kernels {
 
-// Gradients of silu_mul: with s = 1 / (1 + exp(-gate)), grad_up = g * gate * s, grad_gate = g * up * s * (1 + gate * (1
-// - s)).
-//   gate, up, grad_y, grad_gate, grad_up  [M, F]  f32 | bf16; the gradients overwritten; each may be its own input
+// Gradients of silu_mul, with s = 1 / (1 + exp(-gate)):
+//   grad_up = (grad_y * gate) * s
+//   grad_gate = ((grad_y * up) * s) * (1 + gate * (1 - s))
+//   gate, up, grad_y    [M, F]  f32 | bf16
+//   grad_gate, grad_up  [M, F]  f32 | bf16; overwritten; may be gate and up
+// Same bits on every path.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
 // Source: derivative of silu_mul. Golden: tests/golden/kernels (autograd of the formula).
 absl::Status SiluMulBackward(const SiluMulBackwardArgs& args, const Stream& stream);

@@ -11,7 +11,7 @@ absl::Status TernariseBackward(const TernariseBackwardArgs& args, const Stream& 
   constexpr const char* kOp = "ternarise_backward";
   const std::int64_t rows = args.w.rows;
   const std::int64_t cols = args.w.cols;
-  NIBBLE_RETURN_IF_INVALID(CheckThat(rows >= 0 && cols >= 1, kOp, "w with at least one column"));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(rows >= 0 && cols >= 1, kOp, "w.rows >= 0 and w.cols >= 1"));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "w", args.w, rows, cols, kFloats));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, kFloats));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_w", args.grad_w, rows, cols, kFloats));

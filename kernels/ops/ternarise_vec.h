@@ -35,7 +35,7 @@ inline std::uint32_t TernaryWord(Vec codes) {
   for (int p = 0; p < 4; ++p) word |= (plane[p] & 0x03030303u) << (2 * p);  // -1 is 3 in two bits
   // 3, 0, 1 -> 0, 1, 2 in each pair of bits: add one without a carry.
   const std::uint32_t low = word & 0x55555555u;
-  return (low ^ 0x55555555u) | ((word ^ low << 1) & 0xaaaaaaaau);
+  return (low ^ 0x55555555u) | ((word ^ (low << 1)) & 0xaaaaaaaau);
 }
 
 template <typename Vec, typename T>

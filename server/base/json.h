@@ -1,4 +1,4 @@
-// The only file that includes nlohmann-json. Parsing throws no exceptions and limits the nesting.
+// The only file that includes nlohmann-json. The functions here throw no exceptions, and parsing limits the nesting.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -13,8 +13,8 @@ using Json = nlohmann::ordered_json;
 
 inline constexpr int kMaxJsonDepth = 64;
 
-// InvalidArgument with the byte offset on malformed text, on duplicate keys of one object and on nesting deeper than
-// max_depth.
+// InvalidArgument for malformed text (names the byte offset), for a key that an object has twice (names the key), and
+// for nesting deeper than max_depth.
 absl::StatusOr<Json> ParseJson(std::string_view text, int max_depth = kMaxJsonDepth);
 
 // Compact text, or indented text if indent >= 0. Replaces invalid UTF-8 by U+FFFD instead of throwing.
@@ -22,7 +22,8 @@ std::string Dump(const Json& value, int indent = -1);
 // Compact text with the keys of every object sorted, so equal values give equal text. For digests.
 std::string DumpSorted(const Json& value);
 
-// Typed reads whose errors name the field. `where` names the document in the message.
+// Typed reads of object[key]. InvalidArgument for an absent or null key and for a value of another type; the message
+// names `where` (the document), the key and the wanted type.
 absl::StatusOr<std::int64_t> GetInt(const Json& object, std::string_view key, std::string_view where);
 absl::StatusOr<double> GetNumber(const Json& object, std::string_view key, std::string_view where);
 absl::StatusOr<std::string> GetString(const Json& object, std::string_view key, std::string_view where);

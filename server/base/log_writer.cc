@@ -37,7 +37,7 @@ class LogQueue {
     const std::size_t room = line.urgent ? max_bytes_ : max_bytes_ - max_bytes_ / 4;
     if (bytes_ + line.text.size() > room) {
       ++dropped_;
-      ++untold_;
+      ++unreported_;
       return true;
     }
     bytes_ += line.text.size();
@@ -48,7 +48,7 @@ class LogQueue {
   bool Flush(absl::Duration patience) {
     MutexLock lock(mutex_);
     return changed_.WaitFor(lock, absl::ToChronoNanoseconds(patience),
-                            [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lines_.empty() && untold_ == 0 && !writing_; });
+                            [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lines_.empty() && unreported_ == 0 && !writing_; });
   }
   // Afterwards callers print their own lines again, unless a write still stalls (not `flushed`): theirs would stall
   // too.
@@ -67,13 +67,13 @@ class LogQueue {
   void Run() {
     while (true) {
       std::deque<LogLine> lines;
-      std::uint64_t untold = 0;
+      std::uint64_t unreported = 0;
       {
         MutexLock lock(mutex_);
         writing_ = false;
         changed_.NotifyAll();
-        changed_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !lines_.empty() || untold_ > 0; });
-        if (lines_.empty() && untold_ == 0) {
+        changed_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !lines_.empty() || unreported_ > 0; });
+        if (lines_.empty() && unreported_ == 0) {
           running_ = false;
           changed_.NotifyAll();
           return;
@@ -81,11 +81,11 @@ class LogQueue {
         writing_ = true;
         bytes_ = 0;
         lines.swap(lines_);
-        std::swap(untold, untold_);
+        std::swap(unreported, unreported_);
       }
       for (const LogLine& line : lines) PrintLogLine(line);
       // Those were dropped after the last of these lines, when the queue was full.
-      if (untold > 0) PrintLogLine(FormatLogLine("warning", kDropped, {{"lines", StrCat(untold)}}));
+      if (unreported > 0) PrintLogLine(FormatLogLine("warning", kDropped, {{"lines", StrCat(unreported)}}));
     }
   }
 
@@ -100,7 +100,7 @@ class LogQueue {
   std::size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<LogLine> lines_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::uint64_t untold_ ABSL_GUARDED_BY(mutex_) = 0;  // dropped, but not yet reported in a line
+  std::uint64_t unreported_ ABSL_GUARDED_BY(mutex_) = 0;  // dropped, but not yet reported in a line
 };
 
 }  // namespace

@@ -30,6 +30,7 @@ std::vector<Weights> Split(Weights weights, std::uint64_t max_shard_bytes) {
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const std::uint64_t more = Bytes(weights[i]);
+    // bytes + more > max_shard_bytes, without overflow.
     if (i > begin && (more > max_shard_bytes || bytes > max_shard_bytes - more)) {
       shards.push_back(weights.subspan(begin, i - begin));
       begin = i;

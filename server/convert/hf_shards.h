@@ -1,4 +1,5 @@
-// The safetensors files of a Hugging Face directory: one, or shards and their index. Included by server/convert/*.cc only.
+// Writes the safetensors files of a Hugging Face directory: one file, or shards and their index. Included by
+// server/convert/*.cc only.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,16 +13,18 @@
 
 namespace nibble::convert {
 
-// A weight and its tensors, which are all in one file.
+// A weight and its tensors, such as codes and scale. They are never split between files.
 struct HfWeight {
   model::TensorSpec spec;
   std::vector<model::TensorPlan> tensors;
 };
 
-// Fills one file after the other with the weights in order, as transformers' split_torch_state_dict_into_shards does. A
-// file ends before the weight that would bring its tensors above `max_shard_bytes`; a weight that is larger gets a file
-// of its own. A single file is model.safetensors; several are model-0000k-of-0000n.safetensors with
-// model.safetensors.index.json. `put` writes the tensors of a weight.
+// Fills one file after the other with the weights in order. A file ends before the weight with which its tensors would
+// exceed `max_shard_bytes`; a weight of more bytes gets a file of its own. A single file is model.safetensors; several
+// are model-0000k-of-0000n.safetensors with model.safetensors.index.json. `put` writes the tensors of a weight; it is
+// called in the file's order.
+// Source: huggingface_hub's split_torch_state_dict_into_shards, which differs only around a weight that gets its own
+// file: there the file before it continues after it.
 absl::Status WriteHfShards(base::FileSystem& files, const std::string& directory, const std::vector<HfWeight>& weights,
                            std::uint64_t max_shard_bytes,
                            const std::function<absl::Status(const model::TensorSpec&, model::SafetensorsWriter&)>& put);

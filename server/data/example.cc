@@ -155,7 +155,7 @@ absl::StatusOr<Marked> Mark(std::string_view text, bool add_special_tokens, cons
   return marked;
 }
 
-absl::StatusOr<Marked> TokeniseChat(const Row& row, const model::TextAssets& text, bool train_on_prompt, bool add_special_tokens,
+absl::StatusOr<Marked> TokenizeChat(const Row& row, const model::TextAssets& text, bool train_on_prompt, bool add_special_tokens,
                                     const base::Cancelled& cancelled, RowEncoder& encoder) {
   if (text.chat_template == nullptr) {
     return base::WithReason(absl::InvalidArgumentError("the base model has no chat template, which format chat needs"),
@@ -181,8 +181,8 @@ std::vector<Example> Split(const Example& whole, std::size_t limit) {
   return pieces;
 }
 
-absl::StatusOr<std::vector<Example>> TokeniseWith(RowEncoder& encoder, const Row& row, RowFormat format, const model::TextAssets& text,
-                                                  const model::ModelConfig& config, const TokeniseOptions& options,
+absl::StatusOr<std::vector<Example>> TokenizeWith(RowEncoder& encoder, const Row& row, RowFormat format, const model::TextAssets& text,
+                                                  const model::ModelConfig& config, const TokenizeOptions& options,
                                                   const base::Cancelled& cancelled) {
   Marked marked;
   const bool add_special_tokens = options.add_special_tokens.value_or(format != RowFormat::kChat);
@@ -198,7 +198,7 @@ absl::StatusOr<std::vector<Example>> TokeniseWith(RowEncoder& encoder, const Row
       break;
     }
     case RowFormat::kChat: {
-      NIBBLE_ASSIGN_OR_RETURN(marked, TokeniseChat(row, text, options.train_on_prompt, add_special_tokens, cancelled, encoder));
+      NIBBLE_ASSIGN_OR_RETURN(marked, TokenizeChat(row, text, options.train_on_prompt, add_special_tokens, cancelled, encoder));
       break;
     }
   }
@@ -246,16 +246,16 @@ Overlong OverlongFor(std::string_view policy, RowFormat chosen_for, RowFormat fo
 }
 
 absl::StatusOr<std::vector<Example>> Tokenize(const Row& row, RowFormat format, const model::TextAssets& text,
-                                              const model::ModelConfig& config, const TokeniseOptions& options,
+                                              const model::ModelConfig& config, const TokenizeOptions& options,
                                               const base::Cancelled& cancelled, const AwaitTurn& await_turn) {
   RowEncoder encoder(*text.tokenizer, cancelled, await_turn);
   NIBBLE_RETURN_IF_ERROR(
       encoder.Admit(row.text.size() + row.prompt.size() + row.completion.size() + row.messages_json.size()));
-  return TokeniseWith(encoder, row, format, text, config, options, cancelled);
+  return TokenizeWith(encoder, row, format, text, config, options, cancelled);
 }
 
 absl::Status AddLine(std::int64_t line_number, std::string_view line, RowFormat format, const model::TextAssets& text,
-                     const model::ModelConfig& config, const TokeniseOptions& options, const base::Cancelled& cancelled,
+                     const model::ModelConfig& config, const TokenizeOptions& options, const base::Cancelled& cancelled,
                      const AwaitTurn& await_turn, std::vector<Example>* examples, DataSummary* summary) {
   if (cancelled && cancelled()) return absl::CancelledError(base::StrCat("cancelled at line ", line_number, " of the data"));
   if (line.find_first_not_of(" \t\r") == std::string_view::npos) return absl::OkStatus();
@@ -263,7 +263,7 @@ absl::Status AddLine(std::int64_t line_number, std::string_view line, RowFormat 
   if (const absl::Status admitted = encoder.Admit(line.size()); !admitted.ok()) return AtLine(line_number, admitted);
   auto row = ParseRow(line, format);
   if (!row.ok()) return AtLine(line_number, row.status());
-  auto pieces = TokeniseWith(encoder, *row, format, text, config, options, cancelled);
+  auto pieces = TokenizeWith(encoder, *row, format, text, config, options, cancelled);
   if (!pieces.ok()) return AtLine(line_number, pieces.status());
   NoteRow(line_number, *pieces, summary);
   for (Example& example : *pieces) {
@@ -285,7 +285,7 @@ absl::Status CheckTrainable(const DataSummary& summary) {
 }
 
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, RowFormat format, const model::TextAssets& text,
-                                    const model::ModelConfig& config, const TokeniseOptions& options,
+                                    const model::ModelConfig& config, const TokenizeOptions& options,
                                     const base::Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(path));
   Dataset dataset;

@@ -22,7 +22,7 @@ enum class Overlong { kTruncate, kDrop, kError, kSplit };
 // with an empty policy, it has the default of its own format: text is split, other formats are truncated.
 Overlong OverlongFor(std::string_view policy, RowFormat chosen_for, RowFormat format);
 
-struct TokeniseOptions {
+struct TokenizeOptions {
   std::int64_t max_seq_len = 0;
   std::optional<Overlong> overlong = std::nullopt;  // unset: the format's default
   bool train_on_prompt = false;                     // prompt_completion and chat: loss on every token
@@ -47,7 +47,7 @@ struct TokeniseOptions {
 // template and each piece of a large text; those of `await_turn`. Without `await_turn`, the memory of a row is not
 // limited.
 absl::StatusOr<std::vector<Example>> Tokenize(const Row& row, RowFormat format, const model::TextAssets& text,
-                                              const model::ModelConfig& config, const TokeniseOptions& options,
+                                              const model::ModelConfig& config, const TokenizeOptions& options,
                                               const base::Cancelled& cancelled = {}, const AwaitTurn& await_turn = {});
 
 inline constexpr int kMaxNamedRows = 20;
@@ -79,7 +79,7 @@ struct Dataset : DataSummary {
 // Tokenizes one line of a file, updates the summary, and appends the examples that have a trained token. Skips a blank
 // line. Errors name the line (AtLine). `cancelled` and `await_turn` as in Tokenize.
 absl::Status AddLine(std::int64_t line_number, std::string_view line, RowFormat format, const model::TextAssets& text,
-                     const model::ModelConfig& config, const TokeniseOptions& options, const base::Cancelled& cancelled,
+                     const model::ModelConfig& config, const TokenizeOptions& options, const base::Cancelled& cancelled,
                      const AwaitTurn& await_turn, std::vector<Example>* examples, DataSummary* summary);
 // InvalidArgument (NO_TRAINABLE_TOKENS) if a whole file has no trained token.
 absl::Status CheckTrainable(const DataSummary& summary);
@@ -87,7 +87,7 @@ absl::Status CheckTrainable(const DataSummary& summary);
 // Loads a whole validated file into memory. Errors: InvalidArgument names the line (AtLine), or NO_TRAINABLE_TOKENS;
 // Cancelled when `cancelled` returns true, which is called at each line and as in Tokenize.
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, RowFormat format, const model::TextAssets& text,
-                                    const model::ModelConfig& config, const TokeniseOptions& options,
+                                    const model::ModelConfig& config, const TokenizeOptions& options,
                                     const base::Cancelled& cancelled = {});
 
 // Counts one row, and adds its line to the lists that apply: truncated, dropped, without loss, merged boundary,

@@ -11,7 +11,7 @@
 namespace nibble::data {
 namespace {
 
-constexpr std::chrono::milliseconds kAskEvery(50);
+constexpr std::chrono::milliseconds kCheckEvery(50);  // of `cancelled`, while waiting
 // After a row that took this much, the allocator's free memory is returned at once.
 constexpr std::int64_t kReturnedBytes = 64 << 20;
 
@@ -20,7 +20,7 @@ constexpr std::int64_t kReturnedBytes = 64 << 20;
 absl::StatusOr<LargeRows::Turn> LargeRows::Await(const base::Cancelled& cancelled) {
   base::MutexLock lock(mutex_);
   const auto is_free = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !busy_; };
-  while (!changed_.WaitFor(lock, kAskEvery, is_free)) {
+  while (!changed_.WaitFor(lock, kCheckEvery, is_free)) {
     lock.Unlock();
     const absl::Status wanted = base::CheckCancelled(cancelled);
     lock.Lock();

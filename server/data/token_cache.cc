@@ -14,11 +14,11 @@
 namespace nibble::data {
 namespace {
 
-constexpr std::chrono::milliseconds kAskEvery(50);  // between checks of `cancelled` while waiting
-// An unfinished file without a write for this long has no writer: a live one writes every few seconds.
-constexpr std::chrono::hours kAbandoned(1);
+constexpr std::chrono::milliseconds kCheckEvery(50);  // of `cancelled`, while waiting
+// An unfinished file is abandoned after this long without a write: a running writer writes every few seconds.
+constexpr std::chrono::hours kAbandonedAfter(1);
 
-// Marks a file as used now; the order survives a restart.
+// Records the use of a file as its time of modification, so that the order of use survives a restart.
 void Touch(const std::string& path) {
   std::error_code ignored;
   std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now(), ignored);
@@ -31,7 +31,7 @@ absl::Status TokenCache::BeginWriting(const std::string& path, const base::Cance
   const auto is_free = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !writing_.contains(path) && writing_.size() < static_cast<std::size_t>(kMaxWriters);
   };
-  while (!changed_.WaitFor(lock, kAskEvery, is_free)) NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
+  while (!changed_.WaitFor(lock, kCheckEvery, is_free)) NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
   writing_.insert(path);
   return absl::OkStatus();
 }
@@ -61,26 +61,26 @@ absl::StatusOr<Dataset> TokenCache::GetOr(WithoutFile without_file, const TokenS
                             .cancelled = cancelled,
                             .large_rows = &large_rows_,
                             .without_file = without_file});
-  base::ReturnFreeMemory();  // tokenizing allocates and frees much on many threads
+  base::ReturnFreeMemory();  // tokenizing allocates and frees much memory on many threads
   {
     base::MutexLock lock(mutex_);
     writing_.erase(path);
     changed_.NotifyAll();
   }
-  // `loaded` is mapped: it can be read even if its file is removed.
+  // `loaded` maps its file, so it stays readable if Trim removes the file.
   if (loaded.ok()) Trim();
   return loaded;
 }
 
 void TokenCache::Trim(const std::function<bool(const std::string& dataset)>& exists) {
-  struct Found {
+  struct StoredFile {
     std::filesystem::file_time_type used;
     std::string path;
     std::int64_t bytes = 0;
   };
   base::MutexLock lock(trim_mutex_);
-  std::vector<Found> found;
-  std::int64_t bytes = 0;
+  std::vector<StoredFile> stored;
+  std::int64_t total_bytes = 0;
   const auto datasets = files_.List(directory_);
   if (!datasets.ok()) return;  // no file was ever written
   for (const std::string& dataset : *datasets) {
@@ -98,26 +98,28 @@ void TokenCache::Trim(const std::function<bool(const std::string& dataset)>& exi
       const auto size = files_.Size(path);
       if (error || !size.ok()) continue;
       if (base::IsTemporaryName(name)) {
-        const bool abandoned = exists || std::filesystem::file_time_type::clock::now() - used > kAbandoned;
-        if (!abandoned || !files_.RemoveAll(path).ok()) bytes += static_cast<std::int64_t>(*size);
+        // At a start (`exists` is set), no writer is running.
+        const bool abandoned = exists || std::filesystem::file_time_type::clock::now() - used > kAbandonedAfter;
+        if (!abandoned || !files_.RemoveAll(path).ok()) total_bytes += static_cast<std::int64_t>(*size);
       } else if (IsTokenFileName(name)) {
-        found.push_back({used, path, static_cast<std::int64_t>(*size)});
-        bytes += found.back().bytes;
+        stored.push_back({used, path, static_cast<std::int64_t>(*size)});
+        total_bytes += stored.back().bytes;
       }
     }
   }
-  if (bytes <= options_.max_bytes) return;
+  if (total_bytes <= options_.max_bytes) return;
   absl::StatusOr<std::set<std::string>> needed = std::set<std::string>();
   if (options_.needed) needed = options_.needed();
   if (!needed.ok()) {
-    base::LogWarning("token files exceed their limit; cannot determine which of them open jobs need", {{"why", std::string(needed.status().message())}});
+    base::LogWarning("token files exceed their limit; cannot determine which files open jobs need",
+                     {{"why", std::string(needed.status().message())}});
     return;
   }
-  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.used < b.used; });
-  for (const Found& file : found) {
-    if (bytes <= options_.max_bytes) return;
+  std::sort(stored.begin(), stored.end(), [](const StoredFile& a, const StoredFile& b) { return a.used < b.used; });
+  for (const StoredFile& file : stored) {
+    if (total_bytes <= options_.max_bytes) return;
     if (needed->contains(file.path)) continue;
-    if (files_.RemoveAll(file.path).ok()) bytes -= file.bytes;
+    if (files_.RemoveAll(file.path).ok()) total_bytes -= file.bytes;
   }
 }
 

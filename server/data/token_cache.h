@@ -21,8 +21,8 @@ namespace nibble::data {
 
 struct TokenCacheOptions {
   std::int64_t max_bytes = 0;        // of all files; 0 keeps only the files that open jobs need
-  std::uint64_t min_free_bytes = 0;  // WriteTokensOptions
-  std::shared_ptr<base::MemoryBudget> memory = nullptr;  // LargeRows
+  std::uint64_t min_free_bytes = 0;  // as in WriteTokensOptions
+  std::shared_ptr<base::MemoryBudget> memory = nullptr;  // limits the memory of large rows (LargeRows); null: no limit
   // Returns the paths of the files that open jobs need, which are never removed. On an error, no file is removed.
   std::function<absl::StatusOr<std::set<std::string>>()> needed = {};
 };
@@ -31,21 +31,23 @@ struct TokenCacheOptions {
 // missing ones. Thread-safe.
 class TokenCache {
  public:
-  // Maximum number of files written at a time. Each takes memory: kTokeniseBytes, and the tokens of that text.
+  // Maximum number of files written at a time. Each takes memory for kTokenizeBytes of text and its tokens.
   static constexpr int kMaxWriters = 2;
 
   TokenCache(base::FileSystem& files, std::string directory, kernels::ThreadPool& pool, TokenCacheOptions options)
       : files_(files), directory_(std::move(directory)), pool_(pool), options_(std::move(options)), large_rows_(options_.memory) {}
 
-  // Like LoadTokens, but never holds all tokens in memory: returns ResourceExhausted (DISK_FULL) and other file errors.
-  // If several calls need the same missing file, one writes it and the others wait. Returns freed memory to the system.
+  // Like LoadTokens, but never holds all tokens in memory: if no file can be written, returns ResourceExhausted
+  // (DISK_FULL) or another file error. If several calls need the same missing file, one writes it and the others wait.
+  // Returns freed memory to the system.
   absl::StatusOr<Dataset> Get(const TokenSource& source, const base::Cancelled& cancelled);
-  // The same for a caller that needs no tokens: if no file can be written, returns only counts and lengths.
+  // The same for a caller that needs no tokens: if no file can be written, returns counts and lengths instead of an
+  // error.
   absl::StatusOr<Dataset> GetLengths(const TokenSource& source, const base::Cancelled& cancelled);
 
-  // Removes the least recently used files that no open job needs until the limit holds; Get does so too. Unfinished
-  // files count, and are removed an hour after their writer was killed. With `exists`, at a start, removes all
-  // unfinished files, and the files of data sets that do not exist.
+  // Removes the least recently used files that no open job needs, until max_bytes holds. Get and GetLengths also do
+  // this. Unfinished files count, and are removed an hour after their last write. At a start, pass `exists`: then all
+  // unfinished files and the files of datasets that do not exist are removed first.
   void Trim(const std::function<bool(const std::string& dataset)>& exists = {});
   // For other work that encodes rows.
   LargeRows& large_rows() { return large_rows_; }

@@ -56,7 +56,7 @@ Json SummaryJson(const DataSummary& summary) {
 }
 
 std::string TokenKey(const TokenSource& source) {
-  const TokeniseOptions& options = source.options;
+  const TokenizeOptions& options = source.options;
   Json json = {{"version", kTokenFileVersion},
                {"data", source.data_sha256},
                {"text", source.text.digest},

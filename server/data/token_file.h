@@ -25,7 +25,7 @@ struct TokenSource {
   RowFormat format = RowFormat::kText;
   model::TextAssets text;
   model::ModelConfig config;
-  TokeniseOptions options;
+  TokenizeOptions options;
 };
 
 // 64 lower-case hex digits: the SHA-256 of everything that the tokens depend on.

@@ -96,7 +96,7 @@ class PieceReader {
   std::int64_t next_line_ = 1;
 };
 
-void TokenisePiece(const TokenSource& source, const base::Cancelled& cancelled, const AwaitTurn& await_turn, Piece& piece) {
+void TokenizePiece(const TokenSource& source, const base::Cancelled& cancelled, const AwaitTurn& await_turn, Piece& piece) {
   std::string_view rest = piece.text;
   for (std::int64_t line = piece.first_line; !rest.empty() && piece.status.ok(); ++line) {
     const std::size_t end = rest.find('\n');
@@ -108,7 +108,7 @@ void TokenisePiece(const TokenSource& source, const base::Cancelled& cancelled, 
 }
 
 // Tokenizes the file window by window, and passes its pieces to `append` in order. Calls `before` before each window.
-absl::Status TokeniseFile(const TokenSource& source, const WriteTokensOptions& options, const std::function<absl::Status()>& before,
+absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& options, const std::function<absl::Status()>& before,
                           const std::function<absl::Status(const Piece&)>& append) {
   PieceReader reader(source.data_path);
   const std::size_t threads = static_cast<std::size_t>(std::max(options.pool.num_threads(), 1));
@@ -125,7 +125,7 @@ absl::Status TokeniseFile(const TokenSource& source, const WriteTokensOptions& o
   const AwaitTurn await_turn = [&] { return large_rows.Await(cancelled); };
   const auto tokenize_small = [&](Piece& piece) {
     // Threads of the pool never wait for a turn: other work needs them, and only this thread calls options.cancelled.
-    TokenisePiece(source, cancelled, [&]() -> absl::StatusOr<LargeRows::Turn> {
+    TokenizePiece(source, cancelled, [&]() -> absl::StatusOr<LargeRows::Turn> {
       piece.waits = true;
       return absl::AbortedError("a large row");
     }, piece);
@@ -150,7 +150,7 @@ absl::Status TokeniseFile(const TokenSource& source, const WriteTokensOptions& o
         again.text = std::move(piece.text);
         again.first_line = piece.first_line;
         piece = std::move(again);
-        TokenisePiece(source, cancelled, await_turn, piece);
+        TokenizePiece(source, cancelled, await_turn, piece);
       }
       NIBBLE_RETURN_IF_ERROR(piece.status);
       NIBBLE_RETURN_IF_ERROR(append(piece));
@@ -199,7 +199,7 @@ class Writer {
     std::memcpy(header.key, key_.data(), sizeof(header.key));
     header.version = kTokenFileVersion;
     NIBBLE_RETURN_IF_ERROR(file_->Append({reinterpret_cast<const char*>(&header), sizeof(header)}));
-    NIBBLE_RETURN_IF_ERROR(TokeniseFile(
+    NIBBLE_RETURN_IF_ERROR(TokenizeFile(
         source_, options_, [this] { return CheckRoom(); }, [this](const Piece& piece) { return Append(piece); }));
     NIBBLE_RETURN_IF_ERROR(CheckTrainable(summary_));
     NIBBLE_RETURN_IF_ERROR(WriteIndexAndSummary());
@@ -298,7 +298,7 @@ absl::StatusOr<Dataset> Open(const TokenSource& source, bool verify, const base:
 absl::StatusOr<Dataset> CountLengths(const TokenSource& source, const WriteTokensOptions& options) {
   Dataset dataset;
   std::vector<ExampleLength> lengths;
-  NIBBLE_RETURN_IF_ERROR(TokeniseFile(
+  NIBBLE_RETURN_IF_ERROR(TokenizeFile(
       source, options, [] { return absl::OkStatus(); },
       [&](const Piece& piece) {
         for (const Example& example : piece.examples) {

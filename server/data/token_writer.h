@@ -15,7 +15,7 @@ namespace nibble::data {
 
 // Bytes of text that all threads together tokenize at a time. It bounds the memory of WriteTokenFile, whatever the size
 // of the data. A longer line is read whole; it is a large row (large_rows.h).
-inline constexpr std::size_t kTokeniseBytes = std::size_t{8} << 20;
+inline constexpr std::size_t kTokenizeBytes = std::size_t{8} << 20;
 
 // What LoadTokens does if no file can be written, for example on a full disk.
 enum class WithoutFile { kInMemory, kLengthsAlone, kError };
@@ -23,7 +23,7 @@ enum class WithoutFile { kInMemory, kLengthsAlone, kError };
 struct WriteTokensOptions {
   kernels::ThreadPool& pool;         // shared with other callers, window by window
   std::uint64_t min_free_bytes = 0;  // with less free disk space no file is written (DISK_FULL)
-  std::size_t window_bytes = kTokeniseBytes;
+  std::size_t window_bytes = kTokenizeBytes;
   bool verify = false;               // LoadTokens: check the tokens of an existing file
   base::Cancelled cancelled = {};    // called only on the calling thread, at each of its lines and in its large rows
   LargeRows* large_rows = nullptr;   // shared by calls; null: own turns for this call, and no memory limit

@@ -72,12 +72,12 @@ absl::Status AttemptSupervisor::DrainJournal(Live& live) {
     if (status.ok()) status = IngestLines(live, *lines);
     if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status)) {
       // The trainer wrote an invalid journal. Its end must still be settled. Warn once, even if settling is retried.
-      if (live.told_damaged) return absl::OkStatus();
+      if (live.warned_damaged) return absl::OkStatus();
       Json fields = Json::object();
       fields["reason"] = "JOURNAL_DAMAGED";
       fields["message"] = std::string(status.message());
       NIBBLE_RETURN_IF_ERROR(Append(live, {{live.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}}));
-      live.told_damaged = true;
+      live.warned_damaged = true;
       return absl::OkStatus();
     }
     NIBBLE_RETURN_IF_ERROR(status);

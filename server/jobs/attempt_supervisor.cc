@@ -71,7 +71,7 @@ AttemptSupervisor::Live AttemptSupervisor::MakeLive(const StoredJob& job, std::i
 }
 
 absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resume, Live& live) {
-  for (const store::CheckpointInfo& one : resume.damaged) NIBBLE_RETURN_IF_ERROR(TellDamaged(live, one));
+  for (const store::CheckpointInfo& one : resume.damaged) NIBBLE_RETURN_IF_ERROR(WarnDamaged(live, one));
   AttemptOrder order;
   order.job_id = job.id;
   order.attempt = live.attempt;
@@ -126,7 +126,7 @@ absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resum
   return absl::OkStatus();
 }
 
-absl::Status AttemptSupervisor::TellDamaged(Live& live, const store::CheckpointInfo& checkpoint) {
+absl::Status AttemptSupervisor::WarnDamaged(Live& live, const store::CheckpointInfo& checkpoint) {
   if (observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
   Json fields = Json::object();
   fields["reason"] = "CHECKPOINT_CORRUPT";

@@ -93,7 +93,7 @@ class AttemptSupervisor {
   absl::Status Begin(const StoredJob& job, std::shared_ptr<const void> memory, const Found& resume);
   void BeginHashed();
   absl::Status Launch(const StoredJob& job, const Resume& resume, Live& live) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status TellDamaged(Live& live, const store::CheckpointInfo& checkpoint);
+  absl::Status WarnDamaged(Live& live, const store::CheckpointInfo& checkpoint);
   // In the functions below `live` must belong to the caller alone: it is guarded by mutex_ or no longer in the table.
   absl::Status IngestLines(Live& live, const std::vector<JournalLine>& lines);
   absl::Status BecomeRunning(Live& live, const JournalLine& line);

@@ -46,9 +46,9 @@ absl::StatusOr<std::string> RetryMs(Database& database, absl::Time now, const st
     if (!owner.empty() && (job.owner != owner || job.tenant != tenant)) continue;
     const double eta_s = base::GetNumber(job.progress, "eta_s", "progress", -1.0).value_or(-1.0);
     const std::string text = base::GetString(job.progress, "update_time", "progress", "").value_or("");
-    absl::Time told;
-    if (eta_s < 0 || !absl::ParseTime(absl::RFC3339_full, text, &told, nullptr)) continue;
-    shortest = std::min(shortest, absl::Seconds(eta_s) - (now - told));
+    absl::Time reported;
+    if (eta_s < 0 || !absl::ParseTime(absl::RFC3339_full, text, &reported, nullptr)) continue;
+    shortest = std::min(shortest, absl::Seconds(eta_s) - (now - reported));
   }
   const absl::Duration wait = shortest == absl::InfiniteDuration() ? absl::Minutes(1) : shortest;
   return std::to_string(absl::ToInt64Milliseconds(std::clamp<absl::Duration>(wait, absl::Seconds(1), absl::Hours(1))));

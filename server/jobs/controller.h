@@ -106,9 +106,9 @@ class JobController {
   absl::Status ForgetRequests();  // old ones; on a full disk they stay for now
   void Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
   // Appends warnings to the events of jobs that wait for memory or disk space.
-  void TellWaiting(const Picked& picked, const RunningLoad& load, const QueueLimits& limits) ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
+  void WarnWaiting(const Picked& picked, const RunningLoad& load, const QueueLimits& limits) ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
   // Warns once per reason while the job is in the queue. False if it did so before.
-  bool TellWaiting(const QueuedJob& waiting, const char* reason, const std::string& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
+  bool WarnWaiting(const QueuedJob& waiting, const char* reason, const std::string& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
   void Wake();
   // The queue, with priorities raised by waiting.
   absl::StatusOr<std::vector<QueuedJob>> AgedQueue();
@@ -156,7 +156,7 @@ class JobController {
   base::Mutex tick_mutex_;  // one round at a time
   Retention retention_ ABSL_GUARDED_BY(tick_mutex_);
   DiskAdmission disk_admission_ ABSL_GUARDED_BY(tick_mutex_);
-  std::set<std::pair<std::string, std::string>> told_waiting_ ABSL_GUARDED_BY(tick_mutex_);  // queued job and reason
+  std::set<std::pair<std::string, std::string>> warned_waiting_ ABSL_GUARDED_BY(tick_mutex_);  // queued job and reason
   std::atomic<bool> after_jobs_waits_{false};  // a call of ControllerOptions::after_jobs is queued on disk_
   std::atomic<std::int64_t> ticked_ns_;  // on the monotonic clock
   base::Mutex wake_mutex_;

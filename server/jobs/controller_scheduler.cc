@@ -15,7 +15,7 @@ namespace nibble::jobs {
 namespace {
 
 // Maximum number of warnings about waiting jobs in one round: each is a synced write.
-constexpr int kMostTold = 5;
+constexpr int kMaxWarnings = 5;
 
 }  // namespace
 
@@ -179,12 +179,12 @@ void JobController::Admit() {
     base::LogError("cannot pick jobs to start", {{"why", std::string(picked.status().message())}});
     return;
   }
-  if (!told_waiting_.empty()) {
+  if (!warned_waiting_.empty()) {
     std::set<std::string> queued;
     for (const QueuedJob& one : *queue) queued.insert(one.id);
-    std::erase_if(told_waiting_, [&](const auto& told) { return !queued.contains(told.first); });
+    std::erase_if(warned_waiting_, [&](const auto& warned) { return !queued.contains(warned.first); });
   }
-  TellWaiting(*picked, load, limits);
+  WarnWaiting(*picked, load, limits);
   for (const std::string& id : picked->start) {
     const absl::StatusOr<StoredJob> job = database_.Get(id);
     if (!job.ok()) {
@@ -197,50 +197,50 @@ void JobController::Admit() {
       memory = options_.memory->TryTake(job->memory_bytes);
       if (memory == nullptr) break;  // A model was loaded meanwhile.
     }
-    std::erase_if(told_waiting_, [&](const auto& told) { return told.first == id; });
+    std::erase_if(warned_waiting_, [&](const auto& warned) { return warned.first == id; });
     if (absl::Status started = supervisor_.Start(*job, std::move(memory)); !started.ok()) {
       base::LogError("cannot start a job", {{"job", id}, {"why", std::string(started.message())}});
     }
   }
 }
 
-void JobController::TellWaiting(const Picked& picked, const RunningLoad& load, const QueueLimits& limits) {
+void JobController::WarnWaiting(const Picked& picked, const RunningLoad& load, const QueueLimits& limits) {
   // No trainer runs, and the next job lacks only memory that loaded models hold: only a user can free it by unloading
   // one.
   if (picked.short_of_memory.has_value() && picked.start.empty() && load.jobs == 0) {
     const QueuedJob& job = *picked.short_of_memory;
-    TellWaiting(job, "WAITING_FOR_MEMORY",
+    WarnWaiting(job, "WAITING_FOR_MEMORY",
                 base::StrCat("the job needs ", job.memory_bytes, " bytes of memory, loaded models leave ", limits.left_bytes,
                              ": it starts when enough of them are unloaded"));
   }
-  int num_told = 0;
+  int num_warnings = 0;
   for (const auto& [job, left_bytes] : picked.short_of_disk) {
     const std::string message =
         base::StrCat("the job may still write up to ", job.disk_bytes, " bytes, but only ", left_bytes,
                      " bytes may be written on the server's disk beyond what running jobs still have to write: it "
                      "starts when there is room");
-    if (TellWaiting(job, "WAITING_FOR_DISK", message) && ++num_told == kMostTold) return;  // the others later
+    if (WarnWaiting(job, "WAITING_FOR_DISK", message) && ++num_warnings == kMaxWarnings) return;  // the others later
   }
 }
 
-bool JobController::TellWaiting(const QueuedJob& waiting, const char* reason, const std::string& message) {
+bool JobController::WarnWaiting(const QueuedJob& waiting, const char* reason, const std::string& message) {
   const std::pair<std::string, std::string> about(waiting.id, reason);
-  if (!told_waiting_.insert(about).second) return false;
+  if (!warned_waiting_.insert(about).second) return false;
   const absl::StatusOr<StoredJob> job = database_.Get(waiting.id);
   if (!job.ok() || job->state != JobState::kQueued) {
-    told_waiting_.erase(about);  // Cancelled or paused meanwhile, or unreadable now: the next round looks again.
+    warned_waiting_.erase(about);  // Cancelled or paused meanwhile, or unreadable now: the next round looks again.
     return true;
   }
   base::Json fields = base::Json::object();
   fields["reason"] = reason;
   fields["message"] = message;
-  const auto told = database_.AppendWhile(*job, {{job->attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}});
-  if (!told.ok()) {
-    base::LogError("cannot record that the job is waiting", {{"job", job->id}, {"why", std::string(told.status().message())}});
+  const auto appended = database_.AppendWhile(*job, {{job->attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}});
+  if (!appended.ok()) {
+    base::LogError("cannot record that the job is waiting", {{"job", job->id}, {"why", std::string(appended.status().message())}});
     return true;
   }
-  if (!*told) {
-    told_waiting_.erase(about);  // Cancelled or paused meanwhile; a job that comes back may have to wait again.
+  if (!*appended) {
+    warned_waiting_.erase(about);  // Cancelled or paused meanwhile; a job that comes back may have to wait again.
     return true;
   }
   hub_.Notify(job->id);

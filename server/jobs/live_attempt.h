@@ -51,7 +51,7 @@ struct LiveAttempt {
   bool hung = false;
   bool complained = false;     // the current journal error was logged
   bool unreadable = false;     // the journal is damaged: not read again until the end
-  bool told_damaged = false;   // a warning event reports the damaged journal
+  bool warned_damaged = false; // a warning event reports the damaged journal
   bool adopted = false;        // taken over after a restart: its end may be LOST
   absl::Duration last_line;    // time of the last journal line or sign of life
   absl::Duration looked;       // time of the last look for a sign of life

@@ -74,12 +74,11 @@ class LocalRunner : public Runner {
     Descriptor read_end(ends[0]), write_end(ends[1]);
 
     ChildPlan plan;
-    plan.program = options_.trainer_path;
     plan.arguments = {options_.trainer_path, "--job_dir", directory};
     plan.environment = options_.environment;
     plan.standard_input = null.get();
     plan.standard_output = log.get();
-    plan.kept = lock.get();
+    plan.inherited = lock.get();
     plan.error_pipe = write_end.get();
     NIBBLE_ASSIGN_OR_RETURN(const pid_t pid, Spawn(plan));
     write_end.Close();

@@ -24,32 +24,32 @@ namespace {
 [[noreturn]] void RunChild(const ChildPlan& plan, char* const* arguments, char* const* environment) {
   ::setpgid(0, 0);
   for (int number = 1; number < NSIG; ++number) ::signal(number, SIG_DFL);
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  sigset_t blocked;
+  ::sigemptyset(&blocked);
+  ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
 
   ::dup2(plan.standard_input, 0);
   ::dup2(plan.standard_output, 1);
   ::dup2(plan.standard_output, 2);
-  // gRPC and others open sockets without close-on-exec.
+  // gRPC and others open sockets without close-on-exec. Linux before 5.11 cannot mark a range of descriptors.
   if (::syscall(SYS_close_range, 3u, ~0u, CLOSE_RANGE_CLOEXEC) != 0) {
-    const long most = std::min(::sysconf(_SC_OPEN_MAX), 65536L);
-    for (int fd = 3; fd < most; ++fd) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+    const long end = std::min(::sysconf(_SC_OPEN_MAX), 65536L);
+    for (int fd = 3; fd < end; ++fd) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   }
-  ::fcntl(plan.kept, F_SETFD, 0);
+  ::fcntl(plan.inherited, F_SETFD, 0);
 
   const rlimit no_core = {0, 0};
   ::setrlimit(RLIMIT_CORE, &no_core);
-  const int oom = ::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-  if (oom >= 0) {
-    (void)!::write(oom, "500", 3);
-    ::close(oom);
+  const int oom_score = ::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+  if (oom_score >= 0) {
+    (void)!::write(oom_score, "500", 3);
+    ::close(oom_score);
   }
 
-  char digits[24];
+  char digits[24];  // the pid, last digit first: snprintf may allocate
   std::size_t at = sizeof digits;
   for (pid_t pid = ::getpid(); pid > 0; pid /= 10) digits[--at] = static_cast<char>('0' + pid % 10);
-  (void)!::pwrite(plan.kept, digits + at, sizeof digits - at, 0);
+  (void)!::pwrite(plan.inherited, digits + at, sizeof digits - at, 0);
 
   ::execve(arguments[0], arguments, environment);
   const int error = errno;
@@ -57,6 +57,7 @@ namespace {
   ::_exit(127);
 }
 
+// The null-terminated array that execve takes. Points into `texts`.
 std::vector<char*> Pointers(const std::vector<std::string>& texts) {
   std::vector<char*> pointers;
   pointers.reserve(texts.size() + 1);
@@ -93,9 +94,9 @@ absl::StatusOr<std::optional<std::int64_t>> StartTicks(pid_t pid) {
   const auto text = base::RealFileSystem().Read(base::StrCat("/proc/", pid, "/stat"), 4096);
   if (absl::IsNotFound(text.status())) return kGone;
   if (!text.ok()) return text.status();
-  // The second field is the program's name in brackets and may hold anything.
-  const std::size_t close = text->rfind(')');
-  std::istringstream fields(close == std::string::npos ? "" : text->substr(close + 1));
+  // The second field is the program's name in brackets, which may itself contain blanks and brackets.
+  const std::size_t bracket = text->rfind(')');
+  std::istringstream fields(bracket == std::string::npos ? "" : text->substr(bracket + 1));
   std::string field;
   for (int number = 3; fields >> field; ++number) {
     if (number == 3 && (field == "Z" || field == "X")) return kGone;

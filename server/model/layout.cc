@@ -81,13 +81,14 @@ std::optional<std::int64_t> MaxInFeatures(Format format, int act_bits) {
 
 absl::Status CheckInFeatures(const ModelConfig& config, const ArtifactInfo& info) {
   const int act_bits = info.bitnet.value_or(BitNetInfo()).act_bits;
-  const auto most = MaxInFeatures(info.format, act_bits);
-  if (!most.has_value()) return absl::OkStatus();
+  const auto max_in_features = MaxInFeatures(info.format, act_bits);
+  if (!max_in_features.has_value()) return absl::OkStatus();
   for (const TensorSpec& spec : RequiredTensors(config)) {
-    if (!IsQuantized(spec.role, config, info) || spec.shape[1] <= *most) continue;
-    const std::string with = info.format == Format::kTernary ? StrCat(" with activations of ", act_bits, " bits") : "";
+    if (!IsQuantized(spec.role, config, info) || spec.shape[1] <= *max_in_features) continue;
+    const std::string activations =
+        info.format == Format::kTernary ? StrCat(" with ", act_bits, "-bit activations") : "";
     return absl::InvalidArgumentError(StrCat(spec.name, " has ", spec.shape[1], " input features, wanted at most ",
-                                             *most, " for ", Name(info.format), with));
+                                             *max_in_features, " for ", Name(info.format), activations));
   }
   return absl::OkStatus();
 }

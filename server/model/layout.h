@@ -1,12 +1,14 @@
-// Lists the tensors that an artifact of each format holds, with types and shapes. Writers plan from this list and
-// Artifact::Open checks against it.
+// Lists the tensors in an artifact of each format, with types and shapes. Writers plan their files from this list, and
+// Artifact::Open checks files against it.
 #pragma once
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/dtype.h"
 #include "server/model/artifact.h"
 #include "server/model/safetensors_writer.h"
 #include "server/model/tensor_table.h"
@@ -26,23 +28,23 @@ struct StoredTensor {
   std::vector<std::int64_t> shape;
 };
 
-// True when the weight of this role is stored as codes (int8, NF4 or ternary) in that format.
+// True if an artifact with this `info` stores the weights of the role as codes (int8, NF4 or ternary).
 bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo& info);
 
 // The tensors of model.safetensors.
 absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& config, const ArtifactInfo& info);
-// Total bytes of these tensors. float_bytes: bytes per element where the format allows several float types.
+// Total bytes of these tensors. float_bytes: bytes per element of tensors that may have several float types.
 absl::StatusOr<std::int64_t> WeightFileBytes(const ModelConfig& config, const ArtifactInfo& info, std::int64_t float_bytes);
 
-// Maximum input features of a linear in that format: with more, the integer sums of its product could overflow.
-// act_bits: bits of ternary's activation codes. nullopt: no limit.
+// Maximum number of input features of a quantized linear. With more, the integer sums of its product could overflow.
+// act_bits: bits of the activation codes, used only for ternary. nullopt: no limit.
 std::optional<std::int64_t> MaxInFeatures(Format format, int act_bits);
 
-// Called before a model is converted, loaded or trained for a format; otherwise the kernels would refuse its product at
-// the first token. Errors: InvalidArgument, naming the weight, got and wanted.
+// Checks MaxInFeatures for every quantized weight. Call this before converting, loading or training a model: the
+// kernels check it only when they compute the first token. Errors: InvalidArgument, naming the weight, got and wanted.
 absl::Status CheckInFeatures(const ModelConfig& config, const ArtifactInfo& info);
 
-// Sorts into the file's order, so that the writer need not keep large tensors in memory.
+// Sorts specs into the writer's file order. In any other order, the writer keeps tensors in memory until their turn.
 void SortForWriter(const SafetensorsWriter& writer, std::vector<TensorSpec>& specs);
 
 }  // namespace nibble::model

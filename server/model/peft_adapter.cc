@@ -73,7 +73,7 @@ absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::
       return absl::NotFoundError(StrCat(kAdapterWeightsFile, " is missing"));
     }
     return base::WithReason(
-        absl::UnimplementedError(StrCat(kPickledWeightsFile, ": pickled weights are never read; save the adapter as safetensors")),
+        absl::UnimplementedError(StrCat(kPickledWeightsFile, ": pickled weights are not supported; save the adapter as safetensors")),
         "UNSUPPORTED_ADAPTER");
   }
   NIBBLE_ASSIGN_OR_RETURN(SafetensorsFiles stored, OpenSafetensors(path));

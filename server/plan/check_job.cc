@@ -51,7 +51,7 @@ absl::StatusOr<data::Dataset> CheckData(const char* field, const data::TokenSour
 
 }  // namespace
 
-data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec, data::RowFormat format) {
+data::TokenizeOptions OptionsOf(const jobs::JobSpec& spec, data::RowFormat format) {
   const data::RowFormat trained = data::ParseRowFormat(spec.data.format.value_or("")).value_or(format);
   return {.max_seq_len = spec.data.max_seq_len,
           .overlong = data::OverlongFor(spec.data.overlong.value_or(""), trained, format),

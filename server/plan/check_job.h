@@ -46,7 +46,7 @@ struct JobInputs {
 };
 
 // The job's options for data of that format.
-data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec, data::RowFormat format);
+data::TokenizeOptions OptionsOf(const jobs::JobSpec& spec, data::RowFormat format);
 
 // Token sources of the training set and, if there is one, the evaluation set. InvalidArgument for an unknown format.
 absl::StatusOr<std::vector<data::TokenSource>> TokenSourcesOf(const jobs::JobSpec& spec, const JobInputs& inputs);

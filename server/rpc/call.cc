@@ -149,9 +149,9 @@ grpc::Status Call::End(const absl::Status& status) {
   // The server's own fault: the request id leads to the log line.
   google::rpc::RequestInfo request;
   request.set_request_id(request_id_);
-  absl::Status told = absl::IsDataLoss(status) ? status : Veiled(status, request_id_);
-  told.SetPayload("type.googleapis.com/google.rpc.RequestInfo", absl::Cord(request.SerializeAsString()));
-  return ToGrpcStatus(told);
+  absl::Status shown = absl::IsDataLoss(status) ? status : Veiled(status, request_id_);
+  shown.SetPayload("type.googleapis.com/google.rpc.RequestInfo", absl::Cord(request.SerializeAsString()));
+  return ToGrpcStatus(shown);
 }
 
 void RegisterMethod(telemetry::Metrics& metrics, CallType type, std::string_view method) {

@@ -122,7 +122,7 @@ constexpr std::size_t kMaxBytesOfFrame = 11;       // of a row's tag and length
 
 struct PreviewShape {
   data::RowFormat format;
-  data::TokeniseOptions options;
+  data::TokenizeOptions options;
   std::int64_t n = 3;
 };
 

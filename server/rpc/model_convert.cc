@@ -184,7 +184,7 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored_source, state_.models->Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored_source.info));
   const base::Json cut = EvalDataOf(info);
-  data::TokeniseOptions tokenize;
+  data::TokenizeOptions tokenize;
   NIBBLE_ASSIGN_OR_RETURN(tokenize.max_seq_len, EvalSeqLen(info, text->config));
   NIBBLE_ASSIGN_OR_RETURN(tokenize.train_on_prompt, base::GetBool(cut, "train_on_prompt", "nibble.json", false));
   if (cut.contains("add_special_tokens")) {

@@ -8,11 +8,11 @@ namespace nibble::rpc {
 
 absl::StatusOr<store::StoredModel> FindModel(const store::ModelStore& models, telemetry::Metrics& metrics, const std::string& name) {
   auto found = models.Get(name);
-  if (absl::IsDataLoss(found.status())) return TellDamaged(metrics, name, found.status());
+  if (absl::IsDataLoss(found.status())) return ReportDamaged(metrics, name, found.status());
   return found;
 }
 
-absl::Status TellDamaged(telemetry::Metrics& metrics, const std::string& name, const absl::Status& why) {
+absl::Status ReportDamaged(telemetry::Metrics& metrics, const std::string& name, const absl::Status& why) {
   metrics.ArtifactVerifyFailed();
   base::LogError("a model does not match its manifest", {{"model", name}, {"why", std::string(why.message())}});
   return store::DamagedError("model", name);
@@ -24,7 +24,7 @@ absl::Status CheckModelFiles(const store::ModelStore& models, telemetry::Metrics
   // A missing file, or a missing manifest, counts as damage like changed bytes.
   const auto verified = models.Verify(name, cancelled);
   if (verified.ok() || !store::SaysDamaged(verified.status())) return verified.status();
-  return TellDamaged(metrics, name, verified.status());
+  return ReportDamaged(metrics, name, verified.status());
 }
 
 }  // namespace nibble::rpc

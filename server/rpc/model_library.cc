@@ -51,7 +51,7 @@ absl::StatusOr<v1::Model> ModelLibrary::Describe(const std::string& name, bool d
   auto model = ToProto(stored, manager_.IsLoaded(name), detailed);
   if (model.ok() || !store::SaysDamaged(model.status())) return model;
   NIBBLE_RETURN_IF_ERROR(state_.models->Get(name).status());  // the model may have been deleted since
-  return TellDamaged(metrics_, name, model.status());
+  return ReportDamaged(metrics_, name, model.status());
 }
 
 absl::StatusOr<std::unique_ptr<store::Upload>> ModelLibrary::BeginUpload() {

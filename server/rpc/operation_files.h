@@ -15,7 +15,7 @@ namespace nibble::rpc {
 class OperationWrites {
  public:
   // Free space is checked at the first write and then after this many bytes.
-  static constexpr std::uint64_t kAskEvery = std::uint64_t{64} << 20;
+  static constexpr std::uint64_t kCheckEveryBytes = std::uint64_t{64} << 20;
 
   OperationWrites(base::FileSystem& files, const OperationScope& scope, std::uint64_t min_free_bytes)
       : files_(files), scope_(scope), min_free_bytes_(min_free_bytes) {}
@@ -28,9 +28,9 @@ class OperationWrites {
   template <typename Write>
   absl::Status Append(const std::string& path, std::string_view bytes, Write write) {
     if (scope_.cancelled()) return absl::CancelledError("cancelled");
-    unasked_ += bytes.size();
-    if (unasked_ >= kAskEvery) {
-      unasked_ = 0;
+    unchecked_bytes_ += bytes.size();
+    if (unchecked_bytes_ >= kCheckEveryBytes) {
+      unchecked_bytes_ = 0;
       if (absl::Status room = base::CheckSpace(files_, path, min_free_bytes_); !room.ok()) return room;
     }
     return write(bytes);
@@ -40,7 +40,7 @@ class OperationWrites {
   base::FileSystem& files_;
   const OperationScope& scope_;
   const std::uint64_t min_free_bytes_;
-  std::uint64_t unasked_ = kAskEvery;
+  std::uint64_t unchecked_bytes_ = kCheckEveryBytes;
 };
 
 class OperationFiles : public base::HookedFiles<OperationWrites> {

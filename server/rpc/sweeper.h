@@ -8,10 +8,10 @@
 
 namespace nibble::rpc {
 
-// A thread that removes expired objects, independently of calls.
+// A thread that removes expired objects, even while no RPC arrives. Create and destroy it on one thread.
 class Sweeper {
  public:
-  // Calls `sweep` every `period`. The destructor waits for a running call.
+  // Calls `sweep` on its thread, every `period` and first after one `period`. The destructor waits for a running call.
   Sweeper(std::chrono::milliseconds period, std::function<void()> sweep);
   ~Sweeper();
   Sweeper(const Sweeper&) = delete;

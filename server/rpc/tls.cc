@@ -254,7 +254,7 @@ absl::Status TlsWatch::Take(TlsTexts texts) {
   NIBBLE_RETURN_IF_ERROR(copies_->Put(texts));
   const bool first = served_.pair.empty();
   served_ = std::move(texts);
-  told_of_expired_ca_ = false;
+  reported_expired_ca_ = false;
   if (!first && last_.ok()) base::LogInfo("new TLS files are in use");
   return absl::OkStatus();
 }
@@ -274,8 +274,8 @@ TlsHealth TlsWatch::Look() {
     }
   }
   last_ = now;
-  if (serving && served_.client_ca_expiry <= absl::Now() && !told_of_expired_ca_) {
-    told_of_expired_ca_ = true;
+  if (serving && served_.client_ca_expiry <= absl::Now() && !reported_expired_ca_) {
+    reported_expired_ca_ = true;
     base::LogWarning("a certificate of --tls_client_ca has expired: clients that it signed are refused",
                      {{"file", files_.client_ca}, {"expired", Text(served_.client_ca_expiry)}});
   }

@@ -76,7 +76,7 @@ class TlsWatch {
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   TlsTexts served_ ABSL_GUARDED_BY(mutex_);
   absl::Status last_ ABSL_GUARDED_BY(mutex_);  // of the last check
-  bool told_of_expired_ca_ ABSL_GUARDED_BY(mutex_) = false;  // logged for `served_`
+  bool reported_expired_ca_ ABSL_GUARDED_BY(mutex_) = false;  // logged for `served_`
   std::thread thread_;
 };
 

@@ -61,7 +61,8 @@ class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, i
       case iv1::ReportRequest::kLine:
         if (hello_.job_id().empty()) return base::FieldError("hello", "is missing, must be the first message");
         if (request_.line().json().size() > jobs::kMaxJournalLineBytes) {
-          return base::FieldError("line.json", base::StrCat("has ", request_.line().json().size(), " bytes"));
+          return base::FieldError("line.json", base::StrCat("has ", request_.line().json().size(), " bytes, wanted at most ",
+                                                            jobs::kMaxJournalLineBytes));
         }
         lines.push_back(std::move(*request_.mutable_line()->mutable_json()));
         break;

@@ -11,7 +11,7 @@ namespace nibble::rpc {
 
 namespace {
 
-constexpr std::chrono::milliseconds kAskEvery(100);
+constexpr std::chrono::milliseconds kCheckEvery(100);  // of `cancelled`, while waiting
 
 absl::Status TooLarge(const std::string& what, const WorkMemory& need, std::int64_t have, bool ever) {
   const std::string why =
@@ -54,16 +54,16 @@ absl::StatusOr<WorkAdmission::Turn> WorkAdmission::Await(const std::string& what
   }
   // From here on the queue advances however this work ends.
   const std::shared_ptr<const void> place(queue_.get(), [queue = queue_, ticket](const void*) { queue->Leave(ticket); });
-  bool told = false;
+  bool notified = false;
   while (true) {
     if (cancelled && cancelled()) return absl::CancelledError("cancelled while waiting for other work on models");
     {
       base::MutexLock lock(queue_->mutex);
       const auto first = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_->mutex) { return *queue_->tickets.begin() == ticket; };
-      if (told ? queue_->changed.WaitFor(lock, kAskEvery, first) : first()) break;
+      if (notified ? queue_->changed.WaitFor(lock, kCheckEvery, first) : first()) break;
     }
-    if (!told && waiting) waiting();
-    told = true;
+    if (!notified && waiting) waiting();
+    notified = true;
   }
   auto memory = memory_->TryTake(need.total());
   if (memory == nullptr) return TooLarge(what, need, memory_->left(), /*ever=*/true);

@@ -153,9 +153,9 @@ absl::Status Engine::Score(const Part& part, std::int64_t first_position, const 
     scored[i].logits_digest = model::RowDigest(logits.Row<float>(row), logits.cols);
   }
   // Logprobs sent before a preemption are not sent again.
-  const auto told = std::clamp<std::int64_t>(part.group->scored - first_position, 0, static_cast<std::int64_t>(scored.size()));
+  const auto num_sent = std::clamp<std::int64_t>(part.group->scored - first_position, 0, static_cast<std::int64_t>(scored.size()));
   part.group->scored = std::max(part.group->scored, first_position + static_cast<std::int64_t>(scored.size()));
-  part.group->sink->OnPromptLogprobs(std::span(scored).subspan(static_cast<std::size_t>(told)));
+  part.group->sink->OnPromptLogprobs(std::span(scored).subspan(static_cast<std::size_t>(num_sent)));
   return absl::OkStatus();
 }
 

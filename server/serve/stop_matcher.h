@@ -2,6 +2,7 @@
 #pragma once
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace nibble::serve {
@@ -9,8 +10,9 @@ namespace nibble::serve {
 // One thread.
 class StopMatcher {
  public:
-  // include_stop: the matched string itself is shown too.
-  StopMatcher(std::vector<std::string> stops, bool include_stop) : stops_(std::move(stops)), include_stop_(include_stop) {}
+  // No stop string is empty. include_stop: the matched string itself is shown too.
+  StopMatcher(std::vector<std::string> stops, bool include_stop)
+      : stops_(std::move(stops)), include_stop_(include_stop) {}
 
   // Adds `text` and returns the text that may be shown: all except the longest suffix that may begin a stop string, or
   // all up to the first match. After a match it returns nothing.

@@ -21,8 +21,8 @@ constexpr int kMaxEntries = 1000;
 
 absl::StatusOr<std::uint64_t> PlannableBytes(base::FileSystem& files, const StatePaths& paths, std::uint64_t min_free_bytes) {
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files.FreeBytes(paths.root()));
-  const std::uint64_t free_at_most = free + BaseCache(files, paths.bases(), {}).ReclaimableBytes();
-  return free_at_most > min_free_bytes ? free_at_most - min_free_bytes : 0;
+  const std::uint64_t max_free = free + BaseCache(files, paths.bases(), {}).ReclaimableBytes();
+  return max_free > min_free_bytes ? max_free - min_free_bytes : 0;
 }
 
 absl::Status CheckPlannedSpace(base::FileSystem& files, const StatePaths& paths, std::uint64_t min_free_bytes, std::int64_t bytes) {
@@ -32,7 +32,7 @@ absl::Status CheckPlannedSpace(base::FileSystem& files, const StatePaths& paths,
   return base::WithReason(
       absl::ResourceExhaustedError(base::StrCat("the job writes up to ", bytes,
                                                 " bytes, the server's disk has room for ", have,
-                                                ": delete models, datasets or jobs")),
+                                                " bytes: delete models, datasets or jobs")),
       "DISK_FULL", {{"need", std::to_string(bytes)}, {"have", std::to_string(have)}});
 }
 
@@ -40,8 +40,8 @@ std::uint64_t AttemptsBytes(const StatePaths& paths, const std::string& job_id) 
   std::uint64_t bytes = 0;
   std::error_code error;
   std::filesystem::recursive_directory_iterator it(paths.attempts(job_id), error), end;
-  for (int looked_at = 0; !error && it != end && looked_at < kMaxEntries; ++looked_at, it.increment(error)) {
-    // attempts/N/output, or its temporary name.
+  for (int num_read = 0; !error && it != end && num_read < kMaxEntries; ++num_read, it.increment(error)) {
+    // Skip attempts/N/output, also under its temporary name.
     if (it.depth() == 1 && it->path().filename().native().starts_with(kOutputDirectory)) {
       it.disable_recursion_pending();
       continue;

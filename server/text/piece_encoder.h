@@ -21,8 +21,8 @@ struct PieceOptions {
   bool add_special_tokens = false;
   std::size_t piece_bytes = kPieceBytes;
   base::Cancelled cancelled = {};  // called before each piece
-  // Called before a piece of more than piece_bytes, which is needed where the text has no blank to cut at. An error
-  // ends the encoding.
+  // Called before a piece of more than piece_bytes, which is needed where the text has no blank to cut at, or where the
+  // tokens of two pieces differ. An error ends the encoding.
   std::function<absl::Status(std::size_t bytes)> admit = {};
 };
 

@@ -43,7 +43,7 @@ def train(nibble, output, steps):
     """Runs a QLoRA job of 4 x 256 tokens, rank 16, on base "base" and data set "prose"; returns its steps."""
     events = nibble("jobs", "create", "--method", "qlora", "--base", "base", "--dataset", "prose", "--output", output, "--max-steps", steps,
                     "--micro-batch", 4, "--seq-len", 256, "--lr", "1e-4", "--rank", 16, "--alpha", 32, "--save-every", 0, "--watch")
-    told = [event for event in map(json.loads, events.splitlines()) if event.get("type") == "step"]
-    assert len(told) == steps and all(step["tokens"] == 1024 for step in told), "a step did not have 4 x 256 tokens"
-    assert told[-1]["loss"] < told[0]["loss"] * 1.05
-    return told
+    step_events = [event for event in map(json.loads, events.splitlines()) if event.get("type") == "step"]
+    assert len(step_events) == steps and all(step["tokens"] == 1024 for step in step_events), "a step did not have 4 x 256 tokens"
+    assert step_events[-1]["loss"] < step_events[0]["loss"] * 1.05
+    return step_events

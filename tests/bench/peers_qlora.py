@@ -52,8 +52,9 @@ print(json.dumps({"rates": rates, "peak": resource.getrusage(resource.RUSAGE_SEL
 
 
 def ours(nibble, output, steps):
-    told = train(nibble, output, steps)
-    return {"rates": [step["tokens_per_s"] for step in told], "peak": told[-1]["peak_memory_bytes"], "losses": [step["loss"] for step in told]}
+    step_events = train(nibble, output, steps)
+    return {"rates": [step["tokens_per_s"] for step in step_events], "peak": step_events[-1]["peak_memory_bytes"],
+            "losses": [step["loss"] for step in step_events]}
 
 
 def main():

@@ -39,10 +39,10 @@ def beside(nibble, output, steps):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask)
         try:
-            told = train(nibble, output, steps)
+            step_events = train(nibble, output, steps)
         finally:
             over.set()
-        return told, asked.result()
+        return step_events, asked.result()
 
 
 def main():
@@ -72,13 +72,13 @@ def main():
             curves = []
             for turn in range(args.turns):
                 for side, nibble in sides.items():
-                    told = train(nibble, f"alone{turn}", args.steps)
-                    alone[side] += [step["tokens_per_s"] for step in told[2:]]
-                    curves.append([step["loss"] for step in told])
-                    told, asked = beside(nibble, f"beside{turn}", args.steps)
-                    both[side] += [step["tokens_per_s"] for step in told[2:]]
+                    step_events = train(nibble, f"alone{turn}", args.steps)
+                    alone[side] += [step["tokens_per_s"] for step in step_events[2:]]
+                    curves.append([step["loss"] for step in step_events])
+                    step_events, asked = beside(nibble, f"beside{turn}", args.steps)
+                    both[side] += [step["tokens_per_s"] for step in step_events[2:]]
                     answers[side] += asked
-                    curves.append([step["loss"] for step in told])
+                    curves.append([step["loss"] for step in step_events])
             assert all(curve == curves[0] for curve in curves), "generation changed a loss"
     print(f"{result['cpu']}: generate alone {result['generate_alone']:.0f} tokens/s")
     for side in sides:

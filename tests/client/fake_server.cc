@@ -45,7 +45,7 @@ Status BadOrder() {
 
 }  // namespace
 
-// NOLINTBEGIN(bugprone-macro-parentheses): types and names cannot be parenthesised
+// NOLINTBEGIN(bugprone-macro-parentheses): types and names cannot be parenthesized
 #define NIBBLE_FAKE_UNARY(Method, Request, Response, member)                           \
   Status Method(ServerContext*, const Request* request, Response* response) override { \
     return Do(fake.mutex, fake.member, *request, response);                            \

@@ -71,10 +71,10 @@ TEST(TextTest, WarningsNameTheirLines) {
                                                      "warnings { reason: 'ROWS_TRUNCATED' message: '2 rows' row_ids: 4 row_ids: 9 } "
                                                      "warnings { reason: 'NO_EVALUATION' message: 'none' }"));
   const std::vector<std::string> plan = {"jobs", "plan", "--method", "qlora", "--base", "b", "--dataset", "d"};
-  const Result told = RunNibble(server, plan);
-  EXPECT_THAT(told.out, HasSubstr("warning: 2 rows (lines 4, 9) (ROWS_TRUNCATED)\nwarning: none (NO_EVALUATION)\n"));
-  EXPECT_THAT(told.out, ContainsRegex("\ndisk +14.9 GiB\ndisk available +18.6 GiB\n"));
-  EXPECT_THAT(told.out, HasSubstr("unknown: no comparable recent job"));
+  const Result shown = RunNibble(server, plan);
+  EXPECT_THAT(shown.out, HasSubstr("warning: 2 rows (lines 4, 9) (ROWS_TRUNCATED)\nwarning: none (NO_EVALUATION)\n"));
+  EXPECT_THAT(shown.out, ContainsRegex("\ndisk +14.9 GiB\ndisk available +18.6 GiB\n"));
+  EXPECT_THAT(shown.out, HasSubstr("unknown: no comparable recent job"));
   std::vector<std::string> json = plan;
   json.insert(json.begin(), "--json");
   const Result written = RunNibble(server, json);

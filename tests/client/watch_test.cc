@@ -60,7 +60,7 @@ class WatchTest : public ::testing::Test {
   std::vector<std::int64_t> seen_;
 };
 
-TEST_F(WatchTest, PassesOnEveryEventAndEndsWithTheJob) {
+TEST_F(WatchTest, DeliversEveryEventAndEndsWithTheJob) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
     write(Snapshot(v1::JOB_STATE_RUNNING, 3));
     for (int i = 1; i <= 9; ++i) write(Step(i));
@@ -86,9 +86,9 @@ TEST_F(WatchTest, ResumesAfterTheLastEventAndDropsDuplicates) {
   const auto job = Watch();
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_THAT(seen_, ElementsAreArray(Range(1, 10)));
-  std::vector<std::int64_t> asked;
-  for (const auto& request : server_.watch_job.asked) asked.push_back(request.after_sequence());
-  EXPECT_THAT(asked, ElementsAreArray({0, 3, 6, 9}));
+  std::vector<std::int64_t> resumed_after;
+  for (const auto& request : server_.watch_job.asked) resumed_after.push_back(request.after_sequence());
+  EXPECT_THAT(resumed_after, ElementsAreArray({0, 3, 6, 9}));
 }
 
 TEST_F(WatchTest, FillsAGapFromTheLog) {
@@ -108,7 +108,8 @@ TEST_F(WatchTest, FillsAGapFromTheLog) {
   EXPECT_THAT(seen_, ElementsAreArray(Range(1, 8)));
 }
 
-// Other calls of the watch use the same connection; when their few attempts are used up, the watch still retries.
+// The watch also calls ListJobEvents and GetJob. Both give up after a few attempts on a lost connection; the watch then
+// reconnects and calls them again.
 TEST_F(WatchTest, LostConnectionInAnotherCallDoesNotEndTheWatch) {
   const int lost_calls = 2 * FastOptions().attempts + 1;
   server_.watch_job.answer = [](const v1::WatchJobRequest& request, const Write& write) {
@@ -118,14 +119,14 @@ TEST_F(WatchTest, LostConnectionInAnotherCallDoesNotEndTheWatch) {
     if (request.after_sequence() < 8) write(End(8));
     return grpc::Status::OK;
   };
-  std::atomic<int> logs = 0, gets = 0;
+  std::atomic<int> list_calls = 0, get_calls = 0;
   server_.list_job_events.answer = [&](const v1::ListJobEventsRequest& request, v1::ListJobEventsResponse* page) {
-    if (++logs <= lost_calls) return Lost();
+    if (++list_calls <= lost_calls) return Lost();
     for (std::int64_t i = 1; i <= 2; ++i) *page->add_events() = Step(request.after_sequence() + i);
     return grpc::Status::OK;
   };
   server_.get_job.answer = [&](const v1::GetJobRequest&, v1::Job* job) {
-    if (++gets <= lost_calls) return Lost();
+    if (++get_calls <= lost_calls) return Lost();
     job->set_state(v1::JOB_STATE_SUCCEEDED);
     return grpc::Status::OK;
   };
@@ -133,8 +134,8 @@ TEST_F(WatchTest, LostConnectionInAnotherCallDoesNotEndTheWatch) {
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->state(), v1::JOB_STATE_SUCCEEDED);
   EXPECT_THAT(seen_, ElementsAreArray(Range(1, 8)));
-  EXPECT_GT(logs, lost_calls);
-  EXPECT_EQ(gets, lost_calls + 1);
+  EXPECT_GT(list_calls, lost_calls);
+  EXPECT_EQ(get_calls, lost_calls + 1);
 }
 
 TEST_F(WatchTest, RemovedStepsAreSkippedWithOneCall) {
@@ -199,14 +200,14 @@ TEST_F(WatchTest, GivesUpWhenStreamsKeepEndingWithoutEvents) {
   EXPECT_EQ(Watch().status().code(), absl::StatusCode::kDataLoss);
 }
 
-// A wrong address fails as fast as for any other command. The watch waits for a server that it reached before, and
-// tells the user.
+// A server that was never reached, for example at a wrong address, fails as fast as for any other command.
 TEST_F(WatchTest, GivesUpOnAnUnreachableServerAfterTheAttempts) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write&) { return Lost(); };
   EXPECT_EQ(Watch().status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(server_.watch_job.asked.size(), static_cast<std::size_t>(FastOptions().attempts));
 }
 
+// After a first message, the watch reconnects for longer (ClientOptions::reconnect_for).
 TEST_F(WatchTest, ReportsALostConnectionOnceAndContinues) {
   const std::size_t lost_calls = 2 * static_cast<std::size_t>(FastOptions().attempts);
   server_.watch_job.answer = [&](const v1::WatchJobRequest& request, const Write& write) {
@@ -220,12 +221,12 @@ TEST_F(WatchTest, ReportsALostConnectionOnceAndContinues) {
     return grpc::Status::OK;
   };
   ClientOptions options = FastOptions();
-  std::vector<std::string> told;
-  options.on_lost = [&](const absl::Status& why) { told.emplace_back(why.message()); };
+  std::vector<std::string> reasons;
+  options.on_lost = [&](const absl::Status& why) { reasons.emplace_back(why.message()); };
   Client client(server_.Channel(), options);
   const auto job = client.WatchJob("job-1", 0, [](const v1::JobEvent&) { return absl::OkStatus(); });
   ASSERT_TRUE(job.ok()) << job.status();
-  EXPECT_THAT(told, ElementsAreArray({"connection reset"}));
+  EXPECT_THAT(reasons, ElementsAreArray({"connection reset"}));
 }
 
 TEST_F(WatchTest, ReturnsErrorsOtherThanALostConnection) {
@@ -244,7 +245,7 @@ TEST_F(WatchTest, RejectsAnEventWithoutASequence) {
   EXPECT_EQ(Watch().status().code(), absl::StatusCode::kDataLoss);
 }
 
-TEST_F(WatchTest, ErrorOfTheCallerEndsTheWatch) {
+TEST_F(WatchTest, ErrorOfTheCallbackEndsTheWatch) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
     for (int i = 1; write(Step(i)) && i < 1000; ++i) {
     }
@@ -261,14 +262,14 @@ TEST_F(WatchTest, ErrorOfTheCallerEndsTheWatch) {
 // Real transport: the server stops in the middle of a stream and restarts.
 TEST_F(WatchTest, SurvivesARestartOfTheServer) {
   const std::string address = "unix:" + TemporaryFolder() + "/socket";
-  std::atomic<bool> cut{false};
+  std::atomic<bool> sent_half{false};  // then the server restarts
   server_.watch_job.answer = [&](const v1::WatchJobRequest& request, const Write& write) {
     write(Snapshot(v1::JOB_STATE_RUNNING, 6));
     for (std::int64_t i = request.after_sequence() + 1; i <= 3; ++i) write(Step(i));
     if (request.after_sequence() < 3) {
-      cut = true;
-      cut.notify_all();
-      while (write(Snapshot(v1::JOB_STATE_RUNNING, 6))) std::this_thread::yield();  // until the server is cut
+      sent_half = true;
+      sent_half.notify_all();
+      while (write(Snapshot(v1::JOB_STATE_RUNNING, 6))) std::this_thread::yield();  // until the server stops
       return Lost();
     }
     for (std::int64_t i = request.after_sequence() + 1; i <= 5; ++i) write(Step(i));
@@ -277,7 +278,7 @@ TEST_F(WatchTest, SurvivesARestartOfTheServer) {
   };
   server_.Listen(address);
   std::thread restart([&] {
-    cut.wait(false);
+    sent_half.wait(false);
     server_.Listen(address);
   });
   Client client = Client::Connect(address, FastOptions());

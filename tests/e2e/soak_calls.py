@@ -83,16 +83,16 @@ class CountedApi(Api):
     def counted(self, kind):
         """Yields a list: a number appended to it replaces the time to the end of the call as its duration."""
         self.renew()
-        began, life, told = time.monotonic(), self.life.number, []
+        began, life, durations = time.monotonic(), self.life.number, []
         try:
-            yield told
+            yield durations
             end, error = "ok", None
         except (grpc.RpcError, OSError, http.client.HTTPException) as failure:
             error, code = failure, failure.code() if isinstance(failure, grpc.RpcError) else Code.UNAVAILABLE
             # The last answer of a killed server may be incomplete: the call counts as cut whatever its code.
             cut = life % 2 or life != self.life.number
             end = "cut" if cut else "refused" if code in REFUSALS else "unanswered" if code in UNANSWERED else "faulty"
-        self.calls.count(kind, end, told[0] if told else time.monotonic() - began, error)
+        self.calls.count(kind, end, durations[0] if durations else time.monotonic() - began, error)
         if error is not None:
             raise error
 
@@ -108,7 +108,7 @@ class CountedApi(Api):
     def look_at(self, service, method, seconds, /, timeout=LONG_S, **fields):
         """Reads a stream for `seconds`, or until its first message if that is later, and cancels it. Counts the time to
         the first message."""
-        with self.counted(method) as told:
+        with self.counted(method) as durations:
             began, messages, ended = time.monotonic(), [], threading.Event()
             call = super().stream(service, method, timeout=timeout, **fields)
 
@@ -121,7 +121,7 @@ class CountedApi(Api):
             watcher.start()
             try:
                 for one in call:
-                    told[:] = told or [time.monotonic() - began]
+                    durations[:] = durations or [time.monotonic() - began]
                     messages.append(one)
             except grpc.RpcError as error:
                 if error.code() != Code.CANCELLED or not messages:

@@ -241,8 +241,8 @@ def test_R8_job_resumes_after_a_checkpoint_found_no_room(make_server, model_dire
     events = server.lines("jobs", "watch", job)
     failed = [e for e in events if e["type"] == "state" and e.get("reason") == "DISK_FULL"]
     assert len(failed) == 1 and failed[0]["attempt"] == 1
-    told = [e for e in events if e["type"] == "warning" and e["reason"] == "CHECKPOINT_FAILED"]
-    assert len(told) == 1 and "No space left" in told[0]["message"]
+    warnings = [e for e in events if e["type"] == "warning" and e["reason"] == "CHECKPOINT_FAILED"]
+    assert len(warnings) == 1 and "No space left" in warnings[0]["message"]
     assert server.metrics()['nibble_checkpoint_failures_total{reason="CHECKPOINT_FAILED"}'] == 1
     assert server.json("jobs", "get", job)["state"] == "SUCCEEDED", "the job resumes when there is room again"
     assert server.json("models", "get", "out")["digest"] == digest

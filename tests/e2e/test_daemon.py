@@ -96,7 +96,7 @@ def test_c12_stalled_log_pipe_stops_nothing(tmp_path):
         assert server.stop() == 0
         assert time.monotonic() - began < 15
         reader.join(60)
-        told = sum(int(line["lines"]) for line in lines if "dropped" in line["message"])
-        assert told >= dropped and lines[-1]["message"] == "stopped"
+        reported = sum(int(line["lines"]) for line in lines if "dropped" in line["message"])
+        assert reported >= dropped and lines[-1]["message"] == "stopped"
     finally:
         server.stop()

@@ -33,10 +33,10 @@ def wait_for_own_step(server, job, attempt, step=1):
     """Waits for a step of one attempt in its journal, which has the step before the server does."""
     journal = server.state / "jobs" / job / "attempts" / str(attempt) / "journal.jsonl"
 
-    def told():
+    def reached():
         lines = [json.loads(line) for line in journal.read_text().splitlines(True) if line.endswith("\n")] if journal.exists() else []
         return any(line["type"] == "step" and line["step"] >= step for line in lines)
-    wait_until(told)
+    wait_until(reached)
 
 
 @pytest.fixture(scope="module")

@@ -74,8 +74,8 @@ def test_the_full_run_forbids_skips(folder):
     lines = [line for line in (ROOT / "tests/run.sh").read_text().splitlines() if re.search(rf"pytest .*{folder}( |$)", line)]
     full = [line for line in lines if "not full" not in line]
     assert len(lines) == 2 and len(full) == 1 and "--no-skips" in full[0]
-    told = subprocess.run([sys.executable, "-m", "pytest", folder, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert told.returncode == 0 and "--no-skips" in told.stdout
+    help_run = subprocess.run([sys.executable, "-m", "pytest", folder, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert help_run.returncode == 0 and "--no-skips" in help_run.stdout
 
 
 def ctest_left(build, *skipped):

@@ -85,9 +85,10 @@ def test_plan_and_run_name_the_same_rows(shared, tmp_path):
     assert planned["ROWS_TRUNCATED"]["row_ids"] == [2, 3]
     assert planned["ROWS_WITHOUT_LOSS"]["row_ids"] == [3]
     events = shared.lines("jobs", "create", *flags, "--output", "long-rows", "--watch")
-    told = {event["reason"]: event for event in events if event.get("type") == "warning"}
+    warnings = {event["reason"]: event for event in events if event.get("type") == "warning"}
     for reason in ("ROWS_TRUNCATED", "ROWS_WITHOUT_LOSS"):
-        assert told[reason]["row_ids"] == planned[reason]["row_ids"] and told[reason]["message"] == planned[reason]["message"]
+        assert warnings[reason]["row_ids"] == planned[reason]["row_ids"]
+        assert warnings[reason]["message"] == planned[reason]["message"]
 
 
 def test_T1_plan_and_run_name_rows_of_the_evaluation_set(shared, tmp_path):
@@ -118,13 +119,13 @@ def test_T1_preview_plan_and_run_name_merged_boundaries(shared, tmp_path):
     shown = shared.json("datasets", "preview", "sentiment", "--model", "merging")
     assert shown["rows"][0]["token_ids"] == shown["rows"][1]["token_ids"] and shown["rows"][0]["mask"] == shown["rows"][1]["mask"]
     assert sum(shown["rows"][1]["mask"]) == len(" positive"), "one token per byte except for ' p', plus the end token"
-    told = shown["warnings"]
-    assert [(warning["reason"], warning["row_ids"]) for warning in told] == [("PROMPT_BOUNDARY_MERGED", [2])]
+    previewed = shown["warnings"]
+    assert [(warning["reason"], warning["row_ids"]) for warning in previewed] == [("PROMPT_BOUNDARY_MERGED", [2])]
     flags = [*METHODS["qlora"], "--base", "merging", "--dataset", "sentiment", "--seq-len", 64, "--max-steps", 1]
-    assert told[0] in shared.json("jobs", "plan", *flags)["warnings"]
+    assert previewed[0] in shared.json("jobs", "plan", *flags)["warnings"]
     events = shared.lines("jobs", "create", *flags, "--output", "sentiment-tuned", "--watch")
     warnings = [event for event in events if event.get("type") == "warning"]
-    assert [{key: event[key] for key in told[0]} for event in warnings] == told
+    assert [{key: event[key] for key in previewed[0]} for event in warnings] == previewed
 
 
 def test_plan_is_refused_where_its_job_would_be(shared):

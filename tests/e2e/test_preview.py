@@ -1,4 +1,5 @@
-"""`datasets preview` shows what a job trains: the rendered text, and a mark on the tokens whose loss counts."""
+"""`datasets preview` shows what a job trains: the rendered text, and a mask of the tokens whose loss counts. The small
+model has a token for each byte, and one for each special token such as END."""
 import itertools
 import json
 
@@ -26,12 +27,13 @@ ROWS = {"text": [{"text": text} for text in TEXTS],
 
 
 def preview(server, path, rows):
-    """The rows as JSON, and the output for a terminal."""
+    """Uploads the rows and previews them. Returns them from the JSON output, and the output for a terminal."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     server.run("datasets", "upload", path, "--name", path.stem)
     try:
         shown = server.json("datasets", "preview", path.stem, "--model", "small", "-n", len(rows))
-        assert [row["row"] for row in shown["rows"]] == list(range(1, len(rows) + 1)) and shown["total_rows"] == len(rows)
+        assert [row["row"] for row in shown["rows"]] == list(range(1, len(rows) + 1))
+        assert shown["total_rows"] == len(rows)
         assert all(len(row["token_ids"]) == len(row["mask"]) == len(row["tokens"]) for row in shown["rows"])
         assert shown["tokens"] == sum(len(row["token_ids"]) for row in shown["rows"])
         assert shown["trainable_tokens"] == sum(sum(row["mask"]) for row in shown["rows"])
@@ -41,15 +43,15 @@ def preview(server, path, rows):
 
 
 def trained(row):
-    """The text of each run of marked tokens."""
+    """The text of each run of trained tokens."""
     runs = itertools.groupby(zip(row["mask"], row["tokens"], strict=True), key=lambda pair: pair[0])
-    return ["".join(token for _, token in run) for marked, run in runs if marked]
+    return ["".join(token for _, token in run) for is_trained, run in runs if is_trained]
 
 
 def test_text_trains_every_token_but_the_first(shared, tmp_path):
     rows, printed = preview(shared, tmp_path / "texts.jsonl", ROWS["text"])
     assert [row["text"] for row in rows] == [text + END for text in TEXTS]
-    assert [trained(row) for row in rows] == [[text[1:] + END] for text in TEXTS], "the first is never predicted"
+    assert [trained(row) for row in rows] == [[text[1:] + END] for text in TEXTS], "the first token is never predicted"
     for number, text in enumerate(TEXTS, 1):
         assert f"--- row {number}: {len(text) + 1} tokens, {len(text)} trained\n{text}{END}\n" in printed
 
@@ -63,15 +65,18 @@ def test_pair_trains_the_completion_and_its_end(shared, tmp_path):
 
 def test_conversation_trains_the_answers_and_their_ends(shared, tmp_path):
     rows, printed = preview(shared, tmp_path / "chats.jsonl", ROWS["chat"])
-    assert [row["text"] for row in rows] == ["".join(f"<|start|>{role}\n{content}{END}\n" for role, content in turns) for turns in CHATS]
+    assert [row["text"] for row in rows] == [
+        "".join(f"<|start|>{role}\n{content}{END}\n" for role, content in turns) for turns in CHATS]
     wanted = [[f"{content}{END}\n" for role, content in turns if role == "assistant"] for turns in CHATS]
     assert [trained(row) for row in rows] == wanted
     assert [len(runs) for runs in wanted] == [1, 2]
-    assert all(f" {len(''.join(runs)) - (len(END) - 1) * len(runs)} trained\n" in printed for runs in wanted), "END is one token"
+    for runs in wanted:
+        num_trained = sum(len(run.replace(END, "E")) for run in runs)  # END is one token
+        assert f" {num_trained} trained\n" in printed
 
 
-# Also characters of several bytes: a token is a byte here.
-MORE = {"text": [{"text": "Der Leuchtturmwärter zählt die Boote: 灯台 😀."}],
+# Characters of several bytes, and so of several tokens.
+NON_ASCII = {"text": [{"text": "Der Leuchtturmwärter zählt die Boote: 灯台 😀."}],
         "prompt_completion": [{"prompt": "Wie spät? ", "completion": "Es dämmert schon 😀."}],
         "chat": chat([[("user", "Où est la mer ? "), ("assistant", " Là-bas, où naît la brume 灯."), ("user", "Et là ?"),
                        ("assistant", "Oui.")]])}
@@ -87,10 +92,10 @@ def test_preview_agrees_with_transformers(shared, tmp_path, model_directory, kin
     def rendered(messages, **options):
         return tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
-    wanted = ROWS[kind] + MORE[kind]
-    rows, _ = preview(shared, tmp_path / f"as-{kind.replace('_', '-')}.jsonl", wanted)
-    for row, source in zip(rows, wanted, strict=True):
-        # The text, and the ranges of its characters that belong to completions.
+    sources = ROWS[kind] + NON_ASCII[kind]
+    rows, _ = preview(shared, tmp_path / f"as-{kind.replace('_', '-')}.jsonl", sources)
+    for row, source in zip(rows, sources, strict=True):
+        # `completions`: the ranges of characters whose tokens are trained.
         if kind == "text":
             text, completions = source["text"], [(0, len(source["text"]))]
         elif kind == "prompt_completion":
@@ -101,12 +106,12 @@ def test_preview_agrees_with_transformers(shared, tmp_path, model_directory, kin
             text = rendered(messages)
             completions = [(len(rendered(messages[:i], add_generation_prompt=True)), len(rendered(messages[:i + 1])))
                            for i, message in enumerate(messages) if message["role"] == "assistant"]
-        told = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = told["input_ids"]
-        mask = [int(any(begin <= at < end for begin, end in completions)) for at, _ in told["offset_mapping"]]
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids = encoded["input_ids"]
+        mask = [int(any(begin <= start < end for begin, end in completions)) for start, _ in encoded["offset_mapping"]]
         if kind != "chat":  # the template adds its own end
             text, ids, mask = text + END, ids + [tokenizer.convert_tokens_to_ids(END)], mask + [1]
         assert row["text"] == text
         assert row["token_ids"] == ids
-        assert row["mask"] == [0] + mask[1:], "the first is never predicted"
-        assert 0 < sum(mask)
+        assert row["mask"] == [0] + mask[1:], "the first token is never predicted"
+        assert sum(row["mask"]) > 0

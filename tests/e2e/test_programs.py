@@ -65,10 +65,10 @@ def test_unknown_device_is_refused_by_name(tmp_path):
 
 
 def test_version_names_the_sources(make_server):
-    told = dict(line.split(" ", 1) for line in subprocess.run([BIN / "nibbled", "--version"], env={}, capture_output=True, text=True,
-                                                              check=True).stdout.splitlines())
+    printed = subprocess.run([BIN / "nibbled", "--version"], env={}, capture_output=True, text=True, check=True).stdout
+    versions = dict(line.split(" ", 1) for line in printed.splitlines())
     info = make_server().json("server", "info")
-    assert told["nibbled"] == info["version"]
-    assert told["code"] == info["code_digest"] and len(told["code"]) == 64
-    assert told["commit"] == (info["commit"] or "unknown")
-    assert told["cuda"] == info["cuda_version"]
+    assert versions["nibbled"] == info["version"]
+    assert versions["code"] == info["code_digest"] and len(versions["code"]) == 64
+    assert versions["commit"] == (info["commit"] or "unknown")
+    assert versions["cuda"] == info["cuda_version"]

@@ -361,8 +361,8 @@ def test_a_cancel_takes_effect_within_its_bound(make_server, model_directory, te
              if e.get("type") == "state"}
     # Both times are from the server's clock, so the polling of this test does not count.
     assert (times["CANCELLED"] - times["CANCELLING"]).total_seconds() <= grace + END_S
-    told = (server.state / "jobs" / job / "attempts/1/outcome.json").exists()
-    assert told != deaf, "a trainer that listens ends at its next micro-batch, a deaf one is killed"
+    left_outcome = (server.state / "jobs" / job / "attempts/1/outcome.json").exists()
+    assert left_outcome != deaf, "a trainer that listens ends at its next micro-batch, a deaf one is killed"
     assert not pathlib.Path(f"/proc/{pid}").exists()
 
 

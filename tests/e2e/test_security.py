@@ -326,9 +326,9 @@ def test_s8_unusable_files_are_reported_and_the_last_good_ones_serve(secure, tmp
         check_calls(kept)
         assert secure.server.metrics()["nibble_tls_files_ok"] == 0
         time.sleep(5)
-        told = secure.server.logged(UNUSABLE)[errors:]
-        assert len(told) == 1 and told[0]["level"] == "error"
-        assert told[0]["error"].startswith(flag + ": ") and file in told[0]["error"] and "BEGIN" not in told[0]["error"]
+        [logged] = secure.server.logged(UNUSABLE)[errors:]
+        assert logged["level"] == "error"
+        assert logged["error"].startswith(flag + ": ") and file in logged["error"] and "BEGIN" not in logged["error"]
         secure.trust(secure.ca)
         new = secure.ca.issue("mended", "DNS:localhost,IP:127.0.0.1")
         pki.put_in_place(secure.folder / "served", *new)

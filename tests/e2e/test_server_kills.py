@@ -351,13 +351,13 @@ def check_lost(address, bereft):
     """Attempts that could not end in good order are reported as lost by the first round, soon after the start."""
     api = Api(address)
 
-    def told(name, attempt):
+    def times_reported(name, attempt):
         reasons = [event.state.reason.reason for event in read_events(api, name) if event.attempt == attempt]
         return reasons.count("ATTEMPT_LOST")
 
     for name, attempt in bereft:
-        wait_until(lambda name=name, attempt=attempt: told(name, attempt) > 0)
-        assert told(name, attempt) == 1, (name, attempt)
+        wait_until(lambda name=name, attempt=attempt: times_reported(name, attempt) > 0)
+        assert times_reported(name, attempt) == 1, (name, attempt)
     api.close()
 
 
@@ -436,8 +436,8 @@ def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directo
             entries = server.logged("trainer adopted")[adopted:]
             adopted += len(entries)
             standing = {(str(pid), *attempt_of(directory)) for pid, directory in frozen.items() if stands_still(pid)}
-            told = {(entry["pid"], entry["job"], int(entry["attempt"])) for entry in entries}
-            assert standing <= told, "a live trainer was not adopted"
+            adopted_trainers = {(entry["pid"], entry["job"], int(entry["attempt"])) for entry in entries}
+            assert standing <= adopted_trainers, "a live trainer was not adopted"
         finally:
             send(frozen, signal.SIGCONT)
         for client in clients:

@@ -86,7 +86,7 @@ TEST(LimitsTest, ConstantsMatchTheTableOfAdr0008) {
   EXPECT_EQ(model::kMaxTensorName, 512u);
   EXPECT_EQ(model::kMaxConfigJsonBytes, 1u << 20);
   EXPECT_EQ(data::kMaxMessages, 1024u);
-  EXPECT_EQ(data::kTokeniseBytes, 8u << 20);
+  EXPECT_EQ(data::kTokenizeBytes, 8u << 20);
   EXPECT_EQ(data::kLargeRowBytes, 256u << 10);
   EXPECT_EQ(text::kPieceBytes, 32u << 10);
   EXPECT_EQ(data::TokenCache::kMaxWriters, 2);

@@ -15,8 +15,8 @@ Everything is seeded: the same versions write the same bytes. We follow the rule
 - a zero block divides by 1e-38, so its zeros get code 7, as in our code; the tree sees NaN and gives code 0;
 - the last, partial block is divided by its absmax instead of multiplied by 1 / absmax. A value within one rounding of a
   threshold may get the other code there, so the `tail` case has no such values;
-- blocks continue over the flattened tensor, so a row whose length is not a multiple of 64 is quantised separately here.
-Double quantisation is torchao's NF4Tensor code, run in float32.
+- blocks continue over the flattened tensor, so a row whose length is not a multiple of 64 is quantized separately here.
+Double quantization is torchao's NF4Tensor code, run in float32.
 """
 import fractions
 import pathlib

@@ -55,7 +55,7 @@ def pack_rows(codes):
     return quads[..., 0] | quads[..., 1] << 2 | quads[..., 2] << 4 | quads[..., 3] << 6
 
 
-def quantise(x, bits=8, per_tensor=False):
+def quantize(x, bits=8, per_tensor=False):
     top = 2 ** (bits - 1) - 1
     absmax = x.abs().amax() if per_tensor else x.abs().amax(dim=-1, keepdim=True)
     scale = absmax.clamp(min=1e-5) / top
@@ -132,11 +132,11 @@ def put_activations():
     put("activations.x", x)
     for bits in (4, 8, 16):
         for per_tensor in (False, True):
-            codes, scale = quantise(x, bits, per_tensor)
+            codes, scale = quantize(x, bits, per_tensor)
             put(f"activations.{bits}.{int(per_tensor)}.codes", codes)
             put(f"activations.{bits}.{int(per_tensor)}.scale", scale)
     theirs = 127 / x.abs().max(dim=-1, keepdim=True).values.clamp(min=1e-5)
-    ours, _ = quantise(x)
+    ours, _ = quantize(x)
     difference = ((x * theirs).round().clamp(-128, 127).to(torch.int8).int() - ours.int()).abs()
     assert difference.max() <= 1 and (difference != 0).float().mean() < 0.01
 
@@ -152,7 +152,7 @@ def put_matmul():
     put("matmul.x", x)
     put("matmul.bias", bias)
     for bits in (4, 8, 16):
-        x_codes, x_scale = quantise(x, bits)
+        x_codes, x_scale = quantize(x, bits)
         acc = x_codes.numpy().astype(np.int64) @ codes.numpy().astype(np.int64).T
         y = (acc.astype(F32) * x_scale.numpy()[:, None]) * F32(s)
         put(f"matmul.{bits}.y", y)
@@ -208,7 +208,7 @@ def put_backward():
     for bits in (4, 8, 16):
         for per_tensor in (False, True):
             leaf = x.double().requires_grad_()
-            codes, _ = quantise(x, bits, per_tensor)
+            codes, _ = quantize(x, bits, per_tensor)
             activation_ste(leaf, codes.double(), bits, per_tensor).backward(grad.double())
             put(f"activation_ste.{bits}.{int(per_tensor)}", leaf.grad)
 

@@ -1,7 +1,7 @@
 """Makes the golden files of tests/server/model and tests/server/convert.
 
 The programs that we must match write the files: transformers (directories, rotary frequencies), gguf (a GGUF file and
-its dequantisation), safetensors. Run it in a virtual environment with
+its dequantization), safetensors. Run it in a virtual environment with
 
     transformers==5.23.0 gguf==0.19.0 safetensors==0.8.0 tokenizers==0.23.3 numpy==2.4.6 torch==2.11.0
 
@@ -174,7 +174,7 @@ def gguf_golden(model):
 
 
 def dequantize_golden():
-    """Random blocks of each quantised type (with random scales, without subnormal and infinite ones) and their
+    """Random blocks of each quantized type (with random scales, without subnormal and infinite ones) and their
     values."""
     random = np.random.default_rng(7)
     cases = {}

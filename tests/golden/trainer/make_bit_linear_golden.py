@@ -9,7 +9,7 @@ autograd of the straight-through formulas. Everything is seeded: the same versio
 last bits of gradients, whose products torch sums depending on processor and threads (these: AVX-512, two threads). The
 mean of |w| is computed in float64 and rounded once, a norm's sum of squares uses the fixed order of Decided 9, and 1/s
 is computed before the multiplication, as in Decided 2; everything else is float32 (or as named). `y_codes` multiplies
-integer-valued codes in float32 and applies our epilogue; `y_dequantised` multiplies dequantised values in float64.
+integer-valued codes in float32 and applies our epilogue; `y_dequantised` multiplies dequantized values in float64.
 bit_linear_state is the state dict of a decoder layer of such modules, with transformers' names, in the layout of
 save_pretrained.
 """
@@ -38,7 +38,7 @@ def straight(value, rounded):
     return value + (rounded - value).detach()
 
 
-def quantise(x, s, low, high, ste, scale_grad):
+def quantize(x, s, low, high, ste, scale_grad):
     """Returns codes * s with the estimator's gradient, and the codes."""
     if not scale_grad:
         s = s.detach()
@@ -109,22 +109,22 @@ class EagerBitLinear(nn.Module):
             x = WithGradientOf.apply(formula, (x * fixed_order_rstd(x, self.eps) * weight).detach())
         return x
 
-    def quantised_rows(self, x):
+    def quantized_rows(self, x):
         x = self.rows(x.float())
         top = 2 ** (self.bits - 1) - 1
         absmax = x.abs().max() if self.per_tensor else x.abs().amax(-1, keepdim=True)
         s = absmax.clamp_min(1e-5) / top
-        q, codes = quantise(x, s, -top, top, self.ste, self.scale_grad)
+        q, codes = quantize(x, s, -top, top, self.ste, self.scale_grad)
         return q, codes, s
 
-    def quantised_weight(self):
+    def quantized_weight(self):
         w = self.weight.float()
         s = w.abs().double().mean().float().clamp_min(1e-5)
-        q, codes = quantise(w, s, -1, 1, self.ste, self.scale_grad)
+        q, codes = quantize(w, s, -1, 1, self.ste, self.scale_grad)
         return q, codes, s
 
     def forward(self, x):
-        y = self.quantised_rows(x)[0] @ self.quantised_weight()[0].t()
+        y = self.quantized_rows(x)[0] @ self.quantized_weight()[0].t()
         return y if self.bias is None else y + self.bias
 
 
@@ -154,8 +154,8 @@ def case(name, shape, n, seed, dtype=torch.float32, bias=True, norm=False, scale
     g = torch.randn(*shape[:-1], n).to(dtype).float()  # a gradient has the output's type
     y = module(x)
     (y * g).sum().backward()
-    _, codes_x, scale_x = module.quantised_rows(x)
-    q_w, codes_w, scale_w = module.quantised_weight()
+    _, codes_x, scale_x = module.quantized_rows(x)
+    q_w, codes_w, scale_w = module.quantized_weight()
     with torch.no_grad():
         put(f"{name}.y_codes", y_of_codes(module, codes_x, scale_x, codes_w, scale_w).to(dtype))
         y64 = (codes_x.double() * scale_x.double()) @ (codes_w.double() * scale_w.double()).t()
@@ -205,7 +205,7 @@ def state(seed):
         x = torch.randn(4, k)
         with torch.no_grad():
             put(f"state.{path}.x", x)
-            put(f"state.{path}.y_codes", y_of_codes(module, *module.quantised_rows(x)[1:], *module.quantised_weight()[1:]))
+            put(f"state.{path}.y_codes", y_of_codes(module, *module.quantized_rows(x)[1:], *module.quantized_weight()[1:]))
     directory = OUT / "bit_linear_state"
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(STATE_CONFIG, indent=2) + "\n")

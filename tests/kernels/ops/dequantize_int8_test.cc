@@ -42,7 +42,7 @@ TEST(DequantizeInt8Test, EveryPathMultipliesEachCodeByItsRowsScale) {
   }
 }
 
-TEST(DequantizeInt8Test, BadArgumentsAreRefused) {
+TEST(DequantizeInt8Test, RejectsBadArguments) {
   std::vector<std::int8_t> codes(12);
   std::vector<float> scale(3), y(12);
   const ConstMatrix in = MakeConstMatrix(codes.data(), DType::kI8, 3, 4);

@@ -112,7 +112,7 @@ TEST(DequantizeNf4Test, OutputRowsMayBeStrided) {
   }
 }
 
-TEST(DequantizeNf4Test, WrongArgumentsAreRefused) {
+TEST(DequantizeNf4Test, RejectsBadArguments) {
   const Weight w(8, 3, 70);
   std::vector<float> out(210);
   const Stream stream = CpuStream(Isa::kPlain);

@@ -54,7 +54,7 @@ TEST(DoubleDequantizeTest, RoundTripKeepsScalesWithinHalfAStep) {
   }
 }
 
-TEST(DoubleDequantizeTest, WrongArgumentsAreRefused) {
+TEST(DoubleDequantizeTest, RejectsBadArguments) {
   const std::int8_t codes[1] = {1};
   const float factor[1] = {1.0f};
   float out[1];

@@ -106,7 +106,7 @@ TEST(DoubleQuantizeTest, RejectsNonFiniteValuesAndNamesTheirPlace) {
   }
 }
 
-TEST(DoubleQuantizeTest, WrongArgumentsAreRefused) {
+TEST(DoubleQuantizeTest, RejectsBadArguments) {
   const float absmax[1] = {1.0f};
   std::int8_t codes[1];
   float factor[1], offset[1];

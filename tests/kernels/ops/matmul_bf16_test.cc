@@ -115,7 +115,7 @@ TEST(MatmulBf16Test, ReadsStridedRows) {
   }
 }
 
-TEST(MatmulBf16Test, WrongArgumentsAreRefused) {
+TEST(MatmulBf16Test, RejectsBadArguments) {
   const Case c(2, 4, 64, DType::kF32);
   std::vector<float> y(8);
   const auto code = [&](auto change) {

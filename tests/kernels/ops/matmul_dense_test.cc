@@ -145,7 +145,7 @@ TEST(MatmulDenseTest, ZeroRowsOfTheLastPanelNeverReachAnOutput) {
   }
 }
 
-TEST(MatmulDenseTest, BadArgumentsAreRefused) {
+TEST(MatmulDenseTest, RejectsBadArguments) {
   std::vector<float> x(130), y(34), panels(static_cast<std::size_t>(PackedDenseElements(17, 65)));
   const Stream stream = CpuStream(Isa::kPlain);
   const ConstMatrix xm = MakeConstMatrix(x.data(), DType::kF32, 2, 65);

@@ -152,7 +152,7 @@ TEST(MatmulInt8Test, RowDoesNotDependOnItsNeighbours) {
   }
 }
 
-TEST(MatmulInt8Test, BadArgumentsAreRefused) {
+TEST(MatmulInt8Test, RejectsBadArguments) {
   Case c = MakeCase(8, 2, 17, 65, 8);
   const support::Int8Weight w(c.w, c.w_scale, c.n, c.k);
   support::Int8Rows x(2, 65);

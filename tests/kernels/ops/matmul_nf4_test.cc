@@ -140,7 +140,7 @@ TEST(MatmulNf4Test, ProductWithoutRowsWritesNothing) {
   for (const Isa isa : Isas()) c.Check(CpuStream(isa));
 }
 
-TEST(MatmulNf4Test, WrongArgumentsAreRefused) {
+TEST(MatmulNf4Test, RejectsBadArguments) {
   const Case c(2, 4, 64, DType::kF32, DType::kF32, false);
   std::vector<float> y(8);
   const auto code = [&](auto change) {

@@ -199,7 +199,7 @@ TEST(MatmulTernaryTest, ConcatenatedWeightsGiveTheBitsOfEach) {
   }
 }
 
-TEST(MatmulTernaryTest, BadArgumentsAreRefused) {
+TEST(MatmulTernaryTest, RejectsBadArguments) {
   Case c = MakeCase(8, 2, 17, 65, false, 0);
   const support::TernaryWeight w(c.w, c.w_scale, c.n, c.k);
   support::Int8Rows x(2, 65);

@@ -125,7 +125,7 @@ TEST(QuantizeInt8Test, OutlierBuffersMayBeNullWithoutOutliers) {
   EXPECT_EQ(QuantizeInt8({m, view, 1}, CpuStream(Isa::kPlain)).code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(QuantizeInt8Test, BadArgumentsAreRefused) {
+TEST(QuantizeInt8Test, RejectsBadArguments) {
   std::vector<float> x(70, 2.0f);
   Int8Rows out(1, 70);
   const ConstMatrix m = MakeConstMatrix(x.data(), DType::kF32, 1, 70);

@@ -168,7 +168,7 @@ TEST(QuantizeNf4Test, RowsMayBeStrided) {
   EXPECT_TRUE(BytesEqual(got.codes.data() + 35, want.codes.data(), 35));
 }
 
-TEST(QuantizeNf4Test, WrongArgumentsAreRefused) {
+TEST(QuantizeNf4Test, RejectsBadArguments) {
   const std::vector<float> x(64);
   std::uint8_t codes[32];
   float absmax[1];

@@ -79,7 +79,7 @@ TEST(RmsNormBackwardTest, AgreesWithFiniteDifferences) {
   EXPECT_TRUE(support::AllWithin(grad, differences, [](std::size_t) { return 1e-5; }));
 }
 
-TEST(RmsNormBackwardTest, BadArgumentsAreRefused) {
+TEST(RmsNormBackwardTest, RejectsBadArguments) {
   std::vector<float> x(70, 2.0f), weight(70, 1.0f), rstd(1, 1.0f), y(70);
   const ConstMatrix m = MakeConstMatrix(x.data(), DType::kF32, 1, 70);
   const Matrix ym = MakeMatrix(y.data(), DType::kF32, 1, 70);

@@ -76,7 +76,7 @@ TEST(RmsNormTest, TheOutputMayBeTheInput) {
   }
 }
 
-TEST(RmsNormTest, BadArgumentsAreRefused) {
+TEST(RmsNormTest, RejectsBadArguments) {
   std::vector<float> x(70, 2.0f), weight(70, 1.0f), y(70);
   const ConstMatrix m = MakeConstMatrix(x.data(), DType::kF32, 1, 70);
   const Matrix ym = MakeMatrix(y.data(), DType::kF32, 1, 70);

@@ -93,7 +93,7 @@ TEST(TernariseTest, TernarisingTwiceWouldShrinkTheScale) {
   EXPECT_LT(again[0], 0.8f * scale[0]);
 }
 
-TEST(TernariseTest, BadArgumentsAreRefused) {
+TEST(TernariseTest, RejectsBadArguments) {
   std::vector<float> w(12), scale(3);
   std::vector<std::uint8_t> rows(3);
   const Stream stream = CpuStream(Isa::kPlain);
@@ -183,7 +183,7 @@ TEST(DequantizeTernaryTest, EveryPathAndThreadCountGivesThePlainBits) {
   }
 }
 
-TEST(DequantizeTernaryTest, BadArgumentsAreRefused) {
+TEST(DequantizeTernaryTest, RejectsBadArguments) {
   const support::TernaryWeight w(support::TernaryVector(5, 12), {1, 1, 1}, 3, 4);
   std::vector<float> out(12);
   const Stream stream = CpuStream(Isa::kPlain);
@@ -252,7 +252,7 @@ TEST(TernariseBackwardTest, RoundOnlyIsZeroWhereSaturatedAndNearIdentity) {
   }
 }
 
-TEST(TernariseBackwardTest, BadArgumentsAreRefused) {
+TEST(TernariseBackwardTest, RejectsBadArguments) {
   std::vector<float> w(12);
   const ConstMatrix in = MakeConstMatrix(w.data(), DType::kF32, 3, 4);
   const Matrix out = MakeMatrix(w.data(), DType::kF32, 3, 4);

@@ -102,16 +102,16 @@ TEST(LogWriterTest, StalledReaderLosesLinesButBlocksNoCaller) {  // C12
   pipe.Restore();
   reader.join();
   // Several lines may report drops: the writer reports once each time it empties the queue.
-  std::uint64_t told = 0, notes = 0, urgent = 0;
+  std::uint64_t reported = 0, notes = 0, urgent = 0;
   for (const Json& line : lines) {
     urgent += line["message"] == "urgent" ? 1 : 0;
     if (!line.contains("lines")) continue;
     EXPECT_THAT(line["message"].get<std::string>(), HasSubstr("dropped"));
-    told += std::stoull(line["lines"].get<std::string>());
+    reported += std::stoull(line["lines"].get<std::string>());
     ++notes;
   }
   EXPECT_EQ(urgent, 1u);
-  EXPECT_EQ(told, dropped);
+  EXPECT_EQ(reported, dropped);
   EXPECT_EQ(lines.size(), kLines - dropped + 1 + notes);
 }
 

@@ -226,7 +226,7 @@ TEST_F(ConvertTest, Nf4IsWithinHalfAStepOfItsBlocks) {
   EXPECT_EQ(up->shape, (std::vector<std::int64_t>{64, 16}));
 }
 
-TEST_F(ConvertTest, LoraModelIsMergedOntoTheDequantisedBase) {
+TEST_F(ConvertTest, LoraModelIsMergedOntoTheDequantizedBase) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
   ConvertOptions to_nf4;
   to_nf4.to = Format::kNf4;
@@ -350,7 +350,7 @@ TEST_F(ConvertTest, RejectsMoreInputFeaturesThanAProductAllows) {
   EXPECT_TRUE(model::CheckInFeatures(config, ternary).ok());
   ternary.bitnet->act_bits = 16;
   status = model::CheckInFeatures(config, ternary);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 65536 for ternary with activations of 16 bits"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 65536 for ternary with 16-bit activations"));
   EXPECT_TRUE(model::CheckInFeatures(config, bf16).ok());
 }
 

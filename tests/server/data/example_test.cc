@@ -26,12 +26,12 @@ class ExampleTest : public ::testing::Test {
     config_.eos_token_ids = {1};
   }
   std::vector<std::int32_t> Encode(const std::string& text) { return text_.tokenizer->Encode(text, false).value_or(std::vector<std::int32_t>{}); }
-  absl::StatusOr<std::vector<Example>> Pieces(const std::string& line, RowFormat format, TokeniseOptions options) {
+  absl::StatusOr<std::vector<Example>> Pieces(const std::string& line, RowFormat format, TokenizeOptions options) {
     const auto row = ParseRow(line, format);
     EXPECT_TRUE(row.ok()) << row.status();
     return Tokenize(*row, format, text_, config_, options);
   }
-  Example One(const std::string& line, RowFormat format, TokeniseOptions options = {.max_seq_len = 1000}) {
+  Example One(const std::string& line, RowFormat format, TokenizeOptions options = {.max_seq_len = 1000}) {
     const auto pieces = Pieces(line, format, options);
     EXPECT_TRUE(pieces.ok()) << pieces.status();
     EXPECT_EQ(pieces->size(), 1u);
@@ -299,7 +299,7 @@ TEST_F(ExampleTest, RowThatBeginsWithTheBosHasItOnce) {
             "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}})");
   });
   const auto text = [&](const Example& example) { return text_.tokenizer->Decode(example.tokens, false).value_or(""); };
-  const TokeniseOptions without = {.max_seq_len = 100, .add_special_tokens = false};
+  const TokenizeOptions without = {.max_seq_len = 100, .add_special_tokens = false};
   struct Case {
     RowFormat format;
     const char *plain, *with;
@@ -400,7 +400,7 @@ TEST_F(ExampleTest, PolicyAppliesToTheFormatThatItWasChosenFor) {
 
 TEST_F(ExampleTest, ErrorNamesTheLineOrSaysThatNothingIsTrainable) {
   const testing::TempDirectory directory;
-  const auto load = [&](const std::string& text, TokeniseOptions options) {
+  const auto load = [&](const std::string& text, TokenizeOptions options) {
     std::ofstream(directory / "rows.jsonl") << text;
     return LoadDataset(directory / "rows.jsonl", RowFormat::kPromptCompletion, text_, config_, options);
   };
@@ -487,8 +487,8 @@ TEST_F(ExampleTest, MergedBoundaryThatIsCutOffIsNotReported) {
   const Example whole = One(line, RowFormat::kPromptCompletion);
   ASSERT_TRUE(whole.boundary_merged);
   const auto merged = std::find(whole.trained.begin(), whole.trained.end(), 1) - whole.trained.begin();
-  const TokeniseOptions without = {.max_seq_len = merged, .overlong = Overlong::kTruncate};
-  const TokeniseOptions with = {.max_seq_len = merged + 1, .overlong = Overlong::kTruncate};
+  const TokenizeOptions without = {.max_seq_len = merged, .overlong = Overlong::kTruncate};
+  const TokenizeOptions with = {.max_seq_len = merged + 1, .overlong = Overlong::kTruncate};
   EXPECT_FALSE(One(line, RowFormat::kPromptCompletion, without).boundary_merged);
   EXPECT_TRUE(One(line, RowFormat::kPromptCompletion, with).boundary_merged);
   EXPECT_GT(One(line, RowFormat::kPromptCompletion, with).num_cut_off, 0);

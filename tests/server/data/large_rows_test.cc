@@ -92,14 +92,14 @@ TEST_F(LargeRowsTest, PlainTextOfSixteenMebibytesTakesLittleMemoryAndCanBeCancel
 
 TEST_F(LargeRowsTest, TokensEqualThoseOfTheWholeRow) {
   const std::string prose = Prose(300'000), blob(100'000, 'x');
-  const auto tokens = [&](RowFormat format, const std::string& line, const TokeniseOptions& options) {
+  const auto tokens = [&](RowFormat format, const std::string& line, const TokenizeOptions& options) {
     const auto row = ParseRow(line, format);
     EXPECT_TRUE(row.ok()) << row.status();
     const auto examples = Tokenize(*row, format, text_, {}, options);
     EXPECT_TRUE(examples.ok()) << examples.status();
     return examples.ok() && examples->size() == 1 ? examples->front() : Example();
   };
-  const TokeniseOptions whole = {.max_seq_len = 10'000'000};
+  const TokenizeOptions whole = {.max_seq_len = 10'000'000};
   for (const std::string& text : {prose, blob + prose, prose + blob}) {
     const std::vector<std::int32_t> want = *text_.tokenizer->Encode(text, false);
     EXPECT_EQ(tokens(RowFormat::kText, TextRow(text), whole).tokens, want);

@@ -3,6 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
 #include "server/base/error.h"
 
 namespace nibble::data {
@@ -10,9 +15,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-absl::StatusOr<FileSummary> Validate(const std::string& text, std::size_t chunk, std::optional<RowFormat> format = {}) {
+absl::StatusOr<FileSummary> Validate(const std::string& text, std::size_t chunk_bytes,
+                                     std::optional<RowFormat> format = {}) {
   FileValidator validator(format);
-  for (std::size_t i = 0; i < text.size(); i += chunk) validator.Feed(std::string_view(text).substr(i, chunk));
+  for (std::size_t i = 0; i < text.size(); i += chunk_bytes) {
+    validator.Feed(std::string_view(text).substr(i, chunk_bytes));
+  }
   return validator.Finish();
 }
 
@@ -25,10 +33,10 @@ TEST(FileValidatorTest, CountsRowsOfEachFormatInChunksOfAnySize) {
        "{\"messages\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n{\"messages\": [{\"role\": \"assistant\", \"content\": \"\"}]}\n",
        RowFormat::kChat}};
   for (const auto& [text, format] : files) {
-    for (const std::size_t chunk : {std::size_t{1}, std::size_t{3}, std::size_t{7}, text.size()}) {
-      const auto summary = Validate(text, chunk);
+    for (const std::size_t chunk_bytes : {std::size_t{1}, std::size_t{3}, std::size_t{7}, text.size()}) {
+      const auto summary = Validate(text, chunk_bytes);
       ASSERT_TRUE(summary.ok()) << summary.status();
-      EXPECT_EQ(summary->num_rows, 3) << chunk;
+      EXPECT_EQ(summary->num_rows, 3) << chunk_bytes;
       EXPECT_EQ(summary->format, format);
       EXPECT_EQ(summary->num_bytes, static_cast<std::int64_t>(text.size()));
     }
@@ -46,20 +54,20 @@ TEST(FileValidatorTest, NamesBadLines) {
 }
 
 TEST(AtLineTest, PrefixesTheLineNumberAndKeepsAnExistingReason) {
-  const absl::Status plain = AtLine(7, absl::InvalidArgumentError("no \"text\""));
-  EXPECT_EQ(plain.message(), "line 7: no \"text\"");
-  EXPECT_EQ(base::Reason(plain), "DATASET_FORMAT");
-  const absl::Status refused = base::WithReason(absl::InvalidArgumentError("no template"), "TEMPLATE_ERROR", {{"field", "messages"}});
-  const absl::Status own = AtLine(7, refused);
-  EXPECT_EQ(own.message(), "line 7: no template");
-  EXPECT_EQ(base::Reason(own), "TEMPLATE_ERROR");
-  EXPECT_EQ(base::ReasonMetadata(own)["field"], "messages");
-  const absl::Status ours = AtLine(7, absl::InternalError("the tokenizer failed"));
-  EXPECT_TRUE(absl::IsInternal(ours));
-  EXPECT_EQ(base::Reason(ours), "") << "the file is not at fault";
+  const absl::Status without_reason = AtLine(7, absl::InvalidArgumentError("no \"text\""));
+  EXPECT_EQ(without_reason.message(), "line 7: no \"text\"");
+  EXPECT_EQ(base::Reason(without_reason), "DATASET_FORMAT");
+  const absl::Status with_reason = AtLine(
+      7, base::WithReason(absl::InvalidArgumentError("no template"), "TEMPLATE_ERROR", {{"field", "messages"}}));
+  EXPECT_EQ(with_reason.message(), "line 7: no template");
+  EXPECT_EQ(base::Reason(with_reason), "TEMPLATE_ERROR");
+  EXPECT_EQ(base::ReasonMetadata(with_reason)["field"], "messages");
+  const absl::Status internal = AtLine(7, absl::InternalError("the tokenizer failed"));
+  EXPECT_TRUE(absl::IsInternal(internal));
+  EXPECT_EQ(base::Reason(internal), "") << "the file is not at fault";
 }
 
-TEST(FileValidatorTest, ReportsTwentyLinesAndTheNumberOfOthers) {
+TEST(FileValidatorTest, NamesTwentyBadLinesAndCountsTheOthers) {
   std::string text = "{\"text\": \"a\"}\n";
   for (int i = 0; i < 25; ++i) text += "bad\n";
   const auto summary = Validate(text, 1000);
@@ -67,13 +75,13 @@ TEST(FileValidatorTest, ReportsTwentyLinesAndTheNumberOfOthers) {
   EXPECT_THAT(std::string(summary.status().message()), HasSubstr("and 5 more lines"));
 }
 
-TEST(FileValidatorTest, RejectsEmptyFilesAndEndlessLines) {
+TEST(FileValidatorTest, RejectsFilesWithoutRowsAndOverlongLines) {
   for (const char* text : {"", "\n \n\t\n"}) {
     EXPECT_THAT(std::string(Validate(text, 10).status().message()), HasSubstr("no rows"));
   }
-  const std::string endless = "{\"text\": \"" + std::string(kDefaultMaxLineBytes + 10, 'x') + "\"}";
-  EXPECT_THAT(std::string(Validate(endless, 4096).status().message()), HasSubstr("line 1: is longer than"));
-  EXPECT_THAT(std::string(Validate(endless + "\nbad\n", 4096, RowFormat::kText).status().message()), HasSubstr("line 2"));
+  const std::string overlong = "{\"text\": \"" + std::string(kDefaultMaxLineBytes + 10, 'x') + "\"}";
+  EXPECT_THAT(std::string(Validate(overlong, 4096).status().message()), HasSubstr("line 1: is longer than"));
+  EXPECT_THAT(std::string(Validate(overlong + "\nbad\n", 4096, RowFormat::kText).status().message()), HasSubstr("line 2"));
 }
 
 TEST(FileValidatorTest, CallerSetsTheMaximumLineLength) {
@@ -88,7 +96,7 @@ TEST(FileValidatorTest, CallerSetsTheMaximumLineLength) {
   EXPECT_EQ(message, "line 1: is longer than 39 bytes; line 2: is longer than 39 bytes");
 }
 
-TEST(RecordTest, ChatNeedsAnAssistantAndKeepsEveryField) {
+TEST(RowTest, ChatNeedsATrainedMessageAndKeepsEveryField) {
   EXPECT_FALSE(ParseRow("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", RowFormat::kChat).ok());
   EXPECT_FALSE(ParseRow("{\"messages\": []}", RowFormat::kChat).ok());
   EXPECT_FALSE(ParseRow("{\"messages\": [{\"role\": \"assistant\"}]}", RowFormat::kChat).ok());
@@ -97,31 +105,34 @@ TEST(RecordTest, ChatNeedsAnAssistantAndKeepsEveryField) {
   EXPECT_THAT(row->messages_json, HasSubstr("\"weight\":1"));
   EXPECT_TRUE(ParseRow(R"({"messages": [{"role": "user", "content": "a", "train": true}]})", RowFormat::kChat).ok());
   EXPECT_FALSE(ParseRow(R"({"messages": [{"role": "assistant", "content": "a", "train": false}]})", RowFormat::kChat).ok());
-  const auto flag = ParseRow(R"({"messages": [{"role": "assistant", "content": "a", "train": 1}]})", RowFormat::kChat);
-  EXPECT_THAT(std::string(flag.status().message()), HasSubstr("true or false"));
+  const auto number =
+      ParseRow(R"({"messages": [{"role": "assistant", "content": "a", "train": 1}]})", RowFormat::kChat);
+  EXPECT_THAT(std::string(number.status().message()), HasSubstr("true or false"));
 }
 
-// A line of 1 MiB could hold 30,000 messages, and each is rendered with all messages before it.
-TEST(RecordTest, UploadedConversationHasAtMost1024Messages) {
+// Protects the server: a line of 1 MiB could hold 30,000 messages (kMaxMessages).
+TEST(RowTest, UploadedConversationHasAtMost1024Messages) {
   const auto line = [](std::size_t messages) {
     std::string text = R"({"messages": [)";
-    for (std::size_t i = 0; i < messages; ++i) text += std::string(i == 0 ? "" : ",") + R"({"role": "assistant", "content": ""})";
+    for (std::size_t i = 0; i < messages; ++i) {
+      text += std::string(i == 0 ? "" : ",") + R"({"role": "assistant", "content": ""})";
+    }
     return text + "]}";
   };
-  const auto most = Validate(line(1024) + "\n", 1000);
-  ASSERT_TRUE(most.ok()) << most.status();
-  EXPECT_EQ(most->num_rows, 1);
+  const auto accepted = Validate(line(1024) + "\n", 1000);
+  ASSERT_TRUE(accepted.ok()) << accepted.status();
+  EXPECT_EQ(accepted->num_rows, 1);
   const absl::Status refused = Validate(line(1) + "\n" + line(1025) + "\n", 1000).status();
   EXPECT_EQ(refused.message(), "line 2: \"messages\" has 1025 messages, wanted at most 1024");
   EXPECT_EQ(base::Reason(refused), "DATASET_FORMAT");
-  // Training accepts a longer conversation that a server without that limit has accepted.
+  // Training reads longer conversations: an earlier server, without this limit, may have accepted the file.
   const auto longer = ParseRow(line(1025), RowFormat::kChat);
   ASSERT_TRUE(longer.ok()) << longer.status();
   EXPECT_EQ(longer->roles.size(), 1025u);
   EXPECT_TRUE(absl::IsInvalidArgument(CheckMessages(*longer)));
 }
 
-TEST(RecordTest, CompletionMustNotBeEmpty) {
+TEST(RowTest, CompletionMustNotBeEmpty) {
   EXPECT_FALSE(ParseRow("{\"prompt\": \"a\", \"completion\": \"\"}", RowFormat::kPromptCompletion).ok());
 }
 

@@ -298,7 +298,7 @@ TEST(HostPortTest, AcceptsOnlyHostAndPort) {
   }
 }
 
-TEST(HostPortTest, RecognisesOnlyLoopbackHosts) {
+TEST(HostPortTest, RecognizesOnlyLoopbackHosts) {
   for (const char* yes : {"127.0.0.1", "127.9.9.9", "::1", "localhost"}) EXPECT_TRUE(IsLoopback(yes)) << yes;
   for (const char* no : {"0.0.0.0", "128.0.0.1", "::", "localhost.example.org", "127.0.0.1.example.org", ""}) {
     EXPECT_FALSE(IsLoopback(no)) << no;

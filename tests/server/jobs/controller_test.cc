@@ -357,14 +357,14 @@ TEST_F(ControllerTest, TrainerThatFreezesIsKilledWithinThirtySecondsOfTheTimeout
   }
   ASSERT_TRUE(trainer.signals.empty());
   const absl::Duration frozen = clock_.Monotonic();
-  std::optional<absl::Duration> told;
+  std::optional<absl::Duration> signalled;
   while (machine_.num_alive() == 1 && clock_.Monotonic() - frozen < absl::Hours(1)) {
     clock_.Advance(absl::Seconds(1));
     controller_->Tick();
-    if (!trainer.signals.empty() && !told.has_value()) told = clock_.Monotonic() - frozen;
+    if (!trainer.signals.empty() && !signalled.has_value()) signalled = clock_.Monotonic() - frozen;
   }
-  ASSERT_TRUE(told.has_value());
-  EXPECT_GE(*told, options_.no_progress_timeout);
+  ASSERT_TRUE(signalled.has_value());
+  EXPECT_GE(*signalled, options_.no_progress_timeout);
   EXPECT_THAT(trainer.signals, ElementsAre(Runner::Signal::kTerminate, Runner::Signal::kKill));
   EXPECT_LE(clock_.Monotonic() - frozen, options_.no_progress_timeout + absl::Seconds(30));
   controller_->Tick();

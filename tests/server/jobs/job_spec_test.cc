@@ -119,15 +119,15 @@ TEST(JobSpecTest, FutureMethodsAndFieldsAreUnimplemented) {
   EXPECT_EQ(Parse(R"({"run":{"keep_best":1}})").status().code(), absl::StatusCode::kUnimplemented);
 }
 
-TEST(JobSpecTest, BasesWithoutDoubleQuantisationAreUnimplemented) {
+TEST(JobSpecTest, BasesWithoutDoubleQuantizationAreUnimplemented) {
   JobSpec spec = Good();
   spec.qlora.double_quant = false;
   EXPECT_TRUE(absl::IsUnimplemented(Validate(spec)));
   EXPECT_THAT(std::string(Validate(spec).message()), HasSubstr("qlora.double_quant"));
 }
 
-TEST(JobSpecTest, BitNetFieldsAreCheckedByName) {
-  const auto violation = [](const char* json) {
+TEST(JobSpecTest, EachBadBitNetFieldIsNamed) {
+  const auto bad_field = [](const char* json) {
     JobSpec spec = Good();
     spec.method = kMethodBitNetQat;
     const auto parsed = Parse(json);
@@ -135,14 +135,14 @@ TEST(JobSpecTest, BitNetFieldsAreCheckedByName) {
     spec.bitnet_qat = parsed->bitnet_qat;
     return base::ReasonMetadata(Validate(spec))["field"];
   };
-  EXPECT_EQ(violation(R"({"bitnet_qat":{"preset":"bitnet-2b4t","act_bits":16,"ste":"clipped","scale_grad":true,"init":"random"}})"), "");
-  EXPECT_EQ(violation(R"({"bitnet_qat":{"preset":"tips"}})"), "bitnet_qat.preset");
-  EXPECT_EQ(violation(R"({"bitnet_qat":{"act_scale":"per_row"}})"), "bitnet_qat.act_scale");
-  EXPECT_EQ(violation(R"({"bitnet_qat":{"act_bits":5}})"), "bitnet_qat.act_bits");
-  EXPECT_EQ(violation(R"({"bitnet_qat":{"ste":"none"}})"), "bitnet_qat.ste");
-  EXPECT_EQ(violation(R"({"bitnet_qat":{"scale_grad":true}})"), "bitnet_qat.scale_grad");
-  EXPECT_EQ(violation(R"({"bitnet_qat":{"init":"zeros"}})"), "bitnet_qat.init");
-  EXPECT_EQ(violation(R"({"bitnet_qat":{"compute_dtype":"fp16"}})"), "bitnet_qat.compute_dtype");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"preset":"bitnet-2b4t","act_bits":16,"ste":"clipped","scale_grad":true,"init":"random"}})"), "");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"preset":"tips"}})"), "bitnet_qat.preset");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"act_scale":"per_row"}})"), "bitnet_qat.act_scale");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"act_bits":5}})"), "bitnet_qat.act_bits");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"ste":"none"}})"), "bitnet_qat.ste");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"scale_grad":true}})"), "bitnet_qat.scale_grad");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"init":"zeros"}})"), "bitnet_qat.init");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"compute_dtype":"fp16"}})"), "bitnet_qat.compute_dtype");
   EXPECT_EQ(Parse(R"({"bitnet_qat":{"warmup_lambda":{}}})").status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(Parse(R"({"bitnet_qat":{"bits":1}})").status().code(), absl::StatusCode::kInvalidArgument);
 }
@@ -152,9 +152,9 @@ TEST(JobSpecTest, BitNetSpecSurvivesAJsonRoundTrip) {
   spec.method = kMethodBitNetQat;
   spec.bitnet_qat = {.preset = "bitnet-tips", .act_scale = "per_tensor", .act_bits = 4, .ste = "round_only", .scale_grad = true,
                      .init = "random", .compute_dtype = "fp32"};
-  const auto again = ParseJobSpec(ToJson(spec));
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(base::Dump(ToJson(*again)), base::Dump(ToJson(spec)));
+  const auto back = ParseJobSpec(ToJson(spec));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(base::Dump(ToJson(*back)), base::Dump(ToJson(spec)));
   EXPECT_EQ(ToJson(spec).count("qlora"), 0u);
 }
 
@@ -164,10 +164,15 @@ TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
   spec.output_model = "out";
   spec.eval_dataset = "eval";
   spec.device = "cuda:1";
-  spec.data = {"chat", 1024, "none", "drop", true, 7, false};
-  spec.qlora = {8, 12.5, 0.05, {"q_proj", "v_proj"}, true, false, "fp32", 99};
-  spec.optim = {1e-3, 0.8, 0.95, 1e-6, 0.1, 0.5, "linear", 10, std::nullopt, 0.1};
-  spec.run = {100, std::nullopt, 2, 3, true, 10, 20, 4, 5, -1, false};
+  spec.data = {.format = "chat", .max_seq_len = 1024, .packing = "none", .overlong = "drop", .train_on_prompt = true,
+               .shuffle_seed = 7, .add_special_tokens = false};
+  spec.qlora = {.r = 8, .alpha = 12.5, .dropout = 0.05, .target_modules = {"q_proj", "v_proj"}, .use_rslora = true,
+                .double_quant = false, .compute_dtype = "fp32", .seed = 99};
+  spec.optim = {.lr = 1e-3, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1, .max_grad_norm = 0.5,
+                .schedule = "linear", .warmup_steps = 10, .warmup_ratio = std::nullopt, .min_lr_ratio = 0.1};
+  spec.run = {.max_steps = 100, .epochs = std::nullopt, .micro_batch = 2, .grad_accum = 3,
+              .activation_checkpointing = true, .eval_every = 10, .save_every = 20, .keep_last = 4, .seed = 5,
+              .priority = -1, .allow_inexact_resume = false};
   spec.labels = {{"team", "x"}};
   const auto back = ParseJobSpec(ToJson(spec));
   ASSERT_TRUE(back.ok()) << back.status();
@@ -175,7 +180,7 @@ TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
   EXPECT_EQ(back->optim.lr, 1e-3);
   EXPECT_EQ(back->run.max_steps, 100);
   EXPECT_EQ(back->qlora.target_modules.size(), 2u);
-  // The document has every field of a spec in which all fields are set.
+  // The JSON has every field of these two but the unset warmup_ratio and epochs.
   EXPECT_EQ(ToJson(spec)["optim"].size(), 9u);
   EXPECT_EQ(ToJson(spec)["run"].size(), 10u);
 }
@@ -204,14 +209,15 @@ TEST(JobSpecTest, AddSpecialTokensIsKeptAndDoesNotChangeTheDigestIfUnset) {
   const std::string unset = Digest(spec);
   for (const bool add : {false, true}) {
     spec.data.add_special_tokens = add;
-    const auto read = ParseJobSpec(ToJson(spec));
-    ASSERT_TRUE(read.ok()) << read.status();
-    EXPECT_EQ(read->data.add_special_tokens, add);
+    const auto back = ParseJobSpec(ToJson(spec));
+    ASSERT_TRUE(back.ok()) << back.status();
+    EXPECT_EQ(back->data.add_special_tokens, add);
     EXPECT_NE(Digest(spec), unset);
   }
 }
 
-// With a changed default, jobs that run across the upgrade would refuse their own checkpoints (Digest).
+// A changed default would change the digest of old specs, so a job that runs across the upgrade would refuse its own
+// checkpoints.
 TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
   EXPECT_EQ(base::Dump(ToJson(JobSpec{})),
             R"({"display_name":"","method":"qlora","base_model":"","train_dataset":"","eval_dataset":"",)"
@@ -266,10 +272,10 @@ TEST(JobSpecTest, EpochsBecomeMicroBatchesAndSteps) {
   RunConfig run;
   run.micro_batch = 4;
   run.grad_accum = 4;
-  EXPECT_EQ(NumMicroBatches(run, 10), 3) << "one epoch";  // 4, 4 and 2 rows
+  EXPECT_EQ(NumMicroBatches(run, 10), 3) << "one epoch by default";  // of 4, 4 and 2 rows
   EXPECT_EQ(NumSteps(run, 10), 1);
   run.epochs = 2.5;
-  EXPECT_EQ(NumMicroBatches(run, 10), 8);  // 7.5
+  EXPECT_EQ(NumMicroBatches(run, 10), 8);  // 2.5 * 3, rounded up
   EXPECT_EQ(NumSteps(run, 10), 2);
   run.epochs = 0.01;
   EXPECT_EQ(NumMicroBatches(run, 10), 1);
@@ -278,7 +284,7 @@ TEST(JobSpecTest, EpochsBecomeMicroBatchesAndSteps) {
   run.max_steps = 7;
   EXPECT_EQ(NumMicroBatches(run, 10), std::nullopt);
   EXPECT_EQ(NumSteps(run, 10), 7);
-  // The last step has at least one micro-batch, and no step is missing.
+  // The last step has at least one micro-batch, and the steps hold all micro-batches.
   run.max_steps.reset();
   for (const double epochs : {0.1, 0.3, 1.0, 1.1, 2.7, 3.0}) {
     for (int rows = 1; rows < 60; rows += 7) {

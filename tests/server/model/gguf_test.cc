@@ -183,7 +183,7 @@ TEST(GgufTest, GettersRejectOtherTypes) {
   EXPECT_TRUE(absl::IsInvalidArgument(f.Int32s("u32s").status()));
 }
 
-TEST(GgufTest, DequantisesAsTheGgufPackage) {
+TEST(GgufTest, DequantizesAsTheGgufPackage) {
   const auto golden = base::ParseJson(ReadBytes(Golden("dequantize.json")));
   ASSERT_TRUE(golden.ok());
   const std::pair<const char*, GgufType> types[] = {{"Q8_0", GgufType::kQ8_0}, {"Q4_0", GgufType::kQ4_0}, {"Q4_1", GgufType::kQ4_1}};

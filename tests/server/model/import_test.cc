@@ -105,7 +105,7 @@ TEST_F(ImportTest, DigestCoversOnlyTheWeights) {
   EXPECT_NE(third->info.weights_digest, first->info.weights_digest);
 }
 
-TEST_F(ImportTest, GgufIsDequantisedIntoHuggingFaceLayout) {
+TEST_F(ImportTest, GgufIsDequantizedIntoHuggingFaceLayout) {
   const auto report = Import(Golden("tiny.gguf"), DType::kF32);
   ASSERT_TRUE(report.ok()) << report.status();
   const auto artifact = Artifact::Open(directory_.Path("model"));

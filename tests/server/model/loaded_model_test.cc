@@ -88,7 +88,7 @@ TEST_F(LoadedModelTest, ChecksForCancellationBeforeEveryLayer) {
 }
 
 // Stored codes are never quantized again (docs/numerics.md 9).
-TEST_F(LoadedModelTest, LoadingQuantisesNothing) {
+TEST_F(LoadedModelTest, LoadingQuantizesNothing) {
   const std::string paths[] = {models_.int8(), models_.nf4(), models_.ternary()};
   const auto before = models_.launches().Snapshot();
   for (const std::string& path : paths) models_.Load(path);

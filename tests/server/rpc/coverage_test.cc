@@ -251,15 +251,15 @@ TEST(CoverageTest, OnlyUnbuiltMethodsAreCoveredByTheTestOfTheUnbuilt) {
 
 // GetServerInfo lists every field that is refused as not built.
 TEST(CoverageTest, EveryUnbuiltFieldIsInTheList) {
-  std::set<std::string> told;
-  for (const std::string name : rpc::kUnbuilt) told.insert(name.substr(0, name.find(' ')));
+  std::set<std::string> listed;
+  for (const std::string name : rpc::kUnbuilt) listed.insert(name.substr(0, name.find(' ')));
   static const std::regex field_text("Unimplemented\\((?:StrCat\\()?\"([A-Za-z0-9]+\\.[a-z0-9_]+)");
   int fields = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(NIBBLE_SOURCE_DIR "/server/rpc")) {
     if (entry.path().extension() != ".cc") continue;
     const std::string code = Read(entry.path().lexically_relative(NIBBLE_SOURCE_DIR));
     for (std::sregex_iterator it(code.begin(), code.end(), field_text), last; it != last; ++it, ++fields) {
-      EXPECT_TRUE(told.contains((*it)[1])) << entry.path() << ": " << (*it)[1];
+      EXPECT_TRUE(listed.contains((*it)[1])) << entry.path() << ": " << (*it)[1];
     }
   }
   EXPECT_GT(fields, 30);

@@ -522,13 +522,13 @@ TEST_F(HostileRequestsTest, S7FailuresOfOperationsJobsAndEventsRevealNothing) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   const auto stream = jobs_->WatchJob(&context, watched);
-  const std::string told = "open .../x.json at 0x... failed";
+  const std::string redacted = "open .../x.json at 0x... failed";
   int warnings = 0, logs = 0, failures = 0;
   for (v1::JobEvent event; stream->Read(&event);) {
     ExpectClean(event, "WatchJob");
-    warnings += event.warning().message() == told ? 1 : 0;
-    logs += event.log().text() == told ? 1 : 0;
-    failures += event.state().reason().message() == told ? 1 : 0;
+    warnings += event.warning().message() == redacted ? 1 : 0;
+    logs += event.log().text() == redacted ? 1 : 0;
+    failures += event.state().reason().message() == redacted ? 1 : 0;
   }
   ASSERT_TRUE(stream->Finish().ok());
   EXPECT_EQ(warnings, 1);
@@ -539,8 +539,8 @@ TEST_F(HostileRequestsTest, S7FailuresOfOperationsJobsAndEventsRevealNothing) {
   asked.set_name(job.name());
   ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::GetJob, asked, &job).ok());
   EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
-  EXPECT_EQ(job.error().message(), told);
-  EXPECT_EQ(job.state_reason().message(), told);
+  EXPECT_EQ(job.error().message(), redacted);
+  EXPECT_EQ(job.state_reason().message(), redacted);
   ExpectClean(job, "GetJob");
   v1::ListJobsResponse listed;
   ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, v1::ListJobsRequest(), &listed).ok());

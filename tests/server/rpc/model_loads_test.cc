@@ -543,8 +543,8 @@ TEST_F(ModelLoadsTest, NoCallWaitsAfterAStop) {
   EXPECT_EQ(asked->status.get().error_code(), grpc::StatusCode::CANCELLED) << "the waiting call gets an error";
   EXPECT_EQ(loads_->num_waiting(), 0u);
   loads_->Stop();
-  std::atomic<int> told = 0;
-  const absl::Status refused = loads_->Wait("cold", "", [&](const ModelLoads::Loaded&) { ++told; }).status();
+  std::atomic<int> notified = 0;
+  const absl::Status refused = loads_->Wait("cold", "", [&](const ModelLoads::Loaded&) { ++notified; }).status();
   EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
   EXPECT_EQ(base::Reason(refused), "DRAINING");
   const grpc::Status late = Generate("cold");
@@ -552,7 +552,7 @@ TEST_F(ModelLoadsTest, NoCallWaitsAfterAStop) {
   EXPECT_EQ(InfoOf(late).reason(), "DRAINING");
   EXPECT_TRUE(Generate("warm").ok()) << "it needs no load";
   workers_.AwaitIdle();
-  EXPECT_EQ(told, 0);
+  EXPECT_EQ(notified, 0);
   EXPECT_EQ(gate_.begun("cold"), 1);
 }
 

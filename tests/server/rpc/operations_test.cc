@@ -506,14 +506,14 @@ TEST_F(OperationsTest, C8OperationsInterruptedByTheEndOfTheServerAreAborted) {
   begun.get_future().wait();
   gate_.AwaitBegun(1);
   ASSERT_TRUE(table->Cancel(cancelled->name()).ok());
-  std::vector<std::future<longrunning::Operation>> told;
+  std::vector<std::future<longrunning::Operation>> ends;
   for (const std::string& name : {running, queued}) {
     const auto end = std::make_shared<std::promise<longrunning::Operation>>();
-    told.push_back(end->get_future());
+    ends.push_back(end->get_future());
     ASSERT_TRUE(table->OnEnd(name, [end](const longrunning::Operation& operation) { end->set_value(operation); }).ok());
   }
   auto gone = std::async(std::launch::async, [&] { table.reset(); });
-  for (auto& one : told) {
+  for (auto& one : ends) {
     const longrunning::Operation operation = one.get();
     EXPECT_EQ(operation.error().code(), static_cast<int>(grpc::StatusCode::ABORTED)) << operation.error().message();
     EXPECT_EQ(InfoOf(operation.error()).reason(), "SERVER_RESTARTED");
@@ -588,9 +588,9 @@ TEST_F(OperationsTest, C13EndIsVisibleOnlyWhenItIsOnTheDisk) {
   stall_.Shut("rename");
   gate_.Open();
   stall_.AwaitWaiting(1);
-  std::promise<void> told;
-  auto ended = told.get_future();
-  ASSERT_TRUE(table_->OnEnd(name, [&](const longrunning::Operation&) { told.set_value(); }).ok());
+  std::promise<void> notified;
+  auto ended = notified.get_future();
+  ASSERT_TRUE(table_->OnEnd(name, [&](const longrunning::Operation&) { notified.set_value(); }).ok());
   EXPECT_FALSE(Get(name).done());
   EXPECT_FALSE(table_->List().front()->done());
   EXPECT_EQ(InfoOf(Delete(name)).reason(), "ILLEGAL_STATE");

@@ -11,16 +11,16 @@ TEST(RequestIdsTest, C9AnAbortEndsOnlyTheCallersOwnRequests) {
   const Principal red{"ci", Role::kInfer, "red"}, blue{"ci", Role::kInfer, "blue"}, ada{"ada", Role::kAdmin, "red"},
       admin{"root", Role::kAdmin, ""};
   const base::CancelToken first, second, other;
-  int told = 0;
+  int notified = 0;
   RequestIds::Entry one(ids, "1", OwnerOf(red), first), two(ids, "1", OwnerOf(red), second), of_blue(ids, "1", OwnerOf(blue), other);
-  two.OnAbort([&told] { ++told; });
+  two.OnAbort([&notified] { ++notified; });
   EXPECT_FALSE(ids.Abort(ada, "1")) << "another principal, though an admin of the same tenant";
   EXPECT_FALSE(ids.Abort(red, "2"));
   EXPECT_FALSE(first.cancelled() || second.cancelled() || other.cancelled());
   EXPECT_TRUE(ids.Abort(red, "1"));
   EXPECT_TRUE(first.cancelled() && second.cancelled());
   EXPECT_FALSE(other.cancelled());
-  EXPECT_EQ(told, 1);
+  EXPECT_EQ(notified, 1);
   EXPECT_TRUE(ids.Abort(admin, "1")) << "an admin without a tenant ends requests of all";
   EXPECT_TRUE(other.cancelled());
 }

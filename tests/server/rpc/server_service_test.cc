@@ -201,14 +201,14 @@ TEST_F(ServerServiceTest, StateDirectoryHoldsThePortsAndIsLocked) {
 
 TEST_F(ServerServiceTest, ServesWithoutRoomForTheFileOfItsPorts) {  // R8
   app_.reset();
-  const std::filesystem::path told = directory_ + "/state/server.json";
-  std::ofstream(told) << "{}";  // of a server that was killed
-  std::filesystem::create_symlink("/dev/full", told.string() + ".tmp");
+  const std::filesystem::path ports_file = directory_ + "/state/server.json";
+  std::ofstream(ports_file) << "{}";  // of a server that was killed
+  std::filesystem::create_symlink("/dev/full", ports_file.string() + ".tmp");
   StartApp();
   ASSERT_NE(app_, nullptr);
   v1::ServerInfo info;
   EXPECT_TRUE(Call(server_, &v1::ServerService::Stub::GetServerInfo, {}, &info).ok());
-  EXPECT_FALSE(std::filesystem::exists(told)) << "it would lead to the previous server";
+  EXPECT_FALSE(std::filesystem::exists(ports_file)) << "it would lead to the previous server";
 }
 
 TEST_F(ServerServiceTest, DrainRefusesNewCallsAsDraining) {

@@ -176,8 +176,8 @@ TEST_F(StreamReactorTest, DeadlineEndsTheStreamAndIsCountedAsADeadline) {
 }
 
 TEST_F(StreamReactorTest, SpaceIsReportedWhenTheQueueIsEmpty) {
-  std::atomic<int> told{0};
-  service_.on_space = [&] { ++told; };
+  std::atomic<int> notified{0};
+  service_.on_space = [&] { ++notified; };
   Start();
   auto reader = stub_->WatchLoad(&context_, {});
   auto stream = service_.Take();
@@ -187,7 +187,7 @@ TEST_F(StreamReactorTest, SpaceIsReportedWhenTheQueueIsEmpty) {
   }
   v1::ServerLoad load;
   for (int i = 1; i <= 3; ++i) ASSERT_TRUE(reader->Read(&load));
-  while (told == 0) std::this_thread::yield();
+  while (notified == 0) std::this_thread::yield();
   EXPECT_EQ(stream->space(), 4u);
   stream->End(absl::OkStatus());
   EXPECT_FALSE(reader->Read(&load));

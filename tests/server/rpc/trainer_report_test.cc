@@ -1,8 +1,10 @@
-// A line that a trainer sends over its stream is an event of its job when it is acknowledged. The "trainer" here writes
-// no journal, so that the disk cannot stand in for a dead stream.
+// When the server acknowledges a line of a trainer's stream, the line is already an event of the job. The "trainer"
+// here only sleeps and writes no journal, so the events can only come from the stream.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -91,31 +93,31 @@ class TrainerReportTest : public AppTest {
   }
   static internal::v1::ReportRequest Line(int sequence, const std::string& fields) {
     internal::v1::ReportRequest request;
-    request.mutable_line()->set_json(StrCat(R"({"sequence":)", sequence, R"(,"time":"2026-01-02T03:04:05Z",)", fields, "}"));
+    request.mutable_line()->set_json(
+        StrCat(R"({"sequence":)", sequence, R"(,"time":"2026-01-02T03:04:05Z",)", fields, "}"));
     return request;
   }
   static internal::v1::ReportRequest Log(int sequence, const std::string& text) {
     return Line(sequence, StrCat(R"("type":"log","message":")", text, "\""));
   }
 
-  // The sequence acknowledged after each message until the stream ended, and the status of the stream.
-  struct Said {
-    std::vector<std::int64_t> acknowledged;
-    grpc::Status status;
+  struct Answers {
+    std::vector<std::int64_t> acknowledged;  // one sequence for each message, until the stream ended
+    grpc::Status status;                     // of the stream
   };
-  Said Say(const std::vector<internal::v1::ReportRequest>& messages) {
+  Answers Send(const std::vector<internal::v1::ReportRequest>& messages) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
     const auto stream = trainers_->Report(&context);
-    Said said;
+    Answers answers;
     internal::v1::ReportResponse response;
     for (const auto& message : messages) {
       if (!stream->Write(message) || !stream->Read(&response)) break;
-      said.acknowledged.push_back(response.acknowledged_sequence());
+      answers.acknowledged.push_back(response.acknowledged_sequence());
     }
     stream->WritesDone();
-    said.status = stream->Finish();
-    return said;
+    answers.status = stream->Finish();
+    return answers;
   }
 
   v1::Job job_;
@@ -123,39 +125,40 @@ class TrainerReportTest : public AppTest {
   std::unique_ptr<internal::v1::TrainerReportService::Stub> trainers_;
 };
 
-TEST_F(TrainerReportTest, AnAcknowledgedLineIsAnEventOfTheJob) {
-  const Said first = Say({Hello(1, order_.token), Line(1, R"("type":"state","state":"RUNNING","step":0,"max_steps":2)"), Log(2, "one")});
+TEST_F(TrainerReportTest, AcknowledgedLineIsAnEventOfTheJob) {
+  const auto running = Line(1, R"("type":"state","state":"RUNNING","step":0,"max_steps":2)");
+  const Answers first = Send({Hello(1, order_.token), running, Log(2, "one")});
   EXPECT_TRUE(first.status.ok()) << first.status.error_message();
   EXPECT_THAT(first.acknowledged, ElementsAre(0, 1, 2));
   EXPECT_THAT(Logged(), ElementsAre("one"));
   EXPECT_EQ(Get().state(), v1::JOB_STATE_RUNNING);
-  // After a lost connection some lines are sent again.
-  const Said second = Say({Hello(1, order_.token), Log(2, "one"), Log(3, "two")});
+  // After a lost connection, the trainer sends some lines again.
+  const Answers second = Send({Hello(1, order_.token), Log(2, "one"), Log(3, "two")});
   EXPECT_TRUE(second.status.ok()) << second.status.error_message();
   EXPECT_THAT(second.acknowledged, ElementsAre(2, 2, 3));
   EXPECT_THAT(Logged(), ElementsAre("one", "two"));
 }
 
-TEST_F(TrainerReportTest, OnlyTheTrainerOfTheAttemptIsAccepted) {
-  const Said guess = Say({Hello(1, "guess"), Log(1, "x")});
-  EXPECT_EQ(guess.status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
-  EXPECT_EQ(ReasonOf(guess.status), "TOKEN_INVALID");
-  const Said fenced = Say({Hello(2, order_.token), Log(1, "x")});
+TEST_F(TrainerReportTest, RejectsOtherTrainersAndGapsInTheSequence) {
+  const Answers wrong_token = Send({Hello(1, "guess"), Log(1, "x")});
+  EXPECT_EQ(wrong_token.status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(ReasonOf(wrong_token.status), "TOKEN_INVALID");
+  const Answers fenced = Send({Hello(2, order_.token), Log(1, "x")});
   EXPECT_EQ(fenced.status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(ReasonOf(fenced.status), "FENCED");
   const auto failure = Find<google::rpc::PreconditionFailure>(testing_support::Details(fenced.status));
   ASSERT_TRUE(failure.has_value());
   EXPECT_EQ(failure->violations(0).subject(), job_.name());
-  // The job may be deleted or another server's: this server cannot know, and the trainer retries.
-  internal::v1::ReportRequest elsewhere = Hello(1, order_.token);
-  elsewhere.mutable_hello()->set_job_id("job-x");
-  const Said unknown = Say({elsewhere, Log(1, "x")});
+  // Not FENCED: this server cannot know whether the job was deleted or belongs to another server.
+  internal::v1::ReportRequest other_job = Hello(1, order_.token);
+  other_job.mutable_hello()->set_job_id("job-x");
+  const Answers unknown = Send({other_job, Log(1, "x")});
   EXPECT_EQ(unknown.status.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(ReasonOf(unknown.status), "JOB");
-  const Said unnamed = Say({Log(1, "x")});
-  EXPECT_EQ(unnamed.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(testing_support::FieldOf(unnamed.status), "hello");
-  const Said gap = Say({Hello(1, order_.token), Log(2, "x")});
+  const Answers without_hello = Send({Log(1, "x")});
+  EXPECT_EQ(without_hello.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(testing_support::FieldOf(without_hello.status), "hello");
+  const Answers gap = Send({Hello(1, order_.token), Log(2, "x")});
   EXPECT_EQ(gap.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(testing_support::FieldOf(gap.status), "sequence");
   EXPECT_THAT(Logged(), ElementsAre());

@@ -32,12 +32,12 @@ class WorkAdmissionTest : public ::testing::Test {
 TEST_F(WorkAdmissionTest, C5AdmitsOneAtATimeInTheOrderOfArrival) {
   auto first = Take(80);
   ASSERT_TRUE(first.ok()) << first.status();
-  std::atomic<int> running{0}, most{0}, told{0};
+  std::atomic<int> running{0}, most{0}, notified{0};
   std::vector<int> order;  // written only by the admitted thread
   std::vector<std::future<absl::Status>> others;
   for (int i = 0; i < 4; ++i) {
     others.push_back(std::async(std::launch::async, [&, i]() -> absl::Status {
-      const auto turn = admission_.Await("test", Bytes(80), {}, [&told] { ++told; });
+      const auto turn = admission_.Await("test", Bytes(80), {}, [&notified] { ++notified; });
       if (!turn.ok()) return turn.status();
       most = std::max(most.load(), ++running);
       order.push_back(i);
@@ -51,10 +51,10 @@ TEST_F(WorkAdmissionTest, C5AdmitsOneAtATimeInTheOrderOfArrival) {
   for (auto& other : others) EXPECT_TRUE(other.get().ok());
   EXPECT_EQ(most, 1);
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3}));
-  EXPECT_EQ(told, 4) << "each was notified once that it waits";
+  EXPECT_EQ(notified, 4) << "each was notified once that it waits";
   EXPECT_EQ(budget_->left(), 100);
-  EXPECT_TRUE(admission_.Await("test", Bytes(1), {}, [&told] { ++told; }).ok());
-  EXPECT_EQ(told, 4) << "nothing to wait for";
+  EXPECT_TRUE(admission_.Await("test", Bytes(1), {}, [&notified] { ++notified; }).ok());
+  EXPECT_EQ(notified, 4) << "nothing to wait for";
 }
 
 TEST_F(WorkAdmissionTest, C5WorkWhoseCallerHasGoneLeavesTheQueue) {

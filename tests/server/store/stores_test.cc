@@ -54,20 +54,20 @@ class StoresTest : public ::testing::Test {
     const auto dataset = (*pending)->Finish(base::Sha256Hex(text), [](const std::string&) { return base::Json::object(); });
     ASSERT_TRUE(dataset.ok()) << dataset.status();
   }
-  // A trainer's output, published in the trainer's own directory.
-  std::string Output(const std::string& where, std::string* digest) {
-    auto pending = PendingDirectory::Create(Files(), temp_ / where);
+  // Writes a trainer's output, which is not yet in the store, and returns its path.
+  std::string Output(const std::string& name, std::string* digest) {
+    auto pending = PendingDirectory::Create(Files(), temp_ / name);
     EXPECT_TRUE(pending.ok());
-    WriteFile(pending->path() + "/model.safetensors", "weights of " + where);
+    WriteFile(pending->path() + "/model.safetensors", "weights of " + name);
     *digest = pending->Commit()->digest;
-    return temp_ / where;
+    return temp_ / name;
   }
 
   TempDirectory temp_;
   std::unique_ptr<StateDirectory> state_;
 };
 
-TEST_F(StoresTest, SecondServerIsRefusedAndErrorNamesTheFirst) {  // R23
+TEST_F(StoresTest, RejectsASecondServerAndNamesTheFirst) {  // R23
   const auto second = StateDirectory::Open(Files(), temp_ / "state");
   EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(base::Reason(second.status()), "STATE_DIR_IN_USE");
@@ -112,8 +112,8 @@ TEST_F(StoresTest, ModelsSurviveAReopenAndLeftoversDoNot) {
   EXPECT_EQ(base::Reason(state_->models->Get("lost+found").status()), "MODEL");
 }
 
-// Same as for damage while a server runs: requests report it, the model is served again when its files are restored,
-// and the name stays taken.
+// Requests report the damage, the name stays taken, and the model is readable again when its file is restored. Damage
+// while a server runs has the same effects.
 TEST_F(StoresTest, ModelDamagedWhileNoServerRanKeepsItsName) {  // R12
   for (const std::string file : {"nibble.json", "manifest.json"}) {
     for (const std::string bytes : {"", "{", "[{\"format\":\"f32]", "(none)"}) {
@@ -121,7 +121,7 @@ TEST_F(StoresTest, ModelDamagedWhileNoServerRanKeepsItsName) {  // R12
       AddModel("m");
       const std::string path = base::JoinPath(state_->paths.model("m"), file);
       const std::string whole = *Files().Read(path, 1 << 20);
-      if (bytes == "(none)") {
+      if (bytes == "(none)") {  // no file at all
         std::filesystem::remove(path);
       } else {
         WriteFile(path, bytes);
@@ -209,7 +209,7 @@ TEST_F(StoresTest, DeletesEntriesWhoseFilesWereRemovedByHand) {
 }
 
 // A name may resemble the server's temporary names, but must not have exactly their form.
-TEST_F(StoresTest, OnlyExactTemporaryNamesAreRefusedAndOthersSurviveAReopen) {
+TEST_F(StoresTest, RejectsOnlyExactTemporaryNamesAndKeepsOthersOnReopen) {
   const char* names[] = {"llama.tmp", "m.tmp.w-0123456789abcdez", "m.tmp.w-0123456789abcdef0", "v1.tmp.2"};
   for (const char* name : names) {
     AddModel(name);
@@ -229,7 +229,7 @@ TEST_F(StoresTest, OnlyExactTemporaryNamesAreRefusedAndOthersSurviveAReopen) {
   }
 }
 
-TEST_F(StoresTest, ModelsImportsAndReservationsTakeTheirNames) {
+TEST_F(StoresTest, ModelsImportsAndReservationsHoldTheirNames) {
   AddModel("m");
   EXPECT_EQ(base::Reason(state_->models->Begin("m").status()), "NAME_TAKEN");
   const auto pending = state_->models->Begin("n");
@@ -241,8 +241,8 @@ TEST_F(StoresTest, ModelsImportsAndReservationsTakeTheirNames) {
   EXPECT_EQ(base::Reason(state_->models->Begin("out").status()), "NAME_TAKEN");
   state_->models->Unreserve("out", "job-2");  // Not the owner: nothing happens.
   EXPECT_EQ(base::Reason(state_->models->Begin("out").status()), "NAME_TAKEN");
-  EXPECT_TRUE(state_->models->CheckFree("n").ok()) << "an operation's reservation is checked when another runs";
-  EXPECT_TRUE(state_->models->CheckFree("out").ok()) << "reserved by no job";
+  EXPECT_TRUE(state_->models->CheckFree("n").ok()) << "CheckFree ignores operations, which run one after another";
+  EXPECT_TRUE(state_->models->CheckFree("out").ok()) << "an owner without a JobTenant is not a job";
   state_->models->Unreserve("out", "job-1");
   ASSERT_TRUE(state_->models->Reserve("out", "job-1", "red").ok());
   EXPECT_EQ(base::Reason(state_->models->CheckFree("out")), "NAME_TAKEN");
@@ -265,8 +265,9 @@ TEST_F(StoresTest, PublishIsIdempotent) {
   EXPECT_EQ(base::Reason(state_->models->Publish("out", "job-1", other, other_digest)), "NAME_TAKEN");
 }
 
-// An owner may call Publish again after a crash. Its output no longer exists, whoever has the name by then.
-TEST_F(StoresTest, PublishOfADeletedOutputFailsPermanently) {
+// After a crash, an owner may repeat Publish for a model that was deleted meanwhile. The call fails, whether or not
+// another model has the name by then.
+TEST_F(StoresTest, PublishOfADeletedModelFailsPermanently) {
   std::string digest;
   const std::string output = Output("output", &digest);
   ASSERT_TRUE(state_->models->Reserve("out", "job-1").ok());
@@ -284,8 +285,8 @@ TEST_F(StoresTest, PublishOfADeletedOutputFailsPermanently) {
   EXPECT_EQ(base::Reason(state_->models->Publish("out", "job-1", output, digest)), "NAME_TAKEN");
 }
 
-// The earlier call failed after its rename: the source no longer exists, and the target holds the expected output or
-// another.
+// An earlier call failed after its rename, so the source no longer exists. Publish succeeds only if the target holds
+// the expected output, not another one or nothing.
 TEST_F(StoresTest, PublishResumesAfterAFailedCall) {
   std::string digest, other_digest;
   const std::string output = Output("output", &digest), other = Output("other", &other_digest);
@@ -311,7 +312,7 @@ TEST_F(StoresTest, PublishOfAnUnreadableOutputFailsPermanently) {
   EXPECT_FALSE(Files().Exists(state_->paths.model("out")));
 }
 
-// An error does not tell a caller of another tenant which job it is.
+// Callers of other tenants see "a job" instead of the job's id.
 TEST_F(StoresTest, ErrorsNameAJobOnlyToItsTenant) {  // S2
   AddModel("m");
   AddDataset("d");
@@ -326,11 +327,11 @@ TEST_F(StoresTest, ErrorsNameAJobOnlyToItsTenant) {  // S2
   EXPECT_EQ(model_user("red"), "job job-1");
   EXPECT_EQ(model_user(""), "job job-1");
   EXPECT_EQ(model_user("blue"), "a job");
-  const auto nobody = state_->models->PinModel("m", "job job-0", "");
+  const auto without_tenant = state_->models->PinModel("m", "job job-0", "");
   EXPECT_EQ(model_user("blue"), "a job") << "blue may not see a job without a tenant";
-  EXPECT_EQ(model_user("red"), "job job-1") << "the job that red may see";
+  EXPECT_EQ(model_user("red"), "job job-1") << "of the two users, red may see only its own job";
   const auto loaded = state_->models->PinModel("m", "loaded");
-  EXPECT_EQ(model_user("blue"), "loaded") << "this user is not a job";
+  EXPECT_EQ(model_user("blue"), "loaded") << "a user that is not a job is never hidden";
   const auto data = state_->datasets->PinDataset("d", "job job-1", "red");
   EXPECT_EQ(base::ReasonMetadata(state_->datasets->Delete("d", std::nullopt, "blue"))["user"], "a job");
   EXPECT_EQ(base::ReasonMetadata(state_->datasets->Delete("d", std::nullopt, "red"))["user"], "job job-1");
@@ -346,9 +347,9 @@ TEST_F(StoresTest, ErrorsNameAJobOnlyToItsTenant) {  // S2
   EXPECT_THAT(taken_by(state_->models->Begin("out", "red").status()), HasSubstr("by job-1"));
   EXPECT_THAT(taken_by(state_->models->Begin("out", "").status()), HasSubstr("by job-1"));
   EXPECT_THAT(taken_by(state_->models->Begin("out", "blue").status()), HasSubstr("by a job"));
-  EXPECT_THAT(taken_by(state_->models->Begin("out").status()), HasSubstr("by a job")) << "unknown viewer";
+  EXPECT_THAT(taken_by(state_->models->Begin("out").status()), HasSubstr("by a job")) << "the viewer is unknown";
   ASSERT_TRUE(state_->models->Reserve("free", "job-0", "").ok());
-  EXPECT_THAT(taken_by(state_->models->Begin("free").status()), HasSubstr("by job-0")) << "a server without tenants";
+  EXPECT_THAT(taken_by(state_->models->Begin("free").status()), HasSubstr("by job-0")) << "a job without a tenant";
   EXPECT_THAT(taken_by(state_->models->Begin("free", "blue").status()), HasSubstr("by a job"));
   // The tenant of an import's caller does not make the import a job.
   const auto pending = state_->models->Begin("imported", "red");
@@ -366,7 +367,7 @@ TEST_F(StoresTest, DeleteWithAnEtagRemovesOnlyThatVersion) {
   add(0);
   for (int version = 1; version <= 50; ++version) {
     const std::string etag = Etag(*state_->models->Get("m"));
-    // May delete the previous version, but never the new one, whenever it runs.
+    // Whenever this thread runs, it may delete the previous version, but never the new one.
     std::thread late([&] { state_->models->Delete("m", etag).IgnoreError(); });
     state_->models->Delete("m").IgnoreError();
     add(version);
@@ -441,7 +442,7 @@ TEST_F(StoresTest, DatasetExistsOnlyAfterHashAndValidatorPass) {
   EXPECT_TRUE(state_->datasets->Delete("d").ok());
 }
 
-TEST_F(StoresTest, UploadBeyondItsLimitIsRefusedAndTheNameIsFreeAgain) {
+TEST_F(StoresTest, RejectsUploadAboveItsLimitAndFreesTheName) {
   {
     auto pending = state_->datasets->Begin("d");
     ASSERT_TRUE(pending.ok());

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/server/text/golden.h"
@@ -27,9 +30,9 @@ std::unique_ptr<Tokenizer> FromGolden(const std::string& file, const std::functi
   return tokenizer.ok() ? *std::move(tokenizer) : nullptr;
 }
 
-// Every style of tokenizer that other tests pin, and variants: byte-level BPE with several pre-tokenizers,
-// SentencePiece with a prefix, Llama 2 with a BOS, Qwen 2 with a special token on each side, a prefix before each text,
-// added tokens that take blanks.
+// Every kind of tokenizer that other tests pin, and two variants of Qwen 2: byte-level BPE with several pre-tokenizers,
+// SentencePiece with a prefix, Llama 2 with a BOS, Qwen 2 with a special token on each side, Qwen 2 with a blank before
+// each text, Qwen 2 with added tokens that take the blanks around them.
 std::vector<Named> Tokenizers() {
   std::vector<Named> all;
   for (const char* pre : {"default", "gpt-2", "smollm", "llama-bpe", "qwen2"}) {
@@ -47,7 +50,8 @@ std::vector<Named> Tokenizers() {
   return all;
 }
 
-// Parts of real texts in several scripts, digits, runs of one kind, special tokens and their fragments, in random order.
+// Golden texts in several scripts, digits, special tokens, their fragments, and runs of one of these, in random order.
+// One run in twenty is long.
 std::string RandomText(std::mt19937& random, std::size_t bytes) {
   static const std::vector<std::string> golden = ReadGolden("tiny_ids.json").at("texts").get<std::vector<std::string>>();
   const std::vector<std::string> parts = {
@@ -69,22 +73,22 @@ std::string RandomText(std::mt19937& random, std::size_t bytes) {
   return text;
 }
 
-struct Taken {
-  EncodedText text;
+struct Joined {
+  EncodedText text;  // the tokens of all pieces
   EncodedPieces pieces;
-  int parts = 0;
+  int num_pieces = 0;
 };
 
-Taken Take(const Tokenizer& tokenizer, std::string_view text, const PieceOptions& options) {
-  Taken taken;
+Joined EncodeAndJoin(const Tokenizer& tokenizer, std::string_view text, const PieceOptions& options) {
+  Joined joined;
   const auto pieces = EncodeInPieces(tokenizer, text, options, [&](std::span<const TokenSpan> tokens) {
-    taken.text.tokens.insert(taken.text.tokens.end(), tokens.begin(), tokens.end());
-    ++taken.parts;
+    joined.text.tokens.insert(joined.text.tokens.end(), tokens.begin(), tokens.end());
+    ++joined.num_pieces;
   });
   EXPECT_TRUE(pieces.ok()) << pieces.status();
-  if (pieces.ok()) taken.pieces = *pieces;
-  taken.text.began_with_added = taken.pieces.began_with_added;
-  return taken;
+  if (pieces.ok()) joined.pieces = *pieces;
+  joined.text.began_with_added = joined.pieces.began_with_added;
+  return joined;
 }
 
 void ExpectSame(const EncodedText& got, const EncodedText& want, const std::string& where) {
@@ -100,46 +104,50 @@ void ExpectSame(const EncodedText& got, const EncodedText& want, const std::stri
 // T6 (docs/faults.md)
 TEST(PieceEncoderTest, PiecesHaveTheTokensOfTheWhole) {
   std::mt19937 random(7);
-  int parts = 0, complete = 0, all = 0;
+  int num_texts = 0, num_pieces = 0;
   for (const Named& named : Tokenizers()) {
     ASSERT_NE(named.tokenizer, nullptr) << named.name;
     ASSERT_TRUE(named.tokenizer->is_local()) << named.name;
     for (int round = 0; round < 10; ++round) {
       std::string text = RandomText(random, 30'000);
-      if (round % 5 == 0) text = (round % 2 == 0 ? "<s>" : "<|im_start|>") + text + (round % 3 == 0 ? "</s>" : "<|im_end|>");
+      if (round == 0) text = "<s>" + text + "</s>";
+      if (round == 5) text = "<|im_start|>" + text + "<|im_end|>";
       for (const bool add_special_tokens : {false, true}) {
         const auto want = named.tokenizer->EncodeWithSpans(text, add_special_tokens);
         ASSERT_TRUE(want.ok()) << want.status();
-        const Taken got = Take(*named.tokenizer, text, {.add_special_tokens = add_special_tokens, .piece_bytes = 3000});
-        ++all;
-        parts += got.parts;
-        if (!got.pieces.complete) continue;
-        ++complete;
-        ExpectSame(got.text, *want, named.name + " round " + std::to_string(round));
+        const Joined got =
+            EncodeAndJoin(*named.tokenizer, text, {.add_special_tokens = add_special_tokens, .piece_bytes = 3000});
+        const std::string where = named.name + " round " + std::to_string(round);
+        ASSERT_TRUE(got.pieces.complete) << where;
+        ExpectSame(got.text, *want, where);
         if (HasFatalFailure()) return;
+        ++num_texts;
+        num_pieces += got.num_pieces;
       }
     }
   }
-  EXPECT_EQ(complete, all);
-  EXPECT_GT(parts, 5 * all) << "texts are cut";
+  EXPECT_GT(num_pieces, 5 * num_texts) << "texts of 30,000 bytes are cut into pieces of 3000";
 }
 
 TEST(PieceEncoderTest, ProseIsCutIntoPiecesOfTheWantedSize) {
   const auto tokenizer = Load(TinyGguf("byte_level", "llama-bpe"));
   std::string text;
   while (text.size() < 500'000) text += "the keeper of the light walked down to the harbour\n";
-  std::size_t admitted = 0;
-  int asked = 0;
-  const Taken got = Take(*tokenizer, text, {.piece_bytes = 8 << 10,
-                                            .cancelled = [&] { return ++asked < 0; },
-                                            .admit = [&](std::size_t bytes) {
-                                              admitted = std::max(admitted, bytes);
-                                              return absl::OkStatus();
-                                            }});
+  int num_encoded = 0;
+  std::size_t largest_admitted = 0;
+  const auto count = [&] {  // called before each piece
+    ++num_encoded;
+    return false;
+  };
+  const auto admit = [&](std::size_t bytes) {
+    largest_admitted = std::max(largest_admitted, bytes);
+    return absl::OkStatus();
+  };
+  const Joined got = EncodeAndJoin(*tokenizer, text, {.piece_bytes = 8 << 10, .cancelled = count, .admit = admit});
   EXPECT_TRUE(got.pieces.complete);
-  EXPECT_EQ(admitted, 0u) << "no piece is larger";
-  EXPECT_GT(asked, 60);
-  EXPECT_LT(asked, 100) << "the overlap is small";
+  EXPECT_EQ(largest_admitted, 0u) << "no piece is larger";
+  EXPECT_GT(num_encoded, 60);
+  EXPECT_LT(num_encoded, 100) << "the overlap is small";
   ExpectSame(got.text, *tokenizer->EncodeWithSpans(text, false), "prose");
 }
 
@@ -154,14 +162,17 @@ TEST(PieceEncoderTest, LargerPieceNeedsAdmission) {
       admitted.push_back(bytes);
       return absl::OkStatus();
     };
-    const Taken got = Take(*named.tokenizer, text, {.add_special_tokens = true, .piece_bytes = 4000, .admit = admit});
+    const Joined got =
+        EncodeAndJoin(*named.tokenizer, text, {.add_special_tokens = true, .piece_bytes = 4000, .admit = admit});
     ASSERT_TRUE(got.pieces.complete) << named.name;
     ExpectSame(got.text, *named.tokenizer->EncodeWithSpans(text, true), named.name);
     ASSERT_GE(admitted.size(), 2u) << named.name;
-    for (const std::size_t bytes : admitted) EXPECT_LT(bytes, 60'000u) << named.name << ": not the whole of " << text.size();
-    const auto refused = EncodeInPieces(*named.tokenizer, text, {.piece_bytes = 4000, .admit = [](std::size_t) {
-                                          return absl::ResourceExhaustedError("no room");
-                                        }}, [](std::span<const TokenSpan>) {});
+    for (const std::size_t bytes : admitted) {
+      EXPECT_LT(bytes, 60'000u) << named.name << ": not the whole of " << text.size();
+    }
+    const auto refuse = [](std::size_t) { return absl::ResourceExhaustedError("no room"); };
+    const auto refused = EncodeInPieces(*named.tokenizer, text, {.piece_bytes = 4000, .admit = refuse},
+                                        [](std::span<const TokenSpan>) {});
     EXPECT_TRUE(absl::IsResourceExhausted(refused.status())) << refused.status();
   }
 }
@@ -170,10 +181,11 @@ TEST(PieceEncoderTest, CancelStopsBetweenPieces) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   std::string text;
   while (text.size() < 300'000) text += "the keeper ";
-  int asked = 0;
-  const auto stopped = EncodeInPieces(*tokenizer, text, {.cancelled = [&] { return ++asked == 4; }}, [](std::span<const TokenSpan>) {});
+  int num_checks = 0;
+  const auto cancelled = [&] { return ++num_checks == 4; };
+  const auto stopped = EncodeInPieces(*tokenizer, text, {.cancelled = cancelled}, [](std::span<const TokenSpan>) {});
   EXPECT_TRUE(absl::IsCancelled(stopped.status())) << stopped.status();
-  EXPECT_EQ(asked, 4);
+  EXPECT_EQ(num_checks, 4);
 }
 
 // A unigram model weighs the whole text, FixedLength counts from its start, and dropout is random each time.
@@ -184,19 +196,19 @@ TEST(PieceEncoderTest, DoesNotCutTextsOfNonLocalTokenizers) {
     json["added_tokens"] = base::Json::array();
     json["post_processor"] = nullptr;
   });
-  const auto counted = FromGolden("hf_qwen.json", [](base::Json& json) {
+  const auto fixed_length = FromGolden("hf_qwen.json", [](base::Json& json) {
     json["pre_tokenizer"] = base::Json::parse(R"({"type": "Sequence", "pretokenizers": [{"type": "FixedLength", "length": 7},
         {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}]})");
   });
-  const auto random = FromGolden("hf_qwen.json", [](base::Json& json) { json["model"]["dropout"] = 0.1; });
-  for (const auto* tokenizer : {&unigram, &counted, &random}) {
+  const auto dropout = FromGolden("hf_qwen.json", [](base::Json& json) { json["model"]["dropout"] = 0.1; });
+  for (const auto* tokenizer : {&unigram, &fixed_length, &dropout}) {
     ASSERT_NE(*tokenizer, nullptr);
     EXPECT_FALSE((*tokenizer)->is_local());
     std::string text;
     while (text.size() < 100'000) text += "a a ";
-    const Taken got = Take(**tokenizer, text, {});
+    const Joined got = EncodeAndJoin(**tokenizer, text, {});
     EXPECT_FALSE(got.pieces.complete);
-    EXPECT_EQ(got.parts, 0);
+    EXPECT_EQ(got.num_pieces, 0);
   }
 }
 

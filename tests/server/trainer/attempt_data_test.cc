@@ -149,7 +149,7 @@ TEST_F(AttemptDataTest, DamagedFileIsRewritten) {
   ExpectSameBatches(*mapped, *memory);
 }
 
-TEST_F(AttemptDataTest, TokenisesInMemoryIfNoFileCanBeWritten) {
+TEST_F(AttemptDataTest, TokenizesInMemoryIfNoFileCanBeWritten) {
   const auto memory = Load();
   ASSERT_TRUE(memory.ok()) << memory.status();
   std::ofstream(temp_ / "tokens") << "a file, where the directory should be";

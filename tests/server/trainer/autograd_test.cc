@@ -184,7 +184,7 @@ class Nf4LinearTest : public AutogradTest {
   Nf4Linear linear_;
 };
 
-TEST_F(Nf4LinearTest, HasTheGradientsOfTheDequantisedFormula) {
+TEST_F(Nf4LinearTest, HasTheGradientsOfTheDequantizedFormula) {
   const Tensor y = ApplyNf4Linear(x_, linear_, {}, context_);
   const Tensor x = x_.detach().to(torch::kFloat64).requires_grad_();
   const Tensor a = linear_.lora_a.detach().to(torch::kFloat64).requires_grad_();
@@ -318,7 +318,7 @@ TEST_F(Nf4LinearTest, GraphKeepsTheExpectedNumberOfBytes) {
 }
 
 // Through 32 layers, gradients cost only what is saved for them: x, A and B by reference, x A^T; no weight.
-TEST_F(Nf4LinearTest, GradientsKeepNoDequantisedWeightThrough32Layers) {
+TEST_F(Nf4LinearTest, GradientsKeepNoDequantizedWeightThrough32Layers) {
   constexpr std::int64_t kSize = 256, kTokens = 8, kLayers = 32;
   const Tensor codes = torch::zeros({kSize, kSize / 2}, torch::kUInt8), absmax = torch::ones({kSize * kSize / 64});
   Nf4Linear layer;

@@ -368,7 +368,7 @@ std::map<std::string, int> CountNodes(const std::vector<Tensor>& outputs) {
   return count;
 }
 
-TEST_F(BitLinearTest, LinearThatQuantisesItsInputIsOneNode) {
+TEST_F(BitLinearTest, LinearThatQuantizesItsInputIsOneNode) {
   BitWeight weight;
   weight.master = torch::randn({32, 64}).requires_grad_();
   weight.bias = torch::randn({32}).requires_grad_();

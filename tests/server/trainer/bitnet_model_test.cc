@@ -298,7 +298,7 @@ TEST_F(BitNetModelTest, EveryParameterGetsAGradient) {
   }
 }
 
-TEST_F(BitNetModelTest, MemorisesASequence) {
+TEST_F(BitNetModelTest, MemorizesASequence) {
   Make("hf_sharded_f32", "bitnet-tips", {.random_init = true});
   const auto batch = Batch({Tokens(11, 24)});
   const double first = Step(batch, 1e-2);

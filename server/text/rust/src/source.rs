@@ -1,19 +1,20 @@
 //! Checks and rewrites a template's text before minijinja parses it.
 
-// minijinja folds constants again at every level of an expression, so compiling takes
-// time quadratic in its length: 8'192 characters take half a second.
+// Maximum sum of the squared lengths of all tags. minijinja folds constants again at every
+// level of an expression, so compiling takes time quadratic in its length: half a second
+// for 8192 characters.
 const MAX_COST: usize = 8192 * 8192;
-// Maximum bytes of code in all tags together. Code without a loop may search a long text
-// at each step without an allocation, so no time limit ends it (budget.rs). Real templates
-// have less than 20 KiB.
+// Maximum bytes of code in all tags together. Each step of code without loops may search a
+// long text and allocate nothing, and time is only checked at allocations (budget.rs). Real
+// templates have less than 20 KiB.
 const MAX_CODE: usize = 64 << 10;
 
-/// The tag whose `{{` or `{%` is at `start`.
 struct Tag {
-    end: usize,  // position in the source, before the closing marks
+    end: usize,  // position of its `}}` or `%}` in the source, or the source's length
     code: usize, // bytes; a string literal counts as two
 }
 
+/// Reads the tag whose `{{` or `{%` is at `start`.
 fn read_tag(source: &[u8], start: usize) -> Tag {
     let close: &[u8] = if source[start + 1] == b'{' { b"}}" } else { b"%}" };
     let mut at = start + 2;
@@ -38,15 +39,17 @@ fn read_tag(source: &[u8], start: usize) -> Tag {
     Tag { end: at.min(source.len()), code }
 }
 
+/// The text of a tag without its whitespace control signs.
 fn word(tag: &str) -> &str {
     tag.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim()
 }
 
+/// The position of the next `text`, or the source's length.
 fn find(source: &str, from: usize, text: &str) -> usize {
     source[from..].find(text).map_or(source.len(), |at| from + at)
 }
 
-/// The position where the template resumes after {% raw %}: at the end of {% endraw %}.
+/// The position where the template resumes after {% raw %}: at the `%}` of {% endraw %}.
 fn skip_raw(source: &str, from: usize) -> usize {
     let mut at = find(source, from, "{%");
     while at < source.len() {
@@ -61,15 +64,12 @@ fn skip_raw(source: &str, from: usize) -> usize {
 
 /// The whitespace control signs at both ends of the text between `{%` and `%}`.
 fn signs(inner: &str) -> (&str, &str) {
-    let sign = |at: Option<usize>| {
-        let text = at.and_then(|at| inner.get(at..at + 1)).unwrap_or_default();
-        if ["-", "+"].contains(&text) {
-            text
-        } else {
-            ""
-        }
+    let sign = |c: Option<char>| match c {
+        Some('-') => "-",
+        Some('+') => "+",
+        _ => "",
     };
-    (sign(Some(0)), sign(inner.len().checked_sub(1)))
+    (sign(inner.chars().next()), sign(inner.chars().next_back()))
 }
 
 fn is_name_character(c: char) -> bool {
@@ -88,14 +88,15 @@ fn loop_variables(tag: &str) -> Vec<&str> {
     target.flat_map(|word| word.split([',', '(', ')'])).filter(is_name).collect()
 }
 
-/// Prints the result of `call`. Made of block tags, like the tags beside it, so that their
-/// effect on the whitespace around them does not change.
+/// Code that prints the result of `call`, without its last `%}`. It begins and ends with a
+/// block tag, like the tag that it stands beside, so that the template removes the same
+/// whitespace as before.
 fn printing(call: &str) -> String {
     format!("{{%if true%}}{{{{{call}}}}}{{%endif")
 }
 
-/// The replacement of the tag, without its closing `%}`; None if the tag stays as it is.
-/// `loops`: the numbers of the enclosing loops.
+/// The replacement of the block tag `{%inner%}`, without the last `%}`; None if the tag
+/// stays as it is. `loops`: the numbers of the enclosing loops.
 fn rewrite(
     inner: &str,
     marks: bool,
@@ -111,6 +112,7 @@ fn rewrite(
             let mark = printing("__nibble_generation(true)");
             Some(format!("{{%{before}with%}}{mark} {after}"))
         }
+        // Here the mark comes first, so it gets the tag's first sign.
         ("endgeneration", true) => {
             let mark = printing("__nibble_generation(false)");
             let mark = mark.replacen("{%", &format!("{{%{before}"), 1);
@@ -137,10 +139,10 @@ pub fn has_generation(source: &str) -> bool {
     prepare(source, true).is_ok_and(|text| text.contains("__nibble_generation(true)"))
 }
 
-/// transformers marks the assistant's text with {% generation %}, which prints its body.
-/// This replaces it by {% with %}, which does the same and which minijinja supports.
-/// `marks`: each such block and each iteration of a loop also prints a mark at both ends
-/// (marks.rs).
+/// Checks the limits above, and replaces each {% generation %}, with which transformers
+/// marks the assistant's text, by {% with %}: both print their bodies, but minijinja
+/// supports only {% with %}. `marks`: each such block also prints a mark at both ends, and
+/// each loop prints one when an iteration begins and one after the last (marks.rs).
 pub fn prepare(source: &str, marks: bool) -> Result<String, String> {
     let mut out = String::with_capacity(source.len());
     let mut copied = 0;
@@ -154,8 +156,8 @@ pub fn prepare(source: &str, marks: bool) -> Result<String, String> {
                 let tag = read_tag(source.as_bytes(), at);
                 cost = cost.saturating_add(tag.code * tag.code);
                 code += tag.code;
-                let inner = source.get(at + 2..tag.end).unwrap_or_default();
                 let is_block = source.as_bytes()[at + 1] == b'%';
+                let inner = source.get(at + 2..tag.end).unwrap_or_default();
                 if is_block {
                     if let Some(text) = rewrite(inner, marks, &mut loops, &mut num_loops) {
                         out.push_str(&source[copied..at]);
@@ -174,7 +176,7 @@ pub fn prepare(source: &str, marks: bool) -> Result<String, String> {
         at = find(source, next, "{");
     }
     if cost > MAX_COST {
-        return Err("an expression is too long, or there are too many long ones".into());
+        return Err("has an expression that is too long, or too many long expressions".into());
     }
     if code > MAX_CODE {
         return Err(format!("has {code} bytes of code, want at most {MAX_CODE}"));
