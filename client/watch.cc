@@ -17,9 +17,14 @@ constexpr int kPageEvents = 1000;
 
 using OnEvent = std::function<absl::Status(const v1::JobEvent&)>;
 
-// Whether the connection was lost. A stream that loses its transport may also end with UNKNOWN and without a reason.
+// The longest pause between two attempts: a watch goes on soon after a restart of the server.
+constexpr absl::Duration kLongestPause = absl::Seconds(1);
+
+// Whether the connection was lost. A stream that loses its transport may also end with UNKNOWN, and a call that a
+// draining server cuts off with CANCELLED, both without a reason.
 bool IsLost(const absl::Status& status) {
-  return absl::IsUnavailable(status) || (absl::IsUnknown(status) && base::Reason(status).empty());
+  const bool cut_off = absl::IsUnknown(status) || absl::IsCancelled(status);
+  return absl::IsUnavailable(status) || (cut_off && base::Reason(status).empty());
 }
 
 // Passes on each new event, in order, and records when the job is over.
@@ -151,8 +156,9 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
     if (reached && !lost.ok() && lost_since == absl::InfiniteFuture() && options_.on_lost) options_.on_lost(lost);
     lost_since = std::min(lost_since, now);
     if (now - lost_since > options_.reconnect_for) return lost;
-    absl::SleepFor(std::min(RetryDelay(lost).value_or(wait), options_.longest_wait));
-    wait = std::min(wait * 2, options_.longest_wait);
+    const absl::Duration longest = std::min(options_.longest_wait, kLongestPause);
+    absl::SleepFor(std::min(RetryDelay(lost).value_or(wait), longest));
+    wait = std::min(wait * 2, longest);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "absl/strings/numbers.h"
+#include "client/cli/nearest.h"
 #include "client/status.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
@@ -58,6 +59,39 @@ void Collect(CLI::App& app, const std::string& words, std::vector<std::string>& 
   for (CLI::App* sub : below) Collect(*sub, base::StrCat(words, words.empty() ? "" : " ", sub->get_name()), names);
 }
 
+// Prints what is wrong with the command line. CLI11 reports a missing command or option before an unknown one, although
+// the unknown one is usually that command or option, spelt wrongly.
+int UsageError(const CLI::App& app, const CLI::ParseError& error, Terminal& terminal) {
+  const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
+  if (error.get_exit_code() == 0 || unknown.empty()) return app.exit(error, terminal.out, terminal.err);
+  const CLI::App* command = &app;
+  std::vector<std::string> options;
+  const auto add_options = [&](const CLI::App& of) {
+    for (const CLI::Option* option : of.get_options()) {
+      for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
+    }
+  };
+  add_options(app);
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    add_options(*command);
+  }
+  std::vector<std::string> commands;
+  for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; })) commands.push_back(sub->get_name());
+
+  const std::string& word = unknown.front();
+  if (word.starts_with("-")) {
+    const std::string name = word.substr(0, word.find('='));
+    terminal.err << Printable(base::StrCat("unknown option ", name, DidYouMean(name, options)));
+  } else if (!commands.empty()) {
+    terminal.err << Printable(base::StrCat("unknown command ", word, DidYouMean(word, commands)));
+  } else {
+    return app.exit(error, terminal.out, terminal.err);
+  }
+  terminal.err << "\nRun with --help for more information.\n" << std::flush;
+  return kExitUsage;
+}
+
 int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connect& connect) {
   Session session(terminal, connect);
   CLI::App app("Fine-tunes language models in low precision and serves the result.", "nibble");
@@ -80,15 +114,16 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
     std::reverse(arguments.begin(), arguments.end());  // CLI11 reads them from the back.
     app.parse(arguments);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error, terminal.out, terminal.err) == 0 ? kExitOk : kExitUsage;
+    return UsageError(app, error, terminal) == 0 ? kExitOk : kExitUsage;
   }
   absl::Status status = session.Prepare();
   if (status.ok()) status = session.command();
   terminal.out << std::flush;
   if (!status.ok()) {
     PrintError(terminal.err, status);
-    if (absl::IsUnavailable(status) && base::Reason(status).empty()) {
-      terminal.err << "  server: " << session.server << " (is nibbled running there?)\n" << std::flush;
+    if (session.asked_server() && absl::IsUnavailable(status) && base::Reason(status).empty()) {
+      const std::string hint = session.ConnectionHint(status);
+      terminal.err << "  server: " << Printable(session.server) << " (--server)" << (hint.empty() ? "" : ": ") << hint << '\n' << std::flush;
     }
     return ExitCode(status);
   }

@@ -1,6 +1,9 @@
 #include "client/cli/connection.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <initializer_list>
+#include <string_view>
 
 #include "absl/strings/ascii.h"
 #include "server/base/error.h"
@@ -51,6 +54,26 @@ absl::StatusOr<client::Security> ReadConnection(const std::string& server, const
   security.server_name = flags.tls_name;
   NIBBLE_RETURN_IF_ERROR(client::CheckSecurity(server, security, flags.insecure));
   return security;
+}
+
+std::string ConnectionHint(bool tls, const absl::Status& status) {
+  const std::string_view message = base::ToStd(status.message());
+  const auto says = [&](std::initializer_list<std::string_view> texts) {
+    return std::any_of(texts.begin(), texts.end(), [&](std::string_view text) { return message.find(text) != message.npos; });
+  };
+  if (says({"CERTIFICATE_VERIFY_FAILED", "certificate verify failed"})) {
+    return "the server's certificate is not signed by an authority of --tls-ca";
+  }
+  if (says({"Hostname Verification", "not in peer certificate"})) {
+    return "the server's certificate is for another name; give that name with --tls-name";
+  }
+  if (says({"WRONG_VERSION_NUMBER", "wrong version number"})) return "the server does not use TLS; leave out the --tls options";
+  if (says({"DNS resolution failed", "Domain name not found", "Name or service not known"})) return "this host has no address";
+  if (says({"Connection refused", "No such file or directory"})) return "is nibbled running there?";
+  if (!tls && says({"Socket closed", "Connection reset", "Broken pipe", "GOAWAY"})) {
+    return "the server closed the connection at once; if it uses TLS, give --tls-ca or --tls";
+  }
+  return "";
 }
 
 }  // namespace nibble::cli

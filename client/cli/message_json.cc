@@ -5,9 +5,12 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
+#include "client/cli/nearest.h"
 #include "google/protobuf/duration.pb.h"
 #include "google/protobuf/timestamp.pb.h"
 #include "google/protobuf/util/time_util.h"
@@ -195,7 +198,11 @@ absl::Status FromObject(const Json& json, Message& message, const std::string& w
   for (const auto& item : json.items()) {
     const std::string path = Path(where, item.key());
     const FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(item.key());
-    if (field == nullptr) return base::FieldError(path, "unknown field");
+    if (field == nullptr) {
+      std::vector<std::string> names;
+      for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) names.push_back(message.GetDescriptor()->field(i)->name());
+      return base::FieldError(path, base::StrCat("unknown field", DidYouMean(item.key(), names)));
+    }
     if (item.value().is_null()) continue;
     if (const auto* oneof = field->real_containing_oneof(); oneof != nullptr && !chosen.insert(oneof).second) {
       return base::FieldError(path, base::StrCat("only one ", oneof->name(), " can be set"));

@@ -242,6 +242,7 @@ absl::Status Convert(Session& session, const ConvertOptions& options) {
 struct ExportOptions {
   std::string name, format, linear_class, out;
   std::optional<std::int64_t> max_shard_bytes;
+  bool force = false;
 };
 
 absl::Status Export(Session& session, const ExportOptions& options) {
@@ -250,6 +251,10 @@ absl::Status Export(Session& session, const ExportOptions& options) {
   NIBBLE_RETURN_IF_ERROR(CheckText("model", name));
   if (std::error_code error; std::filesystem::exists(out, error) && !std::filesystem::is_directory(out, error)) {
     return base::WithReason(absl::InvalidArgumentError(base::StrCat("out: ", out, " is not a directory")), "FILE");
+  } else if (!options.force && std::filesystem::exists(out, error) && !std::filesystem::is_empty(out, error)) {
+    return base::WithReason(
+        absl::InvalidArgumentError(base::StrCat("out: ", out, " is not empty; --force writes into it, over files of the same names")),
+        "FILE");
   }
   v1::ExportModelRequest request;
   request.set_model(name);
@@ -350,7 +355,8 @@ void AddModelCommands(CLI::App& app, Session& session) {
         ->check(CLI::IsMember({"bitlinear", "autobitlinear"}));
     sub->add_option("--max-shard-bytes", o->max_shard_bytes,
                     "Maximum bytes of tensors per file, for hf and compressed-tensors (default 5000000000)");
-    sub->add_option("--out", o->out, "Output directory; created if missing")->required();
+    sub->add_option("--out", o->out, "Output directory; created if missing, refused if it is not empty")->required();
+    sub->add_flag("--force", o->force, "Write into --out even if it is not empty; files of the same names are replaced");
     sub->callback([&session, o] { session.command = [&session, o] { return Export(session, *o); }; });
   }
 }

@@ -87,8 +87,11 @@ absl::Status SayReady(Session& session) {
 // Over HTTP, which needs neither a token nor TLS: for the probe of a container.
 absl::Status HealthByHttp(Session& session, const std::string& address) {
   const absl::Duration timeout = absl::Seconds(session.timeout_s > 0 ? session.timeout_s : 5);
-  NIBBLE_ASSIGN_OR_RETURN(const client::HttpReply answer, client::HttpGet(address, "/readyz", timeout));
-  if (answer.status != 200) return absl::UnavailableError(base::StrCat("not ready: ", answer.body));
+  const absl::StatusOr<client::HttpReply> answer = client::HttpGet(address, "/readyz", timeout);
+  if (!answer.ok()) return absl::Status(answer.status().code(), base::StrCat("--http: ", base::ToStd(answer.status().message())));
+  if (answer->status != 200) {
+    return absl::UnavailableError(base::StrCat("not ready: http://", address, "/readyz (--http) answers: ", answer->body));
+  }
   return SayReady(session);
 }
 

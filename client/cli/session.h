@@ -24,6 +24,10 @@ class Session {
   Session(Terminal& the_terminal, Connect connect) : terminal(the_terminal), connect_(std::move(connect)) {}
 
   client::Client& client();
+  // Whether the command has called client().
+  bool asked_server() const { return client_.has_value(); }
+  // What to do about a call that ended with Unavailable and without a reason.
+  std::string ConnectionHint(const absl::Status& status) const { return cli::ConnectionHint(security_.tls, status); }
   // Reads the files that the connection flags name. Call before `command`.
   absl::Status Prepare();
   // Like Client::Wait and WaitForEnd, and shows `progress`. On Ctrl-C meanwhile, the program prints that the operation

@@ -375,6 +375,10 @@ void OperationTable::End(const Entry& entry, absl::StatusOr<google::protobuf::An
     entry->state = OperationState::kEnding;
     if (!result.ok()) dropped.swap(entry->held);
     record = entry->record;
+    if (result.ok() && entry->metadata.done() != entry->metadata.total()) {
+      entry->metadata.set_done(entry->metadata.total());
+      record.operation = Changed(record, [&](auto& operation) { operation.mutable_metadata()->PackFrom(entry->metadata); });
+    }
     record.ended = clock_.Now();
     record.holds_files = entry->held != nullptr;
   }

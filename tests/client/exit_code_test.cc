@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "tests/client/fake_server.h"
 
 namespace nibble::client {
@@ -217,6 +219,39 @@ TEST(ExitCodeTest, UsageErrorExitsWith2) {
     EXPECT_FALSE(result.err.empty());
   }
   EXPECT_EQ(RunNibble(server, {"--help"}).exit, 0);
+}
+
+TEST(ExitCodeTest, WrongNamesAreAnsweredWithTheNearest) {
+  FakeServer server;
+  const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
+      {{"model", "list"}, "unknown command model; did you mean models?\n"},
+      {{"models", "lst"}, "unknown command lst; did you mean list?\n"},
+      {{"models", "frobnicate"}, "unknown command frobnicate\n"},
+      {{"models", "get", "m", "--jsn"}, "unknown option --jsn; did you mean --json?\n"},
+      {{"models", "import", "d", "--nmae=m"}, "unknown option --nmae; did you mean --name?\n"},
+      {{"models"}, "A subcommand is required\n"},
+      {{}, "A subcommand is required\n"},
+      {{"models", "get", "a", "b"}, "The following argument was not expected: b\n"}};
+  for (const auto& [arguments, message] : wrong) {
+    const Result result = RunNibble(server, arguments);
+    EXPECT_EQ(result.exit, 2) << message;
+    EXPECT_THAT(result.out, IsEmpty());
+    EXPECT_EQ(result.err, message + "Run with --help for more information.\n");
+  }
+}
+
+TEST(ExitCodeTest, ExportRefusesADirectoryThatIsNotEmpty) {
+  FakeServer server;
+  const std::string directory = TemporaryFolder();
+  RunNibble(server, {"models", "export", "m", "--format", "hf", "--out", directory});
+  EXPECT_EQ(server.export_model.asked.size(), 1u);
+  std::ofstream(directory + "/notes.txt") << "x";
+  const Result refused = RunNibble(server, {"models", "export", "m", "--format", "hf", "--out", directory});
+  EXPECT_EQ(refused.exit, 4);
+  EXPECT_THAT(refused.err, HasSubstr("is not empty; --force"));
+  EXPECT_EQ(server.export_model.asked.size(), 1u);
+  RunNibble(server, {"models", "export", "m", "--format", "hf", "--out", directory, "--force"});
+  EXPECT_EQ(server.export_model.asked.size(), 2u);
 }
 
 TEST(ExitCodeTest, UnreachableServerExitsWith5) {

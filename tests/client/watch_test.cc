@@ -91,6 +91,22 @@ TEST_F(WatchTest, ResumesAfterTheLastEventAndDropsDuplicates) {
   EXPECT_THAT(resumed_after, ElementsAreArray({0, 3, 6, 9}));
 }
 
+// A server that drains cuts off its calls: gRPC ends them with CANCELLED.
+TEST_F(WatchTest, CallsThatTheServerCutsOffDoNotEndTheWatch) {
+  server_.watch_job.answer = [](const v1::WatchJobRequest& request, const Write& write) {
+    write(Snapshot(v1::JOB_STATE_RUNNING, 2));
+    if (request.after_sequence() == 0) {
+      write(Step(1));
+      return grpc::Status(grpc::StatusCode::CANCELLED, "CANCELLED");
+    }
+    write(End(2));
+    return grpc::Status::OK;
+  };
+  const auto job = Watch();
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_THAT(seen_, ElementsAreArray({1, 2}));
+}
+
 TEST_F(WatchTest, FillsAGapFromTheLog) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
     write(Snapshot(v1::JOB_STATE_RUNNING, 8));
