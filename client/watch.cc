@@ -112,12 +112,10 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
     auto reader = stubs_->jobs->WatchJob(&context, request);
     v1::JobEvent event;
     absl::Status ours = absl::OkStatus();
-    bool over_at_start = false;
+    bool over_at_start = false, read_any = false;
     std::int64_t last_at_start = 0;
     while (ours.ok() && reader->Read(&event)) {
-      lost_since = absl::InfiniteFuture();
-      wait = options_.first_wait;
-      reached = true;
+      read_any = reached = true;
       if (event.has_snapshot()) {
         over_at_start = IsFinal(event.snapshot().job().state());
         last_at_start = event.snapshot().last_sequence();
@@ -133,12 +131,18 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
     if (!ours.ok()) context.TryCancel();
     const absl::Status theirs = FromGrpc(reader->Finish());
     if (!ours.ok() && lost.ok()) return ours;
+    const bool other_calls_work = lost.ok();
     if (lost.ok() && !theirs.ok()) {
       if (!IsLost(theirs)) return theirs;
       lost = theirs;
     }
     // The log of a final job is complete. After a broken stream the next one brings the missing events.
     if (over_at_start && cursor.last() >= last_at_start) cursor.SetFinal();
+    // If only GetJob is missing, or another call fails again and again, a stream that brings messages is no success.
+    if (read_any && other_calls_work && !cursor.final()) {
+      lost_since = absl::InfiniteFuture();
+      wait = options_.first_wait;
+    }
     if (lost.ok() && cursor.final()) {
       v1::GetJobRequest get;
       get.set_name(name);

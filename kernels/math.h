@@ -75,8 +75,7 @@ float LogScalar(float x) {
 }
 
 // Sine and cosine in f64 for |x| < 2^20, to about 2 ulp of f64. Method: x = n pi/2 + r with |r| <= pi/4, and the Taylor
-// series at r, whose first omitted terms are below 1e-19. Not a template over Vec, so files for one instruction set must
-// not call it.
+// series at r, whose first omitted terms are below 1e-19.
 inline void SinCos(double x, double* sin, double* cos) {
   const double n = std::nearbyint(x * 0x1.45f306dc9c883p-1);
   double r = std::fma(n, -0x1.921fb54442d18p+0, x);  // pi/2 in two doubles

@@ -10,6 +10,7 @@
 namespace nibble::base {
 namespace {
 
+constexpr std::size_t kMaxShownKey = 100;  // bytes
 constexpr std::size_t kFewKeys = 16;  // a set becomes faster at about this size
 
 // Builds the value and rejects unbounded nesting and duplicate keys, which nlohmann accepts.
@@ -32,7 +33,9 @@ class Builder : public nlohmann::json_sax<Json> {
   bool end_array() override { return Close(); }
   bool key(string_t& k) override {
     if (!IsNew(k)) {
-      error = StrCat("duplicate key \"", k, "\"");
+      std::size_t shown = std::min(k.size(), kMaxShownKey);
+      while (shown < k.size() && shown > 0 && (static_cast<unsigned char>(k[shown]) & 0xC0) == 0x80) --shown;
+      error = StrCat("duplicate key \"", k.substr(0, shown), shown < k.size() ? "..." : "", "\"");
       return false;
     }
     key_ = std::move(k);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/process_memory.h"
@@ -54,6 +55,11 @@ absl::StatusOr<Dataset> TokenCache::GetOr(WithoutFile without_file, const TokenS
   };
   if (auto found = open(); found.ok()) return found;
   NIBBLE_RETURN_IF_ERROR(BeginWriting(path, cancelled));
+  const absl::Cleanup end = [&] {
+    base::MutexLock lock(mutex_);
+    writing_.erase(path);
+    changed_.NotifyAll();
+  };
   // Another call may have written the file meanwhile, so LoadTokens looks for it first.
   auto loaded = LoadTokens(files_, source,
                            {.pool = pool_,
@@ -62,11 +68,6 @@ absl::StatusOr<Dataset> TokenCache::GetOr(WithoutFile without_file, const TokenS
                             .large_rows = &large_rows_,
                             .without_file = without_file});
   base::ReturnFreeMemory();  // tokenizing allocates and frees much memory on many threads
-  {
-    base::MutexLock lock(mutex_);
-    writing_.erase(path);
-    changed_.NotifyAll();
-  }
   // `loaded` maps its file, so it stays readable if Trim removes the file.
   if (loaded.ok()) Trim();
   return loaded;

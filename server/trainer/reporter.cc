@@ -66,6 +66,7 @@ struct Reporter::State {
     std::int64_t sent = 0;
     {
       base::MutexLock lock(mutex);
+      if (stop) client_context.TryCancel();  // The destructor may have come before there was a context to cancel.
       context = &client_context;
       broken = false;
       sent = acknowledged;

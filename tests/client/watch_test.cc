@@ -43,8 +43,8 @@ class WatchTest : public ::testing::Test {
     job.set_state(v1::JOB_STATE_SUCCEEDED);
     server_.get_job.Answers(job);
   }
-  absl::StatusOr<v1::Job> Watch(std::int64_t after = 0) {
-    Client client(server_.Channel(), FastOptions());
+  absl::StatusOr<v1::Job> Watch(std::int64_t after = 0, const ClientOptions& options = FastOptions()) {
+    Client client(server_.Channel(), options);
     return client.WatchJob("job-1", after, [&](const v1::JobEvent& event) {
       seen_.push_back(event.sequence());
       return absl::OkStatus();
@@ -152,6 +152,24 @@ TEST_F(WatchTest, LostConnectionInAnotherCallDoesNotEndTheWatch) {
   EXPECT_THAT(seen_, ElementsAreArray(Range(1, 8)));
   EXPECT_GT(list_calls, lost_calls);
   EXPECT_EQ(get_calls, lost_calls + 1);
+}
+
+TEST_F(WatchTest, WatchEndsIfAnotherCallAlwaysFails) {
+  ClientOptions options = FastOptions();
+  options.reconnect_for = absl::Milliseconds(300);
+  server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
+    write(Snapshot(v1::JOB_STATE_RUNNING, 8));
+    write(Step(6));
+    return grpc::Status::OK;
+  };
+  server_.list_job_events.Fails(Lost());
+  EXPECT_TRUE(absl::IsUnavailable(Watch(1, options).status()));
+  server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
+    write(Snapshot(v1::JOB_STATE_SUCCEEDED, 1));
+    return grpc::Status::OK;
+  };
+  server_.get_job.answer = [](const v1::GetJobRequest&, v1::Job*) { return Lost(); };
+  EXPECT_TRUE(absl::IsUnavailable(Watch(1, options).status()));
 }
 
 TEST_F(WatchTest, RemovedStepsAreSkippedWithOneCall) {

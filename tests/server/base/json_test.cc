@@ -28,5 +28,17 @@ TEST(ParseJsonTest, RejectsDuplicateKeyAtAnyPosition) {
   }
 }
 
+TEST(ParseJsonTest, ErrorShowsOnlyTheBeginningOfALongKey) {
+  std::string letters;
+  for (int i = 0; i < 50'000; ++i) letters += "\u00e9";
+  const auto refused = ParseJson(StrCat("{\"k", letters, "\":1,\"k", letters, "\":2}"));
+  std::string message(refused.status().message());
+  EXPECT_LT(message.size(), 200u);
+  EXPECT_THAT(message, HasSubstr("duplicate key \"k\u00e9"));
+  // It ends with a whole character.
+  std::erase(message, '"');
+  EXPECT_TRUE(ParseJson(StrCat("\"", message, "\"")).ok()) << message;
+}
+
 }  // namespace
 }  // namespace nibble::base

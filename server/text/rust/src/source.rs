@@ -83,9 +83,8 @@ fn keyword(tag: &str) -> &str {
 
 /// The variables of `for a, b in ...`.
 fn loop_variables(tag: &str) -> Vec<&str> {
-    let target = tag["for".len()..].split_whitespace().take_while(|word| *word != "in");
-    let is_name = |name: &&str| !name.is_empty() && name.chars().all(is_name_character);
-    target.flat_map(|word| word.split([',', '(', ')'])).filter(is_name).collect()
+    let names = tag["for".len()..].split(|c| !is_name_character(c));
+    names.filter(|name| !name.is_empty()).take_while(|name| *name != "in").collect()
 }
 
 /// Code that prints the result of `call`, without its last `%}`. It begins and ends with a
