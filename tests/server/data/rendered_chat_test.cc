@@ -86,6 +86,12 @@ TEST_F(RenderedChatTest, LoopsMayBreakContinueAndNest) {
             "firs;|none;");
 }
 
+TEST_F(RenderedChatTest, InNeedsNoSpaces) {
+  EXPECT_EQ(Trained("{% for (k, v)in [[1, 2]] %}{% endfor %}{% for m in(messages) %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+                    "{% if add_generation_prompt %}<assistant>{% endif %}"),
+            "first;|second;");
+}
+
 // Text that ends the prompt is part of the generation prompt, wherever the template prints it.
 TEST_F(RenderedChatTest, GenerationPromptMayBePrintedInTheLoop) {
   EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }};{% if loop.last and add_generation_prompt %}<assistant>{% endif %}"
