@@ -104,7 +104,7 @@ struct App::State {
   std::unique_ptr<JobPlanner> planner;
   std::unique_ptr<jobs::JobController> controller;
 
-  std::unique_ptr<rpc::Authority> authority;
+  std::unique_ptr<auth::Authority> authority;
   std::unique_ptr<rpc::WorkerPool> workers;
   std::unique_ptr<rpc::CallEnvironment> call_environment;
   std::shared_ptr<base::MemoryBudget> serve_memory;  // of all loaded models
@@ -268,10 +268,11 @@ absl::Status App::State::OpenServing() {
   call_environment->max_prompt_bytes = static_cast<std::size_t>(options.max_prompt_bytes);
   call_environment->max_send_bytes = static_cast<std::size_t>(options.max_send_bytes);
   const SecurityOptions& security = options.security;
-  NIBBLE_ASSIGN_OR_RETURN(authority, rpc::Authority::Open(base::RealFileSystem(), base::RealClock(), metrics,
-                                                          {.token_file = security.token_file,
-                                                           .health_without_token = security.health_without_token,
-                                                           .reflection_without_token = security.reflection_without_token}));
+  NIBBLE_ASSIGN_OR_RETURN(authority, auth::Authority::Open(base::RealFileSystem(), base::RealClock(),
+                                                           {.token_file = security.token_file,
+                                                            .health_without_token = security.health_without_token,
+                                                            .reflection_without_token = security.reflection_without_token,
+                                                            .count_refusal = [this](std::string_view reason) { metrics.AuthFailed(reason); }}));
   call_environment->authority = authority.get();
   const auto locate = [this](const std::string& name,
                              const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
@@ -398,7 +399,7 @@ void App::State::Collect(telemetry::Metrics& out) {
   out.SetArtifactBytes("dataset", datasets);
   if (const auto bytes = base::RealFileSystem().FreeBytes(state->paths.root()); bytes.ok()) out.SetDiskFree("state", *bytes);
   if (grpc.tls != nullptr) {
-    const rpc::TlsHealth tls = grpc.tls->Look();
+    const auth::TlsHealth tls = grpc.tls->Look();
     out.SetTlsFilesOk(tls.files.ok());
     out.SetCertificateExpiry("server", absl::ToDoubleSeconds(tls.cert_expiry - absl::UnixEpoch()));
     if (!options.security.tls_client_ca.empty()) {

@@ -33,32 +33,32 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
   }
 };
 
-rpc::TlsFiles Files(const SecurityOptions& security) {
+auth::TlsFiles Files(const SecurityOptions& security) {
   return {security.tls_cert, security.tls_key, security.tls_client_ca, security.tls_require_client_cert};
 }
 
 // gRPC's local credentials accept only these addresses.
 bool IsLocal(const std::string& host) { return host == "127.0.0.1" || host == "::1" || host == "localhost"; }
 
-std::shared_ptr<grpc::ServerCredentials> Guarded(std::shared_ptr<grpc::ServerCredentials> credentials, rpc::Authority& authority,
+std::shared_ptr<grpc::ServerCredentials> Guarded(std::shared_ptr<grpc::ServerCredentials> credentials, auth::Authority& authority,
                                                  bool for_trainers) {
-  credentials->SetAuthMetadataProcessor(std::make_shared<rpc::AuthProcessor>(authority, for_trainers));
+  credentials->SetAuthMetadataProcessor(std::make_shared<auth::AuthProcessor>(authority, for_trainers));
   return credentials;
 }
 
 // Credentials release the processor after everything else, so it keeps alive the file copies that they read.
-std::shared_ptr<grpc::ServerCredentials> TlsCredentials(const rpc::TlsWatch& tls, rpc::Authority& authority) {
+std::shared_ptr<grpc::ServerCredentials> TlsCredentials(const auth::TlsWatch& tls, auth::Authority& authority) {
   struct Kept {
     std::shared_ptr<const void> copies;
-    rpc::AuthProcessor processor;
+    auth::AuthProcessor processor;
   };
-  const std::shared_ptr<Kept> kept(new Kept{tls.copies(), rpc::AuthProcessor(authority, /*for_trainers=*/false)});
+  const std::shared_ptr<Kept> kept(new Kept{tls.copies(), auth::AuthProcessor(authority, /*for_trainers=*/false)});
   auto credentials = tls.Credentials();
-  credentials->SetAuthMetadataProcessor(std::shared_ptr<rpc::AuthProcessor>(kept, &kept->processor));
+  credentials->SetAuthMetadataProcessor(std::shared_ptr<auth::AuthProcessor>(kept, &kept->processor));
   return credentials;
 }
 
-std::shared_ptr<grpc::ServerCredentials> PublicCredentials(Transport transport, const rpc::TlsWatch* tls, rpc::Authority& authority) {
+std::shared_ptr<grpc::ServerCredentials> PublicCredentials(Transport transport, const auth::TlsWatch* tls, auth::Authority& authority) {
   switch (transport) {
     case Transport::kTls: return TlsCredentials(*tls, authority);
     case Transport::kLocal: return Guarded(grpc::experimental::LocalServerCredentials(LOCAL_TCP), authority, /*for_trainers=*/false);
@@ -91,7 +91,7 @@ absl::StatusOr<Transport> PickTransport(const AppOptions& options) {
                "--insecure, which serves anyone who reaches the port)"));
   }
   if (tls) {
-    NIBBLE_RETURN_IF_ERROR(rpc::CheckTlsFiles(Files(s)));
+    NIBBLE_RETURN_IF_ERROR(auth::CheckTlsFiles(Files(s)));
     return Transport::kTls;
   }
   if (!tokens) return Transport::kOpen;
@@ -112,7 +112,7 @@ void GrpcServer::SetHealth(bool serving) {
   for (const char* name : rpc::kServices) health->SetServingStatus(name, serving);
 }
 
-absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& root, rpc::Authority& authority,
+absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& root, auth::Authority& authority,
                                            const std::vector<grpc::Service*>& services) {
   NIBBLE_ASSIGN_OR_RETURN(const Transport transport, PickTransport(options));
   GrpcServer result;
@@ -121,7 +121,7 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std:
   ApplyLimits(options, builder);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port would share its clients
   if (transport == Transport::kTls) {
-    NIBBLE_ASSIGN_OR_RETURN(result.tls, rpc::TlsWatch::Start(Files(options.security), rpc::kTlsLook));
+    NIBBLE_ASSIGN_OR_RETURN(result.tls, auth::TlsWatch::Start(Files(options.security), auth::kTlsLook));
   }
   builder.AddListeningPort(options.grpc_address, PublicCredentials(transport, result.tls.get(), authority), &result.port);
   std::string socket;

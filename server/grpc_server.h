@@ -8,9 +8,10 @@
 
 #include "absl/status/statusor.h"
 #include "server/app.h"
-#include "server/rpc/auth.h"
-#include "server/rpc/auth_processor.h"
-#include "server/rpc/tls.h"
+#include "server/auth/authority.h"
+#include "server/auth/auth_processor.h"
+#include "server/auth/tls.h"
+#include "server/rpc/unknown_methods.h"
 
 namespace nibble {
 
@@ -28,7 +29,7 @@ absl::StatusOr<Transport> PickTransport(const AppOptions& options);
 struct GrpcServer {
   // Declared before `server`, which uses them until it ends.
   std::unique_ptr<rpc::UnknownMethods> unknown;
-  std::unique_ptr<rpc::TlsWatch> tls;  // null without TLS
+  std::unique_ptr<auth::TlsWatch> tls;  // null without TLS
   std::unique_ptr<grpc::Server> server;
   int port = 0;
   std::string trainer_address;  // "unix:..." if trainers cannot use the public listener; "" if they can
@@ -37,7 +38,7 @@ struct GrpcServer {
 };
 
 // `root`: the state directory, for the trainers' socket. Errors: InvalidArgument, Unavailable (--grpc_address is taken).
-absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& root, rpc::Authority& authority,
+absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& root, auth::Authority& authority,
                                            const std::vector<grpc::Service*>& services);
 
 }  // namespace nibble

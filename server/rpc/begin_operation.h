@@ -39,7 +39,7 @@ template <typename Request>
 OperationStart StartOf(const Call& call, OperationLane lane, const Request& request, const std::string& model) {
   return {.lane = lane,
           .model = model,
-          .owner = OwnerOf(call.principal()),
+          .owner = auth::OwnerOf(call.principal()),
           .request_id = request.request_id(),
           .digest = DigestOf(request)};
 }

@@ -9,7 +9,7 @@
 #include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/strings.h"
-#include "server/rpc/auth_processor.h"
+#include "server/auth/auth_processor.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {
@@ -99,7 +99,7 @@ Call::Call(CallEnvironment& environment, grpc::CallbackServerContext* context, C
   // Add before checking `draining`, so that a drain that waits for live calls sees every admitted call.
   if (EndsByItself()) environment_.live_calls.Add(context_);
   if (environment_.authority != nullptr) {
-    auto principal = environment_.authority->Admit(method, CallerOf(*context));
+    auto principal = environment_.authority->Admit(method, auth::CallerOf(*context));
     admitted_ = principal.status();
     if (principal.ok()) principal_ = *std::move(principal);
   }

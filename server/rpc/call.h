@@ -16,11 +16,15 @@
 #include "server/base/clock.h"
 #include "server/base/cancelled.h"
 #include "server/base/mutex.h"
-#include "server/rpc/auth_tokens.h"
+#include "server/auth/principals.h"
 #include "server/rpc/live_calls.h"
 #include "server/rpc/stream_slots.h"
 #include "server/rpc/worker_pool.h"
 #include "server/telemetry/metrics.h"
+
+namespace nibble::auth {
+class Authority;
+}
 
 namespace nibble::rpc {
 
@@ -40,7 +44,6 @@ class DrainList {
   std::map<std::uint64_t, Callback> callbacks_ ABSL_GUARDED_BY(mutex_);
 };
 
-class Authority;
 
 // State that the services share. Outlives them.
 struct CallEnvironment {
@@ -53,7 +56,7 @@ struct CallEnvironment {
   std::atomic<bool>& draining;
   DrainList drain;
   LiveCalls live_calls;
-  Authority* authority = nullptr;  // nullptr: every call is allowed
+  auth::Authority* authority = nullptr;  // nullptr: every call is allowed
   std::atomic<int> live_answers{0};                     // requests that an engine may still call back about
   absl::Duration default_deadline = absl::Seconds(30);  // of a unary call without a client deadline
   std::size_t stream_buffer = 256;                      // maximum number of messages buffered for a slow reader
@@ -93,7 +96,7 @@ class Call {
   // upload_reactor.h) check this before they call the core. On TLS and local transports gRPC has checked the caller's
   // rights before (auth_processor.h).
   const absl::Status& admitted() const { return admitted_; }
-  const Principal& principal() const { return principal_; }
+  const auth::Principal& principal() const { return principal_; }
   const std::string& request_id() const { return request_id_; }
   const base::CancelToken& cancel() const { return cancel_; }
   // The client's deadline on the monotonic clock. InfiniteDuration: the client set none.
@@ -134,7 +137,7 @@ class Call {
   absl::Duration deadline_;
   base::CancelToken cancel_;
   absl::Status admitted_;
-  Principal principal_{kNobody, Role::kAdmin, ""};
+  auth::Principal principal_{auth::kNobody, auth::Role::kAdmin, ""};
 };
 
 // Creates the method's metric series with the value 0.

@@ -10,7 +10,7 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/rpc/auth.h"
+#include "server/auth/authority.h"
 #include "server/rpc/begin_operation.h"
 #include "server/rpc/job_proto.h"
 #include "server/rpc/page.h"
@@ -116,7 +116,7 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
     const auto check = [&]() -> absl::Status {
       NIBBLE_ASSIGN_OR_RETURN(spec, SpecOf(request->spec()));
       NIBBLE_RETURN_IF_ERROR(planner_.check(spec));
-      NIBBLE_ASSIGN_OR_RETURN(slot, environment_.plans.Take(FairnessKey(call.principal()), operations_.RetryAfter(OperationLane::kPlans)));
+      NIBBLE_ASSIGN_OR_RETURN(slot, environment_.plans.Take(auth::FairnessKey(call.principal()), operations_.RetryAfter(OperationLane::kPlans)));
       return absl::OkStatus();
     };
     const OperationStart start = StartOf(call, OperationLane::kPlans, *request, request->spec().base_model());
@@ -139,9 +139,9 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
                                                      const v1::CreateJobRequest* request, v1::Job* response) {
   return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
-    const Principal& caller = call.principal();
-    NIBBLE_RETURN_IF_ERROR(CheckPriority(caller, "run.priority", spec.run.priority));
-    const std::string owner = caller.name == kNobody ? "" : caller.name;  // callers without a name have no quota
+    const auth::Principal& caller = call.principal();
+    NIBBLE_RETURN_IF_ERROR(auth::CheckPriority(caller, "run.priority", spec.run.priority));
+    const std::string owner = caller.name == auth::kNobody ? "" : caller.name;  // callers without a name have no quota
     const jobs::JobController::Submission submission{
         .body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant};
     NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Submit(spec, request->request_id(), submission));

@@ -9,10 +9,10 @@
 #include "server/base/strings.h"
 #include "server/rpc/answer_sink.h"
 #include "server/rpc/answer_size.h"
-#include "server/rpc/auth.h"
+#include "server/auth/authority.h"
 #include "server/rpc/model_name.h"
 #include "server/rpc/paced_stream.h"
-#include "server/rpc/request_owner.h"
+#include "server/auth/request_owner.h"
 #include "server/rpc/score.h"
 #include "server/rpc/stream_reactor.h"
 #include "server/rpc/tokens.h"
@@ -43,13 +43,13 @@ struct ValidatedRequest {
 absl::StatusOr<std::shared_ptr<ValidatedRequest>> Check(CallEnvironment& environment, RequestIds& ids, const Call& call, const v1::GenerateRequest& proto, bool chat) {
   auto validated = std::make_shared<ValidatedRequest>();
   NIBBLE_ASSIGN_OR_RETURN(validated->options, FromProto(proto, chat));
-  NIBBLE_RETURN_IF_ERROR(CheckPriority(call.principal(), "priority", validated->options.request.priority));
+  NIBBLE_RETURN_IF_ERROR(auth::CheckPriority(call.principal(), "priority", validated->options.request.priority));
   if (proto.request_id().size() > kMaxRequestIdBytes) {
     return base::FieldError("request_id", base::StrCat("has ", proto.request_id().size(), " bytes, wanted at most ", kMaxRequestIdBytes));
   }
   validated->id = proto.request_id().empty() ? call.request_id() : proto.request_id();
   // Register before the load, which may take long, so that Abort finds the request during the load too.
-  validated->entry = std::make_unique<RequestIds::Entry>(ids, validated->id, OwnerOf(call.principal()), call.cancel());
+  validated->entry = std::make_unique<RequestIds::Entry>(ids, validated->id, auth::OwnerOf(call.principal()), call.cancel());
   validated->deadline = call.DeadlineOr(environment.generate_deadline);
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated->deadline));
   return validated;
@@ -102,7 +102,7 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
   serve::Request request = options.request;
   request.prompt = prompt;
   request.prompt_field = InputField(proto);
-  request.principal = FairnessKey(call.principal());
+  request.principal = auth::FairnessKey(call.principal());
   request.cancel = call.cancel();
   request.deadline = validated.deadline;
   request.arrived = call.began();
@@ -195,7 +195,7 @@ grpc::ServerWriteReactor<Reply>* StreamOnWorker(CallEnvironment& environment, gr
 }  // namespace
 
 void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, std::function<absl::Status()> work, Failed failed) {
-  const std::string principal = FairnessKey(call.principal());
+  const std::string principal = auth::FairnessKey(call.principal());
   const auto place = large_texts_.Take(principal);
   if (!place.ok()) {
     return failed(TooManyOfPrincipal("large texts waiting or being encoded", kMaxLargeTextsOfPrincipal, environment_.text_workers.last_wait()));

@@ -58,7 +58,7 @@ absl::StatusOr<std::unique_ptr<store::Upload>> ModelLibrary::BeginUpload() {
   return store::Upload::Begin(state_.files, state_.paths, options_.upload_limits);
 }
 
-absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, const RequestOwner& owner) {
+absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, const auth::RequestOwner& owner) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name()));
   if (request.dtype() != v1::MODEL_FORMAT_UNSPECIFIED && request.dtype() != v1::MODEL_FORMAT_F32 &&
       request.dtype() != v1::MODEL_FORMAT_BF16) {
@@ -80,7 +80,7 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, co
   return uploads_.CheckFinished(owner, request.upload_id());
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModelRequest& request, const RequestOwner& owner,
+absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModelRequest& request, const auth::RequestOwner& owner,
                                                               OperationScope& scope) {
   UploadTable::Taken upload;
   std::unique_ptr<BeneathPath> beneath;

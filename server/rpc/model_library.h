@@ -66,11 +66,11 @@ class ModelLibrary {
   absl::StatusOr<std::unique_ptr<store::Upload>> BeginUpload();
 
   // Checks before the operation begins: names, fields, existence.
-  absl::Status CheckImport(const v1::ImportModelRequest& request, const RequestOwner& owner);
+  absl::Status CheckImport(const v1::ImportModelRequest& request, const auth::RequestOwner& owner);
   absl::Status CheckConvert(const v1::ConvertModelRequest& request, const std::string& tenant);
   absl::Status CheckExport(const v1::ExportModelRequest& request);
   // `owner`: the caller, whose uploads `request` may name.
-  absl::StatusOr<google::protobuf::Any> Import(const v1::ImportModelRequest& request, const RequestOwner& owner, OperationScope& scope);
+  absl::StatusOr<google::protobuf::Any> Import(const v1::ImportModelRequest& request, const auth::RequestOwner& owner, OperationScope& scope);
   absl::StatusOr<google::protobuf::Any> Convert(const v1::ConvertModelRequest& request, OperationScope& scope);
   absl::StatusOr<google::protobuf::Any> Export(const v1::ExportModelRequest& request, OperationScope& scope);
   // For OperationTable::Recover: the response of the import, conversion or publication that made `model`. Exports do

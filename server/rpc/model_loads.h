@@ -17,7 +17,7 @@
 #include "server/base/cancelled.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
-#include "server/rpc/request_owner.h"
+#include "server/auth/request_owner.h"
 #include "server/rpc/stream_slots.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/worker_pool.h"
@@ -96,7 +96,7 @@ class LoadWait : public std::enable_shared_from_this<LoadWait> {
   LoadWait(ModelLoads& loads, std::string name, const Call& call, absl::Duration deadline, ModelLoads::Then then)
       : loads_(loads),
         name_(std::move(name)),
-        principal_(FairnessKey(call.principal())),
+        principal_(auth::FairnessKey(call.principal())),
         clock_(call.environment().clock),
         deadline_(deadline),
         cancel_(call.cancel()),

@@ -135,7 +135,7 @@ grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* c
       NIBBLE_RETURN_IF_ERROR(CheckDevice(request->device()));
       NIBBLE_RETURN_IF_ERROR(library_.Find(request->name()));
       const auto load = [this, name = request->name(),
-                         principal = FairnessKey(call.principal())](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+                         principal = auth::FairnessKey(call.principal())](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
         scope.Progress("load", 0, 1);
         NIBBLE_RETURN_IF_ERROR(loads_.Await(name, principal, scope.stopped()).status());
         return Loaded(name);

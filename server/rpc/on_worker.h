@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
-#include "server/rpc/request_owner.h"
+#include "server/auth/request_owner.h"
 #include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {
@@ -41,7 +41,7 @@ inline absl::Status TooManyWait(const WorkerPool& workers, const std::string& pr
 // Runs `work` on one of `workers`. When their queue is full, ends the stream with QUEUE_FULL.
 template <typename Stream>
 void RunOnWorker(WorkerPool& workers, Stream& stream, std::function<void()> work) {
-  const std::string principal = FairnessKey(stream.call().principal());
+  const std::string principal = auth::FairnessKey(stream.call().principal());
   if (!workers.TryRun(std::move(work), principal)) stream.End(TooManyWait(workers, principal));
 }
 

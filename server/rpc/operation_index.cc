@@ -84,7 +84,7 @@ OperationIndex::Entry OperationIndex::Find(const std::string& name) const {
   return it == all_.end() ? nullptr : it->second;
 }
 
-OperationIndex::Entry OperationIndex::FindRequest(const RequestOwner& owner, const std::string& request_id) const {
+OperationIndex::Entry OperationIndex::FindRequest(const auth::RequestOwner& owner, const std::string& request_id) const {
   const auto it = owners_.find(owner);
   if (it == owners_.end()) return nullptr;
   const auto request = it->second.requests.find(request_id);
@@ -98,12 +98,12 @@ const OperationIndex::Names& OperationIndex::OfTenant(const std::string& tenant)
   return it == tenants_.end() ? kNone : it->second;
 }
 
-std::int64_t OperationIndex::num_open(const RequestOwner& owner) const {
+std::int64_t OperationIndex::num_open(const auth::RequestOwner& owner) const {
   const auto it = owners_.find(owner);
   return it == owners_.end() ? 0 : it->second.num_open;
 }
 
-OperationIndex::Entry OperationIndex::Surplus(const RequestOwner& owner, bool done_at_once) const {
+OperationIndex::Entry OperationIndex::Surplus(const auth::RequestOwner& owner, bool done_at_once) const {
   const auto it = owners_.find(owner);
   if (it == owners_.end()) return nullptr;
   const auto& [num_open, requests, without_files, with_files, at_once] = it->second;

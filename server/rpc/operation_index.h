@@ -71,12 +71,12 @@ class OperationIndex {
 
   // This and the functions below return nullptr when no operation matches.
   Entry Find(const std::string& name) const;
-  Entry FindRequest(const RequestOwner& owner, const std::string& request_id) const;
+  Entry FindRequest(const auth::RequestOwner& owner, const std::string& request_id) const;
   // Sorted by name. "": operations of all tenants.
   const Names& OfTenant(const std::string& tenant) const;
-  std::int64_t num_open(const RequestOwner& owner) const;  // operations that have not ended
+  std::int64_t num_open(const auth::RequestOwner& owner) const;  // operations that have not ended
   // The operation to forget before adding another of the kind: the oldest ended one, preferably without files.
-  Entry Surplus(const RequestOwner& owner, bool done_at_once) const;
+  Entry Surplus(const auth::RequestOwner& owner, bool done_at_once) const;
   Entry EndedBefore(absl::Time time) const;
   Entry WithFilesDue(absl::Duration now) const;  // monotonic
 
@@ -95,7 +95,7 @@ class OperationIndex {
 
   Names all_;
   std::map<std::string, Names> tenants_;
-  std::map<RequestOwner, Owner> owners_;
+  std::map<auth::RequestOwner, Owner> owners_;
   ByEnd ended_;
   std::set<std::pair<absl::Duration, std::string>> files_;  // by held_until
 };

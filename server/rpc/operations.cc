@@ -237,7 +237,7 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStar
     return base::WithReason(absl::ResourceExhaustedError(message), "QUEUE_FULL", metadata);
   };
   const std::int64_t open = index_.num_open(start.owner);
-  if (!response.has_value() && max_of_owner_ > 0 && start.owner.name != kNobody && open >= max_of_owner_) {
+  if (!response.has_value() && max_of_owner_ > 0 && start.owner.name != auth::kNobody && open >= max_of_owner_) {
     return full(base::StrCat(start.owner.name, " already has ", open,
                              " unfinished operations, the limit of --max_operations_per_principal"),
                 {{"flag", "--max_operations_per_principal"}, {"max", std::to_string(max_of_owner_)}});
@@ -317,7 +317,7 @@ std::deque<OperationTable::Entry>::iterator OperationTable::NextOf(Lane& lane, i
   const auto next = std::min_element(lane.queue.begin(), lane.queue.end(), [&](const Entry& a, const Entry& b) {
     return num_running(a) < num_running(b);
   });
-  if (next == lane.queue.end() || (*next)->record.owner.name == kNobody) return next;
+  if (next == lane.queue.end() || (*next)->record.owner.name == auth::kNobody) return next;
   return num_running(*next) < std::max(1, width - 1) ? next : lane.queue.end();
 }
 
@@ -445,8 +445,8 @@ absl::Status OperationTable::Cancel(const std::string& name, const OperationView
   if (viewer.only_own.has_value() && *viewer.only_own != entry->record.owner) {
     return base::WithReason(
         absl::PermissionDeniedError(
-            base::StrCat(name, " belongs to another caller: cancelling it requires the role ", Name(Role::kTrain))),
-        "ROLE", {{"needed", Name(Role::kTrain)}, {"principal", viewer.only_own->name}});
+            base::StrCat(name, " belongs to another caller: cancelling it requires the role ", Name(auth::Role::kTrain))),
+        "ROLE", {{"needed", Name(auth::Role::kTrain)}, {"principal", viewer.only_own->name}});
   }
   entry->cancel_asked = true;
   entry->cancel.Cancel();

@@ -19,7 +19,7 @@
 #include "server/base/mutex.h"
 #include "server/rpc/operation_index.h"
 #include "server/rpc/operation_scope.h"
-#include "server/rpc/request_owner.h"
+#include "server/auth/request_owner.h"
 #include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {
@@ -28,7 +28,7 @@ namespace nibble::rpc {
 struct OperationStart {
   OperationLane lane = OperationLane::kModels;
   std::string model = {};       // model that the operation is about
-  RequestOwner owner = {};      // the caller, who owns request_id
+  auth::RequestOwner owner = {};      // the caller, who owns request_id
   std::string request_id = {};  // "": no repeated request finds the operation
   std::string digest = {};      // of the request without its id
 };
@@ -36,7 +36,7 @@ struct OperationStart {
 // A caller's rights to operations.
 struct OperationViewer {
   std::string tenant = {};                      // "": sees the operations of all tenants
-  std::optional<RequestOwner> only_own = {};    // if set: may cancel only operations of this owner
+  std::optional<auth::RequestOwner> only_own = {};    // if set: may cancel only operations of this owner
 };
 
 // Each operation is recorded in a file of `directory`, so that it survives a restart: its beginning is on the disk

@@ -21,9 +21,9 @@ namespace {
 
 // Callers below the role train may cancel only their own operations (VerifyModel); others may cancel all that they see.
 OperationViewer ViewerOf(const Call& call) {
-  const Principal& principal = call.principal();
+  const auth::Principal& principal = call.principal();
   OperationViewer viewer{.tenant = principal.tenant};
-  if (principal.role < Role::kTrain) viewer.only_own = OwnerOf(principal);
+  if (principal.role < auth::Role::kTrain) viewer.only_own = auth::OwnerOf(principal);
   return viewer;
 }
 

@@ -5,7 +5,7 @@
 
 namespace nibble::rpc {
 
-RequestIds::Entry::Entry(RequestIds& owner, const std::string& id, RequestOwner whose, base::CancelToken cancel) : owner_(owner) {
+RequestIds::Entry::Entry(RequestIds& owner, const std::string& id, auth::RequestOwner whose, base::CancelToken cancel) : owner_(owner) {
   base::MutexLock lock(owner_.mutex_);
   at_ = owner_.running_.emplace(id, Running{std::move(whose), std::move(cancel), {}});
 }
@@ -20,9 +20,9 @@ void RequestIds::Entry::OnAbort(std::function<void()> callback) {
   at_->second.on_abort = std::move(callback);
 }
 
-bool RequestIds::Abort(const Principal& caller, const std::string& id) {
-  const bool all = SeesAll(caller);
-  const RequestOwner own = OwnerOf(caller);
+bool RequestIds::Abort(const auth::Principal& caller, const std::string& id) {
+  const bool all = auth::SeesAll(caller);
+  const auth::RequestOwner own = auth::OwnerOf(caller);
   std::vector<std::function<void()>> callbacks;  // called after the lock is released: they may destroy entries
   bool found = false;
   {

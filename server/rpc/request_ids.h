@@ -8,14 +8,14 @@
 
 #include "server/base/cancel_token.h"
 #include "server/base/mutex.h"
-#include "server/rpc/request_owner.h"
+#include "server/auth/request_owner.h"
 
 namespace nibble::rpc {
 
 // Several requests of one owner may share an id; Abort ends them together. Thread-safe.
 class RequestIds {
   struct Running {
-    RequestOwner whose;
+    auth::RequestOwner whose;
     base::CancelToken cancel;
     std::function<void()> on_abort;
   };
@@ -24,7 +24,7 @@ class RequestIds {
   // Registers one request until it is destroyed.
   class Entry {
    public:
-    Entry(RequestIds& owner, const std::string& id, RequestOwner whose, base::CancelToken cancel);
+    Entry(RequestIds& owner, const std::string& id, auth::RequestOwner whose, base::CancelToken cancel);
     ~Entry();
     Entry(const Entry&) = delete;
     Entry& operator=(const Entry&) = delete;
@@ -40,7 +40,7 @@ class RequestIds {
 
   // Aborts the caller's requests with that id; for an admin without a tenant, those of all callers. False: there are
   // none.
-  bool Abort(const Principal& caller, const std::string& id);
+  bool Abort(const auth::Principal& caller, const std::string& id);
 
  private:
   base::Mutex mutex_;

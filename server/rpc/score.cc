@@ -13,7 +13,7 @@
 #include "server/rpc/inference_input.h"
 #include "server/rpc/model_name.h"
 #include "server/rpc/paced_stream.h"
-#include "server/rpc/request_owner.h"
+#include "server/auth/request_owner.h"
 
 namespace nibble::rpc {
 
@@ -161,7 +161,7 @@ absl::StatusOr<serve::Request> ScoreOf(const CallEnvironment& environment, const
   score.top_logprobs = request.top_n();
   score.logits_digests = request.logits_digests();
   score.score_chunk = chunk;
-  score.principal = FairnessKey(call.principal());
+  score.principal = auth::FairnessKey(call.principal());
   score.cancel = call.cancel();
   score.deadline = deadline;
   return score;

@@ -36,7 +36,7 @@ absl::StatusOr<StoredOperation> ParseStoredOperation(std::string_view text, std:
   record.request_id = base::GetString(json, "request_id", file, "").value_or("");
   record.request_digest = base::GetString(json, "request_digest", file, "").value_or("");
   record.owner.tenant = base::GetString(json, "tenant", file, "").value_or("");
-  record.owner.name = base::GetString(json, "principal", file, kNobody).value_or(kNobody);
+  record.owner.name = base::GetString(json, "principal", file, auth::kNobody).value_or(auth::kNobody);
   record.holds_files = base::GetBool(json, "holds_files", file, false).value_or(false);
   record.done_at_once = base::GetBool(json, "done_at_once", file, false).value_or(false);
   return record;

@@ -7,14 +7,14 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "google/longrunning/operations.pb.h"
-#include "server/rpc/request_owner.h"
+#include "server/auth/request_owner.h"
 
 namespace nibble::rpc {
 
 struct StoredOperation {
   // Replaced as a whole and never modified, so that a reader can copy it without a lock.
   std::shared_ptr<const google::longrunning::Operation> operation;
-  RequestOwner owner;
+  auth::RequestOwner owner;
   std::string request_id;  // "": a repeated request does not find the operation
   std::string request_digest;
   absl::Time ended = absl::UnixEpoch();  // valid if operation.done

@@ -15,7 +15,7 @@
 #include "server/base/mutex.h"
 #include "server/rpc/call.h"
 #include "server/rpc/slow_reader.h"
-#include "server/rpc/request_owner.h"
+#include "server/auth/request_owner.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {
@@ -117,7 +117,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
       : call_(environment, context, CallType::kServerStream, method), reader_(environment.slow_reader, /*min_rate=*/0) {}
 
   absl::Status TakePlace(StreamSlots& slots) {
-    auto place = slots.Take(FairnessKey(call_.principal()));
+    auto place = slots.Take(auth::FairnessKey(call_.principal()));
     if (!place.ok()) return place.status();
     base::MutexLock lock(mutex_);
     place_ = *std::move(place);

@@ -21,7 +21,7 @@ class TrackedUpload : public UploadSink<Request> {
       : max_chunk_bytes_(environment.max_chunk_bytes), uploads_(uploads), kind_(kind) {}
 
   void Attach(const Call& call, typename UploadSink<Request>::End end) final {
-    owner_ = OwnerOf(call.principal());
+    owner_ = auth::OwnerOf(call.principal());
     end_ = std::move(end);
   }
   void Lost() final {
@@ -78,7 +78,7 @@ class TrackedUpload : public UploadSink<Request> {
   const std::size_t max_chunk_bytes_;
   UploadTable& uploads_;
   const UploadKind kind_;
-  RequestOwner owner_;
+  auth::RequestOwner owner_;
   typename UploadSink<Request>::End end_;
   std::unique_ptr<UploadTable::Stream> stream_;
 };

@@ -13,7 +13,7 @@
 #include "server/base/strings.h"
 #include "server/rpc/call.h"
 #include "server/rpc/on_worker.h"
-#include "server/rpc/request_owner.h"
+#include "server/auth/request_owner.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {
@@ -82,7 +82,7 @@ grpc::ServerUnaryReactor* UnaryAsync(CallEnvironment& environment, WorkerPool& w
     call->Done(call->call().admitted());
     return call;
   }
-  const std::string principal = FairnessKey(call->call().principal());
+  const std::string principal = auth::FairnessKey(call->call().principal());
   const bool taken = workers.TryRun(
       [&environment, &workers, call, patience, start = std::move(start)]() mutable {
         workers.NoteWait(environment.clock.Monotonic() - call->call().began());

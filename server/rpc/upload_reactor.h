@@ -11,7 +11,7 @@
 #include "server/base/mutex.h"
 #include "server/base/strings.h"
 #include "server/rpc/call.h"
-#include "server/rpc/request_owner.h"
+#include "server/auth/request_owner.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {
@@ -76,7 +76,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
   }
   // Must not take the lock: gRPC may call this from within StartRead.
   void OnReadDone(bool ok) override {
-    call_.environment().workers.Run([self = this->shared_from_this(), ok] { self->Process(ok); }, FairnessKey(call_.principal()));
+    call_.environment().workers.Run([self = this->shared_from_this(), ok] { self->Process(ok); }, auth::FairnessKey(call_.principal()));
   }
   void Process(bool ok) {
     {
@@ -112,7 +112,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
       turn_ = Turn::kTimer;
     }
     // End on a worker, because removing files may block.
-    call_.environment().workers.Run([self = this->shared_from_this()] { self->EndStopped(); }, FairnessKey(call_.principal()));
+    call_.environment().workers.Run([self = this->shared_from_this()] { self->EndStopped(); }, auth::FairnessKey(call_.principal()));
   }
   void EndStopped() {
     absl::Status why;

@@ -43,7 +43,7 @@ class UploadTable::Entry {
     charged = 0;
   }
 
-  const RequestOwner owner;
+  const auth::RequestOwner owner;
   UploadInfo info;
   bool resumable = false;
   bool gone = false;       // cancelled, expired, replaced or used
@@ -236,33 +236,33 @@ absl::StatusOr<std::unique_ptr<UploadTable::Stream>> UploadTable::Resume(const S
   return base::FieldError("header.resume_offset", StrCat("is ", offset, ", wanted ", arrived, ", the bytes received"));
 }
 
-std::shared_ptr<UploadTable::Entry> UploadTable::FindEntry(const Principal& viewer, const std::string& id) const {
-  if (const auto own = entries_.find({OwnerOf(viewer), id}); own != entries_.end()) return own->second;
-  if (!SeesAll(viewer)) return nullptr;
+std::shared_ptr<UploadTable::Entry> UploadTable::FindEntry(const auth::Principal& viewer, const std::string& id) const {
+  if (const auto own = entries_.find({auth::OwnerOf(viewer), id}); own != entries_.end()) return own->second;
+  if (!auth::SeesAll(viewer)) return nullptr;
   const auto any = std::find_if(entries_.begin(), entries_.end(), [&](const auto& one) { return one.first.second == id; });
   return any == entries_.end() ? nullptr : any->second;
 }
 
-absl::StatusOr<UploadInfo> UploadTable::Get(const Principal& viewer, const std::string& id) const {
+absl::StatusOr<UploadInfo> UploadTable::Get(const auth::Principal& viewer, const std::string& id) const {
   base::MutexLock lock(mutex_);
   const auto entry = FindEntry(viewer, id);
   if (entry == nullptr) return NoUpload(id);
   return entry->info;
 }
 
-std::vector<UploadInfo> UploadTable::List(const Principal& viewer) const {
+std::vector<UploadInfo> UploadTable::List(const auth::Principal& viewer) const {
   std::vector<UploadInfo> all;
   {
     base::MutexLock lock(mutex_);
     for (const auto& [key, entry] : entries_) {
-      if (SeesAll(viewer) || key.first == OwnerOf(viewer)) all.push_back(entry->info);
+      if (auth::SeesAll(viewer) || key.first == auth::OwnerOf(viewer)) all.push_back(entry->info);
     }
   }
   std::sort(all.begin(), all.end(), [](const UploadInfo& a, const UploadInfo& b) { return a.number < b.number; });
   return all;
 }
 
-absl::Status UploadTable::Cancel(const Principal& viewer, const std::string& id) {
+absl::Status UploadTable::Cancel(const auth::Principal& viewer, const std::string& id) {
   std::shared_ptr<Entry> dropped;
   End end;
   bool writing = false;
@@ -281,18 +281,18 @@ absl::Status UploadTable::Cancel(const Principal& viewer, const std::string& id)
   return absl::OkStatus();
 }
 
-const UploadTable::Entry* UploadTable::FindFinished(const RequestOwner& owner, const std::string& id) const {
+const UploadTable::Entry* UploadTable::FindFinished(const auth::RequestOwner& owner, const std::string& id) const {
   const auto at = entries_.find({owner, id});
   if (at == entries_.end() || at->second->info.state != UploadState::kFinished) return nullptr;
   return at->second->info.kind == UploadKind::kModel ? at->second.get() : nullptr;
 }
 
-absl::Status UploadTable::CheckFinished(const RequestOwner& owner, const std::string& id) const {
+absl::Status UploadTable::CheckFinished(const auth::RequestOwner& owner, const std::string& id) const {
   base::MutexLock lock(mutex_);
   return FindFinished(owner, id) != nullptr ? absl::OkStatus() : NoUpload(id);
 }
 
-absl::StatusOr<UploadTable::Taken> UploadTable::TakeFinished(const RequestOwner& owner, const std::string& id) {
+absl::StatusOr<UploadTable::Taken> UploadTable::TakeFinished(const auth::RequestOwner& owner, const std::string& id) {
   base::MutexLock lock(mutex_);
   const Entry* const finished = FindFinished(owner, id);
   if (finished == nullptr) return NoUpload(id);

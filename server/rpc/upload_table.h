@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
-#include "server/rpc/request_owner.h"
+#include "server/auth/request_owner.h"
 
 namespace nibble::rpc {
 
@@ -36,7 +36,7 @@ struct UploadTableOptions {
 struct UploadInfo {
   std::uint64_t number = 0;  // ascends in the order of beginning
   std::string id;
-  RequestOwner owner;
+  auth::RequestOwner owner;
   UploadKind kind = UploadKind::kDataset;
   UploadState state = UploadState::kReceiving;
   std::string name;
@@ -53,7 +53,7 @@ class UploadTable {
   // Ends the current stream of an upload. Called without a lock, at most once.
   using End = std::function<void(const absl::Status& why)>;
   struct Start {
-    RequestOwner owner;
+    auth::RequestOwner owner;
     std::string id;  // "": the table chooses an id, and the upload ends with its stream
     UploadKind kind = UploadKind::kDataset;
     std::string name;
@@ -105,35 +105,35 @@ class UploadTable {
   absl::StatusOr<std::unique_ptr<Stream>> Resume(const Start& start, std::int64_t offset, End end);
 
   // Uploads of the viewer; for an admin without a tenant, of all principals. Errors: NotFound (UPLOAD).
-  absl::StatusOr<UploadInfo> Get(const Principal& viewer, const std::string& id) const;
-  std::vector<UploadInfo> List(const Principal& viewer) const;  // by number
-  absl::Status Cancel(const Principal& viewer, const std::string& id);
+  absl::StatusOr<UploadInfo> Get(const auth::Principal& viewer, const std::string& id) const;
+  std::vector<UploadInfo> List(const auth::Principal& viewer) const;  // by number
+  absl::Status Cancel(const auth::Principal& viewer, const std::string& id);
 
   // For finished uploads of models. The bytes count in the quota until the content is destroyed. Errors: NotFound
   // (UPLOAD).
-  absl::Status CheckFinished(const RequestOwner& owner, const std::string& id) const;
+  absl::Status CheckFinished(const auth::RequestOwner& owner, const std::string& id) const;
   struct Taken {
     std::shared_ptr<Entry> entry;
     std::shared_ptr<UploadContent> content;
   };
-  absl::StatusOr<Taken> TakeFinished(const RequestOwner& owner, const std::string& id);
+  absl::StatusOr<Taken> TakeFinished(const auth::RequestOwner& owner, const std::string& id);
   // Makes the upload available again, unless another upload has taken its id.
   void PutBack(const Taken& taken);
   void DropOld();
 
  private:
-  using Key = std::pair<RequestOwner, std::string>;
+  using Key = std::pair<auth::RequestOwner, std::string>;
   // Bytes that each principal's uploads hold. May outlive the table, because contents in use share it.
   struct Usage {
     base::Mutex mutex;
-    std::map<RequestOwner, std::int64_t> bytes ABSL_GUARDED_BY(mutex);
+    std::map<auth::RequestOwner, std::int64_t> bytes ABSL_GUARDED_BY(mutex);
   };
 
   // Drops an upload that is about to be replaced, so that its bytes are free first.
   absl::Status DropReplaced(const Key& key);
   absl::Status CheckQuota(const Start& start) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::shared_ptr<Entry> FindEntry(const Principal& viewer, const std::string& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  const Entry* FindFinished(const RequestOwner& owner, const std::string& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<Entry> FindEntry(const auth::Principal& viewer, const std::string& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const Entry* FindFinished(const auth::RequestOwner& owner, const std::string& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckTurn(const Entry& entry, std::uint64_t turn) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Entry> Erase(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets the upload wait for its use or for another stream. Requires using_content.

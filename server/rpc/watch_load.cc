@@ -7,7 +7,7 @@
 
 #include "server/base/error.h"
 #include "server/base/strings.h"
-#include "server/rpc/request_owner.h"
+#include "server/auth/request_owner.h"
 #include "server/rpc/time.h"
 
 namespace nibble::rpc {
@@ -54,7 +54,7 @@ class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
                  if (!passed || self == nullptr || self->stream_->ended()) return;
                  // If the workers are full, skip this message.
                  const Call& call = self->stream_->call();
-                 if (!call.environment().watch_workers.TryRun([self] { self->Send(); }, FairnessKey(call.principal()))) self->Wait();
+                 if (!call.environment().watch_workers.TryRun([self] { self->Send(); }, auth::FairnessKey(call.principal()))) self->Wait();
                });
   }
 

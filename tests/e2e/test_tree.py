@@ -22,7 +22,8 @@ MAY = {
     "convert": ["base", "telemetry", "text", "model", "store", "data"],
     "serve": ["base", "telemetry", "text", "model", "store", "data"],
     "http": ["base", "telemetry"],
-    "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve"],
+    "auth": ["base"],
+    "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve", "auth"],
     "trainer": ["base", "text", "model", "store", "data", "convert", "jobs"],
 }
 # Headers of a library, and the only folders that may include them.

@@ -15,7 +15,7 @@
 #include "client/http_get.h"
 #include "nibble/internal/v1/trainer_report.grpc.pb.h"
 #include "server/base/strings.h"
-#include "server/rpc/auth_methods.h"
+#include "server/auth/method_rules.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/raw_call.h"
 #include "tests/server/rpc/tiny_job.h"
@@ -101,9 +101,9 @@ class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over
 };
 
 // Methods of the rules that this server has on this transport.
-bool IsServed(const rpc::MethodRule& rule, Over over) {
-  if (rule.access == rpc::Access::kReflection) return over == Over::kLocal;
-  if (rule.access == rpc::Access::kHealth) return over != Over::kInsecure;
+bool IsServed(const auth::MethodRule& rule, Over over) {
+  if (rule.access == auth::Access::kReflection) return over == Over::kLocal;
+  if (rule.access == auth::Access::kHealth) return over != Over::kInsecure;
   return true;
 }
 
@@ -117,7 +117,7 @@ TEST_P(AuthServerTest, S1NoMethodAnswersWithoutAValidToken) {
   int asked = 0;
   for (const auto& [metadata, reason] : callers) {
     std::vector<std::string> methods = {"nibble.v1.NoSuchService/Method", "nibble.v1.ModelService/NoSuch", "x"};
-    for (const rpc::MethodRule& rule : rpc::MethodRules()) methods.emplace_back(rule.method);
+    for (const auth::MethodRule& rule : auth::MethodRules()) methods.emplace_back(rule.method);
     for (const std::string& method : methods) {
       const grpc::Status status = Ask(plain_, method, metadata);
       EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << method << " " << status.error_message();
@@ -255,13 +255,13 @@ TEST_P(AuthEffectTest, S1RefusedCallsHaveNoEffect) {
 
 TEST_P(AuthServerTest, S2EveryRoleMayCallExactlyItsMethods) {
   const char* const names[] = {"viewer", "infer", "train", "operator", "admin"};
-  std::vector<rpc::MethodRule> rules(rpc::MethodRules().begin(), rpc::MethodRules().end());
+  std::vector<auth::MethodRule> rules(auth::MethodRules().begin(), auth::MethodRules().end());
   // Drain last: a server that drains answers nothing else.
-  std::stable_partition(rules.begin(), rules.end(), [](const rpc::MethodRule& rule) { return !rule.method.ends_with("/Drain"); });
-  for (const rpc::MethodRule& rule : rules) {
+  std::stable_partition(rules.begin(), rules.end(), [](const auth::MethodRule& rule) { return !rule.method.ends_with("/Drain"); });
+  for (const auth::MethodRule& rule : rules) {
     for (int role = 0; role < 5; ++role) {
       const grpc::Status status = AskAs(names[role], std::string(rule.method));
-      const bool may = rule.access != rpc::Access::kTrainer && role >= static_cast<int>(rule.role);
+      const bool may = rule.access != auth::Access::kTrainer && role >= static_cast<int>(rule.role);
       if (!IsServed(rule, GetParam())) {
         EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << rule.method;
       } else if (may) {
@@ -287,8 +287,8 @@ TEST_P(AuthServerTest, ReportsAreAcceptedOnlyOnTheSocketOfTrainers) {
   EXPECT_TRUE(S_ISSOCK(info.st_mode));
   EXPECT_EQ(info.st_mode & 0777, 0600u);
   const auto trainers = grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials());
-  for (const rpc::MethodRule& rule : rpc::MethodRules()) {
-    if (rule.access == rpc::Access::kTrainer) continue;
+  for (const auth::MethodRule& rule : auth::MethodRules()) {
+    if (rule.access == auth::Access::kTrainer) continue;
     EXPECT_EQ(Ask(trainers, std::string(rule.method), {{"authorization", "Bearer token-admin"}}).error_code(), grpc::StatusCode::PERMISSION_DENIED) << rule.method;
   }
   // The service requires the secret of the attempt.

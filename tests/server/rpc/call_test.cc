@@ -16,7 +16,7 @@
 #include "server/base/clock.h"
 #include "server/base/error.h"
 #include "server/base/files.h"
-#include "server/rpc/auth.h"
+#include "server/auth/authority.h"
 #include "server/rpc/unary.h"
 
 namespace nibble::rpc {
@@ -36,7 +36,7 @@ class AskedClock : public base::Clock {
 class CallTest : public testing::Test {
  protected:
   void SetUp() override {
-    auto authority = Authority::Open(base::RealFileSystem(), clock_, metrics_, {});
+    auto authority = auth::Authority::Open(base::RealFileSystem(), clock_, {});
     ASSERT_TRUE(authority.ok()) << authority.status();
     authority_ = *std::move(authority);
     environment_.authority = authority_.get();
@@ -46,7 +46,7 @@ class CallTest : public testing::Test {
   telemetry::Metrics metrics_{{}, {}};
   WorkerPool workers_{1, 8};
   CallEnvironment environment_{metrics_, workers_, clock_, draining_};
-  std::unique_ptr<Authority> authority_;
+  std::unique_ptr<auth::Authority> authority_;
   grpc::CallbackServerContext context_;
 };
 

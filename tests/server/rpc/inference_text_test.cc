@@ -15,7 +15,7 @@
 #include <thread>
 #include <utility>
 
-#include "server/rpc/auth.h"
+#include "server/auth/authority.h"
 #include "tests/server/rpc/inference_fixture.h"
 #include "tests/server/rpc/token_line.h"
 
@@ -186,7 +186,7 @@ TEST_F(InferenceTextTest, C2LargeChatsAreEncodedOnTheThreadOfLargeTexts) {
 TEST_F(InferenceTextTest, C4OnePrincipalDoesNotTakeAllPlacesOfLargeTexts) {
   const std::string file = models_.Path("tokens.jsonl");
   model::WriteBytes(file, testing_support::TokenLine("ann", "infer") + testing_support::TokenLine("bob", "infer"));
-  auto authority = Authority::Open(base::RealFileSystem(), base::RealClock(), metrics_, {.token_file = file});
+  auto authority = auth::Authority::Open(base::RealFileSystem(), base::RealClock(), {.token_file = file});
   ASSERT_TRUE(authority.ok()) << authority.status();
   environment_.authority = authority->get();
   v1::TokenizeRequest request;

@@ -15,7 +15,7 @@ namespace {
 
 using base::StrCat;
 
-OperationIndex::Entry Made(const std::string& name, const RequestOwner& owner, const std::string& request_id = "") {
+OperationIndex::Entry Made(const std::string& name, const auth::RequestOwner& owner, const std::string& request_id = "") {
   auto operation = std::make_shared<google::longrunning::Operation>();
   operation->set_name(name);
   auto entry = std::make_shared<OperationEntry>();
@@ -35,7 +35,7 @@ void End(OperationIndex& index, const OperationIndex::Entry& entry, int second, 
   index.Ended(entry);
 }
 
-const RequestOwner kAnn{.tenant = "red", .name = "ann"}, kBob{.tenant = "blue", .name = "bob"};
+const auth::RequestOwner kAnn{.tenant = "red", .name = "ann"}, kBob{.tenant = "blue", .name = "bob"};
 
 TEST(OperationIndexTest, FindsByNameTenantAndRequestIdOfTheOwner) {
   OperationIndex index;
@@ -133,7 +133,7 @@ TEST(OperationIndexTest, C1TimeDoesNotGrowWithTheNumberOfOperations) {
   const auto seconds = [&](int rounds) {
     const auto began = std::chrono::steady_clock::now();
     for (int i = 0; i < rounds; ++i) {
-      const RequestOwner owner{.tenant = "", .name = StrCat("owner-", i % 1000)};
+      const auth::RequestOwner owner{.tenant = "", .name = StrCat("owner-", i % 1000)};
       const auto entry = Made(StrCat("new-", i), owner, StrCat("id-", i));
       EXPECT_EQ(index.FindRequest(owner, entry->record.request_id), nullptr);
       EXPECT_GE(index.num_open(owner), 0);

@@ -261,7 +261,7 @@ TEST_F(OperationsTest, C4OpenOperationsOfOnePrincipalAreBounded) {
   EXPECT_EQ(base::ReasonMetadata(refused)["max"], "2");
   EXPECT_TRUE(start("ann", "red").ok()) << "another principal";
   EXPECT_TRUE(start("bob", "").ok());
-  for (int i = 0; i < 4; ++i) EXPECT_TRUE(start(kNobody, "").ok()) << "without tokens there are no principals";
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(start(auth::kNobody, "").ok()) << "without tokens there are no principals";
   gate_.Open();
   for (const auto& operation : table_->List()) Wait(operation->name());
   EXPECT_TRUE(start("ann", "").ok());
@@ -278,7 +278,7 @@ TEST_F(OperationsTest, C4OnePrincipalDoesNotTakeAllWorkersOfALane) {
   std::vector<std::string> held;
   for (int i = 0; i < 3; ++i) held.push_back(start("ann", gate_.Body()));
   EXPECT_TRUE(Wait(start("bob", at_once)).done());
-  EXPECT_TRUE(Wait(start(kNobody, at_once)).done());
+  EXPECT_TRUE(Wait(start(auth::kNobody, at_once)).done());
   EXPECT_FALSE(Get(held.back()).done());
   gate_.Open();
   for (const std::string& name : held) EXPECT_TRUE(Wait(name).done());
@@ -435,7 +435,7 @@ TEST_F(OperationsTest, ListsByPagesInOrderOfName) {
 // docs/faults.md, C1: no walk over all operations finds a page or a request id.
 TEST_F(OperationsTest, C1PageOfOneRowReadsAndCopiesNoOther) {
   for (int i = 0; i < 6; ++i) {
-    const RequestOwner owner{.tenant = i % 2 == 0 ? "red" : "blue", .name = "ci"};
+    const auth::RequestOwner owner{.tenant = i % 2 == 0 ? "red" : "blue", .name = "ci"};
     ASSERT_TRUE(table_->Start({.model = "m", .owner = owner}, {}, google::protobuf::Any()).ok());
   }
   const auto all = table_->List();
@@ -737,7 +737,7 @@ TEST_F(OperationsTest, C9FilesAndTheRequestIdOfTheirOperationAreForgottenTogethe
 
 TEST_F(OperationsTest, OperationWithoutWorkEndsAtOnceDespiteTheBound) {
   table_->set_max_of_owner(1);
-  const RequestOwner ann{.tenant = "", .name = "ann"};
+  const auth::RequestOwner ann{.tenant = "", .name = "ann"};
   const OperationStart start{.lane = OperationLane::kLoads, .model = "m", .owner = ann, .request_id = "one", .digest = "a"};
   ASSERT_TRUE(table_->Start({.model = "m", .owner = ann}, gate_.Body()).ok());
   v1::Model model;
@@ -816,7 +816,7 @@ TEST_F(OperationsTest, S2CallerLimitedToItsOwnOperationsCancelsNoOther) {
     return table_->Start({.lane = OperationLane::kReaders, .model = "m", .owner = {.tenant = "", .name = name}}, gate_.Body())->name();
   };
   const std::string own = begin("ann"), others = begin("bob");
-  const OperationViewer ann{.only_own = RequestOwner{.tenant = "", .name = "ann"}};
+  const OperationViewer ann{.only_own = auth::RequestOwner{.tenant = "", .name = "ann"}};
   const absl::Status refused = table_->Cancel(others, ann);
   EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
   EXPECT_EQ(base::Reason(refused), "ROLE");

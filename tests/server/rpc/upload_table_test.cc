@@ -50,7 +50,7 @@ class UploadTableTest : public ::testing::Test {
   }
   bool Has(const std::string& id) { return table_.Get(ann_, id).ok(); }
 
-  const Principal ann_{"ann", Role::kTrain, ""};
+  const auth::Principal ann_{"ann", auth::Role::kTrain, ""};
   base::FakeClock clock_{absl::FromUnixSeconds(1'700'000'000)};
   std::set<std::string> alive_;
   std::map<std::string, absl::Status> ended_;
@@ -188,8 +188,8 @@ TEST_F(UploadTableTest, C10CancelRemovesAnUploadAtOnceAndEndsItsStream) {
   ASSERT_TRUE(writing->BeginFinish().ok());
   EXPECT_TRUE(absl::IsAborted(table_.Resume(StartOf("c"), 5, {}).status()));
   EXPECT_TRUE(absl::IsAborted(table_.Begin(StartOf("c"), {}).status()));
-  const Principal bob{"bob", Role::kTrain, ""}, of_tenant{"root", Role::kAdmin, "red"}, admin{"root", Role::kAdmin, ""};
-  for (const Principal& other : {bob, of_tenant}) {
+  const auth::Principal bob{"bob", auth::Role::kTrain, ""}, of_tenant{"root", auth::Role::kAdmin, "red"}, admin{"root", auth::Role::kAdmin, ""};
+  for (const auth::Principal& other : {bob, of_tenant}) {
     EXPECT_EQ(base::Reason(table_.Cancel(other, "a")), "UPLOAD") << other.name;
     EXPECT_TRUE(table_.List(other).empty());
   }

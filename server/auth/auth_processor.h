@@ -1,14 +1,12 @@
 // Connects gRPC to Authority. On TLS and local transports AuthProcessor runs before gRPC reads a call's message; Call
-// (call.h) checks again on every transport.
+// (rpc/call.h) checks again on every transport.
 #pragma once
-#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/security/auth_metadata_processor.h>
 
-#include "server/rpc/auth.h"
-#include "server/rpc/call.h"
+#include "server/auth/authority.h"
 
-namespace nibble::rpc {
+namespace nibble::auth {
 
 // Reads the caller from a handler's context.
 Caller CallerOf(const grpc::ServerContextBase& context);
@@ -27,15 +25,4 @@ class AuthProcessor final : public grpc::AuthMetadataProcessor {
   const bool for_trainers_;
 };
 
-// Answers calls of unknown methods. Needed on transports without AuthProcessor: a caller without rights is refused as
-// for any method, others get Unimplemented.
-class UnknownMethods final : public grpc::CallbackGenericService {
- public:
-  explicit UnknownMethods(Authority& authority) : authority_(authority) {}
-  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* context) override;
-
- private:
-  Authority& authority_;
-};
-
-}  // namespace nibble::rpc
+}  // namespace nibble::auth

@@ -1,4 +1,4 @@
-#include "server/rpc/auth_tokens.h"
+#include "server/auth/principals.h"
 
 #include <openssl/crypto.h>
 
@@ -12,7 +12,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
-namespace nibble::rpc {
+namespace nibble::auth {
 
 namespace {
 
@@ -110,4 +110,4 @@ const PrincipalEntry* PrincipalTable::FindCertificate(const std::vector<std::str
   return nullptr;
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::auth

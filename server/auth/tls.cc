@@ -1,4 +1,4 @@
-#include "server/rpc/tls.h"
+#include "server/auth/tls.h"
 
 #include <fcntl.h>
 #include <grpcpp/security/tls_certificate_provider.h>
@@ -24,7 +24,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
-namespace nibble::rpc {
+namespace nibble::auth {
 
 namespace {
 
@@ -298,4 +298,4 @@ std::shared_ptr<grpc::ServerCredentials> TlsWatch::Credentials() const {
   return grpc::experimental::TlsServerCredentials(options);
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::auth

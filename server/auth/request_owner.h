@@ -3,9 +3,9 @@
 #include <compare>
 #include <string>
 
-#include "server/rpc/auth_tokens.h"
+#include "server/auth/principals.h"
 
-namespace nibble::rpc {
+namespace nibble::auth {
 
 // The same name in two tenants is two owners (SECURITY.md). Without a token file every caller is kNobody, and ids are
 // shared.
@@ -27,4 +27,4 @@ inline std::string FairnessKey(const Principal& principal) {
   return principal.tenant.empty() ? principal.name : principal.tenant + "/" + principal.name;
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::auth

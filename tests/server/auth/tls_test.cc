@@ -1,5 +1,5 @@
 // TLS files: which are refused, and that the previous ones stay in use while new ones cannot be used.
-#include "server/rpc/tls.h"
+#include "server/auth/tls.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@
 #include "tests/support/certificates.h"
 #include "tests/support/temp_directory.h"
 
-namespace nibble::rpc {
+namespace nibble::auth {
 namespace {
 
 using ::testing::HasSubstr;
@@ -270,4 +270,4 @@ TEST_F(TlsTest, CopiesLiveAsLongAsTheyAreHeld) {
 }
 
 }  // namespace
-}  // namespace nibble::rpc
+}  // namespace nibble::auth

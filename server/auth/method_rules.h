@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace nibble::rpc {
+namespace nibble::auth {
 
 // Each role includes the rights of the roles before it.
 enum class Role {
@@ -34,4 +34,4 @@ std::span<const MethodRule> MethodRules();
 // nullptr: unknown method, refused to every caller. `path` may have a leading slash.
 const MethodRule* FindRule(std::string_view path);
 
-}  // namespace nibble::rpc
+}  // namespace nibble::auth

@@ -6,9 +6,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/rpc/auth_methods.h"
+#include "server/auth/method_rules.h"
 
-namespace nibble::rpc {
+namespace nibble::auth {
 
 // Name of every caller on a server without a token file.
 inline constexpr char kNobody[] = "local";
@@ -50,4 +50,4 @@ class PrincipalTable {
 // The time it takes depends on the lengths only.
 bool EqualInConstantTime(std::string_view a, std::string_view b);
 
-}  // namespace nibble::rpc
+}  // namespace nibble::auth

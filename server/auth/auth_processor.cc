@@ -1,4 +1,4 @@
-#include "server/rpc/auth_processor.h"
+#include "server/auth/auth_processor.h"
 
 #include <grpc/grpc_security_constants.h>
 
@@ -6,9 +6,8 @@
 
 #include "server/base/error.h"
 #include "server/base/strings.h"
-#include "server/rpc/status.h"
 
-namespace nibble::rpc {
+namespace nibble::auth {
 
 namespace {
 
@@ -37,14 +36,6 @@ void ReadMetadata(const Metadata& metadata, Caller& caller) {
   for (auto it = begin; it != end; ++it) caller.authorization.push_back(Text(it->second));
 }
 
-class RefusedCall final : public grpc::ServerGenericBidiReactor {
- public:
-  explicit RefusedCall(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
-
- private:
-  void OnDone() override { delete this; }
-};
-
 }  // namespace
 
 Caller CallerOf(const grpc::ServerContextBase& context) {
@@ -68,9 +59,4 @@ grpc::Status AuthProcessor::Process(const InputMetadata& metadata, grpc::AuthCon
   return {static_cast<grpc::StatusCode>(principal.status().code()), reason.empty() ? text : base::StrCat(reason, ": ", text)};
 }
 
-grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(grpc::GenericCallbackServerContext* context) {
-  const auto principal = authority_.Admit(context->method(), CallerOf(*context));
-  return new RefusedCall(principal.ok() ? absl::UnimplementedError("there is no such method") : principal.status());
-}
-
-}  // namespace nibble::rpc
+}  // namespace nibble::auth

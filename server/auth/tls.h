@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "server/base/mutex.h"
 
-namespace nibble::rpc {
+namespace nibble::auth {
 
 struct TlsFiles {
   std::string cert;       // PEM, leaf first, then its chain
@@ -80,4 +80,4 @@ class TlsWatch {
   std::thread thread_;
 };
 
-}  // namespace nibble::rpc
+}  // namespace nibble::auth

@@ -1,4 +1,4 @@
-#include "server/rpc/auth.h"
+#include "server/auth/authority.h"
 
 #include <map>
 
@@ -7,9 +7,8 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/rpc/status.h"
 
-namespace nibble::rpc {
+namespace nibble::auth {
 
 namespace {
 
@@ -89,8 +88,8 @@ absl::Status CheckPriority(const Principal& caller, const char* field, std::int6
 }
 
 absl::StatusOr<std::unique_ptr<Authority>> Authority::Open(base::FileSystem& files, base::Clock& clock,
-                                                           telemetry::Metrics& metrics, AuthorityOptions options) {
-  std::unique_ptr<Authority> authority(new Authority(files, clock, metrics, std::move(options)));
+                                                           AuthorityOptions options) {
+  std::unique_ptr<Authority> authority(new Authority(files, clock, std::move(options)));
   if (!authority->wants_tokens()) return authority;
   std::lock_guard lock(authority->mutex_);
   if (const absl::Status status = authority->Load(); !status.ok()) {
@@ -152,7 +151,7 @@ absl::StatusOr<Principal> Authority::Admit(std::string_view path, const Caller& 
 
 void Authority::Refused(std::string_view path, const Caller& caller, const absl::Status& status) {
   const std::string reason = base::Reason(status);
-  if (!reason.empty()) metrics_.AuthFailed(reason);
+  if (!reason.empty() && options_.count_refusal) options_.count_refusal(reason);
   {
     std::lock_guard lock(mutex_);
     const absl::Duration second = absl::Floor(clock_.Monotonic(), absl::Seconds(1));
@@ -164,11 +163,11 @@ void Authority::Refused(std::string_view path, const Caller& caller, const absl:
   }
   const std::map<std::string, std::string> metadata = base::ReasonMetadata(status);
   const auto name = metadata.find("principal");
-  base::LogWarning("refused", {{"method", ToUtf8(path, kMaxLoggedBytes)},
-                               {"peer", ToUtf8(caller.peer, kMaxLoggedBytes)},
+  base::LogWarning("refused", {{"method", std::string(path.substr(0, kMaxLoggedBytes))},
+                               {"peer", caller.peer.substr(0, kMaxLoggedBytes)},
                                {"principal", name == metadata.end() ? "" : name->second},
-                               {"code", CodeName(status.code())},
+                               {"code", absl::StatusCodeToString(status.code())},
                                {"reason", reason}});
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::auth

@@ -3,6 +3,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -13,11 +14,10 @@
 #include "absl/status/statusor.h"
 #include "server/base/clock.h"
 #include "server/base/files.h"
-#include "server/rpc/auth_methods.h"
-#include "server/rpc/auth_tokens.h"
-#include "server/telemetry/metrics.h"
+#include "server/auth/method_rules.h"
+#include "server/auth/principals.h"
 
-namespace nibble::rpc {
+namespace nibble::auth {
 
 // Evidence of a caller's identity.
 struct Caller {
@@ -45,6 +45,7 @@ struct AuthorityOptions {
   std::string token_file;  // "": no authorization, every caller is an admin
   bool health_without_token = false;
   bool reflection_without_token = false;
+  std::function<void(std::string_view reason)> count_refusal = nullptr;  // called for every refusal, from any thread
   absl::Duration reload = absl::Seconds(1);  // minimum time between checks for changes; calls trigger them
 };
 
@@ -52,8 +53,7 @@ struct AuthorityOptions {
 class Authority {
  public:
   // Errors: InvalidArgument names the flag and the line.
-  static absl::StatusOr<std::unique_ptr<Authority>> Open(base::FileSystem& files, base::Clock& clock,
-                                                         telemetry::Metrics& metrics, AuthorityOptions options);
+  static absl::StatusOr<std::unique_ptr<Authority>> Open(base::FileSystem& files, base::Clock& clock, AuthorityOptions options);
 
   // Counts and logs refusals.
   absl::StatusOr<Principal> Admit(std::string_view path, const Caller& caller);
@@ -62,8 +62,8 @@ class Authority {
   bool wants_tokens() const { return !options_.token_file.empty(); }
 
  private:
-  Authority(base::FileSystem& files, base::Clock& clock, telemetry::Metrics& metrics, AuthorityOptions options)
-      : files_(files), clock_(clock), metrics_(metrics), options_(std::move(options)) {}
+  Authority(base::FileSystem& files, base::Clock& clock, AuthorityOptions options)
+      : files_(files), clock_(clock), options_(std::move(options)) {}
   absl::Status Load();  // requires mutex_
   void Look();          // requires mutex_; logs the error of Load()
   AuthPolicy Current();
@@ -71,7 +71,6 @@ class Authority {
 
   base::FileSystem& files_;
   base::Clock& clock_;
-  telemetry::Metrics& metrics_;
   const AuthorityOptions options_;
   std::mutex mutex_;
   std::string text_;                                  // by mutex_; source text of principals_
@@ -83,4 +82,4 @@ class Authority {
   int lines_this_second_ = 0;                         // by mutex_
 };
 
-}  // namespace nibble::rpc
+}  // namespace nibble::auth

@@ -1,9 +1,9 @@
-#include "server/rpc/auth_methods.h"
+#include "server/auth/method_rules.h"
 
 #include <algorithm>
 #include <iterator>
 
-namespace nibble::rpc {
+namespace nibble::auth {
 
 namespace {
 
@@ -98,4 +98,4 @@ const MethodRule* FindRule(std::string_view path) {
   return found == std::end(kRules) ? nullptr : found;
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::auth
