@@ -1,11 +1,14 @@
 #include <unistd.h>
 
+#include <cstdlib>
 #include <iostream>
 
 #include "client/cli/app.h"
 #include "client/cli/interrupt.h"
 
 int main(int argc, char** argv) {
+  // The program prints its own errors; gRPC would print lines of its log between them. The variable can still set it.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   std::ios::sync_with_stdio(false);
   static nibble::cli::InterruptNote interrupt;
   nibble::cli::PrintWhenInterrupted(interrupt);

@@ -1,0 +1,64 @@
+"""What `nibble` says when it cannot reach its server: each cause has a sentence of its own."""
+import socket
+import subprocess
+
+import pytest
+
+import pki
+from conftest import BIN, Server
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    """One server with TLS, whose certificate is for localhost only, one without, and the authority of the first."""
+    folder = tmp_path_factory.mktemp("servers")
+    authority = pki.Authority(folder / "pki")
+    certificate, key = pki.put_in_place(folder / "served", *authority.issue("server", "DNS:localhost"))
+    secure = Server(folder / "secure", "--tls_cert", certificate, "--tls_key", key)
+    plain = Server(folder / "plain")
+    secure.start()
+    plain.start()
+    yield secure, plain, authority, pki.Authority(folder / "other_pki")
+    secure.stop()
+    plain.stop()
+
+
+def nibble(*arguments):
+    return subprocess.run([BIN / "nibble", *arguments], env={}, capture_output=True, text=True, timeout=120)
+
+
+def test_every_cause_has_its_own_sentence(servers):
+    secure, plain, authority, other = servers
+    with socket.socket() as unused:  # bound, but it does not listen
+        unused.bind(("127.0.0.1", 0))
+        silent = "127.0.0.1:%d" % unused.getsockname()[1]
+        trusts, trusts_other = ("--tls-ca", authority.certificate), ("--tls-ca", other.certificate)
+        port = secure.grpc.rpartition(":")[2]
+        for address, flags, sentence in (
+                (silent, (), "is nibbled running there?"),
+                ("nosuch.invalid:1", (), "this host has no address"),
+                (secure.grpc, (), "if it uses TLS, give --tls-ca or --tls"),
+                (f"localhost:{port}", trusts_other, "is not signed by an authority of --tls-ca"),
+                (f"localhost:{port}", ("--tls",), "is not signed by an authority of --tls-ca"),
+                (secure.grpc, trusts, "is for another name; give that name with --tls-name"),
+                (plain.grpc, trusts, "the server does not use TLS; leave out the --tls options")):
+            refused = nibble("--server", address, *flags, "server", "load")
+            assert refused.returncode == 5, (address, refused)
+            lines = refused.stderr.splitlines()
+            assert len(lines) == 2 and lines[0].startswith("error: UNAVAILABLE: "), refused.stderr
+            assert lines[1].startswith(f"  server: {address} (--server): ") and lines[1].endswith(sentence), refused.stderr
+    assert nibble("--server", f"localhost:{port}", *trusts, "server", "load").returncode == 0
+    assert nibble("--server", secure.grpc, *trusts, "--tls-name", "localhost", "server", "load").returncode == 0
+
+
+def test_health_names_the_address_that_it_asked_and_its_option(servers):
+    plain = servers[1]
+    assert nibble("health", "--http", plain.http).stdout == "ready\n"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        silent = "127.0.0.1:%d" % unused.getsockname()[1]
+        refused = nibble("health", "--http", silent)
+        assert refused.returncode == 5
+        assert f"--http: no answer from http://{silent}/readyz: " in refused.stderr and "--server" not in refused.stderr
+        refused = nibble("--server", silent, "health", "--grpc")
+        assert refused.returncode == 5 and f"server: {silent} (--server): is nibbled running there?" in refused.stderr
