@@ -5,7 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/isa.h"
-#include "server/app.h"
+#include "server/options.h"
 
 namespace nibble {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/app.h"
+#include "server/options.h"
 #include "server/auth/authority.h"
 #include "server/auth/auth_processor.h"
 #include "server/auth/tls.h"
