@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/options.h"
-#include "server/auth/authority.h"
 #include "server/auth/auth_processor.h"
+#include "server/auth/authority.h"
 #include "server/auth/tls.h"
+#include "server/options.h"
 #include "server/rpc/unknown_methods.h"
 
 namespace nibble {

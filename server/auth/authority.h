@@ -12,10 +12,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/base/clock.h"
-#include "server/base/files.h"
 #include "server/auth/method_rules.h"
 #include "server/auth/principals.h"
+#include "server/base/clock.h"
+#include "server/base/files.h"
 
 namespace nibble::auth {
 

@@ -4,8 +4,8 @@
 #include <set>
 #include <vector>
 
-#include "server/base/strings.h"
 #include "server/base/status_macros.h"
+#include "server/base/strings.h"
 
 namespace nibble::base {
 namespace {

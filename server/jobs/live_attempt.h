@@ -12,8 +12,8 @@
 #include "server/jobs/attempt.h"
 #include "server/jobs/disk_worker.h"
 #include "server/jobs/journal.h"
-#include "server/jobs/stored_job.h"
 #include "server/jobs/runner.h"
+#include "server/jobs/stored_job.h"
 #include "server/jobs/verdict.h"
 #include "server/store/checkpoints.h"
 

@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "google/rpc/error_details.pb.h"
+#include "server/auth/auth_processor.h"
 #include "server/base/error.h"
 #include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/strings.h"
-#include "server/auth/auth_processor.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {

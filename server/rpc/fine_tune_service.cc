@@ -5,12 +5,12 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "server/auth/authority.h"
 #include "server/base/error.h"
 #include "server/base/json.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/auth/authority.h"
 #include "server/rpc/begin_operation.h"
 #include "server/rpc/job_proto.h"
 #include "server/rpc/page.h"

@@ -3,16 +3,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/auth/authority.h"
+#include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/answer_sink.h"
 #include "server/rpc/answer_size.h"
-#include "server/auth/authority.h"
 #include "server/rpc/model_name.h"
 #include "server/rpc/paced_stream.h"
-#include "server/auth/request_owner.h"
 #include "server/rpc/score.h"
 #include "server/rpc/stream_reactor.h"
 #include "server/rpc/tokens.h"

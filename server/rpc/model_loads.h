@@ -14,10 +14,10 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "server/auth/request_owner.h"
 #include "server/base/cancelled.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
-#include "server/auth/request_owner.h"
 #include "server/rpc/stream_slots.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/worker_pool.h"

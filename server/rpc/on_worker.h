@@ -8,9 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
-#include "server/auth/request_owner.h"
 #include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {

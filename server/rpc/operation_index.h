@@ -11,8 +11,8 @@
 
 #include "nibble/v1/model_service.pb.h"
 #include "server/base/cancel_token.h"
-#include "server/rpc/stored_operation.h"
 #include "server/rpc/operation_scope.h"
+#include "server/rpc/stored_operation.h"
 
 namespace nibble::rpc {
 

@@ -14,12 +14,12 @@
 
 #include "absl/status/statusor.h"
 #include "google/longrunning/operations.pb.h"
+#include "server/auth/request_owner.h"
 #include "server/base/clock.h"
 #include "server/base/files.h"
 #include "server/base/mutex.h"
 #include "server/rpc/operation_index.h"
 #include "server/rpc/operation_scope.h"
-#include "server/auth/request_owner.h"
 #include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {

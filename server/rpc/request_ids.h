@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
+#include "server/auth/request_owner.h"
 #include "server/base/cancel_token.h"
 #include "server/base/mutex.h"
-#include "server/auth/request_owner.h"
 
 namespace nibble::rpc {
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -13,7 +14,6 @@
 #include "server/rpc/inference_input.h"
 #include "server/rpc/model_name.h"
 #include "server/rpc/paced_stream.h"
-#include "server/auth/request_owner.h"
 
 namespace nibble::rpc {
 

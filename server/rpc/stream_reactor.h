@@ -11,11 +11,11 @@
 #include <optional>
 #include <utility>
 
+#include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/mutex.h"
 #include "server/rpc/call.h"
 #include "server/rpc/slow_reader.h"
-#include "server/auth/request_owner.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {

@@ -8,12 +8,12 @@
 #include <type_traits>
 #include <utility>
 
+#include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/mutex.h"
 #include "server/base/strings.h"
 #include "server/rpc/call.h"
 #include "server/rpc/on_worker.h"
-#include "server/auth/request_owner.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {

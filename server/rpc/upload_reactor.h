@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/mutex.h"
 #include "server/base/strings.h"
 #include "server/rpc/call.h"
-#include "server/auth/request_owner.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {

@@ -10,9 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/auth/request_owner.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
-#include "server/auth/request_owner.h"
 
 namespace nibble::rpc {
 

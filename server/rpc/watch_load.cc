@@ -5,9 +5,9 @@
 #include <chrono>
 #include <utility>
 
+#include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
-#include "server/auth/request_owner.h"
 #include "server/rpc/time.h"
 
 namespace nibble::rpc {

@@ -14,8 +14,8 @@
 
 #include "client/http_get.h"
 #include "nibble/internal/v1/trainer_report.grpc.pb.h"
-#include "server/base/strings.h"
 #include "server/auth/method_rules.h"
+#include "server/base/strings.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/raw_call.h"
 #include "tests/server/rpc/tiny_job.h"

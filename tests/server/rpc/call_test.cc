@@ -13,10 +13,10 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "nibble/v1/server_service.grpc.pb.h"
+#include "server/auth/authority.h"
 #include "server/base/clock.h"
 #include "server/base/error.h"
 #include "server/base/files.h"
-#include "server/auth/authority.h"
 #include "server/rpc/unary.h"
 
 namespace nibble::rpc {
