@@ -11,6 +11,7 @@ namespace nibble::kernels {
 
 struct Vec16Avx2 {
   static constexpr int kLanes = 16;
+  static constexpr int kVectors = 8;  // that fit the 16 registers
   __m256 lo, hi;
 
   static Vec16Avx2 Set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

@@ -1,7 +1,7 @@
 #include "server/base/error.h"
 
-#include "server/base/strings.h"
 #include "server/base/json.h"
+#include "server/base/strings.h"
 
 namespace nibble::base {
 namespace {

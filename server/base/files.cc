@@ -11,9 +11,9 @@
 #include <cstring>
 #include <filesystem>
 
-#include "server/base/strings.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
+#include "server/base/strings.h"
 
 namespace nibble::base {
 namespace {

@@ -3,9 +3,9 @@
 #include <sys/random.h>
 
 #include "absl/strings/ascii.h"
-#include "server/base/strings.h"
 #include "server/base/error.h"
 #include "server/base/log.h"
+#include "server/base/strings.h"
 
 namespace nibble::base {
 

@@ -4,9 +4,9 @@
 
 #include "kernels/formats/dense.h"
 #include "kernels/formats/nf4.h"
-#include "kernels/ops/dequantize_nf4.h"
-#include "kernels/ops/double_dequantize.h"
-#include "kernels/ops/matmul_dense.h"
+#include "kernels/ops/matmul/matmul_dense.h"
+#include "kernels/ops/quantize/dequantize_nf4.h"
+#include "kernels/ops/quantize/double_dequantize.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/layout.h"

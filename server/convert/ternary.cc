@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "kernels/formats/ternary.h"
-#include "kernels/ops/ternarise.h"
+#include "kernels/ops/quantize/ternarise.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <span>
 
-#include "kernels/ops/log_softmax_gather.h"
+#include "kernels/ops/loss/log_softmax_gather.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"

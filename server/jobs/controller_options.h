@@ -12,8 +12,8 @@
 #include "server/jobs/attempt.h"
 #include "server/jobs/oom_watch.h"
 #include "server/jobs/policy.h"
-#include "server/jobs/stored_job.h"
 #include "server/jobs/retention.h"
+#include "server/jobs/stored_job.h"
 #include "server/store/model_store.h"
 
 namespace nibble::jobs {

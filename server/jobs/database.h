@@ -15,8 +15,8 @@
 #include "server/jobs/job_query.h"
 #include "server/jobs/job_state.h"
 #include "server/jobs/policy.h"
-#include "server/jobs/stored_job.h"
 #include "server/jobs/runner.h"
+#include "server/jobs/stored_job.h"
 
 namespace nibble::jobs {
 

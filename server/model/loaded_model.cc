@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/ops/double_dequantize.h"
-#include "kernels/ops/rope.h"
+#include "kernels/ops/attention/rope.h"
+#include "kernels/ops/quantize/double_dequantize.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"

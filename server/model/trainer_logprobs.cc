@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/ops/log_softmax_gather.h"
+#include "kernels/ops/loss/log_softmax_gather.h"
 #include "server/base/error.h"
 #include "server/base/json.h"
 #include "server/base/status_macros.h"

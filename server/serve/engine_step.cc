@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/log_softmax_gather.h"
-#include "kernels/ops/sample.h"
+#include "kernels/ops/loss/log_softmax_gather.h"
+#include "kernels/ops/sample/sample.h"
 #include "server/base/status_macros.h"
 #include "server/model/forward.h"
 #include "server/model/record.h"

@@ -1,7 +1,7 @@
 #pragma once
 #include <memory>
 
-#include "kernels/ops/matmul_library.h"
+#include "kernels/ops/matmul/matmul_library.h"
 
 namespace nibble::serve {
 

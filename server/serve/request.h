@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "kernels/ops/sample.h"
+#include "kernels/ops/sample/sample.h"
 #include "server/base/cancel_token.h"
 #include "server/serve/penalties.h"
 

@@ -5,14 +5,14 @@
 #include <cmath>
 #include <optional>
 
-#include "kernels/ops/dequantize_ternary.h"
-#include "kernels/ops/matmul_ternary.h"
-#include "kernels/ops/quantize_int8.h"
-#include "kernels/ops/quantize_int8_backward.h"
-#include "kernels/ops/rms_norm.h"
-#include "kernels/ops/rms_norm_quantize.h"
-#include "kernels/ops/ternarise.h"
-#include "kernels/ops/ternarise_backward.h"
+#include "kernels/ops/matmul/matmul_ternary.h"
+#include "kernels/ops/norm/rms_norm.h"
+#include "kernels/ops/norm/rms_norm_quantize.h"
+#include "kernels/ops/quantize/dequantize_ternary.h"
+#include "kernels/ops/quantize/quantize_int8.h"
+#include "kernels/ops/quantize/quantize_int8_backward.h"
+#include "kernels/ops/quantize/ternarise.h"
+#include "kernels/ops/quantize/ternarise_backward.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 

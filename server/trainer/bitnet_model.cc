@@ -7,8 +7,8 @@
 #include <cstring>
 #include <numbers>
 
-#include "kernels/ops/relu2_mul.h"
-#include "kernels/ops/rope.h"
+#include "kernels/ops/attention/rope.h"
+#include "kernels/ops/elementwise/relu2_mul.h"
 #include "kernels/philox.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"

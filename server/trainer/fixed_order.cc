@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "kernels/ops/cross_entropy.h"
-#include "kernels/ops/embedding.h"
-#include "kernels/ops/matmul_dense.h"
+#include "kernels/ops/elementwise/embedding.h"
+#include "kernels/ops/loss/cross_entropy.h"
+#include "kernels/ops/matmul/matmul_dense.h"
 #include "server/model/working_rows.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"

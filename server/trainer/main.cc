@@ -8,8 +8,8 @@
 
 #include "kernels/isa.h"
 #include "server/base/clock.h"
-#include "server/base/failpoint_files.h"
 #include "server/base/error.h"
+#include "server/base/failpoint_files.h"
 #include "server/base/log.h"
 #include "server/jobs/attempt.h"
 #include "server/trainer/attempt_run.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <optional>
 
-#include "kernels/ops/embedding.h"
+#include "kernels/ops/elementwise/embedding.h"
 #include "kernels/philox.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"

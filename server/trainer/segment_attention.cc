@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "kernels/formats/int8.h"
-#include "kernels/ops/attention.h"
-#include "kernels/ops/kv_store.h"
+#include "kernels/ops/attention/attention.h"
+#include "kernels/ops/attention/kv_store.h"
 #include "server/base/status_macros.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"

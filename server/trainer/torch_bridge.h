@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "kernels/formats/dense.h"
 #include "kernels/matrix.h"
-#include "kernels/ops/matmul_library.h"
+#include "kernels/ops/matmul/matmul_library.h"
 #include "kernels/thread_pool.h"
 #include "server/base/cancelled.h"
 #include "server/base/error.h"

@@ -10,7 +10,7 @@
 #include <map>
 #include <string>
 
-#include "kernels/ops/matmul_bf16.h"
+#include "kernels/ops/matmul/matmul_bf16.h"
 #include "server/base/mutex.h"
 #include "server/model/working_rows.h"
 #include "server/trainer/torch_bridge.h"

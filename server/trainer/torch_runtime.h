@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "kernels/launch_counter.h"
-#include "kernels/ops/matmul_library.h"
+#include "kernels/ops/matmul/matmul_library.h"
 #include "kernels/thread_pool.h"
 
 namespace nibble::trainer {

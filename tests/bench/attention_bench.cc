@@ -3,11 +3,11 @@
 //   attention_bench --threads 2 [--isa avx2] [--clock cpu --threads 1]
 #include <cmath>
 
-#include "kernels/ops/attention.h"
-#include "kernels/ops/log_softmax_gather.h"
-#include "kernels/ops/rope.h"
-#include "kernels/ops/sample.h"
-#include "kernels/ops/silu_mul.h"
+#include "kernels/ops/attention/attention.h"
+#include "kernels/ops/attention/rope.h"
+#include "kernels/ops/elementwise/silu_mul.h"
+#include "kernels/ops/loss/log_softmax_gather.h"
+#include "kernels/ops/sample/sample.h"
 #include "tests/bench/bench.h"
 #include "tests/support/isas.h"
 #include "tests/support/random.h"

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/matmul_dense.h"
-#include "kernels/ops/matmul_int8.h"
-#include "kernels/ops/quantize_int8.h"
-#include "kernels/ops/rms_norm_quantize.h"
+#include "kernels/ops/matmul/matmul_dense.h"
+#include "kernels/ops/matmul/matmul_int8.h"
+#include "kernels/ops/norm/rms_norm_quantize.h"
+#include "kernels/ops/quantize/quantize_int8.h"
 #include "kernels/weight_buffer.h"
 #include "tests/bench/bench.h"
 #include "tests/support/int8.h"

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/dequantize_nf4.h"
-#include "kernels/ops/matmul_nf4.h"
-#include "kernels/ops/quantize_nf4.h"
+#include "kernels/ops/matmul/matmul_nf4.h"
+#include "kernels/ops/quantize/dequantize_nf4.h"
+#include "kernels/ops/quantize/quantize_nf4.h"
 #include "tests/bench/bench.h"
 #include "tests/support/numeric.h"
 #include "tests/support/random.h"

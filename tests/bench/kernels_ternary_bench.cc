@@ -3,11 +3,11 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/ops/dequantize_ternary.h"
-#include "kernels/ops/matmul_ternary.h"
-#include "kernels/ops/quantize_int8.h"
-#include "kernels/ops/ternarise.h"
-#include "kernels/ops/ternarise_backward.h"
+#include "kernels/ops/matmul/matmul_ternary.h"
+#include "kernels/ops/quantize/dequantize_ternary.h"
+#include "kernels/ops/quantize/quantize_int8.h"
+#include "kernels/ops/quantize/ternarise.h"
+#include "kernels/ops/quantize/ternarise_backward.h"
 #include "kernels/weight_buffer.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/ggml_peer.h"

@@ -1,6 +1,6 @@
 // The library's product as plain loops in f64, for tests of models without guaranteed bits.
 #pragma once
-#include "kernels/ops/matmul_library.h"
+#include "kernels/ops/matmul/matmul_library.h"
 #include "tests/support/exact_product.h"
 
 namespace nibble::support {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "kernels/ops/dequantize_nf4.h"
+#include "kernels/ops/quantize/dequantize_nf4.h"
 #include "tests/support/cuda_fixture.h"
 
 namespace nibble::kernels {

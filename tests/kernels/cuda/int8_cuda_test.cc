@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "kernels/ops/dequantize_int8.h"
-#include "kernels/ops/matmul_int8.h"
-#include "kernels/ops/quantize_int8.h"
-#include "kernels/ops/rms_norm_quantize.h"
+#include "kernels/ops/matmul/matmul_int8.h"
+#include "kernels/ops/norm/rms_norm_quantize.h"
+#include "kernels/ops/quantize/dequantize_int8.h"
+#include "kernels/ops/quantize/quantize_int8.h"
 #include "tests/support/cuda_rows.h"
 #include "tests/support/int8.h"
 #include "tests/support/isas.h"

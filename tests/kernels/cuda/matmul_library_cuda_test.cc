@@ -1,7 +1,7 @@
 // Compares cuBLASLt's float product with the exact one, within the bound of an inner product.
 #include <gtest/gtest.h>
 
-#include "kernels/ops/matmul_library.h"
+#include "kernels/ops/matmul/matmul_library.h"
 #include "tests/support/cuda_fixture.h"
 #include "tests/support/exact_product.h"
 #include "tests/support/random.h"

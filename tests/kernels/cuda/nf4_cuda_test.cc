@@ -2,9 +2,9 @@
 // within the bound of an inner product.
 #include <gtest/gtest.h>
 
-#include "kernels/ops/dequantize_nf4.h"
-#include "kernels/ops/matmul_nf4.h"
-#include "kernels/ops/quantize_nf4.h"
+#include "kernels/ops/matmul/matmul_nf4.h"
+#include "kernels/ops/quantize/dequantize_nf4.h"
+#include "kernels/ops/quantize/quantize_nf4.h"
 #include "tests/support/cuda_fixture.h"
 #include "tests/support/exact_product.h"
 #include "tests/support/isas.h"

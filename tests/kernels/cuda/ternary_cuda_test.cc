@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "kernels/ops/matmul_ternary.h"
-#include "kernels/ops/quantize_int8.h"
-#include "kernels/ops/ternarise.h"
+#include "kernels/ops/matmul/matmul_ternary.h"
+#include "kernels/ops/quantize/quantize_int8.h"
+#include "kernels/ops/quantize/ternarise.h"
 #include "tests/support/cuda_rows.h"
 #include "tests/support/isas.h"
 #include "tests/support/ternary.h"

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <memory>
 
-#include "kernels/ops/matmul_library.h"
-#include "kernels/ops/rope.h"
+#include "kernels/ops/attention/rope.h"
+#include "kernels/ops/matmul/matmul_library.h"
 #include "server/base/error.h"
 #include "server/model/forward.h"
 #include "tests/support/random.h"

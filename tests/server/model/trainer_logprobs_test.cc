@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "kernels/ops/log_softmax_gather.h"
+#include "kernels/ops/loss/log_softmax_gather.h"
 #include "server/model/forward.h"
 #include "tests/server/model/small_models.h"
 #include "tests/support/plain_library.h"

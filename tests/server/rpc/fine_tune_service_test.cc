@@ -11,9 +11,9 @@
 
 #include "google/rpc/error_details.pb.h"
 #include "tests/server/model/files.h"
-#include "tests/server/store/faulty_files.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/tiny_job.h"
+#include "tests/server/store/faulty_files.h"
 
 namespace nibble {
 namespace {

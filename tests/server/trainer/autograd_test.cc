@@ -9,10 +9,10 @@
 #include <cmath>
 #include <set>
 
-#include "kernels/ops/dequantize_nf4.h"
-#include "kernels/ops/quantize_nf4.h"
-#include "kernels/ops/rms_norm_backward.h"
-#include "kernels/ops/rope.h"
+#include "kernels/ops/attention/rope.h"
+#include "kernels/ops/norm/rms_norm_backward.h"
+#include "kernels/ops/quantize/dequantize_nf4.h"
+#include "kernels/ops/quantize/quantize_nf4.h"
 #include "kernels/philox.h"
 #include "server/trainer/fixed_order.h"
 #include "server/trainer/recomputed_layer.h"

@@ -10,8 +10,8 @@
 #include <map>
 #include <set>
 
-#include "kernels/ops/dequantize_ternary.h"
-#include "kernels/ops/quantize_int8.h"
+#include "kernels/ops/quantize/dequantize_ternary.h"
+#include "kernels/ops/quantize/quantize_int8.h"
 #include "server/base/files.h"
 #include "server/model/artifact.h"
 #include "server/model/import.h"

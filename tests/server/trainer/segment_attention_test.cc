@@ -9,7 +9,7 @@
 #include <functional>
 #include <limits>
 
-#include "kernels/ops/attention.h"
+#include "kernels/ops/attention/attention.h"
 #include "server/trainer/torch_bridge.h"
 #include "tests/support/cancel_at.h"
 #include "tests/support/torch_memory.h"

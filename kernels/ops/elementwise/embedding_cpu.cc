@@ -1,0 +1,54 @@
+#include <cstring>
+
+#include "kernels/ops/elementwise/embedding_launch.h"
+
+namespace nibble::kernels {
+namespace {
+
+void Put(const Matrix& out, std::int64_t row, std::int64_t k, float x) {
+  if (out.dtype == DType::kF32) {
+    out.Row<float>(row)[k] = x;
+  } else {
+    out.Row<BF16>(row)[k] = ToBF16(x);
+  }
+}
+
+void CopyRow(const ConstMatrix& table, std::int64_t id, const Matrix& out, std::int64_t row) {
+  const std::int64_t cols = table.cols;
+  if (table.dtype == out.dtype) {
+    const std::int64_t size = SizeOf(table.dtype);
+    std::memcpy(static_cast<char*>(out.data) + row * out.stride * size,
+                static_cast<const char*>(table.data) + id * table.stride * size, static_cast<std::size_t>(cols * size));
+  } else if (table.dtype == DType::kF32) {
+    for (std::int64_t k = 0; k < cols; ++k) Put(out, row, k, table.Row<float>(id)[k]);
+  } else {
+    for (std::int64_t k = 0; k < cols; ++k) Put(out, row, k, ToFloat(table.Row<BF16>(id)[k]));
+  }
+}
+
+void UnpackRow(const PackedInt8Weight& packed, std::int64_t id, const Matrix& out, std::int64_t row) {
+  const std::int8_t* codes =
+      packed.tiles + id / kInt8TileRows * packed.padded_k * kInt8TileRows + id % kInt8TileRows * 4;
+  const float scale = packed.scale[id];
+  for (std::int64_t k = 0; k < packed.cols; ++k) {
+    const std::int8_t code = codes[k / 4 * 64 + k % 4];
+    Put(out, row, k, static_cast<float>(code) * scale);
+  }
+}
+
+}  // namespace
+
+LaunchResult EmbeddingCpu(const EmbeddingArgs& args, const Stream& stream) {
+  stream.ParallelFor(args.num_ids, 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      if (args.table.data != nullptr) {
+        CopyRow(args.table, args.ids[t], args.out, t);
+      } else {
+        UnpackRow(args.packed, args.ids[t], args.out, t);
+      }
+    }
+  });
+  return {};
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,18 @@
+#pragma once
+#include "absl/status/status.h"
+#include "kernels/ops/elementwise/silu_mul_backward_launch.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+// Gradients of silu_mul, with s = 1 / (1 + exp(-gate)):
+//   grad_up = (grad_y * gate) * s
+//   grad_gate = ((grad_y * up) * s) * (1 + gate * (1 - s))
+//   gate, up, grad_y    [M, F]  f32 | bf16
+//   grad_gate, grad_up  [M, F]  f32 | bf16; overwritten; may be gate and up
+// Same bits on every path.
+// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Source: derivative of silu_mul. Golden: tests/golden/kernels (autograd of the formula).
+absl::Status SiluMulBackward(const SiluMulBackwardArgs& args, const Stream& stream);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,43 @@
+#include <immintrin.h>
+
+#include "kernels/ops/quantize/dequantize_nf4_rows.h"
+#include "kernels/vec16_avx512.h"
+
+namespace nibble::kernels {
+namespace {
+
+// The sixteen possible values of a block are computed and rounded once, then looked up by a permute: one rounding per
+// value, as in the plain loops.
+struct Avx512 {
+  static __m512 Values(float absmax) {
+    return _mm512_mul_ps(_mm512_loadu_ps(kNf4Book.data()), _mm512_set1_ps(absmax));
+  }
+
+  static void Block(const std::uint8_t* codes, float absmax, float* out) {
+    const __m512 values = Values(absmax);
+    for (int i = 0; i < 4; ++i) {
+      const __m512i byte = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + 8 * i)));
+      // Even lanes take the high nibble, odd lanes the whole byte: vpermps reads four bits of an index.
+      const __m512i at = _mm512_or_si512(_mm512_srli_epi64(byte, 4), _mm512_slli_epi64(byte, 32));
+      _mm512_storeu_ps(out + 16 * i, _mm512_permutexvar_ps(at, values));
+    }
+  }
+
+  static void Block(const std::uint8_t* codes, float absmax, BF16* out) {
+    const __m512i values = _mm512_broadcast_i64x4(Vec16Avx512::Narrow(Values(absmax)));
+    for (int i = 0; i < 2; ++i) {
+      const __m512i byte = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16 * i)));
+      // vpermw reads five bits of an index; the table holds the sixteen values twice, so the fifth does not matter.
+      const __m512i at = _mm512_or_si512(_mm512_srli_epi32(byte, 4), _mm512_slli_epi32(byte, 16));
+      _mm512_storeu_si512(out + 32 * i, _mm512_permutexvar_epi16(at, values));
+    }
+  }
+};
+
+}  // namespace
+
+LaunchResult DequantizeNf4Avx512(const DequantizeNf4Args& args, const Stream& stream) {
+  return DequantizeNf4On<Avx512>(args, stream);
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,25 @@
+// The loop over blocks that every CPU path of double_dequantize shares; a Path lives in an anonymous namespace.
+#pragma once
+#include <algorithm>
+
+#include "kernels/ops/quantize/double_dequantize_launch.h"
+
+namespace nibble::kernels {
+
+inline constexpr std::int64_t kDoubleDequantizePieceBlocks = 32;
+
+// Path::Block(codes, n, factor, offset, absmax) writes n values that share a factor.
+template <typename Path>
+LaunchResult DoubleDequantizeOn(const DoubleDequantizeArgs& args, const Stream& stream) {
+  stream.ParallelFor(DoubleQuantBlocks(args.n), kDoubleDequantizePieceBlocks,
+                     [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      const std::int64_t first = b * kDoubleQuantBlock;
+      const int n = static_cast<int>(std::min(kDoubleQuantBlock, args.n - first));
+      Path::Block(args.codes + first, n, args.factor[b], args.offset, args.absmax + first);
+    }
+  });
+  return {};
+}
+
+}  // namespace nibble::kernels

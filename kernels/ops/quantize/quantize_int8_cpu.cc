@@ -1,0 +1,77 @@
+// Plain loops: the reference that the fast paths must equal.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/ops/quantize/quantize_int8_table.h"
+
+namespace nibble::kernels {
+namespace {
+
+// The row's outliers in ascending order of index.
+std::vector<std::int32_t> FindOutliers(const std::vector<float>& x, int max_outliers) {
+  float lanes[16] = {};
+  for (std::size_t k = 0; k < x.size(); ++k) lanes[k % 16] += std::fabs(x[k]);
+  for (std::size_t half = 8; half > 0; half /= 2) {
+    for (std::size_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+  }
+  const float mean = lanes[0] / static_cast<float>(x.size());
+  const float threshold = kOutlierRatio * mean;
+  std::vector<std::int32_t> found;
+  for (std::size_t k = 0; k < x.size(); ++k) {
+    if (std::fabs(x[k]) > threshold) found.push_back(static_cast<std::int32_t>(k));
+  }
+  std::stable_sort(found.begin(), found.end(), [&](std::int32_t a, std::int32_t b) {
+    return std::fabs(x[static_cast<std::size_t>(a)]) > std::fabs(x[static_cast<std::size_t>(b)]);
+  });
+  if (found.size() > static_cast<std::size_t>(max_outliers)) found.resize(static_cast<std::size_t>(max_outliers));
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+float Element(const ConstMatrix& m, std::int64_t row, std::int64_t k) {
+  return m.dtype == DType::kF32 ? m.Row<float>(row)[k] : ToFloat(m.Row<BF16>(row)[k]);
+}
+
+}  // namespace
+
+LaunchResult QuantizeInt8Cpu(const QuantizeInt8Args& args, const Stream& stream) {
+  const float max_code = MaxCode(args.how.bits);
+  float all = 0.0f;
+  for (std::int64_t row = 0; args.how.per_tensor && row < args.x.rows; ++row) {
+    for (std::int64_t k = 0; k < args.x.cols; ++k) all = std::max(all, std::fabs(Element(args.x, row, k)));
+  }
+  stream.ParallelFor(args.x.rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    const QuantizedRows& out = args.out;
+    std::vector<float> x(static_cast<std::size_t>(args.x.cols));
+    for (std::int64_t row = begin; row < end; ++row) {
+      for (std::size_t k = 0; k < x.size(); ++k) x[k] = Element(args.x, row, static_cast<std::int64_t>(k));
+      const std::vector<std::int32_t> outliers = args.max_outliers == 0 ? std::vector<std::int32_t>{}
+                                                                        : FindOutliers(x, args.max_outliers);
+      if (out.num_outliers != nullptr) out.num_outliers[row] = static_cast<std::int32_t>(outliers.size());
+      for (std::size_t i = 0; i < outliers.size(); ++i) {
+        float& value = x[static_cast<std::size_t>(outliers[i])];
+        out.outlier_index[row * kMaxOutliers + static_cast<std::int64_t>(i)] = outliers[i];
+        out.outlier_value[row * kMaxOutliers + static_cast<std::int64_t>(i)] = value;
+        value = 0.0f;
+      }
+      float absmax = all;
+      for (const float value : x) absmax = std::max(absmax, std::fabs(value));
+      const float scale = std::max(absmax, args.how.min_absmax) / max_code;
+      const float inverse = 1.0f / scale;
+      out.scale[row] = scale;
+      for (std::int64_t k = 0; k < out.stride; ++k) {
+        const float rounded = k < out.cols ? std::nearbyint(x[static_cast<std::size_t>(k)] * inverse) : 0.0f;
+        const float code = std::clamp(rounded, -max_code, max_code);
+        if (args.how.bits == 16) {
+          out.wide_codes[row * out.stride + k] = static_cast<std::int16_t>(code);
+        } else {
+          out.codes[row * out.stride + k] = static_cast<std::int8_t>(code);
+        }
+      }
+    }
+  });
+  return {};
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,18 @@
+#pragma once
+#include "absl/status/status.h"
+#include "kernels/ops/quantize/quantize_nf4_launch.h"
+
+namespace nibble::kernels {
+
+// NF4 codes of x in blocks of 64 along a row, scaled by absmax: code = tree(x * (1 / absmax)) in f32 (formats/nf4.h).
+//   x       [N, K]          f32 | bf16, finite
+//   codes   [N, ceil(K/2)]  u8, first element in the high nibble; overwritten; an odd row's last low nibble is 7
+//   absmax  [N, ceil(K/64)] f32; overwritten
+// A zero block stores absmax 0 and code 7; so does a block so small that 1 / absmax is infinite. Same bits on every
+// path. A block with an infinity or a NaN gets a non-finite absmax, whatever its other elements. The CPU checks for
+// that and rejects x, naming row and block; on CUDA, which returns before the value is known, the caller must check.
+// Errors: InvalidArgument (shape, dtype, not finite), Unimplemented (no kernel for device), Internal (launch).
+// Source: QLoRA arXiv:2305.14314 s.3; bitsandbytes kernels.cu. Golden: tests/golden/kernels (bitsandbytes).
+absl::Status QuantizeNf4(const QuantizeNf4Args& args, const Stream& stream);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,74 @@
+#include <immintrin.h>
+
+#include "kernels/ops/quantize/quantize_nf4_rows.h"
+#include "kernels/vec16_avx2.h"
+
+namespace nibble::kernels {
+namespace {
+
+struct Avx2 {
+  // Entries `at` of a table of 16 floats.
+  static __m256 Lookup(__m256 low, __m256 high, __m256i at) {
+    const __m256 from_low = _mm256_permutevar8x32_ps(low, at);
+    const __m256 from_high = _mm256_permutevar8x32_ps(high, at);
+    return _mm256_blendv_ps(from_low, from_high, _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
+  }
+
+  // Binary search, as in the AVX-512 path.
+  static __m256i Codes(__m256 v, __m256 low, __m256 high) {
+    const __m256 middle = _mm256_set1_ps(kNf4Thresholds[7]);
+    __m256i code = _mm256_and_si256(_mm256_castps_si256(_mm256_cmp_ps(v, middle, _CMP_GT_OQ)), _mm256_set1_epi32(8));
+    for (int step = 4; step > 0; step /= 2) {
+      const __m256i at = _mm256_add_epi32(code, _mm256_set1_epi32(step - 1));
+      const __m256 above = _mm256_cmp_ps(v, Lookup(low, high, at), _CMP_GT_OQ);
+      code = _mm256_add_epi32(code, _mm256_and_si256(_mm256_castps_si256(above), _mm256_set1_epi32(step)));
+    }
+    return code;
+  }
+
+  static std::uint32_t ReduceMax(__m256i v) {
+    __m128i m = _mm_max_epu32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1));
+    return static_cast<std::uint32_t>(_mm_cvtsi128_si32(m));
+  }
+
+  // Eight codes in 32-bit lanes to four bytes.
+  static void Store(__m256i code, std::uint8_t* codes) {
+    const __m256i pair = _mm256_or_si256(_mm256_slli_epi64(code, 4), _mm256_srli_epi64(code, 32));
+    const __m256i first_bytes = _mm256_shuffle_epi8(pair, _mm256_set1_epi64x(static_cast<long long>(0x8080808080800800)));
+    const std::uint32_t low = static_cast<std::uint32_t>(_mm_cvtsi128_si32(_mm256_castsi256_si128(first_bytes)));
+    const std::uint32_t high = static_cast<std::uint32_t>(_mm_cvtsi128_si32(_mm256_extracti128_si256(first_bytes, 1)));
+    const std::uint32_t bytes = (low & 0xffffu) | high << 16;
+    std::copy_n(reinterpret_cast<const std::uint8_t*>(&bytes), sizeof bytes, codes);
+  }
+
+  template <typename T>
+  static float Block(const T* x, std::uint8_t* codes) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256 value[8];
+    __m256i top = _mm256_setzero_si256();
+    for (int i = 0; i < 4; ++i) {
+      const Vec16Avx2 v = Vec16Avx2::Load(x + 16 * i);
+      value[2 * i] = v.lo;
+      value[2 * i + 1] = v.hi;
+      top = _mm256_max_epu32(top, _mm256_and_si256(_mm256_castps_si256(v.lo), magnitude));
+      top = _mm256_max_epu32(top, _mm256_and_si256(_mm256_castps_si256(v.hi), magnitude));
+    }
+    const float absmax = std::bit_cast<float>(ReduceMax(top));
+    const __m256 inverse = _mm256_set1_ps(Nf4Inverse(absmax));
+    const __m256 low = _mm256_loadu_ps(kNf4Thresholds.data());
+    const __m256i seven = _mm256_setr_epi32(-1, -1, -1, -1, -1, -1, -1, 0);
+    const __m256 high = _mm256_maskload_ps(kNf4Thresholds.data() + 8, seven);
+    for (int i = 0; i < 8; ++i) Store(Codes(_mm256_mul_ps(value[i], inverse), low, high), codes + 4 * i);
+    return absmax;
+  }
+};
+
+}  // namespace
+
+LaunchResult QuantizeNf4Avx2(const QuantizeNf4Args& args, const Stream& stream) {
+  return QuantizeNf4On<Avx2>(args, stream);
+}
+
+}  // namespace nibble::kernels

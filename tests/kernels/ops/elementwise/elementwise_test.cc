@@ -1,0 +1,235 @@
+// Compares add, silu_mul and silu_mul_backward with f64 formulas, and every path with the plain one, bit for bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/ops/elementwise/add.h"
+#include "kernels/ops/elementwise/silu_mul.h"
+#include "kernels/ops/elementwise/silu_mul_backward.h"
+#include "tests/support/isas.h"
+#include "tests/support/numeric.h"
+#include "tests/support/random.h"
+
+namespace nibble::kernels {
+namespace {
+
+using support::BytesEqual;
+using support::CpuStream;
+using support::GuardedBytes;
+using support::Isas;
+
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
+constexpr std::int64_t kSizes[] = {1, 15, 16, 17, 31, 32, 33, 100};
+constexpr std::int64_t kRows = 5;
+
+// Values over a wide range, so that exp overflows, underflows and gives ordinary results.
+std::vector<float> Wide(std::uint64_t seed, std::int64_t n) {
+  std::vector<float> x = support::NormalVector(seed, n, 4.0f);
+  for (std::size_t i = 0; i < x.size(); i += 7) x[i] *= 30.0f;
+  return x;
+}
+
+std::vector<float> Widen(const std::vector<std::uint8_t>& bytes, DType dtype) {
+  std::vector<float> out(bytes.size() / static_cast<std::size_t>(SizeOf(dtype)));
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = dtype == DType::kF32 ? reinterpret_cast<const float*>(bytes.data())[i]
+                                  : ToFloat(reinterpret_cast<const BF16*>(bytes.data())[i]);
+  }
+  return out;
+}
+
+std::vector<float> WidenGuarded(const GuardedBytes& bytes, DType dtype) {
+  return Widen(std::vector<std::uint8_t>(bytes.data(), bytes.data() + bytes.size()), dtype);
+}
+
+TEST(AddTest, EveryPathGivesTheRoundedSum) {
+  for (const DType x_type : kTypes) {
+    for (const DType y_type : kTypes) {
+      for (const std::int64_t cols : kSizes) {
+        const auto x = support::ToBytes(Wide(1, kRows * cols), x_type);
+        const auto y = support::ToBytes(Wide(2, kRows * cols), y_type);
+        const auto xf = Widen(x, x_type);
+        const auto yf = Widen(y, y_type);
+        for (const Isa isa : Isas()) {
+          GuardedBytes got(static_cast<std::int64_t>(x.size()));
+          std::memcpy(got.data(), x.data(), x.size());
+          ASSERT_TRUE(Add({.x = MakeMatrix(got.data(), x_type, kRows, cols),
+                           .y = MakeConstMatrix(y.data(), y_type, kRows, cols)},
+                          CpuStream(isa))
+                          .ok());
+          const auto gotf = WidenGuarded(got, x_type);
+          for (std::size_t i = 0; i < gotf.size(); ++i) {
+            const float sum = xf[i] + yf[i];
+            ASSERT_EQ(gotf[i], x_type == DType::kF32 ? sum : ToFloat(ToBF16(sum))) << Name(isa) << " " << i;
+          }
+          EXPECT_TRUE(got.GuardsIntact());
+        }
+      }
+    }
+  }
+}
+
+TEST(AddTest, RowsMayBeStrided) {
+  for (const Isa isa : Isas()) {
+    std::vector<float> x(3 * 40, 1.0f);
+    const std::vector<float> y(3 * 33, 2.0f);
+    Matrix strided = MakeMatrix(x.data(), DType::kF32, 3, 33);
+    strided.stride = 40;
+    ASSERT_TRUE(Add({.x = strided, .y = MakeConstMatrix(y.data(), DType::kF32, 3, 33)}, CpuStream(isa)).ok());
+    for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(x[i], i % 40 < 33 ? 3.0f : 1.0f);
+  }
+}
+
+TEST(AddTest, RefusesOtherShapesAndTypes) {
+  std::vector<float> x(12);
+  const Stream stream = CpuStream(Isa::kPlain);
+  const auto status =
+      Add({.x = MakeMatrix(x.data(), DType::kF32, 3, 4), .y = MakeConstMatrix(x.data(), DType::kF32, 4, 3)}, stream);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("y is [4, 3]"), std::string::npos) << status;
+  EXPECT_FALSE(
+      Add({.x = MakeMatrix(x.data(), DType::kI8, 3, 4), .y = MakeConstMatrix(x.data(), DType::kF32, 3, 4)}, stream)
+          .ok());
+}
+
+// Exp within 1 ulp, then two or three f32 roundings; y may be denormal.
+double SiluBound(double y, DType dtype) {
+  const double unit = dtype == DType::kBF16 ? support::kEpsBF16 : 0.0;
+  return std::fabs(y) * (support::Gamma(6) + unit * 1.01) + 1e-36;
+}
+
+TEST(SiluMulTest, AgreesWithF64AndIsEqualOnEveryPath) {
+  for (const DType in : kTypes) {
+    for (const DType out : kTypes) {
+      for (const std::int64_t cols : kSizes) {
+        const auto gate = support::ToBytes(Wide(3, kRows * cols), in);
+        const auto up = support::ToBytes(Wide(4, kRows * cols), in);
+        const auto g = Widen(gate, in);
+        const auto u = Widen(up, in);
+        std::vector<double> want(g.size());
+        for (std::size_t i = 0; i < g.size(); ++i) {
+          want[i] =
+              static_cast<double>(g[i]) / (1.0 + std::exp(-static_cast<double>(g[i]))) * static_cast<double>(u[i]);
+        }
+        std::vector<std::uint8_t> plain;
+        for (const Isa isa : Isas()) {
+          GuardedBytes y(kRows * cols * SizeOf(out));
+          ThreadPool pool(3);
+          ASSERT_TRUE(SiluMul({.gate = MakeConstMatrix(gate.data(), in, kRows, cols),
+                               .up = MakeConstMatrix(up.data(), in, kRows, cols),
+                               .y = MakeMatrix(y.data(), out, kRows, cols)},
+                              CpuStream(isa, &pool))
+                          .ok());
+          EXPECT_TRUE(y.GuardsIntact());
+          EXPECT_TRUE(support::AllWithin(WidenGuarded(y, out), want, [&](std::size_t i) {
+            return SiluBound(want[i], out);
+          })) << Name(isa);
+          if (isa == Isa::kPlain) plain.assign(y.data(), y.data() + y.size());
+          EXPECT_TRUE(BytesEqual(y.data(), plain.data(), y.size())) << Name(isa);
+        }
+      }
+    }
+  }
+}
+
+TEST(SiluMulTest, OutputMayBeAnInput) {
+  const std::vector<float> gate = Wide(5, 200);
+  const std::vector<float> up = Wide(6, 200);
+  const auto view = [](const std::vector<float>& x) { return MakeConstMatrix(x.data(), DType::kF32, 2, 100); };
+  for (const Isa isa : Isas()) {
+    std::vector<float> want(200);
+    ASSERT_TRUE(SiluMul({view(gate), view(up), MakeMatrix(want.data(), DType::kF32, 2, 100)}, CpuStream(isa)).ok());
+    for (const bool onto_gate : {true, false}) {
+      std::vector<float> y = onto_gate ? gate : up;
+      ASSERT_TRUE(SiluMul({onto_gate ? view(y) : view(gate), onto_gate ? view(up) : view(y),
+                           MakeMatrix(y.data(), DType::kF32, 2, 100)},
+                          CpuStream(isa))
+                      .ok());
+      EXPECT_TRUE(BytesEqual(y.data(), want.data(), 800));
+    }
+  }
+}
+
+TEST(SiluMulTest, NaNStaysNaN) {
+  const std::vector<float> gate = {1.0f, std::nanf(""), 2.0f};
+  const std::vector<float> up = {1.0f, 1.0f, std::nanf("")};
+  for (const Isa isa : Isas()) {
+    std::vector<float> y(3);
+    ASSERT_TRUE(SiluMul({MakeConstMatrix(gate.data(), DType::kF32, 1, 3), MakeConstMatrix(up.data(), DType::kF32, 1, 3),
+                         MakeMatrix(y.data(), DType::kF32, 1, 3)},
+                        CpuStream(isa))
+                    .ok());
+    EXPECT_FALSE(std::isnan(y[0]));
+    EXPECT_TRUE(std::isnan(y[1]));
+    EXPECT_TRUE(std::isnan(y[2]));
+  }
+}
+
+// Bound on 1 / (1 + exp(-x)) where exp overflows and the computed value is 0.
+constexpr double kLostSigmoid = 0x1p-127;
+
+TEST(SiluMulBackwardTest, AgreesWithF64AndIsEqualOnEveryPath) {
+  for (const DType dtype : kTypes) {
+    for (const std::int64_t cols : kSizes) {
+      const std::int64_t n = kRows * cols;
+      const auto gate = support::ToBytes(Wide(7, n), dtype);
+      const auto up = support::ToBytes(Wide(8, n), dtype);
+      const auto grad = support::ToBytes(Wide(9, n), dtype);
+      const auto a = Widen(gate, dtype);
+      const auto b = Widen(up, dtype);
+      const auto g = Widen(grad, dtype);
+      std::vector<double> want_gate(a.size()), want_up(a.size()), bound_gate(a.size());
+      const double unit = dtype == DType::kBF16 ? support::kEpsBF16 * 1.01 : 0.0;
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        const double x = a[i], u = b[i], dy = g[i];
+        const double s = 1.0 / (1.0 + std::exp(-x));
+        want_up[i] = dy * x * s;
+        want_gate[i] = dy * u * s * (1.0 + x * (1.0 - s));
+        // 1 - s and the sum cancel: the bound follows the sizes of their terms, not of their value.
+        bound_gate[i] = std::fabs(dy * u) * (1.0 + std::fabs(x)) * (s * support::Gamma(12) + kLostSigmoid) +
+                        unit * std::fabs(want_gate[i]);
+      }
+      std::vector<std::uint8_t> plain;
+      for (const Isa isa : Isas()) {
+        GuardedBytes grad_gate(n * SizeOf(dtype));
+        GuardedBytes grad_up(n * SizeOf(dtype));
+        const auto view = [&](const std::vector<std::uint8_t>& x) {
+          return MakeConstMatrix(x.data(), dtype, kRows, cols);
+        };
+        ASSERT_TRUE(SiluMulBackward({view(gate), view(up), view(grad), MakeMatrix(grad_gate.data(), dtype, kRows, cols),
+                                     MakeMatrix(grad_up.data(), dtype, kRows, cols)},
+                                    CpuStream(isa))
+                        .ok());
+        EXPECT_TRUE(grad_gate.GuardsIntact() && grad_up.GuardsIntact());
+        EXPECT_TRUE(support::AllWithin(WidenGuarded(grad_up, dtype), want_up, [&](std::size_t i) {
+          return std::fabs(want_up[i]) * (support::Gamma(8) + unit) +
+                 std::fabs(static_cast<double>(g[i]) * a[i]) * kLostSigmoid;
+        })) << Name(isa);
+        EXPECT_TRUE(support::AllWithin(WidenGuarded(grad_gate, dtype), want_gate, [&](std::size_t i) {
+          return bound_gate[i];
+        })) << Name(isa);
+        std::vector<std::uint8_t> both(grad_gate.data(), grad_gate.data() + grad_gate.size());
+        both.insert(both.end(), grad_up.data(), grad_up.data() + grad_up.size());
+        if (isa == Isa::kPlain) plain = both;
+        EXPECT_TRUE(BytesEqual(both.data(), plain.data(), both.size())) << Name(isa);
+      }
+    }
+  }
+}
+
+TEST(SiluMulBackwardTest, GradientsMayOverwriteTheirInputs) {
+  const std::vector<float> gate = Wide(10, 64), up = Wide(11, 64), grad = Wide(12, 64);
+  const auto view = [](const std::vector<float>& x) { return MakeConstMatrix(x.data(), DType::kF32, 2, 32); };
+  for (const Isa isa : Isas()) {
+    std::vector<float> want_gate(64), want_up(64), got_gate = gate, got_up = up;
+    const auto out = [](std::vector<float>& x) { return MakeMatrix(x.data(), DType::kF32, 2, 32); };
+    ASSERT_TRUE(SiluMulBackward({view(gate), view(up), view(grad), out(want_gate), out(want_up)}, CpuStream(isa)).ok());
+    ASSERT_TRUE(
+        SiluMulBackward({view(got_gate), view(got_up), view(grad), out(got_gate), out(got_up)}, CpuStream(isa)).ok());
+    EXPECT_EQ(got_gate, want_gate);
+    EXPECT_EQ(got_up, want_up);
+  }
+}
+
+}  // namespace
+}  // namespace nibble::kernels

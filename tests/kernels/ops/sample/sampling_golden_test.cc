@@ -1,0 +1,86 @@
+// Compares log_softmax_gather and sample with torch and transformers (tests/golden/kernels/sampling.txt).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/ops/loss/log_softmax_gather.h"
+#include "kernels/ops/sample/sample_vec.h"
+#include "kernels/vec16_plain.h"
+#include "tests/support/golden.h"
+#include "tests/support/isas.h"
+#include "tests/support/numeric.h"
+
+namespace nibble::kernels {
+namespace {
+
+using support::AllWithin;
+using support::Gamma;
+using support::kEpsF32;
+
+const support::Golden& Values() {
+  static const support::Golden golden("tests/golden/kernels/sampling.txt");
+  return golden;
+}
+
+TEST(LogSoftmaxGoldenTest, MatchesTorchLogSoftmax) {
+  std::vector<float> logits;
+  for (const BF16 x : Values().Get<BF16>("log_softmax.logits")) logits.push_back(ToFloat(x));
+  const auto target = Values().Get<std::int32_t>("log_softmax.target");
+  const std::int64_t rows = static_cast<std::int64_t>(target.size());
+  const std::int64_t vocabulary = static_cast<std::int64_t>(logits.size()) / rows;
+  const auto want_top = Values().Get<double>("log_softmax.top_logprob");
+  const std::int64_t top_n = static_cast<std::int64_t>(want_top.size()) / rows;
+  std::vector<float> logprob(target.size()), logsumexp(target.size()), top_logprob(want_top.size());
+  std::vector<std::int32_t> top_id(want_top.size());
+  ASSERT_TRUE(LogSoftmaxGather({.logits = MakeConstMatrix(logits.data(), DType::kF32, rows, vocabulary),
+                                .target = target.data(),
+                                .logprob = logprob.data(),
+                                .logsumexp = logsumexp.data(),
+                                .top_n = top_n,
+                                .top_id = top_id.data(),
+                                .top_logprob = top_logprob.data()},
+                               support::CpuStream(Isa::kPlain))
+                  .ok());
+  float largest = 0;
+  for (const float x : logits) largest = std::max(largest, std::fabs(x));
+  // The sum's roundings are relative to it; the maximum and the differences to it are rounded absolutely.
+  const double bound = Gamma(vocabulary / 16 + 12) + 6 * kEpsF32 * (2 * static_cast<double>(largest) + 10);
+  const auto within = [&](std::size_t) { return bound; };
+  EXPECT_TRUE(AllWithin(logprob, Values().Get<double>("log_softmax.logprob"), within));
+  EXPECT_TRUE(AllWithin(logsumexp, Values().Get<double>("log_softmax.logsumexp"), within));
+  EXPECT_TRUE(AllWithin(top_logprob, want_top, within));
+}
+
+TEST(SampleGoldenTest, FiltersKeepTheCandidatesAndProbabilitiesOfTransformers) {
+  const auto logits = Values().Get<float>("sample.logits");
+  const auto params = Values().Get<float>("sample.params");
+  ASSERT_GT(params.size(), 4u * 80u);
+  for (std::size_t i = 0; i < params.size() / 4; ++i) {
+    const SampleParams p{.temperature = params[4 * i],
+                         .top_k = static_cast<std::int32_t>(params[4 * i + 1]),
+                         .top_p = params[4 * i + 2],
+                         .min_p = params[4 * i + 3]};
+    SCOPED_TRACE(::testing::Message() << "T " << p.temperature << " top_k " << p.top_k << " top_p " << p.top_p
+                                      << " min_p " << p.min_p);
+    const std::string name = "sample.case" + std::to_string(i);
+    const auto ids = Values().Get<std::int16_t>(name + ".ids");
+    const auto probabilities = Values().Get<float>(name + ".probabilities");
+    auto got = RowSampler<Vec16Plain>(logits.data(), static_cast<std::int64_t>(logits.size()), p).Candidates(2.0);
+    const double sum = got.back().cumulative;
+    EXPECT_TRUE(
+        std::is_sorted(got.begin(), got.end(), [](const auto& a, const auto& b) { return a.weight > b.weight; }));
+    std::sort(got.begin(), got.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+    ASSERT_EQ(got.size(), ids.size());
+    for (std::size_t j = 0; j < got.size(); ++j) {
+      ASSERT_EQ(got[j].id, ids[j]);
+      // The exponent is rounded twice (difference, temperature), exp once, the golden once; the sum is of such weights.
+      const double exponent = std::fabs(std::log(static_cast<double>(got[j].weight)));
+      ASSERT_NEAR(static_cast<double>(got[j].weight) / sum, probabilities[j],
+                  probabilities[j] * kEpsF32 * (4 * exponent + 60));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nibble::kernels
