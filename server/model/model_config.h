@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/activation.h"
 #include "server/base/json.h"
 
 namespace nibble::model {
@@ -33,7 +34,7 @@ enum class NormPlacement {
   kBlockAndLinear,  // kBlock and kLinear together (transformers' bitnet with use_rms_norm)
 };
 
-enum class Activation { kSilu, kRelu2 };  // act(gate) * up; relu2 is max(x, 0)^2
+using kernels::Activation;  // act(gate) * up
 
 struct ModelConfig {
   std::string architecture;          // a name from family.cc: "llama", "mistral", ...

@@ -9,8 +9,7 @@
 #include "kernels/ops/attention/rope.h"
 #include "kernels/ops/elementwise/add.h"
 #include "kernels/ops/elementwise/embedding.h"
-#include "kernels/ops/elementwise/relu2_mul.h"
-#include "kernels/ops/elementwise/silu_mul.h"
+#include "kernels/ops/elementwise/gated_mul.h"
 #include "kernels/ops/matmul/matmul_dense.h"
 #include "kernels/ops/matmul/matmul_int8.h"
 #include "kernels/ops/matmul/matmul_library.h"
@@ -198,8 +197,7 @@ ServingOps::Tensor ServingOps::Gated(const Tensor& gate, const Tensor& up) {
   const DType type = TypeBefore(0, LinearKind::kDown);  // all layers have one format
   Matrix y = type == DType::kF32 ? gate : arena_.AllocateMatrix(type, gate.rows, gate.cols);
   if (!status_.ok()) return y;
-  Ok(config_.activation == Activation::kRelu2 ? kernels::Relu2Mul({.gate = gate, .up = up, .y = y}, stream_)
-                                              : kernels::SiluMul({.gate = gate, .up = up, .y = y}, stream_));
+  Ok(kernels::GatedMul({.activation = config_.activation, .gate = gate, .up = up, .y = y}, stream_));
   return y;
 }
 

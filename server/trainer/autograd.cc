@@ -9,10 +9,8 @@
 #include <stdexcept>
 
 #include "kernels/ops/attention/rope.h"
-#include "kernels/ops/elementwise/relu2_mul.h"
-#include "kernels/ops/elementwise/relu2_mul_backward.h"
-#include "kernels/ops/elementwise/silu_mul.h"
-#include "kernels/ops/elementwise/silu_mul_backward.h"
+#include "kernels/ops/elementwise/gated_mul.h"
+#include "kernels/ops/elementwise/gated_mul_backward.h"
 #include "kernels/ops/loss/cross_entropy.h"
 #include "kernels/ops/matmul/matmul_dense.h"
 #include "kernels/ops/matmul/matmul_library.h"
@@ -244,38 +242,34 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
   }
 };
 
-// act(gate) * up, where act is relu^2 if kRelu2, else silu.
-template <bool kRelu2>
-struct GatedFunction : torch::autograd::Function<GatedFunction<kRelu2>> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& gate, const Tensor& up, torch::ScalarType type, Context* context) {
+// act(gate) * up.
+struct GatedMulFunction : torch::autograd::Function<GatedMulFunction> {
+  static Tensor forward(AutogradContext* ctx, kernels::Activation activation, const Tensor& gate, const Tensor& up, torch::ScalarType type,
+                        Context* context) {
     Remember(ctx, "context", context);
+    ctx->saved_data["activation"] = static_cast<std::int64_t>(activation);
     ctx->saved_data["type"] = static_cast<std::int64_t>(gate.scalar_type());
     Tensor y = torch::empty(gate.sizes(), type);
-    if constexpr (kRelu2) {
-      ThrowIfError(kernels::Relu2Mul({.gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)}, context->stream));
-    } else {
-      ThrowIfError(kernels::SiluMul({.gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)}, context->stream));
-    }
+    ThrowIfError(
+        kernels::GatedMul({.activation = activation, .gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)}, context->stream));
     ctx->save_for_backward({gate.to(type), up.to(type)});
     return y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const kernels::Stream& stream = ContextOf(ctx).stream;
     const variable_list saved = ctx->get_saved_variables();
     const Tensor g = grads[0].contiguous();
     const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
     const auto make = [&] { return type == torch::kFloat32 ? ContextOf(ctx).transient.Empty(g.sizes()) : torch::empty(g.sizes(), type); };
     const Tensor grad_gate = make(), grad_up = make();
-    const auto run = [&](auto op, auto args) { ThrowIfError(op(args, stream)); };
-    if constexpr (kRelu2) {
-      run(kernels::Relu2MulBackward,
-          kernels::Relu2MulBackwardArgs{ViewOf(saved[0]), ViewOf(saved[1]), ViewOf(g), ViewOf(grad_gate), ViewOf(grad_up)});
-    } else {
-      run(kernels::SiluMulBackward,
-          kernels::SiluMulBackwardArgs{ViewOf(saved[0]), ViewOf(saved[1]), ViewOf(g), ViewOf(grad_gate), ViewOf(grad_up)});
-    }
-    return {grad_gate, grad_up, Tensor(), Tensor()};
+    ThrowIfError(kernels::GatedMulBackward({.activation = static_cast<kernels::Activation>(ctx->saved_data["activation"].toInt()),
+                                            .gate = ViewOf(saved[0]),
+                                            .up = ViewOf(saved[1]),
+                                            .grad_y = ViewOf(g),
+                                            .grad_gate = ViewOf(grad_gate),
+                                            .grad_up = ViewOf(grad_up)},
+                                           ContextOf(ctx).stream));
+    return {Tensor(), grad_gate, grad_up, Tensor(), Tensor()};
   }
 };
 
@@ -396,12 +390,9 @@ Tensor ApplyRope(const Tensor& x, std::int64_t num_heads, const std::int32_t* po
   return RopeFunction::apply(x, num_heads, position, cos, sin, table_positions, &context);
 }
 
-Tensor ApplySiluMul(const Tensor& gate, const Tensor& up, Context& context, std::optional<torch::ScalarType> type) {
-  return GatedFunction<false>::apply(gate, up, type.value_or(gate.scalar_type()), &context);
-}
-
-Tensor ApplyRelu2Mul(const Tensor& gate, const Tensor& up, Context& context, std::optional<torch::ScalarType> type) {
-  return GatedFunction<true>::apply(gate, up, type.value_or(gate.scalar_type()), &context);
+Tensor ApplyGatedMul(kernels::Activation activation, const Tensor& gate, const Tensor& up, Context& context,
+                     std::optional<torch::ScalarType> type) {
+  return GatedMulFunction::apply(activation, gate, up, type.value_or(gate.scalar_type()), &context);
 }
 
 Tensor ApplyChunkedLoss(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets, double scale,

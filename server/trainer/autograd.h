@@ -71,10 +71,8 @@ std::pair<torch::Tensor, torch::Tensor> RmsNormGradients(const torch::Tensor& x,
 torch::Tensor ApplyRope(const torch::Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos,
                         const float* sin, std::int64_t table_positions, AutogradContext& context);
 // `type` as in ApplyRmsNorm.
-torch::Tensor ApplySiluMul(const torch::Tensor& gate, const torch::Tensor& up, AutogradContext& context,
-                           std::optional<torch::ScalarType> type = std::nullopt);
-torch::Tensor ApplyRelu2Mul(const torch::Tensor& gate, const torch::Tensor& up, AutogradContext& context,
-                            std::optional<torch::ScalarType> type = std::nullopt);
+torch::Tensor ApplyGatedMul(kernels::Activation activation, const torch::Tensor& gate, const torch::Tensor& up,
+                            AutogradContext& context, std::optional<torch::ScalarType> type = std::nullopt);
 // Rows of a product are padded to a multiple of this. For torch's bf16 products, oneDNN builds and keeps a primitive
 // for every new shape: ragged batches made new ones each step, slowly, and memory grew by some 25 MiB per step.
 inline constexpr std::int64_t kRowQuantum = 64;

@@ -8,7 +8,6 @@
 #include <numbers>
 
 #include "kernels/ops/attention/rope.h"
-#include "kernels/ops/elementwise/relu2_mul.h"
 #include "kernels/philox.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
@@ -89,8 +88,7 @@ class BitNetOps {
                                  torch::kFloat32);
   }
   Tensor Gated(const Tensor& gate, const Tensor& up) {
-    return state_.config.activation == model::Activation::kRelu2 ? ApplyRelu2Mul(gate, up, state_.context)
-                                                                  : ApplySiluMul(gate, up, state_.context);
+    return ApplyGatedMul(state_.config.activation, gate, up, state_.context);
   }
   Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
   Tensor FinalNorm(const Tensor& h) { return ApplyRmsNorm(h, state_.final_norm, state_.config.rms_norm_eps, state_.context); }

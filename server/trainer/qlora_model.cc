@@ -94,9 +94,7 @@ class TrainingOps {
                                  TypeBefore(LinearKind::kO));
   }
   Tensor Gated(const Tensor& gate, const Tensor& up) {
-    const torch::ScalarType type = TypeBefore(LinearKind::kDown);
-    return state_.config->activation == model::Activation::kRelu2 ? ApplyRelu2Mul(gate, up, state_.context, type)
-                                                                   : ApplySiluMul(gate, up, state_.context, type);
+    return ApplyGatedMul(state_.config->activation, gate, up, state_.context, TypeBefore(LinearKind::kDown));
   }
   Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
   Tensor FinalNorm(const Tensor& h) {

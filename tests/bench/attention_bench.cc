@@ -1,11 +1,11 @@
-// Measures the parts of a step other than its matrix products: attention in decode and prefill, silu_mul, rope,
+// Measures the parts of a step other than its matrix products: attention in decode and prefill, gated_mul, rope,
 // sampling and log-probabilities.
 //   attention_bench --threads 2 [--isa avx2] [--clock cpu --threads 1]
 #include <cmath>
 
 #include "kernels/ops/attention/attention.h"
 #include "kernels/ops/attention/rope.h"
-#include "kernels/ops/elementwise/silu_mul.h"
+#include "kernels/ops/elementwise/gated_mul.h"
 #include "kernels/ops/loss/log_softmax_gather.h"
 #include "kernels/ops/sample/sample.h"
 #include "tests/bench/bench.h"
@@ -116,12 +116,12 @@ void AddSiluAndRope(Bench* bench) {
   };
   auto s = std::make_shared<State>();
   const auto silu = [=] {
-    return kernels::SiluMul({kernels::MakeConstMatrix(s->gate.data(), DType::kF32, kRows, kWidth),
+    return kernels::GatedMul({kernels::Activation::kSilu, kernels::MakeConstMatrix(s->gate.data(), DType::kF32, kRows, kWidth),
                              kernels::MakeConstMatrix(s->up.data(), DType::kF32, kRows, kWidth),
                              kernels::MakeMatrix(s->y.data(), DType::kF32, kRows, kWidth)},
                             bench->stream());
   };
-  bench->Add({.name = "silu_mul 64 x 1536, f32",
+  bench->Add({.name = "gated_mul 64 x 1536, f32",
               .roof = Roof::kRead,
               .work = 12.0 * kRows * kWidth,
               .check = [=] { return silu().ok() && s->y[0] != 0; },

@@ -1,4 +1,4 @@
-"""Makes attention.txt (attention, rope, silu_mul and its backward) and sampling.txt (log_softmax_gather, sample).
+"""Makes attention.txt (attention, rope, gated_mul and its backward) and sampling.txt (log_softmax_gather, sample).
 
     torch==2.11.0 transformers==5.23.0 numpy==2.4.6
 

@@ -1,4 +1,4 @@
-"""Makes ternary.txt, the golden values of BitNet's kernels: ternarise, dequantize_ternary, matmul_ternary, relu2_mul,
+"""Makes ternary.txt, the golden values of BitNet's kernels: ternarise, dequantize_ternary, matmul_ternary, gated_mul,
 quantize_int8 at 4, 8 and 16 bits and per tensor, rms_norm_backward's weight gradient, and the straight-through backward
 passes.
 

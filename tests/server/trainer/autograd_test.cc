@@ -141,10 +141,10 @@ TEST_F(AutogradTest, ThreadsChangeNoBitOfTheEmbeddingsGradient) {
   EXPECT_EQ(gradients[0][1].abs().max().item<float>(), 0.0f);
 }
 
-TEST_F(AutogradTest, SiluMulHasTheGradientOfItsFormula) {
+TEST_F(AutogradTest, GatedMulHasTheGradientOfItsFormula) {
   const Tensor gate = Random({3, 33}, 6).requires_grad_(), up = Random({3, 33}, 7).requires_grad_();
   const Tensor g = Random({3, 33}, 8);
-  const Tensor y = ApplySiluMul(gate, up, context_);
+  const Tensor y = ApplyGatedMul(kernels::Activation::kSilu, gate, up, context_);
   const Tensor gate64 = gate.detach().to(torch::kFloat64).requires_grad_(), up64 = up.detach().to(torch::kFloat64).requires_grad_();
   const Tensor y64 = torch::silu(gate64) * up64;
   EXPECT_LT(Distance(y, y64), kF32);

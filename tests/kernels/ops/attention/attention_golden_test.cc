@@ -1,4 +1,4 @@
-// Compares the plain paths of attention, rope and silu_mul with torch and transformers (tests/golden/kernels), within
+// Compares the plain paths of attention, rope and gated_mul with torch and transformers (tests/golden/kernels), within
 // bounds computed from each case.
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include "kernels/ops/attention/attention.h"
 #include "kernels/ops/attention/kv_store.h"
 #include "kernels/ops/attention/rope.h"
-#include "kernels/ops/elementwise/silu_mul.h"
-#include "kernels/ops/elementwise/silu_mul_backward.h"
+#include "kernels/ops/elementwise/gated_mul.h"
+#include "kernels/ops/elementwise/gated_mul_backward.h"
 #include "tests/kernels/ops/attention/paged_cache.h"
 #include "tests/support/golden.h"
 #include "tests/support/isas.h"
@@ -134,14 +134,14 @@ TEST(RopeGoldenTest, TableAndRotationMatchTransformers) {
   }));
 }
 
-TEST(SiluMulGoldenTest, ForwardAndBackwardMatchTorchAutograd) {
+TEST(GatedMulGoldenTest, ForwardAndBackwardMatchTorchAutograd) {
   const auto gate = Widened("silu.gate"), up = Widened("silu.up"), grad = Widened("silu.grad");
   const std::int64_t n = static_cast<std::int64_t>(gate.size());
   const auto view = [&](const std::vector<float>& x) { return MakeConstMatrix(x.data(), DType::kF32, 1, n); };
   std::vector<float> y(gate.size()), grad_gate(gate.size()), grad_up(gate.size());
   const auto out = [&](std::vector<float>& x) { return MakeMatrix(x.data(), DType::kF32, 1, n); };
-  ASSERT_TRUE(SiluMul({view(gate), view(up), out(y)}, plain).ok());
-  ASSERT_TRUE(SiluMulBackward({view(gate), view(up), view(grad), out(grad_gate), out(grad_up)}, plain).ok());
+  ASSERT_TRUE(GatedMul({Activation::kSilu, view(gate), view(up), out(y)}, plain).ok());
+  ASSERT_TRUE(GatedMulBackward({Activation::kSilu, view(gate), view(up), view(grad), out(grad_gate), out(grad_up)}, plain).ok());
   // Where exp overflows, the sigmoid becomes 0; its exact value there is below 2^-127.
   const auto term = [&](std::size_t i, double factor) {
     const double s = 1.0 / (1.0 + std::exp(-static_cast<double>(gate[i])));

@@ -1,11 +1,11 @@
-// Compares add, silu_mul and silu_mul_backward with f64 formulas, and every path with the plain one, bit for bit.
+// Compares add, gated_mul and gated_mul_backward with f64 formulas, and every path with the plain one, bit for bit.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "kernels/ops/elementwise/add.h"
-#include "kernels/ops/elementwise/silu_mul.h"
-#include "kernels/ops/elementwise/silu_mul_backward.h"
+#include "kernels/ops/elementwise/gated_mul.h"
+#include "kernels/ops/elementwise/gated_mul_backward.h"
 #include "tests/support/isas.h"
 #include "tests/support/numeric.h"
 #include "tests/support/random.h"
@@ -98,7 +98,7 @@ double SiluBound(double y, DType dtype) {
   return std::fabs(y) * (support::Gamma(6) + unit * 1.01) + 1e-36;
 }
 
-TEST(SiluMulTest, AgreesWithF64AndIsEqualOnEveryPath) {
+TEST(GatedMulTest, AgreesWithF64AndIsEqualOnEveryPath) {
   for (const DType in : kTypes) {
     for (const DType out : kTypes) {
       for (const std::int64_t cols : kSizes) {
@@ -115,7 +115,7 @@ TEST(SiluMulTest, AgreesWithF64AndIsEqualOnEveryPath) {
         for (const Isa isa : Isas()) {
           GuardedBytes y(kRows * cols * SizeOf(out));
           ThreadPool pool(3);
-          ASSERT_TRUE(SiluMul({.gate = MakeConstMatrix(gate.data(), in, kRows, cols),
+          ASSERT_TRUE(GatedMul({.activation = Activation::kSilu, .gate = MakeConstMatrix(gate.data(), in, kRows, cols),
                                .up = MakeConstMatrix(up.data(), in, kRows, cols),
                                .y = MakeMatrix(y.data(), out, kRows, cols)},
                               CpuStream(isa, &pool))
@@ -132,16 +132,16 @@ TEST(SiluMulTest, AgreesWithF64AndIsEqualOnEveryPath) {
   }
 }
 
-TEST(SiluMulTest, OutputMayBeAnInput) {
+TEST(GatedMulTest, OutputMayBeAnInput) {
   const std::vector<float> gate = Wide(5, 200);
   const std::vector<float> up = Wide(6, 200);
   const auto view = [](const std::vector<float>& x) { return MakeConstMatrix(x.data(), DType::kF32, 2, 100); };
   for (const Isa isa : Isas()) {
     std::vector<float> want(200);
-    ASSERT_TRUE(SiluMul({view(gate), view(up), MakeMatrix(want.data(), DType::kF32, 2, 100)}, CpuStream(isa)).ok());
+    ASSERT_TRUE(GatedMul({Activation::kSilu, view(gate), view(up), MakeMatrix(want.data(), DType::kF32, 2, 100)}, CpuStream(isa)).ok());
     for (const bool onto_gate : {true, false}) {
       std::vector<float> y = onto_gate ? gate : up;
-      ASSERT_TRUE(SiluMul({onto_gate ? view(y) : view(gate), onto_gate ? view(up) : view(y),
+      ASSERT_TRUE(GatedMul({Activation::kSilu, onto_gate ? view(y) : view(gate), onto_gate ? view(up) : view(y),
                            MakeMatrix(y.data(), DType::kF32, 2, 100)},
                           CpuStream(isa))
                       .ok());
@@ -150,12 +150,12 @@ TEST(SiluMulTest, OutputMayBeAnInput) {
   }
 }
 
-TEST(SiluMulTest, NaNStaysNaN) {
+TEST(GatedMulTest, NaNStaysNaN) {
   const std::vector<float> gate = {1.0f, std::nanf(""), 2.0f};
   const std::vector<float> up = {1.0f, 1.0f, std::nanf("")};
   for (const Isa isa : Isas()) {
     std::vector<float> y(3);
-    ASSERT_TRUE(SiluMul({MakeConstMatrix(gate.data(), DType::kF32, 1, 3), MakeConstMatrix(up.data(), DType::kF32, 1, 3),
+    ASSERT_TRUE(GatedMul({Activation::kSilu, MakeConstMatrix(gate.data(), DType::kF32, 1, 3), MakeConstMatrix(up.data(), DType::kF32, 1, 3),
                          MakeMatrix(y.data(), DType::kF32, 1, 3)},
                         CpuStream(isa))
                     .ok());
@@ -168,7 +168,7 @@ TEST(SiluMulTest, NaNStaysNaN) {
 // Bound on 1 / (1 + exp(-x)) where exp overflows and the computed value is 0.
 constexpr double kLostSigmoid = 0x1p-127;
 
-TEST(SiluMulBackwardTest, AgreesWithF64AndIsEqualOnEveryPath) {
+TEST(GatedMulBackwardTest, AgreesWithF64AndIsEqualOnEveryPath) {
   for (const DType dtype : kTypes) {
     for (const std::int64_t cols : kSizes) {
       const std::int64_t n = kRows * cols;
@@ -196,7 +196,7 @@ TEST(SiluMulBackwardTest, AgreesWithF64AndIsEqualOnEveryPath) {
         const auto view = [&](const std::vector<std::uint8_t>& x) {
           return MakeConstMatrix(x.data(), dtype, kRows, cols);
         };
-        ASSERT_TRUE(SiluMulBackward({view(gate), view(up), view(grad), MakeMatrix(grad_gate.data(), dtype, kRows, cols),
+        ASSERT_TRUE(GatedMulBackward({Activation::kSilu, view(gate), view(up), view(grad), MakeMatrix(grad_gate.data(), dtype, kRows, cols),
                                      MakeMatrix(grad_up.data(), dtype, kRows, cols)},
                                     CpuStream(isa))
                         .ok());
@@ -217,15 +217,15 @@ TEST(SiluMulBackwardTest, AgreesWithF64AndIsEqualOnEveryPath) {
   }
 }
 
-TEST(SiluMulBackwardTest, GradientsMayOverwriteTheirInputs) {
+TEST(GatedMulBackwardTest, GradientsMayOverwriteTheirInputs) {
   const std::vector<float> gate = Wide(10, 64), up = Wide(11, 64), grad = Wide(12, 64);
   const auto view = [](const std::vector<float>& x) { return MakeConstMatrix(x.data(), DType::kF32, 2, 32); };
   for (const Isa isa : Isas()) {
     std::vector<float> want_gate(64), want_up(64), got_gate = gate, got_up = up;
     const auto out = [](std::vector<float>& x) { return MakeMatrix(x.data(), DType::kF32, 2, 32); };
-    ASSERT_TRUE(SiluMulBackward({view(gate), view(up), view(grad), out(want_gate), out(want_up)}, CpuStream(isa)).ok());
+    ASSERT_TRUE(GatedMulBackward({Activation::kSilu, view(gate), view(up), view(grad), out(want_gate), out(want_up)}, CpuStream(isa)).ok());
     ASSERT_TRUE(
-        SiluMulBackward({view(got_gate), view(got_up), view(grad), out(got_gate), out(got_up)}, CpuStream(isa)).ok());
+        GatedMulBackward({Activation::kSilu, view(got_gate), view(got_up), view(grad), out(got_gate), out(got_up)}, CpuStream(isa)).ok());
     EXPECT_EQ(got_gate, want_gate);
     EXPECT_EQ(got_up, want_up);
   }

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/elementwise/relu2_mul.h"
-#include "kernels/ops/elementwise/relu2_mul_backward.h"
+#include "kernels/ops/elementwise/gated_mul.h"
+#include "kernels/ops/elementwise/gated_mul_backward.h"
 #include "kernels/ops/matmul/matmul_ternary.h"
 #include "kernels/ops/norm/rms_norm.h"
 #include "kernels/ops/norm/rms_norm_backward.h"
@@ -125,7 +125,7 @@ TEST_F(TernaryGoldenTest, MatmulTernaryGivesNumpysBits) {
   }
 }
 
-TEST_F(TernaryGoldenTest, Relu2MulGivesTransformersBitsAndAutogradsGradients) {
+TEST_F(TernaryGoldenTest, GatedMulGivesTransformersBitsAndAutogradsGradients) {
   const auto gate = golden_.Get<float>("relu2.gate"), up = golden_.Get<float>("relu2.up");
   const auto grad = golden_.Get<float>("relu2.grad_y");
   const auto want_gate = golden_.Get<double>("relu2.grad_gate"), want_up = golden_.Get<double>("relu2.grad_up");
@@ -133,9 +133,9 @@ TEST_F(TernaryGoldenTest, Relu2MulGivesTransformersBitsAndAutogradsGradients) {
   for (const Isa isa : support::Isas()) {
     std::vector<float> y(gate.size()), grad_gate(gate.size()), grad_up(gate.size());
     const auto out = [](std::vector<float>& v) { return MakeMatrix(v.data(), DType::kF32, 5, 37); };
-    ASSERT_TRUE(Relu2Mul({in(gate), in(up), out(y)}, CpuStream(isa)).ok());
+    ASSERT_TRUE(GatedMul({Activation::kRelu2, in(gate), in(up), out(y)}, CpuStream(isa)).ok());
     EXPECT_EQ(y, golden_.Get<float>("relu2.y")) << Name(isa);
-    ASSERT_TRUE(Relu2MulBackward({in(gate), in(up), in(grad), out(grad_gate), out(grad_up)}, CpuStream(isa)).ok());
+    ASSERT_TRUE(GatedMulBackward({Activation::kRelu2, in(gate), in(up), in(grad), out(grad_gate), out(grad_up)}, CpuStream(isa)).ok());
     const auto relative = [](const std::vector<double>& want) {
       return [&want](std::size_t i) { return support::Gamma(3) * std::fabs(want[i]); };
     };

@@ -1,13 +1,13 @@
-#include "kernels/ops/elementwise/relu2_mul_backward.h"
+#include "kernels/ops/elementwise/gated_mul_backward.h"
 
 #include "kernels/check.h"
-#include "kernels/ops/elementwise/relu2_mul_backward_table.h"
+#include "kernels/ops/elementwise/gated_mul_backward_table.h"
 
 namespace nibble::kernels {
 
-absl::Status Relu2MulBackward(const Relu2MulBackwardArgs& args, const Stream& stream) {
+absl::Status GatedMulBackward(const GatedMulBackwardArgs& args, const Stream& stream) {
   static constexpr auto kFloats = {DType::kF32, DType::kBF16};
-  constexpr const char* kOp = "relu2_mul_backward";
+  constexpr const char* kOp = "gated_mul_backward";
   const std::int64_t rows = args.gate.rows;
   const std::int64_t cols = args.gate.cols;
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "gate", args.gate, rows, cols, kFloats));
@@ -15,7 +15,7 @@ absl::Status Relu2MulBackward(const Relu2MulBackwardArgs& args, const Stream& st
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, kFloats));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_gate", args.grad_gate, rows, cols, kFloats));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "grad_up", args.grad_up, rows, cols, kFloats));
-  return Launch(kRelu2MulBackwardTable, args, stream);
+  return Launch(kGatedMulBackwardTable, args, stream);
 }
 
 }  // namespace nibble::kernels
