@@ -32,11 +32,11 @@
 #include "server/job_planner.h"
 #include "server/jobs/controller.h"
 #include "server/metered_files.h"
+#include "server/registry/model_files.h"
 #include "server/rpc/dataset_service.h"
 #include "server/rpc/fine_tune_service.h"
 #include "server/rpc/inference_service.h"
 #include "server/rpc/methods.h"
-#include "server/rpc/model_files.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_loads.h"
 #include "server/rpc/model_service.h"
@@ -99,7 +99,7 @@ struct App::State {
   JobMetrics job_metrics;
   std::unique_ptr<jobs::Database> database;
   std::unique_ptr<jobs::Runner> runner;
-  std::unique_ptr<rpc::TextCache> texts;
+  std::unique_ptr<registry::TextCache> texts;
   std::unique_ptr<data::TokenCache> tokens;
   std::unique_ptr<JobPlanner> planner;
   std::unique_ptr<jobs::JobController> controller;
@@ -168,7 +168,7 @@ absl::Status App::State::OpenState() {
   metrics.SetDiskLimits("state", disk_bytes, limits.min_free_bytes);
   limits.max_file_bytes = limits.max_total_bytes = static_cast<std::uint64_t>(options.max_dataset_bytes);
   NIBBLE_ASSIGN_OR_RETURN(state, store::StateDirectory::Open(files, options.state_dir, limits));
-  texts = std::make_unique<rpc::TextCache>(*state->models);
+  texts = std::make_unique<registry::TextCache>(*state->models);
   return absl::OkStatus();
 }
 
@@ -277,8 +277,8 @@ absl::Status App::State::OpenServing() {
   const auto locate = [this](const std::string& name,
                              const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
     NIBBLE_ASSIGN_OR_RETURN(const auto pin, state->models->PinModel(name, "serving: the model is loaded"));
-    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, rpc::FindModel(*state->models, metrics, name));
-    NIBBLE_RETURN_IF_ERROR(rpc::CheckModelFiles(*state->models, metrics, name, cancelled));
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, registry::FindModel(*state->models, metrics, name));
+    NIBBLE_RETURN_IF_ERROR(registry::CheckModelFiles(*state->models, metrics, name, cancelled));
     return serve::ModelManager::Artifact{stored.directory, pin};
   };
   const auto observe = [this](const serve::Resident& resident, bool loaded, absl::Duration took) {
@@ -292,7 +292,7 @@ absl::Status App::State::OpenServing() {
   };
   manager = std::make_unique<serve::ModelManager>(locate, options.engine, serve_memory, serve_stream, base::RealClock(), observe);
   loads = std::make_unique<rpc::ModelLoads>(*manager, *workers, base::RealClock(), [this](const std::string& name) {
-    return rpc::FindModel(*state->models, metrics, name).status();
+    return registry::FindModel(*state->models, metrics, name).status();
   });
   rpc::ModelLibraryOptions library_options;
   library_options.import_root = options.import_root;

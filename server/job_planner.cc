@@ -48,7 +48,7 @@ absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, 
     const auto size = state_.files.Size(base::JoinPath(base_model.directory, name));
     if (size.ok()) inputs.companion_bytes += static_cast<std::int64_t>(*size);
   }
-  NIBBLE_ASSIGN_OR_RETURN(rpc::TextFacts facts, texts_.Facts(spec.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(registry::TextFacts facts, texts_.Facts(spec.base_model));
   inputs.config = std::move(facts.config);
   inputs.text.digest = std::move(facts.digest);
   NIBBLE_RETURN_IF_ERROR(AddData(spec, inputs));
@@ -80,7 +80,7 @@ absl::Status JobPlanner::CheckWithoutRows(const jobs::JobSpec& spec) const {
 
 absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobSpec& spec) const {
   // Loads no tokenizer: the token cache asks for the files of every open job.
-  NIBBLE_ASSIGN_OR_RETURN(const rpc::TextFacts facts, texts_.Facts(spec.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(const registry::TextFacts facts, texts_.Facts(spec.base_model));
   plan::JobInputs inputs;
   inputs.config = facts.config;
   inputs.text.digest = facts.digest;

@@ -14,8 +14,8 @@
 #include "server/limits.h"
 #include "server/plan/check_job.h"
 #include "server/plan/plan_job.h"
+#include "server/registry/text_cache.h"
 #include "server/rpc/fine_tune_service.h"
-#include "server/rpc/text_cache.h"
 #include "server/store/state_directory.h"
 
 namespace nibble {
@@ -27,7 +27,7 @@ inline constexpr char kDefaultDevice[] = "cpu";  // what "auto" stands for
 class JobPlanner {
  public:
   // `memory`: shared by models and trainers.
-  JobPlanner(const Limits& limits, const std::string& trainer_path, const store::StateDirectory& state, rpc::TextCache& texts,
+  JobPlanner(const Limits& limits, const std::string& trainer_path, const store::StateDirectory& state, registry::TextCache& texts,
              data::TokenCache& tokens, std::shared_ptr<base::MemoryBudget> memory)
       : limits_(limits), trainer_path_(trainer_path), state_(state), texts_(texts), tokens_(tokens), memory_(std::move(memory)) {}
 
@@ -55,7 +55,7 @@ class JobPlanner {
   const Limits& limits_;
   const std::string& trainer_path_;
   const store::StateDirectory& state_;
-  rpc::TextCache& texts_;
+  registry::TextCache& texts_;
   data::TokenCache& tokens_;
   const std::shared_ptr<base::MemoryBudget> memory_;
 };

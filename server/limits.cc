@@ -13,7 +13,7 @@
 #include "server/base/strings.h"
 #include "server/data/token_cache.h"
 #include "server/data/token_writer.h"
-#include "server/rpc/text_cache.h"
+#include "server/registry/text_cache.h"
 #include "server/text/piece_encoder.h"
 #include "server/text/prompt_length.h"
 
@@ -235,7 +235,7 @@ absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const s
 }
 
 std::int64_t OwnMemoryBytes(const Limits& limits) {
-  const std::int64_t tokenizers = rpc::TextCache::kTokenizerFactor * static_cast<std::int64_t>(rpc::TextCacheOptions().max_bytes);
+  const std::int64_t tokenizers = registry::TextCache::kTokenizerFactor * static_cast<std::int64_t>(registry::TextCacheOptions().max_bytes);
   return limits.rpc_memory_bytes + kProcessBytes + data::TokenCache::kMaxWriters * kTokenWriterBytes + EncoderBytes(limits) + tokenizers;
 }
 

@@ -126,7 +126,7 @@ struct PreviewShape {
   std::int64_t n = 3;
 };
 
-absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const ModelText& model,
+absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const registry::ModelText& model,
                                      const v1::PreviewDatasetRequest& request) {
   PreviewShape shape;
   if (request.has_n()) {
@@ -164,7 +164,7 @@ std::size_t TextBytes(const PreviewShape& shape) {
   return std::min(of_rows(shape.n), std::max(of_rows(1), kMaxPreviewText));
 }
 
-absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t line, const ModelText& model) {
+absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t line, const registry::ModelText& model) {
   v1::PreviewRow row;
   row.set_row(line);
   row.set_truncated_tokens(static_cast<std::int32_t>(example.num_cut_off));
@@ -198,7 +198,7 @@ void AddWarnings(const data::Dataset& seen, std::int64_t max_seq_len, std::size_
 
 }  // namespace
 
-absl::Status Preview(const store::StoredDataset& stored, const ModelText& model, const v1::PreviewDatasetRequest& request,
+absl::Status Preview(const store::StoredDataset& stored, const registry::ModelText& model, const v1::PreviewDatasetRequest& request,
                      const PreviewBounds& bounds, v1::PreviewDatasetResponse* response) {
   NIBBLE_ASSIGN_OR_RETURN(const PreviewShape shape, ShapeOf(stored, model, request));
   NIBBLE_ASSIGN_OR_RETURN(const v1::Dataset dataset, ToProto(stored));

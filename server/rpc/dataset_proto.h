@@ -11,7 +11,7 @@
 #include "server/data/large_rows.h"
 #include "server/data/row.h"
 #include "server/jobs/job_spec.h"
-#include "server/rpc/text_cache.h"
+#include "server/registry/text_cache.h"
 #include "server/rpc/upload_reactor.h"
 #include "server/rpc/upload_table.h"
 #include "server/store/dataset_store.h"
@@ -44,7 +44,7 @@ struct PreviewBounds {
 // The first rows of the file as training would see them. Errors: InvalidArgument DATASET_FORMAT names the line of a row
 // that does not fit the format, or that is too long while `overlong` is ERROR; FIELD_VIOLATION data.max_seq_len if the
 // first row alone exceeds an answer; OUT_OF_DEVICE_MEMORY for a large row; Cancelled.
-absl::Status Preview(const store::StoredDataset& stored, const ModelText& model, const v1::PreviewDatasetRequest& request,
+absl::Status Preview(const store::StoredDataset& stored, const registry::ModelText& model, const v1::PreviewDatasetRequest& request,
                      const PreviewBounds& bounds, v1::PreviewDatasetResponse* response);
 
 }  // namespace nibble::rpc

@@ -1,8 +1,8 @@
 #pragma once
 #include "nibble/v1/dataset_service.grpc.pb.h"
 #include "server/data/large_rows.h"
+#include "server/registry/text_cache.h"
 #include "server/rpc/call.h"
-#include "server/rpc/text_cache.h"
 #include "server/rpc/upload_table.h"
 #include "server/rpc/worker_pool.h"
 #include "server/store/state_directory.h"
@@ -13,7 +13,7 @@ namespace nibble::rpc {
 class DatasetService : public v1::DatasetService::CallbackService {
  public:
   // import_root: directory on this machine that uploads may name files in; "": none.
-  DatasetService(CallEnvironment& environment, store::StateDirectory& state, TextCache& texts, UploadTable& uploads, data::LargeRows& large_rows,
+  DatasetService(CallEnvironment& environment, store::StateDirectory& state, registry::TextCache& texts, UploadTable& uploads, data::LargeRows& large_rows,
                  std::string import_root)
       : environment_(environment),
         state_(state),
@@ -34,7 +34,7 @@ class DatasetService : public v1::DatasetService::CallbackService {
  private:
   CallEnvironment& environment_;
   store::StateDirectory& state_;
-  TextCache& texts_;
+  registry::TextCache& texts_;
   UploadTable& uploads_;
   data::LargeRows& large_rows_;
   const std::string import_root_;

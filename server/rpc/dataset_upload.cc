@@ -12,8 +12,8 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/registry/import_root.h"
 #include "server/rpc/dataset_proto.h"
-#include "server/rpc/import_root.h"
 #include "server/rpc/status.h"
 #include "server/rpc/tracked_upload.h"
 #include "server/text/utf8.h"
@@ -90,7 +90,7 @@ class DatasetContent final : public UploadContent {
   std::int32_t num_files() const override { return 1; }
   std::optional<data::RowFormat> format() const { return format_; }
   bool of_server() const { return server_file_ != nullptr; }
-  const BeneathPath& server_file() const { return *server_file_; }
+  const registry::BeneathPath& server_file() const { return *server_file_; }
   const std::optional<v1::Dataset>& existing() const { return existing_; }
 
   // If the name is taken, the upload is only compared: the same content gives the same answer as the first upload.
@@ -102,7 +102,7 @@ class DatasetContent final : public UploadContent {
     }
     return absl::OkStatus();
   }
-  void TakeFrom(std::unique_ptr<BeneathPath> server_file) { server_file_ = std::move(server_file); }
+  void TakeFrom(std::unique_ptr<registry::BeneathPath> server_file) { server_file_ = std::move(server_file); }
   absl::Status Append(std::string_view bytes, UploadTable::Stream& stream) {
     const auto size = static_cast<std::int64_t>(bytes.size());
     // Check the limit first: it also applies to content that is only compared.
@@ -130,7 +130,7 @@ class DatasetContent final : public UploadContent {
   const std::int64_t max_bytes_;
   const std::optional<data::RowFormat> format_;
   std::optional<v1::Dataset> existing_;
-  std::unique_ptr<BeneathPath> server_file_;  // instead of chunks
+  std::unique_ptr<registry::BeneathPath> server_file_;  // instead of chunks
   std::unique_ptr<store::DatasetStore::Pending> pending_;
   std::int64_t received_ = 0;
   base::Sha256 digest_;
@@ -167,7 +167,7 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
     NIBBLE_ASSIGN_OR_RETURN(const auto format, FromProto("header.format", header.format()));
     auto content = std::make_unique<DatasetContent>(static_cast<std::int64_t>(datasets_.limits().max_file_bytes), format);
     if (header.has_server_path()) {
-      NIBBLE_ASSIGN_OR_RETURN(auto server_file, BeneathPath::Open(import_root_, header.server_path()));
+      NIBBLE_ASSIGN_OR_RETURN(auto server_file, registry::BeneathPath::Open(import_root_, header.server_path()));
       content->TakeFrom(std::move(server_file));
     }
     NIBBLE_RETURN_IF_ERROR(content->Begin(datasets_, header.name()));

@@ -5,9 +5,9 @@
 #include "nibble/v1/fine_tune_service.grpc.pb.h"
 #include "server/jobs/controller.h"
 #include "server/plan/plan_job.h"
+#include "server/registry/text_cache.h"
 #include "server/rpc/call.h"
 #include "server/rpc/operations.h"
-#include "server/rpc/text_cache.h"
 
 namespace nibble::rpc {
 
@@ -26,7 +26,7 @@ struct Planner {
 // Thread-safe.
 class FineTuneService : public v1::FineTuneService::CallbackService {
  public:
-  FineTuneService(CallEnvironment& environment, jobs::JobController& jobs, TextCache& texts, OperationTable& operations, Planner planner)
+  FineTuneService(CallEnvironment& environment, jobs::JobController& jobs, registry::TextCache& texts, OperationTable& operations, Planner planner)
       : environment_(environment), jobs_(jobs), texts_(texts), operations_(operations), planner_(std::move(planner)) {}
 
   grpc::ServerUnaryReactor* PlanJob(grpc::CallbackServerContext*, const v1::PlanJobRequest*,
@@ -54,7 +54,7 @@ class FineTuneService : public v1::FineTuneService::CallbackService {
 
   CallEnvironment& environment_;
   jobs::JobController& jobs_;
-  TextCache& texts_;
+  registry::TextCache& texts_;
   OperationTable& operations_;
   const Planner planner_;
 };

@@ -235,7 +235,7 @@ template <typename Request, typename Body>
 grpc::ServerUnaryReactor* InferenceService::WithText(grpc::CallbackServerContext* context, const char* method, const char* name_field,
                                                      const Request* request, Body body) {
   const auto start = [=, this](UnaryCall* call) {
-    const auto find = [&]() -> absl::StatusOr<std::shared_ptr<const ModelText>> {
+    const auto find = [&]() -> absl::StatusOr<std::shared_ptr<const registry::ModelText>> {
       NIBBLE_RETURN_IF_ERROR(CheckModelName(name_field, request->model()));
       return texts_.Get(request->model());
     };
@@ -368,7 +368,7 @@ grpc::ServerWriteReactor<v1::ScoreReply>* InferenceService::ScoreStream(grpc::Ca
 
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
                                                      const v1::TokenizeRequest* request, v1::TokenizeResponse* response) {
-  const auto body = [=](const Call& call, const ModelText& model, const std::string& rendered) {
+  const auto body = [=](const Call& call, const registry::ModelText& model, const std::string& rendered) {
     return rpc::Tokenize(*request, rendered, model, BoundsOf(call), response);
   };
   return WithText(context, "nibble.v1.InferenceService/Tokenize", "TokenizeRequest.model", request, body);
@@ -387,7 +387,7 @@ grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* InferenceService::RenderTemplate(grpc::CallbackServerContext* context,
                                                            const v1::RenderTemplateRequest* request,
                                                            v1::RenderTemplateResponse* response) {
-  const auto body = [response](const Call& call, const ModelText& model, std::string rendered) {
+  const auto body = [response](const Call& call, const registry::ModelText& model, std::string rendered) {
     return rpc::RenderTemplate(std::move(rendered), model, BoundsOf(call), response);
   };
   return WithText(context, "nibble.v1.InferenceService/RenderTemplate", "RenderTemplateRequest.model", request, body);

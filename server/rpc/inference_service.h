@@ -7,11 +7,11 @@
 #include "absl/time/time.h"
 #include "nibble/v1/inference_service.grpc.pb.h"
 #include "server/model/text_assets.h"
+#include "server/registry/text_cache.h"
 #include "server/rpc/call.h"
 #include "server/rpc/model_loads.h"
 #include "server/rpc/request_ids.h"
 #include "server/rpc/stream_slots.h"
-#include "server/rpc/text_cache.h"
 
 namespace nibble::rpc {
 
@@ -20,7 +20,7 @@ class InferenceService : public v1::InferenceService::CallbackService {
  public:
   static constexpr int kMaxLargeTextsOfPrincipal = 16;  // CallEnvironment::text_workers lets 64 wait in all
 
-  InferenceService(CallEnvironment& environment, ModelLoads& loads, TextCache& texts) : environment_(environment), loads_(loads), texts_(texts) {}
+  InferenceService(CallEnvironment& environment, ModelLoads& loads, registry::TextCache& texts) : environment_(environment), loads_(loads), texts_(texts) {}
 
   grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext*, const v1::GenerateRequest*,
                                      v1::GenerateResponse*) override;
@@ -66,7 +66,7 @@ class InferenceService : public v1::InferenceService::CallbackService {
 
   CallEnvironment& environment_;
   ModelLoads& loads_;
-  TextCache& texts_;
+  registry::TextCache& texts_;
   RequestIds ids_;
   // Large texts that wait or are being encoded. Limited per principal only.
   StreamSlots large_texts_{"", std::numeric_limits<int>::max(), "", kMaxLargeTextsOfPrincipal, "QUEUE_FULL"};

@@ -17,11 +17,11 @@
 #include "server/data/example.h"
 #include "server/model/replay.h"
 #include "server/plan/record_tokens.h"
+#include "server/registry/model_files.h"
+#include "server/registry/model_memory.h"
 #include "server/rpc/begin_operation.h"
 #include "server/rpc/dataset_proto.h"
-#include "server/rpc/model_files.h"
 #include "server/rpc/model_library.h"
-#include "server/rpc/model_memory.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/operation_files.h"
 #include "server/rpc/operation_mark.h"
@@ -143,7 +143,7 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request, 
   if (HasHead(request) && request.head() != v1::MODEL_FORMAT_INT8 && request.head() != v1::MODEL_FORMAT_BF16) {
     return FieldError("head", "wanted INT8 or BF16");
   }
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, registry::FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_RETURN_IF_ERROR(state_.models->CheckFree(request.name(), tenant));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   NIBBLE_RETURN_IF_ERROR(convert::CheckConversion(info, OptionsOf(request).to));
@@ -262,20 +262,20 @@ absl::Status ModelLibrary::AddRecord(const std::string& source, const std::strin
 absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertModelRequest& request, OperationScope& scope) {
   const MemoryReturn at_the_end;
   const absl::Duration began = clock_.Monotonic();
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, registry::FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "a conversion"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
   scope.Progress("read", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model(), scope.stopped()));
+  NIBBLE_RETURN_IF_ERROR(registry::CheckModelFiles(*state_.models, metrics_, request.model(), scope.stopped()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
-  std::optional<EvaluationData> evaluation;
+  std::optional<registry::EvaluationData> evaluation;
   if (!dataset.empty()) {
     NIBBLE_RETURN_IF_ERROR(state_.datasets->Get(dataset).status());
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t seq_len, EvalSeqLen(artifact->info(), artifact->config()));
-    evaluation = EvaluationData{.max_tokens = options_.max_eval_tokens, .max_seq_len = seq_len};
+    evaluation = registry::EvaluationData{.max_tokens = options_.max_eval_tokens, .max_seq_len = seq_len};
   }
-  NIBBLE_ASSIGN_OR_RETURN(const WorkMemory need, ConvertMemory(*artifact, OptionsOf(request), evaluation));
+  NIBBLE_ASSIGN_OR_RETURN(const registry::WorkMemory need, registry::ConvertMemory(*artifact, OptionsOf(request), evaluation));
   NIBBLE_ASSIGN_OR_RETURN(auto turn, AwaitTurn(StrCat("conversion of model ", request.model()), need, scope));
   scope.Progress("quantize", 0, 1);
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
@@ -321,7 +321,7 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
   if (!v1::HfLinearClass_IsValid(request.linear_class())) {
     return FieldError("linear_class", StrCat("is ", static_cast<int>(request.linear_class()), ", wanted BITLINEAR or AUTOBITLINEAR"));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, registry::FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   if (request.format() == v1::EXPORT_FORMAT_HF_BITNET && !info.bitnet.has_value()) {
     return FieldError("format", StrCat("HF_BITNET is for BitNet models, \"", request.model(), "\" is ", Name(info.format)));
@@ -341,10 +341,10 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
 }
 
 absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModelRequest& request, OperationScope& scope) {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, registry::FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "an export"));
   scope.Progress("read", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model(), scope.stopped()));
+  NIBBLE_RETURN_IF_ERROR(registry::CheckModelFiles(*state_.models, metrics_, request.model(), scope.stopped()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
   v1::ExportModelResponse response;
   response.set_artifact_id(base::NewId("export"));

@@ -11,9 +11,9 @@
 #include "server/model/import.h"
 #include "server/model/peft_adapter.h"
 #include "server/model/replay.h"
-#include "server/rpc/import_root.h"
-#include "server/rpc/model_files.h"
-#include "server/rpc/model_memory.h"
+#include "server/registry/import_root.h"
+#include "server/registry/model_files.h"
+#include "server/registry/model_memory.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/operation_files.h"
 #include "server/rpc/operation_mark.h"
@@ -40,18 +40,18 @@ absl::Status OfTheFiles(const absl::Status& status) {
 
 }  // namespace
 
-ModelLibrary::ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, TextCache& texts,
+ModelLibrary::ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, registry::TextCache& texts,
                            telemetry::Metrics& metrics, base::Clock& clock, UploadTable& uploads,
                            const kernels::Stream& convert_stream, const kernels::Stream& serve_stream, ModelLibraryOptions options)
     : state_(state), manager_(manager), texts_(texts), metrics_(metrics), clock_(clock), uploads_(uploads), convert_stream_(convert_stream),
       serve_stream_(serve_stream), options_(std::move(options)), admission_(options_.memory) {}
 
 absl::StatusOr<v1::Model> ModelLibrary::Describe(const std::string& name, bool detailed) const {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*state_.models, metrics_, name));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, registry::FindModel(*state_.models, metrics_, name));
   auto model = ToProto(stored, manager_.IsLoaded(name), detailed);
   if (model.ok() || !store::SaysDamaged(model.status())) return model;
   NIBBLE_RETURN_IF_ERROR(state_.models->Get(name).status());  // the model may have been deleted since
-  return ReportDamaged(metrics_, name, model.status());
+  return registry::ReportDamaged(metrics_, name, model.status());
 }
 
 absl::StatusOr<std::unique_ptr<store::Upload>> ModelLibrary::BeginUpload() {
@@ -68,7 +68,7 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, co
     if (request.dtype() != v1::MODEL_FORMAT_UNSPECIFIED) {
       return FieldError("dtype", "must not be set for adapters, which are stored in f32");
     }
-    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, FindModel(*state_.models, metrics_, request.base_model()));
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, registry::FindModel(*state_.models, metrics_, request.base_model()));
     NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
     NIBBLE_RETURN_IF_ERROR(base::About(convert::CheckAdapterBase(info), request.base_model()));
   }
@@ -76,14 +76,14 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, co
   if (request.source_case() == v1::ImportModelRequest::SOURCE_NOT_SET) {
     return FieldError("source", "is not set, wanted upload_id or server_path");
   }
-  if (request.has_server_path()) return BeneathPath::Open(options_.import_root, request.server_path()).status();
+  if (request.has_server_path()) return registry::BeneathPath::Open(options_.import_root, request.server_path()).status();
   return uploads_.CheckFinished(owner, request.upload_id());
 }
 
 absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModelRequest& request, const auth::RequestOwner& owner,
                                                               OperationScope& scope) {
   UploadTable::Taken upload;
-  std::unique_ptr<BeneathPath> beneath;
+  std::unique_ptr<registry::BeneathPath> beneath;
   std::string source;
   // Before taking the upload: if the name is taken, the disk full or the base damaged, the upload remains for a retry.
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
@@ -91,10 +91,10 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
   std::shared_ptr<const store::Pin> pin;
   if (request.has_base_model()) {
     NIBBLE_ASSIGN_OR_RETURN(pin, state_.models->PinModel(request.base_model(), "an import of an adapter"));
-    NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.base_model(), scope.stopped()));
+    NIBBLE_RETURN_IF_ERROR(registry::CheckModelFiles(*state_.models, metrics_, request.base_model(), scope.stopped()));
   }
   if (request.has_server_path()) {
-    NIBBLE_ASSIGN_OR_RETURN(beneath, BeneathPath::Open(options_.import_root, request.server_path()));
+    NIBBLE_ASSIGN_OR_RETURN(beneath, registry::BeneathPath::Open(options_.import_root, request.server_path()));
     source = beneath->path();
   } else {
     NIBBLE_ASSIGN_OR_RETURN(upload, uploads_.TakeFinished(owner, request.upload_id()));
@@ -154,7 +154,7 @@ absl::Status ModelLibrary::ImportWeights(const v1::ImportModelRequest& request, 
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   // Wait for a turn, as conversions do: otherwise an import would be refused memory that a running verification or
   // publication will return. Conversions and imports never run together anyway (OperationLane::kModels).
-  WorkAdmission::Turn turn;
+  registry::WorkAdmission::Turn turn;
   const auto admit = [&](std::int64_t bytes) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(turn, AwaitTurn(StrCat("import of model ", request.name()), {.buffers = bytes}, scope));
     scope.Progress("read", 0, 1);  // AwaitTurn may have set "wait"
@@ -168,10 +168,10 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
                                          OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(request.base_model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto base_model, model::Artifact::Open(stored.directory));
-  WorkAdmission::Turn turn;
+  registry::WorkAdmission::Turn turn;
   const auto admit = [&](std::int64_t bytes) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(turn, AwaitTurn(StrCat("import of an adapter on model ", request.base_model()),
-                                            AdapterMemory(*base_model, bytes), scope));
+                                            registry::AdapterMemory(*base_model, bytes), scope));
     return absl::OkStatus();
   };
   auto adapter = model::ReadPeftAdapter(state_.files, source, base_model->config(), admit);
@@ -186,10 +186,10 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
   return base::About(made.status(), request.base_model());
 }
 
-absl::Status ModelLibrary::Find(const std::string& name) const { return FindModel(*state_.models, metrics_, name).status(); }
+absl::Status ModelLibrary::Find(const std::string& name) const { return registry::FindModel(*state_.models, metrics_, name).status(); }
 
 absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name, OperationScope& scope) {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*state_.models, metrics_, name));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, registry::FindModel(*state_.models, metrics_, name));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(name, "verify"));
   auto replayed = Replay(stored, scope);
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored.info));
@@ -203,7 +203,7 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& 
   // Check the manifest too: an unreadable file may have been altered, and logits can be equal although a file was
   // altered (a weight that no token of the record reaches). The answer reports differing rows; the log says whether the
   // files differ.
-  const absl::Status files = CheckModelFiles(*state_.models, metrics_, name, scope.stopped());
+  const absl::Status files = registry::CheckModelFiles(*state_.models, metrics_, name, scope.stopped());
   const bool differs = replayed.ok() && replayed->differing_rows() > 0;
   if (absl::IsCancelled(files) || (!files.ok() && !differs)) return files;
   if (differs && files.ok()) {
@@ -213,14 +213,14 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& 
   return replayed;
 }
 
-absl::StatusOr<WorkAdmission::Turn> ModelLibrary::AwaitTurn(const std::string& what, const WorkMemory& need, OperationScope& scope) {
+absl::StatusOr<registry::WorkAdmission::Turn> ModelLibrary::AwaitTurn(const std::string& what, const registry::WorkMemory& need, OperationScope& scope) {
   return admission_.Await(what, need, scope.stopped(), [&scope] { scope.Progress("wait", 0, 1); });
 }
 
 absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::StoredModel& stored, OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ReadRecord(state_.files, stored.directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(stored.directory));
-  NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(StrCat("verify of model ", stored.name), ReplayMemory(*artifact, record), scope));
+  NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(StrCat("verify of model ", stored.name), registry::ReplayMemory(*artifact, record), scope));
   scope.Progress("verify", 0, 1);
   // Read the model from the disk again, to verify what a restarted server would serve.
   const base::Cancelled cancelled = scope.stopped();

@@ -16,10 +16,10 @@
 #include "server/base/mutex.h"
 #include "server/data/token_file.h"
 #include "server/jobs/job_spec.h"
+#include "server/registry/text_cache.h"
+#include "server/registry/work_admission.h"
 #include "server/rpc/operations.h"
-#include "server/rpc/text_cache.h"
 #include "server/rpc/upload_table.h"
-#include "server/rpc/work_admission.h"
 #include "server/serve/model_manager.h"
 #include "server/store/state_directory.h"
 #include "server/telemetry/metrics.h"
@@ -53,7 +53,7 @@ struct ModelLibraryOptions {
 // Thread-safe.
 class ModelLibrary {
  public:
-  ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, TextCache& texts, telemetry::Metrics& metrics,
+  ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, registry::TextCache& texts, telemetry::Metrics& metrics,
                base::Clock& clock, UploadTable& uploads, const kernels::Stream& convert_stream, const kernels::Stream& serve_stream,
                ModelLibraryOptions options);
 
@@ -107,7 +107,7 @@ class ModelLibrary {
   // Whether the model of that name was made from exactly this checkpoint. It is then the answer to a repeated request.
   bool IsPublished(const v1::PublishCheckpointRequest& request, const CheckpointSource& source) const;
   // Waits for the operation's turn; the progress shows "wait" meanwhile. `what`: as for WorkAdmission::Await.
-  absl::StatusOr<WorkAdmission::Turn> AwaitTurn(const std::string& what, const WorkMemory& need, OperationScope& scope);
+  absl::StatusOr<registry::WorkAdmission::Turn> AwaitTurn(const std::string& what, const registry::WorkMemory& need, OperationScope& scope);
   // Import the files in the directory `source`. Both wait as Verify does, before they read tensors.
   absl::Status ImportWeights(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
                              OperationScope& scope);
@@ -121,14 +121,14 @@ class ModelLibrary {
 
   store::StateDirectory& state_;
   serve::ModelManager& manager_;
-  TextCache& texts_;
+  registry::TextCache& texts_;
   telemetry::Metrics& metrics_;
   base::Clock& clock_;
   UploadTable& uploads_;
   const kernels::Stream convert_stream_;
   const kernels::Stream serve_stream_;
   const ModelLibraryOptions options_;
-  WorkAdmission admission_;
+  registry::WorkAdmission admission_;
   base::Mutex mutex_;
   std::map<std::string, std::weak_ptr<const ExportedFiles>> exports_ ABSL_GUARDED_BY(mutex_);  // their operations own them
 };

@@ -9,9 +9,9 @@
 #include "server/base/strings.h"
 #include "server/convert/checkpoint_model.h"
 #include "server/plan/check_job.h"
-#include "server/rpc/model_files.h"
+#include "server/registry/model_files.h"
+#include "server/registry/model_memory.h"
 #include "server/rpc/model_library.h"
-#include "server/rpc/model_memory.h"
 #include "server/rpc/operation_files.h"
 #include "server/rpc/operation_mark.h"
 #include "server/store/published_directory.h"
@@ -50,7 +50,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
   const base::Cancelled cancelled = scope.stopped();
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
   if (IsPublished(request, source)) return ResponseOf(request.name());
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, FindModel(*state_.models, metrics_, source.spec.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, registry::FindModel(*state_.models, metrics_, source.spec.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin,
                           state_.models->PinModel(source.spec.base_model, "publication of a checkpoint"));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name(), tenant));
@@ -71,15 +71,15 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
     metadata["checkpoint"] = request.checkpoint();
     return base::WithReason(absl::DataLossError(verified.status().message()), "CHECKPOINT_CORRUPT", metadata);
   }
-  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, source.spec.base_model, cancelled));
+  NIBBLE_RETURN_IF_ERROR(registry::CheckModelFiles(*state_.models, metrics_, source.spec.base_model, cancelled));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base_model.directory));
   const base::Json provenance = {{"job_id", source.job_id},       {"base_model", source.spec.base_model},
                                  {"step", source.step},           {"checkpoint", request.checkpoint()},
                                  {"checkpoint_digest", verified->digest}};
   const bool masters = source.spec.method == jobs::kMethodBitNetQat;
   // An adapter's checkpoint consists almost only of its tensors and the optimizer's state.
-  const WorkMemory need = masters ? MastersMemory(plan::TrainedConfig(source.spec, artifact->config()))
-                                  : AdapterMemory(*artifact, static_cast<std::int64_t>(verified->total_bytes()));
+  const registry::WorkMemory need = masters ? registry::MastersMemory(plan::TrainedConfig(source.spec, artifact->config()))
+                                  : registry::AdapterMemory(*artifact, static_cast<std::int64_t>(verified->total_bytes()));
   NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint()), need, scope));
   scope.Progress("write", 0, 1);
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);

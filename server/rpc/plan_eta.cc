@@ -10,7 +10,7 @@ namespace nibble::rpc {
 namespace {
 
 // Number of weights that multiply each token: the linears and the head. nullopt if the model does not exist.
-std::optional<double> WeightsOf(const std::string& base, TextCache& texts) {
+std::optional<double> WeightsOf(const std::string& base, registry::TextCache& texts) {
   const auto facts = texts.Facts(base);
   if (!facts.ok()) return std::nullopt;
   const model::ModelConfig& config = facts->config;
@@ -25,7 +25,7 @@ std::optional<double> WeightsOf(const std::string& base, TextCache& texts) {
 }  // namespace
 
 absl::StatusOr<std::optional<PlanEta>> EtaOf(const jobs::JobSpec& spec, std::int64_t tokens, jobs::JobController& jobs,
-                                             TextCache& texts) {
+                                             registry::TextCache& texts) {
   constexpr std::int64_t kLookedAt = 100;
   NIBBLE_ASSIGN_OR_RETURN(const auto measured, jobs.List({.states = {jobs::JobState::kRunning, jobs::JobState::kSucceeded}}, kLookedAt));
   std::optional<PlanEta> rough;

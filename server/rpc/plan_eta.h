@@ -4,7 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/jobs/controller.h"
-#include "server/rpc/text_cache.h"
+#include "server/registry/text_cache.h"
 
 namespace nibble::rpc {
 
@@ -17,6 +17,6 @@ struct PlanEta {
 // method and device. Without one, from the newest such job on another base, scaled by the weights that multiply a
 // token. nullopt if there is no such job either. Looks at the newest 100 jobs. Errors: those of JobController::List.
 absl::StatusOr<std::optional<PlanEta>> EtaOf(const jobs::JobSpec& spec, std::int64_t tokens, jobs::JobController& jobs,
-                                             TextCache& texts);
+                                             registry::TextCache& texts);
 
 }  // namespace nibble::rpc

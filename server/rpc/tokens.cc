@@ -45,7 +45,7 @@ text::PromptLimits LimitsOfTokens(const AnswerBounds& bounds) {
   return limits;
 }
 
-absl::StatusOr<std::vector<std::int32_t>> TokensOf(const v1::TokenizeRequest& request, const std::string& rendered, const ModelText& model,
+absl::StatusOr<std::vector<std::int32_t>> TokensOf(const v1::TokenizeRequest& request, const std::string& rendered, const registry::ModelText& model,
                                                    const AnswerBounds& bounds) {
   if (request.input_case() == v1::TokenizeRequest::INPUT_NOT_SET) return base::FieldError("input", "is not set, wanted text or chat");
   const std::string& text = request.has_text() ? request.text() : rendered;
@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOf(const v1::TokenizeRequest& re
 
 }  // namespace
 
-absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const ModelText& model, const AnswerBounds& bounds,
+absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const registry::ModelText& model, const AnswerBounds& bounds,
                       v1::TokenizeResponse* response) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> ids, TokensOf(request, rendered, model, bounds));
   std::size_t least_bytes = 0;
@@ -73,7 +73,7 @@ absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& ren
   return CheckBytes(response->ByteSizeLong(), bounds);
 }
 
-absl::Status Detokenize(const v1::DetokenizeRequest& request, const ModelText& model, const AnswerBounds& bounds,
+absl::Status Detokenize(const v1::DetokenizeRequest& request, const registry::ModelText& model, const AnswerBounds& bounds,
                         v1::DetokenizeResponse* response) {
   if (request.token_ids_size() > kMaxDetokenizedIds) {
     return base::FieldError("token_ids", base::StrCat("has ", request.token_ids_size(), " ids, wanted at most ", kMaxDetokenizedIds));
@@ -92,7 +92,7 @@ absl::Status Detokenize(const v1::DetokenizeRequest& request, const ModelText& m
   return CheckBytes(response->ByteSizeLong(), bounds);
 }
 
-absl::Status RenderTemplate(std::string rendered, const ModelText& model, const AnswerBounds& bounds,
+absl::Status RenderTemplate(std::string rendered, const registry::ModelText& model, const AnswerBounds& bounds,
                             v1::RenderTemplateResponse* response) {
   NIBBLE_RETURN_IF_ERROR(CheckBytes(rendered.size(), bounds));
   NIBBLE_ASSIGN_OR_RETURN(const auto ids, EncodeChat(rendered, model.assets, LimitsOf(bounds)));

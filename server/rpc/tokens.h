@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "nibble/v1/inference_service.pb.h"
-#include "server/rpc/text_cache.h"
+#include "server/registry/text_cache.h"
 
 namespace nibble::rpc {
 
@@ -23,12 +23,12 @@ struct AnswerBounds {
 
 // `rendered`: the result of Rendered (inference_input.h). Errors of all three: Cancelled; ResourceExhausted
 // (MESSAGE_TOO_LARGE) as soon as the answer is known not to fit; those of EncodeText.
-absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const ModelText& model, const AnswerBounds& bounds,
+absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const registry::ModelText& model, const AnswerBounds& bounds,
                       v1::TokenizeResponse* response);
 // Errors also: InvalidArgument: a negative id, or more than kMaxDetokenizedIds ids.
-absl::Status Detokenize(const v1::DetokenizeRequest& request, const ModelText& model, const AnswerBounds& bounds,
+absl::Status Detokenize(const v1::DetokenizeRequest& request, const registry::ModelText& model, const AnswerBounds& bounds,
                         v1::DetokenizeResponse* response);
-absl::Status RenderTemplate(std::string rendered, const ModelText& model, const AnswerBounds& bounds,
+absl::Status RenderTemplate(std::string rendered, const registry::ModelText& model, const AnswerBounds& bounds,
                             v1::RenderTemplateResponse* response);
 
 }  // namespace nibble::rpc

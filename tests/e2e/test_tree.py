@@ -23,7 +23,8 @@ MAY = {
     "serve": ["base", "telemetry", "text", "model", "store", "data"],
     "http": ["base", "telemetry"],
     "auth": ["base"],
-    "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve", "auth"],
+    "registry": ["base", "telemetry", "text", "model", "store", "convert"],
+    "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve", "auth", "registry"],
     "trainer": ["base", "text", "model", "store", "data", "convert", "jobs"],
 }
 # Headers of a library, and the only folders that may include them.

@@ -35,9 +35,9 @@ TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
   const std::string trainer_path = "nibble-trainer";
   kernels::ThreadPool pool(1);
   data::TokenCache tokens(base::RealFileSystem(), (*state)->paths.tokens(), pool, {});
-  rpc::TextCacheOptions options;
+  registry::TextCacheOptions options;
   options.read = [](const std::string&) -> absl::StatusOr<model::TextAssets> { return absl::InternalError("was read"); };
-  rpc::TextCache texts(*(*state)->models, options);
+  registry::TextCache texts(*(*state)->models, options);
   const JobPlanner planner(limits, trainer_path, **state, texts, tokens, base::MemoryBudget::Make(0));
 
   jobs::JobSpec spec;
@@ -48,7 +48,7 @@ TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
   ASSERT_TRUE(files.ok()) << files.status();
 
   // The names that the job's attempts use.
-  rpc::TextCache reading(*(*state)->models);
+  registry::TextCache reading(*(*state)->models);
   const auto text = reading.Get("base");
   ASSERT_TRUE(text.ok()) << text.status();
   plan::JobInputs inputs;

@@ -18,11 +18,11 @@
 #include "server/model/model_config.h"
 #include "server/model/safetensors.h"
 #include "server/model/text_assets.h"
+#include "server/registry/text_cache.h"
 #include "server/rpc/call.h"
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/inference_service.h"
 #include "server/rpc/model_loads.h"
-#include "server/rpc/text_cache.h"
 #include "server/rpc/tokens.h"
 #include "server/rpc/upload_table.h"
 #include "server/text/piece_encoder.h"
@@ -94,8 +94,8 @@ TEST(LimitsTest, ConstantsMatchTheTableOfAdr0008) {
   EXPECT_EQ(rpc::kMaxDetokenizedIds, 1'048'576);
   EXPECT_EQ(rpc::ModelLoads::kMaxWaiting, 256u);
   EXPECT_EQ(rpc::InferenceService::kMaxLargeTextsOfPrincipal, 16);
-  EXPECT_EQ(rpc::TextCacheOptions().max_bytes, 32u << 20);
-  EXPECT_EQ(rpc::TextCacheOptions().max_entries, 64u);
+  EXPECT_EQ(registry::TextCacheOptions().max_bytes, 32u << 20);
+  EXPECT_EQ(registry::TextCacheOptions().max_entries, 64u);
   EXPECT_EQ(rpc::PreviewBounds().max_looked_rows, 10'000);
   EXPECT_EQ(rpc::PreviewBounds().max_looked_bytes, 16u << 20);
   std::atomic<bool> draining{false};

@@ -43,7 +43,7 @@ class InferenceFixture : public testing::Test {
     auto state = store::StateDirectory::Open(base::RealFileSystem(), models_.Path("state"));
     ASSERT_TRUE(state.ok()) << state.status();
     state_ = *std::move(state);
-    texts_ = std::make_unique<rpc::TextCache>(*state_->models);
+    texts_ = std::make_unique<registry::TextCache>(*state_->models);
   }
   void Serve(serve::ModelManager::Locate locate, rpc::ModelLoads::Exists exists, const std::vector<grpc::Service*>& others = {},
              int max_receive_bytes = 4 << 20) {
@@ -74,7 +74,7 @@ class InferenceFixture : public testing::Test {
 
   model::SmallModels models_;
   std::unique_ptr<store::StateDirectory> state_;
-  std::unique_ptr<rpc::TextCache> texts_;
+  std::unique_ptr<registry::TextCache> texts_;
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
   rpc::WorkerPool workers_{1, 64};

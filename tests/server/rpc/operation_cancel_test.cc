@@ -90,7 +90,7 @@ class OperationCancelTest : public testing::Test {
     auto state = store::StateDirectory::Open(base::RealFileSystem(), models_.Path("state"), {.min_free_bytes = 1});
     ASSERT_TRUE(state.ok()) << state.status();
     state_ = *std::move(state);
-    texts_ = std::make_unique<TextCache>(*state_->models);
+    texts_ = std::make_unique<registry::TextCache>(*state_->models);
     const auto locate = [this](const std::string& name, const base::Cancelled&) -> absl::StatusOr<serve::ModelManager::Artifact> {
       const auto stored = state_->models->Get(name);
       if (!stored.ok()) return stored.status();
@@ -224,7 +224,7 @@ class OperationCancelTest : public testing::Test {
   telemetry::Metrics metrics_{{}, {}};
   UploadTable uploads_{base::RealClock(), {}};
   std::unique_ptr<store::StateDirectory> state_;
-  std::unique_ptr<TextCache> texts_;
+  std::unique_ptr<registry::TextCache> texts_;
   std::unique_ptr<serve::ModelManager> manager_;
   std::unique_ptr<ModelLibrary> library_;
   std::unique_ptr<OperationTable> table_;

@@ -54,7 +54,7 @@ class PreviewTest : public ::testing::Test {
 
   static constexpr int kRows = 10;
   const testing::TempDirectory directory_;
-  ModelText model_;
+  registry::ModelText model_;
   store::StoredDataset stored_;
   v1::PreviewDatasetRequest request_;
 };

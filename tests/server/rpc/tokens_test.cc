@@ -59,7 +59,7 @@ class TokensTest : public ::testing::Test {
     }
   }
 
-  ModelText model_;
+  registry::ModelText model_;
   v1::TokenizeRequest tokenize_;
   v1::DetokenizeRequest detokenize_;
   std::string rendered_;  // a chat

@@ -1,4 +1,4 @@
-#include "server/rpc/text_cache.h"
+#include "server/registry/text_cache.h"
 
 #include <algorithm>
 #include <iterator>
@@ -13,7 +13,7 @@
 #include "server/store/name_table.h"
 #include "server/store/published_directory.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 namespace {
 
@@ -129,4 +129,4 @@ absl::StatusOr<TextFacts> TextCache::Facts(const std::string& name) {
   return facts;
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

@@ -4,7 +4,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 // An open file or directory below nibbled's --import_root. Links that lead out of the root are never followed.
 class BeneathPath {
@@ -26,4 +26,4 @@ class BeneathPath {
   int fd_;
 };
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

@@ -1,4 +1,4 @@
-#include "server/rpc/model_memory.h"
+#include "server/registry/model_memory.h"
 
 #include <algorithm>
 
@@ -8,7 +8,7 @@
 #include "server/model/safetensors.h"
 #include "server/model/tensor_table.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 namespace {
 
@@ -95,4 +95,4 @@ WorkMemory MastersMemory(const model::ModelConfig& config) {
   return need;
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

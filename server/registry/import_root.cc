@@ -1,4 +1,4 @@
-#include "server/rpc/import_root.h"
+#include "server/registry/import_root.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 namespace {
 
@@ -103,4 +103,4 @@ BeneathPath::~BeneathPath() { close(fd_); }
 
 std::string BeneathPath::path() const { return StrCat("/proc/self/fd/", fd_); }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

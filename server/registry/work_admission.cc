@@ -1,4 +1,4 @@
-#include "server/rpc/work_admission.h"
+#include "server/registry/work_admission.h"
 
 #include <chrono>
 #include <limits>
@@ -7,7 +7,7 @@
 #include "server/base/error.h"
 #include "server/base/strings.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 namespace {
 
@@ -79,4 +79,4 @@ std::size_t WorkAdmission::num_waiting() const {
   return queue_->tickets.empty() ? 0 : queue_->tickets.size() - 1;
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

@@ -1,5 +1,5 @@
 // Work with copies of models runs one at a time, inside the shared memory (docs/faults.md, C5).
-#include "server/rpc/work_admission.h"
+#include "server/registry/work_admission.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 
 #include "server/base/error.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 namespace {
 
 WorkMemory Bytes(std::int64_t bytes) { return {.weights = bytes}; }
@@ -97,4 +97,4 @@ TEST_F(WorkAdmissionTest, C5WorkDoesNotWaitForModelsInMemory) {
 }
 
 }  // namespace
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

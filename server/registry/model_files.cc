@@ -1,10 +1,10 @@
-#include "server/rpc/model_files.h"
+#include "server/registry/model_files.h"
 
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/store/name_table.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 absl::StatusOr<store::StoredModel> FindModel(const store::ModelStore& models, telemetry::Metrics& metrics, const std::string& name) {
   auto found = models.Get(name);
@@ -27,4 +27,4 @@ absl::Status CheckModelFiles(const store::ModelStore& models, telemetry::Metrics
   return ReportDamaged(metrics, name, verified.status());
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

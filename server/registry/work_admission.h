@@ -12,7 +12,7 @@
 #include "server/base/memory_budget.h"
 #include "server/base/mutex.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 // Peak memory of a piece of work, in bytes.
 struct WorkMemory {
@@ -55,4 +55,4 @@ class WorkAdmission {
   const std::shared_ptr<Queue> queue_;
 };
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

@@ -8,9 +8,9 @@
 #include "server/convert/convert.h"
 #include "server/model/artifact.h"
 #include "server/model/record.h"
-#include "server/rpc/work_admission.h"
+#include "server/registry/work_admission.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 // Loading the model and replaying its record.
 WorkMemory ReplayMemory(const model::Artifact& model, const model::Record& record);
@@ -32,4 +32,4 @@ WorkMemory AdapterMemory(const model::Artifact& base, std::int64_t adapter_bytes
 // Master weights of a checkpoint: every tensor of `config` in f32.
 WorkMemory MastersMemory(const model::ModelConfig& config);
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

@@ -13,7 +13,7 @@
 #include "server/model/text_assets.h"
 #include "server/store/model_store.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 // The parts of a model that need no weights.
 struct ModelText {
@@ -80,4 +80,4 @@ class TextCache {
   std::list<Entry> entries_ ABSL_GUARDED_BY(mutex_);                                 // newest first
 };
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

@@ -1,4 +1,4 @@
-#include "server/rpc/text_cache.h"
+#include "server/registry/text_cache.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 #include "server/store/state_directory.h"
 #include "tests/server/model/files.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 namespace {
 
 class TextCacheTest : public testing::Test {
@@ -172,4 +172,4 @@ TEST_F(TextCacheTest, FactsReadNoTokenizerAndNameTheSameDigest) {
 }
 
 }  // namespace
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

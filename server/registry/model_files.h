@@ -7,7 +7,7 @@
 #include "server/store/model_store.h"
 #include "server/telemetry/metrics.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 // ModelStore::Get, which does not read the weights. Errors: NotFound (MODEL), DataLoss (ARTIFACT_CORRUPT), errors of
 // reading a file.
@@ -22,4 +22,4 @@ absl::Status ReportDamaged(telemetry::Metrics& metrics, const std::string& name,
 absl::Status CheckModelFiles(const store::ModelStore& models, telemetry::Metrics& metrics, const std::string& name,
                              const store::Cancelled& cancelled = {});
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry
