@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/activation.h"
 #include "kernels/formats/nf4.h"
 #include "kernels/stream.h"
 #include "server/base/cancelled.h"
