@@ -63,7 +63,7 @@ const AuthPolicy& AllRoles() {
 // A method without a rule would refuse every caller. The table must have every method, and none that was removed.
 TEST(AuthMethodsTest, S1EveryMethodOfEveryServiceHasOneRule) {
   std::set<std::string> methods;
-  std::vector<std::string> services(std::begin(kServices), std::end(kServices));
+  std::vector<std::string> services(std::begin(rpc::kServices), std::end(rpc::kServices));
   services.push_back("nibble.internal.v1.TrainerReportService");
   // Links their files in.
   internal::v1::Hello::descriptor();
