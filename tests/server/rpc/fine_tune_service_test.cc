@@ -257,7 +257,7 @@ TEST_F(FullDiskPlanTest, PlanAndCreateCountCachedBasesAlike) {  // T11
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
   EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
-  EXPECT_THAT(job.error().message(), HasSubstr("the job writes up to " + std::to_string(plan.disk_bytes()) + " bytes, 1048576 may be written"));
+  EXPECT_THAT(job.error().message(), HasSubstr("the job writes up to " + std::to_string(plan.disk_bytes()) + " bytes, the server's disk has room for 1048576 bytes"));
 
   std::filesystem::create_directories(directory_ + "/state/bases/old");
   std::ofstream(directory_ + "/state/bases/old/weights") << std::string(64 << 20, 'w');

@@ -272,7 +272,7 @@ TEST(AppFlagsTest, BadFlagsAreRefusedByName) {
     return app.ok() ? std::string() : std::string(app.status().message());
   };
   EXPECT_THAT(message([](AppOptions& o) { o.device = "cuda:0"; }),
-              testing::AllOf(HasSubstr("\"cuda:0\" is not there"), HasSubstr("serves and trains on \"cpu\" alone")));
+              testing::AllOf(HasSubstr("\"cuda:0\" is not supported"), HasSubstr("serves and trains only on \"cpu\"")));
   EXPECT_THAT(message([](AppOptions& o) { o.device = "tpu"; }), HasSubstr("tpu"));
   EXPECT_THAT(message([](AppOptions& o) { o.isa = "sse"; }), HasSubstr("--isa"));
   EXPECT_THAT(message([](AppOptions& o) { o.grpc_address = "0.0.0.0:50051"; }), HasSubstr("loopback"));

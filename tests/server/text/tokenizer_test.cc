@@ -373,7 +373,10 @@ TEST(TokenizerTest, LongRunsAreEncodedWhole) {
 TEST(TokenizerTest, DroppedTokenizersLeaveNothingInMemory) {
   const std::string json = SmallJson();
   std::string text;
-  for (int i = 0; i < 2000; ++i) text += " word" + std::to_string(i);
+  for (int i = 0; i < 2000; ++i) {  // words without digits, which would be words of their own
+    text += " word";
+    for (int left = i; left > 0; left /= 26) text += static_cast<char>('a' + left % 26);
+  }
   const auto use = [&] {
     const auto tokenizer = Tokenizer::FromJson(json);
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
@@ -386,7 +389,7 @@ TEST(TokenizerTest, DroppedTokenizersLeaveNothingInMemory) {
   for (int i = 0; i < 4; ++i) use();
   const std::int64_t before = allocated();
   for (int i = 0; i < 50; ++i) use();
-  EXPECT_LT(allocated() - before, 50 * 1000);
+  EXPECT_LT(allocated() - before, 1 << 20);  // 100 kB; 43 MB with the cache of words
 }
 #endif
 
