@@ -99,7 +99,7 @@ def test_trainer_job_fits_the_trainer():
     preempted = int(re.search(r"kExitTempFail = (\d+)", attempt)[1])
     codes = {rule["action"]: rule["onExitCodes"]["values"] for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule}
     assert codes == {"FailJob": [final]} and final != preempted
-    grace = int(re.search(r"job_grace = absl::Seconds\((\d+)\)", (ROOT / "server/app.h").read_text())[1])
+    grace = int(re.search(r"job_grace = absl::Seconds\((\d+)\)", (ROOT / "server/options.h").read_text())[1])
     assert job["template"]["spec"]["terminationGracePeriodSeconds"] >= grace + 10
 
 
