@@ -75,7 +75,6 @@ struct App::State {
         metrics({kVersion, BuiltFrom().commit, BuiltFrom().cuda, BuiltFrom().code_digest}, JobLabels()),
         files(given.files != nullptr ? *given.files : base::RealFileSystem(), metrics, base::RealClock()),
         pool(given.threads),
-        token_pool(given.threads),
         library(serve::MakeOneDnnLibrary()),
         job_metrics(metrics, base::RealClock()) {}
 
@@ -88,7 +87,6 @@ struct App::State {
   std::unique_ptr<http::HttpServer> http;
 
   kernels::ThreadPool pool;
-  kernels::ThreadPool token_pool;  // separate: a decode step must not wait for the tokenizing of a data set
   kernels::LaunchCounter serve_launches;
   kernels::LaunchCounter convert_launches;
   std::unique_ptr<kernels::DenseLibrary> library;
@@ -216,7 +214,7 @@ absl::Status App::State::OpenJobs() {
   control.default_device = kDefaultDevice;
   control.nibble_version = kVersion;
   control.code_digest = BuiltFrom().code_digest;
-  tokens = std::make_unique<data::TokenCache>(files, state->paths.tokens(), token_pool,
+  tokens = std::make_unique<data::TokenCache>(files, state->paths.tokens(), options.threads,
                                               data::TokenCacheOptions{.max_bytes = options.token_cache_bytes,
                                                                       .min_free_bytes = state->min_free_bytes,
                                                                       .memory = control.memory,

@@ -62,7 +62,7 @@ absl::StatusOr<Dataset> TokenCache::GetOr(WithoutFile without_file, const TokenS
   };
   // Another call may have written the file meanwhile, so LoadTokens looks for it first.
   auto loaded = LoadTokens(files_, source,
-                           {.pool = pool_,
+                           {.threads = threads_,
                             .min_free_bytes = options_.min_free_bytes,
                             .cancelled = cancelled,
                             .large_rows = &large_rows_,

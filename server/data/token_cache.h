@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/thread_pool.h"
 #include "server/base/cancelled.h"
 #include "server/base/files.h"
 #include "server/base/memory_budget.h"
@@ -34,8 +33,8 @@ class TokenCache {
   // Maximum number of files written at a time. Each takes memory for kTokenizeBytes of text and its tokens.
   static constexpr int kMaxWriters = 2;
 
-  TokenCache(base::FileSystem& files, std::string directory, kernels::ThreadPool& pool, TokenCacheOptions options)
-      : files_(files), directory_(std::move(directory)), pool_(pool), options_(std::move(options)), large_rows_(options_.memory) {}
+  TokenCache(base::FileSystem& files, std::string directory, int threads, TokenCacheOptions options)
+      : files_(files), directory_(std::move(directory)), threads_(threads), options_(std::move(options)), large_rows_(options_.memory) {}
 
   // Like LoadTokens, but never holds all tokens in memory: if no file can be written, returns ResourceExhausted
   // (DISK_FULL) or another file error. If several calls need the same missing file, one writes it and the others wait.
@@ -59,7 +58,7 @@ class TokenCache {
 
   base::FileSystem& files_;
   const std::string directory_;
-  kernels::ThreadPool& pool_;
+  const int threads_;
   const TokenCacheOptions options_;
   LargeRows large_rows_;
   base::Mutex mutex_;

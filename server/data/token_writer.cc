@@ -5,12 +5,14 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "kernels/thread_pool.h"
 #include "server/base/error.h"
 #include "server/base/free_space.h"
 #include "server/base/ids.h"
@@ -108,10 +110,11 @@ void TokenizePiece(const TokenSource& source, const base::Cancelled& cancelled, 
 }
 
 // Tokenizes the file window by window, and passes its pieces to `append` in order. Calls `before` before each window.
-absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& options, const std::function<absl::Status()>& before,
+absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& options, kernels::ThreadPool& pool,
+                          const std::function<absl::Status()>& before,
                           const std::function<absl::Status(const Piece&)>& append) {
   PieceReader reader(source.data_path);
-  const std::size_t threads = static_cast<std::size_t>(std::max(options.pool.num_threads(), 1));
+  const std::size_t threads = static_cast<std::size_t>(pool.num_threads());
   const std::size_t piece_bytes = std::max(options.window_bytes / (threads * kPiecesPerThread), kMinPieceBytes);
   // options.cancelled may not be thread-safe: only this thread calls it, and the others read the result.
   const auto caller = std::this_thread::get_id();
@@ -141,7 +144,7 @@ absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& o
       pieces.push_back(std::move(piece));
     }
     if (pieces.empty()) return absl::OkStatus();
-    options.pool.ParallelFor(static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+    pool.ParallelFor(static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) tokenize_small(pieces[static_cast<std::size_t>(i)]);
     });
     for (Piece& piece : pieces) {
@@ -157,6 +160,19 @@ absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& o
       piece = {};
     }
   }
+}
+
+// As TokenizeFile, on threads of its own, with a tokenizer that caches words: the threads end, and with them the caches.
+absl::Status TokenizeOnOwnThreads(const TokenSource& source, const WriteTokensOptions& options,
+                                  const std::function<absl::Status()>& before,
+                                  const std::function<absl::Status(const Piece&)>& append) {
+  TokenSource cached = source;
+  NIBBLE_ASSIGN_OR_RETURN(cached.text.tokenizer, source.text.tokenizer->WithWordCache());
+  // std::async, because an exception of the thread must reach the caller.
+  return std::async(std::launch::async, [&] {
+           kernels::ThreadPool pool(options.threads);
+           return TokenizeFile(cached, options, pool, before, append);
+         }).get();
 }
 
 // The name of a temporary file, which the destructor removes unless Keep was called.
@@ -199,7 +215,7 @@ class Writer {
     std::memcpy(header.key, key_.data(), sizeof(header.key));
     header.version = kTokenFileVersion;
     NIBBLE_RETURN_IF_ERROR(file_->Append({reinterpret_cast<const char*>(&header), sizeof(header)}));
-    NIBBLE_RETURN_IF_ERROR(TokenizeFile(
+    NIBBLE_RETURN_IF_ERROR(TokenizeOnOwnThreads(
         source_, options_, [this] { return CheckRoom(); }, [this](const Piece& piece) { return Append(piece); }));
     NIBBLE_RETURN_IF_ERROR(CheckTrainable(summary_));
     NIBBLE_RETURN_IF_ERROR(WriteIndexAndSummary());
@@ -298,7 +314,7 @@ absl::StatusOr<Dataset> Open(const TokenSource& source, bool verify, const base:
 absl::StatusOr<Dataset> CountLengths(const TokenSource& source, const WriteTokensOptions& options) {
   Dataset dataset;
   std::vector<ExampleLength> lengths;
-  NIBBLE_RETURN_IF_ERROR(TokenizeFile(
+  NIBBLE_RETURN_IF_ERROR(TokenizeOnOwnThreads(
       source, options, [] { return absl::OkStatus(); },
       [&](const Piece& piece) {
         for (const Example& example : piece.examples) {

@@ -5,7 +5,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/thread_pool.h"
 #include "server/base/cancelled.h"
 #include "server/base/files.h"
 #include "server/data/large_rows.h"
@@ -21,18 +20,18 @@ inline constexpr std::size_t kTokenizeBytes = std::size_t{8} << 20;
 enum class WithoutFile { kInMemory, kLengthsAlone, kError };
 
 struct WriteTokensOptions {
-  kernels::ThreadPool& pool;         // shared with other callers, window by window
+  int threads = 1;                   // that tokenize; they end with the file
   std::uint64_t min_free_bytes = 0;  // with less free disk space no file is written (DISK_FULL)
   std::size_t window_bytes = kTokenizeBytes;
   bool verify = false;               // LoadTokens: check the tokens of an existing file
-  base::Cancelled cancelled = {};    // called only on the calling thread, at each of its lines and in its large rows
+  base::Cancelled cancelled = {};    // called on one thread, at each of its lines and in its large rows
   LargeRows* large_rows = nullptr;   // shared by calls; null: own turns for this call, and no memory limit
   WithoutFile without_file = WithoutFile::kInMemory;  // LoadTokens
 };
 
 // Writes the token file of `source` in source.tokens_directory, which it creates if needed. The bytes do not depend on
 // the number of threads. The file is written under a temporary name, synced and renamed, so an error leaves nothing.
-// The calling thread encodes large rows. Errors: as LoadDataset; ResourceExhausted (DISK_FULL; OUT_OF_DEVICE_MEMORY of
+// One thread encodes the large rows. Errors: as LoadDataset; ResourceExhausted (DISK_FULL; OUT_OF_DEVICE_MEMORY of
 // a large row) and other file errors.
 absl::Status WriteTokenFile(base::FileSystem& files, const TokenSource& source, const WriteTokensOptions& options);
 

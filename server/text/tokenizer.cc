@@ -38,6 +38,16 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
   return tokenizer;
 }
 
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::WithWordCache() const {
+  NibbleTokenizer* handle = nullptr;
+  FfiBytes answer;
+  const NibbleTextCode code = nibble_tokenizer_with_word_cache(handle_, &handle, answer.out());
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "tokenizer.json", answer));
+  std::unique_ptr<Tokenizer> copy(new Tokenizer(handle));
+  copy->anchor_ = anchor_;
+  return copy;
+}
+
 std::optional<Tokenizer::Anchor> Tokenizer::FindAnchor() const {
   if (nibble_tokenizer_decoder_kind(handle_) != NIBBLE_DECODER_RUNS) {
     return std::nullopt;

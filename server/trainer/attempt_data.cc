@@ -22,7 +22,6 @@ absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs:
   const std::string train_format = cut.format.value_or("text");
   NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat trained, data::ParseRowFormat(train_format));
   std::string data_digest;  // of the last file that was loaded
-  kernels::ThreadPool alone(1);
   const auto load = [&](const std::string& path, const std::string& tokens_directory,
                         const std::string& format_name) -> absl::StatusOr<data::Dataset> {
     NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, data::ParseRowFormat(format_name));
@@ -39,7 +38,7 @@ absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs:
                                                   .train_on_prompt = cut.train_on_prompt,
                                                   .add_special_tokens = cut.add_special_tokens}};
     return data::LoadTokens(files, source,
-                            {.pool = stream.pool != nullptr ? *stream.pool : alone,
+                            {.threads = stream.pool != nullptr ? stream.pool->num_threads() : 1,
                              .min_free_bytes = static_cast<std::uint64_t>(std::max<std::int64_t>(order.min_free_bytes, 0)),
                              .verify = true,
                              .cancelled = cancelled});

@@ -6,7 +6,6 @@
 #include <memory>
 #include <string>
 
-#include "kernels/thread_pool.h"
 #include "server/base/sha256.h"
 #include "tests/server/model/files.h"
 #include "tests/support/temp_directory.h"
@@ -33,8 +32,7 @@ TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
   }
   const Limits limits;
   const std::string trainer_path = "nibble-trainer";
-  kernels::ThreadPool pool(1);
-  data::TokenCache tokens(base::RealFileSystem(), (*state)->paths.tokens(), pool, {});
+  data::TokenCache tokens(base::RealFileSystem(), (*state)->paths.tokens(), /*threads=*/1, {});
   registry::TextCacheOptions options;
   options.read = [](const std::string&) -> absl::StatusOr<model::TextAssets> { return absl::InternalError("was read"); };
   registry::TextCache texts(*(*state)->models, options);

@@ -50,6 +50,11 @@ void nibble_bytes_free(NibbleBytes bytes);
 NibbleTextCode nibble_tokenizer_load(const uint8_t* json, size_t size,
                                      NibbleTokenizer** tokenizer,
                                      NibbleBytes* out);
+// A copy that caches words in every thread that encodes with it, until the
+// thread ends.
+NibbleTextCode nibble_tokenizer_with_word_cache(const NibbleTokenizer* tokenizer,
+                                                NibbleTokenizer** copy,
+                                                NibbleBytes* out);
 void nibble_tokenizer_free(NibbleTokenizer* tokenizer);
 
 // out: int32 ids. offsets (may be null): for each id two uint32, its first byte

@@ -73,7 +73,7 @@ TEST_F(LargeRowsTest, PlainTextOfSixteenMebibytesTakesLittleMemoryAndCanBeCancel
   base::ReturnFreeMemory();
   Growth growth;
   const auto began = std::chrono::steady_clock::now();
-  const absl::Status written = WriteTokenFile(base::RealFileSystem(), source, {.pool = pool_});
+  const absl::Status written = WriteTokenFile(base::RealFileSystem(), source, {.threads = kThreads});
   ASSERT_TRUE(written.ok()) << written;
   const auto took = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   const std::int64_t grown = growth.Stop();
@@ -84,7 +84,7 @@ TEST_F(LargeRowsTest, PlainTextOfSixteenMebibytesTakesLittleMemoryAndCanBeCancel
   std::filesystem::remove(PathOf(source));
   int asked = 0;
   const absl::Status stopped =
-      WriteTokenFile(base::RealFileSystem(), source, {.pool = pool_, .cancelled = [&] { return ++asked == 20; }});
+      WriteTokenFile(base::RealFileSystem(), source, {.threads = kThreads, .cancelled = [&] { return ++asked == 20; }});
   EXPECT_TRUE(absl::IsCancelled(stopped)) << stopped;
   EXPECT_EQ(asked, 20) << "cancelled within the row";
   EXPECT_TRUE(FilesOf(source).empty());
@@ -126,14 +126,13 @@ TEST_F(LargeRowsTest, BytesDoNotDependOnTheNumberOfThreads) {
   TokenSource source = Rows(rows);
   std::string first;
   for (const int threads : {1, 3, 8}) {
-    kernels::ThreadPool pool(threads);
-    ASSERT_TRUE(WriteTokenFile(base::RealFileSystem(), source, {.pool = pool, .window_bytes = 1 << 20}).ok());
+    ASSERT_TRUE(WriteTokenFile(base::RealFileSystem(), source, {.threads = threads, .window_bytes = 1 << 20}).ok());
     const std::string bytes = ReadBytes(PathOf(source));
     if (first.empty()) first = bytes;
     EXPECT_TRUE(bytes == first) << threads;
   }
   const auto want = InMemory(source);
-  const auto got = LoadTokens(base::RealFileSystem(), source, {.pool = pool_});
+  const auto got = LoadTokens(base::RealFileSystem(), source, {.threads = kThreads});
   ASSERT_TRUE(want.ok() && got.ok()) << want.status() << got.status();
   ExpectSame(*got, *want);
 }
@@ -161,7 +160,7 @@ TEST_F(LargeRowsTest, LargeRowTakesItsMemoryFirstAndReleasesIt) {
   const std::int64_t need = 16 * static_cast<std::int64_t>(rows.size() - TextRow("keeper").size() - 1) + 256 * (32 << 10);
   const auto load = [&](std::int64_t limit, const std::string& text) {
     const auto memory = base::MemoryBudget::Make(limit);
-    TokenCache cache(base::RealFileSystem(), temp_ / "tokens", pool_, {.max_bytes = 100 * kMiB, .memory = memory});
+    TokenCache cache(base::RealFileSystem(), temp_ / "tokens", kThreads, {.max_bytes = 100 * kMiB, .memory = memory});
     const TokenSource source = Rows(text);
     std::filesystem::remove(PathOf(source));
     const absl::Status status = cache.GetLengths(source, {}).status();
@@ -186,7 +185,7 @@ TEST_F(LargeRowsTest, LargeRowTakesItsMemoryFirstAndReleasesIt) {
 TEST_F(LargeRowsTest, TwoCallsShareMemoryForOneRow) {
   const std::string rows = TextRow(Prose(3 * kMiB));
   const auto memory = base::MemoryBudget::Make(16 * static_cast<std::int64_t>(rows.size()) + 256 * (32 << 10));
-  TokenCache cache(base::RealFileSystem(), temp_ / "tokens", pool_, {.max_bytes = 100 * kMiB, .memory = memory});
+  TokenCache cache(base::RealFileSystem(), temp_ / "tokens", kThreads, {.max_bytes = 100 * kMiB, .memory = memory});
   std::vector<std::thread> calls;
   std::atomic<int> made{0};
   for (int i = 0; i < 2; ++i) {

@@ -41,7 +41,7 @@ struct Counter {
 class TokenCacheTest : public TokenSourceTest {
  protected:
   TokenCache Cache(std::int64_t max_bytes) {
-    return TokenCache(files_, temp_ / "tokens", pool_, {.max_bytes = max_bytes, .needed = [this] { return needed_; }});
+    return TokenCache(files_, temp_ / "tokens", kThreads, {.max_bytes = max_bytes, .needed = [this] { return needed_; }});
   }
   // Makes a file of its own data set, used `age` ago.
   TokenSource Made(TokenCache& cache, const std::string& dataset, std::chrono::minutes age) {
@@ -143,7 +143,7 @@ TEST_F(TokenCacheTest, CountsUnfinishedFilesAndRemovesThoseOfKilledWriters) {
 
 // T7 (docs/faults.md)
 TEST_F(TokenCacheTest, NeverHoldsTheTokensInMemory) {
-  TokenCache cache(files_, temp_ / "tokens", pool_, {.max_bytes = kMuch, .min_free_bytes = std::numeric_limits<std::uint64_t>::max()});
+  TokenCache cache(files_, temp_ / "tokens", kThreads, {.max_bytes = kMuch, .min_free_bytes = std::numeric_limits<std::uint64_t>::max()});
   const TokenSource source = Source(RowFormat::kText, 20);
   const auto want = InMemory(source);
   ASSERT_TRUE(want.ok());

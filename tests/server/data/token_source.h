@@ -101,7 +101,7 @@ class TokenSourceTest : public ::testing::Test {
 
   testing::TempDirectory temp_;
   model::TextAssets text_;
-  kernels::ThreadPool pool_{4};
+  static constexpr int kThreads = 4;
 };
 
 }  // namespace nibble::data

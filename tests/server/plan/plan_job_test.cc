@@ -285,7 +285,6 @@ TEST_F(PlanJobTest, PlanFromTokenFilesEqualsThatFromTheText) {
   spec_.run.micro_batch = 3;
   model::WriteBytes(directory_.Path("more.jsonl"), model::ReadBytes(Data("c.jsonl", 30, 90)) + model::ReadBytes(Data("d.jsonl", 30, 20)));
   inputs_.train.path = directory_.Path("more.jsonl");
-  kernels::ThreadPool pool(3);
   for (const char* packing : {"none", "segmented"}) {
     for (const char* overlong : {"truncate", "drop", "split"}) {
       SCOPED_TRACE(std::string(packing) + " " + overlong);
@@ -298,7 +297,7 @@ TEST_F(PlanJobTest, PlanFromTokenFilesEqualsThatFromTheText) {
       inputs_.train.tokens_directory = directory_.Path("tokens/train");
       inputs_.eval.tokens_directory = directory_.Path("tokens/eval");
       inputs_.load = [&](const data::TokenSource& source, const base::Cancelled& cancelled) {
-        return data::LoadTokens(base::RealFileSystem(), source, {.pool = pool, .cancelled = cancelled});
+        return data::LoadTokens(base::RealFileSystem(), source, {.threads = 3, .cancelled = cancelled});
       };
       const auto text = inputs_.text;
       for (const bool is_made : {false, true}) {
@@ -315,7 +314,6 @@ TEST_F(PlanJobTest, PlanFromLengthsEqualsThatFromTheText) {
   inputs_.eval.path = Data("eval.jsonl", 7, 60);
   spec_.eval_dataset = "eval";
   spec_.data.overlong = "truncate";
-  kernels::ThreadPool pool(2);
   for (const char* packing : {"none", "segmented"}) {
     spec_.data.packing = packing;
     inputs_.load = nullptr;
@@ -324,7 +322,7 @@ TEST_F(PlanJobTest, PlanFromLengthsEqualsThatFromTheText) {
     inputs_.eval.tokens_directory = directory_.Path("tokens/eval");
     inputs_.load = [&](const data::TokenSource& source, const base::Cancelled& cancelled) {
       auto loaded = data::LoadTokens(base::RealFileSystem(), source,
-                                     {.pool = pool,
+                                     {.threads = 2,
                                       .min_free_bytes = std::numeric_limits<std::uint64_t>::max(),
                                       .cancelled = cancelled,
                                       .without_file = data::WithoutFile::kLengthsAlone});

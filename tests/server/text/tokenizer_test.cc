@@ -369,27 +369,50 @@ TEST(TokenizerTest, LongRunsAreEncodedWhole) {
 
 // mallinfo2 does not see the allocators of sanitizers.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// C15 (docs/faults.md)
-TEST(TokenizerTest, DroppedTokenizersLeaveNothingInMemory) {
-  const std::string json = SmallJson();
+std::string ManyWords() {
   std::string text;
   for (int i = 0; i < 2000; ++i) {  // words without digits, which would be words of their own
     text += " word";
     for (int left = i; left > 0; left /= 26) text += static_cast<char>('a' + left % 26);
   }
+  return text;
+}
+
+std::int64_t AllocatedBytes() {
+  const struct mallinfo2 info = ::mallinfo2();
+  return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
+}
+
+// C15 (docs/faults.md)
+TEST(TokenizerTest, DroppedTokenizersLeaveNothingInMemory) {
+  const std::string json = SmallJson(), text = ManyWords();
   const auto use = [&] {
     const auto tokenizer = Tokenizer::FromJson(json);
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
     ASSERT_TRUE((*tokenizer)->Encode(text, false).ok());
   };
-  const auto allocated = [] {
-    const struct mallinfo2 info = ::mallinfo2();
-    return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
+  for (int i = 0; i < 4; ++i) use();
+  const std::int64_t before = AllocatedBytes();
+  for (int i = 0; i < 50; ++i) use();
+  EXPECT_LT(AllocatedBytes() - before, 1 << 20);  // 100 kB; 43 MB with the cache of words
+}
+
+TEST(TokenizerTest, WordCacheChangesNoTokensAndEndsWithItsThread) {
+  const std::string text = ManyWords();
+  const auto tokenizer = Tokenizer::FromJson(SmallJson());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto want = (*tokenizer)->Encode(text, false);
+  const auto use = [&] {
+    std::thread([&] {
+      const auto cached = (*tokenizer)->WithWordCache();
+      ASSERT_TRUE(cached.ok()) << cached.status();
+      for (int i = 0; i < 2; ++i) EXPECT_EQ(*(*cached)->Encode(text, false), *want);
+    }).join();
   };
   for (int i = 0; i < 4; ++i) use();
-  const std::int64_t before = allocated();
+  const std::int64_t before = AllocatedBytes();
   for (int i = 0; i < 50; ++i) use();
-  EXPECT_LT(allocated() - before, 1 << 20);  // 100 kB; 43 MB with the cache of words
+  EXPECT_LT(AllocatedBytes() - before, 1 << 20);
 }
 #endif
 

@@ -119,7 +119,7 @@ TEST_F(AttemptDataTest, ReadsTheFilesThatThePlannerWrote) {
   order_.eval_tokens_directory = temp_ / "tokens/text";
   std::vector<std::pair<std::string, std::filesystem::file_time_type>> made;
   for (const data::TokenSource& source : Planned()) {
-    ASSERT_TRUE(data::LoadTokens(base::RealFileSystem(), source, {.pool = pool_}).ok());
+    ASSERT_TRUE(data::LoadTokens(base::RealFileSystem(), source, {.threads = 3}).ok());
     const std::string path = data::TokenFilePath(source.tokens_directory, data::TokenKey(source));
     std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
     made.emplace_back(path, std::filesystem::last_write_time(path));

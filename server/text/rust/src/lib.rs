@@ -83,6 +83,19 @@ pub unsafe extern "C" fn nibble_tokenizer_load(
 }
 
 #[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_with_word_cache(
+    tokenizer: *const Tokenizer,
+    copy: *mut *mut Tokenizer,
+    out: *mut Bytes,
+) -> i32 {
+    *copy = null_mut();
+    answer(out, || {
+        *copy = Box::into_raw(Box::new((*tokenizer).with_word_cache()));
+        Ok(Vec::new())
+    })
+}
+
+#[no_mangle]
 pub unsafe extern "C" fn nibble_tokenizer_free(tokenizer: *mut Tokenizer) {
     if !tokenizer.is_null() {
         quietly((), || drop(Box::from_raw(tokenizer)));

@@ -13,6 +13,8 @@ use tokenizers::{
 const MAX_JSON_BYTES: usize = 64 << 20;
 // WordPiece takes time cubic in the length of a word. Real tokenizers allow 100 characters.
 const MAX_WORD_PIECE_CHARS: usize = 1000;
+// As many as the crate caches by default.
+const CACHED_WORDS: usize = 10_000;
 // With 0.9998, BPE tries each merge of a text thousands of times.
 const MAX_DROPOUT: f32 = 0.9;
 
@@ -210,7 +212,7 @@ impl Tokenizer {
             check_cost(inner.get_model())?;
             if let ModelWrapper::BPE(model) = inner.get_model() {
                 // Every thread that encodes would cache up to 10,000 words until it ends,
-                // even after the tokenizer is dropped. The cache saves 4 % of the time.
+                // even after the tokenizer is dropped.
                 let mut model = model.clone();
                 model.resize_cache(0);
                 inner.with_model(model);
@@ -235,6 +237,18 @@ impl Tokenizer {
         .map_err(|failure| match failure {
             Failure::Panic(text) | Failure::Invalid(text) => Failure::Invalid(text),
         })
+    }
+
+    /// A copy that caches words in every thread that encodes with it, until the thread
+    /// ends. Text of a small vocabulary is encoded in half of the time.
+    pub fn with_word_cache(&self) -> Tokenizer {
+        let mut inner = self.inner.clone();
+        if let ModelWrapper::BPE(model) = inner.get_model() {
+            let mut model = model.clone();
+            model.resize_cache(CACHED_WORDS);
+            inner.with_model(model);
+        }
+        Tokenizer { inner, byte_fallback: self.byte_fallback, kind: self.kind }
     }
 
     pub fn encode(&self, text: &str, special: Special) -> Result<Encoded, Failure> {
