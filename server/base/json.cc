@@ -6,6 +6,7 @@
 
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 
 namespace nibble::base {
 namespace {
@@ -33,8 +34,7 @@ class Builder : public nlohmann::json_sax<Json> {
   bool end_array() override { return Close(); }
   bool key(string_t& k) override {
     if (!IsNew(k)) {
-      std::size_t shown = std::min(k.size(), kMaxShownKey);
-      while (shown < k.size() && shown > 0 && (static_cast<unsigned char>(k[shown]) & 0xC0) == 0x80) --shown;
+      const std::size_t shown = WholeCharacters(k, std::min(k.size(), kMaxShownKey));
       error = StrCat("duplicate key \"", k.substr(0, shown), shown < k.size() ? "..." : "", "\"");
       return false;
     }

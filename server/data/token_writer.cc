@@ -41,7 +41,7 @@ struct Piece {
   std::vector<std::int64_t> lines;  // of each example
   DataSummary summary;
   absl::Status status;
-  bool waits = false;  // for the calling thread, because a row needs a turn
+  bool waits = false;  // for the thread that reads the file, because a row needs a turn
 };
 
 // Reads a file in pieces of whole lines. One thread.
@@ -127,7 +127,7 @@ absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& o
   LargeRows& large_rows = options.large_rows != nullptr ? *options.large_rows : alone;
   const AwaitTurn await_turn = [&] { return large_rows.Await(cancelled); };
   const auto tokenize_small = [&](Piece& piece) {
-    // Threads of the pool never wait for a turn: other work needs them, and only this thread calls options.cancelled.
+    // Threads of the pool never wait for a turn: only this thread calls options.cancelled.
     TokenizePiece(source, cancelled, [&]() -> absl::StatusOr<LargeRows::Turn> {
       piece.waits = true;
       return absl::AbortedError("a large row");

@@ -9,6 +9,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 #include "server/rpc/time.h"
 #include "server/text/utf8.h"
 
@@ -119,9 +120,7 @@ std::string ToUtf8(std::string_view text, std::size_t max_bytes) {
   const std::size_t used = text::TakeWholeCharacters(text, &clean);
   if (used < text.size()) clean += "\xEF\xBF\xBD";
   if (clean.size() <= max_bytes) return clean;
-  std::size_t end = max_bytes;
-  while (end > 0 && (static_cast<unsigned char>(clean[end]) & 0xC0) == 0x80) --end;
-  return clean.substr(0, end);
+  return clean.substr(0, base::WholeCharacters(clean, max_bytes));
 }
 
 std::string WithoutInternals(std::string_view text) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "server/base/status_macros.h"
+#include "server/base/utf8.h"
 #include "server/text/piece_cut.h"
 
 namespace nibble::text {
@@ -112,10 +113,10 @@ class PieceEncoder {
     if (text_.size() - begin <= bytes) return text_.size();
     const std::size_t last = begin + bytes - margin_;
     for (std::size_t at = last; at > begin + bytes / 2; --at) {
-      if (IsBlankEdge(text_, at)) return WholeCharacters(text_, at + margin_);
+      if (IsBlankEdge(text_, at)) return base::WholeCharacters(text_, at + margin_);
     }
     for (std::size_t at = last; at + margin_ < text_.size(); ++at) {
-      if (IsBlankEdge(text_, at)) return WholeCharacters(text_, at + margin_);
+      if (IsBlankEdge(text_, at)) return base::WholeCharacters(text_, at + margin_);
     }
     return text_.size();
   }
@@ -126,7 +127,7 @@ class PieceEncoder {
     const std::size_t wanted = piece.end - 3 * margin_;
     auto token = piece.tokens.end();
     while (token != piece.tokens.begin() && (token - 1)->begin >= wanted) --token;
-    return WholeCharacters(text_, token != piece.tokens.end() ? token->begin : wanted);
+    return base::WholeCharacters(text_, token != piece.tokens.end() ? token->begin : wanted);
   }
 
   // For each piece, the index of the first token after the seam. Both tokens begin at the same edge of a run of blanks,

@@ -9,6 +9,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 #include "server/text/piece_cut.h"
 #include "server/text/piece_encoder.h"
 
@@ -57,7 +58,7 @@ std::size_t PartEnd(std::string_view text) {
   for (std::size_t at = kPieceBytes; at > kPieceBytes - kBlankWithin; --at) {
     if (IsBlank(text[at])) return at;
   }
-  return WholeCharacters(text, kPieceBytes);
+  return base::WholeCharacters(text, kPieceBytes);
 }
 
 // For a text that EncodeInPieces cannot cut: its parts together have about as many tokens as the text, and encoding

@@ -1,4 +1,5 @@
 """What `nibble` says when it cannot reach its server: each cause has a sentence of its own."""
+import contextlib
 import socket
 import subprocess
 
@@ -23,15 +24,21 @@ def servers(tmp_path_factory):
     plain.stop()
 
 
+@contextlib.contextmanager
+def silent_address():
+    """HOST:PORT that is taken, but on which nothing listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield "127.0.0.1:%d" % unused.getsockname()[1]
+
+
 def nibble(*arguments):
     return subprocess.run([BIN / "nibble", *arguments], env={}, capture_output=True, text=True, timeout=120)
 
 
 def test_every_cause_has_its_own_sentence(servers):
     secure, plain, authority, other = servers
-    with socket.socket() as unused:  # bound, but it does not listen
-        unused.bind(("127.0.0.1", 0))
-        silent = "127.0.0.1:%d" % unused.getsockname()[1]
+    with silent_address() as silent:
         trusts, trusts_other = ("--tls-ca", authority.certificate), ("--tls-ca", other.certificate)
         port = secure.grpc.rpartition(":")[2]
         for address, flags, sentence in (
@@ -54,9 +61,7 @@ def test_every_cause_has_its_own_sentence(servers):
 def test_health_names_the_address_that_it_asked_and_its_option(servers):
     plain = servers[1]
     assert nibble("health", "--http", plain.http).stdout == "ready\n"
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        silent = "127.0.0.1:%d" % unused.getsockname()[1]
+    with silent_address() as silent:
         refused = nibble("health", "--http", silent)
         assert refused.returncode == 5
         assert f"--http: no answer from http://{silent}/readyz: " in refused.stderr and "--server" not in refused.stderr

@@ -1,7 +1,6 @@
 #include "server/data/token_file.h"
 
 #include <gtest/gtest.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -13,6 +12,7 @@
 #include "server/base/error.h"
 #include "server/data/loader.h"
 #include "tests/server/data/token_source.h"
+#include "tests/support/allocated_bytes.h"
 
 namespace nibble::data {
 namespace {
@@ -219,7 +219,6 @@ TEST_F(TokenFileTest, KeyChangesWithEverythingThatTokensDependOn) {
   EXPECT_FALSE(keys.insert(TokenKey(other)).second);
 }
 
-// mallinfo2 does not see the allocators of sanitizers.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 // T6 (docs/faults.md)
 TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
@@ -232,16 +231,12 @@ TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
     for (int i = 0; i < times; ++i) out << rows;
     return source;
   };
-  const auto allocated = [] {
-    const struct mallinfo2 info = ::mallinfo2();
-    return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
-  };
   // Peak of allocated bytes at any line.
   const auto peak = [&](const TokenSource& source) {
-    const std::int64_t before = allocated();
+    const std::int64_t before = ::nibble::testing::AllocatedBytes();
     std::int64_t most = 0, asked = 0;
     const auto look = [&] {
-      if (++asked % 16 == 0) most = std::max(most, allocated() - before);
+      if (++asked % 16 == 0) most = std::max(most, ::nibble::testing::AllocatedBytes() - before);
       return false;
     };
     EXPECT_TRUE(WriteTokenFile(base::RealFileSystem(), source, {.threads = 1, .window_bytes = kWindow, .cancelled = look}).ok());
@@ -249,17 +244,17 @@ TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
   };
   const TokenSource large = repeated(40);
   const std::int64_t small_peak = peak(repeated(4)), large_peak = peak(large);
-  const std::int64_t before = allocated();
+  const std::int64_t before = ::nibble::testing::AllocatedBytes();
   const auto memory = InMemory(large);
   ASSERT_TRUE(memory.ok());
-  const std::int64_t in_memory = allocated() - before;
+  const std::int64_t in_memory = ::nibble::testing::AllocatedBytes() - before;
   ASSERT_GE(in_memory, 5 * memory->num_tokens) << "mallinfo2 does not see what is allocated";
   EXPECT_LT(large_peak, small_peak + in_memory / 10);
   // A mapped file has only its summary in allocated memory.
-  const std::int64_t without = allocated();
+  const std::int64_t without = ::nibble::testing::AllocatedBytes();
   const auto mapped = Load(large);
   ASSERT_TRUE(mapped.ok());
-  EXPECT_LT(allocated() - without, in_memory / 10);
+  EXPECT_LT(::nibble::testing::AllocatedBytes() - without, in_memory / 10);
 }
 #endif
 

@@ -1,13 +1,12 @@
 #include "server/text/tokenizer.h"
 
-#include <malloc.h>
-
 #include <string>
 #include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/server/text/golden.h"
+#include "tests/support/allocated_bytes.h"
 
 namespace nibble::text {
 namespace {
@@ -367,7 +366,6 @@ TEST(TokenizerTest, LongRunsAreEncodedWhole) {
   }
 }
 
-// mallinfo2 does not see the allocators of sanitizers.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 std::string ManyWords() {
   std::string text;
@@ -376,11 +374,6 @@ std::string ManyWords() {
     for (int left = i; left > 0; left /= 26) text += static_cast<char>('a' + left % 26);
   }
   return text;
-}
-
-std::int64_t AllocatedBytes() {
-  const struct mallinfo2 info = ::mallinfo2();
-  return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
 }
 
 // C15 (docs/faults.md)
@@ -392,9 +385,9 @@ TEST(TokenizerTest, DroppedTokenizersLeaveNothingInMemory) {
     ASSERT_TRUE((*tokenizer)->Encode(text, false).ok());
   };
   for (int i = 0; i < 4; ++i) use();
-  const std::int64_t before = AllocatedBytes();
+  const std::int64_t before = ::nibble::testing::AllocatedBytes();
   for (int i = 0; i < 50; ++i) use();
-  EXPECT_LT(AllocatedBytes() - before, 1 << 20);  // 100 kB; 43 MB with the cache of words
+  EXPECT_LT(::nibble::testing::AllocatedBytes() - before, 1 << 20);  // 100 kB; 43 MB with the cache of words
 }
 
 TEST(TokenizerTest, WordCacheChangesNoTokensAndEndsWithItsThread) {
@@ -410,9 +403,9 @@ TEST(TokenizerTest, WordCacheChangesNoTokensAndEndsWithItsThread) {
     }).join();
   };
   for (int i = 0; i < 4; ++i) use();
-  const std::int64_t before = AllocatedBytes();
+  const std::int64_t before = ::nibble::testing::AllocatedBytes();
   for (int i = 0; i < 50; ++i) use();
-  EXPECT_LT(AllocatedBytes() - before, 1 << 20);
+  EXPECT_LT(::nibble::testing::AllocatedBytes() - before, 1 << 20);
 }
 #endif
 

@@ -152,6 +152,15 @@ pub enum Special {
     OnceAfter,
 }
 
+/// Only byte pair encoding has a cache that outlives its tokenizer.
+fn set_word_cache(tokenizer: &mut HfTokenizer, words: usize) {
+    if let ModelWrapper::BPE(model) = tokenizer.get_model() {
+        let mut model = model.clone(); // the crate lends its model only for reading
+        model.resize_cache(words);
+        tokenizer.with_model(model);
+    }
+}
+
 pub struct Encoded {
     pub ids: Vec<u8>,
     pub offsets: Vec<u8>,
@@ -210,13 +219,9 @@ impl Tokenizer {
         guarded(budget(json.len()), || {
             let mut inner = HfTokenizer::from_bytes(json).map_err(|e| e.to_string())?;
             check_cost(inner.get_model())?;
-            if let ModelWrapper::BPE(model) = inner.get_model() {
-                // Every thread that encodes would cache up to 10,000 words until it ends,
-                // even after the tokenizer is dropped.
-                let mut model = model.clone();
-                model.resize_cache(0);
-                inner.with_model(model);
-            }
+            // Every thread that encodes would cache words until it ends, even after the
+            // tokenizer is dropped.
+            set_word_cache(&mut inner, 0);
             inner.with_truncation(None).map_err(|e| e.to_string())?;
             inner.with_padding(None);
             if let Some(part) = inner.get_post_processor() {
@@ -243,11 +248,7 @@ impl Tokenizer {
     /// ends. Text of a small vocabulary is encoded in half of the time.
     pub fn with_word_cache(&self) -> Tokenizer {
         let mut inner = self.inner.clone();
-        if let ModelWrapper::BPE(model) = inner.get_model() {
-            let mut model = model.clone();
-            model.resize_cache(CACHED_WORDS);
-            inner.with_model(model);
-        }
+        set_word_cache(&mut inner, CACHED_WORDS);
         Tokenizer { inner, byte_fallback: self.byte_fallback, kind: self.kind }
     }
 
