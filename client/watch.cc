@@ -17,7 +17,7 @@ constexpr int kPageEvents = 1000;
 
 using OnEvent = std::function<absl::Status(const v1::JobEvent&)>;
 
-// The longest pause between two attempts: a watch goes on soon after a restart of the server.
+// Maximum pause between two attempts, so that a watch continues soon after a restart of the server.
 constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
 // Whether the connection was lost. A stream that loses its transport may also end with UNKNOWN, and a call that a
@@ -138,7 +138,8 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
     }
     // The log of a final job is complete. After a broken stream the next one brings the missing events.
     if (over_at_start && cursor.last() >= last_at_start) cursor.SetFinal();
-    // If only GetJob is missing, or another call fails again and again, a stream that brings messages is no success.
+    // The connection works again if the stream brought messages, unless other calls of the watch failed or only GetJob is
+    // left: those could fail forever while every new stream brings messages.
     if (read_any && other_calls_work && !cursor.final()) {
       lost_since = absl::InfiniteFuture();
       wait = options_.first_wait;

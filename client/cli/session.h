@@ -26,7 +26,7 @@ class Session {
   client::Client& client();
   // Whether the command has called client().
   bool asked_server() const { return client_.has_value(); }
-  // What to do about a call that ended with Unavailable and without a reason.
+  // Advice for a call that ended with Unavailable and without a reason (connection.h).
   std::string ConnectionHint(const absl::Status& status) const { return cli::ConnectionHint(security_.tls, status); }
   // Reads the files that the connection flags name. Call before `command`.
   absl::Status Prepare();

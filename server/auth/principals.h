@@ -39,7 +39,7 @@ class PrincipalTable {
 
   // nullptr: unknown token. Finds expired entries too. The time it takes depends on the table's size only.
   const PrincipalEntry* FindToken(std::string_view token) const;
-  // The first entry whose san is one of the certificate's names. nullptr: there is none.
+  // The first entry whose san is one of the certificate's names. nullptr if no entry matches.
   const PrincipalEntry* FindCertificate(const std::vector<std::string>& names) const;
   std::size_t size() const { return entries_.size(); }
 

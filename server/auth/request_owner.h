@@ -20,8 +20,8 @@ inline bool SeesAll(const Principal& principal) { return principal.role == Role:
 
 inline RequestOwner OwnerOf(const Principal& principal) { return {principal.tenant, principal.name}; }
 
-// Principals with the same key share turns and limits: "tenant/name", or the name if there is no tenant. "" without a
-// token file: all callers count as one, and only the server's own limits apply.
+// Principals with the same key share turns and limits: "tenant/name", or the name without a tenant. Without a
+// token file the key is "": all callers count as one, and only the server's own limits apply.
 inline std::string FairnessKey(const Principal& principal) {
   if (principal.name == kNobody) return "";
   return principal.tenant.empty() ? principal.name : principal.tenant + "/" + principal.name;

@@ -74,7 +74,7 @@ absl::StatusOr<std::vector<Certificate>> ReadCertificates(const char* flag, cons
   return all;
 }
 
-// Refuses an encrypted key: there is no one to type the passphrase.
+// Refuses an encrypted key, because the server cannot ask for its passphrase.
 int NoPassphrase(char*, int, int, void*) { return 0; }
 
 // Checks more than that both belong together: a key may be too short for the library's security level.

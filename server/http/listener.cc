@@ -63,7 +63,7 @@ int Listener::port() const {
   return acceptor_.local_endpoint(ignored).port();
 }
 
-// Not async_accept(): it also tries while no connection waits, and then fails if there is no file descriptor.
+// Not async_accept(): it also tries while no connection waits, and then fails without a spare file descriptor.
 void Listener::Accept() {
   acceptor_.async_wait(tcp::acceptor::wait_read, [this](Error error) {
     if (error) return;  // the listener is being destroyed
