@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "server/base/status_macros.h"
@@ -28,17 +30,30 @@ class Builder : public nlohmann::json_sax<Json> {
   bool number_float(number_float_t v, const string_t&) override { return Put(v); }
   bool string(string_t& v) override { return Put(std::move(v)); }
   bool binary(binary_t&) override { return false; }
-  bool start_object(std::size_t) override { return Open(Json::object()); }
-  bool end_object() override { return Close(); }
-  bool start_array(std::size_t) override { return Open(Json::array()); }
-  bool end_array() override { return Close(); }
+  bool start_object(std::size_t) override { return Open(); }
+  bool end_object() override {
+    std::vector<Member>& members = open_.back().members;
+    Json::object_t object;
+    object.reserve(members.size());
+    // Not operator[]: its lookup takes linear time in an ordered object, and IsNew has already checked the key.
+    for (Member& member : members) object.Container::emplace_back(std::move(member.first), std::move(member.second));
+    return Close(std::move(object));
+  }
+  bool start_array(std::size_t) override { return Open(); }
+  bool end_array() override {
+    Json::array_t array = std::move(open_.back().items);
+    array.shrink_to_fit();
+    return Close(std::move(array));
+  }
   bool key(string_t& k) override {
     if (!IsNew(k)) {
       const std::size_t shown = WholeCharacters(k, std::min(k.size(), kMaxShownKey));
       error = StrCat("duplicate key \"", k.substr(0, shown), shown < k.size() ? "..." : "", "\"");
       return false;
     }
-    key_ = std::move(k);
+    std::vector<Member>& members = open_.back().members;
+    if (members.empty()) members.reserve(kFewKeys);
+    members.emplace_back(std::move(k), nullptr);
     return true;
   }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) override {
@@ -47,57 +62,52 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
  private:
+  using Member = std::pair<std::string, Json>;
+  // A container whose end is not read yet. An object of nlohmann has constant keys, so when it grows it copies all its
+  // values; members are collected here and moved once, when their number is known.
+  struct Unfinished {
+    std::vector<Member> members;  // of an object; the last has no value yet when a value is read
+    Json::array_t items;          // of an array
+    std::set<std::string> keys;   // filled once an object has kFewKeys members
+  };
+
   // Linear search in a small object; a larger object has a set of its keys.
   bool IsNew(const std::string& key) {
-    const auto& object = stack_.back()->get_ref<const Json::object_t&>();
-    if (object.size() < kFewKeys) {
-      return std::none_of(object.begin(), object.end(), [&key](const auto& member) { return member.first == key; });
+    const std::vector<Member>& members = open_.back().members;
+    if (members.size() < kFewKeys) {
+      return std::none_of(members.begin(), members.end(), [&key](const Member& member) { return member.first == key; });
     }
-    std::set<std::string>& keys = keys_.back();
+    std::set<std::string>& keys = open_.back().keys;
     if (keys.empty()) {
-      for (const auto& member : object) keys.insert(member.first);
+      for (const Member& member : members) keys.insert(member.first);
     }
     return keys.insert(key).second;
   }
-  Json* Insert(Json value) {
-    if (stack_.empty()) {
-      root = std::move(value);
-      return &root;
-    }
-    Json& parent = *stack_.back();
-    if (parent.is_array()) {
-      parent.push_back(std::move(value));
-      return &parent.back();
-    }
-    // Not operator[]: its lookup takes linear time in an ordered object, and IsNew has already checked the key.
-    auto& object = parent.get_ref<Json::object_t&>();
-    object.Container::emplace_back(std::move(key_), std::move(value));
-    return &object.back().second;
-  }
   bool Put(Json value) {
-    Insert(std::move(value));
+    if (open_.empty()) {
+      root = std::move(value);
+    } else if (std::vector<Member>& members = open_.back().members; !members.empty()) {
+      members.back().second = std::move(value);
+    } else {
+      open_.back().items.push_back(std::move(value));
+    }
     return true;
   }
-  bool Open(Json value) {
-    if (static_cast<int>(stack_.size()) >= max_depth_) {
+  bool Open() {
+    if (static_cast<int>(open_.size()) >= max_depth_) {
       error = StrCat("nested deeper than ", max_depth_);
       return false;
     }
-    stack_.push_back(Insert(std::move(value)));
-    keys_.emplace_back();
+    open_.emplace_back();
     return true;
   }
-  bool Close() {
-    stack_.pop_back();
-    keys_.pop_back();
-    return true;
+  bool Close(Json value) {
+    open_.pop_back();
+    return Put(std::move(value));
   }
 
   int max_depth_;
-  // A pointer stays valid while its container is open: siblings are added only after the container closes.
-  std::vector<Json*> stack_;
-  std::vector<std::set<std::string>> keys_;  // per open container; filled once an object has kFewKeys members
-  std::string key_;
+  std::vector<Unfinished> open_;
 };
 
 template <typename T, typename Check, typename Read>

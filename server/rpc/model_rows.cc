@@ -1,10 +1,13 @@
 #include "server/rpc/model_rows.h"
 
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <iterator>
-#include <set>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "server/base/status_macros.h"
@@ -16,18 +19,18 @@ namespace nibble::rpc {
 namespace {
 
 // Cache key: changes with the model and with the name, size or time of any of its files. Empty if the directory cannot
-// be read.
+// be read. Asks for a file's state once: std::filesystem does so for each of its properties.
 std::string KeyOf(const store::StoredModel& stored) {
   std::error_code error;
-  std::set<std::string> files;
+  std::vector<std::string> files;
   for (std::filesystem::directory_iterator it(stored.directory, error), end; !error && it != end; it.increment(error)) {
-    const std::uintmax_t bytes = it->file_size(error);
-    if (error) break;
-    const auto time = it->last_write_time(error).time_since_epoch().count();
-    if (error) break;
-    files.insert(base::StrCat(it->path().filename().string(), " ", bytes, " ", time, "\n"));
+    struct stat info;
+    if (::stat(it->path().c_str(), &info) != 0) return "";
+    files.push_back(base::StrCat(it->path().filename().string(), " ", info.st_size, " ", info.st_mtim.tv_sec, " ",
+                                 info.st_mtim.tv_nsec, "\n"));
   }
   if (error || files.empty()) return "";
+  std::sort(files.begin(), files.end());
   std::string key = base::StrCat(store::Etag(stored), " ", absl::ToUnixNanos(stored.created), "\n");
   for (const std::string& file : files) key += file;
   return key;
