@@ -37,7 +37,7 @@ absl::Status Upload(Session& session, const std::string& file, const std::string
     session.Print(DatasetJson(dataset));
   } else {
     session.out() << Printable(dataset.name()) << ": " << dataset.rows() << " rows, " << Lower(dataset.format()) << ", "
-                  << HumanBytes(dataset.bytes()) << '\n';
+                  << base::HumanBytes(dataset.bytes()) << '\n';
   }
   return absl::OkStatus();
 }
@@ -77,7 +77,7 @@ absl::Status List(Session& session) {
     for (const v1::Dataset& dataset : page.datasets()) {
       list.push_back(DatasetJson(dataset));
       table.Add({dataset.name(), dataset.damaged() ? "damaged" : Lower(dataset.format()), base::StrCat(dataset.rows()),
-                 HumanBytes(dataset.bytes())});
+                 base::HumanBytes(dataset.bytes())});
     }
     return true;
   }));

@@ -41,7 +41,7 @@ void PrintJob(Session& session, const v1::Job& job) {
   table.Add({"base", job.spec().base_model()});
   table.Add({"steps", StepsText(job.progress())});
   table.Add({"tokens/s", HumanNumber(job.progress().tokens_per_s(), 5)});
-  table.Add({"peak memory", HumanBytes(job.progress().peak_memory_bytes())});
+  table.Add({"peak memory", base::HumanBytes(job.progress().peak_memory_bytes())});
   if (job.has_latest_step()) table.Add({"loss", HumanNumber(job.latest_step().loss(), 6)});
   if (job.has_latest_eval()) {
     table.Add({"eval loss",
@@ -239,7 +239,7 @@ absl::Status Checkpoints(Session& session, const std::string& id) {
   NIBBLE_RETURN_IF_ERROR(ForEachPage(session, &FineTuneService::Stub::ListCheckpoints, request, [&](const auto& page) {
     for (const v1::Checkpoint& checkpoint : page.checkpoints()) {
       list.push_back(CheckpointJson(checkpoint));
-      table.Add({checkpoint.name(), base::StrCat(checkpoint.step()), HumanBytes(checkpoint.bytes()),
+      table.Add({checkpoint.name(), base::StrCat(checkpoint.step()), base::HumanBytes(checkpoint.bytes()),
                  checkpoint.resumable() ? "yes" : "no", checkpoint.servable() ? "yes" : "no"});
     }
     return true;
@@ -314,11 +314,15 @@ void AddSpecFlags(CLI::App& sub, JobFlags& f) {
   sub.add_option("--dataset", f.dataset, "Training dataset");
   sub.add_option("--eval-dataset", f.eval_dataset, "Evaluation dataset");
   sub.add_option("--output", f.output, "Name of the trained model");
-  sub.add_option("--max-steps", f.max_steps, "Optimizer steps (default: one pass over the data)")->check(WholeNumber);
+  CLI::Option* epochs = sub.add_option("--epochs", f.epochs, "Passes over the data; may be a fraction (default: 1)");
+  sub.add_option("--max-steps", f.max_steps, "Optimizer steps, instead of --epochs")->check(WholeNumber)->excludes(epochs);
   sub.add_option("--micro-batch", f.micro_batch, "Sequences per forward pass");
   sub.add_option("--grad-accum", f.grad_accum, "Micro-batches per optimizer step");
   sub.add_option("--seq-len", f.seq_len, "Maximum tokens per sequence; longer text rows are split");
+  sub.add_option("--packing", f.packing, "segmented: several rows per sequence; none: one row per sequence")
+      ->check(CLI::IsMember({"segmented", "none"}));
   sub.add_option("--lr", f.lr, "Peak learning rate");
+  sub.add_option("--warmup", f.warmup, "Steps in which the learning rate rises, or their share of all steps with a decimal point or %: 100, 0.03, 3%");
   sub.add_option("--rank", f.rank, "Rank of the adapters");
   sub.add_option("--alpha", f.alpha, "Scale of the adapters");
   sub.add_option("--seed", f.seed, "Seed of all random numbers")->check(WholeNumber);
@@ -342,16 +346,17 @@ absl::Status Plan(Session& session, const JobFlags& flags, bool no_wait) {
   Table table({"method", MethodName(plan.spec())});
   table.Add({"base", plan.spec().base_model()});
   table.Add({"steps", base::StrCat(plan.max_steps())});
+  table.Add({"passes over the data", HumanNumber(plan.epochs(), 3)});
   table.Add({"tokens", base::StrCat(plan.tokens(), ", of which ", plan.trainable_tokens(), " are trained")});
   table.Add({"trained parameters", base::StrCat(plan.trainable_parameters())});
-  for (const v1::MemoryItem& item : plan.memory()) table.Add({base::StrCat("memory, ", item.pool()), HumanBytes(item.bytes())});
-  table.Add({"memory, total", HumanBytes(plan.memory_total_bytes())});
+  for (const v1::MemoryItem& item : plan.memory()) table.Add({base::StrCat("memory, ", item.pool()), base::HumanBytes(item.bytes())});
+  table.Add({"memory, total", base::HumanBytes(plan.memory_total_bytes())});
   if (plan.memory_available_bytes() > 0) {
-    table.Add({"memory for all trainers", HumanBytes(plan.memory_available_bytes())});
+    table.Add({"memory for all trainers", base::HumanBytes(plan.memory_available_bytes())});
   }
   if (plan.disk_bytes() > 0) {
-    table.Add({"disk", HumanBytes(plan.disk_bytes())});
-    table.Add({"disk available", HumanBytes(plan.disk_available_bytes())});
+    table.Add({"disk", base::HumanBytes(plan.disk_bytes())});
+    table.Add({"disk available", base::HumanBytes(plan.disk_available_bytes())});
   }
   table.Add({"time", plan.has_eta() ? base::StrCat("about ", (plan.eta().seconds() + 59) / 60, " min")
                                     : std::string("unknown: no comparable recent job")});

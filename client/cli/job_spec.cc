@@ -1,5 +1,7 @@
 #include "client/cli/job_spec.h"
 
+#include "absl/strings/numbers.h"
+
 #include "client/cli/message_json.h"
 #include "client/cli/session.h"
 #include "server/base/error.h"
@@ -33,6 +35,22 @@ absl::Status SetLora(const JobFlags& flags, v1::JobSpec& spec) {
                           "applies only to methods that train an adapter (qlora)");
 }
 
+// "100": steps; "0.03" and "3%": a share of all steps.
+absl::Status SetWarmup(const std::string& text, v1::OptimConfig& optim) {
+  const bool percent = !text.empty() && text.back() == '%';
+  const std::string number = percent ? text.substr(0, text.size() - 1) : text;
+  if (std::int64_t steps = 0; !percent && absl::SimpleAtoi(number, &steps)) {
+    optim.set_warmup_steps(steps);
+    return absl::OkStatus();
+  }
+  double ratio = 0;
+  if (!absl::SimpleAtod(number, &ratio)) {
+    return base::FieldError("warmup", base::StrCat("got \"", text, "\", want steps (100) or a share of all steps (0.03 or 3%)"));
+  }
+  optim.set_warmup_ratio(percent ? ratio / 100 : ratio);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<v1::JobSpec> BuildSpec(const JobFlags& flags) {
@@ -58,7 +76,12 @@ absl::StatusOr<v1::JobSpec> BuildSpec(const JobFlags& flags) {
     NIBBLE_ASSIGN_OR_RETURN(*spec.mutable_device(), ParseDevice("device", *flags.device));
   }
   if (flags.seq_len.has_value()) spec.mutable_data()->set_max_seq_len(*flags.seq_len);
+  if (flags.packing.has_value()) {
+    spec.mutable_data()->set_packing(*flags.packing == "none" ? v1::PACKING_MODE_NONE : v1::PACKING_MODE_SEGMENTED);
+  }
   if (flags.lr.has_value()) spec.mutable_optim()->set_lr(*flags.lr);
+  if (flags.warmup.has_value()) NIBBLE_RETURN_IF_ERROR(SetWarmup(*flags.warmup, *spec.mutable_optim()));
+  if (flags.epochs.has_value()) spec.mutable_run()->set_epochs(*flags.epochs);
   if (flags.max_steps.has_value()) spec.mutable_run()->set_max_steps(*flags.max_steps);
   if (flags.micro_batch.has_value()) spec.mutable_run()->set_micro_batch(*flags.micro_batch);
   if (flags.grad_accum.has_value()) spec.mutable_run()->set_grad_accum(*flags.grad_accum);

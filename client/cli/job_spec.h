@@ -11,10 +11,10 @@ namespace nibble::cli {
 
 // Options that the user set. Only these are sent, so the server's defaults apply to the rest.
 struct JobFlags {
-  std::optional<std::string> spec_file, method, base, dataset, eval_dataset, output, device;
+  std::optional<std::string> spec_file, method, base, dataset, eval_dataset, output, device, packing, warmup;
   std::optional<std::int64_t> max_steps, save_every, eval_every, seed;
   std::optional<std::int32_t> micro_batch, grad_accum, seq_len, rank;
-  std::optional<double> lr, alpha;
+  std::optional<double> lr, alpha, epochs;
 };
 
 // InvalidArgument names the field, NotFound the file. The server checks the values.

@@ -26,7 +26,7 @@ void PrintModel(Session& session, const v1::Model& model) {
   Table table({"name", model.name()});
   table.Add({"format", Lower(model.format())});
   table.Add({"digest", model.digest()});
-  table.Add({"size", HumanBytes(model.bytes())});
+  table.Add({"size", base::HumanBytes(model.bytes())});
   table.Add({"parameters", base::StrCat(model.parameters())});
   if (!model.base_model().empty()) table.Add({"base", model.base_model()});
   table.Add({"from", base::StrCat(Lower(model.origin()), " ", model.source())});
@@ -119,7 +119,7 @@ absl::Status List(Session& session) {
   NIBBLE_RETURN_IF_ERROR(ForEachPage(session, &ModelService::Stub::ListModels, all, [&](const v1::ListModelsResponse& page) {
     for (const v1::Model& model : page.models()) {
       list.push_back(ModelJson(model));
-      table.Add({model.name(), Lower(model.format()), HumanBytes(model.bytes()), base::StrCat(model.parameters()),
+      table.Add({model.name(), Lower(model.format()), base::HumanBytes(model.bytes()), base::StrCat(model.parameters()),
                  model.base_model(), model.damaged() ? "damaged" : model.loaded() ? "yes" : "no", model.digest().substr(0, 12)});
     }
     return true;
@@ -151,7 +151,7 @@ void PrintResidents(Session& session, const Answer& answer) {
   }
   Table table({"LOADED", "FORMAT", "WEIGHTS", "REQUESTS"});
   for (const auto& model : answer.residents().models()) {
-    table.Add({model.name(), Lower(model.format()), HumanBytes(model.bytes()), base::StrCat(model.active_requests())});
+    table.Add({model.name(), Lower(model.format()), base::HumanBytes(model.bytes()), base::StrCat(model.active_requests())});
   }
   table.Print(session.out());
 }
@@ -282,7 +282,7 @@ absl::Status Export(Session& session, const ExportOptions& options) {
   }
   Table table({"FILE", "SIZE"});
   for (const auto& file : files)
-    table.Add({(std::filesystem::path(out) / file.path()).string(), HumanBytes(file.size_bytes())});
+    table.Add({(std::filesystem::path(out) / file.path()).string(), base::HumanBytes(file.size_bytes())});
   table.Print(session.out());
   return absl::OkStatus();
 }

@@ -145,6 +145,7 @@ std::string LinesOf(const v1::RowWarning& warning) { return NameLines(warning); 
 Json PlanJson(const v1::PlanJobResponse& plan) {
   Json json;
   json["max_steps"] = plan.max_steps();
+  json["epochs"] = plan.epochs();
   json["tokens"] = plan.tokens();
   json["trainable_tokens"] = plan.trainable_tokens();
   json["trainable_parameters"] = plan.trainable_parameters();
@@ -265,7 +266,7 @@ std::string EventLine(const v1::JobEvent& event) {
       std::snprintf(text, sizeof text, "step %lld  loss %.4f  lr %.3g  grad norm %.3g  %.0f tokens/s  %s",
                     static_cast<long long>(event.step().step()), event.step().loss(), event.step().lr(),
                     event.step().grad_norm(), event.step().tokens_per_s(),
-                    HumanBytes(event.step().peak_memory_bytes()).c_str());
+                    base::HumanBytes(event.step().peak_memory_bytes()).c_str());
       return text;
     case v1::JobEvent::kEval:
       std::snprintf(text, sizeof text, "eval at step %lld (%s)  loss %.4f", static_cast<long long>(event.eval().step()),
@@ -273,10 +274,10 @@ std::string EventLine(const v1::JobEvent& event) {
       return text;
     case v1::JobEvent::kCheckpoint:
       return base::StrCat("checkpoint ", event.checkpoint().checkpoint().name(), ", ",
-                          HumanBytes(event.checkpoint().checkpoint().bytes()));
+                          base::HumanBytes(event.checkpoint().checkpoint().bytes()));
     case v1::JobEvent::kModel:
       return base::StrCat("model ", event.model().model(), " (", Lower(event.model().format()), ", ",
-                          HumanBytes(event.model().bytes()), ")");
+                          base::HumanBytes(event.model().bytes()), ")");
     case v1::JobEvent::kWarning:
       return base::StrCat("warning ", event.warning().reason(), ": ", event.warning().message(), LinesOf(event.warning()));
     case v1::JobEvent::kLog:

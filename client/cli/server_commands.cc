@@ -31,7 +31,7 @@ absl::Status Info(Session& session) {
   table.Add({"CUDA toolkit", info.cuda_version()});
   for (const auto& device : info.devices()) {
     table.Add({"device", base::StrCat(Lower(device.device().kind()), " ", device.name(), " (", device.isa(), "), ",
-                                      HumanBytes(device.memory_total_bytes()))});
+                                      base::HumanBytes(device.memory_total_bytes()))});
   }
   table.Add({"threads", base::StrCat(info.threads())});
   table.Add({"trains", absl::StrJoin(info.job_methods(), ", ")});
@@ -52,10 +52,10 @@ absl::Status Load(Session& session) {
   Table table({"requests", base::StrCat(load.requests_running(), " running, ", load.requests_waiting(), " waiting")});
   table.Add({"KV blocks", base::StrCat(load.kv_blocks_used(), " of ", load.kv_blocks_total())});
   table.Add({"jobs", base::StrCat(load.jobs_running(), " running, ", load.jobs_queued(), " queued")});
-  table.Add({"memory", HumanBytes(load.rss_bytes())});
+  table.Add({"memory", base::HumanBytes(load.rss_bytes())});
   for (const auto& model : load.residents().models()) {
     table.Add(
-        {"loaded", base::StrCat(model.name(), " (", Lower(model.format()), ", ", HumanBytes(model.bytes()), ")")});
+        {"loaded", base::StrCat(model.name(), " (", Lower(model.format()), ", ", base::HumanBytes(model.bytes()), ")")});
   }
   table.Print(session.out());
   return absl::OkStatus();

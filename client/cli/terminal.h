@@ -58,7 +58,6 @@ class Progress {
   bool open_ = false;
 };
 
-std::string HumanBytes(std::int64_t bytes);                     // "1.2 GiB"
 std::string HumanNumber(double value, int significant_digits);  // "0.000125", "1234", "-" for NaN
 // The text without characters that could control a terminal: all control characters except line ends and tabs.
 std::string Printable(std::string_view text);

@@ -84,7 +84,7 @@ absl::StatusOr<PlannedMemory> JobController::PlanMemory(const JobSpec& spec, con
   if (!NeedsMoreThanThereIs(need.bytes, options_.queue)) return need;
   const std::int64_t have = options_.queue.memory_bytes;
   return base::WithReason(
-      absl::ResourceExhaustedError(StrCat("the job needs ", need.bytes, " bytes of memory, trainers may take ", have)),
+      absl::ResourceExhaustedError(NeedsMoreMemoryText(spec, need.bytes, have)),
       "OUT_OF_DEVICE_MEMORY", {{"need", std::to_string(need.bytes)}, {"have", std::to_string(have)}, {"plan", need.pools}});
 }
 

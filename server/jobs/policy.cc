@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include "server/base/strings.h"
+
 namespace nibble::jobs {
 
 std::vector<QueuedJob> Order(std::vector<QueuedJob> queue) {
@@ -39,6 +41,12 @@ void Age(std::vector<QueuedJob>& queue, absl::Time now, absl::Duration step) {
 
 bool NeedsMoreThanThereIs(std::int64_t bytes, const QueueLimits& limits) {
   return limits.memory_bytes > 0 && bytes > limits.memory_bytes;
+}
+
+std::string NeedsMoreMemoryText(const JobSpec& spec, std::int64_t bytes, std::int64_t available_bytes) {
+  return base::StrCat("the job needs ", base::HumanBytes(bytes), " of memory, all trainers together may use ",
+                      base::HumanBytes(available_bytes), ": reduce run.micro_batch (", spec.run.micro_batch,
+                      ") or data.max_seq_len (", spec.data.max_seq_len, "); options --micro-batch and --seq-len");
 }
 
 Picked PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits, absl::Duration now) {

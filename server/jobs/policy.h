@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/jobs/job_spec.h"
 
 namespace nibble::jobs {
 
@@ -43,6 +44,8 @@ struct RunningLoad {
 
 // True if `bytes` is more than trainers may take even when no other job runs.
 bool NeedsMoreThanThereIs(std::int64_t bytes, const QueueLimits& limits);
+// The message for such a job. Names the fields that reduce its memory, and their options.
+std::string NeedsMoreMemoryText(const JobSpec& spec, std::int64_t bytes, std::int64_t available_bytes);
 
 // Raises each job's priority by one for each `step` that it has waited, so that a stream of jobs of higher priority
 // cannot block it forever. The wait of a job with an owner counts from the last start of any job of that principal: a

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <numeric>
 
@@ -15,6 +16,9 @@ namespace nibble::plan {
 namespace {
 
 using base::StrCat;
+
+constexpr std::int64_t kFewSteps = 20;  // fewer steps than this hardly change a model
+constexpr double kManyEpochs = 10;      // a model that sees its data more often than this learns it by heart
 
 struct Epoch {
   std::int64_t rows = 0;
@@ -49,6 +53,13 @@ double Passes(const jobs::JobSpec& spec, const Epoch& epoch, const JobPlan& plan
   return static_cast<double>(micro_batches) / static_cast<double>(epoch.micro_batches);
 }
 
+// "1 pass", "2.5 passes"
+std::string PassesText(double epochs) {
+  char text[64];
+  std::snprintf(text, sizeof text, epochs < 1e6 ? "%.3g" : "%.0f", epochs);
+  return StrCat(text, epochs == 1 ? " pass" : " passes");
+}
+
 // A spec may ask for more tokens than int64 holds: steps, batches and lengths have limits, but their product has none.
 std::int64_t Whole(double tokens) {
   constexpr double kBound = 9223372036854775808.0;  // 2^63
@@ -61,12 +72,15 @@ void AddRowWarnings(const jobs::JobSpec& spec, const data::Dataset& data, const 
   }
 }
 
-void AddWarnings(const jobs::JobSpec& spec, const CheckedData& data, const Epoch& epoch, JobPlan& plan) {
+void AddWarnings(const jobs::JobSpec& spec, const CheckedData& data, JobPlan& plan) {
   AddRowWarnings(spec, data.train, "", plan);
   AddRowWarnings(spec, data.eval, data::EvaluationSet(spec.eval_dataset), plan);  // no rows without a set
-  const double epochs = Passes(spec, epoch, plan);
-  if (epochs > 20) {
-    Warn(plan, "MANY_EPOCHS", StrCat("training goes through the data ", static_cast<std::int64_t>(epochs), " times"));
+  if (!spec.run.max_steps.has_value() && plan.max_steps < kFewSteps) {
+    Warn(plan, "FEW_STEPS", StrCat(PassesText(plan.epochs), " over the data ", plan.epochs <= 1 ? "takes" : "take", " only ",
+                                   plan.max_steps, plan.max_steps == 1 ? " step" : " steps", ": set run.epochs or run.max_steps for more"));
+  }
+  if (plan.epochs > kManyEpochs) {
+    Warn(plan, "MANY_EPOCHS", StrCat(plan.max_steps, " steps are ", PassesText(plan.epochs), " over the data"));
   }
   if (spec.run.save_every == 0 && plan.max_steps > 100) {
     Warn(plan, "NO_CHECKPOINTS", "run.save_every is 0: after a crash of the trainer, training starts over");
@@ -97,9 +111,9 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
   JobPlan plan;
   plan.max_steps = jobs::NumSteps(spec.run, epoch.rows);
   // Micro-batches of an epoch are alike, so totals are proportional to the number of passes.
-  const double share = Passes(spec, epoch, plan);
-  plan.tokens = Whole(share * static_cast<double>(data.train.num_tokens));
-  plan.trained_tokens = Whole(share * static_cast<double>(data.train.num_trained));
+  plan.epochs = Passes(spec, epoch, plan);
+  plan.tokens = Whole(plan.epochs * static_cast<double>(data.train.num_tokens));
+  plan.trained_tokens = Whole(plan.epochs * static_cast<double>(data.train.num_trained));
   const model::ModelConfig config = TrainedConfig(spec, inputs.config);
   plan.trained_parameters = TrainedParameters(spec, config);
   const std::int64_t base_bytes = inputs.base_format == "bf16" ? 2 : inputs.base_format == "f32" ? 4 : 0;
@@ -109,7 +123,7 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
                             .examples = static_cast<std::int64_t>(data.train.examples.size() + data.eval.examples.size()),
                             .evaluation = data::SizeOfEvaluation(data.eval.examples)});
   plan.disk_bytes = PlanDisk(spec, config, base_bytes, inputs.companion_bytes, plan.max_steps);
-  AddWarnings(spec, data, epoch, plan);
+  AddWarnings(spec, data, plan);
   return plan;
 }
 

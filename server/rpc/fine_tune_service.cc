@@ -91,12 +91,11 @@ absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec&
   response.set_memory_available_bytes(planned.available_bytes);
   response.set_disk_available_bytes(static_cast<std::int64_t>(planned.spare_disk_bytes));
   if (planned.available_bytes > 0 && planned.plan.memory_bytes() > planned.available_bytes) {
-    warn("MEMORY", base::StrCat("the job needs ", planned.plan.memory_bytes(),
-                                " bytes of memory, all trainers together may use ", planned.available_bytes));
+    warn("MEMORY", jobs::NeedsMoreMemoryText(planned.spec, planned.plan.memory_bytes(), planned.available_bytes));
   }
   if (static_cast<std::uint64_t>(planned.plan.disk_bytes) > planned.spare_disk_bytes) {
-    warn("DISK", base::StrCat("the job writes up to ", planned.plan.disk_bytes, " bytes, ", planned.spare_disk_bytes,
-                              " are available on the server's disk"));
+    warn("DISK", base::StrCat("the job writes up to ", base::HumanBytes(planned.plan.disk_bytes), ", the server's disk has room for ",
+                              base::HumanBytes(static_cast<std::int64_t>(planned.spare_disk_bytes))));
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::optional<PlanEta> eta, EtaOf(planned.spec, planned.plan.tokens, jobs_, texts_));
   if (!eta.has_value()) return response;

@@ -251,6 +251,7 @@ v1::PlanJobResponse ToProto(const plan::JobPlan& plan) {
   out.set_memory_total_bytes(plan.memory_bytes());
   out.set_disk_bytes(plan.disk_bytes);
   out.set_max_steps(plan.max_steps);
+  out.set_epochs(plan.epochs);
   out.set_tokens(plan.tokens);
   out.set_trainable_tokens(plan.trained_tokens);
   out.set_trainable_parameters(plan.trained_parameters);

@@ -56,6 +56,25 @@ TEST(JobSpecTest, EveryFlagSetsItsField) {
     run { max_steps: 20 micro_batch: 4 grad_accum: 2 seed: 0 save_every: 5 eval_every: 10 })");
 }
 
+TEST(JobSpecTest, LengthPackingAndWarmupHaveOptions) {
+  JobFlags flags = Least();
+  flags.epochs = 2.5;
+  flags.packing.emplace("none");
+  flags.warmup.emplace("100");
+  ExpectSpec(flags, R"(base_model: "smol" qlora { } train_dataset: "d" data { packing: PACKING_MODE_NONE }
+    optim { warmup_steps: 100 } run { epochs: 2.5 })");
+  flags.packing.emplace("segmented");
+  for (const char* share : {"0.25", "25%"}) {
+    flags.warmup.emplace(share);
+    ExpectSpec(flags, R"(base_model: "smol" qlora { } train_dataset: "d" data { packing: PACKING_MODE_SEGMENTED }
+      optim { warmup_ratio: 0.25 } run { epochs: 2.5 })");
+  }
+  for (const char* bad : {"", "%", "fast", "100 steps"}) {
+    flags.warmup.emplace(bad);
+    EXPECT_EQ(FieldOf(flags), "warmup") << bad;
+  }
+}
+
 TEST(JobSpecTest, FlagsOverrideTheFile) {
   JobFlags flags;
   flags.spec_file = WriteFile("spec.json", R"({

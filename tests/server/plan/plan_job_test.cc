@@ -224,6 +224,25 @@ TEST(MemoryPlanTest, ItemsAreCappedAtMoreThanAnyMachineHas) {
   }
 }
 
+TEST_F(PlanJobTest, WarnsOfFewStepsAndOfManyPasses) {
+  spec_.run.micro_batch = 1;
+  spec_.run.max_steps.reset();
+  spec_.run.epochs = 1;
+  const JobPlan pass = Plan();
+  ASSERT_LT(pass.max_steps, 20);
+  EXPECT_EQ(pass.epochs, 1);
+  EXPECT_TRUE(Warns(pass, "FEW_STEPS"));
+  spec_.run.epochs.reset();
+  spec_.run.max_steps = pass.max_steps;
+  EXPECT_FALSE(Warns(Plan(), "FEW_STEPS")) << "the user chose the number of steps";
+  EXPECT_FALSE(Warns(Plan(), "MANY_EPOCHS"));
+  spec_.run.max_steps = 15 * pass.max_steps;
+  const JobPlan many = Plan();
+  EXPECT_EQ(many.epochs, 15);
+  EXPECT_TRUE(Warns(many, "MANY_EPOCHS"));
+  EXPECT_FALSE(Warns(many, "FEW_STEPS"));
+}
+
 TEST_F(PlanJobTest, WarnsOfProbableMistakes) {
   EXPECT_TRUE(Warns(Plan(), "NO_EVALUATION"));
   EXPECT_FALSE(Warns(Plan(), "MANY_EPOCHS"));
