@@ -55,12 +55,14 @@ absl::Status Preview(Session& session, const std::string& name, const std::strin
     session.Print(PreviewJson(preview));
     return absl::OkStatus();
   }
+  const bool colour = session.terminal.out_is_tty;
+  if (!preview.rows().empty()) session.out() << (colour ? "trained tokens are green\n" : "trained tokens are in [ ]\n");
   for (const auto& row : preview.rows()) {
     int trained = 0;
     for (const bool bit : row.trained()) trained += bit ? 1 : 0;
     session.out() << "--- row " << row.row() << ": " << row.token_ids_size() << " tokens, " << trained << " trained";
     if (row.truncated_tokens() > 0) session.out() << ", " << row.truncated_tokens() << " truncated";
-    session.out() << '\n' << Printable(row.text()) << '\n';
+    session.out() << '\n' << MarkedText(row, colour ? "\x1b[32m" : "[", colour ? "\x1b[0m" : "]") << '\n';
   }
   session.out() << preview.rows_size() << " of " << preview.total_rows() << " rows\n";
   for (const v1::RowWarning& warning : preview.warnings()) {

@@ -1,6 +1,7 @@
 // Renders messages as JSON with the documented keys of the command line, and as text for people.
 #pragma once
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "nibble/v1/dataset_service.pb.h"
@@ -16,6 +17,8 @@ base::Json TimeJson(bool has, const google::protobuf::Timestamp& time);  // null
 
 base::Json DatasetJson(const v1::Dataset& dataset);
 base::Json PreviewJson(const v1::PreviewDatasetResponse& preview);
+// The text of a row for people, with each run of trained tokens between `open` and `close`.
+std::string MarkedText(const v1::PreviewRow& row, std::string_view open, std::string_view close);
 std::string LinesOf(const v1::RowWarning& warning);  // " (lines 4, 9)"; "" without line numbers
 
 base::Json ModelJson(const v1::Model& model);

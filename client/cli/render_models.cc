@@ -1,5 +1,10 @@
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
+#include "client/cli/terminal.h"
 
 namespace nibble::cli {
 
@@ -50,6 +55,47 @@ Json PreviewJson(const v1::PreviewDatasetResponse& preview) {
                                 {"row_ids", std::vector<std::int64_t>(warning.row_ids().begin(), warning.row_ids().end())}});
   }
   return json;
+}
+
+namespace {
+
+// The end in `text` of the tokens from `first` on that cannot be told apart, and the token after them. The bytes of a
+// character may belong to several tokens; each of these has only U+FFFD as its text.
+std::pair<std::size_t, int> EndOfUnit(const v1::PreviewRow& row, std::size_t begin, int first) {
+  for (int next = first + 1; next < row.token_texts_size(); ++next) {
+    const std::string& token = row.token_texts(next);
+    if (token.empty() || token.find("\xEF\xBF\xBD") != std::string::npos) continue;
+    const std::size_t found = row.text().find(token, begin);
+    if (found != std::string::npos) return {found, next};
+  }
+  return {row.text().size(), row.token_texts_size()};
+}
+
+}  // namespace
+
+std::string MarkedText(const v1::PreviewRow& row, std::string_view open, std::string_view close) {
+  std::string out;
+  bool marked = false;
+  const auto mark = [&](bool trained) {
+    if (trained != marked) out += trained ? open : close;
+    marked = trained;
+  };
+  const std::string& text = row.text();
+  std::size_t at = 0;
+  for (int i = 0; i < row.token_texts_size();) {
+    const std::string& token = row.token_texts(i);
+    std::size_t end = at + token.size();
+    int next = i + 1;
+    if (text.compare(at, token.size(), token) != 0) std::tie(end, next) = EndOfUnit(row, at, i);
+    if (end > at) {
+      mark(std::any_of(row.trained().begin() + i, row.trained().begin() + std::min(next, row.trained_size()), [](bool t) { return t; }));
+      out += Printable(std::string_view(text).substr(at, end - at));
+    }
+    at = end;
+    i = next;
+  }
+  mark(false);
+  return out;
 }
 
 Json ModelJson(const v1::Model& model) {

@@ -89,6 +89,29 @@ TEST(TextTest, WarningsNameTheirLines) {
   EXPECT_THAT(RunNibble(server, {"jobs", "watch", "job-1"}).out, HasSubstr("warning ROWS_DROPPED: 1 row (line 4)"));
 }
 
+TEST(TextTest, PreviewMarksTheTrainedTokens) {
+  FakeServer server;
+  server.preview_dataset.Answers(Proto<v1::PreviewDatasetResponse>(R"(
+    rows { row: 1 text: "Is it? yes.<end>" token_ids: 1 token_ids: 2 token_ids: 3 token_ids: 4
+           trained: false trained: false trained: true trained: true
+           token_texts: "Is it" token_texts: "?" token_texts: " yes." token_texts: "<end>" }
+    total_rows: 1 tokens: 4 trainable_tokens: 2)"));
+  EXPECT_EQ(RunNibble(server, {"datasets", "preview", "d", "--model", "m"}).out,
+            "trained tokens are in [ ]\n--- row 1: 4 tokens, 2 trained\nIs it?[ yes.<end>]\n1 of 1 rows\n");
+}
+
+// The bytes of each character are two tokens, whose texts are U+FFFD.
+TEST(TextTest, PreviewMarksWholeCharacters) {
+  FakeServer server;
+  server.preview_dataset.Answers(Proto<v1::PreviewDatasetResponse>(R"(
+    rows { row: 1 text: "a\303\244b\303\266" token_ids: [1, 2, 3, 4, 5, 6]
+           trained: [false, false, true, false, true, true]
+           token_texts: "a" token_texts: "\357\277\275" token_texts: "\357\277\275" token_texts: "b"
+           token_texts: "\357\277\275" token_texts: "\357\277\275" }
+    total_rows: 1 tokens: 6 trainable_tokens: 3)"));
+  EXPECT_THAT(RunNibble(server, {"datasets", "preview", "d", "--model", "m"}).out, HasSubstr("\na[\xC3\xA4]b[\xC3\xB6]\n"));
+}
+
 TEST(TextTest, PreviewWarningsNameTheirLines) {
   FakeServer server;
   server.preview_dataset.Answers(Proto<v1::PreviewDatasetResponse>(

@@ -27,7 +27,7 @@ ROWS = {"text": [{"text": text} for text in TEXTS],
 
 
 def preview(server, path, rows):
-    """Uploads the rows and previews them. Returns them from the JSON output, and the output for a terminal."""
+    """Uploads the rows and previews them. Returns them from the JSON output, and the output for people."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     server.run("datasets", "upload", path, "--name", path.stem)
     try:
@@ -53,7 +53,7 @@ def test_text_trains_every_token_but_the_first(shared, tmp_path):
     assert [row["text"] for row in rows] == [text + END for text in TEXTS]
     assert [trained(row) for row in rows] == [[text[1:] + END] for text in TEXTS], "the first token is never predicted"
     for number, text in enumerate(TEXTS, 1):
-        assert f"--- row {number}: {len(text) + 1} tokens, {len(text)} trained\n{text}{END}\n" in printed
+        assert f"--- row {number}: {len(text) + 1} tokens, {len(text)} trained\n{text[0]}[{text[1:]}{END}]\n" in printed
 
 
 def test_pair_trains_the_completion_and_its_end(shared, tmp_path):
