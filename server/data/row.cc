@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_join.h"
 #include "server/base/error.h"
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
@@ -11,7 +10,8 @@
 namespace nibble::data {
 namespace {
 
-constexpr std::size_t kMaxReported = 20;
+constexpr std::size_t kMaxComplaints = 20;  // different errors of a file that its refusal names
+constexpr std::size_t kMaxRanges = 80;      // ranges of line numbers in a refusal: an error of gRPC has 1 KiB of text
 
 bool IsBlank(std::string_view line) {
   return std::all_of(line.begin(), line.end(), [](char c) { return c == ' ' || c == '\t' || c == '\r'; });
@@ -123,8 +123,37 @@ absl::Status AtLine(std::int64_t line_number, const absl::Status& status) {
 }
 
 void FileValidator::Complain(std::string_view what) {
-  ++num_errors_;
-  if (errors_.size() < kMaxReported) errors_.push_back(base::StrCat("line ", line_number_, ": ", what));
+  auto found = std::find_if(complaints_.begin(), complaints_.end(), [&](const Complaint& c) { return c.what == what; });
+  if (found == complaints_.end()) {
+    if (complaints_.size() == kMaxComplaints || num_ranges_ == kMaxRanges) {
+      ++num_unnamed_;
+      return;
+    }
+    found = complaints_.insert(complaints_.end(), {std::string(what), {}});
+  }
+  if (!found->lines.empty() && found->lines.back().second == line_number_ - 1) {
+    found->lines.back().second = line_number_;
+  } else if (num_ranges_ == kMaxRanges) {
+    ++num_unnamed_;
+  } else {
+    found->lines.emplace_back(line_number_, line_number_);
+    ++num_ranges_;
+  }
+}
+
+std::string FileValidator::ComplaintsText() const {
+  std::string text;
+  for (const Complaint& complaint : complaints_) {
+    std::string lines;
+    for (const auto& [first, last] : complaint.lines) {
+      lines += base::StrCat(lines.empty() ? "" : ", ", first);
+      if (last > first) lines += base::StrCat("-", last);
+    }
+    const bool one = complaint.lines.size() == 1 && complaint.lines[0].first == complaint.lines[0].second;
+    text += base::StrCat(text.empty() ? "" : "; ", one ? "line " : "lines ", lines, ": ", complaint.what);
+  }
+  if (num_unnamed_ > 0) text += base::StrCat("; and ", num_unnamed_, num_unnamed_ == 1 ? " more line" : " more lines");
+  return text;
 }
 
 void FileValidator::Line(std::string_view line) {
@@ -160,7 +189,7 @@ void FileValidator::Feed(std::string_view chunk) {
     chunk.remove_prefix(end + 1);
     if (skipping_) {
       ++line_number_;
-      Complain(base::StrCat("is longer than ", max_line_bytes_, " bytes"));
+      Complain(base::StrCat("longer than ", max_line_bytes_, " bytes"));
       skipping_ = false;
     } else {
       Line(partial_);
@@ -172,17 +201,14 @@ void FileValidator::Feed(std::string_view chunk) {
 absl::StatusOr<FileSummary> FileValidator::Finish() {
   if (skipping_) {
     ++line_number_;
-    Complain(base::StrCat("is longer than ", max_line_bytes_, " bytes"));
+    Complain(base::StrCat("longer than ", max_line_bytes_, " bytes"));
   } else if (!partial_.empty()) {
     Line(partial_);
   }
   const auto refuse = [](const std::string& text) {
     return base::WithReason(absl::InvalidArgumentError(text), "DATASET_FORMAT");
   };
-  if (num_errors_ > 0) {
-    const std::int64_t more = num_errors_ - static_cast<std::int64_t>(errors_.size());
-    return refuse(base::StrCat(absl::StrJoin(errors_, "; "), more > 0 ? base::StrCat("; and ", more, " more lines") : ""));
-  }
+  if (!complaints_.empty()) return refuse(ComplaintsText());
   if (summary_.num_rows == 0) return refuse("the file has no rows");
   summary_.format = *format_;
   return summary_;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -56,22 +57,29 @@ class FileValidator {
   explicit FileValidator(std::optional<RowFormat> format, std::size_t max_line_bytes = kDefaultMaxLineBytes)
       : format_(format), max_line_bytes_(max_line_bytes) {}
 
-  // Never fails: Finish reports errors, with the numbers of the first 20 bad lines.
+  // Never fails: Finish reports the errors.
   void Feed(std::string_view chunk);
-  // InvalidArgument (DATASET_FORMAT) names the bad lines; also for a file without rows.
+  // InvalidArgument (DATASET_FORMAT) names each error once, with all its lines ("lines 2, 5-9: ..."): the first 20
+  // different errors and 80 ranges of lines; it counts the other bad lines. Also an error: a file without rows.
   absl::StatusOr<FileSummary> Finish();
 
  private:
+  struct Complaint {
+    std::string what;
+    std::vector<std::pair<std::int64_t, std::int64_t>> lines;  // ranges, first and last
+  };
   void Line(std::string_view line);
   void Complain(std::string_view what);
+  std::string ComplaintsText() const;
 
   std::optional<RowFormat> format_;
   const std::size_t max_line_bytes_;
   std::string partial_;
   bool skipping_ = false;      // inside a line that is too long
   std::int64_t line_number_ = 0;
-  std::int64_t num_errors_ = 0;
-  std::vector<std::string> errors_;
+  std::vector<Complaint> complaints_;  // in the order of their first lines
+  std::size_t num_ranges_ = 0;         // of all complaints
+  std::int64_t num_unnamed_ = 0;       // bad lines beyond the limits
   FileSummary summary_;
 };
 

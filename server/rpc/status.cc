@@ -6,6 +6,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
@@ -60,7 +61,7 @@ void AddViolations(const absl::Status& status, std::map<std::string, std::string
   out.add_details()->PackFrom(bad);
 }
 
-// Parses "line 3: ...; line 9: ..." of a refused dataset (data::FileValidator).
+// Parses "line 3: ...; lines 5, 8-9: ..." of a refused dataset (data::FileValidator): a violation for each line or range.
 void AddLines(const absl::Status& status, google::rpc::Status& out) {
   google::rpc::BadRequest bad;
   std::string text(status.message());
@@ -70,10 +71,13 @@ void AddLines(const absl::Status& status, google::rpc::Status& out) {
     if (end == std::string::npos) end = text.size();
     const std::string part = text.substr(at, end - at);
     const std::size_t colon = part.find(": ");
-    if (part.rfind("line ", 0) == 0 && colon != std::string::npos) {
-      auto* violation = bad.add_field_violations();
-      violation->set_field(Shown(part.substr(0, colon)));
-      violation->set_description(Shown(part.substr(colon + 2)));
+    if (part.rfind("line", 0) == 0 && colon != std::string::npos) {
+      for (const auto range : absl::StrSplit(part.substr(part.find(' ') + 1, colon - part.find(' ') - 1), ", ")) {
+        if (bad.field_violations_size() == kMaxViolations || bad.ByteSizeLong() > kMaxViolationBytes) break;
+        auto* violation = bad.add_field_violations();
+        violation->set_field(Shown(base::StrCat(absl::StrContains(range, '-') ? "lines " : "line ", base::ToStd(range))));
+        violation->set_description(Shown(part.substr(colon + 2)));
+      }
     }
     at = end + 2;
   }

@@ -67,12 +67,26 @@ TEST(AtLineTest, PrefixesTheLineNumberAndKeepsAnExistingReason) {
   EXPECT_EQ(base::Reason(internal), "") << "the file is not at fault";
 }
 
-TEST(FileValidatorTest, NamesTwentyBadLinesAndCountsTheOthers) {
-  std::string text = "{\"text\": \"a\"}\n";
-  for (int i = 0; i < 25; ++i) text += "bad\n";
-  const auto summary = Validate(text, 1000);
-  EXPECT_THAT(std::string(summary.status().message()), HasSubstr("line 21"));
-  EXPECT_THAT(std::string(summary.status().message()), HasSubstr("and 5 more lines"));
+TEST(FileValidatorTest, NamesAnErrorOnceWithAllItsLines) {
+  const std::string good = "{\"text\": \"a\"}\n", other = "{\"prompt\": \"a\"}\n", number = "{\"text\": 3}\n";
+  EXPECT_EQ(Validate(good + other + good + other + other + number + other, 1000).status().message(),
+            "lines 2, 4-5, 7: no \"text\"; line 6: \"text\" is not a string");
+}
+
+TEST(FileValidatorTest, NamesManyErrorsAndLinesAndCountsTheOthers) {
+  const std::string good = "{\"text\": \"a\"}\n";
+  std::string alternating;
+  for (int i = 0; i < 210; ++i) alternating += good + "{\"text\": 3}\n";
+  const std::string ranges(Validate(alternating, 1000).status().message());
+  EXPECT_THAT(ranges, HasSubstr(" 158, 160: \"text\" is not a string; and 130 more lines"));
+  std::string different = "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}\n";
+  for (int i = 1; i <= 21; ++i) {
+    different += "{\"messages\": [";
+    for (int k = 1; k < i; ++k) different += "{\"role\": \"user\", \"content\": \"a\"}, ";
+    different += "1]}\n";
+  }
+  const std::string errors(Validate(different, 1000).status().message());
+  EXPECT_THAT(errors, HasSubstr("line 21: message 19 is not an object; and 1 more line"));
 }
 
 TEST(FileValidatorTest, RejectsFilesWithoutRowsAndOverlongLines) {
@@ -80,7 +94,7 @@ TEST(FileValidatorTest, RejectsFilesWithoutRowsAndOverlongLines) {
     EXPECT_THAT(std::string(Validate(text, 10).status().message()), HasSubstr("no rows"));
   }
   const std::string overlong = "{\"text\": \"" + std::string(kDefaultMaxLineBytes + 10, 'x') + "\"}";
-  EXPECT_THAT(std::string(Validate(overlong, 4096).status().message()), HasSubstr("line 1: is longer than"));
+  EXPECT_THAT(std::string(Validate(overlong, 4096).status().message()), HasSubstr("line 1: longer than"));
   EXPECT_THAT(std::string(Validate(overlong + "\nbad\n", 4096, RowFormat::kText).status().message()), HasSubstr("line 2"));
 }
 
@@ -93,7 +107,7 @@ TEST(FileValidatorTest, CallerSetsTheMaximumLineLength) {
   };
   EXPECT_EQ(validate(line.size()).value_or(FileSummary()).num_rows, 2);
   const std::string message(validate(line.size() - 1).status().message());
-  EXPECT_EQ(message, "line 1: is longer than 39 bytes; line 2: is longer than 39 bytes");
+  EXPECT_EQ(message, "lines 1-2: longer than 39 bytes");
 }
 
 TEST(RowTest, ChatNeedsATrainedMessageAndKeepsEveryField) {

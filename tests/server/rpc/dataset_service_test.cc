@@ -415,7 +415,7 @@ TEST_F(LineLimitTest, LinesLongerThanTheFlagAreRefused) {
   EXPECT_TRUE(Upload("whole", line + "\n" + line, v1::DATASET_FORMAT_TEXT, &dataset).ok());
   const auto refused = Upload("long", line + "\n " + line + "\n", v1::DATASET_FORMAT_TEXT, &dataset);
   EXPECT_EQ(ReasonOf(refused), "DATASET_FORMAT");
-  EXPECT_THAT(refused.error_message(), HasSubstr("line 2: is longer than 40 bytes"));
+  EXPECT_THAT(refused.error_message(), HasSubstr("line 2: longer than 40 bytes"));
 }
 
 class OldStreamTest : public DatasetServiceTest {

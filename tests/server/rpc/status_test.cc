@@ -65,6 +65,17 @@ TEST(StatusTest, LinesOfADatasetAreViolations) {
   EXPECT_EQ(bad->field_violations(1).description(), "no \"text\"");
 }
 
+TEST(StatusTest, EachRangeOfLinesOfADatasetIsAViolation) {
+  const auto status = base::WithReason(absl::InvalidArgumentError("lines 3, 5-9: no \"text\"; line 4: not a JSON object"), "DATASET_FORMAT");
+  const auto bad = Find<google::rpc::BadRequest>(Details(ToGrpcStatus(status)));
+  ASSERT_TRUE(bad.has_value());
+  ASSERT_EQ(bad->field_violations_size(), 3);
+  EXPECT_EQ(bad->field_violations(0).field(), "line 3");
+  EXPECT_EQ(bad->field_violations(1).field(), "lines 5-9");
+  EXPECT_EQ(bad->field_violations(1).description(), "no \"text\"");
+  EXPECT_EQ(bad->field_violations(2).field(), "line 4");
+}
+
 TEST(StatusTest, NotFoundNamesTheResource) {
   const auto status = base::WithReason(absl::NotFoundError("there is no model"), "MODEL", {{"name", "gpt"}});
   const auto details = Details(ToGrpcStatus(status));
