@@ -4,6 +4,7 @@
 
 #include "client/cli/app.h"
 #include "client/cli/command.h"
+#include "client/cli/dataset_file.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
 #include "server/base/ids.h"
@@ -23,13 +24,18 @@ absl::Status Upload(Session& session, const std::string& file, const std::string
   header.set_name(name);
   header.set_upload_id(resume.value_or(base::NewId("upload")));
   if (resume.has_value()) header.set_resume_offset(0);  // the server knows the offset
-  if (format.has_value()) {
+  std::optional<ConvertedFile> converted;
+  if (format.has_value() && IsForeignFormat(*format)) {
+    NIBBLE_ASSIGN_OR_RETURN(ConvertedFile rows, ToJsonLines(file, *format));
+    converted.emplace(std::move(rows));
+  } else if (format.has_value()) {
     header.set_format(*format == "text"   ? v1::DATASET_FORMAT_TEXT
                       : *format == "chat" ? v1::DATASET_FORMAT_CHAT
                                           : v1::DATASET_FORMAT_PROMPT_COMPLETION);
   }
+  if (!format.has_value()) NIBBLE_RETURN_IF_ERROR(CheckIsJsonLines(file));
   Progress progress(session.terminal);
-  const auto uploaded = session.client().UploadDataset(file, header, progress.Show());
+  const auto uploaded = session.client().UploadDataset(converted.has_value() ? converted->path() : file, header, progress.Show());
   if (!uploaded.ok()) return WithResumeHint(uploaded.status(), header.upload_id());
   const v1::Dataset& dataset = *uploaded;
   progress.End();
@@ -97,16 +103,18 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
   CLI::App& datasets = *app.add_subcommand("datasets", "Upload, preview, list and delete training data");
   datasets.require_subcommand(1);
   {
-    CLI::App* sub = datasets.add_subcommand("upload", "Upload a local JSONL or text file");
+    CLI::App* sub = datasets.add_subcommand("upload", "Upload a local file of rows");
     struct Options {
       std::string file, name;
       std::optional<std::string> format, resume;
     };
     auto o = std::make_shared<Options>();
-    sub->add_option("FILE", o->file, "JSONL or text file")->required();
+    sub->add_option("FILE", o->file, "JSON lines, a text (--format text), or a file of another format (--format)")->required();
     sub->add_option("--name", o->name, "Name of the new dataset")->required();
-    sub->add_option("--format", o->format, "Format of the rows (default: detected from the first row)")
-        ->check(CLI::IsMember({"text", "prompt_completion", "chat"}));
+    sub->add_option("--format", o->format,
+                    "Format of the rows (default: detected from the first row). json (an array), csv, alpaca and sharegpt are converted; "
+                    "the rows of the last two become chats")
+        ->check(CLI::IsMember({"text", "prompt_completion", "chat", "json", "csv", "alpaca", "sharegpt"}));
     sub->add_option("--resume", o->resume, "Id of an interrupted upload to continue (see: nibble uploads list)");
     sub->callback([&session, o] {
       session.command = [&session, o] { return Upload(session, o->file, o->name, o->format, o->resume); };

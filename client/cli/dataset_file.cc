@@ -1,0 +1,262 @@
+#include "client/cli/dataset_file.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_join.h"
+#include "server/base/error.h"
+#include "server/base/files.h"
+#include "server/base/ids.h"
+#include "server/base/json.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::cli {
+namespace {
+
+using base::Json;
+using base::StrCat;
+using Emit = std::function<absl::Status(const Json& row)>;
+
+constexpr std::string_view kBlanks = " \t\r\n";
+
+absl::Status Bad(std::string_view what) { return base::WithReason(absl::InvalidArgumentError(std::string(what)), "DATASET_FORMAT"); }
+
+absl::Status AtRow(std::int64_t row, const absl::Status& status) {
+  return Bad(StrCat("row ", row, ": ", base::ToStd(status.message())));
+}
+
+std::size_t SkipBlanks(std::string_view text, std::size_t at) {
+  return std::min(text.find_first_not_of(kBlanks, at), text.size());
+}
+
+// The end of the JSON object that begins at `at`, without checking what is in it.
+std::size_t EndOfObject(std::string_view text, std::size_t at) {
+  int depth = 0;
+  bool in_string = false;
+  for (; at < text.size(); ++at) {
+    const char c = text[at];
+    if (in_string) {
+      if (c == '\\') {
+        ++at;
+      } else if (c == '"') {
+        in_string = false;
+      }
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      ++depth;
+    } else if ((c == '}' || c == ']') && --depth == 0) {
+      return at + 1;
+    }
+  }
+  return text.size();
+}
+
+// Calls `emit` for each object of a JSON array, or of JSON lines.
+absl::Status ForEachObject(std::string_view text, const Emit& emit) {
+  std::size_t at = SkipBlanks(text, 0);
+  const bool is_array = at < text.size() && text[at] == '[';
+  if (is_array) at = SkipBlanks(text, at + 1);
+  for (std::int64_t row = 1; at < text.size() && text[at] != ']'; ++row) {
+    if (text[at] != '{') return AtRow(row, absl::InvalidArgumentError("not a JSON object"));
+    const std::size_t end = EndOfObject(text, at);
+    const auto json = base::ParseJson(text.substr(at, end - at));
+    if (!json.ok()) return AtRow(row, json.status());
+    if (const absl::Status emitted = emit(*json); !emitted.ok()) return AtRow(row, emitted);
+    at = SkipBlanks(text, end);
+    if (!is_array) continue;
+    if (at < text.size() && text[at] == ',') {
+      at = SkipBlanks(text, at + 1);
+      if (at == text.size() || text[at] == ']') return Bad(StrCat("no row after the comma behind row ", row));
+    } else if (at < text.size() && text[at] != ']') {
+      return Bad(StrCat("no comma behind row ", row));
+    }
+  }
+  if (!is_array) return at == text.size() ? absl::OkStatus() : Bad("a \"]\" without \"[\"");
+  if (at == text.size()) return Bad("the array has no end");
+  return SkipBlanks(text, at + 1) == text.size() ? absl::OkStatus() : Bad("there is text behind the array");
+}
+
+// Reads one record of a CSV file (RFC 4180); `at` moves behind it.
+absl::StatusOr<std::vector<std::string>> NextRecord(std::string_view text, std::size_t& at) {
+  std::vector<std::string> fields(1);
+  while (at < text.size()) {
+    if (text[at] == '"' && fields.back().empty()) {
+      for (++at;; ++at) {
+        if (at == text.size()) return absl::InvalidArgumentError("a quote has no end");
+        if (text[at] == '"' && (++at == text.size() || text[at] != '"')) break;
+        fields.back() += text[at];
+      }
+      if (at < text.size() && text[at] != ',' && text[at] != '\n' && text[at] != '\r') {
+        return absl::InvalidArgumentError("there is text behind a quoted field");
+      }
+    } else if (text[at] == ',') {
+      fields.emplace_back();
+      ++at;
+    } else if (text[at] == '\n' || text.substr(at, 2) == "\r\n") {
+      at += text[at] == '\n' ? 1 : 2;
+      return fields;
+    } else {
+      fields.back() += text[at++];
+    }
+  }
+  return fields;
+}
+
+absl::StatusOr<std::string> TextOf(const Json& json, const char* key) {
+  const auto it = json.find(key);
+  if (it == json.end()) return absl::InvalidArgumentError(StrCat("no \"", key, "\""));
+  if (!it->is_string()) return absl::InvalidArgumentError(StrCat("\"", key, "\" is not a string"));
+  return it->get<std::string>();
+}
+
+Json Message(const std::string& role, const std::string& content) {
+  Json message = Json::object();
+  message["role"] = role;
+  message["content"] = content;
+  return message;
+}
+
+Json Chat(std::vector<Json> messages) {
+  Json row = Json::object();
+  row["messages"] = Json(std::move(messages));
+  return row;
+}
+
+absl::StatusOr<Json> FromAlpaca(const Json& json) {
+  std::vector<Json> messages;
+  if (json.contains("system")) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string system, TextOf(json, "system"));
+    if (!system.empty()) messages.push_back(Message("system", system));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(std::string instruction, TextOf(json, "instruction"));
+  if (json.contains("input")) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string input, TextOf(json, "input"));
+    if (!input.empty()) instruction += "\n\n" + input;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const std::string output, TextOf(json, "output"));
+  messages.push_back(Message("user", instruction));
+  messages.push_back(Message("assistant", output));
+  return Chat(std::move(messages));
+}
+
+absl::StatusOr<std::string> RoleOf(const std::string& from) {
+  if (from == "human" || from == "user") return std::string("user");
+  if (from == "gpt" || from == "assistant" || from == "chatgpt" || from == "model") return std::string("assistant");
+  if (from == "system" || from == "tool") return from;
+  return absl::InvalidArgumentError(StrCat("\"from\" is \"", from, "\", wanted human, gpt, system or tool"));
+}
+
+absl::StatusOr<Json> FromShareGpt(const Json& json) {
+  const auto turns = json.find("conversations");
+  if (turns == json.end()) return absl::InvalidArgumentError("no \"conversations\"");
+  if (!turns->is_array()) return absl::InvalidArgumentError("\"conversations\" is not a list");
+  std::vector<Json> messages;
+  for (const Json& turn : *turns) {
+    if (!turn.is_object()) return absl::InvalidArgumentError("a turn of \"conversations\" is not an object");
+    NIBBLE_ASSIGN_OR_RETURN(const std::string from, TextOf(turn, "from"));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string role, RoleOf(from));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string value, TextOf(turn, "value"));
+    messages.push_back(Message(role, value));
+  }
+  return Chat(std::move(messages));
+}
+
+absl::Status ConvertCsv(std::string_view text, const Emit& emit) {
+  std::size_t at = text.substr(0, 3) == "\xEF\xBB\xBF" ? 3 : 0;  // a byte order mark, which spreadsheets write
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> columns, NextRecord(text, at));
+  const auto has = [&](const char* name) { return std::find(columns.begin(), columns.end(), name) != columns.end(); };
+  const bool is_alpaca = has("instruction") && has("output");
+  if (!is_alpaca && !has("text") && !(has("prompt") && has("completion"))) {
+    return Bad(StrCat("the columns are ", absl::StrJoin(columns, ", "),
+                      "; wanted text, or prompt and completion, or instruction and output"));
+  }
+  const std::vector<const char*> kept = is_alpaca      ? std::vector{"system", "instruction", "input", "output"}
+                                        : has("text") ? std::vector{"text"}
+                                                      : std::vector{"prompt", "completion"};
+  for (std::int64_t row = 1; SkipBlanks(text, at) < text.size(); ++row) {
+    const auto fields = NextRecord(text, at);
+    if (!fields.ok()) return AtRow(row, fields.status());
+    if (fields->size() == 1 && fields->front().empty()) continue;  // an empty line
+    if (fields->size() != columns.size()) {
+      return AtRow(row, absl::InvalidArgumentError(StrCat("has ", fields->size(), " fields, wanted ", columns.size(), " as in the first line")));
+    }
+    Json json = Json::object();
+    for (std::size_t i = 0; i < columns.size(); ++i) {
+      if (std::find(kept.begin(), kept.end(), columns[i]) != kept.end()) json[columns[i]] = (*fields)[i];
+    }
+    absl::StatusOr<Json> made = is_alpaca ? FromAlpaca(json) : absl::StatusOr<Json>(std::move(json));
+    if (!made.ok()) return AtRow(row, made.status());
+    if (const absl::Status emitted = emit(*made); !emitted.ok()) return AtRow(row, emitted);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Convert(std::string_view text, const std::string& format, const Emit& emit) {
+  if (format == "csv") return ConvertCsv(text, emit);
+  if (format == "json") return ForEachObject(text, emit);
+  const auto convert = format == "alpaca" ? &FromAlpaca : &FromShareGpt;
+  return ForEachObject(text, [&](const Json& json) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const Json row, convert(json));
+    return emit(row);
+  });
+}
+
+absl::StatusOr<std::shared_ptr<const base::MappedFile>> Map(const std::string& path) {
+  auto file = base::MappedFile::Open(path);
+  if (file.ok()) return file;
+  return base::WithReason(absl::NotFoundError(StrCat("cannot read ", path, ": ", base::ToStd(file.status().message()))), "FILE");
+}
+
+}  // namespace
+
+ConvertedFile::~ConvertedFile() {
+  std::error_code ignored;
+  if (!path_.empty()) std::filesystem::remove(path_, ignored);
+}
+
+bool IsForeignFormat(const std::string& format) { return format == "json" || format == "csv" || format == "alpaca" || format == "sharegpt"; }
+
+absl::StatusOr<ConvertedFile> ToJsonLines(const std::string& path, const std::string& format) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto source, Map(path));
+  std::error_code error;
+  const std::filesystem::path directory = std::filesystem::temp_directory_path(error);
+  ConvertedFile made((error ? std::filesystem::path(".") : directory) / base::NewId("nibble-rows"));
+  std::ofstream out(made.path(), std::ios::binary);
+  NIBBLE_RETURN_IF_ERROR(Convert(source->text(), format, [&out](const Json& row) {
+    out << base::Dump(row) << '\n';
+    return absl::OkStatus();
+  }));
+  out.close();
+  if (!out) return base::WithReason(absl::ResourceExhaustedError(StrCat("cannot write the converted rows to ", made.path())), "FILE");
+  return made;
+}
+
+absl::Status CheckIsJsonLines(const std::string& path) {
+  const auto source = Map(path);
+  if (!source.ok()) return absl::OkStatus();  // the upload reports it
+  const std::string_view text = (*source)->text();
+  const std::size_t at = SkipBlanks(text, 0);
+  if (at == text.size()) return absl::OkStatus();
+  if (text[at] == '[') return Bad(StrCat(path, " is a JSON array: give --format json, alpaca or sharegpt"));
+  const std::string_view line = text.substr(at, text.find('\n', at) - at);
+  if (text[at] != '{') {
+    return path.ends_with(".csv") ? Bad(StrCat(path, " is a CSV file: give --format csv")) : absl::OkStatus();
+  }
+  const auto json = base::ParseJson(line);
+  if (!json.ok() || !json->is_object()) return absl::OkStatus();  // the server names the line
+  if (json->contains("conversations")) return Bad(StrCat(path, " has ShareGPT rows: give --format sharegpt"));
+  if (json->contains("instruction") && json->contains("output")) return Bad(StrCat(path, " has Alpaca rows: give --format alpaca"));
+  return absl::OkStatus();
+}
+
+}  // namespace nibble::cli

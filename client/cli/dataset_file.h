@@ -1,0 +1,35 @@
+// Training files in the formats of other tools, converted to the JSON lines of a dataset.
+#pragma once
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+
+namespace nibble::cli {
+
+// A temporary file, removed with the object.
+class ConvertedFile {
+ public:
+  explicit ConvertedFile(std::string path) : path_(std::move(path)) {}
+  ConvertedFile(ConvertedFile&& other) noexcept : path_(std::exchange(other.path_, "")) {}
+  ConvertedFile& operator=(ConvertedFile&&) = delete;
+  ~ConvertedFile();
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Whether ToJsonLines converts files of this format.
+bool IsForeignFormat(const std::string& format);
+
+// Converts a file: `format` is "json" (an array of rows), "csv" (columns text, or prompt and completion, or those of
+// alpaca), "alpaca" (instruction, input, output) or "sharegpt" (conversations); alpaca and sharegpt in an array or in
+// lines. The rows of alpaca and sharegpt become chats. The same file gives the same bytes, so an upload can be resumed.
+// Maps the file and holds one row in memory. InvalidArgument (DATASET_FORMAT) names the row, from 1; NotFound the file.
+absl::StatusOr<ConvertedFile> ToJsonLines(const std::string& path, const std::string& format);
+
+// InvalidArgument (DATASET_FORMAT) if the file looks like one that needs a --format of ToJsonLines; names the option.
+absl::Status CheckIsJsonLines(const std::string& path);
+
+}  // namespace nibble::cli
