@@ -107,7 +107,7 @@ TEST(DatasetFileTest, UploadWithoutAFormatNamesTheOption) {
   }
   FakeServer server;
   const Result result = RunNibble(server, {"datasets", "upload", Write("rows.jsonl", "[]"), "--name", "d"});
-  EXPECT_EQ(result.exit, 2);
+  EXPECT_EQ(result.exit, 4);
   EXPECT_THAT(result.err, HasSubstr("--format json"));
 }
 
