@@ -14,6 +14,7 @@
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
 #include "server/base/error.h"
+#include "server/base/human_bytes.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 

@@ -12,6 +12,7 @@
 #include "client/cli/render.h"
 #include "client/files_to_send.h"
 #include "server/base/error.h"
+#include "server/base/human_bytes.h"
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"

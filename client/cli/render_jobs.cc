@@ -8,6 +8,7 @@
 #include "client/status.h"
 #include "google/protobuf/util/time_util.h"
 #include "server/base/error.h"
+#include "server/base/human_bytes.h"
 #include "server/base/strings.h"
 
 namespace nibble::cli {

@@ -10,6 +10,7 @@
 #include "client/cli/render.h"
 #include "client/http_get.h"
 #include "google/protobuf/util/time_util.h"
+#include "server/base/human_bytes.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 

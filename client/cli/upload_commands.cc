@@ -4,6 +4,7 @@
 #include "client/cli/command.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
+#include "server/base/human_bytes.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 

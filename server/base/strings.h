@@ -1,7 +1,6 @@
 // Debian's abseil has its own string_view, and std::string_view does not convert to it. Our code uses std::string_view;
 // this StrCat accepts both.
 #pragma once
-#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -25,8 +24,5 @@ template <typename... T>
 std::string StrCat(const T&... values) {
   return absl::StrCat(internal::ForCat(values)...);
 }
-
-// "1.2 GiB"
-std::string HumanBytes(std::int64_t bytes);
 
 }  // namespace nibble::base

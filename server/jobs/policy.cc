@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "server/base/human_bytes.h"
 #include "server/base/strings.h"
 
 namespace nibble::jobs {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/auth/authority.h"
 #include "server/base/error.h"
+#include "server/base/human_bytes.h"
 #include "server/base/json.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"

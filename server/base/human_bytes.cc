@@ -1,4 +1,4 @@
-#include "server/base/strings.h"
+#include "server/base/human_bytes.h"
 
 #include <cmath>
 #include <cstddef>

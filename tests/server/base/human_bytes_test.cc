@@ -1,11 +1,11 @@
-#include "server/base/strings.h"
+#include "server/base/human_bytes.h"
 
 #include <gtest/gtest.h>
 
 namespace nibble::base {
 namespace {
 
-TEST(StringsTest, HumanBytesUseTheLargestUnitBelowTheValue) {
+TEST(HumanBytesTest, UsesTheLargestUnitBelowTheValue) {
   EXPECT_EQ(HumanBytes(0), "0 B");
   EXPECT_EQ(HumanBytes(1023), "1023 B");
   EXPECT_EQ(HumanBytes(1536), "1.5 KiB");
