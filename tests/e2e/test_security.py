@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 import pki
-from conftest import BIN, Server
+from conftest import BIN, ROOT, Server
 
 INFO = "/nibble.v1.ServerService/GetServerInfo"
 
@@ -148,6 +148,24 @@ def old_server(secure):
     threading.Thread(target=serve, daemon=True).start()
     yield "127.0.0.1:%d" % listener.getsockname()[1]
     listener.close()
+
+
+def test_commands_of_security_md_make_a_certificate_that_clients_accept(tmp_path):
+    text = (ROOT / "SECURITY.md").read_text()
+    commands = text.split("#### Make a certificate", 1)[1].split("```", 2)[1]
+    shown = subprocess.run(["bash", "-euc", commands], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert "DNS:nibble.example.org" in shown
+    server = Server(tmp_path / "state", "--tls_cert", tmp_path / "server.crt", "--tls_key", tmp_path / "server.key").start()
+    try:
+        port = server.grpc.rpartition(":")[2]
+        info = [BIN / "nibble", "--tls-ca", tmp_path / "ca.crt", "server", "info"]
+        for host in ("127.0.0.1", "localhost"):
+            assert subprocess.run([*info, "--server", f"{host}:{port}"], env={}, capture_output=True, timeout=60).returncode == 0
+        named = [*info, "--server", f"127.0.0.1:{port}", "--tls-name"]
+        assert subprocess.run([*named, "nibble.example.org"], env={}, capture_output=True, timeout=60).returncode == 0
+        assert subprocess.run([*named, "elsewhere.example"], env={}, capture_output=True, timeout=60).returncode == 5
+    finally:
+        server.stop()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -1,0 +1,54 @@
+"""docs/backup.md: a copy of the state directory, restored under another path, continues the jobs of the original."""
+import os
+import shutil
+import signal
+
+import pytest
+
+from conftest import TRAIN, Server, trainers, wait_until
+
+STEPS = 40
+
+
+def create(server, output):
+    return server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", output,
+                       "--max-steps", STEPS, "--save-every", 5, *TRAIN)["id"]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory, model_directory, text_file):
+    server = Server(tmp_path_factory.mktemp("backup") / "state").start()
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("datasets", "upload", text_file, "--name", "page")
+    server.run("jobs", "watch", create(server, "calm"))
+    server.run("models", "convert", "calm", "--to", "int8", "--name", "calm-int8")
+    yield server
+    server.stop()
+
+
+def end_as_power_failure(server):
+    server.kill()
+    for pid in trainers(server):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("end", [Server.stop, end_as_power_failure], ids=["stopped", "power failure"])
+def test_a_restored_copy_continues_the_jobs(original, tmp_path, end):
+    name = f"disturbed-{tmp_path.name[-8:].replace('_', '-')}"
+    job = create(original, name)
+    wait_until(lambda: original.json("jobs", "get", job)["progress"]["step"] >= 7)
+    end(original)
+    wait_until(lambda: not trainers(original))
+    copy = tmp_path / "elsewhere" / "state"
+    shutil.copytree(original.state, copy, ignore=shutil.ignore_patterns("tokens", "bases", "uploads"))
+    original.start()
+    restored = Server(copy).start()
+    try:
+        for server in (original, restored):
+            server.run("jobs", "watch", job)
+            assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
+            assert server.json("models", "get", name)["digest"] == server.json("models", "get", "calm")["digest"]
+        assert restored.json("models", "verify", "calm-int8")["equal"]
+        assert [entry["name"] for entry in restored.json("datasets", "list")["datasets"]] == ["page"]
+    finally:
+        restored.stop()
