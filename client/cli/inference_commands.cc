@@ -63,9 +63,10 @@ absl::Status CheckAnswer(const v1::GenerateResponse& response, bool logprobs) {
   return absl::OkStatus();
 }
 
-// Streams the text to stdout; returns all of it.
+// Streams the text to stdout, then prints the logprobs to stderr. Returns the text.
 absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& request, bool chat) {
   std::string text;
+  std::vector<v1::TokenLogprob> logprobs;
   v1::Usage usage;
   NIBBLE_RETURN_IF_ERROR(session.client().GenerateStream(request, chat, [&](const v1::GenerateReply& reply) {
     if (reply.has_delta()) {
@@ -73,15 +74,14 @@ absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& 
       // A terminal must not receive control characters; a pipe gets the text unchanged.
       session.out() << (session.terminal.out_is_tty ? Printable(reply.delta().text()) : reply.delta().text())
                     << std::flush;
-      for (const auto& token : reply.delta().logprobs()) {
-        session.terminal.err << token.token_id() << '\t' << token.logprob() << '\n';
-      }
+      logprobs.insert(logprobs.end(), reply.delta().logprobs().begin(), reply.delta().logprobs().end());
     } else if (reply.has_usage()) {
       usage = reply.usage();
     }
     return session.out() ? absl::OkStatus() : absl::CancelledError("the output was closed");
   }));
   session.out() << '\n' << std::flush;
+  if (!logprobs.empty()) LogprobTable(logprobs).Print(session.terminal.err);  // stdout has only the text
   if (session.terminal.err_is_tty) {
     const int decoded = usage.completion_tokens() - 1;
     session.terminal.err << "[" << usage.prompt_tokens() << " prompt + " << usage.completion_tokens()
@@ -190,12 +190,7 @@ absl::Status Score(Session& session, const ScoreOptions& options) {
     session.Print(ScoreJson(score));
     return absl::OkStatus();
   }
-  Table table({"TOKEN", "LOGPROB", "TOP"});
-  for (const auto& token : score.tokens()) {
-    table.Add({base::StrCat(token.token_id()), token.has_logprob() ? HumanNumber(token.logprob(), 6) : "-",
-               token.top().empty() ? "" : base::StrCat(token.top(0).token_id())});
-  }
-  table.Print(session.out());
+  LogprobTable({score.tokens().begin(), score.tokens().end()}).Print(session.out());
   session.out() << score.tokens_size() << " tokens, mean loss " << HumanNumber(score.mean_loss(), 6) << ", perplexity "
                 << HumanNumber(score.perplexity(), 6) << '\n';
   return absl::OkStatus();

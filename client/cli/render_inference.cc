@@ -1,6 +1,7 @@
 #include "absl/strings/escaping.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
+#include "server/base/strings.h"
 
 namespace nibble::cli {
 
@@ -43,6 +44,24 @@ Json TopJson(const v1::TokenLogprob& token) {
 }
 
 }  // namespace
+
+std::string TokenText(const std::string& token) {
+  return base::StrCat("\"", IsUtf8(token) ? absl::Utf8SafeCHexEscape(token) : absl::CHexEscape(token), "\"");
+}
+
+Table LogprobTable(const std::vector<v1::TokenLogprob>& tokens) {
+  Table table({"TOKEN", "ID", "LOGPROB", "ALTERNATIVES"});
+  for (const v1::TokenLogprob& token : tokens) {
+    std::string alternatives;
+    for (const v1::TopLogprob& top : token.top()) {
+      if (top.token_id() == token.token_id()) continue;
+      alternatives += base::StrCat(alternatives.empty() ? "" : ", ", TokenText(top.token()), " ", HumanNumber(top.logprob(), 4));
+    }
+    table.Add({TokenText(token.token()), base::StrCat(token.token_id()), token.has_logprob() ? HumanNumber(token.logprob(), 4) : "-",
+               alternatives});
+  }
+  return table;
+}
 
 Json TokenLogprobsJson(const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& tokens) {
   Json list = Json::array();

@@ -24,6 +24,27 @@ TEST(TextTest, GenerateStreamsTheText) {
   EXPECT_EQ(server.generate_stream.asked.at(0).request().text(), "p");
 }
 
+TEST(TextTest, LogprobsAreATableWithTokenTextsAndAlternatives) {
+  FakeServer server;
+  server.generate_stream.answer = [](const auto&, const ReplyWrite& write) {
+    v1::GenerateReply delta = Proto<v1::GenerateReply>(R"(delta { text: "Paris \303\244" token_ids: [7, 8, 9]
+      logprobs { token_id: 7 logprob: -0.25 token: "Paris" top { token_id: 7 logprob: -0.25 token: "Paris" } top { token_id: 3 logprob: -1.5 token: " \n" } }
+      logprobs { token_id: 8 logprob: -2 token: " \303" }
+      logprobs { token_id: 9 logprob: -0.5 token: "\244" } })");
+    std::vector<v1::GenerateReply> replies = Replies({"x"});
+    replies[1] = delta;
+    for (const auto& reply : replies) write(reply);
+    return grpc::Status::OK;
+  };
+  const Result result = RunNibble(server, {"generate", "m", "--prompt", "p", "--logprobs", "2"});
+  EXPECT_EQ(result.exit, 0) << result.err;
+  EXPECT_EQ(result.out, "Paris \xC3\xA4\n") << "the text alone";
+  EXPECT_THAT(result.err, HasSubstr("TOKEN    ID  LOGPROB  ALTERNATIVES\n"
+                                    "\"Paris\"  7   -0.25    \" \\n\" -1.5\n"
+                                    "\" \\xc3\"  8   -2       \n"
+                                    "\"\\xa4\"   9   -0.5     \n"));
+}
+
 TEST(TextTest, ErrorAfterTheFirstTokensFailsTheCommand) {
   FakeServer server;
   server.generate_stream.answer = [](const auto&, const ReplyWrite& write) {
