@@ -118,6 +118,14 @@ absl::StatusOr<std::shared_ptr<const Pin>> DatasetStore::PinDataset(std::string_
 }
 
 absl::Status DatasetStore::Delete(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> hidden, Hide(name, etag, tenant));
+  // Without the lock, as in ModelStore::Delete.
+  for (const std::string& path : hidden) files_.RemoveAll(path).IgnoreError();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> DatasetStore::Hide(std::string_view name, const std::optional<std::string>& etag,
+                                                            const std::string& tenant) {
   base::MutexLock lock(mutex_);
   const auto it = datasets_.find(name);
   if (it == datasets_.end()) return names_->NotFound(name);
@@ -126,12 +134,14 @@ absl::Status DatasetStore::Delete(std::string_view name, const std::optional<std
     NIBBLE_RETURN_IF_ERROR(names_->CheckEtag(Etag(dataset), etag));
   }
   NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name, tenant));
-  absl::Status removed = RemovePublished(files_, paths_.dataset(name));
-  if (!removed.ok() && !absl::IsNotFound(removed)) return removed;  // see ModelStore::Delete
+  auto hidden = HidePublished(files_, paths_.dataset(name));
+  if (!hidden.ok() && !absl::IsNotFound(hidden.status())) return hidden.status();  // see ModelStore::Hide
   datasets_.erase(it);
-  // The next start removes files that remain.
-  files_.RemoveAll(paths_.tokens(name)).IgnoreError();
-  return absl::OkStatus();
+  std::vector<std::string> paths;
+  if (hidden.ok()) paths.push_back(*std::move(hidden));
+  // Under the lock, because a new dataset of this name has its token files there.
+  if (auto tokens = HidePublished(files_, paths_.tokens(name)); tokens.ok()) paths.push_back(*std::move(tokens));
+  return paths;
 }
 
 void DatasetStore::RemoveTokensIfDeleted(std::string_view name) {

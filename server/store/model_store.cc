@@ -189,6 +189,13 @@ absl::StatusOr<std::shared_ptr<const Pin>> ModelStore::PinModel(std::string_view
 }
 
 absl::Status ModelStore::Delete(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string hidden, Hide(name, etag, tenant));
+  // Without the lock: removing a large model takes seconds. The next start removes files that remain.
+  if (!hidden.empty()) files_.RemoveAll(hidden).IgnoreError();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ModelStore::Hide(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant) {
   base::MutexLock lock(mutex_);
   const auto it = models_.find(name);
   if (it == models_.end()) return names_->NotFound(name);
@@ -197,11 +204,11 @@ absl::Status ModelStore::Delete(std::string_view name, const std::optional<std::
     NIBBLE_RETURN_IF_ERROR(names_->CheckEtag(Etag(model), etag));
   }
   NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name, tenant));
-  absl::Status removed = RemovePublished(files_, it->second.directory);
+  auto hidden = HidePublished(files_, it->second.directory);
   // The directory may have been removed by hand, or by a deletion that failed after its rename.
-  if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
+  if (!hidden.ok() && !absl::IsNotFound(hidden.status())) return hidden.status();
   models_.erase(it);
-  return absl::OkStatus();
+  return hidden.ok() ? *std::move(hidden) : std::string();
 }
 
 }  // namespace nibble::store

@@ -90,6 +90,8 @@ class ModelStore {
 
  private:
   ModelStore(base::FileSystem& files, StatePaths paths, std::uint64_t min_free_bytes);
+  // The part of Delete that needs the lock. Returns the directory that the caller removes, "" if there is none.
+  absl::StatusOr<std::string> Hide(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant);
   absl::StatusOr<StoredModel> Load(const std::string& name, const std::string& directory) const;
   StoredModel Unread(const std::string& name) const;
   absl::StatusOr<StoredModel> Find(std::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

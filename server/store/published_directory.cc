@@ -258,11 +258,16 @@ absl::Status SyncMoved(base::FileSystem& files, const std::string& from, const s
   return absl::OkStatus();
 }
 
-absl::Status RemovePublished(base::FileSystem& files, const std::string& directory) {
+absl::StatusOr<std::string> HidePublished(base::FileSystem& files, const std::string& directory) {
   const std::string temporary = base::TemporaryName(directory);
   NIBBLE_RETURN_IF_ERROR(files.Rename(directory, temporary));
   NIBBLE_RETURN_IF_ERROR(files.SyncDirectory(Parent(directory)));
-  return files.RemoveAll(temporary);
+  return temporary;
+}
+
+absl::Status RemovePublished(base::FileSystem& files, const std::string& directory) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string hidden, HidePublished(files, directory));
+  return files.RemoveAll(hidden);
 }
 
 absl::Status RemoveTemporaries(base::FileSystem& files, const std::string& directory) {

@@ -77,6 +77,9 @@ class PendingDirectory {
 // error the directory may have been moved: then SyncMoved makes the move durable.
 absl::Status MovePublished(base::FileSystem& files, const std::string& from, const std::string& to);
 absl::Status SyncMoved(base::FileSystem& files, const std::string& from, const std::string& to);
+// Renames the directory to a temporary name and returns that: the directory is gone, and the caller removes its files,
+// which may take long. A crash leaves only a temporary, which start-up removes.
+absl::StatusOr<std::string> HidePublished(base::FileSystem& files, const std::string& directory);
 // Renames the directory to a temporary name, then removes it. A crash leaves only a temporary, which start-up removes.
 absl::Status RemovePublished(base::FileSystem& files, const std::string& directory);
 // Removes entries directly below `directory` that have names made by base::TemporaryName. OK if `directory` does not
