@@ -20,31 +20,35 @@ WorkerPool::~WorkerPool() {
 
 bool WorkerPool::TryRun(Task task, const std::string& principal) {
   base::MutexLock lock(mutex_);
-  if (stop_ || num_waiting_ >= max_waiting_) return false;
+  if (stop_ || num_new_ >= max_waiting_) return false;
   if (!principal.empty()) {
     const auto own = waiting_.find(principal);
-    if (own != waiting_.end() && own->second.size() >= max_waiting_each()) return false;
+    if (own != waiting_.end() && own->second.num_new >= max_waiting_each()) return false;
   }
-  Add(std::move(task), principal);
+  Add({std::move(task), /*is_new=*/true}, principal);
   return true;
 }
 
 void WorkerPool::Run(Task task, const std::string& principal) {
   base::MutexLock lock(mutex_);
-  Add(std::move(task), principal);
+  Add({std::move(task), /*is_new=*/false}, principal);
 }
 
 std::size_t WorkerPool::num_waiting(const std::string& principal) const {
   base::MutexLock lock(mutex_);
   const auto own = waiting_.find(principal);
-  return own == waiting_.end() ? 0 : own->second.size();
+  return own == waiting_.end() ? 0 : own->second.num_new;
 }
 
-void WorkerPool::Add(Task task, const std::string& principal) {
-  std::deque<Task>& own = waiting_[principal];
-  if (own.empty()) turns_.push_back(principal);
-  own.push_back(std::move(task));
+void WorkerPool::Add(Waiting task, const std::string& principal) {
+  Queue& own = waiting_[principal];
+  if (own.tasks.empty()) turns_.push_back(principal);
   ++num_waiting_;
+  if (task.is_new) {
+    ++own.num_new;
+    ++num_new_;
+  }
+  own.tasks.push_back(std::move(task));
   wake_.NotifyOne();
 }
 
@@ -57,17 +61,21 @@ std::deque<std::string>::iterator WorkerPool::NextTurn() {
 
 WorkerPool::Task WorkerPool::Take(std::string principal) {
   const auto own = waiting_.find(principal);
-  Task task = std::move(own->second.front());
-  own->second.pop_front();
+  Waiting next = std::move(own->second.tasks.front());
+  own->second.tasks.pop_front();
   --num_waiting_;
+  if (next.is_new) {
+    --own->second.num_new;
+    --num_new_;
+  }
   ++num_running_;
   if (!principal.empty()) ++running_[principal];
-  if (own->second.empty()) {
+  if (own->second.tasks.empty()) {
     waiting_.erase(own);
   } else {
     turns_.push_back(std::move(principal));
   }
-  return task;
+  return std::move(next.task);
 }
 
 void WorkerPool::AwaitIdle() {

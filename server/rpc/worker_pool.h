@@ -30,13 +30,14 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // Adds new work of `principal` (FairnessKey(); "": no limit per principal). False: max_waiting tasks are waiting, or
-  // max_waiting_each() tasks of this principal.
+  // Adds new work of `principal` (FairnessKey(); "": no limit per principal). False: max_waiting tasks of new work are
+  // waiting, or max_waiting_each() of this principal.
   bool TryRun(Task task, const std::string& principal = "");
-  // Adds a further task of work that was already admitted. Always accepts it.
+  // Adds a further task of work that was already admitted. Always accepts it, and it takes no place in the queue from
+  // new work: it only waits for a turn of its principal.
   void Run(Task task, const std::string& principal = "");
   std::size_t max_waiting_each() const { return std::max<std::size_t>(1, max_waiting_ / 2); }
-  std::size_t num_waiting(const std::string& principal) const;
+  std::size_t num_waiting(const std::string& principal) const;  // tasks of new work
   // Maximum number of threads that one principal may use.
   int max_running_each() const { return std::max(1, num_threads_ - 1); }
   // Blocks until no task is queued or running.
@@ -48,7 +49,15 @@ class WorkerPool {
 
  private:
   void Work();
-  void Add(Task task, const std::string& principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  struct Waiting {
+    Task task;
+    bool is_new = false;  // added by TryRun
+  };
+  struct Queue {
+    std::deque<Waiting> tasks;
+    std::size_t num_new = 0;
+  };
+  void Add(Waiting task, const std::string& principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The first turn of a principal with fewer than max_running_each() running tasks, or the end.
   std::deque<std::string>::iterator NextTurn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Task Take(std::string principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -57,9 +66,10 @@ class WorkerPool {
   const std::size_t max_waiting_;
   mutable base::Mutex mutex_;
   base::Condition wake_;
-  std::map<std::string, std::deque<Task>> waiting_ ABSL_GUARDED_BY(mutex_);  // by principal; no queue is empty
+  std::map<std::string, Queue> waiting_ ABSL_GUARDED_BY(mutex_);  // by principal; no queue is empty
   std::deque<std::string> turns_ ABSL_GUARDED_BY(mutex_);                    // the keys of waiting_
-  std::size_t num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::size_t num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // all tasks
+  std::size_t num_new_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   int num_running_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, int> running_ ABSL_GUARDED_BY(mutex_);  // by principal, without ""; no value is 0
