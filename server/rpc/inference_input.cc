@@ -172,6 +172,13 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
   return out;
 }
 
+absl::Status CheckInputSize(const char* field, const char* unit, std::size_t size, std::size_t max_bytes) {
+  if (size <= max_bytes) return absl::OkStatus();
+  return base::WithReason(
+      absl::InvalidArgumentError(StrCat(field, ": has ", size, " ", unit, ", wanted at most ", max_bytes, " (--max_prompt_bytes)")),
+      "PROMPT_TOO_LONG", {{unit, std::to_string(size)}, {"max", std::to_string(max_bytes)}});
+}
+
 absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& assets, std::size_t max_bytes) {
   if (chat.messages().empty()) return FieldError("chat.messages", "is empty, wanted at least one message");
   if (assets.chat_template == nullptr) {

@@ -84,6 +84,16 @@ const char* InputField(const Request& request) {
   return request.has_text() ? "text" : request.has_token_ids() ? "token_ids" : "chat";
 }
 
+// Refuses an input that no model takes, before it waits for a worker or for a model: the bytes of a text or chat, or the
+// number of token ids, exceed `max_bytes`. InvalidArgument (PROMPT_TOO_LONG).
+absl::Status CheckInputSize(const char* field, const char* unit, std::size_t size, std::size_t max_bytes);
+template <typename Request>
+absl::Status CheckInputSize(const Request& request, std::size_t max_bytes) {
+  const bool ids = request.has_token_ids();
+  return CheckInputSize(InputField(request), ids ? "tokens" : "bytes",
+                        ids ? static_cast<std::size_t>(request.token_ids().ids_size()) : TextBytes(request), max_bytes);
+}
+
 v1::FinishReason ToProto(serve::FinishReason reason);
 // Includes at most the likeliest num_top alternatives. Sets logits_digest if the token has one.
 v1::TokenLogprob ToProto(const serve::TokenLogprob& token, std::int64_t num_top, const text::TokenBytes& bytes);

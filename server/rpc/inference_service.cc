@@ -231,6 +231,18 @@ void InferenceService::Encode(const Call& call, absl::Duration deadline, const R
   if (const absl::Status status = encode(*std::move(rendered)); !status.ok()) failed(status);
 }
 
+namespace {
+
+template <typename Reply>
+grpc::ServerWriteReactor<Reply>* EndedStream(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,
+                                             const absl::Status& status) {
+  auto stream = StreamReactor<Reply>::Make(environment, context, method);
+  if (!stream->ended()) stream->End(status);
+  return stream.get();
+}
+
+}  // namespace
+
 template <typename Request, typename Body>
 grpc::ServerUnaryReactor* InferenceService::WithText(grpc::CallbackServerContext* context, const char* method, const char* name_field,
                                                      const Request* request, Body body) {
@@ -255,6 +267,9 @@ grpc::ServerUnaryReactor* InferenceService::WithText(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerContext* context, const char* method,
                                                           const v1::GenerateRequest* request, bool chat,
                                                           v1::GenerateResponse* response) {
+  if (const absl::Status status = CheckInputSize(*request, environment_.max_prompt_bytes); !status.ok()) {
+    return Unary(environment_, context, method, [&status] { return status; });
+  }
   const auto start = [this, request, chat, response](UnaryCall* call) {
     const auto checked = Check(environment_, ids_, call->call(), *request, chat);
     if (!checked.ok()) return call->Done(checked.status());
@@ -284,6 +299,9 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
 grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::CallbackServerContext* context,
                                                                       const char* method,
                                                                       const v1::GenerateRequest* request, bool chat) {
+  if (const absl::Status status = CheckInputSize(*request, environment_.max_prompt_bytes); !status.ok()) {
+    return EndedStream<v1::GenerateReply>(environment_, context, method, status);
+  }
   // gRPC keeps the request only as long as the call, but a worker may start later.
   const auto copy = std::make_shared<const v1::GenerateRequest>(*request);
   const auto begin = [this, chat, copy](const std::shared_ptr<StreamReactor<v1::GenerateReply>>& stream) -> absl::Status {
@@ -332,6 +350,10 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::ChatStream(grpc::
 
 grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* context, const v1::ScoreRequest* request,
                                                   v1::ScoreResponse* response) {
+  constexpr const char* kMethod = "nibble.v1.InferenceService/Score";
+  if (const absl::Status status = CheckInputSize(*request, environment_.max_prompt_bytes); !status.ok()) {
+    return Unary(environment_, context, kMethod, [&status] { return status; });
+  }
   const auto start = [this, request, response](UnaryCall* call) {
     if (const absl::Status status = CheckScore(*request); !status.ok()) return call->Done(status);
     const absl::Duration deadline = call->call().DeadlineOr(environment_.generate_deadline);
@@ -343,11 +365,15 @@ grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* c
       Encode(call->call(), deadline, *request, (*loaded)->text, submit, [call](const absl::Status& status) { call->Done(status); });
     });
   };
-  return UnaryAsync(environment_, environment_.workers, context, "nibble.v1.InferenceService/Score", start, environment_.generate_deadline);
+  return UnaryAsync(environment_, environment_.workers, context, kMethod, start, environment_.generate_deadline);
 }
 
 grpc::ServerWriteReactor<v1::ScoreReply>* InferenceService::ScoreStream(grpc::CallbackServerContext* context,
                                                                         const v1::ScoreStreamRequest* request) {
+  constexpr const char* kMethod = "nibble.v1.InferenceService/ScoreStream";
+  if (const absl::Status status = CheckInputSize(request->request(), environment_.max_prompt_bytes); !status.ok()) {
+    return EndedStream<v1::ScoreReply>(environment_, context, kMethod, status);
+  }
   const auto copy = std::make_shared<const v1::ScoreRequest>(request->request());
   const auto begin = [this, copy](const std::shared_ptr<StreamReactor<v1::ScoreReply>>& stream) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckScore(*copy));
@@ -363,7 +389,7 @@ grpc::ServerWriteReactor<v1::ScoreReply>* InferenceService::ScoreStream(grpc::Ca
     });
     return absl::OkStatus();
   };
-  return StreamOnWorker<v1::ScoreReply>(environment_, context, "nibble.v1.InferenceService/ScoreStream", begin);
+  return StreamOnWorker<v1::ScoreReply>(environment_, context, kMethod, begin);
 }
 
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,

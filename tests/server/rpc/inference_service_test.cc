@@ -706,6 +706,27 @@ TEST_F(InferenceServiceTest, C2LargePromptsAreRefusedBeforeTheyAreEncoded) {
   EXPECT_TRUE(Generate(Prompt("tiny", "a b c", 2), &response).ok());
 }
 
+// C2: a request that waits for a load keeps its memory. The model does not exist, which only a wait would find out.
+TEST_F(InferenceServiceTest, C2LargePromptsDoNotWaitForTheModel) {
+  v1::GenerateRequest request = Prompt("absent", std::string(3 << 20, 'a'), 1);
+  v1::GenerateResponse response;
+  EXPECT_EQ(ReasonOf(Generate(request, &response)), "PROMPT_TOO_LONG");
+  v1::GenerateStreamRequest stream;
+  *stream.mutable_request() = request;
+  grpc::ClientContext context;
+  EXPECT_EQ(ReasonOf(inference_->GenerateStream(&context, stream)->Finish()), "PROMPT_TOO_LONG");
+  v1::ScoreRequest score;
+  score.set_model("absent");
+  for (int i = 0; i < (1 << 20) + 1; ++i) score.mutable_token_ids()->add_ids(5);
+  v1::ScoreResponse scored;
+  grpc::ClientContext score_context;
+  EXPECT_EQ(ReasonOf(inference_->Score(&score_context, score, &scored)), "PROMPT_TOO_LONG");
+  v1::ScoreStreamRequest scores;
+  *scores.mutable_request() = score;
+  grpc::ClientContext scores_context;
+  EXPECT_EQ(ReasonOf(inference_->ScoreStream(&scores_context, scores)->Finish()), "PROMPT_TOO_LONG");
+}
+
 // C2: the number of ids is compared with the context first. The last id is invalid, which a decoder would have found.
 TEST_F(InferenceServiceTest, C2TooManyTokenIdsAreRefusedBeforeTheyAreDecoded) {
   v1::GenerateRequest request;
