@@ -8,6 +8,9 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <cerrno>
+#include <cstring>
+
 #include "grpc/health/v1/health.pb.h"
 #include "server/base/files.h"
 #include "server/base/log.h"
@@ -148,12 +151,13 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std:
   grpc::health::v1::HealthCheckRequest::descriptor();  // reflection shows only linked messages
   if (!options.security.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   for (grpc::Service* service : services) builder.RegisterService(service);
-  // Only this user may access the socket, from its creation on.
-  const mode_t mask = umask(0177);
   result.server = builder.BuildAndStart();
-  umask(mask);
   if (result.server == nullptr || result.port == 0) {
     return absl::UnavailableError(StrCat("--grpc_address: cannot listen on ", options.grpc_address, " (is another server running?)"));
+  }
+  // The mode that the program's umask gives has no write access for others, so nobody else could connect meanwhile.
+  if (!socket.empty() && ::chmod(socket.c_str(), 0600) != 0) {
+    return absl::UnavailableError(StrCat("--state_dir: cannot restrict the trainers' socket: ", std::strerror(errno)));
   }
   result.SetHealth(true);
   return result;
