@@ -41,11 +41,10 @@ struct Segment {
 };
 
 template <typename Body>
-void ForEachSegment(const std::vector<std::int64_t>& segments, const Context& context, Body body) {
+void ForEachSegment(const std::vector<std::int64_t>& segments, Body body) {
   for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
     const std::int64_t size = segments[s + 1] - segments[s];
     if (size == 0) continue;
-    ThrowIfCancelled(context.cancelled);
     body(Segment{segments[s], size, kernels::RoundUp(size, kSegmentQuantum)});
   }
 }
@@ -66,15 +65,18 @@ Tensor Rows(const Tensor& x, const Segment& segment, const Heads& heads, bool sh
   return copy.as_strided(sizes, strides);
 }
 
-// The reverse: stores [KV, group, padded, d] (query heads) or [KV, padded, d] in the segment's rows of x.
-void StoreQueryHeads(const Tensor& from, const Segment& segment, const Heads& heads, const Tensor& x) {
+// The reverse: stores [n, group, padded, d] (query heads) or [n, padded, d], of KV heads from `first` on, in the
+// segment's rows of x.
+void StoreQueryHeads(const Tensor& from, const Segment& segment, const Heads& heads, std::int64_t first, const Tensor& x) {
   x.narrow(0, segment.begin, segment.size)
       .view({segment.size, heads.kv, heads.group, heads.dim})
+      .narrow(1, first, from.size(0))
       .copy_(from.narrow(2, 0, segment.size).permute({2, 0, 1, 3}));
 }
-void StoreKvHeads(const Tensor& from, const Segment& segment, const Heads& heads, const Tensor& x) {
+void StoreKvHeads(const Tensor& from, const Segment& segment, const Heads& heads, std::int64_t first, const Tensor& x) {
   x.narrow(0, segment.begin, segment.size)
       .view({segment.size, heads.kv, heads.dim})
+      .narrow(1, first, from.size(0))
       .copy_(from.narrow(1, 0, segment.size).permute({1, 0, 2}));
 }
 
@@ -148,14 +150,21 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
            grad_v = torch::empty(v.sizes(), torch::kFloat32);
     const std::int64_t end = segments.num_tokens();
     for (const Tensor& grad : {grad_q, grad_k, grad_v}) grad.narrow(0, end, q.size(0) - end).zero_();
-    ForEachSegment(segments.segments(), context, [&](const Segment& segment) {
-      const auto [rows_q, rows_k, rows_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          Rows(g, segment, heads, false, /*zero_padding=*/true), Rows(q, segment, heads, false), Rows(k, segment, heads, true),
-          Rows(v, segment, heads, true), Rows(out, segment, heads, false), PaddedLogSumExp(logsumexp, segment, heads), 0.0,
-          /*is_causal=*/true);
-      StoreQueryHeads(rows_q, segment, heads, grad_q);
-      StoreKvHeads(rows_k.sum(1), segment, heads, grad_k);
-      StoreKvHeads(rows_v.sum(1), segment, heads, grad_v);
+    ForEachSegment(segments.segments(), [&](const Segment& segment) {
+      const Tensor rows_g = Rows(g, segment, heads, false, /*zero_padding=*/true), rows_q = Rows(q, segment, heads, false),
+                   rows_k = Rows(k, segment, heads, true), rows_v = Rows(v, segment, heads, true), rows_out = Rows(out, segment, heads, false),
+                   sums = PaddedLogSumExp(logsumexp, segment, heads);
+      // A long segment takes seconds. A KV head at a time shows life in between, and has the same bits.
+      const std::int64_t at_once = segment.size > kForwardRows ? 1 : heads.kv;
+      for (std::int64_t head = 0; head < heads.kv; head += at_once) {
+        ThrowIfCancelled(context.cancelled);
+        const auto of = [&](const Tensor& rows) { return rows.narrow(0, head, at_once); };
+        const auto [made_q, made_k, made_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+            of(rows_g), of(rows_q), of(rows_k), of(rows_v), of(rows_out), of(sums), 0.0, /*is_causal=*/true);
+        StoreQueryHeads(made_q, segment, heads, head, grad_q);
+        StoreKvHeads(made_k.sum(1), segment, heads, head, grad_k);
+        StoreKvHeads(made_v.sum(1), segment, heads, head, grad_v);
+      }
     });
     return {grad_q, grad_k, grad_v, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }

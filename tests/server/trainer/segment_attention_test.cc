@@ -233,6 +233,25 @@ TEST_F(SegmentAttentionTest, GraphKeepsInputsOutputAndOneNumberPerHeadAndToken) 
   EXPECT_EQ(kept(torch::kBFloat16, torch::kFloat32), 2 * 2 * kv);
 }
 
+// The backward pass of a long segment takes a KV head at a time, so that it can be cancelled in between.
+TEST_F(SegmentAttentionTest, LongSegmentHasTheBitsOfItsHeadsAloneAndCanBeCancelledBetweenThem) {
+  const std::int64_t tokens = kForwardRows + 76;
+  const Case c = {4, 2, 8, {0, tokens}, tokens}, alone = {2, 1, 8, {0, tokens}, tokens};
+  const std::vector<Tensor> inputs = Inputs(c, torch::kBFloat16);
+  support::CancelAt asked;
+  context_.cancelled = asked.callback();
+  const Results whole = BySegment(c, inputs, torch::kBFloat16);
+  EXPECT_EQ(asked.calls(), 4) << "two pieces forward, two heads backward";
+  asked.Restart(3);
+  EXPECT_THROW(BySegment(c, inputs, torch::kBFloat16), StoppedError);
+  context_.cancelled = {};
+  for (std::int64_t head = 0; head < 2; ++head) {
+    const auto part = [&](const Tensor& x) { return x.narrow(1, head * x.size(1) / 2, x.size(1) / 2).contiguous(); };
+    const Results of_head = BySegment(alone, {part(inputs[0]), part(inputs[1]), part(inputs[2]), part(inputs[3])}, torch::kBFloat16);
+    for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(torch::equal(part(whole[i]), of_head[i])) << head << " " << i;
+  }
+}
+
 TEST_F(SegmentAttentionTest, CallsCancelledForEveryThousandRowsForwardAndEverySegmentBackward) {
   support::CancelAt asked;
   context_.cancelled = asked.callback();
