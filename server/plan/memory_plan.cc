@@ -167,7 +167,10 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
   const std::int64_t kept_bytes = spec.run.activation_checkpointing
                                       ? config.num_layers * config.hidden_size * 4 + token_bytes
                                       : config.num_layers * token_bytes;
-  const double activation = static_cast<double>(tokens) * static_cast<double>(kept_bytes);
+  // Evaluations run between steps, when no activations are kept.
+  const std::int64_t evaluation =
+      ServedPassBytes(spec, config, batch.evaluation.rows) + batch.evaluation.pages * model::KvPool::PageBytes(config, kernels::DType::kBF16);
+  const double activation = std::max(static_cast<double>(tokens) * static_cast<double>(kept_bytes), static_cast<double>(evaluation));
 
   std::int64_t weights = 0, adapter = 0, workspace = kProcessBytes;
   const std::int64_t logits = model::kLossChunk * config.vocab_size;

@@ -105,6 +105,21 @@ TEST(MemoryPlanTest, CountsTheServedFormLoadedAtTheEnd) {
   EXPECT_STREQ(items.back().pool, "publishing");
 }
 
+TEST(MemoryPlanTest, CountsEvaluationsDuringTheRun) {
+  const model::ModelConfig config = Qwen3Of600M();
+  const jobs::JobSpec spec = Spec(jobs::kMethodBitNetQat);
+  BatchShape batch = {.tokens = 64, .examples = 10};
+  const std::vector<MemoryItem> without = PlanMemory(spec, config, /*base_bytes=*/4, batch);
+  batch.evaluation = {.rows = 512, .pages = 1024};
+  const std::vector<MemoryItem> with = PlanMemory(spec, config, /*base_bytes=*/4, batch);
+  const std::int64_t evaluation = ServedPassBytes(spec, config, 512) + 1024 * model::KvPool::PageBytes(config, kernels::DType::kBF16);
+  const auto activation = [](const std::vector<MemoryItem>& items) {
+    return std::find_if(items.begin(), items.end(), [](const MemoryItem& item) { return std::string(item.pool) == "activation"; })->bytes;
+  };
+  EXPECT_LT(activation(without), evaluation);
+  EXPECT_GE(activation(with), evaluation);
+}
+
 TEST(MemoryPlanTest, PlanHasNoPublishingItemIfTrainingNeedsMore) {
   const model::ModelConfig config = Qwen3Of600M();
   const jobs::JobSpec spec = Spec(jobs::kMethodQLora);
