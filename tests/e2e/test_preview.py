@@ -108,7 +108,7 @@ def test_preview_agrees_with_transformers(shared, tmp_path, model_directory, kin
                            for i, message in enumerate(messages) if message["role"] == "assistant"]
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = encoded["input_ids"]
-        mask = [int(any(begin <= start < end for begin, end in completions)) for start, _ in encoded["offset_mapping"]]
+        mask = [int(any(start < last and first < end for first, last in completions)) for start, end in encoded["offset_mapping"]]
         if kind != "chat":  # the template adds its own end
             text, ids, mask = text + END, ids + [tokenizer.convert_tokens_to_ids(END)], mask + [1]
         assert row["text"] == text

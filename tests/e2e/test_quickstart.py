@@ -28,9 +28,10 @@ def test_quickstart_prints_its_figures_and_leaves_a_server(tmp_path):
         assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
 
         def figure(words):
-            return float(re.search(rf"^{re.escape(words)}\s+([0-9.]+)", run.stdout, re.M).group(1))
+            return float(re.search(rf"^{re.escape(words)}\s+([0-9.]+(?:e-?[0-9]+)?)", run.stdout, re.M).group(1))
         before, trained, served = (figure("evaluation loss " + words) for words in ("before", "after (trained)", "after (int8)"))
         assert trained < before and abs(served - trained) < 0.1
+        assert figure("adapter, server vs. trainer") <= 1e-2, "nats, over the recorded rows of WordNet"
         for words in ("training tokens/s", "peak memory of the trainer", "kernel launches per step"):
             assert figure(words) > 0
         assert re.search(r"logits equal bit for bit: True, rows compared: [1-9]", run.stdout)
