@@ -76,7 +76,7 @@ void AddWarnings(const jobs::JobSpec& spec, const CheckedData& data, JobPlan& pl
   AddRowWarnings(spec, data.train, "", plan);
   AddRowWarnings(spec, data.eval, data::EvaluationSet(spec.eval_dataset), plan);  // no rows without a set
   if (!spec.run.max_steps.has_value() && plan.max_steps < kFewSteps) {
-    Warn(plan, "FEW_STEPS", StrCat(PassesText(plan.epochs), " over the data ", plan.epochs <= 1 ? "takes" : "take", " only ",
+    Warn(plan, "FEW_STEPS", StrCat(PassesText(plan.epochs), " over the data ", plan.epochs == 1 ? "takes" : "take", " only ",
                                    plan.max_steps, plan.max_steps == 1 ? " step" : " steps", ": set run.epochs or run.max_steps for more"));
   }
   if (plan.epochs > kManyEpochs) {

@@ -198,7 +198,7 @@ TEST(ExitCodeTest, UsageErrorExitsWith2) {
                                                        {"models", "import", "x"},
                                                        {"models", "convert", "a", "--to", "int7", "--name", "b"},
                                                        {"models", "export", "a", "--format", "zip", "--out", "d"},
-                                                       {"datasets", "upload", "f", "--name", "d", "--format", "csv"},
+                                                       {"datasets", "upload", "f", "--name", "d", "--format", "xml"},
                                                        {"generate", "m"},
                                                        {"score", "m"},
                                                        {"generate", "m", "--prompt", "a", "--prompt-file", "b"},

@@ -128,6 +128,22 @@ def test_T1_preview_plan_and_run_name_merged_boundaries(shared, tmp_path):
     assert [{key: event[key] for key in previewed[0]} for event in warnings] == previewed
 
 
+def test_plan_of_few_steps_warns_and_a_refusal_for_memory_names_what_reduces_it(make_server, model_directory, text_file):
+    server = make_server("--train_memory_bytes", 64 << 20)
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("datasets", "upload", text_file, "--name", "page")
+    flags = [*METHODS["qlora"], "--base", "small", "--dataset", "page", "--micro-batch", 2, "--seq-len", 128, "--epochs", 0.1, "--packing", "none"]
+    plan = server.json("jobs", "plan", *flags)
+    assert plan["epochs"] == pytest.approx(0.1, abs=0.05) and plan["spec"]["data"]["packing"] == "none"
+    warnings = {warning["reason"]: warning["message"] for warning in plan["warnings"]}
+    assert re.match(r"0\.1\d* passes over the data take only \d+ steps: ", warnings["FEW_STEPS"])
+    assert "MiB of memory, all trainers together may use 64.0 MiB" in warnings["MEMORY"]
+    assert re.search(r"^passes over the data +0\.1", server.run("jobs", "plan", *flags).stdout, re.M)
+    refused = server.run("jobs", "create", *flags, check=False)
+    assert refused.returncode == 7 and "OUT_OF_DEVICE_MEMORY" in refused.stderr
+    assert "--micro-batch" in refused.stderr and "--seq-len" in refused.stderr
+
+
 def test_plan_is_refused_where_its_job_would_be(shared):
     refused = shared.run("jobs", "plan", "--method", "bitnet_qat", "--base", "small-int8", "--dataset", "page", check=False)
     assert refused.returncode != 0 and "base_model" in refused.stderr
