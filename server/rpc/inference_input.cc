@@ -172,11 +172,19 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
   return out;
 }
 
-absl::Status CheckInputSize(const char* field, const char* unit, std::size_t size, std::size_t max_bytes) {
-  if (size <= max_bytes) return absl::OkStatus();
+absl::Status CheckTextBytes(const char* field, std::size_t bytes, std::size_t max_bytes) {
+  if (bytes <= max_bytes) return absl::OkStatus();
+  const std::string counted = field == std::string_view("chat") ? StrCat(", including ", kMessageBytes, " per message") : "";
   return base::WithReason(
-      absl::InvalidArgumentError(StrCat(field, ": has ", size, " ", unit, ", wanted at most ", max_bytes, " (--max_prompt_bytes)")),
-      "PROMPT_TOO_LONG", {{unit, std::to_string(size)}, {"max", std::to_string(max_bytes)}});
+      absl::InvalidArgumentError(StrCat(field, ": has ", bytes, " bytes", counted, ", wanted at most ", max_bytes, " (--max_prompt_bytes)")),
+      "PROMPT_TOO_LONG", {{"bytes", std::to_string(bytes)}, {"max_bytes", std::to_string(max_bytes)}});
+}
+
+absl::Status CheckTokenCount(std::size_t tokens, std::size_t max_bytes) {
+  if (tokens <= max_bytes) return absl::OkStatus();
+  return base::WithReason(
+      absl::InvalidArgumentError(StrCat("token_ids: has ", tokens, " tokens, wanted at most ", max_bytes, " (--max_prompt_bytes)")),
+      "PROMPT_TOO_LONG", {{"tokens", std::to_string(tokens)}, {"max", std::to_string(max_bytes)}});
 }
 
 absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& assets, std::size_t max_bytes) {
@@ -185,13 +193,7 @@ absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextA
     return base::WithReason(absl::InvalidArgumentError("chat: the model has no chat template"), "TEMPLATE_ERROR",
                             {{"field", "chat_template"}});
   }
-  const std::size_t bytes = ChatBytes(chat);
-  if (bytes > max_bytes) {
-    return base::WithReason(
-        absl::InvalidArgumentError(StrCat("chat: has ", bytes, " bytes, including ", kMessageBytes,
-                                          " per message, wanted at most ", max_bytes, " (--max_prompt_bytes)")),
-        "PROMPT_TOO_LONG", {{"bytes", std::to_string(bytes)}, {"max_bytes", std::to_string(max_bytes)}});
-  }
+  NIBBLE_RETURN_IF_ERROR(CheckTextBytes("chat", ChatBytes(chat), max_bytes));
   std::vector<text::ChatMessage> messages;
   messages.reserve(static_cast<std::size_t>(chat.messages_size()));
   for (const v1::ChatMessage& message : chat.messages()) messages.push_back({message.role(), message.content()});

@@ -84,14 +84,14 @@ const char* InputField(const Request& request) {
   return request.has_text() ? "text" : request.has_token_ids() ? "token_ids" : "chat";
 }
 
-// Refuses an input that no model takes, before it waits for a worker or for a model: the bytes of a text or chat, or the
-// number of token ids, exceed `max_bytes`. InvalidArgument (PROMPT_TOO_LONG).
-absl::Status CheckInputSize(const char* field, const char* unit, std::size_t size, std::size_t max_bytes);
+// InvalidArgument (PROMPT_TOO_LONG) if a text or chat has more than `max_bytes`, or if there are more token ids, each of
+// which has at least one byte of text. Call it before a request waits for a worker or a model.
+absl::Status CheckTextBytes(const char* field, std::size_t bytes, std::size_t max_bytes);
+absl::Status CheckTokenCount(std::size_t tokens, std::size_t max_bytes);
 template <typename Request>
 absl::Status CheckInputSize(const Request& request, std::size_t max_bytes) {
-  const bool ids = request.has_token_ids();
-  return CheckInputSize(InputField(request), ids ? "tokens" : "bytes",
-                        ids ? static_cast<std::size_t>(request.token_ids().ids_size()) : TextBytes(request), max_bytes);
+  if (request.has_token_ids()) return CheckTokenCount(static_cast<std::size_t>(request.token_ids().ids_size()), max_bytes);
+  return CheckTextBytes(InputField(request), TextBytes(request), max_bytes);
 }
 
 v1::FinishReason ToProto(serve::FinishReason reason);

@@ -192,6 +192,14 @@ grpc::ServerWriteReactor<Reply>* StreamOnWorker(CallEnvironment& environment, gr
   return stream.get();
 }
 
+template <typename Reply>
+grpc::ServerWriteReactor<Reply>* EndedStream(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,
+                                             const absl::Status& status) {
+  auto stream = StreamReactor<Reply>::Make(environment, context, method);
+  if (!stream->ended()) stream->End(status);
+  return stream.get();
+}
+
 }  // namespace
 
 void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, std::function<absl::Status()> work, Failed failed) {
@@ -230,18 +238,6 @@ void InferenceService::Encode(const Call& call, absl::Duration deadline, const R
   }
   if (const absl::Status status = encode(*std::move(rendered)); !status.ok()) failed(status);
 }
-
-namespace {
-
-template <typename Reply>
-grpc::ServerWriteReactor<Reply>* EndedStream(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,
-                                             const absl::Status& status) {
-  auto stream = StreamReactor<Reply>::Make(environment, context, method);
-  if (!stream->ended()) stream->End(status);
-  return stream.get();
-}
-
-}  // namespace
 
 template <typename Request, typename Body>
 grpc::ServerUnaryReactor* InferenceService::WithText(grpc::CallbackServerContext* context, const char* method, const char* name_field,
