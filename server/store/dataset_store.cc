@@ -119,8 +119,7 @@ absl::StatusOr<std::shared_ptr<const Pin>> DatasetStore::PinDataset(std::string_
 
 absl::Status DatasetStore::Delete(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> hidden, Hide(name, etag, tenant));
-  // Without the lock, as in ModelStore::Delete.
-  for (const std::string& path : hidden) files_.RemoveAll(path).IgnoreError();
+  for (const std::string& path : hidden) RemoveHidden(files_, path);  // without the lock, as in ModelStore::Delete
   return absl::OkStatus();
 }
 

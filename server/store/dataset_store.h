@@ -79,7 +79,7 @@ class DatasetStore {
 
  private:
   DatasetStore(base::FileSystem& files, StatePaths paths, UploadLimits limits);
-  // The part of Delete that needs the lock. Returns the directories that the caller removes.
+  // Removes the dataset from the store, under the lock. Returns the arguments of RemoveHidden.
   absl::StatusOr<std::vector<std::string>> Hide(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant);
   absl::StatusOr<StoredDataset> Load(const std::string& name) const;
   static StoredDataset Unread(const std::string& name);

@@ -190,8 +190,7 @@ absl::StatusOr<std::shared_ptr<const Pin>> ModelStore::PinModel(std::string_view
 
 absl::Status ModelStore::Delete(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string hidden, Hide(name, etag, tenant));
-  // Without the lock: removing a large model takes seconds. The next start removes files that remain.
-  if (!hidden.empty()) files_.RemoveAll(hidden).IgnoreError();
+  RemoveHidden(files_, hidden);  // without the lock: it takes seconds for a large model
   return absl::OkStatus();
 }
 

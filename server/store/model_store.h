@@ -90,7 +90,7 @@ class ModelStore {
 
  private:
   ModelStore(base::FileSystem& files, StatePaths paths, std::uint64_t min_free_bytes);
-  // The part of Delete that needs the lock. Returns the directory that the caller removes, "" if there is none.
+  // Removes the model from the store, under the lock. Returns the argument of RemoveHidden.
   absl::StatusOr<std::string> Hide(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant);
   absl::StatusOr<StoredModel> Load(const std::string& name, const std::string& directory) const;
   StoredModel Unread(const std::string& name) const;

@@ -15,6 +15,7 @@
 #include "server/base/error.h"
 #include "server/base/ids.h"
 #include "server/base/json.h"
+#include "server/base/log.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -263,6 +264,13 @@ absl::StatusOr<std::string> HidePublished(base::FileSystem& files, const std::st
   NIBBLE_RETURN_IF_ERROR(files.Rename(directory, temporary));
   NIBBLE_RETURN_IF_ERROR(files.SyncDirectory(Parent(directory)));
   return temporary;
+}
+
+void RemoveHidden(base::FileSystem& files, const std::string& directory) {
+  if (directory.empty()) return;
+  if (const absl::Status removed = files.RemoveAll(directory); !removed.ok()) {
+    base::LogWarning("cannot remove deleted files until the next start", {{"path", directory}, {"why", std::string(removed.message())}});
+  }
 }
 
 absl::Status RemovePublished(base::FileSystem& files, const std::string& directory) {
