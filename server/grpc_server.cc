@@ -155,7 +155,7 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std:
   if (result.server == nullptr || result.port == 0) {
     return absl::UnavailableError(StrCat("--grpc_address: cannot listen on ", options.grpc_address, " (is another server running?)"));
   }
-  // The mode that the program's umask gives has no write access for others, so nobody else could connect meanwhile.
+  // Until here the program's umask keeps other users from connecting: it removes their write access.
   if (!socket.empty() && ::chmod(socket.c_str(), 0600) != 0) {
     return absl::UnavailableError(StrCat("--state_dir: cannot restrict the trainers' socket: ", std::strerror(errno)));
   }

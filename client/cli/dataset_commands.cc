@@ -26,15 +26,16 @@ absl::Status Upload(Session& session, const std::string& file, const std::string
   header.set_upload_id(resume.value_or(base::NewId("upload")));
   if (resume.has_value()) header.set_resume_offset(0);  // the server knows the offset
   std::optional<ConvertedFile> converted;
-  if (format.has_value() && IsForeignFormat(*format)) {
+  if (!format.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(CheckIsJsonLines(file));
+  } else if (IsForeignFormat(*format)) {
     NIBBLE_ASSIGN_OR_RETURN(ConvertedFile rows, ToJsonLines(file, *format));
     converted.emplace(std::move(rows));
-  } else if (format.has_value()) {
+  } else {
     header.set_format(*format == "text"   ? v1::DATASET_FORMAT_TEXT
                       : *format == "chat" ? v1::DATASET_FORMAT_CHAT
                                           : v1::DATASET_FORMAT_PROMPT_COMPLETION);
   }
-  if (!format.has_value()) NIBBLE_RETURN_IF_ERROR(CheckIsJsonLines(file));
   Progress progress(session.terminal);
   const auto uploaded = session.client().UploadDataset(converted.has_value() ? converted->path() : file, header, progress.Show());
   if (!uploaded.ok()) return WithResumeHint(uploaded.status(), header.upload_id());

@@ -66,7 +66,7 @@ absl::Status CheckAnswer(const v1::GenerateResponse& response, bool logprobs) {
 // Streams the text to stdout, then prints the logprobs to stderr. Returns the text.
 absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& request, bool chat) {
   std::string text;
-  std::vector<v1::TokenLogprob> logprobs;
+  google::protobuf::RepeatedPtrField<v1::TokenLogprob> logprobs;
   v1::Usage usage;
   NIBBLE_RETURN_IF_ERROR(session.client().GenerateStream(request, chat, [&](const v1::GenerateReply& reply) {
     if (reply.has_delta()) {
@@ -74,7 +74,7 @@ absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& 
       // A terminal must not receive control characters; a pipe gets the text unchanged.
       session.out() << (session.terminal.out_is_tty ? Printable(reply.delta().text()) : reply.delta().text())
                     << std::flush;
-      logprobs.insert(logprobs.end(), reply.delta().logprobs().begin(), reply.delta().logprobs().end());
+      logprobs.MergeFrom(reply.delta().logprobs());
     } else if (reply.has_usage()) {
       usage = reply.usage();
     }
@@ -190,7 +190,7 @@ absl::Status Score(Session& session, const ScoreOptions& options) {
     session.Print(ScoreJson(score));
     return absl::OkStatus();
   }
-  LogprobTable({score.tokens().begin(), score.tokens().end()}).Print(session.out());
+  LogprobTable(score.tokens()).Print(session.out());
   session.out() << score.tokens_size() << " tokens, mean loss " << HumanNumber(score.mean_loss(), 6) << ", perplexity "
                 << HumanNumber(score.perplexity(), 6) << '\n';
   return absl::OkStatus();

@@ -36,10 +36,9 @@ std::string EventLine(const v1::JobEvent& event);  // for people
 std::string MethodName(const v1::JobSpec& spec);   // "qlora"; empty if the method is unset
 
 base::Json UsageJson(const v1::Usage& usage);
-// The text of a token, quoted, for people: "\" is\"". Bytes that are no whole characters appear as \x escapes.
-std::string TokenText(const std::string& token);
-// One row per token: its text, id and logprob, and the alternatives with theirs.
-Table LogprobTable(const std::vector<v1::TokenLogprob>& tokens);
+// One row per token: its quoted text, id and logprob, and the alternatives with theirs. Bytes of incomplete characters
+// appear as \x escapes.
+Table LogprobTable(const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& tokens);
 base::Json TokenLogprobsJson(const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& tokens);
 // `logprobs`: include the logprobs of the tokens.
 base::Json GenerateJson(const v1::GenerateResponse& response, bool logprobs);

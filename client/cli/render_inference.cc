@@ -43,13 +43,13 @@ Json TopJson(const v1::TokenLogprob& token) {
   return list;
 }
 
-}  // namespace
-
 std::string TokenText(const std::string& token) {
   return base::StrCat("\"", IsUtf8(token) ? absl::Utf8SafeCHexEscape(token) : absl::CHexEscape(token), "\"");
 }
 
-Table LogprobTable(const std::vector<v1::TokenLogprob>& tokens) {
+}  // namespace
+
+Table LogprobTable(const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& tokens) {
   Table table({"TOKEN", "ID", "LOGPROB", "ALTERNATIVES"});
   for (const v1::TokenLogprob& token : tokens) {
     std::string alternatives;

@@ -59,8 +59,8 @@ Json PreviewJson(const v1::PreviewDatasetResponse& preview) {
 
 namespace {
 
-// The end in `text` of the tokens from `first` on that cannot be told apart, and the token after them. The bytes of a
-// character may belong to several tokens; each of these has only U+FFFD as its text.
+// The bytes of a character may belong to several tokens, each of which then has the text U+FFFD. Returns where the text of
+// such a group ends, if it begins with the token `first`, and the index of the next token.
 std::pair<std::size_t, int> EndOfUnit(const v1::PreviewRow& row, std::size_t begin, int first) {
   for (int next = first + 1; next < row.token_texts_size(); ++next) {
     const std::string& token = row.token_texts(next);

@@ -89,6 +89,11 @@ std::int64_t BitNetTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) {
          code * ((each ? 5 : 2) * c.hidden_size + c.q_size() + c.ffn_size);
 }
 
+// A pass of the served form over `rows`, with a KV cache of `pages`.
+std::int64_t EvaluationBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t rows, std::int64_t pages) {
+  return ServedPassBytes(spec, config, rows) + pages * model::KvPool::PageBytes(config, kernels::DType::kBF16);
+}
+
 // The trainer's peak from its last step to its end. `training_weights` stay until the served form is made. The trained
 // values stay to the end. So do the optimizer's moments unless the last step is saved, because an interrupted attempt
 // saves them.
@@ -106,8 +111,7 @@ std::int64_t PublishingBytes(const jobs::JobSpec& spec, const ModelConfig& confi
   const std::int64_t pages = std::max(batch.evaluation.pages, model::KvPool::PagesFor(kRecordRows));
   const std::int64_t moments = spec.run.save_every > 0 ? 0 : trained * 8;
   const std::int64_t values = qlora ? trained * 4 : training_weights - trained * 4;  // without their gradients
-  const std::int64_t serving = ServedModelBytes(spec, config, base_bytes) + values + moments + ServedPassBytes(spec, config, rows) +
-                               pages * model::KvPool::PageBytes(config, kernels::DType::kBF16);
+  const std::int64_t serving = ServedModelBytes(spec, config, base_bytes) + values + moments + EvaluationBytes(spec, config, rows, pages);
   return std::max(converting, serving) + process;
 }
 
@@ -168,8 +172,7 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
                                       ? config.num_layers * config.hidden_size * 4 + token_bytes
                                       : config.num_layers * token_bytes;
   // Evaluations run between steps, when no activations are kept.
-  const std::int64_t evaluation =
-      ServedPassBytes(spec, config, batch.evaluation.rows) + batch.evaluation.pages * model::KvPool::PageBytes(config, kernels::DType::kBF16);
+  const std::int64_t evaluation = EvaluationBytes(spec, config, batch.evaluation.rows, batch.evaluation.pages);
   const double activation = std::max(static_cast<double>(tokens) * static_cast<double>(kept_bytes), static_cast<double>(evaluation));
 
   std::int64_t weights = 0, adapter = 0, workspace = kProcessBytes;

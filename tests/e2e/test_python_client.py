@@ -4,8 +4,6 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-
 from conftest import ROOT
 
 
@@ -16,7 +14,6 @@ def block(after, language):
 
 
 def test_recipe_of_the_readme_generates_a_batch(shared, tmp_path):
-    pytest.importorskip("grpc_tools", exc_type=ImportError)
     commands = block("**I write a program.**", "sh").splitlines()
     assert [line.split()[0] for line in commands] == ["python3", "venv/bin/pip", "venv/bin/python"]
     (tmp_path / "client").symlink_to(ROOT / "client")
