@@ -110,7 +110,7 @@ absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, cons
   rpc::PlannedJob planned;
   NIBBLE_ASSIGN_OR_RETURN(planned.spec, Resolved(spec, inputs));
   NIBBLE_ASSIGN_OR_RETURN(planned.plan, PlanOf(planned.spec, inputs));
-  planned.available_bytes = MemoryBytes(limits_.train_memory_bytes, OwnMemoryBytes(limits_), base::RealFileSystem());
+  planned.available_bytes = train_bytes_;
   NIBBLE_ASSIGN_OR_RETURN(planned.spare_disk_bytes, store::PlannableBytes(state_.files, state_.paths, state_.min_free_bytes));
   return planned;
 }

@@ -11,7 +11,6 @@
 #include "server/data/token_cache.h"
 #include "server/jobs/controller_options.h"
 #include "server/jobs/job_spec.h"
-#include "server/limits.h"
 #include "server/plan/check_job.h"
 #include "server/plan/plan_job.h"
 #include "server/registry/text_cache.h"
@@ -26,10 +25,10 @@ inline constexpr char kDefaultDevice[] = "cpu";  // what "auto" stands for
 // minutes for a GiB unless it is cancelled. It keeps nothing in memory.
 class JobPlanner {
  public:
-  // `memory`: shared by models and trainers.
-  JobPlanner(const Limits& limits, const std::string& trainer_path, const store::StateDirectory& state, registry::TextCache& texts,
+  // `train_bytes`: that all trainers together may take; 0: not known. `memory`: shared by models and trainers.
+  JobPlanner(std::int64_t train_bytes, const std::string& trainer_path, const store::StateDirectory& state, registry::TextCache& texts,
              data::TokenCache& tokens, std::shared_ptr<base::MemoryBudget> memory)
-      : limits_(limits), trainer_path_(trainer_path), state_(state), texts_(texts), tokens_(tokens), memory_(std::move(memory)) {}
+      : train_bytes_(train_bytes), trainer_path_(trainer_path), state_(state), texts_(texts), tokens_(tokens), memory_(std::move(memory)) {}
 
   // Errors: the reasons to refuse the job; Unimplemented without a trainer.
   absl::StatusOr<rpc::PlannedJob> Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
@@ -52,7 +51,7 @@ class JobPlanner {
   absl::StatusOr<plan::JobInputs> InputsWithRows(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
   absl::StatusOr<plan::JobPlan> PlanOf(const jobs::JobSpec& spec, const plan::JobInputs& inputs) const;
 
-  const Limits& limits_;
+  const std::int64_t train_bytes_;
   const std::string& trainer_path_;
   const store::StateDirectory& state_;
   registry::TextCache& texts_;

@@ -28,6 +28,7 @@ constexpr std::int64_t kProcessBytes = 144 << 20;
 // meanwhile. 119 to 162 MiB were measured with 1 to 8 threads and one token per byte. Large rows use the memory that
 // models and trainers share.
 constexpr std::int64_t kTokenWriterBytes = 18 * static_cast<std::int64_t>(data::kTokenizeBytes);
+
 // Calls encode one large text at a time, in one piece if it cannot be cut, and one small text on each worker.
 std::int64_t EncoderBytes(const Limits& limits) {
   const auto small = static_cast<std::int64_t>(text::kLargeTextBytes);
@@ -106,11 +107,11 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
       ->check(CLI::Range(128, 65536));
   cli.add_option("--slow_reader_s", l.slow_reader_s,
                  "A reader that is behind loses its request if it takes fewer messages in this time than "
-                 "--min_read_rate requires; a download, if the reader takes no chunk of 256 KiB in this time")
+                 "--min_read_rate requires")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--min_read_rate", l.min_read_rate,
-                 "Messages per second that the reader of an answer must take while it is behind; 0: one in "
-                 "--slow_reader_s")
+                 "Messages per second that the reader of an answer must take while it is behind, or 64 KiB of a "
+                 "download; 0: one message, or 256 KiB, in --slow_reader_s")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--max_prompt_bytes", l.max_prompt_bytes,
                  "Maximum size of a prompt or of a text to tokenize; each message of a chat counts 32 bytes more. 256 "
@@ -234,9 +235,10 @@ absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const s
   return bytes;
 }
 
-std::int64_t OwnMemoryBytes(const Limits& limits) {
+std::int64_t OwnMemoryBytes(const Limits& limits, int threads) {
   const std::int64_t tokenizers = registry::TextCache::kTokenizerFactor * static_cast<std::int64_t>(registry::TextCacheOptions().max_bytes);
-  return limits.rpc_memory_bytes + kProcessBytes + data::TokenCache::kMaxWriters * kTokenWriterBytes + EncoderBytes(limits) + tokenizers;
+  const std::int64_t token_writers = data::TokenCache::kMaxWriters * (kTokenWriterBytes + threads * data::kWordCacheBytes);
+  return limits.rpc_memory_bytes + kProcessBytes + token_writers + EncoderBytes(limits) + tokenizers;
 }
 
 std::int64_t MemoryBytes(std::int64_t flag, std::int64_t own_bytes, base::FileSystem& files) {

@@ -41,7 +41,7 @@ class TokenCache {
   // Returns freed memory to the system.
   absl::StatusOr<Dataset> Get(const TokenSource& source, const base::Cancelled& cancelled);
   // The same for a caller that needs no tokens: if no file can be written, returns counts and lengths instead of an
-  // error.
+  // error, unless there are too many (WriteTokensOptions::max_counted).
   absl::StatusOr<Dataset> GetLengths(const TokenSource& source, const base::Cancelled& cancelled);
 
   // Removes the least recently used files that no open job needs, until max_bytes holds. Get and GetLengths also do

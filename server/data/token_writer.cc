@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <future>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,6 +21,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/data/token_format.h"
+#include "server/model/forget_pages.h"
 
 namespace nibble::data {
 namespace {
@@ -30,12 +31,11 @@ using base::StrCat;
 // More pieces than threads, so that a thread with slow lines delays the others less.
 constexpr std::size_t kPiecesPerThread = 4;
 constexpr std::size_t kMinPieceBytes = 1 << 10;
-constexpr std::size_t kReadBytes = std::size_t{1} << 20;
 constexpr std::size_t kCopyBytes = std::size_t{4} << 20;
 
 // Whole lines of the data file, and their examples.
 struct Piece {
-  std::string text;
+  std::string_view text;
   std::int64_t first_line = 1;
   std::vector<Example> examples;
   std::vector<std::int64_t> lines;  // of each example
@@ -44,57 +44,25 @@ struct Piece {
   bool waits = false;  // for the thread that reads the file, because a row needs a turn
 };
 
-// Reads a file in pieces of whole lines. One thread.
+// Cuts the text of a file into pieces of whole lines.
 class PieceReader {
  public:
-  explicit PieceReader(const std::string& path) : path_(path), in_(path, std::ios::binary) { buffer_.reserve(2 * kReadBytes); }
+  explicit PieceReader(std::string_view text) : rest_(text) {}
 
-  // Returns at least `min_bytes`, up to the end of a line; empty at the end of the file.
-  absl::StatusOr<Piece> Next(std::size_t min_bytes) {
-    if (!in_.is_open()) return absl::NotFoundError(StrCat("cannot open ", path_));
-    std::size_t searched = 0;  // bytes of the piece that do not contain its end
-    std::size_t size = 0;
-    while (true) {
-      const std::size_t end = buffer_.find('\n', begin_ + std::max(searched, min_bytes - 1));
-      size = end == std::string::npos ? 0 : end + 1 - begin_;
-      if (size > 0 || at_end_) break;
-      searched = buffer_.size() - begin_;
-      NIBBLE_RETURN_IF_ERROR(Read());
-    }
-    if (size == 0) size = buffer_.size() - begin_;
+  // Returns at least `min_bytes`, up to the end of a line; empty at the end of the text.
+  Piece Next(std::size_t min_bytes) {
+    const std::size_t end = rest_.find('\n', min_bytes - 1);
     Piece piece;
+    piece.text = rest_.substr(0, end == std::string_view::npos ? end : end + 1);
     piece.first_line = next_line_;
-    if (size < kReadBytes) {
-      piece.text = buffer_.substr(begin_, size);
-      begin_ += size;
-    } else {  // does not copy a long line
-      buffer_.erase(0, std::exchange(begin_, 0));
-      std::string rest = buffer_.substr(size);
-      buffer_.resize(size);
-      piece.text = std::exchange(buffer_, std::move(rest));
-    }
     next_line_ += std::count(piece.text.begin(), piece.text.end(), '\n');
+    rest_.remove_prefix(piece.text.size());
     return piece;
   }
+  std::string_view rest() const { return rest_; }
 
  private:
-  absl::Status Read() {
-    buffer_.erase(0, begin_);
-    begin_ = 0;
-    const std::size_t before = buffer_.size();
-    buffer_.resize(before + kReadBytes);
-    in_.read(buffer_.data() + before, kReadBytes);
-    if (in_.bad()) return absl::InternalError(StrCat("cannot read ", path_));
-    buffer_.resize(before + static_cast<std::size_t>(in_.gcount()));
-    at_end_ = in_.eof();
-    return absl::OkStatus();
-  }
-
-  const std::string path_;
-  std::ifstream in_;
-  std::string buffer_;      // from begin_ on: read, not yet returned
-  std::size_t begin_ = 0;
-  bool at_end_ = false;
+  std::string_view rest_;
   std::int64_t next_line_ = 1;
 };
 
@@ -113,7 +81,8 @@ void TokenizePiece(const TokenSource& source, const base::Cancelled& cancelled, 
 absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& options, kernels::ThreadPool& pool,
                           const std::function<absl::Status()>& before,
                           const std::function<absl::Status(const Piece&)>& append) {
-  PieceReader reader(source.data_path);
+  NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(source.data_path));
+  PieceReader reader(file->text());
   const std::size_t threads = static_cast<std::size_t>(pool.num_threads());
   const std::size_t piece_bytes = std::max(options.window_bytes / (threads * kPiecesPerThread), kMinPieceBytes);
   // options.cancelled may not be thread-safe: only this thread calls it, and the others read the result.
@@ -138,7 +107,7 @@ absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& o
     NIBBLE_RETURN_IF_ERROR(before());
     std::vector<Piece> pieces;
     for (std::size_t bytes = 0; bytes < options.window_bytes;) {
-      NIBBLE_ASSIGN_OR_RETURN(Piece piece, reader.Next(piece_bytes));
+      Piece piece = reader.Next(piece_bytes);
       if (piece.text.empty()) break;
       bytes += piece.text.size();
       pieces.push_back(std::move(piece));
@@ -150,7 +119,7 @@ absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& o
     for (Piece& piece : pieces) {
       if (piece.waits) {
         Piece again;
-        again.text = std::move(piece.text);
+        again.text = piece.text;
         again.first_line = piece.first_line;
         piece = std::move(again);
         TokenizePiece(source, cancelled, await_turn, piece);
@@ -159,6 +128,7 @@ absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& o
       NIBBLE_RETURN_IF_ERROR(append(piece));
       piece = {};
     }
+    model::ForgetPages(file->bytes().first(file->text().size() - reader.rest().size()));
   }
 }
 
@@ -310,13 +280,15 @@ absl::StatusOr<Dataset> Open(const TokenSource& source, bool verify, const base:
   return DatasetOf(std::move(file));
 }
 
-// Only the lengths of the examples, which suffice for a plan: 8 bytes per example.
-absl::StatusOr<Dataset> CountLengths(const TokenSource& source, const WriteTokensOptions& options) {
+// Only the lengths of the examples, which suffice for a plan: 8 bytes per example. Returns `not_written` if there are
+// too many.
+absl::StatusOr<Dataset> CountLengths(const TokenSource& source, const WriteTokensOptions& options, const absl::Status& not_written) {
   Dataset dataset;
   std::vector<ExampleLength> lengths;
   NIBBLE_RETURN_IF_ERROR(TokenizeOnOwnThreads(
       source, options, [] { return absl::OkStatus(); },
       [&](const Piece& piece) {
+        if (lengths.size() + piece.examples.size() > options.max_counted) return not_written;
         for (const Example& example : piece.examples) {
           lengths.push_back({static_cast<std::uint32_t>(example.tokens.size()), static_cast<std::uint32_t>(example.num_trained())});
         }
@@ -335,8 +307,9 @@ absl::Status WriteTokenFile(base::FileSystem& files, const TokenSource& source, 
 }
 
 absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& source, const WriteTokensOptions& options) {
+  absl::StatusOr<Dataset> found = absl::FailedPreconditionError("there is no directory for token files");
   if (!source.tokens_directory.empty()) {
-    auto found = Open(source, options.verify, options.cancelled);
+    found = Open(source, options.verify, options.cancelled);
     if (found.ok() || absl::IsCancelled(found.status())) return found;
     if (!absl::IsNotFound(found.status())) {
       base::LogWarning("cannot use a token file, rewriting it", {{"why", std::string(found.status().message())}});
@@ -350,7 +323,7 @@ absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& s
                                : "cannot write a token file, only counting the tokens",
                      {{"why", std::string(found.status().message())}});
   }
-  if (options.without_file == WithoutFile::kLengthsAlone) return CountLengths(source, options);
+  if (options.without_file == WithoutFile::kLengthsAlone) return CountLengths(source, options, found.status());
   return LoadDataset(source.data_path, source.format, source.text, source.config, source.options, options.cancelled);
 }
 

@@ -13,8 +13,11 @@
 namespace nibble::data {
 
 // Bytes of text that all threads together tokenize at a time. It bounds the memory of WriteTokenFile, whatever the size
-// of the data. A longer line is read whole; it is a large row (large_rows.h).
+// of the data. A longer line is mapped, not read, until it has its turn as a large row (large_rows.h).
 inline constexpr std::size_t kTokenizeBytes = std::size_t{8} << 20;
+
+// Maximum memory of the words that one thread caches while it tokenizes (CACHED_WORDS in text/rust/src/tokenizer.rs).
+inline constexpr std::int64_t kWordCacheBytes = 17 << 20;
 
 // What LoadTokens does if no file can be written, for example on a full disk.
 enum class WithoutFile { kInMemory, kLengthsAlone, kError };
@@ -27,6 +30,7 @@ struct WriteTokensOptions {
   base::Cancelled cancelled = {};    // called on one thread, at each of its lines and in its large rows
   LargeRows* large_rows = nullptr;   // shared by calls; null: own turns for this call, and no memory limit
   WithoutFile without_file = WithoutFile::kInMemory;  // LoadTokens
+  std::size_t max_counted = std::size_t{4} << 20;     // LoadTokens, kLengthsAlone: maximum number of examples (32 MiB)
 };
 
 // Writes the token file of `source` in source.tokens_directory, which it creates if needed. The bytes do not depend on
@@ -37,7 +41,8 @@ absl::Status WriteTokenFile(base::FileSystem& files, const TokenSource& source, 
 
 // Loads the data set from its token file, and writes the file first if it is missing or damaged. If it cannot be
 // written, without_file chooses the result: all tokens in memory; only counts and lengths (ExampleList::has_tokens is
-// false); or the error. The first two log a warning. Errors: as LoadDataset; OUT_OF_DEVICE_MEMORY of a large row.
+// false), or the error if there are more than max_counted examples; or the error. The first two log a warning. Errors:
+// as LoadDataset; OUT_OF_DEVICE_MEMORY of a large row.
 absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& source, const WriteTokensOptions& options);
 
 }  // namespace nibble::data

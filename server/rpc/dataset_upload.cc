@@ -28,26 +28,49 @@ using base::StrCat;
 constexpr std::uint64_t kMaxPlainTextBytes = 64u << 20;  // one row of JSON lines
 constexpr std::size_t kReadBytes = 1u << 20;
 
+// Length of the largest part of `text` that has at most `max_bytes` and ends with a whole character. `text` must be UTF-8.
+std::size_t WholeCharacters(std::string_view text, std::size_t max_bytes) {
+  if (text.size() <= max_bytes) return text.size();
+  std::size_t size = max_bytes;
+  while ((static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;  // inside a character
+  return size;
+}
+
+// Writes {"text": TEXT} as one line, piece by piece: a text of control characters is six times as long in JSON.
+absl::Status WriteTextRow(base::FileSystem& files, const std::string& path, std::string_view text) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto out, files.Create(path));
+  NIBBLE_RETURN_IF_ERROR(out->Append("{\"text\":\""));
+  for (std::size_t size; !text.empty(); text.remove_prefix(size)) {
+    size = WholeCharacters(text, kReadBytes);
+    const std::string piece = base::Dump(base::Json(text.substr(0, size)));
+    NIBBLE_RETURN_IF_ERROR(out->Append(std::string_view(piece).substr(1, piece.size() - 2)));  // without quotes
+  }
+  NIBBLE_RETURN_IF_ERROR(out->Append("\"}\n"));
+  NIBBLE_RETURN_IF_ERROR(out->Sync());
+  return out->Close();
+}
+
 // A text file becomes one row, {"text": ...}.
-absl::StatusOr<base::Json> WrapPlainText(const std::string& path, const std::string& sha256) {
-  base::FileSystem& files = base::RealFileSystem();
-  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t size, files.Size(path));
-  if (size > kMaxPlainTextBytes) {
-    return base::WithReason(absl::InvalidArgumentError(StrCat("the plain text has ", size, " bytes, wanted at most ",
+absl::StatusOr<base::Json> WrapPlainText(const std::string& path, std::string_view text, const std::string& sha256) {
+  if (text.size() > kMaxPlainTextBytes) {
+    return base::WithReason(absl::InvalidArgumentError(StrCat("the plain text has ", text.size(), " bytes, wanted at most ",
                                                               kMaxPlainTextBytes, "; send it as JSON lines")),
                             "DATASET_FORMAT");
   }
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(path, kMaxPlainTextBytes));
   if (!text::IsValidUtf8(text)) {
     return base::WithReason(absl::InvalidArgumentError("the text is not UTF-8"), "DATASET_FORMAT");
   }
-  base::Json row = base::Json::object();
-  row["text"] = text;
-  NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(files, path, base::Dump(row) + "\n"));
+  base::FileSystem& files = base::RealFileSystem();
+  const std::string row = base::TemporaryName(path);
+  if (absl::Status written = WriteTextRow(files, row, text); !written.ok()) {
+    files.RemoveAll(row).IgnoreError();
+    return written;
+  }
+  NIBBLE_RETURN_IF_ERROR(files.Rename(row, path));
   base::Json meta = base::Json::object();
   meta["format"] = data::Name(data::RowFormat::kText);
   meta["rows"] = 1;
-  meta["sent_bytes"] = size;
+  meta["sent_bytes"] = text.size();
   meta["sent_sha256"] = sha256;
   return meta;
 }
@@ -61,25 +84,19 @@ bool IsPlainText(std::string_view text, std::optional<data::RowFormat> format) {
 
 absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data::RowFormat> format, const std::string& sha256,
                                     std::size_t max_line_bytes) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t size, base::RealFileSystem().Size(path));
   const auto empty = base::WithReason(absl::InvalidArgumentError("the dataset has no rows"), "DATASET_EMPTY");
-  if (size == 0) return empty;
-  {
-    NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(path));
-    if (file->text().find_first_not_of(" \t\r\n") == std::string_view::npos) return empty;
-    if (!IsPlainText(file->text(), format)) {
-      data::FileValidator validator(format, max_line_bytes);
-      for (std::string_view rest = file->text(); !rest.empty(); rest.remove_prefix(std::min(rest.size(), kReadBytes))) {
-        validator.Feed(rest.substr(0, kReadBytes));
-      }
-      NIBBLE_ASSIGN_OR_RETURN(const data::FileSummary summary, validator.Finish());
-      base::Json meta = base::Json::object();
-      meta["format"] = data::Name(summary.format);
-      meta["rows"] = summary.num_rows;
-      return meta;
-    }
+  NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(path));
+  if (file->text().find_first_not_of(" \t\r\n") == std::string_view::npos) return empty;
+  if (IsPlainText(file->text(), format)) return WrapPlainText(path, file->text(), sha256);
+  data::FileValidator validator(format, max_line_bytes);
+  for (std::string_view rest = file->text(); !rest.empty(); rest.remove_prefix(std::min(rest.size(), kReadBytes))) {
+    validator.Feed(rest.substr(0, kReadBytes));
   }
-  return WrapPlainText(path, sha256);
+  NIBBLE_ASSIGN_OR_RETURN(const data::FileSummary summary, validator.Finish());
+  base::Json meta = base::Json::object();
+  meta["format"] = data::Name(summary.format);
+  meta["rows"] = summary.num_rows;
+  return meta;
 }
 
 // The received part of a dataset.

@@ -30,13 +30,12 @@ TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
     const auto validate = [](const std::string&) { return base::ParseJson(R"({"format":"text"})"); };
     ASSERT_TRUE((*dataset)->Finish(base::Sha256Hex(name), validate).ok());
   }
-  const Limits limits;
   const std::string trainer_path = "nibble-trainer";
   data::TokenCache tokens(base::RealFileSystem(), (*state)->paths.tokens(), /*threads=*/1, {});
   registry::TextCacheOptions options;
   options.read = [](const std::string&) -> absl::StatusOr<model::TextAssets> { return absl::InternalError("was read"); };
   registry::TextCache texts(*(*state)->models, options);
-  const JobPlanner planner(limits, trainer_path, **state, texts, tokens, base::MemoryBudget::Make(0));
+  const JobPlanner planner(/*train_bytes=*/0, trainer_path, **state, texts, tokens, base::MemoryBudget::Make(0));
 
   jobs::JobSpec spec;
   spec.base_model = "base";

@@ -7,7 +7,9 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include "server/base/error.h"
@@ -43,6 +45,16 @@ class Growth {
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
+
+// Resident memory without that of mapped files.
+std::int64_t AnonymousBytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("RssAnon:")) return std::stoll(line.substr(8)) * 1024;
+  }
+  ADD_FAILURE() << "/proc/self/status has no RssAnon";
+  return 0;
+}
 
 std::string Prose(std::size_t bytes) {
   constexpr const char* kWords[] = {"the", "keeper", "of", "light", "walked", "down", "to", "harbour", "every", "morning", "before"};
@@ -179,6 +191,29 @@ TEST_F(LargeRowsTest, LargeRowTakesItsMemoryFirstAndReleasesIt) {
   const std::string blob = TextRow(std::string(200'000, 'x'));
   EXPECT_EQ(base::Reason(load(256 * 200'000 - 1, blob)), "OUT_OF_DEVICE_MEMORY");
   EXPECT_TRUE(load(256 * 200'000, blob).ok());
+}
+
+// T6: many plans of such rows would read gigabytes before one of them has its turn.
+TEST_F(LargeRowsTest, LongLineIsNotReadBeforeItsTurn) {
+  const TokenSource source = Rows(TextRow(std::string(64 * kMiB, 'x')));
+  LargeRows rows;
+  const auto turn_of_another = rows.Await({});
+  ASSERT_TRUE(turn_of_another.ok());
+  base::ReturnFreeMemory();
+  const std::int64_t before = AnonymousBytes();
+  std::int64_t most = 0;
+  int asked = 0;
+  const auto cancelled = [&] {
+    most = std::max(most, AnonymousBytes());
+    return ++asked == 5;
+  };
+  const absl::Status stopped =
+      WriteTokenFile(base::RealFileSystem(), source, {.threads = kThreads, .cancelled = cancelled, .large_rows = &rows});
+  EXPECT_TRUE(absl::IsCancelled(stopped)) << stopped;
+  EXPECT_EQ(asked, 5) << "the row waited";
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(most - before, 16 * kMiB);
+#endif
 }
 
 // Without turns, the second call would find no memory.

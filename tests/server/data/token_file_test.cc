@@ -282,6 +282,8 @@ TEST_F(TokenFileTest, FullDiskLeavesOnlyLengthsIfNoTokensAreNeeded) {
     ExpectSame(counted->truncated, want->truncated);
     ExpectSame(counted->without_loss, want->without_loss);
     EXPECT_TRUE(FilesOf(source).empty());
+    options.max_counted = want->examples.size() - 1;
+    EXPECT_EQ(base::Reason(LoadTokens(base::RealFileSystem(), source, options).status()), "DISK_FULL") << "too many to keep";
     // A plan asks this of the examples.
     Loader a(counted->examples, Packing::kSegmented, 40, 7), b(want->examples, Packing::kSegmented, 40, 7);
     EXPECT_EQ(a.RowsInEpoch(0), b.RowsInEpoch(0));

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "server/base/files.h"
+#include "server/base/json.h"
 #include "server/base/sha256.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/tiny_job.h"
@@ -103,6 +104,24 @@ TEST_F(DatasetServiceTest, SizeAnnouncedInTheHeaderIsChecked) {
   EXPECT_TRUE(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, true, static_cast<std::int64_t>(bytes.size())).ok());
 }
 
+// A chunk has at most 1 MiB.
+grpc::Status UploadInTwoChunks(v1::DatasetService::Stub& datasets, const v1::UploadDatasetHeader& header, const std::string& bytes,
+                               v1::Dataset* dataset) {
+  grpc::ClientContext context;
+  auto writer = datasets.UploadDataset(&context, dataset);
+  v1::UploadDatasetRequest message;
+  *message.mutable_header() = header;
+  writer->Write(message);
+  for (const std::string& chunk : {bytes.substr(0, bytes.size() / 2), bytes.substr(bytes.size() / 2)}) {
+    message.set_chunk(chunk);
+    writer->Write(message);
+  }
+  message.mutable_finish()->set_sha256(base::Sha256Hex(bytes));
+  writer->Write(message);
+  writer->WritesDone();
+  return writer->Finish();
+}
+
 TEST_F(DatasetServiceTest, APlainTextIsOneRow) {
   v1::Dataset dataset;
   const std::string text = "Once upon a time\nthere was a \"quote\".\n";
@@ -111,6 +130,19 @@ TEST_F(DatasetServiceTest, APlainTextIsOneRow) {
   EXPECT_EQ(dataset.rows(), 1);
   EXPECT_EQ(dataset.bytes(), static_cast<std::int64_t>(text.size()));
   EXPECT_EQ(dataset.sha256(), base::Sha256Hex(text));
+  // A longer one is written in pieces, which must not end within a character.
+  std::string large((1 << 20) - 10, ' ');  // pieces have 1 MiB
+  for (std::size_t i = 0; i < large.size(); ++i) large[i] = "a\"\n\x01"[i % 4];
+  for (int i = 0; i < 10'000; ++i) large += "\u4f60";
+  v1::UploadDatasetHeader header;
+  header.set_name("large");
+  header.set_format(v1::DATASET_FORMAT_TEXT);
+  ASSERT_TRUE(UploadInTwoChunks(*datasets_, header, large, &dataset).ok());
+  base::Json row = base::Json::object();
+  row["text"] = large;
+  const auto stored = base::RealFileSystem().Read(Options().state_dir + "/datasets/large/data.jsonl", 100 << 20);
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  EXPECT_TRUE(*stored == base::Dump(row) + "\n");
   EXPECT_EQ(ReasonOf(Upload("latin", "\xe9t\xe9", v1::DATASET_FORMAT_TEXT, &dataset)), "DATASET_FORMAT");
   // Unless its format is given as text, a line that is not JSON is an error.
   EXPECT_EQ(ReasonOf(Upload("maybe", text, v1::DATASET_FORMAT_UNSPECIFIED, &dataset)), "DATASET_FORMAT");

@@ -407,6 +407,25 @@ TEST(TokenizerTest, WordCacheChangesNoTokensAndEndsWithItsThread) {
   for (int i = 0; i < 50; ++i) use();
   EXPECT_LT(::nibble::testing::AllocatedBytes() - before, 1 << 20);
 }
+
+// The longest words that the crate caches have 255 bytes. Letters without a merge stay single symbols.
+TEST(TokenizerTest, WordCacheOfTheLongestWordsIsBounded) {
+  const auto tokenizer = Tokenizer::FromJson(SmallJson());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  std::thread([&] {
+    const auto cached = (*tokenizer)->WithWordCache();
+    ASSERT_TRUE(cached.ok()) << cached.status();
+    const std::int64_t before = ::nibble::testing::AllocatedBytes();
+    for (int i = 0; i < 4000; ++i) {
+      std::string word(250, 'x');
+      for (int left = i, at = 0; left > 0; left /= 26, ++at) word[static_cast<std::size_t>(at)] = static_cast<char>('a' + left % 26);
+      ASSERT_TRUE((*cached)->Encode(word, false).ok());
+    }
+    const std::int64_t grown = ::nibble::testing::AllocatedBytes() - before;
+    EXPECT_GT(grown, 8 << 20) << "words are cached";
+    EXPECT_LT(grown, 18 << 20);  // data::kWordCacheBytes, and 1 MiB of other memory
+  }).join();
+}
 #endif
 
 TEST(TokenizerTest, ThreadsShareOneTokenizer) {
