@@ -67,6 +67,8 @@ class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::Uploa
 
 constexpr std::int64_t kChunkBytes = 256 << 10;
 constexpr std::size_t kChunksAhead = 16;
+// A reader must take 64 KiB for each message that --min_read_rate requires of answers.
+constexpr double kChunksPerMessage = 0.25;
 
 // One download. Fill() pushes chunks while the stream has room; the stream calls it again when there is more room.
 class Download : public std::enable_shared_from_this<Download> {
@@ -82,7 +84,7 @@ class Download : public std::enable_shared_from_this<Download> {
     auto pump = std::make_shared<Pump>(stream_->call().environment().workers, [self = shared_from_this()] { self->Fill(); });
     stream_->OnSpace([pump] { pump->Wake(); });
     pump->Wake();
-    stream_->WatchReader();
+    stream_->WatchReader(kChunksPerMessage * stream_->call().environment().min_read_rate);
   }
 
  private:

@@ -40,8 +40,8 @@ class SlowReader {
   }
 
  private:
-  const absl::Duration patience_;
-  const std::uint64_t wanted_;                       // messages per window
+  absl::Duration patience_;
+  std::uint64_t wanted_;                             // messages per window
   absl::Duration since_ = absl::InfiniteDuration();  // start of the window; infinite: no window
   std::uint64_t taken_ = 0;                          // `taken` at the start of the window
 };

@@ -74,12 +74,13 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     Stop(std::move(status), /*drop=*/false);
     WatchReader();
   }
-  // From now on, aborts the stream when messages wait and the reader takes none for the time CallEnvironment::slow_reader. Later
-  // calls do nothing.
-  void WatchReader() {
+  // From now on, aborts the stream (SLOW_CONSUMER) when messages wait and the reader takes none for the time
+  // CallEnvironment::slow_reader, or fewer than `min_rate` per second over that time. Later calls do nothing.
+  void WatchReader(double min_rate = 0) {
     {
       base::MutexLock lock(mutex_);
       if (finished_ || watch_.has_value()) return;
+      reader_ = SlowReader(call_.environment().slow_reader, min_rate);
       watch_.emplace();
     }
     LookAtReader();

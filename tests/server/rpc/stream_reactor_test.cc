@@ -252,6 +252,30 @@ TEST_F(StreamReactorTest, EndedStreamWhoseClientReadsNothingIsCutOff) {
   EXPECT_FALSE(reader->Finish().ok());
 }
 
+// C12: a reader of a chunk now and then would keep the place of a download for hours.
+TEST_F(StreamReactorTest, WatchedReaderMustTakeMessagesAtTheMinimumRate) {
+  environment_.slow_reader = absl::Milliseconds(400);
+  Start();
+  for (const double min_rate : {1000.0, 0.0}) {
+    grpc::ClientContext context;
+    auto reader = stub_->WatchLoad(&context, {});
+    auto stream = service_.Take();
+    Fill(*stream);
+    stream->WatchReader(min_rate);
+    v1::ServerLoad message;
+    for (int i = 0; i < 40 && reader->Read(&message); ++i) {  // five windows; some ten messages in each
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      v1::ServerLoad next = Message(1);
+      stream->Push(next);
+    }
+    EXPECT_EQ(stream->ended(), min_rate > 0) << min_rate;
+    stream->End(absl::OkStatus());
+    while (reader->Read(&message)) {
+    }
+    EXPECT_EQ(reader->Finish().error_code(), min_rate > 0 ? grpc::StatusCode::RESOURCE_EXHAUSTED : grpc::StatusCode::OK);
+  }
+}
+
 TEST_F(StreamReactorTest, PlaceIsTakenUntilTheStreamIsDone) {  // C12
   StreamSlots slots("--max_watches", 1);
   service_.slots = &slots;
