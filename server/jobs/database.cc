@@ -93,7 +93,7 @@ class SqliteDatabase : public Database {
       row = FindRow(id);
       return absl::OkStatus();
     }));
-    return row.has_value() ? FromRow(*row) : NoJob(id);
+    return row.has_value() ? FromRow(*row, memo_) : NoJob(id);
   }
 
   absl::StatusOr<JobPage> List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel) override {
@@ -408,7 +408,7 @@ class SqliteDatabase : public Database {
   }
   absl::StatusOr<StoredJob> Find(const std::string& id) {
     const std::optional<JobRow> row = FindRow(id);
-    return row.has_value() ? FromRow(*row) : NoJob(id);
+    return row.has_value() ? FromRow(*row, memo_) : NoJob(id);
   }
 
   absl::StatusOr<std::optional<StoredJob>> Remembered(const std::string& request_id, const std::string& body_digest) {
@@ -425,9 +425,9 @@ class SqliteDatabase : public Database {
   }
 
   // Call without the lock: parsing a spec takes longer than reading it.
-  static absl::Status Parse(const std::vector<JobRow>& rows, std::vector<StoredJob>& jobs) {
+  absl::Status Parse(const std::vector<JobRow>& rows, std::vector<StoredJob>& jobs) {
     for (const JobRow& row : rows) {
-      NIBBLE_ASSIGN_OR_RETURN(jobs.emplace_back(), FromRow(row));
+      NIBBLE_ASSIGN_OR_RETURN(jobs.emplace_back(), FromRow(row, memo_));
     }
     return absl::OkStatus();
   }
@@ -444,6 +444,7 @@ class SqliteDatabase : public Database {
   }
 
   const MakeRoom make_room_;
+  RowMemo memo_;
   base::Mutex mutex_;
   // Guarded by mutex_; Connect runs before the database is shared.
   soci::session session_;

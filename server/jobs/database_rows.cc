@@ -8,17 +8,26 @@ namespace nibble::jobs {
 
 namespace {
 
-absl::StatusOr<StoredJob> Parse(const JobRow& row) {
+// For TextMemo: a parser of text from one of JSON.
+template <typename Parsed>
+auto OfText(absl::StatusOr<Parsed> (*parse)(const base::Json&)) {
+  return [parse](const std::string& text) -> absl::StatusOr<Parsed> {
+    NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
+    return parse(json);
+  };
+}
+
+absl::StatusOr<StoredJob> Parse(const JobRow& row, RowMemo& memo) {
   StoredJob job;
   job.id = row.id;
   job.number = row.number;
   NIBBLE_ASSIGN_OR_RETURN(job.state, ParseJobState(row.state));
   job.attempt = row.attempt;
   job.retries = row.retries;
-  NIBBLE_ASSIGN_OR_RETURN(const base::Json spec, base::ParseJson(row.spec));
-  NIBBLE_ASSIGN_OR_RETURN(job.spec, ParseJobSpec(spec));
-  NIBBLE_ASSIGN_OR_RETURN(const base::Json digests, base::ParseJson(row.digests));
-  NIBBLE_ASSIGN_OR_RETURN(job.digests, ParseJobDigests(digests));
+  NIBBLE_ASSIGN_OR_RETURN(const auto spec, memo.specs.Get(row.spec, OfText(ParseJobSpec)));
+  job.spec = *spec;
+  NIBBLE_ASSIGN_OR_RETURN(const auto digests, memo.digests.Get(row.digests, OfText(ParseJobDigests)));
+  job.digests = *digests;
   if (!row.error.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(row.error));
     JobError error;
@@ -91,8 +100,8 @@ JobRow ToRow(const StoredJob& job) {
   return row;
 }
 
-absl::StatusOr<StoredJob> FromRow(const JobRow& row) {
-  auto job = Parse(row);
+absl::StatusOr<StoredJob> FromRow(const JobRow& row, RowMemo& memo) {
+  auto job = Parse(row, memo);
   if (!job.ok()) {
     return absl::DataLossError(base::StrCat("database: damaged row of job ", row.id, ": ", job.status().message()));
   }

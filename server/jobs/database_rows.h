@@ -5,6 +5,7 @@
 #include "absl/status/statusor.h"
 #include "server/base/json.h"
 #include "server/jobs/stored_job.h"
+#include "server/jobs/text_memo.h"
 
 namespace nibble::jobs {
 
@@ -24,7 +25,13 @@ struct JobRow {
 };
 
 JobRow ToRow(const StoredJob& job);
-absl::StatusOr<StoredJob> FromRow(const JobRow& row);  // DataLoss if the row is damaged
+
+// What specs and digests were parsed to: neither changes while its job exists.
+struct RowMemo {
+  TextMemo<JobSpec> specs;
+  TextMemo<JobDigests> digests;
+};
+absl::StatusOr<StoredJob> FromRow(const JobRow& row, RowMemo& memo);  // DataLoss if the row is damaged
 
 base::Json ToJson(const JobError& error);
 
