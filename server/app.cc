@@ -178,7 +178,7 @@ absl::Status App::State::OpenJobs() {
   control.ageing = absl::Seconds(options.job_ageing_s);
   control.max_queued = options.max_queued_jobs;
   control.max_open_per_owner = options.max_jobs_per_principal;
-  const std::int64_t own_bytes = OwnMemoryBytes(options, options.threads);
+  const std::int64_t own_bytes = OwnMemoryBytes(options);
   const std::int64_t train_bytes = MemoryBytes(options.train_memory_bytes, own_bytes, base::RealFileSystem());
   control.queue.memory_bytes = train_bytes;
   const std::int64_t serve_bytes = MemoryBytes(options.serve_memory_bytes, own_bytes, base::RealFileSystem());

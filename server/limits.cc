@@ -25,10 +25,9 @@ constexpr std::uint64_t kMaxProcFile = 1 << 16;
 // An idle nibbled has 40 MiB; oneDNN's matrix products take up to 48 MiB, the database and thread stacks the rest.
 constexpr std::int64_t kProcessBytes = 144 << 20;
 // Memory to write one token file: the text, its tokens with their positions, and what tokenizers and templates use
-// meanwhile. 119 to 162 MiB were measured with 1 to 8 threads and one token per byte. Large rows use the memory that
-// models and trainers share.
+// meanwhile. 119 to 162 MiB were measured with 1 to 8 threads and one token per byte. Large rows and cached words use
+// the memory that models and trainers share.
 constexpr std::int64_t kTokenWriterBytes = 18 * static_cast<std::int64_t>(data::kTokenizeBytes);
-
 // Calls encode one large text at a time, in one piece if it cannot be cut, and one small text on each worker.
 std::int64_t EncoderBytes(const Limits& limits) {
   const auto small = static_cast<std::int64_t>(text::kLargeTextBytes);
@@ -235,10 +234,9 @@ absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const s
   return bytes;
 }
 
-std::int64_t OwnMemoryBytes(const Limits& limits, int threads) {
+std::int64_t OwnMemoryBytes(const Limits& limits) {
   const std::int64_t tokenizers = registry::TextCache::kTokenizerFactor * static_cast<std::int64_t>(registry::TextCacheOptions().max_bytes);
-  const std::int64_t token_writers = data::TokenCache::kMaxWriters * (kTokenWriterBytes + threads * data::kWordCacheBytes);
-  return limits.rpc_memory_bytes + kProcessBytes + token_writers + EncoderBytes(limits) + tokenizers;
+  return limits.rpc_memory_bytes + kProcessBytes + data::TokenCache::kMaxWriters * kTokenWriterBytes + EncoderBytes(limits) + tokenizers;
 }
 
 std::int64_t MemoryBytes(std::int64_t flag, std::int64_t own_bytes, base::FileSystem& files) {

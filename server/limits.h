@@ -87,9 +87,8 @@ struct Limits {
 void AddLimitFlags(CLI::App& cli, Limits& limits);
 // Sets the limits that gRPC itself enforces.
 void ApplyLimits(const Limits& limits, grpc::ServerBuilder& builder);
-// Memory reserved for nibbled itself: gRPC's buffers, the process, tokenizers, the token files that `threads` threads
-// write, and the texts that calls encode.
-std::int64_t OwnMemoryBytes(const Limits& limits, int threads);
+// Memory reserved for nibbled itself: gRPC's buffers, the process, tokenizers, token files being written, and the texts that calls encode.
+std::int64_t OwnMemoryBytes(const Limits& limits);
 // The memory that trainers, or loaded models, may take: `flag` or, if that is 0, all that this process may take (cgroup
 // v2 or v1, or the machine) minus `own_bytes`, for which at most a quarter is reserved. 0 if unknown.
 std::int64_t MemoryBytes(std::int64_t flag, std::int64_t own_bytes, base::FileSystem& files);

@@ -66,6 +66,7 @@ absl::StatusOr<Dataset> TokenCache::GetOr(WithoutFile without_file, const TokenS
                             .min_free_bytes = options_.min_free_bytes,
                             .cancelled = cancelled,
                             .large_rows = &large_rows_,
+                            .memory = options_.memory,
                             .without_file = without_file});
   base::ReturnFreeMemory();  // tokenizing allocates and frees much memory on many threads
   // `loaded` maps its file, so it stays readable if Trim removes the file.

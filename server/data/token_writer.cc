@@ -132,12 +132,16 @@ absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& o
   }
 }
 
-// As TokenizeFile, on threads of its own, with a tokenizer that caches words: the threads end, and with them the caches.
+// As TokenizeFile, on threads of its own, with a tokenizer that caches words if there is memory for them: the threads
+// end, and with them the caches.
 absl::Status TokenizeOnOwnThreads(const TokenSource& source, const WriteTokensOptions& options,
                                   const std::function<absl::Status()>& before,
                                   const std::function<absl::Status(const Piece&)>& append) {
   TokenSource cached = source;
-  NIBBLE_ASSIGN_OR_RETURN(cached.text.tokenizer, source.text.tokenizer->WithWordCache());
+  const auto taken = options.memory == nullptr ? nullptr : options.memory->TryTake(options.threads * kWordCacheBytes);
+  if (options.memory == nullptr || taken != nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(cached.text.tokenizer, source.text.tokenizer->WithWordCache());
+  }
   // std::async, because an exception of the thread must reach the caller.
   return std::async(std::launch::async, [&] {
            kernels::ThreadPool pool(options.threads);

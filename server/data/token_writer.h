@@ -2,11 +2,13 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/cancelled.h"
 #include "server/base/files.h"
+#include "server/base/memory_budget.h"
 #include "server/data/large_rows.h"
 #include "server/data/token_file.h"
 
@@ -17,7 +19,7 @@ namespace nibble::data {
 inline constexpr std::size_t kTokenizeBytes = std::size_t{8} << 20;
 
 // Maximum memory of the words that one thread caches while it tokenizes (CACHED_WORDS in text/rust/src/tokenizer.rs).
-inline constexpr std::int64_t kWordCacheBytes = 17 << 20;
+inline constexpr std::int64_t kWordCacheBytes = 84 << 20;
 
 // What LoadTokens does if no file can be written, for example on a full disk.
 enum class WithoutFile { kInMemory, kLengthsAlone, kError };
@@ -29,6 +31,7 @@ struct WriteTokensOptions {
   bool verify = false;               // LoadTokens: check the tokens of an existing file
   base::Cancelled cancelled = {};    // called on one thread, at each of its lines and in its large rows
   LargeRows* large_rows = nullptr;   // shared by calls; null: own turns for this call, and no memory limit
+  std::shared_ptr<base::MemoryBudget> memory = nullptr;  // for cached words; none are cached if it has none left; null: no limit
   WithoutFile without_file = WithoutFile::kInMemory;  // LoadTokens
   std::size_t max_counted = std::size_t{4} << 20;     // LoadTokens, kLengthsAlone: maximum number of examples (32 MiB)
 };

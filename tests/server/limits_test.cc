@@ -244,29 +244,26 @@ TEST(LimitsMemoryTest, FlagWinsOverTheMachine) {
   EXPECT_EQ(MemoryBytes(12345, 100, base::RealFileSystem()), 12345);
 }
 
-constexpr int kThreads = 2;
-
 // T6 (docs/faults.md): trainers and models got all of the machine's memory, and none was left for nibbled.
 TEST(LimitsMemoryTest, MemoryOfNibbledItselfIsReserved) {
   const std::int64_t all = MemoryBytes(0, 0, base::RealFileSystem());
   EXPECT_EQ(MemoryBytes(0, 1 << 20, base::RealFileSystem()), all - (1 << 20));
   EXPECT_EQ(MemoryBytes(0, all, base::RealFileSystem()), all - all / 4) << "no more than a quarter of a small machine";
   Limits limits;
-  const std::int64_t own = OwnMemoryBytes(limits, kThreads);
+  const std::int64_t own = OwnMemoryBytes(limits);
   EXPECT_GT(own, limits.rpc_memory_bytes);
-  EXPECT_LT(own, std::int64_t{11} << 27);
+  EXPECT_LT(own, std::int64_t{5} << 28);
   limits.rpc_memory_bytes += 100;
-  EXPECT_EQ(OwnMemoryBytes(limits, kThreads), own + 100);
-  EXPECT_EQ(OwnMemoryBytes(limits, kThreads + 1), own + 100 + 2 * data::kWordCacheBytes) << "of two writers";
+  EXPECT_EQ(OwnMemoryBytes(limits), own + 100);
 }
 
 // C2 (docs/faults.md): a text that cannot be cut is encoded in one piece, and no budget contains that memory.
 TEST(LimitsMemoryTest, MemoryThatEncodesTheLargestTextIsReserved) {
   Limits limits;
-  const std::int64_t own = OwnMemoryBytes(limits, kThreads);
+  const std::int64_t own = OwnMemoryBytes(limits);
   EXPECT_GT(own, 256 * limits.max_prompt_bytes);
   limits.max_prompt_bytes += 1000;
-  EXPECT_EQ(OwnMemoryBytes(limits, kThreads), own + 256'000);
+  EXPECT_EQ(OwnMemoryBytes(limits), own + 256'000);
 }
 
 }  // namespace

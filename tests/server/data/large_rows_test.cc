@@ -216,6 +216,25 @@ TEST_F(LargeRowsTest, LongLineIsNotReadBeforeItsTurn) {
 #endif
 }
 
+// T6: the cached words of a file take 84 MiB per thread from the budget while it is written, or are not cached.
+TEST_F(LargeRowsTest, CachedWordsTakeTheirMemoryFirstAndReleaseIt) {
+  const TokenSource source = Rows(TextRow(Prose(200'000)));
+  std::string first;
+  for (const std::int64_t limit : {2 * kWordCacheBytes, 2 * kWordCacheBytes - 1}) {
+    const auto memory = base::MemoryBudget::Make(limit);
+    std::int64_t least = limit;
+    const auto look = [&] {
+      least = std::min(least, memory->left());
+      return false;
+    };
+    ASSERT_TRUE(WriteTokenFile(base::RealFileSystem(), source, {.threads = 2, .cancelled = look, .memory = memory}).ok());
+    EXPECT_EQ(limit - least, limit == 2 * kWordCacheBytes ? limit : 0);
+    EXPECT_EQ(memory->left(), limit);
+    if (first.empty()) first = ReadBytes(PathOf(source));
+    EXPECT_TRUE(ReadBytes(PathOf(source)) == first) << "the tokens are the same";
+  }
+}
+
 // Without turns, the second call would find no memory.
 TEST_F(LargeRowsTest, TwoCallsShareMemoryForOneRow) {
   const std::string rows = TextRow(Prose(3 * kMiB));

@@ -15,7 +15,7 @@ const MAX_JSON_BYTES: usize = 64 << 20;
 const MAX_WORD_PIECE_CHARS: usize = 1000;
 // A word of 255 letters takes 8.5 KiB: 32 bytes per letter, and the letters. kWordCacheBytes
 // (data/token_writer.h) is this many of them.
-const CACHED_WORDS: usize = 2_000;
+const CACHED_WORDS: usize = 10_000;
 // With 0.9998, BPE tries each merge of a text thousands of times.
 const MAX_DROPOUT: f32 = 0.9;
 
