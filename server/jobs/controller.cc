@@ -300,22 +300,30 @@ absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::NamedCheckpoin
   return named;
 }
 
-std::optional<store::CheckpointInfo> JobController::BestCheckpoint(const std::string& id) const {
-  const auto all = NamedCheckpoints(id);
-  if (!all.ok()) {
-    // The job is returned without it.
-    base::LogWarning("cannot read a job's checkpoints", {{"job", id}, {"why", std::string(all.status().message())}});
-    return std::nullopt;
-  }
+std::optional<store::CheckpointInfo> JobController::BestCheckpoint(const std::string& id) {
+  const auto key = store::CheckpointsKey(state_.paths.attempts(id));
+  const auto best = [&]() -> absl::StatusOr<std::optional<store::CheckpointInfo>> {
+    if (!key.has_value()) return FindBestCheckpoint(id);
+    NIBBLE_ASSIGN_OR_RETURN(const auto found, best_checkpoints_.Get(base::Sha256Hex(*key), [&](const std::string&) { return FindBestCheckpoint(id); }));
+    return *found;
+  }();
+  if (best.ok()) return *best;
+  // The job is returned without it.
+  base::LogWarning("cannot read a job's checkpoints", {{"job", id}, {"why", std::string(best.status().message())}});
+  return std::nullopt;
+}
+
+absl::StatusOr<std::optional<store::CheckpointInfo>> JobController::FindBestCheckpoint(const std::string& id) const {
+  NIBBLE_ASSIGN_OR_RETURN(const auto all, NamedCheckpoints(id));
   const store::CheckpointInfo* best = nullptr;
   double lowest = 0;
-  for (const store::CheckpointInfo& one : *all) {
+  for (const store::CheckpointInfo& one : all) {
     const auto loss = one.metrics.find("eval_loss");
     if (loss == one.metrics.end() || (best != nullptr && loss->second >= lowest)) continue;
     best = &one;
     lowest = loss->second;
   }
-  return best == nullptr ? std::nullopt : std::optional(*best);
+  return best == nullptr ? std::optional<store::CheckpointInfo>() : std::optional(*best);
 }
 
 absl::StatusOr<store::CheckpointInfo> JobController::FindCheckpoint(const std::string& name) {

@@ -22,6 +22,7 @@
 #include "server/jobs/planning_queue.h"
 #include "server/jobs/publisher.h"
 #include "server/jobs/runner.h"
+#include "server/jobs/text_memo.h"
 #include "server/store/checkpoints.h"
 #include "server/store/state_directory.h"
 
@@ -119,7 +120,9 @@ class JobController {
   absl::StatusOr<StoredJob> Present(StoredJob job);
   // The checkpoints of a job, by step. If two attempts saved the same step, only the later one is listed.
   absl::StatusOr<std::vector<store::CheckpointInfo>> NamedCheckpoints(const std::string& id) const;
-  std::optional<store::CheckpointInfo> BestCheckpoint(const std::string& id) const;
+  std::optional<store::CheckpointInfo> BestCheckpoint(const std::string& id);
+  // Reads all checkpoints of the job, perhaps a thousand.
+  absl::StatusOr<std::optional<store::CheckpointInfo>> FindBestCheckpoint(const std::string& id) const;
   absl::Status CheckCapacity(const std::string& owner, const std::string& tenant);
   absl::StatusOr<PlannedMemory> PlanMemory(const JobSpec& spec, const base::CancelToken& cancel);
   void AddToPlanning(const StoredJob& job);
@@ -146,6 +149,7 @@ class JobController {
   Publisher publisher_;
   AttemptSupervisor supervisor_;
   JobObserver* const observer_;
+  TextMemo<std::optional<store::CheckpointInfo>> best_checkpoints_;  // by the digest of store::CheckpointsKey
 
   base::Mutex submit_mutex_;  // makes checking and taking of request_id, room and output name one step
   base::Mutex pins_mutex_;

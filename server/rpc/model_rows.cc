@@ -1,11 +1,6 @@
 #include "server/rpc/model_rows.h"
 
-#include <sys/stat.h>
-
-#include <algorithm>
-#include <filesystem>
 #include <iterator>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -13,27 +8,17 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/model_proto.h"
+#include "server/store/files_key.h"
 
 namespace nibble::rpc {
 
 namespace {
 
-// Cache key: changes with the model and with the name, size or time of any of its files. Empty if the directory cannot
-// be read. Asks for a file's state once: std::filesystem does so for each of its properties.
+// Cache key: changes with the model and with any of its files. Empty if they cannot be read.
 std::string KeyOf(const store::StoredModel& stored) {
-  std::error_code error;
-  std::vector<std::string> files;
-  for (std::filesystem::directory_iterator it(stored.directory, error), end; !error && it != end; it.increment(error)) {
-    struct stat info;
-    if (::stat(it->path().c_str(), &info) != 0) return "";
-    files.push_back(base::StrCat(it->path().filename().string(), " ", info.st_size, " ", info.st_mtim.tv_sec, " ",
-                                 info.st_mtim.tv_nsec, "\n"));
-  }
-  if (error || files.empty()) return "";
-  std::sort(files.begin(), files.end());
-  std::string key = base::StrCat(store::Etag(stored), " ", absl::ToUnixNanos(stored.created), "\n");
-  for (const std::string& file : files) key += file;
-  return key;
+  const auto files = store::FilesKey(stored.directory);
+  if (!files.has_value() || files->empty()) return "";
+  return base::StrCat(store::Etag(stored), " ", absl::ToUnixNanos(stored.created), "\n", *files);
 }
 
 }  // namespace

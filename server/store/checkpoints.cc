@@ -1,13 +1,16 @@
 #include "server/store/checkpoints.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
+#include <system_error>
 #include <tuple>
 
 #include "server/base/json.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/store/files_key.h"
 #include "server/store/state_paths.h"
 
 namespace nibble::store {
@@ -109,6 +112,22 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& fi
 absl::StatusOr<std::vector<CheckpointInfo>> ListAllCheckpoints(base::FileSystem& files,
                                                                const std::string& attempts_directory) {
   return ListAll(files, attempts_directory, nullptr);
+}
+
+std::optional<std::string> CheckpointsKey(const std::string& attempts_directory) {
+  std::error_code error;
+  std::vector<std::string> attempts;
+  for (std::filesystem::directory_iterator it(attempts_directory, error), end; !error && it != end; it.increment(error)) {
+    const std::string folder = JoinPath(it->path().string(), kCheckpointsDirectory);
+    const auto key = FilesKey(folder);
+    if (!key.has_value()) return std::nullopt;
+    attempts.push_back(base::StrCat(folder, "\n", *key));
+  }
+  if (error) return std::nullopt;
+  std::sort(attempts.begin(), attempts.end());
+  std::string key;
+  for (const std::string& attempt : attempts) key += attempt;
+  return key;
 }
 
 absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(base::FileSystem& files,

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <thread>
 
 #include "server/base/error.h"
@@ -129,6 +130,12 @@ TEST_F(ControllerTest, BestCheckpointIsTheKeptOneWithTheLowestLoss) {
   EXPECT_EQ(listed->jobs.front().best_checkpoint->metrics.at("eval_loss"), 2.25);
   ASSERT_TRUE(store::PruneCheckpoints(base::RealFileSystem(), trainer.directory, 1).ok());
   EXPECT_EQ(best(id), 4) << "a removed checkpoint is not the best";
+  const auto kept = store::ListCheckpoints(base::RealFileSystem(), trainer.directory, 1);
+  ASSERT_TRUE(kept.ok() && kept->size() == 1) << kept.status();
+  for (const auto& file : std::filesystem::directory_iterator(kept->front().directory)) {
+    if (file.path().filename() != store::kManifestFile) std::filesystem::resize_file(file, file.file_size() + 1);
+  }
+  EXPECT_EQ(best(id), 0) << "nor is a damaged one";
 }
 
 TEST_F(ControllerTest, AgeOfTheLastRoundShowsAHungScheduler) {
