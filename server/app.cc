@@ -52,6 +52,7 @@
 #include "server/store/base_cache.h"
 #include "server/store/disk_space.h"
 #include "server/store/state_directory.h"
+#include "server/telemetry/last_exit.h"
 #include "server/telemetry/memory_cgroup.h"
 #include "server/telemetry/metrics.h"
 
@@ -193,6 +194,17 @@ absl::Status App::State::OpenJobs() {
     const auto named = telemetry::ReadNamedOomKills({});
     return named.has_value() ? std::optional(jobs::OomCount{named->group, named->kills}) : std::nullopt;
   };
+  if (const auto pod = telemetry::PodAccessOf(options.environment)) {
+    const auto reason = telemetry::ReadLastExitReason(*pod);
+    control.container_out_of_memory = reason.ok() && *reason == telemetry::kOomKilled;
+    if (!reason.ok()) {
+      base::LogWarning("cannot read from Kubernetes why the last container ended; an attempt that the OOM killer ended with it is "
+                       "reported as ATTEMPT_LOST",
+                       {{"why", std::string(reason.status().message())}});
+    } else if (!reason->empty()) {
+      base::LogInfo("the last container ended", {{"reason", *reason}});
+    }
+  }
   control.retry.max_retries = static_cast<int>(options.max_retries);
   control.retry.scale = options.retry_backoff_scale;
   control.no_progress_timeout = absl::Seconds(options.no_progress_timeout_s);

@@ -148,7 +148,7 @@ absl::Status AttemptSupervisor::Adopt(const StoredJob& job) {
     // If the OOM killer was active in the same control group since the attempt began, it is the likely cause.
     const std::optional<OomCount>& oom = oom_.count();
     const bool killed = oom.has_value() && record.oom.has_value() && oom->group == record.oom->group && oom->kills > record.oom->kills;
-    ended_.push_back(Ended{.live = std::move(live), .out_of_memory = killed});
+    ended_.push_back(Ended{.live = std::move(live), .out_of_memory = killed || options_.container_out_of_memory});
     return absl::OkStatus();
   }
   base::LogInfo("trainer adopted", {{"job", job.id},

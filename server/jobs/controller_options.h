@@ -32,6 +32,8 @@ struct ControllerOptions {
   std::shared_ptr<base::MemoryBudget> memory;
   // Counts OOM kills where trainers run; null: OOM kills are not recognized.
   ReadOomCount oom_count;
+  // The OOM killer ended the previous container, so it ended the attempts that ran there.
+  bool container_out_of_memory = false;
   std::int64_t memory_limit_bytes = 0;  // of the server and its trainers together; 0: unknown
   std::int64_t max_queued = 1000;  // jobs that are PLANNING or QUEUED
   int planners = 2;                // concurrent plans, so that a small data set does not wait behind a large one

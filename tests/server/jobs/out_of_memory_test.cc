@@ -115,8 +115,25 @@ TEST_F(OutOfMemoryTest, OomKillWhileNoServerRanIsRecognized) {
   EXPECT_EQ(LastReason(id), "OUT_OF_MEMORY");
 }
 
-// The kernel kills the whole container: the next container counts from 0, and its server cannot know why. A job that
-// causes this every time must not keep the server from serving.
+// The kernel kills the whole container: the next container counts from 0, but Kubernetes reports the end of the last.
+TEST_F(OutOfMemoryTest, OomKillOfTheWholeContainerIsRecognizedIfItIsReported) {
+  const std::string id = Start();
+  oom_ = OomCount{.group = "g2", .kills = 0};
+  options_.container_out_of_memory = true;
+  LoseBoth(id);
+  EXPECT_EQ(State(id), kQueued);
+  const base::Json event = Events(id).back().body;
+  EXPECT_EQ(event["reason"], "OUT_OF_MEMORY");
+  EXPECT_THAT(event["message"].get<std::string>(), HasSubstr("planned memory of the job: 2000000 bytes"));
+  EXPECT_EQ(event["retry_in_s"], 10);
+  clock_.Advance(absl::Seconds(10));
+  controller_->Tick();
+  machine_.Kill(Trainer(id));
+  controller_->Tick();
+  EXPECT_EQ(LastReason(id), "TRAINER_SIGNAL") << "a later attempt ended otherwise";
+}
+
+// The same if it is not reported. A job that causes this every time must not keep the server from serving.
 TEST_F(OutOfMemoryTest, JobThatKillsItsContainerBacksOffFromTheSecondTime) {
   const std::string id = Start();
   oom_ = OomCount{.group = "g2", .kills = 0};
