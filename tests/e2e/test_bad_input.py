@@ -98,6 +98,19 @@ def test_impossible_jobs_are_refused(shared, tmp_path):
     assert [event["state"] for event in shared.lines("jobs", "watch", created["id"], check=False)] == ["PLANNING", "FAILED"]
 
 
+def test_bad_row_fails_its_job_with_its_line_number(shared, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("short", "short", "long " * 100)))
+    shared.run("datasets", "upload", tmp_path / "rows.jsonl", "--name", "long-row")
+    spec = {"base_model": "small", "train_dataset": "long-row", "qlora": {"r": 4}, "run": {"max_steps": 1, "micro_batch": 1},
+            "data": {"max_seq_len": 64, "overlong": "OVERLONG_POLICY_ERROR"}}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    create = ["jobs", "create", "--spec", tmp_path / "spec.json"]
+    waited = refused(shared, *create, names=["line 3", "64"])
+    failed = shared.json("jobs", "list")["jobs"][0]
+    assert failed["state"] == "FAILED" and failed["attempt"] == 0, failed
+    assert "line 3: " in failed["error"]["message"] and failed["error"]["message"] in waited.stderr, failed
+
+
 def test_impossible_requests_are_refused(shared):
     refused(shared, "generate", "nothing", "--prompt", "x", names=["nothing"])
     refused(shared, "generate", "small", "--prompt", "x" * 3000, "--max-tokens", 4, names=["tokens", "1024"])

@@ -100,6 +100,8 @@ def test_T2_death_while_publishing_repeats_no_step(make_server, model_directory,
     assert [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"] == [0, steps, steps]
     assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, steps + 1)), "no step runs twice"
     assert [e["step"] for e in events if e["type"] == "checkpoint"] == [3, 6, 7]
+    ends = [e["type"] for e in events if e["type"] in ("checkpoint", "eval") and e["step"] == steps]
+    assert ends[:2] == ["checkpoint", "eval"], "the last checkpoint is saved before the final evaluation"
     server.stop()
     server.environment = {}
     server.start()

@@ -128,6 +128,30 @@ def test_T1_preview_plan_and_run_name_merged_boundaries(shared, tmp_path):
     assert [{key: event[key] for key in previewed[0]} for event in warnings] == previewed
 
 
+def test_T9_preview_plan_and_run_name_rows_that_begin_with_the_bos(shared, tmp_path):
+    small_model.write(tmp_path / "begins")
+    path = tmp_path / "begins/tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    begin = {"SpecialToken": {"id": "<|begin|>", "type_id": 0}}
+    tokenizer["post_processor"] = {"type": "TemplateProcessing", "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
+                                   "pair": [begin, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+                                   "special_tokens": {"<|begin|>": {"id": "<|begin|>", "ids": [256], "tokens": ["<|begin|>"]}}}
+    path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+    shared.run("models", "import", tmp_path / "begins", "--name", "begins")
+    rows = [{"text": "A keeper walked."}, {"text": "<|begin|>A keeper walked."}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared.run("datasets", "upload", tmp_path / "rows.jsonl", "--name", "begun")
+    shown = shared.json("datasets", "preview", "begun", "--model", "begins")
+    assert shown["rows"][0]["token_ids"] == shown["rows"][1]["token_ids"], "the token is there once"
+    assert shown["rows"][1]["token_ids"].count(256) == 1
+    assert [(warning["reason"], warning["row_ids"]) for warning in shown["warnings"]] == [("BOS_IN_TEXT", [2])]
+    flags = [*METHODS["qlora"], "--base", "begins", "--dataset", "begun", "--seq-len", 64, "--max-steps", 1]
+    assert shown["warnings"][0] in shared.json("jobs", "plan", *flags)["warnings"]
+    events = shared.lines("jobs", "create", *flags, "--output", "begun-tuned", "--watch")
+    warnings = [event for event in events if event.get("type") == "warning"]
+    assert [{key: event[key] for key in shown["warnings"][0]} for event in warnings] == shown["warnings"]
+
+
 def test_plan_of_few_steps_warns_and_a_refusal_for_memory_names_what_reduces_it(make_server, model_directory, text_file):
     server = make_server("--train_memory_bytes", 64 << 20)
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
