@@ -1,29 +1,56 @@
 #include "server/store/files_key.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <system_error>
+#include <cerrno>
+#include <memory>
+#include <string_view>
 #include <vector>
 
 #include "server/base/strings.h"
 
 namespace nibble::store {
 
-std::optional<std::string> FilesKey(const std::string& directory) {
-  std::error_code error;
-  std::vector<std::string> files;
-  for (std::filesystem::recursive_directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    struct stat info;  // read once: std::filesystem would read it for each of its properties
-    if (::stat(it->path().c_str(), &info) != 0) return std::nullopt;
-    files.push_back(base::StrCat(it->path().c_str() + directory.size(), " ", info.st_size, " ", info.st_mtim.tv_sec, " ",
-                                 info.st_mtim.tv_nsec, "\n"));
+namespace {
+
+struct CloseDirectory {
+  void operator()(DIR* directory) const { ::closedir(directory); }
+};
+
+// Adds a line for each entry of the directory `name`, relative to `parent`; `path`: its path below the first directory.
+// False if something cannot be read. Opens each directory once, because a list asks for thousands of files and a lookup
+// by path takes longer than the rest.
+bool AddFiles(int parent, const char* name, const std::string& path, std::vector<std::string>& lines) {
+  const int fd = ::openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return errno == ENOENT && path.empty();
+  const std::unique_ptr<DIR, CloseDirectory> directory(::fdopendir(fd));
+  if (directory == nullptr) return false;
+  errno = 0;
+  while (const dirent* entry = ::readdir(directory.get())) {
+    const std::string_view entry_name = entry->d_name;
+    if (entry_name == "." || entry_name == "..") continue;
+    struct stat info;
+    if (::fstatat(fd, entry->d_name, &info, 0) != 0) return false;
+    lines.push_back(base::StrCat(path, entry_name, " ", info.st_size, " ", info.st_mtim.tv_sec, " ", info.st_mtim.tv_nsec, "\n"));
+    // A link to a directory is not followed: it may lead back here.
+    const bool below = S_ISDIR(info.st_mode) && entry->d_type != DT_LNK;
+    if (below && !AddFiles(fd, entry->d_name, base::StrCat(path, entry_name, "/"), lines)) return false;
+    errno = 0;
   }
-  if (error && error != std::errc::no_such_file_or_directory) return std::nullopt;
-  std::sort(files.begin(), files.end());
+  return errno == 0;
+}
+
+}  // namespace
+
+std::optional<std::string> FilesKey(const std::string& directory) {
+  std::vector<std::string> lines;
+  if (!AddFiles(AT_FDCWD, directory.c_str(), "", lines)) return std::nullopt;
+  std::sort(lines.begin(), lines.end());
   std::string key;
-  for (const std::string& file : files) key += file;
+  for (const std::string& line : lines) key += line;
   return key;
 }
 

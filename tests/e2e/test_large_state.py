@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import statistics
 import time
 import urllib.request
 
@@ -23,13 +24,18 @@ START_S, PAGE_S, SCRAPE_S = 5, 0.050, 0.100
 TIMES = 10
 
 
-def worst_of(call, times=20):
+def times_of(call, times=20):
+    """Median and maximum; the first call may read what later calls find in memory."""
     took = []
     for _ in range(times):
         began = time.monotonic()
         call()
         took.append(time.monotonic() - began)
-    return max(took)
+    return statistics.median(took), max(took)
+
+
+def in_ms(seconds):
+    return " / ".join(f"{one * 1e3:.1f}" for one in seconds) + " ms"
 
 
 def evaluate(server):
@@ -104,20 +110,19 @@ def test_C11_a_large_state_starts_and_answers_in_time(make_server, model_directo
         "ListDatasets": lambda: api.call("DatasetService", "ListDatasets"),
         "GetJob, queued": lambda: api.call("FineTuneService", "GetJob", name="queued-00000500"),
     }
-    worst = {name: worst_of(call) for name, call in pages.items()}
+    took = {name: times_of(call) for name, call in pages.items()}
 
     def scrape():
         with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=30) as answer:
             answer.read()
 
-    scraped = worst_of(scrape)
-    models = worst_of(lambda: server.run("models", "list"), 3)
-    print(f"start {start:.2f} s, scrape {scraped * 1e3:.1f} ms, `models list` {models * 1e3:.0f} ms with program start")
-    for name, seconds in worst.items():
-        print(f"{name}: {seconds * 1e3:.1f} ms")
+    scraped, models = times_of(scrape), times_of(lambda: server.run("models", "list"), 3)
+    print(f"start {start:.2f} s; median and maximum: scrape {in_ms(scraped)}, `models list` {in_ms(models)} with program start")
+    for name, seconds in took.items():
+        print(f"{name}: {in_ms(seconds)}")
     assert api.call("FineTuneService", "ListJobs", message("ListJobsRequest", page_size=1)).next_page_token
     assert server.metrics()['nibble_jobs{method="qlora",state="QUEUED"}'] == QUEUED
     assert start < TIMES * START_S
-    assert scraped < TIMES * SCRAPE_S
-    assert max(worst.values()) < TIMES * PAGE_S
+    assert max(scraped) < TIMES * SCRAPE_S
+    assert max(longest for _, longest in took.values()) < TIMES * PAGE_S
     api.close()

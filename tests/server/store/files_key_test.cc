@@ -47,6 +47,8 @@ TEST_F(FilesKeyTest, ChangesWithEveryFile) {
   look();
   std::filesystem::remove(folder_ / "c");
   look();
+  std::filesystem::create_directory_symlink("..", folder_ / "below/up");
+  look();
 }
 
 TEST_F(FilesKeyTest, IsAbsentIfAFileCannotBeRead) {
