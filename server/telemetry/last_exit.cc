@@ -80,6 +80,9 @@ absl::StatusOr<Answer> Ask(const PodAccess& access, const std::string& token) {
   return answer;
 }
 
+// Null if `json` is not an object with that field.
+base::Json FieldOf(const base::Json& json, const char* name) { return json.is_object() ? json.value(name, base::Json()) : base::Json(); }
+
 }  // namespace
 
 std::optional<PodAccess> PodAccessOf(const std::vector<std::string>& environment) {
@@ -102,10 +105,10 @@ std::optional<PodAccess> PodAccessOf(const std::vector<std::string>& environment
 
 absl::StatusOr<std::string> LastExitReason(std::string_view pod_json, const std::string& container) {
   NIBBLE_ASSIGN_OR_RETURN(const base::Json pod, base::ParseJson(pod_json));
-  const base::Json statuses = pod.is_object() ? pod.value("/status/containerStatuses"_json_pointer, base::Json()) : base::Json();
+  const base::Json statuses = FieldOf(FieldOf(pod, "status"), "containerStatuses");
   for (const base::Json& status : statuses.is_array() ? statuses : base::Json::array()) {
-    if (!status.is_object() || status.value("name", base::Json()) != container) continue;
-    const base::Json reason = status.value("/lastState/terminated/reason"_json_pointer, base::Json());
+    if (FieldOf(status, "name") != container) continue;
+    const base::Json reason = FieldOf(FieldOf(FieldOf(status, "lastState"), "terminated"), "reason");
     return reason.is_string() ? reason.get<std::string>() : std::string();
   }
   return absl::InvalidArgumentError(StrCat("the answer is not a pod with a status of the container ", container));

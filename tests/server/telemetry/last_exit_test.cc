@@ -36,10 +36,12 @@ TEST(LastExitReasonTest, IsThatOfTheNamedContainer) {
   EXPECT_EQ(*LastExitReason(Pod(R"({"terminated": {"exitCode": 1, "reason": "Error"}})"), "nibbled"), "Error");
   EXPECT_EQ(*LastExitReason(Pod("{}"), "nibbled"), "") << "its first run";
   EXPECT_EQ(*LastExitReason(kKilled, "sidecar"), "");
+  EXPECT_EQ(*LastExitReason(Pod(R"([1])"), "nibbled"), "");
+  EXPECT_EQ(*LastExitReason(Pod(R"({"terminated": {"reason": 7}})"), "nibbled"), "");
 }
 
 TEST(LastExitReasonTest, RefusesOtherAnswers) {
-  for (const char* text : {"", "x", "[]", "7", "{}", R"({"status": 1})", R"({"status": {"containerStatuses": {}}})",
+  for (const char* text : {"", "x", "[]", "7", "{}", R"({"status": 1})", R"({"status": [1]})", R"({"status": {"containerStatuses": {}}})",
                            R"({"status": {"containerStatuses": [1, {"name": 7}]}})", R"({"status": {"containerStatuses": [{"name": "other"}]}})"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(LastExitReason(text, "nibbled").status())) << text;
   }
