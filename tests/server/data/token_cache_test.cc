@@ -11,6 +11,7 @@
 #include "server/base/error.h"
 #include "server/base/hooked_files.h"
 #include "tests/server/data/token_source.h"
+#include "tests/server/data/tokenizing_threads.h"
 
 namespace nibble::data {
 namespace {
@@ -63,6 +64,13 @@ class TokenCacheTest : public TokenSourceTest {
 };
 
 constexpr std::int64_t kMuch = std::int64_t{1} << 40;
+
+TEST_F(TokenCacheTest, TokenizesOnItsThreads) {
+  TokenCache cache = Cache(kMuch);
+  TokenizingThreads threads;
+  ASSERT_TRUE(cache.Get(Source(RowFormat::kText, 5000), threads.Cancelled()).ok());
+  EXPECT_TRUE(threads.others_worked());
+}
 
 TEST_F(TokenCacheTest, CallsForTheSameFileWriteItOnce) {
   TokenCache cache = Cache(kMuch);

@@ -12,6 +12,7 @@
 #include "server/base/error.h"
 #include "server/data/loader.h"
 #include "tests/server/data/token_source.h"
+#include "tests/server/data/tokenizing_threads.h"
 #include "tests/support/allocated_bytes.h"
 
 namespace nibble::data {
@@ -82,6 +83,15 @@ TEST_F(TokenFileTest, BytesDoNotDependOnTheNumberOfThreads) {
   const auto want = InMemory(source), got = Load(source);
   ASSERT_TRUE(want.ok() && got.ok());
   ExpectSame(*got, *want);
+}
+
+TEST_F(TokenFileTest, OtherThreadsTokenizeBesideTheCaller) {
+  constexpr int kTimes = 5000;
+  const TokenSource source = Source(RowFormat::kText, kTimes);
+  TokenizingThreads threads;
+  ASSERT_TRUE(WriteTokenFile(base::RealFileSystem(), source, {.threads = kThreads, .cancelled = threads.Cancelled()}).ok());
+  EXPECT_TRUE(threads.others_worked());
+  EXPECT_LT(threads.calls(), 3 * kTimes) << "the other threads took some of the lines";
 }
 
 TEST_F(TokenFileTest, BatchesEqualThoseOfExamplesInMemory) {

@@ -7,9 +7,11 @@
 #include <filesystem>
 #include <fstream>
 
+#include "server/base/json.h"
 #include "server/data/token_writer.h"
 #include "server/plan/check_job.h"
 #include "server/store/published_directory.h"
+#include "tests/server/data/tokenizing_threads.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::trainer {
@@ -25,6 +27,7 @@ class TextRecipe final : public Recipe {
   const model::ModelConfig& config() const override { return config_; }
   std::int64_t max_positions() const override { return 128; }
   const std::string& text_directory() const override { return directory_; }
+  void set_text_directory(const std::string& directory) { directory_ = directory; }
   const std::string& base_digest() const override { return directory_; }
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json&, const std::string&) override { return absl::UnimplementedError(""); }
   model::Format served_format() const override { return model::Format::kInt8; }
@@ -34,7 +37,7 @@ class TextRecipe final : public Recipe {
 
  private:
   model::ModelConfig config_;
-  const std::string directory_ = kModel;
+  std::string directory_ = kModel;
 };
 
 class AttemptDataTest : public ::testing::Test {
@@ -56,8 +59,8 @@ class AttemptDataTest : public ::testing::Test {
     order_.eval_data_path = temp_ / "text.jsonl";
     order_.eval_format = "text";
   }
-  absl::StatusOr<AttemptData> Load() {
-    return LoadAttemptData(base::RealFileSystem(), order_, recipe_, {.isa = kernels::Isa::kPlain, .pool = &pool_}, {});
+  absl::StatusOr<AttemptData> Load(const base::Cancelled& cancelled = {}) {
+    return LoadAttemptData(base::RealFileSystem(), order_, recipe_, {.isa = kernels::Isa::kPlain, .pool = &pool_}, cancelled);
   }
   // The token sources with which nibbled plans, and for which it writes token files.
   std::vector<data::TokenSource> Planned() {
@@ -157,6 +160,45 @@ TEST_F(AttemptDataTest, TokenizesInMemoryIfNoFileCanBeWritten) {
   const auto loaded = Load();
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   ExpectSameBatches(*loaded, *memory);
+}
+
+TEST_F(AttemptDataTest, TokenizesOnTheThreadsOfItsPool) {
+  std::ofstream text(order_.train_data_path);
+  for (int i = 0; i < 10'000; ++i) text << R"({"prompt": "walk t", "completion": "he keeper )" << std::string(100, 'x') << "\"}\n";
+  text.close();
+  order_.train_tokens_directory = temp_ / "tokens/pairs";
+  data::TokenizingThreads threads;
+  const auto loaded = Load(threads.Cancelled());
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_TRUE(threads.others_worked());
+}
+
+// T9 (docs/faults.md)
+TEST_F(AttemptDataTest, AddSpecialTokensDecidesWhetherTokensAreAdded) {
+  std::ifstream in(std::string(kModel) + "/tokenizer.json");
+  base::Json tokenizer = base::Json::parse(in);
+  tokenizer["post_processor"] = base::Json::parse(
+      R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+          "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+          "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}})");
+  std::filesystem::create_directory(temp_ / "text");
+  std::ofstream(temp_ / "text/tokenizer.json") << tokenizer;
+  recipe_.set_text_directory(temp_ / "text");
+  for (const bool with_files : {false, true}) {
+    if (with_files) order_.train_tokens_directory = order_.eval_tokens_directory = temp_ / "tokens";
+    for (const std::optional<bool> add : {std::optional<bool>(), std::optional<bool>(true), std::optional<bool>(false)}) {
+      order_.spec.data.add_special_tokens = add;
+      const auto loaded = Load();
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      for (const data::ExampleList* examples : {&loaded->train.examples, &loaded->eval.examples}) {
+        ASSERT_GT(examples->size(), 0u);
+        for (std::size_t i = 0; i < examples->size(); ++i) {
+          const data::Example example = (*examples)[i];
+          EXPECT_EQ(example.tokens.front() == 0, add.value_or(true)) << "example " << i << (with_files ? " of a file" : " in memory");
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
