@@ -183,6 +183,28 @@ TEST(TextTest, InterruptNamesAnOperationOnlyWhileItRuns) {
   EXPECT_EQ(afterwards, "");
 }
 
+TEST(TextTest, JobsPublishWithNoWaitPrintsTheRunningOperation) {
+  FakeServer server;
+  server.publish_checkpoint.Answers(Proto<google::longrunning::Operation>("name: 'operations/7'"));
+  const auto ended = Done<v1::PublishCheckpointResponse>("model { name: 'm' }");
+  server.wait_operation.Answers(ended);
+  server.get_operation.Answers(ended);
+  const std::vector<std::string> publish = {"jobs", "publish", "job-1/8", "--name", "m"};
+  std::vector<std::string> at_once = publish;
+  at_once.emplace_back("--no-wait");
+  const Result begun = RunNibble(server, at_once);
+  EXPECT_EQ(begun.exit, 0) << begun.err;
+  EXPECT_THAT(begun.out, HasSubstr("operations/7"));
+  EXPECT_THAT(begun.out, Not(HasSubstr("published")));
+  EXPECT_TRUE(server.wait_operation.asked.empty());
+  EXPECT_TRUE(server.get_operation.asked.empty());
+  const Result waited = RunNibble(server, publish);
+  EXPECT_EQ(waited.out, "published m\n") << waited.err;
+  ASSERT_EQ(server.publish_checkpoint.asked.size(), 2u);
+  EXPECT_EQ(server.publish_checkpoint.asked[0].checkpoint(), "job-1/8");
+  EXPECT_EQ(server.publish_checkpoint.asked[0].name(), "m");
+}
+
 TEST(TextTest, ProgressGoesToStderr) {
   FakeServer server;
   google::longrunning::Operation operation;

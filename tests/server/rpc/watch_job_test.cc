@@ -181,6 +181,37 @@ TEST_F(WatchJobTest, ReturningReaderSeesEveryEventOnce) {
   for (std::size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], all[i].sequence);
 }
 
+// With much room in the buffer, the watch sends pages of 100 events. Two jobs write to the log between the pages.
+TEST_F(WatchJobTest, ManyPagesArriveInOrderWhileJobsWrite) {
+  environment_.stream_buffer = 1000;
+  options_.queue.max_running = 2;
+  KillAndReopen();
+  service_.Use(*controller_);
+  const std::string id = SubmitLong(), other = SubmitLong();
+  constexpr int kFirst = 250, kSteps = 390;
+  for (int step = 1; step <= kFirst; ++step) Step(Trainer(id), step);
+  controller_->Tick();
+  const auto watch = Begin(id, 0);
+  EXPECT_GT(watch->snapshot.last_sequence(), kFirst);
+  std::int64_t last = 0;
+  int written = kFirst, steps = 0;
+  for (v1::JobEvent event; watch->reader->Read(&event);) {
+    ASSERT_EQ(event.sequence(), ++last);
+    if (event.has_step()) {
+      ASSERT_EQ(event.step().step(), ++steps);
+    }
+    if (written == kSteps) continue;
+    Step(Trainer(id), ++written);
+    Step(Trainer(other), written);
+    controller_->Tick();
+    if (written == kSteps) Succeed(id);
+  }
+  const grpc::Status status = watch->reader->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(steps, kSteps);
+  EXPECT_EQ(last, static_cast<std::int64_t>(Events(id).size()));
+}
+
 TEST_F(WatchJobTest, NegativeSequenceIsRefusedByName) {
   const std::string id = SubmitLong();
   v1::WatchJobRequest request;
