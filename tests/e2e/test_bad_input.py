@@ -6,6 +6,7 @@ import pytest
 
 import small_model
 from conftest import TRAIN
+from wire import Api
 
 
 def refused(server, *arguments, names, code=None):
@@ -109,6 +110,11 @@ def test_bad_row_fails_its_job_with_its_line_number(shared, tmp_path):
     failed = shared.json("jobs", "list")["jobs"][0]
     assert failed["state"] == "FAILED" and failed["attempt"] == 0, failed
     assert "line 3: " in failed["error"]["message"] and failed["error"]["message"] in waited.stderr, failed
+    api = Api(shared.grpc)
+    got = api.call("FineTuneService", "GetJob", name=failed["id"])
+    api.close()
+    assert got.state == 8, "FAILED"
+    assert got.error.message.startswith("train_dataset: line 3: "), got.error.message
 
 
 def test_impossible_requests_are_refused(shared):

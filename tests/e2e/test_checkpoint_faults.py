@@ -88,25 +88,29 @@ def test_R5_leftovers_of_killed_trainer_and_server_are_removed_at_the_start(make
 
 @pytest.mark.parametrize("method, served", [("qlora", "int8"), ("bitnet_qat", "ternary")])
 def test_T2_death_while_publishing_repeats_no_step(make_server, model_directory, text_file, method, served):
-    """The trainer is killed before it begins the output, and again while it makes the served form: both later attempts
-    resume after the last step."""
-    server = start_with(make_server, model_directory, text_file, f"attempts/1/output.tmp.:1:before,attempts/2/{served}.tmp.:3:before")
+    """The trainer is killed before it reports the final evaluation, then before it begins the output, and then while it
+    makes the served form: all later attempts resume after the last step."""
+    server = prepare(make_server("--retry_backoff_scale", "0.0001", "--max_retries", 1000), model_directory, text_file)
     steps, save_every = 7, 3
     create = ["jobs", "create", "--method", method, "--base", "small", "--dataset", "page", "--eval-dataset", "page", "--max-steps", steps,
               "--save-every", save_every, *SETTINGS[method]]
+    calm = server.json(*create, "--output", "calm")["id"]
+    server.run("jobs", "watch", calm)
+    journal = (server.state / "jobs" / calm / "attempts/1/journal.jsonl").read_text().splitlines()
+    final = next(number for number, line in enumerate(map(json.loads, journal), start=1) if (line["type"], line.get("step")) == ("eval", steps))
+    server.stop()
+    # The journal is created with one operation; a line is an append and a sync.
+    server.environment = {"NIBBLE_FAILPOINT": f"attempts/1/journal.jsonl:{2 * final}:before,attempts/2/output.tmp.:1:before,"
+                                              f"attempts/3/{served}.tmp.:3:before"}
+    server.start()
     job = server.json(*create, "--output", "killed")["id"]
     server.run("jobs", "watch", job)
     events = server.lines("jobs", "watch", job)
-    assert [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"] == [0, steps, steps]
+    assert [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"] == [0, steps, steps, steps]
     assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, steps + 1)), "no step runs twice"
     assert [e["step"] for e in events if e["type"] == "checkpoint"] == [3, 6, 7]
-    ends = [e["type"] for e in events if e["type"] in ("checkpoint", "eval") and e["step"] == steps]
-    assert ends[:2] == ["checkpoint", "eval"], "the last checkpoint is saved before the final evaluation"
-    server.stop()
-    server.environment = {}
-    server.start()
-    calm = server.json(*create, "--output", "calm")["id"]
-    server.run("jobs", "watch", calm)
+    ends = [(e["attempt"], e["type"]) for e in events if e["type"] in ("checkpoint", "eval") and e["step"] == steps]
+    assert ends[:2] == [(1, "checkpoint"), (2, "eval")], "the last checkpoint is saved before the final evaluation"
     assert curve(server, job) == curve(server, calm)
     assert server.json("models", "get", "killed")["digest"] == server.json("models", "get", "calm")["digest"]
 

@@ -1,18 +1,21 @@
 """nibbled as a process: the files that it leaves, its signals, its log (docs/faults.md, C12)."""
 import concurrent.futures
+import datetime
 import fcntl
 import json
 import os
 import signal
+import ssl
 import stat
 import threading
 import time
 
 import grpc
 
+import pki
 from conftest import TRAIN, Server, wait_until
 from test_reliability import prepare
-from test_security import Secure
+from test_security import NEW, Secure, handshake
 
 LIST_MODELS = "/nibble.v1.ModelService/ListModels"
 
@@ -60,6 +63,32 @@ def test_c12_sighup_reads_token_and_tls_files_and_ends_nothing(tmp_path):
         wait_until(lambda: secure.server.logged("token file rejected; the last valid one stays in use"))
         secure.run("server", "info")
         assert secure.server.process.poll() is None
+    finally:
+        assert secure.server.stop() == 0
+
+
+def test_c12_sighup_serves_a_new_certificate(tmp_path):
+    secure = Secure(tmp_path)
+
+    def replace(certificate, key):
+        """Returns the function that gives the time at which the server used the new files."""
+        used = len(secure.server.logged("new TLS files are in use"))
+        pki.put_in_place(tmp_path / "served", certificate, key)
+        return lambda: [entry["time"] for entry in secure.server.logged("new TLS files are in use")[used:]]
+
+    try:
+        first, second = (secure.ca.issue(name, "DNS:localhost,IP:127.0.0.1") for name in ("first", "second"))
+        by_timer = replace(*first)
+        wait_until(by_timer)
+        # The server has just looked at the files; without the signal it looks again 4 s later (kTlsLook).
+        by_signal = replace(*second)
+        secure.server.process.send_signal(signal.SIGHUP)
+        wait_until(by_signal)
+        took = datetime.datetime.fromisoformat(by_signal()[0]) - datetime.datetime.fromisoformat(by_timer()[0])
+        assert took < datetime.timedelta(seconds=3), took
+        wanted = ssl.PEM_cert_to_DER_cert(second[0].read_text())
+        wait_until(lambda: handshake(secure.server.grpc, *NEW, secure.ca.certificate, secure.client)[1] == wanted)
+        secure.run("server", "info")
     finally:
         assert secure.server.stop() == 0
 
