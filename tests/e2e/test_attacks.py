@@ -88,10 +88,12 @@ def test_C1_lists_of_one_row_beside_a_long_queue(make_server, model_directory, t
     }
     assert calls["GetJob"]().progress.queue_position == 499
     quiet = p99_of(calls)
-    # No job has that base: a server that read all 998 jobs for each such call, or parsed the whole queue, would hold up
-    # the other calls.
-    body = ('api.call("FineTuneService", "ListJobs", '
-            'message("ListJobsRequest", page_size=1, filter=message("JobFilter", base_model="none")), timeout=600)')
+    # A server that parsed the whole queue to find the position of one job, or read all 998 jobs for a base that no job
+    # has, would hold up the other calls.
+    (listed,) = api.call("FineTuneService", "ListJobs", page_size=1).jobs
+    assert listed.name == "queued-00000998" and listed.progress.queue_position == 997
+    lists = ['page_size=1', 'page_size=1, filter=message("JobFilter", base_model="none")']
+    body = "; ".join(f'api.call("FineTuneService", "ListJobs", message("ListJobsRequest", {fields}), timeout=600)' for fields in lists)
     with attackers(server, 4, body):
         attacked = p99_of(calls)
     check_beside(quiet, attacked)
