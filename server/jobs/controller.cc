@@ -304,7 +304,8 @@ std::optional<store::CheckpointInfo> JobController::BestCheckpoint(const std::st
   const auto key = store::CheckpointsKey(state_.paths.attempts(id));
   const auto best = [&]() -> absl::StatusOr<std::optional<store::CheckpointInfo>> {
     if (!key.has_value()) return FindBestCheckpoint(id);
-    NIBBLE_ASSIGN_OR_RETURN(const auto found, best_checkpoints_.Get(base::Sha256Hex(*key), [&](const std::string&) { return FindBestCheckpoint(id); }));
+    const auto find = [&](const std::string&) { return FindBestCheckpoint(id); };
+    NIBBLE_ASSIGN_OR_RETURN(const auto found, best_checkpoints_.Get(base::Sha256Hex(*key), find));
     return *found;
   }();
   if (best.ok()) return *best;

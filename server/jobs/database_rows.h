@@ -26,7 +26,7 @@ struct JobRow {
 
 JobRow ToRow(const StoredJob& job);
 
-// What specs and digests were parsed to: neither changes while its job exists.
+// Parsed specs and digests of jobs, which never change.
 struct RowMemo {
   TextMemo<JobSpec> specs;
   TextMemo<JobDigests> digests;

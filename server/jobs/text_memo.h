@@ -1,4 +1,4 @@
-// Remembers what texts of the database were parsed to.
+// Remembers results that depend on a text alone, for rows that lists read repeatedly.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -11,8 +11,7 @@
 
 namespace nibble::jobs {
 
-// Results of a parser by text, at most kMaxTexts of up to kMaxTextBytes each; a longer text is parsed each time. Polls of
-// lists read the same rows again, and parsing a job's spec takes longer than reading it. Thread-safe.
+// Results by text, at most kMaxTexts of up to kMaxTextBytes each; a longer text is parsed each time. Thread-safe.
 template <typename Parsed>
 class TextMemo {
  public:

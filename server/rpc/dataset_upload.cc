@@ -12,6 +12,7 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 #include "server/registry/import_root.h"
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/status.h"
@@ -28,20 +29,13 @@ using base::StrCat;
 constexpr std::uint64_t kMaxPlainTextBytes = 64u << 20;  // one row of JSON lines
 constexpr std::size_t kReadBytes = 1u << 20;
 
-// Length of the largest part of `text` that has at most `max_bytes` and ends with a whole character. `text` must be UTF-8.
-std::size_t WholeCharacters(std::string_view text, std::size_t max_bytes) {
-  if (text.size() <= max_bytes) return text.size();
-  std::size_t size = max_bytes;
-  while ((static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;  // inside a character
-  return size;
-}
-
-// Writes {"text": TEXT} as one line, piece by piece: a text of control characters is six times as long in JSON.
+// Writes {"text": TEXT} as one line, piece by piece: a text of control characters is six times as long in JSON. `text` must
+// be UTF-8.
 absl::Status WriteTextRow(base::FileSystem& files, const std::string& path, std::string_view text) {
   NIBBLE_ASSIGN_OR_RETURN(const auto out, files.Create(path));
   NIBBLE_RETURN_IF_ERROR(out->Append("{\"text\":\""));
   for (std::size_t size; !text.empty(); text.remove_prefix(size)) {
-    size = WholeCharacters(text, kReadBytes);
+    size = base::WholeCharacters(text, std::min(text.size(), kReadBytes));
     const std::string piece = base::Dump(base::Json(text.substr(0, size)));
     NIBBLE_RETURN_IF_ERROR(out->Append(std::string_view(piece).substr(1, piece.size() - 2)));  // without quotes
   }

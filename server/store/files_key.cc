@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,14 +21,17 @@ struct CloseDirectory {
   void operator()(DIR* directory) const { ::closedir(directory); }
 };
 
-// Adds a line for each entry of the directory `name`, relative to `parent`; `path`: its path below the first directory.
-// False if something cannot be read. Opens each directory once, because a list asks for thousands of files and a lookup
-// by path takes longer than the rest.
+// Adds a line for each entry of the directory `name` in the open directory `parent`, and of all directories below it.
+// `path`: prefix of the names. False if an entry cannot be read. Looks up each entry in its open directory: a lookup by a
+// long path takes longer than all other work, and a list needs thousands.
 bool AddFiles(int parent, const char* name, const std::string& path, std::vector<std::string>& lines) {
   const int fd = ::openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return errno == ENOENT && path.empty();
   const std::unique_ptr<DIR, CloseDirectory> directory(::fdopendir(fd));
-  if (directory == nullptr) return false;
+  if (directory == nullptr) {
+    ::close(fd);
+    return false;
+  }
   errno = 0;
   while (const dirent* entry = ::readdir(directory.get())) {
     const std::string_view entry_name = entry->d_name;

@@ -27,7 +27,7 @@ class FilesKeyTest : public ::testing::Test {
 };
 
 TEST_F(FilesKeyTest, ChangesWithEveryFile) {
-  EXPECT_EQ(FilesKey(folder_), "") << "there is no such directory";
+  EXPECT_EQ(FilesKey(folder_), "") << "the directory does not exist";
   std::vector<std::optional<std::string>> keys;
   const auto look = [&] {
     keys.push_back(FilesKey(folder_));
