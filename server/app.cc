@@ -31,6 +31,7 @@
 #include "server/job_metrics.h"
 #include "server/job_planner.h"
 #include "server/jobs/controller.h"
+#include "server/kube/last_exit.h"
 #include "server/metered_files.h"
 #include "server/registry/model_files.h"
 #include "server/rpc/dataset_service.h"
@@ -52,7 +53,6 @@
 #include "server/store/base_cache.h"
 #include "server/store/disk_space.h"
 #include "server/store/state_directory.h"
-#include "server/telemetry/last_exit.h"
 #include "server/telemetry/memory_cgroup.h"
 #include "server/telemetry/metrics.h"
 
@@ -194,9 +194,9 @@ absl::Status App::State::OpenJobs() {
     const auto named = telemetry::ReadNamedOomKills({});
     return named.has_value() ? std::optional(jobs::OomCount{named->group, named->kills}) : std::nullopt;
   };
-  if (const auto pod = telemetry::PodAccessOf(options.environment)) {
-    const auto reason = telemetry::ReadLastExitReason(*pod);
-    control.container_out_of_memory = reason.ok() && *reason == telemetry::kOomKilled;
+  if (const auto pod = kube::PodAccessOf(options.environment)) {
+    const auto reason = kube::ReadLastExitReason(*pod);
+    control.container_out_of_memory = reason.ok() && *reason == kube::kOomKilled;
     if (!reason.ok()) {
       base::LogWarning("cannot read from Kubernetes why the last container ended; an attempt that the OOM killer ended with it is "
                        "reported as ATTEMPT_LOST",

@@ -9,6 +9,7 @@
 
 #include "server/base/error.h"
 #include "tests/client/fake_server.h"
+#include "tests/support/temp_directory.h"
 
 namespace nibble::client {
 namespace {
@@ -17,8 +18,10 @@ using cli::CheckIsJsonLines;
 using cli::ToJsonLines;
 using ::testing::HasSubstr;
 
+// Each case is a process of its own and runs beside the others: they share no file.
 std::string Write(const std::string& name, const std::string& text) {
-  const std::string path = testing::TempDir() + name;
+  static const testing::TempDirectory directory;
+  const std::string path = directory / name;
   std::ofstream(path, std::ios::binary) << text;
   return path;
 }

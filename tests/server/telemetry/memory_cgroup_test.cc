@@ -6,22 +6,21 @@
 #include <fstream>
 #include <string>
 
+#include "tests/support/temp_directory.h"
+
 namespace nibble::telemetry {
 namespace {
 
-class MemoryCgroupTest : public testing::Test {
+class MemoryCgroupTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    root_ = testing::TempDir() + "cgroup_" + testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::filesystem::remove_all(root_);
-  }
   void Write(const std::string& path, const std::string& text) {
     std::filesystem::create_directories(std::filesystem::path(root_ + "/" + path).parent_path());
     std::ofstream(root_ + "/" + path) << text;
   }
   std::optional<std::uint64_t> Read() { return ReadOomKills(root_ + "/proc", root_ + "/fs"); }
 
-  std::string root_;
+  const nibble::testing::TempDirectory directory_;
+  const std::string& root_ = directory_.path();
 };
 
 TEST_F(MemoryCgroupTest, ReadsVersion2) {

@@ -1,4 +1,4 @@
-#include "server/telemetry/last_exit.h"
+#include "server/kube/last_exit.h"
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -19,7 +19,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
-namespace nibble::telemetry {
+namespace nibble::kube {
 
 namespace {
 
@@ -124,4 +124,4 @@ absl::StatusOr<std::string> ReadLastExitReason(const PodAccess& access) {
   return LastExitReason(answer.body(), access.container);
 }
 
-}  // namespace nibble::telemetry
+}  // namespace nibble::kube

@@ -1,4 +1,4 @@
-#include "server/telemetry/last_exit.h"
+#include "server/kube/last_exit.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 #include "tests/support/certificates.h"
 #include "tests/support/temp_directory.h"
 
-namespace nibble::telemetry {
+namespace nibble::kube {
 namespace {
 
 namespace asio = boost::asio;
@@ -24,7 +24,7 @@ namespace beast = boost::beast;
 using ::testing::HasSubstr;
 using asio::ip::tcp;
 
-// As `kubectl get pod -o json` prints a pod whose container was ended, without the fields that nobody reads.
+// A Pod as `kubectl get pod -o json` prints it, without the fields that this test does not need.
 std::string Pod(const std::string& last_state) {
   return R"({"kind": "Pod", "status": {"phase": "Running", "containerStatuses": [{"name": "sidecar", "lastState": {}},)"
          R"({"name": "nibbled", "restartCount": 1, "lastState": )" + last_state + "}]}}";
@@ -151,4 +151,4 @@ TEST_F(ReadLastExitTest, MissingFilesAndServersAreNamed) {
 }
 
 }  // namespace
-}  // namespace nibble::telemetry
+}  // namespace nibble::kube

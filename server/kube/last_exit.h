@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace nibble::telemetry {
+namespace nibble::kube {
 
 // Where a pod's status is read.
 struct PodAccess {
@@ -24,8 +24,8 @@ struct PodAccess {
 // is missing.
 std::optional<PodAccess> PodAccessOf(const std::vector<std::string>& environment);
 
-// The reason for the end of the container's previous run ("OOMKilled", "Error"); "" if this is its first run.
-// `pod_json`: a Pod of Kubernetes' core/v1. InvalidArgument if it is none or does not contain the container.
+// The reason why the container's previous run ended ("OOMKilled", "Error"); "" if this is its first run. `pod_json`: a
+// Kubernetes Pod (core/v1). Errors: InvalidArgument (not a Pod, or a Pod without that container).
 absl::StatusOr<std::string> LastExitReason(std::string_view pod_json, const std::string& container);
 // The same, read from the API server. Waits for at most access.timeout. Errors: Unavailable
 // (no connection, another certificate); DeadlineExceeded; PermissionDenied (an answer other than 200); InvalidArgument
@@ -34,4 +34,4 @@ absl::StatusOr<std::string> ReadLastExitReason(const PodAccess& access);
 
 inline constexpr char kOomKilled[] = "OOMKilled";
 
-}  // namespace nibble::telemetry
+}  // namespace nibble::kube
