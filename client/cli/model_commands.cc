@@ -332,10 +332,10 @@ void AddModelCommands(CLI::App& app, Session& session) {
     sub->callback([&session, name, no_wait] { session.command = [&session, name, no_wait] { return Verify(session, *name, *no_wait); }; });
   }
   {
-    CLI::App* sub = models.add_subcommand("convert", "Convert a model to int8, ternary or nf4");
+    CLI::App* sub = models.add_subcommand("convert", "Convert a model to int8, ternary, nf4 or bf16; an adapter is merged");
     auto o = std::make_shared<ConvertOptions>();
     sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
-    sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4"}));
+    sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
     sub->add_option("--name", o->name, "Name of the new model")->required();
     sub->add_option("--head", o->head,
                     "Format of the LM head (default int8; for a trained adapter bf16, as in training)")

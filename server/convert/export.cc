@@ -99,7 +99,7 @@ absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, 
   if (source.config().architecture == "phi3") {
     return base::WithReason(
         absl::UnimplementedError("format \"peft\": transformers' phi3 has fused weights, so an adapter of separate "
-                                 "weights such as q_proj does not fit; export the merged model instead"),
+                                 "weights such as q_proj does not fit; convert the model to bf16 and export it as hf"),
         "UNSUPPORTED_MODEL");
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));

@@ -198,7 +198,8 @@ def test_adapter_made_by_peft_has_the_logprobs_of_peft(shared, tmp_path):
     transformers = pytest.importorskip("transformers", exc_type=ImportError)
     peft = pytest.importorskip("peft", exc_type=ImportError)
     from logprobs import worst_difference
-    from test_peft import LINEARS, dequantized
+    from nf4 import dequantized
+    from test_peft import LINEARS
     shared.run("models", "convert", "small", "--to", "nf4", "--name", "four")
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         **{key: value for key, value in small_model.CONFIG.items() if key not in ("architectures", "model_type", "torch_dtype")}))

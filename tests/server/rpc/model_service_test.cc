@@ -684,8 +684,18 @@ TEST_F(AdapterImportTest, PeftAdapterIsImportedServedConvertedAndExported) {
   v1::VerifyModelResponse verified;
   ASSERT_TRUE(Verify("tuned-int8", &verified).ok());
   EXPECT_TRUE(verified.equal());
+  ASSERT_TRUE(Convert("tuned-four", "tuned-bf16", v1::MODEL_FORMAT_BF16).has_response());
+  EXPECT_EQ(Get("tuned-bf16").format(), v1::MODEL_FORMAT_BF16);
+  EXPECT_EQ(answer("tuned-bf16").outputs(0).token_ids_size(), 8);
   v1::ExportModelRequest request;
+  request.set_model("tuned-bf16");
+  request.set_format(v1::EXPORT_FORMAT_HF);
+  EXPECT_TRUE(Export(request).contains("model.safetensors"));
   request.set_model("tuned-four");
+  longrunning::Operation refused;
+  const auto status = Call(models_, &v1::ModelService::Stub::ExportModel, request, &refused);
+  EXPECT_EQ(FieldOf(status), "format");
+  EXPECT_THAT(status.error_message(), HasSubstr("nibble models convert tuned-four --to bf16"));
   request.set_format(v1::EXPORT_FORMAT_PEFT);
   Files files = Export(request);
   EXPECT_THAT(files.at("adapter_config.json"), HasSubstr(Get("four").digest()));
