@@ -69,8 +69,7 @@ absl::Status WriteExport(base::FileSystem& files, const v1::ExportModelRequest& 
   const std::uint64_t max_shard_bytes =
       request.has_max_shard_bytes() ? static_cast<std::uint64_t>(request.max_shard_bytes()) : convert::kDefaultShardBytes;
   switch (request.format()) {
-    case v1::EXPORT_FORMAT_PEFT:
-      return convert::ExportPeft(files, artifact, Text(artifact.info().provenance, "base_model"), target);
+    case v1::EXPORT_FORMAT_PEFT: return convert::ExportPeft(files, artifact, target);
     case v1::EXPORT_FORMAT_COMPRESSED_TENSORS: return convert::ExportCompressedTensors(files, artifact, target, max_shard_bytes);
     default:
       return convert::ExportHf(files, artifact, target,

@@ -1,6 +1,7 @@
 """Compares twenty QLoRA steps with PEFT on the dequantized base: same data, same initial adapters, fp32 compute."""
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -139,6 +140,23 @@ def test_final_adapters_agree_with_the_peer(raced):
     for name, want in final.items():
         difference = np.linalg.norm(ours[name] - want) / np.linalg.norm(want)
         assert difference <= 1e-2, f"{name}: {difference}"
+
+
+def test_export_loads_on_the_base_that_it_names_without_a_warning(raced, tmp_path, model_directory):
+    server, _, _, ids, _ = raced
+    server.run("models", "export", "ours", "--format", "peft", "--out", tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(model_directory)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT calls deprecated functions of transformers
+        model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    assert model.base_model.model.config.hidden_size == small_model.CONFIG["hidden_size"]
+    row = torch.tensor([ids[0]])
+    with torch.no_grad():
+        adapted = model(row).logits
+        with model.disable_adapter():
+            assert not torch.equal(adapted, model(row).logits)
 
 
 @pytest.mark.parametrize("changes", [{"alpha": 2 * ALPHA}, {"lr": 1.1 * LR}], ids=["alpha", "lr"])
