@@ -313,7 +313,7 @@ absl::Status Export(Session& session, const ExportOptions& options) {
 }  // namespace
 
 void AddModelCommands(CLI::App& app, Session& session) {
-  CLI::App& models = *app.add_subcommand("models", "Import, convert, export, load and verify models");
+  CLI::App& models = *app.add_subcommand("models", "Import, convert, export, load, verify and compare models");
   models.require_subcommand(1);
 
   {
@@ -356,6 +356,7 @@ void AddModelCommands(CLI::App& app, Session& session) {
     const auto no_wait = AddNoWait(*sub);
     sub->callback([&session, name, no_wait] { session.command = [&session, name, no_wait] { return Verify(session, *name, *no_wait); }; });
   }
+  AddCompareCommand(models, session);
   {
     CLI::App* sub = models.add_subcommand("convert", "Convert a model to int8, ternary, nf4 or bf16; an adapter is merged");
     auto o = std::make_shared<ConvertOptions>();

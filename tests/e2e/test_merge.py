@@ -60,6 +60,22 @@ def test_export_of_an_adapter_as_hf_names_the_conversion(merged, tmp_path):
     assert "nibble models convert tuned --to bf16" in result.stderr
 
 
+def test_compare_shows_the_answers_of_both_models(merged, tmp_path):
+    server, _ = merged
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": PAGE[:30]}) + "\n" + json.dumps({"messages": [{"role": "user", "content": "Who?"}]}) + "\n")
+    arguments = ["models", "compare", "small", "tuned", "--prompts", prompts, "--max-tokens", 8]
+    rows = server.lines(*arguments)
+    assert [row["line"] for row in rows] == [1, 2]
+    for key, model in (("a", "small"), ("b", "tuned")):
+        alone = server.json("generate", model, "--prompt", PAGE[:30], "--max-tokens", 8)
+        assert rows[0][key]["token_ids"] == alone["token_ids"]
+    assert rows[0]["equal"] == (rows[0]["a"]["text"] == rows[0]["b"]["text"])
+    shown = server.run(*arguments, "--width", 80).stdout
+    assert shown.startswith("--- line 1") and "small".ljust(38) + " | tuned\n" in shown
+    assert shown.splitlines()[-1].startswith("2 prompts, ")
+
+
 @pytest.mark.full
 def test_transformers_loads_the_merged_model_of_peft(merged):
     torch = pytest.importorskip("torch", exc_type=ImportError)
