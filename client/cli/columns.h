@@ -10,8 +10,8 @@ namespace nibble::cli {
 
 inline constexpr std::size_t kMinColumnsSideBySide = 60;
 
-// Breaks a text into lines of at most `width` characters, at blanks if possible. Keeps the line ends of the text, and only
-// its printable characters. An empty text is one empty line.
+// Breaks a text into lines of at most `width` characters, at blanks if possible. Keeps the line ends of the text, and
+// only its printable characters. An empty text is one empty line.
 std::vector<std::string> Wrap(std::string_view text, std::size_t width);
 
 struct TitledText {

@@ -41,7 +41,8 @@ absl::StatusOr<v1::GenerateResponse> Answer(Session& session, const CompareOptio
 // The prompt in one line: its text, or the last message.
 std::string Heading(const Prompt& prompt, bool equal, std::size_t width) {
   const v1::GenerateRequest& request = prompt.request;
-  std::string text = request.has_chat() ? request.chat().messages(request.chat().messages_size() - 1).content() : request.text();
+  std::string text =
+      request.has_chat() ? request.chat().messages(request.chat().messages_size() - 1).content() : request.text();
   std::replace(text.begin(), text.end(), '\n', ' ');
   return Wrap(base::StrCat("--- line ", prompt.line, equal ? " (equal): " : ": ", text), width).front();
 }
@@ -83,7 +84,8 @@ absl::Status Compare(Session& session, const CompareOptions& options) {
     return session.out() ? absl::OkStatus() : absl::CancelledError("the output was closed");
   }));
   if (!session.json) {
-    session.out() << num_prompts << (num_prompts == 1 ? " prompt, " : " prompts, ") << num_equal << " with equal answers\n";
+    session.out() << num_prompts << (num_prompts == 1 ? " prompt, " : " prompts, ") << num_equal
+                  << " with equal answers\n";
   }
   return absl::OkStatus();
 }

@@ -325,8 +325,8 @@ void AddModelCommands(CLI::App& app, Session& session) {
         ->check(CLI::IsMember({"bf16", "f32"}));
     sub->add_option("--base", o->base, "For a PEFT adapter: its base model, in nf4, f32 or bf16");
     sub->add_option("--source-name", o->source_name,
-                    "Hub repository or path by which PEFT exports of adapters name this base (default: the repository if "
-                    "PATH is in the hub's cache, else the absolute PATH)");
+                    "Hub repository or path by which PEFT exports of adapters name this base (default: the repository "
+                    "if PATH is in the hub's cache, else the absolute PATH)");
     sub->add_option("--resume", o->resume, "Id of an interrupted upload to continue (see: nibble uploads list)");
     sub->callback([&session, o] { session.command = [&session, o] { return Import(session, *o); }; });
   }
@@ -358,10 +358,12 @@ void AddModelCommands(CLI::App& app, Session& session) {
   }
   AddCompareCommand(models, session);
   {
-    CLI::App* sub = models.add_subcommand("convert", "Convert a model to int8, ternary, nf4 or bf16; an adapter is merged");
+    CLI::App* sub =
+        models.add_subcommand("convert", "Convert a model to int8, ternary, nf4 or bf16; an adapter is merged");
     auto o = std::make_shared<ConvertOptions>();
     sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
-    sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
+    sub->add_option("--to", o->to, "Target format")->required()->check(
+        CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
     sub->add_option("--name", o->name, "Name of the new model")->required();
     sub->add_option("--head", o->head,
                     "Format of the LM head (default int8; for a trained adapter bf16, as in training)")

@@ -21,12 +21,16 @@ constexpr std::string_view kBlanks = " \t\r";
 
 absl::StatusOr<std::string> TextOf(const Json& object, const char* key) {
   const auto text = object.find(key);
-  if (text == object.end() || !text->is_string()) return absl::InvalidArgumentError(StrCat("\"", key, "\" is not a text"));
+  if (text == object.end() || !text->is_string()) {
+    return absl::InvalidArgumentError(StrCat("\"", key, "\" is not a text"));
+  }
   return text->get<std::string>();
 }
 
 absl::Status AddMessages(const Json& messages, v1::ChatInput& chat) {
-  if (!messages.is_array() || messages.empty()) return absl::InvalidArgumentError("\"messages\" is not a list of messages");
+  if (!messages.is_array() || messages.empty()) {
+    return absl::InvalidArgumentError("\"messages\" is not a list of messages");
+  }
   for (const Json& message : messages) {
     if (!message.is_object()) return absl::InvalidArgumentError("a message is not an object");
     v1::ChatMessage& added = *chat.add_messages();

@@ -1,6 +1,6 @@
-// A file of prompts: JSON lines of {"prompt": TEXT} or {"messages": [{"role": TEXT, "content": TEXT}, ...]}, or plain text
-// with one prompt per line. The first line that is not blank decides: JSON begins with "{". Blank lines have no prompt;
-// other keys of a JSON line are ignored.
+// A file of prompts: JSON lines of {"prompt": TEXT} or {"messages": [{"role": TEXT, "content": TEXT}, ...]}, or plain
+// text with one prompt per line. The first line that is not blank decides: JSON begins with "{". Blank lines have no
+// prompt; other keys of a JSON line are ignored.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -22,8 +22,8 @@ struct Prompt {
 class PromptFile {
  public:
   // Checks every line. The file is mapped; one line is in memory at a time. NotFound if it cannot be read;
-  // InvalidArgument (FIELD_VIOLATION), with the number of the line, for a line that is not a prompt of the file's format
-  // or longer than 64 MiB, and for a file without a prompt.
+  // InvalidArgument (FIELD_VIOLATION), with the number of the line, for a line that is not a prompt of the file's
+  // format or longer than 64 MiB, and for a file without a prompt.
   static absl::StatusOr<PromptFile> Open(const std::string& path);
   // Calls `use` for each prompt in order, until it returns an error.
   absl::Status ForEach(const std::function<absl::Status(const Prompt&)>& use) const;

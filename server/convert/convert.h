@@ -55,12 +55,13 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
 
 // Makes int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16; bf16 from f32, nf4 and lora. A lora model
 // is merged onto its DEQUANTIZED NF4 base, W + (B A) * scaling in f32, before it becomes int8 or is rounded to bf16
-// (peft#2105). One tensor is in memory at a time. Ternary codes are made exactly once, from master weights: a tensor or model that is already ternary is refused.
-// Embedding and head get the source's BitNetInfo::head_dtype (bf16 if it has none).
+// (peft#2105). One tensor is in memory at a time. Ternary codes are made exactly once, from master weights: a tensor or
+// model that is already ternary is refused. Embedding and head of a ternary model get the source's
+// BitNetInfo::head_dtype (bf16 if it has none).
 // `target` must not exist, or must be empty. On any error nothing is left there.
 // Errors: InvalidArgument (options; an unsupported format pair; more input features than the format's product allows;
-// matrices for int8, ternary or bf16 that are not finite), FailedPrecondition (ALREADY_TERNARY), AlreadyExists, Cancelled, those
-// of the file system.
+// matrices for int8, ternary or bf16 that are not finite), FailedPrecondition (ALREADY_TERNARY), AlreadyExists,
+// Cancelled, those of the file system.
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
                                            const ConvertOptions& options, const kernels::Stream& stream);
 

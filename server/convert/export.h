@@ -12,8 +12,8 @@ namespace nibble::convert {
 // Maximum bytes of tensors in one file: transformers 4's default max_shard_size.
 inline constexpr std::uint64_t kDefaultShardBytes = 5'000'000'000;
 
-// Writes adapter_model.safetensors, adapter_config.json and a README, as PEFT saves them. The digest of the base's weights
-// goes into the metadata of adapter_model.safetensors (model::kBaseDigestKey).
+// Writes adapter_model.safetensors, adapter_config.json and a README, as PEFT saves them. The digest of the base's
+// weights goes into the metadata of adapter_model.safetensors (model::kBaseDigestKey).
 // Errors: InvalidArgument (not a lora artifact), Unimplemented (phi3), AlreadyExists (target exists and is not empty).
 // On any error nothing is left at target.
 absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, const std::string& target);

@@ -14,8 +14,8 @@ namespace nibble::model {
 
 inline constexpr char kAdapterWeightsFile[] = "adapter_model.safetensors";
 inline constexpr char kAdapterConfigFile[] = "adapter_config.json";
-// In the metadata of an exported kAdapterWeightsFile: AdapterConfig::base_digest. PEFT reads no metadata; it warns of an
-// unknown key in kAdapterConfigFile, where earlier builds wrote it.
+// In the metadata of an exported kAdapterWeightsFile: AdapterConfig::base_digest. PEFT reads no metadata; it warns of
+// an unknown key in kAdapterConfigFile, where earlier builds wrote it.
 inline constexpr char kBaseDigestKey[] = "nibble_base_digest";
 inline constexpr std::int64_t kMaxLoraRank = 4096;
 // Maximum alpha of an import and of a job (server/jobs/job_spec.cc). Far above any value in use; keeps scaled weights

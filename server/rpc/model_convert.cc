@@ -330,10 +330,10 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
   if (request.format() == v1::EXPORT_FORMAT_HF && info.format != model::Format::kF32 && info.format != model::Format::kBF16 &&
       info.format != model::Format::kTernary) {
     const bool merges = info.format == model::Format::kLora || info.format == model::Format::kNf4;
-    return FieldError("format", StrCat("HF is for f32, bf16 and ternary models, \"", request.model(), "\" is ", Name(info.format),
-                                       merges ? StrCat("; convert it first: nibble models convert ", request.model(),
-                                                       " --to bf16 --name NEW")
-                                              : ""));
+    const std::string how =
+        merges ? StrCat("; convert it first: nibble models convert ", request.model(), " --to bf16 --name NEW") : "";
+    return FieldError("format", StrCat("HF is for f32, bf16 and ternary models, \"", request.model(), "\" is ",
+                                       Name(info.format), how));
   }
   if (request.format() == v1::EXPORT_FORMAT_COMPRESSED_TENSORS) NIBBLE_RETURN_IF_ERROR(convert::CheckCompressedTensors(info));
   if (request.linear_class() != v1::HF_LINEAR_CLASS_UNSPECIFIED && info.format != model::Format::kTernary) {

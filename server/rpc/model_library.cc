@@ -76,7 +76,8 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, co
     NIBBLE_RETURN_IF_ERROR(base::About(convert::CheckAdapterBase(info), request.base_model()));
   }
   if (request.source_name().size() > kMaxSourceName) {
-    return FieldError("source_name", StrCat("has ", request.source_name().size(), " bytes, wanted at most ", kMaxSourceName));
+    return FieldError("source_name",
+                      StrCat("has ", request.source_name().size(), " bytes, wanted at most ", kMaxSourceName));
   }
   NIBBLE_RETURN_IF_ERROR(state_.models->CheckFree(request.name(), owner.tenant));
   if (request.source_case() == v1::ImportModelRequest::SOURCE_NOT_SET) {
@@ -186,7 +187,8 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
   auto adapter = model::ReadPeftAdapter(state_.files, source, base_model->config(), admit);
   if (!adapter.ok()) return base::About(OfTheFiles(adapter.status()), request.base_model());
   std::string& base_name = adapter->config.base_model_name_or_path;
-  if (const std::string source_name = model::SourceName(base_model->info()); !source_name.empty()) base_name = source_name;
+  const std::string source_name = model::SourceName(base_model->info());
+  if (!source_name.empty()) base_name = source_name;
   if (base_name.empty()) base_name = request.base_model();
   if (base_model->info().format != model::Format::kNf4) scope.Progress("quantize", 0, 1);
   const base::Json provenance = {{"imported_from", "peft"}, {"base_model", request.base_model()}};

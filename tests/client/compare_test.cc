@@ -19,7 +19,8 @@ using ::testing::Not;
 using Lines = std::vector<std::string>;
 
 v1::GenerateResponse Answered(const std::string& model, const std::string& text) {
-  auto response = Proto<v1::GenerateResponse>("outputs { token_ids: 1 finish { reason: FINISH_REASON_EOS } } usage { completion_tokens: 1 }");
+  auto response = Proto<v1::GenerateResponse>(
+      "outputs { token_ids: 1 finish { reason: FINISH_REASON_EOS } } usage { completion_tokens: 1 }");
   response.mutable_start()->set_model_version(model);
   response.mutable_outputs(0)->set_text(text);
   return response;
@@ -50,8 +51,8 @@ class CompareTest : public ::testing::Test {
 TEST_F(CompareTest, AnswersStandSideBySideAndEqualOnesAreCounted) {
   int calls = 0;
   server_.generate.answer = [&](const v1::GenerateRequest& request, v1::GenerateResponse* response) {
-    const bool first_prompt = calls++ < 2;
-    *response = Answered(request.model(), first_prompt ? "the same" : request.model() == "base" ? "a\nb" : "twenty characters is the width of a column");
+    texts_ = {{"base", "a\nb"}, {"tuned", "twenty characters is the width of a column"}};
+    *response = Answered(request.model(), calls++ < 2 ? "the same" : texts_.at(request.model()));
     return grpc::Status::OK;
   };
   const Result result = Compare("first\n\nsecond prompt\n", {"--width", "60"});
@@ -84,11 +85,10 @@ TEST_F(CompareTest, AnswersStandBelowEachOtherInANarrowTerminal) {
 }
 
 TEST_F(CompareTest, EachModelGetsTheSameRequest) {
-  ASSERT_EQ(Compare("\n{\"prompt\": \"p\\n\", \"completion\": \"ignored\"}\n"
-                    "{\"messages\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": \"u\"}]}",
-                    {"--max-tokens", "7", "--seed", "3", "--temperature", "0.5"})
-                .exit,
-            0);
+  const std::string prompts = R"(
+{"prompt": "p\n", "completion": "ignored"}
+{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]})";
+  ASSERT_EQ(Compare(prompts, {"--max-tokens", "7", "--seed", "3", "--temperature", "0.5"}).exit, 0);
   ASSERT_EQ(server_.generate.asked.size(), 2u);
   ASSERT_EQ(server_.chat.asked.size(), 2u);
   for (int i = 0; i < 2; ++i) {
@@ -116,7 +116,8 @@ TEST_F(CompareTest, UnsetOptionsAreNotSent) {
 
 TEST_F(CompareTest, JsonIsOneObjectPerPrompt) {
   texts_["tuned"] = "one";
-  const Result result = Compare("{\"prompt\": \"p\"}\n{\"messages\": [{\"role\": \"user\", \"content\": \"u\"}]}\n", {"--json"});
+  const Result result =
+      Compare("{\"prompt\": \"p\"}\n{\"messages\": [{\"role\": \"user\", \"content\": \"u\"}]}\n", {"--json"});
   EXPECT_EQ(result.exit, 0) << result.err;
   std::istringstream lines(result.out);
   std::vector<base::Json> objects;
@@ -149,7 +150,8 @@ TEST_F(CompareTest, BadLineIsRefusedByNumberBeforeAnythingIsGenerated) {
     EXPECT_THAT(result.err, HasSubstr(names));
     EXPECT_EQ(result.out, "");
   }
-  const Result missing = RunNibble(server_, {"models", "compare", "base", "tuned", "--prompts", TemporaryFolder() + "/none"});
+  const std::string none = TemporaryFolder() + "/none";
+  const Result missing = RunNibble(server_, {"models", "compare", "base", "tuned", "--prompts", none});
   EXPECT_EQ(missing.exit, cli::kExitNotFound);
   EXPECT_TRUE(server_.generate.asked.empty() && server_.chat.asked.empty());
 }
@@ -180,7 +182,7 @@ TEST(WrapTest, BreaksAtBlanksAndInsideLongWords) {
   EXPECT_THAT(cli::Wrap("a\n\nb\n", 3), ElementsAre("a", "", "b", ""));
   EXPECT_THAT(cli::Wrap("", 3), ElementsAre(""));
   EXPECT_THAT(cli::Wrap("a\tb", 3), ElementsAre("a b"));
-  EXPECT_THAT(cli::Wrap("\xC3\xA4\xC3\xB6\xC3\xBC", 2), ElementsAre("\xC3\xA4\xC3\xB6", "\xC3\xBC")) << "whole characters";
+  EXPECT_THAT(cli::Wrap("\xC3\xA4\xC3\xB6\xC3\xBC", 2), ElementsAre("\xC3\xA4\xC3\xB6", "\xC3\xBC"));
 }
 
 }  // namespace

@@ -268,7 +268,9 @@ TEST(JsonTest, ImportNamesTheSourceOfTheModel) {
   Fill(server);
   const std::string cache = TemporaryFolder() + "/models--HuggingFaceTB--SmolLM2-135M/snapshots/0a1b";
   std::filesystem::create_directories(cache);
-  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) std::ofstream(cache + "/" + name) << "x";
+  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
+    std::ofstream(cache + "/" + name) << "x";
+  }
   EXPECT_EQ(RunNibble(server, {"models", "import", cache + "/", "--name", "n"}).exit, 0);
   EXPECT_EQ(server.import_model.asked.at(0).source_name(), "HuggingFaceTB/SmolLM2-135M");
   EXPECT_EQ(RunNibble(server, {"models", "import", cache, "--name", "n", "--source-name", "org/mine"}).exit, 0);

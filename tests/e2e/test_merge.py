@@ -1,5 +1,5 @@
-"""Merges an adapter into a bf16 model with the real programs. numpy and PEFT compute the same weights; transformers loads
-the export."""
+"""Merges an adapter into a bf16 model with the real programs. numpy and PEFT compute the same weights; transformers
+loads the export."""
 import json
 
 import numpy as np
@@ -15,8 +15,8 @@ from nf4 import dequantized, read_bf16, to_bf16
 def merged(shared, tmp_path_factory):
     """A server with the adapter of a job ("tuned") and the model that it is merged into ("merged"), and the exports of
     both."""
-    shared.lines("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "tuned", "--max-steps", 12,
-                 *TRAIN, "--watch")
+    shared.lines("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "tuned",
+                 "--max-steps", 12, *TRAIN, "--watch")
     shared.run("models", "convert", "tuned", "--to", "bf16", "--name", "merged")
     path = tmp_path_factory.mktemp("export")
     shared.run("models", "export", "tuned", "--format", "peft", "--out", path / "peft")
@@ -49,7 +49,8 @@ def test_merged_weights_are_the_base_plus_the_scaled_product(merged):
 
 def test_merged_model_answers_like_its_adapter(merged):
     server, _ = merged
-    losses = {name: server.json("score", name, "--text", PAGE[:120])["mean_loss"] for name in ("small", "tuned", "merged")}
+    losses = {name: server.json("score", name, "--text", PAGE[:120])["mean_loss"]
+              for name in ("small", "tuned", "merged")}
     assert abs(losses["merged"] - losses["tuned"]) < 0.1 * (losses["small"] - losses["tuned"]), losses
 
 
@@ -63,7 +64,8 @@ def test_export_of_an_adapter_as_hf_names_the_conversion(merged, tmp_path):
 def test_compare_shows_the_answers_of_both_models(merged, tmp_path):
     server, _ = merged
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": PAGE[:30]}) + "\n" + json.dumps({"messages": [{"role": "user", "content": "Who?"}]}) + "\n")
+    rows = [{"prompt": PAGE[:30]}, {"messages": [{"role": "user", "content": "Who?"}]}]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ["models", "compare", "small", "tuned", "--prompts", prompts, "--max-tokens", 8]
     rows = server.lines(*arguments)
     assert [row["line"] for row in rows] == [1, 2]
@@ -82,11 +84,14 @@ def test_transformers_loads_the_merged_model_of_peft(merged):
     transformers = pytest.importorskip("transformers", exc_type=ImportError)
     peft = pytest.importorskip("peft", exc_type=ImportError)
     server, path = merged
-    ours, info = transformers.AutoModelForCausalLM.from_pretrained(path / "hf", dtype=torch.bfloat16, output_loading_info=True)
+    ours, info = transformers.AutoModelForCausalLM.from_pretrained(path / "hf", dtype=torch.bfloat16,
+                                                                   output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    base = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        **{key: value for key, value in small_model.CONFIG.items() if key not in ("architectures", "model_type", "torch_dtype")}))
-    tensors = {name: torch.from_numpy(value.copy()) for name, value in dequantized(server.state / "models/tuned").items()}
+    other = ("architectures", "model_type", "torch_dtype")
+    config = {key: value for key, value in small_model.CONFIG.items() if key not in other}
+    base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
+    values = dequantized(server.state / "models/tuned")
+    tensors = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     base.load_state_dict(tensors, strict=True)
     theirs = peft.PeftModel.from_pretrained(base, path / "peft").merge_and_unload().to(torch.bfloat16).state_dict()

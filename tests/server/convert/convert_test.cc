@@ -82,8 +82,8 @@ std::vector<double> MergedInDouble(const Artifact& lora, const std::string& name
       const auto byte = std::to_integer<unsigned>(codes.bytes[static_cast<std::size_t>(r * k / 2 + c / 2)]);
       const auto code = c % 2 == 0 ? byte >> 4 : byte & 15;
       const std::int64_t block = r * blocks + c / 64;
-      const float absmax = static_cast<float>(std::to_integer<std::int8_t>(absmax_codes.bytes[static_cast<std::size_t>(block)])) /
-                               factor[static_cast<std::size_t>(block / 256)] + offset;
+      const auto absmax_code = std::to_integer<std::int8_t>(absmax_codes.bytes[static_cast<std::size_t>(block)]);
+      const float absmax = static_cast<float>(absmax_code) / factor[static_cast<std::size_t>(block / 256)] + offset;
       merged[static_cast<std::size_t>(r * k + c)] = static_cast<double>(kernels::kNf4Book[code] * absmax);
     }
   }
@@ -95,7 +95,8 @@ std::vector<double> MergedInDouble(const Artifact& lora, const std::string& name
     for (std::int64_t c = 0; c < k; ++c) {
       double delta = 0;
       for (std::int64_t i = 0; i < adapter.rank; ++i) {
-        delta += static_cast<double>(b[static_cast<std::size_t>(r * adapter.rank + i)]) * static_cast<double>(a[static_cast<std::size_t>(i * k + c)]);
+        delta += static_cast<double>(b[static_cast<std::size_t>(r * adapter.rank + i)]) *
+                 static_cast<double>(a[static_cast<std::size_t>(i * k + c)]);
       }
       merged[static_cast<std::size_t>(r * k + c)] += delta * adapter.scaling();
     }
@@ -492,7 +493,9 @@ TEST_F(ConvertTest, CheckConversionNeedsOnlyTheSourcesInfo) {
     EXPECT_FALSE(ok(from, Format::kNf4)) << Name(from);
     EXPECT_FALSE(ok(from, Format::kTernary)) << Name(from);
   }
-  for (const Format from : {Format::kF32, Format::kNf4, Format::kLora}) EXPECT_TRUE(ok(from, Format::kBF16)) << Name(from);
+  for (const Format from : {Format::kF32, Format::kNf4, Format::kLora}) {
+    EXPECT_TRUE(ok(from, Format::kBF16)) << Name(from);
+  }
   EXPECT_FALSE(ok(Format::kBF16, Format::kBF16));
   for (const Format to : {Format::kInt8, Format::kNf4, Format::kTernary, Format::kBF16}) {
     EXPECT_FALSE(ok(Format::kInt8, to)) << Name(to);

@@ -151,7 +151,8 @@ TEST_F(PeftAdapterTest, RejectsOtherTypesByName) {
 
 TEST_F(PeftAdapterTest, DigestOfTheBaseComesFromTheMetadata) {
   const auto write = [&](const std::string& digest) {
-    WritePeftFiles(directory_.Path("peft"), ToPeftConfig(config_), plan_, values_, {{"format", "pt"}, {kBaseDigestKey, digest}});
+    WritePeftFiles(directory_.Path("peft"), ToPeftConfig(config_), plan_, values_,
+                   {{"format", "pt"}, {kBaseDigestKey, digest}});
   };
   write(std::string(64, 'a'));
   const auto adapter = Read();
