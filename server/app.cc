@@ -315,7 +315,8 @@ absl::Status App::State::OpenServing() {
   library_options.load_tokens = [this](const auto& source, const auto& cancelled) { return tokens->Get(source, cancelled); };
   library_options.eval_dataset_of_job = [this](const std::string& job) {
     const auto record = controller->Get(job);
-    return record.ok() ? record->spec.eval_dataset : std::string();
+    if (!record.ok()) return std::string();
+    return record->spec.eval_fraction.has_value() ? record->spec.train_dataset : record->spec.eval_dataset;
   };
   library_options.find_checkpoint = [this](const std::string& name, const std::string& tenant) { return FindCheckpoint(name, tenant); };
   uploads = std::make_unique<rpc::UploadTable>(

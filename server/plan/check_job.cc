@@ -8,6 +8,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/data/held_out.h"
 #include "server/model/bitnet_shape.h"
 #include "server/model/layout.h"
 
@@ -109,6 +110,11 @@ absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs&
   NIBBLE_ASSIGN_OR_RETURN(data.train, CheckData("train_dataset", sources.front(), inputs));
   if (sources.size() > 1) {
     NIBBLE_ASSIGN_OR_RETURN(data.eval, CheckData("eval_dataset", sources.back(), inputs));
+  }
+  if (spec.eval_fraction.has_value()) {
+    NIBBLE_ASSIGN_OR_RETURN(data::HeldOut parts, data::HoldOut(data.train, *spec.eval_fraction));
+    data.train = std::move(parts.train);
+    data.eval = std::move(parts.eval);
   }
   return data;
 }
