@@ -115,7 +115,7 @@ absl::Status Authority::Load() {
   principals_ = std::make_shared<const PrincipalTable>(*std::move(parsed));
   text_ = std::move(text);
   rejected_.clear();
-  base::LogInfo("tokens read", {{"principals", StrCat(principals_->size())}});
+  base::LogInfo("tokens read", {{"principals", principals_->size()}});
   return absl::OkStatus();
 }
 
