@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "server/base/error.h"
+#include "server/base/strings.h"
 #include "tests/server/jobs/controller_fixture.h"
 
 namespace nibble::jobs {
@@ -250,6 +251,21 @@ TEST_F(ControllerTest, JobFailsWithTheLastReasonWhenRetriesRunOut) {
   EXPECT_THAT(observer_.attempts, ElementsAre("FAILED", "FAILED", "FAILED", "FAILED", "FAILED", "FAILED"));
   EXPECT_THAT(observer_.ended, ElementsAre("FAILED")) << "a job ends once, however many attempts it took";
   EXPECT_THAT(observer_.started, ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
+TEST_F(ControllerTest, OnlyTheEndOfAFailedAttemptIsAWarning) {
+  const std::string id = Submit();
+  const auto ended = [&](int code) {
+    clock_.Advance(absl::Seconds(360));
+    controller_->Tick();
+    machine_.Exit(Trainer(id), code);
+    ::testing::internal::CaptureStderr();
+    controller_->Tick();
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(ended(1), HasSubstr(base::StrCat(R"("level":"warning","message":"attempt ended","job":")", id,
+                                               R"(","attempt":1,"ended":"FAILED","state":"QUEUED","reason":"TRAINER_EXIT"})")));
+  EXPECT_THAT(ended(kExitTempFail), HasSubstr(R"("level":"info","message":"attempt ended")"));
 }
 
 TEST_F(ControllerTest, CheckpointedStopDoesNotCount) {  // R4
