@@ -16,6 +16,7 @@
 #include "server/auth/principals.h"
 #include "server/base/clock.h"
 #include "server/base/files.h"
+#include "server/base/log_limit.h"
 
 namespace nibble::auth {
 
@@ -62,6 +63,8 @@ class Authority {
   bool wants_tokens() const { return !options_.token_file.empty(); }
 
  private:
+  static constexpr int kRefusalsLoggedASecond = 20;
+
   Authority(base::FileSystem& files, base::Clock& clock, AuthorityOptions options)
       : files_(files), clock_(clock), options_(std::move(options)) {}
   absl::Status Load();  // requires mutex_
@@ -78,8 +81,7 @@ class Authority {
   std::shared_ptr<const PrincipalTable> principals_;  // by mutex_
   absl::Duration next_look_ = absl::ZeroDuration();   // by mutex_; monotonic
   bool unreadable_ = false;                           // by mutex_
-  absl::Duration log_second_ = absl::ZeroDuration();  // by mutex_
-  int lines_this_second_ = 0;                         // by mutex_
+  base::LogLimit log_limit_{kRefusalsLoggedASecond};
 };
 
 }  // namespace nibble::auth
