@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "server/base/mutex.h"
@@ -84,8 +83,6 @@ struct Metrics::Families {
     bool is_known = true;                                 // at the last call of KeepModels
   };
   std::map<std::string, ModelSeries, std::less<>> models ABSL_GUARDED_BY(mutex);
-  // Model -> its generated tokens and the time at the last scrape.
-  std::map<std::string, std::pair<double, double>, std::less<>> rates ABSL_GUARDED_BY(mutex);
   base::Mutex raise_mutex;  // guards counters and peaks that are set to an absolute value
 
   prometheus::Family<Counter>& Count(const char* name, const char* help) {
@@ -117,8 +114,6 @@ struct Metrics::Families {
                 "Peak memory: VmHWM on the CPU, the allocators' own peak on CUDA");
   NIBBLE_FAMILY(Gauge, train_rate, Level, "nibble_train_tokens_per_second",
                 "Training throughput of the last reported step");
-  NIBBLE_FAMILY(Gauge, generate_rate, Level, "nibble_generate_tokens_per_second",
-                "Tokens decoded per second between the last two scrapes");
   NIBBLE_FAMILY(Counter, train_tokens, Count, "nibble_train_tokens_total", "Tokens trained on, without padding");
   NIBBLE_FAMILY(Counter, generated_tokens, Count, "nibble_generated_tokens_total", "Tokens generated");
   NIBBLE_FAMILY(Counter, prompt_tokens, Count, "nibble_prompt_tokens_total", "Prompt tokens computed");

@@ -3,7 +3,6 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
-#include <chrono>
 #include <iterator>
 #include <sstream>
 #include <utility>
@@ -110,7 +109,6 @@ void Metrics::KeepModels(const std::set<std::string, std::less<>>& names) {
     for (const auto& [_, remove] : series.remove) remove();
     model = f.models.erase(model);
   }
-  std::erase_if(f.rates, [&](const auto& entry) { return !names.contains(entry.first); });
 }
 
 void Metrics::SetProcess() {
@@ -192,14 +190,8 @@ void Metrics::SetScheduler(std::string_view model, const SchedulerState& state) 
   f.OfModel(f.running, model, {}).Set(static_cast<double>(state.running));
   f.OfModel(f.kv_used, model, {}).Set(static_cast<double>(state.kv_blocks_used));
   f.OfModel(f.kv_blocks, model, {}).Set(static_cast<double>(state.kv_blocks));
-  const double generated = f.OfModel(f.generated_tokens, model, {}).Value();
+  f.OfModel(f.generated_tokens, model, {});
   f.OfModel(f.prompt_tokens, model, {});
-  Gauge& rate = f.OfModel(f.generate_rate, model, {});
-  const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  auto& [tokens_before, time_before] = f.rates[std::string(model)];
-  if (time_before > 0 && now > time_before) rate.Set((generated - tokens_before) / (now - time_before));
-  tokens_before = generated;
-  time_before = now;
 }
 
 void Metrics::SetPreemptions(std::uint64_t count) {

@@ -186,7 +186,6 @@ DESIGNED = {
     "nibble_generate_time_to_first_token_seconds": {"model"},
     "nibble_generate_time_per_output_token_seconds": {"model"},
     "nibble_generated_tokens_total": {"model"},
-    "nibble_generate_tokens_per_second": {"model"},
     "nibble_kernel_launches_total": {"kernel", "device", "phase"},
     "nibble_peak_memory_bytes": {"process", "device"},
     "nibble_kv_cache_used_blocks": {"model"},

@@ -85,6 +85,21 @@ TEST(MetricsTest, TokensAreCountedByModelAndSchedulerStateIsAGauge) {
   EXPECT_EQ(samples.at("nibble_generated_tokens_total{model=\"m\"}"), 4);
 }
 
+// A scrape must not depend on the scrapes before it, because they may be another Prometheus's.
+TEST(MetricsTest, SecondScraperSeesTheSameServingSeries) {
+  Metrics metrics({}, {});
+  metrics.AddCollector([](Metrics& out) { out.SetScheduler("m", {.running = 1}); });
+  metrics.TokensGenerated("m", 8);
+  const auto serving = [&] {
+    auto samples = Samples(metrics.Scrape());
+    std::erase_if(samples, [](const auto& sample) { return sample.first.find("model=\"m\"") == std::string::npos; });
+    return samples;
+  };
+  const auto first = serving();
+  EXPECT_EQ(first.at("nibble_generated_tokens_total{model=\"m\"}"), 8);
+  EXPECT_EQ(serving(), first);
+}
+
 TEST(MetricsTest, PreemptionsNeverFall) {
   Metrics metrics({}, {});
   metrics.SetPreemptions(0);
