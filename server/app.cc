@@ -460,6 +460,8 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   NIBBLE_RETURN_IF_ERROR(s.OpenState());  // first: a second server then fails on the lock, not on the ports
   NIBBLE_RETURN_IF_ERROR(s.StartHttp());
   NIBBLE_RETURN_IF_ERROR(s.OpenJobs());
+  // After OpenJobs, which trims the caches.
+  store::WarnBelowWatermark(s.files, s.state->paths.root(), s.state->min_free_bytes);
   NIBBLE_RETURN_IF_ERROR(s.OpenServing());
   s.drainer = std::make_unique<Drainer>(s.Ending(), base::RealClock());
   NIBBLE_RETURN_IF_ERROR(s.StartGrpc());
