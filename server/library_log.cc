@@ -28,15 +28,18 @@ void Pass(const char* library, Level level, const char* file, int line, std::str
   const auto left_out = limit.Take(base::RealClock().Monotonic());
   if (!left_out.has_value() && level != Level::kFatal) return;
   const auto log = level == Level::kInfo ? base::LogInfo : level == Level::kWarning ? base::LogWarning : base::LogError;
-  log(library, {{"text", text.substr(0, kMaxLoggedBytes)}, {"file", file}, {"line", line}, {"left_out", left_out.value_or(0)}});
+  log(library, {{"text", text.substr(0, kMaxLoggedBytes)},
+                {"file", file},
+                {"line", line},
+                {"left_out", left_out.value_or(0)}});
   if (level == Level::kFatal) base::FlushLog(absl::Seconds(2));
 }
 
 void OnGrpcLine(gpr_log_func_args* line) {
   const std::string_view text = line->message;
-  const bool fatal = text.starts_with("assertion failed");  // gpr_assertion_failed
-  Pass("grpc", fatal ? Level::kFatal : line->severity == GPR_LOG_SEVERITY_ERROR ? Level::kError : Level::kInfo, line->file,
-       line->line, text);
+  Level level = line->severity == GPR_LOG_SEVERITY_ERROR ? Level::kError : Level::kInfo;
+  if (text.starts_with("assertion failed")) level = Level::kFatal;  // gpr_assertion_failed
+  Pass("grpc", level, line->file, line->line, text);
 }
 
 void OnProtobufLine(google::protobuf::LogLevel level, const char* file, int line, const std::string& text) {

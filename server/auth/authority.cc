@@ -154,8 +154,10 @@ void Authority::Refused(std::string_view path, const Caller& caller, const absl:
   if (!log_limit_.Take(clock_.Monotonic()).has_value()) return;  // the metric counts all
   const std::map<std::string, std::string> metadata = base::ReasonMetadata(status);
   const auto name = metadata.find("principal");
-  base::LogWarning("refused", {{"method", std::string(path.substr(0, kMaxLoggedBytes))},
+  const std::string certificate = caller.certificate_names.empty() ? "" : caller.certificate_names.front();
+  base::LogWarning("refused", {{"method", path.substr(0, kMaxLoggedBytes)},
                                {"peer", caller.peer.substr(0, kMaxLoggedBytes)},
+                               {"certificate", certificate.substr(0, kMaxLoggedBytes)},
                                {"principal", name == metadata.end() ? "" : name->second},
                                {"code", absl::StatusCodeToString(status.code())},
                                {"reason", reason}});

@@ -1,4 +1,4 @@
-// JSON lines on stderr: {"time", "level", "message", fields...}. Texts are escaped; numbers and bools are those of JSON.
+// JSON lines on stderr: {"time", "level", "message", fields...}. Texts are escaped; numbers and bools keep their type.
 // Callers must not log secrets.
 #pragma once
 #include <concepts>

@@ -141,6 +141,7 @@ grpc::Status Call::End(const absl::Status& status) {
   log("rpc", {{"method", base::StrCat(service_, "/", method_)},
               {"request_id", request_id_},
               {"principal", admitted_.ok() ? principal_.name : ""},
+              {"peer", context_->peer()},
               {"code", code},
               {"reason", reason},
               {"ms", static_cast<std::int64_t>(seconds * 1e3)},

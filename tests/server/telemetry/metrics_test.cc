@@ -191,7 +191,8 @@ TEST(MetricsTest, StepUpdatesEveryTrainSeries) {
 
 TEST(MetricsTest, EachJobHasItsLossUntilItsAttemptEnds) {
   Metrics metrics({}, {});
-  const std::string one = "nibble_train_loss{job_id=\"job-1\",method=\"qlora\"}", two = "nibble_train_loss{job_id=\"job-2\",method=\"qlora\"}";
+  const std::string one = "nibble_train_loss{job_id=\"job-1\",method=\"qlora\"}";
+  const std::string two = "nibble_train_loss{job_id=\"job-2\",method=\"qlora\"}";
   metrics.TrainStep("qlora", "job-1", {.loss = 3});
   metrics.TrainStep("qlora", "job-2", {.loss = 5});
   metrics.TrainStep("qlora", "job-1", {.loss = 2});
