@@ -282,11 +282,13 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
   after.progress = t.progress.value_or(live.progress);
   after.output_digest = t.publish_digest.value_or("");
   after.ended = t.ended;
-  base::LogInfo("attempt ended", {{"job", job.id},
-                                  {"attempt", std::to_string(job.attempt)},
-                                  {"ended", *t.attempt_state},
-                                  {"state", Name(t.to)},
-                                  {"reason", said.reason}});
+  const bool failed = t.attempt_state == "FAILED" || t.attempt_state == "LOST";
+  const auto log = failed ? base::LogWarning : base::LogInfo;
+  log("attempt ended", {{"job", job.id},
+                        {"attempt", job.attempt},
+                        {"ended", *t.attempt_state},
+                        {"state", Name(t.to)},
+                        {"reason", said.reason}});
   if (observer_ != nullptr) {
     observer_->OnAttemptEnded(after, *t.attempt_state);
     if (IsFinal(after.state) && after.state != JobState::kSucceeded) observer_->OnJobEnded(after);

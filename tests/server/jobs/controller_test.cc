@@ -252,6 +252,22 @@ TEST_F(ControllerTest, JobFailsWithTheLastReasonWhenRetriesRunOut) {
   EXPECT_THAT(observer_.started, ElementsAre(1, 2, 3, 4, 5, 6));
 }
 
+TEST_F(ControllerTest, OnlyTheEndOfAFailedAttemptIsAWarning) {
+  const std::string id = Submit();
+  const auto ended = [&](int code) {
+    clock_.Advance(absl::Seconds(360));
+    controller_->Tick();
+    machine_.Exit(Trainer(id), code);
+    ::testing::internal::CaptureStderr();
+    controller_->Tick();
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const std::string failed = ended(1);
+  EXPECT_THAT(failed, HasSubstr(R"("level":"warning","message":"attempt ended")"));
+  EXPECT_THAT(failed, HasSubstr(R"("attempt":1,"ended":"FAILED","state":"QUEUED","reason":"TRAINER_EXIT"})"));
+  EXPECT_THAT(ended(kExitTempFail), HasSubstr(R"("level":"info","message":"attempt ended")"));
+}
+
 TEST_F(ControllerTest, CheckpointedStopDoesNotCount) {  // R4
   const std::string id = Submit();
   for (int attempt = 1; attempt <= 8; ++attempt) {
