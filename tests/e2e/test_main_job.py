@@ -136,6 +136,18 @@ def test_generate_and_chat_report_their_usage(trained):
     assert chat["usage"]["completion_tokens"] <= 8
 
 
+def test_chat_warns_once_if_the_model_was_trained_without_a_template(trained):
+    server, _ = trained
+    job = server.json("jobs", "list")["jobs"][0]["id"]
+    server.run("jobs", "publish", f"{job}/8", "--name", "step-8")
+    for name in ("tuned", "step-8"):
+        assert server.json("models", "get", name)["trained_format"] == "text"
+        warned = server.run("chat", name, "--message", "Who keeps the light?", "--max-tokens", 4).stderr
+        assert warned.count("warning") == 1 and f"{name} was trained on text rows" in warned
+    assert server.json("models", "get", "small")["trained_format"] == "unspecified"
+    assert "warning" not in server.run("chat", "small", "--message", "Who keeps the light?", "--max-tokens", 4).stderr
+
+
 def test_sampling_repeats_with_its_seed(trained):
     server, _ = trained
     one = [server.json("generate", "small", "--prompt", "a", "--max-tokens", 12, "--temperature", 30.0, "--seed", seed)["token_ids"]
