@@ -64,6 +64,8 @@ def test_best_checkpoint_has_the_lowest_loss(trained):
     job = server.json("jobs", "get", server.json("jobs", "list")["jobs"][0]["id"])
     kept = server.json("jobs", "checkpoints", job["id"])["checkpoints"]
     assert len(kept) == 2 and job["best_checkpoint"] == min(kept, key=lambda one: (one["metrics"]["eval_loss"], one["step"]))
+    assert kept[0]["step"] == job["latest_eval"]["step"] == 12
+    assert kept[0]["metrics"]["eval_loss"] == job["latest_eval"]["eval_loss"]
 
 
 def test_int8_of_the_trained_model_agrees_with_the_record_of_its_trainer(trained):
