@@ -63,7 +63,7 @@ void PrintJob(Session& session, const v1::Job& job) {
   if (job.progress().has_eta()) {
     table.Add({"time left", base::StrCat("about ", (job.progress().eta().seconds() + 59) / 60, " min")});
   }
-  if (job.has_error()) {
+  if (job.has_error() && job.state() != v1::JOB_STATE_CANCELLED) {  // then the state's message is the same
     const std::string reason = base::Reason(client::FromProto(job.error()));
     table.Add({"error", base::StrCat(job.error().message(), reason.empty() ? "" : base::StrCat(" (", reason, ")"))});
   }

@@ -120,6 +120,10 @@ absl::Status Validate(const JobSpec& spec);
 JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& dataset_format,
                 const std::string& default_device);
 
+// For the provenance of the job's model: the format of the rows that it was trained on, and the options by which they
+// and the evaluation set were tokenized, so that a conversion can evaluate the same tokens.
+base::Json EvalDataJson(const JobSpec& spec);
+
 // Optimizer steps of the run: max_steps, or the steps of its epochs (rounded up, at least one).
 std::int64_t NumSteps(const RunConfig& run, std::int64_t rows_in_epoch);
 // Micro-batches of a run given in epochs (rounded up, at least one); its last step may have fewer than run.grad_accum.

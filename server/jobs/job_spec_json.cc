@@ -185,4 +185,14 @@ absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {
   return spec;
 }
 
+Json EvalDataJson(const JobSpec& spec) {
+  Json cut = {{"max_seq_len", spec.data.max_seq_len},
+              {"train_on_prompt", spec.data.train_on_prompt},
+              {"overlong", spec.data.overlong.value_or("")},
+              {"trained_format", spec.data.format.value_or("text")}};
+  if (spec.data.add_special_tokens.has_value()) cut["add_special_tokens"] = *spec.data.add_special_tokens;
+  if (spec.eval_fraction.has_value()) cut["held_out"] = *spec.eval_fraction;
+  return cut;
+}
+
 }  // namespace nibble::jobs

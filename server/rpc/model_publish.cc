@@ -73,9 +73,12 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
   }
   NIBBLE_RETURN_IF_ERROR(registry::CheckModelFiles(*state_.models, metrics_, source.spec.base_model, cancelled));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base_model.directory));
-  const base::Json provenance = {{"job_id", source.job_id},       {"base_model", source.spec.base_model},
-                                 {"step", source.step},           {"checkpoint", request.checkpoint()},
-                                 {"checkpoint_digest", verified->digest}};
+  const base::Json provenance = {{"job_id", source.job_id},
+                                 {"base_model", source.spec.base_model},
+                                 {"step", source.step},
+                                 {"checkpoint", request.checkpoint()},
+                                 {"checkpoint_digest", verified->digest},
+                                 {"eval_data", jobs::EvalDataJson(source.spec)}};
   const bool masters = source.spec.method == jobs::kMethodBitNetQat;
   // An adapter's checkpoint consists almost only of its tensors and the optimizer's state.
   const registry::WorkMemory need = masters ? registry::MastersMemory(plan::TrainedConfig(source.spec, artifact->config()))

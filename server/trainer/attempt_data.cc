@@ -70,14 +70,4 @@ std::unique_ptr<data::Loader> MakeLoader(const jobs::JobSpec& spec, const Attemp
       spec.data.max_seq_len, static_cast<std::uint64_t>(spec.data.shuffle_seed));
 }
 
-base::Json EvalDataJson(const jobs::JobSpec& spec) {
-  base::Json cut = {{"max_seq_len", spec.data.max_seq_len},
-                    {"train_on_prompt", spec.data.train_on_prompt},
-                    {"overlong", spec.data.overlong.value_or("")},
-                    {"trained_format", spec.data.format.value_or("text")}};
-  if (spec.data.add_special_tokens.has_value()) cut["add_special_tokens"] = *spec.data.add_special_tokens;
-  if (spec.eval_fraction.has_value()) cut["held_out"] = *spec.eval_fraction;
-  return cut;
-}
-
 }  // namespace nibble::trainer

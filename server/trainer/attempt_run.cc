@@ -337,7 +337,7 @@ class AttemptRun {
                              {"dataset_digest", inputs_.identity.data_digest},
                              {"spec_digest", inputs_.identity.spec_digest},
                              {"step", progress_.step},
-                             {"eval_data", EvalDataJson(spec_)},
+                             {"eval_data", jobs::EvalDataJson(spec_)},
                              {"isa", inputs_.identity.isa},
                              {"threads", inputs_.identity.threads},
                              {"code_version", context_.order.nibble_version}};

@@ -138,6 +138,32 @@ TEST_F(ControllerTest, BestCheckpointIsTheKeptOneWithTheLowestLoss) {
   EXPECT_EQ(best(id), 0) << "nor is a damaged one";
 }
 
+// The trainer saves the last step before it evaluates it.
+TEST_F(ControllerTest, FinalEvaluationBelongsToTheCheckpointOfTheLastStep) {
+  JobSpec spec = Spec();
+  spec.run.keep_last = 3;
+  const std::string id = Submit(spec);
+  controller_->Tick();
+  FakeMachine::Trainer& trainer = Trainer(id);
+  Ready(trainer);
+  Write(trainer, "eval", R"({"step":2,"eval_loss":2.5})");
+  Checkpoint(trainer, 2, R"({"eval_loss":2.5})");
+  Checkpoint(trainer, 4, R"({"eval_loss":2.5})");
+  controller_->Tick();
+  EXPECT_EQ(controller_->Get(id)->best_checkpoint->step, 2);
+  Write(trainer, "eval", R"({"step":4,"eval_loss":2.0})");
+  Write(trainer, "eval", R"({"step":4,"eval_loss":1.0,"what":"int8"})");
+  controller_->Tick();
+  const auto job = controller_->Get(id);
+  ASSERT_TRUE(job.ok() && job->best_checkpoint.has_value()) << job.status();
+  EXPECT_EQ(job->best_checkpoint->step, 4);
+  EXPECT_EQ(job->best_checkpoint->metrics.at("eval_loss"), 2.0) << "of the trained form";
+  const auto listed = controller_->Checkpoints(id);
+  ASSERT_TRUE(listed.ok() && listed->size() == 2) << listed.status();
+  EXPECT_EQ(listed->front().metrics.at("eval_loss"), 2.5);
+  EXPECT_EQ(listed->back().metrics.at("eval_loss"), 2.0);
+}
+
 TEST_F(ControllerTest, AgeOfTheLastRoundShowsAHungScheduler) {
   controller_->Tick();
   EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());

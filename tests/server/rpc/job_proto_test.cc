@@ -233,7 +233,7 @@ TEST(JobProtoTest, ReturnedSpecsAreComplete) {
 TEST(JobProtoTest, CancelledJobNamesTheUserAsItsReason) {
   jobs::StoredJob job;
   job.state = jobs::JobState::kCancelled;
-  job.error = jobs::CancelledByUser();
+  job.error = jobs::JobError{"CANCELLED", "USER", "cancelled by the user"};
   const v1::Job shown = ToProto(job);
   EXPECT_EQ(shown.error().code(), static_cast<int>(absl::StatusCode::kCancelled));
   EXPECT_EQ(shown.state_reason().reason(), "USER");
