@@ -88,10 +88,7 @@ void AddWarnings(const jobs::JobSpec& spec, const CheckedData& data, JobPlan& pl
   if (!jobs::HasEvaluation(spec)) {
     Warn(plan, "NO_EVALUATION", "there is no eval_dataset and no eval_fraction: only the training loss will be known");
   }
-  if (spec.method == jobs::kMethodBitNetQat && spec.bitnet_qat.act_scale == "per_tensor") {
-    Warn(plan, "PER_TENSOR_ACTIVATIONS",
-         "bitnet_qat.act_scale: rows share a scale in training; the served model has one per token");
-  }
+  PlanOf(spec).AddWarnings(spec, plan.warnings);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/checkpoint_model.h"
-#include "server/plan/check_job.h"
+#include "server/plan/method_plan.h"
 #include "server/registry/model_files.h"
 #include "server/registry/model_memory.h"
 #include "server/rpc/model_library.h"
@@ -79,7 +79,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
                                  {"checkpoint", request.checkpoint()},
                                  {"checkpoint_digest", verified->digest},
                                  {"eval_data", jobs::EvalDataJson(source.spec)}};
-  const bool masters = source.spec.method == jobs::kMethodBitNetQat;
+  const bool masters = !plan::PlanOf(source.spec).trains_adapter();
   // An adapter's checkpoint consists almost only of its tensors and the optimizer's state.
   const registry::WorkMemory need = masters ? registry::MastersMemory(plan::TrainedConfig(source.spec, artifact->config()))
                                   : registry::AdapterMemory(*artifact, static_cast<std::int64_t>(verified->total_bytes()));
