@@ -38,6 +38,7 @@ std::string WholeNumber(const std::string& text);
 // Each function adds its commands. The command that the user gives sets session.command. The session must outlive
 // `app`.
 void AddModelCommands(CLI::App& app, Session& session);
+void AddCompareCommand(CLI::App& models, Session& session);
 void AddDatasetCommands(CLI::App& app, Session& session);
 void AddJobCommands(CLI::App& app, Session& session);
 void AddInferenceCommands(CLI::App& app, Session& session);

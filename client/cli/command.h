@@ -3,7 +3,9 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "client/cli/session.h"
+#include "nibble/v1/inference_service.pb.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
@@ -19,6 +21,9 @@ void AddCommand(CLI::App& group, Session& session, const char* command, const ch
 // Adds a command with one argument: `argument` is its name ("NAME"), `what` its help text ("Model").
 void AddCommandOn(CLI::App& group, Session& session, const char* command, const char* help, const char* argument, const char* what,
                   absl::Status (*run)(Session&, const std::string&));
+
+// The complete answer to a request with one output, or to its conversation if `chat`. DataLoss if it is malformed.
+absl::StatusOr<v1::GenerateResponse> WholeAnswer(Session& session, const v1::GenerateRequest& request, bool chat);
 
 // Adds the option --no-wait to a command that starts an operation.
 std::shared_ptr<bool> AddNoWait(CLI::App& command);

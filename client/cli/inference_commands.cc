@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "client/cli/app.h"
+#include "client/cli/command.h"
 #include "client/cli/render.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
@@ -94,8 +95,8 @@ absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& 
   return text;
 }
 
-// The complete response. With logprobs it is streamed, because it may exceed the limit of one message.
-absl::StatusOr<v1::GenerateResponse> Whole(Session& session, const v1::GenerateRequest& request, bool chat) {
+// With logprobs the answer is streamed, because it may exceed the limit of one message.
+absl::StatusOr<v1::GenerateResponse> Unchecked(Session& session, const v1::GenerateRequest& request, bool chat) {
   if (!request.output().has_logprobs()) {
     if (!chat) return session.client().LongCall(&InferenceService::Stub::Generate, request);
     v1::ChatRequest message;
@@ -120,8 +121,7 @@ absl::Status Generate(Session& session, const GenerateOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(v1::GenerateRequest request, BaseRequest(options));
   NIBBLE_ASSIGN_OR_RETURN(*request.mutable_text(), TextOf("prompt", options.prompt, options.prompt_file));
   if (!session.json) return Stream(session, request, false).status();
-  NIBBLE_ASSIGN_OR_RETURN(const auto response, Whole(session, request, /*chat=*/false));
-  NIBBLE_RETURN_IF_ERROR(CheckAnswer(response, options.logprobs.has_value()));
+  NIBBLE_ASSIGN_OR_RETURN(const auto response, WholeAnswer(session, request, /*chat=*/false));
   session.Print(GenerateJson(response, options.logprobs.has_value()));
   return absl::OkStatus();
 }
@@ -161,8 +161,7 @@ absl::Status Chat(Session& session, const GenerateOptions& options) {
     AddMessage(request, "user", *options.message);
     NIBBLE_RETURN_IF_ERROR(WarnIfTrainedWithoutTemplate(session, options.model));
     if (!session.json) return Stream(session, request, true).status();
-    NIBBLE_ASSIGN_OR_RETURN(const auto response, Whole(session, request, /*chat=*/true));
-    NIBBLE_RETURN_IF_ERROR(CheckAnswer(response, options.logprobs.has_value()));
+    NIBBLE_ASSIGN_OR_RETURN(const auto response, WholeAnswer(session, request, /*chat=*/true));
     session.Print(GenerateJson(response, options.logprobs.has_value()));
     return absl::OkStatus();
   }
@@ -256,6 +255,12 @@ void AddSampling(CLI::App& sub, GenerateOptions& options, const char* max_tokens
 }
 
 }  // namespace
+
+absl::StatusOr<v1::GenerateResponse> WholeAnswer(Session& session, const v1::GenerateRequest& request, bool chat) {
+  NIBBLE_ASSIGN_OR_RETURN(v1::GenerateResponse response, Unchecked(session, request, chat));
+  NIBBLE_RETURN_IF_ERROR(CheckAnswer(response, request.output().has_logprobs()));
+  return response;
+}
 
 void AddInferenceCommands(CLI::App& app, Session& session) {
   {

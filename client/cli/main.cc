@@ -1,3 +1,4 @@
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -5,6 +6,15 @@
 
 #include "client/cli/app.h"
 #include "client/cli/interrupt.h"
+
+namespace {
+
+int OutColumns() {
+  winsize size = {};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   // The program prints its own errors; gRPC would print lines of its log between them. The variable can still set it.
@@ -18,6 +28,7 @@ int main(int argc, char** argv) {
                                  isatty(STDIN_FILENO) != 0,
                                  isatty(STDOUT_FILENO) != 0,
                                  isatty(STDERR_FILENO) != 0,
-                                 &interrupt};
+                                 &interrupt,
+                                 OutColumns()};
   return nibble::cli::Run(std::vector<std::string>(argv + 1, argv + argc), terminal, &nibble::client::Client::Connect);
 }

@@ -1,11 +1,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/str_replace.h"
 #include "client/cli/app.h"
 #include "client/cli/command.h"
 #include "client/cli/message_json.h"
@@ -58,8 +60,22 @@ absl::Status CheckFree(Session& session, const std::string& name) {
 
 struct ImportOptions {
   std::string path, name;
-  std::optional<std::string> dtype, base, resume;
+  std::optional<std::string> dtype, base, resume, source_name;
 };
+
+// Where other programs find the files: the hub repository if the path is in huggingface_hub's cache, which has
+// models--ORG--NAME/snapshots/REVISION, else the absolute path.
+std::string SourceNameOf(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error).lexically_normal();
+  constexpr std::string_view kRepository = "models--";
+  for (auto part = absolute.begin(); part != absolute.end(); ++part) {
+    const auto next = std::next(part);
+    if (next == absolute.end() || *next != "snapshots" || !part->string().starts_with(kRepository)) continue;
+    return absl::StrReplaceAll(part->string().substr(kRepository.size()), {{"--", "/"}});
+  }
+  return (absolute.has_filename() ? absolute : absolute.parent_path()).string();
+}
 
 // Rejects an adapter with missing or excess options, and a missing base model, before the upload.
 absl::Status CheckBase(Session& session, const std::vector<client::FileToSend>& files, const ImportOptions& options) {
@@ -78,6 +94,7 @@ absl::Status CheckBase(Session& session, const std::vector<client::FileToSend>& 
   if (options.dtype.has_value()) {
     return base::FieldError("dtype", "must not be set for adapters, which are stored in f32");
   }
+  if (options.source_name.has_value()) return base::FieldError("source-name", "must not be set for adapters");
   NIBBLE_RETURN_IF_ERROR(CheckText("base", *options.base));
   v1::GetModelRequest request;
   request.set_name(*options.base);
@@ -89,6 +106,7 @@ absl::Status Import(Session& session, const ImportOptions& options) {
   const std::string& name = options.name;
   NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
   if (options.resume.has_value()) NIBBLE_RETURN_IF_ERROR(base::CheckName("resume", *options.resume));
+  if (options.source_name.has_value()) NIBBLE_RETURN_IF_ERROR(CheckText("source-name", *options.source_name));
   NIBBLE_ASSIGN_OR_RETURN(const auto files, client::FilesToImport(path));
   NIBBLE_RETURN_IF_ERROR(CheckFree(session, name));
   NIBBLE_RETURN_IF_ERROR(CheckBase(session, files, options));
@@ -107,7 +125,11 @@ absl::Status Import(Session& session, const ImportOptions& options) {
   request.set_upload_id(upload->upload_id());
   request.set_name(name);
   if (options.dtype.has_value()) request.set_dtype(*options.dtype == "f32" ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16);
-  if (options.base.has_value()) request.set_base_model(*options.base);
+  if (options.base.has_value()) {
+    request.set_base_model(*options.base);
+  } else if (const std::string source_name = options.source_name.value_or(SourceNameOf(path)); IsUtf8(source_name)) {
+    request.set_source_name(source_name);
+  }
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ImportModel, request));
   NIBBLE_ASSIGN_OR_RETURN(const v1::Model model, session.Wait<v1::Model>(std::move(operation), progress));
@@ -294,7 +316,7 @@ absl::Status Export(Session& session, const ExportOptions& options) {
 }  // namespace
 
 void AddModelCommands(CLI::App& app, Session& session) {
-  CLI::App& models = *app.add_subcommand("models", "Import, convert, export, load and verify models");
+  CLI::App& models = *app.add_subcommand("models", "Import, convert, export, load, verify and compare models");
   models.require_subcommand(1);
 
   {
@@ -305,6 +327,9 @@ void AddModelCommands(CLI::App& app, Session& session) {
     sub->add_option("--dtype", o->dtype, "Data type of the stored weights (default bf16)")
         ->check(CLI::IsMember({"bf16", "f32"}));
     sub->add_option("--base", o->base, "For a PEFT adapter: its base model, in nf4, f32 or bf16");
+    sub->add_option("--source-name", o->source_name,
+                    "Hub repository or path by which PEFT exports of adapters name this base (default: the repository if "
+                    "PATH is in the hub's cache, else the absolute PATH)");
     sub->add_option("--resume", o->resume, "Id of an interrupted upload to continue (see: nibble uploads list)");
     sub->callback([&session, o] { session.command = [&session, o] { return Import(session, *o); }; });
   }
@@ -334,11 +359,12 @@ void AddModelCommands(CLI::App& app, Session& session) {
     const auto no_wait = AddNoWait(*sub);
     sub->callback([&session, name, no_wait] { session.command = [&session, name, no_wait] { return Verify(session, *name, *no_wait); }; });
   }
+  AddCompareCommand(models, session);
   {
-    CLI::App* sub = models.add_subcommand("convert", "Convert a model to int8, ternary or nf4");
+    CLI::App* sub = models.add_subcommand("convert", "Convert a model to int8, ternary, nf4 or bf16; an adapter is merged");
     auto o = std::make_shared<ConvertOptions>();
     sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
-    sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4"}));
+    sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
     sub->add_option("--name", o->name, "Name of the new model")->required();
     sub->add_option("--head", o->head,
                     "Format of the LM head (default int8; for a trained adapter bf16, as in training)")

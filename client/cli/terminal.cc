@@ -14,12 +14,6 @@ namespace {
 constexpr double kRedrawSeconds = 0.1;
 constexpr int kBarWidth = 30;
 
-// Columns of a text, one per character: good enough for names and numbers.
-std::size_t Width(std::string_view text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
-
 double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Length in bytes of the first character of the text; 0 if it is invalid. Checks the ranges of RFC 3629.
@@ -39,6 +33,11 @@ int Utf8Length(std::string_view text) {
 }
 
 }  // namespace
+
+std::size_t Width(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
 
 void Table::Print(std::ostream& out) const {
   std::vector<std::size_t> widths;

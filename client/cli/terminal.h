@@ -1,5 +1,6 @@
 // The program's input and output: results on `out`, everything else on `err`.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <iosfwd>
@@ -19,6 +20,7 @@ struct Terminal {
   bool out_is_tty = false;
   bool err_is_tty = false;
   InterruptNote* interrupt = nullptr;  // null: print nothing on Ctrl-C
+  int out_columns = 0;                 // width of `out` in characters; 0: unknown
 };
 
 // Rows in aligned columns under a heading.
@@ -62,5 +64,7 @@ std::string HumanNumber(double value, int significant_digits);  // "0.000125", "
 // The text without characters that could control a terminal: all control characters except line ends and tabs.
 std::string Printable(std::string_view text);
 bool IsUtf8(std::string_view text);
+// Columns of a text, one per character: good enough for names and numbers.
+std::size_t Width(std::string_view text);
 
 }  // namespace nibble::cli

@@ -131,6 +131,8 @@ class Converter {
       if (model::IsQuantized(spec.role, source_.config(), info_)) {
         NIBBLE_ASSIGN_OR_RETURN(LayerError error, Put(spec));
         if (options_.measure_errors) errors[spec.name] = std::move(error);
+      } else if (options_.to == Format::kBF16 && spec.shape.size() == 2) {
+        NIBBLE_RETURN_IF_ERROR(PutRounded(spec));
       } else {
         NIBBLE_RETURN_IF_ERROR(PutFloat(spec));
       }
@@ -161,6 +163,7 @@ class Converter {
 
   // A float tensor's type in the result.
   absl::StatusOr<DType> FloatType(const std::string& name) const {
+    if (options_.to == Format::kBF16) return DType::kBF16;
     if (name == model::kEmbeddingName || name == model::kHeadName) {
       if (options_.to == Format::kTernary) return info_.bitnet->head_dtype;
       const bool is_head = name == model::kHeadName || source_.config().tied_embeddings;
@@ -193,6 +196,30 @@ class Converter {
     NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, model::ConvertFloats(view.bytes, view.dtype, dtype,
                                                                           model::NumElements(spec.shape).value_or(0)));
     return writer_->tensors().Put(spec.name, bytes);
+  }
+
+  // A matrix of a bf16 model: dequantized and merged in f32, then rounded once.
+  absl::Status PutRounded(const TensorSpec& spec) {
+    NIBBLE_ASSIGN_OR_RETURN(WeightReader weight, WeightReader::Open(source_, spec.name, stream_));
+    const std::int64_t rows = weight.rows();
+    const std::int64_t cols = weight.cols();
+    std::vector<kernels::BF16> values(static_cast<std::size_t>(rows * cols));
+    const std::int64_t block = std::clamp<std::int64_t>(kBlockElements / cols, 1, rows);
+    for (std::int64_t begin = 0; begin < rows; begin += block) {
+      NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
+      NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix merged, weight.Rows(begin, std::min(rows, begin + block)));
+      kernels::BF16* rounded = values.data() + begin * cols;
+      stream_.ParallelFor(merged.rows, 8, [&](std::int64_t from, std::int64_t to) {
+        for (std::int64_t r = from; r < to; ++r) {
+          for (std::int64_t c = 0; c < cols; ++c) rounded[r * cols + c] = kernels::ToBF16(At(merged, r, c));
+        }
+      });
+      const ConstMatrix made = kernels::MakeConstMatrix(rounded, DType::kBF16, merged.rows, cols);
+      if (const std::int64_t row = FirstRowNotFinite(made, stream_); row >= 0) {
+        return absl::InvalidArgumentError(StrCat(spec.name, ": row ", begin + row, " is not finite"));
+      }
+    }
+    return writer_->tensors().Put(spec.name, Bytes(values));
   }
 
   absl::StatusOr<LayerError> PutInt8(const TensorSpec& spec) {
@@ -339,15 +366,18 @@ absl::Status CheckOptions(const ConvertOptions& options) {
 absl::Status CheckConversion(const model::ArtifactInfo& source, Format to) {
   const Format from = source.format;
   const bool is_float = from == Format::kF32 || from == Format::kBF16;
-  const bool known = to == Format::kInt8 ? is_float || from == Format::kNf4 || from == Format::kLora
-                                         : (to == Format::kNf4 || to == Format::kTernary) && is_float;
+  const bool is_nf4 = from == Format::kNf4 || from == Format::kLora;
+  const bool known = to == Format::kInt8   ? is_float || is_nf4
+                     : to == Format::kBF16 ? from == Format::kF32 || is_nf4
+                                           : (to == Format::kNf4 || to == Format::kTernary) && is_float;
   if (from == Format::kTernary && to == Format::kTernary) {
     return base::WithReason(absl::FailedPreconditionError("the model is already ternary; codes are made only once"),
                             "ALREADY_TERNARY");
   }
   if (!known) {
     return base::FieldError("target", StrCat("cannot convert a ", Name(from), " model to ", Name(to),
-                                             " (int8 is made from f32, bf16, nf4, lora; nf4, ternary from f32, bf16)"));
+                                             " (int8 is made from f32, bf16, nf4, lora; nf4, ternary from f32, bf16; "
+                                             "bf16 from f32, nf4, lora)"));
   }
   if (source.bitnet.has_value() && to != Format::kTernary) {
     return base::FieldError("target",

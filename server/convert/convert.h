@@ -19,7 +19,7 @@
 namespace nibble::convert {
 
 struct ConvertOptions {
-  model::Format to = model::Format::kInt8;               // kInt8, kTernary or kNf4
+  model::Format to = model::Format::kInt8;               // kInt8, kTernary, kNf4 or kBF16
   int act_outliers = kernels::kDefaultOutliers;          // int8: maximum outliers per activation row, 0 to 16
   // int8: true makes head and tied embedding int8 too, false bf16. Unset: true, but false for a lora model, which was
   // trained with a float head.
@@ -40,7 +40,8 @@ struct LayerError {
 
 struct ConvertReport {
   model::ArtifactInfo info;             // of the result
-  std::vector<LayerError> layers;       // every quantized weight, in the model's order; empty unless measure_errors
+  // Every quantized weight, in the model's order; empty unless measure_errors, and for bf16.
+  std::vector<LayerError> layers;
   std::uint64_t source_weight_bytes = 0;
   std::uint64_t weight_bytes = 0;
 };
@@ -52,13 +53,13 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, model::Format to
 // The info of ConvertModel's result: format, head, KV cache and BitNet options, without digests and provenance.
 model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const ConvertOptions& options);
 
-// Makes int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16. A lora model is merged onto its
-// DEQUANTIZED NF4 base, W + (B A) * scaling in f32, before it becomes int8 (peft#2105). One tensor is in memory at a
-// time. Ternary codes are made exactly once, from master weights: a tensor or model that is already ternary is refused.
+// Makes int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16; bf16 from f32, nf4 and lora. A lora model
+// is merged onto its DEQUANTIZED NF4 base, W + (B A) * scaling in f32, before it becomes int8 or is rounded to bf16
+// (peft#2105). One tensor is in memory at a time. Ternary codes are made exactly once, from master weights: a tensor or model that is already ternary is refused.
 // Embedding and head get the source's BitNetInfo::head_dtype (bf16 if it has none).
 // `target` must not exist, or must be empty. On any error nothing is left there.
 // Errors: InvalidArgument (options; an unsupported format pair; more input features than the format's product allows;
-// weights to be quantized that are not finite), FailedPrecondition (ALREADY_TERNARY), AlreadyExists, Cancelled, those
+// matrices for int8, ternary or bf16 that are not finite), FailedPrecondition (ALREADY_TERNARY), AlreadyExists, Cancelled, those
 // of the file system.
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
                                            const ConvertOptions& options, const kernels::Stream& stream);

@@ -1,5 +1,6 @@
 #include "server/convert/export.h"
 
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -59,10 +60,8 @@ class Target {
 
 // Writes the artifact's tensors of the given plan, streamed from the mapped file.
 absl::Status WriteTensors(base::FileSystem& files, const model::Artifact& source, const std::string& path,
-                          std::vector<model::TensorPlan> plan) {
-  // transformers and PEFT refuse files that do not name the framework they were written for.
-  NIBBLE_ASSIGN_OR_RETURN(const auto writer,
-                          model::SafetensorsWriter::Create(files, path, std::move(plan), {{"format", "pt"}}));
+                          std::vector<model::TensorPlan> plan, const std::map<std::string, std::string>& metadata) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::SafetensorsWriter::Create(files, path, std::move(plan), metadata));
   for (const model::TensorPlan& tensor : writer->order()) {
     NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source.Tensor(tensor.name));
     NIBBLE_RETURN_IF_ERROR(
@@ -91,23 +90,22 @@ absl::Status WriteHfDirectory(base::FileSystem& files, const model::Artifact& so
 
 }  // namespace
 
-absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, const std::string& base_model,
-                        const std::string& target) {
+absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, const std::string& target) {
   if (source.info().format != Format::kLora) {
     return absl::InvalidArgumentError(StrCat("format \"peft\" is for lora models, this one is ", Name(source.info().format)));
   }
   if (source.config().architecture == "phi3") {
     return base::WithReason(
         absl::UnimplementedError("format \"peft\": transformers' phi3 has fused weights, so an adapter of separate "
-                                 "weights such as q_proj does not fit; export the merged model instead"),
+                                 "weights such as q_proj does not fit; convert the model to bf16 and export it as hf"),
         "UNSUPPORTED_MODEL");
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));
-  model::AdapterConfig adapter = *source.adapter();
-  adapter.base_model_name_or_path = base_model;
-  adapter.base_digest = source.info().base_digest;
+  const model::AdapterConfig& adapter = *source.adapter();
+  // PEFT refuses files that do not name the framework they were written for.
   NIBBLE_RETURN_IF_ERROR(WriteTensors(files, source, base::JoinPath(target, model::kAdapterWeightsFile),
-                                      model::AdapterTensors(source.config(), adapter)));
+                                      model::AdapterTensors(source.config(), adapter),
+                                      {{"format", "pt"}, {model::kBaseDigestKey, source.info().base_digest}}));
   NIBBLE_RETURN_IF_ERROR(directory->Put(model::kAdapterConfigFile, base::Dump(model::ToPeftConfig(adapter), 2) + "\n"));
   // PEFT's own card begins with the same front matter.
   NIBBLE_RETURN_IF_ERROR(directory->Put(

@@ -12,12 +12,11 @@ namespace nibble::convert {
 // Maximum bytes of tensors in one file: transformers 4's default max_shard_size.
 inline constexpr std::uint64_t kDefaultShardBytes = 5'000'000'000;
 
-// Writes adapter_model.safetensors, adapter_config.json and a README, as PEFT saves them. base_model goes into
-// base_model_name_or_path, the digest of the base's weights into nibble_base_digest, which PEFT ignores with a warning.
+// Writes adapter_model.safetensors, adapter_config.json and a README, as PEFT saves them. The digest of the base's weights
+// goes into the metadata of adapter_model.safetensors (model::kBaseDigestKey).
 // Errors: InvalidArgument (not a lora artifact), Unimplemented (phi3), AlreadyExists (target exists and is not empty).
 // On any error nothing is left at target.
-absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, const std::string& base_model,
-                        const std::string& target);
+absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, const std::string& target);
 
 // How a ternary model's linears are written (transformers' quantization_config). Both classes are packed and hold the
 // same codes.

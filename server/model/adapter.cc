@@ -27,7 +27,7 @@ constexpr std::string_view kKnownKeys[] = {
     "peft_type",     "task_type",   "r",           "lora_alpha",     "lora_dropout",  "use_rslora",    "target_modules",
     "revision",      "auto_mapping", "peft_version", "inference_mode", "megatron_core", "loftq_config",  "init_lora_weights",
     "eva_config",    "corda_config", "lora_ga_config", "runtime_config", "qalora_group_size",
-    "base_model_name_or_path", "nibble_base_digest"};
+    "base_model_name_or_path", kBaseDigestKey};
 
 // True for values of init_lora_weights that leave the base unchanged. The others (pissa, olora, corda, loftq, ...)
 // train on a changed base.
@@ -76,7 +76,6 @@ Json ToPeftConfig(const AdapterConfig& config) {
   json["alpha_pattern"] = Json::object();
   Json& targets = json["target_modules"] = Json::array();
   for (const LinearKind kind : config.targets) targets.push_back(ShortName(kind));
-  if (!config.base_digest.empty()) json["nibble_base_digest"] = config.base_digest;
   return json;
 }
 
@@ -106,12 +105,8 @@ absl::StatusOr<AdapterConfig> ParsePeftConfig(const Json& json) {
   NIBBLE_ASSIGN_OR_RETURN(config.rslora, base::GetBool(json, "use_rslora", kAdapterConfigFile, false));
   NIBBLE_ASSIGN_OR_RETURN(config.base_model_name_or_path,
                           base::GetString(json, "base_model_name_or_path", kAdapterConfigFile, ""));
-  NIBBLE_ASSIGN_OR_RETURN(config.base_digest, base::GetString(json, "nibble_base_digest", kAdapterConfigFile, ""));
-  if (!config.base_digest.empty() && (config.base_digest.size() != kDigestDigits ||
-                                      config.base_digest.find_first_not_of("0123456789abcdef") != std::string::npos)) {
-    return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"nibble_base_digest\" is not a SHA-256 of ",
-                                             kDigestDigits, " lower-case hex digits"));
-  }
+  NIBBLE_ASSIGN_OR_RETURN(config.base_digest, base::GetString(json, kBaseDigestKey, kAdapterConfigFile, ""));
+  NIBBLE_RETURN_IF_ERROR(CheckBaseDigest(config.base_digest, kAdapterConfigFile));
   const auto targets = json.find("target_modules");
   if (targets == json.end() || !targets->is_array() || targets->empty()) {
     return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"target_modules\" is not a list of linears"));
@@ -121,6 +116,15 @@ absl::StatusOr<AdapterConfig> ParsePeftConfig(const Json& json) {
   }
   if (config.targets.size() != targets->size()) return Unsupported("target_modules", *targets);
   return config;
+}
+
+absl::Status CheckBaseDigest(const std::string& digest, const char* file) {
+  if (digest.empty() ||
+      (digest.size() == kDigestDigits && digest.find_first_not_of("0123456789abcdef") == std::string::npos)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      StrCat(file, ": \"", kBaseDigestKey, "\" is not a SHA-256 of ", kDigestDigits, " lower-case hex digits"));
 }
 
 std::string LoraAName(std::int64_t layer, LinearKind kind) {

@@ -14,6 +14,9 @@ namespace nibble::model {
 
 inline constexpr char kAdapterWeightsFile[] = "adapter_model.safetensors";
 inline constexpr char kAdapterConfigFile[] = "adapter_config.json";
+// In the metadata of an exported kAdapterWeightsFile: AdapterConfig::base_digest. PEFT reads no metadata; it warns of an
+// unknown key in kAdapterConfigFile, where earlier builds wrote it.
+inline constexpr char kBaseDigestKey[] = "nibble_base_digest";
 inline constexpr std::int64_t kMaxLoraRank = 4096;
 // Maximum alpha of an import and of a job (server/jobs/job_spec.cc). Far above any value in use; keeps scaled weights
 // far below f32's maximum.
@@ -25,8 +28,9 @@ struct AdapterConfig {
   double dropout = 0.0;
   bool rslora = false;
   std::vector<LinearKind> targets;      // in the order of LinearKind, no duplicates
-  std::string base_model_name_or_path;  // informational; never followed
-  // "nibble_base_digest", written by export: ArtifactInfo::weights_digest of the adapter's nf4 base. "": unknown.
+  // For programs that load the export: the base's SourceName, or its name on this server. Never followed here.
+  std::string base_model_name_or_path;
+  // Only from an export (kBaseDigestKey): ArtifactInfo::weights_digest of the adapter's nf4 base. "": unknown.
   std::string base_digest;
 
   // The factor of B(A(x)): alpha / r, or alpha / sqrt(r) for rsLoRA.
@@ -34,12 +38,16 @@ struct AdapterConfig {
   bool has_target(LinearKind kind) const;
 };
 
+// Without base_digest.
 base::Json ToPeftConfig(const AdapterConfig& config);
 
 // Accepts plain LoRA on linears of a causal decoder. Unimplemented (UNSUPPORTED_ADAPTER) names anything else (DoRA,
 // bias, modules_to_save, patterns, an initialization that changes the base, an unknown option in use); InvalidArgument
 // names a bad field. Options are those of PEFT 0.21 (peft/tuners/lora/config.py).
 absl::StatusOr<AdapterConfig> ParsePeftConfig(const base::Json& json);
+
+// InvalidArgument, naming the file, unless the text is a SHA-256 of lower-case hex digits, or empty.
+absl::Status CheckBaseDigest(const std::string& digest, const char* file);
 
 std::string LoraAName(std::int64_t layer, LinearKind kind);
 std::string LoraBName(std::int64_t layer, LinearKind kind);

@@ -116,6 +116,10 @@ Determinism ArtifactInfo::determinism() const {
   return format == Format::kInt8 || format == Format::kTernary ? Determinism::kBitwise : Determinism::kBestEffort;
 }
 
+std::string SourceName(const ArtifactInfo& info) {
+  return base::GetString(info.provenance, kSourceName, kInfoFile, "").value_or("");
+}
+
 Json ToJson(const ArtifactInfo& info) {
   Json json = Json::object();
   json["version"] = kLayoutVersion;

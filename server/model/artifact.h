@@ -61,6 +61,12 @@ struct ArtifactInfo {
   bool is_masters() const { return bitnet.has_value() && format != Format::kTernary; }
 };
 
+// provenance[kSourceName]: ImportModelRequest.source_name.
+inline constexpr char kSourceName[] = "source_name";
+// Where other programs find an imported model, or the one that a model was quantized from: a hub repository or a path.
+// "" if unknown.
+std::string SourceName(const ArtifactInfo& info);
+
 // Adds a "checksum" over the rest. ParseArtifactInfo requires it; DataLoss when it does not match.
 base::Json ToJson(const ArtifactInfo& info);
 absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const base::Json& json);

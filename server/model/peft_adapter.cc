@@ -77,6 +77,10 @@ absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::
         "UNSUPPORTED_ADAPTER");
   }
   NIBBLE_ASSIGN_OR_RETURN(SafetensorsFiles stored, OpenSafetensors(path));
+  if (const auto digest = stored.metadata.find(kBaseDigestKey); digest != stored.metadata.end()) {
+    NIBBLE_RETURN_IF_ERROR(CheckBaseDigest(digest->second, kAdapterWeightsFile));
+    adapter.config.base_digest = digest->second;
+  }
   std::vector<SafetensorsTensor> tensors;  // in the order of AdapterTensors
   std::int64_t num_values = 0;
   for (const TensorPlan& wanted : AdapterTensors(model, adapter.config)) {

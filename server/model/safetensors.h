@@ -46,6 +46,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const std::byte> fi
 struct SafetensorsFiles {
   std::vector<std::shared_ptr<const base::MappedFile>> files;
   std::map<std::string, SafetensorsTensor> tensors;
+  std::map<std::string, std::string> metadata;  // of the last file
 };
 
 absl::StatusOr<SafetensorsFiles> OpenSafetensors(const std::string& path);

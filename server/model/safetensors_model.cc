@@ -28,6 +28,7 @@ absl::Status AddFile(const std::string& path, SafetensorsFiles& out) {
       return absl::DataLossError(StrCat(BaseName(path), ": tensor \"", name, "\" is also in another shard"));
     }
   }
+  out.metadata = std::move(header.metadata);
   out.files.push_back(std::move(mapped));
   return absl::OkStatus();
 }

@@ -20,7 +20,6 @@ inline constexpr const char* kUnbuilt[] = {
     "ConvertModelRequest.calibration_dataset",
     "ConvertModelRequest.checkpoint",
     "ConvertModelRequest.lora KEEP, MERGE_AWARE",
-    "ConvertModelRequest.target BF16",
     "DataConfig.chat_template",
     "DataConfig.field_map",
     "DataConfig.format INSTRUCTION, TOKENIZED",

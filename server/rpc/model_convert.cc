@@ -58,6 +58,7 @@ convert::ConvertOptions OptionsOf(const v1::ConvertModelRequest& request) {
   convert::ConvertOptions options;
   options.to = request.target() == v1::MODEL_FORMAT_NF4       ? model::Format::kNf4
                : request.target() == v1::MODEL_FORMAT_TERNARY ? model::Format::kTernary
+               : request.target() == v1::MODEL_FORMAT_BF16    ? model::Format::kBF16
                                                               : model::Format::kInt8;
   if (request.has_act_outliers()) options.act_outliers = request.act_outliers();
   if (HasHead(request)) options.int8_head = request.head() != v1::MODEL_FORMAT_BF16;
@@ -69,8 +70,7 @@ absl::Status WriteExport(base::FileSystem& files, const v1::ExportModelRequest& 
   const std::uint64_t max_shard_bytes =
       request.has_max_shard_bytes() ? static_cast<std::uint64_t>(request.max_shard_bytes()) : convert::kDefaultShardBytes;
   switch (request.format()) {
-    case v1::EXPORT_FORMAT_PEFT:
-      return convert::ExportPeft(files, artifact, Text(artifact.info().provenance, "base_model"), target);
+    case v1::EXPORT_FORMAT_PEFT: return convert::ExportPeft(files, artifact, target);
     case v1::EXPORT_FORMAT_COMPRESSED_TENSORS: return convert::ExportCompressedTensors(files, artifact, target, max_shard_bytes);
     default:
       return convert::ExportHf(files, artifact, target,
@@ -121,12 +121,10 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request, 
   if (request.has_checkpoint()) return Unimplemented("ConvertModelRequest.checkpoint");
   if (request.has_calibration_dataset()) return Unimplemented("ConvertModelRequest.calibration_dataset");
   if (!request.has_model()) return FieldError("source", "is not set, wanted model");
-  if (request.target() == v1::MODEL_FORMAT_BF16) {
-    return Unimplemented(StrCat("ConvertModelRequest.target ", v1::ModelFormat_Name(request.target())));
-  }
   const bool to_int8 = request.target() == v1::MODEL_FORMAT_INT8;
-  if (!to_int8 && request.target() != v1::MODEL_FORMAT_NF4 && request.target() != v1::MODEL_FORMAT_TERNARY) {
-    return FieldError("target", "wanted INT8, TERNARY or NF4");
+  if (!to_int8 && request.target() != v1::MODEL_FORMAT_NF4 && request.target() != v1::MODEL_FORMAT_TERNARY &&
+      request.target() != v1::MODEL_FORMAT_BF16) {
+    return FieldError("target", "wanted INT8, TERNARY, NF4 or BF16");
   }
   if (!to_int8 && (request.has_act_outliers() || HasHead(request))) {
     return FieldError(HasHead(request) ? "head" : "act_outliers", "applies only to INT8");
@@ -337,7 +335,11 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
   }
   if (request.format() == v1::EXPORT_FORMAT_HF && info.format != model::Format::kF32 && info.format != model::Format::kBF16 &&
       info.format != model::Format::kTernary) {
-    return FieldError("format", StrCat("HF is for f32, bf16 and ternary models, \"", request.model(), "\" is ", Name(info.format)));
+    const bool merges = info.format == model::Format::kLora || info.format == model::Format::kNf4;
+    return FieldError("format", StrCat("HF is for f32, bf16 and ternary models, \"", request.model(), "\" is ", Name(info.format),
+                                       merges ? StrCat("; convert it first: nibble models convert ", request.model(),
+                                                       " --to bf16 --name NEW")
+                                              : ""));
   }
   if (request.format() == v1::EXPORT_FORMAT_COMPRESSED_TENSORS) NIBBLE_RETURN_IF_ERROR(convert::CheckCompressedTensors(info));
   if (request.linear_class() != v1::HF_LINEAR_CLASS_UNSPECIFIED && info.format != model::Format::kTernary) {

@@ -27,6 +27,8 @@ using base::StrCat;
 
 namespace {
 
+constexpr std::size_t kMaxSourceName = 4096;  // bytes; the longest path of Linux
+
 // Turns errors in imported files into InvalidArgument (MODEL_FORMAT): they are the caller's fault, whatever code the
 // reader used.
 absl::Status OfTheFiles(const absl::Status& status) {
@@ -68,9 +70,13 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, co
     if (request.dtype() != v1::MODEL_FORMAT_UNSPECIFIED) {
       return FieldError("dtype", "must not be set for adapters, which are stored in f32");
     }
+    if (request.has_source_name()) return FieldError("source_name", "must not be set for adapters");
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, registry::FindModel(*state_.models, metrics_, request.base_model()));
     NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
     NIBBLE_RETURN_IF_ERROR(base::About(convert::CheckAdapterBase(info), request.base_model()));
+  }
+  if (request.source_name().size() > kMaxSourceName) {
+    return FieldError("source_name", StrCat("has ", request.source_name().size(), " bytes, wanted at most ", kMaxSourceName));
   }
   NIBBLE_RETURN_IF_ERROR(state_.models->CheckFree(request.name(), owner.tenant));
   if (request.source_case() == v1::ImportModelRequest::SOURCE_NOT_SET) {
@@ -160,8 +166,11 @@ absl::Status ModelLibrary::ImportWeights(const v1::ImportModelRequest& request, 
     scope.Progress("read", 0, 1);  // AwaitTurn may have set "wait"
     return absl::OkStatus();
   };
-  const auto report = model::ImportModel(files, source, target, dtype, options_.max_tokenizer_bytes, admit);
-  return base::About(OfTheFiles(report.status()), request.name());
+  auto report = model::ImportModel(files, source, target, dtype, options_.max_tokenizer_bytes, admit);
+  if (!report.ok()) return base::About(OfTheFiles(report.status()), request.name());
+  if (request.source_name().empty()) return absl::OkStatus();
+  report->info.provenance[model::kSourceName] = request.source_name();
+  return model::WriteArtifactInfo(files, target, report->info);
 }
 
 absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
@@ -176,7 +185,9 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
   };
   auto adapter = model::ReadPeftAdapter(state_.files, source, base_model->config(), admit);
   if (!adapter.ok()) return base::About(OfTheFiles(adapter.status()), request.base_model());
-  adapter->config.base_model_name_or_path = request.base_model();
+  std::string& base_name = adapter->config.base_model_name_or_path;
+  if (const std::string source_name = model::SourceName(base_model->info()); !source_name.empty()) base_name = source_name;
+  if (base_name.empty()) base_name = request.base_model();
   if (base_model->info().format != model::Format::kNf4) scope.Progress("quantize", 0, 1);
   const base::Json provenance = {{"imported_from", "peft"}, {"base_model", request.base_model()}};
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);

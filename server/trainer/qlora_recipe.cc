@@ -31,7 +31,8 @@ class QLoraRecipe : public Recipe {
     options.adapter.alpha = spec_.qlora.alpha;
     options.adapter.dropout = spec_.qlora.dropout;
     options.adapter.rslora = spec_.qlora.use_rslora;
-    options.adapter.base_model_name_or_path = spec_.base_model;
+    const std::string source_name = model::SourceName(source->info());
+    options.adapter.base_model_name_or_path = source_name.empty() ? spec_.base_model : source_name;
     for (int k = 0; k < model::kNumLinearKinds; ++k) {
       const auto kind = static_cast<model::LinearKind>(k);
       for (const std::string& name : spec_.qlora.target_modules) {

@@ -217,9 +217,11 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
   EXPECT_EQ(server.import_model.asked.at(0).upload_id(), "upload-1");
   EXPECT_EQ(server.import_model.asked[0].dtype(), v1::MODEL_FORMAT_F32);
   EXPECT_EQ(server.import_model.asked[0].request_id().size(), 36u);
-  RunNibble(server, {"models", "import", WriteFile("m.gguf", "weights"), "--name", "n"});
+  const std::string models_path = WriteFile("m.gguf", "weights");
+  RunNibble(server, {"models", "import", models_path, "--name", "n"});
   EXPECT_FALSE(server.import_model.asked.at(1).has_dtype());
   EXPECT_FALSE(server.import_model.asked[1].has_base_model());
+  EXPECT_EQ(server.import_model.asked[1].source_name(), models_path);
 
   RunNibble(server, {"models", "convert", "a", "--to", "nf4", "--name", "b"});
   EXPECT_EQ(server.convert_model.asked.at(0).target(), v1::MODEL_FORMAT_NF4);
@@ -261,6 +263,22 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
   EXPECT_EQ(server.score.asked[0].request().text(), "a\r\nb" + std::string(1, '\0') + "\n");  // every byte of the file
 }
 
+TEST(JsonTest, ImportNamesTheSourceOfTheModel) {
+  FakeServer server;
+  Fill(server);
+  const std::string cache = TemporaryFolder() + "/models--HuggingFaceTB--SmolLM2-135M/snapshots/0a1b";
+  std::filesystem::create_directories(cache);
+  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) std::ofstream(cache + "/" + name) << "x";
+  EXPECT_EQ(RunNibble(server, {"models", "import", cache + "/", "--name", "n"}).exit, 0);
+  EXPECT_EQ(server.import_model.asked.at(0).source_name(), "HuggingFaceTB/SmolLM2-135M");
+  EXPECT_EQ(RunNibble(server, {"models", "import", cache, "--name", "n", "--source-name", "org/mine"}).exit, 0);
+  EXPECT_EQ(server.import_model.asked.at(1).source_name(), "org/mine");
+  const std::string folder = TemporaryFolder();
+  std::filesystem::copy(cache, folder);
+  EXPECT_EQ(RunNibble(server, {"models", "import", folder + "/.", "--name", "n"}).exit, 0);
+  EXPECT_EQ(server.import_model.asked.at(2).source_name(), folder);
+}
+
 TEST(JsonTest, AdapterIsSentWithItsBase) {
   FakeServer server;
   Fill(server);
@@ -269,6 +287,7 @@ TEST(JsonTest, AdapterIsSentWithItsBase) {
   EXPECT_EQ(RunNibble(server, {"models", "import", folder, "--name", "n", "--base", "smol-q"}).exit, 0);
   EXPECT_EQ(server.import_model.asked.at(0).base_model(), "smol-q");
   EXPECT_FALSE(server.import_model.asked[0].has_dtype());
+  EXPECT_FALSE(server.import_model.asked[0].has_source_name());
   ASSERT_EQ(server.uploads.at(0).files.size(), 2u);
   EXPECT_EQ(server.uploads[0].files[0].path(), "adapter_config.json");
   EXPECT_EQ(server.uploads[0].files[1].path(), "adapter_model.safetensors");

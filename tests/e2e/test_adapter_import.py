@@ -28,7 +28,8 @@ def trained(shared, tmp_path_factory):
 def test_reimported_adapter_is_the_same_model(trained):
     server, adapter = trained
     tuned = server.json("models", "get", "tuned")
-    assert json.loads((adapter / "adapter_config.json").read_text())["nibble_base_digest"] == tuned["base_digest"]
+    with safe_open(adapter / "adapter_model.safetensors", "np") as exported_adapter:
+        assert exported_adapter.metadata()["nibble_base_digest"] == tuned["base_digest"]
     again = server.json("models", "import", adapter, "--name", "again", "--base", "small")
     assert again["format"] == "lora" and again["base_model"] == "small"
     assert again["origin"] == "import" and again["source"] == "peft"
@@ -198,7 +199,8 @@ def test_adapter_made_by_peft_has_the_logprobs_of_peft(shared, tmp_path):
     transformers = pytest.importorskip("transformers", exc_type=ImportError)
     peft = pytest.importorskip("peft", exc_type=ImportError)
     from logprobs import worst_difference
-    from test_peft import LINEARS, dequantized
+    from nf4 import dequantized
+    from test_peft import LINEARS
     shared.run("models", "convert", "small", "--to", "nf4", "--name", "four")
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         **{key: value for key, value in small_model.CONFIG.items() if key not in ("architectures", "model_type", "torch_dtype")}))

@@ -1,6 +1,7 @@
 """Compares twenty QLoRA steps with PEFT on the dequantized base: same data, same initial adapters, fp32 compute."""
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from safetensors.numpy import load_file
 
 import small_model
 from conftest import PAGE, Server
+from nf4 import dequantized
 
 pytestmark = pytest.mark.full
 
@@ -17,10 +19,6 @@ peft = pytest.importorskip("peft", exc_type=ImportError)
 
 STEPS, RANK, ALPHA, LR, SEQ, SEED = 20, 4, 8, 5e-3, 96, 11
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-# QLoRA, arXiv:2305.14314, appendix E, by scipy's normal quantiles as bitsandbytes lists them.
-BOOK = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-                 -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-                 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0], np.float32)
 TEXTS = [PAGE[i * 11: i * 11 + 90] for i in range(4)]
 
 
@@ -38,24 +36,6 @@ def train(server, tmp_path, **changes):
     path.write_text(json.dumps(spec(**changes)))
     events = server.lines("jobs", "create", "--spec", path, "--watch")
     return [event["loss"] for event in events if event.get("type") == "step"]
-
-
-def dequantized(directory):
-    """The NF4 artifact's tensors in f32, by nothing but the formulas of docs/formats.md."""
-    stored = load_file(directory / "model.safetensors")
-    tensors = {}
-    for name, value in stored.items():
-        if name.endswith(("_absmax", "_absmax_factor", "_absmax_offset")):
-            continue
-        if value.dtype != np.uint8:
-            tensors[name] = value.astype(np.float32)
-            continue
-        factor = np.repeat(stored[name + "_absmax_factor"], 256)
-        absmax = stored[name + "_absmax"]
-        scale = (absmax.astype(np.float32).ravel() / factor[: absmax.size] + stored[name + "_absmax_offset"][0]).reshape(absmax.shape)
-        codes = np.stack([value >> 4, value & 15], -1).reshape(value.shape[0], -1)
-        tensors[name] = BOOK[codes] * np.repeat(scale, 64, 1)[:, : codes.shape[1]]
-    return tensors
 
 
 def philox_uniform(seed, index, stream):
@@ -160,6 +140,23 @@ def test_final_adapters_agree_with_the_peer(raced):
     for name, want in final.items():
         difference = np.linalg.norm(ours[name] - want) / np.linalg.norm(want)
         assert difference <= 1e-2, f"{name}: {difference}"
+
+
+def test_export_loads_on_the_base_that_it_names_without_a_warning(raced, tmp_path, model_directory):
+    server, _, _, ids, _ = raced
+    server.run("models", "export", "ours", "--format", "peft", "--out", tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(model_directory)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT calls deprecated functions of transformers
+        model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    assert model.base_model.model.config.hidden_size == small_model.CONFIG["hidden_size"]
+    row = torch.tensor([ids[0]])
+    with torch.no_grad():
+        adapted = model(row).logits
+        with model.disable_adapter():
+            assert not torch.equal(adapted, model(row).logits)
 
 
 @pytest.mark.parametrize("changes", [{"alpha": 2 * ALPHA}, {"lr": 1.1 * LR}], ids=["alpha", "lr"])

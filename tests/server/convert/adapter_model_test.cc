@@ -17,7 +17,7 @@ class AdapterModelTest : public ExportTest {
  protected:
   void SetUp() override {
     ExportTest::SetUp();
-    ASSERT_TRUE(ExportPeft(files_, *lora_, "base", directory_.Path("peft")).ok());
+    ASSERT_TRUE(ExportPeft(files_, *lora_, directory_.Path("peft")).ok());
     auto read = model::ReadPeftAdapter(files_, directory_.Path("peft"), f32_->config());
     ASSERT_TRUE(read.ok()) << read.status();
     adapter_ = *std::move(read);

@@ -8,6 +8,7 @@
 
 #include "kernels/formats/nf4.h"
 #include "server/base/error.h"
+#include "server/convert/export.h"
 #include "server/model/artifact_writer.h"
 #include "server/model/import.h"
 #include "server/model/layout.h"
@@ -64,6 +65,43 @@ class ConvertTest : public ::testing::Test {
   model::TempDirectory directory_;
   model::AdapterConfig adapter_;
 };
+
+// A linear of a lora model merged onto its dequantized base, in double from the stored parts. K must be even.
+std::vector<double> MergedInDouble(const Artifact& lora, const std::string& name, const model::AdapterConfig& adapter) {
+  const std::string weight = name + ".weight";
+  const auto codes = *lora.Tensor(weight);
+  const auto absmax_codes = *lora.Tensor(weight + "_absmax");
+  const auto factor = *lora.FloatTensor(weight + "_absmax_factor");
+  const float offset = (*lora.FloatTensor(weight + "_absmax_offset"))[0];
+  const std::int64_t n = codes.shape[0];
+  const std::int64_t k = codes.shape[1] * 2;
+  const std::int64_t blocks = absmax_codes.shape[1];
+  std::vector<double> merged(static_cast<std::size_t>(n * k));
+  for (std::int64_t r = 0; r < n; ++r) {
+    for (std::int64_t c = 0; c < k; ++c) {
+      const auto byte = std::to_integer<unsigned>(codes.bytes[static_cast<std::size_t>(r * k / 2 + c / 2)]);
+      const auto code = c % 2 == 0 ? byte >> 4 : byte & 15;
+      const std::int64_t block = r * blocks + c / 64;
+      const float absmax = static_cast<float>(std::to_integer<std::int8_t>(absmax_codes.bytes[static_cast<std::size_t>(block)])) /
+                               factor[static_cast<std::size_t>(block / 256)] + offset;
+      merged[static_cast<std::size_t>(r * k + c)] = static_cast<double>(kernels::kNf4Book[code] * absmax);
+    }
+  }
+  const std::string module = "base_model.model." + name;
+  if (!lora.Tensor(module + ".lora_A.weight").ok()) return merged;  // not trained
+  const auto a = *lora.FloatTensor(module + ".lora_A.weight");
+  const auto b = *lora.FloatTensor(module + ".lora_B.weight");
+  for (std::int64_t r = 0; r < n; ++r) {
+    for (std::int64_t c = 0; c < k; ++c) {
+      double delta = 0;
+      for (std::int64_t i = 0; i < adapter.rank; ++i) {
+        delta += static_cast<double>(b[static_cast<std::size_t>(r * adapter.rank + i)]) * static_cast<double>(a[static_cast<std::size_t>(i * k + c)]);
+      }
+      merged[static_cast<std::size_t>(r * k + c)] += delta * adapter.scaling();
+    }
+  }
+  return merged;
+}
 
 // Repeats the int8 formula in plain loops over one row.
 void ExpectInt8Rows(const std::vector<float>& weight, const Artifact& got, const std::string& name) {
@@ -142,7 +180,7 @@ TEST_F(ConvertTest, BytesAreTheSameOnEveryPathAndThreadCount) {
   const auto source = Import("hf_sharded_f32", DType::kBF16, "source");
   ConvertOptions to_nf4;
   to_nf4.to = Format::kNf4;
-  std::string int8_bytes, nf4_bytes, merged_bytes;
+  std::string int8_bytes, nf4_bytes, merged_bytes, bf16_bytes;
   int run = 0;
   for (const kernels::Isa isa : support::Isas()) {
     for (const int threads : {1, 3}) {
@@ -155,15 +193,18 @@ TEST_F(ConvertTest, BytesAreTheSameOnEveryPathAndThreadCount) {
       ASSERT_TRUE(ConvertModel(files_, *source, directory_.Path("nf4" + tag), to_nf4, stream).ok());
       const auto lora = Lora(*Open("nf4" + tag), "lora" + tag);
       ASSERT_TRUE(ConvertModel(files_, *lora, directory_.Path("merged" + tag), {}, stream).ok());
+      ASSERT_TRUE(ConvertModel(files_, *lora, directory_.Path("bf16" + tag), {.to = Format::kBF16}, stream).ok());
       const auto bytes = [&](const std::string& name) { return model::ReadBytes(directory_.Path(name + tag + "/model.safetensors")); };
       if (run == 1) {
         int8_bytes = bytes("int8");
         nf4_bytes = bytes("nf4");
         merged_bytes = bytes("merged");
+        bf16_bytes = bytes("bf16");
       }
       EXPECT_EQ(bytes("int8"), int8_bytes);
       EXPECT_EQ(bytes("nf4"), nf4_bytes);
       EXPECT_EQ(bytes("merged"), merged_bytes);
+      EXPECT_EQ(bytes("bf16"), bf16_bytes);
     }
   }
 }
@@ -255,37 +296,9 @@ TEST_F(ConvertTest, LoraModelIsMergedOntoTheDequantizedBase) {
   for (const auto& [name, trained] : {std::pair{std::string("model.layers.1.mlp.down_proj"), true},
                                       std::pair{std::string("model.layers.1.mlp.up_proj"), false}}) {
     const std::string weight = name + ".weight";
-    const auto codes = *lora->Tensor(weight);
-    const auto absmax_codes = *lora->Tensor(weight + "_absmax");
-    const auto factor = *lora->FloatTensor(weight + "_absmax_factor");
-    const float offset = (*lora->FloatTensor(weight + "_absmax_offset"))[0];
-    const std::int64_t n = codes.shape[0];
-    const std::int64_t k = codes.shape[1] * 2;
-    const std::int64_t blocks = absmax_codes.shape[1];
-    std::vector<double> merged(static_cast<std::size_t>(n * k));
-    for (std::int64_t r = 0; r < n; ++r) {
-      for (std::int64_t c = 0; c < k; ++c) {
-        const auto byte = std::to_integer<unsigned>(codes.bytes[static_cast<std::size_t>(r * k / 2 + c / 2)]);
-        const auto code = c % 2 == 0 ? byte >> 4 : byte & 15;
-        const std::int64_t block = r * blocks + c / 64;
-        const float absmax = static_cast<float>(std::to_integer<std::int8_t>(absmax_codes.bytes[static_cast<std::size_t>(block)])) /
-                                 factor[static_cast<std::size_t>(block / 256)] + offset;
-        merged[static_cast<std::size_t>(r * k + c)] = static_cast<double>(kernels::kNf4Book[code] * absmax);
-      }
-    }
-    if (trained) {
-      const auto a = *lora->FloatTensor("base_model.model." + name + ".lora_A.weight");
-      const auto b = *lora->FloatTensor("base_model.model." + name + ".lora_B.weight");
-      for (std::int64_t r = 0; r < n; ++r) {
-        for (std::int64_t c = 0; c < k; ++c) {
-          double delta = 0;
-          for (std::int64_t i = 0; i < 3; ++i) {
-            delta += static_cast<double>(b[static_cast<std::size_t>(r * 3 + i)]) * static_cast<double>(a[static_cast<std::size_t>(i * k + c)]);
-          }
-          merged[static_cast<std::size_t>(r * k + c)] += delta * 4.0;  // alpha 12 / rank 3
-        }
-      }
-    }
+    const std::vector<double> merged = MergedInDouble(*lora, name, adapter_);
+    const std::int64_t n = lora->Tensor(weight)->shape[0];
+    const std::int64_t k = static_cast<std::int64_t>(merged.size()) / n;
     const auto got = *int8->Tensor(weight);
     const auto scale = *int8->FloatTensor(weight + "_scale");
     std::int64_t equal = 0;
@@ -299,6 +312,54 @@ TEST_F(ConvertTest, LoraModelIsMergedOntoTheDequantizedBase) {
     }
     EXPECT_EQ(equal == n * k, !trained) << name;
   }
+}
+
+TEST_F(ConvertTest, MergedBf16ModelIsWithinRoundingOfTheMergedWeights) {
+  const auto source = Import("hf_sharded_f32", DType::kF32, "source");
+  ASSERT_TRUE(Convert(*source, "nf4", {.to = Format::kNf4}).ok());
+  const auto lora = Lora(*Open("nf4"), "lora");
+  const auto report = Convert(*lora, "merged", {.to = Format::kBF16});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(report->layers.empty()) << "no weight is quantized";
+  const auto merged = Open("merged");
+  EXPECT_EQ(merged->info().format, Format::kBF16);
+  EXPECT_EQ(merged->info().kv_dtype, DType::kBF16);
+  EXPECT_EQ(merged->info().base_digest, lora->info().weights_digest);
+  EXPECT_EQ(merged->info().provenance["converted_from"], "lora");
+  EXPECT_FALSE(merged->adapter().has_value());
+  for (const model::TensorSpec& spec : model::RequiredTensors(source->config())) {
+    const std::vector<float> got = *merged->FloatTensor(spec.name);
+    if (spec.role != model::TensorRole::kLinear) {
+      const std::vector<float> unchanged = *source->FloatTensor(spec.name);
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        ASSERT_EQ(got[i], kernels::ToFloat(kernels::ToBF16(unchanged[i]))) << spec.name << " " << i;
+      }
+      continue;
+    }
+    const std::string name = spec.name.substr(0, spec.name.rfind('.'));
+    const std::vector<double> want = MergedInDouble(*lora, name, adapter_);
+    ASSERT_EQ(got.size(), want.size()) << name;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      // Half a step of bf16, and the roundings of the f32 sum.
+      ASSERT_NEAR(static_cast<double>(got[i]), want[i], std::fabs(want[i]) * 0x1p-8 + 1e-6) << name << " " << i;
+    }
+  }
+  // The result is an ordinary bf16 model: it is served, exported and imported again.
+  EXPECT_TRUE(model::LoadedModel::Load(directory_.Path("merged"), {.max_positions = 16}, kernels::Stream()).ok());
+  ASSERT_TRUE(ExportHf(files_, *merged, directory_.Path("hf")).ok());
+  const auto again = model::ImportModel(files_, directory_.Path("hf"), directory_.Path("again"), DType::kBF16);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->info.weights_digest, merged->info().weights_digest);
+}
+
+TEST_F(ConvertTest, FloatAndNf4ModelsBecomeBf16) {
+  const auto source = Import("hf_sharded_f32", DType::kF32, "source");
+  ASSERT_TRUE(Convert(*source, "bf16", {.to = Format::kBF16}).ok());
+  const auto imported = Import("hf_sharded_f32", DType::kBF16, "imported");
+  EXPECT_EQ(Open("bf16")->info().weights_digest, imported->info().weights_digest);
+  ASSERT_TRUE(Convert(*source, "nf4", {.to = Format::kNf4}).ok());
+  ASSERT_TRUE(Convert(*Open("nf4"), "dequantized", {.to = Format::kBF16}).ok());
+  EXPECT_NE(Open("dequantized")->info().weights_digest, imported->info().weights_digest);
 }
 
 // Above a number of columns the products return InvalidArgument. Without a check here, that would be at the first
@@ -431,13 +492,16 @@ TEST_F(ConvertTest, CheckConversionNeedsOnlyTheSourcesInfo) {
     EXPECT_FALSE(ok(from, Format::kNf4)) << Name(from);
     EXPECT_FALSE(ok(from, Format::kTernary)) << Name(from);
   }
-  for (const Format to : {Format::kInt8, Format::kNf4, Format::kTernary}) {
+  for (const Format from : {Format::kF32, Format::kNf4, Format::kLora}) EXPECT_TRUE(ok(from, Format::kBF16)) << Name(from);
+  EXPECT_FALSE(ok(Format::kBF16, Format::kBF16));
+  for (const Format to : {Format::kInt8, Format::kNf4, Format::kTernary, Format::kBF16}) {
     EXPECT_FALSE(ok(Format::kInt8, to)) << Name(to);
     EXPECT_FALSE(ok(Format::kTernary, to)) << Name(to);
   }
   info.bitnet = model::BitNetInfo();
   EXPECT_TRUE(ok(Format::kF32, Format::kTernary));
   EXPECT_EQ(base::ReasonMetadata(CheckConversion(info, Format::kInt8))["field"], "target");
+  EXPECT_FALSE(ok(Format::kF32, Format::kBF16));
 }
 
 TEST_F(ConvertTest, DamagedSourceLeavesNothing) {
@@ -450,10 +514,12 @@ TEST_F(ConvertTest, DamagedSourceLeavesNothing) {
   auto values = AdapterValues(source->config(), adapter_);
   values[1][5] = std::numeric_limits<float>::infinity();  // a run that diverged
   ASSERT_TRUE(MakeLoraModel(files_, *Open("nf4"), adapter_, values, base::Json::object(), directory_.Path("lora")).ok());
-  const auto status = Convert(*Open("lora"), "int8", {}).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("q_proj"));
-  EXPECT_FALSE(std::filesystem::exists(directory_.Path("int8")));
+  for (const Format to : {Format::kInt8, Format::kBF16}) {
+    const auto status = Convert(*Open("lora"), "made", {.to = to}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("q_proj"));
+    EXPECT_FALSE(std::filesystem::exists(directory_.Path("made")));
+  }
 }
 
 TEST_F(ConvertTest, ConvertsTheRealModelToInt8AndNf4) {
@@ -502,6 +568,9 @@ TEST_F(ConvertTest, CancelAtAnyPointLeavesNothing) {
       return Convert(*source, name, {.to = to, .cancelled = asked.callback()}).status();
     });
   }
+  expect_stops("bf16", [&](const std::string& name) {
+    return Convert(*base, name, {.to = Format::kBF16, .cancelled = asked.callback()}).status();
+  });
   adapter_.targets = {model::LinearKind::kQ};
   const auto values = AdapterValues(base->config(), adapter_);
   expect_stops("lora", [&](const std::string& name) {

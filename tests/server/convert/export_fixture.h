@@ -24,6 +24,7 @@ class ExportTest : public ::testing::Test {
     model::AdapterConfig adapter;
     adapter.rank = 4;
     adapter.alpha = 6;
+    adapter.base_model_name_or_path = directory_.Path("hf");
     adapter.targets = {model::LinearKind::kQ, model::LinearKind::kV, model::LinearKind::kUp};
     for (const auto& plan : model::AdapterTensors(f32_->config(), adapter)) {
       values_.push_back(support::NormalVector(values_.size() + 1, plan.shape[0] * plan.shape[1], 0.1f));

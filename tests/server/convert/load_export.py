@@ -1,7 +1,9 @@
-"""Loads exports with transformers and PEFT: load_export.py HF_DIR PEFT_DIR. Exits with 0 only if all checks pass."""
+"""Loads exports with transformers and PEFT: load_export.py HF_DIR PEFT_DIR. Exits with 0 only if all checks pass, and
+PEFT warns of nothing."""
 import json
 import pathlib
 import sys
+import warnings
 
 import numpy as np
 import torch
@@ -27,7 +29,10 @@ ids = torch.tensor([[0, 5, 9, 40]])
 before = model(ids).logits
 
 with torch.no_grad():
-    adapted = PeftModel.from_pretrained(model, peft)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT calls deprecated functions of transformers
+        adapted = PeftModel.from_pretrained(model, peft)
     tensors = load_file(peft / "adapter_model.safetensors")
     state = {k.replace(".default", ""): v for k, v in adapted.state_dict().items() if "lora_" in k}
     assert state.keys() == tensors.keys(), state.keys() ^ tensors.keys()

@@ -149,6 +149,20 @@ TEST_F(PeftAdapterTest, RejectsOtherTypesByName) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("I32"));
 }
 
+TEST_F(PeftAdapterTest, DigestOfTheBaseComesFromTheMetadata) {
+  const auto write = [&](const std::string& digest) {
+    WritePeftFiles(directory_.Path("peft"), ToPeftConfig(config_), plan_, values_, {{"format", "pt"}, {kBaseDigestKey, digest}});
+  };
+  write(std::string(64, 'a'));
+  const auto adapter = Read();
+  ASSERT_TRUE(adapter.ok()) << adapter.status();
+  EXPECT_EQ(adapter->config.base_digest, std::string(64, 'a'));
+  write(std::string(64, 'A'));
+  const absl::Status status = Read().status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("adapter_model.safetensors"));
+}
+
 TEST_F(PeftAdapterTest, RejectsCorruptOrMissingFiles) {
   EXPECT_TRUE(absl::IsNotFound(Read().status()));
   Write();

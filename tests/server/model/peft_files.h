@@ -2,6 +2,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,12 @@ inline std::vector<std::vector<float>> AdapterValues(const std::vector<TensorPla
 
 // Writes the tensors of `plan`, in its types (f32 or bf16); tensors without given values are ones.
 inline void WritePeftFiles(const std::string& directory, const base::Json& config, const std::vector<TensorPlan>& plan,
-                           const std::vector<std::vector<float>>& values) {
+                           const std::vector<std::vector<float>>& values,
+                           const std::map<std::string, std::string>& metadata = {{"format", "pt"}}) {
   base::FileSystem& files = base::RealFileSystem();
   ASSERT_TRUE(files.CreateDirectories(directory).ok());
   ASSERT_TRUE(base::WriteFileAtomically(files, base::JoinPath(directory, kAdapterConfigFile), base::Dump(config)).ok());
-  const auto writer = SafetensorsWriter::Create(files, base::JoinPath(directory, kAdapterWeightsFile), plan, {{"format", "pt"}});
+  const auto writer = SafetensorsWriter::Create(files, base::JoinPath(directory, kAdapterWeightsFile), plan, metadata);
   ASSERT_TRUE(writer.ok()) << writer.status();
   for (std::size_t i = 0; i < plan.size(); ++i) {
     std::size_t elements = 1;

@@ -684,14 +684,58 @@ TEST_F(AdapterImportTest, PeftAdapterIsImportedServedConvertedAndExported) {
   v1::VerifyModelResponse verified;
   ASSERT_TRUE(Verify("tuned-int8", &verified).ok());
   EXPECT_TRUE(verified.equal());
+  ASSERT_TRUE(Convert("tuned-four", "tuned-bf16", v1::MODEL_FORMAT_BF16).has_response());
+  EXPECT_EQ(Get("tuned-bf16").format(), v1::MODEL_FORMAT_BF16);
+  EXPECT_EQ(answer("tuned-bf16").outputs(0).token_ids_size(), 8);
   v1::ExportModelRequest request;
+  request.set_model("tuned-bf16");
+  request.set_format(v1::EXPORT_FORMAT_HF);
+  EXPECT_TRUE(Export(request).contains("model.safetensors"));
   request.set_model("tuned-four");
+  longrunning::Operation refused;
+  const auto status = Call(models_, &v1::ModelService::Stub::ExportModel, request, &refused);
+  EXPECT_EQ(FieldOf(status), "format");
+  EXPECT_THAT(status.error_message(), HasSubstr("nibble models convert tuned-four --to bf16"));
   request.set_format(v1::EXPORT_FORMAT_PEFT);
   Files files = Export(request);
-  EXPECT_THAT(files.at("adapter_config.json"), HasSubstr(Get("four").digest()));
+  EXPECT_THAT(files.at("adapter_model.safetensors"), HasSubstr(Get("four").digest()));
   files.erase("README.md");
   ASSERT_TRUE(ImportUpload(files, "base", "again").has_response());
   EXPECT_EQ(Get("again").digest(), Get("tuned-four").digest());
+}
+
+TEST_F(AdapterImportTest, ExportNamesTheSourceOfTheBase) {
+  const auto exported_base = [&](const std::string& model) {
+    v1::ExportModelRequest request;
+    request.set_model(model);
+    request.set_format(v1::EXPORT_FORMAT_PEFT);
+    const auto config = base::ParseJson(Export(request).at("adapter_config.json"));
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? config->value("base_model_name_or_path", "") : "";
+  };
+  v1::ImportModelRequest request;
+  request.set_server_path("hf_tied_bf16");
+  request.set_name("known");
+  request.set_source_name("org/model");
+  ASSERT_TRUE(Imported(request).has_response());
+  ASSERT_TRUE(Convert("known", "known-nf4", v1::MODEL_FORMAT_NF4).has_response());
+  const Files files = AdapterFiles(model::ToPeftConfig(config_));
+  for (const std::string base_model : {"known", "known-nf4", "base"}) {
+    ASSERT_TRUE(ImportUpload(files, base_model, "on-" + base_model).has_response());
+  }
+  EXPECT_EQ(exported_base("on-known"), "org/model");
+  EXPECT_EQ(exported_base("on-known-nf4"), "org/model");
+  EXPECT_EQ(exported_base("on-base"), "base") << "the import of this base has no source_name";
+  config_.base_model_name_or_path = "org/other";
+  ASSERT_TRUE(ImportUpload(AdapterFiles(model::ToPeftConfig(config_)), "base", "named").has_response());
+  EXPECT_EQ(exported_base("named"), "org/other") << "the adapter's own files name its base";
+  longrunning::Operation operation;
+  request.set_name("long");
+  request.set_source_name(std::string(4097, 'a'));
+  EXPECT_EQ(FieldOf(StartImport(request, &operation)), "source_name");
+  request.set_source_name("org/model");
+  request.set_base_model("base");
+  EXPECT_EQ(FieldOf(StartImport(request, &operation)), "source_name");
 }
 
 // The base is checked first: the upload stays for another try.
@@ -724,8 +768,9 @@ TEST_F(AdapterImportTest, TensorsThatDoNotFitTheBaseAreNamed) {
 }
 
 TEST_F(AdapterImportTest, BaseThatTheAdapterWasNotTrainedOnIsRefused) {
-  config_.base_digest = std::string(64, 'd');
-  const auto error = Refused(AdapterFiles(model::ToPeftConfig(config_)), "base");
+  base::Json config = model::ToPeftConfig(config_);
+  config[model::kBaseDigestKey] = std::string(64, 'd');
+  const auto error = Refused(AdapterFiles(config), "base");
   EXPECT_EQ(error.code(), static_cast<int>(grpc::StatusCode::FAILED_PRECONDITION));
   EXPECT_EQ(ReasonOf(error), "BASE_MISMATCH");
   EXPECT_THAT(error.message(), HasSubstr(Get("four").digest()));
