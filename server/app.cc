@@ -298,7 +298,7 @@ absl::Status App::State::OpenServing() {
     if (!resident.trainer_difference.has_value()) return;
     metrics.SetTrainerDifference(resident.name, *resident.trainer_difference);
     base::LogInfo("adapter loaded; largest logprob difference from the trainer",
-                  {{"model", resident.name}, {"max_logprob_difference", base::StrCat(*resident.trainer_difference)}});
+                  {{"model", resident.name}, {"max_logprob_difference", *resident.trainer_difference}});
   };
   manager = std::make_unique<serve::ModelManager>(locate, options.engine, serve_memory, serve_stream, base::RealClock(), observe);
   loads = std::make_unique<rpc::ModelLoads>(*manager, *workers, base::RealClock(), [this](const std::string& name) {
@@ -315,7 +315,8 @@ absl::Status App::State::OpenServing() {
   library_options.load_tokens = [this](const auto& source, const auto& cancelled) { return tokens->Get(source, cancelled); };
   library_options.eval_dataset_of_job = [this](const std::string& job) {
     const auto record = controller->Get(job);
-    return record.ok() ? record->spec.eval_dataset : std::string();
+    if (!record.ok()) return std::string();
+    return record->spec.eval_fraction.has_value() ? record->spec.train_dataset : record->spec.eval_dataset;
   };
   library_options.find_checkpoint = [this](const std::string& name, const std::string& tenant) { return FindCheckpoint(name, tenant); };
   uploads = std::make_unique<rpc::UploadTable>(
@@ -460,6 +461,8 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   NIBBLE_RETURN_IF_ERROR(s.OpenState());  // first: a second server then fails on the lock, not on the ports
   NIBBLE_RETURN_IF_ERROR(s.StartHttp());
   NIBBLE_RETURN_IF_ERROR(s.OpenJobs());
+  // After OpenJobs, which trims the caches.
+  store::WarnBelowWatermark(s.files, s.state->paths.root(), s.state->min_free_bytes);
   NIBBLE_RETURN_IF_ERROR(s.OpenServing());
   s.drainer = std::make_unique<Drainer>(s.Ending(), base::RealClock());
   NIBBLE_RETURN_IF_ERROR(s.StartGrpc());
@@ -467,10 +470,10 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   s.controller->Run(s.grpc.trainer_address.empty() ? s.GrpcAddress() : s.grpc.trainer_address);
   NIBBLE_RETURN_IF_ERROR(s.WriteServerFile());
   s.ready = true;
-  base::LogInfo("ready", {{"grpc_port", base::StrCat(s.grpc.port)},
-                          {"http_port", base::StrCat(s.http->port())},
+  base::LogInfo("ready", {{"grpc_port", s.grpc.port},
+                          {"http_port", s.http->port()},
                           {"isa", kernels::Name(isa)},
-                          {"threads", base::StrCat(options.threads)},
+                          {"threads", options.threads},
                           {"trainer", options.trainer_path}});
   return std::unique_ptr<App>(new App(std::move(state)));
 }

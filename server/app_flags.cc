@@ -51,7 +51,7 @@ void RaiseOpenFiles(int max_connections) {
   limit.rlim_cur = std::min(limit.rlim_max, wanted);
   setrlimit(RLIMIT_NOFILE, &limit);
   if (limit.rlim_cur < wanted) {
-    base::LogWarning("the limit of open files is low", {{"limit", StrCat(limit.rlim_cur)}, {"wanted", StrCat(wanted)}});
+    base::LogWarning("the limit of open files is low", {{"limit", limit.rlim_cur}, {"wanted", wanted}});
   }
 }
 

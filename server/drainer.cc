@@ -7,7 +7,6 @@
 
 #include "server/base/log.h"
 #include "server/base/mutex.h"
-#include "server/base/strings.h"
 
 namespace nibble {
 namespace {
@@ -63,7 +62,7 @@ void Drainer::Begin(absl::Duration deadline) {
   const absl::Duration until = s.clock.Monotonic() + deadline;
   if (until >= s.until) return;
   s.until = until;
-  base::LogInfo("draining", {{"deadline_s", base::StrCat(absl::ToDoubleSeconds(deadline))}});
+  base::LogInfo("draining", {{"deadline_s", absl::ToDoubleSeconds(deadline)}});
   if (s.begun) return;
   s.begun = true;
   s.steps.refuse();

@@ -42,10 +42,11 @@ void JobMetrics::OnEvent(const jobs::StoredJob& job, const jobs::Event& event) {
 }
 
 void JobMetrics::OnStep(const jobs::StoredJob& job, const base::Json& body) {
-  metrics_.TrainStep(job.spec.method, {.tokens = static_cast<std::int64_t>(Number(body, "tokens")),
-                                       .seconds = Number(body, "step_ms") * 1e-3,
-                                       .loss = Number(body, "loss"),
-                                       .tokens_per_s = Number(body, "tokens_per_s")});
+  metrics_.TrainStep(job.spec.method, job.id,
+                     {.tokens = static_cast<std::int64_t>(Number(body, "tokens")),
+                      .seconds = Number(body, "step_ms") * 1e-3,
+                      .loss = Number(body, "loss"),
+                      .tokens_per_s = Number(body, "tokens_per_s")});
   const std::string device = DeviceOf(job);
   metrics_.RaisePeakMemory("trainer", device, static_cast<std::uint64_t>(std::max(0.0, Number(body, "peak_memory_bytes"))));
 }
@@ -63,6 +64,7 @@ void JobMetrics::OnLaunches(const jobs::StoredJob& job, const base::Json& body) 
 }
 
 void JobMetrics::OnAttemptEnded(const jobs::StoredJob& job, const std::string& state) {
+  metrics_.TrainingEnded(job.id);
   if (state != "SUCCEEDED") metrics_.JobAttempt(job.spec.method, state);
 }
 

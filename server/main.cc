@@ -18,6 +18,7 @@
 #include "server/base/process_memory.h"
 #include "server/base/strings.h"
 #include "server/build_info.h"
+#include "server/library_log.h"
 
 namespace {
 
@@ -158,6 +159,7 @@ int main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
   const nibble::base::LogWriter log_writer;  // to the end of main: a stalled reader of the log must not block us
+  nibble::LogLibraries();
   auto app = nibble::App::Start(options);
   if (!app.ok()) {
     std::fprintf(stderr, "nibbled: %s\n", std::string(app.status().message()).c_str());

@@ -132,6 +132,23 @@ void AddMessage(v1::GenerateRequest& request, const char* role, const std::strin
   message.set_content(content);
 }
 
+// A chat puts every message into the model's template, which a model trained on other rows has not seen in training.
+absl::Status WarnIfTrainedWithoutTemplate(Session& session, const std::string& name) {
+  v1::GetModelRequest request;
+  request.set_name(name);
+  const auto model = session.client().Call(&v1::ModelService::Stub::GetModel, request);
+  // The chat would only wait for the same server again. It reports all other errors itself, if it has them too.
+  if (absl::IsUnavailable(model.status()) || absl::IsDeadlineExceeded(model.status())) return model.status();
+  if (!model.ok() || !model->has_chat_template()) return absl::OkStatus();
+  const v1::DatasetFormat format = model->trained_format();
+  if (format != v1::DATASET_FORMAT_TEXT && format != v1::DATASET_FORMAT_PROMPT_COMPLETION) return absl::OkStatus();
+  const std::string warning =
+      base::StrCat("warning: ", name, " was trained on ", Lower(format), " rows, without the chat template that chat uses; ",
+                   "its answers may be worse than those of `nibble generate`");
+  session.terminal.err << Printable(warning) << '\n' << std::flush;
+  return absl::OkStatus();
+}
+
 absl::Status Chat(Session& session, const GenerateOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(v1::GenerateRequest request, BaseRequest(options));
   if (!options.max_tokens.has_value()) request.mutable_stopping()->set_max_tokens(kChatMaxTokens);
@@ -142,12 +159,14 @@ absl::Status Chat(Session& session, const GenerateOptions& options) {
   if (options.message.has_value()) {
     NIBBLE_RETURN_IF_ERROR(CheckText("message", *options.message));
     AddMessage(request, "user", *options.message);
+    NIBBLE_RETURN_IF_ERROR(WarnIfTrainedWithoutTemplate(session, options.model));
     if (!session.json) return Stream(session, request, true).status();
     NIBBLE_ASSIGN_OR_RETURN(const auto response, WholeAnswer(session, request, /*chat=*/true));
     session.Print(GenerateJson(response, options.logprobs.has_value()));
     return absl::OkStatus();
   }
   if (session.json) return base::FieldError("message", "--json needs --message");
+  NIBBLE_RETURN_IF_ERROR(WarnIfTrainedWithoutTemplate(session, options.model));
   if (session.terminal.in_is_tty) session.terminal.err << "An empty line or end of input ends the conversation.\n";
   std::string line;
   while (true) {

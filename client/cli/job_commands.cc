@@ -63,7 +63,7 @@ void PrintJob(Session& session, const v1::Job& job) {
   if (job.progress().has_eta()) {
     table.Add({"time left", base::StrCat("about ", (job.progress().eta().seconds() + 59) / 60, " min")});
   }
-  if (job.has_error()) {
+  if (job.has_error() && job.state() != v1::JOB_STATE_CANCELLED) {  // then the state's message is the same
     const std::string reason = base::Reason(client::FromProto(job.error()));
     table.Add({"error", base::StrCat(job.error().message(), reason.empty() ? "" : base::StrCat(" (", reason, ")"))});
   }
@@ -311,24 +311,16 @@ void AddPublish(CLI::App& group, Session& session) {
 
 void AddSpecFlags(CLI::App& sub, JobFlags& f) {
   sub.add_option("--method", f.method, "Training method")->check(CLI::IsMember({"qlora", "bitnet_qat"}));
-  sub.add_option("--base", f.base, "Model to start from");
-  sub.add_option("--dataset", f.dataset, "Training dataset");
-  sub.add_option("--eval-dataset", f.eval_dataset, "Evaluation dataset");
-  sub.add_option("--output", f.output, "Name of the trained model");
-  CLI::Option* epochs = sub.add_option("--epochs", f.epochs, "Passes over the data; may be a fraction (default: 1)");
-  sub.add_option("--max-steps", f.max_steps, "Optimizer steps, instead of --epochs")->check(WholeNumber)->excludes(epochs);
-  sub.add_option("--micro-batch", f.micro_batch, "Sequences per forward pass");
-  sub.add_option("--grad-accum", f.grad_accum, "Micro-batches per optimizer step");
-  sub.add_option("--seq-len", f.seq_len, "Maximum tokens per sequence; longer text rows are split");
-  sub.add_option("--packing", f.packing, "segmented: several rows per sequence; none: one row per sequence")
-      ->check(CLI::IsMember({"segmented", "none"}));
-  sub.add_option("--lr", f.lr, "Peak learning rate");
+  for (const SpecOption& option : SpecOptions()) {
+    sub.add_option_function<std::string>(
+           option.name, [&f, path = option.path](const std::string& text) { f.fields[path] = text; }, option.help)
+        ->check([&option](const std::string& text) { return CheckSpecOption(option, text); });
+  }
+  sub.get_option("--max-steps")->excludes(sub.get_option("--epochs"));
+  sub.get_option("--eval-split")->excludes(sub.get_option("--eval-dataset"));
   sub.add_option("--warmup", f.warmup, "Steps in which the learning rate rises, or their share of all steps with a decimal point or %: 100, 0.03, 3%");
   sub.add_option("--rank", f.rank, "Rank of the adapters");
   sub.add_option("--alpha", f.alpha, "Scale of the adapters");
-  sub.add_option("--seed", f.seed, "Seed of all random numbers")->check(WholeNumber);
-  sub.add_option("--save-every", f.save_every, "Steps between checkpoints")->check(WholeNumber);
-  sub.add_option("--eval-every", f.eval_every, "Steps between evaluations; needs evaluation data")->check(WholeNumber);
   sub.add_option("--device", f.device, "auto, cpu or cuda:N");
   sub.add_option("--spec", f.spec_file, "File with a JobSpec in JSON; options override its fields");
 }

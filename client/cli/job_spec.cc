@@ -1,7 +1,9 @@
 #include "client/cli/job_spec.h"
 
-#include "absl/strings/numbers.h"
+#include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
 #include "client/cli/message_json.h"
 #include "client/cli/session.h"
 #include "server/base/error.h"
@@ -11,6 +13,80 @@
 
 namespace nibble::cli {
 namespace {
+
+using google::protobuf::FieldDescriptor;
+
+constexpr SpecOption kSpecOptions[] = {
+    {"--base", "base_model", "Model to start from"},
+    {"--dataset", "train_dataset", "Training dataset"},
+    {"--eval-dataset", "eval_dataset", "Evaluation dataset"},
+    {"--eval-split", "eval_fraction", "Share of the training rows that is held out for evaluation: 0.1 or 10%"},
+    {"--output", "publish.output_model", "Name of the trained model"},
+    {"--epochs", "run.epochs", "Passes over the data; may be a fraction (default: 1)"},
+    {"--max-steps", "run.max_steps", "Optimizer steps, instead of --epochs"},
+    {"--micro-batch", "run.micro_batch", "Sequences per forward pass"},
+    {"--grad-accum", "run.grad_accum", "Micro-batches per optimizer step"},
+    {"--seq-len", "data.max_seq_len", "Maximum tokens per sequence; longer text rows are split"},
+    {"--packing", "data.packing", "segmented: several rows per sequence; none: one row per sequence"},
+    {"--lr", "optim.lr", "Peak learning rate"},
+    {"--seed", "run.seed", "Seed of all random numbers"},
+    {"--save-every", "run.save_every", "Steps between checkpoints"},
+    {"--eval-every", "run.eval_every", "Steps between evaluations; needs evaluation data"},
+};
+
+// The last field of a path, and the messages before it in `steps`.
+const FieldDescriptor& FieldAt(const std::string& path, std::vector<std::string>& steps) {
+  steps = absl::StrSplit(path, '.');
+  const google::protobuf::Descriptor* message = v1::JobSpec::descriptor();
+  for (std::size_t i = 0; i + 1 < steps.size(); ++i) message = message->FindFieldByName(steps[i])->message_type();
+  return *message->FindFieldByName(steps.back());
+}
+
+// The JSON value of an option's text. InvalidArgument describes the texts that the field takes.
+absl::StatusOr<base::Json> ValueOf(const FieldDescriptor& field, const std::string& text) {
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT32:
+    case FieldDescriptor::CPPTYPE_INT64: {
+      const bool is_32 = field.cpp_type() == FieldDescriptor::CPPTYPE_INT32;
+      std::int64_t number = 0;
+      if (absl::SimpleAtoi(text, &number) && (!is_32 || number == static_cast<std::int32_t>(number))) return number;
+      return absl::InvalidArgumentError(base::StrCat("a whole number of at most ", is_32 ? 32 : 64, " bits"));
+    }
+    case FieldDescriptor::CPPTYPE_DOUBLE: {
+      const bool percent = text.ends_with('%');
+      double number = 0;
+      if (absl::SimpleAtod(text.substr(0, text.size() - (percent ? 1 : 0)), &number)) return percent ? number / 100 : number;
+      return absl::InvalidArgumentError("a number, such as 0.1 or 10%");
+    }
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      std::string names;
+      for (int i = 1; i < field.enum_type()->value_count(); ++i) {
+        const std::string name = LowerEnumName(*field.enum_type(), field.enum_type()->value(i)->number());
+        if (text == name) return name;
+        names += base::StrCat(i > 1 ? ", " : "", name);
+      }
+      return absl::InvalidArgumentError(base::StrCat("one of ", names));
+    }
+    default: return text;
+  }
+}
+
+absl::Status SetField(const std::string& path, const std::string& text, v1::JobSpec& spec) {
+  NIBBLE_RETURN_IF_ERROR(CheckText(path, text));
+  std::vector<std::string> steps;
+  const FieldDescriptor& field = FieldAt(path, steps);
+  absl::StatusOr<base::Json> value = ValueOf(field, text);
+  if (!value.ok()) {
+    return base::FieldError(path, base::StrCat("got \"", text, "\", want ", base::ToStd(value.status().message())));
+  }
+  base::Json json = *std::move(value);
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    base::Json outer = base::Json::object();
+    outer[*step] = std::move(json);
+    json = std::move(outer);
+  }
+  return FromJson(json, spec);
+}
 
 // Selects the method of the flag. Keeps the method's parameters from the file if the file names the same method.
 absl::Status SetMethod(const std::string& method, v1::JobSpec& spec) {
@@ -53,6 +129,14 @@ absl::Status SetWarmup(const std::string& text, v1::OptimConfig& optim) {
 
 }  // namespace
 
+std::span<const SpecOption> SpecOptions() { return kSpecOptions; }
+
+std::string CheckSpecOption(const SpecOption& option, const std::string& text) {
+  std::vector<std::string> steps;
+  const auto value = ValueOf(FieldAt(option.path, steps), text);
+  return value.ok() ? "" : base::StrCat("got ", text, ", want ", base::ToStd(value.status().message()));
+}
+
 absl::StatusOr<v1::JobSpec> BuildSpec(const JobFlags& flags) {
   v1::JobSpec spec;
   if (flags.spec_file.has_value()) {
@@ -60,34 +144,16 @@ absl::StatusOr<v1::JobSpec> BuildSpec(const JobFlags& flags) {
     NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
     NIBBLE_RETURN_IF_ERROR(FromJson(json, spec));
   }
-  for (const auto& text : {flags.base, flags.dataset, flags.eval_dataset, flags.output}) {
-    if (text.has_value()) NIBBLE_RETURN_IF_ERROR(CheckText("spec", *text));
-  }
   if (flags.method.has_value()) NIBBLE_RETURN_IF_ERROR(SetMethod(*flags.method, spec));
   NIBBLE_RETURN_IF_ERROR(SetLora(flags, spec));
-  if (flags.base.has_value()) spec.set_base_model(*flags.base);
-  if (flags.dataset.has_value()) spec.set_train_dataset(*flags.dataset);
-  if (flags.eval_dataset.has_value()) {
-    spec.set_eval_dataset(*flags.eval_dataset);
-    spec.clear_eval_fraction();
-  }
-  if (flags.output.has_value()) spec.mutable_publish()->set_output_model(*flags.output);
+  // One replaces the other that the file may have.
+  if (flags.fields.contains("eval_dataset")) spec.clear_eval_fraction();
+  if (flags.fields.contains("eval_fraction")) spec.clear_eval_dataset();
+  for (const auto& [path, text] : flags.fields) NIBBLE_RETURN_IF_ERROR(SetField(path, text, spec));
   if (flags.device.has_value()) {
     NIBBLE_ASSIGN_OR_RETURN(*spec.mutable_device(), ParseDevice("device", *flags.device));
   }
-  if (flags.seq_len.has_value()) spec.mutable_data()->set_max_seq_len(*flags.seq_len);
-  if (flags.packing.has_value()) {
-    spec.mutable_data()->set_packing(*flags.packing == "none" ? v1::PACKING_MODE_NONE : v1::PACKING_MODE_SEGMENTED);
-  }
-  if (flags.lr.has_value()) spec.mutable_optim()->set_lr(*flags.lr);
   if (flags.warmup.has_value()) NIBBLE_RETURN_IF_ERROR(SetWarmup(*flags.warmup, *spec.mutable_optim()));
-  if (flags.epochs.has_value()) spec.mutable_run()->set_epochs(*flags.epochs);
-  if (flags.max_steps.has_value()) spec.mutable_run()->set_max_steps(*flags.max_steps);
-  if (flags.micro_batch.has_value()) spec.mutable_run()->set_micro_batch(*flags.micro_batch);
-  if (flags.grad_accum.has_value()) spec.mutable_run()->set_grad_accum(*flags.grad_accum);
-  if (flags.seed.has_value()) spec.mutable_run()->set_seed(*flags.seed);
-  if (flags.save_every.has_value()) spec.mutable_run()->set_save_every(*flags.save_every);
-  if (flags.eval_every.has_value()) spec.mutable_run()->set_eval_every(*flags.eval_every);
 
   // Fields that every spec needs. The server checks the rest.
   if (spec.method_case() == v1::JobSpec::METHOD_NOT_SET)

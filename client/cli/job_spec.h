@@ -1,7 +1,9 @@
 // The spec of `jobs create`: a file and flags; flags override the file.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -9,12 +11,22 @@
 
 namespace nibble::cli {
 
+// An option of `jobs create` and `jobs plan` that sets one field.
+struct SpecOption {
+  const char* name;
+  const char* path;  // of the field in JobSpec
+  const char* help;
+};
+std::span<const SpecOption> SpecOptions();
+// Why the option does not take this text; "" if it does. The server checks ranges.
+std::string CheckSpecOption(const SpecOption& option, const std::string& text);
+
 // Options that the user set. Only these are sent, so the server's defaults apply to the rest.
 struct JobFlags {
-  std::optional<std::string> spec_file, method, base, dataset, eval_dataset, output, device, packing, warmup;
-  std::optional<std::int64_t> max_steps, save_every, eval_every, seed;
-  std::optional<std::int32_t> micro_batch, grad_accum, seq_len, rank;
-  std::optional<double> lr, alpha, epochs;
+  std::map<std::string, std::string> fields;  // of SpecOptions: their texts, by path
+  std::optional<std::string> spec_file, method, device, warmup;
+  std::optional<std::int32_t> rank;
+  std::optional<double> alpha;
 };
 
 // InvalidArgument names the field, NotFound the file. The server checks the values.

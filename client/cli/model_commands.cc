@@ -33,6 +33,9 @@ void PrintModel(Session& session, const v1::Model& model) {
   table.Add({"parameters", base::StrCat(model.parameters())});
   if (!model.base_model().empty()) table.Add({"base", model.base_model()});
   table.Add({"from", base::StrCat(Lower(model.origin()), " ", model.source())});
+  if (model.trained_format() != v1::DATASET_FORMAT_UNSPECIFIED) {
+    table.Add({"trained on", base::StrCat(Lower(model.trained_format()), " rows")});
+  }
   table.Add({"logits", model.determinism() == v1::DETERMINISM_EXACT ? "exact" : "best effort"});
   table.Add({"record", base::StrCat(model.record_rows(), " rows")});
   table.Add({"loaded", model.loaded() ? "yes" : "no"});

@@ -113,6 +113,7 @@ Json ModelJson(const v1::Model& model) {
   json["determinism"] = Upper(model.determinism());
   json["tokenizer_digest"] = model.tokenizer_digest();
   json["has_chat_template"] = model.has_chat_template();
+  json["trained_format"] = Lower(model.trained_format());
   json["act_outliers"] = model.act_outliers();
   json["head_format"] = Lower(model.head_format());
   json["record_rows"] = model.record_rows();

@@ -30,6 +30,12 @@ void ReadContext(const grpc::AuthContext& context, Caller& caller) {
   AddNames(context, GRPC_PEER_IP_PROPERTY_NAME, "ip:", caller.certificate_names);
 }
 
+// gRPC 1.51 gives a processor no address. Its local credentials have checked that the caller is on this machine.
+const char* PeerOf(const grpc::AuthContext& context) {
+  const auto types = context.FindPropertyValues(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
+  return types.size() == 1 && types.front() == "local" ? "local" : "unknown";
+}
+
 template <typename Metadata>
 void ReadMetadata(const Metadata& metadata, Caller& caller) {
   const auto [begin, end] = metadata.equal_range(kAuthorizationKey);
@@ -49,6 +55,7 @@ Caller CallerOf(const grpc::ServerContextBase& context) {
 grpc::Status AuthProcessor::Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*, OutputMetadata*) {
   if (for_trainers_ && context->FindPropertyValues(kTrainerProperty).empty()) context->AddProperty(kTrainerProperty, "1");
   Caller caller;
+  caller.peer = PeerOf(*context);
   ReadMetadata(metadata, caller);
   ReadContext(*context, caller);
   const auto path = metadata.find(":path");

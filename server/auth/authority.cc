@@ -16,7 +16,6 @@ using base::StrCat;
 using base::WithReason;
 
 constexpr char kScheme[] = "Bearer ";
-constexpr int kRefusalsLoggedASecond = 20;
 constexpr std::size_t kMaxLoggedBytes = 128;
 
 absl::Status Invalid() {
@@ -115,7 +114,7 @@ absl::Status Authority::Load() {
   principals_ = std::make_shared<const PrincipalTable>(*std::move(parsed));
   text_ = std::move(text);
   rejected_.clear();
-  base::LogInfo("tokens read", {{"principals", StrCat(principals_->size())}});
+  base::LogInfo("tokens read", {{"principals", principals_->size()}});
   return absl::OkStatus();
 }
 
@@ -152,19 +151,13 @@ absl::StatusOr<Principal> Authority::Admit(std::string_view path, const Caller& 
 void Authority::Refused(std::string_view path, const Caller& caller, const absl::Status& status) {
   const std::string reason = base::Reason(status);
   if (!reason.empty() && options_.count_refusal) options_.count_refusal(reason);
-  {
-    std::lock_guard lock(mutex_);
-    const absl::Duration second = absl::Floor(clock_.Monotonic(), absl::Seconds(1));
-    if (second != log_second_) {
-      log_second_ = second;
-      lines_this_second_ = 0;
-    }
-    if (++lines_this_second_ > kRefusalsLoggedASecond) return;  // the metric counts all
-  }
+  if (!log_limit_.Take(clock_.Monotonic()).has_value()) return;  // the metric counts all
   const std::map<std::string, std::string> metadata = base::ReasonMetadata(status);
   const auto name = metadata.find("principal");
-  base::LogWarning("refused", {{"method", std::string(path.substr(0, kMaxLoggedBytes))},
+  const std::string certificate = caller.certificate_names.empty() ? "" : caller.certificate_names.front();
+  base::LogWarning("refused", {{"method", path.substr(0, kMaxLoggedBytes)},
                                {"peer", caller.peer.substr(0, kMaxLoggedBytes)},
+                               {"certificate", certificate.substr(0, kMaxLoggedBytes)},
                                {"principal", name == metadata.end() ? "" : name->second},
                                {"code", absl::StatusCodeToString(status.code())},
                                {"reason", reason}});

@@ -16,6 +16,7 @@
 #include "server/auth/principals.h"
 #include "server/base/clock.h"
 #include "server/base/files.h"
+#include "server/base/log_limit.h"
 
 namespace nibble::auth {
 
@@ -23,7 +24,7 @@ namespace nibble::auth {
 struct Caller {
   std::vector<std::string> authorization;      // every value of that header
   std::vector<std::string> certificate_names;  // "uri:spiffe://...", from a client certificate verified by the handshake
-  std::string peer;                            // "ipv4:127.0.0.1:1234", for the log
+  std::string peer;  // for the log: "ipv4:127.0.0.1:1234"; before a handler runs only "local" or "unknown"
   bool trainer_listener = false;               // the call arrived on the trainers' socket
 };
 
@@ -62,6 +63,8 @@ class Authority {
   bool wants_tokens() const { return !options_.token_file.empty(); }
 
  private:
+  static constexpr int kRefusalsLoggedASecond = 20;
+
   Authority(base::FileSystem& files, base::Clock& clock, AuthorityOptions options)
       : files_(files), clock_(clock), options_(std::move(options)) {}
   absl::Status Load();  // requires mutex_
@@ -78,8 +81,7 @@ class Authority {
   std::shared_ptr<const PrincipalTable> principals_;  // by mutex_
   absl::Duration next_look_ = absl::ZeroDuration();   // by mutex_; monotonic
   bool unreadable_ = false;                           // by mutex_
-  absl::Duration log_second_ = absl::ZeroDuration();  // by mutex_
-  int lines_this_second_ = 0;                         // by mutex_
+  base::LogLimit log_limit_{kRefusalsLoggedASecond};
 };
 
 }  // namespace nibble::auth

@@ -38,7 +38,9 @@ LogLine FormatLogLine(std::string_view level, std::string_view message, LogField
   line["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
   line["level"] = std::string(level);
   line["message"] = std::string(message);
-  for (const auto& [key, value] : fields) line[std::string(key)] = value;
+  for (const auto& [key, field] : fields) {
+    std::visit([&to = line[std::string(key)]](const auto& value) { to = value; }, field.value);
+  }
   return {level != "info", Dump(line)};
 }
 
@@ -49,7 +51,7 @@ void LogWarning(std::string_view message, LogFields fields) { Write("warning", m
 void LogError(std::string_view message, LogFields fields) { Write("error", message, fields); }
 
 void CheckFailed(const char* file, int line, const char* condition) {
-  LogError("broken invariant", {{"file", file}, {"line", std::to_string(line)}, {"condition", condition}});
+  LogError("broken invariant", {{"file", file}, {"line", line}, {"condition", condition}});
   FlushLog(absl::Seconds(2));
   std::abort();
 }

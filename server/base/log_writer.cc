@@ -8,7 +8,6 @@
 
 #include "server/base/log_line.h"
 #include "server/base/mutex.h"
-#include "server/base/strings.h"
 
 namespace nibble::base {
 namespace {
@@ -85,7 +84,7 @@ class LogQueue {
       }
       for (const LogLine& line : lines) PrintLogLine(line);
       // Those were dropped after the last of these lines, when the queue was full.
-      if (unreported > 0) PrintLogLine(FormatLogLine("warning", kDropped, {{"lines", StrCat(unreported)}}));
+      if (unreported > 0) PrintLogLine(FormatLogLine("warning", kDropped, {{"lines", unreported}}));
     }
   }
 

@@ -272,6 +272,7 @@ absl::Status AddLine(std::int64_t line_number, std::string_view line, RowFormat 
     if (num_trained == 0) continue;
     summary->num_tokens += static_cast<std::int64_t>(example.tokens.size());
     summary->num_trained += num_trained;
+    example.line = line_number;
     examples->push_back(std::move(example));
   }
   return absl::OkStatus();

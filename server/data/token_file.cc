@@ -151,6 +151,7 @@ Example TokenFile::Get(std::size_t i) const {
     example.tokens.push_back(static_cast<std::int32_t>(token & ~kTrainedBit));
     example.trained.push_back(static_cast<std::uint8_t>((token & kTrainedBit) != 0 ? 1 : 0));
   }
+  example.line = static_cast<std::int64_t>(entry.line);
   example.num_cut_off = (entry.flags & kTokensTruncated) != 0 ? 1 : 0;
   example.boundary_merged = (entry.flags & kTokensBoundaryMerged) != 0;
   example.began_with_added = (entry.flags & kTokensBeganWithAdded) != 0;

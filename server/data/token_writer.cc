@@ -284,7 +284,7 @@ absl::StatusOr<Dataset> Open(const TokenSource& source, bool verify, const base:
   return DatasetOf(std::move(file));
 }
 
-// Only the lengths of the examples, which suffice for a plan: 8 bytes per example. Returns `not_written` if there are
+// Only the lengths of the examples, which suffice for a plan: 16 bytes per example. Returns `not_written` if there are
 // too many.
 absl::StatusOr<Dataset> CountLengths(const TokenSource& source, const WriteTokensOptions& options, const absl::Status& not_written) {
   Dataset dataset;
@@ -294,7 +294,8 @@ absl::StatusOr<Dataset> CountLengths(const TokenSource& source, const WriteToken
       [&](const Piece& piece) {
         if (lengths.size() + piece.examples.size() > options.max_counted) return not_written;
         for (const Example& example : piece.examples) {
-          lengths.push_back({static_cast<std::uint32_t>(example.tokens.size()), static_cast<std::uint32_t>(example.num_trained())});
+          lengths.push_back({static_cast<std::uint32_t>(example.tokens.size()), static_cast<std::uint32_t>(example.num_trained()),
+                             example.line});
         }
         dataset.Append(piece.summary);
         return absl::OkStatus();

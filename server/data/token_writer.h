@@ -33,7 +33,7 @@ struct WriteTokensOptions {
   LargeRows* large_rows = nullptr;   // shared by calls; null: own turns for this call, and no memory limit
   std::shared_ptr<base::MemoryBudget> memory = nullptr;  // for cached words; none are cached if it has none left; null: no limit
   WithoutFile without_file = WithoutFile::kInMemory;  // LoadTokens
-  std::size_t max_counted = std::size_t{4} << 20;     // LoadTokens, kLengthsAlone: maximum number of examples (32 MiB)
+  std::size_t max_counted = std::size_t{4} << 20;     // LoadTokens, kLengthsAlone: maximum number of examples (64 MiB)
 };
 
 // Writes the token file of `source` in source.tokens_directory, which it creates if needed. The bytes do not depend on

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "server/base/log.h"
-#include "server/base/strings.h"
 
 namespace nibble::http {
 
@@ -106,7 +105,7 @@ void Listener::WarnFull() {
   if (warned_.has_value() && now - *warned_ < kWarnEvery) return;
   warned_ = now;
   base::LogWarning("all HTTP connections are in use: new ones replace old ones",
-                   {{"connections", base::StrCat(table_.size())}});
+                   {{"connections", table_.size()}});
 }
 
 }  // namespace nibble::http

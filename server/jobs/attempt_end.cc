@@ -7,6 +7,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/attempt_supervisor.h"
+#include "server/jobs/cancel_error.h"
 #include "server/jobs/progress.h"
 #include "server/store/checkpoints.h"
 
@@ -221,7 +222,8 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
   if (cancelling) {
     t.to = JobState::kCancelled;
     t.attempt_state = "CANCELLED";
-    said = {};
+    t.error = CancelledByUser(state_.files, state_.paths.attempts(job.id), job.id, live.progress);
+    said = {Kind::kStopped, t.error->code, t.error->reason, t.error->message};
   } else if (verdict.kind == Kind::kSucceeded && job.state == JobState::kPreparing) {
     t.to = JobState::kRunning;  // It never reported RUNNING; the next call makes it SUCCEEDED.
   } else if (verdict.kind == Kind::kSucceeded) {
@@ -254,7 +256,6 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
     if (!stopping_) wait = Backoff(1, options_.retry);
   }
   if (t.to == JobState::kFailed) t.error = JobError{said.code, said.reason, said.message};
-  if (t.to == JobState::kCancelled) t.error = CancelledByUser();
   if (IsFinal(t.to)) t.ended = clock_.Now();
   // The publisher reports SUCCEEDED once the model exists.
   if (t.to != JobState::kSucceeded) {
@@ -282,11 +283,13 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
   after.progress = t.progress.value_or(live.progress);
   after.output_digest = t.publish_digest.value_or("");
   after.ended = t.ended;
-  base::LogInfo("attempt ended", {{"job", job.id},
-                                  {"attempt", std::to_string(job.attempt)},
-                                  {"ended", *t.attempt_state},
-                                  {"state", Name(t.to)},
-                                  {"reason", said.reason}});
+  const bool failed = t.attempt_state == "FAILED" || t.attempt_state == "LOST";
+  const auto log = failed ? base::LogWarning : base::LogInfo;
+  log("attempt ended", {{"job", job.id},
+                        {"attempt", job.attempt},
+                        {"ended", *t.attempt_state},
+                        {"state", Name(t.to)},
+                        {"reason", said.reason}});
   if (observer_ != nullptr) {
     observer_->OnAttemptEnded(after, *t.attempt_state);
     if (IsFinal(after.state) && after.state != JobState::kSucceeded) observer_->OnJobEnded(after);

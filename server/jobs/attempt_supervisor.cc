@@ -115,9 +115,9 @@ absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resum
     base::LogWarning("cannot record a trainer's pid", {{"job", job.id}, {"why", std::string(recorded.message())}});
   }
   base::LogInfo("trainer started", {{"job", job.id},
-                                    {"attempt", std::to_string(live.attempt)},
-                                    {"pid", std::to_string(process.pid)},
-                                    {"resume_step", std::to_string(order.resume_step)}});
+                                    {"attempt", live.attempt},
+                                    {"pid", process.pid},
+                                    {"resume_step", order.resume_step}});
   if (observer_ != nullptr) {
     StoredJob started = job;
     started.attempt = live.attempt;
@@ -152,8 +152,8 @@ absl::Status AttemptSupervisor::Adopt(const StoredJob& job) {
     return absl::OkStatus();
   }
   base::LogInfo("trainer adopted", {{"job", job.id},
-                                    {"attempt", std::to_string(job.attempt)},
-                                    {"pid", std::to_string(process->pid)}});
+                                    {"attempt", job.attempt},
+                                    {"pid", process->pid}});
   if (job.state == JobState::kCancelling) live.stop = job.keep_checkpoint ? Control::kCancelKeeping : Control::kCancel;
   if (job.state == JobState::kPausing) live.stop = Control::kPause;
   base::MutexLock lock(mutex_);

@@ -54,6 +54,17 @@ absl::StatusOr<std::string> RetryMs(Database& database, absl::Time now, const st
   return std::to_string(absl::ToInt64Milliseconds(std::clamp<absl::Duration>(wait, absl::Seconds(1), absl::Hours(1))));
 }
 
+struct LatestEval {
+  std::int64_t step = -1;  // -1: not evaluated yet
+  double loss = 0;
+};
+
+LatestEval LatestEvalOf(const StoredJob& job) {
+  const auto eval = job.progress.find("latest_eval");
+  if (eval == job.progress.end() || !eval->is_object() || !eval->contains("eval_loss")) return {};
+  return {base::GetInt(*eval, "step", "latest_eval").value_or(-1), base::GetNumber(*eval, "eval_loss", "latest_eval").value_or(0)};
+}
+
 }  // namespace
 
 absl::Status JobController::CheckCapacity(const std::string& owner, const std::string& tenant) {
@@ -261,7 +272,7 @@ absl::StatusOr<std::vector<StoredJob>> JobController::Present(std::vector<Stored
     // Only for evaluated jobs, because it reads the disk.
     if (!job.progress.contains("latest_eval")) continue;
     if (cancel.cancelled()) return absl::CancelledError("the caller is gone");
-    job.best_checkpoint = BestCheckpoint(job.id);
+    job.best_checkpoint = BestCheckpoint(job);
   }
   return jobs;
 }
@@ -283,39 +294,44 @@ absl::StatusOr<Database::JobPage> JobController::List(const JobQuery& query, std
 }
 
 absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::Checkpoints(const std::string& id) {
-  NIBBLE_RETURN_IF_ERROR(database_.EndOfLog(id).status());
-  NIBBLE_ASSIGN_OR_RETURN(auto named, NamedCheckpoints(id));
+  NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, database_.Get(id));
+  NIBBLE_ASSIGN_OR_RETURN(auto named, NamedCheckpoints(job));
   // A job that was deleted during the listing is NotFound, not a job without checkpoints.
   NIBBLE_RETURN_IF_ERROR(database_.EndOfLog(id).status());
   return named;
 }
 
-absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::NamedCheckpoints(const std::string& id) const {
-  NIBBLE_ASSIGN_OR_RETURN(const auto all, store::ListAllCheckpoints(state_.files, state_.paths.attempts(id)));
+absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::NamedCheckpoints(const StoredJob& job) const {
+  NIBBLE_ASSIGN_OR_RETURN(const auto all, store::ListAllCheckpoints(state_.files, state_.paths.attempts(job.id)));
+  // The checkpoint after the last step is written before the final evaluation, so its file has an older loss.
+  const LatestEval latest = LatestEvalOf(job);
   std::vector<store::CheckpointInfo> named;
   for (const store::CheckpointInfo& one : all) {
     if (!named.empty() && named.back().step == one.step) named.pop_back();
     named.push_back(one);
+    if (one.step == latest.step) named.back().metrics["eval_loss"] = latest.loss;
   }
   return named;
 }
 
-std::optional<store::CheckpointInfo> JobController::BestCheckpoint(const std::string& id) {
-  const auto key = store::CheckpointsKey(state_.paths.attempts(id));
+std::optional<store::CheckpointInfo> JobController::BestCheckpoint(const StoredJob& job) {
+  const auto key = store::CheckpointsKey(state_.paths.attempts(job.id));
   const auto best = [&]() -> absl::StatusOr<std::optional<store::CheckpointInfo>> {
-    if (!key.has_value()) return FindBestCheckpoint(id);
-    const auto find = [&](const std::string&) { return FindBestCheckpoint(id); };
-    NIBBLE_ASSIGN_OR_RETURN(const auto found, best_checkpoints_.Get(base::Sha256Hex(*key), find));
+    if (!key.has_value()) return FindBestCheckpoint(job);
+    const auto find = [&](const std::string&) { return FindBestCheckpoint(job); };
+    const LatestEval latest = LatestEvalOf(job);
+    const std::string digest = base::Sha256Hex(StrCat(latest.step, " ", latest.loss, "\n", *key));
+    NIBBLE_ASSIGN_OR_RETURN(const auto found, best_checkpoints_.Get(digest, find));
     return *found;
   }();
   if (best.ok()) return *best;
   // The job is returned without it.
-  base::LogWarning("cannot read a job's checkpoints", {{"job", id}, {"why", std::string(best.status().message())}});
+  base::LogWarning("cannot read a job's checkpoints", {{"job", job.id}, {"why", std::string(best.status().message())}});
   return std::nullopt;
 }
 
-absl::StatusOr<std::optional<store::CheckpointInfo>> JobController::FindBestCheckpoint(const std::string& id) const {
-  NIBBLE_ASSIGN_OR_RETURN(const auto all, NamedCheckpoints(id));
+absl::StatusOr<std::optional<store::CheckpointInfo>> JobController::FindBestCheckpoint(const StoredJob& job) const {
+  NIBBLE_ASSIGN_OR_RETURN(const auto all, NamedCheckpoints(job));
   const store::CheckpointInfo* best = nullptr;
   double lowest = 0;
   for (const store::CheckpointInfo& one : all) {

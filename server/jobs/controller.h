@@ -119,10 +119,10 @@ class JobController {
   absl::StatusOr<std::vector<StoredJob>> Present(std::vector<StoredJob> jobs, const base::CancelToken& cancel = {});
   absl::StatusOr<StoredJob> Present(StoredJob job);
   // The checkpoints of a job, by step. If two attempts saved the same step, only the later one is listed.
-  absl::StatusOr<std::vector<store::CheckpointInfo>> NamedCheckpoints(const std::string& id) const;
-  std::optional<store::CheckpointInfo> BestCheckpoint(const std::string& id);
+  absl::StatusOr<std::vector<store::CheckpointInfo>> NamedCheckpoints(const StoredJob& job) const;
+  std::optional<store::CheckpointInfo> BestCheckpoint(const StoredJob& job);
   // Reads all checkpoints of the job, perhaps a thousand.
-  absl::StatusOr<std::optional<store::CheckpointInfo>> FindBestCheckpoint(const std::string& id) const;
+  absl::StatusOr<std::optional<store::CheckpointInfo>> FindBestCheckpoint(const StoredJob& job) const;
   absl::Status CheckCapacity(const std::string& owner, const std::string& tenant);
   absl::StatusOr<PlannedMemory> PlanMemory(const JobSpec& spec, const base::CancelToken& cancel);
   void AddToPlanning(const StoredJob& job);
@@ -149,7 +149,8 @@ class JobController {
   Publisher publisher_;
   AttemptSupervisor supervisor_;
   JobObserver* const observer_;
-  TextMemo<std::optional<store::CheckpointInfo>> best_checkpoints_;  // by the digest of store::CheckpointsKey
+  // By the digest of store::CheckpointsKey and the last evaluation.
+  TextMemo<std::optional<store::CheckpointInfo>> best_checkpoints_;
 
   base::Mutex submit_mutex_;  // makes checking and taking of request_id, room and output name one step
   base::Mutex pins_mutex_;

@@ -5,6 +5,7 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/jobs/cancel_error.h"
 #include "server/jobs/controller.h"
 
 namespace nibble::jobs {
@@ -34,11 +35,14 @@ absl::StatusOr<StoredJob> JobController::Move(const std::string& id, JobTrigger 
     t.attempt = job.attempt;
     t.keep_checkpoint = keep_checkpoint;
     if (IsFinal(to)) t.ended = clock_.Now();
-    if (to == JobState::kCancelled) t.error = CancelledByUser();
     Json fields = Json::object();
     fields["state"] = Name(to);
     fields["from"] = Name(job.state);
     fields["reason"] = "USER";
+    if (to == JobState::kCancelled) {
+      t.error = CancelledByUser(state_.files, state_.paths.attempts(id), id, job.progress);
+      fields["message"] = t.error->message;
+    }
     t.events.push_back({job.attempt, std::nullopt, clock_.Now(), "state", std::move(fields)});
     NIBBLE_ASSIGN_OR_RETURN(const bool changed, database_.Apply(t));
     if (!changed) continue;

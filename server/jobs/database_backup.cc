@@ -89,7 +89,7 @@ absl::Status BackUp(soci::session& session, const std::string& path, std::int64_
   }
   NIBBLE_RETURN_IF_ERROR(files.Rename(unfinished, target));
   NIBBLE_RETURN_IF_ERROR(files.SyncDirectory(folder));
-  base::LogInfo("backed up the database before its upgrade", {{"file", target}, {"version", std::to_string(version)}});
+  base::LogInfo("backed up the database before its upgrade", {{"file", target}, {"version", version}});
   RemoveOld(folder, StrCat(file.filename().string(), kSuffix), files);
   return absl::OkStatus();
 }

@@ -2,14 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <limits>
 #include <set>
+#include <span>
 #include <string_view>
+#include <type_traits>
 
 #include "server/base/error.h"
 #include "server/base/ids.h"
 #include "server/base/strings.h"
+#include "server/jobs/job_spec_fields.h"
 
 namespace nibble::jobs {
 
@@ -17,9 +19,6 @@ using base::StrCat;
 
 namespace {
 
-constexpr std::int64_t kMaxSeqLen = 1 << 20;
-constexpr std::int64_t kMaxSteps = 100'000'000;
-constexpr std::int64_t kMaxBatch = 65'536;
 constexpr std::size_t kMaxLabels = 16;
 constexpr std::size_t kMaxText = 256;
 
@@ -46,7 +45,7 @@ class Checker {
     if (std::isfinite(value) && good) return;
     Add(std::move(field), StrCat("is ", value, ", wanted ", wanted));
   }
-  void OneOf(std::string field, const std::string& value, std::initializer_list<std::string_view> choices) {
+  void OneOf(std::string field, const std::string& value, std::span<const char* const> choices) {
     if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
     std::string list;
     for (const std::string_view choice : choices) list = StrCat(list, list.empty() ? "" : ", ", choice);
@@ -64,22 +63,46 @@ bool IsDevice(const std::string& device) {
   return device.find_first_not_of("0123456789", 5) == std::string::npos;
 }
 
+// The choices and bounds of single fields.
+template <IsSpec Spec>
+void CheckFields(const Spec& spec, const std::string& method, const std::string& prefix, Checker& check) {
+  ForEachField<Spec>([&](const auto& field) {
+    if (field.is_method && method != field.name) return;
+    const std::string path = StrCat(prefix, field.name);
+    const auto check_value = [&](const auto& value) {
+      using Value = std::remove_cvref_t<decltype(value)>;
+      if constexpr (IsSpec<Value>) {
+        CheckFields(value, method, StrCat(path, "."), check);
+      } else if constexpr (std::is_same_v<Value, std::string>) {
+        if (!field.choices.empty()) check.OneOf(path, value, field.choices);
+      } else if constexpr (std::is_same_v<Value, std::int64_t>) {
+        check.Int(path, value, field.least, field.largest);
+      }
+    };
+    const auto& value = spec.*field.member;
+    if constexpr (requires { value.has_value(); }) {
+      if (value.has_value()) check_value(*value);
+    } else {
+      check_value(value);
+    }
+  });
+}
+
 void CheckData(const JobSpec& spec, Checker& check) {
   const DataConfig& data = spec.data;
-  if (data.format.has_value()) check.OneOf("data.format", *data.format, {"text", "prompt_completion", "chat"});
-  check.Int("data.max_seq_len", data.max_seq_len, 2, kMaxSeqLen);
-  check.OneOf("data.packing", data.packing, {"none", "segmented"});
-  if (data.overlong.has_value()) {
-    check.OneOf("data.overlong", *data.overlong, {"split", "truncate", "drop", "error"});
-    if (*data.overlong == "split" && data.format.has_value() && *data.format != "text") {
-      check.Add("data.overlong", StrCat("is \"split\", which needs text rows; the format is ", *data.format));
-    }
+  if (data.overlong == "split" && data.format.has_value() && *data.format != "text") {
+    check.Add("data.overlong", StrCat("is \"split\", which needs text rows; the format is ", *data.format));
   }
-  check.Int("data.shuffle_seed", data.shuffle_seed, 0);
+  if (!spec.eval_dataset.empty()) check.Name("eval_dataset", spec.eval_dataset);
+  if (!spec.eval_fraction.has_value()) return;
+  check.Number("eval_fraction", *spec.eval_fraction, *spec.eval_fraction > 0.0 && *spec.eval_fraction <= 0.5,
+               "above 0, at most 0.5");
+  if (!spec.eval_dataset.empty()) {
+    check.Add("eval_fraction", "is given together with eval_dataset, wanted at most one of the two");
+  }
 }
 
 void CheckQLora(const QLoraMethod& qlora, Checker& check) {
-  check.Int("qlora.r", qlora.r, 1, 4096);
   check.Number("qlora.alpha", qlora.alpha, qlora.alpha > 0.0 && qlora.alpha <= 1e6, "above 0, at most 1e+06");
   check.Number("qlora.dropout", qlora.dropout, qlora.dropout >= 0.0 && qlora.dropout < 1.0, "0 <= dropout < 1");
   if (qlora.target_modules.empty()) check.Add("qlora.target_modules", "is empty, wanted at least one");
@@ -94,22 +117,15 @@ void CheckQLora(const QLoraMethod& qlora, Checker& check) {
       check.Add("qlora.target_modules", StrCat("has \"", module, "\" twice"));
     }
   }
-  check.OneOf("qlora.compute_dtype", qlora.compute_dtype, {"bf16", "fp32"});
-  check.Int("qlora.seed", qlora.seed, 0);
 }
 
 void CheckBitNetQat(const BitNetQatMethod& bitnet, Checker& check) {
-  check.OneOf("bitnet_qat.preset", bitnet.preset, {"native", "bitnet-tips", "bitnet-2b4t"});
-  check.OneOf("bitnet_qat.act_scale", bitnet.act_scale, {"per_token", "per_tensor"});
   if (bitnet.act_bits != 4 && bitnet.act_bits != 8 && bitnet.act_bits != 16) {
     check.Add("bitnet_qat.act_bits", StrCat("is ", bitnet.act_bits, ", wanted 4, 8 or 16"));
   }
-  check.OneOf("bitnet_qat.ste", bitnet.ste, {"identity", "round_only", "clipped"});
   if (bitnet.scale_grad && bitnet.ste == "identity") {
     check.Add("bitnet_qat.scale_grad", "is true, which ste identity does not use: wanted ste round_only or clipped");
   }
-  check.OneOf("bitnet_qat.init", bitnet.init, {"pretrained", "random"});
-  check.OneOf("bitnet_qat.compute_dtype", bitnet.compute_dtype, {"bf16", "fp32"});
 }
 
 void CheckOptim(const OptimConfig& optim, Checker& check) {
@@ -119,11 +135,9 @@ void CheckOptim(const OptimConfig& optim, Checker& check) {
   check.Number("optim.eps", optim.eps, static_cast<float>(optim.eps) > 0.0F, "a number above 0 as a 32-bit float");
   check.Number("optim.weight_decay", optim.weight_decay, optim.weight_decay >= 0.0, "at least 0");
   check.Number("optim.max_grad_norm", optim.max_grad_norm, optim.max_grad_norm >= 0.0, "at least 0 (0: no clipping)");
-  check.OneOf("optim.schedule", optim.schedule, {"constant", "linear", "cosine"});
   if (optim.warmup_steps.has_value() && optim.warmup_ratio.has_value()) {
     check.Add("optim.warmup_ratio", "is given together with warmup_steps, wanted at most one of the two");
   }
-  if (optim.warmup_steps.has_value()) check.Int("optim.warmup_steps", *optim.warmup_steps, 0, kMaxSteps);
   if (optim.warmup_ratio.has_value()) {
     check.Number("optim.warmup_ratio", *optim.warmup_ratio, *optim.warmup_ratio >= 0.0 && *optim.warmup_ratio <= 1.0,
                  "0 to 1");
@@ -136,20 +150,12 @@ void CheckRun(const JobSpec& spec, Checker& check) {
   if (run.max_steps.has_value() && run.epochs.has_value()) {
     check.Add("run.epochs", "is given together with max_steps, wanted at most one of the two");
   }
-  if (run.max_steps.has_value()) check.Int("run.max_steps", *run.max_steps, 1, kMaxSteps);
   if (run.epochs.has_value()) {
     check.Number("run.epochs", *run.epochs, *run.epochs > 0.0 && *run.epochs <= 1e6, "above 0, at most 1000000");
   }
-  check.Int("run.micro_batch", run.micro_batch, 1, kMaxBatch);
-  check.Int("run.grad_accum", run.grad_accum, 1, kMaxBatch);
-  check.Int("run.eval_every", run.eval_every, 0, kMaxSteps);
-  if (run.eval_every > 0 && spec.eval_dataset.empty()) {
-    check.Add("run.eval_every", StrCat("is ", run.eval_every, ", which needs an evaluation set (eval_dataset)"));
+  if (run.eval_every > 0 && !HasEvaluation(spec)) {
+    check.Add("run.eval_every", StrCat("is ", run.eval_every, ", which needs an evaluation set (eval_dataset or eval_fraction)"));
   }
-  check.Int("run.save_every", run.save_every, 0, kMaxSteps);
-  check.Int("run.keep_last", run.keep_last, 1, 1000);
-  check.Int("run.seed", run.seed, 0);
-  check.Int("run.priority", run.priority, -1000, 1000);
 }
 
 bool IsLaterMethod(const std::string& method) {
@@ -161,12 +167,13 @@ bool IsLaterMethod(const std::string& method) {
 
 }  // namespace
 
+bool HasEvaluation(const JobSpec& spec) { return !spec.eval_dataset.empty() || spec.eval_fraction.has_value(); }
+
 std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
   Checker check;
-  if (!IsLaterMethod(spec.method)) check.OneOf("method", spec.method, {kMethodQLora, kMethodBitNetQat});
+  if (!IsLaterMethod(spec.method)) check.OneOf("method", spec.method, kMethods);
   check.Name("base_model", spec.base_model);
   check.Name("train_dataset", spec.train_dataset);
-  if (!spec.eval_dataset.empty()) check.Name("eval_dataset", spec.eval_dataset);
   if (!spec.output_model.empty()) check.Name("output_model", spec.output_model);
   if (!IsDevice(spec.device)) {
     check.Add("device", StrCat("is \"", spec.device.substr(0, 64), "\", wanted auto, cpu or cuda:N"));
@@ -183,6 +190,7 @@ std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
       break;
     }
   }
+  CheckFields(spec, spec.method, "", check);
   CheckData(spec, check);
   if (spec.method == kMethodQLora) CheckQLora(spec.qlora, check);
   if (spec.method == kMethodBitNetQat) CheckBitNetQat(spec.bitnet_qat, check);

@@ -1,5 +1,6 @@
 // The spec of a fine-tuning job, shared by the server and the trainer. The initializers here are the only defaults.
-// std::optional marks fields that Resolve() fills in; a resolved spec leaves nothing to choose.
+// std::optional marks fields that Resolve() fills in; a resolved spec leaves nothing to choose. A new field also gets a
+// line in job_spec_fields.h.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -81,7 +82,8 @@ struct JobSpec {
   std::string method = kMethodQLora;
   std::string base_model;
   std::string train_dataset;
-  std::string eval_dataset;  // "": none
+  std::string eval_dataset;             // at most one of these two; "": none
+  std::optional<double> eval_fraction;  // share of the training rows that only evaluations read (data/held_out.h)
   std::string output_model;  // "": named after the job
   std::string device = "auto";  // auto | cpu | cuda:N
   DataConfig data;
@@ -98,8 +100,11 @@ base::Json ToJson(const JobSpec& spec);
 // the job. Therefore a released default never changes (job_spec_test pins them).
 std::string Digest(const JobSpec& spec);
 // Absent keys keep their defaults. InvalidArgument (FIELD_VIOLATION) names an unknown key or a wrong type by its path
-// ("optim.lr"); Unimplemented names a method or field of the API that is not implemented.
+// ("optim.lr").
 absl::StatusOr<JobSpec> ParseJobSpec(const base::Json& json);
+
+// Whether the job has evaluation data.
+bool HasEvaluation(const JobSpec& spec);
 
 struct FieldViolation {
   std::string field;  // "qlora.r"
@@ -114,6 +119,10 @@ absl::Status Validate(const JobSpec& spec);
 // Fills in unset fields. `dataset_format` is the training set's own; `default_device` replaces "auto".
 JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& dataset_format,
                 const std::string& default_device);
+
+// For the provenance of the job's model: the format of the rows that it was trained on, and the options by which they
+// and the evaluation set were tokenized, so that a conversion can evaluate the same tokens.
+base::Json EvalDataJson(const JobSpec& spec);
 
 // Optimizer steps of the run: max_steps, or the steps of its epochs (rounded up, at least one).
 std::int64_t NumSteps(const RunConfig& run, std::int64_t rows_in_epoch);

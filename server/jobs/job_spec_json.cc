@@ -2,6 +2,7 @@
 #include <cmath>
 #include <iterator>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -9,7 +10,7 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/jobs/job_spec.h"
+#include "server/jobs/job_spec_fields.h"
 
 namespace nibble::jobs {
 
@@ -17,13 +18,6 @@ using base::Json;
 using base::StrCat;
 
 namespace {
-
-// API fields that are not implemented yet. Listed so that they are refused as unimplemented and not as typing errors.
-constexpr const char* kLaterFields[] = {
-    "eval_fraction", "publish", "resume_from", "warm_start_from", "data.fields", "data.chat_template", "data.roles",
-    "qlora.nf4_block", "qlora.merge_aware_int8", "optim.optimizer", "run.keep_best", "run.early_stop", "run.loss_watchdog",
-    "run.max_duration", "run.artifact_ttl", "run.deterministic", "bitnet_qat.warmup_lambda", "bitnet_qat.modules_to_not_convert",
-    "bitnet_qat.master_dtype", "bitnet_qat.weight_scale", "int8_mixed", "int8_qt", "aqt", "lora", "full"};
 
 // Reads one object of the document: each Get takes a key, and Finish refuses keys that were not taken. The first error
 // wins.
@@ -89,15 +83,7 @@ class Reader {
     if (!status_.ok() || !object_.is_object()) return;
     for (const auto& item : object_.items()) {
       if (std::find(seen_.begin(), seen_.end(), item.key()) != seen_.end()) continue;
-      const std::string field = prefix_ + item.key();
-      for (const char* later : kLaterFields) {
-        if (field == later) {
-          status_ = base::WithReason(absl::UnimplementedError(StrCat(field, ": is not implemented yet")),
-                                     "UNIMPLEMENTED", {{"field", field}});
-          return;
-        }
-      }
-      status_ = base::FieldError(field.substr(0, 128), "is not a field of a job spec");
+      status_ = base::FieldError((prefix_ + item.key()).substr(0, 128), "is not a field of a job spec");
       return;
     }
   }
@@ -132,8 +118,40 @@ class Reader {
 };
 
 template <typename T>
-void PutOptional(Json& json, const char* key, const std::optional<T>& value) {
+void Put(Json& json, const char* key, const T& value) {
+  json[key] = value;
+}
+template <typename T>
+void Put(Json& json, const char* key, const std::optional<T>& value) {
   if (value.has_value()) json[key] = *value;
+}
+
+template <IsSpec Spec>
+Json Write(const Spec& spec, const std::string& method) {
+  Json json = Json::object();
+  ForEachField<Spec>([&](const auto& field) {
+    const auto& value = spec.*field.member;
+    if constexpr (IsSpec<std::remove_cvref_t<decltype(value)>>) {
+      if (!field.is_method || method == field.name) json[field.name] = Write(value, method);
+    } else {
+      Put(json, field.name, value);
+    }
+  });
+  return json;
+}
+
+template <IsSpec Spec>
+void Read(const Json& json, const std::string& prefix, Spec& out, absl::Status& status) {
+  Reader reader(json, prefix, status);
+  ForEachField<Spec>([&](const auto& field) {
+    auto& value = out.*field.member;
+    if constexpr (IsSpec<std::remove_cvref_t<decltype(value)>>) {
+      Read(reader.Object(field.name), StrCat(prefix, field.name, "."), value, status);
+    } else {
+      reader.Get(field.name, value);
+    }
+  });
+  reader.Finish();
 }
 
 // `value` without the members that are equal in `from`.
@@ -149,72 +167,7 @@ Json Difference(Json value, const Json& from) {
 
 }  // namespace
 
-Json ToJson(const JobSpec& spec) {
-  Json json = Json::object();
-  json["display_name"] = spec.display_name;
-  json["method"] = spec.method;
-  json["base_model"] = spec.base_model;
-  json["train_dataset"] = spec.train_dataset;
-  json["eval_dataset"] = spec.eval_dataset;
-  json["output_model"] = spec.output_model;
-  json["device"] = spec.device;
-  Json data = Json::object();
-  PutOptional(data, "format", spec.data.format);
-  data["max_seq_len"] = spec.data.max_seq_len;
-  data["packing"] = spec.data.packing;
-  PutOptional(data, "overlong", spec.data.overlong);
-  data["train_on_prompt"] = spec.data.train_on_prompt;
-  data["shuffle_seed"] = spec.data.shuffle_seed;
-  PutOptional(data, "add_special_tokens", spec.data.add_special_tokens);
-  json["data"] = std::move(data);
-  if (spec.method == kMethodQLora) {
-    Json qlora = Json::object();
-    qlora["r"] = spec.qlora.r;
-    qlora["alpha"] = spec.qlora.alpha;
-    qlora["dropout"] = spec.qlora.dropout;
-    qlora["target_modules"] = spec.qlora.target_modules;
-    qlora["use_rslora"] = spec.qlora.use_rslora;
-    qlora["double_quant"] = spec.qlora.double_quant;
-    qlora["compute_dtype"] = spec.qlora.compute_dtype;
-    qlora["seed"] = spec.qlora.seed;
-    json["qlora"] = std::move(qlora);
-  }
-  if (spec.method == kMethodBitNetQat) {
-    json["bitnet_qat"] = {{"preset", spec.bitnet_qat.preset},         {"act_scale", spec.bitnet_qat.act_scale},
-                          {"act_bits", spec.bitnet_qat.act_bits},     {"ste", spec.bitnet_qat.ste},
-                          {"scale_grad", spec.bitnet_qat.scale_grad}, {"init", spec.bitnet_qat.init},
-                          {"compute_dtype", spec.bitnet_qat.compute_dtype}};
-  }
-  Json optim = Json::object();
-  optim["lr"] = spec.optim.lr;
-  optim["beta1"] = spec.optim.beta1;
-  optim["beta2"] = spec.optim.beta2;
-  optim["eps"] = spec.optim.eps;
-  optim["weight_decay"] = spec.optim.weight_decay;
-  optim["max_grad_norm"] = spec.optim.max_grad_norm;
-  optim["schedule"] = spec.optim.schedule;
-  PutOptional(optim, "warmup_steps", spec.optim.warmup_steps);
-  PutOptional(optim, "warmup_ratio", spec.optim.warmup_ratio);
-  optim["min_lr_ratio"] = spec.optim.min_lr_ratio;
-  json["optim"] = std::move(optim);
-  Json run = Json::object();
-  PutOptional(run, "max_steps", spec.run.max_steps);
-  PutOptional(run, "epochs", spec.run.epochs);
-  run["micro_batch"] = spec.run.micro_batch;
-  run["grad_accum"] = spec.run.grad_accum;
-  run["activation_checkpointing"] = spec.run.activation_checkpointing;
-  run["eval_every"] = spec.run.eval_every;
-  run["save_every"] = spec.run.save_every;
-  run["keep_last"] = spec.run.keep_last;
-  run["seed"] = spec.run.seed;
-  run["priority"] = spec.run.priority;
-  run["allow_inexact_resume"] = spec.run.allow_inexact_resume;
-  json["run"] = std::move(run);
-  Json labels = Json::object();
-  for (const auto& [key, value] : spec.labels) labels[key] = value;
-  json["labels"] = std::move(labels);
-  return json;
-}
+Json ToJson(const JobSpec& spec) { return Write(spec, spec.method); }
 
 std::string Digest(const JobSpec& spec) {
   JobSpec defaults;
@@ -227,81 +180,19 @@ std::string Digest(const JobSpec& spec) {
 absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {
   JobSpec spec;
   absl::Status status;
-  Reader top(json, "", status);
-  top.Get("display_name", spec.display_name);
-  top.Get("method", spec.method);
-  top.Get("base_model", spec.base_model);
-  top.Get("train_dataset", spec.train_dataset);
-  top.Get("eval_dataset", spec.eval_dataset);
-  top.Get("output_model", spec.output_model);
-  top.Get("device", spec.device);
-  top.Get("labels", spec.labels);
-  const Json& data_json = top.Object("data");
-  const Json& qlora_json = top.Object("qlora");
-  const Json& bitnet_json = top.Object("bitnet_qat");
-  const Json& optim_json = top.Object("optim");
-  const Json& run_json = top.Object("run");
-  top.Finish();
-
-  Reader data(data_json, "data.", status);
-  data.Get("format", spec.data.format);
-  data.Get("max_seq_len", spec.data.max_seq_len);
-  data.Get("packing", spec.data.packing);
-  data.Get("overlong", spec.data.overlong);
-  data.Get("train_on_prompt", spec.data.train_on_prompt);
-  data.Get("shuffle_seed", spec.data.shuffle_seed);
-  data.Get("add_special_tokens", spec.data.add_special_tokens);
-  data.Finish();
-
-  Reader qlora(qlora_json, "qlora.", status);
-  qlora.Get("r", spec.qlora.r);
-  qlora.Get("alpha", spec.qlora.alpha);
-  qlora.Get("dropout", spec.qlora.dropout);
-  qlora.Get("target_modules", spec.qlora.target_modules);
-  qlora.Get("use_rslora", spec.qlora.use_rslora);
-  qlora.Get("double_quant", spec.qlora.double_quant);
-  qlora.Get("compute_dtype", spec.qlora.compute_dtype);
-  qlora.Get("seed", spec.qlora.seed);
-  qlora.Finish();
-
-  Reader bitnet(bitnet_json, "bitnet_qat.", status);
-  bitnet.Get("preset", spec.bitnet_qat.preset);
-  bitnet.Get("act_scale", spec.bitnet_qat.act_scale);
-  bitnet.Get("act_bits", spec.bitnet_qat.act_bits);
-  bitnet.Get("ste", spec.bitnet_qat.ste);
-  bitnet.Get("scale_grad", spec.bitnet_qat.scale_grad);
-  bitnet.Get("init", spec.bitnet_qat.init);
-  bitnet.Get("compute_dtype", spec.bitnet_qat.compute_dtype);
-  bitnet.Finish();
-
-  Reader optim(optim_json, "optim.", status);
-  optim.Get("lr", spec.optim.lr);
-  optim.Get("beta1", spec.optim.beta1);
-  optim.Get("beta2", spec.optim.beta2);
-  optim.Get("eps", spec.optim.eps);
-  optim.Get("weight_decay", spec.optim.weight_decay);
-  optim.Get("max_grad_norm", spec.optim.max_grad_norm);
-  optim.Get("schedule", spec.optim.schedule);
-  optim.Get("warmup_steps", spec.optim.warmup_steps);
-  optim.Get("warmup_ratio", spec.optim.warmup_ratio);
-  optim.Get("min_lr_ratio", spec.optim.min_lr_ratio);
-  optim.Finish();
-
-  Reader run(run_json, "run.", status);
-  run.Get("max_steps", spec.run.max_steps);
-  run.Get("epochs", spec.run.epochs);
-  run.Get("micro_batch", spec.run.micro_batch);
-  run.Get("grad_accum", spec.run.grad_accum);
-  run.Get("activation_checkpointing", spec.run.activation_checkpointing);
-  run.Get("eval_every", spec.run.eval_every);
-  run.Get("save_every", spec.run.save_every);
-  run.Get("keep_last", spec.run.keep_last);
-  run.Get("seed", spec.run.seed);
-  run.Get("priority", spec.run.priority);
-  run.Get("allow_inexact_resume", spec.run.allow_inexact_resume);
-  run.Finish();
+  Read(json, "", spec, status);
   if (!status.ok()) return status;
   return spec;
+}
+
+Json EvalDataJson(const JobSpec& spec) {
+  Json cut = {{"max_seq_len", spec.data.max_seq_len},
+              {"train_on_prompt", spec.data.train_on_prompt},
+              {"overlong", spec.data.overlong.value_or("")},
+              {"trained_format", spec.data.format.value_or("text")}};
+  if (spec.data.add_special_tokens.has_value()) cut["add_special_tokens"] = *spec.data.add_special_tokens;
+  if (spec.eval_fraction.has_value()) cut["held_out"] = *spec.eval_fraction;
+  return cut;
 }
 
 }  // namespace nibble::jobs

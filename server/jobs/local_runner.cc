@@ -131,7 +131,7 @@ class LocalRunner : public Runner {
     if (!over.ok()) {
       if (!std::exchange(running.complained, true)) {
         base::LogWarning("cannot determine whether the trainer is alive",
-                         {{"attempt", directory}, {"why", std::string(over.status().message())}});
+                         {{"directory", directory}, {"why", std::string(over.status().message())}});
       }
       return std::nullopt;
     }
@@ -192,7 +192,7 @@ class LocalRunner : public Runner {
     if (!running.gone_since.has_value()) running.gone_since = now;
     KillHolders(LockPath(directory));
     if (now - *running.gone_since < kWaitForDescendants) return false;
-    base::LogWarning("a process that the trainer started does not end", {{"attempt", directory}});
+    base::LogWarning("a process that the trainer started does not end", {{"directory", directory}});
     return true;
   }
 

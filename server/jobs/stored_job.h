@@ -24,9 +24,6 @@ struct JobError {
   std::map<std::string, std::string> metadata = {};  // docs/errors.md; only for errors of the plan
 };
 
-// The error of a job that its user cancelled.
-inline JobError CancelledByUser() { return {"CANCELLED", "USER", "cancelled by the user"}; }
-
 // NotFound (JOB). Also returned for a job that the caller may not see.
 absl::Status NoJob(const std::string& id);
 absl::Status NoCheckpoint(const std::string& name);

@@ -68,7 +68,7 @@ void KillHolders(const std::string& path) {
     for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
       std::error_code gone;
       if (std::filesystem::read_symlink(it->path(), gone).string() != path || gone) continue;
-      base::LogWarning("killing a process that a trainer started", {{"pid", std::to_string(pid)}});
+      base::LogWarning("killing a process that a trainer started", {{"pid", pid}});
       ::kill(pid, SIGKILL);
       break;
     }

@@ -8,8 +8,9 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/model/bitnet_shape.h"
+#include "server/data/held_out.h"
 #include "server/model/layout.h"
+#include "server/plan/method_plan.h"
 
 namespace nibble::plan {
 
@@ -27,13 +28,7 @@ absl::Status CheckDevice(const jobs::JobSpec& spec, const JobInputs& inputs) {
 
 // The trained model is evaluated in the form that is served: int8 or ternary. Refuses a model that could not be served.
 absl::Status CheckServedForm(const jobs::JobSpec& spec, const JobInputs& inputs) {
-  model::ArtifactInfo served;
-  served.format = model::Format::kInt8;
-  if (spec.method == jobs::kMethodBitNetQat) {
-    served.format = model::Format::kTernary;
-    served.bitnet = model::BitNetInfo{.act_bits = static_cast<int>(spec.bitnet_qat.act_bits)};
-  }
-  const absl::Status fits = model::CheckInFeatures(TrainedConfig(spec, inputs.config), served);
+  const absl::Status fits = model::CheckInFeatures(TrainedConfig(spec, inputs.config), PlanOf(spec).ServedForm(spec));
   return fits.ok() ? fits : FieldError("base_model", base::ToStd(fits.message()));
 }
 
@@ -80,7 +75,7 @@ absl::StatusOr<std::vector<data::TokenSource>> TokenSourcesOf(const jobs::JobSpe
 }
 
 model::ModelConfig TrainedConfig(const jobs::JobSpec& spec, const model::ModelConfig& base) {
-  return spec.method == jobs::kMethodBitNetQat ? model::BitNetShape(base, spec.bitnet_qat.preset) : base;
+  return PlanOf(spec).TrainedConfig(spec, base);
 }
 
 absl::Status CheckWithoutRows(const jobs::JobSpec& spec, const JobInputs& inputs) {
@@ -89,16 +84,7 @@ absl::Status CheckWithoutRows(const jobs::JobSpec& spec, const JobInputs& inputs
     return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", the model has ",
                                                  inputs.config.limit_text(inputs.config.context_limit())));
   }
-  const bool is_float = inputs.base_format == "f32" || inputs.base_format == "bf16";
-  const bool qlora = spec.method == jobs::kMethodQLora;
-  if (!is_float && !(qlora && inputs.base_format == "nf4")) {
-    return FieldError("base_model", StrCat("is stored as ", inputs.base_format, ", wanted a model in f32",
-                                           qlora ? ", bf16 or nf4" : " or bf16"));
-  }
-  if (qlora && inputs.base_is_masters) {
-    return FieldError("base_model",
-                      "has the master weights of a BitNet model, which run as ternary: wanted method bitnet_qat");
-  }
+  NIBBLE_RETURN_IF_ERROR(PlanOf(spec).CheckBase(inputs));
   return CheckServedForm(spec, inputs);
 }
 
@@ -109,6 +95,11 @@ absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs&
   NIBBLE_ASSIGN_OR_RETURN(data.train, CheckData("train_dataset", sources.front(), inputs));
   if (sources.size() > 1) {
     NIBBLE_ASSIGN_OR_RETURN(data.eval, CheckData("eval_dataset", sources.back(), inputs));
+  }
+  if (spec.eval_fraction.has_value()) {
+    NIBBLE_ASSIGN_OR_RETURN(data::HeldOut parts, data::HoldOut(data.train, *spec.eval_fraction));
+    data.train = std::move(parts.train);
+    data.eval = std::move(parts.eval);
   }
   return data;
 }

@@ -2,6 +2,7 @@
 // (tests/e2e/test_plan.py compares plan and run). Included by server/plan/*.cc only.
 #pragma once
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "server/data/evaluate.h"
@@ -18,6 +19,9 @@ struct BatchShape {
   std::int64_t examples = 0;
   data::EvaluationSize evaluation = {};  // of the evaluation set
 };
+
+// Bytes of an element of a job's compute_dtype, "bf16" or "fp32".
+inline std::int64_t ElementBytes(const std::string& compute_dtype) { return compute_dtype == "bf16" ? 2 : 4; }
 
 std::int64_t TrainedParameters(const jobs::JobSpec& spec, const model::ModelConfig& config);
 

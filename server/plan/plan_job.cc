@@ -85,13 +85,10 @@ void AddWarnings(const jobs::JobSpec& spec, const CheckedData& data, JobPlan& pl
   if (spec.run.save_every == 0 && plan.max_steps > 100) {
     Warn(plan, "NO_CHECKPOINTS", "run.save_every is 0: after a crash of the trainer, training starts over");
   }
-  if (spec.eval_dataset.empty()) {
-    Warn(plan, "NO_EVALUATION", "there is no eval_dataset: only the training loss will be known");
+  if (!jobs::HasEvaluation(spec)) {
+    Warn(plan, "NO_EVALUATION", "there is no eval_dataset and no eval_fraction: only the training loss will be known");
   }
-  if (spec.method == jobs::kMethodBitNetQat && spec.bitnet_qat.act_scale == "per_tensor") {
-    Warn(plan, "PER_TENSOR_ACTIVATIONS",
-         "bitnet_qat.act_scale: rows share a scale in training; the served model has one per token");
-  }
+  PlanOf(spec).AddWarnings(spec, plan.warnings);
 }
 
 }  // namespace
@@ -104,8 +101,9 @@ std::int64_t JobPlan::memory_bytes() const {
 
 absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inputs) {
   NIBBLE_ASSIGN_OR_RETURN(const CheckedData data, CheckJob(spec, inputs));
-  // Only the order of an epoch and the rows' lengths grow with the data here.
-  const auto order_bytes = static_cast<std::int64_t>(2 * data.train.examples.size() * sizeof(std::int64_t));
+  // Only the order of an epoch, the rows' lengths and the choice of held-out rows grow with the data here.
+  const auto order_bytes = static_cast<std::int64_t>(2 * data.train.examples.size() * sizeof(std::int64_t) +
+                                                     data.eval.examples.size() * sizeof(std::uint32_t));
   const auto order = inputs.memory != nullptr ? inputs.memory->TakeAnyway(order_bytes) : nullptr;
   const Epoch epoch = FirstEpoch(spec, data.train);
   JobPlan plan;

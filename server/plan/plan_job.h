@@ -6,19 +6,13 @@
 
 #include "absl/status/statusor.h"
 #include "server/plan/check_job.h"
+#include "server/plan/method_plan.h"
 
 namespace nibble::plan {
 
 struct MemoryItem {
   const char* pool;  // "weights", "adapter", "optimizer", "activation", "workspace", "publishing"
   std::int64_t bytes = 0;
-};
-
-struct PlanWarning {
-  std::string reason;   // "ROWS_TRUNCATED"
-  std::string message;
-  // Line numbers, from 1, in the set that the message names, or in the training set; the first data::kMaxNamedRows.
-  std::vector<std::int64_t> rows;
 };
 
 struct JobPlan {

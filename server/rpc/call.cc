@@ -141,9 +141,10 @@ grpc::Status Call::End(const absl::Status& status) {
   log("rpc", {{"method", base::StrCat(service_, "/", method_)},
               {"request_id", request_id_},
               {"principal", admitted_.ok() ? principal_.name : ""},
+              {"peer", context_->peer()},
               {"code", code},
               {"reason", reason},
-              {"ms", base::StrCat(static_cast<std::int64_t>(seconds * 1e3))},
+              {"ms", static_cast<std::int64_t>(seconds * 1e3)},
               {"error", status.ok() ? "" : ToUtf8(base::ToStd(status.message()), 512)}});
   if (!ours) return ToGrpcStatus(status);
   // The server's own fault: the request id leads to the log line.

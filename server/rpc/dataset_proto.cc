@@ -80,38 +80,6 @@ absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored) {
   return format;
 }
 
-absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config) {
-  jobs::DataConfig out;
-  if (config.field_map_size() > 0) return Unimplemented("DataConfig.field_map");
-  if (config.has_chat_template()) return Unimplemented("DataConfig.chat_template");
-  const v1::LossMask& mask = config.loss_mask();
-  if (mask.roles_size() > 0) return Unimplemented("LossMask.roles");
-  if (mask.eos() != v1::EOS_POLICY_UNSPECIFIED && mask.eos() != v1::EOS_POLICY_TURN) return Unimplemented("LossMask.eos");
-  if (mask.has_honour_message_flag() && !mask.honour_message_flag()) return Unimplemented("LossMask.honour_message_flag");
-  if (config.has_shuffle() && !config.shuffle()) return Unimplemented("DataConfig.shuffle");
-  NIBBLE_ASSIGN_OR_RETURN(const auto format, FromProto("data.format", config.format()));
-  if (format.has_value()) out.format = data::Name(*format);
-  out.train_on_prompt = mask.train_on_prompt();
-  if (config.has_max_seq_len()) out.max_seq_len = config.max_seq_len();
-  if (config.has_shuffle_seed()) out.shuffle_seed = config.shuffle_seed();
-  if (config.has_add_special_tokens()) out.add_special_tokens = config.add_special_tokens();
-  switch (config.overlong()) {
-    case v1::OVERLONG_POLICY_UNSPECIFIED: break;
-    case v1::OVERLONG_POLICY_TRUNCATE: out.overlong = "truncate"; break;
-    case v1::OVERLONG_POLICY_DROP: out.overlong = "drop"; break;
-    case v1::OVERLONG_POLICY_ERROR: out.overlong = "error"; break;
-    case v1::OVERLONG_POLICY_SPLIT: out.overlong = "split"; break;
-    default: return FieldError("data.overlong", "wanted TRUNCATE, DROP, ERROR or SPLIT");
-  }
-  switch (config.packing()) {
-    case v1::PACKING_MODE_UNSPECIFIED: break;
-    case v1::PACKING_MODE_NONE: out.packing = "none"; break;
-    case v1::PACKING_MODE_SEGMENTED: out.packing = "segmented"; break;
-    default: return FieldError("data.packing", "wanted NONE or SEGMENTED");
-  }
-  return out;
-}
-
 namespace {
 
 constexpr std::int64_t kMaxPreviewRows = 100;

@@ -31,7 +31,6 @@ inline constexpr const char* kUnbuilt[] = {
     "GenerateRequest.model name@version, name+adapter",
     "GenerateRequest.regex",
     "JobSpec.aqt",
-    "JobSpec.eval_fraction",
     "JobSpec.full",
     "JobSpec.int8_mixed",
     "JobSpec.int8_qt",

@@ -15,6 +15,7 @@
 #include "server/convert/export.h"
 #include "server/data/evaluate.h"
 #include "server/data/example.h"
+#include "server/data/held_out.h"
 #include "server/model/replay.h"
 #include "server/plan/record_tokens.h"
 #include "server/registry/model_files.h"
@@ -201,7 +202,12 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
                                     .options = tokenize};
   const auto found = options_.load_tokens(tokens, [&scope] { return scope.cancelled(); });
   state_.datasets->RemoveTokensIfDeleted(dataset);
-  NIBBLE_ASSIGN_OR_RETURN(const data::Dataset loaded, found);
+  NIBBLE_ASSIGN_OR_RETURN(data::Dataset loaded, found);
+  if (!request.has_eval_dataset() && cut.contains("held_out")) {
+    NIBBLE_ASSIGN_OR_RETURN(const double fraction, base::GetNumber(cut, "held_out", "nibble.json"));
+    NIBBLE_ASSIGN_OR_RETURN(data::HeldOut parts, data::HoldOut(loaded, fraction));
+    loaded = std::move(parts.eval);
+  }
   // Master weights cannot run as a model, so only the converted model is evaluated.
   std::vector<std::string> directories = {source, target};
   if (info.is_masters()) directories.erase(directories.begin());

@@ -43,7 +43,7 @@ struct ModelLibraryOptions {
   std::shared_ptr<base::MemoryBudget> memory = base::MemoryBudget::Make(0);  // shared with served models and trainers
   // Returns the tokens of a dataset (data::TokenCache::Get).
   std::function<absl::StatusOr<data::Dataset>(const data::TokenSource&, const base::Cancelled&)> load_tokens;
-  // Returns the evaluation dataset of a job; "" for none.
+  // Returns the dataset that a job evaluated, or held rows out of ("held_out" in its model's provenance); "" for none.
   std::function<std::string(const std::string& job_id)> eval_dataset_of_job;
   // Finds a checkpoint by Checkpoint.name for a caller of `tenant` ("": sees all tenants). Errors: NotFound
   // (CHECKPOINT).

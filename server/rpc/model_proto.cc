@@ -10,6 +10,7 @@
 #include "server/model/record.h"
 #include "server/model/safetensors.h"
 #include "server/model/tensor_table.h"
+#include "server/rpc/dataset_proto.h"
 #include "server/rpc/time.h"
 
 namespace nibble::rpc {
@@ -28,6 +29,14 @@ v1::ModelOrigin OriginOf(const std::string& source) {
 }
 
 std::string Text(const base::Json& object, const char* key) { return base::GetString(object, key, "", "").value_or(""); }
+
+// UNSPECIFIED for a model without a job.
+v1::DatasetFormat TrainedFormatOf(const model::ArtifactInfo& info) {
+  const auto data = info.provenance.find("eval_data");
+  if (data == info.provenance.end() || !data->is_object()) return v1::DATASET_FORMAT_UNSPECIFIED;
+  const auto format = data::ParseRowFormat(Text(*data, "trained_format"));
+  return format.ok() ? ToProto(*format) : v1::DATASET_FORMAT_UNSPECIFIED;
+}
 
 absl::Status AddArchitecture(const store::StoredModel& stored, model::Format format, v1::Model& out) {
   base::FileSystem& files = base::RealFileSystem();
@@ -148,6 +157,7 @@ absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded,
   const auto tokenizer_config = files.Read(base::JoinPath(stored.directory, "tokenizer_config.json"), kMaxSmallFile);
   out.set_has_chat_template(files.Exists(base::JoinPath(stored.directory, "chat_template.jinja")) ||
                             (tokenizer_config.ok() && tokenizer_config->find("\"chat_template\"") != std::string::npos));
+  out.set_trained_format(TrainedFormatOf(info));
   if (info.format == model::Format::kInt8) out.set_act_outliers(info.act_outliers);
   out.set_head_format(HeadFormatOf(stored, info, out.architecture().tied_embeddings()));
   if (const auto record = model::ReadRecord(files, stored.directory); record.ok()) {

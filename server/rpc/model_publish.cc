@@ -8,7 +8,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/checkpoint_model.h"
-#include "server/plan/check_job.h"
+#include "server/plan/method_plan.h"
 #include "server/registry/model_files.h"
 #include "server/registry/model_memory.h"
 #include "server/rpc/model_library.h"
@@ -73,10 +73,13 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
   }
   NIBBLE_RETURN_IF_ERROR(registry::CheckModelFiles(*state_.models, metrics_, source.spec.base_model, cancelled));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base_model.directory));
-  const base::Json provenance = {{"job_id", source.job_id},       {"base_model", source.spec.base_model},
-                                 {"step", source.step},           {"checkpoint", request.checkpoint()},
-                                 {"checkpoint_digest", verified->digest}};
-  const bool masters = source.spec.method == jobs::kMethodBitNetQat;
+  const base::Json provenance = {{"job_id", source.job_id},
+                                 {"base_model", source.spec.base_model},
+                                 {"step", source.step},
+                                 {"checkpoint", request.checkpoint()},
+                                 {"checkpoint_digest", verified->digest},
+                                 {"eval_data", jobs::EvalDataJson(source.spec)}};
+  const bool masters = !plan::PlanOf(source.spec).trains_adapter();
   // An adapter's checkpoint consists almost only of its tensors and the optimizer's state.
   const registry::WorkMemory need = masters ? registry::MastersMemory(plan::TrainedConfig(source.spec, artifact->config()))
                                   : registry::AdapterMemory(*artifact, static_cast<std::int64_t>(verified->total_bytes()));

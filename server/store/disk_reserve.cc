@@ -45,7 +45,7 @@ bool DiskReserve::Release() {
   const std::uint64_t left = size_ - std::min(size_, kReservePieceBytes);
   if (::ftruncate(fd_, static_cast<off_t>(left)) != 0) return false;
   size_ = left;
-  base::LogWarning("disk full: released space from the reserve", {{"left_bytes", std::to_string(left)}});
+  base::LogWarning("disk full: released space from the reserve", {{"left_bytes", left}});
   return true;
 }
 

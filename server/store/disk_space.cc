@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
@@ -73,6 +74,16 @@ absl::StatusOr<std::uint64_t> TotalBytes(const std::string& path) {
 absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes) {
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files.FreeBytes(path));
   return free > min_free_bytes ? free - min_free_bytes : 0;
+}
+
+void WarnBelowWatermark(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes) {
+  const auto free = files.FreeBytes(path);
+  if (!free.ok()) {
+    base::LogWarning("cannot determine the free disk space", {{"why", std::string(free.status().message())}});
+  } else if (*free < min_free_bytes) {
+    base::LogWarning("free disk space is below the watermark: new jobs, models and datasets are refused",
+                     {{"free_bytes", *free}, {"wanted_bytes", min_free_bytes}});
+  }
 }
 
 std::uint64_t OwnDirectoryBytes(const std::string& directory) {

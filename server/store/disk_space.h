@@ -19,6 +19,10 @@ absl::StatusOr<std::uint64_t> TotalBytes(const std::string& path);
 // already.
 absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes);
 
+// Logs a warning if less than `min_free_bytes` are free. For a start of the server: without it, the first refused call
+// would be the first sign.
+void WarnBelowWatermark(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes);
+
 inline constexpr std::uint64_t kStatBlockBytes = 512;  // unit of stat's st_blocks, on every file system
 
 // Bytes of the disk that removing everything below `directory` would free. Files and extents that are shared, by a hard

@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "server/base/mutex.h"
@@ -84,8 +83,8 @@ struct Metrics::Families {
     bool is_known = true;                                 // at the last call of KeepModels
   };
   std::map<std::string, ModelSeries, std::less<>> models ABSL_GUARDED_BY(mutex);
-  // Model -> its generated tokens and the time at the last scrape.
-  std::map<std::string, std::pair<double, double>, std::less<>> rates ABSL_GUARDED_BY(mutex);
+  // Label value of a job -> its series of train_loss, until its attempt ends.
+  std::map<std::string, Gauge*> losses ABSL_GUARDED_BY(mutex);
   base::Mutex raise_mutex;  // guards counters and peaks that are set to an absolute value
 
   prometheus::Family<Counter>& Count(const char* name, const char* help) {
@@ -117,8 +116,6 @@ struct Metrics::Families {
                 "Peak memory: VmHWM on the CPU, the allocators' own peak on CUDA");
   NIBBLE_FAMILY(Gauge, train_rate, Level, "nibble_train_tokens_per_second",
                 "Training throughput of the last reported step");
-  NIBBLE_FAMILY(Gauge, generate_rate, Level, "nibble_generate_tokens_per_second",
-                "Tokens decoded per second between the last two scrapes");
   NIBBLE_FAMILY(Counter, train_tokens, Count, "nibble_train_tokens_total", "Tokens trained on, without padding");
   NIBBLE_FAMILY(Counter, generated_tokens, Count, "nibble_generated_tokens_total", "Tokens generated");
   NIBBLE_FAMILY(Counter, prompt_tokens, Count, "nibble_prompt_tokens_total", "Prompt tokens computed");
@@ -152,7 +149,8 @@ struct Metrics::Families {
                 "Time from the creation of a job to its final state, by result");
   NIBBLE_FAMILY(Counter, job_steps, Count, "nibble_job_steps_total", "Optimizer steps");
   NIBBLE_FAMILY(Histogram, step_seconds, Spread, "nibble_train_step_duration_seconds", "Time of an optimizer step");
-  NIBBLE_FAMILY(Gauge, train_loss, Level, "nibble_train_loss", "Loss of the last reported step, in nats");
+  NIBBLE_FAMILY(Gauge, train_loss, Level, "nibble_train_loss",
+                "Loss of the last reported step of each job that trains now, in nats");
   NIBBLE_FAMILY(Histogram, checkpoint_seconds, Spread, "nibble_checkpoint_duration_seconds",
                 "Time to write a checkpoint");
   NIBBLE_FAMILY(Histogram, checkpoint_bytes, Spread, "nibble_checkpoint_bytes", "Size of a checkpoint");

@@ -3,7 +3,6 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
-#include <chrono>
 #include <iterator>
 #include <sstream>
 #include <utility>
@@ -44,7 +43,6 @@ Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(s
     f.train_tokens.Add(of_method);
     f.jobs_created.Add(of_method);
     f.job_steps.Add(of_method);
-    f.train_loss.Add(of_method);
     f.step_seconds.Add(of_method, RequestBuckets());
     f.job_attempts.Add({{"method", method}, {"reason", "start"}});
     for (const std::string& state : known.job_states) f.jobs.Add({{"method", method}, {"state", state}});
@@ -110,7 +108,6 @@ void Metrics::KeepModels(const std::set<std::string, std::less<>>& names) {
     for (const auto& [_, remove] : series.remove) remove();
     model = f.models.erase(model);
   }
-  std::erase_if(f.rates, [&](const auto& entry) { return !names.contains(entry.first); });
 }
 
 void Metrics::SetProcess() {
@@ -192,14 +189,8 @@ void Metrics::SetScheduler(std::string_view model, const SchedulerState& state) 
   f.OfModel(f.running, model, {}).Set(static_cast<double>(state.running));
   f.OfModel(f.kv_used, model, {}).Set(static_cast<double>(state.kv_blocks_used));
   f.OfModel(f.kv_blocks, model, {}).Set(static_cast<double>(state.kv_blocks));
-  const double generated = f.OfModel(f.generated_tokens, model, {}).Value();
+  f.OfModel(f.generated_tokens, model, {});
   f.OfModel(f.prompt_tokens, model, {});
-  Gauge& rate = f.OfModel(f.generate_rate, model, {});
-  const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  auto& [tokens_before, time_before] = f.rates[std::string(model)];
-  if (time_before > 0 && now > time_before) rate.Set((generated - tokens_before) / (now - time_before));
-  tokens_before = generated;
-  time_before = now;
 }
 
 void Metrics::SetPreemptions(std::uint64_t count) {
@@ -259,13 +250,25 @@ void Metrics::JobFailed(std::string_view method, std::string_view reason) {
 
 void Metrics::JobQueueWait(double seconds) { families_->queue_wait.Add({}, JobBuckets()).Observe(seconds); }
 
-void Metrics::TrainStep(std::string_view method, const StepSample& sample) {
+void Metrics::TrainStep(std::string_view method, std::string_view job_id, const StepSample& sample) {
   const Labels labels = {{"method", Text(method)}};
   families_->job_steps.Add(labels).Increment();
   if (sample.tokens > 0) families_->train_tokens.Add(labels).Increment(static_cast<double>(sample.tokens));
   families_->step_seconds.Add(labels, RequestBuckets()).Observe(sample.seconds);
-  families_->train_loss.Add(labels).Set(sample.loss);
   families_->train_rate.Add(labels).Set(sample.tokens_per_s);
+  base::MutexLock lock(families_->mutex);
+  Gauge*& loss = families_->losses[Text(job_id)];
+  // Not "job": Prometheus itself gives every series a label of that name.
+  if (loss == nullptr) loss = &families_->train_loss.Add({{"method", Text(method)}, {"job_id", Text(job_id)}});
+  loss->Set(sample.loss);
+}
+
+void Metrics::TrainingEnded(std::string_view job_id) {
+  base::MutexLock lock(families_->mutex);
+  const auto found = families_->losses.find(Text(job_id));
+  if (found == families_->losses.end()) return;
+  families_->train_loss.Remove(found->second);
+  families_->losses.erase(found);
 }
 
 void Metrics::CheckpointSaved(double seconds, std::int64_t bytes, double unix_seconds) {

@@ -48,8 +48,8 @@ struct GenerateSample {
   std::int64_t completion_tokens = 0;
 };
 
-// Thread-safe. Label values come from closed sets or are names of models. The first kMaxModelLabels models have a label
-// value each; all others share "other".
+// Thread-safe. Label values come from closed sets, or are names of models or ids of jobs that train now. The first
+// kMaxModelLabels models have a label value each; all others share "other".
 class Metrics {
  public:
   static constexpr std::size_t kMaxModelLabels = 200;
@@ -101,7 +101,8 @@ class Metrics {
   void JobAttempt(std::string_view method, std::string_view reason);  // "start", "FAILED", "LOST", "PREEMPTED", ...
   void JobFailed(std::string_view method, std::string_view reason);   // call JobFinished too; reason "NAN_LOSS", ...
   void JobQueueWait(double seconds);
-  void TrainStep(std::string_view method, const StepSample& sample);
+  void TrainStep(std::string_view method, std::string_view job_id, const StepSample& sample);
+  void TrainingEnded(std::string_view job_id);  // an attempt of the job ended: removes the series of the job
   void CheckpointSaved(double seconds, std::int64_t bytes, double unix_seconds);
   void CheckpointFailed(std::string_view reason);
 

@@ -5,6 +5,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/data/held_out.h"
 #include "server/data/token_writer.h"
 #include "server/model/text_assets.h"
 #include "server/store/published_directory.h"
@@ -51,8 +52,12 @@ absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs:
                    .isa = kernels::Name(stream.isa),
                    .threads = order.threads,
                    .version = order.nibble_version};
-  data.has_eval = !order.eval_data_path.empty();
-  if (data.has_eval) {
+  data.has_eval = !order.eval_data_path.empty() || order.spec.eval_fraction.has_value();
+  if (order.spec.eval_fraction.has_value()) {
+    NIBBLE_ASSIGN_OR_RETURN(data::HeldOut parts, data::HoldOut(data.train, *order.spec.eval_fraction));
+    data.train = std::move(parts.train);
+    data.eval = std::move(parts.eval);
+  } else if (data.has_eval) {
     NIBBLE_ASSIGN_OR_RETURN(data.eval, load(order.eval_data_path, order.eval_tokens_directory,
                                             order.eval_format.empty() ? train_format : order.eval_format));
   }
@@ -63,15 +68,6 @@ std::unique_ptr<data::Loader> MakeLoader(const jobs::JobSpec& spec, const Attemp
   return std::make_unique<data::Loader>(
       data.train.examples, spec.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
       spec.data.max_seq_len, static_cast<std::uint64_t>(spec.data.shuffle_seed));
-}
-
-base::Json EvalDataJson(const jobs::JobSpec& spec) {
-  base::Json cut = {{"max_seq_len", spec.data.max_seq_len},
-                    {"train_on_prompt", spec.data.train_on_prompt},
-                    {"overlong", spec.data.overlong.value_or("")},
-                    {"trained_format", spec.data.format.value_or("text")}};
-  if (spec.data.add_special_tokens.has_value()) cut["add_special_tokens"] = *spec.data.add_special_tokens;
-  return cut;
 }
 
 }  // namespace nibble::trainer

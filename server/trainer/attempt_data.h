@@ -7,7 +7,6 @@
 #include "kernels/stream.h"
 #include "server/base/cancelled.h"
 #include "server/base/files.h"
-#include "server/base/json.h"
 #include "server/data/example.h"
 #include "server/data/loader.h"
 #include "server/jobs/attempt.h"
@@ -30,8 +29,5 @@ absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs:
 
 // A loader over the training examples of `data`.
 std::unique_ptr<data::Loader> MakeLoader(const jobs::JobSpec& spec, const AttemptData& data);
-
-// The options by which the evaluation set was tokenized, so that a conversion can evaluate the same tokens.
-base::Json EvalDataJson(const jobs::JobSpec& spec);
 
 }  // namespace nibble::trainer

@@ -133,7 +133,9 @@ class AttemptRun {
     NIBBLE_RETURN_IF_ERROR(Log(base::StrCat("training set: ", inputs_.train.num_rows, " rows, ", inputs_.train.examples.size(),
                                             " examples, ", inputs_.train.num_tokens, " tokens of which ",
                                             inputs_.train.num_trained, " are trained; ", inputs_.train.truncated.count,
-                                            " truncated, ", inputs_.train.dropped.count, " dropped")));
+                                            " truncated, ", inputs_.train.dropped.count, " dropped",
+                                            spec_.eval_fraction ? base::StrCat("; ", inputs_.eval.num_rows, " of the rows held out for evaluation")
+                                                                : std::string())));
     NIBBLE_RETURN_IF_ERROR(WriteRowWarnings(inputs_.train, ""));
     NIBBLE_RETURN_IF_ERROR(WriteRowWarnings(inputs_.eval, data::EvaluationSet(spec_.eval_dataset)));
     loader_ = MakeLoader(spec_, inputs_);
@@ -335,7 +337,7 @@ class AttemptRun {
                              {"dataset_digest", inputs_.identity.data_digest},
                              {"spec_digest", inputs_.identity.spec_digest},
                              {"step", progress_.step},
-                             {"eval_data", EvalDataJson(spec_)},
+                             {"eval_data", jobs::EvalDataJson(spec_)},
                              {"isa", inputs_.identity.isa},
                              {"threads", inputs_.identity.threads},
                              {"code_version", context_.order.nibble_version}};

@@ -17,8 +17,8 @@ using google::protobuf::util::MessageDifferencer;
 JobFlags Least() {
   JobFlags flags;
   flags.method.emplace("qlora");
-  flags.base.emplace("smol");
-  flags.dataset.emplace("d");
+  flags.fields["base_model"] = "smol";
+  flags.fields["train_dataset"] = "d";
   return flags;
 }
 
@@ -38,18 +38,18 @@ TEST(JobSpecTest, SendsOnlyTheGivenOptions) { ExpectSpec(Least(), "base_model: '
 
 TEST(JobSpecTest, EveryFlagSetsItsField) {
   JobFlags flags = Least();
-  flags.eval_dataset.emplace("e");
-  flags.output.emplace("tuned");
-  flags.max_steps = 20;
-  flags.micro_batch = 4;
-  flags.grad_accum = 2;
-  flags.seq_len = 256;
-  flags.lr = 1e-4;
+  flags.fields["eval_dataset"] = "e";
+  flags.fields["publish.output_model"] = "tuned";
+  flags.fields["run.max_steps"] = "20";
+  flags.fields["run.micro_batch"] = "4";
+  flags.fields["run.grad_accum"] = "2";
+  flags.fields["data.max_seq_len"] = "256";
+  flags.fields["optim.lr"] = "1e-4";
   flags.rank = 8;
   flags.alpha = 16;
-  flags.seed = 0;
-  flags.save_every = 5;
-  flags.eval_every = 10;
+  flags.fields["run.seed"] = "0";
+  flags.fields["run.save_every"] = "5";
+  flags.fields["run.eval_every"] = "10";
   flags.device.emplace("cuda:1");
   ExpectSpec(flags, R"(base_model: "smol" qlora { r: 8 alpha: 16 } train_dataset: "d" eval_dataset: "e"
     device { kind: DEVICE_KIND_CUDA ordinal: 1 } data { max_seq_len: 256 } optim { lr: 1e-4 } publish { output_model: "tuned" }
@@ -58,12 +58,12 @@ TEST(JobSpecTest, EveryFlagSetsItsField) {
 
 TEST(JobSpecTest, LengthPackingAndWarmupHaveOptions) {
   JobFlags flags = Least();
-  flags.epochs = 2.5;
-  flags.packing.emplace("none");
+  flags.fields["run.epochs"] = "2.5";
+  flags.fields["data.packing"] = "none";
   flags.warmup.emplace("100");
   ExpectSpec(flags, R"(base_model: "smol" qlora { } train_dataset: "d" data { packing: PACKING_MODE_NONE }
     optim { warmup_steps: 100 } run { epochs: 2.5 })");
-  flags.packing.emplace("segmented");
+  flags.fields["data.packing"] = "segmented";
   for (const char* share : {"0.25", "25%"}) {
     flags.warmup.emplace(share);
     ExpectSpec(flags, R"(base_model: "smol" qlora { } train_dataset: "d" data { packing: PACKING_MODE_SEGMENTED }
@@ -75,6 +75,33 @@ TEST(JobSpecTest, LengthPackingAndWarmupHaveOptions) {
   }
 }
 
+TEST(JobSpecTest, ShareOfHeldOutRowsReplacesTheEvaluationDatasetOfTheFile) {
+  JobFlags flags = Least();
+  flags.spec_file = WriteFile("spec.json", R"({"eval_dataset": "e"})");
+  for (const char* share : {"0.25", "25%"}) {
+    flags.fields["eval_fraction"] = share;
+    ExpectSpec(flags, R"(base_model: "smol" qlora { } train_dataset: "d" eval_fraction: 0.25)");
+  }
+}
+
+TEST(JobSpecTest, TextsOfOptionsAreChecked) {
+  const auto check = [](const std::string& name, const std::string& text) {
+    for (const cli::SpecOption& option : cli::SpecOptions()) {
+      if (option.name == name) return cli::CheckSpecOption(option, text);
+    }
+    ADD_FAILURE() << "no option " << name;
+    return std::string();
+  };
+  EXPECT_EQ(check("--micro-batch", "4"), "");
+  EXPECT_EQ(check("--seed", "9000000000"), "");
+  EXPECT_EQ(check("--lr", "1e-4"), "");
+  EXPECT_EQ(check("--packing", "none"), "");
+  EXPECT_EQ(check("--micro-batch", "9000000000"), "got 9000000000, want a whole number of at most 32 bits");
+  EXPECT_EQ(check("--max-steps", "1.5"), "got 1.5, want a whole number of at most 64 bits");
+  EXPECT_EQ(check("--eval-split", "half"), "got half, want a number, such as 0.1 or 10%");
+  EXPECT_EQ(check("--packing", "naive"), "got naive, want one of none, segmented");
+}
+
 TEST(JobSpecTest, FlagsOverrideTheFile) {
   JobFlags flags;
   flags.spec_file = WriteFile("spec.json", R"({
@@ -82,10 +109,10 @@ TEST(JobSpecTest, FlagsOverrideTheFile) {
     "optim": {"lr": 1, "schedule": "cosine", "warmup_steps": 3}, "run": {"epochs": 2, "max_duration": "90s"},
     "labels": {"team": "a"}})");
   flags.method.emplace("qlora");
-  flags.base.emplace("smol");
-  flags.eval_dataset.emplace("e");
-  flags.lr = 0.5;
-  flags.max_steps = 7;
+  flags.fields["base_model"] = "smol";
+  flags.fields["eval_dataset"] = "e";
+  flags.fields["optim.lr"] = "0.5";
+  flags.fields["run.max_steps"] = "7";
   ExpectSpec(flags, R"(base_model: "smol" train_dataset: "d" eval_dataset: "e" qlora { r: 4 target_modules: "q_proj" }
     optim { lr: 0.5 schedule: LR_SCHEDULE_COSINE warmup_steps: 3 } run { max_steps: 7 max_duration { seconds: 90 } }
     labels { key: "team" value: "a" })");
@@ -101,10 +128,10 @@ TEST(JobSpecTest, ErrorsNameTheField) {
   flags.method.reset();
   EXPECT_EQ(FieldOf(flags), "method");
   flags = Least();
-  flags.base.reset();
+  flags.fields.erase("base_model");
   EXPECT_EQ(FieldOf(flags), "base_model");
   flags = Least();
-  flags.dataset.reset();
+  flags.fields.erase("train_dataset");
   EXPECT_EQ(FieldOf(flags), "train_dataset");
   flags = Least();
   flags.method.emplace("bitnet_qat");

@@ -75,6 +75,35 @@ TEST(TextTest, ConversationSendsEarlierMessages) {
   EXPECT_EQ(second.messages(2).content(), "two");
 }
 
+TEST(TextTest, ChatWarnsOnceIfTheModelWasTrainedWithoutATemplate) {
+  FakeServer server;
+  server.chat_stream.answer = [](const auto&, const ReplyWrite& write) {
+    for (const auto& reply : Replies({"answer"})) write(reply);
+    return grpc::Status::OK;
+  };
+  server.chat.Answers(Proto<v1::GenerateResponse>("outputs { finish { reason: FINISH_REASON_EOS } } usage {}"));
+  const auto trained_on = [&](const std::string& format) {
+    server.get_model.Answers(Proto<v1::Model>("name: 'm' has_chat_template: true trained_format: DATASET_FORMAT_" + format));
+  };
+  trained_on("PROMPT_COMPLETION");
+  const Result conversation = RunNibble(server, {"chat", "m"}, "one\ntwo\n");
+  EXPECT_EQ(conversation.out, "answer\nanswer\n");
+  EXPECT_EQ(conversation.err,
+            "warning: m was trained on prompt_completion rows, without the chat template that chat uses; its answers may be "
+            "worse than those of `nibble generate`\n");
+  trained_on("TEXT");
+  const Result json = RunNibble(server, {"--json", "chat", "m", "--message", "one"});
+  EXPECT_EQ(json.exit, 0) << json.err;
+  EXPECT_THAT(json.out, Not(HasSubstr("warning")));
+  EXPECT_THAT(json.err, HasSubstr("m was trained on text rows"));
+  for (const char* format : {"CHAT", "UNSPECIFIED"}) {
+    trained_on(format);
+    EXPECT_EQ(RunNibble(server, {"chat", "m", "--message", "one"}).err, "") << format;
+  }
+  server.get_model.Fails(Error(grpc::StatusCode::DATA_LOSS, "damaged", "ARTIFACT_CORRUPT"));
+  EXPECT_EQ(RunNibble(server, {"chat", "m", "--message", "one"}).exit, 0) << "a loaded model answers although its files are damaged";
+}
+
 TEST(TextTest, ListsPrintTables) {
   FakeServer server;
   server.list_models.Answers(

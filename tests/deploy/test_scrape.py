@@ -120,7 +120,7 @@ def mixed_run(prometheus, server, model_directory, text_file):
     wait_for(lambda: server.json("jobs", "get", cancelled)["state"] == "CANCELLED")
     # One job waits while another runs. The running one is killed twice: after the retry it fails.
     failed, waits = create(server), create(server)
-    time.sleep(2 * SCRAPE_S)
+    wait_for(lambda: prometheus.range(f'nibble_train_loss{{job_id="{failed}"}}'))
     server.run("jobs", "cancel", waits)
     for attempt in (1, 2):
         wait_for(lambda: runs_in_attempt(server, failed, attempt))
@@ -151,10 +151,23 @@ def scraped(tmp_path_factory, tool, model_directory, text_file):
         server.stop()
 
 
+def scrape(server):
+    with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=5) as answer:
+        return answer.read().decode()
+
+
 @pytest.fixture(scope="module")
 def exposition(scraped):
-    with urllib.request.urlopen(f"http://{scraped[1].http}/metrics", timeout=5) as answer:
-        return answer.read().decode()
+    """A scrape while a job trains: only then its loss has a series."""
+    _, server = scraped
+    job = create(server)
+    loss = f'nibble_train_loss{{job_id="{job}",method="qlora"}}'
+    wait_for(lambda: loss in scrape(server))
+    text = scrape(server)
+    server.run("jobs", "cancel", job)
+    wait_for(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
+    assert "nibble_train_loss{" not in scrape(server)
+    return text
 
 
 # The metrics of the design, with the labels that distinguish their series. Listed here in addition to server/telemetry,
@@ -174,7 +187,7 @@ DESIGNED = {
     "nibble_train_tokens_total": {"method"},
     "nibble_train_tokens_per_second": {"method"},
     "nibble_train_step_duration_seconds": {"method"},
-    "nibble_train_loss": {"method"},
+    "nibble_train_loss": {"method", "job_id"},
     "nibble_checkpoint_duration_seconds": set(),
     "nibble_checkpoint_bytes": set(),
     "nibble_checkpoint_failures_total": {"reason"},
@@ -186,7 +199,6 @@ DESIGNED = {
     "nibble_generate_time_to_first_token_seconds": {"model"},
     "nibble_generate_time_per_output_token_seconds": {"model"},
     "nibble_generated_tokens_total": {"model"},
-    "nibble_generate_tokens_per_second": {"model"},
     "nibble_kernel_launches_total": {"kernel", "device", "phase"},
     "nibble_peak_memory_bytes": {"process", "device"},
     "nibble_kv_cache_used_blocks": {"model"},

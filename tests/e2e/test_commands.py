@@ -1,6 +1,7 @@
 """Commands that test_main_job.py does not use, on a real server."""
 import datetime
 import json
+import re
 import signal
 import subprocess
 import time
@@ -44,6 +45,10 @@ def test_jobs_are_paused_resumed_cancelled_and_deleted(shared):
     watched = shared.run("--json", "jobs", "watch", name, check=False)
     assert watched.returncode == 8 and '"CANCELLED"' in watched.stdout.splitlines()[-1]
     assert shared.json("jobs", "cancel", name)["state"] == "CANCELLED"
+    told = re.search("`nibble (jobs publish [^`]+)`", shared.json("jobs", "get", name)["message"]).group(1)
+    assert told in watched.stdout.splitlines()[-1], "the last event has the same message"
+    assert shared.json(*told.replace("NAME", "rescued").split())["trained_format"] == "text"
+    shared.run("models", "delete", "rescued")
     assert shared.json("jobs", "delete", name) == {"id": name, "deleted": True}
     assert shared.run("jobs", "get", name, check=False).returncode == 3
 

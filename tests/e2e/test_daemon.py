@@ -93,6 +93,31 @@ def test_c12_sighup_serves_a_new_certificate(tmp_path):
         assert secure.server.stop() == 0
 
 
+def test_r9_a_start_below_the_watermark_is_logged(tmp_path):
+    wanted = 1 << 60
+    server = Server(tmp_path / "state", "--min_free_bytes", wanted)
+    server.start()
+    try:
+        [low] = server.logged("free disk space is below the watermark: new jobs, models and datasets are refused")
+        assert low["level"] == "warning" and low["wanted_bytes"] == wanted and 0 < low["free_bytes"] < wanted
+        assert 0 < server.metrics()['nibble_disk_free_bytes{volume="state"}'] < wanted
+    finally:
+        server.stop()
+
+
+def test_numbers_in_the_log_are_numbers(tmp_path):
+    server = Server(tmp_path / "state", "--threads", 2)
+    server.start()
+    try:
+        server.run("models", "list")
+        [ready] = server.logged("ready")
+        assert ready["threads"] == 2 and ready["grpc_port"] == int(server.grpc.rpartition(":")[2])
+        wait_until(lambda: server.logged("rpc"))
+        assert all(isinstance(call["ms"], int) for call in server.logged("rpc"))
+    finally:
+        server.stop()
+
+
 def test_c12_stalled_log_pipe_stops_nothing(tmp_path):
     fifo = tmp_path / "log"
     os.mkfifo(fifo)

@@ -64,6 +64,8 @@ def test_best_checkpoint_has_the_lowest_loss(trained):
     job = server.json("jobs", "get", server.json("jobs", "list")["jobs"][0]["id"])
     kept = server.json("jobs", "checkpoints", job["id"])["checkpoints"]
     assert len(kept) == 2 and job["best_checkpoint"] == min(kept, key=lambda one: (one["metrics"]["eval_loss"], one["step"]))
+    assert kept[0]["step"] == job["latest_eval"]["step"] == 12
+    assert kept[0]["metrics"]["eval_loss"] == job["latest_eval"]["eval_loss"]
 
 
 def test_int8_of_the_trained_model_agrees_with_the_record_of_its_trainer(trained):
@@ -134,6 +136,18 @@ def test_generate_and_chat_report_their_usage(trained):
     assert again["text"] == answer["text"]
     chat = server.json("chat", "tuned", "--message", "Who keeps the light?", "--max-tokens", 8)
     assert chat["usage"]["completion_tokens"] <= 8
+
+
+def test_chat_warns_once_if_the_model_was_trained_without_a_template(trained):
+    server, _ = trained
+    job = server.json("jobs", "list")["jobs"][0]["id"]
+    server.run("jobs", "publish", f"{job}/8", "--name", "step-8")
+    for name in ("tuned", "step-8"):
+        assert server.json("models", "get", name)["trained_format"] == "text"
+        warned = server.run("chat", name, "--message", "Who keeps the light?", "--max-tokens", 4).stderr
+        assert warned.count("warning") == 1 and f"{name} was trained on text rows" in warned
+    assert server.json("models", "get", "small")["trained_format"] == "unspecified"
+    assert "warning" not in server.run("chat", "small", "--message", "Who keeps the light?", "--max-tokens", 4).stderr
 
 
 def test_sampling_repeats_with_its_seed(trained):

@@ -1,5 +1,6 @@
 """Transport security with the real programs (rows S1, S2, S8, S9 of docs/faults.md): certificates, tokens, renewal."""
 import concurrent.futures
+import contextlib
 import json
 import os
 import socket
@@ -92,6 +93,29 @@ def test_s1_s2_real_client_needs_a_token_and_its_role(secure, text_file):
     assert invalid.returncode == 9 and "UNAUTHENTICATED (TOKEN_INVALID)" in invalid.stderr
     plain = secure.server.run("server", "info", check=False, timeout=60)
     assert plain.returncode == 5
+    wait_until(lambda: {"ROLE", "TOKEN_MISSING", "TOKEN_INVALID"} <= {entry["reason"] for entry in secure.server.logged("refused")},
+               "the refusals are in the log")
+    for entry in secure.server.logged("refused"):
+        assert (entry["level"], entry["peer"], entry["certificate"]) == ("warning", "unknown", "uri:spiffe://tests/client")
+
+
+def test_bad_handshakes_are_logged_as_json_and_do_not_flood_the_log(secure):
+    host, _, port = secure.server.grpc.rpartition(":")
+    attempts, before = 200, len(secure.server.logged("grpc"))
+    began = time.monotonic()
+    for _ in range(attempts):
+        with socket.create_connection((host, int(port)), timeout=20) as raw:
+            raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                while raw.recv(4096):
+                    pass
+    seconds = time.monotonic() - began
+    wait_until(lambda: len(secure.server.logged("grpc")) > before, "a line of gRPC is in the log")
+    lines = secure.server.logged("grpc")[before:]
+    assert len(lines) <= 20 * (seconds + 2)
+    assert {entry["level"] for entry in lines} == {"error"} and any("Handshake failed" in entry["text"] for entry in lines)
+    with open(secure.server.state.parent / (secure.server.state.name + ".log"), errors="replace") as log:
+        assert all(line.startswith("{") for line in log)
 
 
 def test_a_token_is_not_sent_in_plaintext_to_another_machine(secure):

@@ -181,3 +181,33 @@ def test_evaluation_set_may_have_another_format(train):
     evaluations = train("ragged", micro_batch=2, eval_dataset="pairs")
     losses = [event["eval_loss"] for event in evaluations]
     assert len(losses) >= 2 and 0 < losses[-1] < losses[0], losses
+
+
+def test_held_out_rows_are_evaluated_and_not_trained(train, tmp_path):
+    """The same run as with the two parts as data sets of their own, which are found by the number of evaluated tokens."""
+    spec = {"base_model": "small", "train_dataset": "ragged", "eval_fraction": 0.25,
+            "qlora": {"r": 4, "seed": 5, "compute_dtype": "COMPUTE_DTYPE_F32"},
+            "data": {"max_seq_len": 160, "packing": "PACKING_MODE_NONE"},
+            "run": {"max_steps": 6, "micro_batch": 2, "eval_every": 3}}
+    name, events = train.job(spec)
+    evaluations = [event for event in events if event.get("type") == "eval"]
+    assert len(evaluations) >= 3, events
+    held_out = [(i, j) for i in range(8) for j in range(i) if tokens_of(train, (j, i)) == evaluations[0]["tokens"]]
+    assert len(held_out) == 1, held_out
+    for part, rows in (("kept", [i for i in range(8) if i not in held_out[0]]), ("held", sorted(held_out[0]))):
+        path = tmp_path / f"{part}.jsonl"
+        path.write_text("".join(json.dumps({"text": ROWS[i]}) + "\n" for i in rows))
+        train.server.run("datasets", "upload", path, "--name", part)
+    del spec["eval_fraction"]
+    _, apart = train.job({**spec, "train_dataset": "kept", "eval_dataset": "held"})
+    for kind, figure in (("step", "loss"), ("eval", "eval_loss")):
+        losses_of = [[event[figure] for event in run if event.get("type") == kind] for run in (events, apart)]
+        assert losses_of[0] == losses_of[1] and len(losses_of[0]) >= 3, kind
+    # A conversion evaluates the rows that the job held out.
+    converted = train.server.json("models", "convert", name, "--to", "int8", "--name", f"{name}-int8")
+    assert converted["report"]["eval_tokens"] == evaluations[0]["tokens"], converted
+
+
+def tokens_of(train, rows):
+    """The predicted tokens of these rows of ROWS: all but the first of each row, and an end token."""
+    return sum(len(train.server.json("tokenize", "small", "--text", ROWS[i])["tokens"]) for i in rows)

@@ -28,7 +28,7 @@ inline void TouchEveryLabel(telemetry::Metrics& metrics, std::string_view a, std
   metrics.JobFinished(b, c, 1);
   metrics.JobAttempt(c, b);
   metrics.JobFailed(a, a);
-  metrics.TrainStep(b, {.tokens = 1, .seconds = 1, .loss = 1, .tokens_per_s = 1});
+  metrics.TrainStep(b, c, {.tokens = 1, .seconds = 1, .loss = 1, .tokens_per_s = 1});
   metrics.CheckpointFailed(a);
   metrics.Converted(b, 1);
   metrics.SetArtifactBytes(c, 1);

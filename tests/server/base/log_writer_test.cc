@@ -71,13 +71,13 @@ TEST(LogWriterTest, DestructorWritesAllLinesInOrder) {
   std::thread reader([&] { lines = pipe.Read(); });
   {
     LogWriter writer;
-    for (int i = 0; i < 1000; ++i) LogInfo("line", {{"number", std::to_string(i)}});
+    for (int i = 0; i < 1000; ++i) LogInfo("line", {{"number", i}});
   }
   LogInfo("after");
   pipe.Restore();
   reader.join();
   ASSERT_EQ(lines.size(), 1001u);
-  for (int i = 0; i < 1000; ++i) EXPECT_EQ(lines[static_cast<std::size_t>(i)]["number"], std::to_string(i));
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(lines[static_cast<std::size_t>(i)]["number"], i);
   EXPECT_EQ(lines.back()["message"], "after");
 }
 
@@ -107,7 +107,7 @@ TEST(LogWriterTest, StalledReaderLosesLinesButBlocksNoCaller) {  // C12
     urgent += line["message"] == "urgent" ? 1 : 0;
     if (!line.contains("lines")) continue;
     EXPECT_THAT(line["message"].get<std::string>(), HasSubstr("dropped"));
-    reported += std::stoull(line["lines"].get<std::string>());
+    reported += line["lines"].get<std::uint64_t>();
     ++notes;
   }
   EXPECT_EQ(urgent, 1u);

@@ -79,6 +79,39 @@ TEST_F(JobMovesTest, CancelThatKeepsACheckpointWaitsForItEvenAcrossARestart) {
   EXPECT_EQ(controller_->Checkpoints(id)->size(), 1u);
 }
 
+TEST_F(JobMovesTest, CancelledJobSaysWhatPauseAndPublishKeep) {
+  const auto message = [this](const std::string& id) {
+    const auto job = controller_->Get(id);
+    EXPECT_EQ(job->state, kCancelled);
+    EXPECT_EQ(Events(id).back().body["message"], job->error->message);
+    return job->error->message;
+  };
+  const auto cancel_at_step_3 = [&](bool with_checkpoint) {
+    const std::string id = Submit();
+    controller_->Tick();
+    Ready(Trainer(id));
+    if (with_checkpoint) Checkpoint(Trainer(id), 2);
+    Step(Trainer(id), 3);
+    controller_->Tick();
+    EXPECT_EQ(controller_->Cancel(id)->state, kCancelling);
+    Stop(Trainer(id), Outcome::Kind::kCancelled);
+    machine_.Exit(Trainer(id), kExitOk);
+    controller_->Tick();
+    return id;
+  };
+  const std::string id = cancel_at_step_3(true);
+  EXPECT_EQ(message(id), "cancelled by the user after step 3; a paused job keeps every whole step and can be resumed; "
+                         "`nibble jobs publish " + id + "/2 --name NAME` makes a model of the last checkpoint, " + id +
+                             "/2, until the job is deleted");
+  EXPECT_TRUE(controller_->FindCheckpoint(id + "/2").ok());
+  EXPECT_EQ(message(cancel_at_step_3(false)),
+            "cancelled by the user after step 3; a paused job keeps every whole step and can be resumed; the job has no "
+            "checkpoint that could be published");
+  const std::string queued = Submit();
+  ASSERT_TRUE(controller_->Cancel(queued).ok());
+  EXPECT_EQ(message(queued), "cancelled by the user");
+}
+
 TEST_F(JobMovesTest, CheckpointRequestReachesTheNextTrainerIfTheFirstDies) {
   const std::string id = Submit();
   EXPECT_EQ(base::Reason(controller_->Checkpoint(id).status()), "ILLEGAL_STATE");  // QUEUED

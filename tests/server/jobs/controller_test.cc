@@ -138,6 +138,32 @@ TEST_F(ControllerTest, BestCheckpointIsTheKeptOneWithTheLowestLoss) {
   EXPECT_EQ(best(id), 0) << "nor is a damaged one";
 }
 
+// The trainer saves the last step before it evaluates it.
+TEST_F(ControllerTest, FinalEvaluationBelongsToTheCheckpointOfTheLastStep) {
+  JobSpec spec = Spec();
+  spec.run.keep_last = 3;
+  const std::string id = Submit(spec);
+  controller_->Tick();
+  FakeMachine::Trainer& trainer = Trainer(id);
+  Ready(trainer);
+  Write(trainer, "eval", R"({"step":2,"eval_loss":2.5})");
+  Checkpoint(trainer, 2, R"({"eval_loss":2.5})");
+  Checkpoint(trainer, 4, R"({"eval_loss":2.5})");
+  controller_->Tick();
+  EXPECT_EQ(controller_->Get(id)->best_checkpoint->step, 2);
+  Write(trainer, "eval", R"({"step":4,"eval_loss":2.0})");
+  Write(trainer, "eval", R"({"step":4,"eval_loss":1.0,"what":"int8"})");
+  controller_->Tick();
+  const auto job = controller_->Get(id);
+  ASSERT_TRUE(job.ok() && job->best_checkpoint.has_value()) << job.status();
+  EXPECT_EQ(job->best_checkpoint->step, 4);
+  EXPECT_EQ(job->best_checkpoint->metrics.at("eval_loss"), 2.0) << "of the trained form";
+  const auto listed = controller_->Checkpoints(id);
+  ASSERT_TRUE(listed.ok() && listed->size() == 2) << listed.status();
+  EXPECT_EQ(listed->front().metrics.at("eval_loss"), 2.5);
+  EXPECT_EQ(listed->back().metrics.at("eval_loss"), 2.0);
+}
+
 TEST_F(ControllerTest, AgeOfTheLastRoundShowsAHungScheduler) {
   controller_->Tick();
   EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
@@ -250,6 +276,22 @@ TEST_F(ControllerTest, JobFailsWithTheLastReasonWhenRetriesRunOut) {
   EXPECT_THAT(observer_.attempts, ElementsAre("FAILED", "FAILED", "FAILED", "FAILED", "FAILED", "FAILED"));
   EXPECT_THAT(observer_.ended, ElementsAre("FAILED")) << "a job ends once, however many attempts it took";
   EXPECT_THAT(observer_.started, ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
+TEST_F(ControllerTest, OnlyTheEndOfAFailedAttemptIsAWarning) {
+  const std::string id = Submit();
+  const auto ended = [&](int code) {
+    clock_.Advance(absl::Seconds(360));
+    controller_->Tick();
+    machine_.Exit(Trainer(id), code);
+    ::testing::internal::CaptureStderr();
+    controller_->Tick();
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const std::string failed = ended(1);
+  EXPECT_THAT(failed, HasSubstr(R"("level":"warning","message":"attempt ended")"));
+  EXPECT_THAT(failed, HasSubstr(R"("attempt":1,"ended":"FAILED","state":"QUEUED","reason":"TRAINER_EXIT"})"));
+  EXPECT_THAT(ended(kExitTempFail), HasSubstr(R"("level":"info","message":"attempt ended")"));
 }
 
 TEST_F(ControllerTest, CheckpointedStopDoesNotCount) {  // R4

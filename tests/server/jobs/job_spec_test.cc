@@ -33,6 +33,10 @@ TEST(JobSpecTest, EachBadFieldIsNamed) {
       {"base_model", [](JobSpec& s) { s.base_model = "../etc"; }},
       {"train_dataset", [](JobSpec& s) { s.train_dataset = "a/b"; }},
       {"eval_dataset", [](JobSpec& s) { s.eval_dataset = ".."; }},
+      {"eval_fraction", [](JobSpec& s) { s.eval_fraction = 0.0; }},
+      {"eval_fraction", [](JobSpec& s) { s.eval_fraction = 0.51; }},
+      {"eval_fraction", [nan](JobSpec& s) { s.eval_fraction = nan; }},
+      {"eval_fraction", [](JobSpec& s) { s.eval_fraction = 0.1; s.eval_dataset = "e"; }},
       {"output_model", [](JobSpec& s) { s.output_model = "-x"; }},
       {"device", [](JobSpec& s) { s.device = "gpu"; }},
       {"device", [](JobSpec& s) { s.device = "cuda:"; }},
@@ -107,7 +111,7 @@ TEST(JobSpecTest, AllViolationsAreReportedAtOnce) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("evaluation set"));
 }
 
-TEST(JobSpecTest, FutureMethodsAndFieldsAreUnimplemented) {
+TEST(JobSpecTest, FutureMethodsAreUnimplemented) {
   for (const char* method : {"int8_mixed", "int8_qt", "aqt", "lora", "full"}) {
     JobSpec spec = Good();
     spec.method = method;
@@ -115,8 +119,16 @@ TEST(JobSpecTest, FutureMethodsAndFieldsAreUnimplemented) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << method;
     EXPECT_EQ(base::ReasonMetadata(status)["field"], "method");
   }
-  EXPECT_EQ(Parse(R"({"resume_from":"x"})").status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(Parse(R"({"run":{"keep_best":1}})").status().code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST(JobSpecTest, HeldOutRowsAreAnEvaluationSet) {
+  JobSpec spec = Good();
+  const std::string unset = Digest(spec);
+  spec.eval_fraction = 0.5;
+  spec.run.eval_every = 5;
+  EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+  EXPECT_NE(Digest(spec), unset);
+  EXPECT_EQ(ParseJobSpec(ToJson(spec))->eval_fraction, 0.5);
 }
 
 TEST(JobSpecTest, BasesWithoutDoubleQuantizationAreUnimplemented) {
@@ -143,7 +155,6 @@ TEST(JobSpecTest, EachBadBitNetFieldIsNamed) {
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"scale_grad":true}})"), "bitnet_qat.scale_grad");
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"init":"zeros"}})"), "bitnet_qat.init");
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"compute_dtype":"fp16"}})"), "bitnet_qat.compute_dtype");
-  EXPECT_EQ(Parse(R"({"bitnet_qat":{"warmup_lambda":{}}})").status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(Parse(R"({"bitnet_qat":{"bits":1}})").status().code(), absl::StatusCode::kInvalidArgument);
 }
 

@@ -128,8 +128,10 @@ TEST_F(RestartTest, AttemptThatDiedWithTheServerIsLostAndRetriedAtOnceFromItsChe
   Checkpoint(Trainer(id), 1);
   Step(Trainer(id), 2);
   machine_.Kill(Trainer(id));
+  ::testing::internal::CaptureStderr();
   KillAndReopen();
   controller_->Tick();
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr(R"("level":"warning","message":"attempt ended")"));
   EXPECT_THAT(observer_.attempts, ElementsAre("LOST"));
   EXPECT_EQ(database_->GetAttempt(id, 1)->state, "LOST");
   EXPECT_EQ(Events(id)[7].body["reason"], "ATTEMPT_LOST");

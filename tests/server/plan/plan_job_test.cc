@@ -243,6 +243,20 @@ TEST_F(PlanJobTest, WarnsOfFewStepsAndOfManyPasses) {
   EXPECT_FALSE(Warns(many, "FEW_STEPS"));
 }
 
+TEST_F(PlanJobTest, HeldOutRowsAreEvaluatedAndNotTrained) {
+  const JobPlan all = Plan();
+  spec_.eval_fraction = 0.3;
+  const JobPlan plan = Plan();
+  EXPECT_FALSE(Warns(plan, "NO_EVALUATION"));
+  EXPECT_LT(plan.tokens, all.tokens * 8 / 10);
+  EXPECT_GT(plan.tokens, all.tokens * 6 / 10);
+  EXPECT_GT(Pools(plan)["logits"], 0);
+  inputs_.train.path = Data("one.jsonl", 1, 20);
+  const absl::Status refused = PlanJob(spec_, inputs_).status();
+  EXPECT_EQ(base::Reason(refused), "NO_TRAINABLE_TOKENS");
+  EXPECT_EQ(refused.message(), "eval_fraction: the dataset has 1 row to train on, wanted at least 2");
+}
+
 TEST_F(PlanJobTest, WarnsOfProbableMistakes) {
   EXPECT_TRUE(Warns(Plan(), "NO_EVALUATION"));
   EXPECT_FALSE(Warns(Plan(), "MANY_EPOCHS"));

@@ -15,6 +15,7 @@
 #include "client/http_get.h"
 #include "nibble/internal/v1/trainer_report.grpc.pb.h"
 #include "server/auth/method_rules.h"
+#include "server/base/json.h"
 #include "server/base/strings.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/raw_call.h"
@@ -26,6 +27,7 @@ namespace nibble {
 namespace {
 
 using base::StrCat;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -326,6 +328,32 @@ TEST_P(AuthServerTest, NameInACertificateGivesARole) {
   EXPECT_EQ(Ask(channel, "nibble.v1.FineTuneService/CreateJob", {}).error_code(), grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_EQ(Ask(channel, "nibble.v1.ModelService/ListModels", {{"authorization", "Bearer wrong"}}).error_code(),
             grpc::StatusCode::UNAUTHENTICATED);
+}
+
+TEST_P(AuthServerTest, RefusalsAndCallsAreLoggedWithTheirPeer) {
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(AskAs("nobody", "nibble.v1.ModelService/ListModels").error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(AskAs("viewer", "nibble.v1.FineTuneService/CreateJob").error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(AskAs("train", "nibble.v1.FineTuneService/CreateJob").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  std::istringstream log(::testing::internal::GetCapturedStderr());
+  constexpr char kAddress[] = "ipv4:127.0.0.1:";
+  const std::string of_refusals = GetParam() == Over::kTls ? "unknown" : GetParam() == Over::kLocal ? "local" : kAddress;
+  int refused = 0, answered = 0;
+  for (std::string text; std::getline(log, text);) {
+    if (!text.starts_with("{")) continue;  // a line of gRPC: only main() sends these to our log
+    const auto line = base::ParseJson(text);
+    ASSERT_TRUE(line.ok()) << text;
+    if ((*line)["message"] == "refused") {
+      EXPECT_THAT((*line)["peer"].get<std::string>(), StartsWith(of_refusals));
+      ++refused;
+    } else if ((*line)["message"] == "rpc" && (*line)["principal"] == "train") {
+      EXPECT_THAT((*line)["peer"].get<std::string>(), AnyOf(StartsWith(kAddress), StartsWith("ipv6:")));
+      EXPECT_EQ((*line)["code"], "INVALID_ARGUMENT");
+      ++answered;
+    }
+  }
+  EXPECT_EQ(refused, 2);
+  EXPECT_EQ(answered, 1);
 }
 
 // C4: in a generation, in the stream of one, and in a job.

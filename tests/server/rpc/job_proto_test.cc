@@ -4,9 +4,15 @@
 
 #include <cmath>
 #include <functional>
+#include <set>
+#include <string>
+#include <vector>
 
+#include "google/protobuf/text_format.h"
+#include "google/protobuf/util/message_differencer.h"
 #include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
+#include "server/rpc/methods.h"
 #include "server/rpc/time.h"
 
 namespace nibble::rpc {
@@ -79,10 +85,155 @@ TEST(JobProtoTest, AddSpecialTokensIsConvertedBothWays) {
   }
 }
 
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+// Sets a field to a value that is not its default and not the only implemented one.
+void SetUnusual(Message& message, const FieldDescriptor* field) {
+  const auto* r = message.GetReflection();
+  if (field->is_map()) {
+    r->AddMessage(&message, field);
+    return;
+  }
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT32:
+      field->is_repeated() ? r->AddInt32(&message, field, 3) : r->SetInt32(&message, field, 3);
+      break;
+    case FieldDescriptor::CPPTYPE_INT64: r->SetInt64(&message, field, 3); break;
+    case FieldDescriptor::CPPTYPE_DOUBLE: r->SetDouble(&message, field, 0.25); break;
+    // Booleans whose default is true.
+    case FieldDescriptor::CPPTYPE_BOOL: {
+      static const std::set<std::string> on = {"shuffle", "double_quant", "evaluate_int8", "deterministic", "honour_message_flag"};
+      r->SetBool(&message, field, !on.contains(field->name()));
+      break;
+    }
+    case FieldDescriptor::CPPTYPE_STRING:
+      field->is_repeated() ? r->AddString(&message, field, "q_proj") : r->SetString(&message, field, "hf");
+      break;
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      const auto* last = field->enum_type()->value(field->enum_type()->value_count() - 1);
+      field->is_repeated() ? r->AddEnum(&message, field, last) : r->SetEnum(&message, field, last);
+      break;
+    }
+    case FieldDescriptor::CPPTYPE_MESSAGE: r->MutableMessage(&message, field); break;
+    default: FAIL() << field->full_name();
+  }
+}
+
+// Calls visit(spec, field) for each field below JobSpec; `spec` has only this field and a method.
+void ForEachSpecField(const std::function<void(const v1::JobSpec&, const FieldDescriptor&)>& visit) {
+  using Path = std::vector<const FieldDescriptor*>;
+  const std::function<void(const Descriptor*, const Path&)> walk = [&](const Descriptor* type, const Path& path) {
+    for (int i = 0; i < type->field_count(); ++i) {
+      const FieldDescriptor* field = type->field(i);
+      v1::JobSpec spec;
+      spec.mutable_qlora();
+      Message* message = &spec;
+      for (const FieldDescriptor* step : path) message = message->GetReflection()->MutableMessage(message, step);
+      SetUnusual(*message, field);
+      visit(spec, *field);
+      if (field->message_type() == nullptr || field->is_repeated()) continue;
+      if (field->message_type()->file()->package() == "google.protobuf") continue;
+      Path longer = path;
+      longer.push_back(field);
+      walk(field->message_type(), longer);
+    }
+  };
+  walk(v1::JobSpec::descriptor(), {});
+}
+
+// A field that the server neither reads nor refuses would change nothing without a word.
+TEST(JobProtoTest, EveryFieldIsReadOrListedAsUnimplemented) {
+  std::set<std::string> listed;
+  for (const std::string name : kUnbuilt) listed.insert(name.substr(0, name.find(' ')));
+  const std::string plain = jobs::Digest(*[] {
+    v1::JobSpec spec;
+    spec.mutable_qlora();
+    return FromProto(spec);
+  }());
+  int read = 0, refused = 0;
+  ForEachSpecField([&](const v1::JobSpec& spec, const FieldDescriptor& field) {
+    const std::string name = field.containing_type()->name() + "." + field.name();
+    const auto taken = FromProto(spec);
+    if (absl::IsUnimplemented(taken.status())) {
+      const std::string refusal = base::ReasonMetadata(taken.status())["name"];
+      EXPECT_TRUE(listed.contains(refusal.substr(0, refusal.find(' ')))) << name << ": " << refusal;
+      ++refused;
+      return;
+    }
+    ASSERT_TRUE(taken.ok() || name == "JobSpec.runtime") << name << ": " << taken.status();
+    if (!taken.ok()) return;
+    static const std::set<std::string> messages_and_defaults = {
+        "JobSpec.qlora", "JobSpec.data", "JobSpec.optim", "JobSpec.run", "JobSpec.publish", "DataConfig.loss_mask",
+        "BitNetQatMethod.warmup_lambda", "RunConfig.deterministic", "JobSpec.device", "Device.ordinal", "LossMask.eos",
+        "BitNetQatMethod.weight_scale", "QLoraMethod.compute_dtype", "BitNetQatMethod.compute_dtype", "JobSpec.labels"};
+    if (messages_and_defaults.contains(name)) return;
+    EXPECT_NE(jobs::Digest(*taken), plain) << name << " is accepted and changes nothing";
+    ++read;
+  });
+  EXPECT_GT(read, 35);
+  EXPECT_GT(refused, 20);
+}
+
+TEST(JobProtoTest, SpecIsUnchangedAfterBothWays) {
+  ForEachSpecField([&](const v1::JobSpec& spec, const FieldDescriptor& field) {
+    const auto taken = FromProto(spec);
+    if (!taken.ok()) return;
+    const auto again = FromProto(ToProto(*taken));
+    ASSERT_TRUE(again.ok()) << field.full_name() << ": " << again.status();
+    EXPECT_EQ(base::Dump(jobs::ToJson(*again)), base::Dump(jobs::ToJson(*taken))) << field.full_name();
+  });
+}
+
+// The specs that GetJob and PlanJob return must not change.
+TEST(JobProtoTest, ReturnedSpecsAreComplete) {
+  v1::JobSpec spec;
+  spec.mutable_qlora();
+  spec.set_base_model("b");
+  spec.set_train_dataset("d");
+  const v1::JobSpec qlora = ToProto(jobs::Resolve(*FromProto(spec), "job-1", "chat", "cpu"));
+  v1::JobSpec wanted;
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(R"(
+    base_model: "b"
+    qlora {
+      r: 16 alpha: 32 dropout: 0
+      target_modules: "q_proj" target_modules: "k_proj" target_modules: "v_proj" target_modules: "o_proj"
+      target_modules: "gate_proj" target_modules: "up_proj" target_modules: "down_proj"
+      use_rslora: false seed: 0 nf4_block: 64 double_quant: true compute_dtype: COMPUTE_DTYPE_BF16
+    }
+    device { kind: DEVICE_KIND_CPU }
+    train_dataset: "d"
+    data {
+      format: DATASET_FORMAT_CHAT loss_mask { train_on_prompt: false } max_seq_len: 512
+      overlong: OVERLONG_POLICY_TRUNCATE packing: PACKING_MODE_SEGMENTED shuffle_seed: 0 shuffle: true
+    }
+    optim {
+      optimizer: OPTIMIZER_ADAMW lr: 0.0002 beta1: 0.9 beta2: 0.999 eps: 1e-8 weight_decay: 0 max_grad_norm: 1
+      schedule: LR_SCHEDULE_COSINE warmup_ratio: 0.03 min_lr_ratio: 0
+    }
+    run {
+      epochs: 1 micro_batch: 4 grad_accum: 1 activation_checkpointing: false eval_every: 0 save_every: 50 keep_last: 2
+      seed: 0 priority: 0 deterministic: true allow_inexact_resume: true
+    }
+    publish { output_model: "job-1" evaluate_int8: true })",
+                                                          &wanted));
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(qlora, wanted)) << qlora.DebugString();
+  spec.mutable_bitnet_qat();
+  const v1::JobSpec bitnet = ToProto(jobs::Resolve(*FromProto(spec), "job-1", "chat", "cpu"));
+  wanted.Clear();
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(R"(bitnet_qat {
+    preset: "native" weight_scale: WEIGHT_SCALE_ABSMEAN_TENSOR act_scale: ACTIVATION_SCALE_PER_TOKEN act_bits: 8
+    ste: STE_MODE_IDENTITY scale_grad: false init: WEIGHT_INIT_PRETRAINED modules_to_not_convert: "lm_head"
+    master_dtype: COMPUTE_DTYPE_F32 compute_dtype: COMPUTE_DTYPE_BF16 })",
+                                                          &wanted));
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(bitnet.bitnet_qat(), wanted.bitnet_qat())) << bitnet.DebugString();
+}
+
 TEST(JobProtoTest, CancelledJobNamesTheUserAsItsReason) {
   jobs::StoredJob job;
   job.state = jobs::JobState::kCancelled;
-  job.error = jobs::CancelledByUser();
+  job.error = jobs::JobError{"CANCELLED", "USER", "cancelled by the user"};
   const v1::Job shown = ToProto(job);
   EXPECT_EQ(shown.error().code(), static_cast<int>(absl::StatusCode::kCancelled));
   EXPECT_EQ(shown.state_reason().reason(), "USER");

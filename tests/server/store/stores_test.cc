@@ -502,6 +502,19 @@ TEST_F(StoresTest, DiskBelowTheWatermarkRefusesNewModels) {  // R9
   EXPECT_TRUE((*ModelStore::Open(Files(), state_->paths, 0))->Begin("m").ok());
 }
 
+TEST(DiskSpaceTest, OnlyLessThanTheWatermarkIsLogged) {  // R9
+  const auto logged = [](std::uint64_t watermark) {
+    ::testing::internal::CaptureStderr();
+    WarnBelowWatermark(Files(), "/", watermark);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(logged(0), "");
+  const std::string line = logged(std::uint64_t{1} << 60);
+  EXPECT_THAT(line, HasSubstr(R"("level":"warning")"));
+  EXPECT_THAT(line, HasSubstr(R"("free_bytes":)"));
+  EXPECT_THAT(line, HasSubstr(R"("wanted_bytes":1152921504606846976})"));
+}
+
 TEST(DiskSpaceTest, WatermarkIsFivePercentAndAtLeastOneGibibyte) {  // R9
   constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
   EXPECT_EQ(DefaultWatermark(64 << 20), kGiB);

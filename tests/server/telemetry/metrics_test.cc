@@ -85,6 +85,21 @@ TEST(MetricsTest, TokensAreCountedByModelAndSchedulerStateIsAGauge) {
   EXPECT_EQ(samples.at("nibble_generated_tokens_total{model=\"m\"}"), 4);
 }
 
+// A scrape must not depend on the scrapes before it, because they may be another Prometheus's.
+TEST(MetricsTest, SecondScraperSeesTheSameServingSeries) {
+  Metrics metrics({}, {});
+  metrics.AddCollector([](Metrics& out) { out.SetScheduler("m", {.running = 1}); });
+  metrics.TokensGenerated("m", 8);
+  const auto serving = [&] {
+    auto samples = Samples(metrics.Scrape());
+    std::erase_if(samples, [](const auto& sample) { return sample.first.find("model=\"m\"") == std::string::npos; });
+    return samples;
+  };
+  const auto first = serving();
+  EXPECT_EQ(first.at("nibble_generated_tokens_total{model=\"m\"}"), 8);
+  EXPECT_EQ(serving(), first);
+}
+
 TEST(MetricsTest, PreemptionsNeverFall) {
   Metrics metrics({}, {});
   metrics.SetPreemptions(0);
@@ -164,14 +179,34 @@ TEST(MetricsTest, SeriesAreRemovedBesideTheirUse) {
 
 TEST(MetricsTest, StepUpdatesEveryTrainSeries) {
   Metrics metrics({}, {});
-  metrics.TrainStep("qlora", {.tokens = 100, .seconds = 0.5, .loss = 2.25, .tokens_per_s = 200});
-  metrics.TrainStep("qlora", {.tokens = 50, .seconds = 0.5, .loss = 2.0, .tokens_per_s = 100});
+  metrics.TrainStep("qlora", "job-1", {.tokens = 100, .seconds = 0.5, .loss = 2.25, .tokens_per_s = 200});
+  metrics.TrainStep("qlora", "job-1", {.tokens = 50, .seconds = 0.5, .loss = 2.0, .tokens_per_s = 100});
   const auto samples = Samples(metrics.Scrape());
   EXPECT_EQ(samples.at("nibble_train_tokens_total{method=\"qlora\"}"), 150);
   EXPECT_EQ(samples.at("nibble_job_steps_total{method=\"qlora\"}"), 2);
-  EXPECT_EQ(samples.at("nibble_train_loss{method=\"qlora\"}"), 2.0);
+  EXPECT_EQ(samples.at("nibble_train_loss{job_id=\"job-1\",method=\"qlora\"}"), 2.0);
   EXPECT_EQ(samples.at("nibble_train_tokens_per_second{method=\"qlora\"}"), 100);
   EXPECT_EQ(samples.at("nibble_train_step_duration_seconds_count{method=\"qlora\"}"), 2);
+}
+
+TEST(MetricsTest, EachJobHasItsLossUntilItsAttemptEnds) {
+  Metrics metrics({}, {});
+  const std::string one = "nibble_train_loss{job_id=\"job-1\",method=\"qlora\"}";
+  const std::string two = "nibble_train_loss{job_id=\"job-2\",method=\"qlora\"}";
+  metrics.TrainStep("qlora", "job-1", {.loss = 3});
+  metrics.TrainStep("qlora", "job-2", {.loss = 5});
+  metrics.TrainStep("qlora", "job-1", {.loss = 2});
+  auto samples = Samples(metrics.Scrape());
+  EXPECT_EQ(samples.at(one), 2);
+  EXPECT_EQ(samples.at(two), 5);
+  metrics.TrainingEnded("job-1");
+  metrics.TrainingEnded("job-1");
+  metrics.TrainingEnded("a job without a step");
+  samples = Samples(metrics.Scrape());
+  EXPECT_FALSE(samples.contains(one));
+  EXPECT_EQ(samples.at(two), 5);
+  metrics.TrainStep("qlora", "job-1", {.loss = 1});  // the next attempt
+  EXPECT_EQ(Samples(metrics.Scrape()).at(one), 1);
 }
 
 TEST(MetricsTest, TlsSeriesExistOnlyWithTlsFiles) {

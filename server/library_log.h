@@ -1,0 +1,10 @@
+// The log lines of gRPC and protobuf, which these libraries would otherwise write to stderr as plain text.
+#pragma once
+
+namespace nibble {
+
+// Writes them to our log from now on, at most 20 per second. Affects the whole process; call it before the first use of
+// gRPC. GRPC_VERBOSITY still chooses which lines gRPC writes; by default, only errors.
+void LogLibraries();
+
+}  // namespace nibble

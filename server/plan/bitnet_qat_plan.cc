@@ -1,0 +1,89 @@
+#include "server/base/error.h"
+#include "server/base/strings.h"
+#include "server/model/bitnet_shape.h"
+#include "server/model/tensor_table.h"
+#include "server/model/working_rows.h"
+#include "server/plan/memory_plan.h"
+#include "server/plan/method_plan.h"
+#include "server/plan/model_sizes.h"
+
+namespace nibble::plan {
+namespace {
+
+using model::Format;
+using model::ModelConfig;
+using model::NormPlacement;
+
+class BitNetQat : public MethodPlan {
+ public:
+  const char* name() const override { return jobs::kMethodBitNetQat; }
+
+  absl::Status CheckBase(const JobInputs& inputs) const override {
+    if (inputs.base_format == "f32" || inputs.base_format == "bf16") return absl::OkStatus();
+    return base::FieldError("base_model", base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));
+  }
+
+  bool trains_adapter() const override { return false; }
+  ModelConfig TrainedConfig(const jobs::JobSpec& spec, const ModelConfig& base) const override {
+    return model::BitNetShape(base, spec.bitnet_qat.preset);
+  }
+  model::ArtifactInfo ServedForm(const jobs::JobSpec& spec) const override {
+    model::ArtifactInfo served;
+    served.format = Format::kTernary;
+    served.bitnet = model::BitNetInfo{.act_bits = static_cast<int>(spec.bitnet_qat.act_bits)};
+    return served;
+  }
+
+  std::int64_t TrainedParameters(const jobs::JobSpec&, const ModelConfig& config) const override { return ModelSizes(config).all; }
+
+  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
+    const std::int64_t code = spec.bitnet_qat.act_bits == 16 ? 2 : 1;
+    // f32: norms' inputs, q, gate and up. bf16: k and v. Codes that linears read; linears after one norm share them.
+    std::int64_t inputs = 2 * c.hidden_size;
+    if (c.norms != NormPlacement::kBlock) inputs += c.q_size() + c.ffn_size;
+    if (c.norms == NormPlacement::kBlockAndLinear) inputs += 2 * c.hidden_size;
+    return 4 * (inputs + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() +
+           code * ((NormsEachLinear(c) ? 5 : 2) * c.hidden_size + c.q_size() + c.ffn_size);
+  }
+
+  TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,
+                         std::int64_t tokens) const override {
+    const ModelSizes sizes(config);
+    const std::int64_t element = ElementBytes(spec.bitnet_qat.compute_dtype);
+    const std::int64_t logits = model::kLossChunk * config.vocab_size;
+    TrainingBytes bytes;
+    // Masters and gradients; packed codes; embedding and head as they are served, the head also in panels.
+    bytes.weights = sizes.all * 8 + sizes.linears / 4 + sizes.heads * sizes.embedding * 2 + sizes.embedding * 2;
+    // The gradients of head and embedding for one micro-batch, and their sum; backward products.
+    bytes.workspace = 3 * sizes.embedding * 4 + sizes.embedding * element + sizes.largest * (element + 8) + logits * (4 + element) +
+                      4 * tokens * config.ffn_size * 4;
+    return bytes;
+  }
+
+  PublishingBytes Publishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,
+                             std::int64_t weights) const override {
+    const std::int64_t trained = TrainedParameters(spec, config);
+    return {.stored_element = 4, .converting = trained * 8, .kept = weights - trained * 4};  // without their gradients
+  }
+
+  std::int64_t ServedEmbeddingElement(const ModelConfig&, std::int64_t) const override { return 2; }
+
+  double WeightFileBytes(const jobs::JobSpec&, const ModelConfig& config, std::int64_t) const override {
+    return FileBytes(config, Format::kF32, 4) + FileBytes(config, Format::kTernary, 2);
+  }
+
+  void AddWarnings(const jobs::JobSpec& spec, std::vector<PlanWarning>& warnings) const override {
+    if (spec.bitnet_qat.act_scale != "per_tensor") return;
+    warnings.push_back({"PER_TENSOR_ACTIVATIONS",
+                        "bitnet_qat.act_scale: rows share a scale in training; the served model has one per token", {}});
+  }
+};
+
+}  // namespace
+
+const MethodPlan& BitNetQatPlan() {
+  static const BitNetQat method;
+  return method;
+}
+
+}  // namespace nibble::plan

@@ -1,0 +1,36 @@
+#include "server/plan/model_sizes.h"
+
+#include <algorithm>
+
+#include "server/model/layout.h"
+#include "server/model/tensor_table.h"
+
+namespace nibble::plan {
+
+ModelSizes::ModelSizes(const model::ModelConfig& config) {
+  for (int k = 0; k < model::kNumLinearKinds; ++k) {
+    const auto kind = static_cast<model::LinearKind>(k);
+    const std::int64_t elements = model::OutFeatures(config, kind) * model::InFeatures(config, kind);
+    linears += elements * config.num_layers;
+    largest = std::max(largest, elements);
+  }
+  embedding = config.vocab_size * config.hidden_size;
+  heads = config.tied_embeddings ? 1 : 2;
+  for (const model::TensorSpec& tensor : model::RequiredTensors(config)) {
+    std::int64_t elements = 1;
+    for (const std::int64_t size : tensor.shape) elements *= size;
+    all += elements;
+  }
+}
+
+bool NormsEachLinear(const model::ModelConfig& config) {
+  return config.norms == model::NormPlacement::kLinear || config.norms == model::NormPlacement::kBlockAndLinear;
+}
+
+double FileBytes(const model::ModelConfig& config, model::Format format, std::int64_t float_bytes) {
+  model::ArtifactInfo info;
+  info.format = format;
+  return static_cast<double>(model::WeightFileBytes(config, info, float_bytes).value_or(0));
+}
+
+}  // namespace nibble::plan

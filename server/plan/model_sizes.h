@@ -1,0 +1,26 @@
+// Sizes of a model that the plans of methods share. Included by server/plan/*.cc only.
+#pragma once
+#include <cstdint>
+
+#include "server/model/artifact.h"
+#include "server/model/model_config.h"
+
+namespace nibble::plan {
+
+struct ModelSizes {
+  explicit ModelSizes(const model::ModelConfig& config);
+
+  std::int64_t linears = 0;    // elements of all linears except the head
+  std::int64_t largest = 0;    // elements of the largest of these linears
+  std::int64_t embedding = 0;  // elements of the embedding
+  std::int64_t heads = 1;      // embedding and head together, in embeddings
+  std::int64_t all = 0;        // parameters
+};
+
+// Whether there is a norm before every linear layer.
+bool NormsEachLinear(const model::ModelConfig& config);
+
+// Bytes of a weight file; 0 if the format does not take this model.
+double FileBytes(const model::ModelConfig& config, model::Format format, std::int64_t float_bytes);
+
+}  // namespace nibble::plan
