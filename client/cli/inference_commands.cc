@@ -5,6 +5,7 @@
 
 #include "client/cli/app.h"
 #include "client/cli/command.h"
+#include "client/cli/message_json.h"
 #include "client/cli/render.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
