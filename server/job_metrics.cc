@@ -2,17 +2,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <variant>
 
 namespace nibble {
 
 namespace {
 
-double Number(const base::Json& body, const char* key) {
-  return base::GetNumber(body, key, "event", 0).value_or(0);
-}
-std::string Text(const base::Json& body, const char* key) {
-  return base::GetString(body, key, "event", "").value_or("");
-}
 std::string DeviceOf(const jobs::StoredJob& job) { return job.spec.device.empty() ? "cpu" : job.spec.device; }
 
 }  // namespace
@@ -32,35 +27,28 @@ void JobMetrics::OnAttemptStarted(const jobs::StoredJob& job) {
 }
 
 void JobMetrics::OnEvent(const jobs::StoredJob& job, const jobs::Event& event) {
-  if (event.type == "step") OnStep(job, event.body);
-  OnLaunches(job, event.body);
-  if (event.type == "checkpoint") {
-    metrics_.CheckpointSaved(Number(event.body, "duration_ms") * 1e-3,
-                             static_cast<std::int64_t>(Number(event.body, "bytes")), absl::ToDoubleSeconds(event.time - absl::UnixEpoch()));
+  const auto body = jobs::Decode(event.type, event.body);
+  if (!body.has_value()) return;
+  if (const auto* step = std::get_if<jobs::StepEvent>(&*body)) OnStep(job, *step);
+  for (const auto& [kernel, count] : jobs::LaunchesOf(*body)) {
+    if (count > 0) metrics_.AddKernelLaunches("train", DeviceOf(job), kernel, static_cast<std::uint64_t>(count));
   }
-  if (event.type == "warning" && Text(event.body, "reason") == "CHECKPOINT_FAILED") metrics_.CheckpointFailed("CHECKPOINT_FAILED");
+  if (const auto* saved = std::get_if<jobs::CheckpointEvent>(&*body)) {
+    metrics_.CheckpointSaved(saved->duration_ms.value_or(0) * 1e-3, saved->bytes.value_or(0),
+                             absl::ToDoubleSeconds(event.time - absl::UnixEpoch()));
+  }
+  const auto* warning = std::get_if<jobs::WarningEvent>(&*body);
+  if (warning != nullptr && warning->reason == "CHECKPOINT_FAILED") metrics_.CheckpointFailed("CHECKPOINT_FAILED");
 }
 
-void JobMetrics::OnStep(const jobs::StoredJob& job, const base::Json& body) {
+void JobMetrics::OnStep(const jobs::StoredJob& job, const jobs::StepEvent& step) {
   metrics_.TrainStep(job.spec.method, job.id,
-                     {.tokens = static_cast<std::int64_t>(Number(body, "tokens")),
-                      .seconds = Number(body, "step_ms") * 1e-3,
-                      .loss = Number(body, "loss"),
-                      .tokens_per_s = Number(body, "tokens_per_s")});
-  const std::string device = DeviceOf(job);
-  metrics_.RaisePeakMemory("trainer", device, static_cast<std::uint64_t>(std::max(0.0, Number(body, "peak_memory_bytes"))));
-}
-
-// Any event may carry launches by kernel: the launches since the last event that carried them.
-void JobMetrics::OnLaunches(const jobs::StoredJob& job, const base::Json& body) {
-  const std::string device = DeviceOf(job);
-  const auto launches = body.find("launches");
-  if (launches == body.end() || !launches->is_object()) return;
-  for (const auto& item : launches->items()) {
-    if (!item.value().is_number_unsigned() && !item.value().is_number_integer()) continue;
-    const auto count = item.value().get<std::int64_t>();
-    if (count > 0) metrics_.AddKernelLaunches("train", device, item.key(), static_cast<std::uint64_t>(count));
-  }
+                     {.tokens = step.tokens.value_or(0),
+                      .seconds = step.step_ms.value_or(0) * 1e-3,
+                      .loss = step.loss.value_or(0),
+                      .tokens_per_s = step.tokens_per_s.value_or(0)});
+  const auto peak = static_cast<std::uint64_t>(std::max<std::int64_t>(0, step.peak_memory_bytes.value_or(0)));
+  metrics_.RaisePeakMemory("trainer", DeviceOf(job), peak);
 }
 
 void JobMetrics::OnAttemptEnded(const jobs::StoredJob& job, const std::string& state) {

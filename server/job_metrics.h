@@ -4,6 +4,7 @@
 
 #include "server/base/clock.h"
 #include "server/jobs/controller_options.h"
+#include "server/jobs/event.h"
 #include "server/telemetry/metrics.h"
 
 namespace nibble {
@@ -24,8 +25,7 @@ class JobMetrics : public jobs::JobObserver {
   void OnJobEnded(const jobs::StoredJob& job) override;
 
  private:
-  void OnStep(const jobs::StoredJob& job, const base::Json& body);
-  void OnLaunches(const jobs::StoredJob& job, const base::Json& body);
+  void OnStep(const jobs::StoredJob& job, const jobs::StepEvent& step);
 
   telemetry::Metrics& metrics_;
   base::Clock& clock_;

@@ -24,17 +24,13 @@ namespace {
 constexpr int kMaxDecisions = 16;
 // Wait before a failed settlement is retried: a full disk may stay full.
 constexpr absl::Duration kSettleAgain = absl::Seconds(1);
-constexpr char kRetryInField[] = "retry_in_s";  // field of the event that requeues a job
 
-NewEvent StateEvent(const StoredJob& job, JobState to, const Verdict& verdict, absl::Time now) {
-  Json fields = Json::object();
-  fields["state"] = Name(to);
-  fields["from"] = Name(job.state);
-  if (!verdict.reason.empty()) {
-    fields["reason"] = verdict.reason;
-    fields["message"] = verdict.message;
-  }
-  return {job.attempt, std::nullopt, now, "state", std::move(fields)};
+StateEvent StateAfter(const StoredJob& job, JobState to, const Verdict& verdict) {
+  StateEvent event{.state = Name(to), .from = Name(job.state)};
+  if (verdict.reason.empty()) return event;
+  event.reason = verdict.reason;
+  event.message = verdict.message;
+  return event;
 }
 
 std::string OutOfMemory(std::int64_t planned_bytes, std::int64_t limit_bytes) {
@@ -74,10 +70,8 @@ absl::Status AttemptSupervisor::DrainJournal(Live& live) {
     if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status)) {
       // The trainer wrote an invalid journal. Its end must still be settled. Warn once, even if settling is retried.
       if (live.warned_damaged) return absl::OkStatus();
-      Json fields = Json::object();
-      fields["reason"] = "JOURNAL_DAMAGED";
-      fields["message"] = std::string(status.message());
-      NIBBLE_RETURN_IF_ERROR(Append(live, {{live.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}}));
+      const WarningEvent warning{.reason = "JOURNAL_DAMAGED", .message = std::string(status.message())};
+      NIBBLE_RETURN_IF_ERROR(Append(live, {ServerEvent(live.attempt, clock_.Now(), warning)}));
       live.warned_damaged = true;
       return absl::OkStatus();
     }
@@ -89,8 +83,11 @@ absl::Status AttemptSupervisor::ResumeBackoff(const StoredJob& job) {
   // The event that requeued the job says how long to wait. A later event means that the wait was over or that a user
   // requeued the job.
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<Event> last, database_.Events(job.id, job.last_sequence - 1, 1));
-  if (last.empty() || last.front().type != "state") return absl::OkStatus();
-  const absl::Duration wait = absl::Seconds(base::GetNumber(last.front().body, kRetryInField, "event", 0.0).value_or(0.0));
+  if (last.empty()) return absl::OkStatus();
+  const auto body = Decode(last.front().type, last.front().body);
+  const auto* state = body.has_value() ? std::get_if<StateEvent>(&*body) : nullptr;
+  if (state == nullptr) return absl::OkStatus();
+  const absl::Duration wait = absl::Seconds(state->retry_in_s.value_or(0.0));
   // A clock that was set back must not lengthen the wait.
   const absl::Duration left = std::min(last.front().time + wait - clock_.Now(), wait);
   if (left <= absl::ZeroDuration()) return absl::OkStatus();
@@ -259,10 +256,9 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
   if (IsFinal(t.to)) t.ended = clock_.Now();
   // The publisher reports SUCCEEDED once the model exists.
   if (t.to != JobState::kSucceeded) {
-    t.events.push_back(StateEvent(job, t.to, said, clock_.Now()));
-    if (t.to == JobState::kQueued && wait > absl::ZeroDuration()) {
-      t.events.back().fields[kRetryInField] = absl::ToDoubleSeconds(wait);
-    }
+    StateEvent event = StateAfter(job, t.to, said);
+    if (t.to == JobState::kQueued && wait > absl::ZeroDuration()) event.retry_in_s = absl::ToDoubleSeconds(wait);
+    t.events.push_back(ServerEvent(job.attempt, clock_.Now(), event));
   }
   NIBBLE_ASSIGN_OR_RETURN(const bool changed, database_.Apply(t));
   if (!changed || t.to == JobState::kRunning) return false;

@@ -80,7 +80,7 @@ absl::Status AttemptSupervisor::IngestLines(Live& live, const std::vector<Journa
     }
     progress = live.progress;
     live.last_sequence = expected - 1;
-    for (const NewEvent& event : events) live.checkpointed |= event.type == "checkpoint";
+    for (const NewEvent& event : events) live.checkpointed |= event.type == CheckpointEvent::kType;
     events.clear();
     return absl::OkStatus();
   };
@@ -90,10 +90,11 @@ absl::Status AttemptSupervisor::IngestLines(Live& live, const std::vector<Journa
       NIBBLE_RETURN_IF_ERROR(flush());
       return base::FieldError("sequence", StrCat("is ", line.sequence, ", wanted ", expected, ": lines are missing"));
     }
-    const auto state = line.body.find("state");
-    if (line.type == "state" && state != line.body.end() && *state == Name(JobState::kRunning)) {
+    const std::optional<EventBody> body = Decode(line.type, line.body);
+    const auto* state = body.has_value() ? std::get_if<StateEvent>(&*body) : nullptr;
+    if (state != nullptr && state->state == Name(JobState::kRunning)) {
       NIBBLE_RETURN_IF_ERROR(flush());
-      NIBBLE_RETURN_IF_ERROR(BecomeRunning(live, line));
+      NIBBLE_RETURN_IF_ERROR(BecomeRunning(live, line, *state));
       live.last_sequence = expected;
       progress = live.progress;
     } else {
@@ -110,7 +111,7 @@ absl::Status AttemptSupervisor::IngestLines(Live& live, const std::vector<Journa
   return absl::OkStatus();
 }
 
-absl::Status AttemptSupervisor::BecomeRunning(Live& live, const JournalLine& line) {
+absl::Status AttemptSupervisor::BecomeRunning(Live& live, const JournalLine& line, const StateEvent& state) {
   Json progress = live.progress;
   UpdateProgress(progress, line);
   Transition transition;
@@ -120,9 +121,10 @@ absl::Status AttemptSupervisor::BecomeRunning(Live& live, const JournalLine& lin
   transition.attempt = live.attempt;
   transition.progress = progress;
   NewEvent event = FromLine(line, live.attempt, clock_);
-  event.fields["from"] = Name(JobState::kPreparing);
-  const auto step = event.fields.find("step");
-  if (step != event.fields.end()) event.fields["resumed_step"] = Json(*step);
+  StateEvent running = state;
+  running.from = Name(JobState::kPreparing);
+  running.resumed_step = state.step;
+  event.fields = Encode(running);
   transition.events.push_back(event);
   NIBBLE_ASSIGN_OR_RETURN(const bool changed, database_.Apply(transition));
   if (changed) {
@@ -133,9 +135,9 @@ absl::Status AttemptSupervisor::BecomeRunning(Live& live, const JournalLine& lin
     return absl::OkStatus();
   }
   // The job was cancelled while its trainer loaded. The line is kept as a log event.
-  event.type = "log";
-  event.fields = Json::object();
-  event.fields["message"] = "the trainer started training after it was asked to stop";
+  const LogEvent late{.message = "the trainer started training after it was asked to stop"};
+  event.type = TypeOf(late);
+  event.fields = Encode(late);
   return Append(live, {event});
 }
 

@@ -86,10 +86,8 @@ absl::Status AttemptSupervisor::Begin(const StoredJob& job, std::shared_ptr<cons
   transition.new_attempt = true;
   transition.new_attempt_token = base::NewId("token");
   if (!job.started.has_value()) transition.started = clock_.Now();
-  Json fields = Json::object();
-  fields["state"] = Name(JobState::kPreparing);
-  fields["from"] = Name(JobState::kQueued);
-  transition.events.push_back({job.attempt + 1, std::nullopt, clock_.Now(), "state", std::move(fields)});
+  const StateEvent event{.state = Name(JobState::kPreparing), .from = Name(JobState::kQueued)};
+  transition.events.push_back(ServerEvent(job.attempt + 1, clock_.Now(), event));
 
   {
     base::MutexLock lock(mutex_);

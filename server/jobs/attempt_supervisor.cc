@@ -128,10 +128,9 @@ absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resum
 
 absl::Status AttemptSupervisor::WarnDamaged(Live& live, const store::CheckpointInfo& checkpoint) {
   if (observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
-  Json fields = Json::object();
-  fields["reason"] = "CHECKPOINT_CORRUPT";
-  fields["message"] = StrCat("the checkpoint of step ", checkpoint.step, " is damaged and not used");
-  return Append(live, {{live.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}});
+  const WarningEvent warning{.reason = "CHECKPOINT_CORRUPT",
+                             .message = StrCat("the checkpoint of step ", checkpoint.step, " is damaged and not used")};
+  return Append(live, {ServerEvent(live.attempt, clock_.Now(), warning)});
 }
 
 absl::Status AttemptSupervisor::Adopt(const StoredJob& job) {

@@ -96,7 +96,7 @@ class AttemptSupervisor {
   absl::Status WarnDamaged(Live& live, const store::CheckpointInfo& checkpoint);
   // In the functions below `live` must belong to the caller alone: it is guarded by mutex_ or no longer in the table.
   absl::Status IngestLines(Live& live, const std::vector<JournalLine>& lines);
-  absl::Status BecomeRunning(Live& live, const JournalLine& line);
+  absl::Status BecomeRunning(Live& live, const JournalLine& line, const StateEvent& state);
   absl::Status Append(Live& live, const std::vector<NewEvent>& events);
   absl::Status Follow(Live& live);
   void EnforceStop(Live& live);

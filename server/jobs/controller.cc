@@ -154,11 +154,8 @@ absl::StatusOr<StoredJob> JobController::Record(const StoredJob& job, const std:
   NIBBLE_ASSIGN_OR_RETURN(std::optional<StoredJob> known, FindOrAdmit(request_id, body_digest, job.owner, job.tenant));
   if (known.has_value()) return *std::move(known);
   NIBBLE_RETURN_IF_ERROR(state_.models->Reserve(job.spec.output_model, job.id, job.tenant));
-  Json fields = Json::object();
-  fields["state"] = Name(job.state);
-  NIBBLE_ASSIGN_OR_RETURN(
-      Database::Inserted inserted,
-      database_.Insert(job, request_id, body_digest, {0, std::nullopt, job.created, "state", std::move(fields)}));
+  const NewEvent created = ServerEvent(0, job.created, StateEvent{.state = Name(job.state)});
+  NIBBLE_ASSIGN_OR_RETURN(Database::Inserted inserted, database_.Insert(job, request_id, body_digest, created));
   if (observer_ != nullptr) observer_->OnJobCreated(inserted.job);
   hub_.Notify(job.id);
   AddToPlanning(inserted.job);
@@ -181,9 +178,7 @@ bool JobController::Plan(const std::string& id, const base::CancelToken& cancel)
   t.from = job->state;
   t.to = planned.ok() ? JobState::kQueued : JobState::kFailed;
   t.attempt = job->attempt;
-  Json fields = Json::object();
-  fields["state"] = Name(t.to);
-  fields["from"] = Name(t.from);
+  StateEvent event{.state = Name(t.to), .from = Name(t.from)};
   if (planned.ok()) {
     t.memory_bytes = planned->bytes;
     t.disk_bytes = planned->disk_bytes;
@@ -191,10 +186,10 @@ bool JobController::Plan(const std::string& id, const base::CancelToken& cancel)
     const absl::Status& why = planned.status();
     t.error = JobError{CodeName(why.code()), base::Reason(why), std::string(why.message()), base::ReasonMetadata(why)};
     t.ended = clock_.Now();
-    fields["reason"] = t.error->reason;
-    fields["message"] = t.error->message;
+    event.reason = t.error->reason;
+    event.message = t.error->message;
   }
-  t.events.push_back({job->attempt, std::nullopt, clock_.Now(), "state", std::move(fields)});
+  t.events.push_back(ServerEvent(job->attempt, clock_.Now(), event));
   const absl::StatusOr<bool> changed = database_.Apply(t);
   if (!changed.ok()) {
     base::LogError("cannot record the plan of a job, will retry",

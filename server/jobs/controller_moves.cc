@@ -35,15 +35,12 @@ absl::StatusOr<StoredJob> JobController::Move(const std::string& id, JobTrigger 
     t.attempt = job.attempt;
     t.keep_checkpoint = keep_checkpoint;
     if (IsFinal(to)) t.ended = clock_.Now();
-    Json fields = Json::object();
-    fields["state"] = Name(to);
-    fields["from"] = Name(job.state);
-    fields["reason"] = "USER";
+    StateEvent event{.state = Name(to), .from = Name(job.state), .reason = "USER"};
     if (to == JobState::kCancelled) {
       t.error = CancelledByUser(state_.files, state_.paths.attempts(id), id, job.progress);
-      fields["message"] = t.error->message;
+      event.message = t.error->message;
     }
-    t.events.push_back({job.attempt, std::nullopt, clock_.Now(), "state", std::move(fields)});
+    t.events.push_back(ServerEvent(job.attempt, clock_.Now(), event));
     NIBBLE_ASSIGN_OR_RETURN(const bool changed, database_.Apply(t));
     if (!changed) continue;
     StoredJob after = job;

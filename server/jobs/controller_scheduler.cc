@@ -231,10 +231,8 @@ bool JobController::WarnWaiting(const QueuedJob& waiting, const char* reason, co
     warned_waiting_.erase(about);  // Cancelled or paused meanwhile, or unreadable now: the next round looks again.
     return true;
   }
-  base::Json fields = base::Json::object();
-  fields["reason"] = reason;
-  fields["message"] = message;
-  const auto appended = database_.AppendWhile(*job, {{job->attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}});
+  const WarningEvent warning{.reason = reason, .message = message};
+  const auto appended = database_.AppendWhile(*job, {ServerEvent(job->attempt, clock_.Now(), warning)});
   if (!appended.ok()) {
     base::LogError("cannot record that the job is waiting", {{"job", job->id}, {"why", std::string(appended.status().message())}});
     return true;

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "server/base/cancel_token.h"
 #include "server/base/json.h"
+#include "server/jobs/event.h"
 #include "server/jobs/job_query.h"
 #include "server/jobs/job_state.h"
 #include "server/jobs/policy.h"
@@ -28,6 +29,7 @@ struct NewEvent {
   std::string type;
   base::Json fields;  // without sequence, time, type, attempt
 };
+NewEvent ServerEvent(std::int64_t attempt, absl::Time time, const EventBody& body);
 
 // A fenced change of one job: applied as a whole, and only if the job is still in `from` and at `attempt`.
 struct Transition {

@@ -26,6 +26,10 @@ std::vector<EventRow> EventRows(soci::session& session, const std::string& id, s
   return rows;
 }
 
+NewEvent ServerEvent(std::int64_t attempt, absl::Time time, const EventBody& body) {
+  return {attempt, std::nullopt, time, TypeOf(body), Encode(body)};
+}
+
 absl::StatusOr<Event> ToEvent(const EventRow& row) {
   NIBBLE_ASSIGN_OR_RETURN(Json json, base::ParseJson(row.body));
   return Event{row.sequence, row.attempt, row.type, absl::FromUnixMicros(row.time_us), std::move(json)};

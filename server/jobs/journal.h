@@ -2,13 +2,7 @@
 //   "sequence"   1, 2, 3 ... within the attempt, without a gap
 //   "time"       RFC 3339, UTC, milliseconds
 //   "type"       state | step | eval | checkpoint | model | warning | log
-// and, by type:
-//   state        "state": "RUNNING" when training begins (once per attempt), "step" (0, or resumed from), "max_steps"
-//   step         "step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "step_ms", "kernel_launches",
-//                "peak_memory_bytes"; optional "epoch", "trainable_tokens", "launches": {"matmul_nf4": n, ...}
-//   eval         "step", "eval_loss"; optional "what" ("int8", "ternary": the artifact that will be served)
-//   checkpoint   "step", "directory" (relative to the attempt's), "bytes", "digest"
-//   warning      "reason", "message"; optional "row_ids": [lines of the dataset, from 1]; log "message"
+// and the fields of its type (event.h).
 // A partially written last line (the process died while writing it) is ignored: readers stop before it.
 #pragma once
 #include <cstdint>

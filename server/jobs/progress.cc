@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
+#include <optional>
+#include <variant>
+
+#include "server/jobs/event.h"
 
 namespace nibble::jobs {
 
@@ -15,23 +18,21 @@ double Number(const Json& object, const char* key) {
   return it != object.end() && it->is_number() ? it->get<double>() : 0.0;
 }
 
-void Copy(const Json& from, std::initializer_list<const char*> keys, Json& to) {
-  for (const char* key : keys) {
-    const auto it = from.find(key);
-    if (it != from.end() && it->is_number()) to[key] = *it;
-  }
+void Set(Json& progress, const char* key, const std::optional<std::int64_t>& value) {
+  if (value.has_value()) progress[key] = *value;
+}
+// Keeps the last number: a NaN says nothing about the progress.
+void Set(Json& progress, const char* key, const std::optional<double>& value) {
+  if (value.has_value() && !std::isnan(*value)) progress[key] = *value;
 }
 
 // Adds to a sum that stays an integer.
-void Add(Json& progress, const char* key, const Json& line) {
-  const auto it = line.find(key);
-  if (it == line.end() || !it->is_number_integer()) return;
-  progress[key] = static_cast<std::int64_t>(Number(progress, key)) + it->get<std::int64_t>();
+void Add(Json& progress, const char* key, const std::optional<std::int64_t>& value) {
+  if (value.has_value()) progress[key] = static_cast<std::int64_t>(Number(progress, key)) + *value;
 }
 
-void Highest(Json& progress, const char* key, const Json& line) {
-  const auto it = line.find(key);
-  if (it != line.end() && it->is_number() && Number(line, key) > Number(progress, key)) progress[key] = *it;
+void Highest(Json& progress, const char* key, const std::optional<std::int64_t>& value) {
+  if (value.has_value() && static_cast<double>(*value) > Number(progress, key)) progress[key] = *value;
 }
 
 void Derive(Json& progress) {
@@ -48,30 +49,35 @@ void Derive(Json& progress) {
 }  // namespace
 
 void UpdateProgress(Json& progress, const JournalLine& line) {
-  const Json& body = line.body;
-  if (line.type == "state") {
-    Copy(body, {"step", "max_steps"}, progress);
-    if (const auto runtime = body.find("runtime"); runtime != body.end()) progress["runtime"] = *runtime;
-  } else if (line.type == "step") {
-    Copy(body, {"step", "max_steps", "epoch", "loss", "lr", "grad_norm", "step_ms"}, progress);
-    // "epoch" counts whole passes; used if the trainer reports no fraction.
-    if (const auto done = body.find("epochs_done"); done != body.end() && done->is_number()) progress["epoch"] = *done;
-    Add(progress, "tokens", body);
-    Add(progress, "trainable_tokens", body);
-    progress["steps_ms"] = Number(progress, "steps_ms") + Number(body, "step_ms");
-    if (body.contains("kernel_launches")) progress["kernel_launches_per_step"] = body["kernel_launches"];
+  const std::optional<EventBody> body = Decode(line.type, line.body);
+  if (!body.has_value()) return;
+  if (const auto* state = std::get_if<StateEvent>(&*body)) {
+    Set(progress, "step", state->step);
+    Set(progress, "max_steps", state->max_steps);
+    if (const auto runtime = line.body.find("runtime"); runtime != line.body.end()) progress["runtime"] = *runtime;
+  } else if (const auto* step = std::get_if<StepEvent>(&*body)) {
+    Set(progress, "step", step->step);
+    Set(progress, "max_steps", step->max_steps);
+    // "epoch" of a step counts whole passes; used if the trainer reports no fraction.
+    Set(progress, "epoch", step->epochs_done.has_value() ? step->epochs_done : step->epoch);
+    Set(progress, "loss", step->loss);
+    Set(progress, "lr", step->lr);
+    Set(progress, "grad_norm", step->grad_norm);
+    Set(progress, "step_ms", step->step_ms);
+    Add(progress, "tokens", step->tokens);
+    Add(progress, "trainable_tokens", step->trainable_tokens);
+    progress["steps_ms"] = Number(progress, "steps_ms") + step->step_ms.value_or(0);
+    Set(progress, "kernel_launches_per_step", step->kernel_launches);
     // A trainer that reports no step time reports its speed.
-    if (!body.contains("step_ms")) Copy(body, {"tokens_per_s"}, progress);
-    Highest(progress, "peak_memory_bytes", body);
-    progress["latest_step"] = body;
-  } else if (line.type == "eval") {
+    if (!step->step_ms.has_value()) Set(progress, "tokens_per_s", step->tokens_per_s);
+    Highest(progress, "peak_memory_bytes", step->peak_memory_bytes);
+    progress["latest_step"] = line.body;
+  } else if (const auto* eval = std::get_if<EvalEvent>(&*body)) {
     // Stored under the format if the served form was evaluated; otherwise it is of the model in training.
-    const auto what = body.find("what");
-    const bool served = what != body.end() && (*what == "int8" || *what == "ternary");
-    const std::string format = served ? what->get<std::string>() : "";
-    if (body.contains("eval_loss")) progress[served ? "eval_loss_" + format : "eval_loss"] = body["eval_loss"];
-    progress[served ? format + "_eval" : "latest_eval"] = body;
-    Highest(progress, "peak_memory_bytes", body);
+    const bool served = eval->what == "int8" || eval->what == "ternary";
+    if (eval->eval_loss.has_value()) progress[served ? "eval_loss_" + eval->what : "eval_loss"] = *eval->eval_loss;
+    progress[served ? eval->what + "_eval" : "latest_eval"] = line.body;
+    Highest(progress, "peak_memory_bytes", eval->peak_memory_bytes);
   } else {
     return;
   }

@@ -30,17 +30,9 @@ absl::StatusOr<store::StoredModel> MakeModel(store::StateDirectory& state, const
   return model;
 }
 
-Json ModelFields(const store::StoredModel& model) {
-  Json fields = Json::object();
-  fields["model"] = model.name;
-  if (model.info.is_object()) {
-    for (const auto& [key, name] : {std::pair("format", "format"), std::pair("weights_digest", "digest")}) {
-      const auto it = model.info.find(key);
-      if (it != model.info.end()) fields[name] = *it;
-    }
-  }
-  fields["bytes"] = model.bytes;
-  return fields;
+ModelEvent EventOf(const store::StoredModel& model) {
+  const auto text = [&](const char* key) { return base::GetString(model.info, key, "nibble.json", "").value_or(""); };
+  return {.model = model.name, .format = text("format"), .digest = text("weights_digest"), .bytes = static_cast<std::int64_t>(model.bytes)};
 }
 
 }  // namespace
@@ -52,19 +44,17 @@ absl::Status Publisher::Publish(const StoredJob& job) {
 
   std::vector<NewEvent> events;
   if (model.ok()) {
-    events.push_back({job.attempt, std::nullopt, clock_.Now(), "model", ModelFields(*model)});
+    events.push_back(ServerEvent(job.attempt, clock_.Now(), EventOf(*model)));
   } else {
     base::LogError("cannot publish the output of a job",
                    {{"job", job.id}, {"why", std::string(model.status().message())}});
-    Json fields = Json::object();
-    fields["reason"] = "PUBLISH_FAILED";
-    fields["message"] = StrCat("the trained model could not be published as ", name, ": ", model.status().message());
-    events.push_back({job.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)});
+    const WarningEvent warning{
+        .reason = "PUBLISH_FAILED",
+        .message = StrCat("the trained model could not be published as ", name, ": ", model.status().message())};
+    events.push_back(ServerEvent(job.attempt, clock_.Now(), warning));
   }
-  Json state = Json::object();
-  state["state"] = Name(JobState::kSucceeded);
-  state["from"] = Name(JobState::kRunning);
-  events.push_back({job.attempt, std::nullopt, clock_.Now(), "state", std::move(state)});
+  const StateEvent state{.state = Name(JobState::kSucceeded), .from = Name(JobState::kRunning)};
+  events.push_back(ServerEvent(job.attempt, clock_.Now(), state));
   NIBBLE_ASSIGN_OR_RETURN(const bool marked, database_.MarkPublished(job.id, events));
   // Only after it is marked: until then publishing may be retried, which needs the name.
   if (!model.ok()) state_.models->Unreserve(name, job.id);

@@ -2,12 +2,14 @@
 
 #include <cmath>
 #include <limits>
+#include <variant>
 
 #include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
 #include "server/data/example.h"
 #include "server/jobs/attempt.h"
+#include "server/jobs/event.h"
 #include "server/model/artifact.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/status.h"
@@ -32,47 +34,43 @@ std::int64_t Int(const Json& object, const char* key) {
 }
 std::string Text(const Json& object, const char* key) { return ToUtf8(base::GetString(object, key, "", "").value_or("")); }
 
-v1::StepMetrics StepOf(const Json& body) {
+v1::StepMetrics MetricsOf(const jobs::StepEvent& step) {
   v1::StepMetrics out;
-  out.set_step(Int(body, "step"));
-  out.set_epoch(Number(body, "epoch"));
-  out.set_loss(Number(body, "loss"));
-  out.set_lr(Number(body, "lr"));
-  out.set_grad_norm(Number(body, "grad_norm"));
-  out.set_tokens(Int(body, "tokens"));
-  out.set_trainable_tokens(Int(body, "trainable_tokens"));
-  out.set_tokens_per_s(Number(body, "tokens_per_s"));
-  out.set_step_ms(Number(body, "step_ms"));
-  out.set_kernel_launches(Int(body, "kernel_launches"));
-  out.set_peak_memory_bytes(Int(body, "peak_memory_bytes"));
-  const auto launches = body.find("launches");
-  if (launches == body.end() || !launches->is_object()) return out;
-  for (const auto& item : launches->items()) {
-    if (!item.value().is_number_integer()) continue;
+  out.set_step(step.step.value_or(0));
+  out.set_epoch(step.epoch.value_or(0));
+  out.set_loss(step.loss.value_or(0));
+  out.set_lr(step.lr.value_or(0));
+  out.set_grad_norm(step.grad_norm.value_or(0));
+  out.set_tokens(step.tokens.value_or(0));
+  out.set_trainable_tokens(step.trainable_tokens.value_or(0));
+  out.set_tokens_per_s(step.tokens_per_s.value_or(0));
+  out.set_step_ms(step.step_ms.value_or(0));
+  out.set_kernel_launches(step.kernel_launches.value_or(0));
+  out.set_peak_memory_bytes(step.peak_memory_bytes.value_or(0));
+  for (const auto& [kernel, count] : step.launches) {
     auto* launch = out.add_launches();
-    launch->set_kernel(ToUtf8(item.key()));
+    launch->set_kernel(ToUtf8(kernel));
     launch->set_phase("train");
-    launch->set_count(item.value().get<std::int64_t>());
+    launch->set_count(count);
   }
   return out;
 }
 
-v1::EvalResult EvalOf(const Json& body) {
+v1::EvalResult ResultOf(const jobs::EvalEvent& eval) {
   v1::EvalResult out;
-  out.set_step(Int(body, "step"));
-  out.set_eval_loss(Number(body, "eval_loss"));
-  out.set_tokens(Int(body, "tokens"));
-  const std::string what = Text(body, "what");
-  out.set_subject(what == "int8"      ? v1::EVAL_SUBJECT_INT8
-                  : what == "ternary" ? v1::EVAL_SUBJECT_TERNARY
-                                      : v1::EVAL_SUBJECT_TRAINED);
-  out.set_duration_ms(Number(body, "duration_ms"));
-  out.set_best(base::GetBool(body, "best", "", false).value_or(false));
+  out.set_step(eval.step.value_or(0));
+  out.set_eval_loss(eval.eval_loss.value_or(0));
+  out.set_tokens(eval.tokens.value_or(0));
+  out.set_subject(eval.what == "int8"      ? v1::EVAL_SUBJECT_INT8
+                  : eval.what == "ternary" ? v1::EVAL_SUBJECT_TERNARY
+                                           : v1::EVAL_SUBJECT_TRAINED);
+  out.set_duration_ms(eval.duration_ms.value_or(0));
+  out.set_best(eval.best.value_or(false));
   return out;
 }
 
-v1::JobState StateOf(const Json& body, const char* key) {
-  const auto state = jobs::ParseJobState(Text(body, key));
+v1::JobState StateOf(const std::string& name) {
+  const auto state = jobs::ParseJobState(name);
   return state.ok() ? ToProto(*state) : v1::JOB_STATE_UNSPECIFIED;
 }
 
@@ -100,16 +98,6 @@ void PutDigests(const jobs::JobDigests& digests, v1::JobDigests& out) {
   out.set_tokenizer(digests.tokenizer);
   out.set_code(digests.code);
   out.set_base_model(digests.base_model);
-}
-
-// Copies at most kMaxNamedRows row numbers and ignores values that are not integers.
-void PutRows(const Json& body, v1::Warning& out) {
-  const auto rows = body.find("row_ids");
-  if (rows == body.end() || !rows->is_array()) return;
-  for (const Json& row : *rows) {
-    if (out.row_ids_size() == data::kMaxNamedRows) return;
-    if (row.is_number_integer()) out.add_row_ids(row.get<std::int64_t>());
-  }
 }
 
 // The status that CreateJob would return for this error. The "fault" metadata of its ErrorInfo says whose fault it is.
@@ -159,19 +147,20 @@ v1::Job ToProto(const jobs::StoredJob& job) {
   out.set_uid(job.id);  // ids are random and never reused
   *out.mutable_spec() = ToProto(job.spec);
   if (const auto runtime = job.progress.find("runtime"); runtime != job.progress.end() && runtime->is_object()) {
+    const jobs::Runtime where = jobs::DecodeRuntime(*runtime);
     v1::RuntimeRecord& record = *out.mutable_spec()->mutable_runtime();
-    record.set_binary(Text(*runtime, "binary"));
-    record.set_isa(Text(*runtime, "isa"));
-    record.set_threads(static_cast<std::int32_t>(Int(*runtime, "threads")));
+    record.set_binary(ToUtf8(where.binary));
+    record.set_isa(ToUtf8(where.isa));
+    record.set_threads(static_cast<std::int32_t>(where.threads.value_or(0)));
   }
   out.set_state(ToProto(job.state));
   PutProgress(job.progress, *out.mutable_progress());
   // The requested steps, until the trainer reports its own count.
   if (!job.progress.contains("max_steps")) out.mutable_progress()->set_max_steps(job.spec.run.max_steps.value_or(0));
-  if (const auto step = job.progress.find("latest_step"); step != job.progress.end()) *out.mutable_latest_step() = StepOf(*step);
-  if (const auto eval = job.progress.find("latest_eval"); eval != job.progress.end()) *out.mutable_latest_eval() = EvalOf(*eval);
-  if (const auto eval = job.progress.find("int8_eval"); eval != job.progress.end()) *out.mutable_int8_eval() = EvalOf(*eval);
-  if (const auto eval = job.progress.find("ternary_eval"); eval != job.progress.end()) *out.mutable_ternary_eval() = EvalOf(*eval);
+  if (const auto step = job.progress.find("latest_step"); step != job.progress.end()) *out.mutable_latest_step() = MetricsOf(jobs::DecodeStep(*step));
+  if (const auto eval = job.progress.find("latest_eval"); eval != job.progress.end()) *out.mutable_latest_eval() = ResultOf(jobs::DecodeEval(*eval));
+  if (const auto eval = job.progress.find("int8_eval"); eval != job.progress.end()) *out.mutable_int8_eval() = ResultOf(jobs::DecodeEval(*eval));
+  if (const auto eval = job.progress.find("ternary_eval"); eval != job.progress.end()) *out.mutable_ternary_eval() = ResultOf(jobs::DecodeEval(*eval));
   if (job.best_checkpoint.has_value()) *out.mutable_best_checkpoint() = ToProto(job, *job.best_checkpoint);
   out.set_output_model(job.spec.output_model);
   if (job.error.has_value()) {
@@ -189,55 +178,71 @@ v1::Job ToProto(const jobs::StoredJob& job) {
   return out;
 }
 
+namespace {
+
+// Sets the oneof of an event, and its severity if that is not INFO.
+class EventWriter {
+ public:
+  EventWriter(const jobs::StoredJob& job, const jobs::Event& event, v1::JobEvent& out) : job_(job), event_(event), out_(out) {}
+
+  void operator()(const jobs::StateEvent& event) const {
+    auto& state = *out_.mutable_state();
+    state.set_from(StateOf(event.from));
+    state.set_to(StateOf(event.state));
+    state.mutable_reason()->set_reason(ToUtf8(event.reason));
+    state.mutable_reason()->set_message(WithoutInternals(ToUtf8(event.message)));
+    state.set_resumed_step(event.resumed_step.value_or(0));
+    if (state.to() == v1::JOB_STATE_FAILED) out_.set_severity(v1::SEVERITY_ERROR);
+  }
+  void operator()(const jobs::StepEvent& event) const { *out_.mutable_step() = MetricsOf(event); }
+  void operator()(const jobs::EvalEvent& event) const { *out_.mutable_eval() = ResultOf(event); }
+  void operator()(const jobs::CheckpointEvent& event) const {
+    auto& checkpoint = *out_.mutable_checkpoint()->mutable_checkpoint();
+    checkpoint.set_name(base::StrCat(job_.id, "/", event.step.value_or(0)));
+    checkpoint.set_step(event.step.value_or(0));
+    checkpoint.set_resumable(true);
+    checkpoint.set_servable(true);
+    checkpoint.set_digest(ToUtf8(event.digest));
+    checkpoint.set_bytes(event.bytes.value_or(0));
+    checkpoint.set_job(job_.id);
+    checkpoint.set_attempt(static_cast<std::int32_t>(event_.attempt));
+    *checkpoint.mutable_create_time() = ToProto(event_.time);
+    for (const auto& [name, value] : event.metrics) (*checkpoint.mutable_metrics())[ToUtf8(name)] = value;
+  }
+  void operator()(const jobs::ModelEvent& event) const {
+    auto& model = *out_.mutable_model();
+    model.set_model(ToUtf8(event.model));
+    if (const auto format = model::ParseFormat(event.format); format.ok()) model.set_format(ToProto(*format));
+    model.set_digest(ToUtf8(event.digest));
+    model.set_bytes(event.bytes.value_or(0));
+  }
+  void operator()(const jobs::WarningEvent& event) const {
+    out_.set_severity(v1::SEVERITY_WARNING);
+    auto& warning = *out_.mutable_warning();
+    warning.set_reason(ToUtf8(event.reason));
+    warning.set_message(WithoutInternals(ToUtf8(event.message)));
+    for (const std::int64_t row : event.row_ids) {
+      if (warning.row_ids_size() < data::kMaxNamedRows) warning.add_row_ids(row);
+    }
+  }
+  void operator()(const jobs::LogEvent& event) const { out_.mutable_log()->set_text(WithoutInternals(ToUtf8(event.message))); }
+
+ private:
+  const jobs::StoredJob& job_;
+  const jobs::Event& event_;
+  v1::JobEvent& out_;
+};
+
+}  // namespace
+
 v1::JobEvent ToProto(const jobs::StoredJob& job, const jobs::Event& event) {
   v1::JobEvent out;
-  const Json& body = event.body;
   out.set_sequence(event.sequence);
   *out.mutable_time() = ToProto(event.time);
   out.set_severity(v1::SEVERITY_INFO);
   out.set_attempt(static_cast<std::int32_t>(event.attempt));
-  if (event.type == "state") {
-    auto* state = out.mutable_state();
-    state->set_from(StateOf(body, "from"));
-    state->set_to(StateOf(body, "state"));
-    state->mutable_reason()->set_reason(Text(body, "reason"));
-    state->mutable_reason()->set_message(WithoutInternals(Text(body, "message")));
-    state->set_resumed_step(Int(body, "resumed_step"));
-    if (state->to() == v1::JOB_STATE_FAILED) out.set_severity(v1::SEVERITY_ERROR);
-  } else if (event.type == "step") {
-    *out.mutable_step() = StepOf(body);
-  } else if (event.type == "eval") {
-    *out.mutable_eval() = EvalOf(body);
-  } else if (event.type == "checkpoint") {
-    auto* checkpoint = out.mutable_checkpoint()->mutable_checkpoint();
-    checkpoint->set_name(base::StrCat(job.id, "/", Int(body, "step")));
-    checkpoint->set_step(Int(body, "step"));
-    checkpoint->set_resumable(true);
-    checkpoint->set_servable(true);
-    checkpoint->set_digest(Text(body, "digest"));
-    checkpoint->set_bytes(Int(body, "bytes"));
-    checkpoint->set_job(job.id);
-    checkpoint->set_attempt(static_cast<std::int32_t>(event.attempt));
-    *checkpoint->mutable_create_time() = ToProto(event.time);
-    if (const auto metrics = body.find("metrics"); metrics != body.end() && metrics->is_object()) {
-      for (const auto& item : metrics->items()) {
-        if (item.value().is_number()) (*checkpoint->mutable_metrics())[ToUtf8(item.key())] = item.value().get<double>();
-      }
-    }
-  } else if (event.type == "model") {
-    auto* model = out.mutable_model();
-    model->set_model(Text(body, "model"));
-    if (const auto format = model::ParseFormat(Text(body, "format")); format.ok()) model->set_format(ToProto(*format));
-    model->set_digest(Text(body, "digest"));
-    model->set_bytes(Int(body, "bytes"));
-  } else if (event.type == "warning") {
-    out.set_severity(v1::SEVERITY_WARNING);
-    out.mutable_warning()->set_reason(Text(body, "reason"));
-    out.mutable_warning()->set_message(WithoutInternals(Text(body, "message")));
-    PutRows(body, *out.mutable_warning());
-  } else {
-    out.mutable_log()->set_text(WithoutInternals(Text(body, "message")));
-  }
+  // A type that this build does not know is shown as a line of the log.
+  std::visit(EventWriter(job, event, out), jobs::Decode(event.type, event.body).value_or(jobs::LogEvent{.message = Text(event.body, "message")}));
   return out;
 }
 

@@ -14,6 +14,7 @@
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
 #include "server/data/evaluate.h"
+#include "server/jobs/event.h"
 #include "server/model/forward.h"
 #include "server/model/replay.h"
 #include "server/store/published_directory.h"
@@ -50,9 +51,11 @@ class AttemptRun {
     NIBBLE_RETURN_IF_ERROR(LoadInputs());
     NIBBLE_RETURN_IF_ERROR(Resume());
     const RunIdentity& where = inputs_.identity;
-    const base::Json runtime = {{"binary", where.version}, {"isa", where.isa}, {"threads", where.threads}};
-    NIBBLE_RETURN_IF_ERROR(
-        Write("state", {{"state", "RUNNING"}, {"step", progress_.step}, {"max_steps", max_steps_}, {"runtime", runtime}}));
+    NIBBLE_RETURN_IF_ERROR(Write(
+        jobs::StateEvent{.state = "RUNNING",
+                         .step = progress_.step,
+                         .max_steps = max_steps_,
+                         .runtime = jobs::Runtime{.binary = where.version, .isa = where.isa, .threads = where.threads}}));
     NIBBLE_RETURN_IF_ERROR(Train());
     return Publish();
   }
@@ -101,13 +104,13 @@ class AttemptRun {
     return progress_.step == max_steps_ || progress_.step % spec_.run.save_every == 0;
   }
 
-  absl::Status Write(std::string_view type, const Json& fields) {
-    NIBBLE_ASSIGN_OR_RETURN(std::string line, context_.journal.Append(type, fields));
+  absl::Status Write(const jobs::EventBody& event) {
+    NIBBLE_ASSIGN_OR_RETURN(std::string line, context_.journal.Append(jobs::TypeOf(event), jobs::Encode(event)));
     context_.reporter.Send(std::move(line));
     return absl::OkStatus();
   }
 
-  absl::Status Log(const std::string& message) { return Write("log", {{"message", message}}); }
+  absl::Status Log(const std::string& message) { return Write(jobs::LogEvent{.message = message}); }
 
   absl::Status MakeModel() {
     const RecipeContext context = {.order = context_.order,
@@ -116,7 +119,7 @@ class AttemptRun {
                                    .stream = context_.stream,
                                    .log = [this](const std::string& message) { return Log(message); },
                                    .warn = [this](const std::string& reason, const std::string& message) {
-                                     return Write("warning", {{"reason", reason}, {"message", message}});
+                                     return Write(jobs::WarningEvent{.reason = reason, .message = message});
                                    },
                                    .cancelled = stopping_};
     NIBBLE_RETURN_IF_ERROR(store::Verify(context_.files, context_.order.base_model_directory, stopping_).status());
@@ -147,7 +150,7 @@ class AttemptRun {
 
   absl::Status WriteRowWarnings(const data::Dataset& data, const std::string& set) {
     for (const data::RowWarning& warning : data::RowWarnings(data, spec_.data.max_seq_len, set)) {
-      NIBBLE_RETURN_IF_ERROR(Write("warning", {{"reason", warning.reason}, {"message", warning.message}, {"row_ids", warning.rows}}));
+      NIBBLE_RETURN_IF_ERROR(Write(jobs::WarningEvent{.reason = warning.reason, .message = warning.message, .row_ids = warning.rows}));
     }
     return absl::OkStatus();
   }
@@ -167,9 +170,9 @@ class AttemptRun {
     loader_->Seek(progress_.cursor);
     saved_step_ = progress_.step;
     for (const std::string& difference : progress_.differences) {
-      NIBBLE_RETURN_IF_ERROR(Write("warning", {{"reason", "RESUMED_ELSEWHERE"},
-                                               {"message", base::StrCat(difference, ": the bits may differ from those of an "
-                                                                                    "uninterrupted run")}}));
+      NIBBLE_RETURN_IF_ERROR(Write(jobs::WarningEvent{
+          .reason = "RESUMED_ELSEWHERE",
+          .message = base::StrCat(difference, ": the bits may differ from those of an uninterrupted run")}));
     }
     NIBBLE_RETURN_IF_ERROR(model_->Refresh());
     return Log(base::StrCat("resumed at step ", progress_.step));
@@ -228,27 +231,28 @@ class AttemptRun {
     const auto& [epoch, taken] = progress_.cursor;
     const auto examples = static_cast<std::int64_t>(inputs_.train.examples.size());
     const double share = static_cast<double>(taken) / static_cast<double>(examples);  // of this epoch
-    return Write("step", {{"step", progress_.step},
-                          {"loss", loss},
-                          {"lr", lr},
-                          {"grad_norm", grad_norm},
-                          {"epoch", epoch + (taken >= examples ? 1 : 0)},
-                          {"epochs_done", static_cast<double>(epoch) + share},
-                          {"tokens", tokens},
-                          {"trainable_tokens", trained},
-                          {"tokens_per_s", static_cast<double>(tokens) / took},
-                          {"step_ms", took * 1000.0},
-                          {"kernel_launches", context_.stream.launches->total() - launches_before},
-                          {"peak_memory_bytes", base::PeakResidentBytes()},
-                          {"launches", TakeLaunches()}});
+    return Write(jobs::StepEvent{
+        .step = progress_.step,
+        .loss = loss,
+        .lr = lr,
+        .grad_norm = grad_norm,
+        .epoch = static_cast<double>(epoch + (taken >= examples ? 1 : 0)),
+        .epochs_done = static_cast<double>(epoch) + share,
+        .tokens = tokens,
+        .trainable_tokens = trained,
+        .tokens_per_s = static_cast<double>(tokens) / took,
+        .step_ms = took * 1000.0,
+        .kernel_launches = static_cast<std::int64_t>(context_.stream.launches->total() - launches_before),
+        .peak_memory_bytes = static_cast<std::int64_t>(base::PeakResidentBytes()),
+        .launches = TakeLaunches()});
   }
 
   // Launches by kernel since the last call. The sum over all events that carry them is the total.
-  Json TakeLaunches() {
-    Json launches = Json::object();
+  std::map<std::string, std::int64_t> TakeLaunches() {
+    std::map<std::string, std::int64_t> launches;
     for (const auto& [kernel, count] : context_.stream.launches->Snapshot()) {
       const std::uint64_t added = count - reported_launches_[kernel];
-      if (added > 0) launches[kernel] = added;
+      if (added > 0) launches[kernel] = static_cast<std::int64_t>(added);
       reported_launches_[kernel] = count;
     }
     return launches;
@@ -264,18 +268,15 @@ class AttemptRun {
     if (!std::isfinite(result.loss)) {
       return NanLoss(base::StrCat("evaluation", trained ? "" : " as ", what, " after step ", progress_.step, ": loss ", result.loss));
     }
-    Json event = {{"step", progress_.step},
-                  {"eval_loss", result.loss},
-                  {"best", !trained || result.loss < progress_.best_eval_loss},
-                  {"tokens", result.tokens},
-                  {"duration_ms", (Seconds() - began) * 1000.0},
-                  {"launches", TakeLaunches()}};
-    if (trained) {
-      progress_.best_eval_loss = std::min(progress_.best_eval_loss, result.loss);
-    } else {
-      event["what"] = what;
-    }
-    NIBBLE_RETURN_IF_ERROR(Write("eval", event));
+    const jobs::EvalEvent event{.step = progress_.step,
+                                .eval_loss = result.loss,
+                                .best = !trained || result.loss < progress_.best_eval_loss,
+                                .tokens = result.tokens,
+                                .duration_ms = (Seconds() - began) * 1000.0,
+                                .what = what,
+                                .launches = TakeLaunches()};
+    if (trained) progress_.best_eval_loss = std::min(progress_.best_eval_loss, result.loss);
+    NIBBLE_RETURN_IF_ERROR(Write(event));
     return result.loss;
   }
 
@@ -293,18 +294,17 @@ class AttemptRun {
                                   recipe_->adapter(), alive_);
     if (!written.ok()) {
       // The attempt ends with this error. If the journal has no room either, only the end of the attempt reports it.
-      const base::Json why = {{"reason", "CHECKPOINT_FAILED"}, {"message", base::ToStd(written.status().message())}};
-      Write("warning", why).IgnoreError();
+      Write(jobs::WarningEvent{.reason = "CHECKPOINT_FAILED", .message = std::string(written.status().message())}).IgnoreError();
       return written.status();
     }
     const store::CheckpointInfo saved = *std::move(written);
     const std::string relative = saved.directory.substr(context_.directory.size() + 1);
-    NIBBLE_RETURN_IF_ERROR(Write("checkpoint", {{"step", saved.step},
-                                                {"directory", relative},
-                                                {"bytes", saved.bytes},
-                                                {"duration_ms", (Seconds() - began) * 1000.0},
-                                                {"digest", saved.digest},
-                                                {"metrics", progress_.metrics}}));
+    NIBBLE_RETURN_IF_ERROR(Write(jobs::CheckpointEvent{.step = saved.step,
+                                                       .directory = relative,
+                                                       .bytes = static_cast<std::int64_t>(saved.bytes),
+                                                       .duration_ms = (Seconds() - began) * 1000.0,
+                                                       .digest = saved.digest,
+                                                       .metrics = progress_.metrics}));
     saved_step_ = progress_.step;
     return store::PruneCheckpoints(context_.files, context_.directory, std::max<std::int64_t>(1, spec_.run.keep_last));
   }
@@ -395,8 +395,8 @@ class AttemptRun {
     }
     info.provenance[base::StrCat(name, "_digest")] = report.info.weights_digest;
     NIBBLE_RETURN_IF_ERROR(model::WriteArtifactInfo(context_.files, trained_directory, info));
-    NIBBLE_RETURN_IF_ERROR(Write("log", {{"message", base::StrCat("made the ", name, " form: weights ", report.info.weights_digest)},
-                                         {"launches", TakeLaunches()}}));
+    NIBBLE_RETURN_IF_ERROR(Write(jobs::LogEvent{.message = base::StrCat("made the ", name, " form: weights ", report.info.weights_digest),
+                                                .launches = TakeLaunches()}));
     return context_.files.RemoveAll(directory);
   }
 
