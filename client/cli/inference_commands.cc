@@ -144,8 +144,9 @@ absl::Status WarnIfTrainedWithoutTemplate(Session& session, const std::string& n
   const v1::DatasetFormat format = model->trained_format();
   if (format != v1::DATASET_FORMAT_TEXT && format != v1::DATASET_FORMAT_PROMPT_COMPLETION) return absl::OkStatus();
   const std::string warning =
-      base::StrCat("warning: ", name, " was trained on ", Lower(format), " rows, without the chat template that chat uses; ",
-                   "its answers may be worse than those of `nibble generate`");
+      base::StrCat("warning: ", name, " was trained on ", Lower(format),
+                   " rows, without the chat template that chat uses; its answers may be worse than those of "
+                   "`nibble generate`");
   session.terminal.err << Printable(warning) << '\n' << std::flush;
   return absl::OkStatus();
 }

@@ -34,7 +34,8 @@ absl::Status Print(const v1::JobEvent& event) {
   return absl::OkStatus();  // An error would end the watch, but not the job.
 }
 
-absl::Status Run(const std::string& server, const std::string& base, const std::string& dataset, const std::string& output) {
+absl::Status Run(const std::string& server, const std::string& base, const std::string& dataset,
+                 const std::string& output) {
   auto client = nibble::client::Client::Connect(server, {});
   const auto created = client.Call(&v1::FineTuneService::Stub::CreateJob, MakeRequest(base, dataset, output));
   if (!created.ok()) return created.status();

@@ -9,14 +9,16 @@ namespace {
 
 namespace v1 = nibble::v1;
 
-absl::Status Run(const std::string& server, const std::string& file, const std::string& dataset, const std::string& model) {
+absl::Status Run(const std::string& server, const std::string& file, const std::string& dataset,
+                 const std::string& model) {
   auto client = nibble::client::Client::Connect(server, {});
 
   v1::UploadDatasetHeader header;
   header.set_name(dataset);
-  const auto uploaded = client.UploadDataset(file, header, [](const std::string&, std::int64_t done, std::int64_t total) {
+  const auto show = [](const std::string&, std::int64_t done, std::int64_t total) {
     std::cerr << "uploaded " << done << " of " << total << " bytes\n";
-  });
+  };
+  const auto uploaded = client.UploadDataset(file, header, show);
   if (!uploaded.ok()) return uploaded.status();
   std::cout << uploaded->name() << ": " << uploaded->rows() << " rows\n";
 

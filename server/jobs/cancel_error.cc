@@ -18,8 +18,8 @@ JobError CancelledByUser(base::FileSystem& files, const std::string& attempts_di
   error.message += base::StrCat(" after step ", step, "; a paused job keeps every whole step and can be resumed");
   if (saved > 0) {
     const std::string name = base::StrCat(job_id, "/", saved);
-    error.message += base::StrCat("; `nibble jobs publish ", name, " --name NAME` makes a model of the last checkpoint, ", name,
-                                  ", until the job is deleted");
+    error.message += base::StrCat("; `nibble jobs publish ", name, " --name NAME` makes a model of the last ",
+                                  "checkpoint, ", name, ", until the job is deleted");
   } else if (checkpoints.ok()) {
     error.message += "; the job has no checkpoint that could be published";
   }

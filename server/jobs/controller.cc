@@ -62,7 +62,8 @@ struct LatestEval {
 LatestEval LatestEvalOf(const StoredJob& job) {
   const auto eval = job.progress.find("latest_eval");
   if (eval == job.progress.end() || !eval->is_object() || !eval->contains("eval_loss")) return {};
-  return {base::GetInt(*eval, "step", "latest_eval").value_or(-1), base::GetNumber(*eval, "eval_loss", "latest_eval").value_or(0)};
+  return {base::GetInt(*eval, "step", "latest_eval").value_or(-1),
+          base::GetNumber(*eval, "eval_loss", "latest_eval").value_or(0)};
 }
 
 }  // namespace

@@ -83,14 +83,15 @@ TEST(TextTest, ChatWarnsOnceIfTheModelWasTrainedWithoutATemplate) {
   };
   server.chat.Answers(Proto<v1::GenerateResponse>("outputs { finish { reason: FINISH_REASON_EOS } } usage {}"));
   const auto trained_on = [&](const std::string& format) {
-    server.get_model.Answers(Proto<v1::Model>("name: 'm' has_chat_template: true trained_format: DATASET_FORMAT_" + format));
+    server.get_model.Answers(
+        Proto<v1::Model>("name: 'm' has_chat_template: true trained_format: DATASET_FORMAT_" + format));
   };
   trained_on("PROMPT_COMPLETION");
   const Result conversation = RunNibble(server, {"chat", "m"}, "one\ntwo\n");
   EXPECT_EQ(conversation.out, "answer\nanswer\n");
   EXPECT_EQ(conversation.err,
-            "warning: m was trained on prompt_completion rows, without the chat template that chat uses; its answers may be "
-            "worse than those of `nibble generate`\n");
+            "warning: m was trained on prompt_completion rows, without the chat template that chat uses; its "
+            "answers may be worse than those of `nibble generate`\n");
   trained_on("TEXT");
   const Result json = RunNibble(server, {"--json", "chat", "m", "--message", "one"});
   EXPECT_EQ(json.exit, 0) << json.err;
@@ -101,7 +102,7 @@ TEST(TextTest, ChatWarnsOnceIfTheModelWasTrainedWithoutATemplate) {
     EXPECT_EQ(RunNibble(server, {"chat", "m", "--message", "one"}).err, "") << format;
   }
   server.get_model.Fails(Error(grpc::StatusCode::DATA_LOSS, "damaged", "ARTIFACT_CORRUPT"));
-  EXPECT_EQ(RunNibble(server, {"chat", "m", "--message", "one"}).exit, 0) << "a loaded model answers although its files are damaged";
+  EXPECT_EQ(RunNibble(server, {"chat", "m", "--message", "one"}).exit, 0) << "it may be loaded";
 }
 
 TEST(TextTest, ListsPrintTables) {

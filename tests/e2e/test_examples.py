@@ -9,7 +9,8 @@ from conftest import BIN
 
 
 def run(name, *arguments, exit_code=0):
-    result = subprocess.run([BIN / f"example_{name}", *map(str, arguments)], env={}, capture_output=True, text=True, timeout=300)
+    command = [BIN / f"example_{name}", *map(str, arguments)]
+    result = subprocess.run(command, env={}, capture_output=True, text=True, timeout=300)
     assert result.returncode == exit_code, result.stdout + result.stderr
     return result
 

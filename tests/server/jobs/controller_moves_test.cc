@@ -105,8 +105,8 @@ TEST_F(JobMovesTest, CancelledJobSaysWhatPauseAndPublishKeep) {
                              "/2, until the job is deleted");
   EXPECT_TRUE(controller_->FindCheckpoint(id + "/2").ok());
   EXPECT_EQ(message(cancel_at_step_3(false)),
-            "cancelled by the user after step 3; a paused job keeps every whole step and can be resumed; the job has no "
-            "checkpoint that could be published");
+            "cancelled by the user after step 3; a paused job keeps every whole step and can be resumed; the job has "
+            "no checkpoint that could be published");
   const std::string queued = Submit();
   ASSERT_TRUE(controller_->Cancel(queued).ok());
   EXPECT_EQ(message(queued), "cancelled by the user");
