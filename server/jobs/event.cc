@@ -189,6 +189,8 @@ const char* TypeOf(const EventBody& body) {
   return std::visit([](const auto& event) { return std::remove_cvref_t<decltype(event)>::kType; }, body);
 }
 
+bool IsEventType(std::string_view type) { return Decode(type, Json::object()).has_value(); }
+
 Json Encode(const EventBody& body) {
   return std::visit([](const auto& event) { return Write(event); }, body);
 }

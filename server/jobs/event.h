@@ -92,6 +92,7 @@ using EventBody = std::variant<StateEvent, StepEvent, EvalEvent, CheckpointEvent
 
 // "step"
 const char* TypeOf(const EventBody& body);
+bool IsEventType(std::string_view type);
 base::Json Encode(const EventBody& body);
 // Fields of another type than theirs are absent, because old journals and foreign trainers must not stop a job.
 // nullopt for an unknown type.

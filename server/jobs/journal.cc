@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
@@ -11,6 +10,7 @@
 
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/jobs/event.h"
 #include "server/store/state_paths.h"
 
 namespace nibble::jobs {
@@ -20,7 +20,6 @@ using base::StrCat;
 
 namespace {
 
-constexpr std::array<std::string_view, 7> kTypes = {"state", "step", "eval", "checkpoint", "model", "warning", "log"};
 constexpr std::size_t kReadAtOnce = 8u << 20;
 
 }  // namespace
@@ -41,9 +40,7 @@ absl::StatusOr<JournalLine> ParseJournalLine(std::string_view text) {
   if (line.sequence < 1) {
     return absl::InvalidArgumentError(StrCat("a journal line has sequence ", line.sequence, ", wanted at least 1"));
   }
-  for (const std::string_view type : kTypes) {
-    if (line.type == type) return line;
-  }
+  if (IsEventType(line.type)) return line;
   return absl::InvalidArgumentError(StrCat("a journal line has unknown type \"", line.type.substr(0, 64), "\""));
 }
 
