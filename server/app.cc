@@ -29,10 +29,10 @@
 #include "server/grpc_server.h"
 #include "server/http/http_server.h"
 #include "server/job_metrics.h"
-#include "server/job_planner.h"
 #include "server/jobs/controller.h"
 #include "server/kube/last_exit.h"
 #include "server/metered_files.h"
+#include "server/plan/job_planner.h"
 #include "server/registry/model_files.h"
 #include "server/rpc/dataset_service.h"
 #include "server/rpc/fine_tune_service.h"
@@ -100,7 +100,7 @@ struct App::State {
   std::unique_ptr<jobs::Runner> runner;
   std::unique_ptr<registry::TextCache> texts;
   std::unique_ptr<data::TokenCache> tokens;
-  std::unique_ptr<JobPlanner> planner;
+  std::unique_ptr<plan::JobPlanner> planner;
   std::unique_ptr<jobs::JobController> controller;
 
   std::unique_ptr<auth::Authority> authority;
@@ -223,7 +223,7 @@ absl::Status App::State::OpenJobs() {
   }
   control.trainer_threads = options.threads;
   control.isa = options.isa;
-  control.default_device = kDefaultDevice;
+  control.default_device = plan::kDefaultDevice;
   control.nibble_version = kVersion;
   control.code_digest = BuiltFrom().code_digest;
   tokens = std::make_unique<data::TokenCache>(files, state->paths.tokens(), options.threads,
@@ -231,7 +231,7 @@ absl::Status App::State::OpenJobs() {
                                                                       .min_free_bytes = state->min_free_bytes,
                                                                       .memory = control.memory,
                                                                       .needed = [this] { return NeededTokenFiles(); }});
-  planner = std::make_unique<JobPlanner>(train_bytes, options.trainer_path, *state, *texts, *tokens, control.memory);
+  planner = std::make_unique<plan::JobPlanner>(train_bytes, options.trainer_path, *state, *texts, *tokens, control.memory);
   tokens->Trim([this](const std::string& dataset) { return !absl::IsNotFound(state->datasets->Get(dataset).status()); });
   control.check_without_rows = [this](const auto& spec) { return planner->CheckWithoutRows(spec); };
   control.plan_memory = [this](const auto& spec, const auto& cancel) { return planner->Memory(spec, cancel); };
@@ -340,10 +340,7 @@ absl::Status App::State::OpenServing() {
 
 absl::Status App::State::StartGrpc() {
   dataset_service = std::make_unique<rpc::DatasetService>(*call_environment, *state, *texts, *uploads, tokens->large_rows(), options.import_root);
-  fine_tune_service = std::make_unique<rpc::FineTuneService>(
-      *call_environment, *controller, *texts, *operations,
-      rpc::Planner{.plan = [this](const auto& spec, const auto& cancel) { return planner->Plan(spec, cancel); },
-                   .check = [this](const auto& spec) { return planner->Check(spec); }});
+  fine_tune_service = std::make_unique<rpc::FineTuneService>(*call_environment, *controller, *texts, *operations, *planner);
   model_service = std::make_unique<rpc::ModelService>(*call_environment, *model_library, *loads, *operations);
   inference_service = std::make_unique<rpc::InferenceService>(*call_environment, *loads, *texts);
   const auto begin_drain = [this](std::optional<absl::Duration> deadline) { drainer->Begin(deadline.value_or(options.drain)); };

@@ -10,6 +10,7 @@
 #include "server/base/strings.h"
 #include "server/data/example.h"
 #include "server/plan/check_job.h"
+#include "server/plan/job_planner.h"
 #include "server/rpc/page.h"
 #include "server/rpc/status.h"
 #include "server/rpc/time.h"
@@ -43,15 +44,10 @@ absl::StatusOr<std::optional<data::RowFormat>> FromProto(const char* field, v1::
 
 namespace {
 
-absl::StatusOr<data::RowFormat> ReadFormat(const store::StoredDataset& stored) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(stored.meta, "format", "meta.json"));
-  return data::ParseRowFormat(name);
-}
-
 absl::StatusOr<v1::Dataset> Read(const store::StoredDataset& stored) {
   v1::Dataset out;
   out.set_name(stored.name);
-  NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, ReadFormat(stored));
+  NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, plan::FormatOf(stored));
   out.set_format(ToProto(format));
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t rows, base::GetInt(stored.meta, "rows", "meta.json"));
   out.set_rows(rows);
@@ -72,12 +68,6 @@ absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored) {
   auto out = Read(stored);
   if (!out.ok()) return store::DamagedError("dataset", stored.name);
   return out;
-}
-
-absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored) {
-  auto format = ReadFormat(stored);
-  if (!format.ok()) return store::DamagedError("dataset", stored.name);
-  return format;
 }
 
 namespace {
@@ -104,7 +94,7 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const r
     shape.n = request.n();
   }
   NIBBLE_ASSIGN_OR_RETURN(const jobs::DataConfig config, FromProto(request.data()));
-  NIBBLE_ASSIGN_OR_RETURN(shape.format, FormatOf(stored));
+  NIBBLE_ASSIGN_OR_RETURN(shape.format, plan::FormatOf(stored));
   if (config.format.has_value()) {
     NIBBLE_ASSIGN_OR_RETURN(shape.format, data::ParseRowFormat(*config.format));
   }

@@ -20,7 +20,6 @@ namespace nibble::rpc {
 
 // Errors: DataLoss (ARTIFACT_CORRUPT): meta.json is damaged.
 absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored);
-absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored);
 v1::DatasetFormat ToProto(data::RowFormat format);
 // nullopt for UNSPECIFIED. Errors: Unimplemented names the format; InvalidArgument for an unknown number.
 absl::StatusOr<std::optional<data::RowFormat>> FromProto(const char* field, v1::DatasetFormat format);

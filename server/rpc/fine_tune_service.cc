@@ -15,7 +15,7 @@
 #include "server/rpc/begin_operation.h"
 #include "server/rpc/job_proto.h"
 #include "server/rpc/page.h"
-#include "server/rpc/plan_eta.h"
+#include "server/plan/plan_eta.h"
 #include "server/rpc/time.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/watch_job.h"
@@ -81,7 +81,7 @@ absl::StatusOr<jobs::JobSpec> FineTuneService::SpecOf(const v1::JobSpec& request
 }
 
 absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) {
-  NIBBLE_ASSIGN_OR_RETURN(const PlannedJob planned, planner_.plan(spec, cancel));
+  NIBBLE_ASSIGN_OR_RETURN(const plan::PlannedJob planned, planner_.Plan(spec, cancel));
   v1::PlanJobResponse response = ToProto(planned.plan);
   const auto warn = [&response](const char* reason, const std::string& message) {
     v1::Warning& warning = *response.add_warnings();
@@ -98,7 +98,7 @@ absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec&
     warn("DISK", base::StrCat("the job writes up to ", base::HumanBytes(planned.plan.disk_bytes), ", the server's disk has room for ",
                               base::HumanBytes(static_cast<std::int64_t>(planned.spare_disk_bytes))));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const std::optional<PlanEta> eta, EtaOf(planned.spec, planned.plan.tokens, jobs_, texts_));
+  NIBBLE_ASSIGN_OR_RETURN(const std::optional<plan::PlanEta> eta, plan::EtaOf(planned.spec, planned.plan.tokens, jobs_, texts_));
   if (!eta.has_value()) return response;
   *response.mutable_eta() = ToProto(absl::Seconds(eta->seconds));
   if (eta->rough) {
@@ -115,7 +115,7 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
     std::shared_ptr<const void> slot;  // held until the plan has ended
     const auto check = [&]() -> absl::Status {
       NIBBLE_ASSIGN_OR_RETURN(spec, SpecOf(request->spec()));
-      NIBBLE_RETURN_IF_ERROR(planner_.check(spec));
+      NIBBLE_RETURN_IF_ERROR(planner_.Check(spec));
       NIBBLE_ASSIGN_OR_RETURN(slot, environment_.plans.Take(auth::FairnessKey(call.principal()), operations_.RetryAfter(OperationLane::kPlans)));
       return absl::OkStatus();
     };

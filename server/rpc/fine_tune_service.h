@@ -1,33 +1,18 @@
 #pragma once
-#include <functional>
-#include <utility>
-
 #include "nibble/v1/fine_tune_service.grpc.pb.h"
 #include "server/jobs/controller.h"
-#include "server/plan/plan_job.h"
+#include "server/plan/job_planner.h"
 #include "server/registry/text_cache.h"
 #include "server/rpc/call.h"
 #include "server/rpc/operations.h"
 
 namespace nibble::rpc {
 
-// A plan and its resolved spec.
-struct PlannedJob {
-  jobs::JobSpec spec;
-  plan::JobPlan plan;
-  std::int64_t available_bytes = 0;  // memory that all trainers together may use; 0: unknown
-  std::uint64_t spare_disk_bytes = 0;  // store::PlannableBytes
-};
-struct Planner {
-  std::function<absl::StatusOr<PlannedJob>(const jobs::JobSpec&, const base::CancelToken&)> plan;  // may take minutes
-  std::function<absl::Status(const jobs::JobSpec&)> check;  // every check that does not read rows; takes milliseconds
-};
-
 // Thread-safe.
 class FineTuneService : public v1::FineTuneService::CallbackService {
  public:
-  FineTuneService(CallEnvironment& environment, jobs::JobController& jobs, registry::TextCache& texts, OperationTable& operations, Planner planner)
-      : environment_(environment), jobs_(jobs), texts_(texts), operations_(operations), planner_(std::move(planner)) {}
+  FineTuneService(CallEnvironment& environment, jobs::JobController& jobs, registry::TextCache& texts, OperationTable& operations, const plan::JobPlanner& planner)
+      : environment_(environment), jobs_(jobs), texts_(texts), operations_(operations), planner_(planner) {}
 
   grpc::ServerUnaryReactor* PlanJob(grpc::CallbackServerContext*, const v1::PlanJobRequest*,
                                     google::longrunning::Operation*) override;
@@ -56,7 +41,7 @@ class FineTuneService : public v1::FineTuneService::CallbackService {
   jobs::JobController& jobs_;
   registry::TextCache& texts_;
   OperationTable& operations_;
-  const Planner planner_;
+  const plan::JobPlanner& planner_;
 };
 
 }  // namespace nibble::rpc

@@ -17,6 +17,7 @@
 #include "server/data/example.h"
 #include "server/data/held_out.h"
 #include "server/model/replay.h"
+#include "server/plan/job_planner.h"
 #include "server/plan/record_tokens.h"
 #include "server/registry/model_files.h"
 #include "server/registry/model_memory.h"
@@ -178,7 +179,7 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
                                      v1::ConversionReport& report) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
   NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(request.model()));
-  NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, FormatOf(stored));
+  NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, plan::FormatOf(stored));
   // Evaluate a job's model on the tokens that the job evaluated, with the same split and mask.
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored_source, state_.models->Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored_source.info));

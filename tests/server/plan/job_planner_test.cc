@@ -1,4 +1,4 @@
-#include "server/job_planner.h"
+#include "server/plan/job_planner.h"
 
 #include <gtest/gtest.h>
 
@@ -10,12 +10,12 @@
 #include "tests/server/model/files.h"
 #include "tests/support/temp_directory.h"
 
-namespace nibble {
+namespace nibble::plan {
 namespace {
 
 // C2 (docs/faults.md): the token cache asks for the names of every open job's token files while it is locked.
 TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
-  testing::TempDirectory temp;
+  nibble::testing::TempDirectory temp;
   auto state = store::StateDirectory::Open(base::RealFileSystem(), temp / "state", {.min_free_bytes = 0});
   ASSERT_TRUE(state.ok()) << state.status();
   auto model = (*state)->models->Begin("base");
@@ -66,4 +66,4 @@ TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::plan

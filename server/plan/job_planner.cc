@@ -1,4 +1,4 @@
-#include "server/job_planner.h"
+#include "server/plan/job_planner.h"
 
 #include <utility>
 #include <vector>
@@ -12,16 +12,24 @@
 #include "server/model/artifact.h"
 #include "server/model/artifact_writer.h"
 #include "server/plan/plan_job.h"
-#include "server/rpc/dataset_proto.h"
 #include "server/store/job_space.h"
+#include "server/store/name_table.h"
 
-namespace nibble {
+namespace nibble::plan {
 
-absl::Status JobPlanner::AddData(const jobs::JobSpec& spec, plan::JobInputs& inputs) const {
-  const auto file_of = [this](const std::string& dataset) -> absl::StatusOr<plan::DataFile> {
+absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored) {
+  const auto name = base::GetString(stored.meta, "format", "meta.json");
+  if (name.ok()) {
+    if (const auto format = data::ParseRowFormat(*name); format.ok()) return format;
+  }
+  return store::DamagedError("dataset", stored.name);
+}
+
+absl::Status JobPlanner::AddData(const jobs::JobSpec& spec, JobInputs& inputs) const {
+  const auto file_of = [this](const std::string& dataset) -> absl::StatusOr<DataFile> {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
-    NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, rpc::FormatOf(stored));
-    return plan::DataFile{.path = stored.data_path,
+    NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, FormatOf(stored));
+    return DataFile{.path = stored.data_path,
                           .format = data::Name(format),
                           .sha256 = stored.sha256,
                           .tokens_directory = state_.paths.tokens(dataset)};
@@ -33,11 +41,11 @@ absl::Status JobPlanner::AddData(const jobs::JobSpec& spec, plan::JobInputs& inp
   return absl::OkStatus();
 }
 
-absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
+absl::StatusOr<JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
   if (trainer_path_.empty()) {
     return base::WithReason(absl::UnimplementedError("this server has no nibble-trainer beside it"), "UNIMPLEMENTED");
   }
-  plan::JobInputs inputs;
+  JobInputs inputs;
   inputs.devices = {"cpu"};
   inputs.cancel = cancel;
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(spec.base_model));
@@ -55,8 +63,8 @@ absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, 
   return inputs;
 }
 
-absl::StatusOr<plan::JobInputs> JobPlanner::InputsWithRows(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
-  NIBBLE_ASSIGN_OR_RETURN(plan::JobInputs inputs, InputsOf(spec, cancel));
+absl::StatusOr<JobInputs> JobPlanner::InputsWithRows(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
+  NIBBLE_ASSIGN_OR_RETURN(JobInputs inputs, InputsOf(spec, cancel));
   NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(spec.base_model));
   inputs.text = text->assets;
   inputs.load = [this](const auto& source, const auto& cancelled) { return tokens_.GetLengths(source, cancelled); };
@@ -64,7 +72,7 @@ absl::StatusOr<plan::JobInputs> JobPlanner::InputsWithRows(const jobs::JobSpec& 
   return inputs;
 }
 
-absl::StatusOr<plan::JobPlan> JobPlanner::PlanOf(const jobs::JobSpec& spec, const plan::JobInputs& inputs) const {
+absl::StatusOr<JobPlan> JobPlanner::PlanOf(const jobs::JobSpec& spec, const JobInputs& inputs) const {
   auto plan = plan::PlanJob(spec, inputs);
   base::ReturnFreeMemory();  // lengths and orders of a large data set
   for (const std::string& dataset : {spec.train_dataset, spec.eval_dataset}) {
@@ -74,24 +82,24 @@ absl::StatusOr<plan::JobPlan> JobPlanner::PlanOf(const jobs::JobSpec& spec, cons
 }
 
 absl::Status JobPlanner::CheckWithoutRows(const jobs::JobSpec& spec) const {
-  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, {}));
+  NIBBLE_ASSIGN_OR_RETURN(const JobInputs inputs, InputsOf(spec, {}));
   return plan::CheckWithoutRows(spec, inputs);
 }
 
 absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobSpec& spec) const {
   // Loads no tokenizer: the token cache asks for the files of every open job.
   NIBBLE_ASSIGN_OR_RETURN(const registry::TextFacts facts, texts_.Facts(spec.base_model));
-  plan::JobInputs inputs;
+  JobInputs inputs;
   inputs.config = facts.config;
   inputs.text.digest = facts.digest;
   NIBBLE_RETURN_IF_ERROR(AddData(spec, inputs));
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<data::TokenSource> sources, plan::TokenSourcesOf(spec, inputs));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<data::TokenSource> sources, TokenSourcesOf(spec, inputs));
   std::vector<std::string> paths;
   for (const data::TokenSource& source : sources) paths.push_back(data::TokenFilePath(source.tokens_directory, data::TokenKey(source)));
   return paths;
 }
 
-absl::StatusOr<jobs::JobSpec> JobPlanner::Resolved(const jobs::JobSpec& spec, const plan::JobInputs& inputs) {
+absl::StatusOr<jobs::JobSpec> JobPlanner::Resolved(const jobs::JobSpec& spec, const JobInputs& inputs) {
   jobs::JobSpec resolved = jobs::Resolve(spec, "planned", inputs.train.format, kDefaultDevice);
   NIBBLE_RETURN_IF_ERROR(jobs::Validate(resolved));  // as CreateJob does: defaults may conflict with given fields
   return resolved;
@@ -99,15 +107,15 @@ absl::StatusOr<jobs::JobSpec> JobPlanner::Resolved(const jobs::JobSpec& spec, co
 
 absl::Status JobPlanner::Check(const jobs::JobSpec& spec) const {
   NIBBLE_RETURN_IF_ERROR(jobs::Validate(spec));
-  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, {}));
+  NIBBLE_ASSIGN_OR_RETURN(const JobInputs inputs, InputsOf(spec, {}));
   NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec resolved, Resolved(spec, inputs));
   return plan::CheckWithoutRows(resolved, inputs);
 }
 
-absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
+absl::StatusOr<PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
   NIBBLE_RETURN_IF_ERROR(jobs::Validate(spec));
-  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsWithRows(spec, cancel));
-  rpc::PlannedJob planned;
+  NIBBLE_ASSIGN_OR_RETURN(const JobInputs inputs, InputsWithRows(spec, cancel));
+  PlannedJob planned;
   NIBBLE_ASSIGN_OR_RETURN(planned.spec, Resolved(spec, inputs));
   NIBBLE_ASSIGN_OR_RETURN(planned.plan, PlanOf(planned.spec, inputs));
   planned.available_bytes = train_bytes_;
@@ -116,11 +124,11 @@ absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, cons
 }
 
 absl::StatusOr<jobs::PlannedMemory> JobPlanner::Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
-  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsWithRows(spec, cancel));
-  NIBBLE_ASSIGN_OR_RETURN(const plan::JobPlan plan, PlanOf(spec, inputs));
+  NIBBLE_ASSIGN_OR_RETURN(const JobInputs inputs, InputsWithRows(spec, cancel));
+  NIBBLE_ASSIGN_OR_RETURN(const JobPlan plan, PlanOf(spec, inputs));
   std::vector<std::string> pools;
-  for (const plan::MemoryItem& item : plan.memory) pools.push_back(base::StrCat(item.pool, " ", item.bytes));
+  for (const MemoryItem& item : plan.memory) pools.push_back(base::StrCat(item.pool, " ", item.bytes));
   return jobs::PlannedMemory{plan.memory_bytes(), absl::StrJoin(pools, ", "), plan.disk_bytes};
 }
 
-}  // namespace nibble
+}  // namespace nibble::plan

@@ -1,4 +1,4 @@
-#include "server/rpc/plan_eta.h"
+#include "server/plan/plan_eta.h"
 
 #include <cstdint>
 
@@ -6,7 +6,7 @@
 #include "server/base/status_macros.h"
 #include "server/model/tensor_table.h"
 
-namespace nibble::rpc {
+namespace nibble::plan {
 namespace {
 
 // Number of weights that multiply each token: the linears and the head. nullopt if the model does not exist.
@@ -42,4 +42,4 @@ absl::StatusOr<std::optional<PlanEta>> EtaOf(const jobs::JobSpec& spec, std::int
   return rough;
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::plan

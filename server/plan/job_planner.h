@@ -14,12 +14,22 @@
 #include "server/plan/check_job.h"
 #include "server/plan/plan_job.h"
 #include "server/registry/text_cache.h"
-#include "server/rpc/fine_tune_service.h"
 #include "server/store/state_directory.h"
 
-namespace nibble {
+namespace nibble::plan {
 
 inline constexpr char kDefaultDevice[] = "cpu";  // what "auto" stands for
+
+// A plan and its resolved spec.
+struct PlannedJob {
+  jobs::JobSpec spec;
+  JobPlan plan;
+  std::int64_t available_bytes = 0;    // memory that all trainers together may use; 0: unknown
+  std::uint64_t spare_disk_bytes = 0;  // store::PlannableBytes
+};
+
+// The format of a stored data set. Errors: DataLoss (ARTIFACT_CORRUPT): meta.json is damaged.
+absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored);
 
 // Thread-safe. All arguments are borrowed. A plan reads all data and tokenizes what is not in the cache, which takes
 // minutes for a GiB unless it is cancelled. It keeps nothing in memory.
@@ -31,7 +41,7 @@ class JobPlanner {
       : train_bytes_(train_bytes), trainer_path_(trainer_path), state_(state), texts_(texts), tokens_(tokens), memory_(std::move(memory)) {}
 
   // Errors: the reasons to refuse the job; Unimplemented without a trainer.
-  absl::StatusOr<rpc::PlannedJob> Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
+  absl::StatusOr<PlannedJob> Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
   // The checks of Plan that read neither rows nor a tokenizer; takes milliseconds.
   absl::Status Check(const jobs::JobSpec& spec) const;
   // `spec` must be resolved. Also checks the job.
@@ -43,13 +53,13 @@ class JobPlanner {
 
  private:
   // Fills in what the user left open. Errors: those of Validate.
-  static absl::StatusOr<jobs::JobSpec> Resolved(const jobs::JobSpec& spec, const plan::JobInputs& inputs);
+  static absl::StatusOr<jobs::JobSpec> Resolved(const jobs::JobSpec& spec, const JobInputs& inputs);
   // Adds the data sets that the spec names.
-  absl::Status AddData(const jobs::JobSpec& spec, plan::JobInputs& inputs) const;
+  absl::Status AddData(const jobs::JobSpec& spec, JobInputs& inputs) const;
   // For checks that read no rows: without a tokenizer, which takes up to seconds to load.
-  absl::StatusOr<plan::JobInputs> InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
-  absl::StatusOr<plan::JobInputs> InputsWithRows(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
-  absl::StatusOr<plan::JobPlan> PlanOf(const jobs::JobSpec& spec, const plan::JobInputs& inputs) const;
+  absl::StatusOr<JobInputs> InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
+  absl::StatusOr<JobInputs> InputsWithRows(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
+  absl::StatusOr<JobPlan> PlanOf(const jobs::JobSpec& spec, const JobInputs& inputs) const;
 
   const std::int64_t train_bytes_;
   const std::string& trainer_path_;
@@ -59,4 +69,4 @@ class JobPlanner {
   const std::shared_ptr<base::MemoryBudget> memory_;
 };
 
-}  // namespace nibble
+}  // namespace nibble::plan

@@ -6,7 +6,7 @@
 #include "server/jobs/controller.h"
 #include "server/registry/text_cache.h"
 
-namespace nibble::rpc {
+namespace nibble::plan {
 
 struct PlanEta {
   double seconds = 0;
@@ -19,4 +19,4 @@ struct PlanEta {
 absl::StatusOr<std::optional<PlanEta>> EtaOf(const jobs::JobSpec& spec, std::int64_t tokens, jobs::JobController& jobs,
                                              registry::TextCache& texts);
 
-}  // namespace nibble::rpc
+}  // namespace nibble::plan
