@@ -202,40 +202,34 @@ absl::StatusOr<bool> AttemptSupervisor::TakeOutput(Ended& ended) {
   return true;
 }
 
-absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
+AttemptSupervisor::Decision AttemptSupervisor::DecisionOf(const StoredJob& job, const Ended& ended) const {
   const Finding& finding = ended.finding;
-  Live& live = ended.live;
-  const Verdict& verdict = finding.verdict;
-  NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, database_.Get(live.job_id));
-  if (job.attempt != live.attempt || !HasTrainer(job.state)) return true;  // Fenced off: already settled.
-
-  const bool cancelling = job.state == JobState::kCancelling, pausing = job.state == JobState::kPausing;
-  Transition t;
+  const Live& live = ended.live;
+  Decision decision{.transition = {}, .said = finding.verdict};
+  Transition& t = decision.transition;
   t.job_id = job.id;
   t.from = job.state;
   t.attempt = job.attempt;
-  absl::Duration wait = absl::ZeroDuration();
-  Verdict said = verdict;
-  if (cancelling) {
+  if (job.state == JobState::kCancelling) {
     t.to = JobState::kCancelled;
     t.attempt_state = "CANCELLED";
     t.error = CancelledByUser(state_.files, state_.paths.attempts(job.id), job.id, live.progress);
-    said = {Kind::kStopped, t.error->code, t.error->reason, t.error->message};
-  } else if (verdict.kind == Kind::kSucceeded && job.state == JobState::kPreparing) {
+    decision.said = {Kind::kStopped, t.error->code, t.error->reason, t.error->message};
+  } else if (decision.said.kind == Kind::kSucceeded && job.state == JobState::kPreparing) {
     t.to = JobState::kRunning;  // It never reported RUNNING; the next call makes it SUCCEEDED.
-  } else if (verdict.kind == Kind::kSucceeded) {
+  } else if (decision.said.kind == Kind::kSucceeded) {
     t.to = JobState::kSucceeded;
     t.attempt_state = "SUCCEEDED";
     t.publish_digest = finding.output_digest;
     t.progress = live.progress;
     FinishProgress(*t.progress, finding.outcome->final);
-  } else if (verdict.kind == Kind::kFailed) {
+  } else if (decision.said.kind == Kind::kFailed) {
     t.to = JobState::kFailed;
     t.attempt_state = "FAILED";
-  } else if (pausing) {
+  } else if (job.state == JobState::kPausing) {
     t.to = JobState::kPaused;
     t.attempt_state = "PAUSED";
-  } else if (verdict.kind == Kind::kRetry) {
+  } else if (decision.said.kind == Kind::kRetry) {
     const bool lost =
         live.adopted && ended.exit.kind == ExitStatus::Kind::kUnknown && !finding.outcome.has_value() && !ended.out_of_memory;
     t.retries = job.retries + 1;
@@ -244,29 +238,38 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
     t.lost_in_row = lost ? job.lost_in_row + 1 : 0;
     // A LOST attempt is retried at once: the server's downtime was wait enough. From the second in a row the job backs
     // off: its trainer may be what kills the server, and an OOM kill of the whole container leaves no record.
-    if (!lost) wait = Backoff(*t.retries, options_.retry);
-    if (*t.lost_in_row > 1) wait = Backoff(*t.lost_in_row - 1, options_.retry);
+    if (!lost) decision.wait = Backoff(*t.retries, options_.retry);
+    if (*t.lost_in_row > 1) decision.wait = Backoff(*t.lost_in_row - 1, options_.retry);
   } else {
     t.to = JobState::kQueued;
     t.attempt_state = "PREEMPTED";
     // Not counted, but not at once either: repeated preemptions must not become a busy loop.
-    if (!stopping_) wait = Backoff(1, options_.retry);
+    if (!stopping_) decision.wait = Backoff(1, options_.retry);
   }
-  if (t.to == JobState::kFailed) t.error = JobError{said.code, said.reason, said.message};
+  if (t.to == JobState::kFailed) t.error = JobError{decision.said.code, decision.said.reason, decision.said.message};
   if (IsFinal(t.to)) t.ended = clock_.Now();
+  if (t.to != JobState::kQueued) decision.wait = absl::ZeroDuration();
+  return decision;
+}
+
+absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
+  const Live& live = ended.live;
+  NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, database_.Get(live.job_id));
+  if (job.attempt != live.attempt || !HasTrainer(job.state)) return true;  // Fenced off: already settled.
+  Decision decision = DecisionOf(job, ended);
+  Transition& t = decision.transition;
   // The publisher reports SUCCEEDED once the model exists.
   if (t.to != JobState::kSucceeded) {
-    StateEvent event = StateAfter(job, t.to, said);
-    if (t.to == JobState::kQueued && wait > absl::ZeroDuration()) event.retry_in_s = absl::ToDoubleSeconds(wait);
+    StateEvent event = StateAfter(job, t.to, decision.said);
+    if (decision.wait > absl::ZeroDuration()) event.retry_in_s = absl::ToDoubleSeconds(decision.wait);
     t.events.push_back(ServerEvent(job.attempt, clock_.Now(), event));
   }
   NIBBLE_ASSIGN_OR_RETURN(const bool changed, database_.Apply(t));
   if (!changed || t.to == JobState::kRunning) return false;
-
   {
     base::MutexLock lock(mutex_);
-    if (t.to == JobState::kQueued && wait > absl::ZeroDuration()) {
-      not_before_[job.id] = clock_.Monotonic() + wait;
+    if (decision.wait > absl::ZeroDuration()) {
+      not_before_[job.id] = clock_.Monotonic() + decision.wait;
     } else {
       not_before_.erase(job.id);
     }
@@ -279,26 +282,29 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
   after.progress = t.progress.value_or(live.progress);
   after.output_digest = t.publish_digest.value_or("");
   after.ended = t.ended;
-  const bool failed = t.attempt_state == "FAILED" || t.attempt_state == "LOST";
-  const auto log = failed ? base::LogWarning : base::LogInfo;
+  Announce(after, *t.attempt_state, decision.said);
+  return true;
+}
+
+void AttemptSupervisor::Announce(const StoredJob& job, const std::string& attempt_state, const Verdict& said) {
+  const auto log = attempt_state == "FAILED" || attempt_state == "LOST" ? base::LogWarning : base::LogInfo;
   log("attempt ended", {{"job", job.id},
                         {"attempt", job.attempt},
-                        {"ended", *t.attempt_state},
-                        {"state", Name(t.to)},
+                        {"ended", attempt_state},
+                        {"state", Name(job.state)},
                         {"reason", said.reason}});
   if (observer_ != nullptr) {
-    observer_->OnAttemptEnded(after, *t.attempt_state);
-    if (IsFinal(after.state) && after.state != JobState::kSucceeded) observer_->OnJobEnded(after);
+    observer_->OnAttemptEnded(job, attempt_state);
+    if (IsFinal(job.state) && job.state != JobState::kSucceeded) observer_->OnJobEnded(job);
   }
-  if (t.to == JobState::kSucceeded) {
-    if (absl::Status published = publisher_.Publish(after); !published.ok()) {
+  if (job.state == JobState::kSucceeded) {
+    if (absl::Status published = publisher_.Publish(job); !published.ok()) {
       base::LogError("cannot publish a trained model, will retry",
                      {{"job", job.id}, {"why", std::string(published.message())}});
     }
   }
-  on_done_(after);  // Frees the job's names before watchers see its end.
+  on_done_(job);  // Frees the job's names before watchers see its end.
   hub_.Notify(job.id);
-  return true;
 }
 
 }  // namespace nibble::jobs

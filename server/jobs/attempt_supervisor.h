@@ -113,7 +113,16 @@ class AttemptSupervisor {
   absl::Status VerifyOutput(Ended& ended);
   // False while the output is being hashed; an error if it cannot be read now.
   absl::StatusOr<bool> TakeOutput(Ended& ended);
+  // What the end of an attempt makes of its job.
+  struct Decision {
+    Transition transition;  // without events
+    Verdict said;           // for the event, and the error of a failed job
+    absl::Duration wait = absl::ZeroDuration();  // before the job's next attempt
+  };
+  Decision DecisionOf(const StoredJob& job, const Ended& ended) const;
   absl::StatusOr<bool> Decide(Ended& ended);
+  // Logs and reports the end of an attempt, and publishes the model of a job that has succeeded.
+  void Announce(const StoredJob& job, const std::string& attempt_state, const Verdict& said);
   void SettleAll();
 
   store::StateDirectory& state_;
