@@ -47,10 +47,9 @@ std::optional<std::int64_t> FirstNumber(std::string_view text) {
   return error == std::errc() ? std::optional(number) : std::nullopt;  // cgroup v1 writes 2^63 - 4096 for "no limit"
 }
 
-}  // namespace
+CLI::Range Seconds() { return CLI::Range(0.0, 1e8); }
 
-void AddLimitFlags(CLI::App& cli, Limits& l) {
-  const CLI::Range seconds(0.0, 1e8);
+void AddConnectionFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_receive_bytes", l.max_receive_bytes, "Maximum size of a message from a client")
       ->check(CLI::PositiveNumber);
   cli.add_option("--max_send_bytes", l.max_send_bytes, "Maximum size of a message to a client")
@@ -66,39 +65,42 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_rpc_threads", l.max_rpc_threads, "Maximum number of gRPC's threads")
       ->check(CLI::PositiveNumber);
   cli.add_option("--handshake_timeout_s", l.handshake_timeout_s, "Time for a client to finish its handshake")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--keepalive_time_s", l.keepalive_time_s, "Time without data from a client before it is pinged")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--keepalive_timeout_s", l.keepalive_timeout_s,
                  "Time to answer that ping before the connection is closed")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--min_ping_interval_s", l.min_ping_interval_s, "Minimum time between a client's pings")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--max_ping_strikes", l.max_ping_strikes,
                  "Pings that may come too soon before the connection is closed")
       ->check(CLI::Range(0, 1000));
   cli.add_option("--max_connection_age_s", l.max_connection_age_s, "Time before a client is asked to reconnect")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--max_connection_age_grace_s", l.max_connection_age_grace_s, "Time for its calls to end after that")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--max_connection_idle_s", l.max_connection_idle_s,
                  "Time without a call before a connection is closed")
-      ->check(seconds);
+      ->check(Seconds());
+}
+
+void AddCallFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--workers", l.workers, "Threads for calls that wait for the disk or a load")
       ->check(CLI::Range(1, 64));
   cli.add_option("--default_deadline_s", l.default_deadline_s,
                  "Maximum time that a unary call without a client deadline waits for a worker; a call that has begun "
                  "is not cut off. Generate, Chat and Score have --generate_deadline_s instead")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--generate_deadline_s", l.generate_deadline_s,
                  "Deadline of Generate, Chat and Score, also as streams, if the client set none; counts from arrival "
                  "to end; 0: none")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--operation_deadline_s", l.operation_deadline_s,
                  "Time after which an operation (an import, a conversion, a load, a plan and so on) is stopped; 0: "
                  "never")
-      ->check(seconds);
-  cli.add_option("--max_stream_age_s", l.max_stream_age_s, "Maximum duration of an upload stream")->check(seconds);
+      ->check(Seconds());
+  cli.add_option("--max_stream_age_s", l.max_stream_age_s, "Maximum duration of an upload stream")->check(Seconds());
   cli.add_option("--max_stream_messages", l.max_stream_messages,
                  "Maximum number of messages of less than 512 KiB in an upload")
       ->check(CLI::PositiveNumber);
@@ -134,6 +136,9 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_operations_per_principal", l.max_operations_per_principal,
                  "Maximum number of operations of one principal that have not ended; 0: no separate limit")
       ->check(CLI::Range(0, 1000));
+}
+
+void AddStorageFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_dataset_bytes", l.max_dataset_bytes, "Maximum size of a dataset")->check(CLI::PositiveNumber);
   cli.add_option("--max_dataset_line_bytes", l.max_dataset_line_bytes,
                  "Maximum size of a line of an uploaded dataset; a plain text, which becomes one row, may have 64 MiB")
@@ -146,7 +151,7 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--upload_kept_s", l.upload_kept_s,
                  "Time that an upload is kept after its stream was lost, or after it finished without an import")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--max_tokenizer_bytes", l.max_tokenizer_bytes,
                  "Maximum size of an imported model's tokenizer.json; loading it takes about 15 times as much memory")
       ->check(CLI::Range(std::int64_t{1}, Limits().max_tokenizer_bytes));
@@ -161,6 +166,9 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
                  "Disk space for quantized bases that qlora attempts share; the least recently used are removed "
                  "first; -1: a tenth of the disk; 0: none are kept")
       ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 60));
+}
+
+void AddJobFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_queued_jobs", l.max_queued_jobs,
                  "Maximum number of jobs that are PLANNING or QUEUED; further ones are refused")
       ->check(CLI::PositiveNumber);
@@ -169,7 +177,7 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--job_ageing_s", l.job_ageing_s,
                  "A queued job's priority rises by one for each such time since it was queued and its principal last "
                  "started a job; 0: never")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--max_jobs_per_principal", l.max_jobs_per_principal,
                  "Maximum number of jobs of one principal that have not ended; 0: no limit")
       ->check(CLI::NonNegativeNumber);
@@ -185,14 +193,14 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--no_progress_timeout_s", l.no_progress_timeout_s,
                  "Time without progress before a trainer is stopped; 0: never")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--no_progress_grace_s", l.no_progress_grace_s, "Time from SIGTERM to SIGKILL for such a trainer")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--cancel_grace_s", l.cancel_grace_s, "Time from SIGTERM to SIGKILL when a job is cancelled")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--pause_grace_s", l.pause_grace_s,
                  "Time from SIGTERM to SIGKILL when the trainer writes a checkpoint first")
-      ->check(seconds);
+      ->check(Seconds());
   cli.add_option("--final_job_ttl_s", l.final_job_ttl_s,
                  "Time after its end when a job is deleted, with its events and checkpoints; its model stays; 0: never")
       ->check(CLI::NonNegativeNumber);
@@ -200,6 +208,15 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
                  "Maximum number of step events kept of an ended job, evenly spread over its log; other events stay; "
                  "0: all")
       ->check(CLI::NonNegativeNumber);
+}
+
+}  // namespace
+
+void AddLimitFlags(CLI::App& cli, Limits& limits) {
+  AddConnectionFlags(cli, limits);
+  AddCallFlags(cli, limits);
+  AddStorageFlags(cli, limits);
+  AddJobFlags(cli, limits);
 }
 
 void ApplyLimits(const Limits& l, grpc::ServerBuilder& builder) {
