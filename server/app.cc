@@ -28,8 +28,8 @@
 #include "server/drainer.h"
 #include "server/grpc_server.h"
 #include "server/http/http_server.h"
-#include "server/job_metrics.h"
 #include "server/jobs/controller.h"
+#include "server/jobs/job_metrics.h"
 #include "server/kube/last_exit.h"
 #include "server/metered_files.h"
 #include "server/plan/job_planner.h"
@@ -73,7 +73,7 @@ absl::Duration OrNone(double seconds) { return seconds > 0 ? absl::Seconds(secon
 struct App::State {
   explicit State(const AppOptions& given)
       : options(given),
-        metrics({kVersion, BuiltFrom().commit, BuiltFrom().cuda, BuiltFrom().code_digest}, JobLabels()),
+        metrics({kVersion, BuiltFrom().commit, BuiltFrom().cuda, BuiltFrom().code_digest}, jobs::JobLabels()),
         files(given.files != nullptr ? *given.files : base::RealFileSystem(), metrics, base::RealClock()),
         pool(given.threads),
         library(serve::MakeOneDnnLibrary()),
@@ -95,7 +95,7 @@ struct App::State {
   kernels::Stream convert_stream;
 
   std::unique_ptr<store::StateDirectory> state;
-  JobMetrics job_metrics;
+  jobs::JobMetrics job_metrics;
   std::unique_ptr<jobs::Database> database;
   std::unique_ptr<jobs::Runner> runner;
   std::unique_ptr<registry::TextCache> texts;

@@ -7,28 +7,28 @@
 #include "server/jobs/event.h"
 #include "server/telemetry/metrics.h"
 
-namespace nibble {
+namespace nibble::jobs {
 
 // The states and methods of jobs: label values whose series exist from the start.
 telemetry::KnownLabels JobLabels();
 
 // Thread-safe.
-class JobMetrics : public jobs::JobObserver {
+class JobMetrics : public JobObserver {
  public:
   JobMetrics(telemetry::Metrics& metrics, base::Clock& clock) : metrics_(metrics), clock_(clock) {}
 
-  void OnJobCreated(const jobs::StoredJob& job) override;
-  void OnAttemptStarted(const jobs::StoredJob& job) override;
-  void OnEvent(const jobs::StoredJob& job, const jobs::Event& event) override;
-  void OnAttemptEnded(const jobs::StoredJob& job, const std::string& state) override;
+  void OnJobCreated(const StoredJob& job) override;
+  void OnAttemptStarted(const StoredJob& job) override;
+  void OnEvent(const StoredJob& job, const Event& event) override;
+  void OnAttemptEnded(const StoredJob& job, const std::string& state) override;
   void OnArtifactDamaged(const std::string& job_id) override;
-  void OnJobEnded(const jobs::StoredJob& job) override;
+  void OnJobEnded(const StoredJob& job) override;
 
  private:
-  void OnStep(const jobs::StoredJob& job, const jobs::StepEvent& step);
+  void OnStep(const StoredJob& job, const StepEvent& step);
 
   telemetry::Metrics& metrics_;
   base::Clock& clock_;
 };
 
-}  // namespace nibble
+}  // namespace nibble::jobs

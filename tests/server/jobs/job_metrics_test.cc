@@ -1,26 +1,26 @@
-#include "server/job_metrics.h"
+#include "server/jobs/job_metrics.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
-namespace nibble {
+namespace nibble::jobs {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-jobs::StoredJob Job(const std::string& id) {
-  jobs::StoredJob job;
+StoredJob Job(const std::string& id) {
+  StoredJob job;
   job.id = id;
   job.attempt = 1;
-  job.spec.method = jobs::kMethodQLora;
+  job.spec.method = kMethodQLora;
   return job;
 }
 
-jobs::Event Step(double loss) {
-  jobs::Event event;
+Event Step(double loss) {
+  Event event;
   event.type = "step";
   event.body = {{"loss", loss}, {"tokens", 10}, {"step_ms", 5}};
   return event;
@@ -42,4 +42,4 @@ TEST(JobMetricsTest, LossNamesItsJobUntilTheAttemptEnds) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::jobs
