@@ -3,23 +3,17 @@
 #include <torch/autograd.h>
 #include <torch/torch.h>
 
-#include <cmath>
-#include <numeric>
 #include <optional>
 #include <stdexcept>
 
 #include "kernels/ops/attention/rope.h"
 #include "kernels/ops/elementwise/gated_mul.h"
 #include "kernels/ops/elementwise/gated_mul_backward.h"
-#include "kernels/ops/loss/cross_entropy.h"
 #include "kernels/ops/matmul/matmul_dense.h"
-#include "kernels/ops/matmul/matmul_library.h"
 #include "kernels/ops/matmul/matmul_nf4.h"
 #include "kernels/ops/norm/rms_norm.h"
 #include "kernels/ops/norm/rms_norm_backward.h"
 #include "kernels/ops/quantize/dequantize_nf4.h"
-#include "kernels/philox.h"
-#include "server/model/working_rows.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -38,48 +32,6 @@ Tensor Dequantize(const kernels::Nf4Weight& weight, Context& context) {
   ThrowIfError(kernels::DequantizeNf4({.w = weight, .out = ViewOf(out)}, context.stream));
   return out;
 }
-
-constexpr std::uint64_t kDropoutStream = 0x64726f706f7574;  // "dropout": adapters start from the streams 0, 1, ...
-constexpr std::int64_t kDropoutGrain = 1 << 13;              // minimum elements per thread
-
-// The elements of a tensor that are kept. Drawn by position, so recomputation draws the same mask.
-class Dropout {
- public:
-  Dropout(const Tensor& like, double p, DropoutKey key, const kernels::Stream& stream)
-      : stream_(stream), kept_(torch::empty(like.sizes(), torch::kBool)), factor_(static_cast<float>(1.0 / (1.0 - p))) {
-    bool* kept = kept_.data_ptr<bool>();
-    stream_.ParallelFor(kept_.numel(), kDropoutGrain, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        kept[i] = kernels::PhiloxUniform(key.seed, static_cast<std::uint64_t>(i), kDropoutStream + key.stream) >= p;
-      }
-    });
-  }
-
-  // x / (1 - p) where kept, 0 where dropped: in f32, rounded once. Rounding the factor itself to bf16 would shift every
-  // mean.
-  Tensor Apply(const Tensor& x) const {
-    Tensor out = torch::empty_like(x);
-    if (x.scalar_type() == torch::kBFloat16) {
-      Scale(x.data_ptr<at::BFloat16>(), out.data_ptr<at::BFloat16>());
-    } else {
-      Scale(x.data_ptr<float>(), out.data_ptr<float>());
-    }
-    return out;
-  }
-
- private:
-  template <typename T>
-  void Scale(const T* x, T* out) const {
-    const bool* kept = kept_.data_ptr<bool>();
-    stream_.ParallelFor(kept_.numel(), kDropoutGrain, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) out[i] = static_cast<T>(static_cast<float>(x[i]) * (kept[i] ? factor_ : 0.0f));
-    });
-  }
-
-  const kernels::Stream& stream_;
-  Tensor kept_;
-  const float factor_;
-};
 
 // Returns f32 [T, N]. The serving kernel multiplies bf16 rows; torch multiplies f32 rows, which are not served.
 Tensor FrozenProduct(const Tensor& x, const Nf4Linear& linear, Context& context) {
@@ -273,55 +225,6 @@ struct GatedMulFunction : torch::autograd::Function<GatedMulFunction> {
   }
 };
 
-// Appends the losses of the rows `index`, which are `rows` from `begin` on, to *losses. Returns the gradients to their
-// logits, times scale.
-Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& rows, const Tensor& index, std::int64_t begin,
-                   double scale, std::vector<float>* losses, Context& context) {
-  ThrowIfCancelled(context.cancelled);
-  const std::int64_t count = index.size(0);
-  const Tensor rows_of = PadTo(hidden.index_select(0, index), hidden.scalar_type());
-  Tensor logits = torch::empty({rows_of.size(0), head.size(0)}, torch::kFloat32);
-  ThrowIfError(kernels::MatmulLibrary({.x = ViewOf(rows_of), .w = ViewOf(head), .y = ViewOf(logits)}, context.stream));
-  losses->resize(static_cast<std::size_t>(begin + count));
-  ThrowIfError(kernels::CrossEntropy({.logits = ViewOf(logits.narrow(0, 0, count)),
-                               .target = rows.target.data() + begin,
-                               .grad_scale = static_cast<float>(scale),
-                               .loss = losses->data() + begin},
-                              context.stream));
-  return logits;
-}
-
-// Calls body(begin, row numbers) for at most kLossChunk rows at a time.
-template <typename Body>
-void ForEachLossChunk(const LossRows& rows, Body body) {
-  for (std::int64_t begin = 0; begin < rows.count(); begin += model::kLossChunk) {
-    const std::int64_t count = std::min(model::kLossChunk, rows.count() - begin);
-    body(begin, torch::from_blob(const_cast<std::int64_t*>(rows.row.data()) + begin, {count}, torch::kInt64));
-  }
-}
-
-struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const FrozenHead* head, const std::vector<std::int32_t>* targets,
-                        double scale, double* loss_sum, Context* context) {
-    const LossRows rows = RowsWithTarget(*targets);
-    Tensor gradient = torch::zeros_like(hidden);
-    std::vector<float> losses;
-    ForEachLossChunk(rows, [&](std::int64_t begin, const Tensor& index) {
-      const Tensor logits = ChunkLosses(hidden, head->served, rows, index, begin, scale, &losses, *context);
-      const Tensor made = torch::mm(PadTo(logits, head->backward.scalar_type()), head->backward);
-      gradient.index_copy_(0, index, made.narrow(0, 0, index.size(0)).to(gradient.scalar_type()));
-    });
-    *loss_sum = std::accumulate(losses.begin(), losses.end(), 0.0);
-    ctx->save_for_backward({gradient});
-    return torch::tensor(*loss_sum * scale, torch::kFloat64);
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    // The saved gradient includes the scale; grads[0] is the 1 that backward() starts from.
-    return {ctx->get_saved_variables()[0] * grads[0].item<double>(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
-  }
-};
-
 }  // namespace
 
 Tensor TransientMemory::Empty(torch::IntArrayRef sizes) {
@@ -368,16 +271,6 @@ std::pair<Tensor, Tensor> RmsNormGradients(const Tensor& x, const Tensor& weight
   return {grad_x, grad_weight};
 }
 
-LossRows RowsWithTarget(const std::vector<std::int32_t>& targets) {
-  LossRows rows;
-  for (std::size_t t = 0; t < targets.size(); ++t) {
-    if (targets[t] < 0) continue;
-    rows.row.push_back(static_cast<std::int64_t>(t));
-    rows.target.push_back(targets[t]);
-  }
-  return rows;
-}
-
 Tensor PadTo(const Tensor& x, torch::ScalarType type) {
   if (type == torch::kFloat32) return x.to(type);
   Tensor out = torch::zeros({PadRows(x.size(0)), x.size(1)}, type);
@@ -393,22 +286,6 @@ Tensor ApplyRope(const Tensor& x, std::int64_t num_heads, const std::int32_t* po
 Tensor ApplyGatedMul(kernels::Activation activation, const Tensor& gate, const Tensor& up, Context& context,
                      std::optional<torch::ScalarType> type) {
   return GatedMulFunction::apply(activation, gate, up, type.value_or(gate.scalar_type()), &context);
-}
-
-Tensor ApplyChunkedLoss(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets, double scale,
-                        double* loss_sum, Context& context) {
-  return ChunkedLossFunction::apply(hidden, &head, &targets, scale, loss_sum, &context);
-}
-
-std::vector<float> RowLosses(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
-                             Context& context) {
-  const torch::NoGradGuard no_gradients;
-  const LossRows rows = RowsWithTarget(targets);
-  std::vector<float> losses;
-  ForEachLossChunk(rows, [&](std::int64_t begin, const Tensor& index) {
-    ChunkLosses(hidden, head.served, rows, index, begin, 1.0, &losses, context);
-  });
-  return losses;
 }
 
 }  // namespace nibble::trainer

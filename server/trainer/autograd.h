@@ -12,6 +12,7 @@
 #include "kernels/formats/nf4.h"
 #include "kernels/stream.h"
 #include "server/base/cancelled.h"
+#include "server/trainer/dropout.h"
 
 namespace nibble::trainer {
 
@@ -46,12 +47,6 @@ struct Nf4Linear {
   double dropout = 0;
 };
 
-// Place of a dropout mask: the same seed, step and tensor give the same mask, also when a layer is recomputed.
-struct DropoutKey {
-  std::uint64_t seed = 0;
-  std::uint64_t stream = 0;  // of (step, micro-batch, linear)
-};
-
 // The type of backward products. torch multiplies bf16 in plain loops on CPUs without AVX-512, some twenty times slower than f32.
 torch::ScalarType BackwardType(bool bf16_compute, const kernels::Stream& stream);
 
@@ -79,30 +74,7 @@ torch::Tensor ApplyGatedMul(kernels::Activation activation, const torch::Tensor&
 inline constexpr std::int64_t kRowQuantum = 64;
 constexpr std::int64_t PadRows(std::int64_t rows) { return (rows + kRowQuantum - 1) / kRowQuantum * kRowQuantum; }
 
-// Rows with a target. Other rows take no part in a loss; with completion-only loss, skipping them saves most of the
-// work.
-struct LossRows {
-  std::vector<std::int64_t> row;
-  std::vector<std::int32_t> target;
-  std::int64_t count() const { return static_cast<std::int64_t>(row.size()); }
-};
-LossRows RowsWithTarget(const std::vector<std::int32_t>& targets);
 // [PadRows(T), C] of another type, zero past T; f32 products need no padding and get [T, C].
 torch::Tensor PadTo(const torch::Tensor& x, torch::ScalarType type);
-
-// A frozen head [V, K].
-struct FrozenHead {
-  torch::Tensor served;    // of the type that serving multiplies, which hidden states also have
-  torch::Tensor backward;  // of BackwardType; the same tensor if the types are equal
-};
-
-// Returns scale * sum of the losses of rows whose target is not -1, through a frozen head. Works in chunks of rows, so
-// that no tensor of tokens x vocabulary exists. hidden [T, K] has head.served's type. Stores the unscaled sum in
-// *loss_sum.
-torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
-                               double scale, double* loss_sum, AutogradContext& context);
-// The loss of each row, in the order of RowsWithTarget.
-std::vector<float> RowLosses(const torch::Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
-                             AutogradContext& context);
 
 }  // namespace nibble::trainer

@@ -8,6 +8,7 @@
 
 #include "kernels/formats/dense.h"
 #include "server/trainer/autograd.h"
+#include "server/trainer/chunked_loss.h"
 
 namespace nibble::trainer {
 

@@ -12,6 +12,7 @@
 #include "server/base/strings.h"
 #include "server/model/decoder.h"
 #include "server/trainer/autograd.h"
+#include "server/trainer/chunked_loss.h"
 #include "server/trainer/recomputed_layer.h"
 #include "server/trainer/segment_attention.h"
 #include "server/trainer/torch_bridge.h"

@@ -1,0 +1,99 @@
+#include "server/trainer/chunked_loss.h"
+
+#include <torch/autograd.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/ops/loss/cross_entropy.h"
+#include "kernels/ops/matmul/matmul_library.h"
+#include "server/model/working_rows.h"
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Context = nibble::trainer::AutogradContext;
+
+// Appends the losses of the rows `index`, which are `rows` from `begin` on, to *losses. Returns the gradients to their
+// logits, times scale.
+Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& rows, const Tensor& index, std::int64_t begin,
+                   double scale, std::vector<float>* losses, Context& context) {
+  ThrowIfCancelled(context.cancelled);
+  const std::int64_t count = index.size(0);
+  const Tensor rows_of = PadTo(hidden.index_select(0, index), hidden.scalar_type());
+  Tensor logits = torch::empty({rows_of.size(0), head.size(0)}, torch::kFloat32);
+  ThrowIfError(kernels::MatmulLibrary({.x = ViewOf(rows_of), .w = ViewOf(head), .y = ViewOf(logits)}, context.stream));
+  losses->resize(static_cast<std::size_t>(begin + count));
+  ThrowIfError(kernels::CrossEntropy({.logits = ViewOf(logits.narrow(0, 0, count)),
+                               .target = rows.target.data() + begin,
+                               .grad_scale = static_cast<float>(scale),
+                               .loss = losses->data() + begin},
+                              context.stream));
+  return logits;
+}
+
+// Calls body(begin, row numbers) for at most kLossChunk rows at a time.
+template <typename Body>
+void ForEachLossChunk(const LossRows& rows, Body body) {
+  for (std::int64_t begin = 0; begin < rows.count(); begin += model::kLossChunk) {
+    const std::int64_t count = std::min(model::kLossChunk, rows.count() - begin);
+    body(begin, torch::from_blob(const_cast<std::int64_t*>(rows.row.data()) + begin, {count}, torch::kInt64));
+  }
+}
+
+struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const FrozenHead* head, const std::vector<std::int32_t>* targets,
+                        double scale, double* loss_sum, Context* context) {
+    const LossRows rows = RowsWithTarget(*targets);
+    Tensor gradient = torch::zeros_like(hidden);
+    std::vector<float> losses;
+    ForEachLossChunk(rows, [&](std::int64_t begin, const Tensor& index) {
+      const Tensor logits = ChunkLosses(hidden, head->served, rows, index, begin, scale, &losses, *context);
+      const Tensor made = torch::mm(PadTo(logits, head->backward.scalar_type()), head->backward);
+      gradient.index_copy_(0, index, made.narrow(0, 0, index.size(0)).to(gradient.scalar_type()));
+    });
+    *loss_sum = std::accumulate(losses.begin(), losses.end(), 0.0);
+    ctx->save_for_backward({gradient});
+    return torch::tensor(*loss_sum * scale, torch::kFloat64);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    // The saved gradient includes the scale; grads[0] is the 1 that backward() starts from.
+    return {ctx->get_saved_variables()[0] * grads[0].item<double>(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+LossRows RowsWithTarget(const std::vector<std::int32_t>& targets) {
+  LossRows rows;
+  for (std::size_t t = 0; t < targets.size(); ++t) {
+    if (targets[t] < 0) continue;
+    rows.row.push_back(static_cast<std::int64_t>(t));
+    rows.target.push_back(targets[t]);
+  }
+  return rows;
+}
+
+Tensor ApplyChunkedLoss(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets, double scale,
+                        double* loss_sum, Context& context) {
+  return ChunkedLossFunction::apply(hidden, &head, &targets, scale, loss_sum, &context);
+}
+
+std::vector<float> RowLosses(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
+                             Context& context) {
+  const torch::NoGradGuard no_gradients;
+  const LossRows rows = RowsWithTarget(targets);
+  std::vector<float> losses;
+  ForEachLossChunk(rows, [&](std::int64_t begin, const Tensor& index) {
+    ChunkLosses(hidden, head.served, rows, index, begin, 1.0, &losses, context);
+  });
+  return losses;
+}
+
+}  // namespace nibble::trainer

@@ -1,0 +1,35 @@
+// The loss through a frozen head, in chunks of rows, so that no tensor of tokens x vocabulary exists.
+#pragma once
+#include <torch/types.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "server/trainer/autograd.h"
+
+namespace nibble::trainer {
+
+// Rows with a target. Other rows take no part in a loss; with completion-only loss, skipping them saves most of the
+// work.
+struct LossRows {
+  std::vector<std::int64_t> row;
+  std::vector<std::int32_t> target;
+  std::int64_t count() const { return static_cast<std::int64_t>(row.size()); }
+};
+LossRows RowsWithTarget(const std::vector<std::int32_t>& targets);
+
+// A frozen head [V, K].
+struct FrozenHead {
+  torch::Tensor served;    // of the type that serving multiplies, which hidden states also have
+  torch::Tensor backward;  // of BackwardType; the same tensor if the types are equal
+};
+
+// Returns scale * sum of the losses of rows whose target is not -1, through a frozen head. hidden [T, K]
+// has head.served's type. Stores the unscaled sum in *loss_sum.
+torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
+                               double scale, double* loss_sum, AutogradContext& context);
+// The loss of each row, in the order of RowsWithTarget.
+std::vector<float> RowLosses(const torch::Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
+                             AutogradContext& context);
+
+}  // namespace nibble::trainer

@@ -1,0 +1,33 @@
+// Dropout whose masks are drawn by position, so that a recomputed layer draws the same mask.
+#pragma once
+#include <torch/types.h>
+
+#include <cstdint>
+
+#include "kernels/stream.h"
+
+namespace nibble::trainer {
+
+// Place of a dropout mask: the same seed, step and tensor give the same mask, also when a layer is recomputed.
+struct DropoutKey {
+  std::uint64_t seed = 0;
+  std::uint64_t stream = 0;  // of (step, micro-batch, linear)
+};
+
+// The elements of a tensor that are kept.
+class Dropout {
+ public:
+  // A mask for tensors of the shape of `like`. `p`: probability that an element is dropped. `stream` must outlive it.
+  Dropout(const torch::Tensor& like, double p, DropoutKey key, const kernels::Stream& stream);
+
+  // x / (1 - p) where kept, 0 where dropped: in f32, rounded once. Rounding the factor itself to bf16 would shift every
+  // mean. x is f32 or bf16, and contiguous.
+  torch::Tensor Apply(const torch::Tensor& x) const;
+
+ private:
+  const kernels::Stream& stream_;
+  torch::Tensor kept_;
+  const float factor_;
+};
+
+}  // namespace nibble::trainer
