@@ -24,6 +24,7 @@
 #include "server/jobs/process.h"
 #include "server/jobs/runner.h"
 #include "tests/server/jobs/local_runner_fixture.h"
+#include "tests/support/soon.h"
 
 namespace nibble::jobs {
 namespace {
@@ -248,9 +249,7 @@ pid_t Orphan() {
 bool IsThere(pid_t pid) { return ::kill(pid, 0) == 0; }
 
 bool WaitUntilGone(pid_t pid) {
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (IsThere(pid) && std::chrono::steady_clock::now() < give_up) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  return !IsThere(pid);
+  return testing_support::Soon([pid] { return !IsThere(pid); }, std::chrono::seconds(10));
 }
 
 void WaitForZombie(pid_t pid) {

@@ -22,6 +22,7 @@
 #include "tests/server/rpc/tiny_job.h"
 #include "tests/server/rpc/token_line.h"
 #include "tests/support/certificates.h"
+#include "tests/support/soon.h"
 
 namespace nibble {
 namespace {
@@ -247,7 +248,7 @@ TEST_P(AuthEffectTest, S1RefusedCallsHaveNoEffect) {
 
   for (const grpc::Status& status : try_all("token-admin")) EXPECT_TRUE(status.ok()) << status.error_message();
   // The load is an operation.
-  while (Effects().find("loaded 1") == std::string::npos) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(testing_support::Soon([&] { return Effects().find("loaded 1") != std::string::npos; }));
   EXPECT_EQ(Effects(), "more texts | jobs 1 | loaded 1 | answered 1 | draining 0");
   EXPECT_TRUE(drain("token-admin").ok());
   v1::ServerLoad after;
@@ -312,11 +313,10 @@ TEST_P(AuthServerTest, WithdrawnTokenIsSoonRefused) {
   std::ofstream(path + ".new") << TokenLine("viewer", "viewer");
   std::filesystem::rename(path + ".new", path);
   grpc::Status status;
-  for (int i = 0; i < 300; ++i) {
+  EXPECT_TRUE(testing_support::Soon([&] {
     status = AskAs("admin", "nibble.v1.ModelService/ListModels");
-    if (!status.ok()) break;
-    absl::SleepFor(absl::Milliseconds(50));
-  }
+    return !status.ok();
+  }));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
   EXPECT_TRUE(AskAs("viewer", "nibble.v1.ModelService/ListModels").ok());
 }

@@ -13,6 +13,7 @@
 #include "server/base/sha256.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/tiny_job.h"
+#include "tests/support/soon.h"
 
 namespace nibble {
 namespace {
@@ -347,9 +348,7 @@ TEST_F(NoTokenFilesTest, OnlyFilesOfOpenJobsAreKept) {
   v1::CancelJobRequest cancel;
   cancel.set_name(job.name());
   ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CancelJob, cancel, &job).ok());
-  const absl::Time give_up = absl::Now() + absl::Seconds(60);
-  while (!Files().empty() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(10));
-  EXPECT_TRUE(Files().empty()) << "the end of the job removes the files without another plan";
+  EXPECT_TRUE(testing_support::Soon([&] { return Files().empty(); }, std::chrono::seconds(60))) << "the end of the job removes the files without another plan";
 }
 
 // The preview names the line as an upload does, with the reason for which a job on the same data is refused.

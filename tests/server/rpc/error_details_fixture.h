@@ -20,6 +20,7 @@
 #include "tests/server/rpc/status_details.h"
 #include "tests/server/rpc/tiny_job.h"
 #include "tests/server/rpc/token_line.h"
+#include "tests/support/soon.h"
 
 namespace nibble {
 
@@ -108,11 +109,11 @@ class ErrorDetailsTest : public AppTest {
     EXPECT_TRUE(created.ok()) << created.error_message();
     v1::GetJobRequest get;
     get.set_name(job.name());
-    for (int i = 0; created.ok() && job.state() == v1::JOB_STATE_PLANNING && i < 6000; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_TRUE(testing_support::Soon([&] {
       const grpc::Status got = Call(jobs_, &v1::FineTuneService::Stub::GetJob, get, &job);
       EXPECT_TRUE(got.ok()) << got.error_message();
-    }
+      return job.state() != v1::JOB_STATE_PLANNING;
+    }));
     EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
     return grpc::Status(static_cast<grpc::StatusCode>(job.error().code()), job.error().message(), job.error().SerializeAsString());
   }

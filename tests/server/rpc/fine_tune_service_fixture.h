@@ -16,6 +16,7 @@
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/tiny_job.h"
 #include "tests/server/store/faulty_files.h"
+#include "tests/support/soon.h"
 
 namespace nibble {
 
@@ -40,6 +41,15 @@ class FineTuneServiceTest : public AppTest {
     Upload("texts", kTinyTexts);
   }
   std::int64_t keep_free_bytes_ = 0;  // for the next server, if it is set
+  // Reads the job again until it is CANCELLED.
+  void AwaitCancelled(v1::Job* job) {
+    v1::GetJobRequest get;
+    get.set_name(job->name());
+    EXPECT_TRUE(testing_support::Soon([&] {
+      EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::GetJob, get, job).ok());
+      return job->state() == v1::JOB_STATE_CANCELLED;
+    })) << job->DebugString();
+  }
   // Reads the job again until it is no longer PLANNING.
   void AwaitPlan(v1::Job* job) {
     v1::WatchJobRequest request;

@@ -398,14 +398,7 @@ TEST_F(FineTuneServiceTest, IllegalActionsOnAJobAreRefused) {
     grpc::ClientContext context;
     ASSERT_TRUE(jobs_->CancelJob(&context, cancel, &job).ok());
   }
-  for (int i = 0; i < 200 && job.state() != v1::JOB_STATE_CANCELLED; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    v1::GetJobRequest get;
-    get.set_name(job.name());
-    grpc::ClientContext context;
-    ASSERT_TRUE(jobs_->GetJob(&context, get, &job).ok());
-  }
-  ASSERT_EQ(job.state(), v1::JOB_STATE_CANCELLED);
+  AwaitCancelled(&job);
   EXPECT_EQ(job.error().code(), grpc::StatusCode::CANCELLED);
   v1::CheckpointJobRequest checkpoint;
   checkpoint.set_name(job.name());
@@ -467,13 +460,7 @@ TEST_F(FineTuneServiceTest, PagesOfEventsEndWithTheLastEvent) {
   v1::CancelJobRequest cancel;
   cancel.set_name(job.name());
   ASSERT_TRUE(Call(jobs_, &Stub::CancelJob, cancel, &job).ok());
-  v1::GetJobRequest get;
-  get.set_name(job.name());
-  for (int i = 0; i < 200 && job.state() != v1::JOB_STATE_CANCELLED; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    ASSERT_TRUE(Call(jobs_, &Stub::GetJob, get, &job).ok());
-  }
-  ASSERT_EQ(job.state(), v1::JOB_STATE_CANCELLED);
+  AwaitCancelled(&job);
   v1::ListJobEventsRequest request;
   request.set_name(job.name());
   v1::ListJobEventsResponse all;

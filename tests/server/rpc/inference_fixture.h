@@ -17,18 +17,9 @@
 #include "server/store/state_directory.h"
 #include "tests/server/model/small_models.h"
 #include "tests/server/rpc/status_details.h"
+#include "tests/support/soon.h"
 
 namespace nibble::testing_support {
-
-// Waits until `is_so`; false after 30 s.
-inline bool Soon(const std::function<bool()>& is_so) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!is_so()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
 
 inline google::rpc::ErrorInfo InfoOf(const grpc::Status& status) {
   google::rpc::Status details;

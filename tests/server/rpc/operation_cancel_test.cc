@@ -30,6 +30,7 @@
 #include "tests/server/rpc/planted_checkpoint.h"
 #include "tests/server/rpc/written_checkpoint.h"
 #include "tests/support/cancel_at.h"
+#include "tests/support/soon.h"
 
 namespace nibble::rpc {
 namespace {
@@ -326,7 +327,7 @@ class SlowDisk {
   template <typename Work>
   auto Around(std::string_view kind, const std::string& path, Work work) -> decltype(work()) {
     const bool waits = kind == "read" && path.ends_with("/models/base/manifest.json");
-    while (waits && shut_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (waits) EXPECT_TRUE(testing_support::Soon([this] { return !shut_; }, std::chrono::minutes(2)));
     return work();
   }
   template <typename Write>

@@ -20,6 +20,7 @@
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/status_details.h"
 #include "tests/server/rpc/tiny_job.h"
+#include "tests/support/soon.h"
 
 namespace nibble {
 namespace {
@@ -46,11 +47,11 @@ class TrainerReportTest : public AppTest {
     const grpc::Status created = Call(jobs_, &v1::FineTuneService::Stub::CreateJob, testing_support::TinyJob(), &job_);
     ASSERT_TRUE(created.ok()) << created.error_message();
     const std::string attempt = StrCat(directory_, "/state/jobs/", job_.name(), "/attempts/1");
-    for (int i = 0; i < 600 && order_.token.empty(); ++i) {
-      if (auto order = jobs::ReadAttemptOrder(base::RealFileSystem(), attempt); order.ok()) order_ = *std::move(order);
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
-    ASSERT_FALSE(order_.token.empty()) << "no attempt was begun";
+    ASSERT_TRUE(testing_support::Soon([&] {
+      auto order = jobs::ReadAttemptOrder(base::RealFileSystem(), attempt);
+      if (order.ok()) order_ = *std::move(order);
+      return !order_.token.empty();
+    })) << "no attempt was begun";
     trainers_ = internal::v1::TrainerReportService::NewStub(
         grpc::CreateChannel(order_.report_address, grpc::InsecureChannelCredentials()));
   }
@@ -58,11 +59,10 @@ class TrainerReportTest : public AppTest {
     v1::CancelJobRequest cancel;
     cancel.set_name(job_.name());
     EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CancelJob, cancel, &job_).ok());
-    for (int i = 0; i < 600 && job_.state() != v1::JOB_STATE_CANCELLED; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_TRUE(testing_support::Soon([&] {
       job_ = Get();
-    }
-    EXPECT_EQ(job_.state(), v1::JOB_STATE_CANCELLED);
+      return job_.state() == v1::JOB_STATE_CANCELLED;
+    })) << job_.DebugString();
     AppTest::TearDown();
   }
   v1::Job Get() {
