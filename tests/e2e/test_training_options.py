@@ -185,19 +185,30 @@ def test_evaluation_set_may_have_another_format(train):
 
 def test_held_out_rows_are_evaluated_and_not_trained(train, tmp_path):
     """The same run as with the two parts as data sets of their own, which are found by the number of evaluated tokens."""
-    spec = {"base_model": "small", "train_dataset": "ragged", "eval_fraction": 0.25,
+    # No two pairs of rows have as many tokens together.
+    rows = [PAGE[9 * i: 9 * i + 30 + extra] for i, extra in enumerate((1, 2, 4, 8, 13, 21, 31, 45))]
+
+    def upload(name, chosen):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"text": rows[i]}) + "\n" for i in chosen))
+        train.server.run("datasets", "upload", path, "--name", name)
+
+    def predicted_tokens(i):  # all but the first of a row, and an end token
+        return len(train.server.json("tokenize", "small", "--text", rows[i])["tokens"])
+
+    upload("whole", range(8))
+    spec = {"base_model": "small", "train_dataset": "whole", "eval_fraction": 0.25,
             "qlora": {"r": 4, "seed": 5, "compute_dtype": "COMPUTE_DTYPE_F32"},
             "data": {"max_seq_len": 160, "packing": "PACKING_MODE_NONE"},
             "run": {"max_steps": 6, "micro_batch": 2, "eval_every": 3}}
     name, events = train.job(spec)
     evaluations = [event for event in events if event.get("type") == "eval"]
     assert len(evaluations) >= 3, events
-    held_out = [(i, j) for i in range(8) for j in range(i) if tokens_of(train, (j, i)) == evaluations[0]["tokens"]]
-    assert len(held_out) == 1, held_out
-    for part, rows in (("kept", [i for i in range(8) if i not in held_out[0]]), ("held", sorted(held_out[0]))):
-        path = tmp_path / f"{part}.jsonl"
-        path.write_text("".join(json.dumps({"text": ROWS[i]}) + "\n" for i in rows))
-        train.server.run("datasets", "upload", path, "--name", part)
+    tokens = [predicted_tokens(i) for i in range(8)]
+    held_out = [{i, j} for i in range(8) for j in range(i) if tokens[i] + tokens[j] == evaluations[0]["tokens"]]
+    assert len(held_out) == 1, (held_out, tokens)
+    upload("kept", [i for i in range(8) if i not in held_out[0]])
+    upload("held", sorted(held_out[0]))
     del spec["eval_fraction"]
     _, apart = train.job({**spec, "train_dataset": "kept", "eval_dataset": "held"})
     for kind, figure in (("step", "loss"), ("eval", "eval_loss")):
@@ -206,8 +217,3 @@ def test_held_out_rows_are_evaluated_and_not_trained(train, tmp_path):
     # A conversion evaluates the rows that the job held out.
     converted = train.server.json("models", "convert", name, "--to", "int8", "--name", f"{name}-int8")
     assert converted["report"]["eval_tokens"] == evaluations[0]["tokens"], converted
-
-
-def tokens_of(train, rows):
-    """The predicted tokens of these rows of ROWS: all but the first of each row, and an end token."""
-    return sum(len(train.server.json("tokenize", "small", "--text", ROWS[i])["tokens"]) for i in rows)
