@@ -58,12 +58,12 @@ def edit_config(**changes):
     return edit
 
 
-def edit_tensors(change):
+def edit_tensors(change, **metadata):
     def edit(path):
         file = path / "adapter_model.safetensors"
         tensors = load_file(file)
         change(tensors)
-        save_file(tensors, file, metadata={"format": "pt"})
+        save_file(tensors, file, metadata={"format": "pt", **metadata})
     return edit
 
 
@@ -93,7 +93,7 @@ def lying(path):
 
 
 SPOILED = {
-    "other_weights": (edit_config(nibble_base_digest="d" * 64), ["BASE_MISMATCH", "d" * 64]),
+    "other_weights": (edit_tensors(lambda tensors: None, nibble_base_digest="d" * 64), ["BASE_MISMATCH", "d" * 64]),
     "wider": (edit_tensors(wider), ["ADAPTER_SHAPE", Q_A, "[4, 65]", "[4, 64]"]),
     "missing": (edit_tensors(missing), ["ADAPTER_SHAPE", Q_A, "missing"]),
     "head": (edit_tensors(head), ["ADAPTER_SHAPE", "lm_head"]),
