@@ -117,7 +117,7 @@ def test_next_server_adopts_the_trainer_of_a_killed_server(undisturbed):
         got = server.json("jobs", "get", job)
         assert got["state"] == "RUNNING" and got["attempt"] == 1 and got["progress"]["step"] < STEPS
         adopted = [(entry["attempt"], entry["pid"]) for entry in server.logged("trainer adopted") if entry["job"] == job]
-        assert adopted == [("1", str(pid))]
+        assert adopted == [(1, pid)]
     finally:
         os.kill(pid, signal.SIGCONT)
     # One attempt ran every step once.
