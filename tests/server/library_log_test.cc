@@ -20,6 +20,7 @@ class LibraryLogTest : public ::testing::Test {
  protected:
   LibraryLogTest() {
     LogLibraries();
+    gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);  // as gRPC's own start does
     ::testing::internal::CaptureStderr();
   }
   // Lines since the test began.
