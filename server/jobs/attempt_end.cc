@@ -213,7 +213,7 @@ AttemptSupervisor::Decision AttemptSupervisor::DecisionOf(const StoredJob& job, 
   if (job.state == JobState::kCancelling) {
     t.to = JobState::kCancelled;
     t.attempt_state = "CANCELLED";
-    t.error = CancelledByUser(state_.files, state_.paths.attempts(job.id), job.id, live.progress);
+    t.error = CancelledByUser(job.id, live.progress);
     decision.said = {Kind::kStopped, t.error->code, t.error->reason, t.error->message};
   } else if (decision.said.kind == Kind::kSucceeded && job.state == JobState::kPreparing) {
     t.to = JobState::kRunning;  // It never reported RUNNING; the next call makes it SUCCEEDED.

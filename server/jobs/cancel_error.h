@@ -2,15 +2,12 @@
 #pragma once
 #include <string>
 
-#include "server/base/files.h"
 #include "server/jobs/stored_job.h"
 
 namespace nibble::jobs {
 
-// The message says what a pause would have kept, and which checkpoint below `attempts_directory` can still be
-// published. `progress` is the last that is known. The job must have no trainer. If the checkpoints cannot be read now,
-// the message does not mention them.
-JobError CancelledByUser(base::FileSystem& files, const std::string& attempts_directory, const std::string& job_id,
-                         const base::Json& progress);
+// The message says what a pause would have kept, and which checkpoint can still be published. Reads no disk: a cancel
+// must not wait for one. `progress`: the last that is known.
+JobError CancelledByUser(const std::string& job_id, const base::Json& progress);
 
 }  // namespace nibble::jobs

@@ -54,6 +54,8 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
   if (const auto* state = std::get_if<StateEvent>(&*body)) {
     Set(progress, "step", state->step);
     Set(progress, "max_steps", state->max_steps);
+    // Training begins at the step of a checkpoint, or at 0.
+    if (state->step.has_value()) progress["checkpoint_step"] = std::max(static_cast<std::int64_t>(Number(progress, "checkpoint_step")), *state->step);
     if (const auto runtime = line.body.find("runtime"); runtime != line.body.end()) progress["runtime"] = *runtime;
   } else if (const auto* step = std::get_if<StepEvent>(&*body)) {
     Set(progress, "step", step->step);
@@ -79,6 +81,7 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
     progress[served ? eval->what + "_eval" : "latest_eval"] = line.body;
     Highest(progress, "peak_memory_bytes", eval->peak_memory_bytes);
   } else {
+    if (const auto* saved = std::get_if<CheckpointEvent>(&*body)) Set(progress, "checkpoint_step", saved->step);
     return;
   }
   progress["update_time"] = line.time;

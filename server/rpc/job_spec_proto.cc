@@ -129,16 +129,21 @@ absl::StatusOr<const EnumValueDescriptor*> EnumOf(const Message& message, const 
   return value;
 }
 
+// The refusal names the value of a text or an enum, which may have other values that are implemented.
 absl::Status CheckFixed(const Message& message, const FieldDescriptor& field, const FixedField& fixed, const std::string& path) {
+  std::string named;
   if (field.cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
     NIBBLE_ASSIGN_OR_RETURN(const EnumValueDescriptor* value, EnumOf(message, field, path));
     if (value == nullptr) return absl::OkStatus();
+    named = ShortName(*value);
   }
   const int size = field.is_repeated() ? message.GetReflection()->FieldSize(message, &field) : 1;
   for (int i = 0; i < size; ++i) {
     std::string text;
     google::protobuf::TextFormat::PrintFieldValueToString(message, &field, field.is_repeated() ? i : -1, &text);
-    if (text != fixed.value) return Unimplemented(fixed.name);
+    if (text == fixed.value) continue;
+    if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING) named = message.GetReflection()->GetRepeatedString(message, &field, i).substr(0, 64);
+    return Unimplemented(named.empty() ? std::string(fixed.name) : StrCat(fixed.name, " ", named));
   }
   return absl::OkStatus();
 }
