@@ -249,7 +249,8 @@ TEST(CoverageTest, OnlyUnbuiltMethodsAreCoveredByTheTestOfTheUnbuilt) {
   }
 }
 
-// GetServerInfo lists every field that is refused as not built.
+// GetServerInfo lists every field that is refused as not built. For the fields of a job spec, which tables refuse, see
+// JobProtoTest.EveryFieldIsReadOrListedAsUnimplemented.
 TEST(CoverageTest, EveryUnbuiltFieldIsInTheList) {
   std::set<std::string> listed;
   for (const std::string name : rpc::kUnbuilt) listed.insert(name.substr(0, name.find(' ')));
@@ -262,7 +263,7 @@ TEST(CoverageTest, EveryUnbuiltFieldIsInTheList) {
       EXPECT_TRUE(listed.contains((*it)[1])) << entry.path() << ": " << (*it)[1];
     }
   }
-  EXPECT_GT(fields, 30);
+  EXPECT_GT(fields, 7);
 }
 
 // Maps each field of a message ("JobSpec.resume_from") to the comment above it.
@@ -338,7 +339,7 @@ std::set<std::string> ReasonsOfTheTables() {
 }
 
 TEST(ErrorsDocumentTest, EveryReasonHasACaseOverTheWireOrARowThatNamesItsTest) {
-  const std::string cases = Read("tests/server/rpc/error_details_test.cc");
+  const std::string cases = Read("tests/server/rpc/error_details_test.cc") + Read("tests/server/rpc/data_loss_test.cc");
   const auto elsewhere = Rows(kErrors, kErrorTests);
   const auto reasons = ReasonsOfTheTables();
   EXPECT_GT(reasons.size(), 60u);
