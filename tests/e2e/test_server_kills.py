@@ -435,8 +435,8 @@ def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directo
             check_one_writer(server)
             entries = server.logged("trainer adopted")[adopted:]
             adopted += len(entries)
-            standing = {(str(pid), *attempt_of(directory)) for pid, directory in frozen.items() if stands_still(pid)}
-            adopted_trainers = {(entry["pid"], entry["job"], int(entry["attempt"])) for entry in entries}
+            standing = {(pid, *attempt_of(directory)) for pid, directory in frozen.items() if stands_still(pid)}
+            adopted_trainers = {(entry["pid"], entry["job"], entry["attempt"]) for entry in entries}
             assert standing <= adopted_trainers, "a live trainer was not adopted"
         finally:
             send(frozen, signal.SIGCONT)
