@@ -335,6 +335,9 @@ STAYS_ZERO = {
     "Killed because of memory": "needs a memory cgroup",
     "Failed": "needs a checkpoint that cannot be written: R8",
 }
+MAY_BE_ZERO = {
+    "Adapters: trainer compared with server": "without AVX-512 both multiply in f32 in the same order",
+}
 
 
 def test_o3_panels_have_data(scraped):
@@ -351,7 +354,7 @@ def test_o3_panels_have_data(scraped):
         elif not any(float(value) for value in values):
             zero.add(title)
     assert asked >= 60 and empty == []
-    assert zero == set(STAYS_ZERO)
+    assert zero - set(MAY_BE_ZERO) == set(STAYS_ZERO)
 
 
 def test_rules_are_evaluated_without_errors_and_nothing_fires(scraped):
