@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -18,6 +19,7 @@
 #include "google/protobuf/reflection.h"
 #include "google/protobuf/text_format.h"
 #include "server/base/error.h"
+#include "server/base/mutex.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/job_spec_fields.h"
@@ -71,23 +73,37 @@ const FixedField* FindFixed(std::string_view name) {
   return found == std::end(kFixedFields) ? nullptr : found;
 }
 
-// The fields on the way to a field of jobs::SpecFields; none if it is converted by hand.
-std::vector<std::string> StepsOf(const char* api_path) { return absl::StrSplit(api_path, '.', absl::SkipEmpty()); }
+// The fields of messages on the way to a field of jobs::SpecFields, in the order of SpecFields<Spec>; none if the field
+// is converted by hand. `type`: the message of Spec. Found once: a page of jobs has a thousand specs.
+using Steps = std::vector<const FieldDescriptor*>;
+template <jobs::IsSpec Spec>
+const std::vector<Steps>& StepsOf(const Descriptor& type) {
+  static const std::vector<Steps>& all = *[&type] {
+    auto* found = new std::vector<Steps>;
+    jobs::ForEachField<Spec>([&](const auto& listed) {
+      Steps& steps = found->emplace_back();
+      const Descriptor* message = &type;
+      for (const std::string& name : std::vector<std::string>(absl::StrSplit(listed.api_path, '.', absl::SkipEmpty()))) {
+        steps.push_back(message->FindFieldByName(name));
+        message = steps.back()->message_type();
+      }
+    });
+    return found;
+  }();
+  return all;
+}
 
 std::string NameOf(const FieldDescriptor& field) { return StrCat(field.containing_type()->name(), ".", field.name()); }
 
 // Adds the fields of `type` that jobs::SpecFields lists, and the messages on the way to them.
 template <jobs::IsSpec Spec>
 void AddListed(const Descriptor& type, std::set<std::string>& names) {
+  std::size_t at = 0;
   jobs::ForEachField<Spec>([&](const auto& listed) {
     using Value = std::remove_cvref_t<decltype(std::declval<Spec>().*listed.member)>;
-    const Descriptor* message = &type;
-    for (const std::string& step : StepsOf(listed.api_path)) {
-      const FieldDescriptor* field = message->FindFieldByName(step);
-      names.insert(NameOf(*field));
-      message = field->message_type();
-    }
-    if constexpr (jobs::IsSpec<Value>) AddListed<Value>(*message, names);
+    const Steps& steps = StepsOf<Spec>(type)[at++];
+    for (const FieldDescriptor* field : steps) names.insert(NameOf(*field));
+    if constexpr (jobs::IsSpec<Value>) AddListed<Value>(*steps.back()->message_type(), names);
   });
 }
 
@@ -222,11 +238,12 @@ absl::Status Take(const Scalar& in, std::span<const char* const> choices, std::o
 template <jobs::IsSpec Spec>
 absl::Status TakeFields(const Message& in, const std::string& prefix, Spec& out) {
   absl::Status status;
+  std::size_t at = 0;
   jobs::ForEachField<Spec>([&](const auto& listed) {
     const Message* message = &in;
-    const std::vector<std::string> steps = StepsOf(listed.api_path);
+    const Steps& steps = StepsOf<Spec>(*in.GetDescriptor())[at++];
     for (std::size_t i = 0; status.ok() && i < steps.size(); ++i) {
-      const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(steps[i]);
+      const FieldDescriptor* field = steps[i];
       const Reflection& r = *message->GetReflection();
       if (field->is_repeated() ? r.FieldSize(*message, field) == 0 : !r.HasField(*message, field)) return;
       auto& value = out.*listed.member;
@@ -250,9 +267,11 @@ void Put(Message& message, const FieldDescriptor& field, const std::string& valu
     if (!value.empty()) r.SetString(&message, &field, value);
     return;
   }
-  for (int i = 0; i < field.enum_type()->value_count(); ++i) {
+  for (int i = 1; i < field.enum_type()->value_count(); ++i) {
     const EnumValueDescriptor* known = field.enum_type()->value(i);
-    if (known->number() != 0 && TextOf(*known) == value) r.SetEnum(&message, &field, known);
+    if (TextOf(*known) != value) continue;
+    r.SetEnum(&message, &field, known);
+    return;
   }
 }
 void Put(Message& message, const FieldDescriptor& field, std::int64_t value) {
@@ -273,35 +292,53 @@ void Put(Message& message, const FieldDescriptor& field, const std::optional<Val
   if (value.has_value()) Put(message, field, *value);
 }
 
-// Writes the fixed fields of a message that are shown.
-void PutFixed(Message& message) {
-  for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
-    const FieldDescriptor* field = message.GetDescriptor()->field(i);
+// A message that has only the fixed fields that are shown.
+std::unique_ptr<Message> MakeFixed(const Message& like) {
+  std::unique_ptr<Message> made(like.New());
+  for (int i = 0; i < like.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = like.GetDescriptor()->field(i);
     const FixedField* fixed = FindFixed(NameOf(*field));
     if (fixed == nullptr || !fixed->is_shown || IsListed(*field)) continue;
-    google::protobuf::TextFormat::ParseFieldValueFromString(std::string(fixed->value), field, &message);
+    google::protobuf::TextFormat::ParseFieldValueFromString(std::string(fixed->value), field, made.get());
   }
+  return made;
+}
+
+// Makes a new message one with its fixed fields.
+void PutFixed(Message& message) {
+  static base::Mutex& mutex = *new base::Mutex;
+  static auto& made = *new std::map<const Descriptor*, std::unique_ptr<Message>>;
+  const Message* fixed = nullptr;
+  {
+    base::MutexLock lock(mutex);
+    std::unique_ptr<Message>& known = made[message.GetDescriptor()];
+    if (known == nullptr) known = MakeFixed(message);
+    fixed = known.get();
+  }
+  message.CopyFrom(*fixed);
 }
 
 template <jobs::IsSpec Spec>
 void PutFields(const Spec& in, const std::string& method, Message& out) {
   PutFixed(out);
+  std::size_t at = 0;
   jobs::ForEachField<Spec>([&](const auto& listed) {
     const auto& value = in.*listed.member;
     using Value = std::remove_cvref_t<decltype(value)>;
     Message* message = &out;
-    const std::vector<std::string> steps = StepsOf(listed.api_path);
+    const Steps& steps = StepsOf<Spec>(*out.GetDescriptor())[at++];
     if (listed.is_method && method != listed.name) return;
     for (std::size_t i = 0; i < steps.size(); ++i) {
-      const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(steps[i]);
+      const FieldDescriptor* field = steps[i];
       if constexpr (jobs::IsSpec<Value>) {
         PutFields(value, method, *message->GetReflection()->MutableMessage(message, field));
       } else if constexpr (!std::is_same_v<Value, std::map<std::string, std::string>>) {
         if (i + 1 == steps.size()) {
           Put(*message, *field, value);
         } else {
+          const bool is_new = !message->GetReflection()->HasField(*message, field);
           message = message->GetReflection()->MutableMessage(message, field);
-          PutFixed(*message);
+          if (is_new) PutFixed(*message);
         }
       }
     }
