@@ -267,12 +267,15 @@ void Put(Message& message, const FieldDescriptor& field, const std::string& valu
     if (!value.empty()) r.SetString(&message, &field, value);
     return;
   }
-  for (int i = 1; i < field.enum_type()->value_count(); ++i) {
-    const EnumValueDescriptor* known = field.enum_type()->value(i);
-    if (TextOf(*known) != value) continue;
-    r.SetEnum(&message, &field, known);
-    return;
+  static base::Mutex& mutex = *new base::Mutex;
+  static auto& texts = *new std::map<const EnumDescriptor*, std::vector<std::string>>;  // of the values from 1 on
+  base::MutexLock lock(mutex);
+  std::vector<std::string>& known = texts[field.enum_type()];
+  for (int i = static_cast<int>(known.size()) + 1; i < field.enum_type()->value_count(); ++i) {
+    known.push_back(TextOf(*field.enum_type()->value(i)));
   }
+  const auto found = std::find(known.begin(), known.end(), value);
+  if (found != known.end()) r.SetEnum(&message, &field, field.enum_type()->value(static_cast<int>(found - known.begin()) + 1));
 }
 void Put(Message& message, const FieldDescriptor& field, std::int64_t value) {
   const Reflection& r = *message.GetReflection();
