@@ -19,7 +19,7 @@ namespace nibble::cli {
 namespace {
 
 constexpr int kMinWidth = 20, kMaxWidth = 1000;
-constexpr int kUnknownWidth = 100;  // of an output that is no terminal
+constexpr int kUnknownWidth = 100;  // if the output is not a terminal
 
 struct CompareOptions {
   std::string a, b, prompts;

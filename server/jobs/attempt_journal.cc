@@ -90,7 +90,7 @@ absl::Status AttemptSupervisor::IngestLines(Live& live, const std::vector<Journa
       NIBBLE_RETURN_IF_ERROR(flush());
       return base::FieldError("sequence", StrCat("is ", line.sequence, ", wanted ", expected, ": lines are missing"));
     }
-    const std::optional<EventBody> body = Decode(line.type, line.body);
+    const auto body = line.type == StateEvent::kType ? Decode(line.type, line.body) : std::nullopt;
     const auto* state = body.has_value() ? std::get_if<StateEvent>(&*body) : nullptr;
     if (state != nullptr && state->state == Name(JobState::kRunning)) {
       NIBBLE_RETURN_IF_ERROR(flush());

@@ -113,7 +113,7 @@ class AttemptSupervisor {
   absl::Status VerifyOutput(Ended& ended);
   // False while the output is being hashed; an error if it cannot be read now.
   absl::StatusOr<bool> TakeOutput(Ended& ended);
-  // What the end of an attempt makes of its job.
+  // How the end of an attempt changes its job.
   struct Decision {
     Transition transition;  // without events
     Verdict said;           // for the event, and the error of a failed job

@@ -34,7 +34,6 @@ namespace {
 using base::FieldError;
 using base::StrCat;
 using google::protobuf::Descriptor;
-using google::protobuf::EnumDescriptor;
 using google::protobuf::EnumValueDescriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
@@ -64,7 +63,7 @@ constexpr FixedField kFixedFields[] = {
     {"QLoraMethod.nf4_block", "64"},
     {"RunConfig.keep_best", "false", false},
 };
-// Fields that this file converts by hand, or that may have every value.
+// Fields that this file converts by hand, or whose values are all accepted.
 constexpr std::string_view kOtherFields[] = {"BitNetQatMethod.warmup_lambda", "JobSpec.device", "JobSpec.labels",
                                              "RunConfig.deterministic"};
 
@@ -267,15 +266,12 @@ void Put(Message& message, const FieldDescriptor& field, const std::string& valu
     if (!value.empty()) r.SetString(&message, &field, value);
     return;
   }
-  static base::Mutex& mutex = *new base::Mutex;
-  static auto& texts = *new std::map<const EnumDescriptor*, std::vector<std::string>>;  // of the values from 1 on
-  base::MutexLock lock(mutex);
-  std::vector<std::string>& known = texts[field.enum_type()];
-  for (int i = static_cast<int>(known.size()) + 1; i < field.enum_type()->value_count(); ++i) {
-    known.push_back(TextOf(*field.enum_type()->value(i)));
+  for (int i = 1; i < field.enum_type()->value_count(); ++i) {
+    const EnumValueDescriptor* known = field.enum_type()->value(i);
+    if (TextOf(*known) != value) continue;
+    r.SetEnum(&message, &field, known);
+    return;
   }
-  const auto found = std::find(known.begin(), known.end(), value);
-  if (found != known.end()) r.SetEnum(&message, &field, field.enum_type()->value(static_cast<int>(found - known.begin()) + 1));
 }
 void Put(Message& message, const FieldDescriptor& field, std::int64_t value) {
   const Reflection& r = *message.GetReflection();
@@ -307,7 +303,7 @@ std::unique_ptr<Message> MakeFixed(const Message& like) {
   return made;
 }
 
-// Makes a new message one with its fixed fields.
+// Sets the fixed fields of a new message.
 void PutFixed(Message& message) {
   static base::Mutex& mutex = *new base::Mutex;
   static auto& made = *new std::map<const Descriptor*, std::unique_ptr<Message>>;

@@ -54,7 +54,7 @@ def walk(tmp_path_factory):
 
 
 def output_of(walk, command):
-    """What the only block with this command printed."""
+    """Returns the output of the only block with this command."""
     printed, = (output for text, output in walk[1] if command in text)
     return printed
 
