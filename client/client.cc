@@ -113,12 +113,9 @@ absl::Status Client::GenerateStream(const v1::GenerateRequest& request, bool cha
         return started && !ended && index >= 0 && index < outputs && !finished[static_cast<std::size_t>(index)];
       };
       switch (reply.event_case()) {
-        case v1::GenerateReply::kStart:
-          return !std::exchange(started, true);
-        case v1::GenerateReply::kPromptLogprobs:
-          return started && !ended;
-        case v1::GenerateReply::kDelta:
-          return open(reply.delta().index());
+        case v1::GenerateReply::kStart: return !std::exchange(started, true);
+        case v1::GenerateReply::kPromptLogprobs: return started && !ended;
+        case v1::GenerateReply::kDelta: return open(reply.delta().index());
         case v1::GenerateReply::kFinish:
           if (!open(reply.finish().index())) return false;
           finished[static_cast<std::size_t>(reply.finish().index())] = true;
@@ -126,8 +123,7 @@ absl::Status Client::GenerateStream(const v1::GenerateRequest& request, bool cha
         case v1::GenerateReply::kUsage:
           if (std::find(finished.begin(), finished.end(), false) != finished.end()) return false;
           return !std::exchange(ended, true);
-        case v1::GenerateReply::EVENT_NOT_SET:
-          return false;
+        case v1::GenerateReply::EVENT_NOT_SET: return false;
       }
       return false;
     };

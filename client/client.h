@@ -73,8 +73,8 @@ class Client {
                                             const OnProgress& progress);
   // Streams the files of a model (client/files_to_send.h), as UploadDataset does. ImportModelRequest takes the
   // upload_id of the response.
-  absl::StatusOr<v1::UploadModelResponse> UploadModel(v1::UploadModelHeader header, const std::vector<FileToSend>& files,
-                                                      const OnProgress& progress);
+  absl::StatusOr<v1::UploadModelResponse> UploadModel(v1::UploadModelHeader header,
+                                                      const std::vector<FileToSend>& files, const OnProgress& progress);
   // Writes the files of an export under `directory`, which it creates; each file appears complete or not at all. Checks
   // paths, sizes and digests (DataLoss, InvalidArgument). Returns the files with their digests.
   absl::StatusOr<std::vector<v1::FileEntry>> DownloadArtifact(const std::string& artifact_id,
@@ -130,7 +130,8 @@ class Client {
   absl::Status Retry(const std::function<absl::Status()>& call);
   // Runs one stream after the other, each with what has arrived so far, until the upload is complete or fails for good.
   // `resumed`: the server already has the upload.
-  absl::Status RetryUpload(const std::string& id, bool resumed, const std::function<absl::Status(const v1::Upload& arrived)>& stream);
+  absl::Status RetryUpload(const std::string& id, bool resumed,
+                           const std::function<absl::Status(const v1::Upload& arrived)>& stream);
   absl::Status WaitInto(google::longrunning::Operation operation, const OnProgress& progress,
                         google::protobuf::Message& response);
   static void SetDeadline(grpc::ClientContext& context, absl::Duration deadline);

@@ -88,8 +88,7 @@ absl::StatusOr<std::vector<FileToSend>> FilesToImport(const std::string& path) {
     files.push_back(std::move(file));
   }
   if (files.empty()) {
-    return base::FieldError(
-        "path", base::StrCat(path, " contains no config.json, adapter_config.json or .gguf file"));
+    return base::FieldError("path", base::StrCat(path, " contains no config.json, adapter_config.json or .gguf file"));
   }
   if (!directory_model && files.size() > 1) {
     return base::FieldError(

@@ -41,7 +41,9 @@ class Exchange {
   HttpReply TakeReply() {
     auto response = parser_.release();
     const auto type = response[beast::http::field::content_type];
-    return {response.result_int() <= 999 ? static_cast<int>(response.result_int()) : 0, {type.data(), type.size()}, std::move(response.body())};
+    return {response.result_int() <= 999 ? static_cast<int>(response.result_int()) : 0,
+            {type.data(), type.size()},
+            std::move(response.body())};
   }
 
  private:
@@ -82,7 +84,8 @@ absl::StatusOr<HttpReply> HttpGet(const std::string& address, const std::string&
     io.run();
     error = exchange.error();
   }
-  if (error) return absl::UnavailableError(base::StrCat("no answer from http://", address, path, ": ", error.message()));
+  if (error)
+    return absl::UnavailableError(base::StrCat("no answer from http://", address, path, ": ", error.message()));
   return exchange.TakeReply();
 }
 

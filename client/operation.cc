@@ -29,9 +29,9 @@ absl::Status Client::WaitForEnd(google::longrunning::Operation& operation, const
   while (!operation.done()) {
     Report(operation, progress);
     if (absl::Now() > end) {
-      return absl::DeadlineExceededError(base::StrCat("operation ", operation.name(),
-                                                      " is still running on the server; wait with: ",
-                                                      "nibble operations wait ", operation.name()));
+      return absl::DeadlineExceededError(
+          base::StrCat("operation ", operation.name(),
+                       " is still running on the server; wait with: ", "nibble operations wait ", operation.name()));
     }
     const absl::Time asked = absl::Now();
     absl::StatusOr<google::longrunning::Operation> now = absl::UnimplementedError("");

@@ -32,7 +32,9 @@ class AddToken final : public experimental::Interceptor {
 class AddTokenFactory final : public experimental::ClientInterceptorFactoryInterface {
  public:
   explicit AddTokenFactory(const std::string& token) : header_("Bearer " + token) {}
-  experimental::Interceptor* CreateClientInterceptor(experimental::ClientRpcInfo*) override { return new AddToken(header_); }
+  experimental::Interceptor* CreateClientInterceptor(experimental::ClientRpcInfo*) override {
+    return new AddToken(header_);
+  }
 
  private:
   const std::string header_;
@@ -49,7 +51,8 @@ bool IsLoopback(const std::string& server) {
 
 absl::Status CheckSecurity(const std::string& server, const Security& security, bool insecure) {
   if (security.token.empty()) return absl::OkStatus();
-  const bool visible = std::all_of(security.token.begin(), security.token.end(), [](char c) { return c > ' ' && c < 127; });
+  const bool visible =
+      std::all_of(security.token.begin(), security.token.end(), [](char c) { return c > ' ' && c < 127; });
   if (!visible) return base::FieldError("--token-file", "want one token: visible ASCII characters, no spaces");
   if (security.tls || insecure || IsLoopback(server)) return absl::OkStatus();
   return base::FieldError("--token-file",
@@ -57,7 +60,8 @@ absl::Status CheckSecurity(const std::string& server, const Security& security, 
                                        "--insecure, if you trust the network)"));
 }
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server, const Security& security, grpc::ChannelArguments arguments) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server, const Security& security,
+                                           grpc::ChannelArguments arguments) {
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
   if (security.tls) {
     credentials = grpc::SslCredentials({security.root_certificates, security.key, security.certificate});

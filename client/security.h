@@ -14,13 +14,14 @@ struct Security {
   std::string root_certificates;  // PEM; "": the system's certificates
   std::string certificate;        // PEM of this client, with `key`; "": no client certificate
   std::string key;
-  std::string server_name;        // expected in the server's certificate; "": the host of the connection
-  std::string token;              // sent with every call; "": no token
+  std::string server_name;  // expected in the server's certificate; "": the host of the connection
+  std::string token;        // sent with every call; "": no token
 };
 
 // InvalidArgument when the token would cross a network in plaintext, or has invalid characters.
 absl::Status CheckSecurity(const std::string& server, const Security& security, bool insecure);
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server, const Security& security, grpc::ChannelArguments arguments);
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server, const Security& security,
+                                           grpc::ChannelArguments arguments);
 
 }  // namespace nibble::client

@@ -89,7 +89,8 @@ class Upload {
       if (sent > size) break;
       digest_.Update(chunk);
       if (sent > skip) {
-        if (const std::int64_t fresh = sent - skip; fresh < bytes) chunk.erase(0, static_cast<std::size_t>(bytes - fresh));
+        if (const std::int64_t fresh = sent - skip; fresh < bytes)
+          chunk.erase(0, static_cast<std::size_t>(bytes - fresh));
         Message message;
         message.set_chunk(std::move(chunk));
         Write(message);
@@ -132,8 +133,7 @@ absl::StatusOr<v1::Dataset> Client::UploadDataset(const std::string& path, v1::U
     NIBBLE_ASSIGN_OR_RETURN(File file, Open(path));
     if (std::fseek(file.get(), 0, SEEK_END) != 0 || (size = std::ftell(file.get())) < 0 ||
         size == std::numeric_limits<long>::max()) {  // The value for a directory.
-      return base::WithReason(absl::InvalidArgumentError(base::StrCat(path, " is not a readable file")),
-                              "FILE");
+      return base::WithReason(absl::InvalidArgumentError(base::StrCat(path, " is not a readable file")), "FILE");
     }
   }
   header.set_size_bytes(size);
@@ -145,7 +145,8 @@ absl::StatusOr<v1::Dataset> Client::UploadDataset(const std::string& path, v1::U
     SetDeadline(context, options_.long_deadline);
     dataset.Clear();
     header.set_resume_offset(arrived.committed_bytes());
-    Upload<v1::UploadDatasetRequest> upload(context, stubs_->datasets->UploadDataset(&context, &dataset), size, progress);
+    Upload<v1::UploadDatasetRequest> upload(context, stubs_->datasets->UploadDataset(&context, &dataset), size,
+                                            progress);
     v1::UploadDatasetRequest message;
     *message.mutable_header() = header;
     upload.Write(message);
@@ -156,7 +157,8 @@ absl::StatusOr<v1::Dataset> Client::UploadDataset(const std::string& path, v1::U
   return dataset;
 }
 
-absl::StatusOr<v1::UploadModelResponse> Client::UploadModel(v1::UploadModelHeader header, const std::vector<FileToSend>& files,
+absl::StatusOr<v1::UploadModelResponse> Client::UploadModel(v1::UploadModelHeader header,
+                                                            const std::vector<FileToSend>& files,
                                                             const OnProgress& progress) {
   std::int64_t total = 0;
   for (const FileToSend& file : files) total += file.size_bytes;

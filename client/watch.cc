@@ -138,8 +138,8 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
     }
     // The log of a final job is complete. After a broken stream the next one brings the missing events.
     if (over_at_start && cursor.last() >= last_at_start) cursor.SetFinal();
-    // The connection works again if the stream brought messages, unless other calls of the watch failed or only GetJob is
-    // left: those could fail forever while every new stream brings messages.
+    // The connection works again if the stream brought messages, unless other calls of the watch failed or only GetJob
+    // is left: those could fail forever while every new stream brings messages.
     if (read_any && other_calls_work && !cursor.final()) {
       lost_since = absl::InfiniteFuture();
       wait = options_.first_wait;

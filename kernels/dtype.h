@@ -1,4 +1,5 @@
-// Element types, and bf16 / f16 conversion by integer arithmetic: round to nearest even, the same bits on every machine.
+// Element types, and bf16 / f16 conversion by integer arithmetic: round to nearest even, the same bits on every
+// machine.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -9,9 +10,13 @@ enum class DType : std::uint8_t { kF32, kBF16, kF16, kI8, kU8, kI16, kI32, kI64 
 
 constexpr std::int64_t SizeOf(DType dtype) {
   switch (dtype) {
-    case DType::kF32: case DType::kI32: return 4;
-    case DType::kBF16: case DType::kF16: case DType::kI16: return 2;
-    case DType::kI8: case DType::kU8: return 1;
+    case DType::kF32:
+    case DType::kI32: return 4;
+    case DType::kBF16:
+    case DType::kF16:
+    case DType::kI16: return 2;
+    case DType::kI8:
+    case DType::kU8: return 1;
     case DType::kI64: return 8;
   }
   return 0;
@@ -55,8 +60,12 @@ inline BF16 ToBF16(float x) {
 template <typename T>
 T RoundTo(float x);
 template <>
-inline float RoundTo<float>(float x) { return x; }
+inline float RoundTo<float>(float x) {
+  return x;
+}
 template <>
-inline BF16 RoundTo<BF16>(float x) { return ToBF16(x); }
+inline BF16 RoundTo<BF16>(float x) {
+  return ToBF16(x);
+}
 
 }  // namespace nibble::kernels

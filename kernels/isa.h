@@ -9,8 +9,8 @@ namespace nibble::kernels {
 enum class Isa { kPlain = 0, kAvx2 = 1, kAvx512 = 2 };
 
 Isa DetectIsa();
-bool HasBf16Dot();  // vdpbf16ps, which some machines with kAvx512 have
-const char* Name(Isa isa);                          // "plain", "avx2", "avx512"
+bool HasBf16Dot();                                   // vdpbf16ps, which some machines with kAvx512 have
+const char* Name(Isa isa);                           // "plain", "avx2", "avx512"
 std::optional<Isa> ParseIsa(std::string_view text);  // nullopt for any other text
 
 }  // namespace nibble::kernels

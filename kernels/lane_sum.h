@@ -1,5 +1,5 @@
-// The order in which the plain loops sum in f64: 16 virtual lanes, lane l takes terms l, l + 16, ..., then a fixed tree.
-// The fast paths have Vec::Sum64.
+// The order in which the plain loops sum in f64: 16 virtual lanes, lane l takes terms l, l + 16, ..., then a fixed
+// tree. The fast paths have Vec::Sum64.
 #pragma once
 #include <cstdint>
 

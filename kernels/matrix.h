@@ -15,7 +15,9 @@ struct ConstMatrix {
   std::int64_t stride = 0;  // elements, >= cols
 
   template <typename T>
-  const T* Row(std::int64_t r) const { return static_cast<const T*>(data) + r * stride; }
+  const T* Row(std::int64_t r) const {
+    return static_cast<const T*>(data) + r * stride;
+  }
 };
 
 struct Matrix {
@@ -26,7 +28,9 @@ struct Matrix {
   std::int64_t stride = 0;
 
   template <typename T>
-  T* Row(std::int64_t r) const { return static_cast<T*>(data) + r * stride; }
+  T* Row(std::int64_t r) const {
+    return static_cast<T*>(data) + r * stride;
+  }
   operator ConstMatrix() const { return {data, dtype, rows, cols, stride}; }  // NOLINT: a view of a view
 };
 

@@ -3,7 +3,8 @@
 // nothing is added across lanes. Each output is one chain over the pairs in order, whatever the number of rows and
 // threads. Only AVX-512 paths include this file; everything is in an anonymous namespace, so that no instantiation is
 // linked into another path. A Weights class has
-//   Load(row, block, low, high)             two vectors of sixteen pairs: elements [64 * block, 64 * block + 64) of a row, 0 past K
+//   Load(row, block, low, high)             two vectors of sixteen pairs: elements [64 * block, 64 * block + 64) of a
+//   row, 0 past K
 #pragma once
 #include <immintrin.h>
 
@@ -28,7 +29,15 @@ class PairProduct {
  public:
   // x [M, K] bf16; y [M, N] f32 | bf16; bias [N] or null.
   PairProduct(const ConstMatrix& x, const Weights& w, const float* bias, const Matrix& y, const Stream& stream)
-      : x_(x), w_(w), bias_(bias), y_(y), stream_(stream), m_(x.rows), n_(w.rows()), k_(x.cols), blocks_((k_ + kBlock - 1) / kBlock) {}
+      : x_(x),
+        w_(w),
+        bias_(bias),
+        y_(y),
+        stream_(stream),
+        m_(x.rows),
+        n_(w.rows()),
+        k_(x.cols),
+        blocks_((k_ + kBlock - 1) / kBlock) {}
 
   LaunchResult Run() {
     if (k_ % kBlock != 0) {
@@ -56,8 +65,8 @@ class PairProduct {
 
  private:
   static constexpr std::int64_t kBlock = 64;
-  static constexpr std::int64_t kPairs = kBlock / 2;       // per block
-  static constexpr std::int64_t kChunkBlocks = 16;         // per chunk of K: a panel of 64 columns then takes 128 KiB
+  static constexpr std::int64_t kPairs = kBlock / 2;  // per block
+  static constexpr std::int64_t kChunkBlocks = 16;    // per chunk of K: a panel of 64 columns then takes 128 KiB
 
   struct Free {
     void operator()(void* p) const { ::operator delete(p, std::align_val_t{64}); }
@@ -99,7 +108,8 @@ class PairProduct {
 
   // Writes blocks [first, first + count) of the sixteen rows from n into sixteen columns of a panel, with zeros past N
   // and past K.
-  NIBBLE_BF16_DOT void Fill(std::int64_t n, std::int64_t first, std::int64_t count, std::int64_t width, BF16* out) const {
+  NIBBLE_BF16_DOT void Fill(std::int64_t n, std::int64_t first, std::int64_t count, std::int64_t width,
+                            BF16* out) const {
     for (std::int64_t b = first; b < first + count; ++b) {
       __m512i low[16], high[16];
       for (int r = 0; r < 16; ++r) {
@@ -121,7 +131,8 @@ class PairProduct {
   }
 
   template <int kRows, int kVectors>
-  NIBBLE_BF16_DOT void Multiply(std::int64_t row, std::int64_t first_k, std::int64_t pairs, const BF16* w, float* sums, bool add) const {
+  NIBBLE_BF16_DOT void Multiply(std::int64_t row, std::int64_t first_k, std::int64_t pairs, const BF16* w, float* sums,
+                                bool add) const {
     __m512 sum[kRows][kVectors];
     const BF16* x[kRows];
     for (int i = 0; i < kRows; ++i) {
@@ -149,7 +160,8 @@ class PairProduct {
 
   // Multiplies `rows` rows, 1 <= rows <= kRows: the last tile may have fewer than kRows.
   template <int kRows, int kVectors>
-  void MultiplyRows(int rows, std::int64_t row, std::int64_t first_k, std::int64_t pairs, const BF16* w, float* sums, bool add) const {
+  void MultiplyRows(int rows, std::int64_t row, std::int64_t first_k, std::int64_t pairs, const BF16* w, float* sums,
+                    bool add) const {
     if constexpr (kRows > 1) {
       if (rows < kRows) return MultiplyRows<kRows - 1, kVectors>(rows, row, first_k, pairs, w, sums, add);
     }

@@ -17,11 +17,11 @@ class DenseLibrary;
 // Borrows everything it points to. On the CPU an op has finished when it returns; on CUDA it is stream-ordered.
 struct Stream {
   DeviceKind device = DeviceKind::kCpu;
-  Isa isa = Isa::kPlain;               // the highest path that may be taken
-  ThreadPool* pool = nullptr;          // null: everything on the calling thread
-  LaunchCounter* launches = nullptr;   // null: not counted
-  DenseLibrary* library = nullptr;     // BEST_EFFORT product on the CPU; if null, ops that need it fail
-  CudaContext* cuda = nullptr;         // the CUDA stream with its plans and scratch (kernels/cuda/cuda_context.h)
+  Isa isa = Isa::kPlain;              // the highest path that may be taken
+  ThreadPool* pool = nullptr;         // null: everything on the calling thread
+  LaunchCounter* launches = nullptr;  // null: not counted
+  DenseLibrary* library = nullptr;    // BEST_EFFORT product on the CPU; if null, ops that need it fail
+  CudaContext* cuda = nullptr;        // the CUDA stream with its plans and scratch (kernels/cuda/cuda_context.h)
 
   // Runs body over [0, n) on the pool, or on the calling thread without a pool.
   void ParallelFor(std::int64_t n, std::int64_t grain,

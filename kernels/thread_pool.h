@@ -25,7 +25,8 @@ class ThreadPool {
   // Calls body(begin, end) over disjoint ranges that cover [0, n); the length of each, except the last, is a multiple
   // of `grain`. Returns when all calls have returned. body must not call ParallelFor of this pool and must not throw.
   // Virtual, so that the trainer can use torch's threads instead: two sets of threads would compete for the cores.
-  virtual void ParallelFor(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
+  virtual void ParallelFor(std::int64_t n, std::int64_t grain,
+                           const std::function<void(std::int64_t, std::int64_t)>& body);
 
  private:
   void Work();
@@ -43,10 +44,10 @@ class ThreadPool {
   const std::function<void(std::int64_t, std::int64_t)>* body_ = nullptr;  // null: nothing to join
   std::int64_t n_ = 0;
   std::int64_t chunk_ = 0;
-  std::atomic<std::int64_t> next_{0};      // first index not yet taken
-  std::atomic<int> helpers_{0};            // threads that joined the call; incremented under mutex_ while body_ is set
-  std::uint64_t call_ = 0;                 // calls so far, plus one for the destructor
-  std::atomic<std::uint64_t> posted_{0};   // call_, for the spinning threads
+  std::atomic<std::int64_t> next_{0};     // first index not yet taken
+  std::atomic<int> helpers_{0};           // threads that joined the call; incremented under mutex_ while body_ is set
+  std::uint64_t call_ = 0;                // calls so far, plus one for the destructor
+  std::atomic<std::uint64_t> posted_{0};  // call_, for the spinning threads
   int spins_ = 0;
   bool stop_ = false;
   std::vector<std::thread> threads_;

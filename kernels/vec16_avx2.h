@@ -16,9 +16,7 @@ struct Vec16Avx2 {
 
   static Vec16Avx2 Set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
   static Vec16Avx2 Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-  static __m256 Widen(__m128i bits) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-  }
+  static __m256 Widen(__m128i bits) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)); }
   static Vec16Avx2 Load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
   static Vec16Avx2 Load(const BF16* p) {
     return {Widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),

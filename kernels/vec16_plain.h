@@ -20,11 +20,19 @@ struct Vec16Plain {
     for (int i = 0; i < kLanes; ++i) r.lane[i] = f(i);
     return r;
   }
-  static Vec16Plain Set1(float x) { return Each([&](int) { return x; }); }
+  static Vec16Plain Set1(float x) {
+    return Each([&](int) { return x; });
+  }
   static Vec16Plain Zero() { return Set1(0.0f); }
-  static Vec16Plain Load(const float* p) { return Each([&](int i) { return p[i]; }); }
-  static Vec16Plain Load(const BF16* p) { return Each([&](int i) { return ToFloat(p[i]); }); }
-  static Vec16Plain Load(const std::int8_t* p) { return Each([&](int i) { return static_cast<float>(p[i]); }); }
+  static Vec16Plain Load(const float* p) {
+    return Each([&](int i) { return p[i]; });
+  }
+  static Vec16Plain Load(const BF16* p) {
+    return Each([&](int i) { return ToFloat(p[i]); });
+  }
+  static Vec16Plain Load(const std::int8_t* p) {
+    return Each([&](int i) { return static_cast<float>(p[i]); });
+  }
   template <typename T>
   static Vec16Plain LoadPartial(const T* p, int n, float fill = 0.0f) {
     return Each([&](int i) { return i < n ? ToFloat(p[i]) : fill; });
@@ -38,10 +46,18 @@ struct Vec16Plain {
     for (int i = 0; i < n; ++i) p[i] = RoundTo<T>(lane[i]);
   }
 
-  friend Vec16Plain operator+(Vec16Plain a, Vec16Plain b) { return Each([&](int i) { return a.lane[i] + b.lane[i]; }); }
-  friend Vec16Plain operator-(Vec16Plain a, Vec16Plain b) { return Each([&](int i) { return a.lane[i] - b.lane[i]; }); }
-  friend Vec16Plain operator*(Vec16Plain a, Vec16Plain b) { return Each([&](int i) { return a.lane[i] * b.lane[i]; }); }
-  friend Vec16Plain operator/(Vec16Plain a, Vec16Plain b) { return Each([&](int i) { return a.lane[i] / b.lane[i]; }); }
+  friend Vec16Plain operator+(Vec16Plain a, Vec16Plain b) {
+    return Each([&](int i) { return a.lane[i] + b.lane[i]; });
+  }
+  friend Vec16Plain operator-(Vec16Plain a, Vec16Plain b) {
+    return Each([&](int i) { return a.lane[i] - b.lane[i]; });
+  }
+  friend Vec16Plain operator*(Vec16Plain a, Vec16Plain b) {
+    return Each([&](int i) { return a.lane[i] * b.lane[i]; });
+  }
+  friend Vec16Plain operator/(Vec16Plain a, Vec16Plain b) {
+    return Each([&](int i) { return a.lane[i] / b.lane[i]; });
+  }
   // a * b + c in one rounding.
   static Vec16Plain Fma(Vec16Plain a, Vec16Plain b, Vec16Plain c) {
     return Each([&](int i) { return std::fma(a.lane[i], b.lane[i], c.lane[i]); });
@@ -53,10 +69,16 @@ struct Vec16Plain {
   static Vec16Plain Min(Vec16Plain a, Vec16Plain b) {
     return Each([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
   }
-  static Vec16Plain Abs(Vec16Plain a) { return Each([&](int i) { return std::fabs(a.lane[i]); }); }
-  static Vec16Plain Sqrt(Vec16Plain a) { return Each([&](int i) { return std::sqrt(a.lane[i]); }); }
+  static Vec16Plain Abs(Vec16Plain a) {
+    return Each([&](int i) { return std::fabs(a.lane[i]); });
+  }
+  static Vec16Plain Sqrt(Vec16Plain a) {
+    return Each([&](int i) { return std::sqrt(a.lane[i]); });
+  }
   // Round to nearest, ties to even.
-  static Vec16Plain Rne(Vec16Plain a) { return Each([&](int i) { return std::nearbyint(a.lane[i]); }); }
+  static Vec16Plain Rne(Vec16Plain a) {
+    return Each([&](int i) { return std::nearbyint(a.lane[i]); });
+  }
   // a * 2^n for integral n in [-126, 127], one exact multiplication.
   static Vec16Plain Scale2(Vec16Plain a, Vec16Plain n) {
     return Each([&](int i) {

@@ -17,7 +17,9 @@ class WeightBuffer {
   std::uint8_t* data() const { return data_.get(); }
   std::int64_t size() const { return data_ == nullptr ? 0 : size_; }
   template <typename T>
-  T* As() const { return reinterpret_cast<T*>(data_.get()); }
+  T* As() const {
+    return reinterpret_cast<T*>(data_.get());
+  }
 
  private:
   struct Free {

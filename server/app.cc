@@ -172,8 +172,10 @@ absl::Status App::State::OpenState() {
 }
 
 absl::Status App::State::OpenJobs() {
-  NIBBLE_ASSIGN_OR_RETURN(database, jobs::Database::Open(state->paths.database(), [this] { return state->reserve->Release(); }));
-  runner = jobs::MakeLocalRunner({.trainer_path = options.trainer_path, .environment = jobs::TrainerEnvironment(options.environment)});
+  NIBBLE_ASSIGN_OR_RETURN(database,
+                          jobs::Database::Open(state->paths.database(), [this] { return state->reserve->Release(); }));
+  runner = jobs::MakeLocalRunner(
+      {.trainer_path = options.trainer_path, .environment = jobs::TrainerEnvironment(options.environment)});
   jobs::ControllerOptions control;
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
   control.ageing = absl::Seconds(options.job_ageing_s);
@@ -198,9 +200,10 @@ absl::Status App::State::OpenJobs() {
     const auto reason = kube::ReadLastExitReason(*pod);
     control.container_out_of_memory = reason.ok() && *reason == kube::kOomKilled;
     if (!reason.ok()) {
-      base::LogWarning("cannot read from Kubernetes why the last container ended; an attempt that the OOM killer ended with it is "
-                       "reported as ATTEMPT_LOST",
-                       {{"why", std::string(reason.status().message())}});
+      base::LogWarning(
+          "cannot read from Kubernetes why the last container ended; an attempt that the OOM killer ended with it is "
+          "reported as ATTEMPT_LOST",
+          {{"why", std::string(reason.status().message())}});
     } else if (!reason->empty()) {
       base::LogInfo("the last container ended", {{"reason", *reason}});
     }
@@ -214,10 +217,12 @@ absl::Status App::State::OpenJobs() {
   control.retention.final_job_ttl = OrNone(options.final_job_ttl_s);
   control.retention.keep_step_events = options.keep_step_events;
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t disk_bytes, store::TotalBytes(options.state_dir));
-  control.base_cache_bytes = options.base_cache_bytes >= 0 ? options.base_cache_bytes : static_cast<std::int64_t>(disk_bytes / 10);
+  control.base_cache_bytes =
+      options.base_cache_bytes >= 0 ? options.base_cache_bytes : static_cast<std::int64_t>(disk_bytes / 10);
   // The limit may differ from the last server's. Bases that a trainer still uses stay.
-  store::BaseCache bases(files, state->paths.bases(),
-                         {.max_bytes = static_cast<std::uint64_t>(control.base_cache_bytes), .min_free_bytes = state->min_free_bytes});
+  store::BaseCache bases(
+      files, state->paths.bases(),
+      {.max_bytes = static_cast<std::uint64_t>(control.base_cache_bytes), .min_free_bytes = state->min_free_bytes});
   if (absl::Status trimmed = bases.Trim(); !trimmed.ok()) {
     base::LogWarning("cannot remove cached bases", {{"why", std::string(trimmed.message())}});
   }
@@ -231,12 +236,15 @@ absl::Status App::State::OpenJobs() {
                                                                       .min_free_bytes = state->min_free_bytes,
                                                                       .memory = control.memory,
                                                                       .needed = [this] { return NeededTokenFiles(); }});
-  planner = std::make_unique<plan::JobPlanner>(train_bytes, options.trainer_path, *state, *texts, *tokens, control.memory);
-  tokens->Trim([this](const std::string& dataset) { return !absl::IsNotFound(state->datasets->Get(dataset).status()); });
+  planner =
+      std::make_unique<plan::JobPlanner>(train_bytes, options.trainer_path, *state, *texts, *tokens, control.memory);
+  tokens->Trim(
+      [this](const std::string& dataset) { return !absl::IsNotFound(state->datasets->Get(dataset).status()); });
   control.check_without_rows = [this](const auto& spec) { return planner->CheckWithoutRows(spec); };
   control.plan_memory = [this](const auto& spec, const auto& cancel) { return planner->Memory(spec, cancel); };
   control.after_jobs = [this] { tokens->Trim(); };
-  NIBBLE_ASSIGN_OR_RETURN(controller, jobs::JobController::Open(*state, *database, *runner, base::RealClock(), control, &job_metrics));
+  NIBBLE_ASSIGN_OR_RETURN(
+      controller, jobs::JobController::Open(*state, *database, *runner, base::RealClock(), control, &job_metrics));
   return absl::OkStatus();
 }
 
@@ -269,23 +277,29 @@ absl::Status App::State::OpenServing() {
   call_environment->stream_buffer = static_cast<std::size_t>(options.stream_buffer);
   call_environment->slow_reader = absl::Seconds(options.slow_reader_s);
   call_environment->min_read_rate = options.min_read_rate;
-  call_environment->watches.set_max(static_cast<int>(options.max_watches), static_cast<int>(options.max_watches_per_principal));
-  call_environment->downloads.set_max(static_cast<int>(options.max_downloads), static_cast<int>(options.max_downloads_per_principal));
+  call_environment->watches.set_max(static_cast<int>(options.max_watches),
+                                    static_cast<int>(options.max_watches_per_principal));
+  call_environment->downloads.set_max(static_cast<int>(options.max_downloads),
+                                      static_cast<int>(options.max_downloads_per_principal));
   call_environment->plans.set_max(std::numeric_limits<int>::max(), static_cast<int>(options.max_plans_per_principal));
   call_environment->generate_deadline = OrNone(options.generate_deadline_s);
-  call_environment->max_page_bytes = std::min(call_environment->max_page_bytes, static_cast<std::size_t>(options.max_send_bytes));
+  call_environment->max_page_bytes =
+      std::min(call_environment->max_page_bytes, static_cast<std::size_t>(options.max_send_bytes));
   call_environment->max_dataset_line_bytes = static_cast<std::size_t>(options.max_dataset_line_bytes);
   call_environment->max_prompt_bytes = static_cast<std::size_t>(options.max_prompt_bytes);
   call_environment->max_send_bytes = static_cast<std::size_t>(options.max_send_bytes);
   const SecurityOptions& security = options.security;
-  NIBBLE_ASSIGN_OR_RETURN(authority, auth::Authority::Open(base::RealFileSystem(), base::RealClock(),
-                                                           {.token_file = security.token_file,
-                                                            .health_without_token = security.health_without_token,
-                                                            .reflection_without_token = security.reflection_without_token,
-                                                            .count_refusal = [this](std::string_view reason) { metrics.AuthFailed(reason); }}));
+  NIBBLE_ASSIGN_OR_RETURN(
+      authority,
+      auth::Authority::Open(base::RealFileSystem(), base::RealClock(),
+                            {.token_file = security.token_file,
+                             .health_without_token = security.health_without_token,
+                             .reflection_without_token = security.reflection_without_token,
+                             .count_refusal = [this](std::string_view reason) { metrics.AuthFailed(reason); }}));
   call_environment->authority = authority.get();
-  const auto locate = [this](const std::string& name,
-                             const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
+  const auto locate =
+      [this](const std::string& name,
+             const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
     NIBBLE_ASSIGN_OR_RETURN(const auto pin, state->models->PinModel(name, "serving: the model is loaded"));
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, registry::FindModel(*state->models, metrics, name));
     NIBBLE_RETURN_IF_ERROR(registry::CheckModelFiles(*state->models, metrics, name, cancelled));
@@ -300,7 +314,8 @@ absl::Status App::State::OpenServing() {
     base::LogInfo("adapter loaded; largest logprob difference from the trainer",
                   {{"model", resident.name}, {"max_logprob_difference", *resident.trainer_difference}});
   };
-  manager = std::make_unique<serve::ModelManager>(locate, options.engine, serve_memory, serve_stream, base::RealClock(), observe);
+  manager = std::make_unique<serve::ModelManager>(locate, options.engine, serve_memory, serve_stream, base::RealClock(),
+                                                  observe);
   loads = std::make_unique<rpc::ModelLoads>(*manager, *workers, base::RealClock(), [this](const std::string& name) {
     return registry::FindModel(*state->models, metrics, name).status();
   });
@@ -312,24 +327,28 @@ absl::Status App::State::OpenServing() {
   library_options.upload_limits.min_free_bytes = state->min_free_bytes;
   library_options.max_tokenizer_bytes = static_cast<std::uint64_t>(options.max_tokenizer_bytes);
   library_options.memory = serve_memory;
-  library_options.load_tokens = [this](const auto& source, const auto& cancelled) { return tokens->Get(source, cancelled); };
+  library_options.load_tokens = [this](const auto& source, const auto& cancelled) {
+    return tokens->Get(source, cancelled);
+  };
   library_options.eval_dataset_of_job = [this](const std::string& job) {
     const auto record = controller->Get(job);
     if (!record.ok()) return std::string();
     return record->spec.eval_fraction.has_value() ? record->spec.train_dataset : record->spec.eval_dataset;
   };
-  library_options.find_checkpoint = [this](const std::string& name, const std::string& tenant) { return FindCheckpoint(name, tenant); };
+  library_options.find_checkpoint = [this](const std::string& name, const std::string& tenant) {
+    return FindCheckpoint(name, tenant);
+  };
   uploads = std::make_unique<rpc::UploadTable>(
       base::RealClock(), rpc::UploadTableOptions{.max_bytes_per_principal = options.max_upload_bytes_per_principal,
                                                  .kept = absl::Seconds(options.upload_kept_s)});
-  model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), *uploads, convert_stream,
-                                                      serve_stream, std::move(library_options));
-  NIBBLE_ASSIGN_OR_RETURN(operations, rpc::OperationTable::Open(files, base::RealClock(),
-                                                                base::JoinPath(state->paths.root(), "operations"),
-                                                                OrNone(options.operation_deadline_s),
-                                                                [this](const auto& operation, const std::string& model) {
-                                                                  return model_library->Recover(operation, model);
-                                                                }));
+  model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), *uploads,
+                                                      convert_stream, serve_stream, std::move(library_options));
+  NIBBLE_ASSIGN_OR_RETURN(
+      operations, rpc::OperationTable::Open(files, base::RealClock(), base::JoinPath(state->paths.root(), "operations"),
+                                            OrNone(options.operation_deadline_s),
+                                            [this](const auto& operation, const std::string& model) {
+                                              return model_library->Recover(operation, model);
+                                            }));
   operations->set_max_of_owner(options.max_operations_per_principal);
   sweeper = std::make_unique<rpc::Sweeper>(kSweepEvery, [this] {
     uploads->DropOld();
@@ -339,20 +358,24 @@ absl::Status App::State::OpenServing() {
 }
 
 absl::Status App::State::StartGrpc() {
-  dataset_service = std::make_unique<rpc::DatasetService>(*call_environment, *state, *texts, *uploads, tokens->large_rows(), options.import_root);
-  fine_tune_service = std::make_unique<rpc::FineTuneService>(*call_environment, *controller, *texts, *operations, *planner);
+  dataset_service = std::make_unique<rpc::DatasetService>(*call_environment, *state, *texts, *uploads,
+                                                          tokens->large_rows(), options.import_root);
+  fine_tune_service =
+      std::make_unique<rpc::FineTuneService>(*call_environment, *controller, *texts, *operations, *planner);
   model_service = std::make_unique<rpc::ModelService>(*call_environment, *model_library, *loads, *operations);
   inference_service = std::make_unique<rpc::InferenceService>(*call_environment, *loads, *texts);
-  const auto begin_drain = [this](std::optional<absl::Duration> deadline) { drainer->Begin(deadline.value_or(options.drain)); };
-  server_service =
-      std::make_unique<rpc::ServerService>(*call_environment, [this] { return Describe(); }, [this] { return Measure(); }, begin_drain);
+  const auto begin_drain = [this](std::optional<absl::Duration> deadline) {
+    drainer->Begin(deadline.value_or(options.drain));
+  };
+  server_service = std::make_unique<rpc::ServerService>(
+      *call_environment, [this] { return Describe(); }, [this] { return Measure(); }, begin_drain);
   upload_service = std::make_unique<rpc::UploadService>(*call_environment, *uploads);
   operations_service = std::make_unique<rpc::OperationsService>(*call_environment, *operations);
   report_service = std::make_unique<rpc::TrainerReportService>(*call_environment, *controller);
   rpc::RegisterMethods(metrics);
 
-  const std::vector<grpc::Service*> services = {dataset_service.get(),   fine_tune_service.get(), model_service.get(),
-                                                inference_service.get(), server_service.get(),    upload_service.get(),
+  const std::vector<grpc::Service*> services = {dataset_service.get(),    fine_tune_service.get(), model_service.get(),
+                                                inference_service.get(),  server_service.get(),    upload_service.get(),
                                                 operations_service.get(), report_service.get()};
   NIBBLE_ASSIGN_OR_RETURN(grpc, StartGrpcServer(options, state->paths.root(), *authority, services));
   return absl::OkStatus();
@@ -366,7 +389,8 @@ absl::Status App::State::WriteServerFile() {
   base::Json json = base::Json::object();
   json["pid"] = getpid();
   json["grpc_address"] = GrpcAddress();
-  json["http_address"] = base::StrCat(options.http_address.substr(0, options.http_address.rfind(':') + 1), http->port());
+  json["http_address"] =
+      base::StrCat(options.http_address.substr(0, options.http_address.rfind(':') + 1), http->port());
   json["version"] = kVersion;
   base::FileSystem& real = base::RealFileSystem();
   const std::string path = base::JoinPath(state->paths.root(), kServerFile);
@@ -405,7 +429,8 @@ void App::State::Collect(telemetry::Metrics& out) {
   for (const auto& dataset : state->datasets->List()) datasets += static_cast<std::int64_t>(dataset.bytes);
   out.SetArtifactBytes("model", models);
   out.SetArtifactBytes("dataset", datasets);
-  if (const auto bytes = base::RealFileSystem().FreeBytes(state->paths.root()); bytes.ok()) out.SetDiskFree("state", *bytes);
+  if (const auto bytes = base::RealFileSystem().FreeBytes(state->paths.root()); bytes.ok())
+    out.SetDiskFree("state", *bytes);
   if (grpc.tls != nullptr) {
     const auth::TlsHealth tls = grpc.tls->Look();
     out.SetTlsFilesOk(tls.files.ok());
@@ -432,8 +457,10 @@ v1::ServerInfo App::State::Describe() {
   *limits->mutable_max_stream_age() = rpc::ToProto(call_environment->max_stream_age);
   limits->set_max_upload_bytes_per_principal(options.max_upload_bytes_per_principal);
   *limits->mutable_upload_kept() = rpc::ToProto(absl::Seconds(options.upload_kept_s));
-  if (options.generate_deadline_s > 0) *limits->mutable_generate_deadline() = rpc::ToProto(call_environment->generate_deadline);
-  if (options.operation_deadline_s > 0) *limits->mutable_operation_deadline() = rpc::ToProto(OrNone(options.operation_deadline_s));
+  if (options.generate_deadline_s > 0)
+    *limits->mutable_generate_deadline() = rpc::ToProto(call_environment->generate_deadline);
+  if (options.operation_deadline_s > 0)
+    *limits->mutable_operation_deadline() = rpc::ToProto(OrNone(options.operation_deadline_s));
   if (options.trainer_path.empty()) info.clear_job_methods();
   return info;
 }

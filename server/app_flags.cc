@@ -25,8 +25,10 @@ absl::StatusOr<kernels::Isa> PickIsa(const std::string& flag) {
   const kernels::Isa best = kernels::DetectIsa();
   if (flag == "auto") return best;
   const auto wanted = kernels::ParseIsa(flag);
-  if (!wanted.has_value()) return absl::InvalidArgumentError(StrCat("--isa: \"", flag, "\", wanted auto, plain, avx2 or avx512"));
-  if (*wanted > best) return absl::InvalidArgumentError(StrCat("--isa: this machine has no ", flag, ", only ", kernels::Name(best)));
+  if (!wanted.has_value())
+    return absl::InvalidArgumentError(StrCat("--isa: \"", flag, "\", wanted auto, plain, avx2 or avx512"));
+  if (*wanted > best)
+    return absl::InvalidArgumentError(StrCat("--isa: this machine has no ", flag, ", only ", kernels::Name(best)));
   return *wanted;
 }
 
@@ -35,7 +37,8 @@ absl::Status CheckFlags(const AppOptions& options) {
     // CUDA kernels are built and tested, but neither serving nor the trainers use them yet.
     return absl::InvalidArgumentError(StrCat("--device: \"", options.device,
                                              "\" is not supported, wanted auto or cpu: this nibbled serves and trains "
-                                             "only on \"cpu\" (CUDA toolkit of its kernels: ", BuiltFrom().cuda, ")"));
+                                             "only on \"cpu\" (CUDA toolkit of its kernels: ",
+                                             BuiltFrom().cuda, ")"));
   }
   NIBBLE_RETURN_IF_ERROR(PickTransport(options).status());
   if (options.import_root.empty() || access(options.import_root.c_str(), R_OK | X_OK) == 0) return absl::OkStatus();
@@ -46,7 +49,8 @@ absl::Status CheckFlags(const AppOptions& options) {
 void RaiseOpenFiles(int max_connections) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const auto wanted = static_cast<rlim_t>(max_connections) * kFilesPerConnection + http::HttpLimits().max_connections + kOwnFiles;
+  const auto wanted =
+      static_cast<rlim_t>(max_connections) * kFilesPerConnection + http::HttpLimits().max_connections + kOwnFiles;
   if (limit.rlim_cur >= wanted) return;
   limit.rlim_cur = std::min(limit.rlim_max, wanted);
   setrlimit(RLIMIT_NOFILE, &limit);

@@ -25,7 +25,8 @@ std::string CpuName() {
   std::ifstream file("/proc/cpuinfo");
   std::string line;
   while (std::getline(file, line)) {
-    if (line.compare(0, 10, "model name") == 0 && line.find(": ") != std::string::npos) return line.substr(line.find(": ") + 2);
+    if (line.compare(0, 10, "model name") == 0 && line.find(": ") != std::string::npos)
+      return line.substr(line.find(": ") + 2);
   }
   return "CPU";
 }
@@ -53,7 +54,8 @@ v1::ServerInfo StaticInfo(kernels::Isa isa, int threads, absl::Time started) {
   for (const char* format : {"f32", "bf16", "nf4", "int8", "ternary", "lora"}) info.add_serve_formats(format);
   for (const char* format : {"int8", "ternary", "nf4"}) info.add_convert_formats(format);
   for (const v1::ExportFormat format : rpc::kExportFormats) {
-    info.add_export_formats(absl::AsciiStrToLower(v1::ExportFormat_Name(format).substr(sizeof kExportFormatPrefix - 1)));
+    info.add_export_formats(
+        absl::AsciiStrToLower(v1::ExportFormat_Name(format).substr(sizeof kExportFormatPrefix - 1)));
   }
   for (const char* name : rpc::kUnbuilt) info.add_unimplemented(name);
   return info;
@@ -77,7 +79,8 @@ v1::ServerLoad LoadOf(const serve::ModelManager& manager, jobs::Database& databa
   if (const auto counts = database.Counts(); counts.ok()) {
     for (const auto& [method, state, count] : *counts) {
       const auto number = static_cast<std::int32_t>(count);
-      if (state == jobs::JobState::kPlanning || state == jobs::JobState::kQueued) out.set_jobs_queued(out.jobs_queued() + number);
+      if (state == jobs::JobState::kPlanning || state == jobs::JobState::kQueued)
+        out.set_jobs_queued(out.jobs_queued() + number);
       if (jobs::HasTrainer(state)) out.set_jobs_running(out.jobs_running() + number);
     }
   }

@@ -35,7 +35,7 @@ struct Drainer::State {
 
   void Run() {
     std::thread jobs(steps.stop_jobs);  // trainers write their checkpoints while calls end
-    bool over = false;  // true after the cut; calls that arrive later are refused
+    bool over = false;                  // true after the cut; calls that arrive later are refused
     while (!over && steps.live_calls() > 0) {
       over = !InTime();
       over ? steps.cut_calls() : std::this_thread::sleep_for(kLookAtCalls);

@@ -43,8 +43,8 @@ auth::TlsFiles Files(const SecurityOptions& security) {
 // gRPC's local credentials accept only these addresses.
 bool IsLocal(const std::string& host) { return host == "127.0.0.1" || host == "::1" || host == "localhost"; }
 
-std::shared_ptr<grpc::ServerCredentials> Guarded(std::shared_ptr<grpc::ServerCredentials> credentials, auth::Authority& authority,
-                                                 bool for_trainers) {
+std::shared_ptr<grpc::ServerCredentials> Guarded(std::shared_ptr<grpc::ServerCredentials> credentials,
+                                                 auth::Authority& authority, bool for_trainers) {
   credentials->SetAuthMetadataProcessor(std::make_shared<auth::AuthProcessor>(authority, for_trainers));
   return credentials;
 }
@@ -61,10 +61,12 @@ std::shared_ptr<grpc::ServerCredentials> TlsCredentials(const auth::TlsWatch& tl
   return credentials;
 }
 
-std::shared_ptr<grpc::ServerCredentials> PublicCredentials(Transport transport, const auth::TlsWatch* tls, auth::Authority& authority) {
+std::shared_ptr<grpc::ServerCredentials> PublicCredentials(Transport transport, const auth::TlsWatch* tls,
+                                                           auth::Authority& authority) {
   switch (transport) {
     case Transport::kTls: return TlsCredentials(*tls, authority);
-    case Transport::kLocal: return Guarded(grpc::experimental::LocalServerCredentials(LOCAL_TCP), authority, /*for_trainers=*/false);
+    case Transport::kLocal:
+      return Guarded(grpc::experimental::LocalServerCredentials(LOCAL_TCP), authority, /*for_trainers=*/false);
     case Transport::kOpen:
     case Transport::kInsecure: return grpc::InsecureServerCredentials();
   }
@@ -90,7 +92,8 @@ absl::StatusOr<Transport> PickTransport(const AppOptions& options) {
   const bool loopback = http::IsLoopback(address.host);
   if (!loopback && !s.insecure && (!tls || !tokens)) {
     return absl::InvalidArgumentError(
-        StrCat("--grpc_address: ", address.host, " is not a loopback address: wanted --tls_cert, --tls_key and --token_file (or "
+        StrCat("--grpc_address: ", address.host,
+               " is not a loopback address: wanted --tls_cert, --tls_key and --token_file (or "
                "--insecure, which serves anyone who reaches the port)"));
   }
   if (tls) {
@@ -115,8 +118,8 @@ void GrpcServer::SetHealth(bool serving) {
   for (const char* name : rpc::kServices) health->SetServingStatus(name, serving);
 }
 
-absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& root, auth::Authority& authority,
-                                           const std::vector<grpc::Service*>& services) {
+absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& root,
+                                           auth::Authority& authority, const std::vector<grpc::Service*>& services) {
   NIBBLE_ASSIGN_OR_RETURN(const Transport transport, PickTransport(options));
   GrpcServer result;
   grpc::EnableDefaultHealthCheckService(true);
@@ -126,18 +129,20 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std:
   if (transport == Transport::kTls) {
     NIBBLE_ASSIGN_OR_RETURN(result.tls, auth::TlsWatch::Start(Files(options.security), auth::kTlsLook));
   }
-  builder.AddListeningPort(options.grpc_address, PublicCredentials(transport, result.tls.get(), authority), &result.port);
+  builder.AddListeningPort(options.grpc_address, PublicCredentials(transport, result.tls.get(), authority),
+                           &result.port);
   std::string socket;
   if (transport != Transport::kOpen) {
     socket = base::JoinPath(root, kTrainerSocket);
     if (socket.size() >= sizeof(sockaddr_un{}.sun_path)) {
-      return absl::InvalidArgumentError(StrCat("--state_dir: ", root, " is too long for the trainers' socket, wanted at most ",
-                                               sizeof(sockaddr_un{}.sun_path) - sizeof kTrainerSocket - 1, " bytes with TLS or tokens"));
+      return absl::InvalidArgumentError(
+          StrCat("--state_dir: ", root, " is too long for the trainers' socket, wanted at most ",
+                 sizeof(sockaddr_un{}.sun_path) - sizeof kTrainerSocket - 1, " bytes with TLS or tokens"));
     }
     NIBBLE_RETURN_IF_ERROR(base::RealFileSystem().RemoveAll(socket));
     result.trainer_address = StrCat("unix:", socket);
-    builder.AddListeningPort(result.trainer_address,
-                             Guarded(grpc::experimental::LocalServerCredentials(UDS), authority, /*for_trainers=*/true));
+    builder.AddListeningPort(result.trainer_address, Guarded(grpc::experimental::LocalServerCredentials(UDS), authority,
+                                                             /*for_trainers=*/true));
   }
   if (transport == Transport::kInsecure) {
     result.unknown = std::make_unique<rpc::UnknownMethods>(authority);
@@ -153,7 +158,8 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std:
   for (grpc::Service* service : services) builder.RegisterService(service);
   result.server = builder.BuildAndStart();
   if (result.server == nullptr || result.port == 0) {
-    return absl::UnavailableError(StrCat("--grpc_address: cannot listen on ", options.grpc_address, " (is another server running?)"));
+    return absl::UnavailableError(
+        StrCat("--grpc_address: cannot listen on ", options.grpc_address, " (is another server running?)"));
   }
   // Until here the program's umask keeps other users from connecting: it removes their write access.
   if (!socket.empty() && ::chmod(socket.c_str(), 0600) != 0) {

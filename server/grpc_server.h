@@ -37,8 +37,9 @@ struct GrpcServer {
   void SetHealth(bool serving);  // of the server and of every service
 };
 
-// `root`: the state directory, for the trainers' socket. Errors: InvalidArgument, Unavailable (--grpc_address is taken).
-absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& root, auth::Authority& authority,
-                                           const std::vector<grpc::Service*>& services);
+// `root`: the state directory, for the trainers' socket. Errors: InvalidArgument, Unavailable (--grpc_address is
+// taken).
+absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& root,
+                                           auth::Authority& authority, const std::vector<grpc::Service*>& services);
 
 }  // namespace nibble

@@ -28,10 +28,8 @@ void Pass(const char* library, Level level, const char* file, int line, std::str
   const auto left_out = limit.Take(base::RealClock().Monotonic());
   if (!left_out.has_value() && level != Level::kFatal) return;
   const auto log = level == Level::kInfo ? base::LogInfo : level == Level::kWarning ? base::LogWarning : base::LogError;
-  log(library, {{"text", text.substr(0, kMaxLoggedBytes)},
-                {"file", file},
-                {"line", line},
-                {"left_out", left_out.value_or(0)}});
+  log(library,
+      {{"text", text.substr(0, kMaxLoggedBytes)}, {"file", file}, {"line", line}, {"left_out", left_out.value_or(0)}});
   if (level == Level::kFatal) base::FlushLog(absl::Seconds(2));
 }
 

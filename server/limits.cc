@@ -252,8 +252,10 @@ absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const s
 }
 
 std::int64_t OwnMemoryBytes(const Limits& limits) {
-  const std::int64_t tokenizers = registry::TextCache::kTokenizerFactor * static_cast<std::int64_t>(registry::TextCacheOptions().max_bytes);
-  return limits.rpc_memory_bytes + kProcessBytes + data::TokenCache::kMaxWriters * kTokenWriterBytes + EncoderBytes(limits) + tokenizers;
+  const std::int64_t tokenizers =
+      registry::TextCache::kTokenizerFactor * static_cast<std::int64_t>(registry::TextCacheOptions().max_bytes);
+  return limits.rpc_memory_bytes + kProcessBytes + data::TokenCache::kMaxWriters * kTokenWriterBytes +
+         EncoderBytes(limits) + tokenizers;
 }
 
 std::int64_t MemoryBytes(std::int64_t flag, std::int64_t own_bytes, base::FileSystem& files) {

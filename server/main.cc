@@ -129,8 +129,9 @@ int main(int argc, char** argv) {
       "SIGTERM and SIGINT drain and end the server; SIGHUP reads the files of --tls_* and --token_file again at once.");
   const nibble::BuildSource source = nibble::BuiltFrom();
   const std::string commit = *source.commit == '\0' ? "unknown" : source.commit;
-  cli.set_version_flag("--version", nibble::base::StrCat("nibbled ", nibble::kVersion, "\ncommit ", commit, "\ncode ",
-                                                         source.code_digest, "\ncuda ", source.cuda),
+  cli.set_version_flag("--version",
+                       nibble::base::StrCat("nibbled ", nibble::kVersion, "\ncommit ", commit, "\ncode ",
+                                            source.code_digest, "\ncuda ", source.cuda),
                        "Print what this program was built from");
   AddFlags(cli, options, seconds);
   CLI11_PARSE(cli, argc, argv);

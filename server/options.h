@@ -12,12 +12,12 @@ namespace nibble {
 
 // Authentication and transport of the API. Empty: not set.
 struct SecurityOptions {
-  std::string tls_cert;       // PEM files
+  std::string tls_cert;  // PEM files
   std::string tls_key;
   std::string tls_client_ca;
   bool tls_require_client_cert = false;
-  std::string token_file;     // format in docs/formats.md; "": no token is required
-  bool insecure = false;      // allows an address that is not loopback without TLS or tokens
+  std::string token_file;  // format in docs/formats.md; "": no token is required
+  bool insecure = false;   // allows an address that is not loopback without TLS or tokens
   bool reflection = false;
   bool health_without_token = false;
   bool reflection_without_token = false;
@@ -27,10 +27,10 @@ struct AppOptions : Limits {
   std::string state_dir;
   std::string grpc_address = "127.0.0.1:50051";
   std::string http_address = "127.0.0.1:9464";
-  std::string device = "auto";  // auto | cpu
-  std::string isa = "auto";     // auto | plain | avx2 | avx512
-  std::string import_root;      // "": paths of the server are refused
-  std::string trainer_path;     // "": jobs are refused
+  std::string device = "auto";           // auto | cpu
+  std::string isa = "auto";              // auto | plain | avx2 | avx512
+  std::string import_root;               // "": paths of the server are refused
+  std::string trainer_path;              // "": jobs are refused
   std::vector<std::string> environment;  // "KEY=VALUE", of this process; filtered for trainers
   int threads = 1;
   serve::EngineOptions engine;
@@ -38,8 +38,8 @@ struct AppOptions : Limits {
   // For the state directory; nullptr: the real one. Tests inject faults. Must outlive the App.
   base::FileSystem* files = nullptr;
 
-  absl::Duration drain = absl::Seconds(20);       // for running requests
-  absl::Duration job_grace = absl::Seconds(25);   // for trainers to write a checkpoint
+  absl::Duration drain = absl::Seconds(20);      // for running requests
+  absl::Duration job_grace = absl::Seconds(25);  // for trainers to write a checkpoint
 };
 
 }  // namespace nibble

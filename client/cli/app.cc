@@ -77,7 +77,8 @@ int UsageError(const CLI::App& app, const CLI::ParseError& error, Terminal& term
     add_options(*command);
   }
   std::vector<std::string> commands;
-  for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; })) commands.push_back(sub->get_name());
+  for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; }))
+    commands.push_back(sub->get_name());
 
   const std::string& word = unknown.front();
   if (word.starts_with("-")) {
@@ -101,8 +102,7 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
   app.set_version_flag("--version", "nibble " NIBBLE_VERSION, "Print the version of this program");
   app.add_option("--server", session.server, "HOST:PORT of nibbled")->capture_default_str()->envname("NIBBLE_SERVER");
   app.add_flag("--json", session.json, "Print only JSON on stdout");
-  app.add_option("--timeout", session.timeout_s,
-                 "Maximum seconds per call (default: 60; no limit for long work)")
+  app.add_option("--timeout", session.timeout_s, "Maximum seconds per call (default: 60; no limit for long work)")
       ->check([](const std::string& text) -> std::string {
         double seconds = 0;
         if (absl::SimpleAtod(text, &seconds) && seconds > 0 && seconds <= kMaxTimeoutSeconds) return "";
@@ -123,7 +123,9 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
     PrintError(terminal.err, status);
     if (session.asked_server() && absl::IsUnavailable(status) && base::Reason(status).empty()) {
       const std::string hint = session.ConnectionHint(status);
-      terminal.err << "  server: " << Printable(session.server) << " (--server)" << (hint.empty() ? "" : ": ") << hint << '\n' << std::flush;
+      terminal.err << "  server: " << Printable(session.server) << " (--server)" << (hint.empty() ? "" : ": ") << hint
+                   << '\n'
+                   << std::flush;
     }
     return ExitCode(status);
   }
@@ -156,29 +158,20 @@ std::vector<std::string> Commands() {
 
 int ExitCode(const absl::Status& status) {
   switch (status.code()) {
-    case absl::StatusCode::kOk:
-      return kExitOk;
-    case absl::StatusCode::kNotFound:
-      return kExitNotFound;
+    case absl::StatusCode::kOk: return kExitOk;
+    case absl::StatusCode::kNotFound: return kExitNotFound;
     case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kOutOfRange:
-      return kExitBadInput;
-    case absl::StatusCode::kUnavailable:
-      return kExitUnavailable;
+    case absl::StatusCode::kOutOfRange: return kExitBadInput;
+    case absl::StatusCode::kUnavailable: return kExitUnavailable;
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kAlreadyExists:
-    case absl::StatusCode::kAborted:
-      return kExitFailedPrecondition;
-    case absl::StatusCode::kResourceExhausted:
-      return kExitResourceExhausted;
+    case absl::StatusCode::kAborted: return kExitFailedPrecondition;
+    case absl::StatusCode::kResourceExhausted: return kExitResourceExhausted;
     case absl::StatusCode::kUnauthenticated:
-    case absl::StatusCode::kPermissionDenied:
-      return kExitDenied;
+    case absl::StatusCode::kPermissionDenied: return kExitDenied;
     case absl::StatusCode::kCancelled:
-    case absl::StatusCode::kDeadlineExceeded:
-      return kExitCancelled;
-    default:
-      return kExitOther;
+    case absl::StatusCode::kDeadlineExceeded: return kExitCancelled;
+    default: return kExitOther;
   }
 }
 

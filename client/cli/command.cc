@@ -6,14 +6,15 @@
 
 namespace nibble::cli {
 
-void AddCommand(CLI::App& group, Session& session, const char* command, const char* help, absl::Status (*run)(Session&)) {
+void AddCommand(CLI::App& group, Session& session, const char* command, const char* help,
+                absl::Status (*run)(Session&)) {
   group.add_subcommand(command, help)->callback([&session, run] {
     session.command = [&session, run] { return run(session); };
   });
 }
 
-void AddCommandOn(CLI::App& group, Session& session, const char* command, const char* help, const char* argument, const char* what,
-                  absl::Status (*run)(Session&, const std::string&)) {
+void AddCommandOn(CLI::App& group, Session& session, const char* command, const char* help, const char* argument,
+                  const char* what, absl::Status (*run)(Session&, const std::string&)) {
   CLI::App* sub = group.add_subcommand(command, help);
   auto value = std::make_shared<std::string>();
   sub->add_option(argument, *value, what)->required();

@@ -16,11 +16,12 @@ class App;
 namespace nibble::cli {
 
 // Adds a command without arguments.
-void AddCommand(CLI::App& group, Session& session, const char* command, const char* help, absl::Status (*run)(Session&));
+void AddCommand(CLI::App& group, Session& session, const char* command, const char* help,
+                absl::Status (*run)(Session&));
 
 // Adds a command with one argument: `argument` is its name ("NAME"), `what` its help text ("Model").
-void AddCommandOn(CLI::App& group, Session& session, const char* command, const char* help, const char* argument, const char* what,
-                  absl::Status (*run)(Session&, const std::string&));
+void AddCommandOn(CLI::App& group, Session& session, const char* command, const char* help, const char* argument,
+                  const char* what, absl::Status (*run)(Session&, const std::string&));
 
 // The complete answer to a request with one output, or to its conversation if `chat`. DataLoss if it is malformed.
 absl::StatusOr<v1::GenerateResponse> WholeAnswer(Session& session, const v1::GenerateRequest& request, bool chat);
@@ -34,8 +35,9 @@ void PrintList(Session& session, const char* key, base::Json json, const Table& 
 // Requests one page after the other, starting with `request`, until the last page or until `on_page(page)` returns
 // false.
 template <typename Stub, typename Request, typename Response, typename OnPage>
-absl::Status ForEachPage(Session& session, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                         Request request, OnPage on_page) {
+absl::Status ForEachPage(Session& session,
+                         grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*), Request request,
+                         OnPage on_page) {
   while (true) {
     NIBBLE_ASSIGN_OR_RETURN(const Response page, session.client().Call(method, request));
     if (!on_page(page) || page.next_page_token().empty()) return absl::OkStatus();
@@ -48,8 +50,9 @@ absl::Status ForEachPage(Session& session, grpc::Status (Stub::*method)(grpc::Cl
 
 // Deletes the resource `name` and reports it; `key` is its key in the JSON output.
 template <typename Stub, typename Request, typename Response>
-absl::Status DeleteNamed(Session& session, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                         const char* key, const std::string& name) {
+absl::Status DeleteNamed(Session& session,
+                         grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*), const char* key,
+                         const std::string& name) {
   NIBBLE_RETURN_IF_ERROR(CheckText(key, name));
   Request request;
   request.set_name(name);

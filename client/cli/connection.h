@@ -25,7 +25,8 @@ void AddConnectionFlags(CLI::App& app, ConnectionFlags& flags);
 // Reads the files that the flags name. InvalidArgument names the flag; messages never contain a secret.
 absl::StatusOr<client::Security> ReadConnection(const std::string& server, const ConnectionFlags& flags);
 
-// Advice for a call that ended with Unavailable and without a reason: a sentence, or "" if gRPC's message shows no cause.
+// Advice for a call that ended with Unavailable and without a reason: a sentence, or "" if gRPC's message shows no
+// cause.
 std::string ConnectionHint(bool tls, const absl::Status& status);
 
 }  // namespace nibble::cli

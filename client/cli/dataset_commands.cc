@@ -37,7 +37,8 @@ absl::Status Upload(Session& session, const std::string& file, const std::string
                                           : v1::DATASET_FORMAT_PROMPT_COMPLETION);
   }
   Progress progress(session.terminal);
-  const auto uploaded = session.client().UploadDataset(converted.has_value() ? converted->path() : file, header, progress.Show());
+  const auto uploaded =
+      session.client().UploadDataset(converted.has_value() ? converted->path() : file, header, progress.Show());
   if (!uploaded.ok()) return WithResumeHint(uploaded.status(), header.upload_id());
   const v1::Dataset& dataset = *uploaded;
   progress.End();
@@ -74,7 +75,8 @@ absl::Status Preview(Session& session, const std::string& name, const std::strin
   }
   session.out() << preview.rows_size() << " of " << preview.total_rows() << " rows\n";
   for (const v1::RowWarning& warning : preview.warnings()) {
-    session.out() << "warning: " << Printable(warning.message()) << LinesOf(warning) << " (" << Printable(warning.reason()) << ")\n";
+    session.out() << "warning: " << Printable(warning.message()) << LinesOf(warning) << " ("
+                  << Printable(warning.reason()) << ")\n";
   }
   return absl::OkStatus();
 }
@@ -111,10 +113,12 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
       std::optional<std::string> format, resume;
     };
     auto o = std::make_shared<Options>();
-    sub->add_option("FILE", o->file, "JSON lines, a text (--format text), or a file of another format (--format)")->required();
+    sub->add_option("FILE", o->file, "JSON lines, a text (--format text), or a file of another format (--format)")
+        ->required();
     sub->add_option("--name", o->name, "Name of the new dataset")->required();
     sub->add_option("--format", o->format,
-                    "Format of the rows (default: detected from the first row). json (an array), csv, alpaca and sharegpt are converted; "
+                    "Format of the rows (default: detected from the first row). json (an array), csv, alpaca and "
+                    "sharegpt are converted; "
                     "the rows of the last two become chats")
         ->check(CLI::IsMember({"text", "prompt_completion", "chat", "json", "csv", "alpaca", "sharegpt"}));
     sub->add_option("--resume", o->resume, "Id of an interrupted upload to continue (see: nibble uploads list)");

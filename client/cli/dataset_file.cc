@@ -28,7 +28,9 @@ using Emit = std::function<absl::Status(const Json& row)>;
 
 constexpr std::string_view kBlanks = " \t\r\n";
 
-absl::Status Bad(std::string_view what) { return base::WithReason(absl::InvalidArgumentError(std::string(what)), "DATASET_FORMAT"); }
+absl::Status Bad(std::string_view what) {
+  return base::WithReason(absl::InvalidArgumentError(std::string(what)), "DATASET_FORMAT");
+}
 
 absl::Status AtRow(std::int64_t row, const absl::Status& status) {
   return Bad(StrCat("row ", row, ": ", base::ToStd(status.message())));
@@ -180,7 +182,7 @@ absl::Status ConvertCsv(std::string_view text, const Emit& emit) {
     return Bad(StrCat("the columns are ", absl::StrJoin(columns, ", "),
                       "; wanted text, or prompt and completion, or instruction and output"));
   }
-  const std::vector<const char*> kept = is_alpaca      ? std::vector{"system", "instruction", "input", "output"}
+  const std::vector<const char*> kept = is_alpaca     ? std::vector{"system", "instruction", "input", "output"}
                                         : has("text") ? std::vector{"text"}
                                                       : std::vector{"prompt", "completion"};
   for (std::int64_t row = 1; SkipBlanks(text, at) < text.size(); ++row) {
@@ -188,7 +190,8 @@ absl::Status ConvertCsv(std::string_view text, const Emit& emit) {
     if (!fields.ok()) return AtRow(row, fields.status());
     if (fields->size() == 1 && fields->front().empty()) continue;  // an empty line
     if (fields->size() != columns.size()) {
-      return AtRow(row, absl::InvalidArgumentError(StrCat("has ", fields->size(), " fields, wanted ", columns.size(), " as in the first line")));
+      return AtRow(row, absl::InvalidArgumentError(StrCat("has ", fields->size(), " fields, wanted ", columns.size(),
+                                                          " as in the first line")));
     }
     Json json = Json::object();
     for (std::size_t i = 0; i < columns.size(); ++i) {
@@ -214,7 +217,8 @@ absl::Status Convert(std::string_view text, const std::string& format, const Emi
 absl::StatusOr<std::shared_ptr<const base::MappedFile>> Map(const std::string& path) {
   auto file = base::MappedFile::Open(path);
   if (file.ok()) return file;
-  return base::WithReason(absl::NotFoundError(StrCat("cannot read ", path, ": ", base::ToStd(file.status().message()))), "FILE");
+  return base::WithReason(absl::NotFoundError(StrCat("cannot read ", path, ": ", base::ToStd(file.status().message()))),
+                          "FILE");
 }
 
 }  // namespace
@@ -224,7 +228,9 @@ ConvertedFile::~ConvertedFile() {
   if (!path_.empty()) std::filesystem::remove(path_, ignored);
 }
 
-bool IsForeignFormat(const std::string& format) { return format == "json" || format == "csv" || format == "alpaca" || format == "sharegpt"; }
+bool IsForeignFormat(const std::string& format) {
+  return format == "json" || format == "csv" || format == "alpaca" || format == "sharegpt";
+}
 
 absl::StatusOr<ConvertedFile> ToJsonLines(const std::string& path, const std::string& format) {
   NIBBLE_ASSIGN_OR_RETURN(const auto source, Map(path));
@@ -237,7 +243,9 @@ absl::StatusOr<ConvertedFile> ToJsonLines(const std::string& path, const std::st
     return absl::OkStatus();
   }));
   out.close();
-  if (!out) return base::WithReason(absl::ResourceExhaustedError(StrCat("cannot write the converted rows to ", made.path())), "FILE");
+  if (!out)
+    return base::WithReason(absl::ResourceExhaustedError(StrCat("cannot write the converted rows to ", made.path())),
+                            "FILE");
   return made;
 }
 
@@ -255,7 +263,8 @@ absl::Status CheckIsJsonLines(const std::string& path) {
   const auto json = base::ParseJson(line);
   if (!json.ok() || !json->is_object()) return absl::OkStatus();  // the server names the line
   if (json->contains("conversations")) return Bad(StrCat(path, " has ShareGPT rows: give --format sharegpt"));
-  if (json->contains("instruction") && json->contains("output")) return Bad(StrCat(path, " has Alpaca rows: give --format alpaca"));
+  if (json->contains("instruction") && json->contains("output"))
+    return Bad(StrCat(path, " has Alpaca rows: give --format alpaca"));
   return absl::OkStatus();
 }
 

@@ -23,7 +23,7 @@ void PrintWhenInterrupted(const InterruptNote& note) {
   sigset_t taken;
   sigemptyset(&taken);
   for (const int number : {SIGINT, SIGTERM}) {
-    struct sigaction now {};
+    struct sigaction now{};
     if (::sigaction(number, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) sigaddset(&taken, number);
   }
   if (::pthread_sigmask(SIG_BLOCK, &taken, nullptr) != 0) return;

@@ -53,8 +53,9 @@ void PrintJob(Session& session, const v1::Job& job) {
   if (job.has_best_checkpoint()) {
     const auto& metrics = job.best_checkpoint().metrics();
     const auto loss = metrics.find("eval_loss");
-    table.Add({"best checkpoint", base::StrCat(job.best_checkpoint().name(), loss == metrics.end() ? "" : ", eval loss ",
-                                               loss == metrics.end() ? "" : HumanNumber(loss->second, 6))});
+    table.Add(
+        {"best checkpoint", base::StrCat(job.best_checkpoint().name(), loss == metrics.end() ? "" : ", eval loss ",
+                                         loss == metrics.end() ? "" : HumanNumber(loss->second, 6))});
   }
   table.Add({"output", job.output_model()});
   if (job.state() == v1::JOB_STATE_QUEUED) {
@@ -114,7 +115,8 @@ absl::StatusOr<v1::Job> GetJob(Session& session, const std::string& id) {
 
 // Polls the job until `done` returns true, for at most --timeout.
 absl::StatusOr<v1::Job> Poll(Session& session, const std::string& id, bool (*done)(const v1::Job&)) {
-  const absl::Time until = session.timeout_s > 0 ? absl::Now() + absl::Seconds(session.timeout_s) : absl::InfiniteFuture();
+  const absl::Time until =
+      session.timeout_s > 0 ? absl::Now() + absl::Seconds(session.timeout_s) : absl::InfiniteFuture();
   for (absl::Duration wait = kFirstPoll;; wait = std::min(2 * wait, kLongestPoll)) {
     absl::StatusOr<v1::Job> job = GetJob(session, id);
     if (!job.ok() || done(*job)) return job;
@@ -157,7 +159,8 @@ absl::Status PlanOutcome(const v1::Job& job) {
 
 // For a command that fails after it created its job: prints the id of the job.
 absl::Status NotFollowed(Session& session, const std::string& id, const absl::Status& status) {
-  session.terminal.err << Printable(base::StrCat("job ", id, " was created; see it with: nibble jobs get ", id)) << '\n';
+  session.terminal.err << Printable(base::StrCat("job ", id, " was created; see it with: nibble jobs get ", id))
+                       << '\n';
   return status;
 }
 
@@ -294,8 +297,9 @@ void AddPublish(CLI::App& group, Session& session) {
     session.command = [&session, request, no_wait]() -> absl::Status {
       NIBBLE_RETURN_IF_ERROR(CheckText("checkpoint", request->checkpoint()));
       NIBBLE_RETURN_IF_ERROR(CheckText("name", request->name()));
-      NIBBLE_ASSIGN_OR_RETURN(const auto answer, RunOperation<v1::PublishCheckpointResponse>(
-                                                     session, &v1::ModelService::Stub::PublishCheckpoint, *request, *no_wait));
+      NIBBLE_ASSIGN_OR_RETURN(const auto answer,
+                              RunOperation<v1::PublishCheckpointResponse>(
+                                  session, &v1::ModelService::Stub::PublishCheckpoint, *request, *no_wait));
       if (!answer.has_value()) return absl::OkStatus();
       if (session.json) {
         base::Json json = ModelJson(answer->model());
@@ -318,7 +322,9 @@ void AddSpecFlags(CLI::App& sub, JobFlags& f) {
   }
   sub.get_option("--max-steps")->excludes(sub.get_option("--epochs"));
   sub.get_option("--eval-split")->excludes(sub.get_option("--eval-dataset"));
-  sub.add_option("--warmup", f.warmup, "Steps in which the learning rate rises, or their share of all steps with a decimal point or %: 100, 0.03, 3%");
+  sub.add_option(
+      "--warmup", f.warmup,
+      "Steps in which the learning rate rises, or their share of all steps with a decimal point or %: 100, 0.03, 3%");
   sub.add_option("--rank", f.rank, "Rank of the adapters");
   sub.add_option("--alpha", f.alpha, "Scale of the adapters");
   sub.add_option("--device", f.device, "auto, cpu or cuda:N");
@@ -328,8 +334,8 @@ void AddSpecFlags(CLI::App& sub, JobFlags& f) {
 absl::Status Plan(Session& session, const JobFlags& flags, bool no_wait) {
   v1::PlanJobRequest request;
   NIBBLE_ASSIGN_OR_RETURN(*request.mutable_spec(), BuildSpec(flags));
-  NIBBLE_ASSIGN_OR_RETURN(const auto ended,
-                          RunOperation<v1::PlanJobResponse>(session, &FineTuneService::Stub::PlanJob, request, no_wait));
+  NIBBLE_ASSIGN_OR_RETURN(
+      const auto ended, RunOperation<v1::PlanJobResponse>(session, &FineTuneService::Stub::PlanJob, request, no_wait));
   if (!ended.has_value()) return absl::OkStatus();
   const v1::PlanJobResponse& plan = *ended;
   if (session.json) {
@@ -342,7 +348,8 @@ absl::Status Plan(Session& session, const JobFlags& flags, bool no_wait) {
   table.Add({"passes over the data", HumanNumber(plan.epochs(), 3)});
   table.Add({"tokens", base::StrCat(plan.tokens(), ", of which ", plan.trainable_tokens(), " are trained")});
   table.Add({"trained parameters", base::StrCat(plan.trainable_parameters())});
-  for (const v1::MemoryItem& item : plan.memory()) table.Add({base::StrCat("memory, ", item.pool()), base::HumanBytes(item.bytes())});
+  for (const v1::MemoryItem& item : plan.memory())
+    table.Add({base::StrCat("memory, ", item.pool()), base::HumanBytes(item.bytes())});
   table.Add({"memory, total", base::HumanBytes(plan.memory_total_bytes())});
   if (plan.memory_available_bytes() > 0) {
     table.Add({"memory for all trainers", base::HumanBytes(plan.memory_available_bytes())});
@@ -355,7 +362,8 @@ absl::Status Plan(Session& session, const JobFlags& flags, bool no_wait) {
                                     : std::string("unknown: no comparable recent job")});
   table.Print(session.out());
   for (const v1::Warning& warning : plan.warnings()) {
-    session.out() << "warning: " << Printable(warning.message()) << LinesOf(warning) << " (" << Printable(warning.reason()) << ")\n";
+    session.out() << "warning: " << Printable(warning.message()) << LinesOf(warning) << " ("
+                  << Printable(warning.reason()) << ")\n";
   }
   return absl::OkStatus();
 }
@@ -391,7 +399,9 @@ void AddJobCommands(CLI::App& app, Session& session) {
     auto flags = std::make_shared<JobFlags>();
     AddSpecFlags(*sub, *flags);
     const auto no_wait = AddNoWait(*sub);
-    sub->callback([&session, flags, no_wait] { session.command = [&session, flags, no_wait] { return Plan(session, *flags, *no_wait); }; });
+    sub->callback([&session, flags, no_wait] {
+      session.command = [&session, flags, no_wait] { return Plan(session, *flags, *no_wait); };
+    });
   }
   {
     CLI::App* sub = jobs.add_subcommand("list", "List jobs, newest first");
@@ -411,8 +421,10 @@ void AddJobCommands(CLI::App& app, Session& session) {
     auto after = std::make_shared<std::int64_t>(0);
     sub->add_option("ID", *id, "Job")->required();
     sub->add_option("--after", *after, "Print only events with a sequence above this (default: all events)")
-        ->check(WholeNumber)->check(CLI::NonNegativeNumber);
-    sub->callback([&session, id, after] { session.command = [&session, id, after] { return Watch(session, *id, *after); }; });
+        ->check(WholeNumber)
+        ->check(CLI::NonNegativeNumber);
+    sub->callback(
+        [&session, id, after] { session.command = [&session, id, after] { return Watch(session, *id, *after); }; });
   }
   AddCancel(jobs, session);
   add("pause", "Write a checkpoint of a job and stop it", &One<v1::PauseJobRequest, &FineTuneService::Stub::PauseJob>);

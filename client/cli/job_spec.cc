@@ -55,7 +55,8 @@ absl::StatusOr<base::Json> ValueOf(const FieldDescriptor& field, const std::stri
     case FieldDescriptor::CPPTYPE_DOUBLE: {
       const bool percent = text.ends_with('%');
       double number = 0;
-      if (absl::SimpleAtod(text.substr(0, text.size() - (percent ? 1 : 0)), &number)) return percent ? number / 100 : number;
+      if (absl::SimpleAtod(text.substr(0, text.size() - (percent ? 1 : 0)), &number))
+        return percent ? number / 100 : number;
       return absl::InvalidArgumentError("a number, such as 0.1 or 10%");
     }
     case FieldDescriptor::CPPTYPE_ENUM: {
@@ -121,7 +122,8 @@ absl::Status SetWarmup(const std::string& text, v1::OptimConfig& optim) {
   }
   double ratio = 0;
   if (!absl::SimpleAtod(number, &ratio)) {
-    return base::FieldError("warmup", base::StrCat("got \"", text, "\", want steps (100) or a share of all steps (0.03 or 3%)"));
+    return base::FieldError("warmup",
+                            base::StrCat("got \"", text, "\", want steps (100) or a share of all steps (0.03 or 3%)"));
   }
   optim.set_warmup_ratio(percent ? ratio / 100 : ratio);
   return absl::OkStatus();

@@ -176,8 +176,7 @@ absl::Status Setter::Set(const Json& value) {
       if (field_.message_type() == google::protobuf::Duration::descriptor()) return SetDuration(value, child, path_);
       return FromObject(value, child, path_);
     }
-    default:
-      return base::FieldError(path_, "cannot be set in JSON");
+    default: return base::FieldError(path_, "cannot be set in JSON");
   }
 }
 
@@ -200,7 +199,8 @@ absl::Status FromObject(const Json& json, Message& message, const std::string& w
     const FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(item.key());
     if (field == nullptr) {
       std::vector<std::string> names;
-      for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) names.push_back(message.GetDescriptor()->field(i)->name());
+      for (int i = 0; i < message.GetDescriptor()->field_count(); ++i)
+        names.push_back(message.GetDescriptor()->field(i)->name());
       return base::FieldError(path, base::StrCat("unknown field", DidYouMean(item.key(), names)));
     }
     if (item.value().is_null()) continue;

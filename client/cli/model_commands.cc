@@ -88,8 +88,8 @@ absl::Status CheckBase(Session& session, const std::vector<client::FileToSend>& 
         "base", base::StrCat("is not set; ", options.path, " contains an adapter: name its base model with --base"));
   }
   if (!has("adapter_config.json")) {
-    return base::FieldError(
-        "base", base::StrCat("is for adapters only; ", options.path, " contains no adapter_config.json"));
+    return base::FieldError("base",
+                            base::StrCat("is for adapters only; ", options.path, " contains no adapter_config.json"));
   }
   if (options.dtype.has_value()) {
     return base::FieldError("dtype", "must not be set for adapters, which are stored in f32");
@@ -124,7 +124,8 @@ absl::Status Import(Session& session, const ImportOptions& options) {
   v1::ImportModelRequest request;
   request.set_upload_id(upload->upload_id());
   request.set_name(name);
-  if (options.dtype.has_value()) request.set_dtype(*options.dtype == "f32" ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16);
+  if (options.dtype.has_value())
+    request.set_dtype(*options.dtype == "f32" ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16);
   if (options.base.has_value()) {
     request.set_base_model(*options.base);
   } else if (const std::string source_name = options.source_name.value_or(SourceNameOf(path)); IsUtf8(source_name)) {
@@ -142,14 +143,19 @@ absl::Status List(Session& session) {
   base::Json list = base::Json::array();
   Table table({"NAME", "FORMAT", "SIZE", "PARAMETERS", "BASE", "LOADED", "DIGEST"});
   const v1::ListModelsRequest all;
-  NIBBLE_RETURN_IF_ERROR(ForEachPage(session, &ModelService::Stub::ListModels, all, [&](const v1::ListModelsResponse& page) {
-    for (const v1::Model& model : page.models()) {
-      list.push_back(ModelJson(model));
-      table.Add({model.name(), Lower(model.format()), base::HumanBytes(model.bytes()), base::StrCat(model.parameters()),
-                 model.base_model(), model.damaged() ? "damaged" : model.loaded() ? "yes" : "no", model.digest().substr(0, 12)});
-    }
-    return true;
-  }));
+  NIBBLE_RETURN_IF_ERROR(
+      ForEachPage(session, &ModelService::Stub::ListModels, all, [&](const v1::ListModelsResponse& page) {
+        for (const v1::Model& model : page.models()) {
+          list.push_back(ModelJson(model));
+          table.Add({model.name(), Lower(model.format()), base::HumanBytes(model.bytes()),
+                     base::StrCat(model.parameters()), model.base_model(),
+                     model.damaged()  ? "damaged"
+                     : model.loaded() ? "yes"
+                                      : "no",
+                     model.digest().substr(0, 12)});
+        }
+        return true;
+      }));
   PrintList(session, "models", std::move(list), table);
   return absl::OkStatus();
 }
@@ -177,7 +183,8 @@ void PrintResidents(Session& session, const Answer& answer) {
   }
   Table table({"LOADED", "FORMAT", "WEIGHTS", "REQUESTS"});
   for (const auto& model : answer.residents().models()) {
-    table.Add({model.name(), Lower(model.format()), base::HumanBytes(model.bytes()), base::StrCat(model.active_requests())});
+    table.Add(
+        {model.name(), Lower(model.format()), base::HumanBytes(model.bytes()), base::StrCat(model.active_requests())});
   }
   table.Print(session.out());
 }
@@ -189,8 +196,8 @@ absl::Status Load(Session& session, const std::string& name, const std::optional
   if (device.has_value()) {
     NIBBLE_ASSIGN_OR_RETURN(*request.mutable_device(), ParseDevice("device", *device));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const auto answer,
-                          RunOperation<v1::LoadModelResponse>(session, &ModelService::Stub::LoadModel, request, no_wait));
+  NIBBLE_ASSIGN_OR_RETURN(const auto answer, RunOperation<v1::LoadModelResponse>(
+                                                 session, &ModelService::Stub::LoadModel, request, no_wait));
   if (answer.has_value()) PrintResidents(session, *answer);
   return absl::OkStatus();
 }
@@ -208,8 +215,8 @@ absl::Status Verify(Session& session, const std::string& name, bool no_wait) {
   NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
   v1::VerifyModelRequest request;
   request.set_name(name);
-  NIBBLE_ASSIGN_OR_RETURN(const auto ended,
-                          RunOperation<v1::VerifyModelResponse>(session, &ModelService::Stub::VerifyModel, request, no_wait));
+  NIBBLE_ASSIGN_OR_RETURN(const auto ended, RunOperation<v1::VerifyModelResponse>(
+                                                session, &ModelService::Stub::VerifyModel, request, no_wait));
   if (!ended.has_value()) return absl::OkStatus();
   const v1::VerifyModelResponse& answer = *ended;
   if (session.json) session.Print(VerifyJson(name, answer));
@@ -278,9 +285,9 @@ absl::Status Export(Session& session, const ExportOptions& options) {
   if (std::error_code error; std::filesystem::exists(out, error) && !std::filesystem::is_directory(out, error)) {
     return base::WithReason(absl::InvalidArgumentError(base::StrCat("out: ", out, " is not a directory")), "FILE");
   } else if (!options.force && std::filesystem::exists(out, error) && !std::filesystem::is_empty(out, error)) {
-    return base::WithReason(
-        absl::InvalidArgumentError(base::StrCat("out: ", out, " is not empty; --force writes into it, over files of the same names")),
-        "FILE");
+    return base::WithReason(absl::InvalidArgumentError(base::StrCat(
+                                "out: ", out, " is not empty; --force writes into it, over files of the same names")),
+                            "FILE");
   }
   v1::ExportModelRequest request;
   request.set_model(name);
@@ -357,7 +364,9 @@ void AddModelCommands(CLI::App& app, Session& session) {
     auto name = std::make_shared<std::string>();
     sub->add_option("NAME", *name, "Model")->required();
     const auto no_wait = AddNoWait(*sub);
-    sub->callback([&session, name, no_wait] { session.command = [&session, name, no_wait] { return Verify(session, *name, *no_wait); }; });
+    sub->callback([&session, name, no_wait] {
+      session.command = [&session, name, no_wait] { return Verify(session, *name, *no_wait); };
+    });
   }
   AddCompareCommand(models, session);
   {
@@ -365,8 +374,9 @@ void AddModelCommands(CLI::App& app, Session& session) {
         models.add_subcommand("convert", "Convert a model to int8, ternary, nf4 or bf16; an adapter is merged");
     auto o = std::make_shared<ConvertOptions>();
     sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
-    sub->add_option("--to", o->to, "Target format")->required()->check(
-        CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
+    sub->add_option("--to", o->to, "Target format")
+        ->required()
+        ->check(CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
     sub->add_option("--name", o->name, "Name of the new model")->required();
     sub->add_option("--head", o->head,
                     "Format of the LM head (default int8; for a trained adapter bf16, as in training)")
@@ -380,15 +390,17 @@ void AddModelCommands(CLI::App& app, Session& session) {
     CLI::App* sub = models.add_subcommand("export", "Write a model's files to a local directory");
     auto o = std::make_shared<ExportOptions>();
     sub->add_option("NAME", o->name, "Model or adapter")->required();
-    sub->add_option("--format", o->format, "Format of the files")->required()->check(
-        CLI::IsMember({"peft", "hf", "compressed-tensors"}));
+    sub->add_option("--format", o->format, "Format of the files")
+        ->required()
+        ->check(CLI::IsMember({"peft", "hf", "compressed-tensors"}));
     sub->add_option("--linear-class", o->linear_class,
                     "For a ternary model: linear class of transformers (default bitlinear)")
         ->check(CLI::IsMember({"bitlinear", "autobitlinear"}));
     sub->add_option("--max-shard-bytes", o->max_shard_bytes,
                     "Maximum bytes of tensors per file, for hf and compressed-tensors (default 5000000000)");
     sub->add_option("--out", o->out, "Output directory; created if missing, refused if it is not empty")->required();
-    sub->add_flag("--force", o->force, "Write into --out even if it is not empty; files of the same names are replaced");
+    sub->add_flag("--force", o->force,
+                  "Write into --out even if it is not empty; files of the same names are replaced");
     sub->callback([&session, o] { session.command = [&session, o] { return Export(session, *o); }; });
   }
 }

@@ -55,10 +55,11 @@ Table LogprobTable(const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& t
     std::string alternatives;
     for (const v1::TopLogprob& top : token.top()) {
       if (top.token_id() == token.token_id()) continue;
-      alternatives += base::StrCat(alternatives.empty() ? "" : ", ", TokenText(top.token()), " ", HumanNumber(top.logprob(), 4));
+      alternatives +=
+          base::StrCat(alternatives.empty() ? "" : ", ", TokenText(top.token()), " ", HumanNumber(top.logprob(), 4));
     }
-    table.Add({TokenText(token.token()), base::StrCat(token.token_id()), token.has_logprob() ? HumanNumber(token.logprob(), 4) : "-",
-               alternatives});
+    table.Add({TokenText(token.token()), base::StrCat(token.token_id()),
+               token.has_logprob() ? HumanNumber(token.logprob(), 4) : "-", alternatives});
   }
   return table;
 }

@@ -86,24 +86,16 @@ Json ErrorJson(const google::rpc::Status& error) {
 
 const char* EventType(const v1::JobEvent& event) {
   switch (event.event_case()) {
-    case v1::JobEvent::kState:
-      return "state";
-    case v1::JobEvent::kStep:
-      return "step";
-    case v1::JobEvent::kEval:
-      return "eval";
-    case v1::JobEvent::kCheckpoint:
-      return "checkpoint";
-    case v1::JobEvent::kModel:
-      return "model";
-    case v1::JobEvent::kWarning:
-      return "warning";
-    case v1::JobEvent::kSnapshot:
-      return "snapshot";
+    case v1::JobEvent::kState: return "state";
+    case v1::JobEvent::kStep: return "step";
+    case v1::JobEvent::kEval: return "eval";
+    case v1::JobEvent::kCheckpoint: return "checkpoint";
+    case v1::JobEvent::kModel: return "model";
+    case v1::JobEvent::kWarning: return "warning";
+    case v1::JobEvent::kSnapshot: return "snapshot";
     // An event type of a newer server is shown as a log line.
     case v1::JobEvent::kLog:
-    case v1::JobEvent::EVENT_NOT_SET:
-      break;
+    case v1::JobEvent::EVENT_NOT_SET: break;
   }
   return "log";
 }
@@ -135,7 +127,8 @@ namespace {
 template <typename W>
 std::string NameLines(const W& warning) {
   if (warning.row_ids().empty()) return "";
-  return base::StrCat(warning.row_ids_size() == 1 ? " (line " : " (lines ", absl::StrJoin(warning.row_ids(), ", "), ")");
+  return base::StrCat(warning.row_ids_size() == 1 ? " (line " : " (lines ", absl::StrJoin(warning.row_ids(), ", "),
+                      ")");
 }
 
 }  // namespace
@@ -157,9 +150,10 @@ Json PlanJson(const v1::PlanJobResponse& plan) {
   json["memory_available_bytes"] = plan.memory_available_bytes();
   json["disk_bytes"] = plan.disk_bytes();
   json["disk_available_bytes"] = plan.disk_available_bytes();
-  json["eta_s"] = plan.has_eta()
-                      ? Json(static_cast<double>(google::protobuf::util::TimeUtil::DurationToMilliseconds(plan.eta())) / 1e3)
-                      : Json(nullptr);
+  json["eta_s"] =
+      plan.has_eta()
+          ? Json(static_cast<double>(google::protobuf::util::TimeUtil::DurationToMilliseconds(plan.eta())) / 1e3)
+          : Json(nullptr);
   json["warnings"] = Json::array();
   for (const v1::Warning& warning : plan.warnings()) {
     Json shown;
@@ -219,12 +213,8 @@ Json EventJson(const std::string& job, const v1::JobEvent& event) {
       json["message"] = event.state().reason().message();
       json["resumed_step"] = event.state().resumed_step();
       break;
-    case v1::JobEvent::kStep:
-      AddStep(event.step(), json);
-      break;
-    case v1::JobEvent::kEval:
-      AddEval(event.eval(), json);
-      break;
+    case v1::JobEvent::kStep: AddStep(event.step(), json); break;
+    case v1::JobEvent::kEval: AddEval(event.eval(), json); break;
     case v1::JobEvent::kCheckpoint: {
       const Json checkpoint = CheckpointJson(event.checkpoint().checkpoint());
       json["step"] = checkpoint["step"];
@@ -237,18 +227,10 @@ Json EventJson(const std::string& job, const v1::JobEvent& event) {
       json["digest"] = event.model().digest();
       json["bytes"] = event.model().bytes();
       break;
-    case v1::JobEvent::kWarning:
-      AddWarning(event.warning(), json);
-      break;
-    case v1::JobEvent::kLog:
-      json["text"] = event.log().text();
-      break;
-    case v1::JobEvent::kSnapshot:
-      json["job"] = JobJson(event.snapshot().job());
-      break;
-    case v1::JobEvent::EVENT_NOT_SET:
-      json["text"] = "";
-      break;
+    case v1::JobEvent::kWarning: AddWarning(event.warning(), json); break;
+    case v1::JobEvent::kLog: json["text"] = event.log().text(); break;
+    case v1::JobEvent::kSnapshot: json["job"] = JobJson(event.snapshot().job()); break;
+    case v1::JobEvent::EVENT_NOT_SET: json["text"] = ""; break;
   }
   return json;
 }
@@ -280,12 +262,11 @@ std::string EventLine(const v1::JobEvent& event) {
       return base::StrCat("model ", event.model().model(), " (", Lower(event.model().format()), ", ",
                           base::HumanBytes(event.model().bytes()), ")");
     case v1::JobEvent::kWarning:
-      return base::StrCat("warning ", event.warning().reason(), ": ", event.warning().message(), LinesOf(event.warning()));
-    case v1::JobEvent::kLog:
-      return event.log().text();
+      return base::StrCat("warning ", event.warning().reason(), ": ", event.warning().message(),
+                          LinesOf(event.warning()));
+    case v1::JobEvent::kLog: return event.log().text();
     case v1::JobEvent::kSnapshot:
-    case v1::JobEvent::EVENT_NOT_SET:
-      break;
+    case v1::JobEvent::EVENT_NOT_SET: break;
   }
   return "";
 }

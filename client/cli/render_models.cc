@@ -50,17 +50,18 @@ Json PreviewJson(const v1::PreviewDatasetResponse& preview) {
   json["split_rows"] = preview.split_rows();
   json["warnings"] = Json::array();
   for (const v1::RowWarning& warning : preview.warnings()) {
-    json["warnings"].push_back({{"reason", warning.reason()},
-                                {"message", warning.message()},
-                                {"row_ids", std::vector<std::int64_t>(warning.row_ids().begin(), warning.row_ids().end())}});
+    json["warnings"].push_back(
+        {{"reason", warning.reason()},
+         {"message", warning.message()},
+         {"row_ids", std::vector<std::int64_t>(warning.row_ids().begin(), warning.row_ids().end())}});
   }
   return json;
 }
 
 namespace {
 
-// The bytes of a character may belong to several tokens, each of which then has the text U+FFFD. Returns where the text of
-// such a group ends, if it begins with the token `first`, and the index of the next token.
+// The bytes of a character may belong to several tokens, each of which then has the text U+FFFD. Returns where the text
+// of such a group ends, if it begins with the token `first`, and the index of the next token.
 std::pair<std::size_t, int> EndOfUnit(const v1::PreviewRow& row, std::size_t begin, int first) {
   for (int next = first + 1; next < row.token_texts_size(); ++next) {
     const std::string& token = row.token_texts(next);
@@ -88,7 +89,8 @@ std::string MarkedText(const v1::PreviewRow& row, std::string_view open, std::st
     int next = i + 1;
     if (text.compare(at, token.size(), token) != 0) std::tie(end, next) = EndOfUnit(row, at, i);
     if (end > at) {
-      mark(std::any_of(row.trained().begin() + i, row.trained().begin() + std::min(next, row.trained_size()), [](bool t) { return t; }));
+      mark(std::any_of(row.trained().begin() + i, row.trained().begin() + std::min(next, row.trained_size()),
+                       [](bool t) { return t; }));
       out += Printable(std::string_view(text).substr(at, end - at));
     }
     at = end;

@@ -55,8 +55,8 @@ absl::Status Load(Session& session) {
   table.Add({"jobs", base::StrCat(load.jobs_running(), " running, ", load.jobs_queued(), " queued")});
   table.Add({"memory", base::HumanBytes(load.rss_bytes())});
   for (const auto& model : load.residents().models()) {
-    table.Add(
-        {"loaded", base::StrCat(model.name(), " (", Lower(model.format()), ", ", base::HumanBytes(model.bytes()), ")")});
+    table.Add({"loaded",
+               base::StrCat(model.name(), " (", Lower(model.format()), ", ", base::HumanBytes(model.bytes()), ")")});
   }
   table.Print(session.out());
   return absl::OkStatus();
@@ -89,9 +89,11 @@ absl::Status SayReady(Session& session) {
 absl::Status HealthByHttp(Session& session, const std::string& address) {
   const absl::Duration timeout = absl::Seconds(session.timeout_s > 0 ? session.timeout_s : 5);
   const absl::StatusOr<client::HttpReply> answer = client::HttpGet(address, "/readyz", timeout);
-  if (!answer.ok()) return absl::Status(answer.status().code(), base::StrCat("--http: ", base::ToStd(answer.status().message())));
+  if (!answer.ok())
+    return absl::Status(answer.status().code(), base::StrCat("--http: ", base::ToStd(answer.status().message())));
   if (answer->status != 200) {
-    return absl::UnavailableError(base::StrCat("not ready: http://", address, "/readyz (--http) answers: ", answer->body));
+    return absl::UnavailableError(
+        base::StrCat("not ready: http://", address, "/readyz (--http) answers: ", answer->body));
   }
   return SayReady(session);
 }
@@ -118,17 +120,21 @@ void AddServerCommands(CLI::App& app, Session& session) {
     auto deadline = std::make_shared<std::optional<double>>();
     sub->add_option("--deadline", *deadline, "Seconds that running calls may still take (default: nibbled's --drain_s)")
         ->check(CLI::Range(0.0, 3600.0));
-    sub->callback([&session, deadline] { session.command = [&session, deadline] { return Drain(session, *deadline); }; });
+    sub->callback(
+        [&session, deadline] { session.command = [&session, deadline] { return Drain(session, *deadline); }; });
   }
   {
     CLI::App* sub = app.add_subcommand("health", "Check that the server is ready: exit 0 only if it is");
     auto address = std::make_shared<std::string>("127.0.0.1:9464");
     auto by_grpc = std::make_shared<bool>(false);
-    CLI::Option* http = sub->add_option("--http", *address, "HOST:PORT of nibbled's --http_address")->capture_default_str();
+    CLI::Option* http =
+        sub->add_option("--http", *address, "HOST:PORT of nibbled's --http_address")->capture_default_str();
     sub->add_flag("--grpc", *by_grpc, "Check --server over gRPC instead (grpc.health.v1), with the connection options")
         ->excludes(http);
     sub->callback([&session, address, by_grpc] {
-      session.command = [&session, address, by_grpc] { return *by_grpc ? HealthByGrpc(session) : HealthByHttp(session, *address); };
+      session.command = [&session, address, by_grpc] {
+        return *by_grpc ? HealthByGrpc(session) : HealthByHttp(session, *address);
+      };
     });
   }
   AddCommand(server, session, "load", "Show the current load of the server", &Load);

@@ -32,7 +32,8 @@ client::Client& Session::client() {
   return *client_;
 }
 
-Session::Note::Note(Session& session, const google::longrunning::Operation& operation) : note_(session.terminal.interrupt) {
+Session::Note::Note(Session& session, const google::longrunning::Operation& operation)
+    : note_(session.terminal.interrupt) {
   if (note_ == nullptr || operation.done()) return;
   const std::string& id = operation.name();
   note_->Set(Printable(

@@ -82,9 +82,10 @@ void PrintOperation(Session& session, const google::longrunning::Operation& oper
 // Starts an operation under a new request id and returns its response when it has ended. With `no_wait`, prints the
 // operation and returns nullopt.
 template <typename Response, typename Stub, typename Request>
-absl::StatusOr<std::optional<Response>> RunOperation(
-    Session& session, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, google::longrunning::Operation*), Request request,
-    bool no_wait) {
+absl::StatusOr<std::optional<Response>> RunOperation(Session& session,
+                                                     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                                                  google::longrunning::Operation*),
+                                                     Request request, bool no_wait) {
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(google::longrunning::Operation operation, session.client().Call(method, request));
   if (no_wait) {

@@ -1,9 +1,9 @@
 // tokens new: creates a client's token and its line for nibbled's --token_file. Needs no server.
-#include <CLI/CLI.hpp>
 #include <fcntl.h>
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -63,7 +63,8 @@ absl::Status New(Session& session, const NewToken& given) {
   line["role"] = given.role;
   if (!given.tenant.empty()) line["tenant"] = given.tenant;
   if (given.days > 0) {
-    line["expires"] = absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now() + absl::Hours(24) * given.days, absl::UTCTimeZone());
+    line["expires"] =
+        absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now() + absl::Hours(24) * given.days, absl::UTCTimeZone());
   }
   if (!given.san.empty()) {
     line["san"] = given.san;

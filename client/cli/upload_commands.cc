@@ -32,8 +32,8 @@ absl::Status List(Session& session) {
   NIBBLE_RETURN_IF_ERROR(ForEachPage(session, &UploadService::Stub::ListUploads, all, [&](const auto& page) {
     for (const v1::Upload& upload : page.uploads()) {
       list.push_back(UploadJson(upload));
-      table.Add({upload.upload_id(), Lower(upload.kind()), upload.name(), Lower(upload.state()), base::HumanBytes(upload.committed_bytes()),
-                 upload.principal()});
+      table.Add({upload.upload_id(), Lower(upload.kind()), upload.name(), Lower(upload.state()),
+                 base::HumanBytes(upload.committed_bytes()), upload.principal()});
     }
     return true;
   }));

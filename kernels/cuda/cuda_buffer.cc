@@ -16,7 +16,8 @@ cudaStream_t StreamOf(const CudaContext& context) { return static_cast<cudaStrea
 CudaBuffer::~CudaBuffer() { Free(); }
 
 CudaBuffer::CudaBuffer(CudaBuffer&& other) noexcept
-    : context_(std::exchange(other.context_, nullptr)), data_(std::exchange(other.data_, nullptr)),
+    : context_(std::exchange(other.context_, nullptr)),
+      data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)) {}
 
 CudaBuffer& CudaBuffer::operator=(CudaBuffer&& other) noexcept {
@@ -54,15 +55,15 @@ LaunchResult CudaBuffer::Allocate(CudaContext& context, std::int64_t bytes) {
 LaunchResult CudaBuffer::FromHost(const void* from) {
   if (size_ == 0) return {};
   const DeviceGuard guard(context_->device_index());
-  return ToResult(cudaMemcpyAsync(data_, from, static_cast<std::size_t>(size_), cudaMemcpyHostToDevice,
-                                  StreamOf(*context_)));
+  return ToResult(
+      cudaMemcpyAsync(data_, from, static_cast<std::size_t>(size_), cudaMemcpyHostToDevice, StreamOf(*context_)));
 }
 
 LaunchResult CudaBuffer::ToHost(void* to) const {
   if (size_ == 0) return {};
   const DeviceGuard guard(context_->device_index());
-  const cudaError_t error = cudaMemcpyAsync(to, data_, static_cast<std::size_t>(size_), cudaMemcpyDeviceToHost,
-                                            StreamOf(*context_));
+  const cudaError_t error =
+      cudaMemcpyAsync(to, data_, static_cast<std::size_t>(size_), cudaMemcpyDeviceToHost, StreamOf(*context_));
   return ToResult(error == cudaSuccess ? cudaStreamSynchronize(StreamOf(*context_)) : error);
 }
 

@@ -112,7 +112,8 @@ cublasStatus_t CudaContext::Impl::MakePlan(const CublasLtProblem& p, const Key& 
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kCublasWorkspaceBytes);
   // Add the parts of a split sum in the compute type: by default they may be added in bf16 when the output is bf16.
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::get<7>(key));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::get<8>(key));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, std::get<9>(key));
@@ -229,9 +230,9 @@ LaunchResult CudaContext::Multiply(const CublasLtProblem& p, const void* a, cons
   const void* zero = integer ? static_cast<const void*>(&zero_i32) : &zero_f32;
   const void* beta = p.accumulate ? one : zero;
   const Plan& use = plan->second;
-  const cublasStatus_t status =
-      cublasLtMatmul(impl_->library.value, use.description.value, one, a, use.a.value, b, use.b.value, beta, d,
-                     use.d.value, d, use.d.value, &use.algorithm, impl_->workspace, kCublasWorkspaceBytes, impl_->stream);
+  const cublasStatus_t status = cublasLtMatmul(impl_->library.value, use.description.value, one, a, use.a.value, b,
+                                               use.b.value, beta, d, use.d.value, d, use.d.value, &use.algorithm,
+                                               impl_->workspace, kCublasWorkspaceBytes, impl_->stream);
   if (status != CUBLAS_STATUS_SUCCESS) return impl_->CublasError(p, "cublasLtMatmul", status);
   return {};
 }

@@ -13,7 +13,9 @@
 namespace nibble::kernels {
 
 __device__ inline float LoadElement(const float* p) { return *p; }
-__device__ inline float LoadElement(const BF16* p) { return __uint_as_float(static_cast<std::uint32_t>(p->bits) << 16); }
+__device__ inline float LoadElement(const BF16* p) {
+  return __uint_as_float(static_cast<std::uint32_t>(p->bits) << 16);
+}
 
 // The bits of ToBF16 (kernels/dtype.h).
 __device__ inline BF16 NarrowToBF16(float x) {
@@ -28,7 +30,9 @@ __device__ inline void StoreElement(BF16* p, float x) { *p = NarrowToBF16(x); }
 template <typename T>
 __device__ inline float RoundedTo(float x);
 template <>
-__device__ inline float RoundedTo<float>(float x) { return x; }
+__device__ inline float RoundedTo<float>(float x) {
+  return x;
+}
 template <>
 __device__ inline float RoundedTo<BF16>(float x) {
   const BF16 narrow = NarrowToBF16(x);

@@ -15,7 +15,7 @@ struct FloatProduct {
   DType type = DType::kF32;     // the type that is multiplied; bf16 only if x (and w) are bf16
   const float* bias = nullptr;  // [N]
   bool accumulate = false;
-  Matrix y;                     // [M, N] f32 | bf16
+  Matrix y;  // [M, N] f32 | bf16
 };
 
 // Names under which launches are counted.

@@ -40,9 +40,12 @@ __device__ float LaneSum(Get get, int cols, Step step, Int8RowShared* shared) {
 
 // Orders elements by magnitude, then lower index first; above 0 for every element.
 __device__ inline unsigned long long Int8Key(float x, int k) {
-  return static_cast<unsigned long long>(__float_as_uint(x) & 0x7fffffffu) << 32 | (0xffffffffu - static_cast<unsigned>(k));
+  return static_cast<unsigned long long>(__float_as_uint(x) & 0x7fffffffu) << 32 |
+         (0xffffffffu - static_cast<unsigned>(k));
 }
-__device__ inline float KeyMagnitude(unsigned long long key) { return __uint_as_float(static_cast<unsigned>(key >> 32)); }
+__device__ inline float KeyMagnitude(unsigned long long key) {
+  return __uint_as_float(static_cast<unsigned>(key >> 32));
+}
 __device__ inline int KeyIndex(unsigned long long key) {
   return static_cast<int>(0xffffffffu - static_cast<unsigned>(key & 0xffffffffu));
 }
@@ -66,7 +69,8 @@ __device__ unsigned long long LargestKeyBelow(Get get, int cols, unsigned long l
 
 // Thread 0 writes the chosen keys in ascending order of index.
 template <typename Get>
-__device__ void EmitOutliers(Get get, unsigned long long* chosen, int count, const QuantizedRows& out, std::int64_t row) {
+__device__ void EmitOutliers(Get get, unsigned long long* chosen, int count, const QuantizedRows& out,
+                             std::int64_t row) {
   int index[kMaxOutliers];
   for (int i = 0; i < count; ++i) {
     int at = i;

@@ -65,13 +65,13 @@ LaunchResult MultiplyManyIntegerRows(const IntegerEpilogue<Weight>& epilogue, co
   for (std::int64_t first = 0; first < x.rows; first += rows_at_a_time) {
     const std::int64_t m = std::min(rows_at_a_time, x.rows - first);
     // K is padded_k: the codes past K are zero in the rows of x.
-    const CublasLtProblem problem{CublasLtProblem::Types::kI8ToI32, padded_n, m, w.padded_k, w.padded_k, x.stride,
-                                  padded_n};
+    const CublasLtProblem problem{
+        CublasLtProblem::Types::kI8ToI32, padded_n, m, w.padded_k, w.padded_k, x.stride, padded_n};
     LaunchResult result = stream.cuda->Multiply(problem, codes, x.codes + first * x.stride, sums);
     if (result.code != LaunchCode::kOk) return result;
     if (stream.launches != nullptr) stream.launches->Add(names.product);
-    FinishIntegerRows<<<GridFor(m * w.rows), kCudaThreads, 0, CudaStreamOf(stream)>>>(
-        epilogue, sums, padded_n, first, m, y.Row<Y>(0), y.stride);
+    FinishIntegerRows<<<GridFor(m * w.rows), kCudaThreads, 0, CudaStreamOf(stream)>>>(epilogue, sums, padded_n, first,
+                                                                                      m, y.Row<Y>(0), y.stride);
     result = Launched(stream, names.epilogue);
     if (result.code != LaunchCode::kOk) return result;
   }

@@ -10,8 +10,8 @@ namespace nibble::kernels {
 struct PackedDenseWeight {
   const void* panels = nullptr;  // [ceil(N/16), K, 16], f32 or bf16
   DType dtype = DType::kF32;
-  std::int64_t rows = 0;         // N
-  std::int64_t cols = 0;         // K
+  std::int64_t rows = 0;  // N
+  std::int64_t cols = 0;  // K
 };
 
 constexpr std::int64_t PackedDenseElements(std::int64_t n, std::int64_t k) { return (n + 15) / 16 * 16 * k; }

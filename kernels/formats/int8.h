@@ -35,7 +35,7 @@ struct QuantizedRows {
   std::int32_t* outlier_index = nullptr;
   float* outlier_value = nullptr;
   std::int64_t rows = 0;
-  std::int64_t cols = 0;    // K
+  std::int64_t cols = 0;  // K
   std::int64_t stride = 0;
   std::int16_t* wide_codes = nullptr;  // [M, stride], used instead of codes for 16 bits
 };
@@ -44,12 +44,12 @@ struct QuantizedRows {
 // a 4-way dot product. Byte ((n / 16) * padded_k / 4 + k / 4) * 64 + (n % 16) * 4 + k % 4 holds w[n, k]; elements
 // outside [N, K] are 0.
 struct PackedInt8Weight {
-  const std::int8_t* tiles = nullptr;    // [ceil(N/16), padded_k/4, 16, 4]
-  const float* scale = nullptr;          // [N]
-  const std::int32_t* row_sum = nullptr; // [ceil(N/16)*16], sum over k of w[n, k]: makes u8 x s8 exact for s8 x s8
-  std::int64_t rows = 0;                 // N
-  std::int64_t cols = 0;                 // K
-  std::int64_t padded_k = 0;             // K rounded up to a multiple of 64
+  const std::int8_t* tiles = nullptr;     // [ceil(N/16), padded_k/4, 16, 4]
+  const float* scale = nullptr;           // [N]
+  const std::int32_t* row_sum = nullptr;  // [ceil(N/16)*16], sum over k of w[n, k]: makes u8 x s8 exact for s8 x s8
+  std::int64_t rows = 0;                  // N
+  std::int64_t cols = 0;                  // K
+  std::int64_t padded_k = 0;              // K rounded up to a multiple of 64
 };
 
 inline constexpr std::int64_t kInt8TileRows = 16;

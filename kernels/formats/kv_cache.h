@@ -14,8 +14,8 @@ namespace nibble::kernels {
 inline constexpr std::int64_t kKvPageTokens = 32;
 
 struct KvCacheView {
-  void* base = nullptr;          // [num_pages, num_layers, num_kv_heads, 2, kKvPageTokens * head_dim]
-  DType dtype = DType::kBF16;    // f32 or bf16
+  void* base = nullptr;        // [num_pages, num_layers, num_kv_heads, 2, kKvPageTokens * head_dim]
+  DType dtype = DType::kBF16;  // f32 or bf16
   std::int64_t num_pages = 0;
   std::int64_t num_layers = 0;
   std::int64_t num_kv_heads = 0;
@@ -31,10 +31,10 @@ struct KvCacheView {
 
 // Which sequence and position each row of a step belongs to. Rows of one sequence are adjacent and ascending.
 struct KvRows {
-  std::int64_t num_rows = 0;                   // T
-  const std::int32_t* sequence = nullptr;      // [T], row of page_tables
-  const std::int32_t* position = nullptr;      // [T], 0-based within the sequence
-  const std::int32_t* page_tables = nullptr;   // [num_sequences, pages_per_sequence], page numbers
+  std::int64_t num_rows = 0;                  // T
+  const std::int32_t* sequence = nullptr;     // [T], row of page_tables
+  const std::int32_t* position = nullptr;     // [T], 0-based within the sequence
+  const std::int32_t* page_tables = nullptr;  // [num_sequences, pages_per_sequence], page numbers
   std::int64_t num_sequences = 0;
   std::int64_t pages_per_sequence = 0;
 };

@@ -17,7 +17,8 @@ constexpr char kTrainerProperty[] = "nibble_trainer_listener";
 
 std::string Text(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
-void AddNames(const grpc::AuthContext& context, const char* property, const char* kind, std::vector<std::string>& names) {
+void AddNames(const grpc::AuthContext& context, const char* property, const char* kind,
+              std::vector<std::string>& names) {
   for (const grpc::string_ref& name : context.FindPropertyValues(property)) names.push_back(kind + Text(name));
 }
 
@@ -52,8 +53,10 @@ Caller CallerOf(const grpc::ServerContextBase& context) {
   return caller;
 }
 
-grpc::Status AuthProcessor::Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*, OutputMetadata*) {
-  if (for_trainers_ && context->FindPropertyValues(kTrainerProperty).empty()) context->AddProperty(kTrainerProperty, "1");
+grpc::Status AuthProcessor::Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*,
+                                    OutputMetadata*) {
+  if (for_trainers_ && context->FindPropertyValues(kTrainerProperty).empty())
+    context->AddProperty(kTrainerProperty, "1");
   Caller caller;
   caller.peer = PeerOf(*context);
   ReadMetadata(metadata, caller);
@@ -63,7 +66,8 @@ grpc::Status AuthProcessor::Process(const InputMetadata& metadata, grpc::AuthCon
   if (principal.ok()) return grpc::Status::OK;
   const std::string reason = base::Reason(principal.status());
   const std::string text(principal.status().message());
-  return {static_cast<grpc::StatusCode>(principal.status().code()), reason.empty() ? text : base::StrCat(reason, ": ", text)};
+  return {static_cast<grpc::StatusCode>(principal.status().code()),
+          reason.empty() ? text : base::StrCat(reason, ": ", text)};
 }
 
 }  // namespace nibble::auth

@@ -18,9 +18,7 @@ using base::WithReason;
 constexpr char kScheme[] = "Bearer ";
 constexpr std::size_t kMaxLoggedBytes = 128;
 
-absl::Status Invalid() {
-  return WithReason(absl::UnauthenticatedError("the token is not valid"), "TOKEN_INVALID");
-}
+absl::Status Invalid() { return WithReason(absl::UnauthenticatedError("the token is not valid"), "TOKEN_INVALID"); }
 
 // The bearer token of the only authorization header. Invalid() if the header is malformed or repeated.
 absl::StatusOr<std::string_view> TokenOf(const std::vector<std::string>& headers) {
@@ -51,11 +49,13 @@ absl::StatusOr<Principal> Identify(const PrincipalTable& principals, const Calle
 
 }  // namespace
 
-absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path, const Caller& caller, absl::Time now) {
+absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path, const Caller& caller,
+                                 absl::Time now) {
   const MethodRule* rule = FindRule(path);
   const bool for_trainers = rule != nullptr && rule->access == Access::kTrainer;
   if (caller.trainer_listener) {
-    if (for_trainers) return Principal{"trainer", Role::kViewer, ""};  // the attempt's own token follows in its first message
+    if (for_trainers)
+      return Principal{"trainer", Role::kViewer, ""};  // the attempt's own token follows in its first message
     return WithReason(absl::PermissionDeniedError("this socket accepts trainer reports only"), "ROLE",
                       {{"needed", "trainer"}});
   }
@@ -80,10 +80,10 @@ absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path
 
 absl::Status CheckPriority(const Principal& caller, const char* field, std::int64_t priority) {
   if (priority <= 0 || caller.role >= Role::kOperator) return absl::OkStatus();
-  return WithReason(absl::PermissionDeniedError(StrCat(field, ": is ", priority, ", the role ", Name(caller.role),
-                                                       " may set at most 0; above 0 requires the role ",
-                                                       Name(Role::kOperator))),
-                    "ROLE", {{"needed", Name(Role::kOperator)}, {"principal", caller.name}});
+  return WithReason(
+      absl::PermissionDeniedError(StrCat(field, ": is ", priority, ", the role ", Name(caller.role),
+                                         " may set at most 0; above 0 requires the role ", Name(Role::kOperator))),
+      "ROLE", {{"needed", Name(Role::kOperator)}, {"principal", caller.name}});
 }
 
 absl::StatusOr<std::unique_ptr<Authority>> Authority::Open(base::FileSystem& files, base::Clock& clock,

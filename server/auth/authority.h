@@ -22,10 +22,11 @@ namespace nibble::auth {
 
 // Evidence of a caller's identity.
 struct Caller {
-  std::vector<std::string> authorization;      // every value of that header
-  std::vector<std::string> certificate_names;  // "uri:spiffe://...", from a client certificate verified by the handshake
-  std::string peer;  // for the log: "ipv4:127.0.0.1:1234"; before a handler runs only "local" or "unknown"
-  bool trainer_listener = false;               // the call arrived on the trainers' socket
+  std::vector<std::string> authorization;  // every value of that header
+  std::vector<std::string>
+      certificate_names;          // "uri:spiffe://...", from a client certificate verified by the handshake
+  std::string peer;               // for the log: "ipv4:127.0.0.1:1234"; before a handler runs only "local" or "unknown"
+  bool trainer_listener = false;  // the call arrived on the trainers' socket
 };
 
 struct AuthPolicy {
@@ -54,7 +55,8 @@ struct AuthorityOptions {
 class Authority {
  public:
   // Errors: InvalidArgument names the flag and the line.
-  static absl::StatusOr<std::unique_ptr<Authority>> Open(base::FileSystem& files, base::Clock& clock, AuthorityOptions options);
+  static absl::StatusOr<std::unique_ptr<Authority>> Open(base::FileSystem& files, base::Clock& clock,
+                                                         AuthorityOptions options);
 
   // Counts and logs refusals.
   absl::StatusOr<Principal> Admit(std::string_view path, const Caller& caller);

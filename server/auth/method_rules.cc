@@ -94,7 +94,8 @@ std::span<const MethodRule> MethodRules() { return kRules; }
 
 const MethodRule* FindRule(std::string_view path) {
   if (!path.empty() && path.front() == '/') path.remove_prefix(1);
-  const auto* const found = std::find_if(std::begin(kRules), std::end(kRules), [&](const MethodRule& r) { return r.method == path; });
+  const auto* const found =
+      std::find_if(std::begin(kRules), std::end(kRules), [&](const MethodRule& r) { return r.method == path; });
   return found == std::end(kRules) ? nullptr : found;
 }
 

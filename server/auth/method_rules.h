@@ -9,11 +9,11 @@ namespace nibble::auth {
 
 // Each role includes the rights of the roles before it.
 enum class Role {
-  kViewer,  // read jobs, models, names of datasets and the server's state
-  kInfer,   // generate and score
-  kTrain,   // upload data and models, run jobs, download and delete results
+  kViewer,    // read jobs, models, names of datasets and the server's state
+  kInfer,     // generate and score
+  kTrain,     // upload data and models, run jobs, download and delete results
   kOperator,  // set priorities above 0
-  kAdmin,   // change the server
+  kAdmin,     // change the server
 };
 const char* Name(Role role);
 std::optional<Role> ParseRole(std::string_view name);

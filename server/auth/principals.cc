@@ -32,7 +32,8 @@ absl::StatusOr<PrincipalEntry> ParseEntry(std::string_view line, const std::stri
   // Do not pass on the parser's message: it quotes the text, which may hold a misplaced token.
   if (!json.ok() || !json->is_object()) return Wrong(where, "is not a JSON object");
   for (const auto& [key, value] : json->items()) {
-    if (std::find(std::begin(kKeys), std::end(kKeys), key) == std::end(kKeys)) return Wrong(where, "has an unknown key");
+    if (std::find(std::begin(kKeys), std::end(kKeys), key) == std::end(kKeys))
+      return Wrong(where, "has an unknown key");
   }
   PrincipalEntry entry;
   NIBBLE_ASSIGN_OR_RETURN(entry.principal.name, base::GetString(*json, "name", where));
@@ -48,8 +49,8 @@ absl::StatusOr<PrincipalEntry> ParseEntry(std::string_view line, const std::stri
   NIBBLE_ASSIGN_OR_RETURN(entry.token_sha256, base::GetString(*json, "token_sha256", where, ""));
   NIBBLE_ASSIGN_OR_RETURN(entry.san, base::GetString(*json, "san", where, ""));
   if (entry.token_sha256.empty() == entry.san.empty()) return Wrong(where, "wanted token_sha256 or san, and not both");
-  if (!entry.token_sha256.empty() &&
-      (entry.token_sha256.size() != 64 || entry.token_sha256.find_first_not_of("0123456789abcdef") != std::string::npos)) {
+  if (!entry.token_sha256.empty() && (entry.token_sha256.size() != 64 ||
+                                      entry.token_sha256.find_first_not_of("0123456789abcdef") != std::string::npos)) {
     return Wrong(where, "token_sha256: wanted 64 lower-case hex digits");
   }
   if (!entry.san.empty() && (entry.san.size() > kMaxSanBytes ||

@@ -14,7 +14,7 @@ namespace nibble::auth {
 inline constexpr char kNobody[] = "local";
 
 struct Principal {
-  std::string name;    // for the audit log
+  std::string name;  // for the audit log
   Role role = Role::kViewer;
   std::string tenant;  // "": sees the jobs of all tenants
 };

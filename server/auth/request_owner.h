@@ -10,8 +10,8 @@ namespace nibble::auth {
 // The same name in two tenants is two owners (SECURITY.md). Without a token file every caller is kNobody, and ids are
 // shared.
 struct RequestOwner {
-  std::string tenant;            // "": none
-  std::string name = kNobody;    // name of the principal
+  std::string tenant;          // "": none
+  std::string name = kNobody;  // name of the principal
   auto operator<=>(const RequestOwner&) const = default;
 };
 

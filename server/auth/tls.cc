@@ -68,7 +68,8 @@ absl::StatusOr<std::vector<Certificate>> ReadCertificates(const char* flag, cons
   const unsigned long end = ERR_peek_last_error();
   ERR_clear_error();
   if (ERR_GET_LIB(end) != ERR_LIB_PEM || ERR_GET_REASON(end) != PEM_R_NO_START_LINE) {
-    return absl::InvalidArgumentError(StrCat(flag, ": ", path, ": certificate ", all.size() + 1, " is damaged or cut off"));
+    return absl::InvalidArgumentError(
+        StrCat(flag, ": ", path, ": certificate ", all.size() + 1, " is damaged or cut off"));
   }
   if (all.empty()) return absl::InvalidArgumentError(StrCat(flag, ": ", path, " contains no PEM certificate"));
   return all;
@@ -95,7 +96,9 @@ absl::StatusOr<Key> ReadKey(const std::string& path, X509* certificate) {
     return absl::InvalidArgumentError(StrCat("--tls_key: ", path, " contains no unencrypted PEM private key"));
   }
   if (!matches) return absl::InvalidArgumentError(StrCat("--tls_key: ", path, " is not the key of --tls_cert"));
-  if (!taken) return absl::InvalidArgumentError(StrCat("--tls_key: ", path, ": OpenSSL refuses the key or its certificate (too short?)"));
+  if (!taken)
+    return absl::InvalidArgumentError(
+        StrCat("--tls_key: ", path, ": OpenSSL refuses the key or its certificate (too short?)"));
   return key;
 }
 
@@ -123,7 +126,8 @@ std::string ToPem(const std::vector<Certificate>& certificates, EVP_PKEY* key) {
   const Bio bio(BIO_new(BIO_s_mem()));
   bool written = bio != nullptr;
   for (const Certificate& one : certificates) written = written && PEM_write_bio_X509(bio.get(), one.get()) == 1;
-  if (key != nullptr) written = written && PEM_write_bio_PrivateKey(bio.get(), key, nullptr, nullptr, 0, nullptr, nullptr) == 1;
+  if (key != nullptr)
+    written = written && PEM_write_bio_PrivateKey(bio.get(), key, nullptr, nullptr, 0, nullptr, nullptr) == 1;
   ERR_clear_error();
   char* data = nullptr;
   const long size = written ? BIO_get_mem_data(bio.get(), &data) : 0;
@@ -151,7 +155,8 @@ class MemoryFile {
     file.descriptor_ = ::memfd_create("nibble-tls", MFD_CLOEXEC);
     const timespec time{version, 0};
     const timespec times[] = {time, time};
-    if (file.descriptor_ < 0 || ::write(file.descriptor_, text.data(), text.size()) != static_cast<ssize_t>(text.size()) ||
+    if (file.descriptor_ < 0 ||
+        ::write(file.descriptor_, text.data(), text.size()) != static_cast<ssize_t>(text.size()) ||
         ::futimens(file.descriptor_, times) != 0) {
       return absl::UnavailableError(StrCat("TLS: cannot create a file in memory: ", std::strerror(errno)));
     }
@@ -184,9 +189,11 @@ absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files) {
   }
   NIBBLE_ASSIGN_OR_RETURN(texts.cert_expiry, FirstExpiry(chain));
   texts.pair = ToPem(chain, key.get());
-  if (texts.pair.empty()) return absl::InvalidArgumentError(StrCat("--tls_key: ", files.key, ": OpenSSL cannot copy it"));
+  if (texts.pair.empty())
+    return absl::InvalidArgumentError(StrCat("--tls_key: ", files.key, ": OpenSSL cannot copy it"));
   if (files.client_ca.empty()) return texts;
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<Certificate> authorities, ReadCertificates("--tls_client_ca", files.client_ca));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<Certificate> authorities,
+                          ReadCertificates("--tls_client_ca", files.client_ca));
   NIBBLE_ASSIGN_OR_RETURN(texts.client_ca_expiry, FirstExpiry(authorities));
   texts.client_ca = ToPem(authorities, nullptr);
   if (texts.client_ca.empty()) {
@@ -270,7 +277,8 @@ TlsHealth TlsWatch::Look() {
     if (now.ok()) {
       base::LogInfo("the TLS files can be used again");
     } else {
-      base::LogError("the TLS files cannot be used: new connections get the last good ones", {{"error", std::string(now.message())}});
+      base::LogError("the TLS files cannot be used: new connections get the last good ones",
+                     {{"error", std::string(now.message())}});
     }
   }
   last_ = now;
@@ -287,13 +295,15 @@ std::shared_ptr<const void> TlsWatch::copies() const { return copies_; }
 std::shared_ptr<grpc::ServerCredentials> TlsWatch::Credentials() const {
   const std::string pair = copies_->pair.path();
   const std::string client_ca = files_.client_ca.empty() ? "" : copies_->client_ca.path();
-  const auto provider = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(pair, pair, client_ca, kGrpcLooksSeconds);
+  const auto provider =
+      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(pair, pair, client_ca, kGrpcLooksSeconds);
   grpc::experimental::TlsServerCredentialsOptions options(provider);
   options.watch_identity_key_cert_pairs();
   if (!files_.client_ca.empty()) {
     options.watch_root_certs();
-    options.set_cert_request_type(files_.require_client_cert ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
-                                                             : GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
+    options.set_cert_request_type(files_.require_client_cert
+                                      ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                                      : GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
   }
   return grpc::experimental::TlsServerCredentials(options);
 }

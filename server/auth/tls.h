@@ -23,8 +23,8 @@ struct TlsFiles {
 
 // The checked content of the files.
 struct TlsTexts {
-  std::string pair;       // PEM: the certificates, then the key. One text, so that a reader cannot mix two pairs
-  std::string client_ca;  // PEM; "" without
+  std::string pair;        // PEM: the certificates, then the key. One text, so that a reader cannot mix two pairs
+  std::string client_ca;   // PEM; "" without
   absl::Time cert_expiry;  // of the certificate in the file that expires first; same below
   absl::Time client_ca_expiry = absl::InfiniteFuture();
 };
@@ -75,7 +75,7 @@ class TlsWatch {
   base::Condition ended_changed_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   TlsTexts served_ ABSL_GUARDED_BY(mutex_);
-  absl::Status last_ ABSL_GUARDED_BY(mutex_);  // of the last check
+  absl::Status last_ ABSL_GUARDED_BY(mutex_);                 // of the last check
   bool reported_expired_ca_ ABSL_GUARDED_BY(mutex_) = false;  // logged for `served_`
   std::thread thread_;
 };

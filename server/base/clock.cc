@@ -11,9 +11,7 @@ namespace {
 class SystemClock : public Clock {
  public:
   absl::Time Now() override { return absl::Now(); }
-  absl::Duration Monotonic() override {
-    return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
-  }
+  absl::Duration Monotonic() override { return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch()); }
 };
 
 }  // namespace

@@ -41,7 +41,8 @@ class Trap {
       if (path.find(point.part) == std::string::npos) continue;
       const std::int64_t number = ++counts_[i];
       if (point.action == Action::kFull && number >= point.number) {
-        return WithReason(absl::ResourceExhaustedError(StrCat("write ", path, ": No space left on device")), "DISK_FULL");
+        return WithReason(absl::ResourceExhaustedError(StrCat("write ", path, ": No space left on device")),
+                          "DISK_FULL");
       }
       if (number != point.number) continue;
       if (point.action == Action::kBefore) ::kill(::getpid(), SIGKILL);
@@ -72,7 +73,8 @@ absl::StatusOr<Point> ParsePoint(std::string_view spec) {
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
   if (error != std::errc() || end != digits.data() + digits.size() || number < 1) return wrong;
   for (int action = 0; action < 4; ++action) {
-    if (spec.substr(last + 1) == kActions[action]) return Point{std::string(spec.substr(0, middle)), number, static_cast<Action>(action)};
+    if (spec.substr(last + 1) == kActions[action])
+      return Point{std::string(spec.substr(0, middle)), number, static_cast<Action>(action)};
   }
   return wrong;
 }

@@ -21,12 +21,20 @@ namespace {
 absl::Status FromErrno(int error, std::string_view what, const std::string& path) {
   const std::string text = StrCat(what, " ", path, ": ", std::strerror(error));
   switch (error) {
-    case ENOENT: case ESRCH: return absl::NotFoundError(text);  // ESRCH: a process under /proc has ended
-    case EISDIR: case ENOTDIR: case ELOOP: case ENAMETOOLONG: return absl::InvalidArgumentError(text);
+    case ENOENT:
+    case ESRCH: return absl::NotFoundError(text);  // ESRCH: a process under /proc has ended
+    case EISDIR:
+    case ENOTDIR:
+    case ELOOP:
+    case ENAMETOOLONG: return absl::InvalidArgumentError(text);
     case EEXIST: return absl::AlreadyExistsError(text);
-    case EACCES: case EPERM: case EROFS: return absl::PermissionDeniedError(text);
-    case ENOSPC: case EDQUOT: return WithReason(absl::ResourceExhaustedError(text), "DISK_FULL");
-    case EMFILE: case ENFILE: return absl::ResourceExhaustedError(text);
+    case EACCES:
+    case EPERM:
+    case EROFS: return absl::PermissionDeniedError(text);
+    case ENOSPC:
+    case EDQUOT: return WithReason(absl::ResourceExhaustedError(text), "DISK_FULL");
+    case EMFILE:
+    case ENFILE: return absl::ResourceExhaustedError(text);
     default: return absl::InternalError(text);
   }
 }
@@ -195,8 +203,7 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::st
   const int error = errno;
   ::close(fd);
   if (data == MAP_FAILED) return FromErrno(error, "mmap", path);
-  return std::shared_ptr<const MappedFile>(
-      new MappedFile({static_cast<const std::byte*>(data), size}));
+  return std::shared_ptr<const MappedFile>(new MappedFile({static_cast<const std::byte*>(data), size}));
 }
 
 MappedFile::~MappedFile() {

@@ -25,13 +25,14 @@ class WritableFile {
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
-  virtual absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) = 0;         // truncates; mode 0640
+  virtual absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) = 0;  // truncates; mode 0640
   virtual absl::StatusOr<std::unique_ptr<WritableFile>> OpenForAppend(const std::string& path) = 0;  // creates
-  virtual absl::StatusOr<std::string> Read(const std::string& path, std::uint64_t max_bytes) = 0;    // InvalidArgument if larger
+  virtual absl::StatusOr<std::string> Read(const std::string& path,
+                                           std::uint64_t max_bytes) = 0;  // InvalidArgument if larger
   virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;
   virtual absl::Status SyncDirectory(const std::string& path) = 0;
-  virtual absl::Status CreateDirectories(const std::string& path) = 0;  // mode 0750
-  virtual absl::Status RemoveAll(const std::string& path) = 0;          // OK if absent
+  virtual absl::Status CreateDirectories(const std::string& path) = 0;                 // mode 0750
+  virtual absl::Status RemoveAll(const std::string& path) = 0;                         // OK if absent
   virtual absl::StatusOr<std::vector<std::string>> List(const std::string& path) = 0;  // names, sorted
   virtual absl::StatusOr<std::uint64_t> Size(const std::string& path) = 0;
   virtual bool Exists(const std::string& path) = 0;

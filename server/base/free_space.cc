@@ -9,9 +9,10 @@ namespace nibble::base {
 absl::Status CheckSpace(FileSystem& files, const std::string& path, std::uint64_t min_free_bytes) {
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files.FreeBytes(path));
   if (free >= min_free_bytes) return absl::OkStatus();
-  return WithReason(absl::ResourceExhaustedError(StrCat("only ", free, " bytes are free on the server's disk, wanted ", min_free_bytes,
-                                                        ": delete models, datasets or jobs")),
-                    "DISK_FULL", {{"free_bytes", std::to_string(free)}, {"wanted_bytes", std::to_string(min_free_bytes)}});
+  return WithReason(absl::ResourceExhaustedError(StrCat("only ", free, " bytes are free on the server's disk, wanted ",
+                                                        min_free_bytes, ": delete models, datasets or jobs")),
+                    "DISK_FULL",
+                    {{"free_bytes", std::to_string(free)}, {"wanted_bytes", std::to_string(min_free_bytes)}});
 }
 
 }  // namespace nibble::base

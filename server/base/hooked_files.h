@@ -10,11 +10,12 @@
 namespace nibble::base {
 
 // Passes every operation that reads or changes the disk's contents to a Hook, which decides whether `real` runs it:
-//   template <typename Work> auto Around(const char* operation, const std::string& path, Work work) -> decltype(work());
-//   template <typename Write> absl::Status Append(const std::string& path, std::string_view bytes, Write write);
-// operation: "open", "sync", "close", "read", "rename" (path: the new one), "sync_directory", "create_directories", "remove".
-// Append is separate so that a hook can cut a write short. `real` must outlive this. As thread-safe as `real` and the
-// Hook.
+//   template <typename Work> auto Around(const char* operation, const std::string& path, Work work) ->
+//   decltype(work()); template <typename Write> absl::Status Append(const std::string& path, std::string_view bytes,
+//   Write write);
+// operation: "open", "sync", "close", "read", "rename" (path: the new one), "sync_directory", "create_directories",
+// "remove". Append is separate so that a hook can cut a write short. `real` must outlive this. As thread-safe as `real`
+// and the Hook.
 template <typename Hook>
 class HookedFiles : public FileSystem {
  public:
@@ -70,7 +71,8 @@ class HookedFiles : public FileSystem {
     const std::unique_ptr<WritableFile> file_;
   };
 
-  absl::StatusOr<std::unique_ptr<WritableFile>> Wrap(const std::string& path, absl::StatusOr<std::unique_ptr<WritableFile>> file) {
+  absl::StatusOr<std::unique_ptr<WritableFile>> Wrap(const std::string& path,
+                                                     absl::StatusOr<std::unique_ptr<WritableFile>> file) {
     if (!file.ok()) return file.status();
     return std::unique_ptr<WritableFile>(std::make_unique<File>(hook_, path, *std::move(file)));
   }

@@ -14,7 +14,7 @@ namespace nibble::base {
 namespace {
 
 constexpr std::size_t kMaxShownKey = 100;  // bytes
-constexpr std::size_t kFewKeys = 16;  // a set becomes faster at about this size
+constexpr std::size_t kFewKeys = 16;       // a set becomes faster at about this size
 
 // Builds the value and rejects unbounded nesting and duplicate keys, which nlohmann accepts.
 class Builder : public nlohmann::json_sax<Json> {
@@ -119,28 +119,36 @@ absl::StatusOr<T> Get(const Json& object, std::string_view key, std::string_view
     return absl::InvalidArgumentError(StrCat(where, ": no \"", key, "\", wanted ", wanted));
   }
   if (!check(*it)) {
-    return absl::InvalidArgumentError(StrCat(where, ": \"", key, "\" is ", Dump(*it).substr(0, 64), ", wanted ", wanted));
+    return absl::InvalidArgumentError(
+        StrCat(where, ": \"", key, "\" is ", Dump(*it).substr(0, 64), ", wanted ", wanted));
   }
   return read(*it);
 }
 
-absl::StatusOr<std::int64_t> ReadInt(const Json& o, std::string_view k, std::string_view w, const std::int64_t* absent) {
+absl::StatusOr<std::int64_t> ReadInt(const Json& o, std::string_view k, std::string_view w,
+                                     const std::int64_t* absent) {
   return Get<std::int64_t>(
       o, k, w, "an integer",
-      [](const Json& v) { return v.is_number_integer() && (!v.is_number_unsigned() || v.get<std::uint64_t>() <= INT64_MAX); },
+      [](const Json& v) {
+        return v.is_number_integer() && (!v.is_number_unsigned() || v.get<std::uint64_t>() <= INT64_MAX);
+      },
       [](const Json& v) { return v.get<std::int64_t>(); }, absent);
 }
 absl::StatusOr<double> ReadNumber(const Json& o, std::string_view k, std::string_view w, const double* absent) {
-  return Get<double>(o, k, w, "a number", [](const Json& v) { return v.is_number(); },
-                     [](const Json& v) { return v.get<double>(); }, absent);
+  return Get<double>(
+      o, k, w, "a number", [](const Json& v) { return v.is_number(); }, [](const Json& v) { return v.get<double>(); },
+      absent);
 }
-absl::StatusOr<std::string> ReadString(const Json& o, std::string_view k, std::string_view w, const std::string* absent) {
-  return Get<std::string>(o, k, w, "a string", [](const Json& v) { return v.is_string(); },
-                          [](const Json& v) { return v.get<std::string>(); }, absent);
+absl::StatusOr<std::string> ReadString(const Json& o, std::string_view k, std::string_view w,
+                                       const std::string* absent) {
+  return Get<std::string>(
+      o, k, w, "a string", [](const Json& v) { return v.is_string(); },
+      [](const Json& v) { return v.get<std::string>(); }, absent);
 }
 absl::StatusOr<bool> ReadBool(const Json& o, std::string_view k, std::string_view w, const bool* absent) {
-  return Get<bool>(o, k, w, "true or false", [](const Json& v) { return v.is_boolean(); },
-                   [](const Json& v) { return v.get<bool>(); }, absent);
+  return Get<bool>(
+      o, k, w, "true or false", [](const Json& v) { return v.is_boolean(); },
+      [](const Json& v) { return v.get<bool>(); }, absent);
 }
 
 }  // namespace
@@ -166,10 +174,18 @@ std::string DumpSorted(const Json& value) {
   return sorted.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-absl::StatusOr<std::int64_t> GetInt(const Json& o, std::string_view k, std::string_view w) { return ReadInt(o, k, w, nullptr); }
-absl::StatusOr<double> GetNumber(const Json& o, std::string_view k, std::string_view w) { return ReadNumber(o, k, w, nullptr); }
-absl::StatusOr<std::string> GetString(const Json& o, std::string_view k, std::string_view w) { return ReadString(o, k, w, nullptr); }
-absl::StatusOr<bool> GetBool(const Json& o, std::string_view k, std::string_view w) { return ReadBool(o, k, w, nullptr); }
+absl::StatusOr<std::int64_t> GetInt(const Json& o, std::string_view k, std::string_view w) {
+  return ReadInt(o, k, w, nullptr);
+}
+absl::StatusOr<double> GetNumber(const Json& o, std::string_view k, std::string_view w) {
+  return ReadNumber(o, k, w, nullptr);
+}
+absl::StatusOr<std::string> GetString(const Json& o, std::string_view k, std::string_view w) {
+  return ReadString(o, k, w, nullptr);
+}
+absl::StatusOr<bool> GetBool(const Json& o, std::string_view k, std::string_view w) {
+  return ReadBool(o, k, w, nullptr);
+}
 absl::StatusOr<std::int64_t> GetInt(const Json& o, std::string_view k, std::string_view w, std::int64_t absent) {
   return ReadInt(o, k, w, &absent);
 }

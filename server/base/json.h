@@ -29,9 +29,11 @@ absl::StatusOr<double> GetNumber(const Json& object, std::string_view key, std::
 absl::StatusOr<std::string> GetString(const Json& object, std::string_view key, std::string_view where);
 absl::StatusOr<bool> GetBool(const Json& object, std::string_view key, std::string_view where);
 // As above, but return `absent` for an absent or null key.
-absl::StatusOr<std::int64_t> GetInt(const Json& object, std::string_view key, std::string_view where, std::int64_t absent);
+absl::StatusOr<std::int64_t> GetInt(const Json& object, std::string_view key, std::string_view where,
+                                    std::int64_t absent);
 absl::StatusOr<double> GetNumber(const Json& object, std::string_view key, std::string_view where, double absent);
-absl::StatusOr<std::string> GetString(const Json& object, std::string_view key, std::string_view where, std::string absent);
+absl::StatusOr<std::string> GetString(const Json& object, std::string_view key, std::string_view where,
+                                      std::string absent);
 absl::StatusOr<bool> GetBool(const Json& object, std::string_view key, std::string_view where, bool absent);
 
 }  // namespace nibble::base

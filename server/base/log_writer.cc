@@ -46,8 +46,9 @@ class LogQueue {
   }
   bool Flush(absl::Duration patience) {
     MutexLock lock(mutex_);
-    return changed_.WaitFor(lock, absl::ToChronoNanoseconds(patience),
-                            [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lines_.empty() && unreported_ == 0 && !writing_; });
+    return changed_.WaitFor(lock, absl::ToChronoNanoseconds(patience), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return lines_.empty() && unreported_ == 0 && !writing_;
+    });
   }
   // Afterwards callers print their own lines again, unless a write still stalls (not `flushed`): theirs would stall
   // too.
@@ -71,7 +72,9 @@ class LogQueue {
         MutexLock lock(mutex_);
         writing_ = false;
         changed_.NotifyAll();
-        changed_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !lines_.empty() || unreported_ > 0; });
+        changed_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+          return stop_ || !lines_.empty() || unreported_ > 0;
+        });
         if (lines_.empty() && unreported_ == 0) {
           running_ = false;
           changed_.NotifyAll();

@@ -22,10 +22,11 @@ std::int64_t MemoryBudget::limit() const {
 }
 
 std::shared_ptr<const void> MemoryBudget::Handle(std::int64_t bytes, std::shared_ptr<const void> of_within) {
-  return std::shared_ptr<const void>(this, [self = shared_from_this(), bytes, of_within = std::move(of_within)](const void*) {
-    MutexLock back(self->mutex_);
-    self->taken_ -= bytes;
-  });
+  return std::shared_ptr<const void>(this,
+                                     [self = shared_from_this(), bytes, of_within = std::move(of_within)](const void*) {
+                                       MutexLock back(self->mutex_);
+                                       self->taken_ -= bytes;
+                                     });
 }
 
 std::shared_ptr<const void> MemoryBudget::TryTake(std::int64_t bytes) {

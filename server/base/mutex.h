@@ -51,7 +51,8 @@ class Condition {
     return condition_.wait_for(lock.lock_, time, ready);
   }
   template <typename Ready>
-  bool WaitUntil(MutexLock& lock, std::chrono::steady_clock::time_point deadline, Ready ready) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  bool WaitUntil(MutexLock& lock, std::chrono::steady_clock::time_point deadline,
+                 Ready ready) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return condition_.wait_until(lock.lock_, deadline, ready);
   }
   void NotifyOne() { condition_.notify_one(); }

@@ -2,11 +2,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define NIBBLE_RETURN_IF_ERROR(expr)                       \
-  do {                                                     \
+#define NIBBLE_RETURN_IF_ERROR(expr)                                  \
+  do {                                                                \
     if (absl::Status nibble_status_ = (expr); !nibble_status_.ok()) { \
-      return nibble_status_;                               \
-    }                                                      \
+      return nibble_status_;                                          \
+    }                                                                 \
   } while (false)
 
 #define NIBBLE_CONCAT_INNER_(a, b) a##b

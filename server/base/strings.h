@@ -14,7 +14,9 @@ inline std::string_view ToStd(absl::string_view text) { return {text.data(), tex
 
 namespace internal {
 template <typename T>
-const T& ForCat(const T& value) { return value; }
+const T& ForCat(const T& value) {
+  return value;
+}
 inline absl::string_view ForCat(std::string_view value) { return ToAbsl(value); }
 inline absl::string_view ForCat(const std::string& value) { return value; }
 inline absl::string_view ForCat(const char* value) { return value; }

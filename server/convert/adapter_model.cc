@@ -13,8 +13,9 @@ namespace {
 using base::StrCat;
 using model::Format;
 
-absl::StatusOr<model::ArtifactInfo> Join(base::FileSystem& files, const model::Artifact& nf4, model::PeftAdapter adapter,
-                                         const base::Json& provenance, const std::string& target, const char* made_of) {
+absl::StatusOr<model::ArtifactInfo> Join(base::FileSystem& files, const model::Artifact& nf4,
+                                         model::PeftAdapter adapter, const base::Json& provenance,
+                                         const std::string& target, const char* made_of) {
   // Stored only once: from here on nibble.json holds it.
   const std::string trained_on = std::exchange(adapter.config.base_digest, "");
   const std::string& digest = nf4.info().weights_digest;
@@ -43,7 +44,8 @@ absl::StatusOr<model::ArtifactInfo> MakeAdapterModel(base::FileSystem& files, co
                                                      const kernels::Stream& stream, const char* made_of) {
   NIBBLE_RETURN_IF_ERROR(CheckAdapterBase(base.info()));
   if (base.info().format == Format::kNf4) return Join(files, base, std::move(adapter), provenance, target, made_of);
-  NIBBLE_RETURN_IF_ERROR(ConvertModel(files, base, scratch, {.to = Format::kNf4, .measure_errors = false}, stream).status());
+  NIBBLE_RETURN_IF_ERROR(
+      ConvertModel(files, base, scratch, {.to = Format::kNf4, .measure_errors = false}, stream).status());
   absl::StatusOr<model::ArtifactInfo> made = [&]() -> absl::StatusOr<model::ArtifactInfo> {
     NIBBLE_ASSIGN_OR_RETURN(const auto nf4, model::Artifact::Open(scratch));
     return Join(files, *nf4, std::move(adapter), provenance, target, made_of);

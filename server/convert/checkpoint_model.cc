@@ -51,12 +51,13 @@ absl::StatusOr<std::vector<std::vector<float>>> ReadValues(const std::string& ch
 }  // namespace
 
 absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const model::Artifact& base,
-                                                        const std::string& checkpoint_directory, const base::Json& provenance,
-                                                        const std::string& scratch, const std::string& target,
-                                                        const kernels::Stream& stream) {
+                                                        const std::string& checkpoint_directory,
+                                                        const base::Json& provenance, const std::string& scratch,
+                                                        const std::string& target, const kernels::Stream& stream) {
   model::PeftAdapter adapter;
   NIBBLE_ASSIGN_OR_RETURN(adapter.config, ReadAdapter(files, checkpoint_directory));
-  NIBBLE_ASSIGN_OR_RETURN(adapter.values, ReadValues(checkpoint_directory, model::AdapterTensors(base.config(), adapter.config)));
+  NIBBLE_ASSIGN_OR_RETURN(adapter.values,
+                          ReadValues(checkpoint_directory, model::AdapterTensors(base.config(), adapter.config)));
   return MakeAdapterModel(files, base, std::move(adapter), provenance, scratch, target, stream, kMadeOf);
 }
 
@@ -70,8 +71,8 @@ absl::StatusOr<model::ArtifactInfo> MakeMasterCheckpointModel(base::FileSystem& 
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto values, ReadValues(checkpoint_directory, plan));
   const std::vector<std::span<const float>> spans(values.begin(), values.end());
-  return MakeMasterModel(files, config, {.act_bits = act_bits, .head_dtype = model::kBitNetFloatType}, model::kBitNetFloatType,
-                         spans, base.directory(), provenance, target, kMadeOf);
+  return MakeMasterModel(files, config, {.act_bits = act_bits, .head_dtype = model::kBitNetFloatType},
+                         model::kBitNetFloatType, spans, base.directory(), provenance, target, kMadeOf);
 }
 
 }  // namespace nibble::convert

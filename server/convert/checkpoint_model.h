@@ -20,9 +20,9 @@ inline constexpr char kCheckpointTensorsFile[] = "state.safetensors";
 // Errors: FailedPrecondition (NOT_SERVABLE: no adapter_config.json), DataLoss (a tensor is missing or has another
 // shape), those of MakeAdapterModel.
 absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const model::Artifact& base,
-                                                        const std::string& checkpoint_directory, const base::Json& provenance,
-                                                        const std::string& scratch, const std::string& target,
-                                                        const kernels::Stream& stream);
+                                                        const std::string& checkpoint_directory,
+                                                        const base::Json& provenance, const std::string& scratch,
+                                                        const std::string& target, const kernels::Stream& stream);
 
 // For a bitnet_qat job: the result holds its master weights, f32. `config` is the trained architecture; tokenizer files
 // come from `base`.

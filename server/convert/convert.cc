@@ -143,11 +143,13 @@ class Converter {
     ConvertReport report;
     NIBBLE_ASSIGN_OR_RETURN(report.info, writer_->Finish(source_.config(), info_));
     for (const TensorSpec& spec : specs) {
-      if (const auto error = errors.find(spec.name); error != errors.end()) report.layers.push_back(std::move(error->second));
+      if (const auto error = errors.find(spec.name); error != errors.end())
+        report.layers.push_back(std::move(error->second));
     }
     for (const auto& [name, view] : source_.tensors()) report.source_weight_bytes += view.bytes.size();
     for (const model::TensorPlan& tensor : writer_->tensors().order()) {
-      report.weight_bytes += static_cast<std::uint64_t>(model::NumElements(tensor.shape).value_or(0) * kernels::SizeOf(tensor.dtype));
+      report.weight_bytes +=
+          static_cast<std::uint64_t>(model::NumElements(tensor.shape).value_or(0) * kernels::SizeOf(tensor.dtype));
     }
     return report;
   }
@@ -250,7 +252,8 @@ class Converter {
       }
       if (!options_.measure_errors) continue;
       meter.Add(args.x, [&](std::int64_t r, std::int64_t c) {
-        return static_cast<float>(codes[static_cast<std::size_t>((begin + r) * cols + c)]) * scale[static_cast<std::size_t>(begin + r)];
+        return static_cast<float>(codes[static_cast<std::size_t>((begin + r) * cols + c)]) *
+               scale[static_cast<std::size_t>(begin + r)];
       });
     }
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(codes)));
@@ -314,7 +317,8 @@ class Converter {
   }
 
   // Measures against the values that serving uses: with scales after double quantization.
-  absl::StatusOr<LayerError> MeasureNf4(const std::string& name, WeightReader& weight, const std::vector<std::uint8_t>& codes,
+  absl::StatusOr<LayerError> MeasureNf4(const std::string& name, WeightReader& weight,
+                                        const std::vector<std::uint8_t>& codes,
                                         const std::vector<std::int8_t>& absmax_codes, const std::vector<float>& factor,
                                         float offset, std::int64_t block) {
     const std::int64_t cols = weight.cols();
@@ -399,8 +403,9 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
   return info;
 }
 
-absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
-                                           const ConvertOptions& options, const kernels::Stream& stream) {
+absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source,
+                                           const std::string& target, const ConvertOptions& options,
+                                           const kernels::Stream& stream) {
   NIBBLE_RETURN_IF_ERROR(CheckOptions(options));
   NIBBLE_RETURN_IF_ERROR(CheckConversion(source.info(), options.to));
   return Converter(source, options, stream).Run(files, target);

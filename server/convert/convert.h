@@ -19,8 +19,8 @@
 namespace nibble::convert {
 
 struct ConvertOptions {
-  model::Format to = model::Format::kInt8;               // kInt8, kTernary, kNf4 or kBF16
-  int act_outliers = kernels::kDefaultOutliers;          // int8: maximum outliers per activation row, 0 to 16
+  model::Format to = model::Format::kInt8;       // kInt8, kTernary, kNf4 or kBF16
+  int act_outliers = kernels::kDefaultOutliers;  // int8: maximum outliers per activation row, 0 to 16
   // int8: true makes head and tied embedding int8 too, false bf16. Unset: true, but false for a lora model, which was
   // trained with a float head.
   std::optional<bool> int8_head = std::nullopt;
@@ -39,7 +39,7 @@ struct LayerError {
 };
 
 struct ConvertReport {
-  model::ArtifactInfo info;             // of the result
+  model::ArtifactInfo info;  // of the result
   // Every quantized weight, in the model's order; empty unless measure_errors, and for bf16.
   std::vector<LayerError> layers;
   std::uint64_t source_weight_bytes = 0;
@@ -62,8 +62,9 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
 // Errors: InvalidArgument (options; an unsupported format pair; more input features than the format's product allows;
 // matrices for int8, ternary or bf16 that are not finite), FailedPrecondition (ALREADY_TERNARY), AlreadyExists,
 // Cancelled, those of the file system.
-absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
-                                           const ConvertOptions& options, const kernels::Stream& stream);
+absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source,
+                                           const std::string& target, const ConvertOptions& options,
+                                           const kernels::Stream& stream);
 
 // Makes an f32 artifact of a bitnet_qat job's master weights; ConvertModel makes it ternary. values: one f32 span per
 // tensor of RequiredTensors(config), in that order. companions: the directory that tokenizer files are copied from.

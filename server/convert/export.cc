@@ -92,7 +92,8 @@ absl::Status WriteHfDirectory(base::FileSystem& files, const model::Artifact& so
 
 absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, const std::string& target) {
   if (source.info().format != Format::kLora) {
-    return absl::InvalidArgumentError(StrCat("format \"peft\" is for lora models, this one is ", Name(source.info().format)));
+    return absl::InvalidArgumentError(
+        StrCat("format \"peft\" is for lora models, this one is ", Name(source.info().format)));
   }
   if (source.config().architecture == "phi3") {
     return base::WithReason(
@@ -119,7 +120,8 @@ absl::Status ExportHf(base::FileSystem& files, const model::Artifact& source, co
                       HfBitNetClass bitnet_class, std::uint64_t max_shard_bytes) {
   const Format format = source.info().format;
   if (format != Format::kF32 && format != Format::kBF16 && format != Format::kTernary) {
-    return absl::InvalidArgumentError(StrCat("format \"hf\" is for f32, bf16 and ternary models, this one is ", Name(format)));
+    return absl::InvalidArgumentError(
+        StrCat("format \"hf\" is for f32, bf16 and ternary models, this one is ", Name(format)));
   }
   return WriteHfDirectory(files, source, target, bitnet_class, max_shard_bytes);
 }

@@ -45,8 +45,8 @@ float BlockNormOf(double eps) {
 std::set<std::string> NormsBehindBlockNorms(const model::ModelConfig& config) {
   std::set<std::string> names;
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-    for (const auto kind : {model::LinearKind::kQ, model::LinearKind::kK, model::LinearKind::kV, model::LinearKind::kGate,
-                            model::LinearKind::kUp}) {
+    for (const auto kind : {model::LinearKind::kQ, model::LinearKind::kK, model::LinearKind::kV,
+                            model::LinearKind::kGate, model::LinearKind::kUp}) {
       names.insert(model::NormName(layer, model::NormBefore(kind)));
     }
   }
@@ -92,7 +92,7 @@ absl::Status PutBiasOfScaled(const model::Artifact& source, const TensorSpec& sp
 // symmetric codes with a per-row scale, activations quantized dynamically per token, a float head.
 base::Json CompressedTensorsConfig() {
   const auto int8 = [](const char* strategy, bool dynamic) {
-    return base::Json{{"num_bits", 8},       {"type", "int"},        {"symmetric", true},
+    return base::Json{{"num_bits", 8},        {"type", "int"},         {"symmetric", true},
                       {"strategy", strategy}, {"group_size", nullptr}, {"dynamic", dynamic}};
   };
   base::Json group = base::Json::object();
@@ -192,9 +192,11 @@ absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& sour
                             const std::string& directory, std::uint64_t max_shard_bytes) {
   // Adds the norms that only the form has: those before blocks. In masters they are ones, so that training can
   // continue.
-  const bool has_linear_norms_alone = source.info().format == Format::kTernary && source.config().norms == NormPlacement::kLinear;
+  const bool has_linear_norms_alone =
+      source.info().format == Format::kTernary && source.config().norms == NormPlacement::kLinear;
   const float block_norm = has_linear_norms_alone ? BlockNormOf(source.config().linear_norm_eps) : 1.0f;
-  const std::set<std::string> behind = has_linear_norms_alone ? NormsBehindBlockNorms(source.config()) : std::set<std::string>();
+  const std::set<std::string> behind =
+      has_linear_norms_alone ? NormsBehindBlockNorms(source.config()) : std::set<std::string>();
   std::vector<TensorSpec> specs = model::RequiredTensors(source.config());
   const auto is_stored = [&](const TensorSpec& spec) { return source.tensors().contains(spec.name); };
   for (TensorSpec& spec : model::RequiredTensors(form.config)) {
@@ -218,29 +220,31 @@ absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& sour
       weight.tensors = {{name, as_stored ? source.tensors().at(name).dtype : DType::kF32, shape}};
     }
   }
-  return WriteHfShards(
-      files, directory, weights, max_shard_bytes, [&](const TensorSpec& spec, model::SafetensorsWriter& writer) -> absl::Status {
-        if (!is_stored(spec)) {
-          const std::vector<float> norm(static_cast<std::size_t>(model::NumElements(spec.shape).value_or(0)), block_norm);
-          return writer.Put(spec.name, model::FromFloats(norm, DType::kF32));
-        }
-        if (behind.contains(spec.name)) {
-          NIBBLE_ASSIGN_OR_RETURN(std::vector<float> norm, source.FloatTensor(spec.name));
-          for (float& weight : norm) weight *= kBehindBlockNorm;
-          return writer.Put(spec.name, model::FromFloats(norm, DType::kF32));
-        }
-        if (format == Format::kTernary && spec.role == TensorRole::kLinear) {
-          return PutTernary(source, spec, form.bitnet->linear_class == model::HfLinearClass::kBitLinear, writer);
-        }
-        if (has_one_type) {
-          if (spec.role == TensorRole::kBias) return PutBiasOfScaled(source, spec, writer);
-          NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, source.FloatTensor(spec.name));
-          return writer.Put(spec.name, model::FromFloats(values, DType::kF32));
-        }
-        NIBBLE_RETURN_IF_ERROR(PutStored(source, spec.name, writer));
-        if (format != Format::kInt8 || spec.role != TensorRole::kLinear) return absl::OkStatus();
-        return PutStored(source, spec.name + model::kInt8ScaleSuffix, writer);
-      });
+  return WriteHfShards(files, directory, weights, max_shard_bytes,
+                       [&](const TensorSpec& spec, model::SafetensorsWriter& writer) -> absl::Status {
+                         if (!is_stored(spec)) {
+                           const std::vector<float> norm(
+                               static_cast<std::size_t>(model::NumElements(spec.shape).value_or(0)), block_norm);
+                           return writer.Put(spec.name, model::FromFloats(norm, DType::kF32));
+                         }
+                         if (behind.contains(spec.name)) {
+                           NIBBLE_ASSIGN_OR_RETURN(std::vector<float> norm, source.FloatTensor(spec.name));
+                           for (float& weight : norm) weight *= kBehindBlockNorm;
+                           return writer.Put(spec.name, model::FromFloats(norm, DType::kF32));
+                         }
+                         if (format == Format::kTernary && spec.role == TensorRole::kLinear) {
+                           return PutTernary(source, spec,
+                                             form.bitnet->linear_class == model::HfLinearClass::kBitLinear, writer);
+                         }
+                         if (has_one_type) {
+                           if (spec.role == TensorRole::kBias) return PutBiasOfScaled(source, spec, writer);
+                           NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, source.FloatTensor(spec.name));
+                           return writer.Put(spec.name, model::FromFloats(values, DType::kF32));
+                         }
+                         NIBBLE_RETURN_IF_ERROR(PutStored(source, spec.name, writer));
+                         if (format != Format::kInt8 || spec.role != TensorRole::kLinear) return absl::OkStatus();
+                         return PutStored(source, spec.name + model::kInt8ScaleSuffix, writer);
+                       });
 }
 
 }  // namespace nibble::convert

@@ -44,14 +44,16 @@ std::vector<Weights> Split(Weights weights, std::uint64_t max_shard_bytes) {
 
 std::string FileName(std::size_t shard, std::size_t shards) {
   if (shards == 1) return "model.safetensors";
-  return StrCat("model-", absl::Dec(shard + 1, absl::kZeroPad5), "-of-", absl::Dec(shards, absl::kZeroPad5), ".safetensors");
+  return StrCat("model-", absl::Dec(shard + 1, absl::kZeroPad5), "-of-", absl::Dec(shards, absl::kZeroPad5),
+                ".safetensors");
 }
 
 }  // namespace
 
-absl::Status WriteHfShards(base::FileSystem& files, const std::string& directory, const std::vector<HfWeight>& weights,
-                           std::uint64_t max_shard_bytes,
-                           const std::function<absl::Status(const model::TensorSpec&, model::SafetensorsWriter&)>& put) {
+absl::Status WriteHfShards(
+    base::FileSystem& files, const std::string& directory, const std::vector<HfWeight>& weights,
+    std::uint64_t max_shard_bytes,
+    const std::function<absl::Status(const model::TensorSpec&, model::SafetensorsWriter&)>& put) {
   const std::vector<Weights> shards = Split(weights, max_shard_bytes);
   std::map<std::string, std::string> weight_map;
   std::uint64_t total_bytes = 0;
@@ -66,9 +68,8 @@ absl::Status WriteHfShards(base::FileSystem& files, const std::string& directory
     }
     for (const model::TensorPlan& tensor : plan) weight_map[tensor.name] = name;
     // transformers refuses files that do not name the framework they were written for.
-    NIBBLE_ASSIGN_OR_RETURN(
-        const auto writer,
-        model::SafetensorsWriter::Create(files, base::JoinPath(directory, name), std::move(plan), {{"format", "pt"}}));
+    NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::SafetensorsWriter::Create(files, base::JoinPath(directory, name),
+                                                                                std::move(plan), {{"format", "pt"}}));
     model::SortForWriter(*writer, specs);
     for (const model::TensorSpec& spec : specs) NIBBLE_RETURN_IF_ERROR(put(spec, *writer));
     NIBBLE_RETURN_IF_ERROR(writer->Finish());
@@ -77,7 +78,8 @@ absl::Status WriteHfShards(base::FileSystem& files, const std::string& directory
   base::Json index = base::Json::object();
   index["metadata"]["total_size"] = total_bytes;
   index["weight_map"] = weight_map;
-  return base::WriteFileAtomically(files, base::JoinPath(directory, "model.safetensors.index.json"), base::Dump(index, 2) + "\n");
+  return base::WriteFileAtomically(files, base::JoinPath(directory, "model.safetensors.index.json"),
+                                   base::Dump(index, 2) + "\n");
 }
 
 }  // namespace nibble::convert

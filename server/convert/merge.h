@@ -33,10 +33,10 @@ class WeightReader {
   std::int64_t rows_ = 0;
   std::int64_t cols_ = 0;
   model::TensorView view_;
-  std::vector<float> absmax_;    // nf4: [N, blocks], double quantization undone
-  std::vector<float> panels_;    // lora: A^T [K, r] as matmul_dense reads it
-  std::vector<float> lora_b_;    // lora: [N, r]
-  std::int64_t rank_ = 0;        // 0: no adapter on this weight
+  std::vector<float> absmax_;  // nf4: [N, blocks], double quantization undone
+  std::vector<float> panels_;  // lora: A^T [K, r] as matmul_dense reads it
+  std::vector<float> lora_b_;  // lora: [N, r]
+  std::int64_t rank_ = 0;      // 0: no adapter on this weight
   float scaling_ = 0;
   std::vector<float> values_;
   std::vector<float> delta_;

@@ -59,7 +59,8 @@ Batch MakeBatch(std::span<const Example> examples) {
       batch.target.push_back(i + 1 < size && example.trained[i + 1] != 0 ? example.tokens[i + 1] : -1);
     }
     ++batch.num_sequences;
-    batch.pages_per_sequence = std::max(batch.pages_per_sequence, model::KvPool::PagesFor(static_cast<std::int64_t>(size)));
+    batch.pages_per_sequence =
+        std::max(batch.pages_per_sequence, model::KvPool::PagesFor(static_cast<std::int64_t>(size)));
   }
   for (std::int64_t p = 0; p < batch.num_sequences * batch.pages_per_sequence; ++p) {
     batch.page_tables.push_back(static_cast<std::int32_t>(p));
@@ -71,7 +72,8 @@ Batch MakeBatch(std::span<const Example> examples) {
 // *top unless null.
 absl::Status AddRows(const model::ModelConfig& config, const model::DecoderWeights& weights, const Batch& batch,
                      std::size_t begin, std::size_t count, const kernels::KvCacheView& cache, model::Arena& arena,
-                     const kernels::Stream& stream, const base::Cancelled& cancelled, double* sum, std::vector<std::int32_t>* top) {
+                     const kernels::Stream& stream, const base::Cancelled& cancelled, double* sum,
+                     std::vector<std::int32_t>* top) {
   std::vector<std::int32_t> logit_rows, targets;
   for (std::size_t i = 0; i < count; ++i) {
     if (batch.target[begin + i] < 0) continue;
@@ -132,22 +134,24 @@ absl::StatusOr<Evaluation> Evaluate(const model::ModelConfig& config, const mode
     for (const std::size_t at : chosen.examples) {
       const std::int64_t size = examples.num_tokens(at);
       if (size > weights.rope_positions) {
-        return absl::InvalidArgumentError(base::StrCat("an example of the evaluation set has ", size, " tokens, the model takes ",
-                                                       weights.rope_positions));
+        return absl::InvalidArgumentError(base::StrCat("an example of the evaluation set has ", size,
+                                                       " tokens, the model takes ", weights.rope_positions));
       }
       batched.push_back(examples[at]);
     }
     const Batch batch = MakeBatch(batched);
-    NIBBLE_ASSIGN_OR_RETURN(const auto pool,
-                            model::KvPool::Create(config, weights.kv_dtype, batch.num_sequences * batch.pages_per_sequence));
+    NIBBLE_ASSIGN_OR_RETURN(const auto pool, model::KvPool::Create(config, weights.kv_dtype,
+                                                                   batch.num_sequences * batch.pages_per_sequence));
     for (std::size_t begin = 0; begin < rows; begin += kStepRows) {
-      NIBBLE_RETURN_IF_ERROR(AddRows(config, weights, batch, begin, std::min(kStepRows, rows - begin), pool->view(), arena,
-                                     stream, cancelled, &sum, options.top_tokens ? &result.top_tokens : nullptr));
+      NIBBLE_RETURN_IF_ERROR(AddRows(config, weights, batch, begin, std::min(kStepRows, rows - begin), pool->view(),
+                                     arena, stream, cancelled, &sum,
+                                     options.top_tokens ? &result.top_tokens : nullptr));
     }
     result.tokens += chosen.trained;
   }
   if (result.tokens == 0) {
-    return base::WithReason(absl::InvalidArgumentError("the evaluation data has no trained token"), "NO_TRAINABLE_TOKENS");
+    return base::WithReason(absl::InvalidArgumentError("the evaluation data has no trained token"),
+                            "NO_TRAINABLE_TOKENS");
   }
   result.loss = sum / static_cast<double>(result.tokens);
   return result;

@@ -32,7 +32,8 @@ ByteRanges Union(ByteRanges ranges) {
   return joined;
 }
 
-// The bytes of `text` that `span` shares with a trained range, and whether the token also covers bytes outside of that range.
+// The bytes of `text` that `span` shares with a trained range, and whether the token also covers bytes outside of that
+// range.
 struct Overlap {
   std::string_view bytes;
   bool reaches_out = false;
@@ -71,7 +72,8 @@ class RowEncoder {
 
   // Passes the tokens of the text to `take`. Calls `void_taken` when it starts again from the first token. Returns
   // began_with_added.
-  absl::StatusOr<bool> Encode(std::string_view text, bool add_special_tokens, const Take& take, const std::function<void()>& void_taken) {
+  absl::StatusOr<bool> Encode(std::string_view text, bool add_special_tokens, const Take& take,
+                              const std::function<void()>& void_taken) {
     if (text.size() > text::kPieceBytes) {
       NIBBLE_ASSIGN_OR_RETURN(const text::EncodedPieces pieces,
                               text::EncodeInPieces(tokenizer_, text,
@@ -120,7 +122,8 @@ absl::StatusOr<Example> EncodeAll(std::string_view text, bool add_special_tokens
   NIBBLE_ASSIGN_OR_RETURN(example.began_with_added, encoder.Encode(
                                                         text, add_special_tokens,
                                                         [&](std::span<const text::TokenSpan> tokens) {
-                                                          for (const text::TokenSpan& span : tokens) example.tokens.push_back(span.id);
+                                                          for (const text::TokenSpan& span : tokens)
+                                                            example.tokens.push_back(span.id);
                                                         },
                                                         [&] { example.tokens.clear(); }));
   example.trained.assign(example.tokens.size(), 1);
@@ -135,8 +138,8 @@ struct Marked {
 
 // Tokens of `text`, trained where they overlap one of the ranges, which Union has made. A token that begins in the
 // prompt is trained too, because no other token has the completion's first characters.
-absl::StatusOr<Marked> Mark(std::string_view text, bool add_special_tokens, const ByteRanges& ranges, const text::Tokenizer& tokenizer,
-                            RowEncoder& encoder) {
+absl::StatusOr<Marked> Mark(std::string_view text, bool add_special_tokens, const ByteRanges& ranges,
+                            const text::Tokenizer& tokenizer, RowEncoder& encoder) {
   Marked marked;
   Example& example = marked.example;
   const auto take = [&](std::span<const text::TokenSpan> tokens) {
@@ -146,17 +149,19 @@ absl::StatusOr<Marked> Mark(std::string_view text, bool add_special_tokens, cons
       // completion.
       const bool is_trained =
           !overlap.bytes.empty() && !(overlap.reaches_out && IsBlank(overlap.bytes) && tokenizer.IsSpecial(span.id));
-      if (is_trained && overlap.reaches_out && !marked.first_merged.has_value()) marked.first_merged = example.tokens.size();
+      if (is_trained && overlap.reaches_out && !marked.first_merged.has_value())
+        marked.first_merged = example.tokens.size();
       example.tokens.push_back(span.id);
       example.trained.push_back(is_trained ? 1 : 0);
     }
   };
-  NIBBLE_ASSIGN_OR_RETURN(example.began_with_added, encoder.Encode(text, add_special_tokens, take, [&] { marked = {}; }));
+  NIBBLE_ASSIGN_OR_RETURN(example.began_with_added,
+                          encoder.Encode(text, add_special_tokens, take, [&] { marked = {}; }));
   return marked;
 }
 
-absl::StatusOr<Marked> TokenizeChat(const Row& row, const model::TextAssets& text, bool train_on_prompt, bool add_special_tokens,
-                                    const base::Cancelled& cancelled, RowEncoder& encoder) {
+absl::StatusOr<Marked> TokenizeChat(const Row& row, const model::TextAssets& text, bool train_on_prompt,
+                                    bool add_special_tokens, const base::Cancelled& cancelled, RowEncoder& encoder) {
   if (text.chat_template == nullptr) {
     return base::WithReason(absl::InvalidArgumentError("the base model has no chat template, which format chat needs"),
                             "TEMPLATE_ERROR", {{"field", "chat_template"}});
@@ -181,9 +186,9 @@ std::vector<Example> Split(const Example& whole, std::size_t limit) {
   return pieces;
 }
 
-absl::StatusOr<std::vector<Example>> TokenizeWith(RowEncoder& encoder, const Row& row, RowFormat format, const model::TextAssets& text,
-                                                  const model::ModelConfig& config, const TokenizeOptions& options,
-                                                  const base::Cancelled& cancelled) {
+absl::StatusOr<std::vector<Example>> TokenizeWith(RowEncoder& encoder, const Row& row, RowFormat format,
+                                                  const model::TextAssets& text, const model::ModelConfig& config,
+                                                  const TokenizeOptions& options, const base::Cancelled& cancelled) {
   Marked marked;
   const bool add_special_tokens = options.add_special_tokens.value_or(format != RowFormat::kChat);
   switch (format) {
@@ -198,7 +203,8 @@ absl::StatusOr<std::vector<Example>> TokenizeWith(RowEncoder& encoder, const Row
       break;
     }
     case RowFormat::kChat: {
-      NIBBLE_ASSIGN_OR_RETURN(marked, TokenizeChat(row, text, options.train_on_prompt, add_special_tokens, cancelled, encoder));
+      NIBBLE_ASSIGN_OR_RETURN(marked,
+                              TokenizeChat(row, text, options.train_on_prompt, add_special_tokens, cancelled, encoder));
       break;
     }
   }
@@ -241,7 +247,8 @@ absl::StatusOr<std::vector<Example>> TokenizeWith(RowEncoder& encoder, const Row
 Overlong OverlongFor(std::string_view policy, RowFormat chosen_for, RowFormat format) {
   if (policy == "drop") return Overlong::kDrop;
   if (policy == "error") return Overlong::kError;
-  if (policy.empty() || format != chosen_for) return format == RowFormat::kText ? Overlong::kSplit : Overlong::kTruncate;
+  if (policy.empty() || format != chosen_for)
+    return format == RowFormat::kText ? Overlong::kSplit : Overlong::kTruncate;
   return policy == "split" ? Overlong::kSplit : Overlong::kTruncate;
 }
 
@@ -257,7 +264,8 @@ absl::StatusOr<std::vector<Example>> Tokenize(const Row& row, RowFormat format, 
 absl::Status AddLine(std::int64_t line_number, std::string_view line, RowFormat format, const model::TextAssets& text,
                      const model::ModelConfig& config, const TokenizeOptions& options, const base::Cancelled& cancelled,
                      const AwaitTurn& await_turn, std::vector<Example>* examples, DataSummary* summary) {
-  if (cancelled && cancelled()) return absl::CancelledError(base::StrCat("cancelled at line ", line_number, " of the data"));
+  if (cancelled && cancelled())
+    return absl::CancelledError(base::StrCat("cancelled at line ", line_number, " of the data"));
   if (line.find_first_not_of(" \t\r") == std::string_view::npos) return absl::OkStatus();
   RowEncoder encoder(*text.tokenizer, cancelled, await_turn);
   if (const absl::Status admitted = encoder.Admit(line.size()); !admitted.ok()) return AtLine(line_number, admitted);
@@ -296,7 +304,8 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, RowFormat format, c
     const std::size_t end = rest.find('\n');
     const std::string_view line = rest.substr(0, end);
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-    NIBBLE_RETURN_IF_ERROR(AddLine(line_number, line, format, text, config, options, cancelled, {}, &examples, &dataset));
+    NIBBLE_RETURN_IF_ERROR(
+        AddLine(line_number, line, format, text, config, options, cancelled, {}, &examples, &dataset));
   }
   NIBBLE_RETURN_IF_ERROR(CheckTrainable(dataset));
   dataset.examples = ExampleList(std::move(examples));
@@ -325,7 +334,8 @@ void RowList::Add(std::int64_t line) {
 void RowList::Append(const RowList& later) {
   count += later.count;
   const std::size_t room = static_cast<std::size_t>(kMaxNamedRows) - lines.size();
-  lines.insert(lines.end(), later.lines.begin(), later.lines.begin() + static_cast<std::ptrdiff_t>(std::min(room, later.lines.size())));
+  lines.insert(lines.end(), later.lines.begin(),
+               later.lines.begin() + static_cast<std::ptrdiff_t>(std::min(room, later.lines.size())));
 }
 
 void DataSummary::Append(const DataSummary& later) {

@@ -63,11 +63,11 @@ struct RowList {
 struct DataSummary {
   std::int64_t num_rows = 0;  // rows read
   RowList truncated;
-  RowList dropped;            // too long
-  RowList without_loss;       // no trained token; left out too
-  RowList boundary_merged;    // Example::boundary_merged
-  RowList began_with_added;   // Example::began_with_added
-  std::int64_t num_tokens = 0;   // of all examples
+  RowList dropped;              // too long
+  RowList without_loss;         // no trained token; left out too
+  RowList boundary_merged;      // Example::boundary_merged
+  RowList began_with_added;     // Example::began_with_added
+  std::int64_t num_tokens = 0;  // of all examples
   std::int64_t num_trained = 0;
   void Append(const DataSummary& later);  // of later lines
 };

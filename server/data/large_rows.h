@@ -25,7 +25,8 @@ class LargeRows {
   // Held while a row is encoded. Makes other rows wait, and holds the row's memory. One thread.
   class Turn {
    public:
-    Turn(Turn&& other) noexcept : rows_(std::exchange(other.rows_, nullptr)), taken_(std::move(other.taken_)), bytes_(other.bytes_) {}
+    Turn(Turn&& other) noexcept
+        : rows_(std::exchange(other.rows_, nullptr)), taken_(std::move(other.taken_)), bytes_(other.bytes_) {}
     Turn& operator=(Turn&&) = delete;
     ~Turn();
     // Raises the memory of the row to `bytes`; never lowers it. Does not wait. Errors: ResourceExhausted

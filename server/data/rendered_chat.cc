@@ -20,7 +20,8 @@ using Part = text::RenderedTurns::Part;
 constexpr std::int64_t kTemplateTime = 1'721'995'200;  // 2024-07-26, 12:00 UTC
 
 absl::Status TemplateError(std::string_view message) {
-  return base::WithReason(absl::InvalidArgumentError(base::StrCat("chat template: ", message)), "TEMPLATE_ERROR", {{"field", "messages"}});
+  return base::WithReason(absl::InvalidArgumentError(base::StrCat("chat template: ", message)), "TEMPLATE_ERROR",
+                          {{"field", "messages"}});
 }
 
 absl::Status NotFound(std::size_t message, std::string_view why) {
@@ -34,7 +35,8 @@ constexpr char kNoLoop[] = "no loop over the messages in the template renders it
 // A conversation. Any number of messages from the first can be rendered.
 class Conversation {
  public:
-  Conversation(const base::Json& messages, const Row& row, const text::ChatTemplate& chat, const base::Cancelled& cancelled)
+  Conversation(const base::Json& messages, const Row& row, const text::ChatTemplate& chat,
+               const base::Cancelled& cancelled)
       : row_(row), chat_(chat), cancelled_(cancelled) {
     for (const base::Json& message : messages) {
       if (!ends_.empty()) json_ += ',';
@@ -55,13 +57,17 @@ class Conversation {
     return content.substr(begin, content.find_last_not_of(kBlanks) + 1 - begin);
   }
   // Templates may move or omit these messages.
-  bool instructs(std::size_t message) const { return row_.roles[message] == "system" || row_.roles[message] == "developer"; }
+  bool instructs(std::size_t message) const {
+    return row_.roles[message] == "system" || row_.roles[message] == "developer";
+  }
 
   absl::StatusOr<std::string> Render(std::size_t count, bool add_generation_prompt) const {
-    return Ask([&](const std::string& messages) { return chat_.RenderJson(messages, Options(add_generation_prompt)); }, count);
+    return Ask([&](const std::string& messages) { return chat_.RenderJson(messages, Options(add_generation_prompt)); },
+               count);
   }
   absl::StatusOr<text::RenderedTurns> RenderTurns(std::size_t count, bool add_generation_prompt) const {
-    return Ask([&](const std::string& messages) { return chat_.RenderTurns(messages, Options(add_generation_prompt)); }, count);
+    return Ask([&](const std::string& messages) { return chat_.RenderTurns(messages, Options(add_generation_prompt)); },
+               count);
   }
 
  private:
@@ -90,7 +96,8 @@ class Conversation {
 };
 
 // Compares a conversation that ends with message `i` with one that ends before it.
-absl::StatusOr<std::pair<std::size_t, std::size_t>> ByPrefixes(const Conversation& conversation, const std::string& full, std::size_t i) {
+absl::StatusOr<std::pair<std::size_t, std::size_t>> ByPrefixes(const Conversation& conversation,
+                                                               const std::string& full, std::size_t i) {
   std::string before;
   if (i > 0 || conversation.answers(i)) {  // many templates refuse a conversation without messages
     NIBBLE_ASSIGN_OR_RETURN(before, conversation.Render(i, conversation.answers(i)));
@@ -108,7 +115,8 @@ absl::StatusOr<std::pair<std::size_t, std::size_t>> ByPrefixes(const Conversatio
 // Positions of the turns of a whole conversation.
 class Turns {
  public:
-  Turns(const Conversation& conversation, const text::RenderedTurns& rendered) : conversation_(conversation), rendered_(rendered) {
+  Turns(const Conversation& conversation, const text::RenderedTurns& rendered)
+      : conversation_(conversation), rendered_(rendered) {
     for (const Part& turn : rendered.turns) {
       if (turn.empty()) continue;
       first_ = std::min(first_, turn.begin);
@@ -130,7 +138,8 @@ class Turns {
     }
     // The text of any other message without a turn may be a part of a wanted turn, unless it is before all turns. Llama
     // 3.1, for example, renders the first question beside the tools.
-    const std::string_view preamble = std::string_view(rendered_.text).substr(0, std::min(first_, rendered_.text.size()));
+    const std::string_view preamble =
+        std::string_view(rendered_.text).substr(0, std::min(first_, rendered_.text.size()));
     bool leads = true;
     for (std::size_t i = 0; i < conversation_.size(); ++i) {
       if (!rendered_.turns[i].empty()) {
@@ -141,7 +150,8 @@ class Turns {
       const bool stands_before = leads && !words.empty() && preamble.find(words) != std::string_view::npos;
       if (!stands_before && !conversation_.instructs(i)) return NotFound(i, kNoLoop);
     }
-    const auto answer = std::find_if(wanted.rbegin(), wanted.rend(), [&](std::size_t i) { return conversation_.answers(i); });
+    const auto answer =
+        std::find_if(wanted.rbegin(), wanted.rend(), [&](std::size_t i) { return conversation_.answers(i); });
     std::string prompt;
     if (answer != wanted.rend()) {
       NIBBLE_ASSIGN_OR_RETURN(prompt, GenerationPrompt(*answer));
@@ -218,8 +228,8 @@ absl::StatusOr<ByteRanges> ByGeneration(const Conversation& conversation, const 
 bool IsRefusal(const absl::Status& status) { return !status.ok() && !absl::IsCancelled(status); }
 
 // Renders the conversation and finds the wanted messages.
-absl::StatusOr<RenderedChat> FindTurns(const Conversation& conversation, const std::vector<std::size_t>& wanted, bool has_generation,
-                                       bool all_answers) {
+absl::StatusOr<RenderedChat> FindTurns(const Conversation& conversation, const std::vector<std::size_t>& wanted,
+                                       bool has_generation, bool all_answers) {
   RenderedChat chat;
   if (!has_generation && wanted.size() == 1) {
     // Comparing prefixes finds a single turn with fewer renderings.
@@ -234,7 +244,8 @@ absl::StatusOr<RenderedChat> FindTurns(const Conversation& conversation, const s
   NIBBLE_ASSIGN_OR_RETURN(text::RenderedTurns rendered, conversation.RenderTurns(conversation.size(), false));
   absl::StatusOr<ByteRanges> found = NotFound(wanted.front(), rendered.unknown);
   if (rendered.unknown.empty()) {
-    found = has_generation ? ByGeneration(conversation, rendered, wanted, all_answers) : Turns(conversation, rendered).Find(wanted);
+    found = has_generation ? ByGeneration(conversation, rendered, wanted, all_answers)
+                           : Turns(conversation, rendered).Find(wanted);
   }
   chat.text = std::move(rendered.text);
   if (found.ok()) {

@@ -38,7 +38,8 @@ absl::Status ReadMessages(const base::Json& json, Row* row) {
     const auto role = message.find("role");
     if (role == message.end() || !role->is_string()) return bad("has no \"role\"");
     const auto content = message.find("content");
-    if (content == message.end() || !(content->is_string() || message.contains("tool_calls"))) return bad("has no \"content\" string");
+    if (content == message.end() || !(content->is_string() || message.contains("tool_calls")))
+      return bad("has no \"content\" string");
     const auto train = message.find("train");
     if (train != message.end() && !train->is_boolean()) return bad("has a \"train\" that is not true or false");
     row->roles.push_back(role->get<std::string>());
@@ -46,7 +47,8 @@ absl::Status ReadMessages(const base::Json& json, Row* row) {
     learns = learns || row->train.back().value_or(row->roles.back() == "assistant");
   }
   if (!learns) {
-    return absl::InvalidArgumentError("no message has the role \"assistant\" or \"train\": true: there is nothing to learn");
+    return absl::InvalidArgumentError(
+        "no message has the role \"assistant\" or \"train\": true: there is nothing to learn");
   }
   row->messages_json = base::Dump(*it);
   const auto tools = json.find("tools");
@@ -108,9 +110,7 @@ absl::StatusOr<Row> ParseRow(std::string_view line, RowFormat format) {
       if (row.completion.empty()) return absl::InvalidArgumentError("\"completion\" is empty");
       break;
     }
-    case RowFormat::kChat:
-      NIBBLE_RETURN_IF_ERROR(ReadMessages(json, &row));
-      break;
+    case RowFormat::kChat: NIBBLE_RETURN_IF_ERROR(ReadMessages(json, &row)); break;
   }
   return row;
 }

@@ -14,15 +14,15 @@ namespace nibble::data {
 // JSON lines: {"text": ...}, {"prompt": ..., "completion": ...},
 // {"messages": [{"role", "content"}, ...], "tools": [...]} ("tools" is optional).
 enum class RowFormat { kText, kPromptCompletion, kChat };
-const char* Name(RowFormat format);                          // "text", "prompt_completion", "chat"
+const char* Name(RowFormat format);  // "text", "prompt_completion", "chat"
 absl::StatusOr<RowFormat> ParseRowFormat(std::string_view name);
 
 struct Row {
-  std::string text;           // kText
-  std::string prompt;         // kPromptCompletion
-  std::string completion;     // kPromptCompletion
-  std::string messages_json;  // kChat: the array as it was written, every field kept
-  std::string tools_json;     // kChat: "tools" of the row, an array of schemas for the template; "" if none
+  std::string text;                // kText
+  std::string prompt;              // kPromptCompletion
+  std::string completion;          // kPromptCompletion
+  std::string messages_json;       // kChat: the array as it was written, every field kept
+  std::string tools_json;          // kChat: "tools" of the row, an array of schemas for the template; "" if none
   std::vector<std::string> roles;  // kChat, one per message
   std::vector<std::optional<bool>> train;  // kChat, one per message: its "train", if set
 };
@@ -75,7 +75,7 @@ class FileValidator {
   std::optional<RowFormat> format_;
   const std::size_t max_line_bytes_;
   std::string partial_;
-  bool skipping_ = false;      // inside a line that is too long
+  bool skipping_ = false;  // inside a line that is too long
   std::int64_t line_number_ = 0;
   std::vector<Complaint> complaints_;  // in the order of their first lines
   std::size_t num_ranges_ = 0;         // of all complaints

@@ -45,7 +45,8 @@ absl::StatusOr<Dataset> TokenCache::GetLengths(const TokenSource& source, const 
   return GetOr(WithoutFile::kLengthsAlone, source, cancelled);
 }
 
-absl::StatusOr<Dataset> TokenCache::GetOr(WithoutFile without_file, const TokenSource& source, const base::Cancelled& cancelled) {
+absl::StatusOr<Dataset> TokenCache::GetOr(WithoutFile without_file, const TokenSource& source,
+                                          const base::Cancelled& cancelled) {
   const std::string key = TokenKey(source);
   const std::string path = TokenFilePath(source.tokens_directory, key);
   const auto open = [&]() -> absl::StatusOr<Dataset> {

@@ -21,20 +21,25 @@ namespace nibble::data {
 struct TokenCacheOptions {
   std::int64_t max_bytes = 0;        // of all files; 0 keeps only the files that open jobs need
   std::uint64_t min_free_bytes = 0;  // as in WriteTokensOptions
-  std::shared_ptr<base::MemoryBudget> memory = nullptr;  // limits that of large rows and of cached words; null: no limit
+  std::shared_ptr<base::MemoryBudget> memory =
+      nullptr;  // limits that of large rows and of cached words; null: no limit
   // Returns the paths of the files that open jobs need, which are never removed. On an error, no file is removed.
   std::function<absl::StatusOr<std::set<std::string>>()> needed = {};
 };
 
-// Token files below one directory: DIRECTORY/DATASET/KEY.tokens (store/state_paths.h). Trainers read the files, and write
-// missing ones. Thread-safe.
+// Token files below one directory: DIRECTORY/DATASET/KEY.tokens (store/state_paths.h). Trainers read the files, and
+// write missing ones. Thread-safe.
 class TokenCache {
  public:
   // Maximum number of files written at a time. Each takes memory for kTokenizeBytes of text and its tokens.
   static constexpr int kMaxWriters = 2;
 
   TokenCache(base::FileSystem& files, std::string directory, int threads, TokenCacheOptions options)
-      : files_(files), directory_(std::move(directory)), threads_(threads), options_(std::move(options)), large_rows_(options_.memory) {}
+      : files_(files),
+        directory_(std::move(directory)),
+        threads_(threads),
+        options_(std::move(options)),
+        large_rows_(options_.memory) {}
 
   // Like LoadTokens, but never holds all tokens in memory: if no file can be written, returns ResourceExhausted
   // (DISK_FULL) or another file error. If several calls need the same missing file, one writes it and the others wait.

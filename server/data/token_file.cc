@@ -22,11 +22,12 @@ constexpr std::size_t kHashedBytes = std::size_t{1} << 20;  // between two check
 constexpr std::uint64_t kMaxSummaryBytes = std::uint64_t{1} << 20;
 
 // The lists of a summary, by key.
-constexpr std::pair<const char*, RowList DataSummary::*> kLists[] = {{"truncated", &DataSummary::truncated},
-                                                                     {"dropped", &DataSummary::dropped},
-                                                                     {"without_loss", &DataSummary::without_loss},
-                                                                     {"boundary_merged", &DataSummary::boundary_merged},
-                                                                     {"began_with_added", &DataSummary::began_with_added}};
+constexpr std::pair<const char*, RowList DataSummary::*> kLists[] = {
+    {"truncated", &DataSummary::truncated},
+    {"dropped", &DataSummary::dropped},
+    {"without_loss", &DataSummary::without_loss},
+    {"boundary_merged", &DataSummary::boundary_merged},
+    {"began_with_added", &DataSummary::began_with_added}};
 
 absl::StatusOr<DataSummary> ParseSummary(const Json& json, const std::string& where) {
   DataSummary summary;
@@ -37,12 +38,15 @@ absl::StatusOr<DataSummary> ParseSummary(const Json& json, const std::string& wh
     if (!json.contains(name) || !json[name].is_object()) return absl::DataLossError(StrCat(where, " has no ", name));
     const Json& from = json[name];
     NIBBLE_ASSIGN_OR_RETURN((summary.*list).count, base::GetInt(from, "count", where));
-    if (!from.contains("lines") || !from["lines"].is_array()) return absl::DataLossError(StrCat(where, ": ", name, " has no lines"));
+    if (!from.contains("lines") || !from["lines"].is_array())
+      return absl::DataLossError(StrCat(where, ": ", name, " has no lines"));
     for (const Json& line : from["lines"]) {
-      if (!line.is_number_integer()) return absl::DataLossError(StrCat(where, ": a line of ", name, " is not a number"));
+      if (!line.is_number_integer())
+        return absl::DataLossError(StrCat(where, ": a line of ", name, " is not a number"));
       (summary.*list).lines.push_back(line.get<std::int64_t>());
     }
-    if ((summary.*list).lines.size() > static_cast<std::size_t>(kMaxNamedRows)) return absl::DataLossError(StrCat(where, ": too many lines"));
+    if ((summary.*list).lines.size() > static_cast<std::size_t>(kMaxNamedRows))
+      return absl::DataLossError(StrCat(where, ": too many lines"));
   }
   return summary;
 }
@@ -50,8 +54,10 @@ absl::StatusOr<DataSummary> ParseSummary(const Json& json, const std::string& wh
 }  // namespace
 
 Json SummaryJson(const DataSummary& summary) {
-  Json json = {{"num_rows", summary.num_rows}, {"num_tokens", summary.num_tokens}, {"num_trained", summary.num_trained}};
-  for (const auto& [name, list] : kLists) json[name] = {{"count", (summary.*list).count}, {"lines", (summary.*list).lines}};
+  Json json = {
+      {"num_rows", summary.num_rows}, {"num_tokens", summary.num_tokens}, {"num_trained", summary.num_trained}};
+  for (const auto& [name, list] : kLists)
+    json[name] = {{"count", (summary.*list).count}, {"lines", (summary.*list).lines}};
   return json;
 }
 
@@ -69,7 +75,9 @@ std::string TokenKey(const TokenSource& source) {
   return base::Sha256Hex(base::DumpSorted(json));
 }
 
-std::string TokenFilePath(const std::string& directory, const std::string& key) { return base::JoinPath(directory, StrCat(key, kSuffix)); }
+std::string TokenFilePath(const std::string& directory, const std::string& key) {
+  return base::JoinPath(directory, StrCat(key, kSuffix));
+}
 
 bool IsTokenFileName(const std::string& name) {
   return name.size() == kKeySize + sizeof(kSuffix) - 1 && name.ends_with(kSuffix) &&
@@ -80,7 +88,9 @@ absl::StatusOr<std::shared_ptr<const TokenFile>> TokenFile::Open(const std::stri
   std::shared_ptr<TokenFile> opened(new TokenFile());
   NIBBLE_ASSIGN_OR_RETURN(opened->file_, base::MappedFile::Open(path));
   const std::string_view bytes = opened->file_->text();
-  const auto damaged = [&path](std::string_view what) { return absl::DataLossError(StrCat("token file ", path, " ", what)); };
+  const auto damaged = [&path](std::string_view what) {
+    return absl::DataLossError(StrCat("token file ", path, " ", what));
+  };
   TokenHeader header;
   TokenTrailer trailer;
   if (bytes.size() < sizeof(header) + sizeof(trailer)) return damaged("is truncated");
@@ -88,7 +98,8 @@ absl::StatusOr<std::shared_ptr<const TokenFile>> TokenFile::Open(const std::stri
   std::memcpy(&trailer, bytes.data() + bytes.size() - sizeof(trailer), sizeof(trailer));
   if (std::memcmp(header.magic, kTokenMagic, sizeof(header.magic)) != 0) return damaged("is not a token file");
   if (std::memcmp(trailer.magic, kTokenEndMagic, sizeof(trailer.magic)) != 0) return damaged("is truncated");
-  if (header.version != kTokenFileVersion) return damaged(StrCat("has version ", header.version, ", wanted ", kTokenFileVersion));
+  if (header.version != kTokenFileVersion)
+    return damaged(StrCat("has version ", header.version, ", wanted ", kTokenFileVersion));
   if (std::string_view(header.key, sizeof(header.key)) != key) return damaged("has another key");
 
   const std::uint64_t body = bytes.size() - sizeof(header) - sizeof(trailer);
@@ -107,7 +118,8 @@ absl::StatusOr<std::shared_ptr<const TokenFile>> TokenFile::Open(const std::stri
     return damaged("has an incomplete summary");
   }
 
-  const auto tokens = static_cast<std::uint64_t>(summary->num_tokens), examples = static_cast<std::uint64_t>(*num_examples);
+  const auto tokens = static_cast<std::uint64_t>(summary->num_tokens),
+             examples = static_cast<std::uint64_t>(*num_examples);
   const std::uint64_t room = body - trailer.summary_bytes;
   if (tokens > room / sizeof(std::uint32_t) || examples > room / sizeof(TokenIndexEntry) ||
       (tokens + tokens % 2) * sizeof(std::uint32_t) + examples * sizeof(TokenIndexEntry) != room) {
@@ -123,7 +135,8 @@ absl::StatusOr<std::shared_ptr<const TokenFile>> TokenFile::Open(const std::stri
   opened->index_ = {reinterpret_cast<const TokenIndexEntry*>(index_at), examples};
   std::uint64_t offset = 0;
   for (const TokenIndexEntry& entry : opened->index_) {
-    if (entry.offset != offset || entry.num_tokens > tokens - offset || entry.num_trained > entry.num_tokens) return damaged("has a wrong index");
+    if (entry.offset != offset || entry.num_tokens > tokens - offset || entry.num_trained > entry.num_tokens)
+      return damaged("has a wrong index");
     offset += entry.num_tokens;
   }
   if (offset != tokens) return damaged("has a wrong index");

@@ -36,8 +36,8 @@ bool IsTokenFileName(const std::string& name);
 
 // One example of a file, in the fixed-width layout of the file.
 struct TokenIndexEntry {
-  std::uint64_t offset = 0;       // of its first token, in tokens
-  std::uint64_t line = 0;         // of the data file, from 1
+  std::uint64_t offset = 0;  // of its first token, in tokens
+  std::uint64_t line = 0;    // of the data file, from 1
   std::uint32_t num_tokens = 0;
   std::uint32_t num_trained = 0;  // Example::num_trained
   std::uint32_t flags = 0;

@@ -66,12 +66,13 @@ class PieceReader {
   std::int64_t next_line_ = 1;
 };
 
-void TokenizePiece(const TokenSource& source, const base::Cancelled& cancelled, const AwaitTurn& await_turn, Piece& piece) {
+void TokenizePiece(const TokenSource& source, const base::Cancelled& cancelled, const AwaitTurn& await_turn,
+                   Piece& piece) {
   std::string_view rest = piece.text;
   for (std::int64_t line = piece.first_line; !rest.empty() && piece.status.ok(); ++line) {
     const std::size_t end = rest.find('\n');
-    piece.status = AddLine(line, rest.substr(0, end), source.format, source.text, source.config, source.options, cancelled, await_turn,
-                           &piece.examples, &piece.summary);
+    piece.status = AddLine(line, rest.substr(0, end), source.format, source.text, source.config, source.options,
+                           cancelled, await_turn, &piece.examples, &piece.summary);
     piece.lines.resize(piece.examples.size(), line);
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
   }
@@ -97,10 +98,13 @@ absl::Status TokenizeFile(const TokenSource& source, const WriteTokensOptions& o
   const AwaitTurn await_turn = [&] { return large_rows.Await(cancelled); };
   const auto tokenize_small = [&](Piece& piece) {
     // Threads of the pool never wait for a turn: only this thread calls options.cancelled.
-    TokenizePiece(source, cancelled, [&]() -> absl::StatusOr<LargeRows::Turn> {
-      piece.waits = true;
-      return absl::AbortedError("a large row");
-    }, piece);
+    TokenizePiece(
+        source, cancelled,
+        [&]() -> absl::StatusOr<LargeRows::Turn> {
+          piece.waits = true;
+          return absl::AbortedError("a large row");
+        },
+        piece);
   };
   while (true) {
     NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
@@ -143,10 +147,12 @@ absl::Status TokenizeOnOwnThreads(const TokenSource& source, const WriteTokensOp
     NIBBLE_ASSIGN_OR_RETURN(cached.text.tokenizer, source.text.tokenizer->WithWordCache());
   }
   // std::async, because an exception of the thread must reach the caller.
-  return std::async(std::launch::async, [&] {
-           kernels::ThreadPool pool(options.threads);
-           return TokenizeFile(cached, options, pool, before, append);
-         }).get();
+  return std::async(std::launch::async,
+                    [&] {
+                      kernels::ThreadPool pool(options.threads);
+                      return TokenizeFile(cached, options, pool, before, append);
+                    })
+      .get();
 }
 
 // The name of a temporary file, which the destructor removes unless Keep was called.
@@ -213,7 +219,8 @@ class Writer {
       entry.line = static_cast<std::uint64_t>(piece.lines[i]);
       entry.num_tokens = static_cast<std::uint32_t>(example.tokens.size());
       entry.num_trained = static_cast<std::uint32_t>(example.num_trained());
-      entry.flags = (example.num_cut_off > 0 ? kTokensTruncated : 0) | (example.boundary_merged ? kTokensBoundaryMerged : 0) |
+      entry.flags = (example.num_cut_off > 0 ? kTokensTruncated : 0) |
+                    (example.boundary_merged ? kTokensBoundaryMerged : 0) |
                     (example.began_with_added ? kTokensBeganWithAdded : 0);
       index.push_back(entry);
       for (std::size_t t = 0; t < example.tokens.size(); ++t) {
@@ -223,8 +230,10 @@ class Writer {
     num_tokens_ += tokens.size();
     num_examples_ += index.size();
     summary_.Append(piece.summary);
-    const std::string_view token_bytes(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(std::uint32_t));
-    const std::string_view index_bytes(reinterpret_cast<const char*>(index.data()), index.size() * sizeof(TokenIndexEntry));
+    const std::string_view token_bytes(reinterpret_cast<const char*>(tokens.data()),
+                                       tokens.size() * sizeof(std::uint32_t));
+    const std::string_view index_bytes(reinterpret_cast<const char*>(index.data()),
+                                       index.size() * sizeof(TokenIndexEntry));
     tokens_sha_.Update(token_bytes);
     index_sha_.Update(index_bytes);
     NIBBLE_RETURN_IF_ERROR(file_->Append(token_bytes));
@@ -286,7 +295,8 @@ absl::StatusOr<Dataset> Open(const TokenSource& source, bool verify, const base:
 
 // Only the lengths of the examples, which suffice for a plan: 16 bytes per example. Returns `not_written` if there are
 // too many.
-absl::StatusOr<Dataset> CountLengths(const TokenSource& source, const WriteTokensOptions& options, const absl::Status& not_written) {
+absl::StatusOr<Dataset> CountLengths(const TokenSource& source, const WriteTokensOptions& options,
+                                     const absl::Status& not_written) {
   Dataset dataset;
   std::vector<ExampleLength> lengths;
   NIBBLE_RETURN_IF_ERROR(TokenizeOnOwnThreads(
@@ -294,8 +304,8 @@ absl::StatusOr<Dataset> CountLengths(const TokenSource& source, const WriteToken
       [&](const Piece& piece) {
         if (lengths.size() + piece.examples.size() > options.max_counted) return not_written;
         for (const Example& example : piece.examples) {
-          lengths.push_back({static_cast<std::uint32_t>(example.tokens.size()), static_cast<std::uint32_t>(example.num_trained()),
-                             example.line});
+          lengths.push_back({static_cast<std::uint32_t>(example.tokens.size()),
+                             static_cast<std::uint32_t>(example.num_trained()), example.line});
         }
         dataset.Append(piece.summary);
         return absl::OkStatus();
@@ -311,7 +321,8 @@ absl::Status WriteTokenFile(base::FileSystem& files, const TokenSource& source, 
   return Writer(files, source, options).Write();
 }
 
-absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& source, const WriteTokensOptions& options) {
+absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& source,
+                                   const WriteTokensOptions& options) {
   absl::StatusOr<Dataset> found = absl::FailedPreconditionError("the data set has no directory for token files");
   if (!source.tokens_directory.empty()) {
     found = Open(source, options.verify, options.cancelled);
@@ -320,7 +331,9 @@ absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& s
       base::LogWarning("cannot use a token file, rewriting it", {{"why", std::string(found.status().message())}});
     }
     const absl::Status written = WriteTokenFile(files, source, options);
-    if (absl::IsInvalidArgument(written) || absl::IsCancelled(written) || base::Reason(written) == "OUT_OF_DEVICE_MEMORY") return written;
+    if (absl::IsInvalidArgument(written) || absl::IsCancelled(written) ||
+        base::Reason(written) == "OUT_OF_DEVICE_MEMORY")
+      return written;
     found = written.ok() ? Open(source, /*verify=*/false, options.cancelled) : absl::StatusOr<Dataset>(written);
     if (found.ok() || options.without_file == WithoutFile::kError) return found;
     const bool in_memory = options.without_file == WithoutFile::kInMemory;

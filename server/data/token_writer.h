@@ -28,10 +28,11 @@ struct WriteTokensOptions {
   int threads = 1;                   // that tokenize; they end with the file
   std::uint64_t min_free_bytes = 0;  // with less free disk space no file is written (DISK_FULL)
   std::size_t window_bytes = kTokenizeBytes;
-  bool verify = false;               // LoadTokens: check the tokens of an existing file
-  base::Cancelled cancelled = {};    // called on one thread, at each of its lines and in its large rows
-  LargeRows* large_rows = nullptr;   // shared by calls; null: own turns for this call, and no memory limit
-  std::shared_ptr<base::MemoryBudget> memory = nullptr;  // for cached words; none are cached if it has none left; null: no limit
+  bool verify = false;              // LoadTokens: check the tokens of an existing file
+  base::Cancelled cancelled = {};   // called on one thread, at each of its lines and in its large rows
+  LargeRows* large_rows = nullptr;  // shared by calls; null: own turns for this call, and no memory limit
+  std::shared_ptr<base::MemoryBudget> memory =
+      nullptr;  // for cached words; none are cached if it has none left; null: no limit
   WithoutFile without_file = WithoutFile::kInMemory;  // LoadTokens
   std::size_t max_counted = std::size_t{4} << 20;     // LoadTokens, kLengthsAlone: maximum number of examples (64 MiB)
 };
@@ -46,6 +47,7 @@ absl::Status WriteTokenFile(base::FileSystem& files, const TokenSource& source, 
 // written, without_file chooses the result: all tokens in memory; only counts and lengths (ExampleList::has_tokens is
 // false), or the error if there are more than max_counted examples; or the error. The first two log a warning. Errors:
 // as LoadDataset; OUT_OF_DEVICE_MEMORY of a large row.
-absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& source, const WriteTokensOptions& options);
+absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& source,
+                                   const WriteTokensOptions& options);
 
 }  // namespace nibble::data

@@ -58,7 +58,8 @@ ConnectionTable::Entries::const_iterator ConnectionTable::Victim() const {
   for (const auto& [peer, count] : per_peer_) most = std::max(most, count);
   const auto of_most = [&](const Entry& entry) { return per_peer_.at(entry.peer) == most; };
   if (num_awaiting_ <= max_ / 2) {
-    const auto slow = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return of_most(entry) && !entry.awaits_answer; });
+    const auto slow = std::find_if(entries_.begin(), entries_.end(),
+                                   [&](const Entry& entry) { return of_most(entry) && !entry.awaits_answer; });
     if (slow != entries_.end()) return slow;
   }
   return std::find_if(entries_.begin(), entries_.end(), of_most);

@@ -57,7 +57,9 @@ class ConnectionTable {
   };
 
   // Calls on_free each time a place is released.
-  explicit ConnectionTable(std::size_t max, std::function<void()> on_free = [] {}) : max_(max), on_free_(std::move(on_free)) {}
+  explicit ConnectionTable(
+      std::size_t max, std::function<void()> on_free = [] {})
+      : max_(max), on_free_(std::move(on_free)) {}
   ConnectionTable(const ConnectionTable&) = delete;
   ConnectionTable& operator=(const ConnectionTable&) = delete;
 

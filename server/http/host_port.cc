@@ -8,7 +8,8 @@ namespace nibble::http {
 
 absl::StatusOr<HostPort> ParseHostPort(const std::string& flag, const std::string& address) {
   const auto bad = [&](const char* what) {
-    return absl::InvalidArgumentError(base::StrCat(flag, ": \"", address.substr(0, 128), "\" ", what, ", wanted HOST:PORT"));
+    return absl::InvalidArgumentError(
+        base::StrCat(flag, ": \"", address.substr(0, 128), "\" ", what, ", wanted HOST:PORT"));
   };
   const auto colon = address.rfind(':');
   if (colon == std::string::npos || colon == 0) return bad("has no port");

@@ -23,7 +23,9 @@ namespace {
 
 constexpr std::size_t kSpareFiles = 2;
 
-std::shared_ptr<const std::string> Text(std::string text) { return std::make_shared<const std::string>(std::move(text)); }
+std::shared_ptr<const std::string> Text(std::string text) {
+  return std::make_shared<const std::string>(std::move(text));
+}
 
 HttpAnswer ErrorAnswer() { return {.status = 500, .body = Text("internal error\n")}; }
 
@@ -102,13 +104,14 @@ void HttpServer::State::Run() {
 
 HttpServer::HttpServer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address, HttpHandlers handlers, HttpLimits limits) {
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address, HttpHandlers handlers,
+                                                              HttpLimits limits) {
   const auto parsed = ParseHostPort("--http_address", address);
   if (!parsed.ok()) return parsed.status();
   auto state = std::make_unique<State>(std::move(handlers), limits);
   if (const absl::Status listening = state->listener.Listen(*parsed); !listening.ok()) {
-    return absl::UnavailableError(base::StrCat("--http_address: cannot listen on ", address, ": ", std::string(listening.message()),
-                                               " (is another server running?)"));
+    return absl::UnavailableError(base::StrCat("--http_address: cannot listen on ", address, ": ",
+                                               std::string(listening.message()), " (is another server running?)"));
   }
   state->port = state->listener.port();
   state->listener.Accept();

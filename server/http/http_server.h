@@ -15,24 +15,24 @@ namespace nibble::http {
 // The handlers of the port. live, ready and started run on the thread that serves all connections, so they must not
 // block. metrics runs on its own thread, one call at a time, and may take long. If a handler throws, the answer is 500.
 struct HttpHandlers {
-  std::function<std::string()> metrics;      // text exposition
-  std::function<absl::Status()> live;        // not OK: restart me
-  std::function<absl::Status()> ready;       // not OK: send me nothing
-  std::function<absl::Status()> started;     // not OK: still starting
+  std::function<std::string()> metrics;   // text exposition
+  std::function<absl::Status()> live;     // not OK: restart me
+  std::function<absl::Status()> ready;    // not OK: send me nothing
+  std::function<absl::Status()> started;  // not OK: still starting
 };
 
 // Limits of the port. They are constants of the server (docs/adr/0008-limits-that-are-no-flags.md); tests set smaller
 // ones.
 struct HttpLimits {
-  std::size_t max_connections = 128;     // above this, a new connection replaces an old one
+  std::size_t max_connections = 128;       // above this, a new connection replaces an old one
   std::size_t max_header_bytes = 8 << 10;  // of a request, including its first line
   std::size_t max_header_fields = 64;
   std::size_t max_target_bytes = 1024;
-  absl::Duration request = absl::Seconds(5);   // for a whole request, from its connection or its first byte
-  absl::Duration idle = absl::Seconds(60);     // from an answer to the next request
-  absl::Duration render = absl::Seconds(30);   // for the text of /metrics; then 503
-  absl::Duration write = absl::Seconds(10);    // for sending a whole answer
-  absl::Duration linger = absl::Seconds(1);    // for the client to close after the last answer
+  absl::Duration request = absl::Seconds(5);  // for a whole request, from its connection or its first byte
+  absl::Duration idle = absl::Seconds(60);    // from an answer to the next request
+  absl::Duration render = absl::Seconds(30);  // for the text of /metrics; then 503
+  absl::Duration write = absl::Seconds(10);   // for sending a whole answer
+  absl::Duration linger = absl::Seconds(1);   // for the client to close after the last answer
 };
 
 // Answers only GET, on one thread. No connection can block another: each whole request and each whole answer has a
@@ -41,7 +41,8 @@ struct HttpLimits {
 class HttpServer {
  public:
   // `address` is HOST:PORT; port 0 picks one. Errors: InvalidArgument (address), Unavailable (cannot bind).
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address, HttpHandlers handlers, HttpLimits limits = {});
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address, HttpHandlers handlers,
+                                                           HttpLimits limits = {});
   ~HttpServer();  // closes all connections; waits for a running handler
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;

@@ -1,8 +1,8 @@
 #include "server/http/http_session.h"
 
+#include <algorithm>
 #include <boost/asio/dispatch.hpp>
 #include <boost/beast/http/read.hpp>
-#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -26,7 +26,8 @@ std::string_view View(beast::string_view text) { return {text.data(), text.size(
 
 }  // namespace
 
-HttpSession::HttpSession(asio::ip::tcp::socket socket, ConnectionTable& table, const HttpLimits& limits, const HttpRoute& route)
+HttpSession::HttpSession(asio::ip::tcp::socket socket, ConnectionTable& table, const HttpLimits& limits,
+                         const HttpRoute& route)
     : limits_(limits),
       route_(route),
       socket_(std::move(socket)),
@@ -87,7 +88,8 @@ void HttpSession::ReadHeader() {
 void HttpSession::OnHeader(Error error) {
   if (!error) return Route();
   if (error == beast::http::error::end_of_stream || !IsHttpError(error)) return End();  // closed by either side
-  if (error != beast::http::error::header_limit && error != beast::http::error::buffer_overflow) return Refuse(400, "bad request");
+  if (error != beast::http::error::header_limit && error != beast::http::error::buffer_overflow)
+    return Refuse(400, "bad request");
   return parser_->get().target().empty() ? Refuse(414, "target too long") : Refuse(431, "header too large");
 }
 
@@ -109,7 +111,8 @@ void HttpSession::Route() {
                                               number = ++num_requests_](HttpAnswer answer) {
     asio::dispatch(executor, [weak, keep_alive, number, answer = std::move(answer)] {
       const auto self = weak.lock();
-      if (self != nullptr && self->place_.awaits_answer() && self->num_requests_ == number) self->Send(answer, keep_alive);
+      if (self != nullptr && self->place_.awaits_answer() && self->num_requests_ == number)
+        self->Send(answer, keep_alive);
     });
   });
 }

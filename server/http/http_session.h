@@ -34,7 +34,8 @@ using HttpRoute = std::function<void(std::string_view path, std::function<void(H
 class HttpSession : public Connection, public std::enable_shared_from_this<HttpSession> {
  public:
   // The table, limits and route must outlive the session.
-  HttpSession(boost::asio::ip::tcp::socket socket, ConnectionTable& table, const HttpLimits& limits, const HttpRoute& route);
+  HttpSession(boost::asio::ip::tcp::socket socket, ConnectionTable& table, const HttpLimits& limits,
+              const HttpRoute& route);
   void Begin();
   void Close() override;  // drops unsent bytes
 
@@ -61,10 +62,10 @@ class HttpSession : public Connection, public std::enable_shared_from_this<HttpS
   boost::asio::steady_timer deadline_;
   boost::beast::flat_buffer buffer_;
   std::optional<boost::beast::http::request_parser<boost::beast::http::empty_body>> parser_;  // of the current request
-  std::shared_ptr<const std::string> body_;                                                     // of the current answer
+  std::shared_ptr<const std::string> body_;                                                   // of the current answer
   boost::beast::http::response<boost::beast::http::span_body<const char>> response_;
-  int num_requests_ = 0;        // distinguishes a late answer from that of the current request
-  std::size_t lingered_ = 0;    // bytes read after the last answer
+  int num_requests_ = 0;      // distinguishes a late answer from that of the current request
+  std::size_t lingered_ = 0;  // bytes read after the last answer
 };
 
 }  // namespace nibble::http

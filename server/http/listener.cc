@@ -104,8 +104,7 @@ void Listener::WarnFull() {
   const auto now = std::chrono::steady_clock::now();
   if (warned_.has_value() && now - *warned_ < kWarnEvery) return;
   warned_ = now;
-  base::LogWarning("all HTTP connections are in use: new ones replace old ones",
-                   {{"connections", table_.size()}});
+  base::LogWarning("all HTTP connections are in use: new ones replace old ones", {{"connections", table_.size()}});
 }
 
 }  // namespace nibble::http

@@ -9,8 +9,8 @@
 
 namespace nibble::jobs {
 
-using base::Json;
 using base::JoinPath;
+using base::Json;
 using base::StrCat;
 
 namespace {
@@ -95,7 +95,8 @@ absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std
   NIBBLE_ASSIGN_OR_RETURN(order.threads, base::GetInt(json, "threads", where));
   NIBBLE_ASSIGN_OR_RETURN(order.isa, base::GetString(json, "isa", where, "auto"));
   NIBBLE_ASSIGN_OR_RETURN(order.nibble_version, base::GetString(json, "nibble_version", where, ""));
-  NIBBLE_ASSIGN_OR_RETURN(order.show_alive_every_s, base::GetNumber(json, "show_alive_every_s", where, order.show_alive_every_s));
+  NIBBLE_ASSIGN_OR_RETURN(order.show_alive_every_s,
+                          base::GetNumber(json, "show_alive_every_s", where, order.show_alive_every_s));
   return order;
 }
 

@@ -1,5 +1,5 @@
-// The interface between server and trainer: the files in an attempt's directory (store/state_paths.h). The server writes
-// attempt.json before it starts the trainer, and control.json to say why it sends SIGTERM. The trainer writes
+// The interface between server and trainer: the files in an attempt's directory (store/state_paths.h). The server
+// writes attempt.json before it starts the trainer, and control.json to say why it sends SIGTERM. The trainer writes
 // outcome.json before it exits normally.
 #pragma once
 #include <cstdint>
@@ -28,11 +28,11 @@ struct AttemptOrder {
   JobSpec spec;  // resolved
   std::string base_model_directory;
   std::string train_data_path;
-  std::string eval_data_path;               // "": none
-  std::string train_tokens_directory;       // token files of the training set; "": none
+  std::string eval_data_path;          // "": none
+  std::string train_tokens_directory;  // token files of the training set; "": none
   std::string eval_tokens_directory;
-  std::string eval_format;                  // of eval_data_path, may differ from spec.data.format; "": the same
-  std::string base_cache_directory;         // store::BaseCache; "": none
+  std::string eval_format;           // of eval_data_path, may differ from spec.data.format; "": the same
+  std::string base_cache_directory;  // store::BaseCache; "": none
   std::int64_t base_cache_bytes = 0;
   std::int64_t min_free_bytes = 0;          // with less free disk space, bases and token files are not kept
   std::string resume_checkpoint_directory;  // "": from the start
@@ -46,16 +46,17 @@ struct AttemptOrder {
   double show_alive_every_s = 10;  // seconds between signs of life
 };
 
-absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& attempt_directory, const AttemptOrder& order);
+absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& attempt_directory,
+                               const AttemptOrder& order);
 absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std::string& attempt_directory);
 
 // The meaning of SIGTERM. Without control.json the trainer writes a checkpoint and exits 75 (the server stops, or the
 // node is reclaimed).
 enum class Control {
   kPreempt,
-  kCancel,  // exit soon, no checkpoint needed; outcome "cancelled"
+  kCancel,         // exit soon, no checkpoint needed; outcome "cancelled"
   kCancelKeeping,  // checkpoint, outcome "cancelled"
-  kPause,   // checkpoint, outcome "paused", exit 75
+  kPause,          // checkpoint, outcome "paused", exit 75
 };
 absl::Status WriteControl(base::FileSystem& files, const std::string& attempt_directory, Control control);
 // kPreempt when there is no control.json.
@@ -83,8 +84,9 @@ struct Outcome {
   std::string message;
   // The exit code that follows. A server that restarted meanwhile cannot wait for the process and reads the code here.
   int exit_code = 1;
-  std::string output_directory;             // kOk
-  base::Json final = base::Json::object();  // kOk: figures to show ("eval_loss_int8", ...); merged into the job's progress
+  std::string output_directory;  // kOk
+  base::Json final =
+      base::Json::object();  // kOk: figures to show ("eval_loss_int8", ...); merged into the job's progress
 };
 
 absl::Status WriteOutcome(base::FileSystem& files, const std::string& attempt_directory, const Outcome& outcome);

@@ -13,8 +13,8 @@
 
 namespace nibble::jobs {
 
-using base::Json;
 using base::JoinPath;
+using base::Json;
 using base::StrCat;
 using Kind = Verdict::Kind;
 
@@ -105,7 +105,8 @@ absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ende
     const bool damaged = reason == "ARTIFACT_CORRUPT", missing = absl::IsNotFound(ended.start_failure);
     if (damaged && observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
     finding.verdict = {damaged || missing ? Kind::kFailed : Kind::kRetry, CodeName(ended.start_failure.code()),
-                       damaged || reason == "DISK_FULL" ? reason : "START_FAILED", std::string(ended.start_failure.message())};
+                       damaged || reason == "DISK_FULL" ? reason : "START_FAILED",
+                       std::string(ended.start_failure.message())};
     return finding;
   }
   auto outcome = ReadOutcome(state_.files, live.directory);
@@ -124,7 +125,8 @@ absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ende
     // Counts even if the trainer wrote a checkpoint after SIGTERM: a job that hangs every time must run out of retries.
     verdict = {Kind::kRetry, "DEADLINE_EXCEEDED", "NO_PROGRESS", "stopped: the trainer made no progress for too long"};
   } else if (ended.out_of_memory && verdict.kind == Kind::kRetry && !finding.outcome.has_value()) {
-    verdict = {Kind::kRetry, "RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", OutOfMemory(live.memory_bytes, options_.memory_limit_bytes)};
+    verdict = {Kind::kRetry, "RESOURCE_EXHAUSTED", "OUT_OF_MEMORY",
+               OutOfMemory(live.memory_bytes, options_.memory_limit_bytes)};
   } else if (verdict.kind == Kind::kRetry && live.stop == Control::kPreempt) {
     verdict.kind = Kind::kRetryUncounted;  // It ended because the server preempted it, cleanly or not.
   }
@@ -156,10 +158,11 @@ absl::StatusOr<bool> AttemptSupervisor::Settle(Ended& ended) {
 }
 
 std::shared_ptr<Deferred<absl::Status>> AttemptSupervisor::StartCollecting(const Live& live) const {
-  return removals_.Start<absl::Status>([this, id = live.job_id, attempt = live.attempt, directory = live.directory](const store::Cancelled&) {
-    Collect(id, attempt);
-    return state_.files.Exists(directory) ? store::CollectAttempt(state_.files, directory) : absl::OkStatus();
-  });
+  return removals_.Start<absl::Status>(
+      [this, id = live.job_id, attempt = live.attempt, directory = live.directory](const store::Cancelled&) {
+        Collect(id, attempt);
+        return state_.files.Exists(directory) ? store::CollectAttempt(state_.files, directory) : absl::OkStatus();
+      });
 }
 
 absl::Status AttemptSupervisor::VerifyOutput(Ended& ended) {
@@ -230,8 +233,8 @@ AttemptSupervisor::Decision AttemptSupervisor::DecisionOf(const StoredJob& job, 
     t.to = JobState::kPaused;
     t.attempt_state = "PAUSED";
   } else if (decision.said.kind == Kind::kRetry) {
-    const bool lost =
-        live.adopted && ended.exit.kind == ExitStatus::Kind::kUnknown && !finding.outcome.has_value() && !ended.out_of_memory;
+    const bool lost = live.adopted && ended.exit.kind == ExitStatus::Kind::kUnknown && !finding.outcome.has_value() &&
+                      !ended.out_of_memory;
     t.retries = job.retries + 1;
     t.to = *t.retries > options_.retry.max_retries ? JobState::kFailed : JobState::kQueued;
     t.attempt_state = lost ? "LOST" : "FAILED";

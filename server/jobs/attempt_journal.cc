@@ -36,7 +36,8 @@ absl::Status Fenced(const std::string& job_id, std::int64_t attempt) {
 }  // namespace
 
 absl::StatusOr<ReportAnswer> AttemptSupervisor::Ingest(const std::string& job_id, std::int64_t attempt,
-                                                       const std::string& token, const std::vector<std::string>& lines) {
+                                                       const std::string& token,
+                                                       const std::vector<std::string>& lines) {
   std::vector<JournalLine> parsed;
   for (const std::string& text : lines) {
     NIBBLE_ASSIGN_OR_RETURN(JournalLine line, ParseJournalLine(text));

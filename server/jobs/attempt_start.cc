@@ -23,7 +23,8 @@ constexpr absl::Duration kStartAgain = absl::Seconds(1);
 
 absl::Status AttemptSupervisor::Start(const StoredJob& job, std::shared_ptr<const void> memory) {
   if (job.attempt == 0) return Begin(job, std::move(memory), Resume{});  // The first attempt has no checkpoint to hash.
-  auto resume = disk_.Start<Found>([this, job](const store::Cancelled& cancelled) { return FindResume(job, cancelled); });
+  auto resume =
+      disk_.Start<Found>([this, job](const store::Cancelled& cancelled) { return FindResume(job, cancelled); });
   base::MutexLock lock(mutex_);
   starting_.insert_or_assign(job.id, Starting{job, std::move(memory), std::move(resume)});
   return absl::OkStatus();
@@ -110,7 +111,8 @@ AttemptSupervisor::Found AttemptSupervisor::FindResume(const StoredJob& job, con
   Collect(job.id, 0);
   const std::string attempts = state_.paths.attempts(job.id);
   Resume resume;
-  NIBBLE_ASSIGN_OR_RETURN(resume.checkpoint, store::FindNewestCheckpoint(state_.files, attempts, &resume.damaged, cancelled));
+  NIBBLE_ASSIGN_OR_RETURN(resume.checkpoint,
+                          store::FindNewestCheckpoint(state_.files, attempts, &resume.damaged, cancelled));
   // Older checkpoints are pruned only if the newest is known to be good.
   NIBBLE_ASSIGN_OR_RETURN(const auto all, store::ListAllCheckpoints(state_.files, attempts));
   if (resume.checkpoint.has_value() && all.back().directory == resume.checkpoint->directory) {

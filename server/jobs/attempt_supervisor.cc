@@ -14,8 +14,8 @@
 
 namespace nibble::jobs {
 
-using base::Json;
 using base::JoinPath;
+using base::Json;
 using base::StrCat;
 
 namespace {
@@ -38,9 +38,10 @@ bool MayBeOutOfMemory(const LiveAttempt& live, const ExitStatus& exit) {
 
 }  // namespace
 
-AttemptSupervisor::AttemptSupervisor(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
-                                     const ControllerOptions& options, EventHub& hub, Publisher& publisher,
-                                     DiskWorker& disk, DiskWorker& removals, JobObserver* observer, OnDone on_done)
+AttemptSupervisor::AttemptSupervisor(store::StateDirectory& state, Database& database, Runner& runner,
+                                     base::Clock& clock, const ControllerOptions& options, EventHub& hub,
+                                     Publisher& publisher, DiskWorker& disk, DiskWorker& removals,
+                                     JobObserver* observer, OnDone on_done)
     : state_(state),
       database_(database),
       runner_(runner),
@@ -54,7 +55,8 @@ AttemptSupervisor::AttemptSupervisor(store::StateDirectory& state, Database& dat
       on_done_(std::move(on_done)),
       oom_(options.oom_count) {}
 
-AttemptSupervisor::Live AttemptSupervisor::MakeLive(const StoredJob& job, std::int64_t attempt, const std::string& token,
+AttemptSupervisor::Live AttemptSupervisor::MakeLive(const StoredJob& job, std::int64_t attempt,
+                                                    const std::string& token,
                                                     std::shared_ptr<const void> memory) const {
   Live live(state_.paths.attempt(job.id, attempt));
   live.job_id = job.id;
@@ -114,10 +116,8 @@ absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resum
   if (absl::Status recorded = database_.RecordProcess(job.id, live.attempt, process, oom_.count()); !recorded.ok()) {
     base::LogWarning("cannot record a trainer's pid", {{"job", job.id}, {"why", std::string(recorded.message())}});
   }
-  base::LogInfo("trainer started", {{"job", job.id},
-                                    {"attempt", live.attempt},
-                                    {"pid", process.pid},
-                                    {"resume_step", order.resume_step}});
+  base::LogInfo("trainer started",
+                {{"job", job.id}, {"attempt", live.attempt}, {"pid", process.pid}, {"resume_step", order.resume_step}});
   if (observer_ != nullptr) {
     StoredJob started = job;
     started.attempt = live.attempt;
@@ -146,13 +146,12 @@ absl::Status AttemptSupervisor::Adopt(const StoredJob& job) {
     base::MutexLock lock(mutex_);
     // If the OOM killer was active in the same control group since the attempt began, it is the likely cause.
     const std::optional<OomCount>& oom = oom_.count();
-    const bool killed = oom.has_value() && record.oom.has_value() && oom->group == record.oom->group && oom->kills > record.oom->kills;
+    const bool killed =
+        oom.has_value() && record.oom.has_value() && oom->group == record.oom->group && oom->kills > record.oom->kills;
     ended_.push_back(Ended{.live = std::move(live), .out_of_memory = killed || options_.container_out_of_memory});
     return absl::OkStatus();
   }
-  base::LogInfo("trainer adopted", {{"job", job.id},
-                                    {"attempt", job.attempt},
-                                    {"pid", process->pid}});
+  base::LogInfo("trainer adopted", {{"job", job.id}, {"attempt", job.attempt}, {"pid", process->pid}});
   if (job.state == JobState::kCancelling) live.stop = job.keep_checkpoint ? Control::kCancelKeeping : Control::kCancel;
   if (job.state == JobState::kPausing) live.stop = Control::kPause;
   base::MutexLock lock(mutex_);
@@ -263,7 +262,8 @@ void AttemptSupervisor::PruneOlder(const std::string& job_id, std::int64_t attem
 
 void AttemptSupervisor::Collect(const std::string& job_id, std::int64_t living) const {
   // Leftovers are harmless: the next start or end of an attempt tries again.
-  if (absl::Status collected = store::CollectAttempts(state_.files, state_.paths.attempts(job_id), living); !collected.ok()) {
+  if (absl::Status collected = store::CollectAttempts(state_.files, state_.paths.attempts(job_id), living);
+      !collected.ok()) {
     base::LogWarning("cannot remove unfinished files", {{"job", job_id}, {"why", std::string(collected.message())}});
   }
 }

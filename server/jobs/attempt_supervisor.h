@@ -33,8 +33,8 @@ class AttemptSupervisor {
   // Called without locks held when the supervisor is done with a job (it is final, paused or queued again).
   using OnDone = std::function<void(const StoredJob&)>;
   AttemptSupervisor(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
-                    const ControllerOptions& options, EventHub& hub, Publisher& publisher, DiskWorker& disk, DiskWorker& removals,
-                    JobObserver* observer, OnDone on_done);
+                    const ControllerOptions& options, EventHub& hub, Publisher& publisher, DiskWorker& disk,
+                    DiskWorker& removals, JobObserver* observer, OnDone on_done);
 
   void set_report_address(std::string address) { report_address_ = std::move(address); }
 
@@ -87,7 +87,8 @@ class AttemptSupervisor {
   using Found = StartingAttempt::Found;
   using Hashed = EndedAttempt::Hashed;
 
-  Live MakeLive(const StoredJob& job, std::int64_t attempt, const std::string& token, std::shared_ptr<const void> memory) const;
+  Live MakeLive(const StoredJob& job, std::int64_t attempt, const std::string& token,
+                std::shared_ptr<const void> memory) const;
   // Hashes gigabytes, so it runs on the disk worker. The job must have no trainer.
   Found FindResume(const StoredJob& job, const store::Cancelled& cancelled) const;
   absl::Status Begin(const StoredJob& job, std::shared_ptr<const void> memory, const Found& resume);
@@ -115,8 +116,8 @@ class AttemptSupervisor {
   absl::StatusOr<bool> TakeOutput(Ended& ended);
   // How the end of an attempt changes its job.
   struct Decision {
-    Transition transition;  // without events
-    Verdict said;           // for the event, and the error of a failed job
+    Transition transition;                       // without events
+    Verdict said;                                // for the event, and the error of a failed job
     absl::Duration wait = absl::ZeroDuration();  // before the job's next attempt
   };
   Decision DecisionOf(const StoredJob& job, const Ended& ended) const;

@@ -23,9 +23,7 @@ namespace {
 
 constexpr std::int64_t kMaxListed = 10'000;
 
-absl::Status Draining() {
-  return base::WithReason(absl::UnavailableError("the server is stopping"), "DRAINING");
-}
+absl::Status Draining() { return base::WithReason(absl::UnavailableError("the server is stopping"), "DRAINING"); }
 
 // The key under which the database remembers a request. An owner's name is unique only within a tenant. It holds no
 // line feed, but a request id may. Without a tenant the key has the format from before tenants were part of keys.
@@ -38,9 +36,11 @@ std::string RequestKey(const std::string& request_id, const JobController::Submi
 // Metadata "retry_ms": the expected time until a job ends and frees its place. It is the shortest ETA reported by a
 // trainer (only of `owner`'s jobs, unless that is empty), minus the time since that report; one minute if no trainer
 // has reported yet. At least a second and at most an hour, because a job may fail or be cancelled earlier.
-absl::StatusOr<std::string> RetryMs(Database& database, absl::Time now, const std::string& owner, const std::string& tenant) {
+absl::StatusOr<std::string> RetryMs(Database& database, absl::Time now, const std::string& owner,
+                                    const std::string& tenant) {
   using enum JobState;
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<StoredJob> live, database.ListAll({kPreparing, kRunning, kPausing, kCancelling}));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<StoredJob> live,
+                          database.ListAll({kPreparing, kRunning, kPausing, kCancelling}));
   absl::Duration shortest = absl::InfiniteDuration();
   for (const StoredJob& job : live) {
     if (!owner.empty() && (job.owner != owner || job.tenant != tenant)) continue;
@@ -95,13 +95,15 @@ absl::StatusOr<PlannedMemory> JobController::PlanMemory(const JobSpec& spec, con
   NIBBLE_RETURN_IF_ERROR(store::CheckPlannedSpace(state_.files, state_.paths, state_.min_free_bytes, need.disk_bytes));
   if (!NeedsMoreThanThereIs(need.bytes, options_.queue)) return need;
   const std::int64_t have = options_.queue.memory_bytes;
-  return base::WithReason(
-      absl::ResourceExhaustedError(NeedsMoreMemoryText(spec, need.bytes, have)),
-      "OUT_OF_DEVICE_MEMORY", {{"need", std::to_string(need.bytes)}, {"have", std::to_string(have)}, {"plan", need.pools}});
+  return base::WithReason(absl::ResourceExhaustedError(NeedsMoreMemoryText(spec, need.bytes, have)),
+                          "OUT_OF_DEVICE_MEMORY",
+                          {{"need", std::to_string(need.bytes)}, {"have", std::to_string(have)}, {"plan", need.pools}});
 }
 
-absl::StatusOr<std::optional<StoredJob>> JobController::FindOrAdmit(const std::string& request_id, const std::string& body_digest,
-                                                                    const std::string& owner, const std::string& tenant) {
+absl::StatusOr<std::optional<StoredJob>> JobController::FindOrAdmit(const std::string& request_id,
+                                                                    const std::string& body_digest,
+                                                                    const std::string& owner,
+                                                                    const std::string& tenant) {
   if (!request_id.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(std::optional<StoredJob> known, database_.FindRequest(request_id, body_digest));
     if (known.has_value()) return known;
@@ -136,7 +138,8 @@ absl::StatusOr<StoredJob> JobController::Submit(const JobSpec& asked, const std:
   NIBBLE_RETURN_IF_ERROR(HoldInputs(job));
   auto queued = [&]() -> absl::StatusOr<StoredJob> {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(asked.train_dataset));
-    NIBBLE_ASSIGN_OR_RETURN(const std::string format, base::GetString(train.meta, "format", "the dataset's meta.json", "text"));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string format,
+                            base::GetString(train.meta, "format", "the dataset's meta.json", "text"));
     job.spec = Resolve(asked, job.id, format, options_.default_device);
     NIBBLE_RETURN_IF_ERROR(Validate(job.spec));  // Defaults may conflict with given fields ("split" rows of a chat).
     if (options_.check_without_rows) NIBBLE_RETURN_IF_ERROR(options_.check_without_rows(job.spec));
@@ -148,7 +151,8 @@ absl::StatusOr<StoredJob> JobController::Submit(const JobSpec& asked, const std:
   return Present(*std::move(queued));
 }
 
-absl::StatusOr<StoredJob> JobController::Record(const StoredJob& job, const std::string& request_id, const std::string& body_digest) {
+absl::StatusOr<StoredJob> JobController::Record(const StoredJob& job, const std::string& request_id,
+                                                const std::string& body_digest) {
   base::MutexLock lock(submit_mutex_);
   if (draining_) return Draining();
   // Checked again: the same request or others may have arrived while this one was checked.
@@ -167,7 +171,8 @@ void JobController::AddToPlanning(const StoredJob& job) { planning_.Add(job.id, 
 
 bool JobController::Plan(const std::string& id, const base::CancelToken& cancel) {
   const absl::StatusOr<StoredJob> job = database_.Get(id);
-  if (absl::IsNotFound(job.status()) || (job.ok() && job->state != JobState::kPlanning)) return true;  // Cancelled meanwhile.
+  if (absl::IsNotFound(job.status()) || (job.ok() && job->state != JobState::kPlanning))
+    return true;  // Cancelled meanwhile.
   if (!job.ok()) {
     base::LogError("cannot plan a job", {{"job", id}, {"why", std::string(job.status().message())}});
     return absl::IsDataLoss(job.status());  // A retry cannot help against a damaged row.
@@ -249,7 +254,8 @@ absl::StatusOr<std::vector<QueuedJob>> JobController::AgedQueue() {
   return queue;
 }
 
-absl::StatusOr<std::vector<StoredJob>> JobController::Present(std::vector<StoredJob> jobs, const base::CancelToken& cancel) {
+absl::StatusOr<std::vector<StoredJob>> JobController::Present(std::vector<StoredJob> jobs,
+                                                              const base::CancelToken& cancel) {
   std::map<std::string, std::int64_t> positions;
   const auto is_queued = [](const StoredJob& job) { return job.state == JobState::kQueued; };
   if (std::any_of(jobs.begin(), jobs.end(), is_queued)) {
@@ -283,8 +289,10 @@ absl::StatusOr<StoredJob> JobController::Get(const std::string& id) {
   return Present(std::move(job));
 }
 
-absl::StatusOr<Database::JobPage> JobController::List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel) {
-  NIBBLE_ASSIGN_OR_RETURN(Database::JobPage page, database_.List(query, std::clamp<std::int64_t>(limit, 1, kMaxListed), cancel));
+absl::StatusOr<Database::JobPage> JobController::List(const JobQuery& query, std::int64_t limit,
+                                                      const base::CancelToken& cancel) {
+  NIBBLE_ASSIGN_OR_RETURN(Database::JobPage page,
+                          database_.List(query, std::clamp<std::int64_t>(limit, 1, kMaxListed), cancel));
   NIBBLE_ASSIGN_OR_RETURN(page.jobs, Present(std::move(page.jobs), cancel));
   return page;
 }
@@ -376,7 +384,8 @@ std::unique_ptr<EventHub::Subscription> JobController::Subscribe(const std::stri
 }
 
 absl::StatusOr<ReportAnswer> JobController::IngestReport(const std::string& id, std::int64_t attempt,
-                                                         const std::string& token, const std::vector<std::string>& lines) {
+                                                         const std::string& token,
+                                                         const std::vector<std::string>& lines) {
   return supervisor_.Ingest(id, attempt, token, lines);
 }
 

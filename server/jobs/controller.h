@@ -38,7 +38,8 @@ class JobController {
   // outlive the controller.
   static absl::StatusOr<std::unique_ptr<JobController>> Open(store::StateDirectory& state, Database& database,
                                                              Runner& runner, base::Clock& clock,
-                                                             ControllerOptions options, JobObserver* observer = nullptr);
+                                                             ControllerOptions options,
+                                                             JobObserver* observer = nullptr);
   // Behaves as if killed: trainers keep running, nothing is recorded.
   ~JobController();
 
@@ -66,11 +67,14 @@ class JobController {
     std::string owner = {};        // as in StoredJob; request ids and the quota are per owner and tenant
     std::string tenant = {};
   };
-  absl::StatusOr<StoredJob> Submit(const JobSpec& spec, const std::string& request_id) { return Submit(spec, request_id, {}); }
+  absl::StatusOr<StoredJob> Submit(const JobSpec& spec, const std::string& request_id) {
+    return Submit(spec, request_id, {});
+  }
   absl::StatusOr<StoredJob> Submit(const JobSpec& spec, const std::string& request_id, const Submission& submission);
   absl::StatusOr<StoredJob> Get(const std::string& id);  // NotFound (JOB)
   // Like Database::List, with each job as Get returns it.
-  absl::StatusOr<Database::JobPage> List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel = {});
+  absl::StatusOr<Database::JobPage> List(const JobQuery& query, std::int64_t limit,
+                                         const base::CancelToken& cancel = {});
   // Idempotent. FailedPrecondition (ILLEGAL_STATE) if the job's state does not allow the change; Aborted
   // (ETAG_MISMATCH) if an etag is given and is not the job's.
   using IfEtag = jobs::IfEtag;
@@ -107,15 +111,18 @@ class JobController {
   absl::Status ForgetRequests();  // old ones; on a full disk they stay for now
   void Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
   // Appends warnings to the events of jobs that wait for memory or disk space.
-  void WarnWaiting(const Picked& picked, const RunningLoad& load, const QueueLimits& limits) ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
+  void WarnWaiting(const Picked& picked, const RunningLoad& load, const QueueLimits& limits)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
   // Warns once per reason while the job is in the queue. False if it did so before.
-  bool WarnWaiting(const QueuedJob& waiting, const char* reason, const std::string& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
+  bool WarnWaiting(const QueuedJob& waiting, const char* reason, const std::string& message)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
   void Wake();
   // The queue, with priorities raised by waiting.
   absl::StatusOr<std::vector<QueuedJob>> AgedQueue();
   // Applies a trigger to a job; tries again if the job's state changes concurrently. Returns the job as it is
   // afterwards.
-  absl::StatusOr<StoredJob> Move(const std::string& id, JobTrigger trigger, const IfEtag& etag, bool keep_checkpoint = false);
+  absl::StatusOr<StoredJob> Move(const std::string& id, JobTrigger trigger, const IfEtag& etag,
+                                 bool keep_checkpoint = false);
   absl::StatusOr<std::vector<StoredJob>> Present(std::vector<StoredJob> jobs, const base::CancelToken& cancel = {});
   absl::StatusOr<StoredJob> Present(StoredJob job);
   // The checkpoints of a job, by step. If two attempts saved the same step, only the later one is listed.
@@ -163,14 +170,14 @@ class JobController {
   DiskAdmission disk_admission_ ABSL_GUARDED_BY(tick_mutex_);
   std::set<std::pair<std::string, std::string>> warned_waiting_ ABSL_GUARDED_BY(tick_mutex_);  // queued job and reason
   std::atomic<bool> after_jobs_waits_{false};  // a call of ControllerOptions::after_jobs is queued on disk_
-  std::atomic<std::int64_t> ticked_ns_;  // on the monotonic clock
+  std::atomic<std::int64_t> ticked_ns_;        // on the monotonic clock
   base::Mutex wake_mutex_;
   base::Condition wake_;
   bool woken_ ABSL_GUARDED_BY(wake_mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(wake_mutex_) = false;
   PlanningQueue planning_;  // stopped before disk_
-  DiskWorker disk_;      // stopped by the destructor first: it calls Wake
-  DiskWorker removals_;  // likewise
+  DiskWorker disk_;         // stopped by the destructor first: it calls Wake
+  DiskWorker removals_;     // likewise
   std::thread thread_;
 };
 

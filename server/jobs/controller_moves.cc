@@ -97,15 +97,16 @@ absl::StatusOr<StoredJob> JobController::Checkpoint(const std::string& id, const
     NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
     if (job.state == JobState::kPausing) return Present(std::move(job));  // A pause writes a checkpoint anyway.
     if (job.state != JobState::kRunning && job.state != JobState::kPreparing) {
-      return base::WithReason(
-          absl::FailedPreconditionError(StrCat("a job that is ", Name(job.state), " has no trainer to write a checkpoint")),
-          "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
+      return base::WithReason(absl::FailedPreconditionError(
+                                  StrCat("a job that is ", Name(job.state), " has no trainer to write a checkpoint")),
+                              "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
     }
     NIBBLE_ASSIGN_OR_RETURN(const bool asked, supervisor_.RequestCheckpoint(id, job.attempt));
     if (asked) return Present(std::move(job));
     if (supervisor_.verifying(id)) {
-      return base::WithReason(absl::FailedPreconditionError("the trainer of the job has ended, and its output is being verified"),
-                              "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
+      return base::WithReason(
+          absl::FailedPreconditionError("the trainer of the job has ended, and its output is being verified"),
+          "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
     }
     Wake();  // Its trainer has just ended.
   }

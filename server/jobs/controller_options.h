@@ -34,9 +34,9 @@ struct ControllerOptions {
   ReadOomCount oom_count;
   // The OOM killer ended the previous container, so it ended the attempts that ran there.
   bool container_out_of_memory = false;
-  std::int64_t memory_limit_bytes = 0;  // of the server and its trainers together; 0: unknown
-  std::int64_t max_queued = 1000;  // jobs that are PLANNING or QUEUED
-  int planners = 2;                // concurrent plans, so that a small data set does not wait behind a large one
+  std::int64_t memory_limit_bytes = 0;   // of the server and its trainers together; 0: unknown
+  std::int64_t max_queued = 1000;        // jobs that are PLANNING or QUEUED
+  int planners = 2;                      // concurrent plans, so that a small data set does not wait behind a large one
   std::int64_t max_open_per_owner = 10;  // jobs of one owner that are not final; 0: no limit
   RetryOptions retry;
   RetentionOptions retention;
@@ -45,14 +45,14 @@ struct ControllerOptions {
   std::string isa = "auto";
   std::string default_device = "cpu";  // what "auto" becomes
   std::string nibble_version = "0.1.0";
-  std::string code_digest;  // digest of this build's sources; "": unknown
-  absl::Duration cancel_grace = absl::Seconds(5);   // SIGTERM to SIGKILL
-  absl::Duration pause_grace = absl::Seconds(60);   // must suffice for a checkpoint
+  std::string code_digest;                         // digest of this build's sources; "": unknown
+  absl::Duration cancel_grace = absl::Seconds(5);  // SIGTERM to SIGKILL
+  absl::Duration pause_grace = absl::Seconds(60);  // must suffice for a checkpoint
   // After this long without a journal line or sign of life a trainer gets SIGTERM, then SIGKILL after the grace. The
   // retry counts. 0: never.
   absl::Duration no_progress_timeout = absl::Minutes(30);
   absl::Duration no_progress_grace = absl::Seconds(20);
-  absl::Duration tick = absl::Milliseconds(100);    // between rounds while trainers live
+  absl::Duration tick = absl::Milliseconds(100);  // between rounds while trainers live
   absl::Duration request_id_kept = absl::Hours(24);
   // Refuses what can be refused without reading rows (sequences too long for the model, unknown device). Called with
   // the resolved spec while the caller waits, so it must return within milliseconds.

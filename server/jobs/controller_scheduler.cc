@@ -35,7 +35,8 @@ JobController::JobController(store::StateDirectory& state, Database& database, R
       retention_(database, clock, options_.retention, [this](const std::string& id) { return DeleteExpired(id); }),
       disk_admission_(state, disk_),
       ticked_ns_(absl::ToInt64Nanoseconds(clock.Monotonic())),
-      planning_(options_.planners, [this](const std::string& id, const base::CancelToken& cancel) { return Plan(id, cancel); }),
+      planning_(options_.planners,
+                [this](const std::string& id, const base::CancelToken& cancel) { return Plan(id, cancel); }),
       disk_([this] { Wake(); }),
       removals_([this] { Wake(); }) {}
 
@@ -58,8 +59,7 @@ absl::Status JobController::ForgetRequests() {
 absl::Status JobController::Recover() {
   NIBBLE_RETURN_IF_ERROR(ForgetRequests());
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<StoredJob> unpublished, database_.ListUnpublished());
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<StoredJob> open,
-                          database_.ListAll(OpenStates()));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<StoredJob> open, database_.ListAll(OpenStates()));
   // Reserve all names first, before anything else can take one.
   for (const auto* jobs : {&unpublished, &open}) {
     for (const StoredJob& job : *jobs) {
@@ -210,8 +210,8 @@ void JobController::WarnWaiting(const Picked& picked, const RunningLoad& load, c
   if (picked.short_of_memory.has_value() && picked.start.empty() && load.jobs == 0) {
     const QueuedJob& job = *picked.short_of_memory;
     WarnWaiting(job, "WAITING_FOR_MEMORY",
-                base::StrCat("the job needs ", job.memory_bytes, " bytes of memory, loaded models leave ", limits.left_bytes,
-                             ": it starts when enough of them are unloaded"));
+                base::StrCat("the job needs ", job.memory_bytes, " bytes of memory, loaded models leave ",
+                             limits.left_bytes, ": it starts when enough of them are unloaded"));
   }
   int num_warnings = 0;
   for (const auto& [job, left_bytes] : picked.short_of_disk) {
@@ -234,7 +234,8 @@ bool JobController::WarnWaiting(const QueuedJob& waiting, const char* reason, co
   const WarningEvent warning{.reason = reason, .message = message};
   const auto appended = database_.AppendWhile(*job, {ServerEvent(job->attempt, clock_.Now(), warning)});
   if (!appended.ok()) {
-    base::LogError("cannot record that the job is waiting", {{"job", job->id}, {"why", std::string(appended.status().message())}});
+    base::LogError("cannot record that the job is waiting",
+                   {{"job", job->id}, {"why", std::string(appended.status().message())}});
     return true;
   }
   if (!*appended) {

@@ -151,7 +151,8 @@ class SqliteDatabase : public Database {
     return sum;
   }
   absl::StatusOr<std::int64_t> CountOpen(const std::string& owner, const std::string& tenant) override {
-    const std::string sql = StrCat("SELECT COUNT(*) FROM jobs WHERE owner = :o AND tenant = :t AND ", StateIsOneOf(OpenStates()));
+    const std::string sql =
+        StrCat("SELECT COUNT(*) FROM jobs WHERE owner = :o AND tenant = :t AND ", StateIsOneOf(OpenStates()));
     long long count = 0;
     NIBBLE_RETURN_IF_ERROR(Read([&] {
       session_ << sql, use(owner), use(tenant), into(count);
@@ -182,9 +183,9 @@ class SqliteDatabase : public Database {
       NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, Find(id));
       NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
       if (!IsFinal(job.state) || (job.state == JobState::kSucceeded && !job.published)) {
-        return base::WithReason(
-            absl::FailedPreconditionError(StrCat("a job that is ", Name(job.state), " cannot be deleted: cancel it first")),
-            "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
+        return base::WithReason(absl::FailedPreconditionError(
+                                    StrCat("a job that is ", Name(job.state), " cannot be deleted: cancel it first")),
+                                "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
       }
       session_ << "DELETE FROM job_labels WHERE number = (SELECT number FROM jobs WHERE id = :id)", use(id);
       // Its request_id stays until it expires: a late repetition must not create the job again.
@@ -202,9 +203,9 @@ class SqliteDatabase : public Database {
   absl::StatusOr<bool> ThinSteps(std::int64_t keep, std::int64_t limit) override {
     ThinningPosition position;
     NIBBLE_ASSIGN_OR_RETURN(const bool more, WriteSome([&] {
-      position = thinning_;
-      return jobs::ThinSteps(session_, keep, limit, position);
-    }));
+                              position = thinning_;
+                              return jobs::ThinSteps(session_, keep, limit, position);
+                            }));
     base::MutexLock lock(mutex_);
     thinning_ = position;  // Only after the commit.
     return more;
@@ -214,9 +215,10 @@ class SqliteDatabase : public Database {
     NIBBLE_RETURN_IF_ERROR(Read([&] {
       const long long us = absl::ToUnixMicros(before), most = limit;
       std::string id;
-      soci::statement select = (session_.prepare << "SELECT id FROM jobs INDEXED BY jobs_by_end WHERE ended_us > 0 AND ended_us < :t AND "
-                                                    "(state <> 'SUCCEEDED' OR published = 1) ORDER BY ended_us LIMIT :limit",
-                                use(us), use(most), into(id));
+      soci::statement select =
+          (session_.prepare << "SELECT id FROM jobs INDEXED BY jobs_by_end WHERE ended_us > 0 AND ended_us < :t AND "
+                               "(state <> 'SUCCEEDED' OR published = 1) ORDER BY ended_us LIMIT :limit",
+           use(us), use(most), into(id));
       select.execute();
       while (select.fetch()) ids.push_back(id);
       return absl::OkStatus();
@@ -233,7 +235,8 @@ class SqliteDatabase : public Database {
       const std::string from = Name(t.from), to = Name(t.to);
       const long long attempt = t.attempt, next = t.attempt + (t.new_attempt ? 1 : 0);
       soci::statement update =
-          (session_.prepare << "UPDATE jobs SET state = :to, attempt = :next WHERE id = :id AND state = :from AND attempt = :a",
+          (session_.prepare
+               << "UPDATE jobs SET state = :to, attempt = :next WHERE id = :id AND state = :from AND attempt = :a",
            use(to), use(next), use(t.job_id), use(from), use(attempt));
       update.execute(true);
       changed = update.get_affected_rows() == 1;
@@ -250,7 +253,8 @@ class SqliteDatabase : public Database {
       const long long pid = process.pid, ticks = process.start_ticks, number = attempt;
       const std::string group = oom.has_value() ? oom->group : "";
       const long long kills = oom.has_value() ? static_cast<long long>(oom->kills) : 0;
-      session_ << "UPDATE attempts SET pid = :p, start_ticks = :t, oom_group = :g, oom_kills = :k WHERE job_id = :id AND attempt = :a",
+      session_ << "UPDATE attempts SET pid = :p, start_ticks = :t, oom_group = :g, oom_kills = :k WHERE job_id = :id "
+                  "AND attempt = :a",
           use(pid), use(ticks), use(group), use(kills), use(id), use(number);
       return absl::OkStatus();
     });
@@ -274,8 +278,10 @@ class SqliteDatabase : public Database {
     NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
       long long number = attempt, pid = 0, ticks = 0, kills = 0;
       std::string group;
-      session_ << "SELECT token, state, pid, start_ticks, oom_group, oom_kills FROM attempts WHERE job_id = :id AND attempt = :a",
-          use(id), use(number), into(record.token), into(record.state), into(pid), into(ticks), into(group), into(kills);
+      session_ << "SELECT token, state, pid, start_ticks, oom_group, oom_kills FROM attempts WHERE job_id = :id AND "
+                  "attempt = :a",
+          use(id), use(number), into(record.token), into(record.state), into(pid), into(ticks), into(group),
+          into(kills);
       if (!session_.got_data()) return absl::NotFoundError(StrCat("job ", id, " has no attempt ", attempt));
       record.attempt = attempt;
       if (pid != 0) record.process = ProcessId{pid, ticks};
@@ -336,7 +342,8 @@ class SqliteDatabase : public Database {
     std::string state;
     long long last = 0, published = 0;
     NIBBLE_RETURN_IF_ERROR(Read([&] {
-      session_ << "SELECT state, published, last_sequence FROM jobs WHERE id = :id", use(id), into(state), into(published), into(last);
+      session_ << "SELECT state, published, last_sequence FROM jobs WHERE id = :id", use(id), into(state),
+          into(published), into(last);
       return session_.got_data() ? absl::OkStatus() : NoJob(id);
     }));
     NIBBLE_ASSIGN_OR_RETURN(const JobState parsed, ParseJobState(state));

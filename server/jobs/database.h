@@ -37,16 +37,16 @@ struct Transition {
   JobState from = JobState::kQueued;
   JobState to = JobState::kQueued;
   std::int64_t attempt = 0;
-  bool new_attempt = false;                     // starts attempt + 1 and adds its row
+  bool new_attempt = false;  // starts attempt + 1 and adds its row
   std::string new_attempt_token;
   std::optional<std::int64_t> retries;
   std::optional<std::int64_t> lost_in_row;
   std::optional<JobError> error;
   std::optional<base::Json> progress;
   std::optional<std::int64_t> memory_bytes, disk_bytes;  // as planned
-  std::optional<std::string> publish_digest;    // marks the output for publishing
-  bool keep_checkpoint = false;                 // for CANCELLING: write a checkpoint first
-  std::optional<std::string> attempt_state;     // new state of the attempt's row ("LOST", ...)
+  std::optional<std::string> publish_digest;             // marks the output for publishing
+  bool keep_checkpoint = false;                          // for CANCELLING: write a checkpoint first
+  std::optional<std::string> attempt_state;              // new state of the attempt's row ("LOST", ...)
   std::optional<absl::Time> started, ended;
   std::vector<NewEvent> events;
 };
@@ -107,8 +107,8 @@ class Database {
   // transaction: Aborted (ETAG_MISMATCH).
   virtual absl::Status Delete(const std::string& id, const IfEtag& etag) = 0;
   // For retention; each call removes a bounded number of rows. True: there may be more.
-  virtual absl::StatusOr<bool> CollectEvents(std::int64_t limit) = 0;                              // of deleted jobs
-  virtual absl::StatusOr<bool> ThinSteps(std::int64_t keep, std::int64_t limit) = 0;               // database_retention.h
+  virtual absl::StatusOr<bool> CollectEvents(std::int64_t limit) = 0;                 // of deleted jobs
+  virtual absl::StatusOr<bool> ThinSteps(std::int64_t keep, std::int64_t limit) = 0;  // database_retention.h
   // Ids of jobs that ended before `before` and can be deleted, oldest first.
   virtual absl::StatusOr<std::vector<std::string>> EndedBefore(absl::Time before, std::int64_t limit) = 0;
 

@@ -33,7 +33,8 @@ std::uint64_t CopyBytes(soci::session& session) {
   return static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page_bytes);
 }
 
-absl::Status CheckRoom(soci::session& session, const std::string& folder, std::int64_t version, base::FileSystem& files) {
+absl::Status CheckRoom(soci::session& session, const std::string& folder, std::int64_t version,
+                       base::FileSystem& files) {
   const std::uint64_t needed = CopyBytes(session) + kSpareBytes;
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files.FreeBytes(folder));
   if (free >= needed) return absl::OkStatus();
@@ -74,7 +75,8 @@ std::string BackupPath(const std::string& path, std::int64_t version) { return S
 
 absl::Status BackUp(soci::session& session, const std::string& path, std::int64_t version, base::FileSystem& files) {
   const std::filesystem::path file(path);
-  const std::string folder = file.parent_path().string(), target = BackupPath(path, version), unfinished = target + kUnfinished;
+  const std::string folder = file.parent_path().string(), target = BackupPath(path, version),
+                    unfinished = target + kUnfinished;
   NIBBLE_RETURN_IF_ERROR(files.RemoveAll(unfinished));
   NIBBLE_RETURN_IF_ERROR(CheckRoom(session, folder, version, files));
   session << "VACUUM INTO :path", use(unfinished);

@@ -17,10 +17,11 @@ std::vector<EventRow> EventRows(soci::session& session, const std::string& id, s
   std::vector<EventRow> rows;
   EventRow row;
   const long long from = after, most = limit;
-  soci::statement select = (session.prepare << "SELECT sequence, attempt, type, time_us, body FROM events WHERE job_id = :id AND "
-                                               "sequence > :after ORDER BY sequence LIMIT :limit",
-                            use(id), use(from), use(most), into(row.sequence), into(row.attempt), into(row.type), into(row.time_us),
-                            into(row.body));
+  soci::statement select =
+      (session.prepare << "SELECT sequence, attempt, type, time_us, body FROM events WHERE job_id = :id AND "
+                          "sequence > :after ORDER BY sequence LIMIT :limit",
+       use(id), use(from), use(most), into(row.sequence), into(row.attempt), into(row.type), into(row.time_us),
+       into(row.body));
   select.execute();
   while (select.fetch()) rows.push_back(row);
   return rows;
@@ -37,8 +38,8 @@ absl::StatusOr<Event> ToEvent(const EventRow& row) {
 
 long long LastOf(soci::session& session, const std::string& id, long long attempt) {
   long long last = 0;
-  session << "SELECT COALESCE(MAX(attempt_sequence), 0) FROM events WHERE job_id = :id AND attempt = :a", use(id), use(attempt),
-      into(last);
+  session << "SELECT COALESCE(MAX(attempt_sequence), 0) FROM events WHERE job_id = :id AND attempt = :a", use(id),
+      use(attempt), into(last);
   return last;
 }
 

@@ -24,6 +24,7 @@ absl::StatusOr<Event> ToEvent(const EventRow& row);
 long long LastOf(soci::session& session, const std::string& id, long long attempt);
 
 // Like Database::Append, without the progress. `appended` may be null.
-absl::Status AppendEvents(soci::session& session, const std::string& id, const std::vector<NewEvent>& events, std::vector<Event>* appended);
+absl::Status AppendEvents(soci::session& session, const std::string& id, const std::vector<NewEvent>& events,
+                          std::vector<Event>* appended);
 
 }  // namespace nibble::jobs

@@ -12,7 +12,8 @@ using base::StrCat;
 using soci::into;
 using soci::use;
 
-JobPiece ListPiece(soci::session& session, const JobQuery& query, std::int64_t before, std::int64_t max_looked_at, std::int64_t max_rows) {
+JobPiece ListPiece(soci::session& session, const JobQuery& query, std::int64_t before, std::int64_t max_looked_at,
+                   std::int64_t max_rows) {
   JobPiece piece;
   SqlTexts texts;
   const std::string sql = CandidateSql(query, texts);
@@ -57,12 +58,14 @@ std::vector<QueuedJob> QueueRows(soci::session& session) {
   std::string id, owner, tenant;
   long long number = 0, priority = 0, memory_bytes = 0, disk_bytes = 0, attempt = 0, queued_us = 0, started_us = 0;
   soci::statement select =
-      (session.prepare << "SELECT id, number, priority, memory_bytes, disk_bytes, attempt, jobs.owner, jobs.tenant, queued_us, "
-                          "COALESCE(principal_starts.started_us, 0) FROM jobs INDEXED BY jobs_queue "
-                          "LEFT JOIN principal_starts ON principal_starts.tenant = jobs.tenant AND principal_starts.owner = jobs.owner "
-                          "WHERE state = 'QUEUED'",
-       into(id), into(number), into(priority), into(memory_bytes), into(disk_bytes), into(attempt), into(owner), into(tenant), into(queued_us),
-       into(started_us));
+      (session.prepare
+           << "SELECT id, number, priority, memory_bytes, disk_bytes, attempt, jobs.owner, jobs.tenant, queued_us, "
+              "COALESCE(principal_starts.started_us, 0) FROM jobs INDEXED BY jobs_queue "
+              "LEFT JOIN principal_starts ON principal_starts.tenant = jobs.tenant AND principal_starts.owner = "
+              "jobs.owner "
+              "WHERE state = 'QUEUED'",
+       into(id), into(number), into(priority), into(memory_bytes), into(disk_bytes), into(attempt), into(owner),
+       into(tenant), into(queued_us), into(started_us));
   select.execute();
   while (select.fetch()) {
     queue.push_back({.id = id,

@@ -20,7 +20,8 @@ struct JobPiece {
 };
 
 // Looks at up to `max_looked_at` (>= 1) jobs older than `before`, and stops after `max_rows` (>= 1) matches.
-JobPiece ListPiece(soci::session& session, const JobQuery& query, std::int64_t before, std::int64_t max_looked_at, std::int64_t max_rows);
+JobPiece ListPiece(soci::session& session, const JobQuery& query, std::int64_t before, std::int64_t max_looked_at,
+                   std::int64_t max_rows);
 
 std::vector<JobRow> RowsWhere(soci::session& session, const std::string& where);
 

@@ -15,18 +15,20 @@ constexpr int kJobsAtOnce = 200;
 // Marks jobs whose log has at most `keep` events as thinned. True if there were any.
 bool PassShortLogs(soci::session& session, long long keep) {
   const long long limit = kJobsAtOnce;
-  soci::statement pass =
-      (session.prepare << "UPDATE jobs SET steps_kept = :keep WHERE number IN (SELECT number FROM (SELECT number, last_sequence FROM jobs "
-                          "INDEXED BY jobs_by_steps_kept WHERE ended_us > 0 AND steps_kept > :keep ORDER BY steps_kept, number LIMIT :limit) "
-                          "WHERE last_sequence <= :keep)",
-       use(keep, "keep"), use(limit, "limit"));
+  soci::statement pass = (session.prepare << "UPDATE jobs SET steps_kept = :keep WHERE number IN (SELECT number FROM "
+                                             "(SELECT number, last_sequence FROM jobs "
+                                             "INDEXED BY jobs_by_steps_kept WHERE ended_us > 0 AND steps_kept > :keep "
+                                             "ORDER BY steps_kept, number LIMIT :limit) "
+                                             "WHERE last_sequence <= :keep)",
+                          use(keep, "keep"), use(limit, "limit"));
   pass.execute(true);
   return pass.get_affected_rows() > 0;
 }
 
 bool FindJob(soci::session& session, long long keep, ThinningPosition& position) {
   std::string id;
-  session << "SELECT id FROM jobs INDEXED BY jobs_by_steps_kept WHERE ended_us > 0 AND steps_kept > :keep ORDER BY steps_kept, number "
+  session << "SELECT id FROM jobs INDEXED BY jobs_by_steps_kept WHERE ended_us > 0 AND steps_kept > :keep ORDER BY "
+             "steps_kept, number "
              "LIMIT 1",
       use(keep), into(id);
   if (!session.got_data()) return false;
@@ -41,9 +43,9 @@ bool CollectEvents(soci::session& session, std::int64_t limit) {
   session << "SELECT job_id FROM deleted_jobs LIMIT 1", into(id);
   if (!session.got_data()) return false;
   const long long most = limit;
-  soci::statement remove =
-      (session.prepare << "DELETE FROM events WHERE rowid IN (SELECT rowid FROM events WHERE job_id = :id ORDER BY sequence LIMIT :limit)",
-       use(id), use(most));
+  soci::statement remove = (session.prepare << "DELETE FROM events WHERE rowid IN (SELECT rowid FROM events WHERE "
+                                               "job_id = :id ORDER BY sequence LIMIT :limit)",
+                            use(id), use(most));
   remove.execute(true);
   if (remove.get_affected_rows() < limit) session << "DELETE FROM deleted_jobs WHERE job_id = :id", use(id);
   return true;
@@ -66,9 +68,9 @@ bool ThinSteps(soci::session& session, std::int64_t keep, std::int64_t limit, Th
   long long row = 0, sequence = 0, looked_at = 0;
   std::string type, removed;
   {
-    soci::statement select =
-        (session.prepare << "SELECT rowid, sequence, type FROM events WHERE job_id = :id AND sequence > :after ORDER BY sequence LIMIT :limit",
-         use(position.job_id), use(after), use(most), into(row), into(sequence), into(type));
+    soci::statement select = (session.prepare << "SELECT rowid, sequence, type FROM events WHERE job_id = :id AND "
+                                                 "sequence > :after ORDER BY sequence LIMIT :limit",
+                              use(position.job_id), use(after), use(most), into(row), into(sequence), into(type));
     select.execute();
     while (select.fetch()) {
       ++looked_at;

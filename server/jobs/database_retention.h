@@ -14,11 +14,11 @@ bool CollectEvents(soci::session& session, std::int64_t limit);
 // Progress of thinning one job's log: its steps are counted first, then removed. Kept only in memory: after a restart
 // the job's thinning starts over.
 struct ThinningPosition {
-  std::string job_id = {};        // "": no thinning is in progress
-  std::int64_t sequence = 0;      // last event looked at
-  std::int64_t steps = 0;         // counted so far
+  std::string job_id = {};    // "": no thinning is in progress
+  std::int64_t sequence = 0;  // last event looked at
+  std::int64_t steps = 0;     // counted so far
   bool counted = false;
-  std::int64_t last_part = -1;    // whose first step was kept
+  std::int64_t last_part = -1;  // whose first step was kept
 };
 
 // Looks at up to `limit` events of a final job. If the job has more than `keep` (>= 1) steps, its log is divided into

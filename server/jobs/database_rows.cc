@@ -60,8 +60,8 @@ absl::StatusOr<StoredJob> Parse(const JobRow& row, RowMemo& memo) {
 }  // namespace
 
 absl::Status NoCheckpoint(const std::string& name) {
-  return base::WithReason(absl::NotFoundError(base::StrCat("there is no checkpoint \"", name.substr(0, 128), "\"")), "CHECKPOINT",
-                          {{"name", name.substr(0, 128)}});
+  return base::WithReason(absl::NotFoundError(base::StrCat("there is no checkpoint \"", name.substr(0, 128), "\"")),
+                          "CHECKPOINT", {{"name", name.substr(0, 128)}});
 }
 
 absl::Status NoJob(const std::string& id) {

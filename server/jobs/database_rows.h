@@ -18,7 +18,8 @@ struct JobRow {
   std::string id, state;
   long long attempt = 0, retries = 0;
   std::string spec, error, progress, output_digest;
-  long long published = 0, last_sequence = 0, created_us = 0, started_us = 0, ended_us = 0, memory_bytes = 0, keep_checkpoint = 0;
+  long long published = 0, last_sequence = 0, created_us = 0, started_us = 0, ended_us = 0, memory_bytes = 0,
+            keep_checkpoint = 0;
   long long lost_in_row = 0, disk_bytes = 0;
   long long priority = 0;  // written only: copied from the spec
   std::string owner, tenant, digests;

@@ -138,12 +138,14 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
                owner TEXT NOT NULL,
                started_us INTEGER NOT NULL,
                PRIMARY KEY (tenant, owner)) WITHOUT ROWID)",
-          "INSERT INTO principal_starts SELECT tenant, owner, MAX(started_us) FROM jobs WHERE started_us > 0 GROUP BY tenant, owner",
+          "INSERT INTO principal_starts SELECT tenant, owner, MAX(started_us) FROM jobs WHERE started_us > 0 GROUP BY "
+          "tenant, owner",
           "CREATE INDEX principal_starts_by_time ON principal_starts (started_us)",
           "ALTER TABLE jobs ADD COLUMN queued_us INTEGER NOT NULL DEFAULT 0",
           "UPDATE jobs SET queued_us = created_us",
           "DROP INDEX jobs_queue",
-          "CREATE INDEX jobs_queue ON jobs (priority, number, id, memory_bytes, owner, tenant, queued_us, attempt, state) "
+          "CREATE INDEX jobs_queue ON jobs (priority, number, id, memory_bytes, owner, tenant, queued_us, attempt, "
+          "state) "
           "WHERE state = 'QUEUED'",
       },
       {
@@ -151,7 +153,8 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
           // nothing.
           "ALTER TABLE jobs ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0",
           "DROP INDEX jobs_queue",
-          "CREATE INDEX jobs_queue ON jobs (priority, number, id, memory_bytes, disk_bytes, owner, tenant, queued_us, attempt, state) "
+          "CREATE INDEX jobs_queue ON jobs (priority, number, id, memory_bytes, disk_bytes, owner, tenant, queued_us, "
+          "attempt, state) "
           "WHERE state = 'QUEUED'",
       },
   };

@@ -33,7 +33,7 @@ void HideFromOthers(const std::string& path) {
   if (file >= 0) ::close(file);  // SQLite reports it if the file cannot be opened
   for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
     const std::string name = path + suffix;
-    struct stat info {};
+    struct stat info{};
     if (::stat(name.c_str(), &info) != 0 || (info.st_mode & 0777 & ~kFileMode) == 0) continue;
     if (::chmod(name.c_str(), info.st_mode & kFileMode) != 0) {
       base::LogWarning("cannot remove other users' access to the database",
@@ -74,15 +74,12 @@ absl::Status FromSoci(const std::exception& error) {
   base::LogWarning("database", {{"error", error.what()}});
   switch (code) {
     case SQLITE_BUSY:
-    case SQLITE_LOCKED:
-      return absl::UnavailableError("database: it is locked");
+    case SQLITE_LOCKED: return absl::UnavailableError("database: it is locked");
     case SQLITE_FULL:
       return base::WithReason(absl::ResourceExhaustedError("database: there is no room on the disk"), "DISK_FULL");
     case SQLITE_CORRUPT:
-    case SQLITE_NOTADB:
-      return absl::DataLossError("database: its file is damaged");
-    default:
-      return absl::InternalError(StrCat("database: ", error.what()));
+    case SQLITE_NOTADB: return absl::DataLossError("database: its file is damaged");
+    default: return absl::InternalError(StrCat("database: ", error.what()));
   }
 }
 

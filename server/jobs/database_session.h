@@ -16,7 +16,8 @@ absl::Status OpenSession(soci::session& session, const std::string& path);
 
 absl::Status FromSoci(const std::exception& error);
 
-// Runs "SELECT (all columns) FROM jobs WHERE": each fetch() of the statement, whose parameters are bound already, fills `row`.
+// Runs "SELECT (all columns) FROM jobs WHERE": each fetch() of the statement, whose parameters are bound already, fills
+// `row`.
 void OpenJobs(soci::statement& select, const std::string& where, JobRow& row);
 
 }  // namespace nibble::jobs

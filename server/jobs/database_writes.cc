@@ -24,22 +24,26 @@ std::string KeyWithoutTenant(const std::string& key) {
 void InsertJob(soci::session& session, const StoredJob& job) {
   const JobRow row = ToRow(job);
   session << "INSERT INTO jobs (id, state, attempt, retries, spec, error, progress, output_digest, published, "
-             "last_sequence, created_us, started_us, ended_us, method, memory_bytes, disk_bytes, owner, tenant, digests, priority, "
+             "last_sequence, created_us, started_us, ended_us, method, memory_bytes, disk_bytes, owner, tenant, "
+             "digests, priority, "
              "base_model, queued_us) "
-             "VALUES (:id, :state, 0, 0, :spec, '', '{}', '', 0, 0, :created, 0, 0, :method, :memory, :disk, :owner, :tenant, "
+             "VALUES (:id, :state, 0, 0, :spec, '', '{}', '', 0, 0, :created, 0, 0, :method, :memory, :disk, :owner, "
+             ":tenant, "
              ":digests, :priority, :base, :created2)",
-      use(row.id), use(row.state), use(row.spec), use(row.created_us), use(job.spec.method), use(row.memory_bytes), use(row.disk_bytes),
-      use(row.owner), use(row.tenant), use(row.digests), use(row.priority), use(job.spec.base_model), use(row.created_us);
+      use(row.id), use(row.state), use(row.spec), use(row.created_us), use(job.spec.method), use(row.memory_bytes),
+      use(row.disk_bytes), use(row.owner), use(row.tenant), use(row.digests), use(row.priority),
+      use(job.spec.base_model), use(row.created_us);
   for (const auto& [key, value] : job.spec.labels) {
-    session << "INSERT INTO job_labels (key, value, number) SELECT :k, :v, number FROM jobs WHERE id = :id", use(key), use(value),
-        use(row.id);
+    session << "INSERT INTO job_labels (key, value, number) SELECT :k, :v, number FROM jobs WHERE id = :id", use(key),
+        use(value), use(row.id);
   }
 }
 
 absl::Status ApplyRest(soci::session& session, const Transition& t, long long next) {
   const long long attempt = t.attempt;
   if (t.new_attempt) {
-    session << "INSERT INTO attempts (job_id, attempt, token, state, pid, start_ticks) VALUES (:id, :a, :t, 'RUNNING', 0, 0)",
+    session << "INSERT INTO attempts (job_id, attempt, token, state, pid, start_ticks) VALUES (:id, :a, :t, 'RUNNING', "
+               "0, 0)",
         use(t.job_id), use(next), use(t.new_attempt_token);
     const long long now_us = t.events.empty() ? 0 : absl::ToUnixMicros(t.events.back().time);
     session << "INSERT INTO principal_starts (tenant, owner, started_us) SELECT tenant, owner, "
@@ -51,7 +55,8 @@ absl::Status ApplyRest(soci::session& session, const Transition& t, long long ne
     SetNumber(session, t.job_id, "queued_us", absl::ToUnixMicros(t.events.back().time));
   }
   if (t.attempt_state.has_value()) {
-    session << "UPDATE attempts SET state = :s WHERE job_id = :id AND attempt = :a", use(*t.attempt_state), use(t.job_id), use(attempt);
+    session << "UPDATE attempts SET state = :s WHERE job_id = :id AND attempt = :a", use(*t.attempt_state),
+        use(t.job_id), use(attempt);
   }
   if (t.retries.has_value()) SetNumber(session, t.job_id, "retries", *t.retries);
   if (t.lost_in_row.has_value()) SetNumber(session, t.job_id, "lost_in_row", *t.lost_in_row);

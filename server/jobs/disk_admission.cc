@@ -20,11 +20,14 @@ constexpr absl::Duration kMakeRoomEvery = absl::Seconds(10);
 // whole plans until a later call.
 constexpr int kMostMeasured = 4;
 
-std::int64_t NotYetWritten(std::int64_t planned, std::int64_t written) { return std::max<std::int64_t>(0, planned - written); }
+std::int64_t NotYetWritten(std::int64_t planned, std::int64_t written) {
+  return std::max<std::int64_t>(0, planned - written);
+}
 
 }  // namespace
 
-absl::StatusOr<Picked> DiskAdmission::Pick(std::vector<QueuedJob> queue, const RunningLoad& load, const QueueLimits& limits,
+absl::StatusOr<Picked> DiskAdmission::Pick(std::vector<QueuedJob> queue, const RunningLoad& load,
+                                           const QueueLimits& limits,
                                            const std::map<std::string, std::int64_t>& running, absl::Duration now) {
   SubtractWritten(queue);
   std::int64_t reserved = 0;
@@ -51,9 +54,11 @@ absl::StatusOr<Picked> DiskAdmission::Pick(std::vector<QueuedJob> queue, const R
   return picked;
 }
 
-absl::StatusOr<Picked> DiskAdmission::PickWith(const std::vector<QueuedJob>& queue, const RunningLoad& load, QueueLimits limits,
-                                               std::int64_t reserved_bytes, absl::Duration now) const {
-  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t spare, store::SpareBytes(state_.files, state_.paths.root(), state_.min_free_bytes));
+absl::StatusOr<Picked> DiskAdmission::PickWith(const std::vector<QueuedJob>& queue, const RunningLoad& load,
+                                               QueueLimits limits, std::int64_t reserved_bytes,
+                                               absl::Duration now) const {
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t spare,
+                          store::SpareBytes(state_.files, state_.paths.root(), state_.min_free_bytes));
   limits.disk_left_bytes = NotYetWritten(static_cast<std::int64_t>(spare), reserved_bytes);
   limits.making_disk_room = making_room();
   return PickNext(queue, load, limits, now);
@@ -79,7 +84,8 @@ void DiskAdmission::SubtractWritten(std::vector<QueuedJob>& queue) {
   written_ = std::move(kept);
 }
 
-bool DiskAdmission::MakeRoom(const std::vector<Picked::ShortOfDisk>& short_of_disk, std::int64_t reserved_bytes, absl::Duration now) {
+bool DiskAdmission::MakeRoom(const std::vector<Picked::ShortOfDisk>& short_of_disk, std::int64_t reserved_bytes,
+                             absl::Duration now) {
   if (room_ != nullptr && !room_->value().ok()) {
     base::LogWarning("cannot remove cached bases for a job", {{"why", std::string(room_->value().status().message())}});
   }
@@ -93,14 +99,15 @@ bool DiskAdmission::MakeRoom(const std::vector<Picked::ShortOfDisk>& short_of_di
   if (ids == room_tried_for_ && now - room_tried_ < kMakeRoomEvery) return false;
   room_tried_for_ = std::move(ids);
   room_tried_ = now;
-  room_ = worker_.Start<absl::StatusOr<bool>>([&state = state_, needs = std::move(needs)](const base::Cancelled&) -> absl::StatusOr<bool> {
-    store::BaseCache bases(state.files, state.paths.bases(), {.min_free_bytes = state.min_free_bytes});
-    for (const std::uint64_t need : needs) {
-      NIBBLE_ASSIGN_OR_RETURN(const bool made, bases.MakeRoom(need));
-      if (made) return true;
-    }
-    return false;
-  });
+  room_ = worker_.Start<absl::StatusOr<bool>>(
+      [&state = state_, needs = std::move(needs)](const base::Cancelled&) -> absl::StatusOr<bool> {
+        store::BaseCache bases(state.files, state.paths.bases(), {.min_free_bytes = state.min_free_bytes});
+        for (const std::uint64_t need : needs) {
+          NIBBLE_ASSIGN_OR_RETURN(const bool made, bases.MakeRoom(need));
+          if (made) return true;
+        }
+        return false;
+      });
   return true;
 }
 

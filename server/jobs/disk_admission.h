@@ -1,4 +1,5 @@
-// Picks the jobs that the disk has room for. A job's planned bytes are reserved from its start to the end of its trainer.
+// Picks the jobs that the disk has room for. A job's planned bytes are reserved from its start to the end of its
+// trainer.
 #pragma once
 #include <cstdint>
 #include <map>

@@ -15,7 +15,8 @@ void DiskWorker::Stop() {
 
 void DiskWorker::AwaitIdle() {
   base::MutexLock lock(mutex_);
-  changed_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return waiting_.empty() && !working_.has_value(); });
+  changed_.Wait(lock,
+                [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return waiting_.empty() && !working_.has_value(); });
 }
 
 void DiskWorker::Add(Piece piece) {

@@ -14,9 +14,9 @@ namespace {
 
 template <typename Event, typename Value>
 struct Field {
-  constexpr Field(const char* name, Value Event::*member) : name(name), member(member) {}
+  constexpr Field(const char* name, Value Event::* member) : name(name), member(member) {}
   const char* name;
-  Value Event::*member;
+  Value Event::* member;
 };
 
 // All fields of an event, in the order of the JSON form.
@@ -24,15 +24,16 @@ template <typename Event>
 struct Fields;
 template <>
 struct Fields<Runtime> {
-  static constexpr auto kAll = std::tuple(Field("binary", &Runtime::binary), Field("isa", &Runtime::isa), Field("threads", &Runtime::threads));
+  static constexpr auto kAll =
+      std::tuple(Field("binary", &Runtime::binary), Field("isa", &Runtime::isa), Field("threads", &Runtime::threads));
 };
 template <>
 struct Fields<StateEvent> {
   static constexpr auto kAll = std::tuple(
       Field("state", &StateEvent::state), Field("from", &StateEvent::from), Field("reason", &StateEvent::reason),
-      Field("message", &StateEvent::message), Field("step", &StateEvent::step), Field("max_steps", &StateEvent::max_steps),
-      Field("resumed_step", &StateEvent::resumed_step), Field("retry_in_s", &StateEvent::retry_in_s),
-      Field("runtime", &StateEvent::runtime));
+      Field("message", &StateEvent::message), Field("step", &StateEvent::step),
+      Field("max_steps", &StateEvent::max_steps), Field("resumed_step", &StateEvent::resumed_step),
+      Field("retry_in_s", &StateEvent::retry_in_s), Field("runtime", &StateEvent::runtime));
 };
 template <>
 struct Fields<StepEvent> {
@@ -46,18 +47,18 @@ struct Fields<StepEvent> {
 };
 template <>
 struct Fields<EvalEvent> {
-  static constexpr auto kAll = std::tuple(
-      Field("step", &EvalEvent::step), Field("eval_loss", &EvalEvent::eval_loss), Field("best", &EvalEvent::best),
-      Field("tokens", &EvalEvent::tokens), Field("duration_ms", &EvalEvent::duration_ms),
-      Field("peak_memory_bytes", &EvalEvent::peak_memory_bytes), Field("what", &EvalEvent::what),
-      Field("launches", &EvalEvent::launches));
+  static constexpr auto kAll = std::tuple(Field("step", &EvalEvent::step), Field("eval_loss", &EvalEvent::eval_loss),
+                                          Field("best", &EvalEvent::best), Field("tokens", &EvalEvent::tokens),
+                                          Field("duration_ms", &EvalEvent::duration_ms),
+                                          Field("peak_memory_bytes", &EvalEvent::peak_memory_bytes),
+                                          Field("what", &EvalEvent::what), Field("launches", &EvalEvent::launches));
 };
 template <>
 struct Fields<CheckpointEvent> {
-  static constexpr auto kAll = std::tuple(
-      Field("step", &CheckpointEvent::step), Field("directory", &CheckpointEvent::directory), Field("bytes", &CheckpointEvent::bytes),
-      Field("duration_ms", &CheckpointEvent::duration_ms), Field("digest", &CheckpointEvent::digest),
-      Field("metrics", &CheckpointEvent::metrics));
+  static constexpr auto kAll =
+      std::tuple(Field("step", &CheckpointEvent::step), Field("directory", &CheckpointEvent::directory),
+                 Field("bytes", &CheckpointEvent::bytes), Field("duration_ms", &CheckpointEvent::duration_ms),
+                 Field("digest", &CheckpointEvent::digest), Field("metrics", &CheckpointEvent::metrics));
 };
 template <>
 struct Fields<ModelEvent> {
@@ -66,8 +67,9 @@ struct Fields<ModelEvent> {
 };
 template <>
 struct Fields<WarningEvent> {
-  static constexpr auto kAll = std::tuple(Field("reason", &WarningEvent::reason), Field("message", &WarningEvent::message),
-                                          Field("row_ids", &WarningEvent::row_ids));
+  static constexpr auto kAll =
+      std::tuple(Field("reason", &WarningEvent::reason), Field("message", &WarningEvent::message),
+                 Field("row_ids", &WarningEvent::row_ids));
 };
 template <>
 struct Fields<LogEvent> {

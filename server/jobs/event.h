@@ -26,12 +26,12 @@ struct Runtime {
 // A change of the job's state. The trainer writes RUNNING when training begins, once per attempt.
 struct StateEvent {
   static constexpr char kType[] = "state";
-  std::string state{}, from{};      // names of job states
-  std::string reason{}, message{};  // why, if it is not obvious
+  std::string state{}, from{};                      // names of job states
+  std::string reason{}, message{};                  // why, if it is not obvious
   std::optional<std::int64_t> step{}, max_steps{};  // RUNNING: 0 or the step that is resumed from; of the whole run
-  std::optional<std::int64_t> resumed_step{};     // the same, in the event that the server keeps
-  std::optional<double> retry_in_s{};             // QUEUED: seconds before the next attempt
-  std::optional<Runtime> runtime{};               // RUNNING
+  std::optional<std::int64_t> resumed_step{};       // the same, in the event that the server keeps
+  std::optional<double> retry_in_s{};               // QUEUED: seconds before the next attempt
+  std::optional<Runtime> runtime{};                 // RUNNING
 };
 
 // One optimizer step.
@@ -39,8 +39,8 @@ struct StepEvent {
   static constexpr char kType[] = "step";
   std::optional<std::int64_t> step{}, max_steps{};
   std::optional<double> loss{}, lr{}, grad_norm{};  // nats; per token; the norm before clipping
-  std::optional<double> epoch{};                // whole passes over the data
-  std::optional<double> epochs_done{};          // passes as a fraction
+  std::optional<double> epoch{};                    // whole passes over the data
+  std::optional<double> epochs_done{};              // passes as a fraction
   std::optional<std::int64_t> tokens{}, trainable_tokens{};
   std::optional<double> tokens_per_s{}, step_ms{};
   std::optional<std::int64_t> kernel_launches{}, peak_memory_bytes{};

@@ -23,7 +23,8 @@ class EventHub {
 
    private:
     friend class EventHub;
-    Subscription(EventHub& hub, std::string job_id, std::uint64_t id) : hub_(hub), job_id_(std::move(job_id)), id_(id) {}
+    Subscription(EventHub& hub, std::string job_id, std::uint64_t id)
+        : hub_(hub), job_id_(std::move(job_id)), id_(id) {}
     EventHub& hub_;
     const std::string job_id_;
     const std::uint64_t id_;

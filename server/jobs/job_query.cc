@@ -20,8 +20,8 @@ std::string And(const std::string& left, const std::string& right) {
 }
 
 std::string Walk(std::string_view index, const std::string& where, const std::string& rest) {
-  return StrCat("SELECT number, ", rest.empty() ? "1" : rest, " AS wanted FROM jobs", index.empty() ? "" : " INDEXED BY ", index, " WHERE ",
-                And(where, "number < :before"));
+  return StrCat("SELECT number, ", rest.empty() ? "1" : rest, " AS wanted FROM jobs",
+                index.empty() ? "" : " INDEXED BY ", index, " WHERE ", And(where, "number < :before"));
 }
 
 // Walks the first label's index; the other labels are looked up for each job.
@@ -32,8 +32,8 @@ std::string ByLabel(const JobQuery& query, const std::string& rest, SqlTexts& te
     texts[StrCat("key", i)] = key;
     texts[StrCat("value", i)] = value;
     if (i > 0) {
-      wanted = And(wanted, StrCat("EXISTS (SELECT 1 FROM job_labels AS other WHERE other.key = :key", i, " AND other.value = :value", i,
-                                  " AND other.number = label.number)"));
+      wanted = And(wanted, StrCat("EXISTS (SELECT 1 FROM job_labels AS other WHERE other.key = :key", i,
+                                  " AND other.value = :value", i, " AND other.number = label.number)"));
     }
     ++i;
   }
@@ -47,7 +47,8 @@ std::string ByStates(const std::vector<JobState>& states, bool by_tenant, const 
   std::string sql;
   for (const JobState state : states) {
     const std::string where = And(by_tenant ? "tenant = :tenant" : "", StrCat("state = ", Quoted(state)));
-    sql = StrCat(sql, sql.empty() ? "" : " UNION ALL ", Walk(by_tenant ? "jobs_by_tenant_state" : "jobs_by_state", where, rest));
+    sql = StrCat(sql, sql.empty() ? "" : " UNION ALL ",
+                 Walk(by_tenant ? "jobs_by_tenant_state" : "jobs_by_state", where, rest));
   }
   return sql;
 }

@@ -32,7 +32,8 @@ class Checker {
     // CheckName's message begins with the field, as FieldError makes it.
     Add(std::string(field), std::string(status.message()).substr(field.size() + 2));
   }
-  void Int(std::string field, std::int64_t value, std::int64_t low, std::int64_t high = std::numeric_limits<std::int64_t>::max()) {
+  void Int(std::string field, std::int64_t value, std::int64_t low,
+           std::int64_t high = std::numeric_limits<std::int64_t>::max()) {
     if (value >= low && value <= high) return;
     if (high == std::numeric_limits<std::int64_t>::max()) {
       Add(std::move(field), StrCat("is ", value, ", wanted at least ", low));
@@ -142,7 +143,8 @@ void CheckOptim(const OptimConfig& optim, Checker& check) {
     check.Number("optim.warmup_ratio", *optim.warmup_ratio, *optim.warmup_ratio >= 0.0 && *optim.warmup_ratio <= 1.0,
                  "0 to 1");
   }
-  check.Number("optim.min_lr_ratio", optim.min_lr_ratio, optim.min_lr_ratio >= 0.0 && optim.min_lr_ratio <= 1.0, "0 to 1");
+  check.Number("optim.min_lr_ratio", optim.min_lr_ratio, optim.min_lr_ratio >= 0.0 && optim.min_lr_ratio <= 1.0,
+               "0 to 1");
 }
 
 void CheckRun(const JobSpec& spec, Checker& check) {
@@ -154,7 +156,8 @@ void CheckRun(const JobSpec& spec, Checker& check) {
     check.Number("run.epochs", *run.epochs, *run.epochs > 0.0 && *run.epochs <= 1e6, "above 0, at most 1000000");
   }
   if (run.eval_every > 0 && !HasEvaluation(spec)) {
-    check.Add("run.eval_every", StrCat("is ", run.eval_every, ", which needs an evaluation set (eval_dataset or eval_fraction)"));
+    check.Add("run.eval_every",
+              StrCat("is ", run.eval_every, ", which needs an evaluation set (eval_dataset or eval_fraction)"));
   }
 }
 

@@ -22,9 +22,10 @@ inline constexpr const char* kMethods[] = {kMethodQLora, kMethodBitNetQat};
 struct DataConfig {
   std::optional<std::string> format;  // text | prompt_completion | chat; default: the dataset's own
   std::int64_t max_seq_len = 512;
-  std::string packing = "segmented";    // none | segmented (rows share a sequence, attention does not cross them)
-  std::optional<std::string> overlong;  // split (text only) | truncate | drop | error; default: split text, truncate others
-  bool train_on_prompt = false;         // false: loss on completions only; text has no prompt
+  std::string packing = "segmented";  // none | segmented (rows share a sequence, attention does not cross them)
+  std::optional<std::string>
+      overlong;                  // split (text only) | truncate | drop | error; default: split text, truncate others
+  bool train_on_prompt = false;  // false: loss on completions only; text has no prompt
   std::int64_t shuffle_seed = 0;
   std::optional<bool> add_special_tokens;  // that the tokenizer puts around a text; default: not in chat
 };
@@ -33,7 +34,8 @@ struct QLoraMethod {
   std::int64_t r = 16;
   double alpha = 32.0;
   double dropout = 0.0;
-  std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+  std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
+                                             "gate_proj", "up_proj", "down_proj"};
   bool use_rslora = false;             // scale alpha / sqrt(r) instead of alpha / r
   bool double_quant = true;            // int8 absmax in blocks of 256
   std::string compute_dtype = "bf16";  // bf16 | fp32
@@ -46,8 +48,8 @@ struct BitNetQatMethod {
   std::int64_t act_bits = 8;            // 4 | 8 | 16
   std::string ste = "identity";         // identity | round_only | clipped
   bool scale_grad = false;
-  std::string init = "pretrained";      // pretrained | random (drawn by run.seed)
-  std::string compute_dtype = "bf16";   // bf16 | fp32, of the backward products
+  std::string init = "pretrained";     // pretrained | random (drawn by run.seed)
+  std::string compute_dtype = "bf16";  // bf16 | fp32, of the backward products
 };
 
 struct OptimConfig {
@@ -69,11 +71,11 @@ struct RunConfig {
   std::int64_t micro_batch = 4;
   std::int64_t grad_accum = 1;
   bool activation_checkpointing = false;
-  std::int64_t eval_every = 0;   // optimizer steps; 0: before and after training only (with an evaluation set)
-  std::int64_t save_every = 50;  // optimizer steps; 0: no checkpoint, a lost attempt starts over
-  std::int64_t keep_last = 2;    // number of good checkpoints to keep
-  std::int64_t seed = 0;         // for dropout and random weights
-  std::int64_t priority = 0;     // higher first
+  std::int64_t eval_every = 0;       // optimizer steps; 0: before and after training only (with an evaluation set)
+  std::int64_t save_every = 50;      // optimizer steps; 0: no checkpoint, a lost attempt starts over
+  std::int64_t keep_last = 2;        // number of good checkpoints to keep
+  std::int64_t seed = 0;             // for dropout and random weights
+  std::int64_t priority = 0;         // higher first
   bool allow_inexact_resume = true;  // with another binary, instruction set or thread count (docs/adr/0006)
 };
 
@@ -84,10 +86,10 @@ struct JobSpec {
   std::string train_dataset;
   std::string eval_dataset;             // at most one of these two; "": none
   std::optional<double> eval_fraction;  // share of the training rows that only evaluations read (data/held_out.h)
-  std::string output_model;  // "": named after the job
-  std::string device = "auto";  // auto | cpu | cuda:N
+  std::string output_model;             // "": named after the job
+  std::string device = "auto";          // auto | cpu | cuda:N
   DataConfig data;
-  QLoraMethod qlora;         // for method qlora
+  QLoraMethod qlora;           // for method qlora
   BitNetQatMethod bitnet_qat;  // for method bitnet_qat
   OptimConfig optim;
   RunConfig run;

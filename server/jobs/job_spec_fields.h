@@ -14,7 +14,7 @@ namespace nibble::jobs {
 template <typename Spec, typename Value>
 class SpecField {
  public:
-  constexpr SpecField(const char* name, Value Spec::*member) : name(name), api_path(name), member(member) {}
+  constexpr SpecField(const char* name, Value Spec::* member) : name(name), api_path(name), member(member) {}
 
   // The values that a text may have.
   constexpr SpecField OneOf(std::span<const char* const> values) const {
@@ -23,7 +23,8 @@ class SpecField {
     return field;
   }
   // The least and the largest value of an integer.
-  constexpr SpecField Between(std::int64_t least, std::int64_t largest = std::numeric_limits<std::int64_t>::max()) const {
+  constexpr SpecField Between(std::int64_t least,
+                              std::int64_t largest = std::numeric_limits<std::int64_t>::max()) const {
     SpecField field = *this;
     field.least = least;
     field.largest = largest;
@@ -44,7 +45,7 @@ class SpecField {
 
   const char* name;  // in JSON and in the paths of errors
   const char* api_path;
-  Value Spec::*member;
+  Value Spec::* member;
   std::span<const char* const> choices = {};  // empty: every text
   std::int64_t least = std::numeric_limits<std::int64_t>::min();
   std::int64_t largest = std::numeric_limits<std::int64_t>::max();
@@ -71,25 +72,22 @@ struct SpecFields {};
 
 template <>
 struct SpecFields<DataConfig> {
-  static constexpr auto kFields = std::tuple(
-      SpecField("format", &DataConfig::format).OneOf(kFormats),
-      SpecField("max_seq_len", &DataConfig::max_seq_len).Between(2, kMaxSeqLen),
-      SpecField("packing", &DataConfig::packing).OneOf(kPackings),
-      SpecField("overlong", &DataConfig::overlong).OneOf(kOverlong),
-      SpecField("train_on_prompt", &DataConfig::train_on_prompt).InApi("loss_mask.train_on_prompt"),
-      SpecField("shuffle_seed", &DataConfig::shuffle_seed).Between(0),
-      SpecField("add_special_tokens", &DataConfig::add_special_tokens));
+  static constexpr auto kFields =
+      std::tuple(SpecField("format", &DataConfig::format).OneOf(kFormats),
+                 SpecField("max_seq_len", &DataConfig::max_seq_len).Between(2, kMaxSeqLen),
+                 SpecField("packing", &DataConfig::packing).OneOf(kPackings),
+                 SpecField("overlong", &DataConfig::overlong).OneOf(kOverlong),
+                 SpecField("train_on_prompt", &DataConfig::train_on_prompt).InApi("loss_mask.train_on_prompt"),
+                 SpecField("shuffle_seed", &DataConfig::shuffle_seed).Between(0),
+                 SpecField("add_special_tokens", &DataConfig::add_special_tokens));
 };
 
 template <>
 struct SpecFields<QLoraMethod> {
   static constexpr auto kFields = std::tuple(
-      SpecField("r", &QLoraMethod::r).Between(1, 4096),
-      SpecField("alpha", &QLoraMethod::alpha),
-      SpecField("dropout", &QLoraMethod::dropout),
-      SpecField("target_modules", &QLoraMethod::target_modules),
-      SpecField("use_rslora", &QLoraMethod::use_rslora),
-      SpecField("double_quant", &QLoraMethod::double_quant),
+      SpecField("r", &QLoraMethod::r).Between(1, 4096), SpecField("alpha", &QLoraMethod::alpha),
+      SpecField("dropout", &QLoraMethod::dropout), SpecField("target_modules", &QLoraMethod::target_modules),
+      SpecField("use_rslora", &QLoraMethod::use_rslora), SpecField("double_quant", &QLoraMethod::double_quant),
       SpecField("compute_dtype", &QLoraMethod::compute_dtype).OneOf(kComputeDtypes),
       SpecField("seed", &QLoraMethod::seed).Between(0));
 };
@@ -99,61 +97,47 @@ struct SpecFields<BitNetQatMethod> {
   static constexpr auto kFields = std::tuple(
       SpecField("preset", &BitNetQatMethod::preset).OneOf(kBitNetPresets),
       SpecField("act_scale", &BitNetQatMethod::act_scale).OneOf(kActScales),
-      SpecField("act_bits", &BitNetQatMethod::act_bits),
-      SpecField("ste", &BitNetQatMethod::ste).OneOf(kStes),
-      SpecField("scale_grad", &BitNetQatMethod::scale_grad),
-      SpecField("init", &BitNetQatMethod::init).OneOf(kInits),
+      SpecField("act_bits", &BitNetQatMethod::act_bits), SpecField("ste", &BitNetQatMethod::ste).OneOf(kStes),
+      SpecField("scale_grad", &BitNetQatMethod::scale_grad), SpecField("init", &BitNetQatMethod::init).OneOf(kInits),
       SpecField("compute_dtype", &BitNetQatMethod::compute_dtype).OneOf(kComputeDtypes));
 };
 
 template <>
 struct SpecFields<OptimConfig> {
   static constexpr auto kFields = std::tuple(
-      SpecField("lr", &OptimConfig::lr),
-      SpecField("beta1", &OptimConfig::beta1),
-      SpecField("beta2", &OptimConfig::beta2),
-      SpecField("eps", &OptimConfig::eps),
-      SpecField("weight_decay", &OptimConfig::weight_decay),
-      SpecField("max_grad_norm", &OptimConfig::max_grad_norm),
+      SpecField("lr", &OptimConfig::lr), SpecField("beta1", &OptimConfig::beta1),
+      SpecField("beta2", &OptimConfig::beta2), SpecField("eps", &OptimConfig::eps),
+      SpecField("weight_decay", &OptimConfig::weight_decay), SpecField("max_grad_norm", &OptimConfig::max_grad_norm),
       SpecField("schedule", &OptimConfig::schedule).OneOf(kSchedules),
       SpecField("warmup_steps", &OptimConfig::warmup_steps).Between(0, kMaxSteps),
-      SpecField("warmup_ratio", &OptimConfig::warmup_ratio),
-      SpecField("min_lr_ratio", &OptimConfig::min_lr_ratio));
+      SpecField("warmup_ratio", &OptimConfig::warmup_ratio), SpecField("min_lr_ratio", &OptimConfig::min_lr_ratio));
 };
 
 template <>
 struct SpecFields<RunConfig> {
   static constexpr auto kFields = std::tuple(
-      SpecField("max_steps", &RunConfig::max_steps).Between(1, kMaxSteps),
-      SpecField("epochs", &RunConfig::epochs),
+      SpecField("max_steps", &RunConfig::max_steps).Between(1, kMaxSteps), SpecField("epochs", &RunConfig::epochs),
       SpecField("micro_batch", &RunConfig::micro_batch).Between(1, kMaxBatch),
       SpecField("grad_accum", &RunConfig::grad_accum).Between(1, kMaxBatch),
       SpecField("activation_checkpointing", &RunConfig::activation_checkpointing),
       SpecField("eval_every", &RunConfig::eval_every).Between(0, kMaxSteps),
       SpecField("save_every", &RunConfig::save_every).Between(0, kMaxSteps),
-      SpecField("keep_last", &RunConfig::keep_last).Between(1, 1000),
-      SpecField("seed", &RunConfig::seed).Between(0),
+      SpecField("keep_last", &RunConfig::keep_last).Between(1, 1000), SpecField("seed", &RunConfig::seed).Between(0),
       SpecField("priority", &RunConfig::priority).Between(-1000, 1000),
       SpecField("allow_inexact_resume", &RunConfig::allow_inexact_resume));
 };
 
 template <>
 struct SpecFields<JobSpec> {
-  static constexpr auto kFields = std::tuple(
-      SpecField("display_name", &JobSpec::display_name),
-      SpecField("method", &JobSpec::method).InApi(""),
-      SpecField("base_model", &JobSpec::base_model),
-      SpecField("train_dataset", &JobSpec::train_dataset),
-      SpecField("eval_dataset", &JobSpec::eval_dataset),
-      SpecField("eval_fraction", &JobSpec::eval_fraction),
-      SpecField("output_model", &JobSpec::output_model).InApi("publish.output_model"),
-      SpecField("device", &JobSpec::device).InApi(""),
-      SpecField("data", &JobSpec::data),
-      SpecField("qlora", &JobSpec::qlora).OfMethod(),
-      SpecField("bitnet_qat", &JobSpec::bitnet_qat).OfMethod(),
-      SpecField("optim", &JobSpec::optim),
-      SpecField("run", &JobSpec::run),
-      SpecField("labels", &JobSpec::labels).InApi(""));
+  static constexpr auto kFields =
+      std::tuple(SpecField("display_name", &JobSpec::display_name), SpecField("method", &JobSpec::method).InApi(""),
+                 SpecField("base_model", &JobSpec::base_model), SpecField("train_dataset", &JobSpec::train_dataset),
+                 SpecField("eval_dataset", &JobSpec::eval_dataset), SpecField("eval_fraction", &JobSpec::eval_fraction),
+                 SpecField("output_model", &JobSpec::output_model).InApi("publish.output_model"),
+                 SpecField("device", &JobSpec::device).InApi(""), SpecField("data", &JobSpec::data),
+                 SpecField("qlora", &JobSpec::qlora).OfMethod(),
+                 SpecField("bitnet_qat", &JobSpec::bitnet_qat).OfMethod(), SpecField("optim", &JobSpec::optim),
+                 SpecField("run", &JobSpec::run), SpecField("labels", &JobSpec::labels).InApi(""));
 };
 
 // A struct of job_spec.h, in contrast to the values of its fields.

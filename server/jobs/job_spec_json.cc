@@ -25,7 +25,8 @@ class Reader {
  public:
   Reader(const Json& object, std::string prefix, absl::Status& status)
       : object_(object), prefix_(std::move(prefix)), status_(status) {
-    if (!object.is_object()) Fail(prefix_.empty() ? "spec" : prefix_.substr(0, prefix_.size() - 1), object, "an object");
+    if (!object.is_object())
+      Fail(prefix_.empty() ? "spec" : prefix_.substr(0, prefix_.size() - 1), object, "an object");
   }
 
   void Get(std::string_view key, std::string& out) {
@@ -93,7 +94,8 @@ class Reader {
     return j.is_number_integer() && (!j.is_number_unsigned() || j.get<std::uint64_t>() <= INT64_MAX);
   }
   void Fail(const std::string& field, const Json& got, std::string_view wanted) {
-    if (status_.ok()) status_ = base::FieldError(field, StrCat("is ", base::Dump(got).substr(0, 64), ", wanted ", wanted));
+    if (status_.ok())
+      status_ = base::FieldError(field, StrCat("is ", base::Dump(got).substr(0, 64), ", wanted ", wanted));
   }
   // Null if the key is absent or its value is null.
   const Json* Find(std::string_view key) const {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kStateNames[kNumJobStates] = {"PLANNING", "QUEUED",     "PREPARING", "RUNNING", "PAUSING",
                                                     "PAUSED",   "CANCELLING", "SUCCEEDED", "FAILED",  "CANCELLED"};
-constexpr const char* kTriggerNames[kNumJobTriggers] = {"plan", "start", "ready", "succeed", "fail",
+constexpr const char* kTriggerNames[kNumJobTriggers] = {"plan",  "start", "ready", "succeed", "fail",
                                                         "retry", "stop",  "pause", "resume",  "cancel"};
 
 struct Edge {
@@ -24,30 +24,18 @@ struct Edge {
 };
 
 constexpr Edge kEdges[] = {
-    {kPlanning, JobTrigger::kPlanned, kQueued},
-    {kPlanning, JobTrigger::kFailed, kFailed},
-    {kPlanning, JobTrigger::kCancel, kCancelled},
-    {kQueued, JobTrigger::kStart, kPreparing},
-    {kQueued, JobTrigger::kPause, kPaused},
-    {kQueued, JobTrigger::kFailed, kFailed},
-    {kQueued, JobTrigger::kCancel, kCancelled},
-    {kPreparing, JobTrigger::kReady, kRunning},
-    {kPreparing, JobTrigger::kRetry, kQueued},
-    {kPreparing, JobTrigger::kFailed, kFailed},
-    {kPreparing, JobTrigger::kCancel, kCancelling},
-    {kRunning, JobTrigger::kSucceeded, kSucceeded},
-    {kRunning, JobTrigger::kFailed, kFailed},
-    {kRunning, JobTrigger::kRetry, kQueued},
-    {kRunning, JobTrigger::kPause, kPausing},
-    {kRunning, JobTrigger::kCancel, kCancelling},
-    {kPausing, JobTrigger::kStopped, kPaused},
-    {kPausing, JobTrigger::kSucceeded, kSucceeded},
-    {kPausing, JobTrigger::kFailed, kFailed},
-    {kPausing, JobTrigger::kRetry, kQueued},
-    {kPausing, JobTrigger::kCancel, kCancelling},
-    {kPaused, JobTrigger::kResume, kQueued},
-    {kPaused, JobTrigger::kCancel, kCancelled},
-    {kCancelling, JobTrigger::kStopped, kCancelled},
+    {kPlanning, JobTrigger::kPlanned, kQueued},     {kPlanning, JobTrigger::kFailed, kFailed},
+    {kPlanning, JobTrigger::kCancel, kCancelled},   {kQueued, JobTrigger::kStart, kPreparing},
+    {kQueued, JobTrigger::kPause, kPaused},         {kQueued, JobTrigger::kFailed, kFailed},
+    {kQueued, JobTrigger::kCancel, kCancelled},     {kPreparing, JobTrigger::kReady, kRunning},
+    {kPreparing, JobTrigger::kRetry, kQueued},      {kPreparing, JobTrigger::kFailed, kFailed},
+    {kPreparing, JobTrigger::kCancel, kCancelling}, {kRunning, JobTrigger::kSucceeded, kSucceeded},
+    {kRunning, JobTrigger::kFailed, kFailed},       {kRunning, JobTrigger::kRetry, kQueued},
+    {kRunning, JobTrigger::kPause, kPausing},       {kRunning, JobTrigger::kCancel, kCancelling},
+    {kPausing, JobTrigger::kStopped, kPaused},      {kPausing, JobTrigger::kSucceeded, kSucceeded},
+    {kPausing, JobTrigger::kFailed, kFailed},       {kPausing, JobTrigger::kRetry, kQueued},
+    {kPausing, JobTrigger::kCancel, kCancelling},   {kPaused, JobTrigger::kResume, kQueued},
+    {kPaused, JobTrigger::kCancel, kCancelled},     {kCancelling, JobTrigger::kStopped, kCancelled},
 };
 
 }  // namespace

@@ -9,7 +9,18 @@
 namespace nibble::jobs {
 
 // The states of a job and all edges between them (docs/life_of_a_job.md). Pure.
-enum class JobState { kPlanning, kQueued, kPreparing, kRunning, kPausing, kPaused, kCancelling, kSucceeded, kFailed, kCancelled };
+enum class JobState {
+  kPlanning,
+  kQueued,
+  kPreparing,
+  kRunning,
+  kPausing,
+  kPaused,
+  kCancelling,
+  kSucceeded,
+  kFailed,
+  kCancelled
+};
 inline constexpr int kNumJobStates = 10;
 
 // Triggers that change a job's state.
@@ -31,9 +42,9 @@ const char* Name(JobState state);      // "QUEUED", as on the wire
 const char* Name(JobTrigger trigger);  // "start"
 absl::StatusOr<JobState> ParseJobState(std::string_view name);
 
-bool IsFinal(JobState state);       // SUCCEEDED, FAILED, CANCELLED
+bool IsFinal(JobState state);        // SUCCEEDED, FAILED, CANCELLED
 std::vector<JobState> OpenStates();  // all that are not final
-bool HasTrainer(JobState state);    // PREPARING, RUNNING, PAUSING, CANCELLING
+bool HasTrainer(JobState state);     // PREPARING, RUNNING, PAUSING, CANCELLING
 bool IsEdge(JobState from, JobState to);
 
 // The state that the trigger leads to. FailedPrecondition (ILLEGAL_STATE) names state and trigger if there is no such

@@ -24,7 +24,9 @@ constexpr std::size_t kReadAtOnce = 8u << 20;
 
 }  // namespace
 
-std::string FormatEventTime(absl::Time time) { return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", time, absl::UTCTimeZone()); }
+std::string FormatEventTime(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", time, absl::UTCTimeZone());
+}
 
 absl::StatusOr<JournalLine> ParseJournalLine(std::string_view text) {
   if (text.size() > kMaxJournalLineBytes) {

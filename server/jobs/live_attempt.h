@@ -49,15 +49,15 @@ struct LiveAttempt {
   std::optional<absl::Duration> terminated;  // when SIGTERM was sent
   bool killed = false;
   bool hung = false;
-  bool complained = false;     // the current journal error was logged
-  bool unreadable = false;     // the journal is damaged: not read again until the end
-  bool warned_damaged = false; // a warning event reports the damaged journal
-  bool adopted = false;        // taken over after a restart: its end may be LOST
-  absl::Duration last_line;    // time of the last journal line or sign of life
-  absl::Duration looked;       // time of the last look for a sign of life
-  std::string alive;           // the last sign of life
-  std::int64_t keep_last = 1;  // run.keep_last
-  bool checkpointed = false;   // a new checkpoint exists: those of older attempts may be pruned
+  bool complained = false;      // the current journal error was logged
+  bool unreadable = false;      // the journal is damaged: not read again until the end
+  bool warned_damaged = false;  // a warning event reports the damaged journal
+  bool adopted = false;         // taken over after a restart: its end may be LOST
+  absl::Duration last_line;     // time of the last journal line or sign of life
+  absl::Duration looked;        // time of the last look for a sign of life
+  std::string alive;            // the last sign of life
+  std::int64_t keep_last = 1;   // run.keep_last
+  bool checkpointed = false;    // a new checkpoint exists: those of older attempts may be pruned
 };
 
 struct EndedAttempt {
@@ -74,7 +74,7 @@ struct EndedAttempt {
   bool out_of_memory = false;                         // the kernel's OOM killer ended its trainer
   absl::Duration try_at = -absl::InfiniteDuration();  // not before this, after a failure
   Finding finding = {};
-  bool examined = false;  // the finding is complete but not yet in the database
+  bool examined = false;                                        // the finding is complete but not yet in the database
   std::shared_ptr<Deferred<absl::Status>> collected = nullptr;  // set while its unfinished files are being removed
   std::shared_ptr<Deferred<Hashed>> output = nullptr;           // set if the trainer reported success
 };

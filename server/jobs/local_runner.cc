@@ -64,8 +64,8 @@ class LocalRunner : public Runner {
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
       return absl::AlreadyExistsError(StrCat("a process of ", directory, " is running already"));
     }
-    Descriptor log(::open(JoinPath(directory, store::kTrainerLogFile).c_str(),
-                          O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640));
+    Descriptor log(
+        ::open(JoinPath(directory, store::kTrainerLogFile).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640));
     if (log.get() < 0) return FromErrno("open trainer.log");
     Descriptor null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     if (null.get() < 0) return FromErrno("open /dev/null");
@@ -176,7 +176,8 @@ class LocalRunner : public Runner {
     const pid_t pid = static_cast<pid_t>(running.id.pid);
     if (running.is_child) {
       siginfo_t info = {};
-      if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0) return false;
+      if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0)
+        return false;
       // Not reaped yet, so the pid is still its own: kill the processes that it left behind.
       ::kill(-pid, SIGKILL);
     } else {
@@ -222,8 +223,15 @@ std::unique_ptr<Runner> MakeLocalRunner(LocalRunnerOptions options) {
 }
 
 std::vector<std::string> TrainerEnvironment(const std::vector<std::string>& environment) {
-  static constexpr std::string_view kAllowed[] = {"PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES",
-                                                  "NVIDIA_VISIBLE_DEVICES", "NIBBLE_FAILPOINT"};
+  static constexpr std::string_view kAllowed[] = {"PATH",
+                                                  "HOME",
+                                                  "TMPDIR",
+                                                  "LANG",
+                                                  "LC_ALL",
+                                                  "TZ",
+                                                  "CUDA_VISIBLE_DEVICES",
+                                                  "NVIDIA_VISIBLE_DEVICES",
+                                                  "NIBBLE_FAILPOINT"};
   std::vector<std::string> allowed;
   for (const std::string& entry : environment) {
     const std::string_view key = std::string_view(entry).substr(0, entry.find('='));

@@ -60,7 +60,8 @@ std::list<PlanningQueue::Job>::iterator PlanningQueue::Next() {
     const Principal& principal = principals_.at(job.principal);
     return std::make_tuple(principal.running, principal.last);
   };
-  const auto before = [&](const Job& a, const Job& b) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return rank(a) < rank(b); };
+  const auto before = [&](const Job& a, const Job& b)
+                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return rank(a) < rank(b); };
   return std::min_element(waiting_.begin(), waiting_.end(), before);
 }
 
@@ -92,9 +93,8 @@ void PlanningQueue::Work() {
       waiting_.splice(waiting_.begin(), planning_, next);
     }
     std::erase_if(principals_, [this](const auto& one) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return one.second.running == 0 && std::none_of(waiting_.begin(), waiting_.end(), [&](const Job& waits) {
-               return waits.principal == one.first;
-             });
+      return one.second.running == 0 && std::none_of(waiting_.begin(), waiting_.end(),
+                                                     [&](const Job& waits) { return waits.principal == one.first; });
     });
     changed_.NotifyAll();
   }

@@ -31,8 +31,8 @@ class PlanningQueue {
   void Cancel(const std::string& id);
   // Cancels the plans in progress, waits for them and drops the other jobs: they are never planned here.
   void Stop();
-  // Returns when no job waits and none is being planned. A job whose result could not be recorded counts as planned until it is tried
-  // again.
+  // Returns when no job waits and none is being planned. A job whose result could not be recorded counts as planned
+  // until it is tried again.
   void AwaitIdle();
 
  private:
@@ -53,7 +53,7 @@ class PlanningQueue {
   std::list<Job> waiting_ ABSL_GUARDED_BY(mutex_);  // in order of submission
   std::list<Job> planning_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Principal> principals_ ABSL_GUARDED_BY(mutex_);  // only those with a job here
-  int unrecorded_ ABSL_GUARDED_BY(mutex_) = 0;  // jobs of planning_ that wait for a retry
+  int unrecorded_ ABSL_GUARDED_BY(mutex_) = 0;                           // jobs of planning_ that wait for a retry
   std::int64_t turns_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;

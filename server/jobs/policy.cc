@@ -50,7 +50,8 @@ std::string NeedsMoreMemoryText(const JobSpec& spec, std::int64_t bytes, std::in
                       ") or data.max_seq_len (", spec.data.max_seq_len, "); options --micro-batch and --seq-len");
 }
 
-Picked PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits, absl::Duration now) {
+Picked PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits,
+                absl::Duration now) {
   Picked picked;
   RunningLoad load = running;
   std::int64_t left = limits.left_bytes, disk_left = limits.disk_left_bytes;

@@ -13,9 +13,9 @@ namespace nibble::jobs {
 // The policy that decides which queued job starts next. Pure: same input, same answer.
 struct QueuedJob {
   std::string id;
-  std::int64_t priority = 0;    // higher first
-  std::int64_t submitted = 0;   // order of submission: lower first among equals; a retried job keeps its own
-  absl::Duration not_before;    // monotonic; end of its backoff
+  std::int64_t priority = 0;      // higher first
+  std::int64_t submitted = 0;     // order of submission: lower first among equals; a retried job keeps its own
+  absl::Duration not_before;      // monotonic; end of its backoff
   std::int64_t memory_bytes = 0;  // planned peak; 0: unknown, counts only as a running job
   std::int64_t attempt = 0;       // 0 before the first start
   std::int64_t disk_bytes = 0;    // that it may still write; 0: unknown
@@ -73,7 +73,8 @@ struct Picked {
 // trainers may take starts when no other job runs. Any other job waits until loaded models leave it enough memory. A
 // job that is short of disk blocks those behind it while a trainer runs, because its end may free space. While no
 // trainer runs, only users can free space, so the others need not wait.
-Picked PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits, absl::Duration now);
+Picked PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits,
+                absl::Duration now);
 
 struct RetryOptions {
   int max_retries = 5;  // counted retries; then the job fails

@@ -15,9 +15,7 @@ using base::StrCat;
 namespace {
 
 // A retry cannot help against these.
-bool IsPermanent(const absl::Status& status) {
-  return absl::IsAlreadyExists(status) || absl::IsDataLoss(status);
-}
+bool IsPermanent(const absl::Status& status) { return absl::IsAlreadyExists(status) || absl::IsDataLoss(status); }
 
 absl::StatusOr<store::StoredModel> MakeModel(store::StateDirectory& state, const StoredJob& job) {
   const std::string& name = job.spec.output_model;
@@ -32,7 +30,10 @@ absl::StatusOr<store::StoredModel> MakeModel(store::StateDirectory& state, const
 
 ModelEvent EventOf(const store::StoredModel& model) {
   const auto text = [&](const char* key) { return base::GetString(model.info, key, "nibble.json", "").value_or(""); };
-  return {.model = model.name, .format = text("format"), .digest = text("weights_digest"), .bytes = static_cast<std::int64_t>(model.bytes)};
+  return {.model = model.name,
+          .format = text("format"),
+          .digest = text("weights_digest"),
+          .bytes = static_cast<std::int64_t>(model.bytes)};
 }
 
 }  // namespace

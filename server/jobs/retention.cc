@@ -30,7 +30,8 @@ absl::StatusOr<bool> Retention::Remove() {
   NIBBLE_ASSIGN_OR_RETURN(const bool collected, database_.CollectEvents(kEventsAtOnce));
   if (collected) return true;
   if (options_.final_job_ttl != absl::InfiniteDuration()) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> expired, database_.EndedBefore(clock_.Now() - options_.final_job_ttl, 1));
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> expired,
+                            database_.EndedBefore(clock_.Now() - options_.final_job_ttl, 1));
     if (!expired.empty()) {
       base::LogInfo("deleting a job that ended longer ago than --final_job_ttl_s", {{"job", expired.front()}});
       NIBBLE_RETURN_IF_ERROR(delete_job_(expired.front()));

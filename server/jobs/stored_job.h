@@ -32,10 +32,10 @@ struct StoredJob {
   std::string id;
   std::int64_t number = 0;  // order of submission
   JobState state = JobState::kQueued;
-  std::int64_t attempt = 0;  // 0 before the first start
-  std::int64_t retries = 0;  // counted retries
-  JobSpec spec;              // resolved
-  JobDigests digests;        // fixed at creation; all "" for a job of an older server
+  std::int64_t attempt = 0;       // 0 before the first start
+  std::int64_t retries = 0;       // counted retries
+  JobSpec spec;                   // resolved
+  JobDigests digests;             // fixed at creation; all "" for a job of an older server
   std::optional<JobError> error;  // why it FAILED or was CANCELLED
   // "step", "max_steps", "tokens", "tokens_per_s", "loss", "lr", "grad_norm", "eval_loss", "eval_loss_int8",
   // "peak_memory_bytes", "kernel_launches_per_step", "epoch", "percent", ...: numbers only, absent until known; the
@@ -51,8 +51,8 @@ struct StoredJob {
   std::int64_t disk_bytes = 0;    // planned largest size of its files; 0: not planned
   bool keep_checkpoint = false;   // write a checkpoint before the cancel
   std::int64_t lost_in_row = 0;   // number of its latest attempts that were LOST in a row
-  std::string owner;   // who created it; "" without authentication
-  std::string tenant;  // of the owner
+  std::string owner;              // who created it; "" without authentication
+  std::string tenant;             // of the owner
   absl::Time created;
   std::optional<absl::Time> started;  // first start
   std::optional<absl::Time> ended;

@@ -27,7 +27,8 @@ std::vector<pid_t> Processes() {
   const auto names = base::RealFileSystem().List("/proc");
   if (!names.ok()) return all;
   for (const std::string& name : *names) {
-    if (name.find_first_not_of("0123456789") == std::string::npos) all.push_back(static_cast<pid_t>(std::atoi(name.c_str())));
+    if (name.find_first_not_of("0123456789") == std::string::npos)
+      all.push_back(static_cast<pid_t>(std::atoi(name.c_str())));
   }
   return all;
 }

@@ -37,17 +37,14 @@ Verdict Judge(const ExitStatus& exit, const std::optional<Outcome>& outcome) {
       verdict.kind = Kind::kRetry;
       say("INTERNAL", "TRAINER_SIGNAL", StrCat("the trainer was ended by signal ", judged.value));
       return verdict;
-    case ExitStatus::Kind::kExited:
-      break;
+    case ExitStatus::Kind::kExited: break;
   }
   switch (judged.value) {
     case kExitBadInput:
       verdict.kind = Kind::kFailed;
       say("INVALID_ARGUMENT", "TRAINER_REFUSED", "the trainer refused its input without a message; see trainer.log");
       return verdict;
-    case kExitTempFail:
-      verdict.kind = Kind::kRetryUncounted;
-      return verdict;
+    case kExitTempFail: verdict.kind = Kind::kRetryUncounted; return verdict;
     case kExitOk:
       verdict.kind = Kind::kRetry;
       say("INTERNAL", "NO_OUTCOME", "the trainer exited with 0 but left no outcome");

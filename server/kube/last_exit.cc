@@ -41,8 +41,8 @@ asio::awaitable<Answer> Get(const PodAccess& access, const std::string& token, a
   stream.set_verify_callback(asio::ssl::host_name_verification(access.host));
   co_await beast::get_lowest_layer(stream).async_connect(addresses, asio::use_awaitable);
   co_await stream.async_handshake(asio::ssl::stream_base::client, asio::use_awaitable);
-  http::request<http::empty_body> request(
-      http::verb::get, StrCat("/api/v1/namespaces/", access.name_space, "/pods/", access.pod), 11);
+  http::request<http::empty_body> request(http::verb::get,
+                                          StrCat("/api/v1/namespaces/", access.name_space, "/pods/", access.pod), 11);
   request.set(http::field::host, access.host);
   request.set(http::field::accept, "application/json");
   request.set(http::field::authorization, StrCat("Bearer ", token));
@@ -56,8 +56,9 @@ asio::awaitable<Answer> Get(const PodAccess& access, const std::string& token, a
 
 absl::StatusOr<Answer> Ask(const PodAccess& access, const std::string& token) {
   asio::io_context io;
-  absl::StatusOr<Answer> answer = absl::DeadlineExceededError(
-      StrCat("the API server ", access.host, ":", access.port, " did not answer within ", absl::FormatDuration(access.timeout)));
+  absl::StatusOr<Answer> answer =
+      absl::DeadlineExceededError(StrCat("the API server ", access.host, ":", access.port, " did not answer within ",
+                                         absl::FormatDuration(access.timeout)));
   try {
     asio::ssl::context tls(asio::ssl::context::tls_client);
     tls.load_verify_file(access.ca_file);
@@ -81,7 +82,9 @@ absl::StatusOr<Answer> Ask(const PodAccess& access, const std::string& token) {
 }
 
 // Null if `json` is not an object with that field.
-base::Json FieldOf(const base::Json& json, const char* name) { return json.is_object() ? json.value(name, base::Json()) : base::Json(); }
+base::Json FieldOf(const base::Json& json, const char* name) {
+  return json.is_object() ? json.value(name, base::Json()) : base::Json();
+}
 
 }  // namespace
 
@@ -95,7 +98,8 @@ std::optional<PodAccess> PodAccessOf(const std::vector<std::string>& environment
   for (const std::string& entry : environment) {
     const std::size_t end = entry.find('=');
     if (end == std::string::npos) continue;
-    if (const auto found = wanted.find(entry.substr(0, end)); found != wanted.end()) *found->second = entry.substr(end + 1);
+    if (const auto found = wanted.find(entry.substr(0, end)); found != wanted.end())
+      *found->second = entry.substr(end + 1);
   }
   for (const auto& [name, value] : wanted) {
     if (value->empty()) return std::nullopt;
@@ -118,8 +122,9 @@ absl::StatusOr<std::string> ReadLastExitReason(const PodAccess& access) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string token, base::RealFileSystem().Read(access.token_file, kMaxTokenBytes));
   NIBBLE_ASSIGN_OR_RETURN(const Answer answer, Ask(access, token));
   if (answer.result() != http::status::ok) {
-    return absl::PermissionDeniedError(StrCat("the API server answered ", answer.result_int(), " ", std::string(answer.reason()),
-                                              " for the pod ", access.name_space, "/", access.pod));
+    return absl::PermissionDeniedError(StrCat("the API server answered ", answer.result_int(), " ",
+                                              std::string(answer.reason()), " for the pod ", access.name_space, "/",
+                                              access.pod));
   }
   return LastExitReason(answer.body(), access.container);
 }

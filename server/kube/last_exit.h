@@ -1,5 +1,5 @@
-// How the previous container of this pod ended, as Kubernetes reports it. If the OOM killer ended a whole container, with
-// server and trainers, no count in the new container's control group shows it.
+// How the previous container of this pod ended, as Kubernetes reports it. If the OOM killer ended a whole container,
+// with server and trainers, no count in the new container's control group shows it.
 #pragma once
 #include <optional>
 #include <string>
@@ -20,8 +20,8 @@ struct PodAccess {
   absl::Duration timeout = absl::Seconds(5);  // of the whole request
 };
 // From entries "NAME=value": KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT, which Kubernetes sets, and
-// NIBBLE_POD_NAMESPACE, NIBBLE_POD_NAME and NIBBLE_CONTAINER_NAME, which the chart sets with rbac.lastExit. Nullopt if one
-// is missing.
+// NIBBLE_POD_NAMESPACE, NIBBLE_POD_NAME and NIBBLE_CONTAINER_NAME, which the chart sets with rbac.lastExit. Nullopt if
+// one is missing.
 std::optional<PodAccess> PodAccessOf(const std::vector<std::string>& environment);
 
 // The reason why the container's previous run ended ("OOMKilled", "Error"); "" if this is its first run. `pod_json`: a

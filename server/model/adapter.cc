@@ -23,11 +23,27 @@ absl::Status Unsupported(std::string_view key, const Json& value) {
 }
 
 // Keys that are read below, and keys that do not change how a trained adapter is computed.
-constexpr std::string_view kKnownKeys[] = {
-    "peft_type",     "task_type",   "r",           "lora_alpha",     "lora_dropout",  "use_rslora",    "target_modules",
-    "revision",      "auto_mapping", "peft_version", "inference_mode", "megatron_core", "loftq_config",  "init_lora_weights",
-    "eva_config",    "corda_config", "lora_ga_config", "runtime_config", "qalora_group_size",
-    "base_model_name_or_path", kBaseDigestKey};
+constexpr std::string_view kKnownKeys[] = {"peft_type",
+                                           "task_type",
+                                           "r",
+                                           "lora_alpha",
+                                           "lora_dropout",
+                                           "use_rslora",
+                                           "target_modules",
+                                           "revision",
+                                           "auto_mapping",
+                                           "peft_version",
+                                           "inference_mode",
+                                           "megatron_core",
+                                           "loftq_config",
+                                           "init_lora_weights",
+                                           "eva_config",
+                                           "corda_config",
+                                           "lora_ga_config",
+                                           "runtime_config",
+                                           "qalora_group_size",
+                                           "base_model_name_or_path",
+                                           kBaseDigestKey};
 
 // True for values of init_lora_weights that leave the base unchanged. The others (pissa, olora, corda, loftq, ...)
 // train on a changed base.
@@ -95,11 +111,13 @@ absl::StatusOr<AdapterConfig> ParsePeftConfig(const Json& json) {
   if (init != json.end() && !KeepsTheBase(*init)) return Unsupported("init_lora_weights", *init);
   NIBBLE_ASSIGN_OR_RETURN(config.rank, base::GetInt(json, "r", kAdapterConfigFile));
   if (config.rank < 1 || config.rank > kMaxLoraRank) {
-    return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"r\" is ", config.rank, ", wanted 1 to ", kMaxLoraRank));
+    return absl::InvalidArgumentError(
+        StrCat(kAdapterConfigFile, ": \"r\" is ", config.rank, ", wanted 1 to ", kMaxLoraRank));
   }
   NIBBLE_ASSIGN_OR_RETURN(config.alpha, base::GetNumber(json, "lora_alpha", kAdapterConfigFile));
   if (!std::isfinite(config.alpha) || config.alpha <= 0) {
-    return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"lora_alpha\" is ", config.alpha, ", wanted above 0"));
+    return absl::InvalidArgumentError(
+        StrCat(kAdapterConfigFile, ": \"lora_alpha\" is ", config.alpha, ", wanted above 0"));
   }
   NIBBLE_ASSIGN_OR_RETURN(config.dropout, base::GetNumber(json, "lora_dropout", kAdapterConfigFile, 0.0));
   NIBBLE_ASSIGN_OR_RETURN(config.rslora, base::GetBool(json, "use_rslora", kAdapterConfigFile, false));
@@ -112,7 +130,8 @@ absl::StatusOr<AdapterConfig> ParsePeftConfig(const Json& json) {
     return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"target_modules\" is not a list of linears"));
   }
   for (const LinearKind kind : kKinds) {
-    if (std::find(targets->begin(), targets->end(), Json(ShortName(kind))) != targets->end()) config.targets.push_back(kind);
+    if (std::find(targets->begin(), targets->end(), Json(ShortName(kind))) != targets->end())
+      config.targets.push_back(kind);
   }
   if (config.targets.size() != targets->size()) return Unsupported("target_modules", *targets);
   return config;

@@ -27,7 +27,7 @@ struct AdapterConfig {
   double alpha = 8.0;
   double dropout = 0.0;
   bool rslora = false;
-  std::vector<LinearKind> targets;      // in the order of LinearKind, no duplicates
+  std::vector<LinearKind> targets;  // in the order of LinearKind, no duplicates
   // For programs that load the export: the base's SourceName, or its name on this server. Never followed here.
   std::string base_model_name_or_path;
   // Only from an export (kBaseDigestKey): ArtifactInfo::weights_digest of the adapter's nf4 base. "": unknown.

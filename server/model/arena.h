@@ -46,7 +46,8 @@ class Arena {
     return static_cast<T*>(Allocate(static_cast<std::size_t>(count) * sizeof(T)));
   }
   kernels::Matrix AllocateMatrix(kernels::DType dtype, std::int64_t rows, std::int64_t cols) {
-    return kernels::MakeMatrix(Allocate(static_cast<std::size_t>(rows * cols * kernels::SizeOf(dtype))), dtype, rows, cols);
+    return kernels::MakeMatrix(Allocate(static_cast<std::size_t>(rows * cols * kernels::SizeOf(dtype))), dtype, rows,
+                               cols);
   }
 
  private:

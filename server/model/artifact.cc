@@ -25,7 +25,8 @@ constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 constexpr std::uint64_t kMaxSmallFileBytes = 64 << 20;
 constexpr std::size_t kPieceBytes = 1 << 20;  // hashed between two checks for cancellation
 constexpr int kLayoutVersion = 1;
-constexpr Format kFormats[] = {Format::kF32, Format::kBF16, Format::kNf4, Format::kInt8, Format::kTernary, Format::kLora};
+constexpr Format kFormats[] = {Format::kF32,  Format::kBF16,    Format::kNf4,
+                               Format::kInt8, Format::kTernary, Format::kLora};
 
 absl::Status Corrupt(std::string_view what) {
   return base::WithReason(absl::DataLossError(std::string(what)), "CORRUPT_ARTIFACT");
@@ -46,7 +47,8 @@ absl::StatusOr<DType> GetFloatType(const Json& json, const char* key) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(json, key, kInfoFile));
   if (name == "bf16") return DType::kBF16;
   if (name == "f32") return DType::kF32;
-  return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"", key, "\" is \"", name.substr(0, 32), "\", wanted bf16 or f32"));
+  return absl::InvalidArgumentError(
+      StrCat(kInfoFile, ": \"", key, "\" is \"", name.substr(0, 32), "\", wanted bf16 or f32"));
 }
 
 absl::StatusOr<BitNetInfo> ParseBitNetInfo(const Json& json) {
@@ -80,13 +82,15 @@ absl::Status CheckTensors(const std::vector<StoredTensor>& wanted, const char* f
                                                ShapeText(got.shape), ", wanted ", DTypeList(want.dtypes), " ",
                                                ShapeText(want.shape)));
     }
-    if (reinterpret_cast<std::uintptr_t>(got.bytes.data()) % static_cast<std::uintptr_t>(kernels::SizeOf(*got.dtype)) != 0) {
+    if (reinterpret_cast<std::uintptr_t>(got.bytes.data()) % static_cast<std::uintptr_t>(kernels::SizeOf(*got.dtype)) !=
+        0) {
       return Corrupt(StrCat(file, ": tensor \"", want.name, "\" is not aligned to its element size"));
     }
     out.emplace(want.name, TensorView{*got.dtype, got.shape, got.bytes});
     found.erase(it);
   }
-  if (!found.empty()) return absl::InvalidArgumentError(StrCat(file, ": unknown tensor \"", found.begin()->first, "\""));
+  if (!found.empty())
+    return absl::InvalidArgumentError(StrCat(file, ": unknown tensor \"", found.begin()->first, "\""));
   return absl::OkStatus();
 }
 

@@ -6,9 +6,11 @@
 //     f32, bf16   NAME
 //     int8        NAME i8 [N, K] and NAME_scale f32 [N] (linears, head, embedding when tied); norms and biases f32; an
 //                 embedding that is not int8 keeps its source's type, a head that is not int8 is bf16
-//     nf4         NAME u8 [N, ceil(K/2)], NAME_absmax i8 [N, ceil(K/64)], NAME_absmax_factor f32, NAME_absmax_offset f32 [1]
+//     nf4         NAME u8 [N, ceil(K/2)], NAME_absmax i8 [N, ceil(K/64)], NAME_absmax_factor f32, NAME_absmax_offset
+//     f32 [1]
 //                 (double quantized); norms and biases f32; embedding and head keep their source's type
-//     ternary     NAME u8 [N, ceil(K/4)] and NAME_scale f32 [1] (linears; kernels/formats/ternary.h, rows); norms and biases f32;
+//     ternary     NAME u8 [N, ceil(K/4)] and NAME_scale f32 [1] (linears; kernels/formats/ternary.h, rows); norms and
+//     biases f32;
 //                 embedding and head f32 or bf16
 //     lora        adapter_model.safetensors and adapter_config.json as PEFT writes them, beside the nf4 base's tensors
 //   record.bin               optional: the proof that verify replays (docs/numerics.md 10)
@@ -32,7 +34,7 @@
 namespace nibble::model {
 
 enum class Format { kF32, kBF16, kNf4, kInt8, kTernary, kLora };
-const char* Name(Format format);                                    // "f32", ..., "lora" (nf4 base and one adapter)
+const char* Name(Format format);  // "f32", ..., "lora" (nf4 base and one adapter)
 absl::StatusOr<Format> ParseFormat(std::string_view text);
 
 enum class Determinism { kBitwise, kBestEffort };  // kBitwise: int8 and ternary
@@ -41,21 +43,21 @@ enum class Determinism { kBitwise, kBestEffort };  // kBitwise: int8 and ternary
 // mark the linears as master weights, which must be ternarised before use: they are trained and converted, never
 // served.
 struct BitNetInfo {
-  int act_bits = 8;                                  // bits of activation codes: 4, 8 or 16; one scale per row
-  kernels::DType head_dtype = kernels::DType::kBF16; // head and embedding are rounded to it, in training too
+  int act_bits = 8;                                   // bits of activation codes: 4, 8 or 16; one scale per row
+  kernels::DType head_dtype = kernels::DType::kBF16;  // head and embedding are rounded to it, in training too
 };
 
 struct ArtifactInfo {
   Format format = Format::kF32;
-  int act_outliers = 0;                              // int8: maximum outliers per activation row
-  kernels::DType kv_dtype = kernels::DType::kBF16;   // K and V are rounded to it before any use
-  bool int8_head = false;                            // int8: the head (and a tied embedding) is int8 too
-  std::optional<BitNetInfo> bitnet;                  // always set for ternary; on f32 and bf16: BitNet masters
-  std::string weights_digest;                        // SHA-256 over the tensors: name, dtype, shape, bytes; by name
-  std::string base_digest;                           // for lora, and for a model made from another
-  std::string source;                                // "import", "convert", "job", "checkpoint"
-  std::string recorded_by;                           // maker of record.bin: "trainer", "convert", or ""
-  base::Json provenance = base::Json::object();      // job id, dataset digest, tokenizer digest, config digest, ...
+  int act_outliers = 0;                             // int8: maximum outliers per activation row
+  kernels::DType kv_dtype = kernels::DType::kBF16;  // K and V are rounded to it before any use
+  bool int8_head = false;                           // int8: the head (and a tied embedding) is int8 too
+  std::optional<BitNetInfo> bitnet;                 // always set for ternary; on f32 and bf16: BitNet masters
+  std::string weights_digest;                       // SHA-256 over the tensors: name, dtype, shape, bytes; by name
+  std::string base_digest;                          // for lora, and for a model made from another
+  std::string source;                               // "import", "convert", "job", "checkpoint"
+  std::string recorded_by;                          // maker of record.bin: "trainer", "convert", or ""
+  base::Json provenance = base::Json::object();     // job id, dataset digest, tokenizer digest, config digest, ...
 
   Determinism determinism() const;
   bool is_masters() const { return bitnet.has_value() && format != Format::kTernary; }
@@ -83,8 +85,8 @@ struct TensorView {
 // An opened artifact. Thread-compatible; views are valid for the lifetime of the Artifact.
 class Artifact {
  public:
-  // DataLoss when a file contradicts itself, InvalidArgument naming the tensor when shapes or dtypes do not fit the config.
-  // Reads headers only; VerifyBytes reads the weights.
+  // DataLoss when a file contradicts itself, InvalidArgument naming the tensor when shapes or dtypes do not fit the
+  // config. Reads headers only; VerifyBytes reads the weights.
   static absl::StatusOr<std::unique_ptr<Artifact>> Open(const std::string& directory);
 
   const ModelConfig& config() const { return config_; }

@@ -39,8 +39,10 @@ absl::StatusOr<std::unique_ptr<ArtifactWriter>> ArtifactWriter::Create(base::Fil
   return writer;
 }
 
-absl::StatusOr<std::unique_ptr<ArtifactWriter>> ArtifactWriter::CreateOn(base::FileSystem& files, const std::string& directory,
-                                                                         const Artifact& base, const base::Cancelled& cancelled) {
+absl::StatusOr<std::unique_ptr<ArtifactWriter>> ArtifactWriter::CreateOn(base::FileSystem& files,
+                                                                         const std::string& directory,
+                                                                         const Artifact& base,
+                                                                         const base::Cancelled& cancelled) {
   NIBBLE_RETURN_IF_ERROR(MakeEmpty(files, directory));
   std::unique_ptr<ArtifactWriter> writer(new ArtifactWriter(files, directory));
   const std::string path = base::JoinPath(directory, kTensorsFile);
@@ -97,7 +99,8 @@ absl::Status ArtifactWriter::PutAdapter(const ModelConfig& model, const AdapterC
     return absl::InvalidArgumentError(StrCat("adapter has ", values.size(), " tensors, wanted ", plan.size()));
   }
   NIBBLE_ASSIGN_OR_RETURN(
-      auto writer, SafetensorsWriter::Create(files_, base::JoinPath(directory_, kAdapterWeightsFile), plan, {{"format", "pt"}}));
+      auto writer,
+      SafetensorsWriter::Create(files_, base::JoinPath(directory_, kAdapterWeightsFile), plan, {{"format", "pt"}}));
   for (std::size_t i = 0; i < plan.size(); ++i) {
     NIBBLE_RETURN_IF_ERROR(writer->Put(plan[i].name, FromFloats(values[i], kernels::DType::kF32)));
   }

@@ -24,7 +24,8 @@ class ArtifactWriter {
   // Takes the tensors of `base`, which must have no adapter: its tensor file is shared (ShareFile) if the file system
   // can, otherwise copied. tensors() must not be called. `cancelled` is checked before every tensor.
   static absl::StatusOr<std::unique_ptr<ArtifactWriter>> CreateOn(base::FileSystem& files, const std::string& directory,
-                                                                  const Artifact& base, const base::Cancelled& cancelled);
+                                                                  const Artifact& base,
+                                                                  const base::Cancelled& cancelled);
   // Removes the directory unless Finish returned OK.
   ~ArtifactWriter();
   ArtifactWriter(const ArtifactWriter&) = delete;

@@ -5,18 +5,16 @@
 //   Tensor   an activation [T, features]; a handle, cheap to copy
 //   Input    input of linears: rows normalized, rounded or quantized once, shared by its readers; cheap to copy
 //   Tensor Embed()                                   [T, hidden]
-//   Tensor RunLayer(layer, h, body)                  calls body(h): training may recompute it (activation checkpointing)
-//   void   BeginLayer(layer)                         scratch of the previous layer may be reused
-//   Input  NormInput(x, layer, Norm, LinearKind)     rms_norm, prepared for the linear and those that share its input
-//   Input  PlainInput(x, layer, LinearKind)          prepared for the named linear, without a norm
-//   Tensor Linear(input, layer, LinearKind)          with bias and adapter where the model has them
-//   Tensor NormRows(x, layer, Norm)                  rms_norm that other norms follow: not prepared for linears
-//   Tensor NormHeads(x, layer, Norm, num_heads)      rms_norm of each head separately; may work in place
-//   Tensor Rope(x, num_heads)                        may work in place
-//   Tensor Attention(q, k, v, layer)                 causal within each sequence
-//   Tensor Gated(gate, up)                           act(gate) * up, act from the config; may work in place
-//   Tensor Add(h, y)                                 the residual stream; may work in place
-//   Tensor FinalNorm(h)                              only of the rows whose logits are wanted
+//   Tensor RunLayer(layer, h, body)                  calls body(h): training may recompute it (activation
+//   checkpointing) void   BeginLayer(layer)                         scratch of the previous layer may be reused Input
+//   NormInput(x, layer, Norm, LinearKind)     rms_norm, prepared for the linear and those that share its input Input
+//   PlainInput(x, layer, LinearKind)          prepared for the named linear, without a norm Tensor Linear(input, layer,
+//   LinearKind)          with bias and adapter where the model has them Tensor NormRows(x, layer, Norm) rms_norm that
+//   other norms follow: not prepared for linears Tensor NormHeads(x, layer, Norm, num_heads)      rms_norm of each head
+//   separately; may work in place Tensor Rope(x, num_heads)                        may work in place Tensor
+//   Attention(q, k, v, layer)                 causal within each sequence Tensor Gated(gate, up) act(gate) * up, act
+//   from the config; may work in place Tensor Add(h, y)                                 the residual stream; may work
+//   in place Tensor FinalNorm(h)                              only of the rows whose logits are wanted
 // Errors are sticky inside Ops: after the first error, calls do nothing; the caller checks the status at the end.
 #pragma once
 #include <cstdint>
@@ -30,7 +28,9 @@ namespace nibble::model {
 // For o_proj and down_proj, whose input is not a block's input: returns whether a norm stands directly before the
 // linear, and sets *norm to that norm.
 inline bool HasNormRightBefore(const ModelConfig& config, LinearKind kind, Norm* norm) {
-  *norm = HasNorm(config, NormBefore(kind)) ? NormBefore(kind) : kind == LinearKind::kO ? Norm::kAttentionSub : Norm::kFfnSub;
+  *norm = HasNorm(config, NormBefore(kind)) ? NormBefore(kind)
+          : kind == LinearKind::kO          ? Norm::kAttentionSub
+                                            : Norm::kFfnSub;
   return HasNorm(config, *norm);
 }
 
@@ -40,7 +40,8 @@ template <typename Ops>
 class BlockInput {
  public:
   // first: the block's first linear; represents all of them when they share their input.
-  BlockInput(Ops& ops, const ModelConfig& config, std::int64_t layer, const typename Ops::Tensor& h, Norm norm, LinearKind first)
+  BlockInput(Ops& ops, const ModelConfig& config, std::int64_t layer, const typename Ops::Tensor& h, Norm norm,
+             LinearKind first)
       : ops_(ops), layer_(layer), each_(HasNorm(config, NormBefore(first))) {
     if (!each_) {
       shared_ = ops_.NormInput(h, layer_, norm, first);
@@ -64,7 +65,8 @@ template <typename Ops>
 typename Ops::Tensor DecoderLayer(Ops& ops, const ModelConfig& config, std::int64_t layer, typename Ops::Tensor h) {
   const auto input_of = [&](auto x, LinearKind kind) {
     Norm norm;
-    return HasNormRightBefore(config, kind, &norm) ? ops.NormInput(x, layer, norm, kind) : ops.PlainInput(x, layer, kind);
+    return HasNormRightBefore(config, kind, &norm) ? ops.NormInput(x, layer, norm, kind)
+                                                   : ops.PlainInput(x, layer, kind);
   };
   ops.BeginLayer(layer);
   {
@@ -95,7 +97,8 @@ typename Ops::Tensor RunDecoder(Ops& ops, const ModelConfig& config) {
   auto h = ops.Embed();
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
     // Captures `layer` by value: training runs the layer again in the backward pass, after this loop.
-    h = ops.RunLayer(layer, std::move(h), [&ops, &config, layer](auto x) { return DecoderLayer(ops, config, layer, std::move(x)); });
+    h = ops.RunLayer(layer, std::move(h),
+                     [&ops, &config, layer](auto x) { return DecoderLayer(ops, config, layer, std::move(x)); });
   }
   return ops.FinalNorm(std::move(h));
 }

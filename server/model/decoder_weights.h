@@ -26,12 +26,12 @@ struct LoraWeight {
 struct LinearWeight {
   enum class Kind { kLibrary, kDense, kInt8, kNf4, kTernary };
   Kind kind = Kind::kLibrary;
-  kernels::ConstMatrix library;       // kLibrary: [N, K] as stored, the program's BEST_EFFORT product
-  kernels::PackedDenseWeight dense;   // kDense: a float layer of a promised artifact
-  kernels::PackedInt8Weight int8;     // kInt8
-  kernels::Nf4Weight nf4;             // kNf4
+  kernels::ConstMatrix library;          // kLibrary: [N, K] as stored, the program's BEST_EFFORT product
+  kernels::PackedDenseWeight dense;      // kDense: a float layer of a promised artifact
+  kernels::PackedInt8Weight int8;        // kInt8
+  kernels::Nf4Weight nf4;                // kNf4
   kernels::PackedTernaryWeight ternary;  // kTernary
-  const float* bias = nullptr;        // [N]
+  const float* bias = nullptr;           // [N]
   std::optional<LoraWeight> lora;
 
   bool reads_codes() const { return kind == Kind::kInt8 || kind == Kind::kTernary; }
@@ -46,12 +46,12 @@ struct LayerWeights {
 };
 
 struct DecoderWeights {
-  kernels::ConstMatrix embedding;             // float, or
-  kernels::PackedInt8Weight embedding_int8;   // the codes of a tied int8 head
+  kernels::ConstMatrix embedding;            // float, or
+  kernels::PackedInt8Weight embedding_int8;  // the codes of a tied int8 head
   std::vector<LayerWeights> layers;
   const float* final_norm = nullptr;
   LinearWeight head;
-  const float* rope_cos = nullptr;            // [rope_positions, head_dim / 2]
+  const float* rope_cos = nullptr;  // [rope_positions, head_dim / 2]
   const float* rope_sin = nullptr;
   std::int64_t rope_positions = 0;
   // docs/formats.md: the residual stream and norms are f32 in every format; linears read rows of this type (int8 and
@@ -59,7 +59,7 @@ struct DecoderWeights {
   kernels::DType input_dtype = kernels::DType::kF32;
   kernels::DType kv_dtype = kernels::DType::kF32;
   int act_outliers = 0;
-  kernels::QuantizeOptions act_quantize;      // of the rows that integer linears read
+  kernels::QuantizeOptions act_quantize;  // of the rows that integer linears read
 };
 
 }  // namespace nibble::model

@@ -122,7 +122,7 @@ constexpr Family kFamilies[] = {
      .norms = NormPlacement::kBlockAndSub},
 };
 
-std::string Known(const char* Family::*member) {
+std::string Known(const char* Family::* member) {
   std::string text;
   for (const Family& family : kFamilies) {
     if (family.*member != nullptr) text += StrCat(text.empty() ? "" : ", ", family.*member);
@@ -130,7 +130,7 @@ std::string Known(const char* Family::*member) {
   return text;
 }
 
-absl::Status Unsupported(std::string_view what, std::string_view got, const char* Family::*member) {
+absl::Status Unsupported(std::string_view what, std::string_view got, const char* Family::* member) {
   return base::WithReason(absl::UnimplementedError(StrCat(kWhere, ": ", what, " \"", got.substr(0, 64),
                                                           "\" (supported: ", Known(member), ")")),
                           "UNSUPPORTED_MODEL");

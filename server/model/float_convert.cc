@@ -27,7 +27,8 @@ absl::StatusOr<std::vector<float>> ToFloats(std::span<const std::byte> bytes, DT
     return absl::InvalidArgumentError(StrCat("dtype ", kernels::Name(dtype), ", wanted f32, bf16 or f16"));
   }
   if (count < 0 || bytes.size() / static_cast<std::size_t>(kernels::SizeOf(dtype)) < static_cast<std::size_t>(count)) {
-    return absl::InvalidArgumentError(StrCat(bytes.size(), " bytes, wanted ", count, " elements of ", kernels::Name(dtype)));
+    return absl::InvalidArgumentError(
+        StrCat(bytes.size(), " bytes, wanted ", count, " elements of ", kernels::Name(dtype)));
   }
   std::vector<float> out(static_cast<std::size_t>(count));
   if (out.empty()) return out;

@@ -18,13 +18,14 @@ absl::StatusOr<kernels::Matrix> RunStep(const ModelConfig& config, const Decoder
   return logits;
 }
 
-absl::Status ForEachLogits(const ModelConfig& config, const DecoderWeights& weights, std::span<const std::int32_t> tokens,
-                           std::int64_t chunk, const kernels::Stream& stream,
+absl::Status ForEachLogits(const ModelConfig& config, const DecoderWeights& weights,
+                           std::span<const std::int32_t> tokens, std::int64_t chunk, const kernels::Stream& stream,
                            const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit,
                            const base::Cancelled& cancelled) {
   const auto total = static_cast<std::int64_t>(tokens.size());
   if (total > weights.rope_positions) {
-    return base::FieldError("tokens", base::StrCat("got ", total, " tokens, the model takes ", config.limit_text(weights.rope_positions)));
+    return base::FieldError(
+        "tokens", base::StrCat("got ", total, " tokens, the model takes ", config.limit_text(weights.rope_positions)));
   }
   if (total == 0) return absl::OkStatus();
   const std::int64_t pages = KvPool::PagesFor(total);
@@ -49,8 +50,7 @@ absl::Status ForEachLogits(const ModelConfig& config, const DecoderWeights& weig
                            .logit_rows = std::span(logit_rows).first(count),
                            .cancelled = &cancelled};
     arena.Release({});
-    NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits,
-                            RunStep(config, weights, pool->view(), rows, arena, stream));
+    NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits, RunStep(config, weights, pool->view(), rows, arena, stream));
     NIBBLE_RETURN_IF_ERROR(visit(begin, logits));
   }
   return absl::OkStatus();

@@ -21,8 +21,8 @@ absl::StatusOr<kernels::Matrix> RunStep(const ModelConfig& config, const Decoder
 // (first row number, [rows, V]) chunk by chunk, so that tokens x vocabulary never exists at once.
 // Errors: InvalidArgument (more tokens than the rope table has positions), Cancelled (`cancelled` is checked before
 // every layer).
-absl::Status ForEachLogits(const ModelConfig& config, const DecoderWeights& weights, std::span<const std::int32_t> tokens,
-                           std::int64_t chunk, const kernels::Stream& stream,
+absl::Status ForEachLogits(const ModelConfig& config, const DecoderWeights& weights,
+                           std::span<const std::int32_t> tokens, std::int64_t chunk, const kernels::Stream& stream,
                            const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit,
                            const base::Cancelled& cancelled = {});
 

@@ -16,14 +16,25 @@ using base::StrCat;
 
 // gguf.h, enum gguf_type.
 enum ValueType : std::uint32_t {
-  kU8 = 0, kI8 = 1, kU16 = 2, kI16 = 3, kU32 = 4, kI32 = 5, kFloat32 = 6, kBool = 7, kString = 8, kArray = 9, kU64 = 10,
-  kI64 = 11, kFloat64 = 12,
+  kU8 = 0,
+  kI8 = 1,
+  kU16 = 2,
+  kI16 = 3,
+  kU32 = 4,
+  kI32 = 5,
+  kFloat32 = 6,
+  kBool = 7,
+  kString = 8,
+  kArray = 9,
+  kU64 = 10,
+  kI64 = 11,
+  kFloat64 = 12,
 };
 constexpr std::uint32_t kNumValueTypes = 13;
 // Bytes of a scalar; 0 for strings and arrays.
 constexpr std::array<std::uint64_t, kNumValueTypes> kScalarBytes = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
-constexpr std::array<const char*, kNumValueTypes> kValueNames = {
-    "u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64"};
+constexpr std::array<const char*, kNumValueTypes> kValueNames = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
+                                                                 "bool", "string", "array", "u64", "i64", "f64"};
 
 constexpr std::uint64_t kMaxKeys = 65'536;
 constexpr std::uint64_t kMaxKeyLength = 65'535;  // the format's own limit
@@ -39,7 +50,8 @@ std::string Shown(std::string_view name) {
 }
 
 std::optional<GgufType> KnownType(std::uint32_t type) {
-  for (const GgufType known : {GgufType::kF32, GgufType::kF16, GgufType::kQ4_0, GgufType::kQ4_1, GgufType::kQ8_0, GgufType::kBF16}) {
+  for (const GgufType known :
+       {GgufType::kF32, GgufType::kF16, GgufType::kQ4_0, GgufType::kQ4_1, GgufType::kQ8_0, GgufType::kBF16}) {
     if (static_cast<std::uint32_t>(known) == type) return known;
   }
   return std::nullopt;
@@ -173,7 +185,8 @@ class GgufReader {
   absl::Status ReadArray(const std::string& who, GgufFile::Value& value) {
     NIBBLE_ASSIGN_OR_RETURN(value.element_type, Number<std::uint32_t>(who));
     NIBBLE_ASSIGN_OR_RETURN(value.count, Number<std::uint64_t>(who));
-    if (value.element_type >= kNumValueTypes) return Corrupt(StrCat(who, " has elements of unknown type ", value.element_type));
+    if (value.element_type >= kNumValueTypes)
+      return Corrupt(StrCat(who, " has elements of unknown type ", value.element_type));
     if (value.element_type == kArray) return Unsupported(StrCat(who, " is an array of arrays"));
     // A string takes at least the 8 bytes of its length.
     const std::uint64_t least = value.element_type == kString ? 8 : kScalarBytes[value.element_type];
@@ -205,7 +218,8 @@ class GgufReader {
     NIBBLE_ASSIGN_OR_RETURN(name, Name("a tensor name", kMaxTensorName));
     const std::string who = StrCat("tensor \"", Shown(name), "\"");
     NIBBLE_ASSIGN_OR_RETURN(const std::uint32_t rank, Number<std::uint32_t>(who));
-    if (rank < 1 || rank > kMaxDimensions) return Corrupt(StrCat(who, " has rank ", rank, ", wanted 1 to ", kMaxDimensions));
+    if (rank < 1 || rank > kMaxDimensions)
+      return Corrupt(StrCat(who, " has rank ", rank, ", wanted 1 to ", kMaxDimensions));
     std::int64_t elements = 1;
     for (std::uint32_t i = 0; i < rank; ++i) {
       NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t dim, Number<std::uint64_t>(who));
@@ -253,9 +267,9 @@ absl::StatusOr<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path
 }
 
 absl::Status GgufFile::WrongType(std::string_view key, const Value& value, const char* wanted) const {
-  return absl::InvalidArgumentError(StrCat(where_, ": ", key, " is ", kValueNames[value.type],
-                                           value.type == kArray ? StrCat(" of ", kValueNames[value.element_type]) : std::string(),
-                                           ", wanted ", wanted));
+  return absl::InvalidArgumentError(StrCat(
+      where_, ": ", key, " is ", kValueNames[value.type],
+      value.type == kArray ? StrCat(" of ", kValueNames[value.element_type]) : std::string(), ", wanted ", wanted));
 }
 
 absl::StatusOr<std::optional<std::int64_t>> GgufFile::Int(std::string_view key) const {
@@ -272,7 +286,8 @@ absl::StatusOr<std::optional<std::int64_t>> GgufFile::Int(std::string_view key) 
     case kI64: return std::optional<std::int64_t>(Load<std::int64_t>(value.bytes));
     case kU64: {
       const std::uint64_t number = Load<std::uint64_t>(value.bytes);
-      if (number > INT64_MAX) return absl::InvalidArgumentError(StrCat(where_, ": ", key, " is ", number, ", wanted less than 2^63"));
+      if (number > INT64_MAX)
+        return absl::InvalidArgumentError(StrCat(where_, ": ", key, " is ", number, ", wanted less than 2^63"));
       return std::optional<std::int64_t>(static_cast<std::int64_t>(number));
     }
     default: return WrongType(key, value, "an integer");

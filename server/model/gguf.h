@@ -59,7 +59,8 @@ class GgufFile {
   };
   GgufFile() = default;
   absl::Status WrongType(std::string_view key, const Value& value, const char* wanted) const;
-  absl::StatusOr<const Value*> Array(std::string_view key, std::span<const std::uint32_t> types, const char* wanted) const;
+  absl::StatusOr<const Value*> Array(std::string_view key, std::span<const std::uint32_t> types,
+                                     const char* wanted) const;
 
   std::string where_;
   std::shared_ptr<const base::MappedFile> file_;  // null when parsed from borrowed bytes

@@ -6,8 +6,8 @@
 namespace nibble::model {
 namespace {
 
-// Blocks of ggml-common.h: block_q4_0 {f16 d; u8 qs[16]}, block_q4_1 {f16 d, m; u8 qs[16]}, block_q8_0 {f16 d; i8 qs[32]}.
-// In 4-bit blocks, byte j holds element j in its low nibble and element j + 16 in its high nibble.
+// Blocks of ggml-common.h: block_q4_0 {f16 d; u8 qs[16]}, block_q4_1 {f16 d, m; u8 qs[16]}, block_q8_0 {f16 d; i8
+// qs[32]}. In 4-bit blocks, byte j holds element j in its low nibble and element j + 16 in its high nibble.
 constexpr std::int64_t kBlock = 32;
 
 float ReadHalf(const std::byte* at) {
@@ -58,8 +58,12 @@ const char* Name(GgufType type) {
 
 std::int64_t BlockElements(GgufType type) {
   switch (type) {
-    case GgufType::kF32: case GgufType::kF16: case GgufType::kBF16: return 1;
-    case GgufType::kQ4_0: case GgufType::kQ4_1: case GgufType::kQ8_0: return kBlock;
+    case GgufType::kF32:
+    case GgufType::kF16:
+    case GgufType::kBF16: return 1;
+    case GgufType::kQ4_0:
+    case GgufType::kQ4_1:
+    case GgufType::kQ8_0: return kBlock;
   }
   return 1;
 }
@@ -67,7 +71,8 @@ std::int64_t BlockElements(GgufType type) {
 std::int64_t BlockBytes(GgufType type) {
   switch (type) {
     case GgufType::kF32: return 4;
-    case GgufType::kF16: case GgufType::kBF16: return 2;
+    case GgufType::kF16:
+    case GgufType::kBF16: return 2;
     case GgufType::kQ4_0: return 18;
     case GgufType::kQ4_1: return 20;
     case GgufType::kQ8_0: return 34;

@@ -59,7 +59,8 @@ std::string GgufName(const std::string& name) {
   const std::string module = name.substr(layer_end + 1, kind_begin - layer_end - 1);
   for (const NameRow& row : kLayerNames) {
     if (module == row.hf) {
-      return StrCat("blk.", name.substr(kPrefix.size(), layer_end - kPrefix.size()), ".", row.gguf, name.substr(kind_begin));
+      return StrCat("blk.", name.substr(kPrefix.size(), layer_end - kPrefix.size()), ".", row.gguf,
+                    name.substr(kind_begin));
     }
   }
   return "";
@@ -77,7 +78,8 @@ void UndoPermutation(std::vector<float>& values, std::int64_t heads, std::int64_
       for (std::int64_t i = 0; i < head_dim / 2; ++i) {
         const std::int64_t to = head * head_dim + half * (head_dim / 2) + i;
         const std::int64_t from = head * head_dim + 2 * i + half;
-        std::memcpy(out.data() + to * cols, values.data() + from * cols, static_cast<std::size_t>(cols) * sizeof(float));
+        std::memcpy(out.data() + to * cols, values.data() + from * cols,
+                    static_cast<std::size_t>(cols) * sizeof(float));
       }
     }
   }
@@ -104,7 +106,8 @@ class GgufSource : public WeightSource {
 
   std::int64_t ReadBytes(const TensorSpec& spec, DType dtype) const override {
     constexpr std::int64_t kFloatBytes = sizeof(float);
-    // Read() holds the tensor in f32 and one more array of at most that size: the copy for UndoPermutation, later the result.
+    // Read() holds the tensor in f32 and one more array of at most that size: the copy for UndoPermutation, later the
+    // result.
     const std::int64_t width = kFloatBytes + (PermutedHeads(spec) > 0 ? kFloatBytes : kernels::SizeOf(dtype));
     return NumElements(spec.shape).value_or(0) * width;
   }
@@ -120,25 +123,33 @@ class GgufSource : public WeightSource {
   // Turns the metadata into the config.json of a Hugging Face directory, so that one parser checks both.
   absl::Status ReadConfig() {
     NIBBLE_ASSIGN_OR_RETURN(const auto architecture, file_->String("general.architecture"));
-    if (!architecture.has_value()) return absl::InvalidArgumentError(StrCat(file_->name(), ": no general.architecture"));
+    if (!architecture.has_value())
+      return absl::InvalidArgumentError(StrCat(file_->name(), ": no general.architecture"));
     family_ = FindGgufFamily(*architecture);
     if (family_ == nullptr) {
-      return Unsupported(StrCat("general.architecture \"", architecture->substr(0, 64), "\" (supported: llama, qwen2, qwen3)"));
+      return Unsupported(
+          StrCat("general.architecture \"", architecture->substr(0, 64), "\" (supported: llama, qwen2, qwen3)"));
     }
     NIBBLE_RETURN_IF_ERROR(RefuseOthers());
-    base::Json json = {{"architectures", {family_->hf_architecture}}, {"model_type", family_->model_type}, {"hidden_act", "silu"}};
-    const std::pair<const char*, std::string> ints[] = {
-        {"hidden_size", Key("embedding_length")},       {"num_hidden_layers", Key("block_count")},
-        {"num_attention_heads", Key("attention.head_count")}, {"num_key_value_heads", Key("attention.head_count_kv")},
-        {"intermediate_size", Key("feed_forward_length")}, {"max_position_embeddings", Key("context_length")},
-        {"head_dim", Key("attention.key_length")},      {"vocab_size", Key("vocab_size")},
-        {"bos_token_id", "tokenizer.ggml.bos_token_id"}, {"pad_token_id", "tokenizer.ggml.padding_token_id"}};
+    base::Json json = {
+        {"architectures", {family_->hf_architecture}}, {"model_type", family_->model_type}, {"hidden_act", "silu"}};
+    const std::pair<const char*, std::string> ints[] = {{"hidden_size", Key("embedding_length")},
+                                                        {"num_hidden_layers", Key("block_count")},
+                                                        {"num_attention_heads", Key("attention.head_count")},
+                                                        {"num_key_value_heads", Key("attention.head_count_kv")},
+                                                        {"intermediate_size", Key("feed_forward_length")},
+                                                        {"max_position_embeddings", Key("context_length")},
+                                                        {"head_dim", Key("attention.key_length")},
+                                                        {"vocab_size", Key("vocab_size")},
+                                                        {"bos_token_id", "tokenizer.ggml.bos_token_id"},
+                                                        {"pad_token_id", "tokenizer.ggml.padding_token_id"}};
     for (const auto& [hf, key] : ints) {
       NIBBLE_ASSIGN_OR_RETURN(const auto value, file_->Int(key));
       if (value.has_value()) json[hf] = *value;
     }
     const auto embedding = file_->tensors().find("token_embd.weight");
-    if (embedding == file_->tensors().end()) return absl::InvalidArgumentError(StrCat(file_->name(), ": no tensor token_embd.weight"));
+    if (embedding == file_->tensors().end())
+      return absl::InvalidArgumentError(StrCat(file_->name(), ": no tensor token_embd.weight"));
     json["vocab_size"] = embedding->second.shape.front();  // the weights decide; llama.vocab_size may be absent
     const std::string eps_key = Key("attention.layer_norm_rms_epsilon");
     NIBBLE_ASSIGN_OR_RETURN(const auto eps, file_->Float(eps_key));
@@ -148,7 +159,8 @@ class GgufSource : public WeightSource {
     json["attention_bias"] = file_->tensors().contains("blk.0.attn_q.bias");
     json["mlp_bias"] = file_->tensors().contains("blk.0.ffn_up.bias");
     base::Json eos = base::Json::array();
-    for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+    for (const char* key :
+         {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
       NIBBLE_ASSIGN_OR_RETURN(const auto id, file_->Int(key));
       if (id.has_value() && std::find(eos.begin(), eos.end(), base::Json(*id)) == eos.end()) eos.push_back(*id);
     }
@@ -229,8 +241,8 @@ class GgufSource : public WeightSource {
     for (std::size_t i = 0; i < divisors.size(); ++i) {
       const double got = static_cast<double>(plain[i]) / static_cast<double>(divisors[i]);
       if (config_.rope.scaling != RopeConfig::Scaling::kNone || !(std::fabs(got - wanted[i]) <= 1e-5 * wanted[i])) {
-        return Unsupported(StrCat(file_->name(), ": ", kRopeFactorsName, " is not Llama 3.1's scaling (divisor ", i, " is ",
-                                  divisors[i], ")"));
+        return Unsupported(StrCat(file_->name(), ": ", kRopeFactorsName, " is not Llama 3.1's scaling (divisor ", i,
+                                  " is ", divisors[i], ")"));
       }
     }
     config_.rope = scaled.rope;
@@ -276,8 +288,9 @@ class GgufSource : public WeightSource {
         return absl::InvalidArgumentError(StrCat(file_->name(), ": no tensor \"", name, "\", its metadata needs it"));
       }
       if (it->second->shape != spec.shape) {
-        return absl::InvalidArgumentError(StrCat(file_->name(), ": tensor \"", name, "\" has shape ", ShapeText(it->second->shape),
-                                                 ", its metadata needs ", ShapeText(spec.shape)));
+        return absl::InvalidArgumentError(StrCat(file_->name(), ": tensor \"", name, "\" has shape ",
+                                                 ShapeText(it->second->shape), ", its metadata needs ",
+                                                 ShapeText(spec.shape)));
       }
       rest.erase(it);
     }

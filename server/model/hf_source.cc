@@ -64,18 +64,20 @@ class HfSource : public WeightSource {
     const SafetensorsTensor& tensor = stored_.tensors.at(spec.name);
     TernaryValues values;
     if (tensor.dtype == DType::kU8) {
-      auto codes = UnpackHfBitNet({reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()}, spec.shape[0], spec.shape[1]);
-      if (!codes.ok()) return absl::DataLossError(StrCat("tensor \"", spec.name, "\": ", base::ToStd(codes.status().message())));
+      auto codes = UnpackHfBitNet({reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()},
+                                  spec.shape[0], spec.shape[1]);
+      if (!codes.ok())
+        return absl::DataLossError(StrCat("tensor \"", spec.name, "\": ", base::ToStd(codes.status().message())));
       values = {*std::move(codes), 1.0f};
     } else {
-      NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> floats, ToFloats(tensor.bytes, *tensor.dtype, NumElements(spec.shape).value_or(0)));
+      NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> floats,
+                              ToFloats(tensor.bytes, *tensor.dtype, NumElements(spec.shape).value_or(0)));
       auto ternary = AsTernary(floats);
       if (!ternary.has_value()) {
-        return base::WithReason(
-            absl::FailedPreconditionError(
-                StrCat("tensor \"", spec.name, "\" holds raw master weights, but config.json says codes ",
-                       "(quantization_mode offline): use \"online\" for masters")),
-            "RAW_MASTERS", {{"tensor", spec.name}});
+        return base::WithReason(absl::FailedPreconditionError(StrCat(
+                                    "tensor \"", spec.name, "\" holds raw master weights, but config.json says codes ",
+                                    "(quantization_mode offline): use \"online\" for masters")),
+                                "RAW_MASTERS", {{"tensor", spec.name}});
       }
       values = *std::move(ternary);
     }
@@ -105,14 +107,16 @@ class HfSource : public WeightSource {
     const SafetensorsTensor& tensor = stored_.tensors.at(spec.name);
     const std::int64_t count = NumElements(spec.shape).value_or(0);
     // The codes, and the floats that they are made from.
-    if (is_ternary_ && spec.role == TensorRole::kLinear) return tensor.dtype == DType::kU8 ? count : count * (1 + kFloatBytes);
+    if (is_ternary_ && spec.role == TensorRole::kLinear)
+      return tensor.dtype == DType::kU8 ? count : count * (1 + kFloatBytes);
     const bool as_stored = tensor.dtype == dtype && !IsScaled(spec);
     return count * (kernels::SizeOf(dtype) + (as_stored ? 0 : kFloatBytes));  // types are converted through f32
   }
 
  private:
   bool IsScaled(const TensorSpec& spec) const {
-    return spec.role == TensorRole::kBias && bitnet_.has_value() && bitnet_->linear_class == HfLinearClass::kAutoBitLinearOffline;
+    return spec.role == TensorRole::kBias && bitnet_.has_value() &&
+           bitnet_->linear_class == HfLinearClass::kAutoBitLinearOffline;
   }
 
   absl::StatusOr<float> ReadScale(const std::string& name) const {
@@ -132,8 +136,9 @@ class HfSource : public WeightSource {
       if (bitnet_->use_rms_norm) {
         NIBBLE_ASSIGN_OR_RETURN(const ModelConfig plain, ParseHfConfig(json));
         if (plain.norms != NormPlacement::kBlock) {
-          return base::WithReason(absl::UnimplementedError(StrCat("config.json: use_rms_norm with architecture ", plain.architecture)),
-                                  "UNSUPPORTED_MODEL");
+          return base::WithReason(
+              absl::UnimplementedError(StrCat("config.json: use_rms_norm with architecture ", plain.architecture)),
+              "UNSUPPORTED_MODEL");
         }
         json["nibble_norms"] = "block_and_linear";
         json["nibble_linear_norm_eps"] = bitnet_->rms_norm_eps;
@@ -147,8 +152,9 @@ class HfSource : public WeightSource {
   // part of the bytes.
   absl::Status TakeApart() {
     if (bitnet_.has_value()) {
-      return base::WithReason(absl::UnimplementedError(StrCat("config.json: bitnet with architecture ", config_.architecture)),
-                              "UNSUPPORTED_MODEL");
+      return base::WithReason(
+          absl::UnimplementedError(StrCat("config.json: bitnet with architecture ", config_.architecture)),
+          "UNSUPPORTED_MODEL");
     }
     const std::pair<const char*, std::vector<LinearKind>> fused[] = {
         {"self_attn.qkv_proj", {LinearKind::kQ, LinearKind::kK, LinearKind::kV}},
@@ -165,8 +171,9 @@ class HfSource : public WeightSource {
         for (const LinearKind kind : kinds) rows += OutFeatures(config_, kind);
         const std::vector<std::int64_t> wanted = {rows, config_.hidden_size};
         if (whole.shape != wanted || !IsFloat(whole)) {
-          return absl::InvalidArgumentError(StrCat("tensor \"", name, "\" is ", whole.dtype_name, " ", ShapeText(whole.shape),
-                                                   ", config.json needs floats ", ShapeText(wanted)));
+          return absl::InvalidArgumentError(StrCat("tensor \"", name, "\" is ", whole.dtype_name, " ",
+                                                   ShapeText(whole.shape), ", config.json needs floats ",
+                                                   ShapeText(wanted)));
         }
         const std::size_t row_bytes = whole.bytes.size() / static_cast<std::size_t>(rows);
         std::size_t begin = 0;
@@ -193,8 +200,8 @@ class HfSource : public WeightSource {
     const bool may_be_float = bitnet_->linear_class == HfLinearClass::kAutoBitLinearOffline;
     if (tensor.dtype == DType::kU8 ? tensor.shape != packed || spec.shape[0] % kHfBitNetRows != 0
                                    : !may_be_float || tensor.shape != spec.shape || !IsFloat(tensor)) {
-      return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" is ", tensor.dtype_name, " ", ShapeText(tensor.shape),
-                                               ", config.json needs U8 ", ShapeText(packed),
+      return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" is ", tensor.dtype_name, " ",
+                                               ShapeText(tensor.shape), ", config.json needs U8 ", ShapeText(packed),
                                                may_be_float ? StrCat(" or float ", ShapeText(spec.shape)) : ""));
     }
     const std::string scale_name = spec.name + kHfWeightScale;
@@ -241,10 +248,9 @@ class HfSource : public WeightSource {
     }
     for (const auto& [name, tensor] : rest) {
       if (!IsRotaryTable(name) && !(config_.tied_embeddings && name == kHeadName)) {
-        return base::WithReason(
-            absl::UnimplementedError(
-                StrCat("tensor \"", name, "\" is unknown in this architecture with this config.json")),
-            "UNSUPPORTED_MODEL");
+        return base::WithReason(absl::UnimplementedError(StrCat(
+                                    "tensor \"", name, "\" is unknown in this architecture with this config.json")),
+                                "UNSUPPORTED_MODEL");
       }
       ignored_tensors_.push_back(name);
     }

@@ -53,11 +53,13 @@ absl::Status CheckFinite(const TensorSpec& spec, const std::string& bytes, DType
 absl::Status PutTernary(const WeightSource& source, const TensorSpec& spec, SafetensorsWriter& writer) {
   NIBBLE_ASSIGN_OR_RETURN(const TernaryValues values, source.ReadTernary(spec));
   std::string rows(static_cast<std::size_t>(spec.shape[0] * kernels::TernaryRowBytes(spec.shape[1])), '\0');
-  if (!kernels::TernaryCodesToRows(values.codes.data(), spec.shape[0], spec.shape[1], reinterpret_cast<std::uint8_t*>(rows.data()))) {
+  if (!kernels::TernaryCodesToRows(values.codes.data(), spec.shape[0], spec.shape[1],
+                                   reinterpret_cast<std::uint8_t*>(rows.data()))) {
     return absl::InternalError(StrCat(spec.name, ": holds a code other than -1, 0 and 1"));
   }
   NIBBLE_RETURN_IF_ERROR(writer.Put(spec.name, rows));
-  return writer.Put(spec.name + kTernaryScaleSuffix, {reinterpret_cast<const char*>(&values.scale), sizeof values.scale});
+  return writer.Put(spec.name + kTernaryScaleSuffix,
+                    {reinterpret_cast<const char*>(&values.scale), sizeof values.scale});
 }
 
 absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes) {
@@ -80,7 +82,8 @@ absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes)
   if (!ids.empty() && ids.back() >= vocab) return wanted_below("the largest token id is", ids.back());
   // A post-processor names the ids that it adds around a text; they need not be in the vocabulary.
   const auto around = (*tokenizer)->Encode("", /*add_special_tokens=*/true);
-  if (!around.ok()) return absl::InvalidArgumentError(StrCat("tokenizer.json: an empty ", base::ToStd(around.status().message())));
+  if (!around.ok())
+    return absl::InvalidArgumentError(StrCat("tokenizer.json: an empty ", base::ToStd(around.status().message())));
   for (const std::int32_t id : *around) {
     if (id >= vocab) return wanted_below("the post-processor adds token id", id);
   }
@@ -89,13 +92,15 @@ absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes)
 
 // The import's peak memory, in bytes: tensors are read, checked and written one by one, and the source keeps its
 // companion files until the end.
-std::int64_t HeldBytes(const WeightSource& source, const std::vector<TensorSpec>& specs, const std::map<std::string, DType>& types) {
+std::int64_t HeldBytes(const WeightSource& source, const std::vector<TensorSpec>& specs,
+                       const std::map<std::string, DType>& types) {
   std::int64_t largest = 0;
   for (const TensorSpec& spec : specs) {
     largest = std::max(largest, source.ReadBytes(spec, types.at(spec.name)));
     if (!source.is_ternary() || spec.role != TensorRole::kLinear) continue;
     // PutTernary holds the codes and their packed rows.
-    largest = std::max(largest, NumElements(spec.shape).value_or(0) + spec.shape[0] * kernels::TernaryRowBytes(spec.shape[1]));
+    largest = std::max(largest,
+                       NumElements(spec.shape).value_or(0) + spec.shape[0] * kernels::TernaryRowBytes(spec.shape[1]));
   }
   std::int64_t held = largest;
   for (const auto& [name, bytes] : source.files()) held += static_cast<std::int64_t>(bytes.size());

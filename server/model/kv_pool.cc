@@ -10,7 +10,8 @@
 namespace nibble::model {
 
 std::int64_t KvPool::PageBytes(const ModelConfig& config, kernels::DType dtype) {
-  return config.num_layers * config.num_kv_heads * 2 * kernels::kKvPageTokens * config.head_dim * kernels::SizeOf(dtype);
+  return config.num_layers * config.num_kv_heads * 2 * kernels::kKvPageTokens * config.head_dim *
+         kernels::SizeOf(dtype);
 }
 
 absl::StatusOr<std::unique_ptr<KvPool>> KvPool::Create(const ModelConfig& config, kernels::DType dtype,
@@ -18,7 +19,8 @@ absl::StatusOr<std::unique_ptr<KvPool>> KvPool::Create(const ModelConfig& config
   std::unique_ptr<KvPool> pool(new KvPool);
   std::int64_t bytes = 0;
   if (num_pages < 1 || __builtin_mul_overflow(num_pages, PageBytes(config, dtype), &bytes)) {
-    return absl::InvalidArgumentError(base::StrCat("KV cache of ", num_pages, " pages: wanted 1 or more that fit in memory"));
+    return absl::InvalidArgumentError(
+        base::StrCat("KV cache of ", num_pages, " pages: wanted 1 or more that fit in memory"));
   }
   pool->memory_.reset(std::aligned_alloc(64, static_cast<std::size_t>(bytes + 63) / 64 * 64));
   if (pool->memory_ == nullptr) {

@@ -18,9 +18,12 @@ using kernels::DType;
 bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo& info) {
   switch (info.format) {
     case Format::kInt8:
-      return role == TensorRole::kLinear || (info.int8_head && (role == TensorRole::kHead ||
-                                                               (role == TensorRole::kEmbedding && config.tied_embeddings)));
-    case Format::kNf4: case Format::kLora: case Format::kTernary: return role == TensorRole::kLinear;
+      return role == TensorRole::kLinear ||
+             (info.int8_head &&
+              (role == TensorRole::kHead || (role == TensorRole::kEmbedding && config.tied_embeddings)));
+    case Format::kNf4:
+    case Format::kLora:
+    case Format::kTernary: return role == TensorRole::kLinear;
     default: return false;
   }
 }
@@ -61,7 +64,8 @@ absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& confi
   return out;
 }
 
-absl::StatusOr<std::int64_t> WeightFileBytes(const ModelConfig& config, const ArtifactInfo& info, std::int64_t float_bytes) {
+absl::StatusOr<std::int64_t> WeightFileBytes(const ModelConfig& config, const ArtifactInfo& info,
+                                             std::int64_t float_bytes) {
   NIBBLE_ASSIGN_OR_RETURN(const auto tensors, StoredTensors(config, info));
   std::int64_t bytes = 0;
   for (const StoredTensor& tensor : tensors) {

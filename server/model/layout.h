@@ -34,7 +34,8 @@ bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo&
 // The tensors of model.safetensors.
 absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& config, const ArtifactInfo& info);
 // Total bytes of these tensors. float_bytes: bytes per element of tensors that may have several float types.
-absl::StatusOr<std::int64_t> WeightFileBytes(const ModelConfig& config, const ArtifactInfo& info, std::int64_t float_bytes);
+absl::StatusOr<std::int64_t> WeightFileBytes(const ModelConfig& config, const ArtifactInfo& info,
+                                             std::int64_t float_bytes);
 
 // Maximum number of input features of a quantized linear. With more, the integer sums of its product could overflow.
 // act_bits: bits of the activation codes, used only for ternary. nullopt: no limit.

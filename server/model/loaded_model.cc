@@ -20,13 +20,18 @@ using kernels::DType;
 class LoadedModelBuilder {
  public:
   LoadedModelBuilder(LoadedModel& model, const kernels::Stream& stream)
-      : model_(model), artifact_(*model.artifact_), config_(artifact_.config()), info_(artifact_.info()), stream_(stream) {}
+      : model_(model),
+        artifact_(*model.artifact_),
+        config_(artifact_.config()),
+        info_(artifact_.info()),
+        stream_(stream) {}
 
   absl::Status Build(const LoadedModel::Options& options) {
     DecoderWeights& weights = model_.weights_;
     if (info_.is_masters()) {
       return base::WithReason(
-          absl::FailedPreconditionError("these are the master weights of a BitNet model: convert them to ternary to run them"),
+          absl::FailedPreconditionError(
+              "these are the master weights of a BitNet model: convert them to ternary to run them"),
           "RAW_MASTERS");
     }
     NIBBLE_RETURN_IF_ERROR(CheckInFeatures(config_, info_));
@@ -50,9 +55,8 @@ class LoadedModelBuilder {
       }
       for (int k = 0; k < kNumLinearKinds; ++k) {
         const auto kind = static_cast<LinearKind>(k);
-        NIBBLE_ASSIGN_OR_RETURN(
-            layer_weights.linears[static_cast<std::size_t>(k)],
-            Linear(ModulePath(layer, kind), OutFeatures(config_, kind), InFeatures(config_, kind)));
+        NIBBLE_ASSIGN_OR_RETURN(layer_weights.linears[static_cast<std::size_t>(k)],
+                                Linear(ModulePath(layer, kind), OutFeatures(config_, kind), InFeatures(config_, kind)));
       }
       weights.layers.push_back(layer_weights);
     }
@@ -68,9 +72,9 @@ class LoadedModelBuilder {
     const std::int64_t bytes = std::max<std::int64_t>(count * static_cast<std::int64_t>(sizeof(T)), 64);
     kernels::WeightBuffer buffer(bytes);
     if (buffer.data() == nullptr) {
-      return base::WithReason(
-          absl::ResourceExhaustedError(base::StrCat("loading ", artifact_.directory(), ": no memory for ", bytes, " bytes")),
-          "OUT_OF_DEVICE_MEMORY");
+      return base::WithReason(absl::ResourceExhaustedError(
+                                  base::StrCat("loading ", artifact_.directory(), ": no memory for ", bytes, " bytes")),
+                              "OUT_OF_DEVICE_MEMORY");
     }
     model_.resident_bytes_ += static_cast<std::uint64_t>(bytes);
     model_.memory_.push_back(std::move(buffer));
@@ -157,7 +161,8 @@ class LoadedModelBuilder {
     NIBBLE_ASSIGN_OR_RETURN(const TensorView scale, Tensor(name + kTernaryScaleSuffix, {1}, DType::kF32));
     NIBBLE_ASSIGN_OR_RETURN(auto* tiles, Allocate<std::uint8_t>(kernels::PackedTernaryBytes(rows, cols)));
     NIBBLE_ASSIGN_OR_RETURN(auto* scales, Allocate<float>(kernels::RoundUp(rows, kernels::kTernaryTileRows)));
-    std::fill_n(scales, kernels::RoundUp(rows, kernels::kTernaryTileRows), *reinterpret_cast<const float*>(scale.bytes.data()));
+    std::fill_n(scales, kernels::RoundUp(rows, kernels::kTernaryTileRows),
+                *reinterpret_cast<const float*>(scale.bytes.data()));
     if (!kernels::TernaryRowsToTiles(reinterpret_cast<const std::uint8_t*>(codes.bytes.data()), rows, cols, tiles)) {
       return absl::DataLossError(base::StrCat(name, ": holds a code other than -1, 0 and 1"));
     }
@@ -169,8 +174,10 @@ class LoadedModelBuilder {
     const std::string prefix = base::StrCat("base_model.model.", path);
     if (!artifact_.tensors().contains(prefix + ".lora_A.weight")) return absl::OkStatus();  // not a target module
     LoraWeight lora;
-    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix a, FloatMatrix(prefix + ".lora_A.weight", artifact_.adapter()->rank, cols));
-    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix b, FloatMatrix(prefix + ".lora_B.weight", rows, artifact_.adapter()->rank));
+    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix a,
+                            FloatMatrix(prefix + ".lora_A.weight", artifact_.adapter()->rank, cols));
+    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix b,
+                            FloatMatrix(prefix + ".lora_B.weight", rows, artifact_.adapter()->rank));
     NIBBLE_ASSIGN_OR_RETURN(lora.a, Panels(a));
     NIBBLE_ASSIGN_OR_RETURN(lora.b, Panels(b));
     lora.scaling = static_cast<float>(artifact_.adapter()->scaling());
@@ -271,7 +278,8 @@ class LoadedModelBuilder {
   const kernels::Stream& stream_;
 };
 
-absl::StatusOr<std::shared_ptr<const LoadedModel>> LoadedModel::Load(const std::string& directory, const Options& options,
+absl::StatusOr<std::shared_ptr<const LoadedModel>> LoadedModel::Load(const std::string& directory,
+                                                                     const Options& options,
                                                                      const kernels::Stream& stream) {
   if (stream.device != kernels::DeviceKind::kCpu) {
     return absl::UnimplementedError("models are served on the CPU only in this build");

@@ -170,7 +170,8 @@ absl::StatusOr<std::int64_t> ReadSlidingWindow(const Json& json, const Family& f
   if (family.sliding_window == 0 && Find(json, "sliding_window") == nullptr) return std::int64_t{0};
   NIBBLE_ASSIGN_OR_RETURN(const bool used, base::GetBool(json, "use_sliding_window", kWhere, !has_switch));
   if (!used) return std::int64_t{0};
-  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t window, Size(json, "sliding_window", kMaxPositions, &family.sliding_window));
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t window,
+                          Size(json, "sliding_window", kMaxPositions, &family.sliding_window));
   if (const Json* types = Find(json, "layer_types"); types != nullptr) {
     return std::find(types->begin(), types->end(), Json("sliding_attention")) == types->end() ? 0 : window;
   }
@@ -182,16 +183,18 @@ absl::StatusOr<std::int64_t> ReadSlidingWindow(const Json& json, const Family& f
   return window;
 }
 
-constexpr std::pair<const char*, NormPlacement> kNormPlacements[] = {{"block", NormPlacement::kBlock},
-                                                                     {"block_and_sub", NormPlacement::kBlockAndSub},
-                                                                     {"linear", NormPlacement::kLinear},
-                                                                     {"block_and_linear", NormPlacement::kBlockAndLinear}};
+constexpr std::pair<const char*, NormPlacement> kNormPlacements[] = {
+    {"block", NormPlacement::kBlock},
+    {"block_and_sub", NormPlacement::kBlockAndSub},
+    {"linear", NormPlacement::kLinear},
+    {"block_and_linear", NormPlacement::kBlockAndLinear}};
 
 absl::Status ReadNorms(const Json& json, const Family& family, ModelConfig& config) {
   NIBBLE_ASSIGN_OR_RETURN(config.rms_norm_eps, Positive(json, "rms_norm_eps", &family.rms_norm_eps));
   NIBBLE_ASSIGN_OR_RETURN(config.linear_norm_eps, Positive(json, "nibble_linear_norm_eps", &config.rms_norm_eps));
   if (config.rms_norm_eps >= 1.0) return Bad("rms_norm_eps", StrCat(config.rms_norm_eps), "less than 1");
-  if (config.linear_norm_eps >= 1.0) return Bad("nibble_linear_norm_eps", StrCat(config.linear_norm_eps), "less than 1");
+  if (config.linear_norm_eps >= 1.0)
+    return Bad("nibble_linear_norm_eps", StrCat(config.linear_norm_eps), "less than 1");
   config.norms = family.norms;
   if (Find(json, "nibble_norms") == nullptr) return absl::OkStatus();
   NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(json, "nibble_norms", kWhere));
@@ -200,7 +203,8 @@ absl::Status ReadNorms(const Json& json, const Family& family, ModelConfig& conf
     config.norms = placement;
     return absl::OkStatus();
   }
-  return Bad("nibble_norms", StrCat("\"", name.substr(0, 64), "\""), "block, block_and_sub, linear or block_and_linear");
+  return Bad("nibble_norms", StrCat("\"", name.substr(0, 64), "\""),
+             "block, block_and_sub, linear or block_and_linear");
 }
 
 absl::Status ReadBiases(const Json& json, const Family& family, ModelConfig& config) {
@@ -254,7 +258,8 @@ absl::StatusOr<ModelConfig> ParseHfConfig(const Json& json) {
   NIBBLE_ASSIGN_OR_RETURN(config.num_kv_heads, Size(json, "num_key_value_heads", kMaxHeads, &default_kv_heads));
   NIBBLE_ASSIGN_OR_RETURN(config.ffn_size, Size(json, "intermediate_size", kMaxFfn, nullptr));
   NIBBLE_ASSIGN_OR_RETURN(config.vocab_size, Size(json, "vocab_size", kMaxVocab, nullptr));
-  NIBBLE_ASSIGN_OR_RETURN(config.max_positions, Size(json, "max_position_embeddings", kMaxPositions, &family->max_positions));
+  NIBBLE_ASSIGN_OR_RETURN(config.max_positions,
+                          Size(json, "max_position_embeddings", kMaxPositions, &family->max_positions));
   NIBBLE_ASSIGN_OR_RETURN(config.sliding_window, ReadSlidingWindow(json, *family, config.num_layers));
   if (config.num_heads % config.num_kv_heads != 0) {
     return Bad("num_key_value_heads", StrCat(config.num_kv_heads), StrCat("a divisor of ", config.num_heads, " heads"));

@@ -21,8 +21,8 @@ struct RopeConfig {
   double theta = 10000.0;
   Scaling scaling = Scaling::kNone;
   double factor = 1.0;
-  double low_freq_factor = 1.0;      // kLlama3
-  double high_freq_factor = 4.0;     // kLlama3
+  double low_freq_factor = 1.0;             // kLlama3
+  double high_freq_factor = 4.0;            // kLlama3
   std::int64_t original_max_positions = 0;  // kLlama3
 };
 
@@ -37,7 +37,7 @@ enum class NormPlacement {
 using kernels::Activation;  // act(gate) * up
 
 struct ModelConfig {
-  std::string architecture;          // a name from family.cc: "llama", "mistral", ...
+  std::string architecture;  // a name from family.cc: "llama", "mistral", ...
   std::int64_t hidden_size = 0;
   std::int64_t num_layers = 0;
   std::int64_t num_heads = 0;
@@ -45,15 +45,15 @@ struct ModelConfig {
   std::int64_t head_dim = 0;
   std::int64_t ffn_size = 0;
   std::int64_t vocab_size = 0;
-  std::int64_t max_positions = 0;    // of the position embeddings; context_limit() gives the usable length
-  std::int64_t sliding_window = 0;   // tokens that attention sees, the current one included; 0: all
+  std::int64_t max_positions = 0;   // of the position embeddings; context_limit() gives the usable length
+  std::int64_t sliding_window = 0;  // tokens that attention sees, the current one included; 0: all
   double rms_norm_eps = 0;
-  double linear_norm_eps = 0;        // of the norms before linears; default: rms_norm_eps
+  double linear_norm_eps = 0;  // of the norms before linears; default: rms_norm_eps
   bool tied_embeddings = false;
-  bool qkv_bias = false;             // q, k and v have a bias
+  bool qkv_bias = false;  // q, k and v have a bias
   bool o_bias = false;
-  bool mlp_bias = false;             // gate, up and down have a bias
-  bool qk_norm = false;              // every head of q and k is normalized before rotary embedding
+  bool mlp_bias = false;  // gate, up and down have a bias
+  bool qk_norm = false;   // every head of q and k is normalized before rotary embedding
   NormPlacement norms = NormPlacement::kBlock;
   Activation activation = Activation::kSilu;
   RopeConfig rope;
@@ -72,8 +72,8 @@ struct ModelConfig {
   std::string limit_text(std::int64_t limit) const;
 };
 
-// Reads a Hugging Face config.json as transformers 4 or 5 writes it (rope_parameters or rope_theta / rope_scaling; dtype is
-// ignored). "nibble_norms" overrides the family's norm placement. Unimplemented names the unsupported feature
+// Reads a Hugging Face config.json as transformers 4 or 5 writes it (rope_parameters or rope_theta / rope_scaling;
+// dtype is ignored). "nibble_norms" overrides the family's norm placement. Unimplemented names the unsupported feature
 // (architecture, activation, rope type, quantization_config ...); InvalidArgument names a missing or contradictory
 // field. Every size is bounded before sizes are multiplied.
 absl::StatusOr<ModelConfig> ParseHfConfig(const base::Json& json);

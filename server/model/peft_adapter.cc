@@ -22,10 +22,9 @@ constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 constexpr char kPickledWeightsFile[] = "adapter_model.bin";
 
 absl::Status WrongShape(const std::string& tensor, const std::string& got, const std::string& wanted) {
-  return base::WithReason(
-      absl::FailedPreconditionError(
-          StrCat(kAdapterWeightsFile, ": tensor \"", tensor, "\" is ", got, ", the base needs ", wanted)),
-      "ADAPTER_SHAPE", {{"tensor", tensor}, {"got", got}, {"wanted", wanted}});
+  return base::WithReason(absl::FailedPreconditionError(StrCat(kAdapterWeightsFile, ": tensor \"", tensor, "\" is ",
+                                                               got, ", the base needs ", wanted)),
+                          "ADAPTER_SHAPE", {{"tensor", tensor}, {"got", got}, {"wanted", wanted}});
 }
 
 absl::StatusOr<AdapterConfig> ReadConfig(base::FileSystem& files, const std::string& directory) {
@@ -33,7 +32,8 @@ absl::StatusOr<AdapterConfig> ReadConfig(base::FileSystem& files, const std::str
   if (!files.Exists(path)) return absl::NotFoundError(StrCat(kAdapterConfigFile, " is missing"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(path, kMaxConfigBytes));
   const auto json = base::ParseJson(text);
-  if (!json.ok()) return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": ", base::ToStd(json.status().message())));
+  if (!json.ok())
+    return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": ", base::ToStd(json.status().message())));
   NIBBLE_ASSIGN_OR_RETURN(AdapterConfig config, ParsePeftConfig(*json));
   if (config.alpha > kMaxLoraAlpha) {
     return absl::InvalidArgumentError(
@@ -45,25 +45,28 @@ absl::StatusOr<AdapterConfig> ReadConfig(base::FileSystem& files, const std::str
 absl::Status CheckTensor(const TensorPlan& wanted, const SafetensorsTensor& got) {
   if (got.shape != wanted.shape) return WrongShape(wanted.name, ShapeText(got.shape), ShapeText(wanted.shape));
   if (got.dtype != DType::kF32 && got.dtype != DType::kF16 && got.dtype != DType::kBF16) {
-    return base::WithReason(absl::UnimplementedError(StrCat(kAdapterWeightsFile, ": tensor \"", wanted.name, "\" is ", got.dtype_name,
-                                                            " (supported: F32, F16, BF16)")),
+    return base::WithReason(absl::UnimplementedError(StrCat(kAdapterWeightsFile, ": tensor \"", wanted.name, "\" is ",
+                                                            got.dtype_name, " (supported: F32, F16, BF16)")),
                             "UNSUPPORTED_ADAPTER");
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<float>> Widened(const SafetensorsTensor& tensor) {
-  NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, ToFloats(tensor.bytes, *tensor.dtype, NumElements(tensor.shape).value_or(0)));
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values,
+                          ToFloats(tensor.bytes, *tensor.dtype, NumElements(tensor.shape).value_or(0)));
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (std::isfinite(values[i])) continue;
-    return absl::InvalidArgumentError(StrCat(kAdapterWeightsFile, ": tensor \"", tensor.name, "\" is not finite at element ", i));
+    return absl::InvalidArgumentError(
+        StrCat(kAdapterWeightsFile, ": tensor \"", tensor.name, "\" is not finite at element ", i));
   }
   return values;
 }
 
 }  // namespace
 
-absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::string& directory, const ModelConfig& model,
+absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::string& directory,
+                                            const ModelConfig& model,
                                             const std::function<absl::Status(std::int64_t bytes)>& admit) {
   PeftAdapter adapter;
   NIBBLE_ASSIGN_OR_RETURN(adapter.config, ReadConfig(files, directory));
@@ -73,7 +76,8 @@ absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::
       return absl::NotFoundError(StrCat(kAdapterWeightsFile, " is missing"));
     }
     return base::WithReason(
-        absl::UnimplementedError(StrCat(kPickledWeightsFile, ": pickled weights are not supported; save the adapter as safetensors")),
+        absl::UnimplementedError(
+            StrCat(kPickledWeightsFile, ": pickled weights are not supported; save the adapter as safetensors")),
         "UNSUPPORTED_ADAPTER");
   }
   NIBBLE_ASSIGN_OR_RETURN(SafetensorsFiles stored, OpenSafetensors(path));

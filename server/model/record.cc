@@ -26,9 +26,8 @@ void PutU32(std::string& out, std::uint32_t value) {
 }
 
 bool IsHexDigest(std::string_view text) {
-  return text.size() == kDigest && std::all_of(text.begin(), text.end(), [](char c) {
-           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-         });
+  return text.size() == kDigest &&
+         std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
 
 // Reads from the front; returns false when too few bytes are left or a digest is invalid.
@@ -38,7 +37,8 @@ class Cursor {
   bool U32(std::uint32_t& value) {
     if (rest_.size() < 4) return false;
     value = 0;
-    for (std::size_t i = 0; i < 4; ++i) value |= static_cast<std::uint32_t>(static_cast<unsigned char>(rest_[i])) << (8 * i);
+    for (std::size_t i = 0; i < 4; ++i)
+      value |= static_cast<std::uint32_t>(static_cast<unsigned char>(rest_[i])) << (8 * i);
     rest_.remove_prefix(4);
     return true;
   }

@@ -13,14 +13,15 @@ absl::StatusOr<std::vector<std::string>> RowDigests(const LoadedModel& model, co
                                                     const kernels::Stream& stream, const base::Cancelled& cancelled) {
   NIBBLE_RETURN_IF_ERROR(CheckTokens(model, tokens));
   std::vector<std::string> digests;
-  NIBBLE_RETURN_IF_ERROR(ForEachLogits(model.config(), model.weights(), tokens, kChunk, stream,
-                                       [&](std::int64_t, const kernels::Matrix& logits) {
-                                         for (std::int64_t r = 0; r < logits.rows; ++r) {
-                                           digests.push_back(RowDigest(logits.Row<float>(r), logits.cols));
-                                         }
-                                         return absl::OkStatus();
-                                       },
-                                       cancelled));
+  NIBBLE_RETURN_IF_ERROR(ForEachLogits(
+      model.config(), model.weights(), tokens, kChunk, stream,
+      [&](std::int64_t, const kernels::Matrix& logits) {
+        for (std::int64_t r = 0; r < logits.rows; ++r) {
+          digests.push_back(RowDigest(logits.Row<float>(r), logits.cols));
+        }
+        return absl::OkStatus();
+      },
+      cancelled));
   return digests;
 }
 
@@ -59,7 +60,8 @@ absl::StatusOr<ReplayResult> ReplayRecord(const LoadedModel& model, const Record
   ReplayResult result;
   for (std::size_t s = 0; s < record.sequences.size(); ++s) {
     const RecordSequence& sequence = record.sequences[s];
-    NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> digests, RowDigests(model, sequence.token_ids, stream, cancelled));
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> digests,
+                            RowDigests(model, sequence.token_ids, stream, cancelled));
     for (std::size_t r = 0; r < digests.size(); ++r) {
       ++result.rows;
       if (digests[r] == sequence.row_digests[r]) continue;
@@ -70,8 +72,9 @@ absl::StatusOr<ReplayResult> ReplayRecord(const LoadedModel& model, const Record
     }
   }
   if (result.differing_rows > 0) {
-    result.difference = base::StrCat(result.differing_rows, " of ", result.rows, " rows of logits differ, first at position ",
-                                     result.first_position, " of sequence ", result.first_sequence);
+    result.difference =
+        base::StrCat(result.differing_rows, " of ", result.rows, " rows of logits differ, first at position ",
+                     result.first_position, " of sequence ", result.first_sequence);
   } else if (record.weights_digest != model.info().weights_digest) {
     result.difference = base::StrCat("the record was made with weights ", record.weights_digest, ", these are ",
                                      model.info().weights_digest);

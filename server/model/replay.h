@@ -27,11 +27,11 @@ absl::StatusOr<Record> MakeRecord(const LoadedModel& model, const std::vector<st
 
 struct ReplayResult {
   bool equal = false;
-  std::int64_t rows = 0;             // compared
+  std::int64_t rows = 0;  // compared
   std::int64_t differing_rows = 0;
   std::int64_t first_sequence = -1;  // where the first differing row is
   std::int64_t first_position = -1;
-  std::string difference;            // for people; "" when equal
+  std::string difference;  // for people; "" when equal
 };
 
 // Runs the record's token ids again. `cancelled` is checked before every layer. Errors: FailedPrecondition (recorded on

@@ -1,5 +1,5 @@
-// Inverse frequencies of the rotary embedding. Everything is computed in double and rounded once, so that the angles do not
-// depend on how a machine's libm rounds floats.
+// Inverse frequencies of the rotary embedding. Everything is computed in double and rounded once, so that the angles do
+// not depend on how a machine's libm rounds floats.
 #include <cmath>
 #include <numbers>
 
@@ -8,8 +8,8 @@
 namespace nibble::model {
 namespace {
 
-// Llama 3.1 (transformers modeling_rope_utils.py _compute_llama3_parameters): wavelengths beyond the original context are
-// stretched by `factor`, short ones stay unchanged, those between are blended.
+// Llama 3.1 (transformers modeling_rope_utils.py _compute_llama3_parameters): wavelengths beyond the original context
+// are stretched by `factor`, short ones stay unchanged, those between are blended.
 double Llama3(double inverse_frequency, const RopeConfig& rope) {
   const double positions = static_cast<double>(rope.original_max_positions);
   const double low_wavelength = positions / rope.low_freq_factor;

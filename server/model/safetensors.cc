@@ -23,12 +23,28 @@ struct DTypeRow {
 
 // Every `Dtype` of the crate's 0.8.0: a file is valid even if Nibble does not compute with its types.
 constexpr std::array<DTypeRow, 22> kDTypes = {{
-    {"BOOL", 8, std::nullopt}, {"F4", 4, std::nullopt}, {"F6_E2M3", 6, std::nullopt}, {"F6_E3M2", 6, std::nullopt},
-    {"U8", 8, DType::kU8}, {"I8", 8, DType::kI8}, {"F8_E5M2", 8, std::nullopt}, {"F8_E4M3", 8, std::nullopt},
-    {"F8_E8M0", 8, std::nullopt}, {"F8_E4M3FNUZ", 8, std::nullopt}, {"F8_E5M2FNUZ", 8, std::nullopt},
-    {"I16", 16, std::nullopt}, {"U16", 16, std::nullopt}, {"F16", 16, DType::kF16},
-    {"BF16", 16, DType::kBF16}, {"I32", 32, DType::kI32}, {"U32", 32, std::nullopt}, {"F32", 32, DType::kF32},
-    {"C64", 64, std::nullopt}, {"F64", 64, std::nullopt}, {"I64", 64, DType::kI64}, {"U64", 64, std::nullopt},
+    {"BOOL", 8, std::nullopt},
+    {"F4", 4, std::nullopt},
+    {"F6_E2M3", 6, std::nullopt},
+    {"F6_E3M2", 6, std::nullopt},
+    {"U8", 8, DType::kU8},
+    {"I8", 8, DType::kI8},
+    {"F8_E5M2", 8, std::nullopt},
+    {"F8_E4M3", 8, std::nullopt},
+    {"F8_E8M0", 8, std::nullopt},
+    {"F8_E4M3FNUZ", 8, std::nullopt},
+    {"F8_E5M2FNUZ", 8, std::nullopt},
+    {"I16", 16, std::nullopt},
+    {"U16", 16, std::nullopt},
+    {"F16", 16, DType::kF16},
+    {"BF16", 16, DType::kBF16},
+    {"I32", 32, DType::kI32},
+    {"U32", 32, std::nullopt},
+    {"F32", 32, DType::kF32},
+    {"C64", 64, std::nullopt},
+    {"F64", 64, std::nullopt},
+    {"I64", 64, DType::kI64},
+    {"U64", 64, std::nullopt},
 }};
 
 const DTypeRow* FindDType(std::string_view name) {
@@ -58,7 +74,8 @@ class HeaderReader : public nlohmann::json_sax<base::Json> {
   bool null() override { return (state_ == State::kTop && is_metadata_) || Scalar("null"); }
   bool boolean(bool) override { return Scalar("a boolean"); }
   bool number_integer(number_integer_t v) override {
-    return (state_ == State::kShape || state_ == State::kOffsets) ? Fail(StrCat("negative number ", v)) : Scalar("a number");
+    return (state_ == State::kShape || state_ == State::kOffsets) ? Fail(StrCat("negative number ", v))
+                                                                  : Scalar("a number");
   }
   bool number_unsigned(number_unsigned_t v) override {
     if (state_ == State::kShape) {
@@ -131,7 +148,8 @@ class HeaderReader : public nlohmann::json_sax<base::Json> {
   }
   bool key(string_t& k) override {
     if (skipping_ > 0) return true;
-    if (k.size() > kMaxTensorName && state_ != State::kMetadata) return Cap(StrCat("a name longer than ", kMaxTensorName, " bytes"));
+    if (k.size() > kMaxTensorName && state_ != State::kMetadata)
+      return Cap(StrCat("a name longer than ", kMaxTensorName, " bytes"));
     key_ = std::move(k);
     switch (state_) {
       case State::kTop:
@@ -145,8 +163,7 @@ class HeaderReader : public nlohmann::json_sax<base::Json> {
         if (fields_.size() == kMaxFields) return Cap(StrCat("a tensor with more than ", kMaxFields, " fields"));
         fields_.push_back(key_);
         return true;
-      default:
-        return !metadata.contains(key_) || Fail(StrCat("duplicate key \"", key_, "\" of __metadata__"));
+      default: return !metadata.contains(key_) || Fail(StrCat("duplicate key \"", key_, "\" of __metadata__"));
     }
   }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) override {
@@ -260,7 +277,8 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const std::byte> fi
     return Corrupt(where, StrCat("a header of ", length, " bytes, at most ", kMaxSafetensorsHeader, " are allowed"));
   }
   if (length > file.size() - 8) {
-    return Corrupt(where, StrCat("a header of ", length, " bytes in a file of ", file.size(), ": the file is truncated"));
+    return Corrupt(where,
+                   StrCat("a header of ", length, " bytes in a file of ", file.size(), ": the file is truncated"));
   }
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, length);
   // nlohmann treats a NUL as the end of its input and would ignore the rest.

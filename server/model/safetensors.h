@@ -27,8 +27,8 @@ inline constexpr std::size_t kMaxTensorName = 512;
 // `bytes` points into the file that was read, at any alignment.
 struct SafetensorsTensor {
   std::string name;
-  std::string dtype_name;                 // "BF16"; any type of the format
-  std::optional<kernels::DType> dtype;    // nullopt for types that Nibble does not compute with
+  std::string dtype_name;               // "BF16"; any type of the format
+  std::optional<kernels::DType> dtype;  // nullopt for types that Nibble does not compute with
   std::vector<std::int64_t> shape;
   std::span<const std::byte> bytes;
 };

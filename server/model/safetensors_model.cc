@@ -1,6 +1,4 @@
 // Opens safetensors from disk: one file, or the shards of an index.
-#include "server/model/safetensors.h"
-
 #include <map>
 #include <set>
 
@@ -8,6 +6,7 @@
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/safetensors.h"
 
 namespace nibble::model {
 namespace {
@@ -76,7 +75,8 @@ absl::StatusOr<SafetensorsFiles> OpenShards(base::FileSystem& files, const std::
     // Earlier shards hold only tensors that the index lists for them, so a tensor found here is in this shard.
     for (const std::string& tensor : tensors) {
       if (!out.tensors.contains(tensor)) {
-        return absl::DataLossError(StrCat(kIndexName, " puts \"", tensor, "\" into ", shard, ", which has no such tensor"));
+        return absl::DataLossError(
+            StrCat(kIndexName, " puts \"", tensor, "\" into ", shard, ", which has no such tensor"));
       }
     }
     if (num_added != tensors.size()) {

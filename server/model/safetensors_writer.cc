@@ -59,14 +59,16 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
       return absl::InvalidArgumentError("the tensors together overflow a file's size");
     }
     members.base::Json::object_t::Container::emplace_back(
-        tensor.name, base::Json{{"dtype", SafetensorsName(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}});
+        tensor.name,
+        base::Json{{"dtype", SafetensorsName(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}});
     offset = end;
   }
   std::string text = base::Dump(header);
   // The format allows spaces as padding. Sections before the widest have sizes that are multiples of their own
   // element size, so aligning the widest aligns all.
   text.append((kAlignment - (8 + text.size() + before_widest) % kAlignment) % kAlignment, ' ');
-  if (text.size() > kMaxSafetensorsHeader) return absl::InvalidArgumentError("too many tensors for one safetensors header");
+  if (text.size() > kMaxSafetensorsHeader)
+    return absl::InvalidArgumentError("too many tensors for one safetensors header");
   std::string length(8, '\0');
   for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);
   NIBBLE_ASSIGN_OR_RETURN(writer->file_, files.Create(path));
@@ -106,7 +108,8 @@ absl::Status SafetensorsWriter::Write(std::string_view bytes) {
 }
 
 absl::Status SafetensorsWriter::Finish() {
-  if (next_ != order_.size()) return absl::InternalError(StrCat("tensor \"", order_[next_].name, "\" was never written"));
+  if (next_ != order_.size())
+    return absl::InternalError(StrCat("tensor \"", order_[next_].name, "\" was never written"));
   NIBBLE_RETURN_IF_ERROR(file_->Sync());
   return file_->Close();
 }

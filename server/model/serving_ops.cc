@@ -101,7 +101,8 @@ ServingOps::Input ServingOps::NormInput(const Tensor& x, std::int64_t layer, Nor
 
 ServingOps::Tensor ServingOps::NormRows(const Tensor& x, std::int64_t layer, Norm norm) {
   Matrix y = arena_.AllocateMatrix(DType::kF32, x.rows, x.cols);
-  if (status_.ok()) Ok(kernels::RmsNorm({.x = x, .weight = Layer(layer).norm(norm), .eps = NormEps(norm), .y = y}, stream_));
+  if (status_.ok())
+    Ok(kernels::RmsNorm({.x = x, .weight = Layer(layer).norm(norm), .eps = NormEps(norm), .y = y}, stream_));
   return y;
 }
 
@@ -137,8 +138,7 @@ void ServingOps::ApplyLora(const Matrix& x, const LoraWeight& lora, const Tensor
 }
 
 ServingOps::Tensor ServingOps::Apply(const Input& input, const LinearWeight& weight, std::int64_t out_features) {
-  const std::int64_t num_rows =
-      weight.reads_codes() ? input.quantized.rows : input.rows.rows;
+  const std::int64_t num_rows = weight.reads_codes() ? input.quantized.rows : input.rows.rows;
   Matrix y = arena_.AllocateMatrix(DType::kF32, num_rows, out_features);
   if (!status_.ok()) return y;
   switch (weight.kind) {
@@ -218,8 +218,9 @@ ServingOps::Tensor ServingOps::FinalNorm(const Tensor& h) {
     std::memcpy(rows.Row<float>(i), h.Row<float>(rows_.logit_rows[static_cast<std::size_t>(i)]),
                 static_cast<std::size_t>(h.cols) * sizeof(float));
   }
-  Ok(kernels::RmsNorm({.x = rows, .weight = weights_.final_norm, .eps = static_cast<float>(config_.rms_norm_eps), .y = normed},
-                      stream_));
+  Ok(kernels::RmsNorm(
+      {.x = rows, .weight = weights_.final_norm, .eps = static_cast<float>(config_.rms_norm_eps), .y = normed},
+      stream_));
   return normed;
 }
 

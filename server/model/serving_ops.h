@@ -36,7 +36,9 @@ class ServingOps {
 
   Tensor Embed();
   template <typename Body>
-  Tensor RunLayer(std::int64_t, Tensor h, Body body) { return body(h); }
+  Tensor RunLayer(std::int64_t, Tensor h, Body body) {
+    return body(h);
+  }
   void BeginLayer(std::int64_t layer);
   Input NormInput(const Tensor& x, std::int64_t layer, Norm norm, LinearKind kind);
   Input PlainInput(const Tensor& x, std::int64_t layer, LinearKind kind);

@@ -11,9 +11,13 @@ std::string LayerPath(std::int64_t layer) { return StrCat("model.layers.", layer
 
 bool HasBias(const ModelConfig& config, LinearKind kind) {
   switch (kind) {
-    case LinearKind::kQ: case LinearKind::kK: case LinearKind::kV: return config.qkv_bias;
+    case LinearKind::kQ:
+    case LinearKind::kK:
+    case LinearKind::kV: return config.qkv_bias;
     case LinearKind::kO: return config.o_bias;
-    case LinearKind::kGate: case LinearKind::kUp: case LinearKind::kDown: return config.mlp_bias;
+    case LinearKind::kGate:
+    case LinearKind::kUp:
+    case LinearKind::kDown: return config.mlp_bias;
   }
   return false;
 }
@@ -56,9 +60,12 @@ std::string ModulePath(std::int64_t layer, LinearKind kind) { return StrCat(Laye
 std::int64_t OutFeatures(const ModelConfig& config, LinearKind kind) {
   switch (kind) {
     case LinearKind::kQ: return config.q_size();
-    case LinearKind::kK: case LinearKind::kV: return config.kv_size();
-    case LinearKind::kO: case LinearKind::kDown: return config.hidden_size;
-    case LinearKind::kGate: case LinearKind::kUp: return config.ffn_size;
+    case LinearKind::kK:
+    case LinearKind::kV: return config.kv_size();
+    case LinearKind::kO:
+    case LinearKind::kDown: return config.hidden_size;
+    case LinearKind::kGate:
+    case LinearKind::kUp: return config.ffn_size;
   }
   return 0;
 }
@@ -73,9 +80,12 @@ std::int64_t InFeatures(const ModelConfig& config, LinearKind kind) {
 
 bool HasNorm(const ModelConfig& config, Norm norm) {
   switch (norm) {
-    case Norm::kInput: case Norm::kPostAttention: return config.norms != NormPlacement::kLinear;
-    case Norm::kAttentionSub: case Norm::kFfnSub: return config.norms == NormPlacement::kBlockAndSub;
-    case Norm::kQHead: case Norm::kKHead: return config.qk_norm;
+    case Norm::kInput:
+    case Norm::kPostAttention: return config.norms != NormPlacement::kLinear;
+    case Norm::kAttentionSub:
+    case Norm::kFfnSub: return config.norms == NormPlacement::kBlockAndSub;
+    case Norm::kQHead:
+    case Norm::kKHead: return config.qk_norm;
     default: return config.norms == NormPlacement::kLinear || config.norms == NormPlacement::kBlockAndLinear;
   }
 }
@@ -94,10 +104,12 @@ std::string NormName(std::int64_t layer, Norm norm) {
 
 std::int64_t NormSize(const ModelConfig& config, Norm norm) {
   switch (norm) {
-    case Norm::kInput: case Norm::kPostAttention: return config.hidden_size;
+    case Norm::kInput:
+    case Norm::kPostAttention: return config.hidden_size;
     case Norm::kAttentionSub: return config.q_size();
     case Norm::kFfnSub: return config.ffn_size;
-    case Norm::kQHead: case Norm::kKHead: return config.head_dim;
+    case Norm::kQHead:
+    case Norm::kKHead: return config.head_dim;
     default: return InFeatures(config, LinearBehind(norm));
   }
 }

@@ -27,13 +27,24 @@ std::int64_t InFeatures(const ModelConfig& config, LinearKind kind);
 
 // Norms of one layer. HasNorm says whether a model has one.
 enum class Norm {
-  kInput, kPostAttention,   // before the blocks
-  kAttentionSub, kFfnSub,   // before o_proj and down_proj
-  kQHead, kKHead,           // over each head of q and k
-  kBeforeQ, kBeforeK, kBeforeV, kBeforeO, kBeforeGate, kBeforeUp, kBeforeDown,  // before one linear; as LinearKind
+  kInput,
+  kPostAttention,  // before the blocks
+  kAttentionSub,
+  kFfnSub,  // before o_proj and down_proj
+  kQHead,
+  kKHead,  // over each head of q and k
+  kBeforeQ,
+  kBeforeK,
+  kBeforeV,
+  kBeforeO,
+  kBeforeGate,
+  kBeforeUp,
+  kBeforeDown,  // before one linear; as LinearKind
 };
 inline constexpr int kNumNorms = 13;
-constexpr Norm NormBefore(LinearKind kind) { return static_cast<Norm>(static_cast<int>(Norm::kBeforeQ) + static_cast<int>(kind)); }
+constexpr Norm NormBefore(LinearKind kind) {
+  return static_cast<Norm>(static_cast<int>(Norm::kBeforeQ) + static_cast<int>(kind));
+}
 bool HasNorm(const ModelConfig& config, Norm norm);
 std::string NormName(std::int64_t layer, Norm norm);  // "model.layers.3.input_layernorm.weight"
 std::int64_t NormSize(const ModelConfig& config, Norm norm);

@@ -17,7 +17,8 @@ constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
 // tokenizer_config.json writes a special token as a string or as {"content": ...}.
 text::ChatTemplate::SpecialTokens SpecialTokens(const base::Json& config) {
   text::ChatTemplate::SpecialTokens tokens;
-  for (const char* name : std::array{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+  for (const char* name :
+       std::array{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
     const auto it = config.find(name);
     if (it == config.end()) continue;
     if (it->is_string()) {
@@ -50,7 +51,8 @@ absl::Status Annotate(const absl::Status& status, std::string_view file) {
 
 }  // namespace
 
-std::string TextDigest(const std::string& tokenizer_sha256, const std::string& config_sha256, const std::string& template_sha256) {
+std::string TextDigest(const std::string& tokenizer_sha256, const std::string& config_sha256,
+                       const std::string& template_sha256) {
   std::string digests = tokenizer_sha256;
   if (!config_sha256.empty()) digests += base::StrCat(" config ", config_sha256);
   if (!template_sha256.empty()) digests += base::StrCat(" template ", template_sha256);

@@ -50,7 +50,8 @@ absl::StatusOr<TrainerLogprobs::Sequence> ParseSequence(const Json& json) {
 
 }  // namespace
 
-absl::Status WriteTrainerLogprobs(base::FileSystem& files, const std::string& directory, const TrainerLogprobs& logprobs) {
+absl::Status WriteTrainerLogprobs(base::FileSystem& files, const std::string& directory,
+                                  const TrainerLogprobs& logprobs) {
   Json sequences = Json::array();
   for (const auto& sequence : logprobs.sequences) {
     sequences.push_back({{"token_ids", sequence.token_ids}, {"logprobs", sequence.logprobs}});
@@ -60,7 +61,8 @@ absl::Status WriteTrainerLogprobs(base::FileSystem& files, const std::string& di
 }
 
 absl::StatusOr<TrainerLogprobs> ReadTrainerLogprobs(base::FileSystem& files, const std::string& directory) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(base::JoinPath(directory, kTrainerLogprobsFile), kMaxBytes));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text,
+                          files.Read(base::JoinPath(directory, kTrainerLogprobsFile), kMaxBytes));
   const absl::StatusOr<Json> json = base::ParseJson(text);
   if (!json.ok() || !json->is_object() || !json->contains("sequences") || !(*json)["sequences"].is_array()) {
     return Corrupt("no list of sequences");
@@ -92,7 +94,8 @@ absl::StatusOr<double> MaxLogprobDifference(const LoadedModel& model, const Trai
                                         .top_logprob = nullptr},
                                        stream);
     };
-    NIBBLE_RETURN_IF_ERROR(ForEachLogits(model.config(), model.weights(), sequence.token_ids, kChunk, stream, visit, cancelled));
+    NIBBLE_RETURN_IF_ERROR(
+        ForEachLogits(model.config(), model.weights(), sequence.token_ids, kChunk, stream, visit, cancelled));
     for (std::size_t i = 0; i < got.size(); ++i) {
       if (!std::isfinite(got[i])) return absl::DataLossError(StrCat("the logprob of token ", i + 1, " is ", got[i]));
       worst = std::max(worst, std::abs(static_cast<double>(got[i]) - static_cast<double>(sequence.logprobs[i])));

@@ -24,7 +24,8 @@ struct TrainerLogprobs {
   std::vector<Sequence> sequences;
 };
 
-absl::Status WriteTrainerLogprobs(base::FileSystem& files, const std::string& directory, const TrainerLogprobs& logprobs);
+absl::Status WriteTrainerLogprobs(base::FileSystem& files, const std::string& directory,
+                                  const TrainerLogprobs& logprobs);
 // NotFound when the artifact has none; DataLoss (CORRUPT_ARTIFACT) when the file is malformed.
 absl::StatusOr<TrainerLogprobs> ReadTrainerLogprobs(base::FileSystem& files, const std::string& directory);
 

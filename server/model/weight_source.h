@@ -20,7 +20,7 @@ class WeightSource {
   virtual ~WeightSource() = default;
 
   const ModelConfig& config() const { return config_; }
-  const std::map<std::string, std::string>& files() const { return files_; }            // companions: name -> content
+  const std::map<std::string, std::string>& files() const { return files_; }  // companions: name -> content
   const std::vector<std::string>& ignored_tensors() const { return ignored_tensors_; }
   const char* kind() const { return kind_; }  // "huggingface", "gguf"
 

@@ -20,7 +20,8 @@ class BitNetQat : public MethodPlan {
 
   absl::Status CheckBase(const JobInputs& inputs) const override {
     if (inputs.base_format == "f32" || inputs.base_format == "bf16") return absl::OkStatus();
-    return base::FieldError("base_model", base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));
+    return base::FieldError("base_model",
+                            base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));
   }
 
   bool trains_adapter() const override { return false; }
@@ -34,7 +35,9 @@ class BitNetQat : public MethodPlan {
     return served;
   }
 
-  std::int64_t TrainedParameters(const jobs::JobSpec&, const ModelConfig& config) const override { return ModelSizes(config).all; }
+  std::int64_t TrainedParameters(const jobs::JobSpec&, const ModelConfig& config) const override {
+    return ModelSizes(config).all;
+  }
 
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
     const std::int64_t code = spec.bitnet_qat.act_bits == 16 ? 2 : 1;
@@ -55,8 +58,8 @@ class BitNetQat : public MethodPlan {
     // Masters and gradients; packed codes; embedding and head as they are served, the head also in panels.
     bytes.weights = sizes.all * 8 + sizes.linears / 4 + sizes.heads * sizes.embedding * 2 + sizes.embedding * 2;
     // The gradients of head and embedding for one micro-batch, and their sum; backward products.
-    bytes.workspace = 3 * sizes.embedding * 4 + sizes.embedding * element + sizes.largest * (element + 8) + logits * (4 + element) +
-                      4 * tokens * config.ffn_size * 4;
+    bytes.workspace = 3 * sizes.embedding * 4 + sizes.embedding * element + sizes.largest * (element + 8) +
+                      logits * (4 + element) + 4 * tokens * config.ffn_size * 4;
     return bytes;
   }
 
@@ -75,7 +78,8 @@ class BitNetQat : public MethodPlan {
   void AddWarnings(const jobs::JobSpec& spec, std::vector<PlanWarning>& warnings) const override {
     if (spec.bitnet_qat.act_scale != "per_tensor") return;
     warnings.push_back({"PER_TENSOR_ACTIVATIONS",
-                        "bitnet_qat.act_scale: rows share a scale in training; the served model has one per token", {}});
+                        "bitnet_qat.act_scale: rows share a scale in training; the served model has one per token",
+                        {}});
   }
 };
 

@@ -20,7 +20,8 @@ using base::StrCat;
 namespace {
 
 absl::Status CheckDevice(const jobs::JobSpec& spec, const JobInputs& inputs) {
-  if (std::find(inputs.devices.begin(), inputs.devices.end(), spec.device) != inputs.devices.end()) return absl::OkStatus();
+  if (std::find(inputs.devices.begin(), inputs.devices.end(), spec.device) != inputs.devices.end())
+    return absl::OkStatus();
   std::string list;
   for (const std::string& device : inputs.devices) list = StrCat(list, list.empty() ? "" : ", ", device);
   return FieldError("device", StrCat("\"", spec.device, "\" is not available, wanted one of ", list));
@@ -35,7 +36,8 @@ absl::Status CheckServedForm(const jobs::JobSpec& spec, const JobInputs& inputs)
 absl::StatusOr<data::Dataset> CheckData(const char* field, const data::TokenSource& source, const JobInputs& inputs) {
   const base::Cancelled cancelled = [&inputs] { return inputs.cancel.cancelled(); };
   auto loaded = inputs.load ? inputs.load(source, cancelled)
-                            : data::LoadDataset(source.data_path, source.format, source.text, source.config, source.options, cancelled);
+                            : data::LoadDataset(source.data_path, source.format, source.text, source.config,
+                                                source.options, cancelled);
   if (loaded.ok() || absl::IsCancelled(loaded.status())) return loaded;
   absl::Status named(loaded.status().code(), StrCat(field, ": ", base::ToStd(loaded.status().message())));
   const std::string reason = base::Reason(loaded.status());
@@ -55,7 +57,8 @@ data::TokenizeOptions OptionsOf(const jobs::JobSpec& spec, data::RowFormat forma
 }
 
 absl::StatusOr<std::vector<data::TokenSource>> TokenSourcesOf(const jobs::JobSpec& spec, const JobInputs& inputs) {
-  const auto source_of = [&](const DataFile& file, const std::string& format_name) -> absl::StatusOr<data::TokenSource> {
+  const auto source_of = [&](const DataFile& file,
+                             const std::string& format_name) -> absl::StatusOr<data::TokenSource> {
     NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, data::ParseRowFormat(format_name));
     return data::TokenSource{.data_path = file.path,
                              .data_sha256 = file.sha256,
@@ -68,8 +71,9 @@ absl::StatusOr<std::vector<data::TokenSource>> TokenSourcesOf(const jobs::JobSpe
   std::vector<data::TokenSource> sources(1);
   NIBBLE_ASSIGN_OR_RETURN(sources[0], source_of(inputs.train, spec.data.format.value_or(inputs.train.format)));
   if (inputs.eval.path.empty()) return sources;
-  NIBBLE_ASSIGN_OR_RETURN(data::TokenSource eval,
-                          source_of(inputs.eval, inputs.eval.format.empty() ? inputs.train.format : inputs.eval.format));
+  NIBBLE_ASSIGN_OR_RETURN(
+      data::TokenSource eval,
+      source_of(inputs.eval, inputs.eval.format.empty() ? inputs.train.format : inputs.eval.format));
   sources.push_back(std::move(eval));
   return sources;
 }

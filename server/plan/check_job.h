@@ -22,9 +22,9 @@ namespace nibble::plan {
 
 // A file of rows.
 struct DataFile {
-  std::string path;              // "": none
-  std::string format = "";       // "text"; "" for an evaluation set: the format of the training set
-  std::string sha256 = "";       // used only by JobInputs::load, as is tokens_directory
+  std::string path;         // "": none
+  std::string format = "";  // "text"; "" for an evaluation set: the format of the training set
+  std::string sha256 = "";  // used only by JobInputs::load, as is tokens_directory
   std::string tokens_directory = "";
 };
 
@@ -32,17 +32,17 @@ struct DataFile {
 struct JobInputs {
   model::ModelConfig config;
   model::TextAssets text;
-  std::string base_format;                     // "bf16"
-  bool base_is_masters = false;                // master weights of a BitNet model, from which ternary codes are made
-  std::int64_t companion_bytes = 0;            // of the tokenizer and the other small files of every form of the model
+  std::string base_format;           // "bf16"
+  bool base_is_masters = false;      // master weights of a BitNet model, from which ternary codes are made
+  std::int64_t companion_bytes = 0;  // of the tokenizer and the other small files of every form of the model
   DataFile train;
   DataFile eval;
   // Gets the tokens of a data set (data::TokenCache). If empty, the data is tokenized in memory.
   std::function<absl::StatusOr<data::Dataset>(const data::TokenSource&, const base::Cancelled&)> load;
   // Budget for the memory of planning that grows with the data; null: none.
   std::shared_ptr<base::MemoryBudget> memory;
-  std::vector<std::string> devices;            // available ones: "cpu", "cuda:0"
-  base::CancelToken cancel;                    // cancels reading the data
+  std::vector<std::string> devices;  // available ones: "cpu", "cuda:0"
+  base::CancelToken cancel;          // cancels reading the data
 };
 
 // The job's options for data of that format.
@@ -62,8 +62,9 @@ struct CheckedData {
 absl::Status CheckWithoutRows(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 // `spec` must be resolved. Tokenizes all data, or gets it from JobInputs::load. Errors:
-// InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format, master weights for qlora, more
-// input features than the served form allows; NO_TRAINABLE_TOKENS; TEMPLATE_ERROR, also without a template).
+// InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format, master weights for
+// qlora, more input features than the served form allows; NO_TRAINABLE_TOKENS; TEMPLATE_ERROR, also without a
+// template).
 absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 // The architecture that a job trains: the base's, or what the method's preset makes of it.

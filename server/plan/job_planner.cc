@@ -30,9 +30,9 @@ absl::Status JobPlanner::AddData(const jobs::JobSpec& spec, JobInputs& inputs) c
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
     NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, FormatOf(stored));
     return DataFile{.path = stored.data_path,
-                          .format = data::Name(format),
-                          .sha256 = stored.sha256,
-                          .tokens_directory = state_.paths.tokens(dataset)};
+                    .format = data::Name(format),
+                    .sha256 = stored.sha256,
+                    .tokens_directory = state_.paths.tokens(dataset)};
   };
   NIBBLE_ASSIGN_OR_RETURN(inputs.train, file_of(spec.train_dataset));
   if (!spec.eval_dataset.empty()) {
@@ -95,7 +95,8 @@ absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobS
   NIBBLE_RETURN_IF_ERROR(AddData(spec, inputs));
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<data::TokenSource> sources, TokenSourcesOf(spec, inputs));
   std::vector<std::string> paths;
-  for (const data::TokenSource& source : sources) paths.push_back(data::TokenFilePath(source.tokens_directory, data::TokenKey(source)));
+  for (const data::TokenSource& source : sources)
+    paths.push_back(data::TokenFilePath(source.tokens_directory, data::TokenKey(source)));
   return paths;
 }
 
@@ -119,11 +120,13 @@ absl::StatusOr<PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, const bas
   NIBBLE_ASSIGN_OR_RETURN(planned.spec, Resolved(spec, inputs));
   NIBBLE_ASSIGN_OR_RETURN(planned.plan, PlanOf(planned.spec, inputs));
   planned.available_bytes = train_bytes_;
-  NIBBLE_ASSIGN_OR_RETURN(planned.spare_disk_bytes, store::PlannableBytes(state_.files, state_.paths, state_.min_free_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(planned.spare_disk_bytes,
+                          store::PlannableBytes(state_.files, state_.paths, state_.min_free_bytes));
   return planned;
 }
 
-absl::StatusOr<jobs::PlannedMemory> JobPlanner::Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
+absl::StatusOr<jobs::PlannedMemory> JobPlanner::Memory(const jobs::JobSpec& spec,
+                                                       const base::CancelToken& cancel) const {
   NIBBLE_ASSIGN_OR_RETURN(const JobInputs inputs, InputsWithRows(spec, cancel));
   NIBBLE_ASSIGN_OR_RETURN(const JobPlan plan, PlanOf(spec, inputs));
   std::vector<std::string> pools;

@@ -36,9 +36,14 @@ absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored);
 class JobPlanner {
  public:
   // `train_bytes`: that all trainers together may take; 0: not known. `memory`: shared by models and trainers.
-  JobPlanner(std::int64_t train_bytes, const std::string& trainer_path, const store::StateDirectory& state, registry::TextCache& texts,
-             data::TokenCache& tokens, std::shared_ptr<base::MemoryBudget> memory)
-      : train_bytes_(train_bytes), trainer_path_(trainer_path), state_(state), texts_(texts), tokens_(tokens), memory_(std::move(memory)) {}
+  JobPlanner(std::int64_t train_bytes, const std::string& trainer_path, const store::StateDirectory& state,
+             registry::TextCache& texts, data::TokenCache& tokens, std::shared_ptr<base::MemoryBudget> memory)
+      : train_bytes_(train_bytes),
+        trainer_path_(trainer_path),
+        state_(state),
+        texts_(texts),
+        tokens_(tokens),
+        memory_(std::move(memory)) {}
 
   // Errors: the reasons to refuse the job; Unimplemented without a trainer.
   absl::StatusOr<PlannedJob> Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;

@@ -33,15 +33,16 @@ constexpr std::int64_t kConvertBytes = (std::int64_t{4} << 20) * 9;
 constexpr std::int64_t kRecordRows = 64;
 
 // A pass of the served form over `rows`, with a KV cache of `pages`.
-std::int64_t EvaluationBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t rows, std::int64_t pages) {
+std::int64_t EvaluationBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t rows,
+                             std::int64_t pages) {
   return ServedPassBytes(spec, config, rows) + pages * model::KvPool::PageBytes(config, kernels::DType::kBF16);
 }
 
 // The trainer's peak from its last step to its end. `training_weights` stay until the served form is made. The trained
 // values stay to the end. So do the optimizer's moments unless the last step is saved, because an interrupted attempt
 // saves them.
-std::int64_t PeakOfPublishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes, const BatchShape& batch,
-                              std::int64_t training_weights, std::int64_t process) {
+std::int64_t PeakOfPublishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,
+                              const BatchShape& batch, std::int64_t training_weights, std::int64_t process) {
   const ModelSizes sizes(config);
   const PublishingBytes bytes = PlanOf(spec).Publishing(spec, config, base_bytes, training_weights);
   // During conversion the embedding is mapped, widened and rounded, unless it does not change.
@@ -52,7 +53,8 @@ std::int64_t PeakOfPublishing(const jobs::JobSpec& spec, const ModelConfig& conf
   const std::int64_t rows = std::max(batch.evaluation.rows, kRecordRows);
   const std::int64_t pages = std::max(batch.evaluation.pages, model::KvPool::PagesFor(kRecordRows));
   const std::int64_t moments = spec.run.save_every > 0 ? 0 : TrainedParameters(spec, config) * 8;
-  const std::int64_t serving = ServedModelBytes(spec, config, base_bytes) + bytes.kept + moments + EvaluationBytes(spec, config, rows, pages);
+  const std::int64_t serving =
+      ServedModelBytes(spec, config, base_bytes) + bytes.kept + moments + EvaluationBytes(spec, config, rows, pages);
   return std::max(converting, serving) + process;
 }
 
@@ -67,8 +69,10 @@ std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const ModelConfig& conf
     switch (tensor.role) {
       case model::TensorRole::kLinear:
         // Codes in tiles and f32 scales; int8 also has row sums.
-        bytes += ternary ? kernels::PackedTernaryBytes(rows, tensor.shape[1]) + kernels::RoundUp(rows, kernels::kTernaryTileRows) * 4
-                         : kernels::PackedInt8Bytes(rows, tensor.shape[1]) + kernels::RoundUp(rows, kernels::kInt8TileRows) * 8;
+        bytes += ternary ? kernels::PackedTernaryBytes(rows, tensor.shape[1]) +
+                               kernels::RoundUp(rows, kernels::kTernaryTileRows) * 4
+                         : kernels::PackedInt8Bytes(rows, tensor.shape[1]) +
+                               kernels::RoundUp(rows, kernels::kInt8TileRows) * 8;
         break;
       case model::TensorRole::kNorm:
       case model::TensorRole::kBias: bytes += rows * 4; break;
@@ -80,7 +84,8 @@ std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const ModelConfig& conf
     }
   }
   const std::int64_t positions = std::min(config.context_limit(), spec.data.max_seq_len);
-  return bytes + kernels::PackedDenseElements(config.vocab_size, config.hidden_size) * 2 + positions * config.head_dim * 4;
+  return bytes + kernels::PackedDenseElements(config.vocab_size, config.hidden_size) * 2 +
+         positions * config.head_dim * 4;
 }
 
 std::int64_t ServedPassBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t rows) {
@@ -93,7 +98,8 @@ std::int64_t ServedPassBytes(const jobs::JobSpec& spec, const ModelConfig& c, st
   // In f32: residual stream, q, k, v, attention, o, gate, up and down; the rows that the head reads, and their logits.
   std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 2 * c.ffn_size + c.vocab_size;
   if (c.norms == model::NormPlacement::kBlockAndLinear) values += 2 * c.hidden_size;
-  return rows * (values * 4 + (NormsEachLinear(c) ? 5 : 2) * quantized(c.hidden_size) + quantized(c.q_size()) + quantized(c.ffn_size));
+  return rows * (values * 4 + (NormsEachLinear(c) ? 5 : 2) * quantized(c.hidden_size) + quantized(c.q_size()) +
+                 quantized(c.ffn_size));
 }
 
 std::int64_t TrainedParameters(const jobs::JobSpec& spec, const ModelConfig& config) {
@@ -113,7 +119,8 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
                                       : config.num_layers * token_bytes;
   // Evaluations run between steps, when no activations are kept.
   const std::int64_t evaluation = EvaluationBytes(spec, config, batch.evaluation.rows, batch.evaluation.pages);
-  const double activation = std::max(static_cast<double>(tokens) * static_cast<double>(kept_bytes), static_cast<double>(evaluation));
+  const double activation =
+      std::max(static_cast<double>(tokens) * static_cast<double>(kept_bytes), static_cast<double>(evaluation));
   const TrainingBytes bytes = method.Training(spec, config, base_bytes, tokens);
   const std::int64_t data = batch.dataset_tokens * 5 + batch.examples * 64;
   const std::int64_t workspace = kProcessBytes + bytes.workspace + data;

@@ -1,5 +1,5 @@
-// The trainer's memory by purpose. The formulas follow what server/trainer allocates; constants that no formula gives were measured
-// (tests/e2e/test_plan.py compares plan and run). Included by server/plan/*.cc only.
+// The trainer's memory by purpose. The formulas follow what server/trainer allocates; constants that no formula gives
+// were measured (tests/e2e/test_plan.py compares plan and run). Included by server/plan/*.cc only.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,7 +14,7 @@ namespace nibble::plan {
 
 // Properties of the data that memory depends on.
 struct BatchShape {
-  std::int64_t tokens = 0;       // of the largest micro-batch of any epoch
+  std::int64_t tokens = 0;  // of the largest micro-batch of any epoch
   std::int64_t dataset_tokens = 0;
   std::int64_t examples = 0;
   data::EvaluationSize evaluation = {};  // of the evaluation set

@@ -15,7 +15,7 @@
 namespace nibble::plan {
 
 struct PlanWarning {
-  std::string reason;   // "ROWS_TRUNCATED"
+  std::string reason;  // "ROWS_TRUNCATED"
   std::string message;
   // Line numbers, from 1, in the set that the message names, or in the training set; the first data::kMaxNamedRows.
   std::vector<std::int64_t> rows;
@@ -50,8 +50,8 @@ class MethodPlan {
   // The form in which the trained model is evaluated and served: its format, and for ternary its activations.
   virtual model::ArtifactInfo ServedForm(const jobs::JobSpec& spec) const = 0;
 
-  // `config` is TrainedConfig's result in all of these; `base_bytes` is per element of the stored base (2: bf16; 4: f32;
-  // 0: nf4).
+  // `config` is TrainedConfig's result in all of these; `base_bytes` is per element of the stored base (2: bf16; 4:
+  // f32; 0: nf4).
   virtual std::int64_t TrainedParameters(const jobs::JobSpec& spec, const model::ModelConfig& config) const = 0;
   // Bytes that one token keeps in one layer until its backward pass.
   virtual std::int64_t TokenBytes(const jobs::JobSpec& spec, const model::ModelConfig& config) const = 0;
@@ -59,12 +59,13 @@ class MethodPlan {
   virtual TrainingBytes Training(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
                                  std::int64_t tokens) const = 0;
   // `weights`: TrainingBytes::weights.
-  virtual PublishingBytes Publishing(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
-                                     std::int64_t weights) const = 0;
+  virtual PublishingBytes Publishing(const jobs::JobSpec& spec, const model::ModelConfig& config,
+                                     std::int64_t base_bytes, std::int64_t weights) const = 0;
   // Bytes of the embedding's elements in the served form.
   virtual std::int64_t ServedEmbeddingElement(const model::ModelConfig& config, std::int64_t base_bytes) const = 0;
   // Bytes of the weight files that the job writes, without checkpoints.
-  virtual double WeightFileBytes(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes) const = 0;
+  virtual double WeightFileBytes(const jobs::JobSpec& spec, const model::ModelConfig& config,
+                                 std::int64_t base_bytes) const = 0;
   // Warnings about the method's own fields.
   virtual void AddWarnings(const jobs::JobSpec& /*spec*/, std::vector<PlanWarning>& /*warnings*/) const {}
 };

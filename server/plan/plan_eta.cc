@@ -27,7 +27,8 @@ std::optional<double> WeightsOf(const std::string& base, registry::TextCache& te
 absl::StatusOr<std::optional<PlanEta>> EtaOf(const jobs::JobSpec& spec, std::int64_t tokens, jobs::JobController& jobs,
                                              registry::TextCache& texts) {
   constexpr std::int64_t kLookedAt = 100;
-  NIBBLE_ASSIGN_OR_RETURN(const auto measured, jobs.List({.states = {jobs::JobState::kRunning, jobs::JobState::kSucceeded}}, kLookedAt));
+  NIBBLE_ASSIGN_OR_RETURN(const auto measured,
+                          jobs.List({.states = {jobs::JobState::kRunning, jobs::JobState::kSucceeded}}, kLookedAt));
   std::optional<PlanEta> rough;
   for (const jobs::StoredJob& job : measured.jobs) {
     if (job.spec.method != spec.method || job.spec.device != spec.device) continue;
@@ -36,7 +37,8 @@ absl::StatusOr<std::optional<PlanEta>> EtaOf(const jobs::JobSpec& spec, std::int
     const double seconds = static_cast<double>(tokens) / tokens_per_s;
     if (job.spec.base_model == spec.base_model) return PlanEta{.seconds = seconds, .rough = false};
     if (rough.has_value()) continue;
-    const std::optional<double> ours = WeightsOf(spec.base_model, texts), theirs = WeightsOf(job.spec.base_model, texts);
+    const std::optional<double> ours = WeightsOf(spec.base_model, texts),
+                                theirs = WeightsOf(job.spec.base_model, texts);
     if (ours.has_value() && theirs.has_value()) rough = PlanEta{.seconds = seconds * *ours / *theirs, .rough = true};
   }
   return rough;

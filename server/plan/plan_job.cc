@@ -38,13 +38,17 @@ std::int64_t MostTokens(const jobs::JobSpec& spec, const data::Dataset& train) {
 
 // The first epoch as the trainer will draw it.
 Epoch FirstEpoch(const jobs::JobSpec& spec, const data::Dataset& train) {
-  const data::Loader loader(train.examples, spec.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
+  const data::Loader loader(train.examples,
+                            spec.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
                             spec.data.max_seq_len, static_cast<std::uint64_t>(spec.data.shuffle_seed));
   const std::int64_t rows = loader.RowsInEpoch(0);
-  return {rows, (rows + spec.run.micro_batch - 1) / spec.run.micro_batch};  // a micro-batch never crosses an epoch's end
+  return {rows,
+          (rows + spec.run.micro_batch - 1) / spec.run.micro_batch};  // a micro-batch never crosses an epoch's end
 }
 
-void Warn(JobPlan& plan, std::string reason, std::string message) { plan.warnings.push_back({std::move(reason), std::move(message), {}}); }
+void Warn(JobPlan& plan, std::string reason, std::string message) {
+  plan.warnings.push_back({std::move(reason), std::move(message), {}});
+}
 
 // Number of passes through the data in all steps.
 double Passes(const jobs::JobSpec& spec, const Epoch& epoch, const JobPlan& plan) {
@@ -76,8 +80,10 @@ void AddWarnings(const jobs::JobSpec& spec, const CheckedData& data, JobPlan& pl
   AddRowWarnings(spec, data.train, "", plan);
   AddRowWarnings(spec, data.eval, data::EvaluationSet(spec.eval_dataset), plan);  // no rows without a set
   if (!spec.run.max_steps.has_value() && plan.max_steps < kFewSteps) {
-    Warn(plan, "FEW_STEPS", StrCat(PassesText(plan.epochs), " over the data ", plan.epochs == 1 ? "takes" : "take", " only ",
-                                   plan.max_steps, plan.max_steps == 1 ? " step" : " steps", ": set run.epochs or run.max_steps for more"));
+    Warn(
+        plan, "FEW_STEPS",
+        StrCat(PassesText(plan.epochs), " over the data ", plan.epochs == 1 ? "takes" : "take", " only ",
+               plan.max_steps, plan.max_steps == 1 ? " step" : " steps", ": set run.epochs or run.max_steps for more"));
   }
   if (plan.epochs > kManyEpochs) {
     Warn(plan, "MANY_EPOCHS", StrCat(plan.max_steps, " steps are ", PassesText(plan.epochs), " over the data"));
@@ -115,11 +121,12 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
   const model::ModelConfig config = TrainedConfig(spec, inputs.config);
   plan.trained_parameters = TrainedParameters(spec, config);
   const std::int64_t base_bytes = inputs.base_format == "bf16" ? 2 : inputs.base_format == "f32" ? 4 : 0;
-  plan.memory = PlanMemory(spec, config, base_bytes,
-                           {.tokens = MostTokens(spec, data.train),
-                            .dataset_tokens = data.train.num_tokens + data.eval.num_tokens,
-                            .examples = static_cast<std::int64_t>(data.train.examples.size() + data.eval.examples.size()),
-                            .evaluation = data::SizeOfEvaluation(data.eval.examples)});
+  plan.memory =
+      PlanMemory(spec, config, base_bytes,
+                 {.tokens = MostTokens(spec, data.train),
+                  .dataset_tokens = data.train.num_tokens + data.eval.num_tokens,
+                  .examples = static_cast<std::int64_t>(data.train.examples.size() + data.eval.examples.size()),
+                  .evaluation = data::SizeOfEvaluation(data.eval.examples)});
   plan.disk_bytes = PlanDisk(spec, config, base_bytes, inputs.companion_bytes, plan.max_steps);
   AddWarnings(spec, data, plan);
   return plan;

@@ -19,9 +19,9 @@ struct JobPlan {
   std::vector<MemoryItem> memory;  // of the trainer at its peak; their sum predicts VmHWM
   std::int64_t disk_bytes = 0;     // maximum size of the files that the job writes
   std::int64_t max_steps = 0;
-  double epochs = 0;  // passes over the training data in all steps
-  std::int64_t tokens = 0;            // through the model in all steps; capped at the largest int64
-  std::int64_t trained_tokens = 0;    // of these, with a loss; capped likewise
+  double epochs = 0;                // passes over the training data in all steps
+  std::int64_t tokens = 0;          // through the model in all steps; capped at the largest int64
+  std::int64_t trained_tokens = 0;  // of these, with a loss; capped likewise
   std::int64_t trained_parameters = 0;
   std::vector<PlanWarning> warnings;
 

@@ -20,11 +20,12 @@ class QLora : public MethodPlan {
 
   absl::Status CheckBase(const JobInputs& inputs) const override {
     if (inputs.base_format != "f32" && inputs.base_format != "bf16" && inputs.base_format != "nf4") {
-      return base::FieldError("base_model", base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32, bf16 or nf4"));
+      return base::FieldError(
+          "base_model", base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32, bf16 or nf4"));
     }
     if (inputs.base_is_masters) {
-      return base::FieldError("base_model",
-                              "has the master weights of a BitNet model, which run as ternary: wanted method bitnet_qat");
+      return base::FieldError(
+          "base_model", "has the master weights of a BitNet model, which run as ternary: wanted method bitnet_qat");
     }
     return absl::OkStatus();
   }
@@ -43,14 +44,15 @@ class QLora : public MethodPlan {
       const auto kind = static_cast<model::LinearKind>(k);
       const auto& targets = spec.qlora.target_modules;
       if (std::find(targets.begin(), targets.end(), model::ShortName(kind)) == targets.end()) continue;
-      parameters += spec.qlora.r * (model::OutFeatures(config, kind) + model::InFeatures(config, kind)) * config.num_layers;
+      parameters +=
+          spec.qlora.r * (model::OutFeatures(config, kind) + model::InFeatures(config, kind)) * config.num_layers;
     }
     return parameters;
   }
 
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
-    // In the compute type: two norms' inputs and outputs; attention's q, k, v and output; gate, up and their product; the
-    // rank-r values that each adapter keeps. In f32: one number per head.
+    // In the compute type: two norms' inputs and outputs; attention's q, k, v and output; gate, up and their product;
+    // the rank-r values that each adapter keeps. In f32: one number per head.
     const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size +
                                 static_cast<std::int64_t>(spec.qlora.target_modules.size()) * spec.qlora.r;
     return values * ElementBytes(spec.qlora.compute_dtype) + c.num_heads * 4;
@@ -64,9 +66,11 @@ class QLora : public MethodPlan {
     TrainingBytes bytes;
     // Codes and f32 block scales; embedding and head as stored; a second copy of the head if it is multiplied in
     // another type.
-    bytes.weights = sizes.linears / 2 + sizes.linears / 64 * 4 + sizes.heads * sizes.embedding * std::max<std::int64_t>(base_bytes, 2);
+    bytes.weights = sizes.linears / 2 + sizes.linears / 64 * 4 +
+                    sizes.heads * sizes.embedding * std::max<std::int64_t>(base_bytes, 2);
     if (element != base_bytes) bytes.weights += sizes.embedding * element;
-    bytes.adapter = TrainedParameters(spec, config) * 4 * 3;  // values, gradients, and the form that the evaluation reads
+    bytes.adapter =
+        TrainedParameters(spec, config) * 4 * 3;  // values, gradients, and the form that the evaluation reads
     // A dequantized weight; logits in f32 and rounded; gate, up and the residual stream in f32 with their gradients,
     // two of them rounded; the cached K and V of one layer.
     const std::int64_t token = 8 * config.hidden_size + (8 + 2 * element) * config.ffn_size + 8 * config.kv_size();

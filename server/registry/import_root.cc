@@ -32,14 +32,15 @@ int OpenBeneath(int root, const char* path, std::uint64_t flags) {
 }
 
 absl::Status PathError(const std::string& path, int error) {
-  if (error == ENOENT) return absl::NotFoundError(StrCat("server_path: ", path.substr(0, 256), " is not below the import root"));
+  if (error == ENOENT)
+    return absl::NotFoundError(StrCat("server_path: ", path.substr(0, 256), " is not below the import root"));
   return Denied(StrCat("server_path: ", path.substr(0, 256), " cannot be opened below the import root"));
 }
 
 // `fd` was opened with O_PATH, which does not open the file itself: opening a device or a pipe can have side effects. A
 // file with a second hard link is refused because it may be a file outside the root.
 absl::Status CheckKind(int fd, const std::string& path) {
-  struct stat info {};
+  struct stat info{};
   if (fstat(fd, &info) != 0) return PathError(path, errno);
   if (S_ISDIR(info.st_mode) || (S_ISREG(info.st_mode) && info.st_nlink == 1)) return absl::OkStatus();
   return Denied(StrCat("server_path: ", path.substr(0, 256),
@@ -77,9 +78,11 @@ absl::Status CheckEntries(int directory, int root, const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<BeneathPath>> BeneathPath::Open(const std::string& root, const std::string& path) {
   if (root.empty()) {
-    return base::WithReason(absl::PermissionDeniedError("server_path: nibbled was started without --import_root"), "IMPORT_ROOT");
+    return base::WithReason(absl::PermissionDeniedError("server_path: nibbled was started without --import_root"),
+                            "IMPORT_ROOT");
   }
-  if (path.empty() || path.find('\0') != std::string::npos) return base::FieldError("server_path", "is empty or holds a zero byte");
+  if (path.empty() || path.find('\0') != std::string::npos)
+    return base::FieldError("server_path", "is empty or holds a zero byte");
   const int root_fd = open(root.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
   if (root_fd < 0) return base::About(absl::FailedPreconditionError("--import_root cannot be opened"), "--import_root");
   auto result = Open(root_fd, path);

@@ -6,7 +6,8 @@
 
 namespace nibble::registry {
 
-absl::StatusOr<store::StoredModel> FindModel(const store::ModelStore& models, telemetry::Metrics& metrics, const std::string& name) {
+absl::StatusOr<store::StoredModel> FindModel(const store::ModelStore& models, telemetry::Metrics& metrics,
+                                             const std::string& name) {
   auto found = models.Get(name);
   if (absl::IsDataLoss(found.status())) return ReportDamaged(metrics, name, found.status());
   return found;

@@ -11,7 +11,8 @@ namespace nibble::registry {
 
 // ModelStore::Get, which does not read the weights. Errors: NotFound (MODEL), DataLoss (ARTIFACT_CORRUPT), errors of
 // reading a file.
-absl::StatusOr<store::StoredModel> FindModel(const store::ModelStore& models, telemetry::Metrics& metrics, const std::string& name);
+absl::StatusOr<store::StoredModel> FindModel(const store::ModelStore& models, telemetry::Metrics& metrics,
+                                             const std::string& name);
 
 // Counts and logs damage that the caller has found. Returns DataLoss (ARTIFACT_CORRUPT).
 absl::Status ReportDamaged(telemetry::Metrics& metrics, const std::string& name, const absl::Status& why);

@@ -41,7 +41,8 @@ std::int64_t StoredBytes(const model::Artifact& artifact) {
 // The largest tensor in f32, and its codes or its copy in another type.
 std::int64_t QuantizeBytes(const model::ModelConfig& config) {
   std::int64_t elements = 0;
-  for (const auto& tensor : model::RequiredTensors(config)) elements = std::max(elements, model::NumElements(tensor.shape).value_or(0));
+  for (const auto& tensor : model::RequiredTensors(config))
+    elements = std::max(elements, model::NumElements(tensor.shape).value_or(0));
   return elements * static_cast<std::int64_t>(2 * sizeof(float)) + kQuantizeBuffers;
 }
 
@@ -49,7 +50,8 @@ std::int64_t QuantizeBytes(const model::ModelConfig& config) {
 
 WorkMemory ReplayMemory(const model::Artifact& model, const model::Record& record) {
   std::int64_t longest = 0;
-  for (const auto& sequence : record.sequences) longest = std::max(longest, static_cast<std::int64_t>(sequence.token_ids.size()));
+  for (const auto& sequence : record.sequences)
+    longest = std::max(longest, static_cast<std::int64_t>(sequence.token_ids.size()));
   return {.weights = StoredBytes(model),
           .kv_cache = KvBytes(model.config(), model.info().kv_dtype, longest),
           .buffers = StepBytes(model.config(), kReplayRows)};

@@ -22,8 +22,8 @@ constexpr std::size_t kMaxFacts = 256;  // a few KiB each
 constexpr const char* kFiles[] = {"chat_template.jinja", "config.json", "tokenizer.json", "tokenizer_config.json"};
 
 absl::StatusOr<model::ModelConfig> ReadConfig(const std::string& directory) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text,
-                          base::RealFileSystem().Read(base::JoinPath(directory, "config.json"), model::kMaxConfigJsonBytes));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, base::RealFileSystem().Read(base::JoinPath(directory, "config.json"),
+                                                                              model::kMaxConfigJsonBytes));
   NIBBLE_ASSIGN_OR_RETURN(const base::Json config, base::ParseJson(text));
   return model::ParseHfConfig(config);
 }
@@ -40,14 +40,16 @@ bool Altered(const std::string& directory) {
 }
 
 // The error of a read that ended with `status`: a model that was deleted or damaged is reported as such.
-absl::Status WhyOf(const store::ModelStore& models, const std::string& name, const std::string& directory, const absl::Status& status) {
+absl::Status WhyOf(const store::ModelStore& models, const std::string& name, const std::string& directory,
+                   const absl::Status& status) {
   NIBBLE_RETURN_IF_ERROR(models.Get(name).status());  // the model may have been deleted since
   return Altered(directory) ? store::DamagedError("model", name) : status;
 }
 
 }  // namespace
 
-TextCache::TextCache(const store::ModelStore& models, TextCacheOptions options) : models_(models), options_(std::move(options)) {}
+TextCache::TextCache(const store::ModelStore& models, TextCacheOptions options)
+    : models_(models), options_(std::move(options)) {}
 
 void TextCache::Keep(Entry entry) {
   bytes_ += entry.bytes;
@@ -63,13 +65,16 @@ absl::StatusOr<TextFacts> TextCache::FactsOf(const store::StoredModel& stored) {
     base::MutexLock lock(mutex_);
     if (const auto at = facts_.find(stored.manifest_digest); at != facts_.end()) return at->second;
   }
-  NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, store::ReadManifest(base::RealFileSystem(), stored.directory));
+  NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest,
+                          store::ReadManifest(base::RealFileSystem(), stored.directory));
   const auto sha256_of = [&](std::string_view file) {
-    const auto at = std::find_if(manifest.files.begin(), manifest.files.end(), [&](const auto& entry) { return entry.name == file; });
+    const auto at = std::find_if(manifest.files.begin(), manifest.files.end(),
+                                 [&](const auto& entry) { return entry.name == file; });
     return at == manifest.files.end() ? std::string() : at->sha256;
   };
   TextFacts facts;
-  facts.digest = model::TextDigest(sha256_of("tokenizer.json"), sha256_of("tokenizer_config.json"), sha256_of("chat_template.jinja"));
+  facts.digest = model::TextDigest(sha256_of("tokenizer.json"), sha256_of("tokenizer_config.json"),
+                                   sha256_of("chat_template.jinja"));
   NIBBLE_ASSIGN_OR_RETURN(facts.config, ReadConfig(stored.directory));
   return facts;
 }

@@ -23,8 +23,8 @@ absl::Status TooLarge(const std::string& what, const WorkMemory& need, std::int6
                           "OUT_OF_DEVICE_MEMORY",
                           {{"need", std::to_string(need.total())},
                            {"have", std::to_string(have)},
-                           {"plan", base::StrCat("weights ", need.weights, ", kv_cache ", need.kv_cache, ", buffers ", need.buffers,
-                                                 ", data ", need.data)}});
+                           {"plan", base::StrCat("weights ", need.weights, ", kv_cache ", need.kv_cache, ", buffers ",
+                                                 need.buffers, ", data ", need.data)}});
 }
 
 }  // namespace
@@ -43,7 +43,8 @@ void WorkAdmission::Queue::Leave(std::uint64_t ticket) {
   changed.NotifyAll();
 }
 
-absl::StatusOr<WorkAdmission::Turn> WorkAdmission::Await(const std::string& what, const WorkMemory& need, const Cancelled& cancelled,
+absl::StatusOr<WorkAdmission::Turn> WorkAdmission::Await(const std::string& what, const WorkMemory& need,
+                                                         const Cancelled& cancelled,
                                                          const std::function<void()>& waiting) {
   if (need.total() > memory_->limit()) return TooLarge(what, need, memory_->limit(), /*ever=*/false);
   std::uint64_t ticket = 0;
@@ -53,13 +54,16 @@ absl::StatusOr<WorkAdmission::Turn> WorkAdmission::Await(const std::string& what
     queue_->tickets.insert(ticket);
   }
   // From here on the queue advances however this work ends.
-  const std::shared_ptr<const void> place(queue_.get(), [queue = queue_, ticket](const void*) { queue->Leave(ticket); });
+  const std::shared_ptr<const void> place(queue_.get(),
+                                          [queue = queue_, ticket](const void*) { queue->Leave(ticket); });
   bool notified = false;
   while (true) {
     if (cancelled && cancelled()) return absl::CancelledError("cancelled while waiting for other work on models");
     {
       base::MutexLock lock(queue_->mutex);
-      const auto first = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_->mutex) { return *queue_->tickets.begin() == ticket; };
+      const auto first = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_->mutex) {
+        return *queue_->tickets.begin() == ticket;
+      };
       if (notified ? queue_->changed.WaitFor(lock, kCheckEvery, first) : first()) break;
     }
     if (!notified && waiting) waiting();

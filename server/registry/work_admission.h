@@ -16,7 +16,7 @@ namespace nibble::registry {
 
 // Peak memory of a piece of work, in bytes.
 struct WorkMemory {
-  std::int64_t weights = 0;    // of the largest loaded model, or of the tensors held
+  std::int64_t weights = 0;  // of the largest loaded model, or of the tensors held
   std::int64_t kv_cache = 0;
   std::int64_t buffers = 0;    // of a step: activations and logits, or a tensor being quantized
   std::int64_t data = 0;       // results of an evaluation

@@ -59,7 +59,8 @@ void AnswerSink::BeginOutputs() {
 
 std::size_t AnswerSink::num_echo_messages() const {
   if (echoed_) return 0;
-  return static_cast<std::size_t>(num_outputs()) * MaxPieces(context_.echo_text.size(), context_.environment.max_send_bytes);
+  return static_cast<std::size_t>(num_outputs()) *
+         MaxPieces(context_.echo_text.size(), context_.environment.max_send_bytes);
 }
 
 void AnswerSink::OnDelta(int index, std::string_view text, std::span<const serve::TokenLogprob> tokens) {
@@ -73,7 +74,8 @@ void AnswerSink::OnDelta(int index, std::string_view text, std::span<const serve
     last_token_[index] = token.token;
     delta->add_token_ids(token.token);
     if (!context_.options.logprobs) continue;
-    *delta->add_logprobs() = ToProto(token, context_.options.num_logprobs, context_.resident->text.tokenizer->token_bytes());
+    *delta->add_logprobs() =
+        ToProto(token, context_.options.num_logprobs, context_.resident->text.tokenizer->token_bytes());
   }
   Emit(reply);
 }
@@ -101,11 +103,12 @@ void AnswerSink::OnFinish(const serve::Finish& finish) {
   }
   const absl::Status status = EndOf(Why(finish.status), started_, finish.usage);
   const std::string model = context_.resident->name;
-  context_.environment.metrics.GenerateEnded(model, status.ok() ? serve::Name(finish.reason) : CodeName(status.code()),
-                                      {.ttft_seconds = finish.usage.ttft_ms * 1e-3,
-                                       .decode_seconds = finish.usage.decode_ms * 1e-3,
-                                       .prompt_tokens = finish.usage.ttft_ms > 0 ? finish.usage.prompt_tokens : 0,
-                                       .completion_tokens = finish.usage.completion_tokens});
+  context_.environment.metrics.GenerateEnded(
+      model, status.ok() ? serve::Name(finish.reason) : CodeName(status.code()),
+      {.ttft_seconds = finish.usage.ttft_ms * 1e-3,
+       .decode_seconds = finish.usage.decode_ms * 1e-3,
+       .prompt_tokens = finish.usage.ttft_ms > 0 ? finish.usage.prompt_tokens : 0,
+       .completion_tokens = finish.usage.completion_tokens});
   End(status);
   LetGo();
 }

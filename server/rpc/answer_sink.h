@@ -20,8 +20,8 @@ struct AnswerContext {
   std::shared_ptr<const serve::Resident> resident;  // keeps the model while the request runs
   GenerateOptions options;
   std::string request_id;
-  std::string echo_text;               // "" without echo
-  std::vector<std::int32_t> prompt;    // kept for prompt_logprobs
+  std::string echo_text;             // "" without echo
+  std::vector<std::int32_t> prompt;  // kept for prompt_logprobs
   std::unique_ptr<RequestIds::Entry> entry;
 };
 
@@ -61,10 +61,10 @@ class AnswerSink : public serve::ResponseSink {
 
   AnswerContext context_;
   v1::GenerateReply start_;
-  bool started_ = false;  // by the engine
-  bool begun_ = false;    // the start message was sent
-  bool echoed_ = false;   // the echo was sent
-  std::int32_t scored_ = 0;  // prompt tokens whose logprobs were sent
+  bool started_ = false;                    // by the engine
+  bool begun_ = false;                      // the start message was sent
+  bool echoed_ = false;                     // the echo was sent
+  std::int32_t scored_ = 0;                 // prompt tokens whose logprobs were sent
   std::map<int, std::int32_t> last_token_;  // by output
 };
 

@@ -12,7 +12,8 @@ namespace {
 
 // Largest sizes in protobuf's wire format: an id or a length below 2^31 takes 5 bytes, a double 8.
 constexpr std::size_t kTag = 1, kInt32 = 5, kDouble = 8, kDigest = 64;
-constexpr std::size_t kEntry = (kTag + kInt32) + (kTag + kInt32) + (kTag + kDouble) + (kTag + kInt32);  // frame, id, logprob, token
+constexpr std::size_t kEntry =
+    (kTag + kInt32) + (kTag + kInt32) + (kTag + kDouble) + (kTag + kInt32);  // frame, id, logprob, token
 // Covers a piece's own tags, its first position or index, and the enclosing message.
 constexpr std::size_t kPieceFrame = 64;
 constexpr std::size_t kLongestCharacter = 4;
@@ -31,12 +32,14 @@ absl::Status TooLarge(const std::string& message, std::size_t need, std::size_t 
 
 std::size_t LogprobBytes(const text::TokenBytes& tokens, std::int64_t num_top, bool digest) {
   const auto tops = static_cast<std::size_t>(num_top);
-  return kEntry + tokens.BytesOfLongest(1) + (digest ? kTag + kInt32 + kDigest : 0) + tops * kEntry + tokens.BytesOfLongest(tops);
+  return kEntry + tokens.BytesOfLongest(1) + (digest ? kTag + kInt32 + kDigest : 0) + tops * kEntry +
+         tokens.BytesOfLongest(tops);
 }
 
 absl::Status CheckUnaryAnswer(std::size_t need, std::size_t max_bytes, const char* instead) {
   if (need <= max_bytes) return absl::OkStatus();
-  return TooLarge(base::StrCat("the answer may have ", need, " bytes, more than the ", max_bytes, " of --max_send_bytes: use ", instead),
+  return TooLarge(base::StrCat("the answer may have ", need, " bytes, more than the ", max_bytes,
+                               " of --max_send_bytes: use ", instead),
                   need, max_bytes);
 }
 
@@ -44,8 +47,9 @@ absl::StatusOr<std::int64_t> TokensOfAPiece(std::size_t entry, std::size_t max_b
   const std::size_t most = std::min(kMaxPieceBytes, max_bytes);
   const std::size_t need = 2 * entry + kPieceFrame;
   if (need > most) {
-    return TooLarge(base::StrCat("the logprobs of two tokens may have ", need, " bytes, more than the ", most, " of one message"), need,
-                    most);
+    return TooLarge(
+        base::StrCat("the logprobs of two tokens may have ", need, " bytes, more than the ", most, " of one message"),
+        need, most);
   }
   return static_cast<std::int64_t>((most - kPieceFrame) / entry) - 1;
 }

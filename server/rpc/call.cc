@@ -42,8 +42,9 @@ std::string RequestId(const grpc::CallbackServerContext& context) {
   const auto it = context.client_metadata().find(kRequestIdKey);
   if (it == context.client_metadata().end()) return base::NewId("req");
   const std::string id(it->second.data(), it->second.size());
-  const bool good = !id.empty() && id.size() <= kMaxRequestIdBytes &&
-                    id.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == std::string::npos;
+  const bool good =
+      !id.empty() && id.size() <= kMaxRequestIdBytes &&
+      id.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == std::string::npos;
   return good ? id : base::NewId("req");
 }
 
@@ -133,7 +134,8 @@ grpc::Status Call::End(const absl::Status& status) {
   const char* code = CodeName(late ? absl::StatusCode::kDeadlineExceeded : status.code());
   environment_.metrics.RpcHandled(Name(type_), service_, method_, code, seconds);
   const std::string reason = status.ok() ? "" : late ? code : base::Reason(status);
-  if (reason == "QUEUE_FULL" || reason == "STREAMS_FULL" || reason == "KV_FULL" || reason == "DRAINING" || reason == "PROMPT_TOO_LONG") {
+  if (reason == "QUEUE_FULL" || reason == "STREAMS_FULL" || reason == "KV_FULL" || reason == "DRAINING" ||
+      reason == "PROMPT_TOO_LONG") {
     environment_.metrics.Rejected(reason);
   }
   const bool ours = absl::IsInternal(status) || absl::IsDataLoss(status) || absl::IsUnknown(status);

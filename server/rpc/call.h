@@ -44,10 +44,10 @@ class DrainList {
   std::map<std::uint64_t, Callback> callbacks_ ABSL_GUARDED_BY(mutex_);
 };
 
-
 // State that the services share. Outlives them.
 struct CallEnvironment {
-  CallEnvironment(telemetry::Metrics& metrics_in, WorkerPool& workers_in, base::Clock& clock_in, std::atomic<bool>& draining_in)
+  CallEnvironment(telemetry::Metrics& metrics_in, WorkerPool& workers_in, base::Clock& clock_in,
+                  std::atomic<bool>& draining_in)
       : metrics(metrics_in), workers(workers_in), clock(clock_in), draining(draining_in) {}
 
   telemetry::Metrics& metrics;
@@ -56,22 +56,22 @@ struct CallEnvironment {
   std::atomic<bool>& draining;
   DrainList drain;
   LiveCalls live_calls;
-  auth::Authority* authority = nullptr;  // nullptr: every call is allowed
-  std::atomic<int> live_answers{0};                     // requests that an engine may still call back about
-  absl::Duration default_deadline = absl::Seconds(30);  // of a unary call without a client deadline
-  std::size_t stream_buffer = 256;                      // maximum number of messages buffered for a slow reader
+  auth::Authority* authority = nullptr;                         // nullptr: every call is allowed
+  std::atomic<int> live_answers{0};                             // requests that an engine may still call back about
+  absl::Duration default_deadline = absl::Seconds(30);          // of a unary call without a client deadline
+  std::size_t stream_buffer = 256;                              // maximum number of messages buffered for a slow reader
   absl::Duration generate_deadline = absl::InfiniteDuration();  // of a Generate, Chat or Score without client deadline
-  absl::Duration slow_reader = absl::Seconds(30);       // window over which a slow reader must reach min_read_rate
-  double min_read_rate = 1;                             // messages per second
-  absl::Duration last_read = absl::Seconds(10);         // an aborted stream whose status is not read by then is cut
-  absl::Duration max_stream_age = absl::Hours(1);       // of an upload
+  absl::Duration slow_reader = absl::Seconds(30);  // window over which a slow reader must reach min_read_rate
+  double min_read_rate = 1;                        // messages per second
+  absl::Duration last_read = absl::Seconds(10);    // an aborted stream whose status is not read by then is cut
+  absl::Duration max_stream_age = absl::Hours(1);  // of an upload
   std::int64_t max_stream_messages = 10'000;
   std::size_t max_chunk_bytes = 1u << 20;
   static constexpr std::size_t kMaxPageBytes = 2u << 20;  // half of the 4 MiB that a gRPC client accepts by default
   std::size_t max_page_bytes = kMaxPageBytes;             // of a page of a list
   std::size_t max_dataset_line_bytes = 1u << 20;
-  std::size_t max_prompt_bytes = 1u << 20;              // of a text that a call encodes
-  std::size_t max_send_bytes = 16u << 20;               // of an answer; checked before the work, as gRPC sends no more
+  std::size_t max_prompt_bytes = 1u << 20;  // of a text that a call encodes
+  std::size_t max_send_bytes = 16u << 20;   // of an answer; checked before the work, as gRPC sends no more
   StreamSlots watches{"--max_watches", 256, "--max_watches_per_principal", 64};  // WatchJob and WatchLoad
   StreamSlots downloads{"--max_downloads", 16, "--max_downloads_per_principal", 8};
   // PlanJob plans, running and waiting. Limited per principal only: the operations lane of plans has its own limit.

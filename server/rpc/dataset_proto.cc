@@ -52,9 +52,10 @@ absl::StatusOr<v1::Dataset> Read(const store::StoredDataset& stored) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t rows, base::GetInt(stored.meta, "rows", "meta.json"));
   out.set_rows(rows);
   // A plain text is stored as one JSON row. Show the size and digest of the file that its owner sent.
-  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t bytes,
-                          base::GetInt(stored.meta, "sent_bytes", "meta.json", static_cast<std::int64_t>(stored.bytes)));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string sha256, base::GetString(stored.meta, "sent_sha256", "meta.json", stored.sha256));
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t bytes, base::GetInt(stored.meta, "sent_bytes", "meta.json",
+                                                                 static_cast<std::int64_t>(stored.bytes)));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string sha256,
+                          base::GetString(stored.meta, "sent_sha256", "meta.json", stored.sha256));
   out.set_bytes(bytes);
   out.set_sha256(sha256);
   *out.mutable_create_time() = ToProto(stored.created);
@@ -73,10 +74,11 @@ absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored) {
 namespace {
 
 constexpr std::int64_t kMaxPreviewRows = 100;
-constexpr std::int64_t kMaxBytesOfToken = 16;      // an estimate: nearly all tokens are shorter
-constexpr std::size_t kMaxPreviewText = 1u << 20;  // of a text that is shown in several rows (text::kEncoderBytesPerByte)
-constexpr std::size_t kMaxBytesOfCounts = 128;     // of all numbers in an answer
-constexpr std::size_t kMaxBytesOfFrame = 11;       // of a row's tag and length
+constexpr std::int64_t kMaxBytesOfToken = 16;  // an estimate: nearly all tokens are shorter
+constexpr std::size_t kMaxPreviewText = 1u
+                                        << 20;  // of a text that is shown in several rows (text::kEncoderBytesPerByte)
+constexpr std::size_t kMaxBytesOfCounts = 128;  // of all numbers in an answer
+constexpr std::size_t kMaxBytesOfFrame = 11;    // of a row's tag and length
 
 struct PreviewShape {
   data::RowFormat format;
@@ -100,7 +102,8 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const r
   }
   jobs::JobSpec spec;
   spec.data = config;
-  if (!request.data().has_max_seq_len()) spec.data.max_seq_len = std::min(spec.data.max_seq_len, model.config.context_limit());
+  if (!request.data().has_max_seq_len())
+    spec.data.max_seq_len = std::min(spec.data.max_seq_len, model.config.context_limit());
   if (spec.data.max_seq_len < 2 || spec.data.max_seq_len > model.config.context_limit()) {
     return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", wanted 2 to ",
                                                  model.config.limit_text(model.config.context_limit())));
@@ -122,24 +125,27 @@ std::size_t TextBytes(const PreviewShape& shape) {
   return std::min(of_rows(shape.n), std::max(of_rows(1), kMaxPreviewText));
 }
 
-absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t line, const registry::ModelText& model) {
+absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t line,
+                                     const registry::ModelText& model) {
   v1::PreviewRow row;
   row.set_row(line);
   row.set_truncated_tokens(static_cast<std::int32_t>(example.num_cut_off));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, model.assets.tokenizer->Decode(example.tokens, /*skip_special_tokens=*/false));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text,
+                          model.assets.tokenizer->Decode(example.tokens, /*skip_special_tokens=*/false));
   row.set_text(ToUtf8(text));
   for (std::size_t i = 0; i < example.tokens.size(); ++i) {
     row.add_token_ids(example.tokens[i]);
     row.add_trained(i > 0 && example.trained[i] != 0);  // the first token is never predicted
-    NIBBLE_ASSIGN_OR_RETURN(const std::string piece,
-                            model.assets.tokenizer->Decode(std::span(&example.tokens[i], 1), /*skip_special_tokens=*/false));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string piece, model.assets.tokenizer->Decode(std::span(&example.tokens[i], 1),
+                                                                                    /*skip_special_tokens=*/false));
     row.add_token_texts(ToUtf8(piece));
   }
   return row;
 }
 
 // Adds the warnings, then removes the last rows until the answer fits max_bytes.
-void AddWarnings(const data::Dataset& seen, std::int64_t max_seq_len, std::size_t max_bytes, v1::PreviewDatasetResponse* response) {
+void AddWarnings(const data::Dataset& seen, std::int64_t max_seq_len, std::size_t max_bytes,
+                 v1::PreviewDatasetResponse* response) {
   for (const data::RowWarning& warning : data::RowWarnings(seen, max_seq_len)) {
     v1::RowWarning& made = *response->add_warnings();
     made.set_reason(warning.reason);
@@ -149,15 +155,17 @@ void AddWarnings(const data::Dataset& seen, std::int64_t max_seq_len, std::size_
   while (response->rows_size() > 0 && response->ByteSizeLong() > max_bytes) {
     const v1::PreviewRow& last = response->rows(response->rows_size() - 1);
     response->set_tokens(response->tokens() - last.token_ids_size());
-    response->set_trainable_tokens(response->trainable_tokens() - std::count(last.trained().begin(), last.trained().end(), true));
+    response->set_trainable_tokens(response->trainable_tokens() -
+                                   std::count(last.trained().begin(), last.trained().end(), true));
     response->mutable_rows()->RemoveLast();
   }
 }
 
 }  // namespace
 
-absl::Status Preview(const store::StoredDataset& stored, const registry::ModelText& model, const v1::PreviewDatasetRequest& request,
-                     const PreviewBounds& bounds, v1::PreviewDatasetResponse* response) {
+absl::Status Preview(const store::StoredDataset& stored, const registry::ModelText& model,
+                     const v1::PreviewDatasetRequest& request, const PreviewBounds& bounds,
+                     v1::PreviewDatasetResponse* response) {
   NIBBLE_ASSIGN_OR_RETURN(const PreviewShape shape, ShapeOf(stored, model, request));
   NIBBLE_ASSIGN_OR_RETURN(const v1::Dataset dataset, ToProto(stored));
   response->set_total_rows(dataset.rows());
@@ -169,20 +177,22 @@ absl::Status Preview(const store::StoredDataset& stored, const registry::ModelTe
   std::size_t bytes = kMaxBytesOfCounts;
   data::Dataset seen;
   bool full = false;
-  while (!full && !rest.empty() && response->rows_size() < shape.n && response->looked_rows() < bounds.max_looked_rows &&
-         looked_bytes < bounds.max_looked_bytes) {
+  while (!full && !rest.empty() && response->rows_size() < shape.n &&
+         response->looked_rows() < bounds.max_looked_rows && looked_bytes < bounds.max_looked_bytes) {
     const std::size_t end = rest.find('\n');
     const std::string_view line = rest.substr(0, end);
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
     ++line_number;
-    if (bounds.cancelled && bounds.cancelled()) return absl::CancelledError(StrCat("cancelled at line ", line_number, " of the data"));
+    if (bounds.cancelled && bounds.cancelled())
+      return absl::CancelledError(StrCat("cancelled at line ", line_number, " of the data"));
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     looked_bytes += line.size();
     auto record = data::ParseRow(line, shape.format);
     if (!record.ok()) return data::AtLine(line_number, record.status());
     if (const absl::Status few = data::CheckMessages(*record); !few.ok()) return data::AtLine(line_number, few);
     if (record->text.size() > text_bytes) record->text = ToUtf8(record->text, text_bytes);
-    const auto tokenized = data::Tokenize(*record, shape.format, model.assets, model.config, shape.options, bounds.cancelled, bounds.await_turn);
+    const auto tokenized = data::Tokenize(*record, shape.format, model.assets, model.config, shape.options,
+                                          bounds.cancelled, bounds.await_turn);
     if (!tokenized.ok()) return data::AtLine(line_number, tokenized.status());
     response->set_looked_rows(response->looked_rows() + 1);
     const std::vector<data::Example>& pieces = *tokenized;

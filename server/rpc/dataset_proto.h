@@ -27,8 +27,10 @@ absl::StatusOr<std::optional<data::RowFormat>> FromProto(const char* field, v1::
 absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config);
 
 // Expects a header, then chunks or a file below import_root ("": server files are refused), then a finish.
-std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const CallEnvironment& environment, store::DatasetStore& datasets,
-                                                                        UploadTable& uploads, const std::string& import_root,
+std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const CallEnvironment& environment,
+                                                                        store::DatasetStore& datasets,
+                                                                        UploadTable& uploads,
+                                                                        const std::string& import_root,
                                                                         v1::Dataset* response);
 
 // Limits of a preview. At a limit the preview ends with the rows found so far; only `cancelled` is an error.
@@ -43,7 +45,8 @@ struct PreviewBounds {
 // The first rows of the file as training would see them. Errors: InvalidArgument DATASET_FORMAT names the line of a row
 // that does not fit the format, or that is too long while `overlong` is ERROR; FIELD_VIOLATION data.max_seq_len if the
 // first row alone exceeds an answer; OUT_OF_DEVICE_MEMORY for a large row; Cancelled.
-absl::Status Preview(const store::StoredDataset& stored, const registry::ModelText& model, const v1::PreviewDatasetRequest& request,
-                     const PreviewBounds& bounds, v1::PreviewDatasetResponse* response);
+absl::Status Preview(const store::StoredDataset& stored, const registry::ModelText& model,
+                     const v1::PreviewDatasetRequest& request, const PreviewBounds& bounds,
+                     v1::PreviewDatasetResponse* response);
 
 }  // namespace nibble::rpc

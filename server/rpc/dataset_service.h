@@ -13,8 +13,8 @@ namespace nibble::rpc {
 class DatasetService : public v1::DatasetService::CallbackService {
  public:
   // import_root: directory on this machine that uploads may name files in; "": none.
-  DatasetService(CallEnvironment& environment, store::StateDirectory& state, registry::TextCache& texts, UploadTable& uploads, data::LargeRows& large_rows,
-                 std::string import_root)
+  DatasetService(CallEnvironment& environment, store::StateDirectory& state, registry::TextCache& texts,
+                 UploadTable& uploads, data::LargeRows& large_rows, std::string import_root)
       : environment_(environment),
         state_(state),
         texts_(texts),
@@ -23,7 +23,8 @@ class DatasetService : public v1::DatasetService::CallbackService {
         import_root_(std::move(import_root)) {}
 
   grpc::ServerReadReactor<v1::UploadDatasetRequest>* UploadDataset(grpc::CallbackServerContext*, v1::Dataset*) override;
-  grpc::ServerUnaryReactor* GetDataset(grpc::CallbackServerContext*, const v1::GetDatasetRequest*, v1::Dataset*) override;
+  grpc::ServerUnaryReactor* GetDataset(grpc::CallbackServerContext*, const v1::GetDatasetRequest*,
+                                       v1::Dataset*) override;
   grpc::ServerUnaryReactor* ListDatasets(grpc::CallbackServerContext*, const v1::ListDatasetsRequest*,
                                          v1::ListDatasetsResponse*) override;
   grpc::ServerUnaryReactor* DeleteDataset(grpc::CallbackServerContext*, const v1::DeleteDatasetRequest*,

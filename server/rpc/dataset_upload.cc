@@ -29,8 +29,8 @@ using base::StrCat;
 constexpr std::uint64_t kMaxPlainTextBytes = 64u << 20;  // one row of JSON lines
 constexpr std::size_t kReadBytes = 1u << 20;
 
-// Writes {"text": TEXT} as one line, piece by piece: a text of control characters is six times as long in JSON. `text` must
-// be UTF-8.
+// Writes {"text": TEXT} as one line, piece by piece: a text of control characters is six times as long in JSON. `text`
+// must be UTF-8.
 absl::Status WriteTextRow(base::FileSystem& files, const std::string& path, std::string_view text) {
   NIBBLE_ASSIGN_OR_RETURN(const auto out, files.Create(path));
   NIBBLE_RETURN_IF_ERROR(out->Append("{\"text\":\""));
@@ -47,9 +47,10 @@ absl::Status WriteTextRow(base::FileSystem& files, const std::string& path, std:
 // A text file becomes one row, {"text": ...}.
 absl::StatusOr<base::Json> WrapPlainText(const std::string& path, std::string_view text, const std::string& sha256) {
   if (text.size() > kMaxPlainTextBytes) {
-    return base::WithReason(absl::InvalidArgumentError(StrCat("the plain text has ", text.size(), " bytes, wanted at most ",
-                                                              kMaxPlainTextBytes, "; send it as JSON lines")),
-                            "DATASET_FORMAT");
+    return base::WithReason(
+        absl::InvalidArgumentError(StrCat("the plain text has ", text.size(), " bytes, wanted at most ",
+                                          kMaxPlainTextBytes, "; send it as JSON lines")),
+        "DATASET_FORMAT");
   }
   if (!text::IsValidUtf8(text)) {
     return base::WithReason(absl::InvalidArgumentError("the text is not UTF-8"), "DATASET_FORMAT");
@@ -76,8 +77,8 @@ bool IsPlainText(std::string_view text, std::optional<data::RowFormat> format) {
   return first != std::string_view::npos && text[first] != '{';
 }
 
-absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data::RowFormat> format, const std::string& sha256,
-                                    std::size_t max_line_bytes) {
+absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data::RowFormat> format,
+                                    const std::string& sha256, std::size_t max_line_bytes) {
   const auto empty = base::WithReason(absl::InvalidArgumentError("the dataset has no rows"), "DATASET_EMPTY");
   NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(path));
   if (file->text().find_first_not_of(" \t\r\n") == std::string_view::npos) return empty;
@@ -96,7 +97,8 @@ absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data:
 // The received part of a dataset.
 class DatasetContent final : public UploadContent {
  public:
-  DatasetContent(std::int64_t max_bytes, std::optional<data::RowFormat> format) : max_bytes_(max_bytes), format_(format) {}
+  DatasetContent(std::int64_t max_bytes, std::optional<data::RowFormat> format)
+      : max_bytes_(max_bytes), format_(format) {}
 
   std::int32_t num_files() const override { return 1; }
   std::optional<data::RowFormat> format() const { return format_; }
@@ -129,10 +131,9 @@ class DatasetContent final : public UploadContent {
   }
   // AlreadyExists: the existing dataset of that name has different content.
   absl::Status Other() const {
-    return base::WithReason(
-        absl::AlreadyExistsError(
-            StrCat("a dataset named \"", existing_->name(), "\" with different content already exists")),
-        "NAME_TAKEN", {{"kind", "dataset"}, {"name", existing_->name()}});
+    return base::WithReason(absl::AlreadyExistsError(StrCat("a dataset named \"", existing_->name(),
+                                                            "\" with different content already exists")),
+                            "NAME_TAKEN", {{"kind", "dataset"}, {"name", existing_->name()}});
   }
   std::string Digest() { return digest_.HexDigest(); }  // call once, after the last Append
   store::DatasetStore::Pending& pending() { return *pending_; }
@@ -149,8 +150,8 @@ class DatasetContent final : public UploadContent {
 
 class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::UploadDatasetHeader, DatasetContent> {
  public:
-  DatasetUpload(const CallEnvironment& environment, store::DatasetStore& datasets, UploadTable& uploads, const std::string& import_root,
-                v1::Dataset* response)
+  DatasetUpload(const CallEnvironment& environment, store::DatasetStore& datasets, UploadTable& uploads,
+                const std::string& import_root, v1::Dataset* response)
       : TrackedUpload(environment, uploads, UploadKind::kDataset),
         max_line_bytes_(environment.max_dataset_line_bytes),
         datasets_(datasets),
@@ -166,8 +167,9 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
     }
     const auto limit = static_cast<std::int64_t>(datasets_.limits().max_file_bytes);
     if (header.size_bytes() > limit) {
-      return base::WithReason(absl::ResourceExhaustedError(StrCat("size_bytes: ", header.size_bytes(), ", the limit is ", limit)),
-                              "UPLOAD_TOO_LARGE", {{"max_bytes", std::to_string(limit)}});
+      return base::WithReason(
+          absl::ResourceExhaustedError(StrCat("size_bytes: ", header.size_bytes(), ", the limit is ", limit)),
+          "UPLOAD_TOO_LARGE", {{"max_bytes", std::to_string(limit)}});
     }
     if (header.has_server_path() && header.resume_offset() > 0) {
       return FieldError("header.resume_offset", "applies to chunks only, not to server_path");
@@ -176,7 +178,8 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
   }
   absl::StatusOr<std::unique_ptr<UploadContent>> MakeContent(const v1::UploadDatasetHeader& header) override {
     NIBBLE_ASSIGN_OR_RETURN(const auto format, FromProto("header.format", header.format()));
-    auto content = std::make_unique<DatasetContent>(static_cast<std::int64_t>(datasets_.limits().max_file_bytes), format);
+    auto content =
+        std::make_unique<DatasetContent>(static_cast<std::int64_t>(datasets_.limits().max_file_bytes), format);
     if (header.has_server_path()) {
       NIBBLE_ASSIGN_OR_RETURN(auto server_file, registry::BeneathPath::Open(import_root_, header.server_path()));
       content->TakeFrom(std::move(server_file));
@@ -228,9 +231,10 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
       *response_ = *content.existing();
       return true;
     }
-    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, content.pending().Finish(digest, [&](const std::string& path) {
-      return Validate(path, content.format(), digest, max_line_bytes_);
-    }));
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored,
+                            content.pending().Finish(digest, [&](const std::string& path) {
+                              return Validate(path, content.format(), digest, max_line_bytes_);
+                            }));
     NIBBLE_ASSIGN_OR_RETURN(*response_, ToProto(stored));
     return true;
   }
@@ -243,8 +247,10 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
 
 }  // namespace
 
-std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const CallEnvironment& environment, store::DatasetStore& datasets,
-                                                                        UploadTable& uploads, const std::string& import_root,
+std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const CallEnvironment& environment,
+                                                                        store::DatasetStore& datasets,
+                                                                        UploadTable& uploads,
+                                                                        const std::string& import_root,
                                                                         v1::Dataset* response) {
   return std::make_unique<DatasetUpload>(environment, datasets, uploads, import_root, response);
 }

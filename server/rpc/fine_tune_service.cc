@@ -12,10 +12,10 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/plan/plan_eta.h"
 #include "server/rpc/begin_operation.h"
 #include "server/rpc/job_proto.h"
 #include "server/rpc/page.h"
-#include "server/plan/plan_eta.h"
 #include "server/rpc/time.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/watch_job.h"
@@ -28,7 +28,9 @@ constexpr int kMaxLabels = 16;  // in a filter; a job has the same limit
 
 // Distinguishes a repeated request from a different one with the same id. Covers the request as received, before
 // defaults are filled in.
-std::string BodyDigest(const v1::CreateJobRequest& request) { return base::Sha256Hex(DeterministicBytes(request.spec())); }
+std::string BodyDigest(const v1::CreateJobRequest& request) {
+  return base::Sha256Hex(DeterministicBytes(request.spec()));
+}
 
 bool MaySee(const Call& call, const jobs::StoredJob& job) {
   const std::string& tenant = call.principal().tenant;
@@ -43,7 +45,9 @@ absl::StatusOr<jobs::StoredJob> Find(jobs::JobController& jobs, const Call& call
 }
 
 // Checks before a change that the caller may see the job.
-absl::Status CheckSeen(jobs::JobController& jobs, const Call& call, const std::string& name) { return Find(jobs, call, name).status(); }
+absl::Status CheckSeen(jobs::JobController& jobs, const Call& call, const std::string& name) {
+  return Find(jobs, call, name).status();
+}
 
 template <typename Request>
 std::optional<std::string> EtagOf(const Request& request) {
@@ -62,7 +66,8 @@ absl::StatusOr<jobs::JobQuery> QueryOf(const Call& call, const v1::ListJobsReque
   if (const std::string& tenant = call.principal().tenant; !tenant.empty()) query.tenant = tenant;
   if (request.filter().has_base_model()) query.base_model = request.filter().base_model();
   if (request.filter().labels_size() > kMaxLabels) {
-    return base::FieldError("filter.labels", base::StrCat("has ", request.filter().labels_size(), " labels, wanted at most ", kMaxLabels));
+    return base::FieldError(
+        "filter.labels", base::StrCat("has ", request.filter().labels_size(), " labels, wanted at most ", kMaxLabels));
   }
   query.labels.insert(request.filter().labels().begin(), request.filter().labels().end());
   return query;
@@ -80,7 +85,8 @@ absl::StatusOr<jobs::JobSpec> FineTuneService::SpecOf(const v1::JobSpec& request
   return spec;
 }
 
-absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) {
+absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec& spec,
+                                                            const base::CancelToken& cancel) {
   NIBBLE_ASSIGN_OR_RETURN(const plan::PlannedJob planned, planner_.Plan(spec, cancel));
   v1::PlanJobResponse response = ToProto(planned.plan);
   const auto warn = [&response](const char* reason, const std::string& message) {
@@ -95,196 +101,220 @@ absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec&
     warn("MEMORY", jobs::NeedsMoreMemoryText(planned.spec, planned.plan.memory_bytes(), planned.available_bytes));
   }
   if (static_cast<std::uint64_t>(planned.plan.disk_bytes) > planned.spare_disk_bytes) {
-    warn("DISK", base::StrCat("the job writes up to ", base::HumanBytes(planned.plan.disk_bytes), ", the server's disk has room for ",
+    warn("DISK", base::StrCat("the job writes up to ", base::HumanBytes(planned.plan.disk_bytes),
+                              ", the server's disk has room for ",
                               base::HumanBytes(static_cast<std::int64_t>(planned.spare_disk_bytes))));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const std::optional<plan::PlanEta> eta, plan::EtaOf(planned.spec, planned.plan.tokens, jobs_, texts_));
+  NIBBLE_ASSIGN_OR_RETURN(const std::optional<plan::PlanEta> eta,
+                          plan::EtaOf(planned.spec, planned.plan.tokens, jobs_, texts_));
   if (!eta.has_value()) return response;
   *response.mutable_eta() = ToProto(absl::Seconds(eta->seconds));
   if (eta->rough) {
-    warn("ETA_ROUGH", "none of the newest 100 running or succeeded jobs has this base, method and device: eta "
-                      "estimated from a job on another base, scaled by the weights");
+    warn("ETA_ROUGH",
+         "none of the newest 100 running or succeeded jobs has this base, method and device: eta "
+         "estimated from a job on another base, scaled by the weights");
   }
   return response;
 }
 
-grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* context, const v1::PlanJobRequest* request,
+grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* context,
+                                                   const v1::PlanJobRequest* request,
                                                    google::longrunning::Operation* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/PlanJob", [=, this](const Call& call) -> absl::Status {
-    jobs::JobSpec spec;
-    std::shared_ptr<const void> slot;  // held until the plan has ended
-    const auto check = [&]() -> absl::Status {
-      NIBBLE_ASSIGN_OR_RETURN(spec, SpecOf(request->spec()));
-      NIBBLE_RETURN_IF_ERROR(planner_.Check(spec));
-      NIBBLE_ASSIGN_OR_RETURN(slot, environment_.plans.Take(auth::FairnessKey(call.principal()), operations_.RetryAfter(OperationLane::kPlans)));
-      return absl::OkStatus();
-    };
-    const OperationStart start = StartOf(call, OperationLane::kPlans, *request, request->spec().base_model());
-    NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations_.Find(start));
-    if (!known.has_value()) {
-      NIBBLE_RETURN_IF_ERROR(check());
-      const auto plan = [this, spec, slot](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
-        scope.Progress("plan", 0, 1);
-        NIBBLE_ASSIGN_OR_RETURN(const v1::PlanJobResponse planned, PlanOf(spec, scope.cancel()));
-        return Packed(planned);
-      };
-      NIBBLE_ASSIGN_OR_RETURN(known, operations_.Start(start, plan));
-    }
-    *response = *std::move(known);
-    return absl::OkStatus();
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.FineTuneService/PlanJob", [=, this](const Call& call) -> absl::Status {
+        jobs::JobSpec spec;
+        std::shared_ptr<const void> slot;  // held until the plan has ended
+        const auto check = [&]() -> absl::Status {
+          NIBBLE_ASSIGN_OR_RETURN(spec, SpecOf(request->spec()));
+          NIBBLE_RETURN_IF_ERROR(planner_.Check(spec));
+          NIBBLE_ASSIGN_OR_RETURN(slot, environment_.plans.Take(auth::FairnessKey(call.principal()),
+                                                                operations_.RetryAfter(OperationLane::kPlans)));
+          return absl::OkStatus();
+        };
+        const OperationStart start = StartOf(call, OperationLane::kPlans, *request, request->spec().base_model());
+        NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations_.Find(start));
+        if (!known.has_value()) {
+          NIBBLE_RETURN_IF_ERROR(check());
+          const auto plan = [this, spec, slot](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+            scope.Progress("plan", 0, 1);
+            NIBBLE_ASSIGN_OR_RETURN(const v1::PlanJobResponse planned, PlanOf(spec, scope.cancel()));
+            return Packed(planned);
+          };
+          NIBBLE_ASSIGN_OR_RETURN(known, operations_.Start(start, plan));
+        }
+        *response = *std::move(known);
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext* context,
                                                      const v1::CreateJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
-    const auth::Principal& caller = call.principal();
-    NIBBLE_RETURN_IF_ERROR(auth::CheckPriority(caller, "run.priority", spec.run.priority));
-    const std::string owner = caller.name == auth::kNobody ? "" : caller.name;  // callers without a name have no quota
-    const jobs::JobController::Submission submission{
-        .body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant};
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Submit(spec, request->request_id(), submission));
-    *response = ToProto(job);
-    return absl::OkStatus();
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
+        NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
+        const auth::Principal& caller = call.principal();
+        NIBBLE_RETURN_IF_ERROR(auth::CheckPriority(caller, "run.priority", spec.run.priority));
+        const std::string owner =
+            caller.name == auth::kNobody ? "" : caller.name;  // callers without a name have no quota
+        const jobs::JobController::Submission submission{
+            .body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant};
+        NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Submit(spec, request->request_id(), submission));
+        *response = ToProto(job);
+        return absl::OkStatus();
+      });
 }
 
-grpc::ServerUnaryReactor* FineTuneService::GetJob(grpc::CallbackServerContext* context, const v1::GetJobRequest* request,
-                                                  v1::Job* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/GetJob", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, Find(jobs_, call, request->name()));
-    *response = ToProto(job);
-    return absl::OkStatus();
-  });
+grpc::ServerUnaryReactor* FineTuneService::GetJob(grpc::CallbackServerContext* context,
+                                                  const v1::GetJobRequest* request, v1::Job* response) {
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/GetJob",
+                       [=, this](const Call& call) -> absl::Status {
+                         NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, Find(jobs_, call, request->name()));
+                         *response = ToProto(job);
+                         return absl::OkStatus();
+                       });
 }
 
-grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext* context, const v1::ListJobsRequest* request,
+grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext* context,
+                                                    const v1::ListJobsRequest* request,
                                                     v1::ListJobsResponse* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ListJobs", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobQuery query, QueryOf(call, *request));
-    std::int64_t last = 0;  // number of the last job in the answer
-    // Ask for one more than the page shows, to know whether another page follows.
-    NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(query, size + 1, call.cancel()));
-    std::int64_t next = page.next;
-    PageBytes bytes(environment_.max_page_bytes);
-    for (const jobs::StoredJob& job : page.jobs) {
-      v1::Job row = ToProto(job);
-      if (response->jobs_size() == size || !bytes.Take(row.ByteSizeLong())) {
-        next = last;
-        break;
-      }
-      *response->add_jobs() = std::move(row);
-      last = job.number;
-    }
-    if (next != 0) response->set_next_page_token(std::to_string(next));
-    return absl::OkStatus();
-  });
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ListJobs",
+                       [=, this](const Call& call) -> absl::Status {
+                         NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
+                         NIBBLE_ASSIGN_OR_RETURN(const jobs::JobQuery query, QueryOf(call, *request));
+                         std::int64_t last = 0;  // number of the last job in the answer
+                         // Ask for one more than the page shows, to know whether another page follows.
+                         NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(query, size + 1, call.cancel()));
+                         std::int64_t next = page.next;
+                         PageBytes bytes(environment_.max_page_bytes);
+                         for (const jobs::StoredJob& job : page.jobs) {
+                           v1::Job row = ToProto(job);
+                           if (response->jobs_size() == size || !bytes.Take(row.ByteSizeLong())) {
+                             next = last;
+                             break;
+                           }
+                           *response->add_jobs() = std::move(row);
+                           last = job.number;
+                         }
+                         if (next != 0) response->set_next_page_token(std::to_string(next));
+                         return absl::OkStatus();
+                       });
 }
 
 grpc::ServerUnaryReactor* FineTuneService::DeleteJob(grpc::CallbackServerContext* context,
                                                      const v1::DeleteJobRequest* request, v1::DeleteJobResponse*) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/DeleteJob", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
-    return jobs_.Delete(request->name(), EtagOf(*request));
-  });
+  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/DeleteJob",
+                       [=, this](const Call& call) -> absl::Status {
+                         NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
+                         return jobs_.Delete(request->name(), EtagOf(*request));
+                       });
 }
 
 grpc::ServerWriteReactor<v1::JobEvent>* FineTuneService::WatchJob(grpc::CallbackServerContext* context,
                                                                   const v1::WatchJobRequest* request) {
-  auto stream = StreamReactor<v1::JobEvent>::Make(environment_, context, "nibble.v1.FineTuneService/WatchJob", &environment_.watches);
+  auto stream = StreamReactor<v1::JobEvent>::Make(environment_, context, "nibble.v1.FineTuneService/WatchJob",
+                                                  &environment_.watches);
   if (stream->ended()) return stream.get();
-  RunOnWorker(environment_.watch_workers, *stream, [this, stream, name = request->name(), after = request->after_sequence()] {
-    if (const auto job = Find(jobs_, stream->call(), name); !job.ok()) return stream->End(job.status());
-    rpc::WatchJob(stream, jobs_, name, after);
-  });
+  RunOnWorker(environment_.watch_workers, *stream,
+              [this, stream, name = request->name(), after = request->after_sequence()] {
+                if (const auto job = Find(jobs_, stream->call(), name); !job.ok()) return stream->End(job.status());
+                rpc::WatchJob(stream, jobs_, name, after);
+              });
   return stream.get();
 }
 
 grpc::ServerUnaryReactor* FineTuneService::ListJobEvents(grpc::CallbackServerContext* context,
                                                          const v1::ListJobEventsRequest* request,
                                                          v1::ListJobEventsResponse* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ListJobEvents", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
-    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t token, ParsePageToken(request->page_token()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, Find(jobs_, call, request->name()));
-    if (request->after_sequence() < 0) {
-      return base::FieldError("after_sequence", base::StrCat("is ", request->after_sequence(), ", wanted 0 or more"));
-    }
-    const std::int64_t after = std::max(token, request->after_sequence());
-    NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.Events(request->name(), after, size));
-    PageBytes bytes(environment_.max_page_bytes);
-    for (const jobs::Event& event : page.events) {
-      v1::JobEvent row = ToProto(job, event);
-      if (!bytes.Take(row.ByteSizeLong())) break;
-      *response->add_events() = std::move(row);
-    }
-    if (response->events_size() == 0) return absl::OkStatus();
-    const std::int64_t last = page.events[static_cast<std::size_t>(response->events_size()) - 1].sequence;
-    // job.last_sequence was read before the events, so a page that reaches it is the last.
-    if (last < job.last_sequence) response->set_next_page_token(std::to_string(last));
-    return absl::OkStatus();
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.FineTuneService/ListJobEvents", [=, this](const Call& call) -> absl::Status {
+        NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
+        NIBBLE_ASSIGN_OR_RETURN(const std::int64_t token, ParsePageToken(request->page_token()));
+        NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, Find(jobs_, call, request->name()));
+        if (request->after_sequence() < 0) {
+          return base::FieldError("after_sequence",
+                                  base::StrCat("is ", request->after_sequence(), ", wanted 0 or more"));
+        }
+        const std::int64_t after = std::max(token, request->after_sequence());
+        NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.Events(request->name(), after, size));
+        PageBytes bytes(environment_.max_page_bytes);
+        for (const jobs::Event& event : page.events) {
+          v1::JobEvent row = ToProto(job, event);
+          if (!bytes.Take(row.ByteSizeLong())) break;
+          *response->add_events() = std::move(row);
+        }
+        if (response->events_size() == 0) return absl::OkStatus();
+        const std::int64_t last = page.events[static_cast<std::size_t>(response->events_size()) - 1].sequence;
+        // job.last_sequence was read before the events, so a page that reaches it is the last.
+        if (last < job.last_sequence) response->set_next_page_token(std::to_string(last));
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerContext* context,
                                                            const v1::ListCheckpointsRequest* request,
                                                            v1::ListCheckpointsResponse* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ListCheckpoints", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, Find(jobs_, call, request->name()));
-    NIBBLE_ASSIGN_OR_RETURN(auto all, jobs_.Checkpoints(request->name()));
-    std::reverse(all.begin(), all.end());  // newest first
-    // FillPage needs keys that ascend as text; the steps descend.
-    const auto key_of = [](const store::CheckpointInfo& one) {
-      return base::StrCat(absl::Dec(std::numeric_limits<std::int64_t>::max() - one.step, absl::kZeroPad20));
-    };
-    const auto row_of = [&](const auto& one) -> absl::StatusOr<std::optional<v1::Checkpoint>> { return ToProto(job, one); };
-    NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
-                            FillPage(all, key_of, request->page_size(), request->page_token(), environment_.max_page_bytes, row_of,
-                                     *response->mutable_checkpoints()));
-    return absl::OkStatus();
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.FineTuneService/ListCheckpoints", [=, this](const Call& call) -> absl::Status {
+        NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, Find(jobs_, call, request->name()));
+        NIBBLE_ASSIGN_OR_RETURN(auto all, jobs_.Checkpoints(request->name()));
+        std::reverse(all.begin(), all.end());  // newest first
+        // FillPage needs keys that ascend as text; the steps descend.
+        const auto key_of = [](const store::CheckpointInfo& one) {
+          return base::StrCat(absl::Dec(std::numeric_limits<std::int64_t>::max() - one.step, absl::kZeroPad20));
+        };
+        const auto row_of = [&](const auto& one) -> absl::StatusOr<std::optional<v1::Checkpoint>> {
+          return ToProto(job, one);
+        };
+        NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
+                                FillPage(all, key_of, request->page_size(), request->page_token(),
+                                         environment_.max_page_bytes, row_of, *response->mutable_checkpoints()));
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* FineTuneService::CancelJob(grpc::CallbackServerContext* context,
                                                      const v1::CancelJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/CancelJob", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Cancel(request->name(), EtagOf(*request), request->keep_checkpoint()));
-    *response = ToProto(job);
-    return absl::OkStatus();
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.FineTuneService/CancelJob", [=, this](const Call& call) -> absl::Status {
+        NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
+        NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job,
+                                jobs_.Cancel(request->name(), EtagOf(*request), request->keep_checkpoint()));
+        *response = ToProto(job);
+        return absl::OkStatus();
+      });
 }
 
-grpc::ServerUnaryReactor* FineTuneService::PauseJob(grpc::CallbackServerContext* context, const v1::PauseJobRequest* request,
-                                                    v1::Job* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/PauseJob", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Pause(request->name(), EtagOf(*request)));
-    *response = ToProto(job);
-    return absl::OkStatus();
-  });
+grpc::ServerUnaryReactor* FineTuneService::PauseJob(grpc::CallbackServerContext* context,
+                                                    const v1::PauseJobRequest* request, v1::Job* response) {
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.FineTuneService/PauseJob", [=, this](const Call& call) -> absl::Status {
+        NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
+        NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Pause(request->name(), EtagOf(*request)));
+        *response = ToProto(job);
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* FineTuneService::ResumeJob(grpc::CallbackServerContext* context,
                                                      const v1::ResumeJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/ResumeJob", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Resume(request->name(), EtagOf(*request)));
-    *response = ToProto(job);
-    return absl::OkStatus();
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.FineTuneService/ResumeJob", [=, this](const Call& call) -> absl::Status {
+        NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
+        NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Resume(request->name(), EtagOf(*request)));
+        *response = ToProto(job);
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* FineTuneService::CheckpointJob(grpc::CallbackServerContext* context,
                                                          const v1::CheckpointJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.FineTuneService/CheckpointJob", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Checkpoint(request->name(), EtagOf(*request)));
-    *response = ToProto(job);
-    return absl::OkStatus();
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.FineTuneService/CheckpointJob", [=, this](const Call& call) -> absl::Status {
+        NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
+        NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs_.Checkpoint(request->name(), EtagOf(*request)));
+        *response = ToProto(job);
+        return absl::OkStatus();
+      });
 }
 
 }  // namespace nibble::rpc

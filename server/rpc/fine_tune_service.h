@@ -11,7 +11,8 @@ namespace nibble::rpc {
 // Thread-safe.
 class FineTuneService : public v1::FineTuneService::CallbackService {
  public:
-  FineTuneService(CallEnvironment& environment, jobs::JobController& jobs, registry::TextCache& texts, OperationTable& operations, const plan::JobPlanner& planner)
+  FineTuneService(CallEnvironment& environment, jobs::JobController& jobs, registry::TextCache& texts,
+                  OperationTable& operations, const plan::JobPlanner& planner)
       : environment_(environment), jobs_(jobs), texts_(texts), operations_(operations), planner_(planner) {}
 
   grpc::ServerUnaryReactor* PlanJob(grpc::CallbackServerContext*, const v1::PlanJobRequest*,
@@ -30,7 +31,8 @@ class FineTuneService : public v1::FineTuneService::CallbackService {
   grpc::ServerUnaryReactor* CancelJob(grpc::CallbackServerContext*, const v1::CancelJobRequest*, v1::Job*) override;
   grpc::ServerUnaryReactor* PauseJob(grpc::CallbackServerContext*, const v1::PauseJobRequest*, v1::Job*) override;
   grpc::ServerUnaryReactor* ResumeJob(grpc::CallbackServerContext*, const v1::ResumeJobRequest*, v1::Job*) override;
-  grpc::ServerUnaryReactor* CheckpointJob(grpc::CallbackServerContext*, const v1::CheckpointJobRequest*, v1::Job*) override;
+  grpc::ServerUnaryReactor* CheckpointJob(grpc::CallbackServerContext*, const v1::CheckpointJobRequest*,
+                                          v1::Job*) override;
 
  private:
   // Converts the request. An unset max_seq_len is lowered to what the model supports.

@@ -35,16 +35,16 @@ absl::Status CheckRange(const char* field, double value, double low, double high
 absl::Status CheckBuilt(const v1::GenerateRequest& request) {
   if (request.constraint_case() != v1::GenerateRequest::CONSTRAINT_NOT_SET) {
     return Unimplemented(request.has_json_schema() ? "GenerateRequest.json_schema"
-                    : request.has_regex()     ? "GenerateRequest.regex"
-                                              : "GenerateRequest.choice");
+                         : request.has_regex()     ? "GenerateRequest.regex"
+                                                   : "GenerateRequest.choice");
   }
   return absl::OkStatus();
 }
 
 absl::Status TakePenalties(const v1::Sampling& sampling, serve::Penalties& out) {
   if (sampling.has_repetition_penalty()) {
-    NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.repetition_penalty", sampling.repetition_penalty(), 1 / kMaxRepetitionPenalty,
-                                      kMaxRepetitionPenalty));
+    NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.repetition_penalty", sampling.repetition_penalty(),
+                                      1 / kMaxRepetitionPenalty, kMaxRepetitionPenalty));
     out.repetition = static_cast<float>(sampling.repetition_penalty());
   }
   NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.presence_penalty", sampling.presence_penalty(), -2, 2));
@@ -52,7 +52,8 @@ absl::Status TakePenalties(const v1::Sampling& sampling, serve::Penalties& out) 
   out.presence = static_cast<float>(sampling.presence_penalty());
   out.frequency = static_cast<float>(sampling.frequency_penalty());
   if (sampling.logit_bias_size() > kMaxLogitBias) {
-    return FieldError("sampling.logit_bias", StrCat("has ", sampling.logit_bias_size(), " tokens, wanted at most ", kMaxLogitBias));
+    return FieldError("sampling.logit_bias",
+                      StrCat("has ", sampling.logit_bias_size(), " tokens, wanted at most ", kMaxLogitBias));
   }
   for (const auto& [token, bias] : sampling.logit_bias()) {
     NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.logit_bias", bias, -100, 100));
@@ -73,7 +74,8 @@ absl::Status TakeSampling(const v1::Sampling& sampling, GenerateOptions& out) {
     params.temperature = static_cast<float>(sampling.temperature());
   }
   if (sampling.has_top_k()) {
-    if (sampling.top_k() < 0) return FieldError("sampling.top_k", StrCat("is ", sampling.top_k(), ", wanted at least 0"));
+    if (sampling.top_k() < 0)
+      return FieldError("sampling.top_k", StrCat("is ", sampling.top_k(), ", wanted at least 0"));
     params.top_k = sampling.top_k();
   }
   if (sampling.has_top_p()) {
@@ -110,7 +112,8 @@ absl::Status TakeStopping(const v1::Stopping& stopping, std::int64_t default_max
   }
   for (const std::string& stop : stopping.stop()) {
     if (stop.empty() || stop.size() > kMaxStopBytes) {
-      return FieldError("stopping.stop", StrCat("has a string of ", stop.size(), " bytes, wanted 1 to ", kMaxStopBytes));
+      return FieldError("stopping.stop",
+                        StrCat("has a string of ", stop.size(), " bytes, wanted 1 to ", kMaxStopBytes));
     }
     out.strings.push_back(stop);
   }
@@ -126,9 +129,10 @@ absl::Status TakeStopping(const v1::Stopping& stopping, std::int64_t default_max
 
 absl::StatusOr<std::vector<std::int32_t>> IdsOf(const v1::TokenIds& ids, const text::PromptLimits& limits) {
   if (ids.ids_size() > limits.max_tokens) {
-    return base::WithReason(
-        absl::InvalidArgumentError(StrCat("token_ids: has ", ids.ids_size(), " tokens, the model takes ", limits.max_tokens)),
-        "PROMPT_TOO_LONG", {{"tokens", std::to_string(ids.ids_size())}, {"max", std::to_string(limits.max_tokens)}});
+    return base::WithReason(absl::InvalidArgumentError(StrCat("token_ids: has ", ids.ids_size(),
+                                                              " tokens, the model takes ", limits.max_tokens)),
+                            "PROMPT_TOO_LONG",
+                            {{"tokens", std::to_string(ids.ids_size())}, {"max", std::to_string(limits.max_tokens)}});
   }
   return std::vector<std::int32_t>(ids.ids().begin(), ids.ids().end());
 }
@@ -174,17 +178,19 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
 
 absl::Status CheckTextBytes(const char* field, std::size_t bytes, std::size_t max_bytes) {
   if (bytes <= max_bytes) return absl::OkStatus();
-  const std::string counted = field == std::string_view("chat") ? StrCat(", including ", kMessageBytes, " per message") : "";
-  return base::WithReason(
-      absl::InvalidArgumentError(StrCat(field, ": has ", bytes, " bytes", counted, ", wanted at most ", max_bytes, " (--max_prompt_bytes)")),
-      "PROMPT_TOO_LONG", {{"bytes", std::to_string(bytes)}, {"max_bytes", std::to_string(max_bytes)}});
+  const std::string counted =
+      field == std::string_view("chat") ? StrCat(", including ", kMessageBytes, " per message") : "";
+  return base::WithReason(absl::InvalidArgumentError(StrCat(field, ": has ", bytes, " bytes", counted,
+                                                            ", wanted at most ", max_bytes, " (--max_prompt_bytes)")),
+                          "PROMPT_TOO_LONG",
+                          {{"bytes", std::to_string(bytes)}, {"max_bytes", std::to_string(max_bytes)}});
 }
 
 absl::Status CheckTokenCount(std::size_t tokens, std::size_t max_bytes) {
   if (tokens <= max_bytes) return absl::OkStatus();
-  return base::WithReason(
-      absl::InvalidArgumentError(StrCat("token_ids: has ", tokens, " tokens, wanted at most ", max_bytes, " (--max_prompt_bytes)")),
-      "PROMPT_TOO_LONG", {{"tokens", std::to_string(tokens)}, {"max", std::to_string(max_bytes)}});
+  return base::WithReason(absl::InvalidArgumentError(StrCat("token_ids: has ", tokens, " tokens, wanted at most ",
+                                                            max_bytes, " (--max_prompt_bytes)")),
+                          "PROMPT_TOO_LONG", {{"tokens", std::to_string(tokens)}, {"max", std::to_string(max_bytes)}});
 }
 
 absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& assets, std::size_t max_bytes) {
@@ -206,8 +212,8 @@ absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextA
       "TEMPLATE_ERROR", {{"field", "chat.messages"}});
 }
 
-absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens, const model::TextAssets& assets,
-                                                     text::PromptLimits limits) {
+absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens,
+                                                     const model::TextAssets& assets, text::PromptLimits limits) {
   limits.field = "text";
   // Same as for a training row: special tokens that the text already has are not added again.
   return text::EncodePrompt(*assets.tokenizer, text, add_special_tokens, limits);
@@ -220,7 +226,8 @@ absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const std::string& rendered
 }
 
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, std::string rendered,
-                                                   const model::TextAssets& assets, const text::PromptLimits& limits, std::string* text) {
+                                                   const model::TextAssets& assets, const text::PromptLimits& limits,
+                                                   std::string* text) {
   const bool include_special_tokens = request.output().include_special_tokens();
   switch (request.input_case()) {
     case v1::GenerateRequest::kText:
@@ -248,11 +255,12 @@ absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& re
   }
 }
 
-absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, std::string rendered, const model::TextAssets& assets,
-                                                   const text::PromptLimits& limits) {
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, std::string rendered,
+                                                   const model::TextAssets& assets, const text::PromptLimits& limits) {
   switch (request.input_case()) {
     case v1::ScoreRequest::kText:
-      return EncodeText(request.text(), !request.has_add_special_tokens() || request.add_special_tokens(), assets, limits);
+      return EncodeText(request.text(), !request.has_add_special_tokens() || request.add_special_tokens(), assets,
+                        limits);
     case v1::ScoreRequest::kTokenIds: return IdsOf(request.token_ids(), limits);
     case v1::ScoreRequest::kChat: return EncodeChat(rendered, assets, limits);
     default: return FieldError("input", "is not set, wanted text, token_ids or chat");

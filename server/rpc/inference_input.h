@@ -65,8 +65,8 @@ absl::StatusOr<std::string> Rendered(const Request& request, const model::TextAs
 
 // The token ids of a text. `add_special_tokens`: with the special tokens that training adds to a row. `limits` is
 // passed to text::EncodePrompt; limits.field is ignored.
-absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens, const model::TextAssets& assets,
-                                                     text::PromptLimits limits);
+absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens,
+                                                     const model::TextAssets& assets, text::PromptLimits limits);
 // The token ids of a rendered chat. Adds no special tokens: the template writes its own.
 absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const std::string& rendered, const model::TextAssets& assets,
                                                      text::PromptLimits limits);
@@ -74,9 +74,10 @@ absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const std::string& rendered
 // The prompt's token ids. `rendered`: the result of Rendered. `text` receives the prompt as text for echo; nullptr: no
 // echo. A prompt that exceeds `limits` is refused before it is encoded as a whole or decoded. limits.field is ignored.
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, std::string rendered,
-                                                   const model::TextAssets& assets, const text::PromptLimits& limits, std::string* text);
-absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, std::string rendered, const model::TextAssets& assets,
-                                                   const text::PromptLimits& limits);
+                                                   const model::TextAssets& assets, const text::PromptLimits& limits,
+                                                   std::string* text);
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, std::string rendered,
+                                                   const model::TextAssets& assets, const text::PromptLimits& limits);
 
 // Name of the member of `input` that is set. Request: GenerateRequest or ScoreRequest, whose `input` is set.
 template <typename Request>
@@ -84,13 +85,14 @@ const char* InputField(const Request& request) {
   return request.has_text() ? "text" : request.has_token_ids() ? "token_ids" : "chat";
 }
 
-// InvalidArgument (PROMPT_TOO_LONG) if a text or chat has more than `max_bytes`, or if there are more token ids, each of
-// which has at least one byte of text. Call it before a request waits for a worker or a model.
+// InvalidArgument (PROMPT_TOO_LONG) if a text or chat has more than `max_bytes`, or if there are more token ids, each
+// of which has at least one byte of text. Call it before a request waits for a worker or a model.
 absl::Status CheckTextBytes(const char* field, std::size_t bytes, std::size_t max_bytes);
 absl::Status CheckTokenCount(std::size_t tokens, std::size_t max_bytes);
 template <typename Request>
 absl::Status CheckInputSize(const Request& request, std::size_t max_bytes) {
-  if (request.has_token_ids()) return CheckTokenCount(static_cast<std::size_t>(request.token_ids().ids_size()), max_bytes);
+  if (request.has_token_ids())
+    return CheckTokenCount(static_cast<std::size_t>(request.token_ids().ids_size()), max_bytes);
   return CheckTextBytes(InputField(request), TextBytes(request), max_bytes);
 }
 

@@ -28,7 +28,8 @@ constexpr std::size_t kTokenFrame = 6;      // per token besides its text: a pac
 constexpr std::size_t kOutputFrame = 2048;  // per output besides ids, text and logprobs: start, finish and Usage
 
 AnswerBounds BoundsOf(const Call& call) {
-  return {.cancelled = call.stopped(), .max_bytes = call.environment().max_send_bytes,
+  return {.cancelled = call.stopped(),
+          .max_bytes = call.environment().max_send_bytes,
           .max_text_bytes = call.environment().max_prompt_bytes};
 }
 
@@ -40,16 +41,19 @@ struct ValidatedRequest {
   std::unique_ptr<RequestIds::Entry> entry;
 };
 
-absl::StatusOr<std::shared_ptr<ValidatedRequest>> Check(CallEnvironment& environment, RequestIds& ids, const Call& call, const v1::GenerateRequest& proto, bool chat) {
+absl::StatusOr<std::shared_ptr<ValidatedRequest>> Check(CallEnvironment& environment, RequestIds& ids, const Call& call,
+                                                        const v1::GenerateRequest& proto, bool chat) {
   auto validated = std::make_shared<ValidatedRequest>();
   NIBBLE_ASSIGN_OR_RETURN(validated->options, FromProto(proto, chat));
   NIBBLE_RETURN_IF_ERROR(auth::CheckPriority(call.principal(), "priority", validated->options.request.priority));
   if (proto.request_id().size() > kMaxRequestIdBytes) {
-    return base::FieldError("request_id", base::StrCat("has ", proto.request_id().size(), " bytes, wanted at most ", kMaxRequestIdBytes));
+    return base::FieldError(
+        "request_id", base::StrCat("has ", proto.request_id().size(), " bytes, wanted at most ", kMaxRequestIdBytes));
   }
   validated->id = proto.request_id().empty() ? call.request_id() : proto.request_id();
   // Register before the load, which may take long, so that Abort finds the request during the load too.
-  validated->entry = std::make_unique<RequestIds::Entry>(ids, validated->id, auth::OwnerOf(call.principal()), call.cancel());
+  validated->entry =
+      std::make_unique<RequestIds::Entry>(ids, validated->id, auth::OwnerOf(call.principal()), call.cancel());
   validated->deadline = call.DeadlineOr(environment.generate_deadline);
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated->deadline));
   return validated;
@@ -58,27 +62,32 @@ absl::StatusOr<std::shared_ptr<ValidatedRequest>> Check(CallEnvironment& environ
 // Checks that a unary answer fits one message. For a stream, checks its echo and logprobs, and sets score_chunk so that
 // the logprobs of one step fit one message. `instead`: for a unary answer, the method that streams it; nullptr for a
 // stream.
-absl::Status CheckSize(const CallEnvironment& environment, const serve::Resident& resident, const char* instead, std::size_t echo_bytes,
-                       GenerateOptions& options, std::size_t prompt_tokens) {
+absl::Status CheckSize(const CallEnvironment& environment, const serve::Resident& resident, const char* instead,
+                       std::size_t echo_bytes, GenerateOptions& options, std::size_t prompt_tokens) {
   const bool has_logprobs = options.logprobs || options.prompt_logprobs;
   if (instead == nullptr) {
-    NIBBLE_RETURN_IF_ERROR(CheckStreamedEcho(echo_bytes, environment.max_send_bytes, options.request.n, environment.stream_buffer));
+    NIBBLE_RETURN_IF_ERROR(
+        CheckStreamedEcho(echo_bytes, environment.max_send_bytes, options.request.n, environment.stream_buffer));
     if (!has_logprobs) return absl::OkStatus();
   }
-  const auto room = std::max<std::int64_t>(0, resident.engine->max_context() - static_cast<std::int64_t>(prompt_tokens));
+  const auto room =
+      std::max<std::int64_t>(0, resident.engine->max_context() - static_cast<std::int64_t>(prompt_tokens));
   const auto most = static_cast<std::size_t>(std::min(options.request.stopping.max_tokens, room));
   const auto bytes_of_outputs = [&](std::size_t made) {
     return static_cast<std::size_t>(options.request.n) * (most * made + echo_bytes + kOutputFrame);
   };
   // Building the byte table of a large vocabulary takes up to a second. Most answers fit whatever the table holds.
-  if (!has_logprobs && bytes_of_outputs(kTokenFrame + 3 * text::TokenBytes::kMaxBytes) <= environment.max_send_bytes) return absl::OkStatus();
+  if (!has_logprobs && bytes_of_outputs(kTokenFrame + 3 * text::TokenBytes::kMaxBytes) <= environment.max_send_bytes)
+    return absl::OkStatus();
   // Build the byte table here rather than on the engine's thread.
   const text::TokenBytes& tokens = resident.text.tokenizer->token_bytes();
-  const std::size_t of_prompt = options.prompt_logprobs ? LogprobBytes(tokens, options.num_prompt_logprobs, /*digest=*/false) : 0;
-  const std::size_t made =
-      (options.logprobs ? LogprobBytes(tokens, options.num_logprobs, /*digest=*/false) : 0) + kTokenFrame + tokens.longest_text_bytes();
+  const std::size_t of_prompt =
+      options.prompt_logprobs ? LogprobBytes(tokens, options.num_prompt_logprobs, /*digest=*/false) : 0;
+  const std::size_t made = (options.logprobs ? LogprobBytes(tokens, options.num_logprobs, /*digest=*/false) : 0) +
+                           kTokenFrame + tokens.longest_text_bytes();
   if (instead == nullptr) {
-    NIBBLE_ASSIGN_OR_RETURN(options.request.score_chunk, TokensOfAPiece(std::max(of_prompt, made), environment.max_send_bytes));
+    NIBBLE_ASSIGN_OR_RETURN(options.request.score_chunk,
+                            TokensOfAPiece(std::max(of_prompt, made), environment.max_send_bytes));
     return absl::OkStatus();
   }
   return CheckUnaryAnswer(prompt_tokens * of_prompt + bytes_of_outputs(made), environment.max_send_bytes, instead);
@@ -87,8 +96,9 @@ absl::Status CheckSize(const CallEnvironment& environment, const serve::Resident
 // Encodes the prompt and submits the request to the model's engine; `make_sink` gets the context of the answer. After
 // an error Abort no longer finds the request, and the caller of Submit must report the error to the client.
 template <typename MakeSink>
-absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::GenerateRequest& proto, std::string rendered, ValidatedRequest& validated,
-                    std::shared_ptr<const serve::Resident> resident, const char* instead, MakeSink make_sink) {
+absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::GenerateRequest& proto,
+                    std::string rendered, ValidatedRequest& validated, std::shared_ptr<const serve::Resident> resident,
+                    const char* instead, MakeSink make_sink) {
   auto entry = std::move(validated.entry);
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(validated.deadline));
   GenerateOptions& options = validated.options;
@@ -107,16 +117,16 @@ absl::Status Submit(CallEnvironment& environment, const Call& call, const v1::Ge
   request.deadline = validated.deadline;
   request.arrived = call.began();
   // Covers waiting for a slot, not loading.
-  if (options.queue_timeout.has_value()) request.queue_deadline = environment.clock.Monotonic() + *options.queue_timeout;
+  if (options.queue_timeout.has_value())
+    request.queue_deadline = environment.clock.Monotonic() + *options.queue_timeout;
   serve::Engine& engine = *resident->engine;
-  return engine.Submit(std::move(request),
-                       make_sink(AnswerContext{.environment = environment,
-                                               .resident = std::move(resident),
-                                               .options = std::move(options),
-                                               .request_id = validated.id,
-                                               .echo_text = std::move(echo),
-                                               .prompt = std::move(prompt),
-                                               .entry = std::move(entry)}));
+  return engine.Submit(std::move(request), make_sink(AnswerContext{.environment = environment,
+                                                                   .resident = std::move(resident),
+                                                                   .options = std::move(options),
+                                                                   .request_id = validated.id,
+                                                                   .echo_text = std::move(echo),
+                                                                   .prompt = std::move(prompt),
+                                                                   .entry = std::move(entry)}));
 }
 
 // Lets an abort end the wait for a load too.
@@ -152,7 +162,9 @@ class UnarySink final : public AnswerSink {
         output.mutable_logprobs()->MergeFrom(reply.delta().logprobs());
         return;
       }
-      case v1::GenerateReply::kFinish: Output(reply.finish().index()).mutable_finish()->Swap(reply.mutable_finish()); return;
+      case v1::GenerateReply::kFinish:
+        Output(reply.finish().index()).mutable_finish()->Swap(reply.mutable_finish());
+        return;
       case v1::GenerateReply::kUsage: response_->mutable_usage()->Swap(reply.mutable_usage()); return;
       default: return;
     }
@@ -171,7 +183,9 @@ class StreamSink final : public AnswerSink {
  private:
   // Before the engine asks again it may send, for every output, its echo, a delta, held-back text and a finish, then
   // the usage; or, for the prompt, a start and a piece of logprobs.
-  bool Ready() override { return stream_.Ready(kMessagesOfAStep * static_cast<std::size_t>(num_outputs()) + num_echo_messages()); }
+  bool Ready() override {
+    return stream_.Ready(kMessagesOfAStep * static_cast<std::size_t>(num_outputs()) + num_echo_messages());
+  }
   void Emit(v1::GenerateReply& reply) override { stream_.Push(reply); }
   absl::Status Why(const absl::Status& status) const override { return stream_.Why(status); }
   void End(const absl::Status& status) override { stream_.End(status); }
@@ -181,7 +195,8 @@ class StreamSink final : public AnswerSink {
 
 // Runs `begin` on a worker with the stream. Ends the stream if `begin` returns an error.
 template <typename Reply, typename Begin>
-grpc::ServerWriteReactor<Reply>* StreamOnWorker(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method, Begin begin) {
+grpc::ServerWriteReactor<Reply>* StreamOnWorker(CallEnvironment& environment, grpc::CallbackServerContext* context,
+                                                const char* method, Begin begin) {
   auto stream = StreamReactor<Reply>::Make(environment, context, method);
   if (stream->ended()) return stream.get();
   RunOnWorker(environment.workers, *stream, [&environment, stream, begin = std::move(begin)] {
@@ -193,8 +208,8 @@ grpc::ServerWriteReactor<Reply>* StreamOnWorker(CallEnvironment& environment, gr
 }
 
 template <typename Reply>
-grpc::ServerWriteReactor<Reply>* EndedStream(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,
-                                             const absl::Status& status) {
+grpc::ServerWriteReactor<Reply>* EndedStream(CallEnvironment& environment, grpc::CallbackServerContext* context,
+                                             const char* method, const absl::Status& status) {
   auto stream = StreamReactor<Reply>::Make(environment, context, method);
   if (!stream->ended()) stream->End(status);
   return stream.get();
@@ -202,13 +217,16 @@ grpc::ServerWriteReactor<Reply>* EndedStream(CallEnvironment& environment, grpc:
 
 }  // namespace
 
-void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, std::function<absl::Status()> work, Failed failed) {
+void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, std::function<absl::Status()> work,
+                                    Failed failed) {
   const std::string principal = auth::FairnessKey(call.principal());
   const auto place = large_texts_.Take(principal);
   if (!place.ok()) {
-    return failed(TooManyOfPrincipal("large texts waiting or being encoded", kMaxLargeTextsOfPrincipal, environment_.text_workers.last_wait()));
+    return failed(TooManyOfPrincipal("large texts waiting or being encoded", kMaxLargeTextsOfPrincipal,
+                                     environment_.text_workers.last_wait()));
   }
-  auto run = [this, &call, deadline, place, work = std::move(work), failed, came = environment_.clock.Monotonic()]() mutable {
+  auto run = [this, &call, deadline, place, work = std::move(work), failed,
+              came = environment_.clock.Monotonic()]() mutable {
     environment_.text_workers.NoteWait(environment_.clock.Monotonic() - came);
     absl::Status status = call.StillWanted(deadline);
     if (status.ok()) status = work();
@@ -217,12 +235,13 @@ void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, s
     failed = nullptr;
     base::ReturnFreeMemory();  // the allocator would keep the memory of a large text
   };
-  if (!environment_.text_workers.TryRun(std::move(run), principal)) failed(TooManyWait(environment_.text_workers, principal));
+  if (!environment_.text_workers.TryRun(std::move(run), principal))
+    failed(TooManyWait(environment_.text_workers, principal));
 }
 
 template <typename Request>
-void InferenceService::Encode(const Call& call, absl::Duration deadline, const Request& request, const model::TextAssets& assets,
-                              Encoding encode, Failed failed) {
+void InferenceService::Encode(const Call& call, absl::Duration deadline, const Request& request,
+                              const model::TextAssets& assets, Encoding encode, Failed failed) {
   if (TextBytes(request) > text::kLargeTextBytes) {
     const auto render_and_encode = [this, &request, &assets, encode = std::move(encode)]() -> absl::Status {
       NIBBLE_ASSIGN_OR_RETURN(std::string rendered, Rendered(request, assets, environment_.max_prompt_bytes));
@@ -234,14 +253,15 @@ void InferenceService::Encode(const Call& call, absl::Duration deadline, const R
   if (!rendered.ok()) return failed(rendered.status());
   if (rendered->size() > text::kLargeTextBytes) {  // the template added much text
     const auto text = std::make_shared<std::string>(*std::move(rendered));
-    return OnTextThread(call, deadline, [text, encode = std::move(encode)] { return encode(std::move(*text)); }, std::move(failed));
+    return OnTextThread(
+        call, deadline, [text, encode = std::move(encode)] { return encode(std::move(*text)); }, std::move(failed));
   }
   if (const absl::Status status = encode(*std::move(rendered)); !status.ok()) failed(status);
 }
 
 template <typename Request, typename Body>
-grpc::ServerUnaryReactor* InferenceService::WithText(grpc::CallbackServerContext* context, const char* method, const char* name_field,
-                                                     const Request* request, Body body) {
+grpc::ServerUnaryReactor* InferenceService::WithText(grpc::CallbackServerContext* context, const char* method,
+                                                     const char* name_field, const Request* request, Body body) {
   const auto start = [=, this](UnaryCall* call) {
     const auto find = [&]() -> absl::StatusOr<std::shared_ptr<const registry::ModelText>> {
       NIBBLE_RETURN_IF_ERROR(CheckModelName(name_field, request->model()));
@@ -282,9 +302,9 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
       if (!loaded.ok()) return failed(loaded.status());
       const auto submit = [=, this, resident = *loaded](std::string rendered) {
         const char* instead = chat ? "ChatStream" : "GenerateStream";
-        return Submit(environment_, call->call(), *request, std::move(rendered), *validated, resident, instead, [&](AnswerContext answer) {
-          return std::make_shared<UnarySink>(std::move(answer), call, response);
-        });
+        return Submit(
+            environment_, call->call(), *request, std::move(rendered), *validated, resident, instead,
+            [&](AnswerContext answer) { return std::make_shared<UnarySink>(std::move(answer), call, response); });
       };
       Encode(call->call(), validated->deadline, *request, (*loaded)->text, submit, failed);
     });
@@ -300,8 +320,10 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
   }
   // gRPC keeps the request only as long as the call, but a worker may start later.
   const auto copy = std::make_shared<const v1::GenerateRequest>(*request);
-  const auto begin = [this, chat, copy](const std::shared_ptr<StreamReactor<v1::GenerateReply>>& stream) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<ValidatedRequest> validated, Check(environment_, ids_, stream->call(), *copy, chat));
+  const auto begin = [this, chat,
+                      copy](const std::shared_ptr<StreamReactor<v1::GenerateReply>>& stream) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<ValidatedRequest> validated,
+                            Check(environment_, ids_, stream->call(), *copy, chat));
     const auto watch = [&](const std::shared_ptr<LoadWait>& wait) {
       stream->OnSpace([wait] { wait->Cancelled(); });  // nothing is sent during the load: only a cancel calls this
       EndOnAbort(*validated->entry, wait);
@@ -314,8 +336,11 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
       stream->OnSpace(nullptr);
       if (!loaded.ok()) return failed(loaded.status());
       const auto submit = [=, this, resident = *loaded](std::string rendered) {
-        const auto make_sink = [&](AnswerContext answer) { return std::make_shared<StreamSink>(std::move(answer), stream); };
-        return Submit(environment_, stream->call(), *copy, std::move(rendered), *validated, resident, /*instead=*/nullptr, make_sink);
+        const auto make_sink = [&](AnswerContext answer) {
+          return std::make_shared<StreamSink>(std::move(answer), stream);
+        };
+        return Submit(environment_, stream->call(), *copy, std::move(rendered), *validated, resident,
+                      /*instead=*/nullptr, make_sink);
       };
       Encode(stream->call(), validated->deadline, *copy, (*loaded)->text, submit, failed);
     });
@@ -325,12 +350,13 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
 }
 
 grpc::ServerUnaryReactor* InferenceService::Generate(grpc::CallbackServerContext* context,
-                                                     const v1::GenerateRequest* request, v1::GenerateResponse* response) {
+                                                     const v1::GenerateRequest* request,
+                                                     v1::GenerateResponse* response) {
   return GenerateUnary(context, "nibble.v1.InferenceService/Generate", request, /*chat=*/false, response);
 }
 
-grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::GenerateStream(grpc::CallbackServerContext* context,
-                                                                              const v1::GenerateStreamRequest* request) {
+grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::GenerateStream(
+    grpc::CallbackServerContext* context, const v1::GenerateStreamRequest* request) {
   return Stream(context, "nibble.v1.InferenceService/GenerateStream", &request->request(), /*chat=*/false);
 }
 
@@ -358,7 +384,8 @@ grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* c
       const auto submit = [=, this, resident = *loaded](std::string rendered) {
         return SubmitScore(environment_, resident, *request, std::move(rendered), call, response);
       };
-      Encode(call->call(), deadline, *request, (*loaded)->text, submit, [call](const absl::Status& status) { call->Done(status); });
+      Encode(call->call(), deadline, *request, (*loaded)->text, submit,
+             [call](const absl::Status& status) { call->Done(status); });
     });
   };
   return UnaryAsync(environment_, environment_.workers, context, kMethod, start, environment_.generate_deadline);
@@ -381,7 +408,8 @@ grpc::ServerWriteReactor<v1::ScoreReply>* InferenceService::ScoreStream(grpc::Ca
       const auto submit = [=, this, resident = *loaded](std::string rendered) {
         return SubmitScore(environment_, resident, *copy, std::move(rendered), stream);
       };
-      Encode(stream->call(), deadline, *copy, (*loaded)->text, submit, [stream](const absl::Status& status) { stream->End(status); });
+      Encode(stream->call(), deadline, *copy, (*loaded)->text, submit,
+             [stream](const absl::Status& status) { stream->End(status); });
     });
     return absl::OkStatus();
   };
@@ -389,7 +417,8 @@ grpc::ServerWriteReactor<v1::ScoreReply>* InferenceService::ScoreStream(grpc::Ca
 }
 
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
-                                                     const v1::TokenizeRequest* request, v1::TokenizeResponse* response) {
+                                                     const v1::TokenizeRequest* request,
+                                                     v1::TokenizeResponse* response) {
   const auto body = [=](const Call& call, const registry::ModelText& model, const std::string& rendered) {
     return rpc::Tokenize(*request, rendered, model, BoundsOf(call), response);
   };
@@ -399,11 +428,12 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
                                                        const v1::DetokenizeRequest* request,
                                                        v1::DetokenizeResponse* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.InferenceService/Detokenize", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckModelName("DetokenizeRequest.model", request->model()));
-    NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
-    return rpc::Detokenize(*request, *model, BoundsOf(call), response);
-  });
+  return UnaryOnWorker(environment_, context, "nibble.v1.InferenceService/Detokenize",
+                       [=, this](const Call& call) -> absl::Status {
+                         NIBBLE_RETURN_IF_ERROR(CheckModelName("DetokenizeRequest.model", request->model()));
+                         NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
+                         return rpc::Detokenize(*request, *model, BoundsOf(call), response);
+                       });
 }
 
 grpc::ServerUnaryReactor* InferenceService::RenderTemplate(grpc::CallbackServerContext* context,
@@ -424,7 +454,8 @@ grpc::ServerUnaryReactor* InferenceService::Abort(grpc::CallbackServerContext* c
                                                   v1::AbortResponse* response) {
   return Unary(environment_, context, "nibble.v1.InferenceService/Abort", [&](const Call& call) -> absl::Status {
     if (request->request_ids_size() < 1 || request->request_ids_size() > kMaxAborted) {
-      return base::FieldError("request_ids", base::StrCat("has ", request->request_ids_size(), ", wanted 1 to ", kMaxAborted));
+      return base::FieldError("request_ids",
+                              base::StrCat("has ", request->request_ids_size(), ", wanted 1 to ", kMaxAborted));
     }
     for (const std::string& id : request->request_ids()) {
       if (ids_.Abort(call.principal(), id)) response->add_aborted_request_ids(id);

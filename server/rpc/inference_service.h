@@ -20,7 +20,8 @@ class InferenceService : public v1::InferenceService::CallbackService {
  public:
   static constexpr int kMaxLargeTextsOfPrincipal = 16;  // CallEnvironment::text_workers lets 64 wait in all
 
-  InferenceService(CallEnvironment& environment, ModelLoads& loads, registry::TextCache& texts) : environment_(environment), loads_(loads), texts_(texts) {}
+  InferenceService(CallEnvironment& environment, ModelLoads& loads, registry::TextCache& texts)
+      : environment_(environment), loads_(loads), texts_(texts) {}
 
   grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext*, const v1::GenerateRequest*,
                                      v1::GenerateResponse*) override;
@@ -56,13 +57,13 @@ class InferenceService : public v1::InferenceService::CallbackService {
   // goes to `failed`: from Render, from `encode`, ResourceExhausted (QUEUE_FULL), or from Call::StillWanted when the
   // text's turn comes. The referenced objects must live until `encode` or `failed` has run.
   template <typename Request>
-  void Encode(const Call& call, absl::Duration deadline, const Request& request, const model::TextAssets& assets, Encoding encode,
-              Failed failed);
+  void Encode(const Call& call, absl::Duration deadline, const Request& request, const model::TextAssets& assets,
+              Encoding encode, Failed failed);
   void OnTextThread(const Call& call, absl::Duration deadline, std::function<absl::Status()> work, Failed failed);
   // For a method that needs a model's tokenizer but not its weights: runs body(call, model, rendered).
   template <typename Request, typename Body>
-  grpc::ServerUnaryReactor* WithText(grpc::CallbackServerContext*, const char* method, const char* name_field, const Request* request,
-                                     Body body);
+  grpc::ServerUnaryReactor* WithText(grpc::CallbackServerContext*, const char* method, const char* name_field,
+                                     const Request* request, Body body);
 
   CallEnvironment& environment_;
   ModelLoads& loads_;

@@ -32,7 +32,9 @@ std::int64_t Int(const Json& object, const char* key) {
   const double number = Number(object, key);
   return std::isfinite(number) ? static_cast<std::int64_t>(number) : 0;
 }
-std::string Text(const Json& object, const char* key) { return ToUtf8(base::GetString(object, key, "", "").value_or("")); }
+std::string Text(const Json& object, const char* key) {
+  return ToUtf8(base::GetString(object, key, "", "").value_or(""));
+}
 
 v1::StepMetrics MetricsOf(const jobs::StepEvent& step) {
   v1::StepMetrics out;
@@ -103,8 +105,8 @@ void PutDigests(const jobs::JobDigests& digests, v1::JobDigests& out) {
 // The status that CreateJob would return for this error. The "fault" metadata of its ErrorInfo says whose fault it is.
 google::rpc::Status RpcStatusOf(const jobs::JobError& error, const std::string& job) {
   const absl::Status status(jobs::ParseCodeName(error.code), error.message);
-  const bool user = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status) ||
-                    absl::IsCancelled(status);
+  const bool user = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
+                    absl::IsUnimplemented(status) || absl::IsCancelled(status);
   google::rpc::Status out = ToRpcStatus(base::About(base::WithReason(status, error.reason, error.metadata), job));
   // Add "fault" after ToRpcStatus, which reads the metadata of an INVALID_ARGUMENT as names of fields.
   for (auto& detail : *out.mutable_details()) {
@@ -157,10 +159,14 @@ v1::Job ToProto(const jobs::StoredJob& job) {
   PutProgress(job.progress, *out.mutable_progress());
   // The requested steps, until the trainer reports its own count.
   if (!job.progress.contains("max_steps")) out.mutable_progress()->set_max_steps(job.spec.run.max_steps.value_or(0));
-  if (const auto step = job.progress.find("latest_step"); step != job.progress.end()) *out.mutable_latest_step() = MetricsOf(jobs::DecodeStep(*step));
-  if (const auto eval = job.progress.find("latest_eval"); eval != job.progress.end()) *out.mutable_latest_eval() = ResultOf(jobs::DecodeEval(*eval));
-  if (const auto eval = job.progress.find("int8_eval"); eval != job.progress.end()) *out.mutable_int8_eval() = ResultOf(jobs::DecodeEval(*eval));
-  if (const auto eval = job.progress.find("ternary_eval"); eval != job.progress.end()) *out.mutable_ternary_eval() = ResultOf(jobs::DecodeEval(*eval));
+  if (const auto step = job.progress.find("latest_step"); step != job.progress.end())
+    *out.mutable_latest_step() = MetricsOf(jobs::DecodeStep(*step));
+  if (const auto eval = job.progress.find("latest_eval"); eval != job.progress.end())
+    *out.mutable_latest_eval() = ResultOf(jobs::DecodeEval(*eval));
+  if (const auto eval = job.progress.find("int8_eval"); eval != job.progress.end())
+    *out.mutable_int8_eval() = ResultOf(jobs::DecodeEval(*eval));
+  if (const auto eval = job.progress.find("ternary_eval"); eval != job.progress.end())
+    *out.mutable_ternary_eval() = ResultOf(jobs::DecodeEval(*eval));
   if (job.best_checkpoint.has_value()) *out.mutable_best_checkpoint() = ToProto(job, *job.best_checkpoint);
   out.set_output_model(job.spec.output_model);
   if (job.error.has_value()) {
@@ -183,7 +189,8 @@ namespace {
 // Sets the oneof of an event, and its severity if that is not INFO.
 class EventWriter {
  public:
-  EventWriter(const jobs::StoredJob& job, const jobs::Event& event, v1::JobEvent& out) : job_(job), event_(event), out_(out) {}
+  EventWriter(const jobs::StoredJob& job, const jobs::Event& event, v1::JobEvent& out)
+      : job_(job), event_(event), out_(out) {}
 
   void operator()(const jobs::StateEvent& event) const {
     auto& state = *out_.mutable_state();
@@ -225,7 +232,9 @@ class EventWriter {
       if (warning.row_ids_size() < data::kMaxNamedRows) warning.add_row_ids(row);
     }
   }
-  void operator()(const jobs::LogEvent& event) const { out_.mutable_log()->set_text(WithoutInternals(ToUtf8(event.message))); }
+  void operator()(const jobs::LogEvent& event) const {
+    out_.mutable_log()->set_text(WithoutInternals(ToUtf8(event.message)));
+  }
 
  private:
   const jobs::StoredJob& job_;
@@ -242,7 +251,8 @@ v1::JobEvent ToProto(const jobs::StoredJob& job, const jobs::Event& event) {
   out.set_severity(v1::SEVERITY_INFO);
   out.set_attempt(static_cast<std::int32_t>(event.attempt));
   // A type that this build does not know is shown as a line of the log.
-  std::visit(EventWriter(job, event, out), jobs::Decode(event.type, event.body).value_or(jobs::LogEvent{.message = Text(event.body, "message")}));
+  std::visit(EventWriter(job, event, out),
+             jobs::Decode(event.type, event.body).value_or(jobs::LogEvent{.message = Text(event.body, "message")}));
   return out;
 }
 

@@ -68,7 +68,8 @@ constexpr std::string_view kOtherFields[] = {"BitNetQatMethod.warmup_lambda", "J
                                              "RunConfig.deterministic"};
 
 const FixedField* FindFixed(std::string_view name) {
-  const auto* found = std::find_if(std::begin(kFixedFields), std::end(kFixedFields), [&](const auto& f) { return f.name == name; });
+  const auto* found =
+      std::find_if(std::begin(kFixedFields), std::end(kFixedFields), [&](const auto& f) { return f.name == name; });
   return found == std::end(kFixedFields) ? nullptr : found;
 }
 
@@ -82,7 +83,8 @@ const std::vector<Steps>& StepsOf(const Descriptor& type) {
     jobs::ForEachField<Spec>([&](const auto& listed) {
       Steps& steps = found->emplace_back();
       const Descriptor* message = &type;
-      for (const std::string& name : std::vector<std::string>(absl::StrSplit(listed.api_path, '.', absl::SkipEmpty()))) {
+      for (const std::string& name :
+           std::vector<std::string>(absl::StrSplit(listed.api_path, '.', absl::SkipEmpty()))) {
         steps.push_back(message->FindFieldByName(name));
         message = steps.back()->message_type();
       }
@@ -136,7 +138,8 @@ absl::Status UnknownEnum(const FieldDescriptor& field, const std::string& path, 
 }
 
 // The value of a singular enum; null for UNSPECIFIED.
-absl::StatusOr<const EnumValueDescriptor*> EnumOf(const Message& message, const FieldDescriptor& field, const std::string& path) {
+absl::StatusOr<const EnumValueDescriptor*> EnumOf(const Message& message, const FieldDescriptor& field,
+                                                  const std::string& path) {
   const int number = message.GetReflection()->GetEnumValue(message, &field);
   if (number == 0) return nullptr;
   const EnumValueDescriptor* value = field.enum_type()->FindValueByNumber(number);
@@ -145,7 +148,8 @@ absl::StatusOr<const EnumValueDescriptor*> EnumOf(const Message& message, const 
 }
 
 // The refusal names the value of a text or an enum, which may have other values that are implemented.
-absl::Status CheckFixed(const Message& message, const FieldDescriptor& field, const FixedField& fixed, const std::string& path) {
+absl::Status CheckFixed(const Message& message, const FieldDescriptor& field, const FixedField& fixed,
+                        const std::string& path) {
   std::string named;
   if (field.cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
     NIBBLE_ASSIGN_OR_RETURN(const EnumValueDescriptor* value, EnumOf(message, field, path));
@@ -157,7 +161,8 @@ absl::Status CheckFixed(const Message& message, const FieldDescriptor& field, co
     std::string text;
     google::protobuf::TextFormat::PrintFieldValueToString(message, &field, field.is_repeated() ? i : -1, &text);
     if (text == fixed.value) continue;
-    if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING) named = message.GetReflection()->GetRepeatedString(message, &field, i).substr(0, 64);
+    if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING)
+      named = message.GetReflection()->GetRepeatedString(message, &field, i).substr(0, 64);
     return Unimplemented(named.empty() ? std::string(fixed.name) : StrCat(fixed.name, " ", named));
   }
   return absl::OkStatus();
@@ -177,7 +182,8 @@ absl::Status CheckImplemented(const Message& message, const std::string& prefix)
       const Message& ramp = message.GetReflection()->GetMessage(message, field);
       if (!CheckImplemented(ramp, path).ok()) return Unimplemented(name);
     } else if (!IsListed(*field)) {
-      if (std::find(std::begin(kOtherFields), std::end(kOtherFields), name) == std::end(kOtherFields)) return Unimplemented(name);
+      if (std::find(std::begin(kOtherFields), std::end(kOtherFields), name) == std::end(kOtherFields))
+        return Unimplemented(name);
     } else if (field->message_type() != nullptr) {
       NIBBLE_RETURN_IF_ERROR(CheckImplemented(message.GetReflection()->GetMessage(message, field), StrCat(path, ".")));
     }
@@ -227,7 +233,8 @@ absl::Status Take(const Scalar& in, std::span<const char* const>, std::vector<st
 }
 template <typename Value>
 absl::Status Take(const Scalar& in, std::span<const char* const> choices, std::optional<Value>& out) {
-  if (in.field.cpp_type() == FieldDescriptor::CPPTYPE_ENUM && in.message.GetReflection()->GetEnumValue(in.message, &in.field) == 0) {
+  if (in.field.cpp_type() == FieldDescriptor::CPPTYPE_ENUM &&
+      in.message.GetReflection()->GetEnumValue(in.message, &in.field) == 0) {
     return absl::OkStatus();
   }
   return Take(in, choices, out.emplace());
@@ -281,8 +288,12 @@ void Put(Message& message, const FieldDescriptor& field, std::int64_t value) {
     r.SetInt64(&message, &field, value);
   }
 }
-void Put(Message& message, const FieldDescriptor& field, double value) { message.GetReflection()->SetDouble(&message, &field, value); }
-void Put(Message& message, const FieldDescriptor& field, bool value) { message.GetReflection()->SetBool(&message, &field, value); }
+void Put(Message& message, const FieldDescriptor& field, double value) {
+  message.GetReflection()->SetDouble(&message, &field, value);
+}
+void Put(Message& message, const FieldDescriptor& field, bool value) {
+  message.GetReflection()->SetBool(&message, &field, value);
+}
 void Put(Message& message, const FieldDescriptor& field, const std::vector<std::string>& values) {
   for (const std::string& value : values) message.GetReflection()->AddString(&message, &field, value);
 }
@@ -375,7 +386,8 @@ absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config) {
 }
 
 absl::StatusOr<jobs::JobSpec> FromProto(const v1::JobSpec& spec) {
-  const FieldDescriptor* method = spec.GetReflection()->GetOneofFieldDescriptor(spec, v1::JobSpec::descriptor()->FindOneofByName("method"));
+  const FieldDescriptor* method =
+      spec.GetReflection()->GetOneofFieldDescriptor(spec, v1::JobSpec::descriptor()->FindOneofByName("method"));
   if (method == nullptr) return FieldError("method", "is not set, wanted qlora or bitnet_qat");
   NIBBLE_RETURN_IF_ERROR(CheckImplemented(spec, ""));
   jobs::JobSpec out;

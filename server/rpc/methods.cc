@@ -15,8 +15,9 @@ void RegisterMethods(telemetry::Metrics& metrics) {
     CHECK(service != nullptr);
     for (int i = 0; i < service->method_count(); ++i) {
       const auto* method = service->method(i);
-      const CallType type = method->client_streaming() ? (method->server_streaming() ? CallType::kBidiStream : CallType::kClientStream)
-                                                       : (method->server_streaming() ? CallType::kServerStream : CallType::kUnary);
+      const CallType type = method->client_streaming()
+                                ? (method->server_streaming() ? CallType::kBidiStream : CallType::kClientStream)
+                                : (method->server_streaming() ? CallType::kServerStream : CallType::kUnary);
       RegisterMethod(metrics, type, std::string(name) + "/" + method->name());
     }
   }

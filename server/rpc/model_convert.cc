@@ -39,17 +39,21 @@ namespace {
 
 constexpr std::int64_t kEvalSeqLen = 512;
 
-std::string Text(const base::Json& object, const char* key) { return base::GetString(object, key, "", "").value_or(""); }
+std::string Text(const base::Json& object, const char* key) {
+  return base::GetString(object, key, "", "").value_or("");
+}
 
 // UNSPECIFIED means unset.
 bool HasHead(const v1::ConvertModelRequest& request) { return request.head() != v1::MODEL_FORMAT_UNSPECIFIED; }
 
 absl::Status CheckBounds(const v1::ConversionTolerance& tolerance) {
   if (tolerance.has_max_eval_loss_delta() && !std::isfinite(tolerance.max_eval_loss_delta())) {
-    return FieldError("tolerance.max_eval_loss_delta", StrCat("is ", tolerance.max_eval_loss_delta(), ", wanted a finite number"));
+    return FieldError("tolerance.max_eval_loss_delta",
+                      StrCat("is ", tolerance.max_eval_loss_delta(), ", wanted a finite number"));
   }
   // The comparison also refuses NaN.
-  if (tolerance.has_min_top1_agreement() && !(tolerance.min_top1_agreement() >= 0 && tolerance.min_top1_agreement() <= 1)) {
+  if (tolerance.has_min_top1_agreement() &&
+      !(tolerance.min_top1_agreement() >= 0 && tolerance.min_top1_agreement() <= 1)) {
     return FieldError("tolerance.min_top1_agreement", StrCat("is ", tolerance.min_top1_agreement(), ", wanted 0 to 1"));
   }
   return absl::OkStatus();
@@ -66,17 +70,20 @@ convert::ConvertOptions OptionsOf(const v1::ConvertModelRequest& request) {
   return options;
 }
 
-absl::Status WriteExport(base::FileSystem& files, const v1::ExportModelRequest& request, const model::Artifact& artifact,
-                         const std::string& target) {
-  const std::uint64_t max_shard_bytes =
-      request.has_max_shard_bytes() ? static_cast<std::uint64_t>(request.max_shard_bytes()) : convert::kDefaultShardBytes;
+absl::Status WriteExport(base::FileSystem& files, const v1::ExportModelRequest& request,
+                         const model::Artifact& artifact, const std::string& target) {
+  const std::uint64_t max_shard_bytes = request.has_max_shard_bytes()
+                                            ? static_cast<std::uint64_t>(request.max_shard_bytes())
+                                            : convert::kDefaultShardBytes;
   switch (request.format()) {
     case v1::EXPORT_FORMAT_PEFT: return convert::ExportPeft(files, artifact, target);
-    case v1::EXPORT_FORMAT_COMPRESSED_TENSORS: return convert::ExportCompressedTensors(files, artifact, target, max_shard_bytes);
+    case v1::EXPORT_FORMAT_COMPRESSED_TENSORS:
+      return convert::ExportCompressedTensors(files, artifact, target, max_shard_bytes);
     default:
       return convert::ExportHf(files, artifact, target,
-                               request.linear_class() == v1::HF_LINEAR_CLASS_AUTOBITLINEAR ? convert::HfBitNetClass::kAutoBitLinear
-                                                                                           : convert::HfBitNetClass::kBitLinear,
+                               request.linear_class() == v1::HF_LINEAR_CLASS_AUTOBITLINEAR
+                                   ? convert::HfBitNetClass::kAutoBitLinear
+                                   : convert::HfBitNetClass::kBitLinear,
                                max_shard_bytes);
   }
 }
@@ -89,7 +96,8 @@ absl::Status CheckTolerance(const v1::ConversionTolerance& tolerance, const v1::
       why = StrCat("the evaluation loss rose by ", delta, ", allowed ", tolerance.max_eval_loss_delta());
     }
   }
-  if (why.empty() && tolerance.has_min_top1_agreement() && !(report.top1_agreement() >= tolerance.min_top1_agreement())) {
+  if (why.empty() && tolerance.has_min_top1_agreement() &&
+      !(report.top1_agreement() >= tolerance.min_top1_agreement())) {
     why = StrCat("the share of positions with the same top token is ", report.top1_agreement(), ", wanted at least ",
                  tolerance.min_top1_agreement());
   }
@@ -107,11 +115,14 @@ struct MemoryReturn {
 };
 
 // Evaluation data of the job that made the model; empty for other models.
-base::Json EvalDataOf(const model::ArtifactInfo& info) { return info.provenance.value("eval_data", base::Json::object()); }
+base::Json EvalDataOf(const model::ArtifactInfo& info) {
+  return info.provenance.value("eval_data", base::Json::object());
+}
 
 // Tokens of the longest example of an evaluation.
 absl::StatusOr<std::int64_t> EvalSeqLen(const model::ArtifactInfo& info, const model::ModelConfig& config) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t seq_len, base::GetInt(EvalDataOf(info), "max_seq_len", "nibble.json", kEvalSeqLen));
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t seq_len,
+                          base::GetInt(EvalDataOf(info), "max_seq_len", "nibble.json", kEvalSeqLen));
   return std::clamp<std::int64_t>(seq_len, 2, config.context_limit());
 }
 
@@ -143,7 +154,8 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request, 
   if (HasHead(request) && request.head() != v1::MODEL_FORMAT_INT8 && request.head() != v1::MODEL_FORMAT_BF16) {
     return FieldError("head", "wanted INT8 or BF16");
   }
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, registry::FindModel(*state_.models, metrics_, request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source,
+                          registry::FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_RETURN_IF_ERROR(state_.models->CheckFree(request.name(), tenant));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   NIBBLE_RETURN_IF_ERROR(convert::CheckConversion(info, OptionsOf(request).to));
@@ -214,15 +226,18 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   if (info.is_masters()) directories.erase(directories.begin());
   std::vector<data::Evaluation> results;
   for (const std::string& directory : directories) {
-    NIBBLE_ASSIGN_OR_RETURN(const auto model,
-                            model::LoadedModel::Load(
-                                directory, {.max_positions = tokenize.max_seq_len, .cancelled = scope.stopped()}, convert_stream_));
-    const std::int64_t total = static_cast<std::int64_t>(directories.size()) * std::min(options_.max_eval_tokens, loaded.num_trained);
-    const auto before = static_cast<std::int64_t>(results.size()) * total / static_cast<std::int64_t>(directories.size());
+    NIBBLE_ASSIGN_OR_RETURN(
+        const auto model,
+        model::LoadedModel::Load(directory, {.max_positions = tokenize.max_seq_len, .cancelled = scope.stopped()},
+                                 convert_stream_));
+    const std::int64_t total =
+        static_cast<std::int64_t>(directories.size()) * std::min(options_.max_eval_tokens, loaded.num_trained);
+    const auto before =
+        static_cast<std::int64_t>(results.size()) * total / static_cast<std::int64_t>(directories.size());
     NIBBLE_ASSIGN_OR_RETURN(data::Evaluation result,
                             data::Evaluate(model->config(), model->weights(), loaded.examples,
-                                           {.max_tokens = options_.max_eval_tokens, .top_tokens = true}, convert_stream_,
-                                           [&](std::int64_t done) {
+                                           {.max_tokens = options_.max_eval_tokens, .top_tokens = true},
+                                           convert_stream_, [&](std::int64_t done) {
                                              scope.Progress("evaluate", before + done, total);
                                              return !scope.cancelled();
                                            }));
@@ -233,7 +248,8 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   if (results.size() < 2) return absl::OkStatus();
   report.set_eval_loss_before(results[0].loss);
   std::int64_t same = 0;
-  for (std::size_t i = 0; i < results[0].top_tokens.size(); ++i) same += results[0].top_tokens[i] == results[1].top_tokens[i];
+  for (std::size_t i = 0; i < results[0].top_tokens.size(); ++i)
+    same += results[0].top_tokens[i] == results[1].top_tokens[i];
   report.set_top1_agreement(static_cast<double>(same) / static_cast<double>(results[0].tokens));
   return absl::OkStatus();
 }
@@ -252,7 +268,8 @@ absl::Status ModelLibrary::AddRecord(const std::string& source, const std::strin
       return model::WriteArtifactInfo(state_.files, target, info);
     }
   }
-  NIBBLE_ASSIGN_OR_RETURN(const auto loaded, model::LoadedModel::Load(target, {.cancelled = cancelled}, convert_stream_));
+  NIBBLE_ASSIGN_OR_RETURN(const auto loaded,
+                          model::LoadedModel::Load(target, {.cancelled = cancelled}, convert_stream_));
   NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets assets, model::LoadTextAssets(target));
   NIBBLE_ASSIGN_OR_RETURN(
       const model::Record record,
@@ -264,10 +281,12 @@ absl::Status ModelLibrary::AddRecord(const std::string& source, const std::strin
   return model::WriteArtifactInfo(state_.files, target, info);
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertModelRequest& request, OperationScope& scope) {
+absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertModelRequest& request,
+                                                            OperationScope& scope) {
   const MemoryReturn at_the_end;
   const absl::Duration began = clock_.Monotonic();
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, registry::FindModel(*state_.models, metrics_, request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source,
+                          registry::FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "a conversion"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
@@ -280,12 +299,14 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t seq_len, EvalSeqLen(artifact->info(), artifact->config()));
     evaluation = registry::EvaluationData{.max_tokens = options_.max_eval_tokens, .max_seq_len = seq_len};
   }
-  NIBBLE_ASSIGN_OR_RETURN(const registry::WorkMemory need, registry::ConvertMemory(*artifact, OptionsOf(request), evaluation));
+  NIBBLE_ASSIGN_OR_RETURN(const registry::WorkMemory need,
+                          registry::ConvertMemory(*artifact, OptionsOf(request), evaluation));
   NIBBLE_ASSIGN_OR_RETURN(auto turn, AwaitTurn(StrCat("conversion of model ", request.model()), need, scope));
   scope.Progress("quantize", 0, 1);
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
-  NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport made,
-                          convert::ConvertModel(files, *artifact, pending->directory(), OptionsOf(request), convert_stream_));
+  NIBBLE_ASSIGN_OR_RETURN(
+      const convert::ConvertReport made,
+      convert::ConvertModel(files, *artifact, pending->directory(), OptionsOf(request), convert_stream_));
   v1::ConversionReport report = ToProto(made);
   report.set_source_format(ToProto(artifact->info().format));
   report.set_source_digest(artifact->info().weights_digest);
@@ -300,7 +321,8 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
   }
   turn.reset();  // the remaining work holds no model in memory
   std::string json;
-  if (!google::protobuf::util::MessageToJsonString(report, &json).ok()) return absl::InternalError("the report cannot be written");
+  if (!google::protobuf::util::MessageToJsonString(report, &json).ok())
+    return absl::InternalError("the report cannot be written");
   NIBBLE_RETURN_IF_ERROR(
       base::WriteFileAtomically(state_.files, base::JoinPath(pending->directory(), kConversionFile), json));
   scope.Progress("write", 0, 1);
@@ -324,33 +346,40 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
     return FieldError("max_shard_bytes", StrCat("is ", request.max_shard_bytes(), ", wanted 1 or more"));
   }
   if (!v1::HfLinearClass_IsValid(request.linear_class())) {
-    return FieldError("linear_class", StrCat("is ", static_cast<int>(request.linear_class()), ", wanted BITLINEAR or AUTOBITLINEAR"));
+    return FieldError("linear_class",
+                      StrCat("is ", static_cast<int>(request.linear_class()), ", wanted BITLINEAR or AUTOBITLINEAR"));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, registry::FindModel(*state_.models, metrics_, request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source,
+                          registry::FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   if (request.format() == v1::EXPORT_FORMAT_HF_BITNET && !info.bitnet.has_value()) {
-    return FieldError("format", StrCat("HF_BITNET is for BitNet models, \"", request.model(), "\" is ", Name(info.format)));
+    return FieldError("format",
+                      StrCat("HF_BITNET is for BitNet models, \"", request.model(), "\" is ", Name(info.format)));
   }
   if (request.format() == v1::EXPORT_FORMAT_PEFT && info.format != model::Format::kLora) {
     return FieldError("format", StrCat("PEFT is for lora models, \"", request.model(), "\" is ", Name(info.format)));
   }
-  if (request.format() == v1::EXPORT_FORMAT_HF && info.format != model::Format::kF32 && info.format != model::Format::kBF16 &&
-      info.format != model::Format::kTernary) {
+  if (request.format() == v1::EXPORT_FORMAT_HF && info.format != model::Format::kF32 &&
+      info.format != model::Format::kBF16 && info.format != model::Format::kTernary) {
     const bool merges = info.format == model::Format::kLora || info.format == model::Format::kNf4;
     const std::string how =
         merges ? StrCat("; convert it first: nibble models convert ", request.model(), " --to bf16 --name NEW") : "";
     return FieldError("format", StrCat("HF is for f32, bf16 and ternary models, \"", request.model(), "\" is ",
                                        Name(info.format), how));
   }
-  if (request.format() == v1::EXPORT_FORMAT_COMPRESSED_TENSORS) NIBBLE_RETURN_IF_ERROR(convert::CheckCompressedTensors(info));
+  if (request.format() == v1::EXPORT_FORMAT_COMPRESSED_TENSORS)
+    NIBBLE_RETURN_IF_ERROR(convert::CheckCompressedTensors(info));
   if (request.linear_class() != v1::HF_LINEAR_CLASS_UNSPECIFIED && info.format != model::Format::kTernary) {
-    return FieldError("linear_class", StrCat("is for ternary models, \"", request.model(), "\" is ", Name(info.format)));
+    return FieldError("linear_class",
+                      StrCat("is for ternary models, \"", request.model(), "\" is ", Name(info.format)));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModelRequest& request, OperationScope& scope) {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, registry::FindModel(*state_.models, metrics_, request.model()));
+absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModelRequest& request,
+                                                           OperationScope& scope) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source,
+                          registry::FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "an export"));
   scope.Progress("read", 0, 1);
   NIBBLE_RETURN_IF_ERROR(registry::CheckModelFiles(*state_.models, metrics_, request.model(), scope.stopped()));
@@ -386,7 +415,8 @@ ModelLibrary::ExportedFiles::~ExportedFiles() {
   base::RealFileSystem().RemoveAll(directory).IgnoreError();
 }
 
-absl::StatusOr<std::shared_ptr<const ModelLibrary::ExportedFiles>> ModelLibrary::Exported(const std::string& artifact_id) {
+absl::StatusOr<std::shared_ptr<const ModelLibrary::ExportedFiles>> ModelLibrary::Exported(
+    const std::string& artifact_id) {
   {
     base::MutexLock lock(mutex_);
     const auto it = exports_.find(artifact_id);

@@ -37,16 +37,26 @@ absl::Status OfTheFiles(const absl::Status& status) {
   const bool file = absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInvalidArgument(status) ||
                     absl::IsUnimplemented(status) || too_large;
   if (!file) return status;
-  return base::WithReason(absl::InvalidArgumentError(status.message()), "MODEL_FORMAT", {{"kind", base::Reason(status)}});
+  return base::WithReason(absl::InvalidArgumentError(status.message()), "MODEL_FORMAT",
+                          {{"kind", base::Reason(status)}});
 }
 
 }  // namespace
 
 ModelLibrary::ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, registry::TextCache& texts,
                            telemetry::Metrics& metrics, base::Clock& clock, UploadTable& uploads,
-                           const kernels::Stream& convert_stream, const kernels::Stream& serve_stream, ModelLibraryOptions options)
-    : state_(state), manager_(manager), texts_(texts), metrics_(metrics), clock_(clock), uploads_(uploads), convert_stream_(convert_stream),
-      serve_stream_(serve_stream), options_(std::move(options)), admission_(options_.memory) {}
+                           const kernels::Stream& convert_stream, const kernels::Stream& serve_stream,
+                           ModelLibraryOptions options)
+    : state_(state),
+      manager_(manager),
+      texts_(texts),
+      metrics_(metrics),
+      clock_(clock),
+      uploads_(uploads),
+      convert_stream_(convert_stream),
+      serve_stream_(serve_stream),
+      options_(std::move(options)),
+      admission_(options_.memory) {}
 
 absl::StatusOr<v1::Model> ModelLibrary::Describe(const std::string& name, bool detailed) const {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, registry::FindModel(*state_.models, metrics_, name));
@@ -71,7 +81,8 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, co
       return FieldError("dtype", "must not be set for adapters, which are stored in f32");
     }
     if (request.has_source_name()) return FieldError("source_name", "must not be set for adapters");
-    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, registry::FindModel(*state_.models, metrics_, request.base_model()));
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model,
+                            registry::FindModel(*state_.models, metrics_, request.base_model()));
     NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
     NIBBLE_RETURN_IF_ERROR(base::About(convert::CheckAdapterBase(info), request.base_model()));
   }
@@ -83,12 +94,13 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, co
   if (request.source_case() == v1::ImportModelRequest::SOURCE_NOT_SET) {
     return FieldError("source", "is not set, wanted upload_id or server_path");
   }
-  if (request.has_server_path()) return registry::BeneathPath::Open(options_.import_root, request.server_path()).status();
+  if (request.has_server_path())
+    return registry::BeneathPath::Open(options_.import_root, request.server_path()).status();
   return uploads_.CheckFinished(owner, request.upload_id());
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModelRequest& request, const auth::RequestOwner& owner,
-                                                              OperationScope& scope) {
+absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModelRequest& request,
+                                                           const auth::RequestOwner& owner, OperationScope& scope) {
   UploadTable::Taken upload;
   std::unique_ptr<registry::BeneathPath> beneath;
   std::string source;
@@ -139,7 +151,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::ResponseOf(const std::string
 }
 
 absl::StatusOr<std::optional<google::protobuf::Any>> ModelLibrary::Recover(const OperationIdentity& operation,
-                                                                          const std::string& model) {
+                                                                           const std::string& model) {
   const auto stored = state_.models->Get(model);
   if (absl::IsNotFound(stored.status())) return std::optional<google::protobuf::Any>();
   NIBBLE_RETURN_IF_ERROR(stored.status());
@@ -151,8 +163,8 @@ absl::StatusOr<std::optional<google::protobuf::Any>> ModelLibrary::Recover(const
   return std::optional<google::protobuf::Any>(std::move(response));
 }
 
-absl::Status ModelLibrary::ImportWeights(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
-                                         OperationScope& scope) {
+absl::Status ModelLibrary::ImportWeights(const v1::ImportModelRequest& request, const std::string& source,
+                                         const std::string& target, OperationScope& scope) {
   const auto has = [&](const char* name) { return state_.files.Exists(base::JoinPath(source, name)); };
   if (has(model::kAdapterConfigFile) && !has("config.json")) {
     return FieldError("base_model", "is not set, wanted the base model of the adapter");
@@ -174,8 +186,8 @@ absl::Status ModelLibrary::ImportWeights(const v1::ImportModelRequest& request, 
   return model::WriteArtifactInfo(files, target, report->info);
 }
 
-absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
-                                         OperationScope& scope) {
+absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, const std::string& source,
+                                         const std::string& target, OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(request.base_model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto base_model, model::Artifact::Open(stored.directory));
   registry::WorkAdmission::Turn turn;
@@ -194,12 +206,14 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
   const base::Json provenance = {{"imported_from", "peft"}, {"base_model", request.base_model()}};
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   const auto made = convert::MakeAdapterModel(files, *base_model, *std::move(adapter), provenance,
-                                              base::JoinPath(state_.paths.uploads(), base::NewId("import")), target, convert_stream_,
-                                              "import");
+                                              base::JoinPath(state_.paths.uploads(), base::NewId("import")), target,
+                                              convert_stream_, "import");
   return base::About(made.status(), request.base_model());
 }
 
-absl::Status ModelLibrary::Find(const std::string& name) const { return registry::FindModel(*state_.models, metrics_, name).status(); }
+absl::Status ModelLibrary::Find(const std::string& name) const {
+  return registry::FindModel(*state_.models, metrics_, name).status();
+}
 
 absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name, OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, registry::FindModel(*state_.models, metrics_, name));
@@ -226,19 +240,24 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& 
   return replayed;
 }
 
-absl::StatusOr<registry::WorkAdmission::Turn> ModelLibrary::AwaitTurn(const std::string& what, const registry::WorkMemory& need, OperationScope& scope) {
+absl::StatusOr<registry::WorkAdmission::Turn> ModelLibrary::AwaitTurn(const std::string& what,
+                                                                      const registry::WorkMemory& need,
+                                                                      OperationScope& scope) {
   return admission_.Await(what, need, scope.stopped(), [&scope] { scope.Progress("wait", 0, 1); });
 }
 
 absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::StoredModel& stored, OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ReadRecord(state_.files, stored.directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(stored.directory));
-  NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(StrCat("verify of model ", stored.name), registry::ReplayMemory(*artifact, record), scope));
+  NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(StrCat("verify of model ", stored.name),
+                                                     registry::ReplayMemory(*artifact, record), scope));
   scope.Progress("verify", 0, 1);
   // Read the model from the disk again, to verify what a restarted server would serve.
   const base::Cancelled cancelled = scope.stopped();
-  NIBBLE_ASSIGN_OR_RETURN(const auto loaded, model::LoadedModel::Load(stored.directory, {.cancelled = cancelled}, serve_stream_));
-  NIBBLE_ASSIGN_OR_RETURN(const model::ReplayResult replay, model::ReplayRecord(*loaded, record, serve_stream_, cancelled));
+  NIBBLE_ASSIGN_OR_RETURN(const auto loaded,
+                          model::LoadedModel::Load(stored.directory, {.cancelled = cancelled}, serve_stream_));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ReplayResult replay,
+                          model::ReplayRecord(*loaded, record, serve_stream_, cancelled));
   v1::VerifyModelResponse response;
   response.set_equal(replay.equal && replay.rows > 0);
   response.set_rows(static_cast<std::int32_t>(replay.rows));
@@ -257,7 +276,8 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::Stored
     difference->set_row(static_cast<std::int32_t>(row));
     difference->set_token_id(sequence.token_ids[position]);
     difference->set_recorded_digest(sequence.row_digests[position]);
-    NIBBLE_ASSIGN_OR_RETURN(const model::Record again, model::MakeRecord(*loaded, {sequence.token_ids}, serve_stream_, cancelled));
+    NIBBLE_ASSIGN_OR_RETURN(const model::Record again,
+                            model::MakeRecord(*loaded, {sequence.token_ids}, serve_stream_, cancelled));
     difference->set_computed_digest(again.sequences.front().row_digests[position]);
     return response;
   }

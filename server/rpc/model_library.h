@@ -35,11 +35,11 @@ struct CheckpointSource {
 };
 
 struct ModelLibraryOptions {
-  std::string import_root;            // "": server paths are refused
-  store::UploadLimits upload_limits;  // of a model
-  std::uint64_t max_tokenizer_bytes = model::kMaxTokenizerBytes;  // of an imported tokenizer.json
-  absl::Duration kept = absl::Hours(1);  // how long exports are kept
-  std::int64_t max_eval_tokens = 16384;  // for a conversion's losses
+  std::string import_root;                                                   // "": server paths are refused
+  store::UploadLimits upload_limits;                                         // of a model
+  std::uint64_t max_tokenizer_bytes = model::kMaxTokenizerBytes;             // of an imported tokenizer.json
+  absl::Duration kept = absl::Hours(1);                                      // how long exports are kept
+  std::int64_t max_eval_tokens = 16384;                                      // for a conversion's losses
   std::shared_ptr<base::MemoryBudget> memory = base::MemoryBudget::Make(0);  // shared with served models and trainers
   // Returns the tokens of a dataset (data::TokenCache::Get).
   std::function<absl::StatusOr<data::Dataset>(const data::TokenSource&, const base::Cancelled&)> load_tokens;
@@ -47,15 +47,16 @@ struct ModelLibraryOptions {
   std::function<std::string(const std::string& job_id)> eval_dataset_of_job;
   // Finds a checkpoint by Checkpoint.name for a caller of `tenant` ("": sees all tenants). Errors: NotFound
   // (CHECKPOINT).
-  std::function<absl::StatusOr<CheckpointSource>(const std::string& checkpoint, const std::string& tenant)> find_checkpoint;
+  std::function<absl::StatusOr<CheckpointSource>(const std::string& checkpoint, const std::string& tenant)>
+      find_checkpoint;
 };
 
 // Thread-safe.
 class ModelLibrary {
  public:
-  ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, registry::TextCache& texts, telemetry::Metrics& metrics,
-               base::Clock& clock, UploadTable& uploads, const kernels::Stream& convert_stream, const kernels::Stream& serve_stream,
-               ModelLibraryOptions options);
+  ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, registry::TextCache& texts,
+               telemetry::Metrics& metrics, base::Clock& clock, UploadTable& uploads,
+               const kernels::Stream& convert_stream, const kernels::Stream& serve_stream, ModelLibraryOptions options);
 
   store::ModelStore& models() { return *state_.models; }
   serve::ModelManager& manager() { return manager_; }
@@ -70,12 +71,14 @@ class ModelLibrary {
   absl::Status CheckConvert(const v1::ConvertModelRequest& request, const std::string& tenant);
   absl::Status CheckExport(const v1::ExportModelRequest& request);
   // `owner`: the caller, whose uploads `request` may name.
-  absl::StatusOr<google::protobuf::Any> Import(const v1::ImportModelRequest& request, const auth::RequestOwner& owner, OperationScope& scope);
+  absl::StatusOr<google::protobuf::Any> Import(const v1::ImportModelRequest& request, const auth::RequestOwner& owner,
+                                               OperationScope& scope);
   absl::StatusOr<google::protobuf::Any> Convert(const v1::ConvertModelRequest& request, OperationScope& scope);
   absl::StatusOr<google::protobuf::Any> Export(const v1::ExportModelRequest& request, OperationScope& scope);
   // For OperationTable::Recover: the response of the import, conversion or publication that made `model`. Exports do
   // not outlive the server.
-  absl::StatusOr<std::optional<google::protobuf::Any>> Recover(const OperationIdentity& operation, const std::string& model);
+  absl::StatusOr<std::optional<google::protobuf::Any>> Recover(const OperationIdentity& operation,
+                                                               const std::string& model);
 
   // The files of an export, which its operation owns. Errors: NotFound (ARTIFACT).
   struct ExportedFiles {
@@ -93,8 +96,8 @@ class ModelLibrary {
   // Returns a PublishCheckpointResponse. Waits as Verify does. Errors: NotFound (CHECKPOINT), AlreadyExists
   // (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), DataLoss
   // (CHECKPOINT_CORRUPT; for the base ARTIFACT_CORRUPT).
-  absl::StatusOr<google::protobuf::Any> PublishCheckpoint(const v1::PublishCheckpointRequest& request, const std::string& tenant,
-                                                          OperationScope& scope);
+  absl::StatusOr<google::protobuf::Any> PublishCheckpoint(const v1::PublishCheckpointRequest& request,
+                                                          const std::string& tenant, OperationScope& scope);
   // Checks the name, the checkpoint and its base before the operation begins.
   absl::Status CheckPublish(const v1::PublishCheckpointRequest& request, const std::string& tenant);
 
@@ -107,17 +110,19 @@ class ModelLibrary {
   // Whether the model of that name was made from exactly this checkpoint. It is then the answer to a repeated request.
   bool IsPublished(const v1::PublishCheckpointRequest& request, const CheckpointSource& source) const;
   // Waits for the operation's turn; the progress shows "wait" meanwhile. `what`: as for WorkAdmission::Await.
-  absl::StatusOr<registry::WorkAdmission::Turn> AwaitTurn(const std::string& what, const registry::WorkMemory& need, OperationScope& scope);
+  absl::StatusOr<registry::WorkAdmission::Turn> AwaitTurn(const std::string& what, const registry::WorkMemory& need,
+                                                          OperationScope& scope);
   // Import the files in the directory `source`. Both wait as Verify does, before they read tensors.
-  absl::Status ImportWeights(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
-                             OperationScope& scope);
-  absl::Status ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
-                             OperationScope& scope);
+  absl::Status ImportWeights(const v1::ImportModelRequest& request, const std::string& source,
+                             const std::string& target, OperationScope& scope);
+  absl::Status ImportAdapter(const v1::ImportModelRequest& request, const std::string& source,
+                             const std::string& target, OperationScope& scope);
   absl::Status AddLosses(const v1::ConvertModelRequest& request, const std::string& dataset, const std::string& source,
                          const std::string& target, OperationScope& scope, v1::ConversionReport& report);
   absl::Status AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info,
                          const base::Cancelled& cancelled);
-  absl::StatusOr<std::string> EvalDatasetOf(const v1::ConvertModelRequest& request, const store::StoredModel& source) const;
+  absl::StatusOr<std::string> EvalDatasetOf(const v1::ConvertModelRequest& request,
+                                            const store::StoredModel& source) const;
 
   store::StateDirectory& state_;
   serve::ModelManager& manager_;
@@ -130,7 +135,8 @@ class ModelLibrary {
   const ModelLibraryOptions options_;
   registry::WorkAdmission admission_;
   base::Mutex mutex_;
-  std::map<std::string, std::weak_ptr<const ExportedFiles>> exports_ ABSL_GUARDED_BY(mutex_);  // their operations own them
+  std::map<std::string, std::weak_ptr<const ExportedFiles>> exports_
+      ABSL_GUARDED_BY(mutex_);  // their operations own them
 };
 
 }  // namespace nibble::rpc

@@ -23,7 +23,8 @@ absl::Status Late() {
 
 }  // namespace
 
-ModelLoads::ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists, std::size_t max_waiting)
+ModelLoads::ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists,
+                       std::size_t max_waiting)
     : models_(models),
       workers_(workers),
       clock_(clock),
@@ -56,7 +57,8 @@ absl::StatusOr<std::uint64_t> ModelLoads::Wait(const std::string& name, const st
   if (places_.open() >= max_waiting_) return TooManyWait(WaitNow());
   auto place = places_.Take(principal);
   if (!place.ok()) {
-    return TooManyOfPrincipal("calls waiting for a model to load", static_cast<std::size_t>(max_waiting_of_principal_), WaitNow());
+    return TooManyOfPrincipal("calls waiting for a model to load", static_cast<std::size_t>(max_waiting_of_principal_),
+                              WaitNow());
   }
   const auto [at, first] = waiting_.try_emplace(name);
   if (first) at->second.came = clock_.Monotonic();
@@ -65,7 +67,8 @@ absl::StatusOr<std::uint64_t> ModelLoads::Wait(const std::string& name, const st
   return last_waiter_;
 }
 
-ModelLoads::Loaded ModelLoads::Await(const std::string& name, const std::string& principal, const base::Cancelled& cancelled) {
+ModelLoads::Loaded ModelLoads::Await(const std::string& name, const std::string& principal,
+                                     const base::Cancelled& cancelled) {
   struct Answer {
     base::Mutex mutex;
     base::Condition came;
@@ -136,12 +139,14 @@ void LoadWait::Begin(const Watch& watch) {
   if (const absl::Duration left = deadline_ - clock_.Monotonic(); left < kLongestTimer) {
     // Capture a weak pointer: gRPC keeps the function as long as the alarm, which is a member of this object. The call
     // and the load own this object.
-    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMicroseconds(left), [weak = weak_from_this()](bool passed) {
-      if (const auto still_there = weak.lock(); passed && still_there != nullptr) still_there->End(Late());
-    });
+    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMicroseconds(left),
+               [weak = weak_from_this()](bool passed) {
+                 if (const auto still_there = weak.lock(); passed && still_there != nullptr) still_there->End(Late());
+               });
   }
   watch(self);
-  const auto waiter = loads_.Wait(name_, principal_, [self](ModelLoads::Loaded loaded) { self->End(std::move(loaded)); });
+  const auto waiter =
+      loads_.Wait(name_, principal_, [self](ModelLoads::Loaded loaded) { self->End(std::move(loaded)); });
   std::optional<ModelLoads::Loaded> early;
   {
     base::MutexLock lock(mutex_);

@@ -36,7 +36,8 @@ class ModelLoads {
   static constexpr std::size_t kMaxWaiting = 256;
 
   // `workers` run the callbacks of Wait(). One principal may have a quarter of `max_waiting`.
-  ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists, std::size_t max_waiting = kMaxWaiting);
+  ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists,
+             std::size_t max_waiting = kMaxWaiting);
   // Calls Stop(). No concurrent caller may remain.
   ~ModelLoads();
 
@@ -117,7 +118,7 @@ class LoadWait : public std::enable_shared_from_this<LoadWait> {
   const absl::Duration deadline_;  // monotonic
   const base::CancelToken cancel_;
   base::Mutex mutex_;
-  bool begun_ ABSL_GUARDED_BY(mutex_) = false;  // set up; from now on a result ends the wait
+  bool begun_ ABSL_GUARDED_BY(mutex_) = false;                       // set up; from now on a result ends the wait
   std::optional<ModelLoads::Loaded> early_ ABSL_GUARDED_BY(mutex_);  // the first result before begun_
   std::uint64_t waiter_ ABSL_GUARDED_BY(mutex_) = 0;
   ModelLoads::Then then_ ABSL_GUARDED_BY(mutex_);  // empty: it has ended
@@ -127,14 +128,17 @@ class LoadWait : public std::enable_shared_from_this<LoadWait> {
 // Calls `then` with the model: at once if it is in memory, otherwise after the load, or with the error that ended the
 // wait.
 template <typename Watch, typename Then>
-void WithModel(ModelLoads& loads, const std::string& name, const Call& call, absl::Duration deadline, const Watch& watch, Then then) {
+void WithModel(ModelLoads& loads, const std::string& name, const Call& call, absl::Duration deadline,
+               const Watch& watch, Then then) {
   if (auto resident = loads.Find(name); resident != nullptr) return then(ModelLoads::Loaded(std::move(resident)));
   std::make_shared<LoadWait>(loads, name, call, deadline, std::move(then))->Begin(watch);
 }
 
 template <typename Then>
 void WithModel(ModelLoads& loads, const std::string& name, UnaryCall* call, absl::Duration deadline, Then then) {
-  const auto watch = [call](const std::shared_ptr<LoadWait>& wait) { call->OnCancelled([wait] { wait->Cancelled(); }); };
+  const auto watch = [call](const std::shared_ptr<LoadWait>& wait) {
+    call->OnCancelled([wait] { wait->Cancelled(); });
+  };
   WithModel(loads, name, call->call(), deadline, watch, std::move(then));
 }
 

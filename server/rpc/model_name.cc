@@ -17,7 +17,8 @@ absl::Status CheckModelName(std::string_view field, std::string_view name) {
   const std::string_view instead =
       name[mark] == '@' ? "name@version is not implemented yet: a model has one version, use its name alone"
                         : "name+adapter is not implemented yet: an adapter is served under its own name, use that";
-  return base::WithReason(absl::UnimplementedError(base::StrCat(field, ": ", instead)), "UNIMPLEMENTED", {{"name", std::string(field)}});
+  return base::WithReason(absl::UnimplementedError(base::StrCat(field, ": ", instead)), "UNIMPLEMENTED",
+                          {{"name", std::string(field)}});
 }
 
 }  // namespace nibble::rpc

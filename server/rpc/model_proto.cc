@@ -28,7 +28,9 @@ v1::ModelOrigin OriginOf(const std::string& source) {
   return v1::MODEL_ORIGIN_UNSPECIFIED;
 }
 
-std::string Text(const base::Json& object, const char* key) { return base::GetString(object, key, "", "").value_or(""); }
+std::string Text(const base::Json& object, const char* key) {
+  return base::GetString(object, key, "", "").value_or("");
+}
 
 // UNSPECIFIED for a model without a job.
 v1::DatasetFormat TrainedFormatOf(const model::ArtifactInfo& info) {
@@ -40,7 +42,8 @@ v1::DatasetFormat TrainedFormatOf(const model::ArtifactInfo& info) {
 
 absl::Status AddArchitecture(const store::StoredModel& stored, model::Format format, v1::Model& out) {
   base::FileSystem& files = base::RealFileSystem();
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(base::JoinPath(stored.directory, "config.json"), kMaxSmallFile));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text,
+                          files.Read(base::JoinPath(stored.directory, "config.json"), kMaxSmallFile));
   NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
   NIBBLE_ASSIGN_OR_RETURN(const model::ModelConfig config, model::ParseHfConfig(json));
   auto* architecture = out.mutable_architecture();
@@ -60,9 +63,11 @@ absl::Status AddArchitecture(const store::StoredModel& stored, model::Format for
                             files.Read(base::JoinPath(stored.directory, model::kAdapterConfigFile), kMaxSmallFile));
     NIBBLE_ASSIGN_OR_RETURN(const base::Json adapter_json, base::ParseJson(adapter_text));
     NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig adapter, model::ParsePeftConfig(adapter_json));
-    for (const auto& tensor : model::AdapterTensors(config, adapter)) parameters += model::NumElements(tensor.shape).value_or(0);
+    for (const auto& tensor : model::AdapterTensors(config, adapter))
+      parameters += model::NumElements(tensor.shape).value_or(0);
   } else {
-    for (const auto& tensor : model::RequiredTensors(config)) parameters += model::NumElements(tensor.shape).value_or(0);
+    for (const auto& tensor : model::RequiredTensors(config))
+      parameters += model::NumElements(tensor.shape).value_or(0);
   }
   out.set_parameters(parameters);
   return absl::OkStatus();
@@ -155,8 +160,9 @@ absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded,
     out.set_tokenizer_digest(Text(*it, "tokenizer.json"));
   }
   const auto tokenizer_config = files.Read(base::JoinPath(stored.directory, "tokenizer_config.json"), kMaxSmallFile);
-  out.set_has_chat_template(files.Exists(base::JoinPath(stored.directory, "chat_template.jinja")) ||
-                            (tokenizer_config.ok() && tokenizer_config->find("\"chat_template\"") != std::string::npos));
+  out.set_has_chat_template(
+      files.Exists(base::JoinPath(stored.directory, "chat_template.jinja")) ||
+      (tokenizer_config.ok() && tokenizer_config->find("\"chat_template\"") != std::string::npos));
   out.set_trained_format(TrainedFormatOf(info));
   if (info.format == model::Format::kInt8) out.set_act_outliers(info.act_outliers);
   out.set_head_format(HeadFormatOf(stored, info, out.architecture().tied_embeddings()));

@@ -16,8 +16,8 @@ namespace nibble::rpc {
 inline constexpr char kConversionFile[] = "conversion.json";
 
 // Formats that ExportModel writes.
-inline constexpr v1::ExportFormat kExportFormats[] = {v1::EXPORT_FORMAT_PEFT, v1::EXPORT_FORMAT_HF, v1::EXPORT_FORMAT_HF_BITNET,
-                                                      v1::EXPORT_FORMAT_COMPRESSED_TENSORS};
+inline constexpr v1::ExportFormat kExportFormats[] = {
+    v1::EXPORT_FORMAT_PEFT, v1::EXPORT_FORMAT_HF, v1::EXPORT_FORMAT_HF_BITNET, v1::EXPORT_FORMAT_COMPRESSED_TENSORS};
 
 v1::ModelFormat ToProto(model::Format format);
 // Errors: InvalidArgument (FIELD_VIOLATION) for UNSPECIFIED and unknown numbers.

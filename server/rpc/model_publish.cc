@@ -22,11 +22,14 @@ namespace {
 
 // Whether `model` was made from exactly this checkpoint. A client retries when it lost the answer, for example because
 // the server restarted.
-bool IsOf(base::FileSystem& files, const store::StoredModel& model, const std::string& checkpoint, const std::string& directory) {
+bool IsOf(base::FileSystem& files, const store::StoredModel& model, const std::string& checkpoint,
+          const std::string& directory) {
   const auto info = model::ParseArtifactInfo(model.info);
   const auto manifest = store::ReadManifest(files, directory);
   if (!info.ok() || !manifest.ok() || info->source != "checkpoint") return false;
-  const auto says = [&](const char* key) { return base::GetString(info->provenance, key, "nibble.json", "").value_or(""); };
+  const auto says = [&](const char* key) {
+    return base::GetString(info->provenance, key, "nibble.json", "").value_or("");
+  };
   return says("checkpoint") == checkpoint && says("checkpoint_digest") == manifest->digest;
 }
 
@@ -46,11 +49,13 @@ absl::Status ModelLibrary::CheckPublish(const v1::PublishCheckpointRequest& requ
 }
 
 absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::PublishCheckpointRequest& request,
-                                                                      const std::string& tenant, OperationScope& scope) {
+                                                                      const std::string& tenant,
+                                                                      OperationScope& scope) {
   const base::Cancelled cancelled = scope.stopped();
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
   if (IsPublished(request, source)) return ResponseOf(request.name());
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, registry::FindModel(*state_.models, metrics_, source.spec.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model,
+                          registry::FindModel(*state_.models, metrics_, source.spec.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin,
                           state_.models->PinModel(source.spec.base_model, "publication of a checkpoint"));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name(), tenant));
@@ -81,16 +86,18 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
                                  {"eval_data", jobs::EvalDataJson(source.spec)}};
   const bool masters = !plan::PlanOf(source.spec).trains_adapter();
   // An adapter's checkpoint consists almost only of its tensors and the optimizer's state.
-  const registry::WorkMemory need = masters ? registry::MastersMemory(plan::TrainedConfig(source.spec, artifact->config()))
-                                  : registry::AdapterMemory(*artifact, static_cast<std::int64_t>(verified->total_bytes()));
-  NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint()), need, scope));
+  const registry::WorkMemory need =
+      masters ? registry::MastersMemory(plan::TrainedConfig(source.spec, artifact->config()))
+              : registry::AdapterMemory(*artifact, static_cast<std::int64_t>(verified->total_bytes()));
+  NIBBLE_ASSIGN_OR_RETURN(const auto turn,
+                          AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint()), need, scope));
   scope.Progress("write", 0, 1);
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   const auto make = [&]() -> absl::StatusOr<model::ArtifactInfo> {
     if (masters) {
       return convert::MakeMasterCheckpointModel(files, *artifact, plan::TrainedConfig(source.spec, artifact->config()),
-                                                static_cast<int>(source.spec.bitnet_qat.act_bits), source.directory, provenance,
-                                                pending->directory());
+                                                static_cast<int>(source.spec.bitnet_qat.act_bits), source.directory,
+                                                provenance, pending->directory());
     }
     const std::string scratch = base::JoinPath(state_.paths.uploads(), base::NewId("publish"));
     return convert::MakeCheckpointModel(files, *artifact, source.directory, provenance, scratch, pending->directory(),

@@ -26,7 +26,8 @@ v1::Model Damaged(const store::StoredModel& stored) {
 
 }  // namespace
 
-ModelService::ModelService(CallEnvironment& environment, ModelLibrary& library, ModelLoads& loads, OperationTable& operations)
+ModelService::ModelService(CallEnvironment& environment, ModelLibrary& library, ModelLoads& loads,
+                           OperationTable& operations)
     : environment_(environment), library_(library), loads_(loads), operations_(operations) {
   rows_.Warm(library_.models().List());
 }
@@ -38,81 +39,93 @@ grpc::ServerReadReactor<v1::UploadModelRequest>* ModelService::UploadModel(grpc:
 }
 
 grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* context,
-                                                   const v1::ListModelsRequest* request, v1::ListModelsResponse* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ListModels", [=, this](const Call&) -> absl::Status {
-    const auto all = library_.models().List();
-    rows_.Keep(all);
-    const auto name_of = [](const store::StoredModel& one) { return one.name; };
-    const auto row_of = [&](const store::StoredModel& one) -> absl::StatusOr<std::optional<v1::Model>> {
-      if (one.damaged) return Damaged(one);
-      absl::StatusOr<v1::Model> model = rows_.Get(one, library_.manager().IsLoaded(one.name));
-      // The model was deleted after the names were listed: skip it.
-      if (!model.ok() && absl::IsNotFound(library_.models().Get(one.name).status())) return std::nullopt;
-      if (store::SaysDamaged(model.status())) return Damaged(one);
-      return model;
-    };
-    NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
-                            FillPage(all, name_of, request->page_size(), request->page_token(), environment_.max_page_bytes, row_of,
-                                     *response->mutable_models()));
-    return absl::OkStatus();
-  });
+                                                   const v1::ListModelsRequest* request,
+                                                   v1::ListModelsResponse* response) {
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.ModelService/ListModels", [=, this](const Call&) -> absl::Status {
+        const auto all = library_.models().List();
+        rows_.Keep(all);
+        const auto name_of = [](const store::StoredModel& one) { return one.name; };
+        const auto row_of = [&](const store::StoredModel& one) -> absl::StatusOr<std::optional<v1::Model>> {
+          if (one.damaged) return Damaged(one);
+          absl::StatusOr<v1::Model> model = rows_.Get(one, library_.manager().IsLoaded(one.name));
+          // The model was deleted after the names were listed: skip it.
+          if (!model.ok() && absl::IsNotFound(library_.models().Get(one.name).status())) return std::nullopt;
+          if (store::SaysDamaged(model.status())) return Damaged(one);
+          return model;
+        };
+        NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
+                                FillPage(all, name_of, request->page_size(), request->page_token(),
+                                         environment_.max_page_bytes, row_of, *response->mutable_models()));
+        return absl::OkStatus();
+      });
 }
 
-grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* context, const v1::GetModelRequest* request,
-                                                 v1::Model* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/GetModel", [=, this](const Call&) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(*response, library_.Describe(request->name(), /*detailed=*/true));
-    return absl::OkStatus();
-  });
+grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* context,
+                                                 const v1::GetModelRequest* request, v1::Model* response) {
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/GetModel",
+                       [=, this](const Call&) -> absl::Status {
+                         NIBBLE_ASSIGN_OR_RETURN(*response, library_.Describe(request->name(), /*detailed=*/true));
+                         return absl::OkStatus();
+                       });
 }
 
 grpc::ServerUnaryReactor* ModelService::DeleteModel(grpc::CallbackServerContext* context,
                                                     const v1::DeleteModelRequest* request, v1::DeleteModelResponse*) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/DeleteModel", [=, this](const Call& call) -> absl::Status {
-    const auto etag = request->has_etag() ? std::optional(request->etag()) : std::nullopt;
-    return library_.models().Delete(request->name(), etag, call.principal().tenant);
-  });
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/DeleteModel",
+                       [=, this](const Call& call) -> absl::Status {
+                         const auto etag = request->has_etag() ? std::optional(request->etag()) : std::nullopt;
+                         return library_.models().Delete(request->name(), etag, call.principal().tenant);
+                       });
 }
 
 grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext* context,
                                                     const v1::ImportModelRequest* request,
                                                     google::longrunning::Operation* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ImportModel", [=, this](const Call& call) -> absl::Status {
-    const OperationStart start = StartOf(call, OperationLane::kModels, *request, request->name());
-    return Begin(operations_, start, [&] { return library_.CheckImport(*request, start.owner); },
-                 [this, copy = *request, owner = start.owner](OperationScope& scope) { return library_.Import(copy, owner, scope); },
-                 response);
-  });
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ImportModel",
+                       [=, this](const Call& call) -> absl::Status {
+                         const OperationStart start = StartOf(call, OperationLane::kModels, *request, request->name());
+                         return Begin(
+                             operations_, start, [&] { return library_.CheckImport(*request, start.owner); },
+                             [this, copy = *request, owner = start.owner](OperationScope& scope) {
+                               return library_.Import(copy, owner, scope);
+                             },
+                             response);
+                       });
 }
 
 grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext* context,
                                                      const v1::ConvertModelRequest* request,
                                                      google::longrunning::Operation* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ConvertModel", [=, this](const Call& call) -> absl::Status {
-    const auto convert = [this, copy = *request](OperationScope& scope) {
-      auto made = library_.Convert(copy, scope);
-      return made.ok() ? made : base::About(made.status(), copy.model());
-    };
-    return Begin(operations_, StartOf(call, OperationLane::kModels, *request, request->name()),
-                 [&] { return base::About(library_.CheckConvert(*request, call.principal().tenant), request->model()); }, convert,
-                 response);
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.ModelService/ConvertModel", [=, this](const Call& call) -> absl::Status {
+        const auto convert = [this, copy = *request](OperationScope& scope) {
+          auto made = library_.Convert(copy, scope);
+          return made.ok() ? made : base::About(made.status(), copy.model());
+        };
+        return Begin(
+            operations_, StartOf(call, OperationLane::kModels, *request, request->name()),
+            [&] { return base::About(library_.CheckConvert(*request, call.principal().tenant), request->model()); },
+            convert, response);
+      });
 }
 
 grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext* context,
                                                     const v1::ExportModelRequest* request,
                                                     google::longrunning::Operation* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call& call) -> absl::Status {
-    return Begin(operations_, StartOf(call, OperationLane::kModels, *request, request->model()),
-                 [&] { return library_.CheckExport(*request); },
-                 [this, copy = *request](OperationScope& scope) { return library_.Export(copy, scope); }, response);
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call& call) -> absl::Status {
+        return Begin(
+            operations_, StartOf(call, OperationLane::kModels, *request, request->model()),
+            [&] { return library_.CheckExport(*request); },
+            [this, copy = *request](OperationScope& scope) { return library_.Export(copy, scope); }, response);
+      });
 }
 
 grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadArtifact(
     grpc::CallbackServerContext* context, const v1::DownloadArtifactRequest* request) {
-  auto stream =
-      StreamReactor<v1::DownloadArtifactResponse>::Make(environment_, context, "nibble.v1.ModelService/DownloadArtifact", &environment_.downloads);
+  auto stream = StreamReactor<v1::DownloadArtifactResponse>::Make(
+      environment_, context, "nibble.v1.ModelService/DownloadArtifact", &environment_.downloads);
   if (stream->ended()) return stream.get();
   RunOnWorker(environment_.workers, *stream, [this, stream, copy = *request] { SendArtifact(stream, library_, copy); });
   return stream.get();
@@ -125,68 +138,78 @@ absl::StatusOr<google::protobuf::Any> ModelService::Loaded(const std::string& na
   return Packed(response);
 }
 
-grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* context, const v1::LoadModelRequest* request,
+grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* context,
+                                                  const v1::LoadModelRequest* request,
                                                   google::longrunning::Operation* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/LoadModel", [=, this](const Call& call) -> absl::Status {
-    const OperationStart start = StartOf(call, OperationLane::kLoads, *request, request->name());
-    NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations_.Find(start));
-    if (!known.has_value()) {
-      NIBBLE_RETURN_IF_ERROR(CheckModelName("LoadModelRequest.name", request->name()));
-      NIBBLE_RETURN_IF_ERROR(CheckDevice(request->device()));
-      NIBBLE_RETURN_IF_ERROR(library_.Find(request->name()));
-      const auto load = [this, name = request->name(),
-                         principal = auth::FairnessKey(call.principal())](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
-        scope.Progress("load", 0, 1);
-        NIBBLE_RETURN_IF_ERROR(loads_.Await(name, principal, scope.stopped()).status());
-        return Loaded(name);
-      };
-      std::optional<google::protobuf::Any> there;
-      if (loads_.Find(request->name()) != nullptr) {
-        NIBBLE_ASSIGN_OR_RETURN(there, Loaded(request->name()));
-      }
-      NIBBLE_ASSIGN_OR_RETURN(known, operations_.Start(start, load, std::move(there)));
-    }
-    *response = *std::move(known);
-    return absl::OkStatus();
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.ModelService/LoadModel", [=, this](const Call& call) -> absl::Status {
+        const OperationStart start = StartOf(call, OperationLane::kLoads, *request, request->name());
+        NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations_.Find(start));
+        if (!known.has_value()) {
+          NIBBLE_RETURN_IF_ERROR(CheckModelName("LoadModelRequest.name", request->name()));
+          NIBBLE_RETURN_IF_ERROR(CheckDevice(request->device()));
+          NIBBLE_RETURN_IF_ERROR(library_.Find(request->name()));
+          const auto load = [this, name = request->name(), principal = auth::FairnessKey(call.principal())](
+                                OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+            scope.Progress("load", 0, 1);
+            NIBBLE_RETURN_IF_ERROR(loads_.Await(name, principal, scope.stopped()).status());
+            return Loaded(name);
+          };
+          std::optional<google::protobuf::Any> there;
+          if (loads_.Find(request->name()) != nullptr) {
+            NIBBLE_ASSIGN_OR_RETURN(there, Loaded(request->name()));
+          }
+          NIBBLE_ASSIGN_OR_RETURN(known, operations_.Start(start, load, std::move(there)));
+        }
+        *response = *std::move(known);
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext* context,
                                                     const v1::UnloadModelRequest* request,
                                                     v1::UnloadModelResponse* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/UnloadModel", [=, this](const Call&) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(library_.models().Get(request->name()).status());
-    NIBBLE_RETURN_IF_ERROR(library_.manager().Unload(request->name()));
-    NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), library_.Describe(request->name(), false));
-    *response->mutable_residents() = ToProto(library_.manager());
-    return absl::OkStatus();
-  });
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/UnloadModel",
+                       [=, this](const Call&) -> absl::Status {
+                         NIBBLE_RETURN_IF_ERROR(library_.models().Get(request->name()).status());
+                         NIBBLE_RETURN_IF_ERROR(library_.manager().Unload(request->name()));
+                         NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), library_.Describe(request->name(), false));
+                         *response->mutable_residents() = ToProto(library_.manager());
+                         return absl::OkStatus();
+                       });
 }
 
 grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerContext* context,
                                                           const v1::PublishCheckpointRequest* request,
                                                           google::longrunning::Operation* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/PublishCheckpoint", [=, this](const Call& call) -> absl::Status {
-    const std::string& tenant = call.principal().tenant;
-    return Begin(operations_, StartOf(call, OperationLane::kReaders, *request, request->name()),
-                 [&] { return library_.CheckPublish(*request, tenant); },
-                 [this, copy = *request, tenant](OperationScope& scope) { return library_.PublishCheckpoint(copy, tenant, scope); },
-                 response);
-  });
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/PublishCheckpoint",
+                       [=, this](const Call& call) -> absl::Status {
+                         const std::string& tenant = call.principal().tenant;
+                         return Begin(
+                             operations_, StartOf(call, OperationLane::kReaders, *request, request->name()),
+                             [&] { return library_.CheckPublish(*request, tenant); },
+                             [this, copy = *request, tenant](OperationScope& scope) {
+                               return library_.PublishCheckpoint(copy, tenant, scope);
+                             },
+                             response);
+                       });
 }
 
 grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext* context,
                                                     const v1::VerifyModelRequest* request,
                                                     google::longrunning::Operation* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call& call) -> absl::Status {
-    const auto verify = [this, name = request->name()](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
-      const auto verified = library_.Verify(name, scope);
-      if (!verified.ok()) return base::About(verified.status(), name);
-      return Packed(*verified);
-    };
-    return Begin(operations_, StartOf(call, OperationLane::kReaders, *request, request->name()),
-                 [&] { return library_.Find(request->name()); }, verify, response);
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call& call) -> absl::Status {
+        const auto verify = [this,
+                             name = request->name()](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+          const auto verified = library_.Verify(name, scope);
+          if (!verified.ok()) return base::About(verified.status(), name);
+          return Packed(*verified);
+        };
+        return Begin(
+            operations_, StartOf(call, OperationLane::kReaders, *request, request->name()),
+            [&] { return library_.Find(request->name()); }, verify, response);
+      });
 }
 
 }  // namespace nibble::rpc

@@ -22,17 +22,17 @@ namespace {
 class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::UploadModelHeader, UploadedModel> {
  public:
   ModelUpload(const CallEnvironment& environment, ModelLibrary& library, v1::UploadModelResponse* response)
-      : TrackedUpload(environment, library.uploads(), UploadKind::kModel),
-        library_(library),
-        response_(response) {}
+      : TrackedUpload(environment, library.uploads(), UploadKind::kModel), library_(library), response_(response) {}
 
  private:
   absl::Status TakeHeader(const v1::UploadModelHeader& header) override {
-    if (header.size_bytes() < 0) return FieldError("header.size_bytes", StrCat("is ", header.size_bytes(), ", wanted 0 or more"));
+    if (header.size_bytes() < 0)
+      return FieldError("header.size_bytes", StrCat("is ", header.size_bytes(), ", wanted 0 or more"));
     const auto limit = static_cast<std::int64_t>(library_.options().upload_limits.max_total_bytes);
     if (header.has_size_bytes() && header.size_bytes() > limit) {
-      return base::WithReason(absl::ResourceExhaustedError(StrCat("size_bytes: ", header.size_bytes(), ", the limit is ", limit)),
-                              "MODEL_TOO_LARGE", {{"max_bytes", std::to_string(limit)}});
+      return base::WithReason(
+          absl::ResourceExhaustedError(StrCat("size_bytes: ", header.size_bytes(), ", the limit is ", limit)),
+          "MODEL_TOO_LARGE", {{"max_bytes", std::to_string(limit)}});
     }
     return Open(header, header.size_bytes());
   }
@@ -76,12 +76,11 @@ class Download : public std::enable_shared_from_this<Download> {
   using Stream = StreamReactor<v1::DownloadArtifactResponse>;
   Download(std::shared_ptr<Stream> stream, std::shared_ptr<const ModelLibrary::ExportedFiles> exported,
            std::vector<v1::FileEntry> files)
-      : stream_(std::move(stream)),
-        exported_(std::move(exported)),
-        files_(std::move(files)) {}
+      : stream_(std::move(stream)), exported_(std::move(exported)), files_(std::move(files)) {}
 
   void Begin() {
-    auto pump = std::make_shared<Pump>(stream_->call().environment().workers, [self = shared_from_this()] { self->Fill(); });
+    auto pump =
+        std::make_shared<Pump>(stream_->call().environment().workers, [self = shared_from_this()] { self->Fill(); });
     stream_->OnSpace([pump] { pump->Wake(); });
     pump->Wake();
     stream_->WatchReader(kChunksPerMessage * stream_->call().environment().min_read_rate);
@@ -140,7 +139,8 @@ class Download : public std::enable_shared_from_this<Download> {
 
 }  // namespace
 
-std::unique_ptr<UploadSink<v1::UploadModelRequest>> MakeModelUpload(const CallEnvironment& environment, ModelLibrary& library,
+std::unique_ptr<UploadSink<v1::UploadModelRequest>> MakeModelUpload(const CallEnvironment& environment,
+                                                                    ModelLibrary& library,
                                                                     v1::UploadModelResponse* response) {
   return std::make_unique<ModelUpload>(environment, library, response);
 }
@@ -154,8 +154,9 @@ void SendArtifact(std::shared_ptr<StreamReactor<v1::DownloadArtifactResponse>> s
     if (!request.has_path() || request.path() == file.path()) files.push_back(file);
   }
   if (files.empty()) {
-    return stream->End(base::WithReason(absl::NotFoundError(StrCat("path: the export has no file ", request.path().substr(0, 256))),
-                                        "ARTIFACT", {{"name", request.path().substr(0, 64)}}));
+    return stream->End(
+        base::WithReason(absl::NotFoundError(StrCat("path: the export has no file ", request.path().substr(0, 256))),
+                         "ARTIFACT", {{"name", request.path().substr(0, 64)}}));
   }
   std::make_shared<Download>(std::move(stream), *exported, std::move(files))->Begin();
 }

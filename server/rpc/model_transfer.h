@@ -10,7 +10,8 @@
 namespace nibble::rpc {
 
 // Expects a header, then for each file `file` and its chunks, then a finish.
-std::unique_ptr<UploadSink<v1::UploadModelRequest>> MakeModelUpload(const CallEnvironment& environment, ModelLibrary& library,
+std::unique_ptr<UploadSink<v1::UploadModelRequest>> MakeModelUpload(const CallEnvironment& environment,
+                                                                    ModelLibrary& library,
                                                                     v1::UploadModelResponse* response);
 
 // Sends the files on workers, as fast as the client reads. Ends the stream.

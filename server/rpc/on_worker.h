@@ -34,7 +34,8 @@ inline absl::Status TooManyOfPrincipal(const char* what, std::size_t max, absl::
 // Error returned when `workers` refused a task of `principal`. The estimated wait is that of the last call that began:
 // by Little's law (waiting = rate * wait) it is the length of the queue divided by the service rate.
 inline absl::Status TooManyWait(const WorkerPool& workers, const std::string& principal) {
-  if (principal.empty() || workers.num_waiting(principal) < workers.max_waiting_each()) return TooManyWait(workers.last_wait());
+  if (principal.empty() || workers.num_waiting(principal) < workers.max_waiting_each())
+    return TooManyWait(workers.last_wait());
   return TooManyOfPrincipal("calls waiting", workers.max_waiting_each(), workers.last_wait());
 }
 

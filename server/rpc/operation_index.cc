@@ -84,7 +84,8 @@ OperationIndex::Entry OperationIndex::Find(const std::string& name) const {
   return it == all_.end() ? nullptr : it->second;
 }
 
-OperationIndex::Entry OperationIndex::FindRequest(const auth::RequestOwner& owner, const std::string& request_id) const {
+OperationIndex::Entry OperationIndex::FindRequest(const auth::RequestOwner& owner,
+                                                  const std::string& request_id) const {
   const auto it = owners_.find(owner);
   if (it == owners_.end()) return nullptr;
   const auto request = it->second.requests.find(request_id);

@@ -51,7 +51,8 @@ class OperationTable::Scope : public OperationScope {
     entry_.metadata.set_stage(stage);
     entry_.metadata.set_done(done);
     entry_.metadata.set_total(total);
-    entry_.record.operation = Changed(entry_.record, [this](auto& operation) { operation.mutable_metadata()->PackFrom(entry_.metadata); });
+    entry_.record.operation =
+        Changed(entry_.record, [this](auto& operation) { operation.mutable_metadata()->PackFrom(entry_.metadata); });
   }
   bool cancelled() const override { return entry_.cancel.cancelled() || table_.clock_.Monotonic() >= until_; }
   base::CancelToken cancel() const override { return entry_.cancel; }
@@ -94,7 +95,8 @@ class OperationTable::Garbage {
   std::vector<std::shared_ptr<const void>> held_;
 };
 
-OperationTable::OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory, absl::Duration deadline)
+OperationTable::OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory,
+                               absl::Duration deadline)
     : files_(files), clock_(clock), directory_(std::move(directory)), deadline_(deadline) {}
 
 OperationTable::~OperationTable() {
@@ -116,8 +118,8 @@ OperationTable::~OperationTable() {
 }
 
 absl::StatusOr<std::unique_ptr<OperationTable>> OperationTable::Open(base::FileSystem& files, base::Clock& clock,
-                                                                     const std::string& directory, absl::Duration deadline,
-                                                                     const Recover& recover) {
+                                                                     const std::string& directory,
+                                                                     absl::Duration deadline, const Recover& recover) {
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(directory));
   std::unique_ptr<OperationTable> table(new OperationTable(files, clock, directory, deadline));
   NIBBLE_RETURN_IF_ERROR(table->Load(recover));
@@ -148,7 +150,8 @@ absl::Status OperationTable::Load(const Recover& recover) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files_.List(directory_));
   for (const std::string& file : names) {
     const std::string path = base::JoinPath(directory_, file);
-    const auto text = file.ends_with(".json") ? files_.Read(path, kMaxFileBytes) : absl::StatusOr<std::string>(std::string());
+    const auto text =
+        file.ends_with(".json") ? files_.Read(path, kMaxFileBytes) : absl::StatusOr<std::string>(std::string());
     auto record = text.ok() ? ParseStoredOperation(*text, file) : absl::StatusOr<StoredOperation>(text.status());
     if (!record.ok() || (record->operation->done() && clock_.Now() - record->ended > kKept)) {
       NIBBLE_RETURN_IF_ERROR(files_.RemoveAll(path));
@@ -208,8 +211,8 @@ absl::StatusOr<OperationTable::Entry> OperationTable::FindRequest(const Operatio
   Entry entry = index_.FindRequest(start.owner, start.request_id);
   if (entry == nullptr) return nullptr;
   if (entry->record.request_digest != start.digest) {
-    return base::WithReason(absl::AlreadyExistsError("request_id: was used for another request"), "IDEMPOTENCY_CONFLICT",
-                            {{"kind", "operation"}, {"name", entry->name()}});
+    return base::WithReason(absl::AlreadyExistsError("request_id: was used for another request"),
+                            "IDEMPOTENCY_CONFLICT", {{"kind", "operation"}, {"name", entry->name()}});
   }
   recorded_.Wait(lock, [&] { return entry->state != OperationState::kBeginning; });
   return entry;
@@ -232,10 +235,11 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStar
   TakeOld(garbage);
   NIBBLE_ASSIGN_OR_RETURN(const Entry known, FindRequest(start, lock));
   if (known != nullptr) return *known->record.operation;
-  const auto full = [&](const std::string& message, std::map<std::string, std::string> metadata) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    metadata["retry_ms"] = std::to_string(absl::ToInt64Milliseconds(UntilNextEnd(start.lane)));
-    return base::WithReason(absl::ResourceExhaustedError(message), "QUEUE_FULL", metadata);
-  };
+  const auto full = [&](const std::string& message, std::map<std::string, std::string> metadata)
+                        ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                          metadata["retry_ms"] = std::to_string(absl::ToInt64Milliseconds(UntilNextEnd(start.lane)));
+                          return base::WithReason(absl::ResourceExhaustedError(message), "QUEUE_FULL", metadata);
+                        };
   const std::int64_t open = index_.num_open(start.owner);
   if (!response.has_value() && max_of_owner_ > 0 && start.owner.name != auth::kNobody && open >= max_of_owner_) {
     return full(base::StrCat(start.owner.name, " already has ", open,
@@ -314,9 +318,8 @@ std::deque<OperationTable::Entry>::iterator OperationTable::NextOf(Lane& lane, i
     return std::count_if(lane.running.begin(), lane.running.end(),
                          [&entry](const Entry& running) { return running->record.owner == entry->record.owner; });
   };
-  const auto next = std::min_element(lane.queue.begin(), lane.queue.end(), [&](const Entry& a, const Entry& b) {
-    return num_running(a) < num_running(b);
-  });
+  const auto next = std::min_element(lane.queue.begin(), lane.queue.end(),
+                                     [&](const Entry& a, const Entry& b) { return num_running(a) < num_running(b); });
   if (next == lane.queue.end() || (*next)->record.owner.name == auth::kNobody) return next;
   return num_running(*next) < std::max(1, width - 1) ? next : lane.queue.end();
 }
@@ -377,7 +380,8 @@ void OperationTable::End(const Entry& entry, absl::StatusOr<google::protobuf::An
     record = entry->record;
     if (result.ok() && entry->metadata.done() != entry->metadata.total()) {
       entry->metadata.set_done(entry->metadata.total());
-      record.operation = Changed(record, [&](auto& operation) { operation.mutable_metadata()->PackFrom(entry->metadata); });
+      record.operation =
+          Changed(record, [&](auto& operation) { operation.mutable_metadata()->PackFrom(entry->metadata); });
     }
     record.ended = clock_.Now();
     record.holds_files = entry->held != nullptr;
@@ -409,16 +413,18 @@ void OperationTable::End(const Entry& entry, absl::StatusOr<google::protobuf::An
   for (auto& [handle, done] : waiting) done(*record.operation);
 }
 
-absl::StatusOr<OperationTable::Entry> OperationTable::Seen(const std::string& name, const OperationViewer& viewer) const {
+absl::StatusOr<OperationTable::Entry> OperationTable::Seen(const std::string& name,
+                                                           const OperationViewer& viewer) const {
   Entry entry = index_.Find(name);
   const bool seen = entry != nullptr && entry->state != OperationState::kBeginning &&
                     (viewer.tenant.empty() || viewer.tenant == entry->record.owner.tenant);
   if (seen) return entry;
-  return base::WithReason(absl::NotFoundError(base::StrCat("there is no operation \"", name.substr(0, 128), "\"")), "OPERATION",
-                          {{"name", name}});
+  return base::WithReason(absl::NotFoundError(base::StrCat("there is no operation \"", name.substr(0, 128), "\"")),
+                          "OPERATION", {{"name", name}});
 }
 
-absl::StatusOr<longrunning::Operation> OperationTable::Get(const std::string& name, const OperationViewer& viewer) const {
+absl::StatusOr<longrunning::Operation> OperationTable::Get(const std::string& name,
+                                                           const OperationViewer& viewer) const {
   Snapshot operation;
   {
     base::MutexLock lock(mutex_);
@@ -444,8 +450,8 @@ absl::Status OperationTable::Cancel(const std::string& name, const OperationView
   NIBBLE_ASSIGN_OR_RETURN(const Entry entry, Seen(name, viewer));
   if (viewer.only_own.has_value() && *viewer.only_own != entry->record.owner) {
     return base::WithReason(
-        absl::PermissionDeniedError(
-            base::StrCat(name, " belongs to another caller: cancelling it requires the role ", Name(auth::Role::kTrain))),
+        absl::PermissionDeniedError(base::StrCat(name, " belongs to another caller: cancelling it requires the role ",
+                                                 Name(auth::Role::kTrain))),
         "ROLE", {{"needed", Name(auth::Role::kTrain)}, {"principal", viewer.only_own->name}});
   }
   entry->cancel_asked = true;
@@ -467,7 +473,8 @@ absl::Status OperationTable::Delete(const std::string& name, const OperationView
     base::MutexLock lock(mutex_);
     NIBBLE_ASSIGN_OR_RETURN(const Entry entry, Seen(name, viewer));
     if (!entry->done()) {
-      return base::WithReason(absl::FailedPreconditionError(base::StrCat(name, " has not ended")), "ILLEGAL_STATE", {{"name", name}});
+      return base::WithReason(absl::FailedPreconditionError(base::StrCat(name, " has not ended")), "ILLEGAL_STATE",
+                              {{"name", name}});
     }
     index_.Remove(entry);
     dropped.swap(entry->held);

@@ -27,16 +27,16 @@ namespace nibble::rpc {
 // Arguments of OperationTable::Start.
 struct OperationStart {
   OperationLane lane = OperationLane::kModels;
-  std::string model = {};       // model that the operation is about
-  auth::RequestOwner owner = {};      // the caller, who owns request_id
-  std::string request_id = {};  // "": no repeated request finds the operation
-  std::string digest = {};      // of the request without its id
+  std::string model = {};         // model that the operation is about
+  auth::RequestOwner owner = {};  // the caller, who owns request_id
+  std::string request_id = {};    // "": no repeated request finds the operation
+  std::string digest = {};        // of the request without its id
 };
 
 // A caller's rights to operations.
 struct OperationViewer {
-  std::string tenant = {};                      // "": sees the operations of all tenants
-  std::optional<auth::RequestOwner> only_own = {};    // if set: may cancel only operations of this owner
+  std::string tenant = {};                          // "": sees the operations of all tenants
+  std::optional<auth::RequestOwner> only_own = {};  // if set: may cancel only operations of this owner
 };
 
 // Each operation is recorded in a file of `directory`, so that it survives a restart: its beginning is on the disk
@@ -57,7 +57,7 @@ class OperationTable {
   // Returns the response of an operation that made `model` before the server was killed; nullopt if it had not made the
   // model yet. Returns an error if this cannot be determined.
   using Recover = std::function<absl::StatusOr<std::optional<google::protobuf::Any>>(const OperationIdentity& operation,
-                                                                                    const std::string& model)>;
+                                                                                     const std::string& model)>;
 
   // `deadline`: maximum run time of each operation; after it the operation is cancelled and ends as DeadlineExceeded.
   // Open calls `recover` for each operation that had not ended; empty: no operation had made a model.
@@ -126,11 +126,13 @@ class OperationTable {
   // running operations. Returns the end of the queue if it is empty, or if all its owners already run as many
   // operations as they may: one less than the lane's workers, but at least one. The caller holds mutex_.
   static std::deque<Entry>::iterator NextOf(Lane& lane, int width);
-  absl::StatusOr<Entry> Seen(const std::string& name, const OperationViewer& viewer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Entry> Seen(const std::string& name, const OperationViewer& viewer) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string PathOf(const std::string& name) const;
   void Forget(const Entry& entry, Garbage& garbage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeOld(Garbage& garbage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Entry> FindRequest(const OperationStart& start, base::MutexLock& lock) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Entry> FindRequest(const OperationStart& start, base::MutexLock& lock)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration UntilNextEnd(OperationLane lane) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   base::FileSystem& files_;

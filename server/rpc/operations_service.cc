@@ -34,7 +34,11 @@ constexpr absl::Duration kBeforeDeadline = absl::Milliseconds(200);
 class Wait : public std::enable_shared_from_this<Wait> {
  public:
   Wait(OperationTable& operations, std::string name, UnaryCall* call, longrunning::Operation* response)
-      : operations_(operations), name_(std::move(name)), viewer_(ViewerOf(call->call())), call_(call), response_(response) {}
+      : operations_(operations),
+        name_(std::move(name)),
+        viewer_(ViewerOf(call->call())),
+        call_(call),
+        response_(response) {}
 
   void Begin(absl::Duration timeout) {
     auto self = shared_from_this();
@@ -101,32 +105,35 @@ class Wait : public std::enable_shared_from_this<Wait> {
 grpc::ServerUnaryReactor* OperationsService::ListOperations(grpc::CallbackServerContext* context,
                                                             const longrunning::ListOperationsRequest* request,
                                                             longrunning::ListOperationsResponse* response) {
-  return Unary(environment_, context, "google.longrunning.Operations/ListOperations", [&](const Call& call) -> absl::Status {
-    if (!request->filter().empty()) return Unimplemented("ListOperationsRequest.filter");
-    // Only one list exists.
-    if (!request->name().empty() && request->name() != "operations") return Unimplemented("ListOperationsRequest.name");
-    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
-    NIBBLE_ASSIGN_OR_RETURN(const std::string after, KeyOfToken(request->page_token()));
-    PageBytes bytes(environment_.max_page_bytes);
-    // Ask for one more than the page shows, to know whether another page follows.
-    for (const auto& one : operations_.List(ViewerOf(call), after, static_cast<std::size_t>(size) + 1)) {
-      if (response->operations_size() == size || !bytes.Take(one->ByteSizeLong())) {
-        response->set_next_page_token(TokenAfter(response->operations().rbegin()->name()));
-        break;
-      }
-      *response->add_operations() = *one;
-    }
-    return absl::OkStatus();
-  });
+  return Unary(environment_, context, "google.longrunning.Operations/ListOperations",
+               [&](const Call& call) -> absl::Status {
+                 if (!request->filter().empty()) return Unimplemented("ListOperationsRequest.filter");
+                 // Only one list exists.
+                 if (!request->name().empty() && request->name() != "operations")
+                   return Unimplemented("ListOperationsRequest.name");
+                 NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
+                 NIBBLE_ASSIGN_OR_RETURN(const std::string after, KeyOfToken(request->page_token()));
+                 PageBytes bytes(environment_.max_page_bytes);
+                 // Ask for one more than the page shows, to know whether another page follows.
+                 for (const auto& one : operations_.List(ViewerOf(call), after, static_cast<std::size_t>(size) + 1)) {
+                   if (response->operations_size() == size || !bytes.Take(one->ByteSizeLong())) {
+                     response->set_next_page_token(TokenAfter(response->operations().rbegin()->name()));
+                     break;
+                   }
+                   *response->add_operations() = *one;
+                 }
+                 return absl::OkStatus();
+               });
 }
 
 grpc::ServerUnaryReactor* OperationsService::GetOperation(grpc::CallbackServerContext* context,
                                                           const longrunning::GetOperationRequest* request,
                                                           longrunning::Operation* response) {
-  return Unary(environment_, context, "google.longrunning.Operations/GetOperation", [&](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Get(request->name(), ViewerOf(call)));
-    return absl::OkStatus();
-  });
+  return Unary(environment_, context, "google.longrunning.Operations/GetOperation",
+               [&](const Call& call) -> absl::Status {
+                 NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Get(request->name(), ViewerOf(call)));
+                 return absl::OkStatus();
+               });
 }
 
 grpc::ServerUnaryReactor* OperationsService::DeleteOperation(grpc::CallbackServerContext* context,
@@ -152,7 +159,8 @@ grpc::ServerUnaryReactor* OperationsService::WaitOperation(grpc::CallbackServerC
     return call;
   }
   absl::Duration timeout = request->has_timeout() ? FromProto(request->timeout()) : kLongestWait;
-  timeout = std::min({timeout, kLongestWait, call->call().deadline() - environment_.clock.Monotonic() - kBeforeDeadline});
+  timeout =
+      std::min({timeout, kLongestWait, call->call().deadline() - environment_.clock.Monotonic() - kBeforeDeadline});
   std::make_shared<Wait>(operations_, request->name(), call, response)->Begin(std::max(timeout, absl::ZeroDuration()));
   return call;
 }

@@ -32,7 +32,8 @@ struct Page {
   std::string next_token;  // "" on the last page
 };
 
-// Counts the bytes of a page's rows, to keep the page within what a client accepts (CallEnvironment::max_page_bytes). One thread.
+// Counts the bytes of a page's rows, to keep the page within what a client accepts (CallEnvironment::max_page_bytes).
+// One thread.
 class PageBytes {
  public:
   explicit PageBytes(std::size_t most) : most_(most) {}
@@ -55,7 +56,8 @@ class PageBytes {
 // the previous page, so rows that are added or removed meanwhile do not shift it. Errors: those of CheckPageSize and
 // KeyOfToken.
 template <typename Row, typename KeyOf>
-absl::StatusOr<Page> PageOf(const std::vector<Row>& all, KeyOf key_of, std::int64_t page_size, const std::string& token) {
+absl::StatusOr<Page> PageOf(const std::vector<Row>& all, KeyOf key_of, std::int64_t page_size,
+                            const std::string& token) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(page_size));
   NIBBLE_ASSIGN_OR_RETURN(const std::string after, KeyOfToken(token));
   const auto begin = std::partition_point(all.begin(), all.end(), [&](const Row& row) { return key_of(row) <= after; });
@@ -70,8 +72,8 @@ absl::StatusOr<Page> PageOf(const std::vector<Row>& all, KeyOf key_of, std::int6
 // returns absl::StatusOr<std::optional<Message>>; nullopt: the row was removed after it was listed. Errors: those of
 // PageOf and row_of.
 template <typename Row, typename KeyOf, typename RowOf, typename Messages>
-absl::StatusOr<std::string> FillPage(const std::vector<Row>& all, KeyOf key_of, std::int64_t page_size, const std::string& token,
-                                     std::size_t most_bytes, RowOf row_of, Messages& out) {
+absl::StatusOr<std::string> FillPage(const std::vector<Row>& all, KeyOf key_of, std::int64_t page_size,
+                                     const std::string& token, std::size_t most_bytes, RowOf row_of, Messages& out) {
   NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all, key_of, page_size, token));
   PageBytes bytes(most_bytes);
   for (std::size_t i = page.begin; i < page.end; ++i) {

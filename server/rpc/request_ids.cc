@@ -5,7 +5,8 @@
 
 namespace nibble::rpc {
 
-RequestIds::Entry::Entry(RequestIds& owner, const std::string& id, auth::RequestOwner whose, base::CancelToken cancel) : owner_(owner) {
+RequestIds::Entry::Entry(RequestIds& owner, const std::string& id, auth::RequestOwner whose, base::CancelToken cancel)
+    : owner_(owner) {
   base::MutexLock lock(owner_.mutex_);
   at_ = owner_.running_.emplace(id, Running{std::move(whose), std::move(cancel), {}});
 }

@@ -26,7 +26,8 @@ constexpr std::size_t kScoreFrame = 256;
 // Passes on pieces of the prompt's logprobs, at most one per step, then the finish with their mean.
 class ScoreSink : public serve::ResponseSink {
  public:
-  ScoreSink(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token)
+  ScoreSink(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top,
+            std::int32_t first_token)
       : environment_(environment), resident_(std::move(resident)), num_top_(num_top), first_token_(first_token) {
     ++environment_.live_answers;
   }
@@ -50,7 +51,7 @@ class ScoreSink : public serve::ResponseSink {
   void OnOutputEnd(const serve::OutputEnd&) override {}
   void OnFinish(const serve::Finish& finish) override {
     environment_.metrics.GenerateEnded(resident_->name, finish.status.ok() ? "score" : CodeName(finish.status.code()),
-                                {.prompt_tokens = finish.status.ok() ? finish.usage.prompt_tokens : 0});
+                                       {.prompt_tokens = finish.status.ok() ? finish.usage.prompt_tokens : 0});
     const double loss = position_ > 1 ? -sum_ / (position_ - 1) : 0;
     v1::ScoreFinish end;
     end.set_mean_loss(loss);
@@ -87,8 +88,8 @@ class ScoreSink : public serve::ResponseSink {
 
 class UnaryScoreSink final : public ScoreSink {
  public:
-  UnaryScoreSink(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token,
-                 UnaryCall* call, v1::ScoreResponse* response)
+  UnaryScoreSink(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top,
+                 std::int32_t first_token, UnaryCall* call, v1::ScoreResponse* response)
       : ScoreSink(environment, std::move(resident), num_top, first_token), call_(call), response_(response) {}
 
  private:
@@ -111,8 +112,8 @@ class UnaryScoreSink final : public ScoreSink {
 
 class StreamScoreSink final : public ScoreSink {
  public:
-  StreamScoreSink(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token,
-                  std::shared_ptr<StreamReactor<v1::ScoreReply>> stream)
+  StreamScoreSink(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top,
+                  std::int32_t first_token, std::shared_ptr<StreamReactor<v1::ScoreReply>> stream)
       : ScoreSink(environment, std::move(resident), num_top, first_token), stream_(std::move(stream)) {}
 
  private:
@@ -137,8 +138,9 @@ class StreamScoreSink final : public ScoreSink {
 };
 
 // The engine's request. `unary`: the answer must fit one message.
-absl::StatusOr<serve::Request> ScoreOf(const CallEnvironment& environment, const serve::Resident& resident, const v1::ScoreRequest& request,
-                                       std::string rendered, const Call& call, bool unary) {
+absl::StatusOr<serve::Request> ScoreOf(const CallEnvironment& environment, const serve::Resident& resident,
+                                       const v1::ScoreRequest& request, std::string rendered, const Call& call,
+                                       bool unary) {
   const absl::Duration deadline = call.DeadlineOr(environment.generate_deadline);
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(deadline));  // a load may take long
   serve::Request score;
@@ -149,10 +151,12 @@ absl::StatusOr<serve::Request> ScoreOf(const CallEnvironment& environment, const
   score.prompt_field = InputField(request);
   if (score.prompt.empty()) return base::FieldError(score.prompt_field, "has no tokens, wanted at least one");
   // Build the byte table here rather than on the engine's thread.
-  const std::size_t entry = LogprobBytes(resident.text.tokenizer->token_bytes(), request.top_n(), request.logits_digests());
+  const std::size_t entry =
+      LogprobBytes(resident.text.tokenizer->token_bytes(), request.top_n(), request.logits_digests());
   std::int64_t chunk = request.chunk_tokens();
   if (unary) {
-    NIBBLE_RETURN_IF_ERROR(CheckUnaryAnswer(score.prompt.size() * entry + kScoreFrame, environment.max_send_bytes, "ScoreStream"));
+    NIBBLE_RETURN_IF_ERROR(
+        CheckUnaryAnswer(score.prompt.size() * entry + kScoreFrame, environment.max_send_bytes, "ScoreStream"));
   } else {
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t most, TokensOfAPiece(entry, environment.max_send_bytes));
     chunk = chunk > 0 ? std::min(chunk, most) : most;
@@ -180,22 +184,26 @@ absl::Status CheckScore(const v1::ScoreRequest& request) {
   return absl::OkStatus();
 }
 
-absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, const v1::ScoreRequest& request, std::string rendered,
-                         UnaryCall* call, v1::ScoreResponse* response) {
-  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(environment, *resident, request, std::move(rendered), call->call(), /*unary=*/true));
+absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident,
+                         const v1::ScoreRequest& request, std::string rendered, UnaryCall* call,
+                         v1::ScoreResponse* response) {
+  NIBBLE_ASSIGN_OR_RETURN(serve::Request score,
+                          ScoreOf(environment, *resident, request, std::move(rendered), call->call(), /*unary=*/true));
   serve::Engine& engine = *resident->engine;
   const std::int32_t first = score.prompt.front();
-  return engine.Submit(std::move(score),
-                       std::make_shared<UnaryScoreSink>(environment, std::move(resident), request.top_n(), first, call, response));
+  return engine.Submit(std::move(score), std::make_shared<UnaryScoreSink>(environment, std::move(resident),
+                                                                          request.top_n(), first, call, response));
 }
 
-absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, const v1::ScoreRequest& request, std::string rendered,
+absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident,
+                         const v1::ScoreRequest& request, std::string rendered,
                          std::shared_ptr<StreamReactor<v1::ScoreReply>> stream) {
-  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(environment, *resident, request, std::move(rendered), stream->call(), /*unary=*/false));
+  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(environment, *resident, request, std::move(rendered),
+                                                        stream->call(), /*unary=*/false));
   serve::Engine& engine = *resident->engine;
   const std::int32_t first = score.prompt.front();
-  return engine.Submit(std::move(score),
-                       std::make_shared<StreamScoreSink>(environment, std::move(resident), request.top_n(), first, std::move(stream)));
+  return engine.Submit(std::move(score), std::make_shared<StreamScoreSink>(environment, std::move(resident),
+                                                                           request.top_n(), first, std::move(stream)));
 }
 
 }  // namespace nibble::rpc

@@ -16,9 +16,11 @@ absl::Status CheckScore(const v1::ScoreRequest& request);
 // the answer. `rendered`: the result of Rendered (inference_input.h). After an error the engine does not have the
 // request, and the caller must end the call. Errors of the unary form: ResourceExhausted (MESSAGE_TOO_LARGE): the
 // answer may exceed a message.
-absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, const v1::ScoreRequest& request, std::string rendered,
-                         UnaryCall* call, v1::ScoreResponse* response);
-absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, const v1::ScoreRequest& request, std::string rendered,
+absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident,
+                         const v1::ScoreRequest& request, std::string rendered, UnaryCall* call,
+                         v1::ScoreResponse* response);
+absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident,
+                         const v1::ScoreRequest& request, std::string rendered,
                          std::shared_ptr<StreamReactor<v1::ScoreReply>> stream);
 
 }  // namespace nibble::rpc

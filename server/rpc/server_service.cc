@@ -30,9 +30,11 @@ grpc::ServerUnaryReactor* ServerService::GetLoad(grpc::CallbackServerContext* co
 
 grpc::ServerWriteReactor<v1::ServerLoad>* ServerService::WatchLoad(grpc::CallbackServerContext* context,
                                                                    const v1::WatchLoadRequest* request) {
-  auto stream = StreamReactor<v1::ServerLoad>::Make(environment_, context, "nibble.v1.ServerService/WatchLoad", &environment_.watches);
+  auto stream = StreamReactor<v1::ServerLoad>::Make(environment_, context, "nibble.v1.ServerService/WatchLoad",
+                                                    &environment_.watches);
   if (stream->ended()) return stream.get();
-  RunOnWorker(environment_.watch_workers, *stream, [this, stream, copy = *request] { rpc::WatchLoad(stream, copy, measure_); });
+  RunOnWorker(environment_.watch_workers, *stream,
+              [this, stream, copy = *request] { rpc::WatchLoad(stream, copy, measure_); });
   return stream.get();
 }
 

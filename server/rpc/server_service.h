@@ -16,12 +16,16 @@ class ServerService : public v1::ServerService::CallbackService {
   // Begins to drain. nullopt: the default deadline.
   using BeginDrain = std::function<void(std::optional<absl::Duration> deadline)>;
   ServerService(CallEnvironment& environment, Describe describe, Measure measure, BeginDrain begin_drain)
-      : environment_(environment), describe_(std::move(describe)), measure_(std::move(measure)), begin_drain_(std::move(begin_drain)) {}
+      : environment_(environment),
+        describe_(std::move(describe)),
+        measure_(std::move(measure)),
+        begin_drain_(std::move(begin_drain)) {}
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext*, const v1::GetServerInfoRequest*,
                                           v1::ServerInfo*) override;
   grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext*, const v1::GetLoadRequest*, v1::ServerLoad*) override;
-  grpc::ServerWriteReactor<v1::ServerLoad>* WatchLoad(grpc::CallbackServerContext*, const v1::WatchLoadRequest*) override;
+  grpc::ServerWriteReactor<v1::ServerLoad>* WatchLoad(grpc::CallbackServerContext*,
+                                                      const v1::WatchLoadRequest*) override;
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext*, const v1::DrainRequest*, v1::DrainResponse*) override;
   grpc::ServerUnaryReactor* SetResourcePolicy(grpc::CallbackServerContext*, const v1::SetResourcePolicyRequest*,
                                               v1::ResourcePolicy*) override;

@@ -20,7 +20,8 @@ class SlowReader {
  public:
   // min_rate: messages per second. The reader must take at least one message per window in any case.
   SlowReader(absl::Duration patience, double min_rate)
-      : patience_(patience), wanted_(static_cast<std::uint64_t>(std::clamp(min_rate * absl::ToDoubleSeconds(patience), 1.0, 1e15))) {}
+      : patience_(patience),
+        wanted_(static_cast<std::uint64_t>(std::clamp(min_rate * absl::ToDoubleSeconds(patience), 1.0, 1e15))) {}
 
   // Call this when no message waits. The next window begins when the reader is behind again.
   void CaughtUp() { since_ = absl::InfiniteDuration(); }

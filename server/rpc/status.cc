@@ -61,7 +61,8 @@ void AddViolations(const absl::Status& status, std::map<std::string, std::string
   out.add_details()->PackFrom(bad);
 }
 
-// Parses "line 3: ...; lines 5, 8-9: ..." of a refused dataset (data::FileValidator): a violation for each line or range.
+// Parses "line 3: ...; lines 5, 8-9: ..." of a refused dataset (data::FileValidator): a violation for each line or
+// range.
 void AddLines(const absl::Status& status, google::rpc::Status& out) {
   google::rpc::BadRequest bad;
   std::string text(status.message());
@@ -75,7 +76,8 @@ void AddLines(const absl::Status& status, google::rpc::Status& out) {
       for (const auto range : absl::StrSplit(part.substr(part.find(' ') + 1, colon - part.find(' ') - 1), ", ")) {
         if (bad.field_violations_size() == kMaxViolations || bad.ByteSizeLong() > kMaxViolationBytes) break;
         auto* violation = bad.add_field_violations();
-        violation->set_field(Shown(base::StrCat(absl::StrContains(range, '-') ? "lines " : "line ", base::ToStd(range))));
+        violation->set_field(
+            Shown(base::StrCat(absl::StrContains(range, '-') ? "lines " : "line ", base::ToStd(range))));
         violation->set_description(Shown(part.substr(colon + 2)));
       }
     }
@@ -84,7 +86,8 @@ void AddLines(const absl::Status& status, google::rpc::Status& out) {
   if (bad.field_violations_size() > 0) out.add_details()->PackFrom(bad);
 }
 
-void AddResource(const std::string& reason, const std::map<std::string, std::string>& metadata, google::rpc::Status& out) {
+void AddResource(const std::string& reason, const std::map<std::string, std::string>& metadata,
+                 google::rpc::Status& out) {
   const auto name = metadata.find("name");
   if (name == metadata.end()) return;
   // Without a "kind", the reason names the kind of resource.
@@ -141,7 +144,8 @@ std::string WithoutInternals(std::string_view text) {
       out += slash > 0 ? "..." : "";
       out += path.substr(slash);
       at = end;
-    } else if (begins && text.substr(at, 2) == "0x" && std::min(text.find_first_not_of(kHex, at + 2), text.size()) - at >= 8) {
+    } else if (begins && text.substr(at, 2) == "0x" &&
+               std::min(text.find_first_not_of(kHex, at + 2), text.size()) - at >= 8) {
       out += "0x...";
       at = std::min(text.find_first_not_of(kHex, at + 2), text.size());
     } else {
@@ -180,7 +184,8 @@ google::rpc::Status ToRpcStatus(const absl::Status& status) {
   if (IsRetryable(status, reason)) {
     google::rpc::RetryInfo retry;
     std::int64_t wait_ms = kRetryMs;
-    if (const auto own = metadata.find("retry_ms"); own != metadata.end()) wait_ms = std::strtoll(own->second.c_str(), nullptr, 10);
+    if (const auto own = metadata.find("retry_ms"); own != metadata.end())
+      wait_ms = std::strtoll(own->second.c_str(), nullptr, 10);
     *retry.mutable_retry_delay() = ToProto(absl::Milliseconds(wait_ms));
     out.add_details()->PackFrom(retry);
   }
@@ -210,12 +215,13 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 
 absl::Status StoppedAt(const absl::Status& status, std::string_view stage, std::int64_t tokens) {
   if (!absl::IsCancelled(status) && !absl::IsDeadlineExceeded(status)) return status;
-  return base::WithReason(status, CodeName(status.code()), {{"stage", std::string(stage)}, {"tokens", std::to_string(tokens)}});
+  return base::WithReason(status, CodeName(status.code()),
+                          {{"stage", std::string(stage)}, {"tokens", std::to_string(tokens)}});
 }
 
 absl::Status Unimplemented(std::string_view method_or_field) {
-  return base::WithReason(absl::UnimplementedError(base::StrCat(method_or_field, ": is not implemented yet")), "UNIMPLEMENTED",
-                          {{"name", std::string(method_or_field)}});
+  return base::WithReason(absl::UnimplementedError(base::StrCat(method_or_field, ": is not implemented yet")),
+                          "UNIMPLEMENTED", {{"name", std::string(method_or_field)}});
 }
 
 }  // namespace nibble::rpc

@@ -26,7 +26,8 @@ absl::StatusOr<StoredOperation> ParseStoredOperation(std::string_view text, std:
   NIBBLE_ASSIGN_OR_RETURN(const std::string hex, base::GetString(json, "operation", file));
   auto operation = std::make_shared<google::longrunning::Operation>();
   if (!operation->ParseFromString(absl::HexStringToBytes(hex)) || operation->name().empty()) {
-    return absl::InvalidArgumentError(base::StrCat(file, ": \"operation\" is not a google.longrunning.Operation with a name"));
+    return absl::InvalidArgumentError(
+        base::StrCat(file, ": \"operation\" is not a google.longrunning.Operation with a name"));
   }
   StoredOperation record;
   record.operation = std::move(operation);

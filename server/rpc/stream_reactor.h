@@ -26,8 +26,8 @@ template <typename Response>
 class StreamReactor : public grpc::ServerWriteReactor<Response> {
  public:
   // `slots`: the stream holds a slot until it is done; nullptr: no limit.
-  static std::shared_ptr<StreamReactor> Make(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,
-                                             StreamSlots* slots = nullptr) {
+  static std::shared_ptr<StreamReactor> Make(CallEnvironment& environment, grpc::CallbackServerContext* context,
+                                             const char* method, StreamSlots* slots = nullptr) {
     std::shared_ptr<StreamReactor> stream(new StreamReactor(environment, context, method));
     stream->self_ = stream;
     absl::Status status = stream->call_.admitted();
@@ -96,9 +96,10 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
       cut_.emplace();
       weak = self_;
     }
-    cut_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.environment().last_read), [weak](bool passed) {
-      if (const auto alive = weak.lock(); passed && alive != nullptr) alive->CutOff();
-    });
+    cut_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.environment().last_read),
+              [weak](bool passed) {
+                if (const auto alive = weak.lock(); passed && alive != nullptr) alive->CutOff();
+              });
   }
   bool ended() const {
     base::MutexLock lock(mutex_);
@@ -115,7 +116,8 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
 
  private:
   StreamReactor(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method)
-      : call_(environment, context, CallType::kServerStream, method), reader_(environment.slow_reader, /*min_rate=*/0) {}
+      : call_(environment, context, CallType::kServerStream, method),
+        reader_(environment.slow_reader, /*min_rate=*/0) {}
 
   absl::Status TakePlace(StreamSlots& slots) {
     auto place = slots.Take(auth::FairnessKey(call_.principal()));
@@ -136,9 +138,10 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
       slow = reader_.TooSlow(taken_, !queue_.empty(), call_.environment().clock.Monotonic());
     }
     if (slow) return Abort(ReadsTooSlowly());
-    watch_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.environment().slow_reader / 4), [weak](bool passed) {
-      if (const auto alive = weak.lock(); passed && alive != nullptr) alive->LookAtReader();
-    });
+    watch_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.environment().slow_reader / 4),
+                [weak](bool passed) {
+                  if (const auto alive = weak.lock(); passed && alive != nullptr) alive->LookAtReader();
+                });
   }
 
   void CutOff() {
@@ -224,7 +227,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   std::uint64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Status status_;             // set with ending_
+  absl::Status status_;  // set with ending_
   std::function<void()> on_space_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<StreamReactor> self_;
   std::shared_ptr<const void> place_ ABSL_GUARDED_BY(mutex_);

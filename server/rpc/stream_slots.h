@@ -17,8 +17,14 @@ class StreamSlots {
  public:
   // `flag` and `flag_each`: names of the flags that set `max` and `max_each`, the limit of one principal. `reason`: of
   // the errors.
-  StreamSlots(const char* flag, int max, const char* flag_each = "", int max_each = 0, const char* reason = "STREAMS_FULL")
-      : state_(std::make_shared<State>()), flag_(flag), max_(max), flag_each_(flag_each), max_each_(max_each), reason_(reason) {}
+  StreamSlots(const char* flag, int max, const char* flag_each = "", int max_each = 0,
+              const char* reason = "STREAMS_FULL")
+      : state_(std::make_shared<State>()),
+        flag_(flag),
+        max_(max),
+        flag_each_(flag_each),
+        max_each_(max_each),
+        reason_(reason) {}
 
   // Call this before the first Take(). max_each 0: no limit per principal.
   void set_max(int max, int max_each = 0) {
@@ -28,10 +34,12 @@ class StreamSlots {
   // Takes a slot; destroying the last copy of the result returns it. `principal`: FairnessKey(). `retry`: estimated
   // time until a slot is free. Errors: ResourceExhausted (the `reason` of the constructor; metadata "flag", "max" and,
   // with an estimate, "retry_ms").
-  absl::StatusOr<std::shared_ptr<const void>> Take(const std::string& principal = "", std::optional<absl::Duration> retry = {}) {
+  absl::StatusOr<std::shared_ptr<const void>> Take(const std::string& principal = "",
+                                                   std::optional<absl::Duration> retry = {}) {
     base::MutexLock lock(state_->mutex);
     if (state_->open >= max_) return Full(flag_, max_, retry);
-    if (!principal.empty() && max_each_ > 0 && state_->of[principal] >= max_each_) return Full(flag_each_, max_each_, retry);
+    if (!principal.empty() && max_each_ > 0 && state_->of[principal] >= max_each_)
+      return Full(flag_each_, max_each_, retry);
     ++state_->open;
     ++state_->of[principal];
     return std::shared_ptr<const void>(state_.get(), [state = state_, principal](const void*) {

@@ -20,9 +20,9 @@ namespace {
 constexpr std::size_t kLeastStringBytes = 2;
 
 absl::Status TooLarge(const AnswerBounds& bounds) {
-  return base::WithReason(
-      absl::ResourceExhaustedError(base::StrCat("the answer has more than the ", bounds.max_bytes, " bytes of --max_send_bytes")),
-      "MESSAGE_TOO_LARGE");
+  return base::WithReason(absl::ResourceExhaustedError(base::StrCat("the answer has more than the ", bounds.max_bytes,
+                                                                    " bytes of --max_send_bytes")),
+                          "MESSAGE_TOO_LARGE");
 }
 
 absl::Status CheckBytes(std::size_t bytes, const AnswerBounds& bounds) {
@@ -45,12 +45,14 @@ text::PromptLimits LimitsOfTokens(const AnswerBounds& bounds) {
   return limits;
 }
 
-absl::StatusOr<std::vector<std::int32_t>> TokensOf(const v1::TokenizeRequest& request, const std::string& rendered, const registry::ModelText& model,
-                                                   const AnswerBounds& bounds) {
-  if (request.input_case() == v1::TokenizeRequest::INPUT_NOT_SET) return base::FieldError("input", "is not set, wanted text or chat");
+absl::StatusOr<std::vector<std::int32_t>> TokensOf(const v1::TokenizeRequest& request, const std::string& rendered,
+                                                   const registry::ModelText& model, const AnswerBounds& bounds) {
+  if (request.input_case() == v1::TokenizeRequest::INPUT_NOT_SET)
+    return base::FieldError("input", "is not set, wanted text or chat");
   const std::string& text = request.has_text() ? request.text() : rendered;
   const text::PromptLimits limits = LimitsOfTokens(bounds);
-  auto ids = request.has_text() ? EncodeText(text, !request.has_add_special_tokens() || request.add_special_tokens(), model.assets, limits)
+  auto ids = request.has_text() ? EncodeText(text, !request.has_add_special_tokens() || request.add_special_tokens(),
+                                             model.assets, limits)
                                 : EncodeChat(text, model.assets, limits);
   // Only the answer limits the number of tokens here, so report an excess as an answer that is too large.
   if (text.size() <= bounds.max_text_bytes && base::Reason(ids.status()) == "PROMPT_TOO_LONG") return TooLarge(bounds);
@@ -59,8 +61,8 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOf(const v1::TokenizeRequest& re
 
 }  // namespace
 
-absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const registry::ModelText& model, const AnswerBounds& bounds,
-                      v1::TokenizeResponse* response) {
+absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const registry::ModelText& model,
+                      const AnswerBounds& bounds, v1::TokenizeResponse* response) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> ids, TokensOf(request, rendered, model, bounds));
   std::size_t least_bytes = 0;
   for (const std::int32_t id : ids) {
@@ -73,12 +75,14 @@ absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& ren
   return CheckBytes(response->ByteSizeLong(), bounds);
 }
 
-absl::Status Detokenize(const v1::DetokenizeRequest& request, const registry::ModelText& model, const AnswerBounds& bounds,
-                        v1::DetokenizeResponse* response) {
+absl::Status Detokenize(const v1::DetokenizeRequest& request, const registry::ModelText& model,
+                        const AnswerBounds& bounds, v1::DetokenizeResponse* response) {
   if (request.token_ids_size() > kMaxDetokenizedIds) {
-    return base::FieldError("token_ids", base::StrCat("has ", request.token_ids_size(), " ids, wanted at most ", kMaxDetokenizedIds));
+    return base::FieldError(
+        "token_ids", base::StrCat("has ", request.token_ids_size(), " ids, wanted at most ", kMaxDetokenizedIds));
   }
-  text::StreamDecoder decoder(*model.assets.tokenizer, !request.has_skip_special_tokens() || request.skip_special_tokens());
+  text::StreamDecoder decoder(*model.assets.tokenizer,
+                              !request.has_skip_special_tokens() || request.skip_special_tokens());
   for (const std::int32_t id : request.token_ids()) {
     if (id < 0) return base::FieldError("token_ids", base::StrCat("has ", id, ", wanted 0 or more"));
     NIBBLE_RETURN_IF_ERROR(CheckWanted(bounds));

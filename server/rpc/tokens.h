@@ -16,18 +16,18 @@ inline constexpr int kMaxDetokenizedIds = 1 << 20;
 
 // Limits of the work on an answer.
 struct AnswerBounds {
-  std::function<bool()> cancelled;  // called for every token
-  std::size_t max_bytes = 0;        // of the answer
+  std::function<bool()> cancelled;                                       // called for every token
+  std::size_t max_bytes = 0;                                             // of the answer
   std::size_t max_text_bytes = std::numeric_limits<std::size_t>::max();  // of a text to encode
 };
 
 // `rendered`: the result of Rendered (inference_input.h). Errors of all three: Cancelled; ResourceExhausted
 // (MESSAGE_TOO_LARGE) as soon as the answer is known not to fit; those of EncodeText.
-absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const registry::ModelText& model, const AnswerBounds& bounds,
-                      v1::TokenizeResponse* response);
+absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const registry::ModelText& model,
+                      const AnswerBounds& bounds, v1::TokenizeResponse* response);
 // Errors also: InvalidArgument: a negative id, or more than kMaxDetokenizedIds ids.
-absl::Status Detokenize(const v1::DetokenizeRequest& request, const registry::ModelText& model, const AnswerBounds& bounds,
-                        v1::DetokenizeResponse* response);
+absl::Status Detokenize(const v1::DetokenizeRequest& request, const registry::ModelText& model,
+                        const AnswerBounds& bounds, v1::DetokenizeResponse* response);
 absl::Status RenderTemplate(std::string rendered, const registry::ModelText& model, const AnswerBounds& bounds,
                             v1::RenderTemplateResponse* response);
 

@@ -33,7 +33,8 @@ class TrackedUpload : public UploadSink<Request> {
       NIBBLE_RETURN_IF_ERROR(TakeHeader(message.header()));
       return false;
     }
-    if (message.message_case() == Request::MESSAGE_NOT_SET) return base::FieldError("message", "is not set, wanted one of its fields");
+    if (message.message_case() == Request::MESSAGE_NOT_SET)
+      return base::FieldError("message", "is not set, wanted one of its fields");
     if (stream_ == nullptr) return base::FieldError("header", "is missing, must be the first message");
     base::MutexLock lock(stream_->using_content());
     NIBBLE_RETURN_IF_ERROR(stream_->Check());
@@ -46,7 +47,8 @@ class TrackedUpload : public UploadSink<Request> {
     const UploadTable::Start start{
         .owner = owner_, .id = header.upload_id(), .kind = kind_, .name = header.name(), .size_bytes = size_bytes};
     if (header.resume_offset() < 0) {
-      return base::FieldError("header.resume_offset", base::StrCat("is ", header.resume_offset(), ", wanted 0 or more"));
+      return base::FieldError("header.resume_offset",
+                              base::StrCat("is ", header.resume_offset(), ", wanted 0 or more"));
     }
     if (header.resume_offset() > 0) {
       if (start.id.empty()) return base::FieldError("header.upload_id", "is not set, wanted the upload to resume");

@@ -20,7 +20,8 @@ namespace iv1 = internal::v1;
 class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, iv1::ReportResponse> {
  public:
   ReportReactor(CallEnvironment& environment, grpc::CallbackServerContext* context, jobs::JobController& jobs)
-      : call_(environment, context, CallType::kBidiStream, "nibble.internal.v1.TrainerReportService/Report"), jobs_(jobs) {
+      : call_(environment, context, CallType::kBidiStream, "nibble.internal.v1.TrainerReportService/Report"),
+        jobs_(jobs) {
     if (call_.admitted().ok()) {
       StartRead(&request_);
     } else {
@@ -61,8 +62,8 @@ class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, i
       case iv1::ReportRequest::kLine:
         if (hello_.job_id().empty()) return base::FieldError("hello", "is missing, must be the first message");
         if (request_.line().json().size() > jobs::kMaxJournalLineBytes) {
-          return base::FieldError("line.json", base::StrCat("has ", request_.line().json().size(), " bytes, wanted at most ",
-                                                            jobs::kMaxJournalLineBytes));
+          return base::FieldError("line.json", base::StrCat("has ", request_.line().json().size(),
+                                                            " bytes, wanted at most ", jobs::kMaxJournalLineBytes));
         }
         lines.push_back(std::move(*request_.mutable_line()->mutable_json()));
         break;

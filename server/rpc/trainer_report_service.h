@@ -8,7 +8,8 @@ namespace nibble::rpc {
 // Receives the trainers' journals. Thread-safe.
 class TrainerReportService : public internal::v1::TrainerReportService::CallbackService {
  public:
-  TrainerReportService(CallEnvironment& environment, jobs::JobController& jobs) : environment_(environment), jobs_(jobs) {}
+  TrainerReportService(CallEnvironment& environment, jobs::JobController& jobs)
+      : environment_(environment), jobs_(jobs) {}
 
   grpc::ServerBidiReactor<internal::v1::ReportRequest, internal::v1::ReportResponse>* Report(
       grpc::CallbackServerContext*) override;

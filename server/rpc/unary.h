@@ -59,7 +59,8 @@ class UnaryCall : public grpc::ServerUnaryReactor {
 
 // Answers on gRPC's own thread, so `body` must not block. It takes the Call, or nothing.
 template <typename Body>
-grpc::ServerUnaryReactor* Unary(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method, Body body) {
+grpc::ServerUnaryReactor* Unary(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,
+                                Body body) {
   auto* call = new UnaryCall(environment, context, method);
   const auto answer = [&]() -> absl::Status {
     if constexpr (std::is_invocable_v<Body, const Call&>) {
@@ -75,8 +76,9 @@ grpc::ServerUnaryReactor* Unary(CallEnvironment& environment, grpc::CallbackServ
 // Runs `start(call)` on one of `workers`; `start`, or work that it starts, must call Done once. The call fails if it
 // has not begun by the client's deadline or, without one, after `patience`.
 template <typename Start>
-grpc::ServerUnaryReactor* UnaryAsync(CallEnvironment& environment, WorkerPool& workers, grpc::CallbackServerContext* context, const char* method,
-                                     Start start, absl::Duration patience) {
+grpc::ServerUnaryReactor* UnaryAsync(CallEnvironment& environment, WorkerPool& workers,
+                                     grpc::CallbackServerContext* context, const char* method, Start start,
+                                     absl::Duration patience) {
   auto* call = new UnaryCall(environment, context, method);
   if (!call->call().admitted().ok()) {
     call->Done(call->call().admitted());
@@ -99,19 +101,24 @@ grpc::ServerUnaryReactor* UnaryAsync(CallEnvironment& environment, WorkerPool& w
 
 // `body` returns absl::Status and may take long; `workers` are separate from those of other calls.
 template <typename Body>
-grpc::ServerUnaryReactor* UnaryOnSlowWorker(CallEnvironment& environment, WorkerPool& workers, grpc::CallbackServerContext* context,
-                                            const char* method, Body body, absl::Duration patience) {
-  return UnaryAsync(environment, workers, context, method,
-                    [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); }, patience);
+grpc::ServerUnaryReactor* UnaryOnSlowWorker(CallEnvironment& environment, WorkerPool& workers,
+                                            grpc::CallbackServerContext* context, const char* method, Body body,
+                                            absl::Duration patience) {
+  return UnaryAsync(
+      environment, workers, context, method,
+      [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); }, patience);
 }
 
 // `body` may wait for the disk.
 template <typename Body>
-grpc::ServerUnaryReactor* UnaryOnWorker(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method, Body body) {
-  return UnaryOnSlowWorker(environment, environment.workers, context, method, std::move(body), environment.default_deadline);
+grpc::ServerUnaryReactor* UnaryOnWorker(CallEnvironment& environment, grpc::CallbackServerContext* context,
+                                        const char* method, Body body) {
+  return UnaryOnSlowWorker(environment, environment.workers, context, method, std::move(body),
+                           environment.default_deadline);
 }
 
-inline grpc::ServerUnaryReactor* UnaryUnimplemented(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method) {
+inline grpc::ServerUnaryReactor* UnaryUnimplemented(CallEnvironment& environment, grpc::CallbackServerContext* context,
+                                                    const char* method) {
   return Unary(environment, context, method, [method] { return Unimplemented(method); });
 }
 

@@ -31,10 +31,11 @@ class UploadSink {
   virtual absl::StatusOr<bool> Take(const Request& message) = 0;
 };
 
-// A client stream that feeds a sink. A timer ends a stream older than CallEnvironment::max_stream_age, even if its client is
-// silent. Lives until gRPC has finished and no worker or timer holds it.
+// A client stream that feeds a sink. A timer ends a stream older than CallEnvironment::max_stream_age, even if its
+// client is silent. Lives until gRPC has finished and no worker or timer holds it.
 template <typename Request>
-class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enable_shared_from_this<UploadReactor<Request>> {
+class UploadReactor : public grpc::ServerReadReactor<Request>,
+                      public std::enable_shared_from_this<UploadReactor<Request>> {
  public:
   static UploadReactor* Make(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,
                              std::unique_ptr<UploadSink<Request>> sink) {
@@ -48,7 +49,8 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
   // Holder of the turn. Only the holder may end the stream.
   enum class Turn { kClient, kWorker, kTimer };
 
-  UploadReactor(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method, std::unique_ptr<UploadSink<Request>> sink)
+  UploadReactor(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,
+                std::unique_ptr<UploadSink<Request>> sink)
       : call_(environment, context, CallType::kClientStream, method), sink_(std::move(sink)) {}
 
   void Begin() {
@@ -76,7 +78,8 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
   }
   // Must not take the lock: gRPC may call this from within StartRead.
   void OnReadDone(bool ok) override {
-    call_.environment().workers.Run([self = this->shared_from_this(), ok] { self->Process(ok); }, auth::FairnessKey(call_.principal()));
+    call_.environment().workers.Run([self = this->shared_from_this(), ok] { self->Process(ok); },
+                                    auth::FairnessKey(call_.principal()));
   }
   void Process(bool ok) {
     {
@@ -93,7 +96,8 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
     // Count only small messages: the limit of an upload's bytes bounds the number of large ones.
     const std::size_t large = environment.max_chunk_bytes / 2;
     if (message_.ByteSizeLong() < large && ++num_messages_ > environment.max_stream_messages) {
-      const auto what = base::StrCat("more than ", environment.max_stream_messages, " messages of less than ", large, " bytes");
+      const auto what =
+          base::StrCat("more than ", environment.max_stream_messages, " messages of less than ", large, " bytes");
       return End(base::WithReason(absl::ResourceExhaustedError(what), "MESSAGE_TOO_LARGE"));
     }
     const absl::StatusOr<bool> last = sink_->Take(message_);
@@ -112,7 +116,8 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
       turn_ = Turn::kTimer;
     }
     // End on a worker, because removing files may block.
-    call_.environment().workers.Run([self = this->shared_from_this()] { self->EndStopped(); }, auth::FairnessKey(call_.principal()));
+    call_.environment().workers.Run([self = this->shared_from_this()] { self->EndStopped(); },
+                                    auth::FairnessKey(call_.principal()));
   }
   void EndStopped() {
     absl::Status why;

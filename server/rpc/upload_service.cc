@@ -45,31 +45,38 @@ std::string KeyOf(const UploadInfo& upload) {
 
 }  // namespace
 
-grpc::ServerUnaryReactor* UploadService::GetUpload(grpc::CallbackServerContext* context, const v1::GetUploadRequest* request,
-                                                   v1::Upload* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.UploadService/GetUpload", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const UploadInfo upload, uploads_.Get(call.principal(), request->upload_id()));
-    *response = Shown(upload);
-    return absl::OkStatus();
-  });
+grpc::ServerUnaryReactor* UploadService::GetUpload(grpc::CallbackServerContext* context,
+                                                   const v1::GetUploadRequest* request, v1::Upload* response) {
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.UploadService/GetUpload", [=, this](const Call& call) -> absl::Status {
+        NIBBLE_ASSIGN_OR_RETURN(const UploadInfo upload, uploads_.Get(call.principal(), request->upload_id()));
+        *response = Shown(upload);
+        return absl::OkStatus();
+      });
 }
 
-grpc::ServerUnaryReactor* UploadService::ListUploads(grpc::CallbackServerContext* context, const v1::ListUploadsRequest* request,
+grpc::ServerUnaryReactor* UploadService::ListUploads(grpc::CallbackServerContext* context,
+                                                     const v1::ListUploadsRequest* request,
                                                      v1::ListUploadsResponse* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.UploadService/ListUploads", [=, this](const Call& call) -> absl::Status {
-    const auto row_of = [](const UploadInfo& one) -> absl::StatusOr<std::optional<v1::Upload>> { return Shown(one); };
-    NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
-                            FillPage(uploads_.List(call.principal()), KeyOf, request->page_size(), request->page_token(),
-                                     environment_.max_page_bytes, row_of, *response->mutable_uploads()));
-    return absl::OkStatus();
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.UploadService/ListUploads", [=, this](const Call& call) -> absl::Status {
+        const auto row_of = [](const UploadInfo& one) -> absl::StatusOr<std::optional<v1::Upload>> {
+          return Shown(one);
+        };
+        NIBBLE_ASSIGN_OR_RETURN(
+            *response->mutable_next_page_token(),
+            FillPage(uploads_.List(call.principal()), KeyOf, request->page_size(), request->page_token(),
+                     environment_.max_page_bytes, row_of, *response->mutable_uploads()));
+        return absl::OkStatus();
+      });
 }
 
-grpc::ServerUnaryReactor* UploadService::CancelUpload(grpc::CallbackServerContext* context, const v1::CancelUploadRequest* request,
+grpc::ServerUnaryReactor* UploadService::CancelUpload(grpc::CallbackServerContext* context,
+                                                      const v1::CancelUploadRequest* request,
                                                       v1::CancelUploadResponse*) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.UploadService/CancelUpload", [=, this](const Call& call) -> absl::Status {
-    return uploads_.Cancel(call.principal(), request->upload_id());
-  });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.UploadService/CancelUpload",
+      [=, this](const Call& call) -> absl::Status { return uploads_.Cancel(call.principal(), request->upload_id()); });
 }
 
 }  // namespace nibble::rpc

@@ -25,7 +25,8 @@ absl::Status NoUpload(const std::string& id) {
 // The table's mutex_ guards the fields unless their comments say otherwise.
 class UploadTable::Entry {
  public:
-  Entry(std::shared_ptr<Usage> usage, const Start& start, std::string id_in) : owner(start.owner), usage_(std::move(usage)) {
+  Entry(std::shared_ptr<Usage> usage, const Start& start, std::string id_in)
+      : owner(start.owner), usage_(std::move(usage)) {
     info.id = std::move(id_in);
     info.owner = start.owner;
     info.kind = start.kind;
@@ -46,8 +47,8 @@ class UploadTable::Entry {
   const auth::RequestOwner owner;
   UploadInfo info;
   bool resumable = false;
-  bool gone = false;       // cancelled, expired, replaced or used
-  std::uint64_t turn = 1;  // of the current stream; a later stream takes over
+  bool gone = false;                                // cancelled, expired, replaced or used
+  std::uint64_t turn = 1;                           // of the current stream; a later stream takes over
   absl::Duration until = absl::InfiniteDuration();  // expiry, monotonic
   End end;                                          // ends the current stream
   std::int64_t charged = 0;                         // by Usage::mutex
@@ -93,9 +94,10 @@ absl::Status UploadTable::Stream::Charge(std::int64_t bytes) {
     base::MutexLock counting(table_.usage_->mutex);
     std::int64_t& held = table_.usage_->bytes[entry_->owner];
     if (limit > 0 && bytes > limit - held) {
-      return base::WithReason(
-          absl::ResourceExhaustedError(StrCat("your uploads hold ", held, " bytes, the limit is ", limit, ": import or cancel some")),
-          "UPLOAD_QUOTA", {{"max_bytes", std::to_string(limit)}, {"held_bytes", std::to_string(held)}});
+      return base::WithReason(absl::ResourceExhaustedError(StrCat("your uploads hold ", held, " bytes, the limit is ",
+                                                                  limit, ": import or cancel some")),
+                              "UPLOAD_QUOTA",
+                              {{"max_bytes", std::to_string(limit)}, {"held_bytes", std::to_string(held)}});
     }
     held += bytes;
     entry_->charged += bytes;
@@ -123,7 +125,8 @@ absl::Time UploadTable::Stream::Finish() {
 void UploadTable::Stream::Keep() {
   base::MutexLock content(entry_->using_content);
   base::MutexLock lock(table_.mutex_);
-  if (!entry_->resumable || !table_.CheckTurn(*entry_, turn_).ok() || entry_->info.state != UploadState::kReceiving) return;
+  if (!entry_->resumable || !table_.CheckTurn(*entry_, turn_).ok() || entry_->info.state != UploadState::kReceiving)
+    return;
   over_ = true;
   table_.Park(*entry_, UploadState::kInterrupted);
 }
@@ -140,9 +143,9 @@ absl::Status UploadTable::CheckQuota(const Start& start) const {
   std::int64_t number = 0;
   for (const auto& [key, entry] : entries_) number += key.first == start.owner;
   if (number >= options_.max_uploads) {
-    return base::WithReason(
-        absl::ResourceExhaustedError(StrCat("you have ", number, " uploads, the limit is ", options_.max_uploads, ": import or cancel some")),
-        "UPLOAD_QUOTA", {{"max_uploads", std::to_string(options_.max_uploads)}});
+    return base::WithReason(absl::ResourceExhaustedError(StrCat("you have ", number, " uploads, the limit is ",
+                                                                options_.max_uploads, ": import or cancel some")),
+                            "UPLOAD_QUOTA", {{"max_uploads", std::to_string(options_.max_uploads)}});
   }
   const std::int64_t limit = options_.max_bytes_per_principal;
   if (limit <= 0) return absl::OkStatus();
@@ -150,9 +153,10 @@ absl::Status UploadTable::CheckQuota(const Start& start) const {
   const auto at = usage_->bytes.find(start.owner);
   const std::int64_t held = at == usage_->bytes.end() ? 0 : at->second;
   if (start.size_bytes <= limit - held) return absl::OkStatus();
-  return base::WithReason(absl::ResourceExhaustedError(StrCat("size_bytes: ", start.size_bytes, ", your uploads hold ", held,
-                                                              " bytes, the limit is ", limit, ": import or cancel some")),
-                          "UPLOAD_QUOTA", {{"max_bytes", std::to_string(limit)}, {"held_bytes", std::to_string(held)}});
+  return base::WithReason(
+      absl::ResourceExhaustedError(StrCat("size_bytes: ", start.size_bytes, ", your uploads hold ", held,
+                                          " bytes, the limit is ", limit, ": import or cancel some")),
+      "UPLOAD_QUOTA", {{"max_bytes", std::to_string(limit)}, {"held_bytes", std::to_string(held)}});
 }
 
 std::shared_ptr<UploadTable::Entry> UploadTable::Erase(const Entry& entry) {
@@ -189,7 +193,8 @@ absl::Status UploadTable::DropReplaced(const Key& key) {
     base::MutexLock lock(mutex_);
     const auto at = entries_.find(key);
     if (at == entries_.end()) return absl::OkStatus();
-    if (at->second->info.state == UploadState::kFinishing) return absl::AbortedError("upload_id: the upload is being finished");
+    if (at->second->info.state == UploadState::kFinishing)
+      return absl::AbortedError("upload_id: the upload is being finished");
     replaced = Erase(*at->second);
     end.swap(replaced->end);
   }
@@ -199,7 +204,8 @@ absl::Status UploadTable::DropReplaced(const Key& key) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<UploadTable::Stream>> UploadTable::Resume(const Start& start, std::int64_t offset, End end) {
+absl::StatusOr<std::unique_ptr<UploadTable::Stream>> UploadTable::Resume(const Start& start, std::int64_t offset,
+                                                                         End end) {
   DropOld();
   std::shared_ptr<Entry> entry;
   End end_other;
@@ -209,7 +215,8 @@ absl::StatusOr<std::unique_ptr<UploadTable::Stream>> UploadTable::Resume(const S
     const auto at = entries_.find({start.owner, start.id});
     if (at == entries_.end() || at->second->info.kind != start.kind) return NoUpload(start.id);
     entry = at->second;
-    if (entry->info.state == UploadState::kFinishing) return absl::AbortedError("upload_id: the upload is being finished");
+    if (entry->info.state == UploadState::kFinishing)
+      return absl::AbortedError("upload_id: the upload is being finished");
     if (entry->info.name != start.name) {
       return base::FieldError("header.name", StrCat("wanted ", entry->info.name, ", the name of the upload"));
     }
@@ -239,7 +246,8 @@ absl::StatusOr<std::unique_ptr<UploadTable::Stream>> UploadTable::Resume(const S
 std::shared_ptr<UploadTable::Entry> UploadTable::FindEntry(const auth::Principal& viewer, const std::string& id) const {
   if (const auto own = entries_.find({auth::OwnerOf(viewer), id}); own != entries_.end()) return own->second;
   if (!auth::SeesAll(viewer)) return nullptr;
-  const auto any = std::find_if(entries_.begin(), entries_.end(), [&](const auto& one) { return one.first.second == id; });
+  const auto any =
+      std::find_if(entries_.begin(), entries_.end(), [&](const auto& one) { return one.first.second == id; });
   return any == entries_.end() ? nullptr : any->second;
 }
 

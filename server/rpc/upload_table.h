@@ -132,8 +132,10 @@ class UploadTable {
   // Drops an upload that is about to be replaced, so that its bytes are free first.
   absl::Status DropReplaced(const Key& key);
   absl::Status CheckQuota(const Start& start) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::shared_ptr<Entry> FindEntry(const auth::Principal& viewer, const std::string& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  const Entry* FindFinished(const auth::RequestOwner& owner, const std::string& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<Entry> FindEntry(const auth::Principal& viewer, const std::string& id) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const Entry* FindFinished(const auth::RequestOwner& owner, const std::string& id) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckTurn(const Entry& entry, std::uint64_t turn) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Entry> Erase(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets the upload wait for its use or for another stream. Requires using_content.

@@ -12,7 +12,8 @@ using base::StrCat;
 absl::Status UploadedModel::BeginFile(const v1::FileEntry& file) {
   if (finished()) return FieldError("file", "was sent after finish");
   NIBBLE_RETURN_IF_ERROR(EndFile());
-  if (file.size_bytes() < 0) return FieldError("file.size_bytes", StrCat("is ", file.size_bytes(), ", wanted 0 or more"));
+  if (file.size_bytes() < 0)
+    return FieldError("file.size_bytes", StrCat("is ", file.size_bytes(), ", wanted 0 or more"));
   if (!file.sha256().empty()) return FieldError("file.sha256", "must be empty: the digest is sent with finish");
   NIBBLE_RETURN_IF_ERROR(upload_->BeginFile(file.path()));
   file_ = file;
@@ -25,7 +26,8 @@ absl::Status UploadedModel::Append(std::string_view chunk, UploadTable::Stream& 
   if (!file_.has_value()) return FieldError("chunk", "was sent before a file");
   const auto size = static_cast<std::int64_t>(chunk.size());
   if (size > file_->size_bytes() - received_) {
-    return FieldError("file.size_bytes", StrCat(file_->path(), " has more than the ", file_->size_bytes(), " bytes announced"));
+    return FieldError("file.size_bytes",
+                      StrCat(file_->path(), " has more than the ", file_->size_bytes(), " bytes announced"));
   }
   NIBBLE_RETURN_IF_ERROR(stream.Charge(size));
   received_ += size;
@@ -48,7 +50,8 @@ absl::Status UploadedModel::Finish(const std::string& sha256) {
 absl::Status UploadedModel::EndFile() {
   if (!file_.has_value()) return absl::OkStatus();
   if (received_ != file_->size_bytes()) {
-    return FieldError("file.size_bytes", StrCat(file_->path(), " has ", received_, " bytes, announced ", file_->size_bytes()));
+    return FieldError("file.size_bytes",
+                      StrCat(file_->path(), " has ", received_, " bytes, announced ", file_->size_bytes()));
   }
   file_->set_sha256(file_digest_.HexDigest());
   NIBBLE_RETURN_IF_ERROR(upload_->FinishFile(file_->sha256()));

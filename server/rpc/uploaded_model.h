@@ -20,7 +20,9 @@ class UploadedModel final : public UploadContent {
  public:
   explicit UploadedModel(std::unique_ptr<store::Upload> upload) : upload_(std::move(upload)) {}
 
-  std::int32_t num_files() const override { return static_cast<std::int32_t>(files_.size() + (file_.has_value() ? 1 : 0)); }
+  std::int32_t num_files() const override {
+    return static_cast<std::int32_t>(files_.size() + (file_.has_value() ? 1 : 0));
+  }
   const std::string& directory() const { return upload_->directory(); }
 
   // The previous file must be complete. Errors: InvalidArgument (FIELD_VIOLATION), ResourceExhausted

@@ -30,7 +30,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
 
   // Room in the queue and new events of the job wake the watch.
   void Begin() {
-    auto pump = std::make_shared<Pump>(stream_->call().environment().watch_workers, [self = shared_from_this()] { self->Fill(); });
+    auto pump = std::make_shared<Pump>(stream_->call().environment().watch_workers,
+                                       [self = shared_from_this()] { self->Fill(); });
     pump_ = pump;
     stream_->OnSpace([pump] { pump->Wake(); });
     pump->Wake();

@@ -48,14 +48,15 @@ class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
     Wait();
   }
   void Wait() {
-    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(interval_),
-               [weak = weak_from_this()](bool passed) {
-                 const auto self = weak.lock();
-                 if (!passed || self == nullptr || self->stream_->ended()) return;
-                 // If the workers are full, skip this message.
-                 const Call& call = self->stream_->call();
-                 if (!call.environment().watch_workers.TryRun([self] { self->Send(); }, auth::FairnessKey(call.principal()))) self->Wait();
-               });
+    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(interval_), [weak = weak_from_this()](
+                                                                                             bool passed) {
+      const auto self = weak.lock();
+      if (!passed || self == nullptr || self->stream_->ended()) return;
+      // If the workers are full, skip this message.
+      const Call& call = self->stream_->call();
+      if (!call.environment().watch_workers.TryRun([self] { self->Send(); }, auth::FairnessKey(call.principal())))
+        self->Wait();
+    });
   }
 
   const std::shared_ptr<Stream> stream_;
@@ -71,8 +72,9 @@ void WatchLoad(std::shared_ptr<StreamReactor<v1::ServerLoad>> stream, const v1::
                std::function<v1::ServerLoad()> measure) {
   const absl::Duration interval = request.has_interval() ? FromProto(request.interval()) : absl::Seconds(1);
   if (interval < kShortest || interval > kLongest) {
-    stream->End(base::FieldError("interval", base::StrCat("is ", absl::FormatDuration(interval), ", wanted ",
-                                                          absl::FormatDuration(kShortest), " to ", absl::FormatDuration(kLongest))));
+    stream->End(base::FieldError(
+        "interval", base::StrCat("is ", absl::FormatDuration(interval), ", wanted ", absl::FormatDuration(kShortest),
+                                 " to ", absl::FormatDuration(kLongest))));
     return;
   }
   std::make_shared<LoadWatch>(std::move(stream), interval, std::move(measure))->Begin();

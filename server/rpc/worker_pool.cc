@@ -5,7 +5,8 @@
 
 namespace nibble::rpc {
 
-WorkerPool::WorkerPool(int num_threads, std::size_t max_waiting) : num_threads_(num_threads), max_waiting_(max_waiting) {
+WorkerPool::WorkerPool(int num_threads, std::size_t max_waiting)
+    : num_threads_(num_threads), max_waiting_(max_waiting) {
   for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { Work(); });
 }
 
@@ -53,10 +54,11 @@ void WorkerPool::Add(Waiting task, const std::string& principal) {
 }
 
 std::deque<std::string>::iterator WorkerPool::NextTurn() {
-  return std::find_if(turns_.begin(), turns_.end(), [this](const std::string& principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto running = running_.find(principal);
-    return running == running_.end() || running->second < max_running_each();
-  });
+  return std::find_if(turns_.begin(), turns_.end(),
+                      [this](const std::string& principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                        const auto running = running_.find(principal);
+                        return running == running_.end() || running->second < max_running_each();
+                      });
 }
 
 WorkerPool::Task WorkerPool::Take(std::string principal) {
@@ -103,7 +105,8 @@ void WorkerPool::Work() {
       task();
     }
     base::MutexLock lock(mutex_);
-    if (const auto running = running_.find(principal); running != running_.end() && --running->second == 0) running_.erase(running);
+    if (const auto running = running_.find(principal); running != running_.end() && --running->second == 0)
+      running_.erase(running);
     if (--num_running_ == 0 && num_waiting_ == 0) idle_.NotifyAll();
     if (num_waiting_ > 0) wake_.NotifyOne();  // wakes a thread that found no principal below its limit
   }

@@ -67,8 +67,8 @@ class WorkerPool {
   mutable base::Mutex mutex_;
   base::Condition wake_;
   std::map<std::string, Queue> waiting_ ABSL_GUARDED_BY(mutex_);  // by principal; no queue is empty
-  std::deque<std::string> turns_ ABSL_GUARDED_BY(mutex_);                    // the keys of waiting_
-  std::size_t num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // all tasks
+  std::deque<std::string> turns_ ABSL_GUARDED_BY(mutex_);         // the keys of waiting_
+  std::size_t num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;           // all tasks
   std::size_t num_new_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   int num_running_ ABSL_GUARDED_BY(mutex_) = 0;

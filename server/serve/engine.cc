@@ -34,7 +34,8 @@ const char* Name(FinishReason reason) {
 
 absl::Status StepFault(const absl::Status& status) {
   if (absl::IsResourceExhausted(status)) return status;
-  return base::WithReason(absl::InternalError(base::StrCat("a step failed: ", base::ToStd(status.message()))), "KERNEL_FAULT");
+  return base::WithReason(absl::InternalError(base::StrCat("a step failed: ", base::ToStd(status.message()))),
+                          "KERNEL_FAULT");
 }
 
 Engine::Engine(std::shared_ptr<const model::LoadedModel> model, std::shared_ptr<const text::Tokenizer> tokenizer,
@@ -91,12 +92,15 @@ absl::Status Engine::Check(const Request& request) const {
   }
   const auto in_vocabulary = [&](const char* field, std::int32_t token) -> absl::Status {
     if (token >= 0 && token < model_->config().vocab_size) return absl::OkStatus();
-    return base::FieldError(field, base::StrCat("token id ", token, " is not in the vocabulary of ", model_->config().vocab_size));
+    return base::FieldError(
+        field, base::StrCat("token id ", token, " is not in the vocabulary of ", model_->config().vocab_size));
   };
   for (const std::int32_t token : request.prompt) NIBBLE_RETURN_IF_ERROR(in_vocabulary(request.prompt_field, token));
-  for (const auto& [token, bias] : request.penalties.bias) NIBBLE_RETURN_IF_ERROR(in_vocabulary("sampling.logit_bias", token));
+  for (const auto& [token, bias] : request.penalties.bias)
+    NIBBLE_RETURN_IF_ERROR(in_vocabulary("sampling.logit_bias", token));
   if (request.stopping.max_tokens < 0) {
-    return base::FieldError("stopping.max_tokens", base::StrCat("is ", request.stopping.max_tokens, ", wanted 0 or more"));
+    return base::FieldError("stopping.max_tokens",
+                            base::StrCat("is ", request.stopping.max_tokens, ", wanted 0 or more"));
   }
   for (const std::string& stop : request.stopping.strings) {
     if (stop.empty()) return base::FieldError("stopping.stop", "holds an empty string");
@@ -136,7 +140,9 @@ void Engine::Run() {
       if (idle) {
         wake_.WaitFor(lock, kReaderPoll, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_; });
       } else {
-        wake_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !waiting_.empty() || !running_.empty(); });
+        wake_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+          return stop_ || !waiting_.empty() || !running_.empty();
+        });
       }
       if (stop_) break;
     }
@@ -177,7 +183,8 @@ void Engine::RefreshLoad() {
 }
 
 void Engine::RefreshFreePages() {
-  const bool all_run = std::none_of(running_.begin(), running_.end(), [](const auto& group) { return group->preempted; });
+  const bool all_run =
+      std::none_of(running_.begin(), running_.end(), [](const auto& group) { return group->preempted; });
   free_pages_ = all_run ? pool_->free_pages() : 0;
 }
 
@@ -200,7 +207,8 @@ void Engine::EndOutput(Group& group, Sequence& output, FinishReason reason) {
     end.incomplete_utf8 = tail->incomplete_utf8;
     std::string_view answer = tail->text, end_token;
     if (output.held.has_value()) {
-      const auto common = std::mismatch(answer.begin(), answer.end(), output.held->begin(), output.held->end()).first - answer.begin();
+      const auto common =
+          std::mismatch(answer.begin(), answer.end(), output.held->begin(), output.held->end()).first - answer.begin();
       end_token = answer.substr(static_cast<std::size_t>(common));
       answer = answer.substr(0, static_cast<std::size_t>(common));
     }
@@ -218,7 +226,8 @@ void Engine::EndOutput(Group& group, Sequence& output, FinishReason reason) {
   pool_->Free(std::exchange(output.pages, {}));
   if (output.index == 0) group.first_reason = end.reason;
   group.sink->OnOutputEnd(end);
-  const bool all = std::all_of(group.outputs.begin(), group.outputs.end(), [](const auto& other) { return other->ended; });
+  const bool all =
+      std::all_of(group.outputs.begin(), group.outputs.end(), [](const auto& other) { return other->ended; });
   if (all) EndGroup(group, absl::OkStatus(), group.first_reason);
 }
 

@@ -41,13 +41,13 @@ struct PrincipalOptions {
 };
 
 struct EngineOptions {
-  std::int64_t max_waiting = 64;          // requests without a free slot; beyond it: RESOURCE_EXHAUSTED, QUEUE_FULL
+  std::int64_t max_waiting = 64;              // requests without a free slot; beyond it: RESOURCE_EXHAUSTED, QUEUE_FULL
   std::int64_t max_waiting_tokens = 1 << 20;  // sum of their prompts' tokens; beyond it: the same error
-  std::int64_t max_running = 16;          // outputs, over all requests
-  std::int64_t max_context = 8192;        // tokens of one sequence, prompt and completion
-  std::int64_t kv_tokens = 32768;         // capacity of the paged cache
-  std::int64_t prefill_chunk = 256;       // prompt tokens per step, over all sequences
-  std::int64_t score_chunk = 64;          // the same for requests that need every row's logits
+  std::int64_t max_running = 16;              // outputs, over all requests
+  std::int64_t max_context = 8192;            // tokens of one sequence, prompt and completion
+  std::int64_t kv_tokens = 32768;             // capacity of the paged cache
+  std::int64_t prefill_chunk = 256;           // prompt tokens per step, over all sequences
+  std::int64_t score_chunk = 64;              // the same for requests that need every row's logits
   PrincipalOptions of_principal = {};
   std::shared_ptr<EngineTotals> totals = std::make_shared<EngineTotals>();  // shared by all engines with these options
 };
@@ -146,21 +146,21 @@ class Engine {
   base::Clock& clock_;
   std::int64_t max_context_ = 0;
   PrincipalOptions bounds_;
-  std::unique_ptr<model::KvPool> pool_;   // for the engine's thread only, except its constant sizes
+  std::unique_ptr<model::KvPool> pool_;  // for the engine's thread only, except its constant sizes
   model::Arena arena_;
   std::vector<std::unique_ptr<Group>> running_;
 
   mutable base::Mutex mutex_;
   base::Condition wake_;
-  WaitingQueue queue_ ABSL_GUARDED_BY(mutex_);                           // the order of waiting_
+  WaitingQueue queue_ ABSL_GUARDED_BY(mutex_);  // the order of waiting_
   std::map<std::uint64_t, std::unique_ptr<Group>> waiting_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::string, Held> held_ ABSL_GUARDED_BY(mutex_);            // of principals with requests in running_
-  std::int64_t waiting_tokens_ ABSL_GUARDED_BY(mutex_) = 0;             // prompt tokens of waiting_
-  std::int64_t running_outputs_ ABSL_GUARDED_BY(mutex_) = 0;            // of running_
+  std::map<std::string, Held> held_ ABSL_GUARDED_BY(mutex_);  // of principals with requests in running_
+  std::int64_t waiting_tokens_ ABSL_GUARDED_BY(mutex_) = 0;   // prompt tokens of waiting_
+  std::int64_t running_outputs_ ABSL_GUARDED_BY(mutex_) = 0;  // of running_
   // Free pages of pool_, for threads that may not read it; 0 while a request is preempted.
   std::int64_t free_pages_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Duration mean_service_ ABSL_GUARDED_BY(mutex_);                 // of requests that ended recently
+  absl::Duration mean_service_ ABSL_GUARDED_BY(mutex_);  // of requests that ended recently
 
   EngineLoad load_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;

@@ -32,8 +32,9 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
   auto group = std::make_unique<Group>(std::move(request), std::move(sink), *tokenizer_);
   const Request& asked = group->request;
   const std::int64_t pages = group->most_pages();
-  const std::int64_t have =
-      asked.principal.empty() ? pool_->num_pages() : std::min(pool_->num_pages(), model::KvPool::PagesFor(bounds_.kv_tokens));
+  const std::int64_t have = asked.principal.empty()
+                                ? pool_->num_pages()
+                                : std::min(pool_->num_pages(), model::KvPool::PagesFor(bounds_.kv_tokens));
   if (pages > have) {
     return base::WithReason(
         absl::ResourceExhaustedError(base::StrCat("the request needs ", pages, " blocks of the KV cache, the limit is ",
@@ -47,7 +48,8 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
   if (stop_) return base::WithReason(absl::UnavailableError("the model is being unloaded"), "DRAINING");
   const Queue queue = QueueBefore(*group);
   // Only waiting requests that begin before this one delay it.
-  const absl::Duration wait = EstimatedWait(std::min(queue.requests, queue_.NumBefore(asked.principal, asked.priority)));
+  const absl::Duration wait =
+      EstimatedWait(std::min(queue.requests, queue_.NumBefore(asked.principal, asked.priority)));
   const auto full = [&](const std::string& why, std::map<std::string, std::string> metadata = {}) {
     metadata.merge(RetryAfter(wait));
     return base::WithReason(absl::ResourceExhaustedError(why), "QUEUE_FULL", metadata);
@@ -85,9 +87,7 @@ Engine::Queue Engine::QueueBefore(const Group& group) const {
   const std::string& principal = group.request.principal;
   Queue queue = {.requests = queue_.size(), .own = queue_.NumOf(principal), .tokens = waiting_tokens_};
   std::map<std::string, Held> held = held_;
-  const auto fits = [&](const Group& other) {
-    return other.request.n <= slots && other.first_pages() <= free_pages;
-  };
+  const auto fits = [&](const Group& other) { return other.request.n <= slots && other.first_pages() <= free_pages; };
   bool all_fit = true;
   for (const auto& [id, waiting] : waiting_) {
     const Group& other = *waiting;

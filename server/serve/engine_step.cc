@@ -71,8 +71,14 @@ void Engine::Plan(Step* step) {
       if (feeding) prefill_left -= rows;
       if (score) score_left -= rows;
       const bool completes = rows == output->unfed();
-      Part part = {&group, output.get(), static_cast<std::int64_t>(step->tokens.size()), rows,
-                         static_cast<std::int64_t>(step->logit_rows.size()), score ? rows : completes ? 1 : 0};
+      Part part = {&group,
+                   output.get(),
+                   static_cast<std::int64_t>(step->tokens.size()),
+                   rows,
+                   static_cast<std::int64_t>(step->logit_rows.size()),
+                   score       ? rows
+                   : completes ? 1
+                               : 0};
       for (std::int64_t r = 0; r < rows; ++r) {
         if (r >= rows - part.num_logits) step->logit_rows.push_back(static_cast<std::int32_t>(part.first_row + r));
         step->tokens.push_back(output->tokens[static_cast<std::size_t>(output->fed + r)]);
@@ -104,8 +110,8 @@ absl::StatusOr<bool> Engine::RunOnce() {
                                        .num_sequences = static_cast<std::int64_t>(step.parts.size()),
                                        .pages_per_sequence = step.pages_per_sequence},
                                 .logit_rows = step.logit_rows};
-  NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits, model::RunStep(model_->config(), model_->weights(), pool_->view(),
-                                                                       rows, arena_, stream_));
+  NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits,
+                          model::RunStep(model_->config(), model_->weights(), pool_->view(), rows, arena_, stream_));
   for (const Part& part : step.parts) {
     // One request's failure must not affect the others.
     if (const absl::Status status = ConsumeLogits(part, logits); !status.ok()) {
@@ -145,7 +151,8 @@ absl::Status Engine::Score(const Part& part, std::int64_t first_position, const 
   if (predicting > 0) {
     NIBBLE_RETURN_IF_ERROR(Logprobs(
         kernels::MakeConstMatrix(logits.Row<float>(part.first_logit), kernels::DType::kF32, predicting, logits.cols),
-        std::span(request.prompt).subspan(static_cast<std::size_t>(first_position + 1), static_cast<std::size_t>(predicting)),
+        std::span(request.prompt)
+            .subspan(static_cast<std::size_t>(first_position + 1), static_cast<std::size_t>(predicting)),
         request.top_logprobs, &scored));
   }
   for (std::size_t i = 0; request.logits_digests && i < scored.size(); ++i) {
@@ -153,7 +160,8 @@ absl::Status Engine::Score(const Part& part, std::int64_t first_position, const 
     scored[i].logits_digest = model::RowDigest(logits.Row<float>(row), logits.cols);
   }
   // Logprobs sent before a preemption are not sent again.
-  const auto num_sent = std::clamp<std::int64_t>(part.group->scored - first_position, 0, static_cast<std::int64_t>(scored.size()));
+  const auto num_sent =
+      std::clamp<std::int64_t>(part.group->scored - first_position, 0, static_cast<std::int64_t>(scored.size()));
   part.group->scored = std::max(part.group->scored, first_position + static_cast<std::int64_t>(scored.size()));
   part.group->sink->OnPromptLogprobs(std::span(scored).subspan(static_cast<std::size_t>(num_sent)));
   return absl::OkStatus();

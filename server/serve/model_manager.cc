@@ -21,7 +21,8 @@ ModelManager::ModelManager(Locate locate, EngineOptions options, std::shared_ptr
       clock_(clock),
       observer_(std::move(observer)) {}
 
-absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std::string& name, const Cancelled& cancelled) {
+absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std::string& name,
+                                                                      const Cancelled& cancelled) {
   while (true) {
     std::shared_ptr<Slot> slot;
     {
@@ -55,11 +56,13 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
 }
 
 // Takes memory for the model's tensors, as stored, and for its engine's cache.
-absl::StatusOr<std::shared_ptr<const void>> ModelManager::TakeMemory(const std::string& name, const std::string& directory) const {
+absl::StatusOr<std::shared_ptr<const void>> ModelManager::TakeMemory(const std::string& name,
+                                                                     const std::string& directory) const {
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(directory));
   std::int64_t weights = 0;
   for (const auto& entry : artifact->tensors()) weights += static_cast<std::int64_t>(entry.second.bytes.size());
-  const std::int64_t pages = Engine::NumPages(options_, std::min(options_.max_context, artifact->config().context_limit()));
+  const std::int64_t pages =
+      Engine::NumPages(options_, std::min(options_.max_context, artifact->config().context_limit()));
   std::int64_t cache = 0, bytes = 0;
   if (__builtin_mul_overflow(pages, model::KvPool::PageBytes(artifact->config(), artifact->info().kv_dtype), &cache) ||
       __builtin_add_overflow(weights, cache, &bytes)) {
@@ -79,8 +82,8 @@ absl::StatusOr<std::shared_ptr<const void>> ModelManager::TakeMemory(const std::
 }
 
 absl::StatusOr<std::optional<double>> ModelManager::TrainerDifference(const model::LoadedModel& model,
-                                                                     const std::string& directory,
-                                                                     const Cancelled& cancelled) const {
+                                                                      const std::string& directory,
+                                                                      const Cancelled& cancelled) const {
   const auto trained = model::ReadTrainerLogprobs(base::RealFileSystem(), directory);
   if (absl::IsNotFound(trained.status())) return std::nullopt;  // made from a checkpoint, or by an older version
   NIBBLE_RETURN_IF_ERROR(trained.status());
@@ -88,7 +91,8 @@ absl::StatusOr<std::optional<double>> ModelManager::TrainerDifference(const mode
   return difference;
 }
 
-absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::string& name, const std::string& directory,
+absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::string& name,
+                                                                   const std::string& directory,
                                                                    const Cancelled& cancelled) {
   const absl::Duration began = clock_.Monotonic();
   auto resident = std::make_shared<Resident>();
@@ -96,7 +100,8 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::st
   NIBBLE_ASSIGN_OR_RETURN(resident->memory, TakeMemory(name, directory));
   NIBBLE_ASSIGN_OR_RETURN(resident->text, model::LoadTextAssets(directory));
   NIBBLE_ASSIGN_OR_RETURN(
-      auto loaded, model::LoadedModel::Load(directory, {.max_positions = options_.max_context, .cancelled = cancelled}, stream_));
+      auto loaded,
+      model::LoadedModel::Load(directory, {.max_positions = options_.max_context, .cancelled = cancelled}, stream_));
   if (loaded->info().format == model::Format::kLora) {
     NIBBLE_ASSIGN_OR_RETURN(resident->trainer_difference, TrainerDifference(*loaded, directory, cancelled));
   }

@@ -22,7 +22,7 @@ struct Resident {
   std::string name;
   absl::Time loaded;
   std::optional<double> trainer_difference;  // model::MaxLogprobDifference, for an adapter with its trainer's logprobs
-  std::shared_ptr<const void> memory;  // share of the budget; returned after the engine is destroyed
+  std::shared_ptr<const void> memory;        // share of the budget; returned after the engine is destroyed
   model::TextAssets text;
   std::unique_ptr<Engine> engine;
 };
@@ -70,7 +70,8 @@ class ModelManager {
   absl::StatusOr<std::shared_ptr<const void>> TakeMemory(const std::string& name, const std::string& directory) const;
   absl::StatusOr<std::optional<double>> TrainerDifference(const model::LoadedModel& model, const std::string& directory,
                                                           const Cancelled& cancelled) const;
-  absl::StatusOr<std::shared_ptr<const Resident>> Load(const std::string& name, const std::string& directory, const Cancelled& cancelled);
+  absl::StatusOr<std::shared_ptr<const Resident>> Load(const std::string& name, const std::string& directory,
+                                                       const Cancelled& cancelled);
 
   const Locate locate_;
   const EngineOptions options_;

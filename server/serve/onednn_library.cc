@@ -42,7 +42,8 @@ class OneDnnLibrary : public kernels::DenseLibrary {
  public:
   // oneDNN has no bf16 products below AVX-512.
   explicit OneDnnLibrary(bool use_bf16)
-      : engine_(dnnl::engine::kind::cpu, 0), bf16_(use_bf16 && dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core) {
+      : engine_(dnnl::engine::kind::cpu, 0),
+        bf16_(use_bf16 && dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core) {
     // oneDNN's own cache would keep another 1024.
     dnnl::set_primitive_cache_capacity(0);
   }
@@ -82,7 +83,8 @@ class OneDnnLibrary : public kernels::DenseLibrary {
   }
 
  private:
-  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, bool>;
+  using Key =
+      std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, bool>;
 
   static ConstMatrix Rows(ConstMatrix m, std::int64_t begin, std::int64_t count) {
     m.data = static_cast<const char*>(m.data) + begin * m.stride * static_cast<std::int64_t>(SizeOf(m.dtype));
@@ -136,7 +138,8 @@ class OneDnnLibrary : public kernels::DenseLibrary {
   }
 
   dnnl::matmul Product(const ConstMatrix& a, const ConstMatrix& b, const Matrix& y, bool accumulate,
-                       const dnnl::memory::desc& a_desc, const dnnl::memory::desc& b_desc, const dnnl::memory::desc& y_desc) {
+                       const dnnl::memory::desc& a_desc, const dnnl::memory::desc& b_desc,
+                       const dnnl::memory::desc& y_desc) {
     const Key key(a.rows, a.cols, b.rows, a.stride, b.stride, y.stride, static_cast<int>(a.dtype),
                   static_cast<int>(y.dtype), accumulate);
     base::MutexLock lock(mutex_);
@@ -170,6 +173,8 @@ class OneDnnLibrary : public kernels::DenseLibrary {
 
 }  // namespace
 
-std::unique_ptr<kernels::DenseLibrary> MakeOneDnnLibrary(bool use_bf16) { return std::make_unique<OneDnnLibrary>(use_bf16); }
+std::unique_ptr<kernels::DenseLibrary> MakeOneDnnLibrary(bool use_bf16) {
+  return std::make_unique<OneDnnLibrary>(use_bf16);
+}
 
 }  // namespace nibble::serve

@@ -20,31 +20,31 @@ const char* Name(FinishReason reason);  // "stop", "length", "eos", "cancelled",
 
 struct Stopping {
   std::int64_t max_tokens = 0;
-  std::int64_t min_tokens = 0;                  // until then, end tokens and stop ids are masked, and stop strings do not match
+  std::int64_t min_tokens = 0;  // until then, end tokens and stop ids are masked, and stop strings do not match
   std::vector<std::string> strings;
-  std::vector<std::int32_t> token_ids;          // in addition to the model's end tokens
+  std::vector<std::int32_t> token_ids;  // in addition to the model's end tokens
   bool ignore_eos = false;
   bool include_stop = false;
 };
 
 struct Request {
-  std::vector<std::int32_t> prompt;             // at least one token
-  const char* prompt_field = "prompt";          // the caller's field with the prompt, named in errors; a literal
-  int n = 1;                                    // outputs; they share the prompt's K and V and differ by their random numbers
+  std::vector<std::int32_t> prompt;     // at least one token
+  const char* prompt_field = "prompt";  // the caller's field with the prompt, named in errors; a literal
+  int n = 1;                            // outputs; they share the prompt's K and V and differ by their random numbers
   kernels::SampleParams sampling;
   Penalties penalties;
   Stopping stopping;
-  bool include_special_tokens = false;          // in the text
+  bool include_special_tokens = false;  // in the text
   bool logprobs = false;
-  std::int64_t top_logprobs = 0;                // alternatives per token, with logprobs; at most the vocabulary
-  bool prompt_logprobs = false;                 // of prompt[1..] given the tokens before
-  bool logits_digests = false;                  // Score: also the digest of the logits of each prompt logprob
-  std::int64_t score_chunk = 0;                 // prompt tokens per step, with prompt_logprobs; 0: the engine's
-  int priority = 0;                             // higher begins first (waiting_queue.h)
-  std::string principal;                        // decides turn and limits; "": a server without tokens, no limits
+  std::int64_t top_logprobs = 0;  // alternatives per token, with logprobs; at most the vocabulary
+  bool prompt_logprobs = false;   // of prompt[1..] given the tokens before
+  bool logits_digests = false;    // Score: also the digest of the logits of each prompt logprob
+  std::int64_t score_chunk = 0;   // prompt tokens per step, with prompt_logprobs; 0: the engine's
+  int priority = 0;               // higher begins first (waiting_queue.h)
+  std::string principal;          // decides turn and limits; "": a server without tokens, no limits
   absl::Duration deadline = absl::InfiniteDuration();        // monotonic clock
   absl::Duration queue_deadline = absl::InfiniteDuration();  // monotonic clock; the request must begin before it
-  std::optional<absl::Duration> arrived;        // monotonic clock; Usage counts from here. Unset: time of Submit
+  std::optional<absl::Duration> arrived;  // monotonic clock; Usage counts from here. Unset: time of Submit
   base::CancelToken cancel;
 };
 
@@ -58,10 +58,10 @@ struct TokenLogprob {
 struct Usage {
   std::int64_t prompt_tokens = 0;
   std::int64_t completion_tokens = 0;
-  double queue_ms = 0;     // from arrival to the first step that held the request
-  double ttft_ms = 0;      // from arrival to the first token; 0 if no token was requested
-  double prefill_ms = 0;   // from the first step to the first token, or to the prompt's last logprob
-  double decode_ms = 0;    // from the first token to the last
+  double queue_ms = 0;                // from arrival to the first step that held the request
+  double ttft_ms = 0;                 // from arrival to the first token; 0 if no token was requested
+  double prefill_ms = 0;              // from the first step to the first token, or to the prompt's last logprob
+  double decode_ms = 0;               // from the first token to the last
   std::uint64_t kernel_launches = 0;  // of the engine while the request ran, concurrent requests included
 };
 
@@ -70,11 +70,11 @@ struct OutputEnd {
   int index = 0;
   FinishReason reason = FinishReason::kLength;
   std::string matched_stop;
-  std::string incomplete_utf8;          // bytes of a character that the last token left unfinished
+  std::string incomplete_utf8;  // bytes of a character that the last token left unfinished
 };
 
 struct Finish {
-  absl::Status status;                  // if not OK, the call ends with it; the rest is the progress so far
+  absl::Status status;                          // if not OK, the call ends with it; the rest is the progress so far
   FinishReason reason = FinishReason::kLength;  // of output 0, or why the request ended
   Usage usage;
 };

@@ -24,8 +24,8 @@ struct Engine::Sequence {
         stops(request.stopping.strings, request.stopping.include_stop) {}
 
   const int index;
-  std::vector<std::int32_t> tokens;    // prompt, then what was generated
-  std::int64_t fed = 0;                // tokens whose K and V are in the cache
+  std::vector<std::int32_t> tokens;  // prompt, then what was generated
+  std::int64_t fed = 0;              // tokens whose K and V are in the cache
   std::vector<std::int32_t> pages;
   text::StreamDecoder decoder;
   StopMatcher stops;
@@ -48,14 +48,14 @@ struct Engine::Group {
   std::vector<std::unique_ptr<Sequence>> outputs;
   Usage usage;
   FinishReason first_reason = FinishReason::kLength;  // of output 0
-  absl::Duration submitted;            // monotonic clock
+  absl::Duration submitted;                           // monotonic clock
   absl::Duration started;
   absl::Duration first_token;
   std::uint64_t launches_before = 0;
-  std::int64_t scored = 0;             // prompt logprobs sent to the sink
+  std::int64_t scored = 0;  // prompt logprobs sent to the sink
   bool begun = false;
-  bool prompt_read = false;            // its first tokens were drawn; stays true when it is preempted
-  bool preempted = false;              // begun, but has no pages
+  bool prompt_read = false;  // its first tokens were drawn; stays true when it is preempted
+  bool preempted = false;    // begun, but has no pages
   bool ended = false;
 
   std::int64_t prompt_size() const { return static_cast<std::int64_t>(request.prompt.size()); }
@@ -87,10 +87,10 @@ absl::Status StepFault(const absl::Status& status);
 struct Engine::Part {
   Group* group;
   Sequence* output;
-  std::int64_t first_row;      // of the step
+  std::int64_t first_row;  // of the step
   std::int64_t num_rows;
-  std::int64_t first_logit;    // index among the logit rows
-  std::int64_t num_logits;     // all rows for Score, the last row of a completed prompt or a decode row, or none
+  std::int64_t first_logit;  // index among the logit rows
+  std::int64_t num_logits;   // all rows for Score, the last row of a completed prompt or a decode row, or none
 };
 
 struct Engine::Step {

@@ -19,7 +19,8 @@ const WaitingEntry* WaitingQueue::Next(absl::Duration now, const May& may) const
   const WaitingEntry* next = nullptr;
   double highest = 0;
   for (const auto& [priority, level] : levels_) {
-    const auto turn = std::find_if(level.round.begin(), level.round.end(), [&](const Turn& one) { return may(one.entries.front()); });
+    const auto turn =
+        std::find_if(level.round.begin(), level.round.end(), [&](const Turn& one) { return may(one.entries.front()); });
     if (turn == level.round.end()) continue;
     const WaitingEntry& first = turn->entries.front();
     const double aged = priority + absl::FDivDuration(now - std::max(first.came, level.served), kAgeing);
@@ -30,8 +31,10 @@ const WaitingEntry* WaitingQueue::Next(absl::Duration now, const May& may) const
   return next;
 }
 
-std::list<WaitingQueue::Turn>::iterator WaitingQueue::Drop(Level& level, const std::string& principal, std::uint64_t id) {
-  const auto turn = std::find_if(level.round.begin(), level.round.end(), [&](const Turn& one) { return one.principal == principal; });
+std::list<WaitingQueue::Turn>::iterator WaitingQueue::Drop(Level& level, const std::string& principal,
+                                                           std::uint64_t id) {
+  const auto turn =
+      std::find_if(level.round.begin(), level.round.end(), [&](const Turn& one) { return one.principal == principal; });
   std::erase_if(turn->entries, [&](const WaitingEntry& entry) { return entry.id == id; });
   if (!turn->entries.empty()) return turn;
   level.round.erase(turn);
@@ -42,7 +45,8 @@ void WaitingQueue::Begin(std::uint64_t id, absl::Duration now) {
   const Place place = places_.extract(id).mapped();
   const auto level = levels_.find(place.priority);
   const auto turn = Drop(level->second, place.principal, id);
-  if (turn != level->second.round.end()) level->second.round.splice(level->second.round.end(), level->second.round, turn);
+  if (turn != level->second.round.end())
+    level->second.round.splice(level->second.round.end(), level->second.round, turn);
   level->second.served = now;
   if (level->second.round.empty()) levels_.erase(level);
 }

@@ -12,10 +12,10 @@
 namespace nibble::serve {
 
 struct WaitingEntry {
-  std::uint64_t id = 0;       // ascending in the order of arrival
-  std::string principal;      // "": a server without tokens
-  int priority = 0;           // higher begins first
-  absl::Duration came;        // monotonic
+  std::uint64_t id = 0;   // ascending in the order of arrival
+  std::string principal;  // "": a server without tokens
+  int priority = 0;       // higher begins first
+  absl::Duration came;    // monotonic
 };
 
 // Principals of one priority take turns: in each round, each begins its oldest request. A principal whose requests

@@ -89,7 +89,8 @@ absl::StatusOr<std::vector<BaseCache::Held>> BaseCache::LeastRecentlyUsedFirst()
     const std::string path = Path(name);
     const auto manifest = ReadManifest(files_, path);
     if (!manifest.ok() && !SaysDamaged(manifest.status())) return manifest.status();
-    held.push_back({path, manifest.ok() ? ModifiedTime(path) : absl::InfinitePast(), manifest.ok() ? manifest->total_bytes() : 0});
+    held.push_back(
+        {path, manifest.ok() ? ModifiedTime(path) : absl::InfinitePast(), manifest.ok() ? manifest->total_bytes() : 0});
   }
   std::sort(held.begin(), held.end(), [](const Held& a, const Held& b) { return a.used < b.used; });
   return held;

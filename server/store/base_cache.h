@@ -48,7 +48,8 @@ class BaseCache {
   absl::StatusOr<std::unique_ptr<Entry>> Find(const std::string& key, const Cancelled& cancelled = {});
   // Publishes `made`, whose target is Path(key), and trims the cache; or finds the entry that another process published
   // meanwhile.
-  absl::StatusOr<std::unique_ptr<Entry>> Add(const std::string& key, PendingDirectory made, const Cancelled& cancelled = {});
+  absl::StatusOr<std::unique_ptr<Entry>> Add(const std::string& key, PendingDirectory made,
+                                             const Cancelled& cancelled = {});
   // Removes damaged entries, then the least recently used ones, until the limits hold. Keeps entries that a process
   // uses.
   absl::Status Trim();

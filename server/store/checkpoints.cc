@@ -96,15 +96,15 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListAll(base::FileSystem& files, con
     NIBBLE_ASSIGN_OR_RETURN(const auto some, ListOne(files, JoinPath(attempts_directory, name), *attempt, damaged));
     all.insert(all.end(), some.begin(), some.end());
   }
-  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.step, a.attempt) < std::tie(b.step, b.attempt);
-  });
+  std::sort(all.begin(), all.end(),
+            [](const auto& a, const auto& b) { return std::tie(a.step, a.attempt) < std::tie(b.step, b.attempt); });
   return all;
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& files, const std::string& attempt_directory,
+absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& files,
+                                                            const std::string& attempt_directory,
                                                             std::int64_t attempt) {
   return ListOne(files, attempt_directory, attempt, nullptr);
 }
@@ -117,7 +117,8 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListAllCheckpoints(base::FileSystem&
 std::optional<std::string> CheckpointsKey(const std::string& attempts_directory) {
   std::error_code error;
   std::vector<std::string> attempts;
-  for (std::filesystem::directory_iterator it(attempts_directory, error), end; !error && it != end; it.increment(error)) {
+  for (std::filesystem::directory_iterator it(attempts_directory, error), end; !error && it != end;
+       it.increment(error)) {
     const std::string folder = JoinPath(it->path().string(), kCheckpointsDirectory);
     const auto key = FilesKey(folder);
     if (!key.has_value()) return std::nullopt;
@@ -132,7 +133,8 @@ std::optional<std::string> CheckpointsKey(const std::string& attempts_directory)
 
 absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(base::FileSystem& files,
                                                                    const std::string& attempts_directory,
-                                                                   std::vector<CheckpointInfo>* damaged, const Cancelled& cancelled) {
+                                                                   std::vector<CheckpointInfo>* damaged,
+                                                                   const Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all, ListAll(files, attempts_directory, damaged));
   for (auto it = all.rbegin(); it != all.rend(); ++it) {
     const auto verified = Verify(files, it->directory, cancelled);
@@ -159,7 +161,7 @@ absl::Status PruneOlderAttempts(base::FileSystem& files, const std::string& atte
                                 std::int64_t keep) {
   NIBBLE_ASSIGN_OR_RETURN(auto checkpoints, ListAllCheckpoints(files, attempts_directory));
   const auto own = std::stable_partition(checkpoints.begin(), checkpoints.end(),
-                                            [&](const CheckpointInfo& one) { return one.attempt != attempt; });
+                                         [&](const CheckpointInfo& one) { return one.attempt != attempt; });
   const auto num_others = static_cast<std::size_t>(own - checkpoints.begin());
   for (std::size_t i = 0; i < num_others && i + static_cast<std::size_t>(keep) < checkpoints.size(); ++i) {
     NIBBLE_RETURN_IF_ERROR(RemovePublished(files, checkpoints[i].directory));

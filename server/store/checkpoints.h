@@ -32,8 +32,8 @@ absl::StatusOr<PendingDirectory> BeginCheckpoint(base::FileSystem& files, const 
 
 // Checkpoints of one attempt whose file sizes match their manifests, ordered by step. Skips a directory without a valid
 // manifest. Here and below, a checkpoint that cannot be read now is an error.
-absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& files, const std::string& attempt_directory,
-                                                            std::int64_t attempt);
+absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& files,
+                                                            const std::string& attempt_directory, std::int64_t attempt);
 // Checkpoints of all attempts below `attempts_directory`, ordered by step, then attempt.
 absl::StatusOr<std::vector<CheckpointInfo>> ListAllCheckpoints(base::FileSystem& files,
                                                                const std::string& attempts_directory);

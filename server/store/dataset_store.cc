@@ -77,7 +77,8 @@ absl::StatusOr<StoredDataset> DatasetStore::Load(const std::string& name) const 
   dataset.sha256 = data->sha256;
   dataset.bytes = data->size;
   struct stat info;
-  if (::stat(JoinPath(directory, kManifestFile).c_str(), &info) == 0) dataset.created = absl::TimeFromTimespec(info.st_mtim);
+  if (::stat(JoinPath(directory, kManifestFile).c_str(), &info) == 0)
+    dataset.created = absl::TimeFromTimespec(info.st_mtim);
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, files_.Read(JoinPath(directory, kDatasetMetaFile), kMaxMetaBytes));
   NIBBLE_ASSIGN_OR_RETURN(dataset.meta, base::ParseJson(text));
   return dataset;
@@ -117,13 +118,15 @@ absl::StatusOr<std::shared_ptr<const Pin>> DatasetStore::PinDataset(std::string_
   return names_->AddPin(name, user, tenant);
 }
 
-absl::Status DatasetStore::Delete(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant) {
+absl::Status DatasetStore::Delete(std::string_view name, const std::optional<std::string>& etag,
+                                  const std::string& tenant) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> hidden, Hide(name, etag, tenant));
   for (const std::string& path : hidden) RemoveHidden(files_, path);  // without the lock, as in ModelStore::Delete
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::string>> DatasetStore::Hide(std::string_view name, const std::optional<std::string>& etag,
+absl::StatusOr<std::vector<std::string>> DatasetStore::Hide(std::string_view name,
+                                                            const std::optional<std::string>& etag,
                                                             const std::string& tenant) {
   base::MutexLock lock(mutex_);
   const auto it = datasets_.find(name);

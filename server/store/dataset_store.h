@@ -29,7 +29,7 @@ struct StoredDataset {
   std::string sha256;     // of the data file
   std::uint64_t bytes = 0;
   absl::Time created;
-  base::Json meta;  // what the validator returned: "format", "rows", ...
+  base::Json meta;       // what the validator returned: "format", "rows", ...
   bool damaged = false;  // set by List only: nothing but the name is known
 };
 
@@ -51,10 +51,12 @@ class DatasetStore {
   std::vector<StoredDataset> List() const;
   // Errors: NotFound (DATASET); DataLoss (ARTIFACT_CORRUPT) as in ModelStore::Get.
   absl::StatusOr<StoredDataset> Get(std::string_view name) const;
-  absl::StatusOr<std::shared_ptr<const Pin>> PinDataset(std::string_view name, std::string_view user, const JobTenant& tenant = {});
+  absl::StatusOr<std::shared_ptr<const Pin>> PinDataset(std::string_view name, std::string_view user,
+                                                        const JobTenant& tenant = {});
   // Like ModelStore::Delete; also removes the dataset's token files. Errors: NotFound; FailedPrecondition
   // (DATASET_IN_USE); Aborted (ETAG_MISMATCH).
-  absl::Status Delete(std::string_view name, const std::optional<std::string>& etag = {}, const std::string& tenant = "");
+  absl::Status Delete(std::string_view name, const std::optional<std::string>& etag = {},
+                      const std::string& tenant = "");
   // Call this after making token files of a dataset: it removes them if the dataset was deleted meanwhile.
   void RemoveTokensIfDeleted(std::string_view name);
 
@@ -80,7 +82,8 @@ class DatasetStore {
  private:
   DatasetStore(base::FileSystem& files, StatePaths paths, UploadLimits limits);
   // Removes the dataset from the store, under the lock. Returns the arguments of RemoveHidden.
-  absl::StatusOr<std::vector<std::string>> Hide(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant);
+  absl::StatusOr<std::vector<std::string>> Hide(std::string_view name, const std::optional<std::string>& etag,
+                                                const std::string& tenant);
   absl::StatusOr<StoredDataset> Load(const std::string& name) const;
   static StoredDataset Unread(const std::string& name);
   absl::StatusOr<StoredDataset> Find(std::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -22,7 +22,7 @@ namespace nibble::store {
 
 namespace {
 constexpr std::uint64_t kLeastWatermark = std::uint64_t{1} << 30;
-constexpr std::uint32_t kExtents = 128;     // per ioctl
+constexpr std::uint32_t kExtents = 128;  // per ioctl
 
 // Bytes in extents that other files share (reflinks); nullopt if the file system does not report them.
 std::optional<std::uint64_t> SharedBytes(int fd) {
@@ -71,7 +71,8 @@ absl::StatusOr<std::uint64_t> TotalBytes(const std::string& path) {
   return static_cast<std::uint64_t>(info.f_blocks) * info.f_frsize;
 }
 
-absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes) {
+absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::string& path,
+                                         std::uint64_t min_free_bytes) {
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files.FreeBytes(path));
   return free > min_free_bytes ? free - min_free_bytes : 0;
 }

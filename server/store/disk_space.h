@@ -17,7 +17,8 @@ absl::StatusOr<std::uint64_t> TotalBytes(const std::string& path);
 
 // Bytes that may be written to the file system of `path` before only `min_free_bytes` are free; 0 if fewer are free
 // already.
-absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes);
+absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::string& path,
+                                         std::uint64_t min_free_bytes);
 
 // Logs a warning if less than `min_free_bytes` are free. For a start of the server: without it, the first refused call
 // would be the first sign.

@@ -22,8 +22,8 @@ struct CloseDirectory {
 };
 
 // Adds a line for each entry of the directory `name` in the open directory `parent`, and of all directories below it.
-// `path`: prefix of the names. False if an entry cannot be read. Looks up each entry in its open directory: a lookup by a
-// long path takes longer than all other work, and a list needs thousands.
+// `path`: prefix of the names. False if an entry cannot be read. Looks up each entry in its open directory: a lookup by
+// a long path takes longer than all other work, and a list needs thousands.
 bool AddFiles(int parent, const char* name, const std::string& path, std::vector<std::string>& lines) {
   const int fd = ::openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return errno == ENOENT && path.empty();
@@ -38,7 +38,8 @@ bool AddFiles(int parent, const char* name, const std::string& path, std::vector
     if (entry_name == "." || entry_name == "..") continue;
     struct stat info;
     if (::fstatat(fd, entry->d_name, &info, 0) != 0) return false;
-    lines.push_back(base::StrCat(path, entry_name, " ", info.st_size, " ", info.st_mtim.tv_sec, " ", info.st_mtim.tv_nsec, "\n"));
+    lines.push_back(
+        base::StrCat(path, entry_name, " ", info.st_size, " ", info.st_mtim.tv_sec, " ", info.st_mtim.tv_nsec, "\n"));
     // A link to a directory is not followed: it may lead back here.
     const bool below = S_ISDIR(info.st_mode) && entry->d_type != DT_LNK;
     if (below && !AddFiles(fd, entry->d_name, base::StrCat(path, entry_name, "/"), lines)) return false;

@@ -19,21 +19,22 @@ constexpr int kMaxEntries = 1000;
 
 }  // namespace
 
-absl::StatusOr<std::uint64_t> PlannableBytes(base::FileSystem& files, const StatePaths& paths, std::uint64_t min_free_bytes) {
+absl::StatusOr<std::uint64_t> PlannableBytes(base::FileSystem& files, const StatePaths& paths,
+                                             std::uint64_t min_free_bytes) {
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files.FreeBytes(paths.root()));
   const std::uint64_t max_free = free + BaseCache(files, paths.bases(), {}).ReclaimableBytes();
   return max_free > min_free_bytes ? max_free - min_free_bytes : 0;
 }
 
-absl::Status CheckPlannedSpace(base::FileSystem& files, const StatePaths& paths, std::uint64_t min_free_bytes, std::int64_t bytes) {
+absl::Status CheckPlannedSpace(base::FileSystem& files, const StatePaths& paths, std::uint64_t min_free_bytes,
+                               std::int64_t bytes) {
   if (bytes <= 0) return absl::OkStatus();
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t have, PlannableBytes(files, paths, min_free_bytes));
   if (static_cast<std::uint64_t>(bytes) <= have) return absl::OkStatus();
-  return base::WithReason(
-      absl::ResourceExhaustedError(base::StrCat("the job writes up to ", bytes,
-                                                " bytes, the server's disk has room for ", have,
-                                                " bytes: delete models, datasets or jobs")),
-      "DISK_FULL", {{"need", std::to_string(bytes)}, {"have", std::to_string(have)}});
+  return base::WithReason(absl::ResourceExhaustedError(base::StrCat("the job writes up to ", bytes,
+                                                                    " bytes, the server's disk has room for ", have,
+                                                                    " bytes: delete models, datasets or jobs")),
+                          "DISK_FULL", {{"need", std::to_string(bytes)}, {"have", std::to_string(have)}});
 }
 
 std::uint64_t AttemptsBytes(const StatePaths& paths, const std::string& job_id) {

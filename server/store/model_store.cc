@@ -21,7 +21,10 @@ constexpr std::uint64_t kMaxInfoBytes = 1u << 20;
 }  // namespace
 
 ModelStore::ModelStore(base::FileSystem& files, StatePaths paths, std::uint64_t min_free_bytes)
-    : files_(files), paths_(std::move(paths)), min_free_bytes_(min_free_bytes), names_(std::make_shared<NameTable>("model", "MODEL")) {}
+    : files_(files),
+      paths_(std::move(paths)),
+      min_free_bytes_(min_free_bytes),
+      names_(std::make_shared<NameTable>("model", "MODEL")) {}
 
 absl::StatusOr<std::unique_ptr<ModelStore>> ModelStore::Open(base::FileSystem& files, const StatePaths& paths,
                                                              std::uint64_t min_free_bytes) {
@@ -182,19 +185,22 @@ absl::StatusOr<StoredModel> ModelStore::Pending::Commit(const Cancelled& cancell
   return store_.Find(name_);
 }
 
-absl::StatusOr<std::shared_ptr<const Pin>> ModelStore::PinModel(std::string_view name, std::string_view user, const JobTenant& tenant) {
+absl::StatusOr<std::shared_ptr<const Pin>> ModelStore::PinModel(std::string_view name, std::string_view user,
+                                                                const JobTenant& tenant) {
   base::MutexLock lock(mutex_);
   if (!models_.contains(name)) return names_->NotFound(name);
   return names_->AddPin(name, user, tenant);
 }
 
-absl::Status ModelStore::Delete(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant) {
+absl::Status ModelStore::Delete(std::string_view name, const std::optional<std::string>& etag,
+                                const std::string& tenant) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string hidden, Hide(name, etag, tenant));
   RemoveHidden(files_, hidden);  // without the lock: it takes seconds for a large model
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ModelStore::Hide(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant) {
+absl::StatusOr<std::string> ModelStore::Hide(std::string_view name, const std::optional<std::string>& etag,
+                                             const std::string& tenant) {
   base::MutexLock lock(mutex_);
   const auto it = models_.find(name);
   if (it == models_.end()) return names_->NotFound(name);

@@ -25,7 +25,7 @@ struct StoredModel {
   std::string manifest_digest;
   std::uint64_t bytes = 0;
   absl::Time created;
-  base::Json info;  // nibble.json as stored (model::ParseArtifactInfo parses it); an object, or null
+  base::Json info;       // nibble.json as stored (model::ParseArtifactInfo parses it); an object, or null
   bool damaged = false;  // set by List only: nothing but the name and directory is known
 };
 
@@ -40,7 +40,7 @@ class ModelStore {
   static absl::StatusOr<std::unique_ptr<ModelStore>> Open(base::FileSystem& files, const StatePaths& paths,
                                                           std::uint64_t min_free_bytes = 0);
 
-  std::vector<StoredModel> List() const;                             // by name
+  std::vector<StoredModel> List() const;  // by name
   // Errors: NotFound (MODEL); DataLoss (ARTIFACT_CORRUPT) if the model was damaged when the server started and still
   // is.
   absl::StatusOr<StoredModel> Get(std::string_view name) const;
@@ -59,8 +59,8 @@ class ModelStore {
   // reserved or reserves now. The model then holds the name. Succeeds if models/NAME already exists with this manifest:
   // an earlier call moved it before a crash or a disk error. AlreadyExists and DataLoss (also if the moved model was
   // deleted) are permanent; after any other error the caller may retry.
-  absl::Status Publish(std::string_view name, std::string_view owner, const std::string& directory, const std::string& manifest_digest,
-                       const JobTenant& tenant = {});
+  absl::Status Publish(std::string_view name, std::string_view owner, const std::string& directory,
+                       const std::string& manifest_digest, const JobTenant& tenant = {});
 
   // A model written in place: write below directory(), then Commit.
   class Pending {
@@ -81,17 +81,20 @@ class ModelStore {
   absl::StatusOr<std::unique_ptr<Pending>> Begin(std::string_view name, const JobTenant& viewer = {});
 
   // The model cannot be deleted while the pin exists. The refusal shows `user` ("job job-1", "loaded").
-  absl::StatusOr<std::shared_ptr<const Pin>> PinModel(std::string_view name, std::string_view user, const JobTenant& tenant = {});
+  absl::StatusOr<std::shared_ptr<const Pin>> PinModel(std::string_view name, std::string_view user,
+                                                      const JobTenant& tenant = {});
 
   // Deletes a model, damaged or not. `tenant`: of the caller, "" for none (NameTable::CheckUnused). Errors: NotFound;
   // FailedPrecondition (MODEL_IN_USE); with an etag also Aborted (ETAG_MISMATCH), and DataLoss for a damaged model,
   // whose etag is unknown.
-  absl::Status Delete(std::string_view name, const std::optional<std::string>& etag = {}, const std::string& tenant = "");
+  absl::Status Delete(std::string_view name, const std::optional<std::string>& etag = {},
+                      const std::string& tenant = "");
 
  private:
   ModelStore(base::FileSystem& files, StatePaths paths, std::uint64_t min_free_bytes);
   // Removes the model from the store, under the lock. Returns the argument of RemoveHidden.
-  absl::StatusOr<std::string> Hide(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant);
+  absl::StatusOr<std::string> Hide(std::string_view name, const std::optional<std::string>& etag,
+                                   const std::string& tenant);
   absl::StatusOr<StoredModel> Load(const std::string& name, const std::string& directory) const;
   StoredModel Unread(const std::string& name) const;
   absl::StatusOr<StoredModel> Find(std::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -55,13 +55,13 @@ absl::Status NameTable::CheckEtag(const std::string& etag, const std::optional<s
 
 absl::Status NameTable::Held(std::string_view name, const Holder& holder, const JobTenant& viewer) const {
   const std::string who = MaySee(viewer, holder) ? holder.who : kSomeJob;
-  return base::WithReason(
-      absl::AlreadyExistsError(
-          StrCat("the ", kind_, " name \"", name, "\" is taken by ", who, ", which is not finished")),
-      "NAME_TAKEN", {{"kind", kind_}, {"name", std::string(name)}});
+  return base::WithReason(absl::AlreadyExistsError(StrCat("the ", kind_, " name \"", name, "\" is taken by ", who,
+                                                          ", which is not finished")),
+                          "NAME_TAKEN", {{"kind", kind_}, {"name", std::string(name)}});
 }
 
-absl::Status NameTable::Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant, const JobTenant& viewer) {
+absl::Status NameTable::Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant,
+                                const JobTenant& viewer) {
   base::MutexLock lock(mutex_);
   const auto [it, added] = owners_.emplace(name, Holder{std::string(owner), tenant});
   return added || it->second.who == owner ? absl::OkStatus() : Held(name, it->second, viewer);
@@ -98,8 +98,9 @@ absl::Status NameTable::CheckUnused(std::string_view name, const std::string& te
   const std::multiset<Holder>& users = it->second;
   const auto known = std::find_if(users.begin(), users.end(), [&](const Holder& one) { return MaySee(tenant, one); });
   const std::string user = known == users.end() ? kSomeJob : known->who;
-  return base::WithReason(absl::FailedPreconditionError(StrCat("the ", kind_, " \"", name, "\" is in use (", user, ")")),
-                          StrCat(reason_, "_IN_USE"), {{"name", std::string(name)}, {"user", user}});
+  return base::WithReason(
+      absl::FailedPreconditionError(StrCat("the ", kind_, " \"", name, "\" is in use (", user, ")")),
+      StrCat(reason_, "_IN_USE"), {{"name", std::string(name)}, {"user", user}});
 }
 
 }  // namespace nibble::store

@@ -44,7 +44,8 @@ class NameTable : public std::enable_shared_from_this<NameTable> {
   // may see.
   absl::Status CheckUnused(std::string_view name, const std::string& tenant) const;
 
-  absl::Status CheckEtag(const std::string& etag, const std::optional<std::string>& wanted) const;  // Aborted (ETAG_MISMATCH)
+  absl::Status CheckEtag(const std::string& etag,
+                         const std::optional<std::string>& wanted) const;  // Aborted (ETAG_MISMATCH)
 
   absl::Status Taken(std::string_view name) const;
   absl::Status NotFound(std::string_view name) const;

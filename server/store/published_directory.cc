@@ -54,8 +54,7 @@ bool SafeRelativeName(std::string_view name) {
 }
 
 bool IsSha256(std::string_view text) {
-  return text.size() == 64 &&
-         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 // Collects the regular files below `directory`, as sorted relative names, and all subdirectories. Refuses links.
@@ -269,7 +268,8 @@ absl::StatusOr<std::string> HidePublished(base::FileSystem& files, const std::st
 void RemoveHidden(base::FileSystem& files, const std::string& directory) {
   if (directory.empty()) return;
   if (const absl::Status removed = files.RemoveAll(directory); !removed.ok()) {
-    base::LogWarning("cannot remove deleted files until the next start", {{"path", directory}, {"why", std::string(removed.message())}});
+    base::LogWarning("cannot remove deleted files until the next start",
+                     {{"path", directory}, {"why", std::string(removed.message())}});
   }
 }
 

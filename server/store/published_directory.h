@@ -1,5 +1,6 @@
-// Directories that appear whole or not at all (docs/life_of_a_job.md): files first, each synced; manifest.json last; then a rename and a
-// sync of the parent. Models, datasets, checkpoints and a trainer's output are all published like this.
+// Directories that appear whole or not at all (docs/life_of_a_job.md): files first, each synced; manifest.json last;
+// then a rename and a sync of the parent. Models, datasets, checkpoints and a trainer's output are all published like
+// this.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -80,7 +81,8 @@ absl::Status SyncMoved(base::FileSystem& files, const std::string& from, const s
 // Renames the directory to a temporary name and returns that: the directory is gone, and the caller removes its files,
 // which may take long. A crash leaves only a temporary, which start-up removes.
 absl::StatusOr<std::string> HidePublished(base::FileSystem& files, const std::string& directory);
-// Removes a directory that HidePublished returned; "": does nothing. Logs a failure, after which the next start removes it.
+// Removes a directory that HidePublished returned; "": does nothing. Logs a failure, after which the next start removes
+// it.
 void RemoveHidden(base::FileSystem& files, const std::string& directory);
 // Renames the directory to a temporary name, then removes it. A crash leaves only a temporary, which start-up removes.
 absl::Status RemovePublished(base::FileSystem& files, const std::string& directory);

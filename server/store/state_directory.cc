@@ -32,8 +32,9 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(base::FileS
   NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, paths.bases()));
   NIBBLE_ASSIGN_OR_RETURN(auto models, ModelStore::Open(files, paths, limits.min_free_bytes));
   NIBBLE_ASSIGN_OR_RETURN(auto datasets, DatasetStore::Open(files, paths, limits));
-  return std::unique_ptr<StateDirectory>(new StateDirectory{files, paths, std::move(lock), std::move(reserve), std::move(models),
-                                                            std::move(datasets), limits.min_free_bytes});
+  return std::unique_ptr<StateDirectory>(new StateDirectory{files, paths, std::move(lock), std::move(reserve),
+                                                            std::move(models), std::move(datasets),
+                                                            limits.min_free_bytes});
 }
 
 }  // namespace nibble::store

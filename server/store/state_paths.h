@@ -4,8 +4,9 @@
 //   reserve                                       room for cancels, ends and a start on a full disk (disk_reserve.h)
 //   models/NAME/                                  one artifact (server/model/artifact.h) and manifest.json
 //   datasets/NAME/                                data.jsonl, meta.json, manifest.json
-//   bases/KEY/                                    a quantized base that qlora attempts share (base_cache.h) and manifest.json
-//   tokens/NAME/KEY.tokens                        a data set's data as tokens (data/token_file.h): nibbled and trainers
+//   bases/KEY/                                    a quantized base that qlora attempts share (base_cache.h) and
+//   manifest.json tokens/NAME/KEY.tokens                        a data set's data as tokens (data/token_file.h):
+//   nibbled and trainers
 //                                                 write and read these files; each may be removed at any time
 //   uploads/ID/                                   an upload in progress; emptied at every start
 //   jobs/ID/attempts/N/                           the --job_dir of nibble-trainer; only that attempt writes here

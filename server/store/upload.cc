@@ -20,7 +20,8 @@ absl::Status TooLarge(std::string_view what, std::uint64_t max) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Upload>> Upload::Begin(base::FileSystem& files, const StatePaths& paths, UploadLimits limits) {
+absl::StatusOr<std::unique_ptr<Upload>> Upload::Begin(base::FileSystem& files, const StatePaths& paths,
+                                                      UploadLimits limits) {
   const std::string directory = base::JoinPath(paths.uploads(), base::NewId("upload"));
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(directory));
   return std::unique_ptr<Upload>(new Upload(files, limits, directory));
@@ -35,8 +36,9 @@ absl::Status Upload::BeginFile(std::string_view name) {
   if (file_ != nullptr) return absl::FailedPreconditionError(StrCat("the file ", file_name_, " is not finished"));
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   if (num_files_ >= limits_.max_files) {
-    return base::WithReason(absl::ResourceExhaustedError(StrCat("more than ", limits_.max_files, " files in one upload")),
-                            "UPLOAD_TOO_LARGE");
+    return base::WithReason(
+        absl::ResourceExhaustedError(StrCat("more than ", limits_.max_files, " files in one upload")),
+        "UPLOAD_TOO_LARGE");
   }
   const std::string path = base::JoinPath(directory_, name);
   if (files_.Exists(path)) return base::FieldError("name", StrCat("the file ", name, " was sent twice"));
@@ -68,8 +70,8 @@ absl::Status Upload::FinishFile(std::string_view sha256) {
   file_.reset();
   const std::string got = sha256_.HexDigest();
   if (absl::AsciiStrToLower(base::ToAbsl(sha256)) != got) {
-    return base::WithReason(absl::InvalidArgumentError(StrCat("sha256: the received ", file_name_, " has SHA-256 ", got,
-                                                              ", wanted ", sha256)),
+    return base::WithReason(absl::InvalidArgumentError(
+                                StrCat("sha256: the received ", file_name_, " has SHA-256 ", got, ", wanted ", sha256)),
                             "CHECKSUM_MISMATCH", {{"field", "sha256"}});
   }
   return absl::OkStatus();

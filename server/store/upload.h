@@ -24,7 +24,8 @@ struct UploadLimits {
 // Files that a client streams to uploads/ID/. The destructor removes that directory. One thread.
 class Upload {
  public:
-  static absl::StatusOr<std::unique_ptr<Upload>> Begin(base::FileSystem& files, const StatePaths& paths, UploadLimits limits);
+  static absl::StatusOr<std::unique_ptr<Upload>> Begin(base::FileSystem& files, const StatePaths& paths,
+                                                       UploadLimits limits);
   ~Upload();
 
   const std::string& directory() const { return directory_; }

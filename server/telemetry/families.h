@@ -60,12 +60,13 @@ inline const Buckets& ByteBuckets() {
 
 // Kernels whose launch counters exist with 0 before the first launch. For example, if serving never quantizes a weight
 // again, its counter shows 0 instead of a missing series.
-inline constexpr const char* kKnownKernels[] = {"attention", "matmul_dense", "matmul_int8", "matmul_nf4", "matmul_ternary",
-                                         "quantize_activations", "quantize_int8", "quantize_nf4", "double_quantize", "ternarise",
-                                         "rms_norm", "rms_norm_quantize"};
+inline constexpr const char* kKnownKernels[] = {
+    "attention",     "matmul_dense", "matmul_int8",     "matmul_nf4", "matmul_ternary", "quantize_activations",
+    "quantize_int8", "quantize_nf4", "double_quantize", "ternarise",  "rms_norm",       "rms_norm_quantize"};
 // Failure reasons with a label value of their own (docs/errors.md); all other reasons count as "OTHER".
-inline constexpr const char* kFailureReasons[] = {"NAN_LOSS", "DISK_FULL", "OUT_OF_DEVICE_MEMORY", "OUT_OF_MEMORY", "TRAINER_SIGNAL",
-                                                  "TRAINER_EXIT", "NO_PROGRESS", "DATASET_FORMAT", "NO_TRAINABLE_TOKENS", "TEMPLATE_ERROR", "OTHER"};
+inline constexpr const char* kFailureReasons[] = {
+    "NAN_LOSS",    "DISK_FULL",      "OUT_OF_DEVICE_MEMORY", "OUT_OF_MEMORY",  "TRAINER_SIGNAL", "TRAINER_EXIT",
+    "NO_PROGRESS", "DATASET_FORMAT", "NO_TRAINABLE_TOKENS",  "TEMPLATE_ERROR", "OTHER"};
 inline constexpr const char* kPhases[] = {"train", "serve", "convert"};
 
 // Makes a valid label value. Prometheus refuses the whole scrape for one value that is not UTF-8 or contains a NUL (its
@@ -184,8 +185,8 @@ struct Metrics::Families {
 
   // A series of the model: `labels` and the model's name, or "other" beyond kMaxModelLabels.
   template <typename Metric, typename... Boundaries>
-  Metric& OfModel(prometheus::Family<Metric>& family, std::string_view model, Labels labels, const Boundaries&... boundaries)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+  Metric& OfModel(prometheus::Family<Metric>& family, std::string_view model, Labels labels,
+                  const Boundaries&... boundaries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     auto found = models.find(model);
     if (found == models.end() && models.size() >= kMaxModelLabels) {
       labels.emplace("model", "other");

@@ -17,7 +17,8 @@ namespace nibble::telemetry {
 
 std::string Text(std::string_view text) {
   std::string value(text);
-  for (std::size_t nul = value.find('\0'); nul != std::string::npos; nul = value.find('\0', nul)) value.replace(nul, 1, "\xef\xbf\xbd");
+  for (std::size_t nul = value.find('\0'); nul != std::string::npos; nul = value.find('\0', nul))
+    value.replace(nul, 1, "\xef\xbf\xbd");
   if (std::ranges::all_of(value, [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return value;
   const auto mended = base::ParseJson(base::Dump(base::Json(std::move(value))));
   return mended.ok() ? mended->get<std::string>() : "?";
@@ -26,7 +27,11 @@ std::string Text(std::string_view text) {
 Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(std::make_unique<Families>()) {
   Families& f = *families_;
   f.build_info
-      .Add({{"version", build.version}, {"revision", build.revision}, {"code", build.code}, {"cuda", build.cuda}, {"torch", "none"}})
+      .Add({{"version", build.version},
+            {"revision", build.revision},
+            {"code", build.code},
+            {"cuda", build.cuda},
+            {"torch", "none"}})
       .Set(1);
   for (const std::string& device : known.devices) {
     for (const char* phase : kPhases) {
@@ -57,10 +62,12 @@ Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(s
   f.checkpoint_bytes.Add({}, ByteBuckets());
   f.checkpoint_time.Add({});
   f.verify_failures.Add({});
-  for (const char* reason : {"QUEUE_FULL", "STREAMS_FULL", "DRAINING", "PROMPT_TOO_LONG"}) f.rejected.Add({{"reason", reason}});
+  for (const char* reason : {"QUEUE_FULL", "STREAMS_FULL", "DRAINING", "PROMPT_TOO_LONG"})
+    f.rejected.Add({{"reason", reason}});
   for (const char* reason : {"TOKEN_MISSING", "TOKEN_INVALID", "ROLE"}) f.auth_failures.Add({{"reason", reason}});
   for (const char* format : {"int8", "nf4"}) f.convert_seconds.Add({{"format", format}}, JobBuckets());
-  for (const char* operation : {"open", "append", "sync", "rename", "sync_directory", "create_directories", "remove", "read"}) {
+  for (const char* operation :
+       {"open", "append", "sync", "rename", "sync_directory", "create_directories", "remove", "read"}) {
     f.store_seconds.Add({{"op", operation}, {"backend", "file"}}, RpcBuckets());
   }
   f.store_errors.Add({{"backend", "file"}, {"reason", "DISK_FULL"}});
@@ -147,8 +154,8 @@ void Metrics::RpcStarted(std::string_view type, std::string_view service, std::s
   families_->rpc_started.Add(RpcLabels(type, service, method)).Increment();
 }
 
-void Metrics::RpcHandled(std::string_view type, std::string_view service, std::string_view method, std::string_view code,
-                         double seconds) {
+void Metrics::RpcHandled(std::string_view type, std::string_view service, std::string_view method,
+                         std::string_view code, double seconds) {
   Labels labels = RpcLabels(type, service, method);
   families_->rpc_seconds.Add(labels, RpcBuckets()).Observe(seconds);
   labels["grpc_code"] = Text(code);
@@ -156,7 +163,9 @@ void Metrics::RpcHandled(std::string_view type, std::string_view service, std::s
 }
 
 void Metrics::Rejected(std::string_view reason) { families_->rejected.Add({{"reason", Text(reason)}}).Increment(); }
-void Metrics::AuthFailed(std::string_view reason) { families_->auth_failures.Add({{"reason", Text(reason)}}).Increment(); }
+void Metrics::AuthFailed(std::string_view reason) {
+  families_->auth_failures.Add({{"reason", Text(reason)}}).Increment();
+}
 void Metrics::SetCertificateExpiry(std::string_view file, double unix_seconds) {
   families_->certificate_expiry.Add({{"file", Text(file)}}).Set(unix_seconds);
 }
@@ -165,8 +174,9 @@ void Metrics::SetTlsFilesOk(bool ok) { families_->tls_files_ok.Add({}).Set(ok ? 
 void Metrics::SetKernelLaunches(std::string_view phase, std::string_view device,
                                 const std::map<std::string, std::uint64_t>& counts) {
   for (const auto& [kernel, count] : counts) {
-    families_->Follow(families_->launches.Add({{"kernel", Text(kernel)}, {"device", Text(device)}, {"phase", Text(phase)}}),
-                      static_cast<double>(count));
+    families_->Follow(
+        families_->launches.Add({{"kernel", Text(kernel)}, {"device", Text(device)}, {"phase", Text(phase)}}),
+        static_cast<double>(count));
   }
 }
 
@@ -231,7 +241,9 @@ void Metrics::SetJobs(std::string_view method, std::string_view state, std::int6
   families_->jobs.Add({{"method", Text(method)}, {"state", Text(state)}}).Set(static_cast<double>(jobs));
 }
 
-void Metrics::JobCreated(std::string_view method) { families_->jobs_created.Add({{"method", Text(method)}}).Increment(); }
+void Metrics::JobCreated(std::string_view method) {
+  families_->jobs_created.Add({{"method", Text(method)}}).Increment();
+}
 
 void Metrics::JobFinished(std::string_view method, std::string_view result, double seconds) {
   const Labels labels = {{"method", Text(method)}, {"result", Text(result)}};
@@ -244,7 +256,8 @@ void Metrics::JobAttempt(std::string_view method, std::string_view reason) {
 }
 
 void Metrics::JobFailed(std::string_view method, std::string_view reason) {
-  const bool known = std::find(std::begin(kFailureReasons), std::end(kFailureReasons), reason) != std::end(kFailureReasons);
+  const bool known =
+      std::find(std::begin(kFailureReasons), std::end(kFailureReasons), reason) != std::end(kFailureReasons);
   families_->job_failures.Add({{"method", Text(method)}, {"reason", known ? Text(reason) : "OTHER"}}).Increment();
 }
 

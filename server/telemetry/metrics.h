@@ -14,8 +14,8 @@ namespace nibble::telemetry {
 
 struct BuildInfo {
   std::string version;
-  std::string revision;  // commit; "" if unknown
-  std::string cuda;      // "none" or a version
+  std::string revision;   // commit; "" if unknown
+  std::string cuda;       // "none" or a version
   std::string code = {};  // digest of the sources; "" if unknown
 };
 
@@ -42,7 +42,7 @@ struct StepSample {
 };
 
 struct GenerateSample {
-  double ttft_seconds = 0;        // 0: no token was generated
+  double ttft_seconds = 0;  // 0: no token was generated
   double decode_seconds = 0;
   std::int64_t prompt_tokens = 0;  // computed prompt tokens
   std::int64_t completion_tokens = 0;
@@ -77,8 +77,10 @@ class Metrics {
   void SetTlsFilesOk(bool ok);
 
   // Kernels. Set takes the kernels' own total counts, which only rise; Add takes the launches that a trainer reports.
-  void SetKernelLaunches(std::string_view phase, std::string_view device, const std::map<std::string, std::uint64_t>& counts);
-  void AddKernelLaunches(std::string_view phase, std::string_view device, std::string_view kernel, std::uint64_t launches);
+  void SetKernelLaunches(std::string_view phase, std::string_view device,
+                         const std::map<std::string, std::uint64_t>& counts);
+  void AddKernelLaunches(std::string_view phase, std::string_view device, std::string_view kernel,
+                         std::uint64_t launches);
   void RaisePeakMemory(std::string_view process, std::string_view device, std::uint64_t bytes);
 
   // Serving.

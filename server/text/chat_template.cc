@@ -33,8 +33,8 @@ std::vector<RenderedTurns::Part> PartsOf(const FfiBytes& bytes) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Compile(
-    std::string_view source, const SpecialTokens& special_tokens) {
+absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Compile(std::string_view source,
+                                                                    const SpecialTokens& special_tokens) {
   std::string json = "{";
   for (const auto& [name, token] : special_tokens) {
     if (!IsValidUtf8(name) || !IsValidUtf8(token)) {
@@ -48,22 +48,20 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Compile(
   json += '}';
   NibbleTemplate* handle = nullptr;
   FfiBytes answer;
-  const NibbleTextCode code = nibble_template_compile(
-      View(source), View(json), &handle, answer.out());
+  const NibbleTextCode code = nibble_template_compile(View(source), View(json), &handle, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "chat_template", answer));
   return std::unique_ptr<ChatTemplate>(new ChatTemplate(handle));
 }
 
 ChatTemplate::~ChatTemplate() { nibble_template_free(handle_); }
 
-absl::StatusOr<std::string> ChatTemplate::Render(
-    std::span<const ChatMessage> messages, const RenderOptions& options) const {
+absl::StatusOr<std::string> ChatTemplate::Render(std::span<const ChatMessage> messages,
+                                                 const RenderOptions& options) const {
   std::string json = "[";
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const auto& [role, content] = messages[i];
     if (!IsValidUtf8(role) || !IsValidUtf8(content)) {
-      return absl::InvalidArgumentError(
-          base::StrCat("messages[", i, "]: not UTF-8"));
+      return absl::InvalidArgumentError(base::StrCat("messages[", i, "]: not UTF-8"));
     }
     json += i == 0 ? "{\"role\":" : ",{\"role\":";
     AppendJsonString(role, &json);
@@ -75,22 +73,21 @@ absl::StatusOr<std::string> ChatTemplate::Render(
   return RenderJson(json, options);
 }
 
-absl::StatusOr<std::string> ChatTemplate::RenderJson(
-    std::string_view messages_json, const RenderOptions& options) const {
+absl::StatusOr<std::string> ChatTemplate::RenderJson(std::string_view messages_json,
+                                                     const RenderOptions& options) const {
   const NibbleRenderInput input = InputOf(messages_json, options);
   FfiBytes answer;
-  const NibbleTextCode code =
-      nibble_template_render(handle_, &input, answer.out());
+  const NibbleTextCode code = nibble_template_render(handle_, &input, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "chat_template", answer));
   return std::string(answer.view());
 }
 
-absl::StatusOr<RenderedTurns> ChatTemplate::RenderTurns(
-    std::string_view messages_json, const RenderOptions& options) const {
+absl::StatusOr<RenderedTurns> ChatTemplate::RenderTurns(std::string_view messages_json,
+                                                        const RenderOptions& options) const {
   const NibbleRenderInput input = InputOf(messages_json, options);
   FfiBytes answer, turns, generation, unknown;
-  const NibbleTextCode code = nibble_template_render_turns(
-      handle_, &input, turns.out(), generation.out(), unknown.out(), answer.out());
+  const NibbleTextCode code =
+      nibble_template_render_turns(handle_, &input, turns.out(), generation.out(), unknown.out(), answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "chat_template", answer));
   return RenderedTurns{.text = std::string(answer.view()),
                        .turns = PartsOf(turns),

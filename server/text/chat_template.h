@@ -61,8 +61,8 @@ class ChatTemplate {
   using SpecialTokens = std::vector<std::pair<std::string, std::string>>;
 
   // Errors: InvalidArgument (syntax, with its line; more than 256 KiB).
-  static absl::StatusOr<std::unique_ptr<ChatTemplate>> Compile(
-      std::string_view source, const SpecialTokens& special_tokens);
+  static absl::StatusOr<std::unique_ptr<ChatTemplate>> Compile(std::string_view source,
+                                                               const SpecialTokens& special_tokens);
 
   ChatTemplate(const ChatTemplate&) = delete;
   ChatTemplate& operator=(const ChatTemplate&) = delete;
@@ -71,16 +71,13 @@ class ChatTemplate {
   // Errors: InvalidArgument (the text given to raise_exception, a failed operation,
   // an exceeded limit, malformed JSON). Runs on a temporary thread, because deeply
   // nested values need a large stack.
-  absl::StatusOr<std::string> Render(std::span<const ChatMessage> messages,
-                                     const RenderOptions& options) const;
+  absl::StatusOr<std::string> Render(std::span<const ChatMessage> messages, const RenderOptions& options) const;
   // messages_json: an array of objects; every field reaches the template.
-  absl::StatusOr<std::string> RenderJson(std::string_view messages_json,
-                                         const RenderOptions& options) const;
+  absl::StatusOr<std::string> RenderJson(std::string_view messages_json, const RenderOptions& options) const;
   // Renders twice: like RenderJson, and with a mark at both ends of each turn. The
   // turns are known only if the second text without its marks equals the first.
   // Errors: as RenderJson.
-  absl::StatusOr<RenderedTurns> RenderTurns(std::string_view messages_json,
-                                            const RenderOptions& options) const;
+  absl::StatusOr<RenderedTurns> RenderTurns(std::string_view messages_json, const RenderOptions& options) const;
   // Whether the template has a {% generation %} block, which marks the part of a turn
   // that the model writes.
   bool has_generation() const;

@@ -22,17 +22,13 @@ class FfiBytes {
   ~FfiBytes() { nibble_bytes_free(bytes_); }
 
   NibbleBytes* out() { return &bytes_; }
-  std::string_view view() const {
-    return {reinterpret_cast<const char*>(bytes_.data), bytes_.size};
-  }
+  std::string_view view() const { return {reinterpret_cast<const char*>(bytes_.data), bytes_.size}; }
 
  private:
   NibbleBytes bytes_{nullptr, 0};
 };
 
-inline const std::uint8_t* FfiData(std::string_view text) {
-  return reinterpret_cast<const std::uint8_t*>(text.data());
-}
+inline const std::uint8_t* FfiData(std::string_view text) { return reinterpret_cast<const std::uint8_t*>(text.data()); }
 
 template <typename T>
 std::vector<T> CopyAs(std::string_view bytes) {
@@ -44,8 +40,7 @@ std::vector<T> CopyAs(std::string_view bytes) {
 }
 
 // The message begins with `what`, the field at fault.
-inline absl::Status FfiStatus(NibbleTextCode code, std::string_view what,
-                              const FfiBytes& answer) {
+inline absl::Status FfiStatus(NibbleTextCode code, std::string_view what, const FfiBytes& answer) {
   if (code == NIBBLE_TEXT_OK) return absl::OkStatus();
   const std::string message = base::StrCat(what, ": ", answer.view());
   if (code == NIBBLE_TEXT_INVALID) return absl::InvalidArgumentError(message);

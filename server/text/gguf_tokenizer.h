@@ -53,7 +53,6 @@ struct TokenizerFiles {
 // Errors: InvalidArgument (an unknown model or pre, by name; lists of different
 // lengths; ids out of range; a duplicate token; text that is not UTF-8).
 // Source: llama.cpp src/llama-vocab.cpp (llm_tokenizer_bpe, llama_vocab::load).
-absl::StatusOr<TokenizerFiles> TokenizerFilesFromGguf(
-    const GgufTokenizer& gguf);
+absl::StatusOr<TokenizerFiles> TokenizerFilesFromGguf(const GgufTokenizer& gguf);
 
 }  // namespace nibble::text

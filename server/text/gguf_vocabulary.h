@@ -34,16 +34,13 @@ struct GgufVocabulary {
 using GgufMerges = std::vector<std::pair<std::string_view, std::string_view>>;
 
 // add_bos: the default if the file does not set it.
-absl::StatusOr<GgufVocabulary> ReadGgufVocabulary(const GgufTokenizer& gguf,
-                                                  bool add_bos);
+absl::StatusOr<GgufVocabulary> ReadGgufVocabulary(const GgufTokenizer& gguf, bool add_bos);
 
-absl::StatusOr<GgufMerges> ReadGgufMerges(const GgufTokenizer& gguf,
-                                          const GgufVocabulary& vocabulary);
+absl::StatusOr<GgufMerges> ReadGgufMerges(const GgufTokenizer& gguf, const GgufVocabulary& vocabulary);
 
 // SentencePiece joins the two neighbours whose joint token has the highest score, so
 // this lists all pairs that form a token, highest score first.
-absl::StatusOr<GgufMerges> GgufMergesFromScores(
-    const GgufTokenizer& gguf, const GgufVocabulary& vocabulary);
+absl::StatusOr<GgufMerges> GgufMergesFromScores(const GgufTokenizer& gguf, const GgufVocabulary& vocabulary);
 
 // InvalidArgument that names tokenizer.ggml.<key>.
 absl::Status RefuseGguf(std::string_view key, std::string_view reason);

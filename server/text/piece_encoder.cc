@@ -157,7 +157,8 @@ class PieceEncoder {
 
 }  // namespace
 
-absl::StatusOr<EncodedPieces> EncodeInPieces(const Tokenizer& tokenizer, std::string_view text, const PieceOptions& options,
+absl::StatusOr<EncodedPieces> EncodeInPieces(const Tokenizer& tokenizer, std::string_view text,
+                                             const PieceOptions& options,
                                              const std::function<void(std::span<const TokenSpan>)>& take) {
   return PieceEncoder(tokenizer, text, options).Run(take);
 }

@@ -36,7 +36,8 @@ struct EncodedPieces {
 // joined at a blank where both have the same tokens with the same spans on both sides. Not complete if the tokenizer is
 // not local (Tokenizer::is_local) or has tokens that are long relative to a piece. Errors: those of EncodeWithSpans and
 // `admit`; Cancelled.
-absl::StatusOr<EncodedPieces> EncodeInPieces(const Tokenizer& tokenizer, std::string_view text, const PieceOptions& options,
+absl::StatusOr<EncodedPieces> EncodeInPieces(const Tokenizer& tokenizer, std::string_view text,
+                                             const PieceOptions& options,
                                              const std::function<void(std::span<const TokenSpan>)>& take);
 
 }  // namespace nibble::text

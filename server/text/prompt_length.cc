@@ -28,15 +28,16 @@ absl::Status TooLong(std::string message, const std::map<std::string, std::strin
   return base::WithReason(absl::InvalidArgumentError(std::move(message)), "PROMPT_TOO_LONG", metadata);
 }
 
-absl::Status TooManyBytes(const PromptLimits& limits, std::size_t bytes, std::size_t max_bytes, const std::string& why) {
+absl::Status TooManyBytes(const PromptLimits& limits, std::size_t bytes, std::size_t max_bytes,
+                          const std::string& why) {
   return TooLong(base::StrCat(limits.field, ": has ", bytes, " bytes, ", why),
                  {{"bytes", std::to_string(bytes)}, {"max_bytes", std::to_string(max_bytes)}});
 }
 
 // `counted` tokens were counted in parts of the text, which itself has at least `least`.
 absl::Status TooManyTokens(const PromptLimits& limits, std::int64_t counted, std::int64_t least, std::size_t bytes) {
-  return TooLong(base::StrCat(limits.field, ": has at least ", least, " tokens in its first ", bytes, " bytes, the model takes ",
-                              limits.max_tokens),
+  return TooLong(base::StrCat(limits.field, ": has at least ", least, " tokens in its first ", bytes,
+                              " bytes, the model takes ", limits.max_tokens),
                  {{"tokens", std::to_string(counted)}, {"max", std::to_string(limits.max_tokens)}});
 }
 
@@ -48,7 +49,8 @@ absl::Status CheckBytes(const Tokenizer& tokenizer, std::string_view text, const
   if (text.size() <= kLargeTextBytes) return absl::OkStatus();
   std::int64_t most = 0;
   const std::size_t longest = std::max<std::size_t>(1, tokenizer.longest_token_bytes());
-  if (__builtin_mul_overflow(limits.max_tokens, longest, &most) || std::cmp_less_equal(text.size(), most)) return absl::OkStatus();
+  if (__builtin_mul_overflow(limits.max_tokens, longest, &most) || std::cmp_less_equal(text.size(), most))
+    return absl::OkStatus();
   return TooManyBytes(limits, text.size(), static_cast<std::size_t>(most),
                       base::StrCat("more than ", limits.max_tokens, " tokens of at most ", longest, " bytes can hold"));
 }
@@ -75,15 +77,16 @@ absl::Status CheckTokensOfParts(const Tokenizer& tokenizer, std::string_view tex
     text.remove_prefix(end);
     counted += static_cast<std::int64_t>(ids.size());
     surplus += kTokensOfACut;
-    if (counted - surplus > limits.max_tokens) return TooManyTokens(limits, counted, counted - surplus, whole - text.size());
+    if (counted - surplus > limits.max_tokens)
+      return TooManyTokens(limits, counted, counted - surplus, whole - text.size());
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::int32_t>> EncodePrompt(const Tokenizer& tokenizer, std::string_view text, bool add_special_tokens,
-                                                       const PromptLimits& limits) {
+absl::StatusOr<std::vector<std::int32_t>> EncodePrompt(const Tokenizer& tokenizer, std::string_view text,
+                                                       bool add_special_tokens, const PromptLimits& limits) {
   NIBBLE_RETURN_IF_ERROR(CheckBytes(tokenizer, text, limits));
   std::vector<std::int32_t> ids;
   std::size_t taken_bytes = 0;  // bytes that `ids` stand for
@@ -98,11 +101,12 @@ absl::StatusOr<std::vector<std::int32_t>> EncodePrompt(const Tokenizer& tokenize
     const auto check_parts = [&, checked = false](std::size_t) mutable {
       return std::exchange(checked, true) ? absl::OkStatus() : CheckTokensOfParts(tokenizer, text, limits);
     };
-    const auto pieces = EncodeInPieces(tokenizer, text,
-                                       {.add_special_tokens = add_special_tokens,
-                                        .cancelled = [&] { return too_many() || (limits.cancelled && limits.cancelled()); },
-                                        .admit = check_parts},
-                                       take);
+    const auto pieces =
+        EncodeInPieces(tokenizer, text,
+                       {.add_special_tokens = add_special_tokens,
+                        .cancelled = [&] { return too_many() || (limits.cancelled && limits.cancelled()); },
+                        .admit = check_parts},
+                       take);
     if (too_many()) {
       const auto counted = static_cast<std::int64_t>(ids.size());
       return TooManyTokens(limits, counted, counted, taken_bytes);

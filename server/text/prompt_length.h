@@ -17,10 +17,10 @@ namespace nibble::text {
 inline constexpr std::size_t kLargeTextBytes = 64 << 10;
 
 struct PromptLimits {
-  const char* field = "text";           // named in errors; must be a literal
+  const char* field = "text";  // named in errors; must be a literal
   std::int64_t max_tokens = std::numeric_limits<std::int64_t>::max();
   std::size_t max_bytes = std::numeric_limits<std::size_t>::max();  // of the text: --max_prompt_bytes
-  base::Cancelled cancelled = {};  // called between pieces
+  base::Cancelled cancelled = {};                                   // called between pieces
 };
 
 // Returns the token ids of Tokenizer::EncodeWithSpans. First checks the bytes of the text against max_bytes, and those
@@ -31,7 +31,7 @@ struct PromptLimits {
 // max_tokens.
 // Errors: InvalidArgument (PROMPT_TOO_LONG; for too many bytes with metadata "bytes" and "max_bytes", for too many
 // tokens with "tokens", the number counted, and "max"), Cancelled, those of Tokenizer::EncodeWithSpans.
-absl::StatusOr<std::vector<std::int32_t>> EncodePrompt(const Tokenizer& tokenizer, std::string_view text, bool add_special_tokens,
-                                                       const PromptLimits& limits);
+absl::StatusOr<std::vector<std::int32_t>> EncodePrompt(const Tokenizer& tokenizer, std::string_view text,
+                                                       bool add_special_tokens, const PromptLimits& limits);
 
 }  // namespace nibble::text

@@ -16,37 +16,31 @@ constexpr std::string_view kReplacement = "\uFFFD";
 // text, the rest is held back and decoded once.
 constexpr std::size_t kMaxHead = 64;
 
-absl::StatusOr<std::string> BytesOfToken(const NibbleTokenizer* tokenizer,
-                                         std::int32_t id) {
+absl::StatusOr<std::string> BytesOfToken(const NibbleTokenizer* tokenizer, std::int32_t id) {
   FfiBytes answer;
-  const NibbleTextCode code =
-      nibble_tokenizer_token_bytes(tokenizer, id, answer.out());
+  const NibbleTextCode code = nibble_tokenizer_token_bytes(tokenizer, id, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "token_id", answer));
   return std::string(answer.view());
 }
 
 }  // namespace
 
-StreamDecoder::StreamDecoder(const Tokenizer& tokenizer,
-                             bool skip_special_tokens)
+StreamDecoder::StreamDecoder(const Tokenizer& tokenizer, bool skip_special_tokens)
     : tokenizer_(tokenizer), skip_special_tokens_(skip_special_tokens) {}
 
 absl::StatusOr<std::string> StreamDecoder::Append(std::int32_t id) {
   if (id < 0) {
-    return absl::InvalidArgumentError(
-        base::StrCat("token_id: got ", id, ", want 0 or more"));
+    return absl::InvalidArgumentError(base::StrCat("token_id: got ", id, ", want 0 or more"));
   }
   if (skip_special_tokens_ && tokenizer_.IsSpecial(id)) return std::string();
   switch (nibble_tokenizer_decoder_kind(tokenizer_.handle_)) {
-    case NIBBLE_DECODER_BYTES:
-      return AppendBytes(id);
+    case NIBBLE_DECODER_BYTES: return AppendBytes(id);
     case NIBBLE_DECODER_RUNS:
       if (tokenizer_.anchor_ && head_.size() <= kMaxHead) {
         return AppendToRun(id);
       }
       break;
-    case NIBBLE_DECODER_WHOLE:
-      break;
+    case NIBBLE_DECODER_WHOLE: break;
   }
   incomplete_.clear();
   pending_.push_back(id);
@@ -54,8 +48,7 @@ absl::StatusOr<std::string> StreamDecoder::Append(std::int32_t id) {
 }
 
 absl::StatusOr<std::string> StreamDecoder::AppendBytes(std::int32_t id) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string bytes,
-                          BytesOfToken(tokenizer_.handle_, id));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, BytesOfToken(tokenizer_.handle_, id));
   incomplete_ += bytes;
   std::string delta;
   incomplete_.erase(0, TakeWholeCharacters(incomplete_, &delta));
@@ -63,8 +56,7 @@ absl::StatusOr<std::string> StreamDecoder::AppendBytes(std::int32_t id) {
 }
 
 absl::StatusOr<std::string> StreamDecoder::AppendToRun(std::int32_t id) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string byte,
-                          BytesOfToken(tokenizer_.handle_, id));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string byte, BytesOfToken(tokenizer_.handle_, id));
   // An id without a token does not end a run of bytes: Decode skips it.
   if (byte.empty() && !tokenizer_.Token(id)) return std::string();
   pending_.push_back(id);
@@ -82,8 +74,7 @@ absl::StatusOr<std::string> StreamDecoder::AppendToRun(std::int32_t id) {
 absl::StatusOr<std::string> StreamDecoder::Release(std::size_t count) {
   if (count == 0) return std::string();
   const Ids ids = Ids(pending_).first(count);
-  NIBBLE_ASSIGN_OR_RETURN(
-      std::string text, begun_ ? InsideText(ids) : DecodeAfter(head_, ids));
+  NIBBLE_ASSIGN_OR_RETURN(std::string text, begun_ ? InsideText(ids) : DecodeAfter(head_, ids));
   if (begun_ || !text.empty()) {
     begun_ = true;
     head_.clear();
@@ -95,8 +86,7 @@ absl::StatusOr<std::string> StreamDecoder::Release(std::size_t count) {
       head_.insert(head_.end(), ids.begin(), ids.end());
     }
   }
-  pending_.erase(pending_.begin(),
-                 pending_.begin() + static_cast<std::ptrdiff_t>(count));
+  pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
   return text;
 }
 
@@ -111,11 +101,9 @@ absl::StatusOr<std::string> StreamDecoder::DecodeAfter(Ids before, Ids ids) {
 // The text of `ids` when they do not begin a text.
 absl::StatusOr<std::string> StreamDecoder::InsideText(Ids ids) {
   const Tokenizer::Anchor& anchor = *tokenizer_.anchor_;
-  NIBBLE_ASSIGN_OR_RETURN(std::string text,
-                          DecodeAfter(Ids(&anchor.id, 1), ids));
+  NIBBLE_ASSIGN_OR_RETURN(std::string text, DecodeAfter(Ids(&anchor.id, 1), ids));
   if (!text.starts_with(anchor.text)) {
-    return absl::InternalError(
-        "stream decoding: a token changed the text before it");
+    return absl::InternalError("stream decoding: a token changed the text before it");
   }
   text.erase(0, anchor.text.size());
   return text;

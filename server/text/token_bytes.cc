@@ -12,7 +12,8 @@ void TokenBytes::Add(std::int32_t id, std::string_view bytes) {
   blob_ += bytes;
   ends_.push_back(static_cast<std::uint32_t>(blob_.size()));
   // U+FFFD has three bytes.
-  const auto not_ascii = std::count_if(bytes.begin(), bytes.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; });
+  const auto not_ascii =
+      std::count_if(bytes.begin(), bytes.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; });
   longest_text_bytes_ = std::max(longest_text_bytes_, bytes.size() + 2 * static_cast<std::size_t>(not_ascii));
   longest_.insert(std::upper_bound(longest_.begin(), longest_.end(), bytes.size(), std::greater<>()), bytes.size());
   if (longest_.size() > kMaxLongest) longest_.pop_back();

@@ -31,9 +31,9 @@ class TokenBytes {
 
  private:
   std::vector<std::int32_t> ids_;
-  std::vector<std::uint32_t> ends_;     // end of the bytes of each of ids_ in blob_
+  std::vector<std::uint32_t> ends_;  // end of the bytes of each of ids_ in blob_
   std::string blob_;
-  std::vector<std::size_t> longest_;    // descending
+  std::vector<std::size_t> longest_;  // descending
   std::size_t longest_text_bytes_ = 0;
 };
 

@@ -26,12 +26,10 @@ NibbleSpecialTokens OnceOn(Sides sides) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
-    std::string_view json) {
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(std::string_view json) {
   NibbleTokenizer* handle = nullptr;
   FfiBytes answer;
-  const NibbleTextCode code = nibble_tokenizer_load(FfiData(json), json.size(),
-                                                    &handle, answer.out());
+  const NibbleTextCode code = nibble_tokenizer_load(FfiData(json), json.size(), &handle, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "tokenizer.json", answer));
   std::unique_ptr<Tokenizer> tokenizer(new Tokenizer(handle));
   tokenizer->anchor_ = tokenizer->FindAnchor();
@@ -52,12 +50,10 @@ std::optional<Tokenizer::Anchor> Tokenizer::FindAnchor() const {
   if (nibble_tokenizer_decoder_kind(handle_) != NIBBLE_DECODER_RUNS) {
     return std::nullopt;
   }
-  const auto end = static_cast<std::int32_t>(
-      std::min(vocab_size(), kMaxAnchorsTried));
+  const auto end = static_cast<std::int32_t>(std::min(vocab_size(), kMaxAnchorsTried));
   for (std::int32_t id = 0; id < end; ++id) {
     FfiBytes byte;
-    if (nibble_tokenizer_token_bytes(handle_, id, byte.out()) != NIBBLE_TEXT_OK ||
-        !byte.view().empty()) {
+    if (nibble_tokenizer_token_bytes(handle_, id, byte.out()) != NIBBLE_TEXT_OK || !byte.view().empty()) {
       continue;
     }
     auto text = Decode(std::span(&id, 1), /*skip_special_tokens=*/false);
@@ -68,33 +64,27 @@ std::optional<Tokenizer::Anchor> Tokenizer::FindAnchor() const {
 
 Tokenizer::~Tokenizer() { nibble_tokenizer_free(handle_); }
 
-absl::StatusOr<std::vector<std::int32_t>> Tokenizer::Encode(
-    std::string_view text, bool add_special_tokens) const {
+absl::StatusOr<std::vector<std::int32_t>> Tokenizer::Encode(std::string_view text, bool add_special_tokens) const {
   FfiBytes answer;
-  const NibbleTextCode code =
-      nibble_tokenizer_encode(handle_, FfiData(text), text.size(),
-                              add_special_tokens ? NIBBLE_SPECIAL_ALL : NIBBLE_SPECIAL_NONE,
-                              nullptr, nullptr, answer.out());
+  const NibbleTextCode code = nibble_tokenizer_encode(handle_, FfiData(text), text.size(),
+                                                      add_special_tokens ? NIBBLE_SPECIAL_ALL : NIBBLE_SPECIAL_NONE,
+                                                      nullptr, nullptr, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "text", answer));
   return CopyAs<std::int32_t>(answer.view());
 }
 
-absl::StatusOr<EncodedText> Tokenizer::EncodeWithSpans(
-    std::string_view text, bool add_special_tokens) const {
+absl::StatusOr<EncodedText> Tokenizer::EncodeWithSpans(std::string_view text, bool add_special_tokens) const {
   return EncodeWithSpans(text, add_special_tokens ? Sides::kBoth : Sides::kNone);
 }
 
 bool Tokenizer::is_local() const { return nibble_tokenizer_is_local(handle_); }
 
-absl::StatusOr<EncodedText> Tokenizer::EncodeWithSpans(
-    std::string_view text, Sides add_special_tokens) const {
+absl::StatusOr<EncodedText> Tokenizer::EncodeWithSpans(std::string_view text, Sides add_special_tokens) const {
   FfiBytes answer;
   FfiBytes offsets;
   EncodedText encoded;
-  const NibbleTextCode code =
-      nibble_tokenizer_encode(handle_, FfiData(text), text.size(),
-                              OnceOn(add_special_tokens), offsets.out(),
-                              &encoded.began_with_added, answer.out());
+  const NibbleTextCode code = nibble_tokenizer_encode(handle_, FfiData(text), text.size(), OnceOn(add_special_tokens),
+                                                      offsets.out(), &encoded.began_with_added, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "text", answer));
   const auto ids = CopyAs<std::int32_t>(answer.view());
   const auto places = CopyAs<std::uint32_t>(offsets.view());
@@ -105,18 +95,16 @@ absl::StatusOr<EncodedText> Tokenizer::EncodeWithSpans(
   return encoded;
 }
 
-absl::StatusOr<std::string> Tokenizer::Decode(
-    std::span<const std::int32_t> ids, bool skip_special_tokens) const {
+absl::StatusOr<std::string> Tokenizer::Decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const {
   FfiBytes answer;
-  const NibbleTextCode code = nibble_tokenizer_decode(
-      handle_, ids.data(), ids.size(), skip_special_tokens, answer.out());
+  const NibbleTextCode code =
+      nibble_tokenizer_decode(handle_, ids.data(), ids.size(), skip_special_tokens, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "token_ids", answer));
   return std::string(answer.view());
 }
 
 std::optional<std::int32_t> Tokenizer::TokenId(std::string_view token) const {
-  const std::int64_t id =
-      nibble_tokenizer_token_id(handle_, FfiData(token), token.size());
+  const std::int64_t id = nibble_tokenizer_token_id(handle_, FfiData(token), token.size());
   if (id < 0 || id > INT32_MAX) return std::nullopt;
   return static_cast<std::int32_t>(id);
 }
@@ -129,13 +117,9 @@ std::optional<std::string> Tokenizer::Token(std::int32_t id) const {
   return std::string(answer.view());
 }
 
-bool Tokenizer::IsSpecial(std::int32_t id) const {
-  return nibble_tokenizer_is_special(handle_, id);
-}
+bool Tokenizer::IsSpecial(std::int32_t id) const { return nibble_tokenizer_is_special(handle_, id); }
 
-std::size_t Tokenizer::vocab_size() const {
-  return nibble_tokenizer_vocab_size(handle_);
-}
+std::size_t Tokenizer::vocab_size() const { return nibble_tokenizer_vocab_size(handle_); }
 
 std::size_t Tokenizer::longest_token_bytes() const {
   std::call_once(measured_, [this] {

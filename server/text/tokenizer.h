@@ -48,8 +48,7 @@ class Tokenizer {
   // they are the caller's choice.
   // Errors: InvalidArgument (not a tokenizer.json, larger than 64 MiB, or needs far
   // more memory than its size).
-  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(
-      std::string_view json);
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(std::string_view json);
 
   // A copy for much text: it caches words, and encodes text of a small vocabulary in half
   // of the time. Each thread that encodes with it keeps up to 10,000 words until the thread
@@ -65,22 +64,18 @@ class Tokenizer {
   // the text already begins or ends with them, as transformers does.
   // Errors: InvalidArgument (text is not UTF-8, or the vocabulary cannot express it and
   // has no unknown token).
-  absl::StatusOr<std::vector<std::int32_t>> Encode(
-      std::string_view text, bool add_special_tokens) const;
+  absl::StatusOr<std::vector<std::int32_t>> Encode(std::string_view text, bool add_special_tokens) const;
   // Like Encode, but adds no special token that the text itself begins or ends with,
   // because models are not trained with a second BOS. Training and serving use this.
-  absl::StatusOr<EncodedText> EncodeWithSpans(std::string_view text,
-                                              bool add_special_tokens) const;
-  absl::StatusOr<EncodedText> EncodeWithSpans(std::string_view text,
-                                              Sides add_special_tokens) const;
+  absl::StatusOr<EncodedText> EncodeWithSpans(std::string_view text, bool add_special_tokens) const;
+  absl::StatusOr<EncodedText> EncodeWithSpans(std::string_view text, Sides add_special_tokens) const;
   // Whether overlapping texts can be joined where their tokens are the same
   // (EncodeInPieces). True for byte pair encoding, false for example for a unigram model.
   bool is_local() const;
 
   // Bytes that are not UTF-8 become U+FFFD. An id without a token (models pad
   // their vocabulary) adds nothing. Errors: InvalidArgument (a negative id).
-  absl::StatusOr<std::string> Decode(std::span<const std::int32_t> ids,
-                                     bool skip_special_tokens) const;
+  absl::StatusOr<std::string> Decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const;
 
   std::optional<std::int32_t> TokenId(std::string_view token) const;
   // The token as tokenizer.json spells it ("Ġthe"); nullopt if no token has this id.

@@ -12,15 +12,11 @@ struct Sequence {
   std::size_t size;  // bytes that belong together, at least 1
 };
 
-bool InRange(std::uint8_t byte, std::uint8_t low, std::uint8_t high) {
-  return low <= byte && byte <= high;
-}
+bool InRange(std::uint8_t byte, std::uint8_t low, std::uint8_t high) { return low <= byte && byte <= high; }
 
 // Unicode 15, table 3-7: the second byte's range depends on the first.
 Sequence FirstSequence(std::string_view bytes) {
-  const auto at = [&](std::size_t i) {
-    return static_cast<std::uint8_t>(bytes[i]);
-  };
+  const auto at = [&](std::size_t i) { return static_cast<std::uint8_t>(bytes[i]); };
   const std::uint8_t lead = at(0);
   if (lead < 0x80) return {Shape::kWhole, 1};
   std::size_t size = 0;

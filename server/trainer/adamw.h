@@ -22,9 +22,9 @@ struct Moments {
   std::vector<float> v;
 };
 
-// One step (numbered from 1) of decoupled weight decay: p -= lr * wd * p, then p -= lr / bc1 * m / (sqrt(v) / sqrt(bc2) + eps),
-// as torch.optim.AdamW orders it. Source: arXiv:1711.05101.
-// Elements do not depend on each other, so `stream` splits them among its threads.
+// One step (numbered from 1) of decoupled weight decay: p -= lr * wd * p, then p -= lr / bc1 * m / (sqrt(v) / sqrt(bc2)
+// + eps), as torch.optim.AdamW orders it. Source: arXiv:1711.05101. Elements do not depend on each other, so `stream`
+// splits them among its threads.
 void AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, std::span<float> parameter,
                std::span<const float> gradient, Moments& moments, const kernels::Stream& stream = {});
 

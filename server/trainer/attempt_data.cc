@@ -12,8 +12,9 @@
 
 namespace nibble::trainer {
 
-absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs::AttemptOrder& order, const Recipe& recipe,
-                                            const kernels::Stream& stream, const base::Cancelled& cancelled) {
+absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs::AttemptOrder& order,
+                                            const Recipe& recipe, const kernels::Stream& stream,
+                                            const base::Cancelled& cancelled) {
   const jobs::DataConfig& cut = order.spec.data;
   if (recipe.max_positions() < cut.max_seq_len) {
     return base::FieldError("data.max_seq_len",
@@ -28,21 +29,23 @@ absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs:
     NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, data::ParseRowFormat(format_name));
     NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry data_file, store::HashFile(path, cancelled));
     data_digest = data_file.sha256;
-    const data::TokenSource source = {.data_path = path,
-                                      .data_sha256 = data_digest,
-                                      .tokens_directory = tokens_directory,
-                                      .format = format,
-                                      .text = text,
-                                      .config = recipe.config(),
-                                      .options = {.max_seq_len = cut.max_seq_len,
-                                                  .overlong = data::OverlongFor(cut.overlong.value_or(""), trained, format),
-                                                  .train_on_prompt = cut.train_on_prompt,
-                                                  .add_special_tokens = cut.add_special_tokens}};
-    return data::LoadTokens(files, source,
-                            {.threads = stream.pool != nullptr ? stream.pool->num_threads() : 1,
-                             .min_free_bytes = static_cast<std::uint64_t>(std::max<std::int64_t>(order.min_free_bytes, 0)),
-                             .verify = true,
-                             .cancelled = cancelled});
+    const data::TokenSource source = {
+        .data_path = path,
+        .data_sha256 = data_digest,
+        .tokens_directory = tokens_directory,
+        .format = format,
+        .text = text,
+        .config = recipe.config(),
+        .options = {.max_seq_len = cut.max_seq_len,
+                    .overlong = data::OverlongFor(cut.overlong.value_or(""), trained, format),
+                    .train_on_prompt = cut.train_on_prompt,
+                    .add_special_tokens = cut.add_special_tokens}};
+    return data::LoadTokens(
+        files, source,
+        {.threads = stream.pool != nullptr ? stream.pool->num_threads() : 1,
+         .min_free_bytes = static_cast<std::uint64_t>(std::max<std::int64_t>(order.min_free_bytes, 0)),
+         .verify = true,
+         .cancelled = cancelled});
   };
   AttemptData data;
   NIBBLE_ASSIGN_OR_RETURN(data.train, load(order.train_data_path, order.train_tokens_directory, train_format));
@@ -65,9 +68,9 @@ absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs:
 }
 
 std::unique_ptr<data::Loader> MakeLoader(const jobs::JobSpec& spec, const AttemptData& data) {
-  return std::make_unique<data::Loader>(
-      data.train.examples, spec.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
-      spec.data.max_seq_len, static_cast<std::uint64_t>(spec.data.shuffle_seed));
+  return std::make_unique<data::Loader>(data.train.examples,
+                                        spec.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
+                                        spec.data.max_seq_len, static_cast<std::uint64_t>(spec.data.shuffle_seed));
 }
 
 }  // namespace nibble::trainer

@@ -24,8 +24,9 @@ struct AttemptData {
 
 // Reads the tokens from the order's token files, which are verified, and written if missing (data::LoadTokens).
 // Errors: InvalidArgument (data.max_seq_len exceeds what the model takes; bad rows), Cancelled, file errors.
-absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs::AttemptOrder& order, const Recipe& recipe,
-                                            const kernels::Stream& stream, const base::Cancelled& cancelled);
+absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs::AttemptOrder& order,
+                                            const Recipe& recipe, const kernels::Stream& stream,
+                                            const base::Cancelled& cancelled);
 
 // A loader over the training examples of `data`.
 std::unique_ptr<data::Loader> MakeLoader(const jobs::JobSpec& spec, const AttemptData& data);

@@ -28,11 +28,11 @@ namespace {
 
 using base::Json;
 
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-absl::Status NanLoss(const std::string& where) { return base::WithReason(absl::InvalidArgumentError(where), "NAN_LOSS"); }
+absl::Status NanLoss(const std::string& where) {
+  return base::WithReason(absl::InvalidArgumentError(where), "NAN_LOSS");
+}
 
 class AttemptRun {
  public:
@@ -51,11 +51,11 @@ class AttemptRun {
     NIBBLE_RETURN_IF_ERROR(LoadInputs());
     NIBBLE_RETURN_IF_ERROR(Resume());
     const RunIdentity& where = inputs_.identity;
-    NIBBLE_RETURN_IF_ERROR(Write(
-        jobs::StateEvent{.state = "RUNNING",
-                         .step = progress_.step,
-                         .max_steps = max_steps_,
-                         .runtime = jobs::Runtime{.binary = where.version, .isa = where.isa, .threads = where.threads}}));
+    NIBBLE_RETURN_IF_ERROR(Write(jobs::StateEvent{
+        .state = "RUNNING",
+        .step = progress_.step,
+        .max_steps = max_steps_,
+        .runtime = jobs::Runtime{.binary = where.version, .isa = where.isa, .threads = where.threads}}));
     NIBBLE_RETURN_IF_ERROR(Train());
     return Publish();
   }
@@ -118,9 +118,10 @@ class AttemptRun {
                                    .files = context_.files,
                                    .stream = context_.stream,
                                    .log = [this](const std::string& message) { return Log(message); },
-                                   .warn = [this](const std::string& reason, const std::string& message) {
-                                     return Write(jobs::WarningEvent{.reason = reason, .message = message});
-                                   },
+                                   .warn =
+                                       [this](const std::string& reason, const std::string& message) {
+                                         return Write(jobs::WarningEvent{.reason = reason, .message = message});
+                                       },
                                    .cancelled = stopping_};
     NIBBLE_RETURN_IF_ERROR(store::Verify(context_.files, context_.order.base_model_directory, stopping_).status());
     NIBBLE_ASSIGN_OR_RETURN(recipe_, MakeRecipe(context));
@@ -132,13 +133,14 @@ class AttemptRun {
   }
 
   absl::Status LoadInputs() {
-    NIBBLE_ASSIGN_OR_RETURN(inputs_, LoadAttemptData(context_.files, context_.order, *recipe_, context_.stream, stopping_));
-    NIBBLE_RETURN_IF_ERROR(Log(base::StrCat("training set: ", inputs_.train.num_rows, " rows, ", inputs_.train.examples.size(),
-                                            " examples, ", inputs_.train.num_tokens, " tokens of which ",
-                                            inputs_.train.num_trained, " are trained; ", inputs_.train.truncated.count,
-                                            " truncated, ", inputs_.train.dropped.count, " dropped",
-                                            spec_.eval_fraction ? base::StrCat("; ", inputs_.eval.num_rows, " of the rows held out for evaluation")
-                                                                : std::string())));
+    NIBBLE_ASSIGN_OR_RETURN(inputs_,
+                            LoadAttemptData(context_.files, context_.order, *recipe_, context_.stream, stopping_));
+    NIBBLE_RETURN_IF_ERROR(Log(base::StrCat(
+        "training set: ", inputs_.train.num_rows, " rows, ", inputs_.train.examples.size(), " examples, ",
+        inputs_.train.num_tokens, " tokens of which ", inputs_.train.num_trained, " are trained; ",
+        inputs_.train.truncated.count, " truncated, ", inputs_.train.dropped.count, " dropped",
+        spec_.eval_fraction ? base::StrCat("; ", inputs_.eval.num_rows, " of the rows held out for evaluation")
+                            : std::string())));
     NIBBLE_RETURN_IF_ERROR(WriteRowWarnings(inputs_.train, ""));
     NIBBLE_RETURN_IF_ERROR(WriteRowWarnings(inputs_.eval, data::EvaluationSet(spec_.eval_dataset)));
     loader_ = MakeLoader(spec_, inputs_);
@@ -150,7 +152,8 @@ class AttemptRun {
 
   absl::Status WriteRowWarnings(const data::Dataset& data, const std::string& set) {
     for (const data::RowWarning& warning : data::RowWarnings(data, spec_.data.max_seq_len, set)) {
-      NIBBLE_RETURN_IF_ERROR(Write(jobs::WarningEvent{.reason = warning.reason, .message = warning.message, .row_ids = warning.rows}));
+      NIBBLE_RETURN_IF_ERROR(
+          Write(jobs::WarningEvent{.reason = warning.reason, .message = warning.message, .row_ids = warning.rows}));
     }
     return absl::OkStatus();
   }
@@ -160,12 +163,10 @@ class AttemptRun {
     NIBBLE_ASSIGN_OR_RETURN(progress_, LoadCheckpoint(context_.files, context_.order.resume_checkpoint_directory,
                                                       inputs_.identity, model_->parameters(), moments_, stopping_));
     if (!progress_.differences.empty() && !spec_.run.allow_inexact_resume) {
-      return base::WithReason(
-          absl::FailedPreconditionError(base::StrCat("the checkpoint of step ", progress_.step,
-                                                     " was made under other conditions: ",
-                                                     absl::StrJoin(progress_.differences, "; "),
-                                                     "; run.allow_inexact_resume is false")),
-          "RESUMED_ELSEWHERE");
+      return base::WithReason(absl::FailedPreconditionError(base::StrCat(
+                                  "the checkpoint of step ", progress_.step, " was made under other conditions: ",
+                                  absl::StrJoin(progress_.differences, "; "), "; run.allow_inexact_resume is false")),
+                              "RESUMED_ELSEWHERE");
     }
     loader_->Seek(progress_.cursor);
     saved_step_ = progress_.step;
@@ -196,8 +197,8 @@ class AttemptRun {
     model_->ZeroGrad(context_.stream);
     double loss_sum = 0;
     for (std::size_t i = 0; i < batches.size(); ++i) {
-      const absl::StatusOr<double> loss = model_->ForwardBackward(batches[i], 1.0 / static_cast<double>(trained),
-                                                                  static_cast<std::uint64_t>(progress_.micro_batches) + i);
+      const absl::StatusOr<double> loss = model_->ForwardBackward(
+          batches[i], 1.0 / static_cast<double>(trained), static_cast<std::uint64_t>(progress_.micro_batches) + i);
       if (absl::IsCancelled(loss.status())) loader_->Seek(progress_.cursor);
       if (!loss.ok()) return loss.status();
       loss_sum += *loss;
@@ -266,7 +267,8 @@ class AttemptRun {
                                            [&](std::int64_t) { return !Stopping(); }));
     const bool trained = what.empty();  // a served form is evaluated once
     if (!std::isfinite(result.loss)) {
-      return NanLoss(base::StrCat("evaluation", trained ? "" : " as ", what, " after step ", progress_.step, ": loss ", result.loss));
+      return NanLoss(base::StrCat("evaluation", trained ? "" : " as ", what, " after step ", progress_.step, ": loss ",
+                                  result.loss));
     }
     const jobs::EvalEvent event{.step = progress_.step,
                                 .eval_loss = result.loss,
@@ -290,11 +292,12 @@ class AttemptRun {
 
   absl::Status Save() {
     const double began = Seconds();
-    auto written = SaveCheckpoint(context_.files, context_.directory, progress_, inputs_.identity, model_->parameters(), moments_,
-                                  recipe_->adapter(), alive_);
+    auto written = SaveCheckpoint(context_.files, context_.directory, progress_, inputs_.identity, model_->parameters(),
+                                  moments_, recipe_->adapter(), alive_);
     if (!written.ok()) {
       // The attempt ends with this error. If the journal has no room either, only the end of the attempt reports it.
-      Write(jobs::WarningEvent{.reason = "CHECKPOINT_FAILED", .message = std::string(written.status().message())}).IgnoreError();
+      Write(jobs::WarningEvent{.reason = "CHECKPOINT_FAILED", .message = std::string(written.status().message())})
+          .IgnoreError();
       return written.status();
     }
     const store::CheckpointInfo saved = *std::move(written);
@@ -343,9 +346,8 @@ class AttemptRun {
                              {"code_version", context_.order.nibble_version}};
     NIBBLE_ASSIGN_OR_RETURN(model::ArtifactInfo info, recipe_->Write(provenance, output.path()));
     jobs::Outcome outcome;
-    Json final = {{"step", progress_.step},
-                  {"peak_memory_bytes", base::PeakResidentBytes()},
-                  {"digest", info.weights_digest}};
+    Json final = {
+        {"step", progress_.step}, {"peak_memory_bytes", base::PeakResidentBytes()}, {"digest", info.weights_digest}};
     if (last_eval_loss_.has_value()) final["eval_loss"] = *last_eval_loss_;
     NIBBLE_RETURN_IF_ERROR(EvaluateServed(output.path(), info, final));
     NIBBLE_RETURN_IF_ERROR(output.Commit(stopping_).status());
@@ -361,7 +363,8 @@ class AttemptRun {
     const std::string name = model::Name(recipe_->served_format());  // "int8"
     const std::string directory = base::TemporaryName(base::JoinPath(context_.directory, name));
     NIBBLE_ASSIGN_OR_RETURN(auto trained, model::Artifact::Open(trained_directory));
-    const convert::ConvertOptions options = {.to = recipe_->served_format(), .measure_errors = false, .cancelled = stopping_};
+    const convert::ConvertOptions options = {
+        .to = recipe_->served_format(), .measure_errors = false, .cancelled = stopping_};
     NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport report,
                             convert::ConvertModel(context_.files, *trained, directory, options, context_.stream));
     trained.reset();  // otherwise its files stay in memory beside the served form
@@ -369,15 +372,17 @@ class AttemptRun {
     std::vector<std::vector<std::int32_t>> sequences;
     for (std::size_t i = 0; i < examples.size() && i < 2; ++i) {
       const auto& tokens = examples[i].tokens;
-      sequences.emplace_back(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(tokens.size(), 64)));
+      sequences.emplace_back(tokens.begin(),
+                             tokens.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(tokens.size(), 64)));
     }
     NIBBLE_RETURN_IF_ERROR(recipe_->WriteLogprobs(sequences, trained_directory));
     recipe_->Release();
     // An attempt that is interrupted from here on saves the moments, unless its last step is saved.
     if (saved_step_ == progress_.step) moments_.clear();
-    NIBBLE_ASSIGN_OR_RETURN(const auto served, model::LoadedModel::Load(directory,
-                                                                        {.max_positions = spec_.data.max_seq_len, .cancelled = stopping_},
-                                                                        context_.stream));
+    NIBBLE_ASSIGN_OR_RETURN(
+        const auto served,
+        model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len, .cancelled = stopping_},
+                                 context_.stream));
     if (inputs_.has_eval) {
       NIBBLE_ASSIGN_OR_RETURN(const double loss, EvaluateAs(name, served->weights()));
       final[base::StrCat("eval_loss_", name)] = loss;
@@ -395,8 +400,9 @@ class AttemptRun {
     }
     info.provenance[base::StrCat(name, "_digest")] = report.info.weights_digest;
     NIBBLE_RETURN_IF_ERROR(model::WriteArtifactInfo(context_.files, trained_directory, info));
-    NIBBLE_RETURN_IF_ERROR(Write(jobs::LogEvent{.message = base::StrCat("made the ", name, " form: weights ", report.info.weights_digest),
-                                                .launches = TakeLaunches()}));
+    NIBBLE_RETURN_IF_ERROR(
+        Write(jobs::LogEvent{.message = base::StrCat("made the ", name, " form: weights ", report.info.weights_digest),
+                             .launches = TakeLaunches()}));
     return context_.files.RemoveAll(directory);
   }
 
@@ -410,7 +416,7 @@ class AttemptRun {
   TrainingProgress progress_;
   std::int64_t max_steps_ = 0;
   std::optional<std::int64_t> max_micro_batches_;  // set in a run by epochs
-  std::int64_t saved_step_ = 0;  // step of the newest checkpoint: a later attempt resumes there
+  std::int64_t saved_step_ = 0;                    // step of the newest checkpoint: a later attempt resumes there
   std::optional<double> last_eval_loss_;
   std::map<std::string, std::uint64_t> reported_launches_;
   bool may_stop_ = true;
@@ -429,10 +435,8 @@ int ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kUnimplemented:
-    case absl::StatusCode::kFailedPrecondition:
-      return jobs::kExitBadInput;
-    default:
-      return 1;
+    case absl::StatusCode::kFailedPrecondition: return jobs::kExitBadInput;
+    default: return 1;
   }
 }
 

@@ -39,7 +39,8 @@ Tensor FrozenProduct(const Tensor& x, const Nf4Linear& linear, Context& context)
   const std::int64_t rows = linear.weight.rows;
   if (x.scalar_type() == torch::kBFloat16) {
     const Tensor y = context.transient.Empty({x.size(0), rows});
-    ThrowIfError(kernels::MatmulNf4({.x = ViewOf(x), .w = linear.weight, .bias = linear.bias, .y = ViewOf(y)}, context.stream));
+    ThrowIfError(
+        kernels::MatmulNf4({.x = ViewOf(x), .w = linear.weight, .bias = linear.bias, .y = ViewOf(y)}, context.stream));
     return y;
   }
   const Tensor weight = Dequantize(linear.weight, context);
@@ -50,12 +51,14 @@ Tensor FrozenProduct(const Tensor& x, const Nf4Linear& linear, Context& context)
 // y = x w^T, or y += x w^T, with the kernel that serves adapters.
 void MultiplyDense(const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate, Context& context) {
   Tensor panels;
-  ThrowIfError(kernels::MatmulDense({.x = ViewOf(x), .w = PackDense(w, panels), .y = ViewOf(y), .accumulate = accumulate}, context.stream));
+  ThrowIfError(kernels::MatmulDense(
+      {.x = ViewOf(x), .w = PackDense(w, panels), .y = ViewOf(y), .accumulate = accumulate}, context.stream));
 }
 
 // y += scaling * (x A^T) B^T. Returns scaling * x A^T [T, r] f32. For bf16 rows it uses serving's kernels in serving's
 // order.
-Tensor AddAdapter(const Tensor& x, const Tensor& a, const Tensor& b, double scaling, const Tensor& y, Context& context) {
+Tensor AddAdapter(const Tensor& x, const Tensor& a, const Tensor& b, double scaling, const Tensor& y,
+                  Context& context) {
   const auto factor = static_cast<float>(scaling);
   if (x.scalar_type() == torch::kFloat32) {
     const Tensor down = torch::mm(x, a.t()).mul_(factor);
@@ -92,8 +95,8 @@ struct FrozenNf4LinearFunction : torch::autograd::Function<FrozenNf4LinearFuncti
 };
 
 struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b, const Nf4Linear* linear,
-                        std::optional<DropoutKey> key, Context* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b,
+                        const Nf4Linear* linear, std::optional<DropoutKey> key, Context* context) {
     Remember(ctx, "context", context);
     Remember(ctx, "linear", linear);
     const bool drops = key.has_value() && linear->dropout > 0;
@@ -157,7 +160,8 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
-    const auto [grad_x, grad_weight] = RmsNormGradients(saved[0], saved[1], saved[2], grads[0].contiguous(), ContextOf(ctx), type);
+    const auto [grad_x, grad_weight] =
+        RmsNormGradients(saved[0], saved[1], saved[2], grads[0].contiguous(), ContextOf(ctx), type);
     return {grad_x, grad_weight, Tensor(), Tensor(), Tensor()};
   }
 };
@@ -184,26 +188,26 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
 
   static void Rotate(const Tensor& x, AutogradContext* ctx, Context& context, bool backward) {
     ThrowIfError(kernels::Rope({.x = ViewOf(x),
-                         .num_heads = ctx->saved_data["heads"].toInt(),
-                         .position = &Recall<const std::int32_t>(ctx, "position"),
-                         .cos = &Recall<const float>(ctx, "cos"),
-                         .sin = &Recall<const float>(ctx, "sin"),
-                         .table_positions = ctx->saved_data["positions"].toInt(),
-                         .backward = backward},
-                        context.stream));
+                                .num_heads = ctx->saved_data["heads"].toInt(),
+                                .position = &Recall<const std::int32_t>(ctx, "position"),
+                                .cos = &Recall<const float>(ctx, "cos"),
+                                .sin = &Recall<const float>(ctx, "sin"),
+                                .table_positions = ctx->saved_data["positions"].toInt(),
+                                .backward = backward},
+                               context.stream));
   }
 };
 
 // act(gate) * up.
 struct GatedMulFunction : torch::autograd::Function<GatedMulFunction> {
-  static Tensor forward(AutogradContext* ctx, kernels::Activation activation, const Tensor& gate, const Tensor& up, torch::ScalarType type,
-                        Context* context) {
+  static Tensor forward(AutogradContext* ctx, kernels::Activation activation, const Tensor& gate, const Tensor& up,
+                        torch::ScalarType type, Context* context) {
     Remember(ctx, "context", context);
     ctx->saved_data["activation"] = static_cast<std::int64_t>(activation);
     ctx->saved_data["type"] = static_cast<std::int64_t>(gate.scalar_type());
     Tensor y = torch::empty(gate.sizes(), type);
-    ThrowIfError(
-        kernels::GatedMul({.activation = activation, .gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)}, context->stream));
+    ThrowIfError(kernels::GatedMul({.activation = activation, .gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)},
+                                   context->stream));
     ctx->save_for_backward({gate.to(type), up.to(type)});
     return y;
   }
@@ -212,15 +216,18 @@ struct GatedMulFunction : torch::autograd::Function<GatedMulFunction> {
     const variable_list saved = ctx->get_saved_variables();
     const Tensor g = grads[0].contiguous();
     const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
-    const auto make = [&] { return type == torch::kFloat32 ? ContextOf(ctx).transient.Empty(g.sizes()) : torch::empty(g.sizes(), type); };
+    const auto make = [&] {
+      return type == torch::kFloat32 ? ContextOf(ctx).transient.Empty(g.sizes()) : torch::empty(g.sizes(), type);
+    };
     const Tensor grad_gate = make(), grad_up = make();
-    ThrowIfError(kernels::GatedMulBackward({.activation = static_cast<kernels::Activation>(ctx->saved_data["activation"].toInt()),
-                                            .gate = ViewOf(saved[0]),
-                                            .up = ViewOf(saved[1]),
-                                            .grad_y = ViewOf(g),
-                                            .grad_gate = ViewOf(grad_gate),
-                                            .grad_up = ViewOf(grad_up)},
-                                           ContextOf(ctx).stream));
+    ThrowIfError(kernels::GatedMulBackward(
+        {.activation = static_cast<kernels::Activation>(ctx->saved_data["activation"].toInt()),
+         .gate = ViewOf(saved[0]),
+         .up = ViewOf(saved[1]),
+         .grad_y = ViewOf(g),
+         .grad_gate = ViewOf(grad_gate),
+         .grad_up = ViewOf(grad_up)},
+        ContextOf(ctx).stream));
     return {Tensor(), grad_gate, grad_up, Tensor(), Tensor()};
   }
 };
@@ -233,7 +240,8 @@ Tensor TransientMemory::Empty(torch::IntArrayRef sizes) {
   for (auto storage = storages_.begin(); storage != storages_.end(); ++storage) {
     if (storage->use_count() > 1) continue;
     spare = storage;
-    if (storage->nbytes() >= bytes && (found == storages_.end() || storage->nbytes() < found->nbytes())) found = storage;
+    if (storage->nbytes() >= bytes && (found == storages_.end() || storage->nbytes() < found->nbytes()))
+      found = storage;
   }
   if (found == storages_.end()) {
     // Drop a free one that is too small, so that there are never more than were in use at once.
@@ -252,22 +260,25 @@ Tensor ApplyNf4Linear(const Tensor& x, const Nf4Linear& linear, std::optional<Dr
   return Nf4LinearFunction::apply(x, linear.lora_a, linear.lora_b, &linear, key, &context);
 }
 
-Tensor ApplyRmsNorm(const Tensor& x, const Tensor& weight, double eps, Context& context, std::optional<torch::ScalarType> type) {
+Tensor ApplyRmsNorm(const Tensor& x, const Tensor& weight, double eps, Context& context,
+                    std::optional<torch::ScalarType> type) {
   return RmsNormFunction::apply(x, weight, eps, type.value_or(x.scalar_type()), &context);
 }
 
-std::pair<Tensor, Tensor> RmsNormGradients(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& grad_y,
-                                           Context& context, std::optional<torch::ScalarType> type) {
+std::pair<Tensor, Tensor> RmsNormGradients(const Tensor& x, const Tensor& weight, const Tensor& rstd,
+                                           const Tensor& grad_y, Context& context,
+                                           std::optional<torch::ScalarType> type) {
   Tensor grad_x = torch::empty(x.sizes(), type.value_or(x.scalar_type()));
   Tensor grad_weight;
   if (weight.requires_grad()) grad_weight = torch::empty(weight.sizes(), torch::kFloat32);
-  ThrowIfError(kernels::RmsNormBackward({.x = ViewOf(x),
-                                         .grad_y = ViewOf(grad_y),
-                                         .weight = weight.data_ptr<float>(),
-                                         .rstd = rstd.data_ptr<float>(),
-                                         .grad_x = ViewOf(grad_x),
-                                         .grad_weight = grad_weight.defined() ? grad_weight.data_ptr<float>() : nullptr},
-                                        context.stream));
+  ThrowIfError(
+      kernels::RmsNormBackward({.x = ViewOf(x),
+                                .grad_y = ViewOf(grad_y),
+                                .weight = weight.data_ptr<float>(),
+                                .rstd = rstd.data_ptr<float>(),
+                                .grad_x = ViewOf(grad_x),
+                                .grad_weight = grad_weight.defined() ? grad_weight.data_ptr<float>() : nullptr},
+                               context.stream));
   return {grad_x, grad_weight};
 }
 
@@ -278,8 +289,8 @@ Tensor PadTo(const Tensor& x, torch::ScalarType type) {
   return out;
 }
 
-Tensor ApplyRope(const Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos, const float* sin,
-                 std::int64_t table_positions, Context& context) {
+Tensor ApplyRope(const Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos,
+                 const float* sin, std::int64_t table_positions, Context& context) {
   return RopeFunction::apply(x, num_heads, position, cos, sin, table_positions, &context);
 }
 

@@ -41,13 +41,14 @@ struct AutogradContext {
 struct Nf4Linear {
   kernels::Nf4Weight weight;
   const float* bias = nullptr;  // [N]
-  torch::Tensor lora_a;     // undefined, or [r, K] f32 parameter
-  torch::Tensor lora_b;     // [N, r] f32 parameter
+  torch::Tensor lora_a;         // undefined, or [r, K] f32 parameter
+  torch::Tensor lora_b;         // [N, r] f32 parameter
   double scaling = 0;
   double dropout = 0;
 };
 
-// The type of backward products. torch multiplies bf16 in plain loops on CPUs without AVX-512, some twenty times slower than f32.
+// The type of backward products. torch multiplies bf16 in plain loops on CPUs without AVX-512, some twenty times slower
+// than f32.
 torch::ScalarType BackwardType(bool bf16_compute, const kernels::Stream& stream);
 
 // x is f32 or bf16; the result is f32. The serving kernel multiplies bf16 rows, so that training computes what is

@@ -40,15 +40,19 @@ std::vector<std::int64_t> ShapeWith(const Tensor& x, std::int64_t last) {
 
 BitRows Quantize(const Tensor& x, const BitLinearOptions& options, const Context& context) {
   BitRows rows = MakeRows(NumRows(x), x.size(-1), options.activations.bits);
-  ThrowIfError(kernels::QuantizeActivations({.x = ViewOf(x), .out = rows.view(), .how = options.activations}, context.stream));
+  ThrowIfError(
+      kernels::QuantizeActivations({.x = ViewOf(x), .out = rows.view(), .how = options.activations}, context.stream));
   return rows;
 }
 
 // Whether a gradient flows through the rows' scale. Otherwise it passes straight through, since a row's own scale never
 // saturates.
-bool ScaleHasGradient(const BitLinearOptions& options) { return options.scale_grad && options.ste != kernels::Ste::kIdentity; }
+bool ScaleHasGradient(const BitLinearOptions& options) {
+  return options.scale_grad && options.ste != kernels::Ste::kIdentity;
+}
 
-void AddScaleGradient(const Tensor& x, const BitRows& rows, const BitLinearOptions& options, const Tensor& grad, Context& context) {
+void AddScaleGradient(const Tensor& x, const BitRows& rows, const BitLinearOptions& options, const Tensor& grad,
+                      Context& context) {
   ThrowIfError(kernels::QuantizeInt8Backward({.x = ViewOf(x),
                                               .q = rows.view(),
                                               .how = options.activations,
@@ -60,8 +64,8 @@ void AddScaleGradient(const Tensor& x, const BitRows& rows, const BitLinearOptio
 }
 
 struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps, const BitLinearOptions* options,
-                        Context* context, BitRows* rows) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps,
+                        const BitLinearOptions* options, Context* context, BitRows* rows) {
     Remember(ctx, "context", context);
     Remember(ctx, "options", options);
     *rows = MakeRows(NumRows(x), x.size(-1), options->activations.bits);
@@ -112,7 +116,8 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
 struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
   // `x` carries the gradient of `shared` rows; if `shared` is null, x is quantized here.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const std::optional<Tensor>& bias,
-                        const BitWeight* weight, const BitRows* shared, const BitLinearOptions* options, Context* context) {
+                        const BitWeight* weight, const BitRows* shared, const BitLinearOptions* options,
+                        Context* context) {
     Remember(ctx, "context", context);
     Remember(ctx, "options", options);
     ThrowIfCancelled(context->cancelled);
@@ -146,19 +151,21 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
     if (ctx->needs_input_grad(0)) {
       const torch::ScalarType type = context.scratch.scalar_type();
       const Tensor codes = context.scratch.narrow(0, 0, scale.size(0) * rows.cols).view({scale.size(0), rows.cols});
-      ThrowIfError(kernels::DequantizeTernary({.w = {tiles.data_ptr<std::uint8_t>(), nullptr, scale.size(0), rows.cols,
-                                                     kernels::TernaryPaddedK(rows.cols)},
-                                               .out = ViewOf(codes)},
-                                              context.stream));
+      ThrowIfError(kernels::DequantizeTernary(
+          {.w = {tiles.data_ptr<std::uint8_t>(), nullptr, scale.size(0), rows.cols, kernels::TernaryPaddedK(rows.cols)},
+           .out = ViewOf(codes)},
+          context.stream));
       grad_x = torch::mm(PadTo(g, type), codes).narrow(0, 0, g.size(0)).to(torch::kFloat32).mul_(scale[0]).contiguous();
       if (saved[5].defined()) AddScaleGradient(saved[5], rows, options, grad_x, context);
       grad_x = grad_x.to(g.scalar_type()).view(ShapeWith(grads[0], rows.cols));
     }
     if (ctx->needs_input_grad(1)) {
       // bf16 cannot represent all codes of 16 bits.
-      const torch::ScalarType type = rows.codes.scalar_type() == torch::kInt16 ? torch::kFloat32 : context.scratch.scalar_type();
+      const torch::ScalarType type =
+          rows.codes.scalar_type() == torch::kInt16 ? torch::kFloat32 : context.scratch.scalar_type();
       const Tensor scaled = g.to(torch::kFloat32) * rows.scale.unsqueeze(1);
-      grad_master = torch::mm(PadTo(scaled, type).t(), PadTo(rows.codes.narrow(1, 0, rows.cols), type)).to(torch::kFloat32);
+      grad_master =
+          torch::mm(PadTo(scaled, type).t(), PadTo(rows.codes.narrow(1, 0, rows.cols), type)).to(torch::kFloat32);
       if (saved[4].defined()) {
         ThrowIfError(kernels::TernariseBackward({.w = ViewOf(saved[4]),
                                                  .scale = scale.data_ptr<float>()[0],
@@ -185,7 +192,8 @@ void BitWeight::Ternarise(const kernels::Stream& stream) {
     scale = torch::empty({n}, torch::kFloat32);
   }
   ThrowIfError(kernels::Ternarise(
-      {.w = ViewOf(master), .scale = scale.data_ptr<float>(), .rows = nullptr, .tiles = tiles.data_ptr<std::uint8_t>()}, stream));
+      {.w = ViewOf(master), .scale = scale.data_ptr<float>(), .rows = nullptr, .tiles = tiles.data_ptr<std::uint8_t>()},
+      stream));
 }
 
 kernels::PackedTernaryWeight BitWeight::packed() const {
@@ -207,13 +215,15 @@ kernels::QuantizedRows BitRows::view() const {
   return rows;
 }
 
-BitInput NormBitInput(const Tensor& x, const Tensor& weight, double eps, const BitLinearOptions& options, Context& context) {
+BitInput NormBitInput(const Tensor& x, const Tensor& weight, double eps, const BitLinearOptions& options,
+                      Context& context) {
   auto rows = std::make_shared<BitRows>();
   Tensor carrier = NormRowsFunction::apply(x, weight, eps, &options, &context, rows.get());
   return {std::move(carrier), std::move(rows)};
 }
 
-Tensor ApplyBitLinear(const BitInput& input, const BitWeight& weight, const BitLinearOptions& options, Context& context) {
+Tensor ApplyBitLinear(const BitInput& input, const BitWeight& weight, const BitLinearOptions& options,
+                      Context& context) {
   const auto bias = weight.bias.defined() ? std::optional<Tensor>(weight.bias) : std::nullopt;
   return BitLinearFunction::apply(input.x, weight.master, bias, &weight, input.rows.get(), &options, &context);
 }

@@ -41,7 +41,7 @@ struct BitRows {
 
 // The input of BitLinears. With rows, `x` only carries their gradient: it has the shape but no memory of its own.
 struct BitInput {
-  torch::Tensor x;  // [..., K] f32 | bf16; all dimensions but the last are rows
+  torch::Tensor x;                      // [..., K] f32 | bf16; all dimensions but the last are rows
   std::shared_ptr<const BitRows> rows;  // null: the linear quantizes x itself
 };
 

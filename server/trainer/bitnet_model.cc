@@ -40,8 +40,8 @@ struct State {
   model::ModelConfig config;
   std::vector<Layer> layers;
   Tensor final_norm;
-  Tensor embedding;        // [V, K] f32 parameter
-  Tensor embedding_served; // [V, K] bf16
+  Tensor embedding;         // [V, K] f32 parameter
+  Tensor embedding_served;  // [V, K] bf16
   DenseHead head;
   BitLinearOptions options;
   AutogradContext context;
@@ -80,24 +80,28 @@ class BitNetOps {
     return NormRows(x.view({x.size(0) * num_heads, x.size(1) / num_heads}), layer, norm).view(x.sizes());
   }
   Tensor Rope(const Tensor& x, std::int64_t num_heads) {
-    return ApplyRope(x, num_heads, segments_.position(), state_.rope_cos.data(), state_.rope_sin.data(), state_.positions,
-                     state_.context);
+    return ApplyRope(x, num_heads, segments_.position(), state_.rope_cos.data(), state_.rope_sin.data(),
+                     state_.positions, state_.context);
   }
   Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
-    return ApplySegmentAttention(q, k, v, segments_, state_.config.num_heads, state_.config.num_kv_heads, state_.context,
-                                 torch::kFloat32);
+    return ApplySegmentAttention(q, k, v, segments_, state_.config.num_heads, state_.config.num_kv_heads,
+                                 state_.context, torch::kFloat32);
   }
   Tensor Gated(const Tensor& gate, const Tensor& up) {
     return ApplyGatedMul(state_.config.activation, gate, up, state_.context);
   }
   Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
-  Tensor FinalNorm(const Tensor& h) { return ApplyRmsNorm(h, state_.final_norm, state_.config.rms_norm_eps, state_.context); }
+  Tensor FinalNorm(const Tensor& h) {
+    return ApplyRmsNorm(h, state_.final_norm, state_.config.rms_norm_eps, state_.context);
+  }
 
  private:
   const Tensor& Weight(std::int64_t layer, Norm norm) const {
     return state_.layers[static_cast<std::size_t>(layer)].norms[static_cast<std::size_t>(norm)];
   }
-  double Eps(Norm norm) const { return norm >= Norm::kBeforeQ ? state_.config.linear_norm_eps : state_.config.rms_norm_eps; }
+  double Eps(Norm norm) const {
+    return norm >= Norm::kBeforeQ ? state_.config.linear_norm_eps : state_.config.rms_norm_eps;
+  }
 
   State& state_;
   const std::vector<std::int32_t>& tokens_;
@@ -107,8 +111,11 @@ class BitNetOps {
 // The norm of the block that a linear belongs to. A norm before that linear starts with its values.
 std::optional<Norm> BlockNormOf(LinearKind kind) {
   switch (kind) {
-    case LinearKind::kQ: case LinearKind::kK: case LinearKind::kV: return Norm::kInput;
-    case LinearKind::kGate: case LinearKind::kUp: return Norm::kPostAttention;
+    case LinearKind::kQ:
+    case LinearKind::kK:
+    case LinearKind::kV: return Norm::kInput;
+    case LinearKind::kGate:
+    case LinearKind::kUp: return Norm::kPostAttention;
     default: return std::nullopt;
   }
 }
@@ -134,8 +141,8 @@ class TorchBitNetModel : public BitNetModel {
       for (const BitWeight& linear : state_.layers.back().linears) largest = std::max(largest, linear.master.numel());
     }
     state_.final_norm = Make(model::kFinalNormName, {config.hidden_size});
-    state_.head.master = config.tied_embeddings ? state_.embedding
-                                                : Make(model::kHeadName, {config.vocab_size, config.hidden_size});
+    state_.head.master =
+        config.tied_embeddings ? state_.embedding : Make(model::kHeadName, {config.vocab_size, config.hidden_size});
     state_.context.scratch = torch::empty({largest}, BackwardType(options.bf16_backward, stream));
     base_ = nullptr;  // only read in the constructor
     HoldGradients(tensors_, parameters_);
@@ -152,7 +159,8 @@ class TorchBitNetModel : public BitNetModel {
         for (BitWeight& linear : layer.linears) linear.Ternarise(state_.context.stream);
       }
       state_.embedding_served = state_.embedding.to(torch::kBFloat16);
-      state_.head.served = state_.config.tied_embeddings ? state_.embedding_served : state_.head.master.to(torch::kBFloat16);
+      state_.head.served =
+          state_.config.tied_embeddings ? state_.embedding_served : state_.head.master.to(torch::kBFloat16);
       PackDense(state_.head.served, state_.head.panels);
       MakeServingWeights();
       return absl::OkStatus();
@@ -190,7 +198,8 @@ class TorchBitNetModel : public BitNetModel {
       const Tensor hidden = model::RunDecoder(ops, state_.config).detach();
       for (std::int64_t begin = 0; begin < hidden.size(0); begin += kLogitsChunk) {
         const std::int64_t count = std::min(kLogitsChunk, hidden.size(0) - begin);
-        NIBBLE_RETURN_IF_ERROR(visit(begin, ViewOf(DenseLogits(hidden.narrow(0, begin, count), state_.head, state_.context))));
+        NIBBLE_RETURN_IF_ERROR(
+            visit(begin, ViewOf(DenseLogits(hidden.narrow(0, begin, count), state_.head, state_.context))));
       }
       return absl::OkStatus();
     });
@@ -200,12 +209,13 @@ class TorchBitNetModel : public BitNetModel {
                                             const base::Json& provenance, const std::string& directory) const override {
     std::vector<std::span<const float>> values;
     for (const model::TensorSpec& tensor : model::RequiredTensors(state_.config)) {
-      const auto found = std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return p.name == tensor.name; });
+      const auto found = std::find_if(parameters_.begin(), parameters_.end(),
+                                      [&](const Parameter& p) { return p.name == tensor.name; });
       if (found == parameters_.end()) return absl::InternalError("no master weight for " + tensor.name);
       values.push_back(found->value);
     }
-    return convert::MakeMasterModel(files, state_.config, {.act_bits = options_.act_bits, .head_dtype = kHeadType}, kKvType, values,
-                                    companions_from, provenance, directory, "job", options_.cancelled);
+    return convert::MakeMasterModel(files, state_.config, {.act_bits = options_.act_bits, .head_dtype = kHeadType},
+                                    kKvType, values, companions_from, provenance, directory, "job", options_.cancelled);
   }
 
  private:
@@ -218,7 +228,8 @@ class TorchBitNetModel : public BitNetModel {
     const std::vector<float> frequencies = model::RopeInverseFrequencies(state_.config);
     state_.rope_cos.resize(static_cast<std::size_t>(state_.positions * half));
     state_.rope_sin.resize(state_.rope_cos.size());
-    kernels::FillRopeTable(frequencies.data(), half, 0, state_.positions, state_.rope_cos.data(), state_.rope_sin.data());
+    kernels::FillRopeTable(frequencies.data(), half, 0, state_.positions, state_.rope_cos.data(),
+                           state_.rope_sin.data());
   }
 
   // Makes a parameter: from the base's tensor `from` (default: `name`), or drawn, or 1 for a vector that the base
@@ -232,8 +243,9 @@ class TorchBitNetModel : public BitNetModel {
       if (shape.size() == 2) Draw(tensor, tensors_.size());
       if (bias) tensor.zero_();
     } else if (found != base_->tensors().end()) {
-      const Tensor source = torch::from_blob(const_cast<std::byte*>(reinterpret_cast<const std::byte*>(found->second.bytes.data())),
-                                             shape, ToTorch(found->second.dtype));
+      const Tensor source =
+          torch::from_blob(const_cast<std::byte*>(reinterpret_cast<const std::byte*>(found->second.bytes.data())),
+                           shape, ToTorch(found->second.dtype));
       tensor.copy_(source);
     } else if (shape.size() == 2 || bias) {
       throw std::runtime_error("the base has no tensor " + name);
@@ -252,7 +264,8 @@ class TorchBitNetModel : public BitNetModel {
         const auto place = static_cast<std::uint64_t>(i);
         const double u = 1.0 - kernels::PhiloxUniform(options_.init_seed, 2 * place, stream);  // (0, 1]
         const double v = kernels::PhiloxUniform(options_.init_seed, 2 * place + 1, stream);
-        values[i] = static_cast<float>(kInitDeviation * std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v));
+        values[i] =
+            static_cast<float>(kInitDeviation * std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v));
       }
     });
   }
@@ -285,7 +298,9 @@ class TorchBitNetModel : public BitNetModel {
 
   bool HasBias(LinearKind kind) const {
     switch (kind) {
-      case LinearKind::kQ: case LinearKind::kK: case LinearKind::kV: return state_.config.qkv_bias;
+      case LinearKind::kQ:
+      case LinearKind::kK:
+      case LinearKind::kV: return state_.config.qkv_bias;
       case LinearKind::kO: return state_.config.o_bias;
       default: return state_.config.mlp_bias;
     }
@@ -328,8 +343,10 @@ class TorchBitNetModel : public BitNetModel {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BitNetModel>> BitNetModel::Create(const model::Artifact& base, const model::ModelConfig& config,
-                                                                 const BitNetOptions& options, const kernels::Stream& stream) {
+absl::StatusOr<std::unique_ptr<BitNetModel>> BitNetModel::Create(const model::Artifact& base,
+                                                                 const model::ModelConfig& config,
+                                                                 const BitNetOptions& options,
+                                                                 const kernels::Stream& stream) {
   if (base.info().format != model::Format::kF32 && base.info().format != model::Format::kBF16) {
     return absl::InvalidArgumentError(
         base::StrCat("bitnet_qat trains on a base in f32 or bf16, got ", model::Name(base.info().format)));

@@ -16,13 +16,13 @@
 namespace nibble::trainer {
 
 struct BitNetOptions {
-  int act_bits = 8;              // 4, 8 or 16
-  bool act_per_tensor = false;   // one scale for all rows of a micro-batch
+  int act_bits = 8;             // 4, 8 or 16
+  bool act_per_tensor = false;  // one scale for all rows of a micro-batch
   kernels::Ste ste = kernels::Ste::kIdentity;
   bool scale_grad = false;
-  bool random_init = false;      // weights from N(0, 0.02), norms 1; else the base's
+  bool random_init = false;  // weights from N(0, 0.02), norms 1; else the base's
   std::uint64_t init_seed = 0;
-  bool bf16_backward = true;     // for products of the backward pass; the type of the forward pass is fixed
+  bool bf16_backward = true;  // for products of the backward pass; the type of the forward pass is fixed
   bool activation_checkpointing = false;
   std::int64_t max_positions = 0;
   base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every tensor when made and written
@@ -32,12 +32,15 @@ class BitNetModel : public TrainingModel {
  public:
   // `base` must be f32 or bf16. If the base lacks a norm that `config` has: a norm before a linear starts as the norm
   // of its block, others as 1. Errors: InvalidArgument (format), ResourceExhausted, Internal.
-  static absl::StatusOr<std::unique_ptr<BitNetModel>> Create(const model::Artifact& base, const model::ModelConfig& config,
-                                                             const BitNetOptions& options, const kernels::Stream& stream);
+  static absl::StatusOr<std::unique_ptr<BitNetModel>> Create(const model::Artifact& base,
+                                                             const model::ModelConfig& config,
+                                                             const BitNetOptions& options,
+                                                             const kernels::Stream& stream);
 
   // The masters as a float artifact (convert::MakeMasterModel).
   virtual absl::StatusOr<model::ArtifactInfo> Write(base::FileSystem& files, const std::string& companions_from,
-                                                    const base::Json& provenance, const std::string& directory) const = 0;
+                                                    const base::Json& provenance,
+                                                    const std::string& directory) const = 0;
 
   // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
   virtual void ReleaseGradients() = 0;

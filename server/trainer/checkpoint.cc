@@ -45,7 +45,8 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
                                                      const TrainingProgress& progress, const RunIdentity& identity,
                                                      const std::vector<Parameter>& parameters,
                                                      const std::vector<Moments>& moments,
-                                                     const model::AdapterConfig* adapter, const base::Cancelled& cancelled) {
+                                                     const model::AdapterConfig* adapter,
+                                                     const base::Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory pending,
                           store::BeginCheckpoint(files, attempt_directory, progress.step));
   std::vector<model::TensorPlan> plan;
@@ -54,8 +55,9 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
       plan.push_back({parameter.name + part, kernels::DType::kF32, parameter.shape});
     }
   }
-  NIBBLE_ASSIGN_OR_RETURN(auto writer,
-                          model::SafetensorsWriter::Create(files, base::JoinPath(pending.path(), convert::kCheckpointTensorsFile), plan));
+  NIBBLE_ASSIGN_OR_RETURN(
+      auto writer,
+      model::SafetensorsWriter::Create(files, base::JoinPath(pending.path(), convert::kCheckpointTensorsFile), plan));
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
     NIBBLE_RETURN_IF_ERROR(writer->Put(parameters[i].name, Bytes(parameters[i].value)));
@@ -113,7 +115,8 @@ absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const s
                                                         ": the result would differ"));
     }
   }
-  NIBBLE_ASSIGN_OR_RETURN(const auto tensors, model::OpenSafetensors(base::JoinPath(directory, convert::kCheckpointTensorsFile)));
+  NIBBLE_ASSIGN_OR_RETURN(const auto tensors,
+                          model::OpenSafetensors(base::JoinPath(directory, convert::kCheckpointTensorsFile)));
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
     const std::span<float> targets[] = {parameters[i].value, moments[i].m, moments[i].v};

@@ -19,12 +19,12 @@
 namespace nibble::trainer {
 
 struct TrainingProgress {
-  std::int64_t step = 0;          // optimizer steps done
-  std::int64_t micro_batches = 0; // drawn so far: numbers the dropout masks
+  std::int64_t step = 0;           // optimizer steps done
+  std::int64_t micro_batches = 0;  // drawn so far: numbers the dropout masks
   std::int64_t tokens = 0;
   std::int64_t trained_tokens = 0;
   data::Cursor cursor;
-  std::int64_t evaluated_step = -1;  // the step after which the last evaluation was made
+  std::int64_t evaluated_step = -1;                                 // the step after which the last evaluation was made
   double best_eval_loss = std::numeric_limits<double>::infinity();  // of the model as it is trained
   std::map<std::string, double> metrics;  // of the last step and evaluation, for users: "loss", "eval_loss"
   // After a resume: what has changed in the machine or the program ("threads was 1, is 2").
@@ -34,7 +34,7 @@ struct TrainingProgress {
 // What determines the bits besides the state itself. A resume with another spec, base or data is refused: it would be
 // another job. Another machine or version is only reported, because a job must be able to continue after an upgrade.
 struct RunIdentity {
-  std::string spec_digest;   // of the resolved spec
+  std::string spec_digest;  // of the resolved spec
   std::string base_digest;
   std::string data_digest;
   std::string isa;

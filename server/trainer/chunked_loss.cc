@@ -21,8 +21,8 @@ using Context = nibble::trainer::AutogradContext;
 
 // Appends the losses of the rows `index`, which are `rows` from `begin` on, to *losses. Returns the gradients to their
 // logits, times scale.
-Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& rows, const Tensor& index, std::int64_t begin,
-                   double scale, std::vector<float>* losses, Context& context) {
+Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& rows, const Tensor& index,
+                   std::int64_t begin, double scale, std::vector<float>* losses, Context& context) {
   ThrowIfCancelled(context.cancelled);
   const std::int64_t count = index.size(0);
   const Tensor rows_of = PadTo(hidden.index_select(0, index), hidden.scalar_type());
@@ -30,10 +30,10 @@ Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& row
   ThrowIfError(kernels::MatmulLibrary({.x = ViewOf(rows_of), .w = ViewOf(head), .y = ViewOf(logits)}, context.stream));
   losses->resize(static_cast<std::size_t>(begin + count));
   ThrowIfError(kernels::CrossEntropy({.logits = ViewOf(logits.narrow(0, 0, count)),
-                               .target = rows.target.data() + begin,
-                               .grad_scale = static_cast<float>(scale),
-                               .loss = losses->data() + begin},
-                              context.stream));
+                                      .target = rows.target.data() + begin,
+                                      .grad_scale = static_cast<float>(scale),
+                                      .loss = losses->data() + begin},
+                                     context.stream));
   return logits;
 }
 
@@ -47,8 +47,8 @@ void ForEachLossChunk(const LossRows& rows, Body body) {
 }
 
 struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const FrozenHead* head, const std::vector<std::int32_t>* targets,
-                        double scale, double* loss_sum, Context* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const FrozenHead* head,
+                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
     const LossRows rows = RowsWithTarget(*targets);
     Tensor gradient = torch::zeros_like(hidden);
     std::vector<float> losses;
@@ -80,8 +80,8 @@ LossRows RowsWithTarget(const std::vector<std::int32_t>& targets) {
   return rows;
 }
 
-Tensor ApplyChunkedLoss(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets, double scale,
-                        double* loss_sum, Context& context) {
+Tensor ApplyChunkedLoss(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
+                        double scale, double* loss_sum, Context& context) {
   return ChunkedLossFunction::apply(hidden, &head, &targets, scale, loss_sum, &context);
 }
 

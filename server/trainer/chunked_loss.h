@@ -26,10 +26,11 @@ struct FrozenHead {
 
 // Returns scale * sum of the losses of rows whose target is not -1, through a frozen head. hidden [T, K]
 // has head.served's type. Stores the unscaled sum in *loss_sum.
-torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
-                               double scale, double* loss_sum, AutogradContext& context);
+torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const FrozenHead& head,
+                               const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
+                               AutogradContext& context);
 // The loss of each row, in the order of RowsWithTarget.
-std::vector<float> RowLosses(const torch::Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
-                             AutogradContext& context);
+std::vector<float> RowLosses(const torch::Tensor& hidden, const FrozenHead& head,
+                             const std::vector<std::int32_t>& targets, AutogradContext& context);
 
 }  // namespace nibble::trainer

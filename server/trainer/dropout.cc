@@ -10,7 +10,7 @@ namespace {
 using torch::Tensor;
 
 constexpr std::uint64_t kDropoutStream = 0x64726f706f7574;  // "dropout": adapters start from the streams 0, 1, ...
-constexpr std::int64_t kDropoutGrain = 1 << 13;              // minimum elements per thread
+constexpr std::int64_t kDropoutGrain = 1 << 13;             // minimum elements per thread
 
 template <typename T>
 void Scale(const Tensor& x, const Tensor& kept, float factor, const Tensor& out, const kernels::Stream& stream) {
@@ -18,7 +18,8 @@ void Scale(const Tensor& x, const Tensor& kept, float factor, const Tensor& out,
   const bool* keep = kept.data_ptr<bool>();
   T* to = out.data_ptr<T>();
   stream.ParallelFor(kept.numel(), kDropoutGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) to[i] = static_cast<T>(static_cast<float>(from[i]) * (keep[i] ? factor : 0.0f));
+    for (std::int64_t i = begin; i < end; ++i)
+      to[i] = static_cast<T>(static_cast<float>(from[i]) * (keep[i] ? factor : 0.0f));
   });
 }
 

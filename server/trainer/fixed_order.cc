@@ -23,12 +23,13 @@ using Context = nibble::trainer::AutogradContext;
 constexpr std::int64_t kEmbeddingGrain = 64;  // minimum columns per thread: some cache lines
 
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& master, const Tensor& table, const std::vector<std::int32_t>* ids,
-                        Context* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& master, const Tensor& table,
+                        const std::vector<std::int32_t>* ids, Context* context) {
     const auto num_ids = static_cast<std::int64_t>(ids->size());
     Tensor out = torch::empty({num_ids, table.size(1)}, torch::kFloat32);
-    ThrowIfError(kernels::Embedding({.ids = ids->data(), .num_ids = num_ids, .table = ViewOf(table), .packed = {}, .out = ViewOf(out)},
-                                    context->stream));
+    ThrowIfError(kernels::Embedding(
+        {.ids = ids->data(), .num_ids = num_ids, .table = ViewOf(table), .packed = {}, .out = ViewOf(out)},
+        context->stream));
     Remember(ctx, "context", context);
     ctx->saved_data["vocabulary"] = master.size(0);
     ctx->save_for_backward({torch::tensor(std::vector<std::int64_t>(ids->begin(), ids->end()))});
@@ -100,7 +101,8 @@ kernels::PackedDenseWeight DenseHead::packed() const {
           served.size(0), served.size(1)};
 }
 
-Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const Tensor& table, const Tensor& master, Context& context) {
+Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const Tensor& table, const Tensor& master,
+                      Context& context) {
   return EmbeddingFunction::apply(master, table, &ids, &context);
 }
 
@@ -110,8 +112,8 @@ Tensor DenseLogits(const Tensor& hidden, const DenseHead& head, Context& context
   return logits;
 }
 
-Tensor ApplyDenseLoss(const Tensor& hidden, const DenseHead& head, const std::vector<std::int32_t>& targets, double scale,
-                      double* loss_sum, Context& context) {
+Tensor ApplyDenseLoss(const Tensor& hidden, const DenseHead& head, const std::vector<std::int32_t>& targets,
+                      double scale, double* loss_sum, Context& context) {
   return DenseLossFunction::apply(hidden, head.master, &head, &targets, scale, loss_sum, &context);
 }
 

@@ -13,8 +13,8 @@
 namespace nibble::trainer {
 
 // Rows [T, K] f32 of `table` [V, K] by id. `table` is `master` rounded; the gradient goes to `master`.
-torch::Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const torch::Tensor& table, const torch::Tensor& master,
-                             AutogradContext& context);
+torch::Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const torch::Tensor& table,
+                             const torch::Tensor& master, AutogradContext& context);
 
 // A float layer [V, K] in three forms: the trained master, the rounded form that is served, and the served form in
 // panels.
@@ -28,7 +28,8 @@ struct DenseHead {
 // Logits [T, V] f32, without gradients.
 torch::Tensor DenseLogits(const torch::Tensor& hidden, const DenseHead& head, AutogradContext& context);
 // Like ApplyChunkedLoss, but through a trained head: gradients go to hidden and to the head's master.
-torch::Tensor ApplyDenseLoss(const torch::Tensor& hidden, const DenseHead& head, const std::vector<std::int32_t>& targets,
-                             double scale, double* loss_sum, AutogradContext& context);
+torch::Tensor ApplyDenseLoss(const torch::Tensor& hidden, const DenseHead& head,
+                             const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
+                             AutogradContext& context);
 
 }  // namespace nibble::trainer

@@ -59,13 +59,14 @@ int Run(const std::string& directory) {
   }
   trainer::Reporter reporter({order->report_address, order->job_id, order->attempt, order->token});
   const std::function<bool()> terminated = [] { return g_terminated != 0; };
-  const jobs::Outcome outcome = trainer::RunAttempt({directory,
-                                                     *order,
-                                                     files,
-                                                     **journal,
-                                                     reporter,
-                                                     {.isa = isa, .pool = pool.get(), .launches = &launches, .library = library.get()},
-                                                     terminated});
+  const jobs::Outcome outcome =
+      trainer::RunAttempt({directory,
+                           *order,
+                           files,
+                           **journal,
+                           reporter,
+                           {.isa = isa, .pool = pool.get(), .launches = &launches, .library = library.get()},
+                           terminated});
   reporter.Flush(absl::Seconds(5));
   if (reporter.fenced()) return 1;  // a newer attempt owns the job: write nothing more
   if (const absl::Status written = jobs::WriteOutcome(files, directory, outcome); !written.ok()) {
@@ -74,7 +75,8 @@ int Run(const std::string& directory) {
     return base::Reason(written) == "DISK_FULL" ? jobs::kExitDiskFull : 1;
   }
   if (outcome.kind == jobs::Outcome::Kind::kFailed) {
-    base::LogError("attempt failed", {{"code", outcome.code}, {"reason", outcome.reason}, {"message", outcome.message}});
+    base::LogError("attempt failed",
+                   {{"code", outcome.code}, {"reason", outcome.reason}, {"message", outcome.message}});
   }
   return outcome.exit_code;
 }

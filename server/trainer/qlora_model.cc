@@ -29,9 +29,9 @@ struct LayerLinears {
 
 // The inputs of one forward pass besides the weights.
 struct Pass {
-  std::vector<std::int32_t> tokens;    // of the batch, then zeros up to a multiple of kRowQuantum
+  std::vector<std::int32_t> tokens;  // of the batch, then zeros up to a multiple of kRowQuantum
   std::vector<std::int32_t> position;
-  std::optional<std::uint64_t> draw;  // of dropout; unset: no dropout
+  std::optional<std::uint64_t> draw;        // of dropout; unset: no dropout
   std::unique_ptr<PagedSegments> segments;  // one per example
 };
 
@@ -57,7 +57,8 @@ class TrainingOps {
   Tensor Embed() {
     // The residual stream is f32, as in serving: in bf16 each layer would round it, and the served adapter would differ
     // from the trained.
-    Tensor h = torch::empty({static_cast<std::int64_t>(pass_.tokens.size()), state_.config->hidden_size}, torch::kFloat32);
+    Tensor h =
+        torch::empty({static_cast<std::int64_t>(pass_.tokens.size()), state_.config->hidden_size}, torch::kFloat32);
     const absl::Status status = kernels::Embedding({.ids = pass_.tokens.data(),
                                                     .num_ids = h.size(0),
                                                     .table = state_.weights->embedding,
@@ -73,16 +74,20 @@ class TrainingOps {
 
   void BeginLayer(std::int64_t) {}
 
-  Input NormInput(const Tensor& x, std::int64_t layer, model::Norm norm, LinearKind) { return Normed(x, layer, norm, state_.compute); }
+  Input NormInput(const Tensor& x, std::int64_t layer, model::Norm norm, LinearKind) {
+    return Normed(x, layer, norm, state_.compute);
+  }
   Input PlainInput(Tensor x, std::int64_t, LinearKind) { return x; }  // x has the type of TypeBefore
   Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
     const auto index = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + static_cast<std::int64_t>(kind));
     std::optional<DropoutKey> key;
     if (pass_.draw.has_value()) key = DropoutKey{state_.dropout_seed, *pass_.draw << 20 | index};
-    return ApplyNf4Linear(input, state_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(kind)], key,
-                          state_.context);
+    return ApplyNf4Linear(input, state_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(kind)],
+                          key, state_.context);
   }
-  Tensor NormRows(const Tensor& x, std::int64_t layer, model::Norm norm) { return Normed(x, layer, norm, torch::kFloat32); }
+  Tensor NormRows(const Tensor& x, std::int64_t layer, model::Norm norm) {
+    return Normed(x, layer, norm, torch::kFloat32);
+  }
   Tensor NormHeads(const Tensor& x, std::int64_t layer, model::Norm norm, std::int64_t num_heads) {
     return NormRows(x.view({x.size(0) * num_heads, x.size(1) / num_heads}), layer, norm).view(x.sizes());
   }
@@ -91,8 +96,8 @@ class TrainingOps {
                      state_.weights->rope_positions, state_.context);
   }
   Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
-    return ApplySegmentAttention(q, k, v, *pass_.segments, state_.config->num_heads, state_.config->num_kv_heads, state_.context,
-                                 TypeBefore(LinearKind::kO));
+    return ApplySegmentAttention(q, k, v, *pass_.segments, state_.config->num_heads, state_.config->num_kv_heads,
+                                 state_.context, TypeBefore(LinearKind::kO));
   }
   Tensor Gated(const Tensor& gate, const Tensor& up) {
     return ApplyGatedMul(state_.config->activation, gate, up, state_.context, TypeBefore(LinearKind::kDown));
@@ -106,14 +111,17 @@ class TrainingOps {
  private:
   Tensor Normed(const Tensor& x, std::int64_t layer, model::Norm norm, torch::ScalarType type) {
     const double eps = norm >= model::Norm::kBeforeQ ? state_.config->linear_norm_eps : state_.config->rms_norm_eps;
-    return ApplyRmsNorm(x, Frozen(state_.weights->layers[static_cast<std::size_t>(layer)].norm(norm), x.size(1)), eps, state_.context, type);
+    return ApplyRmsNorm(x, Frozen(state_.weights->layers[static_cast<std::size_t>(layer)].norm(norm), x.size(1)), eps,
+                        state_.context, type);
   }
   // An input that is normed right before the linear stays in f32 (model/serving_ops.h).
   torch::ScalarType TypeBefore(LinearKind kind) const {
     model::Norm norm;
     return HasNormRightBefore(*state_.config, kind, &norm) ? torch::kFloat32 : state_.compute;
   }
-  static Tensor Frozen(const float* weight, std::int64_t size) { return torch::from_blob(const_cast<float*>(weight), {size}); }
+  static Tensor Frozen(const float* weight, std::int64_t size) {
+    return torch::from_blob(const_cast<float*>(weight), {size});
+  }
 
   TrainingState& state_;
   const Pass& pass_;
@@ -281,7 +289,8 @@ absl::StatusOr<std::unique_ptr<QLoraModel>> QLoraModel::Create(std::shared_ptr<c
                                                                const QLoraOptions& options,
                                                                const kernels::Stream& stream) {
   if (base->info().format != model::Format::kNf4) {
-    return absl::InvalidArgumentError(base::StrCat("qlora trains on an nf4 base, got ", model::Name(base->info().format)));
+    return absl::InvalidArgumentError(
+        base::StrCat("qlora trains on an nf4 base, got ", model::Name(base->info().format)));
   }
   if (base->weights().head.kind != model::LinearWeight::Kind::kLibrary) {
     return absl::InvalidArgumentError("qlora needs a base with a float head");

@@ -24,8 +24,10 @@ class QLoraRecipe : public Recipe {
   absl::Status Prepare() {
     NIBBLE_ASSIGN_OR_RETURN(const auto source, model::Artifact::Open(context_.order.base_model_directory));
     NIBBLE_ASSIGN_OR_RETURN(const std::string directory, Nf4Base(*source));
-    NIBBLE_ASSIGN_OR_RETURN(base_, model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len, .cancelled = context_.cancelled},
-                                                      context_.stream));
+    NIBBLE_ASSIGN_OR_RETURN(
+        base_,
+        model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len, .cancelled = context_.cancelled},
+                                 context_.stream));
     QLoraOptions options;
     options.adapter.rank = spec_.qlora.r;
     options.adapter.alpha = spec_.qlora.alpha;
@@ -64,8 +66,10 @@ class QLoraRecipe : public Recipe {
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
     NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(text_directory_));
     std::vector<std::vector<float>> values;
-    for (const Parameter& parameter : model_->parameters()) values.emplace_back(parameter.value.begin(), parameter.value.end());
-    return convert::MakeLoraModel(context_.files, *base, adapter_, values, provenance, directory, "job", context_.cancelled);
+    for (const Parameter& parameter : model_->parameters())
+      values.emplace_back(parameter.value.begin(), parameter.value.end());
+    return convert::MakeLoraModel(context_.files, *base, adapter_, values, provenance, directory, "job",
+                                  context_.cancelled);
   }
 
   model::Format served_format() const override { return model::Format::kInt8; }
@@ -75,7 +79,8 @@ class QLoraRecipe : public Recipe {
     return model::MakeRecord(served, sequences, context_.stream, context_.cancelled);
   }
 
-  absl::Status WriteLogprobs(const std::vector<std::vector<std::int32_t>>& sequences, const std::string& directory) override {
+  absl::Status WriteLogprobs(const std::vector<std::vector<std::int32_t>>& sequences,
+                             const std::string& directory) override {
     model::TrainerLogprobs trained;
     for (const std::vector<std::int32_t>& tokens : sequences) {
       auto& sequence = trained.sequences.emplace_back();
@@ -102,17 +107,19 @@ class QLoraRecipe : public Recipe {
 
  private:
   store::BaseCache Cache() const {
-    return {context_.files, context_.order.base_cache_directory,
+    return {context_.files,
+            context_.order.base_cache_directory,
             {.max_bytes = static_cast<std::uint64_t>(context_.order.base_cache_bytes),
              .min_free_bytes = static_cast<std::uint64_t>(context_.order.min_free_bytes)}};
   }
 
   absl::Status Quantize(const model::Artifact& source, const std::string& directory) {
     const absl::Duration began = base::RealClock().Monotonic();
-    NIBBLE_RETURN_IF_ERROR(convert::ConvertModel(context_.files, source, directory,
-                                                 {.to = model::Format::kNf4, .measure_errors = false, .cancelled = context_.cancelled},
-                                                 context_.stream)
-                               .status());
+    NIBBLE_RETURN_IF_ERROR(
+        convert::ConvertModel(context_.files, source, directory,
+                              {.to = model::Format::kNf4, .measure_errors = false, .cancelled = context_.cancelled},
+                              context_.stream)
+            .status());
     return context_.log(
         base::StrCat("base quantized to nf4 in ", absl::ToDoubleSeconds(base::RealClock().Monotonic() - began), " s"));
   }
@@ -149,7 +156,7 @@ class QLoraRecipe : public Recipe {
 
   const RecipeContext context_;
   const jobs::JobSpec& spec_;
-  std::string scratch_;                                // the nf4 base, if it is not cached
+  std::string scratch_;                              // the nf4 base, if it is not cached
   std::unique_ptr<store::BaseCache::Entry> cached_;  // the nf4 base, if it is cached
   std::shared_ptr<const model::LoadedModel> base_;
   model::ModelConfig config_;

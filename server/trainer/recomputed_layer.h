@@ -1,4 +1,5 @@
-// Activation checkpointing: only a layer's input is kept; the backward pass runs the layer again. Included by models' .cc only.
+// Activation checkpointing: only a layer's input is kept; the backward pass runs the layer again. Included by models'
+// .cc only.
 #pragma once
 #include <ATen/core/ivalue.h>
 #include <torch/autograd.h>
@@ -17,8 +18,8 @@ struct RecomputedLayer : torch::autograd::Function<RecomputedLayer> {
     const std::shared_ptr<Body> body;
   };
   // `needs_grad` makes a node even if the input itself needs no gradient (the first layer).
-  static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& h, const torch::Tensor& needs_grad,
-                               std::shared_ptr<Body> body) {
+  static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& h,
+                               const torch::Tensor& needs_grad, std::shared_ptr<Body> body) {
     (void)needs_grad;
     ctx->save_for_backward({h});
     ctx->saved_data["body"] = torch::IValue::make_capsule(c10::make_intrusive<Holder>(body));
@@ -42,7 +43,8 @@ struct RecomputedLayer : torch::autograd::Function<RecomputedLayer> {
 };
 
 inline torch::Tensor RunRecomputed(torch::Tensor h, RecomputedLayer::Body body) {
-  return RecomputedLayer::apply(h, torch::empty({0}, torch::requires_grad()), std::make_shared<RecomputedLayer::Body>(std::move(body)));
+  return RecomputedLayer::apply(h, torch::empty({0}, torch::requires_grad()),
+                                std::make_shared<RecomputedLayer::Body>(std::move(body)));
 }
 
 }  // namespace nibble::trainer

@@ -1,6 +1,7 @@
 #include "server/trainer/reporter.h"
 
 #include <grpcpp/grpcpp.h>
+
 #include <algorithm>
 #include <atomic>
 #include <deque>
@@ -35,10 +36,10 @@ struct Reporter::State {
   Options options;
   base::Mutex mutex;
   base::Condition changed;
-  std::deque<std::string> lines ABSL_GUARDED_BY(mutex);     // from acknowledged + 1 on
+  std::deque<std::string> lines ABSL_GUARDED_BY(mutex);  // from acknowledged + 1 on
   std::int64_t acknowledged ABSL_GUARDED_BY(mutex) = 0;
-  std::int64_t written ABSL_GUARDED_BY(mutex) = 0;          // sequence of the last line passed to Send
-  bool broken ABSL_GUARDED_BY(mutex) = false;               // the open stream has ended
+  std::int64_t written ABSL_GUARDED_BY(mutex) = 0;  // sequence of the last line passed to Send
+  bool broken ABSL_GUARDED_BY(mutex) = false;       // the open stream has ended
   bool stop ABSL_GUARDED_BY(mutex) = false;
   std::atomic<bool> fenced = false;
   grpc::ClientContext* context ABSL_GUARDED_BY(mutex) = nullptr;  // of the open stream, for cancelling it

@@ -55,7 +55,8 @@ void ForEachSegment(const std::vector<std::int64_t>& segments, Body body) {
 Tensor Rows(const Tensor& x, const Segment& segment, const Heads& heads, bool shared, bool zero_padding = false) {
   const std::int64_t stride = x.size(1);
   const std::vector<std::int64_t> sizes = {heads.kv, heads.group, segment.padded, heads.dim};
-  const std::vector<std::int64_t> strides = {shared ? heads.dim : heads.group * heads.dim, shared ? 0 : heads.dim, stride, 1};
+  const std::vector<std::int64_t> strides = {shared ? heads.dim : heads.group * heads.dim, shared ? 0 : heads.dim,
+                                             stride, 1};
   const bool padded = segment.padded != segment.size;
   if (!padded || (!zero_padding && segment.begin + segment.padded <= x.size(0))) {
     return x.as_strided(sizes, strides, x.storage_offset() + segment.begin * stride);
@@ -67,7 +68,8 @@ Tensor Rows(const Tensor& x, const Segment& segment, const Heads& heads, bool sh
 
 // The reverse: stores [n, group, padded, d] (query heads) or [n, padded, d], of KV heads from `first` on, in the
 // segment's rows of x.
-void StoreQueryHeads(const Tensor& from, const Segment& segment, const Heads& heads, std::int64_t first, const Tensor& x) {
+void StoreQueryHeads(const Tensor& from, const Segment& segment, const Heads& heads, std::int64_t first,
+                     const Tensor& x) {
   x.narrow(0, segment.begin, segment.size)
       .view({segment.size, heads.kv, heads.group, heads.dim})
       .narrow(1, first, from.size(0))
@@ -80,17 +82,20 @@ void StoreKvHeads(const Tensor& from, const Segment& segment, const Heads& heads
       .copy_(from.narrow(1, 0, segment.size).permute({1, 0, 2}));
 }
 
-// log(sum of exp(scores)) of a segment's queries as [KV, group, padded], from [T, H]. The rows past the segment have probabilities of 0.
+// log(sum of exp(scores)) of a segment's queries as [KV, group, padded], from [T, H]. The rows past the segment have
+// probabilities of 0.
 Tensor PaddedLogSumExp(const Tensor& all, const Segment& segment, const Heads& heads) {
   constexpr float kNoProbability = 1e30f;  // not infinity: torch's kernel need not be exact there
   Tensor sums = torch::full({segment.padded, heads.kv, heads.group}, kNoProbability, torch::kFloat32);
-  sums.narrow(0, 0, segment.size).view({segment.size, heads.kv * heads.group}).copy_(all.narrow(0, segment.begin, segment.size));
+  sums.narrow(0, 0, segment.size)
+      .view({segment.size, heads.kv * heads.group})
+      .copy_(all.narrow(0, segment.begin, segment.size));
   return sums.permute({1, 2, 0});
 }
 
 // The result [T, H*d] of `type` and its logsumexp [T, H]. Overwrites the cache.
-std::pair<Tensor, Tensor> Attend(const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments& segments, const Heads& heads,
-                                 torch::ScalarType type, const Context& context) {
+std::pair<Tensor, Tensor> Attend(const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments& segments,
+                                 const Heads& heads, torch::ScalarType type, const Context& context) {
   const std::int64_t num_tokens = segments.num_tokens(), num_heads = heads.kv * heads.group;
   Tensor out = torch::empty(q.sizes(), type);
   out.narrow(0, num_tokens, q.size(0) - num_tokens).zero_();
@@ -100,7 +105,8 @@ std::pair<Tensor, Tensor> Attend(const Tensor& q, const Tensor& k, const Tensor&
     const std::int64_t count = std::min(kForwardRows, num_tokens - begin);
     const kernels::KvRows rows = segments.Rows(begin, count);
     const auto view = [&](const Tensor& tensor) { return ViewOf(tensor.narrow(0, begin, count)); };
-    ThrowIfError(kernels::KvStore({.k = view(k), .v = view(v), .cache = segments.cache(), .layer = 0, .rows = rows}, context.stream));
+    ThrowIfError(kernels::KvStore({.k = view(k), .v = view(v), .cache = segments.cache(), .layer = 0, .rows = rows},
+                                  context.stream));
     ThrowIfError(kernels::Attention({.q = view(q),
                                      .cache = segments.cache(),
                                      .layer = 0,
@@ -115,8 +121,9 @@ std::pair<Tensor, Tensor> Attend(const Tensor& q, const Tensor& k, const Tensor&
 }
 
 struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments* segments,
-                        std::int64_t num_heads, std::int64_t num_kv_heads, torch::ScalarType type, Context* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const PagedSegments* segments, std::int64_t num_heads, std::int64_t num_kv_heads,
+                        torch::ScalarType type, Context* context) {
     Remember(ctx, "segments", segments);
     Remember(ctx, "context", context);
     ctx->saved_data["heads"] = num_heads;
@@ -143,16 +150,17 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
     const Tensor q = widen ? saved[0].to(torch::kFloat32) : saved[0];
     const Tensor k = saved[1].to(q.scalar_type()), v = saved[2].to(q.scalar_type());
     const Heads heads = {num_kv_heads, num_heads / num_kv_heads, q.size(1) / num_heads};
-    const auto [out, logsumexp] =
-        saved.size() == 5 ? std::pair{saved[3].to(q.scalar_type()), saved[4]} : Attend(q, k, v, segments, heads, q.scalar_type(), context);
+    const auto [out, logsumexp] = saved.size() == 5 ? std::pair{saved[3].to(q.scalar_type()), saved[4]}
+                                                    : Attend(q, k, v, segments, heads, q.scalar_type(), context);
     const Tensor g = grads[0].contiguous().to(q.scalar_type());
     Tensor grad_q = torch::empty(q.sizes(), torch::kFloat32), grad_k = torch::empty(k.sizes(), torch::kFloat32),
            grad_v = torch::empty(v.sizes(), torch::kFloat32);
     const std::int64_t end = segments.num_tokens();
     for (const Tensor& grad : {grad_q, grad_k, grad_v}) grad.narrow(0, end, q.size(0) - end).zero_();
     ForEachSegment(segments.segments(), [&](const Segment& segment) {
-      const Tensor rows_g = Rows(g, segment, heads, false, /*zero_padding=*/true), rows_q = Rows(q, segment, heads, false),
-                   rows_k = Rows(k, segment, heads, true), rows_v = Rows(v, segment, heads, true), rows_out = Rows(out, segment, heads, false),
+      const Tensor rows_g = Rows(g, segment, heads, false, /*zero_padding=*/true),
+                   rows_q = Rows(q, segment, heads, false), rows_k = Rows(k, segment, heads, true),
+                   rows_v = Rows(v, segment, heads, true), rows_out = Rows(out, segment, heads, false),
                    sums = PaddedLogSumExp(logsumexp, segment, heads);
       // A long segment takes seconds. A KV head at a time shows life in between, and has the same bits.
       const std::int64_t at_once = segment.size > kForwardRows ? 1 : heads.kv;
@@ -172,12 +180,14 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PagedSegments>> PagedSegments::Create(const model::ModelConfig& config, kernels::DType kv_dtype,
+absl::StatusOr<std::unique_ptr<PagedSegments>> PagedSegments::Create(const model::ModelConfig& config,
+                                                                     kernels::DType kv_dtype,
                                                                      const std::vector<std::int64_t>& segments) {
   std::unique_ptr<PagedSegments> made(new PagedSegments);
   made->num_sequences_ = static_cast<std::int64_t>(segments.size()) - 1;
   for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
-    made->pages_per_sequence_ = std::max(made->pages_per_sequence_, model::KvPool::PagesFor(segments[s + 1] - segments[s]));
+    made->pages_per_sequence_ =
+        std::max(made->pages_per_sequence_, model::KvPool::PagesFor(segments[s + 1] - segments[s]));
   }
   // Each segment has only the pages that it needs, so that many short ones beside a long one cost little.
   made->pages_.resize(static_cast<std::size_t>(made->num_sequences_ * made->pages_per_sequence_), -1);
@@ -207,10 +217,11 @@ kernels::KvRows PagedSegments::Rows(std::int64_t begin, std::int64_t count) cons
           .pages_per_sequence = pages_per_sequence_};
 }
 
-Tensor ApplySegmentAttention(const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments& segments, std::int64_t num_heads,
-                             std::int64_t num_kv_heads, Context& context, torch::ScalarType type) {
-  return SegmentAttentionFunction::apply(q.contiguous(), k.contiguous(), v.contiguous(), &segments, num_heads, num_kv_heads, type,
-                                         &context);
+Tensor ApplySegmentAttention(const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments& segments,
+                             std::int64_t num_heads, std::int64_t num_kv_heads, Context& context,
+                             torch::ScalarType type) {
+  return SegmentAttentionFunction::apply(q.contiguous(), k.contiguous(), v.contiguous(), &segments, num_heads,
+                                         num_kv_heads, type, &context);
 }
 
 }  // namespace nibble::trainer

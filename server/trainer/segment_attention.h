@@ -19,7 +19,8 @@ namespace nibble::trainer {
 class PagedSegments {
  public:
   // segments [S+1]: first token of each segment, then their end. Errors: ResourceExhausted, InvalidArgument (no token).
-  static absl::StatusOr<std::unique_ptr<PagedSegments>> Create(const model::ModelConfig& config, kernels::DType kv_dtype,
+  static absl::StatusOr<std::unique_ptr<PagedSegments>> Create(const model::ModelConfig& config,
+                                                               kernels::DType kv_dtype,
                                                                const std::vector<std::int64_t>& segments);
 
   const kernels::KvCacheView& cache() const { return pool_->view(); }

@@ -53,9 +53,8 @@ class TorchThreadPool : public kernels::ThreadPool {
     if (n <= 0) return;
     grain = std::max<std::int64_t>(grain, 1);
     const std::int64_t units = (n + grain - 1) / grain;
-    at::parallel_for(0, units, 1, [&](std::int64_t begin, std::int64_t end) {
-      body(begin * grain, std::min(n, end * grain));
-    });
+    at::parallel_for(0, units, 1,
+                     [&](std::int64_t begin, std::int64_t end) { body(begin * grain, std::min(n, end * grain)); });
   }
 };
 

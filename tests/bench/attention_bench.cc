@@ -116,10 +116,11 @@ void AddSiluAndRope(Bench* bench) {
   };
   auto s = std::make_shared<State>();
   const auto silu = [=] {
-    return kernels::GatedMul({kernels::Activation::kSilu, kernels::MakeConstMatrix(s->gate.data(), DType::kF32, kRows, kWidth),
-                             kernels::MakeConstMatrix(s->up.data(), DType::kF32, kRows, kWidth),
-                             kernels::MakeMatrix(s->y.data(), DType::kF32, kRows, kWidth)},
-                            bench->stream());
+    return kernels::GatedMul(
+        {kernels::Activation::kSilu, kernels::MakeConstMatrix(s->gate.data(), DType::kF32, kRows, kWidth),
+         kernels::MakeConstMatrix(s->up.data(), DType::kF32, kRows, kWidth),
+         kernels::MakeMatrix(s->y.data(), DType::kF32, kRows, kWidth)},
+        bench->stream());
   };
   bench->Add({.name = "gated_mul 64 x 1536, f32",
               .roof = Roof::kRead,

@@ -30,9 +30,9 @@ enum class Roof { kRead, kInt8, kF32 };
 struct Case {
   std::string name;
   Roof roof = Roof::kRead;
-  double work = 0;                          // bytes (kRead) or operations per run; a multiply-add counts as two
-  std::function<bool()> check;              // compares with the oracle; false fails the program
-  std::function<void(std::int64_t)> run;    // gets the number of the call, to cycle through copies
+  double work = 0;                        // bytes (kRead) or operations per run; a multiply-add counts as two
+  std::function<bool()> check;            // compares with the oracle; false fails the program
+  std::function<void(std::int64_t)> run;  // gets the number of the call, to cycle through copies
 };
 
 // The op and its sizes; a size of 0 is left out.
@@ -59,16 +59,28 @@ class Bench {
     for (int i = 1; i + 1 < argc; i += 2) {
       const std::string flag = argv[i];
       const std::string value = argv[i + 1];
-      if (flag == "--threads") threads_ = std::atoi(value.c_str());
-      else if (flag == "--rounds") rounds_ = std::max(5, std::atoi(value.c_str()));
-      else if (flag == "--window_ms") window_s_ = std::atof(value.c_str()) * 1e-3;
-      else if (flag == "--clock" && (value == "wall" || value == "cpu")) clock_ = value == "cpu" ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC;
-      else if (flag == "--filter") filter_ = value;
-      else if (flag == "--json") json_ = value;
-      else if (flag == "--commit") commit_ = value;
-      else if (flag == "--peer") peer_ = value;
-      else if (flag == "--isa" && kernels::ParseIsa(value)) isa_ = std::min(isa_, *kernels::ParseIsa(value));
-      else { std::fprintf(stderr, "unknown flag %s %s\n", argv[i], argv[i + 1]); std::exit(2); }
+      if (flag == "--threads")
+        threads_ = std::atoi(value.c_str());
+      else if (flag == "--rounds")
+        rounds_ = std::max(5, std::atoi(value.c_str()));
+      else if (flag == "--window_ms")
+        window_s_ = std::atof(value.c_str()) * 1e-3;
+      else if (flag == "--clock" && (value == "wall" || value == "cpu"))
+        clock_ = value == "cpu" ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC;
+      else if (flag == "--filter")
+        filter_ = value;
+      else if (flag == "--json")
+        json_ = value;
+      else if (flag == "--commit")
+        commit_ = value;
+      else if (flag == "--peer")
+        peer_ = value;
+      else if (flag == "--isa" && kernels::ParseIsa(value))
+        isa_ = std::min(isa_, *kernels::ParseIsa(value));
+      else {
+        std::fprintf(stderr, "unknown flag %s %s\n", argv[i], argv[i + 1]);
+        std::exit(2);
+      }
     }
     pool_ = std::make_unique<kernels::ThreadPool>(threads_);
     stream_.isa = isa_, stream_.pool = pool_.get();
@@ -103,10 +115,10 @@ class Bench {
     if (!json_.empty()) {
       std::ofstream(json_) << "{\"device\": \"" << CpuName() << "\", \"threads\": " << threads_ << ", \"isa\": \""
                            << kernels::Name(isa_) << "\", \"commit\": \"" << commit_ << "\", \"rounds\": " << rounds_
-                           << ", \"read_gb_s\": " << Median(roof_rate[0]) << ", \"int8_gop_s\": "
-                           << Median(roof_rate[1]) << ", \"f32_gflop_s\": " << Median(roof_rate[2])
-                           << ", \"cases\": [" << json.substr(0, json.size() - std::min<std::size_t>(1, json.size()))
-                           << "]}\n";
+                           << ", \"read_gb_s\": " << Median(roof_rate[0])
+                           << ", \"int8_gop_s\": " << Median(roof_rate[1])
+                           << ", \"f32_gflop_s\": " << Median(roof_rate[2]) << ", \"cases\": ["
+                           << json.substr(0, json.size() - std::min<std::size_t>(1, json.size())) << "]}\n";
     }
     return 0;
   }
@@ -144,9 +156,11 @@ class Bench {
     }
     return "unknown";
   }
-  static std::string Report(const Case& c, const std::vector<double>& us, const std::vector<std::vector<double>>& roofs) {
+  static std::string Report(const Case& c, const std::vector<double>& us,
+                            const std::vector<std::vector<double>>& roofs) {
     const double median = Median(us);
-    const auto [low, high] = std::pair{*std::min_element(us.begin(), us.end()), *std::max_element(us.begin(), us.end())};
+    const auto [low, high] =
+        std::pair{*std::min_element(us.begin(), us.end()), *std::max_element(us.begin(), us.end())};
     const double rate = c.work / median * 1e-3;
     const std::vector<double>& roof = roofs[static_cast<std::size_t>(c.roof)];
     const double share = rate / Median(roof);
@@ -155,9 +169,11 @@ class Bench {
     std::printf("%-44s %12.1f %8.1f .. %6.1f %8.1f %-7s %6.1f%% %6.1f%%\n", c.name.c_str(), median, low, high, rate,
                 unit, 100 * share, 100 * best);
     char text[512];
-    std::snprintf(text, sizeof text,
-                  "{\"name\": \"%s\", \"us\": %.3f, \"us_min\": %.3f, \"us_max\": %.3f, \"rate\": %.3f, \"unit\": \"%s\", "
-                  "\"of_roof\": %.4f, \"best_of_roof\": %.4f},", c.name.c_str(), median, low, high, rate, unit, share, best);
+    std::snprintf(
+        text, sizeof text,
+        "{\"name\": \"%s\", \"us\": %.3f, \"us_min\": %.3f, \"us_max\": %.3f, \"rate\": %.3f, \"unit\": \"%s\", "
+        "\"of_roof\": %.4f, \"best_of_roof\": %.4f},",
+        c.name.c_str(), median, low, high, rate, unit, share, best);
     return text;
   }
 

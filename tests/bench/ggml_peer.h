@@ -33,8 +33,9 @@ class GgmlProduct {
     const auto data = Get<void*(void*)>(base_, "ggml_get_data");
     const auto mul_mat = Get<void*(void*, void*, void*)>(base_, "ggml_mul_mat");
     const auto expand = Get<void(void*, void*)>(base_, "ggml_build_forward_expand");
-    const auto quantize = Get<std::size_t(int, const float*, void*, std::int64_t, std::int64_t, std::int64_t,
-                                          const float*)>(base_, "ggml_quantize_chunk");
+    const auto quantize =
+        Get<std::size_t(int, const float*, void*, std::int64_t, std::int64_t, std::int64_t, const float*)>(
+            base_, "ggml_quantize_chunk");
     void* input = new_2d(context_, kF32, k, m);
     std::copy(x.begin(), x.end(), static_cast<float*>(data(input)));
     graph_ = Get<void*(void*, std::size_t, bool)>(base_, "ggml_new_graph_custom")(

@@ -20,9 +20,11 @@ using kernels::DType;
 
 struct Int8Problem {
   Int8Problem(std::int64_t m, std::int64_t n, std::int64_t k, const kernels::Stream& stream)
-      : x(m, k), y(static_cast<std::size_t>(m * n)),
+      : x(m, k),
+        y(static_cast<std::size_t>(m * n)),
         copies(static_cast<std::size_t>(m > 4 ? 1 : std::max<std::int64_t>(1, kColdBytes / (n * k)))),
-        tiles(copies), scale(static_cast<std::size_t>(n), 0.01f),
+        tiles(copies),
+        scale(static_cast<std::size_t>(n), 0.01f),
         row_sum(static_cast<std::size_t>(kernels::RoundUp(n, 16))) {
     std::vector<float> values = support::NormalVector(1, m * k);
     for (std::int64_t r = 0; r < m; ++r) {  // five outliers per row, about as many as in served models
@@ -34,7 +36,9 @@ struct Int8Problem {
       t = kernels::WeightBuffer(kernels::PackedInt8Bytes(n, k));
       kernels::PackInt8Weight(codes.data(), n, k, t.As<std::int8_t>(), row_sum.data());
     }
-    args = {x.view(), {tiles[0].As<std::int8_t>(), scale.data(), row_sum.data(), n, k, kernels::Int8PaddedK(k)}, nullptr,
+    args = {x.view(),
+            {tiles[0].As<std::int8_t>(), scale.data(), row_sum.data(), n, k, kernels::Int8PaddedK(k)},
+            nullptr,
             kernels::MakeMatrix(y.data(), DType::kF32, m, n)};
   }
   bool ok = false;
@@ -69,7 +73,8 @@ void AddMatmulInt8(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k)
 
 struct DenseProblem {
   DenseProblem(std::int64_t m, std::int64_t n, std::int64_t k, DType dtype)
-      : x(support::NormalVector(1, m * k)), y(static_cast<std::size_t>(m * n)),
+      : x(support::NormalVector(1, m * k)),
+        y(static_cast<std::size_t>(m * n)),
         copies(static_cast<std::size_t>(m > 4 ? 1 : std::max<std::int64_t>(1, kColdBytes / (n * k * SizeOf(dtype))))),
         panels(copies) {
     const std::vector<std::uint8_t> rows = support::ToBytes(support::NormalVector(2, n * k), dtype);
@@ -77,7 +82,9 @@ struct DenseProblem {
       p = kernels::WeightBuffer(kernels::PackedDenseElements(n, k) * SizeOf(dtype));
       kernels::PackDenseWeight(rows.data(), dtype, n, k, p.data());
     }
-    args = {kernels::MakeConstMatrix(x.data(), DType::kF32, m, k), {panels[0].data(), dtype, n, k}, nullptr,
+    args = {kernels::MakeConstMatrix(x.data(), DType::kF32, m, k),
+            {panels[0].data(), dtype, n, k},
+            nullptr,
             kernels::MakeMatrix(y.data(), DType::kF32, m, n)};
   }
   std::vector<float> x, y;
@@ -113,8 +120,9 @@ void AddRmsNormQuantize(Bench& bench, std::int64_t m, std::int64_t k) {
   const auto weight = std::make_shared<std::vector<float>>(static_cast<std::size_t>(k), 1.0f);
   const auto out = std::make_shared<support::Int8Rows>(m, k);
   const auto op = [=](support::Int8Rows& to, const kernels::Stream& stream) {
-    return kernels::RmsNormQuantize({kernels::MakeConstMatrix(x->data(), DType::kF32, m, k), weight->data(), 1e-5f,
-                                     to.view(), 8}, stream).ok();
+    return kernels::RmsNormQuantize(
+               {kernels::MakeConstMatrix(x->data(), DType::kF32, m, k), weight->data(), 1e-5f, to.view(), 8}, stream)
+        .ok();
   };
   bench.Add({CaseName("rms_norm_quantize", m, 0, k), Roof::kRead, static_cast<double>(m * k) * 5.0,
              [=, &bench] {

@@ -59,19 +59,23 @@ void AddQuantize(Bench& bench, std::int64_t n, std::int64_t k) {
   const auto x = std::make_shared<std::vector<float>>(support::NormalVector(1, n * k));
   const auto w = std::make_shared<Weight>(n, k, 2);
   const auto run = [=](std::size_t copy, const kernels::Stream& stream) {
-    return kernels::QuantizeNf4({kernels::MakeConstMatrix(x->data(), DType::kF32, n, k), w->codes[copy].data(),
-                                 w->absmax.data()}, stream).ok();
+    return kernels::QuantizeNf4(
+               {kernels::MakeConstMatrix(x->data(), DType::kF32, n, k), w->codes[copy].data(), w->absmax.data()},
+               stream)
+        .ok();
   };
-  bench.Add({CaseName("quantize_nf4 f32", 0, n, k), Roof::kRead, static_cast<double>(n * k) * 4.5625,
-             [=, &bench] { return run(0, bench.stream()) && run(1, Plain(bench.stream())) && w->codes[0] == w->codes[1]; },
-             [=, &bench](std::int64_t) {
-               if (!run(0, bench.stream())) std::abort();
-             }});
+  bench.Add(
+      {CaseName("quantize_nf4 f32", 0, n, k), Roof::kRead, static_cast<double>(n * k) * 4.5625,
+       [=, &bench] { return run(0, bench.stream()) && run(1, Plain(bench.stream())) && w->codes[0] == w->codes[1]; },
+       [=, &bench](std::int64_t) {
+         if (!run(0, bench.stream())) std::abort();
+       }});
 }
 
 struct MatmulProblem {
   MatmulProblem(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t copies, DType dtype)
-      : w(n, k, copies), x(support::ToBytes(support::NormalVector(2, m * k), dtype)),
+      : w(n, k, copies),
+        x(support::ToBytes(support::NormalVector(2, m * k), dtype)),
         y(static_cast<std::size_t>(m * n)) {}
   Weight w;
   std::vector<std::uint8_t> x;
@@ -85,7 +89,9 @@ void AddMatmul(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k, DTy
   const auto run = [=](std::int64_t call, std::int64_t rows, const kernels::Stream& stream) {
     MatmulProblem& p = get();
     return kernels::MatmulNf4({kernels::MakeConstMatrix(p.x.data(), dtype, rows, k), p.w.view(call), nullptr,
-                               kernels::MakeMatrix(p.y.data(), DType::kF32, rows, n)}, stream).ok();
+                               kernels::MakeMatrix(p.y.data(), DType::kF32, rows, n)},
+                              stream)
+        .ok();
   };
   const double weights = static_cast<double>(n * k);
   bench.Add({CaseName(std::string("matmul_nf4 ") + Name(dtype), m, n, k), decode ? Roof::kRead : Roof::kF32,

@@ -26,18 +26,24 @@ std::int64_t ColdCopies(std::int64_t m, std::int64_t n, std::int64_t k) {
 
 struct MatmulProblem {
   MatmulProblem(std::int64_t m, std::int64_t n, std::int64_t k)
-      : x(m, k), y(static_cast<std::size_t>(m * n)), scale(static_cast<std::size_t>(n), 0.01f),
+      : x(m, k),
+        y(static_cast<std::size_t>(m * n)),
+        scale(static_cast<std::size_t>(n), 0.01f),
         tiles(static_cast<std::size_t>(ColdCopies(m, n, k))) {
     const std::vector<float> values = support::NormalVector(1, m * k);
-    ok = kernels::QuantizeInt8({kernels::MakeConstMatrix(values.data(), DType::kF32, m, k), x.view(), 0,
-                                {kernels::kBitNetMinAbsmax}}, kernels::Stream{}).ok();
+    ok = kernels::QuantizeInt8(
+             {kernels::MakeConstMatrix(values.data(), DType::kF32, m, k), x.view(), 0, {kernels::kBitNetMinAbsmax}},
+             kernels::Stream{})
+             .ok();
     const support::TernaryWeight weight(support::TernaryVector(2, n * k), scale, n, k);
     ok = ok && weight.ok;
     for (auto& t : tiles) {
       t = kernels::WeightBuffer(kernels::PackedTernaryBytes(n, k));
       std::memcpy(t.data(), weight.view().tiles, static_cast<std::size_t>(t.size()));
     }
-    args = {x.view(), {tiles[0].data(), scale.data(), n, k, kernels::TernaryPaddedK(k)}, nullptr,
+    args = {x.view(),
+            {tiles[0].data(), scale.data(), n, k, kernels::TernaryPaddedK(k)},
+            nullptr,
             kernels::MakeMatrix(y.data(), DType::kF32, m, n)};
   }
   bool ok = false;
@@ -125,9 +131,14 @@ void AddRace(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k) {
 
 struct WeightProblem {
   WeightProblem(std::int64_t n, std::int64_t k)
-      : w(support::NormalVector(1, n * k, 0.02f)), grad(support::NormalVector(2, n * k)), out(w.size()),
-        scale(static_cast<std::size_t>(n)), tiles(static_cast<std::size_t>(kernels::PackedTernaryBytes(n, k))),
-        wm(kernels::MakeConstMatrix(w.data(), DType::kF32, n, k)), n(n), k(k) {}
+      : w(support::NormalVector(1, n * k, 0.02f)),
+        grad(support::NormalVector(2, n * k)),
+        out(w.size()),
+        scale(static_cast<std::size_t>(n)),
+        tiles(static_cast<std::size_t>(kernels::PackedTernaryBytes(n, k))),
+        wm(kernels::MakeConstMatrix(w.data(), DType::kF32, n, k)),
+        n(n),
+        k(k) {}
   kernels::TernariseArgs Ternarise(std::vector<std::uint8_t>& to) { return {wm, scale.data(), nullptr, to.data()}; }
   kernels::PackedTernaryWeight Packed() { return {tiles.data(), scale.data(), n, k, kernels::TernaryPaddedK(k)}; }
 
@@ -160,7 +171,8 @@ void AddWeightOps(Bench& bench, std::int64_t n, std::int64_t k) {
                if (!kernels::Ternarise(p.Ternarise(p.tiles), bench.stream()).ok()) return false;
                const auto run = [&](std::vector<kernels::BF16>& to, const kernels::Stream& stream) {
                  return kernels::DequantizeTernary({p.Packed(), kernels::MakeMatrix(to.data(), DType::kBF16, p.n, p.k)},
-                                                   stream).ok();
+                                                   stream)
+                     .ok();
                };
                return run(want, plain) && run(got, bench.stream()) &&
                       std::memcmp(want.data(), got.data(), want.size() * 2) == 0;
@@ -170,29 +182,29 @@ void AddWeightOps(Bench& bench, std::int64_t n, std::int64_t k) {
                const kernels::Matrix out = kernels::MakeMatrix(p.out.data(), DType::kBF16, p.n, p.k);
                if (!kernels::DequantizeTernary({p.Packed(), out}, bench.stream()).ok()) std::abort();
              }});
-  bench.Add({CaseName("ternarise_backward round_only", 1, n, k), Roof::kRead, weights * 20.0,  // reads w and g twice
-             [get, plain, &bench] {
-               WeightProblem& p = get();
-               const auto run = [&](std::vector<float>& to, const kernels::Stream& stream) {
-                 return kernels::TernariseBackward(
-                            {p.wm, 0.016f, kernels::MakeConstMatrix(p.grad.data(), DType::kF32, p.n, p.k),
-                             kernels::Ste::kRoundOnly, true, kernels::MakeMatrix(to.data(), DType::kF32, p.n, p.k)},
-                            stream)
-                     .ok();
-               };
-               std::vector<float> want(p.w.size());
-               return run(want, plain) && run(p.out, bench.stream()) && p.out == want;
-             },
-             [get, &bench](std::int64_t) {
-               WeightProblem& p = get();
-               const kernels::ConstMatrix grad = kernels::MakeConstMatrix(p.grad.data(), DType::kF32, p.n, p.k);
-               const kernels::Matrix out = kernels::MakeMatrix(p.out.data(), DType::kF32, p.n, p.k);
-               if (!kernels::TernariseBackward({p.wm, 0.016f, grad, kernels::Ste::kRoundOnly, true, out},
-                                               bench.stream())
-                        .ok()) {
-                 std::abort();
-               }
-             }});
+  bench.Add(
+      {CaseName("ternarise_backward round_only", 1, n, k), Roof::kRead, weights * 20.0,  // reads w and g twice
+       [get, plain, &bench] {
+         WeightProblem& p = get();
+         const auto run = [&](std::vector<float>& to, const kernels::Stream& stream) {
+           return kernels::TernariseBackward(
+                      {p.wm, 0.016f, kernels::MakeConstMatrix(p.grad.data(), DType::kF32, p.n, p.k),
+                       kernels::Ste::kRoundOnly, true, kernels::MakeMatrix(to.data(), DType::kF32, p.n, p.k)},
+                      stream)
+               .ok();
+         };
+         std::vector<float> want(p.w.size());
+         return run(want, plain) && run(p.out, bench.stream()) && p.out == want;
+       },
+       [get, &bench](std::int64_t) {
+         WeightProblem& p = get();
+         const kernels::ConstMatrix grad = kernels::MakeConstMatrix(p.grad.data(), DType::kF32, p.n, p.k);
+         const kernels::Matrix out = kernels::MakeMatrix(p.out.data(), DType::kF32, p.n, p.k);
+         if (!kernels::TernariseBackward({p.wm, 0.016f, grad, kernels::Ste::kRoundOnly, true, out}, bench.stream())
+                  .ok()) {
+           std::abort();
+         }
+       }});
 }
 
 }  // namespace

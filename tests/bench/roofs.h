@@ -20,7 +20,8 @@ __attribute__((target("avx2"))) inline std::uint64_t ReadAll(const std::uint8_t*
     for (int s = 0; s < kStreams; ++s) {
       const std::uint8_t* line = p + s * part + i;
       sum[2 * s] = _mm256_xor_si256(sum[2 * s], _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line)));
-      sum[2 * s + 1] = _mm256_xor_si256(sum[2 * s + 1], _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 32)));
+      sum[2 * s + 1] =
+          _mm256_xor_si256(sum[2 * s + 1], _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 32)));
       _mm_prefetch(reinterpret_cast<const char*>(line + 1024), _MM_HINT_T1);
     }
   }

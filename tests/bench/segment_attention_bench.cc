@@ -50,8 +50,8 @@ Tensor Random(std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
   return torch::randn({rows, cols});
 }
 
-std::vector<Tensor> Pass(const std::vector<Tensor>& inputs, const std::vector<std::int64_t>& segments, const Shape& shape,
-                         const nibble::kernels::Stream& stream) {
+std::vector<Tensor> Pass(const std::vector<Tensor>& inputs, const std::vector<std::int64_t>& segments,
+                         const Shape& shape, const nibble::kernels::Stream& stream) {
   nibble::trainer::AutogradContext context;
   context.stream = stream;
   std::vector<Tensor> leaves;
@@ -62,7 +62,8 @@ std::vector<Tensor> Pass(const std::vector<Tensor>& inputs, const std::vector<st
   config.head_dim = shape.dim;
   const auto paged = nibble::trainer::PagedSegments::Create(config, nibble::kernels::DType::kBF16, segments);
   if (!paged.ok()) throw std::runtime_error(std::string(paged.status().message()));
-  const Tensor y = ApplySegmentAttention(leaves[0], leaves[1], leaves[2], **paged, shape.heads, shape.kv_heads, context, torch::kBFloat16);
+  const Tensor y = ApplySegmentAttention(leaves[0], leaves[1], leaves[2], **paged, shape.heads, shape.kv_heads, context,
+                                         torch::kBFloat16);
   std::vector<Tensor> results = torch::autograd::grad({y}, leaves, {inputs[3].to(torch::kBFloat16)});
   results.insert(results.begin(), y.detach());
   return results;
@@ -84,8 +85,8 @@ bool PrintRatio(const Shape& shape, const std::string& name, double time, double
   return time < 10 * kBound && memory < 10 * kBound;
 }
 
-Run Measure(const std::vector<Tensor>& inputs, const std::vector<std::int64_t>& segments, const Shape& shape, int rounds,
-            const nibble::kernels::Stream& stream) {
+Run Measure(const std::vector<Tensor>& inputs, const std::vector<std::int64_t>& segments, const Shape& shape,
+            int rounds, const nibble::kernels::Stream& stream) {
   Run run;
   run.results = Pass(inputs, segments, shape, stream);
   {
@@ -111,16 +112,24 @@ int main(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string flag = argv[i];
     const int value = std::atoi(argv[i + 1]);
-    if (flag == "--threads") threads = value;
-    else if (flag == "--rounds") rounds = std::max(5, value);
-    else if (flag == "--tokens") tokens = value;
-    else if (flag == "--examples") examples = value;
-    else { std::fprintf(stderr, "unknown flag %s\n", flag.c_str()); return 2; }
+    if (flag == "--threads")
+      threads = value;
+    else if (flag == "--rounds")
+      rounds = std::max(5, value);
+    else if (flag == "--tokens")
+      tokens = value;
+    else if (flag == "--examples")
+      examples = value;
+    else {
+      std::fprintf(stderr, "unknown flag %s\n", flag.c_str());
+      return 2;
+    }
   }
   static nibble::kernels::LaunchCounter launches;  // torch counts into it until the process ends
   nibble::trainer::InitTorch(threads, &launches);
   const auto pool = nibble::trainer::MakeTorchThreadPool();
-  const nibble::kernels::Stream stream = {.isa = nibble::kernels::DetectIsa(), .pool = pool.get(), .launches = &launches};
+  const nibble::kernels::Stream stream = {
+      .isa = nibble::kernels::DetectIsa(), .pool = pool.get(), .launches = &launches};
   std::printf("%d threads, bf16, forward and backward, medians of %d\n", threads, rounds);
   std::printf("%-16s %-22s %10s %10s\n", "model", "case", "ms", "peak MiB");
   bool in_bounds = true;

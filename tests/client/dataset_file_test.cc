@@ -51,7 +51,9 @@ TEST(DatasetFileTest, DamagedArraysNameTheRow) {
 }
 
 TEST(DatasetFileTest, AlpacaRowsBecomeChats) {
-  const std::string rows = "{\"instruction\": \"Add.\", \"input\": \"1 2\", \"output\": \"3\"}, {\"instruction\": \"Hi\", \"input\": \"\", \"output\": \"Ho\"}";
+  const std::string rows =
+      "{\"instruction\": \"Add.\", \"input\": \"1 2\", \"output\": \"3\"}, {\"instruction\": \"Hi\", \"input\": \"\", "
+      "\"output\": \"Ho\"}";
   const std::string wanted =
       "{\"messages\":[{\"role\":\"user\",\"content\":\"Add.\\n\\n1 2\"},{\"role\":\"assistant\",\"content\":\"3\"}]}\n"
       "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"Ho\"}]}\n";
@@ -63,9 +65,14 @@ TEST(DatasetFileTest, AlpacaRowsBecomeChats) {
 }
 
 TEST(DatasetFileTest, ShareGptRowsBecomeChats) {
-  EXPECT_EQ(Lines("sharegpt", R"([{"id": "x", "conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}])"),
-            "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"a\"}]}\n");
-  EXPECT_THAT(Lines("sharegpt", R"([{"conversations": [{"from": "dog", "value": "q"}]}])"), HasSubstr("row 1: \"from\" is \"dog\""));
+  EXPECT_EQ(
+      Lines(
+          "sharegpt",
+          R"([{"id": "x", "conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}])"),
+      "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"q\"},{\"role\":"
+      "\"assistant\",\"content\":\"a\"}]}\n");
+  EXPECT_THAT(Lines("sharegpt", R"([{"conversations": [{"from": "dog", "value": "q"}]}])"),
+              HasSubstr("row 1: \"from\" is \"dog\""));
 }
 
 TEST(DatasetFileTest, CsvTakesQuotesAndLineEndsInFields) {

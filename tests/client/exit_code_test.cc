@@ -55,7 +55,8 @@ TEST(ExitCodeTest, ErrorsNameReasonAndField) {
 // The error is found in the rows, after the job was created: the command prints and exits as if CreateJob had refused
 // the job.
 TEST(ExitCodeTest, RefusedDataFailsLikeARefusedCreateJob) {
-  const auto refusal = Error(grpc::StatusCode::INVALID_ARGUMENT, "train_dataset: line 7: no text", "DATASET_FORMAT", "line 7");
+  const auto refusal =
+      Error(grpc::StatusCode::INVALID_ARGUMENT, "train_dataset: line 7: no text", "DATASET_FORMAT", "line 7");
   const std::vector<std::string> command = {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d"};
   FakeServer refuses;
   refuses.create_job.Fails(refusal);
@@ -88,8 +89,10 @@ TEST(ExitCodeTest, RefusedDataFailsLikeARefusedCreateJob) {
 // The server knows the request id from an earlier command or a retry of the client, and returns the job's current
 // state.
 TEST(ExitCodeTest, RepeatedRequestOfARefusedJobFailsLikeARefusedCreateJob) {
-  const auto refusal = Error(grpc::StatusCode::INVALID_ARGUMENT, "train_dataset: line 7: no text", "DATASET_FORMAT", "line 7");
-  const std::vector<std::string> command = {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", "--request-id", "r"};
+  const auto refusal =
+      Error(grpc::StatusCode::INVALID_ARGUMENT, "train_dataset: line 7: no text", "DATASET_FORMAT", "line 7");
+  const std::vector<std::string> command = {"jobs", "create",    "--method", "qlora",        "--base",
+                                            "b",    "--dataset", "d",        "--request-id", "r"};
   FakeServer server;
   server.create_job.Fails(refusal);
   const Result refused = RunNibble(server, command);
@@ -119,7 +122,8 @@ TEST(ExitCodeTest, JobsCreatePollsWhenItsWatchIsRefused) {
   FakeServer server;
   server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_PLANNING"));
   server.watch_job.answer = [](const auto&, const auto&) {
-    return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "too many calls of this kind are open: --max_watches allows 256", "STREAMS_FULL");
+    return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "too many calls of this kind are open: --max_watches allows 256",
+                 "STREAMS_FULL");
   };
   server.get_job.answer = [&](const v1::GetJobRequest&, v1::Job* job) {
     base::MutexLock lock(server.mutex);
@@ -133,7 +137,8 @@ TEST(ExitCodeTest, JobsCreatePollsWhenItsWatchIsRefused) {
   EXPECT_THAT(polled.out, HasSubstr("QUEUED"));
   EXPECT_EQ(server.get_job.asked.size(), 3u);
 
-  const auto refusal = Error(grpc::StatusCode::INVALID_ARGUMENT, "train_dataset: line 7: no text", "DATASET_FORMAT", "line 7");
+  const auto refusal =
+      Error(grpc::StatusCode::INVALID_ARGUMENT, "train_dataset: line 7: no text", "DATASET_FORMAT", "line 7");
   v1::Job failed = Proto<v1::Job>("name: 'job-1' state: JOB_STATE_FAILED");
   ASSERT_TRUE(failed.mutable_error()->ParseFromString(refusal.error_details()));
   server.get_job.Answers(failed);
@@ -147,7 +152,8 @@ TEST(ExitCodeTest, JobsCreateNamesTheJobThatItCouldNotFollow) {
   server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_PLANNING"));
   server.watch_job.answer = [](const auto&, const auto&) { return grpc::Status(grpc::StatusCode::INTERNAL, "broken"); };
   for (const char* flag : {"--json", "--watch"}) {
-    const Result lost = RunNibble(server, {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", flag});
+    const Result lost =
+        RunNibble(server, {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", flag});
     EXPECT_EQ(lost.exit, 1);
     EXPECT_THAT(lost.err, HasSubstr("nibble jobs get job-1")) << flag;
   }
@@ -157,10 +163,13 @@ TEST(ExitCodeTest, JobsCreateWaitsForTheEndWhenItsWatchIsRefused) {
   FakeServer server;
   server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_QUEUED"));
   server.watch_job.answer = [](const auto&, const auto&) {
-    return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "too many calls of this kind are open: --max_watches allows 256", "STREAMS_FULL");
+    return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "too many calls of this kind are open: --max_watches allows 256",
+                 "STREAMS_FULL");
   };
-  const std::vector<std::string> command = {"--json", "jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", "--watch"};
-  for (const auto& [state, exit] : std::vector<std::pair<std::string, int>>{{"SUCCEEDED", 0}, {"FAILED", 1}, {"CANCELLED", 8}}) {
+  const std::vector<std::string> command = {"--json", "jobs", "create",    "--method", "qlora",
+                                            "--base", "b",    "--dataset", "d",        "--watch"};
+  for (const auto& [state, exit] :
+       std::vector<std::pair<std::string, int>>{{"SUCCEEDED", 0}, {"FAILED", 1}, {"CANCELLED", 8}}) {
     server.get_job.asked.clear();
     server.get_job.answer = [&server, state = state](const v1::GetJobRequest&, v1::Job* job) {
       base::MutexLock lock(server.mutex);
@@ -312,7 +321,8 @@ TEST(ExitCodeTest, MalformedResponsesFailTheCommand) {
   server.generate.Answers(
       Proto<v1::GenerateResponse>("outputs { text: 'a' token_ids: 1 finish { reason: FINISH_REASON_EOS } } usage { }"));
   EXPECT_EQ(RunNibble(server, {"--json", "generate", "m", "--prompt", "p", "--logprobs", "1"}).exit, 1);
-  const auto both = Proto<v1::ScoreReply>("tokens { tokens { token_id: 1 logprob: -1 } tokens { token_id: 1 logprob: -1 } }");
+  const auto both =
+      Proto<v1::ScoreReply>("tokens { tokens { token_id: 1 logprob: -1 } tokens { token_id: 1 logprob: -1 } }");
   const auto one = Proto<v1::ScoreReply>("tokens { tokens { token_id: 1 } }"), end = Proto<v1::ScoreReply>("finish {}");
   for (const auto& replies : {std::vector{one, one, end}, {one}, {one, end, end}, {one, end, one}}) {
     server.score.Answers(replies);

@@ -149,7 +149,8 @@ struct FakeServer::Services {
         if (!upload.sha256.empty()) return BadOrder();
         if (message.has_file()) {
           upload.files.push_back(message.file());
-        } else if (message.message_case() == v1::UploadModelRequest::kChunk && (upload.offset > 0 || !upload.files.empty())) {
+        } else if (message.message_case() == v1::UploadModelRequest::kChunk &&
+                   (upload.offset > 0 || !upload.files.empty())) {
           upload.bytes += message.chunk();
           upload.largest_chunk = std::max(upload.largest_chunk, message.chunk().size());
           if (Datasets::Loses(fake, upload)) return {grpc::StatusCode::UNAVAILABLE, "lost"};
@@ -259,7 +260,8 @@ ClientOptions FastOptions() {
   return options;
 }
 
-Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const std::string& input, cli::InterruptNote* interrupt) {
+Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const std::string& input,
+                 cli::InterruptNote* interrupt) {
   std::istringstream in(input);
   std::ostringstream out;
   std::ostringstream err;

@@ -47,7 +47,8 @@ TEST(HttpGetTest, ReportsUnavailableWithoutATimelyResponse) {
   ASSERT_EQ(::listen(socket, 1), 0);
   ASSERT_EQ(::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size), 0);
   const auto began = std::chrono::steady_clock::now();
-  const auto silent = HttpGet("127.0.0.1:" + std::to_string(ntohs(address.sin_port)), "/livez", absl::Milliseconds(300));
+  const auto silent =
+      HttpGet("127.0.0.1:" + std::to_string(ntohs(address.sin_port)), "/livez", absl::Milliseconds(300));
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(3));
   EXPECT_EQ(silent.status().code(), absl::StatusCode::kUnavailable) << silent.status();
   EXPECT_THAT(std::string(silent.status().message()), testing::HasSubstr("/livez"));

@@ -87,9 +87,10 @@ void Fill(FakeServer& server) {
       Proto<v1::ListDatasetsResponse>("datasets { name: 'd' format: DATASET_FORMAT_PROMPT_COMPLETION rows: 3 bytes: 99 "
                                       "sha256: 'ef' create_time { seconds: 1700000000 } }"));
   server.delete_dataset.Answers({});
-  server.list_uploads.Answers(Proto<v1::ListUploadsResponse>(
-      "uploads { upload_id: 'u-1' kind: UPLOAD_KIND_MODEL state: UPLOAD_STATE_INTERRUPTED name: 'smol' committed_bytes: 99 num_files: 2 "
-      "principal: 'ann' }"));
+  server.list_uploads.Answers(
+      Proto<v1::ListUploadsResponse>("uploads { upload_id: 'u-1' kind: UPLOAD_KIND_MODEL state: "
+                                     "UPLOAD_STATE_INTERRUPTED name: 'smol' committed_bytes: 99 num_files: 2 "
+                                     "principal: 'ann' }"));
   server.cancel_upload.Answers({});
   server.create_job.Answers(Proto<v1::Job>(kJob));
   server.get_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_SUCCEEDED"));
@@ -110,7 +111,8 @@ void Fill(FakeServer& server) {
         ("attempt: 1 step { step: 1 loss: 4.25 lr: 0.0001 grad_norm: 1.5 tokens: 512 launches { kernel: 'rms_norm' "
          "phase: 'train' count: 61 } }"),
         "attempt: 1 checkpoint { checkpoint { name: 'job-1/1' step: 1 resumable: true } }",
-        ("attempt: 2 state { from: JOB_STATE_PREPARING to: JOB_STATE_RUNNING resumed_step: 1 reason { reason: 'RESUMED' "
+        ("attempt: 2 state { from: JOB_STATE_PREPARING to: JOB_STATE_RUNNING resumed_step: 1 reason { reason: "
+         "'RESUMED' "
          "message: 'from job-1/1' } }"),
         "attempt: 2 warning { reason: 'ROWS_TRUNCATED' message: '2 rows' row_ids: 4 row_ids: 9 }",
         "attempt: 2 log { text: 'a \"quoted\" line' }",
@@ -123,18 +125,20 @@ void Fill(FakeServer& server) {
   };
   server.generate.Answers(Proto<v1::GenerateResponse>(kGenerated));
   server.chat.Answers(Proto<v1::GenerateResponse>(kGenerated));
-  server.generate_stream.Answers({Proto<v1::GenerateReply>(
-                                      R"(start { request_id: "r-1" model_version: "smol" weights_digest: "ab12" prompt_tokens: 5 queue_ms: 0.5 })"),
-                                  Proto<v1::GenerateReply>(R"(delta { token_ids: 8
+  server.generate_stream.Answers(
+      {Proto<v1::GenerateReply>(
+           R"(start { request_id: "r-1" model_version: "smol" weights_digest: "ab12" prompt_tokens: 5 queue_ms: 0.5 })"),
+       Proto<v1::GenerateReply>(R"(delta { token_ids: 8
     logprobs { token_id: 8 logprob: -0.25 token: "Paris" top { token_id: 8 logprob: -0.25 token: "Paris" } } })"),
-                                  Proto<v1::GenerateReply>(R"(delta { text: "Paris \342\230\203" token_ids: 0
+       Proto<v1::GenerateReply>(R"(delta { text: "Paris \342\230\203" token_ids: 0
     logprobs { token_id: 0 logprob: -1.5 token: "\342\230" top { token_id: 3 logprob: -0.5 } } })"),
-                                  Proto<v1::GenerateReply>("finish { reason: FINISH_REASON_EOS }"),
-                                  Proto<v1::GenerateReply>(R"(usage { prompt_tokens: 5 completion_tokens: 2 ttft_ms: 20.5 prefill_ms: 18.25
+       Proto<v1::GenerateReply>("finish { reason: FINISH_REASON_EOS }"),
+       Proto<v1::GenerateReply>(R"(usage { prompt_tokens: 5 completion_tokens: 2 ttft_ms: 20.5 prefill_ms: 18.25
     kernel_launches: 1234567890123 })")});
-  server.score.Answers({Proto<v1::ScoreReply>(R"(tokens { tokens { token_id: 5 token: "a" } })"), Proto<v1::ScoreReply>(R"(tokens {
+  server.score.Answers(
+      {Proto<v1::ScoreReply>(R"(tokens { tokens { token_id: 5 token: "a" } })"), Proto<v1::ScoreReply>(R"(tokens {
     first_position: 1 tokens { token_id: 0 logprob: -0.5 token: "\377" top { token_id: 9 logprob: -0.25 token: "b" } } })"),
-                        Proto<v1::ScoreReply>(R"(finish { mean_loss: 0.5 perplexity: 1.6484375 usage { prompt_tokens: 2 }
+       Proto<v1::ScoreReply>(R"(finish { mean_loss: 0.5 perplexity: 1.6484375 usage { prompt_tokens: 2 }
     weights_digest: "ab12" })")});
   server.tokenize.Answers(Proto<v1::TokenizeResponse>("token_ids: 5 token_ids: 0 tokens: 'a' tokens: '\\304\\240b'"));
   server.server_info.Answers(Proto<v1::ServerInfo>(R"(version: "0.1.0" start_time { seconds: 1700000000 }
@@ -230,8 +234,8 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
   RunNibble(server, {"models", "export", "a", "--format", "hf", "--out", TemporaryFolder()});
   EXPECT_EQ(server.export_model.asked.at(0).format(), v1::EXPORT_FORMAT_HF);
   EXPECT_FALSE(server.export_model.asked[0].has_max_shard_bytes());
-  RunNibble(server, {"models", "export", "a", "--format", "compressed-tensors", "--max-shard-bytes", "6000000000", "--out",
-                     TemporaryFolder()});
+  RunNibble(server, {"models", "export", "a", "--format", "compressed-tensors", "--max-shard-bytes", "6000000000",
+                     "--out", TemporaryFolder()});
   EXPECT_EQ(server.export_model.asked.at(1).format(), v1::EXPORT_FORMAT_COMPRESSED_TENSORS);
   EXPECT_EQ(server.export_model.asked[1].max_shard_bytes(), 6'000'000'000);
   RunNibble(server, {"models", "load", "a", "--device", "cuda:1"});
@@ -286,7 +290,8 @@ TEST(JsonTest, AdapterIsSentWithItsBase) {
   FakeServer server;
   Fill(server);
   const std::string folder = TemporaryFolder();
-  for (const char* name : {"adapter_config.json", "adapter_model.safetensors", "README.md"}) std::ofstream(folder + "/" + name) << "x";
+  for (const char* name : {"adapter_config.json", "adapter_model.safetensors", "README.md"})
+    std::ofstream(folder + "/" + name) << "x";
   EXPECT_EQ(RunNibble(server, {"models", "import", folder, "--name", "n", "--base", "smol-q"}).exit, 0);
   EXPECT_EQ(server.import_model.asked.at(0).base_model(), "smol-q");
   EXPECT_FALSE(server.import_model.asked[0].has_dtype());

@@ -8,10 +8,10 @@ namespace {
 const std::vector<std::string> kNames = {"models", "datasets", "jobs", "generate", "chat", "r", "alpha"};
 
 TEST(NearestTest, FindsNamesThatDifferInAFewLetters) {
-  EXPECT_EQ(Nearest("model", kNames), "models");     // deleted
-  EXPECT_EQ(Nearest("jobss", kNames), "jobs");       // inserted
-  EXPECT_EQ(Nearest("chot", kNames), "chat");        // replaced
-  EXPECT_EQ(Nearest("hcat", kNames), "chat");        // swapped
+  EXPECT_EQ(Nearest("model", kNames), "models");  // deleted
+  EXPECT_EQ(Nearest("jobss", kNames), "jobs");    // inserted
+  EXPECT_EQ(Nearest("chot", kNames), "chat");     // replaced
+  EXPECT_EQ(Nearest("hcat", kNames), "chat");     // swapped
   EXPECT_EQ(Nearest("genarete", kNames), "generate");
   EXPECT_EQ(Nearest("models", kNames), "models");
 }

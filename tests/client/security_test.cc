@@ -38,7 +38,8 @@ TEST(SecurityTest, TokenNeverCrossesANetworkInPlaintext) {
 }
 
 TEST(SecurityTest, ReadsTheReasonBeforeTheText) {
-  const absl::Status missing = FromGrpc({grpc::StatusCode::UNAUTHENTICATED, "TOKEN_MISSING: this server wants a token"});
+  const absl::Status missing =
+      FromGrpc({grpc::StatusCode::UNAUTHENTICATED, "TOKEN_MISSING: this server wants a token"});
   EXPECT_EQ(base::Reason(missing), "TOKEN_MISSING");
   EXPECT_EQ(missing.message(), "this server wants a token");
   EXPECT_EQ(base::Reason(FromGrpc({grpc::StatusCode::PERMISSION_DENIED, "server_path: no"})), "");
@@ -66,14 +67,15 @@ TEST(SecurityTest, ErrorsNameTheWrongFlag) {
 TEST(TokensCommandTest, PrintsTheHashAndWritesTheTokenToTheFile) {
   FakeServer server;
   const std::string out = TemporaryFolder() + "/new.token";
-  const Result result = RunNibble(server, {"tokens", "new", "ci", "--role", "train", "--tenant", "red", "--days", "1", "--out", out});
+  const Result result =
+      RunNibble(server, {"tokens", "new", "ci", "--role", "train", "--tenant", "red", "--days", "1", "--out", out});
   ASSERT_EQ(result.exit, 0) << result.err;
   std::ifstream stream(out);
   std::string token;
   std::getline(stream, token);
   EXPECT_EQ(token.substr(0, 4), "nbl_");
   EXPECT_GE(token.size(), 4u + 43u);
-  struct stat info {};
+  struct stat info{};
   ASSERT_EQ(stat(out.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
   const auto line = base::ParseJson(result.out);
@@ -96,7 +98,8 @@ TEST(TokensCommandTest, RejectsMissingAndInvalidOptions) {
   FakeServer server;
   EXPECT_EQ(RunNibble(server, {"tokens", "new", "ci", "--role", "train"}).exit, 4);
   EXPECT_EQ(RunNibble(server, {"tokens", "new", "ci", "--role", "root", "--out", TemporaryFolder() + "/x"}).exit, 2);
-  EXPECT_EQ(RunNibble(server, {"tokens", "new", "../ci", "--role", "train", "--out", TemporaryFolder() + "/y"}).exit, 4);
+  EXPECT_EQ(RunNibble(server, {"tokens", "new", "../ci", "--role", "train", "--out", TemporaryFolder() + "/y"}).exit,
+            4);
   const Result san = RunNibble(server, {"tokens", "new", "web", "--role", "infer", "--san", "uri:spiffe://a/b"});
   EXPECT_EQ(san.exit, 0);
   EXPECT_THAT(san.out, HasSubstr("\"san\":\"uri:spiffe://a/b\""));

@@ -66,7 +66,10 @@ TEST(TextTest, ChecksUtf8ByRfc3629) {
 
 TEST(TextTest, PrintableDropsTerminalControlCharacters) {
   EXPECT_EQ(Printable("a\tb\nc\x1b[31m\x07\x7f\xC3\xA4"), "a\tb\nc[31m\xC3\xA4");
-  EXPECT_EQ(Printable("a\xC2\x9B" "2Jb\xC2\x85\xC2\xA0\xC2"), "a2Jb\xC2\xA0\xC2") << "U+009B means ESC [";
+  EXPECT_EQ(Printable("a\xC2\x9B"
+                      "2Jb\xC2\x85\xC2\xA0\xC2"),
+            "a2Jb\xC2\xA0\xC2")
+      << "U+009B means ESC [";
 }
 
 TEST(TextTest, FormatsNumbersForPeople) {

@@ -118,9 +118,10 @@ TEST(TextTest, ListsPrintTables) {
 
 TEST(TextTest, WarningsNameTheirLines) {
   FakeServer server;
-  server.plan_job.Answers(Done<v1::PlanJobResponse>("disk_bytes: 16000000000 disk_available_bytes: 20000000000 "
-                                                     "warnings { reason: 'ROWS_TRUNCATED' message: '2 rows' row_ids: 4 row_ids: 9 } "
-                                                     "warnings { reason: 'NO_EVALUATION' message: 'none' }"));
+  server.plan_job.Answers(
+      Done<v1::PlanJobResponse>("disk_bytes: 16000000000 disk_available_bytes: 20000000000 "
+                                "warnings { reason: 'ROWS_TRUNCATED' message: '2 rows' row_ids: 4 row_ids: 9 } "
+                                "warnings { reason: 'NO_EVALUATION' message: 'none' }"));
   const std::vector<std::string> plan = {"jobs", "plan", "--method", "qlora", "--base", "b", "--dataset", "d"};
   const Result shown = RunNibble(server, plan);
   EXPECT_THAT(shown.out, HasSubstr("warning: 2 rows (lines 4, 9) (ROWS_TRUNCATED)\nwarning: none (NO_EVALUATION)\n"));
@@ -160,7 +161,8 @@ TEST(TextTest, PreviewMarksWholeCharacters) {
            token_texts: "a" token_texts: "\357\277\275" token_texts: "\357\277\275" token_texts: "b"
            token_texts: "\357\277\275" token_texts: "\357\277\275" }
     total_rows: 1 tokens: 6 trainable_tokens: 3)"));
-  EXPECT_THAT(RunNibble(server, {"datasets", "preview", "d", "--model", "m"}).out, HasSubstr("\na[\xC3\xA4]b[\xC3\xB6]\n"));
+  EXPECT_THAT(RunNibble(server, {"datasets", "preview", "d", "--model", "m"}).out,
+              HasSubstr("\na[\xC3\xA4]b[\xC3\xB6]\n"));
 }
 
 TEST(TextTest, PreviewWarningsNameTheirLines) {
@@ -173,8 +175,9 @@ TEST(TextTest, PreviewWarningsNameTheirLines) {
 
 TEST(TextTest, JobShowsItsBestCheckpointAndServerItsCodeDigest) {
   FakeServer server;
-  server.get_job.Answers(Proto<v1::Job>(
-      "name: 'job-1' state: JOB_STATE_RUNNING best_checkpoint { name: 'job-1/5' metrics { key: 'eval_loss' value: 2.5 } }"));
+  server.get_job.Answers(
+      Proto<v1::Job>("name: 'job-1' state: JOB_STATE_RUNNING best_checkpoint { name: 'job-1/5' metrics { key: "
+                     "'eval_loss' value: 2.5 } }"));
   EXPECT_THAT(RunNibble(server, {"jobs", "get", "job-1"}).out, HasSubstr("job-1/5, eval loss 2.5"));
   server.server_info.Answers(Proto<v1::ServerInfo>("version: '0.1.0' code_digest: 'c0de' cuda_version: 'none'"));
   EXPECT_THAT(RunNibble(server, {"server", "info"}).out, HasSubstr("c0de"));

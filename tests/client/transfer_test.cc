@@ -173,7 +173,8 @@ TEST(UploadModelTest, C10ResumesWithinAFile) {
   arrived.set_num_files(2);
   server.get_upload.Answers(arrived);
   Client client(server.Channel(), FastOptions());
-  const auto response = client.UploadModel(ModelHeader(), {file("config.json", config), file("w", weights), file("z", last)}, nullptr);
+  const auto response =
+      client.UploadModel(ModelHeader(), {file("config.json", config), file("w", weights), file("z", last)}, nullptr);
   ASSERT_TRUE(response.ok()) << response.status();
   const Upload& upload = server.uploads.at(0);
   ASSERT_EQ(upload.files.size(), 1u) << "files that were already opened are not opened again";

@@ -21,7 +21,8 @@ void FuzzConfig(std::string_view json) {
   std::error_code ignored;
   std::filesystem::create_symlink(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16/tokenizer.json",
                                   directory / "tokenizer.json", ignored);
-  std::ofstream(directory / "tokenizer_config.json", std::ios::binary).write(json.data(), static_cast<std::streamsize>(json.size()));
+  std::ofstream(directory / "tokenizer_config.json", std::ios::binary)
+      .write(json.data(), static_cast<std::streamsize>(json.size()));
   ExpectClean(nibble::model::LoadTextAssets(directory.path()).status(), json);
 }
 
@@ -56,7 +57,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!turns.ok()) return 0;
   Expect(turns->unknown.empty() || (turns->turns.empty() && turns->generation.empty()), "unknown turns have no parts");
   for (const auto& parts : {turns->turns, turns->generation}) {
-    for (const auto& part : parts) Expect(part.begin <= part.end && part.end <= turns->text.size(), "turns are inside the text");
+    for (const auto& part : parts)
+      Expect(part.begin <= part.end && part.end <= turns->text.size(), "turns are inside the text");
   }
   return 0;
 }

@@ -18,11 +18,13 @@ namespace {
 constexpr std::int64_t kMaxElements = 1 << 16;  // of a dequantized tensor; limits the time, not a limit of the product
 
 void FuzzReader(std::string_view input) {
-  const auto file = nibble::model::GgufFile::Parse({reinterpret_cast<const std::byte*>(input.data()), input.size()}, "input");
+  const auto file =
+      nibble::model::GgufFile::Parse({reinterpret_cast<const std::byte*>(input.data()), input.size()}, "input");
   ExpectClean(file.status(), input);
   if (!file.ok()) return;
-  for (const char* key : {"general.architecture", "general.alignment", "llama.block_count", "tokenizer.ggml.tokens",
-                          "tokenizer.ggml.scores", "tokenizer.ggml.token_type", "tokenizer.ggml.add_bos_token", "absent"}) {
+  for (const char* key :
+       {"general.architecture", "general.alignment", "llama.block_count", "tokenizer.ggml.tokens",
+        "tokenizer.ggml.scores", "tokenizer.ggml.token_type", "tokenizer.ggml.add_bos_token", "absent"}) {
     ExpectClean((*file)->Int(key).status(), input);
     ExpectClean((*file)->Float(key).status(), input);
     ExpectClean((*file)->Bool(key).status(), input);
@@ -47,7 +49,8 @@ void FuzzReader(std::string_view input) {
 void FuzzImport(const std::uint8_t* data, std::size_t size) {
   const int fd = ::memfd_create("input.gguf", MFD_CLOEXEC);
   Expect(fd >= 0 && ::write(fd, data, size) == static_cast<ssize_t>(size), "a file in memory can be written");
-  ExpectClean(nibble::model::OpenGgufModel("/proc/self/fd/" + std::to_string(fd)).status(), nibble::fuzz::Text(data, size));
+  ExpectClean(nibble::model::OpenGgufModel("/proc/self/fd/" + std::to_string(fd)).status(),
+              nibble::fuzz::Text(data, size));
   ::close(fd);
 }
 

@@ -43,14 +43,16 @@ class Inputs {
     inputs_.base_format = "bf16";
     inputs_.devices = {"cpu", "cuda:0"};
     Write("text", R"({"text": "the man in the land"})", R"({"text": "an end"})");
-    Write("prompt_completion", R"({"prompt": "the ", "completion": "land"})", R"({"prompt": "", "completion": "a man and the thin end"})");
+    Write("prompt_completion", R"({"prompt": "the ", "completion": "land"})",
+          R"({"prompt": "", "completion": "a man and the thin end"})");
     Write("chat", R"({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the end"}]})",
           R"({"messages": [{"role": "assistant", "content": "in the land"}]})");
     // Without these, the corpus would test nothing.
     for (const char* format : {"text", "prompt_completion", "chat"}) {
       jobs::JobSpec spec;
       spec.data.format = format;
-      Expect(plan::PlanJob(jobs::Resolve(spec, "job-1", "text", "cpu"), Of(format, true)).ok(), "the default spec has a plan");
+      Expect(plan::PlanJob(jobs::Resolve(spec, "job-1", "text", "cpu"), Of(format, true)).ok(),
+             "the default spec has a plan");
     }
   }
 
@@ -88,7 +90,8 @@ void FuzzPlan(const jobs::JobSpec& spec, std::string_view input) {
   Expect(planned->trained_parameters > 0, "something is trained");
   for (const plan::MemoryItem& item : planned->memory) Expect(item.bytes >= 0, "memory is not negative");
   Expect(planned->memory_bytes() > 0, "memory has a sum");
-  Expect(nibble::rpc::ToProto(*planned).memory_size() == static_cast<int>(planned->memory.size()), "a plan can be sent");
+  Expect(nibble::rpc::ToProto(*planned).memory_size() == static_cast<int>(planned->memory.size()),
+         "a plan can be sent");
 }
 
 void FuzzSpec(const jobs::JobSpec& spec, std::string_view input) {
@@ -100,8 +103,8 @@ void FuzzSpec(const jobs::JobSpec& spec, std::string_view input) {
     ExpectClean(valid, input);
     return;
   }
-  Expect(std::isfinite(spec.optim.lr) && std::isfinite(spec.qlora.alpha) && spec.qlora.r > 0 && spec.run.micro_batch > 0 &&
-             spec.data.max_seq_len > 0,
+  Expect(std::isfinite(spec.optim.lr) && std::isfinite(spec.qlora.alpha) && spec.qlora.r > 0 &&
+             spec.run.micro_batch > 0 && spec.data.max_seq_len > 0,
          "valid numbers can be computed with");
   const jobs::JobSpec resolved = jobs::Resolve(spec, "job-1", "text", "cpu");
   const auto again = jobs::ParseJobSpec(jobs::ToJson(resolved));

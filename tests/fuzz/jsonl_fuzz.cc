@@ -29,7 +29,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
            "chunks do not change the summary");
     Expect(whole->num_rows > 0, "a file without rows is refused");
   }
-  for (const auto format : {nibble::data::RowFormat::kText, nibble::data::RowFormat::kPromptCompletion, nibble::data::RowFormat::kChat}) {
+  for (const auto format :
+       {nibble::data::RowFormat::kText, nibble::data::RowFormat::kPromptCompletion, nibble::data::RowFormat::kChat}) {
     const auto record = nibble::data::ParseRow(text.substr(0, text.find('\n')), format);
     ExpectClean(record.status(), text);
     if (!record.ok()) continue;

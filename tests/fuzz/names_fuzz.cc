@@ -27,18 +27,22 @@ bool IsPlain(char c) {
 void FuzzName(const std::string& name) {
   const absl::Status status = base::CheckName("name", name);
   if (!status.ok()) {
-    Expect(absl::IsInvalidArgument(status) && base::Reason(status) == "FIELD_VIOLATION", "a bad name is the caller's fault");
+    Expect(absl::IsInvalidArgument(status) && base::Reason(status) == "FIELD_VIOLATION",
+           "a bad name is the caller's fault");
     Expect(base::ToStd(status.message()).starts_with("name: "), "a refusal names the field");
     ExpectClean(status, name);
     return;
   }
-  Expect(!name.empty() && name.size() <= 63 && std::all_of(name.begin(), name.end(), IsPlain), "a name has 1 to 63 plain characters");
+  Expect(!name.empty() && name.size() <= 63 && std::all_of(name.begin(), name.end(), IsPlain),
+         "a name has 1 to 63 plain characters");
   Expect(name.front() != '.' && name.front() != '-' && name.find("..") == std::string::npos,
          "a name is not a hidden file, a flag or a way up");
   const store::StatePaths layout("/state");
-  for (const auto& [folder, path] : {std::pair(layout.models(), layout.model(name)), std::pair(layout.datasets(), layout.dataset(name))}) {
+  for (const auto& [folder, path] :
+       {std::pair(layout.models(), layout.model(name)), std::pair(layout.datasets(), layout.dataset(name))}) {
     const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
-    Expect(normal == path && normal.filename() == name && normal.parent_path() == folder, "a name is one part of a path");
+    Expect(normal == path && normal.filename() == name && normal.parent_path() == folder,
+           "a name is one part of a path");
   }
   const std::string temporary = base::TemporaryName(name);
   Expect(base::IsTemporaryName(temporary) && !base::CheckName("name", temporary).ok(), "temporary names are refused");
@@ -47,7 +51,8 @@ void FuzzName(const std::string& name) {
 void FuzzCheckpoint(const std::string& name) {
   const auto step = store::CheckpointStep(name);
   if (!step.has_value()) return;
-  Expect(*step >= 0 && store::CheckpointStep(store::CheckpointName(*step)) == step, "a step's name parses to that step");
+  Expect(*step >= 0 && store::CheckpointStep(store::CheckpointName(*step)) == step,
+         "a step's name parses to that step");
 }
 
 void FuzzToken(const std::string& text) {

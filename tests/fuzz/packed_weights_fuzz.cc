@@ -62,7 +62,8 @@ class Artifact {
 
   const std::string& Path() const { return directory_.path(); }
   void Write(const std::uint8_t* data, std::size_t size) const {
-    Expect(::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, data, size, 0) == static_cast<ssize_t>(size), "a file in memory can be written");
+    Expect(::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, data, size, 0) == static_cast<ssize_t>(size),
+           "a file in memory can be written");
   }
 
  private:
@@ -96,7 +97,8 @@ void Run(const model::LoadedModel& loaded, const kernels::Stream& stream) {
   const absl::Status status = model::ForEachLogits(
       loaded.config(), loaded.weights(), tokens, /*chunk=*/3, stream, [](std::int64_t, const kernels::Matrix& logits) {
         for (std::int64_t row = 0; row < logits.rows; ++row) {
-          for (std::int64_t i = 0; i < logits.cols; ++i) Expect(std::isfinite(logits.Row<float>(row)[i]), "a logit is a number");
+          for (std::int64_t i = 0; i < logits.cols; ++i)
+            Expect(std::isfinite(logits.Row<float>(row)[i]), "a logit is a number");
         }
         return absl::OkStatus();
       });
@@ -107,14 +109,16 @@ void Run(const model::LoadedModel& loaded, const kernels::Stream& stream) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const std::array<Artifact, 4> artifacts = {
-      Artifact(Info(model::Format::kInt8), /*tied=*/false), Artifact(Info(model::Format::kInt8, 2, /*int8_head=*/true), /*tied=*/true),
+      Artifact(Info(model::Format::kInt8), /*tied=*/false),
+      Artifact(Info(model::Format::kInt8, 2, /*int8_head=*/true), /*tied=*/true),
       Artifact(Info(model::Format::kNf4), /*tied=*/true), Artifact(Info(model::Format::kTernary), /*tied=*/true)};
   if (size == 0) return 0;
   const Artifact& files = artifacts[data[0] % artifacts.size()];
   files.Write(data + 1, size - 1);
   const auto opened = model::Artifact::Open(files.Path());
   if (!opened.ok()) {
-    Expect(absl::IsInvalidArgument(opened.status()) || absl::IsDataLoss(opened.status()) || absl::IsResourceExhausted(opened.status()),
+    Expect(absl::IsInvalidArgument(opened.status()) || absl::IsDataLoss(opened.status()) ||
+               absl::IsResourceExhausted(opened.status()),
            "an inconsistent file is refused with the right code");
     ExpectClean(opened.status(), nibble::fuzz::Text(data, size));
     return 0;

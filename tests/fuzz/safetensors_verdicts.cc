@@ -19,12 +19,14 @@ namespace {
 using nibble::base::Json;
 
 Json Verdict(const std::string& bytes) {
-  const auto header = nibble::model::ParseSafetensors({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}, "file");
+  const auto header =
+      nibble::model::ParseSafetensors({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}, "file");
   if (!header.ok()) return {{"error", nibble::base::ToStd(header.status().message())}};
   Json tensors = Json::object();
   for (const auto& tensor : header->tensors) {
     const std::string_view data(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
-    tensors[tensor.name] = {{"dtype", tensor.dtype_name}, {"shape", tensor.shape}, {"sha256", nibble::base::Sha256Hex(data)}};
+    tensors[tensor.name] = {
+        {"dtype", tensor.dtype_name}, {"shape", tensor.shape}, {"sha256", nibble::base::Sha256Hex(data)}};
   }
   return {{"metadata", header->metadata}, {"tensors", tensors}};
 }

@@ -14,8 +14,8 @@ using nibble::fuzz::ExpectClean;
 namespace {
 
 // Decoding token by token gives the same text as decoding at once.
-void FuzzStream(const nibble::text::Tokenizer& tokenizer, const std::vector<std::int32_t>& ids, const std::string& whole,
-                std::string_view input) {
+void FuzzStream(const nibble::text::Tokenizer& tokenizer, const std::vector<std::int32_t>& ids,
+                const std::string& whole, std::string_view input) {
   nibble::text::StreamDecoder stream(tokenizer, true);
   std::string text;
   for (const std::int32_t id : ids) {
@@ -54,7 +54,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const std::int32_t id : *ids) Expect(id >= 0, "ids are not negative");
   const auto once = (*tokenizer)->EncodeWithSpans(text, true);
   Expect(once.ok() && once->tokens.size() <= ids->size(), "each special token is added at most once");
-  for (const auto& span : once->tokens) Expect(span.begin <= span.end && span.end <= text.size(), "spans lie in the text");
+  for (const auto& span : once->tokens)
+    Expect(span.begin <= span.end && span.end <= text.size(), "spans lie in the text");
   const auto whole = (*tokenizer)->Decode(*ids, true);
   ExpectClean(whole.status(), input);
   if (whole.ok()) FuzzStream(**tokenizer, *ids, *whole, input);

@@ -9,7 +9,8 @@ namespace nibble::kernels {
 namespace {
 
 TEST(WeightBufferTest, BytesAreZeroAlignedAndWritable) {
-  for (const std::int64_t size : {std::int64_t{1}, std::int64_t{65}, std::int64_t{2} << 20, (std::int64_t{4} << 20) + 1}) {
+  for (const std::int64_t size :
+       {std::int64_t{1}, std::int64_t{65}, std::int64_t{2} << 20, (std::int64_t{4} << 20) + 1}) {
     WeightBuffer buffer(size);
     ASSERT_NE(buffer.data(), nullptr);
     EXPECT_EQ(buffer.size(), size);

@@ -74,7 +74,8 @@ TEST(LimitsTest, DefaultsAreAsDocumented) {
   EXPECT_EQ(l.max_dataset_line_bytes, 1 << 20);
   EXPECT_EQ(static_cast<std::size_t>(l.max_dataset_line_bytes), data::kDefaultMaxLineBytes);
   EXPECT_EQ(l.max_tokenizer_bytes, 64 << 20);
-  EXPECT_EQ(static_cast<std::uint64_t>(l.max_tokenizer_bytes), model::kMaxTokenizerBytes) << "no flag can raise it (ADR 0008)";
+  EXPECT_EQ(static_cast<std::uint64_t>(l.max_tokenizer_bytes), model::kMaxTokenizerBytes)
+      << "no flag can raise it (ADR 0008)";
 }
 
 // ADR 0008 says why these are constants and not flags.
@@ -146,13 +147,16 @@ const std::map<std::string, double (*)(const Limits&)>& Fields() {
       {"max_watches", [](const Limits& l) { return static_cast<double>(l.max_watches); }},
       {"max_downloads", [](const Limits& l) { return static_cast<double>(l.max_downloads); }},
       {"max_watches_per_principal", [](const Limits& l) { return static_cast<double>(l.max_watches_per_principal); }},
-      {"max_downloads_per_principal", [](const Limits& l) { return static_cast<double>(l.max_downloads_per_principal); }},
+      {"max_downloads_per_principal",
+       [](const Limits& l) { return static_cast<double>(l.max_downloads_per_principal); }},
       {"max_plans_per_principal", [](const Limits& l) { return static_cast<double>(l.max_plans_per_principal); }},
-      {"max_operations_per_principal", [](const Limits& l) { return static_cast<double>(l.max_operations_per_principal); }},
+      {"max_operations_per_principal",
+       [](const Limits& l) { return static_cast<double>(l.max_operations_per_principal); }},
       {"max_dataset_bytes", [](const Limits& l) { return static_cast<double>(l.max_dataset_bytes); }},
       {"max_dataset_line_bytes", [](const Limits& l) { return static_cast<double>(l.max_dataset_line_bytes); }},
       {"max_tokenizer_bytes", [](const Limits& l) { return static_cast<double>(l.max_tokenizer_bytes); }},
-      {"max_upload_bytes_per_principal", [](const Limits& l) { return static_cast<double>(l.max_upload_bytes_per_principal); }},
+      {"max_upload_bytes_per_principal",
+       [](const Limits& l) { return static_cast<double>(l.max_upload_bytes_per_principal); }},
       {"upload_kept_s", [](const Limits& l) { return static_cast<double>(l.upload_kept_s); }},
       {"max_model_bytes", [](const Limits& l) { return static_cast<double>(l.max_model_bytes); }},
       {"base_cache_bytes", [](const Limits& l) { return static_cast<double>(l.base_cache_bytes); }},
@@ -191,17 +195,18 @@ TEST(LimitsTest, EveryFlagSetsOnlyTheFieldOfItsName) {
     AddLimitFlags(cli, l);
     const int value = name == "workers" || name == "max_running_jobs" ? 64 : 130;
     cli.parse(std::vector<std::string>{flag + "=" + std::to_string(value)});
-    for (const auto& [other, get] : Fields()) EXPECT_EQ(get(l), other == name ? value : get(Limits())) << flag << " and " << other;
+    for (const auto& [other, get] : Fields())
+      EXPECT_EQ(get(l), other == name ? value : get(Limits())) << flag << " and " << other;
   }
 }
 
 TEST(LimitsTest, ValuesOutOfRangeAreRefused) {
-  for (const char* wrong : {"--max_receive_bytes=0", "--workers=65", "--stream_buffer=127", "--handshake_timeout_s=-1",
-                            "--min_free_bytes=-2", "--base_cache_bytes=-2", "--max_running_jobs=0", "--retry_backoff_scale=-1",
-                            "--max_retries=x",
-                            "--max_dataset_line_bytes=0", "--upload_kept_s=-1", "--max_upload_bytes_per_principal=-1", "--max_tokenizer_bytes=67108865",
-                            "--generate_deadline_s=-1", "--final_job_ttl_s=-1", "--token_cache_bytes=-1", "--max_prompt_bytes=0",
-                            "--max_plans_per_principal=-1", "--keep_step_events=-1"}) {
+  for (const char* wrong :
+       {"--max_receive_bytes=0", "--workers=65", "--stream_buffer=127", "--handshake_timeout_s=-1",
+        "--min_free_bytes=-2", "--base_cache_bytes=-2", "--max_running_jobs=0", "--retry_backoff_scale=-1",
+        "--max_retries=x", "--max_dataset_line_bytes=0", "--upload_kept_s=-1", "--max_upload_bytes_per_principal=-1",
+        "--max_tokenizer_bytes=67108865", "--generate_deadline_s=-1", "--final_job_ttl_s=-1", "--token_cache_bytes=-1",
+        "--max_prompt_bytes=0", "--max_plans_per_principal=-1", "--keep_step_events=-1"}) {
     Limits l;
     CLI::App cli;
     AddLimitFlags(cli, l);

@@ -1,4 +1,5 @@
-// Memory that this process has allocated. mallinfo2 does not see the allocators of sanitizers: leave such tests out there.
+// Memory that this process has allocated. mallinfo2 does not see the allocators of sanitizers: leave such tests out
+// there.
 #pragma once
 #include <malloc.h>
 

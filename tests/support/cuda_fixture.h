@@ -52,7 +52,9 @@ class DeviceBytes {
       : DeviceBytes(context, from.data(), static_cast<std::int64_t>(from.size() * sizeof(T))) {}
 
   template <typename T = void>
-  T* As() const { return reinterpret_cast<T*>(static_cast<std::uint8_t*>(buffer_.data()) + kGuardBytes); }
+  T* As() const {
+    return reinterpret_cast<T*>(static_cast<std::uint8_t*>(buffer_.data()) + kGuardBytes);
+  }
 
   // Waits, copies back and checks the guards.
   const std::uint8_t* Back() {

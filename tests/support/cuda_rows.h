@@ -15,8 +15,12 @@ namespace nibble::support {
 class DeviceRows {
  public:
   DeviceRows(kernels::CudaContext& context, const kernels::QuantizedRows& like)
-      : view_(like), codes_(context, CodeBytes(like)), scale_(context, like.rows * 4),
-        count_(context, CountBytes(like)), index_(context, ListBytes(like)), value_(context, ListBytes(like)) {}
+      : view_(like),
+        codes_(context, CodeBytes(like)),
+        scale_(context, like.rows * 4),
+        count_(context, CountBytes(like)),
+        index_(context, ListBytes(like)),
+        value_(context, ListBytes(like)) {}
   static DeviceRows Copy(kernels::CudaContext& context, const kernels::QuantizedRows& rows) {
     return DeviceRows(context, rows, 0);
   }
@@ -53,8 +57,11 @@ class DeviceRows {
   static std::int64_t ListBytes(const kernels::QuantizedRows& rows) { return CountBytes(rows) * kernels::kMaxOutliers; }
 
   DeviceRows(kernels::CudaContext& context, const kernels::QuantizedRows& rows, int)
-      : view_(rows), codes_(context, Codes(rows), CodeBytes(rows)), scale_(context, rows.scale, rows.rows * 4),
-        count_(context, rows.num_outliers, CountBytes(rows)), index_(context, rows.outlier_index, ListBytes(rows)),
+      : view_(rows),
+        codes_(context, Codes(rows), CodeBytes(rows)),
+        scale_(context, rows.scale, rows.rows * 4),
+        count_(context, rows.num_outliers, CountBytes(rows)),
+        index_(context, rows.outlier_index, ListBytes(rows)),
         value_(context, rows.outlier_value, ListBytes(rows)) {}
 
   kernels::QuantizedRows view_;
@@ -64,7 +71,9 @@ class DeviceRows {
 // A product without columns (K = 0): M rows without codes by N features. Each row of the result is the bias.
 struct NoColumns {
   NoColumns(kernels::CudaContext& context, std::int64_t m)
-      : x(DeviceRows::Copy(context, Rows(m).view())), scale(context, NormalVector(3, kN)), bias(context, NormalVector(5, kN)) {
+      : x(DeviceRows::Copy(context, Rows(m).view())),
+        scale(context, NormalVector(3, kN)),
+        bias(context, NormalVector(5, kN)) {
     const std::vector<float> row = NormalVector(5, kN);
     for (std::int64_t i = 0; i < m; ++i) want.insert(want.end(), row.begin(), row.end());
   }

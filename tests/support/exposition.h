@@ -59,7 +59,9 @@ class ExpositionLine {
     while (!rest_.empty()) {
       if (!end.empty() && Take(end)) return true;
       const bool escape = rest_[0] == '\\';
-      if (escape && (rest_.size() < 2 || std::string_view(quoted ? "\\n\"" : "\\n").find(rest_[1]) == std::string_view::npos)) return false;
+      if (escape &&
+          (rest_.size() < 2 || std::string_view(quoted ? "\\n\"" : "\\n").find(rest_[1]) == std::string_view::npos))
+        return false;
       rest_.remove_prefix(escape ? 2 : 1);
     }
     return end.empty();

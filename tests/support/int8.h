@@ -15,13 +15,24 @@ namespace nibble::support {
 class Int8Rows {
  public:
   Int8Rows(std::int64_t rows, std::int64_t cols, std::int64_t extra_stride = 0)
-      : rows_(rows), cols_(cols), stride_(kernels::RoundUp(cols, 64) + extra_stride), codes_(rows * stride_),
-        scale_(rows * 4), count_(rows * 4), index_(rows * kernels::kMaxOutliers * 4),
+      : rows_(rows),
+        cols_(cols),
+        stride_(kernels::RoundUp(cols, 64) + extra_stride),
+        codes_(rows * stride_),
+        scale_(rows * 4),
+        count_(rows * 4),
+        index_(rows * kernels::kMaxOutliers * 4),
         value_(rows * kernels::kMaxOutliers * 4) {}
 
   kernels::QuantizedRows view() {
-    return {codes_.As<std::int8_t>(), scale_.As<float>(), count_.As<std::int32_t>(), index_.As<std::int32_t>(),
-            value_.As<float>(), rows_, cols_, stride_};
+    return {codes_.As<std::int8_t>(),
+            scale_.As<float>(),
+            count_.As<std::int32_t>(),
+            index_.As<std::int32_t>(),
+            value_.As<float>(),
+            rows_,
+            cols_,
+            stride_};
   }
   bool GuardsIntact() const {
     return codes_.GuardsIntact() && scale_.GuardsIntact() && count_.GuardsIntact() && index_.GuardsIntact() &&
@@ -29,9 +40,9 @@ class Int8Rows {
   }
   // Same bytes everywhere, including the unused elements of the outlier lists: no path may write those.
   ::testing::AssertionResult SameBytes(const Int8Rows& want) const {
-    for (const auto& [mine, other] : {std::pair{&codes_, &want.codes_}, std::pair{&scale_, &want.scale_},
-                                      std::pair{&count_, &want.count_}, std::pair{&index_, &want.index_},
-                                      std::pair{&value_, &want.value_}}) {
+    for (const auto& [mine, other] :
+         {std::pair{&codes_, &want.codes_}, std::pair{&scale_, &want.scale_}, std::pair{&count_, &want.count_},
+          std::pair{&index_, &want.index_}, std::pair{&value_, &want.value_}}) {
       if (auto equal = BytesEqual(mine->data(), other->data(), mine->size()); !equal) return equal;
     }
     return ::testing::AssertionSuccess();
@@ -46,7 +57,10 @@ class Int8Rows {
 class Int8Weight {
  public:
   Int8Weight(const std::vector<std::int8_t>& codes, const std::vector<float>& scale, std::int64_t n, std::int64_t k)
-      : rows_(n), cols_(k), tiles_(static_cast<std::size_t>(kernels::PackedInt8Bytes(n, k))), scale_(scale),
+      : rows_(n),
+        cols_(k),
+        tiles_(static_cast<std::size_t>(kernels::PackedInt8Bytes(n, k))),
+        scale_(scale),
         row_sum_(static_cast<std::size_t>(kernels::RoundUp(n, 16))) {
     kernels::PackInt8Weight(codes.data(), n, k, tiles_.data(), row_sum_.data());
   }
@@ -70,7 +84,8 @@ inline std::vector<float> AwkwardRows(std::uint64_t seed, std::int64_t rows, std
     const auto at = [&](std::int64_t i) { return UniformInt(seed + 77, static_cast<std::uint64_t>(r * 64 + i), cols); };
     switch (r % 9) {
       case 1:
-        for (std::int64_t i = 0; i < std::min<std::int64_t>(5, cols); ++i) row[at(i)] = (i % 2 ? -1.0f : 1.0f) * 48000.0f;
+        for (std::int64_t i = 0; i < std::min<std::int64_t>(5, cols); ++i)
+          row[at(i)] = (i % 2 ? -1.0f : 1.0f) * 48000.0f;
         break;
       case 2:  // more equal magnitudes than outliers allowed: the lower index wins
         for (std::int64_t i = 0; i < cols; ++i) row[i] = 0.01f;

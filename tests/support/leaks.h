@@ -45,7 +45,8 @@ inline std::string_view SourceAt(std::string_view text, std::size_t at) {
   if (text[at] != '.' || at == 0 || !(IsAlnum(text[at - 1]) || text[at - 1] == '_')) return {};
   for (const std::string_view kind : {".cc:", ".cpp:", ".h:", ".rs:", ".py:", ".so:"}) {
     const std::size_t end = at + kind.size();
-    if (text.substr(at, kind.size()) == kind && end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0) {
+    if (text.substr(at, kind.size()) == kind && end < text.size() &&
+        std::isdigit(static_cast<unsigned char>(text[end])) != 0) {
       return text.substr(at - 1, kind.size());
     }
   }
@@ -54,17 +55,19 @@ inline std::string_view SourceAt(std::string_view text, std::size_t at) {
 
 inline std::string_view WordsAt(std::string_view text, std::size_t at) {
   for (const std::string_view words :
-       {"sqlite", "Sqlite", "SQLite", "SQLITE", "INSERT INTO ", "DELETE FROM ", "no such table", "no such column", "syntax error near",
-        "constraint failed", "basic_string", "json.exception", "panicked at", "stack backtrace", "RUST_BACKTRACE", "terminate called",
-        "Traceback (most recent"}) {
+       {"sqlite", "Sqlite", "SQLite", "SQLITE", "INSERT INTO ", "DELETE FROM ", "no such table", "no such column",
+        "syntax error near", "constraint failed", "basic_string", "json.exception", "panicked at", "stack backtrace",
+        "RUST_BACKTRACE", "terminate called", "Traceback (most recent"}) {
     if (text.substr(at, words.size()) == words) return text.substr(at, words.size());
   }
   constexpr std::string_view kStd = "std::", kSelect = "SELECT ";
   const std::string_view rest = text.substr(at);
-  if (rest.substr(0, kStd.size()) == kStd && rest.size() > kStd.size() && (IsAlnum(rest[kStd.size()]) || rest[kStd.size()] == '_')) {
+  if (rest.substr(0, kStd.size()) == kStd && rest.size() > kStd.size() &&
+      (IsAlnum(rest[kStd.size()]) || rest[kStd.size()] == '_')) {
     return rest.substr(0, kStd.size() + 1);
   }
-  if (rest.substr(0, kSelect.size()) == kSelect && rest.find(" FROM ") != std::string_view::npos) return rest.substr(0, kSelect.size());
+  if (rest.substr(0, kSelect.size()) == kSelect && rest.find(" FROM ") != std::string_view::npos)
+    return rest.substr(0, kSelect.size());
   return {};
 }
 
@@ -88,8 +91,10 @@ void ForEachText(const google::protobuf::Message& message, const Visit& visit) {
   using google::protobuf::FieldDescriptor;
   if (const auto* any = dynamic_cast<const google::protobuf::Any*>(&message)) {
     const std::string& url = any->type_url();
-    const auto* type = google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(url.substr(url.rfind('/') + 1));
-    const auto* prototype = type == nullptr ? nullptr : google::protobuf::MessageFactory::generated_factory()->GetPrototype(type);
+    const auto* type =
+        google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(url.substr(url.rfind('/') + 1));
+    const auto* prototype =
+        type == nullptr ? nullptr : google::protobuf::MessageFactory::generated_factory()->GetPrototype(type);
     const std::unique_ptr<google::protobuf::Message> held(prototype == nullptr ? nullptr : prototype->New());
     if (held != nullptr && any->UnpackTo(held.get())) return ForEachText(*held, visit);
     visit(url);
@@ -104,7 +109,9 @@ void ForEachText(const google::protobuf::Message& message, const Visit& visit) {
       if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
         visit(repeated ? reflection->GetRepeatedString(message, field, i) : reflection->GetString(message, field));
       } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
-        ForEachText(repeated ? reflection->GetRepeatedMessage(message, field, i) : reflection->GetMessage(message, field), visit);
+        ForEachText(
+            repeated ? reflection->GetRepeatedMessage(message, field, i) : reflection->GetMessage(message, field),
+            visit);
       }
     }
   }

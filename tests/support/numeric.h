@@ -14,7 +14,7 @@
 
 namespace nibble::support {
 
-inline constexpr double kEpsF32 = 0x1p-24;   // unit roundoff of round to nearest
+inline constexpr double kEpsF32 = 0x1p-24;  // unit roundoff of round to nearest
 inline constexpr double kEpsBF16 = 0x1p-8;
 
 // Worst relative growth of n roundings: n u / (1 - n u) (Higham, Accuracy and Stability, 2nd ed., 3.1).

@@ -19,9 +19,7 @@ inline std::uint64_t Bits(std::uint64_t seed, std::uint64_t i) {
 }
 
 // In [0, 1), a multiple of 2^-24: exact in f32.
-inline float Uniform(std::uint64_t seed, std::uint64_t i) {
-  return static_cast<float>(Bits(seed, i) >> 40) * 0x1p-24f;
-}
+inline float Uniform(std::uint64_t seed, std::uint64_t i) { return static_cast<float>(Bits(seed, i) >> 40) * 0x1p-24f; }
 
 // In [0, n).
 inline std::int64_t UniformInt(std::uint64_t seed, std::uint64_t i, std::int64_t n) {
@@ -82,9 +80,13 @@ class GuardedBytes {
   const std::uint8_t* data() const { return storage_.data() + kGuardBytes; }
   std::size_t size() const { return size_; }
   template <typename T>
-  T* As() { return reinterpret_cast<T*>(data()); }
+  T* As() {
+    return reinterpret_cast<T*>(data());
+  }
   template <typename T>
-  const T* As() const { return reinterpret_cast<const T*>(data()); }
+  const T* As() const {
+    return reinterpret_cast<const T*>(data());
+  }
   // True when no byte outside [data, data + size) changed.
   bool GuardsIntact() const {
     for (std::size_t i = 0; i < kGuardBytes; ++i) {

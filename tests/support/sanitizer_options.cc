@@ -6,7 +6,8 @@ const char* __asan_default_options() {
   // Allocations that are too large fail with bad_alloc or null, as they do without a sanitizer. No
   // detect_stack_use_after_return: gcc 12 aligns its stack frames to 32 bytes, and the 64-byte vectors in them fault
   // (gcc bug 110027).
-  return "detect_leaks=1:allocator_may_return_null=1:detect_stack_use_after_return=0:strict_string_checks=1:check_initialization_order=1";
+  return "detect_leaks=1:allocator_may_return_null=1:detect_stack_use_after_return=0:strict_string_checks=1:check_"
+         "initialization_order=1";
 }
 
 const char* __ubsan_default_options() { return "print_stacktrace=1"; }

@@ -42,7 +42,10 @@ class WideRows {
   WideRows(std::int64_t rows, std::int64_t cols)
       : rows_(rows), cols_(cols), stride_(kernels::RoundUp(cols, 64)), codes_(2 * rows * stride_), scale_(4 * rows) {}
   kernels::QuantizedRows view() {
-    return {.scale = scale_.As<float>(), .rows = rows_, .cols = cols_, .stride = stride_,
+    return {.scale = scale_.As<float>(),
+            .rows = rows_,
+            .cols = cols_,
+            .stride = stride_,
             .wide_codes = codes_.As<std::int16_t>()};
   }
   bool GuardsIntact() const { return codes_.GuardsIntact() && scale_.GuardsIntact(); }

@@ -80,16 +80,16 @@ void CondVar::Wait(Mutex* mutex) {
 
 bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
   Releasing();
-  const bool late =
-      Real<bool>([] { return "_ZN4absl7debian37CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE"; }, this, mutex, timeout);
+  const bool late = Real<bool>([] { return "_ZN4absl7debian37CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE"; },
+                               this, mutex, timeout);
   Acquired();
   return late;
 }
 
 bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
   Releasing();
-  const bool late =
-      Real<bool>([] { return "_ZN4absl7debian37CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE"; }, this, mutex, deadline);
+  const bool late = Real<bool>([] { return "_ZN4absl7debian37CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE"; }, this,
+                               mutex, deadline);
   Acquired();
   return late;
 }
@@ -99,7 +99,8 @@ ABSL_NAMESPACE_END
 
 extern "C" {
 
-grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, std::size_t count, void* tag, void* reserved) {
+grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, std::size_t count, void* tag,
+                                      void* reserved) {
   Releasing();
   return Real<grpc_call_error>([] { return "grpc_call_start_batch"; }, call, ops, count, tag, reserved);
 }
@@ -111,7 +112,8 @@ grpc_event grpc_completion_queue_next(grpc_completion_queue* queue, gpr_timespec
 }
 
 grpc_event grpc_completion_queue_pluck(grpc_completion_queue* queue, void* tag, gpr_timespec deadline, void* reserved) {
-  const grpc_event event = Real<grpc_event>([] { return "grpc_completion_queue_pluck"; }, queue, tag, deadline, reserved);
+  const grpc_event event =
+      Real<grpc_event>([] { return "grpc_completion_queue_pluck"; }, queue, tag, deadline, reserved);
   Acquired();
   return event;
 }

@@ -18,8 +18,8 @@ absl::Status Attention(const AttentionArgs& args, const Stream& stream) {
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "q", args.q, args.rows.num_rows, cols, kFloats));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "out", args.out, args.rows.num_rows, cols, kFloats));
   // Another tile may still read q when a tile writes out.
-  NIBBLE_RETURN_IF_INVALID(CheckThat(args.rows.num_rows == 0 || args.out.data != args.q.data, kOp,
-                                     "out that does not alias q"));
+  NIBBLE_RETURN_IF_INVALID(
+      CheckThat(args.rows.num_rows == 0 || args.out.data != args.q.data, kOp, "out that does not alias q"));
   if (stream.device == DeviceKind::kCpu) {
     NIBBLE_RETURN_IF_INVALID(CheckKvRows(kOp, args.cache, args.rows, /*all_pages=*/true));
   }

@@ -353,7 +353,8 @@ class TiledAttention {
 template <typename Vec>
 LaunchResult AttentionVec(const AttentionArgs& args, const Stream& stream) {
   // One vector of registers is left for a broadcast.
-  return TiledAttention<Vec, /*kMaxBlock=*/(Vec::kVectors > 8 ? 10 : 6), /*kRegisters=*/Vec::kVectors - 1>::Run(args, stream);
+  return TiledAttention<Vec, /*kMaxBlock=*/(Vec::kVectors > 8 ? 10 : 6), /*kRegisters=*/Vec::kVectors - 1>::Run(args,
+                                                                                                                stream);
 }
 
 }  // namespace nibble::kernels

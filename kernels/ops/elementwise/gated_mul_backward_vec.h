@@ -17,8 +17,8 @@ LaunchResult GatedMulBackwardVec(const GatedMulBackwardArgs& args, const Stream&
     stream.ParallelFor(args.gate.rows, grain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         for (std::int64_t c = 0; c < args.gate.cols; c += Vec::kLanes) {
-          const Gradients found =
-              gradients(LoadLanes<Vec>(args.gate, r, c), LoadLanes<Vec>(args.up, r, c), LoadLanes<Vec>(args.grad_y, r, c));
+          const Gradients found = gradients(LoadLanes<Vec>(args.gate, r, c), LoadLanes<Vec>(args.up, r, c),
+                                            LoadLanes<Vec>(args.grad_y, r, c));
           StoreLanes(found.gate, args.grad_gate, r, c);
           StoreLanes(found.up, args.grad_up, r, c);
         }

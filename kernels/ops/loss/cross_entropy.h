@@ -11,7 +11,8 @@ namespace nibble::kernels {
 //   loss    [T]      f32; overwritten
 // logsumexp as in log_softmax_gather: 16 virtual lanes, a fixed tree, our exp and log. Same bits on every path.
 // Errors: InvalidArgument (shape, dtype, target out of range, named), Unimplemented (no kernel for device).
-// Source: llm.c's fused_classifier for the idea of writing gradients over logits. Test: against autograd's formula in f64.
+// Source: llm.c's fused_classifier for the idea of writing gradients over logits. Test: against autograd's formula in
+// f64.
 absl::Status CrossEntropy(const CrossEntropyArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

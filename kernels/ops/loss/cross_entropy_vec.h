@@ -36,9 +36,10 @@ template <typename Vec>
 LaunchResult CrossEntropyVec(const CrossEntropyArgs& args, const Stream& stream) {
   stream.ParallelFor(args.logits.rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      args.loss[t] = args.logits.dtype == DType::kF32
-                         ? CrossEntropyRow<Vec>(args.logits.Row<float>(t), args.logits.cols, args.target[t], args.grad_scale)
-                         : CrossEntropyRow<Vec>(args.logits.Row<BF16>(t), args.logits.cols, args.target[t], args.grad_scale);
+      args.loss[t] =
+          args.logits.dtype == DType::kF32
+              ? CrossEntropyRow<Vec>(args.logits.Row<float>(t), args.logits.cols, args.target[t], args.grad_scale)
+              : CrossEntropyRow<Vec>(args.logits.Row<BF16>(t), args.logits.cols, args.target[t], args.grad_scale);
     }
   });
   return {};

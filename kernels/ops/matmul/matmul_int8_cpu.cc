@@ -6,7 +6,8 @@ namespace nibble::kernels {
 
 LaunchResult MatmulInt8Cpu(const MatmulInt8Args& args, const Stream& stream) {
   return IntegerProductCpu(
-      args, stream, [&](std::int64_t row, std::int64_t k) { return std::int32_t{args.x.codes[row * args.x.stride + k]}; },
+      args, stream,
+      [&](std::int64_t row, std::int64_t k) { return std::int32_t{args.x.codes[row * args.x.stride + k]}; },
       [&](std::int64_t n, std::int64_t k) {
         return std::int32_t{args.w.tiles[(n / 16 * (args.w.padded_k / 4) + k / 4) * 64 + n % 16 * 4 + k % 4]};
       });

@@ -18,7 +18,7 @@ using Epilogue = IntegerEpilogue<PackedInt8Weight>;
 // Up to this many rows, it costs less to read the tiles again for every kRowsAtATime rows than to write the weight's
 // codes to scratch and read them there.
 constexpr std::int64_t kFewRows = 16;
-constexpr int kRowsAtATime = 4;               // rows that share one read of the tiles
+constexpr int kRowsAtATime = 4;  // rows that share one read of the tiles
 constexpr int kDotThreads = 128;
 constexpr int kDotGroups = kDotThreads / 16;  // a group has one thread (a lane) for each output of a tile
 
@@ -78,14 +78,14 @@ LaunchResult FewRows(const MatmulInt8Args& args, const Epilogue& epilogue, const
 
 template <typename Y>
 LaunchResult ManyRows(const MatmulInt8Args& args, const Epilogue& epilogue, const Stream& stream) {
-  return MultiplyManyIntegerRows<Y>(epilogue, args.y, stream, {"matmul_int8", "matmul_int8_epilogue"},
-                                    [&](std::int8_t* rows) {
-    const dim3 grid(static_cast<unsigned>((args.w.rows + 15) / 16), static_cast<unsigned>(args.w.padded_k / 64));
-    UnpackTiles<<<grid, 256, 0, CudaStreamOf(stream)>>>(reinterpret_cast<const int*>(args.w.tiles),
-                                                        static_cast<int>(args.w.padded_k / 4),
-                                                        reinterpret_cast<int*>(rows));
-    return Launched(stream, "matmul_int8_unpack");
-  });
+  return MultiplyManyIntegerRows<Y>(
+      epilogue, args.y, stream, {"matmul_int8", "matmul_int8_epilogue"}, [&](std::int8_t* rows) {
+        const dim3 grid(static_cast<unsigned>((args.w.rows + 15) / 16), static_cast<unsigned>(args.w.padded_k / 64));
+        UnpackTiles<<<grid, 256, 0, CudaStreamOf(stream)>>>(reinterpret_cast<const int*>(args.w.tiles),
+                                                            static_cast<int>(args.w.padded_k / 4),
+                                                            reinterpret_cast<int*>(rows));
+        return Launched(stream, "matmul_int8_unpack");
+      });
 }
 
 template <typename Y>

@@ -43,9 +43,7 @@ struct Fma {
   }
 
   static void Pack(const X* x, float* out) {
-    const auto in_order = [](__m256 v) {
-      return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8));
-    };
+    const auto in_order = [](__m256 v) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8)); };
     for (int i = 0; i < 4; ++i) {
       const Vec16Avx2 v = Vec16Avx2::Load(x + 16 * i);
       _mm256_storeu_ps(out + 8 * i, in_order(_mm256_shuffle_ps(v.lo, v.hi, 0x88)));

@@ -125,8 +125,9 @@ struct Dot {
 
   static void Pack(const BF16* x, BF16* out) {
     __m512i even = _mm512_set1_epi32(0x00020000);  // words 0, 2, 4, ...: lane i holds 4 i and 4 i + 2
-    even = _mm512_add_epi32(even, _mm512_mullo_epi32(_mm512_set1_epi32(0x00040004),
-        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)));
+    even = _mm512_add_epi32(
+        even, _mm512_mullo_epi32(_mm512_set1_epi32(0x00040004),
+                                 _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)));
     const __m512i odd = _mm512_add_epi16(even, _mm512_set1_epi16(1));
     const __m512i a = _mm512_loadu_si512(x);
     const __m512i b = _mm512_loadu_si512(x + 32);
@@ -143,9 +144,8 @@ struct Dot {
   }
 
   template <int kM>
-  NIBBLE_BF16_DOT static void Few(const BF16* x, std::int64_t stride, const std::uint8_t* codes,
-                                  std::int64_t row_bytes, const float* absmax, std::int64_t row_blocks,
-                                  std::int64_t whole, float* out) {
+  NIBBLE_BF16_DOT static void Few(const BF16* x, std::int64_t stride, const std::uint8_t* codes, std::int64_t row_bytes,
+                                  const float* absmax, std::int64_t row_blocks, std::int64_t whole, float* out) {
     __m512 sum[kM][4];
     for (auto& row : sum) {
       for (__m512& s : row) s = _mm512_setzero_ps();
@@ -183,7 +183,8 @@ class Nf4Pairs {
     const std::uint8_t* codes = w_.codes + row * row_bytes_ + block * kBytes;
     const std::int64_t bytes = std::min(kBytes, row_bytes_ - block * kBytes);
     std::uint8_t last[kBytes] = {};
-    if (bytes < kBytes) codes = static_cast<const std::uint8_t*>(std::memcpy(last, codes, static_cast<std::size_t>(bytes)));
+    if (bytes < kBytes)
+      codes = static_cast<const std::uint8_t*>(std::memcpy(last, codes, static_cast<std::size_t>(bytes)));
     const __m512i values = Dot::Values(w_.absmax[row * blocks_ + block]);
     *low = Pairs(codes, values);
     *high = Pairs(codes + 16, values);

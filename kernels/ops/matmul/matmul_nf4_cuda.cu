@@ -23,8 +23,9 @@ __device__ std::uint32_t LoadCodes(const std::uint8_t* row, std::int64_t at, std
 }
 
 template <int kM, typename X, typename Y>
-__global__ void __launch_bounds__(kWarps * 32) Fused(const X* x, std::int64_t x_stride, Nf4Weight w, Nf4BookValue book_value,
-                                                     const float* bias, Y* y, std::int64_t y_stride, bool aligned) {
+__global__ void __launch_bounds__(kWarps * 32)
+    Fused(const X* x, std::int64_t x_stride, Nf4Weight w, Nf4BookValue book_value, const float* bias, Y* y,
+          std::int64_t y_stride, bool aligned) {
   __shared__ float book[16];
   CopyNf4Book(book_value, book);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -76,10 +77,9 @@ LaunchResult FewRows(const MatmulNf4Args& args, const Stream& stream) {
 
 LaunchResult ManyRows(const MatmulNf4Args& args, const Stream& stream) {
   const FloatProduct product{args.x, {}, args.x.dtype, args.bias, false, args.y};
-  return MultiplyFloatRows(product, stream, {"matmul_nf4", "matmul_nf4_widen", "matmul_nf4_epilogue"},
-                           [&](const Matrix& w) {
-                             return DequantizeNf4OnCuda(args.w, w, stream, "matmul_nf4_dequantize");
-                           });
+  return MultiplyFloatRows(
+      product, stream, {"matmul_nf4", "matmul_nf4_widen", "matmul_nf4_epilogue"},
+      [&](const Matrix& w) { return DequantizeNf4OnCuda(args.w, w, stream, "matmul_nf4_dequantize"); });
 }
 
 }  // namespace

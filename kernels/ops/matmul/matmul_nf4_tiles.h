@@ -19,9 +19,9 @@
 
 namespace nibble::kernels {
 
-inline constexpr std::int64_t kMatmulNf4FewRows = 4;        // up to this many rows the codes are read and decoded once
-inline constexpr std::int64_t kMatmulNf4Quad = 4;           // a tile is 4 x 4: sixteen accumulators
-inline constexpr std::int64_t kMatmulNf4TileRows = 16;      // rows of w decoded at a time: 256 KiB at K = 8192 in bf16
+inline constexpr std::int64_t kMatmulNf4FewRows = 4;    // up to this many rows the codes are read and decoded once
+inline constexpr std::int64_t kMatmulNf4Quad = 4;       // a tile is 4 x 4: sixteen accumulators
+inline constexpr std::int64_t kMatmulNf4TileRows = 16;  // rows of w decoded at a time: 256 KiB at K = 8192 in bf16
 inline constexpr std::int64_t kMatmulNf4PieceWeights = 65536;
 
 // Quads of rows follow each other in memory, so prefetch the place in a later quad that matches the one being read. The
@@ -40,8 +40,13 @@ class MatmulNf4Run {
   using Element = typename Path::Element;
 
   MatmulNf4Run(const MatmulNf4Args& args, const Stream& stream)
-      : args_(args), stream_(stream), m_(args.x.rows), n_(args.w.rows), k_(args.x.cols),
-        blocks_(Nf4RowBlocks(k_)), padded_k_(blocks_ * kNf4Block) {}
+      : args_(args),
+        stream_(stream),
+        m_(args.x.rows),
+        n_(args.w.rows),
+        k_(args.x.cols),
+        blocks_(Nf4RowBlocks(k_)),
+        padded_k_(blocks_ * kNf4Block) {}
 
   LaunchResult Run() {
     const bool few = m_ <= kMatmulNf4FewRows;
@@ -50,8 +55,8 @@ class MatmulNf4Run {
     if (x_ == nullptr) return {LaunchCode::kResourceExhausted, "no memory for the copy of x"};
     stream_.ParallelFor(rows, std::max<std::int64_t>(1, kMatmulNf4PieceWeights / (k_ + 1)),
                         [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) PackRow(r);
-    });
+                          for (std::int64_t r = begin; r < end; ++r) PackRow(r);
+                        });
     if constexpr (requires { &Path::Tile; }) {
       if (!few) return Tiles();
     }
@@ -133,7 +138,8 @@ class MatmulNf4Run {
         for (std::int64_t b = rows == kMatmulNf4Quad ? whole : 0; b < blocks_; ++b) {
           LastBlocks last;
           CopyBlock(n, rows, b, &last);
-          Path::template Few<kM>(x_.get() + b * kNf4Block, padded_k_, last.codes[0], kNf4Block / 2, last.absmax, 1, 1, out);
+          Path::template Few<kM>(x_.get() + b * kNf4Block, padded_k_, last.codes[0], kNf4Block / 2, last.absmax, 1, 1,
+                                 out);
         }
         Finish(out, 0, kM, n, rows);
       }

@@ -27,7 +27,7 @@ struct VnniPath {
   // 24 accumulators; enough registers remain for the codes of 4 tiles and a row's word.
   static constexpr int kMaxRows = 6;
   static constexpr int kMaxTiles = 4;
-  static constexpr int kHeldRows = 3;  // up to this many rows, registers are left for the bytes of 4 tiles
+  static constexpr int kHeldRows = 3;           // up to this many rows, registers are left for the bytes of 4 tiles
   static constexpr std::int64_t kAhead = 4096;  // bytes of one tile: DRAM latency at the speed of the loop
 
   const std::int32_t* row_sum;

@@ -17,10 +17,10 @@ using Epilogue = IntegerEpilogue<PackedTernaryWeight>;
 // Up to this many rows, it costs less to read the tiles again for every kRowsAtATime rows than to write the weight's
 // codes to scratch and read them there.
 constexpr std::int64_t kFewRows = 16;
-constexpr int kRowsAtATime = 4;               // rows that share one read of the tiles
+constexpr int kRowsAtATime = 4;  // rows that share one read of the tiles
 constexpr int kDotThreads = 128;
 constexpr int kDotGroups = kDotThreads / 16;  // a group has one thread (a lane) for each output of a tile
-constexpr int kOnes = 0x01010101;  // four int8 of 1
+constexpr int kOnes = 0x01010101;             // four int8 of 1
 
 // A word holds one output's 16 codes of a tile (formats/ternary.h). Returns codes 4 * plane to 4 * plane + 3, one per
 // byte, as stored: 0, 1 or 2.
@@ -109,12 +109,12 @@ LaunchResult Multiply(const MatmulTernaryArgs& args, const Stream& stream) {
   }
   return MultiplyManyIntegerRows<Y>(epilogue, args.y, stream, {"matmul_ternary", "matmul_ternary_epilogue"},
                                     [&](std::int8_t* rows) {
-    const std::int64_t num_tiles = args.w.padded_k / kTernaryBlock;
-    const std::int64_t num_words = std::int64_t{output_tiles} * 16 * num_tiles;
-    UnpackTernary<<<GridFor(num_words), kCudaThreads, 0, CudaStreamOf(stream)>>>(
-        reinterpret_cast<const unsigned*>(args.w.tiles), num_words, num_tiles, rows);
-    return Launched(stream, "matmul_ternary_unpack");
-  });
+                                      const std::int64_t num_tiles = args.w.padded_k / kTernaryBlock;
+                                      const std::int64_t num_words = std::int64_t{output_tiles} * 16 * num_tiles;
+                                      UnpackTernary<<<GridFor(num_words), kCudaThreads, 0, CudaStreamOf(stream)>>>(
+                                          reinterpret_cast<const unsigned*>(args.w.tiles), num_words, num_tiles, rows);
+                                      return Launched(stream, "matmul_ternary_unpack");
+                                    });
 }
 
 }  // namespace

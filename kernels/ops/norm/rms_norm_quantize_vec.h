@@ -8,12 +8,14 @@ namespace nibble::kernels {
 template <typename Vec>
 LaunchResult RmsNormQuantizeVec(const RmsNormQuantizeArgs& args, const Stream& stream) {
   const auto quantize = [&]<typename T>(T) {
-    QuantizeAllRows<Vec>([&](std::int64_t row) {
-      const T* x = args.x.Row<T>(row);
-      const float rstd = RowRstd<Vec, T>(x, args.x.cols, args.eps);
-      if (args.rstd != nullptr) args.rstd[row] = rstd;
-      return NormSource<Vec, T>{x, args.weight, Vec::Set1(rstd)};
-    }, args.max_outliers, args.how, args.out, stream);
+    QuantizeAllRows<Vec>(
+        [&](std::int64_t row) {
+          const T* x = args.x.Row<T>(row);
+          const float rstd = RowRstd<Vec, T>(x, args.x.cols, args.eps);
+          if (args.rstd != nullptr) args.rstd[row] = rstd;
+          return NormSource<Vec, T>{x, args.weight, Vec::Set1(rstd)};
+        },
+        args.max_outliers, args.how, args.out, stream);
   };
   args.x.dtype == DType::kF32 ? quantize(float{}) : quantize(BF16{});
   return {};

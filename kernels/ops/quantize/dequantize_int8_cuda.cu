@@ -26,11 +26,11 @@ LaunchResult DequantizeInt8Cuda(const DequantizeInt8Args& args, const Stream& st
   if (n == 0) return {};
   const std::int8_t* from = codes.Row<std::int8_t>(0);
   if (args.out.dtype == DType::kF32) {
-    Dequantize<<<GridFor(n), kCudaThreads, 0, CudaStreamOf(stream)>>>(from, codes.stride, args.scale, codes.rows,
-                                                                      codes.cols, args.out.Row<float>(0), args.out.stride);
+    Dequantize<<<GridFor(n), kCudaThreads, 0, CudaStreamOf(stream)>>>(
+        from, codes.stride, args.scale, codes.rows, codes.cols, args.out.Row<float>(0), args.out.stride);
   } else {
-    Dequantize<<<GridFor(n), kCudaThreads, 0, CudaStreamOf(stream)>>>(from, codes.stride, args.scale, codes.rows,
-                                                                      codes.cols, args.out.Row<BF16>(0), args.out.stride);
+    Dequantize<<<GridFor(n), kCudaThreads, 0, CudaStreamOf(stream)>>>(
+        from, codes.stride, args.scale, codes.rows, codes.cols, args.out.Row<BF16>(0), args.out.stride);
   }
   return Launched(stream, "dequantize_int8");
 }

@@ -1,4 +1,5 @@
-// Arguments and path type of dequantize_int8: absl-free, for the paths themselves. The contract is in dequantize_int8.h.
+// Arguments and path type of dequantize_int8: absl-free, for the paths themselves. The contract is in
+// dequantize_int8.h.
 #pragma once
 #include "kernels/launch_result.h"
 #include "kernels/matrix.h"

@@ -11,7 +11,8 @@ absl::Status DequantizeNf4(const DequantizeNf4Args& args, const Stream& stream) 
   NIBBLE_RETURN_IF_INVALID(CheckThat(w.rows >= 0 && w.cols >= 0, kOp, "w.rows and w.cols >= 0"));
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "out", args.out, w.rows, w.cols, {DType::kF32, DType::kBF16}));
   if (w.rows == 0 || w.cols == 0) return absl::OkStatus();
-  NIBBLE_RETURN_IF_INVALID(CheckThat(w.codes != nullptr && w.absmax != nullptr, kOp, "codes and absmax of w, got null"));
+  NIBBLE_RETURN_IF_INVALID(
+      CheckThat(w.codes != nullptr && w.absmax != nullptr, kOp, "codes and absmax of w, got null"));
   return Launch(kDequantizeNf4Table, args, stream);
 }
 

@@ -9,9 +9,7 @@ namespace {
 // The sixteen possible values of a block are computed and rounded once, then looked up by a permute: one rounding per
 // value, as in the plain loops.
 struct Avx512 {
-  static __m512 Values(float absmax) {
-    return _mm512_mul_ps(_mm512_loadu_ps(kNf4Book.data()), _mm512_set1_ps(absmax));
-  }
+  static __m512 Values(float absmax) { return _mm512_mul_ps(_mm512_loadu_ps(kNf4Book.data()), _mm512_set1_ps(absmax)); }
 
   static void Block(const std::uint8_t* codes, float absmax, float* out) {
     const __m512 values = Values(absmax);

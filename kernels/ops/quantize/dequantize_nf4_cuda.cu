@@ -14,8 +14,8 @@ __device__ std::uint32_t Pair(float low, float high) {
   return std::uint32_t{NarrowToBF16(low).bits} | std::uint32_t{NarrowToBF16(high).bits} << 16;
 }
 __device__ void Store8(BF16* out, const float* value) {
-  *reinterpret_cast<uint4*>(out) =
-      make_uint4(Pair(value[0], value[1]), Pair(value[2], value[3]), Pair(value[4], value[5]), Pair(value[6], value[7]));
+  *reinterpret_cast<uint4*>(out) = make_uint4(Pair(value[0], value[1]), Pair(value[2], value[3]),
+                                              Pair(value[4], value[5]), Pair(value[6], value[7]));
 }
 
 // Requires K to be a multiple of eight, codes aligned to 4 bytes and out to 16.

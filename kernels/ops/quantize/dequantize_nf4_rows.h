@@ -18,22 +18,22 @@ void DequantizeNf4Rows(const DequantizeNf4Args& args, const Stream& stream) {
   const std::int64_t tail = k % kNf4Block;
   stream.ParallelFor(args.w.rows, std::max<std::int64_t>(1, kDequantizeNf4PieceElements / k),
                      [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      const std::uint8_t* codes = args.w.codes + r * Nf4RowBytes(k);
-      const float* absmax = args.w.absmax + r * Nf4RowBlocks(k);
-      T* out = args.out.Row<T>(r);
-      for (std::int64_t b = 0; b < full; ++b) {
-        Path::Block(codes + b * (kNf4Block / 2), absmax[b], out + b * kNf4Block);
-      }
-      if (tail != 0) {
-        std::uint8_t packed[kNf4Block / 2] = {};
-        T block[kNf4Block];
-        std::copy_n(codes + full * (kNf4Block / 2), Nf4RowBytes(tail), packed);
-        Path::Block(packed, absmax[full], block);
-        std::copy_n(block, tail, out + full * kNf4Block);
-      }
-    }
-  });
+                       for (std::int64_t r = begin; r < end; ++r) {
+                         const std::uint8_t* codes = args.w.codes + r * Nf4RowBytes(k);
+                         const float* absmax = args.w.absmax + r * Nf4RowBlocks(k);
+                         T* out = args.out.Row<T>(r);
+                         for (std::int64_t b = 0; b < full; ++b) {
+                           Path::Block(codes + b * (kNf4Block / 2), absmax[b], out + b * kNf4Block);
+                         }
+                         if (tail != 0) {
+                           std::uint8_t packed[kNf4Block / 2] = {};
+                           T block[kNf4Block];
+                           std::copy_n(codes + full * (kNf4Block / 2), Nf4RowBytes(tail), packed);
+                           Path::Block(packed, absmax[full], block);
+                           std::copy_n(block, tail, out + full * kNf4Block);
+                         }
+                       }
+                     });
 }
 
 template <typename Path>

@@ -13,12 +13,12 @@ template <typename Path>
 LaunchResult DoubleDequantizeOn(const DoubleDequantizeArgs& args, const Stream& stream) {
   stream.ParallelFor(DoubleQuantBlocks(args.n), kDoubleDequantizePieceBlocks,
                      [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t b = begin; b < end; ++b) {
-      const std::int64_t first = b * kDoubleQuantBlock;
-      const int n = static_cast<int>(std::min(kDoubleQuantBlock, args.n - first));
-      Path::Block(args.codes + first, n, args.factor[b], args.offset, args.absmax + first);
-    }
-  });
+                       for (std::int64_t b = begin; b < end; ++b) {
+                         const std::int64_t first = b * kDoubleQuantBlock;
+                         const int n = static_cast<int>(std::min(kDoubleQuantBlock, args.n - first));
+                         Path::Block(args.codes + first, n, args.factor[b], args.offset, args.absmax + first);
+                       }
+                     });
   return {};
 }
 

@@ -11,9 +11,9 @@ absl::Status DoubleQuantize(const DoubleQuantizeArgs& args, const Stream& stream
   constexpr const char* kOp = "double_quantize";
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.n >= 0, kOp, "n >= 0"));
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.offset != nullptr, kOp, "offset, got null"));
-  NIBBLE_RETURN_IF_INVALID(CheckThat(
-      args.n == 0 || (args.absmax != nullptr && args.codes != nullptr && args.factor != nullptr), kOp,
-      "absmax, codes and factor, got null"));
+  NIBBLE_RETURN_IF_INVALID(
+      CheckThat(args.n == 0 || (args.absmax != nullptr && args.codes != nullptr && args.factor != nullptr), kOp,
+                "absmax, codes and factor, got null"));
   if (stream.device == DeviceKind::kCpu) {
     for (std::int64_t i = 0; i < args.n; ++i) {
       if (!std::isfinite(args.absmax[i])) {

@@ -46,8 +46,8 @@ LaunchResult QuantizeInt8Cpu(const QuantizeInt8Args& args, const Stream& stream)
     std::vector<float> x(static_cast<std::size_t>(args.x.cols));
     for (std::int64_t row = begin; row < end; ++row) {
       for (std::size_t k = 0; k < x.size(); ++k) x[k] = Element(args.x, row, static_cast<std::int64_t>(k));
-      const std::vector<std::int32_t> outliers = args.max_outliers == 0 ? std::vector<std::int32_t>{}
-                                                                        : FindOutliers(x, args.max_outliers);
+      const std::vector<std::int32_t> outliers =
+          args.max_outliers == 0 ? std::vector<std::int32_t>{} : FindOutliers(x, args.max_outliers);
       if (out.num_outliers != nullptr) out.num_outliers[row] = static_cast<std::int32_t>(outliers.size());
       for (std::size_t i = 0; i < outliers.size(); ++i) {
         float& value = x[static_cast<std::size_t>(outliers[i])];

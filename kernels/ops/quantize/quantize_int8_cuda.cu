@@ -12,7 +12,9 @@ struct RowSource {
 
   __device__ float Raw(std::int64_t row, int k) const { return LoadElement(x + row * stride + k); }
   template <typename Get>
-  __device__ float Prepare(Get, std::int64_t, int, Int8RowShared*) const { return 0.0f; }
+  __device__ float Prepare(Get, std::int64_t, int, Int8RowShared*) const {
+    return 0.0f;
+  }
   __device__ float Finish(float raw, int, float) const { return raw; }
 };
 

@@ -36,7 +36,8 @@ struct Avx2 {
   // Eight codes in 32-bit lanes to four bytes.
   static void Store(__m256i code, std::uint8_t* codes) {
     const __m256i pair = _mm256_or_si256(_mm256_slli_epi64(code, 4), _mm256_srli_epi64(code, 32));
-    const __m256i first_bytes = _mm256_shuffle_epi8(pair, _mm256_set1_epi64x(static_cast<long long>(0x8080808080800800)));
+    const __m256i first_bytes =
+        _mm256_shuffle_epi8(pair, _mm256_set1_epi64x(static_cast<long long>(0x8080808080800800)));
     const std::uint32_t low = static_cast<std::uint32_t>(_mm_cvtsi128_si32(_mm256_castsi256_si128(first_bytes)));
     const std::uint32_t high = static_cast<std::uint32_t>(_mm_cvtsi128_si32(_mm256_extracti128_si256(first_bytes, 1)));
     const std::uint32_t bytes = (low & 0xffffu) | high << 16;

@@ -10,8 +10,7 @@ struct Avx512 {
   // Binary search: four comparisons, each lane's threshold selected by a permute. NaN stays at code 0, as in the plain
   // count.
   static __m512i Codes(__m512 v, __m512 thresholds) {
-    __m512i code = _mm512_maskz_set1_epi32(
-        _mm512_cmp_ps_mask(v, _mm512_set1_ps(kNf4Thresholds[7]), _CMP_GT_OQ), 8);
+    __m512i code = _mm512_maskz_set1_epi32(_mm512_cmp_ps_mask(v, _mm512_set1_ps(kNf4Thresholds[7]), _CMP_GT_OQ), 8);
     for (int step = 4; step > 0; step /= 2) {
       const __m512i at = _mm512_add_epi32(code, _mm512_set1_epi32(step - 1));
       const __mmask16 above = _mm512_cmp_ps_mask(v, _mm512_permutexvar_ps(at, thresholds), _CMP_GT_OQ);

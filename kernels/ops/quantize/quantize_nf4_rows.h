@@ -26,22 +26,22 @@ void QuantizeNf4Rows(const QuantizeNf4Args& args, const Stream& stream) {
   const std::int64_t tail = k % kNf4Block;
   stream.ParallelFor(args.x.rows, std::max<std::int64_t>(1, kQuantizeNf4PieceElements / k),
                      [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      const T* x = args.x.Row<T>(r);
-      std::uint8_t* codes = args.codes + r * Nf4RowBytes(k);
-      float* absmax = args.absmax + r * Nf4RowBlocks(k);
-      for (std::int64_t b = 0; b < full; ++b) {
-        absmax[b] = Path::Block(x + b * kNf4Block, codes + b * (kNf4Block / 2));
-      }
-      if (tail != 0) {  // padded with zeros, which do not change absmax and get code 7
-        T padded[kNf4Block] = {};
-        std::uint8_t packed[kNf4Block / 2];
-        std::copy_n(x + full * kNf4Block, tail, padded);
-        absmax[full] = Path::Block(padded, packed);
-        std::copy_n(packed, Nf4RowBytes(tail), codes + full * (kNf4Block / 2));
-      }
-    }
-  });
+                       for (std::int64_t r = begin; r < end; ++r) {
+                         const T* x = args.x.Row<T>(r);
+                         std::uint8_t* codes = args.codes + r * Nf4RowBytes(k);
+                         float* absmax = args.absmax + r * Nf4RowBlocks(k);
+                         for (std::int64_t b = 0; b < full; ++b) {
+                           absmax[b] = Path::Block(x + b * kNf4Block, codes + b * (kNf4Block / 2));
+                         }
+                         if (tail != 0) {  // padded with zeros, which do not change absmax and get code 7
+                           T padded[kNf4Block] = {};
+                           std::uint8_t packed[kNf4Block / 2];
+                           std::copy_n(x + full * kNf4Block, tail, padded);
+                           absmax[full] = Path::Block(padded, packed);
+                           std::copy_n(packed, Nf4RowBytes(tail), codes + full * (kNf4Block / 2));
+                         }
+                       }
+                     });
 }
 
 template <typename Path>

@@ -34,9 +34,8 @@ LaunchResult TernariseBackwardVec(const TernariseBackwardArgs& args, const Strea
   const Vec inverse = Vec::Set1(1.0f / args.scale);
   float slope = 0.0f;  // gradient of the loss with respect to mean|w|, per element
   if (args.scale_grad && args.ste != Ste::kIdentity && args.scale > kTernaryMinScale) {
-    const double total = SumOverRows<Vec>(rows, cols, stream, [&](std::int64_t row) {
-      return TernaryScaleSum<Vec>(args, row, inverse);
-    });
+    const double total = SumOverRows<Vec>(rows, cols, stream,
+                                          [&](std::int64_t row) { return TernaryScaleSum<Vec>(args, row, inverse); });
     slope = static_cast<float>(total / (static_cast<double>(rows) * static_cast<double>(cols)));
   }
   stream.ParallelFor(rows, RowGrain(cols), [&](std::int64_t begin, std::int64_t end) {

@@ -16,8 +16,8 @@ __device__ inline double LaneTree(double part) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads) SumRows(const T* w, std::int64_t stride, std::int64_t rows,
-                                                       std::int64_t cols, double* sums) {
+__global__ void __launch_bounds__(kRowThreads)
+    SumRows(const T* w, std::int64_t stride, std::int64_t rows, std::int64_t cols, double* sums) {
   const int lane = static_cast<int>(threadIdx.x) % 16;
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsABlock + threadIdx.x / 16;
   double part = 0.0;
@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kRowThreads) SumRows(const T* w, std::int64_t 
 }
 
 // Runs as one block. Every element of scale gets max(mean, 1e-5); NaN is kept.
-__global__ void __launch_bounds__(kScaleThreads) FindScale(const double* sums, std::int64_t rows, std::int64_t cols,
-                                                           float* scale) {
+__global__ void __launch_bounds__(kScaleThreads)
+    FindScale(const double* sums, std::int64_t rows, std::int64_t cols, float* scale) {
   __shared__ float shared;
   if (threadIdx.x < 32) {
     double part = 0.0;

@@ -36,8 +36,8 @@ typedef enum NibbleDecoderKind {
 // The special tokens that a tokenizer puts around a text.
 typedef enum NibbleSpecialTokens {
   NIBBLE_SPECIAL_NONE = 0,
-  NIBBLE_SPECIAL_ALL = 1,   // as the tokenizer specifies
-  NIBBLE_SPECIAL_ONCE = 2,  // without those that the text itself begins or ends with
+  NIBBLE_SPECIAL_ALL = 1,          // as the tokenizer specifies
+  NIBBLE_SPECIAL_ONCE = 2,         // without those that the text itself begins or ends with
   NIBBLE_SPECIAL_ONCE_BEFORE = 3,  // of these, those before the text
   NIBBLE_SPECIAL_ONCE_AFTER = 4,   // of these, those after the text
 } NibbleSpecialTokens;
@@ -47,51 +47,38 @@ void nibble_bytes_free(NibbleBytes bytes);
 
 // Every function with `out` sets it on success and on failure; the text of a
 // failure is UTF-8. A pointer may be null only if its size is 0.
-NibbleTextCode nibble_tokenizer_load(const uint8_t* json, size_t size,
-                                     NibbleTokenizer** tokenizer,
-                                     NibbleBytes* out);
+NibbleTextCode nibble_tokenizer_load(const uint8_t* json, size_t size, NibbleTokenizer** tokenizer, NibbleBytes* out);
 // A copy that caches words in every thread that encodes with it, until the
 // thread ends.
-NibbleTextCode nibble_tokenizer_with_word_cache(const NibbleTokenizer* tokenizer,
-                                                NibbleTokenizer** copy,
+NibbleTextCode nibble_tokenizer_with_word_cache(const NibbleTokenizer* tokenizer, NibbleTokenizer** copy,
                                                 NibbleBytes* out);
 void nibble_tokenizer_free(NibbleTokenizer* tokenizer);
 
 // out: int32 ids. offsets (may be null): for each id two uint32, its first byte
 // in the text and the byte after its last. began_with_added (may be null): under
 // NIBBLE_SPECIAL_ONCE and _ONCE_BEFORE, whether a token before the text was omitted.
-NibbleTextCode nibble_tokenizer_encode(const NibbleTokenizer* tokenizer,
-                                       const uint8_t* text, size_t size,
-                                       NibbleSpecialTokens special_tokens,
-                                       NibbleBytes* offsets,
-                                       bool* began_with_added, NibbleBytes* out);
+NibbleTextCode nibble_tokenizer_encode(const NibbleTokenizer* tokenizer, const uint8_t* text, size_t size,
+                                       NibbleSpecialTokens special_tokens, NibbleBytes* offsets, bool* began_with_added,
+                                       NibbleBytes* out);
 // Whether two overlapping texts can be joined where their tokens are the same.
 bool nibble_tokenizer_is_local(const NibbleTokenizer* tokenizer);
-NibbleTextCode nibble_tokenizer_decode(const NibbleTokenizer* tokenizer,
-                                       const int32_t* ids, size_t count,
-                                       bool skip_special_tokens,
-                                       NibbleBytes* out);
-NibbleDecoderKind nibble_tokenizer_decoder_kind(
-    const NibbleTokenizer* tokenizer);
+NibbleTextCode nibble_tokenizer_decode(const NibbleTokenizer* tokenizer, const int32_t* ids, size_t count,
+                                       bool skip_special_tokens, NibbleBytes* out);
+NibbleDecoderKind nibble_tokenizer_decoder_kind(const NibbleTokenizer* tokenizer);
 // out: under NIBBLE_DECODER_BYTES the bytes that the token adds, which may be part of
 // a character; under NIBBLE_DECODER_RUNS the byte of a <0xNN> token, otherwise nothing.
-NibbleTextCode nibble_tokenizer_token_bytes(const NibbleTokenizer* tokenizer,
-                                            int32_t id, NibbleBytes* out);
+NibbleTextCode nibble_tokenizer_token_bytes(const NibbleTokenizer* tokenizer, int32_t id, NibbleBytes* out);
 
-int64_t nibble_tokenizer_token_id(const NibbleTokenizer* tokenizer,
-                                  const uint8_t* token, size_t size);  // or -1
+int64_t nibble_tokenizer_token_id(const NibbleTokenizer* tokenizer, const uint8_t* token, size_t size);  // or -1
 // The token as tokenizer.json spells it; INVALID if there is no such token.
-NibbleTextCode nibble_tokenizer_token(const NibbleTokenizer* tokenizer,
-                                      int32_t id, NibbleBytes* out);
+NibbleTextCode nibble_tokenizer_token(const NibbleTokenizer* tokenizer, int32_t id, NibbleBytes* out);
 bool nibble_tokenizer_is_special(const NibbleTokenizer* tokenizer, int32_t id);
 size_t nibble_tokenizer_vocab_size(const NibbleTokenizer* tokenizer);
 // int32 ids of all tokens, including added ones, ascending, without duplicates. An id
 // above INT32_MAX becomes INT32_MAX.
-NibbleTextCode nibble_tokenizer_ids(const NibbleTokenizer* tokenizer,
-                                    NibbleBytes* out);
+NibbleTextCode nibble_tokenizer_ids(const NibbleTokenizer* tokenizer, NibbleBytes* out);
 // int32 ids of the added tokens, ascending.
-NibbleTextCode nibble_tokenizer_added_tokens(const NibbleTokenizer* tokenizer,
-                                             NibbleBytes* out);
+NibbleTextCode nibble_tokenizer_added_tokens(const NibbleTokenizer* tokenizer, NibbleBytes* out);
 
 typedef struct NibbleText {
   const uint8_t* data;
@@ -107,26 +94,19 @@ typedef struct NibbleRenderInput {
 } NibbleRenderInput;
 
 // special_tokens: JSON object such as {"bos_token": "<s>"}.
-NibbleTextCode nibble_template_compile(NibbleText source,
-                                       NibbleText special_tokens,
-                                       NibbleTemplate** compiled,
+NibbleTextCode nibble_template_compile(NibbleText source, NibbleText special_tokens, NibbleTemplate** compiled,
                                        NibbleBytes* out);
 void nibble_template_free(NibbleTemplate* compiled);
 // out: the rendered text.
-NibbleTextCode nibble_template_render(const NibbleTemplate* compiled,
-                                      const NibbleRenderInput* input,
-                                      NibbleBytes* out);
+NibbleTextCode nibble_template_render(const NibbleTemplate* compiled, const NibbleRenderInput* input, NibbleBytes* out);
 
 // Renders twice. out: as for nibble_template_render. turns: for each message two
 // uint64, the first byte of its turn in the text and the byte after its last; equal if
 // the template prints nothing for it. generation: the same for each {% generation %}
 // block, in order. unknown: why turns and generation are unknown (both are then empty),
 // otherwise empty.
-NibbleTextCode nibble_template_render_turns(const NibbleTemplate* compiled,
-                                            const NibbleRenderInput* input,
-                                            NibbleBytes* turns,
-                                            NibbleBytes* generation,
-                                            NibbleBytes* unknown,
+NibbleTextCode nibble_template_render_turns(const NibbleTemplate* compiled, const NibbleRenderInput* input,
+                                            NibbleBytes* turns, NibbleBytes* generation, NibbleBytes* unknown,
                                             NibbleBytes* out);
 // Whether the template has a {% generation %} block.
 bool nibble_template_has_generation(const NibbleTemplate* compiled);

@@ -32,8 +32,8 @@ TEST_F(Int8CudaTest, QuantizeGivesTheCpusBytes) {
         const std::int64_t m = 27;
         const std::vector<std::uint8_t> x = support::ToBytes(support::AwkwardRows(4, m, k), dtype);
         Int8Rows want(m, k, 64);
-        ASSERT_TRUE(QuantizeInt8({MakeConstMatrix(x.data(), dtype, m, k), want.view(), outliers},
-                                 CpuStream(Isa::kPlain)).ok());
+        ASSERT_TRUE(
+            QuantizeInt8({MakeConstMatrix(x.data(), dtype, m, k), want.view(), outliers}, CpuStream(Isa::kPlain)).ok());
         DeviceBytes device_x(*context_, x);
         DeviceRows got(*context_, want.view());
         const absl::Status status =
@@ -53,7 +53,8 @@ TEST_F(Int8CudaTest, RmsNormQuantizeGivesTheCpusBytes) {
       const std::vector<float> weight = support::NormalVector(8, k);
       Int8Rows want(m, k);
       ASSERT_TRUE(RmsNormQuantize({MakeConstMatrix(x.data(), dtype, m, k), weight.data(), 1e-5f, want.view(), 8},
-                                  CpuStream(Isa::kPlain)).ok());
+                                  CpuStream(Isa::kPlain))
+                      .ok());
       DeviceBytes device_x(*context_, x), device_weight(*context_, weight);
       DeviceRows got(*context_, want.view());
       const absl::Status status = RmsNormQuantize(
@@ -101,26 +102,31 @@ TEST_F(Int8CudaTest, OptionsGiveTheCpusBytes) {
 TEST_F(Int8CudaTest, MatmulGivesTheCpusBytes) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const std::int64_t m : {1, 3, 4, 5, 16, 17, 64, 131}) {
-      for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {7, 13}, {33, 65}, {64, 576}, {130, 1536}}) {
+      for (const auto& [n, k] :
+           {std::pair<std::int64_t, std::int64_t>{1, 1}, {7, 13}, {33, 65}, {64, 576}, {130, 1536}}) {
         Int8Rows x(m, k, 64);
         const std::vector<float> values = support::AwkwardRows(9, m, k);
-        ASSERT_TRUE(QuantizeInt8({MakeConstMatrix(values.data(), DType::kF32, m, k), x.view(), 8},
-                                 CpuStream(DetectIsa())).ok());
+        ASSERT_TRUE(
+            QuantizeInt8({MakeConstMatrix(values.data(), DType::kF32, m, k), x.view(), 8}, CpuStream(DetectIsa()))
+                .ok());
         std::vector<float> scale = support::NormalVector(3, n, 0.01f);
         const support::Int8Weight w(support::CodeVector(2, n * k), scale, n, k);
         const std::vector<float> bias = support::NormalVector(5, n);
         const bool with_bias = (m + n) % 2 == 0;
         std::vector<std::uint8_t> want(static_cast<std::size_t>(m * n * SizeOf(dtype)));
-        ASSERT_TRUE(MatmulInt8({x.view(), w.view(), with_bias ? bias.data() : nullptr,
-                                MakeMatrix(want.data(), dtype, m, n)}, CpuStream(Isa::kPlain)).ok());
+        ASSERT_TRUE(
+            MatmulInt8({x.view(), w.view(), with_bias ? bias.data() : nullptr, MakeMatrix(want.data(), dtype, m, n)},
+                       CpuStream(Isa::kPlain))
+                .ok());
         const DeviceRows device_x = DeviceRows::Copy(*context_, x.view());
         DeviceBytes tiles(*context_, w.view().tiles, PackedInt8Bytes(n, k)), device_scale(*context_, scale);
         DeviceBytes row_sum(*context_, w.view().row_sum, RoundUp(n, 16) * 4), device_bias(*context_, bias);
         DeviceBytes y(*context_, static_cast<std::int64_t>(want.size()));
-        const PackedInt8Weight device_w{tiles.As<std::int8_t>(), device_scale.As<float>(), row_sum.As<std::int32_t>(), n,
-                                        k, Int8PaddedK(k)};
-        const absl::Status status = MatmulInt8({device_x.view(), device_w, with_bias ? device_bias.As<float>() : nullptr,
-                                                MakeMatrix(y.As(), dtype, m, n)}, stream_);
+        const PackedInt8Weight device_w{
+            tiles.As<std::int8_t>(), device_scale.As<float>(), row_sum.As<std::int32_t>(), n, k, Int8PaddedK(k)};
+        const absl::Status status = MatmulInt8(
+            {device_x.view(), device_w, with_bias ? device_bias.As<float>() : nullptr, MakeMatrix(y.As(), dtype, m, n)},
+            stream_);
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_TRUE(y.Equals(want.data())) << m << "x" << n << "x" << k;
       }
@@ -133,9 +139,10 @@ TEST_F(Int8CudaTest, ProductWithoutColumnsIsTheBias) {
     const support::NoColumns no_columns(*context_, m);
     const std::int64_t n = no_columns.kN;
     DeviceBytes tiles(*context_, 0), row_sum(*context_, RoundUp(n, 16) * 4), y(*context_, m * n * 4);
-    const PackedInt8Weight w{tiles.As<std::int8_t>(), no_columns.scale.As<float>(), row_sum.As<std::int32_t>(), n, 0, 0};
-    const absl::Status status =
-        MatmulInt8({no_columns.x.view(), w, no_columns.bias.As<float>(), MakeMatrix(y.As(), DType::kF32, m, n)}, stream_);
+    const PackedInt8Weight w{
+        tiles.As<std::int8_t>(), no_columns.scale.As<float>(), row_sum.As<std::int32_t>(), n, 0, 0};
+    const absl::Status status = MatmulInt8(
+        {no_columns.x.view(), w, no_columns.bias.As<float>(), MakeMatrix(y.As(), DType::kF32, m, n)}, stream_);
     ASSERT_TRUE(status.ok()) << status << " M " << m;
     EXPECT_TRUE(y.Equals(no_columns.want.data())) << m;
   }
@@ -165,11 +172,14 @@ TEST_F(Int8CudaTest, DequantizeGivesTheCpusBytes) {
       const std::vector<float> scale = support::NormalVector(2, n);
       std::vector<std::uint8_t> want(static_cast<std::size_t>(n * k * SizeOf(dtype)));
       ASSERT_TRUE(DequantizeInt8({MakeConstMatrix(codes.data(), DType::kI8, n, k), scale.data(),
-                                  MakeMatrix(want.data(), dtype, n, k)}, CpuStream(Isa::kPlain)).ok());
+                                  MakeMatrix(want.data(), dtype, n, k)},
+                                 CpuStream(Isa::kPlain))
+                      .ok());
       DeviceBytes device_codes(*context_, codes), device_scale(*context_, scale);
       DeviceBytes out(*context_, static_cast<std::int64_t>(want.size()));
       const absl::Status status = DequantizeInt8({MakeConstMatrix(device_codes.As(), DType::kI8, n, k),
-                                                  device_scale.As<float>(), MakeMatrix(out.As(), dtype, n, k)}, stream_);
+                                                  device_scale.As<float>(), MakeMatrix(out.As(), dtype, n, k)},
+                                                 stream_);
       ASSERT_TRUE(status.ok()) << status;
       EXPECT_TRUE(out.Equals(want.data())) << k;
     }

@@ -21,9 +21,12 @@ struct Shape {
 // multiplies them is noticed; the gaps of y must not change.
 struct Product {
   Product(const Shape& s, DType x_type, DType w_type, DType y_type, std::int64_t gap)
-      : x_bytes(Rows(1, s.m, s.k, gap, x_type)), w_bytes(Rows(2, s.n, s.k, gap, w_type)),
-        y_bytes(Rows(3, s.m, s.n, gap, y_type)), bias(support::NormalVector(4, s.n)),
-        x{x_bytes.data(), x_type, s.m, s.k, s.k + gap}, w{w_bytes.data(), w_type, s.n, s.k, s.k + gap},
+      : x_bytes(Rows(1, s.m, s.k, gap, x_type)),
+        w_bytes(Rows(2, s.n, s.k, gap, w_type)),
+        y_bytes(Rows(3, s.m, s.n, gap, y_type)),
+        bias(support::NormalVector(4, s.n)),
+        x{x_bytes.data(), x_type, s.m, s.k, s.k + gap},
+        w{w_bytes.data(), w_type, s.n, s.k, s.k + gap},
         y{y_bytes.data(), y_type, s.m, s.n, s.n + gap} {}
 
   static std::vector<std::uint8_t> Rows(std::uint64_t seed, std::int64_t rows, std::int64_t columns, std::int64_t gap,
@@ -86,8 +89,8 @@ class MatmulLibraryCudaTest : public support::CudaTest {
 constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
 
 TEST_F(MatmulLibraryCudaTest, EveryTypeAndShapeIsWithinTheBoundOfTheExactProduct) {
-  for (const Shape& shape : {Shape{1, 1, 1}, {1, 7, 13}, {7, 13, 31}, {3, 8, 32}, {5, 64, 576}, {33, 65, 33},
-                             {129, 130, 1024}}) {
+  for (const Shape& shape :
+       {Shape{1, 1, 1}, {1, 7, 13}, {7, 13, 31}, {3, 8, 32}, {5, 64, 576}, {33, 65, 33}, {129, 130, 1024}}) {
     for (const DType x : kTypes) {
       for (const DType w : kTypes) {
         for (const DType y : kTypes) {

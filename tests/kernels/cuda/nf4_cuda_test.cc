@@ -21,7 +21,9 @@ class Nf4CudaTest : public support::CudaTest {};
 struct HostWeight {
   HostWeight(std::uint64_t seed, std::int64_t rows, std::int64_t k)
       : codes(static_cast<std::size_t>(rows * Nf4RowBytes(k))),
-        absmax(support::NormalVector(seed + 1, rows * Nf4RowBlocks(k), 0.05f)), rows(rows), k(k) {
+        absmax(support::NormalVector(seed + 1, rows * Nf4RowBlocks(k), 0.05f)),
+        rows(rows),
+        k(k) {
     for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(support::Bits(seed, i));
     for (float& a : absmax) a = std::fabs(a);
   }
@@ -44,12 +46,14 @@ TEST_F(Nf4CudaTest, QuantizeGivesTheCpusBits) {
         std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * Nf4RowBytes(k)));
         std::vector<float> absmax(static_cast<std::size_t>(rows * Nf4RowBlocks(k)));
         ASSERT_TRUE(QuantizeNf4({MakeConstMatrix(bytes.data(), dtype, rows, k), codes.data(), absmax.data()},
-                                CpuStream(Isa::kPlain)).ok());
+                                CpuStream(Isa::kPlain))
+                        .ok());
         DeviceBytes device_x(*context_, bytes);
         DeviceBytes device_codes(*context_, static_cast<std::int64_t>(codes.size()));
         DeviceBytes device_absmax(*context_, static_cast<std::int64_t>(absmax.size() * 4));
         const absl::Status status = QuantizeNf4({MakeConstMatrix(device_x.As(), dtype, rows, k),
-                                                 device_codes.As<std::uint8_t>(), device_absmax.As<float>()}, stream_);
+                                                 device_codes.As<std::uint8_t>(), device_absmax.As<float>()},
+                                                stream_);
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_TRUE(device_codes.Equals(codes.data())) << rows << "x" << k;
         EXPECT_TRUE(device_absmax.Equals(absmax.data())) << rows << "x" << k;
@@ -67,8 +71,8 @@ TEST_F(Nf4CudaTest, DequantizeGivesTheCpusBits) {
         ASSERT_TRUE(DequantizeNf4({w.view(), MakeMatrix(want.data(), dtype, rows, k)}, CpuStream(Isa::kPlain)).ok());
         DeviceBytes codes(*context_, w.codes), absmax(*context_, w.absmax);
         DeviceBytes out(*context_, static_cast<std::int64_t>(want.size()));
-        const absl::Status status = DequantizeNf4({{codes.As<std::uint8_t>(), absmax.As<float>(), rows, k},
-                                                   MakeMatrix(out.As(), dtype, rows, k)}, stream_);
+        const absl::Status status = DequantizeNf4(
+            {{codes.As<std::uint8_t>(), absmax.As<float>(), rows, k}, MakeMatrix(out.As(), dtype, rows, k)}, stream_);
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_TRUE(out.Equals(want.data())) << rows << "x" << k << " " << Name(dtype);
       }
@@ -80,7 +84,8 @@ TEST_F(Nf4CudaTest, MatmulIsWithinTheBoundOfTheExactProduct) {
   for (const DType x_type : {DType::kF32, DType::kBF16}) {
     for (const DType y_type : {DType::kF32, DType::kBF16}) {
       for (const std::int64_t m : {1, 2, 3, 4, 5, 64, 129}) {
-        for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{7, 13}, {9, 0}, {64, 576}, {33, 65}, {130, 1024}}) {
+        for (const auto& [n, k] :
+             {std::pair<std::int64_t, std::int64_t>{7, 13}, {9, 0}, {64, 576}, {33, 65}, {130, 1024}}) {
           const HostWeight w(static_cast<std::uint64_t>(m * n), n, k);
           const bool with_bias = (m + n) % 2 == 0;
           const std::vector<float> bias = support::NormalVector(5, n);
@@ -96,7 +101,8 @@ TEST_F(Nf4CudaTest, MatmulIsWithinTheBoundOfTheExactProduct) {
           const absl::Status status = MatmulNf4({MakeConstMatrix(device_x.As(), x_type, m, k),
                                                  {codes.As<std::uint8_t>(), absmax.As<float>(), n, k},
                                                  with_bias ? device_bias.As<float>() : nullptr,
-                                                 MakeMatrix(y.As(), y_type, m, n)}, stream_);
+                                                 MakeMatrix(y.As(), y_type, m, n)},
+                                                stream_);
           ASSERT_TRUE(status.ok()) << status;
           EXPECT_TRUE(exact.Holds(MakeConstMatrix(y.Back(), y_type, m, n)))
               << m << "x" << n << "x" << k << " " << Name(x_type) << " to " << Name(y_type);
@@ -109,8 +115,10 @@ TEST_F(Nf4CudaTest, MatmulIsWithinTheBoundOfTheExactProduct) {
 TEST_F(Nf4CudaTest, EachGridIsCounted) {
   const HostWeight w(3, 4, 64);
   DeviceBytes codes(*context_, w.codes), absmax(*context_, w.absmax), out(*context_, 4 * 64 * 4);
-  ASSERT_TRUE(DequantizeNf4({{codes.As<std::uint8_t>(), absmax.As<float>(), 4, 64},
-                             MakeMatrix(out.As(), DType::kF32, 4, 64)}, stream_).ok());
+  ASSERT_TRUE(
+      DequantizeNf4({{codes.As<std::uint8_t>(), absmax.As<float>(), 4, 64}, MakeMatrix(out.As(), DType::kF32, 4, 64)},
+                    stream_)
+          .ok());
   EXPECT_EQ(launches_.Snapshot(), (std::map<std::string, std::uint64_t>{{"dequantize_nf4", 1}}));
 }
 

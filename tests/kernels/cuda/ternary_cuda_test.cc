@@ -28,12 +28,14 @@ TEST_F(TernaryCudaTest, TernariseGivesTheCpusBytes) {
         std::vector<std::uint8_t> rows(static_cast<std::size_t>(n * TernaryRowBytes(k)));
         std::vector<std::uint8_t> tiles(static_cast<std::size_t>(PackedTernaryBytes(n, k)));
         ASSERT_TRUE(Ternarise({MakeConstMatrix(w.data(), dtype, n, k), scale.data(), rows.data(), tiles.data()},
-                              CpuStream(Isa::kPlain)).ok());
+                              CpuStream(Isa::kPlain))
+                        .ok());
         DeviceBytes device_w(*context_, w), got_scale(*context_, n * 4);
         DeviceBytes got_rows(*context_, static_cast<std::int64_t>(rows.size()));
         DeviceBytes got_tiles(*context_, static_cast<std::int64_t>(tiles.size()));
         const absl::Status status = Ternarise({MakeConstMatrix(device_w.As(), dtype, n, k), got_scale.As<float>(),
-                                               got_rows.As<std::uint8_t>(), got_tiles.As<std::uint8_t>()}, stream_);
+                                               got_rows.As<std::uint8_t>(), got_tiles.As<std::uint8_t>()},
+                                              stream_);
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_TRUE(got_scale.Equals(scale.data())) << n << "x" << k;
         EXPECT_TRUE(got_rows.Equals(rows.data())) << n << "x" << k;
@@ -53,22 +55,26 @@ TEST_F(TernaryCudaTest, MatmulGivesTheCpusBytes) {
           support::Int8Rows x(m, k, 64);
           const std::vector<float> values = support::AwkwardRows(9, m, k);
           ASSERT_TRUE(QuantizeInt8({MakeConstMatrix(values.data(), DType::kF32, m, k), x.view(), outliers},
-                                   CpuStream(DetectIsa())).ok());
+                                   CpuStream(DetectIsa()))
+                          .ok());
           const std::vector<float> scale = support::NormalVector(3, n, 0.01f), bias = support::NormalVector(5, n);
           const support::TernaryWeight w(support::TernaryVector(2, n * k), scale, n, k);
           const bool with_bias = (m + n) % 2 == 0;
           std::vector<std::uint8_t> want(static_cast<std::size_t>(m * n * SizeOf(dtype)));
-          ASSERT_TRUE(MatmulTernary({x.view(), w.view(), with_bias ? bias.data() : nullptr,
-                                     MakeMatrix(want.data(), dtype, m, n)}, CpuStream(Isa::kPlain)).ok());
+          ASSERT_TRUE(MatmulTernary(
+                          {x.view(), w.view(), with_bias ? bias.data() : nullptr, MakeMatrix(want.data(), dtype, m, n)},
+                          CpuStream(Isa::kPlain))
+                          .ok());
           const DeviceRows device_x = DeviceRows::Copy(*context_, x.view());
           DeviceBytes tiles(*context_, w.view().tiles, PackedTernaryBytes(n, k));
           DeviceBytes device_scale(*context_, scale), device_bias(*context_, bias);
           DeviceBytes y(*context_, static_cast<std::int64_t>(want.size()));
           const PackedTernaryWeight device_w{tiles.As<std::uint8_t>(), device_scale.As<float>(), n, k,
                                              TernaryPaddedK(k)};
-          const absl::Status status = MatmulTernary({device_x.view(), device_w,
-                                                     with_bias ? device_bias.As<float>() : nullptr,
-                                                     MakeMatrix(y.As(), dtype, m, n)}, stream_);
+          const absl::Status status =
+              MatmulTernary({device_x.view(), device_w, with_bias ? device_bias.As<float>() : nullptr,
+                             MakeMatrix(y.As(), dtype, m, n)},
+                            stream_);
           ASSERT_TRUE(status.ok()) << status;
           EXPECT_TRUE(y.Equals(want.data())) << m << "x" << n << "x" << k;
         }
@@ -83,8 +89,8 @@ TEST_F(TernaryCudaTest, ProductWithoutColumnsIsTheBias) {
     const std::int64_t n = no_columns.kN;
     DeviceBytes tiles(*context_, 0), y(*context_, m * n * 4);
     const PackedTernaryWeight w{tiles.As<std::uint8_t>(), no_columns.scale.As<float>(), n, 0, 0};
-    const absl::Status status =
-        MatmulTernary({no_columns.x.view(), w, no_columns.bias.As<float>(), MakeMatrix(y.As(), DType::kF32, m, n)}, stream_);
+    const absl::Status status = MatmulTernary(
+        {no_columns.x.view(), w, no_columns.bias.As<float>(), MakeMatrix(y.As(), DType::kF32, m, n)}, stream_);
     ASSERT_TRUE(status.ok()) << status << " M " << m;
     EXPECT_TRUE(y.Equals(no_columns.want.data())) << m;
   }

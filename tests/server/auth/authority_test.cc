@@ -31,8 +31,10 @@ using ::testing::Not;
 
 const absl::Time now = absl::FromUnixSeconds(1'900'000'000);
 
-std::string Line(const std::string& name, const std::string& role, const std::string& token, const std::string& more = "") {
-  return R"({"name": ")" + name + R"(", "role": ")" + role + R"(", "token_sha256": ")" + base::Sha256Hex(token) + "\"" + more + "}\n";
+std::string Line(const std::string& name, const std::string& role, const std::string& token,
+                 const std::string& more = "") {
+  return R"({"name": ")" + name + R"(", "role": ")" + role + R"(", "token_sha256": ")" + base::Sha256Hex(token) + "\"" +
+         more + "}\n";
 }
 
 AuthPolicy Policy(const std::string& text) {
@@ -50,7 +52,9 @@ Caller With(const std::string& token) {
 }
 
 std::string Outcome(const absl::StatusOr<Principal>& principal) {
-  return principal.ok() ? principal->name : std::string(absl::StatusCodeToString(principal.status().code())) + " " + Reason(principal.status());
+  return principal.ok()
+             ? principal->name
+             : std::string(absl::StatusCodeToString(principal.status().code())) + " " + Reason(principal.status());
 }
 
 const AuthPolicy& AllRoles() {
@@ -84,12 +88,14 @@ TEST(AuthMethodsTest, S1EveryMethodOfEveryServiceHasOneRule) {
     methods.insert(standard);
   }
   std::set<std::string> rules;
-  for (const MethodRule& rule : MethodRules()) EXPECT_TRUE(rules.insert(std::string(rule.method)).second) << rule.method;
+  for (const MethodRule& rule : MethodRules())
+    EXPECT_TRUE(rules.insert(std::string(rule.method)).second) << rule.method;
   EXPECT_EQ(rules, methods);
 }
 
 TEST(DecideTest, S1NoMethodIsAllowedWithoutAValidToken) {
-  const AuthPolicy policy = Policy(Line("old", "admin", "expired", R"(, "expires": "2030-03-17T17:46:40Z")") + Line("a", "admin", "good"));
+  const AuthPolicy policy =
+      Policy(Line("old", "admin", "expired", R"(, "expires": "2030-03-17T17:46:40Z")") + Line("a", "admin", "good"));
   const std::vector<std::pair<Caller, std::string>> callers = {
       {Caller{}, "TOKEN_MISSING"},
       {With("bad"), "TOKEN_INVALID"},
@@ -122,9 +128,11 @@ TEST(DecideTest, S2EveryRoleMayCallExactlyItsMethods) {
     for (int role = 0; role < 5; ++role) {
       const auto principal = Decide(AllRoles(), rule.method, With(tokens[role]), now);
       const bool may = rule.access != Access::kTrainer && role >= static_cast<int>(rule.role);
-      EXPECT_EQ(Outcome(principal), may ? Name(static_cast<Role>(role)) : "PERMISSION_DENIED ROLE") << rule.method << " " << role;
+      EXPECT_EQ(Outcome(principal), may ? Name(static_cast<Role>(role)) : "PERMISSION_DENIED ROLE")
+          << rule.method << " " << role;
       if (!may) {
-        EXPECT_EQ(base::ReasonMetadata(principal.status())["needed"], rule.access == Access::kTrainer ? "trainer" : Name(rule.role));
+        EXPECT_EQ(base::ReasonMetadata(principal.status())["needed"],
+                  rule.access == Access::kTrainer ? "trainer" : Name(rule.role));
       }
     }
   }
@@ -134,7 +142,9 @@ TEST(DecideTest, S2EveryRoleMayCallExactlyItsMethods) {
 
 // The purpose of the roles, checked independently of the table.
 TEST(DecideTest, S2RolesMatchTheirNames) {
-  const auto may = [](const char* token, const std::string& method) { return Decide(AllRoles(), "nibble.v1." + method, With(token), now).ok(); };
+  const auto may = [](const char* token, const std::string& method) {
+    return Decide(AllRoles(), "nibble.v1." + method, With(token), now).ok();
+  };
   EXPECT_TRUE(may("v", "FineTuneService/WatchJob"));
   EXPECT_FALSE(may("v", "InferenceService/Generate"));
   EXPECT_FALSE(may("v", "DatasetService/PreviewDataset"));
@@ -187,7 +197,9 @@ TEST(DecideTest, HealthAndReflectionNeedATokenUnlessOpened) {
 }
 
 TEST(DecideTest, CertificateGivesARoleButDoesNotReplaceAWrongToken) {
-  const AuthPolicy policy = Policy(R"({"name": "web", "role": "infer", "san": "uri:spiffe://cluster/ns/web"})" "\n" + Line("a", "admin", "good"));
+  const AuthPolicy policy = Policy(R"({"name": "web", "role": "infer", "san": "uri:spiffe://cluster/ns/web"})"
+                                   "\n" +
+                                   Line("a", "admin", "good"));
   Caller caller;
   caller.certificate_names = {"dns:web.example", "uri:spiffe://cluster/ns/web"};
   EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", caller, now)), "web");
@@ -195,10 +207,12 @@ TEST(DecideTest, CertificateGivesARoleButDoesNotReplaceAWrongToken) {
   caller.authorization = {"bearer good"};  // the scheme is case-insensitive (RFC 9110 11.1)
   EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.FineTuneService/CreateJob", caller, now)), "a");
   caller.authorization = {"Bearer bad"};
-  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", caller, now)), "UNAUTHENTICATED TOKEN_INVALID");
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", caller, now)),
+            "UNAUTHENTICATED TOKEN_INVALID");
   Caller other;
   other.certificate_names = {"dns:spiffe://cluster/ns/web", "uri:spiffe://cluster/ns/web2"};
-  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", other, now)), "UNAUTHENTICATED TOKEN_MISSING");
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", other, now)),
+            "UNAUTHENTICATED TOKEN_MISSING");
 }
 
 TEST(DecideTest, WithoutATokenFileEveryCallerIsAllowed) {
@@ -246,10 +260,13 @@ TEST(PrincipalTableTest, NamesTheWrongLineWithoutItsSecret) {
 class AuthorityTest : public ::testing::Test {
  protected:
   AuthorityTest() : path_(directory_.path() + "/tokens") {}
-  void Write(const std::string& text) { ASSERT_TRUE(base::WriteFileAtomically(base::RealFileSystem(), path_, text).ok()); }
+  void Write(const std::string& text) {
+    ASSERT_TRUE(base::WriteFileAtomically(base::RealFileSystem(), path_, text).ok());
+  }
   absl::StatusOr<std::unique_ptr<Authority>> Open() {
-    return Authority::Open(base::RealFileSystem(), clock_,
-                           {.token_file = path_, .count_refusal = [this](std::string_view reason) { ++refusals_[std::string(reason)]; }});
+    return Authority::Open(
+        base::RealFileSystem(), clock_,
+        {.token_file = path_, .count_refusal = [this](std::string_view reason) { ++refusals_[std::string(reason)]; }});
   }
   std::string Ask(Authority& authority, const std::string& token) {
     return Outcome(authority.Admit("/nibble.v1.ModelService/ListModels", With(token)));

@@ -21,11 +21,11 @@
 namespace nibble::auth {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::FileText;
+using ::testing::HasSubstr;
 using testing::MakeAuthority;
 using testing::MakeCertificate;
+using ::testing::Not;
 using testing::RunOpenssl;
 using testing::TempDirectory;
 
@@ -38,7 +38,8 @@ class TlsTest : public ::testing::Test {
     MakeCertificate(At("server"), At("ca"), "DNS:localhost");
     MakeCertificate(At("other"), At("ca"), "DNS:localhost");
     Copy("server", "served");
-    files_ = {.cert = At("served.crt"), .key = At("served.key"), .client_ca = At("ca.crt"), .require_client_cert = true};
+    files_ = {
+        .cert = At("served.crt"), .key = At("served.key"), .client_ca = At("ca.crt"), .require_client_cert = true};
   }
   std::string At(const std::string& name) const { return directory_ / name; }
   void Write(const std::string& name, const std::string& text) { std::ofstream(At(name), std::ios::binary) << text; }
@@ -50,13 +51,15 @@ class TlsTest : public ::testing::Test {
   void MakeExpired(const std::string& prefix) {
     std::filesystem::create_directories(At("issue"));
     Write("issue/index", "");
-    Write("issue/config", "[ca]\ndefault_ca=here\n[here]\ndatabase=" + At("issue/index") + "\nnew_certs_dir=" + At("issue") +
-                              "\nrand_serial=yes\ndefault_md=sha256\npolicy=any\nunique_subject=no\nx509_extensions=leaf\n[any]\n"
-                              "commonName=supplied\n[leaf]\nbasicConstraints=critical,CA:TRUE\n");
-    RunOpenssl("req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=old -keyout " + At(prefix + ".key") + " -out " +
-               At(prefix + ".csr"));
-    RunOpenssl("ca -batch -notext -selfsign -config " + At("issue/config") + " -keyfile " + At(prefix + ".key") + " -in " +
-               At(prefix + ".csr") + " -out " + At(prefix + ".crt") + " -startdate 20200101000000Z -enddate 20200201000000Z >/dev/null");
+    Write("issue/config",
+          "[ca]\ndefault_ca=here\n[here]\ndatabase=" + At("issue/index") + "\nnew_certs_dir=" + At("issue") +
+              "\nrand_serial=yes\ndefault_md=sha256\npolicy=any\nunique_subject=no\nx509_extensions=leaf\n[any]\n"
+              "commonName=supplied\n[leaf]\nbasicConstraints=critical,CA:TRUE\n");
+    RunOpenssl("req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=old -keyout " +
+               At(prefix + ".key") + " -out " + At(prefix + ".csr"));
+    RunOpenssl("ca -batch -notext -selfsign -config " + At("issue/config") + " -keyfile " + At(prefix + ".key") +
+               " -in " + At(prefix + ".csr") + " -out " + At(prefix + ".crt") +
+               " -startdate 20200101000000Z -enddate 20200201000000Z >/dev/null");
   }
   std::string Refusal() const {
     const absl::Status status = CheckTlsFiles(files_);
@@ -89,7 +92,8 @@ TEST_F(TlsTest, TheKeyOfAnotherCertificateIsRefused) {
 }
 
 TEST_F(TlsTest, TruncatedEmptyAndMissingFilesAreRefused) {
-  const std::string certificate = FileText(At("server.crt")), key = FileText(At("server.key")), authority = FileText(At("ca.crt"));
+  const std::string certificate = FileText(At("server.crt")), key = FileText(At("server.key")),
+                    authority = FileText(At("ca.crt"));
   for (const std::size_t size : {certificate.size() / 2, certificate.size() - 10}) {
     Write("served.crt", certificate.substr(0, size));
     EXPECT_THAT(Refusal(), HasSubstr("--tls_cert: " + At("served.crt") + ": certificate 1 is damaged or cut off"));
@@ -120,7 +124,8 @@ TEST_F(TlsTest, TruncatedEmptyAndMissingFilesAreRefused) {
 
 // gRPC could not serve with this key, although it belongs to the certificate.
 TEST_F(TlsTest, KeyThatIsTooShortForTheLibraryIsRefused) {
-  RunOpenssl("req -x509 -newkey rsa:512 -nodes -days 7 -subj /CN=short -keyout " + At("served.key") + " -out " + At("served.crt"));
+  RunOpenssl("req -x509 -newkey rsa:512 -nodes -days 7 -subj /CN=short -keyout " + At("served.key") + " -out " +
+             At("served.crt"));
   EXPECT_THAT(Refusal(), HasSubstr("--tls_key: " + At("served.key") + ": OpenSSL refuses"));
 }
 
@@ -185,8 +190,8 @@ TEST_F(TlsTest, UnusableFilesAreLoggedOnceAndTheLastGoodOnesStay) {
   log = look(true);
   EXPECT_THAT(log, HasSubstr("the TLS files can be used again"));
   EXPECT_THAT(log, HasSubstr(R"("level":"info")"));
-  RunOpenssl("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 20 -subj /CN=new -keyout " + At("new.key") +
-             " -out " + At("new.crt"));
+  RunOpenssl("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 20 -subj /CN=new -keyout " +
+             At("new.key") + " -out " + At("new.crt"));
   Copy("new", "served");
   EXPECT_THAT(look(true), HasSubstr("new TLS files are in use"));
   EXPECT_GT(watch.Look().cert_expiry, expiry);

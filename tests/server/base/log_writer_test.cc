@@ -50,7 +50,8 @@ class Pipe {
   std::vector<Json> Read() {
     std::string text;
     char bytes[1 << 14];
-    for (ssize_t got = 0; (got = ::read(read_, bytes, sizeof bytes)) > 0;) text.append(bytes, static_cast<std::size_t>(got));
+    for (ssize_t got = 0; (got = ::read(read_, bytes, sizeof bytes)) > 0;)
+      text.append(bytes, static_cast<std::size_t>(got));
     std::vector<Json> lines;
     for (std::size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) {
       auto line = ParseJson(text.substr(at, text.find('\n', at) - at));

@@ -40,7 +40,8 @@ class ConvertTest : public ::testing::Test {
     EXPECT_TRUE((*artifact)->VerifyBytes().ok());
     return *std::move(artifact);
   }
-  absl::StatusOr<ConvertReport> Convert(const Artifact& source, const std::string& name, const ConvertOptions& options) {
+  absl::StatusOr<ConvertReport> Convert(const Artifact& source, const std::string& name,
+                                        const ConvertOptions& options) {
     return ConvertModel(files_, source, directory_.Path(name), options, kernels::Stream());
   }
   // Random values, as in a trained adapter.
@@ -112,13 +113,16 @@ void ExpectInt8Rows(const std::vector<float>& weight, const Artifact& got, const
   const std::int64_t cols = codes.shape[1];
   for (std::int64_t r = 0; r < codes.shape[0]; ++r) {
     float absmax = 0;
-    for (std::int64_t c = 0; c < cols; ++c) absmax = std::max(absmax, std::fabs(weight[static_cast<std::size_t>(r * cols + c)]));
+    for (std::int64_t c = 0; c < cols; ++c)
+      absmax = std::max(absmax, std::fabs(weight[static_cast<std::size_t>(r * cols + c)]));
     const float scale = std::max(absmax, 1e-12f) / 127.0f;
     const float inverse = 1.0f / scale;
     ASSERT_EQ(scales[static_cast<std::size_t>(r)], scale) << name << " row " << r;
     for (std::int64_t c = 0; c < cols; ++c) {
-      const float want = std::clamp(std::nearbyintf(weight[static_cast<std::size_t>(r * cols + c)] * inverse), -127.0f, 127.0f);
-      ASSERT_EQ(static_cast<float>(std::to_integer<std::int8_t>(codes.bytes[static_cast<std::size_t>(r * cols + c)])), want)
+      const float want =
+          std::clamp(std::nearbyintf(weight[static_cast<std::size_t>(r * cols + c)] * inverse), -127.0f, 127.0f);
+      ASSERT_EQ(static_cast<float>(std::to_integer<std::int8_t>(codes.bytes[static_cast<std::size_t>(r * cols + c)])),
+                want)
           << name << " " << r << " " << c;
     }
   }
@@ -153,7 +157,8 @@ TEST_F(ConvertTest, FloatToInt8FollowsTheFormulaAndSharesTheTiedEmbedding) {
     const double rms = std::sqrt(squares / static_cast<double>(weights.size()));
     EXPECT_NEAR(layer.rms_error / rms, layer.relative_error, 1e-9) << layer.name;
   }
-  EXPECT_EQ(model::ReadBytes(directory_.Path("int8/tokenizer.json")), model::ReadBytes(directory_.Path("source/tokenizer.json")));
+  EXPECT_EQ(model::ReadBytes(directory_.Path("int8/tokenizer.json")),
+            model::ReadBytes(directory_.Path("source/tokenizer.json")));
   EXPECT_EQ(ToJson(*report)["layers"].size(), report->layers.size());
   EXPECT_EQ(ToJson(*report)["digest"], int8->info().weights_digest);
   EXPECT_EQ(ToJson(*report)["layers"][0]["rms_error"], report->layers[0].rms_error);
@@ -195,7 +200,9 @@ TEST_F(ConvertTest, BytesAreTheSameOnEveryPathAndThreadCount) {
       const auto lora = Lora(*Open("nf4" + tag), "lora" + tag);
       ASSERT_TRUE(ConvertModel(files_, *lora, directory_.Path("merged" + tag), {}, stream).ok());
       ASSERT_TRUE(ConvertModel(files_, *lora, directory_.Path("bf16" + tag), {.to = Format::kBF16}, stream).ok());
-      const auto bytes = [&](const std::string& name) { return model::ReadBytes(directory_.Path(name + tag + "/model.safetensors")); };
+      const auto bytes = [&](const std::string& name) {
+        return model::ReadBytes(directory_.Path(name + tag + "/model.safetensors"));
+      };
       if (run == 1) {
         int8_bytes = bytes("int8");
         nf4_bytes = bytes("nf4");
@@ -237,8 +244,10 @@ TEST_F(ConvertTest, RejectsNonFiniteWeightsForInt8) {
         const auto opened = Artifact::Open(directory_.Path(tag));
         ASSERT_TRUE(opened.ok()) << opened.status();
         for (const kernels::Isa isa : support::Isas()) {
-          const auto status = ConvertModel(files_, **opened, directory_.Path("int8"), {}, support::CpuStream(isa)).status();
-          EXPECT_TRUE(absl::IsInvalidArgument(status)) << status << " " << tag << " column " << column << " " << kernels::Name(isa);
+          const auto status =
+              ConvertModel(files_, **opened, directory_.Path("int8"), {}, support::CpuStream(isa)).status();
+          EXPECT_TRUE(absl::IsInvalidArgument(status))
+              << status << " " << tag << " column " << column << " " << kernels::Name(isa);
           EXPECT_THAT(std::string(status.message()), HasSubstr(name + ": row 2 is not finite"));
           std::filesystem::remove_all(directory_.Path("int8"));
         }
@@ -305,10 +314,12 @@ TEST_F(ConvertTest, LoraModelIsMergedOntoTheDequantizedBase) {
     std::int64_t equal = 0;
     for (std::int64_t r = 0; r < n; ++r) {
       for (std::int64_t c = 0; c < k; ++c) {
-        const double want = merged[static_cast<std::size_t>(r * k + c)] / static_cast<double>(scale[static_cast<std::size_t>(r)]);
+        const double want =
+            merged[static_cast<std::size_t>(r * k + c)] / static_cast<double>(scale[static_cast<std::size_t>(r)]);
         const double code = std::to_integer<std::int8_t>(got.bytes[static_cast<std::size_t>(r * k + c)]);
         ASSERT_LE(std::fabs(code - want), 0.5001) << name << " " << r << " " << c;
-        equal += got.bytes[static_cast<std::size_t>(r * k + c)] == base_int8->Tensor(weight)->bytes[static_cast<std::size_t>(r * k + c)];
+        equal += got.bytes[static_cast<std::size_t>(r * k + c)] ==
+                 base_int8->Tensor(weight)->bytes[static_cast<std::size_t>(r * k + c)];
       }
     }
     EXPECT_EQ(equal == n * k, !trained) << name;
@@ -396,7 +407,8 @@ TEST_F(ConvertTest, RejectsMoreInputFeaturesThanAProductAllows) {
   model::ArtifactInfo bf16;
   bf16.format = Format::kBF16;
   const auto source = zeros(bf16, "source");
-  const std::string want = "model.layers.0.mlp.down_proj.weight has 132105 input features, wanted at most 132104 for int8";
+  const std::string want =
+      "model.layers.0.mlp.down_proj.weight has 132105 input features, wanted at most 132104 for int8";
   absl::Status status = Convert(*source, "int8", {}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("target: " + want));
@@ -436,8 +448,9 @@ TEST_F(ConvertTest, RejectsUnsupportedConversionsAndLeavesNothing) {
     EXPECT_EQ(base::ReasonMetadata(status)["field"], "act_outliers");
   }
   EXPECT_TRUE(absl::IsAlreadyExists(Convert(*source, "int8", {}).status()));
-  EXPECT_TRUE(MakeLoraModel(files_, *source, adapter_, {}, base::Json::object(), directory_.Path("again")).status().code() ==
-              absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(
+      MakeLoraModel(files_, *source, adapter_, {}, base::Json::object(), directory_.Path("again")).status().code() ==
+      absl::StatusCode::kInvalidArgument);
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("again")));
 }
 
@@ -446,7 +459,8 @@ TEST_F(ConvertTest, ConversionWithoutMeasuringGivesTheSameModel) {  // T11
   for (const Format to : {Format::kNf4, Format::kInt8, Format::kTernary}) {
     SCOPED_TRACE(Name(to));
     const auto measured = Convert(*source, std::string("measured_") + Name(to), {.to = to});
-    const auto unmeasured = Convert(*source, std::string("unmeasured_") + Name(to), {.to = to, .measure_errors = false});
+    const auto unmeasured =
+        Convert(*source, std::string("unmeasured_") + Name(to), {.to = to, .measure_errors = false});
     ASSERT_TRUE(measured.ok() && unmeasured.ok()) << measured.status() << unmeasured.status();
     EXPECT_FALSE(measured->layers.empty());
     EXPECT_TRUE(unmeasured->layers.empty());
@@ -475,7 +489,8 @@ TEST_F(ConvertTest, AdapterCopiesTheBaseFileIfItCannotBeShared) {
   std::filesystem::remove(directory_.Path("nf4/model.safetensors"));  // still mapped, but there is no file to link
   const auto copied = Lora(*nf4, "copied");
   EXPECT_EQ(copied->info().weights_digest, shared->info().weights_digest);
-  EXPECT_EQ(model::ReadBytes(directory_.Path("copied/model.safetensors")), model::ReadBytes(directory_.Path("shared/model.safetensors")));
+  EXPECT_EQ(model::ReadBytes(directory_.Path("copied/model.safetensors")),
+            model::ReadBytes(directory_.Path("shared/model.safetensors")));
 }
 
 // The check runs before the conversion and gives the same errors.
@@ -486,7 +501,8 @@ TEST_F(ConvertTest, CheckConversionNeedsOnlyTheSourcesInfo) {
     return CheckConversion(info, to).ok();
   };
   for (const Format from : {Format::kF32, Format::kBF16}) {
-    for (const Format to : {Format::kInt8, Format::kNf4, Format::kTernary}) EXPECT_TRUE(ok(from, to)) << Name(from) << Name(to);
+    for (const Format to : {Format::kInt8, Format::kNf4, Format::kTernary})
+      EXPECT_TRUE(ok(from, to)) << Name(from) << Name(to);
   }
   for (const Format from : {Format::kNf4, Format::kLora}) {
     EXPECT_TRUE(ok(from, Format::kInt8)) << Name(from);
@@ -516,7 +532,8 @@ TEST_F(ConvertTest, DamagedSourceLeavesNothing) {
   adapter_.targets = {model::LinearKind::kQ};
   auto values = AdapterValues(source->config(), adapter_);
   values[1][5] = std::numeric_limits<float>::infinity();  // a run that diverged
-  ASSERT_TRUE(MakeLoraModel(files_, *Open("nf4"), adapter_, values, base::Json::object(), directory_.Path("lora")).ok());
+  ASSERT_TRUE(
+      MakeLoraModel(files_, *Open("nf4"), adapter_, values, base::Json::object(), directory_.Path("lora")).ok());
   for (const Format to : {Format::kInt8, Format::kBF16}) {
     const auto status = Convert(*Open("lora"), "made", {.to = to}).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
@@ -577,7 +594,9 @@ TEST_F(ConvertTest, CancelAtAnyPointLeavesNothing) {
   adapter_.targets = {model::LinearKind::kQ};
   const auto values = AdapterValues(base->config(), adapter_);
   expect_stops("lora", [&](const std::string& name) {
-    return MakeLoraModel(files_, *base, adapter_, values, base::Json::object(), directory_.Path(name), "job", asked.callback()).status();
+    return MakeLoraModel(files_, *base, adapter_, values, base::Json::object(), directory_.Path(name), "job",
+                         asked.callback())
+        .status();
   });
 }
 

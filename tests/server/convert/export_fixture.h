@@ -16,7 +16,8 @@ namespace nibble::convert {
 class ExportTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(model::ImportModel(files_, model::Golden("hf_sharded_f32"), directory_.Path("f32"), kernels::DType::kF32).ok());
+    ASSERT_TRUE(
+        model::ImportModel(files_, model::Golden("hf_sharded_f32"), directory_.Path("f32"), kernels::DType::kF32).ok());
     f32_ = *model::Artifact::Open(directory_.Path("f32"));
     ConvertOptions options;
     options.to = model::Format::kNf4;

@@ -61,8 +61,8 @@ TEST_F(ExportTest, ModelAboveTheLimitBecomesShardsThatReimport) {
   std::size_t number = 0;
   for (const std::string& shard : shards) {  // by number
     const std::string digits = std::to_string(++number), all = std::to_string(shards.size());
-    EXPECT_EQ(shard, "model-" + std::string(5 - digits.size(), '0') + digits + "-of-" + std::string(5 - all.size(), '0') + all +
-                         ".safetensors");
+    EXPECT_EQ(shard, "model-" + std::string(5 - digits.size(), '0') + digits + "-of-" +
+                         std::string(5 - all.size(), '0') + all + ".safetensors");
     const auto file = model::OpenSafetensors(directory_.Path("hf/" + shard));
     ASSERT_TRUE(file.ok()) << file.status();
     EXPECT_TRUE(TensorBytes(*file) <= kLimit || file->tensors.size() == 1) << shard;
@@ -89,7 +89,8 @@ TEST_F(ExportTest, LimitItselfIsOneFileAndOneByteLessIsTwo) {
 
 // A ternary weight and its scale are in one shard, however small the limit.
 TEST_F(ExportTest, ScaleIsInTheShardOfItsWeight) {
-  ASSERT_TRUE(ConvertModel(files_, *f32_, directory_.Path("ternary"), {.to = model::Format::kTernary}, kernels::Stream()).ok());
+  ASSERT_TRUE(
+      ConvertModel(files_, *f32_, directory_.Path("ternary"), {.to = model::Format::kTernary}, kernels::Stream()).ok());
   const auto ternary = *model::Artifact::Open(directory_.Path("ternary"));
   ASSERT_TRUE(ExportHf(files_, *ternary, directory_.Path("hf"), HfBitNetClass::kAutoBitLinear, 1).ok());
   const auto index = base::ParseJson(model::ReadBytes(directory_.Path("hf/model.safetensors.index.json")));
@@ -114,7 +115,8 @@ TEST_F(ExportTest, ScaleIsInTheShardOfItsWeight) {
     ++biases;  // export divides by a scale, import multiplies by it: equal within one unit in the last place
     const std::vector<float> got = *again->FloatTensor(name), want = *ternary->FloatTensor(name);
     ASSERT_EQ(got.size(), want.size());
-    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], std::fabs(want[i]) * 0x1p-23f) << name << " " << i;
+    for (std::size_t i = 0; i < got.size(); ++i)
+      EXPECT_NEAR(got[i], want[i], std::fabs(want[i]) * 0x1p-23f) << name << " " << i;
   }
   EXPECT_GT(biases, 0);
 }
@@ -156,7 +158,8 @@ TEST_F(CompressedTensorsTest, LayoutMatchesIntQuantized) {
     ASSERT_TRUE(stored.ok()) << stored.status();
     const model::SafetensorsTensor& weight = file->tensors.at(spec.name);
     EXPECT_EQ(weight.shape, spec.shape) << spec.name;
-    EXPECT_TRUE(std::equal(weight.bytes.begin(), weight.bytes.end(), stored->bytes.begin(), stored->bytes.end())) << spec.name;
+    EXPECT_TRUE(std::equal(weight.bytes.begin(), weight.bytes.end(), stored->bytes.begin(), stored->bytes.end()))
+        << spec.name;
     if (spec.role != model::TensorRole::kLinear) {
       EXPECT_EQ(weight.dtype, stored->dtype) << spec.name;
       EXPECT_FALSE(file->tensors.contains(spec.name + "_scale"));
@@ -169,7 +172,8 @@ TEST_F(CompressedTensorsTest, LayoutMatchesIntQuantized) {
     EXPECT_EQ(scale.shape, (std::vector<std::int64_t>{spec.shape[0], 1}));
     const auto ours = int8->Tensor(spec.name + model::kInt8ScaleSuffix);
     ASSERT_TRUE(ours.ok()) << ours.status();
-    EXPECT_TRUE(std::equal(scale.bytes.begin(), scale.bytes.end(), ours->bytes.begin(), ours->bytes.end())) << spec.name;
+    EXPECT_TRUE(std::equal(scale.bytes.begin(), scale.bytes.end(), ours->bytes.begin(), ours->bytes.end()))
+        << spec.name;
   }
   EXPECT_EQ(linears, 14);
   EXPECT_TRUE(std::filesystem::exists(directory_.Path("ct/tokenizer.json")));

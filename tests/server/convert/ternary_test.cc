@@ -332,8 +332,8 @@ class BiasTest : public TernaryTest {
       for (std::size_t i = 0; i < tensor.size(); ++i) tensor[i] = i % 2 == 0 ? -0.125f : 0.375f;
     }
     const std::vector<std::span<const float>> spans(values.begin(), values.end());
-    EXPECT_TRUE(MakeMasterModel(files_, source->config(), {.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16, spans,
-                                source->directory(), base::Json::object(), directory_.Path("masters"))
+    EXPECT_TRUE(MakeMasterModel(files_, source->config(), {.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16,
+                                spans, source->directory(), base::Json::object(), directory_.Path("masters"))
                     .ok());
     EXPECT_TRUE(ToTernary(*Open("masters"), "ternary").ok());
     return Open("ternary");
@@ -371,7 +371,8 @@ TEST_F(BiasTest, ExportedBiasFollowsItsLinearClass) {
       ASSERT_EQ(back.size(), ours.size());
       // A quotient and a product, each rounded once; unless the scale is a power of two, they may change the last bit.
       const float ulps = is_auto && !name.starts_with(path_) ? 0x1p-23f : 0.0f;
-      for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(back[i], ours[i], std::fabs(ours[i]) * ulps) << name << " " << i;
+      for (std::size_t i = 0; i < ours.size(); ++i)
+        EXPECT_NEAR(back[i], ours[i], std::fabs(ours[i]) * ulps) << name << " " << i;
     }
     EXPECT_EQ(biases, 6);
     std::filesystem::remove_all(out);
@@ -423,7 +424,8 @@ std::vector<float> LlamaRmsNorm(std::vector<float> x, const std::vector<float>& 
 // The bitnet-tips preset has a norm before every linear and none before the blocks.
 class LinearNormsTest : public TernaryTest {
  protected:
-  std::unique_ptr<Artifact> Masters(const std::string& name, double eps, double linear_eps, std::int64_t fewer_rows = 0) {
+  std::unique_ptr<Artifact> Masters(const std::string& name, double eps, double linear_eps,
+                                    std::int64_t fewer_rows = 0) {
     const auto source = Import("families", "llama");
     model::ModelConfig config = source->config();
     config.ffn_size -= fewer_rows;
@@ -435,8 +437,8 @@ class LinearNormsTest : public TernaryTest {
       values.push_back(support::NormalVector(values.size() + 1, *model::NumElements(spec.shape), 0.1f));
     }
     const std::vector<std::span<const float>> spans(values.begin(), values.end());
-    EXPECT_TRUE(MakeMasterModel(files_, config, {.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16, spans, source->directory(),
-                                base::Json::object(), directory_.Path(name))
+    EXPECT_TRUE(MakeMasterModel(files_, config, {.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16, spans,
+                                source->directory(), base::Json::object(), directory_.Path(name))
                     .ok());
     return Open(name);
   }
@@ -465,11 +467,13 @@ TEST_F(LinearNormsTest, BlockNormsForTransformersChangeNoRow) {
       const auto linear = static_cast<model::LinearKind>(kind);
       const std::string name = model::NormName(1, model::NormBefore(linear));
       const std::vector<float> trained = *ternary->FloatTensor(name);
-      if (linear == model::LinearKind::kO || linear == model::LinearKind::kDown) {  // transformers has no other norm there
+      if (linear == model::LinearKind::kO ||
+          linear == model::LinearKind::kDown) {  // transformers has no other norm there
         EXPECT_EQ(Exported(*file, name), trained) << name;
         continue;
       }
-      const bool attends = linear == model::LinearKind::kQ || linear == model::LinearKind::kK || linear == model::LinearKind::kV;
+      const bool attends =
+          linear == model::LinearKind::kQ || linear == model::LinearKind::kK || linear == model::LinearKind::kV;
       const std::vector<float> block =
           Exported(*file, model::NormName(1, attends ? model::Norm::kInput : model::Norm::kPostAttention));
       for (const float deviation : {1e-6f, 1e-3f, 0.02f, 1.0f, 1e3f}) {

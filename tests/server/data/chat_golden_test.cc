@@ -41,7 +41,8 @@ class ChatGoldenTest : public ::testing::TestWithParam<const char*> {
     if (golden.contains("tools")) json["tools"] = golden.at("tools");
     const auto row = ParseRow(base::Dump(json), RowFormat::kChat);
     EXPECT_TRUE(row.ok()) << row.status();
-    const auto pieces = Tokenize(*row, RowFormat::kChat, text_, {}, {.max_seq_len = 100'000, .train_on_prompt = train_on_prompt});
+    const auto pieces =
+        Tokenize(*row, RowFormat::kChat, text_, {}, {.max_seq_len = 100'000, .train_on_prompt = train_on_prompt});
     EXPECT_TRUE(pieces.ok()) << pieces.status();
     return pieces.ok() && !pieces->empty() ? pieces->front() : Example();
   }
@@ -94,7 +95,8 @@ TEST_P(ChatGoldenTest, EachAnswerHasItsOwnPartOfTheMask) {
         EXPECT_EQ(One(kept, golden).trained, parts[wanted]) << wanted;
         if (answers == 1) continue;  // no trained answer would remain
         std::vector<std::uint8_t> rest(mask.size());
-        std::transform(parts[wanted].begin(), parts[wanted].end(), rest.begin(), [](std::uint8_t bit) { return bit == 0 ? 1 : 0; });
+        std::transform(parts[wanted].begin(), parts[wanted].end(), rest.begin(),
+                       [](std::uint8_t bit) { return bit == 0 ? 1 : 0; });
         // A token that crosses either end of the answer also covers trained text.
         std::vector<std::uint8_t> got = One(dropped, golden, /*train_on_prompt=*/true).trained;
         ASSERT_EQ(got.size(), rest.size());

@@ -76,13 +76,15 @@ class EvaluateTest : public ::testing::Test {
     for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
       model::LayerWeights made;
       SetNorms(made);
-      for (int k = 0; k < model::kNumLinearKinds; ++k) made.linears[static_cast<std::size_t>(k)] = Linear(static_cast<model::LinearKind>(k));
+      for (int k = 0; k < model::kNumLinearKinds; ++k)
+        made.linears[static_cast<std::size_t>(k)] = Linear(static_cast<model::LinearKind>(k));
       weights_.layers.push_back(std::move(made));
     }
     for (const std::int64_t size : {40, 7, 600, 12, 120, 3}) {
       Example example;
       for (std::int64_t i = 0; i < size; ++i) {
-        example.tokens.push_back(static_cast<std::int32_t>(support::UniformInt(9, static_cast<std::uint64_t>(size * 1000 + i), 97)));
+        example.tokens.push_back(
+            static_cast<std::int32_t>(support::UniformInt(9, static_cast<std::uint64_t>(size * 1000 + i), 97)));
         example.trained.push_back(size != 3 && i % 3 != 0 ? 1 : 0);
       }
       examples_.push_back(std::move(example));
@@ -101,7 +103,8 @@ class EvaluateTest : public ::testing::Test {
 
   kernels::PackedDenseWeight Panels(std::int64_t rows, std::int64_t cols) {
     const kernels::ConstMatrix values = Floats(rows, cols, 0.1f);
-    memory_.push_back(std::make_unique<std::vector<float>>(static_cast<std::size_t>(kernels::PackedDenseElements(rows, cols))));
+    memory_.push_back(
+        std::make_unique<std::vector<float>>(static_cast<std::size_t>(kernels::PackedDenseElements(rows, cols))));
     kernels::PackDenseWeight(values.data, kernels::DType::kF32, rows, cols, memory_.back()->data());
     return {memory_.back()->data(), kernels::DType::kF32, rows, cols};
   }
@@ -112,7 +115,8 @@ class EvaluateTest : public ::testing::Test {
     model::LinearWeight linear;
     linear.kind = model::LinearWeight::Kind::kNf4;
     codes_.push_back(std::make_unique<std::vector<std::uint8_t>>(static_cast<std::size_t>(n * k / 2)));
-    for (std::size_t i = 0; i < codes_.back()->size(); ++i) (*codes_.back())[i] = static_cast<std::uint8_t>(support::Bits(++seed_, i));
+    for (std::size_t i = 0; i < codes_.back()->size(); ++i)
+      (*codes_.back())[i] = static_cast<std::uint8_t>(support::Bits(++seed_, i));
     memory_.push_back(std::make_unique<std::vector<float>>(static_cast<std::size_t>(n * k / 64), 0.2f));
     linear.nf4 = {codes_.back()->data(), memory_.back()->data(), n, k};
     linear.lora = model::LoraWeight{Panels(kRank, k), Panels(n, kRank), 2.0f};
@@ -140,22 +144,23 @@ TEST_F(EvaluateTest, LossIsTheMeanOverTrainedTokensOfSeparateExamples) {
   std::int64_t count = 0;
   std::vector<std::int32_t> likeliest;
   for (const Example& example : examples_) {
-    const auto status = model::ForEachLogits(config_, weights_, example.tokens, 700, stream_, [&](std::int64_t, const kernels::Matrix& logits) {
-      for (std::size_t t = 0; t + 1 < example.tokens.size(); ++t) {
-        if (example.trained[t + 1] == 0) continue;
-        const float* row = logits.Row<float>(static_cast<std::int64_t>(t));
-        double exps = 0;
-        std::int32_t best = 0;
-        for (std::int32_t v = 0; v < 97; ++v) {
-          exps += std::exp(static_cast<double>(row[v]));
-          if (row[v] > row[best]) best = v;
-        }
-        sum += std::log(exps) - static_cast<double>(row[example.tokens[t + 1]]);
-        likeliest.push_back(best);
-        ++count;
-      }
-      return absl::OkStatus();
-    });
+    const auto status = model::ForEachLogits(
+        config_, weights_, example.tokens, 700, stream_, [&](std::int64_t, const kernels::Matrix& logits) {
+          for (std::size_t t = 0; t + 1 < example.tokens.size(); ++t) {
+            if (example.trained[t + 1] == 0) continue;
+            const float* row = logits.Row<float>(static_cast<std::int64_t>(t));
+            double exps = 0;
+            std::int32_t best = 0;
+            for (std::int32_t v = 0; v < 97; ++v) {
+              exps += std::exp(static_cast<double>(row[v]));
+              if (row[v] > row[best]) best = v;
+            }
+            sum += std::log(exps) - static_cast<double>(row[example.tokens[t + 1]]);
+            likeliest.push_back(best);
+            ++count;
+          }
+          return absl::OkStatus();
+        });
     ASSERT_TRUE(status.ok()) << status;
   }
   const auto got = Run({.top_tokens = true});
@@ -165,9 +170,9 @@ TEST_F(EvaluateTest, LossIsTheMeanOverTrainedTokensOfSeparateExamples) {
   EXPECT_NEAR(got->loss, sum / static_cast<double>(count), 1e-5);
 }
 
-// The trainer's library is torch and nibbled's is oneDNN. Adapter products are ours in both, so the hidden states are equal and
-// only the head's sums differ. Before, a different bf16 rounding in the first layer changed the mean loss by 1e-4 to
-// 3e-3.
+// The trainer's library is torch and nibbled's is oneDNN. Adapter products are ours in both, so the hidden states are
+// equal and only the head's sums differ. Before, a different bf16 rounding in the first layer changed the mean loss by
+// 1e-4 to 3e-3.
 TEST_F(EvaluateTest, Nf4WithAnAdapterHardlyDependsOnTheLibrary) {
   const auto one = Run();
   stream_.library = &backwards_;
@@ -187,7 +192,8 @@ TEST_F(EvaluateTest, CanBeCancelledAndRefusesDataWithoutLoss) {
   EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled);
   // In the second layer of the first step, too.
   int asked = 0;
-  const auto in_a_layer = Evaluate(config_, weights_, examples_, {}, stream_, [&](std::int64_t) { return ++asked < 2; });
+  const auto in_a_layer =
+      Evaluate(config_, weights_, examples_, {}, stream_, [&](std::int64_t) { return ++asked < 2; });
   EXPECT_EQ(in_a_layer.status().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(asked, 2);
   for (Example& example : examples_) example.trained.assign(example.trained.size(), 0);

@@ -25,7 +25,9 @@ class ExampleTest : public ::testing::Test {
     text_ = *std::move(assets);
     config_.eos_token_ids = {1};
   }
-  std::vector<std::int32_t> Encode(const std::string& text) { return text_.tokenizer->Encode(text, false).value_or(std::vector<std::int32_t>{}); }
+  std::vector<std::int32_t> Encode(const std::string& text) {
+    return text_.tokenizer->Encode(text, false).value_or(std::vector<std::int32_t>{});
+  }
   absl::StatusOr<std::vector<Example>> Pieces(const std::string& line, RowFormat format, TokenizeOptions options) {
     const auto row = ParseRow(line, format);
     EXPECT_TRUE(row.ok()) << row.status();
@@ -91,7 +93,8 @@ TEST_F(ExampleTest, EndTokenOfATextThatFillsItsPiecesIsTrained) {
   std::ofstream(directory / "rows.jsonl") << R"({"text": ")" << words << "\"}\n";
   int filled = 0;
   for (std::int64_t limit = 3; limit <= num_text_tokens; ++limit) {
-    const auto dataset = LoadDataset(directory / "rows.jsonl", RowFormat::kText, text_, config_, {.max_seq_len = limit});
+    const auto dataset =
+        LoadDataset(directory / "rows.jsonl", RowFormat::kText, text_, config_, {.max_seq_len = limit});
     ASSERT_TRUE(dataset.ok()) << dataset.status();
     EXPECT_EQ(dataset->num_tokens, num_text_tokens + 1) << "no token is left out, limit " << limit;
     const Example last = dataset->examples[dataset->examples.size() - 1];
@@ -110,8 +113,9 @@ TEST_F(ExampleTest, EndTokenOfATextThatFillsItsPiecesIsTrained) {
 // T6 (docs/faults.md): a truncated row kept the memory of the whole row.
 TEST_F(ExampleTest, TruncatedRowKeepsNoMemoryOfItsEnd) {
   const std::string end(20'000, 'x');
-  for (const auto& [format, line] : {std::pair(RowFormat::kText, "{\"text\": \"" + end + "\"}"),
-                                     std::pair(RowFormat::kPromptCompletion, "{\"prompt\": \"who\", \"completion\": \"" + end + "\"}")}) {
+  for (const auto& [format, line] :
+       {std::pair(RowFormat::kText, "{\"text\": \"" + end + "\"}"),
+        std::pair(RowFormat::kPromptCompletion, "{\"prompt\": \"who\", \"completion\": \"" + end + "\"}")}) {
     const auto pieces = Pieces(line, format, {.max_seq_len = 16, .overlong = Overlong::kTruncate});
     ASSERT_TRUE(pieces.ok()) << pieces.status();
     const Example& example = pieces->front();
@@ -132,7 +136,8 @@ TEST_F(ExampleTest, LossCoversTheCompletion) {
   EXPECT_EQ(whole.tokens, example.tokens);
 }
 
-// T1 (docs/faults.md): "the" is one token of this vocabulary. It begins in the prompt, so only the end token was trained.
+// T1 (docs/faults.md): "the" is one token of this vocabulary. It begins in the prompt, so only the end token was
+// trained.
 TEST_F(ExampleTest, TokenThatBeginsInThePromptIsTrained) {
   const Example merged = One(R"({"prompt": "walk t", "completion": "he"})", RowFormat::kPromptCompletion);
   EXPECT_EQ(Trained(merged), "the</s>");
@@ -143,7 +148,8 @@ TEST_F(ExampleTest, TokenThatBeginsInThePromptIsTrained) {
   EXPECT_EQ(whole.tokens, merged.tokens);
   EXPECT_EQ(whole.trained, merged.trained);
   EXPECT_FALSE(whole.boundary_merged);
-  const Example all = One(R"({"prompt": "walk t", "completion": "he"})", RowFormat::kPromptCompletion, {.max_seq_len = 100, .train_on_prompt = true});
+  const Example all = One(R"({"prompt": "walk t", "completion": "he"})", RowFormat::kPromptCompletion,
+                          {.max_seq_len = 100, .train_on_prompt = true});
   EXPECT_FALSE(all.boundary_merged) << "there is no boundary";
 }
 
@@ -152,8 +158,9 @@ TEST_F(ExampleTest, TokenThatCrossesEitherEndOfAnAnswerIsTrained) {
   ASSERT_TRUE(bare.ok()) << bare.status();
   text_.chat_template = *std::move(bare);
   const auto chat = [](const char* question, const char* answer, const char* next) {
-    return std::string(R"({"messages": [{"role": "user", "content": ")") + question + R"("}, {"role": "assistant", "content": ")" + answer +
-           R"("}, {"role": "user", "content": ")" + next + R"("}]})";
+    return std::string(R"({"messages": [{"role": "user", "content": ")") + question +
+           R"("}, {"role": "assistant", "content": ")" + answer + R"("}, {"role": "user", "content": ")" + next +
+           R"("}]})";
   };
   const Example first = One(chat("walk t", "he", " so"), RowFormat::kChat);
   EXPECT_EQ(Trained(first), "the");
@@ -169,10 +176,12 @@ TEST_F(ExampleTest, BlanksOfACompletionAreTrainedWhereTheTokenizerTrimsOffsets) 
   const std::string line = R"({"prompt": "walk", "completion": "  so   far "})";
   const Example plain = One(line, RowFormat::kPromptCompletion);
   EXPECT_EQ(Trained(plain), "  so   far </s>");
-  const base::Json trimming = base::Json::parse(R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})");
+  const base::Json trimming =
+      base::Json::parse(R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})");
   for (const bool in_sequence : {false, true}) {
     ChangeTokenizer([&](base::Json& tokenizer) {
-      tokenizer["post_processor"] = in_sequence ? base::Json{{"type", "Sequence"}, {"processors", {trimming}}} : trimming;
+      tokenizer["post_processor"] =
+          in_sequence ? base::Json{{"type", "Sequence"}, {"processors", {trimming}}} : trimming;
     });
     const Example trimmed = One(line, RowFormat::kPromptCompletion);
     EXPECT_EQ(trimmed.tokens, plain.tokens);
@@ -187,7 +196,8 @@ TEST_F(ExampleTest, SpecialTokenThatSwallowsABlankOfTheCompletionIsNotTrained) {
   const Example example = One(R"({"prompt": "walk<pad>", "completion": " so"})", RowFormat::kPromptCompletion);
   EXPECT_EQ(Trained(example), "so</s>");
   EXPECT_FALSE(example.boundary_merged) << "the prompt alone has the same tokens";
-  EXPECT_EQ(Trained(One(R"({"prompt": "walk", "completion": "<pad> so"})", RowFormat::kPromptCompletion)), "<pad>so</s>");
+  EXPECT_EQ(Trained(One(R"({"prompt": "walk", "completion": "<pad> so"})", RowFormat::kPromptCompletion)),
+            "<pad>so</s>");
 }
 
 TEST_F(ExampleTest, LossCoversEveryAssistantTurn) {
@@ -217,7 +227,8 @@ TEST_F(ExampleTest, EachAnswerOfManyTurnsIsTrainedAndNoQuestion) {
   const auto turns = [](const std::string& text) {
     std::string found;
     for (std::size_t i = 0; i + 4 <= text.size(); ++i) {
-      if ((text[i] == 'a' || text[i] == 'q') && text[i + 1] == '1' && std::isdigit(static_cast<unsigned char>(text[i + 3])) != 0) {
+      if ((text[i] == 'a' || text[i] == 'q') && text[i + 1] == '1' &&
+          std::isdigit(static_cast<unsigned char>(text[i + 3])) != 0) {
         found += text.substr(i, 4);
       }
     }
@@ -225,8 +236,10 @@ TEST_F(ExampleTest, EachAnswerOfManyTurnsIsTrainedAndNoQuestion) {
   };
   const Example example = One(line, RowFormat::kChat, {.max_seq_len = 100'000});
   EXPECT_EQ(turns(Trained(example)), answers);
-  EXPECT_EQ(turns(text_.tokenizer->Decode(example.tokens, false).value_or("")).size(), 2 * all.size()) << "every turn is in the text";
-  const std::string rest = turns(Trained(One(line, RowFormat::kChat, {.max_seq_len = 100'000, .train_on_prompt = true})));
+  EXPECT_EQ(turns(text_.tokenizer->Decode(example.tokens, false).value_or("")).size(), 2 * all.size())
+      << "every turn is in the text";
+  const std::string rest =
+      turns(Trained(One(line, RowFormat::kChat, {.max_seq_len = 100'000, .train_on_prompt = true})));
   EXPECT_THAT(rest, HasSubstr("q100"));
   EXPECT_THAT(rest, ::testing::Not(HasSubstr("a100")));
   EXPECT_THAT(rest, HasSubstr("a101"));
@@ -241,7 +254,8 @@ TEST_F(ExampleTest, CancelStopsRenderingAConversation) {
   int asked = 0;
   const auto tokenize = [&](int renderings) {
     asked = 0;
-    return Tokenize(*row, RowFormat::kChat, text_, config_, {.max_seq_len = 1000}, [&asked, renderings] { return asked++ == renderings; })
+    return Tokenize(*row, RowFormat::kChat, text_, config_, {.max_seq_len = 1000},
+                    [&asked, renderings] { return asked++ == renderings; })
         .status();
   };
   // The two renderings: the whole, and the part before the last answer.
@@ -263,8 +277,9 @@ TEST_F(ExampleTest, CancelStopsRenderingAConversation) {
 
 TEST_F(ExampleTest, TrainFlagOfAMessageOverridesItsRole) {
   const auto line = [](const char* question, const char* first) {
-    return std::string(R"({"messages": [{"role": "user", "content": "a?")") + question + R"(}, {"role": "assistant", "content": "first")" +
-           first + R"(}, {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}]})";
+    return std::string(R"({"messages": [{"role": "user", "content": "a?")") + question +
+           R"(}, {"role": "assistant", "content": "first")" + first +
+           R"(}, {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}]})";
   };
   const Example without = One(line("", R"(, "train": false)"), RowFormat::kChat);
   EXPECT_THAT(Trained(without), HasSubstr("second"));
@@ -274,7 +289,8 @@ TEST_F(ExampleTest, TrainFlagOfAMessageOverridesItsRole) {
   EXPECT_THAT(with, HasSubstr("a?"));
   EXPECT_THAT(with, HasSubstr("first"));
   EXPECT_THAT(with, ::testing::Not(HasSubstr("b?")));
-  const std::string rest = Trained(One(line("", R"(, "train": false)"), RowFormat::kChat, {.max_seq_len = 1000, .train_on_prompt = true}));
+  const std::string rest =
+      Trained(One(line("", R"(, "train": false)"), RowFormat::kChat, {.max_seq_len = 1000, .train_on_prompt = true}));
   EXPECT_THAT(rest, HasSubstr("a?"));
   EXPECT_THAT(rest, ::testing::Not(HasSubstr("first")));
   EXPECT_THAT(rest, HasSubstr("second"));
@@ -286,7 +302,8 @@ TEST_F(ExampleTest, DateOfATemplateIsFixed) {
       "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {});
   ASSERT_TRUE(dated.ok()) << dated.status();
   text_.chat_template = *std::move(dated);
-  const Example example = One(R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]})", RowFormat::kChat);
+  const Example example = One(
+      R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]})", RowFormat::kChat);
   EXPECT_THAT(text_.tokenizer->Decode(example.tokens, false).value_or(""), HasSubstr("26 Jul 2024"));
 }
 
@@ -305,9 +322,10 @@ TEST_F(ExampleTest, RowThatBeginsWithTheBosHasItOnce) {
     const char *plain, *with;
     std::string wanted;
   };
-  for (const Case& c : {Case{RowFormat::kText, R"({"text": "the keeper"})", R"({"text": "<s>the keeper"})", "<s>the keeper</s>"},
-                        Case{RowFormat::kPromptCompletion, R"({"prompt": "the", "completion": " keeper"})",
-                             R"({"prompt": "<s>the", "completion": " keeper"})", "<s>the keeper</s>"}}) {
+  for (const Case& c :
+       {Case{RowFormat::kText, R"({"text": "the keeper"})", R"({"text": "<s>the keeper"})", "<s>the keeper</s>"},
+        Case{RowFormat::kPromptCompletion, R"({"prompt": "the", "completion": " keeper"})",
+             R"({"prompt": "<s>the", "completion": " keeper"})", "<s>the keeper</s>"}}) {
     const Example plain = One(c.plain, c.format), with = One(c.with, c.format);
     EXPECT_EQ(text(plain), c.wanted);
     EXPECT_EQ(with.tokens, plain.tokens);
@@ -321,7 +339,8 @@ TEST_F(ExampleTest, RowThatBeginsWithTheBosHasItOnce) {
   auto bare = text::ChatTemplate::Compile("{% for m in messages %}{{ m['content'] }}{% endfor %}", {});
   ASSERT_TRUE(bare.ok()) << bare.status();
   text_.chat_template = *std::move(bare);
-  const char chat[] = R"({"messages": [{"role": "user", "content": "the"}, {"role": "assistant", "content": " keeper"}]})";
+  const char chat[] =
+      R"({"messages": [{"role": "user", "content": "the"}, {"role": "assistant", "content": " keeper"}]})";
   EXPECT_EQ(text(One(chat, RowFormat::kChat)), "the keeper") << "the template writes special tokens";
   const Example added = One(chat, RowFormat::kChat, {.max_seq_len = 100, .add_special_tokens = true});
   EXPECT_EQ(text(added), "<s>the keeper");
@@ -336,7 +355,8 @@ TEST_F(ExampleTest, WarningNamesTheLinesOfRowsThatBeginWithTheBos) {
             "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}})");
   });
   const testing::TempDirectory directory;
-  std::ofstream(directory / "rows.jsonl") << R"({"text": "the keeper"})" << "\n" << R"({"text": "<s>the keeper of the light"})" << "\n";
+  std::ofstream(directory / "rows.jsonl") << R"({"text": "the keeper"})" << "\n"
+                                          << R"({"text": "<s>the keeper of the light"})" << "\n";
   const auto dataset = LoadDataset(directory / "rows.jsonl", RowFormat::kText, text_, config_, {.max_seq_len = 8});
   ASSERT_TRUE(dataset.ok()) << dataset.status();
   const std::vector<RowWarning> warnings = RowWarnings(*dataset, 8);
@@ -368,10 +388,12 @@ TEST_F(ExampleTest, OverlongRowIsTruncatedDroppedOrRefusedByPolicy) {
   const Example cut = One(line, RowFormat::kPromptCompletion, {.max_seq_len = limit});
   EXPECT_EQ(cut.tokens, std::vector<std::int32_t>(all.begin(), all.end() - 2));
   EXPECT_EQ(cut.trained.size(), cut.tokens.size());
-  EXPECT_THAT(*Pieces(line, RowFormat::kPromptCompletion, {.max_seq_len = limit, .overlong = Overlong::kDrop}), ElementsAre());
+  EXPECT_THAT(*Pieces(line, RowFormat::kPromptCompletion, {.max_seq_len = limit, .overlong = Overlong::kDrop}),
+              ElementsAre());
   const auto refused = Pieces(line, RowFormat::kPromptCompletion, {.max_seq_len = limit, .overlong = Overlong::kError});
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("max_seq_len is " + std::to_string(limit)));
-  EXPECT_EQ(One(line, RowFormat::kPromptCompletion, {.max_seq_len = limit + 2, .overlong = Overlong::kError}).tokens, all);
+  EXPECT_EQ(One(line, RowFormat::kPromptCompletion, {.max_seq_len = limit + 2, .overlong = Overlong::kError}).tokens,
+            all);
 }
 
 TEST_F(ExampleTest, OverlongTextFollowsThePolicy) {
@@ -404,7 +426,10 @@ TEST_F(ExampleTest, ErrorNamesTheLineOrSaysThatNothingIsTrainable) {
     std::ofstream(directory / "rows.jsonl") << text;
     return LoadDataset(directory / "rows.jsonl", RowFormat::kPromptCompletion, text_, config_, options);
   };
-  const std::string good = R"({"prompt": "a", "completion": "b"})" "\n", high = R"({"prompt": "aaaaaaaaaaaaaaaa", "completion": "b"})" "\n";
+  const std::string good = R"({"prompt": "a", "completion": "b"})"
+                           "\n",
+                    high = R"({"prompt": "aaaaaaaaaaaaaaaa", "completion": "b"})"
+                           "\n";
   const auto both = load(good + high, {.max_seq_len = 64});
   ASSERT_TRUE(both.ok()) << both.status();
   EXPECT_EQ(both->num_rows, 2);
@@ -439,9 +464,13 @@ TEST_F(ExampleTest, AcceptedLineIsReadWhateverItsLength) {
 
 TEST_F(ExampleTest, WarningsNameTheLinesOfTruncatedDroppedAndUntrainedRows) {
   const testing::TempDirectory directory;
-  const std::string row = R"({"prompt": "a", "completion": "b"})" "\n", empty = "\n";
-  const std::string high = R"({"prompt": "aaaaaaaaaaaaaaaa", "completion": "b"})" "\n";
-  const std::string wide = R"({"prompt": "a", "completion": "bbbbbbbbbbbbbbbb"})" "\n";
+  const std::string row = R"({"prompt": "a", "completion": "b"})"
+                          "\n",
+                    empty = "\n";
+  const std::string high = R"({"prompt": "aaaaaaaaaaaaaaaa", "completion": "b"})"
+                           "\n";
+  const std::string wide = R"({"prompt": "a", "completion": "bbbbbbbbbbbbbbbb"})"
+                           "\n";
   const auto load = [&](const std::string& text, Overlong overlong) {
     std::ofstream(directory / "rows.jsonl") << text;
     auto dataset = LoadDataset(directory / "rows.jsonl", RowFormat::kPromptCompletion, text_, config_,
@@ -471,7 +500,8 @@ TEST_F(ExampleTest, WarningNamesTheLinesOfRowsWithAMergedBoundary) {
   const testing::TempDirectory directory;
   std::ofstream(directory / "rows.jsonl") << R"({"prompt": "walk ", "completion": "the"})" << "\n\n"
                                           << R"({"prompt": "walk t", "completion": "he"})" << "\n";
-  const auto dataset = LoadDataset(directory / "rows.jsonl", RowFormat::kPromptCompletion, text_, config_, {.max_seq_len = 64});
+  const auto dataset =
+      LoadDataset(directory / "rows.jsonl", RowFormat::kPromptCompletion, text_, config_, {.max_seq_len = 64});
   ASSERT_TRUE(dataset.ok()) << dataset.status();
   const std::vector<RowWarning> warnings = RowWarnings(*dataset, 64);
   ASSERT_EQ(warnings.size(), 1u);
@@ -496,7 +526,8 @@ TEST_F(ExampleTest, MergedBoundaryThatIsCutOffIsNotReported) {
 
 TEST_F(ExampleTest, CancelStopsReadingAFile) {
   const testing::TempDirectory directory;
-  const std::string row = R"({"prompt": "a", "completion": "b"})" "\n";
+  const std::string row = R"({"prompt": "a", "completion": "b"})"
+                          "\n";
   std::ofstream(directory / "rows.jsonl") << row << row << row;
   int asked = 0;
   const auto load = [&](int lines) {

@@ -50,7 +50,8 @@ TEST(HoldOutTest, EachExampleIsInOnePartInTheOrderOfTheFile) {
     EXPECT_TRUE(std::is_sorted(eval.begin(), eval.end()));
     EXPECT_EQ(train.size() + eval.size(), all.examples.size());
     const std::set<std::int64_t> train_lines(train.begin(), train.end()), eval_lines(eval.begin(), eval.end());
-    for (const std::int64_t line : eval_lines) EXPECT_FALSE(train_lines.contains(line)) << "a row is in both parts: " << line;
+    for (const std::int64_t line : eval_lines)
+      EXPECT_FALSE(train_lines.contains(line)) << "a row is in both parts: " << line;
     EXPECT_EQ(static_cast<std::int64_t>(eval_lines.size()), std::max<std::int64_t>(1, std::llround(fraction * 10)));
     EXPECT_EQ(parts->train.num_tokens + parts->eval.num_tokens, all.num_tokens);
     EXPECT_EQ(parts->train.num_trained + parts->eval.num_trained, all.num_trained);
@@ -73,7 +74,8 @@ TEST(HoldOutTest, TheSameDataAndShareHoldOutTheSameRows) {
   EXPECT_LT(lines.front(), 100);
   EXPECT_GT(lines.back(), 900);
   const std::vector<std::int64_t> larger = LinesOf(more->eval);
-  EXPECT_TRUE(std::includes(larger.begin(), larger.end(), lines.begin(), lines.end())) << "a larger share has these rows too";
+  EXPECT_TRUE(std::includes(larger.begin(), larger.end(), lines.begin(), lines.end()))
+      << "a larger share has these rows too";
 }
 
 TEST(HoldOutTest, BothPartsHaveARow) {

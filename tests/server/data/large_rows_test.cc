@@ -57,9 +57,11 @@ std::int64_t AnonymousBytes() {
 }
 
 std::string Prose(std::size_t bytes) {
-  constexpr const char* kWords[] = {"the", "keeper", "of", "light", "walked", "down", "to", "harbour", "every", "morning", "before"};
+  constexpr const char* kWords[] = {"the", "keeper",  "of",    "light",   "walked", "down",
+                                    "to",  "harbour", "every", "morning", "before"};
   std::string text;
-  for (std::size_t i = 0; text.size() < bytes; ++i) text += std::string(kWords[(i * i + i / 7) % std::size(kWords)]) + " ";
+  for (std::size_t i = 0; text.size() < bytes; ++i)
+    text += std::string(kWords[(i * i + i / 7) % std::size(kWords)]) + " ";
   return text;
 }
 
@@ -115,15 +117,17 @@ TEST_F(LargeRowsTest, TokensEqualThoseOfTheWholeRow) {
   for (const std::string& text : {prose, blob + prose, prose + blob}) {
     const std::vector<std::int32_t> want = *text_.tokenizer->Encode(text, false);
     EXPECT_EQ(tokens(RowFormat::kText, TextRow(text), whole).tokens, want);
-    const std::string pair = "{\"prompt\": \"" + text.substr(0, 200'000) + "\", \"completion\": \"" + text.substr(200'000) + "\"}";
+    const std::string pair =
+        "{\"prompt\": \"" + text.substr(0, 200'000) + "\", \"completion\": \"" + text.substr(200'000) + "\"}";
     const Example example = tokens(RowFormat::kPromptCompletion, pair, whole);
     EXPECT_EQ(example.tokens, want);
     // Trained from the token that covers the first byte of the completion.
     const auto prefix = text_.tokenizer->EncodeWithSpans(text, false);
     ASSERT_TRUE(prefix.ok());
-    for (std::size_t i = 0; i < want.size(); ++i) ASSERT_EQ(example.trained[i] != 0, prefix->tokens[i].end > 200'000) << i;
-    const std::string chat =
-        R"({"messages": [{"role": "user", "content": ")" + text + R"("}, {"role": "assistant", "content": ")" + text + "\"}]}";
+    for (std::size_t i = 0; i < want.size(); ++i)
+      ASSERT_EQ(example.trained[i] != 0, prefix->tokens[i].end > 200'000) << i;
+    const std::string chat = R"({"messages": [{"role": "user", "content": ")" + text +
+                             R"("}, {"role": "assistant", "content": ")" + text + "\"}]}";
     EXPECT_EQ(tokens(RowFormat::kChat, chat, whole).tokens, *text_.tokenizer->Encode(text + text, false));
   }
 }
@@ -169,7 +173,8 @@ TEST_F(LargeRowsTest, OnlyOneCallHasATurn) {
 TEST_F(LargeRowsTest, LargeRowTakesItsMemoryFirstAndReleasesIt) {
   const std::string rows = TextRow("keeper") + TextRow(Prose(400'000));
   // 16 bytes per byte of the row, and 256 per byte of a piece of 32 KiB.
-  const std::int64_t need = 16 * static_cast<std::int64_t>(rows.size() - TextRow("keeper").size() - 1) + 256 * (32 << 10);
+  const std::int64_t need =
+      16 * static_cast<std::int64_t>(rows.size() - TextRow("keeper").size() - 1) + 256 * (32 << 10);
   const auto load = [&](std::int64_t limit, const std::string& text) {
     const auto memory = base::MemoryBudget::Make(limit);
     TokenCache cache(base::RealFileSystem(), temp_ / "tokens", kThreads, {.max_bytes = 100 * kMiB, .memory = memory});
@@ -207,8 +212,8 @@ TEST_F(LargeRowsTest, LongLineIsNotReadBeforeItsTurn) {
     most = std::max(most, AnonymousBytes());
     return ++asked == 5;
   };
-  const absl::Status stopped =
-      WriteTokenFile(base::RealFileSystem(), source, {.threads = kThreads, .cancelled = cancelled, .large_rows = &rows});
+  const absl::Status stopped = WriteTokenFile(base::RealFileSystem(), source,
+                                              {.threads = kThreads, .cancelled = cancelled, .large_rows = &rows});
   EXPECT_TRUE(absl::IsCancelled(stopped)) << stopped;
   EXPECT_EQ(asked, 5) << "the row waited";
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -227,7 +232,8 @@ TEST_F(LargeRowsTest, CachedWordsTakeTheirMemoryFirstAndReleaseIt) {
       least = std::min(least, memory->left());
       return false;
     };
-    ASSERT_TRUE(WriteTokenFile(base::RealFileSystem(), source, {.threads = 2, .cancelled = look, .memory = memory}).ok());
+    ASSERT_TRUE(
+        WriteTokenFile(base::RealFileSystem(), source, {.threads = 2, .cancelled = look, .memory = memory}).ok());
     EXPECT_EQ(limit - least, limit == 2 * kWordCacheBytes ? limit : 0);
     EXPECT_EQ(memory->left(), limit);
     if (first.empty()) first = ReadBytes(PathOf(source));

@@ -12,9 +12,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr char kQuestionAndTwo[] =
-    R"([{"role": "user", "content": "a?"}, {"role": "assistant", "content": "first"},)"
-    R"( {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}])";
+constexpr char kQuestionAndTwo[] = R"([{"role": "user", "content": "a?"}, {"role": "assistant", "content": "first"},)"
+                                   R"( {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}])";
 
 class RenderedChatTest : public ::testing::Test {
  protected:
@@ -48,18 +47,21 @@ class RenderedChatTest : public ::testing::Test {
 };
 
 constexpr char kRoles[] =
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}{% if add_generation_prompt "
+    "%}<assistant>{% endif %}";
 
 TEST_F(RenderedChatTest, AnswersEndWithTheirTurn) {
   EXPECT_EQ(Trained(kRoles), "first</assistant>|second</assistant>");
-  EXPECT_EQ(Trained(kRoles, kQuestionAndTwo, /*train_on_prompt=*/true), "<user>a?</user><assistant>first</assistant><user>b?</user>"
-                                                                         "<assistant>second</assistant>");
+  EXPECT_EQ(Trained(kRoles, kQuestionAndTwo, /*train_on_prompt=*/true),
+            "<user>a?</user><assistant>first</assistant><user>b?</user>"
+            "<assistant>second</assistant>");
 }
 
 TEST_F(RenderedChatTest, CostDoesNotGrowWithTheNumberOfTurns) {
   std::string messages = "[";
   for (int i = 0; i < 512; ++i) {
-    messages += std::string(i == 0 ? "" : ",") + R"({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})";
+    messages +=
+        std::string(i == 0 ? "" : ",") + R"({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})";
   }
   const std::string trained = Trained(kRoles, messages + "]");
   EXPECT_EQ(std::count(trained.begin(), trained.end(), '|'), 511);
@@ -75,66 +77,84 @@ TEST_F(RenderedChatTest, CancelsBetweenTwoRenderings) {
 
 // These loops read the messages, but print nothing or only blanks.
 TEST_F(RenderedChatTest, LoopsThatPrintNothingAreNotTurns) {
-  const std::string before = "{% for m in messages %}{% if m.role == 'x' %}x{% endif %} \n{% endfor %}{% for x in messages[::-1] %}{% endfor %}";
+  const std::string before =
+      "{% for m in messages %}{% if m.role == 'x' %}x{% endif %} \n{% endfor %}{% for x in messages[::-1] %}{% endfor "
+      "%}";
   EXPECT_EQ(Trained((before + kRoles).c_str()), "first</assistant>|second</assistant>");
 }
 
 TEST_F(RenderedChatTest, LoopsMayBreakContinueAndNest) {
-  EXPECT_EQ(Trained("{% for m in messages %}{% if m.content == 'b?' %}{% continue %}{% endif %}"
-                    "{% for c in m.content %}{{ c }}{% if c == 's' %}{% break %}{% endif %}{% else %}none{% endfor %};{% endfor %}",
-                    R"([{"role": "assistant", "content": "first"}, {"role": "system", "content": "b?"}, {"role": "assistant", "content": ""}])"),
-            "firs;|none;");
+  EXPECT_EQ(
+      Trained(
+          "{% for m in messages %}{% if m.content == 'b?' %}{% continue %}{% endif %}"
+          "{% for c in m.content %}{{ c }}{% if c == 's' %}{% break %}{% endif %}{% else %}none{% endfor %};{% endfor "
+          "%}",
+          R"([{"role": "assistant", "content": "first"}, {"role": "system", "content": "b?"}, {"role": "assistant", "content": ""}])"),
+      "firs;|none;");
 }
 
 TEST_F(RenderedChatTest, InNeedsNoSpaces) {
-  EXPECT_EQ(Trained("{% for (k, v)in [[1, 2]] %}{% endfor %}{% for m in(messages) %}<{{ m.role }}>{{ m.content }};{% endfor %}"
-                    "{% if add_generation_prompt %}<assistant>{% endif %}"),
-            "first;|second;");
+  EXPECT_EQ(
+      Trained(
+          "{% for (k, v)in [[1, 2]] %}{% endfor %}{% for m in(messages) %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+          "{% if add_generation_prompt %}<assistant>{% endif %}"),
+      "first;|second;");
 }
 
 // Text that ends the prompt is part of the generation prompt, wherever the template prints it.
 TEST_F(RenderedChatTest, GenerationPromptMayBePrintedInTheLoop) {
-  EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }};{% if loop.last and add_generation_prompt %}<assistant>{% endif %}"
+  EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }};{% if loop.last and add_generation_prompt "
+                    "%}<assistant>{% endif %}"
                     "{% endfor %}"),
             "first;|second;");
-  EXPECT_EQ(Trained("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}\n### Answer:\n{% else %}{{ m.content }}</s>\n{% endif %}"
+  EXPECT_EQ(Trained("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}\n### Answer:\n{% else %}{{ "
+                    "m.content }}</s>\n{% endif %}"
                     "{% endfor %}"),
             "first</s>\n|second</s>\n");
 }
 
 TEST_F(RenderedChatTest, EndTokenOfTheConversationIsNotTheGenerationPrompt) {
-  EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{{ '<assistant>' if add_generation_prompt else '<end>' }}"),
+  EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{{ '<assistant>' if "
+                    "add_generation_prompt else '<end>' }}"),
             "first;|second;<end>");
   // As above, but the first question is rendered differently once there is a second: the whole does not begin like its
   // prefixes.
-  EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '!' if m.role == 'user' and loop.last }};{% endfor %}"
-                    "{{ '<assistant>' if add_generation_prompt else '<end>' }}"),
-            "first;|second;<end>");
+  EXPECT_EQ(
+      Trained(
+          "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '!' if m.role == 'user' and loop.last }};{% endfor %}"
+          "{{ '<assistant>' if add_generation_prompt else '<end>' }}"),
+      "first;|second;<end>");
   EXPECT_EQ(asked_, 5) << "the whole, and twice each with and without the generation prompt";
 }
 
 // Llama 3.1 does so beside tools. A question that is rendered together with its answer is refused.
 TEST_F(RenderedChatTest, FirstQuestionMayBeRenderedBeforeTheLoop) {
-  EXPECT_EQ(Trained("Ask: {{ messages[0].content | trim }};{% for m in messages[1:] %}<{{ m.role }}>{{ m.content }};{% endfor %}"
-                    "{% if add_generation_prompt %}<assistant>{% endif %}"),
-            "first;|second;");
-  EXPECT_THAT(Trained("Ask: {% for m in messages %}{% if m.role == 'assistant' %}{{ messages[loop.index0 - 1].content }}{{ m.content }}"
+  EXPECT_EQ(
+      Trained(
+          "Ask: {{ messages[0].content | trim }};{% for m in messages[1:] %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+          "{% if add_generation_prompt %}<assistant>{% endif %}"),
+      "first;|second;");
+  EXPECT_THAT(Trained("Ask: {% for m in messages %}{% if m.role == 'assistant' %}{{ messages[loop.index0 - 1].content "
+                      "}}{{ m.content }}"
                       "{{ '!' if loop.last }}{% endif %}{% endfor %}"),
               HasSubstr("message 0 is not found in the rendered conversation"));
 }
 
 // Turns are not located by their words, so a template may change the contents.
 TEST_F(RenderedChatTest, ContentsMayBeChanged) {
-  EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] | trim | upper }}</s>{% endfor %}"
-                    "{% if add_generation_prompt %}<assistant>{% endif %}",
-                    R"([{"role": "user", "content": "a?"}, {"role": "assistant", "content": "<think>hm</think>\n\n first "},)"
-                    R"( {"role": "user", "content": "first"}, {"role": "assistant", "content": "</think>second"}])"),
-            "FIRST</s>|SECOND</s>");
+  EXPECT_EQ(
+      Trained(
+          "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] | trim | upper }}</s>{% endfor %}"
+          "{% if add_generation_prompt %}<assistant>{% endif %}",
+          R"([{"role": "user", "content": "a?"}, {"role": "assistant", "content": "<think>hm</think>\n\n first "},)"
+          R"( {"role": "user", "content": "first"}, {"role": "assistant", "content": "</think>second"}])"),
+      "FIRST</s>|SECOND</s>");
 }
 
 TEST_F(RenderedChatTest, MarksInTheTextAreOrdinaryText) {
   const std::string strange = "\uE0F00123456789abcdef\uE0F1t1,0;\uE0F0;g;e1;";
-  EXPECT_EQ(Trained(kRoles, R"([{"role": "user", "content": ")" + strange + R"("}, {"role": "assistant", "content": ")" + strange +
+  EXPECT_EQ(Trained(kRoles, R"([{"role": "user", "content": ")" + strange +
+                                R"("}, {"role": "assistant", "content": ")" + strange +
                                 R"("}, {"role": "user", "content": "b?"}, {"role": "assistant", "content": "t1,1;"}])"),
             strange + "</assistant>|t1,1;</assistant>");
 }
@@ -162,18 +182,23 @@ TEST_F(RenderedChatTest, TurnsThatAreNotFoundAreRefused) {
   };
   for (const Case& c : {
            // Moves the system prompt, and has no loop over messages.
-           Case{"{% for i in range(messages | length) %}{{ messages[i].content }}{{ '!' if loop.last }};{% endfor %}", "message 1 is not found"},
+           Case{"{% for i in range(messages | length) %}{{ messages[i].content }}{{ '!' if loop.last }};{% endfor %}",
+                "message 1 is not found"},
            // Both messages are in the question's turn.
-           Case{"{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{{ messages[loop.index].content }}{{ '!' if loop.last }}{% endif %}"
+           Case{"{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{{ messages[loop.index].content }}{{ "
+                "'!' if loop.last }}{% endif %}"
                 "{% endfor %}{{ messages | length }}",
                 "message 1 is not found"},
            // No answer begins with the generation prompt.
-           Case{"{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{% if add_generation_prompt %}<assistant><think>{% endif %}",
+           Case{"{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{% if add_generation_prompt "
+                "%}<assistant><think>{% endif %}",
                 "message 1 is not found in the rendered conversation: it does not begin with the generation prompt"},
            // Messages are printed twice.
-           Case{"{% for m in messages %}{{ m.content }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}", "message 0 is rendered twice"},
+           Case{"{% for m in messages %}{{ m.content }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}",
+                "message 0 is rendered twice"},
            // The questions come after the answers.
-           Case{"{% for m in messages if m.role != 'user' %}{{ m.content }}{% endfor %}{{ messages[0].content }}{{ messages[2].content }}",
+           Case{"{% for m in messages if m.role != 'user' %}{{ m.content }}{% endfor %}{{ messages[0].content }}{{ "
+                "messages[2].content }}",
                 "message 0 is not found"},
        }) {
     reason_.clear();
@@ -184,13 +209,17 @@ TEST_F(RenderedChatTest, TurnsThatAreNotFoundAreRefused) {
 
 TEST_F(RenderedChatTest, GenerationBlocksDefineTheTrainedText) {
   const char source[] =
-      "{% for m in messages %}\n<{{ m.role }}>\n{% if m.role == 'assistant' %}[{% generation %}{{ m.content }}{% endgeneration %}]"
+      "{% for m in messages %}\n<{{ m.role }}>\n{% if m.role == 'assistant' %}[{% generation %}{{ m.content }}{% "
+      "endgeneration %}]"
       "{% else %}{{ m.content }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
   EXPECT_EQ(Trained(source), "first|second");
   EXPECT_EQ(asked_, 1);
-  EXPECT_EQ(Trained(source, R"([{"role": "user", "content": "a?", "train": true}, {"role": "assistant", "content": "first", "train": false},)"
-                            R"( {"role": "assistant", "content": "second"}])"),
-            "<user>\na?|second");
+  EXPECT_EQ(
+      Trained(
+          source,
+          R"([{"role": "user", "content": "a?", "train": true}, {"role": "assistant", "content": "first", "train": false},)"
+          R"( {"role": "assistant", "content": "second"}])"),
+      "<user>\na?|second");
   // Blocks in raw text and comments are ordinary text.
   EXPECT_EQ(Trained((std::string("{# {% generation %} #}{% raw %}{% generation %}{% endraw %}") + kRoles).c_str()),
             "first</assistant>|second</assistant>");

@@ -27,10 +27,12 @@ absl::StatusOr<FileSummary> Validate(const std::string& text, std::size_t chunk_
 TEST(FileValidatorTest, CountsRowsOfEachFormatInChunksOfAnySize) {
   const std::pair<std::string, RowFormat> files[] = {
       {"{\"text\": \"a\"}\n\n{\"text\": \"\\u00e9\"}\r\n{\"text\": \"no line end\"}", RowFormat::kText},
-      {"{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"\", \"completion\": \"c\"}\n{\"prompt\": \"x\", \"completion\": \"y\"}\n",
+      {"{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"\", \"completion\": \"c\"}\n{\"prompt\": \"x\", "
+       "\"completion\": \"y\"}\n",
        RowFormat::kPromptCompletion},
       {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}\n"
-       "{\"messages\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n{\"messages\": [{\"role\": \"assistant\", \"content\": \"\"}]}\n",
+       "{\"messages\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n{\"messages\": [{\"role\": \"assistant\", "
+       "\"content\": \"\"}]}\n",
        RowFormat::kChat}};
   for (const auto& [text, format] : files) {
     for (const std::size_t chunk_bytes : {std::size_t{1}, std::size_t{3}, std::size_t{7}, text.size()}) {
@@ -57,8 +59,8 @@ TEST(AtLineTest, PrefixesTheLineNumberAndKeepsAnExistingReason) {
   const absl::Status without_reason = AtLine(7, absl::InvalidArgumentError("no \"text\""));
   EXPECT_EQ(without_reason.message(), "line 7: no \"text\"");
   EXPECT_EQ(base::Reason(without_reason), "DATASET_FORMAT");
-  const absl::Status with_reason = AtLine(
-      7, base::WithReason(absl::InvalidArgumentError("no template"), "TEMPLATE_ERROR", {{"field", "messages"}}));
+  const absl::Status with_reason =
+      AtLine(7, base::WithReason(absl::InvalidArgumentError("no template"), "TEMPLATE_ERROR", {{"field", "messages"}}));
   EXPECT_EQ(with_reason.message(), "line 7: no template");
   EXPECT_EQ(base::Reason(with_reason), "TEMPLATE_ERROR");
   EXPECT_EQ(base::ReasonMetadata(with_reason)["field"], "messages");
@@ -95,7 +97,8 @@ TEST(FileValidatorTest, RejectsFilesWithoutRowsAndOverlongLines) {
   }
   const std::string overlong = "{\"text\": \"" + std::string(kDefaultMaxLineBytes + 10, 'x') + "\"}";
   EXPECT_THAT(std::string(Validate(overlong, 4096).status().message()), HasSubstr("line 1: longer than"));
-  EXPECT_THAT(std::string(Validate(overlong + "\nbad\n", 4096, RowFormat::kText).status().message()), HasSubstr("line 2"));
+  EXPECT_THAT(std::string(Validate(overlong + "\nbad\n", 4096, RowFormat::kText).status().message()),
+              HasSubstr("line 2"));
 }
 
 TEST(FileValidatorTest, CallerSetsTheMaximumLineLength) {
@@ -114,11 +117,13 @@ TEST(RowTest, ChatNeedsATrainedMessageAndKeepsEveryField) {
   EXPECT_FALSE(ParseRow("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", RowFormat::kChat).ok());
   EXPECT_FALSE(ParseRow("{\"messages\": []}", RowFormat::kChat).ok());
   EXPECT_FALSE(ParseRow("{\"messages\": [{\"role\": \"assistant\"}]}", RowFormat::kChat).ok());
-  const auto row = ParseRow("{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 1}]}", RowFormat::kChat);
+  const auto row =
+      ParseRow("{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 1}]}", RowFormat::kChat);
   ASSERT_TRUE(row.ok());
   EXPECT_THAT(row->messages_json, HasSubstr("\"weight\":1"));
   EXPECT_TRUE(ParseRow(R"({"messages": [{"role": "user", "content": "a", "train": true}]})", RowFormat::kChat).ok());
-  EXPECT_FALSE(ParseRow(R"({"messages": [{"role": "assistant", "content": "a", "train": false}]})", RowFormat::kChat).ok());
+  EXPECT_FALSE(
+      ParseRow(R"({"messages": [{"role": "assistant", "content": "a", "train": false}]})", RowFormat::kChat).ok());
   const auto number =
       ParseRow(R"({"messages": [{"role": "assistant", "content": "a", "train": 1}]})", RowFormat::kChat);
   EXPECT_THAT(std::string(number.status().message()), HasSubstr("true or false"));

@@ -18,7 +18,8 @@ namespace {
 
 // Counts finished files, and blocks every open while `held`.
 struct Counter {
-  Counter(std::atomic<int>* made, std::atomic<bool>* held, std::atomic<bool>* waiting) : made(made), held(held), waiting(waiting) {}
+  Counter(std::atomic<int>* made, std::atomic<bool>* held, std::atomic<bool>* waiting)
+      : made(made), held(held), waiting(waiting) {}
   template <typename Work>
   auto Around(const char* operation, const std::string& path, Work work) -> decltype(work()) {
     if (std::string_view(operation) == "rename" && path.ends_with(".tokens")) ++*made;
@@ -42,7 +43,8 @@ struct Counter {
 class TokenCacheTest : public TokenSourceTest {
  protected:
   TokenCache Cache(std::int64_t max_bytes) {
-    return TokenCache(files_, temp_ / "tokens", kThreads, {.max_bytes = max_bytes, .needed = [this] { return needed_; }});
+    return TokenCache(files_, temp_ / "tokens", kThreads,
+                      {.max_bytes = max_bytes, .needed = [this] { return needed_; }});
   }
   // Makes a file of its own data set, used `age` ago.
   TokenSource Made(TokenCache& cache, const std::string& dataset, std::chrono::minutes age) {
@@ -137,7 +139,8 @@ TEST_F(TokenCacheTest, CountsUnfinishedFilesAndRemovesThoseOfKilledWriters) {
     std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now() - age);
     return path;
   };
-  const std::string left = unfinished("0123456789abcdef", std::chrono::hours(2)), live = unfinished("0123456789abcdee", {});
+  const std::string left = unfinished("0123456789abcdef", std::chrono::hours(2)),
+                    live = unfinished("0123456789abcdee", {});
   cache.Trim();
   EXPECT_FALSE(std::filesystem::exists(left)) << "its writer is dead";
   EXPECT_TRUE(std::filesystem::exists(live)) << "its writer wrote just now";
@@ -151,7 +154,8 @@ TEST_F(TokenCacheTest, CountsUnfinishedFilesAndRemovesThoseOfKilledWriters) {
 
 // T7 (docs/faults.md)
 TEST_F(TokenCacheTest, NeverHoldsTheTokensInMemory) {
-  TokenCache cache(files_, temp_ / "tokens", kThreads, {.max_bytes = kMuch, .min_free_bytes = std::numeric_limits<std::uint64_t>::max()});
+  TokenCache cache(files_, temp_ / "tokens", kThreads,
+                   {.max_bytes = kMuch, .min_free_bytes = std::numeric_limits<std::uint64_t>::max()});
   const TokenSource source = Source(RowFormat::kText, 20);
   const auto want = InMemory(source);
   ASSERT_TRUE(want.ok());

@@ -24,7 +24,8 @@ constexpr RowFormat kFormats[] = {RowFormat::kText, RowFormat::kPromptCompletion
 class TokenFileTest : public TokenSourceTest {
  protected:
   absl::StatusOr<Dataset> Load(const TokenSource& source, const base::Cancelled& cancelled = {}) {
-    return LoadTokens(base::RealFileSystem(), source, {.threads = kThreads, .window_bytes = kWindow, .verify = true, .cancelled = cancelled});
+    return LoadTokens(base::RealFileSystem(), source,
+                      {.threads = kThreads, .window_bytes = kWindow, .verify = true, .cancelled = cancelled});
   }
 };
 
@@ -89,7 +90,8 @@ TEST_F(TokenFileTest, OtherThreadsTokenizeBesideTheCaller) {
   constexpr int kTimes = 5000;
   const TokenSource source = Source(RowFormat::kText, kTimes);
   TokenizingThreads threads;
-  ASSERT_TRUE(WriteTokenFile(base::RealFileSystem(), source, {.threads = kThreads, .cancelled = threads.Cancelled()}).ok());
+  ASSERT_TRUE(
+      WriteTokenFile(base::RealFileSystem(), source, {.threads = kThreads, .cancelled = threads.Cancelled()}).ok());
   EXPECT_TRUE(threads.others_worked());
   EXPECT_LT(threads.calls(), 3 * kTimes) << "the other threads took some of the lines";
 }
@@ -175,9 +177,11 @@ TEST_F(TokenFileTest, DamagedFileIsDetectedAndRewritten) {
     const auto file = TokenFile::Open(PathOf(source), TokenKey(source));
     if (file.ok()) {
       const absl::Status tokens = (*file)->VerifyTokens({});
-      const auto differs = static_cast<std::size_t>(std::mismatch(whole.begin(), whole.end(), damaged[i].begin()).first - whole.begin());
+      const auto differs =
+          static_cast<std::size_t>(std::mismatch(whole.begin(), whole.end(), damaged[i].begin()).first - whole.begin());
       const bool is_padding = differs >= 80 + token_bytes && differs < 80 + token_bytes + padding;
-      EXPECT_EQ(tokens.code(), is_padding ? absl::StatusCode::kOk : absl::StatusCode::kDataLoss) << i << " at " << differs;
+      EXPECT_EQ(tokens.code(), is_padding ? absl::StatusCode::kOk : absl::StatusCode::kDataLoss)
+          << i << " at " << differs;
     } else {
       EXPECT_TRUE(absl::IsDataLoss(file.status()) || damaged[i].empty()) << file.status();
     }
@@ -249,7 +253,9 @@ TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
       if (++asked % 16 == 0) most = std::max(most, ::nibble::testing::AllocatedBytes() - before);
       return false;
     };
-    EXPECT_TRUE(WriteTokenFile(base::RealFileSystem(), source, {.threads = 1, .window_bytes = kWindow, .cancelled = look}).ok());
+    EXPECT_TRUE(
+        WriteTokenFile(base::RealFileSystem(), source, {.threads = 1, .window_bytes = kWindow, .cancelled = look})
+            .ok());
     return most;
   };
   const TokenSource large = repeated(40);
@@ -272,7 +278,8 @@ TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
 TEST_F(TokenFileTest, FullDiskLeavesOnlyLengthsIfNoTokensAreNeeded) {
   for (const RowFormat format : kFormats) {
     const TokenSource source = Source(format, 20);
-    WriteTokensOptions options = {.threads = kThreads, .min_free_bytes = std::numeric_limits<std::uint64_t>::max(), .window_bytes = kWindow};
+    WriteTokensOptions options = {
+        .threads = kThreads, .min_free_bytes = std::numeric_limits<std::uint64_t>::max(), .window_bytes = kWindow};
     options.without_file = WithoutFile::kError;
     EXPECT_EQ(base::Reason(LoadTokens(base::RealFileSystem(), source, options).status()), "DISK_FULL");
     options.without_file = WithoutFile::kLengthsAlone;
@@ -293,7 +300,8 @@ TEST_F(TokenFileTest, FullDiskLeavesOnlyLengthsIfNoTokensAreNeeded) {
     ExpectSame(counted->without_loss, want->without_loss);
     EXPECT_TRUE(FilesOf(source).empty());
     options.max_counted = want->examples.size() - 1;
-    EXPECT_EQ(base::Reason(LoadTokens(base::RealFileSystem(), source, options).status()), "DISK_FULL") << "too many to keep";
+    EXPECT_EQ(base::Reason(LoadTokens(base::RealFileSystem(), source, options).status()), "DISK_FULL")
+        << "too many to keep";
     // A plan asks this of the examples.
     Loader a(counted->examples, Packing::kSegmented, 40, 7), b(want->examples, Packing::kSegmented, 40, 7);
     EXPECT_EQ(a.RowsInEpoch(0), b.RowsInEpoch(0));

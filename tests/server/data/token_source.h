@@ -48,7 +48,8 @@ class TokenSourceTest : public ::testing::Test {
           all += "{\"prompt\": \"" + longer + "\", \"completion\": \" " + word + "\"}\n";
           break;
         case RowFormat::kChat:
-          all += R"({"messages": [{"role": "user", "content": ")" + word + R"("}, {"role": "assistant", "content": ")" + longer + "\"}]}\n";
+          all += R"({"messages": [{"role": "user", "content": ")" + word + R"("}, {"role": "assistant", "content": ")" +
+                 longer + "\"}]}\n";
           break;
       }
     }
@@ -68,7 +69,9 @@ class TokenSourceTest : public ::testing::Test {
   static absl::StatusOr<Dataset> InMemory(const TokenSource& source, const base::Cancelled& cancelled = {}) {
     return LoadDataset(source.data_path, source.format, source.text, source.config, source.options, cancelled);
   }
-  static std::string PathOf(const TokenSource& source) { return TokenFilePath(source.tokens_directory, TokenKey(source)); }
+  static std::string PathOf(const TokenSource& source) {
+    return TokenFilePath(source.tokens_directory, TokenKey(source));
+  }
   static std::vector<std::string> FilesOf(const TokenSource& source) {
     return base::RealFileSystem().List(source.tokens_directory).value_or(std::vector<std::string>());
   }

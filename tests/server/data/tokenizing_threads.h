@@ -9,8 +9,8 @@
 
 namespace nibble::data {
 
-// Holds the thread that calls Cancelled() in its first line until the other threads of the process have worked. Code that
-// tokenizes on threads of its own calls it on one of them. One thread.
+// Holds the thread that calls Cancelled() in its first line until the other threads of the process have worked. Code
+// that tokenizes on threads of its own calls it on one of them. One thread.
 class TokenizingThreads {
  public:
   base::Cancelled Cancelled() {

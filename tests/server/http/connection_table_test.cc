@@ -18,7 +18,9 @@ class ConnectionTableTest : public testing::Test {
  protected:
   struct Named : Connection {
     Named(ConnectionTableTest& given_test, std::string given_name, const std::string& peer)
-        : test(given_test), name(std::move(given_name)), place(test.table_.Add(*this, boost::asio::ip::make_address(peer))) {}
+        : test(given_test),
+          name(std::move(given_name)),
+          place(test.table_.Add(*this, boost::asio::ip::make_address(peer))) {}
     void Close() override {
       test.closed_.push_back(name);
       place.Release();

@@ -68,7 +68,8 @@ TEST_F(HttpServerTest, FailedProbeGivesItsReason) {
 TEST_F(HttpServerTest, AnswersOnlyGet) {
   Start();
   for (const std::string method : {"POST", "DELETE", "PUT", "OPTIONS", "TRACE"}) {
-    const RawReply refused = RawConnection(port()).Ask(method + " /metrics HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n");
+    const RawReply refused =
+        RawConnection(port()).Ask(method + " /metrics HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n");
     EXPECT_EQ(refused.status, 405) << method;
     EXPECT_THAT(refused.header, HasSubstr("Allow: GET\r\n"));
   }
@@ -123,7 +124,9 @@ TEST_F(HttpServerTest, AnswersPipelinedRequestsInOrder) {
   RawConnection connection(port());
   std::string all;
   for (int i = 0; i < 50; ++i) {
-    all += "GET /livez HTTP/1.1\r\nHost: test\r\n\r\nGET /metrics HTTP/1.1\r\nHost: test\r\n\r\nGET /readyz HTTP/1.1\r\nHost: test\r\n\r\n";
+    all +=
+        "GET /livez HTTP/1.1\r\nHost: test\r\n\r\nGET /metrics HTTP/1.1\r\nHost: test\r\n\r\nGET /readyz "
+        "HTTP/1.1\r\nHost: test\r\n\r\n";
   }
   connection.Send(all);
   for (int i = 0; i < 50; ++i) {

@@ -18,7 +18,9 @@ namespace {
 std::future<std::string> Ask(MetricsRenderer& renderer) {
   auto promise = std::make_shared<std::promise<std::string>>();
   auto text = promise->get_future();
-  if (!renderer.Ask([promise](std::shared_ptr<const std::string> got) { promise->set_value(got == nullptr ? "failed" : *got); })) {
+  if (!renderer.Ask([promise](std::shared_ptr<const std::string> got) {
+        promise->set_value(got == nullptr ? "failed" : *got);
+      })) {
     promise->set_value("refused");
   }
   return text;

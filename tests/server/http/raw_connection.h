@@ -40,7 +40,9 @@ class RawConnection {
     EXPECT_EQ(::connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   }
   // False: the server has closed the connection.
-  bool Send(std::string_view text) { return ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size()); }
+  bool Send(std::string_view text) {
+    return ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
+  }
   // Waits up to `ms` for the server to send or to close.
   bool ReadableWithin(int ms) {
     pollfd wanted{socket_, POLLIN, 0};
@@ -60,8 +62,9 @@ class RawConnection {
     }
     reply.header = Take(end + 4);
     const std::size_t length_at = reply.header.find("Content-Length: ");
-    const std::size_t length =
-        without_body || length_at == std::string::npos ? 0 : std::stoul(reply.header.substr(length_at + sizeof("Content-Length: ") - 1));
+    const std::size_t length = without_body || length_at == std::string::npos
+                                   ? 0
+                                   : std::stoul(reply.header.substr(length_at + sizeof("Content-Length: ") - 1));
     while (buffer_.size() < length) {
       if (!Fill()) return reply;
     }

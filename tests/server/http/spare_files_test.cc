@@ -31,7 +31,8 @@ class AllFiles {
   AllFiles(const AllFiles&) = delete;
   AllFiles& operator=(const AllFiles&) = delete;
   void Take() {
-    for (int file = ::open("/dev/null", O_RDONLY); file >= 0; file = ::open("/dev/null", O_RDONLY)) files_.push_back(file);
+    for (int file = ::open("/dev/null", O_RDONLY); file >= 0; file = ::open("/dev/null", O_RDONLY))
+      files_.push_back(file);
   }
   bool none_left() const {
     const int file = ::open("/dev/null", O_RDONLY);
@@ -62,7 +63,8 @@ TEST(SpareFilesTest, ReleasesOneByOneAndRefills) {
 
 TEST(SpareFilesTest, AnswersProbesWithoutAFreeDescriptor) {
   const auto ok = [] { return absl::OkStatus(); };
-  auto server = HttpServer::Start("127.0.0.1:0", {.metrics = [] { return std::string(); }, .live = ok, .ready = ok, .started = ok});
+  auto server = HttpServer::Start("127.0.0.1:0",
+                                  {.metrics = [] { return std::string(); }, .live = ok, .ready = ok, .started = ok});
   ASSERT_TRUE(server.ok()) << server.status();
   std::vector<std::unique_ptr<RawConnection>> clients;
   for (int i = 0; i < 8; ++i) clients.push_back(std::make_unique<RawConnection>());

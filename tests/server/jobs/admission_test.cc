@@ -72,8 +72,11 @@ TEST_F(AdmissionTest, PrincipalsTakeTurnsAlsoAfterARestart) {
     if (job.ok()) AwaitPlan(job->id);
     return job.ok() ? job->id : "";
   };
-  const auto position = [&](const std::string& id) { return controller_->Get(id)->progress["queue_position"].get<int>(); };
-  const std::string ann1 = submit("ann", ""), ann2 = submit("ann", ""), ann3 = submit("ann", ""), bob1 = submit("bob", "");
+  const auto position = [&](const std::string& id) {
+    return controller_->Get(id)->progress["queue_position"].get<int>();
+  };
+  const std::string ann1 = submit("ann", ""), ann2 = submit("ann", ""), ann3 = submit("ann", ""),
+                    bob1 = submit("bob", "");
   EXPECT_EQ(position(bob1), 1) << "behind ann's first job only";
   controller_->Tick();
   EXPECT_EQ(State(ann1), kPreparing);
@@ -92,7 +95,9 @@ TEST_F(AdmissionTest, LowPriorityJobRisesAsItWaits) {
     spec.run.priority = priority;
     return Submit(spec);
   };
-  const auto position = [&](const std::string& id) { return controller_->Get(id)->progress["queue_position"].get<int>(); };
+  const auto position = [&](const std::string& id) {
+    return controller_->Get(id)->progress["queue_position"].get<int>();
+  };
   const std::string low = submit(0);
   clock_.Advance(absl::Hours(2) - absl::Seconds(1));
   const std::string urgent = submit(2);
@@ -171,7 +176,8 @@ TEST_F(AdmissionTest, OneNameInTwoTenantsIsTwoOwners) {  // S2
   Kill();
   options_.max_open_per_owner = 1;
   Open();
-  const auto submit = [&](const std::string& tenant, const std::string& owner, const std::string& request, const std::string& body) {
+  const auto submit = [&](const std::string& tenant, const std::string& owner, const std::string& request,
+                          const std::string& body) {
     return controller_->Submit(Spec(), request, {.body_digest = body, .owner = owner, .tenant = tenant});
   };
   const auto red = submit("red", "ci", "r1", "body");
@@ -248,7 +254,9 @@ TEST_F(AdmissionTest, JobWarnsWhileItWaitsForMemoryOfLoadedModels) {
   Kill();
   options_.queue = {.max_running = 4, .memory_bytes = 1000};
   options_.memory = base::MemoryBudget::Make(1000);
-  options_.plan_memory = [](const JobSpec&, const base::CancelToken&) -> absl::StatusOr<PlannedMemory> { return PlannedMemory{600, ""}; };
+  options_.plan_memory = [](const JobSpec&, const base::CancelToken&) -> absl::StatusOr<PlannedMemory> {
+    return PlannedMemory{600, ""};
+  };
   Open();
   auto model = options_.memory->TryTake(500);
   const std::string job = controller_->Submit(Spec(), "")->id;
@@ -282,7 +290,9 @@ TEST_F(AdmissionTest, JobCancelledMeanwhileGetsNoWarning) {
   Kill();
   options_.queue = {.max_running = 4, .memory_bytes = 1000};
   options_.memory = base::MemoryBudget::Make(1000);
-  options_.plan_memory = [](const JobSpec&, const base::CancelToken&) -> absl::StatusOr<PlannedMemory> { return PlannedMemory{600, ""}; };
+  options_.plan_memory = [](const JobSpec&, const base::CancelToken&) -> absl::StatusOr<PlannedMemory> {
+    return PlannedMemory{600, ""};
+  };
   Open();
   auto& database = OpenOn<MeddledDatabase>();
   const auto model = options_.memory->TryTake(500);

@@ -12,8 +12,8 @@
 namespace nibble::jobs {
 namespace {
 
-using ::testing::HasSubstr;
 using nibble::testing::TempDirectory;
+using ::testing::HasSubstr;
 
 base::FileSystem& Files() { return base::RealFileSystem(); }
 void AppendText(const std::string& path, const std::string& text) {
@@ -151,7 +151,8 @@ TEST(JournalTest, ReadsEachLineOnceAndWaitsForTheRestOfATornLine) {
 TEST(JournalTest, DamagedLineIsReportedAfterTheGoodOnes) {
   TempDirectory temp;
   AppendText(temp / "journal.jsonl",
-             "{\"sequence\":1,\"time\":\"t\",\"type\":\"log\"}\n{\"sequence\":\n{\"sequence\":3,\"time\":\"t\",\"type\":\"log\"}\n");
+             "{\"sequence\":1,\"time\":\"t\",\"type\":\"log\"}\n{\"sequence\":\n{\"sequence\":3,\"time\":\"t\","
+             "\"type\":\"log\"}\n");
   JournalReader reader(temp.path());
   ASSERT_EQ(reader.ReadNew()->size(), 1u);
   const auto damaged = reader.ReadNew();
@@ -160,8 +161,9 @@ TEST(JournalTest, DamagedLineIsReportedAfterTheGoodOnes) {
 }
 
 TEST(JournalTest, RejectsMalformedLine) {
-  for (const char* text : {"", "1", "{}", R"({"sequence":0,"time":"t","type":"log"})",
-                           R"({"sequence":1,"time":"t","type":"party"})", R"({"sequence":1.5,"time":"t","type":"log"})"}) {
+  for (const char* text :
+       {"", "1", "{}", R"({"sequence":0,"time":"t","type":"log"})", R"({"sequence":1,"time":"t","type":"party"})",
+        R"({"sequence":1.5,"time":"t","type":"log"})"}) {
     EXPECT_EQ(ParseJournalLine(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }
 }
@@ -197,10 +199,12 @@ TEST(ProgressTest, FiguresFollowTheJournal) {
   base::Json progress = base::Json::object();
   progress = Feed(progress, "state", R"({"state":"RUNNING","step":0,"max_steps":4})");
   progress = Feed(progress, "eval", R"({"step":0,"eval_loss":3.0})");
-  progress = Feed(progress, "step",
-                  R"({"step":1,"loss":2.0,"lr":0.1,"grad_norm":1.0,"tokens":100,"step_ms":50,"kernel_launches":7,"peak_memory_bytes":1000})");
-  progress = Feed(progress, "step",
-                  R"({"step":2,"loss":1.5,"lr":0.2,"grad_norm":0.5,"tokens":100,"step_ms":150,"kernel_launches":7,"peak_memory_bytes":900})");
+  progress = Feed(
+      progress, "step",
+      R"({"step":1,"loss":2.0,"lr":0.1,"grad_norm":1.0,"tokens":100,"step_ms":50,"kernel_launches":7,"peak_memory_bytes":1000})");
+  progress = Feed(
+      progress, "step",
+      R"({"step":2,"loss":1.5,"lr":0.2,"grad_norm":0.5,"tokens":100,"step_ms":150,"kernel_launches":7,"peak_memory_bytes":900})");
   progress = Feed(progress, "eval", R"({"step":4,"eval_loss":2.5,"what":"int8"})");
   EXPECT_EQ(progress["step"], 2);
   EXPECT_EQ(progress["max_steps"], 4);

@@ -130,7 +130,8 @@ TEST_F(BadTrainerTest, FrozenTrainerIsKilledAfterTheTimeoutAndTheJobStillSucceed
 
 // The trainer lives and receives signals, as in a deadlock of its work, but makes no progress and ignores SIGTERM.
 TEST_F(BadTrainerTest, DeafTrainerWithoutProgressIsKilledAndTheRetryCounts) {  // R16
-  constexpr auto kTimeout = std::chrono::seconds(10), kGrace = std::chrono::seconds(1), kBusy = std::chrono::seconds(10);
+  constexpr auto kTimeout = std::chrono::seconds(10), kGrace = std::chrono::seconds(1),
+                 kBusy = std::chrono::seconds(10);
   Kill();
   options_.no_progress_timeout = absl::FromChrono(kTimeout);
   options_.no_progress_grace = absl::FromChrono(kGrace);
@@ -280,7 +281,7 @@ TEST_F(BadTrainerTest, EndedOrphansAreReapedWithAndWithoutATrainer) {  // R17
 }
 
 TEST_F(BadTrainerTest, ReapStraysLeavesATrainersStatusToPoll) {  // R17
-  Kill();  // The controller would reap the trainer as a stray.
+  Kill();                                                        // The controller would reap the trainer as a stray.
   const Subreaper subreaper;
   auto runner = MakeLocalRunner({.trainer_path = "/bin/false", .environment = {}});
   const auto trainer = runner->Start(temp_.path());

@@ -100,9 +100,10 @@ TEST_F(JobMovesTest, CancelledJobSaysWhatPauseAndPublishKeep) {
     return id;
   };
   const std::string id = cancel_at_step_3(true);
-  EXPECT_EQ(message(id), "cancelled by the user after step 3; a paused job keeps every whole step and can be resumed; "
-                         "`nibble jobs publish " + id + "/2 --name NAME` makes a model of the last checkpoint, " + id +
-                             "/2, until the job is deleted");
+  EXPECT_EQ(message(id),
+            "cancelled by the user after step 3; a paused job keeps every whole step and can be resumed; "
+            "`nibble jobs publish " +
+                id + "/2 --name NAME` makes a model of the last checkpoint, " + id + "/2, until the job is deleted");
   EXPECT_TRUE(controller_->FindCheckpoint(id + "/2").ok());
   EXPECT_EQ(message(cancel_at_step_3(false)),
             "cancelled by the user after step 3; a paused job keeps every whole step and can be resumed; the job has "

@@ -46,7 +46,8 @@ TEST_F(ControllerTest, GoodRunPublishesAModel) {
   EXPECT_EQ(job->progress["tokens"], 256);
   EXPECT_GT(job->progress["tokens_per_s"].get<double>(), 0);
   EXPECT_EQ(job->progress["eval_loss_int8"], 1.5);
-  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step step step model state:SUCCEEDED");
+  EXPECT_EQ(Story(id),
+            "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step step step model state:SUCCEEDED");
   EXPECT_EQ(Events(id)[8].body["model"], "out");
   EXPECT_EQ(Events(id)[8].body["digest"], "abc");
   EXPECT_TRUE(controller_->Events(id, 0, 100)->ended);
@@ -236,7 +237,8 @@ TEST_F(ControllerTest, KilledTrainerIsRetriedFromItsLastCheckpointAfterABackoff)
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
   EXPECT_EQ(Story(id),
-            "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step checkpoint step state:QUEUED state:PREPARING "
+            "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step checkpoint step state:QUEUED "
+            "state:PREPARING "
             "state:RUNNING step step model state:SUCCEEDED");
   const Event resumed = Events(id)[10];
   EXPECT_EQ(resumed.attempt, 2);

@@ -1,7 +1,5 @@
 // A database in a temporary directory, for its tests.
 #pragma once
-#include "server/jobs/database.h"
-
 #include <gtest/gtest.h>
 #include <soci/soci.h>
 #include <soci/sqlite3/soci-sqlite3.h>
@@ -12,6 +10,7 @@
 
 #include "server/base/error.h"
 #include "server/base/files.h"
+#include "server/jobs/database.h"
 #include "server/jobs/database_backup.h"
 #include "server/jobs/database_schema.h"
 #include "server/jobs/job_query.h"
@@ -52,9 +51,12 @@ class DatabaseTest : public ::testing::Test {
     Reopen();
   }
   // A job's row in version 1; later columns have their defaults.
-  static std::string OldJob(const std::string& id, const std::string& spec = R"({"base_model":"b","train_dataset":"t"})") {
-    return "INSERT INTO jobs (id, state, attempt, retries, spec, error, progress, output_digest, published, last_sequence, created_us, "
-           "started_us, ended_us) VALUES ('" + id + "', 'QUEUED', 0, 0, '" + spec + "', '', '{}', '', 0, 0, 5, 0, 0)";
+  static std::string OldJob(const std::string& id,
+                            const std::string& spec = R"({"base_model":"b","train_dataset":"t"})") {
+    return "INSERT INTO jobs (id, state, attempt, retries, spec, error, progress, output_digest, published, "
+           "last_sequence, created_us, "
+           "started_us, ended_us) VALUES ('" +
+           id + "', 'QUEUED', 0, 0, '" + spec + "', '', '{}', '', 0, 0, 5, 0, 0)";
   }
   static std::string OldRequest(const std::string& key, const std::string& job) {
     std::string quoted = "''";

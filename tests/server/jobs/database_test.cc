@@ -13,9 +13,9 @@
 #include "server/jobs/database_backup.h"
 #include "server/jobs/database_schema.h"
 #include "server/jobs/job_query.h"
+#include "tests/server/jobs/database_fixture.h"
 #include "tests/server/store/faulty_files.h"
 #include "tests/support/temp_directory.h"
-#include "tests/server/jobs/database_fixture.h"
 
 namespace nibble::jobs {
 namespace {
@@ -37,7 +37,7 @@ TEST_F(DatabaseTest, JobSurvivesAReopen) {
 
 TEST_F(DatabaseTest, FilesAreClosedToOtherUsers) {  // C12
   const auto mode = [this](const std::string& suffix) {
-    struct stat info {};
+    struct stat info{};
     EXPECT_EQ(::stat((path_ + suffix).c_str(), &info), 0) << suffix;
     return info.st_mode & 0777;
   };
@@ -127,8 +127,10 @@ TEST_F(DatabaseTest, ListIsNewestFirstInPagesAndByState) {
 TEST_F(DatabaseTest, ListAllAndListUnpublishedReturnEveryJob) {
   ASSERT_TRUE(Insert("job-1").ok());
   const std::string columns =
-      "state, attempt, retries, spec, error, progress, output_digest, published, last_sequence, created_us, started_us, ended_us";
-  Execute("INSERT INTO jobs (id, " + columns + ") WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10001) " +
+      "state, attempt, retries, spec, error, progress, output_digest, published, last_sequence, created_us, "
+      "started_us, ended_us";
+  Execute("INSERT INTO jobs (id, " + columns +
+          ") WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10001) " +
           "SELECT 'more-' || i, " + columns + " FROM jobs, n WHERE id = 'job-1'");
   const auto all = database_->ListAll({JobState::kQueued, JobState::kRunning});
   ASSERT_TRUE(all.ok()) << all.status();
@@ -192,10 +194,13 @@ TEST_F(DatabaseTest, ListsCombineTenantStatesBaseAndLabels) {
 TEST_F(DatabaseTest, PageThatFindsNothingEndsAfterABoundedNumberOfJobs) {
   ASSERT_TRUE(Insert("job-1").ok());
   const std::string columns =
-      "state, attempt, retries, error, progress, output_digest, published, last_sequence, created_us, started_us, ended_us";
-  Execute("INSERT INTO jobs (id, spec, base_model, " + columns + ") "
+      "state, attempt, retries, error, progress, output_digest, published, last_sequence, created_us, started_us, "
+      "ended_us";
+  Execute("INSERT INTO jobs (id, spec, base_model, " + columns +
+          ") "
           "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 25000) "
-          "SELECT 'more-' || i, 'no spec', 'b', " + columns + " FROM jobs, n WHERE id = 'job-1'");
+          "SELECT 'more-' || i, 'no spec', 'b', " +
+          columns + " FROM jobs, n WHERE id = 'job-1'");
   int pages = 1;
   JobQuery query{.states = {JobState::kSucceeded, JobState::kQueued}, .base_model = "b"};
   query.labels["no"] = "such";
@@ -213,7 +218,8 @@ TEST_F(DatabaseTest, PageThatFindsNothingEndsAfterABoundedNumberOfJobs) {
 }
 
 TEST_F(DatabaseTest, EveryListWalksAnIndexAndSortsNothing) {
-  const std::vector<JobState> live = {JobState::kPreparing, JobState::kRunning, JobState::kPausing, JobState::kCancelling};
+  const std::vector<JobState> live = {JobState::kPreparing, JobState::kRunning, JobState::kPausing,
+                                      JobState::kCancelling};
   const std::vector<std::pair<JobQuery, std::string>> cases = {
       {{}, "SEARCH jobs USING INTEGER PRIMARY KEY"},
       {{.tenant = "red"}, "jobs_by_tenant "},
@@ -275,7 +281,8 @@ TEST_F(DatabaseTest, FailedTransitionLeavesNoTrace) {
 
 TEST_F(DatabaseTest, EveryCallTurnsSqlErrorsIntoStatus) {
   ASSERT_TRUE(Insert("job-1").ok());
-  for (const char* table : {"events", "attempts", "idempotency", "jobs", "job_counts"}) Execute(std::string("DROP TABLE ") + table);
+  for (const char* table : {"events", "attempts", "idempotency", "jobs", "job_counts"})
+    Execute(std::string("DROP TABLE ") + table);
   EXPECT_FALSE(Insert("job-2", "r").ok());
   EXPECT_FALSE(database_->FindRequest("r", "d").ok());
   EXPECT_FALSE(database_->ForgetRequests(absl::Now()).ok());

@@ -1,5 +1,3 @@
-#include "server/jobs/database.h"
-
 #include <gtest/gtest.h>
 #include <soci/soci.h>
 #include <soci/sqlite3/soci-sqlite3.h>
@@ -10,12 +8,13 @@
 
 #include "server/base/error.h"
 #include "server/base/files.h"
+#include "server/jobs/database.h"
 #include "server/jobs/database_backup.h"
 #include "server/jobs/database_schema.h"
 #include "server/jobs/job_query.h"
+#include "tests/server/jobs/database_fixture.h"
 #include "tests/server/store/faulty_files.h"
 #include "tests/support/temp_directory.h"
-#include "tests/server/jobs/database_fixture.h"
 
 namespace nibble::jobs {
 namespace {
@@ -25,7 +24,8 @@ TEST_F(DatabaseTest, ThinningKeepsSomeStepsOfAFinalJobAndAllOtherEvents) {
   AddSteps("long", 1000);
   AddSteps("short", 9);
   AddSteps("running", 1000);
-  ASSERT_TRUE(database_->Append("long", {{1, 1001, absl::FromUnixMicros(3), "eval", base::Json::object()}}, nullptr).ok());
+  ASSERT_TRUE(
+      database_->Append("long", {{1, 1001, absl::FromUnixMicros(3), "eval", base::Json::object()}}, nullptr).ok());
   for (const char* id : {"long", "short"}) Cancel(id);
   const auto sequences = [&](const char* type) {
     const auto events = database_->Events("long", 0, 10'000);
@@ -139,8 +139,10 @@ TEST_F(DatabaseTest, PlannedDiskBytesAreKeptAndEarlierJobsHaveNone) {  // T10
 }
 
 TEST_F(DatabaseTest, FiltersFindJobsOfEarlierVersions) {
-  OpenAsOf(5, {OldJob("old", R"({"base_model":"llama","train_dataset":"t","run":{"priority":7},"labels":{"team":"a","x":"y"}})"),
-               OldJob("plain"), OldJob("damaged", "{")});
+  OpenAsOf(5,
+           {OldJob("old",
+                   R"({"base_model":"llama","train_dataset":"t","run":{"priority":7},"labels":{"team":"a","x":"y"}})"),
+            OldJob("plain"), OldJob("damaged", "{")});
   EXPECT_EQ(Names({.base_model = "llama"}), "old");
   EXPECT_EQ(Names({.labels = {{"team", "a"}, {"x", "y"}}}), "old");
   EXPECT_EQ(Names({.base_model = "b"}), "plain");
@@ -156,7 +158,8 @@ TEST_F(DatabaseTest, RequestsArePerTenantFromVersionFour) {
                "UPDATE jobs SET owner = 'ci', tenant = 'red' WHERE id = 'of-red'",
                "UPDATE jobs SET owner = 'ann' WHERE id = 'of-no-tenant'", OldRequest("ci\nr2", "gone"),
                OldRequest("r2", "gone-of-nobody")});
-  for (const auto& [id, key] : {std::pair("of-red", "\nred\nci\nr1"), std::pair("of-no-tenant", "ann\nr1"), std::pair("of-nobody", "r1")}) {
+  for (const auto& [id, key] :
+       {std::pair("of-red", "\nred\nci\nr1"), std::pair("of-no-tenant", "ann\nr1"), std::pair("of-nobody", "r1")}) {
     const auto job = database_->FindRequest(key, "d");
     ASSERT_TRUE(job.ok()) << job.status();
     ASSERT_TRUE(job->has_value()) << id;

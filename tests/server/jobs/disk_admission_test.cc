@@ -88,11 +88,13 @@ class DiskAdmissionTest : public ControllerFixture {
   // Adds a cached base of `mib` MiB, last used `age` ago.
   std::string AddBase(const std::string& key, std::int64_t mib, absl::Duration age) {
     store::BaseCache cache(base::RealFileSystem(), state_->paths.bases(), {.max_bytes = std::uint64_t{1} << 40});
-    auto made = store::PendingDirectory::Create(base::RealFileSystem(), cache.Path(key), base::TemporaryName(temp_ / "attempt"));
+    auto made = store::PendingDirectory::Create(base::RealFileSystem(), cache.Path(key),
+                                                base::TemporaryName(temp_ / "attempt"));
     EXPECT_TRUE(made.ok()) << made.status();
     WriteMiB(made->path() + "/weights", mib);
     EXPECT_TRUE(cache.Add(key, *std::move(made)).ok());
-    std::filesystem::last_write_time(cache.Path(key), std::filesystem::file_time_type::clock::now() - absl::ToChronoSeconds(age));
+    std::filesystem::last_write_time(cache.Path(key),
+                                     std::filesystem::file_time_type::clock::now() - absl::ToChronoSeconds(age));
     return cache.Path(key);
   }
 
@@ -108,7 +110,8 @@ TEST_F(DiskAdmissionTest, SecondJobWaitsUntilTheFirstHasEnded) {
   ASSERT_EQ(Warnings(second).size(), 1u) << "it warns once";
   EXPECT_THAT(Warnings(second)[0], HasSubstr("WAITING_FOR_DISK"));
   EXPECT_THAT(Warnings(second)[0], HasSubstr("up to 16777216 bytes"));
-  EXPECT_THAT(Warnings(second)[0], ContainsRegex("4[0-9]{6} bytes may be written")) << "4 MiB and the files of the first attempt";
+  EXPECT_THAT(Warnings(second)[0], ContainsRegex("4[0-9]{6} bytes may be written"))
+      << "4 MiB and the files of the first attempt";
   EXPECT_TRUE(Warnings(first).empty());
 
   KillAndReopen();

@@ -15,19 +15,47 @@ namespace {
 using base::Json;
 
 const std::vector<EventBody>& All() {
-  static const std::vector<EventBody>& all = *new std::vector<EventBody>{
-      StateEvent{.state = "RUNNING", .from = "PREPARING", .reason = "R", .message = "m", .step = 3, .max_steps = 9,
-                 .resumed_step = 3, .retry_in_s = 1.5, .runtime = Runtime{.binary = "b", .isa = "avx2", .threads = 2}},
-      StepEvent{.step = 1, .max_steps = 9, .loss = 2.5, .lr = 1e-4, .grad_norm = 0.5, .epoch = 1, .epochs_done = 0.25,
-                .tokens = 100, .trainable_tokens = 90, .tokens_per_s = 12.5, .step_ms = 8, .kernel_launches = 40,
-                .peak_memory_bytes = 1 << 30, .launches = {{"matmul_nf4", 7}}},
-      EvalEvent{.step = 2, .eval_loss = 1.25, .best = true, .tokens = 50, .duration_ms = 3.5, .peak_memory_bytes = 9,
-                .what = "int8", .launches = {{"matmul_int8", 3}}},
-      CheckpointEvent{.step = 4, .directory = "checkpoints/4", .bytes = 1000, .duration_ms = 2.5, .digest = "d",
-                      .metrics = {{"loss", 0.5}}},
-      ModelEvent{.model = "tuned", .format = "lora", .digest = "d", .bytes = 77},
-      WarningEvent{.reason = "ROWS_TRUNCATED", .message = "2 of 9 rows", .row_ids = {4, 9}},
-      LogEvent{.message = "resumed", .launches = {{"rms_norm", 1}}}};
+  static const std::vector<EventBody>& all =
+      *new std::vector<EventBody>{StateEvent{.state = "RUNNING",
+                                             .from = "PREPARING",
+                                             .reason = "R",
+                                             .message = "m",
+                                             .step = 3,
+                                             .max_steps = 9,
+                                             .resumed_step = 3,
+                                             .retry_in_s = 1.5,
+                                             .runtime = Runtime{.binary = "b", .isa = "avx2", .threads = 2}},
+                                  StepEvent{.step = 1,
+                                            .max_steps = 9,
+                                            .loss = 2.5,
+                                            .lr = 1e-4,
+                                            .grad_norm = 0.5,
+                                            .epoch = 1,
+                                            .epochs_done = 0.25,
+                                            .tokens = 100,
+                                            .trainable_tokens = 90,
+                                            .tokens_per_s = 12.5,
+                                            .step_ms = 8,
+                                            .kernel_launches = 40,
+                                            .peak_memory_bytes = 1 << 30,
+                                            .launches = {{"matmul_nf4", 7}}},
+                                  EvalEvent{.step = 2,
+                                            .eval_loss = 1.25,
+                                            .best = true,
+                                            .tokens = 50,
+                                            .duration_ms = 3.5,
+                                            .peak_memory_bytes = 9,
+                                            .what = "int8",
+                                            .launches = {{"matmul_int8", 3}}},
+                                  CheckpointEvent{.step = 4,
+                                                  .directory = "checkpoints/4",
+                                                  .bytes = 1000,
+                                                  .duration_ms = 2.5,
+                                                  .digest = "d",
+                                                  .metrics = {{"loss", 0.5}}},
+                                  ModelEvent{.model = "tuned", .format = "lora", .digest = "d", .bytes = 77},
+                                  WarningEvent{.reason = "ROWS_TRUNCATED", .message = "2 of 9 rows", .row_ids = {4, 9}},
+                                  LogEvent{.message = "resumed", .launches = {{"rms_norm", 1}}}};
   return all;
 }
 
@@ -45,10 +73,11 @@ TEST(EventTest, EveryKindSurvivesAJsonRoundTrip) {
 
 // The names that journals and databases of earlier versions have.
 TEST(EventTest, StepHasTheNamesOfTheJournal) {
-  EXPECT_EQ(base::Dump(Encode(All()[1])),
-            R"({"step":1,"max_steps":9,"loss":2.5,"lr":0.0001,"grad_norm":0.5,"epoch":1.0,"epochs_done":0.25,"tokens":100,)"
-            R"("trainable_tokens":90,"tokens_per_s":12.5,"step_ms":8.0,"kernel_launches":40,"peak_memory_bytes":1073741824,)"
-            R"("launches":{"matmul_nf4":7}})");
+  EXPECT_EQ(
+      base::Dump(Encode(All()[1])),
+      R"({"step":1,"max_steps":9,"loss":2.5,"lr":0.0001,"grad_norm":0.5,"epoch":1.0,"epochs_done":0.25,"tokens":100,)"
+      R"("trainable_tokens":90,"tokens_per_s":12.5,"step_ms":8.0,"kernel_launches":40,"peak_memory_bytes":1073741824,)"
+      R"("launches":{"matmul_nf4":7}})");
 }
 
 TEST(EventTest, UnsetFieldsAreAbsent) {

@@ -14,8 +14,8 @@
 
 namespace nibble::jobs {
 
-// The machine on which trainers run: it outlives controllers and runners, as real processes do. The test plays the trainers.
-// Thread-safe.
+// The machine on which trainers run: it outlives controllers and runners, as real processes do. The test plays the
+// trainers. Thread-safe.
 class FakeMachine {
  public:
   struct Trainer {

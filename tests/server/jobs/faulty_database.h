@@ -35,7 +35,9 @@ class FaultyDatabase : public Database {
   absl::StatusOr<std::vector<QueuedJob>> Queue() override { return real_->Queue(); }
   absl::StatusOr<std::set<std::string>> Ids() override { return real_->Ids(); }
   absl::StatusOr<LogEnd> EndOfLog(const std::string& id) override { return real_->EndOfLog(id); }
-  absl::StatusOr<std::vector<StoredJob>> ListAll(const std::vector<JobState>& states) override { return real_->ListAll(states); }
+  absl::StatusOr<std::vector<StoredJob>> ListAll(const std::vector<JobState>& states) override {
+    return real_->ListAll(states);
+  }
   absl::StatusOr<std::vector<StoredJob>> ListUnpublished() override { return real_->ListUnpublished(); }
   absl::StatusOr<std::int64_t> Count(JobState state) override { return real_->Count(state); }
   absl::StatusOr<std::int64_t> CountOpen(const std::string& owner, const std::string& tenant) override {
@@ -46,7 +48,9 @@ class FaultyDatabase : public Database {
     return Write<absl::Status>([&] { return real_->Delete(id, etag); });
   }
   absl::StatusOr<bool> CollectEvents(std::int64_t limit) override { return real_->CollectEvents(limit); }
-  absl::StatusOr<bool> ThinSteps(std::int64_t keep, std::int64_t limit) override { return real_->ThinSteps(keep, limit); }
+  absl::StatusOr<bool> ThinSteps(std::int64_t keep, std::int64_t limit) override {
+    return real_->ThinSteps(keep, limit);
+  }
   absl::StatusOr<std::vector<std::string>> EndedBefore(absl::Time before, std::int64_t limit) override {
     return real_->EndedBefore(before, limit);
   }

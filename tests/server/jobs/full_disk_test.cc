@@ -74,7 +74,9 @@ class FullDiskTest : public ::testing::Test {
     job.created = absl::FromUnixMicros(5);
     return database_->Insert(job, request_id, "d", Event("state")).status();
   }
-  static NewEvent Event(const std::string& type) { return {0, std::nullopt, absl::FromUnixMicros(1), type, base::Json::object()}; }
+  static NewEvent Event(const std::string& type) {
+    return {0, std::nullopt, absl::FromUnixMicros(1), type, base::Json::object()};
+  }
   absl::StatusOr<bool> Move(const std::string& id, JobState from, JobState to, std::int64_t attempt = 0) {
     Transition t;
     t.job_id = id;
@@ -158,7 +160,7 @@ TEST_F(FullDiskTest, ServerOnAFullDiskStartsReadsAndCancels) {  // R8, R1
   EXPECT_GE((*state)->reserve->bytes(), store::kReserveBytes / 8 * 7) << "most of it is for cancels";
   const auto database = Database::Open((*state)->paths.database(), [&] { return (*state)->reserve->Release(); });
   ASSERT_TRUE(database.ok()) << database.status();
-  Fill();  // other programs take space too
+  Fill();                                                       // other programs take space too
   base::FakeClock clock(absl::FromUnixSeconds(1'700'000'000));  // the request ids are older than a day
   FakeMachine machine(clock);
   FakeRunner runner(machine);

@@ -231,7 +231,8 @@ TEST_F(HashingTest, RestartVerifiesTheOutputAgain) {
 // Refuses transitions, as on a full disk.
 class RefusingDatabase : public FaultyDatabase {
  public:
-  explicit RefusingDatabase(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
+  explicit RefusingDatabase(std::unique_ptr<Database> real)
+      : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
   bool refuses = false;
   absl::StatusOr<bool> Apply(const Transition& transition) override {
     return refuses ? absl::UnavailableError("injected") : FaultyDatabase::Apply(transition);

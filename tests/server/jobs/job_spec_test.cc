@@ -36,19 +36,30 @@ TEST(JobSpecTest, EachBadFieldIsNamed) {
       {"eval_fraction", [](JobSpec& s) { s.eval_fraction = 0.0; }},
       {"eval_fraction", [](JobSpec& s) { s.eval_fraction = 0.51; }},
       {"eval_fraction", [nan](JobSpec& s) { s.eval_fraction = nan; }},
-      {"eval_fraction", [](JobSpec& s) { s.eval_fraction = 0.1; s.eval_dataset = "e"; }},
+      {"eval_fraction",
+       [](JobSpec& s) {
+         s.eval_fraction = 0.1;
+         s.eval_dataset = "e";
+       }},
       {"output_model", [](JobSpec& s) { s.output_model = "-x"; }},
       {"device", [](JobSpec& s) { s.device = "gpu"; }},
       {"device", [](JobSpec& s) { s.device = "cuda:"; }},
       {"device", [](JobSpec& s) { s.device = "cuda:x"; }},
       {"method", [](JobSpec& s) { s.method = "magic"; }},
       {"display_name", [](JobSpec& s) { s.display_name = std::string(257, 'x'); }},
-      {"labels", [](JobSpec& s) { for (int i = 0; i < 17; ++i) s.labels[std::to_string(i)] = "v"; }},
+      {"labels",
+       [](JobSpec& s) {
+         for (int i = 0; i < 17; ++i) s.labels[std::to_string(i)] = "v";
+       }},
       {"data.format", [](JobSpec& s) { s.data.format = "parquet"; }},
       {"data.max_seq_len", [](JobSpec& s) { s.data.max_seq_len = 1; }},
       {"data.packing", [](JobSpec& s) { s.data.packing = "naive"; }},
       {"data.overlong", [](JobSpec& s) { s.data.overlong = "wrap"; }},
-      {"data.overlong", [](JobSpec& s) { s.data.overlong = "split"; s.data.format = "chat"; }},
+      {"data.overlong",
+       [](JobSpec& s) {
+         s.data.overlong = "split";
+         s.data.format = "chat";
+       }},
       {"data.shuffle_seed", [](JobSpec& s) { s.data.shuffle_seed = -1; }},
       {"qlora.r", [](JobSpec& s) { s.qlora.r = 0; }},
       {"qlora.r", [](JobSpec& s) { s.qlora.r = -8; }},
@@ -69,17 +80,29 @@ TEST(JobSpecTest, EachBadFieldIsNamed) {
       {"optim.weight_decay", [](JobSpec& s) { s.optim.weight_decay = -1; }},
       {"optim.max_grad_norm", [](JobSpec& s) { s.optim.max_grad_norm = -1; }},
       {"optim.schedule", [](JobSpec& s) { s.optim.schedule = "step"; }},
-      {"optim.warmup_ratio", [](JobSpec& s) { s.optim.warmup_ratio = 0.1; s.optim.warmup_steps = 1; }},
+      {"optim.warmup_ratio",
+       [](JobSpec& s) {
+         s.optim.warmup_ratio = 0.1;
+         s.optim.warmup_steps = 1;
+       }},
       {"optim.warmup_ratio", [](JobSpec& s) { s.optim.warmup_ratio = 1.5; }},
       {"optim.warmup_steps", [](JobSpec& s) { s.optim.warmup_steps = -1; }},
       {"optim.min_lr_ratio", [](JobSpec& s) { s.optim.min_lr_ratio = 2; }},
-      {"run.epochs", [](JobSpec& s) { s.run.epochs = 1; s.run.max_steps = 1; }},
+      {"run.epochs",
+       [](JobSpec& s) {
+         s.run.epochs = 1;
+         s.run.max_steps = 1;
+       }},
       {"run.epochs", [](JobSpec& s) { s.run.epochs = 0; }},
       {"run.max_steps", [](JobSpec& s) { s.run.max_steps = 0; }},
       {"run.micro_batch", [](JobSpec& s) { s.run.micro_batch = 0; }},
       {"run.grad_accum", [](JobSpec& s) { s.run.grad_accum = 0; }},
       {"run.eval_every", [](JobSpec& s) { s.run.eval_every = 5; }},
-      {"run.eval_every", [](JobSpec& s) { s.run.eval_every = -1; s.eval_dataset = "e"; }},
+      {"run.eval_every",
+       [](JobSpec& s) {
+         s.run.eval_every = -1;
+         s.eval_dataset = "e";
+       }},
       {"run.save_every", [](JobSpec& s) { s.run.save_every = -1; }},
       {"run.keep_last", [](JobSpec& s) { s.run.keep_last = 0; }},
       {"run.seed", [](JobSpec& s) { s.run.seed = -1; }},
@@ -147,7 +170,10 @@ TEST(JobSpecTest, EachBadBitNetFieldIsNamed) {
     spec.bitnet_qat = parsed->bitnet_qat;
     return base::ReasonMetadata(Validate(spec))["field"];
   };
-  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"preset":"bitnet-2b4t","act_bits":16,"ste":"clipped","scale_grad":true,"init":"random"}})"), "");
+  EXPECT_EQ(
+      bad_field(
+          R"({"bitnet_qat":{"preset":"bitnet-2b4t","act_bits":16,"ste":"clipped","scale_grad":true,"init":"random"}})"),
+      "");
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"preset":"tips"}})"), "bitnet_qat.preset");
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"act_scale":"per_row"}})"), "bitnet_qat.act_scale");
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"act_bits":5}})"), "bitnet_qat.act_bits");
@@ -161,8 +187,13 @@ TEST(JobSpecTest, EachBadBitNetFieldIsNamed) {
 TEST(JobSpecTest, BitNetSpecSurvivesAJsonRoundTrip) {
   JobSpec spec = Good();
   spec.method = kMethodBitNetQat;
-  spec.bitnet_qat = {.preset = "bitnet-tips", .act_scale = "per_tensor", .act_bits = 4, .ste = "round_only", .scale_grad = true,
-                     .init = "random", .compute_dtype = "fp32"};
+  spec.bitnet_qat = {.preset = "bitnet-tips",
+                     .act_scale = "per_tensor",
+                     .act_bits = 4,
+                     .ste = "round_only",
+                     .scale_grad = true,
+                     .init = "random",
+                     .compute_dtype = "fp32"};
   const auto back = ParseJobSpec(ToJson(spec));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(base::Dump(ToJson(*back)), base::Dump(ToJson(spec)));
@@ -175,15 +206,42 @@ TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
   spec.output_model = "out";
   spec.eval_dataset = "eval";
   spec.device = "cuda:1";
-  spec.data = {.format = "chat", .max_seq_len = 1024, .packing = "none", .overlong = "drop", .train_on_prompt = true,
-               .shuffle_seed = 7, .add_special_tokens = false};
-  spec.qlora = {.r = 8, .alpha = 12.5, .dropout = 0.05, .target_modules = {"q_proj", "v_proj"}, .use_rslora = true,
-                .double_quant = false, .compute_dtype = "fp32", .seed = 99};
-  spec.optim = {.lr = 1e-3, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1, .max_grad_norm = 0.5,
-                .schedule = "linear", .warmup_steps = 10, .warmup_ratio = std::nullopt, .min_lr_ratio = 0.1};
-  spec.run = {.max_steps = 100, .epochs = std::nullopt, .micro_batch = 2, .grad_accum = 3,
-              .activation_checkpointing = true, .eval_every = 10, .save_every = 20, .keep_last = 4, .seed = 5,
-              .priority = -1, .allow_inexact_resume = false};
+  spec.data = {.format = "chat",
+               .max_seq_len = 1024,
+               .packing = "none",
+               .overlong = "drop",
+               .train_on_prompt = true,
+               .shuffle_seed = 7,
+               .add_special_tokens = false};
+  spec.qlora = {.r = 8,
+                .alpha = 12.5,
+                .dropout = 0.05,
+                .target_modules = {"q_proj", "v_proj"},
+                .use_rslora = true,
+                .double_quant = false,
+                .compute_dtype = "fp32",
+                .seed = 99};
+  spec.optim = {.lr = 1e-3,
+                .beta1 = 0.8,
+                .beta2 = 0.95,
+                .eps = 1e-6,
+                .weight_decay = 0.1,
+                .max_grad_norm = 0.5,
+                .schedule = "linear",
+                .warmup_steps = 10,
+                .warmup_ratio = std::nullopt,
+                .min_lr_ratio = 0.1};
+  spec.run = {.max_steps = 100,
+              .epochs = std::nullopt,
+              .micro_batch = 2,
+              .grad_accum = 3,
+              .activation_checkpointing = true,
+              .eval_every = 10,
+              .save_every = 20,
+              .keep_last = 4,
+              .seed = 5,
+              .priority = -1,
+              .allow_inexact_resume = false};
   spec.labels = {{"team", "x"}};
   const auto back = ParseJobSpec(ToJson(spec));
   ASSERT_TRUE(back.ok()) << back.status();

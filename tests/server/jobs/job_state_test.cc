@@ -89,8 +89,9 @@ TEST(PolicyTest, PrincipalsTakeTurnsWithinAPriority) {
   const auto job = [](const char* id, std::int64_t number, const char* owner, std::int64_t priority = 0) {
     return QueuedJob{.id = id, .priority = priority, .submitted = number, .not_before = {}, .owner = owner};
   };
-  const std::vector<QueuedJob> queue = {job("a1", 1, "ann"), job("a2", 2, "ann"),     job("a3", 3, "ann"), job("b1", 4, "bob"),
-                                        job("c1", 5, "cid"), job("b2", 6, "bob"), job("urgent", 7, "ann", 1)};
+  const std::vector<QueuedJob> queue = {job("a1", 1, "ann"),       job("a2", 2, "ann"), job("a3", 3, "ann"),
+                                        job("b1", 4, "bob"),       job("c1", 5, "cid"), job("b2", 6, "bob"),
+                                        job("urgent", 7, "ann", 1)};
   EXPECT_EQ(IdsOf(Order(queue)), std::vector<std::string>({"urgent", "a1", "b1", "c1", "a2", "b2", "a3"}));
 
   std::vector<QueuedJob> started = queue;
@@ -104,13 +105,15 @@ TEST(PolicyTest, PrincipalsTakeTurnsWithinAPriority) {
   std::vector<QueuedJob> tenants = {job("red1", 1, "ann"), job("red2", 2, "ann"), job("blue1", 3, "ann")};
   tenants[0].tenant = tenants[1].tenant = "red";
   tenants[2].tenant = "blue";
-  EXPECT_EQ(IdsOf(Order(tenants)), std::vector<std::string>({"red1", "blue1", "red2"})) << "one name in two tenants is two principals";
+  EXPECT_EQ(IdsOf(Order(tenants)), std::vector<std::string>({"red1", "blue1", "red2"}))
+      << "one name in two tenants is two principals";
 }
 
 TEST(PolicyTest, WaitingRaisesThePriority) {
   const absl::Time now = absl::FromUnixSeconds(100'000);
   const auto job = [&](const char* id, std::int64_t priority, absl::Duration waited, const char* owner = "") {
-    return QueuedJob{.id = id, .priority = priority, .submitted = 1, .not_before = {}, .owner = owner, .queued = now - waited};
+    return QueuedJob{
+        .id = id, .priority = priority, .submitted = 1, .not_before = {}, .owner = owner, .queued = now - waited};
   };
   const std::vector<QueuedJob> fresh = {job("new", 0, absl::Minutes(59)), job("old", 0, absl::Minutes(60)),
                                         job("older", -1, absl::Hours(5)), job("future", 2, -absl::Hours(3))};
@@ -140,14 +143,17 @@ TEST(PolicyTest, JobInBackoffLetsOthersPass) {
 }
 
 TEST(PolicyTest, PlannedMemoryLimitsConcurrentJobs) {
-  const auto job = [](const char* id, std::int64_t number, std::int64_t bytes) { return QueuedJob{id, 0, number, {}, bytes}; };
+  const auto job = [](const char* id, std::int64_t number, std::int64_t bytes) {
+    return QueuedJob{id, 0, number, {}, bytes};
+  };
   const std::vector<QueuedJob> queue = {job("a", 1, 60), job("b", 2, 50), job("c", 3, 10)};
   const QueueLimits limits = {.max_running = 8, .memory_bytes = 100};
   using Ids = std::vector<std::string>;
   EXPECT_EQ(PickNext(queue, {}, limits, absl::ZeroDuration()).start, Ids({"a"})) << "c does not overtake b";
   EXPECT_EQ(PickNext(queue, {1, 40}, limits, absl::ZeroDuration()).start, Ids({"a"}));
   EXPECT_EQ(PickNext(queue, {1, 41}, limits, absl::ZeroDuration()).start, Ids());
-  EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 50), job("d", 4, 1)}, {}, limits, absl::ZeroDuration()).start, Ids({"b", "c"}));
+  EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 50), job("d", 4, 1)}, {}, limits, absl::ZeroDuration()).start,
+            Ids({"b", "c"}));
   EXPECT_EQ(PickNext(queue, {}, {.max_running = 8}, absl::ZeroDuration()).start, Ids({"a", "b", "c"})) << "no limit";
   EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, limits, absl::ZeroDuration()).start, Ids({"giant"}))
       << "it runs alone or never";
@@ -156,7 +162,8 @@ TEST(PolicyTest, PlannedMemoryLimitsConcurrentJobs) {
   // Beside loaded models.
   QueueLimits beside = limits;
   beside.left_bytes = 60;
-  EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 10), job("d", 4, 1)}, {}, beside, absl::ZeroDuration()).start, Ids({"b", "c"}));
+  EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 10), job("d", 4, 1)}, {}, beside, absl::ZeroDuration()).start,
+            Ids({"b", "c"}));
   beside.left_bytes = 59;
   EXPECT_EQ(PickNext(queue, {}, beside, absl::ZeroDuration()).start, Ids())
       << "a waits for loaded models, and b does not overtake it";
@@ -192,7 +199,8 @@ TEST(PolicyTest, PlannedDiskLimitsConcurrentJobs) {  // T10
 TEST(PolicyTest, BackoffDoublesFromTenSecondsToSixMinutes) {  // R2
   const RetryOptions options;
   const int wanted[] = {10, 20, 40, 80, 160, 320, 360, 360};
-  for (int retry = 1; retry <= 8; ++retry) EXPECT_EQ(Backoff(retry, options), absl::Seconds(wanted[retry - 1])) << retry;
+  for (int retry = 1; retry <= 8; ++retry)
+    EXPECT_EQ(Backoff(retry, options), absl::Seconds(wanted[retry - 1])) << retry;
   EXPECT_EQ(Backoff(1'000'000, options), absl::Seconds(360));
   RetryOptions fast;
   fast.scale = 0.001;

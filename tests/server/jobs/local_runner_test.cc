@@ -50,8 +50,8 @@ TEST_F(LocalRunnerTest, KilledTrainerResumesFromItsCheckpoint) {  // R2
   const StoredJob job = WaitForEnd(id);
   EXPECT_EQ(job.state, kSucceeded);
   EXPECT_EQ(job.attempt, 2);
-  EXPECT_THAT(Steps(id), ElementsAre(std::pair(1, 1), std::pair(1, 2), std::pair(1, 3), std::pair(1, 4), std::pair(1, 5),
-                                     std::pair(2, 5), std::pair(2, 6)));
+  EXPECT_THAT(Steps(id), ElementsAre(std::pair(1, 1), std::pair(1, 2), std::pair(1, 3), std::pair(1, 4),
+                                     std::pair(1, 5), std::pair(2, 5), std::pair(2, 6)));
 }
 
 TEST_F(LocalRunnerTest, CancelEndsTrainersThatObeyOrIgnoreSigterm) {
@@ -205,8 +205,9 @@ TEST_F(LocalRunnerTest, MissingProgramIsReported) {
 }
 
 TEST(LocalRunnerEnvironmentTest, TrainerGetsOnlyAllowedVariablesAndAShortSpin) {
-  EXPECT_THAT(TrainerEnvironment({"PATH=/bin", "SECRET=1", "PATHOLOGY=1", "LD_PRELOAD=x", "HOME", "CUDA_VISIBLE_DEVICES=0"}),
-              ElementsAre("PATH=/bin", "CUDA_VISIBLE_DEVICES=0", "GOMP_SPINCOUNT=1000"));
+  EXPECT_THAT(
+      TrainerEnvironment({"PATH=/bin", "SECRET=1", "PATHOLOGY=1", "LD_PRELOAD=x", "HOME", "CUDA_VISIBLE_DEVICES=0"}),
+      ElementsAre("PATH=/bin", "CUDA_VISIBLE_DEVICES=0", "GOMP_SPINCOUNT=1000"));
 }
 
 TEST(ProcessTest, StartTicksIdentifyALivingProcess) {

@@ -18,7 +18,8 @@ using enum JobState;
 class PlanningTest : public ControllerFixture {
  protected:
   void SetUp() override {
-    options_.plan_memory = [this](const JobSpec& spec, const base::CancelToken& cancel) -> absl::StatusOr<PlannedMemory> {
+    options_.plan_memory = [this](const JobSpec& spec,
+                                  const base::CancelToken& cancel) -> absl::StatusOr<PlannedMemory> {
       base::MutexLock lock(mutex_);
       begun_.push_back(spec.output_model);
       changed_.NotifyAll();
@@ -90,8 +91,8 @@ TEST_F(PlanningTest, SubmitAnswersWhileThePlanIsBlocked) {
 }
 
 TEST_F(PlanningTest, BadDataEndsTheJobWithTheErrorOfItsPlan) {
-  refusal_ = base::WithReason(absl::InvalidArgumentError("train_dataset: line 7: no token is trained"), "NO_TRAINABLE_TOKENS",
-                              {{"field", "train_dataset"}, {"line", "7"}});
+  refusal_ = base::WithReason(absl::InvalidArgumentError("train_dataset: line 7: no token is trained"),
+                              "NO_TRAINABLE_TOKENS", {{"field", "train_dataset"}, {"line", "7"}});
   const std::string id = Submit(Spec("out"));
   controller_->Tick();  // FAILED is visible a moment before the name is free again
   const auto check = [&] {

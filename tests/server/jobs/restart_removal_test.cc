@@ -13,8 +13,8 @@
 #include "server/base/ids.h"
 #include "tests/server/jobs/controller_fixture.h"
 #include "tests/server/jobs/faulty_database.h"
-#include "tests/server/store/faulty_files.h"
 #include "tests/server/jobs/restart_fixture.h"
+#include "tests/server/store/faulty_files.h"
 
 namespace nibble::jobs {
 namespace {
@@ -179,7 +179,8 @@ TEST_F(RestartTest, OutputLostBeforePublishingIsReportedInAWarning) {
 // A database in which a model cannot be marked as published.
 class Unmarked : public FaultyDatabase {
  public:
-  explicit Unmarked(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
+  explicit Unmarked(std::unique_ptr<Database> real)
+      : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
   absl::StatusOr<bool> MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
     if (fails) return absl::ResourceExhaustedError("injected");
     return FaultyDatabase::MarkPublished(id, events);
@@ -190,7 +191,8 @@ class Unmarked : public FaultyDatabase {
 TEST_F(RestartTest, ModelDeletedBeforeItsJobIsDoneDoesNotBlockTheJob) {
   for (const bool restarted : {false, true}) {
     for (const bool taken : {false, true}) {
-      SCOPED_TRACE(::testing::Message() << (restarted ? "restarted, " : "") << (taken ? "and the name taken" : "and the name free"));
+      SCOPED_TRACE(::testing::Message() << (restarted ? "restarted, " : "")
+                                        << (taken ? "and the name taken" : "and the name free"));
       Unmarked* database = &OpenOn<Unmarked>();
       const std::string id = Submit(Spec("out"));
       controller_->Tick();
@@ -261,7 +263,8 @@ class UnsyncedTest : public RestartTest {
     template <typename Work>
     auto Around(std::string_view operation, const std::string& path, Work work) -> decltype(work()) {
       if (operation == "rename" && path.ends_with("/models/out")) disk_.moved = true;
-      const bool fails = operation == "sync_directory" && disk_.moved && !disk_.unsynced.empty() && path.ends_with(disk_.unsynced);
+      const bool fails =
+          operation == "sync_directory" && disk_.moved && !disk_.unsynced.empty() && path.ends_with(disk_.unsynced);
       return fails ? absl::InternalError("EIO") : work();
     }
 

@@ -14,8 +14,8 @@
 #include "server/base/ids.h"
 #include "tests/server/jobs/controller_fixture.h"
 #include "tests/server/jobs/faulty_database.h"
-#include "tests/server/store/faulty_files.h"
 #include "tests/server/jobs/restart_fixture.h"
+#include "tests/server/store/faulty_files.h"
 
 namespace nibble::jobs {
 namespace {
@@ -35,7 +35,8 @@ TEST_F(RestartTest, AcknowledgedJobsSurviveARestart) {
 // Shortens pages: a page of the newest jobs, however long, may lack the oldest.
 class ShortPages : public FaultyDatabase {
  public:
-  explicit ShortPages(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
+  explicit ShortPages(std::unique_ptr<Database> real)
+      : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
   absl::StatusOr<JobPage> List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel) override {
     return FaultyDatabase::List(query, std::min<std::int64_t>(limit, 2), cancel);
   }
@@ -64,7 +65,8 @@ TEST_F(RestartTest, OpenJobsAreRestoredHoweverManyAreNewer) {  // R1
 TEST_F(RestartTest, OpenFailsIfOldRequestIdsCannotBeForgotten) {
   class Damaged : public FaultyDatabase {
    public:
-    explicit Damaged(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
+    explicit Damaged(std::unique_ptr<Database> real)
+        : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
     absl::Status ForgetRequests(absl::Time) override { return absl::DataLossError("database: its file is damaged"); }
   };
   controller_.reset();
@@ -93,7 +95,8 @@ TEST_F(RestartTest, LiveTrainerIsAdoptedAndNoEventIsLostOrDuplicated) {
   machine_.Exit(trainer, 0);  // Its exit code cannot be waited for, but its outcome can be read.
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
-  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step step step model state:SUCCEEDED");
+  EXPECT_EQ(Story(id),
+            "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step step step model state:SUCCEEDED");
 }
 
 TEST_F(RestartTest, AttemptThatDiedWithTheServerIsLostAndRetriedAtOnceFromItsCheckpoint) {
@@ -113,7 +116,9 @@ TEST_F(RestartTest, AttemptThatDiedWithTheServerIsLostAndRetriedAtOnceFromItsChe
   EXPECT_EQ(Events(id)[7].body["reason"], "ATTEMPT_LOST");
   EXPECT_EQ(Trainer(id).order.attempt, 2);
   EXPECT_EQ(Trainer(id).order.resume_step, 1);
-  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step checkpoint step state:QUEUED state:PREPARING");
+  EXPECT_EQ(
+      Story(id),
+      "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step checkpoint step state:QUEUED state:PREPARING");
 }
 
 TEST_F(RestartTest, BackoffContinuesAcrossRestarts) {

@@ -37,7 +37,8 @@ TEST_F(TextMemoTest, ErrorIsNotRemembered) {
 
 TEST_F(TextMemoTest, MemoryIsBounded) {
   const std::string longest(TextMemo<std::size_t>::kMaxTextBytes, 'x');
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(*Length(longest + "x"), longest.size() + 1) << "a longer text is parsed each time";
+  for (int i = 0; i < 2; ++i)
+    EXPECT_EQ(*Length(longest + "x"), longest.size() + 1) << "a longer text is parsed each time";
   EXPECT_EQ(num_parsed_, 2);
   EXPECT_EQ(memo_.size(), 0u);
   for (std::size_t i = 0; i < 2 * TextMemo<std::size_t>::kMaxTexts + 1; ++i) {

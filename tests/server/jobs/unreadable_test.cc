@@ -34,7 +34,8 @@ class UnreadableTest : public ControllerFixture {
       }
       if (operation != "read") return work();
       if (disk_.before_read) disk_.before_read(path);
-      if (!disk_.unreadable.empty() && path.find(disk_.unreadable) != std::string::npos) return absl::InternalError("EIO");
+      if (!disk_.unreadable.empty() && path.find(disk_.unreadable) != std::string::npos)
+        return absl::InternalError("EIO");
       return work();
     }
 

@@ -21,15 +21,17 @@ namespace {
 
 namespace asio = boost::asio;
 namespace beast = boost::beast;
-using ::testing::HasSubstr;
 using asio::ip::tcp;
+using ::testing::HasSubstr;
 
 // A Pod as `kubectl get pod -o json` prints it, without the fields that this test does not need.
 std::string Pod(const std::string& last_state) {
   return R"({"kind": "Pod", "status": {"phase": "Running", "containerStatuses": [{"name": "sidecar", "lastState": {}},)"
-         R"({"name": "nibbled", "restartCount": 1, "lastState": )" + last_state + "}]}}";
+         R"({"name": "nibbled", "restartCount": 1, "lastState": )" +
+         last_state + "}]}}";
 }
-const std::string kKilled = Pod(R"({"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-11-26T20:00:00Z"}})");
+const std::string kKilled =
+    Pod(R"({"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-11-26T20:00:00Z"}})");
 
 TEST(LastExitReasonTest, IsThatOfTheNamedContainer) {
   EXPECT_EQ(*LastExitReason(kKilled, "nibbled"), kOomKilled);
@@ -41,15 +43,22 @@ TEST(LastExitReasonTest, IsThatOfTheNamedContainer) {
 }
 
 TEST(LastExitReasonTest, RefusesOtherAnswers) {
-  for (const char* text : {"", "x", "[]", "7", "{}", R"({"status": 1})", R"({"status": [1]})", R"({"status": {"containerStatuses": {}}})",
-                           R"({"status": {"containerStatuses": [1, {"name": 7}]}})", R"({"status": {"containerStatuses": [{"name": "other"}]}})"}) {
+  for (const char* text :
+       {"", "x", "[]", "7", "{}", R"({"status": 1})", R"({"status": [1]})", R"({"status": {"containerStatuses": {}}})",
+        R"({"status": {"containerStatuses": [1, {"name": 7}]}})",
+        R"({"status": {"containerStatuses": [{"name": "other"}]}})"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(LastExitReason(text, "nibbled").status())) << text;
   }
 }
 
 TEST(PodAccessTest, NeedsAllNames) {
-  const std::vector<std::string> environment = {"KUBERNETES_SERVICE_HOST=10.0.0.1", "KUBERNETES_SERVICE_PORT=443", "NIBBLE_POD_NAMESPACE=ml",
-                                                "NIBBLE_POD_NAME=prod-0", "NIBBLE_CONTAINER_NAME=nibbled", "A=b", "c"};
+  const std::vector<std::string> environment = {"KUBERNETES_SERVICE_HOST=10.0.0.1",
+                                                "KUBERNETES_SERVICE_PORT=443",
+                                                "NIBBLE_POD_NAMESPACE=ml",
+                                                "NIBBLE_POD_NAME=prod-0",
+                                                "NIBBLE_CONTAINER_NAME=nibbled",
+                                                "A=b",
+                                                "c"};
   const auto access = PodAccessOf(environment);
   ASSERT_TRUE(access.has_value());
   EXPECT_EQ(access->host + " " + access->port + " " + access->name_space + " " + access->pod + " " + access->container,
@@ -72,8 +81,13 @@ class ReadLastExitTest : public ::testing::Test {
     testing::MakeCertificate(At("server"), At("ca"), "IP:127.0.0.1");
     testing::MakeCertificate(At("elsewhere"), At("ca"), "IP:127.0.0.2");
     std::ofstream(At("token")) << "secret";
-    access_ = {.host = "127.0.0.1", .port = std::to_string(acceptor_.local_endpoint().port()), .token_file = At("token"),
-               .ca_file = At("ca.crt"), .name_space = "ml", .pod = "prod-0", .container = "nibbled"};
+    access_ = {.host = "127.0.0.1",
+               .port = std::to_string(acceptor_.local_endpoint().port()),
+               .token_file = At("token"),
+               .ca_file = At("ca.crt"),
+               .name_space = "ml",
+               .pod = "prod-0",
+               .container = "nibbled"};
   }
   std::string At(const std::string& name) { return temp_ / name; }
 
@@ -145,7 +159,8 @@ TEST_F(ReadLastExitTest, MissingFilesAndServersAreNamed) {
   EXPECT_THAT(std::string(ReadLastExitReason(access_).status().message()), HasSubstr(At("missing")));
   access_.ca_file = At("ca.crt");
   acceptor_.close();
-  EXPECT_THAT(std::string(ReadLastExitReason(access_).status().message()), HasSubstr(access_.host + ":" + access_.port));
+  EXPECT_THAT(std::string(ReadLastExitReason(access_).status().message()),
+              HasSubstr(access_.host + ":" + access_.port));
   access_.token_file = At("absent");
   EXPECT_THAT(std::string(ReadLastExitReason(access_).status().message()), HasSubstr(At("absent")));
 }

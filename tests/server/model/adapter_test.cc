@@ -46,12 +46,21 @@ TEST(AdapterTest, NamesAndShapesMatchPeft) {
 }
 
 TEST(AdapterTest, RejectsOptionsBeyondPlainLoraByName) {
-  const std::pair<const char*, Json> unsupported[] = {
-      {"peft_type", "IA3"},           {"use_dora", true},        {"bias", "all"},
-      {"modules_to_save", {"lm_head"}}, {"rank_pattern", {{"q_proj", 8}}}, {"fan_in_fan_out", true},
-      {"target_modules", {"q_proj", "lm_head"}}, {"alpha_pattern", {{"q_proj", 8}}}, {"lora_bias", true}, {"task_type", "SEQ_CLS"},
-      {"init_lora_weights", "pissa_niter_4"}, {"alora_invocation_tokens", {1, 2}}, {"layer_replication", {{0, 2}, {1, 2}}},
-      {"exclude_modules", {"q_proj"}}, {"some_option_of_next_year", true}};
+  const std::pair<const char*, Json> unsupported[] = {{"peft_type", "IA3"},
+                                                      {"use_dora", true},
+                                                      {"bias", "all"},
+                                                      {"modules_to_save", {"lm_head"}},
+                                                      {"rank_pattern", {{"q_proj", 8}}},
+                                                      {"fan_in_fan_out", true},
+                                                      {"target_modules", {"q_proj", "lm_head"}},
+                                                      {"alpha_pattern", {{"q_proj", 8}}},
+                                                      {"lora_bias", true},
+                                                      {"task_type", "SEQ_CLS"},
+                                                      {"init_lora_weights", "pissa_niter_4"},
+                                                      {"alora_invocation_tokens", {1, 2}},
+                                                      {"layer_replication", {{0, 2}, {1, 2}}},
+                                                      {"exclude_modules", {"q_proj"}},
+                                                      {"some_option_of_next_year", true}};
   for (const auto& [key, value] : unsupported) {
     Json json = ToPeftConfig(Sample());
     json[key] = value;
@@ -59,9 +68,14 @@ TEST(AdapterTest, RejectsOptionsBeyondPlainLoraByName) {
     EXPECT_TRUE(absl::IsUnimplemented(config.status())) << key << ": " << config.status();
     EXPECT_THAT(std::string(config.status().message()), HasSubstr(key));
   }
-  const std::pair<const char*, Json> bad[] = {
-      {"r", 0}, {"r", -1}, {"r", 5000}, {"r", 2.5}, {"lora_alpha", 0}, {"lora_alpha", "x"}, {"target_modules", Json::array()},
-      {"target_modules", "all-linear"}};
+  const std::pair<const char*, Json> bad[] = {{"r", 0},
+                                              {"r", -1},
+                                              {"r", 5000},
+                                              {"r", 2.5},
+                                              {"lora_alpha", 0},
+                                              {"lora_alpha", "x"},
+                                              {"target_modules", Json::array()},
+                                              {"target_modules", "all-linear"}};
   for (const auto& [key, value] : bad) {
     Json json = ToPeftConfig(Sample());
     json[key] = value;

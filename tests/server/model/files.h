@@ -26,7 +26,9 @@ class TempDirectory {
   std::string path_;
 };
 
-inline std::string Golden(const std::string& name) { return std::string(NIBBLE_SOURCE_DIR "/tests/golden/model/") + name; }
+inline std::string Golden(const std::string& name) {
+  return std::string(NIBBLE_SOURCE_DIR "/tests/golden/model/") + name;
+}
 
 inline std::string ReadBytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -19,14 +19,16 @@ std::vector<std::int32_t> Tokens(int count, int first) {
 class ForwardTest : public testing::Test {
  protected:
   // Digests of the logits of every row of one sequence.
-  std::vector<std::string> Digests(const LoadedModel& model, const std::vector<std::int32_t>& tokens, std::int64_t chunk) {
+  std::vector<std::string> Digests(const LoadedModel& model, const std::vector<std::int32_t>& tokens,
+                                   std::int64_t chunk) {
     std::vector<std::string> digests;
-    const absl::Status status = ForEachLogits(
-        model.config(), model.weights(), tokens, chunk, models_.stream(), [&](std::int64_t first, const kernels::Matrix& rows) {
-          EXPECT_EQ(first, static_cast<std::int64_t>(digests.size()));
-          for (std::int64_t r = 0; r < rows.rows; ++r) digests.push_back(RowDigest(rows.Row<float>(r), rows.cols));
-          return absl::OkStatus();
-        });
+    const absl::Status status = ForEachLogits(model.config(), model.weights(), tokens, chunk, models_.stream(),
+                                              [&](std::int64_t first, const kernels::Matrix& rows) {
+                                                EXPECT_EQ(first, static_cast<std::int64_t>(digests.size()));
+                                                for (std::int64_t r = 0; r < rows.rows; ++r)
+                                                  digests.push_back(RowDigest(rows.Row<float>(r), rows.cols));
+                                                return absl::OkStatus();
+                                              });
     EXPECT_TRUE(status.ok()) << status;
     return digests;
   }

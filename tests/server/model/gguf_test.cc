@@ -40,13 +40,15 @@ struct Writer {
   std::string data = std::string(128, '\1') + std::string(2 * 34, '\2');
   std::size_t alignment = 32;
 
-  static std::string Info(const std::string& name, const std::vector<std::uint64_t>& dims, std::uint32_t type, std::uint64_t offset) {
+  static std::string Info(const std::string& name, const std::vector<std::uint64_t>& dims, std::uint32_t type,
+                          std::uint64_t offset) {
     std::string out = Text(name) + LittleEndian32(static_cast<std::uint32_t>(dims.size()));
     for (const std::uint64_t dim : dims) out += LittleEndian64(dim);
     return out + LittleEndian32(type) + LittleEndian64(offset);
   }
   std::string Bytes() const {
-    std::string out = magic + LittleEndian32(version) + LittleEndian64(num_tensors) + LittleEndian64(num_keys) + keys + tensors;
+    std::string out =
+        magic + LittleEndian32(version) + LittleEndian64(num_tensors) + LittleEndian64(num_keys) + keys + tensors;
     out.append((alignment - out.size() % alignment) % alignment, '\0');
     return out + data;
   }
@@ -90,44 +92,173 @@ TEST(GgufTest, RejectsMalformedFilesWithReason) {
       {"fewer tensors than the file has", [](Writer& w) { w.num_tensors = 1; }, ""},
       {"a key of 2^60 bytes", [](Writer& w) { w.keys = LittleEndian64(1ull << 60) + w.keys; }, "at most 65535"},
       {"a key longer than the file", [](Writer& w) { w.keys = LittleEndian64(60000) + w.keys; }, "truncated"},
-      {"a string of 2^64 - 1 bytes", [](Writer& w) { w.keys = Key("s", 8, LittleEndian64(UINT64_MAX)); w.num_keys = 1; }, "truncated"},
-      {"an unknown type", [](Writer& w) { w.keys = Key("s", 13, ""); w.num_keys = 1; }, "unknown type 13"},
-      {"an array of unknown type", [](Writer& w) { w.keys = Key("s", 9, LittleEndian32(99) + LittleEndian64(0)); w.num_keys = 1; }, "unknown type 99"},
-      {"an array of arrays", [](Writer& w) { w.keys = Key("s", 9, LittleEndian32(9) + LittleEndian64(1)); w.num_keys = 1; }, "array of arrays"},
-      {"an array of 2^61 u64", [](Writer& w) { w.keys = Key("s", 9, LittleEndian32(10) + LittleEndian64(1ull << 61)); w.num_keys = 1; }, "elements in"},
-      {"an array of 2^61 strings", [](Writer& w) { w.keys = Key("s", 9, LittleEndian32(8) + LittleEndian64(1ull << 61)); w.num_keys = 1; }, "elements in"},
-      {"a bool of 2", [](Writer& w) { w.keys = Key("s", 7, "\2"); w.num_keys = 1; }, "bool"},
+      {"a string of 2^64 - 1 bytes",
+       [](Writer& w) {
+         w.keys = Key("s", 8, LittleEndian64(UINT64_MAX));
+         w.num_keys = 1;
+       },
+       "truncated"},
+      {"an unknown type",
+       [](Writer& w) {
+         w.keys = Key("s", 13, "");
+         w.num_keys = 1;
+       },
+       "unknown type 13"},
+      {"an array of unknown type",
+       [](Writer& w) {
+         w.keys = Key("s", 9, LittleEndian32(99) + LittleEndian64(0));
+         w.num_keys = 1;
+       },
+       "unknown type 99"},
+      {"an array of arrays",
+       [](Writer& w) {
+         w.keys = Key("s", 9, LittleEndian32(9) + LittleEndian64(1));
+         w.num_keys = 1;
+       },
+       "array of arrays"},
+      {"an array of 2^61 u64",
+       [](Writer& w) {
+         w.keys = Key("s", 9, LittleEndian32(10) + LittleEndian64(1ull << 61));
+         w.num_keys = 1;
+       },
+       "elements in"},
+      {"an array of 2^61 strings",
+       [](Writer& w) {
+         w.keys = Key("s", 9, LittleEndian32(8) + LittleEndian64(1ull << 61));
+         w.num_keys = 1;
+       },
+       "elements in"},
+      {"a bool of 2",
+       [](Writer& w) {
+         w.keys = Key("s", 7, "\2");
+         w.num_keys = 1;
+       },
+       "bool"},
       {"a key twice", [](Writer& w) { w.keys = Key("s", 0, "\1") + Key("s", 0, "\2"); }, "twice"},
-      {"alignment 0", [](Writer& w) { w.keys = Key("general.alignment", 4, LittleEndian32(0)); w.num_keys = 1; }, "general.alignment"},
-      {"alignment 24", [](Writer& w) { w.keys = Key("general.alignment", 4, LittleEndian32(24)); w.num_keys = 1; }, "general.alignment"},
-      {"alignment 2^31", [](Writer& w) { w.keys = Key("general.alignment", 4, LittleEndian32(1u << 31)); w.num_keys = 1; }, "general.alignment"},
-      {"alignment is a string", [](Writer& w) { w.keys = Key("general.alignment", 8, Text("32")); w.num_keys = 1; }, "general.alignment"},
-      {"rank 0", [](Writer& w) { w.tensors = Writer::Info("a", {}, 0, 0); w.num_tensors = 1; }, "rank 0"},
-      {"rank 5", [](Writer& w) { w.tensors = Writer::Info("a", {1, 1, 1, 1, 1}, 0, 0); w.num_tensors = 1; }, "rank 5"},
-      {"rank 2^32 - 1", [](Writer& w) { w.tensors = Text("a") + LittleEndian32(UINT32_MAX); w.num_tensors = 1; }, "rank"},
-      {"a zero dimension", [](Writer& w) { w.tensors = Writer::Info("a", {0}, 0, 0); w.num_tensors = 1; }, "dimension"},
-      {"a negative dimension", [](Writer& w) { w.tensors = Writer::Info("a", {UINT64_MAX}, 0, 0); w.num_tensors = 1; }, "dimension"},
-      {"the product wraps", [](Writer& w) { w.tensors = Writer::Info("a", {1ull << 32, 1ull << 32}, 0, 0); w.num_tensors = 1; }, "overflow"},
-      {"the bytes wrap", [](Writer& w) { w.tensors = Writer::Info("a", {1ull << 62}, 0, 0); w.num_tensors = 1; }, "overflow"},
-      {"type Q2_K", [](Writer& w) { w.tensors = Writer::Info("a", {256}, 10, 0); w.num_tensors = 1; }, "ggml type 10"},
-      {"an unknown tensor type", [](Writer& w) { w.tensors = Writer::Info("a", {256}, 12345, 0); w.num_tensors = 1; }, "ggml type 12345"},
-      {"a partial block", [](Writer& w) { w.tensors = Writer::Info("a", {33}, 8, 0); w.num_tensors = 1; }, "multiple of 32"},
-      {"an offset that wraps", [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, UINT64_MAX - 31); w.num_tensors = 1; }, "offset"},
-      {"a hole", [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 32); w.num_tensors = 1; }, "offset"},
-      {"an overlap", [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 0) + Writer::Info("b", {32, 2}, 8, 0); }, "offset"},
-      {"unaligned", [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 0) + Writer::Info("b", {32, 2}, 8, 132); }, "offset"},
-      {"a tensor twice", [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 0) + Writer::Info("a", {32, 2}, 8, 128); }, "twice"},
-      {"size beyond the file", [](Writer& w) { w.tensors = Writer::Info("a", {1 << 20}, 0, 0); w.num_tensors = 1; }, "truncated"},
+      {"alignment 0",
+       [](Writer& w) {
+         w.keys = Key("general.alignment", 4, LittleEndian32(0));
+         w.num_keys = 1;
+       },
+       "general.alignment"},
+      {"alignment 24",
+       [](Writer& w) {
+         w.keys = Key("general.alignment", 4, LittleEndian32(24));
+         w.num_keys = 1;
+       },
+       "general.alignment"},
+      {"alignment 2^31",
+       [](Writer& w) {
+         w.keys = Key("general.alignment", 4, LittleEndian32(1u << 31));
+         w.num_keys = 1;
+       },
+       "general.alignment"},
+      {"alignment is a string",
+       [](Writer& w) {
+         w.keys = Key("general.alignment", 8, Text("32"));
+         w.num_keys = 1;
+       },
+       "general.alignment"},
+      {"rank 0",
+       [](Writer& w) {
+         w.tensors = Writer::Info("a", {}, 0, 0);
+         w.num_tensors = 1;
+       },
+       "rank 0"},
+      {"rank 5",
+       [](Writer& w) {
+         w.tensors = Writer::Info("a", {1, 1, 1, 1, 1}, 0, 0);
+         w.num_tensors = 1;
+       },
+       "rank 5"},
+      {"rank 2^32 - 1",
+       [](Writer& w) {
+         w.tensors = Text("a") + LittleEndian32(UINT32_MAX);
+         w.num_tensors = 1;
+       },
+       "rank"},
+      {"a zero dimension",
+       [](Writer& w) {
+         w.tensors = Writer::Info("a", {0}, 0, 0);
+         w.num_tensors = 1;
+       },
+       "dimension"},
+      {"a negative dimension",
+       [](Writer& w) {
+         w.tensors = Writer::Info("a", {UINT64_MAX}, 0, 0);
+         w.num_tensors = 1;
+       },
+       "dimension"},
+      {"the product wraps",
+       [](Writer& w) {
+         w.tensors = Writer::Info("a", {1ull << 32, 1ull << 32}, 0, 0);
+         w.num_tensors = 1;
+       },
+       "overflow"},
+      {"the bytes wrap",
+       [](Writer& w) {
+         w.tensors = Writer::Info("a", {1ull << 62}, 0, 0);
+         w.num_tensors = 1;
+       },
+       "overflow"},
+      {"type Q2_K",
+       [](Writer& w) {
+         w.tensors = Writer::Info("a", {256}, 10, 0);
+         w.num_tensors = 1;
+       },
+       "ggml type 10"},
+      {"an unknown tensor type",
+       [](Writer& w) {
+         w.tensors = Writer::Info("a", {256}, 12345, 0);
+         w.num_tensors = 1;
+       },
+       "ggml type 12345"},
+      {"a partial block",
+       [](Writer& w) {
+         w.tensors = Writer::Info("a", {33}, 8, 0);
+         w.num_tensors = 1;
+       },
+       "multiple of 32"},
+      {"an offset that wraps",
+       [](Writer& w) {
+         w.tensors = Writer::Info("a", {32}, 0, UINT64_MAX - 31);
+         w.num_tensors = 1;
+       },
+       "offset"},
+      {"a hole",
+       [](Writer& w) {
+         w.tensors = Writer::Info("a", {32}, 0, 32);
+         w.num_tensors = 1;
+       },
+       "offset"},
+      {"an overlap", [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 0) + Writer::Info("b", {32, 2}, 8, 0); },
+       "offset"},
+      {"unaligned", [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 0) + Writer::Info("b", {32, 2}, 8, 132); },
+       "offset"},
+      {"a tensor twice",
+       [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 0) + Writer::Info("a", {32, 2}, 8, 128); }, "twice"},
+      {"size beyond the file",
+       [](Writer& w) {
+         w.tensors = Writer::Info("a", {1 << 20}, 0, 0);
+         w.num_tensors = 1;
+       },
+       "truncated"},
       {"data cut short", [](Writer& w) { w.data.pop_back(); }, "truncated"},
       {"no data", [](Writer& w) { w.data.clear(); }, "truncated"},
       {"trailing bytes", [](Writer& w) { w.data.append(29, 'x'); }, "after the last"},
-      {"a name of 2^63 bytes", [](Writer& w) { w.tensors = LittleEndian64(1ull << 63); w.num_tensors = 1; }, "at most 512"},
+      {"a name of 2^63 bytes",
+       [](Writer& w) {
+         w.tensors = LittleEndian64(1ull << 63);
+         w.num_tensors = 1;
+       },
+       "at most 512"},
   };
   for (const Case& item : cases) {
     Writer writer;
     item.change(writer);
     const auto file = Parse(writer.Bytes());
-    EXPECT_TRUE(absl::IsDataLoss(file.status()) || absl::IsUnimplemented(file.status()) || absl::IsResourceExhausted(file.status()))
+    EXPECT_TRUE(absl::IsDataLoss(file.status()) || absl::IsUnimplemented(file.status()) ||
+                absl::IsResourceExhausted(file.status()))
         << item.what << ": " << file.status();
     EXPECT_THAT(std::string(file.status().message()), HasSubstr(item.message)) << item.what;
   }
@@ -174,7 +305,8 @@ TEST(GgufTest, GettersRejectOtherTypes) {
   EXPECT_EQ(*f.Float("f32"), 1.0);
   EXPECT_EQ(*f.Bool("bool"), true);
   EXPECT_EQ(*f.Strings("strs"), (std::vector<std::string>{"", "ab"}));
-  for (const char* key : {"u64", "f32", "bool", "str", "u8s"}) EXPECT_TRUE(absl::IsInvalidArgument(f.Int(key).status())) << key;
+  for (const char* key : {"u64", "f32", "bool", "str", "u8s"})
+    EXPECT_TRUE(absl::IsInvalidArgument(f.Int(key).status())) << key;
   EXPECT_TRUE(absl::IsInvalidArgument(f.Float("u8").status()));
   EXPECT_TRUE(absl::IsInvalidArgument(f.Bool("u8").status()));
   EXPECT_TRUE(absl::IsInvalidArgument(f.String("strs").status()));
@@ -186,7 +318,8 @@ TEST(GgufTest, GettersRejectOtherTypes) {
 TEST(GgufTest, DequantizesAsTheGgufPackage) {
   const auto golden = base::ParseJson(ReadBytes(Golden("dequantize.json")));
   ASSERT_TRUE(golden.ok());
-  const std::pair<const char*, GgufType> types[] = {{"Q8_0", GgufType::kQ8_0}, {"Q4_0", GgufType::kQ4_0}, {"Q4_1", GgufType::kQ4_1}};
+  const std::pair<const char*, GgufType> types[] = {
+      {"Q8_0", GgufType::kQ8_0}, {"Q4_0", GgufType::kQ4_0}, {"Q4_1", GgufType::kQ4_1}};
   for (const auto& [name, type] : types) {
     const std::string blocks = FromHex((*golden)[name]["blocks"].get<std::string>());
     const std::string want = FromHex((*golden)[name]["values"].get<std::string>());

@@ -103,9 +103,12 @@ class HfBitNetImportTest : public FamilyFixture {
     for (const TensorPlan& tensor : writer->order()) {
       const auto other = others.find(tensor.name);
       const auto& bytes = tensors.at(tensor.name).bytes;
-      ASSERT_TRUE(writer->Put(tensor.name, other == others.end()
-                                               ? std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())
-                                               : std::string_view(other->second.bytes)).ok());
+      ASSERT_TRUE(
+          writer
+              ->Put(tensor.name, other == others.end()
+                                     ? std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())
+                                     : std::string_view(other->second.bytes))
+              .ok());
     }
     ASSERT_TRUE(writer->Finish().ok());
     std::filesystem::remove(old);
@@ -183,7 +186,8 @@ TEST_F(HfBitNetImportTest, BiasIsMultipliedByWeightScaleOnlyForAutoBitLinear) {
   }
   bias[1] = 3e38f;  // four times this exceeds f32
   Copy("bitnet_bias", "bias_packed");
-  Replace({{path + ".bias", {DType::kF32, {kSize}, Bytes(bias)}}, {path + ".weight_scale", {DType::kF32, {1}, Bytes(large)}}});
+  Replace({{path + ".bias", {DType::kF32, {kSize}, Bytes(bias)}},
+           {path + ".weight_scale", {DType::kF32, {1}, Bytes(large)}}});
   const auto status = Load().status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(path + ".bias\" is not finite at element 1"));
@@ -239,8 +243,7 @@ TEST_F(HfBitNetImportTest, RejectsScaleThatIsNotPositiveAfterItsArithmetic) {
     floats[1] = -value;
     floats[2] = 0.0f;
     const std::vector<float> scales = {scale};
-    Replace({{name, {DType::kF32, shape, Bytes(floats)}},
-             {name + "_scale", {DType::kF32, {1}, Bytes(scales)}}});
+    Replace({{name, {DType::kF32, shape, Bytes(floats)}}, {name + "_scale", {DType::kF32, {1}, Bytes(scales)}}});
     status = Load().status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status << " " << value << " * " << scale;
     EXPECT_THAT(std::string(status.message()), HasSubstr(name));

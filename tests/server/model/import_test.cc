@@ -43,7 +43,8 @@ class ImportTest : public ::testing::Test {
 };
 
 TEST_F(ImportTest, HuggingFaceDirectoryKeepsEveryBit) {
-  for (const auto& [name, dtype] : {std::pair{"hf_tied_bf16", DType::kBF16}, std::pair{"hf_sharded_f32", DType::kF32}}) {
+  for (const auto& [name, dtype] :
+       {std::pair{"hf_tied_bf16", DType::kBF16}, std::pair{"hf_sharded_f32", DType::kF32}}) {
     std::filesystem::remove_all(directory_.Path("model"));
     const auto report = Import(Golden(name), dtype);
     ASSERT_TRUE(report.ok()) << report.status();
@@ -53,8 +54,10 @@ TEST_F(ImportTest, HuggingFaceDirectoryKeepsEveryBit) {
     EXPECT_EQ((*artifact)->info().weights_digest, report->info.weights_digest);
     EXPECT_EQ((*artifact)->info().kv_dtype, dtype);
     EXPECT_EQ((*artifact)->info().source, "import");
-    EXPECT_EQ(ReadBytes(directory_.Path("model/tokenizer.json")), ReadBytes(Golden(name) + std::string("/tokenizer.json")));
-    EXPECT_EQ(ReadBytes(directory_.Path("model/chat_template.jinja")), ReadBytes(Golden(name) + std::string("/chat_template.jinja")));
+    EXPECT_EQ(ReadBytes(directory_.Path("model/tokenizer.json")),
+              ReadBytes(Golden(name) + std::string("/tokenizer.json")));
+    EXPECT_EQ(ReadBytes(directory_.Path("model/chat_template.jinja")),
+              ReadBytes(Golden(name) + std::string("/chat_template.jinja")));
     const auto source = OpenSafetensorsModel(base::RealFileSystem(), Golden(name));
     for (const auto& [tensor, view] : (*artifact)->tensors()) {
       const auto& want = source->tensors.at(tensor).bytes;
@@ -72,8 +75,9 @@ TEST_F(ImportTest, ValuesAreRoundedOnceAndDigestsRepeat) {
   const auto floats = *ToFloats(want.bytes, DType::kF32, 64 * 32);
   const auto got = *(*narrow)->FloatTensor("model.layers.1.mlp.up_proj.weight");
   for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], kernels::ToFloat(kernels::ToBF16(floats[i])));
-  EXPECT_EQ(first->num_parameters, 112 * 32 * 2 + 32 + 2 * (2 * 32 + 32 * 48 + 48 + 2 * (32 * 24 + 24) + 48 * 32 + 32 +
-                                                             2 * (64 * 32 + 64) + 64 * 32 + 32));
+  EXPECT_EQ(first->num_parameters,
+            112 * 32 * 2 + 32 +
+                2 * (2 * 32 + 32 * 48 + 48 + 2 * (32 * 24 + 24) + 48 * 32 + 32 + 2 * (64 * 32 + 64) + 64 * 32 + 32));
   std::filesystem::remove_all(directory_.Path("model"));
   const auto second = Import(Golden("hf_sharded_f32"), DType::kBF16);
   EXPECT_EQ(first->info.weights_digest, second->info.weights_digest);
@@ -300,8 +304,12 @@ class FailingFiles : public base::FileSystem {
     NIBBLE_ASSIGN_OR_RETURN(auto file, real_.Create(path));
     return std::unique_ptr<base::WritableFile>(std::make_unique<File>(*this, std::move(file)));
   }
-  absl::StatusOr<std::unique_ptr<base::WritableFile>> OpenForAppend(const std::string& path) override { return real_.OpenForAppend(path); }
-  absl::StatusOr<std::string> Read(const std::string& path, std::uint64_t max) override { return real_.Read(path, max); }
+  absl::StatusOr<std::unique_ptr<base::WritableFile>> OpenForAppend(const std::string& path) override {
+    return real_.OpenForAppend(path);
+  }
+  absl::StatusOr<std::string> Read(const std::string& path, std::uint64_t max) override {
+    return real_.Read(path, max);
+  }
   absl::Status Rename(const std::string& from, const std::string& to) override {
     NIBBLE_RETURN_IF_ERROR(Step());
     return real_.Rename(from, to);
@@ -366,10 +374,12 @@ TEST_F(ImportTest, C5RequestsMemoryBeforeItWritesAnything) {
       EXPECT_FALSE(std::filesystem::exists(directory_.Path("model")));
       return absl::OkStatus();
     };
-    const auto report = ImportModel(base::RealFileSystem(), source, directory_.Path("model"), dtype, kMaxTokenizerBytes, admit);
+    const auto report =
+        ImportModel(base::RealFileSystem(), source, directory_.Path("model"), dtype, kMaxTokenizerBytes, admit);
     ASSERT_TRUE(report.ok()) << report.status();
     std::int64_t elements = 0, file_bytes = 0;
-    for (const TensorSpec& spec : RequiredTensors(report->config)) elements = std::max(elements, NumElements(spec.shape).value_or(0));
+    for (const TensorSpec& spec : RequiredTensors(report->config))
+      elements = std::max(elements, NumElements(spec.shape).value_or(0));
     for (const char* name : kCompanionFiles) {
       const auto size = base::RealFileSystem().Size(directory_.Path(std::string("model/") + name));
       file_bytes += static_cast<std::int64_t>(size.value_or(0));
@@ -387,8 +397,8 @@ TEST_F(ImportTest, C5RequestsMemoryBeforeItWritesAnything) {
 
 TEST_F(ImportTest, C5RefusedMemoryLeavesNothing) {
   const auto refuse = [](std::int64_t) { return absl::ResourceExhaustedError("no memory"); };
-  const auto report =
-      ImportModel(base::RealFileSystem(), Golden("hf_tied_bf16"), directory_.Path("model"), DType::kBF16, kMaxTokenizerBytes, refuse);
+  const auto report = ImportModel(base::RealFileSystem(), Golden("hf_tied_bf16"), directory_.Path("model"),
+                                  DType::kBF16, kMaxTokenizerBytes, refuse);
   EXPECT_EQ(report.status(), absl::ResourceExhaustedError("no memory"));
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("model")));
 }

@@ -58,8 +58,10 @@ TEST_F(LoadedModelTest, ResidentBytesCountEachTensorOnce) {
       switch (tensor.role) {
         case TensorRole::kLinear: want += codes(format, tensor.shape[0], tensor.shape[1]); break;
         case TensorRole::kEmbedding:
-          want += format == Format::kInt8 ? codes(format, tensor.shape[0], tensor.shape[1]) : 2 * tensor.shape[0] * tensor.shape[1];
-          if (format == Format::kTernary) want += own(2 * kernels::PackedDenseElements(tensor.shape[0], tensor.shape[1]));
+          want += format == Format::kInt8 ? codes(format, tensor.shape[0], tensor.shape[1])
+                                          : 2 * tensor.shape[0] * tensor.shape[1];
+          if (format == Format::kTernary)
+            want += own(2 * kernels::PackedDenseElements(tensor.shape[0], tensor.shape[1]));
           break;
         default: want += own(4 * tensor.shape[0]);
       }

@@ -23,7 +23,8 @@ Json Parse(const std::string& text) {
 
 // As transformers 4 wrote it.
 Json Version4() {
-  return Parse(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": false, "bos_token_id": 128000,
+  return Parse(
+      R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": false, "bos_token_id": 128000,
     "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192,
     "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
     "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
@@ -76,7 +77,8 @@ TEST(ModelConfigTest, RejectsUnsupportedFeaturesByName) {
       {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}}},
       {"rope_parameters", {{"rope_type", "longrope"}}},
   };
-  const char* const named[] = {"Gemma2ForCausalLM", "gemma3_text", "gelu", "gptq", "linear_attention", "yarn", "longrope"};
+  const char* const named[] = {"Gemma2ForCausalLM", "gemma3_text", "gelu",    "gptq",
+                               "linear_attention",  "yarn",        "longrope"};
   for (std::size_t i = 0; i < std::size(cases); ++i) {
     Json json = Version4();
     json[cases[i].first] = cases[i].second;
@@ -90,7 +92,7 @@ TEST(ModelConfigTest, RejectsUnsupportedFeaturesByName) {
 // Only the keys that every family's config.json needs.
 Json Bare(const char* architecture, const char* model_type) {
   return {{"architectures", {architecture}}, {"model_type", model_type}, {"hidden_size", 64}, {"num_hidden_layers", 2},
-          {"num_attention_heads", 32}, {"intermediate_size", 96}, {"vocab_size", 100}};
+          {"num_attention_heads", 32},       {"intermediate_size", 96},  {"vocab_size", 100}};
 }
 
 TEST(ModelConfigTest, AbsentKeysTakeTransformersDefaults) {
@@ -121,8 +123,10 @@ TEST(ModelConfigTest, AbsentKeysTakeTransformersDefaults) {
 }
 
 TEST(ModelConfigTest, EveryFamilyRoundTripsThroughConfigJson) {
-  for (const auto& [architecture, type] : {std::pair{"LlamaForCausalLM", "llama"}, {"MistralForCausalLM", "mistral"},
-                                           {"Qwen2ForCausalLM", "qwen2"}, {"Qwen3ForCausalLM", "qwen3"},
+  for (const auto& [architecture, type] : {std::pair{"LlamaForCausalLM", "llama"},
+                                           {"MistralForCausalLM", "mistral"},
+                                           {"Qwen2ForCausalLM", "qwen2"},
+                                           {"Qwen3ForCausalLM", "qwen3"},
                                            {"BitNetForCausalLM", "bitnet"}}) {
     Json json = Bare(architecture, type);
     json["num_key_value_heads"] = 4;
@@ -162,11 +166,26 @@ TEST(ModelConfigTest, UnusedWindowDoesNotLimitTheContext) {
 
 TEST(ModelConfigTest, BadFieldsAreNamed) {
   const std::pair<const char*, Json> cases[] = {
-      {"hidden_size", 0}, {"hidden_size", 1e30}, {"hidden_size", -64}, {"hidden_size", "2048"}, {"hidden_size", 2047},
-      {"num_hidden_layers", std::int64_t{1} << 40}, {"num_attention_heads", nullptr}, {"num_key_value_heads", 5},
-      {"head_dim", 63}, {"vocab_size", UINT64_MAX}, {"rms_norm_eps", 0.0}, {"rms_norm_eps", HUGE_VAL},
-      {"tie_word_embeddings", 1}, {"eos_token_id", {-1}}, {"eos_token_id", 128256}, {"bos_token_id", 1e30},
-      {"rope_theta", -1.0}, {"intermediate_size", false}, {"max_position_embeddings", 0}, {"architectures", "Llama"},
+      {"hidden_size", 0},
+      {"hidden_size", 1e30},
+      {"hidden_size", -64},
+      {"hidden_size", "2048"},
+      {"hidden_size", 2047},
+      {"num_hidden_layers", std::int64_t{1} << 40},
+      {"num_attention_heads", nullptr},
+      {"num_key_value_heads", 5},
+      {"head_dim", 63},
+      {"vocab_size", UINT64_MAX},
+      {"rms_norm_eps", 0.0},
+      {"rms_norm_eps", HUGE_VAL},
+      {"tie_word_embeddings", 1},
+      {"eos_token_id", {-1}},
+      {"eos_token_id", 128256},
+      {"bos_token_id", 1e30},
+      {"rope_theta", -1.0},
+      {"intermediate_size", false},
+      {"max_position_embeddings", 0},
+      {"architectures", "Llama"},
   };
   for (const auto& [key, value] : cases) {
     Json json = Version4();

@@ -32,7 +32,9 @@ class PeftAdapterTest : public ::testing::Test {
   }
   std::string Path(const char* name) const { return base::JoinPath(directory_.Path("peft"), name); }
   void Write() { WritePeftFiles(directory_.Path("peft"), ToPeftConfig(config_), plan_, values_); }
-  absl::StatusOr<PeftAdapter> Read() { return ReadPeftAdapter(base::RealFileSystem(), directory_.Path("peft"), model_); }
+  absl::StatusOr<PeftAdapter> Read() {
+    return ReadPeftAdapter(base::RealFileSystem(), directory_.Path("peft"), model_);
+  }
 
   TempDirectory directory_;
   ModelConfig model_;
@@ -121,10 +123,12 @@ TEST_F(PeftAdapterTest, C5RequestsMemoryForItsValuesBeforeItReadsThem) {
   std::vector<std::int64_t> asked;
   absl::Status answer = absl::ResourceExhaustedError("no memory");
   const auto read = [&] {
-    return ReadPeftAdapter(base::RealFileSystem(), directory_.Path("peft"), model_, [&](std::int64_t need) {
-      asked.push_back(need);
-      return answer;
-    }).status();
+    return ReadPeftAdapter(base::RealFileSystem(), directory_.Path("peft"), model_,
+                           [&](std::int64_t need) {
+                             asked.push_back(need);
+                             return answer;
+                           })
+        .status();
   };
   EXPECT_EQ(read(), answer);
   answer = absl::OkStatus();

@@ -29,11 +29,13 @@ base::Json Describe(const SafetensorsTensor& tensor) {
 
 TEST(SafetensorsCorpusTest, F1AgreesWithTheCrateOnEveryFile) {
   // Files that we refuse and the crate accepts; safetensors.h gives the reasons.
-  const std::set<std::string> stricter = {"duplicate-tensor", "dimension-over-int64", "rank-9", "tensor-is-array", "dtype-is-object"};
+  const std::set<std::string> stricter = {"duplicate-tensor", "dimension-over-int64", "rank-9", "tensor-is-array",
+                                          "dtype-is-object"};
   const auto verdicts = base::ParseJson(ReadAll(NIBBLE_SOURCE_DIR "/tests/golden/model/safetensors_corpus.json"));
   ASSERT_TRUE(verdicts.ok()) << verdicts.status();
   for (const auto& file : std::filesystem::directory_iterator(NIBBLE_SOURCE_DIR "/tests/fuzz/corpus/safetensors")) {
-    EXPECT_TRUE(verdicts->contains(file.path().filename().string())) << file.path() << ": run make_safetensors_golden.py";
+    EXPECT_TRUE(verdicts->contains(file.path().filename().string()))
+        << file.path() << ": run make_safetensors_golden.py";
   }
   ASSERT_GE(verdicts->size(), 40u);
   for (const auto& [name, verdict] : verdicts->items()) {

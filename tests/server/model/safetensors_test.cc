@@ -35,12 +35,14 @@ TEST(SafetensorsTest, AcceptsUnusualValidFiles) {
   const std::pair<const char*, std::size_t> valid[] = {
       {R"({})", 0},
       {R"(  {"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}   )", 3},
-      {R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})", 4},                       // rank 0: one element
-      {R"({"a":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]}})", 0},                    // a zero dimension
+      {R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})", 4},     // rank 0: one element
+      {R"({"a":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]}})", 0},  // a zero dimension
       {R"({"__metadata__":null,"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1},
-      {R"({"b":{"dtype":"F64","shape":[1],"data_offsets":[2,10]},"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}})", 10},
+      {R"({"b":{"dtype":"F64","shape":[1],"data_offsets":[2,10]},"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}})",
+       10},
       {R"({"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2],"other":{"x":[1,{"y":null}]}}})", 2},
-      {R"({"__metadata__":{"format":"pt","../x":"y"},"../../etc/passwd":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1},
+      {R"({"__metadata__":{"format":"pt","../x":"y"},"../../etc/passwd":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+       1},
   };
   for (const auto& [header, bytes] : valid) {
     const auto parsed = Parse(RawSafetensors(header, bytes));
@@ -49,12 +51,14 @@ TEST(SafetensorsTest, AcceptsUnusualValidFiles) {
 }
 
 struct Malformed {
-  const char* what;     // the case
+  const char* what;  // the case
   std::string bytes;
   const char* message;  // part of the error
 };
 
-std::string One(const std::string& fields, std::size_t bytes) { return RawSafetensors("{\"a\":{" + fields + "}}", bytes); }
+std::string One(const std::string& fields, std::size_t bytes) {
+  return RawSafetensors("{\"a\":{" + fields + "}}", bytes);
+}
 
 std::vector<Malformed> MalformedFiles() {
   const std::string tensor = R"("dtype":"F32","shape":[2],"data_offsets":[0,8])";
@@ -79,7 +83,8 @@ std::vector<Malformed> MalformedFiles() {
       {"two values", RawSafetensors("{}{}", 0), "malformed JSON"},
       {"not UTF-8", RawSafetensors("{\"\xff\xfe\":1}", 0), "malformed JSON"},
       {"NUL inside", RawSafetensors(std::string("{}\0", 3), 0), "malformed JSON"},
-      {"lone surrogate", RawSafetensors(R"({"\ud800":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1), "malformed JSON"},
+      {"lone surrogate", RawSafetensors(R"({"\ud800":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1),
+       "malformed JSON"},
       {"depth bomb", RawSafetensors(depth_bomb, 0), "nested deeper"},
       {"duplicate name", RawSafetensors("{\"a\":{" + tensor + "},\"a\":{" + tensor + "}}", 8), "duplicate name"},
       {"duplicate key in a tensor", One(tensor + R"(,"dtype":"F32")", 8), "duplicate key"},
@@ -100,22 +105,40 @@ std::vector<Malformed> MalformedFiles() {
       {"float shape", One(R"("dtype":"F32","shape":[2.0],"data_offsets":[0,8])", 8), "2.0"},
       {"negative shape", One(R"("dtype":"F32","shape":[-2],"data_offsets":[0,8])", 8), "negative"},
       {"minus zero", One(R"("dtype":"F32","shape":[-0],"data_offsets":[0,0])", 0), "negative"},
-      {"offset of 2^64", One(R"("dtype":"F32","shape":[2],"data_offsets":[0,18446744073709551616])", 8), "18446744073709551616"},
-      {"offset wraps at 2^64 - 8", One(R"("dtype":"F32","shape":[2],"data_offsets":[18446744073709551608,0])", 8), "data_offsets"},
+      {"offset of 2^64", One(R"("dtype":"F32","shape":[2],"data_offsets":[0,18446744073709551616])", 8),
+       "18446744073709551616"},
+      {"offset wraps at 2^64 - 8", One(R"("dtype":"F32","shape":[2],"data_offsets":[18446744073709551608,0])", 8),
+       "data_offsets"},
       {"end before begin", One(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])", 8), "data_offsets"},
-      {"shape product wraps", One(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8])", 8), "overflow"},
-      {"bits of the shape wrap", One(R"("dtype":"F32","shape":[1152921504606846976],"data_offsets":[0,8])", 8), "overflow"},
+      {"shape product wraps", One(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8])", 8),
+       "overflow"},
+      {"bits of the shape wrap", One(R"("dtype":"F32","shape":[1152921504606846976],"data_offsets":[0,8])", 8),
+       "overflow"},
       {"half a byte", One(R"("dtype":"F4","shape":[3],"data_offsets":[0,1])", 1), "overflow"},
       {"size against shape", One(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])", 8), "need 12"},
       {"zero dim with bytes", One(R"("dtype":"F32","shape":[0],"data_offsets":[0,8])", 8), "need 0"},
       {"rank 9", One(R"("dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1])", 1), "rank"},
       {"hole at the start", One(R"("dtype":"F32","shape":[2],"data_offsets":[4,12])", 12), "hole"},
-      {"hole between", RawSafetensors(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})", 3), "hole"},
-      {"overlap", RawSafetensors(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3), "overlap"},
-      {"two tensors on one place", RawSafetensors(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 2), "overlap"},
+      {"hole between",
+       RawSafetensors(
+           R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",
+           3),
+       "hole"},
+      {"overlap",
+       RawSafetensors(
+           R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+           3),
+       "overlap"},
+      {"two tensors on one place",
+       RawSafetensors(
+           R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
+           2),
+       "overlap"},
       {"data cut short", One(tensor, 7), "truncated"},
       {"trailing bytes", One(tensor, 9), "after the last tensor"},
-      {"a long name", RawSafetensors("{\"" + std::string(513, 'n') + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0), "name longer"},
+      {"a long name",
+       RawSafetensors("{\"" + std::string(513, 'n') + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0),
+       "name longer"},
       {"100,001 tensors", RawSafetensors(many, 0), "more than 100000"},
   };
 }
@@ -179,8 +202,11 @@ TEST_F(IndexTest, MustMatchTheTensorsOfTheShards) {
 
 TEST(SafetensorsWriterTest, RoundTripsDeterministicallyAndAligned) {
   TempDirectory directory;
-  const std::vector<TensorPlan> plan = {{"norm", DType::kF32, {3}}, {"codes", DType::kI8, {5, 3}},
-                                        {"half", DType::kBF16, {1}}, {"empty", DType::kF32, {0, 4}}, {"more", DType::kU8, {2}}};
+  const std::vector<TensorPlan> plan = {{"norm", DType::kF32, {3}},
+                                        {"codes", DType::kI8, {5, 3}},
+                                        {"half", DType::kBF16, {1}},
+                                        {"empty", DType::kF32, {0, 4}},
+                                        {"more", DType::kU8, {2}}};
   const std::string norm(12, 'n'), codes(15, 'c'), half(2, 'h'), more(2, 'm');
   std::string first_bytes, first_digest;
   for (int run = 0; run < 2; ++run) {
@@ -190,8 +216,13 @@ TEST(SafetensorsWriterTest, RoundTripsDeterministicallyAndAligned) {
     EXPECT_EQ((*writer)->order()[0].name, "codes");
     // The order of Put calls does not affect the file.
     const std::vector<std::pair<std::string, std::string>> arrivals =
-        run == 0 ? std::vector<std::pair<std::string, std::string>>{{"norm", norm}, {"codes", codes}, {"half", half}, {"empty", ""}, {"more", more}}
-                 : std::vector<std::pair<std::string, std::string>>{{"codes", codes}, {"more", more}, {"half", half}, {"norm", norm}, {"empty", ""}};
+        run == 0 ? std::vector<std::pair<std::string, std::string>>{{"norm", norm},
+                                                                    {"codes", codes},
+                                                                    {"half", half},
+                                                                    {"empty", ""},
+                                                                    {"more", more}}
+                 : std::vector<std::pair<std::string, std::string>>{
+                       {"codes", codes}, {"more", more}, {"half", half}, {"norm", norm}, {"empty", ""}};
     for (const auto& [name, bytes] : arrivals) ASSERT_TRUE((*writer)->Put(name, bytes).ok());
     ASSERT_TRUE((*writer)->Finish().ok());
     const std::string bytes = ReadBytes(path);
@@ -205,7 +236,10 @@ TEST(SafetensorsWriterTest, RoundTripsDeterministicallyAndAligned) {
     const auto read = OpenSafetensors(path);
     ASSERT_TRUE(read.ok()) << read.status();
     for (const auto& [name, tensor] : read->tensors) {
-      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.bytes.data()) % static_cast<std::uintptr_t>(kernels::SizeOf(*tensor.dtype)), 0u) << name;
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.bytes.data()) %
+                    static_cast<std::uintptr_t>(kernels::SizeOf(*tensor.dtype)),
+                0u)
+          << name;
     }
     EXPECT_EQ(std::string(reinterpret_cast<const char*>(read->tensors.at("codes").bytes.data()), 15), codes);
   }
@@ -214,9 +248,11 @@ TEST(SafetensorsWriterTest, RoundTripsDeterministicallyAndAligned) {
 TEST(SafetensorsWriterTest, CallerMistakesAreErrors) {
   TempDirectory directory;
   base::FileSystem& files = base::RealFileSystem();
-  EXPECT_FALSE(SafetensorsWriter::Create(files, directory.Path("x"), {{"a", DType::kU8, {1}}, {"a", DType::kU8, {1}}}).ok());
+  EXPECT_FALSE(
+      SafetensorsWriter::Create(files, directory.Path("x"), {{"a", DType::kU8, {1}}, {"a", DType::kU8, {1}}}).ok());
   EXPECT_FALSE(SafetensorsWriter::Create(files, directory.Path("x"), {{"a", DType::kF32, {INT64_MAX, 2}}}).ok());
-  auto writer = *SafetensorsWriter::Create(files, directory.Path("x"), {{"a", DType::kU8, {1}}, {"b", DType::kU8, {1}}});
+  auto writer =
+      *SafetensorsWriter::Create(files, directory.Path("x"), {{"a", DType::kU8, {1}}, {"b", DType::kU8, {1}}});
   EXPECT_FALSE(writer->Put("c", "1").ok());
   EXPECT_FALSE(writer->Put("a", "12").ok());
   EXPECT_TRUE(writer->Put("a", "1").ok());

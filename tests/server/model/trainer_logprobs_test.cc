@@ -80,13 +80,14 @@ TEST_F(TrainerLogprobsTest, WrittenLogprobsAreReadBack) {
 
 TEST_F(TrainerLogprobsTest, RejectsMalformedFiles) {
   EXPECT_TRUE(absl::IsNotFound(ReadTrainerLogprobs(files_, models_.nf4()).status()));
-  for (const char* text : {"", "[]", "{}", R"({"sequences": 3})", R"({"sequences": [3]})",
-                           R"({"sequences": [{"token_ids": [1, 2]}]})", R"({"sequences": [{"token_ids": [1, 2], "logprobs": []}]})",
-                           R"({"sequences": [{"token_ids": [1.5, 2], "logprobs": [-1]}]})",
-                           R"({"sequences": [{"token_ids": [1, 2], "logprobs": ["a"]}]})",
-                           R"({"sequences": [{"token_ids": [4294967297, 2], "logprobs": [-1]}]})",
-                           R"({"sequences": [{"token_ids": [-1, 2], "logprobs": [-1]}]})",
-                           R"({"sequences": [{"token_ids": [], "logprobs": []}]})"}) {
+  for (const char* text :
+       {"", "[]", "{}", R"({"sequences": 3})", R"({"sequences": [3]})", R"({"sequences": [{"token_ids": [1, 2]}]})",
+        R"({"sequences": [{"token_ids": [1, 2], "logprobs": []}]})",
+        R"({"sequences": [{"token_ids": [1.5, 2], "logprobs": [-1]}]})",
+        R"({"sequences": [{"token_ids": [1, 2], "logprobs": ["a"]}]})",
+        R"({"sequences": [{"token_ids": [4294967297, 2], "logprobs": [-1]}]})",
+        R"({"sequences": [{"token_ids": [-1, 2], "logprobs": [-1]}]})",
+        R"({"sequences": [{"token_ids": [], "logprobs": []}]})"}) {
     const std::string path = base::JoinPath(models_.nf4(), kTrainerLogprobsFile);
     ASSERT_TRUE(base::WriteFileAtomically(files_, path, text).ok());
     const absl::Status status = ReadTrainerLogprobs(files_, models_.nf4()).status();

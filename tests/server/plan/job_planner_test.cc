@@ -33,7 +33,9 @@ TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
   const std::string trainer_path = "nibble-trainer";
   data::TokenCache tokens(base::RealFileSystem(), (*state)->paths.tokens(), /*threads=*/1, {});
   registry::TextCacheOptions options;
-  options.read = [](const std::string&) -> absl::StatusOr<model::TextAssets> { return absl::InternalError("was read"); };
+  options.read = [](const std::string&) -> absl::StatusOr<model::TextAssets> {
+    return absl::InternalError("was read");
+  };
   registry::TextCache texts(*(*state)->models, options);
   const JobPlanner planner(/*train_bytes=*/0, trainer_path, **state, texts, tokens, base::MemoryBudget::Make(0));
 

@@ -25,7 +25,8 @@ std::shared_ptr<const model::LoadedModel> Served(model::SmallModels& models, con
     path = models.Path("served");
     const auto source = model::Artifact::Open(models.nf4());
     EXPECT_TRUE(source.ok()) << source.status();
-    EXPECT_TRUE(convert::ConvertModel(base::RealFileSystem(), **source, path, {.int8_head = false}, models.stream()).ok());
+    EXPECT_TRUE(
+        convert::ConvertModel(base::RealFileSystem(), **source, path, {.int8_head = false}, models.stream()).ok());
   }
   auto loaded = model::LoadedModel::Load(path, {.max_positions = spec.data.max_seq_len}, models.stream());
   EXPECT_TRUE(loaded.ok()) << loaded.status();
@@ -112,9 +113,12 @@ TEST(MemoryPlanTest, CountsEvaluationsDuringTheRun) {
   const std::vector<MemoryItem> without = PlanMemory(spec, config, /*base_bytes=*/4, batch);
   batch.evaluation = {.rows = 512, .pages = 1024};
   const std::vector<MemoryItem> with = PlanMemory(spec, config, /*base_bytes=*/4, batch);
-  const std::int64_t evaluation = ServedPassBytes(spec, config, 512) + 1024 * model::KvPool::PageBytes(config, kernels::DType::kBF16);
+  const std::int64_t evaluation =
+      ServedPassBytes(spec, config, 512) + 1024 * model::KvPool::PageBytes(config, kernels::DType::kBF16);
   const auto activation = [](const std::vector<MemoryItem>& items) {
-    return std::find_if(items.begin(), items.end(), [](const MemoryItem& item) { return std::string(item.pool) == "activation"; })->bytes;
+    return std::find_if(items.begin(), items.end(),
+                        [](const MemoryItem& item) { return std::string(item.pool) == "activation"; })
+        ->bytes;
   };
   EXPECT_LT(activation(without), evaluation);
   EXPECT_GE(activation(with), evaluation);
@@ -124,7 +128,8 @@ TEST(MemoryPlanTest, PlanHasNoPublishingItemIfTrainingNeedsMore) {
   const model::ModelConfig config = Qwen3Of600M();
   const jobs::JobSpec spec = Spec(jobs::kMethodQLora);
   const BatchShape batch = {.tokens = 65'536, .examples = 64};
-  for (const MemoryItem& item : PlanMemory(spec, config, /*base_bytes=*/2, batch)) EXPECT_STRNE(item.pool, "publishing");
+  for (const MemoryItem& item : PlanMemory(spec, config, /*base_bytes=*/2, batch))
+    EXPECT_STRNE(item.pool, "publishing");
 }
 
 // A job that has saved its last step publishes without the optimizer's moments.

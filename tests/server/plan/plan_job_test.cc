@@ -29,7 +29,9 @@ class PlanJobTest : public ::testing::Test {
   PlanJobTest() {
     std::filesystem::copy(model::Golden("families/llama"), directory_.Path("hf"));
     std::filesystem::copy(model::Golden("families/tokenizer.json"), directory_.Path("hf/tokenizer.json"));
-    EXPECT_TRUE(model::ImportModel(base::RealFileSystem(), directory_.Path("hf"), directory_.Path("model"), kernels::DType::kF32).ok());
+    EXPECT_TRUE(model::ImportModel(base::RealFileSystem(), directory_.Path("hf"), directory_.Path("model"),
+                                   kernels::DType::kF32)
+                    .ok());
     const auto artifact = model::Artifact::Open(directory_.Path("model"));
     EXPECT_TRUE(artifact.ok()) << artifact.status();
     inputs_.config = (*artifact)->config();
@@ -47,7 +49,8 @@ class PlanJobTest : public ::testing::Test {
   // Rows of `bytes` letters; returns the file.
   std::string Data(const std::string& name, int rows, int bytes) {
     std::string text;
-    for (int i = 0; i < rows; ++i) text += "{\"text\": \"" + std::string(static_cast<std::size_t>(bytes), static_cast<char>('a' + i % 26)) + "\"}\n";
+    for (int i = 0; i < rows; ++i)
+      text += "{\"text\": \"" + std::string(static_cast<std::size_t>(bytes), static_cast<char>('a' + i % 26)) + "\"}\n";
     model::WriteBytes(directory_.Path(name), text);
     return directory_.Path(name);
   }
@@ -115,7 +118,8 @@ TEST_F(PlanJobTest, StepsAndTokensOfOneEpochMatchTheData) {
   spec_.run.epochs.reset();
   spec_.run.max_steps = 7;
   EXPECT_EQ(Plan().max_steps, 7);
-  EXPECT_NEAR(static_cast<double>(Plan().tokens), 7.0 * static_cast<double>(plan.tokens) / static_cast<double>(plan.max_steps), 1.0);
+  EXPECT_NEAR(static_cast<double>(Plan().tokens),
+              7.0 * static_cast<double>(plan.tokens) / static_cast<double>(plan.max_steps), 1.0);
 }
 
 TEST_F(PlanJobTest, TrainedParametersAreThoseOfTheAdapterOrTheModel) {
@@ -267,7 +271,8 @@ TEST_F(PlanJobTest, WarnsOfProbableMistakes) {
   inputs_.train.format = "prompt_completion";
   spec_.data.format = "prompt_completion";
   spec_.data.overlong = "truncate";
-  model::WriteBytes(directory_.Path("pairs.jsonl"), "{\"prompt\": \"ab\", \"completion\": \"" + std::string(90, 'c') + "\"}\n");
+  model::WriteBytes(directory_.Path("pairs.jsonl"),
+                    "{\"prompt\": \"ab\", \"completion\": \"" + std::string(90, 'c') + "\"}\n");
   inputs_.train.path = directory_.Path("pairs.jsonl");
   EXPECT_TRUE(Warns(Plan(), "ROWS_TRUNCATED"));
   EXPECT_EQ(Plan().warnings.front().rows, std::vector<std::int64_t>{1});
@@ -278,10 +283,14 @@ TEST_F(PlanJobTest, WarnsOfProbableMistakes) {
 
 // T1 (docs/faults.md): rows of the evaluation set were truncated, dropped and merged without a warning.
 TEST_F(PlanJobTest, WarnsOfRowsOfTheEvaluationSetAndNamesIt) {
-  model::WriteBytes(directory_.Path("pairs.jsonl"), R"({"prompt": "walk ", "completion": "the"})" "\n");
-  model::WriteBytes(directory_.Path("eval.jsonl"), R"({"prompt": "walk ", "completion": "the"})" "\n"
-                                                   R"({"prompt": "walk t", "completion": "he"})" "\n"
-                                                   R"({"prompt": "a", "completion": ")" + std::string(60, 'x') + "\"}\n");
+  model::WriteBytes(directory_.Path("pairs.jsonl"), R"({"prompt": "walk ", "completion": "the"})"
+                                                    "\n");
+  model::WriteBytes(directory_.Path("eval.jsonl"), R"({"prompt": "walk ", "completion": "the"})"
+                                                   "\n"
+                                                   R"({"prompt": "walk t", "completion": "he"})"
+                                                   "\n"
+                                                   R"({"prompt": "a", "completion": ")" +
+                                                       std::string(60, 'x') + "\"}\n");
   inputs_.train.path = directory_.Path("pairs.jsonl");
   inputs_.train.format = "prompt_completion";
   inputs_.eval.path = directory_.Path("eval.jsonl");
@@ -290,14 +299,16 @@ TEST_F(PlanJobTest, WarnsOfRowsOfTheEvaluationSetAndNamesIt) {
   spec_.data.overlong = "truncate";
   spec_.eval_dataset = "questions";
   const auto find = [&](const JobPlan& plan, const std::string& reason) {
-    const auto found = std::find_if(plan.warnings.begin(), plan.warnings.end(), [&](const PlanWarning& w) { return w.reason == reason; });
+    const auto found = std::find_if(plan.warnings.begin(), plan.warnings.end(),
+                                    [&](const PlanWarning& w) { return w.reason == reason; });
     return found != plan.warnings.end() ? *found : PlanWarning();
   };
   JobPlan plan = Plan();
   EXPECT_EQ(find(plan, "PROMPT_BOUNDARY_MERGED").rows, std::vector<std::int64_t>{2});
   EXPECT_EQ(find(plan, "ROWS_TRUNCATED").rows, std::vector<std::int64_t>{3});
   for (const char* reason : {"PROMPT_BOUNDARY_MERGED", "ROWS_TRUNCATED"}) {
-    EXPECT_TRUE(find(plan, reason).message.starts_with("eval_dataset \"questions\": 1 of 3 rows ")) << find(plan, reason).message;
+    EXPECT_TRUE(find(plan, reason).message.starts_with("eval_dataset \"questions\": 1 of 3 rows "))
+        << find(plan, reason).message;
   }
   spec_.data.overlong = "drop";
   plan = Plan();
@@ -305,17 +316,21 @@ TEST_F(PlanJobTest, WarnsOfRowsOfTheEvaluationSetAndNamesIt) {
   // Each set gets its own warning.
   inputs_.train.path = directory_.Path("eval.jsonl");
   plan = Plan();
-  EXPECT_EQ(std::count_if(plan.warnings.begin(), plan.warnings.end(), [](const PlanWarning& w) { return w.reason == "ROWS_DROPPED"; }), 2);
+  EXPECT_EQ(std::count_if(plan.warnings.begin(), plan.warnings.end(),
+                          [](const PlanWarning& w) { return w.reason == "ROWS_DROPPED"; }),
+            2);
   EXPECT_TRUE(find(plan, "ROWS_DROPPED").message.starts_with("1 of 3 rows ")) << "the training set's is first";
 }
 
 // T7 (docs/faults.md): the second plan of the same data has no tokenizer, and reads no tokens.
 TEST_F(PlanJobTest, PlanFromTokenFilesEqualsThatFromTheText) {
-  model::WriteBytes(directory_.Path("eval.jsonl"), model::ReadBytes(Data("a.jsonl", 5, 60)) + model::ReadBytes(Data("b.jsonl", 4, 15)));
+  model::WriteBytes(directory_.Path("eval.jsonl"),
+                    model::ReadBytes(Data("a.jsonl", 5, 60)) + model::ReadBytes(Data("b.jsonl", 4, 15)));
   inputs_.eval.path = directory_.Path("eval.jsonl");
   spec_.eval_dataset = "eval";
   spec_.run.micro_batch = 3;
-  model::WriteBytes(directory_.Path("more.jsonl"), model::ReadBytes(Data("c.jsonl", 30, 90)) + model::ReadBytes(Data("d.jsonl", 30, 20)));
+  model::WriteBytes(directory_.Path("more.jsonl"),
+                    model::ReadBytes(Data("c.jsonl", 30, 90)) + model::ReadBytes(Data("d.jsonl", 30, 20)));
   inputs_.train.path = directory_.Path("more.jsonl");
   for (const char* packing : {"none", "segmented"}) {
     for (const char* overlong : {"truncate", "drop", "split"}) {
@@ -380,7 +395,8 @@ TEST_F(PlanJobTest, RefusesBasesAndDevicesThatTheJobCannotUse) {
   spec_.method = jobs::kMethodQLora;  // masters are not for running, so nf4 must not be made from them
   const auto masters = PlanJob(spec_, inputs_);
   EXPECT_EQ(masters.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_NE(std::string(masters.status().message()).find("base_model: has the master weights"), std::string::npos) << masters.status();
+  EXPECT_NE(std::string(masters.status().message()).find("base_model: has the master weights"), std::string::npos)
+      << masters.status();
   spec_.method = jobs::kMethodBitNetQat;
   spec_.device = "cuda:0";
   EXPECT_EQ(PlanJob(spec_, inputs_).status().code(), absl::StatusCode::kInvalidArgument);

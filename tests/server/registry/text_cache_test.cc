@@ -157,7 +157,9 @@ TEST_F(TextCacheTest, FactsReadNoTokenizerAndNameTheSameDigest) {
   Publish("with", "{{ messages[0]['content'] }}");
   Publish("without", "");
   TextCacheOptions options;
-  options.read = [](const std::string&) -> absl::StatusOr<model::TextAssets> { return absl::InternalError("was read"); };
+  options.read = [](const std::string&) -> absl::StatusOr<model::TextAssets> {
+    return absl::InternalError("was read");
+  };
   TextCache facts(*state_->models, options), texts(*state_->models);
   for (const char* name : {"with", "without"}) {
     const auto fact = facts.Facts(name);

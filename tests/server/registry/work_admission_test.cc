@@ -61,7 +61,8 @@ TEST_F(WorkAdmissionTest, C5WorkWhoseCallerHasGoneLeavesTheQueue) {
   auto first = Take(80);
   ASSERT_TRUE(first.ok());
   std::atomic<bool> gone{false};
-  auto second = std::async(std::launch::async, [&] { return admission_.Await("test", Bytes(1), [&gone] { return gone.load(); }).status(); });
+  auto second = std::async(
+      std::launch::async, [&] { return admission_.Await("test", Bytes(1), [&gone] { return gone.load(); }).status(); });
   AwaitWaiting(1);
   auto third = std::async(std::launch::async, [&] { return Take(90).status(); });
   AwaitWaiting(2);
@@ -75,7 +76,8 @@ TEST_F(WorkAdmissionTest, C5WorkWhoseCallerHasGoneLeavesTheQueue) {
 TEST_F(WorkAdmissionTest, C5WorkThatCanNeverFitIsRefusedAtOnce) {
   const auto first = Take(80);
   ASSERT_TRUE(first.ok());
-  const absl::Status refused = admission_.Await("verify of model m", {.weights = 90, .kv_cache = 5, .buffers = 4, .data = 2}, {}).status();
+  const absl::Status refused =
+      admission_.Await("verify of model m", {.weights = 90, .kv_cache = 5, .buffers = 4, .data = 2}, {}).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   EXPECT_EQ(base::Reason(refused), "OUT_OF_DEVICE_MEMORY");
   auto metadata = base::ReasonMetadata(refused);
@@ -83,7 +85,8 @@ TEST_F(WorkAdmissionTest, C5WorkThatCanNeverFitIsRefusedAtOnce) {
   EXPECT_EQ(metadata["have"], "100");
   EXPECT_EQ(metadata["plan"], "weights 90, kv_cache 5, buffers 4, data 2");
   EXPECT_NE(refused.message().find("verify of model m"), absl::string_view::npos) << refused;
-  EXPECT_EQ((WorkMemory{.weights = std::numeric_limits<std::int64_t>::max(), .data = 1}).total(), std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ((WorkMemory{.weights = std::numeric_limits<std::int64_t>::max(), .data = 1}).total(),
+            std::numeric_limits<std::int64_t>::max());
 }
 
 TEST_F(WorkAdmissionTest, C5WorkDoesNotWaitForModelsInMemory) {

@@ -41,7 +41,8 @@ class AdapterImportTest : public ModelServiceTest {
     const std::string path = directory_ + "/adapter";
     model::WritePeftFiles(path, config, plan, values);
     Files files;
-    for (const char* name : {model::kAdapterConfigFile, model::kAdapterWeightsFile}) files[name] = ReadFile(path + "/" + name);
+    for (const char* name : {model::kAdapterConfigFile, model::kAdapterWeightsFile})
+      files[name] = ReadFile(path + "/" + name);
     return files;
   }
   longrunning::Operation ImportUpload(const Files& files, const std::string& base_model, const std::string& name) {

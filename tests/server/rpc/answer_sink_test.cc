@@ -152,7 +152,8 @@ class AnswerSinkTest : public ::testing::Test {
                                                   .prompt = request.prompt,
                                                   .entry = nullptr});
   }
-  std::shared_ptr<Answer> Run(const serve::Request& request, std::function<void(const v1::GenerateReply&)> on_reply = {}) {
+  std::shared_ptr<Answer> Run(const serve::Request& request,
+                              std::function<void(const v1::GenerateReply&)> on_reply = {}) {
     auto answer = Make(request);
     answer->on_reply = std::move(on_reply);
     const absl::Status status = resident_->engine->Submit(request, answer);
@@ -360,7 +361,8 @@ TEST_F(AnswerSinkTest, AFaultAfterPartialOutputCarriesItsUsageAndItsOwnReason) {
   answer->OnStart(1);
   const serve::TokenLogprob token = {kD, 0, {}};
   answer->OnDelta(0, "d", {&token, 1});
-  answer->OnFinish({base::WithReason(absl::InternalError("a step failed"), "KERNEL_FAULT"), serve::FinishReason::kCancelled,
+  answer->OnFinish({base::WithReason(absl::InternalError("a step failed"), "KERNEL_FAULT"),
+                    serve::FinishReason::kCancelled,
                     {.prompt_tokens = 3, .completion_tokens = 1}});
   const auto details = ToRpcStatus(answer->status);
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->reason(), "KERNEL_FAULT");

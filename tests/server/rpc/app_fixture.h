@@ -86,7 +86,9 @@ class AppTest : public testing::Test {
   }
 
   template <typename Stub, typename Request, typename Response>
-  grpc::Status Call(Stub& stub, grpc::Status (std::decay_t<decltype(*stub)>::*method)(grpc::ClientContext*, const Request&, Response*),
+  grpc::Status Call(Stub& stub,
+                    grpc::Status (std::decay_t<decltype(*stub)>::*method)(grpc::ClientContext*, const Request&,
+                                                                          Response*),
                     const Request& request, Response* response) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
@@ -106,7 +108,8 @@ class AppTest : public testing::Test {
     if (!begun.ok()) return begun;
     const google::longrunning::Operation done = Wait(operation);
     if (done.has_error()) {
-      return grpc::Status(static_cast<grpc::StatusCode>(done.error().code()), done.error().message(), done.error().SerializeAsString());
+      return grpc::Status(static_cast<grpc::StatusCode>(done.error().code()), done.error().message(),
+                          done.error().SerializeAsString());
     }
     EXPECT_TRUE(done.response().UnpackTo(response)) << done.response().type_url();
     return grpc::Status::OK;

@@ -40,10 +40,11 @@ enum class Over { kTls, kLocal, kInsecure };
 class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over> {
  protected:
   void Files() {
-    std::ofstream(directory_ + "/tokens") << TokenLine("viewer", "viewer") << TokenLine("infer", "infer") << TokenLine("train", "train")
-                                          << TokenLine("operator", "operator") << TokenLine("admin", "admin")
-                                          << TokenLine("old", "admin", R"(, "expires": "2020-01-01T00:00:00Z")")
-                                          << R"({"name": "by-certificate", "role": "viewer", "san": "uri:spiffe://tests/viewer"})" << "\n";
+    std::ofstream(directory_ + "/tokens")
+        << TokenLine("viewer", "viewer") << TokenLine("infer", "infer") << TokenLine("train", "train")
+        << TokenLine("operator", "operator") << TokenLine("admin", "admin")
+        << TokenLine("old", "admin", R"(, "expires": "2020-01-01T00:00:00Z")")
+        << R"({"name": "by-certificate", "role": "viewer", "san": "uri:spiffe://tests/viewer"})" << "\n";
     if (GetParam() != Over::kTls) return;
     testing::MakeAuthority(directory_ + "/ca");
     testing::MakeCertificate(directory_ + "/server", directory_ + "/ca", "DNS:localhost,IP:127.0.0.1");
@@ -125,7 +126,8 @@ TEST_P(AuthServerTest, S1NoMethodAnswersWithoutAValidToken) {
       const grpc::Status status = Ask(plain_, method, metadata);
       EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << method << " " << status.error_message();
       // A refusal by a handler's wrapper has details; an earlier refusal has its reason before the text.
-      const std::string said = status.error_details().empty() ? status.error_message() : testing_support::ReasonOf(status);
+      const std::string said =
+          status.error_details().empty() ? status.error_message() : testing_support::ReasonOf(status);
       EXPECT_THAT(said, StartsWith(reason)) << method;
       EXPECT_THAT(status.error_message(), Not(HasSubstr("token-admin")));
       ++asked;
@@ -133,7 +135,8 @@ TEST_P(AuthServerTest, S1NoMethodAnswersWithoutAValidToken) {
   }
   EXPECT_GE(asked, 5 * 55);
   // A token in the path does not count.
-  EXPECT_EQ(Ask(plain_, "nibble.v1.ModelService/ListModels?access_token=token-admin", {}).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(Ask(plain_, "nibble.v1.ModelService/ListModels?access_token=token-admin", {}).error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
   const auto http = Scrape();
   EXPECT_THAT(http, HasSubstr("nibble_auth_failures_total{reason=\"TOKEN_MISSING\"}"));
   EXPECT_THAT(http, Not(HasSubstr("token-")));
@@ -199,8 +202,8 @@ class AuthEffectTest : public AuthServerTest {
     std::sort(names.begin(), names.end());
     std::string line;
     for (const std::string& name : names) line += name + " ";
-    return StrCat(line, "| jobs ", jobs.jobs_size(), " | loaded ", load.residents().models_size(), " | answered ", load.requests_total(),
-                  " | draining ", load.draining() ? 1 : 0);
+    return StrCat(line, "| jobs ", jobs.jobs_size(), " | loaded ", load.residents().models_size(), " | answered ",
+                  load.requests_total(), " | draining ", load.draining() ? 1 : 0);
   }
 };
 
@@ -234,7 +237,9 @@ TEST_P(AuthEffectTest, S1RefusedCallsHaveNoEffect) {
                                      Send(token, "nibble.v1.InferenceService/GenerateStream", generate),
                                      Send(token, "nibble.v1.DatasetService/DeleteDataset", remove)};
   };
-  const auto drain = [&](const std::string& token) { return Send(token, "nibble.v1.ServerService/Drain", v1::DrainRequest()); };
+  const auto drain = [&](const std::string& token) {
+    return Send(token, "nibble.v1.ServerService/Drain", v1::DrainRequest());
+  };
   const std::string before = "spare texts | jobs 0 | loaded 0 | answered 0 | draining 0";
   ASSERT_EQ(Effects(), before);
   for (const std::string token : {"", "wrong", "token-old"}) {
@@ -260,7 +265,8 @@ TEST_P(AuthServerTest, S2EveryRoleMayCallExactlyItsMethods) {
   const char* const names[] = {"viewer", "infer", "train", "operator", "admin"};
   std::vector<auth::MethodRule> rules(auth::MethodRules().begin(), auth::MethodRules().end());
   // Drain last: a server that drains answers nothing else.
-  std::stable_partition(rules.begin(), rules.end(), [](const auth::MethodRule& rule) { return !rule.method.ends_with("/Drain"); });
+  std::stable_partition(rules.begin(), rules.end(),
+                        [](const auth::MethodRule& rule) { return !rule.method.ends_with("/Drain"); });
   for (const auth::MethodRule& rule : rules) {
     for (int role = 0; role < 5; ++role) {
       const grpc::Status status = AskAs(names[role], std::string(rule.method));
@@ -276,7 +282,8 @@ TEST_P(AuthServerTest, S2EveryRoleMayCallExactlyItsMethods) {
         }
       } else {
         EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << rule.method << " " << names[role];
-        EXPECT_THAT(status.error_details().empty() ? status.error_message() : testing_support::ReasonOf(status), StartsWith("ROLE"));
+        EXPECT_THAT(status.error_details().empty() ? status.error_message() : testing_support::ReasonOf(status),
+                    StartsWith("ROLE"));
       }
     }
   }
@@ -284,7 +291,7 @@ TEST_P(AuthServerTest, S2EveryRoleMayCallExactlyItsMethods) {
 }
 
 TEST_P(AuthServerTest, ReportsAreAcceptedOnlyOnTheSocketOfTrainers) {
-  struct stat info {};
+  struct stat info{};
   const std::string socket = directory_ + "/state/trainers.sock";
   ASSERT_EQ(stat(socket.c_str(), &info), 0);
   EXPECT_TRUE(S_ISSOCK(info.st_mode));
@@ -292,7 +299,9 @@ TEST_P(AuthServerTest, ReportsAreAcceptedOnlyOnTheSocketOfTrainers) {
   const auto trainers = grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials());
   for (const auth::MethodRule& rule : auth::MethodRules()) {
     if (rule.access == auth::Access::kTrainer) continue;
-    EXPECT_EQ(Ask(trainers, std::string(rule.method), {{"authorization", "Bearer token-admin"}}).error_code(), grpc::StatusCode::PERMISSION_DENIED) << rule.method;
+    EXPECT_EQ(Ask(trainers, std::string(rule.method), {{"authorization", "Bearer token-admin"}}).error_code(),
+              grpc::StatusCode::PERMISSION_DENIED)
+        << rule.method;
   }
   // The service requires the secret of the attempt.
   const auto stub = internal::v1::TrainerReportService::NewStub(trainers);
@@ -337,7 +346,9 @@ TEST_P(AuthServerTest, RefusalsAndCallsAreLoggedWithTheirPeer) {
   EXPECT_EQ(AskAs("train", "nibble.v1.FineTuneService/CreateJob").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   std::istringstream log(::testing::internal::GetCapturedStderr());
   constexpr char kAddress[] = "ipv4:127.0.0.1:";
-  const std::string of_refusals = GetParam() == Over::kTls ? "unknown" : GetParam() == Over::kLocal ? "local" : kAddress;
+  const std::string of_refusals = GetParam() == Over::kTls     ? "unknown"
+                                  : GetParam() == Over::kLocal ? "local"
+                                                               : kAddress;
   int refused = 0, answered = 0;
   for (std::string text; std::getline(log, text);) {
     if (!text.starts_with("{")) continue;  // a line of gRPC: only main() sends these to our log
@@ -374,17 +385,22 @@ TEST_P(AuthEffectTest, C4PrioritiesAboveZeroNeedTheRoleOperator) {
   job.mutable_spec()->mutable_run()->set_priority(7);
   expect_role(Send("token-train", "nibble.v1.FineTuneService/CreateJob", job), "run.priority");
   // These callers may: only the model and the dataset are missing.
-  EXPECT_EQ(Send("token-operator", "nibble.v1.InferenceService/Generate", generate).error_code(), grpc::StatusCode::NOT_FOUND);
-  EXPECT_EQ(Send("token-operator", "nibble.v1.FineTuneService/CreateJob", job).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Send("token-operator", "nibble.v1.InferenceService/Generate", generate).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Send("token-operator", "nibble.v1.FineTuneService/CreateJob", job).error_code(),
+            grpc::StatusCode::NOT_FOUND);
   generate.set_priority(-7);
-  EXPECT_EQ(Send("token-infer", "nibble.v1.InferenceService/Generate", generate).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Send("token-infer", "nibble.v1.InferenceService/Generate", generate).error_code(),
+            grpc::StatusCode::NOT_FOUND);
 }
 
 std::string TransportName(const ::testing::TestParamInfo<Over>& info) {
   return info.param == Over::kTls ? "Tls" : info.param == Over::kLocal ? "Local" : "Insecure";
 }
-INSTANTIATE_TEST_SUITE_P(Transports, AuthServerTest, ::testing::Values(Over::kTls, Over::kLocal, Over::kInsecure), TransportName);
-INSTANTIATE_TEST_SUITE_P(Transports, AuthEffectTest, ::testing::Values(Over::kTls, Over::kLocal, Over::kInsecure), TransportName);
+INSTANTIATE_TEST_SUITE_P(Transports, AuthServerTest, ::testing::Values(Over::kTls, Over::kLocal, Over::kInsecure),
+                         TransportName);
+INSTANTIATE_TEST_SUITE_P(Transports, AuthEffectTest, ::testing::Values(Over::kTls, Over::kLocal, Over::kInsecure),
+                         TransportName);
 
 class BindTest : public ::testing::Test {
  protected:
@@ -464,7 +480,8 @@ TEST_F(BindTest, InconsistentFlagsAreNamed) {
 class ReflectionTest : public AppTest {};
 TEST_F(ReflectionTest, S12IsOffByDefault) {
   const grpc::Status status =
-      testing_support::Ask(channel_, {.method = "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}).status;
+      testing_support::Ask(channel_, {.method = "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"})
+          .status;
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
 }
 

@@ -83,7 +83,8 @@ T Find(const grpc::Status& status) {
 // them.
 TEST_F(CallTest, InternalFaultIsReportedWithTheIdInTheLog) {
   Call internal(environment_, &context_, CallType::kUnary, "nibble.v1.InferenceService/Generate");
-  const auto fault = internal.End(base::WithReason(absl::InternalError("illegal address 0x7f0012345678"), "KERNEL_FAULT"));
+  const auto fault =
+      internal.End(base::WithReason(absl::InternalError("illegal address 0x7f0012345678"), "KERNEL_FAULT"));
   EXPECT_EQ(fault.error_code(), grpc::StatusCode::INTERNAL);
   EXPECT_EQ(fault.error_message().find("address"), std::string::npos) << fault.error_message();
   EXPECT_NE(fault.error_message().find(internal.request_id()), std::string::npos) << fault.error_message();
@@ -110,7 +111,8 @@ TEST_F(CallTest, CallThatWaitedTooLongIsNotBegun) {
 class SlowService : public v1::ServerService::CallbackService {
  public:
   explicit SlowService(CallEnvironment& environment) : environment_(environment) {}
-  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context, const v1::GetLoadRequest*, v1::ServerLoad*) override {
+  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context, const v1::GetLoadRequest*,
+                                    v1::ServerLoad*) override {
     return UnaryOnWorker(environment_, context, "nibble.v1.ServerService/GetLoad", [this](const Call&) {
       const int mine = ++begun;
       while (let_through < mine) std::this_thread::yield();
@@ -184,7 +186,9 @@ TEST_F(UnaryTest, FullQueueReportsHowLongTheLastCallWaited) {
   AwaitBegun(2);
   // Of two further calls, one waits and the other is refused.
   std::future<grpc::Status> more[] = {Ask(), Ask()};
-  const auto is_over = [](std::future<grpc::Status>& one) { return one.wait_for(std::chrono::seconds(0)) == std::future_status::ready; };
+  const auto is_over = [](std::future<grpc::Status>& one) {
+    return one.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  };
   while (!is_over(more[0]) && !is_over(more[1])) std::this_thread::yield();
   service_.let_through = 100;
   EXPECT_TRUE(second.get().ok());

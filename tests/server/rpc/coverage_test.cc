@@ -105,8 +105,9 @@ TEST(CoverageTest, EveryTestNamedInARowExists) {
     for (const Citation& citation : citations) {
       if (!files.contains(citation.file)) files[citation.file] = Read(citation.file);
       const std::regex definition(citation.file.ends_with(".py") ? "def " + citation.test + "\\("
-                                                                  : "TEST(_F|_P)?\\(\\w+, " + citation.test + "\\)");
-      EXPECT_TRUE(std::regex_search(files[citation.file], definition)) << name << ": " << citation.file << " has no " << citation.test;
+                                                                 : "TEST(_F|_P)?\\(\\w+, " + citation.test + "\\)");
+      EXPECT_TRUE(std::regex_search(files[citation.file], definition))
+          << name << ": " << citation.file << " has no " << citation.test;
     }
   }
 }
@@ -133,7 +134,8 @@ void AddFunctions(const std::string& path, Functions& functions) {
     const std::string name = match[2], end = match[1].str() + "}";
     std::string text = head + "\n";
     if (is_python) {
-      while (i + 1 < lines.size() && (lines[i + 1].empty() || lines[i + 1].front() == ' ' || lines[i + 1].front() == ')')) {
+      while (i + 1 < lines.size() &&
+             (lines[i + 1].empty() || lines[i + 1].front() == ' ' || lines[i + 1].front() == ')')) {
         text += lines[++i] + "\n";
       }
     } else if (!head.ends_with('}')) {
@@ -218,7 +220,8 @@ TEST(CoverageTest, EveryTestNamedInARowCallsItsMethodOrCommand) {
   for (const auto& [name, citations] : Rows(kCoverage)) {
     if (unbuilt.contains(name)) continue;  // one test covers them all
     for (const Citation& citation : citations) {
-      EXPECT_TRUE(Calls(citation, name)) << name << ": " << citation.file << ", " << citation.test << " does not call it";
+      EXPECT_TRUE(Calls(citation, name)) << name << ": " << citation.file << ", " << citation.test
+                                         << " does not call it";
     }
   }
 }
@@ -226,12 +229,12 @@ TEST(CoverageTest, EveryTestNamedInARowCallsItsMethodOrCommand) {
 // One near miss of each kind: a neighbour in the file calls it, a fixture, a method of another object that has the
 // helper's name.
 TEST(CoverageTest, TestThatDoesNotCallItsMethodIsDetected) {
-  const std::string jobs = "tests/server/rpc/fine_tune_service_test.cc", operations = "tests/server/rpc/operations_test.cc",
-                    main_job = "tests/e2e/test_main_job.py";
+  const std::string jobs = "tests/server/rpc/fine_tune_service_test.cc",
+                    operations = "tests/server/rpc/operations_test.cc", main_job = "tests/e2e/test_main_job.py";
   EXPECT_FALSE(Calls({jobs, "AWatchBeginsWithASnapshotAndEndsWithTheJob"}, "nibble.v1.FineTuneService/ListJobEvents"));
   EXPECT_TRUE(Calls({jobs, "PagesOfEventsEndWithTheLastEvent"}, "nibble.v1.FineTuneService/ListJobEvents"));
-  EXPECT_FALSE(Calls({operations, "OperationInterruptedByARestartIsAborted"},
-                     "google.longrunning.Operations/GetOperation"));
+  EXPECT_FALSE(
+      Calls({operations, "OperationInterruptedByARestartIsAborted"}, "google.longrunning.Operations/GetOperation"));
   EXPECT_TRUE(Calls({operations, "CancelledOperationHasCodeOneWhetherItRanOrNot"},
                     "google.longrunning.Operations/GetOperation"));
   EXPECT_FALSE(Calls({main_job, "test_events_cover_the_whole_job"}, "models import"));
@@ -268,7 +271,8 @@ TEST(CoverageTest, EveryUnbuiltFieldIsInTheList) {
 
 // Maps each field of a message ("JobSpec.resume_from") to the comment above it.
 std::map<std::string, std::string> FieldComments() {
-  static const std::regex message_text("message (\\w+) \\{"), field_text("(?:optional |repeated )?[\\w.<>, ]+? (\\w+) = \\d+.*");
+  static const std::regex message_text("message (\\w+) \\{"),
+      field_text("(?:optional |repeated )?[\\w.<>, ]+? (\\w+) = \\d+.*");
   std::map<std::string, std::string> comments;
   for (const auto& entry : std::filesystem::directory_iterator(NIBBLE_SOURCE_DIR "/proto/nibble/v1")) {
     std::istringstream text(Read(entry.path().lexically_relative(NIBBLE_SOURCE_DIR)));
@@ -293,7 +297,8 @@ TEST(CoverageTest, ProtoOfEveryUnbuiltFieldSaysUnimplemented) {
   int fields = 0;
   for (const std::string entry : rpc::kUnbuilt) {
     const std::string name = entry.substr(0, entry.find(' '));
-    if (name.starts_with("nibble.v1.") || name.starts_with("ListOperationsRequest.")) continue;  // methods; Google's own proto
+    if (name.starts_with("nibble.v1.") || name.starts_with("ListOperationsRequest."))
+      continue;  // methods; Google's own proto
     ASSERT_TRUE(comments.contains(name)) << name;
     EXPECT_NE(comments.at(name).find("UNIMPLEMENTED"), std::string::npos) << name << ": " << comments.at(name);
     ++fields;
@@ -309,7 +314,8 @@ void AddReasons(const std::string& code, std::set<std::string>& reasons) {
     std::size_t end = at + call_start.size();
     for (int open = 1; end < code.size() && open > 0; ++end) open += (code[end] == '(') - (code[end] == ')');
     const std::string arguments = code.substr(at, end - at);
-    for (std::sregex_iterator it(arguments.begin(), arguments.end(), kLiteral), last; it != last; ++it) reasons.insert((*it)[1]);
+    for (std::sregex_iterator it(arguments.begin(), arguments.end(), kLiteral), last; it != last; ++it)
+      reasons.insert((*it)[1]);
   }
 }
 
@@ -347,7 +353,8 @@ TEST(ErrorsDocumentTest, EveryReasonHasACaseOverTheWireOrARowThatNamesItsTest) {
     const bool here = cases.find("\"" + reason + "\"") != std::string::npos;
     EXPECT_TRUE(here || elsewhere.contains(reason)) << reason << " has no case and no row";
   }
-  for (const auto& [reason, citations] : elsewhere) EXPECT_TRUE(reasons.contains(reason)) << reason << " is in no table";
+  for (const auto& [reason, citations] : elsewhere)
+    EXPECT_TRUE(reasons.contains(reason)) << reason << " is in no table";
 }
 
 }  // namespace

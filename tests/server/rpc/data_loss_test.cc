@@ -13,12 +13,12 @@
 #include "server/base/strings.h"
 #include "tests/server/model/files.h"
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/error_details_fixture.h"
 #include "tests/server/rpc/planted_checkpoint.h"
 #include "tests/server/rpc/raw_call.h"
 #include "tests/server/rpc/status_details.h"
 #include "tests/server/rpc/tiny_job.h"
 #include "tests/server/rpc/token_line.h"
-#include "tests/server/rpc/error_details_fixture.h"
 
 namespace nibble {
 namespace {
@@ -28,8 +28,8 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelIsReportedWithTheRequestId) {
   grpc::ClientContext context;
   context.AddMetadata("x-request-id", "mine");
   v1::GenerateResponse response;
-  const auto details =
-      Check(inference_->Generate(&context, Prompt("tiny", "a", 1), &response), grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT");
+  const auto details = Check(inference_->Generate(&context, Prompt("tiny", "a", 1), &response),
+                             grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT");
   EXPECT_EQ(Find<google::rpc::RequestInfo>(details)->request_id(), "mine");
 }
 
@@ -42,7 +42,8 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelIsFoundBeforeAnythingIsMadeFromIt) {
   FlipLastByte("tiny/model.safetensors");
   const auto check = [&](const google::longrunning::Operation& done) {
     EXPECT_EQ(done.error().code(), static_cast<int>(grpc::StatusCode::DATA_LOSS)) << done.error().message();
-    EXPECT_EQ(Find<google::rpc::ErrorInfo>(done.error()).value_or(google::rpc::ErrorInfo()).reason(), "ARTIFACT_CORRUPT");
+    EXPECT_EQ(Find<google::rpc::ErrorInfo>(done.error()).value_or(google::rpc::ErrorInfo()).reason(),
+              "ARTIFACT_CORRUPT");
   };
   check(ConvertTiny("eight"));
   google::longrunning::Operation operation;
@@ -62,7 +63,8 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelIsFoundBeforeAnythingIsMadeFromIt) {
   publish.set_name("published");
   v1::PublishCheckpointResponse published;
   const grpc::Status status = Call(models_, &v1::ModelService::Stub::PublishCheckpoint, publish, &published);
-  EXPECT_EQ(Metadata(Check(status, grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT", /*of_operation=*/true), "model"), "tiny");
+  EXPECT_EQ(Metadata(Check(status, grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT", /*of_operation=*/true), "model"),
+            "tiny");
   EXPECT_EQ(VerifyFailures(), 4);
   EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/uploads"));
   for (const std::string name : {"eight", "adapter", "published"}) {
@@ -217,10 +219,11 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelWhoseTextCannotBeRead) {
     return text.replace(text.find(from), from.size(), to);
   };
   const std::string config = model::ReadBytes(directory + "config.json");
-  const std::map<std::string, std::string> altered = {{"config.json", "{"},
-                                                      {"./config.json", same_size(config, "\"hidden_size\"", "\"hidden_sizf\"")},
-                                                      {"chat_template.jinja", "{% if %}"},
-                                                      {"tokenizer.json", "{}"}};
+  const std::map<std::string, std::string> altered = {
+      {"config.json", "{"},
+      {"./config.json", same_size(config, "\"hidden_size\"", "\"hidden_sizf\"")},
+      {"chat_template.jinja", "{% if %}"},
+      {"tokenizer.json", "{}"}};
   for (const auto& [file, bytes] : altered) {
     SCOPED_TRACE(file);
     const std::string whole = model::ReadBytes(directory + file);
@@ -261,7 +264,8 @@ TEST_F(ErrorDetailsTest, DataLossOfADatasetWhoseDescriptionWasAltered) {
     model::WriteBytes(path, altered.replace(altered.find(from), from.size(), to));
     StartApp();
     v1::ListDatasetsResponse datasets;
-    const grpc::Status listed = Call(datasets_, &v1::DatasetService::Stub::ListDatasets, v1::ListDatasetsRequest(), &datasets);
+    const grpc::Status listed =
+        Call(datasets_, &v1::DatasetService::Stub::ListDatasets, v1::ListDatasetsRequest(), &datasets);
     ASSERT_TRUE(listed.ok()) << listed.error_message();
     ASSERT_EQ(datasets.datasets_size(), 2);
     EXPECT_EQ(datasets.datasets(0).name(), "rows");
@@ -299,7 +303,8 @@ TEST_F(ErrorDetailsTest, DataLossOfARecord) {
   v1::VerifyModelRequest verify;
   verify.set_name("eight");
   v1::VerifyModelResponse verified;
-  Check(Call(models_, &v1::ModelService::Stub::VerifyModel, verify, &verified), grpc::StatusCode::DATA_LOSS, "CORRUPT_ARTIFACT",
+  Check(Call(models_, &v1::ModelService::Stub::VerifyModel, verify, &verified), grpc::StatusCode::DATA_LOSS,
+        "CORRUPT_ARTIFACT",
         /*of_operation=*/true);
 }
 
@@ -313,9 +318,9 @@ TEST_F(ErrorDetailsTest, DataLossOfAnyFileIsFoundByVerify) {
   ASSERT_NE(other.find("\"llama\""), std::string::npos);
   other.replace(other.find("\"llama\""), 7, "\"emu99\"");
   const std::map<std::string, std::optional<std::string>> altered = {
-      {"config.json", "{}"},         {"./config.json", other},      {"nibble.json", "{}"},
-      {"record.bin", std::nullopt},  {"manifest.json", std::nullopt}, {"model.safetensors", std::nullopt},
-      {"conversion.json", "{}"},     {"tokenizer.json", std::nullopt}};
+      {"config.json", "{}"},        {"./config.json", other},        {"nibble.json", "{}"},
+      {"record.bin", std::nullopt}, {"manifest.json", std::nullopt}, {"model.safetensors", std::nullopt},
+      {"conversion.json", "{}"},    {"tokenizer.json", std::nullopt}};
   v1::VerifyModelRequest verify;
   verify.set_name("eight");
   v1::VerifyModelResponse verified;
@@ -363,7 +368,8 @@ TEST_F(ErrorDetailsTest, UnimplementedNamesTheMissingFeature) {
   EXPECT_EQ(Metadata(method, "name"), "nibble.v1.InferenceService/Embed");
   v1::GenerateRequest request = Prompt("tiny", "a", 1);
   request.set_regex("a*");
-  EXPECT_EQ(Metadata(Check(Generate(request), grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED"), "name"), "GenerateRequest.regex");
+  EXPECT_EQ(Metadata(Check(Generate(request), grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED"), "name"),
+            "GenerateRequest.regex");
   v1::CreateJobRequest create = TinyJob();
   create.mutable_spec()->mutable_qlora()->set_double_quant(false);
   v1::Job job;

@@ -39,7 +39,8 @@ class DatasetServiceTest : public AppTest {
 
 TEST_F(DatasetServiceTest, RowsAreCountedAndTheFormatIsFound) {
   v1::Dataset dataset;
-  const std::string bytes = "{\"prompt\": \"a\", \"completion\": \"b\"}\n\n{\"prompt\": \"c\", \"completion\": \"d\"}\n";
+  const std::string bytes =
+      "{\"prompt\": \"a\", \"completion\": \"b\"}\n\n{\"prompt\": \"c\", \"completion\": \"d\"}\n";
   const auto status = Upload("pairs", bytes, v1::DATASET_FORMAT_UNSPECIFIED, &dataset);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(dataset.format(), v1::DATASET_FORMAT_PROMPT_COMPLETION);
@@ -80,8 +81,9 @@ TEST_F(DatasetServiceTest, ConversationOfTooManyMessagesIsRefusedByLine) {
   std::string line = R"({"messages": [{"role": "assistant", "content": "a"})";
   for (int i = 0; i < 1024; ++i) line += R"(, {"role": "assistant", "content": "a"})";
   v1::Dataset dataset;
-  const auto status = Upload("chats", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}\n" + line + "]}\n",
-                             v1::DATASET_FORMAT_CHAT, &dataset);
+  const auto status =
+      Upload("chats", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}\n" + line + "]}\n",
+             v1::DATASET_FORMAT_CHAT, &dataset);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(ReasonOf(status), "DATASET_FORMAT");
   EXPECT_EQ(FieldOf(status), "line 2");
@@ -92,7 +94,8 @@ TEST_F(DatasetServiceTest, EmptyAndCutStreamsAreRefused) {
   v1::Dataset dataset;
   EXPECT_EQ(ReasonOf(Upload("empty", "", v1::DATASET_FORMAT_TEXT, &dataset)), "DATASET_EMPTY");
   EXPECT_EQ(ReasonOf(Upload("blank", "\n \n", v1::DATASET_FORMAT_TEXT, &dataset)), "DATASET_EMPTY");
-  EXPECT_EQ(FieldOf(Upload("cut", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset, /*finish=*/false)), "message");
+  EXPECT_EQ(FieldOf(Upload("cut", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset, /*finish=*/false)),
+            "message");
   EXPECT_EQ(FieldOf(Upload("a/b", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset)), "header.name");
 }
 
@@ -102,12 +105,13 @@ TEST_F(DatasetServiceTest, SizeAnnouncedInTheHeaderIsChecked) {
   EXPECT_EQ(FieldOf(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, true, -1)), "header.size_bytes");
   const std::int64_t limit = Options().max_dataset_bytes;
   EXPECT_EQ(ReasonOf(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, true, limit + 1)), "UPLOAD_TOO_LARGE");
-  EXPECT_TRUE(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, true, static_cast<std::int64_t>(bytes.size())).ok());
+  EXPECT_TRUE(
+      Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, true, static_cast<std::int64_t>(bytes.size())).ok());
 }
 
 // A chunk has at most 1 MiB.
-grpc::Status UploadInTwoChunks(v1::DatasetService::Stub& datasets, const v1::UploadDatasetHeader& header, const std::string& bytes,
-                               v1::Dataset* dataset) {
+grpc::Status UploadInTwoChunks(v1::DatasetService::Stub& datasets, const v1::UploadDatasetHeader& header,
+                               const std::string& bytes, v1::Dataset* dataset) {
   grpc::ClientContext context;
   auto writer = datasets.UploadDataset(&context, dataset);
   v1::UploadDatasetRequest message;
@@ -160,7 +164,9 @@ TEST_F(DatasetServiceTest, RepeatedUploadIsAnsweredAndOtherContentIsRefused) {
 TEST_F(DatasetServiceTest, PreviewShowsWhichTokensAreTrained) {
   Import("tiny");
   v1::Dataset dataset;
-  ASSERT_TRUE(Upload("pairs", "{\"prompt\": \"a b \", \"completion\": \"c d\"}\n", v1::DATASET_FORMAT_UNSPECIFIED, &dataset).ok());
+  ASSERT_TRUE(
+      Upload("pairs", "{\"prompt\": \"a b \", \"completion\": \"c d\"}\n", v1::DATASET_FORMAT_UNSPECIFIED, &dataset)
+          .ok());
   v1::PreviewDatasetRequest request;
   request.set_dataset("pairs");
   request.set_model("tiny");
@@ -235,8 +241,11 @@ TEST_F(SmallAnswersTest, PreviewShowsNoMoreRowsThanFitInAnAnswer) {
 TEST_F(DatasetServiceTest, PreviewCountsTruncatedDroppedAndSplitRows) {
   Import("tiny");
   v1::Dataset dataset;
-  ASSERT_TRUE(Upload("mixed", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a b c d\", \"completion\": \" e f g h i j k l\"}\n",
-                     v1::DATASET_FORMAT_UNSPECIFIED, &dataset).ok());
+  ASSERT_TRUE(Upload("mixed",
+                     "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a b c d\", \"completion\": \" e f g h "
+                     "i j k l\"}\n",
+                     v1::DATASET_FORMAT_UNSPECIFIED, &dataset)
+                  .ok());
   ASSERT_TRUE(Upload("text", "{\"text\": \"a b c d e f g h i j k l\"}\n", v1::DATASET_FORMAT_TEXT, &dataset).ok());
   const auto preview = [&](const std::string& name, v1::OverlongPolicy overlong, std::int32_t length) {
     v1::PreviewDatasetRequest request;
@@ -348,7 +357,8 @@ TEST_F(NoTokenFilesTest, OnlyFilesOfOpenJobsAreKept) {
   v1::CancelJobRequest cancel;
   cancel.set_name(job.name());
   ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CancelJob, cancel, &job).ok());
-  EXPECT_TRUE(testing_support::Soon([&] { return Files().empty(); }, std::chrono::seconds(60))) << "the end of the job removes the files without another plan";
+  EXPECT_TRUE(testing_support::Soon([&] { return Files().empty(); }, std::chrono::seconds(60)))
+      << "the end of the job removes the files without another plan";
 }
 
 // The preview names the line as an upload does, with the reason for which a job on the same data is refused.
@@ -473,7 +483,8 @@ TEST_F(OldStreamTest, SilentUploadEndsAtTheAgeLimit) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status.error_message();
     EXPECT_EQ(status.error_message(), "the stream is older than 1s");
     EXPECT_EQ(ReasonOf(status), "DEADLINE_EXCEEDED");
-    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30)) << "the server ended it, not the client's deadline";
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30))
+        << "the server ended it, not the client's deadline";
     EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/uploads"));
   }
   v1::UploadModelResponse uploaded;
@@ -537,8 +548,8 @@ class ServerPathTest : public DatasetServiceTest {
     options.import_root = directory_ + "/root";
     return options;
   }
-  grpc::Status Name(const std::string& name, const std::string& path, v1::Dataset* dataset, const std::string& sha256 = "",
-                    const std::string& chunk = "") {
+  grpc::Status Name(const std::string& name, const std::string& path, v1::Dataset* dataset,
+                    const std::string& sha256 = "", const std::string& chunk = "") {
     grpc::ClientContext context;
     auto writer = datasets_->UploadDataset(&context, dataset);
     v1::UploadDatasetRequest message;

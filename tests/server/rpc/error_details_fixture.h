@@ -45,7 +45,8 @@ class ErrorDetailsTest : public AppTest {
     Import("tiny");
   }
   // Checks what every error has: the same code and text twice, one ErrorInfo of this domain.
-  google::rpc::Status Check(const grpc::Status& status, grpc::StatusCode code, const std::string& reason, bool of_operation = false) {
+  google::rpc::Status Check(const grpc::Status& status, grpc::StatusCode code, const std::string& reason,
+                            bool of_operation = false) {
     EXPECT_EQ(status.error_code(), code) << status.error_message();
     const google::rpc::Status details = testing_support::Details(status);
     EXPECT_EQ(details.code(), code);
@@ -58,7 +59,8 @@ class ErrorDetailsTest : public AppTest {
     EXPECT_EQ(info.domain(), "nibble");
     const bool retryable = code == grpc::StatusCode::UNAVAILABLE || reason == "QUEUE_FULL" || reason == "TENANT_QUOTA";
     EXPECT_EQ(Find<google::rpc::RetryInfo>(details).has_value(), retryable) << reason;
-    EXPECT_EQ(Find<google::rpc::QuotaFailure>(details).has_value(), code == grpc::StatusCode::RESOURCE_EXHAUSTED) << reason;
+    EXPECT_EQ(Find<google::rpc::QuotaFailure>(details).has_value(), code == grpc::StatusCode::RESOURCE_EXHAUSTED)
+        << reason;
     const auto failure = Find<google::rpc::PreconditionFailure>(details);
     EXPECT_EQ(failure.has_value(), code == grpc::StatusCode::FAILED_PRECONDITION) << reason;
     if (failure.has_value()) {
@@ -115,7 +117,8 @@ class ErrorDetailsTest : public AppTest {
       return job.state() != v1::JOB_STATE_PLANNING;
     }));
     EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
-    return grpc::Status(static_cast<grpc::StatusCode>(job.error().code()), job.error().message(), job.error().SerializeAsString());
+    return grpc::Status(static_cast<grpc::StatusCode>(job.error().code()), job.error().message(),
+                        job.error().SerializeAsString());
   }
   void UploadTexts() { Upload("texts", kTinyTexts); }
   // Begins the import of a path below the import root.

@@ -15,12 +15,12 @@
 #include "server/base/strings.h"
 #include "tests/server/model/files.h"
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/error_details_fixture.h"
 #include "tests/server/rpc/planted_checkpoint.h"
 #include "tests/server/rpc/raw_call.h"
 #include "tests/server/rpc/status_details.h"
 #include "tests/server/rpc/tiny_job.h"
 #include "tests/server/rpc/token_line.h"
-#include "tests/server/rpc/error_details_fixture.h"
 
 namespace nibble {
 namespace {
@@ -60,7 +60,8 @@ TEST_F(ErrorDetailsTest, InvalidArgumentDatasetFormat) {
   header.set_name("bad");
   header.set_format(v1::DATASET_FORMAT_TEXT);
   v1::Dataset dataset;
-  EXPECT_EQ(Fields(Check(Upload(header, rows, &dataset), grpc::StatusCode::INVALID_ARGUMENT, "DATASET_FORMAT")), "line 2 line 3");
+  EXPECT_EQ(Fields(Check(Upload(header, rows, &dataset), grpc::StatusCode::INVALID_ARGUMENT, "DATASET_FORMAT")),
+            "line 2 line 3");
 }
 
 TEST_F(ErrorDetailsTest, InvalidArgumentNoTrainableTokens) {
@@ -92,7 +93,8 @@ class TemplateErrorTest : public ErrorDetailsTest {
     for (const char* name : {"hf_tied_bf16", "strict", "bare", "broken"}) {
       std::filesystem::copy(model::Golden("hf_tied_bf16"), StrCat(options.import_root, "/", name));
     }
-    model::WriteBytes(options.import_root + "/strict/chat_template.jinja", "{{ raise_exception('roles must alternate') }}");
+    model::WriteBytes(options.import_root + "/strict/chat_template.jinja",
+                      "{{ raise_exception('roles must alternate') }}");
     std::filesystem::remove(options.import_root + "/bare/chat_template.jinja");
     model::WriteBytes(options.import_root + "/broken/chat_template.jinja", "{% if %}");
     return options;
@@ -130,7 +132,8 @@ TEST_F(TemplateErrorTest, InvalidTemplateOfAModelIsInvalidArgument) {
 TEST_F(TemplateErrorTest, InvalidArgumentTemplateError) {
   Take("strict");
   Take("bare");
-  Upload("chats", R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})" "\n");
+  Upload("chats", R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"
+                  "\n");
   const grpc::Status refused = Chat("strict");
   EXPECT_EQ(Fields(Check(refused, grpc::StatusCode::INVALID_ARGUMENT, "TEMPLATE_ERROR")), "chat.messages");
   EXPECT_THAT(refused.error_message(), HasSubstr("roles must alternate"));
@@ -156,7 +159,8 @@ TEST_F(ErrorDetailsTest, NotFound) {
   publish.set_checkpoint("job-none/5");
   publish.set_name("m");
   v1::PublishCheckpointResponse published;
-  check(Call(models_, &v1::ModelService::Stub::PublishCheckpoint, publish, &published), "CHECKPOINT", "checkpoint job-none/5");
+  check(Call(models_, &v1::ModelService::Stub::PublishCheckpoint, publish, &published), "CHECKPOINT",
+        "checkpoint job-none/5");
   google::longrunning::GetOperationRequest get_operation;
   get_operation.set_name("operations/none");
   google::longrunning::Operation operation;
@@ -235,7 +239,8 @@ TEST_F(ErrorDetailsTest, FailedPrecondition) {
   v1::DeleteModelRequest remove;
   remove.set_name("tiny");
   v1::DeleteModelResponse removed;
-  const auto in_use = check(Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed), "MODEL_IN_USE", "tiny");
+  const auto in_use =
+      check(Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed), "MODEL_IN_USE", "tiny");
   EXPECT_NE(Metadata(in_use, "user"), "(none)");
   UploadTexts();
   v1::Job job;
@@ -247,7 +252,8 @@ TEST_F(ErrorDetailsTest, FailedPrecondition) {
   v1::DeleteDatasetRequest delete_dataset;
   delete_dataset.set_name("texts");
   v1::DeleteDatasetResponse gone;
-  const auto used = check(Call(datasets_, &v1::DatasetService::Stub::DeleteDataset, delete_dataset, &gone), "DATASET_IN_USE", "texts");
+  const auto used = check(Call(datasets_, &v1::DatasetService::Stub::DeleteDataset, delete_dataset, &gone),
+                          "DATASET_IN_USE", "texts");
   EXPECT_EQ(Metadata(used, "user"), "job " + job.name());
   v1::CancelJobRequest cancel;
   cancel.set_name(job.name());
@@ -295,7 +301,8 @@ class ImportedErrorTest : public ErrorDetailsTest {
     }
     std::filesystem::remove(add("hf_tied_bf16", "mute") + "tokenizer.json");
     model::WriteBytes(add("hf_tied_bf16", "cut") + "model.safetensors", "no tensors");
-    const std::string header = StrCat(R"({")", std::string(600, 'a'), R"(": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}})");
+    const std::string header =
+        StrCat(R"({")", std::string(600, 'a'), R"(": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}})");
     std::string named(8, '\0');
     for (std::size_t i = 0; i < 2; ++i) named[i] = static_cast<char>(header.size() >> (8 * i));
     model::WriteBytes(add("hf_tied_bf16", "long") + "model.safetensors", named + header);
@@ -320,8 +327,10 @@ TEST_F(ImportedErrorTest, FailedPreconditionOfBitNetModels) {
 }
 
 TEST_F(ImportedErrorTest, InvalidArgumentModelFormatNamesItsKind) {
-  const std::map<std::string, std::string> kinds = {
-      {"mute", "NO_TOKENIZER"}, {"cut", "MALFORMED_FILE"}, {"foreign", "UNSUPPORTED_MODEL"}, {"long", "MALFORMED_FILE"}};
+  const std::map<std::string, std::string> kinds = {{"mute", "NO_TOKENIZER"},
+                                                    {"cut", "MALFORMED_FILE"},
+                                                    {"foreign", "UNSUPPORTED_MODEL"},
+                                                    {"long", "MALFORMED_FILE"}};
   for (const auto& [path, kind] : kinds) {
     const auto done = Wait(Begin(path, path));
     ASSERT_TRUE(done.has_error()) << path;
@@ -495,7 +504,8 @@ TEST_F(ErrorDetailsTest, AbortedAndOutOfRange) {
   remove.set_name("tiny");
   remove.set_etag("old");
   v1::DeleteModelResponse removed;
-  Check(Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed), grpc::StatusCode::ABORTED, "ETAG_MISMATCH");
+  Check(Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed), grpc::StatusCode::ABORTED,
+        "ETAG_MISMATCH");
   v1::ListModelsRequest list;
   list.set_page_token("not ours");
   v1::ListModelsResponse page;
@@ -552,7 +562,8 @@ TEST_F(RefusedCallerTest, UnauthenticatedAndPermissionDenied) {
     Check(Ask(method, {}), grpc::StatusCode::UNAUTHENTICATED, "TOKEN_MISSING");
     Check(Ask(method, {{"authorization", "Bearer wrong"}}), grpc::StatusCode::UNAUTHENTICATED, "TOKEN_INVALID");
   }
-  const auto role = Check(Ask(upload, {{"authorization", "Bearer token-viewer"}}), grpc::StatusCode::PERMISSION_DENIED, "ROLE");
+  const auto role =
+      Check(Ask(upload, {{"authorization", "Bearer token-viewer"}}), grpc::StatusCode::PERMISSION_DENIED, "ROLE");
   EXPECT_NE(Metadata(role, "needed"), "(none)");
 }
 

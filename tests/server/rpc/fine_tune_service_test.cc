@@ -12,9 +12,9 @@
 #include "google/rpc/error_details.pb.h"
 #include "tests/server/model/files.h"
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/fine_tune_service_fixture.h"
 #include "tests/server/rpc/tiny_job.h"
 #include "tests/server/store/faulty_files.h"
-#include "tests/server/rpc/fine_tune_service_fixture.h"
 
 namespace nibble {
 namespace {
@@ -189,14 +189,16 @@ TEST_F(FullDiskPlanTest, PlanAndCreateCountCachedBasesAlike) {  // T11
   const auto warned = [&] {
     const auto status = Call(jobs_, &v1::FineTuneService::Stub::PlanJob, request, &plan);
     EXPECT_TRUE(status.ok()) << status.error_message();
-    return std::any_of(plan.warnings().begin(), plan.warnings().end(), [](const v1::Warning& one) { return one.reason() == "DISK"; });
+    return std::any_of(plan.warnings().begin(), plan.warnings().end(),
+                       [](const v1::Warning& one) { return one.reason() == "DISK"; });
   };
   EXPECT_TRUE(warned());
   EXPECT_EQ(plan.disk_available_bytes(), kSpare);
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
   EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
-  EXPECT_THAT(job.error().message(), HasSubstr("the job writes up to " + std::to_string(plan.disk_bytes()) + " bytes, the server's disk has room for 1048576 bytes"));
+  EXPECT_THAT(job.error().message(), HasSubstr("the job writes up to " + std::to_string(plan.disk_bytes()) +
+                                               " bytes, the server's disk has room for 1048576 bytes"));
 
   std::filesystem::create_directories(directory_ + "/state/bases/old");
   std::ofstream(directory_ + "/state/bases/old/weights") << std::string(64 << 20, 'w');
@@ -238,8 +240,8 @@ TEST_F(FineTuneServiceTest, AllFieldsOfTheAnsweredSpecAreResolved) {
 TEST_F(FineTuneServiceTest, JobHasTheDigestsOfItsInputs) {
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
-  for (const std::string& digest : {job.digests().config(), job.digests().data(), job.digests().tokenizer(), job.digests().code(),
-                                    job.digests().base_model()}) {
+  for (const std::string& digest : {job.digests().config(), job.digests().data(), job.digests().tokenizer(),
+                                    job.digests().code(), job.digests().base_model()}) {
     EXPECT_THAT(digest, testing::MatchesRegex("[0-9a-f]{64}"));
   }
   EXPECT_EQ(job.digests().eval_data(), "");
@@ -504,7 +506,8 @@ TEST_F(SmallAnswersTest, PagesLimitedByBytesCoverTheWholeList) {
   for (int i = 0; i < 12; ++i) {
     v1::CreateJobRequest request = TinyJob();
     request.mutable_spec()->mutable_publish()->set_output_model("out" + std::to_string(i));
-    for (int k = 0; k < 16; ++k) (*request.mutable_spec()->mutable_labels())["key" + std::to_string(k)] = std::string(200, 'x');
+    for (int k = 0; k < 16; ++k)
+      (*request.mutable_spec()->mutable_labels())["key" + std::to_string(k)] = std::string(200, 'x');
     const auto status = Create(request, &job);
     ASSERT_TRUE(status.ok()) << status.error_message();
     wanted.insert(wanted.begin(), job.name());

@@ -69,7 +69,8 @@ class Watcher {
  public:
   explicit Watcher(const std::string& above) : fd_(inotify_init1(IN_NONBLOCK | IN_CLOEXEC)) {
     Watch(above, IN_CREATE | IN_DELETE | IN_MOVE);
-    for (const char* path : {"/outside", "/outside/secret.txt", "/outside/config.json"}) Watch(above + path, IN_ALL_EVENTS);
+    for (const char* path : {"/outside", "/outside/secret.txt", "/outside/config.json"})
+      Watch(above + path, IN_ALL_EVENTS);
   }
   ~Watcher() { close(fd_); }
   // Events since the last call.
@@ -120,7 +121,8 @@ class HostileRequestsTest : public AppTest {
     has_device_ = mknod((root_ + "/device").c_str(), S_IFCHR | 0600, makedev(1, 5)) == 0;  // /dev/zero; needs root
     fs::create_directories(root_ + "/shards");
     std::ofstream(root_ + "/shards/config.json") << R"({"model_type": "llama"})";
-    std::ofstream(root_ + "/shards/model.safetensors.index.json") << R"({"weight_map": {"w": "../../outside/secret.txt"}})";
+    std::ofstream(root_ + "/shards/model.safetensors.index.json")
+        << R"({"weight_map": {"w": "../../outside/secret.txt"}})";
     for (const char* copy : {"hf_tied_bf16", "index", "tokenizer", "weights"}) {
       fs::copy(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16", root_ + "/" + copy);
     }
@@ -139,18 +141,32 @@ class HostileRequestsTest : public AppTest {
     std::ofstream(root_ + "/" + path) << text;
   }
   std::vector<std::string> Ways() {
-    return {"../outside/secret.txt", "folder/../../outside/secret.txt", outside_ + "/secret.txt", outside_, "/etc/passwd", "/proc/self/environ",
-            "link", "absolute_link", "linked_folder/secret.txt", "linked_folder", "folder", "hard", "fifo", "device", "..", "/", "//etc/passwd",
+    return {"../outside/secret.txt", "folder/../../outside/secret.txt", outside_ + "/secret.txt", outside_,
+            "/etc/passwd", "/proc/self/environ", "link", "absolute_link", "linked_folder/secret.txt", "linked_folder",
+            "folder", "hard", "fifo", "device", "..", "/", "//etc/passwd",
             // Relative to the folders of models, uploads and attempts; and files that do not exist but could be made.
-            "../../outside/secret.txt", "../../../outside/secret.txt", "../../../../../outside/secret.txt", "../outside/new",
-            "../../outside/new", "../../../outside/new", "../../../../../outside/new", "../new", "../../new", outside_ + "/new",
-            "linked_folder/new", "dangling",
+            "../../outside/secret.txt", "../../../outside/secret.txt", "../../../../../outside/secret.txt",
+            "../outside/new", "../../outside/new", "../../../outside/new", "../../../../../outside/new", "../new",
+            "../../new", outside_ + "/new", "linked_folder/new", "dangling",
             std::string("x\0/../../outside/secret.txt", 27), "%2e%2e/outside/secret.txt", "..%2foutside%2fsecret.txt",
-            "\xef\xbc\x8e\xef\xbc\x8e/outside/secret.txt", "..\xe2\x88\x95outside", "..\\outside\\secret.txt", "~root", "file:///etc/passwd"};
+            "\xef\xbc\x8e\xef\xbc\x8e/outside/secret.txt", "..\xe2\x88\x95outside", "..\\outside\\secret.txt", "~root",
+            "file:///etc/passwd"};
   }
   static std::vector<std::string> Injections() {
-    return {"a\r\nb: c", "\"quoted\"", "\x1b[31mred\x1b[0m", std::string("nul\0nul", 7), "'; DROP TABLE jobs; --", "' OR '1'='1", "{{7*7}}",
-            "{% for x in range(999999999) %}x{% endfor %}", "$(id)", "a=\"b\",c=\"d\"} 1\nevil 2", std::string(5000, 'x'), "%s%n%p", "\xf0\x9f\x94\xa5", " "};
+    return {"a\r\nb: c",
+            "\"quoted\"",
+            "\x1b[31mred\x1b[0m",
+            std::string("nul\0nul", 7),
+            "'; DROP TABLE jobs; --",
+            "' OR '1'='1",
+            "{{7*7}}",
+            "{% for x in range(999999999) %}x{% endfor %}",
+            "$(id)",
+            "a=\"b\",c=\"d\"} 1\nevil 2",
+            std::string(5000, 'x'),
+            "%s%n%p",
+            "\xf0\x9f\x94\xa5",
+            " "};
   }
 
   RawAnswer Ask(const std::string& method, const Message& request, bool streams) {
@@ -178,7 +194,8 @@ class HostileRequestsTest : public AppTest {
     for (const FieldDescriptor* field : path) {
       const auto* reflection = message->GetReflection();
       if (field->cpp_type() != FieldDescriptor::CPPTYPE_STRING) {
-        message = field->is_repeated() ? reflection->AddMessage(message, field) : reflection->MutableMessage(message, field);
+        message =
+            field->is_repeated() ? reflection->AddMessage(message, field) : reflection->MutableMessage(message, field);
       } else if (field->is_repeated()) {
         reflection->AddString(message, field, text);
       } else {
@@ -198,7 +215,8 @@ class HostileRequestsTest : public AppTest {
       if (removes || in_one_of || path.back()->is_repeated()) continue;
       if (name == "model" || name == "base_model") Set(message.get(), path, "tiny");
       if (name == "train_dataset" || name == "dataset") Set(message.get(), path, "texts");
-      if (name == "name") Set(message.get(), path, type->full_name().find("Dataset") != std::string::npos ? "texts" : "tiny");
+      if (name == "name")
+        Set(message.get(), path, type->full_name().find("Dataset") != std::string::npos ? "texts" : "tiny");
     }
     Complete(message.get());
     return message;
@@ -246,10 +264,23 @@ class HostileRequestsTest : public AppTest {
   // Whether the field holds a path, or the name of something that is or will be on the disk. Excludes filters, which
   // match nothing, and the name for people in the header of an upload.
   static bool NamesAFile(const FieldDescriptor* field) {
-    static const std::set<std::string> names = {
-        "name",       "model",       "base_model",      "output_model", "dataset",   "train_dataset", "eval_dataset", "calibration_dataset",
-        "checkpoint", "resume_from", "warm_start_from", "artifact_id",  "upload_id", "server_path",   "path"};
-    static const std::set<std::string> others = {"JobFilter", "ListOperationsRequest", "UploadModelHeader", "FileEntry"};
+    static const std::set<std::string> names = {"name",
+                                                "model",
+                                                "base_model",
+                                                "output_model",
+                                                "dataset",
+                                                "train_dataset",
+                                                "eval_dataset",
+                                                "calibration_dataset",
+                                                "checkpoint",
+                                                "resume_from",
+                                                "warm_start_from",
+                                                "artifact_id",
+                                                "upload_id",
+                                                "server_path",
+                                                "path"};
+    static const std::set<std::string> others = {"JobFilter", "ListOperationsRequest", "UploadModelHeader",
+                                                 "FileEntry"};
     return names.count(field->name()) > 0 && others.count(field->containing_type()->name()) == 0;
   }
   static bool IsUnbuilt(const MethodDescriptor* method, const FieldDescriptor* field) {
@@ -283,7 +314,8 @@ class HostileRequestsTest : public AppTest {
     EXPECT_THAT(text, Not(HasSubstr(kCanary))) << where;
   }
   static void ExpectClean(const Message& message, const std::string& where) {
-    ForEachText(message, [&](const std::string& text) { ExpectClean(text, StrCat(where, " ", message.GetTypeName())); });
+    ForEachText(message,
+                [&](const std::string& text) { ExpectClean(text, StrCat(where, " ", message.GetTypeName())); });
   }
   static void ExpectClean(const RawAnswer& answer, const std::string& where) {
     ExpectClean(answer.status.error_message(), where);
@@ -389,8 +421,10 @@ TEST_F(HostileRequestsTest, S4S7S11HostileTextInAnyFieldOfAnyMethodIsHarmless) {
         for (std::size_t at = 0; at < texts.size(); ++at) {
           const auto request = Plausible(method->input_type());
           Set(request.get(), path, texts[at]);
-          const RawAnswer answer = Ask(StrCat(name, "/", method->name()), *request, method->client_streaming() || method->server_streaming());
-          const std::string where = StrCat(method->name(), " ", path.back()->full_name(), " ", texts[at].substr(0, 100));
+          const RawAnswer answer = Ask(StrCat(name, "/", method->name()), *request,
+                                       method->client_streaming() || method->server_streaming());
+          const std::string where =
+              StrCat(method->name(), " ", path.back()->full_name(), " ", texts[at].substr(0, 100));
           ExpectClean(answer, where);
           ++asked;
           // "link" is a valid name for a model.
@@ -402,7 +436,8 @@ TEST_F(HostileRequestsTest, S4S7S11HostileTextInAnyFieldOfAnyMethodIsHarmless) {
           if (answer.status.ok() && method->name() == "CreateJob") Cancel(answer.bytes);
         }
       }
-      if (const int touches = watcher.Touches(); touches != 0) ADD_FAILURE() << method->full_name() << ": " << touches << " touches outside";
+      if (const int touches = watcher.Touches(); touches != 0)
+        ADD_FAILURE() << method->full_name() << ": " << touches << " touches outside";
     }
   }
   const std::string log = ::testing::internal::GetCapturedStderr();
@@ -456,13 +491,16 @@ TEST_F(HostileRequestsTest, S4NoPathLeadsOutOfTheImportRoot) {
       EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << way;
     }
   }
-  for (const char* way : {"../outside/secret.txt", "../../outside/secret.txt", "link", "absolute_link", "linked_folder/secret.txt",
-                          "folder", "hard", "fifo", "/etc/passwd", "../outside/new", "linked_folder/new", "dangling"}) {
+  for (const char* way :
+       {"../outside/secret.txt", "../../outside/secret.txt", "link", "absolute_link", "linked_folder/secret.txt",
+        "folder", "hard", "fifo", "/etc/passwd", "../outside/new", "linked_folder/new", "dangling"}) {
     v1::ImportModelRequest request;
     request.set_name("model");
     request.set_server_path(way);
     google::longrunning::Operation operation;
-    EXPECT_EQ(Call(models_, &v1::ModelService::Stub::ImportModel, request, &operation).error_code(), grpc::StatusCode::INVALID_ARGUMENT) << way;
+    EXPECT_EQ(Call(models_, &v1::ModelService::Stub::ImportModel, request, &operation).error_code(),
+              grpc::StatusCode::INVALID_ARGUMENT)
+        << way;
   }
   // A file of the model names another that lies outside.
   for (const char* model : {"shards", "index"}) {
@@ -502,7 +540,8 @@ TEST_F(HostileRequestsTest, S4UploadedFilesHavePlainNames) {
     writer->WritesDone();
     const grpc::Status status = writer->Finish();
     ExpectClean({status, ""}, way);
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << way;  // a plain name: the stream ends too early
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT)
+        << way;  // a plain name: the stream ends too early
   }
   app_.reset();
   EXPECT_EQ(watcher.Touches(), 0);
@@ -561,13 +600,17 @@ TEST(FindLeaksTest, FindsEachKindOfLeakButNoneInCleanedText) {
   EXPECT_THAT(FindLeaks("SELECT a FROM jobs: no such table"), ElementsAre("SELECT ", "no such table"));
   EXPECT_THAT(FindLeaks("std::bad_alloc [json.exception.parse_error.101] thread panicked at"),
               ElementsAre("std::b", "json.exception", "panicked at"));
-  EXPECT_THAT(FindLeaks("open .../x.json at 0x..., /tmp, /etc/, a/b/c, tokens/s, 0x1f, std:: x, x.cc: 1, SELECT a"), IsEmpty());
+  EXPECT_THAT(FindLeaks("open .../x.json at 0x..., /tmp, /etc/, a/b/c, tokens/s, 0x1f, std:: x, x.cc: 1, SELECT a"),
+              IsEmpty());
 }
 
 TEST(WithoutInternalsTest, KeepsTheLastPartOfAPathAndRemovesAddresses) {
-  EXPECT_EQ(rpc::WithoutInternals("open /var/lib/nibble/models/m/x.json: No such file"), "open .../x.json: No such file");
-  EXPECT_EQ(rpc::WithoutInternals("\"/a/b/\" and (/c/d) at 0x7ffdeadbeef0, path=/e/f"), "\".../b/\" and (.../d) at 0x..., path=.../f");
-  EXPECT_EQ(rpc::WithoutInternals("tokens/s, and/or, 1/2/3, /tmp, a/b/c, 0x1f"), "tokens/s, and/or, 1/2/3, /tmp, a/b/c, 0x1f");
+  EXPECT_EQ(rpc::WithoutInternals("open /var/lib/nibble/models/m/x.json: No such file"),
+            "open .../x.json: No such file");
+  EXPECT_EQ(rpc::WithoutInternals("\"/a/b/\" and (/c/d) at 0x7ffdeadbeef0, path=/e/f"),
+            "\".../b/\" and (.../d) at 0x..., path=.../f");
+  EXPECT_EQ(rpc::WithoutInternals("tokens/s, and/or, 1/2/3, /tmp, a/b/c, 0x1f"),
+            "tokens/s, and/or, 1/2/3, /tmp, a/b/c, 0x1f");
   EXPECT_EQ(rpc::WithoutInternals("/"), "/");
   EXPECT_EQ(rpc::WithoutInternals("///"), "///");
   EXPECT_EQ(rpc::WithoutInternals(""), "");

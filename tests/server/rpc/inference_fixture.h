@@ -36,12 +36,12 @@ class InferenceFixture : public testing::Test {
     state_ = *std::move(state);
     texts_ = std::make_unique<registry::TextCache>(*state_->models);
   }
-  void Serve(serve::ModelManager::Locate locate, rpc::ModelLoads::Exists exists, const std::vector<grpc::Service*>& others = {},
-             int max_receive_bytes = 4 << 20) {
+  void Serve(serve::ModelManager::Locate locate, rpc::ModelLoads::Exists exists,
+             const std::vector<grpc::Service*>& others = {}, int max_receive_bytes = 4 << 20) {
     serve::EngineOptions options;
     options.kv_tokens = 1024;
-    manager_ = std::make_unique<serve::ModelManager>(std::move(locate), options, base::MemoryBudget::Make(0), models_.stream(),
-                                                     base::RealClock(), nullptr);
+    manager_ = std::make_unique<serve::ModelManager>(std::move(locate), options, base::MemoryBudget::Make(0),
+                                                     models_.stream(), base::RealClock(), nullptr);
     loads_ = std::make_unique<rpc::ModelLoads>(*manager_, workers_, base::RealClock(), std::move(exists));
     service_ = std::make_unique<rpc::InferenceService>(environment_, *loads_, *texts_);
     grpc::ServerBuilder builder;

@@ -362,10 +362,12 @@ TEST_F(InferenceServiceTest, C2TooManyTokenIdsAreRefusedBeforeTheyAreDecoded) {
 TEST_F(InferenceServiceTest, VersionOrAdapterInANameIsUnimplemented) {
   using Stub = v1::InferenceService::Stub;
   const auto expect = [&](const grpc::Status& status, const std::string& field, const std::string& name) {
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << field << " " << name << ": " << status.error_message();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED)
+        << field << " " << name << ": " << status.error_message();
     EXPECT_EQ(ReasonOf(status), "UNIMPLEMENTED") << field;
     EXPECT_THAT(status.error_message(), HasSubstr(field));
-    EXPECT_THAT(status.error_message(), HasSubstr(name.find('@') != std::string::npos ? "one version" : "its own name"));
+    EXPECT_THAT(status.error_message(),
+                HasSubstr(name.find('@') != std::string::npos ? "one version" : "its own name"));
   };
   const auto drained = [](auto reader) {
     for (v1::GenerateReply reply; reader->Read(&reply);) {

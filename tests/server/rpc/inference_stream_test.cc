@@ -54,11 +54,31 @@ TEST_F(InferenceServiceTest, PenaltiesAndBiasHoldInStreamsAndForEveryOutput) {
     for (const auto& one : biases) (*s.mutable_logit_bias())[one.first] = one.second;
   };
   check([&](auto& s) { bias(s, {{70, 100}}); }, {70, 70, 70, 70});
-  check([&](auto& s) { bias(s, {{70, 100}, {71, 99}}); s.set_frequency_penalty(2); }, {70, 71, 70, 71, 70, 71});
-  check([&](auto& s) { bias(s, {{70, 100}, {71, 99.5}, {72, 99}}); s.set_presence_penalty(2); }, {70, 71, 72, 70, 70, 70});
-  check([&](auto& s) { bias(s, {{70, 100}, {71, 80}, {72, 60}}); s.set_repetition_penalty(1000); }, {70, 71, 72});
+  check(
+      [&](auto& s) {
+        bias(s, {{70, 100}, {71, 99}});
+        s.set_frequency_penalty(2);
+      },
+      {70, 71, 70, 71, 70, 71});
+  check(
+      [&](auto& s) {
+        bias(s, {{70, 100}, {71, 99.5}, {72, 99}});
+        s.set_presence_penalty(2);
+      },
+      {70, 71, 72, 70, 70, 70});
+  check(
+      [&](auto& s) {
+        bias(s, {{70, 100}, {71, 80}, {72, 60}});
+        s.set_repetition_penalty(1000);
+      },
+      {70, 71, 72});
   // A prompt's tokens count for the repetition penalty: "a" is 67.
-  check([&](auto& s) { bias(s, {{67, 100}, {71, 80}, {72, 60}}); s.set_repetition_penalty(1000); }, {71, 72});
+  check(
+      [&](auto& s) {
+        bias(s, {{67, 100}, {71, 80}, {72, 60}});
+        s.set_repetition_penalty(1000);
+      },
+      {71, 72});
 }
 
 TEST_F(InferenceServiceTest, ACancelledStreamFreesItsSlot) {
@@ -171,12 +191,14 @@ class AlteredTokenizerTest : public InferenceServiceTest {
 class AddedTokenTest : public AlteredTokenizerTest {
  protected:
   AppOptions Options() override {
-    return OptionsWith({{R"("single": [)", R"("single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},)"},
-                        {R"("special_tokens": {})", R"("special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}})"}});
+    return OptionsWith(
+        {{R"("single": [)", R"("single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},)"},
+         {R"("special_tokens": {})", R"("special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}})"}});
   }
   // `add`: unset for the default, here and below.
   template <typename Request, typename Response>
-  Response AskOfText(grpc::Status (v1::InferenceService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+  Response AskOfText(grpc::Status (v1::InferenceService::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                                        Response*),
                      std::optional<bool> add, const char* text = "a b c") {
     Request request;
     request.set_model("tiny");
@@ -254,12 +276,12 @@ class PiecesOfCharactersTest : public AlteredTokenizerTest {
  protected:
   AppOptions Options() override {
     // Byte-level names: 82 is U+0124, 98 U+013A, 9F U+0141, 80 U+0122, the others stand for themselves.
-    return OptionsWith({{"\"u\": 87", "\"\\u00c3\": 87"},                 // C3
-                        {"\"v\": 88", "\"\\u00a9\\u00e2\": 88"},          // A9 E2
-                        {"\"w\": 89", "\"\\u0124\": 89"},                 // 82
-                        {"\"x\": 90", "\"\\u00ac\\u00f0\\u0141\": 90"},   // AC F0 9F
-                        {"\"y\": 91", "\"\\u013a\": 91"},                 // 98
-                        {"\"z\": 92", "\"\\u0122!\": 92"}});              // 80 21
+    return OptionsWith({{"\"u\": 87", "\"\\u00c3\": 87"},                // C3
+                        {"\"v\": 88", "\"\\u00a9\\u00e2\": 88"},         // A9 E2
+                        {"\"w\": 89", "\"\\u0124\": 89"},                // 82
+                        {"\"x\": 90", "\"\\u00ac\\u00f0\\u0141\": 90"},  // AC F0 9F
+                        {"\"y\": 91", "\"\\u013a\": 91"},                // 98
+                        {"\"z\": 92", "\"\\u0122!\": 92"}});             // 80 21
   }
   v1::GenerateRequest Ask(int max_tokens) {
     v1::GenerateRequest request = Prompt("tiny", "a b c", max_tokens);
@@ -295,7 +317,8 @@ class PiecesOfCharactersTest : public AlteredTokenizerTest {
     EXPECT_EQ(whole.outputs_size(), 1);
     if (whole.outputs_size() != 1) return out;
     EXPECT_EQ(whole.outputs(0).text(), out.text);
-    EXPECT_EQ(std::vector<std::int32_t>(whole.outputs(0).token_ids().begin(), whole.outputs(0).token_ids().end()), out.ids);
+    EXPECT_EQ(std::vector<std::int32_t>(whole.outputs(0).token_ids().begin(), whole.outputs(0).token_ids().end()),
+              out.ids);
     EXPECT_EQ(whole.outputs(0).finish().SerializeAsString(), out.finish.SerializeAsString());
     return out;
   }
@@ -318,9 +341,11 @@ TEST_F(PiecesOfCharactersTest, DeltasAreWholeCharactersAndJoinToTheText) {
 }
 
 TEST_F(PiecesOfCharactersTest, EndWithinACharacterReportsItsBytes) {
-  const std::vector<std::pair<std::string, std::string>> wanted = {
-      {"", "\xC3"}, {kEAcute, "\xE2"}, {kEAcute, "\xE2\x82"}, {std::string(kEAcute) + kEuro, "\xF0\x9F"},
-      {std::string(kEAcute) + kEuro, "\xF0\x9F\x98"}};
+  const std::vector<std::pair<std::string, std::string>> wanted = {{"", "\xC3"},
+                                                                   {kEAcute, "\xE2"},
+                                                                   {kEAcute, "\xE2\x82"},
+                                                                   {std::string(kEAcute) + kEuro, "\xF0\x9F"},
+                                                                   {std::string(kEAcute) + kEuro, "\xF0\x9F\x98"}};
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const Streamed cut = Stream(Ask(static_cast<int>(i) + 1));
     EXPECT_EQ(cut.text, wanted[i].first) << i;

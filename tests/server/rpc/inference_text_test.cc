@@ -97,7 +97,8 @@ class InferenceTextTest : public testing_support::InferenceFixture {
   }
   template <typename Request, typename Reply>
   void BeginStream(Calls& calls, const std::string& name,
-                   std::unique_ptr<grpc::ClientReader<Reply>> (v1::InferenceService::Stub::*method)(grpc::ClientContext*, const Request&),
+                   std::unique_ptr<grpc::ClientReader<Reply>> (v1::InferenceService::Stub::*method)(
+                       grpc::ClientContext*, const Request&),
                    const Request& request) {
     auto asked = std::make_unique<Asked>();
     asked->status = std::async(std::launch::async, [this, method, request, one = asked.get()] {
@@ -159,9 +160,10 @@ TEST_F(InferenceTextTest, C2LargeChatsAreEncodedOnTheThreadOfLargeTexts) {
     v1::ChatInput chat;
   };
   const std::string large(100 << 10, 'a');
-  for (const Case& one : {Case{"a large role", "plain", Chat(large, "")}, Case{"a large content", "plain", Chat("user", large)},
-                          Case{"many messages", "plain", Chat("", "", 5000)},
-                          Case{"a template that repeats", "echoes", Chat("user", "abcd")}}) {
+  for (const Case& one :
+       {Case{"a large role", "plain", Chat(large, "")}, Case{"a large content", "plain", Chat("user", large)},
+        Case{"many messages", "plain", Chat("", "", 5000)},
+        Case{"a template that repeats", "echoes", Chat("user", "abcd")}}) {
     ShutGate();
     Calls calls = BeginAll(one.model, one.chat);
     EXPECT_TRUE(Soon([&] { return environment_.live_calls.count() == calls.size(); })) << one.what;

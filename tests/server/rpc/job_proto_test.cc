@@ -104,8 +104,8 @@ void SetUnusual(Message& message, const FieldDescriptor* field) {
     case FieldDescriptor::CPPTYPE_DOUBLE: r->SetDouble(&message, field, 0.25); break;
     // Booleans whose default is true.
     case FieldDescriptor::CPPTYPE_BOOL: {
-      static const std::set<std::string> on = {"shuffle", "double_quant", "evaluate_int8", "deterministic", "honour_message_flag",
-                                               "allow_inexact_resume"};
+      static const std::set<std::string> on = {"shuffle",       "double_quant",        "evaluate_int8",
+                                               "deterministic", "honour_message_flag", "allow_inexact_resume"};
       r->SetBool(&message, field, !on.contains(field->name()));
       break;
     }
@@ -170,10 +170,21 @@ TEST(JobProtoTest, EveryFieldIsReadOrListedAsUnimplemented) {
       return;
     }
     ASSERT_TRUE(taken.ok()) << name << ": " << taken.status();
-    static const std::set<std::string> messages_and_defaults = {
-        "JobSpec.qlora", "JobSpec.data", "JobSpec.optim", "JobSpec.run", "JobSpec.publish", "DataConfig.loss_mask",
-        "BitNetQatMethod.warmup_lambda", "RunConfig.deterministic", "JobSpec.device", "Device.ordinal", "LossMask.eos",
-        "BitNetQatMethod.weight_scale", "QLoraMethod.compute_dtype", "BitNetQatMethod.compute_dtype", "JobSpec.labels"};
+    static const std::set<std::string> messages_and_defaults = {"JobSpec.qlora",
+                                                                "JobSpec.data",
+                                                                "JobSpec.optim",
+                                                                "JobSpec.run",
+                                                                "JobSpec.publish",
+                                                                "DataConfig.loss_mask",
+                                                                "BitNetQatMethod.warmup_lambda",
+                                                                "RunConfig.deterministic",
+                                                                "JobSpec.device",
+                                                                "Device.ordinal",
+                                                                "LossMask.eos",
+                                                                "BitNetQatMethod.weight_scale",
+                                                                "QLoraMethod.compute_dtype",
+                                                                "BitNetQatMethod.compute_dtype",
+                                                                "JobSpec.labels"};
     if (messages_and_defaults.contains(name)) return;
     EXPECT_NE(jobs::Digest(*taken), plain) << name << " is accepted and changes nothing";
     ++read;
@@ -223,7 +234,7 @@ TEST(JobProtoTest, ReturnedSpecsAreComplete) {
       seed: 0 priority: 0 deterministic: true allow_inexact_resume: true
     }
     publish { output_model: "job-1" evaluate_int8: true })",
-                                                          &wanted));
+                                                            &wanted));
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(qlora, wanted)) << qlora.DebugString();
   spec.mutable_bitnet_qat();
   const v1::JobSpec bitnet = ToProto(jobs::Resolve(*FromProto(spec), "job-1", "chat", "cpu"));
@@ -232,8 +243,9 @@ TEST(JobProtoTest, ReturnedSpecsAreComplete) {
     preset: "native" weight_scale: WEIGHT_SCALE_ABSMEAN_TENSOR act_scale: ACTIVATION_SCALE_PER_TOKEN act_bits: 8
     ste: STE_MODE_IDENTITY scale_grad: false init: WEIGHT_INIT_PRETRAINED modules_to_not_convert: "lm_head"
     master_dtype: COMPUTE_DTYPE_F32 compute_dtype: COMPUTE_DTYPE_BF16 })",
-                                                          &wanted));
-  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(bitnet.bitnet_qat(), wanted.bitnet_qat())) << bitnet.DebugString();
+                                                            &wanted));
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(bitnet.bitnet_qat(), wanted.bitnet_qat()))
+      << bitnet.DebugString();
 }
 
 TEST(JobProtoTest, CancelledJobNamesTheUserAsItsReason) {
@@ -295,7 +307,8 @@ TEST(JobProtoTest, JobShowsItsDigestsAndItsBestCheckpoint) {
   EXPECT_EQ(shown.best_checkpoint().name(), "job-1/5");
   EXPECT_EQ(shown.best_checkpoint().metrics().at("eval_loss"), 2.5);
   const v1::JobDigests& digests = shown.digests();
-  EXPECT_EQ(digests.config() + digests.data() + digests.eval_data() + digests.tokenizer() + digests.code() + digests.base_model(),
+  EXPECT_EQ(digests.config() + digests.data() + digests.eval_data() + digests.tokenizer() + digests.code() +
+                digests.base_model(),
             "abcdef");
 }
 

@@ -29,7 +29,8 @@ std::set<std::string> Needed(const std::string& path) {
   for (int i = 0; i < header.e_shnum; ++i) {
     const auto section = At<Elf64_Shdr>(file, header.e_shoff + static_cast<std::uint64_t>(i) * header.e_shentsize);
     if (section.sh_type != SHT_DYNAMIC) continue;
-    const auto strings = At<Elf64_Shdr>(file, header.e_shoff + section.sh_link * static_cast<std::uint64_t>(header.e_shentsize));
+    const auto strings =
+        At<Elf64_Shdr>(file, header.e_shoff + section.sh_link * static_cast<std::uint64_t>(header.e_shentsize));
     for (std::uint64_t at = 0; at < section.sh_size; at += sizeof(Elf64_Dyn)) {
       const auto entry = At<Elf64_Dyn>(file, section.sh_offset + at);
       if (entry.d_tag == DT_NEEDED) names.insert(file.data() + strings.sh_offset + entry.d_un.d_val);

@@ -189,7 +189,7 @@ TEST_F(ModelServiceTest, ARequestIdIsKnownAfterARestart) {
   exported.set_format(v1::EXPORT_FORMAT_HF);
   exported.set_request_id("export");
   using Stub = v1::ModelService::Stub;
-  const auto begin = [&](longrunning::Operation (&operations)[3]) {
+  const auto begin = [&](longrunning::Operation(&operations)[3]) {
     const grpc::Status statuses[] = {Call(models_, &Stub::ImportModel, imported, &operations[0]),
                                      Call(models_, &Stub::ConvertModel, convert, &operations[1]),
                                      Call(models_, &Stub::ExportModel, exported, &operations[2])};
@@ -220,7 +220,9 @@ TEST_F(ModelServiceTest, ARequestIdIsKnownAfterARestart) {
   exported.set_request_id("import");  // used by another method
   EXPECT_EQ(ReasonOf(Call(models_, &Stub::ExportModel, exported, &other)), "IDEMPOTENCY_CONFLICT");
   longrunning::ListOperationsResponse all;
-  ASSERT_TRUE(Call(operations_, &longrunning::Operations::Stub::ListOperations, longrunning::ListOperationsRequest(), &all).ok());
+  ASSERT_TRUE(
+      Call(operations_, &longrunning::Operations::Stub::ListOperations, longrunning::ListOperationsRequest(), &all)
+          .ok());
   EXPECT_EQ(all.operations_size(), 5) << "the import of the base, these three, and the second export";
 }
 

@@ -79,14 +79,16 @@ class ModelLoadsTest : public testing_support::InferenceFixture {
   void SetUp() override {
     OpenState();
     ASSERT_NE(state_, nullptr);
-    const auto locate = [this](const std::string& name,
-                               const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
+    const auto locate =
+        [this](const std::string& name,
+               const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
       if (const absl::Status passed = gate_.Pass(name, cancelled); !passed.ok()) return passed;
       if (damaged_) return absl::DataLossError("a bit has changed");
       return serve::ModelManager::Artifact{models_.int8(), nullptr};
     };
     server_service_ = std::make_unique<ServerService>(
-        environment_, [] { return v1::ServerInfo(); }, [] { return v1::ServerLoad(); }, [](std::optional<absl::Duration>) {});
+        environment_, [] { return v1::ServerInfo(); }, [] { return v1::ServerLoad(); },
+        [](std::optional<absl::Duration>) {});
     Serve(locate, Exists, {server_service_.get()});
     server_stub_ = v1::ServerService::NewStub(server_->InProcessChannel({}));
     const grpc::Status warm = Generate("warm");
@@ -131,7 +133,8 @@ class ModelLoadsTest : public testing_support::InferenceFixture {
   }
   // Waits until exactly so many calls wait for a load, there are no others, and the worker has finished with them all.
   bool AwaitWaiting(std::size_t calls) {
-    return Soon([&] { return loads_->num_waiting() == calls && environment_.live_calls.count() == calls; }) && GetLoad().ok();
+    return Soon([&] { return loads_->num_waiting() == calls && environment_.live_calls.count() == calls; }) &&
+           GetLoad().ok();
   }
   // The number of requests that Abort finds.
   int Abort(const std::string& id) {
@@ -315,7 +318,8 @@ TEST_F(ModelLoadsTest, ADeadlineEndsTheWait) {
     request.set_model("cold");
     request.set_text("a b c");
     v1::ScoreResponse response;
-    ExpectStopped(inference_->Score(&context, request, &response), grpc::StatusCode::DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED");
+    ExpectStopped(inference_->Score(&context, request, &response), grpc::StatusCode::DEADLINE_EXCEEDED,
+                  "DEADLINE_EXCEEDED");
   }
   {
     grpc::ClientContext context;
@@ -331,7 +335,8 @@ TEST_F(ModelLoadsTest, ADeadlineEndsTheWait) {
 
 // To the server, a client whose deadline has passed looks like one that cancels.
 TEST_F(ModelLoadsTest, DeadlinesAndCancelsOfClientsAreCountedApart) {
-  constexpr char kUnary[] = "nibble.v1.InferenceService/Generate", kStream[] = "nibble.v1.InferenceService/GenerateStream";
+  constexpr char kUnary[] = "nibble.v1.InferenceService/Generate",
+                 kStream[] = "nibble.v1.InferenceService/GenerateStream";
   gate_.Shut("cold");
   v1::GenerateStreamRequest request;
   *request.mutable_request() = Ask("cold");
@@ -446,7 +451,9 @@ TEST_F(ModelLoadsTest, FullQueueRefusesTheNextCallWithARetryDelay) {
   const absl::Status refused = few.Wait("cold", "", then).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   EXPECT_EQ(base::Reason(refused), "QUEUE_FULL");
-  const auto retry_ms = [&](const std::string& model) { return base::ReasonMetadata(few.Wait(model, "", then).status())["retry_ms"]; };
+  const auto retry_ms = [&](const std::string& model) {
+    return base::ReasonMetadata(few.Wait(model, "", then).status())["retry_ms"];
+  };
   EXPECT_EQ(retry_ms("cold"), "100") << "no load has taken any time";
   // The first load has not ended: the estimate is its time so far.
   clock.Advance(absl::Seconds(7));

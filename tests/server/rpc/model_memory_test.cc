@@ -34,7 +34,8 @@ class ModelMemoryTest : public AppTest {
     bytes_ = bytes;
     StartApp();
   }
-  longrunning::Operation Convert(v1::ModelFormat target, const std::string& name, const std::string& eval_dataset = "") {
+  longrunning::Operation Convert(v1::ModelFormat target, const std::string& name,
+                                 const std::string& eval_dataset = "") {
     v1::ConvertModelRequest request;
     request.set_model("base");
     request.set_name(name);

@@ -19,8 +19,12 @@ class ModelRowsTest : public ::testing::Test {
  protected:
   store::StoredModel Stored(const std::string& name) {
     const std::string info = model::ReadBytes(models_.bf16() + "/nibble.json");
-    return {.name = name, .directory = models_.bf16(), .manifest_digest = std::string(64, 'a'), .bytes = 7,
-            .created = absl::UnixEpoch(), .info = base::ParseJson(info).value()};
+    return {.name = name,
+            .directory = models_.bf16(),
+            .manifest_digest = std::string(64, 'a'),
+            .bytes = 7,
+            .created = absl::UnixEpoch(),
+            .info = base::ParseJson(info).value()};
   }
   model::SmallModels models_;
   ModelRows rows_;

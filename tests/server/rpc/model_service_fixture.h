@@ -35,7 +35,8 @@ class ModelServiceTest : public AppTest {
   using Files = std::map<std::string, std::string>;
   static Files ModelFiles() {
     Files files;
-    for (const auto& entry : std::filesystem::directory_iterator(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16")) {
+    for (const auto& entry :
+         std::filesystem::directory_iterator(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16")) {
       files[entry.path().filename()] = ReadFile(entry.path());
     }
     return files;
@@ -110,7 +111,8 @@ class ModelServiceTest : public AppTest {
     EXPECT_TRUE(reader->Finish().ok());
     EXPECT_TRUE(finished);
     EXPECT_EQ(files.size(), static_cast<std::size_t>(exported.files_size()));
-    for (const auto& file : exported.files()) EXPECT_EQ(base::Sha256Hex(files[file.path()]), file.sha256()) << file.path();
+    for (const auto& file : exported.files())
+      EXPECT_EQ(base::Sha256Hex(files[file.path()]), file.sha256()) << file.path();
     return files;
   }
   v1::Model Get(const std::string& name) {

@@ -55,23 +55,26 @@ TEST_F(ModelServiceTest, MalformedUploadsAreRefusedByField) {
     return [kind](v1::UploadModelRequest& m) { return m.message_case() != kind; };
   };
   EXPECT_EQ(FieldOf(Upload(files, &response, without(v1::UploadModelRequest::kHeader))), "header");
-  EXPECT_EQ(FieldOf(Upload(files, &response, [](v1::UploadModelRequest& m) {
-              if (m.has_header()) m.mutable_header()->set_size_bytes(-1);
-              return true;
-            })),
+  EXPECT_EQ(FieldOf(Upload(files, &response,
+                           [](v1::UploadModelRequest& m) {
+                             if (m.has_header()) m.mutable_header()->set_size_bytes(-1);
+                             return true;
+                           })),
             "header.size_bytes");
   EXPECT_EQ(FieldOf(Upload(files, &response, without(v1::UploadModelRequest::kFile))), "chunk");
   EXPECT_EQ(FieldOf(Upload(files, &response, without(v1::UploadModelRequest::kChunk))), "file.size_bytes");
   EXPECT_EQ(FieldOf(Upload(files, &response, without(v1::UploadModelRequest::kFinish))), "message");
-  EXPECT_EQ(FieldOf(Upload(files, &response, [](v1::UploadModelRequest& m) {
-              if (m.has_finish()) m.mutable_finish()->set_sha256(std::string(64, '0'));
-              return true;
-            })),
+  EXPECT_EQ(FieldOf(Upload(files, &response,
+                           [](v1::UploadModelRequest& m) {
+                             if (m.has_finish()) m.mutable_finish()->set_sha256(std::string(64, '0'));
+                             return true;
+                           })),
             "finish.sha256");
-  EXPECT_EQ(FieldOf(Upload(files, &response, [](v1::UploadModelRequest& m) {
-              if (m.has_chunk()) m.mutable_chunk()->clear();
-              return true;
-            })),
+  EXPECT_EQ(FieldOf(Upload(files, &response,
+                           [](v1::UploadModelRequest& m) {
+                             if (m.has_chunk()) m.mutable_chunk()->clear();
+                             return true;
+                           })),
             "chunk");
   const auto outside = Upload({{"../evil", "x"}}, &response);
   EXPECT_EQ(outside.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
@@ -243,7 +246,8 @@ TEST_F(ModelServiceTest, ConversionBeyondItsToleranceMakesNoModelAndReportsItsLo
   };
   const auto refused = convert();
   ASSERT_TRUE(refused.has_error());
-  EXPECT_EQ(refused.error().code(), static_cast<int>(grpc::StatusCode::FAILED_PRECONDITION)) << refused.error().message();
+  EXPECT_EQ(refused.error().code(), static_cast<int>(grpc::StatusCode::FAILED_PRECONDITION))
+      << refused.error().message();
   google::rpc::ErrorInfo info;
   v1::ConversionReport report;
   bool informed = false, reported = false;
@@ -314,10 +318,12 @@ TEST_F(ModelServiceTest, ImpossibleConversionIsRefusedAtOnceByField) {
     return status.ok() ? "" : FieldOf(status);
   };
   for (const double share : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
-    EXPECT_EQ(refused([&](auto& r) { r.mutable_tolerance()->set_min_top1_agreement(share); }), "tolerance.min_top1_agreement");
+    EXPECT_EQ(refused([&](auto& r) { r.mutable_tolerance()->set_min_top1_agreement(share); }),
+              "tolerance.min_top1_agreement");
   }
   for (const double delta : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-    EXPECT_EQ(refused([&](auto& r) { r.mutable_tolerance()->set_max_eval_loss_delta(delta); }), "tolerance.max_eval_loss_delta");
+    EXPECT_EQ(refused([&](auto& r) { r.mutable_tolerance()->set_max_eval_loss_delta(delta); }),
+              "tolerance.max_eval_loss_delta");
   }
   EXPECT_EQ(refused([](auto& r) { r.set_lora(static_cast<v1::LoraHandling>(99)); }), "lora");
   EXPECT_EQ(refused([](auto& r) { r.set_lora(v1::LORA_HANDLING_MERGE); }), "lora") << "it has no adapter to merge";

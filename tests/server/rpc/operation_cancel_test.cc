@@ -92,15 +92,16 @@ class OperationCancelTest : public testing::Test {
     ASSERT_TRUE(state.ok()) << state.status();
     state_ = *std::move(state);
     texts_ = std::make_unique<registry::TextCache>(*state_->models);
-    const auto locate = [this](const std::string& name, const base::Cancelled&) -> absl::StatusOr<serve::ModelManager::Artifact> {
+    const auto locate = [this](const std::string& name,
+                               const base::Cancelled&) -> absl::StatusOr<serve::ModelManager::Artifact> {
       const auto stored = state_->models->Get(name);
       if (!stored.ok()) return stored.status();
       return serve::ModelManager::Artifact{stored->directory, nullptr};
     };
     serve::EngineOptions engine;
     engine.kv_tokens = 1024;
-    manager_ = std::make_unique<serve::ModelManager>(locate, engine, base::MemoryBudget::Make(0), stream_, base::RealClock(),
-                                                     nullptr);
+    manager_ = std::make_unique<serve::ModelManager>(locate, engine, base::MemoryBudget::Make(0), stream_,
+                                                     base::RealClock(), nullptr);
     library_ = MakeLibrary(1);
     Publish("base", models_.bf16());
     auto rows = state_->datasets->Begin("page");
@@ -127,13 +128,14 @@ class OperationCancelTest : public testing::Test {
     options.load_tokens = [](const data::TokenSource& source, const base::Cancelled& cancelled) {
       return data::LoadDataset(source.data_path, source.format, source.text, source.config, source.options, cancelled);
     };
-    return std::make_unique<ModelLibrary>(*state_, *manager_, *texts_, metrics_, base::RealClock(), uploads_, stream_, stream_,
-                                          std::move(options));
+    return std::make_unique<ModelLibrary>(*state_, *manager_, *texts_, metrics_, base::RealClock(), uploads_, stream_,
+                                          stream_, std::move(options));
   }
   void Publish(const std::string& name, const std::string& from) {
     auto pending = state_->models->Begin(name);
     ASSERT_TRUE(pending.ok()) << pending.status();
-    for (const auto& file : std::filesystem::directory_iterator(from)) std::filesystem::copy(file.path(), (*pending)->directory());
+    for (const auto& file : std::filesystem::directory_iterator(from))
+      std::filesystem::copy(file.path(), (*pending)->directory());
     ASSERT_TRUE((*pending)->Commit().ok());
   }
 
@@ -164,7 +166,9 @@ class OperationCancelTest : public testing::Test {
   };
   // New for each run, because a name can be taken only once.
   std::vector<Named> Works(const std::string& name) {
-    return {{"verify", "verify", Verify()}, {"publish", "write", PublishCheckpoint(name)}, {"convert", "record", Convert(name)}};
+    return {{"verify", "verify", Verify()},
+            {"publish", "write", PublishCheckpoint(name)},
+            {"convert", "record", Convert(name)}};
   }
 
   void OpenTable() {
@@ -178,23 +182,25 @@ class OperationCancelTest : public testing::Test {
     if (table_ == nullptr) OpenTable();
     std::promise<std::string> name;
     const auto named = name.get_future().share();
-    const auto operation = table_->Start({.model = "m"}, [&, named](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
-      name_ = named.get();
-      scope_ = &scope;
-      std::uint64_t before = models_.launches().total();
-      WatchedScope watched(scope, at, [&] {
-        then();
-        before = models_.launches().total();
-      });
-      auto result = work(watched);
-      launches_ = models_.launches().total() - before;
-      asks_ = watched.asks();
-      total_ = watched.total();
-      return result;
-    });
+    const auto operation =
+        table_->Start({.model = "m"}, [&, named](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+          name_ = named.get();
+          scope_ = &scope;
+          std::uint64_t before = models_.launches().total();
+          WatchedScope watched(scope, at, [&] {
+            then();
+            before = models_.launches().total();
+          });
+          auto result = work(watched);
+          launches_ = models_.launches().total() - before;
+          asks_ = watched.asks();
+          total_ = watched.total();
+          return result;
+        });
     EXPECT_TRUE(operation.ok()) << operation.status();
     const auto ended = std::make_shared<std::promise<longrunning::Operation>>();
-    EXPECT_TRUE(table_->OnEnd(operation->name(), [ended](const longrunning::Operation& one) { ended->set_value(one); }).ok());
+    EXPECT_TRUE(
+        table_->OnEnd(operation->name(), [ended](const longrunning::Operation& one) { ended->set_value(one); }).ok());
     name.set_value(operation->name());
     return ended->get_future().get();
   }
@@ -401,7 +407,8 @@ TEST_F(LoadCancelTest, C8EndOfTheServerEndsALoadAndItIsAborted) {
   shut_ = true;
   const auto operation = Load();
   auto gone = std::async(std::launch::async, [this] { app_.reset(); });
-  const std::string record = directory_ + "/state/operations/" + operation.name().substr(operation.name().find('/') + 1) + ".json";
+  const std::string record =
+      directory_ + "/state/operations/" + operation.name().substr(operation.name().find('/') + 1) + ".json";
   const auto ended = [&] {
     const auto parsed = ParseStoredOperation(base::RealFileSystem().Read(record, 1 << 20).value_or(""), "record");
     return parsed.ok() && parsed->operation->done();

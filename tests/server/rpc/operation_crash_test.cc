@@ -32,7 +32,8 @@ class Standstill {
 
   template <typename Work>
   auto Around(std::string_view operation, const std::string& path, Work work) -> decltype(work()) {
-    const bool counts = path.find("/state/models") != std::string::npos || path.find("/state/operations") != std::string::npos;
+    const bool counts =
+        path.find("/state/models") != std::string::npos || path.find("/state/operations") != std::string::npos;
     if (operation != "read" && operation != "close" && counts && left_.fetch_sub(1) <= 0) {
       return absl::InternalError("injected: the disk stands still");
     }
@@ -145,9 +146,10 @@ TEST_F(OperationCrashTest, C8PublicationIsDoneIfItsModelWasPublishedBeforeTheCra
   v1::CancelJobRequest cancel;
   cancel.set_name(job.name());
   ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CancelJob, cancel, &job).ok());
-  const std::string checkpoint = testing_support::PlantCheckpoint(directory_, job.name(), 1, [this](const std::string& path) {
-    testing_support::WriteAdapterCheckpoint(path, directory_ + "/state/models/tiny");
-  });
+  const std::string checkpoint =
+      testing_support::PlantCheckpoint(directory_, job.name(), 1, [this](const std::string& path) {
+        testing_support::WriteAdapterCheckpoint(path, directory_ + "/state/models/tiny");
+      });
   ASSERT_FALSE(checkpoint.empty());
   const int recovered = CutOff("publish", [&](const std::string& name, longrunning::Operation* operation) {
     v1::PublishCheckpointRequest request;

@@ -15,7 +15,8 @@ namespace {
 
 using base::StrCat;
 
-OperationIndex::Entry Made(const std::string& name, const auth::RequestOwner& owner, const std::string& request_id = "") {
+OperationIndex::Entry Made(const std::string& name, const auth::RequestOwner& owner,
+                           const std::string& request_id = "") {
   auto operation = std::make_shared<google::longrunning::Operation>();
   operation->set_name(name);
   auto entry = std::make_shared<OperationEntry>();

@@ -1,5 +1,3 @@
-#include "server/rpc/operations.h"
-
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -21,9 +19,10 @@
 #include "server/base/error.h"
 #include "server/base/hooked_files.h"
 #include "server/rpc/begin_operation.h"
+#include "server/rpc/operations.h"
 #include "server/rpc/operations_service.h"
-#include "tests/support/temp_directory.h"
 #include "tests/server/rpc/operations_fixture.h"
+#include "tests/support/temp_directory.h"
 
 namespace nibble::rpc {
 namespace {
@@ -168,13 +167,14 @@ TEST_F(OperationsTest, C9FilesAndTheRequestIdOfTheirOperationAreForgottenTogethe
   const OperationStart start{.model = "m", .request_id = "one", .digest = "a"};
   std::weak_ptr<const int> files;
   const auto begin = [&](OperationTable& table, absl::Status result) {
-    const auto operation = table.Start(start, [&, result](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
-      const auto made = std::make_shared<const int>(1);
-      files = made;
-      scope.Hold(made, absl::Hours(1));
-      if (!result.ok()) return result;
-      return google::protobuf::Any();
-    });
+    const auto operation =
+        table.Start(start, [&, result](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+          const auto made = std::make_shared<const int>(1);
+          files = made;
+          scope.Hold(made, absl::Hours(1));
+          if (!result.ok()) return result;
+          return google::protobuf::Any();
+        });
     EXPECT_TRUE(operation.ok()) << operation.status();
     const auto ended = std::make_shared<std::promise<void>>();
     const auto handle = table.OnEnd(operation->name(), [ended](const longrunning::Operation&) { ended->set_value(); });
@@ -218,7 +218,8 @@ TEST_F(OperationsTest, C9FilesAndTheRequestIdOfTheirOperationAreForgottenTogethe
 TEST_F(OperationsTest, OperationWithoutWorkEndsAtOnceDespiteTheBound) {
   table_->set_max_of_owner(1);
   const auth::RequestOwner ann{.tenant = "", .name = "ann"};
-  const OperationStart start{.lane = OperationLane::kLoads, .model = "m", .owner = ann, .request_id = "one", .digest = "a"};
+  const OperationStart start{
+      .lane = OperationLane::kLoads, .model = "m", .owner = ann, .request_id = "one", .digest = "a"};
   ASSERT_TRUE(table_->Start({.model = "m", .owner = ann}, gate_.Body()).ok());
   v1::Model model;
   model.set_name("m");
@@ -283,8 +284,9 @@ TEST_F(OperationsTest, S2OperationIsVisibleOnlyToItsTenant) {
   const OperationViewer blue{.tenant = "blue"};
   EXPECT_TRUE(table_->List(blue).empty());
   const absl::Status absent = table_->Get("operations/op-none", blue).status();
-  for (const absl::Status& status : {table_->Get(name, blue).status(), table_->Cancel(name, blue), table_->Delete(name, blue),
-                                     table_->OnEnd(name, [](const longrunning::Operation&) {}, blue).status()}) {
+  for (const absl::Status& status :
+       {table_->Get(name, blue).status(), table_->Cancel(name, blue), table_->Delete(name, blue),
+        table_->OnEnd(name, [](const longrunning::Operation&) {}, blue).status()}) {
     EXPECT_EQ(status.code(), absent.code());
     EXPECT_EQ(base::Reason(status), "OPERATION");
   }
@@ -293,7 +295,9 @@ TEST_F(OperationsTest, S2OperationIsVisibleOnlyToItsTenant) {
 
 TEST_F(OperationsTest, S2CallerLimitedToItsOwnOperationsCancelsNoOther) {
   const auto begin = [&](const std::string& name) {
-    return table_->Start({.lane = OperationLane::kReaders, .model = "m", .owner = {.tenant = "", .name = name}}, gate_.Body())->name();
+    return table_
+        ->Start({.lane = OperationLane::kReaders, .model = "m", .owner = {.tenant = "", .name = name}}, gate_.Body())
+        ->name();
   };
   const std::string own = begin("ann"), others = begin("bob");
   const OperationViewer ann{.only_own = auth::RequestOwner{.tenant = "", .name = "ann"}};
@@ -309,19 +313,23 @@ TEST_F(OperationsTest, S2CallerLimitedToItsOwnOperationsCancelsNoOther) {
 // docs/faults.md, C9: operations with files are removed last, and loads that were done at once have their own bound.
 TEST_F(OperationsTest, C9OldestOperationsWithoutFilesAreRemovedBeyondTheBound) {
   stall_.LeaveOutSyncs();
-  const auto start_of = [](const std::string& owner) { return OperationStart{.model = "m", .owner = {.tenant = "", .name = owner}}; };
+  const auto start_of = [](const std::string& owner) {
+    return OperationStart{.model = "m", .owner = {.tenant = "", .name = owner}};
+  };
   const auto run = [&](const std::string& owner, std::shared_ptr<const void> files = nullptr) {
     clock_.Advance(absl::Milliseconds(1));
-    const auto operation = table_->Start(start_of(owner), [files](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
-      if (files != nullptr) scope.Hold(files, absl::Hours(1));
-      return google::protobuf::Any();
-    });
+    const auto operation =
+        table_->Start(start_of(owner), [files](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+          if (files != nullptr) scope.Hold(files, absl::Hours(1));
+          return google::protobuf::Any();
+        });
     EXPECT_TRUE(operation.ok()) << operation.status();
     EndOf(*table_, operation->name());
     return operation->name();
   };
   const auto there = [&](const std::string& name) { return table_->Get(name).ok(); };
-  const std::string others = run("bob"), exported = run("ann", std::make_shared<const int>(1)), first = run("ann"), second = run("ann");
+  const std::string others = run("bob"), exported = run("ann", std::make_shared<const int>(1)), first = run("ann"),
+                    second = run("ann");
   const auto at_once = [&] {
     clock_.Advance(absl::Seconds(1));
     return table_->Start(start_of("ann"), {}, google::protobuf::Any())->name();
@@ -339,7 +347,8 @@ TEST_F(OperationsTest, C9OldestOperationsWithoutFilesAreRemovedBeyondTheBound) {
   at_once();
   EXPECT_FALSE(there(loaded));
   EXPECT_TRUE(there(loaded_next) && there(exported) && there(second)) << "they remove nothing else";
-  EXPECT_EQ(Open("operations")->List().size(), OperationTable::kMaxEndedOfOwner + OperationTable::kMaxDoneAtOnceOfOwner + 1)
+  EXPECT_EQ(Open("operations")->List().size(),
+            OperationTable::kMaxEndedOfOwner + OperationTable::kMaxDoneAtOnceOfOwner + 1)
       << "their records are removed too";
   // A restart keeps the two kinds apart.
   const auto reopened = Open("operations");

@@ -1,7 +1,5 @@
 // A table of operations with a service, and disks that stall, for tests of operations.
 #pragma once
-#include "server/rpc/operations.h"
-
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -23,6 +21,7 @@
 #include "server/base/error.h"
 #include "server/base/hooked_files.h"
 #include "server/rpc/begin_operation.h"
+#include "server/rpc/operations.h"
 #include "server/rpc/operations_service.h"
 #include "tests/support/temp_directory.h"
 
@@ -41,7 +40,8 @@ class Gate {
       changed_.NotifyAll();
       while (!open_) {
         if (scope.cancelled()) return absl::CancelledError("cancelled");
-        changed_.WaitFor(lock, std::chrono::milliseconds(1), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_; });
+        changed_.WaitFor(lock, std::chrono::milliseconds(1),
+                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_; });
       }
       v1::Model model;
       model.set_name("m");
@@ -162,8 +162,8 @@ class OperationsTest : public ::testing::Test {
     return operation.ok() ? operation->name() : "";
   }
   template <typename Request, typename Response>
-  grpc::Status Ask(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*), const Request& request,
-                   Response* response) {
+  grpc::Status Ask(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                   const Request& request, Response* response) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
     return ((*stub_).*method)(&context, request, response);
@@ -200,7 +200,8 @@ class OperationsTest : public ::testing::Test {
   // Waits for the end of an operation of a table that has no service.
   static longrunning::Operation EndOf(OperationTable& table, const std::string& name) {
     const auto ended = std::make_shared<std::promise<longrunning::Operation>>();
-    const auto handle = table.OnEnd(name, [ended](const longrunning::Operation& operation) { ended->set_value(operation); });
+    const auto handle =
+        table.OnEnd(name, [ended](const longrunning::Operation& operation) { ended->set_value(operation); });
     EXPECT_TRUE(handle.ok()) << handle.status();
     return ended->get_future().get();
   }

@@ -23,8 +23,8 @@
 #include "server/base/hooked_files.h"
 #include "server/rpc/begin_operation.h"
 #include "server/rpc/operations_service.h"
-#include "tests/support/temp_directory.h"
 #include "tests/server/rpc/operations_fixture.h"
+#include "tests/support/temp_directory.h"
 
 namespace nibble::rpc {
 namespace {
@@ -73,7 +73,8 @@ TEST_F(OperationsTest, C4OpenOperationsOfOnePrincipalAreBounded) {
 // Plans have two workers: the plans of one principal, however long they take, leave one worker to others.
 TEST_F(OperationsTest, C4OnePrincipalDoesNotTakeAllWorkersOfALane) {
   const auto start = [&](const std::string& name, OperationTable::Body body) {
-    const auto operation = table_->Start({.lane = OperationLane::kPlans, .model = "m", .owner = {.tenant = "", .name = name}}, std::move(body));
+    const auto operation = table_->Start(
+        {.lane = OperationLane::kPlans, .model = "m", .owner = {.tenant = "", .name = name}}, std::move(body));
     EXPECT_TRUE(operation.ok()) << operation.status();
     return operation.ok() ? operation->name() : "";
   };
@@ -158,7 +159,8 @@ TEST_F(OperationsTest, OperationThatExceedsItsDeadlineIsEnded) {
   };
   const auto end = [&](const std::string& name) {
     const auto ended = std::make_shared<std::promise<longrunning::Operation>>();
-    const auto handle = table->OnEnd(name, [ended](const longrunning::Operation& operation) { ended->set_value(operation); });
+    const auto handle =
+        table->OnEnd(name, [ended](const longrunning::Operation& operation) { ended->set_value(operation); });
     EXPECT_TRUE(handle.ok()) << handle.status();
     return ended->get_future().get();
   };
@@ -291,7 +293,9 @@ TEST_F(OperationsTest, OperationInterruptedByARestartIsAborted) {
 // The server ends in order, and no cancel was requested.
 TEST_F(OperationsTest, C8OperationsInterruptedByTheEndOfTheServerAreAborted) {
   auto table = Open("ended");
-  const auto start_of = [](const std::string& id) { return OperationStart{.model = "m", .request_id = id, .digest = "a"}; };
+  const auto start_of = [](const std::string& id) {
+    return OperationStart{.model = "m", .request_id = id, .digest = "a"};
+  };
   const auto begin = [&](const OperationStart& start, Gate& gate) {
     const auto operation = table->Start(start, gate.Body());
     EXPECT_TRUE(operation.ok()) << operation.status();
@@ -300,11 +304,12 @@ TEST_F(OperationsTest, C8OperationsInterruptedByTheEndOfTheServerAreAborted) {
   const std::string running = begin(start_of("running"), gate_), queued = begin(start_of("queued"), gate_);
   // An operation that was cancelled and is in its last steps when the server ends.
   std::promise<void> begun, ending;
-  const auto cancelled = table->Start({.lane = OperationLane::kReaders}, [&](OperationScope&) -> absl::StatusOr<google::protobuf::Any> {
-    begun.set_value();
-    ending.get_future().wait();
-    return absl::CancelledError("cancelled");
-  });
+  const auto cancelled =
+      table->Start({.lane = OperationLane::kReaders}, [&](OperationScope&) -> absl::StatusOr<google::protobuf::Any> {
+        begun.set_value();
+        ending.get_future().wait();
+        return absl::CancelledError("cancelled");
+      });
   ASSERT_TRUE(cancelled.ok()) << cancelled.status();
   begun.get_future().wait();
   gate_.AwaitBegun(1);
@@ -334,7 +339,8 @@ TEST_F(OperationsTest, C8OperationsInterruptedByTheEndOfTheServerAreAborted) {
   EXPECT_EQ(reopened->Get(cancelled->name())->error().code(), static_cast<int>(grpc::StatusCode::CANCELLED));
 }
 
-// docs/faults.md, C9: the labels of a job's spec are a map, whose entries come in another order in every copy of the request.
+// docs/faults.md, C9: the labels of a job's spec are a map, whose entries come in another order in every copy of the
+// request.
 TEST(DigestOfTest, C9EqualRequestsHaveEqualDigestsWhateverTheOrderOfTheirLabels) {
   v1::PlanJobRequest request;
   request.set_request_id("one");

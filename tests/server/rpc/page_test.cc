@@ -42,7 +42,11 @@ TEST(PageTest, RowThatStaysIsShownOnce) {
   EXPECT_EQ(Join(rows, 2, [](auto& now) { std::erase(now, "b"); }), "abcde");
   EXPECT_EQ(Join(rows, 2, [](auto& now) { std::erase(now, "a"); }), "abcde");
   EXPECT_EQ(Join(rows, 2, [](auto& now) { std::erase(now, "d"); }), "abce");
-  EXPECT_EQ(Join(rows, 2, [](auto& now) { if (now[0] != "0") now.insert(now.begin(), "0"); }), "abcde");
+  EXPECT_EQ(Join(rows, 2,
+                 [](auto& now) {
+                   if (now[0] != "0") now.insert(now.begin(), "0");
+                 }),
+            "abcde");
   EXPECT_EQ(Join(rows, 2, [](auto& now) { now.clear(); }), "ab");
 }
 

@@ -29,7 +29,8 @@ inline std::string PlantCheckpoint(const std::string& directory, const std::stri
   if (write) write(pending->path());
   const std::string written = pending->target();
   EXPECT_TRUE(pending->Commit().ok());
-  const std::string checkpoints = base::StrCat(directory, "/state/jobs/", job, "/attempts/1/", store::kCheckpointsDirectory);
+  const std::string checkpoints =
+      base::StrCat(directory, "/state/jobs/", job, "/attempts/1/", store::kCheckpointsDirectory);
   EXPECT_TRUE(files.CreateDirectories(checkpoints).ok());
   std::string target = base::JoinPath(checkpoints, std::filesystem::path(written).filename().string());
   EXPECT_TRUE(files.Rename(written, target).ok());

@@ -98,8 +98,9 @@ TEST_F(PreviewTest, CancelEndsItAtTheNextRow) {
 }
 
 TEST_F(PreviewTest, CancelEndsItInsideAConversation) {
-  std::ofstream(directory_ / "data.jsonl") << R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"},)"
-                                           << R"( {"role": "user", "content": "c?"}, {"role": "assistant", "content": "d"}]})" << "\n";
+  std::ofstream(directory_ / "data.jsonl")
+      << R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"},)"
+      << R"( {"role": "user", "content": "c?"}, {"role": "assistant", "content": "d"}]})" << "\n";
   stored_.meta = {{"format", "chat"}, {"rows", 1}};
   int asked = 0;
   PreviewBounds bounds;
@@ -131,8 +132,9 @@ TEST_F(PreviewTest, AConversationOfMoreThan1024MessagesIsNotShown) {
 
 // Damage of meta.json, which only a server writes.
 TEST_F(PreviewTest, UnreadableMetadataOfADatasetIsDataLoss) {
-  for (const base::Json& meta : {base::Json{{"format", "text"}, {"rowz", kRows}}, base::Json{{"format", "tent"}, {"rows", kRows}},
-                                 base::Json{{"formal", "text"}, {"rows", kRows}}, base::Json{{"format", "text"}, {"rows", "ten"}}}) {
+  for (const base::Json& meta :
+       {base::Json{{"format", "text"}, {"rowz", kRows}}, base::Json{{"format", "tent"}, {"rows", kRows}},
+        base::Json{{"formal", "text"}, {"rows", kRows}}, base::Json{{"format", "text"}, {"rows", "ten"}}}) {
     stored_.meta = meta;
     v1::PreviewDatasetResponse response;
     const absl::Status status = Preview(stored_, model_, request_, {}, &response);
@@ -151,7 +153,8 @@ TEST_F(PreviewTest, AnswerHasNoMoreRowsThanMayBeSent) {
   EXPECT_LT(half.rows_size(), kRows);
   EXPECT_LE(half.ByteSizeLong(), bounds.max_bytes);
   EXPECT_EQ(half.looked_rows(), half.rows_size() + 1) << "and one that did not fit";
-  for (int i = 0; i < half.rows_size(); ++i) EXPECT_EQ(half.rows(i).SerializeAsString(), all.rows(i).SerializeAsString());
+  for (int i = 0; i < half.rows_size(); ++i)
+    EXPECT_EQ(half.rows(i).SerializeAsString(), all.rows(i).SerializeAsString());
   bounds.max_bytes = 140;
   v1::PreviewDatasetResponse response;
   const absl::Status refused = Preview(stored_, model_, request_, bounds, &response);

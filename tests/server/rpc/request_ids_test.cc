@@ -8,11 +8,12 @@ namespace {
 
 TEST(RequestIdsTest, C9AnAbortEndsOnlyTheCallersOwnRequests) {
   RequestIds ids;
-  const auth::Principal red{"ci", auth::Role::kInfer, "red"}, blue{"ci", auth::Role::kInfer, "blue"}, ada{"ada", auth::Role::kAdmin, "red"},
-      admin{"root", auth::Role::kAdmin, ""};
+  const auth::Principal red{"ci", auth::Role::kInfer, "red"}, blue{"ci", auth::Role::kInfer, "blue"},
+      ada{"ada", auth::Role::kAdmin, "red"}, admin{"root", auth::Role::kAdmin, ""};
   const base::CancelToken first, second, other;
   int notified = 0;
-  RequestIds::Entry one(ids, "1", auth::OwnerOf(red), first), two(ids, "1", auth::OwnerOf(red), second), of_blue(ids, "1", auth::OwnerOf(blue), other);
+  RequestIds::Entry one(ids, "1", auth::OwnerOf(red), first), two(ids, "1", auth::OwnerOf(red), second),
+      of_blue(ids, "1", auth::OwnerOf(blue), other);
   two.OnAbort([&notified] { ++notified; });
   EXPECT_FALSE(ids.Abort(ada, "1")) << "another principal, though an admin of the same tenant";
   EXPECT_FALSE(ids.Abort(red, "2"));

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
-#include <gtest/gtest.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
@@ -28,7 +28,9 @@ class ServerServiceTest : public AppTest {
     return reply.ok() ? *std::move(reply) : client::HttpReply();
   }
   // Any unary method by name, with an empty request.
-  grpc::Status CallEmpty(const std::string& method) { return testing_support::Ask(channel_, {.method = method}).status; }
+  grpc::Status CallEmpty(const std::string& method) {
+    return testing_support::Ask(channel_, {.method = method}).status;
+  }
   // grpc.health.v1.HealthCheckRequest{service}, by hand: Debian has no library with its messages.
   std::string Health(const std::string& service, grpc::Status* status) {
     std::string bytes;
@@ -62,8 +64,9 @@ TEST_F(ServerServiceTest, InfoListsDevicesFormatsAndLimits) {
   EXPECT_THAT(info.code_digest(), testing::MatchesRegex("[0-9a-f]{64}"));
   EXPECT_THAT(info.cuda_version(), testing::MatchesRegex("none|[0-9.]+"));
   const std::string metrics = Get("/metrics").body;
-  const std::string built = base::StrCat("nibble_build_info{code=\"", info.code_digest(), "\",cuda=\"", info.cuda_version(),
-                                         "\",revision=\"", info.commit(), "\",torch=\"none\",version=\"", info.version(), "\"} 1\n");
+  const std::string built =
+      base::StrCat("nibble_build_info{code=\"", info.code_digest(), "\",cuda=\"", info.cuda_version(), "\",revision=\"",
+                   info.commit(), "\",torch=\"none\",version=\"", info.version(), "\"} 1\n");
   EXPECT_TRUE(metrics.find(built) != std::string::npos) << built;  // does not print all metrics
 }
 
@@ -94,7 +97,8 @@ TEST_F(ServerServiceTest, EveryMethodAnswersAnEmptyRequest) {
     }
   }
   // Drain last: a server that drains answers nothing else.
-  std::stable_partition(methods.begin(), methods.end(), [](const std::string& method) { return !method.ends_with("/Drain"); });
+  std::stable_partition(methods.begin(), methods.end(),
+                        [](const std::string& method) { return !method.ends_with("/Drain"); });
   ASSERT_TRUE(methods.back().ends_with("/Drain"));
   for (const std::string& method : methods) {
     const grpc::Status status = CallEmpty(method);
@@ -181,8 +185,9 @@ TEST_F(ServerServiceTest, ProbesAndMetricsAnswer) {
   const auto has = [&](const std::string& line) { return text.find(line) != std::string::npos; };
   EXPECT_TRUE(has("nibble_generated_tokens_total{model=\"tiny\"} 4\n"));
   EXPECT_TRUE(has("nibble_generate_requests_total{model=\"tiny\",result=\"length\"} 1\n"));
-  EXPECT_TRUE(has("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"Generate\","
-                              "grpc_service=\"nibble.v1.InferenceService\",grpc_type=\"unary\"} 1\n"));
+  EXPECT_TRUE(
+      has("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"Generate\","
+          "grpc_service=\"nibble.v1.InferenceService\",grpc_type=\"unary\"} 1\n"));
   EXPECT_TRUE(has("nibble_jobs{method=\"qlora\",state=\"QUEUED\"} 0\n"));
   EXPECT_TRUE(has("nibble_kernel_launches_total{device=\"cpu\",kernel=\"quantize_nf4\",phase=\"serve\"} 0\n"));
   EXPECT_TRUE(has("nibble_disk_free_bytes{volume=\"state\"}"));

@@ -57,7 +57,8 @@ TEST(StatusTest, SeveralViolationsAreAllNamed) {
 }
 
 TEST(StatusTest, LinesOfADatasetAreViolations) {
-  const auto status = base::WithReason(absl::InvalidArgumentError("line 3: not a JSON object; line 9: no \"text\""), "DATASET_FORMAT");
+  const auto status =
+      base::WithReason(absl::InvalidArgumentError("line 3: not a JSON object; line 9: no \"text\""), "DATASET_FORMAT");
   const auto bad = Find<google::rpc::BadRequest>(Details(ToGrpcStatus(status)));
   ASSERT_TRUE(bad.has_value());
   ASSERT_EQ(bad->field_violations_size(), 2);
@@ -66,7 +67,8 @@ TEST(StatusTest, LinesOfADatasetAreViolations) {
 }
 
 TEST(StatusTest, EachRangeOfLinesOfADatasetIsAViolation) {
-  const auto status = base::WithReason(absl::InvalidArgumentError("lines 3, 5-9: no \"text\"; line 4: not a JSON object"), "DATASET_FORMAT");
+  const auto status = base::WithReason(
+      absl::InvalidArgumentError("lines 3, 5-9: no \"text\"; line 4: not a JSON object"), "DATASET_FORMAT");
   const auto bad = Find<google::rpc::BadRequest>(Details(ToGrpcStatus(status)));
   ASSERT_TRUE(bad.has_value());
   ASSERT_EQ(bad->field_violations_size(), 3);
@@ -95,16 +97,20 @@ TEST(StatusTest, AlreadyExistsNamesTheResourceByItsKind) {
 
 TEST(StatusTest, RetryInfoIsGivenOnlyWhereARetryHelps) {
   EXPECT_TRUE(Find<google::rpc::RetryInfo>(ToRpcStatus(absl::UnavailableError("x"))).has_value());
-  EXPECT_TRUE(Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "QUEUE_FULL"))));
-  EXPECT_TRUE(Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "TENANT_QUOTA"))));
-  EXPECT_FALSE(Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "DISK_FULL"))));
-  EXPECT_FALSE(Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "MESSAGE_TOO_LARGE"))));
+  EXPECT_TRUE(
+      Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "QUEUE_FULL"))));
+  EXPECT_TRUE(
+      Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "TENANT_QUOTA"))));
+  EXPECT_FALSE(
+      Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "DISK_FULL"))));
+  EXPECT_FALSE(Find<google::rpc::RetryInfo>(
+      ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "MESSAGE_TOO_LARGE"))));
   EXPECT_FALSE(Find<google::rpc::RetryInfo>(ToRpcStatus(absl::InternalError("x"))));
 }
 
 TEST(StatusTest, ResourceExhaustedNamesItsQuotaAndTheEstimatedDelay) {
-  const auto details = Details(ToGrpcStatus(
-      base::WithReason(absl::ResourceExhaustedError("64 requests are already waiting"), "QUEUE_FULL", {{"retry_ms", "2500"}})));
+  const auto details = Details(ToGrpcStatus(base::WithReason(
+      absl::ResourceExhaustedError("64 requests are already waiting"), "QUEUE_FULL", {{"retry_ms", "2500"}})));
   const auto quota = Find<google::rpc::QuotaFailure>(details);
   ASSERT_TRUE(quota.has_value());
   EXPECT_EQ(quota->violations(0).subject(), "QUEUE_FULL");
@@ -150,8 +156,8 @@ TEST(StatusTest, FailedPreconditionNamesTheObjectOfTheCallUnlessItNamesAnother) 
 TEST(StatusTest, LongTextsAndManyFieldsFitIntoMetadata) {
   std::map<std::string, std::string> metadata = {{"field", "f0"}};
   for (int i = 0; i < 100; ++i) metadata[base::StrCat("f", i)] = std::string(1000, 'x');
-  const grpc::Status status =
-      ToGrpcStatus(base::WithReason(absl::InvalidArgumentError(std::string(100'000, 'm')), "FIELD_VIOLATION", metadata));
+  const grpc::Status status = ToGrpcStatus(
+      base::WithReason(absl::InvalidArgumentError(std::string(100'000, 'm')), "FIELD_VIOLATION", metadata));
   EXPECT_LE(status.error_message().size(), 1024u);
   // Base64 in the worst case, beside the message: under 8 KiB together.
   EXPECT_LE(status.error_details().size() * 4 / 3 + status.error_message().size(), 8000u);

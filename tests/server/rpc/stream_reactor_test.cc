@@ -272,7 +272,8 @@ TEST_F(StreamReactorTest, WatchedReaderMustTakeMessagesAtTheMinimumRate) {
     stream->End(absl::OkStatus());
     while (reader->Read(&message)) {
     }
-    EXPECT_EQ(reader->Finish().error_code(), min_rate > 0 ? grpc::StatusCode::RESOURCE_EXHAUSTED : grpc::StatusCode::OK);
+    EXPECT_EQ(reader->Finish().error_code(),
+              min_rate > 0 ? grpc::StatusCode::RESOURCE_EXHAUSTED : grpc::StatusCode::OK);
   }
 }
 
@@ -369,7 +370,12 @@ TEST(WorkerPoolTest, OnePrincipalDoesNotTakeAllThreads) {
   std::atomic<int> begun{0};
   WorkerPool workers(3, 16);
   for (int i = 0; i < 5; ++i) {
-    EXPECT_TRUE(workers.TryRun([&begun, going] { ++begun; going.wait(); }, "a"));
+    EXPECT_TRUE(workers.TryRun(
+        [&begun, going] {
+          ++begun;
+          going.wait();
+        },
+        "a"));
   }
   EXPECT_TRUE(workers.TryRun([&done] { done.set_value(); }, "b"));
   done.get_future().wait();

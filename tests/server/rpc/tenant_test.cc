@@ -95,8 +95,9 @@ const std::vector<std::pair<std::string_view, std::string_view>>& JobFields() {
 class TenantTest : public AppTest {
  protected:
   AppOptions Options() override {
-    std::ofstream(directory_ + "/tokens") << TokenLine("red", "train", R"(, "tenant": "red")") << TokenLine("blue", "train", R"(, "tenant": "blue")")
-                                          << TokenLine("admin", "admin") << CiLine("red") << CiLine("blue");
+    std::ofstream(directory_ + "/tokens")
+        << TokenLine("red", "train", R"(, "tenant": "red")") << TokenLine("blue", "train", R"(, "tenant": "blue")")
+        << TokenLine("admin", "admin") << CiLine("red") << CiLine("blue");
     AppOptions options = AppTest::Options();
     options.security.token_file = directory_ + "/tokens";
     options.trainer_path = "/bin/false";  // starts, fails, is retried
@@ -133,9 +134,11 @@ class TenantTest : public AppTest {
       const auto& field = asked.second;
       if (field.empty()) continue;
       const std::string path(method.substr(0, method.find('/')));
-      const auto* described = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(path)->FindMethodByName(
-          std::string(method.substr(path.size() + 1)));
-      const auto* prototype = google::protobuf::MessageFactory::generated_factory()->GetPrototype(described->input_type());
+      const auto* described =
+          google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(path)->FindMethodByName(
+              std::string(method.substr(path.size() + 1)));
+      const auto* prototype =
+          google::protobuf::MessageFactory::generated_factory()->GetPrototype(described->input_type());
       const std::unique_ptr<google::protobuf::Message> request(prototype->New());
       const auto set = [&](const std::string& name, const std::string& value) {
         const auto* found = described->input_type()->FindFieldByName(name);
@@ -149,7 +152,9 @@ class TenantTest : public AppTest {
         set(std::string(field), job);
       }
       answers[std::string(method)] =
-          testing_support::Ask(channel_, {.method = std::string(method), .request = request->SerializeAsString(), .max_reads = 1}).status;
+          testing_support::Ask(channel_,
+                               {.method = std::string(method), .request = request->SerializeAsString(), .max_reads = 1})
+              .status;
     }
     return answers;
   }
@@ -198,9 +203,11 @@ TEST_F(TenantTest, S2JobOfAnotherTenantLooksAbsent) {
   for (const auto& [method, status] : foreign) {
     const grpc::Status& other = missing[method];
     EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << method;
-    EXPECT_EQ(testing_support::ReasonOf(status), method.ends_with("/PublishCheckpoint") ? "CHECKPOINT" : "JOB") << method;
+    EXPECT_EQ(testing_support::ReasonOf(status), method.ends_with("/PublishCheckpoint") ? "CHECKPOINT" : "JOB")
+        << method;
     std::string text = status.error_message();
-    for (std::size_t at = text.find(job); at != std::string::npos; at = text.find(job)) text.replace(at, job.size(), absent);
+    for (std::size_t at = text.find(job); at != std::string::npos; at = text.find(job))
+      text.replace(at, job.size(), absent);
     EXPECT_EQ(text, other.error_message()) << method;
   }
   v1::ListJobsResponse list;
@@ -319,7 +326,8 @@ TEST_F(TenantTest, S2OperationsOfAnotherTenantLookAbsent) {
   };
   const auto list = [&] {
     google::longrunning::ListOperationsResponse page;
-    EXPECT_TRUE(Call(operations_, &Operations::ListOperations, google::longrunning::ListOperationsRequest(), &page).ok());
+    EXPECT_TRUE(
+        Call(operations_, &Operations::ListOperations, google::longrunning::ListOperationsRequest(), &page).ok());
     return page.operations_size();
   };
   const auto refused = [&](const grpc::Status& status) { EXPECT_EQ(testing_support::ReasonOf(status), "OPERATION"); };

@@ -9,8 +9,8 @@ namespace nibble::testing_support {
 
 // `more`: further members of the object, such as `, "tenant": "red"`.
 inline std::string TokenLine(const std::string& name, const std::string& role, const std::string& more = "") {
-  return base::StrCat(R"({"name": ")", name, R"(", "role": ")", role, R"(", "token_sha256": ")", base::Sha256Hex("token-" + name), "\"",
-                      more, "}\n");
+  return base::StrCat(R"({"name": ")", name, R"(", "role": ")", role, R"(", "token_sha256": ")",
+                      base::Sha256Hex("token-" + name), "\"", more, "}\n");
 }
 
 }  // namespace nibble::testing_support

@@ -82,7 +82,8 @@ TEST_F(TokensTest, EachCallEndsWhereItIsCancelled) {
 }
 
 TEST_F(TokensTest, AnAnswerThatCannotBeSentIsRefused) {
-  ExpectBounded<v1::TokenizeResponse>([&](const AnswerBounds& bounds, auto* out) { return Tokenize(tokenize_, "", model_, bounds, out); });
+  ExpectBounded<v1::TokenizeResponse>(
+      [&](const AnswerBounds& bounds, auto* out) { return Tokenize(tokenize_, "", model_, bounds, out); });
   ExpectBounded<v1::DetokenizeResponse>(
       [&](const AnswerBounds& bounds, auto* out) { return Detokenize(detokenize_, model_, bounds, out); });
   ExpectBounded<v1::RenderTemplateResponse>(

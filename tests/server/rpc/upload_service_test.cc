@@ -55,7 +55,8 @@ class UploadServiceTest : public AppTest {
     if (offset > 0) header.set_resume_offset(offset);
     return header;
   }
-  grpc::Status Send(const v1::UploadDatasetHeader& header, const std::string& chunk, const std::string& whole, v1::Dataset* dataset) {
+  grpc::Status Send(const v1::UploadDatasetHeader& header, const std::string& chunk, const std::string& whole,
+                    v1::Dataset* dataset) {
     grpc::ClientContext context;
     auto writer = datasets_->UploadDataset(&context, dataset);
     v1::UploadDatasetRequest message;
@@ -137,7 +138,8 @@ TEST_F(UploadServiceTest, C10UploadOfADatasetIsResumedAfterALostConnection) {
 }
 
 TEST_F(UploadServiceTest, C10UploadOfAModelIsResumedWithinAFile) {
-  const std::map<std::string, std::string> files = {{"a.json", "0123456789"}, {"b.bin", std::string(100, 'b')}, {"c.txt", "end"}};
+  const std::map<std::string, std::string> files = {
+      {"a.json", "0123456789"}, {"b.bin", std::string(100, 'b')}, {"c.txt", "end"}};
   std::string all;
   for (const auto& [name, bytes] : files) all += bytes;
   const auto write = [](auto& writer, v1::UploadModelRequest message) { EXPECT_TRUE(writer->Write(message)); };

@@ -16,7 +16,9 @@ namespace {
 // Removes its name from `alive` when it is destroyed.
 class Content : public UploadContent {
  public:
-  Content(std::set<std::string>& alive, std::string name) : alive_(alive), name_(std::move(name)) { alive_.insert(name_); }
+  Content(std::set<std::string>& alive, std::string name) : alive_(alive), name_(std::move(name)) {
+    alive_.insert(name_);
+  }
   ~Content() override { alive_.erase(name_); }
   std::int32_t num_files() const override { return 3; }
 
@@ -188,7 +190,8 @@ TEST_F(UploadTableTest, C10CancelRemovesAnUploadAtOnceAndEndsItsStream) {
   ASSERT_TRUE(writing->BeginFinish().ok());
   EXPECT_TRUE(absl::IsAborted(table_.Resume(StartOf("c"), 5, {}).status()));
   EXPECT_TRUE(absl::IsAborted(table_.Begin(StartOf("c"), {}).status()));
-  const auth::Principal bob{"bob", auth::Role::kTrain, ""}, of_tenant{"root", auth::Role::kAdmin, "red"}, admin{"root", auth::Role::kAdmin, ""};
+  const auth::Principal bob{"bob", auth::Role::kTrain, ""}, of_tenant{"root", auth::Role::kAdmin, "red"},
+      admin{"root", auth::Role::kAdmin, ""};
   for (const auth::Principal& other : {bob, of_tenant}) {
     EXPECT_EQ(base::Reason(table_.Cancel(other, "a")), "UPLOAD") << other.name;
     EXPECT_TRUE(table_.List(other).empty());

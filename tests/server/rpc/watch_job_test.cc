@@ -24,7 +24,8 @@ class WatchService : public v1::FineTuneService::CallbackService {
  public:
   explicit WatchService(CallEnvironment& environment) : environment_(environment) {}
   void Use(jobs::JobController& jobs) { jobs_ = &jobs; }
-  grpc::ServerWriteReactor<v1::JobEvent>* WatchJob(grpc::CallbackServerContext* context, const v1::WatchJobRequest* request) override {
+  grpc::ServerWriteReactor<v1::JobEvent>* WatchJob(grpc::CallbackServerContext* context,
+                                                   const v1::WatchJobRequest* request) override {
     auto stream = StreamReactor<v1::JobEvent>::Make(environment_, context, "nibble.v1.FineTuneService/WatchJob");
     environment_.workers.Run([this, stream, name = request->name(), after = request->after_sequence()] {
       rpc::WatchJob(stream, *jobs_, name, after);
@@ -97,7 +98,8 @@ class WatchJobTest : public jobs::ControllerFixture {
   }
   static std::string Kind(const v1::JobEvent& event) {
     switch (event.event_case()) {
-      case v1::JobEvent::kState: return "state:" + v1::JobState_Name(event.state().to()).substr(sizeof "JOB_STATE_" - 1);
+      case v1::JobEvent::kState:
+        return "state:" + v1::JobState_Name(event.state().to()).substr(sizeof "JOB_STATE_" - 1);
       case v1::JobEvent::kStep: return "step";
       case v1::JobEvent::kModel: return "model";
       default: return "other";
@@ -139,7 +141,8 @@ TEST_F(WatchJobTest, StalledReaderMissesNothing) {
   EXPECT_EQ(steps, kSteps);
   EXPECT_EQ(story, Story(id).substr(0, story.size()));
   EXPECT_EQ(story.size(), Story(id).size());
-  EXPECT_EQ(story.rfind("state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step", 0), 0u) << story.substr(0, 80);
+  EXPECT_EQ(story.rfind("state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step", 0), 0u)
+      << story.substr(0, 80);
   EXPECT_EQ(story.substr(story.size() - 15), "state:SUCCEEDED");
 }
 
@@ -162,7 +165,9 @@ TEST_F(WatchJobTest, ReturningReaderSeesEveryEventOnce) {
     // Cancelled in the middle of the events; more follow while there is no watch.
     v1::JobEvent event;
     for (int i = 0; i < 1 + round % 5; ++i) {
-      if (watch->snapshot.last_sequence() == (seen.empty() ? 0 : seen.back()) && State(id) != jobs::JobState::kSucceeded) break;
+      if (watch->snapshot.last_sequence() == (seen.empty() ? 0 : seen.back()) &&
+          State(id) != jobs::JobState::kSucceeded)
+        break;
       if (!watch->reader->Read(&event)) {
         ended = true;
         break;

@@ -125,7 +125,8 @@ TEST_F(FairnessTest, ReportsDifferenceAfterPreemptionInOtherFormats) {
   kernels::Stream stream = models_.stream();
   stream.library = library.get();
   const std::string path = models_.Path("f32");
-  ASSERT_TRUE(model::ImportModel(base::RealFileSystem(), model::Golden("hf_tied_bf16"), path, kernels::DType::kF32).ok());
+  ASSERT_TRUE(
+      model::ImportModel(base::RealFileSystem(), model::Golden("hf_tied_bf16"), path, kernels::DType::kF32).ok());
   const auto start = [&](const EngineOptions& options) {
     auto engine = Engine::Start(models_.Load(path), models_.tokenizer(), options, stream, clock_);
     EXPECT_TRUE(engine.ok()) << engine.status();
@@ -168,8 +169,8 @@ TEST_F(FairnessTest, CancelEndsPreemptedRequest) {
 
 TEST_F(FairnessTest, PrincipalsTakeTurns) {
   auto engine = Start({.max_running = 1});
-  const std::vector<Request> requests = {Of("flood", Ask(3, 2)), Of("flood", Ask(3, 2)), Of("flood", Ask(3, 2)), Of("quiet", Ask(3, 2)),
-                                         Of("other", Ask(3, 2))};
+  const std::vector<Request> requests = {Of("flood", Ask(3, 2)), Of("flood", Ask(3, 2)), Of("flood", Ask(3, 2)),
+                                         Of("quiet", Ask(3, 2)), Of("other", Ask(3, 2))};
   EXPECT_THAT(OrderOf(*engine, requests), ElementsAre(0, 3, 4, 1, 2));
 }
 
@@ -262,7 +263,8 @@ TEST_F(FairnessTest, OnePrincipalCannotTakeAllSlotsOrTheWholeQueue) {
 }
 
 TEST_F(FairnessTest, EnforcesPrincipalsLimitsOnOutputsAndPages) {
-  auto engine = Start({.max_running = 4, .max_context = 128, .kv_tokens = 512, .of_principal = {.max_running = 2, .kv_tokens = 192}});
+  auto engine = Start(
+      {.max_running = 4, .max_context = 128, .kv_tokens = 512, .of_principal = {.max_running = 2, .kv_tokens = 192}});
   Request several = Ask(3, 2);
   several.n = 3;
   const absl::Status refused = engine->Submit(Of("a", several), std::make_shared<Sink>());

@@ -52,7 +52,7 @@ class Sink : public ResponseSink {
 
   bool started = false;
   double queued_ms = -1;
-  std::string text;               // of output 0; below, its tokens, and their logprobs if requested
+  std::string text;  // of output 0; below, its tokens, and their logprobs if requested
   std::vector<std::int32_t> ids;
   std::vector<float> logprobs;
   std::vector<std::vector<std::int32_t>> others;  // tokens of outputs 1 and up

@@ -1,5 +1,3 @@
-#include "server/serve/engine.h"
-
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 
 #include "server/base/error.h"
 #include "server/base/json.h"
+#include "server/serve/engine.h"
 #include "tests/server/serve/engine_fixture.h"
 
 namespace nibble::serve {

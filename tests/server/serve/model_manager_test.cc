@@ -44,7 +44,8 @@ class ModelManagerTest : public testing::Test {
       return ModelManager::Artifact{models_.int8(), pin};
     };
     const auto observe = [this](const Resident&, bool loaded, absl::Duration) { ++(loaded ? came_ : went_); };
-    return std::make_unique<ModelManager>(locate, Options(), base::MemoryBudget::Make(memory_bytes, machine_), models_.stream(), clock_, observe);
+    return std::make_unique<ModelManager>(locate, Options(), base::MemoryBudget::Make(memory_bytes, machine_),
+                                          models_.stream(), clock_, observe);
   }
   const std::unique_ptr<ModelManager> made_ = Make(0);
   ModelManager& manager_ = *made_;
@@ -158,7 +159,8 @@ TEST_F(ModelManagerTest, ModelsInMemoryFitTheLimitTogether) {
     const Engine& engine = *(*resident)->engine;
     const std::int64_t page = model::KvPool::PageBytes(engine.model().config(), engine.model().info().kv_dtype);
     const std::int64_t weights = need - engine.load().total_pages * page;
-    const auto file = static_cast<std::int64_t>(std::filesystem::file_size(models_.Path("int8") + "/model.safetensors"));
+    const auto file =
+        static_cast<std::int64_t>(std::filesystem::file_size(models_.Path("int8") + "/model.safetensors"));
     EXPECT_GT(weights, file / 2);
     EXPECT_LE(weights, file);
   }

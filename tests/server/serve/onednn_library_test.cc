@@ -39,14 +39,15 @@ class Operand {
 TEST(OneDnnLibraryTest, MultipliesEveryMixOfTypesOnEveryCpu) {
   for (const bool use_bf16 : {true, false}) {
     const auto library = MakeOneDnnLibrary(use_bf16);
-    for (const std::int64_t m : {1, 5, 301}) {  // 301 becomes pieces of 256, 32 and 13 rows
+    for (const std::int64_t m : {1, 5, 301}) {      // 301 becomes pieces of 256, 32 and 13 rows
       for (const std::int64_t n : {1, 256, 600}) {  // a piece of w is 256 rows
         for (const DType x_type : {DType::kF32, DType::kBF16}) {
           for (const DType w_type : {DType::kF32, DType::kBF16}) {
             for (const DType y_type : {DType::kF32, DType::kBF16}) {
               for (const bool accumulate : {false, true}) {
-                SCOPED_TRACE(::testing::Message() << use_bf16 << " " << m << " x " << n << " " << static_cast<int>(x_type) << " "
-                                                  << static_cast<int>(w_type) << " " << static_cast<int>(y_type) << " " << accumulate);
+                SCOPED_TRACE(::testing::Message()
+                             << use_bf16 << " " << m << " x " << n << " " << static_cast<int>(x_type) << " "
+                             << static_cast<int>(w_type) << " " << static_cast<int>(y_type) << " " << accumulate);
                 Operand x(1, x_type, m, 70), w(2, w_type, n, 70), y(3, y_type, m, n);
                 const kernels::ConstMatrix old = y.View();
                 const support::ExactProduct exact(x.View(), w.View(), nullptr, accumulate ? &old : nullptr);
@@ -75,8 +76,8 @@ TEST(OneDnnLibraryTest, MemoryIsBoundedForAllPromptLengths) {
       matrix.rows = m;
       return matrix;
     };
-    const absl::Status status =
-        library->Matmul(rows(x.View()), w.View(), rows(y.View()), /*accumulate=*/false, support::CpuStream(kernels::DetectIsa()));
+    const absl::Status status = library->Matmul(rows(x.View()), w.View(), rows(y.View()), /*accumulate=*/false,
+                                                support::CpuStream(kernels::DetectIsa()));
     ASSERT_TRUE(status.ok()) << status;
   };
   for (std::int64_t m = 1; m <= 16; ++m) multiply(m);

@@ -30,7 +30,8 @@ TEST(PenaltiesTest, RepetitionAppliesOncePerTokenOfPromptAndAnswer) {
 TEST(PenaltiesTest, PresenceAndFrequencyCountOnlyTheAnswer) {
   EXPECT_THAT(Applied({.presence = 0.25f, .bias = {}}, {0}, {2, 2, 3}), ElementsAre(2.0f, -2.0f, 0.75f, -0.25f, 0.5f));
   EXPECT_THAT(Applied({.frequency = 0.25f, .bias = {}}, {0}, {2, 2, 3}), ElementsAre(2.0f, -2.0f, 0.5f, -0.25f, 0.5f));
-  EXPECT_THAT(Applied({.presence = -1, .frequency = 0.25f, .bias = {}}, {}, {2, 2}), ElementsAre(2.0f, -2.0f, 1.5f, 0.0f, 0.5f));
+  EXPECT_THAT(Applied({.presence = -1, .frequency = 0.25f, .bias = {}}, {}, {2, 2}),
+              ElementsAre(2.0f, -2.0f, 1.5f, 0.0f, 0.5f));
 }
 
 TEST(PenaltiesTest, BiasComesFirst) {

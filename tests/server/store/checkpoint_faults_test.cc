@@ -156,8 +156,8 @@ TEST(CheckpointBitsTest, TruncationAtAnySizeIsFound) {  // R12
 }
 
 TEST(FailpointFilesTest, RejectsMalformedSpecs) {
-  for (const char* spec : {"", ":", "a", "a:1", "a:0:before", "a:x:before", "a:1:later", ":1:before", "a:1:", "a:1x:stop", "a:1:stop,",
-                           ",a:1:stop", "a:1:stop,b"}) {
+  for (const char* spec : {"", ":", "a", "a:1", "a:0:before", "a:x:before", "a:1:later", ":1:before",
+                           "a:1:", "a:1x:stop", "a:1:stop,", ",a:1:stop", "a:1:stop,b"}) {
     EXPECT_FALSE(base::MakeFailpointFiles(base::RealFileSystem(), spec).ok()) << spec;
   }
 }

@@ -41,7 +41,8 @@ TEST_F(FilesKeyTest, ChangesWithEveryFile) {
   look();
   Write(folder_ / "a", "12");
   look();
-  std::filesystem::last_write_time(folder_ / "a", std::filesystem::last_write_time(folder_ / "a") - std::chrono::nanoseconds(1));
+  std::filesystem::last_write_time(folder_ / "a",
+                                   std::filesystem::last_write_time(folder_ / "a") - std::chrono::nanoseconds(1));
   look();
   std::filesystem::rename(folder_ / "a", folder_ / "c");
   look();

@@ -16,8 +16,8 @@
 namespace nibble::store {
 namespace {
 
-using ::testing::HasSubstr;
 using nibble::testing::TempDirectory;
+using ::testing::HasSubstr;
 
 base::FileSystem& Files() { return base::RealFileSystem(); }
 

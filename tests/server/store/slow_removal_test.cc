@@ -52,9 +52,11 @@ class SlowRemovalTest : public ::testing::Test {
       auto dataset = (*state)->datasets->Begin("d");
       ASSERT_TRUE(dataset.ok());
       ASSERT_TRUE((*dataset)->Append("{}\n").ok());
-      ASSERT_TRUE((*dataset)->Finish(base::Sha256Hex("{}\n"), [](const std::string&) { return base::Json::object(); }).ok());
+      ASSERT_TRUE(
+          (*dataset)->Finish(base::Sha256Hex("{}\n"), [](const std::string&) { return base::Json::object(); }).ok());
     }
-    files_ = std::make_unique<base::HookedFiles<HeldRemovals>>(base::RealFileSystem(), temp_ / ("state/" + folder), begun_, go_.get_future().share());
+    files_ = std::make_unique<base::HookedFiles<HeldRemovals>>(base::RealFileSystem(), temp_ / ("state/" + folder),
+                                                               begun_, go_.get_future().share());
     auto state = StateDirectory::Open(*files_, temp_ / "state", limits_);
     ASSERT_TRUE(state.ok()) << state.status();
     state_ = *std::move(state);

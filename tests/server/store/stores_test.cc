@@ -20,8 +20,8 @@
 namespace nibble::store {
 namespace {
 
-using ::testing::HasSubstr;
 using nibble::testing::TempDirectory;
+using ::testing::HasSubstr;
 
 base::FileSystem& Files() { return base::RealFileSystem(); }
 void WriteFile(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
@@ -51,7 +51,8 @@ class StoresTest : public ::testing::Test {
     auto pending = state_->datasets->Begin(name);
     ASSERT_TRUE(pending.ok()) << pending.status();
     ASSERT_TRUE((*pending)->Append(text).ok());
-    const auto dataset = (*pending)->Finish(base::Sha256Hex(text), [](const std::string&) { return base::Json::object(); });
+    const auto dataset =
+        (*pending)->Finish(base::Sha256Hex(text), [](const std::string&) { return base::Json::object(); });
     ASSERT_TRUE(dataset.ok()) << dataset.status();
   }
   // Writes a trainer's output, which is not yet in the store, and returns its path.
@@ -134,8 +135,8 @@ TEST_F(StoresTest, ModelDamagedWhileNoServerRanKeepsItsName) {  // R12
         EXPECT_EQ(base::ReasonMetadata(damaged)["model"], "m");
         EXPECT_EQ(damaged.message().find(state_->paths.root()), std::string::npos) << damaged;
       }
-      for (const absl::Status& taken :
-           {state_->models->Begin("m").status(), state_->models->Reserve("m", "job-1"), state_->models->CheckFree("m")}) {
+      for (const absl::Status& taken : {state_->models->Begin("m").status(), state_->models->Reserve("m", "job-1"),
+                                        state_->models->CheckFree("m")}) {
         EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists) << taken;
         EXPECT_EQ(base::Reason(taken), "NAME_TAKEN");
       }
@@ -168,7 +169,8 @@ TEST_F(StoresTest, DatasetDamagedWhileNoServerRanKeepsItsName) {
     const std::string whole = *Files().Read(path, 1 << 20);
     WriteFile(path, whole.substr(0, whole.size() / 2));
     Reopen();
-    for (const absl::Status& damaged : {state_->datasets->Get("d").status(), state_->datasets->Delete("d", "an etag")}) {
+    for (const absl::Status& damaged :
+         {state_->datasets->Get("d").status(), state_->datasets->Delete("d", "an etag")}) {
       EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss) << damaged;
       EXPECT_EQ(base::Reason(damaged), "ARTIFACT_CORRUPT");
       EXPECT_EQ(base::ReasonMetadata(damaged)["dataset"], "d");
@@ -223,7 +225,8 @@ TEST_F(StoresTest, RejectsOnlyExactTemporaryNamesAndKeepsOthersOnReopen) {
     EXPECT_TRUE(state_->datasets->Get(name).ok()) << name;
   }
   const std::string temporary = base::TemporaryName("m");
-  for (const absl::Status& refused : {state_->models->Begin(temporary).status(), state_->datasets->Begin(temporary).status()}) {
+  for (const absl::Status& refused :
+       {state_->models->Begin(temporary).status(), state_->datasets->Begin(temporary).status()}) {
     EXPECT_EQ(base::Reason(refused), "FIELD_VIOLATION");
     EXPECT_NE(refused.message().find("unfinished work"), std::string::npos) << refused;
   }

@@ -44,10 +44,11 @@ std::map<std::string, double> Samples(const std::string& text) {
 TEST(MetricsTest, KnownSeriesExistWithZeroBeforeAnythingHappens) {
   Metrics metrics({"1.2", "abc", "none", "c0de"}, {.job_states = {"QUEUED", "RUNNING"}});
   const auto samples = Samples(metrics.Scrape());
-  for (const char* name : {"nibble_kernel_launches_total{device=\"cpu\",kernel=\"quantize_int8\",phase=\"serve\"}",
-                           "nibble_kernel_launches_total{device=\"cpu\",kernel=\"matmul_int8\",phase=\"train\"}",
-                           "nibble_jobs{method=\"qlora\",state=\"QUEUED\"}", "nibble_jobs_created_total{method=\"qlora\"}",
-                           "nibble_peak_memory_bytes{device=\"cpu\",process=\"trainer\"}"}) {
+  for (const char* name :
+       {"nibble_kernel_launches_total{device=\"cpu\",kernel=\"quantize_int8\",phase=\"serve\"}",
+        "nibble_kernel_launches_total{device=\"cpu\",kernel=\"matmul_int8\",phase=\"train\"}",
+        "nibble_jobs{method=\"qlora\",state=\"QUEUED\"}", "nibble_jobs_created_total{method=\"qlora\"}",
+        "nibble_peak_memory_bytes{device=\"cpu\",process=\"trainer\"}"}) {
     ASSERT_TRUE(samples.contains(name)) << name;
     EXPECT_EQ(samples.at(name), 0) << name;
   }
@@ -65,7 +66,9 @@ TEST(MetricsTest, KernelLaunchesFollowTheCounterAndNeverFall) {
   EXPECT_EQ(Samples(metrics.Scrape()).at(name), 9);
   metrics.AddKernelLaunches("train", "cpu", "torch:mm", 5);
   metrics.AddKernelLaunches("train", "cpu", "torch:mm", 6);
-  EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_kernel_launches_total{device=\"cpu\",kernel=\"torch:mm\",phase=\"train\"}"), 11);
+  EXPECT_EQ(
+      Samples(metrics.Scrape()).at("nibble_kernel_launches_total{device=\"cpu\",kernel=\"torch:mm\",phase=\"train\"}"),
+      11);
 }
 
 TEST(MetricsTest, TokensAreCountedByModelAndSchedulerStateIsAGauge) {
@@ -123,7 +126,8 @@ TEST(MetricsTest, SeriesOfADeletedModelAreRemovedAfterOneMoreScrape) {
   for (const std::string_view model : {kept, deleted}) {
     metrics.SetScheduler(model, {.waiting = 1});
     metrics.TokensGenerated(model, 3);
-    metrics.GenerateEnded(model, "stop", {.ttft_seconds = 1, .decode_seconds = 1, .prompt_tokens = 2, .completion_tokens = 3});
+    metrics.GenerateEnded(model, "stop",
+                          {.ttft_seconds = 1, .decode_seconds = 1, .prompt_tokens = 2, .completion_tokens = 3});
     metrics.GenerateEnded(model, "cancelled", {});
     metrics.ModelLoaded(model, 1);
     metrics.SetTrainerDifference(model, 0.001);
@@ -166,7 +170,8 @@ TEST(MetricsTest, SeriesAreRemovedBesideTheirUse) {
   std::thread user([&] {
     while (!stop) {
       metrics.TokensGenerated("m", 1);
-      metrics.GenerateEnded("m", "stop", {.ttft_seconds = 1, .decode_seconds = 1, .prompt_tokens = 2, .completion_tokens = 3});
+      metrics.GenerateEnded("m", "stop",
+                            {.ttft_seconds = 1, .decode_seconds = 1, .prompt_tokens = 2, .completion_tokens = 3});
     }
   });
   for (int i = 0; i < 500; ++i) metrics.KeepModels({});
@@ -240,14 +245,16 @@ TEST(MetricsTest, ScrapesMayRunBesideWriters) {
   for (int i = 0; i < 20; ++i) EXPECT_THAT(metrics.Scrape(), HasSubstr("nibble_build_info"));
   for (auto& writer : writers) writer.join();
   const auto samples = Samples(metrics.Scrape());
-  EXPECT_EQ(samples.at("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"m\",grpc_service=\"s\",grpc_type=\"unary\"}"), 750);
+  EXPECT_EQ(samples.at(
+                "grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"m\",grpc_service=\"s\",grpc_type=\"unary\"}"),
+            750);
 }
 
 // Line breaks, quotes, backslashes, terminal escapes, NUL and invalid UTF-8.
 const std::vector<std::string>& Hostile() {
-  static const auto* texts = new std::vector<std::string>{
-      "a\"} 1\nfake_total 5", "\\", "\\\"", "\\n", "\r\n", "\x1b[31m", std::string("a\0b", 3), "{}#=,", "caf\xc3\xa9", "\xff\xfe",
-      "\xc3", ""};
+  static const auto* texts =
+      new std::vector<std::string>{"a\"} 1\nfake_total 5", "\\",    "\\\"",        "\\n",      "\r\n", "\x1b[31m",
+                                   std::string("a\0b", 3), "{}#=,", "caf\xc3\xa9", "\xff\xfe", "\xc3", ""};
   return *texts;
 }
 
@@ -261,14 +268,19 @@ TEST(MetricsTest, S11ExpositionIsValidForAnyLabelText) {
     EXPECT_EQ(testing_support::ExpositionFault(metrics.Scrape()), "") << text;
   }
   EXPECT_THAT(metrics.Scrape(), testing::Not(HasSubstr("\nfake_total")));
-  EXPECT_THAT(metrics.Scrape(), HasSubstr("nibble_rejected_total{reason=\"a\xef\xbf\xbd" "b\"} 1\n")) << "a NUL is replaced";
+  EXPECT_THAT(metrics.Scrape(), HasSubstr("nibble_rejected_total{reason=\"a\xef\xbf\xbd"
+                                          "b\"} 1\n"))
+      << "a NUL is replaced";
 }
 
 TEST(ExpositionTest, FindsFaults) {
-  EXPECT_EQ(testing_support::ExpositionFault("# HELP a b \\\\ c\n# TYPE a counter\na{b=\"c\\\"d\\n\",e=\"\"} 1.5e3\na +Inf\n"), "");
-  for (const char* bad : {"", "a 1", "a\n", "a \n", "a b\n", "a 1 x\n", "1a 1\n", "a{b=c} 1\n", "a{b=\"c} 1\n", "a{b=\"c\"x} 1\n", "a{b=\"\\t\"} 1\n",
-                          "a{=\"c\"} 1\n", "a  1\n", "a 1\na 2\n", "# TYPE a thing\n", "# TYPE a gauge\n# TYPE a counter\n", "# note\n",
-                          "a{b=\"\xff\"} 1\n", "a{b=\"c\"\n"}) {
+  EXPECT_EQ(testing_support::ExpositionFault(
+                "# HELP a b \\\\ c\n# TYPE a counter\na{b=\"c\\\"d\\n\",e=\"\"} 1.5e3\na +Inf\n"),
+            "");
+  for (const char* bad :
+       {"", "a 1", "a\n", "a \n", "a b\n", "a 1 x\n", "1a 1\n", "a{b=c} 1\n", "a{b=\"c} 1\n", "a{b=\"c\"x} 1\n",
+        "a{b=\"\\t\"} 1\n", "a{=\"c\"} 1\n", "a  1\n", "a 1\na 2\n", "# TYPE a thing\n",
+        "# TYPE a gauge\n# TYPE a counter\n", "# note\n", "a{b=\"\xff\"} 1\n", "a{b=\"c\"\n"}) {
     EXPECT_NE(testing_support::ExpositionFault(bad), "") << bad;
   }
 }
@@ -314,8 +326,11 @@ TEST(MetricsTest, S11PromtoolReportsNoProblemWithHostileLabels) {
   EXPECT_EQ(PromtoolSays(exposition), std::make_pair(0, std::string()));
   EXPECT_EQ(testing_support::ExpositionFault(exposition), "") << "promtool accepts a NUL, Prometheus does not";
   // Counter-check: promtool rejects these values if they are not escaped.
-  for (const char* bad : {"a\"b", "a\nb", "a\\b", "a\xff" "b"}) {
-    const std::string text = base::StrCat("# HELP nibble_x_total x\n# TYPE nibble_x_total counter\nnibble_x_total{a=\"", bad, "\"} 1\n");
+  for (const char* bad : {"a\"b", "a\nb", "a\\b",
+                          "a\xff"
+                          "b"}) {
+    const std::string text =
+        base::StrCat("# HELP nibble_x_total x\n# TYPE nibble_x_total counter\nnibble_x_total{a=\"", bad, "\"} 1\n");
     EXPECT_NE(PromtoolSays(text).first, 0) << bad;
   }
 }

@@ -12,8 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-absl::StatusOr<std::string> Render(std::string_view source,
-                                   std::string_view messages = "[]",
+absl::StatusOr<std::string> Render(std::string_view source, std::string_view messages = "[]",
                                    const RenderOptions& options = {}) {
   auto compiled = ChatTemplate::Compile(source, {});
   if (!compiled.ok()) return compiled.status();
@@ -25,9 +24,7 @@ TEST(ChatTemplateTest, ConversationsRenderAsInTransformers) {
   const base::Json golden = ReadGolden("chat_templates.json");
   for (const base::Json& row : golden.at("cases")) {
     const std::string name = row.at("template");
-    const std::string source =
-        ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/" + name +
-                      ".jinja");
+    const std::string source = ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/" + name + ".jinja");
     ChatTemplate::SpecialTokens tokens;
     for (const auto& [key, value] : row.at("special_tokens").items()) {
       tokens.emplace_back(key, value);
@@ -45,8 +42,7 @@ TEST(ChatTemplateTest, ConversationsRenderAsInTransformers) {
       variables.erase("add_generation_prompt");
     }
     options.variables_json = base::Dump(variables);
-    const auto text =
-        (*compiled)->RenderJson(base::Dump(row.at("messages")), options);
+    const auto text = (*compiled)->RenderJson(base::Dump(row.at("messages")), options);
     ASSERT_TRUE(text.ok()) << name << ": " << text.status();
     EXPECT_EQ(*text, row.at("rendered").get<std::string>()) << name;
   }
@@ -71,32 +67,23 @@ TEST(ChatTemplateTest, RefusesTemplatesThatTransformersRefuses) {
   for (const base::Json& row : golden.at("refused")) {
     const std::string source = row.at("source");
     const auto text = Render(source, "[]", options);
-    EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument)
-        << source << " gave " << text.value_or("");
-    EXPECT_THAT(std::string(text.status().message()),
-                HasSubstr("chat_template: "));
+    EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument) << source << " gave " << text.value_or("");
+    EXPECT_THAT(std::string(text.status().message()), HasSubstr("chat_template: "));
   }
 }
 
 TEST(ChatTemplateTest, RendersMessagesOfTheStructLikeJson) {
-  const std::string source = ReadFileOrDie(
-      NIBBLE_SOURCE_DIR "/tests/golden/text/templates/chatml.jinja");
+  const std::string source = ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/chatml.jinja");
   const auto compiled = ChatTemplate::Compile(source, {});
   ASSERT_TRUE(compiled.ok()) << compiled.status();
-  const std::vector<ChatMessage> messages = {
-      {"user", "\"\\\n\x01\x7f\u4f60\U0001f600</s>"}};
-  const auto text = (*compiled)->Render(messages, {.add_generation_prompt = true,
-                                                   .tools_json = "",
-                                                   .variables_json = "",
-                                                   .now_unix_seconds = 0});
+  const std::vector<ChatMessage> messages = {{"user", "\"\\\n\x01\x7f\u4f60\U0001f600</s>"}};
+  const auto text = (*compiled)->Render(
+      messages, {.add_generation_prompt = true, .tools_json = "", .variables_json = "", .now_unix_seconds = 0});
   ASSERT_TRUE(text.ok()) << text.status();
-  EXPECT_EQ(*text,
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n" +
-                messages[0].content +
-                "<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(*text, "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n" + messages[0].content +
+                       "<|im_end|>\n<|im_start|>assistant\n");
   const std::vector<ChatMessage> broken = {{"user", "\xFF"}};
-  EXPECT_EQ((*compiled)->Render(broken, {}).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ((*compiled)->Render(broken, {}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(ChatTemplateTest, StrftimeNowUsesTheGivenTime) {
@@ -107,21 +94,18 @@ TEST(ChatTemplateTest, StrftimeNowUsesTheGivenTime) {
   localtime_r(&now, &calendar);
   char expected[64];
   ASSERT_GT(std::strftime(expected, sizeof expected, "%d %b %Y %H:%M", &calendar), 0u);
-  EXPECT_EQ(*Render("{{ strftime_now('%d %b %Y %H:%M') }}", "[]", options),
-            expected);
+  EXPECT_EQ(*Render("{{ strftime_now('%d %b %Y %H:%M') }}", "[]", options), expected);
   EXPECT_FALSE(Render("{{ strftime_now('%A' * 100) }}", "[]", options).ok());
 }
 
 TEST(ChatTemplateTest, SyntaxErrorsNameTheLine) {
   const auto compiled = ChatTemplate::Compile("a\nb\n{% if %}", {});
   EXPECT_EQ(compiled.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(compiled.status().message()),
-              HasSubstr("chat_template:3"));
+  EXPECT_THAT(std::string(compiled.status().message()), HasSubstr("chat_template:3"));
 }
 
 TEST(ChatTemplateTest, ErrorsNameFieldsOfTheWrongKind) {
-  const auto expect = [](std::string_view messages, RenderOptions options,
-                         const char* message) {
+  const auto expect = [](std::string_view messages, RenderOptions options, const char* message) {
     const auto text = Render("x", messages, options);
     EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(text.status().message()), HasSubstr(message));
@@ -132,8 +116,7 @@ TEST(ChatTemplateTest, ErrorsNameFieldsOfTheWrongKind) {
   expect("[", options, "messages: not JSON");
   expect("", options, "messages: got an object, want an array");
   expect("[], \"x\": [", options, "messages: not JSON");
-  expect(std::string(1000, '[') + std::string(1000, ']'), options,
-         "messages: not JSON");
+  expect(std::string(1000, '[') + std::string(1000, ']'), options, "messages: not JSON");
   options.tools_json = "3";
   expect("[]", options, "tools: got a number");
   options.tools_json = "";
@@ -146,17 +129,13 @@ TEST(ChatTemplateTest, ErrorsNameFieldsOfTheWrongKind) {
 TEST(ChatTemplateTest, RaiseExceptionIsInvalidArgumentWithItsTextTruncated) {
   const auto text = Render("{{ raise_exception('roles must alternate') }}");
   EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(text.status().message()),
-              HasSubstr("roles must alternate"));
+  EXPECT_THAT(std::string(text.status().message()), HasSubstr("roles must alternate"));
   for (const char* source :
-       {"{{ raise_exception('x' * 1000000) }}", "{{ raise_exception() }}",
-        "{{ raise_exception('\\ud83d') }}", "{{ raise_exception('%s%n{}') }}",
-        "{{ raise_exception('\u4f60' * 1000000) }}",
-        "{{ raise_exception(messages) }}",
-        "{{ raise_exception(raise_exception) }}"}) {
+       {"{{ raise_exception('x' * 1000000) }}", "{{ raise_exception() }}", "{{ raise_exception('\\ud83d') }}",
+        "{{ raise_exception('%s%n{}') }}", "{{ raise_exception('\u4f60' * 1000000) }}",
+        "{{ raise_exception(messages) }}", "{{ raise_exception(raise_exception) }}"}) {
     const auto raised = Render(source);
-    EXPECT_EQ(raised.status().code(), absl::StatusCode::kInvalidArgument)
-        << source;
+    EXPECT_EQ(raised.status().code(), absl::StatusCode::kInvalidArgument) << source;
     EXPECT_LT(raised.status().message().size(), 2000u);
   }
 }
@@ -167,46 +146,41 @@ class BombTest : public ::testing::TestWithParam<const char*> {};
 TEST_P(BombTest, IsRefusedSoon) {
   const auto start = std::chrono::steady_clock::now();
   const auto text = Render(GetParam());
-  EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument)
-      << text.status();
+  EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument) << text.status();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Templates, BombTest,
-    ::testing::Values(
-        "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}",
-        "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-        "{% macro m(n) %}{{ m(n) }}{{ m(n) }}{% endmacro %}{{ m(1) }}",
-        "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}"
-        "{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s | length }}",
-        "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}"
-        "{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s | length }}",
-        "{% set ns = namespace(s='a') %}{% for i in range(60) %}"
-        "{% set ns.s = ns.s | replace('a', 'aaaaaaaaaa') %}{% endfor %}",
-        "{% set ns = namespace(s=['a']) %}{% for i in range(60) %}"
-        "{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s | join('xx') }}",
-        "{% set ns = namespace(s=[]) %}{% for i in range(99999) %}"
-        "{% set ns.s = [ns.s] %}{% endfor %}{{ ns.s }}",
-        "{% set ns = namespace(s=[]) %}{% for i in range(99999) %}"
-        "{% set ns.s = {'a': ns.s} %}{% endfor %}{{ ns.s | tojson }}",
-        "{% set ns = namespace(s=[]) %}{% for i in range(15000) %}"
-        "{% set ns.s = [ns.s, 1] %}{% endfor %}{{ ns.s ~ '' | length }}{{ ns.x.y }}",
-        "{% set ns = namespace(s=[]) %}{% for i in range(200) %}"
-        "{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
-        "{{ 'a' * 100000000000 }}", "{{ ['a'] * 100000000000 }}",
-        "{{ 'a\nb' | indent(10000000000) }}", "{{ '%1000000000d' | format(1) }}",
-        "{{ '{:>1000000000}'.format('x') }}",
-        "{{ range(100000) | list | tojson(indent=100000) }}{{ x.y }}",
-        "{{ 'aaaaaaaaaaaaaaaa' * 1000000 }}",
-        "{% for i in range(9999) %}{{ 'aaaaaaaaaaaaaaaa' * 1000 }}{% endfor %}",
-        "{% set x %}{% for i in range(9999) %}{{ 'aaaaaaaaaaaaaaaa' * 1000 }}"
-        "{% endfor %}{% endset %}"));
+    ::testing::Values("{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}",
+                      "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+                      "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+                      "{% macro m(n) %}{{ m(n) }}{{ m(n) }}{% endmacro %}{{ m(1) }}",
+                      "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}"
+                      "{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s | length }}",
+                      "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}"
+                      "{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s | length }}",
+                      "{% set ns = namespace(s='a') %}{% for i in range(60) %}"
+                      "{% set ns.s = ns.s | replace('a', 'aaaaaaaaaa') %}{% endfor %}",
+                      "{% set ns = namespace(s=['a']) %}{% for i in range(60) %}"
+                      "{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s | join('xx') }}",
+                      "{% set ns = namespace(s=[]) %}{% for i in range(99999) %}"
+                      "{% set ns.s = [ns.s] %}{% endfor %}{{ ns.s }}",
+                      "{% set ns = namespace(s=[]) %}{% for i in range(99999) %}"
+                      "{% set ns.s = {'a': ns.s} %}{% endfor %}{{ ns.s | tojson }}",
+                      "{% set ns = namespace(s=[]) %}{% for i in range(15000) %}"
+                      "{% set ns.s = [ns.s, 1] %}{% endfor %}{{ ns.s ~ '' | length }}{{ ns.x.y }}",
+                      "{% set ns = namespace(s=[]) %}{% for i in range(200) %}"
+                      "{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
+                      "{{ 'a' * 100000000000 }}", "{{ ['a'] * 100000000000 }}", "{{ 'a\nb' | indent(10000000000) }}",
+                      "{{ '%1000000000d' | format(1) }}", "{{ '{:>1000000000}'.format('x') }}",
+                      "{{ range(100000) | list | tojson(indent=100000) }}{{ x.y }}",
+                      "{{ 'aaaaaaaaaaaaaaaa' * 1000000 }}",
+                      "{% for i in range(9999) %}{{ 'aaaaaaaaaaaaaaaa' * 1000 }}{% endfor %}",
+                      "{% set x %}{% for i in range(9999) %}{{ 'aaaaaaaaaaaaaaaa' * 1000 }}"
+                      "{% endfor %}{% endset %}"));
 
-std::string MessageOf(std::size_t bytes) {
-  return R"([{"role":"user","content":")" + std::string(bytes, 'x') + "\"}]";
-}
+std::string MessageOf(std::size_t bytes) { return R"([{"role":"user","content":")" + std::string(bytes, 'x') + "\"}]"; }
 
 class SlowInstructionTest : public ::testing::TestWithParam<const char*> {};
 
@@ -255,23 +229,19 @@ TEST(ChatTemplateTest, DeeplyNestedSourcesDoNotOverflowTheStack) {
   };
   const std::size_t most = 250 << 10;
   for (const std::string& source : std::vector<std::string>{
-        "{{ 1" + repeat("+1", most) + " }}", "{{ a" + repeat("~a", most) + " }}",
-        "{{ a" + repeat(".a", most) + " }}",
-        "{{ a" + repeat("|e", most) + " }}", "{{ a" + repeat("[0]", most) + " }}",
-        "{{ " + repeat("(", most) + " }}", "{{ " + repeat("[", most) + " }}",
-        "{{ " + repeat("not ", most) + "a }}", "{{ " + repeat("-", most) + "1 }}",
-        repeat("{% if a %}", most), repeat("{% for a in a %}", most),
-        "{% if a %}" + repeat("{% elif a %}", most) + "{% endif %}",
-        "{{ a" + repeat(" if a else a", most) + " }}", repeat("{{ a }}", most),
-        repeat("{% generation %}", most), repeat("{%", most)}) {
+           "{{ 1" + repeat("+1", most) + " }}", "{{ a" + repeat("~a", most) + " }}",
+           "{{ a" + repeat(".a", most) + " }}", "{{ a" + repeat("|e", most) + " }}",
+           "{{ a" + repeat("[0]", most) + " }}", "{{ " + repeat("(", most) + " }}", "{{ " + repeat("[", most) + " }}",
+           "{{ " + repeat("not ", most) + "a }}", "{{ " + repeat("-", most) + "1 }}", repeat("{% if a %}", most),
+           repeat("{% for a in a %}", most), "{% if a %}" + repeat("{% elif a %}", most) + "{% endif %}",
+           "{{ a" + repeat(" if a else a", most) + " }}", repeat("{{ a }}", most), repeat("{% generation %}", most),
+           repeat("{%", most)}) {
     const auto start = std::chrono::steady_clock::now();
     const auto text = Render(source);
     if (!text.ok()) {
-      EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument)
-          << source.substr(0, 40) << text.status();
+      EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument) << source.substr(0, 40) << text.status();
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5))
-        << source.substr(0, 40);
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5)) << source.substr(0, 40);
   }
   EXPECT_FALSE(Render(std::string(300 << 10, 'x')).ok());
 }
@@ -281,16 +251,12 @@ TEST(ChatTemplateTest, RefusesLongExpressionsEvenIfHidden) {
   std::string chain = "a";
   while (chain.size() < 100000) chain += "~a";
   for (const std::string& source : std::vector<std::string>{
-           "{{ " + chain + " }}", "{%- set x = " + chain + " -%}",
-           "{% raw %}{{ ' {%- endraw -%}{{ " + chain + " }}",
-           "{# {{ ' #}{{ " + chain + " }}",
-           "{{ [{'a': {}}, " + chain + "] }}",
-           "{{ '\\\\' ~ " + chain + " }}", "{{ \"'\" ~ " + chain + " }}",
-           "{ {{ " + chain + " }}"}) {
+           "{{ " + chain + " }}", "{%- set x = " + chain + " -%}", "{% raw %}{{ ' {%- endraw -%}{{ " + chain + " }}",
+           "{# {{ ' #}{{ " + chain + " }}", "{{ [{'a': {}}, " + chain + "] }}", "{{ '\\\\' ~ " + chain + " }}",
+           "{{ \"'\" ~ " + chain + " }}", "{ {{ " + chain + " }}"}) {
     const auto start = std::chrono::steady_clock::now();
     const auto text = Render(source);
-    EXPECT_THAT(std::string(text.status().message()), HasSubstr("too long"))
-        << source.substr(0, 40);
+    EXPECT_THAT(std::string(text.status().message()), HasSubstr("too long")) << source.substr(0, 40);
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
   }
   const std::string prompt(60000, 'x');
@@ -298,8 +264,7 @@ TEST(ChatTemplateTest, RefusesLongExpressionsEvenIfHidden) {
 }
 
 TEST(ChatTemplateTest, LongConversationsStayWithinTheLimits) {
-  const std::string source = ReadFileOrDie(
-      NIBBLE_SOURCE_DIR "/tests/golden/text/templates/llama3.jinja");
+  const std::string source = ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/llama3.jinja");
   const auto compiled = ChatTemplate::Compile(source, {{"bos_token", "<s>"}});
   ASSERT_TRUE(compiled.ok()) << compiled.status();
   std::vector<ChatMessage> messages;
@@ -327,10 +292,9 @@ TEST(ChatTemplateTest, LongMessageWithSystemPromptAndToolsIsRendered) {
 
 TEST(ChatTemplateTest, NothingOutsideTheVariablesIsReachable) {
   for (const char* source :
-       {"{{ messages.__class__ }}", "{{ self.__init__ }}", "{{ namespace.__globals__ }}",
-        "{% include '/etc/passwd' %}", "{% import '/etc/passwd' as x %}",
-        "{% extends '/etc/passwd' %}", "{{ cycler.__init__.__globals__.os.popen('id') }}",
-        "{{ raise_exception.__globals__ }}", "{{ lipsum() }}"}) {
+       {"{{ messages.__class__ }}", "{{ self.__init__ }}", "{{ namespace.__globals__ }}", "{% include '/etc/passwd' %}",
+        "{% import '/etc/passwd' as x %}", "{% extends '/etc/passwd' %}",
+        "{{ cycler.__init__.__globals__.os.popen('id') }}", "{{ raise_exception.__globals__ }}", "{{ lipsum() }}"}) {
     const auto text = Render(source);
     EXPECT_EQ(text.value_or(""), "") << source;
   }

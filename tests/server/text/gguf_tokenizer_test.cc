@@ -27,8 +27,8 @@ TEST(GgufTokenizerTest, TokenIdsMatchLlamaCpp) {
       const auto ids = tokenizer->Encode(texts[i], true);
       ASSERT_TRUE(ids.ok()) << ids.status();
       EXPECT_EQ(*ids, row.at("ids").at(i).get<Ids>())
-          << row.at("vocabulary") << " pre=" << row.at("pre")
-          << " flags=" << row.at("flags") << " text " << i << ": " << texts[i];
+          << row.at("vocabulary") << " pre=" << row.at("pre") << " flags=" << row.at("flags") << " text " << i << ": "
+          << texts[i];
       ++compared;
     }
   }
@@ -40,8 +40,7 @@ TEST(GgufTokenizerTest, PreTokenizersDiffer) {
   const auto& cases = golden.at("cases");
   for (std::size_t i = 0; i < 5; ++i) {
     for (std::size_t j = 0; j < i; ++j) {
-      EXPECT_NE(cases.at(i).at("ids"), cases.at(j).at("ids"))
-          << cases.at(i).at("pre") << " " << cases.at(j).at("pre");
+      EXPECT_NE(cases.at(i).at("ids"), cases.at(j).at("ids")) << cases.at(i).at("pre") << " " << cases.at(j).at("pre");
     }
   }
 }
@@ -87,8 +86,7 @@ TEST_P(GgufRefusalTest, NamesTheKey) {
   const auto files = TokenizerFilesFromGguf(gguf);
   ASSERT_FALSE(files.ok());
   EXPECT_EQ(files.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(files.status().message()),
-              HasSubstr(GetParam().message));
+  EXPECT_THAT(std::string(files.status().message()), HasSubstr(GetParam().message));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -98,23 +96,15 @@ INSTANTIATE_TEST_SUITE_P(
                 "tokenizer.ggml.model: got \"bert\", supported: gpt2, llama"},
         Refused{"pre", [](GgufTokenizer& g) { g.pre = std::string("tekken"); },
                 "tokenizer.ggml.pre: got \"tekken\", supported: default, gpt-2, smollm"},
-        Refused{"no_tokens", [](GgufTokenizer& g) { g.tokens.clear(); },
-                "tokenizer.ggml.tokens: got 0"},
-        Refused{"twice", [](GgufTokenizer& g) { g.tokens[9] = g.tokens[7]; },
-                "tokens 7 and 9 are both"},
-        Refused{"not_utf8", [](GgufTokenizer& g) { g.tokens[9] = std::string("\xC3"); },
-                "token 9 is not UTF-8"},
-        Refused{"long_token",
-                [](GgufTokenizer& g) { g.tokens[9] = std::string(5000, 'x'); },
+        Refused{"no_tokens", [](GgufTokenizer& g) { g.tokens.clear(); }, "tokenizer.ggml.tokens: got 0"},
+        Refused{"twice", [](GgufTokenizer& g) { g.tokens[9] = g.tokens[7]; }, "tokens 7 and 9 are both"},
+        Refused{"not_utf8", [](GgufTokenizer& g) { g.tokens[9] = std::string("\xC3"); }, "token 9 is not UTF-8"},
+        Refused{"long_token", [](GgufTokenizer& g) { g.tokens[9] = std::string(5000, 'x'); },
                 "token 9 is not UTF-8 of at most"},
-        Refused{"types", [](GgufTokenizer& g) { g.token_types.pop_back(); },
-                "tokenizer.ggml.token_type: got"},
-        Refused{"type", [](GgufTokenizer& g) { g.token_types[3] = 7; },
-                "token 3: got 7"},
-        Refused{"bos_high", [](GgufTokenizer& g) { g.bos_id = 100000; },
-                "tokenizer.ggml.bos_token_id: got 100000"},
-        Refused{"eos_low", [](GgufTokenizer& g) { g.eos_id = -1; },
-                "tokenizer.ggml.eos_token_id: got -1"},
+        Refused{"types", [](GgufTokenizer& g) { g.token_types.pop_back(); }, "tokenizer.ggml.token_type: got"},
+        Refused{"type", [](GgufTokenizer& g) { g.token_types[3] = 7; }, "token 3: got 7"},
+        Refused{"bos_high", [](GgufTokenizer& g) { g.bos_id = 100000; }, "tokenizer.ggml.bos_token_id: got 100000"},
+        Refused{"eos_low", [](GgufTokenizer& g) { g.eos_id = -1; }, "tokenizer.ggml.eos_token_id: got -1"},
         Refused{"bos_absent",
                 [](GgufTokenizer& g) {
                   g.bos_id.reset();
@@ -123,11 +113,9 @@ INSTANTIATE_TEST_SUITE_P(
                 "tokenizer.ggml.bos_token_id: absent"},
         Refused{"merge_one", [](GgufTokenizer& g) { g.merges[2] = std::string("abc"); },
                 "tokenizer.ggml.merges: merge 2"},
-        Refused{"merge_unknown",
-                [](GgufTokenizer& g) { g.merges[2] = std::string("qqq zzz"); },
+        Refused{"merge_unknown", [](GgufTokenizer& g) { g.merges[2] = std::string("qqq zzz"); },
                 "\"qqq\" is not a token"},
-        Refused{"merge_empty", [](GgufTokenizer& g) { g.merges[0].clear(); },
-                "tokenizer.ggml.merges: merge 0"},
+        Refused{"merge_empty", [](GgufTokenizer& g) { g.merges[0].clear(); }, "tokenizer.ggml.merges: merge 0"},
         Refused{"scores",
                 [](GgufTokenizer& g) {
                   g = TinyGguf("sentence_piece", "");

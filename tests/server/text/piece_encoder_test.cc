@@ -42,7 +42,8 @@ std::vector<Named> Tokenizers() {
   all.push_back({"hf_llama", FromGolden("hf_llama.json")});
   all.push_back({"hf_qwen", FromGolden("hf_qwen.json")});
   all.push_back({"prefix", FromGolden("hf_qwen.json", [](base::Json& json) {
-                   json["pre_tokenizer"] = base::Json::parse(R"({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true})");
+                   json["pre_tokenizer"] =
+                       base::Json::parse(R"({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true})");
                  })});
   all.push_back({"added tokens that take blanks", FromGolden("hf_qwen.json", [](base::Json& json) {
                    for (base::Json& token : json["added_tokens"]) token["lstrip"] = token["rstrip"] = true;
@@ -53,10 +54,15 @@ std::vector<Named> Tokenizers() {
 // Golden texts in several scripts, digits, special tokens, their fragments, and runs of one of these, in random order.
 // One run in twenty is long.
 std::string RandomText(std::mt19937& random, std::size_t bytes) {
-  static const std::vector<std::string> golden = ReadGolden("tiny_ids.json").at("texts").get<std::vector<std::string>>();
-  const std::vector<std::string> parts = {
-      "the keeper ", "walked\n", "\n\n", "   ", "\t", "a", "1234567", "0", " \u4f60\u597d\u3002", "\u4f60\u597d",
-      "<s>", "</s>", "<|im_start|>", "<|im_end|> ", "<|im_", "...", "!? ", "\u2581", "\U0001f600", "e\u0301"};
+  static const std::vector<std::string> golden =
+      ReadGolden("tiny_ids.json").at("texts").get<std::vector<std::string>>();
+  const std::vector<std::string> parts = {"the keeper ",  "walked\n",    "\n\n",
+                                          "   ",          "\t",          "a",
+                                          "1234567",      "0",           " \u4f60\u597d\u3002",
+                                          "\u4f60\u597d", "<s>",         "</s>",
+                                          "<|im_start|>", "<|im_end|> ", "<|im_",
+                                          "...",          "!? ",         "\u2581",
+                                          "\U0001f600",   "e\u0301"};
   const auto below = [&](std::size_t n) { return std::uniform_int_distribution<std::size_t>(0, n - 1)(random); };
   std::string text;
   while (text.size() < bytes) {
@@ -197,7 +203,8 @@ TEST(PieceEncoderTest, DoesNotCutTextsOfNonLocalTokenizers) {
     json["post_processor"] = nullptr;
   });
   const auto fixed_length = FromGolden("hf_qwen.json", [](base::Json& json) {
-    json["pre_tokenizer"] = base::Json::parse(R"({"type": "Sequence", "pretokenizers": [{"type": "FixedLength", "length": 7},
+    json["pre_tokenizer"] =
+        base::Json::parse(R"({"type": "Sequence", "pretokenizers": [{"type": "FixedLength", "length": 7},
         {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}]})");
   });
   const auto dropout = FromGolden("hf_qwen.json", [](base::Json& json) { json["model"]["dropout"] = 0.1; });

@@ -76,7 +76,8 @@ TEST(PromptLengthTest, TokensAreThoseOfTheWholeText) {
         const auto ids = EncodePrompt(*tokenizer, text, add_special_tokens, limits);
         ASSERT_TRUE(ids.ok()) << ids.status();
         ASSERT_EQ(ids->size(), whole->tokens.size()) << text.substr(0, 20);
-        for (std::size_t i = 0; i < ids->size(); ++i) ASSERT_EQ((*ids)[i], whole->tokens[i].id) << text.substr(0, 20) << " " << i;
+        for (std::size_t i = 0; i < ids->size(); ++i)
+          ASSERT_EQ((*ids)[i], whole->tokens[i].id) << text.substr(0, 20) << " " << i;
       }
     }
   }
@@ -105,7 +106,8 @@ TEST(PromptLengthTest, NeverRefusesTextThatFitsAsAWhole) {
       const auto whole = tokenizer->Encode(text, /*add_special_tokens=*/false);
       ASSERT_TRUE(whole.ok()) << whole.status();
       const auto tokens = static_cast<std::int64_t>(whole->size());
-      EXPECT_TRUE(EncodePrompt(*tokenizer, text, /*add_special_tokens=*/false, {.max_tokens = tokens}).ok()) << text.substr(0, 20);
+      EXPECT_TRUE(EncodePrompt(*tokenizer, text, /*add_special_tokens=*/false, {.max_tokens = tokens}).ok())
+          << text.substr(0, 20);
     }
   }
 }
@@ -145,7 +147,8 @@ TEST(PromptLengthTest, RefusesMoreThanMaxBytes) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   const PromptLimits limits = {.max_bytes = 100};
   EXPECT_TRUE(EncodePrompt(*tokenizer, std::string(100, 'a'), /*add_special_tokens=*/false, limits).ok());
-  const absl::Status refused = EncodePrompt(*tokenizer, std::string(101, 'a'), /*add_special_tokens=*/false, limits).status();
+  const absl::Status refused =
+      EncodePrompt(*tokenizer, std::string(101, 'a'), /*add_special_tokens=*/false, limits).status();
   EXPECT_EQ(base::Reason(refused), "PROMPT_TOO_LONG");
   EXPECT_EQ(base::ReasonMetadata(refused)["max_bytes"], "100");
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--max_prompt_bytes"));

@@ -19,8 +19,7 @@ using Ids = std::vector<std::int32_t>;
 // front of a trusted file.
 class MetadataReader {
  public:
-  explicit MetadataReader(const std::string& path)
-      : file_(path, std::ios::binary) {
+  explicit MetadataReader(const std::string& path) : file_(path, std::ios::binary) {
     Skip(4 + 4 + 8);  // magic, version, tensor count
     for (auto left = Number<std::uint64_t>(); left > 0 && file_; --left) {
       const std::string key = Text();
@@ -84,8 +83,7 @@ class SmolLm2Test : public ::testing::Test {
   void SetUp() override {
     const std::string path = NIBBLE_SMOLLM2_GGUF;
     if (path.empty() || !std::filesystem::exists(path)) {
-      GTEST_SKIP() << "no SmolLM2 GGUF: NIBBLE_SMOLLM2_GGUF is \"" << path
-                   << "\" (deploy/setup.sh sets it)";
+      GTEST_SKIP() << "no SmolLM2 GGUF: NIBBLE_SMOLLM2_GGUF is \"" << path << "\" (deploy/setup.sh sets it)";
     }
     MetadataReader reader(path);
     ASSERT_TRUE(reader.good());
@@ -139,8 +137,7 @@ TEST_F(SmolLm2Test, StreamedTextMatchesTheOriginal) {
 TEST_F(SmolLm2Test, ChatTemplateRendersAQuestion) {
   const auto compiled = ChatTemplate::Compile(gguf_.chat_template, {});
   ASSERT_TRUE(compiled.ok()) << compiled.status();
-  const std::vector<ChatMessage> messages = {
-      {"user", "What is the capital of France?"}};
+  const std::vector<ChatMessage> messages = {{"user", "What is the capital of France?"}};
   RenderOptions options;
   options.add_generation_prompt = true;
   const auto text = (*compiled)->Render(messages, options);

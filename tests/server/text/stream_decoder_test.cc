@@ -61,21 +61,17 @@ std::unique_ptr<Tokenizer> WithDecoder(const std::string& decoder) {
   return tokenizer.ok() ? *std::move(tokenizer) : nullptr;
 }
 
-std::string Sequence(const std::string& decoders) {
-  return R"({"type":"Sequence","decoders":[)" + decoders + "]}";
-}
+std::string Sequence(const std::string& decoders) { return R"({"type":"Sequence","decoders":[)" + decoders + "]}"; }
 
 std::string Strip(const std::string& content, int start) {
-  return R"({"type":"Strip","content":")" + content +
-         R"(","start":)" + std::to_string(start) + R"(,"stop":0})";
+  return R"({"type":"Strip","content":")" + content + R"(","start":)" + std::to_string(start) + R"(,"stop":0})";
 }
 
 // Decoders of real models (Llama and Mistral, Gemma, T5), and decoders that strip more,
 // leave a run of bytes in pieces or know no byte tokens.
 std::vector<std::string> AllDecoders() {
-  const std::string blanks =
-      R"({"type":"Replace","pattern":{"String":"\u2581"},"content":" "},)"
-      R"({"type":"ByteFallback"})";
+  const std::string blanks = R"({"type":"Replace","pattern":{"String":"\u2581"},"content":" "},)"
+                             R"({"type":"ByteFallback"})";
   const std::string fuse = blanks + R"(,{"type":"Fuse"})";
   return {
       Sequence(fuse + "," + Strip(" ", 1)),
@@ -89,8 +85,7 @@ std::vector<std::string> AllDecoders() {
       Sequence(fuse + "," + Strip(" ", 1000)),
       Sequence(fuse + "," + Strip("\uFFFD", 2)),
       Sequence(blanks + "," + Strip(" ", 1)),
-      Sequence(R"({"type":"Replace","pattern":{"String":"aa"},"content":"b"},)" +
-               fuse),
+      Sequence(R"({"type":"Replace","pattern":{"String":"aa"},"content":"b"},)" + fuse),
       Strip(" ", 1),
       "null",
   };
@@ -125,8 +120,7 @@ TEST(StreamDecoderTest, DeltasAreTheDecodedText) {
     for (const std::string text : texts) {
       const Ids ids = *tokenizer->Encode(text, true);
       for (const bool skip_special : {false, true}) {
-        EXPECT_EQ(Stream(*tokenizer, ids, skip_special).all,
-                  *tokenizer->Decode(ids, skip_special))
+        EXPECT_EQ(Stream(*tokenizer, ids, skip_special).all, *tokenizer->Decode(ids, skip_special))
             << vocabulary << ": " << text;
       }
     }
@@ -137,9 +131,8 @@ TEST(StreamDecoderTest, EmojiOfSeveralTokensArrivesWhole) {
   for (const char* vocabulary : {"byte_level", "sentence_piece"}) {
     const auto tokenizer = Load(TinyGguf(vocabulary, ""));
     const std::string llama = "\U0001f999";
-    const Ids ids = std::string_view(vocabulary) == "byte_level"
-                        ? *tokenizer->Encode(llama, false)
-                        : ByteTokens(*tokenizer, llama);
+    const Ids ids =
+        std::string_view(vocabulary) == "byte_level" ? *tokenizer->Encode(llama, false) : ByteTokens(*tokenizer, llama);
     ASSERT_GE(ids.size(), 2u) << vocabulary;
     const Streamed streamed = Stream(*tokenizer, ids, true);
     for (std::size_t i = 0; i + 1 < ids.size(); ++i) {
@@ -153,14 +146,12 @@ TEST(StreamDecoderTest, TailHoldsTheBytesOfACutCharacter) {
   for (const char* vocabulary : {"byte_level", "sentence_piece"}) {
     const auto tokenizer = Load(TinyGguf(vocabulary, ""));
     const std::string bytes = "\U0001f999";
-    Ids ids = std::string_view(vocabulary) == "byte_level"
-                  ? *tokenizer->Encode(bytes, false)
-                  : ByteTokens(*tokenizer, "\u4f60" + bytes);
+    Ids ids = std::string_view(vocabulary) == "byte_level" ? *tokenizer->Encode(bytes, false)
+                                                           : ByteTokens(*tokenizer, "\u4f60" + bytes);
     ids.pop_back();
     const Streamed streamed = Stream(*tokenizer, ids, true);
     EXPECT_FALSE(streamed.tail.incomplete_utf8.empty());
-    EXPECT_EQ(streamed.tail.incomplete_utf8,
-              bytes.substr(0, streamed.tail.incomplete_utf8.size()));
+    EXPECT_EQ(streamed.tail.incomplete_utf8, bytes.substr(0, streamed.tail.incomplete_utf8.size()));
     EXPECT_EQ(streamed.all, *tokenizer->Decode(ids, true)) << vocabulary;
   }
 }
@@ -184,8 +175,7 @@ TEST(StreamDecoderTest, RandomIdsAgreeWithDecode) {
         ids.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(limit)));
       }
       const bool skip_special = round % 2 == 0;
-      ASSERT_EQ(Stream(*tokenizer, ids, skip_special).all,
-                *tokenizer->Decode(ids, skip_special))
+      ASSERT_EQ(Stream(*tokenizer, ids, skip_special).all, *tokenizer->Decode(ids, skip_special))
           << vocabulary << " " << ::testing::PrintToString(ids);
     }
   }
@@ -207,8 +197,7 @@ TEST(StreamDecoderTest, DeltasAreTheDecodedTextUnderEveryDecoder) {
           if (round % 4 == 1) ids.push_back(tokenizer->TokenId("a").value());
           if (round % 4 == 2) ids.push_back(ByteTokens(*tokenizer, "\xE2")[0]);
           const bool skip_special = round % 2 == 0;
-          ASSERT_EQ(Stream(*tokenizer, ids, skip_special).all,
-                    *tokenizer->Decode(ids, skip_special))
+          ASSERT_EQ(Stream(*tokenizer, ids, skip_special).all, *tokenizer->Decode(ids, skip_special))
               << decoder << " " << ::testing::PrintToString(ids);
         }
       }
@@ -236,8 +225,7 @@ TEST(StreamDecoderTest, CostOfAnIdDoesNotGrow) {
           ASSERT_TRUE(stream.Append(alphabet[i % alphabet.size()]).ok());
         }
         ASSERT_TRUE(stream.Finish().ok());
-        EXPECT_LE(stream.num_decoded(), kMost)
-            << decoder << " " << ::testing::PrintToString(alphabet);
+        EXPECT_LE(stream.num_decoded(), kMost) << decoder << " " << ::testing::PrintToString(alphabet);
       }
     }
   }
@@ -256,10 +244,8 @@ TEST(StreamDecoderTest, CostOfAnIdDoesNotGrow) {
 // Bytes that can no longer become a character are shown before the run ends.
 TEST(StreamDecoderTest, BrokenBytesAreNotHeldBack) {
   const auto tokenizer = Load(TinyGguf("sentence_piece", ""));
-  const Streamed streamed =
-      Stream(*tokenizer, ByteTokens(*tokenizer, "\xF0\xF0\xF0"), true);
-  EXPECT_EQ(streamed.deltas,
-            (std::vector<std::string>{"", "\uFFFD", "\uFFFD"}));
+  const Streamed streamed = Stream(*tokenizer, ByteTokens(*tokenizer, "\xF0\xF0\xF0"), true);
+  EXPECT_EQ(streamed.deltas, (std::vector<std::string>{"", "\uFFFD", "\uFFFD"}));
   EXPECT_EQ(streamed.tail.incomplete_utf8, "\xF0");
 }
 
@@ -294,8 +280,7 @@ TEST(StreamDecoderTest, HoldsTextToTheEndIfTheDecoderChangesEarlierText) {
 TEST(StreamDecoderTest, NegativeIdsAreRefused) {
   const auto tokenizer = Load(TinyGguf("byte_level", ""));
   StreamDecoder decoder(*tokenizer, true);
-  EXPECT_EQ(decoder.Append(-1).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(decoder.Append(-1).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(Utf8Test, EachMaximalInvalidPartBecomesOneReplacementCharacter) {

@@ -27,8 +27,7 @@ TEST(TokenizerTest, IdsAndTextsMatchTransformers) {
   ASSERT_GE(texts.size(), 16u);
   for (const base::Json& row : golden.at("cases")) {
     const std::string file = row.at("file");
-    const auto tokenizer = Tokenizer::FromJson(
-        ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/" + file));
+    const auto tokenizer = Tokenizer::FromJson(ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/" + file));
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
     for (std::size_t i = 0; i < texts.size(); ++i) {
       const auto ids = (*tokenizer)->Encode(texts[i], true);
@@ -56,8 +55,7 @@ TEST(TokenizerTest, DecodeUndoesEncode) {
       const auto ids = tokenizer->Encode(text, false);
       ASSERT_TRUE(ids.ok()) << ids.status();
       // U+2581 is SentencePiece's own character for a blank, and <s> its own token.
-      const bool reserved = text.find("\u2581") != std::string::npos ||
-                            text.find("<s>") != std::string::npos;
+      const bool reserved = text.find("\u2581") != std::string::npos || text.find("<s>") != std::string::npos;
       if (std::string_view(vocabulary) == "sentence_piece" && reserved) continue;
       const auto decoded = tokenizer->Decode(*ids, false);
       ASSERT_TRUE(decoded.ok()) << decoded.status();
@@ -80,7 +78,8 @@ TEST(TokenizerTest, JoinedBytesOfTokensGiveTheText) {
   const std::string golden = NIBBLE_SOURCE_DIR "/tests/golden/text/";
   byte_level.push_back(*Tokenizer::FromJson(ReadFileOrDie(golden + "hf_qwen.json")));
   byte_fallback.push_back(*Tokenizer::FromJson(ReadFileOrDie(golden + "hf_llama.json")));
-  const std::vector<std::string> texts = {"In the year 1969", "the  cat", " a", "caf\u00e9 \u4f60\u597d", "\U0001f600!", "a\nb\tc"};
+  const std::vector<std::string> texts = {"In the year 1969",       "the  cat",    " a",
+                                          "caf\u00e9 \u4f60\u597d", "\U0001f600!", "a\nb\tc"};
   for (const std::string& text : texts) {
     for (const auto& tokenizer : byte_level) {
       EXPECT_EQ(JoinedBytes(*tokenizer, *tokenizer->Encode(text, false)), text);
@@ -117,7 +116,8 @@ TEST(TokenizerTest, BytesOfATokenAreThoseThatItAddsNotItsSpelling) {
 
 TEST(TokenBytesTest, BoundsDifferentTokensByTheLongest) {
   TokenBytes table;
-  for (const auto& [id, bytes] : std::vector<std::pair<int, std::string>>{{0, "a"}, {2, "ccc"}, {7, "bb"}}) table.Add(id, bytes);
+  for (const auto& [id, bytes] : std::vector<std::pair<int, std::string>>{{0, "a"}, {2, "ccc"}, {7, "bb"}})
+    table.Add(id, bytes);
   table.Add(9, std::string(2 * TokenBytes::kMaxBytes, 'x'));
   EXPECT_EQ(table.Of(0), "a");
   EXPECT_EQ(table.Of(1), "");
@@ -149,7 +149,8 @@ TEST(TokenizerTest, AddsNoSpecialTokenThatTheTextBeginsOrEndsWith) {
     const char *file, *before, *after;
   };
   for (const Case& c : {Case{"hf_llama.json", "<s>", ""}, Case{"hf_qwen.json", "<|im_start|>", "<|im_end|>"}}) {
-    const auto tokenizer = Tokenizer::FromJson(ReadFileOrDie(std::string(NIBBLE_SOURCE_DIR "/tests/golden/text/") + c.file));
+    const auto tokenizer =
+        Tokenizer::FromJson(ReadFileOrDie(std::string(NIBBLE_SOURCE_DIR "/tests/golden/text/") + c.file));
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
     const std::string text = "in the year", whole = c.before + text + c.after;
     for (const std::string& row : {text, c.before + text, text + c.after, whole}) {
@@ -233,26 +234,30 @@ TEST(TokenizerTest, TextThatIsNotUtf8IsRefused) {
 TEST(TokenizerTest, IgnoresTruncationAndPaddingOfTheFile) {
   std::string json = SmallJson();
   const std::string none = R"("truncation":null,"padding":null)";
-  const std::string some =
-      R"("truncation":{"direction":"Right","max_length":2,"strategy":)"
-      R"("LongestFirst","stride":0},"padding":{"strategy":{"Fixed":64},)"
-      R"("direction":"Right","pad_to_multiple_of":null,"pad_id":0,)"
-      R"("pad_type_id":0,"pad_token":"<|endoftext|>"})";
+  const std::string some = R"("truncation":{"direction":"Right","max_length":2,"strategy":)"
+                           R"("LongestFirst","stride":0},"padding":{"strategy":{"Fixed":64},)"
+                           R"("direction":"Right","pad_to_multiple_of":null,"pad_id":0,)"
+                           R"("pad_type_id":0,"pad_token":"<|endoftext|>"})";
   ASSERT_NE(json.find(none), std::string::npos);
   json.replace(json.find(none), none.size(), some);
   const auto tokenizer = Tokenizer::FromJson(json);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const auto plain = Tokenizer::FromJson(SmallJson());
-  EXPECT_EQ(*(*tokenizer)->Encode("q w e r t y", true),
-            *(*plain)->Encode("q w e r t y", true));
+  EXPECT_EQ(*(*tokenizer)->Encode("q w e r t y", true), *(*plain)->Encode("q w e r t y", true));
 }
 
 TEST(TokenizerTest, MalformedFilesAreRefusedWithAReason) {
   const std::string json = SmallJson();
-  std::vector<std::string> bad = {
-      "", "{", "null", "[]", "{}", "\xFF\xFE", "{\"model\":{}}",
-      "{\"version\":\"1.0\",\"model\":{\"type\":\"BPE\",\"vocab\":3}}",
-      std::string(100000, '['), std::string(1000, '\0')};
+  std::vector<std::string> bad = {"",
+                                  "{",
+                                  "null",
+                                  "[]",
+                                  "{}",
+                                  "\xFF\xFE",
+                                  "{\"model\":{}}",
+                                  "{\"version\":\"1.0\",\"model\":{\"type\":\"BPE\",\"vocab\":3}}",
+                                  std::string(100000, '['),
+                                  std::string(1000, '\0')};
   const auto with = [&](std::string_view from, std::string_view to) {
     std::string copy = json;
     const std::size_t place = copy.find(from);
@@ -269,10 +274,8 @@ TEST(TokenizerTest, MalformedFilesAreRefusedWithAReason) {
   with("\"id\":0", "\"id\":1e300");
   for (const std::string& text : bad) {
     const auto tokenizer = Tokenizer::FromJson(text);
-    EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument)
-        << text.substr(0, 100);
-    EXPECT_THAT(std::string(tokenizer.status().message()),
-                HasSubstr("tokenizer.json: "));
+    EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument) << text.substr(0, 100);
+    EXPECT_THAT(std::string(tokenizer.status().message()), HasSubstr("tokenizer.json: "));
   }
 }
 
@@ -299,7 +302,8 @@ TEST(TokenizerTest, RefusesEncodeThatWouldFillTheMemory) {
   const std::string from = R"("normalizer":null)";
   json.replace(json.find(from), from.size(),
                R"("normalizer":{"type":"Replace","pattern":{"String":"a"},)"
-               R"("content":")" + std::string(1 << 20, 'b') + "\"}");
+               R"("content":")" +
+                   std::string(1 << 20, 'b') + "\"}");
   const auto tokenizer = Tokenizer::FromJson(json);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const auto ids = (*tokenizer)->Encode(std::string(100000, 'a'), false);
@@ -317,9 +321,10 @@ std::string JsonOfModel(std::string_view model) {
 // WordPiece takes time cubic in the length of a word.
 TEST(TokenizerTest, RefusesWordPieceOfLongWords) {
   const auto load = [](std::string_view most) {
-    return Tokenizer::FromJson(JsonOfModel(
-        R"({"type":"WordPiece","unk_token":"[UNK]","continuing_subword_prefix":"##",)"
-        R"("vocab":{"[UNK]":0,"a":1,"##a":2},"max_input_chars_per_word":)" + std::string(most) + "}"));
+    return Tokenizer::FromJson(
+        JsonOfModel(R"({"type":"WordPiece","unk_token":"[UNK]","continuing_subword_prefix":"##",)"
+                    R"("vocab":{"[UNK]":0,"a":1,"##a":2},"max_input_chars_per_word":)" +
+                    std::string(most) + "}"));
   };
   const auto refused = load("1001");
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
@@ -333,9 +338,8 @@ TEST(TokenizerTest, RefusesWordPieceOfLongWords) {
 
 TEST(TokenizerTest, RefusesBpeThatDropsNearlyAllMerges) {
   const auto load = [](std::string_view dropout) {
-    return Tokenizer::FromJson(
-        JsonOfModel(R"({"type":"BPE","vocab":{"a":0,"aa":1},"merges":[["a","a"]],"dropout":)" +
-                    std::string(dropout) + "}"));
+    return Tokenizer::FromJson(JsonOfModel(R"({"type":"BPE","vocab":{"a":0,"aa":1},"merges":[["a","a"]],"dropout":)" +
+                                           std::string(dropout) + "}"));
   };
   const auto refused = load("0.9998");
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
@@ -418,7 +422,8 @@ TEST(TokenizerTest, WordCacheOfTheLongestWordsIsBounded) {
     const std::int64_t before = ::nibble::testing::AllocatedBytes();
     for (int i = 0; i < 12'000; ++i) {
       std::string word(250, 'x');
-      for (int left = i, at = 0; left > 0; left /= 26, ++at) word[static_cast<std::size_t>(at)] = static_cast<char>('a' + left % 26);
+      for (int left = i, at = 0; left > 0; left /= 26, ++at)
+        word[static_cast<std::size_t>(at)] = static_cast<char>('a' + left % 26);
       ASSERT_TRUE((*cached)->Encode(word, false).ok());
     }
     const std::int64_t grown = ::nibble::testing::AllocatedBytes() - before;

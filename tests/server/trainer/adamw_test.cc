@@ -29,7 +29,8 @@ TEST(AdamWTest, MatchesTorch) {
       float want = 0;
       golden >> want;
       // A step rounds about ten times in f32; parameters are at most 1.
-      EXPECT_NEAR(parameter[static_cast<std::size_t>(i)], want, 10 * step * 1.2e-7) << "step " << step << " element " << i;
+      EXPECT_NEAR(parameter[static_cast<std::size_t>(i)], want, 10 * step * 1.2e-7)
+          << "step " << step << " element " << i;
       ++compared;
     }
     golden >> wanted_step;

@@ -29,9 +29,12 @@ class TextRecipe final : public Recipe {
   const std::string& text_directory() const override { return directory_; }
   void set_text_directory(const std::string& directory) { directory_ = directory; }
   const std::string& base_digest() const override { return directory_; }
-  absl::StatusOr<model::ArtifactInfo> Write(const base::Json&, const std::string&) override { return absl::UnimplementedError(""); }
+  absl::StatusOr<model::ArtifactInfo> Write(const base::Json&, const std::string&) override {
+    return absl::UnimplementedError("");
+  }
   model::Format served_format() const override { return model::Format::kInt8; }
-  absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel&, const std::vector<std::vector<std::int32_t>>&) override {
+  absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel&,
+                                           const std::vector<std::vector<std::int32_t>>&) override {
     return absl::UnimplementedError("");
   }
 
@@ -45,7 +48,8 @@ class AttemptDataTest : public ::testing::Test {
   AttemptDataTest() {
     std::string pairs;
     for (int i = 0; i < 40; ++i) {
-      pairs += "{\"prompt\": \"walk t\", \"completion\": \"he keeper " + std::string(static_cast<std::size_t>(i * 3), 'x') + "\"}\n";
+      pairs += "{\"prompt\": \"walk t\", \"completion\": \"he keeper " +
+               std::string(static_cast<std::size_t>(i * 3), 'x') + "\"}\n";
     }
     std::ofstream(temp_ / "pairs.jsonl") << pairs;
     std::ofstream(temp_ / "text.jsonl") << "{\"text\": \"the light\"}\n{\"text\": \"the harbour\"}\n";
@@ -60,7 +64,8 @@ class AttemptDataTest : public ::testing::Test {
     order_.eval_format = "text";
   }
   absl::StatusOr<AttemptData> Load(const base::Cancelled& cancelled = {}) {
-    return LoadAttemptData(base::RealFileSystem(), order_, recipe_, {.isa = kernels::Isa::kPlain, .pool = &pool_}, cancelled);
+    return LoadAttemptData(base::RealFileSystem(), order_, recipe_, {.isa = kernels::Isa::kPlain, .pool = &pool_},
+                           cancelled);
   }
   // The token sources with which nibbled plans, and for which it writes token files.
   std::vector<data::TokenSource> Planned() {
@@ -88,7 +93,8 @@ class AttemptDataTest : public ::testing::Test {
       ASSERT_EQ(x.rows, y.rows);
     }
     ASSERT_EQ(got.eval.examples.size(), want.eval.examples.size());
-    for (std::size_t i = 0; i < want.eval.examples.size(); ++i) EXPECT_EQ(got.eval.examples[i].tokens, want.eval.examples[i].tokens);
+    for (std::size_t i = 0; i < want.eval.examples.size(); ++i)
+      EXPECT_EQ(got.eval.examples[i].tokens, want.eval.examples[i].tokens);
     EXPECT_EQ(got.train.boundary_merged.lines, want.train.boundary_merged.lines);
     EXPECT_EQ(got.train.truncated.count, want.train.truncated.count);
     EXPECT_EQ(got.identity.data_digest, want.identity.data_digest);
@@ -164,7 +170,8 @@ TEST_F(AttemptDataTest, TokenizesInMemoryIfNoFileCanBeWritten) {
 
 TEST_F(AttemptDataTest, TokenizesOnTheThreadsOfItsPool) {
   std::ofstream text(order_.train_data_path);
-  for (int i = 0; i < 10'000; ++i) text << R"({"prompt": "walk t", "completion": "he keeper )" << std::string(100, 'x') << "\"}\n";
+  for (int i = 0; i < 10'000; ++i)
+    text << R"({"prompt": "walk t", "completion": "he keeper )" << std::string(100, 'x') << "\"}\n";
   text.close();
   order_.train_tokens_directory = temp_ / "tokens/pairs";
   data::TokenizingThreads threads;
@@ -186,7 +193,8 @@ TEST_F(AttemptDataTest, AddSpecialTokensDecidesWhetherTokensAreAdded) {
   recipe_.set_text_directory(temp_ / "text");
   for (const bool with_files : {false, true}) {
     if (with_files) order_.train_tokens_directory = order_.eval_tokens_directory = temp_ / "tokens";
-    for (const std::optional<bool> add : {std::optional<bool>(), std::optional<bool>(true), std::optional<bool>(false)}) {
+    for (const std::optional<bool> add :
+         {std::optional<bool>(), std::optional<bool>(true), std::optional<bool>(false)}) {
       order_.spec.data.add_special_tokens = add;
       const auto loaded = Load();
       ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -194,7 +202,8 @@ TEST_F(AttemptDataTest, AddSpecialTokensDecidesWhetherTokensAreAdded) {
         ASSERT_GT(examples->size(), 0u);
         for (std::size_t i = 0; i < examples->size(); ++i) {
           const data::Example example = (*examples)[i];
-          EXPECT_EQ(example.tokens.front() == 0, add.value_or(true)) << "example " << i << (with_files ? " of a file" : " in memory");
+          EXPECT_EQ(example.tokens.front() == 0, add.value_or(true))
+              << "example " << i << (with_files ? " of a file" : " in memory");
         }
       }
     }

@@ -83,7 +83,8 @@ TEST_F(AutogradTest, WeightGradientOfRmsNormIsThatOfTheKernel) {
                                           .rstd = rstd.data_ptr<float>(),
                                           .grad_x = ViewOf(want_x),
                                           .grad_weight = want_weight.data_ptr<float>()},
-                                         context_.stream).ok());
+                                         context_.stream)
+                    .ok());
     EXPECT_TRUE(torch::equal(grad_x, want_x));
     EXPECT_TRUE(torch::equal(grad_weight, want_weight)) << (grad_weight - want_weight).abs().max();
     EXPECT_FALSE(RmsNormGradients(x, weight.detach(), rstd, g, context_).second.defined());
@@ -145,7 +146,8 @@ TEST_F(AutogradTest, GatedMulHasTheGradientOfItsFormula) {
   const Tensor gate = Random({3, 33}, 6).requires_grad_(), up = Random({3, 33}, 7).requires_grad_();
   const Tensor g = Random({3, 33}, 8);
   const Tensor y = ApplyGatedMul(kernels::Activation::kSilu, gate, up, context_);
-  const Tensor gate64 = gate.detach().to(torch::kFloat64).requires_grad_(), up64 = up.detach().to(torch::kFloat64).requires_grad_();
+  const Tensor gate64 = gate.detach().to(torch::kFloat64).requires_grad_(),
+               up64 = up.detach().to(torch::kFloat64).requires_grad_();
   const Tensor y64 = torch::silu(gate64) * up64;
   EXPECT_LT(Distance(y, y64), kF32);
   const auto got = Gradients(y, g, {gate, up}), want = Gradients(y64, g, {gate64, up64});
@@ -162,7 +164,8 @@ class Nf4LinearTest : public AutogradTest {
     absmax_ = torch::empty({kOut * kIn / 64});
     const Tensor weight = Random({kOut, kIn}, 10);
     const absl::Status status = kernels::QuantizeNf4(
-        {.x = ViewOf(weight), .codes = codes_.data_ptr<std::uint8_t>(), .absmax = absmax_.data_ptr<float>()}, context_.stream);
+        {.x = ViewOf(weight), .codes = codes_.data_ptr<std::uint8_t>(), .absmax = absmax_.data_ptr<float>()},
+        context_.stream);
     EXPECT_TRUE(status.ok()) << status;
     linear_.weight = {codes_.data_ptr<std::uint8_t>(), absmax_.data_ptr<float>(), kOut, kIn};
     linear_.bias = bias_.data_ptr<float>();
@@ -234,8 +237,8 @@ TEST_F(Nf4LinearTest, DropoutDrawsTheSameMaskAgainAndGradientsUseIt) {
   EXPECT_LT(Distance(got[2].narrow(1, 0, kOut), want), kF32);
 }
 
-// The mask's 1 / (1 - p) is f32 whatever the compute type, and the product is rounded once. With no weight, and A and B the
-// identity, y is x after dropout.
+// The mask's 1 / (1 - p) is f32 whatever the compute type, and the product is rounded once. With no weight, and A and B
+// the identity, y is x after dropout.
 TEST_F(Nf4LinearTest, DropoutRoundsOnceAndDrawsFromItsOwnStream) {
   constexpr double kShare = 0.1;
   constexpr std::uint64_t kStream = 0x64726f706f7574 + 4;  // "dropout": adapters start from streams 0, 1, ...
@@ -299,8 +302,10 @@ TEST_F(Nf4LinearTest, IsOneNodeOfTheGraph) {
   linear_.lora_a = linear_.lora_b = Tensor();
   const std::multiset<std::string> names = NodeNames(ApplyNf4Linear(x_, linear_, {}, context_));
   EXPECT_EQ(names.size(), 2u);
-  EXPECT_EQ(std::count_if(names.begin(), names.end(),
-                          [](const std::string& name) { return name.find("FrozenNf4LinearFunction") != std::string::npos; }), 1);
+  EXPECT_EQ(
+      std::count_if(names.begin(), names.end(),
+                    [](const std::string& name) { return name.find("FrozenNf4LinearFunction") != std::string::npos; }),
+      1);
 }
 
 // Keeps x by reference and x A^T; codes, absmax, A and B by reference; no mask. The input is a copy here, so that
@@ -362,9 +367,9 @@ TEST_F(AutogradTest, ChunkedLossIsCrossEntropyOverTheRowsWithATarget) {
   const FrozenHead frozen = {head, head};
   const Tensor loss = ApplyChunkedLoss(hidden, frozen, targets, 0.25, &sum, context_);
   const Tensor hidden64 = hidden.detach().to(torch::kFloat64).requires_grad_();
-  const Tensor want = torch::nn::functional::cross_entropy(
-      hidden64.mm(head.to(torch::kFloat64).t()), torch::tensor(wanted),
-      torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+  const Tensor want =
+      torch::nn::functional::cross_entropy(hidden64.mm(head.to(torch::kFloat64).t()), torch::tensor(wanted),
+                                           torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
   EXPECT_NEAR(sum, want.item<double>(), 1e-4 * want.item<double>());
   EXPECT_NEAR(loss.item<double>(), 0.25 * sum, 1e-9 * sum);
   const Tensor got = torch::autograd::grad({loss}, {hidden})[0];

@@ -111,8 +111,8 @@ class BitLinearTest : public ::testing::Test {
   BitRows Quantized(const Case& c, const Tensor& x) {
     const torch::ScalarType type = c.options.activations.bits == 16 ? torch::kInt16 : torch::kInt8;
     BitRows rows = {torch::empty({c.rows(), kernels::Int8PaddedK(c.k())}, type), torch::empty({c.rows()}), c.k()};
-    const absl::Status status =
-        kernels::QuantizeActivations({.x = ViewOf(x), .out = rows.view(), .how = c.options.activations}, context_.stream);
+    const absl::Status status = kernels::QuantizeActivations(
+        {.x = ViewOf(x), .out = rows.view(), .how = c.options.activations}, context_.stream);
     EXPECT_TRUE(status.ok()) << status;
     return rows;
   }
@@ -138,11 +138,13 @@ class BitLinearTest : public ::testing::Test {
     out.back() = c.n;
     EXPECT_EQ(run.y.sizes().vec(), out);
     const Tensor want = Golden(c.name + ".y_codes", out, c.type);
-    EXPECT_TRUE(torch::equal(run.y.detach(), want)) << (run.y.detach().to(torch::kFloat32) - want.to(torch::kFloat32)).abs().max();
+    EXPECT_TRUE(torch::equal(run.y.detach(), want))
+        << (run.y.detach().to(torch::kFloat32) - want.to(torch::kFloat32)).abs().max();
     const Tensor exact = Golden(c.name + ".y_dequantised", out, torch::kFloat64);
     // Three roundings in f32 of the product, one of the sum with the bias, one to the output's type.
     const double unit = c.type == torch::kBFloat16 ? support::kEpsBF16 : support::kEpsF32;
-    const double largest = exact.abs().max().item<double>() + (c.bias ? run.weight.bias.detach().abs().max().item<double>() : 0.0);
+    const double largest =
+        exact.abs().max().item<double>() + (c.bias ? run.weight.bias.detach().abs().max().item<double>() : 0.0);
     EXPECT_LE((run.y.detach().to(torch::kFloat64) - exact).abs().max().item<double>(),
               2 * (support::Gamma(5) + unit) * largest);
   }
@@ -202,7 +204,9 @@ TEST_F(BitLinearTest, ActivationCodesLieWithin127) {
 TEST_F(BitLinearTest, ForwardWithBiasF32) { ExpectAll({.name = "bias_f32"}); }
 TEST_F(BitLinearTest, ForwardWithoutBiasF32) { ExpectAll({.name = "plain_f32", .bias = false}); }
 TEST_F(BitLinearTest, ForwardWithBiasBf16) { ExpectAll({.name = "bias_bf16", .type = torch::kBFloat16}); }
-TEST_F(BitLinearTest, ForwardWithoutBiasBf16) { ExpectAll({.name = "plain_bf16", .type = torch::kBFloat16, .bias = false}); }
+TEST_F(BitLinearTest, ForwardWithoutBiasBf16) {
+  ExpectAll({.name = "plain_bf16", .type = torch::kBFloat16, .bias = false});
+}
 TEST_F(BitLinearTest, Shape7x13) { ExpectAll({.name = "shape_7x13", .shape = {5, 13}, .n = 7}); }
 TEST_F(BitLinearTest, ThreeDimensionalInput) { ExpectAll({.name = "three_dimensions", .shape = {2, 3, 64}, .n = 16}); }
 TEST_F(BitLinearTest, OneRow) { ExpectAll({.name = "one_row", .shape = {1, 48}, .n = 8}); }
@@ -273,7 +277,9 @@ TEST_F(BitLinearTest, ScaleGradientOf16BitActivations) {
 
 TEST_F(BitLinearTest, GradientsOfIdentityAndRoundOnlyPointTheSameWay) {
   const auto weight_gradient = [&](const char* name, kernels::Ste ste, bool scale_grad) {
-    const Tensor g = Backward({.name = name, .shape = {16, 64}, .n = 32, .bias = false, .options = With(ste, scale_grad)}).grad_weight;
+    const Tensor g =
+        Backward({.name = name, .shape = {16, 64}, .n = 32, .bias = false, .options = With(ste, scale_grad)})
+            .grad_weight;
     return std::vector<float>(g.data_ptr<float>(), g.data_ptr<float>() + g.numel());
   };
   const std::vector<float> identity = weight_gradient("cosine_identity", kernels::Ste::kIdentity, false);
@@ -285,9 +291,15 @@ TEST_F(BitLinearTest, GradientsOfIdentityAndRoundOnlyPointTheSameWay) {
   }
 }
 
-TEST_F(BitLinearTest, GradientToWeight) { ExpectNear(Backward({.name = "norm", .norm = true}).grad_weight, Golden("norm.grad_weight", {12, 40})); }
-TEST_F(BitLinearTest, GradientToBias) { ExpectNear(Backward({.name = "norm", .norm = true}).grad_bias, Golden("norm.grad_bias", {12})); }
-TEST_F(BitLinearTest, GradientToNormWeight) { ExpectNear(Backward({.name = "norm", .norm = true}).grad_norm, Golden("norm.grad_norm", {40})); }
+TEST_F(BitLinearTest, GradientToWeight) {
+  ExpectNear(Backward({.name = "norm", .norm = true}).grad_weight, Golden("norm.grad_weight", {12, 40}));
+}
+TEST_F(BitLinearTest, GradientToBias) {
+  ExpectNear(Backward({.name = "norm", .norm = true}).grad_bias, Golden("norm.grad_bias", {12}));
+}
+TEST_F(BitLinearTest, GradientToNormWeight) {
+  ExpectNear(Backward({.name = "norm", .norm = true}).grad_norm, Golden("norm.grad_norm", {40}));
+}
 
 // From theirs to ours: import and the trainer's model read the file of eager modules and give those modules' bits. From
 // ours to theirs: the trainer writes exactly their names, shapes and bytes, which is what load_state_dict requires.

@@ -59,7 +59,8 @@ class BitNetModelTest : public ::testing::Test {
   std::vector<std::int32_t> Tokens(std::uint64_t seed, std::int64_t n) const {
     std::vector<std::int32_t> tokens;
     for (std::int64_t i = 0; i < n; ++i) {
-      tokens.push_back(static_cast<std::int32_t>(support::UniformInt(seed, static_cast<std::uint64_t>(i), config_.vocab_size)));
+      tokens.push_back(
+          static_cast<std::int32_t>(support::UniformInt(seed, static_cast<std::uint64_t>(i), config_.vocab_size)));
     }
     return tokens;
   }
@@ -107,10 +108,12 @@ class BitNetModelTest : public ::testing::Test {
     const double loss = Loss(batch);
     auto& parameters = model_->parameters();
     if (moments_.empty()) {
-      for (const Parameter& p : parameters) moments_.push_back({std::vector<float>(p.value.size()), std::vector<float>(p.value.size())});
+      for (const Parameter& p : parameters)
+        moments_.push_back({std::vector<float>(p.value.size()), std::vector<float>(p.value.size())});
     }
     ++step_;
-    for (std::size_t i = 0; i < parameters.size(); ++i) AdamWStep({}, step_, lr, parameters[i].value, parameters[i].grad, moments_[i]);
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      AdamWStep({}, step_, lr, parameters[i].value, parameters[i].grad, moments_[i]);
     EXPECT_TRUE(model_->Refresh().ok());
     return loss;
   }
@@ -118,20 +121,23 @@ class BitNetModelTest : public ::testing::Test {
   static std::vector<std::string> TrainingDigests(BitNetModel& trained, const std::vector<std::int32_t>& tokens) {
     std::vector<std::string> digests;
     const absl::Status status = trained.ForEachTrainingLogits(tokens, [&](std::int64_t, const kernels::Matrix& logits) {
-      for (std::int64_t r = 0; r < logits.rows; ++r) digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
+      for (std::int64_t r = 0; r < logits.rows; ++r)
+        digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
     return digests;
   }
 
-  std::vector<std::string> ServingDigests(const std::vector<std::int32_t>& tokens, std::int64_t chunk, const kernels::Stream& stream) {
+  std::vector<std::string> ServingDigests(const std::vector<std::int32_t>& tokens, std::int64_t chunk,
+                                          const kernels::Stream& stream) {
     std::vector<std::string> digests;
-    const absl::Status status = model::ForEachLogits(config_, model_->ServingWeights(), tokens, chunk, stream,
-                                                     [&](std::int64_t, const kernels::Matrix& logits) {
-      for (std::int64_t r = 0; r < logits.rows; ++r) digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
-      return absl::OkStatus();
-    });
+    const absl::Status status = model::ForEachLogits(
+        config_, model_->ServingWeights(), tokens, chunk, stream, [&](std::int64_t, const kernels::Matrix& logits) {
+          for (std::int64_t r = 0; r < logits.rows; ++r)
+            digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
+          return absl::OkStatus();
+        });
     EXPECT_TRUE(status.ok()) << status;
     return digests;
   }
@@ -160,7 +166,8 @@ class BitNetModelTest : public ::testing::Test {
 
 // docs/numerics.md 10: the training and the serving instantiation agree bit for bit, before and after steps; each on
 // every instruction set, with and without threads, and serving for any chunking.
-class TrainIsServeTest : public BitNetModelTest, public ::testing::WithParamInterface<std::tuple<const char*, const char*, int>> {
+class TrainIsServeTest : public BitNetModelTest,
+                         public ::testing::WithParamInterface<std::tuple<const char*, const char*, int>> {
  protected:
   // A copy of the model with its current weights, for a trainer on `stream`. Derived values are also computed there.
   std::unique_ptr<BitNetModel> OnStream(const kernels::Stream& stream) {
@@ -203,7 +210,8 @@ TEST_P(TrainIsServeTest, EveryRowOfLogitsHasTheSameBits) {
     for (const kernels::Stream& stream : Streams()) {
       EXPECT_EQ(TrainingDigests(*OnStream(stream), tokens), trained) << "trained, " << Name(stream);
       for (const std::int64_t chunk : {33, 7, 1}) {
-        EXPECT_EQ(ServingDigests(tokens, chunk, stream), trained) << "served, " << Name(stream) << ", chunks of " << chunk;
+        EXPECT_EQ(ServingDigests(tokens, chunk, stream), trained)
+            << "served, " << Name(stream) << ", chunks of " << chunk;
       }
     }
     const auto before = trained;
@@ -212,11 +220,12 @@ TEST_P(TrainIsServeTest, EveryRowOfLogitsHasTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, TrainIsServeTest,
-                         ::testing::Values(std::tuple("hf_sharded_f32", "native", 8), std::tuple("hf_sharded_f32", "bitnet-tips", 8),
-                                           std::tuple("hf_sharded_f32", "bitnet-2b4t", 8), std::tuple("hf_sharded_f32", "native", 4),
-                                           std::tuple("hf_sharded_f32", "bitnet-tips", 16), std::tuple("families/qwen2", "native", 8),
-                                           std::tuple("families/qwen3", "native", 8), std::tuple("families/bitnet", "native", 8)));
+INSTANTIATE_TEST_SUITE_P(
+    Models, TrainIsServeTest,
+    ::testing::Values(std::tuple("hf_sharded_f32", "native", 8), std::tuple("hf_sharded_f32", "bitnet-tips", 8),
+                      std::tuple("hf_sharded_f32", "bitnet-2b4t", 8), std::tuple("hf_sharded_f32", "native", 4),
+                      std::tuple("hf_sharded_f32", "bitnet-tips", 16), std::tuple("families/qwen2", "native", 8),
+                      std::tuple("families/qwen3", "native", 8), std::tuple("families/bitnet", "native", 8)));
 
 // docs/numerics.md 9: a token's loss has the same bits whatever else is in its row.
 TEST_F(BitNetModelTest, PackingChangesNoBitOfALoss) {
@@ -378,7 +387,8 @@ TEST_F(BitNetModelTest, ReleaseOfGradientsKeepsValuesAndLogits) {
 TEST_F(BitNetModelTest, ConvertedMastersHaveTheLogitsOfTraining) {
   Make("hf_sharded_f32", "bitnet-tips", {.act_bits = 4});
   Step(Batch({Tokens(7, 20)}), 1e-3);
-  const auto info = model_->Write(base::RealFileSystem(), directory_.Path("base"), {{"step", 1}}, directory_.Path("masters"));
+  const auto info =
+      model_->Write(base::RealFileSystem(), directory_.Path("base"), {{"step", 1}}, directory_.Path("masters"));
   ASSERT_TRUE(info.ok()) << info.status();
   const auto masters = model::Artifact::Open(directory_.Path("masters"));
   ASSERT_TRUE(masters.ok()) << masters.status();
@@ -387,7 +397,8 @@ TEST_F(BitNetModelTest, ConvertedMastersHaveTheLogitsOfTraining) {
     const auto& bytes = (*masters)->tensors().at(p.name).bytes;
     EXPECT_TRUE(support::BytesEqual(bytes.data(), p.value.data(), p.value.size_bytes())) << p.name;
   }
-  const auto made = convert::ConvertModel(base::RealFileSystem(), **masters, directory_.Path("ternary"), {.to = model::Format::kTernary}, stream_);
+  const auto made = convert::ConvertModel(base::RealFileSystem(), **masters, directory_.Path("ternary"),
+                                          {.to = model::Format::kTernary}, stream_);
   ASSERT_TRUE(made.ok()) << made.status();
   const auto loaded = model::LoadedModel::Load(directory_.Path("ternary"), {.max_positions = 64}, stream_);
   ASSERT_TRUE(loaded.ok()) << loaded.status();

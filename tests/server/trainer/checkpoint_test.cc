@@ -19,7 +19,8 @@ struct State {
       const auto i = static_cast<std::uint64_t>(values.size());
       values.push_back(support::NormalVector(seed + 10 * i, size));
       grads.emplace_back(static_cast<std::size_t>(size));
-      moments.push_back({support::NormalVector(seed + 10 * i + 1, size), support::NormalVector(seed + 10 * i + 2, size)});
+      moments.push_back(
+          {support::NormalVector(seed + 10 * i + 1, size), support::NormalVector(seed + 10 * i + 2, size)});
       for (float& v : moments.back().v) v *= v;
     }
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -36,12 +37,19 @@ class CheckpointTest : public ::testing::Test {
  protected:
   CheckpointTest() {
     EXPECT_TRUE(base::RealFileSystem().CreateDirectories(directory_.path()).ok());
-    progress_ = {.step = 7, .micro_batches = 21, .tokens = 1234, .trained_tokens = 567, .cursor = {.epoch = 2, .taken = 5},
-                 .evaluated_step = 6, .best_eval_loss = 1.25, .metrics = {{"loss", 2.5}, {"eval_loss", 1.5}}, .differences = {}};
+    progress_ = {.step = 7,
+                 .micro_batches = 21,
+                 .tokens = 1234,
+                 .trained_tokens = 567,
+                 .cursor = {.epoch = 2, .taken = 5},
+                 .evaluated_step = 6,
+                 .best_eval_loss = 1.25,
+                 .metrics = {{"loss", 2.5}, {"eval_loss", 1.5}},
+                 .differences = {}};
   }
   std::string Save() {
-    const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments,
-                                      &adapter_);
+    const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_,
+                                      state_.parameters, state_.moments, &adapter_);
     EXPECT_TRUE(saved.ok()) << saved.status();
     return saved.ok() ? saved->directory : "";
   }
@@ -54,7 +62,12 @@ class CheckpointTest : public ::testing::Test {
   testing::TempDirectory directory_;
   State state_{1};
   TrainingProgress progress_;
-  RunIdentity identity_ = {.spec_digest = "spec", .base_digest = "base", .data_digest = "data", .isa = "avx2", .threads = 2, .version = "0.1"};
+  RunIdentity identity_ = {.spec_digest = "spec",
+                           .base_digest = "base",
+                           .data_digest = "data",
+                           .isa = "avx2",
+                           .threads = 2,
+                           .version = "0.1"};
 };
 
 TEST_F(CheckpointTest, LoadRestoresEveryBit) {
@@ -83,8 +96,8 @@ TEST_F(CheckpointTest, LoadRestoresEveryBit) {
 TEST_F(CheckpointTest, SavingAndLoadingCanBeCancelled) {
   support::CancelAt asked;
   const auto save = [&] {
-    return SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments, &adapter_,
-                          asked.callback());
+    return SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters,
+                          state_.moments, &adapter_, asked.callback());
   };
   for (int at = 1; at <= 4; ++at) {  // two tensors, the first files that are hashed
     asked.Restart(at);
@@ -95,7 +108,8 @@ TEST_F(CheckpointTest, SavingAndLoadingCanBeCancelled) {
   ASSERT_TRUE(saved.ok()) << saved.status();
   State loaded(2);
   const auto load = [&] {
-    return LoadCheckpoint(base::RealFileSystem(), saved->directory, identity_, loaded.parameters, loaded.moments, asked.callback());
+    return LoadCheckpoint(base::RealFileSystem(), saved->directory, identity_, loaded.parameters, loaded.moments,
+                          asked.callback());
   };
   asked.Restart(0);
   ASSERT_TRUE(load().ok());
@@ -141,7 +155,8 @@ TEST_F(CheckpointTest, StepsAfterALoadEqualThoseOfAnUninterruptedRun) {
   for (int step = 8; step < 12; ++step) {
     for (State* state : {&state_, &resumed}) {
       for (std::size_t i = 0; i < state->values.size(); ++i) {
-        const std::vector<float> gradient = support::NormalVector(static_cast<std::uint64_t>(step), static_cast<std::int64_t>(state->values[i].size()));
+        const std::vector<float> gradient =
+            support::NormalVector(static_cast<std::uint64_t>(step), static_cast<std::int64_t>(state->values[i].size()));
         AdamWStep({}, step, 1e-2, state->parameters[i].value, gradient, state->moments[i]);
       }
     }
@@ -169,7 +184,8 @@ TEST_F(CheckpointTest, RefusalNamesTheDigestThatDiffers) {
 TEST_F(CheckpointTest, CheckpointWithoutAnAdapterHasNoAdapterConfig) {
   EXPECT_TRUE(base::RealFileSystem().Exists(Save() + "/" + model::kAdapterConfigFile));
   ++progress_.step;
-  const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments, nullptr);
+  const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters,
+                                    state_.moments, nullptr);
   ASSERT_TRUE(saved.ok()) << saved.status();
   EXPECT_FALSE(base::RealFileSystem().Exists(saved->directory + "/" + model::kAdapterConfigFile));
   State loaded(2);

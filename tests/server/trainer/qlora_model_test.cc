@@ -55,7 +55,8 @@ class QLoraModelTest : public testing::Test {
     data::MicroBatch batch;
     for (const std::size_t size : {19u, 7u, 12u}) {
       batch.tokens.insert(batch.tokens.end(), tokens_.begin(), tokens_.begin() + static_cast<std::ptrdiff_t>(size));
-      batch.targets.insert(batch.targets.end(), tokens_.begin() + 1, tokens_.begin() + static_cast<std::ptrdiff_t>(size));
+      batch.targets.insert(batch.targets.end(), tokens_.begin() + 1,
+                           tokens_.begin() + static_cast<std::ptrdiff_t>(size));
       batch.targets.push_back(-1);
     }
     batch.segments = {0, 19, 26, 38};
@@ -65,18 +66,21 @@ class QLoraModelTest : public testing::Test {
   }
   static std::vector<std::vector<float>> Gradients(QLoraModel& model) {
     std::vector<std::vector<float>> all;
-    for (const Parameter& parameter : model.parameters()) all.emplace_back(parameter.grad.begin(), parameter.grad.end());
+    for (const Parameter& parameter : model.parameters())
+      all.emplace_back(parameter.grad.begin(), parameter.grad.end());
     return all;
   }
   // Largest logprob difference between training and the same adapter as an artifact that nibbled serves.
   double ServedDifference(QLoraModel& trained, const std::string& name) {
     std::vector<std::vector<float>> values;
-    for (const Parameter& parameter : trained.parameters()) values.emplace_back(parameter.value.begin(), parameter.value.end());
+    for (const Parameter& parameter : trained.parameters())
+      values.emplace_back(parameter.value.begin(), parameter.value.end());
     const auto base = model::Artifact::Open(models_.nf4());
     EXPECT_TRUE(convert::MakeLoraModel(base::RealFileSystem(), **base, Adapter(0), values, base::Json::object(),
-                                       models_.Path(name)).ok());
-    const auto difference = model::MaxLogprobDifference(*models_.Load(models_.Path(name)), {{{tokens_, Logprobs(trained)}}},
-                                                        stream_);
+                                       models_.Path(name))
+                    .ok());
+    const auto difference =
+        model::MaxLogprobDifference(*models_.Load(models_.Path(name)), {{{tokens_, Logprobs(trained)}}}, stream_);
     EXPECT_TRUE(difference.ok()) << difference.status();
     return difference.value_or(-1);
   }
@@ -89,9 +93,11 @@ class QLoraModelTest : public testing::Test {
   std::vector<std::int32_t> tokens_ = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 97, 9, 3, 23, 84, 62, 64};
 };
 
-// docs/numerics.md 10. Serving reads bf16 rows where fp32 compute reads f32; with bf16 compute only the head's product differs.
+// docs/numerics.md 10. Serving reads bf16 rows where fp32 compute reads f32; with bf16 compute only the head's product
+// differs.
 TEST_F(QLoraModelTest, TrainingLogprobsMatchThoseOfServing) {
-  const double f32 = ServedDifference(*Make(false, 0), "lora_f32"), bf16 = ServedDifference(*Make(true, 0), "lora_bf16");
+  const double f32 = ServedDifference(*Make(false, 0), "lora_f32"),
+               bf16 = ServedDifference(*Make(true, 0), "lora_bf16");
   RecordProperty("f32", std::to_string(f32));
   RecordProperty("bf16", std::to_string(bf16));
   EXPECT_LT(f32, 1e-3);
@@ -157,7 +163,8 @@ TEST_F(QLoraModelTest, ReleaseFreesTheBaseAndKeepsTheValues) {
   const auto model = Make(/*bf16=*/true, 0);
   ASSERT_TRUE(model->ForwardBackward(Batch(), 1.0, 0).ok());
   std::vector<std::vector<float>> values;
-  for (const Parameter& parameter : model->parameters()) values.emplace_back(parameter.value.begin(), parameter.value.end());
+  for (const Parameter& parameter : model->parameters())
+    values.emplace_back(parameter.value.begin(), parameter.value.end());
   const std::weak_ptr<const model::LoadedModel> base = base_;
   model->Release();
   base_.reset();
@@ -175,12 +182,11 @@ TEST_F(QLoraModelTest, CreateCanBeCancelled) {
   options.adapter = Adapter(0);
   options.cancelled = asked_.callback();
   asked_.Restart(2);
-  EXPECT_EQ(QLoraModel::Create(models_.Load(models_.nf4()), options, stream_).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(QLoraModel::Create(models_.Load(models_.nf4()), options, stream_).status().code(),
+            absl::StatusCode::kCancelled);
 }
 
-TEST_F(QLoraModelTest, LogprobsHaveNoDropout) {
-  EXPECT_EQ(Logprobs(*Make(false, 0.5)), Logprobs(*Make(false, 0)));
-}
+TEST_F(QLoraModelTest, LogprobsHaveNoDropout) { EXPECT_EQ(Logprobs(*Make(false, 0.5)), Logprobs(*Make(false, 0))); }
 
 }  // namespace
 }  // namespace nibble::trainer

@@ -33,16 +33,18 @@ class QLoraRecipeTest : public testing::Test {
     logs_.clear();
     const std::string directory = models_.Path("attempt-" + std::to_string(++attempts_));
     std::filesystem::create_directories(directory);
-    const auto recipe = MakeQLoraRecipe({.order = order_,
-                                         .directory = directory,
-                                         .files = base::RealFileSystem(),
-                                         .stream = stream_,
-                                         .log = [this](const std::string& message) {
-                                           logs_ += message + "\n";
-                                           return absl::OkStatus();
-                                         },
-                                         .warn = [](const std::string&, const std::string&) { return absl::OkStatus(); },
-                                         .cancelled = {}});
+    const auto recipe =
+        MakeQLoraRecipe({.order = order_,
+                         .directory = directory,
+                         .files = base::RealFileSystem(),
+                         .stream = stream_,
+                         .log =
+                             [this](const std::string& message) {
+                               logs_ += message + "\n";
+                               return absl::OkStatus();
+                             },
+                         .warn = [](const std::string&, const std::string&) { return absl::OkStatus(); },
+                         .cancelled = {}});
     EXPECT_TRUE(recipe.ok()) << recipe.status();
     if (!recipe.ok()) return "";
     EXPECT_TRUE((*recipe)->Clean().ok());

@@ -35,7 +35,8 @@ class LateReader final : public v1::TrainerReportService::Service {
   std::promise<void> ended;
   std::vector<v1::JournalLine> lines;  // valid after `ended`
 
-  grpc::Status Report(grpc::ServerContext*, grpc::ServerReaderWriter<v1::ReportResponse, v1::ReportRequest>* stream) override {
+  grpc::Status Report(grpc::ServerContext*,
+                      grpc::ServerReaderWriter<v1::ReportResponse, v1::ReportRequest>* stream) override {
     v1::ReportRequest request;
     if (!stream->Read(&request) || !request.has_hello()) return {grpc::StatusCode::INVALID_ARGUMENT, "no hello"};
     v1::ReportResponse response;
@@ -108,7 +109,8 @@ class RefusingOnce final : public v1::TrainerReportService::Service {
  public:
   explicit RefusingOnce(std::map<std::string, grpc::Status> refusals) : refusals_(std::move(refusals)) {}
 
-  grpc::Status Report(grpc::ServerContext*, grpc::ServerReaderWriter<v1::ReportResponse, v1::ReportRequest>* stream) override {
+  grpc::Status Report(grpc::ServerContext*,
+                      grpc::ServerReaderWriter<v1::ReportResponse, v1::ReportRequest>* stream) override {
     v1::ReportRequest request;
     if (!stream->Read(&request) || !request.has_hello()) return {grpc::StatusCode::INVALID_ARGUMENT, "no hello"};
     const std::string job = request.hello().job_id();

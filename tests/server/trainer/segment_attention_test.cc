@@ -46,8 +46,8 @@ class SegmentAttentionTest : public ::testing::Test {
     config.num_heads = c.heads;
     config.num_kv_heads = c.kv_heads;
     config.head_dim = c.dim;
-    auto segments =
-        PagedSegments::Create(config, type == torch::kBFloat16 ? kernels::DType::kBF16 : kernels::DType::kF32, c.segments);
+    auto segments = PagedSegments::Create(
+        config, type == torch::kBFloat16 ? kernels::DType::kBF16 : kernels::DType::kF32, c.segments);
     EXPECT_TRUE(segments.ok()) << segments.status();
     return *std::move(segments);
   }
@@ -63,11 +63,14 @@ class SegmentAttentionTest : public ::testing::Test {
   Results BySegment(const Case& c, const std::vector<Tensor>& inputs, torch::ScalarType type) {
     return BySegment(c, inputs, type, type);
   }
-  Results BySegment(const Case& c, const std::vector<Tensor>& inputs, torch::ScalarType type, torch::ScalarType result) {
+  Results BySegment(const Case& c, const std::vector<Tensor>& inputs, torch::ScalarType type,
+                    torch::ScalarType result) {
     const auto segments = Segments(c, type);
-    return Run([&](const Tensor& q, const Tensor& k, const Tensor& v) {
-      return ApplySegmentAttention(q, k, v, *segments, c.heads, c.kv_heads, context_, result);
-    }, inputs, torch::kFloat32);
+    return Run(
+        [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+          return ApplySegmentAttention(q, k, v, *segments, c.heads, c.kv_heads, context_, result);
+        },
+        inputs, torch::kFloat32);
   }
   // One call over all tokens, with the other segments masked: the former implementation for packed rows.
   static Tensor Masked(const Tensor& q, const Tensor& k, const Tensor& v, const Case& c) {
@@ -80,7 +83,8 @@ class SegmentAttentionTest : public ::testing::Test {
     const auto heads = [&](const Tensor& x, std::int64_t n) {
       return x.view({c.tokens, n, c.dim}).transpose(0, 1).repeat_interleave(c.heads / n, 0).unsqueeze(0);
     };
-    const Tensor y = at::scaled_dot_product_attention(heads(q, c.heads), heads(k, c.kv_heads), heads(v, c.kv_heads), mask.to(q.scalar_type()));
+    const Tensor y = at::scaled_dot_product_attention(heads(q, c.heads), heads(k, c.kv_heads), heads(v, c.kv_heads),
+                                                      mask.to(q.scalar_type()));
     return y.squeeze(0).transpose(0, 1).reshape({c.tokens, c.heads * c.dim});
   }
   // Elementwise bounds on the distance from the formula's results in f64, for products that round to `unit`:
@@ -88,7 +92,8 @@ class SegmentAttentionTest : public ::testing::Test {
   // block of queries that adds to them.
   static Results Bounds(const Case& c, const std::vector<Tensor>& inputs, double unit) {
     Results bounds;
-    for (const Tensor& t : {inputs[0], inputs[0], inputs[1], inputs[2]}) bounds.push_back(torch::zeros(t.sizes(), torch::kFloat64));
+    for (const Tensor& t : {inputs[0], inputs[0], inputs[1], inputs[2]})
+      bounds.push_back(torch::zeros(t.sizes(), torch::kFloat64));
     const std::int64_t group = c.heads / c.kv_heads;
     for (std::size_t s = 0; s + 1 < c.segments.size(); ++s) {
       const std::int64_t begin = c.segments[s], n = c.segments[s + 1] - begin;
@@ -97,7 +102,8 @@ class SegmentAttentionTest : public ::testing::Test {
         const auto rows = [&](const Tensor& x, std::int64_t head) {
           return x.narrow(0, begin, n).narrow(1, head * c.dim, c.dim).to(torch::kFloat64);
         };
-        const Tensor q = rows(inputs[0], h), k = rows(inputs[1], h / group), v = rows(inputs[2], h / group), g = rows(inputs[3], h);
+        const Tensor q = rows(inputs[0], h), k = rows(inputs[1], h / group), v = rows(inputs[2], h / group),
+                     g = rows(inputs[3], h);
         const double scale = 1.0 / std::sqrt(static_cast<double>(c.dim));
         Tensor scores = q.mm(k.t()) * scale;
         scores.masked_fill_(torch::ones({n, n}, torch::kBool).triu(1), -std::numeric_limits<double>::infinity());
@@ -121,12 +127,12 @@ class SegmentAttentionTest : public ::testing::Test {
 };
 
 const Case kCases[] = {
-    {4, 2, 8, {0, 5, 12, 13, 33}, 40},                 // ragged, with padding
-    {9, 3, 64, {0, 1, 32, 65, 98, 300, 301}, 320},     // sizes around the quantum; three query heads per KV head
-    {2, 2, 16, {0, 0, 64, 64, 128}, 128},              // empty segments; nothing to pad
-    {6, 1, 32, {0, 700}, 700},                         // one segment larger than the block sizes of the kernel
-    {4, 4, 16, {0, 31, 61}, 61},                       // the last segment's padding is past the rows
-    {2, 1, 8, {0, 30, 1500}, 1536},                    // more rows than kForwardRows
+    {4, 2, 8, {0, 5, 12, 13, 33}, 40},              // ragged, with padding
+    {9, 3, 64, {0, 1, 32, 65, 98, 300, 301}, 320},  // sizes around the quantum; three query heads per KV head
+    {2, 2, 16, {0, 0, 64, 64, 128}, 128},           // empty segments; nothing to pad
+    {6, 1, 32, {0, 700}, 700},                      // one segment larger than the block sizes of the kernel
+    {4, 4, 16, {0, 31, 61}, 61},                    // the last segment's padding is past the rows
+    {2, 1, 8, {0, 30, 1500}, 1536},                 // more rows than kForwardRows
 };
 
 TEST_F(SegmentAttentionTest, AgreesWithTheFormulaAndWithTheDenseMask) {
@@ -135,7 +141,8 @@ TEST_F(SegmentAttentionTest, AgreesWithTheFormulaAndWithTheDenseMask) {
     for (const auto& [type, unit] : {std::pair{torch::kFloat32, 0x1p-20}, std::pair{torch::kBFloat16, 0x1p-8}}) {
       const std::vector<Tensor> inputs = Inputs(c, type);
       const Attention masked = [&](const Tensor& q, const Tensor& k, const Tensor& v) { return Masked(q, k, v, c); };
-      const Results got = BySegment(c, inputs, type), formula = Run(masked, inputs, torch::kFloat64), dense = Run(masked, inputs, type);
+      const Results got = BySegment(c, inputs, type), formula = Run(masked, inputs, torch::kFloat64),
+                    dense = Run(masked, inputs, type);
       const Results bounds = Bounds(c, inputs, unit);
       const std::int64_t end = c.segments.back();
       for (std::size_t i = 0; i < got.size(); ++i) {
@@ -143,10 +150,13 @@ TEST_F(SegmentAttentionTest, AgreesWithTheFormulaAndWithTheDenseMask) {
           const Tensor excess = (a.to(torch::kFloat64) - b.to(torch::kFloat64)).abs() - factor * (bounds[i] + 1e-12);
           return excess.narrow(0, 0, end).max().item<double>();
         };
-        EXPECT_LE(exceeds(got[i], formula[i], 1), 0) << names[i] << " of " << c.tokens << " tokens, " << c10::toString(type);
-        EXPECT_LE(exceeds(got[i], dense[i], 2), 0) << names[i] << " of " << c.tokens << " tokens, " << c10::toString(type);
+        EXPECT_LE(exceeds(got[i], formula[i], 1), 0)
+            << names[i] << " of " << c.tokens << " tokens, " << c10::toString(type);
+        EXPECT_LE(exceeds(got[i], dense[i], 2), 0)
+            << names[i] << " of " << c.tokens << " tokens, " << c10::toString(type);
         if (end < c.tokens) {
-          EXPECT_EQ(got[i].narrow(0, end, c.tokens - end).abs().max().item<float>(), 0.0f) << names[i] << " past the segments";
+          EXPECT_EQ(got[i].narrow(0, end, c.tokens - end).abs().max().item<float>(), 0.0f)
+              << names[i] << " past the segments";
         }
       }
     }
@@ -157,7 +167,8 @@ TEST_F(SegmentAttentionTest, RecomputesAnF32ResultOfABf16CacheForItsGradients) {
   for (const Case& c : kCases) {
     const std::vector<Tensor> inputs = Inputs(c, torch::kBFloat16);
     const Attention masked = [&](const Tensor& q, const Tensor& k, const Tensor& v) { return Masked(q, k, v, c); };
-    const Results got = BySegment(c, inputs, torch::kBFloat16, torch::kFloat32), formula = Run(masked, inputs, torch::kFloat64);
+    const Results got = BySegment(c, inputs, torch::kBFloat16, torch::kFloat32),
+                  formula = Run(masked, inputs, torch::kFloat64);
     const Results bounds = Bounds(c, inputs, 0x1p-20);
     for (std::size_t i = 0; i < got.size(); ++i) {
       ASSERT_EQ(got[i].scalar_type(), torch::kFloat32);
@@ -170,14 +181,22 @@ TEST_F(SegmentAttentionTest, RecomputesAnF32ResultOfABf16CacheForItsGradients) {
 TEST_F(SegmentAttentionTest, HasTheBitsOfTheServingKernel) {
   const Case c = {9, 3, 64, {0, 37, 1240}, 1280};
   torch::manual_seed(8);
-  const Tensor q = torch::randn({c.tokens, 9 * 64}), k = torch::randn({c.tokens, 3 * 64}), v = torch::randn({c.tokens, 3 * 64});
+  const Tensor q = torch::randn({c.tokens, 9 * 64}), k = torch::randn({c.tokens, 3 * 64}),
+               v = torch::randn({c.tokens, 3 * 64});
   const auto segments = Segments(c, torch::kBFloat16);
   const Tensor got = ApplySegmentAttention(q, k, v, *segments, 9, 3, context_, torch::kBFloat16);
   // The cache still holds k and v.
   const Tensor rows = q.narrow(0, 0, 1240);
   Tensor want = torch::empty(rows.sizes(), torch::kBFloat16);
-  ASSERT_TRUE(kernels::Attention({.q = ViewOf(rows), .cache = segments->cache(), .layer = 0, .rows = segments->Rows(0, 1240),
-                                  .num_heads = 9, .scale = 0.125f, .out = ViewOf(want)}, context_.stream).ok());
+  ASSERT_TRUE(kernels::Attention({.q = ViewOf(rows),
+                                  .cache = segments->cache(),
+                                  .layer = 0,
+                                  .rows = segments->Rows(0, 1240),
+                                  .num_heads = 9,
+                                  .scale = 0.125f,
+                                  .out = ViewOf(want)},
+                                 context_.stream)
+                  .ok());
   EXPECT_TRUE(torch::equal(got.narrow(0, 0, 1240), want));
 }
 
@@ -196,7 +215,8 @@ TEST_F(SegmentAttentionTest, PackingChangesNoBitOfAnExample) {
     std::vector<Tensor> own;
     for (const Tensor& input : inputs) own.push_back(input.narrow(0, begin, n).clone());
     const Results alone = BySegment({9, 3, 64, {0, n}, n}, own, torch::kBFloat16);
-    for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(torch::equal(together[i].narrow(0, begin, n), alone[i])) << s << " " << i;
+    for (std::size_t i = 0; i < alone.size(); ++i)
+      EXPECT_TRUE(torch::equal(together[i].narrow(0, begin, n), alone[i])) << s << " " << i;
   }
 }
 
@@ -247,8 +267,10 @@ TEST_F(SegmentAttentionTest, LongSegmentHasTheBitsOfItsHeadsAloneAndCanBeCancell
   context_.cancelled = {};
   for (std::int64_t head = 0; head < 2; ++head) {
     const auto part = [&](const Tensor& x) { return x.narrow(1, head * x.size(1) / 2, x.size(1) / 2).contiguous(); };
-    const Results of_head = BySegment(alone, {part(inputs[0]), part(inputs[1]), part(inputs[2]), part(inputs[3])}, torch::kBFloat16);
-    for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(torch::equal(part(whole[i]), of_head[i])) << head << " " << i;
+    const Results of_head =
+        BySegment(alone, {part(inputs[0]), part(inputs[1]), part(inputs[2]), part(inputs[3])}, torch::kBFloat16);
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      EXPECT_TRUE(torch::equal(part(whole[i]), of_head[i])) << head << " " << i;
   }
 }
 

@@ -141,7 +141,9 @@ TEST(GatedMulGoldenTest, ForwardAndBackwardMatchTorchAutograd) {
   std::vector<float> y(gate.size()), grad_gate(gate.size()), grad_up(gate.size());
   const auto out = [&](std::vector<float>& x) { return MakeMatrix(x.data(), DType::kF32, 1, n); };
   ASSERT_TRUE(GatedMul({Activation::kSilu, view(gate), view(up), out(y)}, plain).ok());
-  ASSERT_TRUE(GatedMulBackward({Activation::kSilu, view(gate), view(up), view(grad), out(grad_gate), out(grad_up)}, plain).ok());
+  ASSERT_TRUE(
+      GatedMulBackward({Activation::kSilu, view(gate), view(up), view(grad), out(grad_gate), out(grad_up)}, plain)
+          .ok());
   // Where exp overflows, the sigmoid becomes 0; its exact value there is below 2^-127.
   const auto term = [&](std::size_t i, double factor) {
     const double s = 1.0 / (1.0 + std::exp(-static_cast<double>(gate[i])));

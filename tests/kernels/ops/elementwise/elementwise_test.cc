@@ -115,10 +115,11 @@ TEST(GatedMulTest, AgreesWithF64AndIsEqualOnEveryPath) {
         for (const Isa isa : Isas()) {
           GuardedBytes y(kRows * cols * SizeOf(out));
           ThreadPool pool(3);
-          ASSERT_TRUE(GatedMul({.activation = Activation::kSilu, .gate = MakeConstMatrix(gate.data(), in, kRows, cols),
-                               .up = MakeConstMatrix(up.data(), in, kRows, cols),
-                               .y = MakeMatrix(y.data(), out, kRows, cols)},
-                              CpuStream(isa, &pool))
+          ASSERT_TRUE(GatedMul({.activation = Activation::kSilu,
+                                .gate = MakeConstMatrix(gate.data(), in, kRows, cols),
+                                .up = MakeConstMatrix(up.data(), in, kRows, cols),
+                                .y = MakeMatrix(y.data(), out, kRows, cols)},
+                               CpuStream(isa, &pool))
                           .ok());
           EXPECT_TRUE(y.GuardsIntact());
           EXPECT_TRUE(support::AllWithin(WidenGuarded(y, out), want, [&](std::size_t i) {
@@ -138,12 +139,14 @@ TEST(GatedMulTest, OutputMayBeAnInput) {
   const auto view = [](const std::vector<float>& x) { return MakeConstMatrix(x.data(), DType::kF32, 2, 100); };
   for (const Isa isa : Isas()) {
     std::vector<float> want(200);
-    ASSERT_TRUE(GatedMul({Activation::kSilu, view(gate), view(up), MakeMatrix(want.data(), DType::kF32, 2, 100)}, CpuStream(isa)).ok());
+    ASSERT_TRUE(GatedMul({Activation::kSilu, view(gate), view(up), MakeMatrix(want.data(), DType::kF32, 2, 100)},
+                         CpuStream(isa))
+                    .ok());
     for (const bool onto_gate : {true, false}) {
       std::vector<float> y = onto_gate ? gate : up;
       ASSERT_TRUE(GatedMul({Activation::kSilu, onto_gate ? view(y) : view(gate), onto_gate ? view(up) : view(y),
-                           MakeMatrix(y.data(), DType::kF32, 2, 100)},
-                          CpuStream(isa))
+                            MakeMatrix(y.data(), DType::kF32, 2, 100)},
+                           CpuStream(isa))
                       .ok());
       EXPECT_TRUE(BytesEqual(y.data(), want.data(), 800));
     }
@@ -155,9 +158,9 @@ TEST(GatedMulTest, NaNStaysNaN) {
   const std::vector<float> up = {1.0f, 1.0f, std::nanf("")};
   for (const Isa isa : Isas()) {
     std::vector<float> y(3);
-    ASSERT_TRUE(GatedMul({Activation::kSilu, MakeConstMatrix(gate.data(), DType::kF32, 1, 3), MakeConstMatrix(up.data(), DType::kF32, 1, 3),
-                         MakeMatrix(y.data(), DType::kF32, 1, 3)},
-                        CpuStream(isa))
+    ASSERT_TRUE(GatedMul({Activation::kSilu, MakeConstMatrix(gate.data(), DType::kF32, 1, 3),
+                          MakeConstMatrix(up.data(), DType::kF32, 1, 3), MakeMatrix(y.data(), DType::kF32, 1, 3)},
+                         CpuStream(isa))
                     .ok());
     EXPECT_FALSE(std::isnan(y[0]));
     EXPECT_TRUE(std::isnan(y[1]));
@@ -196,9 +199,10 @@ TEST(GatedMulBackwardTest, AgreesWithF64AndIsEqualOnEveryPath) {
         const auto view = [&](const std::vector<std::uint8_t>& x) {
           return MakeConstMatrix(x.data(), dtype, kRows, cols);
         };
-        ASSERT_TRUE(GatedMulBackward({Activation::kSilu, view(gate), view(up), view(grad), MakeMatrix(grad_gate.data(), dtype, kRows, cols),
-                                     MakeMatrix(grad_up.data(), dtype, kRows, cols)},
-                                    CpuStream(isa))
+        ASSERT_TRUE(GatedMulBackward({Activation::kSilu, view(gate), view(up), view(grad),
+                                      MakeMatrix(grad_gate.data(), dtype, kRows, cols),
+                                      MakeMatrix(grad_up.data(), dtype, kRows, cols)},
+                                     CpuStream(isa))
                         .ok());
         EXPECT_TRUE(grad_gate.GuardsIntact() && grad_up.GuardsIntact());
         EXPECT_TRUE(support::AllWithin(WidenGuarded(grad_up, dtype), want_up, [&](std::size_t i) {
@@ -223,9 +227,13 @@ TEST(GatedMulBackwardTest, GradientsMayOverwriteTheirInputs) {
   for (const Isa isa : Isas()) {
     std::vector<float> want_gate(64), want_up(64), got_gate = gate, got_up = up;
     const auto out = [](std::vector<float>& x) { return MakeMatrix(x.data(), DType::kF32, 2, 32); };
-    ASSERT_TRUE(GatedMulBackward({Activation::kSilu, view(gate), view(up), view(grad), out(want_gate), out(want_up)}, CpuStream(isa)).ok());
+    ASSERT_TRUE(GatedMulBackward({Activation::kSilu, view(gate), view(up), view(grad), out(want_gate), out(want_up)},
+                                 CpuStream(isa))
+                    .ok());
     ASSERT_TRUE(
-        GatedMulBackward({Activation::kSilu, view(got_gate), view(got_up), view(grad), out(got_gate), out(got_up)}, CpuStream(isa)).ok());
+        GatedMulBackward({Activation::kSilu, view(got_gate), view(got_up), view(grad), out(got_gate), out(got_up)},
+                         CpuStream(isa))
+            .ok());
     EXPECT_EQ(got_gate, want_gate);
     EXPECT_EQ(got_up, want_up);
   }

@@ -65,8 +65,10 @@ TEST(CrossEntropyTest, RefusesTargetsOutsideTheVocabulary) {
   std::vector<float> logits(4);
   float loss = 0;
   for (const std::int32_t target : {-1, 4}) {
-    EXPECT_EQ(CrossEntropy({.logits = MakeMatrix(logits.data(), DType::kF32, 1, 4), .target = &target, .loss = &loss}, {}).code(),
-              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(
+        CrossEntropy({.logits = MakeMatrix(logits.data(), DType::kF32, 1, 4), .target = &target, .loss = &loss}, {})
+            .code(),
+        absl::StatusCode::kInvalidArgument);
   }
 }
 
@@ -74,7 +76,9 @@ TEST(CrossEntropyTest, ExtremesStayFinite) {
   std::vector<float> logits = {1e30f, -1e30f, 0.0f};
   const std::int32_t target = 1;
   float loss = 0;
-  ASSERT_TRUE(CrossEntropy({.logits = MakeMatrix(logits.data(), DType::kF32, 1, 3), .target = &target, .loss = &loss}, {}).ok());
+  ASSERT_TRUE(
+      CrossEntropy({.logits = MakeMatrix(logits.data(), DType::kF32, 1, 3), .target = &target, .loss = &loss}, {})
+          .ok());
   EXPECT_FLOAT_EQ(loss, 2e30f);
   EXPECT_EQ(logits, (std::vector<float>{1.0f, -1.0f, 0.0f}));
 }

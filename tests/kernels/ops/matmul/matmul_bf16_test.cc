@@ -26,7 +26,8 @@ struct Case {
       for (std::int64_t j = 0; j < n; ++j) {
         double sum = 0, abs = 0;
         for (std::int64_t l = 0; l < k; ++l) {
-          const double term = static_cast<double>(ToFloat(xm.Row<BF16>(i)[l])) * static_cast<double>(ToFloat(wm.Row<BF16>(j)[l]));
+          const double term =
+              static_cast<double>(ToFloat(xm.Row<BF16>(i)[l])) * static_cast<double>(ToFloat(wm.Row<BF16>(j)[l]));
           sum += term;
           abs += std::fabs(term);
         }
@@ -83,17 +84,20 @@ TEST(MatmulBf16Test, NeitherThreadsNorOtherRowsChangeBits) {
     const Case c(14, n, 1100, DType::kF32);
     for (const Isa isa : Isas()) {
       std::vector<float> want(static_cast<std::size_t>(c.m * n));
-      ASSERT_TRUE(MatmulBf16({.x = c.X(), .w = c.W(), .y = MakeMatrix(want.data(), DType::kF32, c.m, n)}, CpuStream(isa)).ok());
+      ASSERT_TRUE(
+          MatmulBf16({.x = c.X(), .w = c.W(), .y = MakeMatrix(want.data(), DType::kF32, c.m, n)}, CpuStream(isa)).ok());
       for (const int threads : {1, 2, 3}) {
         ThreadPool pool(threads);
         std::vector<float> got(want.size());
-        ASSERT_TRUE(
-            MatmulBf16({.x = c.X(), .w = c.W(), .y = MakeMatrix(got.data(), DType::kF32, c.m, n)}, CpuStream(isa, &pool)).ok());
+        ASSERT_TRUE(MatmulBf16({.x = c.X(), .w = c.W(), .y = MakeMatrix(got.data(), DType::kF32, c.m, n)},
+                               CpuStream(isa, &pool))
+                        .ok());
         EXPECT_TRUE(support::BytesEqual(got.data(), want.data(), want.size() * 4)) << Name(isa) << " " << threads;
       }
       std::vector<float> one(static_cast<std::size_t>(n));
       const ConstMatrix last = MakeConstMatrix(c.X().Row<BF16>(13), DType::kBF16, 1, c.k);
-      ASSERT_TRUE(MatmulBf16({.x = last, .w = c.W(), .y = MakeMatrix(one.data(), DType::kF32, 1, n)}, CpuStream(isa)).ok());
+      ASSERT_TRUE(
+          MatmulBf16({.x = last, .w = c.W(), .y = MakeMatrix(one.data(), DType::kF32, 1, n)}, CpuStream(isa)).ok());
       EXPECT_TRUE(support::BytesEqual(one.data(), want.data() + 13 * n, one.size() * 4)) << Name(isa);
     }
   }

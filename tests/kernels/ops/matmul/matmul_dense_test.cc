@@ -23,10 +23,18 @@ struct Case {
 };
 
 Case MakeCase(std::int64_t rows, std::int64_t n, std::int64_t k, DType x_dtype, DType w_dtype) {
-  Case c{rows, n, k, x_dtype, w_dtype, support::NormalVector(1, rows * k), support::NormalVector(2, n * k),
+  Case c{rows,
+         n,
+         k,
+         x_dtype,
+         w_dtype,
+         support::NormalVector(1, rows * k),
+         support::NormalVector(2, n * k),
          support::NormalVector(3, n)};
-  if (x_dtype == DType::kBF16) for (float& v : c.x) v = ToFloat(ToBF16(v));
-  if (w_dtype == DType::kBF16) for (float& v : c.w) v = ToFloat(ToBF16(v));
+  if (x_dtype == DType::kBF16)
+    for (float& v : c.x) v = ToFloat(ToBF16(v));
+  if (w_dtype == DType::kBF16)
+    for (float& v : c.w) v = ToFloat(ToBF16(v));
   return c;
 }
 
@@ -55,8 +63,8 @@ std::vector<std::uint8_t> Pack(const Case& c) {
 TEST(MatmulDenseTest, EveryPathAndThreadCountGivesTheChainsBits) {
   ThreadPool two(2);
   ThreadPool three(3);
-  const std::int64_t shapes[][3] = {{1, 1, 1},   {7, 13, 7},   {0, 5, 9},   {1, 15, 63}, {2, 16, 64}, {3, 17, 65},
-                                    {4, 33, 576}, {6, 65, 33}, {13, 128, 63}, {97, 49, 20}};
+  const std::int64_t shapes[][3] = {{1, 1, 1},   {7, 13, 7},   {0, 5, 9},   {1, 15, 63},   {2, 16, 64},
+                                    {3, 17, 65}, {4, 33, 576}, {6, 65, 33}, {13, 128, 63}, {97, 49, 20}};
   for (const auto& [rows, n, k] : shapes) {
     for (const DType x_dtype : {DType::kF32, DType::kBF16}) {
       for (const DType w_dtype : {DType::kF32, DType::kBF16}) {
@@ -70,9 +78,12 @@ TEST(MatmulDenseTest, EveryPathAndThreadCountGivesTheChainsBits) {
             for (const Isa isa : support::Isas()) {
               for (ThreadPool* pool : {static_cast<ThreadPool*>(nullptr), &two, &three}) {
                 GuardedBytes y(rows * n * SizeOf(out));
-                ASSERT_TRUE(MatmulDense({MakeConstMatrix(x.data(), x_dtype, rows, k), {panels.data(), w_dtype, n, k},
-                                         bias ? c.bias.data() : nullptr, MakeMatrix(y.data(), out, rows, n)},
-                                        CpuStream(isa, pool)).ok());
+                ASSERT_TRUE(MatmulDense({MakeConstMatrix(x.data(), x_dtype, rows, k),
+                                         {panels.data(), w_dtype, n, k},
+                                         bias ? c.bias.data() : nullptr,
+                                         MakeMatrix(y.data(), out, rows, n)},
+                                        CpuStream(isa, pool))
+                                .ok());
                 EXPECT_TRUE(support::BytesEqual(y.data(), want.data(), want.size()))
                     << Name(isa) << " M " << rows << " N " << n << " K " << k << " " << Name(x_dtype) << " "
                     << Name(w_dtype) << " " << Name(out);
@@ -103,8 +114,10 @@ TEST(MatmulDenseTest, AccumulatesTheWholeSumOnEveryPath) {
                                  .bias = bias ? c.bias.data() : nullptr,
                                  .y = MakeMatrix(y.data(), DType::kF32, rows, n),
                                  .accumulate = true},
-                                CpuStream(isa)).ok());
-        EXPECT_TRUE(support::BytesEqual(y.data(), want.data(), want.size() * 4)) << Name(isa) << " M " << rows << " N " << n << " K " << k;
+                                CpuStream(isa))
+                        .ok());
+        EXPECT_TRUE(support::BytesEqual(y.data(), want.data(), want.size() * 4))
+            << Name(isa) << " M " << rows << " N " << n << " K " << k;
         EXPECT_TRUE(y.GuardsIntact());
       }
     }
@@ -115,8 +128,12 @@ TEST(MatmulDenseTest, LiesWithinTheBoundOfTheChain) {
   const Case c = MakeCase(5, 40, 700, DType::kF32, DType::kF32);
   const auto panels = Pack(c);
   std::vector<float> y(200);
-  ASSERT_TRUE(MatmulDense({MakeConstMatrix(c.x.data(), DType::kF32, 5, 700), {panels.data(), DType::kF32, 40, 700},
-                           nullptr, MakeMatrix(y.data(), DType::kF32, 5, 40)}, CpuStream(DetectIsa())).ok());
+  ASSERT_TRUE(MatmulDense({MakeConstMatrix(c.x.data(), DType::kF32, 5, 700),
+                           {panels.data(), DType::kF32, 40, 700},
+                           nullptr,
+                           MakeMatrix(y.data(), DType::kF32, 5, 40)},
+                          CpuStream(DetectIsa()))
+                  .ok());
   std::vector<double> exact(200), sum_abs(200);
   for (std::size_t r = 0; r < 5; ++r) {
     for (std::size_t n = 0; n < 40; ++n) {
@@ -138,8 +155,12 @@ TEST(MatmulDenseTest, ZeroRowsOfTheLastPanelNeverReachAnOutput) {
   PackDenseWeight(w.data(), DType::kF32, 17, 2, panels.data());
   for (const Isa isa : support::Isas()) {
     GuardedBytes y(17 * 4);
-    ASSERT_TRUE(MatmulDense({MakeConstMatrix(x.data(), DType::kF32, 1, 2), {panels.data(), DType::kF32, 17, 2}, nullptr,
-                             MakeMatrix(y.data(), DType::kF32, 1, 17)}, CpuStream(isa)).ok());
+    ASSERT_TRUE(MatmulDense({MakeConstMatrix(x.data(), DType::kF32, 1, 2),
+                             {panels.data(), DType::kF32, 17, 2},
+                             nullptr,
+                             MakeMatrix(y.data(), DType::kF32, 1, 17)},
+                            CpuStream(isa))
+                    .ok());
     EXPECT_TRUE(y.GuardsIntact());
     for (int n = 0; n < 17; ++n) EXPECT_TRUE(std::isnan(y.As<float>()[n]));
   }
@@ -154,8 +175,9 @@ TEST(MatmulDenseTest, RejectsBadArguments) {
   EXPECT_EQ(MatmulDense({xm, {panels.data(), DType::kF16, 17, 65}, nullptr, ym}, stream).code(),
             absl::StatusCode::kInvalidArgument);
   const Matrix bf16 = MakeMatrix(y.data(), DType::kBF16, 2, 17);
-  EXPECT_EQ(MatmulDense({.x = xm, .w = {panels.data(), DType::kF32, 17, 65}, .y = bf16, .accumulate = true}, stream).code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      MatmulDense({.x = xm, .w = {panels.data(), DType::kF32, 17, 65}, .y = bf16, .accumulate = true}, stream).code(),
+      absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(MatmulDense({xm, {panels.data(), DType::kF32, 17, 64}, nullptr, ym}, stream).code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(MatmulDense({xm, {panels.data(), DType::kF32, 18, 65}, nullptr, ym}, stream).code(),

@@ -23,10 +23,21 @@ struct Case {
 };
 
 Case MakeCase(std::uint64_t seed, std::int64_t rows, std::int64_t n, std::int64_t k, int max_outliers) {
-  Case c{rows, n, k, support::CodeVector(seed, rows * k), support::CodeVector(seed + 1, n * k), {}, {},
-         support::NormalVector(seed + 2, n), {}, {}, {}};
-  for (std::int64_t r = 0; r < rows; ++r) c.x_scale.push_back(0.001f + support::Uniform(seed + 3, static_cast<std::uint64_t>(r)));
-  for (std::int64_t i = 0; i < n; ++i) c.w_scale.push_back(0.001f + support::Uniform(seed + 4, static_cast<std::uint64_t>(i)));
+  Case c{rows,
+         n,
+         k,
+         support::CodeVector(seed, rows * k),
+         support::CodeVector(seed + 1, n * k),
+         {},
+         {},
+         support::NormalVector(seed + 2, n),
+         {},
+         {},
+         {}};
+  for (std::int64_t r = 0; r < rows; ++r)
+    c.x_scale.push_back(0.001f + support::Uniform(seed + 3, static_cast<std::uint64_t>(r)));
+  for (std::int64_t i = 0; i < n; ++i)
+    c.w_scale.push_back(0.001f + support::Uniform(seed + 4, static_cast<std::uint64_t>(i)));
   c.index.resize(static_cast<std::size_t>(rows * kMaxOutliers));
   c.value.resize(static_cast<std::size_t>(rows * kMaxOutliers));
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -80,8 +91,9 @@ void ExpectOracleBits(Case& c, bool bias, bool outliers, DType out, const Stream
   for (std::int64_t r = 0; r < c.rows; ++r) {
     std::copy_n(c.x.begin() + r * c.k, c.k, codes.begin() + r * stride);
   }
-  const QuantizedRows x{codes.data(), c.x_scale.data(), outliers ? c.count.data() : nullptr, c.index.data(),
-                        c.value.data(), c.rows, c.k, stride};
+  const QuantizedRows x{
+      codes.data(), c.x_scale.data(), outliers ? c.count.data() : nullptr, c.index.data(), c.value.data(), c.rows, c.k,
+      stride};
   const std::int64_t y_stride = c.n + 3;
   GuardedBytes y(c.rows * y_stride * SizeOf(out));
   const Matrix ym{y.data(), out, c.rows, c.n, y_stride};
@@ -106,9 +118,9 @@ void ExpectOracleBits(Case& c, bool bias, bool outliers, DType out, const Stream
 TEST(MatmulInt8Test, EveryPathAndThreadCountGivesTheOraclesBits) {
   ThreadPool two(2);
   ThreadPool three(3);
-  const std::int64_t shapes[][3] = {{1, 1, 1},    {7, 13, 7},   {0, 5, 9},    {1, 15, 63},  {2, 16, 64},  {3, 17, 65},
-                                    {4, 33, 576}, {5, 64, 100}, {6, 65, 128}, {13, 80, 63}, {97, 49, 68}, {1, 200, 1536},
-                                    {3, 17, 0},   {20, 5, 0}};
+  const std::int64_t shapes[][3] = {{1, 1, 1},    {7, 13, 7},     {0, 5, 9},    {1, 15, 63},  {2, 16, 64},
+                                    {3, 17, 65},  {4, 33, 576},   {5, 64, 100}, {6, 65, 128}, {13, 80, 63},
+                                    {97, 49, 68}, {1, 200, 1536}, {3, 17, 0},   {20, 5, 0}};
   for (const auto& [rows, n, k] : shapes) {
     for (const int max_outliers : {0, 16}) {
       Case c = MakeCase(static_cast<std::uint64_t>(rows * 1000 + n), rows, n, k, max_outliers);
@@ -144,8 +156,17 @@ TEST(MatmulInt8Test, RowDoesNotDependOnItsNeighbours) {
       const auto at = [&](auto& v, std::int64_t width) {
         return std::vector(v.begin() + r * width, v.begin() + (r + 1) * width);
       };
-      Case one{1, c.n, c.k, at(c.x, c.k), c.w, at(c.x_scale, 1), c.w_scale, c.bias, at(c.count, 1),
-               at(c.index, kMaxOutliers), at(c.value, kMaxOutliers)};
+      Case one{1,
+               c.n,
+               c.k,
+               at(c.x, c.k),
+               c.w,
+               at(c.x_scale, 1),
+               c.w_scale,
+               c.bias,
+               at(c.count, 1),
+               at(c.index, kMaxOutliers),
+               at(c.value, kMaxOutliers)};
       EXPECT_EQ(Oracle(one, true), at(all, c.n));
       ExpectOracleBits(one, true, true, DType::kF32, CpuStream(isa));
     }

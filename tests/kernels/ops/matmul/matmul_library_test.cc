@@ -87,8 +87,8 @@ TEST(MatmulLibraryTest, CudaStreamDoesNotUseTheProgramsLibrary) {
   const absl::Status status = MatmulLibrary(p.Args(false), stream);
   const bool built = Pick(kMatmulLibraryTable, stream) != nullptr;
   EXPECT_EQ(status.code(), built ? absl::StatusCode::kInternal : absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(status.message(), built ? "matmul_library: the stream has no CudaContext"
-                                    : "matmul_library: no CUDA path in this build");
+  EXPECT_EQ(status.message(),
+            built ? "matmul_library: the stream has no CudaContext" : "matmul_library: no CUDA path in this build");
 }
 
 TEST(MatmulLibraryTest, ReportsMissingLibraryAndWrongArguments) {

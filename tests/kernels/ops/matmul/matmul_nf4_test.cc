@@ -125,8 +125,12 @@ TEST(MatmulNf4Test, ProductWithoutColumnsIsTheBias) {
         for (const std::int64_t n : {3, 4, 5}) {
           const std::vector<float> bias = {1.5f, -2.0f, 3.25f, 0.0f, -7.0f};
           GuardedBytes y(m * n * 4);
-          ASSERT_TRUE(MatmulNf4({MakeConstMatrix(nullptr, dtype, m, 0), {nullptr, nullptr, n, 0}, bias.data(),
-                                 MakeMatrix(y.data(), DType::kF32, m, n)}, CpuStream(isa)).ok());
+          ASSERT_TRUE(MatmulNf4({MakeConstMatrix(nullptr, dtype, m, 0),
+                                 {nullptr, nullptr, n, 0},
+                                 bias.data(),
+                                 MakeMatrix(y.data(), DType::kF32, m, n)},
+                                CpuStream(isa))
+                          .ok());
           for (std::int64_t i = 0; i < m * n; ++i) EXPECT_EQ(y.As<float>()[i], bias[static_cast<std::size_t>(i % n)]);
           EXPECT_TRUE(y.GuardsIntact());
         }
@@ -177,10 +181,12 @@ TEST(MatmulNf4Test, AgreesWithTheProductOfBitsandbytesWeights) {
         ASSERT_TRUE(MatmulNf4({MakeConstMatrix(bytes.data(), dtype, m, 192),
                                {golden.Bytes("weight.codes").data(), absmax.data(), 6, 192},
                                bias.data(),
-                               MakeMatrix(y.data(), DType::kF32, m, 6)}, CpuStream(isa)).ok());
-        EXPECT_TRUE(AllWithin(y, {want.begin(), want.begin() + m * 6},
-                              [&](std::size_t i) { return support::DotBound(193, sum_abs[i]); }))
-            << Name(isa);
+                               MakeMatrix(y.data(), DType::kF32, m, 6)},
+                              CpuStream(isa))
+                        .ok());
+        EXPECT_TRUE(AllWithin(y, {want.begin(), want.begin() + m * 6}, [&](std::size_t i) {
+          return support::DotBound(193, sum_abs[i]);
+        })) << Name(isa);
       }
     }
   }

@@ -97,8 +97,15 @@ void ExpectBits(Case& c, const std::vector<float>& oracle, bool bias, bool outli
       codes[static_cast<std::size_t>(r * stride + k)] = static_cast<std::int8_t>(code);
     }
   }
-  const QuantizedRows x{c.wide ? nullptr : codes.data(), c.x_scale.data(), outliers ? c.count.data() : nullptr,
-                        c.index.data(), c.value.data(), c.rows, c.k, stride, c.wide ? wide.data() : nullptr};
+  const QuantizedRows x{c.wide ? nullptr : codes.data(),
+                        c.x_scale.data(),
+                        outliers ? c.count.data() : nullptr,
+                        c.index.data(),
+                        c.value.data(),
+                        c.rows,
+                        c.k,
+                        stride,
+                        c.wide ? wide.data() : nullptr};
   const std::int64_t y_stride = c.n + 3;
   GuardedBytes y(c.rows * y_stride * SizeOf(out)), want(c.rows * y_stride * SizeOf(out));  // gaps keep their fill
   const Matrix ym{y.data(), out, c.rows, c.n, y_stride};
@@ -122,9 +129,9 @@ void ExpectBits(Case& c, const std::vector<float>& oracle, bool bias, bool outli
 TEST(MatmulTernaryTest, EveryPathAndThreadCountGivesTheOraclesBits) {
   ThreadPool two(2);
   ThreadPool three(3);
-  const std::int64_t shapes[][3] = {{1, 1, 1},    {7, 13, 7},   {13, 7, 13},  {0, 5, 9},    {1, 15, 63},  {2, 16, 64},
-                                    {3, 17, 65},  {4, 33, 576}, {5, 64, 100}, {6, 65, 128}, {8, 80, 255}, {13, 80, 63},
-                                    {97, 49, 68}, {1, 200, 1536}, {3, 17, 0},   {20, 5, 0}};
+  const std::int64_t shapes[][3] = {
+      {1, 1, 1},    {7, 13, 7},   {13, 7, 13},  {0, 5, 9},    {1, 15, 63},  {2, 16, 64},    {3, 17, 65}, {4, 33, 576},
+      {5, 64, 100}, {6, 65, 128}, {8, 80, 255}, {13, 80, 63}, {97, 49, 68}, {1, 200, 1536}, {3, 17, 0},  {20, 5, 0}};
   for (const auto& [rows, n, k] : shapes) {
     for (const bool wide : {false, true}) {
       for (const int max_outliers : {0, 16}) {

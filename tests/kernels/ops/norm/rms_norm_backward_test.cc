@@ -32,12 +32,14 @@ TEST(RmsNormBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
             const ConstMatrix gm = MakeConstMatrix(g.data(), grad, rows, cols);
             GuardedBytes want(rows * cols * SizeOf(out));
             ASSERT_TRUE(RmsNormBackward({xm, gm, weight.data(), rstd.data(), MakeMatrix(want.data(), out, rows, cols)},
-                                        CpuStream(Isa::kPlain)).ok());
+                                        CpuStream(Isa::kPlain))
+                            .ok());
             for (const Isa isa : support::Isas()) {
               for (ThreadPool* pool : {static_cast<ThreadPool*>(nullptr), &two, &three}) {
                 GuardedBytes y(rows * cols * SizeOf(out));
                 ASSERT_TRUE(RmsNormBackward({xm, gm, weight.data(), rstd.data(), MakeMatrix(y.data(), out, rows, cols)},
-                                            CpuStream(isa, pool)).ok());
+                                            CpuStream(isa, pool))
+                                .ok());
                 EXPECT_TRUE(support::BytesEqual(y.data(), want.data(), want.size())) << Name(isa) << " cols " << cols;
                 EXPECT_TRUE(y.GuardsIntact());
               }
@@ -65,10 +67,13 @@ TEST(RmsNormBackwardTest, AgreesWithFiniteDifferences) {
   std::vector<float> y(cols), grad(cols);
   float rstd = 0;
   const ConstMatrix xm = MakeConstMatrix(x.data(), DType::kF32, 1, 37);
-  ASSERT_TRUE(RmsNorm({xm, weight.data(), 1e-5f, MakeMatrix(y.data(), DType::kF32, 1, 37), &rstd},
-                      CpuStream(DetectIsa())).ok());
+  ASSERT_TRUE(
+      RmsNorm({xm, weight.data(), 1e-5f, MakeMatrix(y.data(), DType::kF32, 1, 37), &rstd}, CpuStream(DetectIsa()))
+          .ok());
   ASSERT_TRUE(RmsNormBackward({xm, MakeConstMatrix(g.data(), DType::kF32, 1, 37), weight.data(), &rstd,
-                               MakeMatrix(grad.data(), DType::kF32, 1, 37)}, CpuStream(DetectIsa())).ok());
+                               MakeMatrix(grad.data(), DType::kF32, 1, 37)},
+                              CpuStream(DetectIsa()))
+                  .ok());
   std::vector<double> differences(cols);
   for (std::size_t k = 0; k < cols; ++k) {
     std::vector<double> up(x.begin(), x.end()), down(x.begin(), x.end());
@@ -88,7 +93,8 @@ TEST(RmsNormBackwardTest, RejectsBadArguments) {
   EXPECT_EQ(RmsNormBackward({m, m, nullptr, rstd.data(), ym}, stream).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(RmsNormBackward({m, m, weight.data(), nullptr, ym}, stream).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(RmsNormBackward({m, MakeConstMatrix(x.data(), DType::kF32, 1, 69), weight.data(), rstd.data(), ym}, stream)
-                .code(), absl::StatusCode::kInvalidArgument);
+                .code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

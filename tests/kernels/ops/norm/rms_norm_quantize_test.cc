@@ -22,7 +22,8 @@ TEST(RmsNormQuantizeTest, EqualsRmsNormThenQuantizeOnEveryPath) {
     for (const std::int64_t rows : {0, 1, 7, 45}) {
       const std::vector<float> weight = support::NormalVector(5, cols);
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        const auto x = support::ToBytes(support::AwkwardRows(static_cast<std::uint64_t>(cols + rows), rows, cols), dtype);
+        const auto x =
+            support::ToBytes(support::AwkwardRows(static_cast<std::uint64_t>(cols + rows), rows, cols), dtype);
         const ConstMatrix xm = MakeConstMatrix(x.data(), dtype, rows, cols);
         for (const int max_outliers : {0, 3, 8, 16}) {
           for (const Isa isa : support::Isas()) {
@@ -33,7 +34,8 @@ TEST(RmsNormQuantizeTest, EqualsRmsNormThenQuantizeOnEveryPath) {
             ASSERT_TRUE(QuantizeInt8({normed, want.view(), max_outliers}, CpuStream(isa)).ok());
             for (ThreadPool* pool : {static_cast<ThreadPool*>(nullptr), &two, &three}) {
               Int8Rows got(rows, cols);
-              ASSERT_TRUE(RmsNormQuantize({xm, weight.data(), 1e-5f, got.view(), max_outliers}, CpuStream(isa, pool)).ok());
+              ASSERT_TRUE(
+                  RmsNormQuantize({xm, weight.data(), 1e-5f, got.view(), max_outliers}, CpuStream(isa, pool)).ok());
               EXPECT_TRUE(got.SameBytes(want)) << Name(isa) << " rows " << rows << " cols " << cols << " outliers "
                                                << max_outliers << " " << Name(dtype);
               EXPECT_TRUE(got.GuardsIntact());
@@ -51,12 +53,16 @@ TEST(RmsNormQuantizeTest, RowDoesNotDependOnItsNeighbours) {
   const std::vector<float> weight = support::NormalVector(5, cols);
   for (const Isa isa : support::Isas()) {
     Int8Rows all(rows, cols);
-    ASSERT_TRUE(RmsNormQuantize({MakeConstMatrix(x.data(), DType::kF32, rows, cols), weight.data(), 1e-5f, all.view(), 8},
-                                CpuStream(isa)).ok());
+    ASSERT_TRUE(
+        RmsNormQuantize({MakeConstMatrix(x.data(), DType::kF32, rows, cols), weight.data(), 1e-5f, all.view(), 8},
+                        CpuStream(isa))
+            .ok());
     for (std::int64_t r = 0; r < rows; ++r) {
       Int8Rows one(1, cols);
-      ASSERT_TRUE(RmsNormQuantize({MakeConstMatrix(x.data() + r * cols, DType::kF32, 1, cols), weight.data(), 1e-5f,
-                                   one.view(), 8}, CpuStream(isa)).ok());
+      ASSERT_TRUE(RmsNormQuantize(
+                      {MakeConstMatrix(x.data() + r * cols, DType::kF32, 1, cols), weight.data(), 1e-5f, one.view(), 8},
+                      CpuStream(isa))
+                      .ok());
       EXPECT_TRUE(support::BytesEqual(one.view().codes, all.view().codes + r * all.view().stride, cols));
       EXPECT_EQ(one.view().scale[0], all.view().scale[r]);
       EXPECT_EQ(one.view().num_outliers[0], all.view().num_outliers[r]);

@@ -26,13 +26,16 @@ TEST(RmsNormTest, EveryPathAndThreadCountGivesThePlainBits) {
           const auto x = support::ToBytes(values, in);
           const ConstMatrix xm = MakeConstMatrix(x.data(), in, rows, cols);
           GuardedBytes want(rows * cols * SizeOf(out)), want_rstd(rows * 4);
-          ASSERT_TRUE(RmsNorm({xm, weight.data(), 1e-5f, MakeMatrix(want.data(), out, rows, cols), want_rstd.As<float>()},
-                              CpuStream(Isa::kPlain)).ok());
+          ASSERT_TRUE(
+              RmsNorm({xm, weight.data(), 1e-5f, MakeMatrix(want.data(), out, rows, cols), want_rstd.As<float>()},
+                      CpuStream(Isa::kPlain))
+                  .ok());
           for (const Isa isa : support::Isas()) {
             for (ThreadPool* pool : {static_cast<ThreadPool*>(nullptr), &two, &three}) {
               GuardedBytes y(rows * cols * SizeOf(out)), rstd(rows * 4);
               ASSERT_TRUE(RmsNorm({xm, weight.data(), 1e-5f, MakeMatrix(y.data(), out, rows, cols), rstd.As<float>()},
-                                  CpuStream(isa, pool)).ok());
+                                  CpuStream(isa, pool))
+                              .ok());
               EXPECT_TRUE(support::BytesEqual(y.data(), want.data(), want.size())) << Name(isa) << " cols " << cols;
               EXPECT_TRUE(support::BytesEqual(rstd.data(), want_rstd.data(), want_rstd.size())) << Name(isa);
               EXPECT_TRUE(y.GuardsIntact() && rstd.GuardsIntact());
@@ -50,7 +53,9 @@ TEST(RmsNormTest, LiesWithinTheBoundOfItsRoundings) {
   const std::vector<float> weight = support::NormalVector(2, cols);
   std::vector<float> y(x.size());
   ASSERT_TRUE(RmsNorm({MakeConstMatrix(x.data(), DType::kF32, rows, cols), weight.data(), 1e-5f,
-                       MakeMatrix(y.data(), DType::kF32, rows, cols), nullptr}, CpuStream(DetectIsa())).ok());
+                       MakeMatrix(y.data(), DType::kF32, rows, cols), nullptr},
+                      CpuStream(DetectIsa()))
+                  .ok());
   std::vector<double> exact(x.size());
   for (std::size_t r = 0; r < 9; ++r) {
     double sum = 0;
@@ -70,7 +75,9 @@ TEST(RmsNormTest, TheOutputMayBeTheInput) {
     std::vector<float> apart(x.size()), same = x;
     const Matrix in_place = MakeMatrix(same.data(), DType::kF32, rows, cols);
     ASSERT_TRUE(RmsNorm({MakeConstMatrix(x.data(), DType::kF32, rows, cols), weight.data(), 1e-5f,
-                         MakeMatrix(apart.data(), DType::kF32, rows, cols), nullptr}, CpuStream(isa)).ok());
+                         MakeMatrix(apart.data(), DType::kF32, rows, cols), nullptr},
+                        CpuStream(isa))
+                    .ok());
     ASSERT_TRUE(RmsNorm({in_place, weight.data(), 1e-5f, in_place, nullptr}, CpuStream(isa)).ok());
     EXPECT_EQ(same, apart);
   }
@@ -87,7 +94,9 @@ TEST(RmsNormTest, RejectsBadArguments) {
   EXPECT_EQ(RmsNorm({m, weight.data(), 1e-5f, MakeMatrix(y.data(), DType::kI8, 1, 70), nullptr}, stream).code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(RmsNorm({MakeConstMatrix(x.data(), DType::kF32, 1, 0), weight.data(), 1e-5f,
-                     MakeMatrix(y.data(), DType::kF32, 1, 0), nullptr}, stream).code(),
+                     MakeMatrix(y.data(), DType::kF32, 1, 0), nullptr},
+                    stream)
+                .code(),
             absl::StatusCode::kInvalidArgument);
 }
 

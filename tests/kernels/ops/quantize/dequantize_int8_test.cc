@@ -33,7 +33,8 @@ TEST(DequantizeInt8Test, EveryPathMultipliesEachCodeByItsRowsScale) {
         const auto want = support::ToBytes(values, out);
         for (const Isa isa : support::Isas()) {
           GuardedBytes y(rows * cols * SizeOf(out));
-          ASSERT_TRUE(DequantizeInt8({in, scale.data(), MakeMatrix(y.data(), out, rows, cols)}, CpuStream(isa, &three)).ok());
+          ASSERT_TRUE(
+              DequantizeInt8({in, scale.data(), MakeMatrix(y.data(), out, rows, cols)}, CpuStream(isa, &three)).ok());
           EXPECT_TRUE(support::BytesEqual(y.data(), want.data(), want.size())) << Name(isa) << " cols " << cols;
           EXPECT_TRUE(y.GuardsIntact());
         }
@@ -52,7 +53,9 @@ TEST(DequantizeInt8Test, RejectsBadArguments) {
   EXPECT_EQ(DequantizeInt8({in, scale.data(), MakeMatrix(y.data(), DType::kF32, 4, 3)}, stream).code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(DequantizeInt8({MakeConstMatrix(codes.data(), DType::kU8, 3, 4), scale.data(),
-                            MakeMatrix(y.data(), DType::kF32, 3, 4)}, stream).code(),
+                            MakeMatrix(y.data(), DType::kF32, 3, 4)},
+                           stream)
+                .code(),
             absl::StatusCode::kInvalidArgument);
 }
 

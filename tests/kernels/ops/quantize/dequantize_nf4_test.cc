@@ -62,7 +62,8 @@ TEST(DequantizeNf4Test, RoundsBookTimesAbsmaxOnce) {
   for (std::int64_t r = 0; r < 3; ++r) {
     for (std::int64_t i = 0; i < 129; ++i) {
       const unsigned byte = w.codes[static_cast<std::size_t>(r * 65 + i / 2)];
-      const float value = kNf4Book[i % 2 == 0 ? byte >> 4 : byte & 15u] * w.absmax[static_cast<std::size_t>(r * 3 + i / 64)];
+      const float value =
+          kNf4Book[i % 2 == 0 ? byte >> 4 : byte & 15u] * w.absmax[static_cast<std::size_t>(r * 3 + i / 64)];
       EXPECT_EQ(f32.As<float>()[r * 129 + i], value);
       EXPECT_EQ(bf16.As<BF16>()[r * 129 + i].bits, ToBF16(value).bits);
     }
@@ -91,7 +92,8 @@ TEST(DequantizeNf4Test, RoundTripStaysWithinHalfAGap) {
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * Nf4RowBytes(k)));
   std::vector<float> absmax(static_cast<std::size_t>(rows * Nf4RowBlocks(k)));
   ASSERT_TRUE(QuantizeNf4({MakeConstMatrix(x.data(), DType::kF32, rows, k), codes.data(), absmax.data()},
-                          CpuStream(DetectIsa())).ok());
+                          CpuStream(DetectIsa()))
+                  .ok());
   const GuardedBytes out = Dequantize({codes.data(), absmax.data(), rows, k}, DType::kF32, CpuStream(DetectIsa()));
   for (std::int64_t i = 0; i < rows * k; ++i) {
     const float scale = absmax[static_cast<std::size_t>(i / k * Nf4RowBlocks(k) + i % k / 64)];
@@ -120,11 +122,13 @@ TEST(DequantizeNf4Test, RejectsBadArguments) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(DequantizeNf4({w.view, MakeMatrix(out.data(), DType::kI32, 3, 70)}, stream).code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(DequantizeNf4({{w.codes.data(), nullptr, 3, 70}, MakeMatrix(out.data(), DType::kF32, 3, 70)}, stream).code(),
-            absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(DequantizeNf4({{w.codes.data(), w.absmax.data(), -3, 70}, MakeMatrix(out.data(), DType::kF32, -3, 70)}, stream)
-                .code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      DequantizeNf4({{w.codes.data(), nullptr, 3, 70}, MakeMatrix(out.data(), DType::kF32, 3, 70)}, stream).code(),
+      absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      DequantizeNf4({{w.codes.data(), w.absmax.data(), -3, 70}, MakeMatrix(out.data(), DType::kF32, -3, 70)}, stream)
+          .code(),
+      absl::StatusCode::kInvalidArgument);
 }
 
 TEST(DequantizeNf4Test, EachCallIsCountedOnce) {

@@ -25,7 +25,8 @@ TEST(DoubleDequantizeTest, EveryPathRoundsTwice) {
       for (const int threads : {1, 2, 3}) {
         ThreadPool pool(threads);
         GuardedBytes out(n * 4);
-        ASSERT_TRUE(DoubleDequantize({codes.data(), factor.data(), offset, n, out.As<float>()}, CpuStream(isa, &pool)).ok());
+        ASSERT_TRUE(
+            DoubleDequantize({codes.data(), factor.data(), offset, n, out.As<float>()}, CpuStream(isa, &pool)).ok());
         EXPECT_TRUE(out.GuardsIntact());
         for (std::size_t i = 0; i < codes.size(); ++i) {
           const float quotient = static_cast<float>(codes[i]) / factor[i / 256];
@@ -71,8 +72,10 @@ TEST(DoubleDequantizeTest, EqualsTorchao) {
   ASSERT_EQ(codes.size(), 512u);
   for (const Isa isa : Isas()) {
     GuardedBytes out(512 * 4);
-    ASSERT_TRUE(DoubleDequantize({codes.data(), factor.data(), golden.Get<float>("double.offset")[0], 512,
-                                  out.As<float>()}, CpuStream(isa)).ok());
+    ASSERT_TRUE(
+        DoubleDequantize({codes.data(), factor.data(), golden.Get<float>("double.offset")[0], 512, out.As<float>()},
+                         CpuStream(isa))
+            .ok());
     EXPECT_TRUE(support::BytesEqual(out.data(), golden.Bytes("double.out").data(), out.size())) << Name(isa);
   }
 }

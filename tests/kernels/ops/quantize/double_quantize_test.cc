@@ -26,7 +26,9 @@ struct Quantized {
 Quantized Quantize(const std::vector<float>& absmax, const Stream& stream) {
   Quantized q(static_cast<std::int64_t>(absmax.size()));
   EXPECT_TRUE(DoubleQuantize({absmax.data(), static_cast<std::int64_t>(absmax.size()), q.codes.As<std::int8_t>(),
-                              q.factor.As<float>(), q.offset.As<float>()}, stream).ok());
+                              q.factor.As<float>(), q.offset.As<float>()},
+                             stream)
+                  .ok());
   EXPECT_TRUE(q.GuardsIntact());
   return q;
 }
@@ -98,9 +100,9 @@ TEST(DoubleQuantizeTest, RejectsNonFiniteValuesAndNamesTheirPlace) {
     std::vector<float> scales = Scales(1, 300);
     scales[257] = bad;
     Quantized q(300);
-    const absl::Status status = DoubleQuantize(
-        {scales.data(), 300, q.codes.As<std::int8_t>(), q.factor.As<float>(), q.offset.As<float>()},
-        CpuStream(DetectIsa()));
+    const absl::Status status =
+        DoubleQuantize({scales.data(), 300, q.codes.As<std::int8_t>(), q.factor.As<float>(), q.offset.As<float>()},
+                       CpuStream(DetectIsa()));
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find("absmax[257]"), std::string_view::npos) << status;
   }

@@ -30,13 +30,17 @@ TEST_F(Int8GoldenTest, QuantizeInt8GivesNumpysBits) {
     for (const int max_outliers : {0, 2, 8}) {
       const std::string prefix = "quantize." + std::to_string(max_outliers) + ".";
       support::Int8Rows out(7, 150);
-      ASSERT_TRUE(QuantizeInt8({MakeConstMatrix(x.data(), DType::kF32, 7, 150), out.view(), max_outliers}, CpuStream(isa)).ok());
+      ASSERT_TRUE(
+          QuantizeInt8({MakeConstMatrix(x.data(), DType::kF32, 7, 150), out.view(), max_outliers}, CpuStream(isa))
+              .ok());
       const QuantizedRows q = out.view();
       const auto codes = golden_.Get<std::int8_t>(prefix + "codes");
       const auto scale = golden_.Get<float>(prefix + "scale"), value = golden_.Get<float>(prefix + "value");
-      const auto count = golden_.Get<std::int32_t>(prefix + "count"), index = golden_.Get<std::int32_t>(prefix + "index");
+      const auto count = golden_.Get<std::int32_t>(prefix + "count"),
+                 index = golden_.Get<std::int32_t>(prefix + "index");
       for (std::size_t r = 0; r < 7; ++r) {
-        EXPECT_TRUE(support::BytesEqual(q.codes + static_cast<std::int64_t>(r) * q.stride, &codes[r * 150], 150)) << "row " << r;
+        EXPECT_TRUE(support::BytesEqual(q.codes + static_cast<std::int64_t>(r) * q.stride, &codes[r * 150], 150))
+            << "row " << r;
         EXPECT_EQ(q.scale[r], scale[r]) << "row " << r;
         ASSERT_EQ(q.num_outliers[r], count[r]) << "row " << r;
         for (std::size_t i = 0; i < static_cast<std::size_t>(count[r]); ++i) {
@@ -54,11 +58,12 @@ TEST_F(Int8GoldenTest, RmsNormAgreesWithLlamaRMSNorm) {
   for (const Isa isa : support::Isas()) {
     std::vector<float> y(x.size());
     ASSERT_TRUE(RmsNorm({MakeConstMatrix(x.data(), DType::kF32, 5, 97), weight.data(), 1e-5f,
-                         MakeMatrix(y.data(), DType::kF32, 5, 97), nullptr}, CpuStream(isa)).ok());
+                         MakeMatrix(y.data(), DType::kF32, 5, 97), nullptr},
+                        CpuStream(isa))
+                    .ok());
     // The two sum 97 squares in different orders and round a few more times.
-    EXPECT_TRUE(support::AllWithin(y, {want.begin(), want.end()}, [&](std::size_t i) {
-      return 2 * support::Gamma(20) * std::fabs(want[i]);
-    }));
+    EXPECT_TRUE(support::AllWithin(y, {want.begin(), want.end()},
+                                   [&](std::size_t i) { return 2 * support::Gamma(20) * std::fabs(want[i]); }));
   }
 }
 
@@ -69,10 +74,13 @@ TEST_F(Int8GoldenTest, RmsNormBackwardAgreesWithAutograd) {
   for (const Isa isa : support::Isas()) {
     std::vector<float> y(x.size()), rstd(5), grad_x(x.size());
     const ConstMatrix xm = MakeConstMatrix(x.data(), DType::kF32, 5, 97);
-    ASSERT_TRUE(RmsNorm({xm, weight.data(), 1e-5f, MakeMatrix(y.data(), DType::kF32, 5, 97), rstd.data()},
-                        CpuStream(isa)).ok());
+    ASSERT_TRUE(
+        RmsNorm({xm, weight.data(), 1e-5f, MakeMatrix(y.data(), DType::kF32, 5, 97), rstd.data()}, CpuStream(isa))
+            .ok());
     ASSERT_TRUE(RmsNormBackward({xm, MakeConstMatrix(grad_y.data(), DType::kF32, 5, 97), weight.data(), rstd.data(),
-                                 MakeMatrix(grad_x.data(), DType::kF32, 5, 97)}, CpuStream(isa)).ok());
+                                 MakeMatrix(grad_x.data(), DType::kF32, 5, 97)},
+                                CpuStream(isa))
+                    .ok());
     EXPECT_TRUE(support::AllWithin(grad_x, want, [&](std::size_t i) {
       // The two terms may cancel: the bound follows the largest gradient of the row.
       double largest = 0;
@@ -90,8 +98,9 @@ TEST_F(Int8GoldenTest, MatmulInt8GivesNumpysBits) {
     support::Int8Rows rows(6, 100);
     std::vector<float> y(want.size());
     ASSERT_TRUE(QuantizeInt8({MakeConstMatrix(x.data(), DType::kF32, 6, 100), rows.view(), 8}, CpuStream(isa)).ok());
-    ASSERT_TRUE(MatmulInt8({rows.view(), w.view(), bias.data(), MakeMatrix(y.data(), DType::kF32, 6, 37)},
-                           CpuStream(isa)).ok());
+    ASSERT_TRUE(
+        MatmulInt8({rows.view(), w.view(), bias.data(), MakeMatrix(y.data(), DType::kF32, 6, 37)}, CpuStream(isa))
+            .ok());
     EXPECT_TRUE(support::BytesEqual(y.data(), want.data(), want.size() * 4)) << Name(isa);
   }
 }
@@ -103,8 +112,12 @@ TEST_F(Int8GoldenTest, MatmulDenseLiesWithinTheBoundOfItsChain) {
   PackDenseWeight(w.data(), DType::kF32, 19, 200, panels.data());
   for (const Isa isa : support::Isas()) {
     std::vector<float> y(want.size());
-    ASSERT_TRUE(MatmulDense({MakeConstMatrix(x.data(), DType::kF32, 3, 200), {panels.data(), DType::kF32, 19, 200},
-                             nullptr, MakeMatrix(y.data(), DType::kF32, 3, 19)}, CpuStream(isa)).ok());
+    ASSERT_TRUE(MatmulDense({MakeConstMatrix(x.data(), DType::kF32, 3, 200),
+                             {panels.data(), DType::kF32, 19, 200},
+                             nullptr,
+                             MakeMatrix(y.data(), DType::kF32, 3, 19)},
+                            CpuStream(isa))
+                    .ok());
     EXPECT_TRUE(support::AllWithin(y, want, [&](std::size_t i) { return support::DotBound(200, sum_abs[i]); }));
   }
 }

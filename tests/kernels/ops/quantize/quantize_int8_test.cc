@@ -15,8 +15,8 @@ namespace {
 using support::CpuStream;
 using support::Int8Rows;
 
-Int8Rows Quantized(const std::vector<std::uint8_t>& x, DType dtype, std::int64_t rows, std::int64_t cols, int max_outliers,
-             const Stream& stream, std::int64_t extra_stride = 0) {
+Int8Rows Quantized(const std::vector<std::uint8_t>& x, DType dtype, std::int64_t rows, std::int64_t cols,
+                   int max_outliers, const Stream& stream, std::int64_t extra_stride = 0) {
   Int8Rows out(rows, cols, extra_stride);
   EXPECT_TRUE(QuantizeInt8({MakeConstMatrix(x.data(), dtype, rows, cols), out.view(), max_outliers}, stream).ok());
   EXPECT_TRUE(out.GuardsIntact());
@@ -49,12 +49,13 @@ TEST(QuantizeInt8Test, CodesAreTheNearestMultiplesOfTheScale) {
   const std::int64_t rows = 20, cols = 200;
   const std::vector<float> x = support::NormalVector(3, rows * cols);
   Int8Rows out(rows, cols);
-  ASSERT_TRUE(QuantizeInt8({MakeConstMatrix(x.data(), DType::kF32, rows, cols), out.view(), 0},
-                           CpuStream(Isa::kPlain)).ok());
+  ASSERT_TRUE(
+      QuantizeInt8({MakeConstMatrix(x.data(), DType::kF32, rows, cols), out.view(), 0}, CpuStream(Isa::kPlain)).ok());
   const QuantizedRows q = out.view();
   for (std::int64_t r = 0; r < rows; ++r) {
     float absmax = 0;
-    for (std::int64_t k = 0; k < cols; ++k) absmax = std::max(absmax, std::fabs(x[static_cast<std::size_t>(r * cols + k)]));
+    for (std::int64_t k = 0; k < cols; ++k)
+      absmax = std::max(absmax, std::fabs(x[static_cast<std::size_t>(r * cols + k)]));
     EXPECT_EQ(q.scale[r], absmax / 127.0f);
     EXPECT_EQ(q.num_outliers[r], 0);
     for (std::int64_t k = 0; k < cols; ++k) {

@@ -39,10 +39,10 @@ TEST_F(TernaryGoldenTest, TernariseGivesTheBitsOfBitNetsTrainingTips) {
     std::int64_t n, k;
     DType dtype;
   };
-  for (const Case& c : {Case{"plain", 23, 45, DType::kF32}, Case{"seven", 7, 13, DType::kF32},
-                        Case{"zero", 5, 16, DType::kF32}, Case{"tiny", 6, 20, DType::kF32},
-                        Case{"ties", 3, 32, DType::kF32}, Case{"wide", 9, 130, DType::kF32},
-                        Case{"narrow", 33, 64, DType::kBF16}, Case{"column", 40, 1, DType::kF32}}) {
+  for (const Case& c :
+       {Case{"plain", 23, 45, DType::kF32}, Case{"seven", 7, 13, DType::kF32}, Case{"zero", 5, 16, DType::kF32},
+        Case{"tiny", 6, 20, DType::kF32}, Case{"ties", 3, 32, DType::kF32}, Case{"wide", 9, 130, DType::kF32},
+        Case{"narrow", 33, 64, DType::kBF16}, Case{"column", 40, 1, DType::kF32}}) {
     const std::string prefix = std::string("ternarise.") + c.name + ".";
     const auto w = golden_.Bytes(prefix + "w");
     const auto rows = golden_.Bytes(prefix + "rows");
@@ -52,7 +52,8 @@ TEST_F(TernaryGoldenTest, TernariseGivesTheBitsOfBitNetsTrainingTips) {
       std::vector<std::uint8_t> got_rows(rows.size()), tiles(static_cast<std::size_t>(PackedTernaryBytes(c.n, c.k)));
       std::vector<float> scale(static_cast<std::size_t>(c.n));
       ASSERT_TRUE(Ternarise({MakeConstMatrix(w.data(), c.dtype, c.n, c.k), scale.data(), got_rows.data(), tiles.data()},
-                            CpuStream(isa)).ok());
+                            CpuStream(isa))
+                      .ok());
       EXPECT_EQ(scale, std::vector<float>(scale.size(), golden_.Get<float>(prefix + "scale")[0])) << c.name;
       EXPECT_EQ(got_rows, rows) << c.name << " " << Name(isa);
       PackedTernaryWeight packed{tiles.data(), nullptr, c.n, c.k, TernaryPaddedK(c.k)};
@@ -100,15 +101,17 @@ TEST_F(TernaryGoldenTest, MatmulTernaryGivesNumpysBits) {
   std::vector<float> scale(37);
   for (const Isa isa : support::Isas()) {
     ASSERT_TRUE(Ternarise({MakeConstMatrix(w.data(), DType::kF32, 37, 100), scale.data(), nullptr, tiles.data()},
-                          CpuStream(isa)).ok());
+                          CpuStream(isa))
+                    .ok());
     const PackedTernaryWeight packed{tiles.data(), scale.data(), 37, 100, TernaryPaddedK(100)};
     for (const int bits : {4, 8, 16}) {
       const std::string prefix = "matmul." + std::to_string(bits);
       support::Int8Rows narrow(6, 100);
       support::WideRows wide(6, 100);
       const QuantizedRows q = bits == 16 ? wide.view() : narrow.view();
-      ASSERT_TRUE(QuantizeInt8({MakeConstMatrix(x.data(), DType::kF32, 6, 100), q, 0, {kBitNetMinAbsmax, bits}},
-                               CpuStream(isa)).ok());
+      ASSERT_TRUE(
+          QuantizeInt8({MakeConstMatrix(x.data(), DType::kF32, 6, 100), q, 0, {kBitNetMinAbsmax, bits}}, CpuStream(isa))
+              .ok());
       std::vector<float> y(6 * 37);
       ASSERT_TRUE(MatmulTernary({q, packed, nullptr, MakeMatrix(y.data(), DType::kF32, 6, 37)}, CpuStream(isa)).ok());
       EXPECT_TRUE(BytesEqual(y.data(), golden_.Bytes(prefix + ".y").data(), y.size() * 4)) << prefix << Name(isa);
@@ -135,7 +138,9 @@ TEST_F(TernaryGoldenTest, GatedMulGivesTransformersBitsAndAutogradsGradients) {
     const auto out = [](std::vector<float>& v) { return MakeMatrix(v.data(), DType::kF32, 5, 37); };
     ASSERT_TRUE(GatedMul({Activation::kRelu2, in(gate), in(up), out(y)}, CpuStream(isa)).ok());
     EXPECT_EQ(y, golden_.Get<float>("relu2.y")) << Name(isa);
-    ASSERT_TRUE(GatedMulBackward({Activation::kRelu2, in(gate), in(up), in(grad), out(grad_gate), out(grad_up)}, CpuStream(isa)).ok());
+    ASSERT_TRUE(
+        GatedMulBackward({Activation::kRelu2, in(gate), in(up), in(grad), out(grad_gate), out(grad_up)}, CpuStream(isa))
+            .ok());
     const auto relative = [](const std::vector<double>& want) {
       return [&want](std::size_t i) { return support::Gamma(3) * std::fabs(want[i]); };
     };
@@ -182,16 +187,21 @@ TEST_F(TernaryGoldenTest, StraightThroughWeightGradientsAgreeWithAutograd) {
           std::vector<float> got(w.size());
           ASSERT_TRUE(TernariseBackward({MakeConstMatrix(w.data(), DType::kF32, n, k), scale,
                                          MakeConstMatrix(grad.data(), DType::kF32, n, k), ste, scale_grad,
-                                         MakeMatrix(got.data(), DType::kF32, n, k)}, CpuStream(isa)).ok());
+                                         MakeMatrix(got.data(), DType::kF32, n, k)},
+                                        CpuStream(isa))
+                          .ok());
           if (ste == Ste::kIdentity) {
             EXPECT_EQ(got, grad);
             continue;
           }
           const auto want = golden_.Get<double>(prefix + ste_name + (scale_grad ? ".1" : ".0"));
           // The path through the scale is a mean of n * k terms, each with at most two roundings of |g| |u|, |u| < 1.5.
-          EXPECT_TRUE(support::AllWithin(got, want, [&](std::size_t i) {
-            return support::Gamma(2) * std::fabs(want[i]) + support::Gamma(6) * 2.5 * largest;
-          })) << prefix << ste_name << scale_grad << " " << Name(isa);
+          EXPECT_TRUE(support::AllWithin(got, want,
+                                         [&](std::size_t i) {
+                                           return support::Gamma(2) * std::fabs(want[i]) +
+                                                  support::Gamma(6) * 2.5 * largest;
+                                         }))
+              << prefix << ste_name << scale_grad << " " << Name(isa);
         }
       }
     }
@@ -229,7 +239,8 @@ TEST_F(TernaryGoldenTest, StraightThroughActivationGradientsAgreeWithAutograd) {
         }
         const double all = std::accumulate(through_scale.begin(), through_scale.end(), 0.0);
         const auto bound = [&](std::size_t i) {
-          return support::Gamma(2) * std::fabs(want[i]) + support::Gamma(8) * (per_tensor ? all : through_scale[i / 50]);
+          return support::Gamma(2) * std::fabs(want[i]) +
+                 support::Gamma(8) * (per_tensor ? all : through_scale[i / 50]);
         };
         EXPECT_TRUE(support::AllWithin(got, want, bound)) << bits << per_tensor << " " << Name(isa);
         EXPECT_FALSE(support::AllWithin(grad, want, bound)) << "the bound hides the path through the scale, " << bits;
