@@ -1,0 +1,1 @@
+// The only source of the targets that precompile headers: a target needs one.
