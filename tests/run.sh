@@ -148,6 +148,7 @@ lint() {
     echo "lint: FAILED: no commit to compare the protos with; get a shallow clone's history with: git fetch --unshallow"
     return 1
   fi
+  tests/format.sh || return 1
   shellcheck -x deploy/*.sh proto/*.sh tests/*.sh tests/fuzz/*.sh cmake/*.sh .ci/run && echo "shellcheck: clean" || return 1
   for version in "${versions[@]}"; do
     PATH=$PWD/build/deps/tools/bin:$PATH proto/lint.sh build/deps/googleapis "$version" ||

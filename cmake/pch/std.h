@@ -1,5 +1,6 @@
-// Precompiled for the libraries of server/ that do not use gRPC: what most of their files include. A file still includes
-// every header that it uses; the presets ci and clang build without precompiled headers and so check that.
+// Precompiled for the libraries of server/ that do not use gRPC: what most of their files include. A file still
+// includes every header that it uses: the presets ci and clang build without precompiled headers and find what is
+// missing.
 #pragma once
 
 #include <algorithm>

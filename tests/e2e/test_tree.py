@@ -81,6 +81,11 @@ def test_libraries_are_included_only_where_permitted():
     assert {path for path, included in includes() if included.startswith("torch/")}, "the pattern finds nothing"
 
 
+def test_every_source_is_formatted():
+    done = subprocess.run(["tests/format.sh"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
 def test_every_case_has_a_unique_name():
     """CTest assigns labels by name: two cases of one name would both have the labels of one."""
     build = ROOT / "build/release"
