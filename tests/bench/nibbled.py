@@ -4,7 +4,10 @@ import json
 import pathlib
 import platform
 import subprocess
-import time
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from soon import soon
 
 
 def cpu_name():
@@ -18,10 +21,8 @@ def serve(programs, state, *flags):
     server = subprocess.Popen([programs / "nibbled", "--state_dir", state, "--grpc_address", "127.0.0.1:0", "--http_address", "127.0.0.1:0",
                                "--threads", "2", *map(str, flags)], stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 20
-        while not (state / "server.json").exists():
-            assert server.poll() is None and time.monotonic() < deadline, "nibbled did not start"
-            time.sleep(0.1)
+        soon(lambda: server.poll() is not None or (state / "server.json").exists(), "nibbled has started", 20)
+        assert server.poll() is None, "nibbled did not start"
         address = json.loads((state / "server.json").read_text())["grpc_address"]
 
         def nibble(*arguments):

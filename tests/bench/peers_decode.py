@@ -12,11 +12,15 @@ import json
 import pathlib
 import statistics
 import subprocess
+import sys
 import time
 
 import gguf
 import llama_cpp
 import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from soon import soon
 
 HIDDEN, LAYERS, HEADS, KV, FFN = 2048, 16, 32, 8, 8192
 HEAD_DIM = HIDDEN // HEADS
@@ -119,9 +123,8 @@ def main():
     server = subprocess.Popen([args.bin / "nibbled", "--state_dir", state, "--grpc_address", "127.0.0.1:0", "--http_address", "127.0.0.1:0",
                                "--threads", "2"], stderr=subprocess.DEVNULL)
     try:
-        while not (state / "server.json").exists():
-            assert server.poll() is None, "nibbled did not start"
-            time.sleep(0.1)
+        soon(lambda: server.poll() is not None or (state / "server.json").exists(), "nibbled has started", 600)
+        assert server.poll() is None, "nibbled did not start"
         nibble = [args.bin / "nibble", "--server", json.loads((state / "server.json").read_text())["grpc_address"], "--json"]
 
         def run(*arguments):

@@ -7,7 +7,7 @@ import pathlib
 import shlex
 import signal
 import subprocess
-import time
+from soon import soon
 
 UID = 65532
 SETUP = r'''
@@ -83,16 +83,14 @@ class Container:
 
     def _first_process(self):
         """The host's pid of process 1 of the container, once it runs the command itself."""
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
+        def first_child():
             assert self.process.poll() is None, self.text()
             children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-            if children and pathlib.Path(f"/proc/{children[0]}/status").exists():
-                status = pathlib.Path(f"/proc/{children[0]}/status").read_text()
-                if f"Uid:\t{UID}" in status:
-                    return int(children[0])
-            time.sleep(0.05)
-        raise AssertionError(f"process 1 never became uid {UID}: {self.text()}")
+            if not children or not pathlib.Path(f"/proc/{children[0]}/status").exists():
+                return None
+            status = pathlib.Path(f"/proc/{children[0]}/status").read_text()
+            return int(children[0]) if f"Uid:\t{UID}" in status else None
+        return soon(first_child, lambda: f"process 1 has uid {UID}: {self.text()}", 20)
 
     def run(self, *command, check=True):
         """Runs another process in the container, like `docker exec`."""

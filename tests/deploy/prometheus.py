@@ -10,6 +10,7 @@ import urllib.request
 import yaml
 
 from conftest import CHART
+from soon import soon
 
 SCRAPE_S = 1  # for the tests; operators use 15 to 30
 
@@ -39,17 +40,16 @@ class Prometheus:
             [program, f"--config.file={self.directory}/prometheus.yml", f"--storage.tsdb.path={self.directory}/data",
              f"--web.listen-address=127.0.0.1:{self.port}"], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL)
         self.began = time.time()
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=2) as answer:
-                    # A ready Prometheus may need 5 s more to find its target; earlier events are in no series.
-                    if answer.status == 200 and self.get("query", query="up")["result"]:
-                        return
-            except OSError:
-                pass
-            assert self.process.poll() is None and time.monotonic() < deadline, (self.directory / "prometheus.log").read_text()[-2000:]
-            time.sleep(0.1)
+        soon(self._ready, lambda: (self.directory / "prometheus.log").read_text()[-2000:])
+
+    def _ready(self):
+        assert self.process.poll() is None, (self.directory / "prometheus.log").read_text()[-2000:]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=2) as answer:
+                # A ready Prometheus may need 5 s more to find its target; earlier events are in no series.
+                return answer.status == 200 and self.get("query", query="up")["result"]
+        except OSError:
+            return False
 
     def get(self, path, **parameters):
         query = urllib.parse.urlencode(parameters, doseq=True)

@@ -6,7 +6,6 @@ import pathlib
 import re
 import stat
 import subprocess
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ import dockerfile
 import image_root
 from conftest import ROOT, e2e, run
 from container import Container, make_pod_volume, write_secret
+from soon import soon
 
 DOCKERFILE = ROOT / "Dockerfile"
 
@@ -89,12 +89,12 @@ def start(images, tmp_path):
         command = command or server.last("ENTRYPOINT") + server.last("CMD")
         health = health or server.last("HEALTHCHECK")
         running.append(Container(images[stage], tmp_path / f"volume-{stage}", command, tmp_path / f"{stage}-{len(running)}.log", mounts))
-        for _ in range(200):
-            if running[-1].run(*health, check=False).returncode == 0:
-                return running[-1]
+
+        def healthy():
             assert running[-1].process.poll() is None, running[-1].text()
-            time.sleep(0.1)
-        raise AssertionError(f"never healthy: {running[-1].text()}")
+            return running[-1].run(*health, check=False).returncode == 0
+        soon(healthy, lambda: f"healthy: {running[-1].text()}")
+        return running[-1]
 
     yield make
     for container in running:
@@ -233,8 +233,5 @@ def test_the_charts_command_runs_in_the_image(start, tool, tmp_path):
     # A client that trusts only the new certificate succeeds once the server has loaded it; it checks every five
     # seconds.
     write_secret(tmp_path / "tls", certificate(tmp_path / "second", "test-nibble.ml.svc"))
-    deadline = time.monotonic() + 60
-    while server.run(*with_token, check=False).returncode != 0:
-        assert time.monotonic() < deadline, server.text()
-        time.sleep(0.5)
+    soon(lambda: server.run(*with_token, check=False).returncode == 0, server.text)
     assert server.stop() == 0

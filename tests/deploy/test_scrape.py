@@ -17,6 +17,7 @@ import dashboards
 import pki
 from conftest import CHART, ROOT, e2e, run
 from prometheus import SCRAPE_S, Prometheus
+from soon import soon
 
 # These exist only with a GPU; this build does not export them.
 GPU_METRICS = {"nibble_gpu_memory_used_bytes", "nibble_gpu_memory_total_bytes", "nibble_gpu_utilization_ratio"}
@@ -39,13 +40,6 @@ def create(server, *more):
                        *more)["id"]
 
 
-def wait_for(condition):
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until, "timed out waiting for the condition"
-        time.sleep(0.1)
-
-
 def runs_in_attempt(server, job, attempt):
     got = server.json("jobs", "get", job)
     assert got["state"] not in ("SUCCEEDED", "FAILED", "CANCELLED"), got
@@ -64,7 +58,7 @@ def meet_one_that_waits(prometheus, server):
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         clients = [pool.submit(client) for _ in range(3)]
         try:
-            wait_for(lambda: any(float(value) > 0 for series in prometheus.range("nibble_requests_waiting")
+            soon(lambda: any(float(value) > 0 for series in prometheus.range("nibble_requests_waiting")
                                  for _, value in series["values"]))
         finally:
             met.set()
@@ -115,18 +109,18 @@ def mixed_run(prometheus, server, model_directory, text_file):
         time.sleep(2 * SCRAPE_S)
     unknown.close()
     cancelled = create(server, "--save-every", "4")
-    wait_for(lambda: runs_in_attempt(server, cancelled, 1) and server.json("jobs", "checkpoints", cancelled)["checkpoints"])
+    soon(lambda: runs_in_attempt(server, cancelled, 1) and server.json("jobs", "checkpoints", cancelled)["checkpoints"])
     server.run("jobs", "cancel", cancelled)
-    wait_for(lambda: server.json("jobs", "get", cancelled)["state"] == "CANCELLED")
+    soon(lambda: server.json("jobs", "get", cancelled)["state"] == "CANCELLED")
     # One job waits while another runs. The running one is killed twice: after the retry it fails.
     failed, waits = create(server), create(server)
-    wait_for(lambda: prometheus.range(f'nibble_train_loss{{job_id="{failed}"}}'))
+    soon(lambda: prometheus.range(f'nibble_train_loss{{job_id="{failed}"}}'))
     server.run("jobs", "cancel", waits)
     for attempt in (1, 2):
-        wait_for(lambda: runs_in_attempt(server, failed, attempt))
+        soon(lambda: runs_in_attempt(server, failed, attempt))
         (pid,) = e2e.trainers(server)
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: server.json("jobs", "get", failed)["state"] == "FAILED")
+    soon(lambda: server.json("jobs", "get", failed)["state"] == "FAILED")
     time.sleep(4 * SCRAPE_S)
 
 
@@ -162,10 +156,10 @@ def exposition(scraped):
     _, server = scraped
     job = create(server)
     loss = f'nibble_train_loss{{job_id="{job}",method="qlora"}}'
-    wait_for(lambda: loss in scrape(server))
+    soon(lambda: loss in scrape(server))
     text = scrape(server)
     server.run("jobs", "cancel", job)
-    wait_for(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
+    soon(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
     assert "nibble_train_loss{" not in scrape(server)
     return text
 

@@ -4,13 +4,15 @@ import os
 import pathlib
 import signal
 import subprocess
-import time
+import sys
 import urllib.request
 
 import pytest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import small_model
 from no_skips import pytest_addoption, pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (pytest finds them here)
+from soon import soon
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("NIBBLE_BIN", ROOT / "build/release/bin"))
@@ -41,20 +43,20 @@ class Server:
         self.process = subprocess.Popen(
             [*self.program, "--state_dir", self.state, "--grpc_address", self.grpc or "127.0.0.1:0", "--http_address",
              self.http or "127.0.0.1:0", *self.flags], env=self.environment, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
+
+        def ready():
             assert self.process.poll() is None, f"nibbled ended with {self.process.returncode}: {self.read_log()}"
-            if address_file.exists():
-                addresses = json.loads(address_file.read_text())
-                self.grpc, self.http = addresses["grpc_address"], addresses["http_address"]
-                try:
-                    with urllib.request.urlopen(f"http://{self.http}/readyz", timeout=2) as answer:
-                        if answer.status == 200:
-                            return self
-                except OSError:
-                    pass
-            time.sleep(0.05)
-        raise AssertionError(f"/readyz was not 200 within 20 s: {self.read_log()}")
+            if not address_file.exists():
+                return False
+            addresses = json.loads(address_file.read_text())
+            self.grpc, self.http = addresses["grpc_address"], addresses["http_address"]
+            try:
+                with urllib.request.urlopen(f"http://{self.http}/readyz", timeout=2) as answer:
+                    return answer.status == 200
+            except OSError:
+                return False
+        soon(ready, lambda: f"/readyz is 200; the log: {self.read_log()}", 20)
+        return self
 
     def read_log(self):
         return (self.state.parent / (self.state.name + ".log")).read_text(errors="replace")[-4000:]
@@ -107,13 +109,6 @@ class Server:
 def trainers(server):
     found = subprocess.run(["pgrep", "-f", f"nibble-trainer.*{server.state}"], capture_output=True, text=True).stdout.split()
     return [int(pid) for pid in found]
-
-
-def wait_until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"condition not met within {seconds} s"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,9 @@ import os
 import sqlite3
 import time
 
-from conftest import wait_until
+
 from wire import Api
+from soon import soon
 
 CANCELLED = 9  # JobState
 BACKOFF_S = 10 * 24 * 3600  # of queued jobs: they stay in the queue and none starts
@@ -23,7 +24,7 @@ def template(server):
                        "--max-steps", 10000, "--micro-batch", 2, "--seq-len", 96)[0]["id"]
     server.run("jobs", "cancel", job)
     api = Api(server.grpc)
-    wait_until(lambda: api.call("FineTuneService", "GetJob", name=job).state == CANCELLED)
+    soon(lambda: api.call("FineTuneService", "GetJob", name=job).state == CANCELLED)
     api.close()
     server.stop()
     return job

@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from conftest import TRAIN, Server, trainers, wait_until
+from conftest import TRAIN, Server, trainers
+from soon import soon
 
 STEPS = 40
 
@@ -36,9 +37,9 @@ def end_as_power_failure(server):
 def test_a_restored_copy_continues_the_jobs(original, tmp_path, end):
     name = f"disturbed-{tmp_path.name[-8:].replace('_', '-')}"
     job = create(original, name)
-    wait_until(lambda: original.json("jobs", "get", job)["progress"]["step"] >= 7)
+    soon(lambda: original.json("jobs", "get", job)["progress"]["step"] >= 7)
     end(original)
-    wait_until(lambda: not trainers(original))
+    soon(lambda: not trainers(original))
     copy = tmp_path / "elsewhere" / "state"
     shutil.copytree(original.state, copy, ignore=shutil.ignore_patterns("tokens", "bases", "uploads"))
     original.start()

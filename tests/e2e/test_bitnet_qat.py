@@ -7,8 +7,9 @@ import sys
 import pytest
 
 import small_model
-from conftest import ROOT, Server, wait_until
+from conftest import ROOT, Server
 from test_kill import wait_for_step
+from soon import soon
 
 SEQ = 96
 TEXT = ("The keeper of the light walked down to the harbour every morning before the tide turned. He counted the boats, wrote "
@@ -97,7 +98,7 @@ def test_a_checkpoint_is_published_converted_and_served_while_the_job_runs(share
     try:
         wait_for_step(shared, job, 3)
         shared.run("jobs", "checkpoint", job)
-        wait_until(lambda: shared.json("jobs", "checkpoints", job)["checkpoints"])
+        soon(lambda: shared.json("jobs", "checkpoints", job)["checkpoints"])
         (checkpoint,) = shared.json("jobs", "checkpoints", job)["checkpoints"]
         published = shared.json("jobs", "publish", checkpoint["name"], "--name", "running")
         assert published["source"] == checkpoint["name"] and not published["loaded"]
@@ -111,7 +112,7 @@ def test_a_checkpoint_is_published_converted_and_served_while_the_job_runs(share
         assert shared.json("jobs", "get", job)["state"] == "RUNNING", "the job must still run"
     finally:
         shared.run("jobs", "cancel", job)
-        wait_until(lambda: shared.json("jobs", "get", job)["state"] == "CANCELLED")
+        soon(lambda: shared.json("jobs", "get", job)["state"] == "CANCELLED")
         shared.run("models", "unload", "small")
 
 

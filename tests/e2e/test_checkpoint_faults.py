@@ -10,10 +10,11 @@ import signal
 import grpc
 import pytest
 
-from conftest import TRAIN, trainers, wait_until
+from conftest import TRAIN, trainers
 from test_kill import SAVE, SETTINGS, create, wait_for_own_step, wait_for_step
 from test_reliability import calm, calm_of_each_method, curve, prepare  # noqa: F401 (the first two are fixtures)
 from wire import Api
+from soon import soon
 
 # Number of operations on the paths of one checkpoint of the small model's adapter: the directory, a file of many
 # tensors, the small files, their syncs, the manifest, and last the rename.
@@ -70,15 +71,15 @@ def test_R5_leftovers_of_killed_trainer_and_server_are_removed_at_the_start(make
     _, digest, undisturbed = calm
     server = start_with(make_server, model_directory, text_file, "attempts/1/checkpoints/step-00000010:90:stop")
     job = create(server, "out")
-    wait_until(lambda: [pid for pid in trainers(server) if is_stopped(pid)])
+    soon(lambda: [pid for pid in trainers(server) if is_stopped(pid)])
     (pid,) = trainers(server)
     server.kill()
     with contextlib.suppress(ProcessLookupError):  # the kernel sends SIGHUP to a stopped group that loses its parent
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not trainers(server))
+    soon(lambda: not trainers(server))
     assert rubbish(server, attempt=1)
     server.start()
-    wait_until(lambda: server.json("jobs", "get", job)["attempt"] == 2)
+    soon(lambda: server.json("jobs", "get", job)["attempt"] == 2)
     assert not rubbish(server, attempt=1)
     server.run("jobs", "watch", job)
     assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
@@ -133,13 +134,13 @@ def test_R4_sigterm_while_the_served_form_is_evaluated_leaves_a_whole_checkpoint
         server.start()
         job = server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--eval-dataset", "page",
                           "--output", output, "--max-steps", 1, "--save-every", 0, *TRAIN)["id"]
-        wait_until(lambda: [pid for pid in trainers(server) if is_stopped(pid)])
+        soon(lambda: [pid for pid in trainers(server) if is_stopped(pid)])
         (pid,) = trainers(server)
         return job, pid
 
     def finish(job, pid):
         os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
+        soon(lambda: not pathlib.Path(f"/proc/{pid}").exists())
         server.run("jobs", "watch", job)
         (tensors,) = server.state.glob(f"jobs/{job}/attempts/1/checkpoints/step-00000001/*.safetensors")
         return server.json("jobs", "get", job), tensors.read_bytes()
@@ -193,9 +194,9 @@ def test_R5_second_signal_during_a_checkpoint_leaves_a_complete_one(make_server,
     server = start_with(make_server, model_directory, text_file, failpoints)
     job = signalled_job(server, "out", steps)
     wait_for_own_step(server, job, 1)
-    wait_until(lambda: server.json("jobs", "get", job)["state"] == "RUNNING")  # the journal is ahead of the server
+    soon(lambda: server.json("jobs", "get", job)["state"] == "RUNNING")  # the journal is ahead of the server
     server.run("jobs", "pause", job)  # makes the checkpoint `before`
-    wait_until(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
+    soon(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
     (before,) = server.json("jobs", "checkpoints", job)["checkpoints"]
     server.run("jobs", "resume", job)
     wanted = [before["step"]]  # step from which each attempt after the first resumes
@@ -204,12 +205,12 @@ def test_R5_second_signal_during_a_checkpoint_leaves_a_complete_one(make_server,
         assert not rubbish(server), f"leftovers of attempt {attempt - 1} go before attempt {attempt}"
         (pid,) = trainers(server)
         os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: is_stopped(pid))
+        soon(lambda: is_stopped(pid))
         assert newest_checkpoint(server, job) == wanted[-1], f"operation {operation}: no new checkpoint yet"
         os.kill(pid, second)
         if second != signal.SIGKILL:  # which also ends a stopped process
             os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
+        soon(lambda: not pathlib.Path(f"/proc/{pid}").exists())
         newest = newest_checkpoint(server, job)
         # A second SIGTERM changes nothing: the checkpoint is completed. SIGKILL leaves the previous one.
         assert newest > wanted[-1] if second == signal.SIGTERM else newest == wanted[-1], f"operation {operation}"
@@ -398,7 +399,7 @@ def test_R12_resume_skips_a_checkpoint_with_a_flipped_byte(calm_of_each_method):
     job = create(server, output, method=method)
     wait_for_step(server, job, 2 * SAVE + 1)
     server.run("jobs", "pause", job)
-    wait_until(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
+    soon(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
     before_it, newest = sorted(server.state.glob(f"jobs/{job}/attempts/1/checkpoints/step-*"))
     state = newest / "state.safetensors"
     flip(state, state.stat().st_size // 2, 2)

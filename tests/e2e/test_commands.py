@@ -7,15 +7,7 @@ import subprocess
 import time
 
 from conftest import BIN, TRAIN
-
-
-def wait_for(look, seconds=60):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if (found := look()) is not None:
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"nothing found within {seconds} s")
+from soon import soon
 
 
 def state_of(server, job, *wanted):
@@ -29,19 +21,19 @@ def test_jobs_are_paused_resumed_cancelled_and_deleted(shared):
     # max_steps is shown before the trainer reports any step.
     assert job["state"] in ("QUEUED", "PREPARING") and job["progress"]["max_steps"] == 5000
     name = job["id"]
-    wait_for(lambda: (found := shared.json("jobs", "get", name))["progress"]["step"] >= 3 or None and found)
+    soon(lambda: shared.json("jobs", "get", name)["progress"]["step"] >= 3)
     for command, states in (("pause", {"PAUSING", "PAUSED"}), ("pause", {"PAUSING", "PAUSED"})):
         assert shared.json("jobs", command, name)["state"] in states
-    paused = wait_for(lambda: state_of(shared, name, "PAUSED"))
+    paused = soon(lambda: state_of(shared, name, "PAUSED"))
     kept = shared.json("jobs", "checkpoints", name)["checkpoints"]
     assert kept and kept[0]["step"] == paused["progress"]["step"] and kept[0]["resumable"] is True
     assert shared.run("jobs", "delete", name, check=False).returncode == 6
     assert shared.run("models", "delete", "small", check=False).returncode == 6
     assert shared.json("jobs", "resume", name)["state"] in ("QUEUED", "PREPARING", "RUNNING")
-    running = wait_for(lambda: state_of(shared, name, "RUNNING"))
+    running = soon(lambda: state_of(shared, name, "RUNNING"))
     assert running["attempt"] == 2
     assert shared.json("jobs", "cancel", name)["state"] in ("CANCELLING", "CANCELLED")
-    wait_for(lambda: state_of(shared, name, "CANCELLED"))
+    soon(lambda: state_of(shared, name, "CANCELLED"))
     watched = shared.run("--json", "jobs", "watch", name, check=False)
     assert watched.returncode == 8 and '"CANCELLED"' in watched.stdout.splitlines()[-1]
     assert shared.json("jobs", "cancel", name)["state"] == "CANCELLED"
@@ -56,7 +48,7 @@ def test_jobs_are_paused_resumed_cancelled_and_deleted(shared):
 def test_progress_is_at_most_a_second_old(shared):
     """Compares the progress with the journal of the trainer, whose lines have times."""
     name = shared.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 5000, *TRAIN)["id"]
-    wait_for(lambda: state_of(shared, name, "RUNNING"))
+    soon(lambda: state_of(shared, name, "RUNNING"))
     journal, compared = shared.state / "jobs" / name / "attempts" / "1" / "journal.jsonl", 0
     while compared < 10:
         a_second_ago = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=1)
@@ -68,7 +60,7 @@ def test_progress_is_at_most_a_second_old(shared):
             compared += 1
         time.sleep(0.2)
     shared.json("jobs", "cancel", name)
-    wait_for(lambda: state_of(shared, name, "CANCELLED"))
+    soon(lambda: state_of(shared, name, "CANCELLED"))
 
 
 def test_models_are_loaded_unloaded_and_deleted(shared):
@@ -147,14 +139,14 @@ def test_interrupted_client_names_the_job_that_still_runs(shared):
                                 "page", "--max-steps", "5000", "--watch", *map(str, TRAIN)], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     job = started.stdout.readline().split()[1]
-    wait_for(lambda: state_of(shared, job, "RUNNING"))
+    soon(lambda: state_of(shared, job, "RUNNING"))
     started.send_signal(signal.SIGINT)
     _, err = started.communicate(timeout=30)
     assert started.returncode == -signal.SIGINT
     assert f"job {job} continues on the server; see: nibble jobs watch|cancel {job}" in err
     assert state_of(shared, job, "RUNNING")
     shared.run("jobs", "cancel", job)
-    wait_for(lambda: state_of(shared, job, "CANCELLED"))
+    soon(lambda: state_of(shared, job, "CANCELLED"))
 
 
 def test_operations_are_listed_waited_for_and_cancelled(shared):

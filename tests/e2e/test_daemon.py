@@ -13,9 +13,10 @@ import time
 import grpc
 
 import pki
-from conftest import TRAIN, Server, wait_until
+from conftest import TRAIN, Server
 from test_reliability import prepare
 from test_security import NEW, Secure, handshake
+from soon import soon
 
 LIST_MODELS = "/nibble.v1.ModelService/ListModels"
 
@@ -58,9 +59,9 @@ def test_c12_sighup_reads_token_and_tls_files_and_ends_nothing(tmp_path):
     try:
         (secure.folder / "tokens").write_text("not a token file\n")
         secure.server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: secure.server.logged("reading TLS and token files again"))
+        soon(lambda: secure.server.logged("reading TLS and token files again"))
         # No call has arrived since, so only the signal can have caused the read.
-        wait_until(lambda: secure.server.logged("token file rejected; the last valid one stays in use"))
+        soon(lambda: secure.server.logged("token file rejected; the last valid one stays in use"))
         secure.run("server", "info")
         assert secure.server.process.poll() is None
     finally:
@@ -79,15 +80,15 @@ def test_c12_sighup_serves_a_new_certificate(tmp_path):
     try:
         first, second = (secure.ca.issue(name, "DNS:localhost,IP:127.0.0.1") for name in ("first", "second"))
         by_timer = replace(*first)
-        wait_until(by_timer)
+        soon(by_timer)
         # The server has just looked at the files; without the signal it looks again 4 s later (kTlsLook).
         by_signal = replace(*second)
         secure.server.process.send_signal(signal.SIGHUP)
-        wait_until(by_signal)
+        soon(by_signal)
         took = datetime.datetime.fromisoformat(by_signal()[0]) - datetime.datetime.fromisoformat(by_timer()[0])
         assert took < datetime.timedelta(seconds=3), took
         wanted = ssl.PEM_cert_to_DER_cert(second[0].read_text())
-        wait_until(lambda: handshake(secure.server.grpc, *NEW, secure.ca.certificate, secure.client)[1] == wanted)
+        soon(lambda: handshake(secure.server.grpc, *NEW, secure.ca.certificate, secure.client)[1] == wanted)
         secure.run("server", "info")
     finally:
         assert secure.server.stop() == 0
@@ -112,7 +113,7 @@ def test_numbers_in_the_log_are_numbers(tmp_path):
         server.run("models", "list")
         [ready] = server.logged("ready")
         assert ready["threads"] == 2 and ready["grpc_port"] == int(server.grpc.rpartition(":")[2])
-        wait_until(lambda: server.logged("rpc"))
+        soon(lambda: server.logged("rpc"))
         assert all(isinstance(call["ms"], int) for call in server.logged("rpc"))
     finally:
         server.stop()
@@ -143,7 +144,7 @@ def test_c12_stalled_log_pipe_stops_nothing(tmp_path):
 
         reader = threading.Thread(target=follow)
         reader.start()
-        wait_until(lambda: any("dropped" in line["message"] for line in lines))
+        soon(lambda: any("dropped" in line["message"] for line in lines))
         with grpc.insecure_channel(server.grpc) as channel:
             channel.unary_unary(LIST_MODELS)(b"", timeout=30)
         began = time.monotonic()

@@ -3,11 +3,11 @@ are the same."""
 import json
 import os
 import signal
-import time
 
 import pytest
 
-from conftest import TRAIN, Server, trainers, wait_until
+from conftest import TRAIN, Server, trainers
+from soon import soon
 
 STEPS, SAVE = 40, 5
 SETTINGS = {"qlora": TRAIN, "bitnet_qat": [*TRAIN[:TRAIN.index("--rank")], "--seed", 3]}  # the second has no adapter
@@ -19,14 +19,11 @@ def create(server, output, *more, method="qlora"):
 
 
 def wait_for_step(server, job, step):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+    def reached():
         got = server.json("jobs", "get", job)
         assert got["state"] not in ("SUCCEEDED", "FAILED"), f"the job was {got['state']} before it could be disturbed"
-        if got["progress"]["step"] >= step:
-            return
-        time.sleep(0.02)
-    raise AssertionError("no progress")
+        return got["progress"]["step"] >= step
+    soon(reached, f"step {step} of {job}", 120)
 
 
 def wait_for_own_step(server, job, attempt, step=1):
@@ -36,7 +33,7 @@ def wait_for_own_step(server, job, attempt, step=1):
     def reached():
         lines = [json.loads(line) for line in journal.read_text().splitlines(True) if line.endswith("\n")] if journal.exists() else []
         return any(line["type"] == "step" and line["step"] >= step for line in lines)
-    wait_until(reached)
+    soon(reached)
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,14 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 import small_model
-from conftest import PAGE, TRAIN, Server, trainers, wait_until
+from conftest import PAGE, TRAIN, Server, trainers
 from http2 import GOAWAY, HEADERS, MAX_CONCURRENT_STREAMS, PING, SETTINGS, Connection, call_headers, frame
 from test_message_limits import code_of, field
 from test_kill import create, wait_for_step
 from test_reliability import prepare
 from test_security import new_token
 from wire import Api, message, wait_for
+from soon import soon
 
 CREATE = ["jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", *TRAIN]
 
@@ -140,7 +141,7 @@ def silent_upload(server):
     with grpc.insecure_channel(server.grpc) as channel:
         call = channel.stream_unary("/nibble.v1.DatasetService/UploadDataset").future(messages())
         try:
-            wait_until(lambda: os.listdir(server.state / "uploads"))
+            soon(lambda: os.listdir(server.state / "uploads"))
             yield call
         finally:
             silence.set()
@@ -172,9 +173,9 @@ def test_trainer_that_writes_no_checkpoint_is_killed_after_its_grace(make_server
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     server.run("jobs", *command, job)
-    wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists(), 30)
+    soon(lambda: not pathlib.Path(f"/proc/{pid}").exists(), seconds=30)
     assert time.monotonic() - began >= 1
-    wait_until(lambda: server.json("jobs", "get", job)["state"] == state)
+    soon(lambda: server.json("jobs", "get", job)["state"] == state)
 
 
 def test_trainer_is_killed_at_shutdown_after_its_grace(make_server, model_directory, text_file):
@@ -197,7 +198,7 @@ def test_full_queue_refuses_the_next_job(make_server, model_directory, text_file
     server = prepare(make_server("--max_queued_jobs", 2, "--max_running_jobs", 2), model_directory, text_file)
     first = server.json(*CREATE, "--max-steps", 1000)["id"]
     second = server.json(*CREATE, "--max-steps", 1000)["id"]
-    wait_until(lambda: all(server.json("jobs", "get", job)["state"] == "RUNNING" for job in (first, second)))
+    soon(lambda: all(server.json("jobs", "get", job)["state"] == "RUNNING" for job in (first, second)))
     third = server.json(*CREATE, "--max-steps", 2)["id"]
     server.json(*CREATE, "--max-steps", 2)
     assert server.json("jobs", "get", third)["state"] == "QUEUED"
@@ -205,7 +206,7 @@ def test_full_queue_refuses_the_next_job(make_server, model_directory, text_file
     assert refused.returncode != 0 and "QUEUE_FULL" in refused.stderr
     for job in (first, second):
         server.run("jobs", "cancel", job)
-    wait_until(lambda: server.json("jobs", "get", third)["state"] == "SUCCEEDED", 120)
+    soon(lambda: server.json("jobs", "get", third)["state"] == "SUCCEEDED", seconds=120)
 
 
 def test_job_fails_after_max_retries(make_server, model_directory, text_file):
@@ -218,7 +219,7 @@ def test_job_fails_after_max_retries(make_server, model_directory, text_file):
     got = server.json("jobs", "get", job)
     assert got["state"] == "FAILED" and got["attempt"] == 2 and got["retries"] == 2
     # The state is reported first, then counted.
-    wait_until(lambda: server.metrics()['nibble_jobs_finished_total{method="qlora",result="FAILED"}'] == 1)
+    soon(lambda: server.metrics()['nibble_jobs_finished_total{method="qlora",result="FAILED"}'] == 1)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to see the descriptors of another process")
@@ -227,7 +228,7 @@ def test_connections_are_closed_when_their_clients_are_gone(make_server):
     before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
     for connection in [Connection(server.grpc) for _ in range(100)]:
         connection.close()
-    wait_until(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) <= before + 2)
+    soon(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) <= before + 2)
 
 
 DOWNLOAD = "/nibble.v1.ModelService/DownloadArtifact"
@@ -264,7 +265,7 @@ def test_c12_watches_and_downloads_have_a_bound(make_server, tmp_path):
             return next(api.stream("ServerService", "WatchLoad"))
         except grpc.RpcError:
             return None
-    wait_until(another)
+    soon(another)
 
     request = exported(server, tmp_path)
     with grpc.insecure_channel(server.grpc, options=[("grpc.http2.bdp_probe", 0)]) as channel:

@@ -1,7 +1,5 @@
 """What the programs link, and how they start and stop."""
-import os
 import pathlib
-import signal
 import subprocess
 import time
 import urllib.request

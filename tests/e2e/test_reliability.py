@@ -16,9 +16,10 @@ import grpc
 import pytest
 
 import small_model
-from conftest import BIN, TRAIN, Server, trainers, wait_until
+from conftest import BIN, TRAIN, Server, trainers
 from test_kill import SAVE, STEPS, check, check_resumes, create, wait_for_own_step, wait_for_step
 from wire import Api, message
+from soon import soon
 
 HEALTH = "/grpc.health.v1.Health/Check"
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # its answers
@@ -82,7 +83,7 @@ def test_R4_sigterm_to_the_trainer_checkpoints_and_counts_as_no_retry(calm_of_ea
     (pid,) = trainers(server)
     os.kill(pid, signal.SIGTERM)
     os.kill(pid, signal.SIGTERM)  # R5: a second one before the checkpoint begins changes nothing
-    wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
+    soon(lambda: not pathlib.Path(f"/proc/{pid}").exists())
     assert time.monotonic() - began <= 25
     server.run("jobs", "watch", job)
     got = server.json("jobs", "get", job)
@@ -167,7 +168,7 @@ def test_R8_R9_full_disk_refuses_new_data_serves_existing_models_and_recovers(sm
     os.kill(pid, signal.SIGSTOP)  # or it might finish before the disk is full
     filler = fill(small_disk, 0)
     os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
+    soon(lambda: not pathlib.Path(f"/proc/{pid}").exists())
     assert server.process.poll() is None
     assert server.json("jobs", "get", job)["id"] == job
     assert server.json("models", "get", "small")["name"] == "small"
@@ -214,7 +215,7 @@ def test_R8_cancels_on_a_full_disk_take_effect_and_last(small_disk, model_direct
     assert server.json("jobs", "cancel", waiting)["state"] == "CANCELLED"
     fill(small_disk, 0)
     assert server.json("jobs", "cancel", running)["state"] == "CANCELLING"
-    wait_until(lambda: server.json("jobs", "get", running)["state"] == "CANCELLED")
+    soon(lambda: server.json("jobs", "get", running)["state"] == "CANCELLED")
     assert not trainers(server)
     fill(small_disk, 0)
     server.run("jobs", "delete", waiting)
@@ -246,7 +247,7 @@ def test_R8_cancels_on_a_full_disk_take_effect_and_last(small_disk, model_direct
     database.close()
     *events, _ = server.lines("jobs", "watch", running, check=False)  # exit 8: it was cancelled
     assert [e["sequence"] for e in events] == list(range(1, len(events) + 1))
-    wait_until(lambda: reserve.stat().st_size == whole)
+    soon(lambda: reserve.stat().st_size == whole)
     server.run("jobs", "resume", paused)
     server.run("jobs", "watch", paused)
     assert server.json("jobs", "get", paused)["state"] == "SUCCEEDED"
@@ -263,7 +264,7 @@ def test_R16_frozen_trainer_is_ended_and_the_job_resumes(calm, make_server, mode
     (pid,) = trainers(server)
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
-    wait_until(lambda: server.json("jobs", "get", job)["attempt"] == 2)
+    soon(lambda: server.json("jobs", "get", job)["attempt"] == 2)
     assert time.monotonic() - began <= timeout + 30
     check(server, job, digest, "frozen")
     assert any(e.get("reason") == "NO_PROGRESS" for e in server.lines("jobs", "watch", job))
@@ -322,7 +323,7 @@ def test_R17_as_the_first_process_of_a_container_nibbled_ends_and_reaps_orphans(
         subprocess.run(leave, check=True, timeout=30, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         (orphan,) = children(nibbled)
         os.kill(orphan, signal.SIGKILL)
-        wait_until(lambda: children(nibbled) == {})
+        soon(lambda: children(nibbled) == {})
         job = create(server, "out")
 
         def planted():
@@ -330,7 +331,7 @@ def test_R17_as_the_first_process_of_a_container_nibbled_ends_and_reaps_orphans(
             states = list(children(nibbled).values())
             return len(states) == LEFT + 1 and "Z" not in states
 
-        wait_until(planted)
+        soon(planted)
         go.touch()
         server.run("jobs", "watch", job)
         assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
@@ -356,7 +357,7 @@ def test_a_cancel_takes_effect_within_its_bound(make_server, model_directory, te
     if deaf:
         os.kill(pid, signal.SIGSTOP)
     server.run("jobs", "cancel", job)
-    wait_until(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
+    soon(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
     times = {e["state"]: datetime.datetime.fromisoformat(e["time"]) for e in server.lines("jobs", "watch", job, check=False)
              if e.get("type") == "state"}
     # Both times are from the server's clock, so the polling of this test does not count.
@@ -407,15 +408,15 @@ def test_R3_sigterm_under_load_finishes_running_requests(make_server, model_dire
     short = {"model": "deep", "text": "The boat", "stopping": {"max_tokens": 1}}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         watch = pool.submit(follow, api, job, seen)
-        wait_until(lambda: seen)
+        soon(lambda: seen)
         stream = pool.submit(lambda: list(api.stream("InferenceService", "GenerateStream", timeout=120, request=long)))
         answers = [pool.submit(server.json, "generate", "deep", "--prompt", f"The boat {i}", "--max-tokens", 700, "--ignore-eos")
                    for i in range(6)]
-        wait_until(lambda: requests_running(server) == 7)
+        soon(lambda: requests_running(server) == 7)
         os.kill(pid, signal.SIGCONT)
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: health(b"", timeout=AT_ONCE_S) == NOT_SERVING, AT_ONCE_S)
+        soon(lambda: health(b"", timeout=AT_ONCE_S) == NOT_SERVING, seconds=AT_ONCE_S)
         assert time.monotonic() - began <= AT_ONCE_S
         for refused in (lambda: api.call("FineTuneService", "CreateJob", timeout=5),
                         lambda: api.call("InferenceService", "Generate", timeout=5, **short),
@@ -451,7 +452,7 @@ def test_requested_checkpoint_is_published_and_served_while_the_job_runs(calm):
     wait_for_step(server, job, 3)
     assert server.json("jobs", "checkpoints", job)["checkpoints"] == []
     server.run("jobs", "checkpoint", job)
-    wait_until(lambda: server.json("jobs", "checkpoints", job)["checkpoints"])
+    soon(lambda: server.json("jobs", "checkpoints", job)["checkpoints"])
     (checkpoint,) = server.json("jobs", "checkpoints", job)["checkpoints"]
     assert checkpoint["name"] == f"{job}/{checkpoint['step']}" and checkpoint["servable"] and checkpoint["resumable"]
     model = server.json("jobs", "publish", checkpoint["name"], "--name", "so-far")
@@ -467,7 +468,7 @@ def test_requested_checkpoint_is_published_and_served_while_the_job_runs(calm):
     assert server.json("jobs", "get", job)["state"] == "RUNNING", "the job must still run"
     cancelled = server.json("jobs", "cancel", job, "--keep-checkpoint")
     assert cancelled["state"] == "CANCELLING"
-    wait_until(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
+    soon(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
     kept = server.json("jobs", "checkpoints", job)["checkpoints"]
     assert kept[0]["step"] > checkpoint["step"], "the trainer wrote a checkpoint before it stopped"
     server.run("jobs", "delete", job)
@@ -509,7 +510,7 @@ def test_R3_drain_by_rpc_cuts_requests_at_its_deadline(make_server, model_direct
         for _ in stream:
             pass
     assert cut.value.code() == grpc.StatusCode.CANCELLED, "the drain cuts the stream"
-    wait_until(lambda: not trainers(server))
+    soon(lambda: not trainers(server))
     load = api.call("ServerService", "GetLoad")
     assert load.draining and not load.ready
     with pytest.raises(grpc.RpcError) as refused:

@@ -16,9 +16,10 @@ import uuid
 import grpc
 import pytest
 
-from conftest import trainers, wait_until
+from conftest import trainers
 from test_message_limits import field
 from wire import Api, message, wait_for
+from soon import soon
 
 STEPS = 6
 MIN_OPERATIONS = 50  # a kill without traffic shows nothing and is not counted
@@ -356,7 +357,7 @@ def check_lost(address, bereft):
         return reasons.count("ATTEMPT_LOST")
 
     for name, attempt in bereft:
-        wait_until(lambda name=name, attempt=attempt: times_reported(name, attempt) > 0)
+        soon(lambda name=name, attempt=attempt: times_reported(name, attempt) > 0)
         assert times_reported(name, attempt) == 1, (name, attempt)
     api.close()
 
@@ -409,7 +410,7 @@ def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directo
                     check_one_writer(server)
                     time.sleep(0.05)
                 if fault in ("slow", "orphans"):
-                    wait_until(lambda: failed(clients) or not all(has_outcome(directory) for directory in attempts(server).values()))
+                    soon(lambda: failed(clients) or not all(has_outcome(directory) for directory in attempts(server).values()))
                 if fault == "both":
                     killed = attempts(server)
                     send(killed, signal.SIGKILL)
@@ -423,8 +424,8 @@ def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directo
             finally:
                 stop.set()
         try:
-            wait_until(lambda: all(stands_still(pid) is not False for pid in frozen))
-            wait_until(lambda: all(stands_still(pid) is None for pid in killed))
+            soon(lambda: all(stands_still(pid) is not False for pid in frozen))
+            soon(lambda: all(stands_still(pid) is None for pid in killed))
             left = check_database(server)
             # The other attempts had been settled before the server died, or were finished, or are being cancelled.
             bereft = [attempt_of(directory) for directory in killed.values() if not has_outcome(directory)]
@@ -469,7 +470,7 @@ def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directo
     left = check_all_there(server.grpc, traffic)
     traffic.paused.clear()
     for name in left:
-        wait_until(lambda name=name: traffic.ask(api, "GetJob", name).state != 4, 120)  # --pause_grace_s is 60
+        soon(lambda name=name: traffic.ask(api, "GetJob", name).state != 4, seconds=120)  # --pause_grace_s is 60
         traffic.ask_if_legal(api, "ResumeJob", name)
     for name in reversed(left):  # the oldest is the next to run
         server.run("jobs", "watch", name, check=False)  # exit 1 for a cancelled one

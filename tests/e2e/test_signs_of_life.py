@@ -6,10 +6,11 @@ import signal
 import pytest
 
 import small_model
-from conftest import TRAIN, trainers, wait_until
+from conftest import TRAIN, trainers
 from test_checkpoint_faults import is_stopped
 from test_kill import SETTINGS
 from test_reliability import prepare
+from soon import soon
 
 STEPS = 6
 
@@ -30,14 +31,14 @@ def create(server, method, output):
 def terminate_where_it_stands(server, job, command=None):
     """Waits until the first attempt has stopped itself, asks it to end, and continues it. Returns its directory,
     journal and outcome."""
-    wait_until(lambda: [pid for pid in trainers(server) if is_stopped(pid)])
+    soon(lambda: [pid for pid in trainers(server) if is_stopped(pid)])
     (pid,) = trainers(server)
     if command is None:
         os.kill(pid, signal.SIGTERM)
     else:
         server.run("jobs", command, job)
     os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: pid not in trainers(server))
+    soon(lambda: pid not in trainers(server))
     directory = server.state / "jobs" / job / "attempts/1"
     journal = [json.loads(line) for line in (directory / "journal.jsonl").read_text().splitlines()]
     return directory, journal, json.loads((directory / "outcome.json").read_text())
@@ -86,7 +87,7 @@ def test_T4_cancel_while_loading_ends_the_attempt_at_once(make_server, model_dir
     directory, journal, outcome = terminate_where_it_stands(server, job, "cancel")
     assert outcome["outcome"] == "cancelled"
     assert not [line for line in journal if line["type"] == "state"]
-    wait_until(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
+    soon(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
     assert not list(directory.glob("*.tmp.*")), "the unfinished base is gone"
 
 

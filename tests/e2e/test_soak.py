@@ -22,11 +22,12 @@ from google.protobuf import message_factory
 
 import footprint
 import soak_clients
-from conftest import trainers, wait_until
+from conftest import trainers
 from soak_calls import Calls, CountedApi, Life
 from test_http_port import attack
 from test_server_kills import Traffic, attempts, check_all_there, check_database, send
 from wire import Api, pool
+from soon import soon
 
 MINUTES = float(os.environ.get("NIBBLE_SOAK_MINUTES", 30))
 FLAT = 0.05
@@ -121,9 +122,9 @@ class Soak:
             self.traffic.cancel(api, name)
         api.close()
         api = Api(self.server.grpc)  # these are not counted
-        wait_until(lambda: not api.call("FineTuneService", "ListJobs", Traffic.open_jobs()).jobs, 180)
+        soon(lambda: not api.call("FineTuneService", "ListJobs", Traffic.open_jobs()).jobs, seconds=180)
         api.close()
-        wait_until(lambda: trainers(self.server) == [])
+        soon(lambda: trainers(self.server) == [])
 
     def attackers(self):
         stack = contextlib.ExitStack()

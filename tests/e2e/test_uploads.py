@@ -7,8 +7,9 @@ import threading
 
 import grpc
 
-from conftest import wait_until
+
 from wire import Api, message
+from soon import soon
 
 ROWS = b'{"text": "The keeper counted the boats."}\n' * 500
 
@@ -29,10 +30,10 @@ def begin(api, name, upload_id, content):
 def interrupt(server, name, upload_id, content):
     api = Api(server.grpc)
     call, hang = begin(api, name, upload_id, content)
-    wait_until(lambda: any(one["id"] == upload_id and one["bytes"] == len(content) for one in server.json("uploads", "list")["uploads"]))
+    soon(lambda: any(one["id"] == upload_id and one["bytes"] == len(content) for one in server.json("uploads", "list")["uploads"]))
     call.cancel()
     hang.set()
-    wait_until(lambda: [one["state"] for one in server.json("uploads", "list")["uploads"] if one["id"] == upload_id] == ["interrupted"])
+    soon(lambda: [one["state"] for one in server.json("uploads", "list")["uploads"] if one["id"] == upload_id] == ["interrupted"])
     api.close()
 
 
@@ -54,7 +55,7 @@ def test_C10_a_cancelled_upload_ends_its_stream_and_frees_the_disk(make_server):
     server = make_server()
     api = Api(server.grpc)
     call, hang = begin(api, "page", "mine", ROWS)
-    wait_until(lambda: server.json("uploads", "list")["uploads"])
+    soon(lambda: server.json("uploads", "list")["uploads"])
     assert server.json("uploads", "cancel", "mine") == {"id": "mine", "cancelled": True}
     assert call.exception(timeout=60).code() == grpc.StatusCode.CANCELLED, "although its client sends nothing"
     hang.set()
@@ -78,10 +79,10 @@ def test_C10_upload_that_is_not_resumed_expires(make_server):
     assert limits["upload_kept"] == "0.500s"
     api = Api(server.grpc)
     call, hang = begin(api, "page", "mine", ROWS)
-    wait_until(lambda: os.listdir(server.state / "uploads"))
+    soon(lambda: os.listdir(server.state / "uploads"))
     call.cancel()
     hang.set()
-    wait_until(lambda: os.listdir(server.state / "uploads") == [])
+    soon(lambda: os.listdir(server.state / "uploads") == [])
 
 
 def test_C10_bytes_of_one_principal_are_bounded(make_server, tmp_path):
