@@ -135,7 +135,8 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
         NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations_.Find(start));
         if (!known.has_value()) {
           NIBBLE_RETURN_IF_ERROR(check());
-          const auto plan = [this, spec, slot](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+          const auto plan = [this, spec,
+                             slot](registry::OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
             scope.Progress("plan", 0, 1);
             NIBBLE_ASSIGN_OR_RETURN(const v1::PlanJobResponse planned, PlanOf(spec, scope.cancel()));
             return Packed(planned);

@@ -87,7 +87,7 @@ grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext*
                          const OperationStart start = StartOf(call, OperationLane::kModels, *request, request->name());
                          return Begin(
                              operations_, start, [&] { return library_.CheckImport(*request, start.owner); },
-                             [this, copy = *request, owner = start.owner](OperationScope& scope) {
+                             [this, copy = *request, owner = start.owner](registry::OperationScope& scope) {
                                return library_.Import(copy, owner, scope);
                              },
                              response);
@@ -99,7 +99,7 @@ grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext
                                                      google::longrunning::Operation* response) {
   return UnaryOnWorker(
       environment_, context, "nibble.v1.ModelService/ConvertModel", [=, this](const Call& call) -> absl::Status {
-        const auto convert = [this, copy = *request](OperationScope& scope) {
+        const auto convert = [this, copy = *request](registry::OperationScope& scope) {
           auto made = library_.Convert(copy, scope);
           return made.ok() ? made : base::About(made.status(), copy.model());
         };
@@ -118,7 +118,8 @@ grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext*
         return Begin(
             operations_, StartOf(call, OperationLane::kModels, *request, request->model()),
             [&] { return library_.CheckExport(*request); },
-            [this, copy = *request](OperationScope& scope) { return library_.Export(copy, scope); }, response);
+            [this, copy = *request](registry::OperationScope& scope) { return library_.Export(copy, scope); },
+            response);
       });
 }
 
@@ -150,7 +151,7 @@ grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* c
           NIBBLE_RETURN_IF_ERROR(CheckDevice(request->device()));
           NIBBLE_RETURN_IF_ERROR(library_.Find(request->name()));
           const auto load = [this, name = request->name(), principal = auth::FairnessKey(call.principal())](
-                                OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+                                registry::OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
             scope.Progress("load", 0, 1);
             NIBBLE_RETURN_IF_ERROR(loads_.Await(name, principal, scope.stopped()).status());
             return Loaded(name);
@@ -188,7 +189,7 @@ grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerCo
                          return Begin(
                              operations_, StartOf(call, OperationLane::kReaders, *request, request->name()),
                              [&] { return library_.CheckPublish(*request, tenant); },
-                             [this, copy = *request, tenant](OperationScope& scope) {
+                             [this, copy = *request, tenant](registry::OperationScope& scope) {
                                return library_.PublishCheckpoint(copy, tenant, scope);
                              },
                              response);
@@ -200,8 +201,8 @@ grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext*
                                                     google::longrunning::Operation* response) {
   return UnaryOnWorker(
       environment_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call& call) -> absl::Status {
-        const auto verify = [this,
-                             name = request->name()](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+        const auto verify =
+            [this, name = request->name()](registry::OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
           const auto verified = library_.Verify(name, scope);
           if (!verified.ok()) return base::About(verified.status(), name);
           return Packed(*verified);

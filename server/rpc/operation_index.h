@@ -11,7 +11,7 @@
 
 #include "nibble/v1/model_service.pb.h"
 #include "server/base/cancel_token.h"
-#include "server/rpc/operation_scope.h"
+#include "server/registry/operation_scope.h"
 #include "server/rpc/stored_operation.h"
 
 namespace nibble::rpc {
@@ -37,7 +37,7 @@ struct OperationEntry {
   OperationLane lane = OperationLane::kModels;
   OperationState state = OperationState::kBeginning;
   nibble::v1::ModelOperationMetadata metadata;
-  std::function<absl::StatusOr<google::protobuf::Any>(OperationScope&)> body;  // set while queued
+  std::function<absl::StatusOr<google::protobuf::Any>(registry::OperationScope&)> body;  // set while queued
   base::CancelToken cancel;
   bool cancel_asked = false;                        // a caller has cancelled it, not only the deadline or a shutdown
   absl::Duration began;                             // monotonic; set while running

@@ -42,7 +42,7 @@ std::shared_ptr<const longrunning::Operation> Changed(const StoredOperation& rec
 
 }  // namespace
 
-class OperationTable::Scope : public OperationScope {
+class OperationTable::Scope : public registry::OperationScope {
  public:
   Scope(OperationTable& table, OperationEntry& entry)
       : table_(table), entry_(entry), name_(entry.name()), digest_(entry.record.request_digest), until_(entry.until) {}
@@ -56,7 +56,7 @@ class OperationTable::Scope : public OperationScope {
   }
   bool cancelled() const override { return entry_.cancel.cancelled() || table_.clock_.Monotonic() >= until_; }
   base::CancelToken cancel() const override { return entry_.cancel; }
-  OperationIdentity identity() const override { return {name_, digest_}; }
+  registry::OperationIdentity identity() const override { return {name_, digest_}; }
   void Hold(std::shared_ptr<const void> handle, absl::Duration kept) override {
     base::MutexLock lock(table_.mutex_);
     entry_.held.swap(handle);  // the previous handle is destroyed after the lock is released

@@ -18,9 +18,9 @@
 #include "server/base/clock.h"
 #include "server/base/files.h"
 #include "server/base/mutex.h"
+#include "server/base/worker_pool.h"
+#include "server/registry/operation_scope.h"
 #include "server/rpc/operation_index.h"
-#include "server/rpc/operation_scope.h"
-#include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {
 
@@ -47,7 +47,7 @@ struct OperationViewer {
 class OperationTable {
  public:
   // Returns the message for the operation's response, or an error; Cancelled after it has seen scope.cancelled().
-  using Body = std::function<absl::StatusOr<google::protobuf::Any>(OperationScope&)>;
+  using Body = std::function<absl::StatusOr<google::protobuf::Any>(registry::OperationScope&)>;
   using Done = std::function<void(const google::longrunning::Operation&)>;
   // State of an operation at one time. It never changes.
   using Snapshot = std::shared_ptr<const google::longrunning::Operation>;
@@ -56,8 +56,8 @@ class OperationTable {
   static constexpr std::size_t kMaxDoneAtOnceOfOwner = OperationIndex::kMaxDoneAtOnceOfOwner;
   // Returns the response of an operation that made `model` before the server was killed; nullopt if it had not made the
   // model yet. Returns an error if this cannot be determined.
-  using Recover = std::function<absl::StatusOr<std::optional<google::protobuf::Any>>(const OperationIdentity& operation,
-                                                                                     const std::string& model)>;
+  using Recover = std::function<absl::StatusOr<std::optional<google::protobuf::Any>>(
+      const registry::OperationIdentity& operation, const std::string& model)>;
 
   // `deadline`: maximum run time of each operation; after it the operation is cancelled and ends as DeadlineExceeded.
   // Open calls `recover` for each operation that had not ended; empty: no operation had made a model.
@@ -146,9 +146,9 @@ class OperationTable {
   std::uint64_t next_handle_ ABSL_GUARDED_BY(mutex_) = 1;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Lane lanes_[kNumLanes] ABSL_GUARDED_BY(mutex_);
-  WorkerPool enders_{1, 0};  // records the ends of operations that were cancelled in their queue
+  base::WorkerPool enders_{1, 0};  // records the ends of operations that were cancelled in their queue
   // Last: destroyed first.
-  WorkerPool workers_[kNumLanes]{{kWidths[0], 0}, {kWidths[1], 0}, {kWidths[2], 0}, {kWidths[3], 0}};
+  base::WorkerPool workers_[kNumLanes]{{kWidths[0], 0}, {kWidths[1], 0}, {kWidths[2], 0}, {kWidths[3], 0}};
 };
 
 }  // namespace nibble::rpc

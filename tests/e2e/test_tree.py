@@ -24,7 +24,7 @@ MAY = {
     "http": ["base", "telemetry"],
     "auth": ["base"],
     "kube": ["base"],
-    "registry": ["base", "telemetry", "text", "model", "store", "convert"],
+    "registry": ["base", "auth", "telemetry", "text", "model", "store", "data", "convert", "serve"],
     "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve", "auth", "registry"],
     "trainer": ["base", "text", "model", "store", "data", "convert", "jobs"],
 }

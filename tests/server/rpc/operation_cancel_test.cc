@@ -45,9 +45,9 @@ struct Moment {
 };
 
 // Counts how often each stage of the work checks for cancellation, and calls `then` at one moment.
-class WatchedScope : public OperationScope {
+class WatchedScope : public registry::OperationScope {
  public:
-  WatchedScope(OperationScope& real, Moment at, std::function<void()> then)
+  WatchedScope(registry::OperationScope& real, Moment at, std::function<void()> then)
       : real_(real), at_(std::move(at)), then_(std::move(then)) {}
   void Progress(const std::string& stage, std::int64_t done, std::int64_t total) override {
     const bool begins = stage != stage_;
@@ -61,14 +61,14 @@ class WatchedScope : public OperationScope {
     return real_.cancelled();
   }
   base::CancelToken cancel() const override { return real_.cancel(); }
-  OperationIdentity identity() const override { return real_.identity(); }
+  registry::OperationIdentity identity() const override { return real_.identity(); }
   void Hold(std::shared_ptr<const void> handle, absl::Duration kept) override { real_.Hold(std::move(handle), kept); }
 
   const std::map<std::string, std::int64_t>& asks() const { return asks_; }
   std::int64_t total() const { return total_; }
 
  private:
-  OperationScope& real_;
+  registry::OperationScope& real_;
   const Moment at_;
   const std::function<void()> then_;
   std::string stage_;
@@ -78,7 +78,7 @@ class WatchedScope : public OperationScope {
 
 class OperationCancelTest : public testing::Test {
  protected:
-  using Work = std::function<absl::StatusOr<google::protobuf::Any>(OperationScope&)>;
+  using Work = std::function<absl::StatusOr<google::protobuf::Any>(registry::OperationScope&)>;
   static constexpr absl::Duration kDeadline = absl::Seconds(10);
 
   void SetUp() override {
@@ -145,16 +145,16 @@ class OperationCancelTest : public testing::Test {
     request.set_name(name);
     request.set_target(v1::MODEL_FORMAT_INT8);
     request.set_eval_dataset("page");
-    return [this, request](OperationScope& scope) { return library_->Convert(request, scope); };
+    return [this, request](registry::OperationScope& scope) { return library_->Convert(request, scope); };
   }
   Work PublishCheckpoint(const std::string& name) {
     v1::PublishCheckpointRequest request;
     request.set_checkpoint("job-1/3");
     request.set_name(name);
-    return [this, request](OperationScope& scope) { return library_->PublishCheckpoint(request, "", scope); };
+    return [this, request](registry::OperationScope& scope) { return library_->PublishCheckpoint(request, "", scope); };
   }
   Work Verify() {
-    return [this](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+    return [this](registry::OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
       const auto verified = library_->Verify("small", scope);
       if (!verified.ok()) return verified.status();
       return Packed(*verified);
@@ -182,8 +182,8 @@ class OperationCancelTest : public testing::Test {
     if (table_ == nullptr) OpenTable();
     std::promise<std::string> name;
     const auto named = name.get_future().share();
-    const auto operation =
-        table_->Start({.model = "m"}, [&, named](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+    const auto operation = table_->Start(
+        {.model = "m"}, [&, named](registry::OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
           name_ = named.get();
           scope_ = &scope;
           std::uint64_t before = models_.launches().total();
@@ -229,7 +229,7 @@ class OperationCancelTest : public testing::Test {
   kernels::Stream stream_;
   base::FakeClock clock_{absl::FromUnixSeconds(1'700'000'000)};
   telemetry::Metrics metrics_{{}, {}};
-  UploadTable uploads_{base::RealClock(), {}};
+  registry::UploadTable uploads_{base::RealClock(), {}};
   std::unique_ptr<store::StateDirectory> state_;
   std::unique_ptr<registry::TextCache> texts_;
   std::unique_ptr<serve::ModelManager> manager_;
@@ -239,7 +239,7 @@ class OperationCancelTest : public testing::Test {
   std::int64_t num_layers_ = 0, num_tensors_ = 0;
   // About the operation of Run.
   std::string name_;
-  OperationScope* scope_ = nullptr;
+  registry::OperationScope* scope_ = nullptr;
   std::map<std::string, std::int64_t> asks_;
   std::int64_t total_ = 0;
   std::uint64_t launches_ = 0;

@@ -168,7 +168,7 @@ TEST_F(OperationsTest, C9FilesAndTheRequestIdOfTheirOperationAreForgottenTogethe
   std::weak_ptr<const int> files;
   const auto begin = [&](OperationTable& table, absl::Status result) {
     const auto operation =
-        table.Start(start, [&, result](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+        table.Start(start, [&, result](registry::OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
           const auto made = std::make_shared<const int>(1);
           files = made;
           scope.Hold(made, absl::Hours(1));
@@ -318,8 +318,8 @@ TEST_F(OperationsTest, C9OldestOperationsWithoutFilesAreRemovedBeyondTheBound) {
   };
   const auto run = [&](const std::string& owner, std::shared_ptr<const void> files = nullptr) {
     clock_.Advance(absl::Milliseconds(1));
-    const auto operation =
-        table_->Start(start_of(owner), [files](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+    const auto operation = table_->Start(
+        start_of(owner), [files](registry::OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
           if (files != nullptr) scope.Hold(files, absl::Hours(1));
           return google::protobuf::Any();
         });
@@ -367,7 +367,8 @@ TEST_F(OperationsTest, TokenOfACancelledOrLateOperationIsCancelled) {
   const auto table = Open("bounded", absl::Seconds(10));
   for (const bool late : {false, true}) {
     const auto begun = std::make_shared<std::promise<void>>(), ended = std::make_shared<std::promise<void>>();
-    const OperationTable::Body body = [begun](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+    const OperationTable::Body body =
+        [begun](registry::OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
       const base::CancelToken cancel = scope.cancel();
       begun->set_value();
       while (!cancel.cancelled()) std::this_thread::yield();

@@ -33,7 +33,7 @@ namespace longrunning = google::longrunning;
 class Gate {
  public:
   OperationTable::Body Body() {
-    return [this](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+    return [this](registry::OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
       scope.Progress("reading", 1, 2);
       base::MutexLock lock(mutex_);
       ++begun_;
@@ -218,7 +218,7 @@ class OperationsTest : public ::testing::Test {
   base::FakeClock clock_{absl::FromUnixSeconds(1'700'000'000)};
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
-  WorkerPool workers_{1, 8};
+  base::WorkerPool workers_{1, 8};
   CallEnvironment environment_{metrics_, workers_, base::RealClock(), draining_};
   Gate gate_, later_;
   std::unique_ptr<OperationTable> table_;

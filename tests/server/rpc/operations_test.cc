@@ -78,7 +78,9 @@ TEST_F(OperationsTest, C4OnePrincipalDoesNotTakeAllWorkersOfALane) {
     EXPECT_TRUE(operation.ok()) << operation.status();
     return operation.ok() ? operation->name() : "";
   };
-  const auto at_once = [](OperationScope&) -> absl::StatusOr<google::protobuf::Any> { return google::protobuf::Any(); };
+  const auto at_once = [](registry::OperationScope&) -> absl::StatusOr<google::protobuf::Any> {
+    return google::protobuf::Any();
+  };
   std::vector<std::string> held;
   for (int i = 0; i < 3; ++i) held.push_back(start("ann", gate_.Body()));
   EXPECT_TRUE(Wait(start("bob", at_once)).done());
@@ -178,7 +180,7 @@ TEST_F(OperationsTest, OperationThatExceedsItsDeadlineIsEnded) {
   clock_.Advance(absl::Seconds(11));
   EXPECT_EQ(end(second).error().code(), static_cast<int>(grpc::StatusCode::CANCELLED));
   // An operation that finishes without a check has succeeded.
-  const std::string over = start([this](OperationScope&) -> absl::StatusOr<google::protobuf::Any> {
+  const std::string over = start([this](registry::OperationScope&) -> absl::StatusOr<google::protobuf::Any> {
     clock_.Advance(absl::Seconds(11));
     return google::protobuf::Any();
   });
@@ -304,12 +306,12 @@ TEST_F(OperationsTest, C8OperationsInterruptedByTheEndOfTheServerAreAborted) {
   const std::string running = begin(start_of("running"), gate_), queued = begin(start_of("queued"), gate_);
   // An operation that was cancelled and is in its last steps when the server ends.
   std::promise<void> begun, ending;
-  const auto cancelled =
-      table->Start({.lane = OperationLane::kReaders}, [&](OperationScope&) -> absl::StatusOr<google::protobuf::Any> {
-        begun.set_value();
-        ending.get_future().wait();
-        return absl::CancelledError("cancelled");
-      });
+  const auto cancelled = table->Start({.lane = OperationLane::kReaders},
+                                      [&](registry::OperationScope&) -> absl::StatusOr<google::protobuf::Any> {
+                                        begun.set_value();
+                                        ending.get_future().wait();
+                                        return absl::CancelledError("cancelled");
+                                      });
   ASSERT_TRUE(cancelled.ok()) << cancelled.status();
   begun.get_future().wait();
   gate_.AwaitBegun(1);
