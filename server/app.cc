@@ -32,6 +32,7 @@
 #include "server/jobs/job_metrics.h"
 #include "server/kube/last_exit.h"
 #include "server/metered_files.h"
+#include "server/operations/operation_table.h"
 #include "server/plan/job_planner.h"
 #include "server/registry/model_files.h"
 #include "server/registry/upload_table.h"
@@ -42,6 +43,7 @@
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_loads.h"
 #include "server/rpc/model_service.h"
+#include "server/rpc/operation_proto.h"
 #include "server/rpc/operations_service.h"
 #include "server/rpc/server_service.h"
 #include "server/rpc/sweeper.h"
@@ -111,7 +113,7 @@ struct App::State {
   std::unique_ptr<rpc::ModelLoads> loads;
   std::unique_ptr<registry::UploadTable> uploads;
   std::unique_ptr<rpc::ModelLibrary> model_library;
-  std::unique_ptr<rpc::OperationTable> operations;
+  std::unique_ptr<operations::OperationTable> operations;
   std::unique_ptr<rpc::Sweeper> sweeper;  // drops old uploads and operations
 
   std::unique_ptr<rpc::DatasetService> dataset_service;
@@ -343,12 +345,13 @@ absl::Status App::State::OpenServing() {
                                                       .kept = absl::Seconds(options.upload_kept_s)});
   model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), *uploads,
                                                       convert_stream, serve_stream, std::move(library_options));
-  NIBBLE_ASSIGN_OR_RETURN(
-      operations, rpc::OperationTable::Open(files, base::RealClock(), base::JoinPath(state->paths.root(), "operations"),
-                                            OrNone(options.operation_deadline_s),
-                                            [this](const auto& operation, const std::string& model) {
-                                              return model_library->Recover(operation, model);
-                                            }));
+  NIBBLE_ASSIGN_OR_RETURN(operations, operations::OperationTable::Open(
+                                          files, base::RealClock(), base::JoinPath(state->paths.root(), "operations"),
+                                          OrNone(options.operation_deadline_s),
+                                          [this](const auto& operation, const std::string& model) {
+                                            return model_library->Recover(operation, model);
+                                          },
+                                          rpc::ParseOperationV1));
   operations->set_max_of_owner(options.max_operations_per_principal);
   sweeper = std::make_unique<rpc::Sweeper>(kSweepEvery, [this] {
     uploads->DropOld();

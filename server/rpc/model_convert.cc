@@ -281,8 +281,8 @@ absl::Status ModelLibrary::AddRecord(const std::string& source, const std::strin
   return model::WriteArtifactInfo(state_.files, target, info);
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertModelRequest& request,
-                                                            registry::OperationScope& scope) {
+absl::StatusOr<operations::OperationResponse> ModelLibrary::Convert(const v1::ConvertModelRequest& request,
+                                                                    registry::OperationScope& scope) {
   const MemoryReturn at_the_end;
   const absl::Duration began = clock_.Monotonic();
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source,
@@ -376,8 +376,8 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModelRequest& request,
-                                                           registry::OperationScope& scope) {
+absl::StatusOr<operations::OperationResponse> ModelLibrary::Export(const v1::ExportModelRequest& request,
+                                                                   registry::OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source,
                           registry::FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "an export"));

@@ -16,6 +16,7 @@
 #include "server/registry/model_memory.h"
 #include "server/registry/operation_files.h"
 #include "server/registry/operation_mark.h"
+#include "server/rpc/begin_operation.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/status.h"
 #include "server/rpc/uploaded_model.h"
@@ -99,9 +100,9 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, co
   return uploads_.CheckFinished(owner, request.upload_id());
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModelRequest& request,
-                                                           const auth::RequestOwner& owner,
-                                                           registry::OperationScope& scope) {
+absl::StatusOr<operations::OperationResponse> ModelLibrary::Import(const v1::ImportModelRequest& request,
+                                                                   const auth::RequestOwner& owner,
+                                                                   registry::OperationScope& scope) {
   registry::UploadTable::Taken upload;
   std::unique_ptr<registry::BeneathPath> beneath;
   std::string source;
@@ -131,37 +132,34 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
   return ResponseOf(request.name());
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::ResponseOf(const std::string& name) {
+absl::StatusOr<operations::OperationResponse> ModelLibrary::ResponseOf(const std::string& name) {
   NIBBLE_ASSIGN_OR_RETURN(v1::Model model, Describe(name, /*detailed=*/true));
-  google::protobuf::Any any;
   if (model.origin() == v1::MODEL_ORIGIN_CONVERT) {
     v1::ConvertModelResponse response;
     *response.mutable_report() = model.conversion();
     model.mutable_conversion()->clear_layers();
     *response.mutable_model() = std::move(model);
-    any.PackFrom(response);
+    return Packed(response);
   } else if (model.origin() == v1::MODEL_ORIGIN_CHECKPOINT) {
     v1::PublishCheckpointResponse response;
     *response.mutable_model() = std::move(model);
     *response.mutable_residents() = ToProto(manager_);
-    any.PackFrom(response);
-  } else {
-    any.PackFrom(model);
+    return Packed(response);
   }
-  return any;
+  return Packed(model);
 }
 
-absl::StatusOr<std::optional<google::protobuf::Any>> ModelLibrary::Recover(const registry::OperationIdentity& operation,
-                                                                           const std::string& model) {
+absl::StatusOr<std::optional<operations::OperationResponse>> ModelLibrary::Recover(
+    const registry::OperationIdentity& operation, const std::string& model) {
   const auto stored = state_.models->Get(model);
-  if (absl::IsNotFound(stored.status())) return std::optional<google::protobuf::Any>();
+  if (absl::IsNotFound(stored.status())) return std::optional<operations::OperationResponse>();
   NIBBLE_RETURN_IF_ERROR(stored.status());
-  if (!registry::IsMadeBy(*stored, operation)) return std::optional<google::protobuf::Any>();
+  if (!registry::IsMadeBy(*stored, operation)) return std::optional<operations::OperationResponse>();
   // The server may have been killed before it synced the rename.
   NIBBLE_RETURN_IF_ERROR(state_.files.SyncDirectory(state_.paths.models()));
-  NIBBLE_ASSIGN_OR_RETURN(google::protobuf::Any response, ResponseOf(model));
+  NIBBLE_ASSIGN_OR_RETURN(operations::OperationResponse response, ResponseOf(model));
   base::LogInfo("operation recovered", {{"name", operation.name}, {"model", model}});
-  return std::optional<google::protobuf::Any>(std::move(response));
+  return std::optional<operations::OperationResponse>(std::move(response));
 }
 
 absl::Status ModelLibrary::ImportWeights(const v1::ImportModelRequest& request, const std::string& source,

@@ -16,10 +16,10 @@
 #include "server/base/mutex.h"
 #include "server/data/token_file.h"
 #include "server/jobs/job_spec.h"
+#include "server/operations/operation_table.h"
 #include "server/registry/text_cache.h"
 #include "server/registry/upload_table.h"
 #include "server/registry/work_admission.h"
-#include "server/rpc/operations.h"
 #include "server/serve/model_manager.h"
 #include "server/store/state_directory.h"
 #include "server/telemetry/metrics.h"
@@ -71,15 +71,17 @@ class ModelLibrary {
   absl::Status CheckConvert(const v1::ConvertModelRequest& request, const std::string& tenant);
   absl::Status CheckExport(const v1::ExportModelRequest& request);
   // `owner`: the caller, whose uploads `request` may name.
-  absl::StatusOr<google::protobuf::Any> Import(const v1::ImportModelRequest& request, const auth::RequestOwner& owner,
-                                               registry::OperationScope& scope);
-  absl::StatusOr<google::protobuf::Any> Convert(const v1::ConvertModelRequest& request,
-                                                registry::OperationScope& scope);
-  absl::StatusOr<google::protobuf::Any> Export(const v1::ExportModelRequest& request, registry::OperationScope& scope);
-  // For OperationTable::Recover: the response of the import, conversion or publication that made `model`. Exports do
-  // not outlive the server.
-  absl::StatusOr<std::optional<google::protobuf::Any>> Recover(const registry::OperationIdentity& operation,
-                                                               const std::string& model);
+  absl::StatusOr<operations::OperationResponse> Import(const v1::ImportModelRequest& request,
+                                                       const auth::RequestOwner& owner,
+                                                       registry::OperationScope& scope);
+  absl::StatusOr<operations::OperationResponse> Convert(const v1::ConvertModelRequest& request,
+                                                        registry::OperationScope& scope);
+  absl::StatusOr<operations::OperationResponse> Export(const v1::ExportModelRequest& request,
+                                                       registry::OperationScope& scope);
+  // For operations::OperationTable::Recover: the response of the import, conversion or publication that made `model`.
+  // Exports do not outlive the server.
+  absl::StatusOr<std::optional<operations::OperationResponse>> Recover(const registry::OperationIdentity& operation,
+                                                                       const std::string& model);
 
   // The files of an export, which its operation owns. Errors: NotFound (ARTIFACT).
   struct ExportedFiles {
@@ -97,15 +99,16 @@ class ModelLibrary {
   // Returns a PublishCheckpointResponse. Waits as Verify does. Errors: NotFound (CHECKPOINT), AlreadyExists
   // (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), DataLoss
   // (CHECKPOINT_CORRUPT; for the base ARTIFACT_CORRUPT).
-  absl::StatusOr<google::protobuf::Any> PublishCheckpoint(const v1::PublishCheckpointRequest& request,
-                                                          const std::string& tenant, registry::OperationScope& scope);
+  absl::StatusOr<operations::OperationResponse> PublishCheckpoint(const v1::PublishCheckpointRequest& request,
+                                                                  const std::string& tenant,
+                                                                  registry::OperationScope& scope);
   // Checks the name, the checkpoint and its base before the operation begins.
   absl::Status CheckPublish(const v1::PublishCheckpointRequest& request, const std::string& tenant);
 
  private:
   // The response of the operation that made this model (import, conversion or publication), built from the stored
   // model.
-  absl::StatusOr<google::protobuf::Any> ResponseOf(const std::string& name);
+  absl::StatusOr<operations::OperationResponse> ResponseOf(const std::string& name);
   // Compares the model's record with its logits now, and its tensors with their digests.
   absl::StatusOr<v1::VerifyModelResponse> Replay(const store::StoredModel& stored, registry::OperationScope& scope);
   // Whether the model of that name was made from exactly this checkpoint. It is then the answer to a repeated request.

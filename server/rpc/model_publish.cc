@@ -48,9 +48,8 @@ absl::Status ModelLibrary::CheckPublish(const v1::PublishCheckpointRequest& requ
   return state_.models->CheckFree(request.name(), tenant);
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::PublishCheckpointRequest& request,
-                                                                      const std::string& tenant,
-                                                                      registry::OperationScope& scope) {
+absl::StatusOr<operations::OperationResponse> ModelLibrary::PublishCheckpoint(
+    const v1::PublishCheckpointRequest& request, const std::string& tenant, registry::OperationScope& scope) {
   const base::Cancelled cancelled = scope.stopped();
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
   if (IsPublished(request, source)) return ResponseOf(request.name());
