@@ -38,7 +38,7 @@ template <typename Message>
 operations::OperationResponse Packed(const Message& message) {
   google::protobuf::Any any;
   any.PackFrom(message);
-  return {.type = any.type_url(), .bytes = any.value()};
+  return {.type = any.type_url(), .bytes = std::move(*any.mutable_value())};
 }
 
 // Answers with the operation that an earlier call with the same request_id started, even if its `check` would fail now.
