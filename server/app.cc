@@ -32,8 +32,10 @@
 #include "server/jobs/job_metrics.h"
 #include "server/kube/last_exit.h"
 #include "server/metered_files.h"
+#include "server/operations/operation_table.h"
 #include "server/plan/job_planner.h"
 #include "server/registry/model_files.h"
+#include "server/registry/upload_table.h"
 #include "server/rpc/dataset_service.h"
 #include "server/rpc/fine_tune_service.h"
 #include "server/rpc/inference_service.h"
@@ -41,13 +43,13 @@
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_loads.h"
 #include "server/rpc/model_service.h"
+#include "server/rpc/operation_proto.h"
 #include "server/rpc/operations_service.h"
 #include "server/rpc/server_service.h"
 #include "server/rpc/sweeper.h"
 #include "server/rpc/time.h"
 #include "server/rpc/trainer_report_service.h"
 #include "server/rpc/upload_service.h"
-#include "server/rpc/upload_table.h"
 #include "server/serve/model_manager.h"
 #include "server/serve/onednn_library.h"
 #include "server/store/base_cache.h"
@@ -104,14 +106,14 @@ struct App::State {
   std::unique_ptr<jobs::JobController> controller;
 
   std::unique_ptr<auth::Authority> authority;
-  std::unique_ptr<rpc::WorkerPool> workers;
+  std::unique_ptr<base::WorkerPool> workers;
   std::unique_ptr<rpc::CallEnvironment> call_environment;
   std::shared_ptr<base::MemoryBudget> serve_memory;  // of all loaded models
   std::unique_ptr<serve::ModelManager> manager;
   std::unique_ptr<rpc::ModelLoads> loads;
-  std::unique_ptr<rpc::UploadTable> uploads;
+  std::unique_ptr<registry::UploadTable> uploads;
   std::unique_ptr<rpc::ModelLibrary> model_library;
-  std::unique_ptr<rpc::OperationTable> operations;
+  std::unique_ptr<operations::OperationTable> operations;
   std::unique_ptr<rpc::Sweeper> sweeper;  // drops old uploads and operations
 
   std::unique_ptr<rpc::DatasetService> dataset_service;
@@ -269,7 +271,7 @@ absl::StatusOr<rpc::CheckpointSource> App::State::FindCheckpoint(const std::stri
 }
 
 absl::Status App::State::OpenServing() {
-  workers = std::make_unique<rpc::WorkerPool>(options.workers, /*max_waiting=*/256);
+  workers = std::make_unique<base::WorkerPool>(options.workers, /*max_waiting=*/256);
   call_environment = std::make_unique<rpc::CallEnvironment>(metrics, *workers, base::RealClock(), draining);
   call_environment->default_deadline = absl::Seconds(options.default_deadline_s);
   call_environment->max_stream_age = absl::Seconds(options.max_stream_age_s);
@@ -338,17 +340,18 @@ absl::Status App::State::OpenServing() {
   library_options.find_checkpoint = [this](const std::string& name, const std::string& tenant) {
     return FindCheckpoint(name, tenant);
   };
-  uploads = std::make_unique<rpc::UploadTable>(
-      base::RealClock(), rpc::UploadTableOptions{.max_bytes_per_principal = options.max_upload_bytes_per_principal,
-                                                 .kept = absl::Seconds(options.upload_kept_s)});
+  uploads = std::make_unique<registry::UploadTable>(
+      base::RealClock(), registry::UploadTableOptions{.max_bytes_per_principal = options.max_upload_bytes_per_principal,
+                                                      .kept = absl::Seconds(options.upload_kept_s)});
   model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), *uploads,
                                                       convert_stream, serve_stream, std::move(library_options));
-  NIBBLE_ASSIGN_OR_RETURN(
-      operations, rpc::OperationTable::Open(files, base::RealClock(), base::JoinPath(state->paths.root(), "operations"),
-                                            OrNone(options.operation_deadline_s),
-                                            [this](const auto& operation, const std::string& model) {
-                                              return model_library->Recover(operation, model);
-                                            }));
+  NIBBLE_ASSIGN_OR_RETURN(operations, operations::OperationTable::Open(
+                                          files, base::RealClock(), base::JoinPath(state->paths.root(), "operations"),
+                                          OrNone(options.operation_deadline_s),
+                                          [this](const auto& operation, const std::string& model) {
+                                            return model_library->Recover(operation, model);
+                                          },
+                                          rpc::ParseOperationV1));
   operations->set_max_of_owner(options.max_operations_per_principal);
   sweeper = std::make_unique<rpc::Sweeper>(kSweepEvery, [this] {
     uploads->DropOld();

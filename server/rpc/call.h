@@ -17,9 +17,9 @@
 #include "server/base/cancelled.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
+#include "server/base/stream_slots.h"
+#include "server/base/worker_pool.h"
 #include "server/rpc/live_calls.h"
-#include "server/rpc/stream_slots.h"
-#include "server/rpc/worker_pool.h"
 #include "server/telemetry/metrics.h"
 
 namespace nibble::auth {
@@ -46,12 +46,12 @@ class DrainList {
 
 // State that the services share. Outlives them.
 struct CallEnvironment {
-  CallEnvironment(telemetry::Metrics& metrics_in, WorkerPool& workers_in, base::Clock& clock_in,
+  CallEnvironment(telemetry::Metrics& metrics_in, base::WorkerPool& workers_in, base::Clock& clock_in,
                   std::atomic<bool>& draining_in)
       : metrics(metrics_in), workers(workers_in), clock(clock_in), draining(draining_in) {}
 
   telemetry::Metrics& metrics;
-  WorkerPool& workers;
+  base::WorkerPool& workers;
   base::Clock& clock;
   std::atomic<bool>& draining;
   DrainList drain;
@@ -72,15 +72,15 @@ struct CallEnvironment {
   std::size_t max_dataset_line_bytes = 1u << 20;
   std::size_t max_prompt_bytes = 1u << 20;  // of a text that a call encodes
   std::size_t max_send_bytes = 16u << 20;   // of an answer; checked before the work, as gRPC sends no more
-  StreamSlots watches{"--max_watches", 256, "--max_watches_per_principal", 64};  // WatchJob and WatchLoad
-  StreamSlots downloads{"--max_downloads", 16, "--max_downloads_per_principal", 8};
+  base::StreamSlots watches{"--max_watches", 256, "--max_watches_per_principal", 64};  // WatchJob and WatchLoad
+  base::StreamSlots downloads{"--max_downloads", 16, "--max_downloads_per_principal", 8};
   // PlanJob plans, running and waiting. Limited per principal only: the operations lane of plans has its own limit.
-  StreamSlots plans{"", std::numeric_limits<int>::max(), "--max_plans_per_principal", 8, "QUEUE_FULL"};
+  base::StreamSlots plans{"", std::numeric_limits<int>::max(), "--max_plans_per_principal", 8, "QUEUE_FULL"};
   // The pools are the last members because their tasks use the others.
   // Serves watches only, so that watches that wake together do not delay other calls.
-  WorkerPool watch_workers{/*num_threads=*/2, /*max_waiting=*/256};
+  base::WorkerPool watch_workers{/*num_threads=*/2, /*max_waiting=*/256};
   // Encodes large texts only, one at a time.
-  WorkerPool text_workers{/*num_threads=*/1, /*max_waiting=*/64};
+  base::WorkerPool text_workers{/*num_threads=*/1, /*max_waiting=*/64};
 };
 
 enum class CallType { kUnary, kClientStream, kServerStream, kBidiStream };

@@ -12,8 +12,8 @@
 #include "server/data/row.h"
 #include "server/jobs/job_spec.h"
 #include "server/registry/text_cache.h"
+#include "server/registry/upload_table.h"
 #include "server/rpc/upload_reactor.h"
-#include "server/rpc/upload_table.h"
 #include "server/store/dataset_store.h"
 
 namespace nibble::rpc {
@@ -29,7 +29,7 @@ absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config);
 // Expects a header, then chunks or a file below import_root ("": server files are refused), then a finish.
 std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const CallEnvironment& environment,
                                                                         store::DatasetStore& datasets,
-                                                                        UploadTable& uploads,
+                                                                        registry::UploadTable& uploads,
                                                                         const std::string& import_root,
                                                                         v1::Dataset* response);
 

@@ -1,10 +1,10 @@
 #pragma once
 #include "nibble/v1/dataset_service.grpc.pb.h"
+#include "server/base/worker_pool.h"
 #include "server/data/large_rows.h"
 #include "server/registry/text_cache.h"
+#include "server/registry/upload_table.h"
 #include "server/rpc/call.h"
-#include "server/rpc/upload_table.h"
-#include "server/rpc/worker_pool.h"
 #include "server/store/state_directory.h"
 
 namespace nibble::rpc {
@@ -14,7 +14,7 @@ class DatasetService : public v1::DatasetService::CallbackService {
  public:
   // import_root: directory on this machine that uploads may name files in; "": none.
   DatasetService(CallEnvironment& environment, store::StateDirectory& state, registry::TextCache& texts,
-                 UploadTable& uploads, data::LargeRows& large_rows, std::string import_root)
+                 registry::UploadTable& uploads, data::LargeRows& large_rows, std::string import_root)
       : environment_(environment),
         state_(state),
         texts_(texts),
@@ -36,11 +36,11 @@ class DatasetService : public v1::DatasetService::CallbackService {
   CallEnvironment& environment_;
   store::StateDirectory& state_;
   registry::TextCache& texts_;
-  UploadTable& uploads_;
+  registry::UploadTable& uploads_;
   data::LargeRows& large_rows_;
   const std::string import_root_;
   // Previews tokenize many rows to show a few. Own workers keep them from delaying other calls.
-  WorkerPool previewers_{2, /*max_waiting=*/64};
+  base::WorkerPool previewers_{2, /*max_waiting=*/64};
 };
 
 }  // namespace nibble::rpc

@@ -95,7 +95,7 @@ absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data:
 }
 
 // The received part of a dataset.
-class DatasetContent final : public UploadContent {
+class DatasetContent final : public registry::UploadContent {
  public:
   DatasetContent(std::int64_t max_bytes, std::optional<data::RowFormat> format)
       : max_bytes_(max_bytes), format_(format) {}
@@ -116,7 +116,7 @@ class DatasetContent final : public UploadContent {
     return absl::OkStatus();
   }
   void TakeFrom(std::unique_ptr<registry::BeneathPath> server_file) { server_file_ = std::move(server_file); }
-  absl::Status Append(std::string_view bytes, UploadTable::Stream& stream) {
+  absl::Status Append(std::string_view bytes, registry::UploadTable::Stream& stream) {
     const auto size = static_cast<std::int64_t>(bytes.size());
     // Check the limit first: it also applies to content that is only compared.
     if (size > max_bytes_ - received_) {
@@ -150,9 +150,9 @@ class DatasetContent final : public UploadContent {
 
 class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::UploadDatasetHeader, DatasetContent> {
  public:
-  DatasetUpload(const CallEnvironment& environment, store::DatasetStore& datasets, UploadTable& uploads,
+  DatasetUpload(const CallEnvironment& environment, store::DatasetStore& datasets, registry::UploadTable& uploads,
                 const std::string& import_root, v1::Dataset* response)
-      : TrackedUpload(environment, uploads, UploadKind::kDataset),
+      : TrackedUpload(environment, uploads, registry::UploadKind::kDataset),
         max_line_bytes_(environment.max_dataset_line_bytes),
         datasets_(datasets),
         import_root_(import_root),
@@ -176,7 +176,7 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
     }
     return Open(header, header.size_bytes());
   }
-  absl::StatusOr<std::unique_ptr<UploadContent>> MakeContent(const v1::UploadDatasetHeader& header) override {
+  absl::StatusOr<std::unique_ptr<registry::UploadContent>> MakeContent(const v1::UploadDatasetHeader& header) override {
     NIBBLE_ASSIGN_OR_RETURN(const auto format, FromProto("header.format", header.format()));
     auto content =
         std::make_unique<DatasetContent>(static_cast<std::int64_t>(datasets_.limits().max_file_bytes), format);
@@ -185,7 +185,7 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
       content->TakeFrom(std::move(server_file));
     }
     NIBBLE_RETURN_IF_ERROR(content->Begin(datasets_, header.name()));
-    return std::unique_ptr<UploadContent>(std::move(content));
+    return std::unique_ptr<registry::UploadContent>(std::move(content));
   }
   absl::StatusOr<bool> TakeNext(const v1::UploadDatasetRequest& message, DatasetContent& content) override {
     switch (message.message_case()) {
@@ -249,7 +249,7 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
 
 std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const CallEnvironment& environment,
                                                                         store::DatasetStore& datasets,
-                                                                        UploadTable& uploads,
+                                                                        registry::UploadTable& uploads,
                                                                         const std::string& import_root,
                                                                         v1::Dataset* response) {
   return std::make_unique<DatasetUpload>(environment, datasets, uploads, import_root, response);

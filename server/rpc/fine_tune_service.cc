@@ -127,22 +127,25 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
         const auto check = [&]() -> absl::Status {
           NIBBLE_ASSIGN_OR_RETURN(spec, SpecOf(request->spec()));
           NIBBLE_RETURN_IF_ERROR(planner_.Check(spec));
-          NIBBLE_ASSIGN_OR_RETURN(slot, environment_.plans.Take(auth::FairnessKey(call.principal()),
-                                                                operations_.RetryAfter(OperationLane::kPlans)));
+          NIBBLE_ASSIGN_OR_RETURN(slot,
+                                  environment_.plans.Take(auth::FairnessKey(call.principal()),
+                                                          operations_.RetryAfter(operations::OperationLane::kPlans)));
           return absl::OkStatus();
         };
-        const OperationStart start = StartOf(call, OperationLane::kPlans, *request, request->spec().base_model());
-        NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations_.Find(start));
+        const operations::OperationStart start =
+            StartOf(call, operations::OperationLane::kPlans, *request, request->spec().base_model());
+        NIBBLE_ASSIGN_OR_RETURN(std::optional<operations::Operation> known, operations_.Find(start));
         if (!known.has_value()) {
           NIBBLE_RETURN_IF_ERROR(check());
-          const auto plan = [this, spec, slot](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+          const auto plan = [this, spec,
+                             slot](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
             scope.Progress("plan", 0, 1);
             NIBBLE_ASSIGN_OR_RETURN(const v1::PlanJobResponse planned, PlanOf(spec, scope.cancel()));
             return Packed(planned);
           };
           NIBBLE_ASSIGN_OR_RETURN(known, operations_.Start(start, plan));
         }
-        *response = *std::move(known);
+        *response = ToProto(*known);
         return absl::OkStatus();
       });
 }

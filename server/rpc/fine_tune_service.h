@@ -1,10 +1,10 @@
 #pragma once
 #include "nibble/v1/fine_tune_service.grpc.pb.h"
 #include "server/jobs/controller.h"
+#include "server/operations/operation_table.h"
 #include "server/plan/job_planner.h"
 #include "server/registry/text_cache.h"
 #include "server/rpc/call.h"
-#include "server/rpc/operations.h"
 
 namespace nibble::rpc {
 
@@ -12,7 +12,7 @@ namespace nibble::rpc {
 class FineTuneService : public v1::FineTuneService::CallbackService {
  public:
   FineTuneService(CallEnvironment& environment, jobs::JobController& jobs, registry::TextCache& texts,
-                  OperationTable& operations, const plan::JobPlanner& planner)
+                  operations::OperationTable& operations, const plan::JobPlanner& planner)
       : environment_(environment), jobs_(jobs), texts_(texts), operations_(operations), planner_(planner) {}
 
   grpc::ServerUnaryReactor* PlanJob(grpc::CallbackServerContext*, const v1::PlanJobRequest*,
@@ -42,7 +42,7 @@ class FineTuneService : public v1::FineTuneService::CallbackService {
   CallEnvironment& environment_;
   jobs::JobController& jobs_;
   registry::TextCache& texts_;
-  OperationTable& operations_;
+  operations::OperationTable& operations_;
   const plan::JobPlanner& planner_;
 };
 

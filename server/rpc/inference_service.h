@@ -6,12 +6,12 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "nibble/v1/inference_service.grpc.pb.h"
+#include "server/base/stream_slots.h"
 #include "server/model/text_assets.h"
 #include "server/registry/text_cache.h"
 #include "server/rpc/call.h"
 #include "server/rpc/model_loads.h"
 #include "server/rpc/request_ids.h"
-#include "server/rpc/stream_slots.h"
 
 namespace nibble::rpc {
 
@@ -70,7 +70,7 @@ class InferenceService : public v1::InferenceService::CallbackService {
   registry::TextCache& texts_;
   RequestIds ids_;
   // Large texts that wait or are being encoded. Limited per principal only.
-  StreamSlots large_texts_{"", std::numeric_limits<int>::max(), "", kMaxLargeTextsOfPrincipal, "QUEUE_FULL"};
+  base::StreamSlots large_texts_{"", std::numeric_limits<int>::max(), "", kMaxLargeTextsOfPrincipal, "QUEUE_FULL"};
 };
 
 }  // namespace nibble::rpc

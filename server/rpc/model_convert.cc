@@ -21,12 +21,12 @@
 #include "server/plan/record_tokens.h"
 #include "server/registry/model_files.h"
 #include "server/registry/model_memory.h"
+#include "server/registry/operation_files.h"
+#include "server/registry/operation_mark.h"
 #include "server/rpc/begin_operation.h"
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_proto.h"
-#include "server/rpc/operation_files.h"
-#include "server/rpc/operation_mark.h"
 #include "server/rpc/status.h"
 #include "server/store/published_directory.h"
 
@@ -187,8 +187,8 @@ absl::StatusOr<std::string> ModelLibrary::EvalDatasetOf(const v1::ConvertModelRe
 }
 
 absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, const std::string& dataset,
-                                     const std::string& source, const std::string& target, OperationScope& scope,
-                                     v1::ConversionReport& report) {
+                                     const std::string& source, const std::string& target,
+                                     registry::OperationScope& scope, v1::ConversionReport& report) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
   NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, plan::FormatOf(stored));
@@ -281,8 +281,8 @@ absl::Status ModelLibrary::AddRecord(const std::string& source, const std::strin
   return model::WriteArtifactInfo(state_.files, target, info);
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertModelRequest& request,
-                                                            OperationScope& scope) {
+absl::StatusOr<operations::OperationResponse> ModelLibrary::Convert(const v1::ConvertModelRequest& request,
+                                                                    registry::OperationScope& scope) {
   const MemoryReturn at_the_end;
   const absl::Duration began = clock_.Monotonic();
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source,
@@ -303,7 +303,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
                           registry::ConvertMemory(*artifact, OptionsOf(request), evaluation));
   NIBBLE_ASSIGN_OR_RETURN(auto turn, AwaitTurn(StrCat("conversion of model ", request.model()), need, scope));
   scope.Progress("quantize", 0, 1);
-  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
+  registry::OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   NIBBLE_ASSIGN_OR_RETURN(
       const convert::ConvertReport made,
       convert::ConvertModel(files, *artifact, pending->directory(), OptionsOf(request), convert_stream_));
@@ -326,7 +326,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
   NIBBLE_RETURN_IF_ERROR(
       base::WriteFileAtomically(state_.files, base::JoinPath(pending->directory(), kConversionFile), json));
   scope.Progress("write", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
+  NIBBLE_RETURN_IF_ERROR(registry::MarkMadeBy(state_.files, pending->directory(), scope.identity()));
   NIBBLE_RETURN_IF_ERROR(pending->Commit(scope.stopped()).status());
   metrics_.Converted(model::Name(made.info.format), absl::ToDoubleSeconds(clock_.Monotonic() - began));
   return ResponseOf(request.name());
@@ -376,8 +376,8 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModelRequest& request,
-                                                           OperationScope& scope) {
+absl::StatusOr<operations::OperationResponse> ModelLibrary::Export(const v1::ExportModelRequest& request,
+                                                                   registry::OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source,
                           registry::FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "an export"));
@@ -389,7 +389,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
   auto exported = std::make_shared<ExportedFiles>();
   exported->directory = base::JoinPath(state_.paths.uploads(), response.artifact_id());
   scope.Progress("write", 0, 1);
-  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
+  registry::OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   NIBBLE_RETURN_IF_ERROR(WriteExport(files, request, *artifact, exported->directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto names, state_.files.List(exported->directory));
   for (const std::string& name : names) {

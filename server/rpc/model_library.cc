@@ -14,9 +14,10 @@
 #include "server/registry/import_root.h"
 #include "server/registry/model_files.h"
 #include "server/registry/model_memory.h"
+#include "server/registry/operation_files.h"
+#include "server/registry/operation_mark.h"
+#include "server/rpc/begin_operation.h"
 #include "server/rpc/model_proto.h"
-#include "server/rpc/operation_files.h"
-#include "server/rpc/operation_mark.h"
 #include "server/rpc/status.h"
 #include "server/rpc/uploaded_model.h"
 
@@ -44,7 +45,7 @@ absl::Status OfTheFiles(const absl::Status& status) {
 }  // namespace
 
 ModelLibrary::ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, registry::TextCache& texts,
-                           telemetry::Metrics& metrics, base::Clock& clock, UploadTable& uploads,
+                           telemetry::Metrics& metrics, base::Clock& clock, registry::UploadTable& uploads,
                            const kernels::Stream& convert_stream, const kernels::Stream& serve_stream,
                            ModelLibraryOptions options)
     : state_(state),
@@ -99,9 +100,10 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, co
   return uploads_.CheckFinished(owner, request.upload_id());
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModelRequest& request,
-                                                           const auth::RequestOwner& owner, OperationScope& scope) {
-  UploadTable::Taken upload;
+absl::StatusOr<operations::OperationResponse> ModelLibrary::Import(const v1::ImportModelRequest& request,
+                                                                   const auth::RequestOwner& owner,
+                                                                   registry::OperationScope& scope) {
+  registry::UploadTable::Taken upload;
   std::unique_ptr<registry::BeneathPath> beneath;
   std::string source;
   // Before taking the upload: if the name is taken, the disk full or the base damaged, the upload remains for a retry.
@@ -125,52 +127,49 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
   if (upload.entry != nullptr && base::Reason(imported) == "OUT_OF_DEVICE_MEMORY") uploads_.PutBack(upload);
   NIBBLE_RETURN_IF_ERROR(imported);
   scope.Progress("write", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
+  NIBBLE_RETURN_IF_ERROR(registry::MarkMadeBy(state_.files, pending->directory(), scope.identity()));
   NIBBLE_RETURN_IF_ERROR(pending->Commit(scope.stopped()).status());
   return ResponseOf(request.name());
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::ResponseOf(const std::string& name) {
+absl::StatusOr<operations::OperationResponse> ModelLibrary::ResponseOf(const std::string& name) {
   NIBBLE_ASSIGN_OR_RETURN(v1::Model model, Describe(name, /*detailed=*/true));
-  google::protobuf::Any any;
   if (model.origin() == v1::MODEL_ORIGIN_CONVERT) {
     v1::ConvertModelResponse response;
     *response.mutable_report() = model.conversion();
     model.mutable_conversion()->clear_layers();
     *response.mutable_model() = std::move(model);
-    any.PackFrom(response);
+    return Packed(response);
   } else if (model.origin() == v1::MODEL_ORIGIN_CHECKPOINT) {
     v1::PublishCheckpointResponse response;
     *response.mutable_model() = std::move(model);
     *response.mutable_residents() = ToProto(manager_);
-    any.PackFrom(response);
-  } else {
-    any.PackFrom(model);
+    return Packed(response);
   }
-  return any;
+  return Packed(model);
 }
 
-absl::StatusOr<std::optional<google::protobuf::Any>> ModelLibrary::Recover(const OperationIdentity& operation,
-                                                                           const std::string& model) {
+absl::StatusOr<std::optional<operations::OperationResponse>> ModelLibrary::Recover(
+    const registry::OperationIdentity& operation, const std::string& model) {
   const auto stored = state_.models->Get(model);
-  if (absl::IsNotFound(stored.status())) return std::optional<google::protobuf::Any>();
+  if (absl::IsNotFound(stored.status())) return std::optional<operations::OperationResponse>();
   NIBBLE_RETURN_IF_ERROR(stored.status());
-  if (!IsMadeBy(*stored, operation)) return std::optional<google::protobuf::Any>();
+  if (!registry::IsMadeBy(*stored, operation)) return std::optional<operations::OperationResponse>();
   // The server may have been killed before it synced the rename.
   NIBBLE_RETURN_IF_ERROR(state_.files.SyncDirectory(state_.paths.models()));
-  NIBBLE_ASSIGN_OR_RETURN(google::protobuf::Any response, ResponseOf(model));
+  NIBBLE_ASSIGN_OR_RETURN(operations::OperationResponse response, ResponseOf(model));
   base::LogInfo("operation recovered", {{"name", operation.name}, {"model", model}});
-  return std::optional<google::protobuf::Any>(std::move(response));
+  return std::optional<operations::OperationResponse>(std::move(response));
 }
 
 absl::Status ModelLibrary::ImportWeights(const v1::ImportModelRequest& request, const std::string& source,
-                                         const std::string& target, OperationScope& scope) {
+                                         const std::string& target, registry::OperationScope& scope) {
   const auto has = [&](const char* name) { return state_.files.Exists(base::JoinPath(source, name)); };
   if (has(model::kAdapterConfigFile) && !has("config.json")) {
     return FieldError("base_model", "is not set, wanted the base model of the adapter");
   }
   const kernels::DType dtype = request.dtype() == v1::MODEL_FORMAT_F32 ? kernels::DType::kF32 : kernels::DType::kBF16;
-  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
+  registry::OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   // Wait for a turn, as conversions do: otherwise an import would be refused memory that a running verification or
   // publication will return. Conversions and imports never run together anyway (OperationLane::kModels).
   registry::WorkAdmission::Turn turn;
@@ -187,7 +186,7 @@ absl::Status ModelLibrary::ImportWeights(const v1::ImportModelRequest& request, 
 }
 
 absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, const std::string& source,
-                                         const std::string& target, OperationScope& scope) {
+                                         const std::string& target, registry::OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(request.base_model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto base_model, model::Artifact::Open(stored.directory));
   registry::WorkAdmission::Turn turn;
@@ -204,7 +203,7 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
   if (base_name.empty()) base_name = request.base_model();
   if (base_model->info().format != model::Format::kNf4) scope.Progress("quantize", 0, 1);
   const base::Json provenance = {{"imported_from", "peft"}, {"base_model", request.base_model()}};
-  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
+  registry::OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   const auto made = convert::MakeAdapterModel(files, *base_model, *std::move(adapter), provenance,
                                               base::JoinPath(state_.paths.uploads(), base::NewId("import")), target,
                                               convert_stream_, "import");
@@ -215,7 +214,7 @@ absl::Status ModelLibrary::Find(const std::string& name) const {
   return registry::FindModel(*state_.models, metrics_, name).status();
 }
 
-absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name, OperationScope& scope) {
+absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name, registry::OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, registry::FindModel(*state_.models, metrics_, name));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(name, "verify"));
   auto replayed = Replay(stored, scope);
@@ -242,11 +241,12 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& 
 
 absl::StatusOr<registry::WorkAdmission::Turn> ModelLibrary::AwaitTurn(const std::string& what,
                                                                       const registry::WorkMemory& need,
-                                                                      OperationScope& scope) {
+                                                                      registry::OperationScope& scope) {
   return admission_.Await(what, need, scope.stopped(), [&scope] { scope.Progress("wait", 0, 1); });
 }
 
-absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::StoredModel& stored, OperationScope& scope) {
+absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::StoredModel& stored,
+                                                             registry::OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ReadRecord(state_.files, stored.directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(stored.directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(StrCat("verify of model ", stored.name),

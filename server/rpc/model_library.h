@@ -16,10 +16,10 @@
 #include "server/base/mutex.h"
 #include "server/data/token_file.h"
 #include "server/jobs/job_spec.h"
+#include "server/operations/operation_table.h"
 #include "server/registry/text_cache.h"
+#include "server/registry/upload_table.h"
 #include "server/registry/work_admission.h"
-#include "server/rpc/operations.h"
-#include "server/rpc/upload_table.h"
 #include "server/serve/model_manager.h"
 #include "server/store/state_directory.h"
 #include "server/telemetry/metrics.h"
@@ -55,7 +55,7 @@ struct ModelLibraryOptions {
 class ModelLibrary {
  public:
   ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, registry::TextCache& texts,
-               telemetry::Metrics& metrics, base::Clock& clock, UploadTable& uploads,
+               telemetry::Metrics& metrics, base::Clock& clock, registry::UploadTable& uploads,
                const kernels::Stream& convert_stream, const kernels::Stream& serve_stream, ModelLibraryOptions options);
 
   store::ModelStore& models() { return *state_.models; }
@@ -63,7 +63,7 @@ class ModelLibrary {
   const ModelLibraryOptions& options() const { return options_; }
   absl::StatusOr<v1::Model> Describe(const std::string& name, bool detailed) const;
 
-  UploadTable& uploads() { return uploads_; }
+  registry::UploadTable& uploads() { return uploads_; }
   absl::StatusOr<std::unique_ptr<store::Upload>> BeginUpload();
 
   // Checks before the operation begins: names, fields, existence.
@@ -71,14 +71,17 @@ class ModelLibrary {
   absl::Status CheckConvert(const v1::ConvertModelRequest& request, const std::string& tenant);
   absl::Status CheckExport(const v1::ExportModelRequest& request);
   // `owner`: the caller, whose uploads `request` may name.
-  absl::StatusOr<google::protobuf::Any> Import(const v1::ImportModelRequest& request, const auth::RequestOwner& owner,
-                                               OperationScope& scope);
-  absl::StatusOr<google::protobuf::Any> Convert(const v1::ConvertModelRequest& request, OperationScope& scope);
-  absl::StatusOr<google::protobuf::Any> Export(const v1::ExportModelRequest& request, OperationScope& scope);
-  // For OperationTable::Recover: the response of the import, conversion or publication that made `model`. Exports do
-  // not outlive the server.
-  absl::StatusOr<std::optional<google::protobuf::Any>> Recover(const OperationIdentity& operation,
-                                                               const std::string& model);
+  absl::StatusOr<operations::OperationResponse> Import(const v1::ImportModelRequest& request,
+                                                       const auth::RequestOwner& owner,
+                                                       registry::OperationScope& scope);
+  absl::StatusOr<operations::OperationResponse> Convert(const v1::ConvertModelRequest& request,
+                                                        registry::OperationScope& scope);
+  absl::StatusOr<operations::OperationResponse> Export(const v1::ExportModelRequest& request,
+                                                       registry::OperationScope& scope);
+  // For operations::OperationTable::Recover: the response of the import, conversion or publication that made `model`.
+  // Exports do not outlive the server.
+  absl::StatusOr<std::optional<operations::OperationResponse>> Recover(const registry::OperationIdentity& operation,
+                                                                       const std::string& model);
 
   // The files of an export, which its operation owns. Errors: NotFound (ARTIFACT).
   struct ExportedFiles {
@@ -92,33 +95,34 @@ class ModelLibrary {
   absl::Status Find(const std::string& name) const;
   // Waits for other work with whole models (WorkAdmission). Errors: NotFound (MODEL), FailedPrecondition (NO_RECORD),
   // DataLoss, Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), those of a load.
-  absl::StatusOr<v1::VerifyModelResponse> Verify(const std::string& name, OperationScope& scope);
+  absl::StatusOr<v1::VerifyModelResponse> Verify(const std::string& name, registry::OperationScope& scope);
   // Returns a PublishCheckpointResponse. Waits as Verify does. Errors: NotFound (CHECKPOINT), AlreadyExists
   // (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), DataLoss
   // (CHECKPOINT_CORRUPT; for the base ARTIFACT_CORRUPT).
-  absl::StatusOr<google::protobuf::Any> PublishCheckpoint(const v1::PublishCheckpointRequest& request,
-                                                          const std::string& tenant, OperationScope& scope);
+  absl::StatusOr<operations::OperationResponse> PublishCheckpoint(const v1::PublishCheckpointRequest& request,
+                                                                  const std::string& tenant,
+                                                                  registry::OperationScope& scope);
   // Checks the name, the checkpoint and its base before the operation begins.
   absl::Status CheckPublish(const v1::PublishCheckpointRequest& request, const std::string& tenant);
 
  private:
   // The response of the operation that made this model (import, conversion or publication), built from the stored
   // model.
-  absl::StatusOr<google::protobuf::Any> ResponseOf(const std::string& name);
+  absl::StatusOr<operations::OperationResponse> ResponseOf(const std::string& name);
   // Compares the model's record with its logits now, and its tensors with their digests.
-  absl::StatusOr<v1::VerifyModelResponse> Replay(const store::StoredModel& stored, OperationScope& scope);
+  absl::StatusOr<v1::VerifyModelResponse> Replay(const store::StoredModel& stored, registry::OperationScope& scope);
   // Whether the model of that name was made from exactly this checkpoint. It is then the answer to a repeated request.
   bool IsPublished(const v1::PublishCheckpointRequest& request, const CheckpointSource& source) const;
   // Waits for the operation's turn; the progress shows "wait" meanwhile. `what`: as for WorkAdmission::Await.
   absl::StatusOr<registry::WorkAdmission::Turn> AwaitTurn(const std::string& what, const registry::WorkMemory& need,
-                                                          OperationScope& scope);
+                                                          registry::OperationScope& scope);
   // Import the files in the directory `source`. Both wait as Verify does, before they read tensors.
   absl::Status ImportWeights(const v1::ImportModelRequest& request, const std::string& source,
-                             const std::string& target, OperationScope& scope);
+                             const std::string& target, registry::OperationScope& scope);
   absl::Status ImportAdapter(const v1::ImportModelRequest& request, const std::string& source,
-                             const std::string& target, OperationScope& scope);
+                             const std::string& target, registry::OperationScope& scope);
   absl::Status AddLosses(const v1::ConvertModelRequest& request, const std::string& dataset, const std::string& source,
-                         const std::string& target, OperationScope& scope, v1::ConversionReport& report);
+                         const std::string& target, registry::OperationScope& scope, v1::ConversionReport& report);
   absl::Status AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info,
                          const base::Cancelled& cancelled);
   absl::StatusOr<std::string> EvalDatasetOf(const v1::ConvertModelRequest& request,
@@ -129,7 +133,7 @@ class ModelLibrary {
   registry::TextCache& texts_;
   telemetry::Metrics& metrics_;
   base::Clock& clock_;
-  UploadTable& uploads_;
+  registry::UploadTable& uploads_;
   const kernels::Stream convert_stream_;
   const kernels::Stream serve_stream_;
   const ModelLibraryOptions options_;

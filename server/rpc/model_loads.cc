@@ -23,7 +23,7 @@ absl::Status Late() {
 
 }  // namespace
 
-ModelLoads::ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists,
+ModelLoads::ModelLoads(serve::ModelManager& models, base::WorkerPool& workers, base::Clock& clock, Exists exists,
                        std::size_t max_waiting)
     : models_(models),
       workers_(workers),

@@ -18,9 +18,9 @@
 #include "server/base/cancelled.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
-#include "server/rpc/stream_slots.h"
+#include "server/base/stream_slots.h"
+#include "server/base/worker_pool.h"
 #include "server/rpc/unary.h"
-#include "server/rpc/worker_pool.h"
 #include "server/serve/model_manager.h"
 
 namespace nibble::rpc {
@@ -36,7 +36,7 @@ class ModelLoads {
   static constexpr std::size_t kMaxWaiting = 256;
 
   // `workers` run the callbacks of Wait(). One principal may have a quarter of `max_waiting`.
-  ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists,
+  ModelLoads(serve::ModelManager& models, base::WorkerPool& workers, base::Clock& clock, Exists exists,
              std::size_t max_waiting = kMaxWaiting);
   // Calls Stop(). No concurrent caller may remain.
   ~ModelLoads();
@@ -73,18 +73,18 @@ class ModelLoads {
   void Load(const std::string& name);
 
   serve::ModelManager& models_;
-  WorkerPool& workers_;
+  base::WorkerPool& workers_;
   base::Clock& clock_;
   const Exists exists_;
   const int max_waiting_;
   const int max_waiting_of_principal_;
-  StreamSlots places_;  // one per waiter
+  base::StreamSlots places_;  // one per waiter
   std::atomic<bool> stop_{false};
   mutable base::Mutex mutex_;
   std::uint64_t last_waiter_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, Model> waiting_ ABSL_GUARDED_BY(mutex_);  // models with a task
   // Run() always accepts; each model has at most one task. Last member: destroyed first.
-  WorkerPool loaders_{2, /*max_waiting=*/0};
+  base::WorkerPool loaders_{2, /*max_waiting=*/0};
 };
 
 // One waiting call. The load, a cancel or its deadline ends the wait, whichever comes first. Thread-safe.

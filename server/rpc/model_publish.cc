@@ -11,9 +11,9 @@
 #include "server/plan/method_plan.h"
 #include "server/registry/model_files.h"
 #include "server/registry/model_memory.h"
+#include "server/registry/operation_files.h"
+#include "server/registry/operation_mark.h"
 #include "server/rpc/model_library.h"
-#include "server/rpc/operation_files.h"
-#include "server/rpc/operation_mark.h"
 #include "server/store/published_directory.h"
 
 namespace nibble::rpc {
@@ -48,9 +48,8 @@ absl::Status ModelLibrary::CheckPublish(const v1::PublishCheckpointRequest& requ
   return state_.models->CheckFree(request.name(), tenant);
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::PublishCheckpointRequest& request,
-                                                                      const std::string& tenant,
-                                                                      OperationScope& scope) {
+absl::StatusOr<operations::OperationResponse> ModelLibrary::PublishCheckpoint(
+    const v1::PublishCheckpointRequest& request, const std::string& tenant, registry::OperationScope& scope) {
   const base::Cancelled cancelled = scope.stopped();
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
   if (IsPublished(request, source)) return ResponseOf(request.name());
@@ -92,7 +91,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
   NIBBLE_ASSIGN_OR_RETURN(const auto turn,
                           AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint()), need, scope));
   scope.Progress("write", 0, 1);
-  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
+  registry::OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   const auto make = [&]() -> absl::StatusOr<model::ArtifactInfo> {
     if (masters) {
       return convert::MakeMasterCheckpointModel(files, *artifact, plan::TrainedConfig(source.spec, artifact->config()),
@@ -105,7 +104,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
   };
   const auto made = make();
   if (!made.ok()) return missing() ? gone() : base::About(made.status(), request.checkpoint());
-  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
+  NIBBLE_RETURN_IF_ERROR(registry::MarkMadeBy(state_.files, pending->directory(), scope.identity()));
   NIBBLE_RETURN_IF_ERROR(pending->Commit(cancelled).status());
   return ResponseOf(request.name());
 }

@@ -27,7 +27,7 @@ v1::Model Damaged(const store::StoredModel& stored) {
 }  // namespace
 
 ModelService::ModelService(CallEnvironment& environment, ModelLibrary& library, ModelLoads& loads,
-                           OperationTable& operations)
+                           operations::OperationTable& operations)
     : environment_(environment), library_(library), loads_(loads), operations_(operations) {
   rows_.Warm(library_.models().List());
 }
@@ -84,10 +84,11 @@ grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext*
                                                     google::longrunning::Operation* response) {
   return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ImportModel",
                        [=, this](const Call& call) -> absl::Status {
-                         const OperationStart start = StartOf(call, OperationLane::kModels, *request, request->name());
+                         const operations::OperationStart start =
+                             StartOf(call, operations::OperationLane::kModels, *request, request->name());
                          return Begin(
                              operations_, start, [&] { return library_.CheckImport(*request, start.owner); },
-                             [this, copy = *request, owner = start.owner](OperationScope& scope) {
+                             [this, copy = *request, owner = start.owner](registry::OperationScope& scope) {
                                return library_.Import(copy, owner, scope);
                              },
                              response);
@@ -99,12 +100,12 @@ grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext
                                                      google::longrunning::Operation* response) {
   return UnaryOnWorker(
       environment_, context, "nibble.v1.ModelService/ConvertModel", [=, this](const Call& call) -> absl::Status {
-        const auto convert = [this, copy = *request](OperationScope& scope) {
+        const auto convert = [this, copy = *request](registry::OperationScope& scope) {
           auto made = library_.Convert(copy, scope);
           return made.ok() ? made : base::About(made.status(), copy.model());
         };
         return Begin(
-            operations_, StartOf(call, OperationLane::kModels, *request, request->name()),
+            operations_, StartOf(call, operations::OperationLane::kModels, *request, request->name()),
             [&] { return base::About(library_.CheckConvert(*request, call.principal().tenant), request->model()); },
             convert, response);
       });
@@ -116,9 +117,10 @@ grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext*
   return UnaryOnWorker(
       environment_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call& call) -> absl::Status {
         return Begin(
-            operations_, StartOf(call, OperationLane::kModels, *request, request->model()),
+            operations_, StartOf(call, operations::OperationLane::kModels, *request, request->model()),
             [&] { return library_.CheckExport(*request); },
-            [this, copy = *request](OperationScope& scope) { return library_.Export(copy, scope); }, response);
+            [this, copy = *request](registry::OperationScope& scope) { return library_.Export(copy, scope); },
+            response);
       });
 }
 
@@ -131,7 +133,7 @@ grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadAr
   return stream.get();
 }
 
-absl::StatusOr<google::protobuf::Any> ModelService::Loaded(const std::string& name) const {
+absl::StatusOr<operations::OperationResponse> ModelService::Loaded(const std::string& name) const {
   v1::LoadModelResponse response;
   NIBBLE_ASSIGN_OR_RETURN(*response.mutable_model(), library_.Describe(name, false));
   *response.mutable_residents() = ToProto(library_.manager());
@@ -143,25 +145,26 @@ grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* c
                                                   google::longrunning::Operation* response) {
   return UnaryOnWorker(
       environment_, context, "nibble.v1.ModelService/LoadModel", [=, this](const Call& call) -> absl::Status {
-        const OperationStart start = StartOf(call, OperationLane::kLoads, *request, request->name());
-        NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations_.Find(start));
+        const operations::OperationStart start =
+            StartOf(call, operations::OperationLane::kLoads, *request, request->name());
+        NIBBLE_ASSIGN_OR_RETURN(std::optional<operations::Operation> known, operations_.Find(start));
         if (!known.has_value()) {
           NIBBLE_RETURN_IF_ERROR(CheckModelName("LoadModelRequest.name", request->name()));
           NIBBLE_RETURN_IF_ERROR(CheckDevice(request->device()));
           NIBBLE_RETURN_IF_ERROR(library_.Find(request->name()));
           const auto load = [this, name = request->name(), principal = auth::FairnessKey(call.principal())](
-                                OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+                                registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
             scope.Progress("load", 0, 1);
             NIBBLE_RETURN_IF_ERROR(loads_.Await(name, principal, scope.stopped()).status());
             return Loaded(name);
           };
-          std::optional<google::protobuf::Any> there;
+          std::optional<operations::OperationResponse> there;
           if (loads_.Find(request->name()) != nullptr) {
             NIBBLE_ASSIGN_OR_RETURN(there, Loaded(request->name()));
           }
           NIBBLE_ASSIGN_OR_RETURN(known, operations_.Start(start, load, std::move(there)));
         }
-        *response = *std::move(known);
+        *response = ToProto(*known);
         return absl::OkStatus();
       });
 }
@@ -186,9 +189,9 @@ grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerCo
                        [=, this](const Call& call) -> absl::Status {
                          const std::string& tenant = call.principal().tenant;
                          return Begin(
-                             operations_, StartOf(call, OperationLane::kReaders, *request, request->name()),
+                             operations_, StartOf(call, operations::OperationLane::kReaders, *request, request->name()),
                              [&] { return library_.CheckPublish(*request, tenant); },
-                             [this, copy = *request, tenant](OperationScope& scope) {
+                             [this, copy = *request, tenant](registry::OperationScope& scope) {
                                return library_.PublishCheckpoint(copy, tenant, scope);
                              },
                              response);
@@ -200,14 +203,14 @@ grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext*
                                                     google::longrunning::Operation* response) {
   return UnaryOnWorker(
       environment_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call& call) -> absl::Status {
-        const auto verify = [this,
-                             name = request->name()](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+        const auto verify = [this, name = request->name()](
+                                registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
           const auto verified = library_.Verify(name, scope);
           if (!verified.ok()) return base::About(verified.status(), name);
           return Packed(*verified);
         };
         return Begin(
-            operations_, StartOf(call, OperationLane::kReaders, *request, request->name()),
+            operations_, StartOf(call, operations::OperationLane::kReaders, *request, request->name()),
             [&] { return library_.Find(request->name()); }, verify, response);
       });
 }

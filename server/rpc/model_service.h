@@ -1,10 +1,10 @@
 #pragma once
 #include "nibble/v1/model_service.grpc.pb.h"
+#include "server/operations/operation_table.h"
 #include "server/rpc/call.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_loads.h"
 #include "server/rpc/model_rows.h"
-#include "server/rpc/operations.h"
 
 namespace nibble::rpc {
 
@@ -12,7 +12,8 @@ namespace nibble::rpc {
 class ModelService : public v1::ModelService::CallbackService {
  public:
   // Fills the cache of ListModels: 0.1 ms per model.
-  ModelService(CallEnvironment& environment, ModelLibrary& library, ModelLoads& loads, OperationTable& operations);
+  ModelService(CallEnvironment& environment, ModelLibrary& library, ModelLoads& loads,
+               operations::OperationTable& operations);
 
   grpc::ServerReadReactor<v1::UploadModelRequest>* UploadModel(grpc::CallbackServerContext*,
                                                                v1::UploadModelResponse*) override;
@@ -40,12 +41,12 @@ class ModelService : public v1::ModelService::CallbackService {
 
  private:
   // The LoadModelResponse of a model that is in memory.
-  absl::StatusOr<google::protobuf::Any> Loaded(const std::string& name) const;
+  absl::StatusOr<operations::OperationResponse> Loaded(const std::string& name) const;
 
   CallEnvironment& environment_;
   ModelLibrary& library_;
   ModelLoads& loads_;
-  OperationTable& operations_;
+  operations::OperationTable& operations_;
   ModelRows rows_;
 };
 

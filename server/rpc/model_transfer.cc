@@ -22,7 +22,9 @@ namespace {
 class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::UploadModelHeader, UploadedModel> {
  public:
   ModelUpload(const CallEnvironment& environment, ModelLibrary& library, v1::UploadModelResponse* response)
-      : TrackedUpload(environment, library.uploads(), UploadKind::kModel), library_(library), response_(response) {}
+      : TrackedUpload(environment, library.uploads(), registry::UploadKind::kModel),
+        library_(library),
+        response_(response) {}
 
  private:
   absl::Status TakeHeader(const v1::UploadModelHeader& header) override {
@@ -36,9 +38,9 @@ class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::Uploa
     }
     return Open(header, header.size_bytes());
   }
-  absl::StatusOr<std::unique_ptr<UploadContent>> MakeContent(const v1::UploadModelHeader&) override {
+  absl::StatusOr<std::unique_ptr<registry::UploadContent>> MakeContent(const v1::UploadModelHeader&) override {
     NIBBLE_ASSIGN_OR_RETURN(auto upload, library_.BeginUpload());
-    return std::unique_ptr<UploadContent>(std::make_unique<UploadedModel>(std::move(upload)));
+    return std::unique_ptr<registry::UploadContent>(std::make_unique<UploadedModel>(std::move(upload)));
   }
   absl::StatusOr<bool> TakeNext(const v1::UploadModelRequest& message, UploadedModel& model) override {
     switch (message.message_case()) {
@@ -79,8 +81,8 @@ class Download : public std::enable_shared_from_this<Download> {
       : stream_(std::move(stream)), exported_(std::move(exported)), files_(std::move(files)) {}
 
   void Begin() {
-    auto pump =
-        std::make_shared<Pump>(stream_->call().environment().workers, [self = shared_from_this()] { self->Fill(); });
+    auto pump = std::make_shared<base::Pump>(stream_->call().environment().workers,
+                                             [self = shared_from_this()] { self->Fill(); });
     stream_->OnSpace([pump] { pump->Wake(); });
     pump->Wake();
     stream_->WatchReader(kChunksPerMessage * stream_->call().environment().min_read_rate);

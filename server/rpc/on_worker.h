@@ -11,7 +11,7 @@
 #include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
-#include "server/rpc/worker_pool.h"
+#include "server/base/worker_pool.h"
 
 namespace nibble::rpc {
 
@@ -33,7 +33,7 @@ inline absl::Status TooManyOfPrincipal(const char* what, std::size_t max, absl::
 
 // Error returned when `workers` refused a task of `principal`. The estimated wait is that of the last call that began:
 // by Little's law (waiting = rate * wait) it is the length of the queue divided by the service rate.
-inline absl::Status TooManyWait(const WorkerPool& workers, const std::string& principal) {
+inline absl::Status TooManyWait(const base::WorkerPool& workers, const std::string& principal) {
   if (principal.empty() || workers.num_waiting(principal) < workers.max_waiting_each())
     return TooManyWait(workers.last_wait());
   return TooManyOfPrincipal("calls waiting", workers.max_waiting_each(), workers.last_wait());
@@ -41,7 +41,7 @@ inline absl::Status TooManyWait(const WorkerPool& workers, const std::string& pr
 
 // Runs `work` on one of `workers`. When their queue is full, ends the stream with QUEUE_FULL.
 template <typename Stream>
-void RunOnWorker(WorkerPool& workers, Stream& stream, std::function<void()> work) {
+void RunOnWorker(base::WorkerPool& workers, Stream& stream, std::function<void()> work) {
   const std::string principal = auth::FairnessKey(stream.call().principal());
   if (!workers.TryRun(std::move(work), principal)) stream.End(TooManyWait(workers, principal));
 }

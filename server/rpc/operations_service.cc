@@ -7,8 +7,10 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "server/base/status_macros.h"
+#include "server/rpc/operation_proto.h"
 #include "server/rpc/page.h"
 #include "server/rpc/time.h"
 #include "server/rpc/unary.h"
@@ -20,9 +22,9 @@ namespace longrunning = google::longrunning;
 namespace {
 
 // Callers below the role train may cancel only their own operations (VerifyModel); others may cancel all that they see.
-OperationViewer ViewerOf(const Call& call) {
+operations::OperationViewer ViewerOf(const Call& call) {
   const auth::Principal& principal = call.principal();
-  OperationViewer viewer{.tenant = principal.tenant};
+  operations::OperationViewer viewer{.tenant = principal.tenant};
   if (principal.role < auth::Role::kTrain) viewer.only_own = auth::OwnerOf(principal);
   return viewer;
 }
@@ -33,7 +35,7 @@ constexpr absl::Duration kBeforeDeadline = absl::Milliseconds(200);
 // One WaitOperation. The operation, the timer or the client ends it, whichever comes first.
 class Wait : public std::enable_shared_from_this<Wait> {
  public:
-  Wait(OperationTable& operations, std::string name, UnaryCall* call, longrunning::Operation* response)
+  Wait(operations::OperationTable& operations, std::string name, UnaryCall* call, longrunning::Operation* response)
       : operations_(operations),
         name_(std::move(name)),
         viewer_(ViewerOf(call->call())),
@@ -49,7 +51,7 @@ class Wait : public std::enable_shared_from_this<Wait> {
       if (const auto still_there = weak.lock(); still_there != nullptr) still_there->Timeout();
     });
     const auto handle =
-        operations_.OnEnd(name_, [self](const longrunning::Operation& operation) { self->Answer(operation); }, viewer_);
+        operations_.OnEnd(name_, [self](const operations::Operation& operation) { self->Answer(operation); }, viewer_);
     if (!handle.ok()) {
       if (Take()) call_->Done(handle.status());
     } else {
@@ -81,18 +83,18 @@ class Wait : public std::enable_shared_from_this<Wait> {
   void Forget() {
     if (const std::uint64_t handle = handle_; handle != 0) operations_.ForgetOnEnd(name_, handle);
   }
-  void Answer(const longrunning::Operation& operation) {
+  void Answer(const operations::Operation& operation) {
     if (!Take()) return;
-    *response_ = operation;
+    *response_ = ToProto(operation);
     call_->Done(absl::OkStatus());
     timer_.Cancel();
   }
   bool Take() { return !taken_.exchange(true); }
   bool Taken() const { return taken_; }
 
-  OperationTable& operations_;
+  operations::OperationTable& operations_;
   const std::string name_;
-  const OperationViewer viewer_;
+  const operations::OperationViewer viewer_;
   UnaryCall* const call_;
   longrunning::Operation* const response_;
   std::atomic<bool> taken_{false};
@@ -105,25 +107,26 @@ class Wait : public std::enable_shared_from_this<Wait> {
 grpc::ServerUnaryReactor* OperationsService::ListOperations(grpc::CallbackServerContext* context,
                                                             const longrunning::ListOperationsRequest* request,
                                                             longrunning::ListOperationsResponse* response) {
-  return Unary(environment_, context, "google.longrunning.Operations/ListOperations",
-               [&](const Call& call) -> absl::Status {
-                 if (!request->filter().empty()) return Unimplemented("ListOperationsRequest.filter");
-                 // Only one list exists.
-                 if (!request->name().empty() && request->name() != "operations")
-                   return Unimplemented("ListOperationsRequest.name");
-                 NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
-                 NIBBLE_ASSIGN_OR_RETURN(const std::string after, KeyOfToken(request->page_token()));
-                 PageBytes bytes(environment_.max_page_bytes);
-                 // Ask for one more than the page shows, to know whether another page follows.
-                 for (const auto& one : operations_.List(ViewerOf(call), after, static_cast<std::size_t>(size) + 1)) {
-                   if (response->operations_size() == size || !bytes.Take(one->ByteSizeLong())) {
-                     response->set_next_page_token(TokenAfter(response->operations().rbegin()->name()));
-                     break;
-                   }
-                   *response->add_operations() = *one;
-                 }
-                 return absl::OkStatus();
-               });
+  return Unary(
+      environment_, context, "google.longrunning.Operations/ListOperations", [&](const Call& call) -> absl::Status {
+        if (!request->filter().empty()) return Unimplemented("ListOperationsRequest.filter");
+        // Only one list exists.
+        if (!request->name().empty() && request->name() != "operations")
+          return Unimplemented("ListOperationsRequest.name");
+        NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
+        NIBBLE_ASSIGN_OR_RETURN(const std::string after, KeyOfToken(request->page_token()));
+        PageBytes bytes(environment_.max_page_bytes);
+        // Ask for one more than the page shows, to know whether another page follows.
+        for (const auto& listed : operations_.List(ViewerOf(call), after, static_cast<std::size_t>(size) + 1)) {
+          longrunning::Operation one = ToProto(*listed);
+          if (response->operations_size() == size || !bytes.Take(one.ByteSizeLong())) {
+            response->set_next_page_token(TokenAfter(response->operations().rbegin()->name()));
+            break;
+          }
+          *response->add_operations() = std::move(one);
+        }
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* OperationsService::GetOperation(grpc::CallbackServerContext* context,
@@ -131,7 +134,9 @@ grpc::ServerUnaryReactor* OperationsService::GetOperation(grpc::CallbackServerCo
                                                           longrunning::Operation* response) {
   return Unary(environment_, context, "google.longrunning.Operations/GetOperation",
                [&](const Call& call) -> absl::Status {
-                 NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Get(request->name(), ViewerOf(call)));
+                 NIBBLE_ASSIGN_OR_RETURN(const operations::Operation operation,
+                                         operations_.Get(request->name(), ViewerOf(call)));
+                 *response = ToProto(operation);
                  return absl::OkStatus();
                });
 }

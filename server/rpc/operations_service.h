@@ -1,14 +1,14 @@
 #pragma once
 #include "google/longrunning/operations.grpc.pb.h"
+#include "server/operations/operation_table.h"
 #include "server/rpc/call.h"
-#include "server/rpc/operations.h"
 
 namespace nibble::rpc {
 
 // Thread-safe.
 class OperationsService : public google::longrunning::Operations::CallbackService {
  public:
-  OperationsService(CallEnvironment& environment, OperationTable& operations)
+  OperationsService(CallEnvironment& environment, operations::OperationTable& operations)
       : environment_(environment), operations_(operations) {}
 
   grpc::ServerUnaryReactor* ListOperations(grpc::CallbackServerContext*,
@@ -30,7 +30,7 @@ class OperationsService : public google::longrunning::Operations::CallbackServic
 
  private:
   CallEnvironment& environment_;
-  OperationTable& operations_;
+  operations::OperationTable& operations_;
 };
 
 }  // namespace nibble::rpc

@@ -11,6 +11,7 @@
 #include "server/base/error.h"
 #include "server/base/strings.h"
 #include "server/base/utf8.h"
+#include "server/rpc/deterministic_bytes.h"
 #include "server/rpc/time.h"
 #include "server/text/utf8.h"
 
@@ -201,7 +202,9 @@ google::rpc::Status ToRpcStatus(const absl::Status& status) {
   info.set_domain(kErrorDomain);
   for (const auto& [key, value] : metadata) (*info.mutable_metadata())[ToUtf8(key, 64)] = Shown(value);
   // Pack ErrorInfo last, so that it is kept longest: without it programs cannot handle the error.
-  out.add_details()->PackFrom(info);
+  auto* packed = out.add_details();
+  packed->PackFrom(info);
+  packed->set_value(DeterministicBytes(info));  // the same answer in every call that reports the error
   while (out.details_size() > 1 && out.ByteSizeLong() > kMaxDetailsBytes) out.mutable_details()->DeleteSubrange(0, 1);
   return out;
 }

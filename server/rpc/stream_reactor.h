@@ -27,7 +27,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
  public:
   // `slots`: the stream holds a slot until it is done; nullptr: no limit.
   static std::shared_ptr<StreamReactor> Make(CallEnvironment& environment, grpc::CallbackServerContext* context,
-                                             const char* method, StreamSlots* slots = nullptr) {
+                                             const char* method, base::StreamSlots* slots = nullptr) {
     std::shared_ptr<StreamReactor> stream(new StreamReactor(environment, context, method));
     stream->self_ = stream;
     absl::Status status = stream->call_.admitted();
@@ -119,7 +119,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
       : call_(environment, context, CallType::kServerStream, method),
         reader_(environment.slow_reader, /*min_rate=*/0) {}
 
-  absl::Status TakePlace(StreamSlots& slots) {
+  absl::Status TakePlace(base::StreamSlots& slots) {
     auto place = slots.Take(auth::FairnessKey(call_.principal()));
     if (!place.ok()) return place.status();
     base::MutexLock lock(mutex_);

@@ -8,8 +8,8 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/registry/upload_table.h"
 #include "server/rpc/upload_reactor.h"
-#include "server/rpc/upload_table.h"
 
 namespace nibble::rpc {
 
@@ -17,7 +17,7 @@ namespace nibble::rpc {
 template <typename Request, typename Header, typename Content>
 class TrackedUpload : public UploadSink<Request> {
  public:
-  TrackedUpload(const CallEnvironment& environment, UploadTable& uploads, UploadKind kind)
+  TrackedUpload(const CallEnvironment& environment, registry::UploadTable& uploads, registry::UploadKind kind)
       : max_chunk_bytes_(environment.max_chunk_bytes), uploads_(uploads), kind_(kind) {}
 
   void Attach(const Call& call, typename UploadSink<Request>::End end) final {
@@ -44,7 +44,7 @@ class TrackedUpload : public UploadSink<Request> {
  protected:
   // Begins or resumes the upload. TakeHeader of the derived class calls it once, after checking the rest of the header.
   absl::Status Open(const Header& header, std::int64_t size_bytes) {
-    const UploadTable::Start start{
+    const registry::UploadTable::Start start{
         .owner = owner_, .id = header.upload_id(), .kind = kind_, .name = header.name(), .size_bytes = size_bytes};
     if (header.resume_offset() < 0) {
       return base::FieldError("header.resume_offset",
@@ -69,20 +69,20 @@ class TrackedUpload : public UploadSink<Request> {
     if (!chunk.empty() && chunk.size() <= max_chunk_bytes_) return absl::OkStatus();
     return base::FieldError("chunk", base::StrCat("has ", chunk.size(), " bytes, wanted 1 to ", max_chunk_bytes_));
   }
-  UploadTable::Stream& stream() { return *stream_; }
+  registry::UploadTable::Stream& stream() { return *stream_; }
 
  private:
   virtual absl::Status TakeHeader(const Header& header) = 0;
-  virtual absl::StatusOr<std::unique_ptr<UploadContent>> MakeContent(const Header& header) = 0;
+  virtual absl::StatusOr<std::unique_ptr<registry::UploadContent>> MakeContent(const Header& header) = 0;
   // True: `message` was the last one.
   virtual absl::StatusOr<bool> TakeNext(const Request& message, Content& content) = 0;
 
   const std::size_t max_chunk_bytes_;
-  UploadTable& uploads_;
-  const UploadKind kind_;
+  registry::UploadTable& uploads_;
+  const registry::UploadKind kind_;
   auth::RequestOwner owner_;
   typename UploadSink<Request>::End end_;
-  std::unique_ptr<UploadTable::Stream> stream_;
+  std::unique_ptr<registry::UploadTable::Stream> stream_;
 };
 
 }  // namespace nibble::rpc

@@ -76,7 +76,7 @@ grpc::ServerUnaryReactor* Unary(CallEnvironment& environment, grpc::CallbackServ
 // Runs `start(call)` on one of `workers`; `start`, or work that it starts, must call Done once. The call fails if it
 // has not begun by the client's deadline or, without one, after `patience`.
 template <typename Start>
-grpc::ServerUnaryReactor* UnaryAsync(CallEnvironment& environment, WorkerPool& workers,
+grpc::ServerUnaryReactor* UnaryAsync(CallEnvironment& environment, base::WorkerPool& workers,
                                      grpc::CallbackServerContext* context, const char* method, Start start,
                                      absl::Duration patience) {
   auto* call = new UnaryCall(environment, context, method);
@@ -101,7 +101,7 @@ grpc::ServerUnaryReactor* UnaryAsync(CallEnvironment& environment, WorkerPool& w
 
 // `body` returns absl::Status and may take long; `workers` are separate from those of other calls.
 template <typename Body>
-grpc::ServerUnaryReactor* UnaryOnSlowWorker(CallEnvironment& environment, WorkerPool& workers,
+grpc::ServerUnaryReactor* UnaryOnSlowWorker(CallEnvironment& environment, base::WorkerPool& workers,
                                             grpc::CallbackServerContext* context, const char* method, Body body,
                                             absl::Duration patience) {
   return UnaryAsync(

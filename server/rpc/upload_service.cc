@@ -12,20 +12,20 @@ namespace nibble::rpc {
 
 namespace {
 
-v1::UploadState StateOf(UploadState state) {
+v1::UploadState StateOf(registry::UploadState state) {
   switch (state) {
-    case UploadState::kReceiving: return v1::UPLOAD_STATE_RECEIVING;
-    case UploadState::kInterrupted: return v1::UPLOAD_STATE_INTERRUPTED;
-    case UploadState::kFinishing: return v1::UPLOAD_STATE_FINISHING;
-    case UploadState::kFinished: return v1::UPLOAD_STATE_FINISHED;
+    case registry::UploadState::kReceiving: return v1::UPLOAD_STATE_RECEIVING;
+    case registry::UploadState::kInterrupted: return v1::UPLOAD_STATE_INTERRUPTED;
+    case registry::UploadState::kFinishing: return v1::UPLOAD_STATE_FINISHING;
+    case registry::UploadState::kFinished: return v1::UPLOAD_STATE_FINISHED;
   }
   return v1::UPLOAD_STATE_UNSPECIFIED;
 }
 
-v1::Upload Shown(const UploadInfo& upload) {
+v1::Upload Shown(const registry::UploadInfo& upload) {
   v1::Upload out;
   out.set_upload_id(upload.id);
-  out.set_kind(upload.kind == UploadKind::kDataset ? v1::UPLOAD_KIND_DATASET : v1::UPLOAD_KIND_MODEL);
+  out.set_kind(upload.kind == registry::UploadKind::kDataset ? v1::UPLOAD_KIND_DATASET : v1::UPLOAD_KIND_MODEL);
   out.set_state(StateOf(upload.state));
   out.set_name(upload.name);
   out.set_committed_bytes(upload.bytes);
@@ -37,7 +37,7 @@ v1::Upload Shown(const UploadInfo& upload) {
 }
 
 // Sorts like the numbers.
-std::string KeyOf(const UploadInfo& upload) {
+std::string KeyOf(const registry::UploadInfo& upload) {
   char key[24];
   std::snprintf(key, sizeof key, "%020llu", static_cast<unsigned long long>(upload.number));
   return key;
@@ -47,12 +47,13 @@ std::string KeyOf(const UploadInfo& upload) {
 
 grpc::ServerUnaryReactor* UploadService::GetUpload(grpc::CallbackServerContext* context,
                                                    const v1::GetUploadRequest* request, v1::Upload* response) {
-  return UnaryOnWorker(
-      environment_, context, "nibble.v1.UploadService/GetUpload", [=, this](const Call& call) -> absl::Status {
-        NIBBLE_ASSIGN_OR_RETURN(const UploadInfo upload, uploads_.Get(call.principal(), request->upload_id()));
-        *response = Shown(upload);
-        return absl::OkStatus();
-      });
+  return UnaryOnWorker(environment_, context, "nibble.v1.UploadService/GetUpload",
+                       [=, this](const Call& call) -> absl::Status {
+                         NIBBLE_ASSIGN_OR_RETURN(const registry::UploadInfo upload,
+                                                 uploads_.Get(call.principal(), request->upload_id()));
+                         *response = Shown(upload);
+                         return absl::OkStatus();
+                       });
 }
 
 grpc::ServerUnaryReactor* UploadService::ListUploads(grpc::CallbackServerContext* context,
@@ -60,7 +61,7 @@ grpc::ServerUnaryReactor* UploadService::ListUploads(grpc::CallbackServerContext
                                                      v1::ListUploadsResponse* response) {
   return UnaryOnWorker(
       environment_, context, "nibble.v1.UploadService/ListUploads", [=, this](const Call& call) -> absl::Status {
-        const auto row_of = [](const UploadInfo& one) -> absl::StatusOr<std::optional<v1::Upload>> {
+        const auto row_of = [](const registry::UploadInfo& one) -> absl::StatusOr<std::optional<v1::Upload>> {
           return Shown(one);
         };
         NIBBLE_ASSIGN_OR_RETURN(

@@ -1,14 +1,15 @@
 #pragma once
 #include "nibble/v1/upload_service.grpc.pb.h"
+#include "server/registry/upload_table.h"
 #include "server/rpc/call.h"
-#include "server/rpc/upload_table.h"
 
 namespace nibble::rpc {
 
 // Thread-safe.
 class UploadService : public v1::UploadService::CallbackService {
  public:
-  UploadService(CallEnvironment& environment, UploadTable& uploads) : environment_(environment), uploads_(uploads) {}
+  UploadService(CallEnvironment& environment, registry::UploadTable& uploads)
+      : environment_(environment), uploads_(uploads) {}
 
   grpc::ServerUnaryReactor* GetUpload(grpc::CallbackServerContext*, const v1::GetUploadRequest*, v1::Upload*) override;
   grpc::ServerUnaryReactor* ListUploads(grpc::CallbackServerContext*, const v1::ListUploadsRequest*,
@@ -18,7 +19,7 @@ class UploadService : public v1::UploadService::CallbackService {
 
  private:
   CallEnvironment& environment_;
-  UploadTable& uploads_;
+  registry::UploadTable& uploads_;
 };
 
 }  // namespace nibble::rpc

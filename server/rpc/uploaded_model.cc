@@ -22,7 +22,7 @@ absl::Status UploadedModel::BeginFile(const v1::FileEntry& file) {
   return absl::OkStatus();
 }
 
-absl::Status UploadedModel::Append(std::string_view chunk, UploadTable::Stream& stream) {
+absl::Status UploadedModel::Append(std::string_view chunk, registry::UploadTable::Stream& stream) {
   if (!file_.has_value()) return FieldError("chunk", "was sent before a file");
   const auto size = static_cast<std::int64_t>(chunk.size());
   if (size > file_->size_bytes() - received_) {

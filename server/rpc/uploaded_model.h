@@ -10,13 +10,13 @@
 #include "absl/status/status.h"
 #include "nibble/v1/model_service.pb.h"
 #include "server/base/sha256.h"
-#include "server/rpc/upload_table.h"
+#include "server/registry/upload_table.h"
 #include "server/store/upload.h"
 
 namespace nibble::rpc {
 
 // The received part of a model: its files, one after the other. One thread.
-class UploadedModel final : public UploadContent {
+class UploadedModel final : public registry::UploadContent {
  public:
   explicit UploadedModel(std::unique_ptr<store::Upload> upload) : upload_(std::move(upload)) {}
 
@@ -28,9 +28,10 @@ class UploadedModel final : public UploadContent {
   // The previous file must be complete. Errors: InvalidArgument (FIELD_VIOLATION), ResourceExhausted
   // (UPLOAD_TOO_LARGE).
   absl::Status BeginFile(const v1::FileEntry& file);
-  // Appends to the open file, after charging the bytes to `stream`. Errors: those of UploadTable::Stream::Charge,
-  // InvalidArgument (FIELD_VIOLATION), ResourceExhausted (UPLOAD_TOO_LARGE, DISK_FULL).
-  absl::Status Append(std::string_view chunk, UploadTable::Stream& stream);
+  // Appends to the open file, after charging the bytes to `stream`. Errors: those of
+  // registry::UploadTable::Stream::Charge, InvalidArgument (FIELD_VIOLATION), ResourceExhausted (UPLOAD_TOO_LARGE,
+  // DISK_FULL).
+  absl::Status Append(std::string_view chunk, registry::UploadTable::Stream& stream);
   // The last file must be complete, and `sha256` the digest of all bytes. Repeating the call gives the same result.
   absl::Status Finish(const std::string& sha256);
   // All complete files, with their digests.

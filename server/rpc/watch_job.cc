@@ -6,8 +6,8 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/worker_pool.h"
 #include "server/rpc/job_proto.h"
-#include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {
 
@@ -30,8 +30,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
 
   // Room in the queue and new events of the job wake the watch.
   void Begin() {
-    auto pump = std::make_shared<Pump>(stream_->call().environment().watch_workers,
-                                       [self = shared_from_this()] { self->Fill(); });
+    auto pump = std::make_shared<base::Pump>(stream_->call().environment().watch_workers,
+                                             [self = shared_from_this()] { self->Fill(); });
     pump_ = pump;
     stream_->OnSpace([pump] { pump->Wake(); });
     pump->Wake();
@@ -96,7 +96,7 @@ class Watch : public std::enable_shared_from_this<Watch> {
   jobs::StoredJob job_;  // as in the snapshot
   std::int64_t sent_;
   bool begun_ = false;
-  std::weak_ptr<Pump> pump_;
+  std::weak_ptr<base::Pump> pump_;
   std::shared_ptr<jobs::EventHub::Subscription> subscription_;
   std::uint64_t drain_ = 0;
 };

@@ -24,8 +24,10 @@ MAY = {
     "http": ["base", "telemetry"],
     "auth": ["base"],
     "kube": ["base"],
-    "registry": ["base", "telemetry", "text", "model", "store", "convert"],
-    "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve", "auth", "registry"],
+    "registry": ["base", "auth", "telemetry", "text", "model", "store", "data", "convert", "serve"],
+    "operations": ["base", "text", "auth", "registry"],
+    "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve", "auth", "registry",
+            "operations"],
     "trainer": ["base", "text", "model", "store", "data", "convert", "jobs"],
 }
 # Headers of a library, and the only folders that may include them.
@@ -35,6 +37,7 @@ ONLY_IN = {
     r"cuda|cublas": ["kernels"],
     r"soci/": ["server/jobs"],
     r"boost/": ["server/http", "server/kube", "client/http_get"],
+    r"google/(longrunning|protobuf|rpc)/": ["server/rpc", "server/trainer/reporter", "server/library_log", "client"],
     r"nibble/": ["server/rpc", "server/trainer/reporter", "server/grpc_server", "server/app", "client", "proto"],
 }
 

@@ -19,12 +19,12 @@
 #include "server/model/safetensors.h"
 #include "server/model/text_assets.h"
 #include "server/registry/text_cache.h"
+#include "server/registry/upload_table.h"
 #include "server/rpc/call.h"
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/inference_service.h"
 #include "server/rpc/model_loads.h"
 #include "server/rpc/tokens.h"
-#include "server/rpc/upload_table.h"
 #include "server/text/piece_encoder.h"
 #include "tests/support/temp_directory.h"
 
@@ -91,7 +91,7 @@ TEST(LimitsTest, ConstantsMatchTheTableOfAdr0008) {
   EXPECT_EQ(data::kLargeRowBytes, 256u << 10);
   EXPECT_EQ(text::kPieceBytes, 32u << 10);
   EXPECT_EQ(data::TokenCache::kMaxWriters, 2);
-  EXPECT_EQ(rpc::UploadTableOptions().max_uploads, 1000);
+  EXPECT_EQ(registry::UploadTableOptions().max_uploads, 1000);
   EXPECT_EQ(rpc::kMaxDetokenizedIds, 1'048'576);
   EXPECT_EQ(rpc::ModelLoads::kMaxWaiting, 256u);
   EXPECT_EQ(rpc::InferenceService::kMaxLargeTextsOfPrincipal, 16);
@@ -101,7 +101,7 @@ TEST(LimitsTest, ConstantsMatchTheTableOfAdr0008) {
   EXPECT_EQ(rpc::PreviewBounds().max_looked_bytes, 16u << 20);
   std::atomic<bool> draining{false};
   telemetry::Metrics metrics({}, {});
-  rpc::WorkerPool workers(1, 1);
+  base::WorkerPool workers(1, 1);
   const rpc::CallEnvironment environment(metrics, workers, base::RealClock(), draining);
   EXPECT_EQ(environment.max_chunk_bytes, 1u << 20);
   EXPECT_EQ(environment.max_page_bytes, 2u << 20);

@@ -166,7 +166,7 @@ class AnswerSinkTest : public ::testing::Test {
   base::FakeClock clock_{absl::UnixEpoch()};
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
-  WorkerPool workers_{1, 8};
+  base::WorkerPool workers_{1, 8};
   CallEnvironment environment_{metrics_, workers_, clock_, draining_};
   std::shared_ptr<const text::Tokenizer> tokenizer_;
   std::shared_ptr<const serve::Resident> resident_;

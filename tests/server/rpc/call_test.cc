@@ -44,7 +44,7 @@ class CallTest : public testing::Test {
   AskedClock clock_;
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
-  WorkerPool workers_{1, 8};
+  base::WorkerPool workers_{1, 8};
   CallEnvironment environment_{metrics_, workers_, clock_, draining_};
   std::unique_ptr<auth::Authority> authority_;
   grpc::CallbackServerContext context_;
@@ -167,7 +167,7 @@ class UnaryTest : public testing::Test {
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
   base::FakeClock clock_{absl::UnixEpoch()};
-  WorkerPool workers_{1, 1};
+  base::WorkerPool workers_{1, 1};
   CallEnvironment environment_{metrics_, workers_, clock_, draining_};
   SlowService service_{environment_};
   std::unique_ptr<grpc::Server> server_;

@@ -68,7 +68,7 @@ class InferenceFixture : public testing::Test {
   std::unique_ptr<registry::TextCache> texts_;
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
-  rpc::WorkerPool workers_{1, 64};
+  base::WorkerPool workers_{1, 64};
   rpc::CallEnvironment environment_{metrics_, workers_, base::RealClock(), draining_};
   std::unique_ptr<serve::ModelManager> manager_;
   std::unique_ptr<rpc::ModelLoads> loads_;

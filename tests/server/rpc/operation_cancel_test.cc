@@ -21,9 +21,9 @@
 #include "server/base/sha256.h"
 #include "server/base/strings.h"
 #include "server/data/example.h"
+#include "server/operations/stored_operation.h"
 #include "server/rpc/begin_operation.h"
 #include "server/rpc/model_library.h"
-#include "server/rpc/stored_operation.h"
 #include "server/serve/onednn_library.h"
 #include "tests/server/model/small_models.h"
 #include "tests/server/rpc/app_fixture.h"
@@ -45,9 +45,9 @@ struct Moment {
 };
 
 // Counts how often each stage of the work checks for cancellation, and calls `then` at one moment.
-class WatchedScope : public OperationScope {
+class WatchedScope : public registry::OperationScope {
  public:
-  WatchedScope(OperationScope& real, Moment at, std::function<void()> then)
+  WatchedScope(registry::OperationScope& real, Moment at, std::function<void()> then)
       : real_(real), at_(std::move(at)), then_(std::move(then)) {}
   void Progress(const std::string& stage, std::int64_t done, std::int64_t total) override {
     const bool begins = stage != stage_;
@@ -61,14 +61,14 @@ class WatchedScope : public OperationScope {
     return real_.cancelled();
   }
   base::CancelToken cancel() const override { return real_.cancel(); }
-  OperationIdentity identity() const override { return real_.identity(); }
+  registry::OperationIdentity identity() const override { return real_.identity(); }
   void Hold(std::shared_ptr<const void> handle, absl::Duration kept) override { real_.Hold(std::move(handle), kept); }
 
   const std::map<std::string, std::int64_t>& asks() const { return asks_; }
   std::int64_t total() const { return total_; }
 
  private:
-  OperationScope& real_;
+  registry::OperationScope& real_;
   const Moment at_;
   const std::function<void()> then_;
   std::string stage_;
@@ -78,7 +78,7 @@ class WatchedScope : public OperationScope {
 
 class OperationCancelTest : public testing::Test {
  protected:
-  using Work = std::function<absl::StatusOr<google::protobuf::Any>(OperationScope&)>;
+  using Work = std::function<absl::StatusOr<operations::OperationResponse>(registry::OperationScope&)>;
   static constexpr absl::Duration kDeadline = absl::Seconds(10);
 
   void SetUp() override {
@@ -145,16 +145,16 @@ class OperationCancelTest : public testing::Test {
     request.set_name(name);
     request.set_target(v1::MODEL_FORMAT_INT8);
     request.set_eval_dataset("page");
-    return [this, request](OperationScope& scope) { return library_->Convert(request, scope); };
+    return [this, request](registry::OperationScope& scope) { return library_->Convert(request, scope); };
   }
   Work PublishCheckpoint(const std::string& name) {
     v1::PublishCheckpointRequest request;
     request.set_checkpoint("job-1/3");
     request.set_name(name);
-    return [this, request](OperationScope& scope) { return library_->PublishCheckpoint(request, "", scope); };
+    return [this, request](registry::OperationScope& scope) { return library_->PublishCheckpoint(request, "", scope); };
   }
   Work Verify() {
-    return [this](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+    return [this](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
       const auto verified = library_->Verify("small", scope);
       if (!verified.ok()) return verified.status();
       return Packed(*verified);
@@ -172,7 +172,8 @@ class OperationCancelTest : public testing::Test {
   }
 
   void OpenTable() {
-    auto table = OperationTable::Open(base::RealFileSystem(), clock_, models_.Path("operations"), kDeadline);
+    auto table =
+        operations::OperationTable::Open(base::RealFileSystem(), clock_, models_.Path("operations"), kDeadline);
     ASSERT_TRUE(table.ok()) << table.status();
     table_ = *std::move(table);
   }
@@ -182,8 +183,8 @@ class OperationCancelTest : public testing::Test {
     if (table_ == nullptr) OpenTable();
     std::promise<std::string> name;
     const auto named = name.get_future().share();
-    const auto operation =
-        table_->Start({.model = "m"}, [&, named](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+    const auto operation = table_->Start(
+        {.model = "m"}, [&, named](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
           name_ = named.get();
           scope_ = &scope;
           std::uint64_t before = models_.launches().total();
@@ -200,8 +201,9 @@ class OperationCancelTest : public testing::Test {
     EXPECT_TRUE(operation.ok()) << operation.status();
     const auto ended = std::make_shared<std::promise<longrunning::Operation>>();
     EXPECT_TRUE(
-        table_->OnEnd(operation->name(), [ended](const longrunning::Operation& one) { ended->set_value(one); }).ok());
-    name.set_value(operation->name());
+        table_->OnEnd(operation->name, [ended](const operations::Operation& one) { ended->set_value(ToProto(one)); })
+            .ok());
+    name.set_value(operation->name);
     return ended->get_future().get();
   }
   // How often this work checks for cancellation when it runs undisturbed.
@@ -229,17 +231,17 @@ class OperationCancelTest : public testing::Test {
   kernels::Stream stream_;
   base::FakeClock clock_{absl::FromUnixSeconds(1'700'000'000)};
   telemetry::Metrics metrics_{{}, {}};
-  UploadTable uploads_{base::RealClock(), {}};
+  registry::UploadTable uploads_{base::RealClock(), {}};
   std::unique_ptr<store::StateDirectory> state_;
   std::unique_ptr<registry::TextCache> texts_;
   std::unique_ptr<serve::ModelManager> manager_;
   std::unique_ptr<ModelLibrary> library_;
-  std::unique_ptr<OperationTable> table_;
+  std::unique_ptr<operations::OperationTable> table_;
   std::string checkpoint_;
   std::int64_t num_layers_ = 0, num_tensors_ = 0;
   // About the operation of Run.
   std::string name_;
-  OperationScope* scope_ = nullptr;
+  registry::OperationScope* scope_ = nullptr;
   std::map<std::string, std::int64_t> asks_;
   std::int64_t total_ = 0;
   std::uint64_t launches_ = 0;
@@ -296,7 +298,7 @@ TEST_F(OperationCancelTest, C8EndOfTheServerEndsTheWorkAndItIsAborted) {
     EXPECT_LE(launches_, 1u);
     ExpectNothingLeft("cut");
     OpenTable();
-    EXPECT_EQ(table_->Get(name_)->SerializeAsString(), ended.SerializeAsString());
+    EXPECT_EQ(ToProto(table_->Get(name_).value()).SerializeAsString(), ended.SerializeAsString());
   }
 }
 
@@ -410,8 +412,9 @@ TEST_F(LoadCancelTest, C8EndOfTheServerEndsALoadAndItIsAborted) {
   const std::string record =
       directory_ + "/state/operations/" + operation.name().substr(operation.name().find('/') + 1) + ".json";
   const auto ended = [&] {
-    const auto parsed = ParseStoredOperation(base::RealFileSystem().Read(record, 1 << 20).value_or(""), "record");
-    return parsed.ok() && parsed->operation->done();
+    const auto parsed =
+        operations::ParseStoredOperation(base::RealFileSystem().Read(record, 1 << 20).value_or(""), "record");
+    return parsed.ok() && parsed->operation->done;
   };
   while (!ended()) std::this_thread::yield();  // although the load itself is blocked
   shut_ = false;

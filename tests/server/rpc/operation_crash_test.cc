@@ -6,7 +6,6 @@
 #include <functional>
 #include <limits>
 
-#include "absl/strings/escaping.h"
 #include "server/base/hooked_files.h"
 #include "server/base/json.h"
 #include "server/base/strings.h"
@@ -178,14 +177,14 @@ TEST_F(OperationCrashTest, C8ModelOfAnotherOperationIsNotTakenForTheInterruptedW
   const std::string record = StrCat(operations, "/", first.name().substr(first.name().find('/') + 1), ".json");
   auto json = base::ParseJson(real.Read(record, 1 << 20).value_or(""));
   ASSERT_TRUE(json.ok()) << json.status();
-  longrunning::Operation second;
-  second.set_name("operations/op-second");
-  *second.mutable_metadata() = first.metadata();
-  (*json)["operation"] = absl::BytesToHexString(second.SerializeAsString());
+  const std::string second = "operations/op-second";
+  (*json)["name"] = second;
+  (*json)["finished"] = false;
+  json->erase("response");
   ASSERT_TRUE(base::WriteFileAtomically(real, operations + "/op-second.json", base::Dump(*json)).ok());
   StartApp();
   longrunning::GetOperationRequest get;
-  get.set_name(second.name());
+  get.set_name(second);
   longrunning::Operation after;
   ASSERT_TRUE(Call(operations_, &longrunning::Operations::Stub::GetOperation, get, &after).ok());
   EXPECT_EQ(ReasonOf(after.error()), "SERVER_RESTARTED");

@@ -41,7 +41,7 @@ class FedService : public v1::ServerService::CallbackService {
     return std::move(stream_);
   }
   std::function<void()> on_space;
-  StreamSlots* slots = nullptr;
+  base::StreamSlots* slots = nullptr;
 
  private:
   CallEnvironment& environment_;
@@ -86,7 +86,7 @@ class StreamReactorTest : public testing::Test {
 
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
-  WorkerPool workers_{1, 8};
+  base::WorkerPool workers_{1, 8};
   CallEnvironment environment_{metrics_, workers_, base::RealClock(), draining_};
   FedService service_{environment_};
   std::unique_ptr<grpc::Server> server_;
@@ -215,7 +215,7 @@ TEST_F(StreamReactorTest, TakenCountsTheMessagesThatTheReaderTook) {
 // C12: otherwise a client that reads nothing would keep its place, and the message being written, as long as its
 // connection lives.
 TEST_F(StreamReactorTest, AbortedStreamWhoseClientReadsNothingIsCutOff) {
-  StreamSlots slots("--max_watches", 1);
+  base::StreamSlots slots("--max_watches", 1);
   service_.slots = &slots;
   environment_.last_read = absl::Milliseconds(100);
   Start();
@@ -234,7 +234,7 @@ TEST_F(StreamReactorTest, AbortedStreamWhoseClientReadsNothingIsCutOff) {
 
 // C12: the same for an answer that ended before the client had read all of it.
 TEST_F(StreamReactorTest, EndedStreamWhoseClientReadsNothingIsCutOff) {
-  StreamSlots slots("--max_watches", 1);
+  base::StreamSlots slots("--max_watches", 1);
   service_.slots = &slots;
   environment_.slow_reader = environment_.last_read = absl::Milliseconds(100);
   Start();
@@ -278,7 +278,7 @@ TEST_F(StreamReactorTest, WatchedReaderMustTakeMessagesAtTheMinimumRate) {
 }
 
 TEST_F(StreamReactorTest, PlaceIsTakenUntilTheStreamIsDone) {  // C12
-  StreamSlots slots("--max_watches", 1);
+  base::StreamSlots slots("--max_watches", 1);
   service_.slots = &slots;
   Start();
   auto reader = stub_->WatchLoad(&context_, {});
@@ -298,7 +298,7 @@ TEST_F(StreamReactorTest, PlaceIsTakenUntilTheStreamIsDone) {  // C12
 }
 
 TEST(StreamSlotsTest, OnePrincipalDoesNotTakeAllPlaces) {  // C4
-  StreamSlots slots("--max_watches", 3, "--max_watches_per_principal", 2);
+  base::StreamSlots slots("--max_watches", 3, "--max_watches_per_principal", 2);
   const auto first = slots.Take("ann");
   auto second = slots.Take("ann");
   ASSERT_TRUE(second.ok());
@@ -314,7 +314,7 @@ TEST(StreamSlotsTest, OnePrincipalDoesNotTakeAllPlaces) {  // C4
   second = absl::CancelledError();
   EXPECT_TRUE(slots.Take("ann").ok());
   // Without tokens there are no principals.
-  StreamSlots all("--max_watches", 3, "--max_watches_per_principal", 1);
+  base::StreamSlots all("--max_watches", 3, "--max_watches_per_principal", 1);
   const auto one = all.Take(), two = all.Take();
   EXPECT_TRUE(one.ok() && two.ok());
 }
@@ -334,7 +334,7 @@ TEST_F(StreamReactorTest, CallbackSetAfterTheEndIsNotKept) {
 }
 
 TEST(WorkerPoolTest, IsIdleWhenNothingIsQueuedAndNothingRuns) {
-  WorkerPool workers(2, 0);
+  base::WorkerPool workers(2, 0);
   workers.AwaitIdle();
   std::atomic<int> done{0};
   const auto held = std::make_shared<int>(1);
@@ -353,7 +353,7 @@ TEST(WorkerPoolTest, IsIdleWhenNothingIsQueuedAndNothingRuns) {
 TEST(WorkerPoolTest, PrincipalsTakeTurns) {
   std::string order;  // of the tasks of the only worker
   std::promise<void> queued;
-  WorkerPool workers(1, 8);
+  base::WorkerPool workers(1, 8);
   workers.Run([&] { queued.get_future().wait(); });
   for (const char* principal : {"a", "a", "a", "b", "", "b"}) {
     EXPECT_TRUE(workers.TryRun([&order, principal] { order += *principal == 0 ? "-" : principal; }, principal));
@@ -368,7 +368,7 @@ TEST(WorkerPoolTest, OnePrincipalDoesNotTakeAllThreads) {
   std::promise<void> go, done;
   const std::shared_future<void> going = go.get_future().share();
   std::atomic<int> begun{0};
-  WorkerPool workers(3, 16);
+  base::WorkerPool workers(3, 16);
   for (int i = 0; i < 5; ++i) {
     EXPECT_TRUE(workers.TryRun(
         [&begun, going] {
@@ -389,7 +389,7 @@ TEST(WorkerPoolTest, OnePrincipalDoesNotTakeAllThreads) {
 TEST(WorkerPoolTest, TasksOfAdmittedWorkTakeNoPlaceFromNewWork) {
   std::promise<void> queued;
   std::atomic<int> done{0};
-  WorkerPool workers(1, 8);
+  base::WorkerPool workers(1, 8);
   workers.Run([&] { queued.get_future().wait(); }, "a");
   for (int i = 0; i < 100; ++i) workers.Run([&done] { ++done; }, "a");
   int before_b = -1;
@@ -404,7 +404,7 @@ TEST(WorkerPoolTest, TasksOfAdmittedWorkTakeNoPlaceFromNewWork) {
 TEST(WorkerPoolTest, HalfOfTheQueueIsLeftToOthers) {
   std::promise<void> queued;
   std::atomic<int> done{0};
-  WorkerPool workers(1, 8);
+  base::WorkerPool workers(1, 8);
   workers.Run([&] { queued.get_future().wait(); });
   const auto try_run = [&](const char* principal) { return workers.TryRun([&done] { ++done; }, principal); };
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(try_run("a"));
@@ -421,8 +421,8 @@ TEST(PumpTest, RunsOnceMoreWhenWokenDuringARunAndNeverConcurrently) {
   std::atomic<int> runs{0}, inside{0};
   bool overlapped = false;
   {
-    WorkerPool workers(4, 100);
-    auto pump = std::make_shared<Pump>(workers, [&] {
+    base::WorkerPool workers(4, 100);
+    auto pump = std::make_shared<base::Pump>(workers, [&] {
       if (++inside > 1) overlapped = true;
       ++runs;
       --inside;
@@ -444,8 +444,8 @@ TEST(PumpTest, RunsOnceMoreWhenWokenDuringARunAndNeverConcurrently) {
 TEST(PumpTest, RunsAgainAfterTheTasksThatWait) {
   std::vector<std::string> order;  // of the tasks of the only worker
   {
-    WorkerPool workers(1, 100);
-    std::shared_ptr<Pump> pump = std::make_shared<Pump>(workers, [&] {
+    base::WorkerPool workers(1, 100);
+    std::shared_ptr<base::Pump> pump = std::make_shared<base::Pump>(workers, [&] {
       order.push_back("pump");
       if (order.size() > 1) return;
       workers.Run([&] { order.push_back("call"); });

@@ -108,7 +108,7 @@ class WatchJobTest : public jobs::ControllerFixture {
 
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
-  WorkerPool workers_{1, 8};
+  base::WorkerPool workers_{1, 8};
   CallEnvironment environment_{metrics_, workers_, base::RealClock(), draining_};
   WatchService service_{environment_};
   std::unique_ptr<grpc::Server> server_;

@@ -1,5 +1,5 @@
 // Uploads between their first message and their use (docs/faults.md, C10).
-#include "server/rpc/upload_table.h"
+#include "server/registry/upload_table.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 #include "server/base/error.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 namespace {
 
 // Removes its name from `alive` when it is destroyed.
@@ -276,4 +276,4 @@ TEST_F(UploadTableTest, C5AnUploadThatWasPutBackIsUsedLaterOrExpires) {
 }
 
 }  // namespace
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

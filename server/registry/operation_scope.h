@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "server/base/cancel_token.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 // Recorded in the models that an operation makes. Unique within a server.
 struct OperationIdentity {
@@ -32,4 +32,4 @@ class OperationScope {
   std::function<bool()> stopped() const { return std::bind_front(&OperationScope::cancelled, this); }
 };
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

@@ -14,7 +14,7 @@
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 enum class UploadKind { kDataset, kModel };
 enum class UploadState { kReceiving, kInterrupted, kFinishing, kFinished };
@@ -149,4 +149,4 @@ class UploadTable {
   std::map<Key, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

@@ -10,7 +10,7 @@
 #include "server/base/mutex.h"
 #include "server/base/strings.h"
 
-namespace nibble::rpc {
+namespace nibble::base {
 
 // Limits the number of open streams, or of other long calls, of one kind. Thread-safe.
 class StreamSlots {
@@ -36,35 +36,35 @@ class StreamSlots {
   // with an estimate, "retry_ms").
   absl::StatusOr<std::shared_ptr<const void>> Take(const std::string& principal = "",
                                                    std::optional<absl::Duration> retry = {}) {
-    base::MutexLock lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     if (state_->open >= max_) return Full(flag_, max_, retry);
     if (!principal.empty() && max_each_ > 0 && state_->of[principal] >= max_each_)
       return Full(flag_each_, max_each_, retry);
     ++state_->open;
     ++state_->of[principal];
     return std::shared_ptr<const void>(state_.get(), [state = state_, principal](const void*) {
-      base::MutexLock again(state->mutex);
+      MutexLock again(state->mutex);
       --state->open;
       if (--state->of[principal] == 0) state->of.erase(principal);
     });
   }
   int open() const {
-    base::MutexLock lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     return state_->open;
   }
 
  private:
   struct State {
-    base::Mutex mutex;
+    Mutex mutex;
     int open ABSL_GUARDED_BY(mutex) = 0;
     std::map<std::string, int> of ABSL_GUARDED_BY(mutex);  // by principal
   };
   absl::Status Full(const char* flag, int max, std::optional<absl::Duration> retry) const {
     std::map<std::string, std::string> metadata = {{"flag", flag}, {"max", std::to_string(max)}};
     if (retry.has_value()) metadata["retry_ms"] = std::to_string(absl::ToInt64Milliseconds(*retry));
-    return base::WithReason(
-        absl::ResourceExhaustedError(base::StrCat("too many calls of this kind are open: ", flag, " allows ", max)),
-        reason_, metadata);
+    return WithReason(
+        absl::ResourceExhaustedError(StrCat("too many calls of this kind are open: ", flag, " allows ", max)), reason_,
+        metadata);
   }
 
   const std::shared_ptr<State> state_;
@@ -75,4 +75,4 @@ class StreamSlots {
   const char* const reason_;
 };
 
-}  // namespace nibble::rpc
+}  // namespace nibble::base

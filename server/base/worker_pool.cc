@@ -1,9 +1,9 @@
-#include "server/rpc/worker_pool.h"
+#include "server/base/worker_pool.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace nibble::rpc {
+namespace nibble::base {
 
 WorkerPool::WorkerPool(int num_threads, std::size_t max_waiting)
     : num_threads_(num_threads), max_waiting_(max_waiting) {
@@ -12,7 +12,7 @@ WorkerPool::WorkerPool(int num_threads, std::size_t max_waiting)
 
 WorkerPool::~WorkerPool() {
   {
-    base::MutexLock lock(mutex_);
+    MutexLock lock(mutex_);
     stop_ = true;
   }
   wake_.NotifyAll();
@@ -20,7 +20,7 @@ WorkerPool::~WorkerPool() {
 }
 
 bool WorkerPool::TryRun(Task task, const std::string& principal) {
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   if (stop_ || num_new_ >= max_waiting_) return false;
   if (!principal.empty()) {
     const auto own = waiting_.find(principal);
@@ -31,12 +31,12 @@ bool WorkerPool::TryRun(Task task, const std::string& principal) {
 }
 
 void WorkerPool::Run(Task task, const std::string& principal) {
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   Add({std::move(task), /*is_new=*/false}, principal);
 }
 
 std::size_t WorkerPool::num_waiting(const std::string& principal) const {
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   const auto own = waiting_.find(principal);
   return own == waiting_.end() ? 0 : own->second.num_new;
 }
@@ -81,7 +81,7 @@ WorkerPool::Task WorkerPool::Take(std::string principal) {
 }
 
 void WorkerPool::AwaitIdle() {
-  base::MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   idle_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return num_waiting_ == 0 && num_running_ == 0; });
 }
 
@@ -91,7 +91,7 @@ void WorkerPool::Work() {
     {
       Task task;  // destroyed before it counts as done
       {
-        base::MutexLock lock(mutex_);
+        MutexLock lock(mutex_);
         auto turn = turns_.end();
         wake_.Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
           turn = NextTurn();
@@ -104,7 +104,7 @@ void WorkerPool::Work() {
       }
       task();
     }
-    base::MutexLock lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto running = running_.find(principal); running != running_.end() && --running->second == 0)
       running_.erase(running);
     if (--num_running_ == 0 && num_waiting_ == 0) idle_.NotifyAll();
@@ -125,4 +125,4 @@ void Pump::RunOnce() {
   });
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::base

@@ -1,4 +1,4 @@
-#include "server/rpc/operation_index.h"
+#include "server/operations/operation_index.h"
 
 #include <gtest/gtest.h>
 
@@ -10,17 +10,16 @@
 
 #include "server/base/strings.h"
 
-namespace nibble::rpc {
+namespace nibble::operations {
 namespace {
 
 using base::StrCat;
 
-OperationIndex::Entry Made(const std::string& name, const auth::RequestOwner& owner,
-                           const std::string& request_id = "") {
-  auto operation = std::make_shared<google::longrunning::Operation>();
-  operation->set_name(name);
+OperationIndex::Entry Made(const std::string& name, const auth::RequestOwner& owner, const std::string& request_id = "",
+                           std::int64_t created_s = 0) {
   auto entry = std::make_shared<OperationEntry>();
-  entry->record.operation = operation;
+  entry->record.operation = std::make_shared<const Operation>(
+      Operation{.name = name, .metadata = {.created = absl::FromUnixSeconds(created_s)}});
   entry->record.owner = owner;
   entry->record.request_id = request_id;
   return entry;
@@ -93,9 +92,7 @@ TEST(OperationIndexTest, FindsOldOperationsAndFilesThatAreDue) {
 TEST(OperationIndexTest, RequestIdOfTwoRecordsBelongsToTheNewerOperation) {
   for (const bool newer_first : {false, true}) {
     OperationIndex index;
-    const auto older = Made("op-2", kAnn, "id"), newer = Made("op-1", kAnn, "id");
-    older->metadata.mutable_create_time()->set_seconds(1);
-    newer->metadata.mutable_create_time()->set_seconds(2);
+    const auto older = Made("op-2", kAnn, "id", 1), newer = Made("op-1", kAnn, "id", 2);
     index.Add(newer_first ? newer : older);
     index.Add(newer_first ? older : newer);
     EXPECT_EQ(index.FindRequest(kAnn, "id"), newer);
@@ -159,4 +156,4 @@ TEST(OperationIndexTest, C1TimeDoesNotGrowWithTheNumberOfOperations) {
 }
 
 }  // namespace
-}  // namespace nibble::rpc
+}  // namespace nibble::operations

@@ -1,10 +1,10 @@
-#include "server/rpc/operation_mark.h"
+#include "server/registry/operation_mark.h"
 
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/model/artifact.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 namespace {
 
@@ -31,4 +31,4 @@ bool IsMadeBy(const store::StoredModel& model, const OperationIdentity& operatio
          base::GetString(*mark, "digest", kInfoFile, "").value_or("") == operation.digest;
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

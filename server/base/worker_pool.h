@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "server/base/mutex.h"
 
-namespace nibble::rpc {
+namespace nibble::base {
 
 // Threads for work of handlers that may block; gRPC's own threads must not block. Tasks of one principal begin in the
 // order of arrival. Principals take turns, and no principal may use all threads, because a task may take long.
@@ -64,8 +64,8 @@ class WorkerPool {
 
   const int num_threads_;
   const std::size_t max_waiting_;
-  mutable base::Mutex mutex_;
-  base::Condition wake_;
+  mutable Mutex mutex_;
+  Condition wake_;
   std::map<std::string, Queue> waiting_ ABSL_GUARDED_BY(mutex_);  // by principal; no queue is empty
   std::deque<std::string> turns_ ABSL_GUARDED_BY(mutex_);         // the keys of waiting_
   std::size_t num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;           // all tasks
@@ -73,7 +73,7 @@ class WorkerPool {
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   int num_running_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, int> running_ ABSL_GUARDED_BY(mutex_);  // by principal, without ""; no value is 0
-  base::Condition idle_;
+  Condition idle_;
   std::atomic<std::int64_t> last_wait_ns_{0};
   std::vector<std::thread> threads_;
 };
@@ -93,4 +93,4 @@ class Pump : public std::enable_shared_from_this<Pump> {
   std::atomic<int> wakes_{0};
 };
 
-}  // namespace nibble::rpc
+}  // namespace nibble::base

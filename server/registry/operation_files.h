@@ -7,9 +7,9 @@
 
 #include "server/base/free_space.h"
 #include "server/base/hooked_files.h"
-#include "server/rpc/operations.h"
+#include "server/registry/operation_scope.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 // Tensors are written one by one, so writes are frequent enough. One thread.
 class OperationWrites {
@@ -50,4 +50,4 @@ class OperationFiles : public base::HookedFiles<OperationWrites> {
       : HookedFiles(files, files, scope, min_free_bytes) {}
 };
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

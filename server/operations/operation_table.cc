@@ -1,4 +1,4 @@
-#include "server/rpc/operations.h"
+#include "server/operations/operation_table.h"
 
 #include <algorithm>
 #include <string>
@@ -9,12 +9,8 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/rpc/status.h"
-#include "server/rpc/time.h"
 
-namespace nibble::rpc {
-
-namespace longrunning = google::longrunning;
+namespace nibble::operations {
 
 namespace {
 
@@ -34,29 +30,29 @@ absl::Status CutOff(const std::string& what) {
 
 // A copy of the record's operation, changed by `change`.
 template <typename Change>
-std::shared_ptr<const longrunning::Operation> Changed(const StoredOperation& record, Change change) {
-  auto operation = std::make_shared<longrunning::Operation>(*record.operation);
+std::shared_ptr<const Operation> Changed(const StoredOperation& record, Change change) {
+  auto operation = std::make_shared<Operation>(*record.operation);
   change(*operation);
   return operation;
 }
 
 }  // namespace
 
-class OperationTable::Scope : public OperationScope {
+class OperationTable::Scope : public registry::OperationScope {
  public:
   Scope(OperationTable& table, OperationEntry& entry)
       : table_(table), entry_(entry), name_(entry.name()), digest_(entry.record.request_digest), until_(entry.until) {}
   void Progress(const std::string& stage, std::int64_t done, std::int64_t total) override {
     base::MutexLock lock(table_.mutex_);
-    entry_.metadata.set_stage(stage);
-    entry_.metadata.set_done(done);
-    entry_.metadata.set_total(total);
-    entry_.record.operation =
-        Changed(entry_.record, [this](auto& operation) { operation.mutable_metadata()->PackFrom(entry_.metadata); });
+    entry_.record.operation = Changed(entry_.record, [&](Operation& operation) {
+      operation.metadata.stage = stage;
+      operation.metadata.done = done;
+      operation.metadata.total = total;
+    });
   }
   bool cancelled() const override { return entry_.cancel.cancelled() || table_.clock_.Monotonic() >= until_; }
   base::CancelToken cancel() const override { return entry_.cancel; }
-  OperationIdentity identity() const override { return {name_, digest_}; }
+  registry::OperationIdentity identity() const override { return {name_, digest_}; }
   void Hold(std::shared_ptr<const void> handle, absl::Duration kept) override {
     base::MutexLock lock(table_.mutex_);
     entry_.held.swap(handle);  // the previous handle is destroyed after the lock is released
@@ -119,51 +115,52 @@ OperationTable::~OperationTable() {
 
 absl::StatusOr<std::unique_ptr<OperationTable>> OperationTable::Open(base::FileSystem& files, base::Clock& clock,
                                                                      const std::string& directory,
-                                                                     absl::Duration deadline, const Recover& recover) {
+                                                                     absl::Duration deadline, const Recover& recover,
+                                                                     const OperationParser& parse_v1) {
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(directory));
   std::unique_ptr<OperationTable> table(new OperationTable(files, clock, directory, deadline));
-  NIBBLE_RETURN_IF_ERROR(table->Load(recover));
+  NIBBLE_RETURN_IF_ERROR(table->Load(recover, parse_v1));
   return table;
 }
 
 // The disk decides whether the operation succeeded: one rename publishes the model, and may have been the server's last
 // act.
 void OperationTable::EndAfterRestart(OperationEntry& entry, const Recover& recover) {
-  const std::string& model = entry.metadata.model();
-  absl::StatusOr<std::optional<google::protobuf::Any>> made = std::optional<google::protobuf::Any>();
+  const std::string model = entry.record.operation->metadata.model;
+  absl::StatusOr<std::optional<OperationResponse>> made = std::optional<OperationResponse>();
   if (recover) made = recover({entry.name(), entry.record.request_digest}, model);
-  entry.record.operation = Changed(entry.record, [&](longrunning::Operation& operation) {
-    operation.set_done(true);
+  entry.record.operation = Changed(entry.record, [&](Operation& operation) {
+    operation.done = true;
     if (made.ok() && made->has_value()) {
-      *operation.mutable_response() = **std::move(made);
+      operation.response = *std::move(made);
     } else {
-      *operation.mutable_error() = ToRpcStatus(CutOff(
+      operation.error = CutOff(
           made.ok() ? "nothing was made"
-                    : base::StrCat("cannot determine whether it had made ", model, ": ", made.status().message())));
+                    : base::StrCat("cannot determine whether it had made ", model, ": ", made.status().message()));
     }
   });
   entry.record.ended = clock_.Now();
   Save(entry.record);
 }
 
-absl::Status OperationTable::Load(const Recover& recover) {
+absl::Status OperationTable::Load(const Recover& recover, const OperationParser& parse_v1) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files_.List(directory_));
   for (const std::string& file : names) {
     const std::string path = base::JoinPath(directory_, file);
     const auto text =
         file.ends_with(".json") ? files_.Read(path, kMaxFileBytes) : absl::StatusOr<std::string>(std::string());
-    auto record = text.ok() ? ParseStoredOperation(*text, file) : absl::StatusOr<StoredOperation>(text.status());
-    if (!record.ok() || (record->operation->done() && clock_.Now() - record->ended > kKept)) {
+    auto record =
+        text.ok() ? ParseStoredOperation(*text, file, parse_v1) : absl::StatusOr<StoredOperation>(text.status());
+    if (!record.ok() || (record->operation->done && clock_.Now() - record->ended > kKept)) {
       NIBBLE_RETURN_IF_ERROR(files_.RemoveAll(path));
       continue;
     }
     const auto entry = std::make_shared<OperationEntry>();
     entry->record = *std::move(record);
-    entry->record.operation->metadata().UnpackTo(&entry->metadata);
     // The files are gone, because a start empties uploads/. Forget the request id, so that a repeated request makes new
     // files.
     if (entry->record.holds_files) entry->record.request_id.clear();
-    if (!entry->record.operation->done()) EndAfterRestart(*entry, recover);
+    if (!entry->record.operation->done) EndAfterRestart(*entry, recover);
     entry->state = OperationState::kDone;
     base::MutexLock lock(mutex_);
     index_.Add(entry);
@@ -173,7 +170,7 @@ absl::Status OperationTable::Load(const Recover& recover) {
 
 // A write error is only logged: the operation continues, but is forgotten at a restart.
 void OperationTable::Save(const StoredOperation& record) {
-  const std::string& name = record.operation->name();
+  const std::string& name = record.operation->name;
   const absl::Status status = base::WriteFileAtomically(files_, PathOf(name), Serialized(record));
   if (!status.ok()) base::LogWarning("operation not saved", {{"name", name}, {"error", status.ToString()}});
 }
@@ -218,17 +215,17 @@ absl::StatusOr<OperationTable::Entry> OperationTable::FindRequest(const Operatio
   return entry;
 }
 
-absl::StatusOr<std::optional<longrunning::Operation>> OperationTable::Find(const OperationStart& start) {
+absl::StatusOr<std::optional<Operation>> OperationTable::Find(const OperationStart& start) {
   Garbage garbage(*this);
   base::MutexLock lock(mutex_);
   TakeOld(garbage);
   NIBBLE_ASSIGN_OR_RETURN(const Entry entry, FindRequest(start, lock));
-  if (entry == nullptr) return std::optional<longrunning::Operation>();
+  if (entry == nullptr) return std::optional<Operation>();
   return *entry->record.operation;
 }
 
-absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStart& start, Body body,
-                                                             std::optional<google::protobuf::Any> response) {
+absl::StatusOr<Operation> OperationTable::Start(const OperationStart& start, Body body,
+                                                std::optional<OperationResponse> response) {
   NIBBLE_RETURN_IF_ERROR(base::CheckRequestId(start.request_id));
   Garbage garbage(*this);
   base::MutexLock lock(mutex_);
@@ -253,15 +250,12 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStar
   while (const Entry surplus = index_.Surplus(start.owner, response.has_value())) Forget(surplus, garbage);
   const auto entry = std::make_shared<OperationEntry>();
   entry->lane = start.lane;
-  entry->metadata.set_model(start.model);
-  entry->metadata.set_stage("queue");
-  *entry->metadata.mutable_create_time() = ToProto(clock_.Now());
-  auto operation = std::make_shared<longrunning::Operation>();
-  operation->set_name(kPrefix + base::NewId("op"));
-  operation->mutable_metadata()->PackFrom(entry->metadata);
+  auto operation = std::make_shared<Operation>();
+  operation->name = kPrefix + base::NewId("op");
+  operation->metadata = {.model = start.model, .stage = "queue", .created = clock_.Now()};
   if (response.has_value()) {
-    *operation->mutable_response() = *std::move(response);
-    operation->set_done(true);
+    operation->response = std::move(response);
+    operation->done = true;
     entry->record.ended = clock_.Now();
     entry->record.done_at_once = true;
   } else {
@@ -347,7 +341,7 @@ void OperationTable::RunLane(std::size_t index) {
       body.swap(entry->body);
       scope.emplace(*this, *entry);
     }
-    absl::StatusOr<google::protobuf::Any> result = body(*scope);
+    absl::StatusOr<OperationResponse> result = body(*scope);
     body = {};  // releases what it holds before callers see the end
     {
       base::MutexLock lock(mutex_);
@@ -361,7 +355,7 @@ void OperationTable::RunLane(std::size_t index) {
   }
 }
 
-void OperationTable::End(const Entry& entry, absl::StatusOr<google::protobuf::Any> result) {
+void OperationTable::End(const Entry& entry, absl::StatusOr<OperationResponse> result) {
   StoredOperation record;
   std::shared_ptr<const void> dropped;
   {
@@ -378,21 +372,17 @@ void OperationTable::End(const Entry& entry, absl::StatusOr<google::protobuf::An
     entry->state = OperationState::kEnding;
     if (!result.ok()) dropped.swap(entry->held);
     record = entry->record;
-    if (result.ok() && entry->metadata.done() != entry->metadata.total()) {
-      entry->metadata.set_done(entry->metadata.total());
-      record.operation =
-          Changed(record, [&](auto& operation) { operation.mutable_metadata()->PackFrom(entry->metadata); });
-    }
     record.ended = clock_.Now();
     record.holds_files = entry->held != nullptr;
   }
   const absl::Status status = result.status();
-  record.operation = Changed(record, [&](longrunning::Operation& operation) {
-    operation.set_done(true);
+  record.operation = Changed(record, [&](Operation& operation) {
+    operation.done = true;
     if (status.ok()) {
-      *operation.mutable_response() = *std::move(result);
+      operation.metadata.done = operation.metadata.total;
+      operation.response = *std::move(result);
     } else {
-      *operation.mutable_error() = ToRpcStatus(status);
+      operation.error = status;
     }
   });
   dropped.reset();  // before callers see the end
@@ -406,9 +396,9 @@ void OperationTable::End(const Entry& entry, absl::StatusOr<google::protobuf::An
     index_.Ended(entry);
     waiting.swap(entry->waiting);
   }
-  base::LogInfo("operation ended", {{"name", record.operation->name()},
-                                    {"model", entry->metadata.model()},
-                                    {"code", CodeName(status.code())},
+  base::LogInfo("operation ended", {{"name", record.operation->name},
+                                    {"model", record.operation->metadata.model},
+                                    {"code", absl::StatusCodeToString(status.code())},
                                     {"error", std::string(status.message())}});
   for (auto& [handle, done] : waiting) done(*record.operation);
 }
@@ -423,8 +413,7 @@ absl::StatusOr<OperationTable::Entry> OperationTable::Seen(const std::string& na
                           "OPERATION", {{"name", name}});
 }
 
-absl::StatusOr<longrunning::Operation> OperationTable::Get(const std::string& name,
-                                                           const OperationViewer& viewer) const {
+absl::StatusOr<Operation> OperationTable::Get(const std::string& name, const OperationViewer& viewer) const {
   Snapshot operation;
   {
     base::MutexLock lock(mutex_);
@@ -515,4 +504,4 @@ std::size_t OperationTable::num_waiting() const {
   return waiting;
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::operations

@@ -5,10 +5,10 @@
 
 #include "absl/status/status.h"
 #include "server/base/files.h"
-#include "server/rpc/operations.h"
+#include "server/registry/operation_scope.h"
 #include "server/store/model_store.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 // Adds the operation to nibble.json of the artifact in `directory`, and replaces the mark of the operation that made
 // the model's source. Must be called before the artifact is published.
@@ -16,4 +16,4 @@ absl::Status MarkMadeBy(base::FileSystem& files, const std::string& directory, c
 // Also false if the model's nibble.json cannot be parsed.
 bool IsMadeBy(const store::StoredModel& model, const OperationIdentity& operation);
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

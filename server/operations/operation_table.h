@@ -1,5 +1,5 @@
-// Work that outlives its call, as google.longrunning operations: imports, conversions, exports, loads, verifications,
-// plans and publications of checkpoints.
+// Work that outlives its call: imports, conversions, exports, loads, verifications, plans and publications of
+// checkpoints. The API shows it as google.longrunning operations.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,16 +13,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "google/longrunning/operations.pb.h"
 #include "server/auth/request_owner.h"
 #include "server/base/clock.h"
 #include "server/base/files.h"
 #include "server/base/mutex.h"
-#include "server/rpc/operation_index.h"
-#include "server/rpc/operation_scope.h"
-#include "server/rpc/worker_pool.h"
+#include "server/base/worker_pool.h"
+#include "server/operations/operation.h"
+#include "server/operations/operation_index.h"
+#include "server/registry/operation_scope.h"
 
-namespace nibble::rpc {
+namespace nibble::operations {
 
 // Arguments of OperationTable::Start.
 struct OperationStart {
@@ -46,25 +46,27 @@ struct OperationViewer {
 // List, Cancel and OnEnd never wait for the disk. Thread-safe.
 class OperationTable {
  public:
-  // Returns the message for the operation's response, or an error; Cancelled after it has seen scope.cancelled().
-  using Body = std::function<absl::StatusOr<google::protobuf::Any>(OperationScope&)>;
-  using Done = std::function<void(const google::longrunning::Operation&)>;
+  // Returns the operation's response, or an error; Cancelled after it has seen scope.cancelled().
+  using Body = std::function<absl::StatusOr<OperationResponse>(registry::OperationScope&)>;
+  using Done = std::function<void(const Operation&)>;
   // State of an operation at one time. It never changes.
-  using Snapshot = std::shared_ptr<const google::longrunning::Operation>;
+  using Snapshot = std::shared_ptr<const Operation>;
   static constexpr std::size_t kMaxEndedOfOwner = OperationIndex::kMaxEndedOfOwner;
   // Limit for operations that Start got a response for.
   static constexpr std::size_t kMaxDoneAtOnceOfOwner = OperationIndex::kMaxDoneAtOnceOfOwner;
   // Returns the response of an operation that made `model` before the server was killed; nullopt if it had not made the
   // model yet. Returns an error if this cannot be determined.
-  using Recover = std::function<absl::StatusOr<std::optional<google::protobuf::Any>>(const OperationIdentity& operation,
-                                                                                     const std::string& model)>;
+  using Recover = std::function<absl::StatusOr<std::optional<OperationResponse>>(
+      const registry::OperationIdentity& operation, const std::string& model)>;
 
   // `deadline`: maximum run time of each operation; after it the operation is cancelled and ends as DeadlineExceeded.
-  // Open calls `recover` for each operation that had not ended; empty: no operation had made a model.
+  // Open calls `recover` for each operation that had not ended; empty: no operation had made a model. `parse_v1` reads
+  // files of version 1 (rpc::ParseOperationV1); empty: they are removed, as all files that cannot be read.
   static absl::StatusOr<std::unique_ptr<OperationTable>> Open(base::FileSystem& files, base::Clock& clock,
                                                               const std::string& directory,
                                                               absl::Duration deadline = absl::InfiniteDuration(),
-                                                              const Recover& recover = {});
+                                                              const Recover& recover = {},
+                                                              const OperationParser& parse_v1 = {});
   // Cancels the running operations and waits for them. An operation that neither ended nor was cancelled by a caller
   // ends as ABORTED.
   ~OperationTable();
@@ -73,14 +75,14 @@ class OperationTable {
 
   // The owner's operation with this request_id, or nullopt. Waits until its beginning is on the disk. Errors:
   // AlreadyExists (IDEMPOTENCY_CONFLICT): a different request began it.
-  absl::StatusOr<std::optional<google::longrunning::Operation>> Find(const OperationStart& start);
+  absl::StatusOr<std::optional<Operation>> Find(const OperationStart& start);
   // Queues `body` in its lane, or returns the operation that Find returns. With `response` nothing runs: the operation
   // is done at once. Errors: InvalidArgument (FIELD_VIOLATION), those of Find, ResourceExhausted (QUEUE_FULL; with
   // metadata "flag" and "max" for the limit of a principal).
-  absl::StatusOr<google::longrunning::Operation> Start(const OperationStart& start, Body body,
-                                                       std::optional<google::protobuf::Any> response = {});
+  absl::StatusOr<Operation> Start(const OperationStart& start, Body body,
+                                  std::optional<OperationResponse> response = {});
   // Errors, here and below: NotFound (OPERATION), also for an operation that the viewer may not see.
-  absl::StatusOr<google::longrunning::Operation> Get(const std::string& name, const OperationViewer& viewer = {}) const;
+  absl::StatusOr<Operation> Get(const std::string& name, const OperationViewer& viewer = {}) const;
   // The first `max` operations, sorted by name, whose names come after `after`.
   std::vector<Snapshot> List(const OperationViewer& viewer = {}, const std::string& after = "",
                              std::size_t max = std::numeric_limits<std::size_t>::max()) const;
@@ -115,11 +117,11 @@ class OperationTable {
   static constexpr std::size_t kNumLanes = std::size(kWidths);
   static constexpr std::size_t kMaxWaiting = 64;  // per lane
   OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory, absl::Duration deadline);
-  absl::Status Load(const Recover& recover);
+  absl::Status Load(const Recover& recover, const OperationParser& parse_v1);
   void EndAfterRestart(OperationEntry& entry, const Recover& recover);
   // These two wait for the disk, so the mutex must not be held.
   void Save(const StoredOperation& record);
-  void End(const Entry& entry, absl::StatusOr<google::protobuf::Any> result);  // requires state kRunning or kEnding
+  void End(const Entry& entry, absl::StatusOr<OperationResponse> result);  // requires state kRunning or kEnding
   void Enqueue(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunLane(std::size_t lane);
   // The next operation for a free worker of a lane with `width` workers: the oldest of the owner with the fewest
@@ -146,9 +148,9 @@ class OperationTable {
   std::uint64_t next_handle_ ABSL_GUARDED_BY(mutex_) = 1;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Lane lanes_[kNumLanes] ABSL_GUARDED_BY(mutex_);
-  WorkerPool enders_{1, 0};  // records the ends of operations that were cancelled in their queue
+  base::WorkerPool enders_{1, 0};  // records the ends of operations that were cancelled in their queue
   // Last: destroyed first.
-  WorkerPool workers_[kNumLanes]{{kWidths[0], 0}, {kWidths[1], 0}, {kWidths[2], 0}, {kWidths[3], 0}};
+  base::WorkerPool workers_[kNumLanes]{{kWidths[0], 0}, {kWidths[1], 0}, {kWidths[2], 0}, {kWidths[3], 0}};
 };
 
-}  // namespace nibble::rpc
+}  // namespace nibble::operations

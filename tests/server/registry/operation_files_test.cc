@@ -1,4 +1,4 @@
-#include "server/rpc/operation_files.h"
+#include "server/registry/operation_files.h"
 
 #include <gmock/gmock.h>
 
@@ -7,7 +7,7 @@
 #include "server/base/error.h"
 #include "tests/support/temp_directory.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 namespace {
 
 class Scope : public OperationScope {
@@ -45,4 +45,4 @@ TEST(OperationFilesTest, BelowTheWatermarkNothingIsWritten) {
 }
 
 }  // namespace
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

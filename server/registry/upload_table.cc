@@ -1,4 +1,4 @@
-#include "server/rpc/upload_table.h"
+#include "server/registry/upload_table.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
-namespace nibble::rpc {
+namespace nibble::registry {
 
 using base::StrCat;
 
@@ -325,4 +325,4 @@ void UploadTable::DropOld() {
   for (const auto& entry : dropped) Erase(*entry);
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::registry

@@ -9,12 +9,11 @@
 #include <string>
 #include <utility>
 
-#include "nibble/v1/model_service.pb.h"
 #include "server/base/cancel_token.h"
-#include "server/rpc/operation_scope.h"
-#include "server/rpc/stored_operation.h"
+#include "server/operations/stored_operation.h"
+#include "server/registry/operation_scope.h"
 
-namespace nibble::rpc {
+namespace nibble::operations {
 
 // Operations of one lane wait for each other. Imports, conversions and exports are heavy and run one at a time;
 // verifications and publications of checkpoints read whole models; plans tokenize; loads wait for the threads of
@@ -36,8 +35,7 @@ struct OperationEntry {
   StoredOperation record;
   OperationLane lane = OperationLane::kModels;
   OperationState state = OperationState::kBeginning;
-  nibble::v1::ModelOperationMetadata metadata;
-  std::function<absl::StatusOr<google::protobuf::Any>(OperationScope&)> body;  // set while queued
+  std::function<absl::StatusOr<OperationResponse>(registry::OperationScope&)> body;  // set while queued
   base::CancelToken cancel;
   bool cancel_asked = false;                        // a caller has cancelled it, not only the deadline or a shutdown
   absl::Duration began;                             // monotonic; set while running
@@ -45,9 +43,9 @@ struct OperationEntry {
   std::shared_ptr<const void> held;                 // owns the files that the response names
   absl::Duration kept;                              // how long `held` is kept after the end
   absl::Duration held_until;                        // monotonic
-  std::map<std::uint64_t, std::function<void(const google::longrunning::Operation&)>> waiting;
+  std::map<std::uint64_t, std::function<void(const Operation&)>> waiting;
 
-  const std::string& name() const { return record.operation->name(); }
+  const std::string& name() const { return record.operation->name; }
   bool done() const { return state == OperationState::kDone; }
 };
 
@@ -100,4 +98,4 @@ class OperationIndex {
   std::set<std::pair<absl::Duration, std::string>> files_;  // by held_until
 };
 
-}  // namespace nibble::rpc
+}  // namespace nibble::operations

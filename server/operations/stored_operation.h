@@ -1,19 +1,20 @@
 // The file of an operation below operations/, from which the server answers for the operation after a restart.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "google/longrunning/operations.pb.h"
 #include "server/auth/request_owner.h"
+#include "server/operations/operation.h"
 
-namespace nibble::rpc {
+namespace nibble::operations {
 
 struct StoredOperation {
   // Replaced as a whole and never modified, so that a reader can copy it without a lock.
-  std::shared_ptr<const google::longrunning::Operation> operation;
+  std::shared_ptr<const Operation> operation;
   auth::RequestOwner owner;
   std::string request_id;  // "": a repeated request does not find the operation
   std::string request_digest;
@@ -22,8 +23,13 @@ struct StoredOperation {
   bool done_at_once = false;             // there was nothing to run
 };
 
-std::string Serialized(const StoredOperation& record);
-// `file`: name for error messages. Errors: InvalidArgument.
-absl::StatusOr<StoredOperation> ParseStoredOperation(std::string_view text, std::string_view file);
+// Reads the operation of a file of version 1, which holds it as a message of the API. Errors: InvalidArgument.
+using OperationParser = std::function<absl::StatusOr<Operation>(std::string_view bytes)>;
 
-}  // namespace nibble::rpc
+// JSON of version 2.
+std::string Serialized(const StoredOperation& record);
+// `file`: name for error messages. `parse_v1`: empty: a file of version 1 is an error. Errors: InvalidArgument.
+absl::StatusOr<StoredOperation> ParseStoredOperation(std::string_view text, std::string_view file,
+                                                     const OperationParser& parse_v1 = {});
+
+}  // namespace nibble::operations

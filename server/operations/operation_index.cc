@@ -1,15 +1,15 @@
-#include "server/rpc/operation_index.h"
+#include "server/operations/operation_index.h"
 
 #include <tuple>
 #include <utility>
 
-namespace nibble::rpc {
+namespace nibble::operations {
 
 namespace {
 
 bool IsNewer(const OperationEntry& one, const OperationEntry& other) {
   const auto key = [](const OperationEntry& entry) {
-    return std::tuple(entry.metadata.create_time().seconds(), entry.metadata.create_time().nanos(), entry.name());
+    return std::tuple(entry.record.operation->metadata.created, entry.name());
   };
   return key(one) > key(other);
 }
@@ -121,4 +121,4 @@ OperationIndex::Entry OperationIndex::WithFilesDue(absl::Duration now) const {
   return files_.empty() || files_.begin()->first > now ? nullptr : Find(files_.begin()->second);
 }
 
-}  // namespace nibble::rpc
+}  // namespace nibble::operations
