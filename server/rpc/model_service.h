@@ -2,9 +2,9 @@
 #include "nibble/v1/model_service.grpc.pb.h"
 #include "server/rpc/call.h"
 #include "server/rpc/model_library.h"
-#include "server/rpc/model_loads.h"
 #include "server/rpc/model_rows.h"
 #include "server/rpc/operations.h"
+#include "server/serve/model_loads.h"
 
 namespace nibble::rpc {
 
@@ -12,7 +12,8 @@ namespace nibble::rpc {
 class ModelService : public v1::ModelService::CallbackService {
  public:
   // Fills the cache of ListModels: 0.1 ms per model.
-  ModelService(CallEnvironment& environment, ModelLibrary& library, ModelLoads& loads, OperationTable& operations);
+  ModelService(CallEnvironment& environment, ModelLibrary& library, serve::ModelLoads& loads,
+               OperationTable& operations);
 
   grpc::ServerReadReactor<v1::UploadModelRequest>* UploadModel(grpc::CallbackServerContext*,
                                                                v1::UploadModelResponse*) override;
@@ -44,7 +45,7 @@ class ModelService : public v1::ModelService::CallbackService {
 
   CallEnvironment& environment_;
   ModelLibrary& library_;
-  ModelLoads& loads_;
+  serve::ModelLoads& loads_;
   OperationTable& operations_;
   ModelRows rows_;
 };
