@@ -41,7 +41,6 @@
 #include "server/rpc/inference_service.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/model_library.h"
-#include "server/rpc/model_loads.h"
 #include "server/rpc/model_service.h"
 #include "server/rpc/operation_proto.h"
 #include "server/rpc/operations_service.h"
@@ -50,6 +49,7 @@
 #include "server/rpc/time.h"
 #include "server/rpc/trainer_report_service.h"
 #include "server/rpc/upload_service.h"
+#include "server/serve/model_loads.h"
 #include "server/serve/model_manager.h"
 #include "server/serve/onednn_library.h"
 #include "server/store/base_cache.h"
@@ -110,7 +110,7 @@ struct App::State {
   std::unique_ptr<rpc::CallEnvironment> call_environment;
   std::shared_ptr<base::MemoryBudget> serve_memory;  // of all loaded models
   std::unique_ptr<serve::ModelManager> manager;
-  std::unique_ptr<rpc::ModelLoads> loads;
+  std::unique_ptr<serve::ModelLoads> loads;
   std::unique_ptr<registry::UploadTable> uploads;
   std::unique_ptr<rpc::ModelLibrary> model_library;
   std::unique_ptr<operations::OperationTable> operations;
@@ -318,7 +318,7 @@ absl::Status App::State::OpenServing() {
   };
   manager = std::make_unique<serve::ModelManager>(locate, options.engine, serve_memory, serve_stream, base::RealClock(),
                                                   observe);
-  loads = std::make_unique<rpc::ModelLoads>(*manager, *workers, base::RealClock(), [this](const std::string& name) {
+  loads = std::make_unique<serve::ModelLoads>(*manager, *workers, base::RealClock(), [this](const std::string& name) {
     return registry::FindModel(*state->models, metrics, name).status();
   });
   rpc::ModelLibraryOptions library_options;

@@ -17,7 +17,7 @@ namespace nibble::operations {
 
 // Operations of one lane wait for each other. Imports, conversions and exports are heavy and run one at a time;
 // verifications and publications of checkpoints read whole models; plans tokenize; loads wait for the threads of
-// ModelLoads.
+// serve::ModelLoads.
 enum class OperationLane { kModels, kReaders, kPlans, kLoads };
 
 // In the order in which an operation passes them. Only the thread that moved an operation to kBeginning or kEnding

@@ -7,6 +7,7 @@
 #include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/process_memory.h"
+#include "server/base/queue_full.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/answer_sink.h"
@@ -222,8 +223,8 @@ void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, s
   const std::string principal = auth::FairnessKey(call.principal());
   const auto place = large_texts_.Take(principal);
   if (!place.ok()) {
-    return failed(TooManyOfPrincipal("large texts waiting or being encoded", kMaxLargeTextsOfPrincipal,
-                                     environment_.text_workers.last_wait()));
+    return failed(base::TooManyOfPrincipal("large texts waiting or being encoded", kMaxLargeTextsOfPrincipal,
+                                           environment_.text_workers.last_wait()));
   }
   auto run = [this, &call, deadline, place, work = std::move(work), failed,
               came = environment_.clock.Monotonic()]() mutable {
@@ -236,7 +237,7 @@ void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, s
     base::ReturnFreeMemory();  // the allocator would keep the memory of a large text
   };
   if (!environment_.text_workers.TryRun(std::move(run), principal))
-    failed(TooManyWait(environment_.text_workers, principal));
+    failed(base::TooManyWait(environment_.text_workers, principal));
 }
 
 template <typename Request>
@@ -298,16 +299,18 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
       validated->entry = nullptr;  // Abort no longer finds the request
       call->Done(status);
     };
-    WithModel(loads_, request->model(), call->call(), validated->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
-      if (!loaded.ok()) return failed(loaded.status());
-      const auto submit = [=, this, resident = *loaded](std::string rendered) {
-        const char* instead = chat ? "ChatStream" : "GenerateStream";
-        return Submit(
-            environment_, call->call(), *request, std::move(rendered), *validated, resident, instead,
-            [&](AnswerContext answer) { return std::make_shared<UnarySink>(std::move(answer), call, response); });
-      };
-      Encode(call->call(), validated->deadline, *request, (*loaded)->text, submit, failed);
-    });
+    WithModel(loads_, request->model(), call->call(), validated->deadline, watch,
+              [=, this](serve::ModelLoads::Loaded loaded) {
+                if (!loaded.ok()) return failed(loaded.status());
+                const auto submit = [=, this, resident = *loaded](std::string rendered) {
+                  const char* instead = chat ? "ChatStream" : "GenerateStream";
+                  return Submit(environment_, call->call(), *request, std::move(rendered), *validated, resident,
+                                instead, [&](AnswerContext answer) {
+                                  return std::make_shared<UnarySink>(std::move(answer), call, response);
+                                });
+                };
+                Encode(call->call(), validated->deadline, *request, (*loaded)->text, submit, failed);
+              });
   };
   return UnaryAsync(environment_, environment_.workers, context, method, start, environment_.generate_deadline);
 }
@@ -332,18 +335,19 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
       validated->entry = nullptr;  // Abort no longer finds the request
       stream->End(status);
     };
-    WithModel(loads_, copy->model(), stream->call(), validated->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
-      stream->OnSpace(nullptr);
-      if (!loaded.ok()) return failed(loaded.status());
-      const auto submit = [=, this, resident = *loaded](std::string rendered) {
-        const auto make_sink = [&](AnswerContext answer) {
-          return std::make_shared<StreamSink>(std::move(answer), stream);
-        };
-        return Submit(environment_, stream->call(), *copy, std::move(rendered), *validated, resident,
-                      /*instead=*/nullptr, make_sink);
-      };
-      Encode(stream->call(), validated->deadline, *copy, (*loaded)->text, submit, failed);
-    });
+    WithModel(loads_, copy->model(), stream->call(), validated->deadline, watch,
+              [=, this](serve::ModelLoads::Loaded loaded) {
+                stream->OnSpace(nullptr);
+                if (!loaded.ok()) return failed(loaded.status());
+                const auto submit = [=, this, resident = *loaded](std::string rendered) {
+                  const auto make_sink = [&](AnswerContext answer) {
+                    return std::make_shared<StreamSink>(std::move(answer), stream);
+                  };
+                  return Submit(environment_, stream->call(), *copy, std::move(rendered), *validated, resident,
+                                /*instead=*/nullptr, make_sink);
+                };
+                Encode(stream->call(), validated->deadline, *copy, (*loaded)->text, submit, failed);
+              });
     return absl::OkStatus();
   };
   return StreamOnWorker<v1::GenerateReply>(environment_, context, method, begin);
@@ -379,7 +383,7 @@ grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* c
   const auto start = [this, request, response](UnaryCall* call) {
     if (const absl::Status status = CheckScore(*request); !status.ok()) return call->Done(status);
     const absl::Duration deadline = call->call().DeadlineOr(environment_.generate_deadline);
-    WithModel(loads_, request->model(), call, deadline, [=, this](ModelLoads::Loaded loaded) {
+    WithModel(loads_, request->model(), call, deadline, [=, this](serve::ModelLoads::Loaded loaded) {
       if (!loaded.ok()) return call->Done(loaded.status());
       const auto submit = [=, this, resident = *loaded](std::string rendered) {
         return SubmitScore(environment_, resident, *request, std::move(rendered), call, response);
@@ -402,7 +406,7 @@ grpc::ServerWriteReactor<v1::ScoreReply>* InferenceService::ScoreStream(grpc::Ca
     NIBBLE_RETURN_IF_ERROR(CheckScore(*copy));
     const auto watch = [&](const std::shared_ptr<LoadWait>& wait) { stream->OnSpace([wait] { wait->Cancelled(); }); };
     const absl::Duration deadline = stream->call().DeadlineOr(environment_.generate_deadline);
-    WithModel(loads_, copy->model(), stream->call(), deadline, watch, [=, this](ModelLoads::Loaded loaded) {
+    WithModel(loads_, copy->model(), stream->call(), deadline, watch, [=, this](serve::ModelLoads::Loaded loaded) {
       stream->OnSpace(nullptr);
       if (!loaded.ok()) return stream->End(loaded.status());
       const auto submit = [=, this, resident = *loaded](std::string rendered) {

@@ -10,7 +10,7 @@
 #include "server/model/text_assets.h"
 #include "server/registry/text_cache.h"
 #include "server/rpc/call.h"
-#include "server/rpc/model_loads.h"
+#include "server/rpc/load_wait.h"
 #include "server/rpc/request_ids.h"
 
 namespace nibble::rpc {
@@ -20,7 +20,7 @@ class InferenceService : public v1::InferenceService::CallbackService {
  public:
   static constexpr int kMaxLargeTextsOfPrincipal = 16;  // CallEnvironment::text_workers lets 64 wait in all
 
-  InferenceService(CallEnvironment& environment, ModelLoads& loads, registry::TextCache& texts)
+  InferenceService(CallEnvironment& environment, serve::ModelLoads& loads, registry::TextCache& texts)
       : environment_(environment), loads_(loads), texts_(texts) {}
 
   grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext*, const v1::GenerateRequest*,
@@ -66,7 +66,7 @@ class InferenceService : public v1::InferenceService::CallbackService {
                                      const Request* request, Body body);
 
   CallEnvironment& environment_;
-  ModelLoads& loads_;
+  serve::ModelLoads& loads_;
   registry::TextCache& texts_;
   RequestIds ids_;
   // Large texts that wait or are being encoded. Limited per principal only.

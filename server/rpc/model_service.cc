@@ -26,7 +26,7 @@ v1::Model Damaged(const store::StoredModel& stored) {
 
 }  // namespace
 
-ModelService::ModelService(CallEnvironment& environment, ModelLibrary& library, ModelLoads& loads,
+ModelService::ModelService(CallEnvironment& environment, ModelLibrary& library, serve::ModelLoads& loads,
                            operations::OperationTable& operations)
     : environment_(environment), library_(library), loads_(loads), operations_(operations) {
   rows_.Warm(library_.models().List());

@@ -3,8 +3,8 @@
 #include "server/operations/operation_table.h"
 #include "server/rpc/call.h"
 #include "server/rpc/model_library.h"
-#include "server/rpc/model_loads.h"
 #include "server/rpc/model_rows.h"
+#include "server/serve/model_loads.h"
 
 namespace nibble::rpc {
 
@@ -12,7 +12,7 @@ namespace nibble::rpc {
 class ModelService : public v1::ModelService::CallbackService {
  public:
   // Fills the cache of ListModels: 0.1 ms per model.
-  ModelService(CallEnvironment& environment, ModelLibrary& library, ModelLoads& loads,
+  ModelService(CallEnvironment& environment, ModelLibrary& library, serve::ModelLoads& loads,
                operations::OperationTable& operations);
 
   grpc::ServerReadReactor<v1::UploadModelRequest>* UploadModel(grpc::CallbackServerContext*,
@@ -45,7 +45,7 @@ class ModelService : public v1::ModelService::CallbackService {
 
   CallEnvironment& environment_;
   ModelLibrary& library_;
-  ModelLoads& loads_;
+  serve::ModelLoads& loads_;
   operations::OperationTable& operations_;
   ModelRows rows_;
 };

@@ -4,9 +4,9 @@
 
 #include "absl/status/status.h"
 #include "nibble/v1/inference_service.pb.h"
-#include "server/rpc/model_loads.h"
 #include "server/rpc/stream_reactor.h"
 #include "server/rpc/unary.h"
+#include "server/serve/model_loads.h"
 
 namespace nibble::rpc {
 

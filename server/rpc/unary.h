@@ -11,6 +11,7 @@
 #include "server/auth/request_owner.h"
 #include "server/base/error.h"
 #include "server/base/mutex.h"
+#include "server/base/queue_full.h"
 #include "server/base/strings.h"
 #include "server/rpc/call.h"
 #include "server/rpc/on_worker.h"
@@ -95,7 +96,7 @@ grpc::ServerUnaryReactor* UnaryAsync(CallEnvironment& environment, base::WorkerP
         }
       },
       principal);
-  if (!taken) call->Done(TooManyWait(workers, principal));
+  if (!taken) call->Done(base::TooManyWait(workers, principal));
   return call;
 }
 

@@ -23,8 +23,8 @@
 #include "server/rpc/call.h"
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/inference_service.h"
-#include "server/rpc/model_loads.h"
 #include "server/rpc/tokens.h"
+#include "server/serve/model_loads.h"
 #include "server/text/piece_encoder.h"
 #include "tests/support/temp_directory.h"
 
@@ -93,7 +93,7 @@ TEST(LimitsTest, ConstantsMatchTheTableOfAdr0008) {
   EXPECT_EQ(data::TokenCache::kMaxWriters, 2);
   EXPECT_EQ(registry::UploadTableOptions().max_uploads, 1000);
   EXPECT_EQ(rpc::kMaxDetokenizedIds, 1'048'576);
-  EXPECT_EQ(rpc::ModelLoads::kMaxWaiting, 256u);
+  EXPECT_EQ(serve::ModelLoads::kMaxWaiting, 256u);
   EXPECT_EQ(rpc::InferenceService::kMaxLargeTextsOfPrincipal, 16);
   EXPECT_EQ(registry::TextCacheOptions().max_bytes, 32u << 20);
   EXPECT_EQ(registry::TextCacheOptions().max_entries, 64u);

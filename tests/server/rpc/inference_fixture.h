@@ -36,13 +36,13 @@ class InferenceFixture : public testing::Test {
     state_ = *std::move(state);
     texts_ = std::make_unique<registry::TextCache>(*state_->models);
   }
-  void Serve(serve::ModelManager::Locate locate, rpc::ModelLoads::Exists exists,
+  void Serve(serve::ModelManager::Locate locate, serve::ModelLoads::Exists exists,
              const std::vector<grpc::Service*>& others = {}, int max_receive_bytes = 4 << 20) {
     serve::EngineOptions options;
     options.kv_tokens = 1024;
     manager_ = std::make_unique<serve::ModelManager>(std::move(locate), options, base::MemoryBudget::Make(0),
                                                      models_.stream(), base::RealClock(), nullptr);
-    loads_ = std::make_unique<rpc::ModelLoads>(*manager_, workers_, base::RealClock(), std::move(exists));
+    loads_ = std::make_unique<serve::ModelLoads>(*manager_, workers_, base::RealClock(), std::move(exists));
     service_ = std::make_unique<rpc::InferenceService>(environment_, *loads_, *texts_);
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(max_receive_bytes);
@@ -71,7 +71,7 @@ class InferenceFixture : public testing::Test {
   base::WorkerPool workers_{1, 64};
   rpc::CallEnvironment environment_{metrics_, workers_, base::RealClock(), draining_};
   std::unique_ptr<serve::ModelManager> manager_;
-  std::unique_ptr<rpc::ModelLoads> loads_;
+  std::unique_ptr<serve::ModelLoads> loads_;
   std::unique_ptr<rpc::InferenceService> service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::InferenceService::Stub> inference_;

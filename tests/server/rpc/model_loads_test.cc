@@ -1,6 +1,6 @@
 // While a model is loaded, for as long as the test wants, the only worker of a server answers other calls, and calls
 // that wait for the model may leave.
-#include "server/rpc/model_loads.h"
+#include "server/serve/model_loads.h"
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -442,10 +442,10 @@ TEST_F(ModelLoadsTest, ModelUnloadedBeforeItsCallContinuesStillAnswers) {
 
 TEST_F(ModelLoadsTest, FullQueueRefusesTheNextCallWithARetryDelay) {
   base::FakeClock clock(absl::UnixEpoch());
-  ModelLoads few(*manager_, workers_, clock, Exists, /*max_waiting=*/2);
+  serve::ModelLoads few(*manager_, workers_, clock, Exists, /*max_waiting=*/2);
   gate_.Shut("cold");
   std::atomic<int> loaded = 0;
-  const auto then = [&](const ModelLoads::Loaded& model) { loaded += model.ok(); };
+  const auto then = [&](const serve::ModelLoads::Loaded& model) { loaded += model.ok(); };
   const auto one = few.Wait("cold", "", then), other = few.Wait("cold", "", then);
   ASSERT_TRUE(one.ok() && other.ok());
   const absl::Status refused = few.Wait("cold", "", then).status();
@@ -475,11 +475,11 @@ TEST_F(ModelLoadsTest, FullQueueRefusesTheNextCallWithARetryDelay) {
 
 // C4 (docs/faults.md): otherwise one principal could fill all places, and all others would be refused.
 TEST_F(ModelLoadsTest, C4OnePrincipalTakesNoMoreThanAQuarterOfThePlaces) {
-  ModelLoads some(*manager_, workers_, base::RealClock(), Exists, /*max_waiting=*/8);
+  serve::ModelLoads some(*manager_, workers_, base::RealClock(), Exists, /*max_waiting=*/8);
   gate_.Shut("cold");
   gate_.Shut("frozen");
   std::atomic<int> loaded = 0;
-  const auto then = [&](const ModelLoads::Loaded& model) { loaded += model.ok(); };
+  const auto then = [&](const serve::ModelLoads::Loaded& model) { loaded += model.ok(); };
   const auto first = some.Wait("cold", "ci", then);
   ASSERT_TRUE(first.ok());
   EXPECT_TRUE(some.Wait("frozen", "ci", then).ok());
@@ -507,9 +507,9 @@ TEST_F(ModelLoadsTest, C4OnePrincipalTakesNoMoreThanAQuarterOfThePlaces) {
 // While a load runs, the estimate is the time of the previous load, until the running one takes longer.
 TEST_F(ModelLoadsTest, EstimateIsOfTheLastLoadOrTheOldestRunningOne) {
   base::FakeClock clock(absl::UnixEpoch());
-  ModelLoads few(*manager_, workers_, clock, Exists, /*max_waiting=*/1);
+  serve::ModelLoads few(*manager_, workers_, clock, Exists, /*max_waiting=*/1);
   std::atomic<int> loaded = 0;
-  const auto then = [&](const ModelLoads::Loaded& model) { loaded += model.ok(); };
+  const auto then = [&](const serve::ModelLoads::Loaded& model) { loaded += model.ok(); };
   const auto retry_ms = [&] { return base::ReasonMetadata(few.Wait("third", "", then).status())["retry_ms"]; };
   gate_.Shut("cold");
   ASSERT_TRUE(few.Wait("cold", "", then).ok());
@@ -551,7 +551,7 @@ TEST_F(ModelLoadsTest, NoCallWaitsAfterAStop) {
   EXPECT_EQ(loads_->num_waiting(), 0u);
   loads_->Stop();
   std::atomic<int> notified = 0;
-  const absl::Status refused = loads_->Wait("cold", "", [&](const ModelLoads::Loaded&) { ++notified; }).status();
+  const absl::Status refused = loads_->Wait("cold", "", [&](const serve::ModelLoads::Loaded&) { ++notified; }).status();
   EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
   EXPECT_EQ(base::Reason(refused), "DRAINING");
   const grpc::Status late = Generate("cold");

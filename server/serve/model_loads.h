@@ -1,34 +1,28 @@
 // Calls that need a model that is not in memory. All calls for one model wait for one load, without holding a thread,
 // so that a load of several minutes does not delay other calls.
 #pragma once
-#include <grpcpp/alarm.h>
-
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/status/statusor.h"
-#include "server/auth/request_owner.h"
 #include "server/base/cancelled.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/base/stream_slots.h"
 #include "server/base/worker_pool.h"
-#include "server/rpc/unary.h"
 #include "server/serve/model_manager.h"
 
-namespace nibble::rpc {
+namespace nibble::serve {
 
 // Thread-safe.
 class ModelLoads {
  public:
-  using Loaded = absl::StatusOr<std::shared_ptr<const serve::Resident>>;
+  using Loaded = absl::StatusOr<std::shared_ptr<const Resident>>;
   using Then = std::function<void(Loaded)>;
   // Returns NotFound if no model has the name. Wait() calls it first, so an unknown name fails without waiting.
   using Exists = std::function<absl::Status(const std::string& name)>;
@@ -36,13 +30,13 @@ class ModelLoads {
   static constexpr std::size_t kMaxWaiting = 256;
 
   // `workers` run the callbacks of Wait(). One principal may have a quarter of `max_waiting`.
-  ModelLoads(serve::ModelManager& models, base::WorkerPool& workers, base::Clock& clock, Exists exists,
+  ModelLoads(ModelManager& models, base::WorkerPool& workers, base::Clock& clock, Exists exists,
              std::size_t max_waiting = kMaxWaiting);
   // Calls Stop(). No concurrent caller may remain.
   ~ModelLoads();
 
   // The model if it is in memory, otherwise nullptr.
-  std::shared_ptr<const serve::Resident> Find(const std::string& name) const { return models_.Find(name); }
+  std::shared_ptr<const Resident> Find(const std::string& name) const { return models_.Find(name); }
   // Calls `then` once, on a worker, when the load has succeeded or failed. Forget() with the returned id cancels the
   // wait. A load that has begun continues even if no call waits any longer, so that clients that retry with short
   // deadlines make progress. `principal`: FairnessKey(). Errors: those of `exists`; ResourceExhausted (QUEUE_FULL;
@@ -72,7 +66,7 @@ class ModelLoads {
   absl::Duration WaitNow() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Load(const std::string& name);
 
-  serve::ModelManager& models_;
+  ModelManager& models_;
   base::WorkerPool& workers_;
   base::Clock& clock_;
   const Exists exists_;
@@ -87,59 +81,4 @@ class ModelLoads {
   base::WorkerPool loaders_{2, /*max_waiting=*/0};
 };
 
-// One waiting call. The load, a cancel or its deadline ends the wait, whichever comes first. Thread-safe.
-class LoadWait : public std::enable_shared_from_this<LoadWait> {
- public:
-  using Watch = std::function<void(const std::shared_ptr<LoadWait>&)>;
-
-  // `then` is called once, in Begin at the earliest. If not the load ended the wait, it gets Cancelled or
-  // DeadlineExceeded with stage QUEUE.
-  LoadWait(ModelLoads& loads, std::string name, const Call& call, absl::Duration deadline, ModelLoads::Then then)
-      : loads_(loads),
-        name_(std::move(name)),
-        principal_(auth::FairnessKey(call.principal())),
-        clock_(call.environment().clock),
-        deadline_(deadline),
-        cancel_(call.cancel()),
-        then_(std::move(then)) {}
-
-  // `watch` must arrange that a cancel calls Cancelled(). `then` may end the call, so it is called only after `watch`
-  // returns.
-  void Begin(const Watch& watch);
-  void Cancelled();  // the transport calls this for a passed deadline too
-
- private:
-  void End(ModelLoads::Loaded loaded);
-
-  ModelLoads& loads_;
-  const std::string name_;
-  const std::string principal_;
-  base::Clock& clock_;
-  const absl::Duration deadline_;  // monotonic
-  const base::CancelToken cancel_;
-  base::Mutex mutex_;
-  bool begun_ ABSL_GUARDED_BY(mutex_) = false;                       // set up; from now on a result ends the wait
-  std::optional<ModelLoads::Loaded> early_ ABSL_GUARDED_BY(mutex_);  // the first result before begun_
-  std::uint64_t waiter_ ABSL_GUARDED_BY(mutex_) = 0;
-  ModelLoads::Then then_ ABSL_GUARDED_BY(mutex_);  // empty: it has ended
-  grpc::Alarm timer_;
-};
-
-// Calls `then` with the model: at once if it is in memory, otherwise after the load, or with the error that ended the
-// wait.
-template <typename Watch, typename Then>
-void WithModel(ModelLoads& loads, const std::string& name, const Call& call, absl::Duration deadline,
-               const Watch& watch, Then then) {
-  if (auto resident = loads.Find(name); resident != nullptr) return then(ModelLoads::Loaded(std::move(resident)));
-  std::make_shared<LoadWait>(loads, name, call, deadline, std::move(then))->Begin(watch);
-}
-
-template <typename Then>
-void WithModel(ModelLoads& loads, const std::string& name, UnaryCall* call, absl::Duration deadline, Then then) {
-  const auto watch = [call](const std::shared_ptr<LoadWait>& wait) {
-    call->OnCancelled([wait] { wait->Cancelled(); });
-  };
-  WithModel(loads, name, call->call(), deadline, watch, std::move(then));
-}
-
-}  // namespace nibble::rpc
+}  // namespace nibble::serve

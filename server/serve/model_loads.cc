@@ -1,29 +1,23 @@
-#include "server/rpc/model_loads.h"
+#include "server/serve/model_loads.h"
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
+#include <utility>
 
 #include "server/base/error.h"
+#include "server/base/queue_full.h"
 #include "server/base/status_macros.h"
-#include "server/rpc/on_worker.h"
-#include "server/rpc/status.h"
 
-namespace nibble::rpc {
+namespace nibble::serve {
 
 namespace {
 
-// Longer than any load, and within the range of the clock's type.
-constexpr absl::Duration kLongestTimer = absl::Hours(24 * 365);
-
 constexpr std::chrono::milliseconds kAskCancelled(100);
-
-absl::Status Late() {
-  return StoppedAt(absl::DeadlineExceededError("the deadline passed while the model was loading"), kStageQueue, 0);
-}
 
 }  // namespace
 
-ModelLoads::ModelLoads(serve::ModelManager& models, base::WorkerPool& workers, base::Clock& clock, Exists exists,
+ModelLoads::ModelLoads(ModelManager& models, base::WorkerPool& workers, base::Clock& clock, Exists exists,
                        std::size_t max_waiting)
     : models_(models),
       workers_(workers),
@@ -54,11 +48,11 @@ absl::StatusOr<std::uint64_t> ModelLoads::Wait(const std::string& name, const st
   NIBBLE_RETURN_IF_ERROR(exists_(name));
   base::MutexLock lock(mutex_);
   if (stop_) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
-  if (places_.open() >= max_waiting_) return TooManyWait(WaitNow());
+  if (places_.open() >= max_waiting_) return base::TooManyWait(WaitNow());
   auto place = places_.Take(principal);
   if (!place.ok()) {
-    return TooManyOfPrincipal("calls waiting for a model to load", static_cast<std::size_t>(max_waiting_of_principal_),
-                              WaitNow());
+    return base::TooManyOfPrincipal("calls waiting for a model to load",
+                                    static_cast<std::size_t>(max_waiting_of_principal_), WaitNow());
   }
   const auto [at, first] = waiting_.try_emplace(name);
   if (first) at->second.came = clock_.Monotonic();
@@ -134,55 +128,4 @@ void ModelLoads::Load(const std::string& name) {
   }
 }
 
-void LoadWait::Begin(const Watch& watch) {
-  const auto self = shared_from_this();
-  if (const absl::Duration left = deadline_ - clock_.Monotonic(); left < kLongestTimer) {
-    // Capture a weak pointer: gRPC keeps the function as long as the alarm, which is a member of this object. The call
-    // and the load own this object.
-    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMicroseconds(left),
-               [weak = weak_from_this()](bool passed) {
-                 if (const auto still_there = weak.lock(); passed && still_there != nullptr) still_there->End(Late());
-               });
-  }
-  watch(self);
-  const auto waiter =
-      loads_.Wait(name_, principal_, [self](ModelLoads::Loaded loaded) { self->End(std::move(loaded)); });
-  std::optional<ModelLoads::Loaded> early;
-  {
-    base::MutexLock lock(mutex_);
-    begun_ = true;
-    waiter_ = waiter.value_or(std::uint64_t{0});
-    if (!waiter.ok()) early_ = waiter.status();
-    early.swap(early_);
-  }
-  if (early.has_value()) {
-    End(*std::move(early));
-  } else if (cancel_.cancelled()) {  // cancelled before the watch could report it
-    Cancelled();
-  }
-}
-
-void LoadWait::Cancelled() {
-  if (clock_.Monotonic() >= deadline_) return End(Late());
-  End(StoppedAt(absl::CancelledError("cancelled while the model was loading"), kStageQueue, 0));
-}
-
-void LoadWait::End(ModelLoads::Loaded loaded) {
-  ModelLoads::Then then;
-  std::uint64_t waiter = 0;
-  {
-    base::MutexLock lock(mutex_);
-    if (!begun_) {
-      if (!early_.has_value()) early_ = std::move(loaded);
-      return;
-    }
-    if (then_ == nullptr) return;
-    then.swap(then_);
-    waiter = waiter_;
-  }
-  timer_.Cancel();
-  if (waiter != 0) loads_.Forget(name_, waiter);
-  then(std::move(loaded));
-}
-
-}  // namespace nibble::rpc
+}  // namespace nibble::serve
