@@ -1,7 +1,8 @@
 #pragma once
 #include "nibble/v1/model_service.grpc.pb.h"
+#include "server/registry/model_library.h"
 #include "server/rpc/call.h"
-#include "server/rpc/model_library.h"
+#include "server/rpc/model_answers.h"
 #include "server/rpc/model_loads.h"
 #include "server/rpc/model_rows.h"
 #include "server/rpc/operations.h"
@@ -12,7 +13,8 @@ namespace nibble::rpc {
 class ModelService : public v1::ModelService::CallbackService {
  public:
   // Fills the cache of ListModels: 0.1 ms per model.
-  ModelService(CallEnvironment& environment, ModelLibrary& library, ModelLoads& loads, OperationTable& operations);
+  ModelService(CallEnvironment& environment, registry::ModelLibrary& library, serve::ModelManager& manager,
+               const ModelAnswers& answers, ModelLoads& loads, OperationTable& operations);
 
   grpc::ServerReadReactor<v1::UploadModelRequest>* UploadModel(grpc::CallbackServerContext*,
                                                                v1::UploadModelResponse*) override;
@@ -39,11 +41,12 @@ class ModelService : public v1::ModelService::CallbackService {
                                         google::longrunning::Operation*) override;
 
  private:
-  // The LoadModelResponse of a model that is in memory.
-  absl::StatusOr<google::protobuf::Any> Loaded(const std::string& name) const;
+  absl::StatusOr<OperationAnswer> Convert(const registry::ConvertRequest& request, registry::OperationScope& scope);
 
   CallEnvironment& environment_;
-  ModelLibrary& library_;
+  registry::ModelLibrary& library_;
+  serve::ModelManager& manager_;
+  const ModelAnswers& answers_;
   ModelLoads& loads_;
   OperationTable& operations_;
   ModelRows rows_;
