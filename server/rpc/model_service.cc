@@ -93,10 +93,10 @@ grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext*
                          const OperationStart start = StartOf(call, OperationLane::kModels, *request, request->name());
                          return Begin(
                              operations_, start, [&] { return library_.CheckImport(FromProto(*request), start.owner); },
-                             [this, import = FromProto(*request),
+                             [this, copy = FromProto(*request),
                               owner = start.owner](registry::OperationScope& scope) -> absl::StatusOr<OperationAnswer> {
-                               NIBBLE_RETURN_IF_ERROR(library_.Import(import, owner, scope));
-                               return answers_.Made(import.name);
+                               NIBBLE_RETURN_IF_ERROR(library_.Import(copy, owner, scope));
+                               return answers_.Made(copy.name);
                              },
                              response);
                        });
@@ -206,10 +206,10 @@ grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerCo
                          return Begin(
                              operations_, StartOf(call, OperationLane::kReaders, *request, request->name()),
                              [&] { return library_.CheckPublish(FromProto(*request), tenant); },
-                             [this, publish = FromProto(*request),
+                             [this, copy = FromProto(*request),
                               tenant](registry::OperationScope& scope) -> absl::StatusOr<OperationAnswer> {
-                               NIBBLE_RETURN_IF_ERROR(library_.PublishCheckpoint(publish, tenant, scope));
-                               return answers_.Made(publish.name);
+                               NIBBLE_RETURN_IF_ERROR(library_.PublishCheckpoint(copy, tenant, scope));
+                               return answers_.Made(copy.name);
                              },
                              response);
                        });

@@ -15,6 +15,7 @@
 #include "tests/server/model/small_models.h"
 #include "tests/server/rpc/planted_checkpoint.h"
 #include "tests/server/rpc/written_checkpoint.h"
+#include "tests/support/plain_library.h"
 
 namespace nibble::registry {
 namespace {
@@ -47,6 +48,8 @@ class ModelLibraryTest : public ::testing::Test {
     auto state = store::StateDirectory::Open(base::RealFileSystem(), models_.Path("state"), {.min_free_bytes = 1});
     ASSERT_TRUE(state.ok()) << state.status();
     state_ = *std::move(state);
+    stream_ = models_.stream();
+    stream_.library = &dense_;
     texts_ = std::make_unique<TextCache>(*state_->models);
     tokens_ = std::make_unique<data::TokenCache>(base::RealFileSystem(), state_->paths.tokens(), /*threads=*/1,
                                                  data::TokenCacheOptions{.max_bytes = 1 << 20});
@@ -62,7 +65,7 @@ class ModelLibraryTest : public ::testing::Test {
                               .masters = std::nullopt};
     };
     library_ = std::make_unique<ModelLibrary>(*state_, *texts_, *tokens_, metrics_, base::RealClock(), uploads_,
-                                              models_.stream(), models_.stream(), std::move(options));
+                                              stream_, stream_, std::move(options));
     auto pending = state_->models->Begin("base");
     ASSERT_TRUE(pending.ok()) << pending.status();
     for (const auto& file : std::filesystem::directory_iterator(models_.bf16()))
@@ -107,6 +110,8 @@ class ModelLibraryTest : public ::testing::Test {
   }
 
   model::SmallModels models_;
+  support::PlainLibrary dense_;
+  kernels::Stream stream_;
   telemetry::Metrics metrics_{{}, {}};
   UploadTable uploads_{base::RealClock(), {}};
   std::unique_ptr<store::StateDirectory> state_;

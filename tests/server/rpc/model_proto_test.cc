@@ -129,10 +129,10 @@ TEST(ModelProtoTest, NumbersThatTheApiDoesNotDefineAreRefused) {
   exported.set_format(static_cast<v1::ExportFormat>(99));
   EXPECT_EQ(FieldOf(CheckFields(exported)), "format");
 
-  v1::ImportModelRequest import;
-  EXPECT_FALSE(FromProto(import).dtype.has_value());
-  import.set_dtype(static_cast<v1::ModelFormat>(99));
-  EXPECT_EQ(FromProto(import).dtype, model::Format::kLora) << "registry refuses it";
+  v1::ImportModelRequest imported;
+  EXPECT_FALSE(FromProto(imported).dtype.has_value());
+  imported.set_dtype(static_cast<v1::ModelFormat>(99));
+  EXPECT_EQ(FromProto(imported).dtype, model::Format::kLora) << "registry refuses it";
 }
 
 TEST(ModelProtoTest, UnimplementedFieldsAreNamed) {
