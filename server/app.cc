@@ -33,14 +33,16 @@
 #include "server/kube/last_exit.h"
 #include "server/metered_files.h"
 #include "server/operations/operation_table.h"
+#include "server/plan/checkpoint_source.h"
 #include "server/plan/job_planner.h"
 #include "server/registry/model_files.h"
+#include "server/registry/model_library.h"
 #include "server/registry/upload_table.h"
 #include "server/rpc/dataset_service.h"
 #include "server/rpc/fine_tune_service.h"
 #include "server/rpc/inference_service.h"
 #include "server/rpc/methods.h"
-#include "server/rpc/model_library.h"
+#include "server/rpc/model_answers.h"
 #include "server/rpc/model_service.h"
 #include "server/rpc/operation_proto.h"
 #include "server/rpc/operations_service.h"
@@ -112,7 +114,8 @@ struct App::State {
   std::unique_ptr<serve::ModelManager> manager;
   std::unique_ptr<serve::ModelLoads> loads;
   std::unique_ptr<registry::UploadTable> uploads;
-  std::unique_ptr<rpc::ModelLibrary> model_library;
+  std::unique_ptr<registry::ModelLibrary> model_library;
+  std::unique_ptr<rpc::ModelAnswers> model_answers;
   std::unique_ptr<operations::OperationTable> operations;
   std::unique_ptr<rpc::Sweeper> sweeper;  // drops old uploads and operations
 
@@ -135,7 +138,7 @@ struct App::State {
   absl::Status WriteServerFile();
   std::string GrpcAddress() const;  // with the actual port
   absl::StatusOr<std::set<std::string>> NeededTokenFiles();
-  absl::StatusOr<rpc::CheckpointSource> FindCheckpoint(const std::string& name, const std::string& tenant);
+  absl::StatusOr<registry::CheckpointSource> FindCheckpoint(const std::string& name, const std::string& tenant);
   void Collect(telemetry::Metrics& out);
   v1::ServerInfo Describe();
   v1::ServerLoad Measure();
@@ -261,13 +264,14 @@ absl::StatusOr<std::set<std::string>> App::State::NeededTokenFiles() {
   return needed;
 }
 
-absl::StatusOr<rpc::CheckpointSource> App::State::FindCheckpoint(const std::string& name, const std::string& tenant) {
+absl::StatusOr<registry::CheckpointSource> App::State::FindCheckpoint(const std::string& name,
+                                                                      const std::string& tenant) {
   NIBBLE_ASSIGN_OR_RETURN(const store::CheckpointInfo found, controller->FindCheckpoint(name));
   const std::string job_id = name.substr(0, name.find('/'));
   NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, controller->Get(job_id));
   // Other tenants' checkpoints look absent.
   if (!tenant.empty() && tenant != job.tenant) return jobs::NoCheckpoint(name);
-  return rpc::CheckpointSource{found.directory, job_id, job.spec, found.step};
+  return plan::CheckpointSourceOf(found, job_id, job.spec);
 }
 
 absl::Status App::State::OpenServing() {
@@ -321,7 +325,7 @@ absl::Status App::State::OpenServing() {
   loads = std::make_unique<serve::ModelLoads>(*manager, *workers, base::RealClock(), [this](const std::string& name) {
     return registry::FindModel(*state->models, metrics, name).status();
   });
-  rpc::ModelLibraryOptions library_options;
+  registry::ModelLibraryOptions library_options;
   library_options.import_root = options.import_root;
   library_options.upload_limits.max_files = 1000;
   library_options.upload_limits.max_file_bytes = static_cast<std::uint64_t>(options.max_model_bytes);
@@ -329,9 +333,6 @@ absl::Status App::State::OpenServing() {
   library_options.upload_limits.min_free_bytes = state->min_free_bytes;
   library_options.max_tokenizer_bytes = static_cast<std::uint64_t>(options.max_tokenizer_bytes);
   library_options.memory = serve_memory;
-  library_options.load_tokens = [this](const auto& source, const auto& cancelled) {
-    return tokens->Get(source, cancelled);
-  };
   library_options.eval_dataset_of_job = [this](const std::string& job) {
     const auto record = controller->Get(job);
     if (!record.ok()) return std::string();
@@ -343,13 +344,15 @@ absl::Status App::State::OpenServing() {
   uploads = std::make_unique<registry::UploadTable>(
       base::RealClock(), registry::UploadTableOptions{.max_bytes_per_principal = options.max_upload_bytes_per_principal,
                                                       .kept = absl::Seconds(options.upload_kept_s)});
-  model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), *uploads,
-                                                      convert_stream, serve_stream, std::move(library_options));
+  model_library =
+      std::make_unique<registry::ModelLibrary>(*state, *texts, *tokens, metrics, base::RealClock(), *uploads,
+                                               convert_stream, serve_stream, std::move(library_options));
+  model_answers = std::make_unique<rpc::ModelAnswers>(*model_library, *manager);
   NIBBLE_ASSIGN_OR_RETURN(operations, operations::OperationTable::Open(
                                           files, base::RealClock(), base::JoinPath(state->paths.root(), "operations"),
                                           OrNone(options.operation_deadline_s),
                                           [this](const auto& operation, const std::string& model) {
-                                            return model_library->Recover(operation, model);
+                                            return model_answers->Recover(operation, model);
                                           },
                                           rpc::ParseOperationV1));
   operations->set_max_of_owner(options.max_operations_per_principal);
@@ -365,7 +368,8 @@ absl::Status App::State::StartGrpc() {
                                                           tokens->large_rows(), options.import_root);
   fine_tune_service =
       std::make_unique<rpc::FineTuneService>(*call_environment, *controller, *texts, *operations, *planner);
-  model_service = std::make_unique<rpc::ModelService>(*call_environment, *model_library, *loads, *operations);
+  model_service = std::make_unique<rpc::ModelService>(*call_environment, *model_library, *manager, *model_answers,
+                                                      *loads, *operations);
   inference_service = std::make_unique<rpc::InferenceService>(*call_environment, *loads, *texts);
   const auto begin_drain = [this](std::optional<absl::Duration> deadline) {
     drainer->Begin(deadline.value_or(options.drain));

@@ -12,23 +12,15 @@
 #include "server/model/artifact.h"
 #include "server/model/artifact_writer.h"
 #include "server/plan/plan_job.h"
+#include "server/registry/dataset_format.h"
 #include "server/store/job_space.h"
-#include "server/store/name_table.h"
 
 namespace nibble::plan {
-
-absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored) {
-  const auto name = base::GetString(stored.meta, "format", "meta.json");
-  if (name.ok()) {
-    if (const auto format = data::ParseRowFormat(*name); format.ok()) return format;
-  }
-  return store::DamagedError("dataset", stored.name);
-}
 
 absl::Status JobPlanner::AddData(const jobs::JobSpec& spec, JobInputs& inputs) const {
   const auto file_of = [this](const std::string& dataset) -> absl::StatusOr<DataFile> {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
-    NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, FormatOf(stored));
+    NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, registry::FormatOf(stored));
     return DataFile{.path = stored.data_path,
                     .format = data::Name(format),
                     .sha256 = stored.sha256,

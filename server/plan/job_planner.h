@@ -28,9 +28,6 @@ struct PlannedJob {
   std::uint64_t spare_disk_bytes = 0;  // store::PlannableBytes
 };
 
-// The format of a stored data set. Errors: DataLoss (ARTIFACT_CORRUPT): meta.json is damaged.
-absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored);
-
 // Thread-safe. All arguments are borrowed. A plan reads all data and tokenizes what is not in the cache, which takes
 // minutes for a GiB unless it is cancelled. It keeps nothing in memory.
 class JobPlanner {

@@ -10,7 +10,7 @@
 #include "server/base/strings.h"
 #include "server/data/example.h"
 #include "server/plan/check_job.h"
-#include "server/plan/job_planner.h"
+#include "server/registry/dataset_format.h"
 #include "server/rpc/page.h"
 #include "server/rpc/status.h"
 #include "server/rpc/time.h"
@@ -47,7 +47,7 @@ namespace {
 absl::StatusOr<v1::Dataset> Read(const store::StoredDataset& stored) {
   v1::Dataset out;
   out.set_name(stored.name);
-  NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, plan::FormatOf(stored));
+  NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, registry::FormatOf(stored));
   out.set_format(ToProto(format));
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t rows, base::GetInt(stored.meta, "rows", "meta.json"));
   out.set_rows(rows);
@@ -96,7 +96,7 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const r
     shape.n = request.n();
   }
   NIBBLE_ASSIGN_OR_RETURN(const jobs::DataConfig config, FromProto(request.data()));
-  NIBBLE_ASSIGN_OR_RETURN(shape.format, plan::FormatOf(stored));
+  NIBBLE_ASSIGN_OR_RETURN(shape.format, registry::FormatOf(stored));
   if (config.format.has_value()) {
     NIBBLE_ASSIGN_OR_RETURN(shape.format, data::ParseRowFormat(*config.format));
   }

@@ -1,7 +1,5 @@
 #include "server/rpc/model_proto.h"
 
-#include <google/protobuf/util/json_util.h>
-
 #include "server/base/error.h"
 #include "server/base/files.h"
 #include "server/base/status_macros.h"
@@ -19,6 +17,7 @@ namespace {
 
 using base::StrCat;
 constexpr std::uint64_t kMaxSmallFile = 4u << 20;
+constexpr std::uint64_t kMaxReport = 64u << 20;
 
 v1::ModelOrigin OriginOf(const std::string& source) {
   if (source == "import") return v1::MODEL_ORIGIN_IMPORT;
@@ -174,18 +173,25 @@ absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded,
   *out.mutable_create_time() = ToProto(stored.created);
   // A model never changes; loading it does not change the etag.
   out.set_etag(store::Etag(stored));
-  const auto report = files.Read(base::JoinPath(stored.directory, kConversionFile), 64u << 20);
-  if (report.ok() && google::protobuf::util::JsonStringToMessage(*report, out.mutable_conversion()).ok() && !detailed) {
-    out.mutable_conversion()->clear_layers();
+  const std::string report_path = base::JoinPath(stored.directory, registry::kConversionFile);
+  if (const auto report = files.Read(report_path, kMaxReport); report.ok()) {
+    // A report that cannot be parsed is shown empty.
+    *out.mutable_conversion() = ToProto(registry::ParseConversionReport(*report).value_or(registry::ConversionReport()), detailed);
   }
   return out;
 }
 
-v1::ConversionReport ToProto(const convert::ConvertReport& report) {
+v1::ConversionReport ToProto(const registry::ConversionReport& report, bool detailed) {
   v1::ConversionReport out;
-  out.set_target_format(ToProto(report.info.format));
-  out.set_source_digest(report.info.base_digest);
-  out.set_target_digest(report.info.weights_digest);
+  if (report.source_format.has_value()) out.set_source_format(ToProto(*report.source_format));
+  if (report.target_format.has_value()) out.set_target_format(ToProto(*report.target_format));
+  out.set_source_digest(report.source_digest);
+  out.set_target_digest(report.target_digest);
+  if (report.eval_loss_before.has_value()) out.set_eval_loss_before(*report.eval_loss_before);
+  if (report.eval_loss_after.has_value()) out.set_eval_loss_after(*report.eval_loss_after);
+  if (report.top1_agreement.has_value()) out.set_top1_agreement(*report.top1_agreement);
+  out.set_eval_tokens(report.eval_tokens);
+  if (!detailed) return out;
   for (const convert::LayerError& layer : report.layers) {
     auto* error = out.add_layers();
     error->set_layer(layer.name);
@@ -194,6 +200,36 @@ v1::ConversionReport ToProto(const convert::ConvertReport& report) {
     error->set_max_abs_error(layer.max_abs_error);
   }
   return out;
+}
+
+v1::VerifyModelResponse ToProto(const registry::VerifyReport& report) {
+  v1::VerifyModelResponse out;
+  out.set_equal(report.equal);
+  out.set_rows(static_cast<std::int32_t>(report.rows));
+  out.set_differing_rows(static_cast<std::int32_t>(report.differing_rows));
+  out.set_recorded_by(report.recorded_by);
+  out.set_device(v1::DEVICE_KIND_CPU);
+  out.set_digest(report.digest);
+  if (report.first_difference.has_value()) {
+    auto* difference = out.mutable_first_difference();
+    difference->set_row(static_cast<std::int32_t>(report.first_difference->row));
+    difference->set_token_id(report.first_difference->token_id);
+    difference->set_recorded_digest(report.first_difference->recorded_digest);
+    difference->set_computed_digest(report.first_difference->computed_digest);
+  }
+  return out;
+}
+
+v1::FileEntry ToProto(const registry::FileEntry& file) {
+  v1::FileEntry out;
+  out.set_path(file.path);
+  out.set_size_bytes(file.size_bytes);
+  out.set_sha256(file.sha256);
+  return out;
+}
+
+registry::FileEntry FromProto(const v1::FileEntry& file) {
+  return {.path = file.path(), .size_bytes = file.size_bytes(), .sha256 = file.sha256()};
 }
 
 v1::Residents ToProto(const serve::ModelManager& manager) {

@@ -4,16 +4,14 @@
 
 #include "absl/status/statusor.h"
 #include "nibble/v1/model_service.pb.h"
-#include "server/base/json.h"
-#include "server/convert/convert.h"
 #include "server/model/artifact.h"
+#include "server/registry/conversion_report.h"
+#include "server/registry/file_entry.h"
+#include "server/registry/model_library.h"
 #include "server/serve/model_manager.h"
 #include "server/store/model_store.h"
 
 namespace nibble::rpc {
-
-// File in a converted artifact: its report, as JSON of v1::ConversionReport.
-inline constexpr char kConversionFile[] = "conversion.json";
 
 // Formats that ExportModel writes.
 inline constexpr v1::ExportFormat kExportFormats[] = {
@@ -29,7 +27,11 @@ absl::Status CheckDevice(const v1::Device& device);
 // Reads config.json and, if they exist, record.bin and the conversion's report. `detailed`: with the layers of the
 // report.
 absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded, bool detailed);
-v1::ConversionReport ToProto(const convert::ConvertReport& report);
+// `detailed`: with the layers.
+v1::ConversionReport ToProto(const registry::ConversionReport& report, bool detailed);
+v1::VerifyModelResponse ToProto(const registry::VerifyReport& report);
+v1::FileEntry ToProto(const registry::FileEntry& file);
+registry::FileEntry FromProto(const v1::FileEntry& file);
 v1::Residents ToProto(const serve::ModelManager& manager);
 
 }  // namespace nibble::rpc

@@ -9,6 +9,7 @@
 #include "server/rpc/begin_operation.h"
 #include "server/rpc/model_name.h"
 #include "server/rpc/model_proto.h"
+#include "server/rpc/model_requests.h"
 #include "server/rpc/model_transfer.h"
 #include "server/rpc/page.h"
 #include "server/rpc/unary.h"
@@ -26,9 +27,14 @@ v1::Model Damaged(const store::StoredModel& stored) {
 
 }  // namespace
 
-ModelService::ModelService(CallEnvironment& environment, ModelLibrary& library, serve::ModelLoads& loads,
-                           operations::OperationTable& operations)
-    : environment_(environment), library_(library), loads_(loads), operations_(operations) {
+ModelService::ModelService(CallEnvironment& environment, registry::ModelLibrary& library, serve::ModelManager& manager,
+                           const ModelAnswers& answers, serve::ModelLoads& loads, operations::OperationTable& operations)
+    : environment_(environment),
+      library_(library),
+      manager_(manager),
+      answers_(answers),
+      loads_(loads),
+      operations_(operations) {
   rows_.Warm(library_.models().List());
 }
 
@@ -48,7 +54,7 @@ grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* 
         const auto name_of = [](const store::StoredModel& one) { return one.name; };
         const auto row_of = [&](const store::StoredModel& one) -> absl::StatusOr<std::optional<v1::Model>> {
           if (one.damaged) return Damaged(one);
-          absl::StatusOr<v1::Model> model = rows_.Get(one, library_.manager().IsLoaded(one.name));
+          absl::StatusOr<v1::Model> model = rows_.Get(one, manager_.IsLoaded(one.name));
           // The model was deleted after the names were listed: skip it.
           if (!model.ok() && absl::IsNotFound(library_.models().Get(one.name).status())) return std::nullopt;
           if (store::SaysDamaged(model.status())) return Damaged(one);
@@ -65,7 +71,7 @@ grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* co
                                                  const v1::GetModelRequest* request, v1::Model* response) {
   return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/GetModel",
                        [=, this](const Call&) -> absl::Status {
-                         NIBBLE_ASSIGN_OR_RETURN(*response, library_.Describe(request->name(), /*detailed=*/true));
+                         NIBBLE_ASSIGN_OR_RETURN(*response, answers_.Describe(request->name(), /*detailed=*/true));
                          return absl::OkStatus();
                        });
 }
@@ -87,12 +93,21 @@ grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext*
                          const operations::OperationStart start =
                              StartOf(call, operations::OperationLane::kModels, *request, request->name());
                          return Begin(
-                             operations_, start, [&] { return library_.CheckImport(*request, start.owner); },
-                             [this, copy = *request, owner = start.owner](registry::OperationScope& scope) {
-                               return library_.Import(copy, owner, scope);
+                             operations_, start, [&] { return library_.CheckImport(FromProto(*request), start.owner); },
+                             [this, copy = FromProto(*request),
+                              owner = start.owner](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
+                               NIBBLE_RETURN_IF_ERROR(library_.Import(copy, owner, scope));
+                               return answers_.Made(copy.name);
                              },
                              response);
                        });
+}
+
+absl::StatusOr<operations::OperationResponse> ModelService::Convert(const registry::ConvertRequest& request,
+                                                      registry::OperationScope& scope) {
+  NIBBLE_ASSIGN_OR_RETURN(const registry::ConvertOutcome outcome, library_.Convert(request, scope));
+  if (!outcome.tolerance.ok()) return ModelAnswers::Exceeded(outcome);
+  return answers_.Made(request.name);
 }
 
 grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext* context,
@@ -100,14 +115,17 @@ grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext
                                                      google::longrunning::Operation* response) {
   return UnaryOnWorker(
       environment_, context, "nibble.v1.ModelService/ConvertModel", [=, this](const Call& call) -> absl::Status {
-        const auto convert = [this, copy = *request](registry::OperationScope& scope) {
-          auto made = library_.Convert(copy, scope);
-          return made.ok() ? made : base::About(made.status(), copy.model());
+        const auto convert = [this, conversion = FromProto(*request)](registry::OperationScope& scope) {
+          auto made = Convert(conversion, scope);
+          return made.ok() ? made : base::About(made.status(), conversion.model);
+        };
+        const auto check = [&]() -> absl::Status {
+          NIBBLE_RETURN_IF_ERROR(CheckFields(*request));
+          return library_.CheckConvert(FromProto(*request), call.principal().tenant);
         };
         return Begin(
             operations_, StartOf(call, operations::OperationLane::kModels, *request, request->name()),
-            [&] { return base::About(library_.CheckConvert(*request, call.principal().tenant), request->model()); },
-            convert, response);
+            [&] { return base::About(check(), request->model()); }, convert, response);
       });
 }
 
@@ -118,8 +136,14 @@ grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext*
       environment_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call& call) -> absl::Status {
         return Begin(
             operations_, StartOf(call, operations::OperationLane::kModels, *request, request->model()),
-            [&] { return library_.CheckExport(*request); },
-            [this, copy = *request](registry::OperationScope& scope) { return library_.Export(copy, scope); },
+            [&]() -> absl::Status {
+              NIBBLE_RETURN_IF_ERROR(CheckFields(*request));
+              return library_.CheckExport(FromProto(*request));
+            },
+            [this, copy = FromProto(*request)](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
+              NIBBLE_ASSIGN_OR_RETURN(const auto exported, library_.Export(copy, scope));
+              return ModelAnswers::Exported(*exported);
+            },
             response);
       });
 }
@@ -133,13 +157,6 @@ grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadAr
   return stream.get();
 }
 
-absl::StatusOr<operations::OperationResponse> ModelService::Loaded(const std::string& name) const {
-  v1::LoadModelResponse response;
-  NIBBLE_ASSIGN_OR_RETURN(*response.mutable_model(), library_.Describe(name, false));
-  *response.mutable_residents() = ToProto(library_.manager());
-  return Packed(response);
-}
-
 grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* context,
                                                   const v1::LoadModelRequest* request,
                                                   google::longrunning::Operation* response) {
@@ -151,16 +168,16 @@ grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* c
         if (!known.has_value()) {
           NIBBLE_RETURN_IF_ERROR(CheckModelName("LoadModelRequest.name", request->name()));
           NIBBLE_RETURN_IF_ERROR(CheckDevice(request->device()));
-          NIBBLE_RETURN_IF_ERROR(library_.Find(request->name()));
+          NIBBLE_RETURN_IF_ERROR(library_.Find(request->name()).status());
           const auto load = [this, name = request->name(), principal = auth::FairnessKey(call.principal())](
                                 registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
             scope.Progress("load", 0, 1);
             NIBBLE_RETURN_IF_ERROR(loads_.Await(name, principal, scope.stopped()).status());
-            return Loaded(name);
+            return answers_.Loaded(name);
           };
           std::optional<operations::OperationResponse> there;
           if (loads_.Find(request->name()) != nullptr) {
-            NIBBLE_ASSIGN_OR_RETURN(there, Loaded(request->name()));
+            NIBBLE_ASSIGN_OR_RETURN(there, answers_.Loaded(request->name()));
           }
           NIBBLE_ASSIGN_OR_RETURN(known, operations_.Start(start, load, std::move(there)));
         }
@@ -175,9 +192,9 @@ grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext*
   return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/UnloadModel",
                        [=, this](const Call&) -> absl::Status {
                          NIBBLE_RETURN_IF_ERROR(library_.models().Get(request->name()).status());
-                         NIBBLE_RETURN_IF_ERROR(library_.manager().Unload(request->name()));
-                         NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), library_.Describe(request->name(), false));
-                         *response->mutable_residents() = ToProto(library_.manager());
+                         NIBBLE_RETURN_IF_ERROR(manager_.Unload(request->name()));
+                         NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), answers_.Describe(request->name(), false));
+                         *response->mutable_residents() = answers_.Residents();
                          return absl::OkStatus();
                        });
 }
@@ -190,9 +207,11 @@ grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerCo
                          const std::string& tenant = call.principal().tenant;
                          return Begin(
                              operations_, StartOf(call, operations::OperationLane::kReaders, *request, request->name()),
-                             [&] { return library_.CheckPublish(*request, tenant); },
-                             [this, copy = *request, tenant](registry::OperationScope& scope) {
-                               return library_.PublishCheckpoint(copy, tenant, scope);
+                             [&] { return library_.CheckPublish(FromProto(*request), tenant); },
+                             [this, copy = FromProto(*request),
+                              tenant](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
+                               NIBBLE_RETURN_IF_ERROR(library_.PublishCheckpoint(copy, tenant, scope));
+                               return answers_.Made(copy.name);
                              },
                              response);
                        });
@@ -203,15 +222,15 @@ grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext*
                                                     google::longrunning::Operation* response) {
   return UnaryOnWorker(
       environment_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call& call) -> absl::Status {
-        const auto verify = [this, name = request->name()](
-                                registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
+        const auto verify =
+            [this, name = request->name()](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
           const auto verified = library_.Verify(name, scope);
           if (!verified.ok()) return base::About(verified.status(), name);
-          return Packed(*verified);
+          return ModelAnswers::Verified(*verified);
         };
         return Begin(
             operations_, StartOf(call, operations::OperationLane::kReaders, *request, request->name()),
-            [&] { return library_.Find(request->name()); }, verify, response);
+            [&] { return library_.Find(request->name()).status(); }, verify, response);
       });
 }
 

@@ -1,8 +1,9 @@
 #pragma once
 #include "nibble/v1/model_service.grpc.pb.h"
 #include "server/operations/operation_table.h"
+#include "server/registry/model_library.h"
 #include "server/rpc/call.h"
-#include "server/rpc/model_library.h"
+#include "server/rpc/model_answers.h"
 #include "server/rpc/model_rows.h"
 #include "server/serve/model_loads.h"
 
@@ -12,8 +13,8 @@ namespace nibble::rpc {
 class ModelService : public v1::ModelService::CallbackService {
  public:
   // Fills the cache of ListModels: 0.1 ms per model.
-  ModelService(CallEnvironment& environment, ModelLibrary& library, serve::ModelLoads& loads,
-               operations::OperationTable& operations);
+  ModelService(CallEnvironment& environment, registry::ModelLibrary& library, serve::ModelManager& manager,
+               const ModelAnswers& answers, serve::ModelLoads& loads, operations::OperationTable& operations);
 
   grpc::ServerReadReactor<v1::UploadModelRequest>* UploadModel(grpc::CallbackServerContext*,
                                                                v1::UploadModelResponse*) override;
@@ -40,11 +41,12 @@ class ModelService : public v1::ModelService::CallbackService {
                                         google::longrunning::Operation*) override;
 
  private:
-  // The LoadModelResponse of a model that is in memory.
-  absl::StatusOr<operations::OperationResponse> Loaded(const std::string& name) const;
+  absl::StatusOr<operations::OperationResponse> Convert(const registry::ConvertRequest& request, registry::OperationScope& scope);
 
   CallEnvironment& environment_;
-  ModelLibrary& library_;
+  registry::ModelLibrary& library_;
+  serve::ModelManager& manager_;
+  const ModelAnswers& answers_;
   serve::ModelLoads& loads_;
   operations::OperationTable& operations_;
   ModelRows rows_;

@@ -8,9 +8,10 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/registry/uploaded_model.h"
+#include "server/rpc/model_proto.h"
 #include "server/rpc/time.h"
 #include "server/rpc/tracked_upload.h"
-#include "server/rpc/uploaded_model.h"
 
 namespace nibble::rpc {
 
@@ -19,9 +20,9 @@ using base::StrCat;
 
 namespace {
 
-class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::UploadModelHeader, UploadedModel> {
+class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::UploadModelHeader, registry::UploadedModel> {
  public:
-  ModelUpload(const CallEnvironment& environment, ModelLibrary& library, v1::UploadModelResponse* response)
+  ModelUpload(const CallEnvironment& environment, registry::ModelLibrary& library, v1::UploadModelResponse* response)
       : TrackedUpload(environment, library.uploads(), registry::UploadKind::kModel),
         library_(library),
         response_(response) {}
@@ -40,30 +41,32 @@ class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::Uploa
   }
   absl::StatusOr<std::unique_ptr<registry::UploadContent>> MakeContent(const v1::UploadModelHeader&) override {
     NIBBLE_ASSIGN_OR_RETURN(auto upload, library_.BeginUpload());
-    return std::unique_ptr<registry::UploadContent>(std::make_unique<UploadedModel>(std::move(upload)));
+    return std::unique_ptr<registry::UploadContent>(std::make_unique<registry::UploadedModel>(std::move(upload)));
   }
-  absl::StatusOr<bool> TakeNext(const v1::UploadModelRequest& message, UploadedModel& model) override {
+  absl::StatusOr<bool> TakeNext(const v1::UploadModelRequest& message, registry::UploadedModel& model) override {
     switch (message.message_case()) {
-      case v1::UploadModelRequest::kFile: NIBBLE_RETURN_IF_ERROR(model.BeginFile(message.file())); return false;
+      case v1::UploadModelRequest::kFile:
+        NIBBLE_RETURN_IF_ERROR(model.BeginFile(FromProto(message.file())));
+        return false;
       case v1::UploadModelRequest::kChunk: return TakeChunk(message.chunk(), model);
       case v1::UploadModelRequest::kFinish: return TakeFinish(message.finish(), model);
       default: return FieldError("message", "is not set, wanted header, file, chunk or finish");
     }
   }
-  absl::StatusOr<bool> TakeChunk(const std::string& chunk, UploadedModel& model) {
+  absl::StatusOr<bool> TakeChunk(const std::string& chunk, registry::UploadedModel& model) {
     NIBBLE_RETURN_IF_ERROR(CheckChunk(chunk));
     NIBBLE_RETURN_IF_ERROR(model.Append(chunk, stream()));
     return false;
   }
-  absl::StatusOr<bool> TakeFinish(const v1::UploadFinish& finish, UploadedModel& model) {
+  absl::StatusOr<bool> TakeFinish(const v1::UploadFinish& finish, registry::UploadedModel& model) {
     NIBBLE_RETURN_IF_ERROR(model.Finish(finish.sha256()));
     response_->set_upload_id(stream().id());
-    for (const v1::FileEntry& file : model.files()) *response_->add_files() = file;
+    for (const registry::FileEntry& file : model.files()) *response_->add_files() = ToProto(file);
     *response_->mutable_expire_time() = ToProto(stream().Finish());
     return true;
   }
 
-  ModelLibrary& library_;
+  registry::ModelLibrary& library_;
   v1::UploadModelResponse* const response_;
 };
 
@@ -76,8 +79,8 @@ constexpr double kChunksPerMessage = 0.25;
 class Download : public std::enable_shared_from_this<Download> {
  public:
   using Stream = StreamReactor<v1::DownloadArtifactResponse>;
-  Download(std::shared_ptr<Stream> stream, std::shared_ptr<const ModelLibrary::ExportedFiles> exported,
-           std::vector<v1::FileEntry> files)
+  Download(std::shared_ptr<Stream> stream, std::shared_ptr<const registry::ExportedFiles> exported,
+           std::vector<registry::FileEntry> files)
       : stream_(std::move(stream)), exported_(std::move(exported)), files_(std::move(files)) {}
 
   void Begin() {
@@ -110,18 +113,18 @@ class Download : public std::enable_shared_from_this<Download> {
       return false;
     }
     if (!open_) {
-      const v1::FileEntry& entry = files_[next_file_++];
-      file_ = std::ifstream(base::JoinPath(exported_->directory, entry.path()), std::ios::binary);
-      if (!file_) return absl::DataLossError(StrCat(entry.path(), " cannot be read"));
-      left_ = entry.size_bytes();
+      const registry::FileEntry& entry = files_[next_file_++];
+      file_ = std::ifstream(base::JoinPath(exported_->directory, entry.path), std::ios::binary);
+      if (!file_) return absl::DataLossError(StrCat(entry.path, " cannot be read"));
+      left_ = entry.size_bytes;
       open_ = left_ > 0;
-      *message.mutable_file() = entry;
+      *message.mutable_file() = ToProto(entry);
       return true;
     }
     std::string& chunk = *message.mutable_chunk();
     chunk.resize(static_cast<std::size_t>(std::min(left_, kChunkBytes)));
     if (!file_.read(chunk.data(), static_cast<std::streamsize>(chunk.size()))) {
-      return absl::DataLossError(StrCat(files_[next_file_ - 1].path(), " is shorter than expected"));
+      return absl::DataLossError(StrCat(files_[next_file_ - 1].path, " is shorter than expected"));
     }
     digest_.Update(chunk);
     left_ -= static_cast<std::int64_t>(chunk.size());
@@ -130,8 +133,8 @@ class Download : public std::enable_shared_from_this<Download> {
   }
 
   const std::shared_ptr<Stream> stream_;
-  const std::shared_ptr<const ModelLibrary::ExportedFiles> exported_;
-  const std::vector<v1::FileEntry> files_;
+  const std::shared_ptr<const registry::ExportedFiles> exported_;
+  const std::vector<registry::FileEntry> files_;
   std::size_t next_file_ = 0;
   bool open_ = false;
   std::ifstream file_;
@@ -142,18 +145,18 @@ class Download : public std::enable_shared_from_this<Download> {
 }  // namespace
 
 std::unique_ptr<UploadSink<v1::UploadModelRequest>> MakeModelUpload(const CallEnvironment& environment,
-                                                                    ModelLibrary& library,
+                                                                    registry::ModelLibrary& library,
                                                                     v1::UploadModelResponse* response) {
   return std::make_unique<ModelUpload>(environment, library, response);
 }
 
-void SendArtifact(std::shared_ptr<StreamReactor<v1::DownloadArtifactResponse>> stream, ModelLibrary& library,
+void SendArtifact(std::shared_ptr<StreamReactor<v1::DownloadArtifactResponse>> stream, registry::ModelLibrary& library,
                   const v1::DownloadArtifactRequest& request) {
   const auto exported = library.Exported(request.artifact_id());
   if (!exported.ok()) return stream->End(exported.status());
-  std::vector<v1::FileEntry> files;
-  for (const v1::FileEntry& file : (*exported)->files) {
-    if (!request.has_path() || request.path() == file.path()) files.push_back(file);
+  std::vector<registry::FileEntry> files;
+  for (const registry::FileEntry& file : (*exported)->files) {
+    if (!request.has_path() || request.path() == file.path) files.push_back(file);
   }
   if (files.empty()) {
     return stream->End(

@@ -1,8 +1,8 @@
-#include "server/plan/record_tokens.h"
+#include "server/model/record_tokens.h"
 
 #include <algorithm>
 
-namespace nibble::plan {
+namespace nibble::model {
 
 namespace {
 
@@ -36,4 +36,4 @@ std::vector<std::vector<std::int32_t>> RecordTokens(const text::Tokenizer& token
   return sequences;
 }
 
-}  // namespace nibble::plan
+}  // namespace nibble::model

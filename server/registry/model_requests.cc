@@ -1,0 +1,68 @@
+#include "server/registry/model_requests.h"
+
+#include <cmath>
+
+#include "kernels/formats/int8.h"
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::registry {
+
+using base::FieldError;
+using base::StrCat;
+
+namespace {
+
+absl::Status CheckBounds(const ConversionTolerance& tolerance) {
+  if (tolerance.max_eval_loss_delta.has_value() && !std::isfinite(*tolerance.max_eval_loss_delta)) {
+    return FieldError("tolerance.max_eval_loss_delta",
+                      StrCat("is ", *tolerance.max_eval_loss_delta, ", wanted a finite number"));
+  }
+  // The comparison also refuses NaN.
+  if (tolerance.min_top1_agreement.has_value() &&
+      !(*tolerance.min_top1_agreement >= 0 && *tolerance.min_top1_agreement <= 1)) {
+    return FieldError("tolerance.min_top1_agreement", StrCat("is ", *tolerance.min_top1_agreement, ", wanted 0 to 1"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckTarget(const ConvertRequest& request) {
+  const bool to_int8 = request.target == model::Format::kInt8;
+  if (!to_int8 && request.target != model::Format::kNf4 && request.target != model::Format::kTernary &&
+      request.target != model::Format::kBF16) {
+    return FieldError("target", "wanted INT8, TERNARY, NF4 or BF16");
+  }
+  if (!to_int8 && (request.act_outliers.has_value() || request.head.has_value())) {
+    return FieldError(request.head.has_value() ? "head" : "act_outliers", "applies only to INT8");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckQuality(const ConvertRequest& request) {
+  NIBBLE_RETURN_IF_ERROR(CheckBounds(request.tolerance));
+  if (request.act_outliers.has_value() &&
+      (*request.act_outliers < 0 || *request.act_outliers > kernels::kMaxOutliers)) {
+    return FieldError("act_outliers", StrCat("is ", *request.act_outliers, ", wanted 0 to ", kernels::kMaxOutliers));
+  }
+  if (request.head.has_value() && request.head != model::Format::kInt8 && request.head != model::Format::kBF16) {
+    return FieldError("head", "wanted INT8 or BF16");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFormat(const ExportRequest& request) {
+  if (!request.format.has_value()) return FieldError("format", "wanted PEFT, HF, HF_BITNET or COMPRESSED_TENSORS");
+  if (!request.max_shard_bytes.has_value()) return absl::OkStatus();
+  if (request.format == ExportFormat::kPeft) {
+    return FieldError("max_shard_bytes", "is for HF, HF_BITNET and COMPRESSED_TENSORS");
+  }
+  if (*request.max_shard_bytes < 1) {
+    return FieldError("max_shard_bytes", StrCat("is ", *request.max_shard_bytes, ", wanted 1 or more"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace nibble::registry

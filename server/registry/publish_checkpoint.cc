@@ -1,0 +1,111 @@
+// ModelLibrary: publishes a checkpoint as a model while its job continues.
+#include <map>
+#include <string>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/convert/checkpoint_model.h"
+#include "server/registry/model_files.h"
+#include "server/registry/model_library.h"
+#include "server/registry/model_memory.h"
+#include "server/registry/operation_files.h"
+#include "server/registry/operation_mark.h"
+#include "server/store/published_directory.h"
+
+namespace nibble::registry {
+
+namespace {
+
+// Whether `model` was made from exactly this checkpoint. A client retries when it lost the answer, for example because
+// the server restarted.
+bool IsOf(base::FileSystem& files, const store::StoredModel& model, const std::string& checkpoint,
+          const std::string& directory) {
+  const auto info = model::ParseArtifactInfo(model.info);
+  const auto manifest = store::ReadManifest(files, directory);
+  if (!info.ok() || !manifest.ok() || info->source != "checkpoint") return false;
+  const auto says = [&](const char* key) {
+    return base::GetString(info->provenance, key, "nibble.json", "").value_or("");
+  };
+  return says("checkpoint") == checkpoint && says("checkpoint_digest") == manifest->digest;
+}
+
+// The job may remove its checkpoint at any time. Then it is missing, not damaged.
+absl::Status Gone(const std::string& checkpoint) {
+  return base::WithReason(absl::NotFoundError(base::StrCat("checkpoint \"", checkpoint, "\" no longer exists")),
+                          "CHECKPOINT", {{"name", checkpoint}});
+}
+
+}  // namespace
+
+bool ModelLibrary::IsPublished(const PublishRequest& request, const CheckpointSource& source) const {
+  const auto made = state_.models->Get(request.name);
+  return made.ok() && IsOf(state_.files, *made, request.checkpoint, source.directory);
+}
+
+absl::Status ModelLibrary::CheckPublish(const PublishRequest& request, const std::string& tenant) {
+  NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name));
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint, tenant));
+  if (IsPublished(request, source)) return absl::OkStatus();
+  NIBBLE_RETURN_IF_ERROR(Find(source.base_model).status());
+  return state_.models->CheckFree(request.name, tenant);
+}
+
+absl::StatusOr<store::Manifest> ModelLibrary::CheckCheckpoint(const std::string& checkpoint,
+                                                              const CheckpointSource& source,
+                                                              const base::Cancelled& cancelled) {
+  auto verified = store::Verify(state_.files, source.directory, cancelled);
+  if (verified.ok()) return verified;
+  if (!state_.files.Exists(source.directory)) return Gone(checkpoint);
+  if (!store::SaysDamaged(verified.status())) return verified.status();
+  metrics_.ArtifactVerifyFailed();
+  std::map<std::string, std::string> metadata = base::ReasonMetadata(verified.status());  // the file, its digests
+  metadata["checkpoint"] = checkpoint;
+  return base::WithReason(absl::DataLossError(verified.status().message()), "CHECKPOINT_CORRUPT", metadata);
+}
+
+absl::Status ModelLibrary::PublishCheckpoint(const PublishRequest& request, const std::string& tenant,
+                                             OperationScope& scope) {
+  const base::Cancelled cancelled = scope.stopped();
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint, tenant));
+  if (IsPublished(request, source)) return absl::OkStatus();
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, FindModel(*state_.models, metrics_, source.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(source.base_model, "publication of a checkpoint"));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name, tenant));
+  scope.Progress("read", 0, 1);
+  NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, CheckCheckpoint(request.checkpoint, source, cancelled));
+  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, source.base_model, cancelled));
+  NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base_model.directory));
+  const base::Json provenance = {
+      {"job_id", source.job_id},          {"base_model", source.base_model},      {"step", source.step},
+      {"checkpoint", request.checkpoint}, {"checkpoint_digest", manifest.digest}, {"eval_data", source.eval_data}};
+  // An adapter's checkpoint consists almost only of its tensors and the optimizer's state.
+  const WorkMemory need = source.masters.has_value()
+                              ? MastersMemory(source.masters->config_of(artifact->config()))
+                              : AdapterMemory(*artifact, static_cast<std::int64_t>(manifest.total_bytes()));
+  NIBBLE_ASSIGN_OR_RETURN(const auto turn,
+                          AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint), need, scope));
+  scope.Progress("write", 0, 1);
+  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
+  const auto make = [&]() -> absl::StatusOr<model::ArtifactInfo> {
+    if (source.masters.has_value()) {
+      return convert::MakeMasterCheckpointModel(files, *artifact, source.masters->config_of(artifact->config()),
+                                                source.masters->act_bits, source.directory, provenance,
+                                                pending->directory());
+    }
+    const std::string scratch = base::JoinPath(state_.paths.uploads(), base::NewId("publish"));
+    return convert::MakeCheckpointModel(files, *artifact, source.directory, provenance, scratch, pending->directory(),
+                                        convert_stream_);
+  };
+  const auto made = make();
+  if (!made.ok()) {
+    return state_.files.Exists(source.directory) ? base::About(made.status(), request.checkpoint)
+                                                 : Gone(request.checkpoint);
+  }
+  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
+  return pending->Commit(cancelled).status();
+}
+
+}  // namespace nibble::registry

@@ -1,0 +1,84 @@
+// ModelLibrary: verification of a model's record.
+#include "server/base/error.h"
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/model/loaded_model.h"
+#include "server/model/record.h"
+#include "server/model/replay.h"
+#include "server/registry/model_files.h"
+#include "server/registry/model_library.h"
+#include "server/registry/model_memory.h"
+
+namespace nibble::registry {
+
+using base::StrCat;
+
+absl::StatusOr<VerifyReport> ModelLibrary::Verify(const std::string& name, OperationScope& scope) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*state_.models, metrics_, name));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(name, "verify"));
+  auto replayed = Replay(stored, scope);
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored.info));
+  const bool promised = info.determinism() == model::Determinism::kBitwise;
+  if (absl::IsDataLoss(replayed.status())) {
+    metrics_.ArtifactVerifyFailed();
+    return replayed;
+  }
+  if (absl::IsCancelled(replayed.status()) || absl::IsResourceExhausted(replayed.status())) return replayed;
+  if (!replayed.ok() && !promised) return replayed;  // it never had a record
+  // Check the manifest too: an unreadable file may have been altered, and logits can be equal although a file was
+  // altered (a weight that no token of the record reaches). The answer reports differing rows; the log says whether the
+  // files differ.
+  const absl::Status files = CheckModelFiles(*state_.models, metrics_, name, scope.stopped());
+  const bool differs = replayed.ok() && replayed->differing_rows > 0;
+  if (absl::IsCancelled(files) || (!files.ok() && !differs)) return files;
+  if (differs && files.ok()) {
+    metrics_.ArtifactVerifyFailed();
+    base::LogError("a model with intact files gives different logits than recorded", {{"model", name}});
+  }
+  return replayed;
+}
+
+absl::StatusOr<VerifyReport> ModelLibrary::Replay(const store::StoredModel& stored, OperationScope& scope) {
+  NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ReadRecord(state_.files, stored.directory));
+  NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(stored.directory));
+  NIBBLE_ASSIGN_OR_RETURN(const auto turn,
+                          AwaitTurn(StrCat("verify of model ", stored.name), ReplayMemory(*artifact, record), scope));
+  scope.Progress("verify", 0, 1);
+  // Read the model from the disk again, to verify what a restarted server would serve.
+  const base::Cancelled cancelled = scope.stopped();
+  NIBBLE_ASSIGN_OR_RETURN(const auto loaded,
+                          model::LoadedModel::Load(stored.directory, {.cancelled = cancelled}, serve_stream_));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ReplayResult replay,
+                          model::ReplayRecord(*loaded, record, serve_stream_, cancelled));
+  VerifyReport report;
+  report.equal = replay.equal && replay.rows > 0;
+  report.rows = replay.rows;
+  report.differing_rows = replay.differing_rows;
+  report.recorded_by = loaded->info().recorded_by;
+  report.digest = loaded->info().weights_digest;
+  if (replay.differing_rows > 0) {
+    std::int64_t row = replay.first_position;
+    for (std::int64_t s = 0; s < replay.first_sequence; ++s) {
+      row += static_cast<std::int64_t>(record.sequences[static_cast<std::size_t>(s)].row_digests.size());
+    }
+    const auto& sequence = record.sequences[static_cast<std::size_t>(replay.first_sequence)];
+    const auto position = static_cast<std::size_t>(replay.first_position);
+    NIBBLE_ASSIGN_OR_RETURN(const model::Record again,
+                            model::MakeRecord(*loaded, {sequence.token_ids}, serve_stream_, cancelled));
+    report.first_difference =
+        VerifyReport::Difference{.row = row,
+                                 .token_id = sequence.token_ids[position],
+                                 .recorded_digest = sequence.row_digests[position],
+                                 .computed_digest = again.sequences.front().row_digests[position]};
+    return report;
+  }
+  // Files that match the manifest may still come from two models. Check the digests of the tensors and of the record.
+  NIBBLE_RETURN_IF_ERROR(artifact->VerifyBytes(cancelled));
+  if (record.weights_digest != loaded->info().weights_digest) {
+    return base::WithReason(absl::DataLossError("record.bin was made from other weights"), "ARTIFACT_CORRUPT");
+  }
+  return report;
+}
+
+}  // namespace nibble::registry
