@@ -145,7 +145,7 @@ absl::Status App::State::StartHttp() {
   handlers.metrics = [this] { return metrics.Scrape(); };
   handlers.live = [this] {
     if (!ready || draining) return absl::OkStatus();
-    const absl::Duration since = controller->SinceTick();
+    const absl::Duration since = controller->SinceRound();
     if (since < kHung) return absl::OkStatus();
     return absl::UnavailableError(base::StrCat("the scheduler has not moved for ", absl::FormatDuration(since)));
   };
