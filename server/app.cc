@@ -60,7 +60,6 @@ namespace nibble {
 
 namespace {
 
-constexpr char kServerFile[] = "server.json";
 constexpr std::chrono::seconds kSweepEvery(1);
 constexpr absl::Duration kHung = absl::Minutes(10);  // a scheduler that has not moved for this long is hung
 
@@ -343,12 +342,12 @@ absl::Status App::State::OpenServing() {
                                                  .kept = absl::Seconds(options.upload_kept_s)});
   model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), *uploads,
                                                       convert_stream, serve_stream, std::move(library_options));
-  NIBBLE_ASSIGN_OR_RETURN(
-      operations, rpc::OperationTable::Open(files, base::RealClock(), base::JoinPath(state->paths.root(), "operations"),
-                                            OrNone(options.operation_deadline_s),
-                                            [this](const auto& operation, const std::string& model) {
-                                              return model_library->Recover(operation, model);
-                                            }));
+  NIBBLE_ASSIGN_OR_RETURN(operations,
+                          rpc::OperationTable::Open(files, base::RealClock(), state->paths.operations(),
+                                                    OrNone(options.operation_deadline_s),
+                                                    [this](const auto& operation, const std::string& model) {
+                                                      return model_library->Recover(operation, model);
+                                                    }));
   operations->set_max_of_owner(options.max_operations_per_principal);
   sweeper = std::make_unique<rpc::Sweeper>(kSweepEvery, [this] {
     uploads->DropOld();
@@ -393,7 +392,7 @@ absl::Status App::State::WriteServerFile() {
       base::StrCat(options.http_address.substr(0, options.http_address.rfind(':') + 1), http->port());
   json["version"] = kVersion;
   base::FileSystem& real = base::RealFileSystem();
-  const std::string path = base::JoinPath(state->paths.root(), kServerFile);
+  const std::string path = state->paths.server_file();
   absl::Status written = base::WriteFileAtomically(real, path, base::Dump(json, 2) + "\n");
   if (base::Reason(written) != "DISK_FULL") return written;
   // The server must start, because it is needed to free space. The last server's file would show wrong addresses.
@@ -549,7 +548,7 @@ App::~App() {
   while (s.call_environment->live_answers > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   s.workers.reset();
   s.loads.reset();
-  base::RealFileSystem().RemoveAll(base::JoinPath(s.state->paths.root(), kServerFile)).IgnoreError();
+  base::RealFileSystem().RemoveAll(s.state->paths.server_file()).IgnoreError();
 }
 
 int App::grpc_port() const { return state_->grpc.port; }

@@ -21,7 +21,7 @@
 #include "server/jobs/process.h"
 #include "server/jobs/runner.h"
 #include "server/jobs/stray_processes.h"
-#include "server/store/state_paths.h"
+#include "server/store/layout.h"
 
 namespace nibble::jobs {
 

@@ -8,6 +8,7 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/file_names.h"
 
 namespace nibble::store {
 
@@ -66,7 +67,7 @@ absl::StatusOr<StoredModel> ModelStore::Load(const std::string& name, const std:
   model.manifest_digest = manifest.digest;
   model.bytes = manifest.total_bytes();
   model.created = ModifiedTime(JoinPath(model.directory, kManifestFile));
-  const std::string info = JoinPath(model.directory, "nibble.json");
+  const std::string info = JoinPath(model.directory, model::kInfoFile);
   if (files_.Exists(info)) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string text, files_.Read(info, kMaxInfoBytes));
     NIBBLE_ASSIGN_OR_RETURN(model.info, base::ParseJson(text));

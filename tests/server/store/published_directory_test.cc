@@ -9,7 +9,7 @@
 
 #include "server/base/error.h"
 #include "server/base/sha256.h"
-#include "server/store/state_paths.h"
+#include "server/store/layout.h"
 #include "tests/server/store/faulty_files.h"
 #include "tests/support/temp_directory.h"
 
