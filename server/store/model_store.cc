@@ -176,9 +176,10 @@ absl::StatusOr<std::unique_ptr<ModelStore::Pending>> ModelStore::Begin(std::stri
   return std::unique_ptr<Pending>(new Pending(*this, std::string(name), owner, *std::move(directory)));
 }
 
-absl::StatusOr<StoredModel> ModelStore::Pending::Commit(const Cancelled& cancelled) {
+absl::StatusOr<StoredModel> ModelStore::Pending::Commit(const Cancelled& cancelled,
+                                                        const base::WrittenDigests& written) {
   // Not under the store's mutex, because hashing takes seconds. The reservation keeps the name.
-  NIBBLE_RETURN_IF_ERROR(directory_.Commit(cancelled).status());
+  NIBBLE_RETURN_IF_ERROR(directory_.Commit(cancelled, written).status());
   base::MutexLock lock(store_.mutex_);
   // It exists, even if it cannot be read right now.
   store_.models_.emplace(name_, store_.Unread(name_));

@@ -66,7 +66,7 @@ class ModelStore {
   class Pending {
    public:
     const std::string& directory() const { return directory_.path(); }
-    absl::StatusOr<StoredModel> Commit(const Cancelled& cancelled = {});
+    absl::StatusOr<StoredModel> Commit(const Cancelled& cancelled = {}, const base::WrittenDigests& written = {});
     ~Pending();
 
    private:

@@ -45,6 +45,22 @@ TEST(PublishedDirectoryTest, CommittedFilesAreListedWithSizeAndHash) {
   EXPECT_EQ(Verify(Files(), temp / "m")->digest, manifest->digest);
 }
 
+TEST(PublishedDirectoryTest, AFileWithAKnownDigestIsNotReadAgain) {
+  TempDirectory temp;
+  auto pending = PendingDirectory::Create(Files(), temp / "m");
+  ASSERT_TRUE(pending.ok());
+  const std::string path = pending->path() + "/a.bin";
+  base::WrittenDigests written;
+  written.Opened(path);
+  WriteFile(path, "alpha");
+  written.Appended(path, "alphA");  // differs from the file, so the manifest shows which of the two was used
+  written.Closed(path);
+  const auto manifest = pending->Commit({}, written);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->files[0].sha256, base::Sha256Hex("alphA"));
+  EXPECT_EQ(base::Reason(Verify(Files(), temp / "m").status()), "CHECKSUM_MISMATCH");
+}
+
 TEST(PublishedDirectoryTest, FlippedBitIsFoundByVerifyAndShortFileByCheckSizes) {
   TempDirectory temp;
   ASSERT_TRUE(PublishTwoFiles(Files(), temp / "m").ok());
