@@ -4,7 +4,7 @@
 // threads. Only AVX-512 paths include this file; everything is in an anonymous namespace, so that no instantiation is
 // linked into another path. A Weights class has
 //   Load(row, block, low, high)             two vectors of sixteen pairs: elements [64 * block, 64 * block + 64) of a
-//   row, 0 past K
+//                                           row, 0 past K
 #pragma once
 #include <immintrin.h>
 

@@ -64,7 +64,6 @@ namespace nibble {
 
 namespace {
 
-constexpr char kServerFile[] = "server.json";
 constexpr std::chrono::seconds kSweepEvery(1);
 constexpr absl::Duration kHung = absl::Minutes(10);  // a scheduler that has not moved for this long is hung
 
@@ -150,7 +149,7 @@ absl::Status App::State::StartHttp() {
   handlers.metrics = [this] { return metrics.Scrape(); };
   handlers.live = [this] {
     if (!ready || draining) return absl::OkStatus();
-    const absl::Duration since = controller->SinceTick();
+    const absl::Duration since = controller->SinceRound();
     if (since < kHung) return absl::OkStatus();
     return absl::UnavailableError(base::StrCat("the scheduler has not moved for ", absl::FormatDuration(since)));
   };
@@ -348,13 +347,12 @@ absl::Status App::State::OpenServing() {
       std::make_unique<registry::ModelLibrary>(*state, *texts, *tokens, metrics, base::RealClock(), *uploads,
                                                convert_stream, serve_stream, std::move(library_options));
   model_answers = std::make_unique<rpc::ModelAnswers>(*model_library, *manager);
-  NIBBLE_ASSIGN_OR_RETURN(operations, operations::OperationTable::Open(
-                                          files, base::RealClock(), base::JoinPath(state->paths.root(), "operations"),
-                                          OrNone(options.operation_deadline_s),
-                                          [this](const auto& operation, const std::string& model) {
-                                            return model_answers->Recover(operation, model);
-                                          },
-                                          rpc::ParseOperationV1));
+  NIBBLE_ASSIGN_OR_RETURN(
+      operations,
+      operations::OperationTable::Open(
+          files, base::RealClock(), state->paths.operations(), OrNone(options.operation_deadline_s),
+          [this](const auto& operation, const std::string& model) { return model_answers->Recover(operation, model); },
+          rpc::ParseOperationV1));
   operations->set_max_of_owner(options.max_operations_per_principal);
   sweeper = std::make_unique<rpc::Sweeper>(kSweepEvery, [this] {
     uploads->DropOld();
@@ -400,7 +398,7 @@ absl::Status App::State::WriteServerFile() {
       base::StrCat(options.http_address.substr(0, options.http_address.rfind(':') + 1), http->port());
   json["version"] = kVersion;
   base::FileSystem& real = base::RealFileSystem();
-  const std::string path = base::JoinPath(state->paths.root(), kServerFile);
+  const std::string path = state->paths.server_file();
   absl::Status written = base::WriteFileAtomically(real, path, base::Dump(json, 2) + "\n");
   if (base::Reason(written) != "DISK_FULL") return written;
   // The server must start, because it is needed to free space. The last server's file would show wrong addresses.
@@ -556,7 +554,7 @@ App::~App() {
   while (s.call_environment->live_answers > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   s.workers.reset();
   s.loads.reset();
-  base::RealFileSystem().RemoveAll(base::JoinPath(s.state->paths.root(), kServerFile)).IgnoreError();
+  base::RealFileSystem().RemoveAll(s.state->paths.server_file()).IgnoreError();
 }
 
 int App::grpc_port() const { return state_->grpc.port; }

@@ -10,9 +10,10 @@
 namespace nibble::base {
 
 // Passes every operation that reads or changes the disk's contents to a Hook, which decides whether `real` runs it:
-//   template <typename Work> auto Around(const char* operation, const std::string& path, Work work) ->
-//   decltype(work()); template <typename Write> absl::Status Append(const std::string& path, std::string_view bytes,
-//   Write write);
+//   template <typename Work>
+//   auto Around(const char* operation, const std::string& path, Work work) -> decltype(work());
+//   template <typename Write>
+//   absl::Status Append(const std::string& path, std::string_view bytes, Write write);
 // operation: "open", "sync", "close", "read", "rename" (path: the new one), "sync_directory", "create_directories",
 // "remove". Append is separate so that a hook can cut a write short. `real` must outlive this. As thread-safe as `real`
 // and the Hook.

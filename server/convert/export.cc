@@ -10,6 +10,7 @@
 #include "server/base/strings.h"
 #include "server/convert/hf_form.h"
 #include "server/model/artifact_writer.h"
+#include "server/model/file_names.h"
 #include "server/model/safetensors_writer.h"
 
 namespace nibble::convert {
@@ -83,7 +84,7 @@ absl::Status WriteHfDirectory(base::FileSystem& files, const model::Artifact& so
   NIBBLE_ASSIGN_OR_RETURN(const HfForm form, HfFormOf(source, bitnet_class));
   NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));
   NIBBLE_RETURN_IF_ERROR(WriteHfTensors(files, source, form, target, max_shard_bytes));
-  NIBBLE_RETURN_IF_ERROR(directory->Put("config.json", base::Dump(HfConfigOf(source, form), 2) + "\n"));
+  NIBBLE_RETURN_IF_ERROR(directory->Put(model::kConfigFile, base::Dump(HfConfigOf(source, form), 2) + "\n"));
   NIBBLE_RETURN_IF_ERROR(CopyCompanions(files, source, *directory));
   return directory->Keep();
 }

@@ -7,6 +7,7 @@
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/file_names.h"
 #include "server/model/layout.h"
 #include "server/model/safetensors.h"
 
@@ -43,7 +44,7 @@ std::vector<Weights> Split(Weights weights, std::uint64_t max_shard_bytes) {
 }
 
 std::string FileName(std::size_t shard, std::size_t shards) {
-  if (shards == 1) return "model.safetensors";
+  if (shards == 1) return model::kWeightsFile;
   return StrCat("model-", absl::Dec(shard + 1, absl::kZeroPad5), "-of-", absl::Dec(shards, absl::kZeroPad5),
                 ".safetensors");
 }

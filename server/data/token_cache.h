@@ -27,7 +27,7 @@ struct TokenCacheOptions {
   std::function<absl::StatusOr<std::set<std::string>>()> needed = {};
 };
 
-// Token files below one directory: DIRECTORY/DATASET/KEY.tokens (store/state_paths.h). Trainers read the files, and
+// Token files below one directory: DIRECTORY/DATASET/KEY.tokens (store/layout.h). Trainers read the files, and
 // write missing ones. Thread-safe.
 class TokenCache {
  public:

@@ -1,4 +1,4 @@
-// The interface between server and trainer: the files in an attempt's directory (store/state_paths.h). The server
+// The interface between server and trainer: the files in an attempt's directory (store/layout.h). The server
 // writes attempt.json before it starts the trainer, and control.json to say why it sends SIGTERM. The trainer writes
 // outcome.json before it exits normally.
 #pragma once

@@ -1,7 +1,6 @@
 #include "server/jobs/controller.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "server/base/error.h"
@@ -11,6 +10,7 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/jobs/cancel_error.h"
 #include "server/jobs/journal.h"
 #include "server/store/job_space.h"
 
@@ -20,6 +20,9 @@ using base::Json;
 using base::StrCat;
 
 namespace {
+
+// Two callers and the scheduler move a job a bounded number of times before it is final.
+constexpr int kMaxMoves = 16;
 
 constexpr std::int64_t kMaxListed = 10'000;
 
@@ -68,6 +71,117 @@ LatestEval LatestEvalOf(const StoredJob& job) {
 
 }  // namespace
 
+JobController::JobController(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
+                             ControllerOptions options, JobObserver* observer)
+    : state_(state),
+      database_(database),
+      clock_(clock),
+      options_(std::move(options)),
+      publisher_(state, database, clock, hub_, observer),
+      supervisor_(state, database, runner, clock, options_, hub_, publisher_, disk_, removals_, observer,
+                  [this](const StoredJob& job) {
+                    if (IsFinal(job.state)) Release(job);
+                    scheduler_.Wake();
+                  }),
+      observer_(observer),
+      scheduler_(state, database, clock, options_, hub_, publisher_, supervisor_, disk_,
+                 [this](const std::string& id) { return DeleteExpired(id); }),
+      planning_(options_.planners,
+                [this](const std::string& id, const base::CancelToken& cancel) { return Plan(id, cancel); }),
+      disk_([this] { scheduler_.Wake(); }),
+      removals_([this] { scheduler_.Wake(); }) {}
+
+absl::StatusOr<std::unique_ptr<JobController>> JobController::Open(store::StateDirectory& state, Database& database,
+                                                                   Runner& runner, base::Clock& clock,
+                                                                   ControllerOptions options, JobObserver* observer) {
+  std::unique_ptr<JobController> controller(
+      new JobController(state, database, runner, clock, std::move(options), observer));
+  NIBBLE_RETURN_IF_ERROR(controller->Recover());
+  return controller;
+}
+
+absl::Status JobController::ForgetRequests() {
+  absl::Status forgotten = database_.ForgetRequests(clock_.Now() - options_.request_id_kept);
+  if (base::Reason(forgotten) != "DISK_FULL") return forgotten;
+  base::LogWarning("old request ids are kept for now", {{"why", std::string(forgotten.message())}});
+  return absl::OkStatus();
+}
+
+absl::Status JobController::Recover() {
+  NIBBLE_RETURN_IF_ERROR(ForgetRequests());
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<StoredJob> unpublished, database_.ListUnpublished());
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<StoredJob> open, database_.ListAll(OpenStates()));
+  // Reserve all names first, before anything else can take one.
+  for (const auto* jobs : {&unpublished, &open}) {
+    for (const StoredJob& job : *jobs) {
+      // An unpublished model may be in its place already; then the job itself holds the name.
+      const absl::Status reserved = state_.models->Reserve(job.spec.output_model, job.id, job.tenant);
+      if (!reserved.ok() && jobs == &open) {
+        base::LogWarning("the output name of a job is taken",
+                         {{"job", job.id}, {"why", std::string(reserved.message())}});
+      }
+    }
+  }
+  publisher_.PublishAll(unpublished);
+  for (const StoredJob& job : open) {
+    if (absl::Status held = HoldInputs(job); !held.ok()) {
+      // Its start will fail and say so.
+      base::LogWarning("an input of a job is missing", {{"job", job.id}, {"why", std::string(held.message())}});
+    }
+    supervisor_.Collect(job.id, HasTrainer(job.state) ? job.attempt : 0);
+    if (HasTrainer(job.state)) NIBBLE_RETURN_IF_ERROR(supervisor_.Adopt(job));
+    if (job.state == JobState::kQueued) NIBBLE_RETURN_IF_ERROR(supervisor_.ResumeBackoff(job));
+  }
+  CollectDeleted();
+  // Oldest first. This step comes last, because from here on other threads change jobs too.
+  for (auto job = open.rbegin(); job != open.rend(); ++job) {
+    if (job->state == JobState::kPlanning) AddToPlanning(*job);
+  }
+  return absl::OkStatus();
+}
+
+// Removes the files of jobs whose deletion the last server did not finish.
+void JobController::CollectDeleted() {
+  const auto names = state_.files.List(state_.paths.jobs());
+  const auto ids = database_.Ids();
+  if (!names.ok() || !ids.ok()) return;
+  for (const std::string& id : *names) {
+    if (ids->contains(id)) continue;
+    base::LogWarning("removing files of a job that no longer exists", {{"job", id}});
+    StartRemoving(id);
+  }
+}
+
+void JobController::Tick() {
+  planning_.AwaitIdle();
+  Round();
+  const auto await_disk = [this] {
+    disk_.AwaitIdle();
+    removals_.AwaitIdle();
+  };
+  for (await_disk(); supervisor_.on_disk(); await_disk()) Round();
+}
+
+void JobController::Run(const std::string& report_address) {
+  supervisor_.set_report_address(report_address);
+  scheduler_.Run();
+}
+
+void JobController::Shutdown(absl::Duration grace) {
+  scheduler_.Drain();
+  scheduler_.Stop();
+  planning_.Stop();  // The jobs stay PLANNING: the next server plans them.
+  scheduler_.StopTrainers(grace);
+  hub_.Close();
+}
+
+JobController::~JobController() {
+  scheduler_.Stop();
+  planning_.Stop();
+  disk_.Stop();
+  removals_.Stop();
+}
+
 absl::Status JobController::CheckCapacity(const std::string& owner, const std::string& tenant) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t planning, database_.Count(JobState::kPlanning));
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t waiting, database_.Count(JobState::kQueued));
@@ -114,7 +228,7 @@ absl::StatusOr<std::optional<StoredJob>> JobController::FindOrAdmit(const std::s
 
 absl::StatusOr<StoredJob> JobController::Submit(const JobSpec& asked, const std::string& id_of_request,
                                                 const Submission& submission) {
-  if (draining_) return Draining();
+  if (scheduler_.draining()) return Draining();
   NIBBLE_RETURN_IF_ERROR(Validate(asked));
   NIBBLE_RETURN_IF_ERROR(base::CheckRequestId(id_of_request));
   const std::string request_id = RequestKey(id_of_request, submission);
@@ -154,7 +268,7 @@ absl::StatusOr<StoredJob> JobController::Submit(const JobSpec& asked, const std:
 absl::StatusOr<StoredJob> JobController::Record(const StoredJob& job, const std::string& request_id,
                                                 const std::string& body_digest) {
   base::MutexLock lock(submit_mutex_);
-  if (draining_) return Draining();
+  if (scheduler_.draining()) return Draining();
   // Checked again: the same request or others may have arrived while this one was checked.
   NIBBLE_ASSIGN_OR_RETURN(std::optional<StoredJob> known, FindOrAdmit(request_id, body_digest, job.owner, job.tenant));
   if (known.has_value()) return *std::move(known);
@@ -211,7 +325,7 @@ bool JobController::Plan(const std::string& id, const base::CancelToken& cancel)
     Release(after);
   }
   hub_.Notify(id);
-  Wake();
+  scheduler_.Wake();
   return true;
 }
 
@@ -248,18 +362,12 @@ void JobController::Release(const StoredJob& job) {
   });
 }
 
-absl::StatusOr<std::vector<QueuedJob>> JobController::AgedQueue() {
-  NIBBLE_ASSIGN_OR_RETURN(std::vector<QueuedJob> queue, database_.Queue());
-  Age(queue, clock_.Now(), options_.ageing);
-  return queue;
-}
-
 absl::StatusOr<std::vector<StoredJob>> JobController::Present(std::vector<StoredJob> jobs,
                                                               const base::CancelToken& cancel) {
   std::map<std::string, std::int64_t> positions;
   const auto is_queued = [](const StoredJob& job) { return job.state == JobState::kQueued; };
   if (std::any_of(jobs.begin(), jobs.end(), is_queued)) {
-    NIBBLE_ASSIGN_OR_RETURN(std::vector<QueuedJob> queue, AgedQueue());
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<QueuedJob> queue, scheduler_.AgedQueue());
     for (const QueuedJob& one : Order(std::move(queue))) positions.emplace(one.id, positions.size());
   }
   for (StoredJob& job : jobs) {
@@ -387,6 +495,123 @@ absl::StatusOr<ReportAnswer> JobController::IngestReport(const std::string& id, 
                                                          const std::string& token,
                                                          const std::vector<std::string>& lines) {
   return supervisor_.Ingest(id, attempt, token, lines);
+}
+
+absl::StatusOr<StoredJob> JobController::Move(const std::string& id, JobTrigger trigger, const IfEtag& etag,
+                                              bool keep_checkpoint) {
+  for (int i = 0; i < kMaxMoves; ++i) {
+    NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, database_.Get(id));
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
+    const absl::StatusOr<JobState> next = Next(job.state, trigger);
+    if (!next.ok()) return base::About(next.status(), id);
+    const JobState to = *next;
+    Transition t;
+    t.job_id = id;
+    t.from = job.state;
+    t.to = to;
+    t.attempt = job.attempt;
+    t.keep_checkpoint = keep_checkpoint;
+    if (IsFinal(to)) t.ended = clock_.Now();
+    StateEvent event{.state = Name(to), .from = Name(job.state), .reason = "USER"};
+    if (to == JobState::kCancelled) {
+      t.error = CancelledByUser(id, job.progress);
+      event.message = t.error->message;
+    }
+    t.events.push_back(ServerEvent(job.attempt, clock_.Now(), event));
+    NIBBLE_ASSIGN_OR_RETURN(const bool changed, database_.Apply(t));
+    if (!changed) continue;
+    StoredJob after = job;
+    after.state = to;
+    after.ended = t.ended;
+    if (IsFinal(to)) {
+      if (observer_ != nullptr) observer_->OnJobEnded(after);
+      Release(after);
+    }
+    if (job.state == JobState::kPlanning) planning_.Cancel(id);
+    if (job.state == JobState::kQueued) supervisor_.AbandonStart(id);
+    if (to == JobState::kCancelling) {
+      supervisor_.RequestStop(id, job.attempt, keep_checkpoint ? Control::kCancelKeeping : Control::kCancel);
+    }
+    if (to == JobState::kPausing) supervisor_.RequestStop(id, job.attempt, Control::kPause);
+    hub_.Notify(id);
+    scheduler_.Wake();
+    return Get(id);
+  }
+  return absl::AbortedError(StrCat("job ", id, "'s state kept changing concurrently; try again"));
+}
+
+absl::StatusOr<StoredJob> JobController::Cancel(const std::string& id, const IfEtag& etag, bool keep_checkpoint) {
+  NIBBLE_ASSIGN_OR_RETURN(StoredJob job, database_.Get(id));
+  if (job.state == JobState::kCancelled || job.state == JobState::kCancelling) {
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
+    return Present(std::move(job));
+  }
+  return Move(id, JobTrigger::kCancel, etag, keep_checkpoint);
+}
+
+absl::StatusOr<StoredJob> JobController::Pause(const std::string& id, const IfEtag& etag) {
+  NIBBLE_ASSIGN_OR_RETURN(StoredJob job, database_.Get(id));
+  if (job.state == JobState::kPaused || job.state == JobState::kPausing) {
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
+    return Present(std::move(job));
+  }
+  return Move(id, JobTrigger::kPause, etag);
+}
+
+absl::StatusOr<StoredJob> JobController::Resume(const std::string& id, const IfEtag& etag) {
+  if (scheduler_.draining()) return base::WithReason(absl::UnavailableError("the server is stopping"), "DRAINING");
+  NIBBLE_ASSIGN_OR_RETURN(StoredJob job, database_.Get(id));
+  if (job.state == JobState::kQueued) {
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
+    return Present(std::move(job));
+  }
+  return Move(id, JobTrigger::kResume, etag);
+}
+
+absl::StatusOr<StoredJob> JobController::Checkpoint(const std::string& id, const IfEtag& etag) {
+  for (int i = 0; i < kMaxMoves; ++i) {
+    NIBBLE_ASSIGN_OR_RETURN(StoredJob job, database_.Get(id));
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
+    if (job.state == JobState::kPausing) return Present(std::move(job));  // A pause writes a checkpoint anyway.
+    if (job.state != JobState::kRunning && job.state != JobState::kPreparing) {
+      return base::WithReason(absl::FailedPreconditionError(
+                                  StrCat("a job that is ", Name(job.state), " has no trainer to write a checkpoint")),
+                              "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const bool asked, supervisor_.RequestCheckpoint(id, job.attempt));
+    if (asked) return Present(std::move(job));
+    if (supervisor_.verifying(id)) {
+      return base::WithReason(
+          absl::FailedPreconditionError("the trainer of the job has ended, and its output is being verified"),
+          "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
+    }
+    scheduler_.Wake();  // Its trainer has just ended.
+  }
+  return absl::AbortedError(StrCat("the trainer of job ", id, " is just ending; try again"));
+}
+
+absl::Status JobController::DeleteExpired(const std::string& id) {
+  NIBBLE_RETURN_IF_ERROR(database_.Delete(id, {}));
+  hub_.Notify(id);
+  StartRemoving(id);
+  return absl::OkStatus();
+}
+
+void JobController::StartRemoving(const std::string& id) {
+  removals_.Start<absl::Status>([this, id](const store::Cancelled&) {
+    absl::Status removed = state_.files.RemoveAll(state_.paths.job(id));
+    if (!removed.ok()) {
+      base::LogWarning("cannot remove the files of a deleted job",
+                       {{"job", id}, {"why", std::string(removed.message())}});
+    }
+    return removed;
+  });
+}
+
+absl::Status JobController::Delete(const std::string& id, const IfEtag& etag) {
+  NIBBLE_RETURN_IF_ERROR(database_.Delete(id, etag));
+  hub_.Notify(id);
+  return state_.files.RemoveAll(state_.paths.job(id));
 }
 
 }  // namespace nibble::jobs

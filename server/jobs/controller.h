@@ -5,10 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -16,9 +13,9 @@
 #include "server/jobs/attempt_supervisor.h"
 #include "server/jobs/controller_options.h"
 #include "server/jobs/database.h"
-#include "server/jobs/disk_admission.h"
 #include "server/jobs/disk_worker.h"
 #include "server/jobs/event_hub.h"
+#include "server/jobs/job_scheduler.h"
 #include "server/jobs/planning_queue.h"
 #include "server/jobs/publisher.h"
 #include "server/jobs/runner.h"
@@ -29,8 +26,8 @@
 namespace nibble::jobs {
 
 // All job operations that rpc/ calls. A change that was answered Ok survives kill -9 and a power cut. Thread-safe;
-// calls wait for the disk (milliseconds), never for a trainer. The controller's own thread starts, watches and ends
-// trainers.
+// calls wait for the disk (milliseconds), never for a trainer. A JobScheduler starts trainers, an
+// AttemptSupervisor watches and ends them, on a thread of their own.
 class JobController {
  public:
   // Restores the jobs of the state directory: publishes finished outputs and adopts live trainers. The first round
@@ -53,9 +50,9 @@ class JobController {
   void Tick();
   // Runs one round of the scheduler. It waits for the database and for single files, never for hashing or removals.
   // True if old jobs or events are left to remove.
-  bool Round();
+  bool Round() { return scheduler_.Round(); }
   // Time since the last round ended or, before the first, since the controller was opened.
-  absl::Duration SinceTick() const;
+  absl::Duration SinceRound() const { return scheduler_.SinceRound(); }
 
   // Accepts a job in state PLANNING, or returns the job that this request_id created (docs/life_of_a_job.md). Errors:
   // InvalidArgument (FIELD_VIOLATION), Unimplemented, NotFound (MODEL, DATASET), AlreadyExists (NAME_TAKEN,
@@ -109,16 +106,6 @@ class JobController {
                 ControllerOptions options, JobObserver* observer);
   absl::Status Recover();
   absl::Status ForgetRequests();  // old ones; on a full disk they stay for now
-  void Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
-  // Appends warnings to the events of jobs that wait for memory or disk space.
-  void WarnWaiting(const Picked& picked, const RunningLoad& load, const QueueLimits& limits)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
-  // Warns once per reason while the job is in the queue. False if it did so before.
-  bool WarnWaiting(const QueuedJob& waiting, const char* reason, const std::string& message)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
-  void Wake();
-  // The queue, with priorities raised by waiting.
-  absl::StatusOr<std::vector<QueuedJob>> AgedQueue();
   // Applies a trigger to a job; tries again if the job's state changes concurrently. Returns the job as it is
   // afterwards.
   absl::StatusOr<StoredJob> Move(const std::string& id, JobTrigger trigger, const IfEtag& etag,
@@ -164,21 +151,11 @@ class JobController {
   // Inputs of jobs that are not final, by job id.
   std::map<std::string, std::vector<std::shared_ptr<const store::Pin>>> pins_ ABSL_GUARDED_BY(pins_mutex_);
 
-  std::atomic<bool> draining_{false};
-  base::Mutex tick_mutex_;  // one round at a time
-  Retention retention_ ABSL_GUARDED_BY(tick_mutex_);
-  DiskAdmission disk_admission_ ABSL_GUARDED_BY(tick_mutex_);
-  std::set<std::pair<std::string, std::string>> warned_waiting_ ABSL_GUARDED_BY(tick_mutex_);  // queued job and reason
+  JobScheduler scheduler_;
   std::atomic<bool> after_jobs_waits_{false};  // a call of ControllerOptions::after_jobs is queued on disk_
-  std::atomic<std::int64_t> ticked_ns_;        // on the monotonic clock
-  base::Mutex wake_mutex_;
-  base::Condition wake_;
-  bool woken_ ABSL_GUARDED_BY(wake_mutex_) = false;
-  bool stopping_ ABSL_GUARDED_BY(wake_mutex_) = false;
-  PlanningQueue planning_;  // stopped before disk_
-  DiskWorker disk_;         // stopped by the destructor first: it calls Wake
-  DiskWorker removals_;     // likewise
-  std::thread thread_;
+  PlanningQueue planning_;                     // stopped before disk_
+  DiskWorker disk_;                            // stopped by the destructor first: it wakes the scheduler
+  DiskWorker removals_;                        // likewise
 };
 
 }  // namespace nibble::jobs

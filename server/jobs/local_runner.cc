@@ -21,7 +21,7 @@
 #include "server/jobs/process.h"
 #include "server/jobs/runner.h"
 #include "server/jobs/stray_processes.h"
-#include "server/store/state_paths.h"
+#include "server/store/layout.h"
 
 namespace nibble::jobs {
 
@@ -242,7 +242,7 @@ std::vector<std::string> TrainerEnvironment(const std::vector<std::string>& envi
   // libgomp spins for 300,000 rounds (milliseconds) if each of its own threads has a CPU, and for 1,000 otherwise. It
   // does not know that a trainer shares its CPUs with this server and other trainers (docs/benchmarks.md, Training
   // beside serving).
-  allowed.push_back("GOMP_SPINCOUNT=1000");
+  allowed.emplace_back("GOMP_SPINCOUNT=1000");
   return allowed;
 }
 

@@ -67,4 +67,13 @@ absl::Status Publisher::Publish(const StoredJob& job) {
   return absl::OkStatus();
 }
 
+void Publisher::PublishAll(const std::vector<StoredJob>& jobs) {
+  for (const StoredJob& job : jobs) {
+    if (absl::Status published = Publish(job); !published.ok()) {
+      base::LogError("cannot publish a trained model, will retry",
+                     {{"job", job.id}, {"why", std::string(published.message())}});
+    }
+  }
+}
+
 }  // namespace nibble::jobs

@@ -1,4 +1,6 @@
 #pragma once
+#include <vector>
+
 #include "absl/status/status.h"
 #include "server/base/clock.h"
 #include "server/jobs/controller_options.h"
@@ -18,6 +20,8 @@ class Publisher {
 
   // Appends the events "model" and "state" (SUCCEEDED). On an error, try again later.
   absl::Status Publish(const StoredJob& job);
+  // Publishes each output that can be published now, and logs the others: the caller tries again later.
+  void PublishAll(const std::vector<StoredJob>& jobs);
 
  private:
   store::StateDirectory& state_;

@@ -8,6 +8,7 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/file_names.h"
 #include "server/model/float_convert.h"
 #include "server/model/layout.h"
 #include "server/model/safetensors.h"
@@ -19,7 +20,6 @@ using base::Json;
 using base::StrCat;
 using kernels::DType;
 
-constexpr char kInfoFile[] = "nibble.json";
 constexpr std::uint64_t kMaxInfoBytes = 4 << 20;
 constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 constexpr std::uint64_t kMaxSmallFileBytes = 64 << 20;
@@ -189,14 +189,14 @@ absl::StatusOr<std::unique_ptr<Artifact>> Artifact::Open(const std::string& dire
   artifact->directory_ = directory;
   NIBBLE_ASSIGN_OR_RETURN(const Json info, ReadJson(directory, kInfoFile, kMaxInfoBytes));
   NIBBLE_ASSIGN_OR_RETURN(artifact->info_, ParseArtifactInfo(info));
-  NIBBLE_ASSIGN_OR_RETURN(const Json config, ReadJson(directory, "config.json", kMaxConfigJsonBytes));
+  NIBBLE_ASSIGN_OR_RETURN(const Json config, ReadJson(directory, kConfigFile, kMaxConfigJsonBytes));
   NIBBLE_ASSIGN_OR_RETURN(artifact->config_, ParseHfConfig(config));
-  if (!base::RealFileSystem().Exists(base::JoinPath(directory, "tokenizer.json"))) {
+  if (!base::RealFileSystem().Exists(base::JoinPath(directory, kTokenizerFile))) {
     return Corrupt("the artifact has no tokenizer.json");
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto wanted, StoredTensors(artifact->config_, artifact->info_));
-  NIBBLE_ASSIGN_OR_RETURN(SafetensorsFiles stored, OpenSafetensors(base::JoinPath(directory, "model.safetensors")));
-  NIBBLE_RETURN_IF_ERROR(CheckTensors(wanted, "model.safetensors", stored.tensors, artifact->tensors_));
+  NIBBLE_ASSIGN_OR_RETURN(SafetensorsFiles stored, OpenSafetensors(base::JoinPath(directory, kWeightsFile)));
+  NIBBLE_RETURN_IF_ERROR(CheckTensors(wanted, kWeightsFile, stored.tensors, artifact->tensors_));
   artifact->files_ = std::move(stored.files);
   if (artifact->info_.format == Format::kLora) {
     NIBBLE_ASSIGN_OR_RETURN(const Json peft, ReadJson(directory, kAdapterConfigFile, kMaxConfigBytes));

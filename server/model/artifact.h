@@ -6,12 +6,11 @@
 //     f32, bf16   NAME
 //     int8        NAME i8 [N, K] and NAME_scale f32 [N] (linears, head, embedding when tied); norms and biases f32; an
 //                 embedding that is not int8 keeps its source's type, a head that is not int8 is bf16
-//     nf4         NAME u8 [N, ceil(K/2)], NAME_absmax i8 [N, ceil(K/64)], NAME_absmax_factor f32, NAME_absmax_offset
-//     f32 [1]
-//                 (double quantized); norms and biases f32; embedding and head keep their source's type
+//     nf4         NAME u8 [N, ceil(K/2)], NAME_absmax i8 [N, ceil(K/64)], NAME_absmax_factor f32 and
+//                 NAME_absmax_offset f32 [1] (double quantized); norms and biases f32; embedding and head keep their
+//                 source's type
 //     ternary     NAME u8 [N, ceil(K/4)] and NAME_scale f32 [1] (linears; kernels/formats/ternary.h, rows); norms and
-//     biases f32;
-//                 embedding and head f32 or bf16
+//                 biases f32; embedding and head f32 or bf16
 //     lora        adapter_model.safetensors and adapter_config.json as PEFT writes them, beside the nf4 base's tensors
 //   record.bin               optional: the proof that verify replays (docs/numerics.md 10)
 #pragma once

@@ -7,6 +7,7 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/file_names.h"
 #include "server/model/float_convert.h"
 #include "server/model/forget_pages.h"
 #include "server/model/share_file.h"
@@ -16,8 +17,6 @@ namespace nibble::model {
 namespace {
 
 using base::StrCat;
-
-constexpr char kTensorsFile[] = "model.safetensors";
 
 absl::Status MakeEmpty(base::FileSystem& files, const std::string& directory) {
   if (files.Exists(directory)) {
@@ -35,7 +34,7 @@ absl::StatusOr<std::unique_ptr<ArtifactWriter>> ArtifactWriter::Create(base::Fil
   NIBBLE_RETURN_IF_ERROR(MakeEmpty(files, directory));
   std::unique_ptr<ArtifactWriter> writer(new ArtifactWriter(files, directory));
   NIBBLE_ASSIGN_OR_RETURN(writer->tensors_,
-                          SafetensorsWriter::Create(files, base::JoinPath(directory, kTensorsFile), std::move(plan)));
+                          SafetensorsWriter::Create(files, base::JoinPath(directory, kWeightsFile), std::move(plan)));
   return writer;
 }
 
@@ -45,12 +44,12 @@ absl::StatusOr<std::unique_ptr<ArtifactWriter>> ArtifactWriter::CreateOn(base::F
                                                                          const base::Cancelled& cancelled) {
   NIBBLE_RETURN_IF_ERROR(MakeEmpty(files, directory));
   std::unique_ptr<ArtifactWriter> writer(new ArtifactWriter(files, directory));
-  const std::string path = base::JoinPath(directory, kTensorsFile);
+  const std::string path = base::JoinPath(directory, kWeightsFile);
   std::vector<std::pair<std::string, TensorView>> tensors(base.tensors().begin(), base.tensors().end());
   // In the file's order, so that a copy has the same bytes.
   std::sort(tensors.begin(), tensors.end(),
             [](const auto& a, const auto& b) { return a.second.bytes.data() < b.second.bytes.data(); });
-  if (!ShareFile(base::JoinPath(base.directory(), kTensorsFile), path)) {
+  if (!ShareFile(base::JoinPath(base.directory(), kWeightsFile), path)) {
     std::vector<TensorPlan> plan;
     for (const auto& [name, view] : tensors) plan.push_back({name, view.dtype, view.shape});
     NIBBLE_ASSIGN_OR_RETURN(writer->tensors_, SafetensorsWriter::Create(files, path, std::move(plan)));
@@ -117,7 +116,7 @@ absl::StatusOr<ArtifactInfo> ArtifactWriter::Finish(const ModelConfig& config, A
   }
   digests.insert(digests.end(), adapter_digests_.begin(), adapter_digests_.end());
   info.weights_digest = WeightsDigest(std::move(digests));
-  NIBBLE_RETURN_IF_ERROR(PutFile("config.json", base::Dump(ToHfConfig(config), 2) + "\n"));
+  NIBBLE_RETURN_IF_ERROR(PutFile(kConfigFile, base::Dump(ToHfConfig(config), 2) + "\n"));
   info.provenance["files"] = file_digests_;
   NIBBLE_RETURN_IF_ERROR(WriteArtifactInfo(files_, directory_, info));
   NIBBLE_RETURN_IF_ERROR(files_.SyncDirectory(directory_));

@@ -10,6 +10,7 @@
 #include "server/base/cancelled.h"
 #include "server/base/files.h"
 #include "server/model/artifact.h"
+#include "server/model/file_names.h"
 #include "server/model/safetensors_writer.h"
 
 namespace nibble::model {
@@ -57,8 +58,8 @@ class ArtifactWriter {
 };
 
 // Files that a model carries beside its weights, in every format.
-inline constexpr const char* kCompanionFiles[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-                                                  "generation_config.json"};
+inline constexpr const char* kCompanionFiles[] = {kTokenizerFile, kTokenizerConfigFile, kChatTemplateFile,
+                                                  kGenerationConfigFile};
 inline constexpr std::uint64_t kMaxCompanionBytes = 64 << 20;
 
 }  // namespace nibble::model

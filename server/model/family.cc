@@ -3,6 +3,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/file_names.h"
 
 namespace nibble::model {
 namespace {
@@ -11,7 +12,7 @@ using base::Json;
 using base::StrCat;
 using Bias = Family::AttentionBias;
 
-constexpr char kWhere[] = "config.json";
+constexpr const char* kWhere = kConfigFile;
 
 // Defaults: transformers 5.23, configuration_<model_type>.py.
 constexpr Family kFamilies[] = {

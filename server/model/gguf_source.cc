@@ -11,6 +11,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/family.h"
+#include "server/model/file_names.h"
 #include "server/model/float_convert.h"
 #include "server/model/gguf.h"
 #include "server/model/safetensors.h"
@@ -273,8 +274,8 @@ class GgufSource : public WeightSource {
     NIBBLE_ASSIGN_OR_RETURN(const auto chat_template, file_->String("tokenizer.chat_template"));
     gguf.chat_template = chat_template.value_or("");
     NIBBLE_ASSIGN_OR_RETURN(text::TokenizerFiles made, text::TokenizerFilesFromGguf(gguf));
-    files_["tokenizer.json"] = std::move(made.tokenizer_json);
-    files_["tokenizer_config.json"] = std::move(made.tokenizer_config_json);
+    files_[kTokenizerFile] = std::move(made.tokenizer_json);
+    files_[kTokenizerConfigFile] = std::move(made.tokenizer_config_json);
     return absl::OkStatus();
   }
 

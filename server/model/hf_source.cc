@@ -8,6 +8,7 @@
 #include "server/base/strings.h"
 #include "server/model/artifact_writer.h"
 #include "server/model/family.h"
+#include "server/model/file_names.h"
 #include "server/model/float_convert.h"
 #include "server/model/safetensors.h"
 #include "server/model/weight_source.h"
@@ -35,15 +36,15 @@ class HfSource : public WeightSource {
   HfSource() : WeightSource("huggingface") {}
 
   absl::Status Open(base::FileSystem& files, const std::string& directory) {
-    NIBBLE_ASSIGN_OR_RETURN(base::Json json, ReadJson(files, directory, "config.json"));
-    if (files.Exists(base::JoinPath(directory, "generation_config.json"))) {
+    NIBBLE_ASSIGN_OR_RETURN(base::Json json, ReadJson(files, directory, kConfigFile));
+    if (files.Exists(base::JoinPath(directory, kGenerationConfigFile))) {
       // generation_config.json lists the end tokens; config.json often has only one of several.
-      NIBBLE_ASSIGN_OR_RETURN(const base::Json generation, ReadJson(files, directory, "generation_config.json"));
+      NIBBLE_ASSIGN_OR_RETURN(const base::Json generation, ReadJson(files, directory, kGenerationConfigFile));
       const auto eos = generation.is_object() ? generation.find("eos_token_id") : generation.end();
       if (eos != generation.end() && !eos->is_null() && json.is_object()) json["eos_token_id"] = *eos;
     }
     NIBBLE_RETURN_IF_ERROR(ReadConfig(std::move(json)));
-    if (!files.Exists(base::JoinPath(directory, "tokenizer.json"))) {
+    if (!files.Exists(base::JoinPath(directory, kTokenizerFile))) {
       return base::WithReason(
           absl::NotFoundError(files.Exists(base::JoinPath(directory, "tokenizer.model"))
                                   ? "tokenizer.json is missing; tokenizer.model is not read: save a fast tokenizer"

@@ -9,6 +9,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/artifact_writer.h"
+#include "server/model/file_names.h"
 #include "server/model/layout.h"
 #include "server/model/safetensors.h"
 #include "server/model/weight_source.h"
@@ -25,7 +26,7 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenSource(base::FileSystem& files
   if (!files.Exists(source)) return absl::NotFoundError(StrCat(source, " does not exist"));
   const auto names = files.List(source);
   if (!names.ok()) return OpenGgufModel(source);  // not a directory
-  if (files.Exists(base::JoinPath(source, "config.json"))) return OpenHfDirectory(files, source);
+  if (files.Exists(base::JoinPath(source, kConfigFile))) return OpenHfDirectory(files, source);
   std::string gguf;
   for (const std::string& name : *names) {
     if (!name.ends_with(".gguf")) continue;
@@ -63,7 +64,7 @@ absl::Status PutTernary(const WeightSource& source, const TensorSpec& spec, Safe
 }
 
 absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes) {
-  const std::string& json = source.files().at("tokenizer.json");
+  const std::string& json = source.files().at(kTokenizerFile);
   if (json.size() > max_bytes) {
     return base::WithReason(
         absl::ResourceExhaustedError(StrCat("tokenizer.json has ", json.size(), " bytes, the limit is ", max_bytes)),

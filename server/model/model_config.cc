@@ -8,6 +8,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/family.h"
+#include "server/model/file_names.h"
 
 namespace nibble::model {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 using base::Json;
 using base::StrCat;
 
-constexpr char kWhere[] = "config.json";
+constexpr const char* kWhere = kConfigFile;
 constexpr std::int64_t kMaxHidden = 1 << 17;
 constexpr std::int64_t kMaxLayers = 1 << 12;
 constexpr std::int64_t kMaxHeads = 1 << 12;

@@ -6,6 +6,7 @@
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/file_names.h"
 #include "server/model/safetensors.h"
 
 namespace nibble::model {
@@ -96,7 +97,7 @@ absl::StatusOr<SafetensorsFiles> OpenSafetensors(const std::string& path) {
 }
 
 absl::StatusOr<SafetensorsFiles> OpenSafetensorsModel(base::FileSystem& files, const std::string& directory) {
-  const std::string single = base::JoinPath(directory, "model.safetensors");
+  const std::string single = base::JoinPath(directory, kWeightsFile);
   if (files.Exists(single)) return OpenSafetensors(single);
   if (files.Exists(base::JoinPath(directory, kIndexName))) return OpenShards(files, directory);
   for (const char* pickle : {"pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth"}) {

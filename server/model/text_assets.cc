@@ -7,6 +7,7 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/file_names.h"
 #include "server/model/text_digest.h"
 
 namespace nibble::model {
@@ -62,27 +63,27 @@ std::string TextDigest(const std::string& tokenizer_sha256, const std::string& c
 absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
   base::FileSystem& files = base::RealFileSystem();
   TextAssets assets;
-  const std::string tokenizer_path = base::JoinPath(directory, "tokenizer.json");
+  const std::string tokenizer_path = base::JoinPath(directory, kTokenizerFile);
   if (!files.Exists(tokenizer_path)) return absl::NotFoundError("the model has no tokenizer.json");
   NIBBLE_ASSIGN_OR_RETURN(const std::string tokenizer_json, files.Read(tokenizer_path, kMaxTokenizerBytes));
   auto tokenizer = text::Tokenizer::FromJson(tokenizer_json);
-  if (!tokenizer.ok()) return Annotate(tokenizer.status(), "tokenizer.json");
+  if (!tokenizer.ok()) return Annotate(tokenizer.status(), kTokenizerFile);
   assets.tokenizer = *std::move(tokenizer);
   std::string config_sha256, template_sha256;
 
   base::Json config = base::Json::object();
-  const std::string config_path = base::JoinPath(directory, "tokenizer_config.json");
+  const std::string config_path = base::JoinPath(directory, kTokenizerConfigFile);
   if (files.Exists(config_path)) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(config_path, kMaxConfigBytes));
     auto parsed = base::ParseJson(text);
-    if (!parsed.ok()) return Annotate(parsed.status(), "tokenizer_config.json");
+    if (!parsed.ok()) return Annotate(parsed.status(), kTokenizerConfigFile);
     if (!parsed->is_object()) return absl::InvalidArgumentError("tokenizer_config.json: wanted an object");
     config_sha256 = base::Sha256Hex(text);
     config = *std::move(parsed);
   }
   // chat_template.jinja is the newer place and, if present, wins, as in transformers.
   std::string source = TemplateOf(config);
-  const std::string jinja_path = base::JoinPath(directory, "chat_template.jinja");
+  const std::string jinja_path = base::JoinPath(directory, kChatTemplateFile);
   if (files.Exists(jinja_path)) {
     NIBBLE_ASSIGN_OR_RETURN(source, files.Read(jinja_path, kMaxConfigBytes));
     template_sha256 = base::Sha256Hex(source);

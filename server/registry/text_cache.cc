@@ -9,6 +9,7 @@
 #include "server/base/json.h"
 #include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
+#include "server/model/file_names.h"
 #include "server/model/text_digest.h"
 #include "server/store/name_table.h"
 #include "server/store/published_directory.h"
@@ -19,11 +20,13 @@ namespace {
 
 constexpr std::size_t kMaxFacts = 256;  // a few KiB each
 
-constexpr const char* kFiles[] = {"chat_template.jinja", "config.json", "tokenizer.json", "tokenizer_config.json"};
+constexpr const char* kFiles[] = {model::kChatTemplateFile, model::kConfigFile, model::kTokenizerFile,
+                                  model::kTokenizerConfigFile};
 
 absl::StatusOr<model::ModelConfig> ReadConfig(const std::string& directory) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, base::RealFileSystem().Read(base::JoinPath(directory, "config.json"),
-                                                                              model::kMaxConfigJsonBytes));
+  NIBBLE_ASSIGN_OR_RETURN(
+      const std::string text,
+      base::RealFileSystem().Read(base::JoinPath(directory, model::kConfigFile), model::kMaxConfigJsonBytes));
   NIBBLE_ASSIGN_OR_RETURN(const base::Json config, base::ParseJson(text));
   return model::ParseHfConfig(config);
 }
@@ -73,8 +76,8 @@ absl::StatusOr<TextFacts> TextCache::FactsOf(const store::StoredModel& stored) {
     return at == manifest.files.end() ? std::string() : at->sha256;
   };
   TextFacts facts;
-  facts.digest = model::TextDigest(sha256_of("tokenizer.json"), sha256_of("tokenizer_config.json"),
-                                   sha256_of("chat_template.jinja"));
+  facts.digest = model::TextDigest(sha256_of(model::kTokenizerFile), sha256_of(model::kTokenizerConfigFile),
+                                   sha256_of(model::kChatTemplateFile));
   NIBBLE_ASSIGN_OR_RETURN(facts.config, ReadConfig(stored.directory));
   return facts;
 }
@@ -104,7 +107,7 @@ TextCache::Assets TextCache::AssetsOf(const store::StoredModel& stored, const st
   if (assets.ok() && assets->digest != digest) {
     assets = absl::DataLossError("the tokenizer files have changed since publication");
   }
-  const auto bytes = base::RealFileSystem().Size(base::JoinPath(stored.directory, "tokenizer.json"));
+  const auto bytes = base::RealFileSystem().Size(base::JoinPath(stored.directory, model::kTokenizerFile));
   base::MutexLock lock(mutex_);
   reading_.erase(digest);
   reading->assets = assets;

@@ -11,7 +11,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/store/files_key.h"
-#include "server/store/state_paths.h"
+#include "server/store/layout.h"
 
 namespace nibble::store {
 

@@ -14,8 +14,8 @@
 #include "server/base/files.h"
 #include "server/base/json.h"
 #include "server/base/mutex.h"
+#include "server/store/layout.h"
 #include "server/store/name_table.h"
-#include "server/store/state_paths.h"
 #include "server/store/upload.h"
 
 namespace nibble::store {

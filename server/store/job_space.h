@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/files.h"
-#include "server/store/state_paths.h"
+#include "server/store/layout.h"
 
 namespace nibble::store {
 

@@ -8,6 +8,7 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/file_names.h"
 
 namespace nibble::store {
 
@@ -66,7 +67,7 @@ absl::StatusOr<StoredModel> ModelStore::Load(const std::string& name, const std:
   model.manifest_digest = manifest.digest;
   model.bytes = manifest.total_bytes();
   model.created = ModifiedTime(JoinPath(model.directory, kManifestFile));
-  const std::string info = JoinPath(model.directory, "nibble.json");
+  const std::string info = JoinPath(model.directory, model::kInfoFile);
   if (files_.Exists(info)) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string text, files_.Read(info, kMaxInfoBytes));
     NIBBLE_ASSIGN_OR_RETURN(model.info, base::ParseJson(text));
@@ -175,9 +176,10 @@ absl::StatusOr<std::unique_ptr<ModelStore::Pending>> ModelStore::Begin(std::stri
   return std::unique_ptr<Pending>(new Pending(*this, std::string(name), owner, *std::move(directory)));
 }
 
-absl::StatusOr<StoredModel> ModelStore::Pending::Commit(const Cancelled& cancelled) {
+absl::StatusOr<StoredModel> ModelStore::Pending::Commit(const Cancelled& cancelled,
+                                                        const base::WrittenDigests& written) {
   // Not under the store's mutex, because hashing takes seconds. The reservation keeps the name.
-  NIBBLE_RETURN_IF_ERROR(directory_.Commit(cancelled).status());
+  NIBBLE_RETURN_IF_ERROR(directory_.Commit(cancelled, written).status());
   base::MutexLock lock(store_.mutex_);
   // It exists, even if it cannot be read right now.
   store_.models_.emplace(name_, store_.Unread(name_));

@@ -13,9 +13,9 @@
 #include "server/base/files.h"
 #include "server/base/json.h"
 #include "server/base/mutex.h"
+#include "server/store/layout.h"
 #include "server/store/name_table.h"
 #include "server/store/published_directory.h"
-#include "server/store/state_paths.h"
 
 namespace nibble::store {
 
@@ -66,7 +66,7 @@ class ModelStore {
   class Pending {
    public:
     const std::string& directory() const { return directory_.path(); }
-    absl::StatusOr<StoredModel> Commit(const Cancelled& cancelled = {});
+    absl::StatusOr<StoredModel> Commit(const Cancelled& cancelled = {}, const base::WrittenDigests& written = {});
     ~Pending();
 
    private:

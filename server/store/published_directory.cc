@@ -206,7 +206,7 @@ PendingDirectory::~PendingDirectory() {
   if (!path_.empty()) (void)files_->RemoveAll(path_);
 }
 
-absl::StatusOr<Manifest> PendingDirectory::Commit(const Cancelled& cancelled) {
+absl::StatusOr<Manifest> PendingDirectory::Commit(const Cancelled& cancelled, const base::WrittenDigests& written) {
   std::vector<std::string> names, folders;
   NIBBLE_RETURN_IF_ERROR(Walk(path_, names, folders));
   base::Json list = base::Json::array();
@@ -216,7 +216,13 @@ absl::StatusOr<Manifest> PendingDirectory::Commit(const Cancelled& cancelled) {
     NIBBLE_ASSIGN_OR_RETURN(auto file, files_->OpenForAppend(path));
     NIBBLE_RETURN_IF_ERROR(file->Sync());
     NIBBLE_RETURN_IF_ERROR(file->Close());
-    NIBBLE_ASSIGN_OR_RETURN(ManifestEntry entry, HashFile(path, cancelled));
+    ManifestEntry entry;
+    if (auto known = written.Find(path); known.has_value()) {
+      entry.size = known->size;
+      entry.sha256 = std::move(known->sha256);
+    } else {
+      NIBBLE_ASSIGN_OR_RETURN(entry, HashFile(path, cancelled));
+    }
     base::Json item = base::Json::object();
     item["name"] = name;
     item["size"] = entry.size;

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "server/base/cancelled.h"
 #include "server/base/files.h"
+#include "server/base/written_digests.h"
 
 namespace nibble::store {
 
@@ -64,8 +65,9 @@ class PendingDirectory {
   const std::string& path() const { return path_; }
   const std::string& target() const { return target_; }
 
-  // AlreadyExists if the target exists. After any error nothing is published and the directory will be removed.
-  absl::StatusOr<Manifest> Commit(const Cancelled& cancelled = {});
+  // `written`: digests of files that need not be read again. AlreadyExists if the target exists. After any error
+  // nothing is published and the directory will be removed.
+  absl::StatusOr<Manifest> Commit(const Cancelled& cancelled = {}, const base::WrittenDigests& written = {});
 
  private:
   PendingDirectory(base::FileSystem& files, std::string path, std::string target);

@@ -7,9 +7,9 @@
 #include "server/base/files.h"
 #include "server/store/dataset_store.h"
 #include "server/store/disk_reserve.h"
+#include "server/store/layout.h"
 #include "server/store/model_store.h"
 #include "server/store/state_lock.h"
-#include "server/store/state_paths.h"
 
 namespace nibble::store {
 

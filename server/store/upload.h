@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "server/base/files.h"
 #include "server/base/sha256.h"
-#include "server/store/state_paths.h"
+#include "server/store/layout.h"
 
 namespace nibble::store {
 

@@ -9,7 +9,7 @@
 #include "server/base/ids.h"
 #include "server/base/strings.h"
 #include "server/rpc/page.h"
-#include "server/store/state_paths.h"
+#include "server/store/layout.h"
 #include "tests/fuzz/fuzz.h"
 
 using nibble::fuzz::Expect;

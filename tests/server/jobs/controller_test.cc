@@ -167,11 +167,11 @@ TEST_F(ControllerTest, FinalEvaluationBelongsToTheCheckpointOfTheLastStep) {
 
 TEST_F(ControllerTest, AgeOfTheLastRoundShowsAHungScheduler) {
   controller_->Tick();
-  EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
+  EXPECT_EQ(controller_->SinceRound(), absl::ZeroDuration());
   clock_.Advance(absl::Minutes(11));
-  EXPECT_EQ(controller_->SinceTick(), absl::Minutes(11));
+  EXPECT_EQ(controller_->SinceRound(), absl::Minutes(11));
   controller_->Tick();
-  EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
+  EXPECT_EQ(controller_->SinceRound(), absl::ZeroDuration());
 }
 
 TEST_F(ControllerTest, OneJobRunsAndTheOthersWaitInOrder) {

@@ -169,7 +169,7 @@ TEST_F(HashingTest, SchedulerContinuesWhileAnOutputIsVerified) {
   for (int i = 0; i < 3; ++i) {
     clock_.Advance(absl::Minutes(5));
     Round();
-    EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration()) << "/livez checks this";
+    EXPECT_EQ(controller_->SinceRound(), absl::ZeroDuration()) << "/livez checks this";
   }
   EXPECT_EQ(State(id), kRunning);
   AnotherJobGoesItsWay();
@@ -211,7 +211,7 @@ TEST_F(HashingTest, SchedulerContinuesWhileUnfinishedFilesAreRemoved) {
   disk_.AwaitHeld();
   clock_.Advance(absl::Minutes(5));
   Round();
-  EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
+  EXPECT_EQ(controller_->SinceRound(), absl::ZeroDuration());
   EXPECT_EQ(State(id), kRunning) << "its end is recorded only afterwards";
   disk_.Release();
   RoundsUntil([&] { return State(id) != kRunning; });
@@ -261,7 +261,7 @@ TEST_F(HashingTest, SchedulerContinuesWhileACheckpointIsRead) {
   const std::string id = StartAndResume();
   clock_.Advance(absl::Minutes(5));
   Round();
-  EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
+  EXPECT_EQ(controller_->SinceRound(), absl::ZeroDuration());
   AnotherJobGoesItsWay();
   EXPECT_EQ(State(id), kQueued);
   disk_.Release();

@@ -9,7 +9,7 @@
 #include "server/base/files.h"
 #include "server/base/strings.h"
 #include "server/store/checkpoints.h"
-#include "server/store/state_paths.h"
+#include "server/store/layout.h"
 #include "tests/server/model/files.h"
 
 namespace nibble::testing_support {

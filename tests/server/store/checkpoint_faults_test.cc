@@ -13,7 +13,7 @@
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/store/checkpoints.h"
-#include "server/store/state_paths.h"
+#include "server/store/layout.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::store {

@@ -9,7 +9,7 @@
 
 #include "server/base/error.h"
 #include "server/base/sha256.h"
-#include "server/store/state_paths.h"
+#include "server/store/layout.h"
 #include "tests/server/store/faulty_files.h"
 #include "tests/support/temp_directory.h"
 
@@ -43,6 +43,22 @@ TEST(PublishedDirectoryTest, CommittedFilesAreListedWithSizeAndHash) {
   EXPECT_EQ(manifest->files[1].name, "sub/b.bin");
   EXPECT_EQ(manifest->total_bytes(), 3'000'005u);
   EXPECT_EQ(Verify(Files(), temp / "m")->digest, manifest->digest);
+}
+
+TEST(PublishedDirectoryTest, AFileWithAKnownDigestIsNotReadAgain) {
+  TempDirectory temp;
+  auto pending = PendingDirectory::Create(Files(), temp / "m");
+  ASSERT_TRUE(pending.ok());
+  const std::string path = pending->path() + "/a.bin";
+  base::WrittenDigests written;
+  written.Opened(path);
+  WriteFile(path, "alpha");
+  written.Appended(path, "alphA");  // differs from the file, so the manifest shows which of the two was used
+  written.Closed(path);
+  const auto manifest = pending->Commit({}, written);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->files[0].sha256, base::Sha256Hex("alphA"));
+  EXPECT_EQ(base::Reason(Verify(Files(), temp / "m").status()), "CHECKSUM_MISMATCH");
 }
 
 TEST(PublishedDirectoryTest, FlippedBitIsFoundByVerifyAndShortFileByCheckSizes) {

@@ -1,4 +1,4 @@
-#include "server/store/state_paths.h"
+#include "server/store/layout.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -22,6 +22,8 @@ std::string StatePaths::dataset(std::string_view name) const { return JoinPath(d
 std::string StatePaths::bases() const { return JoinPath(root_, "bases"); }
 std::string StatePaths::tokens() const { return JoinPath(root_, "tokens"); }
 std::string StatePaths::tokens(std::string_view dataset) const { return JoinPath(tokens(), dataset); }
+std::string StatePaths::operations() const { return JoinPath(root_, "operations"); }
+std::string StatePaths::server_file() const { return JoinPath(root_, "server.json"); }
 std::string StatePaths::uploads() const { return JoinPath(root_, "uploads"); }
 std::string StatePaths::jobs() const { return JoinPath(root_, "jobs"); }
 std::string StatePaths::job(std::string_view id) const { return JoinPath(jobs(), id); }

@@ -4,10 +4,12 @@
 //   reserve                                       room for cancels, ends and a start on a full disk (disk_reserve.h)
 //   models/NAME/                                  one artifact (server/model/artifact.h) and manifest.json
 //   datasets/NAME/                                data.jsonl, meta.json, manifest.json
-//   bases/KEY/                                    a quantized base that qlora attempts share (base_cache.h) and
-//   manifest.json tokens/NAME/KEY.tokens                        a data set's data as tokens (data/token_file.h):
-//   nibbled and trainers
+//   bases/KEY/                                    a quantized base that qlora attempts share (base_cache.h), and
+//                                                 manifest.json
+//   tokens/NAME/KEY.tokens                        a data set's data as tokens (data/token_file.h): nibbled and trainers
 //                                                 write and read these files; each may be removed at any time
+//   operations/ID.json                            an operation (operations/stored_operation.h)
+//   server.json                                   the addresses of the running server, and its pid
 //   uploads/ID/                                   an upload in progress; emptied at every start
 //   jobs/ID/attempts/N/                           the --job_dir of nibble-trainer; only that attempt writes here
 //     attempt.json                                what to train: jobs/attempt.h, written by the server before the start
@@ -45,6 +47,8 @@ class StatePaths {
   std::string bases() const;
   std::string tokens() const;
   std::string tokens(std::string_view dataset) const;
+  std::string operations() const;
+  std::string server_file() const;
   std::string uploads() const;
   std::string jobs() const;
   std::string job(std::string_view id) const;
