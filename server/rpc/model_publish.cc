@@ -7,10 +7,8 @@
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/convert/checkpoint_model.h"
 #include "server/plan/method_plan.h"
 #include "server/registry/model_files.h"
-#include "server/registry/model_memory.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/operation_files.h"
 #include "server/rpc/operation_mark.h"
@@ -84,26 +82,16 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
                                  {"checkpoint", request.checkpoint()},
                                  {"checkpoint_digest", verified->digest},
                                  {"eval_data", jobs::EvalDataJson(source.spec)}};
-  const bool masters = !plan::PlanOf(source.spec).trains_adapter();
-  // An adapter's checkpoint consists almost only of its tensors and the optimizer's state.
+  const plan::MethodPlan& method = plan::PlanOf(source.spec);
   const registry::WorkMemory need =
-      masters ? registry::MastersMemory(plan::TrainedConfig(source.spec, artifact->config()))
-              : registry::AdapterMemory(*artifact, static_cast<std::int64_t>(verified->total_bytes()));
+      method.CheckpointMemory(source.spec, *artifact, static_cast<std::int64_t>(verified->total_bytes()));
   NIBBLE_ASSIGN_OR_RETURN(const auto turn,
                           AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint()), need, scope));
   scope.Progress("write", 0, 1);
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
-  const auto make = [&]() -> absl::StatusOr<model::ArtifactInfo> {
-    if (masters) {
-      return convert::MakeMasterCheckpointModel(files, *artifact, plan::TrainedConfig(source.spec, artifact->config()),
-                                                static_cast<int>(source.spec.bitnet_qat.act_bits), source.directory,
-                                                provenance, pending->directory());
-    }
-    const std::string scratch = base::JoinPath(state_.paths.uploads(), base::NewId("publish"));
-    return convert::MakeCheckpointModel(files, *artifact, source.directory, provenance, scratch, pending->directory(),
-                                        convert_stream_);
-  };
-  const auto made = make();
+  const std::string scratch = base::JoinPath(state_.paths.uploads(), base::NewId("publish"));
+  const auto made = method.MakeCheckpointModel(
+      files, {source.spec, *artifact, source.directory, provenance, scratch, pending->directory()}, convert_stream_);
   if (!made.ok()) return missing() ? gone() : base::About(made.status(), request.checkpoint());
   NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
   NIBBLE_RETURN_IF_ERROR(pending->Commit(cancelled).status());

@@ -124,7 +124,7 @@ class AttemptRun {
                                        },
                                    .cancelled = stopping_};
     NIBBLE_RETURN_IF_ERROR(store::Verify(context_.files, context_.order.base_model_directory, stopping_).status());
-    NIBBLE_ASSIGN_OR_RETURN(recipe_, MakeRecipe(context));
+    NIBBLE_ASSIGN_OR_RETURN(recipe_, MakeRecipe(context, context_.recipes));
     model_ = &recipe_->model();
     for (const Parameter& parameter : model_->parameters()) {
       moments_.push_back({std::vector<float>(parameter.value.size()), std::vector<float>(parameter.value.size())});

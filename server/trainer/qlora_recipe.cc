@@ -175,11 +175,4 @@ absl::StatusOr<std::unique_ptr<Recipe>> MakeQLoraRecipe(const RecipeContext& con
   return std::unique_ptr<Recipe>(std::move(recipe));
 }
 
-absl::StatusOr<std::unique_ptr<Recipe>> MakeRecipe(const RecipeContext& context) {
-  const std::string& method = context.order.spec.method;
-  if (method == jobs::kMethodQLora) return MakeQLoraRecipe(context);
-  if (method == jobs::kMethodBitNetQat) return MakeBitNetRecipe(context);
-  return absl::UnimplementedError(base::StrCat("method: this trainer does not support ", method));
-}
-
 }  // namespace nibble::trainer
