@@ -67,7 +67,7 @@ class QLoraRecipe : public Recipe {
     NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(text_directory_));
     std::vector<std::vector<float>> values;
     for (const Parameter& parameter : model_->parameters())
-      values.emplace_back(parameter.value.begin(), parameter.value.end());
+      values.emplace_back(parameter.value.f32().begin(), parameter.value.f32().end());
     return convert::MakeLoraModel(context_.files, *base, adapter_, values, provenance, directory, "job",
                                   context_.cancelled);
   }

@@ -162,10 +162,10 @@ TEST_F(FullF32MethodTest, GradientsMatchFiniteDifferences) {
   model.ZeroGrad();
   loss();
   std::vector<std::vector<float>> gradients;
-  for (const Parameter& p : model.parameters()) gradients.emplace_back(p.grad.begin(), p.grad.end());
+  for (const Parameter& p : model.parameters()) gradients.emplace_back(p.grad.f32().begin(), p.grad.f32().end());
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const Parameter& parameter = model.parameters()[i];
-    const std::vector<float> values(parameter.value.begin(), parameter.value.end());
+    const std::vector<float> values(parameter.value.f32().begin(), parameter.value.f32().end());
     std::vector<float> direction = support::NormalVector(100 + i, static_cast<std::int64_t>(values.size()));
     const auto norm = [](const std::vector<float>& v) {
       double sum = 0;
@@ -181,11 +181,11 @@ TEST_F(FullF32MethodTest, GradientsMatchFiniteDifferences) {
     }
     constexpr float kStep = 1e-2f;
     const auto moved = [&](float by) {
-      for (std::size_t j = 0; j < values.size(); ++j) parameter.value[j] = values[j] + by * direction[j];
+      for (std::size_t j = 0; j < values.size(); ++j) parameter.value.f32()[j] = values[j] + by * direction[j];
       return loss();
     };
     const double got = (moved(kStep) - moved(-kStep)) / (2 * static_cast<double>(kStep));
-    std::copy(values.begin(), values.end(), parameter.value.begin());
+    std::copy(values.begin(), values.end(), parameter.value.f32().begin());
     EXPECT_NEAR(got, want, 0.01 * want + 1e-3) << parameter.name;
   }
 }
