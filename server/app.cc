@@ -30,6 +30,7 @@
 #include "server/http/http_server.h"
 #include "server/jobs/controller.h"
 #include "server/jobs/job_metrics.h"
+#include "server/jobs/method.h"
 #include "server/kube/last_exit.h"
 #include "server/metered_files.h"
 #include "server/operations/operation_table.h"
@@ -418,8 +419,9 @@ void App::State::Collect(telemetry::Metrics& out) {
   }
   out.SetPreemptions(manager->totals().preemptions);
   if (const auto counts = database->Counts(); counts.ok()) {
-    for (const char* method : jobs::kMethods) {
-      for (int i = 0; i < jobs::kNumJobStates; ++i) out.SetJobs(method, jobs::Name(static_cast<jobs::JobState>(i)), 0);
+    for (const jobs::Method* method : jobs::Methods()) {
+      for (int i = 0; i < jobs::kNumJobStates; ++i)
+        out.SetJobs(method->name(), jobs::Name(static_cast<jobs::JobState>(i)), 0);
     }
     for (const auto& count : *counts) out.SetJobs(count.method, jobs::Name(count.state), count.count);
   }

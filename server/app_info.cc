@@ -10,6 +10,7 @@
 #include "server/base/files.h"
 #include "server/base/process_memory.h"
 #include "server/build_info.h"
+#include "server/jobs/method.h"
 #include "server/limits.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/model_proto.h"
@@ -50,7 +51,7 @@ v1::ServerInfo StaticInfo(kernels::Isa isa, int threads, absl::Time started) {
   device->set_memory_total_bytes(total);
   device->set_memory_free_bytes(std::min(total, sysconf(_SC_AVPHYS_PAGES) * page));
   info.set_threads(threads);
-  for (const char* method : jobs::kMethods) info.add_job_methods(method);
+  for (const jobs::Method* method : jobs::Methods()) info.add_job_methods(method->name());
   for (const char* format : {"f32", "bf16", "nf4", "int8", "ternary", "lora"}) info.add_serve_formats(format);
   for (const char* format : {"int8", "ternary", "nf4"}) info.add_convert_formats(format);
   for (const v1::ExportFormat format : rpc::kExportFormats) {

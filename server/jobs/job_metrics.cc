@@ -1,8 +1,9 @@
 #include "server/jobs/job_metrics.h"
 
 #include <algorithm>
-#include <iterator>
 #include <variant>
+
+#include "server/jobs/method.h"
 
 namespace nibble::jobs {
 
@@ -15,7 +16,8 @@ std::string DeviceOf(const StoredJob& job) { return job.spec.device.empty() ? "c
 telemetry::KnownLabels JobLabels() {
   telemetry::KnownLabels known;
   for (int i = 0; i < kNumJobStates; ++i) known.job_states.push_back(Name(static_cast<JobState>(i)));
-  known.job_methods.assign(std::begin(kMethods), std::end(kMethods));
+  known.job_methods.clear();
+  for (const Method* method : Methods()) known.job_methods.push_back(method->name());
   return known;
 }
 

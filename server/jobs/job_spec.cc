@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <set>
-#include <span>
 #include <string_view>
 #include <type_traits>
 
 #include "server/base/error.h"
-#include "server/base/ids.h"
+#include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/job_spec_fields.h"
+#include "server/jobs/method.h"
+#include "server/jobs/spec_checker.h"
 
 namespace nibble::jobs {
 
@@ -22,42 +21,6 @@ namespace {
 constexpr std::size_t kMaxLabels = 16;
 constexpr std::size_t kMaxText = 256;
 
-class Checker {
- public:
-  void Add(std::string field, std::string message) { found_.push_back({std::move(field), std::move(message)}); }
-
-  void Name(std::string_view field, const std::string& name) {
-    const absl::Status status = base::CheckName(field, name);
-    if (status.ok()) return;
-    // CheckName's message begins with the field, as FieldError makes it.
-    Add(std::string(field), std::string(status.message()).substr(field.size() + 2));
-  }
-  void Int(std::string field, std::int64_t value, std::int64_t low,
-           std::int64_t high = std::numeric_limits<std::int64_t>::max()) {
-    if (value >= low && value <= high) return;
-    if (high == std::numeric_limits<std::int64_t>::max()) {
-      Add(std::move(field), StrCat("is ", value, ", wanted at least ", low));
-    } else {
-      Add(std::move(field), StrCat("is ", value, ", wanted ", low, " to ", high));
-    }
-  }
-  // Written so that NaN fails.
-  void Number(std::string field, double value, bool good, std::string_view wanted) {
-    if (std::isfinite(value) && good) return;
-    Add(std::move(field), StrCat("is ", value, ", wanted ", wanted));
-  }
-  void OneOf(std::string field, const std::string& value, std::span<const char* const> choices) {
-    if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
-    std::string list;
-    for (const std::string_view choice : choices) list = StrCat(list, list.empty() ? "" : ", ", choice);
-    Add(std::move(field), StrCat("is \"", value.substr(0, 64), "\", wanted one of ", list));
-  }
-  std::vector<FieldViolation> Take() { return std::move(found_); }
-
- private:
-  std::vector<FieldViolation> found_;
-};
-
 bool IsDevice(const std::string& device) {
   if (device == "auto" || device == "cpu") return true;
   if (device.rfind("cuda:", 0) != 0 || device.size() < 6 || device.size() > 8) return false;
@@ -66,7 +29,7 @@ bool IsDevice(const std::string& device) {
 
 // The choices and bounds of single fields.
 template <IsSpec Spec>
-void CheckFields(const Spec& spec, const std::string& method, const std::string& prefix, Checker& check) {
+void CheckFields(const Spec& spec, const std::string& method, const std::string& prefix, SpecChecker& check) {
   ForEachField<Spec>([&](const auto& field) {
     if (field.is_method && method != field.name) return;
     const std::string path = StrCat(prefix, field.name);
@@ -89,7 +52,7 @@ void CheckFields(const Spec& spec, const std::string& method, const std::string&
   });
 }
 
-void CheckData(const JobSpec& spec, Checker& check) {
+void CheckData(const JobSpec& spec, SpecChecker& check) {
   const DataConfig& data = spec.data;
   if (data.overlong == "split" && data.format.has_value() && *data.format != "text") {
     check.Add("data.overlong", StrCat("is \"split\", which needs text rows; the format is ", *data.format));
@@ -103,33 +66,7 @@ void CheckData(const JobSpec& spec, Checker& check) {
   }
 }
 
-void CheckQLora(const QLoraMethod& qlora, Checker& check) {
-  check.Number("qlora.alpha", qlora.alpha, qlora.alpha > 0.0 && qlora.alpha <= 1e6, "above 0, at most 1e+06");
-  check.Number("qlora.dropout", qlora.dropout, qlora.dropout >= 0.0 && qlora.dropout < 1.0, "0 <= dropout < 1");
-  if (qlora.target_modules.empty()) check.Add("qlora.target_modules", "is empty, wanted at least one");
-  const std::vector<std::string> known = QLoraMethod().target_modules;
-  std::set<std::string> seen;
-  for (const std::string& module : qlora.target_modules) {
-    if (std::find(known.begin(), known.end(), module) == known.end()) {
-      std::string list;
-      for (const std::string& name : known) list = StrCat(list, list.empty() ? "" : ", ", name);
-      check.Add("qlora.target_modules", StrCat("has \"", module.substr(0, 64), "\", wanted some of ", list));
-    } else if (!seen.insert(module).second) {
-      check.Add("qlora.target_modules", StrCat("has \"", module, "\" twice"));
-    }
-  }
-}
-
-void CheckBitNetQat(const BitNetQatMethod& bitnet, Checker& check) {
-  if (bitnet.act_bits != 4 && bitnet.act_bits != 8 && bitnet.act_bits != 16) {
-    check.Add("bitnet_qat.act_bits", StrCat("is ", bitnet.act_bits, ", wanted 4, 8 or 16"));
-  }
-  if (bitnet.scale_grad && bitnet.ste == "identity") {
-    check.Add("bitnet_qat.scale_grad", "is true, which ste identity does not use: wanted ste round_only or clipped");
-  }
-}
-
-void CheckOptim(const OptimConfig& optim, Checker& check) {
+void CheckOptim(const OptimConfig& optim, SpecChecker& check) {
   check.Number("optim.lr", optim.lr, optim.lr > 0.0, "a number above 0");
   check.Number("optim.beta1", optim.beta1, optim.beta1 >= 0.0 && optim.beta1 < 1.0, "0 <= beta1 < 1");
   check.Number("optim.beta2", optim.beta2, optim.beta2 >= 0.0 && optim.beta2 < 1.0, "0 <= beta2 < 1");
@@ -147,7 +84,7 @@ void CheckOptim(const OptimConfig& optim, Checker& check) {
                "0 to 1");
 }
 
-void CheckRun(const JobSpec& spec, Checker& check) {
+void CheckRun(const JobSpec& spec, SpecChecker& check) {
   const RunConfig& run = spec.run;
   if (run.max_steps.has_value() && run.epochs.has_value()) {
     check.Add("run.epochs", "is given together with max_steps, wanted at most one of the two");
@@ -173,8 +110,13 @@ bool IsLaterMethod(const std::string& method) {
 bool HasEvaluation(const JobSpec& spec) { return !spec.eval_dataset.empty() || spec.eval_fraction.has_value(); }
 
 std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
-  Checker check;
-  if (!IsLaterMethod(spec.method)) check.OneOf("method", spec.method, kMethods);
+  SpecChecker check;
+  const Method* method = FindMethod(spec.method);
+  if (method == nullptr && !IsLaterMethod(spec.method)) {
+    std::vector<const char*> names;
+    for (const Method* known : Methods()) names.push_back(known->name());
+    check.OneOf("method", spec.method, names);
+  }
   check.Name("base_model", spec.base_model);
   check.Name("train_dataset", spec.train_dataset);
   if (!spec.output_model.empty()) check.Name("output_model", spec.output_model);
@@ -195,22 +137,18 @@ std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
   }
   CheckFields(spec, spec.method, "", check);
   CheckData(spec, check);
-  if (spec.method == kMethodQLora) CheckQLora(spec.qlora, check);
-  if (spec.method == kMethodBitNetQat) CheckBitNetQat(spec.bitnet_qat, check);
+  if (method != nullptr) method->Check(spec, check);
   CheckOptim(spec.optim, check);
   CheckRun(spec, check);
   return check.Take();
 }
 
 absl::Status Validate(const JobSpec& spec) {
-  const auto unimplemented = [](const char* field, std::string_view what) {
-    return base::WithReason(absl::UnimplementedError(StrCat(field, ": ", what)), "UNIMPLEMENTED", {{"field", field}});
-  };
-  if (IsLaterMethod(spec.method)) {
-    return unimplemented("method", StrCat(spec.method, " is not implemented yet, wanted qlora or bitnet_qat"));
-  }
-  if (spec.method == kMethodQLora && !spec.qlora.double_quant) {
-    return unimplemented("qlora.double_quant", "false is not implemented yet: nf4 bases are always double quantized");
+  const Method* method = FindMethod(spec.method);
+  if (method != nullptr) {
+    NIBBLE_RETURN_IF_ERROR(method->CheckImplemented(spec));
+  } else if (IsLaterMethod(spec.method)) {
+    return UnimplementedField("method", StrCat(spec.method, " is not implemented yet, wanted ", MethodChoices()));
   }
   const std::vector<FieldViolation> violations = FindViolations(spec);
   if (violations.empty()) return absl::OkStatus();
@@ -232,6 +170,7 @@ JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& data
   if (!spec.data.overlong.has_value()) spec.data.overlong = *spec.data.format == "text" ? "split" : "truncate";
   if (!spec.optim.warmup_steps.has_value() && !spec.optim.warmup_ratio.has_value()) spec.optim.warmup_ratio = 0.03;
   if (!spec.run.max_steps.has_value() && !spec.run.epochs.has_value()) spec.run.epochs = 1.0;
+  if (const Method* method = FindMethod(spec.method); method != nullptr) method->Resolve(spec);
   return spec;
 }
 

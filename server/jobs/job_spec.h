@@ -16,8 +16,6 @@ namespace nibble::jobs {
 
 inline constexpr char kMethodQLora[] = "qlora";
 inline constexpr char kMethodBitNetQat[] = "bitnet_qat";
-// All implemented methods.
-inline constexpr const char* kMethods[] = {kMethodQLora, kMethodBitNetQat};
 
 struct DataConfig {
   std::optional<std::string> format;  // text | prompt_completion | chat; default: the dataset's own
@@ -81,7 +79,7 @@ struct RunConfig {
 
 struct JobSpec {
   std::string display_name;
-  std::string method = kMethodQLora;
+  std::string method = kMethodQLora;  // a name of jobs::Methods()
   std::string base_model;
   std::string train_dataset;
   std::string eval_dataset;             // at most one of these two; "": none

@@ -36,6 +36,12 @@ class SpecField {
     field.api_path = path;
     return field;
   }
+  // A seed that the API leaves equal to run.seed unless it is set.
+  constexpr SpecField DefaultsToRunSeed() const {
+    SpecField field = *this;
+    field.is_seed = true;
+    return field;
+  }
   // The configuration of a method, which has the field's name. Only a spec with that method has it.
   constexpr SpecField OfMethod() const {
     SpecField field = *this;
@@ -50,6 +56,7 @@ class SpecField {
   std::int64_t least = std::numeric_limits<std::int64_t>::min();
   std::int64_t largest = std::numeric_limits<std::int64_t>::max();
   bool is_method = false;
+  bool is_seed = false;
 };
 
 inline constexpr std::int64_t kMaxSeqLen = 1 << 20;
@@ -78,7 +85,7 @@ struct SpecFields<DataConfig> {
                  SpecField("packing", &DataConfig::packing).OneOf(kPackings),
                  SpecField("overlong", &DataConfig::overlong).OneOf(kOverlong),
                  SpecField("train_on_prompt", &DataConfig::train_on_prompt).InApi("loss_mask.train_on_prompt"),
-                 SpecField("shuffle_seed", &DataConfig::shuffle_seed).Between(0),
+                 SpecField("shuffle_seed", &DataConfig::shuffle_seed).Between(0).DefaultsToRunSeed(),
                  SpecField("add_special_tokens", &DataConfig::add_special_tokens));
 };
 
@@ -89,7 +96,7 @@ struct SpecFields<QLoraMethod> {
       SpecField("dropout", &QLoraMethod::dropout), SpecField("target_modules", &QLoraMethod::target_modules),
       SpecField("use_rslora", &QLoraMethod::use_rslora), SpecField("double_quant", &QLoraMethod::double_quant),
       SpecField("compute_dtype", &QLoraMethod::compute_dtype).OneOf(kComputeDtypes),
-      SpecField("seed", &QLoraMethod::seed).Between(0));
+      SpecField("seed", &QLoraMethod::seed).Between(0).DefaultsToRunSeed());
 };
 
 template <>

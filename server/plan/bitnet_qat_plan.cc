@@ -1,11 +1,13 @@
 #include "server/base/error.h"
 #include "server/base/strings.h"
+#include "server/convert/checkpoint_model.h"
 #include "server/model/bitnet_shape.h"
 #include "server/model/tensor_table.h"
 #include "server/model/working_rows.h"
 #include "server/plan/memory_plan.h"
 #include "server/plan/method_plan.h"
 #include "server/plan/model_sizes.h"
+#include "server/registry/model_memory.h"
 
 namespace nibble::plan {
 namespace {
@@ -16,7 +18,7 @@ using model::NormPlacement;
 
 class BitNetQat : public MethodPlan {
  public:
-  const char* name() const override { return jobs::kMethodBitNetQat; }
+  const jobs::Method& method() const override { return jobs::BitNetQat(); }
 
   absl::Status CheckBase(const JobInputs& inputs) const override {
     if (inputs.base_format == "f32" || inputs.base_format == "bf16") return absl::OkStatus();
@@ -80,6 +82,19 @@ class BitNetQat : public MethodPlan {
     warnings.push_back({"PER_TENSOR_ACTIVATIONS",
                         "bitnet_qat.act_scale: rows share a scale in training; the served model has one per token",
                         {}});
+  }
+
+  registry::WorkMemory CheckpointMemory(const jobs::JobSpec& spec, const model::Artifact& base,
+                                        std::int64_t /*checkpoint_bytes*/) const override {
+    return registry::MastersMemory(TrainedConfig(spec, base.config()));
+  }
+
+  absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const CheckpointToPublish& source,
+                                                          const kernels::Stream& /*stream*/) const override {
+    return convert::MakeMasterCheckpointModel(files, source.target.base,
+                                              TrainedConfig(source.spec, source.target.base.config()),
+                                              static_cast<int>(source.spec.bitnet_qat.act_bits), source.directory,
+                                              source.target.provenance, source.target.directory);
   }
 };
 

@@ -1,16 +1,23 @@
-// A training method for the planner: which bases it takes, what it trains, and how many bytes that takes. A method is
-// one implementation of MethodPlan and a row of the table in method_plan.cc. The trainer's table is in
-// trainer/recipe.cc.
+// A training method in nibbled: which bases it takes, what it trains, how many bytes that takes, and how its
+// checkpoints become models. A method is one implementation of MethodPlan: a row of the table in method_plan.cc, or
+// registered by RegisterMethod. The trainer's table has a row of the same name (trainer/methods.cc; docs/adr/0014).
 #pragma once
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/stream.h"
+#include "server/base/files.h"
+#include "server/base/json.h"
 #include "server/jobs/job_spec.h"
+#include "server/jobs/method.h"
 #include "server/model/artifact.h"
 #include "server/model/model_config.h"
 #include "server/plan/check_job.h"
+#include "server/registry/checkpoint_source.h"
+#include "server/registry/work_admission.h"
 
 namespace nibble::plan {
 
@@ -35,12 +42,21 @@ struct PublishingBytes {
   std::int64_t kept = 0;            // beside the served form, until the end
 };
 
+// A verified checkpoint and the model that is made of it; all borrowed.
+struct CheckpointToPublish {
+  const jobs::JobSpec& spec;
+  const std::string& directory;  // of the checkpoint
+  const registry::CheckpointTarget& target;
+};
+
 // Stateless; every call may come from every thread.
 class MethodPlan {
  public:
   virtual ~MethodPlan() = default;
 
-  virtual const char* name() const = 0;
+  // Name, defaults and checks of the method's own fields.
+  virtual const jobs::Method& method() const = 0;
+  const char* name() const { return method().name(); }
   // InvalidArgument (FIELD_VIOLATION) if the method does not take this base.
   virtual absl::Status CheckBase(const JobInputs& inputs) const = 0;
   // Whether it trains an adapter on the base, and not the weights themselves.
@@ -68,10 +84,25 @@ class MethodPlan {
                                  std::int64_t base_bytes) const = 0;
   // Warnings about the method's own fields.
   virtual void AddWarnings(const jobs::JobSpec& /*spec*/, std::vector<PlanWarning>& /*warnings*/) const {}
+
+  // Peak memory of MakeCheckpointModel. `checkpoint_bytes`: of the checkpoint's files.
+  virtual registry::WorkMemory CheckpointMemory(const jobs::JobSpec& spec, const model::Artifact& base,
+                                                std::int64_t checkpoint_bytes) const = 0;
+  // Publishes a checkpoint: makes the model that the trainer would have written after that step. On an error nothing is
+  // left at the target. Errors: those of convert/checkpoint_model.h.
+  virtual absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
+                                                                  const CheckpointToPublish& source,
+                                                                  const kernels::Stream& stream) const = 0;
 };
 
+// All methods: the rows of the table, then those of RegisterMethod. Thread-safe, here and below.
+std::vector<const MethodPlan*> MethodPlans();
 // The method of a validated spec.
 const MethodPlan& PlanOf(const jobs::JobSpec& spec);
+
+// Adds a method to this table and to that of jobs/method.h: from then on, specs may name it. It must have a new name
+// and live until the process ends. Call it before the first job is read.
+void RegisterMethod(const MethodPlan& method);
 
 // The rows of the table.
 const MethodPlan& QLoraPlan();

@@ -2,11 +2,13 @@
 
 #include "server/base/error.h"
 #include "server/base/strings.h"
+#include "server/convert/checkpoint_model.h"
 #include "server/model/tensor_table.h"
 #include "server/model/working_rows.h"
 #include "server/plan/memory_plan.h"
 #include "server/plan/method_plan.h"
 #include "server/plan/model_sizes.h"
+#include "server/registry/model_memory.h"
 
 namespace nibble::plan {
 namespace {
@@ -16,7 +18,7 @@ using model::ModelConfig;
 
 class QLora : public MethodPlan {
  public:
-  const char* name() const override { return jobs::kMethodQLora; }
+  const jobs::Method& method() const override { return jobs::QLora(); }
 
   absl::Status CheckBase(const JobInputs& inputs) const override {
     if (inputs.base_format != "f32" && inputs.base_format != "bf16" && inputs.base_format != "nf4") {
@@ -96,6 +98,18 @@ class QLora : public MethodPlan {
     const double base = base_bytes != 0 ? FileBytes(config, Format::kNf4, float_bytes) : 0;
     return base + static_cast<double>(TrainedParameters(spec, config) * 4) +
            FileBytes(config, Format::kInt8, config.tied_embeddings ? 2 : float_bytes);
+  }
+
+  registry::WorkMemory CheckpointMemory(const jobs::JobSpec&, const model::Artifact& base,
+                                        std::int64_t checkpoint_bytes) const override {
+    // An adapter's checkpoint consists almost only of its tensors and the optimizer's state.
+    return registry::AdapterMemory(base, checkpoint_bytes);
+  }
+
+  absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const CheckpointToPublish& source,
+                                                          const kernels::Stream& stream) const override {
+    return convert::MakeCheckpointModel(files, source.target.base, source.directory, source.target.provenance,
+                                        source.target.scratch, source.target.directory, stream);
   }
 };
 

@@ -1,29 +1,38 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 
+#include "absl/status/statusor.h"
+#include "kernels/stream.h"
+#include "server/base/files.h"
 #include "server/base/json.h"
-#include "server/model/model_config.h"
+#include "server/model/artifact.h"
+#include "server/registry/work_admission.h"
 
 namespace nibble::registry {
 
-// A checkpoint of a job, and what its training method made of the base model.
-struct CheckpointSource {
-  // The weights themselves, in f32, instead of an adapter on the base.
-  struct Masters {
-    // Returns the architecture that was trained.
-    std::function<model::ModelConfig(const model::ModelConfig& base)> config_of;
-    int act_bits = 0;  // of the activations
-  };
+// Where a checkpoint becomes a model; all borrowed.
+struct CheckpointTarget {
+  const model::Artifact& base;  // the model that the job started from
+  const base::Json& provenance;
+  const std::string& scratch;    // a path for files that are removed afterwards
+  const std::string& directory;  // of the model
+};
 
+// A checkpoint of a job, and how its training method makes a model of it (plan/method_plan.h).
+struct CheckpointSource {
   std::string directory;
   std::string job_id;
   std::int64_t step = 0;
   std::string base_model;
   base::Json eval_data;  // for the provenance of the published model (jobs::EvalDataJson)
-  std::optional<Masters> masters;
+  // Peak memory of `make`. `checkpoint_bytes`: of the checkpoint's files.
+  std::function<WorkMemory(const model::Artifact& base, std::int64_t checkpoint_bytes)> memory;
+  // Makes the model that the trainer would have written after that step. On an error nothing is left at the target.
+  std::function<absl::StatusOr<model::ArtifactInfo>(base::FileSystem& files, const CheckpointTarget& target,
+                                                    const kernels::Stream& stream)>
+      make;
 };
 
 }  // namespace nibble::registry

@@ -239,7 +239,7 @@ absl::StatusOr<ConvertOutcome> ModelLibrary::Convert(const ConvertRequest& reque
       base::WriteFileAtomically(state_.files, base::JoinPath(pending->directory(), kConversionFile), ToJson(report)));
   scope.Progress("write", 0, 1);
   NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
-  NIBBLE_RETURN_IF_ERROR(pending->Commit(scope.stopped()).status());
+  NIBBLE_RETURN_IF_ERROR(pending->Commit(scope.stopped(), files.digests()).status());
   metrics_.Converted(model::Name(made.info.format), absl::ToDoubleSeconds(clock_.Monotonic() - began));
   return outcome;
 }

@@ -6,6 +6,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/adapter_model.h"
+#include "server/model/file_names.h"
 #include "server/model/import.h"
 #include "server/model/peft_adapter.h"
 #include "server/registry/import_root.h"
@@ -86,25 +87,25 @@ absl::Status ModelLibrary::Import(const ImportRequest& request, const auth::Requ
     NIBBLE_ASSIGN_OR_RETURN(upload, uploads_.TakeFinished(owner, *request.upload_id));
     source = static_cast<const UploadedModel&>(*upload.content).directory();
   }
+  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   const absl::Status imported = request.base_model.has_value()
-                                    ? ImportAdapter(request, source, pending->directory(), scope)
-                                    : ImportWeights(request, source, pending->directory(), scope);
+                                    ? ImportAdapter(request, source, pending->directory(), files, scope)
+                                    : ImportWeights(request, source, pending->directory(), files, scope);
   // Memory may become free later: keep the upload for a retry.
   if (upload.entry != nullptr && base::Reason(imported) == "OUT_OF_DEVICE_MEMORY") uploads_.PutBack(upload);
   NIBBLE_RETURN_IF_ERROR(imported);
   scope.Progress("write", 0, 1);
   NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
-  return pending->Commit(scope.stopped()).status();
+  return pending->Commit(scope.stopped(), files.digests()).status();
 }
 
 absl::Status ModelLibrary::ImportWeights(const ImportRequest& request, const std::string& source,
-                                         const std::string& target, OperationScope& scope) {
+                                         const std::string& target, OperationFiles& files, OperationScope& scope) {
   const auto has = [&](const char* name) { return state_.files.Exists(base::JoinPath(source, name)); };
-  if (has(model::kAdapterConfigFile) && !has("config.json")) {
+  if (has(model::kAdapterConfigFile) && !has(model::kConfigFile)) {
     return FieldError("base_model", "is not set, wanted the base model of the adapter");
   }
   const kernels::DType dtype = request.dtype == model::Format::kF32 ? kernels::DType::kF32 : kernels::DType::kBF16;
-  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   // Wait for a turn, as conversions do: otherwise an import would be refused memory that a running verification or
   // publication will return. Conversions and imports never run together anyway (OperationLane::kModels).
   WorkAdmission::Turn turn;
@@ -121,7 +122,7 @@ absl::Status ModelLibrary::ImportWeights(const ImportRequest& request, const std
 }
 
 absl::Status ModelLibrary::ImportAdapter(const ImportRequest& request, const std::string& source,
-                                         const std::string& target, OperationScope& scope) {
+                                         const std::string& target, OperationFiles& files, OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(*request.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const auto base_model, model::Artifact::Open(stored.directory));
   WorkAdmission::Turn turn;
@@ -138,7 +139,6 @@ absl::Status ModelLibrary::ImportAdapter(const ImportRequest& request, const std
   if (base_name.empty()) base_name = *request.base_model;
   if (base_model->info().format != model::Format::kNf4) scope.Progress("quantize", 0, 1);
   const base::Json provenance = {{"imported_from", "peft"}, {"base_model", *request.base_model}};
-  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   const auto made = convert::MakeAdapterModel(files, *base_model, *std::move(adapter), provenance,
                                               base::JoinPath(state_.paths.uploads(), base::NewId("import")), target,
                                               convert_stream_, "import");

@@ -21,6 +21,7 @@
 #include "server/registry/conversion_report.h"
 #include "server/registry/exported_files.h"
 #include "server/registry/model_requests.h"
+#include "server/registry/operation_files.h"
 #include "server/registry/operation_scope.h"
 #include "server/registry/text_cache.h"
 #include "server/registry/upload_table.h"
@@ -123,9 +124,9 @@ class ModelLibrary {
   absl::StatusOr<WorkAdmission::Turn> AwaitTurn(const std::string& what, const WorkMemory& need, OperationScope& scope);
   // Import the files in the directory `source`. Both wait as Verify does, before they read tensors.
   absl::Status ImportWeights(const ImportRequest& request, const std::string& source, const std::string& target,
-                             OperationScope& scope);
+                             OperationFiles& files, OperationScope& scope);
   absl::Status ImportAdapter(const ImportRequest& request, const std::string& source, const std::string& target,
-                             OperationScope& scope);
+                             OperationFiles& files, OperationScope& scope);
   absl::Status AddLosses(const ConvertRequest& request, const std::string& dataset, const std::string& source,
                          const std::string& target, OperationScope& scope, ConversionReport& report);
   absl::Status AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info,

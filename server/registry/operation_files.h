@@ -1,12 +1,13 @@
 // File system for an operation that writes a whole model. The next write fails when the operation is cancelled, also by
 // a shutdown, and when free disk space falls below the watermark, which other work needs. Code that reads a whole model
-// polls store::Cancelled instead.
+// polls store::Cancelled instead. Takes the digests of the files as they are written.
 #pragma once
 #include <string>
 #include <string_view>
 
 #include "server/base/free_space.h"
 #include "server/base/hooked_files.h"
+#include "server/base/written_digests.h"
 #include "server/registry/operation_scope.h"
 
 namespace nibble::registry {
@@ -21,8 +22,11 @@ class OperationWrites {
       : files_(files), scope_(scope), min_free_bytes_(min_free_bytes) {}
 
   template <typename Work>
-  auto Around(const char*, const std::string&, Work work) -> decltype(work()) {
-    return work();
+  auto Around(const char* operation, const std::string& path, Work work) -> decltype(work()) {
+    auto result = work();
+    if (std::string_view(operation) == "open") digests_.Opened(path);
+    if (std::string_view(operation) == "close") digests_.Closed(path);
+    return result;
   }
   // Errors: Cancelled, ResourceExhausted (DISK_FULL), those of `write`.
   template <typename Write>
@@ -33,14 +37,17 @@ class OperationWrites {
       unchecked_bytes_ = 0;
       if (absl::Status room = base::CheckSpace(files_, path, min_free_bytes_); !room.ok()) return room;
     }
+    digests_.Appended(path, bytes);
     return write(bytes);
   }
+  const base::WrittenDigests& digests() const { return digests_; }
 
  private:
   base::FileSystem& files_;
   const OperationScope& scope_;
   const std::uint64_t min_free_bytes_;
   std::uint64_t unchecked_bytes_ = kCheckEveryBytes;
+  base::WrittenDigests digests_;
 };
 
 class OperationFiles : public base::HookedFiles<OperationWrites> {
@@ -48,6 +55,8 @@ class OperationFiles : public base::HookedFiles<OperationWrites> {
   // `files` and `scope` must outlive this object.
   OperationFiles(base::FileSystem& files, const OperationScope& scope, std::uint64_t min_free_bytes)
       : HookedFiles(files, files, scope, min_free_bytes) {}
+  // Of the files that were written here: for the Commit of their directory, which then reads only the other files.
+  const base::WrittenDigests& digests() const { return hook().digests(); }
 };
 
 }  // namespace nibble::registry

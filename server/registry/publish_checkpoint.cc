@@ -7,10 +7,8 @@
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/convert/checkpoint_model.h"
 #include "server/registry/model_files.h"
 #include "server/registry/model_library.h"
-#include "server/registry/model_memory.h"
 #include "server/registry/operation_files.h"
 #include "server/registry/operation_mark.h"
 #include "server/store/published_directory.h"
@@ -81,31 +79,19 @@ absl::Status ModelLibrary::PublishCheckpoint(const PublishRequest& request, cons
   const base::Json provenance = {
       {"job_id", source.job_id},          {"base_model", source.base_model},      {"step", source.step},
       {"checkpoint", request.checkpoint}, {"checkpoint_digest", manifest.digest}, {"eval_data", source.eval_data}};
-  // An adapter's checkpoint consists almost only of its tensors and the optimizer's state.
-  const WorkMemory need = source.masters.has_value()
-                              ? MastersMemory(source.masters->config_of(artifact->config()))
-                              : AdapterMemory(*artifact, static_cast<std::int64_t>(manifest.total_bytes()));
+  const WorkMemory need = source.memory(*artifact, static_cast<std::int64_t>(manifest.total_bytes()));
   NIBBLE_ASSIGN_OR_RETURN(const auto turn,
                           AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint), need, scope));
   scope.Progress("write", 0, 1);
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
-  const auto make = [&]() -> absl::StatusOr<model::ArtifactInfo> {
-    if (source.masters.has_value()) {
-      return convert::MakeMasterCheckpointModel(files, *artifact, source.masters->config_of(artifact->config()),
-                                                source.masters->act_bits, source.directory, provenance,
-                                                pending->directory());
-    }
-    const std::string scratch = base::JoinPath(state_.paths.uploads(), base::NewId("publish"));
-    return convert::MakeCheckpointModel(files, *artifact, source.directory, provenance, scratch, pending->directory(),
-                                        convert_stream_);
-  };
-  const auto made = make();
+  const std::string scratch = base::JoinPath(state_.paths.uploads(), base::NewId("publish"));
+  const auto made = source.make(files, {*artifact, provenance, scratch, pending->directory()}, convert_stream_);
   if (!made.ok()) {
     return state_.files.Exists(source.directory) ? base::About(made.status(), request.checkpoint)
                                                  : Gone(request.checkpoint);
   }
   NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
-  return pending->Commit(cancelled).status();
+  return pending->Commit(cancelled, files.digests()).status();
 }
 
 }  // namespace nibble::registry

@@ -23,6 +23,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/job_spec_fields.h"
+#include "server/jobs/method.h"
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/job_proto.h"
 #include "server/rpc/status.h"
@@ -267,6 +268,22 @@ absl::Status TakeFields(const Message& in, const std::string& prefix, Spec& out)
   return status;
 }
 
+// Gives the seeds that `in` does not set the run's seed.
+template <jobs::IsSpec Spec>
+void TakeRunSeed(const Message& in, std::int64_t run_seed, Spec& out) {
+  std::size_t at = 0;
+  jobs::ForEachField<Spec>([&](const auto& listed) {
+    const Steps& steps = StepsOf<Spec>(*in.GetDescriptor())[at++];
+    auto& value = out.*listed.member;
+    using Value = std::remove_cvref_t<decltype(value)>;
+    if constexpr (jobs::IsSpec<Value>) {
+      TakeRunSeed(in.GetReflection()->GetMessage(in, steps.back()), run_seed, value);
+    } else if constexpr (std::is_same_v<Value, std::int64_t>) {
+      if (listed.is_seed && !in.GetReflection()->HasField(in, steps.back())) value = run_seed;
+    }
+  });
+}
+
 void Put(Message& message, const FieldDescriptor& field, const std::string& value) {
   const Reflection& r = *message.GetReflection();
   if (field.cpp_type() != FieldDescriptor::CPPTYPE_ENUM) {
@@ -388,15 +405,13 @@ absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config) {
 absl::StatusOr<jobs::JobSpec> FromProto(const v1::JobSpec& spec) {
   const FieldDescriptor* method =
       spec.GetReflection()->GetOneofFieldDescriptor(spec, v1::JobSpec::descriptor()->FindOneofByName("method"));
-  if (method == nullptr) return FieldError("method", "is not set, wanted qlora or bitnet_qat");
+  if (method == nullptr) return FieldError("method", StrCat("is not set, wanted ", jobs::MethodChoices()));
   NIBBLE_RETURN_IF_ERROR(CheckImplemented(spec, ""));
   jobs::JobSpec out;
   out.method = method->name();
   NIBBLE_RETURN_IF_ERROR(TakeFields(spec, "", out));
   NIBBLE_ASSIGN_OR_RETURN(out.device, DeviceOf(spec.device()));
-  // The run's seed is the default of all other seeds.
-  if (!spec.data().has_shuffle_seed()) out.data.shuffle_seed = out.run.seed;
-  if (!spec.qlora().has_seed()) out.qlora.seed = out.run.seed;
+  TakeRunSeed(spec, out.run.seed, out);
   for (const auto& [key, value] : spec.labels()) out.labels[key] = value;
   return out;
 }

@@ -4,6 +4,7 @@
 #include "server/base/files.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/file_names.h"
 #include "server/model/kv_pool.h"
 #include "server/model/record.h"
 #include "server/model/safetensors.h"
@@ -42,7 +43,7 @@ v1::DatasetFormat TrainedFormatOf(const model::ArtifactInfo& info) {
 absl::Status AddArchitecture(const store::StoredModel& stored, model::Format format, v1::Model& out) {
   base::FileSystem& files = base::RealFileSystem();
   NIBBLE_ASSIGN_OR_RETURN(const std::string text,
-                          files.Read(base::JoinPath(stored.directory, "config.json"), kMaxSmallFile));
+                          files.Read(base::JoinPath(stored.directory, model::kConfigFile), kMaxSmallFile));
   NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
   NIBBLE_ASSIGN_OR_RETURN(const model::ModelConfig config, model::ParseHfConfig(json));
   auto* architecture = out.mutable_architecture();
@@ -85,7 +86,7 @@ v1::ModelFormat HeadFormatOf(const store::StoredModel& stored, const model::Arti
     case model::Format::kLora: break;
   }
   // The head keeps the type of the source model, which only the file's header says.
-  const auto weights = model::OpenSafetensors(base::JoinPath(stored.directory, "model.safetensors"));
+  const auto weights = model::OpenSafetensors(base::JoinPath(stored.directory, model::kWeightsFile));
   if (!weights.ok()) return v1::MODEL_FORMAT_UNSPECIFIED;
   const auto head = weights->tensors.find(tied ? model::kEmbeddingName : model::kHeadName);
   if (head == weights->tensors.end() || !head->second.dtype.has_value()) return v1::MODEL_FORMAT_UNSPECIFIED;
@@ -156,11 +157,12 @@ absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded,
                                                                          : v1::DETERMINISM_BEST_EFFORT);
   base::FileSystem& files = base::RealFileSystem();
   if (const auto it = info.provenance.find("files"); it != info.provenance.end() && it->is_object()) {
-    out.set_tokenizer_digest(Text(*it, "tokenizer.json"));
+    out.set_tokenizer_digest(Text(*it, model::kTokenizerFile));
   }
-  const auto tokenizer_config = files.Read(base::JoinPath(stored.directory, "tokenizer_config.json"), kMaxSmallFile);
+  const auto tokenizer_config =
+      files.Read(base::JoinPath(stored.directory, model::kTokenizerConfigFile), kMaxSmallFile);
   out.set_has_chat_template(
-      files.Exists(base::JoinPath(stored.directory, "chat_template.jinja")) ||
+      files.Exists(base::JoinPath(stored.directory, model::kChatTemplateFile)) ||
       (tokenizer_config.ok() && tokenizer_config->find("\"chat_template\"") != std::string::npos));
   out.set_trained_format(TrainedFormatOf(info));
   if (info.format == model::Format::kInt8) out.set_act_outliers(info.act_outliers);
@@ -176,7 +178,8 @@ absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded,
   const std::string report_path = base::JoinPath(stored.directory, registry::kConversionFile);
   if (const auto report = files.Read(report_path, kMaxReport); report.ok()) {
     // A report that cannot be parsed is shown empty.
-    *out.mutable_conversion() = ToProto(registry::ParseConversionReport(*report).value_or(registry::ConversionReport()), detailed);
+    *out.mutable_conversion() =
+        ToProto(registry::ParseConversionReport(*report).value_or(registry::ConversionReport()), detailed);
   }
   return out;
 }

@@ -3,9 +3,12 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "kernels/stream.h"
+#include "server/trainer/tensor_ref.h"
 
 namespace nibble::trainer {
 
@@ -18,15 +21,19 @@ struct AdamWConfig {
 
 // First and second moments of one tensor.
 struct Moments {
-  std::vector<float> m;
-  std::vector<float> v;
+  TensorBuffer m;
+  TensorBuffer v;
 };
+
+// Unimplemented unless AdamWStep can train this tensor: values, gradients and moments in f32. `name` is for the
+// message.
+absl::Status CheckAdamW(std::string_view name, const TensorRef& value, const TensorRef& grad, const Moments& moments);
 
 // One step (numbered from 1) of decoupled weight decay: p -= lr * wd * p, then p -= lr / bc1 * m / (sqrt(v) / sqrt(bc2)
 // + eps), as torch.optim.AdamW orders it. Source: arXiv:1711.05101. Elements do not depend on each other, so `stream`
-// splits them among its threads.
-void AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, std::span<float> parameter,
-               std::span<const float> gradient, Moments& moments, const kernels::Stream& stream = {});
+// splits them among its threads. Unimplemented for other types than f32; then nothing has changed.
+absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, const TensorRef& parameter,
+                       const TensorRef& gradient, Moments& moments, const kernels::Stream& stream = {});
 
 // Multiplies every value by `factor`.
 void Scale(std::span<float> values, float factor, const kernels::Stream& stream = {});

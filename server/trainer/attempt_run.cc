@@ -124,10 +124,12 @@ class AttemptRun {
                                        },
                                    .cancelled = stopping_};
     NIBBLE_RETURN_IF_ERROR(store::Verify(context_.files, context_.order.base_model_directory, stopping_).status());
-    NIBBLE_ASSIGN_OR_RETURN(recipe_, MakeRecipe(context));
+    NIBBLE_ASSIGN_OR_RETURN(recipe_, MakeRecipe(context, context_.recipes));
     model_ = &recipe_->model();
     for (const Parameter& parameter : model_->parameters()) {
-      moments_.push_back({std::vector<float>(parameter.value.size()), std::vector<float>(parameter.value.size())});
+      const TensorRef& value = parameter.value;
+      moments_.push_back({TensorBuffer(ElementType::kF32, value.count), TensorBuffer(ElementType::kF32, value.count)});
+      NIBBLE_RETURN_IF_ERROR(CheckAdamW(parameter.name, value, parameter.grad, moments_.back()));
     }
     return absl::OkStatus();
   }
@@ -205,21 +207,22 @@ class AttemptRun {
     }
     const double loss = loss_sum / static_cast<double>(trained);
     std::vector<std::span<const float>> gradients;
-    for (const Parameter& parameter : model_->parameters()) gradients.emplace_back(parameter.grad);
+    for (const Parameter& parameter : model_->parameters()) gradients.emplace_back(parameter.grad.f32());
     const double grad_norm = GlobalNorm(gradients, context_.stream);
     if (!std::isfinite(loss) || !std::isfinite(grad_norm)) {
       return NanLoss(base::StrCat("step ", progress_.step + 1, ": loss ", loss, ", gradient norm ", grad_norm));
     }
     if (spec_.optim.max_grad_norm > 0 && grad_norm > spec_.optim.max_grad_norm) {
       const auto factor = static_cast<float>(spec_.optim.max_grad_norm / grad_norm);
-      for (Parameter& parameter : model_->parameters()) Scale(parameter.grad, factor, context_.stream);
+      for (Parameter& parameter : model_->parameters()) Scale(parameter.grad.f32(), factor, context_.stream);
     }
     const double lr = LearningRate(spec_.optim, progress_.step, max_steps_);
     const AdamWConfig adamw = {spec_.optim.beta1, spec_.optim.beta2, spec_.optim.eps, spec_.optim.weight_decay};
     auto& parameters = model_->parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       ShowAlive();
-      AdamWStep(adamw, progress_.step + 1, lr, parameters[i].value, parameters[i].grad, moments_[i], context_.stream);
+      NIBBLE_RETURN_IF_ERROR(AdamWStep(adamw, progress_.step + 1, lr, parameters[i].value, parameters[i].grad,
+                                       moments_[i], context_.stream));
     }
     NIBBLE_RETURN_IF_ERROR(model_->Refresh());
     ++progress_.step;

@@ -1,6 +1,7 @@
 // Runs one attempt of a job, from its order to its outcome.
 #pragma once
 #include <functional>
+#include <span>
 #include <string>
 
 #include "kernels/launch_counter.h"
@@ -8,6 +9,7 @@
 #include "server/base/files.h"
 #include "server/jobs/attempt.h"
 #include "server/jobs/journal.h"
+#include "server/trainer/recipe.h"
 #include "server/trainer/reporter.h"
 
 namespace nibble::trainer {
@@ -21,6 +23,7 @@ struct AttemptContext {
   Reporter& reporter;
   kernels::Stream stream;
   const std::function<bool()>& terminated;  // whether SIGTERM was received
+  std::span<const RecipeRow> recipes = BuiltInRecipes();
 };
 
 // Trains, publishes the model into the order's output directory and returns the outcome. Cancelled or preempted runs

@@ -212,7 +212,7 @@ class TorchBitNetModel : public BitNetModel {
       const auto found = std::find_if(parameters_.begin(), parameters_.end(),
                                       [&](const Parameter& p) { return p.name == tensor.name; });
       if (found == parameters_.end()) return absl::InternalError("no master weight for " + tensor.name);
-      values.push_back(found->value);
+      values.push_back(found->value.f32());
     }
     return convert::MakeMasterModel(files, state_.config, {.act_bits = options_.act_bits, .head_dtype = kHeadType},
                                     kKvType, values, companions_from, provenance, directory, "job", options_.cancelled);

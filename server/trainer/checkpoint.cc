@@ -1,6 +1,10 @@
 #include "server/trainer/checkpoint.h"
 
 #include <cstring>
+#include <iterator>
+#include <span>
+#include <string_view>
+#include <utility>
 
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
@@ -15,6 +19,7 @@ namespace {
 constexpr char kStateFile[] = "state.json";
 constexpr std::uint64_t kMaxMetricsBytes = 1 << 16;
 constexpr const char* kParts[] = {"", ".exp_avg", ".exp_avg_sq"};
+constexpr char kScales[] = ".scales";  // after the name of a tensor that has them
 
 base::Json ToJson(const RunIdentity& identity) {
   return {{"spec_digest", identity.spec_digest}, {"base_digest", identity.base_digest},
@@ -35,8 +40,28 @@ absl::StatusOr<std::map<std::string, double>> ReadMetrics(base::FileSystem& file
   return metrics;
 }
 
-std::string_view Bytes(std::span<const float> values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
+// One tensor of the file: the elements or codes of a tensor, or its scales.
+struct StoredTensor {
+  std::string name;
+  kernels::DType dtype;
+  std::vector<std::int64_t> shape;
+  std::span<std::byte> bytes;
+};
+
+// The tensors of a parameter: its values and two moments, each followed by its scales if its type has them. In f32 this
+// is the form of all files from before other types existed.
+std::vector<StoredTensor> StoredTensors(const Parameter& parameter, const Moments& moments) {
+  std::vector<StoredTensor> stored;
+  const TensorRef* tensors[] = {&parameter.value, &moments.m.ref(), &moments.v.ref()};
+  for (std::size_t p = 0; p < std::size(kParts); ++p) {
+    const TensorRef& tensor = *tensors[p];
+    const std::string name = parameter.name + kParts[p];
+    stored.push_back({name, StoredType(tensor.type), parameter.shape, tensor.bytes()});
+    if (!HasScales(tensor.type)) continue;
+    const std::span<float> scales(tensor.scales, static_cast<std::size_t>(tensor.num_scales()));
+    stored.push_back({name + kScales, kernels::DType::kF32, {tensor.num_scales()}, std::as_writable_bytes(scales)});
+  }
+  return stored;
 }
 
 }  // namespace
@@ -50,19 +75,19 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
   NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory pending,
                           store::BeginCheckpoint(files, attempt_directory, progress.step));
   std::vector<model::TensorPlan> plan;
-  for (const Parameter& parameter : parameters) {
-    for (const char* part : kParts) {
-      plan.push_back({parameter.name + part, kernels::DType::kF32, parameter.shape});
+  std::map<std::string, std::string_view> bytes;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    for (StoredTensor& tensor : StoredTensors(parameters[i], moments[i])) {
+      bytes[tensor.name] = {reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()};
+      plan.push_back({std::move(tensor.name), tensor.dtype, std::move(tensor.shape)});
     }
   }
   NIBBLE_ASSIGN_OR_RETURN(
       auto writer,
       model::SafetensorsWriter::Create(files, base::JoinPath(pending.path(), convert::kCheckpointTensorsFile), plan));
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
+  for (const model::TensorPlan& tensor : writer->order()) {
     NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
-    NIBBLE_RETURN_IF_ERROR(writer->Put(parameters[i].name, Bytes(parameters[i].value)));
-    NIBBLE_RETURN_IF_ERROR(writer->Put(parameters[i].name + kParts[1], Bytes(moments[i].m)));
-    NIBBLE_RETURN_IF_ERROR(writer->Put(parameters[i].name + kParts[2], Bytes(moments[i].v)));
+    NIBBLE_RETURN_IF_ERROR(writer->Put(tensor.name, bytes.at(tensor.name)));
   }
   NIBBLE_RETURN_IF_ERROR(writer->Finish());
   const base::Json state = {{"step", progress.step},
@@ -119,15 +144,14 @@ absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const s
                           model::OpenSafetensors(base::JoinPath(directory, convert::kCheckpointTensorsFile)));
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
-    const std::span<float> targets[] = {parameters[i].value, moments[i].m, moments[i].v};
-    for (std::size_t p = 0; p < 3; ++p) {
-      const auto it = tensors.tensors.find(parameters[i].name + kParts[p]);
-      if (it == tensors.tensors.end() || it->second.dtype != kernels::DType::kF32 ||
-          it->second.bytes.size() != targets[p].size_bytes()) {
-        return absl::DataLossError(base::StrCat("checkpoint ", directory, ": ", parameters[i].name, kParts[p],
-                                                " is missing or has another size"));
+    for (const StoredTensor& tensor : StoredTensors(parameters[i], moments[i])) {
+      const auto it = tensors.tensors.find(tensor.name);
+      if (it == tensors.tensors.end() || it->second.dtype != tensor.dtype ||
+          it->second.bytes.size() != tensor.bytes.size()) {
+        return absl::DataLossError(
+            base::StrCat("checkpoint ", directory, ": ", tensor.name, " is missing or has another size"));
       }
-      std::memcpy(targets[p].data(), it->second.bytes.data(), targets[p].size_bytes());
+      std::memcpy(tensor.bytes.data(), it->second.bytes.data(), tensor.bytes.size());
     }
   }
   NIBBLE_ASSIGN_OR_RETURN(progress.step, base::GetInt(state, "step", kStateFile));

@@ -42,8 +42,9 @@ struct RunIdentity {
   std::string version;
 };
 
-// `adapter` is saved too, so that the checkpoint can be served directly (convert/checkpoint_model.h); null if the
-// method trains no adapter. Here and below, `cancelled` is called before every tensor and every MiB that is hashed.
+// Every tensor is saved in its own type. `adapter` is saved too, so that the checkpoint can be served directly
+// (convert/checkpoint_model.h); null if the method trains no adapter. Here and below, `cancelled` is called before
+// every tensor and every MiB that is hashed.
 absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, const std::string& attempt_directory,
                                                      const TrainingProgress& progress, const RunIdentity& identity,
                                                      const std::vector<Parameter>& parameters,
@@ -52,7 +53,7 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
                                                      const base::Cancelled& cancelled = {});
 
 // Fills parameters and moments; Cancelled leaves them partly filled. Errors: DataLoss if a tensor is missing or has
-// another size; FailedPrecondition names the digest that differs.
+// another size or type; FailedPrecondition names the digest that differs.
 absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const std::string& directory,
                                                 const RunIdentity& identity, std::vector<Parameter>& parameters,
                                                 std::vector<Moments>& moments, const base::Cancelled& cancelled = {});

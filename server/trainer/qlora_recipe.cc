@@ -67,7 +67,7 @@ class QLoraRecipe : public Recipe {
     NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(text_directory_));
     std::vector<std::vector<float>> values;
     for (const Parameter& parameter : model_->parameters())
-      values.emplace_back(parameter.value.begin(), parameter.value.end());
+      values.emplace_back(parameter.value.f32().begin(), parameter.value.f32().end());
     return convert::MakeLoraModel(context_.files, *base, adapter_, values, provenance, directory, "job",
                                   context_.cancelled);
   }
@@ -173,13 +173,6 @@ absl::StatusOr<std::unique_ptr<Recipe>> MakeQLoraRecipe(const RecipeContext& con
   auto recipe = std::make_unique<QLoraRecipe>(context);
   NIBBLE_RETURN_IF_ERROR(recipe->Prepare());
   return std::unique_ptr<Recipe>(std::move(recipe));
-}
-
-absl::StatusOr<std::unique_ptr<Recipe>> MakeRecipe(const RecipeContext& context) {
-  const std::string& method = context.order.spec.method;
-  if (method == jobs::kMethodQLora) return MakeQLoraRecipe(context);
-  if (method == jobs::kMethodBitNetQat) return MakeBitNetRecipe(context);
-  return absl::UnimplementedError(base::StrCat("method: this trainer does not support ", method));
 }
 
 }  // namespace nibble::trainer

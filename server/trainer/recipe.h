@@ -1,8 +1,9 @@
-// A training method: which parameters of a base model it trains, and how the result is published. All methods share the
-// training loop (attempt_run.cc).
+// A training method in the trainer: which parameters of a base model it trains, and how the result is published. All
+// methods share the training loop (attempt_run.cc). A method is a row of the table in methods.cc.
 #pragma once
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -66,7 +67,16 @@ class Recipe {
 // conversions.
 absl::StatusOr<std::unique_ptr<Recipe>> MakeQLoraRecipe(const RecipeContext& context);
 absl::StatusOr<std::unique_ptr<Recipe>> MakeBitNetRecipe(const RecipeContext& context);
-// Makes the recipe of the spec's method.
-absl::StatusOr<std::unique_ptr<Recipe>> MakeRecipe(const RecipeContext& context);
+
+// A method of this program: the name in JobSpec::method, which is also that of its plan in nibbled (docs/adr/0014), and
+// what makes its recipe.
+struct RecipeRow {
+  const char* method;
+  absl::StatusOr<std::unique_ptr<Recipe>> (*make)(const RecipeContext& context);
+};
+// The built-in methods (methods.cc). A program with others passes its own table (AttemptContext::recipes).
+std::span<const RecipeRow> BuiltInRecipes();
+// Makes the recipe of the spec's method. Unimplemented if no row has its name; errors of that row.
+absl::StatusOr<std::unique_ptr<Recipe>> MakeRecipe(const RecipeContext& context, std::span<const RecipeRow> rows);
 
 }  // namespace nibble::trainer

@@ -27,8 +27,10 @@ torch::Tensor TensorOf(const kernels::ConstMatrix& matrix);
 torch::ScalarType ToTorch(kernels::DType dtype);
 // w [N, K], f32 or bf16, as matmul_dense reads it. `panels` must outlive the result; it is created if undefined.
 kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& panels);
-// Gives each of `tensors` (f32) a gradient of zeros, and the parameter of the same index spans of both. The spans stay
-// valid until ReleaseGradients, because backward passes add to the gradient in place.
+// The memory of a contiguous tensor of f32 or bf16.
+TensorRef RefOf(const torch::Tensor& tensor);
+// Gives each of `tensors` (f32 or bf16) a gradient of zeros, and the parameter of the same index views of both. The
+// views stay valid until ReleaseGradients, because backward passes add to the gradient in place.
 void HoldGradients(std::vector<torch::Tensor>& tensors, std::vector<Parameter>& parameters);
 void ReleaseGradients(std::vector<torch::Tensor>& tensors, std::vector<Parameter>& parameters);
 

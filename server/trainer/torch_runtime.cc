@@ -129,13 +129,20 @@ kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& pane
   return {panels.data_ptr(), dtype, rows, cols};
 }
 
+TensorRef RefOf(const torch::Tensor& tensor) {
+  TensorRef ref;
+  ref.type = tensor.scalar_type() == torch::kBFloat16 ? ElementType::kBF16 : ElementType::kF32;
+  ref.data = tensor.data_ptr();
+  ref.count = tensor.numel();
+  return ref;
+}
+
 void HoldGradients(std::vector<torch::Tensor>& tensors, std::vector<Parameter>& parameters) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     torch::Tensor& tensor = tensors[i];
     tensor.mutable_grad() = torch::zeros_like(tensor);
-    const auto size = static_cast<std::size_t>(tensor.numel());
-    parameters[i].value = {tensor.data_ptr<float>(), size};
-    parameters[i].grad = {tensor.grad().data_ptr<float>(), size};
+    parameters[i].value = RefOf(tensor);
+    parameters[i].grad = RefOf(tensor.grad());
   }
 }
 

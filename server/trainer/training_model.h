@@ -1,8 +1,8 @@
 // The trained model as the training loop sees it: no torch in this header.
 #pragma once
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -10,6 +10,7 @@
 #include "kernels/stream.h"
 #include "server/data/loader.h"
 #include "server/model/decoder_weights.h"
+#include "server/trainer/tensor_ref.h"
 
 namespace nibble::trainer {
 
@@ -17,8 +18,8 @@ namespace nibble::trainer {
 struct Parameter {
   std::string name;  // its name in the result: "base_model.model.<path>.lora_A.weight" as in PEFT, or the model's own
   std::vector<std::int64_t> shape;
-  std::span<float> value;
-  std::span<float> grad;
+  TensorRef value;
+  TensorRef grad;
 };
 
 // One thread.
@@ -28,11 +29,13 @@ class TrainingModel {
 
   virtual std::vector<Parameter>& parameters() = 0;
   void ZeroGrad(const kernels::Stream& stream = {}) {
-    constexpr std::int64_t kGrain = 1 << 16;  // minimum elements per thread
+    constexpr std::int64_t kGrain = 1 << 18;  // minimum bytes per thread
     for (Parameter& parameter : parameters()) {
-      float* grad = parameter.grad.data();
-      stream.ParallelFor(static_cast<std::int64_t>(parameter.grad.size()), kGrain,
-                         [grad](std::int64_t begin, std::int64_t end) { std::fill(grad + begin, grad + end, 0.0f); });
+      std::byte* grad = parameter.grad.bytes().data();
+      // Zero bytes are zeros of every type.
+      stream.ParallelFor(parameter.grad.num_bytes(), kGrain, [grad](std::int64_t begin, std::int64_t end) {
+        std::fill(grad + begin, grad + end, std::byte{0});
+      });
     }
   }
   // Recomputes what is derived from the parameters. Must be called after every change of parameters, before the calls

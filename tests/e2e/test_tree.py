@@ -38,8 +38,8 @@ ONLY_IN = {
     r"soci/": ["server/jobs"],
     r"boost/": ["server/http", "server/kube", "client/http_get"],
     # Generated headers and gRPC: logic does not depend on the messages of the API.
-    r"nibble/|google/|grpc": ["server/rpc", "server/auth", "server/trainer/reporter", "server/grpc_server", "server/app",
-                              "server/limits.cc", "server/library_log.cc", "client"],
+    r"nibble/|google/|grpc": ["server/rpc", "server/auth", "server/trainer/reporter", "server/grpc_server",
+                              "server/app", "server/limits.cc", "server/library_log.cc", "client"],
 }
 
 

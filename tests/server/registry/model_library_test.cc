@@ -11,6 +11,7 @@
 
 #include "server/base/error.h"
 #include "server/base/sha256.h"
+#include "server/plan/checkpoint_source.h"
 #include "server/registry/uploaded_model.h"
 #include "tests/server/model/small_models.h"
 #include "tests/server/rpc/planted_checkpoint.h"
@@ -57,12 +58,12 @@ class ModelLibraryTest : public ::testing::Test {
     options.upload_limits.max_files = 100;
     options.upload_limits.min_free_bytes = 1;
     options.find_checkpoint = [this](const std::string&, const std::string&) -> absl::StatusOr<CheckpointSource> {
-      return CheckpointSource{.directory = checkpoint_,
-                              .job_id = "job-1",
-                              .step = 3,
-                              .base_model = "base",
-                              .eval_data = base::Json::object(),
-                              .masters = std::nullopt};
+      jobs::JobSpec spec;
+      spec.base_model = "base";
+      store::CheckpointInfo checkpoint;
+      checkpoint.step = 3;
+      checkpoint.directory = checkpoint_;
+      return plan::CheckpointSourceOf(checkpoint, "job-1", spec);
     };
     library_ = std::make_unique<ModelLibrary>(*state_, *texts_, *tokens_, metrics_, base::RealClock(), uploads_,
                                               stream_, stream_, std::move(options));

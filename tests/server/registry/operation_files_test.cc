@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "server/base/error.h"
+#include "server/base/sha256.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::registry {
@@ -42,6 +43,32 @@ TEST(OperationFilesTest, BelowTheWatermarkNothingIsWritten) {
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(base::Reason((*file)->Append("one")), "DISK_FULL");
   EXPECT_EQ(files.Read(directory / "tensors", 100).value_or("none"), "");
+}
+
+TEST(OperationFilesTest, FilesHaveTheirDigestsOnceTheyAreWritten) {
+  const testing::TempDirectory directory;
+  const Scope scope;
+  OperationFiles files(base::RealFileSystem(), scope, 1);
+  const auto file = files.Create(directory / "tensors");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE((*file)->Append("one").ok());
+  EXPECT_TRUE((*file)->Append("two").ok());
+  EXPECT_FALSE(files.digests().Find(directory / "tensors").has_value());
+  EXPECT_TRUE((*file)->Close().ok());
+  ASSERT_TRUE(files.digests().Find(directory / "tensors").has_value());
+  EXPECT_EQ(files.digests().Find(directory / "tensors")->sha256, base::Sha256Hex("onetwo"));
+}
+
+TEST(OperationFilesTest, AFileThatIsReplacedHasNoDigest) {
+  const testing::TempDirectory directory;
+  const Scope scope;
+  OperationFiles files(base::RealFileSystem(), scope, 1);
+  const auto file = files.Create(directory / "info");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE((*file)->Append("before").ok());
+  EXPECT_TRUE((*file)->Close().ok());
+  ASSERT_TRUE(base::WriteFileAtomically(base::RealFileSystem(), directory / "info", "after.").ok());
+  EXPECT_FALSE(files.digests().Find(directory / "info").has_value());
 }
 
 }  // namespace

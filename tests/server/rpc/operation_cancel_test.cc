@@ -24,6 +24,7 @@
 #include "server/jobs/job_spec.h"
 #include "server/operations/operation_table.h"
 #include "server/operations/stored_operation.h"
+#include "server/plan/checkpoint_source.h"
 #include "server/registry/model_library.h"
 #include "server/rpc/begin_operation.h"
 #include "server/serve/model_manager.h"
@@ -128,12 +129,12 @@ class OperationCancelTest : public testing::Test {
     options.upload_limits.min_free_bytes = min_free_bytes;
     options.find_checkpoint = [this](const std::string&,
                                      const std::string&) -> absl::StatusOr<registry::CheckpointSource> {
-      return registry::CheckpointSource{.directory = checkpoint_,
-                                        .job_id = "job-1",
-                                        .step = 3,
-                                        .base_model = "base",
-                                        .eval_data = jobs::EvalDataJson({}),
-                                        .masters = std::nullopt};
+      jobs::JobSpec spec;
+      spec.base_model = "base";
+      store::CheckpointInfo checkpoint;
+      checkpoint.step = 3;
+      checkpoint.directory = checkpoint_;
+      return plan::CheckpointSourceOf(checkpoint, "job-1", spec);
     };
     return std::make_unique<registry::ModelLibrary>(*state_, *texts_, *tokens_, metrics_, base::RealClock(), uploads_,
                                                     stream_, stream_, std::move(options));

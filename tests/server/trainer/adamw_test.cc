@@ -23,7 +23,7 @@ TEST(AdamWTest, MatchesTorch) {
   for (int step = 1; step <= 10; ++step) {
     std::vector<float> gradient;
     for (int i = 0; i < 5; ++i) gradient.push_back(static_cast<float>(std::sin(i + step)));
-    AdamWStep(config, step, 1e-2, parameter, gradient, moments);
+    ASSERT_TRUE(AdamWStep(config, step, 1e-2, parameter, gradient, moments).ok());
     if (step != wanted_step) continue;
     for (int i = 0; i < 5; ++i) {
       float want = 0;
@@ -36,6 +36,25 @@ TEST(AdamWTest, MatchesTorch) {
     golden >> wanted_step;
   }
   EXPECT_EQ(compared, 15);
+}
+
+TEST(AdamWTest, RefusesOtherElementTypesAndChangesNothing) {
+  const auto make = [](ElementType type) { return TensorBuffer(type, 6, HasScales(type) ? 4 : 0); };
+  for (const ElementType value : {ElementType::kF32, ElementType::kBF16, ElementType::kInt8}) {
+    for (const ElementType moment : {ElementType::kF32, ElementType::kMoment8}) {
+      const TensorBuffer values = make(value), gradients = std::vector<float>(6, 1.0f);
+      Moments moments = {make(moment), make(moment)};
+      const absl::Status status = AdamWStep({}, 1, 1e-2, values.ref(), gradients.ref(), moments);
+      if (value == ElementType::kF32 && moment == ElementType::kF32) {
+        EXPECT_TRUE(status.ok()) << status;
+        continue;
+      }
+      EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+      const std::string wanted = value != ElementType::kF32 ? Name(value) : "moment8 first moments";
+      EXPECT_NE(status.message().find(wanted), std::string::npos) << status;
+      for (const std::byte byte : values.ref().bytes()) EXPECT_EQ(byte, std::byte{0});
+    }
+  }
 }
 
 TEST(ScaleTest, ThreadsChangeNoBit) {

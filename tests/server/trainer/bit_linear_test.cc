@@ -321,7 +321,7 @@ TEST_F(BitLinearTest, StateDictLoadsBothWays) {
   for (const Parameter& parameter : (*trained)->parameters()) parameters[parameter.name] = &parameter;
   const auto value = [&](const std::string& name) {
     const Parameter& parameter = *parameters.at(name);
-    return torch::from_blob(parameter.value.data(), parameter.shape, torch::kFloat32);
+    return torch::from_blob(parameter.value.data, parameter.shape, torch::kFloat32);
   };
 
   const BitLinearOptions options;

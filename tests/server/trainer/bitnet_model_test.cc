@@ -109,11 +109,11 @@ class BitNetModelTest : public ::testing::Test {
     auto& parameters = model_->parameters();
     if (moments_.empty()) {
       for (const Parameter& p : parameters)
-        moments_.push_back({std::vector<float>(p.value.size()), std::vector<float>(p.value.size())});
+        moments_.push_back({std::vector<float>(p.value.f32().size()), std::vector<float>(p.value.f32().size())});
     }
     ++step_;
     for (std::size_t i = 0; i < parameters.size(); ++i)
-      AdamWStep({}, step_, lr, parameters[i].value, parameters[i].grad, moments_[i]);
+      EXPECT_TRUE(AdamWStep({}, step_, lr, parameters[i].value, parameters[i].grad, moments_[i]).ok());
     EXPECT_TRUE(model_->Refresh().ok());
     return loss;
   }
@@ -151,7 +151,7 @@ class BitNetModelTest : public ::testing::Test {
   }
   std::vector<float> Values(const std::string& name) {
     const Parameter& parameter = Named(name);
-    return {parameter.value.begin(), parameter.value.end()};
+    return {parameter.value.f32().begin(), parameter.value.f32().end()};
   }
 
   model::TempDirectory directory_;
@@ -175,7 +175,7 @@ class TrainIsServeTest : public BitNetModelTest,
     EXPECT_TRUE(made.ok()) << made.status();
     for (std::size_t i = 0; i < model_->parameters().size(); ++i) {
       const Parameter& from = model_->parameters()[i];
-      std::copy(from.value.begin(), from.value.end(), (*made)->parameters()[i].value.begin());
+      std::copy(from.value.f32().begin(), from.value.f32().end(), (*made)->parameters()[i].value.f32().begin());
     }
     EXPECT_TRUE((*made)->Refresh().ok());
     return *std::move(made);
@@ -252,7 +252,7 @@ TEST_F(BitNetModelTest, RecomputedLayersHaveTheSameGradients) {
     Make("hf_sharded_f32", "bitnet-2b4t", options);
     Loss(Batch({Tokens(1, 9), Tokens(2, 17)}));
     std::map<std::string, std::vector<float>> all;
-    for (const Parameter& p : model_->parameters()) all[p.name] = {p.grad.begin(), p.grad.end()};
+    for (const Parameter& p : model_->parameters()) all[p.name] = {p.grad.f32().begin(), p.grad.f32().end()};
     return all;
   };
   EXPECT_EQ(gradients(true), gradients(false));
@@ -269,7 +269,7 @@ TEST_F(BitNetModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   const auto batch = Batch({Tokens(1, 9), Tokens(2, 17)});
   const auto gradients = [&] {
     std::map<std::string, std::vector<float>> all;
-    for (const Parameter& p : model_->parameters()) all[p.name] = {p.grad.begin(), p.grad.end()};
+    for (const Parameter& p : model_->parameters()) all[p.name] = {p.grad.f32().begin(), p.grad.f32().end()};
     return all;
   };
   asked.Restart(0);
@@ -302,7 +302,7 @@ TEST_F(BitNetModelTest, EveryParameterGetsAGradient) {
   Loss(Batch({Tokens(1, 9), Tokens(2, 17)}));
   for (const Parameter& p : model_->parameters()) {
     double sum = 0;
-    for (const float g : p.grad) sum += std::fabs(static_cast<double>(g));
+    for (const float g : p.grad.f32()) sum += std::fabs(static_cast<double>(g));
     EXPECT_TRUE(std::isfinite(sum) && sum > 0) << p.name;
   }
 }
@@ -322,14 +322,14 @@ TEST_F(BitNetModelTest, GradientOfTheFinalNormIsTheSlopeOfTheLoss) {
   const auto batch = Batch({Tokens(1, 30)});
   Loss(batch);
   const Parameter& norm = Named(model::kFinalNormName);
-  const std::vector<float> gradient(norm.grad.begin(), norm.grad.end());
+  const std::vector<float> gradient(norm.grad.f32().begin(), norm.grad.f32().end());
   double slope = 0;
   for (const float g : gradient) slope += static_cast<double>(g) * g;
   const auto at = [&](float distance) {
-    for (std::size_t i = 0; i < gradient.size(); ++i) norm.value[i] += distance * gradient[i];
+    for (std::size_t i = 0; i < gradient.size(); ++i) norm.value.f32()[i] += distance * gradient[i];
     EXPECT_TRUE(model_->Refresh().ok());
     const double loss = Loss(batch);
-    for (std::size_t i = 0; i < gradient.size(); ++i) norm.value[i] -= distance * gradient[i];
+    for (std::size_t i = 0; i < gradient.size(); ++i) norm.value.f32()[i] -= distance * gradient[i];
     return loss;
   };
   const float h = static_cast<float>(1e-2 / std::sqrt(slope));
@@ -373,13 +373,13 @@ TEST_F(BitNetModelTest, ReleaseOfGradientsKeepsValuesAndLogits) {
   const auto tokens = Tokens(5, 33);
   const auto digests = TrainingDigests(*model_, tokens);
   std::vector<std::vector<float>> values;
-  for (const Parameter& p : model_->parameters()) values.emplace_back(p.value.begin(), p.value.end());
+  for (const Parameter& p : model_->parameters()) values.emplace_back(p.value.f32().begin(), p.value.f32().end());
   model_->ReleaseGradients();
   EXPECT_EQ(TrainingDigests(*model_, tokens), digests);
   for (std::size_t i = 0; i < values.size(); ++i) {
     const Parameter& p = model_->parameters()[i];
-    EXPECT_EQ(std::vector<float>(p.value.begin(), p.value.end()), values[i]) << p.name;
-    EXPECT_TRUE(p.grad.empty()) << p.name;
+    EXPECT_EQ(std::vector<float>(p.value.f32().begin(), p.value.f32().end()), values[i]) << p.name;
+    EXPECT_TRUE(p.grad.f32().empty()) << p.name;
   }
 }
 
@@ -395,7 +395,7 @@ TEST_F(BitNetModelTest, ConvertedMastersHaveTheLogitsOfTraining) {
   EXPECT_EQ((*masters)->config().norms, model::NormPlacement::kLinear);
   for (const Parameter& p : model_->parameters()) {
     const auto& bytes = (*masters)->tensors().at(p.name).bytes;
-    EXPECT_TRUE(support::BytesEqual(bytes.data(), p.value.data(), p.value.size_bytes())) << p.name;
+    EXPECT_TRUE(support::BytesEqual(bytes.data(), p.value.f32().data(), p.value.f32().size_bytes())) << p.name;
   }
   const auto made = convert::ConvertModel(base::RealFileSystem(), **masters, directory_.Path("ternary"),
                                           {.to = model::Format::kTernary}, stream_);

@@ -31,8 +31,8 @@ class QLoraModelTest : public testing::Test {
     // Sets B too, because an adapter that is 0 has no effect.
     std::uint64_t seed = 0;
     for (Parameter& parameter : (*model)->parameters()) {
-      const auto values = support::NormalVector(++seed, static_cast<std::int64_t>(parameter.value.size()), 0.05f);
-      std::copy(values.begin(), values.end(), parameter.value.begin());
+      const auto values = support::NormalVector(++seed, static_cast<std::int64_t>(parameter.value.f32().size()), 0.05f);
+      std::copy(values.begin(), values.end(), parameter.value.f32().begin());
     }
     EXPECT_TRUE((*model)->Refresh().ok());
     return *std::move(model);
@@ -67,14 +67,14 @@ class QLoraModelTest : public testing::Test {
   static std::vector<std::vector<float>> Gradients(QLoraModel& model) {
     std::vector<std::vector<float>> all;
     for (const Parameter& parameter : model.parameters())
-      all.emplace_back(parameter.grad.begin(), parameter.grad.end());
+      all.emplace_back(parameter.grad.f32().begin(), parameter.grad.f32().end());
     return all;
   }
   // Largest logprob difference between training and the same adapter as an artifact that nibbled serves.
   double ServedDifference(QLoraModel& trained, const std::string& name) {
     std::vector<std::vector<float>> values;
     for (const Parameter& parameter : trained.parameters())
-      values.emplace_back(parameter.value.begin(), parameter.value.end());
+      values.emplace_back(parameter.value.f32().begin(), parameter.value.f32().end());
     const auto base = model::Artifact::Open(models_.nf4());
     EXPECT_TRUE(convert::MakeLoraModel(base::RealFileSystem(), **base, Adapter(0), values, base::Json::object(),
                                        models_.Path(name))
@@ -104,7 +104,7 @@ TEST_F(QLoraModelTest, TrainingLogprobsMatchThoseOfServing) {
   EXPECT_LT(bf16, 1e-5);
   const auto untrained = Make(false, 0);
   std::vector<float> other = Logprobs(*untrained);
-  for (Parameter& parameter : untrained->parameters()) parameter.value[0] += 1.0f;
+  for (Parameter& parameter : untrained->parameters()) parameter.value.f32()[0] += 1.0f;
   EXPECT_NE(Logprobs(*untrained), other);
 }
 
@@ -164,7 +164,7 @@ TEST_F(QLoraModelTest, ReleaseFreesTheBaseAndKeepsTheValues) {
   ASSERT_TRUE(model->ForwardBackward(Batch(), 1.0, 0).ok());
   std::vector<std::vector<float>> values;
   for (const Parameter& parameter : model->parameters())
-    values.emplace_back(parameter.value.begin(), parameter.value.end());
+    values.emplace_back(parameter.value.f32().begin(), parameter.value.f32().end());
   const std::weak_ptr<const model::LoadedModel> base = base_;
   model->Release();
   base_.reset();
@@ -172,8 +172,9 @@ TEST_F(QLoraModelTest, ReleaseFreesTheBaseAndKeepsTheValues) {
   ASSERT_EQ(model->parameters().size(), values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     const Parameter& parameter = model->parameters()[i];
-    EXPECT_EQ(std::vector<float>(parameter.value.begin(), parameter.value.end()), values[i]) << parameter.name;
-    EXPECT_TRUE(parameter.grad.empty());
+    EXPECT_EQ(std::vector<float>(parameter.value.f32().begin(), parameter.value.f32().end()), values[i])
+        << parameter.name;
+    EXPECT_TRUE(parameter.grad.f32().empty());
   }
 }
 

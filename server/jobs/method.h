@@ -1,0 +1,44 @@
+// A training method as a job spec sees it: its name, and the defaults and checks of its own fields. The server's plan
+// of a method (plan/method_plan.h) and the trainer's recipe (trainer/recipe.h) have the same name (docs/adr/0014).
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/jobs/job_spec.h"
+
+namespace nibble::jobs {
+
+class SpecChecker;
+
+// Stateless; every call may come from every thread.
+class Method {
+ public:
+  virtual ~Method() = default;
+
+  virtual const char* name() const = 0;
+  // Fills in unset fields of the method. Called at the end of jobs::Resolve.
+  virtual void Resolve(JobSpec& /*spec*/) const {}
+  // Unimplemented if a field has a value that is planned but not implemented.
+  virtual absl::Status CheckImplemented(const JobSpec& /*spec*/) const { return absl::OkStatus(); }
+  // Adds everything that is wrong with the method's fields beyond the choices and bounds in job_spec_fields.h.
+  virtual void Check(const JobSpec& /*spec*/, SpecChecker& /*check*/) const {}
+};
+
+// All methods: the built-in ones, then those of RegisterMethod. Thread-safe, here and below.
+std::vector<const Method*> Methods();
+// Null if there is no such method.
+const Method* FindMethod(std::string_view name);
+// "qlora or bitnet_qat", for messages.
+std::string MethodChoices();
+
+// Adds a method, which must have a new name and live until the process ends. Call it before the first job is read.
+// plan::RegisterMethod calls it.
+void RegisterMethod(const Method& method);
+
+// The built-in methods.
+const Method& QLora();
+const Method& BitNetQat();
+
+}  // namespace nibble::jobs
