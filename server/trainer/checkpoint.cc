@@ -46,6 +46,7 @@ struct StoredTensor {
   kernels::DType dtype;
   std::vector<std::int64_t> shape;
   std::span<std::byte> bytes;
+  std::int64_t block = 0;  // of scales: elements per scale, which the file's metadata hold under this name
 };
 
 // The tensors of a parameter: its values and two moments, each followed by its scales if its type has them. In f32 this
@@ -59,9 +60,16 @@ std::vector<StoredTensor> StoredTensors(const Parameter& parameter, const Moment
     stored.push_back({name, StoredType(tensor.type), parameter.shape, tensor.bytes()});
     if (!HasScales(tensor.type)) continue;
     const std::span<float> scales(tensor.scales, static_cast<std::size_t>(tensor.num_scales()));
-    stored.push_back({name + kScales, kernels::DType::kF32, {tensor.num_scales()}, std::as_writable_bytes(scales)});
+    stored.push_back(
+        {name + kScales, kernels::DType::kF32, {tensor.num_scales()}, std::as_writable_bytes(scales), tensor.block});
   }
   return stored;
+}
+
+// "" if the file does not say.
+std::string BlockOf(const model::SafetensorsFiles& file, const std::string& scales) {
+  const auto found = file.metadata.find(scales);
+  return found == file.metadata.end() ? "" : found->second;
 }
 
 }  // namespace
@@ -76,15 +84,17 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
                           store::BeginCheckpoint(files, attempt_directory, progress.step));
   std::vector<model::TensorPlan> plan;
   std::map<std::string, std::string_view> bytes;
+  std::map<std::string, std::string> blocks;  // stays empty without scales, as in files from before they existed
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     for (StoredTensor& tensor : StoredTensors(parameters[i], moments[i])) {
+      if (tensor.block > 0) blocks[tensor.name] = base::StrCat(tensor.block);
       bytes[tensor.name] = {reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()};
       plan.push_back({std::move(tensor.name), tensor.dtype, std::move(tensor.shape)});
     }
   }
-  NIBBLE_ASSIGN_OR_RETURN(
-      auto writer,
-      model::SafetensorsWriter::Create(files, base::JoinPath(pending.path(), convert::kCheckpointTensorsFile), plan));
+  NIBBLE_ASSIGN_OR_RETURN(auto writer,
+                          model::SafetensorsWriter::Create(
+                              files, base::JoinPath(pending.path(), convert::kCheckpointTensorsFile), plan, blocks));
   for (const model::TensorPlan& tensor : writer->order()) {
     NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
     NIBBLE_RETURN_IF_ERROR(writer->Put(tensor.name, bytes.at(tensor.name)));
@@ -147,7 +157,8 @@ absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const s
     for (const StoredTensor& tensor : StoredTensors(parameters[i], moments[i])) {
       const auto it = tensors.tensors.find(tensor.name);
       if (it == tensors.tensors.end() || it->second.dtype != tensor.dtype ||
-          it->second.bytes.size() != tensor.bytes.size()) {
+          it->second.bytes.size() != tensor.bytes.size() ||
+          (tensor.block > 0 && BlockOf(tensors, tensor.name) != base::StrCat(tensor.block))) {
         return absl::DataLossError(
             base::StrCat("checkpoint ", directory, ": ", tensor.name, " is missing or has another size"));
       }

@@ -24,9 +24,9 @@ constexpr bool HasScales(ElementType type) { return type == ElementType::kInt8 |
 // A view, like std::span: copies share the memory, which a const view can change too.
 struct TensorRef {
   TensorRef() = default;
-  TensorRef(std::span<float> values);    // NOLINT(google-explicit-constructor): a span of floats is such a tensor
-  TensorRef(std::vector<float>& values)  // NOLINT(google-explicit-constructor)
-      : TensorRef(std::span<float>(values)) {}
+  // Implicit: floats in memory are such a tensor.
+  TensorRef(std::span<float> values);
+  TensorRef(std::vector<float>& values) : TensorRef(std::span<float>(values)) {}
 
   std::int64_t num_bytes() const { return count * kernels::SizeOf(StoredType(type)); }  // without the scales
   std::int64_t num_scales() const { return HasScales(type) ? (count + block - 1) / block : 0; }
@@ -47,7 +47,7 @@ class TensorBuffer {
   TensorBuffer() = default;
   // `block`: elements per scale; needed by types with scales, 0 for others.
   TensorBuffer(ElementType type, std::int64_t count, std::int64_t block = 0);
-  TensorBuffer(const std::vector<float>& values);  // NOLINT(google-explicit-constructor): a copy in kF32
+  TensorBuffer(const std::vector<float>& values);  // a copy, in kF32
 
   const TensorRef& ref() const { return ref_; }
 

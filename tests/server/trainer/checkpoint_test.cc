@@ -159,6 +159,28 @@ TEST_F(CheckpointTest, AnotherElementTypeIsDataLoss) {
   }
 }
 
+TEST_F(CheckpointTest, ScalesOfAnotherBlockAreDataLoss) {
+  const auto parameters = [](const TensorBuffer& values) {
+    return std::vector<Parameter>{{"a.weight", {3, 5}, values.ref(), {}}};
+  };
+  const auto moments = [] {
+    std::vector<Moments> made(1);
+    made[0] = {std::vector<float>(15), std::vector<float>(15)};
+    return made;
+  };
+  const TensorBuffer saved_values(ElementType::kInt8, 15, 8);
+  const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_,
+                                    parameters(saved_values), moments(), nullptr);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  for (const std::int64_t block : {8, 9}) {  // two scales each
+    const TensorBuffer values(ElementType::kInt8, 15, block);
+    std::vector<Parameter> into = parameters(values);
+    std::vector<Moments> state = moments();
+    const auto loaded = LoadCheckpoint(base::RealFileSystem(), saved->directory, identity_, into, state);
+    EXPECT_EQ(absl::IsDataLoss(loaded.status()), block == 9) << loaded.status();
+  }
+}
+
 // The form of every checkpoint from before other types existed.
 TEST_F(CheckpointTest, F32FileHasOnlyValuesAndMoments) {
   const auto file = model::OpenSafetensors(Save() + "/state.safetensors");

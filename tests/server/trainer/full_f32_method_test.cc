@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <utility>
 
 #include "server/model/safetensors.h"
 #include "server/plan/plan_job.h"
@@ -28,10 +29,11 @@ constexpr std::int64_t kSaveEvery = 4;
 class FullF32MethodTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
+    static bool done = false;  // a program may run the suite more than once
+    if (std::exchange(done, true)) return;
     static kernels::LaunchCounter launches;  // torch's operators are counted until the process ends
     InitTorch(/*threads=*/1, &launches);
-    jobs::JobSpec spec = Spec();
-    EXPECT_TRUE(absl::IsInvalidArgument(jobs::Validate(spec))) << "a name that no method has is refused";
+    EXPECT_TRUE(absl::IsInvalidArgument(jobs::Validate(Spec()))) << "a name that no method has is refused";
     plan::RegisterMethod(FullF32Plan());
   }
 
