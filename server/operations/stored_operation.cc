@@ -17,13 +17,15 @@ namespace {
 
 constexpr std::int64_t kVersion = 2;
 constexpr std::int64_t kMaxCode = 16;  // of the canonical codes
+// More than an answer shows (rpc/status.h), and little enough that every file can be read again (kMaxFileBytes).
+constexpr std::size_t kMaxMessageBytes = 64u << 10;
 
 base::Json JsonOf(const OperationResponse& response) {
   return {{"type", response.type}, {"bytes", absl::BytesToHexString(response.bytes)}};
 }
 
 base::Json JsonOf(const absl::Status& error) {
-  const std::string message(error.message());
+  const std::string message(error.message().substr(0, kMaxMessageBytes));
   base::Json json = base::Json::object();
   json["code"] = static_cast<int>(error.code());
   json["message"] = message;

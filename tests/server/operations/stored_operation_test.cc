@@ -107,6 +107,16 @@ TEST(StoredOperationTest, MessageThatIsNotUtf8IsReadBackByteForByte) {
   }
 }
 
+TEST(StoredOperationTest, MessageIsCutSoThatTheFileCanBeReadAgain) {
+  Operation operation = Ended();
+  operation.error = absl::InternalError(std::string(5u << 20, 'x'));
+  const std::string text = Serialized(Record(operation));
+  EXPECT_LT(text.size(), 100'000u);
+  const auto parsed = ParseStoredOperation(text, "op-1.json");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->operation->error.message(), std::string(64u << 10, 'x'));
+}
+
 TEST(StoredOperationTest, FileHoldsVersionAndReadableFields) {
   Operation operation = Ended();
   operation.response = OperationResponse{.type = "example.com/Message", .bytes = "\x01\xAB"};
