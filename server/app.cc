@@ -133,12 +133,13 @@ struct App::State {
   absl::Status StartHttp();
   absl::Status OpenState();
   absl::Status OpenJobs();
-  absl::Status OpenServing();
+  absl::Status OpenCalls();
+  void OpenModels();
+  absl::Status OpenOperations();
   absl::Status StartGrpc();
   absl::Status WriteServerFile();
   std::string GrpcAddress() const;  // with the actual port
   absl::StatusOr<std::set<std::string>> NeededTokenFiles();
-  absl::StatusOr<registry::CheckpointSource> FindCheckpoint(const std::string& name, const std::string& tenant);
   void Collect(telemetry::Metrics& out);
   v1::ServerInfo Describe();
   v1::ServerLoad Measure();
@@ -264,17 +265,7 @@ absl::StatusOr<std::set<std::string>> App::State::NeededTokenFiles() {
   return needed;
 }
 
-absl::StatusOr<registry::CheckpointSource> App::State::FindCheckpoint(const std::string& name,
-                                                                      const std::string& tenant) {
-  NIBBLE_ASSIGN_OR_RETURN(const store::CheckpointInfo found, controller->FindCheckpoint(name));
-  const std::string job_id = name.substr(0, name.find('/'));
-  NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, controller->Get(job_id));
-  // Other tenants' checkpoints look absent.
-  if (!tenant.empty() && tenant != job.tenant) return jobs::NoCheckpoint(name);
-  return plan::CheckpointSourceOf(found, job_id, job.spec);
-}
-
-absl::Status App::State::OpenServing() {
+absl::Status App::State::OpenCalls() {
   workers = std::make_unique<base::WorkerPool>(options.workers, /*max_waiting=*/256);
   call_environment = std::make_unique<rpc::CallEnvironment>(metrics, *workers, base::RealClock(), draining);
   call_environment->default_deadline = absl::Seconds(options.default_deadline_s);
@@ -303,6 +294,10 @@ absl::Status App::State::OpenServing() {
                              .reflection_without_token = security.reflection_without_token,
                              .count_refusal = [this](std::string_view reason) { metrics.AuthFailed(reason); }}));
   call_environment->authority = authority.get();
+  return absl::OkStatus();
+}
+
+void App::State::OpenModels() {
   const auto locate =
       [this](const std::string& name,
              const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
@@ -325,6 +320,9 @@ absl::Status App::State::OpenServing() {
   loads = std::make_unique<serve::ModelLoads>(*manager, *workers, base::RealClock(), [this](const std::string& name) {
     return registry::FindModel(*state->models, metrics, name).status();
   });
+}
+
+absl::Status App::State::OpenOperations() {
   registry::ModelLibraryOptions library_options;
   library_options.import_root = options.import_root;
   library_options.upload_limits.max_files = 1000;
@@ -334,12 +332,10 @@ absl::Status App::State::OpenServing() {
   library_options.max_tokenizer_bytes = static_cast<std::uint64_t>(options.max_tokenizer_bytes);
   library_options.memory = serve_memory;
   library_options.eval_dataset_of_job = [this](const std::string& job) {
-    const auto record = controller->Get(job);
-    if (!record.ok()) return std::string();
-    return record->spec.eval_fraction.has_value() ? record->spec.train_dataset : record->spec.eval_dataset;
+    return plan::EvalDatasetOf(*controller, job);
   };
   library_options.find_checkpoint = [this](const std::string& name, const std::string& tenant) {
-    return FindCheckpoint(name, tenant);
+    return plan::FindCheckpoint(*controller, name, tenant);
   };
   uploads = std::make_unique<registry::UploadTable>(
       base::RealClock(), registry::UploadTableOptions{.max_bytes_per_principal = options.max_upload_bytes_per_principal,
@@ -494,7 +490,9 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   NIBBLE_RETURN_IF_ERROR(s.OpenJobs());
   // After OpenJobs, which trims the caches.
   store::WarnBelowWatermark(s.files, s.state->paths.root(), s.state->min_free_bytes);
-  NIBBLE_RETURN_IF_ERROR(s.OpenServing());
+  NIBBLE_RETURN_IF_ERROR(s.OpenCalls());
+  s.OpenModels();
+  NIBBLE_RETURN_IF_ERROR(s.OpenOperations());
   s.drainer = std::make_unique<Drainer>(s.Ending(), base::RealClock());
   NIBBLE_RETURN_IF_ERROR(s.StartGrpc());
   s.metrics.AddCollector([&s](telemetry::Metrics& out) { s.Collect(out); });

@@ -477,8 +477,8 @@ TEST_F(BindTest, InconsistentFlagsAreNamed) {
 }
 
 // S12.
-class ReflectionTest : public AppTest {};
-TEST_F(ReflectionTest, S12IsOffByDefault) {
+class AuthReflectionTest : public AppTest {};
+TEST_F(AuthReflectionTest, S12IsOffByDefault) {
   const grpc::Status status =
       testing_support::Ask(channel_, {.method = "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"})
           .status;

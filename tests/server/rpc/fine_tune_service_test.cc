@@ -490,7 +490,7 @@ TEST_F(FineTuneServiceTest, PagesOfEventsEndWithTheLastEvent) {
 }
 
 // A page ends before its bytes exceed what the server may send, however large its rows are.
-class SmallAnswersTest : public FineTuneServiceTest {
+class SmallJobAnswersTest : public FineTuneServiceTest {
  protected:
   static constexpr int kMostBytes = 16 << 10;
   AppOptions Options() override {
@@ -500,7 +500,7 @@ class SmallAnswersTest : public FineTuneServiceTest {
   }
 };
 
-TEST_F(SmallAnswersTest, PagesLimitedByBytesCoverTheWholeList) {
+TEST_F(SmallJobAnswersTest, PagesLimitedByBytesCoverTheWholeList) {
   std::vector<std::string> wanted;
   v1::Job job;
   for (int i = 0; i < 12; ++i) {
