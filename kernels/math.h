@@ -1,56 +1,79 @@
 // Elementary functions for the paths with guaranteed bits: our own polynomials with explicit fused multiply-add, so
-// that every path gives the same bits (docs/numerics.md 9). All but SinCos are templates over Vec (vec16_*.h), even on
-// scalars: each instruction set has its own instantiation, so the linker cannot give the plain path AVX code.
-// SinCos needs none, because only rope.cc calls it, which is compiled without AVX.
+// that every path gives the same bits (docs/numerics.md 9). The functions of one float are the definition; the
+// templates over Vec (vec16_*.h) give the same bits for sixteen floats at once. The functions of one float are in an
+// anonymous namespace, so that each file has its own copy and the linker cannot give the plain path AVX code.
 #pragma once
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 
 namespace nibble::kernels {
 
+// e^-104 < 2^-150 rounds to 0; below, computing the underflow would be slow.
+inline constexpr float kExpLowest = -104.0f;
+inline constexpr float kExpMaxPower = 128.0f;  // the largest n of a finite result
+inline constexpr float kLog2E = 0x1.715476p+0f;
+// ln2 is the sum of these two floats. The fused operation does not round their products with n.
+inline constexpr float kLn2High = 0x1.62e430p-1f;
+inline constexpr float kLn2Low = -0x1.05c610p-29f;
+// A minimax polynomial of e^r for |r| <= ln2 / 2 with a relative error of 3.1e-9, found by iteratively reweighted least
+// squares. Highest power first.
+inline constexpr float kExpPolynomial[] = {
+    0x1.6a2352p-10f, 0x1.123a6cp-7f, 0x1.5558f4p-5f, 0x1.555490p-3f, 0x1.fffffcp-2f, 1.0f, 1.0f};
+
+namespace {
+
+// 2^n for integral n in [-126, 127].
+inline float PowerOfTwo(float n) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<int>(n) + 127) << 23);
+}
+
 // e^x, within 1 ulp for every float. Small results are subnormal; the result is 0 at and below -104 (and for -inf),
-// +inf above 88.72, NaN for NaN. Method: x = n ln2 + r with |r| <= ln2 / 2, and e^x = 2^n e^r. e^r is a minimax
-// polynomial with a relative error of 3.1e-9, found by iteratively reweighted least squares.
+// +inf above 88.72, NaN for NaN. Method: x = n ln2 + r with |r| <= ln2 / 2, and e^x = 2^n e^r.
+inline float Exp(float x) {
+  if (x < kExpLowest) return 0.0f;
+  const float nearest = std::nearbyint(x * kLog2E);
+  const float n = nearest < kExpMaxPower ? nearest : kExpMaxPower;  // 128 for NaN; r stays NaN
+  float r = std::fma(n, -kLn2High, x);
+  r = std::fma(n, -kLn2Low, r);
+  float p = kExpPolynomial[0];
+  for (std::size_t i = 1; i < std::size(kExpPolynomial); ++i) p = std::fma(p, r, kExpPolynomial[i]);
+  const float half = std::nearbyint(n * 0.5f);  // 2^n may be subnormal or 2^128; its two factors are normal
+  return p * PowerOfTwo(half) * PowerOfTwo(n - half);
+}
+
+// 1 / (1 + e^-x). 0 - x keeps the sign of a NaN, as in the template.
+inline float Sigmoid(float x) { return 1.0f / (1.0f + Exp(0.0f - x)); }
+
+}  // namespace
+
 template <typename Vec>
 Vec Exp(Vec x) {
-  const Vec lowest = Vec::Set1(-104.0f);  // e^-104 < 2^-150 rounds to 0; below, computing the underflow would be slow
+  const Vec lowest = Vec::Set1(kExpLowest);
   const Vec t = Vec::SelectLess(x, lowest, Vec::Zero(), x);
-  // Min returns its second operand, the constant, for a NaN: n is then harmless, and r stays NaN.
-  const Vec n = Vec::Min(Vec::Rne(t * Vec::Set1(0x1.715476p+0f)), Vec::Set1(128.0f));
-  // ln2 is the sum of these two floats. The fused operation does not round their products with n.
-  Vec r = Vec::Fma(n, Vec::Set1(-0x1.62e430p-1f), t);
-  r = Vec::Fma(n, Vec::Set1(0x1.05c610p-29f), r);
-  Vec p = Vec::Set1(0x1.6a2352p-10f);
-  p = Vec::Fma(p, r, Vec::Set1(0x1.123a6cp-7f));
-  p = Vec::Fma(p, r, Vec::Set1(0x1.5558f4p-5f));
-  p = Vec::Fma(p, r, Vec::Set1(0x1.555490p-3f));
-  p = Vec::Fma(p, r, Vec::Set1(0x1.fffffcp-2f));
-  p = Vec::Fma(p, r, Vec::Set1(1.0f));
-  p = Vec::Fma(p, r, Vec::Set1(1.0f));
+  // Min returns its second operand, the constant, for a NaN.
+  const Vec n = Vec::Min(Vec::Rne(t * Vec::Set1(kLog2E)), Vec::Set1(kExpMaxPower));
+  Vec r = Vec::Fma(n, Vec::Set1(-kLn2High), t);
+  r = Vec::Fma(n, Vec::Set1(-kLn2Low), r);
+  Vec p = Vec::Set1(kExpPolynomial[0]);
+  for (std::size_t i = 1; i < std::size(kExpPolynomial); ++i) p = Vec::Fma(p, r, Vec::Set1(kExpPolynomial[i]));
   return Vec::SelectLess(x, lowest, Vec::Zero(), Vec::ScaleWide(p, n));
 }
 
-// 1 / (1 + e^-x).
 template <typename Vec>
 Vec Sigmoid(Vec x) {
   const Vec one = Vec::Set1(1.0f);
   return one / (one + Exp(Vec::Zero() - x));
 }
 
-// Exp of one float, with the same bits as in a vector.
-template <typename Vec>
-float ExpScalar(float x) {
-  float lanes[Vec::kLanes];
-  Exp(Vec::Set1(x)).Store(lanes);
-  return lanes[0];
-}
+namespace {
 
 // ln x, computed in f64 and rounded once; -inf for 0, +inf for +inf, NaN below 0 and for NaN. Method: x = m 2^k with m
 // between sqrt(1/2) and sqrt(2), and the series of ln m = 2 atanh(s) with s = (m - 1) / (m + 1).
-template <typename Vec>
-float LogScalar(float x) {
+inline float Log(float x) {
   if (!(x > 0.0f)) return x == 0.0f ? -std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
   if (x > std::numeric_limits<float>::max()) return x;
   const std::uint64_t bits = std::bit_cast<std::uint64_t>(static_cast<double>(x));  // as f64, every float is normal
@@ -108,4 +131,5 @@ inline void SinCos(double x, double* sin, double* cos) {
   *cos = quadrant == 1 || quadrant == 2 ? -cos_up_to_sign : cos_up_to_sign;
 }
 
+}  // namespace
 }  // namespace nibble::kernels

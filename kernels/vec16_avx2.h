@@ -1,4 +1,7 @@
-// Vec16Plain in two AVX2 registers; include only from *_avx2.cc.
+// Sixteen virtual f32 lanes in two AVX2 registers; include only from *_avx2.cc. Vec16Avx512 (vec16_avx512.h) has the
+// same operations with the same bits, so an op written once as a template over Vec gives equal results on both, and
+// those of its plain loops (docs/numerics.md 9). Partial loads fill the missing lanes; partial stores leave memory past
+// n untouched.
 #pragma once
 #include <immintrin.h>
 
@@ -70,9 +73,11 @@ struct Vec16Avx2 {
   friend Vec16Avx2 operator/(Vec16Avx2 a, Vec16Avx2 b) {
     return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
   }
+  // a * b + c in one rounding.
   static Vec16Avx2 Fma(Vec16Avx2 a, Vec16Avx2 b, Vec16Avx2 c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
   }
+  // The second operand where the operands are equal or either is NaN.
   static Vec16Avx2 Max(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
   static Vec16Avx2 Min(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
   static Vec16Avx2 Abs(Vec16Avx2 a) {
@@ -80,6 +85,7 @@ struct Vec16Avx2 {
     return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
   }
   static Vec16Avx2 Sqrt(Vec16Avx2 a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
+  // Round to nearest, ties to even.
   static Vec16Avx2 Rne(Vec16Avx2 a) {
     constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(a.lo, kMode), _mm256_round_ps(a.hi, kMode)};
@@ -87,17 +93,22 @@ struct Vec16Avx2 {
   static __m256 Pow2(__m256 n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
   }
+  // a * 2^n for integral n in [-126, 127], one exact multiplication.
   static Vec16Avx2 Scale2(Vec16Avx2 a, Vec16Avx2 n) {
     return {_mm256_mul_ps(a.lo, Pow2(n.lo)), _mm256_mul_ps(a.hi, Pow2(n.hi))};
   }
+  // a * 2^n for integral n in [-252, 254]. a must be about 1 (so that only the last step rounds), or so large that the
+  // result is inf.
   static Vec16Avx2 ScaleWide(Vec16Avx2 a, Vec16Avx2 n) {
     const Vec16Avx2 half = Rne(n * Set1(0.5f));
     return Scale2(Scale2(a, half), n - half);
   }
+  // a < b ? x : y, lane by lane; y where either is NaN.
   static Vec16Avx2 SelectLess(Vec16Avx2 a, Vec16Avx2 b, Vec16Avx2 x, Vec16Avx2 y) {
     return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
             _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
   }
+  // Bit l set where lane l of a > b.
   static std::uint32_t MaskGreater(Vec16Avx2 a, Vec16Avx2 b) {
     const int lo_mask = _mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ));
     const int hi_mask = _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ));
@@ -106,18 +117,21 @@ struct Vec16Avx2 {
   __m256i Words() const {
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(lo), _mm256_cvtps_epi32(hi)), 0xd8);
   }
+  // Lanes must hold integers in the range of the type.
   void StoreCodes(std::int16_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), Words()); }
   void StoreCodes(std::int8_t* p) const {
     const __m256i words = Words();
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
   }
+  // The fixed tree: l + (l + 8), then + 4, + 2, + 1.
   float ReduceSum() const {
     const __m256 s8 = _mm256_add_ps(lo, hi);
     const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
   }
+  // Sixteen f64 lanes to which f32 vectors are added; Reduce uses the fixed tree of ReduceSum.
   struct Sum64 {
     __m256d part[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
     void Add(Vec16Avx2 x) {
@@ -132,6 +146,7 @@ struct Vec16Avx2 {
       return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
     }
   };
+  // value[code] for the sixteen 2-bit codes of a word of a ternary tile (formats/ternary.h), k ascending.
   static Vec16Avx2 FromTernary(std::uint32_t word, const float (&value)[4]) {
     const __m256i w = _mm256_set1_epi32(static_cast<int>(word));
     const __m256 table = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(value));

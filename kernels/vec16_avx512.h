@@ -1,4 +1,4 @@
-// Vec16Plain in one AVX-512 register; include only from *_avx512.cc.
+// The operations of Vec16Avx2, with the same bits, in one AVX-512 register; include only from *_avx512.cc.
 #pragma once
 #include <immintrin.h>
 

@@ -1,12 +1,13 @@
-// Plain loops, one output row at a time: the reference that the tiled paths must equal, bit for bit.
+// Plain loops: the reference that the fast paths must equal.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include "kernels/element.h"
+#include "kernels/lane_sum.h"
 #include "kernels/math.h"
 #include "kernels/ops/attention/attention_launch.h"
-#include "kernels/vec16_plain.h"
 
 namespace nibble::kernels {
 namespace {
@@ -23,11 +24,7 @@ void AttendRow(const AttentionArgs& args, std::int64_t row, std::int64_t head, c
   const std::int64_t position = args.rows.position[row];
 
   std::vector<float> q(static_cast<std::size_t>(d));
-  for (std::int64_t i = 0; i < d; ++i) {
-    const std::int64_t column = head * d + i;
-    q[static_cast<std::size_t>(i)] =
-        args.q.dtype == DType::kF32 ? args.q.Row<float>(row)[column] : ToFloat(args.q.Row<BF16>(row)[column]);
-  }
+  for (std::int64_t i = 0; i < d; ++i) q[static_cast<std::size_t>(i)] = Element(args.q, row, head * d + i);
   std::vector<float> o(q.size(), 0.0f);
   float max = kNegInf;
   float sum = 0;
@@ -47,16 +44,12 @@ void AttendRow(const AttentionArgs& args, std::int64_t row, std::int64_t head, c
       new_max = score[j] > new_max ? score[j] : new_max;
     }
 
-    const Vec16Plain against = Vec16Plain::Set1(new_max);
-    const Vec16Plain p0 = Exp(Vec16Plain::Load(score) - against);
-    const Vec16Plain p1 = Exp(Vec16Plain::Load(score + 16) - against);
-    const float correction = ExpScalar<Vec16Plain>(max - new_max);
-    sum = std::fma(sum, correction, (p0 + p1).ReduceSum());
+    float p[kKeys];
+    for (std::size_t j = 0; j < kKeys; ++j) p[j] = Exp(score[j] - new_max);
+    const float correction = Exp(max - new_max);
+    sum = std::fma(sum, correction, LaneSum(kKvPageTokens, [&](std::int64_t j) { return p[j]; }));
     max = new_max;
 
-    float p[kKeys];
-    p0.Store(p);
-    p1.Store(p + 16);
     for (std::size_t i = 0; i < o.size(); ++i) {
       o[i] *= correction;
       for (std::size_t j = 0; j < seen; ++j) o[i] = std::fma(p[j], ToFloat(values[j * o.size() + i]), o[i]);
@@ -64,16 +57,9 @@ void AttendRow(const AttentionArgs& args, std::int64_t row, std::int64_t head, c
   }
 
   for (std::int64_t i = 0; i < d; ++i) {
-    const float y = o[static_cast<std::size_t>(i)] / sum;
-    if (args.out.dtype == DType::kF32) {
-      args.out.Row<float>(row)[head * d + i] = y;
-    } else {
-      args.out.Row<BF16>(row)[head * d + i] = ToBF16(y);
-    }
+    SetElement(args.out, row, head * d + i, o[static_cast<std::size_t>(i)] / sum);
   }
-  if (args.logsumexp != nullptr) {
-    args.logsumexp[row * args.num_heads + head] = max + LogScalar<Vec16Plain>(sum);
-  }
+  if (args.logsumexp != nullptr) args.logsumexp[row * args.num_heads + head] = max + Log(sum);
 }
 
 }  // namespace

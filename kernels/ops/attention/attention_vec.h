@@ -329,7 +329,7 @@ class TiledAttention {
           }
         }
         if (args_.logsumexp != nullptr) {
-          args_.logsumexp[Offset(args_.num_heads * d_, tile, kv_head, r, h) / d_] = max_[n] + LogScalar<Vec>(sum_[n]);
+          args_.logsumexp[Offset(args_.num_heads * d_, tile, kv_head, r, h) / d_] = max_[n] + Log(sum_[n]);
         }
       }
     }

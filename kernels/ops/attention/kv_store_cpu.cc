@@ -1,3 +1,4 @@
+// Plain loops: the reference that the fast paths must equal.
 #include <algorithm>
 
 #include "kernels/ops/attention/kv_store_launch.h"

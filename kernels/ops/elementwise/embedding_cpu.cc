@@ -1,17 +1,11 @@
+// Plain loops: the reference that the fast paths must equal.
 #include <cstring>
 
+#include "kernels/element.h"
 #include "kernels/ops/elementwise/embedding_launch.h"
 
 namespace nibble::kernels {
 namespace {
-
-void Put(const Matrix& out, std::int64_t row, std::int64_t k, float x) {
-  if (out.dtype == DType::kF32) {
-    out.Row<float>(row)[k] = x;
-  } else {
-    out.Row<BF16>(row)[k] = ToBF16(x);
-  }
-}
 
 void CopyRow(const ConstMatrix& table, std::int64_t id, const Matrix& out, std::int64_t row) {
   const std::int64_t cols = table.cols;
@@ -19,10 +13,8 @@ void CopyRow(const ConstMatrix& table, std::int64_t id, const Matrix& out, std::
     const std::int64_t size = SizeOf(table.dtype);
     std::memcpy(static_cast<char*>(out.data) + row * out.stride * size,
                 static_cast<const char*>(table.data) + id * table.stride * size, static_cast<std::size_t>(cols * size));
-  } else if (table.dtype == DType::kF32) {
-    for (std::int64_t k = 0; k < cols; ++k) Put(out, row, k, table.Row<float>(id)[k]);
   } else {
-    for (std::int64_t k = 0; k < cols; ++k) Put(out, row, k, ToFloat(table.Row<BF16>(id)[k]));
+    for (std::int64_t k = 0; k < cols; ++k) SetElement(out, row, k, Element(table, id, k));
   }
 }
 
@@ -32,7 +24,7 @@ void UnpackRow(const PackedInt8Weight& packed, std::int64_t id, const Matrix& ou
   const float scale = packed.scale[id];
   for (std::int64_t k = 0; k < packed.cols; ++k) {
     const std::int8_t code = codes[k / 4 * 64 + k % 4];
-    Put(out, row, k, static_cast<float>(code) * scale);
+    SetElement(out, row, k, static_cast<float>(code) * scale);
   }
 }
 

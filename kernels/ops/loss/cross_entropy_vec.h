@@ -18,7 +18,7 @@ float CrossEntropyRow(T* x, std::int64_t size, std::int32_t target, float grad_s
   const float max = max_lanes.ReduceMax();
   Vec sum = Vec::Zero();
   for (std::int64_t i = 0; i < size; i += Vec::kLanes) sum = sum + Exp(load(i) - Vec::Set1(max));
-  const float logsumexp = max + LogScalar<Vec>(sum.ReduceSum());
+  const float logsumexp = max + Log(sum.ReduceSum());
   const float at_target = ToFloat(x[target]);
   for (std::int64_t i = 0; i < size; i += Vec::kLanes) {
     const Vec gradient = Exp(load(i) - Vec::Set1(logsumexp)) * Vec::Set1(grad_scale);
@@ -28,7 +28,7 @@ float CrossEntropyRow(T* x, std::int64_t size, std::int32_t target, float grad_s
       gradient.StorePartial(x + i, static_cast<int>(size - i));
     }
   }
-  x[target] = RoundTo<T>((ExpScalar<Vec>(at_target - logsumexp) - 1.0f) * grad_scale);
+  x[target] = RoundTo<T>((Exp(at_target - logsumexp) - 1.0f) * grad_scale);
   return logsumexp - at_target;
 }
 

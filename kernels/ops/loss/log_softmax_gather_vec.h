@@ -16,7 +16,7 @@ float LogSumExp(const float* x, std::int64_t size, float max) {
   for (std::int64_t i = 0; i < size; i += Vec::kLanes) {
     sum = sum + Exp(TopSelect<Vec>::LoadTail(x, i, size) - against);
   }
-  return max + LogScalar<Vec>(sum.ReduceSum());
+  return max + Log(sum.ReduceSum());
 }
 
 template <typename Vec>

@@ -1,5 +1,8 @@
+// Plain loops: the reference that the fast paths must equal.
+// BEST_EFFORT: within a bound, not in bits.
 #include <cmath>
 
+#include "kernels/element.h"
 #include "kernels/ops/matmul/matmul_bf16_launch.h"
 
 namespace nibble::kernels {
@@ -12,11 +15,7 @@ LaunchResult MatmulBf16Cpu(const MatmulBf16Args& args, const Stream& stream) {
         const BF16* x = args.x.Row<BF16>(m);
         float sum = 0;
         for (std::int64_t i = 0; i < args.x.cols; ++i) sum = std::fma(ToFloat(x[i]), ToFloat(w[i]), sum);
-        if (args.y.dtype == DType::kF32) {
-          args.y.Row<float>(m)[n] = sum;
-        } else {
-          args.y.Row<BF16>(m)[n] = RoundTo<BF16>(sum);
-        }
+        SetElement(args.y, m, n, sum);
       }
     }
   });

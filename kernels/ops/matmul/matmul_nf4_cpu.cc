@@ -1,3 +1,5 @@
+// Plain loops: the reference that the fast paths must equal.
+// BEST_EFFORT: within a bound, not in bits.
 #include <cmath>
 
 #include "kernels/ops/matmul/matmul_nf4_launch.h"

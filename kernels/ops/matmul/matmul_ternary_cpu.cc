@@ -1,18 +1,40 @@
 // Plain loops: the reference that the fast paths must equal.
-#include "kernels/ops/matmul/integer_product_cpu.h"
-#include "kernels/ops/matmul/matmul_ternary_table.h"
+#include <cmath>
+
+#include "kernels/element.h"
+#include "kernels/ops/matmul/matmul_ternary_launch.h"
 
 namespace nibble::kernels {
+namespace {
+
+float Output(const MatmulTernaryArgs& args, std::int64_t row, std::int64_t n) {
+  const QuantizedRows& x = args.x;
+  std::int32_t acc = 0;
+  for (std::int64_t k = 0; k < args.w.cols; ++k) {
+    const std::int64_t at = row * x.stride + k;
+    acc += (x.wide_codes != nullptr ? x.wide_codes[at] : x.codes[at]) * TernaryCode(args.w, n, k);
+  }
+  float y = static_cast<float>(acc) * x.scale[row] * args.w.scale[n];
+  const std::int32_t outliers = x.num_outliers == nullptr ? 0 : x.num_outliers[row];
+  if (outliers > 0) {
+    float o = 0.0f;
+    for (std::int64_t i = row * kMaxOutliers; i < row * kMaxOutliers + outliers; ++i) {
+      o = std::fma(x.outlier_value[i], static_cast<float>(TernaryCode(args.w, n, x.outlier_index[i])), o);
+    }
+    y = y + o * args.w.scale[n];
+  }
+  return args.bias == nullptr ? y : y + args.bias[n];
+}
+
+}  // namespace
 
 LaunchResult MatmulTernaryCpu(const MatmulTernaryArgs& args, const Stream& stream) {
-  const QuantizedRows& x = args.x;
-  return IntegerProductCpu(
-      args, stream,
-      [&](std::int64_t row, std::int64_t k) {
-        const std::int64_t at = row * x.stride + k;
-        return x.wide_codes != nullptr ? std::int32_t{x.wide_codes[at]} : std::int32_t{x.codes[at]};
-      },
-      [&](std::int64_t n, std::int64_t k) { return std::int32_t{TernaryCode(args.w, n, k)}; });
+  stream.ParallelFor(args.w.rows, 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = 0; row < args.x.rows; ++row) {
+      for (std::int64_t n = begin; n < end; ++n) SetElement(args.y, row, n, Output(args, row, n));
+    }
+  });
+  return {};
 }
 
 }  // namespace nibble::kernels

@@ -1,16 +1,11 @@
 // Plain loops: the reference that the fast paths must equal.
 #include <cmath>
 
-#include "kernels/ops/norm/rms_norm_backward_table.h"
+#include "kernels/element.h"
+#include "kernels/lane_sum.h"
+#include "kernels/ops/norm/rms_norm_backward_launch.h"
 
 namespace nibble::kernels {
-namespace {
-
-float Element(const ConstMatrix& m, std::int64_t row, std::int64_t k) {
-  return m.dtype == DType::kF32 ? m.Row<float>(row)[k] : ToFloat(m.Row<BF16>(row)[k]);
-}
-
-}  // namespace
 
 LaunchResult RmsNormBackwardCpu(const RmsNormBackwardArgs& args, const Stream& stream) {
   for (std::int64_t k = 0; args.grad_weight != nullptr && k < args.x.cols; ++k) {  // first: grad_x may be grad_y
@@ -27,19 +22,11 @@ LaunchResult RmsNormBackwardCpu(const RmsNormBackwardArgs& args, const Stream& s
         const float gw = Element(args.grad_y, row, k) * args.weight[k];
         lanes[k % 16] = std::fma(gw, Element(args.x, row, k), lanes[k % 16]);
       }
-      for (int half = 8; half > 0; half /= 2) {
-        for (int l = 0; l < half; ++l) lanes[l] = lanes[l] + lanes[l + half];
-      }
       const float rstd = args.rstd[row];
-      const float c = rstd * rstd * (lanes[0] / static_cast<float>(args.x.cols));
+      const float c = rstd * rstd * (TreeSum(lanes) / static_cast<float>(args.x.cols));
       for (std::int64_t k = 0; k < args.x.cols; ++k) {
         const float gw = Element(args.grad_y, row, k) * args.weight[k];
-        const float grad = rstd * (gw - Element(args.x, row, k) * c);
-        if (args.grad_x.dtype == DType::kF32) {
-          args.grad_x.Row<float>(row)[k] = grad;
-        } else {
-          args.grad_x.Row<BF16>(row)[k] = ToBF16(grad);
-        }
+        SetElement(args.grad_x, row, k, rstd * (gw - Element(args.x, row, k) * c));
       }
     }
   });

@@ -1,4 +1,5 @@
-// The two plain ops in sequence: the reference that the one-pass paths must equal.
+// Plain loops: the reference that the fast paths must equal.
+// They are those of rms_norm and quantize_int8, one after the other.
 #include <vector>
 
 #include "kernels/ops/norm/rms_norm_quantize_table.h"

@@ -1,5 +1,6 @@
 // Plain loops: the reference that the fast paths must equal.
-#include "kernels/ops/quantize/dequantize_int8_table.h"
+#include "kernels/element.h"
+#include "kernels/ops/quantize/dequantize_int8_launch.h"
 
 namespace nibble::kernels {
 
@@ -7,12 +8,7 @@ LaunchResult DequantizeInt8Cpu(const DequantizeInt8Args& args, const Stream& str
   stream.ParallelFor(args.codes.rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       for (std::int64_t k = 0; k < args.codes.cols; ++k) {
-        const float value = static_cast<float>(args.codes.Row<std::int8_t>(row)[k]) * args.scale[row];
-        if (args.out.dtype == DType::kF32) {
-          args.out.Row<float>(row)[k] = value;
-        } else {
-          args.out.Row<BF16>(row)[k] = ToBF16(value);
-        }
+        SetElement(args.out, row, k, static_cast<float>(args.codes.Row<std::int8_t>(row)[k]) * args.scale[row]);
       }
     }
   });

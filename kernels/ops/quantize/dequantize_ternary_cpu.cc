@@ -1,5 +1,6 @@
 // Plain loops: the reference that the fast paths must equal.
-#include "kernels/ops/quantize/dequantize_ternary_table.h"
+#include "kernels/element.h"
+#include "kernels/ops/quantize/dequantize_ternary_launch.h"
 
 namespace nibble::kernels {
 
@@ -10,10 +11,10 @@ LaunchResult DequantizeTernaryCpu(const DequantizeTernaryArgs& args, const Strea
         const int code = TernaryCode(args.w, n, k);
         const float value =
             args.w.scale == nullptr ? static_cast<float>(code) : static_cast<float>(code) * args.w.scale[n];
-        switch (args.out.dtype) {
-          case DType::kI8: args.out.Row<std::int8_t>(n)[k] = static_cast<std::int8_t>(code); break;
-          case DType::kBF16: args.out.Row<BF16>(n)[k] = ToBF16(value); break;
-          default: args.out.Row<float>(n)[k] = value; break;
+        if (args.out.dtype == DType::kI8) {
+          args.out.Row<std::int8_t>(n)[k] = static_cast<std::int8_t>(code);
+        } else {
+          SetElement(args.out, n, k, value);
         }
       }
     }

@@ -1,4 +1,4 @@
-// The loop over blocks that every CPU path of double_dequantize shares; a Path lives in an anonymous namespace.
+// The loop over blocks that the AVX paths of double_dequantize share; a Path lives in an anonymous namespace.
 #pragma once
 #include <algorithm>
 

@@ -1,18 +1,15 @@
-#include "kernels/ops/quantize/double_dequantize_blocks.h"
+// Plain loops: the reference that the fast paths must equal.
+#include "kernels/ops/quantize/double_dequantize_launch.h"
 
 namespace nibble::kernels {
-namespace {
-
-struct Plain {
-  static void Block(const std::int8_t* codes, int n, float factor, float offset, float* absmax) {
-    for (int i = 0; i < n; ++i) absmax[i] = static_cast<float>(codes[i]) / factor + offset;
-  }
-};
-
-}  // namespace
 
 LaunchResult DoubleDequantizeCpu(const DoubleDequantizeArgs& args, const Stream& stream) {
-  return DoubleDequantizeOn<Plain>(args, stream);
+  stream.ParallelFor(args.n, kDoubleQuantBlock, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      args.absmax[i] = static_cast<float>(args.codes[i]) / args.factor[i / kDoubleQuantBlock] + args.offset;
+    }
+  });
+  return {};
 }
 
 }  // namespace nibble::kernels

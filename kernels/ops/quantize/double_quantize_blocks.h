@@ -1,4 +1,4 @@
-// The loop over blocks that every CPU path of double_quantize shares. A Path lives in an anonymous namespace, so that
+// The loop over blocks that the AVX paths of double_quantize share. A Path lives in an anonymous namespace, so that
 // no instantiation made with one instruction set is linked into another's path.
 #pragma once
 #include <algorithm>

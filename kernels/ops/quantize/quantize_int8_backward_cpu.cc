@@ -2,15 +2,12 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/element.h"
 #include "kernels/lane_sum.h"
-#include "kernels/ops/quantize/quantize_int8_backward_table.h"
+#include "kernels/ops/quantize/quantize_int8_backward_launch.h"
 
 namespace nibble::kernels {
 namespace {
-
-float Element(const ConstMatrix& m, std::int64_t row, std::int64_t k) {
-  return m.dtype == DType::kF32 ? m.Row<float>(row)[k] : ToFloat(m.Row<BF16>(row)[k]);
-}
 
 // Values of a row that the path through the scale needs.
 struct RowFacts {
@@ -35,14 +32,6 @@ RowFacts FactsOf(const QuantizeInt8BackwardArgs& args, std::int64_t row) {
     }
   }
   return facts;
-}
-
-void Store(const Matrix& m, std::int64_t row, std::int64_t k, float value) {
-  if (m.dtype == DType::kF32) {
-    m.Row<float>(row)[k] = value;
-  } else {
-    m.Row<BF16>(row)[k] = ToBF16(value);
-  }
 }
 
 }  // namespace
@@ -76,7 +65,7 @@ LaunchResult QuantizeInt8BackwardCpu(const QuantizeInt8BackwardArgs& args, const
       }
       for (std::int64_t k = 0; k < args.x.cols; ++k) {
         const float g = Element(args.grad_y, row, k);
-        Store(args.grad_x, row, k, k == argmax ? g + extra : g);
+        SetElement(args.grad_x, row, k, k == argmax ? g + extra : g);
       }
     }
   });

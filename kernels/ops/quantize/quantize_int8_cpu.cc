@@ -1,21 +1,21 @@
 // Plain loops: the reference that the fast paths must equal.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <vector>
 
-#include "kernels/ops/quantize/quantize_int8_table.h"
+#include "kernels/element.h"
+#include "kernels/lane_sum.h"
+#include "kernels/ops/quantize/quantize_int8_launch.h"
 
 namespace nibble::kernels {
 namespace {
 
 // The row's outliers in ascending order of index.
 std::vector<std::int32_t> FindOutliers(const std::vector<float>& x, int max_outliers) {
-  float lanes[16] = {};
-  for (std::size_t k = 0; k < x.size(); ++k) lanes[k % 16] += std::fabs(x[k]);
-  for (std::size_t half = 8; half > 0; half /= 2) {
-    for (std::size_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-  }
-  const float mean = lanes[0] / static_cast<float>(x.size());
+  const float* row = x.data();
+  const float sum = LaneSum(std::ssize(x), [&](std::int64_t k) { return std::fabs(row[k]); });
+  const float mean = sum / static_cast<float>(x.size());
   const float threshold = kOutlierRatio * mean;
   std::vector<std::int32_t> found;
   for (std::size_t k = 0; k < x.size(); ++k) {
@@ -27,10 +27,6 @@ std::vector<std::int32_t> FindOutliers(const std::vector<float>& x, int max_outl
   if (found.size() > static_cast<std::size_t>(max_outliers)) found.resize(static_cast<std::size_t>(max_outliers));
   std::sort(found.begin(), found.end());
   return found;
-}
-
-float Element(const ConstMatrix& m, std::int64_t row, std::int64_t k) {
-  return m.dtype == DType::kF32 ? m.Row<float>(row)[k] : ToFloat(m.Row<BF16>(row)[k]);
 }
 
 }  // namespace

@@ -1,38 +1,53 @@
-#include "kernels/ops/quantize/quantize_nf4_rows.h"
+// Plain loops: the reference that the fast paths must equal.
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "kernels/element.h"
+#include "kernels/ops/quantize/quantize_nf4_launch.h"
 
 namespace nibble::kernels {
 namespace {
 
-struct Plain {
-  static unsigned Code(float v) {
-    unsigned code = 0;
-    for (const float threshold : kNf4Thresholds) code += v > threshold ? 1u : 0u;
-    return code;
+// The largest magnitude of x[row, first .. last). Compared as integers: this orders magnitudes and puts infinity and
+// NaN above all of them, so neither can be missed.
+float AbsMax(const ConstMatrix& x, std::int64_t row, std::int64_t first, std::int64_t last) {
+  std::uint32_t top = 0;
+  for (std::int64_t k = first; k < last; ++k) {
+    top = std::max(top, std::bit_cast<std::uint32_t>(Element(x, row, k)) & 0x7fffffffu);
   }
+  return std::bit_cast<float>(top);
+}
 
-  template <typename T>
-  static float Block(const T* x, std::uint8_t* codes) {
-    // Compared as integers: this orders magnitudes and puts infinity and NaN above all of them, so neither can be
-    // missed.
-    std::uint32_t top = 0;
-    for (std::int64_t i = 0; i < kNf4Block; ++i) {
-      top = std::max(top, std::bit_cast<std::uint32_t>(ToFloat(x[i])) & 0x7fffffffu);
-    }
-    const float absmax = std::bit_cast<float>(top);
-    const float inverse = Nf4Inverse(absmax);
-    for (std::int64_t i = 0; i < kNf4Block; i += 2) {
-      const unsigned high = Code(ToFloat(x[i]) * inverse);
-      const unsigned low = Code(ToFloat(x[i + 1]) * inverse);
-      codes[i / 2] = static_cast<std::uint8_t>(high << 4 | low);
-    }
-    return absmax;
-  }
-};
+unsigned Code(float value) {
+  unsigned code = 0;
+  for (const float threshold : kNf4Thresholds) code += value > threshold ? 1u : 0u;
+  return code;
+}
 
 }  // namespace
 
 LaunchResult QuantizeNf4Cpu(const QuantizeNf4Args& args, const Stream& stream) {
-  return QuantizeNf4On<Plain>(args, stream);
+  const std::int64_t cols = args.x.cols;
+  stream.ParallelFor(args.x.rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      std::uint8_t* codes = args.codes + row * Nf4RowBytes(cols);
+      for (std::int64_t block = 0; block < Nf4RowBlocks(cols); ++block) {
+        const std::int64_t first = block * kNf4Block;
+        const std::int64_t last = std::min(first + kNf4Block, cols);
+        const float absmax = AbsMax(args.x, row, first, last);
+        const float inverse = 1.0f / absmax;
+        const float scale = inverse <= std::numeric_limits<float>::max() ? inverse : 0.0f;  // 0 gives code 7
+        args.absmax[row * Nf4RowBlocks(cols) + block] = absmax;
+        for (std::int64_t k = first; k < last; k += 2) {
+          const unsigned high = Code(Element(args.x, row, k) * scale);
+          const unsigned low = k + 1 < last ? Code(Element(args.x, row, k + 1) * scale) : 7u;
+          codes[k / 2] = static_cast<std::uint8_t>(high << 4 | low);
+        }
+      }
+    }
+  });
+  return {};
 }
 
 }  // namespace nibble::kernels

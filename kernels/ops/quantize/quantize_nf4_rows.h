@@ -1,4 +1,4 @@
-// The loop over rows and blocks that every CPU path of quantize_nf4 shares. A Path lives in an anonymous namespace, so
+// The loop over rows and blocks that the AVX paths of quantize_nf4 share. A Path lives in an anonymous namespace, so
 // that no instantiation made with one instruction set is linked into another's path.
 #pragma once
 #include <algorithm>

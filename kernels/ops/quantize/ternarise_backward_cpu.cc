@@ -1,16 +1,13 @@
 // Plain loops: the reference that the fast paths must equal.
 #include <cmath>
 
+#include "kernels/element.h"
 #include "kernels/formats/ternary.h"
 #include "kernels/lane_sum.h"
-#include "kernels/ops/quantize/ternarise_backward_table.h"
+#include "kernels/ops/quantize/ternarise_backward_launch.h"
 
 namespace nibble::kernels {
 namespace {
-
-float Element(const ConstMatrix& m, std::int64_t row, std::int64_t k) {
-  return m.dtype == DType::kF32 ? m.Row<float>(row)[k] : ToFloat(m.Row<BF16>(row)[k]);
-}
 
 // 1 where the gradient passes, else 0.
 float Mask(Ste ste, float u) {
@@ -47,11 +44,7 @@ LaunchResult TernariseBackwardCpu(const TernariseBackwardArgs& args, const Strea
         const float w = Element(args.w, row, k);
         const float sign = w > 0.0f ? 1.0f : w < 0.0f ? -1.0f : 0.0f;
         const float grad = Mask(args.ste, w * inverse) * Element(args.grad_y, row, k) + sign * slope;
-        if (args.grad_w.dtype == DType::kF32) {
-          args.grad_w.Row<float>(row)[k] = grad;
-        } else {
-          args.grad_w.Row<BF16>(row)[k] = ToBF16(grad);
-        }
+        SetElement(args.grad_w, row, k, grad);
       }
     }
   });

@@ -3,15 +3,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/element.h"
 #include "kernels/lane_sum.h"
-#include "kernels/ops/quantize/ternarise_table.h"
+#include "kernels/ops/quantize/ternarise_launch.h"
 
 namespace nibble::kernels {
 namespace {
-
-float Element(const ConstMatrix& m, std::int64_t row, std::int64_t k) {
-  return m.dtype == DType::kF32 ? m.Row<float>(row)[k] : ToFloat(m.Row<BF16>(row)[k]);
-}
 
 void PutCode(std::uint8_t* bytes, std::int64_t at, int shift, int code) {
   bytes[at] = static_cast<std::uint8_t>((bytes[at] & ~(3 << shift)) | (code + 1) << shift);

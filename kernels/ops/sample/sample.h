@@ -9,7 +9,9 @@ namespace nibble::kernels {
 // order (ties: lower id). A draw takes the first candidate whose running sum of w (f64, in that order) exceeds u times
 // the sum over the candidates that the filters left; u = PhiloxUniform(seed, counter) of kernels/philox.h. top_k keeps
 // ties with the k-th, top_p keeps a candidate while the sum before it is below top_p of the sum that top_k left, min_p
-// keeps w >= min_p. The first candidate always stays.
+// keeps w >= min_p. The first candidate always stays; others with w = 0 never do. The sum over all V, which top_p
+// without top_k and a draw without filters use, goes by id: blocks of 1024 over 16 virtual lanes and a fixed tree in
+// f32, the blocks in f64.
 //   logits  [T, V]   f32
 //   params  [T]
 //   token   [T]      i32; overwritten; -1 for a row with NaN or +inf, or without a finite logit: the other rows are

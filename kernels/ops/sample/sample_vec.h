@@ -15,15 +15,6 @@ namespace nibble::kernels {
 template <typename Vec>
 class RowSampler {
  public:
-  using Select = TopSelect<Vec>;
-  using Entry = typename Select::Entry;
-  // cumulative: the sum of the weights e^((logit - max) / temperature) up to and including this candidate.
-  struct Candidate {
-    std::int32_t id;
-    float weight;
-    double cumulative;
-  };
-
   RowSampler(const float* logits, std::int64_t size, const SampleParams& params)
       : x_(logits), size_(size), params_(params), max_(Select::Max(logits, size)) {}
 
@@ -39,6 +30,16 @@ class RowSampler {
     }
     return kept.back().id;  // u is just below 1 and the sum was rounded down
   }
+
+ private:
+  using Select = TopSelect<Vec>;
+  using Entry = typename Select::Entry;
+  // cumulative: the sum of the weights e^((logit - max) / temperature) up to and including this candidate.
+  struct Candidate {
+    std::int32_t id;
+    float weight;
+    double cumulative;
+  };
 
   // The candidates that pass the filters, in descending order. Without a filter the list may end where its sum exceeds
   // enough_u times the total.
@@ -57,7 +58,6 @@ class RowSampler {
     }
   }
 
- private:
   bool HasFilter() const {
     return (params_.top_k > 0 && params_.top_k < size_) || params_.top_p < 1.0f || params_.min_p > 0.0f;
   }

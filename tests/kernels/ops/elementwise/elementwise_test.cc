@@ -1,6 +1,7 @@
 // Compares add, gated_mul and gated_mul_backward with f64 formulas, and every path with the plain one, bit for bit.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 
 #include "kernels/ops/elementwise/add.h"
@@ -130,6 +131,27 @@ TEST(GatedMulTest, AgreesWithF64AndIsEqualOnEveryPath) {
         }
       }
     }
+  }
+}
+
+// Pins the exp of each path to that of one float, over floats of all magnitudes.
+TEST(GatedMulTest, SiluOfAllMagnitudesIsEqualOnEveryPath) {
+  std::vector<float> gate;
+  for (std::uint64_t bits = 0; bits < 1ull << 32; bits += 12289) {
+    const float x = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+    if (!std::isnan(x)) gate.push_back(x);
+  }
+  const std::vector<float> up(gate.size(), 1.0f);
+  const std::int64_t n = static_cast<std::int64_t>(gate.size());
+  const auto view = [&](const std::vector<float>& x) { return MakeConstMatrix(x.data(), DType::kF32, 1, n); };
+  std::vector<float> plain;
+  for (const Isa isa : Isas()) {
+    std::vector<float> y(gate.size());
+    ASSERT_TRUE(
+        GatedMul({Activation::kSilu, view(gate), view(up), MakeMatrix(y.data(), DType::kF32, 1, n)}, CpuStream(isa))
+            .ok());
+    if (isa == Isa::kPlain) plain = y;
+    EXPECT_TRUE(BytesEqual(y.data(), plain.data(), y.size() * sizeof(float))) << Name(isa);
   }
 }
 

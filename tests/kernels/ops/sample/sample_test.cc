@@ -6,10 +6,11 @@
 #include <map>
 #include <set>
 
-#include "kernels/ops/sample/sample_vec.h"
-#include "kernels/vec16_plain.h"
+#include "kernels/math.h"
+#include "kernels/philox.h"
 #include "tests/support/isas.h"
 #include "tests/support/random.h"
+#include "tests/support/uniform_table.h"
 
 namespace nibble::kernels {
 namespace {
@@ -42,7 +43,7 @@ std::vector<std::pair<std::int32_t, double>> Reference(const std::vector<float>&
   std::vector<std::pair<std::int32_t, double>> pool;
   double total = 0;
   for (const std::int32_t id : ids) {
-    pool.emplace_back(id, static_cast<double>(ExpScalar<Vec16Plain>((logit(id) - max) / p.temperature)));
+    pool.emplace_back(id, static_cast<double>(Exp((logit(id) - max) / p.temperature)));
     total += pool.back().second;
   }
   std::vector<std::pair<std::int32_t, double>> kept;
@@ -72,13 +73,15 @@ TEST(SampleTest, GreedyTakesTheLowerOfEqualIds) {
   }
 }
 
-TEST(SampleTest, CandidatesMatchTheDefinition) {
+// Draws at u in the middle of a candidate's share, for up to 20 candidates, and at u near 1 for the last: a missing or
+// an extra candidate moves these draws.
+TEST(SampleTest, FilteredDrawsMatchTheDefinition) {
+  const support::UniformTable uniform(/*seed=*/9);
   std::vector<SampleParams> all;
   for (const float temperature : {0.3f, 1.0f, 5.0f}) {
     for (const std::int32_t top_k : {0, 1, 5, 50, 4000}) {
       for (const float top_p : {1.0f, 0.9f, 0.3f, 0.0f}) {
         for (const float min_p : {0.0f, 0.05f, 1.0f}) {
-          if (top_k == 0 && top_p == 1.0f && min_p == 0.0f) continue;  // no filter: tested separately
           all.push_back({.temperature = temperature, .top_k = top_k, .top_p = top_p, .min_p = min_p});
         }
       }
@@ -88,15 +91,42 @@ TEST(SampleTest, CandidatesMatchTheDefinition) {
     std::vector<float> logits = support::NormalVector(1, size, 2.0f);
     for (float& x : logits) x = std::round(x * 4.0f) / 4.0f;  // many ties
     for (const SampleParams& p : all) {
+      const bool top_k = p.top_k > 0 && p.top_k < size;
+      if (!top_k && p.top_p == 1.0f && p.min_p == 0.0f) continue;  // no filter: tested separately
       const auto want = Reference(logits, p);
-      const auto got = RowSampler<Vec16Plain>(logits.data(), size, p).Candidates(2.0);
-      ASSERT_EQ(got.size(), want.size()) << "T " << p.temperature << " k " << p.top_k << " p " << p.top_p << " min "
-                                         << p.min_p;
-      for (std::size_t i = 0; i < got.size(); ++i) {
-        ASSERT_EQ(got[i].id, want[i].first);
-        ASSERT_EQ(static_cast<double>(got[i].weight), want[i].second);
+      double total = 0;
+      for (const auto& [id, weight] : want) total += weight;
+      double before = 0;
+      std::vector<double> chosen = {1.0};
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        if (i % (want.size() / 20 + 1) == 0) chosen.push_back((before + want[i].second / 2) / total);
+        before += want[i].second;
+      }
+      for (const double u : chosen) {
+        SampleParams drawn = p;
+        drawn.seed = uniform.seed();
+        drawn.counter = uniform.CounterAt(u);
+        const double target = PhiloxUniform(drawn.seed, drawn.counter) * total;
+        std::size_t at = 0;
+        for (double sum = want[0].second; sum <= target && at + 1 < want.size(); sum += want[at].second) ++at;
+        for (const Isa isa : Isas()) {
+          ASSERT_EQ(Draw(logits, drawn, isa), want[at].first) << Name(isa) << " T " << p.temperature << " k " << p.top_k
+                                                              << " p " << p.top_p << " min " << p.min_p << " u " << u;
+        }
       }
     }
+  }
+}
+
+TEST(SampleTest, MinPKeepsEqualWeightsAndTopPStopsWhereItsMassIsReached) {
+  const support::UniformTable uniform(/*seed=*/9);
+  const std::vector<float> logits = {0.0f, 1.0f, 1.0f};
+  SampleParams min_p{.temperature = 1.0f, .min_p = 1.0f, .seed = uniform.seed()};
+  SampleParams top_p{.temperature = 1.0f, .top_k = 2, .top_p = 0.5f, .seed = uniform.seed()};
+  min_p.counter = top_p.counter = uniform.CounterAt(0.75);
+  for (const Isa isa : Isas()) {
+    EXPECT_EQ(Draw(logits, min_p, isa), 2) << Name(isa);
+    EXPECT_EQ(Draw(logits, top_p, isa), 1) << Name(isa);
   }
 }
 

@@ -3,13 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/ops/loss/log_softmax_gather.h"
-#include "kernels/ops/sample/sample_vec.h"
-#include "kernels/vec16_plain.h"
+#include "kernels/ops/sample/sample.h"
+#include "kernels/philox.h"
 #include "tests/support/golden.h"
 #include "tests/support/isas.h"
 #include "tests/support/numeric.h"
+#include "tests/support/uniform_table.h"
 
 namespace nibble::kernels {
 namespace {
@@ -52,32 +54,54 @@ TEST(LogSoftmaxGoldenTest, MatchesTorchLogSoftmax) {
   EXPECT_TRUE(AllWithin(top_logprob, want_top, within));
 }
 
-TEST(SampleGoldenTest, FiltersKeepTheCandidatesAndProbabilitiesOfTransformers) {
+// The candidates' shares of [0, 1) follow from the golden's probabilities and the order of the logits. Draws at u in
+// the middle of each share, and near 1, must give its candidate; within the rounding of a border, the neighbour may be
+// drawn.
+TEST(SampleGoldenTest, DrawsFollowTheCandidatesAndProbabilitiesOfTransformers) {
+  const support::UniformTable uniform(/*seed=*/4);
   const auto logits = Values().Get<float>("sample.logits");
   const auto params = Values().Get<float>("sample.params");
   ASSERT_GT(params.size(), 4u * 80u);
   for (std::size_t i = 0; i < params.size() / 4; ++i) {
-    const SampleParams p{.temperature = params[4 * i],
-                         .top_k = static_cast<std::int32_t>(params[4 * i + 1]),
-                         .top_p = params[4 * i + 2],
-                         .min_p = params[4 * i + 3]};
+    SampleParams p{.temperature = params[4 * i],
+                   .top_k = static_cast<std::int32_t>(params[4 * i + 1]),
+                   .top_p = params[4 * i + 2],
+                   .min_p = params[4 * i + 3],
+                   .seed = uniform.seed()};
     SCOPED_TRACE(::testing::Message() << "T " << p.temperature << " top_k " << p.top_k << " top_p " << p.top_p
                                       << " min_p " << p.min_p);
     const std::string name = "sample.case" + std::to_string(i);
     const auto ids = Values().Get<std::int16_t>(name + ".ids");
     const auto probabilities = Values().Get<float>(name + ".probabilities");
-    auto got = RowSampler<Vec16Plain>(logits.data(), static_cast<std::int64_t>(logits.size()), p).Candidates(2.0);
-    const double sum = got.back().cumulative;
-    EXPECT_TRUE(
-        std::is_sorted(got.begin(), got.end(), [](const auto& a, const auto& b) { return a.weight > b.weight; }));
-    std::sort(got.begin(), got.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
-    ASSERT_EQ(got.size(), ids.size());
-    for (std::size_t j = 0; j < got.size(); ++j) {
-      ASSERT_EQ(got[j].id, ids[j]);
+    std::vector<std::size_t> order(ids.size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto logit = [&](std::size_t j) { return logits[static_cast<std::size_t>(ids[j])]; };
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return logit(a) > logit(b); });
+    // sums[j] is where the share of candidate order[j] begins.
+    std::vector<double> sums = {0.0};
+    double bound = 0;
+    for (const std::size_t j : order) {
+      const double share = static_cast<double>(probabilities[j]);
+      sums.push_back(sums.back() + share);
       // The exponent is rounded twice (difference, temperature), exp once, the golden once; the sum is of such weights.
-      const double exponent = std::fabs(std::log(static_cast<double>(got[j].weight)));
-      ASSERT_NEAR(static_cast<double>(got[j].weight) / sum, probabilities[j],
-                  probabilities[j] * kEpsF32 * (4 * exponent + 60));
+      const double exponent = std::fabs(static_cast<double>(logit(j) - logit(order[0])) / p.temperature);
+      bound += share * kEpsF32 * (4 * exponent + 60);
+    }
+    for (std::size_t j = 0; j <= order.size(); ++j) {
+      p.counter = uniform.CounterAt(j == order.size() ? 1.0 : (sums[j] + sums[j + 1]) / 2 / sums.back());
+      std::int32_t token = -1;
+      ASSERT_TRUE(
+          Sample({.logits = MakeConstMatrix(logits.data(), DType::kF32, 1, static_cast<std::int64_t>(logits.size())),
+                  .params = &p,
+                  .token = &token},
+                 support::CpuStream(Isa::kPlain))
+              .ok());
+      const auto drawn = std::find_if(order.begin(), order.end(), [&](std::size_t at) { return ids[at] == token; });
+      ASSERT_NE(drawn, order.end()) << token << " is not a candidate";
+      const double target = PhiloxUniform(p.seed, p.counter) * sums.back();
+      const auto at = static_cast<std::size_t>(drawn - order.begin());
+      EXPECT_GE(target, sums[at] - bound) << token;
+      EXPECT_LE(target, sums[at + 1] + bound) << token;
     }
   }
 }
