@@ -2,27 +2,29 @@
 
 add_library(nibble_flags INTERFACE)
 target_compile_features(nibble_flags INTERFACE cxx_std_20)
-# -ffp-contract=off: a multiply and an add stay two roundings unless the source says fma (docs/numerics.md 3).
+# -ffp-contract=off: a multiply and an add are rounded separately unless the source calls fma (docs/numerics.md 3).
 target_compile_options(nibble_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Werror -ffp-contract=off -fstack-protector-strong>)
-# Checks the annotations of locks (server/base/mutex.h), which gcc does not check.
+# -Wthread-safety checks the lock annotations (server/base/mutex.h). Only clang has it.
 target_compile_options(nibble_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety>)
 target_include_directories(nibble_flags INTERFACE ${PROJECT_SOURCE_DIR})
 if(NIBBLE_SANITIZE)
   target_compile_options(nibble_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${NIBBLE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
-  # libtorch is not instrumented. No vptr: libtorch hides the type information of some of its classes
+  # Options of targets that include torch's headers (NibbleTorch.cmake sets NIBBLE_SEES_TORCH). libtorch is not
+  # instrumented. -fno-sanitize=vptr: libtorch hides the type information of some of its classes
   # (c10::detail::ListImpl, c10::detail::DictImpl), so the check would consider them different from the types in the
-  # headers. With sanitizers gcc may also warn that set variables are unset (its manual, at -fsanitize), and does so for
-  # torch's optionals everywhere.
+  # headers. -Wno-maybe-uninitialized: with -fsanitize, gcc may warn about variables that are initialized (gcc manual,
+  # -fsanitize), and does so for every optional of torch.
   target_compile_options(nibble_flags INTERFACE
     $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:$<TARGET_PROPERTY:NIBBLE_SEES_TORCH>>>:-fno-sanitize=vptr -Wno-maybe-uninitialized>)
   target_link_options(nibble_flags INTERFACE -fsanitize=${NIBBLE_SANITIZE})
 endif()
 
-# nibble_library(NAME jobs HDRS a.h SRCS a.cc DEPS nibble::base [PCH grpc]): target nibble_jobs, alias nibble::jobs.
-# Headers are included relative to the project root; DEPS are public because headers use their types. PCH names a set of
-# precompiled headers (cmake/NibblePch.cmake); without it, std.
+# nibble_library(NAME jobs HDRS a.h SRCS a.cc DEPS nibble::base [PRIVATE_DEPS ...] [PCH grpc]): target nibble_jobs,
+# alias nibble::jobs. Without SRCS, the library has only headers. Headers are included relative to the project root.
+# DEPS are public because headers use their types; only .cc files use PRIVATE_DEPS. PCH names a set of precompiled
+# headers (cmake/NibblePch.cmake), by default std; with own, the caller adds the headers itself.
 function(nibble_library)
   cmake_parse_arguments(ARG "" "NAME;PCH" "HDRS;SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
   if(NOT ARG_PCH)
@@ -53,9 +55,9 @@ function(nibble_binary)
   target_link_libraries(${ARG_NAME} PRIVATE nibble_flags ${ARG_DEPS})
 endfunction()
 
-# nibble_test(NAME thread_pool_test SRCS ... DEPS ... [LABELS unit] [ARGS ...]): a GoogleTest program; each case is one
-# CTest, so that a skipped case shows as skipped. PCH: as in nibble_library; without it, tests.
-# Tests are compiled with -O1: compiling them takes longer than running them.
+# nibble_test(NAME plan_test SRCS ... DEPS ... [LABELS unit] [DEFINITIONS ...] [PCH tests]): a GoogleTest program. Each
+# test case is a CTest test of its own, so that CTest shows which were skipped. PCH: as in nibble_library.
+# Release builds compile tests with -O1, because compiling tests takes longer than running them.
 set(NIBBLE_TEST_OPTIONS "")
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
   set(NIBBLE_TEST_OPTIONS -O1)
@@ -72,7 +74,8 @@ function(nibble_test)
   set(prefix "")
   if("slow" IN_LIST ARG_LABELS OR "full" IN_LIST ARG_LABELS)
     set(timeout 1800)
-    # CTest finds properties by name: a case must not pass its labels to a case of the same name in a fast program.
+    # CTest finds a test's properties by the test's name. Without a prefix, a case would pass its labels to a case of
+    # the same name in a fast program.
     set(prefix "Full.")
   endif()
   add_executable(${ARG_NAME} ${ARG_SRCS})
@@ -86,5 +89,6 @@ function(nibble_test)
   if(NIBBLE_SANITIZE STREQUAL "thread")
     target_sources(${ARG_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support/tsan_grpc.cc)
   endif()
-  gtest_discover_tests(${ARG_NAME} DISCOVERY_TIMEOUT 120 TEST_PREFIX "${prefix}" PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout})
+  gtest_discover_tests(${ARG_NAME} DISCOVERY_TIMEOUT 120 TEST_PREFIX "${prefix}"
+    PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout})
 endfunction()

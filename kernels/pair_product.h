@@ -1,8 +1,10 @@
-// Products of bf16 rows by vdpbf16ps, for more than a few rows. A panel of weights is stored pair by pair, as the
-// instruction reads it: [K/2][columns] of two bf16 each. Sixteen outputs of a row then share one vector of sums, and
-// nothing is added across lanes. Each output is one chain over the pairs in order, whatever the number of rows and
-// threads. Only AVX-512 paths include this file; everything is in an anonymous namespace, so that no instantiation is
-// linked into another path. A Weights class has
+// y = x * w^T + bias over bf16 x and w by vdpbf16ps, for more than a few rows of x. Rows of w are copied to panels,
+// pair by pair, as the instruction reads them: [K/2][columns] of two bf16 each, where a column is a row of w. Sixteen
+// outputs of a row then share one vector of sums, and nothing is added across lanes. Each output is one chain of sums
+// over the pairs in ascending order, for any number of rows and threads. Only AVX-512 paths include this file.
+// Everything is in an anonymous namespace, so that the linker cannot share an instantiation with the path of another
+// instruction set. A Weights class has
+//   rows()                                  N
 //   Load(row, block, low, high)             two vectors of sixteen pairs: elements [64 * block, 64 * block + 64) of a
 //                                           row, 0 past K
 #pragma once
@@ -48,13 +50,14 @@ class PairProduct {
         std::fill(std::copy_n(x_.template Row<BF16>(r), k_, out), out + blocks_ * kBlock, BF16{});
       }
     }
-    // The panel width that gives the busiest thread the fewest columns; on a tie, the wider one.
+    // The panel width that gives the busiest thread the fewest columns; on a tie, the wider one. Each choice keeps 24
+    // vectors of sums in registers.
     const std::int64_t threads = stream_.pool == nullptr ? 1 : stream_.pool->num_threads();
-    std::int64_t width = 0, longest = 0;
+    std::int64_t width = 0, fewest = 0;
     for (const std::int64_t vectors : {4, 3, 2}) {
       const std::int64_t panels = (n_ + 16 * vectors - 1) / (16 * vectors);
       const std::int64_t columns = (panels + threads - 1) / threads * 16 * vectors;
-      if (width == 0 || columns < longest) width = vectors, longest = columns;
+      if (width == 0 || columns < fewest) width = vectors, fewest = columns;
     }
     switch (width) {
       case 4: return Panels<6, 4>();
@@ -79,7 +82,7 @@ class PairProduct {
     return Buffer<T>(static_cast<T*>(::operator new(bytes, std::align_val_t{64}, std::nothrow)));
   }
 
-  // Row j of 16 x 16 becomes column j.
+  // Transposes 16 x 16 pairs: row j becomes column j.
   static void Transpose(__m512i r[16]) {
     __m512i t[16];
     for (int i = 0; i < 16; i += 2) {
@@ -106,8 +109,8 @@ class PairProduct {
     }
   }
 
-  // Writes blocks [first, first + count) of the sixteen rows from n into sixteen columns of a panel, with zeros past N
-  // and past K.
+  // Writes blocks [first, first + count) of rows n to n + 15 of w into sixteen columns, from `out` on, of a panel of
+  // `width` columns. Elements past N and past K are zero.
   NIBBLE_BF16_DOT void Fill(std::int64_t n, std::int64_t first, std::int64_t count, std::int64_t width,
                             BF16* out) const {
     for (std::int64_t b = first; b < first + count; ++b) {
@@ -130,6 +133,8 @@ class PairProduct {
     return x_copy_ != nullptr ? x_copy_.get() + row * blocks_ * kBlock : x_.template Row<BF16>(row);
   }
 
+  // Multiplies kRows rows of x from `row` on, at elements [first_k, first_k + 2 * pairs), by the panel w.
+  // Writes the products to sums [kRows][16 * kVectors] or, if `add`, adds them to these sums.
   template <int kRows, int kVectors>
   NIBBLE_BF16_DOT void Multiply(std::int64_t row, std::int64_t first_k, std::int64_t pairs, const BF16* w, float* sums,
                                 bool add) const {
@@ -158,7 +163,7 @@ class PairProduct {
     }
   }
 
-  // Multiplies `rows` rows, 1 <= rows <= kRows: the last tile may have fewer than kRows.
+  // Multiply for 1 <= rows <= kRows: the last tile may have fewer than kRows rows.
   template <int kRows, int kVectors>
   void MultiplyRows(int rows, std::int64_t row, std::int64_t first_k, std::int64_t pairs, const BF16* w, float* sums,
                     bool add) const {
@@ -168,6 +173,7 @@ class PairProduct {
     Multiply<kRows, kVectors>(row, first_k, pairs, w, sums, add);
   }
 
+  // Writes sums plus bias to `columns` outputs of a row of y, from `column` on.
   NIBBLE_BF16_DOT void Store(const float* sums, std::int64_t row, std::int64_t column, std::int64_t columns) const {
     for (std::int64_t j = 0; j < columns; j += 16) {
       const auto mask = static_cast<__mmask16>(columns - j >= 16 ? 0xffff : (1 << (columns - j)) - 1);
@@ -182,6 +188,7 @@ class PairProduct {
     }
   }
 
+  // Computes y in panels of 16 * kVectors columns and tiles of kRows rows.
   template <int kRows, int kVectors>
   LaunchResult Panels() {
     constexpr std::int64_t kWidth = kVectors * 16;
@@ -190,7 +197,8 @@ class PairProduct {
     std::atomic<bool> out_of_memory{false};
     stream_.ParallelFor(n_, kWidth, [&](std::int64_t begin, std::int64_t end) {
       const Buffer<BF16> w = Allocate<BF16>(chunk * kBlock * kWidth);
-      // With several chunks, the sums of every tile are kept until the next chunk; with one, only those of one tile.
+      // With several chunks, the sums of every tile are kept until the next chunk. With one chunk, the tiles reuse one
+      // buffer.
       const Buffer<float> sums = Allocate<float>((blocks_ > chunk ? tiles : 1) * kRows * kWidth);
       if (w == nullptr || sums == nullptr) {
         out_of_memory = true;
@@ -205,7 +213,7 @@ class PairProduct {
             const int rows = static_cast<int>(std::min<std::int64_t>(kRows, m_ - row));
             float* tile = sums.get() + (blocks_ > chunk ? t : 0) * kRows * kWidth;
             MultiplyRows<kRows, kVectors>(rows, row, b * kBlock, count * kPairs, w.get(), tile, b > 0);
-            if (b + count < blocks_) continue;
+            if (b + count < blocks_) continue;  // more chunks follow
             for (int i = 0; i < rows; ++i) Store(tile + i * kWidth, row + i, n, std::min(kWidth, end - n));
           }
         }

@@ -11,7 +11,7 @@ using base::StrCat;
 
 namespace {
 
-// State names are our own constants, never a caller's text.
+// Needs no escaping: state names are constants, never a caller's text.
 std::string Quoted(JobState state) { return StrCat("'", Name(state), "'"); }
 
 std::string And(const std::string& left, const std::string& right) {
@@ -19,12 +19,13 @@ std::string And(const std::string& left, const std::string& right) {
   return StrCat(left, " AND ", right);
 }
 
+// `where`: conditions that `index` covers; `rest`: the other conditions. With an empty `index`, walks the table.
 std::string Walk(std::string_view index, const std::string& where, const std::string& rest) {
   return StrCat("SELECT number, ", rest.empty() ? "1" : rest, " AS wanted FROM jobs",
                 index.empty() ? "" : " INDEXED BY ", index, " WHERE ", And(where, "number < :before"));
 }
 
-// Walks the first label's index; the other labels are looked up for each job.
+// Walks the jobs that have the first label, and looks up the other labels for each of these jobs.
 std::string ByLabel(const JobQuery& query, const std::string& rest, SqlTexts& texts) {
   std::string wanted = rest;
   int i = 0;
@@ -42,7 +43,7 @@ std::string ByLabel(const JobQuery& query, const std::string& rest, SqlTexts& te
                 "WHERE label.key = :key0 AND label.value = :value0 AND label.number < :before");
 }
 
-// One walk per state; SQLite merges them and reads no more of each than it needs.
+// One walk per state. SQLite merges the walks, and reads each only as far as :limit requires.
 std::string ByStates(const std::vector<JobState>& states, bool by_tenant, const std::string& rest) {
   std::string sql;
   for (const JobState state : states) {
@@ -69,20 +70,22 @@ std::string CandidateSql(const JobQuery& query, SqlTexts& texts) {
   const bool by_tenant = query.tenant.has_value(), by_base = query.base_model.has_value();
   if (by_tenant) texts["tenant"] = *query.tenant;
   if (by_base) texts["base"] = *query.base_model;
-  const std::string of_tenant = by_tenant ? "tenant = :tenant" : "", of_base = by_base ? "base_model = :base" : "";
-  const std::string of_states = states.empty() ? "" : StateIsOneOf(states);
-  // Jobs that are not final are few, whatever the size of the table.
-  const bool few = !states.empty() && std::none_of(states.begin(), states.end(), IsFinal);
+  const std::string tenant_condition = by_tenant ? "tenant = :tenant" : "",
+                    base_condition = by_base ? "base_model = :base" : "";
+  const std::string state_condition = states.empty() ? "" : StateIsOneOf(states);
+  // Few jobs are open, whatever the size of the table, so a walk by open states is short.
+  const bool few_jobs = !states.empty() && std::none_of(states.begin(), states.end(), IsFinal);
 
   std::string sql;
   if (!query.labels.empty()) {
-    sql = ByLabel(query, And(And(of_tenant, of_base), of_states), texts);
-  } else if (few || (!states.empty() && !by_base)) {
-    sql = ByStates(states, by_tenant, of_base);
+    sql = ByLabel(query, And(And(tenant_condition, base_condition), state_condition), texts);
+  } else if (few_jobs || (!states.empty() && !by_base)) {
+    sql = ByStates(states, by_tenant, base_condition);
   } else if (by_base) {
-    sql = Walk(by_tenant ? "jobs_by_tenant_base" : "jobs_by_base", And(of_tenant, of_base), of_states);
+    sql = Walk(by_tenant ? "jobs_by_tenant_base" : "jobs_by_base", And(tenant_condition, base_condition),
+               state_condition);
   } else {
-    sql = Walk(by_tenant ? "jobs_by_tenant" : "", of_tenant, "");
+    sql = Walk(by_tenant ? "jobs_by_tenant" : "", tenant_condition, "");
   }
   return StrCat(sql, " ORDER BY number DESC LIMIT :limit");
 }

@@ -43,14 +43,14 @@ absl::Status UploadedModel::Finish(const std::string& sha256) {
     sha256_ = digest_.HexDigest();
   }
   if (sha256 == sha256_) return absl::OkStatus();
-  return FieldError("finish.sha256", StrCat("is ", sha256.substr(0, 64), ", the received bytes have ", sha256_));
+  return FieldError("finish.sha256", StrCat("is ", sha256.substr(0, 64), ", but the received bytes have ", sha256_));
 }
 
 absl::Status UploadedModel::EndFile() {
   if (!file_.has_value()) return absl::OkStatus();
   if (received_ != file_->size_bytes) {
     return FieldError("file.size_bytes",
-                      StrCat(file_->path, " has ", received_, " bytes, announced ", file_->size_bytes));
+                      StrCat(file_->path, " has ", received_, " bytes, but ", file_->size_bytes, " were announced"));
   }
   file_->sha256 = file_digest_.HexDigest();
   NIBBLE_RETURN_IF_ERROR(upload_->FinishFile(file_->sha256));

@@ -223,7 +223,7 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
     const bool unknown = content.of_server() && finish.sha256().empty();
     if (!unknown && finish.sha256() != digest) {
       return FieldError("finish.sha256",
-                        StrCat("is ", finish.sha256().substr(0, 64), ", the received bytes have ", digest));
+                        StrCat("is ", finish.sha256().substr(0, 64), ", but the received bytes have ", digest));
     }
     NIBBLE_RETURN_IF_ERROR(stream().BeginFinish());
     if (content.existing().has_value()) {

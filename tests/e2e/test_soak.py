@@ -1,6 +1,6 @@
-"""A soak: all kinds of client work at once for NIBBLE_SOAK_MINUTES (30), beside attacks and SIGKILLs of trainers.
-Memory and descriptors are those of one nibbled, so SIGKILLs of the server come afterwards, for a tenth of the time.
-Writes soak.json beside the logs."""
+"""Soak test: runs all kinds of client work at once for NIBBLE_SOAK_MINUTES (default 30), together with attacks and
+SIGKILLs of trainers. It measures memory and descriptors of one nibbled process, so SIGKILLs of the server come
+afterwards, for a tenth of the time. Writes soak.json to the folder of the logs."""
 import collections
 import contextlib
 import os
@@ -30,9 +30,10 @@ from wire import Api, pool
 from soon import soon
 
 MINUTES = float(os.environ.get("NIBBLE_SOAK_MINUTES", 30))
-FLAT = 0.05
-WINDOWS = 20  # parts of the last half, each judged by its median
-SPARE_FILES = 2  # as in test_limits.py
+FLAT = 0.05  # maximum spread() of nibbled's resident memory over the last half of the soak
+WINDOWS = 20  # parts into which spread() divides its values
+SPARE_FILES = 2  # descriptors that may be open in addition afterwards; test_limits.py allows as many
+# Kind of misbehaving client (http_attackers.py) -> number of clients.
 HTTP_ATTACKS = {"drip": 4, "silent": 20, "deaf": 5, "flood": 5}
 # Each must succeed at least once: a soak in which every conversion failed shows nothing about conversions.
 KINDS = {"CreateJob", "GetJob", "ListJobEvents", "PauseJob", "ResumeJob", "CancelJob", "DeleteJob", "WatchJob", "WatchLoad", "PlanJob",
@@ -42,7 +43,7 @@ KINDS = {"CreateJob", "GetJob", "ListJobEvents", "PauseJob", "ResumeJob", "Cance
 
 
 def spread(values, windows=WINDOWS):
-    """Range of the medians of equal parts, as a share of the smallest: ignores spikes, shows slopes and steps."""
+    """For the medians of equal parts: (largest - smallest) / smallest. Ignores spikes, shows slopes and steps."""
     size = len(values) // windows
     assert size > 0, "too few samples"
     medians = [statistics.median(values[at * size:(at + 1) * size]) for at in range(windows)]
@@ -83,13 +84,15 @@ class Soak:
         self.server, self.model_directory = server, model_directory
         self.calls, self.life, self.traffic = Calls(), Life(), Traffic(seed=1)
         self.stopping, self.failures = threading.Event(), []
-        self.answers, self.digests = {}, {}  # request -> answer, for work that has only one result
-        self.datasets, self.models, self.deleted_models = {}, {}, set()  # acknowledged; name -> digest
+        # For work that has only one result: request -> its first answer; conversion or import -> its first digest.
+        self.answers, self.digests = {}, {}
+        self.datasets, self.models = {}, {}  # name -> digest, of those acknowledged and not deleted
+        self.deleted_models = set()  # names, from just before DeleteModel is called
         self.killed = 0
 
     @contextlib.contextmanager
     def clients(self):
-        """Runs all clients and kills a trainer now and then; afterwards brings every job to its end."""
+        """Runs all clients and kills a trainer now and then. Afterwards stops the clients and ends all jobs."""
         threads = [kind(self, seed) for seed, kind in enumerate(soak_clients.ALL)]
         threads.append(threading.Thread(target=self.kill_trainers, daemon=True))
         for thread in threads:
@@ -115,13 +118,13 @@ class Soak:
 
     def end_jobs(self):
         api = CountedApi(self.server.grpc, self.calls, self.life)
-        while self.traffic.unanswered:  # or a job could exist that no client knows
+        while self.traffic.unanswered:  # sends these requests again: without an answer, no client knows the job
             self.traffic.create(api)
         names = [name for name in self.traffic.acknowledged if name not in self.traffic.deleting]
         for name in names:
             self.traffic.cancel(api, name)
         api.close()
-        api = Api(self.server.grpc)  # these are not counted
+        api = Api(self.server.grpc)  # does not count its calls
         soon(lambda: not api.call("FineTuneService", "ListJobs", Traffic.open_jobs()).jobs, seconds=180)
         api.close()
         soon(lambda: trainers(self.server) == [])
@@ -148,7 +151,7 @@ class Soak:
 
 
 def settled_files(server):
-    """The open files, once their number has not changed for 5 s."""
+    """The open files, once their number has not changed for 5 s, or after 60 s."""
     until, since, found = time.monotonic() + 60, time.monotonic(), footprint.open_files(server.process.pid)
     while time.monotonic() - since < 5 and time.monotonic() < until:
         time.sleep(0.5)
@@ -160,6 +163,7 @@ def settled_files(server):
 
 
 def kinds_of(files):
+    """Number of descriptors by target, with N for each number in a target."""
     return collections.Counter(re.sub(r"\d+", "N", target) for target in files.values())
 
 
@@ -186,7 +190,7 @@ def check_rows(soak):
 
 
 def read_all(api, service, method, field, **fields):
-    """All rows of a list."""
+    """All rows of a list, from all of its pages."""
     rows, token = [], ""
     while True:
         answer = api.call(service, method, page_size=1000, page_token=token, **fields)
@@ -204,7 +208,7 @@ def check_lists(soak):
     models = {one.name: one for one in read_all(api, "ModelService", "ListModels", "models")}
     api.close()
     for name, digest in soak.datasets.items():
-        assert datasets.get(name) == digest, f"the data set {name} is gone or has changed"
+        assert datasets.get(name) == digest, f"the dataset {name} is gone or has changed"
     for name, digest in soak.models.items():
         assert name in models and models[name].digest == digest, f"the model {name} is gone or has changed"
     for job in jobs.values():
@@ -221,7 +225,7 @@ def print_table(rows):
 
 
 def over_time(samples, parts=12):
-    """The last sample of each part: minute, MiB of memory, descriptors."""
+    """The last sample of each of about `parts` equal parts: minute, MiB of memory, descriptors."""
     size = max(1, len(samples) // parts)
     return [{"minute": round((sample.at - samples[0].at) / 60, 2), "rss_mib": round(sample.server.rss / 2**20, 1),
              "anon_mib": round(sample.server.anon / 2**20, 1), "files": sample.files} for sample in samples[size - 1::size]]

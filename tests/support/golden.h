@@ -1,5 +1,5 @@
-// Golden values of kernels: text files whose lines are `name dtype hex`, the hex being the values' bytes, little endian
-// (tests/golden/kernels/make_kernel_golden_*.py write them). Lines that begin with # name the source.
+// Golden values of kernels: text files of lines `name dtype hex`, where hex is the little-endian bytes of the values.
+// tests/golden/kernels/make_kernel_golden_*.py write the files. Lines that begin with # name the source of the values.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -17,7 +17,7 @@ class Golden {
   // path is relative to the repository. Throws if the file cannot be read: a test without its golden must fail.
   explicit Golden(const std::string& path) {
     std::ifstream file(std::string(NIBBLE_SOURCE_DIR "/") + path);
-    if (!file) throw std::runtime_error("no golden file " + path);
+    if (!file) throw std::runtime_error("cannot read golden file " + path);
     for (std::string line; std::getline(file, line);) {
       if (line.empty() || line[0] == '#') continue;
       std::istringstream words(line);

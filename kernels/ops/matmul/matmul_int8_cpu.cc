@@ -1,4 +1,4 @@
-// Plain loops: the reference that the fast paths must equal.
+// Plain loops: the reference that the fast paths must equal. formats/int8.h describes the layout of w.tiles.
 #include <cmath>
 
 #include "kernels/element.h"

@@ -4,8 +4,10 @@
 
 namespace nibble::kernels {
 
-// y = x * w^T over integer activations and ternary codes, exact int32 accumulation, the epilogue of matmul_int8:
-//   rn_y(((float(acc) * s_row) * s_col) + bias); with outliers o * s_col is added before the bias. No fused rounding.
+// y = x * w^T over integer activations and ternary codes, exact int32 accumulation, then the epilogue of matmul_int8.h:
+//   without outliers  rn_y(((float(acc) * s_row) * s_col) + bias)
+//   with              rn_y((((float(acc) * s_row) * s_col) + o * s_col) + bias), where o is as in matmul_int8.h
+// Each operation of the epilogue is rounded separately; only the chain of o uses fmaf.
 //   x     [M, K]   formats/int8.h QuantizedRows: codes of 4 or 8 bits, or wide_codes of 16
 //   w     [N, K]   formats/ternary.h, tiles
 //   bias  [N]      f32, or null

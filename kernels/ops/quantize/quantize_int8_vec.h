@@ -1,4 +1,4 @@
-// The fast path of quantize_int8 over any Vec.
+// The fast path of quantize_int8 for any Vec (vec16_*.h).
 #pragma once
 #include "kernels/ops/quantize/int8_rows_vec.h"
 #include "kernels/ops/quantize/quantize_int8_launch.h"

@@ -11,7 +11,7 @@ absl::Status Ternarise(const TernariseArgs& args, const Stream& stream) {
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "w", args.w, args.w.rows, args.w.cols, {DType::kF32, DType::kBF16}));
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.w.rows == 0 || args.scale != nullptr, kOp, "scale not null"));
   NIBBLE_RETURN_IF_INVALID(
-      CheckThat(args.w.rows == 0 || args.rows != nullptr || args.tiles != nullptr, kOp, "rows or tiles"));
+      CheckThat(args.w.rows == 0 || args.rows != nullptr || args.tiles != nullptr, kOp, "rows or tiles not null"));
   if (args.w.rows == 0) return absl::OkStatus();
   return Launch(kTernariseTable, args, stream);
 }

@@ -9,8 +9,9 @@ namespace nibble::kernels {
 //   scale  [N]      f32, s in every element
 //   rows   [N, ceil(K / 4)]            u8, or null
 //   tiles  [PackedTernaryBytes(N, K)]  u8, or null (formats/ternary.h); all overwritten, padding included
-// Requires K >= 1. |w| is summed in f64: within a row over 16 virtual lanes (lane l takes l, l + 16, ...) and a fixed
-// tree, then the rows' sums in the same way. Same bits on every path and thread count.
+// Requires K >= 1, and rows or tiles (or both) not null. |w| is summed in f64: within a row over 16 virtual lanes
+// (lane l takes l, l + 16, ...) and a fixed tree, then the rows' sums in the same way. Same bits on every path and
+// thread count.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
 // Source: microsoft/BitNet training tips fig. 3; docs/numerics.md 2. Golden: tests/golden/kernels (torch, torchao).
 absl::Status Ternarise(const TernariseArgs& args, const Stream& stream);

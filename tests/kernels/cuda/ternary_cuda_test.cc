@@ -19,7 +19,7 @@ using support::DeviceRows;
 
 class TernaryCudaTest : public support::CudaTest {};
 
-TEST_F(TernaryCudaTest, TernariseGivesTheCpusBytes) {
+TEST_F(TernaryCudaTest, TernariseGivesTheBytesOfTheCpu) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const std::int64_t k : {1, 13, 16, 63, 64, 65, 576}) {
       for (const std::int64_t n : {1, 7, 16, 17, 300}) {
@@ -45,8 +45,8 @@ TEST_F(TernaryCudaTest, TernariseGivesTheCpusBytes) {
   }
 }
 
-// Few rows use the fused kernel, 17 and more use cuBLASLt.
-TEST_F(TernaryCudaTest, MatmulGivesTheCpusBytes) {
+// Up to 16 rows use the fused kernel, more use cuBLASLt.
+TEST_F(TernaryCudaTest, MatmulGivesTheBytesOfTheCpu) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const std::int64_t m : {1, 3, 4, 5, 16, 17, 64, 131}) {
       for (const auto& [n, k] :

@@ -16,9 +16,10 @@
 namespace nibble::data {
 namespace {
 
-// Counts finished files, and blocks every open while `held`.
-struct Counter {
-  Counter(std::atomic<int>* made, std::atomic<bool>* held, std::atomic<bool>* waiting)
+// Hooks of a file system: `made` counts the finished token files; while `held` is set, every open blocks and sets
+// `waiting`.
+struct TokenFileHooks {
+  TokenFileHooks(std::atomic<int>* made, std::atomic<bool>* held, std::atomic<bool>* waiting)
       : made(made), held(held), waiting(waiting) {}
   template <typename Work>
   auto Around(const char* operation, const std::string& path, Work work) -> decltype(work()) {
@@ -46,7 +47,7 @@ class TokenCacheTest : public TokenSourceTest {
     return TokenCache(files_, temp_ / "tokens", kThreads,
                       {.max_bytes = max_bytes, .needed = [this] { return needed_; }});
   }
-  // Makes a file of its own data set, used `age` ago.
+  // Makes the token file of another dataset, last used `age` ago. Returns its source.
   TokenSource Made(TokenCache& cache, const std::string& dataset, std::chrono::minutes age) {
     TokenSource source = Source(RowFormat::kText, 20);
     source.tokens_directory = temp_ / ("tokens/" + dataset);
@@ -61,21 +62,21 @@ class TokenCacheTest : public TokenSourceTest {
   std::atomic<int> made_{0};
   std::atomic<bool> held_{false};
   std::atomic<bool> waiting_{false};
-  base::HookedFiles<Counter> files_{base::RealFileSystem(), &made_, &held_, &waiting_};
+  base::HookedFiles<TokenFileHooks> files_{base::RealFileSystem(), &made_, &held_, &waiting_};
   absl::StatusOr<std::set<std::string>> needed_ = std::set<std::string>();
 };
 
-constexpr std::int64_t kMuch = std::int64_t{1} << 40;
+constexpr std::int64_t kAmpleBytes = std::int64_t{1} << 40;
 
 TEST_F(TokenCacheTest, TokenizesOnItsThreads) {
-  TokenCache cache = Cache(kMuch);
+  TokenCache cache = Cache(kAmpleBytes);
   TokenizingThreads threads;
   ASSERT_TRUE(cache.Get(Source(RowFormat::kText, 5000), threads.Cancelled()).ok());
   EXPECT_TRUE(threads.others_worked());
 }
 
 TEST_F(TokenCacheTest, CallsForTheSameFileWriteItOnce) {
-  TokenCache cache = Cache(kMuch);
+  TokenCache cache = Cache(kAmpleBytes);
   const TokenSource source = Source(RowFormat::kPromptCompletion, 100);
   const auto want = InMemory(source);
   ASSERT_TRUE(want.ok());
@@ -94,7 +95,7 @@ TEST_F(TokenCacheTest, CallsForTheSameFileWriteItOnce) {
 }
 
 TEST_F(TokenCacheTest, CallThatWaitsForAnotherCanBeCancelled) {
-  TokenCache cache = Cache(kMuch);
+  TokenCache cache = Cache(kAmpleBytes);
   const TokenSource source = Source(RowFormat::kText, 20);
   held_ = true;
   std::thread first([&] { EXPECT_TRUE(cache.Get(source, {}).ok()); });
@@ -108,7 +109,7 @@ TEST_F(TokenCacheTest, CallThatWaitsForAnotherCanBeCancelled) {
 }
 
 TEST_F(TokenCacheTest, RemovesLeastRecentlyUsedFilesThatNoJobNeeds) {
-  TokenCache roomy = Cache(kMuch);
+  TokenCache roomy = Cache(kAmpleBytes);
   const TokenSource oldest = Made(roomy, "a", std::chrono::minutes(40));
   const TokenSource old = Made(roomy, "b", std::chrono::minutes(30));
   const TokenSource used = Made(roomy, "c", std::chrono::minutes(50));
@@ -122,7 +123,8 @@ TEST_F(TokenCacheTest, RemovesLeastRecentlyUsedFilesThatNoJobNeeds) {
   EXPECT_TRUE(Exists(used) && Exists(young));
   needed_ = absl::InternalError("the database cannot be read");
   Cache(0).Trim();
-  EXPECT_TRUE(Exists(oldest) && Exists(used) && Exists(young)) << "it is unknown which files are needed";
+  EXPECT_TRUE(Exists(oldest) && Exists(used) && Exists(young))
+      << "no file is removed while it is unknown which are needed";
   needed_ = std::set<std::string>{PathOf(oldest)};
   Cache(0).Trim();
   EXPECT_TRUE(Exists(oldest));
@@ -130,7 +132,7 @@ TEST_F(TokenCacheTest, RemovesLeastRecentlyUsedFilesThatNoJobNeeds) {
 }
 
 TEST_F(TokenCacheTest, CountsUnfinishedFilesAndRemovesThoseOfKilledWriters) {
-  TokenCache cache = Cache(kMuch);
+  TokenCache cache = Cache(kAmpleBytes);
   const TokenSource finished = Made(cache, "a", std::chrono::minutes(10));
   const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(PathOf(finished)));
   const auto unfinished = [&](const char* id, std::chrono::minutes age) {
@@ -139,10 +141,10 @@ TEST_F(TokenCacheTest, CountsUnfinishedFilesAndRemovesThoseOfKilledWriters) {
     std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now() - age);
     return path;
   };
-  const std::string left = unfinished("0123456789abcdef", std::chrono::hours(2)),
+  const std::string leftover = unfinished("0123456789abcdef", std::chrono::hours(2)),
                     live = unfinished("0123456789abcdee", {});
   cache.Trim();
-  EXPECT_FALSE(std::filesystem::exists(left)) << "its writer is dead";
+  EXPECT_FALSE(std::filesystem::exists(leftover)) << "its writer is dead";
   EXPECT_TRUE(std::filesystem::exists(live)) << "its writer wrote just now";
   EXPECT_TRUE(Exists(finished));
   Cache(2 * bytes).Trim();
@@ -154,8 +156,9 @@ TEST_F(TokenCacheTest, CountsUnfinishedFilesAndRemovesThoseOfKilledWriters) {
 
 // T7 (docs/faults.md)
 TEST_F(TokenCacheTest, NeverHoldsTheTokensInMemory) {
+  // No disk has that many free bytes, so no file can be written.
   TokenCache cache(files_, temp_ / "tokens", kThreads,
-                   {.max_bytes = kMuch, .min_free_bytes = std::numeric_limits<std::uint64_t>::max()});
+                   {.max_bytes = kAmpleBytes, .min_free_bytes = std::numeric_limits<std::uint64_t>::max()});
   const TokenSource source = Source(RowFormat::kText, 20);
   const auto want = InMemory(source);
   ASSERT_TRUE(want.ok());
@@ -164,11 +167,11 @@ TEST_F(TokenCacheTest, NeverHoldsTheTokensInMemory) {
   ASSERT_TRUE(lengths.ok()) << lengths.status();
   EXPECT_FALSE(lengths->examples.has_tokens());
   EXPECT_EQ(lengths->num_tokens, want->num_tokens);
-  TokenCache roomy = Cache(kMuch);
+  TokenCache roomy = Cache(kAmpleBytes);
   const auto file = roomy.GetLengths(source, {});
   ASSERT_TRUE(file.ok()) << file.status();
   ExpectSame(*file, *want);
-  EXPECT_TRUE(cache.Get(source, {}).ok()) << "an existing file needs no room";
+  EXPECT_TRUE(cache.Get(source, {}).ok()) << "reading an existing file needs no free space";
 }
 
 TEST_F(TokenCacheTest, LimitHoldsAfterEachFileAndRemovedTokensStayReadable) {
@@ -180,18 +183,18 @@ TEST_F(TokenCacheTest, LimitHoldsAfterEachFileAndRemovedTokensStayReadable) {
   ExpectSame(*got, *InMemory(source));
 }
 
-TEST_F(TokenCacheTest, StartRemovesFilesOfDeletedDataSetsAndUnfinishedFiles) {
-  TokenCache cache = Cache(kMuch);
+TEST_F(TokenCacheTest, StartRemovesFilesOfDeletedDatasetsAndUnfinishedFiles) {
+  TokenCache cache = Cache(kAmpleBytes);
   const TokenSource kept = Made(cache, "kept", {}), gone = Made(cache, "gone", {});
-  const std::string left = PathOf(kept) + ".tmp.w-0123456789abcdef";
-  std::ofstream(left) << "half";
+  const std::string leftover = PathOf(kept) + ".tmp.w-0123456789abcdef";
+  std::ofstream(leftover) << "half";
   cache.Trim();
   EXPECT_TRUE(Exists(gone));
-  EXPECT_TRUE(std::filesystem::exists(left)) << "another call may be writing it";
+  EXPECT_TRUE(std::filesystem::exists(leftover)) << "another call may be writing it";
   cache.Trim([](const std::string& dataset) { return dataset == "kept"; });
   EXPECT_TRUE(Exists(kept));
   EXPECT_FALSE(std::filesystem::exists(gone.tokens_directory));
-  EXPECT_FALSE(std::filesystem::exists(left));
+  EXPECT_FALSE(std::filesystem::exists(leftover));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Admission: whether jobs are accepted, and when they may start.
+// Admission: whether jobs are accepted, and when they may start. R24, S2 and the like are rows of docs/faults.md.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -17,10 +17,10 @@ class AdmissionTest : public ControllerFixture {};
 TEST_F(AdmissionTest, RefusedSubmissionsLeaveNoTrace) {
   const auto reason = [&](const JobSpec& spec) { return base::Reason(controller_->Submit(spec, "r").status()); };
   JobSpec spec = Spec("out");
-  spec.base_model = "nobody";
+  spec.base_model = "no-such-model";
   EXPECT_EQ(reason(spec), "MODEL");
   spec = Spec("out");
-  spec.eval_dataset = "nothing";
+  spec.eval_dataset = "no-such-dataset";
   EXPECT_EQ(reason(spec), "DATASET");
   spec = Spec("out");
   spec.qlora.r = 0;
@@ -32,7 +32,7 @@ TEST_F(AdmissionTest, RefusedSubmissionsLeaveNoTrace) {
   spec.data.format = "chat";
   EXPECT_EQ(reason(spec), "FIELD_VIOLATION");
   EXPECT_TRUE(controller_->List({}, 10)->jobs.empty());
-  EXPECT_TRUE(controller_->Submit(Spec("out"), "r").ok()) << "neither the request_id nor the name is taken";
+  EXPECT_TRUE(controller_->Submit(Spec("out"), "r").ok()) << "the refusals took neither the request_id nor the name";
   EXPECT_EQ(reason(Spec("out")), "") << "the same request again";
   EXPECT_EQ(base::Reason(controller_->Submit(Spec("out"), "r2").status()), "NAME_TAKEN");
   EXPECT_EQ(reason(Spec("other")), "IDEMPOTENCY_CONFLICT");
@@ -80,12 +80,12 @@ TEST_F(AdmissionTest, PrincipalsTakeTurnsAlsoAfterARestart) {
   EXPECT_EQ(position(bob1), 1) << "behind ann's first job only";
   controller_->Tick();
   EXPECT_EQ(State(ann1), kPreparing);
-  EXPECT_EQ(position(bob1), 0) << "ann has had her turn";
+  EXPECT_EQ(position(bob1), 0) << "ann has had a turn";
   KillAndReopen();
   EXPECT_EQ(position(bob1), 0) << "turns are remembered";
   EXPECT_EQ(position(ann2), 1);
   const std::string bob2 = submit("bob", "");
-  EXPECT_EQ(position(bob2), 2) << "bob never started a job, so his second is before ann's third";
+  EXPECT_EQ(position(bob2), 2) << "bob has had no turn, so bob's second job is before ann's third";
   EXPECT_EQ(position(ann3), 3);
 }
 
@@ -103,7 +103,8 @@ TEST_F(AdmissionTest, LowPriorityJobRisesAsItWaits) {
   const std::string urgent = submit(2);
   EXPECT_EQ(position(low), 1);
   clock_.Advance(absl::Seconds(1));
-  EXPECT_EQ(position(low), 0) << "two hours are two steps of priority, and it was submitted first";
+  EXPECT_EQ(position(low), 0)
+      << "two hours of waiting are two steps of priority, and among equals the first submitted wins";
   KillAndReopen();
   EXPECT_EQ(position(low), 0) << "the wait counts across a restart";
   Kill();
@@ -122,7 +123,7 @@ TEST_F(AdmissionTest, FullQueueRefusesJobs) {
   EXPECT_EQ(base::Reason(controller_->Submit(Spec(), "").status()), "QUEUE_FULL");
 }
 
-// retry_ms is the ETA that a trainer reported, minus the time since then.
+// retry_ms is the ETA that a trainer reported, minus the time since that report.
 TEST_F(AdmissionTest, RefusalSaysWhenTheNextJobEnds) {
   Kill();
   options_.max_queued = 2;
@@ -136,18 +137,19 @@ TEST_F(AdmissionTest, RefusalSaysWhenTheNextJobEnds) {
   const auto ann = controller_->Submit(Spec(), "", {.owner = "ann"});
   ASSERT_TRUE(ann.ok()) << ann.status();
   controller_->Tick();
-  EXPECT_EQ(refused("ann", "TENANT_QUOTA"), "60000") << "its trainer has reported no ETA yet";
+  EXPECT_EQ(refused("ann", "TENANT_QUOTA"), "60000") << "a minute, because the trainer has reported no ETA yet";
   Ready(Trainer(ann->id));
-  Write(Trainer(ann->id), "step", R"({"step":1,"loss":2.0,"tokens":64,"step_ms":40000})");  // of 4: two minutes to go
+  // Step 1 of 4: three steps of 40 s remain.
+  Write(Trainer(ann->id), "step", R"({"step":1,"loss":2.0,"tokens":64,"step_ms":40000})");
   controller_->Tick();
   clock_.Advance(absl::Seconds(10));
   EXPECT_EQ(refused("ann", "TENANT_QUOTA"), "110000");
   ASSERT_TRUE(controller_->Submit(Spec(), "", {.owner = "bob"}).ok());
-  EXPECT_EQ(refused("bob", "TENANT_QUOTA"), "60000") << "none of bob's jobs runs";
+  EXPECT_EQ(refused("bob", "TENANT_QUOTA"), "60000") << "a minute, because none of bob's jobs runs";
   Submit();
   EXPECT_EQ(refused("", "QUEUE_FULL"), "110000") << "the end of any owner's job counts";
   clock_.Advance(absl::Seconds(300));
-  EXPECT_EQ(refused("", "QUEUE_FULL"), "1000") << "the job takes longer than its ETA";
+  EXPECT_EQ(refused("", "QUEUE_FULL"), "1000") << "at least a second, when a job takes longer than its ETA";
 }
 
 TEST_F(AdmissionTest, QuotaAndRequestIdsArePerOwner) {
@@ -195,7 +197,8 @@ TEST_F(AdmissionTest, OneNameInTwoTenantsIsTwoOwners) {  // S2
     const auto other = submit("", owner, request, "another");
     EXPECT_TRUE(other.ok()) << other.status();
   }
-  // Keys as in version 4 of the schema, and as before it.
+  // The stored keys (RequestKey in controller.cc): since version 4 of the schema they begin with the tenant, if there
+  // is one; earlier keys began with the owner.
   EXPECT_EQ((*database_->FindRequest("\nred\nci\nr1", "body"))->id, red->id);
   EXPECT_TRUE(database_->FindRequest("red\nci\nr1", "another")->has_value());
 }
@@ -208,7 +211,7 @@ TEST_F(AdmissionTest, RequestIdIsKeptForADayEvenWhenItsJobIsDeleted) {
   EXPECT_EQ(base::Reason(submit("other").status()), "IDEMPOTENCY_CONFLICT");
   ASSERT_TRUE(controller_->Cancel(id).ok());
   ASSERT_TRUE(controller_->Delete(id).ok());
-  EXPECT_EQ(base::Reason(submit("out").status()), "JOB") << "one request makes no second job";
+  EXPECT_EQ(base::Reason(submit("out").status()), "JOB") << "a repeated request makes no second job";
   clock_.Advance(absl::Seconds(2));
   const auto again = submit("other");
   ASSERT_TRUE(again.ok()) << again.status();
@@ -238,7 +241,7 @@ TEST_F(AdmissionTest, JobsAreAdmittedByTheirPlannedMemory) {
   controller_->Tick();
   EXPECT_EQ(State(a), kPreparing);
   EXPECT_EQ(State(b), kQueued);
-  EXPECT_EQ(State(c), kQueued) << "it must not overtake b, which waits for memory";
+  EXPECT_EQ(State(c), kQueued) << "c must not overtake b, which waits for memory";
   KillAndReopen();
   controller_->Tick();
   EXPECT_EQ(State(b), kQueued) << "the adopted trainer's memory still counts";
@@ -266,7 +269,7 @@ TEST_F(AdmissionTest, JobWarnsWhileItWaitsForMemoryOfLoadedModels) {
   for (const Event& event : Events(job)) {
     if (event.type == "warning") warnings.push_back(base::Dump(event.body));
   }
-  ASSERT_EQ(warnings.size(), 1u) << "it warns once";
+  ASSERT_EQ(warnings.size(), 1u) << "the job warns once";
   EXPECT_NE(warnings[0].find("WAITING_FOR_MEMORY"), std::string::npos) << warnings[0];
   EXPECT_NE(warnings[0].find("needs 600 bytes of memory, loaded models leave 500"), std::string::npos) << warnings[0];
 
@@ -279,14 +282,14 @@ TEST_F(AdmissionTest, JobWarnsWhileItWaitsForMemoryOfLoadedModels) {
   EXPECT_EQ(options_.memory->left(), 1000);
   model = options_.memory->TryTake(900);
   Open();
-  EXPECT_EQ(options_.memory->left(), 0) << "the adopted trainer holds its share, although the budget lacks it";
+  EXPECT_EQ(options_.memory->left(), 0) << "the adopted trainer holds its 600 bytes, although only 100 were left";
   Fail(Trainer(job), "NAN_LOSS", kExitBadInput);
   machine_.Exit(Trainer(job), kExitBadInput);
   controller_->Tick();
   EXPECT_EQ(options_.memory->left(), 100);
 }
 
-TEST_F(AdmissionTest, JobCancelledMeanwhileGetsNoWarning) {
+TEST_F(AdmissionTest, JobThatLeavesTheQueueBeforeTheWarningDoesNotGetIt) {
   Kill();
   options_.queue = {.max_running = 4, .memory_bytes = 1000};
   options_.memory = base::MemoryBudget::Make(1000);
@@ -297,6 +300,7 @@ TEST_F(AdmissionTest, JobCancelledMeanwhileGetsNoWarning) {
   auto& database = OpenOn<MeddledDatabase>();
   const auto model = options_.memory->TryTake(500);
   const std::string job = Submit();
+  // The scheduler has read the job as QUEUED when the database calls `meddle`, just before it appends the warning.
   database.meddle = [&] { EXPECT_TRUE(controller_->Cancel(job).ok()); };
   controller_->Tick();
   EXPECT_FALSE(database.meddle) << "the scheduler was about to warn";

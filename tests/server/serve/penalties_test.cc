@@ -16,12 +16,13 @@ std::vector<float> Applied(const Penalties& penalties, const std::vector<std::in
   return logits;
 }
 
-TEST(PenaltiesTest, NoneChangesNothing) {
+TEST(PenaltiesTest, UnsetPenaltiesChangeNothing) {
   EXPECT_FALSE(Penalties{}.any());
   EXPECT_THAT(Applied({}, {0, 1}, {2, 2}), ElementsAre(2.0f, -2.0f, 1.0f, 0.0f, 0.5f));
 }
 
-// CTRL: applies once per token, however often it occurs; negative logits move away from zero.
+// The repetition penalty of CTRL (arXiv:1909.05858) applies once per token, however often the token occurs. It divides
+// positive logits and multiplies the others, so a penalty above 1 lowers both.
 TEST(PenaltiesTest, RepetitionAppliesOncePerTokenOfPromptAndAnswer) {
   EXPECT_THAT(Applied({.repetition = 2, .bias = {}}, {0, 1, 0}, {2, 2, 3}), ElementsAre(1.0f, -4.0f, 0.5f, 0.0f, 0.5f));
   EXPECT_THAT(Applied({.repetition = 0.5f, .bias = {}}, {0}, {1}), ElementsAre(4.0f, -1.0f, 1.0f, 0.0f, 0.5f));
@@ -34,7 +35,7 @@ TEST(PenaltiesTest, PresenceAndFrequencyCountOnlyTheAnswer) {
               ElementsAre(2.0f, -2.0f, 1.5f, 0.0f, 0.5f));
 }
 
-TEST(PenaltiesTest, BiasComesFirst) {
+TEST(PenaltiesTest, BiasIsAddedBeforeThePenalties) {
   EXPECT_THAT(Applied({.repetition = 2, .bias = {{1, 4.0f}, {3, -1.0f}}}, {1, 3}, {}),
               ElementsAre(2.0f, 1.0f, 1.0f, -2.0f, 0.5f));
 }

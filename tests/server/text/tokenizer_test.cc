@@ -20,7 +20,7 @@ std::string SmallJson() {
   return files->tokenizer_json;
 }
 
-// Golden: transformers, on tokenizer.json files in the styles of two families.
+// Golden: ids and texts of transformers, for two tokenizer.json files in the styles of Llama 2 and Qwen 2.
 TEST(TokenizerTest, IdsAndTextsMatchTransformers) {
   const base::Json golden = ReadGolden("hf_ids.json");
   const auto texts = golden.at("texts").get<std::vector<std::string>>();
@@ -54,7 +54,7 @@ TEST(TokenizerTest, DecodeUndoesEncode) {
     for (const std::string text : texts) {
       const auto ids = tokenizer->Encode(text, false);
       ASSERT_TRUE(ids.ok()) << ids.status();
-      // U+2581 is SentencePiece's own character for a blank, and <s> its own token.
+      // SentencePiece writes a space as U+2581 and reads <s> as a special token, so texts with either are not restored.
       const bool reserved = text.find("\u2581") != std::string::npos || text.find("<s>") != std::string::npos;
       if (std::string_view(vocabulary) == "sentence_piece" && reserved) continue;
       const auto decoded = tokenizer->Decode(*ids, false);
@@ -64,7 +64,7 @@ TEST(TokenizerTest, DecodeUndoesEncode) {
   }
 }
 
-// The first token's bytes include the blank that SentencePiece puts before a text, as the model reads it.
+// SentencePiece puts a space before a text, which the model reads too. The first token's bytes include that space.
 std::string JoinedBytes(const Tokenizer& tokenizer, const Ids& ids) {
   std::string joined;
   for (const std::int32_t id : ids) joined += tokenizer.token_bytes().Of(id);
@@ -91,7 +91,7 @@ TEST(TokenizerTest, JoinedBytesOfTokensGiveTheText) {
   }
 }
 
-TEST(TokenizerTest, BytesOfATokenAreThoseThatItAddsNotItsSpelling) {
+TEST(TokenizerTest, BytesOfATokenAreItsTextNotItsSpelling) {
   const auto byte_level = Load(TinyGguf("byte_level", "smollm"));
   const auto ids = byte_level->Encode("\U0001f600", false);
   EXPECT_EQ(byte_level->token_bytes().Of(ids->front()).substr(0, 1), "\xf0") << "the first byte of the character";
@@ -114,7 +114,7 @@ TEST(TokenizerTest, BytesOfATokenAreThoseThatItAddsNotItsSpelling) {
   EXPECT_GT(blanks, 1u);
 }
 
-TEST(TokenBytesTest, BoundsDifferentTokensByTheLongest) {
+TEST(TokenBytesTest, LongestTokensBoundTheBytesOfDifferentTokens) {
   TokenBytes table;
   for (const auto& [id, bytes] : std::vector<std::pair<int, std::string>>{{0, "a"}, {2, "ccc"}, {7, "bb"}})
     table.Add(id, bytes);
@@ -138,7 +138,7 @@ TEST(TokenBytesTest, BoundsDifferentTokensByTheLongest) {
   EXPECT_EQ(bytes.longest_text_bytes(), 6u);
 }
 
-// T9 (docs/faults.md). The styles of Llama 2 (<s> before a text) and Qwen 2 (one token on each side).
+// T9 (docs/faults.md). hf_llama.json adds <s> before a text; hf_qwen.json adds one token on each side.
 TEST(TokenizerTest, AddsNoSpecialTokenThatTheTextBeginsOrEndsWith) {
   const auto ids = [](const EncodedText& encoded) {
     Ids found;
@@ -190,7 +190,7 @@ TEST(TokenizerTest, SpansCoverTheText) {
   EXPECT_EQ(covered, text.size());
 }
 
-TEST(TokenizerTest, SpecialTokensAreLeftOutOnlyWhenAsked) {
+TEST(TokenizerTest, DecodeOmitsSpecialTokensOnlyWhenAsked) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   const auto ids = tokenizer->Encode("<|im_start|>hi<|im_end|>", false);
   EXPECT_EQ(*tokenizer->Decode(*ids, true), "hi");
@@ -258,20 +258,20 @@ TEST(TokenizerTest, MalformedFilesAreRefusedWithAReason) {
                                   "{\"version\":\"1.0\",\"model\":{\"type\":\"BPE\",\"vocab\":3}}",
                                   std::string(100000, '['),
                                   std::string(1000, '\0')};
-  const auto with = [&](std::string_view from, std::string_view to) {
+  const auto add_bad = [&](std::string_view from, std::string_view to) {
     std::string copy = json;
     const std::size_t place = copy.find(from);
     EXPECT_NE(place, std::string::npos) << from;
     copy.replace(place, from.size(), to);
     bad.push_back(copy);
   };
-  with("\"BPE\"", "\"NoSuchModel\"");
-  with("\"ByteLevel\"", "\"NoSuchStep\"");
-  with("\\\\p{N}", "(((");
-  with("\\\\p{N}", "(?:\\\\p{L}{1000}){1000}");
-  with("[\"", "[\"no such token ");
-  with("\"id\":0", "\"id\":-7");
-  with("\"id\":0", "\"id\":1e300");
+  add_bad("\"BPE\"", "\"NoSuchModel\"");
+  add_bad("\"ByteLevel\"", "\"NoSuchStep\"");
+  add_bad("\\\\p{N}", "(((");
+  add_bad("\\\\p{N}", "(?:\\\\p{L}{1000}){1000}");
+  add_bad("[\"", "[\"no such token ");
+  add_bad("\"id\":0", "\"id\":-7");
+  add_bad("\"id\":0", "\"id\":1e300");
   for (const std::string& text : bad) {
     const auto tokenizer = Tokenizer::FromJson(text);
     EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument) << text.substr(0, 100);
@@ -319,12 +319,12 @@ std::string JsonOfModel(std::string_view model) {
 }
 
 // WordPiece takes time cubic in the length of a word.
-TEST(TokenizerTest, RefusesWordPieceOfLongWords) {
-  const auto load = [](std::string_view most) {
+TEST(TokenizerTest, RefusesWordPieceThatAllowsLongWords) {
+  const auto load = [](std::string_view max_chars) {
     return Tokenizer::FromJson(
         JsonOfModel(R"({"type":"WordPiece","unk_token":"[UNK]","continuing_subword_prefix":"##",)"
                     R"("vocab":{"[UNK]":0,"a":1,"##a":2},"max_input_chars_per_word":)" +
-                    std::string(most) + "}"));
+                    std::string(max_chars) + "}"));
   };
   const auto refused = load("1001");
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
@@ -347,7 +347,7 @@ TEST(TokenizerTest, RefusesBpeThatDropsNearlyAllMerges) {
   EXPECT_TRUE(load("0.1").ok()) << load("0.1").status();
 }
 
-// Each letter begins 2'000 tokens of up to 2'000 letters: half a minute for 64 KiB.
+// At each letter of the text, 2'000 tokens of up to 2'000 letters begin. Encoding 64 KiB would take half a minute.
 TEST(TokenizerTest, EncodeThatTakesTooLongIsRefused) {
   std::string vocab = R"(["<unk>",0])";
   for (int i = 1; i <= 2000; ++i) vocab += ",[\"" + std::string(static_cast<std::size_t>(i), 'a') + "\",-1]";
@@ -359,7 +359,7 @@ TEST(TokenizerTest, EncodeThatTakesTooLongIsRefused) {
   EXPECT_EQ((*tokenizer)->Encode("aaa", false)->size(), 1u);
 }
 
-TEST(TokenizerTest, LongRunsAreEncodedWhole) {
+TEST(TokenizerTest, LongRunsOfOneCharacterAreEncodedCompletely) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   for (const std::string part : {" ", "a", "1", "\n", "!", "\U0001f600"}) {
     std::string text;
@@ -370,10 +370,11 @@ TEST(TokenizerTest, LongRunsAreEncodedWhole) {
   }
 }
 
+// Not with sanitizers: AllocatedBytes() does not see their allocators.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 std::string ManyWords() {
   std::string text;
-  for (int i = 0; i < 2000; ++i) {  // words without digits, which would be words of their own
+  for (int i = 0; i < 2000; ++i) {  // no digits: each would be a word of its own
     text += " word";
     for (int left = i; left > 0; left /= 26) text += static_cast<char>('a' + left % 26);
   }
@@ -391,7 +392,7 @@ TEST(TokenizerTest, DroppedTokenizersLeaveNothingInMemory) {
   for (int i = 0; i < 4; ++i) use();
   const std::int64_t before = ::nibble::testing::AllocatedBytes();
   for (int i = 0; i < 50; ++i) use();
-  EXPECT_LT(::nibble::testing::AllocatedBytes() - before, 1 << 20);  // 100 kB; 43 MB with the cache of words
+  EXPECT_LT(::nibble::testing::AllocatedBytes() - before, 1 << 20);  // measured: 100 kB; if words were cached, 43 MB
 }
 
 TEST(TokenizerTest, WordCacheChangesNoTokensAndEndsWithItsThread) {
@@ -412,7 +413,8 @@ TEST(TokenizerTest, WordCacheChangesNoTokensAndEndsWithItsThread) {
   EXPECT_LT(::nibble::testing::AllocatedBytes() - before, 1 << 20);
 }
 
-// The longest words that the crate caches have 255 bytes. Letters without a merge stay single symbols.
+// The crate `tokenizers` caches words of up to 255 bytes. Letters without a merge stay single symbols, so these words
+// take the most memory.
 TEST(TokenizerTest, WordCacheOfTheLongestWordsIsBounded) {
   const auto tokenizer = Tokenizer::FromJson(SmallJson());
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
