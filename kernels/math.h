@@ -1,7 +1,7 @@
-// Elementary functions for the paths with guaranteed bits: our own polynomials with explicit fused multiply-add, so
-// that every path gives the same bits (docs/numerics.md 9). All but SinCos are templates over Vec (vec16_*.h), even on
-// scalars: each instruction set has its own instantiation, so the linker cannot give the plain path AVX code.
-// SinCos needs none, because only rope.cc calls it, which is compiled without AVX.
+// Elementary functions that give the same bits on every CPU path (docs/numerics.md 9): our own polynomials with
+// explicit fused multiply-add. All but SinCos are templates over Vec (vec16_*.h), even the functions of one float: each
+// instruction set has its own instantiation, so the linker, which keeps one copy of an inline function, cannot give the
+// plain path AVX code. SinCos is no template, because its only caller here, rope.cc, is compiled without AVX.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -15,11 +15,11 @@ namespace nibble::kernels {
 // polynomial with a relative error of 3.1e-9, found by iteratively reweighted least squares.
 template <typename Vec>
 Vec Exp(Vec x) {
-  const Vec lowest = Vec::Set1(-104.0f);  // e^-104 < 2^-150 rounds to 0; below, computing the underflow would be slow
+  const Vec lowest = Vec::Set1(-104.0f);  // e^-104 < 2^-150 rounds to 0; below, skip the slow underflow
   const Vec t = Vec::SelectLess(x, lowest, Vec::Zero(), x);
-  // Min returns its second operand, the constant, for a NaN: n is then harmless, and r stays NaN.
+  // For a NaN, Min returns its second operand, the constant: n is then harmless, and r is still NaN.
   const Vec n = Vec::Min(Vec::Rne(t * Vec::Set1(0x1.715476p+0f)), Vec::Set1(128.0f));
-  // ln2 is the sum of these two floats. The fused operation does not round their products with n.
+  // The next two constants add up to -ln2. The fused operation does not round their products with n.
   Vec r = Vec::Fma(n, Vec::Set1(-0x1.62e430p-1f), t);
   r = Vec::Fma(n, Vec::Set1(0x1.05c610p-29f), r);
   Vec p = Vec::Set1(0x1.6a2352p-10f);
@@ -75,7 +75,7 @@ float LogScalar(float x) {
 }
 
 // Sine and cosine in f64 for |x| < 2^20, to about 2 ulp of f64. Method: x = n pi/2 + r with |r| <= pi/4, and the Taylor
-// series at r, whose first omitted terms are below 1e-19.
+// series in r, whose first omitted terms are below 1e-19.
 inline void SinCos(double x, double* sin, double* cos) {
   const double n = std::nearbyint(x * 0x1.45f306dc9c883p-1);
   double r = std::fma(n, -0x1.921fb54442d18p+0, x);  // pi/2 in two doubles

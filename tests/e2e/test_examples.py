@@ -1,4 +1,4 @@
-"""The programs of client/examples, against a real server."""
+"""Runs the programs of client/examples against a real server."""
 import json
 import re
 import subprocess
