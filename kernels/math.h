@@ -1,7 +1,8 @@
-// Elementary functions for the paths with guaranteed bits: our own polynomials with explicit fused multiply-add, so
-// that every path gives the same bits (docs/numerics.md 9). The functions of one float are the definition; the
-// templates over Vec (vec16_*.h) give the same bits for sixteen floats at once. The functions of one float are in an
-// anonymous namespace, so that each file has its own copy and the linker cannot give the plain path AVX code.
+// Elementary functions that give the same bits on every CPU path (docs/numerics.md 9): our own polynomials with
+// explicit fused multiply-add. The functions of one float are the definition; the templates over Vec (vec16_*.h) give
+// the same bits for sixteen floats at once. The functions of one float are in an anonymous namespace, so that each file
+// has its own copy and the linker cannot give the plain path AVX code. SinCos is not: its only caller, rope.cc, is
+// compiled without AVX.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -98,7 +99,7 @@ inline float Log(float x) {
 }
 
 // Sine and cosine in f64 for |x| < 2^20, to about 2 ulp of f64. Method: x = n pi/2 + r with |r| <= pi/4, and the Taylor
-// series at r, whose first omitted terms are below 1e-19.
+// series in r, whose first omitted terms are below 1e-19.
 inline void SinCos(double x, double* sin, double* cos) {
   const double n = std::nearbyint(x * 0x1.45f306dc9c883p-1);
   double r = std::fma(n, -0x1.921fb54442d18p+0, x);  // pi/2 in two doubles

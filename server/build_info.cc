@@ -4,7 +4,7 @@
 
 namespace nibble {
 
-// In its own file, because it is compiled again whenever any source has changed.
+// This file holds nothing else, because it is compiled again whenever any source has changed.
 BuildSource BuiltFrom() { return {NIBBLE_BUILD_COMMIT, NIBBLE_BUILD_CODE_DIGEST, NIBBLE_BUILD_CUDA}; }
 
 }  // namespace nibble

@@ -57,7 +57,7 @@ absl::Status WriteSecret(const std::string& path, const std::string& token) {
 absl::Status New(Session& session, const NewToken& given) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("NAME", given.name));
   if (!given.tenant.empty()) NIBBLE_RETURN_IF_ERROR(base::CheckName("--tenant", given.tenant));
-  if (given.san.empty() == given.out.empty()) return base::FieldError("--out", "want exactly one of --out and --san");
+  if (given.san.empty() == given.out.empty()) return base::FieldError("--out", "set exactly one of --out and --san");
   base::Json line = base::Json::object();
   line["name"] = given.name;
   line["role"] = given.role;
@@ -83,19 +83,19 @@ void AddTokenCommands(CLI::App& app, Session& session) {
   CLI::App& tokens = *app.add_subcommand("tokens", "Create tokens for a server that runs with --token_file");
   tokens.require_subcommand(1);
   auto given = std::make_shared<NewToken>();
-  CLI::App& add =
-      *tokens.add_subcommand("new", "Create a token and print its line (no secret) for the server's --token_file");
+  CLI::App& add = *tokens.add_subcommand(
+      "new", "Create a token and print its line for the server's --token_file; the line holds no secret");
   add.add_option("NAME", given->name, "Owner of the token, as the server's log shows it")->required();
   add.add_option("--role", given->role, "Role; each role includes the rights of the roles before it")
       ->required()
       ->check(CLI::IsMember({"viewer", "infer", "train", "operator", "admin"}));
   add.add_option("--out", given->out, "New file for the token, mode 0600");
   add.add_option("--san", given->san,
-                 "Instead of a token: a name of the client's certificate, with uri:, dns:, email: or ip: before it");
+                 "Instead of a token: a name in the client's certificate, with the prefix uri:, dns:, email: or ip:");
   add.add_option("--days", given->days, "Days until the line expires; 0: never")
       ->check(CLI::Range(0.0, 36500.0))
       ->capture_default_str();
-  add.add_option("--tenant", given->tenant, "Restrict access to the jobs of this tenant");
+  add.add_option("--tenant", given->tenant, "Give access only to the jobs and operations of this tenant");
   add.callback([&session, given] { session.command = [&session, given] { return New(session, *given); }; });
 }
 

@@ -17,9 +17,9 @@ constexpr LinearKind kKinds[] = {LinearKind::kQ,    LinearKind::kK,  LinearKind:
                                  LinearKind::kGate, LinearKind::kUp, LinearKind::kDown};
 
 absl::Status Unsupported(std::string_view key, const Json& value) {
-  return base::WithReason(
-      absl::UnimplementedError(StrCat(kAdapterConfigFile, ": \"", key, "\" ", base::Dump(value).substr(0, 64))),
-      "UNSUPPORTED_ADAPTER");
+  return base::WithReason(absl::UnimplementedError(StrCat(kAdapterConfigFile, ": \"", key, "\" is ",
+                                                          base::Dump(value).substr(0, 64), ", which is not supported")),
+                          "UNSUPPORTED_ADAPTER");
 }
 
 // Keys that are read below, and keys that do not change how a trained adapter is computed.
@@ -53,7 +53,7 @@ bool KeepsTheBase(const Json& init) {
 
 constexpr std::size_t kDigestDigits = 64;
 
-// Null, false, empty, "none" and zero all mean: not used.
+// True for values that mean that an option is not used: null, false, "none", 0, an empty list or object.
 bool IsOff(const Json& value) {
   return value.is_null() || value == false || value == "none" || value == 0 ||
          ((value.is_array() || value.is_object()) && value.empty());
@@ -75,7 +75,7 @@ Json ToPeftConfig(const AdapterConfig& config) {
   json["task_type"] = "CAUSAL_LM";
   json["base_model_name_or_path"] = config.base_model_name_or_path;
   json["r"] = config.rank;
-  // PEFT writes whole numbers as such.
+  // Like PEFT, write a whole number without a decimal point.
   if (config.alpha == std::floor(config.alpha) && std::fabs(config.alpha) < 0x1p53) {
     json["lora_alpha"] = static_cast<std::int64_t>(config.alpha);
   } else {
@@ -127,7 +127,8 @@ absl::StatusOr<AdapterConfig> ParsePeftConfig(const Json& json) {
   NIBBLE_RETURN_IF_ERROR(CheckBaseDigest(config.base_digest, kAdapterConfigFile));
   const auto targets = json.find("target_modules");
   if (targets == json.end() || !targets->is_array() || targets->empty()) {
-    return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"target_modules\" is not a list of linears"));
+    return absl::InvalidArgumentError(
+        StrCat(kAdapterConfigFile, ": \"target_modules\" is not a list of one or more module names"));
   }
   for (const LinearKind kind : kKinds) {
     if (std::find(targets->begin(), targets->end(), Json(ShortName(kind))) != targets->end())

@@ -19,7 +19,7 @@ absl::StatusOr<std::vector<float>> ToFloats(std::span<const std::byte> bytes, ke
 // f32 -> the bytes of dtype (f32 or bf16).
 std::string FromFloats(std::span<const float> values, kernels::DType dtype);
 
-// The bytes of a tensor in another float type; the same bytes when the types are equal.
+// The `count` elements of a tensor as f32 or bf16, or the same bytes when the types are equal.
 absl::StatusOr<std::string> ConvertFloats(std::span<const std::byte> bytes, kernels::DType from, kernels::DType to,
                                           std::int64_t count);
 

@@ -21,7 +21,7 @@ class RequestIds {
   };
 
  public:
-  // Registers one request until it is destroyed.
+  // Registers one request for the lifetime of the entry.
   class Entry {
    public:
     Entry(RequestIds& owner, const std::string& id, auth::RequestOwner whose, base::CancelToken cancel);
@@ -29,8 +29,9 @@ class RequestIds {
     Entry(const Entry&) = delete;
     Entry& operator=(const Entry&) = delete;
 
-    // A later abort calls `callback` at most once, after it has cancelled the token. For waits that do not poll the
-    // token. The callback must not own the entry, but may destroy it.
+    // For waits that do not poll the token: the next Abort cancels the token and then calls `callback`, once. An
+    // earlier Abort does not call it, so check the token afterwards. The callback must not own the entry, but may
+    // destroy it.
     void OnAbort(std::function<void()> callback);
 
    private:
@@ -38,8 +39,8 @@ class RequestIds {
     std::multimap<std::string, Running>::iterator at_;
   };
 
-  // Aborts the caller's requests with that id; for an admin without a tenant, those of all callers. False: there are
-  // none.
+  // Aborts the caller's requests with this id; for an admin without a tenant, the requests of all callers with this id.
+  // Returns false if there is no such request.
   bool Abort(const auth::Principal& caller, const std::string& id);
 
  private:

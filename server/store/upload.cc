@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<Upload>> Upload::Begin(base::FileSystem& files, c
 
 Upload::~Upload() {
   file_.reset();
-  (void)files_.RemoveAll(directory_);  // Best effort: uploads/ is emptied at start.
+  (void)files_.RemoveAll(directory_);  // Best effort: the next start empties uploads/.
 }
 
 absl::Status Upload::BeginFile(std::string_view name) {
@@ -66,7 +66,7 @@ absl::Status Upload::Append(std::string_view chunk) {
 
 absl::Status Upload::FinishFile(std::string_view sha256) {
   if (file_ == nullptr) return absl::FailedPreconditionError("no file is open");
-  NIBBLE_RETURN_IF_ERROR(file_->Close());  // Synced when it is published.
+  NIBBLE_RETURN_IF_ERROR(file_->Close());  // Not synced: publishing a file syncs it.
   file_.reset();
   const std::string got = sha256_.HexDigest();
   if (absl::AsciiStrToLower(base::ToAbsl(sha256)) != got) {

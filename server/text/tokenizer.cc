@@ -10,10 +10,11 @@
 namespace nibble::text {
 namespace {
 
-// Maximum number of tokens tried as an anchor. The first tokens of a vocabulary are its
-// special tokens, which give text.
+// Maximum number of tokens tried as an anchor. A vocabulary begins with its special tokens,
+// which give text, so one of the first tokens is usually found.
 constexpr std::size_t kMaxAnchorsTried = 4096;
 
+// Adds special tokens on these sides, except those that the text itself begins or ends with.
 NibbleSpecialTokens OnceOn(Sides sides) {
   switch (sides) {
     case Sides::kNone: return NIBBLE_SPECIAL_NONE;
@@ -144,6 +145,7 @@ std::string Tokenizer::BytesOf(std::int32_t id) const {
   const bool read = nibble_tokenizer_token_bytes(handle_, id, bytes.out()) == NIBBLE_TEXT_OK;
   const bool byte_level = nibble_tokenizer_decoder_kind(handle_) == NIBBLE_DECODER_BYTES;
   if (read && (byte_level || !bytes.view().empty())) return std::string(bytes.view());
+  // Decode after the anchor: alone, the token could lose a leading blank.
   if (anchor_) {
     const std::int32_t ids[] = {anchor_->id, id};
     const auto text = Decode(ids, /*skip_special_tokens=*/false);

@@ -1,4 +1,4 @@
-"""Starts a separate nibbled for a benchmark."""
+"""Shared by the benchmarks: a nibbled of their own, a dataset and a training job."""
 import contextlib
 import json
 import pathlib
@@ -16,7 +16,7 @@ def cpu_name():
 
 @contextlib.contextmanager
 def serve(programs, state, *flags):
-    """Starts nibbled with 2 threads; yields a function that runs `nibble --json ARGUMENT...` and returns its output."""
+    """Runs nibbled with 2 threads; yields a function that runs `nibble --json ARGUMENT...` and returns its output."""
     programs, state = pathlib.Path(programs), pathlib.Path(state)
     server = subprocess.Popen([programs / "nibbled", "--state_dir", state, "--grpc_address", "127.0.0.1:0", "--http_address", "127.0.0.1:0",
                                "--threads", "2", *map(str, flags)], stderr=subprocess.DEVNULL)
@@ -35,16 +35,17 @@ def serve(programs, state, *flags):
 
 
 def write_prose(path):
-    """Writes a text of about 400 kB to `path`, as a data set of one example."""
+    """Writes a dataset of one row, a text of about 400 kB, to `path`; returns `path`."""
     path.write_text(json.dumps({"text": pathlib.Path("/usr/share/common-licenses/GPL-3").read_text() * 12}) + "\n")
     return path
 
 
 def train(nibble, output, steps):
-    """Runs a QLoRA job of 4 x 256 tokens, rank 16, on base "base" and data set "prose"; returns its steps."""
+    """Runs a QLoRA job of 4 x 256 tokens, rank 16, on base "base" and dataset "prose"; returns its step events."""
     events = nibble("jobs", "create", "--method", "qlora", "--base", "base", "--dataset", "prose", "--output", output, "--max-steps", steps,
                     "--micro-batch", 4, "--seq-len", 256, "--lr", "1e-4", "--rank", 16, "--alpha", 32, "--save-every", 0, "--watch")
     step_events = [event for event in map(json.loads, events.splitlines()) if event.get("type") == "step"]
-    assert len(step_events) == steps and all(step["tokens"] == 1024 for step in step_events), "a step did not have 4 x 256 tokens"
+    assert len(step_events) == steps and all(step["tokens"] == 1024 for step in step_events), \
+        f"not {steps} steps of 4 x 256 tokens"
     assert step_events[-1]["loss"] < step_events[0]["loss"] * 1.05
     return step_events

@@ -1,4 +1,4 @@
-"""The programs of client/examples, against a real server."""
+"""Runs the programs of client/examples against a real server."""
 import json
 import re
 import subprocess
@@ -23,8 +23,10 @@ def test_rows_are_uploaded_and_previewed(shared, tmp_path):
     first, *shown = result.stdout.splitlines()
     assert first == "examples: 3 rows" and f"of {path.stat().st_size} bytes" in result.stderr
     assert [line.split(":")[0] for line in shown] == ["row 1", "row 2"]
-    assert re.findall(r"\[(.+?)\]", shown[0])[:3] == ["y", "e", "s"], "the small model has a token for each byte"
-    assert "[R]" not in shown[0] and "[I]" not in shown[0], "the prompt is not trained"
+    trained = re.findall(r"\[(.+?)\]", shown[0])
+    assert trained[:3] == ["y", "e", "s"], "the small model has a token for each byte"
+    assert len(trained) <= 4, "only the completion and the end of the text are trained"
+
 
 
 def test_job_is_created_and_watched(shared):

@@ -1,6 +1,7 @@
-// F9: model.safetensors of an artifact with packed weights. The first byte selects the nibble.json (int8, int8 with an
-// int8 head, nf4, ternary), the rest is the file. An artifact that opens and loads can be read to its last code; if its
-// floats are in the range of real models, its logits are numbers.
+// F9 (docs/faults.md): model.safetensors of an artifact with packed weights. The first byte of the input selects the
+// nibble.json (int8, int8 with an int8 head, nf4, ternary); the rest is the file. Loading reads every int8 and ternary
+// code and every nf4 scale. If the floats are in the range of real models, an int8 or ternary model also runs, and its
+// logits are finite.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -27,9 +28,10 @@ namespace model = nibble::model;
 
 namespace {
 
-constexpr float kLargest = 10.0F;  // largest float of a model that is run, so that no sum overflows f32
+constexpr float kMaxFloat = 10.0F;  // a model with a larger float is not run, because its sums may overflow f32
 
-// make_corpus.py uses the same sizes. Rows end inside a byte of ternary codes, a tile and a block.
+// make_corpus.py uses the same sizes. The rows of down_proj (10 columns) end inside a byte of ternary codes, a tile and
+// an nf4 block.
 model::ModelConfig SmallConfig(bool tied) {
   model::ModelConfig config;
   config.architecture = "llama";
@@ -46,19 +48,20 @@ model::ModelConfig SmallConfig(bool tied) {
   return config;
 }
 
-// An artifact's directory whose model.safetensors is a file in memory.
-class Artifact {
+// The directory of an artifact, whose model.safetensors is a file in memory.
+class ArtifactDirectory {
  public:
-  Artifact(const model::ArtifactInfo& info, bool tied) : fd_(::memfd_create("model.safetensors", MFD_CLOEXEC)) {
+  ArtifactDirectory(const model::ArtifactInfo& info, bool tied)
+      : fd_(::memfd_create("model.safetensors", MFD_CLOEXEC)) {
     Expect(fd_ >= 0, "memfd_create succeeds");
     std::ofstream(directory_ / "nibble.json") << base::Dump(model::ToJson(info));
     std::ofstream(directory_ / "config.json") << base::Dump(model::ToHfConfig(SmallConfig(tied)));
     std::ofstream(directory_ / "tokenizer.json") << "{}";  // must only exist
     std::filesystem::create_symlink("/proc/self/fd/" + std::to_string(fd_), directory_ / "model.safetensors");
   }
-  ~Artifact() { ::close(fd_); }
-  Artifact(const Artifact&) = delete;
-  Artifact& operator=(const Artifact&) = delete;
+  ~ArtifactDirectory() { ::close(fd_); }
+  ArtifactDirectory(const ArtifactDirectory&) = delete;
+  ArtifactDirectory& operator=(const ArtifactDirectory&) = delete;
 
   const std::string& Path() const { return directory_.path(); }
   void Write(const std::uint8_t* data, std::size_t size) const {
@@ -80,13 +83,14 @@ model::ArtifactInfo Info(model::Format format, int act_outliers = 0, bool int8_h
   return info;
 }
 
-bool AreOfAModel(const model::Artifact& artifact) {
+// Whether all floats are in the range of real models.
+bool FloatsAreInRange(const model::Artifact& artifact) {
   for (const auto& [name, tensor] : artifact.tensors()) {
     if (tensor.dtype != kernels::DType::kF32 && tensor.dtype != kernels::DType::kBF16) continue;
     const auto values = artifact.FloatTensor(name);
     Expect(values.ok(), "a float tensor can be read");
     for (const float value : *values) {
-      if (!(std::fabs(value) <= kLargest)) return false;
+      if (!(std::fabs(value) <= kMaxFloat)) return false;
     }
   }
   return true;
@@ -98,7 +102,7 @@ void Run(const model::LoadedModel& loaded, const kernels::Stream& stream) {
       loaded.config(), loaded.weights(), tokens, /*chunk=*/3, stream, [](std::int64_t, const kernels::Matrix& logits) {
         for (std::int64_t row = 0; row < logits.rows; ++row) {
           for (std::int64_t i = 0; i < logits.cols; ++i)
-            Expect(std::isfinite(logits.Row<float>(row)[i]), "a logit is a number");
+            Expect(std::isfinite(logits.Row<float>(row)[i]), "a logit is finite");
         }
         return absl::OkStatus();
       });
@@ -108,14 +112,15 @@ void Run(const model::LoadedModel& loaded, const kernels::Stream& stream) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const std::array<Artifact, 4> artifacts = {
-      Artifact(Info(model::Format::kInt8), /*tied=*/false),
-      Artifact(Info(model::Format::kInt8, 2, /*int8_head=*/true), /*tied=*/true),
-      Artifact(Info(model::Format::kNf4), /*tied=*/true), Artifact(Info(model::Format::kTernary), /*tied=*/true)};
+  static const std::array<ArtifactDirectory, 4> directories = {
+      ArtifactDirectory(Info(model::Format::kInt8), /*tied=*/false),
+      ArtifactDirectory(Info(model::Format::kInt8, 2, /*int8_head=*/true), /*tied=*/true),
+      ArtifactDirectory(Info(model::Format::kNf4), /*tied=*/true),
+      ArtifactDirectory(Info(model::Format::kTernary), /*tied=*/true)};
   if (size == 0) return 0;
-  const Artifact& files = artifacts[data[0] % artifacts.size()];
-  files.Write(data + 1, size - 1);
-  const auto opened = model::Artifact::Open(files.Path());
+  const ArtifactDirectory& directory = directories[data[0] % directories.size()];
+  directory.Write(data + 1, size - 1);
+  const auto opened = model::Artifact::Open(directory.Path());
   if (!opened.ok()) {
     Expect(absl::IsInvalidArgument(opened.status()) || absl::IsDataLoss(opened.status()) ||
                absl::IsResourceExhausted(opened.status()),
@@ -124,18 +129,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return 0;
   }
   const absl::Status bytes = (*opened)->VerifyBytes();
-  Expect(absl::IsDataLoss(bytes), "bytes with another digest are detected");
+  Expect(absl::IsDataLoss(bytes), "bytes that do not have the digest of nibble.json are detected");
   ExpectClean(bytes, nibble::fuzz::Text(data, size));
   kernels::Stream stream;
   stream.isa = kernels::DetectIsa();
-  const auto loaded = model::LoadedModel::Load(files.Path(), {}, stream);
+  const auto loaded = model::LoadedModel::Load(directory.Path(), {}, stream);
   if (!loaded.ok()) {
     Expect(absl::IsDataLoss(loaded.status()), "invalid codes are refused");
     ExpectClean(loaded.status(), nibble::fuzz::Text(data, size));
     return 0;
   }
   Expect((*loaded)->resident_bytes() > 0, "weights take memory");
-  // nf4 needs a library for its products, which is missing here; its scales were widened above.
-  if ((*loaded)->info().format != model::Format::kNf4 && AreOfAModel(**opened)) Run(**loaded, stream);
+  // An nf4 model is not run: its head needs a library (Stream::library), and this stream has none.
+  if ((*loaded)->info().format != model::Format::kNf4 && FloatsAreInRange(**opened)) Run(**loaded, stream);
   return 0;
 }

@@ -1,6 +1,6 @@
-// Quantizes a row to integer codes with its outliers, over any Vec: shared by the fast paths of quantize_int8 and
-// rms_norm_quantize. A Source returns the row's elements in f32: Load(k) 16 of them, LoadPartial(k, n) the first n and
-// zeros.
+// Quantizes rows to integer codes and outliers, for any Vec: shared by the fast paths of quantize_int8 and
+// rms_norm_quantize. A Source returns elements of one row in f32: Load(k) the 16 from k on, LoadPartial(k, n) the n
+// from k on, then zeros.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -22,7 +22,7 @@ struct RowSource {
   Vec LoadPartial(std::int64_t k, int n) const { return Vec::LoadPartial(x + k, n); }
 };
 
-// Calls body(k, vector) for all K elements; lanes past K hold 0.
+// Calls body(k, vector) for all elements of a row; lanes past the last column hold 0.
 template <typename Vec, typename Source, typename Body>
 inline void ForEachVector(const Source& source, std::int64_t cols, Body body) {
   std::int64_t k = 0;
@@ -53,7 +53,7 @@ class OutlierList {
     return dropped;
   }
 
-  // Writes the outliers in ascending order of index and sets their codes to 0.
+  // Writes the outliers in ascending order of index and sets their codes to 0. Call it last: it reorders the list.
   void Emit(const QuantizedRows& out, std::int64_t row, int bits) {
     for (int i = 1; i < size_; ++i) {
       const std::int32_t index = index_[i];
@@ -95,7 +95,8 @@ inline float RowAbsmax(const Source& source, std::int64_t cols) {
   return max.ReduceMax();
 }
 
-// Writes the scale and codes (T is i8 or i16) of a row from its absmax, padding included; outliers get codes too.
+// Writes the scale and codes (T is i8 or i16) of a row from its absmax, padding included. Outliers get codes too, until
+// Emit sets these to 0.
 template <typename Vec, typename Source, typename T>
 inline void WriteCodes(const Source& source, float absmax, const QuantizeOptions& how, const QuantizedRows& out,
                        std::int64_t row, T* codes) {
@@ -105,7 +106,7 @@ inline void WriteCodes(const Source& source, float absmax, const QuantizeOptions
   const Vec inverse = Vec::Set1(1.0f / scale);
   const Vec top = Vec::Set1(max_code);
   const Vec bottom = Vec::Set1(-max_code);
-  // The stride is a multiple of 64, so whole vectors of codes fit; lanes past K quantize to 0.
+  // The stride is a multiple of 64, so whole vectors of codes fit; lanes past the last column quantize to 0.
   ForEachVector<Vec>(source, out.cols, [&](std::int64_t k, Vec x) {
     Vec::Max(Vec::Min(Vec::Rne(x * inverse), top), bottom).StoreCodes(codes + k);
   });
@@ -113,6 +114,7 @@ inline void WriteCodes(const Source& source, float absmax, const QuantizeOptions
   std::memset(codes + written, 0, static_cast<std::size_t>(out.stride - written) * sizeof(T));
 }
 
+// WriteCodes to the codes that how.bits selects.
 template <typename Vec, typename Source>
 inline void QuantizeRowBy(const Source& source, float absmax, const QuantizeOptions& how, const QuantizedRows& out,
                           std::int64_t row) {
@@ -123,6 +125,7 @@ inline void QuantizeRowBy(const Source& source, float absmax, const QuantizeOpti
   }
 }
 
+// Quantizes a row by a scale of its own, with at most max_outliers outliers.
 template <typename Vec, typename Source>
 inline void QuantizeRow(const Source& source, std::int64_t cols, int max_outliers, const QuantizeOptions& how,
                         const QuantizedRows& out, std::int64_t row) {
@@ -142,7 +145,8 @@ inline void QuantizeRow(const Source& source, std::int64_t cols, int max_outlier
   const float threshold = kOutlierRatio * (sum.ReduceSum() / static_cast<float>(cols));
   OutlierList<Vec> outliers(max_outliers);
   if (absmax > threshold) {
-    // Few vectors hold a candidate; candidates that are not chosen count for the scale of the rest.
+    // Elements above the threshold are candidates; few vectors hold one. Candidates that do not become outliers count
+    // for the absmax of the row.
     const Vec limit = Vec::Set1(threshold);
     Vec rest = Vec::Zero();
     absmax = 0.0f;
@@ -170,8 +174,8 @@ inline void QuantizeRow(const Source& source, std::int64_t cols, int max_outlier
   outliers.Emit(out, row, how.bits);
 }
 
-// Quantizes all rows. source_of(row) returns the Source of one and may be called twice. With one scale for all rows,
-// out.scale first holds each row's absmax.
+// Quantizes all rows. source_of(row) returns the Source of a row and may be called twice for each row. With
+// how.per_tensor, out.scale first holds the absmax of each row.
 template <typename Vec, typename SourceOf>
 inline void QuantizeAllRows(SourceOf source_of, int max_outliers, const QuantizeOptions& how, const QuantizedRows& out,
                             const Stream& stream) {

@@ -35,7 +35,7 @@ TEST_F(DatabaseTest, JobSurvivesAReopen) {
   EXPECT_EQ(base::Reason(database_->Get("job-2").status()), "JOB");
 }
 
-TEST_F(DatabaseTest, FilesAreClosedToOtherUsers) {  // C12
+TEST_F(DatabaseTest, FilesAreClosedToOtherUsers) {  // C12 (docs/faults.md)
   const auto mode = [this](const std::string& suffix) {
     struct stat info{};
     EXPECT_EQ(::stat((path_ + suffix).c_str(), &info), 0) << suffix;
@@ -47,7 +47,7 @@ TEST_F(DatabaseTest, FilesAreClosedToOtherUsers) {  // C12
   Reopen();
   ASSERT_TRUE(Insert("job-1").ok());
   for (const char* suffix : {"", "-wal", "-shm"}) EXPECT_EQ(mode(suffix), 0640u) << suffix;
-  // As an earlier server left them.
+  // An earlier version left the file open to all users.
   database_.reset();
   ASSERT_EQ(::chmod(path_.c_str(), 0666), 0);
   Reopen();
@@ -74,15 +74,15 @@ TEST_F(DatabaseTest, RequestIdReturnsItsJobAndRefusesAnotherBody) {
 TEST_F(DatabaseTest, StaleWriterIsFencedOff) {
   ASSERT_TRUE(Insert("job-1").ok());
   ASSERT_TRUE(*database_->Apply(Start("job-1", 0)));
-  EXPECT_FALSE(*database_->Apply(Start("job-1", 0)));  // Not QUEUED any more.
+  EXPECT_FALSE(*database_->Apply(Start("job-1", 0)));  // The job is no longer QUEUED.
   Transition ready;
   ready.job_id = "job-1";
   ready.from = JobState::kPreparing;
   ready.to = JobState::kRunning;
   ready.attempt = 0;
   ready.events = {Server("state")};
-  EXPECT_FALSE(*database_->Apply(ready));  // Attempt 1 by now.
-  EXPECT_EQ(database_->Get("job-1")->last_sequence, 2) << "a fenced transition leaves no event";
+  EXPECT_FALSE(*database_->Apply(ready));  // The job is at attempt 1 by now.
+  EXPECT_EQ(database_->Get("job-1")->last_sequence, 2) << "a transition that is fenced off leaves no event";
   ready.attempt = 1;
   EXPECT_TRUE(*database_->Apply(ready));
   ready.from = JobState::kSucceeded;
@@ -110,7 +110,7 @@ TEST_F(DatabaseTest, ReplayedJournalLinesAreNotDoubled) {
   EXPECT_EQ(database_->Events("job-1", 0, 2)->size(), 2u);
 }
 
-TEST_F(DatabaseTest, ListIsNewestFirstInPagesAndByState) {
+TEST_F(DatabaseTest, ListIsNewestFirstPagedAndFilteredByState) {
   for (int i = 1; i <= 5; ++i) ASSERT_TRUE(Insert("job-" + std::to_string(i)).ok());
   ASSERT_TRUE(*database_->Apply(Start("job-2", 0)));
   const auto first = database_->List({}, 2, {});
@@ -183,14 +183,14 @@ TEST_F(DatabaseTest, ListsCombineTenantStatesBaseAndLabels) {
   cancel.to = JobState::kCancelled;
   ASSERT_TRUE(*database_->Apply(cancel));
   ASSERT_TRUE(database_->Delete("5", {}).ok());
-  EXPECT_EQ(Names({.labels = {{"env", "dev"}, {"team", "x"}}}), "2") << "its labels were deleted with it";
+  EXPECT_EQ(Names({.labels = {{"env", "dev"}, {"team", "x"}}}), "2") << "the labels of job 5 were deleted with the job";
   base::CancelToken gone;
   gone.Cancel();
   EXPECT_TRUE(absl::IsCancelled(database_->List({}, 10, gone).status()));
 }
 
-// A filter that no job passes must not read the whole table in one call, and must not parse specs that it does not
-// return.
+// A call for a list that no job matches must not read the whole table, and must not parse the specs of jobs that do not
+// match.
 TEST_F(DatabaseTest, PageThatFindsNothingEndsAfterABoundedNumberOfJobs) {
   ASSERT_TRUE(Insert("job-1").ok());
   const std::string columns =
@@ -204,7 +204,7 @@ TEST_F(DatabaseTest, PageThatFindsNothingEndsAfterABoundedNumberOfJobs) {
   int pages = 1;
   JobQuery query{.states = {JobState::kSucceeded, JobState::kQueued}, .base_model = "b"};
   query.labels["no"] = "such";
-  EXPECT_EQ(database_->List(query, 10, {})->next, 0) << "a label that no job has costs one lookup";
+  EXPECT_EQ(database_->List(query, 10, {})->next, 0) << "one lookup shows that no job has this label";
   query = {.states = {JobState::kSucceeded}, .base_model = "b"};
   auto page = database_->List(query, 10, {});
   for (; page.ok() && page->next != 0; ++pages) {
@@ -334,8 +334,10 @@ TEST_F(DatabaseTest, DeleteRemovesOnlyFinalJobsAndAllTheirRows) {
   EXPECT_EQ(base::Reason(database_->Delete("job-1", "QUEUED-0")), "ETAG_MISMATCH");
   ASSERT_TRUE(database_->Delete("job-1", "CANCELLED-0").ok());
   EXPECT_FALSE(database_->Get("job-1").ok());
-  EXPECT_TRUE(absl::IsNotFound(database_->Events("job-1", 0, 10).status())) << "not a job without events";
-  EXPECT_EQ(database_->FindRequest("r1", "d").status().code(), absl::StatusCode::kNotFound) << "still remembered";
+  EXPECT_TRUE(absl::IsNotFound(database_->Events("job-1", 0, 10).status()))
+      << "a deleted job differs from a job without events";
+  EXPECT_EQ(database_->FindRequest("r1", "d").status().code(), absl::StatusCode::kNotFound)
+      << "the request id is still remembered";
   ASSERT_TRUE(database_->ForgetRequests(absl::InfiniteFuture()).ok());
   EXPECT_FALSE(database_->FindRequest("r1", "d")->has_value());
 }
@@ -359,7 +361,7 @@ TEST_F(DatabaseTest, CountsFollowEveryChange) {
   EXPECT_EQ(count(JobState::kFailed), 1);
   ASSERT_TRUE(Insert("c").ok());
   ASSERT_TRUE(*database_->Apply(Start("c", 0)));
-  EXPECT_FALSE(*database_->Apply(Start("c", 0))) << "it has already moved, and counts once";
+  EXPECT_FALSE(*database_->Apply(Start("c", 0))) << "job c is no longer queued, and is counted once";
   EXPECT_EQ(count(JobState::kQueued), 1);
   EXPECT_EQ(count(JobState::kPreparing), 1);
   ASSERT_TRUE(database_->Delete("b", {}).ok());
@@ -380,8 +382,9 @@ TEST_F(DatabaseTest, LongLogOfADeletedJobIsRemovedInPieces) {
   for (const char* id : {"job-1", "job-2"}) AddSteps(id, 1200);
   Cancel("job-1");
   ASSERT_TRUE(database_->Delete("job-1", {}).ok());
-  EXPECT_TRUE(absl::IsNotFound(database_->Events("job-1", 0, 10).status())) << "the rest of its log is not shown";
-  EXPECT_GT(NumEvents("job-1"), 0) << "a long transaction would block other calls";
+  EXPECT_TRUE(absl::IsNotFound(database_->Events("job-1", 0, 10).status()))
+      << "the rest of the deleted job's log is not shown";
+  EXPECT_GT(NumEvents("job-1"), 0) << "Delete leaves the rest of a long log, to keep its transaction short";
   Reopen();
   int pieces = 0;
   while (*database_->CollectEvents(500)) ++pieces;

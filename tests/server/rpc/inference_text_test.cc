@@ -1,5 +1,5 @@
-// Large texts are encoded one at a time on a separate thread, whichever method receives them, even if a template
-// makes them large.
+// The large texts of all methods are encoded one at a time on a separate thread, even if only a template makes them
+// large.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ v1::ChatInput Chat(const std::string& role, const std::string& content, int mess
 
 class InferenceTextTest : public testing_support::InferenceFixture {
  protected:
-  struct Asked {
+  struct PendingCall {
     grpc::ClientContext context;
     std::future<grpc::Status> status;
     bool ended() const { return status.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
@@ -81,34 +81,34 @@ class InferenceTextTest : public testing_support::InferenceFixture {
     gate_ = nullptr;
   }
 
-  // Calls that encode `chat`, one of each kind, by name.
-  using Calls = std::map<std::string, std::unique_ptr<Asked>>;
+  using Calls = std::map<std::string, std::unique_ptr<PendingCall>>;  // by the name that the test gives them
   template <typename Request, typename Response>
   void Begin(Calls& calls, const std::string& name,
              grpc::Status (v1::InferenceService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
              const Request& request, const std::string& principal = "") {
-    auto asked = std::make_unique<Asked>();
-    if (!principal.empty()) asked->context.AddMetadata("authorization", "Bearer token-" + principal);
-    asked->status = std::async(std::launch::async, [this, method, request, one = asked.get()] {
+    auto pending = std::make_unique<PendingCall>();
+    if (!principal.empty()) pending->context.AddMetadata("authorization", "Bearer token-" + principal);
+    pending->status = std::async(std::launch::async, [this, method, request, one = pending.get()] {
       Response response;
       return ((*inference_).*method)(&one->context, request, &response);
     });
-    calls[name] = std::move(asked);
+    calls[name] = std::move(pending);
   }
   template <typename Request, typename Reply>
   void BeginStream(Calls& calls, const std::string& name,
                    std::unique_ptr<grpc::ClientReader<Reply>> (v1::InferenceService::Stub::*method)(
                        grpc::ClientContext*, const Request&),
                    const Request& request) {
-    auto asked = std::make_unique<Asked>();
-    asked->status = std::async(std::launch::async, [this, method, request, one = asked.get()] {
+    auto pending = std::make_unique<PendingCall>();
+    pending->status = std::async(std::launch::async, [this, method, request, one = pending.get()] {
       const auto reader = ((*inference_).*method)(&one->context, request);
       for (Reply reply; reader->Read(&reply);) {
       }
       return reader->Finish();
     });
-    calls[name] = std::move(asked);
+    calls[name] = std::move(pending);
   }
+  // Begins a call of each method that encodes `chat`, and of RenderTemplate.
   Calls BeginAll(const std::string& model, const v1::ChatInput& chat) {
     using Stub = v1::InferenceService::Stub;
     Calls calls;
@@ -125,9 +125,9 @@ class InferenceTextTest : public testing_support::InferenceFixture {
     *generate.mutable_chat() = chat;
     generate.mutable_stopping()->set_max_tokens(1);
     Begin(calls, "Generate", &Stub::Generate, generate);
-    v1::ChatRequest chatted;
-    *chatted.mutable_request() = generate;
-    Begin(calls, "Chat", &Stub::Chat, chatted);
+    v1::ChatRequest chat_request;
+    *chat_request.mutable_request() = generate;
+    Begin(calls, "Chat", &Stub::Chat, chat_request);
     v1::GenerateStreamRequest stream;
     *stream.mutable_request() = generate;
     BeginStream(calls, "GenerateStream", &Stub::GenerateStream, stream);
@@ -152,7 +152,8 @@ class InferenceTextTest : public testing_support::InferenceFixture {
   std::shared_ptr<std::promise<void>> gate_;
 };
 
-// C2 (docs/faults.md): a chat whose contents are small may be large, and must not be encoded on the shared workers.
+// C2 (docs/faults.md): a large chat must not be encoded on the shared workers, also if its contents are small and its
+// roles, the number of its messages or the template make it large.
 TEST_F(InferenceTextTest, C2LargeChatsAreEncodedOnTheThreadOfLargeTexts) {
   struct Case {
     const char* what;
@@ -174,17 +175,19 @@ TEST_F(InferenceTextTest, C2LargeChatsAreEncodedOnTheThreadOfLargeTexts) {
     OpenGate();
     for (auto& [name, call] : calls) {
       const grpc::Status status = call->status.get();
-      const bool answers_text = name == "Tokenize" || name == "RenderTemplate";
-      EXPECT_EQ(status.error_code(), answers_text ? grpc::StatusCode::OK : grpc::StatusCode::INVALID_ARGUMENT)
+      // The other methods would run the model, whose context is too short.
+      const bool without_model = name == "Tokenize" || name == "RenderTemplate";
+      EXPECT_EQ(status.error_code(), without_model ? grpc::StatusCode::OK : grpc::StatusCode::INVALID_ARGUMENT)
           << name << " of " << one.what << ": " << status.error_message();
-      if (!answers_text) {
+      if (!without_model) {
         EXPECT_EQ(InfoOf(status).reason(), "PROMPT_TOO_LONG") << name << " of " << one.what;
       }
     }
   }
 }
 
-// C4: the thread serves texts in the order of arrival, so that one principal could hold up all others.
+// C4 (docs/faults.md): the thread of large texts encodes them in the order of arrival. Without a limit, one principal
+// could hold up all others.
 TEST_F(InferenceTextTest, C4OnePrincipalDoesNotTakeAllPlacesOfLargeTexts) {
   const std::string file = models_.Path("tokens.jsonl");
   model::WriteBytes(file, testing_support::TokenLine("ann", "infer") + testing_support::TokenLine("bob", "infer"));
@@ -200,7 +203,7 @@ TEST_F(InferenceTextTest, C4OnePrincipalDoesNotTakeAllPlacesOfLargeTexts) {
     Begin(calls, "ann's " + std::to_string(i), &v1::InferenceService::Stub::Tokenize, request, "ann");
   }
   const auto ended = [](const auto& call) { return call.second->ended(); };
-  EXPECT_TRUE(Soon([&] { return std::any_of(calls.begin(), calls.end(), ended); })) << "one is refused";
+  EXPECT_TRUE(Soon([&] { return std::any_of(calls.begin(), calls.end(), ended); })) << "one of ann's calls is refused";
   Begin(calls, "bob's", &v1::InferenceService::Stub::Tokenize, request, "bob");
   EXPECT_TRUE(Soon([&] { return environment_.live_calls.count() == calls.size() - 1; }));
   EXPECT_EQ(std::count_if(calls.begin(), calls.end(), ended), 1);

@@ -1,4 +1,4 @@
-// C4 (docs/faults.md): which request begins next.
+// C4 (docs/faults.md): the order in which requests begin.
 #include "server/serve/waiting_queue.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ using testing::ElementsAre;
 
 class WaitingQueueTest : public testing::Test {
  protected:
-  // `id` identifies the request in the test.
+  // Adds a request that arrives now.
   void Push(std::uint64_t id, const std::string& principal, int priority = 0) {
     queue_.Push({.id = id, .principal = principal, .priority = priority, .came = clock_.Monotonic()});
   }
@@ -70,7 +70,7 @@ TEST_F(WaitingQueueTest, HigherPrioritiesBeginFirst) {
   EXPECT_THAT(BeginAll(), ElementsAre(3, 4, 1, 2));
 }
 
-// An endless flood of priority 100 from many principals: one request of priority 0 begins every ten seconds.
+// Three principals send requests of priority 100 without end; one request of priority 0 begins every ten seconds.
 TEST_F(WaitingQueueTest, LowerPriorityIsServedEventually) {
   Push(1, "patient", 0);
   Push(2, "patient", 0);
@@ -99,7 +99,7 @@ TEST_F(WaitingQueueTest, NothingOvertakesTheNextRequest) {
   for (int i = 0; i < 10; ++i) {
     const WaitingEntry* next = queue_.Next(clock_.Monotonic(), [](const WaitingEntry&) { return true; });
     ASSERT_NE(next, nullptr);
-    EXPECT_EQ(next->id, 1u) << "it waits for room, and the others wait for it";
+    EXPECT_EQ(next->id, 1u) << "request 1 waits for room, and the others wait for request 1";
     Push(10 + static_cast<std::uint64_t>(i), "newcomer" + std::to_string(i));
     clock_.Advance(absl::Milliseconds(50));
   }
@@ -133,8 +133,8 @@ TEST_F(WaitingQueueTest, CountsRequestsBeforeANewOne) {
   Push(53, "c", -3);
   EXPECT_EQ(queue_.NumOf("flood"), 50);
   EXPECT_EQ(queue_.NumOf("c"), 2);
-  EXPECT_EQ(queue_.NumBefore("d", 0), 3) << "one of the flood, one of b, and the higher priority";
-  EXPECT_EQ(queue_.NumBefore("b", 0), 4) << "two of the flood, its own, and the higher priority";
+  EXPECT_EQ(queue_.NumBefore("d", 0), 3) << "one request of flood, one of b, and the one of higher priority";
+  EXPECT_EQ(queue_.NumBefore("b", 0), 4) << "two requests of flood, one of b itself, and the one of higher priority";
   EXPECT_EQ(queue_.NumBefore("flood", 0), 52);
   EXPECT_EQ(queue_.NumBefore("d", 3), 1);
   EXPECT_EQ(queue_.NumBefore("d", 4), 0);

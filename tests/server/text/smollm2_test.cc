@@ -15,8 +15,8 @@ namespace {
 
 using Ids = std::vector<std::int32_t>;
 
-// A minimal GGUF reader, independent of server/model's: reads the keys and values at the
-// front of a trusted file.
+// A minimal GGUF reader, independent of the one in server/model. It reads the keys and
+// values at the front of a trusted file.
 class MetadataReader {
  public:
   explicit MetadataReader(const std::string& path) : file_(path, std::ios::binary) {
@@ -35,7 +35,8 @@ class MetadataReader {
   std::map<std::string, Ids> number_lists;
 
  private:
-  enum Type : std::uint32_t { kInt32 = 5, kBool = 7, kText = 8, kList = 9 };
+  // Type numbers of GGUF.
+  enum Type : std::uint32_t { kUint32 = 4, kInt32 = 5, kBool = 7, kText = 8, kList = 9 };
 
   template <typename T>
   T Number() {
@@ -51,12 +52,13 @@ class MetadataReader {
   void Skip(std::streamoff bytes) { file_.seekg(bytes, std::ios::cur); }
 
   void ReadValue(const std::string& key, std::uint32_t type) {
+    // Bytes of a value by type number; 0 for texts and lists, which have no fixed size.
     constexpr std::streamoff kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
     if (type == kText) {
       texts[key] = Text();
     } else if (type == kBool) {
       numbers[key] = Number<std::uint8_t>();
-    } else if (type == kInt32 - 1 || type == kInt32) {
+    } else if (type == kUint32 || type == kInt32) {
       numbers[key] = Number<std::int32_t>();
     } else if (type == kList) {
       const auto item = Number<std::uint32_t>();
@@ -107,7 +109,7 @@ class SmolLm2Test : public ::testing::Test {
   std::unique_ptr<Tokenizer> tokenizer_;
 };
 
-// Golden: llama.cpp on the same file.
+// llama.cpp made the golden ids from the same file.
 TEST_F(SmolLm2Test, TokenIdsMatchLlamaCpp) {
   const base::Json golden = ReadGolden("smollm2_ids.json");
   const auto texts = golden.at("texts").get<std::vector<std::string>>();
@@ -148,8 +150,8 @@ TEST_F(SmolLm2Test, ChatTemplateRendersAQuestion) {
             "capital of France?<|im_end|>\n<|im_start|>assistant\n");
   const auto ids = tokenizer_->Encode(*text, true);
   ASSERT_TRUE(ids.ok()) << ids.status();
-  EXPECT_EQ(ids->front(), 1);
-  EXPECT_EQ(std::count(ids->begin(), ids->end(), 2), 2);
+  EXPECT_EQ(ids->front(), 1);                             // <|im_start|>
+  EXPECT_EQ(std::count(ids->begin(), ids->end(), 2), 2);  // <|im_end|>
 }
 
 }  // namespace
