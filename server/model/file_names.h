@@ -1,5 +1,6 @@
-// The names of the files in a model's directory: in our artifacts (server/model/artifact.h), and where they are the same,
-// in the directories of Hugging Face that are imported and exported. Names that only one format has stand with it.
+// The names of the files in a model's directory: in our artifacts (server/model/artifact.h), and where they are the
+// same, in the directories of Hugging Face that are imported and exported. Names that only one format has stand with
+// it.
 #pragma once
 
 namespace nibble::model {

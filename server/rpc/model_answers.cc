@@ -52,7 +52,9 @@ operations::OperationResponse ModelAnswers::Exported(const registry::ExportedFil
   return Packed(response);
 }
 
-operations::OperationResponse ModelAnswers::Verified(const registry::VerifyReport& report) { return Packed(ToProto(report)); }
+operations::OperationResponse ModelAnswers::Verified(const registry::VerifyReport& report) {
+  return Packed(ToProto(report));
+}
 
 absl::Status ModelAnswers::Exceeded(const registry::ConvertOutcome& outcome) {
   absl::Status status = outcome.tolerance;
@@ -61,8 +63,8 @@ absl::Status ModelAnswers::Exceeded(const registry::ConvertOutcome& outcome) {
   return status;
 }
 
-absl::StatusOr<std::optional<operations::OperationResponse>> ModelAnswers::Recover(const registry::OperationIdentity& operation,
-                                                                     const std::string& model) const {
+absl::StatusOr<std::optional<operations::OperationResponse>> ModelAnswers::Recover(
+    const registry::OperationIdentity& operation, const std::string& model) const {
   NIBBLE_ASSIGN_OR_RETURN(const bool made, library_.WasMadeBy(model, operation));
   if (!made) return std::nullopt;
   NIBBLE_ASSIGN_OR_RETURN(operations::OperationResponse response, Made(model));

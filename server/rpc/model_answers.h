@@ -35,7 +35,7 @@ class ModelAnswers {
   // For OperationTable::Recover: the response of the import, conversion or publication that made `model`. Exports do
   // not outlive the server.
   absl::StatusOr<std::optional<operations::OperationResponse>> Recover(const registry::OperationIdentity& operation,
-                                                         const std::string& model) const;
+                                                                       const std::string& model) const;
 
  private:
   registry::ModelLibrary& library_;

@@ -28,7 +28,8 @@ v1::Model Damaged(const store::StoredModel& stored) {
 }  // namespace
 
 ModelService::ModelService(CallEnvironment& environment, registry::ModelLibrary& library, serve::ModelManager& manager,
-                           const ModelAnswers& answers, serve::ModelLoads& loads, operations::OperationTable& operations)
+                           const ModelAnswers& answers, serve::ModelLoads& loads,
+                           operations::OperationTable& operations)
     : environment_(environment),
       library_(library),
       manager_(manager),
@@ -88,23 +89,23 @@ grpc::ServerUnaryReactor* ModelService::DeleteModel(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext* context,
                                                     const v1::ImportModelRequest* request,
                                                     google::longrunning::Operation* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ImportModel",
-                       [=, this](const Call& call) -> absl::Status {
-                         const operations::OperationStart start =
-                             StartOf(call, operations::OperationLane::kModels, *request, request->name());
-                         return Begin(
-                             operations_, start, [&] { return library_.CheckImport(FromProto(*request), start.owner); },
-                             [this, copy = FromProto(*request),
-                              owner = start.owner](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
-                               NIBBLE_RETURN_IF_ERROR(library_.Import(copy, owner, scope));
-                               return answers_.Made(copy.name);
-                             },
-                             response);
-                       });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.ModelService/ImportModel", [=, this](const Call& call) -> absl::Status {
+        const operations::OperationStart start =
+            StartOf(call, operations::OperationLane::kModels, *request, request->name());
+        return Begin(
+            operations_, start, [&] { return library_.CheckImport(FromProto(*request), start.owner); },
+            [this, copy = FromProto(*request),
+             owner = start.owner](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
+              NIBBLE_RETURN_IF_ERROR(library_.Import(copy, owner, scope));
+              return answers_.Made(copy.name);
+            },
+            response);
+      });
 }
 
 absl::StatusOr<operations::OperationResponse> ModelService::Convert(const registry::ConvertRequest& request,
-                                                      registry::OperationScope& scope) {
+                                                                    registry::OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const registry::ConvertOutcome outcome, library_.Convert(request, scope));
   if (!outcome.tolerance.ok()) return ModelAnswers::Exceeded(outcome);
   return answers_.Made(request.name);
@@ -132,20 +133,21 @@ grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext* context,
                                                     const v1::ExportModelRequest* request,
                                                     google::longrunning::Operation* response) {
-  return UnaryOnWorker(
-      environment_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call& call) -> absl::Status {
-        return Begin(
-            operations_, StartOf(call, operations::OperationLane::kModels, *request, request->model()),
-            [&]() -> absl::Status {
-              NIBBLE_RETURN_IF_ERROR(CheckFields(*request));
-              return library_.CheckExport(FromProto(*request));
-            },
-            [this, copy = FromProto(*request)](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
-              NIBBLE_ASSIGN_OR_RETURN(const auto exported, library_.Export(copy, scope));
-              return ModelAnswers::Exported(*exported);
-            },
-            response);
-      });
+  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ExportModel",
+                       [=, this](const Call& call) -> absl::Status {
+                         return Begin(
+                             operations_, StartOf(call, operations::OperationLane::kModels, *request, request->model()),
+                             [&]() -> absl::Status {
+                               NIBBLE_RETURN_IF_ERROR(CheckFields(*request));
+                               return library_.CheckExport(FromProto(*request));
+                             },
+                             [this, copy = FromProto(*request)](
+                                 registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
+                               NIBBLE_ASSIGN_OR_RETURN(const auto exported, library_.Export(copy, scope));
+                               return ModelAnswers::Exported(*exported);
+                             },
+                             response);
+                       });
 }
 
 grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadArtifact(
@@ -202,19 +204,19 @@ grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerContext* context,
                                                           const v1::PublishCheckpointRequest* request,
                                                           google::longrunning::Operation* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/PublishCheckpoint",
-                       [=, this](const Call& call) -> absl::Status {
-                         const std::string& tenant = call.principal().tenant;
-                         return Begin(
-                             operations_, StartOf(call, operations::OperationLane::kReaders, *request, request->name()),
-                             [&] { return library_.CheckPublish(FromProto(*request), tenant); },
-                             [this, copy = FromProto(*request),
-                              tenant](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
-                               NIBBLE_RETURN_IF_ERROR(library_.PublishCheckpoint(copy, tenant, scope));
-                               return answers_.Made(copy.name);
-                             },
-                             response);
-                       });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.ModelService/PublishCheckpoint", [=, this](const Call& call) -> absl::Status {
+        const std::string& tenant = call.principal().tenant;
+        return Begin(
+            operations_, StartOf(call, operations::OperationLane::kReaders, *request, request->name()),
+            [&] { return library_.CheckPublish(FromProto(*request), tenant); },
+            [this, copy = FromProto(*request),
+             tenant](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
+              NIBBLE_RETURN_IF_ERROR(library_.PublishCheckpoint(copy, tenant, scope));
+              return answers_.Made(copy.name);
+            },
+            response);
+      });
 }
 
 grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext* context,
@@ -222,8 +224,8 @@ grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext*
                                                     google::longrunning::Operation* response) {
   return UnaryOnWorker(
       environment_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call& call) -> absl::Status {
-        const auto verify =
-            [this, name = request->name()](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
+        const auto verify = [this, name = request->name()](
+                                registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
           const auto verified = library_.Verify(name, scope);
           if (!verified.ok()) return base::About(verified.status(), name);
           return ModelAnswers::Verified(*verified);

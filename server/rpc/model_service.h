@@ -41,7 +41,8 @@ class ModelService : public v1::ModelService::CallbackService {
                                         google::longrunning::Operation*) override;
 
  private:
-  absl::StatusOr<operations::OperationResponse> Convert(const registry::ConvertRequest& request, registry::OperationScope& scope);
+  absl::StatusOr<operations::OperationResponse> Convert(const registry::ConvertRequest& request,
+                                                        registry::OperationScope& scope);
 
   CallEnvironment& environment_;
   registry::ModelLibrary& library_;
