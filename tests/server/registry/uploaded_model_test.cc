@@ -7,7 +7,7 @@
 
 #include "server/base/error.h"
 #include "server/base/files.h"
-#include "server/store/state_paths.h"
+#include "server/store/layout.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::registry {
