@@ -134,15 +134,15 @@ def test_a_section_that_does_not_run_is_refused(flags):
 
 
 class History:
-    """A repository with the lint of tests/run.sh; its shellcheck finds nothing, its proto/lint.sh prints the commit
-    that it was given."""
+    """A repository with the lint of tests/run.sh. Its shellcheck and tests/format.sh find nothing; its proto/lint.sh
+    prints the commit that it was given."""
 
     def __init__(self, folder):
         self.folder = folder
         self.bin = folder / ".git/bin"
         self.git("init", "--initial-branch", "main")
         for path, text in [("tests/run.sh", (ROOT / "tests/run.sh").read_text()), ("proto/lint.sh", "#!/bin/sh\necho compared with $2\n"),
-                           (".git/bin/shellcheck", "#!/bin/sh\n")]:
+                           (".git/bin/shellcheck", "#!/bin/sh\n"), ("tests/format.sh", "#!/bin/sh\n")]:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
             (folder / path).chmod(0o755)

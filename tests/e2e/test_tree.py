@@ -18,7 +18,7 @@ MAY = {
     "store": ["base", "telemetry", "text", "model"],
     "data": ["base", "telemetry", "text", "model"],
     "jobs": ["base", "telemetry", "store"],
-    "plan": ["base", "telemetry", "text", "model", "store", "data", "jobs", "registry"],
+    "plan": ["base", "telemetry", "text", "model", "store", "data", "jobs", "convert", "registry"],
     "convert": ["base", "telemetry", "text", "model", "store", "data"],
     "serve": ["base", "telemetry", "text", "model", "store", "data"],
     "http": ["base", "telemetry"],
