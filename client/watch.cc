@@ -1,6 +1,9 @@
 // A watch that survives lost connections and server restarts. Its only state is the sequence of the last event.
 #include <algorithm>
 #include <deque>
+#include <functional>
+#include <string>
+#include <utility>
 
 #include "client/client.h"
 #include "client/stubs.h"
@@ -48,6 +51,94 @@ class Cursor {
   bool final_ = false;
 };
 
+// Reads the events that the stream skipped from the log.
+class LogReader {
+ public:
+  using List = std::function<absl::StatusOr<v1::ListJobEventsResponse>(const v1::ListJobEventsRequest&)>;
+  LogReader(std::string job, List list, Cursor& cursor)
+      : job_(std::move(job)), list_(std::move(list)), cursor_(cursor) {}
+
+  // Takes the events up to but excluding `before`. Events that the log does not have either were removed by the server
+  // (--keep_step_events).
+  absl::Status ReadUntil(std::int64_t before) {
+    while (!ahead_.empty() && ahead_.front() <= cursor_.last()) ahead_.pop_front();
+    if (!ahead_.empty() && ahead_.front() == before) return absl::OkStatus();
+    while (cursor_.last() + 1 < before) {
+      v1::ListJobEventsRequest request;
+      request.set_name(job_);
+      request.set_after_sequence(cursor_.last());
+      request.set_page_size(kPageEvents);
+      const absl::StatusOr<v1::ListJobEventsResponse> page = list_(request);
+      if (!page.ok()) {
+        if (IsLost(page.status())) lost_ = page.status();
+        return page.status();
+      }
+      const std::int64_t had = cursor_.last();
+      NIBBLE_RETURN_IF_ERROR(Take(*page, before));
+      if (!ahead_.empty()) return absl::OkStatus();
+      if (cursor_.last() == had) {
+        return absl::DataLossError(
+            base::StrCat("malformed response: the log of job ", job_, " ends before event ", cursor_.last() + 1));
+      }
+    }
+    return absl::OkStatus();
+  }
+  // Why the connection was lost in a call of this reader since the last call of TakeLost; OK if it was not.
+  absl::Status TakeLost() { return std::exchange(lost_, absl::OkStatus()); }
+
+ private:
+  absl::Status Take(const v1::ListJobEventsResponse& page, std::int64_t before) {
+    ahead_.clear();
+    for (const v1::JobEvent& event : page.events()) {
+      if (event.sequence() >= before) {
+        ahead_.push_back(event.sequence());
+      } else {
+        NIBBLE_RETURN_IF_ERROR(cursor_.Take(event));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string job_;
+  const List list_;
+  Cursor& cursor_;
+  // The sequences from `before` on of the page that was read last. If the stream's next event is the first of them, the
+  // log has nothing in between.
+  std::deque<std::int64_t> ahead_;
+  absl::Status lost_;
+};
+
+// What one stream of a watch brought.
+struct StreamEnd {
+  absl::Status ours;    // an error of an event or of the log; the stream was cancelled
+  absl::Status theirs;  // the status of the stream
+  bool read_any = false;
+  // The job was over when the stream began, with this last event.
+  bool over_at_start = false;
+  std::int64_t last_at_start = 0;
+};
+
+StreamEnd ReadStream(grpc::ClientContext& context, grpc::ClientReaderInterface<v1::JobEvent>& reader, LogReader& log,
+                     Cursor& cursor) {
+  StreamEnd end;
+  v1::JobEvent event;
+  while (end.ours.ok() && reader.Read(&event)) {
+    end.read_any = true;
+    if (event.has_snapshot()) {
+      end.over_at_start = IsFinal(event.snapshot().job().state());
+      end.last_at_start = event.snapshot().last_sequence();
+    } else if (event.sequence() < 1) {
+      end.ours = absl::DataLossError("malformed response: an event without a sequence");
+    } else {
+      end.ours = log.ReadUntil(event.sequence());
+      if (end.ours.ok()) end.ours = cursor.Take(event);
+    }
+  }
+  if (!end.ours.ok()) context.TryCancel();
+  end.theirs = FromGrpc(reader.Finish());
+  return end;
+}
+
 }  // namespace
 
 bool IsFinal(v1::JobState state) {
@@ -58,43 +149,10 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
                                          const std::function<absl::Status(const v1::JobEvent&)>& on_event) {
   using v1::FineTuneService;
   Cursor cursor(after_sequence, on_event);
-
-  absl::Status lost;  // why the connection was lost, in any call of the watch
-
-  // Reads the events that the stream skipped, up to but excluding `before`, from the log. Events that the log does not
-  // have either were removed by the server (--keep_step_events). `ahead`: sequences from `before` on, of the page read
-  // last; when the stream's next event is the first of them, the log has nothing in between.
-  std::deque<std::int64_t> ahead;
-  const auto fill = [&](std::int64_t before) -> absl::Status {
-    while (!ahead.empty() && ahead.front() <= cursor.last()) ahead.pop_front();
-    if (!ahead.empty() && ahead.front() == before) return absl::OkStatus();
-    while (cursor.last() + 1 < before) {
-      v1::ListJobEventsRequest request;
-      request.set_name(name);
-      request.set_after_sequence(cursor.last());
-      request.set_page_size(kPageEvents);
-      const absl::StatusOr<v1::ListJobEventsResponse> page = Call(&FineTuneService::Stub::ListJobEvents, request);
-      if (!page.ok()) {
-        if (IsLost(page.status())) lost = page.status();
-        return page.status();
-      }
-      const std::int64_t had = cursor.last();
-      ahead.clear();
-      for (const v1::JobEvent& event : page->events()) {
-        if (event.sequence() >= before) {
-          ahead.push_back(event.sequence());
-        } else {
-          NIBBLE_RETURN_IF_ERROR(cursor.Take(event));
-        }
-      }
-      if (!ahead.empty()) return absl::OkStatus();
-      if (cursor.last() == had) {
-        return absl::DataLossError(
-            base::StrCat("malformed response: the log of job ", name, " ends before event ", cursor.last() + 1));
-      }
-    }
-    return absl::OkStatus();
+  const auto list = [this](const v1::ListJobEventsRequest& request) {
+    return Call(&FineTuneService::Stub::ListJobEvents, request);
   };
+  LogReader log(name, list, cursor);
 
   absl::Time lost_since = absl::InfiniteFuture();
   bool reached = false;
@@ -103,44 +161,25 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
   int idle_ends = 0;
   while (true) {
     const std::int64_t had = cursor.last();
-    lost = absl::OkStatus();
     grpc::ClientContext context;
     SetDeadline(context, options_.long_deadline);
     v1::WatchJobRequest request;
     request.set_name(name);
     request.set_after_sequence(cursor.last());
-    auto reader = stubs_->jobs->WatchJob(&context, request);
-    v1::JobEvent event;
-    absl::Status ours = absl::OkStatus();
-    bool over_at_start = false, read_any = false;
-    std::int64_t last_at_start = 0;
-    while (ours.ok() && reader->Read(&event)) {
-      read_any = reached = true;
-      if (event.has_snapshot()) {
-        over_at_start = IsFinal(event.snapshot().job().state());
-        last_at_start = event.snapshot().last_sequence();
-        continue;
-      }
-      if (event.sequence() < 1) {
-        ours = absl::DataLossError("malformed response: an event without a sequence");
-        break;
-      }
-      ours = fill(event.sequence());
-      if (ours.ok()) ours = cursor.Take(event);
-    }
-    if (!ours.ok()) context.TryCancel();
-    const absl::Status theirs = FromGrpc(reader->Finish());
-    if (!ours.ok() && lost.ok()) return ours;
+    const StreamEnd end = ReadStream(context, *stubs_->jobs->WatchJob(&context, request), log, cursor);
+    reached = reached || end.read_any;
+    absl::Status lost = log.TakeLost();  // why the connection was lost, in any call of the watch
+    if (!end.ours.ok() && lost.ok()) return end.ours;
     const bool other_calls_work = lost.ok();
-    if (lost.ok() && !theirs.ok()) {
-      if (!IsLost(theirs)) return theirs;
-      lost = theirs;
+    if (lost.ok() && !end.theirs.ok()) {
+      if (!IsLost(end.theirs)) return end.theirs;
+      lost = end.theirs;
     }
     // The log of a final job is complete. After a broken stream the next one brings the missing events.
-    if (over_at_start && cursor.last() >= last_at_start) cursor.SetFinal();
+    if (end.over_at_start && cursor.last() >= end.last_at_start) cursor.SetFinal();
     // The connection works again if the stream brought messages, unless other calls of the watch failed or only GetJob
     // is left: those could fail forever while every new stream brings messages.
-    if (read_any && other_calls_work && !cursor.final()) {
+    if (end.read_any && other_calls_work && !cursor.final()) {
       lost_since = absl::InfiniteFuture();
       wait = options_.first_wait;
     }

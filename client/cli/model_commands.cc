@@ -320,26 +320,60 @@ absl::Status Export(Session& session, const ExportOptions& options) {
   return absl::OkStatus();
 }
 
+void AddImport(CLI::App& models, Session& session) {
+  CLI::App* sub = models.add_subcommand("import", "Import a local Hugging Face or PEFT directory, or a GGUF file");
+  auto o = std::make_shared<ImportOptions>();
+  sub->add_option("PATH", o->path, "Directory, or .gguf file")->required();
+  sub->add_option("--name", o->name, "Name of the new model")->required();
+  sub->add_option("--dtype", o->dtype, "Data type of the stored weights (default bf16)")
+      ->check(CLI::IsMember({"bf16", "f32"}));
+  sub->add_option("--base", o->base, "For a PEFT adapter: its base model, in nf4, f32 or bf16");
+  sub->add_option("--source-name", o->source_name,
+                  "Hub repository or path by which PEFT exports of adapters name this base (default: the repository "
+                  "if PATH is in the hub's cache, else the absolute PATH)");
+  sub->add_option("--resume", o->resume, "Id of an interrupted upload to continue (see: nibble uploads list)");
+  sub->callback([&session, o] { session.command = [&session, o] { return Import(session, *o); }; });
+}
+
+void AddConvert(CLI::App& models, Session& session) {
+  CLI::App* sub =
+      models.add_subcommand("convert", "Convert a model to int8, ternary, nf4 or bf16; an adapter is merged");
+  auto o = std::make_shared<ConvertOptions>();
+  sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
+  sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
+  sub->add_option("--name", o->name, "Name of the new model")->required();
+  sub->add_option("--head", o->head, "Format of the LM head (default int8; for a trained adapter bf16, as in training)")
+      ->check(CLI::IsMember({"int8", "bf16"}));
+  sub->add_option("--act-outliers", o->act_outliers, "Outliers kept per activation row, 0 to 16 (default 8)");
+  sub->add_option("--eval-dataset", o->eval_dataset,
+                  "Dataset for the loss before and after (default: evaluation data of the model's job)");
+  sub->callback([&session, o] { session.command = [&session, o] { return Convert(session, *o); }; });
+}
+
+void AddExport(CLI::App& models, Session& session) {
+  CLI::App* sub = models.add_subcommand("export", "Write a model's files to a local directory");
+  auto o = std::make_shared<ExportOptions>();
+  sub->add_option("NAME", o->name, "Model or adapter")->required();
+  sub->add_option("--format", o->format, "Format of the files")
+      ->required()
+      ->check(CLI::IsMember({"peft", "hf", "compressed-tensors"}));
+  sub->add_option("--linear-class", o->linear_class,
+                  "For a ternary model: linear class of transformers (default bitlinear)")
+      ->check(CLI::IsMember({"bitlinear", "autobitlinear"}));
+  sub->add_option("--max-shard-bytes", o->max_shard_bytes,
+                  "Maximum bytes of tensors per file, for hf and compressed-tensors (default 5000000000)");
+  sub->add_option("--out", o->out, "Output directory; created if missing, refused if it is not empty")->required();
+  sub->add_flag("--force", o->force, "Write into --out even if it is not empty; files of the same names are replaced");
+  sub->callback([&session, o] { session.command = [&session, o] { return Export(session, *o); }; });
+}
+
 }  // namespace
 
 void AddModelCommands(CLI::App& app, Session& session) {
   CLI::App& models = *app.add_subcommand("models", "Import, convert, export, load, verify and compare models");
   models.require_subcommand(1);
 
-  {
-    CLI::App* sub = models.add_subcommand("import", "Import a local Hugging Face or PEFT directory, or a GGUF file");
-    auto o = std::make_shared<ImportOptions>();
-    sub->add_option("PATH", o->path, "Directory, or .gguf file")->required();
-    sub->add_option("--name", o->name, "Name of the new model")->required();
-    sub->add_option("--dtype", o->dtype, "Data type of the stored weights (default bf16)")
-        ->check(CLI::IsMember({"bf16", "f32"}));
-    sub->add_option("--base", o->base, "For a PEFT adapter: its base model, in nf4, f32 or bf16");
-    sub->add_option("--source-name", o->source_name,
-                    "Hub repository or path by which PEFT exports of adapters name this base (default: the repository "
-                    "if PATH is in the hub's cache, else the absolute PATH)");
-    sub->add_option("--resume", o->resume, "Id of an interrupted upload to continue (see: nibble uploads list)");
-    sub->callback([&session, o] { session.command = [&session, o] { return Import(session, *o); }; });
-  }
+  AddImport(models, session);
   AddCommand(models, session, "list", "List all models", &List);
   const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {
     AddCommandOn(models, session, command, help, "NAME", "Model", run);
@@ -369,40 +403,8 @@ void AddModelCommands(CLI::App& app, Session& session) {
     });
   }
   AddCompareCommand(models, session);
-  {
-    CLI::App* sub =
-        models.add_subcommand("convert", "Convert a model to int8, ternary, nf4 or bf16; an adapter is merged");
-    auto o = std::make_shared<ConvertOptions>();
-    sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
-    sub->add_option("--to", o->to, "Target format")
-        ->required()
-        ->check(CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
-    sub->add_option("--name", o->name, "Name of the new model")->required();
-    sub->add_option("--head", o->head,
-                    "Format of the LM head (default int8; for a trained adapter bf16, as in training)")
-        ->check(CLI::IsMember({"int8", "bf16"}));
-    sub->add_option("--act-outliers", o->act_outliers, "Outliers kept per activation row, 0 to 16 (default 8)");
-    sub->add_option("--eval-dataset", o->eval_dataset,
-                    "Dataset for the loss before and after (default: evaluation data of the model's job)");
-    sub->callback([&session, o] { session.command = [&session, o] { return Convert(session, *o); }; });
-  }
-  {
-    CLI::App* sub = models.add_subcommand("export", "Write a model's files to a local directory");
-    auto o = std::make_shared<ExportOptions>();
-    sub->add_option("NAME", o->name, "Model or adapter")->required();
-    sub->add_option("--format", o->format, "Format of the files")
-        ->required()
-        ->check(CLI::IsMember({"peft", "hf", "compressed-tensors"}));
-    sub->add_option("--linear-class", o->linear_class,
-                    "For a ternary model: linear class of transformers (default bitlinear)")
-        ->check(CLI::IsMember({"bitlinear", "autobitlinear"}));
-    sub->add_option("--max-shard-bytes", o->max_shard_bytes,
-                    "Maximum bytes of tensors per file, for hf and compressed-tensors (default 5000000000)");
-    sub->add_option("--out", o->out, "Output directory; created if missing, refused if it is not empty")->required();
-    sub->add_flag("--force", o->force,
-                  "Write into --out even if it is not empty; files of the same names are replaced");
-    sub->callback([&session, o] { session.command = [&session, o] { return Export(session, *o); }; });
-  }
+  AddConvert(models, session);
+  AddExport(models, session);
 }
 
 }  // namespace nibble::cli

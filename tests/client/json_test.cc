@@ -45,7 +45,7 @@ constexpr char kGenerated[] = R"(
             logprobs { token_id: 0 logprob: -1.5 token: "\342\230" top { token_id: 3 logprob: -0.5 } } finish { reason: FINISH_REASON_EOS } }
   usage { prompt_tokens: 5 completion_tokens: 2 ttft_ms: 20.5 prefill_ms: 18.25 kernel_launches: 1234567890123 })";
 
-void Fill(FakeServer& server) {
+void FillModels(FakeServer& server) {
   server.import_model.Answers(Done<v1::Model>(kModel));
   server.get_model.answer = [model = Proto<v1::Model>(kModel)](const v1::GetModelRequest& request, v1::Model* out) {
     if (request.name() != "smol-q") return Error(grpc::StatusCode::NOT_FOUND, "there is no such model", "MODEL");
@@ -79,6 +79,9 @@ void Fill(FakeServer& server) {
     write(Proto<v1::DownloadArtifactResponse>("finish { sha256: '" + base::Sha256Hex("{}") + "' }"));
     return grpc::Status::OK;
   };
+}
+
+void FillDatasets(FakeServer& server) {
   server.preview_dataset.Answers(Proto<v1::PreviewDatasetResponse>(R"(
     rows { row: 1 text: "ab" token_ids: 1 token_ids: 2 trained: false trained: true token_texts: "a" token_texts: "b" }
     total_rows: 12 tokens: 2 trainable_tokens: 1
@@ -92,6 +95,9 @@ void Fill(FakeServer& server) {
                                      "UPLOAD_STATE_INTERRUPTED name: 'smol' committed_bytes: 99 num_files: 2 "
                                      "principal: 'ann' }"));
   server.cancel_upload.Answers({});
+}
+
+void FillJobs(FakeServer& server) {
   server.create_job.Answers(Proto<v1::Job>(kJob));
   server.get_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_SUCCEEDED"));
   server.list_jobs.Answers(
@@ -123,6 +129,9 @@ void Fill(FakeServer& server) {
     }
     return grpc::Status::OK;
   };
+}
+
+void FillInference(FakeServer& server) {
   server.generate.Answers(Proto<v1::GenerateResponse>(kGenerated));
   server.chat.Answers(Proto<v1::GenerateResponse>(kGenerated));
   server.generate_stream.Answers(
@@ -141,10 +150,21 @@ void Fill(FakeServer& server) {
        Proto<v1::ScoreReply>(R"(finish { mean_loss: 0.5 perplexity: 1.6484375 usage { prompt_tokens: 2 }
     weights_digest: "ab12" })")});
   server.tokenize.Answers(Proto<v1::TokenizeResponse>("token_ids: 5 token_ids: 0 tokens: 'a' tokens: '\\304\\240b'"));
+}
+
+void FillServer(FakeServer& server) {
   server.server_info.Answers(Proto<v1::ServerInfo>(R"(version: "0.1.0" start_time { seconds: 1700000000 }
     devices { device { kind: DEVICE_KIND_CPU } name: "cpu" isa: "avx512" memory_total_bytes: 8589934592 }
     threads: 2 job_methods: "qlora" serve_formats: "int8" limits { max_message_bytes: 4194304 })"));
   server.server_load.Answers(Proto<v1::ServerLoad>("time { seconds: 1700000000 } rss_bytes: 123456789012 ready: true"));
+}
+
+void Fill(FakeServer& server) {
+  FillModels(server);
+  FillDatasets(server);
+  FillJobs(server);
+  FillInference(server);
+  FillServer(server);
 }
 
 TEST(JsonTest, EveryCommandPrintsTheDocumentedKeys) {

@@ -26,9 +26,25 @@ absl::StatusOr<JobSpec> Parse(const std::string& text) { return ParseJobSpec(*ba
 
 TEST(JobSpecTest, DefaultsAreValid) { EXPECT_TRUE(Validate(Good()).ok()) << Validate(Good()); }
 
+using BadFields = std::vector<std::pair<std::string, std::function<void(JobSpec&)>>>;
+
+void ExpectEachIsNamed(const BadFields& cases) {
+  for (const auto& [field, change] : cases) {
+    JobSpec spec = Good();
+    change(spec);
+    const std::vector<FieldViolation> violations = FindViolations(spec);
+    ASSERT_EQ(violations.size(), 1u) << field;
+    EXPECT_EQ(violations[0].field, field);
+    const absl::Status status = Validate(spec);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << field;
+    EXPECT_EQ(base::Reason(status), "FIELD_VIOLATION") << field;
+    EXPECT_EQ(base::ReasonMetadata(status)["field"], field);
+  }
+}
+
 TEST(JobSpecTest, EachBadFieldIsNamed) {
-  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
-  const std::vector<std::pair<std::string, std::function<void(JobSpec&)>>> cases = {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  ExpectEachIsNamed({
       {"base_model", [](JobSpec& s) { s.base_model = ""; }},
       {"base_model", [](JobSpec& s) { s.base_model = "../etc"; }},
       {"train_dataset", [](JobSpec& s) { s.train_dataset = "a/b"; }},
@@ -61,6 +77,12 @@ TEST(JobSpecTest, EachBadFieldIsNamed) {
          s.data.format = "chat";
        }},
       {"data.shuffle_seed", [](JobSpec& s) { s.data.shuffle_seed = -1; }},
+  });
+}
+
+TEST(JobSpecTest, EachBadFieldOfMethodOptimizerAndRunIsNamed) {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  ExpectEachIsNamed({
       {"qlora.r", [](JobSpec& s) { s.qlora.r = 0; }},
       {"qlora.r", [](JobSpec& s) { s.qlora.r = -8; }},
       {"qlora.alpha", [](JobSpec& s) { s.qlora.alpha = 0; }},
@@ -107,18 +129,7 @@ TEST(JobSpecTest, EachBadFieldIsNamed) {
       {"run.keep_last", [](JobSpec& s) { s.run.keep_last = 0; }},
       {"run.seed", [](JobSpec& s) { s.run.seed = -1; }},
       {"run.priority", [](JobSpec& s) { s.run.priority = 1001; }},
-  };
-  for (const auto& [field, change] : cases) {
-    JobSpec spec = Good();
-    change(spec);
-    const std::vector<FieldViolation> violations = FindViolations(spec);
-    ASSERT_EQ(violations.size(), 1u) << field;
-    EXPECT_EQ(violations[0].field, field);
-    const absl::Status status = Validate(spec);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << field;
-    EXPECT_EQ(base::Reason(status), "FIELD_VIOLATION") << field;
-    EXPECT_EQ(base::ReasonMetadata(status)["field"], field);
-  }
+  });
 }
 
 TEST(JobSpecTest, AllViolationsAreReportedAtOnce) {

@@ -75,185 +75,30 @@ TEST(GgufTest, HandWrittenFileIsValid) {
   EXPECT_TRUE(Parse(padded.Bytes()).ok());
 }
 
-TEST(GgufTest, RejectsMalformedFilesWithReason) {
-  struct Case {
-    const char* what;
-    std::function<void(Writer&)> change;
-    const char* message;
+struct Malformed {
+  const char* what;
+  std::function<void(Writer&)> change;
+  const char* message;
+};
+
+// The file has only this key.
+std::function<void(Writer&)> OneKey(const std::string& key) {
+  return [key](Writer& w) {
+    w.keys = key;
+    w.num_keys = 1;
   };
-  const Case cases[] = {
-      {"magic", [](Writer& w) { w.magic = "GGML"; }, "GGUF"},
-      {"version 1", [](Writer& w) { w.version = 1; }, "version 1"},
-      {"version 4", [](Writer& w) { w.version = 4; }, "version 4"},
-      {"big-endian", [](Writer& w) { w.version = 0x03000000; }, "big-endian"},
-      {"2^64 - 1 tensors", [](Writer& w) { w.num_tensors = UINT64_MAX; }, "tensors, at most"},
-      {"2^64 - 1 keys", [](Writer& w) { w.num_keys = UINT64_MAX; }, "keys, at most"},
-      {"more keys than the file has", [](Writer& w) { w.num_keys = 3; }, ""},
-      {"fewer tensors than the file has", [](Writer& w) { w.num_tensors = 1; }, ""},
-      {"a key of 2^60 bytes", [](Writer& w) { w.keys = LittleEndian64(1ull << 60) + w.keys; }, "at most 65535"},
-      {"a key longer than the file", [](Writer& w) { w.keys = LittleEndian64(60000) + w.keys; }, "truncated"},
-      {"a string of 2^64 - 1 bytes",
-       [](Writer& w) {
-         w.keys = Key("s", 8, LittleEndian64(UINT64_MAX));
-         w.num_keys = 1;
-       },
-       "truncated"},
-      {"an unknown type",
-       [](Writer& w) {
-         w.keys = Key("s", 13, "");
-         w.num_keys = 1;
-       },
-       "unknown type 13"},
-      {"an array of unknown type",
-       [](Writer& w) {
-         w.keys = Key("s", 9, LittleEndian32(99) + LittleEndian64(0));
-         w.num_keys = 1;
-       },
-       "unknown type 99"},
-      {"an array of arrays",
-       [](Writer& w) {
-         w.keys = Key("s", 9, LittleEndian32(9) + LittleEndian64(1));
-         w.num_keys = 1;
-       },
-       "array of arrays"},
-      {"an array of 2^61 u64",
-       [](Writer& w) {
-         w.keys = Key("s", 9, LittleEndian32(10) + LittleEndian64(1ull << 61));
-         w.num_keys = 1;
-       },
-       "elements in"},
-      {"an array of 2^61 strings",
-       [](Writer& w) {
-         w.keys = Key("s", 9, LittleEndian32(8) + LittleEndian64(1ull << 61));
-         w.num_keys = 1;
-       },
-       "elements in"},
-      {"a bool of 2",
-       [](Writer& w) {
-         w.keys = Key("s", 7, "\2");
-         w.num_keys = 1;
-       },
-       "bool"},
-      {"a key twice", [](Writer& w) { w.keys = Key("s", 0, "\1") + Key("s", 0, "\2"); }, "twice"},
-      {"alignment 0",
-       [](Writer& w) {
-         w.keys = Key("general.alignment", 4, LittleEndian32(0));
-         w.num_keys = 1;
-       },
-       "general.alignment"},
-      {"alignment 24",
-       [](Writer& w) {
-         w.keys = Key("general.alignment", 4, LittleEndian32(24));
-         w.num_keys = 1;
-       },
-       "general.alignment"},
-      {"alignment 2^31",
-       [](Writer& w) {
-         w.keys = Key("general.alignment", 4, LittleEndian32(1u << 31));
-         w.num_keys = 1;
-       },
-       "general.alignment"},
-      {"alignment is a string",
-       [](Writer& w) {
-         w.keys = Key("general.alignment", 8, Text("32"));
-         w.num_keys = 1;
-       },
-       "general.alignment"},
-      {"rank 0",
-       [](Writer& w) {
-         w.tensors = Writer::Info("a", {}, 0, 0);
-         w.num_tensors = 1;
-       },
-       "rank 0"},
-      {"rank 5",
-       [](Writer& w) {
-         w.tensors = Writer::Info("a", {1, 1, 1, 1, 1}, 0, 0);
-         w.num_tensors = 1;
-       },
-       "rank 5"},
-      {"rank 2^32 - 1",
-       [](Writer& w) {
-         w.tensors = Text("a") + LittleEndian32(UINT32_MAX);
-         w.num_tensors = 1;
-       },
-       "rank"},
-      {"a zero dimension",
-       [](Writer& w) {
-         w.tensors = Writer::Info("a", {0}, 0, 0);
-         w.num_tensors = 1;
-       },
-       "dimension"},
-      {"a negative dimension",
-       [](Writer& w) {
-         w.tensors = Writer::Info("a", {UINT64_MAX}, 0, 0);
-         w.num_tensors = 1;
-       },
-       "dimension"},
-      {"the product wraps",
-       [](Writer& w) {
-         w.tensors = Writer::Info("a", {1ull << 32, 1ull << 32}, 0, 0);
-         w.num_tensors = 1;
-       },
-       "overflow"},
-      {"the bytes wrap",
-       [](Writer& w) {
-         w.tensors = Writer::Info("a", {1ull << 62}, 0, 0);
-         w.num_tensors = 1;
-       },
-       "overflow"},
-      {"type Q2_K",
-       [](Writer& w) {
-         w.tensors = Writer::Info("a", {256}, 10, 0);
-         w.num_tensors = 1;
-       },
-       "ggml type 10"},
-      {"an unknown tensor type",
-       [](Writer& w) {
-         w.tensors = Writer::Info("a", {256}, 12345, 0);
-         w.num_tensors = 1;
-       },
-       "ggml type 12345"},
-      {"a partial block",
-       [](Writer& w) {
-         w.tensors = Writer::Info("a", {33}, 8, 0);
-         w.num_tensors = 1;
-       },
-       "multiple of 32"},
-      {"an offset that wraps",
-       [](Writer& w) {
-         w.tensors = Writer::Info("a", {32}, 0, UINT64_MAX - 31);
-         w.num_tensors = 1;
-       },
-       "offset"},
-      {"a hole",
-       [](Writer& w) {
-         w.tensors = Writer::Info("a", {32}, 0, 32);
-         w.num_tensors = 1;
-       },
-       "offset"},
-      {"an overlap", [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 0) + Writer::Info("b", {32, 2}, 8, 0); },
-       "offset"},
-      {"unaligned", [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 0) + Writer::Info("b", {32, 2}, 8, 132); },
-       "offset"},
-      {"a tensor twice",
-       [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 0) + Writer::Info("a", {32, 2}, 8, 128); }, "twice"},
-      {"size beyond the file",
-       [](Writer& w) {
-         w.tensors = Writer::Info("a", {1 << 20}, 0, 0);
-         w.num_tensors = 1;
-       },
-       "truncated"},
-      {"data cut short", [](Writer& w) { w.data.pop_back(); }, "truncated"},
-      {"no data", [](Writer& w) { w.data.clear(); }, "truncated"},
-      {"trailing bytes", [](Writer& w) { w.data.append(29, 'x'); }, "after the last"},
-      {"a name of 2^63 bytes",
-       [](Writer& w) {
-         w.tensors = LittleEndian64(1ull << 63);
-         w.num_tensors = 1;
-       },
-       "at most 512"},
+}
+
+// The file has only this tensor.
+std::function<void(Writer&)> OneTensor(const std::string& info) {
+  return [info](Writer& w) {
+    w.tensors = info;
+    w.num_tensors = 1;
   };
-  for (const Case& item : cases) {
+}
+
+void ExpectRejected(const std::vector<Malformed>& cases) {
+  for (const Malformed& item : cases) {
     Writer writer;
     item.change(writer);
     const auto file = Parse(writer.Bytes());
@@ -262,6 +107,66 @@ TEST(GgufTest, RejectsMalformedFilesWithReason) {
         << item.what << ": " << file.status();
     EXPECT_THAT(std::string(file.status().message()), HasSubstr(item.message)) << item.what;
   }
+}
+
+TEST(GgufTest, RejectsMalformedHeadersWithReason) {
+  ExpectRejected({
+      {"magic", [](Writer& w) { w.magic = "GGML"; }, "GGUF"},
+      {"version 1", [](Writer& w) { w.version = 1; }, "version 1"},
+      {"version 4", [](Writer& w) { w.version = 4; }, "version 4"},
+      {"big-endian", [](Writer& w) { w.version = 0x03000000; }, "big-endian"},
+      {"2^64 - 1 tensors", [](Writer& w) { w.num_tensors = UINT64_MAX; }, "tensors, at most"},
+      {"2^64 - 1 keys", [](Writer& w) { w.num_keys = UINT64_MAX; }, "keys, at most"},
+      {"more keys than the file has", [](Writer& w) { w.num_keys = 3; }, ""},
+      {"fewer tensors than the file has", [](Writer& w) { w.num_tensors = 1; }, ""},
+  });
+}
+
+TEST(GgufTest, RejectsMalformedKeysWithReason) {
+  ExpectRejected({
+      {"a key of 2^60 bytes", [](Writer& w) { w.keys = LittleEndian64(1ull << 60) + w.keys; }, "at most 65535"},
+      {"a key longer than the file", [](Writer& w) { w.keys = LittleEndian64(60000) + w.keys; }, "truncated"},
+      {"a string of 2^64 - 1 bytes", OneKey(Key("s", 8, LittleEndian64(UINT64_MAX))), "truncated"},
+      {"an unknown type", OneKey(Key("s", 13, "")), "unknown type 13"},
+      {"an array of unknown type", OneKey(Key("s", 9, LittleEndian32(99) + LittleEndian64(0))), "unknown type 99"},
+      {"an array of arrays", OneKey(Key("s", 9, LittleEndian32(9) + LittleEndian64(1))), "array of arrays"},
+      {"an array of 2^61 u64", OneKey(Key("s", 9, LittleEndian32(10) + LittleEndian64(1ull << 61))), "elements in"},
+      {"an array of 2^61 strings", OneKey(Key("s", 9, LittleEndian32(8) + LittleEndian64(1ull << 61))), "elements in"},
+      {"a bool of 2", OneKey(Key("s", 7, "\2")), "bool"},
+      {"a key twice", [](Writer& w) { w.keys = Key("s", 0, "\1") + Key("s", 0, "\2"); }, "twice"},
+      {"alignment 0", OneKey(Key("general.alignment", 4, LittleEndian32(0))), "general.alignment"},
+      {"alignment 24", OneKey(Key("general.alignment", 4, LittleEndian32(24))), "general.alignment"},
+      {"alignment 2^31", OneKey(Key("general.alignment", 4, LittleEndian32(1u << 31))), "general.alignment"},
+      {"alignment is a string", OneKey(Key("general.alignment", 8, Text("32"))), "general.alignment"},
+  });
+}
+
+TEST(GgufTest, RejectsMalformedTensorsWithReason) {
+  ExpectRejected({
+      {"rank 0", OneTensor(Writer::Info("a", {}, 0, 0)), "rank 0"},
+      {"rank 5", OneTensor(Writer::Info("a", {1, 1, 1, 1, 1}, 0, 0)), "rank 5"},
+      {"rank 2^32 - 1", OneTensor(Text("a") + LittleEndian32(UINT32_MAX)), "rank"},
+      {"a zero dimension", OneTensor(Writer::Info("a", {0}, 0, 0)), "dimension"},
+      {"a negative dimension", OneTensor(Writer::Info("a", {UINT64_MAX}, 0, 0)), "dimension"},
+      {"the product wraps", OneTensor(Writer::Info("a", {1ull << 32, 1ull << 32}, 0, 0)), "overflow"},
+      {"the bytes wrap", OneTensor(Writer::Info("a", {1ull << 62}, 0, 0)), "overflow"},
+      {"type Q2_K", OneTensor(Writer::Info("a", {256}, 10, 0)), "ggml type 10"},
+      {"an unknown tensor type", OneTensor(Writer::Info("a", {256}, 12345, 0)), "ggml type 12345"},
+      {"a partial block", OneTensor(Writer::Info("a", {33}, 8, 0)), "multiple of 32"},
+      {"an offset that wraps", OneTensor(Writer::Info("a", {32}, 0, UINT64_MAX - 31)), "offset"},
+      {"a hole", OneTensor(Writer::Info("a", {32}, 0, 32)), "offset"},
+      {"an overlap", [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 0) + Writer::Info("b", {32, 2}, 8, 0); },
+       "offset"},
+      {"unaligned", [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 0) + Writer::Info("b", {32, 2}, 8, 132); },
+       "offset"},
+      {"a tensor twice",
+       [](Writer& w) { w.tensors = Writer::Info("a", {32}, 0, 0) + Writer::Info("a", {32, 2}, 8, 128); }, "twice"},
+      {"size beyond the file", OneTensor(Writer::Info("a", {1 << 20}, 0, 0)), "truncated"},
+      {"data cut short", [](Writer& w) { w.data.pop_back(); }, "truncated"},
+      {"no data", [](Writer& w) { w.data.clear(); }, "truncated"},
+      {"trailing bytes", [](Writer& w) { w.data.append(29, 'x'); }, "after the last"},
+      {"a name of 2^63 bytes", OneTensor(LittleEndian64(1ull << 63)), "at most 512"},
+  });
 }
 
 TEST(GgufTest, RejectsTruncationAnywhereInFirst4KiB) {

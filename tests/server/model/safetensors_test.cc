@@ -60,14 +60,9 @@ std::string One(const std::string& fields, std::size_t bytes) {
   return RawSafetensors("{\"a\":{" + fields + "}}", bytes);
 }
 
-std::vector<Malformed> MalformedFiles() {
+std::vector<Malformed> MalformedHeaders() {
   const std::string tensor = R"("dtype":"F32","shape":[2],"data_offsets":[0,8])";
   std::string depth_bomb = R"({"a":{"x":)" + std::string(200, '[') + std::string(200, ']') + "}}";
-  std::string many = "{";
-  for (std::size_t i = 0; i <= kMaxTensors; ++i) {
-    many += (i == 0 ? "\"" : ",\"") + std::to_string(i) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
-  }
-  many += "}";
   return {
       {"empty file", "", "0 bytes"},
       {"seven bytes", std::string(7, '\0'), "7 bytes"},
@@ -90,6 +85,17 @@ std::vector<Malformed> MalformedFiles() {
       {"duplicate key in a tensor", One(tensor + R"(,"dtype":"F32")", 8), "duplicate key"},
       {"duplicate metadata", RawSafetensors(R"({"__metadata__":{"a":"1","a":"2"}})", 0), "duplicate key"},
       {"metadata of numbers", RawSafetensors(R"({"__metadata__":{"a":1}})", 0), "number"},
+  };
+}
+
+std::vector<Malformed> MalformedTensors() {
+  const std::string tensor = R"("dtype":"F32","shape":[2],"data_offsets":[0,8])";
+  std::string many = "{";
+  for (std::size_t i = 0; i <= kMaxTensors; ++i) {
+    many += (i == 0 ? "\"" : ",\"") + std::to_string(i) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+  }
+  many += "}";
+  return {
       {"tensor is a string", RawSafetensors(R"({"a":"b"})", 0), "string"},
       {"tensor is null", RawSafetensors(R"({"a":null})", 0), "null"},
       {"no dtype", One(R"("shape":[2],"data_offsets":[0,8])", 8), "dtype"},
@@ -141,6 +147,12 @@ std::vector<Malformed> MalformedFiles() {
        "name longer"},
       {"100,001 tensors", RawSafetensors(many, 0), "more than 100000"},
   };
+}
+
+std::vector<Malformed> MalformedFiles() {
+  std::vector<Malformed> files = MalformedHeaders();
+  for (Malformed& file : MalformedTensors()) files.push_back(std::move(file));
+  return files;
 }
 
 TEST(SafetensorsTest, RejectsMalformedFilesWithReason) {

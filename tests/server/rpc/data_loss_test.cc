@@ -72,9 +72,105 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelIsFoundBeforeAnythingIsMadeFromIt) {
   }
 }
 
+// The calls of a server that found damage at its start: the model "tiny" and the dataset "texts".
+class DamagedAtStartTest : public ErrorDetailsTest {
+ protected:
+  void ExpectCallsReportTheModel() {
+    int failures = 0;
+    const auto damaged = [&](const grpc::Status& status) {
+      EXPECT_EQ(Metadata(Check(status, grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT"), "model"), "tiny");
+      EXPECT_EQ(VerifyFailures(), ++failures);
+    };
+    damaged(Generate(Prompt("tiny", "a", 1)));
+    v1::ScoreRequest score;
+    score.set_model("tiny");
+    score.set_text("a b");
+    v1::ScoreResponse scored;
+    damaged(Call(inference_, &v1::InferenceService::Stub::Score, score, &scored));
+    v1::GetModelRequest get;
+    get.set_name("tiny");
+    v1::Model model;
+    damaged(Call(models_, &v1::ModelService::Stub::GetModel, get, &model));
+    v1::LoadModelRequest load;
+    load.set_name("tiny");
+    v1::LoadModelResponse loaded;
+    damaged(Call(models_, &v1::ModelService::Stub::LoadModel, load, &loaded));
+    v1::VerifyModelRequest verify;
+    verify.set_name("tiny");
+    v1::VerifyModelResponse verified;
+    damaged(Call(models_, &v1::ModelService::Stub::VerifyModel, verify, &verified));
+    v1::ExportModelRequest exported;
+    exported.set_model("tiny");
+    exported.set_format(v1::EXPORT_FORMAT_HF);
+    google::longrunning::Operation operation;
+    damaged(Call(models_, &v1::ModelService::Stub::ExportModel, exported, &operation));
+  }
+  void ExpectCallsReportTheDataset() {
+    v1::GetDatasetRequest get_dataset;
+    get_dataset.set_name("texts");
+    v1::Dataset dataset;
+    const grpc::Status no_data = Call(datasets_, &v1::DatasetService::Stub::GetDataset, get_dataset, &dataset);
+    EXPECT_EQ(Metadata(Check(no_data, grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT"), "dataset"), "texts");
+    v1::CreateJobRequest create = TinyJob();
+    v1::Job job;
+    create.mutable_spec()->set_train_dataset("rows");
+    Check(Create(create, &job), grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT");
+  }
+  void ExpectNamesAreTaken() {
+    const auto taken = [&](const grpc::Status& status, const std::string& resource) {
+      EXPECT_EQ(Resource(Check(status, grpc::StatusCode::ALREADY_EXISTS, "NAME_TAKEN")), resource);
+    };
+    v1::CreateJobRequest create = TinyJob();
+    v1::Job job;
+    create.mutable_spec()->set_train_dataset("rows");
+    create.mutable_spec()->set_base_model("other");
+    create.mutable_spec()->mutable_publish()->set_output_model("tiny");
+    taken(Create(create, &job), "model tiny");
+    google::longrunning::Operation operation;
+    v1::ImportModelRequest import;
+    import.set_server_path("hf_tied_bf16");
+    import.set_name("tiny");
+    taken(Call(models_, &v1::ModelService::Stub::ImportModel, import, &operation), "model tiny");
+    v1::ConvertModelRequest convert;
+    convert.set_model("other");
+    convert.set_name("tiny");
+    convert.set_target(v1::MODEL_FORMAT_INT8);
+    taken(Call(models_, &v1::ModelService::Stub::ConvertModel, convert, &operation), "model tiny");
+    v1::UploadDatasetHeader texts;
+    texts.set_name("texts");
+    v1::Dataset dataset;
+    taken(Upload(texts, kTinyTexts, &dataset), "dataset texts");
+  }
+  void ExpectListsShowTheDamage() {
+    v1::ListModelsResponse models;
+    ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ListModels, v1::ListModelsRequest(), &models).ok());
+    ASSERT_EQ(models.models_size(), 2);
+    EXPECT_FALSE(models.models(0).damaged());
+    EXPECT_EQ(models.models(1).name(), "tiny");
+    EXPECT_TRUE(models.models(1).damaged());
+    EXPECT_EQ(models.models(1).etag(), "");
+    v1::ListDatasetsResponse datasets;
+    ASSERT_TRUE(Call(datasets_, &v1::DatasetService::Stub::ListDatasets, v1::ListDatasetsRequest(), &datasets).ok());
+    ASSERT_EQ(datasets.datasets_size(), 2);
+    EXPECT_FALSE(datasets.datasets(0).damaged());
+    EXPECT_EQ(datasets.datasets(1).name(), "texts");
+    EXPECT_TRUE(datasets.datasets(1).damaged());
+  }
+  void Delete() {
+    v1::DeleteModelRequest remove;
+    remove.set_name("tiny");
+    v1::DeleteModelResponse removed;
+    EXPECT_TRUE(Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed).ok());
+    v1::DeleteDatasetRequest remove_dataset;
+    remove_dataset.set_name("texts");
+    v1::DeleteDatasetResponse dataset_removed;
+    EXPECT_TRUE(Call(datasets_, &v1::DatasetService::Stub::DeleteDataset, remove_dataset, &dataset_removed).ok());
+  }
+};
+
 // After a restart, damage is still reported and counted, and the name stays taken until the model or dataset is
 // deleted.
-TEST_F(ErrorDetailsTest, DataLossOfModelsDamagedWhileNoServerRan) {
+TEST_F(DamagedAtStartTest, DataLossOfModelsDamagedWhileNoServerRan) {
   Import("other");
   UploadTexts();
   Upload("rows", kTinyTexts);
@@ -86,88 +182,15 @@ TEST_F(ErrorDetailsTest, DataLossOfModelsDamagedWhileNoServerRan) {
   };
   model::WriteBytes(directory_ + "/state/datasets/texts/meta.json", "");
   restart_with(whole.substr(0, whole.size() / 2));
-  int failures = 0;
-  const auto damaged = [&](const grpc::Status& status) {
-    EXPECT_EQ(Metadata(Check(status, grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT"), "model"), "tiny");
-    EXPECT_EQ(VerifyFailures(), ++failures);
-  };
-  damaged(Generate(Prompt("tiny", "a", 1)));
-  v1::ScoreRequest score;
-  score.set_model("tiny");
-  score.set_text("a b");
-  v1::ScoreResponse scored;
-  damaged(Call(inference_, &v1::InferenceService::Stub::Score, score, &scored));
-  v1::GetModelRequest get;
-  get.set_name("tiny");
-  v1::Model model;
-  damaged(Call(models_, &v1::ModelService::Stub::GetModel, get, &model));
-  v1::LoadModelRequest load;
-  load.set_name("tiny");
-  v1::LoadModelResponse loaded;
-  damaged(Call(models_, &v1::ModelService::Stub::LoadModel, load, &loaded));
-  v1::VerifyModelRequest verify;
-  verify.set_name("tiny");
-  v1::VerifyModelResponse verified;
-  damaged(Call(models_, &v1::ModelService::Stub::VerifyModel, verify, &verified));
-  v1::ExportModelRequest exported;
-  exported.set_model("tiny");
-  exported.set_format(v1::EXPORT_FORMAT_HF);
-  google::longrunning::Operation operation;
-  damaged(Call(models_, &v1::ModelService::Stub::ExportModel, exported, &operation));
-  v1::GetDatasetRequest get_dataset;
-  get_dataset.set_name("texts");
-  v1::Dataset dataset;
-  const grpc::Status no_data = Call(datasets_, &v1::DatasetService::Stub::GetDataset, get_dataset, &dataset);
-  EXPECT_EQ(Metadata(Check(no_data, grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT"), "dataset"), "texts");
-  v1::CreateJobRequest create = TinyJob();
-  v1::Job job;
-  create.mutable_spec()->set_train_dataset("rows");
-  Check(Create(create, &job), grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT");
-
-  const auto taken = [&](const grpc::Status& status, const std::string& resource) {
-    EXPECT_EQ(Resource(Check(status, grpc::StatusCode::ALREADY_EXISTS, "NAME_TAKEN")), resource);
-  };
-  create.mutable_spec()->set_base_model("other");
-  create.mutable_spec()->mutable_publish()->set_output_model("tiny");
-  taken(Create(create, &job), "model tiny");
-  v1::ImportModelRequest import;
-  import.set_server_path("hf_tied_bf16");
-  import.set_name("tiny");
-  taken(Call(models_, &v1::ModelService::Stub::ImportModel, import, &operation), "model tiny");
-  v1::ConvertModelRequest convert;
-  convert.set_model("other");
-  convert.set_name("tiny");
-  convert.set_target(v1::MODEL_FORMAT_INT8);
-  taken(Call(models_, &v1::ModelService::Stub::ConvertModel, convert, &operation), "model tiny");
-  v1::UploadDatasetHeader texts;
-  texts.set_name("texts");
-  taken(Upload(texts, kTinyTexts, &dataset), "dataset texts");
-
-  v1::ListModelsResponse models;
-  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ListModels, v1::ListModelsRequest(), &models).ok());
-  ASSERT_EQ(models.models_size(), 2);
-  EXPECT_FALSE(models.models(0).damaged());
-  EXPECT_EQ(models.models(1).name(), "tiny");
-  EXPECT_TRUE(models.models(1).damaged());
-  EXPECT_EQ(models.models(1).etag(), "");
-  v1::ListDatasetsResponse datasets;
-  ASSERT_TRUE(Call(datasets_, &v1::DatasetService::Stub::ListDatasets, v1::ListDatasetsRequest(), &datasets).ok());
-  ASSERT_EQ(datasets.datasets_size(), 2);
-  EXPECT_FALSE(datasets.datasets(0).damaged());
-  EXPECT_EQ(datasets.datasets(1).name(), "texts");
-  EXPECT_TRUE(datasets.datasets(1).damaged());
+  ExpectCallsReportTheModel();
+  ExpectCallsReportTheDataset();
+  ExpectNamesAreTaken();
+  ExpectListsShowTheDamage();
 
   model::WriteBytes(weights, whole);
   EXPECT_TRUE(Generate(Prompt("tiny", "a", 1)).ok()) << "the model was restored";
   restart_with("");
-  v1::DeleteModelRequest remove;
-  remove.set_name("tiny");
-  v1::DeleteModelResponse removed;
-  EXPECT_TRUE(Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed).ok());
-  v1::DeleteDatasetRequest remove_dataset;
-  remove_dataset.set_name("texts");
-  v1::DeleteDatasetResponse dataset_removed;
-  EXPECT_TRUE(Call(datasets_, &v1::DatasetService::Stub::DeleteDataset, remove_dataset, &dataset_removed).ok());
+  Delete();
   Import("tiny");
   UploadTexts();
   EXPECT_TRUE(Generate(Prompt("tiny", "a", 1)).ok());

@@ -4,7 +4,6 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 #include <gtest/gtest.h>
-#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -22,6 +21,7 @@
 #include "server/rpc/methods.h"
 #include "server/rpc/status.h"
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/outside_watcher.h"
 #include "tests/server/rpc/raw_call.h"
 #include "tests/server/rpc/status_details.h"
 #include "tests/server/rpc/tiny_job.h"
@@ -46,6 +46,7 @@ using testing_support::FieldOf;
 using testing_support::Find;
 using testing_support::FindLeaks;
 using testing_support::ForEachText;
+using testing_support::OutsideWatcher;
 using testing_support::RawAnswer;
 
 constexpr char kCanary[] = "CANARY-7f3a";
@@ -62,35 +63,6 @@ printf '{"version": 1, "outcome": "failed", "code": "INVALID_ARGUMENT", "reason"
   "$words" > "$2/outcome.json"
 exit 42
 )";
-
-// Counts accesses to the inodes of outside/: open, read, write, rename, remove, make; by name or by another hard link.
-// In the directory above, whose own folders the server opens, counts only what is made, renamed or removed.
-class Watcher {
- public:
-  explicit Watcher(const std::string& above) : fd_(inotify_init1(IN_NONBLOCK | IN_CLOEXEC)) {
-    Watch(above, IN_CREATE | IN_DELETE | IN_MOVE);
-    for (const char* path : {"/outside", "/outside/secret.txt", "/outside/config.json"})
-      Watch(above + path, IN_ALL_EVENTS);
-  }
-  ~Watcher() { close(fd_); }
-  // Events since the last call.
-  int Touches() {
-    int events = 0;
-    alignas(inotify_event) char buffer[1 << 14];
-    for (ssize_t n = read(fd_, buffer, sizeof buffer); n > 0; n = read(fd_, buffer, sizeof buffer)) {
-      for (ssize_t at = 0; at < n; ++events) {
-        at += static_cast<ssize_t>(sizeof(inotify_event) + reinterpret_cast<const inotify_event*>(buffer + at)->len);
-      }
-    }
-    return events;
-  }
-
- private:
-  void Watch(const std::string& path, std::uint32_t events) {
-    EXPECT_GE(inotify_add_watch(fd_, path.c_str(), events), 0) << path;
-  }
-  int fd_;
-};
 
 class HostileRequestsTest : public AppTest {
  protected:
@@ -380,34 +352,69 @@ class HostileRequestsTest : public AppTest {
     EXPECT_THAT(there, ElementsAre("outside", "root", "state", "trainer"));
   }
 
+  // A loaded model, a dataset and an export, so that requests can name something.
+  void Prepare() {
+    Import("tiny");
+    {
+      v1::LoadModelRequest request;
+      request.set_name("tiny");
+      v1::LoadModelResponse response;
+      ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::LoadModel, request, &response).ok());
+    }
+    Upload("texts", testing_support::kTinyTexts);
+    {
+      v1::ExportModelRequest request;
+      request.set_model("tiny");
+      request.set_format(v1::EXPORT_FORMAT_HF);
+      google::longrunning::Operation operation;
+      ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ExportModel, request, &operation).ok());
+      v1::ExportModelResponse exported;
+      ASSERT_TRUE(Wait(operation).response().UnpackTo(&exported));
+      artifact_ = exported.artifact_id();
+    }
+  }
+  static void ExpectJsonLines(const std::string& log, int at_least) {
+    // One JSON object per line, whatever was asked.
+    std::istringstream lines(log);
+    int num_lines = 0;
+    for (std::string line; std::getline(lines, line); ++num_lines) {
+      EXPECT_TRUE(base::ParseJson(line).ok()) << line;
+      EXPECT_EQ(line.find('\x1b'), std::string::npos);
+    }
+    EXPECT_GE(num_lines, at_least);
+  }
+  void ExpectServerWorks() {
+    // The server still works: the model answers, and the tables exist.
+    v1::ListJobsRequest all;
+    all.set_page_size(1000);
+    v1::ListJobsResponse jobs;
+    EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, all, &jobs).ok());
+    EXPECT_GT(jobs.jobs_size(), 100);
+    for (const v1::Job& job : jobs.jobs()) {  // their specs repeat the requests
+      ExpectClean(job.error(), job.name());
+      ExpectClean(job.state_reason(), job.name());
+    }
+    v1::GenerateResponse generated;
+    EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Generate, Prompt("tiny", "a", 1), &generated).ok());
+    // The exposition is valid, whatever names were in the requests.
+    const auto scrape = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), "/metrics", absl::Minutes(1));
+    ASSERT_TRUE(scrape.ok()) << scrape.status();
+    EXPECT_EQ(scrape->body.find('\r'), std::string::npos);
+    EXPECT_EQ(testing_support::ExpositionFault(scrape->body), "");
+  }
+
   std::string root_, outside_;
   std::string artifact_;  // an export of "tiny"
   bool has_device_ = false;
 };
 
 TEST_F(HostileRequestsTest, S4S7S11HostileTextInAnyFieldOfAnyMethodIsHarmless) {
-  Import("tiny");
-  {
-    v1::LoadModelRequest request;
-    request.set_name("tiny");
-    v1::LoadModelResponse response;
-    ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::LoadModel, request, &response).ok());
-  }
-  Upload("texts", testing_support::kTinyTexts);
-  {
-    v1::ExportModelRequest request;
-    request.set_model("tiny");
-    request.set_format(v1::EXPORT_FORMAT_HF);
-    google::longrunning::Operation operation;
-    ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ExportModel, request, &operation).ok());
-    v1::ExportModelResponse exported;
-    ASSERT_TRUE(Wait(operation).response().UnpackTo(&exported));
-    artifact_ = exported.artifact_id();
-  }
+  Prepare();
+  ASSERT_NE(artifact_, "");
   const std::vector<std::string> ways = Ways();
   std::vector<std::string> texts = ways;
   for (const std::string& text : Injections()) texts.push_back(text);
-  Watcher watcher(directory_);
+  OutsideWatcher watcher(directory_);
   ::testing::internal::CaptureStderr();
   int asked = 0, led_out = 0;
   for (const char* name : rpc::kServices) {
@@ -443,31 +450,8 @@ TEST_F(HostileRequestsTest, S4S7S11HostileTextInAnyFieldOfAnyMethodIsHarmless) {
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_GT(asked, 5000);
   EXPECT_GT(led_out, 1500);
-  // One JSON object per line, whatever was asked.
-  std::istringstream lines(log);
-  int num_lines = 0;
-  for (std::string line; std::getline(lines, line); ++num_lines) {
-    EXPECT_TRUE(base::ParseJson(line).ok()) << line;
-    EXPECT_EQ(line.find('\x1b'), std::string::npos);
-  }
-  EXPECT_GE(num_lines, asked / 2);
-  // The server still works: the model answers, and the tables exist.
-  v1::ListJobsRequest all;
-  all.set_page_size(1000);
-  v1::ListJobsResponse jobs;
-  EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, all, &jobs).ok());
-  EXPECT_GT(jobs.jobs_size(), 100);
-  for (const v1::Job& job : jobs.jobs()) {  // their specs repeat the requests
-    ExpectClean(job.error(), job.name());
-    ExpectClean(job.state_reason(), job.name());
-  }
-  v1::GenerateResponse generated;
-  EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Generate, Prompt("tiny", "a", 1), &generated).ok());
-  // The exposition is valid, whatever names were in the requests.
-  const auto scrape = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), "/metrics", absl::Minutes(1));
-  ASSERT_TRUE(scrape.ok()) << scrape.status();
-  EXPECT_EQ(scrape->body.find('\r'), std::string::npos);
-  EXPECT_EQ(testing_support::ExpositionFault(scrape->body), "");
+  ExpectJsonLines(log, asked / 2);
+  ExpectServerWorks();
   FailImports();
   EXPECT_GT(ExpectCleanOperations(), 5);
   app_.reset();
@@ -476,7 +460,7 @@ TEST_F(HostileRequestsTest, S4S7S11HostileTextInAnyFieldOfAnyMethodIsHarmless) {
 }
 
 TEST_F(HostileRequestsTest, S4NoPathLeadsOutOfTheImportRoot) {
-  Watcher watcher(directory_);
+  OutsideWatcher watcher(directory_);
   int number = 0;
   for (const std::string& way : Ways()) {
     if (way == "device" && !has_device_) continue;
@@ -524,7 +508,7 @@ TEST_F(HostileRequestsTest, S4NoPathLeadsOutOfTheImportRoot) {
 }
 
 TEST_F(HostileRequestsTest, S4UploadedFilesHavePlainNames) {
-  Watcher watcher(directory_);
+  OutsideWatcher watcher(directory_);
   for (const std::string& way : Ways()) {
     grpc::ClientContext context;
     v1::UploadModelResponse response;
@@ -591,29 +575,6 @@ TEST_F(HostileRequestsTest, S7FailuresOfOperationsJobsAndEventsRevealNothing) {
   ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobEvents, events, &happened).ok());
   EXPECT_GE(happened.events_size(), 5);
   ExpectClean(happened, "ListJobEvents");
-}
-
-TEST(FindLeaksTest, FindsEachKindOfLeakButNoneInCleanedText) {
-  EXPECT_THAT(FindLeaks("open /var/lib/x: a/b (/srv/data/x)"), ElementsAre("/var/l", "/srv/d"));
-  EXPECT_THAT(FindLeaks("x+/tmp/a at 0x7ffdeadbeef0"), ElementsAre("/tmp/a", "0x7ffdeadbeef0"));
-  EXPECT_THAT(FindLeaks("app.cc:12 lib.rs:7"), ElementsAre("p.cc", "b.rs"));
-  EXPECT_THAT(FindLeaks("SELECT a FROM jobs: no such table"), ElementsAre("SELECT ", "no such table"));
-  EXPECT_THAT(FindLeaks("std::bad_alloc [json.exception.parse_error.101] thread panicked at"),
-              ElementsAre("std::b", "json.exception", "panicked at"));
-  EXPECT_THAT(FindLeaks("open .../x.json at 0x..., /tmp, /etc/, a/b/c, tokens/s, 0x1f, std:: x, x.cc: 1, SELECT a"),
-              IsEmpty());
-}
-
-TEST(WithoutInternalsTest, KeepsTheLastPartOfAPathAndRemovesAddresses) {
-  EXPECT_EQ(rpc::WithoutInternals("open /var/lib/nibble/models/m/x.json: No such file"),
-            "open .../x.json: No such file");
-  EXPECT_EQ(rpc::WithoutInternals("\"/a/b/\" and (/c/d) at 0x7ffdeadbeef0, path=/e/f"),
-            "\".../b/\" and (.../d) at 0x..., path=.../f");
-  EXPECT_EQ(rpc::WithoutInternals("tokens/s, and/or, 1/2/3, /tmp, a/b/c, 0x1f"),
-            "tokens/s, and/or, 1/2/3, /tmp, a/b/c, 0x1f");
-  EXPECT_EQ(rpc::WithoutInternals("/"), "/");
-  EXPECT_EQ(rpc::WithoutInternals("///"), "///");
-  EXPECT_EQ(rpc::WithoutInternals(""), "");
 }
 
 }  // namespace

@@ -1,0 +1,58 @@
+#pragma once
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/convert/convert.h"
+#include "server/model/artifact.h"
+#include "server/model/import.h"
+#include "server/model/layout.h"
+#include "tests/server/model/files.h"
+#include "tests/support/random.h"
+
+namespace nibble::convert {
+
+class ConvertTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<model::Artifact> Import(const std::string& golden, kernels::DType dtype, const std::string& name) {
+    const auto report = model::ImportModel(files_, model::Golden(golden), directory_.Path(name), dtype);
+    EXPECT_TRUE(report.ok()) << report.status();
+    return Open(name);
+  }
+  std::unique_ptr<model::Artifact> Open(const std::string& name) {
+    auto artifact = model::Artifact::Open(directory_.Path(name));
+    EXPECT_TRUE(artifact.ok()) << artifact.status();
+    EXPECT_TRUE((*artifact)->VerifyBytes().ok());
+    return *std::move(artifact);
+  }
+  absl::StatusOr<ConvertReport> Convert(const model::Artifact& source, const std::string& name,
+                                        const ConvertOptions& options) {
+    return ConvertModel(files_, source, directory_.Path(name), options, kernels::Stream());
+  }
+  // Random values, as in a trained adapter.
+  std::vector<std::vector<float>> AdapterValues(const model::ModelConfig& config, const model::AdapterConfig& adapter) {
+    std::vector<std::vector<float>> values;
+    for (const auto& plan : model::AdapterTensors(config, adapter)) {
+      values.push_back(support::NormalVector(values.size() + 1, plan.shape[0] * plan.shape[1], 0.05f));
+    }
+    return values;
+  }
+  std::unique_ptr<model::Artifact> Lora(const model::Artifact& nf4, const std::string& name) {
+    adapter_.rank = 3;
+    adapter_.alpha = 12;
+    adapter_.targets = {model::LinearKind::kQ, model::LinearKind::kDown};
+    const auto info = MakeLoraModel(files_, nf4, adapter_, AdapterValues(nf4.config(), adapter_), {{"job_id", "job-1"}},
+                                    directory_.Path(name));
+    EXPECT_TRUE(info.ok()) << info.status();
+    return Open(name);
+  }
+
+  base::FileSystem& files_ = base::RealFileSystem();
+  model::TempDirectory directory_;
+  model::AdapterConfig adapter_;
+};
+
+}  // namespace nibble::convert
