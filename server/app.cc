@@ -47,6 +47,7 @@
 #include "server/rpc/model_service.h"
 #include "server/rpc/operation_proto.h"
 #include "server/rpc/operations_service.h"
+#include "server/rpc/server_answers.h"
 #include "server/rpc/server_service.h"
 #include "server/rpc/sweeper.h"
 #include "server/rpc/time.h"
@@ -141,8 +142,6 @@ struct App::State {
   std::string GrpcAddress() const;  // with the actual port
   absl::StatusOr<std::set<std::string>> NeededTokenFiles();
   void Collect(telemetry::Metrics& out);
-  v1::ServerInfo Describe();
-  v1::ServerLoad Measure();
   DrainSteps Ending();
 };
 
@@ -370,7 +369,9 @@ absl::Status App::State::StartGrpc() {
     drainer->Begin(deadline.value_or(options.drain));
   };
   server_service = std::make_unique<rpc::ServerService>(
-      *call_environment, [this] { return Describe(); }, [this] { return Measure(); }, begin_drain);
+      *call_environment,
+      [this] { return rpc::ToProto(GatherFacts(options, *call_environment, serve_stream.isa, started)); },
+      [this] { return rpc::LoadNow(*manager, *database, ready && !draining, draining); }, begin_drain);
   upload_service = std::make_unique<rpc::UploadService>(*call_environment, *uploads);
   operations_service = std::make_unique<rpc::OperationsService>(*call_environment, *operations);
   report_service = std::make_unique<rpc::TrainerReportService>(*call_environment, *controller);
@@ -442,37 +443,6 @@ void App::State::Collect(telemetry::Metrics& out) {
       out.SetCertificateExpiry("client_ca", absl::ToDoubleSeconds(tls.client_ca_expiry - absl::UnixEpoch()));
     }
   }
-}
-
-v1::ServerInfo App::State::Describe() {
-  v1::ServerInfo info = StaticInfo(serve_stream.isa, options.threads, started);
-  auto* limits = info.mutable_limits();
-  limits->set_max_message_bytes(options.max_receive_bytes);
-  limits->set_max_chunk_bytes(static_cast<std::int64_t>(call_environment->max_chunk_bytes));
-  limits->set_max_dataset_bytes(options.max_dataset_bytes);
-  limits->set_max_model_bytes(options.max_model_bytes);
-  limits->set_max_waiting_requests(static_cast<std::int32_t>(options.engine.max_waiting));
-  limits->set_max_running_requests(static_cast<std::int32_t>(options.engine.max_running));
-  limits->set_max_queued_jobs(static_cast<std::int32_t>(options.max_queued_jobs));
-  limits->set_max_jobs_per_principal(options.max_jobs_per_principal);
-  limits->set_max_dataset_line_bytes(options.max_dataset_line_bytes);
-  limits->set_max_tokenizer_bytes(options.max_tokenizer_bytes);
-  *limits->mutable_max_stream_age() = rpc::ToProto(call_environment->max_stream_age);
-  limits->set_max_upload_bytes_per_principal(options.max_upload_bytes_per_principal);
-  *limits->mutable_upload_kept() = rpc::ToProto(absl::Seconds(options.upload_kept_s));
-  if (options.generate_deadline_s > 0)
-    *limits->mutable_generate_deadline() = rpc::ToProto(call_environment->generate_deadline);
-  if (options.operation_deadline_s > 0)
-    *limits->mutable_operation_deadline() = rpc::ToProto(OrNone(options.operation_deadline_s));
-  if (options.trainer_path.empty()) info.clear_job_methods();
-  return info;
-}
-
-v1::ServerLoad App::State::Measure() {
-  v1::ServerLoad load = LoadOf(*manager, *database);
-  load.set_ready(ready && !draining);
-  load.set_draining(draining);
-  return load;
 }
 
 App::App(std::unique_ptr<State> state) : state_(std::move(state)) {}

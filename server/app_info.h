@@ -1,16 +1,14 @@
-// The server's answers about itself.
 #pragma once
 #include "absl/time/time.h"
 #include "kernels/isa.h"
-#include "nibble/v1/server_service.pb.h"
-#include "server/jobs/database.h"
-#include "server/serve/model_manager.h"
+#include "server/options.h"
+#include "server/rpc/call.h"
+#include "server/rpc/server_facts.h"
 
 namespace nibble {
 
-// Everything except the limits.
-v1::ServerInfo StaticInfo(kernels::Isa isa, int threads, absl::Time started);
-// Everything except ready and draining.
-v1::ServerLoad LoadOf(const serve::ModelManager& manager, jobs::Database& database);
+// The server's facts about itself: its build, its machine, its limits.
+rpc::ServerFacts GatherFacts(const AppOptions& options, const rpc::CallEnvironment& calls, kernels::Isa isa,
+                             absl::Time started);
 
 }  // namespace nibble

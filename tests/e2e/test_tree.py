@@ -37,9 +37,11 @@ ONLY_IN = {
     r"cuda|cublas": ["kernels"],
     r"soci/": ["server/jobs"],
     r"boost/": ["server/http", "server/kube", "client/http_get"],
-    # Generated headers and gRPC: logic does not depend on the messages of the API.
-    r"nibble/|google/|grpc": ["server/rpc", "server/auth", "server/trainer/reporter", "server/grpc_server",
-                              "server/app", "server/limits.cc", "server/library_log.cc", "client"],
+    # Headers that are generated from protos: logic does not depend on the messages of the API.
+    r"nibble/|google/(longrunning|rpc)/|.*[.]pb[.]h$": ["server/rpc", "server/trainer/reporter", "server/grpc_server", "client"],
+    # gRPC itself: also the composition root, the flags of its limits, and its log.
+    r"google/protobuf/|grpc": ["server/rpc", "server/auth", "server/trainer/reporter", "server/grpc_server", "server/app.cc",
+                               "server/limits.cc", "server/library_log.cc", "client"],
 }
 
 
