@@ -21,8 +21,8 @@
 #include "server/model/artifact_writer.h"
 #include "server/model/float_convert.h"
 #include "server/model/forget_pages.h"
-#include "server/model/layout.h"
 #include "server/model/safetensors.h"
+#include "server/model/stored_tensors.h"
 
 namespace nibble::convert {
 namespace {

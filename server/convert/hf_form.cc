@@ -10,9 +10,9 @@
 #include "server/base/strings.h"
 #include "server/convert/hf_shards.h"
 #include "server/model/float_convert.h"
-#include "server/model/layout.h"
 #include "server/model/safetensors.h"
 #include "server/model/safetensors_writer.h"
+#include "server/model/stored_tensors.h"
 
 namespace nibble::convert {
 namespace {

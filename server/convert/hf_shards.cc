@@ -8,8 +8,8 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/file_names.h"
-#include "server/model/layout.h"
 #include "server/model/safetensors.h"
+#include "server/model/stored_tensors.h"
 
 namespace nibble::convert {
 namespace {

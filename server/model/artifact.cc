@@ -10,8 +10,8 @@
 #include "server/base/strings.h"
 #include "server/model/file_names.h"
 #include "server/model/float_convert.h"
-#include "server/model/layout.h"
 #include "server/model/safetensors.h"
+#include "server/model/stored_tensors.h"
 
 namespace nibble::model {
 namespace {

@@ -10,8 +10,8 @@
 #include "server/base/strings.h"
 #include "server/model/artifact_writer.h"
 #include "server/model/file_names.h"
-#include "server/model/layout.h"
 #include "server/model/safetensors.h"
+#include "server/model/stored_tensors.h"
 #include "server/model/weight_source.h"
 #include "server/text/tokenizer.h"
 

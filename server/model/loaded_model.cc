@@ -9,7 +9,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/forget_pages.h"
-#include "server/model/layout.h"
+#include "server/model/stored_tensors.h"
 
 namespace nibble::model {
 

@@ -9,7 +9,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/data/held_out.h"
-#include "server/model/layout.h"
+#include "server/model/stored_tensors.h"
 #include "server/plan/method_plan.h"
 
 namespace nibble::plan {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "server/model/layout.h"
+#include "server/model/stored_tensors.h"
 #include "server/model/tensor_table.h"
 
 namespace nibble::plan {

@@ -4,8 +4,8 @@
 
 #include "server/base/status_macros.h"
 #include "server/model/kv_pool.h"
-#include "server/model/layout.h"
 #include "server/model/safetensors.h"
+#include "server/model/stored_tensors.h"
 #include "server/model/tensor_table.h"
 
 namespace nibble::registry {

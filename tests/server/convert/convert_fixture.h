@@ -9,7 +9,7 @@
 #include "server/convert/convert.h"
 #include "server/model/artifact.h"
 #include "server/model/import.h"
-#include "server/model/layout.h"
+#include "server/model/stored_tensors.h"
 #include "tests/server/model/files.h"
 #include "tests/support/random.h"
 

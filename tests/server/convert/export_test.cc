@@ -8,8 +8,8 @@
 #include <set>
 
 #include "server/base/error.h"
-#include "server/model/layout.h"
 #include "server/model/safetensors.h"
+#include "server/model/stored_tensors.h"
 #include "tests/server/convert/export_fixture.h"
 
 namespace nibble::convert {

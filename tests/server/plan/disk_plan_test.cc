@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "server/model/layout.h"
+#include "server/model/stored_tensors.h"
 #include "tests/server/model/small_models.h"
 
 namespace nibble::plan {

@@ -1,4 +1,4 @@
-#include "server/model/layout.h"
+#include "server/model/stored_tensors.h"
 
 #include <algorithm>
 #include <map>
