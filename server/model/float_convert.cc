@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 
+#include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
@@ -45,6 +46,7 @@ absl::StatusOr<std::vector<float>> ToFloats(std::span<const std::byte> bytes, DT
 }
 
 std::string FromFloats(std::span<const float> values, DType dtype) {
+  CHECK(dtype == DType::kF32 || dtype == DType::kBF16);
   std::string out(values.size() * static_cast<std::size_t>(kernels::SizeOf(dtype)), '\0');
   if (values.empty()) return out;
   if (dtype == DType::kF32) {

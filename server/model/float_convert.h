@@ -1,4 +1,5 @@
-// Converts between the float types of files (f32, bf16, f16) by integer arithmetic; rounds to nearest even.
+// Converts between the float types of files (f32, bf16, f16): rounds to nearest even, with the same bits on every
+// machine.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -16,7 +17,7 @@ float HalfToFloat(std::uint16_t half);  // exact
 // float type.
 absl::StatusOr<std::vector<float>> ToFloats(std::span<const std::byte> bytes, kernels::DType dtype, std::int64_t count);
 
-// f32 -> the bytes of dtype (f32 or bf16).
+// The bytes of the values as `dtype`, which must be f32 or bf16: nothing writes f16.
 std::string FromFloats(std::span<const float> values, kernels::DType dtype);
 
 // The `count` elements of a tensor as f32 or bf16, or the same bytes when the types are equal.
