@@ -12,41 +12,35 @@ ModelLibrary::ModelLibrary(store::StateDirectory& state, TextCache& texts, data:
                            telemetry::Metrics& metrics, base::Clock& clock, UploadTable& uploads,
                            const kernels::Stream& convert_stream, const kernels::Stream& serve_stream,
                            ModelLibraryOptions options)
-    : state_(state),
-      texts_(texts),
-      tokens_(tokens),
-      metrics_(metrics),
-      clock_(clock),
-      uploads_(uploads),
-      convert_stream_(convert_stream),
-      serve_stream_(serve_stream),
+    : uploads_(uploads),
       options_(std::move(options)),
-      admission_(options_.memory) {}
+      admission_(options_.memory),
+      work_{state, metrics, admission_, convert_stream, options_},
+      importer_(work_, uploads),
+      converter_(work_, texts, tokens, clock),
+      exporter_(work_),
+      verifier_(work_, serve_stream),
+      publisher_(work_) {}
 
 absl::StatusOr<std::unique_ptr<store::Upload>> ModelLibrary::BeginUpload() {
-  return store::Upload::Begin(state_.files, state_.paths, options_.upload_limits);
+  return store::Upload::Begin(work_.state.files, work_.state.paths, options_.upload_limits);
 }
 
 absl::StatusOr<store::StoredModel> ModelLibrary::Find(const std::string& name) const {
-  return FindModel(*state_.models, metrics_, name);
+  return FindModel(*work_.state.models, work_.metrics, name);
 }
 
 absl::Status ModelLibrary::ReportDamaged(const std::string& name, const absl::Status& why) const {
-  return registry::ReportDamaged(metrics_, name, why);
-}
-
-absl::StatusOr<WorkAdmission::Turn> ModelLibrary::AwaitTurn(const std::string& what, const WorkMemory& need,
-                                                            OperationScope& scope) {
-  return admission_.Await(what, need, scope.stopped(), [&scope] { scope.Progress("wait", 0, 1); });
+  return registry::ReportDamaged(work_.metrics, name, why);
 }
 
 absl::StatusOr<bool> ModelLibrary::WasMadeBy(const std::string& model, const OperationIdentity& operation) {
-  const auto stored = state_.models->Get(model);
+  const auto stored = work_.state.models->Get(model);
   if (absl::IsNotFound(stored.status())) return false;
   NIBBLE_RETURN_IF_ERROR(stored.status());
   if (!IsMadeBy(*stored, operation)) return false;
   // The server may have been killed before it synced the rename.
-  NIBBLE_RETURN_IF_ERROR(state_.files.SyncDirectory(state_.paths.models()));
+  NIBBLE_RETURN_IF_ERROR(work_.state.files.SyncDirectory(work_.state.paths.models()));
   return true;
 }
 

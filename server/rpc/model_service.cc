@@ -94,10 +94,10 @@ grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext*
         const operations::OperationStart start =
             StartOf(call, operations::OperationLane::kModels, *request, request->name());
         return Begin(
-            operations_, start, [&] { return library_.CheckImport(FromProto(*request), start.owner); },
+            operations_, start, [&] { return library_.importer().Check(FromProto(*request), start.owner); },
             [this, copy = FromProto(*request),
              owner = start.owner](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
-              NIBBLE_RETURN_IF_ERROR(library_.Import(copy, owner, scope));
+              NIBBLE_RETURN_IF_ERROR(library_.importer().Import(copy, owner, scope));
               return answers_.Made(copy.name);
             },
             response);
@@ -106,7 +106,7 @@ grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext*
 
 absl::StatusOr<operations::OperationResponse> ModelService::Convert(const registry::ConvertRequest& request,
                                                                     registry::OperationScope& scope) {
-  NIBBLE_ASSIGN_OR_RETURN(const registry::ConvertOutcome outcome, library_.Convert(request, scope));
+  NIBBLE_ASSIGN_OR_RETURN(const registry::ConvertOutcome outcome, library_.converter().Convert(request, scope));
   if (!outcome.tolerance.ok()) return ModelAnswers::Exceeded(outcome);
   return answers_.Made(request.name);
 }
@@ -122,7 +122,7 @@ grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext
         };
         const auto check = [&]() -> absl::Status {
           NIBBLE_RETURN_IF_ERROR(CheckFields(*request));
-          return library_.CheckConvert(FromProto(*request), call.principal().tenant);
+          return library_.converter().Check(FromProto(*request), call.principal().tenant);
         };
         return Begin(
             operations_, StartOf(call, operations::OperationLane::kModels, *request, request->name()),
@@ -139,11 +139,11 @@ grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext*
                              operations_, StartOf(call, operations::OperationLane::kModels, *request, request->model()),
                              [&]() -> absl::Status {
                                NIBBLE_RETURN_IF_ERROR(CheckFields(*request));
-                               return library_.CheckExport(FromProto(*request));
+                               return library_.exporter().Check(FromProto(*request));
                              },
                              [this, copy = FromProto(*request)](
                                  registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
-                               NIBBLE_ASSIGN_OR_RETURN(const auto exported, library_.Export(copy, scope));
+                               NIBBLE_ASSIGN_OR_RETURN(const auto exported, library_.exporter().Export(copy, scope));
                                return ModelAnswers::Exported(*exported);
                              },
                              response);
@@ -209,10 +209,10 @@ grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerCo
         const std::string& tenant = call.principal().tenant;
         return Begin(
             operations_, StartOf(call, operations::OperationLane::kReaders, *request, request->name()),
-            [&] { return library_.CheckPublish(FromProto(*request), tenant); },
+            [&] { return library_.publisher().Check(FromProto(*request), tenant); },
             [this, copy = FromProto(*request),
              tenant](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
-              NIBBLE_RETURN_IF_ERROR(library_.PublishCheckpoint(copy, tenant, scope));
+              NIBBLE_RETURN_IF_ERROR(library_.publisher().Publish(copy, tenant, scope));
               return answers_.Made(copy.name);
             },
             response);
@@ -226,7 +226,7 @@ grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext*
       environment_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call& call) -> absl::Status {
         const auto verify = [this, name = request->name()](
                                 registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
-          const auto verified = library_.Verify(name, scope);
+          const auto verified = library_.verifier().Verify(name, scope);
           if (!verified.ok()) return base::About(verified.status(), name);
           return ModelAnswers::Verified(*verified);
         };

@@ -152,7 +152,7 @@ std::unique_ptr<UploadSink<v1::UploadModelRequest>> MakeModelUpload(const CallEn
 
 void SendArtifact(std::shared_ptr<StreamReactor<v1::DownloadArtifactResponse>> stream, registry::ModelLibrary& library,
                   const v1::DownloadArtifactRequest& request) {
-  const auto exported = library.Exported(request.artifact_id());
+  const auto exported = library.exporter().Exported(request.artifact_id());
   if (!exported.ok()) return stream->End(exported.status());
   std::vector<registry::FileEntry> files;
   for (const registry::FileEntry& file : (*exported)->files) {

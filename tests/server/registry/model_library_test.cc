@@ -126,8 +126,8 @@ class ModelLibraryTest : public ::testing::Test {
 TEST_F(ModelLibraryTest, ConversionBeyondItsToleranceReturnsItsReportAndMakesNoModel) {
   ConvertRequest request = Conversion("small");
   request.tolerance.max_eval_loss_delta = -100;
-  ASSERT_TRUE(library_->CheckConvert(request, "").ok());
-  const auto outcome = library_->Convert(request, scope_);
+  ASSERT_TRUE(library_->converter().Check(request, "").ok());
+  const auto outcome = library_->converter().Convert(request, scope_);
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(base::Reason(outcome->tolerance), "CONVERSION_TOLERANCE") << outcome->tolerance;
   EXPECT_GT(outcome->report.eval_loss_before.value_or(0), 0);
@@ -137,7 +137,7 @@ TEST_F(ModelLibraryTest, ConversionBeyondItsToleranceReturnsItsReportAndMakesNoM
 }
 
 TEST_F(ModelLibraryTest, ConvertedModelHoldsItsReport) {
-  const auto outcome = library_->Convert(Conversion("small"), scope_);
+  const auto outcome = library_->converter().Convert(Conversion("small"), scope_);
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_TRUE(outcome->tolerance.ok()) << outcome->tolerance;
   const auto made = library_->Find("small");
@@ -151,25 +151,25 @@ TEST_F(ModelLibraryTest, ConvertedModelHoldsItsReport) {
 }
 
 TEST_F(ModelLibraryTest, VerifyReplaysTheRecordOfAConversion) {
-  ASSERT_TRUE(library_->Convert(Conversion("small"), scope_).ok());
-  const auto report = library_->Verify("small", scope_);
+  ASSERT_TRUE(library_->converter().Convert(Conversion("small"), scope_).ok());
+  const auto report = library_->verifier().Verify("small", scope_);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_TRUE(report->equal);
   EXPECT_GT(report->rows, 0);
   EXPECT_EQ(report->differing_rows, 0);
   EXPECT_FALSE(report->first_difference.has_value());
   EXPECT_EQ(report->recorded_by, "convert");
-  EXPECT_EQ(base::Reason(library_->Verify("base", scope_).status()), "NO_RECORD");
+  EXPECT_EQ(base::Reason(library_->verifier().Verify("base", scope_).status()), "NO_RECORD");
 }
 
 TEST_F(ModelLibraryTest, ExportLastsAsLongAsItsOperation) {
   ExportRequest request;
   request.model = "base";
   request.format = ExportFormat::kHf;
-  ASSERT_TRUE(library_->CheckExport(request).ok());
+  ASSERT_TRUE(library_->exporter().Check(request).ok());
   std::string id, directory;
   {
-    const auto exported = library_->Export(request, scope_);
+    const auto exported = library_->exporter().Export(request, scope_);
     ASSERT_TRUE(exported.ok()) << exported.status();
     id = (*exported)->artifact_id;
     directory = (*exported)->directory;
@@ -180,9 +180,9 @@ TEST_F(ModelLibraryTest, ExportLastsAsLongAsItsOperation) {
     }
     EXPECT_FALSE((*exported)->files.empty());
   }
-  EXPECT_TRUE(library_->Exported(id).ok());
+  EXPECT_TRUE(library_->exporter().Exported(id).ok());
   scope_.Forget();
-  EXPECT_EQ(base::Reason(library_->Exported(id).status()), "ARTIFACT");
+  EXPECT_EQ(base::Reason(library_->exporter().Exported(id).status()), "ARTIFACT");
   EXPECT_FALSE(std::filesystem::exists(directory));
 }
 
@@ -191,25 +191,25 @@ TEST_F(ModelLibraryTest, ExportRefusesFormatsOfOtherModels) {
   request.model = "base";
   for (const ExportFormat format : {ExportFormat::kPeft, ExportFormat::kHfBitNet, ExportFormat::kCompressedTensors}) {
     request.format = format;
-    EXPECT_EQ(FieldOf(library_->CheckExport(request)), "format");
+    EXPECT_EQ(FieldOf(library_->exporter().Check(request)), "format");
   }
   request.format = ExportFormat::kHf;
   request.linear_class = convert::HfBitNetClass::kBitLinear;
-  EXPECT_EQ(FieldOf(library_->CheckExport(request)), "linear_class");
+  EXPECT_EQ(FieldOf(library_->exporter().Check(request)), "linear_class");
 }
 
 TEST_F(ModelLibraryTest, ImportUsesAnUploadOnce) {
   Upload(model::Golden("hf_tied_bf16"));
   ImportRequest request;
   request.name = "imported";
-  EXPECT_EQ(FieldOf(library_->CheckImport(request, {})), "source");
+  EXPECT_EQ(FieldOf(library_->importer().Check(request, {})), "source");
   request.upload_id = "u";
   request.dtype = Format::kNf4;
-  EXPECT_EQ(FieldOf(library_->CheckImport(request, {})), "dtype");
+  EXPECT_EQ(FieldOf(library_->importer().Check(request, {})), "dtype");
   request.dtype = Format::kF32;
   request.source_name = "hub/name";
-  ASSERT_TRUE(library_->CheckImport(request, {}).ok());
-  const absl::Status imported = library_->Import(request, {}, scope_);
+  ASSERT_TRUE(library_->importer().Check(request, {}).ok());
+  const absl::Status imported = library_->importer().Import(request, {}, scope_);
   ASSERT_TRUE(imported.ok()) << imported;
   const auto made = library_->Find("imported");
   ASSERT_TRUE(made.ok()) << made.status();
@@ -218,11 +218,11 @@ TEST_F(ModelLibraryTest, ImportUsesAnUploadOnce) {
   EXPECT_EQ(info->format, Format::kF32);
   EXPECT_EQ(model::SourceName(*info), "hub/name");
   request.name = "again";
-  EXPECT_EQ(base::Reason(library_->CheckImport(request, {})), "UPLOAD");
+  EXPECT_EQ(base::Reason(library_->importer().Check(request, {})), "UPLOAD");
 }
 
 TEST_F(ModelLibraryTest, KnowsTheOperationThatMadeAModel) {
-  ASSERT_TRUE(library_->Convert(Conversion("small"), scope_).ok());
+  ASSERT_TRUE(library_->converter().Convert(Conversion("small"), scope_).ok());
   EXPECT_TRUE(library_->WasMadeBy("small", scope_.identity()).value());
   EXPECT_FALSE(library_->WasMadeBy("small", Scope("operations/op-2").identity()).value());
   EXPECT_FALSE(library_->WasMadeBy("base", scope_.identity()).value());
@@ -235,16 +235,16 @@ TEST_F(ModelLibraryTest, PublicationOfTheSameCheckpointCanBeRepeated) {
     testing_support::WriteAdapterCheckpoint(path, models_.bf16());
   });
   ASSERT_FALSE(checkpoint_.empty());
-  ASSERT_TRUE(library_->CheckPublish(request, "").ok());
-  const absl::Status published = library_->PublishCheckpoint(request, "", scope_);
+  ASSERT_TRUE(library_->publisher().Check(request, "").ok());
+  const absl::Status published = library_->publisher().Publish(request, "", scope_);
   ASSERT_TRUE(published.ok()) << published;
-  EXPECT_TRUE(library_->CheckPublish(request, "").ok());
-  EXPECT_TRUE(library_->PublishCheckpoint(request, "", scope_).ok());
+  EXPECT_TRUE(library_->publisher().Check(request, "").ok());
+  EXPECT_TRUE(library_->publisher().Publish(request, "", scope_).ok());
   const PublishRequest other{.checkpoint = "job-1/4", .name = "tuned"};
-  EXPECT_TRUE(absl::IsAlreadyExists(library_->CheckPublish(other, "")));
+  EXPECT_TRUE(absl::IsAlreadyExists(library_->publisher().Check(other, "")));
   std::filesystem::remove_all(checkpoint_);
   const PublishRequest late{.checkpoint = "job-1/3", .name = "late"};
-  EXPECT_EQ(base::Reason(library_->PublishCheckpoint(late, "", scope_)), "CHECKPOINT");
+  EXPECT_EQ(base::Reason(library_->publisher().Publish(late, "", scope_)), "CHECKPOINT");
 }
 
 }  // namespace

@@ -158,17 +158,20 @@ class OperationCancelTest : public testing::Test {
     request.name = name;
     request.target = model::Format::kInt8;
     request.eval_dataset = "page";
-    return
-        [this, request](registry::OperationScope& scope) { return Answer(library_->Convert(request, scope).status()); };
+    return [this, request](registry::OperationScope& scope) {
+      return Answer(library_->converter().Convert(request, scope).status());
+    };
   }
   Work PublishCheckpoint(const std::string& name) {
     const registry::PublishRequest request{.checkpoint = "job-1/3", .name = name};
     return [this, request](registry::OperationScope& scope) {
-      return Answer(library_->PublishCheckpoint(request, "", scope));
+      return Answer(library_->publisher().Publish(request, "", scope));
     };
   }
   Work Verify() {
-    return [this](registry::OperationScope& scope) { return Answer(library_->Verify("small", scope).status()); };
+    return [this](registry::OperationScope& scope) {
+      return Answer(library_->verifier().Verify("small", scope).status());
+    };
   }
   struct Named {
     std::string kind, long_stage;

@@ -1,4 +1,5 @@
-// ModelLibrary: publishes a checkpoint as a model while its job continues.
+#include "server/registry/checkpoint_publisher.h"
+
 #include <map>
 #include <string>
 #include <utility>
@@ -8,7 +9,6 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/registry/model_files.h"
-#include "server/registry/model_library.h"
 #include "server/registry/operation_files.h"
 #include "server/registry/operation_mark.h"
 #include "server/store/published_directory.h"
@@ -38,59 +38,61 @@ absl::Status Gone(const std::string& checkpoint) {
 
 }  // namespace
 
-bool ModelLibrary::IsPublished(const PublishRequest& request, const CheckpointSource& source) const {
-  const auto made = state_.models->Get(request.name);
-  return made.ok() && IsOf(state_.files, *made, request.checkpoint, source.directory);
+bool CheckpointPublisher::IsPublished(const PublishRequest& request, const CheckpointSource& source) const {
+  const auto made = work_.state.models->Get(request.name);
+  return made.ok() && IsOf(work_.state.files, *made, request.checkpoint, source.directory);
 }
 
-absl::Status ModelLibrary::CheckPublish(const PublishRequest& request, const std::string& tenant) {
+absl::Status CheckpointPublisher::Check(const PublishRequest& request, const std::string& tenant) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name));
-  NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint, tenant));
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, work_.options.find_checkpoint(request.checkpoint, tenant));
   if (IsPublished(request, source)) return absl::OkStatus();
-  NIBBLE_RETURN_IF_ERROR(Find(source.base_model).status());
-  return state_.models->CheckFree(request.name, tenant);
+  NIBBLE_RETURN_IF_ERROR(FindModel(*work_.state.models, work_.metrics, source.base_model).status());
+  return work_.state.models->CheckFree(request.name, tenant);
 }
 
-absl::StatusOr<store::Manifest> ModelLibrary::CheckCheckpoint(const std::string& checkpoint,
-                                                              const CheckpointSource& source,
-                                                              const base::Cancelled& cancelled) {
-  auto verified = store::Verify(state_.files, source.directory, cancelled);
+absl::StatusOr<store::Manifest> CheckpointPublisher::CheckCheckpoint(const std::string& checkpoint,
+                                                                     const CheckpointSource& source,
+                                                                     const base::Cancelled& cancelled) {
+  auto verified = store::Verify(work_.state.files, source.directory, cancelled);
   if (verified.ok()) return verified;
-  if (!state_.files.Exists(source.directory)) return Gone(checkpoint);
+  if (!work_.state.files.Exists(source.directory)) return Gone(checkpoint);
   if (!store::SaysDamaged(verified.status())) return verified.status();
-  metrics_.ArtifactVerifyFailed();
+  work_.metrics.ArtifactVerifyFailed();
   std::map<std::string, std::string> metadata = base::ReasonMetadata(verified.status());  // the file, its digests
   metadata["checkpoint"] = checkpoint;
   return base::WithReason(absl::DataLossError(verified.status().message()), "CHECKPOINT_CORRUPT", metadata);
 }
 
-absl::Status ModelLibrary::PublishCheckpoint(const PublishRequest& request, const std::string& tenant,
-                                             OperationScope& scope) {
+absl::Status CheckpointPublisher::Publish(const PublishRequest& request, const std::string& tenant,
+                                          OperationScope& scope) {
   const base::Cancelled cancelled = scope.stopped();
-  NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint, tenant));
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, work_.options.find_checkpoint(request.checkpoint, tenant));
   if (IsPublished(request, source)) return absl::OkStatus();
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, FindModel(*state_.models, metrics_, source.base_model));
-  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(source.base_model, "publication of a checkpoint"));
-  NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name, tenant));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model,
+                          FindModel(*work_.state.models, work_.metrics, source.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin,
+                          work_.state.models->PinModel(source.base_model, "publication of a checkpoint"));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pending, work_.state.models->Begin(request.name, tenant));
   scope.Progress("read", 0, 1);
   NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, CheckCheckpoint(request.checkpoint, source, cancelled));
-  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, source.base_model, cancelled));
+  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*work_.state.models, work_.metrics, source.base_model, cancelled));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base_model.directory));
   const base::Json provenance = {
       {"job_id", source.job_id},          {"base_model", source.base_model},      {"step", source.step},
       {"checkpoint", request.checkpoint}, {"checkpoint_digest", manifest.digest}, {"eval_data", source.eval_data}};
   const WorkMemory need = source.memory(*artifact, static_cast<std::int64_t>(manifest.total_bytes()));
   NIBBLE_ASSIGN_OR_RETURN(const auto turn,
-                          AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint), need, scope));
+                          work_.AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint), need, scope));
   scope.Progress("write", 0, 1);
-  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
-  const std::string scratch = base::JoinPath(state_.paths.uploads(), base::NewId("publish"));
-  const auto made = source.make(files, {*artifact, provenance, scratch, pending->directory()}, convert_stream_);
+  OperationFiles files(work_.state.files, scope, work_.options.upload_limits.min_free_bytes);
+  const std::string scratch = base::JoinPath(work_.state.paths.uploads(), base::NewId("publish"));
+  const auto made = source.make(files, {*artifact, provenance, scratch, pending->directory()}, work_.convert_stream);
   if (!made.ok()) {
-    return state_.files.Exists(source.directory) ? base::About(made.status(), request.checkpoint)
-                                                 : Gone(request.checkpoint);
+    return work_.state.files.Exists(source.directory) ? base::About(made.status(), request.checkpoint)
+                                                      : Gone(request.checkpoint);
   }
-  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
+  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(work_.state.files, pending->directory(), scope.identity()));
   return pending->Commit(cancelled, files.digests()).status();
 }
 

@@ -1,4 +1,5 @@
-// ModelLibrary: exports.
+#include "server/registry/model_exporter.h"
+
 #include <memory>
 #include <string>
 
@@ -8,7 +9,6 @@
 #include "server/base/strings.h"
 #include "server/convert/export.h"
 #include "server/registry/model_files.h"
-#include "server/registry/model_library.h"
 #include "server/registry/operation_files.h"
 #include "server/store/published_directory.h"
 
@@ -37,9 +37,10 @@ absl::Status WriteExport(base::FileSystem& files, const ExportRequest& request, 
 
 }  // namespace
 
-absl::Status ModelLibrary::CheckExport(const ExportRequest& request) {
+absl::Status ModelExporter::Check(const ExportRequest& request) {
   NIBBLE_RETURN_IF_ERROR(CheckFormat(request));
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source,
+                          FindModel(*work_.state.models, work_.metrics, request.model));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   if (request.format == ExportFormat::kHfBitNet && !info.bitnet.has_value()) {
     return FieldError("format",
@@ -63,20 +64,21 @@ absl::Status ModelLibrary::CheckExport(const ExportRequest& request) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const ExportedFiles>> ModelLibrary::Export(const ExportRequest& request,
-                                                                          OperationScope& scope) {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model));
-  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model, "an export"));
+absl::StatusOr<std::shared_ptr<const ExportedFiles>> ModelExporter::Export(const ExportRequest& request,
+                                                                           OperationScope& scope) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source,
+                          FindModel(*work_.state.models, work_.metrics, request.model));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin, work_.state.models->PinModel(request.model, "an export"));
   scope.Progress("read", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model, scope.stopped()));
+  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*work_.state.models, work_.metrics, request.model, scope.stopped()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
   auto exported = std::make_shared<ExportedFiles>();
   exported->artifact_id = base::NewId("export");
-  exported->directory = base::JoinPath(state_.paths.uploads(), exported->artifact_id);
+  exported->directory = base::JoinPath(work_.state.paths.uploads(), exported->artifact_id);
   scope.Progress("write", 0, 1);
-  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
+  OperationFiles files(work_.state.files, scope, work_.options.upload_limits.min_free_bytes);
   NIBBLE_RETURN_IF_ERROR(WriteExport(files, request, *artifact, exported->directory));
-  NIBBLE_ASSIGN_OR_RETURN(const auto names, state_.files.List(exported->directory));
+  NIBBLE_ASSIGN_OR_RETURN(const auto names, work_.state.files.List(exported->directory));
   for (const std::string& name : names) {
     NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry entry,
                             store::HashFile(base::JoinPath(exported->directory, name), scope.stopped()));
@@ -84,14 +86,14 @@ absl::StatusOr<std::shared_ptr<const ExportedFiles>> ModelLibrary::Export(const 
         {.path = name, .size_bytes = static_cast<std::int64_t>(entry.size), .sha256 = entry.sha256});
   }
   // From here on the operation owns the files: they are removed when it is forgotten.
-  scope.Hold(exported, options_.kept);
+  scope.Hold(exported, work_.options.kept);
   base::MutexLock lock(mutex_);
   std::erase_if(exports_, [](const auto& one) { return one.second.expired(); });
   exports_[exported->artifact_id] = exported;
   return exported;
 }
 
-absl::StatusOr<std::shared_ptr<const ExportedFiles>> ModelLibrary::Exported(const std::string& artifact_id) {
+absl::StatusOr<std::shared_ptr<const ExportedFiles>> ModelExporter::Exported(const std::string& artifact_id) {
   {
     base::MutexLock lock(mutex_);
     const auto it = exports_.find(artifact_id);

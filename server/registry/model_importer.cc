@@ -1,4 +1,5 @@
-// ModelLibrary: imports.
+#include "server/registry/model_importer.h"
+
 #include <utility>
 
 #include "server/base/error.h"
@@ -11,7 +12,6 @@
 #include "server/model/peft_adapter.h"
 #include "server/registry/import_root.h"
 #include "server/registry/model_files.h"
-#include "server/registry/model_library.h"
 #include "server/registry/model_memory.h"
 #include "server/registry/operation_files.h"
 #include "server/registry/operation_mark.h"
@@ -40,7 +40,7 @@ absl::Status OfTheFiles(const absl::Status& status) {
 
 }  // namespace
 
-absl::Status ModelLibrary::CheckImport(const ImportRequest& request, const auth::RequestOwner& owner) {
+absl::Status ModelImporter::Check(const ImportRequest& request, const auth::RequestOwner& owner) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name));
   if (request.dtype.has_value() && request.dtype != model::Format::kF32 && request.dtype != model::Format::kBF16) {
     return FieldError("dtype", "wanted F32 or BF16");
@@ -51,7 +51,7 @@ absl::Status ModelLibrary::CheckImport(const ImportRequest& request, const auth:
     }
     if (request.source_name.has_value()) return FieldError("source_name", "must not be set for adapters");
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model,
-                            FindModel(*state_.models, metrics_, *request.base_model));
+                            FindModel(*work_.state.models, work_.metrics, *request.base_model));
     NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
     NIBBLE_RETURN_IF_ERROR(base::About(convert::CheckAdapterBase(info), *request.base_model));
   }
@@ -59,35 +59,36 @@ absl::Status ModelLibrary::CheckImport(const ImportRequest& request, const auth:
     return FieldError("source_name",
                       StrCat("has ", request.source_name->size(), " bytes, wanted at most ", kMaxSourceName));
   }
-  NIBBLE_RETURN_IF_ERROR(state_.models->CheckFree(request.name, owner.tenant));
+  NIBBLE_RETURN_IF_ERROR(work_.state.models->CheckFree(request.name, owner.tenant));
   if (!request.upload_id.has_value() && !request.server_path.has_value()) {
     return FieldError("source", "is not set, wanted upload_id or server_path");
   }
-  if (request.server_path.has_value()) return BeneathPath::Open(options_.import_root, *request.server_path).status();
+  if (request.server_path.has_value())
+    return BeneathPath::Open(work_.options.import_root, *request.server_path).status();
   return uploads_.CheckFinished(owner, *request.upload_id);
 }
 
-absl::Status ModelLibrary::Import(const ImportRequest& request, const auth::RequestOwner& owner,
-                                  OperationScope& scope) {
+absl::Status ModelImporter::Import(const ImportRequest& request, const auth::RequestOwner& owner,
+                                   OperationScope& scope) {
   UploadTable::Taken upload;
   std::unique_ptr<BeneathPath> beneath;
   std::string source;
   // Before taking the upload: if the name is taken, the disk full or the base damaged, the upload remains for a retry.
-  NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pending, work_.state.models->Begin(request.name));
   scope.Progress("read", 0, 1);
   std::shared_ptr<const store::Pin> pin;
   if (request.base_model.has_value()) {
-    NIBBLE_ASSIGN_OR_RETURN(pin, state_.models->PinModel(*request.base_model, "an import of an adapter"));
-    NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, *request.base_model, scope.stopped()));
+    NIBBLE_ASSIGN_OR_RETURN(pin, work_.state.models->PinModel(*request.base_model, "an import of an adapter"));
+    NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*work_.state.models, work_.metrics, *request.base_model, scope.stopped()));
   }
   if (request.server_path.has_value()) {
-    NIBBLE_ASSIGN_OR_RETURN(beneath, BeneathPath::Open(options_.import_root, *request.server_path));
+    NIBBLE_ASSIGN_OR_RETURN(beneath, BeneathPath::Open(work_.options.import_root, *request.server_path));
     source = beneath->path();
   } else {
     NIBBLE_ASSIGN_OR_RETURN(upload, uploads_.TakeFinished(owner, *request.upload_id));
     source = static_cast<const UploadedModel&>(*upload.content).directory();
   }
-  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
+  OperationFiles files(work_.state.files, scope, work_.options.upload_limits.min_free_bytes);
   const absl::Status imported = request.base_model.has_value()
                                     ? ImportAdapter(request, source, pending->directory(), files, scope)
                                     : ImportWeights(request, source, pending->directory(), files, scope);
@@ -95,13 +96,13 @@ absl::Status ModelLibrary::Import(const ImportRequest& request, const auth::Requ
   if (upload.entry != nullptr && base::Reason(imported) == "OUT_OF_DEVICE_MEMORY") uploads_.PutBack(upload);
   NIBBLE_RETURN_IF_ERROR(imported);
   scope.Progress("write", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
+  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(work_.state.files, pending->directory(), scope.identity()));
   return pending->Commit(scope.stopped(), files.digests()).status();
 }
 
-absl::Status ModelLibrary::ImportWeights(const ImportRequest& request, const std::string& source,
-                                         const std::string& target, OperationFiles& files, OperationScope& scope) {
-  const auto has = [&](const char* name) { return state_.files.Exists(base::JoinPath(source, name)); };
+absl::Status ModelImporter::ImportWeights(const ImportRequest& request, const std::string& source,
+                                          const std::string& target, OperationFiles& files, OperationScope& scope) {
+  const auto has = [&](const char* name) { return work_.state.files.Exists(base::JoinPath(source, name)); };
   if (has(model::kAdapterConfigFile) && !has(model::kConfigFile)) {
     return FieldError("base_model", "is not set, wanted the base model of the adapter");
   }
@@ -110,28 +111,28 @@ absl::Status ModelLibrary::ImportWeights(const ImportRequest& request, const std
   // publication will return. Conversions and imports never run together anyway (OperationLane::kModels).
   WorkAdmission::Turn turn;
   const auto admit = [&](std::int64_t bytes) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(turn, AwaitTurn(StrCat("import of model ", request.name), {.buffers = bytes}, scope));
+    NIBBLE_ASSIGN_OR_RETURN(turn, work_.AwaitTurn(StrCat("import of model ", request.name), {.buffers = bytes}, scope));
     scope.Progress("read", 0, 1);  // AwaitTurn may have set "wait"
     return absl::OkStatus();
   };
-  auto report = model::ImportModel(files, source, target, dtype, options_.max_tokenizer_bytes, admit);
+  auto report = model::ImportModel(files, source, target, dtype, work_.options.max_tokenizer_bytes, admit);
   if (!report.ok()) return base::About(OfTheFiles(report.status()), request.name);
   if (request.source_name.value_or("").empty()) return absl::OkStatus();
   report->info.provenance[model::kSourceName] = *request.source_name;
   return model::WriteArtifactInfo(files, target, report->info);
 }
 
-absl::Status ModelLibrary::ImportAdapter(const ImportRequest& request, const std::string& source,
-                                         const std::string& target, OperationFiles& files, OperationScope& scope) {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(*request.base_model));
+absl::Status ModelImporter::ImportAdapter(const ImportRequest& request, const std::string& source,
+                                          const std::string& target, OperationFiles& files, OperationScope& scope) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, work_.state.models->Get(*request.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const auto base_model, model::Artifact::Open(stored.directory));
   WorkAdmission::Turn turn;
   const auto admit = [&](std::int64_t bytes) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(turn, AwaitTurn(StrCat("import of an adapter on model ", *request.base_model),
-                                            AdapterMemory(*base_model, bytes), scope));
+    NIBBLE_ASSIGN_OR_RETURN(turn, work_.AwaitTurn(StrCat("import of an adapter on model ", *request.base_model),
+                                                  AdapterMemory(*base_model, bytes), scope));
     return absl::OkStatus();
   };
-  auto adapter = model::ReadPeftAdapter(state_.files, source, base_model->config(), admit);
+  auto adapter = model::ReadPeftAdapter(work_.state.files, source, base_model->config(), admit);
   if (!adapter.ok()) return base::About(OfTheFiles(adapter.status()), *request.base_model);
   std::string& base_name = adapter->config.base_model_name_or_path;
   const std::string source_name = model::SourceName(base_model->info());
@@ -140,8 +141,8 @@ absl::Status ModelLibrary::ImportAdapter(const ImportRequest& request, const std
   if (base_model->info().format != model::Format::kNf4) scope.Progress("quantize", 0, 1);
   const base::Json provenance = {{"imported_from", "peft"}, {"base_model", *request.base_model}};
   const auto made = convert::MakeAdapterModel(files, *base_model, *std::move(adapter), provenance,
-                                              base::JoinPath(state_.paths.uploads(), base::NewId("import")), target,
-                                              convert_stream_, "import");
+                                              base::JoinPath(work_.state.paths.uploads(), base::NewId("import")),
+                                              target, work_.convert_stream, "import");
   return base::About(made.status(), *request.base_model);
 }
 

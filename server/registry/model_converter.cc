@@ -1,4 +1,5 @@
-// ModelLibrary: conversions.
+#include "server/registry/model_converter.h"
+
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -20,7 +21,6 @@
 #include "server/registry/conversion_report.h"
 #include "server/registry/dataset_format.h"
 #include "server/registry/model_files.h"
-#include "server/registry/model_library.h"
 #include "server/registry/model_memory.h"
 #include "server/registry/operation_files.h"
 #include "server/registry/operation_mark.h"
@@ -65,12 +65,13 @@ absl::StatusOr<std::int64_t> EvalSeqLen(const model::ArtifactInfo& info, const m
 
 }  // namespace
 
-absl::Status ModelLibrary::CheckConvert(const ConvertRequest& request, const std::string& tenant) {
+absl::Status ModelConverter::Check(const ConvertRequest& request, const std::string& tenant) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name));
   NIBBLE_RETURN_IF_ERROR(CheckTarget(request));
   NIBBLE_RETURN_IF_ERROR(CheckQuality(request));
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model));
-  NIBBLE_RETURN_IF_ERROR(state_.models->CheckFree(request.name, tenant));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source,
+                          FindModel(*work_.state.models, work_.metrics, request.model));
+  NIBBLE_RETURN_IF_ERROR(work_.state.models->CheckFree(request.name, tenant));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   NIBBLE_RETURN_IF_ERROR(convert::CheckConversion(info, OptionsOf(request).to));
   if (request.merge && info.format != model::Format::kLora) {
@@ -86,28 +87,28 @@ absl::Status ModelLibrary::CheckConvert(const ConvertRequest& request, const std
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ModelLibrary::EvalDatasetOf(const ConvertRequest& request,
-                                                        const store::StoredModel& source) const {
+absl::StatusOr<std::string> ModelConverter::EvalDatasetOf(const ConvertRequest& request,
+                                                          const store::StoredModel& source) const {
   if (request.eval_dataset.has_value()) {
-    NIBBLE_RETURN_IF_ERROR(state_.datasets->Get(*request.eval_dataset).status());
+    NIBBLE_RETURN_IF_ERROR(work_.state.datasets->Get(*request.eval_dataset).status());
     return *request.eval_dataset;
   }
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   const std::string job = Text(info.provenance, "job_id");
-  if (job.empty() || !options_.eval_dataset_of_job) return std::string();
-  const std::string dataset = options_.eval_dataset_of_job(job);
+  if (job.empty() || !work_.options.eval_dataset_of_job) return std::string();
+  const std::string dataset = work_.options.eval_dataset_of_job(job);
   // The user may have deleted the dataset since.
-  return state_.datasets->Get(dataset).ok() ? dataset : std::string();
+  return work_.state.datasets->Get(dataset).ok() ? dataset : std::string();
 }
 
-absl::Status ModelLibrary::AddLosses(const ConvertRequest& request, const std::string& dataset,
-                                     const std::string& source, const std::string& target, OperationScope& scope,
-                                     ConversionReport& report) {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
+absl::Status ModelConverter::AddLosses(const ConvertRequest& request, const std::string& dataset,
+                                       const std::string& source, const std::string& target, OperationScope& scope,
+                                       ConversionReport& report) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, work_.state.datasets->Get(dataset));
   NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(request.model));
   NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat format, FormatOf(stored));
   // Evaluate a job's model on the tokens that the job evaluated, with the same split and mask.
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored_source, state_.models->Get(request.model));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored_source, work_.state.models->Get(request.model));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored_source.info));
   const base::Json cut = EvalDataOf(info);
   data::TokenizeOptions tokenize;
@@ -122,13 +123,13 @@ absl::Status ModelLibrary::AddLosses(const ConvertRequest& request, const std::s
   // Uses the token file of the job's plan if it exists, and reads only the evaluated tokens from it.
   const data::TokenSource tokens = {.data_path = stored.data_path,
                                     .data_sha256 = stored.sha256,
-                                    .tokens_directory = state_.paths.tokens(dataset),
+                                    .tokens_directory = work_.state.paths.tokens(dataset),
                                     .format = format,
                                     .text = text->assets,
                                     .config = text->config,
                                     .options = tokenize};
   const auto found = tokens_.Get(tokens, [&scope] { return scope.cancelled(); });
-  state_.datasets->RemoveTokensIfDeleted(dataset);
+  work_.state.datasets->RemoveTokensIfDeleted(dataset);
   NIBBLE_ASSIGN_OR_RETURN(data::Dataset loaded, found);
   if (!request.eval_dataset.has_value() && cut.contains("held_out")) {
     NIBBLE_ASSIGN_OR_RETURN(const double fraction, base::GetNumber(cut, "held_out", "nibble.json"));
@@ -143,15 +144,15 @@ absl::Status ModelLibrary::AddLosses(const ConvertRequest& request, const std::s
     NIBBLE_ASSIGN_OR_RETURN(
         const auto model,
         model::LoadedModel::Load(directory, {.max_positions = tokenize.max_seq_len, .cancelled = scope.stopped()},
-                                 convert_stream_));
+                                 work_.convert_stream));
     const std::int64_t total =
-        static_cast<std::int64_t>(directories.size()) * std::min(options_.max_eval_tokens, loaded.num_trained);
+        static_cast<std::int64_t>(directories.size()) * std::min(work_.options.max_eval_tokens, loaded.num_trained);
     const auto before =
         static_cast<std::int64_t>(results.size()) * total / static_cast<std::int64_t>(directories.size());
     NIBBLE_ASSIGN_OR_RETURN(data::Evaluation result,
                             data::Evaluate(model->config(), model->weights(), loaded.examples,
-                                           {.max_tokens = options_.max_eval_tokens, .top_tokens = true},
-                                           convert_stream_, [&](std::int64_t done) {
+                                           {.max_tokens = work_.options.max_eval_tokens, .top_tokens = true},
+                                           work_.convert_stream, [&](std::int64_t done) {
                                              scope.Progress("evaluate", before + done, total);
                                              return !scope.cancelled();
                                            }));
@@ -170,53 +171,54 @@ absl::Status ModelLibrary::AddLosses(const ConvertRequest& request, const std::s
 
 // Adds the record that VerifyModel replays: the trainer's record if it was made for exactly these weights, otherwise a
 // new one.
-absl::Status ModelLibrary::AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info,
-                                     const base::Cancelled& cancelled) {
+absl::Status ModelConverter::AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info,
+                                       const base::Cancelled& cancelled) {
   const std::string foretold = base::JoinPath(source, model::ForetoldRecordFile(info.format));
-  if (state_.files.Exists(foretold)) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, state_.files.Read(foretold, 256u << 20));
+  if (work_.state.files.Exists(foretold)) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, work_.state.files.Read(foretold, 256u << 20));
     NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ParseRecord(bytes));
     if (record.weights_digest == info.weights_digest) {
-      NIBBLE_RETURN_IF_ERROR(model::WriteRecord(state_.files, target, record));
+      NIBBLE_RETURN_IF_ERROR(model::WriteRecord(work_.state.files, target, record));
       info.recorded_by = "trainer";
-      return model::WriteArtifactInfo(state_.files, target, info);
+      return model::WriteArtifactInfo(work_.state.files, target, info);
     }
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto loaded,
-                          model::LoadedModel::Load(target, {.cancelled = cancelled}, convert_stream_));
+                          model::LoadedModel::Load(target, {.cancelled = cancelled}, work_.convert_stream));
   NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets assets, model::LoadTextAssets(target));
   NIBBLE_ASSIGN_OR_RETURN(
       const model::Record record,
       model::MakeRecord(*loaded,
                         model::RecordTokens(*assets.tokenizer, loaded->config().vocab_size, loaded->max_positions()),
-                        convert_stream_, cancelled));
-  NIBBLE_RETURN_IF_ERROR(model::WriteRecord(state_.files, target, record));
+                        work_.convert_stream, cancelled));
+  NIBBLE_RETURN_IF_ERROR(model::WriteRecord(work_.state.files, target, record));
   info.recorded_by = "convert";
-  return model::WriteArtifactInfo(state_.files, target, info);
+  return model::WriteArtifactInfo(work_.state.files, target, info);
 }
 
-absl::StatusOr<ConvertOutcome> ModelLibrary::Convert(const ConvertRequest& request, OperationScope& scope) {
+absl::StatusOr<ConvertOutcome> ModelConverter::Convert(const ConvertRequest& request, OperationScope& scope) {
   const MemoryReturn at_the_end;
   const absl::Duration began = clock_.Monotonic();
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model));
-  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model, "a conversion"));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source,
+                          FindModel(*work_.state.models, work_.metrics, request.model));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin, work_.state.models->PinModel(request.model, "a conversion"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
-  NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pending, work_.state.models->Begin(request.name));
   scope.Progress("read", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model, scope.stopped()));
+  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*work_.state.models, work_.metrics, request.model, scope.stopped()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
   std::optional<EvaluationData> evaluation;
   if (!dataset.empty()) {
-    NIBBLE_RETURN_IF_ERROR(state_.datasets->Get(dataset).status());
+    NIBBLE_RETURN_IF_ERROR(work_.state.datasets->Get(dataset).status());
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t seq_len, EvalSeqLen(artifact->info(), artifact->config()));
-    evaluation = EvaluationData{.max_tokens = options_.max_eval_tokens, .max_seq_len = seq_len};
+    evaluation = EvaluationData{.max_tokens = work_.options.max_eval_tokens, .max_seq_len = seq_len};
   }
   NIBBLE_ASSIGN_OR_RETURN(const WorkMemory need, ConvertMemory(*artifact, OptionsOf(request), evaluation));
-  NIBBLE_ASSIGN_OR_RETURN(auto turn, AwaitTurn(StrCat("conversion of model ", request.model), need, scope));
+  NIBBLE_ASSIGN_OR_RETURN(auto turn, work_.AwaitTurn(StrCat("conversion of model ", request.model), need, scope));
   scope.Progress("quantize", 0, 1);
-  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
+  OperationFiles files(work_.state.files, scope, work_.options.upload_limits.min_free_bytes);
   NIBBLE_ASSIGN_OR_RETURN(convert::ConvertReport made, convert::ConvertModel(files, *artifact, pending->directory(),
-                                                                             OptionsOf(request), convert_stream_));
+                                                                             OptionsOf(request), work_.convert_stream));
   ConvertOutcome outcome;
   ConversionReport& report = outcome.report;
   report.source_format = artifact->info().format;
@@ -235,12 +237,12 @@ absl::StatusOr<ConvertOutcome> ModelLibrary::Convert(const ConvertRequest& reque
     NIBBLE_RETURN_IF_ERROR(AddRecord(source.directory, pending->directory(), made.info, scope.stopped()));
   }
   turn.reset();  // the remaining work holds no model in memory
-  NIBBLE_RETURN_IF_ERROR(
-      base::WriteFileAtomically(state_.files, base::JoinPath(pending->directory(), kConversionFile), ToJson(report)));
+  NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(
+      work_.state.files, base::JoinPath(pending->directory(), kConversionFile), ToJson(report)));
   scope.Progress("write", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
+  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(work_.state.files, pending->directory(), scope.identity()));
   NIBBLE_RETURN_IF_ERROR(pending->Commit(scope.stopped(), files.digests()).status());
-  metrics_.Converted(model::Name(made.info.format), absl::ToDoubleSeconds(clock_.Monotonic() - began));
+  work_.metrics.Converted(model::Name(made.info.format), absl::ToDoubleSeconds(clock_.Monotonic() - began));
   return outcome;
 }
 

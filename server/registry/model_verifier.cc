@@ -1,4 +1,5 @@
-// ModelLibrary: verification of a model's record.
+#include "server/registry/model_verifier.h"
+
 #include "server/base/error.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
@@ -7,21 +8,20 @@
 #include "server/model/record.h"
 #include "server/model/replay.h"
 #include "server/registry/model_files.h"
-#include "server/registry/model_library.h"
 #include "server/registry/model_memory.h"
 
 namespace nibble::registry {
 
 using base::StrCat;
 
-absl::StatusOr<VerifyReport> ModelLibrary::Verify(const std::string& name, OperationScope& scope) {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*state_.models, metrics_, name));
-  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(name, "verify"));
+absl::StatusOr<VerifyReport> ModelVerifier::Verify(const std::string& name, OperationScope& scope) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*work_.state.models, work_.metrics, name));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin, work_.state.models->PinModel(name, "verify"));
   auto replayed = Replay(stored, scope);
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored.info));
   const bool promised = info.determinism() == model::Determinism::kBitwise;
   if (absl::IsDataLoss(replayed.status())) {
-    metrics_.ArtifactVerifyFailed();
+    work_.metrics.ArtifactVerifyFailed();
     return replayed;
   }
   if (absl::IsCancelled(replayed.status()) || absl::IsResourceExhausted(replayed.status())) return replayed;
@@ -29,21 +29,21 @@ absl::StatusOr<VerifyReport> ModelLibrary::Verify(const std::string& name, Opera
   // Check the manifest too: an unreadable file may have been altered, and logits can be equal although a file was
   // altered (a weight that no token of the record reaches). The answer reports differing rows; the log says whether the
   // files differ.
-  const absl::Status files = CheckModelFiles(*state_.models, metrics_, name, scope.stopped());
+  const absl::Status files = CheckModelFiles(*work_.state.models, work_.metrics, name, scope.stopped());
   const bool differs = replayed.ok() && replayed->differing_rows > 0;
   if (absl::IsCancelled(files) || (!files.ok() && !differs)) return files;
   if (differs && files.ok()) {
-    metrics_.ArtifactVerifyFailed();
+    work_.metrics.ArtifactVerifyFailed();
     base::LogError("a model with intact files gives different logits than recorded", {{"model", name}});
   }
   return replayed;
 }
 
-absl::StatusOr<VerifyReport> ModelLibrary::Replay(const store::StoredModel& stored, OperationScope& scope) {
-  NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ReadRecord(state_.files, stored.directory));
+absl::StatusOr<VerifyReport> ModelVerifier::Replay(const store::StoredModel& stored, OperationScope& scope) {
+  NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ReadRecord(work_.state.files, stored.directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(stored.directory));
-  NIBBLE_ASSIGN_OR_RETURN(const auto turn,
-                          AwaitTurn(StrCat("verify of model ", stored.name), ReplayMemory(*artifact, record), scope));
+  NIBBLE_ASSIGN_OR_RETURN(const auto turn, work_.AwaitTurn(StrCat("verify of model ", stored.name),
+                                                           ReplayMemory(*artifact, record), scope));
   scope.Progress("verify", 0, 1);
   // Read the model from the disk again, to verify what a restarted server would serve.
   const base::Cancelled cancelled = scope.stopped();

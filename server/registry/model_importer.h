@@ -1,0 +1,35 @@
+#pragma once
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/auth/request_owner.h"
+#include "server/registry/model_requests.h"
+#include "server/registry/model_work.h"
+#include "server/registry/operation_files.h"
+#include "server/registry/operation_scope.h"
+#include "server/registry/upload_table.h"
+
+namespace nibble::registry {
+
+// Makes models of uploads and of directories below --import_root. Thread-safe; all arguments are borrowed.
+class ModelImporter {
+ public:
+  ModelImporter(const ModelWork& work, UploadTable& uploads) : work_(work), uploads_(uploads) {}
+
+  // Checks names, fields and existence before the operation begins. `owner`: the caller, whose uploads `request` may
+  // name.
+  absl::Status Check(const ImportRequest& request, const auth::RequestOwner& owner);
+  absl::Status Import(const ImportRequest& request, const auth::RequestOwner& owner, OperationScope& scope);
+
+ private:
+  // Import the files in the directory `source`. Both wait for their turn before they read tensors.
+  absl::Status ImportWeights(const ImportRequest& request, const std::string& source, const std::string& target,
+                             OperationFiles& files, OperationScope& scope);
+  absl::Status ImportAdapter(const ImportRequest& request, const std::string& source, const std::string& target,
+                             OperationFiles& files, OperationScope& scope);
+
+  const ModelWork& work_;
+  UploadTable& uploads_;
+};
+
+}  // namespace nibble::registry
