@@ -87,6 +87,20 @@ def test_libraries_are_included_only_where_permitted():
     assert {path for path, included in includes() if included.startswith("torch/")}, "the pattern finds nothing"
 
 
+def test_files_that_documents_name_exist():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    ends = {"/".join(path.split("/")[-n:]) for path in tracked for n in range(1, path.count("/") + 2)}
+    missing, seen = [], 0
+    for document in (path for path in tracked if path.endswith(".md")):
+        for name in re.findall(r"`((?:\w[\w-]*/)+\w+\.(?:cc|h|cu|py|sh|md|proto))`", (ROOT / document).read_text()):
+            seen += 1
+            placeholder = re.search(r"FOLDER|NAME|foo|/x\.h", name)
+            if name not in ends and not placeholder:
+                missing.append(f"{document} names {name}")
+    assert missing == []
+    assert seen > 200
+
+
 def test_every_source_is_formatted():
     done = subprocess.run(["tests/format.sh"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
