@@ -219,7 +219,7 @@ class PairProduct {
         }
       }
     });
-    if (out_of_memory) return {LaunchCode::kResourceExhausted, "no memory for a panel of w"};
+    if (out_of_memory) return {LaunchCode::kResourceExhausted, "no memory for a panel of w or its sums"};
     return {};
   }
 

@@ -25,8 +25,8 @@ constexpr std::uint64_t kMaxProcFile = 1 << 16;
 // An idle nibbled has 40 MiB; oneDNN's matrix products take up to 48 MiB, the database and thread stacks the rest.
 constexpr std::int64_t kProcessBytes = 144 << 20;
 // Memory to write one token file: the text, its tokens with their positions, and what tokenizers and templates use
-// meanwhile. 119 to 162 MiB were measured with 1 to 8 threads and one token per byte. Large rows and cached words use
-// the memory that models and trainers share.
+// meanwhile. These 144 MiB lie within what was measured: 119 to 162 MiB with 1 to 8 threads and one token per byte.
+// Large rows and cached words use the memory that models and trainers share.
 constexpr std::int64_t kTokenWriterBytes = 18 * static_cast<std::int64_t>(data::kTokenizeBytes);
 // Calls encode one large text at a time, in one piece if it cannot be cut, and one small text on each worker.
 std::int64_t EncoderBytes(const Limits& limits) {
@@ -111,8 +111,8 @@ void AddCallFlags(CLI::App& cli, Limits& l) {
                  "--min_read_rate requires")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--min_read_rate", l.min_read_rate,
-                 "Messages per second that the reader of an answer must take while it is behind, or 64 KiB of a "
-                 "download; 0: one message, or 256 KiB, in --slow_reader_s")
+                 "Messages per second that the reader of an answer must take while it is behind; in a download, 64 KiB "
+                 "count as one message; 0: one message, or 256 KiB of a download, in --slow_reader_s")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--max_prompt_bytes", l.max_prompt_bytes,
                  "Maximum size of a prompt or of a text to tokenize; each message of a chat counts 32 bytes more. 256 "
@@ -175,8 +175,8 @@ void AddJobFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_running_jobs", l.max_running_jobs, "Maximum number of trainers at a time")
       ->check(CLI::Range(1, 64));
   cli.add_option("--job_ageing_s", l.job_ageing_s,
-                 "A queued job's priority rises by one for each such time since it was queued and its principal last "
-                 "started a job; 0: never")
+                 "A queued job's priority rises by one each time this interval has passed since it was queued or its "
+                 "principal last started a job, whichever is later; 0: never")
       ->check(Seconds());
   cli.add_option("--max_jobs_per_principal", l.max_jobs_per_principal,
                  "Maximum number of jobs of one principal that have not ended; 0: no limit")

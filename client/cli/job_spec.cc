@@ -34,7 +34,7 @@ constexpr SpecOption kSpecOptions[] = {
     {"--eval-every", "run.eval_every", "Steps between evaluations; needs evaluation data"},
 };
 
-// The last field of a path, and the messages before it in `steps`.
+// The last field of a path. Splits the path into the names of its fields, the last one included: `steps`.
 const FieldDescriptor& FieldAt(const std::string& path, std::vector<std::string>& steps) {
   steps = absl::StrSplit(path, '.');
   const google::protobuf::Descriptor* message = v1::JobSpec::descriptor();
@@ -148,7 +148,7 @@ absl::StatusOr<v1::JobSpec> BuildSpec(const JobFlags& flags) {
   }
   if (flags.method.has_value()) NIBBLE_RETURN_IF_ERROR(SetMethod(*flags.method, spec));
   NIBBLE_RETURN_IF_ERROR(SetLora(flags, spec));
-  // One replaces the other that the file may have.
+  // The two fields exclude each other, so a flag for one clears the other, which the file may have set.
   if (flags.fields.contains("eval_dataset")) spec.clear_eval_fraction();
   if (flags.fields.contains("eval_fraction")) spec.clear_eval_dataset();
   for (const auto& [path, text] : flags.fields) NIBBLE_RETURN_IF_ERROR(SetField(path, text, spec));

@@ -31,7 +31,7 @@ namespace {
 using base::StrCat;
 
 constexpr std::uint64_t kMaxPemBytes = 1 << 20;
-constexpr int kGrpcLooksSeconds = 1;
+constexpr int kGrpcRefreshSeconds = 1;
 
 template <auto Function>
 struct Free {
@@ -75,10 +75,11 @@ absl::StatusOr<std::vector<Certificate>> ReadCertificates(const char* flag, cons
   return all;
 }
 
-// Refuses an encrypted key, because the server cannot ask for its passphrase.
+// Answers with an empty passphrase, because the server cannot ask for one. A key that needs another one is refused.
 int NoPassphrase(char*, int, int, void*) { return 0; }
 
-// Checks more than that both belong together: a key may be too short for the library's security level.
+// Whether OpenSSL accepts this pair for a server. It refuses even a matching pair if its key is too short for OpenSSL's
+// security level.
 bool OpensslTakes(X509* certificate, EVP_PKEY* key) {
   const Context context(SSL_CTX_new(TLS_server_method()));
   return context != nullptr && SSL_CTX_use_certificate(context.get(), certificate) == 1 &&
@@ -134,8 +135,8 @@ std::string ToPem(const std::vector<Certificate>& certificates, EVP_PKEY* key) {
   return {data, data + size};
 }
 
-// A file in memory that can be replaced atomically. gRPC reads it by its path, and the key is on no disk.
-// Thread-compatible.
+// A file in memory that can be replaced atomically. gRPC reads it by its path, and no copy of the key is
+// written to a disk. Thread-compatible.
 class MemoryFile {
  public:
   MemoryFile() = default;  // no file
@@ -162,7 +163,7 @@ class MemoryFile {
     }
     return file;
   }
-  // Keeps the path. No error is known for two open files.
+  // Keeps the path. No error of dup3 is known if both descriptors are open.
   absl::Status Replace(MemoryFile next) {
     if (descriptor_ < 0) {
       *this = std::move(next);
@@ -296,7 +297,7 @@ std::shared_ptr<grpc::ServerCredentials> TlsWatch::Credentials() const {
   const std::string pair = copies_->pair.path();
   const std::string client_ca = files_.client_ca.empty() ? "" : copies_->client_ca.path();
   const auto provider =
-      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(pair, pair, client_ca, kGrpcLooksSeconds);
+      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(pair, pair, client_ca, kGrpcRefreshSeconds);
   grpc::experimental::TlsServerCredentialsOptions options(provider);
   options.watch_identity_key_cert_pairs();
   if (!files_.client_ca.empty()) {

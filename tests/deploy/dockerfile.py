@@ -48,7 +48,7 @@ def logical_lines(text):
 
 
 def parse(path):
-    """{name: Stage} in order, with the global arguments substituted in FROM."""
+    """Returns {name: Stage} in order, and {name: default} of the global ARGs, which are substituted in FROM."""
     stages, arguments = {}, {}
     current = None
     for number, line in logical_lines(pathlib.Path(path).read_text()):

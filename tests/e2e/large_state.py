@@ -72,7 +72,7 @@ def add_label(database, ids, key, value, every=1):
 
 
 def add_steps(database, where, count):
-    """Adds `count` step events to each of these jobs, from sequence 2."""
+    """Adds `count` step events, from sequence 2, to each job that meets the SQL condition `where`."""
     body = ("json_object('sequence', i + 1, 'time', '2026-01-01T00:00:00Z', 'type', 'step', 'attempt', 1, 'step', i, 'max_steps', 1000, 'loss', "
             "2.5, 'lr', 0.0002, 'grad_norm', 1.5, 'tokens', 1024, 'tokens_per_s', 512.5, 'step_ms', 1998, 'peak_memory_bytes', 1234567890)")
     database.execute("INSERT INTO events (job_id, sequence, attempt, attempt_sequence, type, time_us, body) "

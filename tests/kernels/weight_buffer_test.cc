@@ -8,7 +8,7 @@
 namespace nibble::kernels {
 namespace {
 
-TEST(WeightBufferTest, BytesAreZeroAlignedAndWritable) {
+TEST(WeightBufferTest, IsZeroedAlignedAndWritable) {
   for (const std::int64_t size :
        {std::int64_t{1}, std::int64_t{65}, std::int64_t{2} << 20, (std::int64_t{4} << 20) + 1}) {
     WeightBuffer buffer(size);

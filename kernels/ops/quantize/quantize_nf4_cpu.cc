@@ -37,7 +37,8 @@ LaunchResult QuantizeNf4Cpu(const QuantizeNf4Args& args, const Stream& stream) {
         const std::int64_t last = std::min(first + kNf4Block, cols);
         const float absmax = AbsMax(args.x, row, first, last);
         const float inverse = 1.0f / absmax;
-        const float scale = inverse <= std::numeric_limits<float>::max() ? inverse : 0.0f;  // 0 gives code 7
+        // With a scale of 0, every finite element gets code 7, which stands for the value 0.
+        const float scale = inverse <= std::numeric_limits<float>::max() ? inverse : 0.0f;
         args.absmax[row * Nf4RowBlocks(cols) + block] = absmax;
         for (std::int64_t k = first; k < last; k += 2) {
           const unsigned high = Code(Element(args.x, row, k) * scale);

@@ -68,9 +68,12 @@ TEST_F(FilesKeyTest, CheckpointsOfAllAttemptsCountAndOtherFilesDoNot) {
   EXPECT_EQ(CheckpointsKey(folder_), first);
   Write(folder_ / "2/checkpoints/step-00000001/metrics.json", "{}");
   const auto second = CheckpointsKey(folder_);
+  ASSERT_TRUE(second.has_value());
   EXPECT_NE(second, first);
   std::filesystem::rename(folder_ / "2", folder_ / "3");
-  EXPECT_NE(CheckpointsKey(folder_), second);
+  const auto renamed = CheckpointsKey(folder_);
+  ASSERT_TRUE(renamed.has_value());
+  EXPECT_NE(renamed, second);
   std::filesystem::create_symlink("nowhere", folder_ / "1/checkpoints/broken");
   EXPECT_EQ(CheckpointsKey(folder_), std::nullopt);
 }

@@ -109,7 +109,8 @@ class SegmentAttentionTest : public ::testing::Test {
         scores.masked_fill_(torch::ones({n, n}, torch::kBool).triu(1), -std::numeric_limits<double>::infinity());
         const Tensor p = torch::softmax(scores, -1);
         const Tensor out = p.mm(v);
-        const Tensor slack = (g.abs() * out.abs()).sum(-1, true);  // of the sum over a row that its gradients share
+        // Bounds the rounding of a row's sum of g * out, which is a term of the gradient of each of its scores.
+        const Tensor slack = (g.abs() * out.abs()).sum(-1, true);
         const Tensor ds = p * ((g.mm(v.t()) - (g * out).sum(-1, true)).abs() + slack + g.abs().mm(v.abs().t()));
         const auto add = [&](const Tensor& bound, std::int64_t head, const Tensor& by) {
           bound.narrow(0, begin, n).narrow(1, head * c.dim, c.dim).add_(by * roundings);
@@ -128,10 +129,10 @@ class SegmentAttentionTest : public ::testing::Test {
 
 const Case kCases[] = {
     {4, 2, 8, {0, 5, 12, 13, 33}, 40},              // ragged, with padding
-    {9, 3, 64, {0, 1, 32, 65, 98, 300, 301}, 320},  // sizes around the quantum; three query heads per KV head
+    {9, 3, 64, {0, 1, 32, 65, 98, 300, 301}, 320},  // sizes around kSegmentQuantum, 32; three query heads per KV head
     {2, 2, 16, {0, 0, 64, 64, 128}, 128},           // empty segments; nothing to pad
     {6, 1, 32, {0, 700}, 700},                      // one segment larger than the block sizes of the kernel
-    {4, 4, 16, {0, 31, 61}, 61},                    // the last segment's padding is past the rows
+    {4, 4, 16, {0, 31, 61}, 61},                    // padded to 32 rows, the last segment would end past the tokens
     {2, 1, 8, {0, 30, 1500}, 1536},                 // more rows than kForwardRows
 };
 
@@ -163,7 +164,7 @@ TEST_F(SegmentAttentionTest, AgreesWithTheFormulaAndWithTheDenseMask) {
   }
 }
 
-TEST_F(SegmentAttentionTest, RecomputesAnF32ResultOfABf16CacheForItsGradients) {
+TEST_F(SegmentAttentionTest, F32ResultOfABf16CacheAgreesWithTheFormulaToF32Precision) {
   for (const Case& c : kCases) {
     const std::vector<Tensor> inputs = Inputs(c, torch::kBFloat16);
     const Attention masked = [&](const Tensor& q, const Tensor& k, const Tensor& v) { return Masked(q, k, v, c); };
@@ -220,7 +221,7 @@ TEST_F(SegmentAttentionTest, PackingChangesNoBitOfAnExample) {
   }
 }
 
-// A dense mask of 2,048 tokens alone would be 8 MiB in bf16, its scores 72 MiB.
+// A dense mask of these 2,000 tokens alone would take 8 MB in bf16, its scores 72 MB.
 TEST_F(SegmentAttentionTest, PackedRowCostsTheMemoryOfItsExamples) {
   constexpr std::int64_t kExamples = 16, kTokens = 125;
   const auto peak = [&](std::int64_t examples) {
@@ -246,7 +247,8 @@ TEST_F(SegmentAttentionTest, GraphKeepsInputsOutputAndOneNumberPerHeadAndToken) 
       return ApplySegmentAttention(leaves[0], leaves[1], leaves[2], *segments, c.heads, c.kv_heads, context_, result);
     });
   };
-  // Inputs that are kept in a narrower type are copied.
+  // Inputs that are kept in a narrower type are copied. An f32 result of a bf16 cache is recomputed in the backward
+  // pass, so its graph keeps neither the result nor the sums.
   const std::int64_t q = c.tokens * c.heads * c.dim, kv = c.tokens * c.kv_heads * c.dim, sums = c.tokens * c.heads * 4;
   EXPECT_EQ(kept(torch::kFloat32, torch::kFloat32), sums);
   EXPECT_EQ(kept(torch::kBFloat16, torch::kBFloat16), 2 * (q + 2 * kv) + sums);
@@ -262,7 +264,7 @@ TEST_F(SegmentAttentionTest, LongSegmentHasTheBitsOfItsHeadsAloneAndCanBeCancell
   context_.cancelled = asked.callback();
   const Results whole = BySegment(c, inputs, torch::kBFloat16);
   EXPECT_EQ(asked.calls(), 4) << "two pieces forward, two heads backward";
-  asked.Restart(3);
+  asked.Restart(4);
   EXPECT_THROW(BySegment(c, inputs, torch::kBFloat16), StoppedError);
   context_.cancelled = {};
   for (std::int64_t head = 0; head < 2; ++head) {
@@ -274,7 +276,7 @@ TEST_F(SegmentAttentionTest, LongSegmentHasTheBitsOfItsHeadsAloneAndCanBeCancell
   }
 }
 
-TEST_F(SegmentAttentionTest, CallsCancelledForEveryThousandRowsForwardAndEverySegmentBackward) {
+TEST_F(SegmentAttentionTest, ChecksForCancellationEvery1024RowsForwardAndEverySegmentBackward) {
   support::CancelAt asked;
   context_.cancelled = asked.callback();
   const Case c = {2, 1, 8, {0, 3, 9, 20}, 20};
@@ -284,6 +286,9 @@ TEST_F(SegmentAttentionTest, CallsCancelledForEveryThousandRowsForwardAndEverySe
   asked.Restart(3);
   EXPECT_THROW(BySegment(c, inputs, torch::kFloat32), StoppedError);
   const Case longer = {2, 1, 8, {0, 3 * kForwardRows}, 3 * kForwardRows};
+  asked.Restart(0);
+  BySegment(longer, Inputs(longer, torch::kFloat32), torch::kFloat32);
+  EXPECT_EQ(asked.calls(), 4) << "three pieces forward, one head backward";
   asked.Restart(2);
   EXPECT_THROW(BySegment(longer, Inputs(longer, torch::kFloat32), torch::kFloat32), StoppedError);
   asked.Restart(1);
