@@ -12,9 +12,9 @@ namespace nibble::cli {
 
 base::Json ToJson(const google::protobuf::Message& message);
 
-// Sets the fields that the object names; other fields of the message stay. Accepts enum names with and without prefix,
-// in any case, and durations as text or as a number of seconds. InvalidArgument (FIELD_VIOLATION) names an unknown
-// field, a wrong type, a number out of range, or two fields of one oneof.
+// Sets the fields that the object names; other fields of the message stay. Accepts enum names without prefix in any
+// case, or exactly as in the proto, and durations as text or as a number of seconds. InvalidArgument (FIELD_VIOLATION)
+// names an unknown field, a wrong type, a number out of range, or two fields of one oneof.
 absl::Status FromJson(const base::Json& json, google::protobuf::Message& message);
 
 // "RUNNING" for JOB_STATE_RUNNING; "UNSPECIFIED" for numbers that this build does not know.

@@ -5,16 +5,18 @@
 //   Tensor   an activation [T, features]; a handle, cheap to copy
 //   Input    input of linears: rows normalized, rounded or quantized once, shared by its readers; cheap to copy
 //   Tensor Embed()                                   [T, hidden]
-//   Tensor RunLayer(layer, h, body)                  calls body(h): training may recompute it (activation
-//   checkpointing) void   BeginLayer(layer)                         scratch of the previous layer may be reused Input
-//   NormInput(x, layer, Norm, LinearKind)     rms_norm, prepared for the linear and those that share its input Input
-//   PlainInput(x, layer, LinearKind)          prepared for the named linear, without a norm Tensor Linear(input, layer,
-//   LinearKind)          with bias and adapter where the model has them Tensor NormRows(x, layer, Norm) rms_norm that
-//   other norms follow: not prepared for linears Tensor NormHeads(x, layer, Norm, num_heads)      rms_norm of each head
-//   separately; may work in place Tensor Rope(x, num_heads)                        may work in place Tensor
-//   Attention(q, k, v, layer)                 causal within each sequence Tensor Gated(gate, up) act(gate) * up, act
-//   from the config; may work in place Tensor Add(h, y)                                 the residual stream; may work
-//   in place Tensor FinalNorm(h)                              only of the rows whose logits are wanted
+//   Tensor RunLayer(layer, h, body)                  calls body(h): training may compute it again (checkpointing)
+//   void   BeginLayer(layer)                         scratch of the previous layer may be reused
+//   Input  NormInput(x, layer, Norm, LinearKind)     rms_norm, prepared for the linear and those that share its input
+//   Input  PlainInput(x, layer, LinearKind)          prepared for the named linear, without a norm
+//   Tensor Linear(input, layer, LinearKind)          with bias and adapter where the model has them
+//   Tensor NormRows(x, layer, Norm)                  rms_norm that other norms follow: not prepared for linears
+//   Tensor NormHeads(x, layer, Norm, num_heads)      rms_norm of each head separately; may work in place
+//   Tensor Rope(x, num_heads)                        may work in place
+//   Tensor Attention(q, k, v, layer)                 causal within each sequence
+//   Tensor Gated(gate, up)                           act(gate) * up, act from the config; may work in place
+//   Tensor Add(h, y)                                 the residual stream; may work in place
+//   Tensor FinalNorm(h)                              only of the rows whose logits are wanted
 // Errors are sticky inside Ops: after the first error, calls do nothing; the caller checks the status at the end.
 #pragma once
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The counters of sample's generator by the u that they give, so that a test can choose u.
+// Finds a counter for which the generator of kernels/ops/sample returns about a given uniform number u in [0, 1), so
+// that a test can choose u.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -18,7 +19,8 @@ class UniformTable {
   }
 
   std::uint64_t seed() const { return seed_; }
-  // The counter with the smallest u of the table at or above `u`, or with the largest of all: within about 1e-5.
+  // The counter of the smallest number in the table at or above `u`, or of the largest number if all are below `u`.
+  // With 2^18 counters the numbers are 4e-6 apart on average, and up to about 6e-5.
   std::uint64_t CounterAt(double u) const {
     const auto at = std::lower_bound(by_u_.begin(), by_u_.end(), std::pair<double, std::uint64_t>(u, 0));
     return at == by_u_.end() ? by_u_.back().second : at->second;

@@ -10,8 +10,8 @@ absl::Status MatmulInt8(const MatmulInt8Args& args, const Stream& stream) {
   const PackedInt8Weight& w = args.w;
   if (w.rows < 0 || w.cols < 0 || w.cols > kInt8MaxCols || w.padded_k != Int8PaddedK(w.cols)) {
     return absl::InvalidArgumentError(absl::StrCat(kOp, ": w is [", w.rows, ", ", w.cols, "] padded to ", w.padded_k,
-                                                   ", wanted at most ", kInt8MaxCols,
-                                                   " columns padded to a multiple of 64"));
+                                                   ", wanted rows >= 0 and 0 to ", kInt8MaxCols,
+                                                   " columns, padded to the next multiple of 64"));
   }
   const bool has_tiles = w.cols == 0 || w.tiles != nullptr;
   NIBBLE_RETURN_IF_INVALID(CheckThat(w.rows == 0 || (has_tiles && w.scale != nullptr && w.row_sum != nullptr), kOp,

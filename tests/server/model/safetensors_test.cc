@@ -22,9 +22,9 @@ TEST(SafetensorsTest, ReadsFilesWrittenByTransformers) {
   const auto single = OpenSafetensorsModel(base::RealFileSystem(), Golden("hf_tied_bf16"));
   ASSERT_TRUE(single.ok()) << single.status();
   EXPECT_EQ(single->tensors.size(), 1u + 2 * 9 + 1);
-  const auto& q = single->tensors.at("model.layers.1.self_attn.k_proj.weight");
-  EXPECT_EQ(q.dtype, DType::kBF16);
-  EXPECT_EQ(q.shape, (std::vector<std::int64_t>{16, 32}));
+  const auto& k_proj = single->tensors.at("model.layers.1.self_attn.k_proj.weight");
+  EXPECT_EQ(k_proj.dtype, DType::kBF16);
+  EXPECT_EQ(k_proj.shape, (std::vector<std::int64_t>{16, 32}));
   const auto sharded = OpenSafetensorsModel(base::RealFileSystem(), Golden("hf_sharded_f32"));
   ASSERT_TRUE(sharded.ok()) << sharded.status();
   EXPECT_EQ(sharded->files.size(), 4u);
@@ -253,7 +253,15 @@ TEST(SafetensorsWriterTest, RoundTripsDeterministicallyAndAligned) {
                 0u)
           << name;
     }
-    EXPECT_EQ(std::string(reinterpret_cast<const char*>(read->tensors.at("codes").bytes.data()), 15), codes);
+    ASSERT_EQ(read->tensors.size(), plan.size());
+    for (const auto& [name, dtype, shape] : plan) {
+      EXPECT_EQ(read->tensors.at(name).dtype, dtype) << name;
+      EXPECT_EQ(read->tensors.at(name).shape, shape) << name;
+    }
+    for (const auto& [name, put] : arrivals) {
+      const auto got = read->tensors.at(name).bytes;
+      EXPECT_EQ(std::string(reinterpret_cast<const char*>(got.data()), got.size()), put) << name;
+    }
   }
 }
 

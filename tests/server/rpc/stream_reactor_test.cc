@@ -212,8 +212,8 @@ TEST_F(StreamReactorTest, TakenCountsTheMessagesThatTheReaderTook) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-// C12: otherwise a client that reads nothing would keep its place, and the message being written, as long as its
-// connection lives.
+// C12 (docs/faults.md): otherwise a client that reads nothing would keep its place, and the message being written, as
+// long as its connection lives.
 TEST_F(StreamReactorTest, AbortedStreamWhoseClientReadsNothingIsCutOff) {
   base::StreamSlots slots("--max_watches", 1);
   service_.slots = &slots;
@@ -252,7 +252,7 @@ TEST_F(StreamReactorTest, EndedStreamWhoseClientReadsNothingIsCutOff) {
   EXPECT_FALSE(reader->Finish().ok());
 }
 
-// C12: a reader of a chunk now and then would keep the place of a download for hours.
+// C12: otherwise a client that reads a chunk now and then would keep the place of its download for hours.
 TEST_F(StreamReactorTest, WatchedReaderMustTakeMessagesAtTheMinimumRate) {
   environment_.slow_reader = absl::Milliseconds(400);
   Start();
@@ -263,7 +263,7 @@ TEST_F(StreamReactorTest, WatchedReaderMustTakeMessagesAtTheMinimumRate) {
     Fill(*stream);
     stream->WatchReader(min_rate);
     v1::ServerLoad message;
-    for (int i = 0; i < 40 && reader->Read(&message); ++i) {  // five windows; some ten messages in each
+    for (int i = 0; i < 40 && reader->Read(&message); ++i) {  // five windows, eight messages in each
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       v1::ServerLoad next = Message(1);
       stream->Push(next);
@@ -319,8 +319,8 @@ TEST(StreamSlotsTest, OnePrincipalDoesNotTakeAllPlaces) {  // C4
   EXPECT_TRUE(one.ok() && two.ok());
 }
 
-// A producer may reach a stream only after its client has gone. The callback that it sets holds the stream: if the
-// stream kept it, neither would ever be released.
+// The client may already have gone when a producer gets the stream. The callback that the producer then sets owns the
+// stream: if the stream kept the callback, neither would ever be released.
 TEST_F(StreamReactorTest, CallbackSetAfterTheEndIsNotKept) {
   Start();
   auto reader = stub_->WatchLoad(&context_, {});
@@ -385,7 +385,7 @@ TEST(WorkerPoolTest, OnePrincipalDoesNotTakeAllThreads) {
   EXPECT_EQ(begun, 5);
 }
 
-// C4 (docs/faults.md): the streams of many uploads have a task each for every message.
+// C4 (docs/faults.md): every message of an upload is a task, and there are many uploads.
 TEST(WorkerPoolTest, TasksOfAdmittedWorkTakeNoPlaceFromNewWork) {
   std::promise<void> queued;
   std::atomic<int> done{0};
@@ -419,25 +419,35 @@ TEST(WorkerPoolTest, HalfOfTheQueueIsLeftToOthers) {
 
 TEST(PumpTest, RunsOnceMoreWhenWokenDuringARunAndNeverConcurrently) {
   std::atomic<int> runs{0}, inside{0};
-  bool overlapped = false;
-  {
-    base::WorkerPool workers(4, 100);
-    auto pump = std::make_shared<base::Pump>(workers, [&] {
-      if (++inside > 1) overlapped = true;
-      ++runs;
-      --inside;
-    });
+  std::atomic<bool> overlapped{false};
+  std::promise<void> begun, woken;
+  base::WorkerPool workers(4, 100);
+  auto pump = std::make_shared<base::Pump>(workers, [&] {
+    if (++inside > 1) overlapped = true;
+    if (++runs == 1) {
+      begun.set_value();
+      woken.get_future().wait();
+    }
+    --inside;
+  });
+  const auto wake_from_four_threads = [&pump] {
     std::vector<std::thread> wakers;
     for (int t = 0; t < 4; ++t) {
-      wakers.emplace_back([&] {
+      wakers.emplace_back([&pump] {
         for (int i = 0; i < 1000; ++i) pump->Wake();
       });
     }
     for (auto& waker : wakers) waker.join();
-    const int before = runs;
-    pump->Wake();
-    while (runs <= before) std::this_thread::yield();
-  }
+  };
+  pump->Wake();
+  begun.get_future().wait();
+  wake_from_four_threads();  // all during the first run
+  woken.set_value();
+  workers.AwaitIdle();
+  EXPECT_EQ(runs, 2);
+  wake_from_four_threads();  // during runs and between them
+  workers.AwaitIdle();
+  EXPECT_GT(runs, 2);
   EXPECT_FALSE(overlapped);
 }
 
