@@ -31,7 +31,8 @@ struct VerifyReport {
 class ModelVerifier {
  public:
   // `serve_stream`: a model is replayed as it is served.
-  ModelVerifier(const ModelWork& work, const kernels::Stream& serve_stream) : work_(work), serve_stream_(serve_stream) {}
+  ModelVerifier(const ModelWork& work, const kernels::Stream& serve_stream)
+      : work_(work), serve_stream_(serve_stream) {}
 
   // Waits for other work with whole models (WorkAdmission). Errors: NotFound (MODEL), FailedPrecondition (NO_RECORD),
   // DataLoss, Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), those of a load.
