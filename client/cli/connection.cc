@@ -47,6 +47,9 @@ absl::StatusOr<client::Security> ReadConnection(const std::string& server, const
   security.tls = flags.tls || !flags.tls_ca.empty() || !flags.tls_cert.empty();
   if (!security.tls && !flags.tls_name.empty()) return base::FieldError("--tls-name", "needs --tls or --tls-ca");
   NIBBLE_RETURN_IF_ERROR(ReadInto("--tls-ca", flags.tls_ca, security.root_certificates));
+  if (!flags.tls_ca.empty() && security.root_certificates.find("-----BEGIN CERTIFICATE-----") == std::string::npos) {
+    return base::FieldError("--tls-ca", base::StrCat(flags.tls_ca, " contains no PEM certificate"));
+  }
   NIBBLE_RETURN_IF_ERROR(ReadInto("--tls-cert", flags.tls_cert, security.certificate));
   NIBBLE_RETURN_IF_ERROR(ReadInto("--tls-key", flags.tls_key, security.key));
   NIBBLE_RETURN_IF_ERROR(ReadInto("--token-file", flags.token_file, security.token));

@@ -22,6 +22,9 @@
 namespace nibble::cli {
 namespace {
 
+// Bytes in which a row of JSON is looked for, to tell a damaged file of rows from a plain text.
+constexpr std::size_t kLookedAt = std::size_t{64} << 10;
+
 using base::Json;
 using base::StrCat;
 using Emit = std::function<absl::Status(const Json& row)>;
@@ -174,6 +177,9 @@ absl::StatusOr<Json> FromShareGpt(const Json& json) {
 }
 
 absl::Status ConvertCsv(std::string_view text, const Emit& emit) {
+  if (text.substr(0, 2) == "\xFF\xFE" || text.substr(0, 2) == "\xFE\xFF") {
+    return Bad("the file is UTF-16, wanted UTF-8");
+  }
   std::size_t at = text.substr(0, 3) == "\xEF\xBB\xBF" ? 3 : 0;  // a byte order mark, which spreadsheets write
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> columns, NextRecord(text, at));
   const auto has = [&](const char* name) { return std::find(columns.begin(), columns.end(), name) != columns.end(); };
@@ -196,6 +202,10 @@ absl::Status ConvertCsv(std::string_view text, const Emit& emit) {
     Json json = Json::object();
     for (std::size_t i = 0; i < columns.size(); ++i) {
       if (std::find(kept.begin(), kept.end(), columns[i]) != kept.end()) json[columns[i]] = (*fields)[i];
+    }
+    // Dump replaces bytes that are not UTF-8, which must not be trained.
+    if (base::ParseJson(base::Dump(json)).value_or(Json()) != json) {
+      return AtRow(row, absl::InvalidArgumentError("is not UTF-8: save the file as UTF-8"));
     }
     absl::StatusOr<Json> made = is_alpaca ? FromAlpaca(json) : absl::StatusOr<Json>(std::move(json));
     if (!made.ok()) return AtRow(row, made.status());
@@ -258,7 +268,10 @@ absl::Status CheckIsJsonLines(const std::string& path) {
   if (text[at] == '[') return Bad(StrCat(path, " is a JSON array: give --format json, alpaca or sharegpt"));
   const std::string_view line = text.substr(at, text.find('\n', at) - at);
   if (text[at] != '{') {
-    return path.ends_with(".csv") ? Bad(StrCat(path, " is a CSV file: give --format csv")) : absl::OkStatus();
+    if (path.ends_with(".csv")) return Bad(StrCat(path, " is a CSV file: give --format csv"));
+    if (text.substr(0, kLookedAt).find("\n{") != std::string_view::npos)
+      return absl::OkStatus();  // the server names it
+    return Bad(StrCat(path, " has no JSON at its beginning: if it is one plain text, give --format text"));
   }
   const auto json = base::ParseJson(line);
   if (!json.ok() || !json->is_object()) return absl::OkStatus();  // the server names the line

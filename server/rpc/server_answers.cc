@@ -52,7 +52,7 @@ v1::ServerInfo ToProto(const ServerFacts& facts) {
   info.set_threads(facts.threads);
   for (const std::string& method : facts.job_methods) info.add_job_methods(method);
   for (const char* format : {"f32", "bf16", "nf4", "int8", "ternary", "lora"}) info.add_serve_formats(format);
-  for (const char* format : {"int8", "ternary", "nf4"}) info.add_convert_formats(format);
+  for (const char* format : {"int8", "ternary", "nf4", "bf16"}) info.add_convert_formats(format);
   for (const v1::ExportFormat format : kExportFormats) {
     info.add_export_formats(
         absl::AsciiStrToLower(v1::ExportFormat_Name(format).substr(sizeof kExportFormatPrefix - 1)));

@@ -86,6 +86,8 @@ TEST(DatasetFileTest, CsvTakesQuotesAndLineEndsInFields) {
 TEST(DatasetFileTest, DamagedCsvNamesTheRow) {
   EXPECT_THAT(Lines("csv", "question,answer\na,b\n"), HasSubstr("the columns are question, answer; wanted text"));
   EXPECT_THAT(Lines("csv", "prompt,completion\na,b\nc\n"), HasSubstr("row 2: has 1 fields, wanted 2"));
+  EXPECT_THAT(Lines("csv", "text\nok\ncaf\xE9\n"), HasSubstr("row 2: is not UTF-8: save the file as UTF-8"));
+  EXPECT_THAT(Lines("csv", std::string("\xFF\xFEt\0", 4)), HasSubstr("the file is UTF-16, wanted UTF-8"));
   EXPECT_THAT(Lines("csv", "text\n\"a"), HasSubstr("row 1: a quote has no end"));
   EXPECT_THAT(Lines("csv", "text\n\"a\" b\n"), HasSubstr("row 1: there is text behind a quoted field"));
 }
@@ -112,9 +114,10 @@ TEST(DatasetFileTest, UploadWithoutAFormatNamesTheOption) {
     EXPECT_THAT(std::string(refused.message()), HasSubstr(option));
   }
   EXPECT_THAT(std::string(CheckIsJsonLines(Write("rows.csv", "text\na\n")).message()), HasSubstr("--format csv"));
-  for (const char* text : {"", "{\"text\": \"a\"}\n", "plain text", "{damaged\n"}) {
+  for (const char* text : {"", "{\"text\": \"a\"}\n", "{damaged\n", "damaged\n{\"text\": \"a\"}\n"}) {
     EXPECT_TRUE(CheckIsJsonLines(Write("rows.jsonl", text)).ok()) << text;
   }
+  EXPECT_THAT(std::string(CheckIsJsonLines(Write("rows.txt", "plain text")).message()), HasSubstr("--format text"));
   FakeServer server;
   const Result result = RunNibble(server, {"datasets", "upload", Write("rows.jsonl", "[]"), "--name", "d"});
   EXPECT_EQ(result.exit, 4);

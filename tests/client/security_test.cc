@@ -55,7 +55,8 @@ TEST(SecurityTest, ErrorsNameTheWrongFlag) {
       {{"--tls-name", "a"}, "--tls"},
       {{"--token-file", "/nonexistent"}, "--token-file"},
       {{"--token-file", empty}, "--token-file"},
-      {{"--tls-ca", "/nonexistent"}, "--tls-ca"}};
+      {{"--tls-ca", "/nonexistent"}, "--tls-ca"},
+      {{"--tls-ca", some}, "contains no PEM certificate"}};
   for (auto [arguments, what] : wrong) {
     arguments.insert(arguments.end(), {"server", "info"});
     const Result result = RunNibble(server, arguments);

@@ -52,7 +52,7 @@ TEST_F(ServerServiceTest, InfoListsDevicesFormatsAndLimits) {
   EXPECT_EQ(info.threads(), 2);
   EXPECT_GT(info.unimplemented_size(), 5);
   EXPECT_THAT(info.serve_formats(), testing::Contains("ternary"));
-  EXPECT_THAT(info.convert_formats(), testing::Contains("ternary"));
+  EXPECT_THAT(info.convert_formats(), testing::ElementsAre("int8", "ternary", "nf4", "bf16"));
   EXPECT_THAT(info.export_formats(), testing::ElementsAre("peft", "hf", "hf_bitnet", "compressed_tensors"));
   EXPECT_EQ(info.limits().max_chunk_bytes(), 1 << 20);
   EXPECT_EQ(info.limits().max_dataset_line_bytes(), 1 << 20);
