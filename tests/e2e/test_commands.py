@@ -181,7 +181,7 @@ def test_health_drain_and_version(make_server):
     assert refused.returncode == 5 and "not ready" in refused.stderr
     refused = server.run("health", "--grpc", check=False)
     assert refused.returncode == 5 and refused.stdout == "" and "not ready: NOT_SERVING" in refused.stderr
-    assert "DRAINING" in server.run("datasets", "upload", __file__, "--name", "late", check=False).stderr
+    assert "DRAINING" in server.run("datasets", "upload", __file__, "--name", "late", "--format", "text", check=False).stderr
     assert server.stop() == 0
     assert server.run("health", "--grpc", check=False).returncode == 5
 
