@@ -80,8 +80,8 @@ absl::StatusOr<std::shared_ptr<const ExportedFiles>> ModelExporter::Export(const
   NIBBLE_RETURN_IF_ERROR(WriteExport(files, request, *artifact, exported->directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto names, work_.state.files.List(exported->directory));
   for (const std::string& name : names) {
-    NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry entry,
-                            store::HashFile(base::JoinPath(exported->directory, name), scope.stopped()));
+    NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry entry, store::HashFile(base::JoinPath(exported->directory, name),
+                                                                              scope.stopped(), files.digests()));
     exported->files.push_back(
         {.path = name, .size_bytes = static_cast<std::int64_t>(entry.size), .sha256 = entry.sha256});
   }

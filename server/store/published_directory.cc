@@ -94,7 +94,11 @@ absl::Time ModifiedTime(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 ? absl::TimeFromTimespec(info.st_mtim) : absl::UnixEpoch();
 }
 
-absl::StatusOr<ManifestEntry> HashFile(const std::string& path, const Cancelled& cancelled) {
+absl::StatusOr<ManifestEntry> HashFile(const std::string& path, const Cancelled& cancelled,
+                                       const base::WrittenDigests& written) {
+  if (auto known = written.Find(path); known.has_value()) {
+    return ManifestEntry{.name = {}, .size = known->size, .sha256 = std::move(known->sha256)};
+  }
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   const auto failed = [&path](std::string_view what) -> absl::Status {
     const std::string text = StrCat(what, " ", path, ": ", std::strerror(errno));
@@ -216,13 +220,7 @@ absl::StatusOr<Manifest> PendingDirectory::Commit(const Cancelled& cancelled, co
     NIBBLE_ASSIGN_OR_RETURN(auto file, files_->OpenForAppend(path));
     NIBBLE_RETURN_IF_ERROR(file->Sync());
     NIBBLE_RETURN_IF_ERROR(file->Close());
-    ManifestEntry entry;
-    if (auto known = written.Find(path); known.has_value()) {
-      entry.size = known->size;
-      entry.sha256 = std::move(known->sha256);
-    } else {
-      NIBBLE_ASSIGN_OR_RETURN(entry, HashFile(path, cancelled));
-    }
+    NIBBLE_ASSIGN_OR_RETURN(const ManifestEntry entry, HashFile(path, cancelled, written));
     base::Json item = base::Json::object();
     item["name"] = name;
     item["size"] = entry.size;

@@ -47,8 +47,10 @@ bool SaysDamaged(const absl::Status& status);
 // When a file was last written; the epoch if unknown.
 absl::Time ModifiedTime(const std::string& path);
 
-// SHA-256 and size of a file. Reads in pieces, so memory use does not depend on the size.
-absl::StatusOr<ManifestEntry> HashFile(const std::string& path, const Cancelled& cancelled = {});
+// SHA-256 and size of a file. Reads it in pieces, so memory use does not depend on the size, or not at all if `written`
+// has its digest.
+absl::StatusOr<ManifestEntry> HashFile(const std::string& path, const Cancelled& cancelled = {},
+                                       const base::WrittenDigests& written = {});
 
 // A directory that is being written. The destructor removes it unless Commit succeeded. One thread.
 class PendingDirectory {
