@@ -108,7 +108,7 @@ class LogReader {
   absl::Status lost_;
 };
 
-// What one stream of a watch brought.
+// The result of reading one stream of a watch.
 struct StreamEnd {
   absl::Status ours;    // an error of an event or of the log; the stream was cancelled
   absl::Status theirs;  // the status of the stream

@@ -614,7 +614,7 @@ absl::Status AttemptSupervisor::Append(Live& live, const std::vector<NewEvent>& 
   return absl::OkStatus();
 }
 
-// What the end of an attempt means for its job.
+// The ends of attempts change their jobs.
 
 void AttemptSupervisor::SettleAll() {
   std::vector<Ended> ended;

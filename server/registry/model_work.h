@@ -33,7 +33,7 @@ struct ModelLibraryOptions {
       find_checkpoint;
 };
 
-// What every kind of work on whole models uses; all borrowed.
+// The objects that all kinds of work on whole models share; all borrowed.
 struct ModelWork {
   store::StateDirectory& state;
   telemetry::Metrics& metrics;

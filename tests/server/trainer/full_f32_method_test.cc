@@ -64,7 +64,7 @@ class FullF32MethodTest : public testing::Test {
     return jobs::Resolve(spec, "job-1", "text", "cpu");
   }
 
-  // What the lines of an attempt's journal report.
+  // The outcome of an attempt, and the losses in its journal.
   struct Run {
     jobs::Outcome outcome;
     std::string directory;
