@@ -18,6 +18,7 @@
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 
 namespace nibble::cli {
 namespace {
@@ -201,11 +202,12 @@ absl::Status ConvertCsv(std::string_view text, const Emit& emit) {
     }
     Json json = Json::object();
     for (std::size_t i = 0; i < columns.size(); ++i) {
-      if (std::find(kept.begin(), kept.end(), columns[i]) != kept.end()) json[columns[i]] = (*fields)[i];
-    }
-    // Dump replaces bytes that are not UTF-8, which must not be trained.
-    if (base::ParseJson(base::Dump(json)).value_or(Json()) != json) {
-      return AtRow(row, absl::InvalidArgumentError("is not UTF-8: save the file as UTF-8"));
+      if (std::find(kept.begin(), kept.end(), columns[i]) == kept.end()) continue;
+      // The rows are written as JSON, which would replace other bytes.
+      if (!base::IsValidUtf8((*fields)[i])) {
+        return AtRow(row, absl::InvalidArgumentError("is not UTF-8: save the file as UTF-8"));
+      }
+      json[columns[i]] = (*fields)[i];
     }
     absl::StatusOr<Json> made = is_alpaca ? FromAlpaca(json) : absl::StatusOr<Json>(std::move(json));
     if (!made.ok()) return AtRow(row, made.status());

@@ -9,7 +9,7 @@
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/text/utf8.h"
+#include "server/base/utf8.h"
 
 namespace nibble::operations {
 
@@ -30,7 +30,7 @@ base::Json JsonOf(const absl::Status& error) {
   json["code"] = static_cast<int>(error.code());
   json["message"] = message;
   // JSON cannot hold these bytes: Dump replaces them in "message".
-  if (!text::IsValidUtf8(message)) json["message_bytes"] = absl::BytesToHexString(message);
+  if (!base::IsValidUtf8(message)) json["message_bytes"] = absl::BytesToHexString(message);
   std::map<std::string, std::string> payloads;
   error.ForEachPayload([&](absl::string_view type, const absl::Cord& payload) {
     payloads[std::string(type)] = absl::BytesToHexString(std::string(payload));

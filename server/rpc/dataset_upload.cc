@@ -17,7 +17,6 @@
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/status.h"
 #include "server/rpc/tracked_upload.h"
-#include "server/text/utf8.h"
 
 namespace nibble::rpc {
 
@@ -52,7 +51,7 @@ absl::StatusOr<base::Json> WrapPlainText(const std::string& path, std::string_vi
                                           kMaxPlainTextBytes, "; send it as JSON lines")),
         "DATASET_FORMAT");
   }
-  if (!text::IsValidUtf8(text)) {
+  if (!base::IsValidUtf8(text)) {
     return base::WithReason(absl::InvalidArgumentError("the text is not UTF-8"), "DATASET_FORMAT");
   }
   base::FileSystem& files = base::RealFileSystem();

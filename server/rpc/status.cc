@@ -13,7 +13,6 @@
 #include "server/base/utf8.h"
 #include "server/rpc/deterministic_bytes.h"
 #include "server/rpc/time.h"
-#include "server/text/utf8.h"
 
 namespace nibble::rpc {
 
@@ -125,7 +124,7 @@ const char* CodeName(absl::StatusCode code) {
 
 std::string ToUtf8(std::string_view text, std::size_t max_bytes) {
   std::string clean;
-  const std::size_t used = text::TakeWholeCharacters(text, &clean);
+  const std::size_t used = base::TakeWholeCharacters(text, &clean);
   if (used < text.size()) clean += "\xEF\xBF\xBD";
   if (clean.size() <= max_bytes) return clean;
   return clean.substr(0, base::WholeCharacters(clean, max_bytes));

@@ -6,8 +6,8 @@
 #include "absl/status/status.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 #include "server/text/ffi_result.h"
-#include "server/text/utf8.h"
 
 namespace nibble::text {
 namespace {
@@ -37,13 +37,13 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Compile(std::string_
                                                                     const SpecialTokens& special_tokens) {
   std::string json = "{";
   for (const auto& [name, token] : special_tokens) {
-    if (!IsValidUtf8(name) || !IsValidUtf8(token)) {
+    if (!base::IsValidUtf8(name) || !base::IsValidUtf8(token)) {
       return absl::InvalidArgumentError("special_tokens: not UTF-8");
     }
     if (json.size() > 1) json += ',';
-    AppendJsonString(name, &json);
+    base::AppendJsonString(name, &json);
     json += ':';
-    AppendJsonString(token, &json);
+    base::AppendJsonString(token, &json);
   }
   json += '}';
   NibbleTemplate* handle = nullptr;
@@ -60,13 +60,13 @@ absl::StatusOr<std::string> ChatTemplate::Render(std::span<const ChatMessage> me
   std::string json = "[";
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const auto& [role, content] = messages[i];
-    if (!IsValidUtf8(role) || !IsValidUtf8(content)) {
+    if (!base::IsValidUtf8(role) || !base::IsValidUtf8(content)) {
       return absl::InvalidArgumentError(base::StrCat("messages[", i, "]: not UTF-8"));
     }
     json += i == 0 ? "{\"role\":" : ",{\"role\":";
-    AppendJsonString(role, &json);
+    base::AppendJsonString(role, &json);
     json += ",\"content\":";
-    AppendJsonString(content, &json);
+    base::AppendJsonString(content, &json);
     json += '}';
   }
   json += ']';

@@ -7,8 +7,8 @@
 #include "absl/status/status.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 #include "server/text/gguf_vocabulary.h"
-#include "server/text/utf8.h"
 
 namespace nibble::text {
 namespace {
@@ -105,15 +105,15 @@ std::string TokenizerJson(const GgufVocabulary& vocabulary, const GgufMerges& me
                    R"("continuing_subword_prefix":null,"end_of_word_suffix":null,)", model_flags, R"(,"vocab":{)");
   for (std::size_t i = 0; i < vocabulary.tokens.size(); ++i) {
     if (i > 0) json += ',';
-    AppendJsonString(vocabulary.tokens[i], &json);
+    base::AppendJsonString(vocabulary.tokens[i], &json);
     json += base::StrCat(":", i);
   }
   json += R"(},"merges":[)";
   for (std::size_t i = 0; i < merges.size(); ++i) {
     json += i == 0 ? "[" : ",[";
-    AppendJsonString(merges[i].first, &json);
+    base::AppendJsonString(merges[i].first, &json);
     json += ',';
-    AppendJsonString(merges[i].second, &json);
+    base::AppendJsonString(merges[i].second, &json);
     json += ']';
   }
   return json + "]}}";
@@ -171,7 +171,7 @@ std::string ConfigJson(const GgufTokenizer& gguf, const GgufVocabulary& vocabula
 }  // namespace
 
 absl::StatusOr<TokenizerFiles> TokenizerFilesFromGguf(const GgufTokenizer& gguf) {
-  if (!IsValidUtf8(gguf.chat_template)) {
+  if (!base::IsValidUtf8(gguf.chat_template)) {
     return absl::InvalidArgumentError("tokenizer.chat_template: not UTF-8");
   }
   TokenizerFiles files;

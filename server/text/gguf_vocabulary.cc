@@ -7,7 +7,7 @@
 
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/text/utf8.h"
+#include "server/base/utf8.h"
 
 namespace nibble::text {
 namespace {
@@ -31,7 +31,7 @@ absl::Status ReadTokens(const GgufTokenizer& gguf, GgufVocabulary* vocabulary) {
   for (std::size_t i = 0; i < count; ++i) {
     std::string& token = vocabulary->tokens[i];
     if (token.empty()) token = base::StrCat("[EMPTY_", i, "]");
-    if (token.size() > kMaxTokenBytes || !IsValidUtf8(token)) {
+    if (token.size() > kMaxTokenBytes || !base::IsValidUtf8(token)) {
       return RefuseGguf("tokens", base::StrCat("token ", i, " is not UTF-8 of at most ", kMaxTokenBytes, " bytes"));
     }
     const auto [place, is_new] = vocabulary->ids.emplace(token, i);
@@ -67,7 +67,7 @@ absl::Status RefuseGguf(std::string_view key, std::string_view reason) {
 
 std::string Quoted(std::string_view value) {
   std::string json;
-  AppendJsonString(value, &json);
+  base::AppendJsonString(value, &json);
   return json;
 }
 
@@ -98,7 +98,7 @@ absl::StatusOr<GgufMerges> ReadGgufMerges(const GgufTokenizer& gguf, const GgufV
   for (std::size_t i = 0; i < gguf.merges.size(); ++i) {
     const std::string_view merge = gguf.merges[i];
     const std::size_t blank = merge.find(' ', 1);
-    if (blank == std::string_view::npos || !IsValidUtf8(merge)) {
+    if (blank == std::string_view::npos || !base::IsValidUtf8(merge)) {
       return RefuseGguf("merges", base::StrCat("merge ", i, " is not two tokens separated by a blank"));
     }
     const std::pair pair = {merge.substr(0, blank), merge.substr(blank + 1)};

@@ -5,8 +5,8 @@
 #include "absl/status/status.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 #include "server/text/ffi_result.h"
-#include "server/text/utf8.h"
 
 namespace nibble::text {
 namespace {
@@ -51,7 +51,7 @@ absl::StatusOr<std::string> StreamDecoder::AppendBytes(std::int32_t id) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, BytesOfToken(tokenizer_.handle_, id));
   incomplete_ += bytes;
   std::string delta;
-  incomplete_.erase(0, TakeWholeCharacters(incomplete_, &delta));
+  incomplete_.erase(0, base::TakeWholeCharacters(incomplete_, &delta));
   return delta;
 }
 
@@ -65,7 +65,7 @@ absl::StatusOr<std::string> StreamDecoder::AppendToRun(std::int32_t id) {
     incomplete_.clear();
   } else {
     std::string whole;
-    incomplete_.erase(0, TakeWholeCharacters(incomplete_, &whole));
+    incomplete_.erase(0, base::TakeWholeCharacters(incomplete_, &whole));
   }
   // Each byte token gives one byte: the tokens of the incomplete character stay pending.
   return Release(pending_.size() - incomplete_.size());

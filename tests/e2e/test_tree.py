@@ -25,7 +25,7 @@ MAY = {
     "auth": ["base"],
     "kube": ["base"],
     "registry": ["base", "auth", "telemetry", "text", "model", "store", "data", "convert"],
-    "operations": ["base", "text", "auth", "registry"],
+    "operations": ["base", "auth", "registry"],
     "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve", "auth", "registry",
             "operations"],
     "trainer": ["base", "text", "model", "store", "data", "convert", "jobs"],

@@ -19,10 +19,10 @@
 
 #include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
+#include "server/base/utf8.h"
 #include "server/rpc/answer_size.h"
 #include "server/rpc/slow_reader.h"
 #include "server/rpc/status.h"
-#include "server/text/utf8.h"
 #include "tests/server/model/small_models.h"
 #include "tests/server/rpc/status_details.h"
 
@@ -206,7 +206,7 @@ TEST_F(AnswerSinkTest, EchoOfALongPromptComesInPiecesCutBetweenCharacters) {
   for (const v1::GenerateReply& reply : answer->replies) {
     EXPECT_LE(reply.ByteSizeLong(), kMaxPieceBytes);
     if (!reply.has_delta()) continue;
-    EXPECT_TRUE(text::IsValidUtf8(reply.delta().text()));
+    EXPECT_TRUE(base::IsValidUtf8(reply.delta().text()));
     texts[reply.delta().index()] += reply.delta().text();
     if (reply.delta().token_ids().empty()) ++pieces[reply.delta().index()];
   }

@@ -3,7 +3,7 @@
 #include <random>
 
 #include "gtest/gtest.h"
-#include "server/text/utf8.h"
+#include "server/base/utf8.h"
 #include "tests/server/text/golden.h"
 
 namespace nibble::text {
@@ -23,7 +23,7 @@ Streamed Stream(const Tokenizer& tokenizer, const Ids& ids, bool skip_special) {
   for (const std::int32_t id : ids) {
     const auto delta = decoder.Append(id);
     EXPECT_TRUE(delta.ok()) << delta.status();
-    EXPECT_TRUE(IsValidUtf8(*delta));
+    EXPECT_TRUE(base::IsValidUtf8(*delta));
     streamed.deltas.push_back(*delta);
     streamed.all += *delta;
   }
@@ -287,7 +287,7 @@ TEST(Utf8Test, EachMaximalInvalidPartBecomesOneReplacementCharacter) {
   // Unicode 15, table 3-8 and its neighbours.
   const auto take = [](std::string_view bytes) {
     std::string text;
-    const std::size_t taken = TakeWholeCharacters(bytes, &text);
+    const std::size_t taken = base::TakeWholeCharacters(bytes, &text);
     return text + "|" + std::string(bytes.substr(taken));
   };
   EXPECT_EQ(take("a\xC0\xAFz"), "a\uFFFD\uFFFDz|");

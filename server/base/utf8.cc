@@ -1,8 +1,8 @@
-#include "server/text/utf8.h"
+#include "server/base/utf8.h"
 
 #include <cstdint>
 
-namespace nibble::text {
+namespace nibble::base {
 namespace {
 
 enum class Shape { kWhole, kCut, kInvalid };
@@ -89,4 +89,4 @@ void AppendJsonString(std::string_view value, std::string* json) {
   json->push_back('"');
 }
 
-}  // namespace nibble::text
+}  // namespace nibble::base
