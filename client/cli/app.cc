@@ -86,6 +86,8 @@ int UsageError(const CLI::App& app, const CLI::ParseError& error, Terminal& term
     terminal.err << Printable(base::StrCat("unknown option ", name, DidYouMean(name, options)));
   } else if (!commands.empty()) {
     terminal.err << Printable(base::StrCat("unknown command ", word, DidYouMean(word, commands)));
+  } else if (std::find(options.begin(), options.end(), "--prompt") != options.end()) {
+    terminal.err << Printable(base::StrCat("unexpected argument ", word, "; give the prompt with --prompt"));
   } else {
     return app.exit(error, terminal.out, terminal.err);
   }
@@ -121,6 +123,8 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
   terminal.out << std::flush;
   if (!status.ok()) {
     PrintError(terminal.err, status);
+    if (base::Reason(status) == "TOKEN_MISSING")
+      terminal.err << "  give your token's file with --token-file\n" << std::flush;
     if (session.asked_server() && absl::IsUnavailable(status) && base::Reason(status).empty()) {
       const std::string hint = session.ConnectionHint(status);
       terminal.err << "  server: " << Printable(session.server) << " (--server)" << (hint.empty() ? "" : ": ") << hint

@@ -59,14 +59,17 @@ absl::StatusOr<client::Security> ReadConnection(const std::string& server, const
   return security;
 }
 
-std::string ConnectionHint(bool tls, const absl::Status& status) {
+std::string ConnectionHint(const client::Security& security, const absl::Status& status) {
   const std::string_view message = base::ToStd(status.message());
   const auto says = [&](std::initializer_list<std::string_view> texts) {
     return std::any_of(texts.begin(), texts.end(),
                        [&](std::string_view text) { return message.find(text) != message.npos; });
   };
   if (says({"CERTIFICATE_VERIFY_FAILED", "certificate verify failed"})) {
-    return "the server's certificate is not signed by an authority of --tls-ca";
+    return security.root_certificates.empty()
+               ? "the server's certificate is not signed by an authority that this machine "
+                 "trusts; give the server's authority with --tls-ca"
+               : "the server's certificate is not signed by an authority of --tls-ca";
   }
   if (says({"Hostname Verification", "not in peer certificate"})) {
     return "the server's certificate is for another name; give that name with --tls-name";
@@ -76,7 +79,7 @@ std::string ConnectionHint(bool tls, const absl::Status& status) {
   if (says({"DNS resolution failed", "Domain name not found", "Name or service not known"}))
     return "this host has no address";
   if (says({"Connection refused", "No such file or directory"})) return "is nibbled running there?";
-  if (!tls && says({"Socket closed", "Connection reset", "Broken pipe", "GOAWAY"})) {
+  if (!security.tls && says({"Socket closed", "Connection reset", "Broken pipe", "GOAWAY"})) {
     return "the server closed the connection at once; if it uses TLS, give --tls-ca or --tls";
   }
   return "";

@@ -27,6 +27,6 @@ absl::StatusOr<client::Security> ReadConnection(const std::string& server, const
 
 // Advice for a call that ended with Unavailable and without a reason: a sentence, or "" if gRPC's message shows no
 // cause.
-std::string ConnectionHint(bool tls, const absl::Status& status);
+std::string ConnectionHint(const client::Security& security, const absl::Status& status);
 
 }  // namespace nibble::cli

@@ -59,9 +59,11 @@ void PrintJob(Session& session, const v1::Job& job) {
   }
   table.Add({"output", job.output_model()});
   if (job.state() == v1::JOB_STATE_QUEUED) {
-    table.Add({"queued behind", base::StrCat(job.progress().queue_position(), " jobs")});
+    const std::int64_t ahead = job.progress().queue_position();
+    table.Add(
+        {"queue", ahead == 0 ? "next to start" : base::StrCat(ahead, ahead == 1 ? " job" : " jobs", " before it")});
   }
-  if (job.progress().has_eta()) {
+  if (job.progress().has_eta() && !client::IsFinal(job.state())) {
     table.Add({"time left", base::StrCat("about ", (job.progress().eta().seconds() + 59) / 60, " min")});
   }
   if (job.has_error() && job.state() != v1::JOB_STATE_CANCELLED) {  // then the state's message is the same

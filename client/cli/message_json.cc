@@ -201,7 +201,7 @@ absl::Status FromObject(const Json& json, Message& message, const std::string& w
       std::vector<std::string> names;
       for (int i = 0; i < message.GetDescriptor()->field_count(); ++i)
         names.push_back(message.GetDescriptor()->field(i)->name());
-      return base::FieldError(path, base::StrCat("unknown field", DidYouMean(item.key(), names)));
+      return base::FieldError(path, base::StrCat("unknown field", DidYouMeanOrList(item.key(), names)));
     }
     if (item.value().is_null()) continue;
     if (const auto* oneof = field->real_containing_oneof(); oneof != nullptr && !chosen.insert(oneof).second) {

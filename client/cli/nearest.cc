@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_join.h"
 #include "server/base/strings.h"
 
 namespace nibble::cli {
@@ -48,6 +49,11 @@ std::string Nearest(std::string_view word, const std::vector<std::string>& names
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& names) {
   const std::string nearest = Nearest(word, names);
   return nearest.empty() ? "" : base::StrCat("; did you mean ", nearest, "?");
+}
+
+std::string DidYouMeanOrList(std::string_view word, const std::vector<std::string>& names) {
+  const std::string nearest = DidYouMean(word, names);
+  return nearest.empty() ? base::StrCat("; want one of ", absl::StrJoin(names, ", ")) : nearest;
 }
 
 }  // namespace nibble::cli

@@ -27,7 +27,7 @@ class Session {
   // Whether the command has called client().
   bool asked_server() const { return client_.has_value(); }
   // Advice for a call that ended with Unavailable and without a reason (connection.h).
-  std::string ConnectionHint(const absl::Status& status) const { return cli::ConnectionHint(security_.tls, status); }
+  std::string ConnectionHint(const absl::Status& status) const { return cli::ConnectionHint(security_, status); }
   // Reads the files that the connection flags name. Call before `command`.
   absl::Status Prepare();
   // Like Client::Wait and WaitForEnd, and shows `progress`. On Ctrl-C meanwhile, the program prints that the operation

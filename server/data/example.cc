@@ -130,6 +130,12 @@ absl::StatusOr<Example> EncodeAll(std::string_view text, bool add_special_tokens
   return example;
 }
 
+// The roles that chat templates of published models handle.
+bool IsUsualRole(std::string_view role) {
+  constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool", "function", "ipython"};
+  return std::find(std::begin(kRoles), std::end(kRoles), role) != std::end(kRoles);
+}
+
 // An example, and the index of its first trained token that also covers text that is not trained.
 struct Marked {
   Example example;
@@ -273,7 +279,7 @@ absl::Status AddLine(std::int64_t line_number, std::string_view line, RowFormat 
   if (!row.ok()) return AtLine(line_number, row.status());
   auto pieces = TokenizeWith(encoder, *row, format, text, config, options, cancelled);
   if (!pieces.ok()) return AtLine(line_number, pieces.status());
-  NoteRow(line_number, *pieces, summary);
+  NoteRow(line_number, *row, *pieces, summary);
   for (Example& example : *pieces) {
     const std::int64_t num_trained = example.num_trained();
     // An example without a loss (one token, or a prompt that fills the row) would only take time.
@@ -288,9 +294,11 @@ absl::Status AddLine(std::int64_t line_number, std::string_view line, RowFormat 
 
 absl::Status CheckTrainable(const DataSummary& summary) {
   if (summary.num_trained > 0) return absl::OkStatus();
-  return base::WithReason(
-      absl::InvalidArgumentError(base::StrCat("the dataset has no trainable tokens in ", summary.num_rows, " rows")),
-      "NO_TRAINABLE_TOKENS");
+  std::string message = base::StrCat("the dataset has no trainable tokens in ", summary.num_rows, " rows");
+  if (const std::int64_t num_too_long = summary.truncated.count + summary.dropped.count; num_too_long > 0) {
+    message += base::StrCat("; ", num_too_long, " of them are longer than data.max_seq_len");
+  }
+  return base::WithReason(absl::InvalidArgumentError(message), "NO_TRAINABLE_TOKENS");
 }
 
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, RowFormat format, const model::TextAssets& text,
@@ -312,8 +320,9 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, RowFormat format, c
   return dataset;
 }
 
-void NoteRow(std::int64_t line, const std::vector<Example>& pieces, DataSummary* summary) {
+void NoteRow(std::int64_t line, const Row& row, const std::vector<Example>& pieces, DataSummary* summary) {
   ++summary->num_rows;
+  if (!std::all_of(row.roles.begin(), row.roles.end(), IsUsualRole)) summary->unknown_roles.Add(line);
   if (pieces.empty()) {
     summary->dropped.Add(line);
     return;
@@ -345,6 +354,7 @@ void DataSummary::Append(const DataSummary& later) {
   without_loss.Append(later.without_loss);
   boundary_merged.Append(later.boundary_merged);
   began_with_added.Append(later.began_with_added);
+  unknown_roles.Append(later.unknown_roles);
   num_tokens += later.num_tokens;
   num_trained += later.num_trained;
 }
@@ -366,6 +376,9 @@ std::vector<RowWarning> RowWarnings(const DataSummary& summary, std::int64_t max
        "other tokens; move blanks from the end of the prompt to the start of the completion");
   warn("BOS_IN_TEXT", summary.began_with_added,
        "begin with the special token that the tokenizer adds before a text: it is not added again");
+  warn("UNKNOWN_ROLES", summary.unknown_roles,
+       "have a message whose role is none of system, developer, user, assistant, tool, function and ipython: the chat "
+       "template may leave that message out, or write its role as it stands");
   return warnings;
 }
 

@@ -67,6 +67,7 @@ struct DataSummary {
   RowList without_loss;         // no trained token; left out too
   RowList boundary_merged;      // Example::boundary_merged
   RowList began_with_added;     // Example::began_with_added
+  RowList unknown_roles;        // chat: a message has a role that no usual template knows
   std::int64_t num_tokens = 0;  // of all examples
   std::int64_t num_trained = 0;
   void Append(const DataSummary& later);  // of later lines
@@ -90,13 +91,12 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, RowFormat format, c
                                     const model::ModelConfig& config, const TokenizeOptions& options,
                                     const base::Cancelled& cancelled = {});
 
-// Counts one row, and adds its line to the lists that apply: truncated, dropped, without loss, merged boundary,
-// special token of its own. Does not keep the examples.
-void NoteRow(std::int64_t line, const std::vector<Example>& pieces, DataSummary* summary);
+// Counts one row, whose examples are `pieces`, and adds its line to the lists of `summary` that apply. Keeps neither.
+void NoteRow(std::int64_t line, const Row& row, const std::vector<Example>& pieces, DataSummary* summary);
 
 // Warnings about rows for the user: ROWS_TRUNCATED, ROWS_DROPPED, ROWS_WITHOUT_LOSS, PROMPT_BOUNDARY_MERGED,
-// BOS_IN_TEXT. Each appears at most once, and only if there are such rows. The messages begin with `set`:
-// EvaluationSet(name) for an evaluation set, empty for the training data.
+// BOS_IN_TEXT, UNKNOWN_ROLES. Each appears at most once, and only if there are such rows. The messages begin with
+// `set`: EvaluationSet(name) for an evaluation set, empty for the training data.
 struct RowWarning {
   std::string reason;
   std::string message;

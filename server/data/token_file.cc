@@ -27,7 +27,8 @@ constexpr std::pair<const char*, RowList DataSummary::*> kLists[] = {
     {"dropped", &DataSummary::dropped},
     {"without_loss", &DataSummary::without_loss},
     {"boundary_merged", &DataSummary::boundary_merged},
-    {"began_with_added", &DataSummary::began_with_added}};
+    {"began_with_added", &DataSummary::began_with_added},
+    {"unknown_roles", &DataSummary::unknown_roles}};
 
 absl::StatusOr<DataSummary> ParseSummary(const Json& json, const std::string& where) {
   DataSummary summary;

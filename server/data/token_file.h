@@ -15,7 +15,7 @@ namespace nibble::data {
 
 // Increment this when the format changes, or the tokens or marks that Tokenize makes of a row. Older files are then
 // rewritten.
-inline constexpr std::uint32_t kTokenFileVersion = 2;
+inline constexpr std::uint32_t kTokenFileVersion = 3;
 
 // Input of a token file.
 struct TokenSource {

@@ -791,7 +791,7 @@ AttemptSupervisor::Decision AttemptSupervisor::DecisionOf(const StoredJob& job, 
   if (job.state == JobState::kCancelling) {
     t.to = JobState::kCancelled;
     t.attempt_state = "CANCELLED";
-    t.error = CancelledByUser(job.id, live.progress);
+    t.error = CancelledByUser(job.id, job.state, live.progress);
     decision.said = {Kind::kStopped, t.error->code, t.error->reason, t.error->message};
   } else if (decision.said.kind == Kind::kSucceeded && job.state == JobState::kPreparing) {
     t.to = JobState::kRunning;  // It never reported RUNNING; the next call makes it SUCCEEDED.

@@ -514,7 +514,7 @@ absl::StatusOr<StoredJob> JobController::Move(const std::string& id, JobTrigger 
     if (IsFinal(to)) t.ended = clock_.Now();
     StateEvent event{.state = Name(to), .from = Name(job.state), .reason = "USER"};
     if (to == JobState::kCancelled) {
-      t.error = CancelledByUser(id, job.progress);
+      t.error = CancelledByUser(id, job.state, job.progress);
       event.message = t.error->message;
     }
     t.events.push_back(ServerEvent(job.attempt, clock_.Now(), event));

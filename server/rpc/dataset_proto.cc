@@ -196,7 +196,7 @@ absl::Status Preview(const store::StoredDataset& stored, const registry::ModelTe
     if (!tokenized.ok()) return data::AtLine(line_number, tokenized.status());
     response->set_looked_rows(response->looked_rows() + 1);
     const std::vector<data::Example>& pieces = *tokenized;
-    data::NoteRow(line_number, pieces, &seen);
+    data::NoteRow(line_number, *record, pieces, &seen);
     if (pieces.empty()) response->set_dropped_rows(response->dropped_rows() + 1);
     if (pieces.size() > 1) response->set_split_rows(response->split_rows() + 1);
     if (!pieces.empty() && pieces[0].num_cut_off > 0) response->set_truncated_rows(response->truncated_rows() + 1);

@@ -178,7 +178,7 @@ absl::Status CheckImplemented(const Message& message, const std::string& prefix)
     if (const FixedField* fixed = FindFixed(name); fixed != nullptr) {
       NIBBLE_RETURN_IF_ERROR(CheckFixed(message, *field, *fixed, path));
     } else if (name == "JobSpec.runtime") {
-      return FieldError("runtime", "must not be set: the server fills it");
+      return FieldError("runtime", "must not be set: the server fills it; remove it from the spec of another job");
     } else if (name == "BitNetQatMethod.warmup_lambda") {  // one feature, although its message has three fields
       const Message& ramp = message.GetReflection()->GetMessage(message, field);
       if (!CheckImplemented(ramp, path).ok()) return Unimplemented(name);

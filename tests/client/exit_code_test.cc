@@ -236,6 +236,7 @@ TEST(ExitCodeTest, WrongNamesAreAnsweredWithTheNearest) {
       {{"model", "list"}, "unknown command model; did you mean models?\n"},
       {{"models", "lst"}, "unknown command lst; did you mean list?\n"},
       {{"models", "frobnicate"}, "unknown command frobnicate\n"},
+      {{"generate", "m", "Once upon a time"}, "unexpected argument Once upon a time; give the prompt with --prompt\n"},
       {{"models", "get", "m", "--jsn"}, "unknown option --jsn; did you mean --json?\n"},
       {{"models", "import", "d", "--nmae=m"}, "unknown option --nmae; did you mean --name?\n"},
       {{"models"}, "A subcommand is required\n"},

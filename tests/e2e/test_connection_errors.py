@@ -46,7 +46,7 @@ def test_every_cause_has_its_own_sentence(servers):
                 ("nosuch.invalid:1", (), "this host has no address"),
                 (secure.grpc, (), "if it uses TLS, give --tls-ca or --tls"),
                 (f"localhost:{port}", trusts_other, "is not signed by an authority of --tls-ca"),
-                (f"localhost:{port}", ("--tls",), "is not signed by an authority of --tls-ca"),
+                (f"localhost:{port}", ("--tls",), "give the server's authority with --tls-ca"),
                 (secure.grpc, trusts, "is for another name; give that name with --tls-name"),
                 (plain.grpc, trusts, "the server does not use TLS; leave out the --tls options")):
             refused = nibble("--server", address, *flags, "server", "load")

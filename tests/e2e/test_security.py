@@ -85,6 +85,7 @@ def test_s1_s2_real_client_needs_a_token_and_its_role(secure, text_file):
     without = [flag for flag in secure.flags() if flag != "--token-file" and flag != secure.tokens["admin"]]
     missing = secure.server.run(*without, "server", "info", check=False)
     assert missing.returncode == 9 and "UNAUTHENTICATED (TOKEN_MISSING)" in missing.stderr
+    assert missing.stderr.endswith("  give your token's file with --token-file\n"), missing.stderr
     assert secure.run("health", "--grpc", role="viewer").stdout == "ready\n"
     asked = secure.server.run(*without, "health", "--grpc", check=False)
     assert asked.returncode == 9 and asked.stdout == "" and "UNAUTHENTICATED" in asked.stderr

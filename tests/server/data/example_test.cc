@@ -366,6 +366,22 @@ TEST_F(ExampleTest, WarningNamesTheLinesOfRowsThatBeginWithTheBos) {
   EXPECT_THAT(warnings[0].rows, ElementsAre(2));
 }
 
+TEST_F(ExampleTest, WarningNamesTheLinesOfRowsWithUnknownRoles) {
+  const testing::TempDirectory directory;
+  std::ofstream(directory / "rows.jsonl")
+      << R"({"messages": [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "the keeper"}]})"
+      << "\n"
+      << R"({"messages": [{"role": "human", "content": "who?"}, {"role": "assistant", "content": "the keeper"}]})"
+      << "\n";
+  const auto dataset = LoadDataset(directory / "rows.jsonl", RowFormat::kChat, text_, config_, {.max_seq_len = 128});
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  const std::vector<RowWarning> warnings = RowWarnings(*dataset, 128);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_EQ(warnings[0].reason, "UNKNOWN_ROLES");
+  EXPECT_THAT(warnings[0].message, HasSubstr("1 of 2 rows have a message whose role is none of system"));
+  EXPECT_THAT(warnings[0].rows, ElementsAre(2));
+}
+
 // The model must learn to stop even if the tokenizer itself adds the end token.
 TEST_F(ExampleTest, EndTokenOfTheTokenizerIsTrained) {
   const std::string line = R"({"prompt": "who walks?", "completion": " the keeper"})";

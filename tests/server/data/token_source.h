@@ -89,6 +89,7 @@ class TokenSourceTest : public ::testing::Test {
     ExpectSame(got.without_loss, want.without_loss);
     ExpectSame(got.boundary_merged, want.boundary_merged);
     ExpectSame(got.began_with_added, want.began_with_added);
+    ExpectSame(got.unknown_roles, want.unknown_roles);
     ASSERT_EQ(got.examples.size(), want.examples.size());
     for (std::size_t i = 0; i < want.examples.size(); ++i) {
       const Example a = got.examples[i], b = want.examples[i];

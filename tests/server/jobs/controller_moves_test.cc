@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "server/base/error.h"
+#include "server/jobs/cancel_error.h"
 #include "tests/server/jobs/controller_fixture.h"
 #include "tests/server/jobs/faulty_database.h"
 
@@ -111,6 +112,9 @@ TEST_F(JobMovesTest, CancelledJobSaysWhatPauseAndPublishKeep) {
   const std::string queued = Submit();
   ASSERT_TRUE(controller_->Cancel(queued).ok());
   EXPECT_EQ(message(queued), "cancelled by the user");
+  EXPECT_EQ(CancelledByUser("job-1", kPaused, {{"step", 3}, {"checkpoint_step", 3}}).message,
+            "cancelled by the user after step 3; `nibble jobs publish job-1/3 --name NAME` makes a model of the last "
+            "checkpoint, job-1/3, until the job is deleted");
 }
 
 TEST_F(JobMovesTest, CheckpointRequestReachesTheNextTrainerIfTheFirstDies) {

@@ -1,5 +1,6 @@
 #include "server/jobs/job_state.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -56,6 +57,15 @@ TEST(JobStateTest, TriggersCoverExactlyTheEdges) {
     }
     EXPECT_EQ(reached[state], Table().at(state)) << Name(state);
   }
+}
+
+TEST(JobStateTest, EarlyPauseIsToldToRetry) {
+  for (const JobState early : {kPlanning, kPreparing}) {
+    EXPECT_THAT(std::string(Next(early, JobTrigger::kPause).status().message()),
+                ::testing::EndsWith("cannot pause; retry when it is RUNNING"));
+  }
+  EXPECT_THAT(std::string(Next(kSucceeded, JobTrigger::kPause).status().message()),
+              ::testing::EndsWith("cannot pause"));
 }
 
 TEST(JobStateTest, FinalStatesHaveNoOutgoingEdges) {
