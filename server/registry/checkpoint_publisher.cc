@@ -17,10 +17,10 @@ namespace nibble::registry {
 
 namespace {
 
-// Whether `model` was made from exactly this checkpoint. A client retries when it lost the answer, for example because
-// the server restarted.
-bool IsOf(base::FileSystem& files, const store::StoredModel& model, const std::string& checkpoint,
-          const std::string& directory) {
+// Whether `model` was made from exactly this checkpoint: then a client repeats a request whose answer it lost, for
+// example because the server restarted.
+bool WasMadeFrom(base::FileSystem& files, const store::StoredModel& model, const std::string& checkpoint,
+                 const std::string& directory) {
   const auto info = model::ParseArtifactInfo(model.info);
   const auto manifest = store::ReadManifest(files, directory);
   if (!info.ok() || !manifest.ok() || info->source != "checkpoint") return false;
@@ -40,7 +40,7 @@ absl::Status Gone(const std::string& checkpoint) {
 
 bool CheckpointPublisher::IsPublished(const PublishRequest& request, const CheckpointSource& source) const {
   const auto made = work_.state.models->Get(request.name);
-  return made.ok() && IsOf(work_.state.files, *made, request.checkpoint, source.directory);
+  return made.ok() && WasMadeFrom(work_.state.files, *made, request.checkpoint, source.directory);
 }
 
 absl::Status CheckpointPublisher::Check(const PublishRequest& request, const std::string& tenant) {

@@ -54,7 +54,7 @@ absl::Status ReadFormat(const base::Json& json, const char* key, std::optional<m
 
 absl::Status ReadNumber(const base::Json& json, const char* key, double& value) {
   if (!Has(json, key)) return absl::OkStatus();
-  // Also reads the names of NumberOf.
+  // Also reads the strings that NumberOf writes.
   if (json[key].is_string() && absl::SimpleAtod(json[key].get<std::string>(), &value)) return absl::OkStatus();
   NIBBLE_ASSIGN_OR_RETURN(value, base::GetNumber(json, key, kConversionFile));
   return absl::OkStatus();

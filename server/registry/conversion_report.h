@@ -22,7 +22,8 @@ struct ConversionReport {
   std::string source_digest;  // of the weights; for an adapter, over base and adapter
   std::string target_digest;
   std::vector<convert::LayerError> layers;  // every quantized tensor
-  // Nats per token. Unset without evaluation data; loss_before and top1_agreement also for masters of a BitNet model.
+  // Nats per token. Unset without evaluation data; eval_loss_before and top1_agreement also for masters of a BitNet
+  // model.
   std::optional<double> eval_loss_before;
   std::optional<double> eval_loss_after;
   std::optional<double> top1_agreement;  // share of positions with the same top token

@@ -5,7 +5,7 @@
 
 namespace nibble::registry {
 
-// The format of a stored data set. Errors: DataLoss (ARTIFACT_CORRUPT): meta.json is damaged.
+// The format of a stored dataset. Errors: DataLoss (ARTIFACT_CORRUPT): meta.json is damaged.
 absl::StatusOr<data::RowFormat> FormatOf(const store::StoredDataset& stored);
 
 }  // namespace nibble::registry

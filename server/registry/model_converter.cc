@@ -32,7 +32,7 @@ using base::StrCat;
 
 namespace {
 
-constexpr std::int64_t kEvalSeqLen = 512;
+constexpr std::int64_t kEvalSeqLen = 512;  // for models that no job made
 
 std::string Text(const base::Json& object, const char* key) {
   return base::GetString(object, key, "", "").value_or("");
@@ -56,7 +56,7 @@ base::Json EvalDataOf(const model::ArtifactInfo& info) {
   return info.provenance.value("eval_data", base::Json::object());
 }
 
-// Tokens of the longest example of an evaluation.
+// Tokens of the longest example of an evaluation; at least 2, because the first token of an example has no loss.
 absl::StatusOr<std::int64_t> EvalSeqLen(const model::ArtifactInfo& info, const model::ModelConfig& config) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t seq_len,
                           base::GetInt(EvalDataOf(info), "max_seq_len", "nibble.json", kEvalSeqLen));
@@ -110,15 +110,15 @@ absl::Status ModelConverter::AddLosses(const ConvertRequest& request, const std:
   // Evaluate a job's model on the tokens that the job evaluated, with the same split and mask.
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored_source, work_.state.models->Get(request.model));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored_source.info));
-  const base::Json cut = EvalDataOf(info);
+  const base::Json eval_data = EvalDataOf(info);
   data::TokenizeOptions tokenize;
   NIBBLE_ASSIGN_OR_RETURN(tokenize.max_seq_len, EvalSeqLen(info, text->config));
-  NIBBLE_ASSIGN_OR_RETURN(tokenize.train_on_prompt, base::GetBool(cut, "train_on_prompt", "nibble.json", false));
-  if (cut.contains("add_special_tokens")) {
-    NIBBLE_ASSIGN_OR_RETURN(tokenize.add_special_tokens, base::GetBool(cut, "add_special_tokens", "nibble.json"));
+  NIBBLE_ASSIGN_OR_RETURN(tokenize.train_on_prompt, base::GetBool(eval_data, "train_on_prompt", "nibble.json", false));
+  if (eval_data.contains("add_special_tokens")) {
+    NIBBLE_ASSIGN_OR_RETURN(tokenize.add_special_tokens, base::GetBool(eval_data, "add_special_tokens", "nibble.json"));
   }
-  const data::RowFormat trained_format = data::ParseRowFormat(Text(cut, "trained_format")).value_or(format);
-  tokenize.overlong = data::OverlongFor(Text(cut, "overlong"), trained_format, format);
+  const data::RowFormat trained_format = data::ParseRowFormat(Text(eval_data, "trained_format")).value_or(format);
+  tokenize.overlong = data::OverlongFor(Text(eval_data, "overlong"), trained_format, format);
   if (tokenize.overlong == data::Overlong::kError) tokenize.overlong.reset();  // the job has checked the rows
   // Uses the token file of the job's plan if it exists, and reads only the evaluated tokens from it.
   const data::TokenSource tokens = {.data_path = stored.data_path,
@@ -131,8 +131,8 @@ absl::Status ModelConverter::AddLosses(const ConvertRequest& request, const std:
   const auto found = tokens_.Get(tokens, [&scope] { return scope.cancelled(); });
   work_.state.datasets->RemoveTokensIfDeleted(dataset);
   NIBBLE_ASSIGN_OR_RETURN(data::Dataset loaded, found);
-  if (!request.eval_dataset.has_value() && cut.contains("held_out")) {
-    NIBBLE_ASSIGN_OR_RETURN(const double fraction, base::GetNumber(cut, "held_out", "nibble.json"));
+  if (!request.eval_dataset.has_value() && eval_data.contains("held_out")) {
+    NIBBLE_ASSIGN_OR_RETURN(const double fraction, base::GetNumber(eval_data, "held_out", "nibble.json"));
     NIBBLE_ASSIGN_OR_RETURN(data::HeldOut parts, data::HoldOut(loaded, fraction));
     loaded = std::move(parts.eval);
   }

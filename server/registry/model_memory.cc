@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::int64_t kReplayRows = 64;     // rows per step: model/replay.cc
 constexpr std::int64_t kEvaluateRows = 256;  // rows per step: data/evaluate.cc
-// Activations of one row that exist at the same time. Hidden size: input, norm, q, k, v, attention and residual. MLP
-// size: gate, up and their product.
+// Activations of one row that exist at the same time. Hidden size: input, norm, q, k, v, attention, its projection and
+// the residual sum. MLP size: gate, up and their product.
 constexpr std::int64_t kHiddenVectors = 8;
 constexpr std::int64_t kMlpVectors = 3;
 // For each evaluated token, the most likely token of both models is kept.

@@ -119,7 +119,7 @@ class UploadTable {
   absl::StatusOr<Taken> TakeFinished(const auth::RequestOwner& owner, const std::string& id);
   // Makes the upload available again, unless another upload has taken its id.
   void PutBack(const Taken& taken);
-  void DropOld();
+  void DropOld();  // drops uploads that have expired
 
  private:
   using Key = std::pair<auth::RequestOwner, std::string>;

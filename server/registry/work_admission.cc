@@ -13,12 +13,13 @@ namespace {
 
 constexpr std::chrono::milliseconds kCheckEvery(100);  // of `cancelled`, while waiting
 
-absl::Status TooLarge(const std::string& what, const WorkMemory& need, std::int64_t have, bool ever) {
+absl::Status TooLarge(const std::string& what, const WorkMemory& need, std::int64_t have, bool may_fit_later) {
   const std::string why =
-      ever ? base::StrCat(have, " are free of the memory that models and trainers share: unload models, wait for jobs ",
-                          "to end, or raise --serve_memory_bytes if that is the limit")
-           : base::StrCat("models and trainers together may use ", have, ": raise --serve_memory_bytes if that is the ",
-                          "limit, or use a larger machine");
+      may_fit_later
+          ? base::StrCat(have, " bytes of the memory that models and trainers share are free: unload models, wait ",
+                         "for jobs to end, or raise --serve_memory_bytes if that is the limit")
+          : base::StrCat("models and trainers together may use ", have, ": raise --serve_memory_bytes if that is the ",
+                         "limit, or use a larger machine");
   return base::WithReason(absl::ResourceExhaustedError(base::StrCat(what, " needs ", need.total(), " bytes, ", why)),
                           "OUT_OF_DEVICE_MEMORY",
                           {{"need", std::to_string(need.total())},
@@ -46,7 +47,7 @@ void WorkAdmission::Queue::Leave(std::uint64_t ticket) {
 absl::StatusOr<WorkAdmission::Turn> WorkAdmission::Await(const std::string& what, const WorkMemory& need,
                                                          const Cancelled& cancelled,
                                                          const std::function<void()>& waiting) {
-  if (need.total() > memory_->limit()) return TooLarge(what, need, memory_->limit(), /*ever=*/false);
+  if (need.total() > memory_->limit()) return TooLarge(what, need, memory_->limit(), /*may_fit_later=*/false);
   std::uint64_t ticket = 0;
   {
     base::MutexLock lock(queue_->mutex);
@@ -70,7 +71,7 @@ absl::StatusOr<WorkAdmission::Turn> WorkAdmission::Await(const std::string& what
     notified = true;
   }
   auto memory = memory_->TryTake(need.total());
-  if (memory == nullptr) return TooLarge(what, need, memory_->left(), /*ever=*/true);
+  if (memory == nullptr) return TooLarge(what, need, memory_->left(), /*may_fit_later=*/true);
   // Members are destroyed from last to first: the memory is returned before the next work asks for its own.
   struct Held {
     std::shared_ptr<const void> place, memory;

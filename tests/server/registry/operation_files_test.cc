@@ -35,7 +35,7 @@ TEST(OperationFilesTest, ACancelledOperationWritesNoMore) {
   EXPECT_TRUE(files.RemoveAll(directory / "tensors").ok()) << "unfinished files can be removed";
 }
 
-TEST(OperationFilesTest, BelowTheWatermarkNothingIsWritten) {
+TEST(OperationFilesTest, NothingIsWrittenBelowTheWatermark) {
   const testing::TempDirectory directory;
   const Scope scope;
   OperationFiles files(base::RealFileSystem(), scope, std::numeric_limits<std::uint64_t>::max());

@@ -86,7 +86,7 @@ TEST_F(UploadTableTest, C10AnInterruptedUploadIsResumedWhereItStopped) {
   EXPECT_EQ(Get("a").state, UploadState::kReceiving);
   clock_.Advance(absl::Hours(5));
   table_.DropOld();
-  EXPECT_TRUE(Has("a")) << "while a stream sends, its own age bounds it";
+  EXPECT_TRUE(Has("a")) << "an upload does not expire while a stream sends it";
   base::MutexLock lock((*resumed)->using_content());
   EXPECT_TRUE((*resumed)->Charge(10).ok());
   EXPECT_EQ(Get("a").bytes, 50);
