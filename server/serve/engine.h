@@ -59,7 +59,7 @@ struct EngineLoad {
   std::int64_t total_pages = 0;
 };
 
-// Thread-safe. Destruction ends the running requests with Cancelled.
+// Thread-safe. Destruction ends all running and waiting requests with Unavailable (DRAINING).
 class Engine {
  public:
   static absl::StatusOr<std::unique_ptr<Engine>> Start(std::shared_ptr<const model::LoadedModel> model,
@@ -92,8 +92,8 @@ class Engine {
          const EngineOptions& options, const kernels::Stream& stream, base::Clock& clock);
 
   absl::Status Check(const Request& request) const;
-  // The queue as a new request sees it: whether the request begins with the next step, and the requests that wait
-  // longer.
+  // The queue as a new request sees it: whether the new request begins with the next step, and totals of the waiting
+  // requests that do not.
   struct Queue {
     bool at_once = false;
     std::int64_t requests = 0;
@@ -118,8 +118,8 @@ class Engine {
   void RefreshFreePages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Begin(std::unique_ptr<Group> group, absl::Duration now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropEnded();
-  // engine_pages.cc. Takes pages for the tokens of all the group's outputs; returns false and takes none if too few are
-  // free.
+  // engine_pages.cc. Takes pages for the tokens of all the group's outputs and for the next token of each; returns
+  // false and takes none if too few are free.
   bool Take(Group& group);
   // Takes the pages for the group's next rows. While too few are free, preempts the request that began last. Returns
   // false if that was the group itself.

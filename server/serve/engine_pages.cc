@@ -44,7 +44,7 @@ bool Engine::Grow(Group& group) {
     const std::int64_t missing = model::KvPool::PagesFor(static_cast<std::int64_t>(output->tokens.size())) -
                                  static_cast<std::int64_t>(output->pages.size());
     while (missing > 0 && !pool_->Allocate(missing, &output->pages)) {
-      // Never preempts the oldest, unless it is alone: the oldest may take every page, so some request always
+      // Never preempts the oldest request unless it runs alone: it may take every page, so some request always
       // completes.
       const auto last = std::find_if(running_.rbegin(), running_.rend(),
                                      [](const auto& other) { return !other->preempted && !other->ended; });

@@ -244,7 +244,8 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
   const bool eos = !stopping.ignore_eos && std::find(ends.begin(), ends.end(), id) != ends.end();
   const bool stop_id = std::find(stopping.token_ids.begin(), stopping.token_ids.end(), id) != stopping.token_ids.end();
   std::string shown;
-  // An end token is not shown as text, special or not in the tokenizer, unless the request includes special tokens.
+  // An end token is not shown as text, even if it is not special in the tokenizer, unless the request includes special
+  // tokens.
   if (group.request.include_special_tokens || (!eos && !(stop_id && !stopping.include_stop))) {
     if (eos) {
       auto held = output.decoder.Held();
@@ -256,7 +257,8 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
       EndGroup(group, text.status(), FinishReason::kCancelled);
       return;
     }
-    // An end token's text never matches a stop string. Text that was held back for a possible match is shown with it.
+    // An end token's text never matches a stop string. Text that was held back for a possible match is shown before
+    // it.
     shown = eos ? output.stops.Flush() + *text : group.Shown(output, *text);
   }
   group.sink->OnDelta(output.index, shown, {&token, 1});

@@ -25,7 +25,7 @@ ModelLoads::ModelLoads(ModelManager& models, base::WorkerPool& workers, base::Cl
       exists_(std::move(exists)),
       max_waiting_(static_cast<int>(max_waiting)),
       max_waiting_of_principal_(std::max(1, max_waiting_ / 4)),
-      places_("", max_waiting_, "", max_waiting_of_principal_, "QUEUE_FULL") {}
+      places_(/*flag=*/"", max_waiting_, /*flag_each=*/"", max_waiting_of_principal_, "QUEUE_FULL") {}
 
 ModelLoads::~ModelLoads() { Stop(); }
 

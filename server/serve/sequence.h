@@ -29,8 +29,8 @@ struct Engine::Sequence {
   std::vector<std::int32_t> pages;
   text::StreamDecoder decoder;
   StopMatcher stops;
-  // Set if the end token is shown: the text that the decoder held before it. Text after this at the end is the end
-  // token's own, which matches no stop string.
+  // Set if the end token is shown: the text that the decoder held back before that token. The rest of the decoder's
+  // last text belongs to the end token and matches no stop string.
   std::optional<std::string> held;
   bool ended = false;
 

@@ -49,8 +49,8 @@ class WaitingQueue {
     std::deque<WaitingEntry> entries;
   };
   struct Level {
-    std::list<Turn> round;  // the next turn comes first
-    absl::Duration served = -absl::InfiniteDuration();
+    std::list<Turn> round;                              // the next turn comes first
+    absl::Duration served = -absl::InfiniteDuration();  // when one of its requests last began
   };
   struct Place {
     std::string principal;

@@ -17,8 +17,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 static_assert(kernels::kKvPageTokens == 32);
-// Four blocks of 32 tokens: two requests that grow to 96 tokens each begin together, but only one has room to finish.
-EngineOptions FourBlocks() { return {.max_context = 128, .kv_tokens = 128}; }
+// Four pages of 32 tokens: two requests that grow to 96 tokens each begin together, but only one has room to finish.
+EngineOptions FourPages() { return {.max_context = 128, .kv_tokens = 128}; }
 
 Request Of(std::string principal, Request request, int priority = 0) {
   request.principal = std::move(principal);
@@ -74,7 +74,7 @@ TEST_F(FairnessTest, PreemptedRequestsAnswerBitForBitInInt8AndTernary) {
     std::vector<std::shared_ptr<Sink>> alone;
     for (const Request& request : requests) alone.push_back(Answer(*Start({}, path), request));
     for (const std::int64_t chunk : {7, 256}) {
-      EngineOptions options = FourBlocks();
+      EngineOptions options = FourPages();
       options.prefill_chunk = chunk;
       auto engine = Start(options, path);
       const auto sinks = Together(*engine, requests);
@@ -93,7 +93,7 @@ TEST_F(FairnessTest, AllOutputsOfAPreemptedRequestAnswerBitForBit) {
   Request several = Drawn(12, 48, 5);
   several.n = 2;
   const auto alone = Answer(*Start(), several);
-  EngineOptions options = FourBlocks();
+  EngineOptions options = FourPages();
   auto engine = Start(options);
   const auto sinks = Together(*engine, {Drawn(16, 80, 1), several});
   EXPECT_GT(options.totals->preemptions, 0u);
@@ -133,7 +133,7 @@ TEST_F(FairnessTest, ReportsDifferenceAfterPreemptionInOtherFormats) {
     return *std::move(engine);
   };
   const std::vector<Request> requests = {Drawn(16, 80, 1), Drawn(18, 80, 2)};
-  EngineOptions options = FourBlocks();
+  EngineOptions options = FourPages();
   auto engine = start(options);
   const auto sinks = Together(*engine, requests);
   EXPECT_GT(options.totals->preemptions, 0u);
@@ -150,7 +150,7 @@ TEST_F(FairnessTest, ReportsDifferenceAfterPreemptionInOtherFormats) {
 }
 
 TEST_F(FairnessTest, CancelEndsPreemptedRequest) {
-  EngineOptions options = FourBlocks();
+  EngineOptions options = FourPages();
   auto engine = Start(options);
   auto old = std::make_shared<Sink>();
   auto young = std::make_shared<Sink>();
@@ -211,7 +211,8 @@ TEST_F(FairnessTest, LowerPriorityBeginsEventually) {
     flood.push_back(std::make_shared<Sink>());
     flood.back()->on_delta = [&, is_first = flood.size() == 1](std::size_t tokens) {
       if (tokens != 1) return;
-      // This runs on the engine's thread, as all code below; the test's thread touches nothing after the first Submit.
+      // This runs on the engine's thread, like all code below; the test's thread touches nothing after the first
+      // Submit.
       if (is_first) {
         EXPECT_TRUE(engine.Submit(Of("quiet", Ask(3, 2), 0), patient).ok());
       }
@@ -277,7 +278,7 @@ TEST_F(FairnessTest, EnforcesPrincipalsLimitsOnOutputsAndPages) {
   const absl::Status full = engine->Submit(Of("a", several), std::make_shared<Sink>());
   EXPECT_EQ(base::Reason(full), "KV_FULL") << full;
   EXPECT_EQ(base::ReasonMetadata(full)["have"], "6");
-  // The limit is six blocks, a request needs four: the second waits for the first, another principal's does not.
+  // The limit is six pages, a request needs four: the second waits for the first, another principal's does not.
   const std::vector<Request> requests = {Of("a", Ask(8, 112)), Of("a", Ask(8, 112)), Of("b", Ask(8, 112))};
   EXPECT_THAT(OrderOf(*engine, requests), ElementsAre(0, 2, 1));
 }

@@ -278,7 +278,7 @@ TEST_F(EngineTest, StopStringsAreNeverShownAndMaySpanTokens) {
   EXPECT_EQ(Answer(*engine, request)->text, want + stop);
 }
 
-TEST_F(EngineTest, StopIdsAndEndTokensEndTheAnswerUnlessTooEarly) {
+TEST_F(EngineTest, StopIdEndsTheAnswerAndIsMaskedByMinTokens) {
   auto engine = Start();
   const auto whole = Answer(*engine, Ask(6, 12));
   Request request = Ask(6, 12);

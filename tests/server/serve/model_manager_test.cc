@@ -26,7 +26,7 @@ class ModelManagerTest : public testing::Test {
 
   model::SmallModels models_;
   base::FakeClock clock_{absl::UnixEpoch()};
-  std::atomic<int> located_ = 0, came_ = 0, went_ = 0;
+  std::atomic<int> located_ = 0, loads_ = 0, unloads_ = 0;
   absl::Status damage_;
   std::function<void()> while_locating_ = [] {};
   std::weak_ptr<const int> last_pin_;
@@ -43,7 +43,7 @@ class ModelManagerTest : public testing::Test {
       if (cancelled && cancelled()) return absl::CancelledError("stopped");
       return ModelManager::Artifact{models_.int8(), pin};
     };
-    const auto observe = [this](const Resident&, bool loaded, absl::Duration) { ++(loaded ? came_ : went_); };
+    const auto observe = [this](const Resident&, bool loaded, absl::Duration) { ++(loaded ? loads_ : unloads_); };
     return std::make_unique<ModelManager>(locate, Options(), base::MemoryBudget::Make(memory_bytes, machine_),
                                           models_.stream(), clock_, observe);
   }
@@ -69,8 +69,8 @@ TEST_F(ModelManagerTest, LoadedModelIsNotLocatedAgain) {
   damage_ = absl::OkStatus();
   EXPECT_TRUE(manager_.Acquire("small").ok());
   EXPECT_EQ(located_, 3);
-  EXPECT_EQ(came_, 2);
-  EXPECT_EQ(went_, 1);
+  EXPECT_EQ(loads_, 2);
+  EXPECT_EQ(unloads_, 1);
 }
 
 TEST_F(ModelManagerTest, UnknownNameIsLocatedEachTime) {
@@ -142,7 +142,7 @@ TEST_F(ModelManagerTest, ConcurrentCallersShareOneLoad) {
     EXPECT_EQ(*one, *got.front());
   }
   EXPECT_EQ(located_, 1);
-  EXPECT_EQ(came_, 1);
+  EXPECT_EQ(loads_, 1);
 }
 
 // Loading a model must not kill the server: a model that does not fit beside the others is refused before it is read.
@@ -207,7 +207,7 @@ TEST_F(ModelManagerTest, ConcurrentLoadsAndUnloadsAddUp) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(came_ - went_, static_cast<int>(manager_.residents().size()));
+  EXPECT_EQ(loads_ - unloads_, static_cast<int>(manager_.residents().size()));
 }
 
 }  // namespace
