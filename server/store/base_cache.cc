@@ -75,7 +75,7 @@ absl::StatusOr<std::unique_ptr<BaseCache::Entry>> BaseCache::Add(const std::stri
     return entry;
   }
   if (!published.ok()) return published;
-  // Best effort: the next call removes what stays over the limits.
+  // Best effort: the next Add trims the cache again.
   Trim().IgnoreError();
   return entry;
 }

@@ -30,7 +30,7 @@ struct StoredDataset {
   std::uint64_t bytes = 0;
   absl::Time created;
   base::Json meta;       // what the validator returned: "format", "rows", ...
-  bool damaged = false;  // set by List only: nothing but the name is known
+  bool damaged = false;  // only in results of List: nothing but the name is known
 };
 
 // Changes when the data's bytes change.

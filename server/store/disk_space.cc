@@ -45,7 +45,7 @@ std::optional<std::uint64_t> SharedBytes(int fd) {
   }
 }
 
-// Bytes of the disk that removing a regular file frees. A file system that does not report reflinks has none.
+// Bytes of the disk that removing a regular file frees. Assumes no reflinks if the file system does not report them.
 std::uint64_t OwnFileBytes(const char* path) {
   const int fd = ::open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) return 0;

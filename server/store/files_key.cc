@@ -23,7 +23,7 @@ struct CloseDirectory {
 
 // Adds a line for each entry of the directory `name` in the open directory `parent`, and of all directories below it.
 // `path`: prefix of the names. False if an entry cannot be read. Looks up each entry in its open directory: a lookup by
-// a long path takes longer than all other work, and a list needs thousands.
+// a long path takes longer than all other work, and a list of jobs needs thousands of lookups.
 bool AddFiles(int parent, const char* name, const std::string& path, std::vector<std::string>& lines) {
   const int fd = ::openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return errno == ENOENT && path.empty();

@@ -1,12 +1,13 @@
-// The paths below one state directory. This is the only place that spells them.
+// The paths below one state directory.
 //   nibble.db                                     jobs, attempts, events, idempotency (SQLite, WAL)
+//   nibble.db.backup-vN                           copy of the database, made before an upgrade from schema version N
 //   lock                                          held with flock by the one server; contains its pid
 //   reserve                                       room for cancels, ends and a start on a full disk (disk_reserve.h)
 //   models/NAME/                                  one artifact (server/model/artifact.h) and manifest.json
 //   datasets/NAME/                                data.jsonl, meta.json, manifest.json
 //   bases/KEY/                                    a quantized base that qlora attempts share (base_cache.h), and
 //                                                 manifest.json
-//   tokens/NAME/KEY.tokens                        a data set's data as tokens (data/token_file.h): nibbled and trainers
+//   tokens/NAME/KEY.tokens                        a dataset's rows as tokens (data/token_file.h): nibbled and trainers
 //                                                 write and read these files; each may be removed at any time
 //   operations/ID.json                            an operation (operations/stored_operation.h)
 //   server.json                                   the addresses of the running server, and its pid
@@ -16,6 +17,7 @@
 //     control.json                                {"command": "cancel" | "cancel_keeping" | "pause"}: read on SIGTERM
 //     checkpoint.request                          if it exists, the trainer writes a checkpoint after the current step
 //     lock                                        held with flock while a process of the attempt lives; its pid
+//     alive                                       jobs/attempt.h, shows progress while no journal line is written
 //     journal.jsonl                               jobs/journal.h, appended and synced by the trainer
 //     outcome.json                                jobs/attempt.h, the trainer's final result
 //     trainer.log                                 its stdout and stderr

@@ -26,7 +26,7 @@ struct StoredModel {
   std::uint64_t bytes = 0;
   absl::Time created;
   base::Json info;       // nibble.json as stored (model::ParseArtifactInfo parses it); an object, or null
-  bool damaged = false;  // set by List only: nothing but the name and directory is known
+  bool damaged = false;  // only in results of List: nothing but the name and directory is known
 };
 
 // Changes when the model's bytes change.

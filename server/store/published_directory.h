@@ -47,8 +47,8 @@ bool SaysDamaged(const absl::Status& status);
 // When a file was last written; the epoch if unknown.
 absl::Time ModifiedTime(const std::string& path);
 
-// SHA-256 and size of a file. Reads it in pieces, so memory use does not depend on the size, or not at all if `written`
-// has its digest.
+// SHA-256 and size of a file. Does not read the file if `written` has its digest; otherwise reads it in pieces, so that
+// memory use does not depend on the size.
 absl::StatusOr<ManifestEntry> HashFile(const std::string& path, const Cancelled& cancelled = {},
                                        const base::WrittenDigests& written = {});
 

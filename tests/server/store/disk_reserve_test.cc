@@ -75,7 +75,7 @@ TEST_F(DiskReserveTest, MakesRoomForAStartOnAFullDisk) {  // R8
     reserve->MakeRoom(kWanted);
     EXPECT_EQ(reserve->bytes(), kReserveBytes);
   }
-  disk_.free = kWanted - 1;  // constant, as if others take what is released
+  disk_.free = kWanted - 1;  // stays the same, as if other programs took the released space
   reserve->MakeRoom(kWanted);
   EXPECT_EQ(reserve->bytes(), kReserveBytes - kWanted) << "released more than requested";
   while (reserve->Release()) {

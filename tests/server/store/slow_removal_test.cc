@@ -1,4 +1,4 @@
-// Removing a large model or dataset takes seconds on a slow disk. Meanwhile others use the store.
+// Removing a large model or dataset takes seconds on a slow disk. Other callers can use the store meanwhile.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -14,7 +14,7 @@
 namespace nibble::store {
 namespace {
 
-// Holds every removal below a path until it may go on.
+// Holds every removal below a path until `go` is ready.
 class HeldRemovals {
  public:
   HeldRemovals(std::string below, std::promise<void>& begun, std::shared_future<void> go)
