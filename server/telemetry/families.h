@@ -78,7 +78,7 @@ struct Metrics::Families {
   base::Mutex mutex;
   std::vector<std::function<void(Metrics&)>> collectors ABSL_GUARDED_BY(mutex);
 
-  // What the label value of a model stands for. KeepModels deletes the series, so `mutex` is held while one is used.
+  // The series of one model. KeepModels deletes them, so `mutex` is held while one is used.
   struct ModelSeries {
     std::map<const void*, std::function<void()>> remove;  // series -> deletes it from its family
     bool is_known = true;                                 // at the last call of KeepModels
@@ -125,8 +125,8 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Gauge, waiting, Level, "nibble_requests_waiting", "Requests that wait for a slot");
   NIBBLE_FAMILY(Gauge, running, Level, "nibble_requests_running", "Requests in the batch");
   NIBBLE_FAMILY(Counter, preemptions, Count, "nibble_preemptions_total",
-                "Requests that gave their KV cache to older requests and were computed again: --kv_cache_tokens is "
-                "small for the load");
+                "Requests that gave their KV cache to older requests and were computed again: --kv_tokens is small "
+                "for the load");
   NIBBLE_FAMILY(Counter, generate_requests, Count, "nibble_generate_requests_total",
                 "Completed Generate, Chat and Score requests, by result");
   NIBBLE_FAMILY(Histogram, ttft, Spread, "nibble_generate_time_to_first_token_seconds",

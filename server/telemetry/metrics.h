@@ -92,8 +92,8 @@ class Metrics {
   void ModelLoaded(std::string_view model, double seconds);
   // Adapter loaded: largest absolute logprob difference from its trainer, in nats.
   void SetTrainerDifference(std::string_view model, double nats);
-  // `names`: every model there is. The series of a model that also the last call did not name are removed, so that a
-  // scrape has shown its last values and later models can have label values of their own.
+  // `names`: every model there is. Removes the series of a model that neither this call nor the one before it named.
+  // Until then a scrape has shown the model's last values; afterwards a later model can have a label value of its own.
   void KeepModels(const std::set<std::string, std::less<>>& names);
 
   // Jobs.
