@@ -95,7 +95,7 @@ std::string PostProcessorJson(const GgufVocabulary& vocabulary) {
                       R"(],"special_tokens":{)", special, "}}");
 }
 
-// The last three parameters differ between the two families.
+// The last three parameters differ between byte-level BPE and SentencePiece.
 std::string TokenizerJson(const GgufVocabulary& vocabulary, const GgufMerges& merges, std::string_view model_flags,
                           std::string_view normalizer_and_pre_tokenizer, std::string_view decoder) {
   std::string json =

@@ -20,8 +20,7 @@ namespace {
 // A part ends at a blank if one is near its end, so that few words are cut.
 constexpr std::size_t kBlankWithin = 256;
 // Upper bound of the tokens that a cut adds: those of two halves instead of a word, and a prefix that a tokenizer adds
-// to each text. Merges that begin at another position give the same tokens again after a few tokens. A text is refused
-// only if its parts exceed the limit by more than this.
+// to each text. Merges that begin at another position give the same tokens again after a few tokens.
 constexpr std::int64_t kTokensOfACut = 16;
 
 absl::Status TooLong(std::string message, const std::map<std::string, std::string>& metadata) {
@@ -34,7 +33,7 @@ absl::Status TooManyBytes(const PromptLimits& limits, std::size_t bytes, std::si
                  {{"bytes", std::to_string(bytes)}, {"max_bytes", std::to_string(max_bytes)}});
 }
 
-// `counted` tokens were counted in parts of the text, which itself has at least `least`.
+// `counted` tokens were counted in parts of the text, which itself has at least `least` tokens.
 absl::Status TooManyTokens(const PromptLimits& limits, std::int64_t counted, std::int64_t least, std::size_t bytes) {
   return TooLong(base::StrCat(limits.field, ": has at least ", least, " tokens in its first ", bytes,
                               " bytes, the model takes ", limits.max_tokens),
@@ -64,7 +63,8 @@ std::size_t PartEnd(std::string_view text) {
 }
 
 // For a text that EncodeInPieces cannot cut: its parts together have about as many tokens as the text, and encoding
-// them takes the memory of one part.
+// them takes the memory of one part. Refuses the text only if the parts exceed the limit by more than a quarter of it
+// and kTokensOfACut for each part.
 absl::Status CheckTokensOfParts(const Tokenizer& tokenizer, std::string_view text, const PromptLimits& limits) {
   if (std::cmp_less_equal(text.size(), limits.max_tokens)) return absl::OkStatus();  // even one token per byte fits
   std::int64_t counted = 0, surplus = limits.max_tokens / 4;

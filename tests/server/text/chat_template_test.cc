@@ -24,7 +24,7 @@ TEST(ChatTemplateTest, ConversationsRenderAsInTransformers) {
   const base::Json golden = ReadGolden("chat_templates.json");
   for (const base::Json& row : golden.at("cases")) {
     const std::string name = row.at("template");
-    const std::string source = ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/" + name + ".jinja");
+    const std::string source = ReadFile(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/" + name + ".jinja");
     ChatTemplate::SpecialTokens tokens;
     for (const auto& [key, value] : row.at("special_tokens").items()) {
       tokens.emplace_back(key, value);
@@ -73,7 +73,7 @@ TEST(ChatTemplateTest, RefusesTemplatesThatTransformersRefuses) {
 }
 
 TEST(ChatTemplateTest, RendersMessagesOfTheStructLikeJson) {
-  const std::string source = ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/chatml.jinja");
+  const std::string source = ReadFile(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/chatml.jinja");
   const auto compiled = ChatTemplate::Compile(source, {});
   ASSERT_TRUE(compiled.ok()) << compiled.status();
   const std::vector<ChatMessage> messages = {{"user", "\"\\\n\x01\x7f\u4f60\U0001f600</s>"}};
@@ -204,7 +204,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
                       "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}"));
 
-// Such code allocates nothing, so the limit on processor time does not end it.
+// Code that only searches a long text allocates nothing, so the limit on processor time does not end it.
 TEST(ChatTemplateTest, RefusesMoreCodeThanRealTemplatesHave) {
   std::string source;
   while (source.size() < (200 << 10)) source += "{% if 'xxxxxxxxy' in messages[0].content %}{% endif %}";
@@ -264,7 +264,7 @@ TEST(ChatTemplateTest, RefusesLongExpressionsEvenIfHidden) {
 }
 
 TEST(ChatTemplateTest, LongConversationsStayWithinTheLimits) {
-  const std::string source = ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/llama3.jinja");
+  const std::string source = ReadFile(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/llama3.jinja");
   const auto compiled = ChatTemplate::Compile(source, {{"bos_token", "<s>"}});
   ASSERT_TRUE(compiled.ok()) << compiled.status();
   std::vector<ChatMessage> messages;
@@ -280,7 +280,7 @@ TEST(ChatTemplateTest, LongConversationsStayWithinTheLimits) {
 }
 
 TEST(ChatTemplateTest, LongMessageWithSystemPromptAndToolsIsRendered) {
-  const std::string source = ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/qwen.jinja");
+  const std::string source = ReadFile(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/qwen.jinja");
   const auto compiled = ChatTemplate::Compile(source, {});
   ASSERT_TRUE(compiled.ok()) << compiled.status();
   RenderOptions options;

@@ -35,7 +35,8 @@ TEST(GgufTokenizerTest, TokenIdsMatchLlamaCpp) {
   EXPECT_GE(compared, 100u);
 }
 
-TEST(GgufTokenizerTest, PreTokenizersDiffer) {
+// Checks the golden file: with equal ids, the test above could not tell pre-tokenizers apart.
+TEST(GgufTokenizerTest, GoldenIdsDifferBetweenPreTokenizers) {
   const base::Json golden = ReadGolden("tiny_ids.json");
   const auto& cases = golden.at("cases");
   for (std::size_t i = 0; i < 5; ++i) {

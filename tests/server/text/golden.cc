@@ -7,7 +7,7 @@
 
 namespace nibble::text {
 
-std::string ReadFileOrDie(const std::string& path) {
+std::string ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   EXPECT_TRUE(file.good()) << path;
   return {std::istreambuf_iterator<char>(file), {}};
@@ -15,7 +15,7 @@ std::string ReadFileOrDie(const std::string& path) {
 
 base::Json ReadGolden(std::string_view file) {
   const std::string path = std::string(NIBBLE_SOURCE_DIR "/tests/golden/text/");
-  auto json = base::ParseJson(ReadFileOrDie(path + std::string(file)));
+  auto json = base::ParseJson(ReadFile(path + std::string(file)));
   EXPECT_TRUE(json.ok()) << file << ": " << json.status();
   return json.ok() ? *std::move(json) : base::Json();
 }

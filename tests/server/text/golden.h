@@ -13,7 +13,8 @@ namespace nibble::text {
 
 // Fails the test and returns null if the file is missing or is not JSON.
 base::Json ReadGolden(std::string_view file);
-std::string ReadFileOrDie(const std::string& path);
+// Fails the test and returns "" if the file is missing.
+std::string ReadFile(const std::string& path);
 
 // "byte_level" or "sentence_piece" of tiny_vocabularies.json, with llama.cpp's
 // name for the pre-tokenizer.

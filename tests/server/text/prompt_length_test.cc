@@ -20,13 +20,14 @@ std::string Repeated(std::string_view part, std::size_t bytes) {
   return text;
 }
 
-// Every style of tokenizer that other tests pin: byte-level BPE, SentencePiece with a prefix, Llama 2, Qwen 2.
+// Every style of tokenizer that other tests compare with golden ids: byte-level BPE, SentencePiece with a prefix, Llama
+// 2, Qwen 2.
 std::vector<std::unique_ptr<Tokenizer>> Tokenizers() {
   std::vector<std::unique_ptr<Tokenizer>> all;
   all.push_back(Load(TinyGguf("byte_level", "smollm")));
   all.push_back(Load(TinyGguf("sentence_piece", "")));
   for (const char* file : {"hf_llama.json", "hf_qwen.json"}) {
-    auto tokenizer = Tokenizer::FromJson(ReadFileOrDie(std::string(NIBBLE_SOURCE_DIR "/tests/golden/text/") + file));
+    auto tokenizer = Tokenizer::FromJson(ReadFile(std::string(NIBBLE_SOURCE_DIR "/tests/golden/text/") + file));
     EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
     if (tokenizer.ok()) all.push_back(*std::move(tokenizer));
   }
@@ -47,7 +48,7 @@ std::vector<std::string> LargeTexts() {
 }
 
 std::unique_ptr<Tokenizer> Unigram() {
-  base::Json json = base::Json::parse(ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/hf_llama.json"));
+  base::Json json = base::Json::parse(ReadFile(NIBBLE_SOURCE_DIR "/tests/golden/text/hf_llama.json"));
   json["model"] = base::Json::parse(R"({"type": "Unigram", "unk_id": 0, "byte_fallback": false,
                                         "vocab": [["<unk>", 0], ["a", -1], ["the", -2], [" ", -2]]})");
   json["added_tokens"] = base::Json::array();
@@ -69,8 +70,8 @@ TEST(PromptLengthTest, TokensAreThoseOfTheWholeText) {
       for (const bool add_special_tokens : {false, true}) {
         const auto whole = tokenizer->EncodeWithSpans(text, add_special_tokens);
         ASSERT_TRUE(whole.ok()) << whole.status();
-        // An unknown token of the unigram model stands for more bytes than the longest token, so a limit of that few
-        // tokens refuses the text.
+        // An unknown token of the unigram model stands for more bytes than the longest token, so the text would
+        // be refused if the limit were its number of tokens.
         const std::size_t most = tokenizer->is_local() ? whole->tokens.size() : text.size() - 1;
         const PromptLimits limits = {.max_tokens = static_cast<std::int64_t>(most)};
         const auto ids = EncodePrompt(*tokenizer, text, add_special_tokens, limits);

@@ -27,7 +27,7 @@ TEST(TokenizerTest, IdsAndTextsMatchTransformers) {
   ASSERT_GE(texts.size(), 16u);
   for (const base::Json& row : golden.at("cases")) {
     const std::string file = row.at("file");
-    const auto tokenizer = Tokenizer::FromJson(ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/" + file));
+    const auto tokenizer = Tokenizer::FromJson(ReadFile(NIBBLE_SOURCE_DIR "/tests/golden/text/" + file));
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
     for (std::size_t i = 0; i < texts.size(); ++i) {
       const auto ids = (*tokenizer)->Encode(texts[i], true);
@@ -64,20 +64,20 @@ TEST(TokenizerTest, DecodeUndoesEncode) {
   }
 }
 
-// SentencePiece puts a space before a text, which the model reads too. The first token's bytes include that space.
 std::string JoinedBytes(const Tokenizer& tokenizer, const Ids& ids) {
   std::string joined;
   for (const std::int32_t id : ids) joined += tokenizer.token_bytes().Of(id);
   return joined;
 }
 
+// SentencePiece puts a space before a text, which the model reads too. The first token's bytes include that space.
 TEST(TokenizerTest, JoinedBytesOfTokensGiveTheText) {
   std::vector<std::unique_ptr<Tokenizer>> byte_level, byte_fallback;
   byte_level.push_back(Load(TinyGguf("byte_level", "smollm")));
   byte_fallback.push_back(Load(TinyGguf("sentence_piece", "")));
   const std::string golden = NIBBLE_SOURCE_DIR "/tests/golden/text/";
-  byte_level.push_back(*Tokenizer::FromJson(ReadFileOrDie(golden + "hf_qwen.json")));
-  byte_fallback.push_back(*Tokenizer::FromJson(ReadFileOrDie(golden + "hf_llama.json")));
+  byte_level.push_back(*Tokenizer::FromJson(ReadFile(golden + "hf_qwen.json")));
+  byte_fallback.push_back(*Tokenizer::FromJson(ReadFile(golden + "hf_llama.json")));
   const std::vector<std::string> texts = {"In the year 1969",       "the  cat",    " a",
                                           "caf\u00e9 \u4f60\u597d", "\U0001f600!", "a\nb\tc"};
   for (const std::string& text : texts) {
@@ -100,7 +100,7 @@ TEST(TokenizerTest, BytesOfATokenAreItsTextNotItsSpelling) {
   EXPECT_EQ(byte_level->token_bytes().Of(blank), " ");
   EXPECT_EQ(byte_level->token_bytes().Of(*byte_level->TokenId("<|im_end|>")), "<|im_end|>") << "special";
   EXPECT_EQ(byte_level->token_bytes().Of(1 << 30), "") << "no such token";
-  const auto llama = Tokenizer::FromJson(ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/hf_llama.json"));
+  const auto llama = Tokenizer::FromJson(ReadFile(NIBBLE_SOURCE_DIR "/tests/golden/text/hf_llama.json"));
   ASSERT_TRUE(llama.ok());
   EXPECT_EQ((*llama)->token_bytes().Of(*(*llama)->TokenId("<0xE4>")), "\xe4");
   EXPECT_EQ((*llama)->token_bytes().Of(*(*llama)->TokenId("<s>")), "<s>");
@@ -149,8 +149,7 @@ TEST(TokenizerTest, AddsNoSpecialTokenThatTheTextBeginsOrEndsWith) {
     const char *file, *before, *after;
   };
   for (const Case& c : {Case{"hf_llama.json", "<s>", ""}, Case{"hf_qwen.json", "<|im_start|>", "<|im_end|>"}}) {
-    const auto tokenizer =
-        Tokenizer::FromJson(ReadFileOrDie(std::string(NIBBLE_SOURCE_DIR "/tests/golden/text/") + c.file));
+    const auto tokenizer = Tokenizer::FromJson(ReadFile(std::string(NIBBLE_SOURCE_DIR "/tests/golden/text/") + c.file));
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
     const std::string text = "in the year", whole = c.before + text + c.after;
     for (const std::string& row : {text, c.before + text, text + c.after, whole}) {

@@ -30,7 +30,7 @@ fn float(value: f64) -> String {
 
 fn number(value: &Value) -> Result<String, Error> {
     match f64::try_from(value.clone()) {
-        // Python fails at the division by zero that causes this.
+        // Python fails earlier, at the division by zero that gives such a number.
         Ok(number) if !number.is_finite() => {
             Err(Error::new(ErrorKind::InvalidOperation, "a number is not finite"))
         }

@@ -14,7 +14,7 @@ const MAX_JSON_BYTES: usize = 64 << 20;
 // WordPiece takes time cubic in the length of a word. Real tokenizers allow 100 characters.
 const MAX_WORD_PIECE_CHARS: usize = 1000;
 // A word of 255 letters takes 8.5 KiB: 32 bytes per letter, and the letters. kWordCacheBytes
-// (data/token_writer.h) is this many of them.
+// (data/token_writer.h) is the size of this many such words.
 const CACHED_WORDS: usize = 10_000;
 // With 0.9998, BPE tries each merge of a text thousands of times.
 const MAX_DROPOUT: f32 = 0.9;
