@@ -85,7 +85,7 @@ TEST_F(OperationTableTest, OperationThatExceedsItsDeadlineIsEnded) {
   EXPECT_TRUE(EndOf(*table, over).response.has_value());
 }
 
-// docs/faults.md, C1: no walk over all operations finds a page or a request id.
+// docs/faults.md, C1: List reads only the operations that it returns, and does not copy them.
 TEST_F(OperationTableTest, C1PageOfOneRowReadsAndCopiesNoOther) {
   for (int i = 0; i < 6; ++i) {
     const auth::RequestOwner owner{.tenant = i % 2 == 0 ? "red" : "blue", .name = "ci"};
@@ -127,7 +127,7 @@ TEST_F(OperationTableTest, FullQueueReportsWhenAPlaceIsFree) {
   EXPECT_EQ(refused(), "1000") << "it already takes longer than the mean";
 }
 
-// The server ends in order, and no cancel was requested.
+// The server shuts down normally, and no caller has cancelled these operations.
 TEST_F(OperationTableTest, C8OperationsInterruptedByTheEndOfTheServerAreAborted) {
   auto table = Open("ended");
   const auto start_of = [](const std::string& id) {

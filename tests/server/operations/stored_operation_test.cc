@@ -96,7 +96,7 @@ TEST(StoredOperationTest, ErrorIsReadBackWithItsPayloads) {
   EXPECT_EQ(Serialized(Record(one)), Serialized(Record(other)));
 }
 
-// File names and texts of other libraries may be of any bytes. JSON holds text only.
+// File names and texts of other libraries may hold any bytes. JSON holds text only.
 TEST(StoredOperationTest, MessageThatIsNotUtf8IsReadBackByteForByte) {
   Operation operation = Ended();
   for (const std::string message : {"\xFF", "cut \xE2\x82", "a\xC3(b", "\xF0\x9F\x98\x80 is valid"}) {
@@ -205,7 +205,7 @@ TEST(StoredOperationTest, RejectsMalformedFile) {
   EXPECT_FALSE(ParseStoredOperation("{", "op-1.json").ok());
 }
 
-// The caller's fields are not worth an operation.
+// A wrong value in a field of the request must not make the operation unreadable.
 TEST(StoredOperationTest, WrongFieldOfTheRequestGetsItsDefault) {
   base::Json json = JsonOf(Record([] {
     Operation operation = Ended();
