@@ -12,7 +12,7 @@
 
 namespace nibble::registry {
 
-// Where a checkpoint becomes a model; all borrowed.
+// Inputs and output directory for making a model from a checkpoint; all borrowed.
 struct CheckpointTarget {
   const model::Artifact& base;  // the model that the job started from
   const base::Json& provenance;

@@ -11,7 +11,7 @@ class BeneathPath {
  public:
   // Errors: PermissionDenied (IMPORT_ROOT): `root` is empty. InvalidArgument (IMPORT_ROOT): the path, or an entry of
   // the directory at that path, leads out of the root or is neither a directory nor a regular file with a single hard
-  // link. FailedPrecondition: the root cannot be opened. NotFound.
+  // link. FailedPrecondition: the root cannot be opened. NotFound: no such path.
   static absl::StatusOr<std::unique_ptr<BeneathPath>> Open(const std::string& root, const std::string& path);
   ~BeneathPath();
   BeneathPath(const BeneathPath&) = delete;

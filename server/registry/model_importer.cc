@@ -26,8 +26,8 @@ namespace {
 
 constexpr std::size_t kMaxSourceName = 4096;  // bytes; the longest path of Linux
 
-// Turns errors in imported files into InvalidArgument (MODEL_FORMAT): they are the caller's fault, whatever code the
-// reader used.
+// Turns errors in imported files into InvalidArgument (MODEL_FORMAT): they are the caller's fault, whatever status
+// code the reader returned.
 absl::Status OfTheFiles(const absl::Status& status) {
   // Other ResourceExhausted errors, such as a full disk or too many open files, are not the caller's fault.
   const bool too_large = absl::IsResourceExhausted(status) && base::Reason(status) == "MALFORMED_FILE";

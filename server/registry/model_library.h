@@ -46,7 +46,7 @@ class ModelLibrary {
   absl::StatusOr<store::StoredModel> Find(const std::string& name) const;
   // Counts and logs damage that the caller has found. Returns DataLoss (ARTIFACT_CORRUPT).
   absl::Status ReportDamaged(const std::string& name, const absl::Status& why) const;
-  // After a restart: whether this import, conversion or publication made the model. Then the model is durable.
+  // After a restart: whether this import, conversion or publication made the model. If so, first makes it durable.
   absl::StatusOr<bool> WasMadeBy(const std::string& model, const OperationIdentity& operation);
 
  private:

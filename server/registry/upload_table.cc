@@ -51,10 +51,10 @@ class UploadTable::Entry {
   std::uint64_t turn = 1;                           // of the current stream; a later stream takes over
   absl::Duration until = absl::InfiniteDuration();  // expiry, monotonic
   End end;                                          // ends the current stream
-  std::int64_t charged = 0;                         // by Usage::mutex
+  std::int64_t charged = 0;                         // guarded by Usage::mutex
 
   base::Mutex using_content;
-  std::unique_ptr<UploadContent> content;  // by using_content; only read once finished
+  std::unique_ptr<UploadContent> content;  // guarded by using_content; only read once finished
 
   std::shared_ptr<Usage> usage_;
 };

@@ -64,7 +64,7 @@ TEST(ModelRequestsTest, ConversionRefusesValuesOutOfRange) {
   EXPECT_EQ(field([](auto& r) { r.tolerance.min_top1_agreement = NAN; }), "tolerance.min_top1_agreement");
 }
 
-TEST(ModelRequestsTest, ExportNeedsAFormatThatTakesItsShards) {
+TEST(ModelRequestsTest, ExportRefusesMissingFormatAndInvalidShardSize) {
   ExportRequest request;
   EXPECT_EQ(FieldOf(CheckFormat(request)), "format");
   request.format = ExportFormat::kHf;
