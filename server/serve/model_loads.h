@@ -76,7 +76,7 @@ class ModelLoads {
   std::atomic<bool> stop_{false};
   mutable base::Mutex mutex_;
   std::uint64_t last_waiter_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::string, Model> waiting_ ABSL_GUARDED_BY(mutex_);  // models with a task
+  std::map<std::string, Model> waiting_ ABSL_GUARDED_BY(mutex_);  // models with a task of loaders_
   // Run() always accepts; each model has at most one task. Last member: destroyed first.
   base::WorkerPool loaders_{2, /*max_waiting=*/0};
 };

@@ -225,7 +225,7 @@ TEST_F(FairnessTest, LowerPriorityBeginsEventually) {
   next();
   EXPECT_TRUE(patient->Wait().status.ok());
   EXPECT_GE(began_after, 8u);
-  EXPECT_LE(began_after, 14u) << "100 levels are ten seconds";
+  EXPECT_LE(began_after, 14u) << "ageing by 100 levels takes ten seconds";
   owner.reset();
 }
 

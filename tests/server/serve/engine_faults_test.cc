@@ -1,4 +1,4 @@
-// One request's failure must not affect the others.
+// One request's failure, or an excessive value in it, must not affect the others.
 #include <gmock/gmock.h>
 
 #include "server/base/error.h"

@@ -138,8 +138,17 @@ TEST_F(EngineTest, BiasAndPenaltiesChangeWhatIsDrawnButNotTheLogprobs) {
   Request request = Ask(6, 6);
   request.logprobs = true;
   request.penalties.bias = {{42, 100.0f}};
-  EXPECT_EQ(Answer(*engine, request)->ids, std::vector<std::int32_t>(6, 42));
-  // With a penalty above the bias each token is drawn once.
+  const auto biased = Answer(*engine, request);
+  EXPECT_EQ(biased->ids, std::vector<std::int32_t>(6, 42));
+  // The same tokens have the same logprobs as prompt tokens, which get no bias.
+  Request score = Ask(6, 0);
+  score.prompt.insert(score.prompt.end(), biased->ids.begin(), biased->ids.end());
+  score.prompt_logprobs = true;
+  const auto scored = Answer(*engine, score);
+  ASSERT_EQ(scored->scored.size(), 11u);
+  ASSERT_EQ(biased->logprobs.size(), 6u);
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_EQ(biased->logprobs[i], scored->scored[5 + i].logprob) << i;
+  // After one or two draws of a token, its penalties outweigh its bias.
   request.penalties.presence = 2;
   request.penalties.frequency = 2;
   request.penalties.bias = {{42, 3.5f}, {43, 3.4f}};
