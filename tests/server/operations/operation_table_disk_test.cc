@@ -36,8 +36,8 @@ TEST_F(OperationTableTest, C13EndIsVisibleOnlyWhenItIsOnTheDisk) {
   EXPECT_EQ(OnDisk(name), Get(name));
 }
 
-// Operations are begun, cancelled and ended concurrently: the two records of an operation are written one after the
-// other.
+// Operations begin, end and are cancelled concurrently. The record of an operation's beginning must be written before
+// the record of its end.
 TEST_F(OperationTableTest, C13DiskAndTableAgreeOnEveryOperation) {
   table_->Start({.lane = OperationLane::kReaders}, later_.Body()).status().IgnoreError();
   gate_.Open();
@@ -186,7 +186,8 @@ TEST_F(OperationTableTest, C9OldestOperationsWithoutFilesAreRemovedBeyondTheBoun
   EXPECT_TRUE(there(loaded));
   at_once();
   EXPECT_FALSE(there(loaded));
-  EXPECT_TRUE(there(loaded_next) && there(exported) && there(second)) << "they remove nothing else";
+  EXPECT_TRUE(there(loaded_next) && there(exported) && there(second))
+      << "loads that are done at once remove no other operation";
   EXPECT_EQ(Open("operations")->List().size(),
             OperationTable::kMaxEndedOfOwner + OperationTable::kMaxDoneAtOnceOfOwner + 1)
       << "their records are removed too";

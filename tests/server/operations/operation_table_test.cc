@@ -85,7 +85,8 @@ TEST_F(OperationTableTest, OperationThatExceedsItsDeadlineIsEnded) {
   EXPECT_TRUE(EndOf(*table, over).response.has_value());
 }
 
-// docs/faults.md, C1: List reads only the operations that it returns, and does not copy them.
+// docs/faults.md, C1: a page holds the table's own objects, not copies. OperationIndexTest shows that no call walks
+// over all operations.
 TEST_F(OperationTableTest, C1PageOfOneRowReadsAndCopiesNoOther) {
   for (int i = 0; i < 6; ++i) {
     const auth::RequestOwner owner{.tenant = i % 2 == 0 ? "red" : "blue", .name = "ci"};
