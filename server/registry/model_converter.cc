@@ -81,8 +81,8 @@ absl::Status ModelConverter::Check(const ConvertRequest& request, const std::str
   const bool bounded = request.tolerance.is_set();
   if (bounded && dataset.empty()) return FieldError("eval_dataset", "is not set, but the tolerance needs one");
   if (bounded && info.is_masters()) {
-    return FieldError("tolerance",
-                      "cannot be checked: the source holds master weights of a BitNet model, which have no loss");
+    return FieldError(
+        "tolerance", "cannot be checked: the source holds master weights of a BitNet model, which cannot be evaluated");
   }
   return absl::OkStatus();
 }

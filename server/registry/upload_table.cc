@@ -15,8 +15,8 @@ namespace {
 
 absl::Status NoUpload(const std::string& id) {
   return base::WithReason(absl::NotFoundError("upload_id: you have no such upload; uploads are kept for a limited time "
-                                              "after their stream was lost or finished, and a model can be imported "
-                                              "only once"),
+                                              "after their stream was lost or finished, and an uploaded model can be "
+                                              "imported only once"),
                           "UPLOAD", {{"name", id.substr(0, 64)}});
 }
 

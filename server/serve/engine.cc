@@ -113,8 +113,8 @@ absl::Status Engine::Check(const Request& request) const {
     }
     if (std::find(masked.begin(), masked.end(), false) == masked.end()) {
       return base::FieldError("stopping.stop_token_ids",
-                              base::StrCat("hold, with the model's end tokens, the whole vocabulary of ", vocab,
-                                           ", wanted at least one other token: min_tokens masks them"));
+                              base::StrCat("cover, with the model's end tokens, the whole vocabulary of ", vocab,
+                                           " tokens, so min_tokens masks every token"));
     }
   }
   const bool shared = !request.principal.empty() && bounds_.max_running < options_.max_running;
