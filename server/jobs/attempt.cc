@@ -15,8 +15,8 @@ using base::StrCat;
 
 namespace {
 
-constexpr std::uint64_t kMaxBytes = 4u << 20;
-constexpr std::uint64_t kMaxAliveBytes = 64;
+constexpr std::uint64_t kMaxBytes = 4u << 20;  // of a JSON file; a spec is much smaller
+constexpr std::uint64_t kMaxAliveBytes = 64;   // room for any number
 constexpr const char* kControlNames[] = {"preempt", "cancel", "cancel_keeping", "pause"};
 constexpr const char* kOutcomeNames[] = {"ok", "failed", "cancelled", "paused"};
 

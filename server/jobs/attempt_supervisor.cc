@@ -64,7 +64,7 @@ absl::Status Fenced(const std::string& job_id, std::int64_t attempt) {
       "FENCED", {{"name", job_id}});
 }
 
-// Enough, because each concurrent writer changes the job's state a bounded number of times.
+// Maximum number of tries of Decide: each concurrent writer changes the job's state a bounded number of times.
 constexpr int kMaxDecisions = 16;
 // Wait before a failed settlement is retried: a full disk may stay full.
 constexpr absl::Duration kSettleAgain = absl::Seconds(1);
@@ -220,7 +220,7 @@ void AttemptSupervisor::Tick() {
       // Poll before reading the journal: if the trainer has ended, the journal has everything that it wrote.
       const std::optional<ExitStatus> exit = runner_.Poll(live.directory);
       if (exit.has_value()) {
-        oom_.Look(clock_.Monotonic());  // Again after its end: the kill is counted before the process is gone.
+        oom_.Look(clock_.Monotonic());  // Again: the kernel counts a kill before the killed process is gone.
         const bool out_of_memory = MayBeOutOfMemory(live, *exit) && oom_.Claim(clock_.Monotonic());
         ended_.push_back(Ended{.live = std::move(live), .exit = *exit, .out_of_memory = out_of_memory});
         it = live_.erase(it);
@@ -540,7 +540,7 @@ absl::Status AttemptSupervisor::IngestLines(Live& live, const std::vector<Journa
     if (events.empty()) return absl::OkStatus();
     std::swap(live.progress, progress);
     if (absl::Status appended = Append(live, events); !appended.ok()) {
-      std::swap(live.progress, progress);  // As if the lines had not arrived: they will come again.
+      std::swap(live.progress, progress);  // As if the lines had not arrived: the report stream sends them again.
       return appended;
     }
     progress = live.progress;
@@ -783,7 +783,7 @@ absl::StatusOr<bool> AttemptSupervisor::TakeOutput(Ended& ended) {
 AttemptSupervisor::Decision AttemptSupervisor::DecisionOf(const StoredJob& job, const Ended& ended) const {
   const Finding& finding = ended.finding;
   const Live& live = ended.live;
-  Decision decision{.transition = {}, .said = finding.verdict};
+  Decision decision{.transition = {}, .verdict = finding.verdict};
   Transition& t = decision.transition;
   t.job_id = job.id;
   t.from = job.state;
@@ -792,39 +792,41 @@ AttemptSupervisor::Decision AttemptSupervisor::DecisionOf(const StoredJob& job, 
     t.to = JobState::kCancelled;
     t.attempt_state = "CANCELLED";
     t.error = CancelledByUser(job.id, job.state, live.progress);
-    decision.said = {Kind::kStopped, t.error->code, t.error->reason, t.error->message};
-  } else if (decision.said.kind == Kind::kSucceeded && job.state == JobState::kPreparing) {
-    t.to = JobState::kRunning;  // It never reported RUNNING; the next call makes it SUCCEEDED.
-  } else if (decision.said.kind == Kind::kSucceeded) {
+    decision.verdict = {Kind::kStopped, t.error->code, t.error->reason, t.error->message};
+  } else if (decision.verdict.kind == Kind::kSucceeded && job.state == JobState::kPreparing) {
+    t.to = JobState::kRunning;  // The trainer never reported RUNNING. The next Decide makes the job SUCCEEDED.
+  } else if (decision.verdict.kind == Kind::kSucceeded) {
     t.to = JobState::kSucceeded;
     t.attempt_state = "SUCCEEDED";
     t.publish_digest = finding.output_digest;
     t.progress = live.progress;
     FinishProgress(*t.progress, finding.outcome->final);
-  } else if (decision.said.kind == Kind::kFailed) {
+  } else if (decision.verdict.kind == Kind::kFailed) {
     t.to = JobState::kFailed;
     t.attempt_state = "FAILED";
   } else if (job.state == JobState::kPausing) {
     t.to = JobState::kPaused;
     t.attempt_state = "PAUSED";
-  } else if (decision.said.kind == Kind::kRetry) {
+  } else if (decision.verdict.kind == Kind::kRetry) {
     const bool lost = live.adopted && ended.exit.kind == ExitStatus::Kind::kUnknown && !finding.outcome.has_value() &&
                       !ended.out_of_memory;
     t.retries = job.retries + 1;
     t.to = *t.retries > options_.retry.max_retries ? JobState::kFailed : JobState::kQueued;
     t.attempt_state = lost ? "LOST" : "FAILED";
     t.lost_in_row = lost ? job.lost_in_row + 1 : 0;
-    // A LOST attempt is retried at once: the server's downtime was wait enough. From the second in a row the job backs
-    // off: its trainer may be what kills the server, and an OOM kill of the whole container leaves no record.
+    // A job with a LOST attempt is retried at once: it already waited while the server was down. From the second LOST
+    // attempt in a row it backs off: its trainer may be what kills the server, and an OOM kill of the whole container
+    // leaves no record.
     if (!lost) decision.wait = Backoff(*t.retries, options_.retry);
     if (*t.lost_in_row > 1) decision.wait = Backoff(*t.lost_in_row - 1, options_.retry);
   } else {
     t.to = JobState::kQueued;
     t.attempt_state = "PREEMPTED";
-    // Not counted, but not at once either: repeated preemptions must not become a busy loop.
+    // The retry does not count, but it waits: repeated preemptions must not become a busy loop.
     if (!stopping_) decision.wait = Backoff(1, options_.retry);
   }
-  if (t.to == JobState::kFailed) t.error = JobError{decision.said.code, decision.said.reason, decision.said.message};
+  if (t.to == JobState::kFailed)
+    t.error = JobError{decision.verdict.code, decision.verdict.reason, decision.verdict.message};
   if (IsFinal(t.to)) t.ended = clock_.Now();
   if (t.to != JobState::kQueued) decision.wait = absl::ZeroDuration();
   return decision;
@@ -838,7 +840,7 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
   Transition& t = decision.transition;
   // The publisher reports SUCCEEDED once the model exists.
   if (t.to != JobState::kSucceeded) {
-    StateEvent event = StateAfter(job, t.to, decision.said);
+    StateEvent event = StateAfter(job, t.to, decision.verdict);
     if (decision.wait > absl::ZeroDuration()) event.retry_in_s = absl::ToDoubleSeconds(decision.wait);
     t.events.push_back(ServerEvent(job.attempt, clock_.Now(), event));
   }
@@ -860,17 +862,17 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
   after.progress = t.progress.value_or(live.progress);
   after.output_digest = t.publish_digest.value_or("");
   after.ended = t.ended;
-  Announce(after, *t.attempt_state, decision.said);
+  Announce(after, *t.attempt_state, decision.verdict);
   return true;
 }
 
-void AttemptSupervisor::Announce(const StoredJob& job, const std::string& attempt_state, const Verdict& said) {
+void AttemptSupervisor::Announce(const StoredJob& job, const std::string& attempt_state, const Verdict& verdict) {
   const auto log = attempt_state == "FAILED" || attempt_state == "LOST" ? base::LogWarning : base::LogInfo;
   log("attempt ended", {{"job", job.id},
                         {"attempt", job.attempt},
                         {"ended", attempt_state},
                         {"state", Name(job.state)},
-                        {"reason", said.reason}});
+                        {"reason", verdict.reason}});
   if (observer_ != nullptr) {
     observer_->OnAttemptEnded(job, attempt_state);
     if (IsFinal(job.state) && job.state != JobState::kSucceeded) observer_->OnJobEnded(job);

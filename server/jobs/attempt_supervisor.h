@@ -40,8 +40,8 @@ class AttemptSupervisor {
 
   // Moves the job from QUEUED to PREPARING with a new attempt, and starts its trainer. From the second attempt on, a
   // Tick does this once the checkpoint to resume from is hashed. A failed start ends like a failed attempt. `memory`:
-  // the trainer's share of ControllerOptions::memory; null: takes the planned bytes, even if the budget has too few
-  // left.
+  // the trainer's share of ControllerOptions::memory; null: takes the planned bytes, even if fewer are left in the
+  // budget.
   absl::Status Start(const StoredJob& job, std::shared_ptr<const void> memory);
   // Call when the job has left the queue: drops a start that still waits for its checkpoint.
   void AbandonStart(const std::string& job_id);
@@ -117,13 +117,13 @@ class AttemptSupervisor {
   // How the end of an attempt changes its job.
   struct Decision {
     Transition transition;                       // without events
-    Verdict said;                                // for the event, and the error of a failed job
+    Verdict verdict;                             // for the event, and the error of a failed job
     absl::Duration wait = absl::ZeroDuration();  // before the job's next attempt
   };
   Decision DecisionOf(const StoredJob& job, const Ended& ended) const;
   absl::StatusOr<bool> Decide(Ended& ended);
   // Logs and reports the end of an attempt, and publishes the model of a job that has succeeded.
-  void Announce(const StoredJob& job, const std::string& attempt_state, const Verdict& said);
+  void Announce(const StoredJob& job, const std::string& attempt_state, const Verdict& verdict);
   void SettleAll();
 
   store::StateDirectory& state_;

@@ -21,15 +21,16 @@ using base::StrCat;
 
 namespace {
 
-// Two callers and the scheduler move a job a bounded number of times before it is final.
+// Maximum number of tries to change a job whose state keeps changing concurrently.
 constexpr int kMaxMoves = 16;
 
-constexpr std::int64_t kMaxListed = 10'000;
+constexpr std::int64_t kMaxListed = 10'000;  // jobs or events in one answer
 
 absl::Status Draining() { return base::WithReason(absl::UnavailableError("the server is stopping"), "DRAINING"); }
 
-// The key under which the database remembers a request. An owner's name is unique only within a tenant. It holds no
-// line feed, but a request id may. Without a tenant the key has the format from before tenants were part of keys.
+// The key under which the database remembers a request. An owner's name is unique only within a tenant. Names of
+// owners and tenants hold no line feed, but a request id may. Without a tenant the key has the format from before
+// tenants were part of keys.
 std::string RequestKey(const std::string& request_id, const JobController::Submission& submission) {
   if (request_id.empty() || submission.owner.empty()) return request_id;
   if (submission.tenant.empty()) return StrCat(submission.owner, "\n", request_id);
@@ -125,7 +126,7 @@ absl::Status JobController::Recover() {
   publisher_.PublishAll(unpublished);
   for (const StoredJob& job : open) {
     if (absl::Status held = HoldInputs(job); !held.ok()) {
-      // Its start will fail and say so.
+      // The start of the job will fail and report it.
       base::LogWarning("an input of a job is missing", {{"job", job.id}, {"why", std::string(held.message())}});
     }
     supervisor_.Collect(job.id, HasTrainer(job.state) ? job.attempt : 0);
@@ -437,7 +438,7 @@ std::optional<store::CheckpointInfo> JobController::BestCheckpoint(const StoredJ
     return *found;
   }();
   if (best.ok()) return *best;
-  // The job is returned without it.
+  // The job is returned without its best checkpoint.
   base::LogWarning("cannot read a job's checkpoints", {{"job", job.id}, {"why", std::string(best.status().message())}});
   return std::nullopt;
 }

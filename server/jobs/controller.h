@@ -26,8 +26,8 @@
 namespace nibble::jobs {
 
 // All job operations that rpc/ calls. A change that was answered Ok survives kill -9 and a power cut. Thread-safe;
-// calls wait for the disk (milliseconds), never for a trainer. A JobScheduler starts trainers, an
-// AttemptSupervisor watches and ends them, on a thread of their own.
+// calls wait for the disk (milliseconds; Delete longer if a job has large files), never for a trainer. On a thread of
+// their own, a JobScheduler starts trainers, and an AttemptSupervisor watches and ends them.
 class JobController {
  public:
   // Restores the jobs of the state directory: publishes finished outputs and adopts live trainers. The first round
@@ -105,7 +105,7 @@ class JobController {
   JobController(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
                 ControllerOptions options, JobObserver* observer);
   absl::Status Recover();
-  absl::Status ForgetRequests();  // old ones; on a full disk they stay for now
+  absl::Status ForgetRequests();  // only old ones; on a full disk they stay for now
   // Applies a trigger to a job; tries again if the job's state changes concurrently. Returns the job as it is
   // afterwards.
   absl::StatusOr<StoredJob> Move(const std::string& id, JobTrigger trigger, const IfEtag& etag,
@@ -153,8 +153,8 @@ class JobController {
 
   JobScheduler scheduler_;
   std::atomic<bool> after_jobs_waits_{false};  // a call of ControllerOptions::after_jobs is queued on disk_
-  PlanningQueue planning_;                     // stopped before disk_
-  DiskWorker disk_;                            // stopped by the destructor first: it wakes the scheduler
+  PlanningQueue planning_;                     // stopped before disk_, to which it adds work
+  DiskWorker disk_;                            // wakes scheduler_ after each piece of work
   DiskWorker removals_;                        // likewise
 };
 

@@ -302,7 +302,7 @@ class SqliteDatabase : public Database {
     };
     absl::Status status = Write(append);
     if (IsDiskFull(status)) {
-      // A job that is ending needs its last events to end; other jobs wait for room.
+      // A job cannot end without its last events; other jobs wait for room.
       const absl::StatusOr<StoredJob> job = Get(id);
       if (job.ok() && IsEnd(job->state)) status = WriteEnd(append);
     }
@@ -405,7 +405,7 @@ class SqliteDatabase : public Database {
     return status;
   }
 
-  // The functions below run inside Read or Write and may throw.
+  // The functions from here to Exists run inside Read or Write and may throw.
   std::optional<JobRow> FindRow(const std::string& id) {
     JobRow row;
     soci::statement select(session_);

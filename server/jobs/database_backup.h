@@ -15,7 +15,7 @@ std::string BackupPath(const std::string& path, std::int64_t version);
 
 // Writes and syncs the backup, with the permissions of the database. Removes all older backups except the newest. An
 // error leaves the database unchanged; ResourceExhausted (DISK_FULL) if the copy would not fit, and then nothing was
-// written. May throw what FromSoci takes.
+// written. May throw exceptions that FromSoci converts.
 absl::Status BackUp(soci::session& session, const std::string& path, std::int64_t version, base::FileSystem& files);
 
 }  // namespace nibble::jobs

@@ -53,8 +53,8 @@ absl::Status AppendEvents(soci::session& session, const std::string& id, const s
   for (const NewEvent& event : events) {
     const long long attempt = event.attempt;
     if (event.attempt_sequence.has_value()) {
-      const auto [it, asked] = last_of.emplace(attempt, 0);
-      if (asked) it->second = LastOf(session, id, attempt);
+      const auto [it, is_new] = last_of.emplace(attempt, 0);
+      if (is_new) it->second = LastOf(session, id, attempt);
       if (*event.attempt_sequence <= it->second) continue;
       it->second = *event.attempt_sequence;
     }

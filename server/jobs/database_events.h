@@ -1,4 +1,5 @@
-// The parts of database.cc that deal with events. They run under its lock and may throw what FromSoci takes.
+// The parts of database.cc that deal with events. They run under its lock and may throw exceptions that FromSoci
+// converts.
 #pragma once
 #include <soci/soci.h>
 

@@ -1,4 +1,4 @@
-// The parts of database.cc that list jobs. They run under its lock and may throw what FromSoci takes.
+// The parts of database.cc that list jobs. They run under its lock and may throw exceptions that FromSoci converts.
 #pragma once
 #include <soci/soci.h>
 
@@ -23,6 +23,7 @@ struct JobPiece {
 JobPiece ListPiece(soci::session& session, const JobQuery& query, std::int64_t before, std::int64_t max_looked_at,
                    std::int64_t max_rows);
 
+// `where`: the SQL after "FROM jobs", such as "WHERE number = 1".
 std::vector<JobRow> RowsWhere(soci::session& session, const std::string& where);
 
 std::vector<QueuedJob> QueueRows(soci::session& session);

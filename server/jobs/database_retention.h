@@ -1,5 +1,5 @@
 // The parts of database.cc that remove expired rows, in pieces of a few milliseconds. They run under its lock, within a
-// transaction, and may throw what FromSoci takes.
+// transaction, and may throw exceptions that FromSoci converts.
 #pragma once
 #include <soci/soci.h>
 

@@ -8,7 +8,7 @@ namespace nibble::jobs {
 
 namespace {
 
-// For TextMemo: a parser of text from one of JSON.
+// For TextMemo: makes a parser of text from a parser of JSON.
 template <typename Parsed>
 auto OfText(absl::StatusOr<Parsed> (*parse)(const base::Json&)) {
   return [parse](const std::string& text) -> absl::StatusOr<Parsed> {

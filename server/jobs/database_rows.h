@@ -1,4 +1,4 @@
-// The row of table jobs as SQL types, and back. For database.cc.
+// Converts between a job and its row in table jobs. For database.cc.
 #pragma once
 #include <string>
 
@@ -9,6 +9,7 @@
 
 namespace nibble::jobs {
 
+// In the order in which OpenJobs (database_session.h) reads them.
 inline constexpr char kJobColumns[] =
     "number, id, state, attempt, retries, spec, error, progress, output_digest, published, last_sequence, created_us, "
     "started_us, ended_us, memory_bytes, keep_checkpoint, lost_in_row, disk_bytes, owner, tenant, digests";

@@ -62,8 +62,8 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
           "ALTER TABLE jobs ADD COLUMN digests TEXT NOT NULL DEFAULT '{}'",
       },
       {
-          // Adds the tenant to the key of a request (RequestKey in controller.cc). Before, a name was the same owner in
-          // all tenants.
+          // Adds the tenant to the key of a request (RequestKey in controller.cc). Before, equal names in different
+          // tenants were one owner.
           R"(UPDATE idempotency
              SET request_id = char(10) || (SELECT tenant FROM jobs WHERE id = job_id) || char(10) || request_id
              WHERE job_id IN (SELECT id FROM jobs WHERE owner <> '' AND tenant <> ''))",

@@ -10,14 +10,15 @@
 
 namespace nibble::jobs {
 
-// Opens the file with WAL and synchronous=FULL and brings its schema up to date. May throw what FromSoci takes.
-// FailedPrecondition for a schema that a newer nibbled wrote.
+// Opens the file with WAL and synchronous=FULL and brings its schema up to date. May throw exceptions that FromSoci
+// converts. FailedPrecondition for a schema that a newer nibbled wrote.
 absl::Status OpenSession(soci::session& session, const std::string& path);
 
+// Converts an exception that SOCI threw, and logs it.
 absl::Status FromSoci(const std::exception& error);
 
-// Runs "SELECT (all columns) FROM jobs WHERE": each fetch() of the statement, whose parameters are bound already, fills
-// `row`.
+// Runs "SELECT " + kJobColumns + " FROM jobs " + where. The parameters of the statement must be bound already.
+// Each fetch() of the statement then fills `row`.
 void OpenJobs(soci::statement& select, const std::string& where, JobRow& row);
 
 }  // namespace nibble::jobs

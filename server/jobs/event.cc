@@ -104,7 +104,7 @@ void Put(Json& json, const char* key, const std::vector<std::int64_t>& values) {
 bool Take(const Json& json, std::int64_t& out) {
   if (json.is_number_float()) {
     const auto number = json.get<double>();
-    if (!(std::abs(number) < 9.2e18)) return false;
+    if (!(std::abs(number) < 9.2e18)) return false;  // NaN, or beyond the range of int64
     out = static_cast<std::int64_t>(number);
     return true;
   }

@@ -13,8 +13,8 @@
 
 namespace nibble::jobs {
 
-// In all of them, an empty text and an unset number are absent from the JSON form. NaN is null there. The initializers
-// let callers name only some fields.
+// In all these structs, an empty text and an unset number are absent from the JSON form. NaN is null there. The
+// initializers let callers name only some fields.
 
 // Where an attempt runs.
 struct Runtime {
@@ -38,7 +38,7 @@ struct StateEvent {
 struct StepEvent {
   static constexpr char kType[] = "step";
   std::optional<std::int64_t> step{}, max_steps{};
-  std::optional<double> loss{}, lr{}, grad_norm{};  // nats; per token; the norm before clipping
+  std::optional<double> loss{}, lr{}, grad_norm{};  // loss in nats per token; grad_norm before clipping
   std::optional<double> epoch{};                    // whole passes over the data
   std::optional<double> epochs_done{};              // passes as a fraction
   std::optional<std::int64_t> tokens{}, trainable_tokens{};
@@ -90,11 +90,11 @@ struct LogEvent {
 
 using EventBody = std::variant<StateEvent, StepEvent, EvalEvent, CheckpointEvent, ModelEvent, WarningEvent, LogEvent>;
 
-// "step"
+// The kType of the event, such as "step".
 const char* TypeOf(const EventBody& body);
 bool IsEventType(std::string_view type);
 base::Json Encode(const EventBody& body);
-// Fields of another type than theirs are absent, because old journals and foreign trainers must not stop a job.
+// Ignores a field whose value has the wrong type, because an old journal or another trainer must not stop a job.
 // nullopt for an unknown type.
 std::optional<EventBody> Decode(std::string_view type, const base::Json& fields);
 // Decode of a known type.

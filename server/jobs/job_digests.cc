@@ -13,7 +13,7 @@ using base::Json;
 
 namespace {
 
-// Sorted by name, as a shell glob and `sha256sum` order them.
+// Sorted by name, as `sha256sum *` lists them.
 constexpr const char* kTextAssets[] = {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json"};
 
 constexpr std::pair<const char*, std::string JobDigests::*> kFields[] = {

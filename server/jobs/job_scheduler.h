@@ -25,8 +25,8 @@
 namespace nibble::jobs {
 
 // Starts queued jobs in the order of their priorities, as far as the limits of the queue, memory and disk space allow,
-// and lets the supervisor follow and end their trainers. Works in rounds, on a thread of its own, and between rounds
-// removes old jobs. All references must outlive it. Thread-safe.
+// and lets the supervisor follow and end their trainers. Works in rounds, on a thread of its own. A round also removes
+// old jobs. All references must outlive it. Thread-safe.
 class JobScheduler {
  public:
   // `delete_job` deletes a job that Retention removes.
@@ -49,7 +49,7 @@ class JobScheduler {
   bool draining() const { return draining_; }
   // Ends the thread after its current round.
   void Stop();
-  // Lets all trainers end (AttemptSupervisor::StopAll), with no round beside it.
+  // Lets all trainers end (AttemptSupervisor::StopAll). No round runs meanwhile.
   void StopTrainers(absl::Duration grace);
   // Time since the last round ended or, before the first, since the scheduler was made.
   absl::Duration SinceRound() const;

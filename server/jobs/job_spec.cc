@@ -131,7 +131,7 @@ std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
   }
   for (const auto& [key, value] : spec.labels) {
     if (key.empty() || key.size() > kMaxText || value.size() > kMaxText) {
-      check.Add("labels", StrCat("has a key or value that is empty or longer than ", kMaxText, " bytes"));
+      check.Add("labels", StrCat("has an empty key, or a key or value longer than ", kMaxText, " bytes"));
       break;
     }
   }

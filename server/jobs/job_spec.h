@@ -1,5 +1,6 @@
 // The spec of a fine-tuning job, shared by the server and the trainer. The initializers here are the only defaults.
-// std::optional marks fields that Resolve() fills in; a resolved spec leaves nothing to choose. A new field also gets a
+// std::optional marks fields that may be unset. Resolve() fills them in, except eval_fraction, add_special_tokens and
+// the alternative of a field that is set (max_steps or epochs, warmup_steps or warmup_ratio). A new field also gets a
 // line in job_spec_fields.h.
 #pragma once
 #include <cstdint>
@@ -25,7 +26,7 @@ struct DataConfig {
       overlong;                  // split (text only) | truncate | drop | error; default: split text, truncate others
   bool train_on_prompt = false;  // false: loss on completions only; text has no prompt
   std::int64_t shuffle_seed = 0;
-  std::optional<bool> add_special_tokens;  // that the tokenizer puts around a text; default: not in chat
+  std::optional<bool> add_special_tokens;  // those that the tokenizer puts around a text; default: not for chat
 };
 
 struct QLoraMethod {

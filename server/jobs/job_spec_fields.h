@@ -39,10 +39,10 @@ class SpecField {
   // A seed that the API leaves equal to run.seed unless it is set.
   constexpr SpecField DefaultsToRunSeed() const {
     SpecField field = *this;
-    field.is_seed = true;
+    field.defaults_to_run_seed = true;
     return field;
   }
-  // The configuration of a method, which has the field's name. Only a spec with that method has it.
+  // The configuration of the method that has the field's name. Only a spec with that method has the field.
   constexpr SpecField OfMethod() const {
     SpecField field = *this;
     field.is_method = true;
@@ -56,7 +56,7 @@ class SpecField {
   std::int64_t least = std::numeric_limits<std::int64_t>::min();
   std::int64_t largest = std::numeric_limits<std::int64_t>::max();
   bool is_method = false;
-  bool is_seed = false;
+  bool defaults_to_run_seed = false;
 };
 
 inline constexpr std::int64_t kMaxSeqLen = 1 << 20;

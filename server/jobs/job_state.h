@@ -8,7 +8,7 @@
 
 namespace nibble::jobs {
 
-// The states of a job and all edges between them (docs/life_of_a_job.md). Pure.
+// The states of a job and all edges between them (docs/life_of_a_job.md). The functions below are pure.
 enum class JobState {
   kPlanning,
   kQueued,

@@ -20,7 +20,7 @@ using base::StrCat;
 
 namespace {
 
-constexpr std::size_t kReadAtOnce = 8u << 20;
+constexpr std::size_t kReadAtOnce = 8u << 20;  // more than the longest line
 
 }  // namespace
 

@@ -147,8 +147,8 @@ class LocalRunner : public Runner {
     const auto it = running_.find(directory);
     if (it == running_.end()) return;
     if (!it->second.is_child) {
-      const auto leads = Leads(it->second);
-      if (!leads.ok() || !*leads) return;
+      const auto alive = IsAlive(it->second);
+      if (!alive.ok() || !*alive) return;
     }
     ::kill(-static_cast<pid_t>(it->second.id.pid), signal == Signal::kKill ? SIGKILL : SIGTERM);
   }
@@ -178,7 +178,7 @@ class LocalRunner : public Runner {
       siginfo_t info = {};
       if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0)
         return false;
-      // Not reaped yet, so the pid is still its own: kill the processes that it left behind.
+      // The trainer is not reaped yet, so no other process has its pid. Kill the processes that it left behind.
       ::kill(-pid, SIGKILL);
     } else {
       NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(pid));
@@ -198,7 +198,7 @@ class LocalRunner : public Runner {
   }
 
   // True if the adopted pid is alive and still the same process.
-  static absl::StatusOr<bool> Leads(const Running& running) {
+  static absl::StatusOr<bool> IsAlive(const Running& running) {
     NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(static_cast<pid_t>(running.id.pid)));
     return ticks == running.id.start_ticks;
   }
@@ -240,8 +240,8 @@ std::vector<std::string> TrainerEnvironment(const std::vector<std::string>& envi
     }
   }
   // libgomp spins for 300,000 rounds (milliseconds) if each of its own threads has a CPU, and for 1,000 otherwise. It
-  // does not know that a trainer shares its CPUs with this server and other trainers (docs/benchmarks.md, Training
-  // beside serving).
+  // does not know that a trainer shares its CPUs with this server and other trainers
+  // (tests/bench/train_beside_serve.py).
   allowed.emplace_back("GOMP_SPINCOUNT=1000");
   return allowed;
 }

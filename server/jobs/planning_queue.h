@@ -13,9 +13,9 @@
 namespace nibble::jobs {
 
 // The jobs that wait to be planned, and a fixed number of threads that plan them. Principals take turns: a free thread
-// takes the oldest job of the principal with the fewest plans in progress and, among those, whose last plan began the
-// longest ago. So a flood of jobs of one principal delays every other principal by at most one plan. Only the ids of
-// waiting jobs are kept here. Thread-safe.
+// takes the oldest job of the principal with the fewest plans in progress. Among several such principals, it chooses
+// the one whose last plan began the longest ago. So a flood of jobs of one principal delays every other principal by at
+// most one plan. Only the ids of waiting jobs are kept here. Thread-safe.
 class PlanningQueue {
  public:
   // Plans one job; may take minutes, and should end soon after the token is cancelled. False if the result could not be

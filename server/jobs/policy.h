@@ -1,3 +1,4 @@
+// The policy that decides which queued job starts next. Pure: same input, same answer.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -10,7 +11,7 @@
 
 namespace nibble::jobs {
 
-// The policy that decides which queued job starts next. Pure: same input, same answer.
+// A job that waits to start.
 struct QueuedJob {
   std::string id;
   std::int64_t priority = 0;      // higher first
@@ -53,9 +54,9 @@ std::string NeedsMoreMemoryText(const JobSpec& spec, std::int64_t bytes, std::in
 void Age(std::vector<QueuedJob>& queue, absl::Time now, absl::Duration step);
 
 // The queue in the order of serving, ignoring backoff; the index is the queue position. Higher priority first. Within a
-// priority principals take turns: the second job of each comes after the first of all. The principal whose last start
-// is the longest ago has the first turn. Principals that never started a job, and the jobs of one principal, are in
-// order of submission.
+// priority principals take turns: the first job of every principal comes before the second job of any. The principal
+// whose last start is the longest ago has the first turn. Principals that never started a job, and the jobs of one
+// principal, are in order of submission.
 std::vector<QueuedJob> Order(std::vector<QueuedJob> queue);
 
 struct Picked {
@@ -69,10 +70,10 @@ struct Picked {
 };
 
 // Picks at most as many jobs as there is room for. A job in its backoff does not block those behind it. A job that is
-// short of memory does, or small jobs would keep a large one waiting forever. A job that alone needs more memory than
-// trainers may take starts when no other job runs. Any other job waits until loaded models leave it enough memory. A
-// job that is short of disk blocks those behind it while a trainer runs, because its end may free space. While no
-// trainer runs, only users can free space, so the others need not wait.
+// short of memory does, because otherwise small jobs could keep a large one waiting forever. A job that alone needs
+// more memory than trainers may take starts when no other job runs. Any other job waits until loaded models leave it
+// enough memory. A job that is short of disk blocks those behind it while a trainer runs, because its end may free
+// space. While no trainer runs, only users can free space, so the others need not wait.
 Picked PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits,
                 absl::Duration now);
 

@@ -31,7 +31,8 @@ namespace {
   ::dup2(plan.standard_input, 0);
   ::dup2(plan.standard_output, 1);
   ::dup2(plan.standard_output, 2);
-  // gRPC and others open sockets without close-on-exec. Linux before 5.11 cannot mark a range of descriptors.
+  // gRPC and others open sockets without close-on-exec. Linux before 5.11 cannot mark a range of descriptors: mark them
+  // one by one, at most 65536, because the limit of descriptors may be a billion.
   if (::syscall(SYS_close_range, 3u, ~0u, CLOSE_RANGE_CLOEXEC) != 0) {
     const long end = std::min(::sysconf(_SC_OPEN_MAX), 65536L);
     for (int fd = 3; fd < end; ++fd) ::fcntl(fd, F_SETFD, FD_CLOEXEC);

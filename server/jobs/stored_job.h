@@ -37,9 +37,8 @@ struct StoredJob {
   JobSpec spec;                   // resolved
   JobDigests digests;             // fixed at creation; all "" for a job of an older server
   std::optional<JobError> error;  // why it FAILED or was CANCELLED
-  // "step", "max_steps", "tokens", "tokens_per_s", "loss", "lr", "grad_norm", "eval_loss", "eval_loss_int8",
-  // "peak_memory_bytes", "kernel_launches_per_step", "epoch", "percent", ...: numbers only, absent until known; the
-  // controller adds "queue_position" to queued jobs.
+  // The keys in progress.h, absent until known, and the outcome's figures. The controller adds "queue_position" to
+  // queued jobs.
   base::Json progress = base::Json::object();
   // The first of the kept checkpoints with the lowest evaluation loss. Not stored: the controller adds it to its
   // answers.

@@ -14,7 +14,7 @@ void KillHolders(const std::string& path);
 // orphan that came because this process is PID 1 or a subreaper (prctl PR_SET_CHILD_SUBREAPER, as nibbled is).
 void EndStrayChildren(const std::set<pid_t>& known);
 
-// Reaps those of them that have already ended; does nothing if this process receives no orphans. Cheap.
+// Reaps such children that have already ended. Does nothing if this process receives no orphans. Cheap.
 void ReapStrayChildren(const std::set<pid_t>& known);
 
 }  // namespace nibble::jobs

@@ -19,7 +19,7 @@ struct Verdict {
     kRetryUncounted,  // retried; does not count, because it was only interrupted
   };
   Kind kind = Kind::kRetry;
-  // kFailed, kRetry: for Job.error and the warning event.
+  // kFailed, kRetry: for Job.error and the state event.
   std::string code;    // "INTERNAL"
   std::string reason;  // "TRAINER_SIGNAL"
   std::string message;

@@ -202,7 +202,7 @@ struct Scalar {
 absl::Status Take(const Scalar& in, std::span<const char* const> choices, std::string& out) {
   if (in.field.cpp_type() != FieldDescriptor::CPPTYPE_ENUM) {
     out = in.message.GetReflection()->GetString(in.message, &in.field);
-    // "hf" of the presets is a part of the API, and not a typing error.
+    // The preset "hf" is part of the API, so it is Unimplemented, not an unknown value.
     if (NameOf(in.field) == "BitNetQatMethod.preset" && out == "hf") return Unimplemented("BitNetQatMethod.preset hf");
     return absl::OkStatus();
   }
@@ -268,7 +268,7 @@ absl::Status TakeFields(const Message& in, const std::string& prefix, Spec& out)
   return status;
 }
 
-// Gives the seeds that `in` does not set the run's seed.
+// Sets each seed that is unset in `in` to the run's seed.
 template <jobs::IsSpec Spec>
 void TakeRunSeed(const Message& in, std::int64_t run_seed, Spec& out) {
   std::size_t at = 0;
@@ -279,7 +279,7 @@ void TakeRunSeed(const Message& in, std::int64_t run_seed, Spec& out) {
     if constexpr (jobs::IsSpec<Value>) {
       TakeRunSeed(in.GetReflection()->GetMessage(in, steps.back()), run_seed, value);
     } else if constexpr (std::is_same_v<Value, std::int64_t>) {
-      if (listed.is_seed && !in.GetReflection()->HasField(in, steps.back())) value = run_seed;
+      if (listed.defaults_to_run_seed && !in.GetReflection()->HasField(in, steps.back())) value = run_seed;
     }
   });
 }
@@ -378,7 +378,8 @@ absl::StatusOr<std::string> DeviceOf(const v1::Device& device) {
     case v1::DEVICE_KIND_AUTO: return "auto";
     case v1::DEVICE_KIND_CPU: return "cpu";
     case v1::DEVICE_KIND_CUDA: return StrCat("cuda:", device.ordinal());
-    default: return FieldError("device.kind", "wanted AUTO, CPU or CUDA");
+    default:
+      return FieldError("device.kind", StrCat("is ", static_cast<int>(device.kind()), ", wanted AUTO, CPU or CUDA"));
   }
 }
 
