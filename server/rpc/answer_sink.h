@@ -25,8 +25,8 @@ struct AnswerContext {
   std::unique_ptr<RequestIds::Entry> entry;
 };
 
-// Maps the engine's final status to the caller's status. An error after the first step (`started`) has the Usage in its
-// details, because the caller pays for generated tokens; a cancel or a deadline has the stage and the token count.
+// Maps the engine's final status to the caller's status. An error after the request began (`started`) has the Usage in
+// its details, because the caller pays for generated tokens; a cancel or a deadline has the stage and the token count.
 absl::Status EndOf(const absl::Status& status, bool started, const serve::Usage& usage);
 
 // Called from the engine's thread.
@@ -47,7 +47,7 @@ class AnswerSink : public serve::ResponseSink {
 
  protected:
   virtual void Emit(v1::GenerateReply& reply) = 0;
-  // Replaces the engine's status where that does not name the cause.
+  // Replaces the engine's status if it does not name the cause.
   virtual absl::Status Why(const absl::Status& status) const { return status; }
   virtual void End(const absl::Status& status) = 0;
   int num_outputs() const { return context_.options.request.n; }

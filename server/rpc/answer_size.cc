@@ -70,7 +70,7 @@ std::size_t MaxPieces(std::size_t text_bytes, std::size_t max_bytes) {
 
 absl::Status CheckStreamedEcho(std::size_t echo_bytes, std::size_t max_bytes, int outputs, std::size_t max_messages) {
   const std::size_t need = static_cast<std::size_t>(outputs) * (kMessagesOfAStep + MaxPieces(echo_bytes, max_bytes));
-  if (need < max_messages) return absl::OkStatus();  // one more for the start message
+  if (need < max_messages) return absl::OkStatus();  // below the maximum: one place is for the start message
   return TooLarge(base::StrCat("the echo of ", echo_bytes, " bytes to ", outputs, " outputs may take ", need,
                                " messages, wanted fewer than the ", max_messages, " of --stream_buffer"),
                   need, max_messages);

@@ -85,7 +85,7 @@ struct CallEnvironment {
 
 enum class CallType { kUnary, kClientStream, kServerStream, kBidiStream };
 
-// One RPC from begin to end. Thread-compatible, except for cancel().
+// One RPC from begin to end. Thread-compatible; Cancel() and the token may be used from any thread.
 class Call {
  public:
   // `method`: a string constant such as "nibble.v1.ModelService/GetModel".
@@ -93,7 +93,7 @@ class Call {
 
   CallEnvironment& environment() const { return environment_; }
   // Not OK: the caller lacks the right, or the server is draining (DRAINING). The wrappers (unary.h, stream_reactor.h,
-  // upload_reactor.h) check this before they call the core. On TLS and local transports gRPC has checked the caller's
+  // upload_reactor.h) check this before they run the method. On TLS and local transports gRPC has checked the caller's
   // rights before (auth_processor.h).
   const absl::Status& admitted() const { return admitted_; }
   const auth::Principal& principal() const { return principal_; }

@@ -116,8 +116,8 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const r
   return shape;
 }
 
-// Bytes of a text row that a preview reads. A book is one row, so it reads only what it can show; but always more than
-// one sequence, to detect a row that is too long.
+// Maximum bytes of a text row that a preview reads. A row may be a whole book, so the preview reads only what it can
+// show, but always more than one sequence, to detect a row that is too long.
 std::size_t TextBytes(const PreviewShape& shape) {
   const auto of_rows = [&](std::int64_t rows) {
     return static_cast<std::size_t>(rows * shape.options.max_seq_len * kMaxBytesOfToken) + 4096;

@@ -33,7 +33,8 @@ std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const Ca
                                                                         const std::string& import_root,
                                                                         v1::Dataset* response);
 
-// Limits of a preview. At a limit the preview ends with the rows found so far; only `cancelled` is an error.
+// Limits of a preview. At a limit the preview ends with the rows found so far. Only `cancelled`, and a first row above
+// max_bytes, are errors.
 struct PreviewBounds {
   std::function<bool()> cancelled;           // called for each line and by data::Tokenize
   std::size_t max_bytes = 16u << 20;         // of the answer

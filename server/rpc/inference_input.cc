@@ -32,7 +32,7 @@ absl::Status CheckRange(const char* field, double value, double low, double high
   return FieldError(field, StrCat("is ", value, ", wanted ", low, " to ", high));
 }
 
-absl::Status CheckBuilt(const v1::GenerateRequest& request) {
+absl::Status CheckConstraint(const v1::GenerateRequest& request) {
   if (request.constraint_case() != v1::GenerateRequest::CONSTRAINT_NOT_SET) {
     return Unimplemented(request.has_json_schema() ? "GenerateRequest.json_schema"
                          : request.has_regex()     ? "GenerateRequest.regex"
@@ -146,7 +146,7 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
     return FieldError("input", "is not set, wanted text, token_ids or chat");
   }
   if (chat && !request.has_chat()) return FieldError("chat", "is not set, wanted a conversation");
-  NIBBLE_RETURN_IF_ERROR(CheckBuilt(request));
+  NIBBLE_RETURN_IF_ERROR(CheckConstraint(request));
   GenerateOptions out;
   NIBBLE_RETURN_IF_ERROR(TakeSampling(request.sampling(), out));
   NIBBLE_RETURN_IF_ERROR(
@@ -168,7 +168,9 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
   out.request.priority = request.priority();
   if (request.has_queue_timeout()) {
     out.queue_timeout = FromProto(request.queue_timeout());
-    if (*out.queue_timeout <= absl::ZeroDuration()) return FieldError("queue_timeout", "wanted above 0");
+    if (*out.queue_timeout <= absl::ZeroDuration()) {
+      return FieldError("queue_timeout", StrCat("is ", absl::FormatDuration(*out.queue_timeout), ", wanted above 0"));
+    }
   }
   out.request.logprobs = out.logprobs;
   out.request.prompt_logprobs = out.prompt_logprobs;

@@ -77,7 +77,8 @@ absl::Status CheckSize(const CallEnvironment& environment, const serve::Resident
   const auto bytes_of_outputs = [&](std::size_t made) {
     return static_cast<std::size_t>(options.request.n) * (most * made + echo_bytes + kOutputFrame);
   };
-  // Building the byte table of a large vocabulary takes up to a second. Most answers fit whatever the table holds.
+  // Building the byte table of a large vocabulary takes up to a second. Most answers fit whatever the table holds: a
+  // token adds at most kMaxBytes bytes, each of which may become U+FFFD, which has 3 bytes.
   if (!has_logprobs && bytes_of_outputs(kTokenFrame + 3 * text::TokenBytes::kMaxBytes) <= environment.max_send_bytes)
     return absl::OkStatus();
   // Build the byte table here rather than on the engine's thread.

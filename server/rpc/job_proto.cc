@@ -21,7 +21,7 @@ namespace {
 
 using base::Json;
 
-// Journals and progress were validated when they were read, so an absent number is 0. A null stands for NaN, which JSON
+// 0 for an absent number: journals and progress were validated when they were read. A null stands for NaN, which JSON
 // cannot write.
 double Number(const Json& object, const char* key) {
   const auto found = object.find(key);

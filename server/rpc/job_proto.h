@@ -17,7 +17,7 @@ absl::StatusOr<jobs::JobState> FromProto(v1::JobState state);
 
 v1::Job ToProto(const jobs::StoredJob& job);
 v1::JobEvent ToProto(const jobs::StoredJob& job, const jobs::Event& event);
-v1::PlanJobResponse ToProto(const plan::JobPlan& plan);  // without spec, available memory and eta
+v1::PlanJobResponse ToProto(const plan::JobPlan& plan);  // without spec, available memory and disk, eta
 v1::Checkpoint ToProto(const jobs::StoredJob& job, const store::CheckpointInfo& checkpoint);
 
 }  // namespace nibble::rpc

@@ -8,8 +8,8 @@
 
 namespace nibble::rpc {
 
-// The calls in progress that end without a cancel, so no watches. A draining server waits for them, then cuts them.
-// Thread-safe.
+// The calls in progress that end by themselves, so no watches and no trainer reports. A draining server waits for these
+// calls, then cancels them. Thread-safe.
 class LiveCalls {
  public:
   void Add(grpc::CallbackServerContext* context) {

@@ -22,7 +22,7 @@ class LoadWait : public std::enable_shared_from_this<LoadWait> {
  public:
   using Watch = std::function<void(const std::shared_ptr<LoadWait>&)>;
 
-  // `then` is called once, in Begin at the earliest. If not the load ended the wait, it gets Cancelled or
+  // `then` is called once, in Begin at the earliest. If a cancel or the deadline ended the wait, it gets Cancelled or
   // DeadlineExceeded with stage QUEUE.
   LoadWait(serve::ModelLoads& loads, std::string name, const Call& call, absl::Duration deadline,
            serve::ModelLoads::Then then)
@@ -52,7 +52,7 @@ class LoadWait : public std::enable_shared_from_this<LoadWait> {
   bool begun_ ABSL_GUARDED_BY(mutex_) = false;  // set up; from now on a result ends the wait
   std::optional<serve::ModelLoads::Loaded> early_ ABSL_GUARDED_BY(mutex_);  // the first result before begun_
   std::uint64_t waiter_ ABSL_GUARDED_BY(mutex_) = 0;
-  serve::ModelLoads::Then then_ ABSL_GUARDED_BY(mutex_);  // empty: it has ended
+  serve::ModelLoads::Then then_ ABSL_GUARDED_BY(mutex_);  // empty: the wait has ended
   grpc::Alarm timer_;
 };
 

@@ -1,4 +1,4 @@
-// List of all services, for health and for metrics that exist from the start, and of everything unimplemented.
+// Lists of all public services (for health, and for metrics that exist from the start) and of everything unimplemented.
 #pragma once
 #include "server/telemetry/metrics.h"
 

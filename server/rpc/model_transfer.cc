@@ -71,11 +71,11 @@ class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::Uploa
 };
 
 constexpr std::int64_t kChunkBytes = 256 << 10;
-constexpr std::size_t kChunksAhead = 16;
+constexpr std::size_t kChunksAhead = 16;  // maximum queued for the reader: 4 MiB
 // A reader must take 64 KiB for each message that --min_read_rate requires of answers.
 constexpr double kChunksPerMessage = 0.25;
 
-// One download. Fill() pushes chunks while the stream has room; the stream calls it again when there is more room.
+// One download. Fill() pushes up to kChunksAhead chunks. The stream calls it again when the reader has taken them.
 class Download : public std::enable_shared_from_this<Download> {
  public:
   using Stream = StreamReactor<v1::DownloadArtifactResponse>;

@@ -30,7 +30,7 @@ operations::OperationViewer ViewerOf(const Call& call) {
 }
 
 constexpr absl::Duration kLongestWait = absl::Minutes(10);
-constexpr absl::Duration kBeforeDeadline = absl::Milliseconds(200);
+constexpr absl::Duration kBeforeDeadline = absl::Milliseconds(200);  // for the answer to reach the client
 
 // One WaitOperation. The operation, the timer or the client ends it, whichever comes first.
 class Wait : public std::enable_shared_from_this<Wait> {

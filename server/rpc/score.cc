@@ -64,7 +64,7 @@ class ScoreSink : public serve::ResponseSink {
 
  protected:
   virtual void Take(v1::PromptLogprobs& piece) = 0;
-  // Replaces the engine's status where that does not name the cause.
+  // Replaces the engine's status if it does not name the cause.
   virtual absl::Status Why(const absl::Status& status) const { return status; }
   virtual void End(const absl::Status& status, v1::ScoreFinish& end) = 0;
 

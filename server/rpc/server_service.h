@@ -10,7 +10,7 @@ namespace nibble::rpc {
 // Thread-safe.
 class ServerService : public v1::ServerService::CallbackService {
  public:
-  // These must not block: they are called on gRPC's threads.
+  // Describe must not block, because gRPC's threads call it. Workers call the other functions.
   using Describe = std::function<v1::ServerInfo()>;
   using Measure = std::function<v1::ServerLoad()>;
   // Begins to drain. nullopt: the default deadline.

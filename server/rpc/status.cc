@@ -211,7 +211,7 @@ google::rpc::Status ToRpcStatus(const absl::Status& status) {
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   const google::rpc::Status details = ToRpcStatus(status);
-  // The numbers of the canonical codes are the same in all three.
+  // absl, gRPC and google.rpc have the same numbers for the canonical codes.
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), details.message(), details.SerializeAsString());
 }
 

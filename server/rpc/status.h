@@ -1,5 +1,5 @@
 // Converts absl::Status to gRPC's: code, message, and google.rpc details in grpc-status-details-bin (docs/errors.md).
-// The only place that does.
+// Only auth/auth_processor.cc also makes gRPC statuses, which have no details.
 #pragma once
 #include <grpcpp/support/status.h>
 
@@ -27,7 +27,7 @@ const char* CodeName(absl::StatusCode code);
 // Makes a text valid for a proto `string`: invalid UTF-8 becomes U+FFFD. Cuts it to max_bytes, between characters.
 std::string ToUtf8(std::string_view text, std::size_t max_bytes = std::string_view::npos);
 
-// `text` as a client may see it: absolute paths are cut to their last part, memory addresses are removed.
+// `text` as a client may see it: absolute paths are cut to their last part, memory addresses become "0x...".
 std::string WithoutInternals(std::string_view text);
 
 // Adds to Cancelled and DeadlineExceeded how far the call was: metadata `stage` and `tokens` (generated so far).

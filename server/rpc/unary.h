@@ -1,4 +1,4 @@
-// Unary RPCs: the only place that times, counts and logs them, maps errors and calls Finish().
+// Unary RPCs: the only place that calls Finish() for them. Call::End times, counts and logs them, and maps errors.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -8,7 +8,7 @@
 namespace nibble::rpc {
 
 // Answers calls of unknown methods. Needed on transports without AuthProcessor: a caller without rights is refused as
-// for any method, others get Unimplemented.
+// for any method, and other callers get Unimplemented.
 class UnknownMethods final : public grpc::CallbackGenericService {
  public:
   explicit UnknownMethods(auth::Authority& authority) : authority_(authority) {}

@@ -21,7 +21,7 @@ template <typename Request>
 class UploadSink {
  public:
   using End = std::function<void(const absl::Status& why)>;
-  virtual ~UploadSink() = default;  // leaves nothing behind unless the last message or Lost came
+  virtual ~UploadSink() = default;  // removes what was received, unless the last message or Lost came
   // Called before the first message. The sink may call `end` at any time, from any thread, to end the stream.
   virtual void Attach(const Call& call, End end) = 0;
   // The stream ended without a last message and without an error of the sink: the connection was lost, the client ended
@@ -46,8 +46,8 @@ class UploadReactor : public grpc::ServerReadReactor<Request>,
   }
 
  private:
-  // Holder of the turn. Only the holder may end the stream.
-  enum class Turn { kClient, kWorker, kTimer };
+  // Holder of the turn. Only the holder may end the stream. kStop: Stop(), called by the timer or the sink.
+  enum class Turn { kClient, kWorker, kStop };
 
   UploadReactor(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method,
                 std::unique_ptr<UploadSink<Request>> sink)
@@ -70,7 +70,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>,
       base::MutexLock lock(mutex_);
       if (stopped_.ok()) {
         turn_ = Turn::kClient;
-        // Under the lock: the timer must not end the stream between setting turn_ and StartRead.
+        // Under the lock: Stop() must not end the stream between setting turn_ and StartRead.
         return this->StartRead(&message_);
       }
     }
@@ -84,7 +84,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>,
   void Process(bool ok) {
     {
       base::MutexLock lock(mutex_);
-      if (turn_ == Turn::kTimer) return;
+      if (turn_ == Turn::kStop) return;
       turn_ = Turn::kWorker;
     }
     if (!ok) {
@@ -113,7 +113,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>,
       stopped_ = why;
       lost_ = lost;
       if (turn_ != Turn::kClient) return;  // a worker processes a message and checks stopped_ afterwards
-      turn_ = Turn::kTimer;
+      turn_ = Turn::kStop;
     }
     // End on a worker, because removing files may block.
     call_.environment().workers.Run([self = this->shared_from_this()] { self->EndStopped(); },
@@ -156,7 +156,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>,
   grpc::Alarm timer_;
 };
 
-// Unimplemented streaming methods.
+// For streaming methods that are not implemented. At present there are none.
 template <typename Request>
 class UnbuiltUpload : public grpc::ServerReadReactor<Request> {
  public:

@@ -36,7 +36,7 @@ v1::Upload Shown(const registry::UploadInfo& upload) {
   return out;
 }
 
-// Sorts like the numbers.
+// A text that sorts like the upload's number.
 std::string KeyOf(const registry::UploadInfo& upload) {
   char key[24];
   std::snprintf(key, sizeof key, "%020llu", static_cast<unsigned long long>(upload.number));

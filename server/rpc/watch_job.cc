@@ -46,7 +46,7 @@ class Watch : public std::enable_shared_from_this<Watch> {
     *snapshot->mutable_job() = ToProto(job_);
     *event.mutable_time() = snapshot->job().create_time();
     snapshot->set_last_sequence(job_.last_sequence);
-    snapshot->set_oldest_sequence(1);  // only steps are removed (--keep_step_events), and the first event is no step
+    snapshot->set_oldest_sequence(1);  // only steps are removed (--keep_step_events), and the first event is not a step
     stream_->Push(event);
     return absl::OkStatus();
   }
