@@ -34,7 +34,7 @@ class DrainList {
   using Callback = std::function<void()>;
   // Returns an id for Remove(). If the drain has already begun, calls `callback` at once and returns 0.
   std::uint64_t Add(Callback callback);
-  void Remove(std::uint64_t id);  // must not be called from the callback
+  void Remove(std::uint64_t id);  // a callback that Fire() has already taken still runs
   void Fire();
 
  private:
