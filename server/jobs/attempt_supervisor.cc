@@ -226,7 +226,7 @@ void AttemptSupervisor::Tick() {
         it = live_.erase(it);
         continue;
       }
-      if (absl::Status followed = live.unreadable ? absl::OkStatus() : Follow(live); !followed.ok()) {
+      if (absl::Status followed = live.unreadable ? absl::OkStatus() : Follow(live).status(); !followed.ok()) {
         if (!live.complained) {
           base::LogWarning("cannot read a trainer's journal",
                            {{"job", live.job_id}, {"why", std::string(followed.message())}});
@@ -518,7 +518,8 @@ absl::StatusOr<ReportAnswer> AttemptSupervisor::Ingest(const std::string& job_id
     return base::WithReason(absl::UnauthenticatedError("wrong token for this attempt"), "TOKEN_INVALID");
   }
   // The trainer writes the journal on disk first, so the disk has the lines that the stream lacks.
-  if (!parsed.empty() && parsed.front().sequence > live.last_sequence + 1) NIBBLE_RETURN_IF_ERROR(Follow(live));
+  if (!parsed.empty() && parsed.front().sequence > live.last_sequence + 1)
+    NIBBLE_RETURN_IF_ERROR(Follow(live).status());
   NIBBLE_RETURN_IF_ERROR(IngestLines(live, parsed));
   ReportAnswer answer;
   answer.acknowledged = live.last_sequence;
@@ -526,9 +527,12 @@ absl::StatusOr<ReportAnswer> AttemptSupervisor::Ingest(const std::string& job_id
   return answer;
 }
 
-absl::Status AttemptSupervisor::Follow(Live& live) {
+absl::StatusOr<bool> AttemptSupervisor::Follow(Live& live) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<JournalLine> lines, live.journal.ReadNew());
-  return IngestLines(live, lines);
+  // If the database refuses the lines (a full disk), the next call reads them again.
+  NIBBLE_RETURN_IF_ERROR(IngestLines(live, lines));
+  live.journal.Accept();
+  return !lines.empty();
 }
 
 absl::Status AttemptSupervisor::IngestLines(Live& live, const std::vector<JournalLine>& lines) {
@@ -638,10 +642,9 @@ void AttemptSupervisor::SettleAll() {
 
 absl::Status AttemptSupervisor::DrainJournal(Live& live) {
   while (true) {
-    auto lines = live.journal.ReadNew();
-    absl::Status status = lines.status();
-    if (status.ok() && lines->empty()) return status;
-    if (status.ok()) status = IngestLines(live, *lines);
+    const absl::StatusOr<bool> followed = Follow(live);
+    if (followed.ok() && !*followed) return absl::OkStatus();
+    const absl::Status status = followed.status();
     if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status)) {
       // The trainer wrote an invalid journal. Its end must still be settled. Warn once, even if settling is retried.
       if (live.warned_damaged) return absl::OkStatus();

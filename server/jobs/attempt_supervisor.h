@@ -99,7 +99,8 @@ class AttemptSupervisor {
   absl::Status IngestLines(Live& live, const std::vector<JournalLine>& lines);
   absl::Status BecomeRunning(Live& live, const JournalLine& line, const StateEvent& state);
   absl::Status Append(Live& live, const std::vector<NewEvent>& events);
-  absl::Status Follow(Live& live);
+  // Records the journal's new lines. False if there are none.
+  absl::StatusOr<bool> Follow(Live& live);
   void EnforceStop(Live& live);
   void LookForLife(Live& live);
   // Prunes checkpoints of earlier attempts; a trainer prunes its own. Runs on the disk worker, because it looks at

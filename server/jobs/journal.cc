@@ -77,6 +77,7 @@ JournalReader::JournalReader(const std::string& attempt_directory)
 
 absl::StatusOr<std::vector<JournalLine>> JournalReader::ReadNew() {
   std::vector<JournalLine> lines;
+  read_ = accepted_;
   const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
     if (errno == ENOENT) return lines;
@@ -85,7 +86,7 @@ absl::StatusOr<std::vector<JournalLine>> JournalReader::ReadNew() {
   std::string text;
   while (text.size() < kReadAtOnce) {
     char buffer[1 << 16];
-    const ssize_t n = ::pread(fd, buffer, sizeof buffer, static_cast<off_t>(offset_ + text.size()));
+    const ssize_t n = ::pread(fd, buffer, sizeof buffer, static_cast<off_t>(accepted_ + text.size()));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) {
       const int error = errno;
@@ -103,12 +104,12 @@ absl::StatusOr<std::vector<JournalLine>> JournalReader::ReadNew() {
     auto line = ParseJournalLine(std::string_view(text).substr(begin, end - begin));
     if (!line.ok()) {
       if (!lines.empty()) break;  // Return the good lines first; the next call returns the error.
-      return absl::DataLossError(StrCat(path_, " at byte ", offset_ + begin, ": ", line.status().message()));
+      return absl::DataLossError(StrCat(path_, " at byte ", accepted_ + begin, ": ", line.status().message()));
     }
     lines.push_back(*std::move(line));
     begin = end + 1;
   }
-  offset_ += begin;
+  read_ = accepted_ + begin;
   return lines;
 }
 

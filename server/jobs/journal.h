@@ -46,16 +46,19 @@ class JournalWriter {
   std::int64_t sequence_ = 0;
 };
 
-// Follows a journal from where the last call ended. One thread.
+// Follows a journal. One thread.
 class JournalReader {
  public:
   explicit JournalReader(const std::string& attempt_directory);
-  // The new complete lines; none if there is no journal. DataLoss if a complete line does not parse.
+  // The complete lines after those accepted; none if there is no journal. DataLoss if a complete line does not parse.
   absl::StatusOr<std::vector<JournalLine>> ReadNew();
+  // The caller has recorded the lines that the last ReadNew returned. Otherwise the next one returns them again.
+  void Accept() { accepted_ = read_; }
 
  private:
   std::string path_;
-  std::uint64_t offset_ = 0;  // end of the last complete line
+  // Offsets in the file: the ends of the last line that was accepted, and of the last one that was returned.
+  std::uint64_t accepted_ = 0, read_ = 0;
 };
 
 std::string FormatEventTime(absl::Time time);

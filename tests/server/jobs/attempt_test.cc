@@ -137,6 +137,8 @@ TEST(JournalTest, ReadsEachLineOnceAndWaitsForTheRestOfATornLine) {
   ASSERT_EQ(lines->size(), 2u);
   EXPECT_EQ((*lines)[1].sequence, 2);
   EXPECT_EQ((*lines)[1].body["loss"], 2.5);
+  EXPECT_EQ(reader.ReadNew()->size(), 2u) << "they were not accepted";
+  reader.Accept();
   EXPECT_TRUE(reader.ReadNew()->empty());
 
   AppendText(temp / "journal.jsonl", R"({"sequence":3,"time":"2023-11-14T22:13:20Z","ty)");
@@ -155,6 +157,7 @@ TEST(JournalTest, DamagedLineIsReportedAfterTheGoodOnes) {
              "\"type\":\"log\"}\n");
   JournalReader reader(temp.path());
   ASSERT_EQ(reader.ReadNew()->size(), 1u);
+  reader.Accept();
   const auto damaged = reader.ReadNew();
   EXPECT_EQ(damaged.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(damaged.status().message()), HasSubstr("at byte 39"));

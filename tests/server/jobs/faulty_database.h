@@ -96,6 +96,22 @@ class FaultyDatabase : public Database {
   std::atomic<int> writes_ = 0;
 };
 
+// A database that refuses transitions and events while `refuses` is set, as on a full disk. One thread.
+class RefusingDatabase : public FaultyDatabase {
+ public:
+  explicit RefusingDatabase(std::unique_ptr<Database> real)
+      : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), /*after=*/false) {}
+  bool refuses = false;
+
+  absl::StatusOr<bool> Apply(const Transition& transition) override {
+    return refuses ? absl::UnavailableError("injected") : FaultyDatabase::Apply(transition);
+  }
+  absl::StatusOr<std::vector<Event>> Append(const std::string& id, const std::vector<NewEvent>& events,
+                                            const base::Json* progress) override {
+    return refuses ? absl::UnavailableError("injected") : FaultyDatabase::Append(id, events, progress);
+  }
+};
+
 // A database that calls `meddle` once, just before a Delete or AppendWhile: something changes after the job was read.
 // One thread.
 class MeddledDatabase : public FaultyDatabase {

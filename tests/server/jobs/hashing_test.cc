@@ -228,17 +228,6 @@ TEST_F(HashingTest, RestartVerifiesTheOutputAgain) {
   EXPECT_THAT(observer_.models, ElementsAre("out"));
 }
 
-// Refuses transitions, as on a full disk.
-class RefusingDatabase : public FaultyDatabase {
- public:
-  explicit RefusingDatabase(std::unique_ptr<Database> real)
-      : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
-  bool refuses = false;
-  absl::StatusOr<bool> Apply(const Transition& transition) override {
-    return refuses ? absl::UnavailableError("injected") : FaultyDatabase::Apply(transition);
-  }
-};
-
 TEST_F(HashingTest, OutputIsReadOnceEvenIfRecordingItsEndIsRetried) {
   RefusingDatabase& database = OpenOn<RefusingDatabase>();
   const std::string id = Start("out");

@@ -1,4 +1,5 @@
 // A failed read proves nothing about a file, so it is retried. A full disk is reported as such.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -9,12 +10,51 @@
 #include "server/base/error.h"
 #include "server/base/hooked_files.h"
 #include "tests/server/jobs/controller_fixture.h"
+#include "tests/server/jobs/faulty_database.h"
 #include "tests/server/store/faulty_files.h"
 
 namespace nibble::jobs {
 namespace {
 
 using enum JobState;
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class FullDatabaseTest : public ControllerFixture {};
+
+TEST_F(FullDatabaseTest, RefusedLinesOfAJournalAreReadAgain) {
+  RefusingDatabase& database = OpenOn<RefusingDatabase>();
+  const std::string id = Submit(Spec("out"));
+  controller_->Tick();
+  Ready(Trainer(id));
+  controller_->Tick();
+  ASSERT_THAT(Story(id), EndsWith("state:RUNNING"));
+  // While the trainer runs.
+  for (const int step : {1, 2}) {
+    Step(Trainer(id), step);
+    database.refuses = true;
+    controller_->Tick();
+  }
+  database.refuses = false;
+  controller_->Tick();
+  EXPECT_THAT(Story(id), EndsWith("state:RUNNING step step"));
+  // After its end.
+  Step(Trainer(id), 3);
+  Finish(Trainer(id));
+  machine_.Exit(Trainer(id), kExitOk);
+  database.refuses = true;
+  controller_->Tick();
+  database.refuses = false;
+  for (int i = 0; i < 3; ++i) {
+    clock_.Advance(absl::Seconds(2));
+    controller_->Tick();
+  }
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_THAT(Story(id), HasSubstr("state:RUNNING step step step state:SUCCEEDED"));
+  EXPECT_THAT(Story(id), Not(HasSubstr("warning")));
+}
 
 class UnreadableTest : public ControllerFixture {
  protected:
