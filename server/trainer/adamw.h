@@ -1,5 +1,5 @@
 // AdamW in f32 with plain loops in a fixed order: gives the same bits for any number of threads and after any resume.
-// Also on another machine, except for the bias corrections, which use the C library's pow.
+// Another machine gives them too, except that the bias corrections use its C library's pow.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -30,8 +30,9 @@ struct Moments {
 absl::Status CheckAdamW(std::string_view name, const TensorRef& value, const TensorRef& grad, const Moments& moments);
 
 // One step (numbered from 1) of decoupled weight decay: p -= lr * wd * p, then p -= lr / bc1 * m / (sqrt(v) / sqrt(bc2)
-// + eps), as torch.optim.AdamW orders it. Source: arXiv:1711.05101. Elements do not depend on each other, so `stream`
-// splits them among its threads. Unimplemented for other types than f32; then nothing has changed.
+// + eps), as torch.optim.AdamW orders it, where bc1 = 1 - beta1^step and bc2 = 1 - beta2^step. Source:
+// arXiv:1711.05101. Elements do not depend on each other, so `stream` splits them among its threads. Unimplemented for
+// other types than f32; then nothing has changed.
 absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, const TensorRef& parameter,
                        const TensorRef& gradient, Moments& moments, const kernels::Stream& stream = {});
 

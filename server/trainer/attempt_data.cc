@@ -15,14 +15,14 @@ namespace nibble::trainer {
 absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs::AttemptOrder& order,
                                             const Recipe& recipe, const kernels::Stream& stream,
                                             const base::Cancelled& cancelled) {
-  const jobs::DataConfig& cut = order.spec.data;
-  if (recipe.max_positions() < cut.max_seq_len) {
+  const jobs::DataConfig& settings = order.spec.data;
+  if (recipe.max_positions() < settings.max_seq_len) {
     return base::FieldError("data.max_seq_len",
-                            base::StrCat("is ", cut.max_seq_len, ", the model takes ", recipe.max_positions()));
+                            base::StrCat("is ", settings.max_seq_len, ", the model takes ", recipe.max_positions()));
   }
   NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets text, model::LoadTextAssets(recipe.text_directory()));
-  const std::string train_format = cut.format.value_or("text");
-  NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat trained, data::ParseRowFormat(train_format));
+  const std::string train_format = settings.format.value_or("text");
+  NIBBLE_ASSIGN_OR_RETURN(const data::RowFormat train_row_format, data::ParseRowFormat(train_format));
   std::string data_digest;  // of the last file that was loaded
   const auto load = [&](const std::string& path, const std::string& tokens_directory,
                         const std::string& format_name) -> absl::StatusOr<data::Dataset> {
@@ -36,10 +36,10 @@ absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs:
         .format = format,
         .text = text,
         .config = recipe.config(),
-        .options = {.max_seq_len = cut.max_seq_len,
-                    .overlong = data::OverlongFor(cut.overlong.value_or(""), trained, format),
-                    .train_on_prompt = cut.train_on_prompt,
-                    .add_special_tokens = cut.add_special_tokens}};
+        .options = {.max_seq_len = settings.max_seq_len,
+                    .overlong = data::OverlongFor(settings.overlong.value_or(""), train_row_format, format),
+                    .train_on_prompt = settings.train_on_prompt,
+                    .add_special_tokens = settings.add_special_tokens}};
     return data::LoadTokens(
         files, source,
         {.threads = stream.pool != nullptr ? stream.pool->num_threads() : 1,

@@ -262,13 +262,14 @@ class AttemptRun {
     return launches;
   }
 
-  // Also writes the event. `what` is "" for the model as it is trained.
+  // Evaluates `weights`, writes the event and returns the loss. `what`: "" for the model as it is trained, or the name
+  // of its served format.
   absl::StatusOr<double> EvaluateAs(const std::string& what, const model::DecoderWeights& weights) {
     const double began = Seconds();
     NIBBLE_ASSIGN_OR_RETURN(const data::Evaluation result,
                             data::Evaluate(recipe_->config(), weights, inputs_.eval.examples, {}, context_.stream,
                                            [&](std::int64_t) { return !Stopping(); }));
-    const bool trained = what.empty();  // a served form is evaluated once
+    const bool trained = what.empty();  // the served form is evaluated once, so it is its own best
     if (!std::isfinite(result.loss)) {
       return NanLoss(base::StrCat("evaluation", trained ? "" : " as ", what, " after step ", progress_.step, ": loss ",
                                   result.loss));
@@ -362,6 +363,8 @@ class AttemptRun {
     return outcome;
   }
 
+  // Makes the served form, evaluates it, and stores its digest and its record with the trained model. Removes the
+  // served form: `models convert` makes the same one.
   absl::Status EvaluateServed(const std::string& trained_directory, model::ArtifactInfo info, Json& final) {
     const std::string name = model::Name(recipe_->served_format());  // "int8"
     const std::string directory = base::TemporaryName(base::JoinPath(context_.directory, name));
@@ -372,7 +375,7 @@ class AttemptRun {
                             convert::ConvertModel(context_.files, *trained, directory, options, context_.stream));
     trained.reset();  // otherwise its files stay in memory beside the served form
     const data::ExampleList& examples = inputs_.has_eval ? inputs_.eval.examples : inputs_.train.examples;
-    std::vector<std::vector<std::int32_t>> sequences;
+    std::vector<std::vector<std::int32_t>> sequences;  // of the record: up to 64 tokens of the first two examples
     for (std::size_t i = 0; i < examples.size() && i < 2; ++i) {
       const auto& tokens = examples[i].tokens;
       sequences.emplace_back(tokens.begin(),

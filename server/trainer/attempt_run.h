@@ -14,7 +14,7 @@
 
 namespace nibble::trainer {
 
-// Everything that an attempt uses; all borrowed.
+// Everything that an attempt uses. The objects behind references and pointers must outlive the run.
 struct AttemptContext {
   std::string directory;
   const jobs::AttemptOrder& order;

@@ -244,7 +244,7 @@ Tensor TransientMemory::Empty(torch::IntArrayRef sizes) {
       found = storage;
   }
   if (found == storages_.end()) {
-    // Drop a free one that is too small, so that there are never more than were in use at once.
+    // Drop a free storage that is too small, so that there are never more storages than were in use at once.
     if (spare != storages_.end()) storages_.erase(spare);
     found = storages_.insert(storages_.end(), torch::empty(sizes, torch::kFloat32).storage());
   }

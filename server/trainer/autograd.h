@@ -17,8 +17,8 @@
 namespace nibble::trainer {
 
 // Memory of f32 tensors that live only within a layer. It is reused as soon as nothing else refers to it. Allocated one
-// by one between tensors that the graph keeps, they would leave a hole in every layer: some 200 MiB at 4 x 256 tokens
-// of SmolLM2-135M. One thread.
+// by one between tensors that the graph keeps, they would leave unusable gaps in the heap: in all layers together some
+// 200 MiB at 4 x 256 tokens of SmolLM2-135M. One thread.
 class TransientMemory {
  public:
   torch::Tensor Empty(torch::IntArrayRef sizes);
@@ -75,7 +75,8 @@ torch::Tensor ApplyGatedMul(kernels::Activation activation, const torch::Tensor&
 inline constexpr std::int64_t kRowQuantum = 64;
 constexpr std::int64_t PadRows(std::int64_t rows) { return (rows + kRowQuantum - 1) / kRowQuantum * kRowQuantum; }
 
-// [PadRows(T), C] of another type, zero past T; f32 products need no padding and get [T, C].
+// Returns x [T, C] in `type`, with rows of zeros up to PadRows(T). Products in f32 need no padding: for kFloat32 the
+// result has T rows.
 torch::Tensor PadTo(const torch::Tensor& x, torch::ScalarType type);
 
 }  // namespace nibble::trainer

@@ -45,8 +45,8 @@ BitRows Quantize(const Tensor& x, const BitLinearOptions& options, const Context
   return rows;
 }
 
-// Whether a gradient flows through the rows' scale. Otherwise it passes straight through, since a row's own scale never
-// saturates.
+// Whether a gradient flows through the rows' scale. Otherwise the gradient of the rows passes straight through: a scale
+// that is made from a row's own maximum clips nothing.
 bool ScaleHasGradient(const BitLinearOptions& options) {
   return options.scale_grad && options.ste != kernels::Ste::kIdentity;
 }

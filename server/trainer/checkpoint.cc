@@ -46,11 +46,11 @@ struct StoredTensor {
   kernels::DType dtype;
   std::vector<std::int64_t> shape;
   std::span<std::byte> bytes;
-  std::int64_t block = 0;  // of scales: elements per scale, which the file's metadata hold under this name
+  std::int64_t block = 0;  // of scales: elements per scale, which the file's metadata hold under `name`
 };
 
-// The tensors of a parameter: its values and two moments, each followed by its scales if its type has them. In f32 this
-// is the form of all files from before other types existed.
+// The tensors of a parameter: its values and two moments, each followed by its scales if its type has them. Files
+// that were written before types other than f32 existed have this form too.
 std::vector<StoredTensor> StoredTensors(const Parameter& parameter, const Moments& moments) {
   std::vector<StoredTensor> stored;
   const TensorRef* tensors[] = {&parameter.value, &moments.m.ref(), &moments.v.ref()};
@@ -66,7 +66,7 @@ std::vector<StoredTensor> StoredTensors(const Parameter& parameter, const Moment
   return stored;
 }
 
-// "" if the file does not say.
+// The elements per scale that the file's metadata hold for `scales`; "" if there are none.
 std::string BlockOf(const model::SafetensorsFiles& file, const std::string& scales) {
   const auto found = file.metadata.find(scales);
   return found == file.metadata.end() ? "" : found->second;
@@ -107,7 +107,7 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
                             {"epoch", progress.cursor.epoch},
                             {"examples_taken", progress.cursor.taken},
                             {"evaluated_step", progress.evaluated_step},
-                            {"best_eval_loss", progress.best_eval_loss},  // null (infinite) before any
+                            {"best_eval_loss", progress.best_eval_loss},  // null (infinite) before any evaluation
                             {"identity", ToJson(identity)}};
   NIBBLE_RETURN_IF_ERROR(
       base::WriteFileAtomically(files, base::JoinPath(pending.path(), kStateFile), base::Dump(state, 2)));

@@ -20,7 +20,7 @@ using torch::autograd::variable_list;
 using Context = nibble::trainer::AutogradContext;
 
 // Appends the losses of the rows `index`, which are `rows` from `begin` on, to *losses. Returns the gradients to their
-// logits, times scale.
+// logits, times scale: CrossEntropy writes them over the logits.
 Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& rows, const Tensor& index,
                    std::int64_t begin, double scale, std::vector<float>* losses, Context& context) {
   ThrowIfCancelled(context.cancelled);

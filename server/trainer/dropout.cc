@@ -9,7 +9,7 @@ namespace {
 
 using torch::Tensor;
 
-constexpr std::uint64_t kDropoutStream = 0x64726f706f7574;  // "dropout": adapters start from the streams 0, 1, ...
+constexpr std::uint64_t kDropoutStream = 0x64726f706f7574;  // "dropout"; initial adapters use the streams 0, 1, ...
 constexpr std::int64_t kDropoutGrain = 1 << 13;             // minimum elements per thread
 
 template <typename T>

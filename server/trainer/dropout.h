@@ -8,10 +8,10 @@
 
 namespace nibble::trainer {
 
-// Place of a dropout mask: the same seed, step and tensor give the same mask, also when a layer is recomputed.
+// Identifies a dropout mask: the same seed, micro-batch and linear give the same mask, also when a layer is recomputed.
 struct DropoutKey {
   std::uint64_t seed = 0;
-  std::uint64_t stream = 0;  // of (step, micro-batch, linear)
+  std::uint64_t stream = 0;  // of (micro-batch of the run, linear)
 };
 
 // The elements of a tensor that are kept.

@@ -1,5 +1,6 @@
 // Float parts, with gradients, of an artifact whose bits are promised. Forward passes use the serving kernels in their
-// fixed order, so that training gives the bits of serving (docs/numerics.md 9 and 10). Backward passes need not.
+// fixed order, so that training gives the bits of serving (docs/numerics.md 9 and 10). Backward passes may use other
+// products.
 #pragma once
 #include <torch/types.h>
 
@@ -16,7 +17,7 @@ namespace nibble::trainer {
 torch::Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const torch::Tensor& table,
                              const torch::Tensor& master, AutogradContext& context);
 
-// A float layer [V, K] in three forms: the trained master, the rounded form that is served, and the served form in
+// The float head [V, K] in three forms: the trained master, the rounded form that is served, and the served form in
 // panels.
 struct DenseHead {
   torch::Tensor master;  // [V, K] f32 parameter

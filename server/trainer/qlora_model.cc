@@ -31,8 +31,8 @@ struct LayerLinears {
 struct Pass {
   std::vector<std::int32_t> tokens;  // of the batch, then zeros up to a multiple of kRowQuantum
   std::vector<std::int32_t> position;
-  std::optional<std::uint64_t> draw;        // of dropout; unset: no dropout
-  std::unique_ptr<PagedSegments> segments;  // one per example
+  std::optional<std::uint64_t> draw;        // number of the micro-batch, for dropout; unset: no dropout
+  std::unique_ptr<PagedSegments> segments;  // one segment per example
 };
 
 struct TrainingState {
@@ -56,7 +56,7 @@ class TrainingOps {
 
   Tensor Embed() {
     // The residual stream is f32, as in serving: in bf16 each layer would round it, and the served adapter would differ
-    // from the trained.
+    // from the trained one.
     Tensor h =
         torch::empty({static_cast<std::int64_t>(pass_.tokens.size()), state_.config->hidden_size}, torch::kFloat32);
     const absl::Status status = kernels::Embedding({.ids = pass_.tokens.data(),
@@ -81,6 +81,7 @@ class TrainingOps {
   Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
     const auto index = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + static_cast<std::int64_t>(kind));
     std::optional<DropoutKey> key;
+    // No model has 2^20 linears, so each pair of micro-batch and linear has its own stream.
     if (pass_.draw.has_value()) key = DropoutKey{state_.dropout_seed, *pass_.draw << 20 | index};
     return ApplyNf4Linear(input, state_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(kind)],
                           key, state_.context);

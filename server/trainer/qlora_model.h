@@ -24,8 +24,8 @@ struct QLoraOptions {
 
 class QLoraModel : public TrainingModel {
  public:
-  // `base` must be an nf4 artifact. A is drawn from U(-1/sqrt(in), 1/sqrt(in)) by Philox(seed, element) of each tensor,
-  // B is 0.
+  // `base` must be an nf4 artifact. A is drawn from U(-1/sqrt(in), 1/sqrt(in)) by Philox(seed, element), with the
+  // linear's number as the stream; B is 0.
   static absl::StatusOr<std::unique_ptr<QLoraModel>> Create(std::shared_ptr<const model::LoadedModel> base,
                                                             const QLoraOptions& options, const kernels::Stream& stream);
 

@@ -99,7 +99,7 @@ class QLoraRecipe : public Recipe {
   absl::Status Clean() override {
     if (cached_ != nullptr) {
       cached_.reset();
-      // The job is done. The next one removes what cannot be removed now.
+      // The job is done, so an error does not matter: the next job trims the cache again.
       Cache().Trim().IgnoreError();
     }
     return scratch_.empty() ? absl::OkStatus() : context_.files.RemoveAll(scratch_);
@@ -128,7 +128,7 @@ class QLoraRecipe : public Recipe {
   // each time.
   absl::StatusOr<std::string> Nf4Base(const model::Artifact& source) {
     if (source.info().format == model::Format::kNf4) return source.directory();
-    // The server removes files with such a name.
+    // The server removes files with such names when the attempt is over.
     const std::string temporary = base::TemporaryName(base::JoinPath(context_.directory, "base.nf4"));
     if (!context_.order.base_cache_directory.empty()) {
       store::BaseCache cache = Cache();

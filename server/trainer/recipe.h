@@ -19,7 +19,7 @@
 
 namespace nibble::trainer {
 
-// Everything that a recipe uses; all borrowed.
+// Everything that a recipe uses. The objects behind references and pointers must outlive the recipe.
 struct RecipeContext {
   const jobs::AttemptOrder& order;
   std::string directory;  // of the attempt; files named by base::TemporaryName are removed when it is over
@@ -45,7 +45,7 @@ class Recipe {
   // Writes the trained model as an artifact in `directory`.
   virtual absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) = 0;
   // The format to which `models convert` converts the model for serving, and the record of that form. If training
-  // cannot foretell the record, `models convert` makes it.
+  // cannot predict the record, `models convert` makes it.
   virtual model::Format served_format() const = 0;
   virtual bool predicts_record() const { return true; }
   virtual absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
@@ -68,15 +68,15 @@ class Recipe {
 absl::StatusOr<std::unique_ptr<Recipe>> MakeQLoraRecipe(const RecipeContext& context);
 absl::StatusOr<std::unique_ptr<Recipe>> MakeBitNetRecipe(const RecipeContext& context);
 
-// A method of this program: the name in JobSpec::method, which is also that of its plan in nibbled (docs/adr/0014), and
-// what makes its recipe.
+// A method of this program: its name in JobSpec::method, and the function that makes its recipe. The row of the method
+// in nibbled has the same name (docs/adr/0014-a-method-is-a-row-in-each-program.md).
 struct RecipeRow {
   const char* method;
   absl::StatusOr<std::unique_ptr<Recipe>> (*make)(const RecipeContext& context);
 };
-// The built-in methods (methods.cc). A program with others passes its own table (AttemptContext::recipes).
+// The built-in methods (methods.cc). A program with other methods passes its own table (AttemptContext::recipes).
 std::span<const RecipeRow> BuiltInRecipes();
-// Makes the recipe of the spec's method. Unimplemented if no row has its name; errors of that row.
+// Makes the recipe of the spec's method. Errors: Unimplemented if no row has its name; those of the row's `make`.
 absl::StatusOr<std::unique_ptr<Recipe>> MakeRecipe(const RecipeContext& context, std::span<const RecipeRow> rows);
 
 }  // namespace nibble::trainer

@@ -18,8 +18,8 @@ namespace v1 = ::nibble::internal::v1;
 
 namespace {
 
-// FENCED is the only refusal that ends the attempt. A server that has taken the port of a dead one refuses, because it
-// knows neither job nor token: the reporter retries, as for an unreachable server.
+// FENCED is the only refusal that ends the attempt. Another server that now listens on the port of a dead one also
+// refuses, because it knows neither job nor token: then the reporter retries, as for an unreachable server.
 bool SaysFenced(const grpc::Status& status) {
   google::rpc::Status details;
   if (!details.ParseFromString(status.error_details())) return false;
@@ -67,7 +67,7 @@ struct Reporter::State {
     std::int64_t sent = 0;
     {
       base::MutexLock lock(mutex);
-      if (stop) client_context.TryCancel();  // The destructor may have come before there was a context to cancel.
+      if (stop) client_context.TryCancel();  // The destructor may have run before there was a context to cancel.
       context = &client_context;
       broken = false;
       sent = acknowledged;

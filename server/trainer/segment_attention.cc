@@ -66,8 +66,8 @@ Tensor Rows(const Tensor& x, const Segment& segment, const Heads& heads, bool sh
   return copy.as_strided(sizes, strides);
 }
 
-// The reverse: stores [n, group, padded, d] (query heads) or [n, padded, d], of KV heads from `first` on, in the
-// segment's rows of x.
+// The reverse of Rows: stores `from`, which has n KV heads from `first` on, in the segment's rows of x. `from` is
+// [n, group, padded, d] for query heads, [n, padded, d] for KV heads.
 void StoreQueryHeads(const Tensor& from, const Segment& segment, const Heads& heads, std::int64_t first,
                      const Tensor& x) {
   x.narrow(0, segment.begin, segment.size)
@@ -85,7 +85,7 @@ void StoreKvHeads(const Tensor& from, const Segment& segment, const Heads& heads
 // log(sum of exp(scores)) of a segment's queries as [KV, group, padded], from [T, H]. The rows past the segment have
 // probabilities of 0.
 Tensor PaddedLogSumExp(const Tensor& all, const Segment& segment, const Heads& heads) {
-  constexpr float kNoProbability = 1e30f;  // not infinity: torch's kernel need not be exact there
+  constexpr float kNoProbability = 1e30f;  // not infinity, which torch's kernel need not support
   Tensor sums = torch::full({segment.padded, heads.kv, heads.group}, kNoProbability, torch::kFloat32);
   sums.narrow(0, 0, segment.size)
       .view({segment.size, heads.kv * heads.group})
@@ -162,7 +162,7 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
                    rows_q = Rows(q, segment, heads, false), rows_k = Rows(k, segment, heads, true),
                    rows_v = Rows(v, segment, heads, true), rows_out = Rows(out, segment, heads, false),
                    sums = PaddedLogSumExp(logsumexp, segment, heads);
-      // A long segment takes seconds. A KV head at a time shows life in between, and has the same bits.
+      // A long segment takes seconds. One KV head at a time shows life in between and gives the same bits.
       const std::int64_t at_once = segment.size > kForwardRows ? 1 : heads.kv;
       for (std::int64_t head = 0; head < heads.kv; head += at_once) {
         ThrowIfCancelled(context.cancelled);

@@ -52,6 +52,7 @@ torch::Tensor ApplySegmentAttention(const torch::Tensor& q, const torch::Tensor&
                                     const PagedSegments& segments, std::int64_t num_heads, std::int64_t num_kv_heads,
                                     AutogradContext& context, torch::ScalarType type);
 
-inline constexpr std::int64_t kForwardRows = 1024;  // some seconds at 16k tokens of an 8 B shape
+// Rows between two calls of `cancelled`: they take some seconds at 16k tokens of an 8 B shape.
+inline constexpr std::int64_t kForwardRows = 1024;
 
 }  // namespace nibble::trainer

@@ -46,7 +46,7 @@ std::unique_ptr<at::ObserverContext> CountOperator(const at::RecordFunction& fun
 
 class TorchThreadPool : public kernels::ThreadPool {
  public:
-  TorchThreadPool() : ThreadPool(1) {}
+  TorchThreadPool() : ThreadPool(1) {}  // starts no threads of its own
   int num_threads() const override { return at::get_num_threads(); }
   void ParallelFor(std::int64_t n, std::int64_t grain,
                    const std::function<void(std::int64_t, std::int64_t)>& body) override {
@@ -101,7 +101,8 @@ void InitTorch(int threads, kernels::LaunchCounter* launches) {
   at::set_num_threads(threads);
   at::set_num_interop_threads(1);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  // Deterministic algorithms need no new tensors filled with NaN: all of ours are written before they are read.
+  // Turns off the NaN that deterministic algorithms write into new tensors: all of ours are written before they are
+  // read.
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   g_launches = launches;
   at::addGlobalCallback(at::RecordFunctionCallback(CountOperator).scopes({at::RecordScope::FUNCTION}));
