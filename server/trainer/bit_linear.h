@@ -45,12 +45,14 @@ struct BitInput {
   std::shared_ptr<const BitRows> rows;  // null: the linear quantizes x itself
 };
 
-// rms_norm and quantizer in one node, for all linears that follow. Keeps x and one number per row.
+// rms_norm and quantizer in one node, for all linears that follow. Keeps x and one number per row; if the rows'
+// scale has a gradient, also the rows.
 BitInput NormBitInput(const torch::Tensor& x, const torch::Tensor& weight, double eps, const BitLinearOptions& options,
                       AutogradContext& context);
 
 // y = rows * ternary(W)^T + bias, in x's type, as one node. Keeps the packed weight by reference, integer rows and
-// scales; with estimators other than identity also the master by reference, and x if its scale has a gradient.
+// scales; with estimators other than identity also the master by reference, and x if it is quantized here and its scale
+// has a gradient.
 torch::Tensor ApplyBitLinear(const BitInput& input, const BitWeight& weight, const BitLinearOptions& options,
                              AutogradContext& context);
 

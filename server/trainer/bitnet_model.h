@@ -32,7 +32,7 @@ class BitNetModel : public TrainingModel {
  public:
   // `base` must be f32 or bf16. If the base lacks a norm that `config` has, the norm starts as 1; but a norm before a
   // linear starts as the base's norm of that block, if `config` does not have the block's norm. Errors: InvalidArgument
-  // (format), ResourceExhausted, Internal.
+  // (format), Cancelled, ResourceExhausted, Internal.
   static absl::StatusOr<std::unique_ptr<BitNetModel>> Create(const model::Artifact& base,
                                                              const model::ModelConfig& config,
                                                              const BitNetOptions& options,

@@ -42,7 +42,8 @@ class TrainingModel {
   // below.
   virtual absl::Status Refresh() = 0;
   // Adds the gradient of scale * (sum of the losses of the batch) to every grad; returns that sum. `draw` is the number
-  // of the micro-batch in the whole run, which determines dropout. Errors: Internal, ResourceExhausted (out of memory).
+  // of the micro-batch in the whole run, which determines dropout. Errors: Cancelled, Internal, ResourceExhausted (out
+  // of memory).
   virtual absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) = 0;
   // The serving form of the current parameters. Valid until the next Refresh.
   virtual const model::DecoderWeights& ServingWeights() const = 0;
