@@ -16,7 +16,7 @@ LOGS = pathlib.Path(os.environ.get("NIBBLE_TEST_LOGS", ROOT / "build/test-logs")
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes. `file` are mapped files, which the kernel may take back; they count in `rss`."""
+    """In bytes. `file`: pages of mapped files, which the kernel may take back; they count in `rss`."""
     rss: int = 0
     anon: int = 0
     file: int = 0

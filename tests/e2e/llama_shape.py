@@ -117,6 +117,7 @@ def shards(shape):
 
 
 def header(tensors):
+    """Returns the length and the header of a safetensors file, as bytes, and the size of its data."""
     at, entries = 0, {"__metadata__": {"format": "pt"}}
     for name, dims in tensors.items():
         end = at + 2 * math.prod(dims)

@@ -57,10 +57,10 @@ def worst_top_difference(answer, model, count=TOP):
     return worst
 
 
-def compare(answer, model, tokens, top=0, most_of_top=1e-3):
-    """Compares each token's logprob and, at each position, those of the `top` likeliest tokens. A model whose
-    activations are codes meets a tie in any long text: the token that a trained model is sure of stays within 1e-3, the
-    unlikely tokens beside it within TIE."""
+def compare(answer, model, tokens, top=0, top_limit=1e-3):
+    """Compares each token's logprob and, at each position, those of the `top` likeliest tokens, which may differ by
+    `top_limit`. A model whose activations are codes meets a tie in any long text. Then the token that a trained model
+    is sure of stays within 1e-3, but the unlikely tokens beside it only within TIE."""
     assert len(answer["token_ids"]) == tokens
     worst = worst_difference(answer, model)
     print(f"worst difference of {tokens - 1} logprobs: {worst:.2e}")
@@ -68,7 +68,7 @@ def compare(answer, model, tokens, top=0, most_of_top=1e-3):
     if top:
         worst = worst_top_difference(answer, model, top)
         print(f"worst difference of the {top} likeliest tokens at each position: {worst:.2e}")
-        assert worst <= most_of_top
+        assert worst <= top_limit
 
 
 def compare_where_no_tie(answers, model, tie=TIE):

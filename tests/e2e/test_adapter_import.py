@@ -88,6 +88,7 @@ def truncated(path):
 
 
 def lying(path):
+    """Makes the file claim a header of 1 TiB."""
     file = path / "adapter_model.safetensors"
     file.write_bytes(struct.pack("<Q", 1 << 40) + file.read_bytes()[8:])
 
@@ -182,6 +183,7 @@ def test_compressed_tensors_hold_our_codes_and_scales(portable, tmp_path):
             assert codes.dtype == np.int8 and scale.dtype == np.float32 and scale.shape == (codes.shape[0], 1)
             value = codes.astype(np.float32) * scale
             assert np.array_equal(value, ours.get_tensor(name).astype(np.float32) * ours.get_tensor(name + "_scale")[:, None]), name
+            # Half a code is the error of rounding; 0.01 allows for the f32 operations.
             assert np.abs(value - floats[name]).max() <= 0.51 * scale.max(), name
 
 

@@ -71,7 +71,7 @@ def check_beside(quiet, attacked, slack=1):
         assert attacked[name] <= slack * 3 * max(seconds, SCHEDULING_S), f"{name}: {attacked[name]} s under attack, {seconds} s without"
 
 
-def test_C1_lists_of_one_row_beside_a_long_queue(make_server, model_directory, text_file):
+def test_C1_lists_of_one_row_hold_up_no_other_call(make_server, model_directory, text_file):
     server = make_server("--max_jobs_per_principal", 0, "--max_queued_jobs", 1000)
     large_state.prepare(server, model_directory, text_file)
     job = large_state.template(server)

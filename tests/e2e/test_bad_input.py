@@ -29,6 +29,7 @@ def truncated(path):
 
 
 def lying(path):
+    """Makes the file claim a header of 1 TiB."""
     file = path / "model.safetensors"
     data = file.read_bytes()
     file.write_bytes(struct.pack("<Q", 1 << 40) + data[8:])
@@ -145,11 +146,11 @@ def test_names_are_refused_before_anything_is_sent(shared, model_directory, text
 def test_evaluation_loss_that_is_not_a_number_fails_the_job(shared):
     """One step so large that the weights overflow. The loss of that step, computed before the update, is still a
     number."""
-    name = shared.json(*job(eval_dataset="page", output="overflown", max_steps=1, lr="1e38"))["id"]
+    name = shared.json(*job(eval_dataset="page", output="overflowed", max_steps=1, lr="1e38"))["id"]
     shared.run("jobs", "watch", name, check=False)
     got = shared.json("jobs", "get", name)
     assert got["state"] == "FAILED" and got["attempt"] == 1, got
     assert "NAN_LOSS" in json.dumps(got["error"]) and "evaluation" in json.dumps(got["error"]), got
     (step,) = [event for event in shared.lines("jobs", "watch", name, check=False) if event["type"] == "step"]
     assert step["loss"] > 0
-    assert shared.run("models", "get", "overflown", check=False).returncode != 0
+    assert shared.run("models", "get", "overflowed", check=False).returncode != 0

@@ -127,13 +127,13 @@ def spec(name, preset, ste, scale_grad, bits):
 
 # Preset, STE, scale_grad, activation bits. A preset starts far from the form in which the base was trained, so its
 # first losses show every activation that two orders of summation round to different codes. With 16 bits, codes are 256
-# times finer and steps smaller.
-RACES = [("native", "identity", False, 8), ("native", "round_only", False, 8), ("native", "round_only", True, 8),
+# times finer, and the learning rate is lower.
+CASES = [("native", "identity", False, 8), ("native", "round_only", False, 8), ("native", "round_only", True, 8),
          ("bitnet-2b4t", "identity", False, 16), ("bitnet-2b4t", "round_only", False, 16), ("bitnet-tips", "identity", False, 16)]
 
 
-@pytest.fixture(scope="module", params=RACES, ids=lambda race: "-".join([*race[:2], *["scale_grad"] * race[2], str(race[3])]))
-def raced(request, tmp_path_factory, model_directory):
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join([*case[:2], *["scale_grad"] * case[2], str(case[3])]))
+def compared(request, tmp_path_factory, model_directory):
     path = tmp_path_factory.mktemp("peer")
     server = Server(path / "state").start()
     server.run("models", "import", model_directory, "--name", "base", "--dtype", "f32")
@@ -145,12 +145,12 @@ def raced(request, tmp_path_factory, model_directory):
     model = plain_model(*request.param)
     load(model, start_of(model, load_file(model_directory / "model.safetensors")))
     theirs, first = reference(model, ids, LR[request.param[3]])
-    yield SimpleNamespace(server=server, events=events, race=request.param, ids=ids, theirs=theirs, first=first)
+    yield SimpleNamespace(server=server, events=events, case=request.param, ids=ids, theirs=theirs, first=first)
     server.stop()
 
 
-def test_losses_agree_with_the_peer(raced):
-    ours, theirs = [event["loss"] for event in raced.events if event.get("type") == "step"], raced.theirs
+def test_losses_agree_with_pytorch(compared):
+    ours, theirs = [event["loss"] for event in compared.events if event.get("type") == "step"], compared.theirs
     relative = [abs(a - b) / b for a, b in zip(ours, theirs, strict=True)]
     print(f"losses {theirs[0]:.4f} to {theirs[-1]:.4f}; relative differences: steps 1-3 {max(relative[:3]):.2e}, "
           f"4-20 {max(relative[3:]):.2e}")
@@ -159,29 +159,29 @@ def test_losses_agree_with_the_peer(raced):
     assert max(relative[3:]) <= 1e-2  # roundings that flip after an optimizer step are legitimate
 
 
-def test_gradients_of_step_1_agree_with_the_peer(raced):
-    state = load_file(next(raced.server.state.glob("jobs/*/attempts/1/checkpoints/step-00000001/state.safetensors")))
+def test_gradients_of_step_1_agree_with_pytorch(compared):
+    state = load_file(next(compared.server.state.glob("jobs/*/attempts/1/checkpoints/step-00000001/state.safetensors")))
     worst = 1.0
-    for name, want in raced.first.items():
+    for name, want in compared.first.items():
         got = state[name + ".exp_avg"].ravel().astype(np.float64) / 0.1  # the first moment after one step
         want = want.ravel().astype(np.float64)
         cosine = got @ want / (np.linalg.norm(got) * np.linalg.norm(want))
         worst = min(worst, cosine)
         assert cosine >= 0.9999, f"{name}: {cosine}"
-    print(f"worst cosine of {len(raced.first)} gradients: {worst:.6f}")
+    print(f"worst cosine of {len(compared.first)} gradients: {worst:.6f}")
 
 
-def test_the_trained_masters_load_into_the_plain_model(raced):
+def test_the_trained_masters_load_into_the_plain_model(compared):
     """Loads our tensors by name into PyTorch, where the next loss must be the evaluation loss that our trainer reports
     for these rows."""
-    ours = load_file(raced.server.state / "models/ours/model.safetensors")
-    assert set(raced.first) == set(ours)
-    assert all(value.shape == raced.first[name].shape and value.dtype == np.float32 for name, value in ours.items())
-    model = plain_model(*raced.race)
+    ours = load_file(compared.server.state / "models/ours/model.safetensors")
+    assert set(compared.first) == set(ours)
+    assert all(value.shape == compared.first[name].shape and value.dtype == np.float32 for name, value in ours.items())
+    model = plain_model(*compared.case)
     load(model, ours)
     with torch.no_grad():
-        theirs = loss_of(model, raced.ids).item()
-    last = [event for event in raced.events if event.get("type") == "eval" and event["subject"] == "trained"][-1]
+        theirs = loss_of(model, compared.ids).item()
+    last = [event for event in compared.events if event.get("type") == "eval" and event["subject"] == "trained"][-1]
     print(f"loss after {last['step']} steps: ours {last['eval_loss']:.6f}, in PyTorch {theirs:.6f}")
-    assert last["step"] == STEPS and last["eval_loss"] < 0.9 * raced.theirs[0]
+    assert last["step"] == STEPS and last["eval_loss"] < 0.9 * compared.theirs[0]
     assert abs(theirs - last["eval_loss"]) <= 1e-4 * last["eval_loss"]

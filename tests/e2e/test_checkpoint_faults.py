@@ -1,5 +1,5 @@
-"""Checkpoints and models that are cut short, do not fit on the disk, or have a flipped bit (docs/faults.md): R5, R8,
-R12."""
+"""Checkpoints and models that are cut short, do not fit on the disk, or have a flipped bit, and signals while the
+trainer saves or publishes (docs/faults.md: R4, R5, R8, R12, T2)."""
 import contextlib
 import json
 import os
@@ -19,7 +19,7 @@ from soon import soon
 # Number of operations on the paths of one checkpoint of the small model's adapter: the directory, a file of many
 # tensors, the small files, their syncs, the manifest, and last the rename.
 OPERATIONS = 168
-# One job meets them in turn, one in each of its attempts.
+# One job stops or fails at these operations in turn, at one in each of its attempts.
 every_operation = pytest.mark.parametrize(
     "operations", [pytest.param([1, 90, OPERATIONS], id="some"),
                    pytest.param([*range(1, OPERATIONS + 1)], id="every", marks=pytest.mark.full)])
@@ -42,7 +42,7 @@ def checkpoint_job(make_server, model_directory, text_file, failpoints, output):
     return server, job
 
 
-def rubbish(server, attempt="*"):
+def leftovers(server, attempt="*"):
     return list(server.state.glob(f"jobs/*/attempts/{attempt}/checkpoints/*.tmp.*"))
 
 
@@ -63,7 +63,7 @@ def test_R5_trainer_killed_while_writing_a_checkpoint_resumes_from_a_complete_on
     assert resumed[1:] == whole, "a checkpoint is complete only after the last operation"
     assert curve(server, job) == undisturbed
     assert server.json("models", "get", "out")["digest"] == digest
-    assert not rubbish(server)
+    assert not leftovers(server)
 
 
 def test_R5_leftovers_of_killed_trainer_and_server_are_removed_at_the_start(make_server, model_directory, text_file,
@@ -77,10 +77,10 @@ def test_R5_leftovers_of_killed_trainer_and_server_are_removed_at_the_start(make
     with contextlib.suppress(ProcessLookupError):  # the kernel sends SIGHUP to a stopped group that loses its parent
         os.kill(pid, signal.SIGKILL)
     soon(lambda: not trainers(server))
-    assert rubbish(server, attempt=1)
+    assert leftovers(server, attempt=1)
     server.start()
     soon(lambda: server.json("jobs", "get", job)["attempt"] == 2)
-    assert not rubbish(server, attempt=1)
+    assert not leftovers(server, attempt=1)
     server.run("jobs", "watch", job)
     assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
     assert curve(server, job) == undisturbed
@@ -123,7 +123,7 @@ def is_stopped(pid):
         return False
 
 
-def test_R4_sigterm_while_the_served_form_is_evaluated_leaves_a_whole_checkpoint(make_server, model_directory, text_file):
+def test_R4_sigterm_while_the_served_form_is_made_leaves_a_whole_checkpoint(make_server, model_directory, text_file):
     """A checkpoint that SIGTERM requests after the last step still holds the optimizer: its bytes are those of a
     checkpoint that was requested before that step."""
     server = prepare(make_server("--retry_backoff_scale", "0.01"), model_directory, text_file)
@@ -189,7 +189,7 @@ def test_R5_second_signal_during_a_checkpoint_leaves_a_complete_one(make_server,
                                                                     undisturbed_run, operations, second):
     """Each trainer stops itself at an operation of the checkpoint that the first SIGTERM requested; the second signal
     arrives there."""
-    steps = 100 + 24 * len(operations)  # an attempt runs at least one, and more while it is asked to stop
+    steps = 100 + 24 * len(operations)  # an attempt runs at least one step, and more until it stops
     failpoints = ",".join(f"attempts/{attempt}/checkpoints/:{operation}:stop" for attempt, operation in enumerate(operations, start=2))
     server = start_with(make_server, model_directory, text_file, failpoints)
     job = signalled_job(server, "out", steps)
@@ -202,7 +202,7 @@ def test_R5_second_signal_during_a_checkpoint_leaves_a_complete_one(make_server,
     wanted = [before["step"]]  # step from which each attempt after the first resumes
     for attempt, operation in enumerate(operations, start=2):
         wait_for_own_step(server, job, attempt)
-        assert not rubbish(server), f"leftovers of attempt {attempt - 1} go before attempt {attempt}"
+        assert not leftovers(server), f"leftovers of attempt {attempt - 1} go before attempt {attempt}"
         (pid,) = trainers(server)
         os.kill(pid, signal.SIGTERM)
         soon(lambda: is_stopped(pid))
@@ -227,15 +227,15 @@ def test_R5_second_signal_during_a_checkpoint_leaves_a_complete_one(make_server,
     else:
         assert got["retries"] == len(operations)
         assert len([e for e in events if e["type"] == "state" and e.get("reason") == "TRAINER_SIGNAL"]) == len(operations)
-    assert not rubbish(server)
+    assert not leftovers(server)
     digest, undisturbed = undisturbed_run(steps)
     assert curve(server, job) == undisturbed
     assert server.json("models", "get", "out")["digest"] == digest
 
 
 def test_R5_checkpoint_has_no_more_operations_than_are_tested(make_server, model_directory, text_file):
-    """Otherwise the numbers above would miss some. The next operation on these paths is the removal, once newer
-    checkpoints exist."""
+    """OPERATIONS is the number of all operations: the next one on these paths removes the checkpoint, after newer ones
+    exist."""
     failpoint = f"attempts/1/checkpoints/step-00000010:{OPERATIONS + 1}:before"
     server, job = checkpoint_job(make_server, model_directory, text_file, failpoint, "out")
     resumed = [e["resumed_step"] for e in server.lines("jobs", "watch", job) if e["type"] == "state" and e["state"] == "RUNNING"]

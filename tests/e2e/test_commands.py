@@ -1,4 +1,4 @@
-"""Commands that test_main_job.py does not use, on a real server."""
+"""Commands that test_main_job.py does not use, on a real server. client/cli/app.h lists the exit codes."""
 import datetime
 import json
 import re
@@ -37,9 +37,9 @@ def test_jobs_are_paused_resumed_cancelled_and_deleted(shared):
     watched = shared.run("--json", "jobs", "watch", name, check=False)
     assert watched.returncode == 8 and '"CANCELLED"' in watched.stdout.splitlines()[-1]
     assert shared.json("jobs", "cancel", name)["state"] == "CANCELLED"
-    told = re.search("`nibble (jobs publish [^`]+)`", shared.json("jobs", "get", name)["message"]).group(1)
-    assert told in watched.stdout.splitlines()[-1], "the last event has the same message"
-    assert shared.json(*told.replace("NAME", "rescued").split())["trained_format"] == "text"
+    suggested = re.search("`nibble (jobs publish [^`]+)`", shared.json("jobs", "get", name)["message"]).group(1)
+    assert suggested in watched.stdout.splitlines()[-1], "the last event has the same message"
+    assert shared.json(*suggested.replace("NAME", "rescued").split())["trained_format"] == "text"
     shared.run("models", "delete", "rescued")
     assert shared.json("jobs", "delete", name) == {"id": name, "deleted": True}
     assert shared.run("jobs", "get", name, check=False).returncode == 3
@@ -167,7 +167,7 @@ def test_operations_are_listed_waited_for_and_cancelled(shared):
         assert missing.returncode == 3 and "OPERATION" in missing.stderr
 
 
-def test_health_drain_and_version(make_server):
+def test_health_follows_a_drain_and_version_equals_that_of_the_server(make_server):
     version = subprocess.run([BIN / "nibble", "--version"], capture_output=True, text=True, check=True).stdout
     server = make_server()
     assert version == f"nibble {server.json('server', 'info')['version']}\n"

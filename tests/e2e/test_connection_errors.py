@@ -1,4 +1,4 @@
-"""What `nibble` says when it cannot reach its server: each cause has a sentence of its own."""
+"""`nibble` explains why it cannot reach its server, with a different sentence for each cause."""
 import contextlib
 import socket
 import subprocess
@@ -11,7 +11,8 @@ from conftest import BIN, Server
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
-    """One server with TLS, whose certificate is for localhost only, one without, and the authority of the first."""
+    """A server with TLS, whose certificate is for localhost only; a server without TLS; the authority of the first, and
+    another authority."""
     folder = tmp_path_factory.mktemp("servers")
     authority = pki.Authority(folder / "pki")
     certificate, key = pki.put_in_place(folder / "served", *authority.issue("server", "DNS:localhost"))

@@ -72,7 +72,7 @@ def test_c12_sighup_serves_a_new_certificate(tmp_path):
     secure = Secure(tmp_path)
 
     def replace(certificate, key):
-        """Returns the function that gives the time at which the server used the new files."""
+        """Returns a function that lists the times at which the server began to use new files."""
         used = len(secure.server.logged("new TLS files are in use"))
         pki.put_in_place(tmp_path / "served", certificate, key)
         return lambda: [entry["time"] for entry in secure.server.logged("new TLS files are in use")[used:]]

@@ -160,7 +160,7 @@ def test_checkpoint_with_norms_in_its_linears_has_the_logits_of_transformers(ser
 
 
 def test_twenty_likeliest_tokens_agree_with_transformers(server, tmp_path):
-    """Also a random model, in which a tie changes most."""
+    """Uses a random model, whose logits change most at a tie."""
     directory = with_tokenizer(bitnet.make("bitlinear", **SHAPE), "bitlinear", tmp_path / "hf")
     server.run("models", "import", directory, "--name", "hf-random", "--dtype", "f32")
     compare_where_no_tie(scores_of_pieces(server, "hf-random"), bitnet.load(directory))
@@ -253,7 +253,7 @@ def test_autobitlinear_is_exported_in_the_one_type_that_transformers_runs(conver
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_checkpoint_of_transformers_has_the_same_most_likely_token_in_bf16(server, trained, tmp_path, name):
-    """The other way: transformers writes the checkpoint in bf16; transformers and Nibble read it in bf16."""
+    """transformers writes the checkpoint in bf16; transformers and Nibble read it in bf16."""
     directory = checkpoint(trained(name), name, tmp_path, torch.bfloat16)
     served = as_ternary(server, directory, f"hf-bf16-{name}", "bf16")
     model = bitnet.load(directory, torch.bfloat16)
@@ -362,14 +362,14 @@ def test_exported_model_of_a_job_has_our_logits_in_transformers(jobs, learnt, tm
     again = f"{name}-{linear_class}-again"
     jobs.run("models", "import", tmp_path / "out", "--name", again, "--dtype", "f32")
     compare_where_no_tie(scores_of_pieces(jobs, again), model)
-    if linear_class == "autobitlinear" and preset != "bitnet-tips":  # which writes its norms differently
+    if linear_class == "autobitlinear" and preset != "bitnet-tips":  # bitnet-tips is exported with other norms
         jobs.run("models", "import", tmp_path / "out", "--name", f"{again}-bf16", "--dtype", "bf16")
         assert jobs.json("models", "get", f"{again}-bf16")["digest"] == jobs.json("models", "get", name)["digest"]
 
 
 @pytest.mark.parametrize("preset", ["native", "bitnet-2b4t"])
 def test_exported_masters_of_a_job_have_our_logits_in_transformers(jobs, learnt, tmp_path, preset):
-    """Without bitnet-tips, whose masters are exported to be trained further (docs/formats.md)."""
+    """Leaves out bitnet-tips, whose masters are exported only to be trained further (docs/formats.md)."""
     name, scores = learnt(preset)
     jobs.run("models", "export", f"{name}-masters", "--format", "hf", "--out", tmp_path / "out")
     model = as_served(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Misbehaving clients of the HTTP port (docs/faults.md, C3) do not keep probes and scrapes from their answers."""
+"""Misbehaving clients of the HTTP port (docs/faults.md, C3) do not delay the answers to probes and scrapes."""
 import contextlib
 import http.client
 import pathlib

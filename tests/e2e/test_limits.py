@@ -52,7 +52,7 @@ def test_client_that_does_not_answer_pings_is_cut_off(make_server):
 def test_client_that_pings_too_often_gets_goaway(make_server):
     server = make_server("--min_ping_interval_s", 60, "--max_ping_strikes", 1)
     connection = Connection(server.grpc)
-    # In one go: the server may close before a later one could be sent.
+    # All in one write: the server may close the connection before a later ping could be sent.
     connection.send(b"".join(frame(PING, 0, 0, struct.pack(">Q", i)) for i in range(5)))
     goaway = [payload for kind, _, _, payload in connection.frames(5) if kind == GOAWAY]
     assert goaway and b"too_many_pings" in goaway[0]
@@ -72,8 +72,8 @@ def test_large_messages_and_headers_are_refused(make_server, text_file):
     server = make_server("--max_receive_bytes", 5000, "--max_metadata_bytes", 1024, "--max_stream_messages", 5,
                          "--max_dataset_bytes", 100, "--max_stream_age_s", 3600)
     # gRPC may close a connection after headers that are too large: a call that shared it could then end UNAVAILABLE.
-    of_its_own = grpc.insecure_channel(server.grpc, options=[("grpc.use_local_subchannel_pool", 1)])
-    models = of_its_own.unary_unary("/nibble.v1.ModelService/ListModels")
+    separate = grpc.insecure_channel(server.grpc, options=[("grpc.use_local_subchannel_pool", 1)])
+    models = separate.unary_unary("/nibble.v1.ModelService/ListModels")
     assert models(b"") == b""
     assert code_of(lambda: models(b"", metadata=[("x-big", "y" * 4000)])) == grpc.StatusCode.RESOURCE_EXHAUSTED
     channel = grpc.insecure_channel(server.grpc)
@@ -92,7 +92,7 @@ def test_answer_above_max_send_bytes_is_refused(make_server, model_directory):
     server.run("models", "import", model_directory, "--name", "small")
     api = Api(server.grpc)
     assert len(api.call("InferenceService", "Tokenize", model="small", text="x" * 4000).token_ids) == 4000
-    # A token id and its text are 4 bytes of the answer.
+    # Each token takes 4 bytes of the answer, for its id and its text.
     code = code_of(lambda: api.call("InferenceService", "Tokenize", model="small", text="x" * 40_000))
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert server.json("models", "list")["models"], "the server still answers"

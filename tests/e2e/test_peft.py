@@ -52,7 +52,8 @@ def philox_uniform(seed, index, stream):
 
 
 def reference(directory, ids, mask_first=False):
-    """PEFT on transformers: losses, gradients of step 1, final adapters."""
+    """PEFT on transformers: losses, gradients of step 1, final adapters. `mask_first`: a wrong mask, without the loss
+    of the first predicted token of each row."""
     config = transformers.LlamaConfig(**{key: value for key, value in small_model.CONFIG.items()
                                          if key not in ("architectures", "model_type", "torch_dtype")})
     model = transformers.LlamaForCausalLM(config)
@@ -97,7 +98,7 @@ def agree(ours, theirs):
 
 
 @pytest.fixture(scope="module")
-def raced(tmp_path_factory, model_directory):
+def compared(tmp_path_factory, model_directory):
     path = tmp_path_factory.mktemp("peft")
     server = Server(path / "state").start()
     server.run("models", "import", model_directory, "--name", "float", "--dtype", "f32")
@@ -111,15 +112,15 @@ def raced(tmp_path_factory, model_directory):
     server.stop()
 
 
-def test_losses_agree_with_the_peer(raced):
-    _, _, ours, _, (theirs, _, _) = raced
+def test_losses_agree_with_peft(compared):
+    _, _, ours, _, (theirs, _, _) = compared
     print("worst relative difference of 20 losses:", max(abs(a - b) / b for a, b in zip(ours, theirs)))
     assert theirs[-1] <= 0.9 * theirs[0]
     assert agree(ours, theirs)
 
 
-def test_gradients_of_step_1_agree_with_the_peer(raced):
-    server, _, _, _, (_, first, _) = raced
+def test_gradients_of_step_1_agree_with_peft(compared):
+    server, _, _, _, (_, first, _) = compared
     checkpoint = next(server.state.glob("jobs/*/attempts/1/checkpoints/step-00000001/state.safetensors"))
     state = load_file(checkpoint)
     for name, want in first.items():
@@ -132,8 +133,8 @@ def test_gradients_of_step_1_agree_with_the_peer(raced):
         assert cosine >= 0.9999, f"{name}: {cosine}"
 
 
-def test_final_adapters_agree_with_the_peer(raced):
-    server, path, _, _, (_, _, final) = raced
+def test_final_adapters_agree_with_peft(compared):
+    server, path, _, _, (_, _, final) = compared
     server.run("models", "export", "ours", "--format", "peft", "--out", path / "adapter")
     ours = load_file(path / "adapter" / "adapter_model.safetensors")
     assert ours.keys() == final.keys()
@@ -142,8 +143,8 @@ def test_final_adapters_agree_with_the_peer(raced):
         assert difference <= 1e-2, f"{name}: {difference}"
 
 
-def test_export_loads_on_the_base_that_it_names_without_a_warning(raced, tmp_path, model_directory):
-    server, _, _, ids, _ = raced
+def test_export_loads_on_the_base_that_it_names_without_a_warning(compared, tmp_path, model_directory):
+    server, _, _, ids, _ = compared
     server.run("models", "export", "ours", "--format", "peft", "--out", tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(model_directory)
@@ -160,11 +161,11 @@ def test_export_loads_on_the_base_that_it_names_without_a_warning(raced, tmp_pat
 
 
 @pytest.mark.parametrize("changes", [{"alpha": 2 * ALPHA}, {"lr": 1.1 * LR}], ids=["alpha", "lr"])
-def test_wrong_setting_is_detected(raced, tmp_path, changes):
-    server, _, _, _, (theirs, _, _) = raced
+def test_wrong_setting_is_detected(compared, tmp_path, changes):
+    server, _, _, _, (theirs, _, _) = compared
     assert not agree(train(server, tmp_path, output="wrong-" + next(iter(changes)), **changes), theirs)
 
 
-def test_wrong_mask_is_detected(raced):
-    server, _, ours, ids, _ = raced
+def test_wrong_mask_is_detected(compared):
+    server, _, ours, ids, _ = compared
     assert not agree(ours, reference(server.state / "models/base", ids, mask_first=True)[0])

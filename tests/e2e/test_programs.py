@@ -1,4 +1,4 @@
-"""What the programs link, and how they start and stop."""
+"""Checks which libraries the programs link, and how the programs start and stop."""
 import pathlib
 import subprocess
 import time

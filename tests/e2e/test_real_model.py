@@ -86,7 +86,7 @@ def test_int8_stays_near_f32(server, text, reference):
 
 # int8 is compared with f32 above instead: near a tie, a difference of 0.12 in a logprob may change a greedy answer.
 @pytest.mark.parametrize("model", ["f32", "bf16", "nf4"])
-def test_names_the_capital_of_france(server, model):
+def test_chat_names_the_capital_of_france(server, model):
     answer = server.json("chat", model, "--message", "What is the capital of France?", "--max-tokens", 32)
     assert "Paris" in answer["text"]
     assert answer["finish_reason"] == "eos" or model == "nf4", "only nf4 may write more"

@@ -1,4 +1,4 @@
-"""Faults of docs/faults.md against the real programs. Each test names its row."""
+"""Faults of docs/faults.md against the real programs. Tests of a row have its id in their names."""
 import concurrent.futures
 import datetime
 import errno
@@ -22,7 +22,7 @@ from wire import Api, message
 from soon import soon
 
 HEALTH = "/grpc.health.v1.Health/Check"
-SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # its answers
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # answers of HEALTH, in protobuf's encoding
 AT_ONCE_S = 1
 
 
@@ -318,7 +318,7 @@ def test_R17_as_the_first_process_of_a_container_nibbled_ends_and_reaps_orphans(
         prepare(server.start(), model_directory, text_file)
         assert json.loads((server.state / "server.json").read_text())["pid"] == 1
         (nibbled,) = children(server.process.pid)
-        # A process that somebody left who entered the container. No job has run yet.
+        # An orphan of somebody who entered the container, before any job has run.
         leave = ["/usr/bin/nsenter", "--target", str(nibbled), "--pid", "/bin/sh", "-c", "/bin/sleep 1000 &"]
         subprocess.run(leave, check=True, timeout=30, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         (orphan,) = children(nibbled)

@@ -354,7 +354,7 @@ def test_s8_unusable_files_are_reported_and_the_last_good_ones_serve(secure, tmp
         assert served() == before
         check_calls(kept)
         assert secure.server.metrics()["nibble_tls_files_ok"] == 0
-        time.sleep(5)
+        time.sleep(5)  # the server looks again (kTlsLook is 4 s), but logs the same error only once
         [logged] = secure.server.logged(UNUSABLE)[errors:]
         assert logged["level"] == "error"
         assert logged["error"].startswith(flag + ": ") and file in logged["error"] and "BEGIN" not in logged["error"]

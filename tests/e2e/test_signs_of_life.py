@@ -93,7 +93,7 @@ def test_T4_cancel_while_loading_ends_the_attempt_at_once(make_server, model_dir
 
 @pytest.mark.full
 def test_T4_slow_micro_batch_is_not_taken_for_a_hang(make_server, tmp_path, text_file):
-    """Reproduces the fault: a healthy trainer whose micro-batch takes several times the timeout."""
+    """Reproduces the fault: a healthy trainer whose micro-batch takes more than twice the timeout."""
     timeout = 6
     directory = small_model.write(tmp_path / "slow", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16,
                                   num_key_value_heads=16, head_dim=64)

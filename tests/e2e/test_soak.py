@@ -130,6 +130,7 @@ class Soak:
         soon(lambda: trainers(self.server) == [])
 
     def attackers(self):
+        """Starts all attackers. Returns a context that ends them, and the process of soak_attackers.py."""
         stack = contextlib.ExitStack()
         process = stack.enter_context(subprocess.Popen(
             [sys.executable, pathlib.Path(__file__).with_name("soak_attackers.py"), self.server.grpc], stdout=subprocess.PIPE, text=True))
@@ -140,6 +141,7 @@ class Soak:
         return stack, process
 
     def kill_server(self, with_trainers):
+        """Kills the server and starts it again; returns the seconds of the start."""
         self.life.kill()
         self.server.kill()
         if with_trainers:

@@ -9,6 +9,7 @@ import pytest
 
 from conftest import ROOT
 
+# Codes of gRPC: 2 UNKNOWN, 3 INVALID_ARGUMENT, 5 NOT_FOUND, 12 UNIMPLEMENTED, 13 INTERNAL, 14 UNAVAILABLE.
 SERVICES = ["google.longrunning.Operations", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection",
             "nibble.internal.v1.TrainerReportService", "nibble.v1.DatasetService", "nibble.v1.FineTuneService",
             "nibble.v1.InferenceService", "nibble.v1.ModelService", "nibble.v1.ServerService",

@@ -18,9 +18,9 @@ from conftest import ROOT
 pytestmark = pytest.mark.full
 
 BYTES = large_state.count_of("NIBBLE_TOKEN_CACHE_BYTES", 1_000_000_000)
-# Target of the issue. The test asserts ten times this value, because the machine may be busy.
+# Target time. The test allows ten times as much (TIMES), because the machine may be busy.
 START_S, TIMES = 10, 10
-RETURNED_BYTES = 120 << 20
+MAX_GROWTH = 120 << 20  # of the server's memory after planning; the tokens take gigabytes
 DISTINCT_ROWS = 20_000
 ROW_WORDS = 150
 
@@ -100,9 +100,9 @@ def test_T7_an_attempt_trains_soon_after_its_start_and_the_server_keeps_no_token
           f"{started:.2f} s to the end of its first step (bound {START_S} s)")
     assert [file.stat().st_ino for file in (server.state / "tokens/large").iterdir()] == [inode], "the file is reused"
     assert started < TIMES * START_S
-    assert grown < RETURNED_BYTES
+    assert grown < MAX_GROWTH
     end = footprint.memory(server.process.pid)
     print(f"resident {(end.rss - before.rss) / 2**20:.0f} MiB more after the job")
-    assert end.rss - before.rss < RETURNED_BYTES
+    assert end.rss - before.rss < MAX_GROWTH
     server.run("datasets", "delete", "large")
     assert not (server.state / "tokens/large").exists()

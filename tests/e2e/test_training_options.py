@@ -23,6 +23,7 @@ class Trainings:
         return name, self.server.lines("jobs", "create", "--spec", self.path, "--watch")
 
     def __call__(self, dataset, qlora=None, optim=None, eval_dataset=None, **options):
+        """Runs a QLoRA job of six steps; returns its steps, or with `eval_dataset` its evaluations."""
         spec = {"base_model": "small", "train_dataset": dataset,
                 "qlora": {"r": 4, "alpha": 8, "seed": 5, "compute_dtype": "COMPUTE_DTYPE_F32", **(qlora or {})},
                 "data": {"max_seq_len": 160, "packing": "PACKING_MODE_NONE"},
@@ -112,8 +113,8 @@ def test_model_trained_with_every_option_is_converted_and_served(train, changes)
     assert verdict["equal"] is True and verdict["rows"] > 0
     shares_scales = changes.get("bitnet_qat", {}).get("act_scale") == "ACTIVATION_SCALE_PER_TENSOR"
     assert verdict["recorded_by"] == ("convert" if shares_scales else "trainer")
-    foretold = train.server.state / f"models/{name}/{served}_record.bin"
-    assert foretold.exists() is not shares_scales
+    trainer_record = train.server.state / f"models/{name}/{served}_record.bin"
+    assert trainer_record.exists() is not shares_scales
     answer = train.server.json("generate", f"{name}-{served}", "--prompt", PAGE[:20], "--max-tokens", 3, "--ignore-eos")
     assert len(answer["token_ids"]) == 3
 

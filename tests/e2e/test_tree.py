@@ -1,5 +1,5 @@
-"""Checks the structure of the tree: permitted includes (docs/ARCHITECTURE.md), and unique names of the cases of
-CTest."""
+"""Checks the tree: permitted includes (docs/ARCHITECTURE.md), files that documents name, formatting, and unique names
+of the cases of CTest."""
 import collections
 import json
 import re
