@@ -319,7 +319,7 @@ class AttemptRun {
   absl::StatusOr<jobs::Outcome> Interrupt() {
     jobs::Outcome outcome;
     if (context_.reporter.fenced()) {
-      return absl::AbortedError("a newer attempt of the job is running");
+      return absl::AbortedError("the server refuses reports: this attempt is over");
     }
     NIBBLE_ASSIGN_OR_RETURN(const jobs::Control control, jobs::ReadControl(context_.files, context_.directory));
     const bool cancelled = control == jobs::Control::kCancel || control == jobs::Control::kCancelKeeping;

@@ -68,7 +68,7 @@ int Run(const std::string& directory) {
                            {.isa = isa, .pool = pool.get(), .launches = &launches, .library = library.get()},
                            terminated});
   reporter.Flush(absl::Seconds(5));
-  if (reporter.fenced()) return 1;  // a newer attempt owns the job: write nothing more
+  if (reporter.fenced()) return 1;  // the attempt is over and another may run: write nothing more
   if (const absl::Status written = jobs::WriteOutcome(files, directory, outcome); !written.ok()) {
     base::LogError("cannot write the outcome", {{"error", std::string(written.message())}});
     // A full disk cannot store the reason, but the exit code can report it.
