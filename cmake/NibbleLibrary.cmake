@@ -1,4 +1,4 @@
-# The functions that every CMakeLists.txt of the project uses.
+# The compiler flags of all C++ code, and the functions that define libraries, programs and tests.
 
 add_library(nibble_flags INTERFACE)
 target_compile_features(nibble_flags INTERFACE cxx_std_20)

@@ -3,8 +3,8 @@
 # Adds the op's files, kernels/ops/matmul/matmul_int8{.cc,_cpu.cc,_avx2.cc,_avx512.cc,_cuda.cu}, to nibble_kernels and
 # writes its table, `kernels/ops/matmul/matmul_int8_table.h`, from which kernels/dispatch.h chooses. The op's
 # `matmul_int8_launch.h` declares `MatmulInt8Kernel`, the function type of all paths; the paths are MatmulInt8Cpu,
-# MatmulInt8Avx2, MatmulInt8Avx512 and MatmulInt8Cuda. A path that is not built is a null entry of the table, for which
-# dispatch returns Unimplemented; there is no other stub.
+# MatmulInt8Avx2, MatmulInt8Avx512 and MatmulInt8Cuda. A path that is not built is a null entry of the table: on the
+# CPU, dispatch then takes a slower path, and without any path it returns Unimplemented. There are no stubs.
 #
 # matmul_int8_cpu.cc, plain loops, is required. An AVX path without a file of its own is written here: it is the
 # template `MatmulInt8Vec<Vec>` of `matmul_int8_vec.h` on the vectors of kernels/vec16_*.h. NO_CPU is for an op without

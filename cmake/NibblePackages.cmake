@@ -1,5 +1,5 @@
-# Targets for Debian packages without a usable CMake configuration: SOCI has none, and oneDNN's needs OpenCL headers,
-# which its package does not depend on.
+# Targets for Debian packages without a usable CMake configuration: SOCI and SQLite have none, and oneDNN's needs
+# OpenCL headers, which its package does not depend on.
 include_guard(GLOBAL)
 
 function(nibble_system_library name header library)

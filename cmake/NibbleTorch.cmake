@@ -1,6 +1,6 @@
 # nibble::torch: libtorch for the trainer, from NIBBLE_TORCH_DIR (the `torch` folder of the wheel, set by
-# deploy/setup.sh). Only server/trainer includes it. It has libtorch_cpu and libc10, which load without the rest of
-# CUDA; with NIBBLE_TORCH_WITH_CUDA (set if there is a GPU) also libtorch_cuda.
+# deploy/setup.sh). Only server/trainer includes it. It links libtorch_cpu and libc10, which need only a few libraries
+# of CUDA; with NIBBLE_TORCH_WITH_CUDA (set if there is a GPU) also libtorch_cuda.
 #
 # Does not use find_package(Torch), which adds the CUDA toolkit, global flags and the wheel's whole include folder.
 include_guard(GLOBAL)
@@ -23,7 +23,7 @@ add_library(nibble_torch INTERFACE)
 add_library(nibble::torch ALIAS nibble_torch)
 target_include_directories(nibble_torch SYSTEM INTERFACE
   ${nibble_torch_view} ${nibble_torch_view}/torch/csrc/api/include)
-# Passed on to all targets that see torch's headers; nibble_flags reads it.
+# CMake passes this property to all targets that include torch's headers; nibble_flags reads it.
 set_target_properties(nibble_torch PROPERTIES INTERFACE_NIBBLE_SEES_TORCH ON COMPATIBLE_INTERFACE_BOOL NIBBLE_SEES_TORCH)
 # Absolute paths: CMake gives the built program an rpath to their folder, so it runs with no environment variable.
 target_link_libraries(nibble_torch INTERFACE
@@ -36,7 +36,8 @@ if(NOT nibble_torch_openmp)
 endif()
 target_link_libraries(nibble_torch INTERFACE ${nibble_torch_openmp})
 if(NIBBLE_TORCH_WITH_CUDA)
-  # Our code uses no symbol of libtorch_cuda, which registers its kernels when it is loaded.
+  # libtorch_cuda registers its kernels when it is loaded. Our code uses none of its symbols, so the linker would leave
+  # it out.
   target_link_libraries(nibble_torch INTERFACE
     -Wl,--push-state,--no-as-needed ${NIBBLE_TORCH_DIR}/lib/libtorch_cuda.so -Wl,--pop-state
     ${NIBBLE_TORCH_DIR}/lib/libc10_cuda.so)

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-memory=$root/build/deps/tidy
+cache=$root/build/deps/tidy
 tool=$1
 arguments=("$@")
 
@@ -25,11 +25,11 @@ trap 'rm -f "$text"' EXIT
 "${preprocess[@]}" -E -o - | sed "s|$root/||g" >"$text"
 key() { { cat "$text" "$@"; "$tool" --version; } | sha256sum | cut -d ' ' -f 1; }
 passed=$(key "$root/.clang-tidy")
-[[ ! -e $memory/$passed ]] || exit 0
+[[ ! -e $cache/$passed ]] || exit 0
 if [[ $source == "$root"/tests/* ]]; then  # tests have fewer rules; a source that passed all rules also passed these
   passed=$(key "$root/.clang-tidy" "$root/tests/.clang-tidy")
-  [[ ! -e $memory/$passed ]] || exit 0
+  [[ ! -e $cache/$passed ]] || exit 0
 fi
 "${arguments[@]}"
-mkdir -p "$memory"
-: >"$memory/$passed"
+mkdir -p "$cache"
+: >"$cache/$passed"
