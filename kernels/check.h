@@ -1,4 +1,4 @@
-// Argument checks at the start of every op's foo.cc. Messages name the field, the value it got and the wanted value.
+// Argument checks at the start of every op's foo.cc. A message names the op and what is wrong or wanted.
 #pragma once
 #include <initializer_list>
 
@@ -30,9 +30,9 @@ inline absl::Status CheckMatrix(const char* op, const char* field, const ConstMa
   return absl::OkStatus();
 }
 
-inline absl::Status CheckThat(bool condition, const char* op, const char* what) {
+inline absl::Status CheckThat(bool condition, const char* op, const char* wanted) {
   if (condition) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(op, ": wanted ", what));
+  return absl::InvalidArgumentError(absl::StrCat(op, ": wanted ", wanted));
 }
 
 }  // namespace nibble::kernels

@@ -1,4 +1,4 @@
-// Element types, and bf16 / f16 conversion by integer arithmetic: round to nearest even, the same bits on every
+// Element types, and conversion to and from bf16 by integer arithmetic: round to nearest even, the same bits on every
 // machine.
 #pragma once
 #include <cstdint>

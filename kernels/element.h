@@ -1,5 +1,5 @@
-// One element of a matrix row of run-time type (f32 or bf16) as a float, and back: for the plain loops. In an anonymous
-// namespace, so that each file has its own copy and the linker cannot give the plain path AVX code.
+// One element of a matrix row of run-time type (f32 or bf16) as a float, and back: for the plain loops. The functions
+// are in an anonymous namespace, so that each file has its own copy and the linker cannot give the plain path AVX code.
 #pragma once
 #include <cstdint>
 

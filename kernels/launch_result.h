@@ -7,7 +7,7 @@ enum class LaunchCode { kOk, kUnimplemented, kInternal, kResourceExhausted };
 
 struct [[nodiscard]] LaunchResult {
   LaunchCode code = LaunchCode::kOk;
-  const char* text = "";  // a constant, or a string that CUDA owns
+  const char* text = "";  // a constant, or a string that CUDA or the CudaContext owns
 };
 
 }  // namespace nibble::kernels

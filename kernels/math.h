@@ -1,8 +1,7 @@
 // Elementary functions that give the same bits on every CPU path (docs/numerics.md 9): our own polynomials with
 // explicit fused multiply-add. The functions of one float are the definition; the templates over Vec (vec16_*.h) give
-// the same bits for sixteen floats at once. The functions of one float are in an anonymous namespace, so that each file
-// has its own copy and the linker cannot give the plain path AVX code. SinCos is not: its only caller, rope.cc, is
-// compiled without AVX.
+// the same bits for sixteen floats at once. The functions that are not templates are in an anonymous namespace, so that
+// each file has its own copy and the linker cannot give the plain path AVX code.
 #pragma once
 #include <bit>
 #include <cmath>

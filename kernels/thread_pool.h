@@ -11,8 +11,8 @@
 namespace nibble::kernels {
 
 // Thread-safe: concurrent ParallelFor calls take turns. A program makes one and passes it to every kernel.
-// Work is split by index only, never by timing, so results do not depend on the number of threads as long as
-// an index's result does not depend on its range.
+// Timing determines which thread takes a range, but not the ranges. Results do not depend on the number of threads as
+// long as an index's result does not depend on its range.
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads);  // includes the calling thread: 1 starts no thread; below 1 means 1

@@ -22,7 +22,9 @@ struct TopSelect {
     bool usable = false;  // no NaN, no +inf, at least one finite element
   };
 
-  static constexpr std::int64_t kBlock = 1024;  // elements searched again for the id of the maximum
+  // Elements that are searched again for the id of the maximum. Also the block of the sum in sample.h: changing it
+  // changes draws.
+  static constexpr std::int64_t kBlock = 1024;
   static constexpr float kInf = std::numeric_limits<float>::infinity();
 
   static bool Before(const Entry& a, const Entry& b) {

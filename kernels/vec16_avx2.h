@@ -1,6 +1,6 @@
 // Sixteen virtual f32 lanes in two AVX2 registers; include only from *_avx2.cc. Vec16Avx512 (vec16_avx512.h) has the
-// same operations with the same bits, so an op written once as a template over Vec gives equal results on both, and
-// those of its plain loops (docs/numerics.md 9). Partial loads fill the missing lanes; partial stores leave memory past
+// same operations with the same bits, so an op written once as a template over Vec gives the results of its plain
+// loops on both (docs/numerics.md 9). Partial loads fill the missing lanes; partial stores leave memory past
 // n untouched.
 #pragma once
 #include <immintrin.h>
@@ -93,7 +93,7 @@ struct Vec16Avx2 {
   static __m256 Pow2(__m256 n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
   }
-  // a * 2^n for integral n in [-126, 127], one exact multiplication.
+  // a * 2^n for integral n in [-126, 127]: one multiplication by an exact power of two.
   static Vec16Avx2 Scale2(Vec16Avx2 a, Vec16Avx2 n) {
     return {_mm256_mul_ps(a.lo, Pow2(n.lo)), _mm256_mul_ps(a.hi, Pow2(n.hi))};
   }

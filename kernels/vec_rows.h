@@ -8,7 +8,7 @@
 
 namespace nibble::kernels {
 
-// Elements column .. column + min(16, cols - column); missing lanes are 0.
+// Elements [column, min(column + 16, cols)); missing lanes are 0.
 template <typename Vec>
 Vec LoadLanes(const ConstMatrix& m, std::int64_t row, std::int64_t column) {
   const std::int64_t offset = row * m.stride + column;

@@ -72,6 +72,7 @@ struct Plan {
 }  // namespace
 
 struct CudaContext::Impl {
+  // Types, m, n, k, lda, ldb, ldd, and the alignments of a, b and d.
   using Key = std::tuple<CublasLtProblem::Types, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                          std::int64_t, std::uint32_t, std::uint32_t, std::uint32_t>;
 
@@ -92,7 +93,7 @@ struct CudaContext::Impl {
 
 cublasStatus_t CudaContext::Impl::MakePlan(const CublasLtProblem& p, const Key& key, Plan* plan) {
   const TypeSet types = TypesOf(p.types);
-  const auto rows = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
+  const auto size = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
   const cublasOperation_t transpose = CUBLAS_OP_T;
   Preference preference;
   cublasStatus_t status = cublasLtMatmulDescCreate(&plan->description.value, types.compute, types.scale);
@@ -103,9 +104,9 @@ cublasStatus_t CudaContext::Impl::MakePlan(const CublasLtProblem& p, const Key& 
     return cublasLtMatmulDescSetAttribute(plan->description.value, CUBLASLT_MATMUL_DESC_TRANSA, &transpose,
                                           sizeof transpose);
   });
-  then([&] { return cublasLtMatrixLayoutCreate(&plan->a.value, types.input, rows(p.k), rows(p.m), p.lda); });
-  then([&] { return cublasLtMatrixLayoutCreate(&plan->b.value, types.input, rows(p.k), rows(p.n), p.ldb); });
-  then([&] { return cublasLtMatrixLayoutCreate(&plan->d.value, types.output, rows(p.m), rows(p.n), p.ldd); });
+  then([&] { return cublasLtMatrixLayoutCreate(&plan->a.value, types.input, size(p.k), size(p.m), p.lda); });
+  then([&] { return cublasLtMatrixLayoutCreate(&plan->b.value, types.input, size(p.k), size(p.n), p.ldb); });
+  then([&] { return cublasLtMatrixLayoutCreate(&plan->d.value, types.output, size(p.m), size(p.n), p.ldd); });
   then([&] { return cublasLtMatmulPreferenceCreate(&preference.value); });
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
     then([&] { return cublasLtMatmulPreferenceSetAttribute(preference.value, attribute, &value, sizeof value); });

@@ -17,7 +17,7 @@ __device__ inline float LoadElement(const BF16* p) {
   return __uint_as_float(static_cast<std::uint32_t>(p->bits) << 16);
 }
 
-// The bits of ToBF16 (kernels/dtype.h).
+// Gives the bits of ToBF16 (kernels/dtype.h).
 __device__ inline BF16 NarrowToBF16(float x) {
   const std::uint32_t u = __float_as_uint(x);
   if ((u & 0x7fffffffu) > 0x7f800000u) return BF16{static_cast<std::uint16_t>((u >> 16) | 0x0040u)};

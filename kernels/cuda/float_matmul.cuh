@@ -6,7 +6,7 @@
 
 namespace nibble::kernels {
 
-// Those kernels need K and leading dimensions to be multiples of this: 16 bytes or more in both our types.
+// cuBLASLt's fast kernels need K and leading dimensions that are multiples of this: at least 16 bytes in f32 and bf16.
 constexpr std::int64_t kLeading = 8;
 
 struct FloatProduct {
@@ -101,7 +101,7 @@ LaunchResult MultiplyFloatRows(const FloatProduct& p, const Stream& stream, cons
   void* scratch = nullptr;
   if (LaunchResult result = stream.cuda->Scratch(bytes, &scratch); result.code != LaunchCode::kOk) return result;
   char* at = static_cast<char*>(scratch);
-  if (padded_k != k) {  // neither is read in place, and their padding is multiplied too
+  if (padded_k != k) {  // neither x nor w is read in place, and their padding is multiplied too
     const cudaError_t error = cudaMemsetAsync(at, 0, static_cast<std::size_t>(sums_at), CudaStreamOf(stream));
     if (error != cudaSuccess) return ToResult(error);
   }

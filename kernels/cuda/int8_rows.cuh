@@ -38,7 +38,7 @@ __device__ float LaneSum(Get get, int cols, Step step, Int8RowShared* shared) {
   return sum;
 }
 
-// Orders elements by magnitude, then lower index first; above 0 for every element.
+// Larger for a larger magnitude, and among equal magnitudes for a lower index. Above 0 for every element.
 __device__ inline unsigned long long Int8Key(float x, int k) {
   return static_cast<unsigned long long>(__float_as_uint(x) & 0x7fffffffu) << 32 |
          (0xffffffffu - static_cast<unsigned>(k));

@@ -11,7 +11,7 @@ constexpr std::uint32_t kZeroCodes = 0x55555555u;  // sixteen codes of 0
 // Bit 2i is set where code i is 3.
 constexpr std::uint32_t Threes(std::uint32_t x) { return x & (x >> 1) & kZeroCodes; }
 
-// The codes of block b of a row of K codes; those past K are 0.
+// The codes of block b of a row of K codes; those past K are 0. Returns false at a code 3 or a bit that is set past K.
 bool LoadBlock(const std::uint8_t* row, std::int64_t k, std::int64_t b, std::uint32_t* out) {
   const std::int64_t first = b * 4;
   const std::int64_t bytes = std::min<std::int64_t>(4, TernaryRowBytes(k) - first);

@@ -7,9 +7,9 @@
 //   rest of the last byte is 0.
 // - tiles, read by products: 16 outputs by 16 k in 64 bytes; the tiles of one group of outputs follow each other along
 //   k. Byte ((n / 16) * padded_k / 16 + k / 16) * 64 + (n % 16) * 4 + k % 4 holds k, k + 4, k + 8, k + 12 of its block,
-//   lowest bits first. One 64-byte load then gives, by a shift and a mask each, four operands of a 4-way dot product
-//   with 16 outputs in the lanes, and an activation's 4 bytes are a broadcast. Elements outside [N, K] hold code 0
-//   (byte 0x55).
+//   lowest bits first. From one 64-byte load, a shift and a mask make each of four operands of a 4-way dot product
+//   with 16 outputs in the lanes; the other operand is 4 bytes of activations, broadcast. Elements outside [N, K] hold
+//   code 0 (byte 0x55).
 #pragma once
 #include <cstdint>
 

@@ -9,7 +9,7 @@ namespace nibble::kernels {
 // prefill, chunked prefill and decode are the same op. Every output row is computed by the same sequence of operations:
 // keys in pages of kKvPageTokens from position 0 (masked keys score -inf); a score is one fused multiply-add chain over
 // the dimensions, times scale; a page's exponentials (our polynomial) are taken against the running maximum, summed
-// over 16 virtual lanes and a fixed tree; the output is one chain over the keys in order (masked values are not read),
+// over 16 virtual lanes and a fixed tree; the output is one chain over the keys in order (masked values are not used),
 // rescaled once per page and divided by the sum at the end; logsumexp = maximum + log(sum).
 //   q          [T, H * d]   f32 | bf16, after rope
 //   out        [T, H * d]   f32 | bf16; overwritten; must not alias q

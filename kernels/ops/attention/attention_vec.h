@@ -1,7 +1,6 @@
-// The body of attention.h for vectors of real registers (vec16_avx2.h, vec16_avx512.h): the operations of
-// attention_cpu.cc, for a tile of queries at a time. A tile holds rows of one sequence and the heads that share one KV
-// head, so that a page of keys and values is loaded once for all of them. Queries are independent of each other, so
-// tile and block sizes do not affect the result's bits.
+// The body of attention.h for any Vec (vec16_*.h): the operations of attention_cpu.cc, for a tile of queries at a time.
+// A tile holds rows of one sequence and the heads that share one KV head, so that a page of keys and values is loaded
+// once for all of them. Queries are independent of each other, so tile and block sizes do not affect the result's bits.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -46,7 +45,7 @@ class TiledAttention {
   }
 
  private:
-  static constexpr std::int64_t kMaxQueries = 32;
+  static constexpr std::int64_t kMaxQueries = 32;  // per tile; a multiple of 16, because Softmax computes 16 at a time
   static constexpr int kKeys = static_cast<int>(kKvPageTokens);
   static constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
@@ -195,7 +194,7 @@ class TiledAttention {
         for (int w = 0; w < kWide; ++w) acc[b][w] = Vec::Zero();
       }
       for (std::int64_t i = 0; i < d_; ++i) {
-        if (key == 0 && next != nullptr) {  // 64 of its 2 * 32 * d elements
+        if (key == 0 && next != nullptr) {  // next has 2 * 32 * d elements: 64 for each i
 #pragma GCC unroll 4
           for (std::size_t line = 0; line < sizeof(T); ++line)
             __builtin_prefetch(next + 64 * i + 64 / sizeof(T) * line, 0, 2);
@@ -352,7 +351,7 @@ class TiledAttention {
 
 template <typename Vec>
 LaunchResult AttentionVec(const AttentionArgs& args, const Stream& stream) {
-  // One vector of registers is left for a broadcast.
+  // One vector of registers is left for a broadcast. On AVX2, 6 sums and one operand use the other seven.
   return TiledAttention<Vec, /*kMaxBlock=*/(Vec::kVectors > 8 ? 10 : 6), /*kRegisters=*/Vec::kVectors - 1>::Run(args,
                                                                                                                 stream);
 }

@@ -9,7 +9,8 @@ namespace nibble::kernels {
 //   ids    [T]      i32, 0 <= id < V
 //   table  [V, K]   f32 | bf16, or packed int8 (formats/int8.h)
 //   out    [T, K]   f32 | bf16; overwritten
-// Errors: InvalidArgument (shape, dtype, id out of range, named), Unimplemented (no kernel for device).
+// Errors: InvalidArgument (shape, dtype, id out of range: the message has the id), Unimplemented (no kernel for
+// device).
 // Source: none. Test: equal to indexing.
 absl::Status Embedding(const EmbeddingArgs& args, const Stream& stream);
 

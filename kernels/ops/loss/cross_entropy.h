@@ -10,7 +10,8 @@ namespace nibble::kernels {
 //   target  [T]      i32, 0 <= target < V
 //   loss    [T]      f32; overwritten
 // logsumexp as in log_softmax_gather: 16 virtual lanes, a fixed tree, our exp and log. Same bits on every path.
-// Errors: InvalidArgument (shape, dtype, target out of range, named), Unimplemented (no kernel for device).
+// Errors: InvalidArgument (shape, dtype, target out of range: the message has the target), Unimplemented (no kernel for
+// device).
 // Source: llm.c's fused_classifier for the idea of writing gradients over logits. Test: against autograd's formula in
 // f64.
 absl::Status CrossEntropy(const CrossEntropyArgs& args, const Stream& stream);

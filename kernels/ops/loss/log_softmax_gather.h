@@ -13,7 +13,8 @@ namespace nibble::kernels {
 //   top_id, top_logprob [T, top_n]   descending, ties to the lower id; null when top_n is 0
 // logsumexp = max + log(sum), the sum over 16 virtual lanes of our exp polynomial, then a fixed tree; log by our
 // polynomial. A row with NaN or +inf, or without a finite logit, gives NaN and ids of -1. Same bits on every path.
-// Errors: InvalidArgument (shape, target out of range (named), top_n > V), Unimplemented (no kernel for device).
+// Errors: InvalidArgument (shape; target out of range: the message has the target; top_n > V), Unimplemented (no kernel
+// for device).
 // Source: none. Golden: tests/golden/kernels (torch float64).
 absl::Status LogSoftmaxGather(const LogSoftmaxGatherArgs& args, const Stream& stream);
 

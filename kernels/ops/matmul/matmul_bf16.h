@@ -4,9 +4,9 @@
 
 namespace nibble::kernels {
 
-// y = rn_y(x * w^T), accumulated in f32. CPU libraries either widen both operands or round y to bf16. BEST_EFFORT:
-// paths agree within a bound, not in bits, and a path may treat denormal operands as zero (vdpbf16ps does). Each output
-// is one chain over K, independent of the batch and the threads.
+// y = rn_y(x * w^T), accumulated in f32. The op exists because CPU libraries either widen both operands or round y to
+// bf16. BEST_EFFORT: paths agree within a bound, not in bits, and a path may treat denormal operands as zero (vdpbf16ps
+// does). Each output is one chain over K, independent of the batch and the threads.
 //   x     [M, K]   bf16
 //   w     [N, K]   bf16, row-major
 //   y     [M, N]   f32 | bf16; overwritten; must not alias x or w

@@ -1,5 +1,4 @@
-// Plain loops: the reference that the fast paths must equal.
-// BEST_EFFORT: within a bound, not in bits.
+// Plain loops: the reference for the fast paths, which must agree within a bound, not in bits (BEST_EFFORT).
 #include <cmath>
 
 #include "kernels/element.h"

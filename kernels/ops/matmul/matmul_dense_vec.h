@@ -1,5 +1,5 @@
 // The fast path of matmul_dense over any Vec: lanes are outputs, so each output keeps its one chain over k; Rows x
-// Panels chains run side by side to fill the latency of the multiply-add.
+// Panels chains run side by side to hide the latency of the multiply-add.
 #pragma once
 #include <algorithm>
 
@@ -53,7 +53,7 @@ inline void DenseBlock(const MatmulDenseArgs& args, std::int64_t row, std::int64
   }
 }
 
-// Panels that, times Rows, fill Sums accumulators: with few rows more panels are used, so that enough chains run.
+// Number of panels that, times Rows, fills Sums accumulators: few rows use more panels, so that enough chains run.
 template <int Rows, int Sums>
 constexpr int PanelsFor() {
   return Rows * 4 <= Sums ? 4 : Rows * 2 <= Sums ? 2 : 1;

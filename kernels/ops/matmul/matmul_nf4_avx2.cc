@@ -64,7 +64,7 @@ struct Fma {
   static void Few(const float* x, std::int64_t stride, const std::uint8_t* codes, std::int64_t row_bytes,
                   const float* absmax, std::int64_t row_blocks, std::int64_t whole, float* out) {
     __m256 sum[kM][4];
-    for (int r = 0; r < 4; ++r) {  // one row of w at a time: sixteen registers hold only its sums
+    for (int r = 0; r < 4; ++r) {  // one row of w at a time: the sums of four would not fit in 16 registers
       __m256 even_sum[kM], odd_sum[kM];
       for (int m = 0; m < kM; ++m) even_sum[m] = odd_sum[m] = _mm256_setzero_ps();
       for (std::int64_t b = 0; b < whole; ++b) {

@@ -109,8 +109,8 @@ struct Fma {
   }
 };
 
-// bf16 pairs into f32 sums, on machines that have vdpbf16ps besides what kAvx512 requires. Only for few rows:
-// PairProduct multiplies more.
+// Adds products of bf16 pairs to f32 sums, on machines that have vdpbf16ps besides what kAvx512 requires. Only for few
+// rows of x: PairProduct is used for more.
 struct Dot {
   using X = BF16;
   using Element = BF16;

@@ -19,10 +19,11 @@
 
 namespace nibble::kernels {
 
-inline constexpr std::int64_t kMatmulNf4FewRows = 4;    // up to this many rows the codes are read and decoded once
+// Up to this many rows of x, codes are decoded as they are multiplied.
+inline constexpr std::int64_t kMatmulNf4FewRows = 4;
 inline constexpr std::int64_t kMatmulNf4Quad = 4;       // a tile is 4 x 4: sixteen accumulators
-inline constexpr std::int64_t kMatmulNf4TileRows = 16;  // rows of w decoded at a time: 256 KiB at K = 8192 in bf16
-inline constexpr std::int64_t kMatmulNf4PieceWeights = 65536;
+inline constexpr std::int64_t kMatmulNf4TileRows = 16;  // rows of w decoded at a time: 512 KiB of f32 at K = 8192
+inline constexpr std::int64_t kMatmulNf4PieceWeights = 65536;  // a thread's range has at least about this many elements
 
 // Quads of rows follow each other in memory, so prefetch the place in a later quad that matches the one being read. The
 // hardware prefetcher does not detect four short rows read side by side: without this, cold weights arrived at half the
@@ -110,16 +111,16 @@ class MatmulNf4Run {
     }
   }
 
-  // Codes of the last block of up to four rows, padded to whole blocks; missing rows hold zeros.
-  struct LastBlocks {
+  // One block of each of up to four rows, padded with zeros to a whole block; missing rows hold zeros.
+  struct PaddedBlocks {
     std::uint8_t codes[kMatmulNf4Quad][kNf4Block / 2] = {};
     float absmax[kMatmulNf4Quad] = {};
   };
-  void CopyBlock(std::int64_t first, std::int64_t rows, std::int64_t block, LastBlocks* last) const {
+  void CopyBlock(std::int64_t first, std::int64_t rows, std::int64_t block, PaddedBlocks* padded) const {
     const std::int64_t elements = std::min(kNf4Block, k_ - block * kNf4Block);
     for (std::int64_t r = 0; r < rows; ++r) {
-      std::copy_n(Codes(first + r) + block * (kNf4Block / 2), Nf4RowBytes(elements), last->codes[r]);
-      last->absmax[r] = Absmax(first + r)[block];
+      std::copy_n(Codes(first + r) + block * (kNf4Block / 2), Nf4RowBytes(elements), padded->codes[r]);
+      padded->absmax[r] = Absmax(first + r)[block];
     }
   }
 
@@ -136,10 +137,10 @@ class MatmulNf4Run {
         }
         // The remainder: the last partial block, and all blocks of the last rows if they are fewer than four.
         for (std::int64_t b = rows == kMatmulNf4Quad ? whole : 0; b < blocks_; ++b) {
-          LastBlocks last;
-          CopyBlock(n, rows, b, &last);
-          Path::template Few<kM>(x_.get() + b * kNf4Block, padded_k_, last.codes[0], kNf4Block / 2, last.absmax, 1, 1,
-                                 out);
+          PaddedBlocks padded;
+          CopyBlock(n, rows, b, &padded);
+          Path::template Few<kM>(x_.get() + b * kNf4Block, padded_k_, padded.codes[0], kNf4Block / 2, padded.absmax, 1,
+                                 1, out);
         }
         Finish(out, 0, kM, n, rows);
       }
@@ -157,9 +158,9 @@ class MatmulNf4Run {
         Path::Decode(Codes(n + r) + b * (kNf4Block / 2), Absmax(n + r)[b], w + b * kNf4Block);
       }
       if (whole < blocks_) {
-        LastBlocks last;
-        CopyBlock(n + r, 1, whole, &last);
-        Path::Decode(last.codes[0], last.absmax[0], w + whole * kNf4Block);
+        PaddedBlocks padded;
+        CopyBlock(n + r, 1, whole, &padded);
+        Path::Decode(padded.codes[0], padded.absmax[0], w + whole * kNf4Block);
       }
     }
   }

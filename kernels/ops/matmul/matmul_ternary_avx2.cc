@@ -1,6 +1,6 @@
 // Without VNNI: vpmaddubsw of stored codes 0, 1, 2 and activations gives pairs of at most 2 * 2 * 128 = 512 in 16 bits.
 // The sum of 64 pairs stays within [-32768, 32512], so widening the 16-bit sums after 64 additions (16 blocks of 4
-// planes) is exact. Codes of 16 bits go through vpmaddwd, which is exact without that.
+// planes) is exact. Activations of 16 bits go through vpmaddwd, whose sums have 32 bits already.
 #include "kernels/ops/matmul/matmul_ternary_table.h"
 #include "kernels/ops/matmul/matmul_ternary_vec.h"
 #include "kernels/vec16_avx2.h"
@@ -33,13 +33,14 @@ struct Avx2Path {
 
   const std::int32_t* row_sum;
 
+  // One plane of a tile: the codes of k to k + 3 (Plane = 0), k + 4 to k + 7 and so on, one per byte.
   template <int Plane>
   static __m256i Codes(const std::uint8_t* p) {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm256_and_si256(Plane == 0 ? bytes : _mm256_srli_epi16(bytes, 2 * Plane), _mm256_set1_epi8(3));
   }
 
-  // i8: adds to 16-bit sums; i16: to 32-bit ones.
+  // Adds products to 16-bit sums if T is i8, to 32-bit sums if T is i16.
   template <int Plane, int Rows>
   static inline __attribute__((always_inline)) void Step(const std::uint8_t* w, const T* x, std::int64_t stride,
                                                          __m256i (&acc)[Rows][2]) {

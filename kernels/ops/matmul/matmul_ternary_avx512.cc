@@ -1,5 +1,5 @@
 // VNNI: the stored codes 0, 1, 2 are the unsigned operand of vpdpbusd, the activations the signed one; the sum starts
-// at minus the sum of the activations. Exact modulo 2^32, hence exact. Codes of 16 bits go through vpdpwssd.
+// at minus the sum of the activations. Exact modulo 2^32, hence exact. Activations of 16 bits go through vpdpwssd.
 #include "kernels/ops/matmul/matmul_ternary_table.h"
 #include "kernels/ops/matmul/matmul_ternary_vec.h"
 #include "kernels/vec16_avx512.h"
@@ -28,7 +28,7 @@ struct VnniPath {
   static constexpr int kMaxRows = 6;
   static constexpr int kMaxTiles = 4;
   static constexpr int kHeldRows = 3;           // up to this many rows, registers are left for the bytes of 4 tiles
-  static constexpr std::int64_t kAhead = 4096;  // bytes of one tile: DRAM latency at the speed of the loop
+  static constexpr std::int64_t kAhead = 4096;  // bytes of one tile: covers the latency of DRAM
 
   const std::int32_t* row_sum;
 

@@ -10,7 +10,7 @@
 
 namespace nibble::kernels {
 
-// sum over k of x[row, k], modulo 2^32 (it is below 2^31). Path gives each instruction set its own copy.
+// sum over k of x[row, k]; its magnitude is below 2^31. Path gives each instruction set its own copy.
 template <typename Path, typename T>
 inline void SumRows(const T* codes, const QuantizedRows& x, const Stream& stream, std::int32_t* sums) {
   stream.ParallelFor(x.rows, RowGrain(x.cols) * 8, [&](std::int64_t begin, std::int64_t end) {

@@ -4,7 +4,7 @@
 
 namespace nibble::kernels {
 
-// out = rn_out(book[code] * absmax), one rounding: the only NF4 dequantization rule here.
+// out = rn_out(book[code] * absmax), with the product in f32: the rule of every NF4 dequantization in this project.
 //   w    [N, K]   formats/nf4.h
 //   out  [N, K]   f32 | bf16; overwritten
 // Same bits on every path.

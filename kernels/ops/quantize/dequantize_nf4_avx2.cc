@@ -6,8 +6,8 @@
 namespace nibble::kernels {
 namespace {
 
-// The sixteen possible values of a block are computed and rounded once, then looked up by byte shuffles: one rounding
-// per value, as in the plain loops.
+// The sixteen possible values of a block are computed and rounded once, as in the plain loops, then looked up by byte
+// shuffles.
 struct Avx2 {
   static Vec16Avx2 Values(float absmax) { return Vec16Avx2::Load(kNf4Book.data()) * Vec16Avx2::Set1(absmax); }
 

@@ -6,8 +6,8 @@
 namespace nibble::kernels {
 namespace {
 
-// The sixteen possible values of a block are computed and rounded once, then looked up by a permute: one rounding per
-// value, as in the plain loops.
+// The sixteen possible values of a block are computed and rounded once, as in the plain loops, then looked up by a
+// permute.
 struct Avx512 {
   static __m512 Values(float absmax) { return _mm512_mul_ps(_mm512_loadu_ps(kNf4Book.data()), _mm512_set1_ps(absmax)); }
 

@@ -1,4 +1,5 @@
-// The loop over blocks that the AVX paths of double_dequantize share; a Path lives in an anonymous namespace.
+// The loop over blocks that the AVX paths of double_dequantize share. A Path lives in an anonymous namespace, so
+// that no instantiation made with one instruction set is linked into another's path.
 #pragma once
 #include <algorithm>
 
@@ -6,7 +7,7 @@
 
 namespace nibble::kernels {
 
-inline constexpr std::int64_t kDoubleDequantizePieceBlocks = 32;
+inline constexpr std::int64_t kDoubleDequantizePieceBlocks = 32;  // a thread's range has at least this many
 
 // Path::Block(codes, n, factor, offset, absmax) writes n values that share a factor.
 template <typename Path>

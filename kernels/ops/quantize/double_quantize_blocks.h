@@ -8,7 +8,7 @@
 
 namespace nibble::kernels {
 
-inline constexpr std::int64_t kDoubleQuantizePieceBlocks = 16;
+inline constexpr std::int64_t kDoubleQuantizePieceBlocks = 16;  // a thread's range has at least this many
 
 static inline float DoubleQuantFactor(float max_abs) {
   const float factor = 128.0f / max_abs;

@@ -1,4 +1,4 @@
-// Plain loops: the reference that the fast paths must equal.
+// Plain loops, the only path of this op.
 #include <cmath>
 #include <vector>
 

@@ -8,7 +8,7 @@ namespace {
 
 struct Avx512 {
   // Binary search: four comparisons, each lane's threshold selected by a permute. NaN stays at code 0, as in the plain
-  // count.
+  // loops.
   static __m512i Codes(__m512 v, __m512 thresholds) {
     __m512i code = _mm512_maskz_set1_epi32(_mm512_cmp_ps_mask(v, _mm512_set1_ps(kNf4Thresholds[7]), _CMP_GT_OQ), 8);
     for (int step = 4; step > 0; step /= 2) {

@@ -15,7 +15,7 @@ struct Thresholds {
   float value[15];
 };
 
-// Branch-free binary search; NaN stays at code 0, as in the plain count.
+// Branch-free binary search; NaN stays at code 0, as in the plain loops.
 __device__ unsigned Code(float v, const float* thresholds) {
   unsigned code = v > thresholds[7] ? 8u : 0u;
   code += v > thresholds[code + 3] ? 4u : 0u;

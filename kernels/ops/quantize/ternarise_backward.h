@@ -4,8 +4,8 @@
 
 namespace nibble::kernels {
 
-// Gradient of code * scale with respect to w, straight through the rounding (kernels/ste.h). With u = w * (1 / s) and m
-// the mask:
+// Gradient of code * scale with respect to w, straight through the rounding (kernels/ste.h). With g = grad_y,
+// u = w * (1 / s) and m the mask:
 //   grad_w = m * g; with scale_grad, if s is mean|w| (above 1e-5) and ste is not kIdentity, plus
 //   sign(w) * f32(t / (N * K)), t = sum(g * (code - m * u)) in f64, in the order of ternarise
 //   w, grad_y, grad_w  [N, K]   f32 | bf16; grad_w overwritten; may be grad_y

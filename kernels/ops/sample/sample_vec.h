@@ -42,7 +42,7 @@ class RowSampler {
   };
 
   // The candidates that pass the filters, in descending order. Without a filter the list may end where its sum exceeds
-  // enough_u times the total.
+  // enough_u times the total, which never happens if enough_u is 2.
   std::vector<Candidate> Candidates(double enough_u) const {
     if (params_.top_k > 0 && params_.top_k < size_) {
       std::vector<Entry> entries = Select::Largest(x_, size_, params_.top_k);
