@@ -1,5 +1,6 @@
 # Layout of `cmake --install BUILD --component server|trainer|client`, which the Dockerfile uses.
-#   bin/         nibbled, nibble (in client and server, because a container probes itself with it), nibble-trainer
+#   bin/         nibbled (server), nibble (client), nibble-trainer (trainer); the server image has nibble too, because a
+#                container probes itself with it
 #   lib/nibble/  libraries that no Debian package provides: libtorch, CUDA's libraries
 # Components are independent: server and client install no libtorch.
 include_guard(GLOBAL)
