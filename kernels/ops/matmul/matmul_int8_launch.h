@@ -1,4 +1,4 @@
-// Arguments and path type of matmul_int8: absl-free, for the paths themselves. The contract is in matmul_int8.h.
+// Arguments and path type of matmul_int8.h, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/formats/int8.h"
 #include "kernels/launch_result.h"

@@ -1,5 +1,4 @@
-// Arguments and path type of rms_norm_backward: absl-free, for the paths themselves. The contract is in
-// rms_norm_backward.h.
+// Arguments and path type of rms_norm_backward.h, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/launch_result.h"
 #include "kernels/matrix.h"

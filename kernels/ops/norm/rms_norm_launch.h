@@ -1,4 +1,4 @@
-// Arguments and path type of rms_norm: absl-free, for the paths themselves. The contract is in rms_norm.h.
+// Arguments and path type of rms_norm.h, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/launch_result.h"
 #include "kernels/matrix.h"

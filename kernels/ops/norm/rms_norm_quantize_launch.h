@@ -1,5 +1,4 @@
-// Arguments and path type of rms_norm_quantize: absl-free, for the paths themselves. The contract is in
-// rms_norm_quantize.h.
+// Arguments and path type of rms_norm_quantize.h, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/formats/int8.h"
 #include "kernels/launch_result.h"

@@ -1,5 +1,4 @@
-// Arguments and path type of dequantize_int8: absl-free, for the paths themselves. The contract is in
-// dequantize_int8.h.
+// Arguments and path type of dequantize_int8.h, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/launch_result.h"
 #include "kernels/matrix.h"

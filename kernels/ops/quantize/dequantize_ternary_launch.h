@@ -1,5 +1,4 @@
-// Arguments and path type of dequantize_ternary: absl-free, for the paths themselves. The contract is in
-// dequantize_ternary.h.
+// Arguments and path type of dequantize_ternary.h, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/formats/ternary.h"
 #include "kernels/launch_result.h"

@@ -1,5 +1,4 @@
-// Arguments and path type of quantize_int8_backward: absl-free, for the paths themselves. The contract is in
-// quantize_int8_backward.h.
+// Arguments and path type of quantize_int8_backward.h, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/formats/int8.h"
 #include "kernels/launch_result.h"

@@ -1,4 +1,4 @@
-// Arguments and path type of ternarise: absl-free, for the paths themselves. The contract is in ternarise.h.
+// Arguments and path type of ternarise.h, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/formats/ternary.h"
 #include "kernels/launch_result.h"
