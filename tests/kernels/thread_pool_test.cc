@@ -27,7 +27,7 @@ TEST(ThreadPoolTest, EveryIndexIsVisitedOnce) {
   }
 }
 
-TEST(ThreadPoolTest, ConcurrentCallersTakeTurns) {
+TEST(ThreadPoolTest, ConcurrentCallsEachCoverTheirRange) {
   ThreadPool pool(3);
   std::atomic<std::int64_t> sum{0};
   std::vector<std::thread> callers;

@@ -50,7 +50,10 @@ TEST_F(CudaContextTest, ScratchGrowsAndIsReused) {
   ASSERT_EQ(context_->Scratch(10, &again).code, LaunchCode::kOk);
   EXPECT_EQ(small, again);
   ASSERT_EQ(context_->Scratch(1 << 20, &large).code, LaunchCode::kOk);
+  EXPECT_NE(large, nullptr);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(large) % 256, 0u);
+  ASSERT_EQ(context_->Scratch(1000, &again).code, LaunchCode::kOk);
+  EXPECT_EQ(large, again);
   EXPECT_EQ(context_->Synchronize().code, LaunchCode::kOk);
 }
 

@@ -17,8 +17,8 @@ struct Shape {
   std::int64_t m, n, k;
 };
 
-// A product whose rows have a gap of `gap` elements after them. The gaps of x and w hold NaN, so that a kernel that
-// multiplies them is noticed; the gaps of y must not change.
+// A product whose rows have a gap of `gap` elements after them. The gaps of x and w hold NaN, so that the test notices
+// a kernel that multiplies them; the gaps of y must not change.
 struct Product {
   Product(const Shape& s, DType x_type, DType w_type, DType y_type, std::int64_t gap)
       : x_bytes(Rows(1, s.m, s.k, gap, x_type)),
@@ -94,22 +94,26 @@ TEST_F(MatmulLibraryCudaTest, EveryTypeAndShapeIsWithinTheBoundOfTheExactProduct
     for (const DType x : kTypes) {
       for (const DType w : kTypes) {
         for (const DType y : kTypes) {
-          for (const int what : {0, 1, 2, 3}) ExpectExact(shape, x, w, y, 0, 0, what % 2 == 1, what >= 2);
+          for (const bool bias : {false, true}) {
+            for (const bool accumulate : {false, true}) ExpectExact(shape, x, w, y, 0, 0, bias, accumulate);
+          }
         }
       }
     }
   }
 }
 
-// Rows of 64 with a gap of 8 are read in place. With a gap of 3, or 4 bytes into an allocation, they are not. Rows of
-// 29 with a gap of 3 never are, although the start of each row is aligned.
+// Rows of 64 with a gap of 8 are read in place. With a gap of 3, or 4 bytes into an allocation, they are copied first.
+// Rows of 29 with a gap of 3 are always copied, although the start of each row is aligned.
 TEST_F(MatmulLibraryCudaTest, RowsMayHaveGapsAndAnyOffset) {
   for (const Shape& shape : {Shape{4, 16, 64}, {7, 13, 29}, {7, 13, 31}, {9, 24, 40}}) {
     for (const DType type : kTypes) {
       for (const std::int64_t gap : {3, 8}) {
         for (const std::int64_t offset : {0, 4}) {
-          for (const int what : {0, 1, 2, 3}) {
-            ExpectExact(shape, type, type, type, gap, offset, what % 2 == 1, what >= 2);
+          for (const bool bias : {false, true}) {
+            for (const bool accumulate : {false, true}) {
+              ExpectExact(shape, type, type, type, gap, offset, bias, accumulate);
+            }
           }
         }
       }
@@ -119,7 +123,9 @@ TEST_F(MatmulLibraryCudaTest, RowsMayHaveGapsAndAnyOffset) {
 
 TEST_F(MatmulLibraryCudaTest, ProductWithoutColumnsIsZero) {
   for (const DType type : kTypes) {
-    for (const int what : {0, 1, 2, 3}) ExpectExact({3, 5, 0}, type, type, type, 0, 0, what % 2 == 1, what >= 2);
+    for (const bool bias : {false, true}) {
+      for (const bool accumulate : {false, true}) ExpectExact({3, 5, 0}, type, type, type, 0, 0, bias, accumulate);
+    }
   }
 }
 

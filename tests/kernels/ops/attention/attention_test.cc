@@ -261,8 +261,8 @@ TEST(AttentionTest, MixedPrefillAndDecodeStepsChangeNoBit) {
   }
 }
 
-// A later token must not affect an earlier row in any way, not even with values that are not numbers.
-TEST(AttentionTest, InfinitiesOfLaterPositionsDoNotReachEarlierRows) {
+// A later token must not affect an earlier row, not even by a NaN or an infinity.
+TEST(AttentionTest, NonFiniteValuesOfLaterPositionsDoNotReachEarlierRows) {
   const Shape s{1, 2, 16, DType::kF32};
   std::vector<Sequence> clean = {Sequence(s, 40, 1)};
   std::vector<Sequence> dirty = clean;
@@ -326,7 +326,7 @@ TEST(AttentionTest, RowsMayBeStrided) {
   }
 }
 
-TEST(AttentionTest, HalfPrecisionInputAndOutputUseTheSameArithmetic) {
+TEST(AttentionTest, Bf16InputAndOutputUseTheSameArithmetic) {
   const Shape s{2, 2, 40, DType::kBF16};
   std::vector<Sequence> sequences = {Sequence(s, 50, 1)};
   for (float& x : sequences[0].q) x = ToFloat(ToBF16(x));

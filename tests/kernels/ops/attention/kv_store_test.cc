@@ -23,7 +23,7 @@ TEST(KvStoreTest, EveryElementIsFoundWhereTheFormatSays) {
         for (const std::int64_t d : {1, 8, 40, 64}) {
           for (const Isa isa : Isas()) {
             PagedCache cache(cache_type, kLayers, kHeads, d, 2, 3, 5);
-            // 34 rows of sequence 1 and 3 of sequence 0, that begin in the middle of a page.
+            // 34 rows of sequence 1 from the start of a page, and 3 rows of sequence 0 from the middle of one.
             std::vector<std::int32_t> sequence(34, 1), position;
             for (int i = 0; i < 34; ++i) position.push_back(i + 32);
             for (int i = 0; i < 3; ++i) {

@@ -24,7 +24,7 @@ class PagedCache {
              .num_layers = layers,
              .num_kv_heads = kv_heads,
              .head_dim = head_dim};
-    // 0xff bytes are NaN in both dtypes, so that a read before a write is noticed.
+    // 0xff bytes are NaN in both dtypes, so that a read before a write shows in the results.
     bytes_.assign(static_cast<std::size_t>(view_.num_pages * view_.PageElements() * SizeOf(dtype)), 0xff);
     view_.base = bytes_.data();
     std::vector<std::int32_t> free(static_cast<std::size_t>(view_.num_pages));

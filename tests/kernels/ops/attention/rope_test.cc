@@ -32,15 +32,15 @@ struct Table {
   std::int64_t num_positions;
 };
 
-TEST(RopeTableTest, IsTheNearestFloatOfTheRoundedAngle) {
+TEST(RopeTableTest, HoldsTheNearestFloatsForTheRoundedAngle) {
   const auto freq = InverseFrequencies(32);
   std::vector<float> cos(64), sin(64);
   for (const std::int64_t position : {0, 1, 2047, 131070}) {
     FillRopeTable(freq.data(), 32, position, 2, cos.data(), sin.data());
     for (std::size_t i = 0; i < 64; ++i) {
       const float angle = static_cast<float>(position + static_cast<std::int64_t>(i / 32)) * freq[i % 32];
-      EXPECT_LE(support::UlpDistance(cos[i], static_cast<float>(std::cos(static_cast<double>(angle)))), 0) << angle;
-      EXPECT_LE(support::UlpDistance(sin[i], static_cast<float>(std::sin(static_cast<double>(angle)))), 0) << angle;
+      EXPECT_EQ(support::UlpDistance(cos[i], static_cast<float>(std::cos(static_cast<double>(angle)))), 0) << angle;
+      EXPECT_EQ(support::UlpDistance(sin[i], static_cast<float>(std::sin(static_cast<double>(angle)))), 0) << angle;
     }
   }
 }

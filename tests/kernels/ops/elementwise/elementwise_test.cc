@@ -134,7 +134,7 @@ TEST(GatedMulTest, AgreesWithF64AndIsEqualOnEveryPath) {
   }
 }
 
-// Pins the exp of each path to that of one float, over floats of all magnitudes.
+// Shows that the exp of each vector path equals the exp of one float, over floats of all magnitudes.
 TEST(GatedMulTest, SiluOfAllMagnitudesIsEqualOnEveryPath) {
   std::vector<float> gate;
   for (std::uint64_t bits = 0; bits < 1ull << 32; bits += 12289) {

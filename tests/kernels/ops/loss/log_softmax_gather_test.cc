@@ -96,7 +96,7 @@ TEST(LogSoftmaxGatherTest, EqualLogitsRankByLowerId) {
   }
 }
 
-TEST(LogSoftmaxGatherTest, TopOfAscendingAndWholeRowsIsSorted) {
+TEST(LogSoftmaxGatherTest, TopIdsOfAscendingRowAreSortedUpToTheWholeRow) {
   std::vector<float> logits(3000);
   for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i) * 0.01f;
   for (const Isa isa : Isas()) {

@@ -71,8 +71,8 @@ TEST(MatmulBf16Test, EveryPathIsWithinTheBoundOfTheExactProduct) {
   }
 }
 
-// K is longer than a panel holds at a time: sums are kept in memory between the parts.
-TEST(MatmulBf16Test, LongRowsAreSummedInParts) {
+// From K = 1025 on, the fast path takes K in several chunks and keeps the sums in memory between them.
+TEST(MatmulBf16Test, LongRowsAreWithinTheBoundToo) {
   for (const std::int64_t k : {1023, 1024, 1025, 2111}) {
     const Case c(29, 71, k, DType::kF32);
     for (const Isa isa : Isas()) c.Check(CpuStream(isa));

@@ -147,8 +147,8 @@ TEST(MatmulDenseTest, LiesWithinTheBoundOfTheChain) {
   EXPECT_TRUE(support::AllWithin(y, exact, [&](std::size_t i) { return support::DotBound(700, sum_abs[i]); }));
 }
 
-TEST(MatmulDenseTest, ZeroRowsOfTheLastPanelNeverReachAnOutput) {
-  // A NaN activation times the zero rows of the last panel must not reach another output.
+TEST(MatmulDenseTest, PaddingRowsOfTheLastPanelAreNotWritten) {
+  // The products of a NaN with the 15 padding rows are NaN: they must not be written past the 17 outputs.
   const std::vector<float> x = {NAN, 1.0f};
   const std::vector<float> w(2 * 17, 1.0f);
   std::vector<float> panels(static_cast<std::size_t>(PackedDenseElements(17, 2)));

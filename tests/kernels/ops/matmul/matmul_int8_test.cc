@@ -41,7 +41,7 @@ Case MakeCase(std::uint64_t seed, std::int64_t rows, std::int64_t n, std::int64_
   c.index.resize(static_cast<std::size_t>(rows * kMaxOutliers));
   c.value.resize(static_cast<std::size_t>(rows * kMaxOutliers));
   for (std::int64_t r = 0; r < rows; ++r) {
-    // Row r has r % (max + 1) outliers, spread over the row; their own codes are 0.
+    // Row r has r % (max_outliers + 1) outliers, spread over the row; their own codes are 0.
     const std::int64_t count = std::min<std::int64_t>(r % (max_outliers + 1), k);
     c.count.push_back(static_cast<std::int32_t>(count));
     for (std::int64_t i = 0; i < count; ++i) {
@@ -187,7 +187,7 @@ TEST(MatmulInt8Test, RejectsBadArguments) {
   bad.row_sum = nullptr;
   EXPECT_EQ(MatmulInt8({x.view(), bad, nullptr, ym}, stream).code(), absl::StatusCode::kInvalidArgument);
   bad = w.view();
-  bad.cols = 133145;
+  bad.cols = kInt8MaxCols + 1;
   bad.padded_k = Int8PaddedK(bad.cols);
   EXPECT_EQ(MatmulInt8({x.view(), bad, nullptr, ym}, stream).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(MatmulInt8({support::Int8Rows(2, 64).view(), w.view(), nullptr, ym}, stream).code(),

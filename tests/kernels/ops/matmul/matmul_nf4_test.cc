@@ -90,7 +90,7 @@ TEST(MatmulNf4Test, EveryPathIsWithinTheBoundOfTheExactProduct) {
   }
 }
 
-// K is longer than a path holds decoded at a time.
+// From K = 1025 on, the path with vdpbf16ps decodes K in several chunks.
 TEST(MatmulNf4Test, LongRowsAreWithinTheBoundToo) {
   for (const std::int64_t m : {3, 14}) {
     for (const std::int64_t k : {1024, 1025, 2111}) {

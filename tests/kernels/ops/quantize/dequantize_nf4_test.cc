@@ -55,7 +55,7 @@ TEST(DequantizeNf4Test, EveryPathGivesTheBitsOfPlain) {
   }
 }
 
-TEST(DequantizeNf4Test, RoundsBookTimesAbsmaxOnce) {
+TEST(DequantizeNf4Test, RoundsTheF32ProductToTheTypeOfTheOutput) {
   const Weight w(1, 3, 129);
   const GuardedBytes f32 = Dequantize(w.view, DType::kF32, CpuStream(Isa::kPlain));
   const GuardedBytes bf16 = Dequantize(w.view, DType::kBF16, CpuStream(Isa::kPlain));

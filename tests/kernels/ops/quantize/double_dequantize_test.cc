@@ -37,7 +37,7 @@ TEST(DoubleDequantizeTest, EveryPathRoundsTwice) {
   }
 }
 
-// docs/numerics.md 4 gives a mean relative error of 0.12% and a maximum of 0.45% for such scales.
+// The bound is half a step of the codes; docs/numerics.md 4 has the relative errors that follow.
 TEST(DoubleDequantizeTest, RoundTripKeepsScalesWithinHalfAStep) {
   const std::int64_t n = 1000;
   std::vector<float> absmax = support::NormalVector(6, n, 0.005f);

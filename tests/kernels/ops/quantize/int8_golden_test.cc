@@ -1,5 +1,4 @@
-// Compares the plain loops, and with them every path, with values of independent programs:
-// tests/golden/kernels/int8.txt.
+// Compares every path of the int8 ops with values of independent programs: tests/golden/kernels/int8.txt.
 #include <gtest/gtest.h>
 
 #include <string>

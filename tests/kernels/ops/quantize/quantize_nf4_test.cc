@@ -185,8 +185,8 @@ TEST(QuantizeNf4Test, RejectsBadArguments) {
             absl::StatusCode::kInvalidArgument);
 }
 
-// Golden: bitsandbytes. Whole blocks use the same formula, ties included. The tail of an odd row is divided by its
-// absmax there, and its values are not near ties (make_kernel_golden_nf4.py).
+// Golden: bitsandbytes. It uses the same formula for whole blocks, ties included, but divides the tail of a row by its
+// absmax. The values of the golden's tail are not near ties, so the codes are equal (make_kernel_golden_nf4.py).
 TEST(QuantizeNf4Test, EqualsBitsandbytes) {
   const support::Golden golden("tests/golden/kernels/nf4.txt");
   struct {

@@ -58,7 +58,7 @@ std::vector<std::pair<std::int32_t, double>> Reference(const std::vector<float>&
   return kept;
 }
 
-TEST(SampleTest, GreedyTakesTheLowerOfEqualIds) {
+TEST(SampleTest, GreedyTakesTheLowerIdOfEqualLogits) {
   for (const std::int64_t size : {1, 5, 16, 33, 1024, 1025, 5000}) {
     std::vector<float> logits = support::NormalVector(static_cast<std::uint64_t>(size), size);
     const std::size_t first = static_cast<std::size_t>(size / 2);
@@ -162,7 +162,7 @@ TEST(SampleTest, DrawsAreEqualOnEveryPathAloneAndInABatch) {
   }
 }
 
-// Chi-square of draws against the reference's probabilities; the seeds are fixed, so this can never flake.
+// Chi-square of draws against the reference's probabilities; the seeds are fixed, so the result never changes.
 TEST(SampleTest, DrawsFollowTheProbabilities) {
   const std::vector<float> logits = {0.0f, 1.5f, -1.0f, 0.7f, 0.7f, -3.0f, 1.0f, -HUGE_VALF};
   for (const SampleParams& base :
@@ -186,12 +186,12 @@ TEST(SampleTest, DrawsFollowTheProbabilities) {
       counts.erase(id);
     }
     EXPECT_TRUE(counts.empty());  // nothing that a filter removed was drawn
-    EXPECT_LT(chi, 30.0);         // 6 degrees of freedom: p = 4e-5
+    EXPECT_LT(chi, 30.0);         // at most 6 degrees of freedom: p <= 4e-5
   }
 }
 
-// An unfiltered draw stops sorting early; a full order must give the same token.
-TEST(SampleTest, UnfilteredDrawsWalkTheWholeOrder) {
+// An unfiltered draw stops sorting early; the full order must give the same token, or at a boundary its neighbour.
+TEST(SampleTest, UnfilteredDrawsMatchTheFullOrder) {
   const std::vector<float> logits = support::NormalVector(8, 2500, 0.01f);  // nearly flat: long prefixes
   SampleParams p{.temperature = 1.0f, .seed = 5};
   const auto order = Reference(logits, p);
@@ -213,7 +213,7 @@ TEST(SampleTest, UnfilteredDrawsWalkTheWholeOrder) {
   EXPECT_GT(seen.size(), 200u);
 }
 
-TEST(SampleTest, TinyTemperatureIsGreedyAndHugeIsUniform) {
+TEST(SampleTest, TinyTemperatureIsGreedyAndHugeDrawsEveryToken) {
   const std::vector<float> logits = {1.0f, 3.0f, 2.999f};
   for (std::uint64_t i = 0; i < 50; ++i) {
     EXPECT_EQ(Draw(logits, {.temperature = 1e-38f, .counter = i}, Isas().back()), 1);

@@ -46,7 +46,8 @@ TEST(LogSoftmaxGoldenTest, MatchesTorchLogSoftmax) {
                   .ok());
   float largest = 0;
   for (const float x : logits) largest = std::max(largest, std::fabs(x));
-  // The sum's roundings are relative to it; the maximum and the differences to it are rounded absolutely.
+  // The roundings of the sum are relative to the sum; those of the maximum and the differences to the maximum are
+  // absolute.
   const double bound = Gamma(vocabulary / 16 + 12) + 6 * kEpsF32 * (2 * static_cast<double>(largest) + 10);
   const auto within = [&](std::size_t) { return bound; };
   EXPECT_TRUE(AllWithin(logprob, Values().Get<double>("log_softmax.logprob"), within));
