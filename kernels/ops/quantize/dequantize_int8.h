@@ -9,7 +9,7 @@ namespace nibble::kernels {
 //   scale  [N]      f32
 //   out    [N, K]   f32 | bf16; overwritten
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
-// Source: docs/numerics.md 1. Golden: tests/golden/kernels.
+// Source: docs/numerics.md 1. Test: against the formula in f32.
 absl::Status DequantizeInt8(const DequantizeInt8Args& args, const Stream& stream);
 
 }  // namespace nibble::kernels
