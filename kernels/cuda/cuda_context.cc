@@ -19,7 +19,7 @@ namespace {
 // NVIDIA's advice for Hopper (cuBLAS documentation, cublasSetWorkspace); enough for sm_80 too.
 constexpr std::size_t kCublasWorkspaceBytes = std::size_t{32} << 20;
 constexpr std::uint32_t kMaxAlignment = 256;  // of cudaMalloc; plans ask for at most this
-constexpr std::size_t kMaxPlans = 512;  // prompts come in every length: the plans must be bounded
+constexpr std::size_t kMaxPlans = 512;        // prompts come in every length: the plans must be bounded
 
 // The types of one kind of product.
 struct TypeSet {
