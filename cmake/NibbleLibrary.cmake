@@ -74,8 +74,8 @@ function(nibble_test)
   set(prefix "")
   if("slow" IN_LIST ARG_LABELS OR "full" IN_LIST ARG_LABELS)
     set(timeout 1800)
-    # CTest finds a test's properties by the test's name. Without a prefix, a case would pass its labels to a case of
-    # the same name in a fast program.
+    # CTest finds a test's properties by the test's name. Without a prefix, a case's labels would also apply to a
+    # case of the same name in a fast program.
     set(prefix "Full.")
   endif()
   add_executable(${ARG_NAME} ${ARG_SRCS})

@@ -1,4 +1,4 @@
-// Precompiled for client/cli: grpc.h and CLI11, which is all headers.
+// Precompiled for client/cli: grpc.h and CLI11, which consists of headers only.
 #pragma once
 
 #include <CLI/CLI.hpp>

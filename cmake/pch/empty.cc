@@ -1,1 +1,1 @@
-// The only source of the targets that precompile headers: a target needs one.
+// The only source of the targets that precompile headers: each target needs a source.

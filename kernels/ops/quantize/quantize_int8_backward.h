@@ -8,7 +8,8 @@ namespace nibble::kernels {
 // absmax never saturates, so every mask is 1 and grad_x is g = grad_y, except for the path through the scale: with
 // scale_grad, an ste other than kIdentity and absmax >= min_absmax, the first element of largest magnitude also gets
 //   sign(x) * (t / max_code), t = f32 of the f64 sum of g * (code - x * (1 / s)), over 16 virtual lanes and a fixed
-//   tree in each row. With how.per_tensor the rows' sums are added in the same way, and one element of all rows gets it
+//   tree in each row. With how.per_tensor, the rows' sums are added in the same way, and only the first largest element
+//   of all rows gets this term.
 //   x, grad_y, grad_x  [M, K]   f32 | bf16; grad_x overwritten; may be grad_y
 //   q, how                      codes and scale that quantize_int8 wrote for this x without outliers; its options
 // Same bits on every path and thread count.
