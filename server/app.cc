@@ -206,7 +206,7 @@ absl::Status App::State::OpenJobs() {
     control.container_out_of_memory = reason.ok() && *reason == kube::kOomKilled;
     if (!reason.ok()) {
       base::LogWarning(
-          "cannot read from Kubernetes why the last container ended; an attempt that the OOM killer ended with it is "
+          "cannot read from Kubernetes why the last container ended; if the OOM killer ended it, its attempts are "
           "reported as ATTEMPT_LOST",
           {{"why", std::string(reason.status().message())}});
     } else if (!reason->empty()) {

@@ -1,4 +1,5 @@
-// The composition root: the only file, with its .cc, that knows every folder. Flags in, a running server out.
+// The composition root: app.h and app.cc are the only files that know every folder. They turn flags into a running
+// server.
 #pragma once
 #include <memory>
 
@@ -16,7 +17,7 @@ class App {
   // Reads the TLS and token files now. Unusable files are logged, and the last good ones stay in use.
   void Reload();
   // Admits nothing new, lets requests end, and lets trainers write a checkpoint and end. Returns within the longer of
-  // drain and job_grace.
+  // drain and job_grace, plus at most two seconds for gRPC to shut down.
   void Drain();
   ~App();
   App(const App&) = delete;

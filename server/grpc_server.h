@@ -22,8 +22,8 @@ enum class Transport {
   kInsecure,  // plaintext elsewhere, with --insecure, tokens
   kTls,
 };
-// Refuses flags that would serve the public without TLS or tokens (only --insecure allows that), and flags that require
-// others.
+// Refuses flags that would serve the public without TLS or without tokens (only --insecure allows that), and flags that
+// lack another flag that they require.
 absl::StatusOr<Transport> PickTransport(const AppOptions& options);
 
 struct GrpcServer {

@@ -69,7 +69,7 @@ void AddConnectionFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--keepalive_time_s", l.keepalive_time_s, "Time without data from a client before it is pinged")
       ->check(Seconds());
   cli.add_option("--keepalive_timeout_s", l.keepalive_timeout_s,
-                 "Time to answer that ping before the connection is closed")
+                 "Time for a client to answer a keepalive ping before its connection is closed")
       ->check(Seconds());
   cli.add_option("--min_ping_interval_s", l.min_ping_interval_s, "Minimum time between a client's pings")
       ->check(Seconds());
@@ -78,7 +78,8 @@ void AddConnectionFlags(CLI::App& cli, Limits& l) {
       ->check(CLI::Range(0, 1000));
   cli.add_option("--max_connection_age_s", l.max_connection_age_s, "Time before a client is asked to reconnect")
       ->check(Seconds());
-  cli.add_option("--max_connection_age_grace_s", l.max_connection_age_grace_s, "Time for its calls to end after that")
+  cli.add_option("--max_connection_age_grace_s", l.max_connection_age_grace_s,
+                 "Time for a connection's calls to end after its client was asked to reconnect")
       ->check(Seconds());
   cli.add_option("--max_connection_idle_s", l.max_connection_idle_s,
                  "Time without a call before a connection is closed")
@@ -156,7 +157,7 @@ void AddStorageFlags(CLI::App& cli, Limits& l) {
                  "Maximum size of an imported model's tokenizer.json; loading it takes about 15 times as much memory")
       ->check(CLI::Range(std::int64_t{1}, Limits().max_tokenizer_bytes));
   cli.add_option("--token_cache_bytes", l.token_cache_bytes,
-                 "Disk space for the token files of all data sets, which plans and trainers share; the least recently "
+                 "Disk space for the token files of all datasets, which plans and trainers share; the least recently "
                  "used are removed first, but not those that open jobs need; 0: only those are kept")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--min_free_bytes", l.min_free_bytes,
@@ -202,7 +203,7 @@ void AddJobFlags(CLI::App& cli, Limits& l) {
                  "Time from SIGTERM to SIGKILL when the trainer writes a checkpoint first")
       ->check(Seconds());
   cli.add_option("--final_job_ttl_s", l.final_job_ttl_s,
-                 "Time after its end when a job is deleted, with its events and checkpoints; its model stays; 0: never")
+                 "Time from a job's end until it is deleted, with events and checkpoints; its model stays; 0: never")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--keep_step_events", l.keep_step_events,
                  "Maximum number of step events kept of an ended job, evenly spread over its log; other events stay; "

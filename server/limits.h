@@ -27,7 +27,7 @@ struct Limits {
   double handshake_timeout_s = 10;
   double keepalive_time_s = 60;  // time without data from the client before a ping
   double keepalive_timeout_s = 20;
-  double min_ping_interval_s = 10;  // after max_ping_strikes earlier pings the connection is closed
+  double min_ping_interval_s = 10;  // max_ping_strikes pings may come sooner; the next one closes the connection
   int max_ping_strikes = 2;
   double max_connection_age_s = 30 * 60;
   double max_connection_age_grace_s = 3600;  // then its calls are cut; as long as max_stream_age_s allows an upload
@@ -80,7 +80,7 @@ struct Limits {
   double no_progress_grace_s = 20;         // then SIGKILL
   double cancel_grace_s = 5;               // SIGTERM to SIGKILL
   double pause_grace_s = 60;               // must suffice for a checkpoint
-  double final_job_ttl_s = 0;              // time after its end when a job is deleted; 0: never
+  double final_job_ttl_s = 0;              // time from a job's end until it is deleted; 0: never
   std::int64_t keep_step_events = 0;       // kept of an ended job; 0: all
 };
 

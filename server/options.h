@@ -1,4 +1,4 @@
-// Options of nibbled: its flags (app_flags.h), and what tests set.
+// Options of nibbled: its flags (app_flags.h checks them), and options that only tests set.
 #pragma once
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ struct SecurityOptions {
   std::string tls_client_ca;
   bool tls_require_client_cert = false;
   std::string token_file;  // format in docs/formats.md; "": no token is required
-  bool insecure = false;   // allows an address that is not loopback without TLS or tokens
+  bool insecure = false;   // allows an address that is not loopback without TLS or without tokens
   bool reflection = false;
   bool health_without_token = false;
   bool reflection_without_token = false;
