@@ -132,12 +132,12 @@ void Authority::Reload() {
 
 void Authority::Look() {
   next_look_ = clock_.Monotonic() + options_.reload;
-  const bool known = unreadable_;
+  const bool reported = unreadable_;
   const absl::Status status = Load();
   if (status.ok()) return;
   // Keep the old principals: a file that is half written or briefly missing must not lock anyone out.
   unreadable_ = rejected_.empty();
-  if (!known || !unreadable_) {
+  if (!reported || !unreadable_) {
     base::LogError("token file rejected; the last valid one stays in use", {{"error", std::string(status.message())}});
   }
 }

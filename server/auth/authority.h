@@ -1,5 +1,5 @@
-// Authorization: one decision for every call on every transport. A call is refused unless a line of the token file
-// allows it.
+// Authorization: one decision for every call on every transport. With a token file, a call is refused unless a line of
+// the file or an exception of AuthPolicy allows it.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -47,7 +47,7 @@ struct AuthorityOptions {
   std::string token_file;  // "": no authorization, every caller is an admin
   bool health_without_token = false;
   bool reflection_without_token = false;
-  std::function<void(std::string_view reason)> count_refusal = nullptr;  // called for every refusal, from any thread
+  std::function<void(std::string_view reason)> count_refusal = nullptr;  // called for every refusal with a reason
   absl::Duration reload = absl::Seconds(1);  // minimum time between checks for changes; calls trigger them
 };
 

@@ -1,4 +1,5 @@
-// Table of the roles that may call each method, by full path. Methods that are not in the table are refused.
+// Table of the roles that may call each method, by full path. With a token file, methods that are not in the table
+// are refused.
 #pragma once
 #include <optional>
 #include <span>
@@ -31,7 +32,7 @@ struct MethodRule {
   Role role;
 };
 std::span<const MethodRule> MethodRules();
-// nullptr: unknown method, refused to every caller. `path` may have a leading slash.
+// nullptr: unknown method. `path` may have a leading slash.
 const MethodRule* FindRule(std::string_view path);
 
 }  // namespace nibble::auth

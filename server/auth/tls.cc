@@ -163,7 +163,7 @@ class MemoryFile {
     }
     return file;
   }
-  // Keeps the path. No error of dup3 is known if both descriptors are open.
+  // Keeps the path. While both descriptors are open, dup3 has no known error.
   absl::Status Replace(MemoryFile next) {
     if (descriptor_ < 0) {
       *this = std::move(next);
