@@ -21,7 +21,8 @@ class WritableFile {
   virtual absl::Status Close() = 0;
 };
 
-// Thread-safe. Errors: NotFound, AlreadyExists, ResourceExhausted (reason DISK_FULL), PermissionDenied, Internal.
+// Thread-safe. Errors: NotFound, InvalidArgument (a path that cannot be used), AlreadyExists, ResourceExhausted
+// (DISK_FULL; without a reason: too many open files), PermissionDenied, Internal.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;

@@ -1,4 +1,4 @@
-// A FileSystem decorator for code that times, counts or spoils file operations.
+// A FileSystem decorator for code that times or counts file operations, or makes them fail.
 #pragma once
 #include <memory>
 #include <string>

@@ -12,8 +12,8 @@ class LogLimit {
  public:
   explicit LogLimit(int lines_per_second) : lines_per_second_(lines_per_second) {}
 
-  // Asks to write a line at `now`, on the monotonic clock. nullopt: this second has its lines. Otherwise the number of
-  // lines that were not written since the last one that was.
+  // Asks to write a line at `now`, on the monotonic clock. nullopt: the lines of this second are used up. Otherwise:
+  // the number of lines left out since the last line that was written.
   std::optional<std::int64_t> Take(absl::Duration now);
 
  private:

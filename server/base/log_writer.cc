@@ -12,7 +12,7 @@
 namespace nibble::base {
 namespace {
 
-constexpr absl::Duration kLastWords = absl::Seconds(2);
+constexpr absl::Duration kFlushAtEnd = absl::Seconds(2);
 constexpr char kDropped[] = "log lines were dropped: stderr was not read";
 
 // The queue between the threads that log and the thread of a LogWriter. Thread-safe.
@@ -86,7 +86,7 @@ class LogQueue {
         std::swap(unreported, unreported_);
       }
       for (const LogLine& line : lines) PrintLogLine(line);
-      // Those were dropped after the last of these lines, when the queue was full.
+      // The reported lines were dropped while the lines above filled the queue.
       if (unreported > 0) PrintLogLine(FormatLogLine("warning", kDropped, {{"lines", unreported}}));
     }
   }
@@ -117,7 +117,7 @@ LogWriter::LogWriter(std::size_t max_bytes) {
   }).detach();  // a stalled write cannot be interrupted
 }
 
-LogWriter::~LogWriter() { LogQueue::Get().Close(FlushLog(kLastWords)); }
+LogWriter::~LogWriter() { LogQueue::Get().Close(FlushLog(kFlushAtEnd)); }
 
 bool FlushLog(absl::Duration patience) { return LogQueue::Get().Flush(patience); }
 

@@ -1,4 +1,5 @@
-// Boundaries and validity of UTF-8 characters. Tokens, pieces of files and cut texts may end inside a character.
+// Boundaries and validity of UTF-8 characters; JSON strings. Tokens, pieces of files and cut texts may end inside a
+// character.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -6,8 +7,8 @@
 
 namespace nibble::base {
 
-// The last position up to `end` that is not within a character; 0 if the bytes are not UTF-8. Requires end <=
-// text.size().
+// The last position up to `end` that is not within a character; any earlier position if the bytes are not UTF-8.
+// Requires end <= text.size().
 inline std::size_t WholeCharacters(std::string_view text, std::size_t end) {
   while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
   return end;
