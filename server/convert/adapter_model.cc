@@ -16,7 +16,7 @@ using model::Format;
 absl::StatusOr<model::ArtifactInfo> Join(base::FileSystem& files, const model::Artifact& nf4,
                                          model::PeftAdapter adapter, const base::Json& provenance,
                                          const std::string& target, const char* made_of) {
-  // Stored only once: from here on nibble.json holds it.
+  // The digest is stored only once: from here on in nibble.json.
   const std::string trained_on = std::exchange(adapter.config.base_digest, "");
   const std::string& digest = nf4.info().weights_digest;
   if (!trained_on.empty() && trained_on != digest) {

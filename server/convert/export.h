@@ -26,10 +26,10 @@ enum class HfBitNetClass {
 };
 
 // Writes config.json, model.safetensors or its shards (hf_shards.h), tokenizer and generation files, as transformers
-// saves them. A ternary model becomes a "bitnet" checkpoint of the given class; master weights become one of
-// autobitlinear, online. For a model with a norm before every linear and none before the blocks, this adds the block
-// norms that transformers requires. In a ternary model they do not change the result; in masters they are ones, which
-// multiplies a row by sqrt(1 + eps / mean(x^2)).
+// saves them. A ternary model becomes a "bitnet" checkpoint of the given class; master weights become a "bitnet"
+// checkpoint of class autobitlinear, online (hf_bitnet.h). For a model with a norm before every linear and none before
+// the blocks, this adds the block norms that transformers requires. In a ternary model they do not change the result;
+// in masters they are ones, which multiplies a row by sqrt(1 + eps / mean(x^2)).
 // Errors: InvalidArgument (int8, nf4, lora; N not a multiple of 4), Unimplemented (norms that transformers cannot
 // represent, activations of other than 8 bits, a bias that autobitlinear cannot hold), AlreadyExists. On any error
 // nothing is left at target.

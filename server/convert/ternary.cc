@@ -14,7 +14,8 @@ namespace {
 using base::StrCat;
 using kernels::ConstMatrix;
 
-// True when every value is -s, 0 or s. For masters the loop ends within the first elements.
+// True when every value is -s, 0 or s; always false for a single element, which shows nothing. For masters the loop
+// ends within the first elements.
 template <typename T>
 bool IsTernary(const ConstMatrix& weight) {
   float scale = 0;
