@@ -33,9 +33,9 @@ struct EvaluationSize {
 };
 EvaluationSize SizeOfEvaluation(const ExampleList& examples);
 
-// Calls `progress` with the number of trained tokens done before every layer of each step, which has a few hundred rows
-// at most. If it returns false, the result is Cancelled. Errors: InvalidArgument (NO_TRAINABLE_TOKENS; an example
-// longer than the rope table), those of the kernels.
+// Before every layer of each step, calls `progress` with the number of trained tokens done so far. A step has at most a
+// few hundred rows. If `progress` returns false, the result is Cancelled. Errors: InvalidArgument (NO_TRAINABLE_TOKENS;
+// an example longer than the rope table), those of the kernels.
 absl::StatusOr<Evaluation> Evaluate(const model::ModelConfig& config, const model::DecoderWeights& weights,
                                     const ExampleList& examples, const EvaluateOptions& options,
                                     const kernels::Stream& stream, const std::function<bool(std::int64_t)>& progress);

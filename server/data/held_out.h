@@ -1,4 +1,4 @@
-// Holds out a share of a data set's rows for evaluation (JobSpec::eval_fraction).
+// Holds out a share of a dataset's rows for evaluation (JobSpec::eval_fraction).
 #pragma once
 #include "absl/status/statusor.h"
 #include "server/data/example.h"

@@ -15,7 +15,7 @@ namespace {
 
 using Part = text::RenderedTurns::Part;
 
-// The date that templates see. It is fixed so that the tokens of a data set do not depend on when and where they were
+// The date that templates see. It is fixed so that the tokens of a dataset do not depend on when and where they were
 // made. Llama 3's own template falls back to this day.
 constexpr std::int64_t kTemplateTime = 1'721'995'200;  // 2024-07-26, 12:00 UTC
 
@@ -26,7 +26,7 @@ absl::Status TemplateError(std::string_view message) {
 
 absl::Status NotFound(std::size_t message, std::string_view why) {
   return TemplateError(base::StrCat("message ", message, " is not found in the rendered conversation: ", why,
-                                    "; set train_on_prompt and no \"train\" of a message, or use another template"));
+                                    "; set train_on_prompt without \"train\" in any message, or use another template"));
 }
 
 constexpr char kBlanks[] = " \t\r\n\f\v";
@@ -56,7 +56,7 @@ class Conversation {
     if (begin == std::string_view::npos) return {};
     return content.substr(begin, content.find_last_not_of(kBlanks) + 1 - begin);
   }
-  // Templates may move or omit these messages.
+  // True for messages that templates may move or omit.
   bool instructs(std::size_t message) const {
     return row_.roles[message] == "system" || row_.roles[message] == "developer";
   }

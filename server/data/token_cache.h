@@ -22,7 +22,7 @@ struct TokenCacheOptions {
   std::int64_t max_bytes = 0;        // of all files; 0 keeps only the files that open jobs need
   std::uint64_t min_free_bytes = 0;  // as in WriteTokensOptions
   std::shared_ptr<base::MemoryBudget> memory =
-      nullptr;  // limits that of large rows and of cached words; null: no limit
+      nullptr;  // limits the memory of large rows and of cached words; null: no limit
   // Returns the paths of the files that open jobs need, which are never removed. On an error, no file is removed.
   std::function<absl::StatusOr<std::set<std::string>>()> needed = {};
 };

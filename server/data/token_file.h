@@ -1,4 +1,4 @@
-// A file with the tokens of a data set, which planner and trainer map (docs/formats.md). Written once for each
+// A file with the tokens of a dataset, which planner and trainer map (docs/formats.md). Written once for each
 // combination of data, tokenizer, template and options.
 #pragma once
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace nibble::data {
 
-// Increment this when the format changes, or the tokens or marks that Tokenize makes of a row. Older files are then
+// Increment this when the format changes, or when Tokenize makes other tokens or marks of a row. Older files are then
 // rewritten.
 inline constexpr std::uint32_t kTokenFileVersion = 3;
 
@@ -21,7 +21,7 @@ inline constexpr std::uint32_t kTokenFileVersion = 3;
 struct TokenSource {
   std::string data_path;
   std::string data_sha256;
-  std::string tokens_directory;  // of the data set's token files; "": none
+  std::string tokens_directory;  // of the token files of the dataset; "": none
   RowFormat format = RowFormat::kText;
   model::TextAssets text;
   model::ModelConfig config;

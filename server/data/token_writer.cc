@@ -323,7 +323,7 @@ absl::Status WriteTokenFile(base::FileSystem& files, const TokenSource& source, 
 
 absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& source,
                                    const WriteTokensOptions& options) {
-  absl::StatusOr<Dataset> found = absl::FailedPreconditionError("the data set has no directory for token files");
+  absl::StatusOr<Dataset> found = absl::FailedPreconditionError("the dataset has no directory for token files");
   if (!source.tokens_directory.empty()) {
     found = Open(source, options.verify, options.cancelled);
     if (found.ok() || absl::IsCancelled(found.status())) return found;

@@ -1,4 +1,4 @@
-// Writes token files (token_file.h), and reads data sets from them.
+// Writes token files (token_file.h), and reads datasets from them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +32,7 @@ struct WriteTokensOptions {
   base::Cancelled cancelled = {};   // called on one thread, at each of its lines and in its large rows
   LargeRows* large_rows = nullptr;  // shared by calls; null: own turns for this call, and no memory limit
   std::shared_ptr<base::MemoryBudget> memory =
-      nullptr;  // for cached words; none are cached if it has none left; null: no limit
+      nullptr;  // for cached words; too little left: no words are cached; null: no limit
   WithoutFile without_file = WithoutFile::kInMemory;  // LoadTokens
   std::size_t max_counted = std::size_t{4} << 20;     // LoadTokens, kLengthsAlone: maximum number of examples (64 MiB)
 };
@@ -43,7 +43,7 @@ struct WriteTokensOptions {
 // a large row) and other file errors.
 absl::Status WriteTokenFile(base::FileSystem& files, const TokenSource& source, const WriteTokensOptions& options);
 
-// Loads the data set from its token file, and writes the file first if it is missing or damaged. If it cannot be
+// Loads the dataset from its token file, and writes the file first if it is missing or damaged. If it cannot be
 // written, without_file chooses the result: all tokens in memory; only counts and lengths (ExampleList::has_tokens is
 // false), or the error if there are more than max_counted examples; or the error. The first two log a warning. Errors:
 // as LoadDataset; OUT_OF_DEVICE_MEMORY of a large row.
