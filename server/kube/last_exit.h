@@ -11,7 +11,7 @@
 
 namespace nibble::kube {
 
-// Where a pod's status is read.
+// Where and how a pod's status is read.
 struct PodAccess {
   std::string host, port;  // of the API server
   std::string token_file = "/var/run/secrets/kubernetes.io/serviceaccount/token";
@@ -27,9 +27,9 @@ std::optional<PodAccess> PodAccessOf(const std::vector<std::string>& environment
 // The reason why the container's previous run ended ("OOMKilled", "Error"); "" if this is its first run. `pod_json`: a
 // Kubernetes Pod (core/v1). Errors: InvalidArgument (not a Pod, or a Pod without that container).
 absl::StatusOr<std::string> LastExitReason(std::string_view pod_json, const std::string& container);
-// The same, read from the API server. Waits for at most access.timeout. Errors: Unavailable
-// (no connection, another certificate); DeadlineExceeded; PermissionDenied (an answer other than 200); InvalidArgument
-// (the answer); those of reading the token.
+// The same, read from the API server. Waits for at most access.timeout. Errors: Unavailable (no connection, a
+// certificate of another host or authority); DeadlineExceeded; PermissionDenied (an answer other than 200);
+// InvalidArgument (the answer); those of reading the token.
 absl::StatusOr<std::string> ReadLastExitReason(const PodAccess& access);
 
 inline constexpr char kOomKilled[] = "OOMKilled";
