@@ -7,7 +7,7 @@ ModelConfig BitNetShape(ModelConfig base, std::string_view preset) {
     base.norms = NormPlacement::kLinear;
     base.linear_norm_eps = base.rms_norm_eps;
   } else if (preset == "bitnet-2b4t") {
-    // The family stays the base's, and with it its biases and norms of q and k. Export chooses the matching
+    // The family stays that of the base, with the same biases and norms of q and k. Export chooses the matching
     // transformers family.
     base.norms = NormPlacement::kBlockAndSub;
     base.activation = Activation::kRelu2;

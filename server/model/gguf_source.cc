@@ -173,9 +173,9 @@ class GgufSource : public WeightSource {
                           StrCat(file_->name(), ", metadata read as ", base::ToStd(config.status().message())));
     }
     config_ = *std::move(config);
-    NIBBLE_ASSIGN_OR_RETURN(const auto turned, file_->Int(Key("rope.dimension_count")));
-    if (turned.has_value() && *turned != config_.head_dim) {
-      return Unsupported(StrCat(Key("rope.dimension_count"), " ", *turned, " with heads of ", config_.head_dim));
+    NIBBLE_ASSIGN_OR_RETURN(const auto rotated, file_->Int(Key("rope.dimension_count")));
+    if (rotated.has_value() && *rotated != config_.head_dim) {
+      return Unsupported(StrCat(Key("rope.dimension_count"), " ", *rotated, " with heads of ", config_.head_dim));
     }
     NIBBLE_ASSIGN_OR_RETURN(const auto value_length, file_->Int(Key("attention.value_length")));
     if (value_length.has_value() && *value_length != config_.head_dim) {

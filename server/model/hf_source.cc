@@ -84,7 +84,8 @@ class HfSource : public WeightSource {
     }
     NIBBLE_ASSIGN_OR_RETURN(const float scale, ReadScale(spec.name + kHfWeightScale));
     values.scale *= bitnet_->linear_class == HfLinearClass::kBitLinear ? 1.0f / scale : scale;
-    if (!(values.scale > 0.0f) || !std::isfinite(values.scale)) {  // not a scale, or its inverse or product leaves f32
+    // An invalid scale, or its inverse or product exceeds f32.
+    if (!(values.scale > 0.0f) || !std::isfinite(values.scale)) {
       return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" has the scale ", values.scale, " with ",
                                                kHfWeightScale, " ", scale, ", wanted a positive number"));
     }

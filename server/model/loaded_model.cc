@@ -150,7 +150,7 @@ class LoadedModelBuilder {
     const std::int64_t elements = kernels::PackedDenseElements(matrix.rows, matrix.cols);
     NIBBLE_ASSIGN_OR_RETURN(auto* panels, Allocate<std::byte>(elements * kernels::SizeOf(matrix.dtype)));
     kernels::PackDenseWeight(matrix.data, matrix.dtype, matrix.rows, matrix.cols, panels);
-    // If the embedding is tied, lookups map the pages that they read again.
+    // If the embedding is tied, its lookups map again the pages that they need.
     const std::int64_t bytes = matrix.rows * matrix.cols * kernels::SizeOf(matrix.dtype);
     ForgetPages({static_cast<const std::byte*>(matrix.data), static_cast<std::size_t>(bytes)});
     return kernels::PackedDenseWeight{panels, matrix.dtype, matrix.rows, matrix.cols};

@@ -15,7 +15,7 @@
 
 namespace nibble::model {
 
-// Immutable after Load; Thread-safe.
+// Immutable after Load. Thread-safe.
 class LoadedModel {
  public:
   struct Options {
@@ -24,8 +24,8 @@ class LoadedModel {
   };
 
   // Lays out weights for the stream's device. Nothing is quantized: codes are only moved (int8 tiles, dense panels) and
-  // NF4's block scales widened. Errors: DataLoss, InvalidArgument (tensor named), Unimplemented (format),
-  // ResourceExhausted, Cancelled.
+  // NF4's block scales widened. Errors: FailedPrecondition (RAW_MASTERS), DataLoss, InvalidArgument (tensor named),
+  // Unimplemented (device, version of nibble.json), ResourceExhausted, Cancelled.
   static absl::StatusOr<std::shared_ptr<const LoadedModel>> Load(const std::string& directory, const Options& options,
                                                                  const kernels::Stream& stream);
 

@@ -177,7 +177,7 @@ absl::StatusOr<std::int64_t> ReadSlidingWindow(const Json& json, const Family& f
     return std::find(types->begin(), types->end(), Json("sliding_attention")) == types->end() ? 0 : window;
   }
   if (has_switch) {
-    const std::int64_t absent = 28;  // Qwen2Config's, Qwen3Config's
+    const std::int64_t absent = 28;  // default of Qwen2Config and Qwen3Config
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t first, base::GetInt(json, "max_window_layers", kWhere, absent));
     if (first >= num_layers) return std::int64_t{0};
   }

@@ -19,7 +19,7 @@ constexpr char kText[] =
 std::vector<std::vector<std::int32_t>> RecordTokens(const text::Tokenizer& tokenizer, std::int64_t vocab_size,
                                                     std::int64_t max_tokens) {
   const std::int64_t longest = std::clamp<std::int64_t>(max_tokens, 1, kMaxTokens);
-  // Knuth's multiplier walks the whole vocabulary.
+  // Knuth's multiplicative hash spreads the ids over the vocabulary.
   std::vector<std::int32_t> spread;
   for (std::int64_t i = 0; i < std::min(longest, kSpreadTokens); ++i) {
     spread.push_back(static_cast<std::int32_t>(i * 2654435761 % vocab_size));

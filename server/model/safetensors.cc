@@ -21,7 +21,7 @@ struct DTypeRow {
   std::optional<DType> dtype;
 };
 
-// Every `Dtype` of the crate's 0.8.0: a file is valid even if Nibble does not compute with its types.
+// Every `Dtype` of version 0.8.0 of the crate: a file is valid even if Nibble does not compute with its types.
 constexpr std::array<DTypeRow, 22> kDTypes = {{
     {"BOOL", 8, std::nullopt},
     {"F4", 4, std::nullopt},
@@ -270,7 +270,8 @@ absl::StatusOr<SafetensorsTensor> Check(Entry& entry, std::uint64_t& start, std:
 }  // namespace
 
 absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const std::byte> file, std::string_view where) {
-  if (file.size() < 8) return Corrupt(where, StrCat(file.size(), " bytes, wanted a header length of 8"));
+  if (file.size() < 8)
+    return Corrupt(where, StrCat(file.size(), " bytes, wanted at least the 8 bytes of the header length"));
   std::uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | std::to_integer<std::uint64_t>(file[static_cast<std::size_t>(i)]);
   if (length > kMaxSafetensorsHeader) {

@@ -27,19 +27,23 @@ std::int64_t InFeatures(const ModelConfig& config, LinearKind kind);
 
 // Norms of one layer. HasNorm says whether a model has one.
 enum class Norm {
+  // Before the blocks (attention, MLP).
   kInput,
-  kPostAttention,  // before the blocks
+  kPostAttention,
+  // Before o_proj and down_proj.
   kAttentionSub,
-  kFfnSub,  // before o_proj and down_proj
+  kFfnSub,
+  // Over each head of q and k.
   kQHead,
-  kKHead,  // over each head of q and k
+  kKHead,
+  // Before one linear, in the order of LinearKind.
   kBeforeQ,
   kBeforeK,
   kBeforeV,
   kBeforeO,
   kBeforeGate,
   kBeforeUp,
-  kBeforeDown,  // before one linear; as LinearKind
+  kBeforeDown,
 };
 inline constexpr int kNumNorms = 13;
 constexpr Norm NormBefore(LinearKind kind) {
