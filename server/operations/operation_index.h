@@ -67,13 +67,14 @@ class OperationIndex {
   // Takes the files from an ended operation and forgets its request id.
   std::shared_ptr<const void> TakeFiles(OperationEntry& entry);
 
-  // This and the functions below return nullptr when no operation matches.
+  // The functions that return an Entry return nullptr when no operation matches.
   Entry Find(const std::string& name) const;
   Entry FindRequest(const auth::RequestOwner& owner, const std::string& request_id) const;
   // Sorted by name. "": operations of all tenants.
   const Names& OfTenant(const std::string& tenant) const;
   std::int64_t num_open(const auth::RequestOwner& owner) const;  // operations that have not ended
-  // The operation to forget before adding another of the kind: the oldest ended one, preferably without files.
+  // The operation to forget before another of the kind (`done_at_once`) is added: the oldest ended one, preferably
+  // without files. nullptr below the limit.
   Entry Surplus(const auth::RequestOwner& owner, bool done_at_once) const;
   Entry EndedBefore(absl::Time time) const;
   Entry WithFilesDue(absl::Duration now) const;  // monotonic
