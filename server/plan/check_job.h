@@ -37,9 +37,9 @@ struct JobInputs {
   std::int64_t companion_bytes = 0;  // of the tokenizer and the other small files of every form of the model
   DataFile train;
   DataFile eval;
-  // Gets the tokens of a data set (data::TokenCache). If empty, the data is tokenized in memory.
+  // Gets the tokens of a dataset (data::TokenCache). If empty, the data is tokenized in memory.
   std::function<absl::StatusOr<data::Dataset>(const data::TokenSource&, const base::Cancelled&)> load;
-  // Budget for the memory of planning that grows with the data; null: none.
+  // Budget for the memory of planning that grows with the data; null: no budget.
   std::shared_ptr<base::MemoryBudget> memory;
   std::vector<std::string> devices;  // available ones: "cpu", "cuda:0"
   base::CancelToken cancel;          // cancels reading the data

@@ -17,7 +17,7 @@ registry::CheckpointSource CheckpointSourceOf(const store::CheckpointInfo& check
 // absent). Errors: NotFound (CHECKPOINT).
 absl::StatusOr<registry::CheckpointSource> FindCheckpoint(jobs::JobController& jobs, const std::string& name,
                                                           const std::string& tenant);
-// Returns the dataset that a job evaluated, or held rows out of; "" for none, also if the job no longer exists.
+// Returns the dataset that a job evaluates on, or holds rows out of; "" for none, also if the job no longer exists.
 std::string EvalDatasetOf(jobs::JobController& jobs, const std::string& job_id);
 
 }  // namespace nibble::plan

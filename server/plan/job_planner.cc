@@ -66,7 +66,7 @@ absl::StatusOr<JobInputs> JobPlanner::InputsWithRows(const jobs::JobSpec& spec, 
 
 absl::StatusOr<JobPlan> JobPlanner::PlanOf(const jobs::JobSpec& spec, const JobInputs& inputs) const {
   auto plan = plan::PlanJob(spec, inputs);
-  base::ReturnFreeMemory();  // lengths and orders of a large data set
+  base::ReturnFreeMemory();  // lengths and orders of a large dataset
   for (const std::string& dataset : {spec.train_dataset, spec.eval_dataset}) {
     if (!dataset.empty()) state_.datasets->RemoveTokensIfDeleted(dataset);
   }

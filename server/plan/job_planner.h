@@ -18,7 +18,7 @@
 
 namespace nibble::plan {
 
-inline constexpr char kDefaultDevice[] = "cpu";  // what "auto" stands for
+inline constexpr char kDefaultDevice[] = "cpu";  // the device that "auto" means
 
 // A plan and its resolved spec.
 struct PlannedJob {
@@ -54,9 +54,9 @@ class JobPlanner {
   absl::StatusOr<std::vector<std::string>> TokenFiles(const jobs::JobSpec& spec) const;
 
  private:
-  // Fills in what the user left open. Errors: those of Validate.
+  // Fills in the fields that the user left unset. Errors: those of Validate.
   static absl::StatusOr<jobs::JobSpec> Resolved(const jobs::JobSpec& spec, const JobInputs& inputs);
-  // Adds the data sets that the spec names.
+  // Adds the datasets that the spec names.
   absl::Status AddData(const jobs::JobSpec& spec, JobInputs& inputs) const;
   // For checks that read no rows: without a tokenizer, which takes up to seconds to load.
   absl::StatusOr<JobInputs> InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;

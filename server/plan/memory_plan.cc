@@ -24,10 +24,11 @@ constexpr std::int64_t kProcessBytes = std::int64_t{150} << 20;
 #endif
 // Covers the primitives that oneDNN keeps, and heap overhead.
 constexpr double kSlack = 1.08;
-constexpr std::int64_t kRowQuantum = 64;
+constexpr std::int64_t kRowQuantum = 64;  // the trainer pads the rows of a micro-batch to a multiple (autograd.h)
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 50;  // maximum of an item, see PlanMemory
 
-// A conversion's buffers: rows of a weight as they are dequantized, merged and quantized (convert.cc, kBlockElements).
+// A conversion's buffers: rows of a weight, dequantized in f32, the adapter's part in f32, and their int8 codes
+// (convert.cc, kBlockElements).
 constexpr std::int64_t kConvertBytes = (std::int64_t{4} << 20) * 9;
 // Rows of the sequences in a job's record.
 constexpr std::int64_t kRecordRows = 64;

@@ -13,7 +13,7 @@ struct ModelSizes {
   std::int64_t linears = 0;    // elements of all linears except the head
   std::int64_t largest = 0;    // elements of the largest of these linears
   std::int64_t embedding = 0;  // elements of the embedding
-  std::int64_t heads = 1;      // embedding and head together, in embeddings
+  std::int64_t heads = 1;      // matrices of that size: 1 if the head is the embedding, else 2
   std::int64_t all = 0;        // parameters
 };
 

@@ -15,7 +15,8 @@ struct PlanEta {
 
 // Estimated time to train `tokens` with a resolved spec, from the newest running or succeeded job with the same base,
 // method and device. Without one, from the newest such job on another base, scaled by the weights that multiply a
-// token. nullopt if there is no such job either. Looks at the newest 100 jobs. Errors: those of JobController::List.
+// token. nullopt if there is no such job either. Looks at the newest 100 running or succeeded jobs. Errors: those of
+// JobController::List.
 absl::StatusOr<std::optional<PlanEta>> EtaOf(const jobs::JobSpec& spec, std::int64_t tokens, jobs::JobController& jobs,
                                              registry::TextCache& texts);
 

@@ -1,4 +1,4 @@
-// Predicts what a job needs and how long it is, before it runs.
+// Predicts the memory, disk space, steps and tokens of a job before it runs.
 #pragma once
 #include <cstdint>
 #include <string>

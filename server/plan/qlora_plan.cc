@@ -84,6 +84,8 @@ class QLora : public MethodPlan {
   PublishingBytes Publishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,
                              std::int64_t /*weights*/) const override {
     const std::int64_t trained = TrainedParameters(spec, config);
+    // In f32, during conversion: values, gradients, two moments, the form that the evaluation reads, and the copy that
+    // is written. Until the end: the values.
     return {.stored_element = std::max<std::int64_t>(base_bytes, 2), .converting = trained * 24, .kept = trained * 4};
   }
 
