@@ -1,4 +1,4 @@
-// TLS files: which are refused, and that the previous ones stay in use while new ones cannot be used.
+// Tests which TLS files are refused, and that the previous files stay in use while the new ones are unusable.
 #include "server/auth/tls.h"
 
 #include <fcntl.h>
@@ -29,7 +29,7 @@ using ::testing::Not;
 using testing::RunOpenssl;
 using testing::TempDirectory;
 
-constexpr std::chrono::hours kNeverByItself(24);
+constexpr std::chrono::hours kNeverByItself(24);  // only the test calls Look()
 
 class TlsTest : public ::testing::Test {
  protected:
@@ -134,7 +134,7 @@ TEST_F(TlsTest, AnExpiredCertificateIsRefused) {
   EXPECT_THAT(Refusal(), HasSubstr("--tls_cert: " + At("served.crt") + " expired on 2020-02-01"));
 }
 
-// It may be in the file beside its successor, whose clients are served.
+// An expired authority may be in the file beside its successor, whose clients are served.
 TEST_F(TlsTest, ExpiredAuthorityIsAcceptedAndReported) {
   MakeExpired("old");
   Write("both.crt", FileText(At("ca.crt")) + FileText(At("old.crt")));
@@ -237,7 +237,7 @@ TEST_F(TlsTest, FilesThatCannotAllBeCopiedReplaceNothing) {
   EXPECT_TRUE(absl::IsUnavailable(health.files)) << health.files;
   EXPECT_EQ(Copies(), before);
 
-  // Both recoveries: back to the files that are served, and on to those that could not be copied.
+  // The watch recovers both ways: with the files that are served, and with those that could not be copied.
   Copy("server", "served");
   Write("ca.crt", authority);
   EXPECT_TRUE(watch.Look().files.ok());

@@ -35,7 +35,7 @@ TEST(ParseJsonTest, ErrorShowsOnlyTheBeginningOfALongKey) {
   std::string message(refused.status().message());
   EXPECT_LT(message.size(), 200u);
   EXPECT_THAT(message, HasSubstr("duplicate key \"k\u00e9"));
-  // It ends with a whole character.
+  // The shown part of the key ends with a whole character.
   std::erase(message, '"');
   EXPECT_TRUE(ParseJson(StrCat("\"", message, "\"")).ok()) << message;
 }

@@ -33,7 +33,7 @@ class WrittenDigestsTest : public ::testing::Test {
   WrittenDigests digests_;
 };
 
-TEST_F(WrittenDigestsTest, AFileThatWasWrittenInOneGo) {
+TEST_F(WrittenDigestsTest, FindsTheDigestOfAWrittenFile) {
   Write("some weights");
   const auto found = digests_.Find(path_);
   ASSERT_TRUE(found.has_value());
@@ -41,25 +41,25 @@ TEST_F(WrittenDigestsTest, AFileThatWasWrittenInOneGo) {
   EXPECT_EQ(found->sha256, Sha256Hex("some weights"));
 }
 
-TEST_F(WrittenDigestsTest, AnEmptyFile) {
+TEST_F(WrittenDigestsTest, FindsTheDigestOfAnEmptyFile) {
   Write("");
   ASSERT_TRUE(digests_.Find(path_).has_value());
   EXPECT_EQ(digests_.Find(path_)->sha256, Sha256Hex(""));
 }
 
-TEST_F(WrittenDigestsTest, AFileThatIsWrittenAgainHasItsLastDigest) {
+TEST_F(WrittenDigestsTest, FindsTheLastDigestOfAFileThatIsWrittenAgain) {
   Write("first");
   Write("second");
   EXPECT_EQ(digests_.Find(path_)->sha256, Sha256Hex("second"));
 }
 
-TEST_F(WrittenDigestsTest, NoneForAFileThatHadBytesBefore) {
+TEST_F(WrittenDigestsTest, FindsNothingForAFileThatHadBytesBefore) {
   std::ofstream(path_) << "before";
   Write("after", /*append=*/true);
   EXPECT_FALSE(digests_.Find(path_).has_value());
 }
 
-TEST_F(WrittenDigestsTest, NoneForAFileThatIsStillOpenOrMissing) {
+TEST_F(WrittenDigestsTest, FindsNothingForAFileThatIsStillOpenOrMissing) {
   EXPECT_FALSE(digests_.Find(path_).has_value());
   digests_.Opened(path_);
   digests_.Appended(path_, "x");
@@ -67,14 +67,14 @@ TEST_F(WrittenDigestsTest, NoneForAFileThatIsStillOpenOrMissing) {
   EXPECT_FALSE(digests_.Find(path_).has_value());
 }
 
-TEST_F(WrittenDigestsTest, NoneOnceTheFileWasReplacedByOneOfTheSameSize) {
+TEST_F(WrittenDigestsTest, FindsNothingForAFileReplacedByOneOfTheSameSize) {
   Write("some weights");
   std::ofstream(path_ + ".new") << "SOME WEIGHTS";
   ASSERT_TRUE(RealFileSystem().Rename(path_ + ".new", path_).ok());
   EXPECT_FALSE(digests_.Find(path_).has_value());
 }
 
-TEST_F(WrittenDigestsTest, NoneOnceTheFileWasChangedInPlace) {
+TEST_F(WrittenDigestsTest, FindsNothingForAFileChangedInPlace) {
   Write("some weights");
   std::ofstream(path_, std::ios::in | std::ios::out) << "S";
   const timespec times[2] = {{1, 0}, {1, 0}};  // another time of the last write, whatever the clock's resolution

@@ -23,7 +23,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// "name{labels}" -> value. Fails the test for a line that is neither a comment nor a sample.
+// "name{labels}" -> value. Fails the test for a line that is neither a comment nor a sample, and for a repeated one.
 std::map<std::string, double> Samples(const std::string& text) {
   std::map<std::string, double> samples;
   std::istringstream lines(text);
@@ -88,7 +88,7 @@ TEST(MetricsTest, TokensAreCountedByModelAndSchedulerStateIsAGauge) {
   EXPECT_EQ(samples.at("nibble_generated_tokens_total{model=\"m\"}"), 4);
 }
 
-// A scrape must not depend on the scrapes before it, because they may be another Prometheus's.
+// A scrape must not depend on the scrapes before it, because they may come from another Prometheus.
 TEST(MetricsTest, SecondScraperSeesTheSameServingSeries) {
   Metrics metrics({}, {});
   metrics.AddCollector([](Metrics& out) { out.SetScheduler("m", {.running = 1}); });
@@ -164,7 +164,7 @@ TEST(MetricsTest, SeriesOfARemovedModelBeginAtZeroAgain) {
 }
 
 // ThreadSanitizer and AddressSanitizer would report a series that is removed while it is used.
-TEST(MetricsTest, SeriesAreRemovedBesideTheirUse) {
+TEST(MetricsTest, SeriesCanBeRemovedWhileTheyAreUsed) {
   Metrics metrics({}, {});
   std::atomic<bool> stop = false;
   std::thread user([&] {
@@ -234,7 +234,7 @@ TEST(MetricsTest, LabelValuesAreEscaped) {
   EXPECT_THAT(metrics.Scrape(), HasSubstr("nibble_rejected_total{reason=\"a\\\"b\\\\c\\nd\"} 1"));
 }
 
-TEST(MetricsTest, ScrapesMayRunBesideWriters) {
+TEST(MetricsTest, ScrapesMayRunWhileOthersWrite) {
   Metrics metrics({}, {});
   std::vector<std::thread> writers;
   for (int w = 0; w < 3; ++w) {
