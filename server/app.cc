@@ -142,7 +142,7 @@ struct App::State {
   std::string GrpcAddress() const;  // with the actual port
   absl::StatusOr<std::set<std::string>> NeededTokenFiles();
   void Collect(telemetry::Metrics& out);
-  DrainSteps Ending();
+  DrainSteps StepsOfDrain();
 };
 
 absl::Status App::State::StartHttp() {
@@ -463,7 +463,7 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   NIBBLE_RETURN_IF_ERROR(s.OpenCalls());
   s.OpenModels();
   NIBBLE_RETURN_IF_ERROR(s.OpenOperations());
-  s.drainer = std::make_unique<Drainer>(s.Ending(), base::RealClock());
+  s.drainer = std::make_unique<Drainer>(s.StepsOfDrain(), base::RealClock());
   NIBBLE_RETURN_IF_ERROR(s.StartGrpc());
   s.metrics.AddCollector([&s](telemetry::Metrics& out) { s.Collect(out); });
   s.controller->Run(s.grpc.trainer_address.empty() ? s.GrpcAddress() : s.grpc.trainer_address);
@@ -477,7 +477,7 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   return std::unique_ptr<App>(new App(std::move(state)));
 }
 
-DrainSteps App::State::Ending() {
+DrainSteps App::State::StepsOfDrain() {
   return {.refuse =
               [this] {
                 draining = true;

@@ -47,7 +47,8 @@ struct AuthorityOptions {
   std::string token_file;  // "": no authorization, every caller is an admin
   bool health_without_token = false;
   bool reflection_without_token = false;
-  std::function<void(std::string_view reason)> count_refusal = nullptr;  // called for every refusal with a reason
+  // Called for every refusal that has a reason, from any thread.
+  std::function<void(std::string_view reason)> count_refusal = nullptr;
   absl::Duration reload = absl::Seconds(1);  // minimum time between checks for changes; calls trigger them
 };
 

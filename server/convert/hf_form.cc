@@ -24,7 +24,7 @@ using model::NormPlacement;
 using model::TensorRole;
 using model::TensorSpec;
 
-absl::Status NoPlace(const model::ModelConfig& config, std::string_view what) {
+absl::Status CannotRepresent(const model::ModelConfig& config, std::string_view what) {
   return base::WithReason(
       absl::UnimplementedError(StrCat("transformers' ", config.architecture, " cannot represent ", what)),
       "UNSUPPORTED_MODEL");
@@ -152,9 +152,10 @@ absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bit
   }
   model::ModelConfig& config = form.config;
   if (config.norms == NormPlacement::kLinear || config.norms == NormPlacement::kBlockAndLinear) {
-    if (!form.bitnet.has_value()) return NoPlace(config, "norms before every linear, unless it is a BitNet model");
+    if (!form.bitnet.has_value())
+      return CannotRepresent(config, "norms before every linear, unless it is a BitNet model");
     if (config.norms == NormPlacement::kLinear && config.linear_norm_eps != config.rms_norm_eps) {
-      return NoPlace(config, "norms only before linears, with another eps than the last norm's");
+      return CannotRepresent(config, "norms only before linears, with another eps than the last norm's");
     }
     form.bitnet->use_rms_norm = true;
     form.bitnet->rms_norm_eps = config.linear_norm_eps;
@@ -167,14 +168,14 @@ absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bit
   const bool has_sub_norms = config.norms == NormPlacement::kBlockAndSub;
   if (has_sub_norms && config.architecture != "bitnet") {
     if (config.mlp_bias || config.qk_norm || config.sliding_window > 0 || config.qkv_bias != config.o_bias) {
-      return NoPlace(config, "norms before o_proj and down_proj");
+      return CannotRepresent(config, "norms before o_proj and down_proj");
     }
     config.architecture = "bitnet";
   } else if (!has_sub_norms && config.architecture == "bitnet") {
     config.architecture = "llama";
   }
   if (has_sub_norms && config.q_size() != config.hidden_size)
-    return NoPlace(config, "heads whose total width is not hidden_size");
+    return CannotRepresent(config, "heads whose total width is not hidden_size");
   return form;
 }
 

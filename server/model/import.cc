@@ -83,7 +83,7 @@ absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes)
   if (!ids.empty() && ids.back() >= vocab) return wanted_below("the largest token id is", ids.back());
   // A post-processor names the ids that it adds around a text; they need not be in the vocabulary.
   const auto around = (*tokenizer)->Encode("", /*add_special_tokens=*/true);
-  if (!around.ok())
+  if (!around.ok())  // its message begins with "text: "
     return absl::InvalidArgumentError(StrCat("tokenizer.json: an empty ", base::ToStd(around.status().message())));
   for (const std::int32_t id : *around) {
     if (id >= vocab) return wanted_below("the post-processor adds token id", id);

@@ -128,6 +128,7 @@ class OperationTable {
   // running operations. Returns the end of the queue if it is empty, or if all its owners already run as many
   // operations as they may: one less than the lane's workers, but at least one. The caller holds mutex_.
   static std::deque<Entry>::iterator NextOf(Lane& lane, int width);
+  // Finds an operation that the viewer may see. Errors: NotFound (OPERATION).
   absl::StatusOr<Entry> Seen(const std::string& name, const OperationViewer& viewer) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string PathOf(const std::string& name) const;
