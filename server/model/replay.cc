@@ -36,7 +36,7 @@ absl::Status CheckTokens(const LoadedModel& model, std::span<const std::int32_t>
   return absl::OkStatus();
 }
 
-std::string ForetoldRecordFile(Format served) { return base::StrCat(Name(served), "_record.bin"); }
+std::string PredictedRecordFile(Format served) { return base::StrCat(Name(served), "_record.bin"); }
 
 absl::StatusOr<Record> MakeRecord(const LoadedModel& model, const std::vector<std::vector<std::int32_t>>& sequences,
                                   const kernels::Stream& stream, const base::Cancelled& cancelled) {

@@ -13,9 +13,10 @@
 
 namespace nibble::model {
 
-// Name of the file, beside a job's model, with the record of its served form (int8 or ternary): "int8_record.bin".
+// Name of the file, beside a job's model, with the record that the trainer predicts for the model's served form (int8
+// or ternary): "int8_record.bin".
 // `models convert` copies it to the converted artifact when the weights' digests are equal.
-std::string ForetoldRecordFile(Format served);
+std::string PredictedRecordFile(Format served);
 
 // InvalidArgument when a recorded token is not in the model's vocabulary.
 absl::Status CheckTokens(const LoadedModel& model, std::span<const std::int32_t> tokens);

@@ -173,9 +173,9 @@ absl::Status ModelConverter::AddLosses(const ConvertRequest& request, const std:
 // new one.
 absl::Status ModelConverter::AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info,
                                        const base::Cancelled& cancelled) {
-  const std::string foretold = base::JoinPath(source, model::ForetoldRecordFile(info.format));
-  if (work_.state.files.Exists(foretold)) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, work_.state.files.Read(foretold, 256u << 20));
+  const std::string predicted = base::JoinPath(source, model::PredictedRecordFile(info.format));
+  if (work_.state.files.Exists(predicted)) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, work_.state.files.Read(predicted, 256u << 20));
     NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ParseRecord(bytes));
     if (record.weights_digest == info.weights_digest) {
       NIBBLE_RETURN_IF_ERROR(model::WriteRecord(work_.state.files, target, record));

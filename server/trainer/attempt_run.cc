@@ -401,7 +401,7 @@ class AttemptRun {
     if (recipe_->predicts_record()) {
       NIBBLE_ASSIGN_OR_RETURN(const model::Record record, recipe_->MakeRecord(*served, sequences));
       NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(
-          context_.files, base::JoinPath(trained_directory, model::ForetoldRecordFile(recipe_->served_format())),
+          context_.files, base::JoinPath(trained_directory, model::PredictedRecordFile(recipe_->served_format())),
           model::SerializeRecord(record)));
     }
     info.provenance[base::StrCat(name, "_digest")] = report.info.weights_digest;
