@@ -13,7 +13,7 @@
 namespace nibble {
 namespace {
 
-// A server with one call. Its jobs run until the test ends them.
+// A server with one call. Its jobs do not end while jobs_run_ is true.
 class DrainerTest : public testing::Test {
  protected:
   DrainSteps Steps() {
@@ -59,6 +59,8 @@ class DrainerTest : public testing::Test {
 TEST_F(DrainerTest, WaitsForACallToEnd) {
   Drainer drainer(Steps(), clock_);
   drainer.Begin(absl::Hours(1));
+  while (looks_ < 3) std::this_thread::yield();
+  EXPECT_EQ(Count("end_watches"), 0);
   calls_ = 0;
   drainer.Wait();
   EXPECT_EQ(notes().front(), "refuse");
@@ -67,7 +69,7 @@ TEST_F(DrainerTest, WaitsForACallToEnd) {
   EXPECT_EQ(Count("jobs over"), 1);
 }
 
-// So that watches see the end of their jobs.
+// Watches must see the end of their jobs.
 TEST_F(DrainerTest, WatchesEndAfterTheJobs) {
   jobs_run_ = true;
   Drainer drainer(Steps(), clock_);
@@ -97,7 +99,7 @@ TEST_F(DrainerTest, DestructorWaitsForTheDrain) {
 TEST_F(DrainerTest, CutsCallsStillLiveAtTheDeadline) {
   Drainer drainer(Steps(), clock_);
   drainer.Begin(absl::Seconds(10));
-  while (looks_ < 3) std::this_thread::yield();  // real time does not count
+  while (looks_ < 3) std::this_thread::yield();  // real time passes, but the deadline depends on clock_
   EXPECT_EQ(Count("cut"), 0);
   clock_.Advance(absl::Seconds(11));
   drainer.Wait();

@@ -193,6 +193,7 @@ TEST(LimitsTest, EveryFlagSetsOnlyTheFieldOfItsName) {
     Limits l;
     CLI::App cli;
     AddLimitFlags(cli, l);
+    // Valid for the flag, and not its default.
     const int value = name == "workers" || name == "max_running_jobs" ? 64 : 130;
     cli.parse(std::vector<std::string>{flag + "=" + std::to_string(value)});
     for (const auto& [other, get] : Fields())
