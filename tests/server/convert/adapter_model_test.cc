@@ -46,7 +46,7 @@ TEST_F(AdapterModelTest, ExportedAdapterOnItsBaseGivesTheSameModel) {
     EXPECT_FALSE(std::filesystem::exists(directory_.Path("scratch")));
     const auto opened = model::Artifact::Open(directory_.Path(target));
     ASSERT_TRUE(opened.ok()) << opened.status();
-    EXPECT_EQ((*opened)->adapter()->base_digest, "") << "only nibble.json holds it";
+    EXPECT_EQ((*opened)->adapter()->base_digest, "") << "only nibble.json has the digest of the base";
     const auto int8 = ConvertModel(files_, **opened, directory_.Path("int8-" + target), {}, kernels::Stream());
     EXPECT_TRUE(int8.ok()) << int8.status();
   }

@@ -110,7 +110,8 @@ TEST_F(ConvertTest, FloatToInt8FollowsTheFormulaAndSharesTheTiedEmbedding) {
   }
   for (const LayerError& layer : report->layers) {
     EXPECT_GT(layer.relative_error, 0.001) << layer.name;
-    EXPECT_LT(layer.relative_error, 0.01) << layer.name;  // half a step of 1/127 of the largest value, uniform
+    // The errors are spread evenly over half a step, and a step is 1/127 of the largest value.
+    EXPECT_LT(layer.relative_error, 0.01) << layer.name;
     // The same error over the root mean square of the weights.
     double squares = 0;
     const auto weights = *source->FloatTensor(layer.name);
@@ -125,7 +126,7 @@ TEST_F(ConvertTest, FloatToInt8FollowsTheFormulaAndSharesTheTiedEmbedding) {
   EXPECT_EQ(ToJson(*report)["layers"][0]["rms_error"], report->layers[0].rms_error);
 }
 
-TEST_F(ConvertTest, Bf16HeadStaysFloat) {
+TEST_F(ConvertTest, HeadIsBf16WithoutInt8Head) {
   const auto source = Import("hf_sharded_f32", DType::kF32, "source");
   ConvertOptions options;
   options.int8_head = false;
@@ -217,7 +218,7 @@ TEST_F(ConvertTest, RejectsNonFiniteWeightsForInt8) {
   }
 }
 
-TEST_F(ConvertTest, Nf4IsWithinHalfAStepOfItsBlocks) {
+TEST_F(ConvertTest, Nf4HasTheErrorAndTheSizeOfFourBits) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
   ConvertOptions options;
   options.to = Format::kNf4;
@@ -233,7 +234,7 @@ TEST_F(ConvertTest, Nf4IsWithinHalfAStepOfItsBlocks) {
     EXPECT_GT(layer.relative_error, 0.03) << layer.name;
     EXPECT_LT(layer.relative_error, 0.13) << layer.name;
   }
-  // A little more than 4 bits, against 16.
+  // 32 columns with two codes in each byte.
   const auto up = nf4->Tensor("model.layers.0.mlp.up_proj.weight");
   EXPECT_EQ(up->shape, (std::vector<std::int64_t>{64, 16}));
 }
@@ -335,8 +336,8 @@ TEST_F(ConvertTest, FloatAndNf4ModelsBecomeBf16) {
   EXPECT_NE(Open("dequantized")->info().weights_digest, imported->info().weights_digest);
 }
 
-// Above a number of columns the products return InvalidArgument. Without a check here, that would be at the first
-// token.
+// The products accept a limited number of columns. If conversions and loads did not check it, the first token would
+// fail.
 TEST_F(ConvertTest, RejectsMoreInputFeaturesThanAProductAllows) {
   const auto small = Import("hf_tied_bf16", DType::kBF16, "small");
   model::ModelConfig config = small->config();

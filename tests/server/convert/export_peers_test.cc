@@ -9,7 +9,7 @@ namespace {
 // Quotes a path as one word of a shell command.
 std::string Quoted(const std::string& path) { return "'" + path + "'"; }
 
-TEST_F(ExportTest, RealTransformersAndPeftLoadThem) {
+TEST_F(ExportTest, RealTransformersAndPeftLoadTheExports) {
   const std::string python = NIBBLE_PYTHON;
   const std::string probe =
       Quoted(python) +

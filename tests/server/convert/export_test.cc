@@ -148,7 +148,7 @@ TEST_F(CompressedTensorsTest, LayoutMatchesIntQuantized) {
     "ignore": ["lm_head"], "kv_cache_scheme": null})");
   ASSERT_TRUE(wanted.ok()) << wanted.status();
   EXPECT_EQ(base::DumpSorted((*config)["quantization_config"]), base::DumpSorted(*wanted));
-  EXPECT_EQ((*config)["dtype"], "float32") << "the embedding's";
+  EXPECT_EQ((*config)["dtype"], "float32") << "the type of the embedding";
   const auto file = model::OpenSafetensors(directory_.Path("ct/model.safetensors"));
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(file->tensors.size(), int8->tensors().size());
