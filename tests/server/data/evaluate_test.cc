@@ -171,8 +171,8 @@ TEST_F(EvaluateTest, LossIsTheMeanOverTrainedTokensOfSeparateExamples) {
 }
 
 // The trainer's library is torch and nibbled's is oneDNN. Adapter products are ours in both, so the hidden states are
-// equal and only the head's sums differ. Before, a different bf16 rounding in the first layer changed the mean loss by
-// 1e-4 to 3e-3.
+// equal and only the head's sums differ. When the library computed the adapter products, a different bf16 rounding in
+// the first layer changed the mean loss by 1e-4 to 3e-3.
 TEST_F(EvaluateTest, Nf4WithAnAdapterHardlyDependsOnTheLibrary) {
   const auto one = Run();
   stream_.library = &backwards_;

@@ -296,7 +296,7 @@ TEST_F(ExampleTest, TrainFlagOfAMessageOverridesItsRole) {
   EXPECT_THAT(rest, HasSubstr("second"));
 }
 
-// Templates always see the same date, so that the tokens of a data set do not depend on when they were made.
+// Templates always see the same date, so that the tokens of a dataset do not depend on when they were made.
 TEST_F(ExampleTest, DateOfATemplateIsFixed) {
   auto dated = text::ChatTemplate::Compile(
       "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {});
@@ -444,18 +444,18 @@ TEST_F(ExampleTest, ErrorNamesTheLineOrSaysThatNothingIsTrainable) {
   };
   const std::string good = R"({"prompt": "a", "completion": "b"})"
                            "\n",
-                    high = R"({"prompt": "aaaaaaaaaaaaaaaa", "completion": "b"})"
-                           "\n";
-  const auto both = load(good + high, {.max_seq_len = 64});
+                    long_prompt = R"({"prompt": "aaaaaaaaaaaaaaaa", "completion": "b"})"
+                                  "\n";
+  const auto both = load(good + long_prompt, {.max_seq_len = 64});
   ASSERT_TRUE(both.ok()) << both.status();
   EXPECT_EQ(both->num_rows, 2);
   EXPECT_EQ(both->truncated.count, 0);
   EXPECT_THAT(RowWarnings(*both, 64), ElementsAre());
   EXPECT_EQ(both->num_trained, 4);  // "b" and the end, twice
-  const absl::Status refused = load(good + high, {.max_seq_len = 4, .overlong = Overlong::kError}).status();
+  const absl::Status refused = load(good + long_prompt, {.max_seq_len = 4, .overlong = Overlong::kError}).status();
   EXPECT_THAT(std::string(refused.message()), HasSubstr("line 2: has "));
   EXPECT_EQ(base::Reason(refused), "DATASET_FORMAT");
-  const absl::Status nothing = load(high, {.max_seq_len = 4}).status();
+  const absl::Status nothing = load(long_prompt, {.max_seq_len = 4}).status();
   EXPECT_EQ(base::Reason(nothing), "NO_TRAINABLE_TOKENS");
 }
 
@@ -483,10 +483,10 @@ TEST_F(ExampleTest, WarningsNameTheLinesOfTruncatedDroppedAndUntrainedRows) {
   const std::string row = R"({"prompt": "a", "completion": "b"})"
                           "\n",
                     empty = "\n";
-  const std::string high = R"({"prompt": "aaaaaaaaaaaaaaaa", "completion": "b"})"
-                           "\n";
-  const std::string wide = R"({"prompt": "a", "completion": "bbbbbbbbbbbbbbbb"})"
-                           "\n";
+  const std::string long_prompt = R"({"prompt": "aaaaaaaaaaaaaaaa", "completion": "b"})"
+                                  "\n";
+  const std::string long_completion = R"({"prompt": "a", "completion": "bbbbbbbbbbbbbbbb"})"
+                                      "\n";
   const auto load = [&](const std::string& text, Overlong overlong) {
     std::ofstream(directory / "rows.jsonl") << text;
     auto dataset = LoadDataset(directory / "rows.jsonl", RowFormat::kPromptCompletion, text_, config_,
@@ -495,7 +495,8 @@ TEST_F(ExampleTest, WarningsNameTheLinesOfTruncatedDroppedAndUntrainedRows) {
     return dataset.ok() ? *std::move(dataset) : Dataset();
   };
   // A blank line counts as a line.
-  const std::vector<RowWarning> cut = RowWarnings(load(row + empty + wide + high, Overlong::kTruncate), 4);
+  const std::vector<RowWarning> cut =
+      RowWarnings(load(row + empty + long_completion + long_prompt, Overlong::kTruncate), 4);
   ASSERT_EQ(cut.size(), 2u);
   EXPECT_EQ(cut[0].reason, "ROWS_TRUNCATED");
   EXPECT_EQ(cut[0].message, "2 of 3 rows are longer than data.max_seq_len 4 and are truncated");
@@ -503,7 +504,7 @@ TEST_F(ExampleTest, WarningsNameTheLinesOfTruncatedDroppedAndUntrainedRows) {
   EXPECT_EQ(cut[1].reason, "ROWS_WITHOUT_LOSS") << "the prompt fills the example";
   EXPECT_THAT(cut[1].rows, ElementsAre(4));
   std::string many = row;
-  for (int i = 0; i < 30; ++i) many += wide;
+  for (int i = 0; i < 30; ++i) many += long_completion;
   const std::vector<RowWarning> dropped = RowWarnings(load(many, Overlong::kDrop), 4);
   ASSERT_EQ(dropped.size(), 1u);
   EXPECT_EQ(dropped[0].reason, "ROWS_DROPPED");

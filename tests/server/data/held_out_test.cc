@@ -52,6 +52,7 @@ TEST(HoldOutTest, EachExampleIsInOnePartInTheOrderOfTheFile) {
     const std::set<std::int64_t> train_lines(train.begin(), train.end()), eval_lines(eval.begin(), eval.end());
     for (const std::int64_t line : eval_lines)
       EXPECT_FALSE(train_lines.contains(line)) << "a row is in both parts: " << line;
+    // 10 of the 11 rows have examples.
     EXPECT_EQ(static_cast<std::int64_t>(eval_lines.size()), std::max<std::int64_t>(1, std::llround(fraction * 10)));
     EXPECT_EQ(parts->train.num_tokens + parts->eval.num_tokens, all.num_tokens);
     EXPECT_EQ(parts->train.num_trained + parts->eval.num_trained, all.num_trained);

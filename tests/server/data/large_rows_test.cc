@@ -122,10 +122,10 @@ TEST_F(LargeRowsTest, TokensEqualThoseOfTheWholeRow) {
     const Example example = tokens(RowFormat::kPromptCompletion, pair, whole);
     EXPECT_EQ(example.tokens, want);
     // Trained from the token that covers the first byte of the completion.
-    const auto prefix = text_.tokenizer->EncodeWithSpans(text, false);
-    ASSERT_TRUE(prefix.ok());
+    const auto with_spans = text_.tokenizer->EncodeWithSpans(text, false);
+    ASSERT_TRUE(with_spans.ok());
     for (std::size_t i = 0; i < want.size(); ++i)
-      ASSERT_EQ(example.trained[i] != 0, prefix->tokens[i].end > 200'000) << i;
+      ASSERT_EQ(example.trained[i] != 0, with_spans->tokens[i].end > 200'000) << i;
     const std::string chat = R"({"messages": [{"role": "user", "content": ")" + text +
                              R"("}, {"role": "assistant", "content": ")" + text + "\"}]}";
     EXPECT_EQ(tokens(RowFormat::kChat, chat, whole).tokens, *text_.tokenizer->Encode(text + text, false));

@@ -12,13 +12,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr char kQuestionAndTwo[] = R"([{"role": "user", "content": "a?"}, {"role": "assistant", "content": "first"},)"
-                                   R"( {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}])";
+constexpr char kTwoAnswers[] = R"([{"role": "user", "content": "a?"}, {"role": "assistant", "content": "first"},)"
+                               R"( {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}])";
 
 class RenderedChatTest : public ::testing::Test {
  protected:
   // The trained parts, separated by "|"; or the error message.
-  std::string Trained(const char* source, const std::string& messages = kQuestionAndTwo, bool train_on_prompt = false) {
+  std::string Trained(const char* source, const std::string& messages = kTwoAnswers, bool train_on_prompt = false) {
     const auto chat = text::ChatTemplate::Compile(source, {{"eos_token", "</s>"}});
     EXPECT_TRUE(chat.ok()) << chat.status();
     const auto row = ParseRow("{\"messages\": " + messages + "}", RowFormat::kChat);
@@ -52,7 +52,7 @@ constexpr char kRoles[] =
 
 TEST_F(RenderedChatTest, AnswersEndWithTheirTurn) {
   EXPECT_EQ(Trained(kRoles), "first</assistant>|second</assistant>");
-  EXPECT_EQ(Trained(kRoles, kQuestionAndTwo, /*train_on_prompt=*/true),
+  EXPECT_EQ(Trained(kRoles, kTwoAnswers, /*train_on_prompt=*/true),
             "<user>a?</user><assistant>first</assistant><user>b?</user>"
             "<assistant>second</assistant>");
 }
@@ -93,7 +93,7 @@ TEST_F(RenderedChatTest, LoopsMayBreakContinueAndNest) {
       "firs;|none;");
 }
 
-TEST_F(RenderedChatTest, InNeedsNoSpaces) {
+TEST_F(RenderedChatTest, KeywordInNeedsNoSpaces) {
   EXPECT_EQ(
       Trained(
           "{% for (k, v)in [[1, 2]] %}{% endfor %}{% for m in(messages) %}<{{ m.role }}>{{ m.content }};{% endfor %}"
@@ -124,10 +124,13 @@ TEST_F(RenderedChatTest, EndTokenOfTheConversationIsNotTheGenerationPrompt) {
           "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '!' if m.role == 'user' and loop.last }};{% endfor %}"
           "{{ '<assistant>' if add_generation_prompt else '<end>' }}"),
       "first;|second;<end>");
-  EXPECT_EQ(asked_, 5) << "the whole, and twice each with and without the generation prompt";
+  EXPECT_EQ(asked_, 5)
+      << "the whole; then the part before the last answer, with and without the generation prompt, each as text "
+         "and with its turns";
 }
 
-// Llama 3.1 does so beside tools. A question that is rendered together with its answer is refused.
+// Llama 3.1 renders the first question there if there are tools. A question that is rendered together with its answer
+// is refused.
 TEST_F(RenderedChatTest, FirstQuestionMayBeRenderedBeforeTheLoop) {
   EXPECT_EQ(
       Trained(
@@ -161,7 +164,7 @@ TEST_F(RenderedChatTest, MarksInTheTextAreOrdinaryText) {
 
 // Turns cannot be marked in these templates. Rendering a part alone still locates a turn if the whole begins with that
 // part.
-TEST_F(RenderedChatTest, WithoutALoopOverMessagesPrefixesAreCompared) {
+TEST_F(RenderedChatTest, PrefixesAreComparedIfTurnsCannotBeMarked) {
   for (const char* source :
        {"{% for i in range(messages | length) %}<{{ messages[i].role }}>{{ messages[i].content }};{% endfor %}",
         "{% set all %}{% for m in messages %} <{{ m.role }}>{{ m.content }};{% endfor %}{% endset %}{{ all | trim }}",
@@ -181,7 +184,7 @@ TEST_F(RenderedChatTest, TurnsThatAreNotFoundAreRefused) {
     const char *source, *message;
   };
   for (const Case& c : {
-           // Moves the system prompt, and has no loop over messages.
+           // Changes the last message, and has no loop over messages.
            Case{"{% for i in range(messages | length) %}{{ messages[i].content }}{{ '!' if loop.last }};{% endfor %}",
                 "message 1 is not found"},
            // Both messages are in the question's turn.

@@ -48,6 +48,7 @@ TEST_F(TokenFileTest, HoldsTheExamplesAndRowsOfLoadDataset) {
       const auto read = Load(source);
       ASSERT_TRUE(read.ok()) << read.status();
       ExpectSame(*read, *want);
+      ASSERT_EQ(RowWarnings(*read, 40).size(), RowWarnings(*want, 40).size());
       for (std::size_t i = 0; i < RowWarnings(*want, 40).size(); ++i) {
         EXPECT_EQ(RowWarnings(*read, 40)[i].message, RowWarnings(*want, 40)[i].message);
         EXPECT_EQ(RowWarnings(*read, 40)[i].rows, RowWarnings(*want, 40)[i].rows);
@@ -165,6 +166,7 @@ TEST_F(TokenFileTest, DamagedFileIsDetectedAndRewritten) {
   const auto want = InMemory(source);
   ASSERT_TRUE(want.ok());
   const auto token_bytes = static_cast<std::size_t>(want->num_tokens) * 4;
+  // The header has 80 bytes, the tokens follow. All bytes at the beginning and the end are altered, and some others.
   std::vector<std::string> damaged = {"", whole.substr(0, 79), whole.substr(0, whole.size() - 1), whole + "x"};
   for (std::size_t at = 0; at < whole.size(); at += at < 80 || at + 600 > whole.size() ? 1 : 37) {
     if (at >= 12 && at < 16) continue;  // reserved
@@ -302,7 +304,7 @@ TEST_F(TokenFileTest, FullDiskLeavesOnlyLengthsIfNoTokensAreNeeded) {
     options.max_counted = want->examples.size() - 1;
     EXPECT_EQ(base::Reason(LoadTokens(base::RealFileSystem(), source, options).status()), "DISK_FULL")
         << "too many to keep";
-    // A plan asks this of the examples.
+    // A plan needs the number of rows in an epoch.
     Loader a(counted->examples, Packing::kSegmented, 40, 7), b(want->examples, Packing::kSegmented, 40, 7);
     EXPECT_EQ(a.RowsInEpoch(0), b.RowsInEpoch(0));
   }

@@ -9,8 +9,9 @@
 
 namespace nibble::data {
 
-// Holds the thread that calls Cancelled() in its first line until the other threads of the process have worked. Code
-// that tokenizes on threads of its own calls it on one of them. One thread.
+// Cancelled() returns a callback for code that tokenizes on several threads and checks for cancellation on one of them.
+// At the first line, the callback holds that thread until the other threads of the process have worked. On the thread
+// that made this object, the callback does nothing.
 class TokenizingThreads {
  public:
   base::Cancelled Cancelled() {
