@@ -76,7 +76,7 @@ TEST_F(ExportTest, ModelAboveTheLimitBecomesShardsThatReimport) {
   EXPECT_EQ(report->info.weights_digest, f32_->info().weights_digest);
 }
 
-TEST_F(ExportTest, LimitItselfIsOneFileAndOneByteLessIsTwo) {
+TEST_F(ExportTest, ModelAtTheLimitIsOneFileAndOneByteAboveItIsTwo) {
   std::uint64_t total = 0;
   for (const auto& [name, view] : f32_->tensors()) total += view.bytes.size();
   ASSERT_TRUE(ExportHf(files_, *f32_, directory_.Path("one"), HfBitNetClass::kBitLinear, total).ok());
