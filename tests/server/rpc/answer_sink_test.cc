@@ -175,7 +175,7 @@ class AnswerSinkTest : public ::testing::Test {
 TEST_F(AnswerSinkTest, JoinedDeltasEqualTheDecodedTokens) {
   serve::Request request = Ask(60);
   request.penalties.bias.clear();
-  for (std::int32_t id = 103; id < 112; ++id) request.penalties.bias.emplace_back(id, -100.0f);  // rows without a token
+  for (std::int32_t id = 103; id < 112; ++id) request.penalties.bias.emplace_back(id, -100.0f);  // ids without a token
   request.stopping.ignore_eos = true;
   request.sampling.temperature = 2;
   request.sampling.seed = 3;

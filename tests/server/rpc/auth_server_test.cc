@@ -39,7 +39,7 @@ enum class Over { kTls, kLocal, kInsecure };
 
 class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over> {
  protected:
-  void Files() {
+  void WriteFiles() {
     std::ofstream(directory_ + "/tokens")
         << TokenLine("viewer", "viewer") << TokenLine("infer", "infer") << TokenLine("train", "train")
         << TokenLine("operator", "operator") << TokenLine("admin", "admin")
@@ -51,7 +51,7 @@ class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over
     testing::MakeCertificate(directory_ + "/client", directory_ + "/ca", "URI:spiffe://tests/viewer");
   }
   AppOptions Options() override {
-    Files();
+    WriteFiles();
     AppOptions options = AppTest::Options();
     options.security.token_file = directory_ + "/tokens";
     if (GetParam() == Over::kTls) {
@@ -88,7 +88,7 @@ class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over
   // Calls the method with one empty message; returns the status.
   grpc::Status Ask(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                    const std::multimap<std::string, std::string>& metadata) {
-    // One message is enough of a watch; for the other methods the second read finds the end.
+    // A watch does not end, so one message is read; for the other methods the second read finds the end.
     const int reads = method.find("Watch") == std::string::npos ? 2 : 1;
     return testing_support::Ask(channel, {.method = method, .metadata = metadata, .max_reads = reads}).status;
   }
@@ -189,7 +189,7 @@ class AuthEffectTest : public AuthServerTest {
     writer->WritesDone();
     return writer->Finish();
   }
-  // The data sets, and counts of everything that the calls below change.
+  // The datasets, and counts of everything that the calls below change.
   std::string Effects() {
     v1::ListDatasetsResponse datasets;
     Send("token-admin", "nibble.v1.DatasetService/ListDatasets", v1::ListDatasetsRequest(), &datasets);
@@ -290,7 +290,7 @@ TEST_P(AuthServerTest, S2EveryRoleMayCallExactlyItsMethods) {
   EXPECT_EQ(AskAs("admin", "nibble.v1.NoSuchService/Method").error_code(), grpc::StatusCode::UNIMPLEMENTED);
 }
 
-TEST_P(AuthServerTest, ReportsAreAcceptedOnlyOnTheSocketOfTrainers) {
+TEST_P(AuthServerTest, SocketOfTrainersRefusesOtherMethodsAndUnknownAttempts) {
   struct stat info{};
   const std::string socket = directory_ + "/state/trainers.sock";
   ASSERT_EQ(stat(socket.c_str(), &info), 0);
@@ -346,6 +346,7 @@ TEST_P(AuthServerTest, RefusalsAndCallsAreLoggedWithTheirPeer) {
   EXPECT_EQ(AskAs("train", "nibble.v1.FineTuneService/CreateJob").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   std::istringstream log(::testing::internal::GetCapturedStderr());
   constexpr char kAddress[] = "ipv4:127.0.0.1:";
+  // Where gRPC itself checks the token, it gives no address, only the kind of transport.
   const std::string of_refusals = GetParam() == Over::kTls     ? "unknown"
                                   : GetParam() == Over::kLocal ? "local"
                                                                : kAddress;
@@ -384,7 +385,7 @@ TEST_P(AuthEffectTest, C4PrioritiesAboveZeroNeedTheRoleOperator) {
   v1::CreateJobRequest job = testing_support::TinyJob();
   job.mutable_spec()->mutable_run()->set_priority(7);
   expect_role(Send("token-train", "nibble.v1.FineTuneService/CreateJob", job), "run.priority");
-  // These callers may: only the model and the dataset are missing.
+  // These priorities are permitted: the errors are only about the missing model and dataset.
   EXPECT_EQ(Send("token-operator", "nibble.v1.InferenceService/Generate", generate).error_code(),
             grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(Send("token-operator", "nibble.v1.FineTuneService/CreateJob", job).error_code(),
@@ -476,9 +477,9 @@ TEST_F(BindTest, InconsistentFlagsAreNamed) {
   EXPECT_THAT(start(), StartsWith("--state_dir"));
 }
 
-// S12.
+// S12 (docs/faults.md)
 class AuthReflectionTest : public AppTest {};
-TEST_F(AuthReflectionTest, S12IsOffByDefault) {
+TEST_F(AuthReflectionTest, S12ReflectionIsOffByDefault) {
   const grpc::Status status =
       testing_support::Ask(channel_, {.method = "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"})
           .status;

@@ -50,14 +50,14 @@ class CallTest : public testing::Test {
   grpc::CallbackServerContext context_;
 };
 
-// A drain that begins now, and then counts calls, must see the call that may still be admitted, or it would not wait
-// for it.
-TEST_F(CallTest, IsCountedBeforeItIsAdmitted) {
-  std::size_t there = 0;
-  clock_.asked = [&] { there = environment_.live_calls.count(); };
+// A drain that begins during the admission must count this call: the call may still be admitted, and the drain has to
+// wait for it.
+TEST_F(CallTest, CallIsCountedBeforeItIsAdmitted) {
+  std::size_t counted = 0;
+  clock_.asked = [&] { counted = environment_.live_calls.count(); };
   Call call(environment_, &context_, CallType::kUnary, "nibble.v1.ModelService/GetModel");
   EXPECT_TRUE(call.admitted().ok()) << call.admitted();
-  EXPECT_EQ(there, 1u);
+  EXPECT_EQ(counted, 1u);
   EXPECT_TRUE(call.End(absl::OkStatus()).ok());
   EXPECT_EQ(environment_.live_calls.count(), 0u);
 }

@@ -175,7 +175,7 @@ bool SaysCommand(const std::string& text, const std::string& command) {
   if (space == std::string::npos) return Has(text, "\"" + command + "\"");
   const std::string noun = base::StrCat("\"", command.substr(0, space), "\", ");
   const std::string verb = base::StrCat("\"", command.substr(space + 1), "\"");
-  // Or one of several, written as "jobs", command.
+  // Or the verb is one of several, written as "jobs", command.
   return Has(text, noun + verb) || (Has(text, verb) && std::regex_search(text, std::regex(noun + "[a-z]")));
 }
 
@@ -226,8 +226,8 @@ TEST(CoverageTest, EveryTestNamedInARowCallsItsMethodOrCommand) {
   }
 }
 
-// One near miss of each kind: a neighbour in the file calls it, a fixture, a method of another object that has the
-// helper's name.
+// One near miss of each kind: another test of the file calls the method or command, or a fixture does, or the test
+// calls a method of another object that has the name of a helper.
 TEST(CoverageTest, TestThatDoesNotCallItsMethodIsDetected) {
   const std::string jobs = "tests/server/rpc/fine_tune_service_test.cc",
                     operations = "tests/server/rpc/operations_test.cc", main_job = "tests/e2e/test_main_job.py";

@@ -170,7 +170,7 @@ class DamagedAtStartTest : public ErrorDetailsTest {
 
 // After a restart, damage is still reported and counted, and the name stays taken until the model or dataset is
 // deleted.
-TEST_F(DamagedAtStartTest, DataLossOfModelsDamagedWhileNoServerRan) {
+TEST_F(DamagedAtStartTest, DamageWhileNoServerRanIsReportedUntilDeletion) {
   Import("other");
   UploadTexts();
   Upload("rows", kTinyTexts);
@@ -197,7 +197,7 @@ TEST_F(DamagedAtStartTest, DataLossOfModelsDamagedWhileNoServerRan) {
 }
 
 // A file that cannot be read is also damage for a call that only describes the model.
-TEST_F(ErrorDetailsTest, DataLossOfAModelThatCannotBeDescribed) {
+TEST_F(ErrorDetailsTest, ModelThatCannotBeDescribedIsDataLoss) {
   Import("other");
   model::WriteBytes(directory_ + "/state/models/tiny/config.json", "{");
   v1::GetModelRequest get;
@@ -215,7 +215,7 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelThatCannotBeDescribed) {
 
 // If a file was damaged while the server ran, that is not the fault of a caller that needs the tokenizer or the
 // template.
-TEST_F(ErrorDetailsTest, DataLossOfAModelWhoseTextCannotBeRead) {
+TEST_F(ErrorDetailsTest, ModelWhoseTextFilesCannotBeReadIsDataLoss) {
   UploadTexts();
   Import("other");
   v1::TokenizeRequest tokenize;
@@ -242,6 +242,7 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelWhoseTextCannotBeRead) {
     return text.replace(text.find(from), from.size(), to);
   };
   const std::string config = model::ReadBytes(directory + "config.json");
+  // "./config.json" is a second way to alter config.json.
   const std::map<std::string, std::string> altered = {
       {"config.json", "{"},
       {"./config.json", same_size(config, "\"hidden_size\"", "\"hidden_sizf\"")},
@@ -274,7 +275,7 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelWhoseTextCannotBeRead) {
 
 // The altered file has the same size and is JSON: only a read of its contents reveals the change. The other datasets
 // are still listed.
-TEST_F(ErrorDetailsTest, DataLossOfADatasetWhoseDescriptionWasAltered) {
+TEST_F(ErrorDetailsTest, DatasetWithAlteredDescriptionIsDataLoss) {
   UploadTexts();
   Upload("rows", kTinyTexts);
   const std::string path = directory_ + "/state/datasets/texts/meta.json", whole = model::ReadBytes(path);
@@ -320,7 +321,7 @@ TEST_F(ErrorDetailsTest, DataLossOfADatasetWhoseDescriptionWasAltered) {
   EXPECT_TRUE(Call(datasets_, &v1::DatasetService::Stub::DeleteDataset, remove, &removed).ok());
 }
 
-TEST_F(ErrorDetailsTest, DataLossOfARecord) {
+TEST_F(ErrorDetailsTest, DamagedRecordIsDataLoss) {
   ASSERT_TRUE(ConvertTiny("eight").has_response());
   FlipLastByte("eight/record.bin");
   v1::VerifyModelRequest verify;
@@ -331,8 +332,8 @@ TEST_F(ErrorDetailsTest, DataLossOfARecord) {
         /*of_operation=*/true);
 }
 
-// Whatever error a reader makes of an altered or missing file: it is not the caller's fault, and the record may still
-// be equal.
+// The readers of the files report different errors. All of them become DATA_LOSS, because the caller is not at fault,
+// even if the logits still equal the record.
 TEST_F(ErrorDetailsTest, DataLossOfAnyFileIsFoundByVerify) {
   ASSERT_TRUE(ConvertTiny("eight").has_response());
   const std::string directory = directory_ + "/state/models/eight/";
@@ -340,6 +341,7 @@ TEST_F(ErrorDetailsTest, DataLossOfAnyFileIsFoundByVerify) {
   std::string other = config;
   ASSERT_NE(other.find("\"llama\""), std::string::npos);
   other.replace(other.find("\"llama\""), 7, "\"emu99\"");
+  // "./config.json" is a second way to alter config.json.
   const std::map<std::string, std::optional<std::string>> altered = {
       {"config.json", "{}"},        {"./config.json", other},        {"nibble.json", "{}"},
       {"record.bin", std::nullopt}, {"manifest.json", std::nullopt}, {"model.safetensors", std::nullopt},
@@ -363,7 +365,7 @@ TEST_F(ErrorDetailsTest, DataLossOfAnyFileIsFoundByVerify) {
   EXPECT_EQ(VerifyFailures(), failures);
 }
 
-TEST_F(ErrorDetailsTest, DataLossCheckpointCorruptNamesBothDigests) {
+TEST_F(ErrorDetailsTest, CorruptCheckpointNamesBothDigests) {
   constexpr int kStep = 7;
   UploadTexts();
   v1::Job job;

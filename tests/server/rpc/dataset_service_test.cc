@@ -135,7 +135,7 @@ TEST_F(DatasetServiceTest, APlainTextIsOneRow) {
   EXPECT_EQ(dataset.rows(), 1);
   EXPECT_EQ(dataset.bytes(), static_cast<std::int64_t>(text.size()));
   EXPECT_EQ(dataset.sha256(), base::Sha256Hex(text));
-  // A longer one is written in pieces, which must not end within a character.
+  // A longer text is written in pieces, which must not end within a character.
   std::string large((1 << 20) - 10, ' ');  // pieces have 1 MiB
   for (std::size_t i = 0; i < large.size(); ++i) large[i] = "a\"\n\x01"[i % 4];
   for (int i = 0; i < 10'000; ++i) large += "\u4f60";
@@ -281,7 +281,7 @@ TEST_F(DatasetServiceTest, PreviewCountsTruncatedDroppedAndSplitRows) {
   EXPECT_EQ(split.rows(1).row(), 1);
 }
 
-// Jobs are planned, but not run.
+// Jobs are planned; their trainer fails at once.
 class PlannedRowsTest : public DatasetServiceTest {
  protected:
   AppOptions Options() override {
@@ -477,7 +477,7 @@ TEST_F(OldStreamTest, SilentUploadEndsAtTheAgeLimit) {
     auto writer = datasets_->UploadDataset(&context, &dataset);
     v1::UploadDatasetRequest message;
     message.mutable_header()->set_name("silent");
-    if (header) writer->Write(message);  // false if the age is already reached: the status shows that
+    if (header) writer->Write(message);  // fails if the age is already reached, as the status shows
     const auto began = std::chrono::steady_clock::now();
     const grpc::Status status = writer->Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status.error_message();
@@ -508,8 +508,8 @@ TEST_F(OldStreamTest, EndlessUploadEndsAtTheAgeLimit) {
   EXPECT_EQ(writer->Finish().error_message(), "the stream is older than 1s");
 }
 
-// No worker is that quick: a call without a deadline fails because it waited too long, a call with a deadline waits
-// until that.
+// No worker is that quick: a call without a deadline fails because it waited too long. A call with a deadline may wait
+// until then.
 class ImpatientServerTest : public DatasetServiceTest {
  protected:
   AppOptions Options() override {
@@ -548,8 +548,8 @@ class ServerPathTest : public DatasetServiceTest {
     options.import_root = directory_ + "/root";
     return options;
   }
-  grpc::Status Name(const std::string& name, const std::string& path, v1::Dataset* dataset,
-                    const std::string& sha256 = "", const std::string& chunk = "") {
+  grpc::Status SendPath(const std::string& name, const std::string& path, v1::Dataset* dataset,
+                        const std::string& sha256 = "", const std::string& chunk = "") {
     grpc::ClientContext context;
     auto writer = datasets_->UploadDataset(&context, dataset);
     v1::UploadDatasetRequest message;
@@ -570,20 +570,20 @@ class ServerPathTest : public DatasetServiceTest {
 
 TEST_F(ServerPathTest, AFileBelowTheImportRootIsCopied) {
   v1::Dataset dataset;
-  grpc::Status status = Name("mine", "rows.jsonl", &dataset);
+  grpc::Status status = SendPath("mine", "rows.jsonl", &dataset);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(dataset.rows(), 2);
   EXPECT_EQ(dataset.sha256(), base::Sha256Hex(kRows));
   // Again with the right digest, then with a wrong one.
-  EXPECT_TRUE(Name("mine", "rows.jsonl", &dataset, dataset.sha256()).ok());
-  EXPECT_EQ(FieldOf(Name("other", "rows.jsonl", &dataset, std::string(64, '0'))), "finish.sha256");
-  EXPECT_EQ(FieldOf(Name("other", "rows.jsonl", &dataset, "", "more")), "chunk");
+  EXPECT_TRUE(SendPath("mine", "rows.jsonl", &dataset, dataset.sha256()).ok());
+  EXPECT_EQ(FieldOf(SendPath("other", "rows.jsonl", &dataset, std::string(64, '0'))), "finish.sha256");
+  EXPECT_EQ(FieldOf(SendPath("other", "rows.jsonl", &dataset, "", "more")), "chunk");
 }
 
 TEST_F(ServerPathTest, PathsOutsideTheImportRootAreRefusedAndLeaveNothing) {
   v1::Dataset dataset;
   for (const std::string path : {"../outside.jsonl", "link.jsonl", "/etc/passwd", ".", "none.jsonl", ""}) {
-    const grpc::Status status = Name("mine", path, &dataset);
+    const grpc::Status status = SendPath("mine", path, &dataset);
     EXPECT_FALSE(status.ok()) << path;
     EXPECT_NE(status.error_code(), grpc::StatusCode::INTERNAL) << path;
   }

@@ -44,7 +44,8 @@ class ErrorDetailsTest : public AppTest {
     AppTest::SetUp();
     Import("tiny");
   }
-  // Checks what every error has: the same code and text twice, one ErrorInfo of this domain.
+  // Checks what every error has: its code and text also in its details, one ErrorInfo of the domain "nibble", and the
+  // further details that its code requires.
   google::rpc::Status Check(const grpc::Status& status, grpc::StatusCode code, const std::string& reason,
                             bool of_operation = false) {
     EXPECT_EQ(status.error_code(), code) << status.error_message();
@@ -131,6 +132,7 @@ class ErrorDetailsTest : public AppTest {
     EXPECT_TRUE(status.ok()) << status.error_message();
     return operation;
   }
+  // Imports a path below the import root under the same name.
   void Take(const std::string& path) {
     const auto done = Wait(Begin(path, path));
     ASSERT_TRUE(done.has_response()) << done.error().message();

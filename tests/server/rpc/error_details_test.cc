@@ -25,7 +25,7 @@
 namespace nibble {
 namespace {
 
-TEST_F(ErrorDetailsTest, InvalidArgumentFieldViolation) {
+TEST_F(ErrorDetailsTest, FieldViolationNamesEveryWrongField) {
   UploadTexts();
   v1::CreateJobRequest request = TinyJob();
   request.mutable_spec()->mutable_qlora()->set_r(0);
@@ -37,7 +37,7 @@ TEST_F(ErrorDetailsTest, InvalidArgumentFieldViolation) {
 }
 
 // The message names both the limit and the number in the request.
-TEST_F(ErrorDetailsTest, InvalidArgumentTooManyStops) {
+TEST_F(ErrorDetailsTest, TooManyStopsAreRefusedWithLimitAndNumber) {
   const auto ask = [&](int strings, int tokens) {
     v1::GenerateRequest request = Prompt("tiny", "a", 1);
     for (int i = 0; i < strings; ++i) request.mutable_stopping()->add_stop("stop" + std::to_string(i));
@@ -54,7 +54,7 @@ TEST_F(ErrorDetailsTest, InvalidArgumentTooManyStops) {
   EXPECT_THAT(tokens.error_message(), HasSubstr("has 129 tokens, wanted at most 128"));
 }
 
-TEST_F(ErrorDetailsTest, InvalidArgumentDatasetFormat) {
+TEST_F(ErrorDetailsTest, DatasetFormatErrorNamesTheLines) {
   const std::string rows = "{\"text\": \"a\"}\n{\"text\": 5}\nno row\n";
   v1::UploadDatasetHeader header;
   header.set_name("bad");
@@ -64,7 +64,7 @@ TEST_F(ErrorDetailsTest, InvalidArgumentDatasetFormat) {
             "line 2 line 3");
 }
 
-TEST_F(ErrorDetailsTest, InvalidArgumentNoTrainableTokens) {
+TEST_F(ErrorDetailsTest, DataWithoutTrainableTokensIsInvalidArgument) {
   std::string prompt;
   for (int i = 0; i < 64; ++i) prompt += "a b ";
   Upload("texts", "{\"prompt\": \"" + prompt + "\", \"completion\": \"c\"}\n");
@@ -75,7 +75,7 @@ TEST_F(ErrorDetailsTest, InvalidArgumentNoTrainableTokens) {
   EXPECT_EQ(Metadata(details, "fault"), "user");
 }
 
-TEST_F(ErrorDetailsTest, InvalidArgumentPromptTooLong) {
+TEST_F(ErrorDetailsTest, TooLongPromptNamesItsTokensAndTheMaximum) {
   v1::GenerateRequest request = Prompt("tiny", "", 1);
   for (int i = 0; i < 300; ++i) request.mutable_token_ids()->add_ids(5);
   const auto details = Check(Generate(request), grpc::StatusCode::INVALID_ARGUMENT, "PROMPT_TOO_LONG");
@@ -129,7 +129,7 @@ TEST_F(TemplateErrorTest, InvalidTemplateOfAModelIsInvalidArgument) {
   EXPECT_THAT(status.error_message(), HasSubstr("chat template"));
 }
 
-TEST_F(TemplateErrorTest, InvalidArgumentTemplateError) {
+TEST_F(TemplateErrorTest, TemplateErrorNamesItsField) {
   Take("strict");
   Take("bare");
   Upload("chats", R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"
@@ -142,7 +142,7 @@ TEST_F(TemplateErrorTest, InvalidArgumentTemplateError) {
   EXPECT_EQ(Fields(Check(Preview("bare"), grpc::StatusCode::INVALID_ARGUMENT, "TEMPLATE_ERROR")), "chat_template");
 }
 
-TEST_F(ErrorDetailsTest, NotFound) {
+TEST_F(ErrorDetailsTest, NotFoundNamesTheResource) {
   const auto check = [&](const grpc::Status& status, const std::string& reason, const std::string& resource) {
     EXPECT_EQ(Resource(Check(status, grpc::StatusCode::NOT_FOUND, reason)), resource);
   };
@@ -179,7 +179,7 @@ TEST_F(ErrorDetailsTest, NotFound) {
   check(reader->Finish(), "ARTIFACT", "artifact export-none");
 }
 
-TEST_F(ErrorDetailsTest, AlreadyExistsNameTakenAndIdempotencyConflict) {
+TEST_F(ErrorDetailsTest, AlreadyExistsNamesTheResource) {
   UploadTexts();
   v1::CreateJobRequest request = TinyJob();
   request.mutable_spec()->mutable_publish()->set_output_model("tiny");
@@ -221,7 +221,7 @@ TEST_F(ErrorDetailsTest, AlreadyExistsNameTakenAndIdempotencyConflict) {
   check(Upload(texts, "{\"text\": \"another\"}\n", &dataset), "NAME_TAKEN", "dataset texts");
 }
 
-TEST_F(ErrorDetailsTest, FailedPrecondition) {
+TEST_F(ErrorDetailsTest, FailedPreconditionNamesItsSubject) {
   v1::UnloadModelRequest unload;
   unload.set_name("tiny");
   v1::UnloadModelResponse unloaded;
@@ -259,7 +259,7 @@ TEST_F(ErrorDetailsTest, FailedPrecondition) {
   cancel.set_name(job.name());
   v1::Job moved;
   ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CancelJob, cancel, &moved).ok());
-  // Illegal by the table of states, and because there is no trainer.
+  // The table of states forbids the resume; a checkpoint needs a trainer.
   v1::ResumeJobRequest resume;
   resume.set_name(job.name());
   check(Call(jobs_, &v1::FineTuneService::Stub::ResumeJob, resume, &moved), "ILLEGAL_STATE", job.name());
@@ -268,7 +268,7 @@ TEST_F(ErrorDetailsTest, FailedPrecondition) {
   check(Call(jobs_, &v1::FineTuneService::Stub::CheckpointJob, checkpoint, &moved), "ILLEGAL_STATE", job.name());
 }
 
-TEST_F(ErrorDetailsTest, FailedPreconditionNotServable) {
+TEST_F(ErrorDetailsTest, CheckpointWithoutAnAdapterIsNotServable) {
   UploadTexts();
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
@@ -282,8 +282,8 @@ TEST_F(ErrorDetailsTest, FailedPreconditionNotServable) {
   EXPECT_EQ(Subject(details), publish.checkpoint());
 }
 
-// Folders in the format of transformers: "masters" holds a BitNet model, "ternary" its codes. In the others something
-// is missing or wrong.
+// Folders in the format of transformers: "masters" holds the weights of a BitNet model, "ternary" packed codes. In the
+// folders from "mute" on, something is missing or wrong.
 class ImportedErrorTest : public ErrorDetailsTest {
  protected:
   AppOptions Options() override {
@@ -301,18 +301,19 @@ class ImportedErrorTest : public ErrorDetailsTest {
     }
     std::filesystem::remove(add("hf_tied_bf16", "mute") + "tokenizer.json");
     model::WriteBytes(add("hf_tied_bf16", "cut") + "model.safetensors", "no tensors");
+    // A tensor's name may have 512 bytes; this one has 600.
     const std::string header =
         StrCat(R"({")", std::string(600, 'a'), R"(": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}})");
-    std::string named(8, '\0');
-    for (std::size_t i = 0; i < 2; ++i) named[i] = static_cast<char>(header.size() >> (8 * i));
-    model::WriteBytes(add("hf_tied_bf16", "long") + "model.safetensors", named + header);
+    std::string length(8, '\0');
+    for (std::size_t i = 0; i < 2; ++i) length[i] = static_cast<char>(header.size() >> (8 * i));
+    model::WriteBytes(add("hf_tied_bf16", "long") + "model.safetensors", length + header);
     model::WriteBytes(add("hf_tied_bf16", "foreign") + "config.json",
                       R"({"architectures": ["OtherForCausalLM"], "model_type": "other"})");
     return options;
   }
 };
 
-TEST_F(ImportedErrorTest, FailedPreconditionOfBitNetModels) {
+TEST_F(ImportedErrorTest, FailedPreconditionNamesTheBitNetModel) {
   Take("masters");
   Take("ternary");
   const grpc::Status raw = Generate(Prompt("masters", "a", 1));
@@ -326,7 +327,7 @@ TEST_F(ImportedErrorTest, FailedPreconditionOfBitNetModels) {
   EXPECT_EQ(Subject(Check(twice, grpc::StatusCode::FAILED_PRECONDITION, "ALREADY_TERNARY")), "ternary");
 }
 
-TEST_F(ImportedErrorTest, InvalidArgumentModelFormatNamesItsKind) {
+TEST_F(ImportedErrorTest, ModelFormatErrorNamesItsKind) {
   const std::map<std::string, std::string> kinds = {{"mute", "NO_TOKENIZER"},
                                                     {"cut", "MALFORMED_FILE"},
                                                     {"foreign", "UNSUPPORTED_MODEL"},
@@ -342,7 +343,7 @@ TEST_F(ImportedErrorTest, InvalidArgumentModelFormatNamesItsKind) {
   }
 }
 
-TEST_F(ErrorDetailsTest, ResourceExhaustedKvFull) {
+TEST_F(ErrorDetailsTest, KvFullNamesNeedAndHave) {
   v1::GenerateRequest request = Prompt("tiny", "a b c", 240);
   request.mutable_sampling()->set_n(16);
   const auto details = Check(Generate(request), grpc::StatusCode::RESOURCE_EXHAUSTED, "KV_FULL");
@@ -350,7 +351,7 @@ TEST_F(ErrorDetailsTest, ResourceExhaustedKvFull) {
   EXPECT_EQ(Find<google::rpc::QuotaFailure>(details)->violations(0).subject(), "KV_FULL");
 }
 
-// No job may wait in the queue.
+// No job may wait in the queue, and uploads may have only 3 small messages and 1000 bytes.
 class FullQueueTest : public ErrorDetailsTest {
  protected:
   AppOptions Options() override {
@@ -363,7 +364,7 @@ class FullQueueTest : public ErrorDetailsTest {
   }
 };
 
-TEST_F(FullQueueTest, ResourceExhaustedQueueFullSuggestsADelay) {
+TEST_F(FullQueueTest, FullJobQueueSuggestsADelay) {
   UploadTexts();
   v1::Job job;
   const auto details = Check(Create(TinyJob(), &job), grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL");
@@ -372,7 +373,7 @@ TEST_F(FullQueueTest, ResourceExhaustedQueueFullSuggestsADelay) {
   EXPECT_EQ(Find<google::rpc::RetryInfo>(details)->retry_delay().seconds(), 60);
 }
 
-TEST_F(FullQueueTest, ResourceExhaustedMessageTooLarge) {
+TEST_F(FullQueueTest, TooManySmallMessagesAreResourceExhausted) {
   grpc::ClientContext context;
   v1::Dataset dataset;
   auto writer = datasets_->UploadDataset(&context, &dataset);
@@ -386,8 +387,8 @@ TEST_F(FullQueueTest, ResourceExhaustedMessageTooLarge) {
   Check(writer->Finish(), grpc::StatusCode::RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE");
 }
 
-// Refused before the first byte.
-TEST_F(FullQueueTest, ResourceExhaustedBySizeAnnouncedInAHeader) {
+// An upload whose header announces too many bytes is refused before its first byte.
+TEST_F(FullQueueTest, TooLargeSizeInAHeaderIsResourceExhausted) {
   grpc::ClientContext model_context;
   v1::UploadModelResponse upload;
   auto models = models_->UploadModel(&model_context, &upload);
@@ -427,7 +428,7 @@ class SmallMemoryTest : public ErrorDetailsTest {
   }
 };
 
-TEST_F(SmallMemoryTest, ResourceExhaustedOutOfDeviceMemoryOfAJobAndOfAModel) {
+TEST_F(SmallMemoryTest, JobAndModelWithoutMemoryAreRefusedWithTheirPlan) {
   UploadTexts();
   Refused(ErrorOfPlan(TinyJob()), "1000");
   v1::LoadModelRequest load;
@@ -461,7 +462,7 @@ class QuotaTest : public ErrorDetailsTest {
 };
 
 // The second plan is refused while the first reads its data.
-TEST_F(QuotaTest, ResourceExhaustedQueueFullOfPlansSuggestsADelay) {
+TEST_F(QuotaTest, RefusalOfTooManyPlansSuggestsADelay) {
   std::string rows;
   while (rows.size() < 900'000) rows += "{\"text\": \"a b c d e f g h a b c d e f g h a b c d e f g h\"}\n";
   Upload("texts", rows);
@@ -484,7 +485,7 @@ TEST_F(QuotaTest, ResourceExhaustedQueueFullOfPlansSuggestsADelay) {
   EXPECT_EQ(Metadata(details, "retry_ms"), "1000") << "no plan has ended: no estimate";
 }
 
-TEST_F(QuotaTest, ResourceExhaustedTenantQuota) {
+TEST_F(QuotaTest, TenantQuotaLimitsTheJobsOfOnePrincipal) {
   UploadTexts();
   app_.reset();
   with_tokens_ = true;
@@ -499,7 +500,7 @@ TEST_F(QuotaTest, ResourceExhaustedTenantQuota) {
   EXPECT_TRUE(other.ok()) << other.error_message();
 }
 
-TEST_F(ErrorDetailsTest, AbortedAndOutOfRange) {
+TEST_F(ErrorDetailsTest, OldEtagIsAbortedAndForeignPageTokenIsOutOfRange) {
   v1::DeleteModelRequest remove;
   remove.set_name("tiny");
   remove.set_etag("old");
@@ -555,7 +556,7 @@ class RefusedCallerTest : public ErrorDetailsTest {
   }
 };
 
-TEST_F(RefusedCallerTest, UnauthenticatedAndPermissionDenied) {
+TEST_F(RefusedCallerTest, BadTokenIsUnauthenticatedAndMissingRoleIsPermissionDenied) {
   const std::string list = "nibble.v1.ModelService/ListModels", stream = "nibble.v1.FineTuneService/WatchJob",
                     upload = "nibble.v1.ModelService/UploadModel";
   for (const std::string& method : {list, stream, upload}) {
@@ -567,7 +568,7 @@ TEST_F(RefusedCallerTest, UnauthenticatedAndPermissionDenied) {
   EXPECT_NE(Metadata(role, "needed"), "(none)");
 }
 
-TEST_F(ErrorDetailsTest, UnavailableDraining) {
+TEST_F(ErrorDetailsTest, DrainingServerIsUnavailable) {
   v1::DrainRequest request;
   request.mutable_deadline()->set_seconds(5);
   v1::DrainResponse response;

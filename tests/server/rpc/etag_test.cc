@@ -52,7 +52,7 @@ TEST_F(EtagTest, OldEtagIsRefusedAndTheCurrentOneIsAccepted) {
   grpc::Status status = Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED);
   EXPECT_EQ(ReasonOf(status), "ETAG_MISMATCH");
-  EXPECT_EQ(EtagOf(status), model.etag()) << "as for a job";
+  EXPECT_EQ(EtagOf(status), model.etag()) << "the error has the current etag, as for a job";
   // Another model has the name now: the model of the old etag is gone.
   remove.clear_etag();
   ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed).ok());

@@ -234,7 +234,8 @@ class HostileRequestsTest : public AppTest {
   }
 
   // Whether the field holds a path, or the name of something that is or will be on the disk. Excludes filters, which
-  // match nothing, and the name for people in the header of an upload.
+  // match nothing, the name for people in the header of an upload, and file names in an upload, which come after its
+  // header (S4UploadedFilesHavePlainNames).
   static bool NamesAFile(const FieldDescriptor* field) {
     static const std::set<std::string> names = {"name",
                                                 "model",
@@ -274,8 +275,8 @@ class HostileRequestsTest : public AppTest {
       EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << where << ": " << status.error_message();
       const auto resource = Find<google::rpc::ResourceInfo>(testing_support::Details(status));
       if (!resource.has_value()) return;  // the error of a path
-      for (const char* there : {"tiny", "texts", "imported", "converted", "published"}) {
-        EXPECT_NE(resource->resource_name(), there) << where;
+      for (const char* existing : {"tiny", "texts", "imported", "converted", "published"}) {
+        EXPECT_NE(resource->resource_name(), existing) << where;
       }
     }
   }
@@ -332,7 +333,7 @@ class HostileRequestsTest : public AppTest {
     } while (!request.page_token().empty());
     return failed;
   }
-  // Cancels the job with these bytes, so that the queue does not fill. The job may have failed by now.
+  // Cancels the job whose message has these bytes, so that the queue does not fill. The job may have failed by now.
   void Cancel(const std::string& bytes) {
     v1::Job job;
     ASSERT_TRUE(job.ParseFromString(bytes));

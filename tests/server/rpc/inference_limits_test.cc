@@ -255,9 +255,9 @@ TEST_F(InferenceServiceTest, ErrorsNameTheirReason) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(FieldOf(status), "stopping.max_tokens");
 
-  auto hot = Prompt("tiny", "a", 1);
-  hot.mutable_sampling()->set_temperature(-1);
-  status = Generate(hot, &response);
+  auto below_zero = Prompt("tiny", "a", 1);
+  below_zero.mutable_sampling()->set_temperature(-1);
+  status = Generate(below_zero, &response);
   EXPECT_EQ(FieldOf(status), "sampling.temperature");
 
   auto longer = Prompt("tiny", "", 1);

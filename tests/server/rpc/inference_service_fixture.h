@@ -39,7 +39,7 @@ class InferenceServiceTest : public AppTest {
     EXPECT_TRUE(server_->GetLoad(&context, {}, &load).ok());
     return load;
   }
-  // "tiny8"
+  // Makes "tiny8" from "tiny".
   void MakeInt8() {
     v1::ConvertModelRequest convert;
     convert.set_model("tiny");

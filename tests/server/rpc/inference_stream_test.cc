@@ -17,7 +17,7 @@
 namespace nibble {
 namespace {
 
-// Streams and several outputs change logits as one unary answer does.
+// Bias and penalties change the logits of streams and of several outputs as they do in one unary answer.
 TEST_F(InferenceServiceTest, PenaltiesAndBiasHoldInStreamsAndForEveryOutput) {
   const auto check = [&](const std::function<void(v1::Sampling&)>& change, const std::vector<std::int32_t>& wanted) {
     v1::GenerateStreamRequest request;
@@ -483,7 +483,7 @@ TEST_F(SlowReaderTest, ReaderThatTakesNothingLosesItsRequestAndGetsItsUsage) {
   for (const auto& detail : details.details()) detail.UnpackTo(&usage);
   EXPECT_GT(usage.completion_tokens(), 0);
   EXPECT_LT(usage.completion_tokens(), 16 * 240);
-  // The status may arrive before the end of the step that frees them.
+  // The status may arrive before the end of the step that frees the blocks.
   while (Load().kv_blocks_used() > 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
   EXPECT_EQ(Load().kv_blocks_used(), 0);
 }

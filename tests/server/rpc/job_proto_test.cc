@@ -146,7 +146,7 @@ void ForEachSpecField(const std::function<void(const v1::JobSpec&, const FieldDe
   walk(v1::JobSpec::descriptor(), {});
 }
 
-// A field that the server neither reads nor refuses would change nothing without a word.
+// A field that the server neither reads nor refuses would be ignored silently.
 TEST(JobProtoTest, EveryFieldIsReadOrListedAsUnimplemented) {
   std::set<std::string> listed;
   for (const std::string name : kUnbuilt) listed.insert(name.substr(0, name.find(' ')));

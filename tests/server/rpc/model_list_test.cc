@@ -172,7 +172,8 @@ TEST_F(ModelServiceTest, EndedOperationIsAnsweredAfterARestart) {
   EXPECT_EQ(ReasonOf(operations_->GetOperation(&context2, get, &after)), "OPERATION");
 }
 
-// A call whose answer the restart lost does nothing twice: its name is not found taken, and no second model is made.
+// A call that is repeated because the restart lost its answer does nothing twice: it is not refused with NAME_TAKEN,
+// and no second model is made.
 TEST_F(ModelServiceTest, ARequestIdIsKnownAfterARestart) {
   Import("base");
   v1::ImportModelRequest imported;
@@ -201,8 +202,7 @@ TEST_F(ModelServiceTest, ARequestIdIsKnownAfterARestart) {
   app_.reset();
   StartApp();
   begin(again);
-  for (int i = 0; i < 3; ++i) {
-    if (i == 2) continue;
+  for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(again[i].name(), first[i].name()) << i;
     EXPECT_TRUE(again[i].done() && again[i].has_response()) << i;
   }

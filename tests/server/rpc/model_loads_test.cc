@@ -309,7 +309,7 @@ TEST_F(ModelLoadsTest, ADeadlineEndsTheWait) {
     EXPECT_EQ(inference_->Generate(&context, Ask("cold"), &response).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
     EXPECT_TRUE(AwaitWaiting(0));
   }
-  // The deadline of the server, if the client gave none; the error shows it.
+  // If the client gave no deadline, the server's applies; the server's own error arrives.
   environment_.generate_deadline = absl::Milliseconds(100);
   ExpectStopped(Begin("cold")->status.get(), grpc::StatusCode::DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED");
   {
@@ -460,7 +460,7 @@ TEST_F(ModelLoadsTest, FullQueueRefusesTheNextCallWithARetryDelay) {
   EXPECT_EQ(retry_ms("cold"), "7000");
   EXPECT_EQ(retry_ms("frozen"), "7000");
   clock.Advance(absl::Minutes(5));
-  EXPECT_EQ(retry_ms("cold"), "60000") << "at most";
+  EXPECT_EQ(retry_ms("cold"), "60000") << "the estimate is at most a minute";
   EXPECT_EQ(few.num_waiting(), 2u);
   EXPECT_TRUE(absl::IsNotFound(few.Wait("none", "", then).status()));
   EXPECT_TRUE(few.Forget("cold", *other));
@@ -540,7 +540,7 @@ TEST_F(ModelLoadsTest, StoppingServerStopsTheRunningLoad) {
   EXPECT_FALSE(manager_->IsLoaded("cold"));
 }
 
-// A worker may reach its load only after the server has stopped them.
+// A worker may come to its load only after the server has stopped all loads.
 TEST_F(ModelLoadsTest, NoCallWaitsAfterAStop) {
   gate_.Shut("cold");
   const auto asked = Begin("cold");

@@ -20,7 +20,7 @@ using testing_support::AppTest;
 using testing_support::ReasonOf;
 namespace longrunning = google::longrunning;
 
-// The memory for models is set between two starts. docs/faults.md, C5.
+// The tests change the memory for models between two starts of the server (docs/faults.md, C5).
 class ModelMemoryTest : public AppTest {
  protected:
   AppOptions Options() override {
@@ -169,7 +169,7 @@ TEST_F(ModelMemoryTest, C5ConversionTakesItsMemoryFromThatOfModels) {
   EXPECT_TRUE(made.has_response()) << made.error().message();
 }
 
-// A base that is not nf4 is converted to nf4.
+// A base that is not nf4 is converted to nf4, which takes memory.
 TEST_F(ModelMemoryTest, C5ImportOfAnAdapterTakesItsMemoryFromThatOfModels) {
   Import("base");
   const v1::ImportModelRequest adapter = WriteAdapter(1);

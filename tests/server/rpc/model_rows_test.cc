@@ -101,7 +101,7 @@ TEST_F(ModelRowsTest, RowsAreBounded) {
     ASSERT_TRUE(rows_.Get(Stored(base::StrCat("m-", i)), false).ok());
     ASSERT_LE(rows_.size(), ModelRows::kMaxRows);
   }
-  EXPECT_EQ(rows_.size(), 1u);
+  EXPECT_EQ(rows_.size(), 1u) << "a full cache is emptied before the next row";
 }
 
 }  // namespace

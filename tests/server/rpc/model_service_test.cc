@@ -389,10 +389,10 @@ TEST_F(ModelServiceTest, ImpossibleExportIsRefusedAtOnceByField) {
   EXPECT_EQ(refused("base", v1::EXPORT_FORMAT_PEFT, 0, 1000), "max_shard_bytes");
 }
 
-TEST_F(ModelServiceTest, ChangedScaleIsDetected) {
+TEST_F(ModelServiceTest, ChangedWeightIsDetected) {
   Import("base");
   ASSERT_TRUE(Convert("base", "small", v1::MODEL_FORMAT_INT8).has_response());
-  // A byte at the end of the file belongs to some tensor: it is enough to change that.
+  // Whichever tensor the last bytes of the file belong to, a changed byte must be detected.
   const std::string path = directory_ + "/state/models/small/model.safetensors";
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekg(-4, std::ios::end);

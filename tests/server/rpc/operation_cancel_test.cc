@@ -1,5 +1,5 @@
-// Interrupts the real work of operations on whole models at every check for cancellation: by a cancel, by the deadline
-// of operations and by the end of the server (docs/faults.md, C5, C8).
+// Interrupts the real work of operations on whole models: by a cancel at every check for cancellation; by the deadline
+// of operations and by the end of the server at the beginning of a long stage (docs/faults.md, C5, C8).
 #include <gtest/gtest.h>
 
 #include <atomic>

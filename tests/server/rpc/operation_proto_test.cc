@@ -114,7 +114,7 @@ TEST_F(OperationsTest, AnswerIsTheSameInEveryCallAndAfterARestart) {
   }
 }
 
-// Files that a nibbled before version 2 left.
+// Files in version 1 of their format, which an earlier nibbled wrote.
 class OldFilesTest : public OperationsTest {
  protected:
   void SetUp() override {

@@ -85,7 +85,7 @@ TEST_F(PreviewTest, ReadsNoFurtherThanItsBounds) {
   EXPECT_EQ(bytes.dropped_rows(), 3);
 }
 
-TEST_F(PreviewTest, CancelEndsItAtTheNextRow) {
+TEST_F(PreviewTest, CancelEndsThePreviewAtTheNextRow) {
   DropAll();
   int asked = 0;
   PreviewBounds bounds;
@@ -97,7 +97,7 @@ TEST_F(PreviewTest, CancelEndsItAtTheNextRow) {
   EXPECT_EQ(asked, 3);
 }
 
-TEST_F(PreviewTest, CancelEndsItInsideAConversation) {
+TEST_F(PreviewTest, CancelEndsThePreviewInsideAConversation) {
   std::ofstream(directory_ / "data.jsonl")
       << R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"},)"
       << R"( {"role": "user", "content": "c?"}, {"role": "assistant", "content": "d"}]})" << "\n";

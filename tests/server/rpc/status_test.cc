@@ -188,7 +188,7 @@ TEST(StatusTest, OnlyCancelledAndLateStatusesGetAStage) {
   EXPECT_TRUE(StoppedAt(absl::OkStatus(), kStageQueue, 0).ok());
 }
 
-TEST(StatusTest, NotBuiltNamesTheFeature) {
+TEST(StatusTest, UnimplementedNamesTheFeature) {
   const auto details = Details(ToGrpcStatus(Unimplemented("Sampling.n")));
   EXPECT_EQ(details.code(), static_cast<int>(grpc::StatusCode::UNIMPLEMENTED));
   EXPECT_THAT(details.message(), HasSubstr("Sampling.n"));

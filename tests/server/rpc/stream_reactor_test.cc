@@ -333,7 +333,7 @@ TEST_F(StreamReactorTest, CallbackSetAfterTheEndIsNotKept) {
   EXPECT_EQ(held.use_count(), 1);
 }
 
-TEST(WorkerPoolTest, IsIdleWhenNothingIsQueuedAndNothingRuns) {
+TEST(WorkerPoolTest, PoolIsIdleWhenNothingIsQueuedAndNothingRuns) {
   base::WorkerPool workers(2, 0);
   workers.AwaitIdle();
   std::atomic<int> done{0};
@@ -349,7 +349,7 @@ TEST(WorkerPoolTest, IsIdleWhenNothingIsQueuedAndNothingRuns) {
   EXPECT_EQ(held.use_count(), 1) << "finished tasks hold nothing";
 }
 
-// faults.md C4.
+// C4 (docs/faults.md)
 TEST(WorkerPoolTest, PrincipalsTakeTurns) {
   std::string order;  // of the tasks of the only worker
   std::promise<void> queued;

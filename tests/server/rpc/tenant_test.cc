@@ -30,7 +30,7 @@ using testing_support::TokenLine;
 constexpr int kStep = 7;
 
 // The field in which a method names a job or a checkpoint; "" if it names none. Every method is listed, so that each
-// new one is considered. Models and data sets belong to all tenants; operations belong to one
+// new one is considered. Models and datasets belong to all tenants; operations belong to one
 // (S2OperationIsVisibleOnlyToItsTenant).
 const std::vector<std::pair<std::string_view, std::string_view>>& JobFields() {
   static const auto* fields = new std::vector<std::pair<std::string_view, std::string_view>>{
@@ -91,7 +91,7 @@ const std::vector<std::pair<std::string_view, std::string_view>>& JobFields() {
   return *fields;
 }
 
-// Two tenants on one server, and an operator without one.
+// Two tenants on one server, and an admin without a tenant.
 class TenantTest : public AppTest {
  protected:
   AppOptions Options() override {
@@ -305,7 +305,7 @@ TEST_F(TenantTest, S2OneNameInTwoTenantsIsTwoPrincipals) {
   EXPECT_EQ(CreateJob("").name(), red);
 }
 
-// A plan reveals the spec of a job, and with it the data sets and models of a tenant.
+// A plan reveals the spec of a job, and with it the datasets and models of a tenant.
 TEST_F(TenantTest, S2OperationsOfAnotherTenantLookAbsent) {
   As("red");
   Import("tiny");

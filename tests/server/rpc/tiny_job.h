@@ -1,4 +1,4 @@
-// A small job for tests: two steps on the model "tiny" and the data set "texts".
+// A small job for tests: two steps on the model "tiny" and the dataset "texts".
 #pragma once
 #include "nibble/v1/fine_tune_service.pb.h"
 

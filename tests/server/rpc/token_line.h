@@ -1,4 +1,4 @@
-// A line of a token file; "token-NAME" is NAME's token.
+// A line of the file of --token_file; "token-NAME" is NAME's token.
 #pragma once
 #include <string>
 

@@ -94,7 +94,7 @@ TEST_F(TokensTest, WorkOnAnAnswerThatIsTooLargeEndsAtOnce) {
   detokenize_.clear_token_ids();
   const std::int32_t id = model_.assets.tokenizer->TokenId("t").value();
   for (int i = 0; i < 10'000; ++i) detokenize_.add_token_ids(id);
-  int asked = 0;
+  int asked = 0;  // counted by a callback that never cancels
   const AnswerBounds narrow{.cancelled = [&asked] { return ++asked < 0; }, .max_bytes = 100};
   v1::DetokenizeResponse text;
   EXPECT_EQ(base::Reason(Detokenize(detokenize_, model_, narrow, &text)), "MESSAGE_TOO_LARGE");

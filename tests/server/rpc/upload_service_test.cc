@@ -223,7 +223,7 @@ TEST_F(UploadServiceTest, C10ACancelledUploadEndsItsStreamAndFreesTheDisk) {
   EXPECT_EQ(Upload("page", kRows).rows(), 2) << "the name is free again";
 }
 
-// Otherwise 200 MiB could be sent for a dataset whose name is in use, with --max_dataset_bytes 1000.
+// Otherwise far more than --max_dataset_bytes could be sent for a dataset whose name is in use.
 TEST_F(UploadServiceTest, C10AnExistingDatasetHasTheLimitOfANewOne) {
   Upload("page", kRows);
   const std::string bytes(1001, 'x');
@@ -234,7 +234,7 @@ TEST_F(UploadServiceTest, C10AnExistingDatasetHasTheLimitOfANewOne) {
     const grpc::Status status = AppTest::Upload(header, bytes, &dataset, /*finish=*/false);
     EXPECT_EQ(ReasonOf(status), "UPLOAD_TOO_LARGE") << name << ": " << status.error_message();
   }
-  // Bytes beyond the length of the dataset show before the last message that it is another one.
+  // Bytes beyond the length of the stored dataset show that the content differs, before the last message arrives.
   v1::Dataset dataset;
   v1::UploadDatasetHeader header;
   header.set_name("page");

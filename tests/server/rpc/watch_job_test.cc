@@ -161,7 +161,7 @@ TEST_F(WatchJobTest, ReturningReaderSeesEveryEventOnce) {
     const std::int64_t after = seen.empty() ? 0 : seen.back();
     const auto watch = Begin(id, after);
     EXPECT_GE(watch->snapshot.last_sequence(), after);
-    EXPECT_EQ(watch->snapshot.oldest_sequence(), 1) << "the log is never truncated, so no reader comes too late";
+    EXPECT_EQ(watch->snapshot.oldest_sequence(), 1) << "the first event is never removed";
     // Cancelled in the middle of the events; more follow while there is no watch.
     v1::JobEvent event;
     for (int i = 0; i < 1 + round % 5; ++i) {
