@@ -106,14 +106,6 @@ TEST_F(InferenceServiceTest, ACancelledStreamFreesItsSlot) {
   EXPECT_TRUE(Generate(Prompt("tiny", "a", 2), &response).ok());
 }
 
-TEST_F(InferenceServiceTest, ADeadlineEndsARequest) {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::microseconds(1));
-  v1::GenerateResponse response;
-  EXPECT_EQ(inference_->Generate(&context, Prompt("tiny", "a", 200), &response).error_code(),
-            grpc::StatusCode::DEADLINE_EXCEEDED);
-}
-
 TEST_F(InferenceServiceTest, ConcurrentRequestsAnswerAsEachAlone) {
   MakeInt8();
   const auto prompt = [this](std::size_t i) {
