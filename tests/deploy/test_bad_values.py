@@ -97,7 +97,8 @@ TOGETHER = [
     ({"server": {"extraArgs": ["--isa=avx2", "--token_file=/tmp/mine"]}}, "server.extraArgs[1]"),
     ({"server": {"extraArgs": ["--max_queued_jobs=5"]}}, "server.extraArgs[0]"),
     ({"server": {"extraArgs": ["--serve_memory_bytes=5"]}}, "server.extraArgs[0]"),
-    # 8 GiB: each would plan with all of it; nothing is left; nothing is left in other units.
+    # The container has 8 GiB. If one limit is unset, that part would plan with all of it. In the last two cases, the
+    # limits leave nothing for the server itself (once with the memory in other units).
     ({"training": {"mode": "inPod"}}, "limits.trainMemoryBytes"),
     ({"training": {"mode": "inPod"}, "limits": {"serveMemoryBytes": 1 << 30}}, "limits.trainMemoryBytes"),
     ({"training": {"mode": "inPod"}, "limits": {"trainMemoryBytes": 1 << 30}}, "limits.serveMemoryBytes"),
@@ -143,7 +144,7 @@ def refused(helm, values, key, tmp_path):
     return result.stderr
 
 
-def spoken(key, message):
+def names_key(key, message):
     """Whether the message names the key: literally, as a JSON pointer, or as an unknown last part with the path before
     it."""
     *before, last = key.split(".")
@@ -156,7 +157,7 @@ def spoken(key, message):
 def test_k2_bad_value(tool, tmp_path, number):
     key, value = BAD[number]
     message = refused(tool("helm"), nested(key, value), key, tmp_path)
-    assert spoken(key, message), message
+    assert names_key(key, message), message
 
 
 @pytest.mark.parametrize("number", range(len(TOGETHER)), ids=[f"{key}-{json.dumps(values)}" for values, key in TOGETHER])

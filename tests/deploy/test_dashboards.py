@@ -18,7 +18,7 @@ def test_one_dashboard_per_topic():
 
 
 @every_board
-def test_head(name):
+def test_has_the_common_settings(name):
     board = BOARDS[name]
     assert board["uid"] == name and len(board["uid"]) <= 40
     assert board["id"] is None and board["editable"] is True and board["schemaVersion"] >= 39
@@ -27,7 +27,7 @@ def test_head(name):
 
 
 @every_board
-def test_panels(name):
+def test_every_panel_is_described_and_every_rate_has_a_variable_window(name):
     board = BOARDS[name]
     assert any(panel["type"] == "row" for panel in board["panels"])
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
@@ -40,7 +40,7 @@ def test_panels(name):
         for target in panel["targets"]:
             assert target["datasource"]["uid"] == "${datasource}"
             assert not re.search(r"(rate|increase)\([^\[]*\[\d+[sm]\]", target["expr"]), f"{panel['title']}: a fixed short window"
-            # A mean of means is not a latency.
+            # Latencies must be quantiles; _sum / _count would be a mean.
             assert "_sum" not in target["expr"]
 
 

@@ -230,8 +230,7 @@ def test_the_charts_command_runs_in_the_image(start, tool, tmp_path):
         assert server.run("touch", path, check=False).returncode != 0
     assert server.run("stat", "-c", "%u:%g %a", "/var/lib/nibble").stdout.split() == ["0:65532", "2775"]
     assert server.run("stat", "-c", "%u:%g", "/var/lib/nibble/nibble.db").stdout.split() == ["65532:65532"]
-    # A client that trusts only the new certificate succeeds once the server has loaded it; it checks every five
-    # seconds.
+    # A client that trusts only the new certificate succeeds once the server has loaded it, within five seconds.
     write_secret(tmp_path / "tls", certificate(tmp_path / "second", "test-nibble.ml.svc"))
     soon(lambda: server.run(*with_token, check=False).returncode == 0, server.text)
     assert server.stop() == 0

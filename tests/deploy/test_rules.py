@@ -108,7 +108,8 @@ def test_o2_pod_selector_matches_only_its_release(tool):
     own = ["nibble-6c9f8b7d5c-x2x4z", "nibble-" + "6c9f8b7d5" + "x2x4z"]
     others = ["nibble-two-6c9f8b7d5c-x2x4z", "train-nibble-6c9f8b7d5c-x2x4z", "nibble-test", "nibble-two-test", "nibble"]
     pattern = patterns.pop()
-    assert [name for name in own + others if re.fullmatch(pattern, name)] == own + ["nibble-test"]  # it has no container nibbled
+    # The pod nibble-test has no container nibbled.
+    assert [name for name in own + others if re.fullmatch(pattern, name)] == own + ["nibble-test"]
 
 
 def test_o2_each_release_judges_only_itself(tool, tmp_path):

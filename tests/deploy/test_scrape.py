@@ -85,7 +85,7 @@ def mixed_run(prometheus, server, model_directory, text_file):
     def crowd():
         """Sends requests faster than they are served. One may run and one may wait; the others are refused."""
         ended = []
-        for pause in (0.1, 0.02, 0):  # on a busy machine clients start slowly
+        for pause in (0.1, 0.02, 0):  # shorter pauses, because clients start slowly on a busy machine
             with concurrent.futures.ThreadPoolExecutor(20) as pool:
                 for _ in range(20):
                     ended.append(pool.submit(server.run, "generate", "tuned-int8-0", "--prompt", "The boat", "--max-tokens", "900",

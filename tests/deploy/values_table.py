@@ -35,7 +35,7 @@ def documented_values(text):
 
 
 def leaves(values, before=""):
-    """Yields (dotted key, value) of keys without keys of the chart below them."""
+    """Yields (dotted key, value) of the innermost keys of the chart; a map that users fill in counts as a value."""
     for key, value in values.items():
         name = f"{before}{key}"
         if isinstance(value, dict) and value and name not in ("resources", "metrics.dashboards.labels", "metrics.dashboards.annotations"):
