@@ -108,9 +108,9 @@ deployment() {
 image() {
   NIBBLE_IMAGE_WORK=$root/build/image "$python" -m pytest -q -ra -s --full --no-skips -m image tests/deploy/test_image.py
 }
-# Compares the kernels with the machine's roofs (ternary with a peer too), runs attention of packed rows, then both
-# races of the whole program. Each fails if a result is wrong. Only attention also fails if it is slow, at ten times its
-# bound. JSON goes beside the logs.
+# Benchmarks: the kernels beside the machine's roofs (ternary also beside llama.cpp), attention of packed rows, then the
+# whole program beside llama.cpp and beside PEFT. Each fails if a result is wrong. Only attention also fails if it is
+# slow, at ten times its bound. JSON goes beside the logs.
 races() {
   local gguf llama_cpp
   gguf=$(sed -n 's/.*NIBBLE_SMOLLM2_GGUF[^"]*"\([^"]*\)".*/\1/p' build/deps/paths.cmake)

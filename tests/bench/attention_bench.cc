@@ -145,6 +145,7 @@ void AddSiluAndRope(Bench* bench) {
 
 void AddSampling(Bench* bench) {
   for (const std::int64_t vocabulary : {49152, 151936}) {
+    // Each check names `logits`, so that its case owns the data behind `matrix`.
     auto logits = std::make_shared<std::vector<float>>(support::NormalVector(6, vocabulary, 2.5f));
     const auto matrix = kernels::MakeConstMatrix(logits->data(), DType::kF32, 1, vocabulary);
     const std::string suffix = ", V " + std::to_string(vocabulary);

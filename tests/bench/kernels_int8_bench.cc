@@ -100,7 +100,7 @@ void AddMatmulDense(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k
              static_cast<double>(n * k) * (decode ? static_cast<double>(SizeOf(dtype)) : 2.0 * static_cast<double>(m)),
              [get, &bench] {
                kernels::MatmulDenseArgs args = get().args;
-               args.x.rows = args.y.rows = std::min<std::int64_t>(7, args.x.rows);
+               args.x.rows = args.y.rows = std::min<std::int64_t>(7, args.x.rows);  // the plain loops are slow
                return SameAsPlain(bench, args, kernels::MatmulDense,
                                   static_cast<std::size_t>(args.y.rows * args.y.cols) * 4);
              },

@@ -1,6 +1,6 @@
 // Speed of the NF4 codecs and product, with shapes of SmolLM2-135M (576, 1536) and of larger models (4096).
-// Dequantizing writes four bytes for each byte that it reads, so its rate counts both; products of few rows cycle
-// through copies of the weight that no cache holds.
+// Dequantizing writes about four (bf16) or seven (f32) bytes for each byte that it reads, so its rate counts both.
+// Products of few rows cycle through copies of the weight that no cache holds.
 #include <memory>
 #include <string>
 #include <vector>

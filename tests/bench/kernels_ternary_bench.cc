@@ -74,9 +74,9 @@ void AddMatmul(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k) {
              }});
 }
 
-// The same work for both, starting from f32 rows: ours quantizes them and then multiplies, llama.cpp does both within
-// its product. One call multiplies with all copies of the weight. For few rows, the work is the bytes of the copies
-// that each reads.
+// Nibble and llama.cpp do the same work, starting from f32 rows: Nibble quantizes them and then multiplies, llama.cpp
+// does both within its product. One call multiplies with all copies of the weight. For few rows, the work of a case is
+// the bytes of all copies in its format.
 struct Race {
   Race(std::int64_t m, std::int64_t n, std::int64_t k, const std::string& directory, int threads)
       : ours(m, n, k), x(support::NormalVector(1, m * k)), wide(static_cast<std::size_t>(n * k)) {

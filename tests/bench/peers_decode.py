@@ -92,7 +92,7 @@ class LlamaCpp:
         llama_cpp.llama_synchronize(self.context)
         began = time.perf_counter()
         for i in range(count):
-            self.decode([11 + i])
+            self.decode([11 + i])  # any token costs the same
         llama_cpp.llama_synchronize(self.context)
         return count / (time.perf_counter() - began)
 
