@@ -1,5 +1,5 @@
 // F10: a text in every label whose value comes from outside telemetry. For any text, a scrape gives an exposition that
-// Prometheus can read, with one line per series; a valid text is unchanged after unescaping.
+// Prometheus can read, with one line per series. Checks for ASCII without NUL that only escapes change the text.
 #include <algorithm>
 #include <string>
 

@@ -30,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
            "bytes are inside the file");
     Expect(end == nullptr || tensor.bytes.data() == end, "no hole and no overlap");
     end = tensor.bytes.data() + tensor.bytes.size();
-    // Every byte is readable.
+    // Reads the first and the last byte: a range outside the file would crash here.
     Expect(static_cast<int>(tensor.bytes.front()) + static_cast<int>(tensor.bytes.back()) >= 0, "readable");
   }
   Expect(end == nullptr || end == file.data() + file.size(), "the last tensor ends the file");

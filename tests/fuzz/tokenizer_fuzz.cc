@@ -1,6 +1,5 @@
 // F5: a tokenizer.json, then after the last NUL byte a text for it (without a NUL, a fixed text). The text library is
-// in
-// Rust: no panic and no failed allocation may leave it.
+// in Rust: no panic and no failed allocation may leave it.
 #include <string>
 #include <vector>
 
