@@ -308,7 +308,7 @@ def test_detects_a_metric_missing_from_the_scrape(scraped):
     assert "nibble_no_such_total" not in known(scraped[0])
 
 
-def test_label_values_of_queries_exist(scraped):
+def test_labels_of_queries_exist(scraped):
     """A selector for a label that a metric does not have silently finds nothing."""
     prometheus, _ = scraped
     for where, title, expression in dashboards.queries():
