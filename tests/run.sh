@@ -93,8 +93,8 @@ e2e() {
     "$python" -m pytest -q -ra tests/e2e -m "not full"
   fi
 }
-# The Dockerfile's text, chart, dashboards and rules. promtool is always installed, so the tests of the alerts always
-# run. Tests that need other tools of --full (such as helm, which is built from source in minutes) are shown as skipped.
+# The Dockerfile's text, chart, dashboards and rules. The tests of the alerts need promtool, which the setup installs if
+# apt-get can fetch it. Tests without their tool (such as helm, which --full builds in minutes) are shown as skipped.
 deployment() {
   if $full; then
     "$python" -m pytest -q -ra --full --no-skips --continue-on-collection-errors -m "not image" tests/deploy
@@ -129,7 +129,7 @@ races() {
 ci() { configure ci && cmake --build --preset ci; }
 # clang: -Wthread-safety and clang-tidy on files that changed since they last passed; continues after a finding.
 clang() { configure clang && cmake --build --preset clang -- -k 0; }
-# sanitizer PRESET: runs the unit tests. These presets turn NIBBLE_CUDA off, and tsan also NIBBLE_TRAINER.
+# sanitizer PRESET: builds and runs the unit tests. These presets build no CUDA sources, and tsan also no trainer.
 sanitizer() { configure "$1" && cmake --build --preset "$1" && cases "$1" -j 2 -LE "full|slow"; }
 fuzzers() { configure fuzz && cmake --build --preset fuzz && tests/fuzz/run.sh --seconds 60; }
 # Lints the protos and compares them with the last ten versions that landed: on a branch the versions of main where it

@@ -26,6 +26,7 @@ class GgmlProduct {
     const auto row_size = Get<std::size_t(int, std::int64_t)>(base_, "ggml_row_size");
     const std::size_t weight_bytes = row_size(type, k) * static_cast<std::size_t>(n);
     const std::size_t x_bytes = static_cast<std::size_t>(m * k) * 4, y_bytes = static_cast<std::size_t>(m * n) * 4;
+    // With room for ggml's own objects: 4 KiB for each copy, 16 MiB for the graph.
     const std::size_t memory =
         static_cast<std::size_t>(copies) * (weight_bytes + y_bytes + 4096) + x_bytes + (std::size_t{16} << 20);
     context_ = Get<void*(InitParams)>(base_, "ggml_init")({memory, nullptr, false});

@@ -29,7 +29,7 @@ for pair in "${mounts[@]}"; do
   mount --bind "${pair%%:*}" "$root${pair#*:}"
   mount -o remount,bind,ro "$root${pair#*:}"
 done
-# chroot while that is still allowed; setpriv is the one of the root.
+# chroot first, because it needs a capability that setpriv drops; setpriv is the one in the new root.
 exec chroot "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin /usr/bin/setpriv --reuid 65532 --regid 65532 --clear-groups \
   --no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all "$@"
 '''

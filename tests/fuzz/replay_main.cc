@@ -1,5 +1,6 @@
-// Passes every given file, and every file of the given folders, to a fuzz target, with the limits of libFuzzer: 5 s per
-// input, 256 MiB per allocation, no exception. Needs no libFuzzer, so gcc's builds replay the corpora too.
+// Passes every given file, and every file of the given folders, to a fuzz target, with the limits that run.sh gives
+// libFuzzer: 5 s per input, 256 MiB per allocation, no exception. Needs no libFuzzer, so gcc's builds replay the
+// corpora too.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>

@@ -76,7 +76,7 @@ class Int8Weight {
 };
 
 // Rows with the corner cases of quantization, one kind per row: plain, huge outliers, ties at the threshold and in
-// magnitude, zeros, denormals, more candidates than max_outliers allows, a single element, tiny values.
+// magnitude, zeros, denormals, more candidates than max_outliers allows, a single element, tiny values, rounding ties.
 inline std::vector<float> AwkwardRows(std::uint64_t seed, std::int64_t rows, std::int64_t cols) {
   std::vector<float> x = NormalVector(seed, rows * cols);
   for (std::int64_t r = 0; r < rows; ++r) {

@@ -3,8 +3,8 @@ import time
 
 
 def soon(look, what="the condition", seconds=60, every=0.05):
-    """Calls look() until its result is true, and returns that result. `what`: what is awaited, or a function that says
-    what was found instead, for the error after so many seconds."""
+    """Calls look() until its result is true, and returns that result. Fails after `seconds`; the error names `what`:
+    the awaited condition, or a function that returns what was found instead."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         if time.monotonic() >= deadline:
