@@ -28,7 +28,7 @@ void FuzzStream(const nibble::text::Tokenizer& tokenizer, const std::vector<std:
   if (!tail.ok()) return;
   text += tail->text;
   if (!tail->incomplete_utf8.empty()) text += "\xef\xbf\xbd";
-  Expect(text == whole, "a stream of tokens gives the text of all of them");
+  Expect(text == whole, "a stream gives the text of all its tokens");
 }
 
 }  // namespace
