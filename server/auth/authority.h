@@ -1,7 +1,6 @@
 // Authorization: one decision for every call on every transport. With a token file, a call is refused unless a line of
 // the file or an exception of AuthPolicy allows it.
 #pragma once
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -560,7 +560,7 @@ absl::StatusOr<StoredJob> JobController::Pause(const std::string& id, const IfEt
 }
 
 absl::StatusOr<StoredJob> JobController::Resume(const std::string& id, const IfEtag& etag) {
-  if (scheduler_.draining()) return base::WithReason(absl::UnavailableError("the server is stopping"), "DRAINING");
+  if (scheduler_.draining()) return Draining();
   NIBBLE_ASSIGN_OR_RETURN(StoredJob job, database_.Get(id));
   if (job.state == JobState::kQueued) {
     NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));

@@ -36,7 +36,7 @@ struct ControllerOptions {
   bool container_out_of_memory = false;
   std::int64_t memory_limit_bytes = 0;   // of the server and its trainers together; 0: unknown
   std::int64_t max_queued = 1000;        // jobs that are PLANNING or QUEUED
-  int planners = 2;                      // concurrent plans, so that a small data set does not wait behind a large one
+  int planners = 2;                      // concurrent plans, so that a small dataset does not wait behind a large one
   std::int64_t max_open_per_owner = 10;  // jobs of one owner that are not final; 0: no limit
   RetryOptions retry;
   RetentionOptions retention;
@@ -76,7 +76,7 @@ class JobObserver {
   virtual void OnModelPublished(const StoredJob& /*job*/, const store::StoredModel& /*model*/) {}
   // `state` as in StoredAttempt: "SUCCEEDED", "FAILED", "LOST", ... The job may continue.
   virtual void OnAttemptEnded(const StoredJob& /*job*/, const std::string& /*state*/) {}
-  // A checkpoint, an output, the base model or a data set does not match its manifest.
+  // A checkpoint, an output, the base model or a dataset does not match its manifest.
   virtual void OnArtifactDamaged(const std::string& /*job_id*/) {}
   // The job is final. For a SUCCEEDED job: called after its model was published, or could not be published.
   virtual void OnJobEnded(const StoredJob& /*job*/) {}

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/formats/int8.h"
 #include "server/base/error.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
@@ -156,8 +157,9 @@ absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const Json& json) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string format, base::GetString(json, "format", kInfoFile));
   NIBBLE_ASSIGN_OR_RETURN(info.format, ParseFormat(format));
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t outliers, base::GetInt(json, "act_outliers", kInfoFile));
-  if (outliers < 0 || outliers > 16) {
-    return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"act_outliers\" is ", outliers, ", wanted 0 to 16"));
+  if (outliers < 0 || outliers > kernels::kMaxOutliers) {
+    return absl::InvalidArgumentError(
+        StrCat(kInfoFile, ": \"act_outliers\" is ", outliers, ", wanted 0 to ", kernels::kMaxOutliers));
   }
   info.act_outliers = static_cast<int>(outliers);
   NIBBLE_ASSIGN_OR_RETURN(info.kv_dtype, GetFloatType(json, "kv_dtype"));

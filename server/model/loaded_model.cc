@@ -115,7 +115,7 @@ class LoadedModelBuilder {
 
   absl::StatusOr<kernels::PackedInt8Weight> Int8(const std::string& name, std::int64_t rows, std::int64_t cols) {
     NIBBLE_ASSIGN_OR_RETURN(const TensorView codes, Tensor(name, {rows, cols}, DType::kI8));
-    NIBBLE_ASSIGN_OR_RETURN(const TensorView scale, Tensor(name + "_scale", {rows}, DType::kF32));
+    NIBBLE_ASSIGN_OR_RETURN(const TensorView scale, Tensor(name + kInt8ScaleSuffix, {rows}, DType::kF32));
     NIBBLE_ASSIGN_OR_RETURN(auto* tiles, Allocate<std::int8_t>(kernels::PackedInt8Bytes(rows, cols)));
     NIBBLE_ASSIGN_OR_RETURN(auto* row_sum, Allocate<std::int32_t>(kernels::RoundUp(rows, kernels::kInt8TileRows)));
     NIBBLE_ASSIGN_OR_RETURN(auto* scales, Allocate<float>(kernels::RoundUp(rows, kernels::kInt8TileRows)));
@@ -130,10 +130,10 @@ class LoadedModelBuilder {
     const std::int64_t blocks = rows * kernels::Nf4RowBlocks(cols);
     NIBBLE_ASSIGN_OR_RETURN(const TensorView codes, Tensor(name, {rows, kernels::Nf4RowBytes(cols)}, DType::kU8));
     NIBBLE_ASSIGN_OR_RETURN(const TensorView absmax,
-                            Tensor(name + "_absmax", {rows, kernels::Nf4RowBlocks(cols)}, DType::kI8));
+                            Tensor(name + kNf4AbsmaxSuffix, {rows, kernels::Nf4RowBlocks(cols)}, DType::kI8));
     NIBBLE_ASSIGN_OR_RETURN(const TensorView factor,
-                            Tensor(name + "_absmax_factor", {kernels::DoubleQuantBlocks(blocks)}, DType::kF32));
-    NIBBLE_ASSIGN_OR_RETURN(const TensorView offset, Tensor(name + "_absmax_offset", {1}, DType::kF32));
+                            Tensor(name + kNf4FactorSuffix, {kernels::DoubleQuantBlocks(blocks)}, DType::kF32));
+    NIBBLE_ASSIGN_OR_RETURN(const TensorView offset, Tensor(name + kNf4OffsetSuffix, {1}, DType::kF32));
     NIBBLE_ASSIGN_OR_RETURN(auto* widened, Allocate<float>(blocks));
     NIBBLE_RETURN_IF_ERROR(
         kernels::DoubleDequantize({.codes = reinterpret_cast<const std::int8_t*>(absmax.bytes.data()),

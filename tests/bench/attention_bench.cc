@@ -125,7 +125,15 @@ void AddSiluAndRope(Bench* bench) {
   bench->Add({.name = "gated_mul 64 x 1536, f32",
               .roof = Roof::kRead,
               .work = 12.0 * kRows * kWidth,
-              .check = [=] { return silu().ok() && s->y[0] != 0; },
+              .check =
+                  [=] {
+                    if (!silu().ok()) return false;
+                    for (std::size_t i = 0; i < s->y.size(); ++i) {
+                      const double gate = s->gate[i], want = gate / (1 + std::exp(-gate)) * s->up[i];
+                      if (!(std::abs(s->y[i] - want) <= 1e-5 * std::abs(want) + 1e-7)) return false;
+                    }
+                    return true;
+                  },
               .run = [=](std::int64_t) { (void)silu(); }});
   const auto rope = [=] {
     return kernels::Rope({.x = kernels::MakeMatrix(s->x.data(), DType::kF32, kRows, kHeads * kHeadDim),
@@ -136,11 +144,23 @@ void AddSiluAndRope(Bench* bench) {
                           .table_positions = 2},
                          bench->stream());
   };
-  bench->Add({.name = "rope 64 x 9 heads of 64, f32",
-              .roof = Roof::kRead,
-              .work = 8.0 * kRows * kHeads * kHeadDim,
-              .check = [=] { return rope().ok(); },
-              .run = [=](std::int64_t) { (void)rope(); }});
+  bench->Add(
+      {.name = "rope 64 x 9 heads of 64, f32",
+       .roof = Roof::kRead,
+       .work = 8.0 * kRows * kHeads * kHeadDim,
+       .check =
+           [=] {
+             const std::vector<float> x = s->x;
+             if (!rope().ok()) return false;
+             for (std::size_t i = 0; i < x.size(); ++i) {  // 0.6 and 0.8 are the cosine and sine everywhere
+               const bool first = i % kHeadDim < kHeadDim / 2;
+               const double other = first ? -x[i + kHeadDim / 2] : x[i - kHeadDim / 2];
+               if (!(std::abs(s->x[i] - (0.6 * x[i] + 0.8 * other)) <= 1e-5 * (std::abs(x[i]) + std::abs(other))))
+                 return false;
+             }
+             return true;
+           },
+       .run = [=](std::int64_t) { (void)rope(); }});
 }
 
 void AddSampling(Bench* bench) {

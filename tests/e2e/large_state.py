@@ -13,7 +13,7 @@ BACKOFF_S = 10 * 24 * 3600  # of queued jobs: they stay in the queue and none st
 
 
 def prepare(server, model_directory, text_file):
-    """Imports a model and uploads a data set for the jobs."""
+    """Imports a model and uploads a dataset for the jobs."""
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", "page")
 

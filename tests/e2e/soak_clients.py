@@ -3,13 +3,13 @@ import hashlib
 import http.client
 import random
 import threading
-import time
 import traceback
 import uuid
 
 import grpc
 
 from soak_calls import DEADLINE_S, LONG_S, CountedApi
+from soon import soon
 from test_server_kills import request
 from wire import message, unpacked, wait_for
 
@@ -17,7 +17,7 @@ SERVED = ("small-int8", "small-ternary", "small")
 PROMPTS = ("The keeper of the light", "He counted the boats,", "The tide turned", "x")
 # Whether the converted model has a record to verify against.
 TARGETS = {"MODEL_FORMAT_INT8": True, "MODEL_FORMAT_TERNARY": True, "MODEL_FORMAT_NF4": False}
-KEPT = 8  # models or data sets per client; it deletes older ones
+KEPT = 8  # models or datasets per client; it deletes older ones
 KEPT_JOBS = 100  # of all clients: the server keeps no more after the first minutes, so its memory must not grow
 SUCCEEDED = 7  # JobState
 INTERRUPTED = 2  # UploadState
@@ -142,7 +142,7 @@ class Answers(Client):
 
 
 class Uploads(Client):
-    """Uploads data sets, some of them interrupted and resumed, or cancelled; deletes the oldest."""
+    """Uploads datasets, some of them interrupted and resumed, or cancelled; deletes the oldest."""
     pause_s = 0.3
 
     def turn(self, api):
@@ -182,17 +182,16 @@ class Uploads(Client):
             hang.wait(LONG_S)
 
         def reached(condition):
-            until = time.monotonic() + DEADLINE_S
-            while time.monotonic() < until and self.soak.life.number == life:
+            def look():
+                if self.soak.life.number != life:
+                    return "interrupted"
                 try:
-                    if condition(api.call("UploadService", "GetUpload", upload_id=upload_id)):
-                        return True
+                    return condition(api.call("UploadService", "GetUpload", upload_id=upload_id)) and "reached"
                 except grpc.RpcError as error:
                     if error.code() != grpc.StatusCode.NOT_FOUND:
                         raise
-                time.sleep(0.02)
-            assert self.soak.life.number != life, f"upload {upload_id} did not arrive, or was not interrupted"
-            return False
+                    return None
+            return soon(look, f"upload {upload_id} to arrive, or to be interrupted", DEADLINE_S, 0.02) == "reached"
         call = invoke.future(messages(), timeout=LONG_S)
         try:
             if not reached(lambda upload: upload.committed_bytes == len(content)):

@@ -287,7 +287,7 @@ def train(server, path, name, preset, *, base, steps, lr, **method):
 
 @pytest.fixture(scope="module")
 def jobs(server, tmp_path_factory, model_directory):
-    """A server with the data set and the base that `train` needs."""
+    """A server with the dataset and the base that `train` needs."""
     path = tmp_path_factory.mktemp("jobs") / "text.jsonl"
     path.write_text(json.dumps({"text": TEXT}) + "\n")
     server.run("datasets", "upload", path, "--name", "text")

@@ -185,7 +185,7 @@ def test_evaluation_set_may_have_another_format(train):
 
 
 def test_held_out_rows_are_evaluated_and_not_trained(train, tmp_path):
-    """The same run as with the two parts as data sets of their own, which are found by the number of evaluated tokens."""
+    """The same run as with the two parts as datasets of their own, which are found by the number of evaluated tokens."""
     # No two pairs of rows have as many tokens together.
     rows = [PAGE[9 * i: 9 * i + 30 + extra] for i, extra in enumerate((1, 2, 4, 8, 13, 21, 31, 45))]
 

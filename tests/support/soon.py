@@ -1,4 +1,4 @@
-"""The only place where the tests in Python poll."""
+"""The only place where the tests in Python look again and again until something is true."""
 import time
 
 
