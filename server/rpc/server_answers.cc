@@ -57,7 +57,7 @@ v1::ServerInfo ToProto(const ServerFacts& facts) {
     info.add_export_formats(
         absl::AsciiStrToLower(v1::ExportFormat_Name(format).substr(sizeof kExportFormatPrefix - 1)));
   }
-  for (const char* name : kUnbuilt) info.add_unimplemented(name);
+  for (const char* name : kUnimplemented) info.add_unimplemented(name);
   SetLimits(facts.limits, *info.mutable_limits());
   return info;
 }

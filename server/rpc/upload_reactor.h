@@ -156,29 +156,4 @@ class UploadReactor : public grpc::ServerReadReactor<Request>,
   grpc::Alarm timer_;
 };
 
-// For streaming methods that are not implemented. At present there are none.
-template <typename Request>
-class UnbuiltUpload : public grpc::ServerReadReactor<Request> {
- public:
-  UnbuiltUpload(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method) {
-    Call call(environment, context, CallType::kClientStream, method);
-    this->Finish(call.End(call.admitted().ok() ? Unimplemented(method) : call.admitted()));
-  }
-
- private:
-  void OnDone() override { delete this; }
-};
-
-template <typename Response>
-class UnbuiltStream : public grpc::ServerWriteReactor<Response> {
- public:
-  UnbuiltStream(CallEnvironment& environment, grpc::CallbackServerContext* context, const char* method) {
-    Call call(environment, context, CallType::kServerStream, method);
-    this->Finish(call.End(call.admitted().ok() ? Unimplemented(method) : call.admitted()));
-  }
-
- private:
-  void OnDone() override { delete this; }
-};
-
 }  // namespace nibble::rpc

@@ -216,9 +216,9 @@ bool Calls(const Citation& citation, const std::string& name) {
 }
 
 TEST(CoverageTest, EveryTestNamedInARowCallsItsMethodOrCommand) {
-  const std::set<std::string> unbuilt(std::begin(rpc::kUnbuilt), std::end(rpc::kUnbuilt));
+  const std::set<std::string> unimplemented(std::begin(rpc::kUnimplemented), std::end(rpc::kUnimplemented));
   for (const auto& [name, citations] : Rows(kCoverage)) {
-    if (unbuilt.contains(name)) continue;  // one test covers them all
+    if (unimplemented.contains(name)) continue;  // one test covers them all
     for (const Citation& citation : citations) {
       EXPECT_TRUE(Calls(citation, name)) << name << ": " << citation.file << ", " << citation.test
                                          << " does not call it";
@@ -243,20 +243,20 @@ TEST(CoverageTest, TestThatDoesNotCallItsMethodIsDetected) {
   EXPECT_TRUE(Calls({main_job, "test_job_shows_its_figures"}, "nibble.v1.FineTuneService/ListJobs"));
 }
 
-// A method that is built needs more than the test of unbuilt methods.
-TEST(CoverageTest, OnlyUnbuiltMethodsAreCoveredByTheTestOfTheUnbuilt) {
-  const std::set<std::string> unbuilt(std::begin(rpc::kUnbuilt), std::end(rpc::kUnbuilt));
+// A method that is implemented needs more than the test of unimplemented methods.
+TEST(CoverageTest, OnlyUnimplementedMethodsAreCoveredByTheTestOfAll) {
+  const std::set<std::string> unimplemented(std::begin(rpc::kUnimplemented), std::end(rpc::kUnimplemented));
   for (const auto& [name, citations] : Rows(kCoverage)) {
-    const bool says_unbuilt = citations.front().test == "EveryUnbuiltMethodIsRefusedByName";
-    EXPECT_EQ(says_unbuilt, unbuilt.contains(name)) << name;
+    const bool says_unimplemented = citations.front().test == "EveryUnimplementedMethodIsRefusedByName";
+    EXPECT_EQ(says_unimplemented, unimplemented.contains(name)) << name;
   }
 }
 
-// GetServerInfo lists every field that is refused as not built. For the fields of a job spec, which tables refuse, see
-// JobProtoTest.EveryFieldIsReadOrListedAsUnimplemented.
-TEST(CoverageTest, EveryUnbuiltFieldIsInTheList) {
+// GetServerInfo lists every field that is refused as not implemented. For the fields of a job spec, which tables
+// refuse, see JobProtoTest.EveryFieldIsReadOrListedAsUnimplemented.
+TEST(CoverageTest, EveryUnimplementedFieldIsInTheList) {
   std::set<std::string> listed;
-  for (const std::string name : rpc::kUnbuilt) listed.insert(name.substr(0, name.find(' ')));
+  for (const std::string name : rpc::kUnimplemented) listed.insert(name.substr(0, name.find(' ')));
   static const std::regex field_text("Unimplemented\\((?:StrCat\\()?\"([A-Za-z0-9]+\\.[a-z0-9_]+)");
   int fields = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(NIBBLE_SOURCE_DIR "/server/rpc")) {
@@ -292,10 +292,10 @@ std::map<std::string, std::string> FieldComments() {
   return comments;
 }
 
-TEST(CoverageTest, ProtoOfEveryUnbuiltFieldSaysUnimplemented) {
+TEST(CoverageTest, ProtoOfEveryUnimplementedFieldSaysUnimplemented) {
   const auto comments = FieldComments();
   int fields = 0;
-  for (const std::string entry : rpc::kUnbuilt) {
+  for (const std::string entry : rpc::kUnimplemented) {
     const std::string name = entry.substr(0, entry.find(' '));
     if (name.starts_with("nibble.v1.") || name.starts_with("ListOperationsRequest."))
       continue;  // methods; Google's own proto

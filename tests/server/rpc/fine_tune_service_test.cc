@@ -92,7 +92,7 @@ TEST_F(FineTuneServiceTest, CreateJobAndPlanJobReadNoTokenizer) {
   EXPECT_EQ(ReasonOf(job.error()), "ARTIFACT_CORRUPT");
 }
 
-TEST_F(FineTuneServiceTest, UnbuiltMethodsAndFieldsAreNamed) {
+TEST_F(FineTuneServiceTest, UnimplementedMethodsAndFieldsAreNamed) {
   v1::CreateJobRequest request = TinyJob();
   request.mutable_spec()->mutable_int8_mixed();
   v1::Job job;

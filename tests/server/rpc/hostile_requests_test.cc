@@ -256,9 +256,10 @@ class HostileRequestsTest : public AppTest {
                                                  "FileEntry"};
     return names.count(field->name()) > 0 && others.count(field->containing_type()->name()) == 0;
   }
-  static bool IsUnbuilt(const MethodDescriptor* method, const FieldDescriptor* field) {
+  static bool IsUnimplemented(const MethodDescriptor* method, const FieldDescriptor* field) {
     const auto is = [](const std::string& name) {
-      return std::find(std::begin(rpc::kUnbuilt), std::end(rpc::kUnbuilt), name) != std::end(rpc::kUnbuilt);
+      return std::find(std::begin(rpc::kUnimplemented), std::end(rpc::kUnimplemented), name) !=
+             std::end(rpc::kUnimplemented);
     };
     return is(StrCat(method->service()->full_name(), "/", method->name())) ||
            is(StrCat(field->containing_type()->name(), ".", field->name()));
@@ -267,7 +268,7 @@ class HostileRequestsTest : public AppTest {
   static void ExpectRefused(const grpc::Status& status, const MethodDescriptor* method, const FieldDescriptor* field,
                             const std::string& where) {
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
-      EXPECT_TRUE(IsUnbuilt(method, field)) << where;
+      EXPECT_TRUE(IsUnimplemented(method, field)) << where;
     } else if (status.error_code() == grpc::StatusCode::INVALID_ARGUMENT) {
       const std::string named = FieldOf(status);
       EXPECT_EQ(named.substr(named.rfind('.') + 1), field->name()) << where << ": " << status.error_message();

@@ -418,7 +418,7 @@ TEST_F(InferenceServiceTest, VersionOrAdapterInANameIsUnimplemented) {
   }
 }
 
-TEST_F(InferenceServiceTest, UnbuiltFieldsAreRefusedByName) {
+TEST_F(InferenceServiceTest, UnimplementedFieldsAreRefusedByName) {
   const auto expect = [&](const v1::GenerateRequest& request, const std::string& name) {
     v1::GenerateResponse response;
     const auto status = Generate(request, &response);
