@@ -7,9 +7,10 @@
 namespace nibble::client {
 namespace {
 
-// The largest message of the server; gRPC's default limit is 4 MiB.
+// The server's default of --max_send_bytes; gRPC's default limit is 4 MiB.
 constexpr int kMaxReceiveBytes = 16 << 20;
-// Detects a dead peer during a call without a deadline. The server accepts pings that are at least 10 s apart.
+// Detects a dead peer during a call without a deadline. The server accepts pings that are at least 10 s apart
+// (--min_ping_interval_s).
 constexpr int kKeepaliveMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 20'000;
 // Long enough for a remote or busy machine.

@@ -66,9 +66,9 @@ class Client {
     return CallFor(options_.long_deadline, method, request);
   }
 
-  // Streams the file with its SHA-256. header.name is required; this fills in the size, and upload_id if it is empty.
-  // Resumes a stream that is lost, or that the server ends because of its age. A header with any resume_offset resumes
-  // an upload that another client began.
+  // Streams the file with its SHA-256. header.name is required; the method fills in the size, and upload_id if it is
+  // empty. Resumes a stream that is lost, or that the server ends because of its age. A header with any resume_offset
+  // resumes an upload that another client began.
   absl::StatusOr<v1::Dataset> UploadDataset(const std::string& path, v1::UploadDatasetHeader header,
                                             const OnProgress& progress);
   // Streams the files of a model (client/files_to_send.h), as UploadDataset does. ImportModelRequest takes the
@@ -93,8 +93,8 @@ class Client {
   absl::Status WaitForEnd(google::longrunning::Operation& operation, const OnProgress& progress);
 
   // Passes on every event of the job with a sequence above `after_sequence`, once and in order, and reconnects as often
-  // as needed. Fills the gaps of a slow reader from the log. Drops the Snapshot that opens each stream. Returns the
-  // final state of the job, or the error of `on_event`, which ends the watch.
+  // as needed. If a stream leaves out events, reads them from the log. Drops the Snapshot that opens each stream.
+  // Returns the final state of the job, or the error of `on_event`, which ends the watch.
   absl::StatusOr<v1::Job> WatchJob(const std::string& name, std::int64_t after_sequence,
                                    const std::function<absl::Status(const v1::JobEvent&)>& on_event);
 

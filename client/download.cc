@@ -76,7 +76,7 @@ class Receiver {
     if (bytes_ != entry_.size_bytes()) return Broken(base::StrCat(entry_.path(), " is shorter than announced"));
     const std::string sha256 = digest_.HexDigest();
     if (!entry_.sha256().empty() && entry_.sha256() != sha256) {
-      return absl::DataLossError(base::StrCat(entry_.path(), ": got SHA-256 ", sha256, ", want ", entry_.sha256()));
+      return absl::DataLossError(base::StrCat(entry_.path(), ": got SHA-256 ", sha256, ", wanted ", entry_.sha256()));
     }
     NIBBLE_RETURN_IF_ERROR(file_->Sync());
     NIBBLE_RETURN_IF_ERROR(file_->Close());

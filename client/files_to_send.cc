@@ -61,7 +61,7 @@ absl::StatusOr<std::vector<FileToSend>> FilesToImport(const std::string& path) {
   std::vector<FileToSend> files;
   if (fs::is_regular_file(status)) {
     if (!EndsWith(path, ".gguf")) {
-      return base::FieldError("path", base::StrCat("got the file ", path, ", want a .gguf file or a directory"));
+      return base::FieldError("path", base::StrCat("got the file ", path, ", wanted a .gguf file or a directory"));
     }
     NIBBLE_ASSIGN_OR_RETURN(FileToSend file, Entry(path));
     files.push_back(std::move(file));
@@ -70,7 +70,7 @@ absl::StatusOr<std::vector<FileToSend>> FilesToImport(const std::string& path) {
   std::vector<std::string> names;
   for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
-    // Follows links: the Hugging Face cache is made of them.
+    // Follows links, because the files in the Hugging Face cache are symbolic links.
     if (fs::is_regular_file(it->path(), ignored)) names.push_back(it->path().filename().string());
   }
   if (error) return base::FieldError("path", base::StrCat("cannot list ", path, ": ", error.message()));

@@ -53,7 +53,7 @@ absl::Status CheckSecurity(const std::string& server, const Security& security, 
   if (security.token.empty()) return absl::OkStatus();
   const bool visible =
       std::all_of(security.token.begin(), security.token.end(), [](char c) { return c > ' ' && c < 127; });
-  if (!visible) return base::FieldError("--token-file", "want one token: visible ASCII characters, no spaces");
+  if (!visible) return base::FieldError("--token-file", "wanted one token: visible ASCII characters, no spaces");
   if (security.tls || insecure || IsLoopback(server)) return absl::OkStatus();
   return base::FieldError("--token-file",
                           base::StrCat("the token would go to ", server, " in plaintext; set --tls-ca or --tls (or ",

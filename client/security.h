@@ -18,7 +18,7 @@ struct Security {
   std::string token;        // sent with every call; "": no token
 };
 
-// InvalidArgument when the token would cross a network in plaintext, or has invalid characters.
+// InvalidArgument if the token has invalid characters or, unless `insecure`, would cross a network in plaintext.
 absl::Status CheckSecurity(const std::string& server, const Security& security, bool insecure);
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server, const Security& security,

@@ -115,7 +115,8 @@ class Upload {
 };
 
 // Whether another stream may complete the upload: the connection was lost, the server ended the stream because of its
-// age, or the server has a different number of bytes than this client expected.
+// age, the server no longer has the upload (reason UPLOAD), or it has a different number of bytes than this client
+// expected.
 bool CanResume(const absl::Status& status, const ClientOptions& options) {
   if (absl::IsUnavailable(status) || absl::IsAborted(status)) return true;
   if (absl::IsDeadlineExceeded(status)) return options.long_deadline == absl::InfiniteDuration();
@@ -132,7 +133,7 @@ absl::StatusOr<v1::Dataset> Client::UploadDataset(const std::string& path, v1::U
   {
     NIBBLE_ASSIGN_OR_RETURN(File file, Open(path));
     if (std::fseek(file.get(), 0, SEEK_END) != 0 || (size = std::ftell(file.get())) < 0 ||
-        size == std::numeric_limits<long>::max()) {  // The value for a directory.
+        size == std::numeric_limits<long>::max()) {  // What ftell returns for a directory.
       return base::WithReason(absl::InvalidArgumentError(base::StrCat(path, " is not a readable file")), "FILE");
     }
   }
@@ -222,7 +223,7 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
       }
       arrived = *std::move(found);
     } else {
-      arrived.Clear();  // the server no longer has the upload, or keeps none
+      arrived.Clear();  // the server no longer has the upload: begin again
     }
   }
 }

@@ -102,8 +102,8 @@ class LogReader {
   const std::string job_;
   const List list_;
   Cursor& cursor_;
-  // The sequences from `before` on of the page that was read last. If the stream's next event is the first of them, the
-  // log has nothing in between.
+  // Sequences in the last page that are not below `before`. If the stream's next event has the first of these
+  // sequences, the log has no event before it that is still missing.
   std::deque<std::int64_t> ahead_;
   absl::Status lost_;
 };

@@ -21,7 +21,7 @@ constexpr char kFooter[] =
 
 constexpr double kMaxTimeoutSeconds = 1e9;  // about 30 years
 
-// Prints for example "error: INVALID_ARGUMENT (FIELD_VIOLATION): qlora.r: got 0, want 1 to 1024", then the other
+// Prints for example "error: INVALID_ARGUMENT (FIELD_VIOLATION): qlora.r: got 0, wanted 1 to 1024", then the other
 // details of the status.
 void PrintError(std::ostream& err, const absl::Status& status) {
   const std::string message(status.message());
@@ -66,8 +66,8 @@ int UsageError(const CLI::App& app, const CLI::ParseError& error, Terminal& term
   if (error.get_exit_code() == 0 || unknown.empty()) return app.exit(error, terminal.out, terminal.err);
   const CLI::App* command = &app;
   std::vector<std::string> options;
-  const auto add_options = [&](const CLI::App& of) {
-    for (const CLI::Option* option : of.get_options()) {
+  const auto add_options = [&](const CLI::App& source) {
+    for (const CLI::Option* option : source.get_options()) {
       for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
     }
   };
@@ -104,11 +104,12 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
   app.set_version_flag("--version", "nibble " NIBBLE_VERSION, "Print the version of this program");
   app.add_option("--server", session.server, "HOST:PORT of nibbled")->capture_default_str()->envname("NIBBLE_SERVER");
   app.add_flag("--json", session.json, "Print only JSON on stdout");
-  app.add_option("--timeout", session.timeout_s, "Maximum seconds per call (default: 60; no limit for long work)")
+  app.add_option("--timeout", session.timeout_s,
+                 "Maximum seconds per call (default: 60; health over HTTP: 5; no limit for long work)")
       ->check([](const std::string& text) -> std::string {
         double seconds = 0;
         if (absl::SimpleAtod(text, &seconds) && seconds > 0 && seconds <= kMaxTimeoutSeconds) return "";
-        return base::StrCat("got ", text, ", want seconds above 0, at most ", kMaxTimeoutSeconds);
+        return base::StrCat("got ", text, ", wanted seconds above 0, at most ", kMaxTimeoutSeconds);
       });
   AddConnectionFlags(app, session.connection);
   AddCommands(app, session);
@@ -145,7 +146,7 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
 std::string WholeNumber(const std::string& text) {
   std::int64_t value = 0;
   if (absl::SimpleAtoi(text, &value)) return "";
-  return base::StrCat("got ", text, ", want a whole number of at most 64 bits");
+  return base::StrCat("got ", text, ", wanted a whole number of at most 64 bits");
 }
 
 std::vector<std::string> Commands() {

@@ -23,7 +23,8 @@ void AddCommand(CLI::App& group, Session& session, const char* command, const ch
 void AddCommandOn(CLI::App& group, Session& session, const char* command, const char* help, const char* argument,
                   const char* what, absl::Status (*run)(Session&, const std::string&));
 
-// The complete answer to a request with one output, or to its conversation if `chat`. DataLoss if it is malformed.
+// The complete answer to a request with one output. With `chat`, the input is a conversation (method Chat). DataLoss if
+// the answer is malformed.
 absl::StatusOr<v1::GenerateResponse> WholeAnswer(Session& session, const v1::GenerateRequest& request, bool chat);
 
 // Adds the option --no-wait to a command that starts an operation.

@@ -23,8 +23,8 @@
 namespace nibble::cli {
 namespace {
 
-// Bytes in which a row of JSON is looked for, to tell a damaged file of rows from a plain text.
-constexpr std::size_t kLookedAt = std::size_t{64} << 10;
+// Number of bytes that are searched for a JSON row, to distinguish a damaged file of rows from a plain text.
+constexpr std::size_t kSearchedBytes = std::size_t{64} << 10;
 
 using base::Json;
 using base::StrCat;
@@ -82,17 +82,17 @@ absl::Status ForEachObject(std::string_view text, const Emit& emit) {
     if (!is_array) continue;
     if (at < text.size() && text[at] == ',') {
       at = SkipBlanks(text, at + 1);
-      if (at == text.size() || text[at] == ']') return Bad(StrCat("no row after the comma behind row ", row));
+      if (at == text.size() || text[at] == ']') return Bad(StrCat("no row follows the comma after row ", row));
     } else if (at < text.size() && text[at] != ']') {
-      return Bad(StrCat("no comma behind row ", row));
+      return Bad(StrCat("no comma after row ", row));
     }
   }
   if (!is_array) return at == text.size() ? absl::OkStatus() : Bad("a \"]\" without \"[\"");
   if (at == text.size()) return Bad("the array has no end");
-  return SkipBlanks(text, at + 1) == text.size() ? absl::OkStatus() : Bad("there is text behind the array");
+  return SkipBlanks(text, at + 1) == text.size() ? absl::OkStatus() : Bad("there is text after the array");
 }
 
-// Reads one record of a CSV file (RFC 4180); `at` moves behind it.
+// Reads one record of a CSV file (RFC 4180) and moves `at` to the next one.
 absl::StatusOr<std::vector<std::string>> NextRecord(std::string_view text, std::size_t& at) {
   std::vector<std::string> fields(1);
   while (at < text.size()) {
@@ -103,7 +103,7 @@ absl::StatusOr<std::vector<std::string>> NextRecord(std::string_view text, std::
         fields.back() += text[at];
       }
       if (at < text.size() && text[at] != ',' && text[at] != '\n' && text[at] != '\r') {
-        return absl::InvalidArgumentError("there is text behind a quoted field");
+        return absl::InvalidArgumentError("there is text after a quoted field");
       }
     } else if (text[at] == ',') {
       fields.emplace_back();
@@ -203,7 +203,7 @@ absl::Status ConvertCsv(std::string_view text, const Emit& emit) {
     Json json = Json::object();
     for (std::size_t i = 0; i < columns.size(); ++i) {
       if (std::find(kept.begin(), kept.end(), columns[i]) == kept.end()) continue;
-      // The rows are written as JSON, which would replace other bytes.
+      // base::Dump would replace bytes that are not UTF-8.
       if (!base::IsValidUtf8((*fields)[i])) {
         return AtRow(row, absl::InvalidArgumentError("is not UTF-8: save the file as UTF-8"));
       }
@@ -263,7 +263,7 @@ absl::StatusOr<ConvertedFile> ToJsonLines(const std::string& path, const std::st
 
 absl::Status CheckIsJsonLines(const std::string& path) {
   const auto source = Map(path);
-  if (!source.ok()) return absl::OkStatus();  // the upload reports it
+  if (!source.ok()) return absl::OkStatus();  // the upload reports the error
   const std::string_view text = (*source)->text();
   const std::size_t at = SkipBlanks(text, 0);
   if (at == text.size()) return absl::OkStatus();
@@ -271,12 +271,12 @@ absl::Status CheckIsJsonLines(const std::string& path) {
   const std::string_view line = text.substr(at, text.find('\n', at) - at);
   if (text[at] != '{') {
     if (path.ends_with(".csv")) return Bad(StrCat(path, " is a CSV file: give --format csv"));
-    if (text.substr(0, kLookedAt).find("\n{") != std::string_view::npos)
-      return absl::OkStatus();  // the server names it
+    if (text.substr(0, kSearchedBytes).find("\n{") != std::string_view::npos)
+      return absl::OkStatus();  // the server reports the damaged line
     return Bad(StrCat(path, " has no JSON at its beginning: if it is one plain text, give --format text"));
   }
   const auto json = base::ParseJson(line);
-  if (!json.ok() || !json->is_object()) return absl::OkStatus();  // the server names the line
+  if (!json.ok() || !json->is_object()) return absl::OkStatus();  // the server reports the damaged line
   if (json->contains("conversations")) return Bad(StrCat(path, " has ShareGPT rows: give --format sharegpt"));
   if (json->contains("instruction") && json->contains("output"))
     return Bad(StrCat(path, " has Alpaca rows: give --format alpaca"));

@@ -26,7 +26,8 @@ bool IsForeignFormat(const std::string& format);
 // Converts a file: `format` is "json" (an array of rows), "csv" (columns text, or prompt and completion, or those of
 // alpaca), "alpaca" (instruction, input, output) or "sharegpt" (conversations); alpaca and sharegpt in an array or in
 // lines. The rows of alpaca and sharegpt become chats. The same file gives the same bytes, so an upload can be resumed.
-// Maps the file and holds one row in memory. InvalidArgument (DATASET_FORMAT) names the row, from 1; NotFound the file.
+// Maps the file and holds one row in memory. InvalidArgument (DATASET_FORMAT) gives the number of the row, from 1;
+// NotFound (FILE): `path` cannot be read; ResourceExhausted (FILE): the rows cannot be written.
 absl::StatusOr<ConvertedFile> ToJsonLines(const std::string& path, const std::string& format);
 
 // InvalidArgument (DATASET_FORMAT) if the file looks like one that needs a --format of ToJsonLines; names the option.

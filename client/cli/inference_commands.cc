@@ -57,7 +57,7 @@ absl::StatusOr<v1::GenerateRequest> BaseRequest(const GenerateOptions& options) 
 
 absl::Status CheckAnswer(const v1::GenerateResponse& response, bool logprobs) {
   if (response.outputs_size() != 1 || !response.outputs(0).has_finish() || !response.has_usage()) {
-    return absl::DataLossError("malformed response: want one finished output and its usage");
+    return absl::DataLossError("malformed response: wanted one finished output and its usage");
   }
   if (logprobs && response.outputs(0).logprobs_size() != response.outputs(0).token_ids_size()) {
     return absl::DataLossError("malformed response: number of logprobs and tokens differ");
@@ -97,7 +97,7 @@ absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& 
 }
 
 // With logprobs the answer is streamed, because it may exceed the limit of one message.
-absl::StatusOr<v1::GenerateResponse> Unchecked(Session& session, const v1::GenerateRequest& request, bool chat) {
+absl::StatusOr<v1::GenerateResponse> UncheckedAnswer(Session& session, const v1::GenerateRequest& request, bool chat) {
   if (!request.output().has_logprobs()) {
     if (!chat) return session.client().LongCall(&InferenceService::Stub::Generate, request);
     v1::ChatRequest message;
@@ -138,7 +138,8 @@ absl::Status WarnIfTrainedWithoutTemplate(Session& session, const std::string& n
   v1::GetModelRequest request;
   request.set_name(name);
   const auto model = session.client().Call(&v1::ModelService::Stub::GetModel, request);
-  // The chat would only wait for the same server again. It reports all other errors itself, if it has them too.
+  // These errors end the command, because the chat would wait for the same server again. Other errors are ignored: the
+  // chat reports those that affect it.
   if (absl::IsUnavailable(model.status()) || absl::IsDeadlineExceeded(model.status())) return model.status();
   if (!model.ok() || !model->has_chat_template()) return absl::OkStatus();
   const v1::DatasetFormat format = model->trained_format();
@@ -203,7 +204,7 @@ absl::Status Score(Session& session, const ScoreOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const auto score, session.client().ScoreStream(request));
   for (int i = 0; i < score.tokens_size(); ++i) {
     if (score.tokens(i).has_logprob() != (i > 0)) {
-      return absl::DataLossError("malformed response: want a logprob for every token except the first");
+      return absl::DataLossError("malformed response: wanted a logprob for every token except the first");
     }
   }
   if (session.json) {
@@ -259,7 +260,7 @@ void AddSampling(CLI::App& sub, GenerateOptions& options, const char* max_tokens
 }  // namespace
 
 absl::StatusOr<v1::GenerateResponse> WholeAnswer(Session& session, const v1::GenerateRequest& request, bool chat) {
-  NIBBLE_ASSIGN_OR_RETURN(v1::GenerateResponse response, Unchecked(session, request, chat));
+  NIBBLE_ASSIGN_OR_RETURN(v1::GenerateResponse response, UncheckedAnswer(session, request, chat));
   NIBBLE_RETURN_IF_ERROR(CheckAnswer(response, request.output().has_logprobs()));
   return response;
 }

@@ -66,7 +66,7 @@ void PrintJob(Session& session, const v1::Job& job) {
   if (job.progress().has_eta() && !client::IsFinal(job.state())) {
     table.Add({"time left", base::StrCat("about ", (job.progress().eta().seconds() + 59) / 60, " min")});
   }
-  if (job.has_error() && job.state() != v1::JOB_STATE_CANCELLED) {  // then the state's message is the same
+  if (job.has_error() && job.state() != v1::JOB_STATE_CANCELLED) {  // a cancelled job's state message is the same
     const std::string reason = base::Reason(client::FromProto(job.error()));
     table.Add({"error", base::StrCat(job.error().message(), reason.empty() ? "" : base::StrCat(" (", reason, ")"))});
   }
@@ -89,7 +89,7 @@ absl::Status Outcome(const v1::Job& job) {
 // Prints the job's events until its end.
 absl::StatusOr<v1::Job> WatchToEnd(Session& session, const std::string& id, std::int64_t after) {
   NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
-  session.JobGoesOn(id);
+  session.NoteJobContinues(id);
   return session.client().WatchJob(id, after, [&](const v1::JobEvent& event) {
     if (session.json) {
       session.Print(EventJson(id, event));
@@ -136,7 +136,7 @@ bool IsOver(const v1::Job& job) { return client::IsFinal(job.state()); }
 // Waits for the end of PLANNING.
 absl::StatusOr<v1::Job> AwaitPlan(Session& session, const v1::Job& created) {
   if (IsPlanned(created)) return created;
-  session.JobGoesOn(created.name());
+  session.NoteJobContinues(created.name());
   const auto watched = session.client().WatchJob(created.name(), 0, [](const v1::JobEvent& event) {
     const bool planned = event.has_state() && event.state().to() != v1::JOB_STATE_PLANNING;
     return planned ? absl::CancelledError(kPlanEnded) : absl::OkStatus();
@@ -217,7 +217,7 @@ absl::Status List(Session& session, const ListOptions& options) {
     v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
     if (!v1::JobState_Parse(base::StrCat("JOB_STATE_", absl::AsciiStrToUpper(text)), &state)) {
       return base::FieldError(
-          "--state", base::StrCat("got ", text, ", want a state that `jobs list` shows: QUEUED, RUNNING, ..."));
+          "--state", base::StrCat("got ", text, ", wanted a state that `jobs list` shows: QUEUED, RUNNING, ..."));
     }
     request.mutable_filter()->add_states(state);
   }

@@ -34,12 +34,12 @@ constexpr SpecOption kSpecOptions[] = {
     {"--eval-every", "run.eval_every", "Steps between evaluations; needs evaluation data"},
 };
 
-// The last field of a path. Splits the path into the names of its fields, the last one included: `steps`.
-const FieldDescriptor& FieldAt(const std::string& path, std::vector<std::string>& steps) {
-  steps = absl::StrSplit(path, '.');
+// Returns the last field of a path such as run.max_steps. `names` receives the names of all its fields.
+const FieldDescriptor& FieldAt(const std::string& path, std::vector<std::string>& names) {
+  names = absl::StrSplit(path, '.');
   const google::protobuf::Descriptor* message = v1::JobSpec::descriptor();
-  for (std::size_t i = 0; i + 1 < steps.size(); ++i) message = message->FindFieldByName(steps[i])->message_type();
-  return *message->FindFieldByName(steps.back());
+  for (std::size_t i = 0; i + 1 < names.size(); ++i) message = message->FindFieldByName(names[i])->message_type();
+  return *message->FindFieldByName(names.back());
 }
 
 // The JSON value of an option's text. InvalidArgument describes the texts that the field takes.
@@ -74,16 +74,16 @@ absl::StatusOr<base::Json> ValueOf(const FieldDescriptor& field, const std::stri
 
 absl::Status SetField(const std::string& path, const std::string& text, v1::JobSpec& spec) {
   NIBBLE_RETURN_IF_ERROR(CheckText(path, text));
-  std::vector<std::string> steps;
-  const FieldDescriptor& field = FieldAt(path, steps);
+  std::vector<std::string> names;
+  const FieldDescriptor& field = FieldAt(path, names);
   absl::StatusOr<base::Json> value = ValueOf(field, text);
   if (!value.ok()) {
-    return base::FieldError(path, base::StrCat("got \"", text, "\", want ", base::ToStd(value.status().message())));
+    return base::FieldError(path, base::StrCat("got \"", text, "\", wanted ", base::ToStd(value.status().message())));
   }
   base::Json json = *std::move(value);
-  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+  for (auto name = names.rbegin(); name != names.rend(); ++name) {
     base::Json outer = base::Json::object();
-    outer[*step] = std::move(json);
+    outer[*name] = std::move(json);
     json = std::move(outer);
   }
   return FromJson(json, spec);
@@ -93,7 +93,7 @@ absl::Status SetField(const std::string& path, const std::string& text, v1::JobS
 absl::Status SetMethod(const std::string& method, v1::JobSpec& spec) {
   const auto* field = v1::JobSpec::descriptor()->FindFieldByName(method);
   if (field == nullptr || field->containing_oneof() == nullptr || field->containing_oneof()->name() != "method") {
-    return base::FieldError("method", base::StrCat("got \"", method, "\", want qlora or bitnet_qat"));
+    return base::FieldError("method", base::StrCat("got \"", method, "\", wanted qlora or bitnet_qat"));
   }
   static_cast<void>(spec.GetReflection()->MutableMessage(&spec, field));
   return absl::OkStatus();
@@ -122,8 +122,8 @@ absl::Status SetWarmup(const std::string& text, v1::OptimConfig& optim) {
   }
   double ratio = 0;
   if (!absl::SimpleAtod(number, &ratio)) {
-    return base::FieldError("warmup",
-                            base::StrCat("got \"", text, "\", want steps (100) or a share of all steps (0.03 or 3%)"));
+    return base::FieldError(
+        "warmup", base::StrCat("got \"", text, "\", wanted steps (100) or a share of all steps (0.03 or 3%)"));
   }
   optim.set_warmup_ratio(percent ? ratio / 100 : ratio);
   return absl::OkStatus();
@@ -134,9 +134,9 @@ absl::Status SetWarmup(const std::string& text, v1::OptimConfig& optim) {
 std::span<const SpecOption> SpecOptions() { return kSpecOptions; }
 
 std::string CheckSpecOption(const SpecOption& option, const std::string& text) {
-  std::vector<std::string> steps;
-  const auto value = ValueOf(FieldAt(option.path, steps), text);
-  return value.ok() ? "" : base::StrCat("got ", text, ", want ", base::ToStd(value.status().message()));
+  std::vector<std::string> names;
+  const auto value = ValueOf(FieldAt(option.path, names), text);
+  return value.ok() ? "" : base::StrCat("got ", text, ", wanted ", base::ToStd(value.status().message()));
 }
 
 absl::StatusOr<v1::JobSpec> BuildSpec(const JobFlags& flags) {

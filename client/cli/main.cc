@@ -17,7 +17,8 @@ int OutColumns() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // The program prints its own errors; gRPC would print lines of its log between them. The variable can still set it.
+  // The program prints its own errors; gRPC would print lines of its log between them. If the user set the variable,
+  // its value stays.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   std::ios::sync_with_stdio(false);
   static nibble::cli::InterruptNote interrupt;

@@ -71,8 +71,8 @@ std::string Path(std::string_view where, std::string_view name) {
   return where.empty() ? std::string(name) : base::StrCat(where, ".", name);
 }
 
-absl::Status WrongType(std::string_view path, const Json& got, std::string_view want) {
-  return base::FieldError(path, base::StrCat("got ", base::Dump(got), ", want ", want));
+absl::Status WrongType(std::string_view path, const Json& got, std::string_view wanted) {
+  return base::FieldError(path, base::StrCat("got ", base::Dump(got), ", wanted ", wanted));
 }
 
 // Sets a field to a JSON value; appends it if the field is repeated.
@@ -86,7 +86,7 @@ class Setter {
  private:
   absl::Status SetInteger(const Json& value, std::int64_t low, std::int64_t high,
                           const std::function<void(std::int64_t)>& put) {
-    // Accepts 1e3 as an integer.
+    // Accepts 1e3 as an integer. Doubles below 9e15 (about 2^53) represent every integer exactly.
     const bool whole = value.is_number_float() && std::trunc(value.get<double>()) == value.get<double>() &&
                        std::abs(value.get<double>()) < 9e15;
     const bool fits =

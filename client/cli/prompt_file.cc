@@ -22,7 +22,7 @@ constexpr std::string_view kBlanks = " \t\r";
 absl::StatusOr<std::string> TextOf(const Json& object, const char* key) {
   const auto text = object.find(key);
   if (text == object.end() || !text->is_string()) {
-    return absl::InvalidArgumentError(StrCat("\"", key, "\" is not a text"));
+    return absl::InvalidArgumentError(StrCat("\"", key, "\" is not a string"));
   }
   return text->get<std::string>();
 }
@@ -37,7 +37,7 @@ absl::Status AddMessages(const Json& messages, v1::ChatInput& chat) {
     NIBBLE_ASSIGN_OR_RETURN(*added.mutable_role(), TextOf(message, "role"));
     NIBBLE_ASSIGN_OR_RETURN(*added.mutable_content(), TextOf(message, "content"));
   }
-  // The answer of a row of a dataset: the models are to give their own.
+  // Drops the answer that a dataset's row ends with: the models give their own answers.
   if (chat.messages_size() > 1 && chat.messages(chat.messages_size() - 1).role() == "assistant") {
     chat.mutable_messages()->RemoveLast();
   }

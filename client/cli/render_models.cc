@@ -60,9 +60,9 @@ Json PreviewJson(const v1::PreviewDatasetResponse& preview) {
 
 namespace {
 
-// The bytes of a character may belong to several tokens, each of which then has the text U+FFFD. Returns where the text
-// of such a group ends, if it begins with the token `first`, and the index of the next token.
-std::pair<std::size_t, int> EndOfUnit(const v1::PreviewRow& row, std::size_t begin, int first) {
+// The bytes of a character may belong to several tokens, each of which then has the text U+FFFD. For the group of
+// such tokens that begins with `first`, returns where its text ends and the index of the token after it.
+std::pair<std::size_t, int> EndOfGroup(const v1::PreviewRow& row, std::size_t begin, int first) {
   for (int next = first + 1; next < row.token_texts_size(); ++next) {
     const std::string& token = row.token_texts(next);
     if (token.empty() || token.find("\xEF\xBF\xBD") != std::string::npos) continue;
@@ -87,7 +87,7 @@ std::string MarkedText(const v1::PreviewRow& row, std::string_view open, std::st
     const std::string& token = row.token_texts(i);
     std::size_t end = at + token.size();
     int next = i + 1;
-    if (text.compare(at, token.size(), token) != 0) std::tie(end, next) = EndOfUnit(row, at, i);
+    if (text.compare(at, token.size(), token) != 0) std::tie(end, next) = EndOfGroup(row, at, i);
     if (end > at) {
       mark(std::any_of(row.trained().begin() + i, row.trained().begin() + std::min(next, row.trained_size()),
                        [](bool t) { return t; }));

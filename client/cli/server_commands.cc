@@ -20,6 +20,8 @@ namespace {
 using google::protobuf::util::TimeUtil;
 using v1::ServerService;
 
+constexpr double kProbeTimeoutSeconds = 5;  // without --timeout: a probe must not hang
+
 absl::Status Info(Session& session) {
   NIBBLE_ASSIGN_OR_RETURN(const v1::ServerInfo info,
                           session.client().Call(&ServerService::Stub::GetServerInfo, v1::GetServerInfoRequest()));
@@ -87,7 +89,7 @@ absl::Status SayReady(Session& session) {
 
 // Over HTTP, which needs neither a token nor TLS: for the probe of a container.
 absl::Status HealthByHttp(Session& session, const std::string& address) {
-  const absl::Duration timeout = absl::Seconds(session.timeout_s > 0 ? session.timeout_s : 5);
+  const absl::Duration timeout = absl::Seconds(session.timeout_s > 0 ? session.timeout_s : kProbeTimeoutSeconds);
   const absl::StatusOr<client::HttpReply> answer = client::HttpGet(address, "/readyz", timeout);
   if (!answer.ok())
     return absl::Status(answer.status().code(), base::StrCat("--http: ", base::ToStd(answer.status().message())));

@@ -44,14 +44,14 @@ Session::Note::~Note() {
   if (note_ != nullptr) note_->Set("");
 }
 
-void Session::JobGoesOn(const std::string& job) {
+void Session::NoteJobContinues(const std::string& job) {
   if (terminal.interrupt == nullptr) return;
   terminal.interrupt->Set(
       Printable(base::StrCat("job ", job, " continues on the server; see: nibble jobs watch|cancel ", job)));
 }
 
 absl::Status CheckText(std::string_view field, std::string_view text) {
-  if (!IsUtf8(text)) return base::FieldError(field, "got bytes that are not UTF-8, want text");
+  if (!IsUtf8(text)) return base::FieldError(field, "got bytes that are not UTF-8, wanted text");
   return absl::OkStatus();
 }
 
@@ -78,7 +78,7 @@ absl::StatusOr<v1::Device> ParseDevice(std::string_view field, const std::string
     device.set_kind(v1::DEVICE_KIND_CUDA);
     device.set_ordinal(ordinal);
   } else {
-    return base::FieldError(field, base::StrCat("got \"", text, "\", want auto, cpu or cuda:N"));
+    return base::FieldError(field, base::StrCat("got \"", text, "\", wanted auto, cpu or cuda:N"));
   }
   return device;
 }

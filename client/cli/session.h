@@ -42,7 +42,7 @@ class Session {
     return client().WaitForEnd(operation, progress.Show());
   }
   // From now on the program prints on Ctrl-C that the job continues and how to get back to it.
-  void JobGoesOn(const std::string& job);
+  void NoteJobContinues(const std::string& job);
   // One line on stdout.
   void Print(const base::Json& json) { terminal.out << base::Dump(json) << '\n' << std::flush; }
   std::ostream& out() { return terminal.out; }
@@ -102,7 +102,7 @@ absl::StatusOr<std::optional<Response>> RunOperation(Session& session,
 absl::Status CheckText(std::string_view field, std::string_view text);
 // Reads a text file of at most 64 MiB.
 absl::StatusOr<std::string> ReadText(std::string_view field, const std::string& path);
-// "auto", "cpu", "cuda:N".
+// Parses "auto", "cpu", "cuda" or "cuda:N".
 absl::StatusOr<v1::Device> ParseDevice(std::string_view field, const std::string& text);
 // Adds a hint with the option --resume to an error after which the upload may be resumed. Returns other errors
 // unchanged.

@@ -35,7 +35,7 @@ class Table {
 };
 
 // Shows the progress of long work. On a terminal: one line, redrawn at most ten times per second. Otherwise: one line
-// per stage and per tenth of a stage. One thread.
+// per stage and per tenth of a stage. Not thread-safe.
 class Progress {
  public:
   explicit Progress(Terminal& terminal) : terminal_(terminal) {}

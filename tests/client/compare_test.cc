@@ -51,7 +51,7 @@ class CompareTest : public ::testing::Test {
 TEST_F(CompareTest, AnswersStandSideBySideAndEqualOnesAreCounted) {
   int calls = 0;
   server_.generate.answer = [&](const v1::GenerateRequest& request, v1::GenerateResponse* response) {
-    texts_ = {{"base", "a\nb"}, {"tuned", "twenty characters is the width of a column"}};
+    texts_ = {{"base", "a\nb"}, {"tuned", "this answer is longer than one column"}};
     *response = Answered(request.model(), calls++ < 2 ? "the same" : texts_.at(request.model()));
     return grpc::Status::OK;
   };
@@ -64,8 +64,8 @@ TEST_F(CompareTest, AnswersStandSideBySideAndEqualOnesAreCounted) {
             "\n"
             "--- line 3: second prompt\n"
             "base                         | tuned\n"
-            "a                            | twenty characters is the\n"
-            "b                            | width of a column\n"
+            "a                            | this answer is longer than\n"
+            "b                            | one column\n"
             "\n"
             "2 prompts, 1 with equal answers\n");
 }
@@ -137,10 +137,10 @@ TEST_F(CompareTest, BadLineIsRefusedByNumberBeforeAnythingIsGenerated) {
       {"{\"prompt\": \"p\"}\n\nnot JSON\n", "prompts: line 3: "},
       {"{\"prompt\": \"p\"}\n{\"text\": \"t\"}\n", "prompts: line 2: wanted either \"prompt\" or \"messages\""},
       {"{\"prompt\": \"p\", \"messages\": []}\n", "line 1: wanted either"},
-      {"{\"prompt\": 3}\n", "line 1: \"prompt\" is not a text"},
+      {"{\"prompt\": 3}\n", "line 1: \"prompt\" is not a string"},
       {"{\"messages\": []}\n", "line 1: \"messages\" is not a list of messages"},
       {"{\"messages\": [\"u\"]}\n", "line 1: a message is not an object"},
-      {"{\"messages\": [{\"role\": \"user\"}]}\n", "line 1: \"content\" is not a text"},
+      {"{\"messages\": [{\"role\": \"user\"}]}\n", "line 1: \"content\" is not a string"},
       {"{\"prompt\": \"p\"}\n[1]\n", "line 2: is not a JSON object"},
       {"text\n\xFF\n", "line 2: is not UTF-8"},
       {" \r\n\n", "prompts: the file has no prompt"}};

@@ -18,7 +18,7 @@ using cli::CheckIsJsonLines;
 using cli::ToJsonLines;
 using ::testing::HasSubstr;
 
-// Each case is a process of its own and runs beside the others: they share no file.
+// Test cases run as parallel processes, so they must not share a file.
 std::string Write(const std::string& name, const std::string& text) {
   static const testing::TempDirectory directory;
   const std::string path = directory / name;
@@ -40,14 +40,14 @@ TEST(DatasetFileTest, ArrayBecomesLines) {
   EXPECT_EQ(Lines("json", "[]"), "");
 }
 
-TEST(DatasetFileTest, DamagedArraysNameTheRow) {
+TEST(DatasetFileTest, RejectsDamagedArrays) {
   EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}, 3]"), HasSubstr("row 2: not a JSON object"));
   EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}, {\"text\": }]"), HasSubstr("row 2: "));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"} {\"text\": \"b\"}]"), HasSubstr("no comma behind row 1"));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"},]"), HasSubstr("no row after the comma behind row 1"));
+  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"} {\"text\": \"b\"}]"), HasSubstr("no comma after row 1"));
+  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"},]"), HasSubstr("no row follows the comma after row 1"));
   EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}"), HasSubstr("the array has no end"));
   EXPECT_THAT(Lines("json", "[{\"text\": \"a"), HasSubstr("row 1: "));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}] x"), HasSubstr("behind the array"));
+  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}] x"), HasSubstr("after the array"));
 }
 
 TEST(DatasetFileTest, AlpacaRowsBecomeChats) {
@@ -83,13 +83,13 @@ TEST(DatasetFileTest, CsvTakesQuotesAndLineEndsInFields) {
             "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"Ho\"}]}\n");
 }
 
-TEST(DatasetFileTest, DamagedCsvNamesTheRow) {
+TEST(DatasetFileTest, RejectsDamagedCsv) {
   EXPECT_THAT(Lines("csv", "question,answer\na,b\n"), HasSubstr("the columns are question, answer; wanted text"));
   EXPECT_THAT(Lines("csv", "prompt,completion\na,b\nc\n"), HasSubstr("row 2: has 1 fields, wanted 2"));
   EXPECT_THAT(Lines("csv", "text\nok\ncaf\xE9\n"), HasSubstr("row 2: is not UTF-8: save the file as UTF-8"));
   EXPECT_THAT(Lines("csv", std::string("\xFF\xFEt\0", 4)), HasSubstr("the file is UTF-16, wanted UTF-8"));
   EXPECT_THAT(Lines("csv", "text\n\"a"), HasSubstr("row 1: a quote has no end"));
-  EXPECT_THAT(Lines("csv", "text\n\"a\" b\n"), HasSubstr("row 1: there is text behind a quoted field"));
+  EXPECT_THAT(Lines("csv", "text\n\"a\" b\n"), HasSubstr("row 1: there is text after a quoted field"));
 }
 
 TEST(DatasetFileTest, RemovesTheConvertedFile) {

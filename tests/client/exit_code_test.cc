@@ -40,14 +40,14 @@ TEST(ExitCodeTest, FollowsTheStatusCode) {
 TEST(ExitCodeTest, ErrorsNameReasonAndField) {
   FakeServer server;
   server.create_job.Fails(
-      Error(grpc::StatusCode::INVALID_ARGUMENT, "got 0, want 1 to 1024", "FIELD_VIOLATION", "qlora.r"));
+      Error(grpc::StatusCode::INVALID_ARGUMENT, "got 0, wanted 1 to 1024", "FIELD_VIOLATION", "qlora.r"));
   const Result result =
       RunNibble(server, {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", "--rank", "0"});
   EXPECT_EQ(result.exit, 4);
   EXPECT_EQ(result.err,
-            "error: INVALID_ARGUMENT (FIELD_VIOLATION): got 0, want 1 to 1024\n"
+            "error: INVALID_ARGUMENT (FIELD_VIOLATION): got 0, wanted 1 to 1024\n"
             "  field: qlora.r\n"
-            "  field qlora.r: got 0, want 1 to 1024\n");
+            "  field qlora.r: got 0, wanted 1 to 1024\n");
   EXPECT_EQ(server.create_job.asked.at(0).spec().qlora().r(), 0);
   EXPECT_TRUE(server.create_job.asked[0].spec().qlora().has_r());
 }
@@ -187,7 +187,7 @@ TEST(ExitCodeTest, JobsCreateWaitsForTheEndWhenItsWatchIsRefused) {
   EXPECT_THAT(lost.err, HasSubstr("nibble jobs get job-1"));
 }
 
-TEST(ExitCodeTest, UnimplementedCommandsReportUnimplemented) {
+TEST(ExitCodeTest, MethodsThatTheServerLacksReportUnimplemented) {
   FakeServer server;
   for (const char* command : {"pause", "resume", "delete", "checkpoints"}) {
     const Result result = RunNibble(server, {"jobs", command, "job-1"});

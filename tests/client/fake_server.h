@@ -1,4 +1,5 @@
-// An in-process gRPC server that returns the responses set by a test. Methods without a response return UNIMPLEMENTED.
+// An in-process gRPC server that returns the responses set by a test. Without one, GetModel returns NOT_FOUND, and the
+// other methods with a member below return UNIMPLEMENTED.
 #pragma once
 #include <grpcpp/grpcpp.h>
 
@@ -151,9 +152,10 @@ struct Result {
 Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const std::string& input = "",
                  cli::InterruptNote* interrupt = nullptr);
 
-// Writes a file in a new temporary folder, which exists until the test program ends. Returns the path.
-std::string WriteFile(const std::string& name, const std::string& content);
+// A new, empty folder, which exists until the test program ends.
 std::string TemporaryFolder();
+// Writes a file in a new TemporaryFolder. Returns the path.
+std::string WriteFile(const std::string& name, const std::string& content);
 
 // The messages of a stream: start, the deltas, finish, usage.
 std::vector<v1::GenerateReply> Replies(const std::vector<std::string>& deltas);

@@ -36,7 +36,7 @@ std::string FieldOf(const JobFlags& flags) {
 
 TEST(JobSpecTest, SendsOnlyTheGivenOptions) { ExpectSpec(Least(), "base_model: 'smol' qlora { } train_dataset: 'd'"); }
 
-TEST(JobSpecTest, EveryFlagSetsItsField) {
+TEST(JobSpecTest, FlagsSetTheirFields) {
   JobFlags flags = Least();
   flags.fields["eval_dataset"] = "e";
   flags.fields["publish.output_model"] = "tuned";
@@ -96,10 +96,10 @@ TEST(JobSpecTest, TextsOfOptionsAreChecked) {
   EXPECT_EQ(check("--seed", "9000000000"), "");
   EXPECT_EQ(check("--lr", "1e-4"), "");
   EXPECT_EQ(check("--packing", "none"), "");
-  EXPECT_EQ(check("--micro-batch", "9000000000"), "got 9000000000, want a whole number of at most 32 bits");
-  EXPECT_EQ(check("--max-steps", "1.5"), "got 1.5, want a whole number of at most 64 bits");
-  EXPECT_EQ(check("--eval-split", "half"), "got half, want a number, such as 0.1 or 10%");
-  EXPECT_EQ(check("--packing", "naive"), "got naive, want one of none, segmented");
+  EXPECT_EQ(check("--micro-batch", "9000000000"), "got 9000000000, wanted a whole number of at most 32 bits");
+  EXPECT_EQ(check("--max-steps", "1.5"), "got 1.5, wanted a whole number of at most 64 bits");
+  EXPECT_EQ(check("--eval-split", "half"), "got half, wanted a number, such as 0.1 or 10%");
+  EXPECT_EQ(check("--packing", "naive"), "got naive, wanted one of none, segmented");
 }
 
 TEST(JobSpecTest, FlagsOverrideTheFile) {
@@ -117,7 +117,6 @@ TEST(JobSpecTest, FlagsOverrideTheFile) {
     optim { lr: 0.5 schedule: LR_SCHEDULE_COSINE warmup_steps: 3 } run { max_steps: 7 max_duration { seconds: 90 } }
     labels { key: "team" value: "a" })");
   flags.method.emplace("bitnet_qat");
-  flags.rank.reset();
   ExpectSpec(flags, R"(base_model: "smol" train_dataset: "d" eval_dataset: "e" bitnet_qat { }
     optim { lr: 0.5 schedule: LR_SCHEDULE_COSINE warmup_steps: 3 } run { max_steps: 7 max_duration { seconds: 90 } }
     labels { key: "team" value: "a" })");

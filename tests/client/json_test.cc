@@ -1,5 +1,5 @@
-// Compares every command with --json to the transcript in golden/json.txt: keys, numbers, zeros, nulls, one object per
-// line.
+// Compares the output of commands with --json to the transcript in golden/json.txt: keys, numbers, zeros, nulls, one
+// object per line.
 #include "server/base/json.h"
 
 #include <gmock/gmock.h>
@@ -167,7 +167,7 @@ void Fill(FakeServer& server) {
   FillServer(server);
 }
 
-TEST(JsonTest, EveryCommandPrintsTheDocumentedKeys) {
+TEST(JsonTest, CommandsPrintTheDocumentedKeys) {
   FakeServer server;
   Fill(server);
   const std::string gguf = WriteFile("m.gguf", "weights");

@@ -21,7 +21,7 @@ TEST(NearestTest, FindsTheLongestNameThatBeginsTheWord) {
   EXPECT_EQ(Nearest("chatting", kNames), "chat");
 }
 
-TEST(NearestTest, FindsNothingThatIsNear) {
+TEST(NearestTest, FindsNothingIfNoNameIsNear) {
   for (const char* word : {"", "zip", "quantize", "x"}) EXPECT_EQ(Nearest(word, {"models", "jobs"}), "") << word;
   EXPECT_EQ(Nearest("models", {}), "");
   EXPECT_EQ(Nearest(std::string(1 << 20, 'm'), kNames), "");

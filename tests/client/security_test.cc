@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(SecurityTest, TokenNeverCrossesANetworkInPlaintext) {
+TEST(SecurityTest, TokenCrossesANetworkInPlaintextOnlyIfInsecure) {
   Security security;
   security.token = "nbl_secret";
   for (const char* near : {"127.0.0.1:50051", "localhost:1", "[::1]:50051", "unix:/tmp/socket"}) {
@@ -37,11 +37,11 @@ TEST(SecurityTest, TokenNeverCrossesANetworkInPlaintext) {
   EXPECT_FALSE(CheckSecurity("127.0.0.1:50051", security, /*insecure=*/false).ok());
 }
 
-TEST(SecurityTest, ReadsTheReasonBeforeTheText) {
+TEST(SecurityTest, ReadsAReasonThatBeginsTheMessage) {
   const absl::Status missing =
-      FromGrpc({grpc::StatusCode::UNAUTHENTICATED, "TOKEN_MISSING: this server wants a token"});
+      FromGrpc({grpc::StatusCode::UNAUTHENTICATED, "TOKEN_MISSING: this server requires a token"});
   EXPECT_EQ(base::Reason(missing), "TOKEN_MISSING");
-  EXPECT_EQ(missing.message(), "this server wants a token");
+  EXPECT_EQ(missing.message(), "this server requires a token");
   EXPECT_EQ(base::Reason(FromGrpc({grpc::StatusCode::PERMISSION_DENIED, "server_path: no"})), "");
   EXPECT_EQ(base::Reason(FromGrpc({grpc::StatusCode::NOT_FOUND, "JOB: no"})), "");
   EXPECT_EQ(base::Reason(FromGrpc({grpc::StatusCode::PERMISSION_DENIED, ""})), "");
@@ -101,6 +101,10 @@ TEST(TokensCommandTest, RejectsMissingAndInvalidOptions) {
   EXPECT_EQ(RunNibble(server, {"tokens", "new", "ci", "--role", "root", "--out", TemporaryFolder() + "/x"}).exit, 2);
   EXPECT_EQ(RunNibble(server, {"tokens", "new", "../ci", "--role", "train", "--out", TemporaryFolder() + "/y"}).exit,
             4);
+}
+
+TEST(TokensCommandTest, CertificateNameReplacesTheToken) {
+  FakeServer server;
   const Result san = RunNibble(server, {"tokens", "new", "web", "--role", "infer", "--san", "uri:spiffe://a/b"});
   EXPECT_EQ(san.exit, 0);
   EXPECT_THAT(san.out, HasSubstr("\"san\":\"uri:spiffe://a/b\""));

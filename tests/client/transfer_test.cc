@@ -14,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 using DownloadWrite = std::function<bool(const v1::DownloadArtifactResponse&)>;
 
-// Bytes whose period is not a power of two.
+// Bytes whose period is not a power of two, so that bytes sent from a wrong offset differ.
 std::string Bytes(std::size_t size) {
   std::string bytes(size, '\0');
   for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>((i * 131 + i / 251) & 0xFF);
