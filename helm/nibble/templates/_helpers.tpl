@@ -2,6 +2,8 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
+{{- /* At most 52 characters, so that the names made from it have at most 63; the longest suffix is -last-exit. Longer
+       names of dashboards are cut. */ -}}
 {{- define "nibble.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
@@ -77,7 +79,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- mul (regexFind "^[0-9]+" .) (get $factors (regexFind "[a-z]+$" .)) }}
 {{- end }}
 
-{{- /* Requests or limits, from a list of the chart's context and those. Without persistence, adds the disk of the state. */ -}}
+{{- /* Requests or limits. The argument is a list: the chart's context, and the requests or limits of values.yaml.
+       Without persistence, adds the disk of the state. */ -}}
 {{- define "nibble.resources" -}}
 {{- $v := (index . 0).Values }}
 {{- $resources := deepCopy (index . 1) }}
