@@ -77,7 +77,7 @@ TEST_F(AdmissionTest, PrincipalsTakeTurnsAlsoAfterARestart) {
   };
   const std::string ann1 = submit("ann", ""), ann2 = submit("ann", ""), ann3 = submit("ann", ""),
                     bob1 = submit("bob", "");
-  EXPECT_EQ(position(bob1), 1) << "behind ann's first job only";
+  EXPECT_EQ(position(bob1), 1) << "only ann's first job is before bob's";
   controller_->Tick();
   EXPECT_EQ(State(ann1), kPreparing);
   EXPECT_EQ(position(bob1), 0) << "ann has had a turn";

@@ -230,7 +230,7 @@ TEST(ProgressTest, FiguresFollowTheJournal) {
 
 TEST(ProgressTest, OutcomeDoesNotReplaceSumsOverSteps) {
   base::Json progress = base::Json::object();
-  for (const int step : {1, 2, 2}) {  // the second was run twice
+  for (const int step : {1, 2, 2}) {  // step 2 was run twice
     const std::string fields = R"({"tokens":100,"step_ms":100,"step":)" + std::to_string(step) + "}";
     progress = Feed(progress, "step", fields);
   }

@@ -34,8 +34,8 @@ using enum JobState;
 
 constexpr int kBred = 200;  // processes that tiny_trainer.py's "breed" starts
 
-// The folder in which cgroups with a limit on processes can be made: the pids hierarchy of v1, or the root of v2 if it
-// delegates the controller. "" if neither is writable.
+// The folder in which cgroups with a limit on processes can be made: the pids hierarchy of cgroup v1, or the root of
+// cgroup v2 if it delegates the pids controller. "" if neither is writable.
 std::string PidsHierarchy() {
   if (::access("/sys/fs/cgroup/pids/cgroup.procs", W_OK) == 0) return "/sys/fs/cgroup/pids";
   std::ifstream controllers("/sys/fs/cgroup/cgroup.subtree_control");
@@ -84,7 +84,7 @@ class PidsCgroup {
     return WriteTo(folder_ + "/cgroup.procs", ::getpid());
   }
   bool made() const { return !folder_.empty(); }
-  // Number of other processes in it.
+  // Number of processes in the cgroup, without this one.
   int Others() const {
     std::ifstream lines(folder_ + "/cgroup.procs");
     std::set<pid_t> all{std::istream_iterator<pid_t>(lines), std::istream_iterator<pid_t>()};
@@ -98,6 +98,7 @@ class PidsCgroup {
 
 class BadTrainerTest : public LocalRunnerTest {
  protected:
+  // True if an event of the job has this reason.
   bool Told(const std::string& id, const std::string& reason) {
     const auto page = controller_->Events(id, 0, 1000);
     EXPECT_TRUE(page.ok()) << page.status();
@@ -174,7 +175,7 @@ int Threads() {
 TEST_F(BadTrainerTest, NothingThatATrainerStartsOutlivesIt) {  // R17
   const std::string hierarchy = PidsHierarchy();
   if (!hierarchy.empty()) {
-    // Room for the bred processes, this program and the trainer: with one process more a fork fails.
+    // Room for the bred processes, the trainer and the threads of this program. With one process more, fork fails.
     const absl::Status made = bound_.Make(hierarchy, kBred + Threads() + 1);
     ASSERT_TRUE(made.ok()) << made;
   }
@@ -191,7 +192,7 @@ TEST_F(BadTrainerTest, NothingThatATrainerStartsOutlivesIt) {  // R17
   EXPECT_EQ(WaitForEnd(id).state, kSucceeded);
   EXPECT_EQ(Marked(mark), 0);
   if (bound_.made()) {
-    EXPECT_EQ(bound_.Others(), 0) << "none is left, whatever its name";
+    EXPECT_EQ(bound_.Others(), 0) << "no process is left, whatever its name";
   }
 
   const std::string cancelled = Submit("breed-forever " + mark);
@@ -242,7 +243,7 @@ pid_t Orphan() {
   EXPECT_EQ(::read(ends[0], &pid, sizeof pid), static_cast<ssize_t>(sizeof pid));
   ::close(ends[0]);
   ::close(ends[1]);
-  ::waitpid(parent, nullptr, 0);  // or it was reaped already
+  ::waitpid(parent, nullptr, 0);  // fails if the controller has already reaped it
   return pid;
 }
 

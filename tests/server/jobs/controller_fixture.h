@@ -14,7 +14,8 @@
 
 namespace nibble::jobs {
 
-// A state directory with model "base" and datasets "train", "eval"; a machine; and a controller that can be killed.
+// A state directory with model "base" and datasets "train" and "eval", a fake machine, and a controller that can be
+// killed.
 class ControllerFixture : public ::testing::Test {
  protected:
   class Observer : public JobObserver {
@@ -157,7 +158,7 @@ class ControllerFixture : public ::testing::Test {
     ASSERT_TRUE(pending->Commit().ok());
     Write(trainer, "checkpoint", R"({"step":)" + std::to_string(step) + "}");
   }
-  // Writes output and outcome, as at the end of a good run; the process still has to exit.
+  // Writes output and outcome, as at the end of a good run. The trainer does not exit: call FakeMachine::Exit.
   static void Finish(FakeMachine::Trainer& trainer) {
     auto pending = store::PendingDirectory::Create(base::RealFileSystem(), trainer.order.output_directory);
     ASSERT_TRUE(pending.ok()) << pending.status();
@@ -192,7 +193,7 @@ class ControllerFixture : public ::testing::Test {
     EXPECT_TRUE(page.ok()) << page.status();
     return page.ok() ? page->events : std::vector<Event>();
   }
-  // "state:QUEUED state:PREPARING step step ..." in order; sequences are checked to be 1, 2, 3 ...
+  // The job's events in order: "state:QUEUED state:PREPARING step step ...". Checks that sequences are 1, 2, 3 ...
   std::string Story(const std::string& id) {
     std::string story;
     std::int64_t wanted = 1;
@@ -205,7 +206,7 @@ class ControllerFixture : public ::testing::Test {
   }
 
   nibble::testing::TempDirectory temp_;
-  base::FileSystem* files_ = &base::RealFileSystem();  // used by the server; trainers use the real one
+  base::FileSystem* files_ = &base::RealFileSystem();  // of the server; trainers use the real file system
   base::FakeClock clock_{absl::FromUnixSeconds(1'700'000'000)};
   FakeMachine machine_{clock_};
   ControllerOptions options_;

@@ -148,11 +148,11 @@ TEST_F(JobMovesTest, EtagGuardsEveryMove) {
   Step(Trainer(id), 1);
   controller_->Tick();
   EXPECT_EQ(base::Reason(controller_->Checkpoint(id, before).status()), "ETAG_MISMATCH");
-  EXPECT_TRUE(controller_->Checkpoint(id, running).ok()) << "progress does not change it";
+  EXPECT_TRUE(controller_->Checkpoint(id, running).ok()) << "progress does not change the etag";
   EXPECT_EQ(base::Reason(controller_->Pause(id, before).status()), "ETAG_MISMATCH");
   const auto pausing = controller_->Pause(id, running);
   ASSERT_TRUE(pausing.ok());
-  EXPECT_EQ(base::Reason(controller_->Pause(id, running).status()), "ETAG_MISMATCH") << "it is PAUSING now";
+  EXPECT_EQ(base::Reason(controller_->Pause(id, running).status()), "ETAG_MISMATCH") << "the job is PAUSING now";
   machine_.Exit(Trainer(id), kExitTempFail);
   controller_->Tick();
   EXPECT_EQ(base::Reason(controller_->Resume(id, running).status()), "ETAG_MISMATCH");
@@ -230,7 +230,7 @@ TEST_F(JobMovesTest, CancelRacesFinishAndOneOfThemWins) {  // R25
     cancelled += state == kCancelled;
   }
   RecordProperty("cancelled", cancelled);
-  // Many rounds see both outcomes of the race.
+  // Only many rounds are sure to see both outcomes of the race.
   if (NIBBLE_RACE_ROUNDS >= 1000) {
     EXPECT_GT(cancelled, 0);
     EXPECT_LT(cancelled, NIBBLE_RACE_ROUNDS);

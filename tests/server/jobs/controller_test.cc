@@ -158,7 +158,7 @@ TEST_F(ControllerTest, FinalEvaluationBelongsToTheCheckpointOfTheLastStep) {
   const auto job = controller_->Get(id);
   ASSERT_TRUE(job.ok() && job->best_checkpoint.has_value()) << job.status();
   EXPECT_EQ(job->best_checkpoint->step, 4);
-  EXPECT_EQ(job->best_checkpoint->metrics.at("eval_loss"), 2.0) << "of the trained form";
+  EXPECT_EQ(job->best_checkpoint->metrics.at("eval_loss"), 2.0) << "the loss of the trained form, not of its int8 form";
   const auto listed = controller_->Checkpoints(id);
   ASSERT_TRUE(listed.ok() && listed->size() == 2) << listed.status();
   EXPECT_EQ(listed->front().metrics.at("eval_loss"), 2.5);
@@ -296,7 +296,7 @@ TEST_F(ControllerTest, OnlyTheEndOfAFailedAttemptIsAWarning) {
   EXPECT_THAT(ended(kExitTempFail), HasSubstr(R"("level":"info","message":"attempt ended")"));
 }
 
-TEST_F(ControllerTest, CheckpointedStopDoesNotCount) {  // R4
+TEST_F(ControllerTest, CheckpointedStopIsNotCountedAsARetry) {  // R4
   const std::string id = Submit();
   for (int attempt = 1; attempt <= 8; ++attempt) {
     clock_.Advance(absl::Seconds(10));
@@ -380,9 +380,12 @@ TEST_F(ControllerTest, TrainerThatShowsSignsOfLifeIsNotKilled) {
   EXPECT_THAT(Trainer(id).signals, ElementsAre(Runner::Signal::kTerminate));
 }
 
-TEST_F(ControllerTest, TrainerShowsLifeFourTimesInTheTimeout) {
-  const std::pair<absl::Duration, double> wanted[] = {
-      {absl::ZeroDuration(), 10}, {absl::Minutes(30), 10}, {absl::Seconds(40), 10}, {absl::Seconds(12), 3}};
+TEST_F(ControllerTest, TrainerShowsLifeAtLeastFourTimesInTheTimeout) {
+  // Timeout, and seconds between two signs of life.
+  const std::pair<absl::Duration, double> wanted[] = {{absl::ZeroDuration(), 10},  // no timeout
+                                                      {absl::Minutes(30), 10},
+                                                      {absl::Seconds(40), 10},
+                                                      {absl::Seconds(12), 3}};
   for (const auto& [timeout, every_s] : wanted) {
     options_.no_progress_timeout = timeout;
     KillAndReopen();
@@ -404,7 +407,7 @@ TEST_F(ControllerTest, TrainerThatFreezesIsKilledWithinThirtySecondsOfTheTimeout
     clock_.Advance(absl::Seconds(1));
     controller_->Tick();
     if (second % 10 != 0) continue;
-    ASSERT_TRUE(ShowAlive(base::RealFileSystem(), trainer.directory, second).ok());  // just after the server looked
+    ASSERT_TRUE(ShowAlive(base::RealFileSystem(), trainer.directory, second).ok());  // just after a round of the server
   }
   ASSERT_TRUE(trainer.signals.empty());
   const absl::Duration frozen = clock_.Monotonic();
@@ -453,10 +456,11 @@ TEST_F(ControllerTest, KeepLastHoldsAcrossAttemptsWhileTheTrainerLives) {
   EXPECT_THAT(kept(id), ElementsAre(pair(2, 3), pair(2, 4)));
   Checkpoint(second, 5);
   controller_->Tick();
-  EXPECT_THAT(kept(id), ElementsAre(pair(2, 3), pair(2, 4), pair(2, 5))) << "a trainer removes its own checkpoints";
+  EXPECT_THAT(kept(id), ElementsAre(pair(2, 3), pair(2, 4), pair(2, 5)))
+      << "the server leaves an attempt's own checkpoints to its trainer";
 }
 
-TEST_F(ControllerTest, SilentTrainerCountsEvenIfItWritesACheckpointAtSigterm) {  // R16
+TEST_F(ControllerTest, SilentTrainerIsCountedAsARetryEvenIfItWritesACheckpointAtSigterm) {  // R16
   const std::string id = Submit();
   controller_->Tick();
   Ready(Trainer(id));

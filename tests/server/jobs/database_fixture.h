@@ -1,4 +1,4 @@
-// A database in a temporary directory, for its tests.
+// A job database in a temporary directory.
 #pragma once
 #include <gtest/gtest.h>
 #include <soci/soci.h>
@@ -73,9 +73,11 @@ class DatabaseTest : public ::testing::Test {
     job.digests.config = "c0ffee";
     return database_->Insert(job, request_id, digest, Server("state"));
   }
+  // An event that the server adds.
   static NewEvent Server(const std::string& type) {
     return {0, std::nullopt, absl::FromUnixMicros(1), type, base::Json::object()};
   }
+  // An event from a line of a trainer's journal.
   static NewEvent Line(std::int64_t attempt, std::int64_t sequence) {
     base::Json fields = base::Json::object();
     fields["step"] = sequence;
@@ -113,7 +115,7 @@ class DatabaseTest : public ::testing::Test {
     session << "SELECT COUNT(*) FROM events WHERE job_id = :id", soci::use(id), soci::into(count);
     return count;
   }
-  // Ids from all pages of two jobs, newest first.
+  // The ids that all pages of the list have, newest first. A page has two jobs.
   std::string Names(JobQuery query) {
     std::string names;
     do {

@@ -184,9 +184,9 @@ TEST_F(DatabaseTest, ListsCombineTenantStatesBaseAndLabels) {
   ASSERT_TRUE(*database_->Apply(cancel));
   ASSERT_TRUE(database_->Delete("5", {}).ok());
   EXPECT_EQ(Names({.labels = {{"env", "dev"}, {"team", "x"}}}), "2") << "the labels of job 5 were deleted with the job";
-  base::CancelToken gone;
-  gone.Cancel();
-  EXPECT_TRUE(absl::IsCancelled(database_->List({}, 10, gone).status()));
+  base::CancelToken cancelled;
+  cancelled.Cancel();
+  EXPECT_TRUE(absl::IsCancelled(database_->List({}, 10, cancelled).status()));
 }
 
 // A call for a list that no job matches must not read the whole table, and must not parse the specs of jobs that do not
@@ -214,7 +214,7 @@ TEST_F(DatabaseTest, PageThatFindsNothingEndsAfterABoundedNumberOfJobs) {
     page = database_->List(query, 10, {});
   }
   ASSERT_TRUE(page.ok()) << page.status();
-  EXPECT_EQ(pages, 3);
+  EXPECT_EQ(pages, 3) << "a page looks at 10,000 of the 25,001 jobs";
 }
 
 TEST_F(DatabaseTest, EveryListWalksAnIndexAndSortsNothing) {
@@ -236,7 +236,7 @@ TEST_F(DatabaseTest, EveryListWalksAnIndexAndSortsNothing) {
     const std::string sql = CandidateSql(query, texts), plan = Plan(sql, texts);
     EXPECT_NE(plan.find(wanted), std::string::npos) << sql << plan;
     EXPECT_EQ(plan.find("SCAN"), std::string::npos) << sql << plan;
-    EXPECT_EQ(plan.find("B-TREE"), std::string::npos) << sql << plan;
+    EXPECT_EQ(plan.find("B-TREE"), std::string::npos) << "SQLite sorts in a temporary B-tree: " << sql << plan;
   }
 }
 
@@ -256,9 +256,9 @@ TEST_F(DatabaseTest, AppendWhileIsFencedByStateAndAttempt) {
   EXPECT_EQ(database_->Get("job-1")->last_sequence, 3);
   EXPECT_EQ(database_->Events("job-1", 0, 10)->size(), 3u);
   EXPECT_TRUE(*database_->AppendWhile(*database_->Get("job-1"), {Server("warning")}));
-  StoredJob gone = queued;
-  gone.id = "job-2";
-  EXPECT_FALSE(*database_->AppendWhile(gone, {Server("warning")}));
+  StoredJob unknown = queued;
+  unknown.id = "job-2";
+  EXPECT_FALSE(*database_->AppendWhile(unknown, {Server("warning")}));
 }
 
 TEST_F(DatabaseTest, FailedTransitionLeavesNoTrace) {
@@ -281,7 +281,7 @@ TEST_F(DatabaseTest, FailedTransitionLeavesNoTrace) {
 
 TEST_F(DatabaseTest, EveryCallTurnsSqlErrorsIntoStatus) {
   ASSERT_TRUE(Insert("job-1").ok());
-  for (const char* table : {"events", "attempts", "idempotency", "jobs", "job_counts"})
+  for (const char* table : {"events", "attempts", "idempotency", "jobs", "job_counts", "deleted_jobs"})
     Execute(std::string("DROP TABLE ") + table);
   EXPECT_FALSE(Insert("job-2", "r").ok());
   EXPECT_FALSE(database_->FindRequest("r", "d").ok());
@@ -295,6 +295,7 @@ TEST_F(DatabaseTest, EveryCallTurnsSqlErrorsIntoStatus) {
   EXPECT_FALSE(database_->ListUnpublished().ok());
   EXPECT_FALSE(database_->Count(JobState::kQueued).ok());
   EXPECT_FALSE(database_->CountOpen("ann", "red").ok());
+  EXPECT_FALSE(database_->Counts().ok());
   EXPECT_FALSE(database_->Delete("job-1", {}).ok());
   EXPECT_FALSE(database_->Apply(Start("job-1", 0)).ok());
   EXPECT_FALSE(database_->RecordProcess("job-1", 1, {1, 1}, {}).ok());
@@ -304,6 +305,7 @@ TEST_F(DatabaseTest, EveryCallTurnsSqlErrorsIntoStatus) {
   EXPECT_FALSE(database_->AppendWhile(StoredJob{}, {Line(1, 1)}).ok());
   EXPECT_FALSE(database_->Events("job-1", 0, 1).ok());
   EXPECT_FALSE(database_->LastAttemptSequence("job-1", 1).ok());
+  EXPECT_FALSE(database_->CollectEvents(1).ok());
   EXPECT_FALSE(database_->ThinSteps(1, 1).ok());
   EXPECT_FALSE(database_->EndedBefore(absl::Now(), 1).ok());
 }

@@ -1,3 +1,4 @@
+// Upgrades of the job database from earlier schema versions, and the thinning of its step events.
 #include <gtest/gtest.h>
 #include <soci/soci.h>
 #include <soci/sqlite3/soci-sqlite3.h>
@@ -39,7 +40,7 @@ TEST_F(DatabaseTest, ThinningKeepsSomeStepsOfAFinalJobAndAllOtherEvents) {
   };
   const std::vector<std::int64_t> evals = sequences("eval"), states = sequences("state");
   ASSERT_EQ(evals.size(), 1u);
-  // In pieces, with a kill of the server in between.
+  // The work is done in pieces, with a restart of the server in between.
   for (int i = 0; i < 7; ++i) ASSERT_TRUE(*database_->ThinSteps(10, 300));
   Reopen();
   while (*database_->ThinSteps(10, 300)) {
@@ -52,7 +53,7 @@ TEST_F(DatabaseTest, ThinningKeepsSomeStepsOfAFinalJobAndAllOtherEvents) {
   EXPECT_EQ(sequences("eval"), evals);
   EXPECT_EQ(sequences("state"), states);
   EXPECT_EQ(NumEvents("short"), 11);
-  EXPECT_EQ(NumEvents("running"), 1001) << "it has not ended";
+  EXPECT_EQ(NumEvents("running"), 1001) << "the job has not ended";
   EXPECT_EQ(database_->Get("long")->last_sequence, 1003);
   EXPECT_FALSE(*database_->ThinSteps(20, 300)) << "removed steps do not come back";
   while (*database_->ThinSteps(5, 300)) {
@@ -62,7 +63,7 @@ TEST_F(DatabaseTest, ThinningKeepsSomeStepsOfAFinalJobAndAllOtherEvents) {
 
 TEST_F(DatabaseTest, UpgradeBacksUpTheDatabaseAndKeepsTheNewestTwoBackups) {
   for (const char* older : {"2", "3", "10x"}) std::ofstream(path_ + ".backup-v" + older) << "older";
-  std::ofstream(path_ + ".backup-v5.tmp") << "of an upgrade that was killed";
+  std::ofstream(path_ + ".backup-v5.tmp") << "an unfinished backup, left by a killed upgrade";
   OpenAsOf(5, {OldJob("job-1")});
   EXPECT_TRUE(database_->Get("job-1").ok());
   EXPECT_FALSE(std::filesystem::exists(path_ + ".backup-v5.tmp"));

@@ -24,7 +24,7 @@ using enum JobState;
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
-// A disk whose free bytes the test sets, minus the files in one directory.
+// A disk whose free bytes the test sets. The files named "weights" below one directory are subtracted from them.
 class SmallDisk : public base::HookedFiles<store::NoHook> {
  public:
   SmallDisk() : HookedFiles(base::RealFileSystem()) {}
@@ -56,7 +56,7 @@ class DiskAdmissionTest : public ControllerFixture {
     };
     ControllerFixture::SetUp();
   }
-  void TearDown() override { Kill(); }  // its threads read through disk_
+  void TearDown() override { Kill(); }  // the controller's threads read through disk_
 
   // Submits a job that is planned to write `mib` MiB.
   std::string SubmitOf(std::int64_t mib, const std::string& output = "") {
@@ -64,7 +64,7 @@ class DiskAdmissionTest : public ControllerFixture {
     spec.qlora.r = mib;
     return Submit(spec);
   }
-  // Runs rounds until nothing changes any more: the files of jobs are measured every five seconds.
+  // Runs four rounds, which is enough for all changes. The server measures the files of jobs every five seconds.
   void Settle() {
     for (int i = 0; i < 4; ++i) {
       controller_->Tick();
@@ -111,7 +111,7 @@ TEST_F(DiskAdmissionTest, SecondJobWaitsUntilTheFirstHasEnded) {
   EXPECT_THAT(Warnings(second)[0], HasSubstr("WAITING_FOR_DISK"));
   EXPECT_THAT(Warnings(second)[0], HasSubstr("up to 16777216 bytes"));
   EXPECT_THAT(Warnings(second)[0], ContainsRegex("4[0-9]{6} bytes may be written"))
-      << "4 MiB and the files of the first attempt";
+      << "4 MiB, and what the first attempt has written already";
   EXPECT_TRUE(Warnings(first).empty());
 
   KillAndReopen();
@@ -132,8 +132,8 @@ TEST_F(DiskAdmissionTest, BytesThatARunningJobHasWrittenCountOnce) {
   disk_.set_free(10 * kMiB);
   const std::string second = SubmitOf(5), third = SubmitOf(3);
   Settle();
-  EXPECT_EQ(State(second), kQueued) << "6 of 10 MiB are still to be written";
-  EXPECT_EQ(State(third), kQueued) << "it must not overtake the second, which waits for room";
+  EXPECT_EQ(State(second), kQueued) << "the first job still needs 6 of the 10 free MiB";
+  EXPECT_EQ(State(third), kQueued) << "the third must not overtake the second, which waits for room";
   disk_.set_free(11 * kMiB);
   Settle();
   EXPECT_EQ(State(second), kPreparing);
@@ -202,7 +202,7 @@ TEST_F(DiskAdmissionTest, JobsThatFitOvertakeOnlyWhileNoTrainerRuns) {
   const std::string small = SubmitOf(2);
   Settle();
   EXPECT_EQ(State(large), kQueued);
-  EXPECT_EQ(State(small), kPreparing) << "only users can make room for the large one";
+  EXPECT_EQ(State(small), kPreparing) << "no trainer ran whose end could make room for the large job";
   const std::string late = SubmitOf(2);
   Settle();
   EXPECT_EQ(State(late), kQueued) << "while a trainer runs, its end may make room";
@@ -237,7 +237,7 @@ TEST_F(DiskAdmissionTest, StartRemovesOnlyAsManyCachedBasesAsItNeeds) {
   disk_.set_counted(state_->paths.bases());
   const std::string oldest = AddBase("a", 4, absl::Hours(3)), older = AddBase("b", 4, absl::Hours(2));
   const std::string young = AddBase("c", 4, absl::Hours(1));
-  const std::string id = SubmitOf(10), behind = SubmitOf(1);  // 8 are free
+  const std::string id = SubmitOf(10), behind = SubmitOf(1);  // 8 MiB are free
   EXPECT_EQ(State(id), kQueued);
   EXPECT_TRUE(std::filesystem::exists(oldest)) << "a plan removes nothing";
   controller_->Tick();
@@ -257,7 +257,8 @@ TEST_F(DiskAdmissionTest, StartRemovesOnlyAsManyCachedBasesAsItNeeds) {
   EXPECT_EQ(Warnings(waits).size(), 1u);
 }
 
-TEST_F(DiskAdmissionTest, CachesAreTrimmedAfterEachEndOfAJob) {  // T7
+// nibbled trims its token cache in after_jobs.
+TEST_F(DiskAdmissionTest, AfterJobsIsCalledAfterEachEndOfAJob) {  // T7
   Kill();
   std::atomic<int> calls{0};
   options_.after_jobs = [&] { ++calls; };
@@ -275,7 +276,7 @@ TEST_F(DiskAdmissionTest, CachesAreTrimmedAfterEachEndOfAJob) {  // T7
   disk_.set_free(0);
   EXPECT_EQ(State(SubmitOf(1)), kFailed);
   controller_->Tick();
-  EXPECT_EQ(calls, 2) << "its plan was refused";
+  EXPECT_EQ(calls, 2) << "a job whose plan is refused has ended too";
   Kill();
 }
 

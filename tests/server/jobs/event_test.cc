@@ -71,8 +71,8 @@ TEST(EventTest, EveryKindSurvivesAJsonRoundTrip) {
   }
 }
 
-// The names that journals and databases of earlier versions have.
-TEST(EventTest, StepHasTheNamesOfTheJournal) {
+// Journals and databases of earlier versions have these names.
+TEST(EventTest, StepHasTheFieldNamesOfTheJournal) {
   EXPECT_EQ(
       base::Dump(Encode(All()[1])),
       R"({"step":1,"max_steps":9,"loss":2.5,"lr":0.0001,"grad_norm":0.5,"epoch":1.0,"epochs_done":0.25,"tokens":100,)"
@@ -114,7 +114,7 @@ TEST(EventTest, ValuesOfAnotherTypeAreAbsent) {
 
 TEST(EventTest, UnknownTypeIsNotDecoded) { EXPECT_FALSE(Decode("telepathy", Json::object()).has_value()); }
 
-TEST(EventTest, LaunchesAreThoseOfTheEvent) {
+TEST(EventTest, LaunchesOfReturnsTheLaunchesOfTheEvent) {
   EXPECT_EQ(LaunchesOf(All()[1]).at("matmul_nf4"), 7);
   EXPECT_EQ(LaunchesOf(All()[2]).at("matmul_int8"), 3);
   EXPECT_EQ(LaunchesOf(All()[6]).at("rms_norm"), 1);

@@ -14,8 +14,8 @@
 
 namespace nibble::jobs {
 
-// The machine on which trainers run: it outlives controllers and runners, as real processes do. The test plays the
-// trainers. Thread-safe.
+// The machine on which trainers run. It outlives controllers and runners, as the processes of a real machine do. The
+// test writes what trainers would write, and ends them. Thread-safe.
 class FakeMachine {
  public:
   struct Trainer {
@@ -49,6 +49,7 @@ class FakeMachine {
     for (auto& [directory, trainer] : trainers_) alive += !trainer.exit.has_value();
     return alive;
   }
+  // Forgets all trainers, for a test that starts again with an empty state directory.
   void Forget() {
     base::MutexLock lock(mutex_);
     trainers_.clear();

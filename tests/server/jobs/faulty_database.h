@@ -11,8 +11,9 @@
 
 namespace nibble::jobs {
 
-// A database whose writes fail from number `fail_at` on (counted from 1), as if the process was killed there. That
-// write is lost or, with `after`, on the disk but unacknowledged.
+// A database in which write number `fail_at` (counted from 1) and all later ones fail, as if the process was killed
+// there. Write `fail_at` is lost or, with `after`, on the disk but unacknowledged. ForgetRequests, CollectEvents and
+// ThinSteps are not counted and never fail.
 class FaultyDatabase : public Database {
  public:
   FaultyDatabase(std::unique_ptr<Database> real, int fail_at, bool after)
@@ -112,8 +113,8 @@ class RefusingDatabase : public FaultyDatabase {
   }
 };
 
-// A database that calls `meddle` once, just before a Delete or AppendWhile: something changes after the job was read.
-// One thread.
+// Calls `meddle` once, just before the next Delete or AppendWhile, so that a test can change the job after the caller
+// has read it. One thread.
 class MeddledDatabase : public FaultyDatabase {
  public:
   explicit MeddledDatabase(std::unique_ptr<Database> real)

@@ -88,7 +88,7 @@ class FullDiskTest : public ::testing::Test {
     t.events = {Event("state")};
     return database_->Apply(t);
   }
-  absl::Status Tell(const std::string& id, std::int64_t sequence) {
+  absl::Status AppendStep(const std::string& id, std::int64_t sequence) {
     NewEvent line = Event("step");
     line.attempt = 1;
     line.attempt_sequence = sequence;
@@ -118,15 +118,15 @@ TEST_F(FullDiskTest, FullDiskAllowsEndingJobsButNothingNew) {  // R8
   EXPECT_EQ(base::Reason(refused), "DISK_FULL");
   EXPECT_EQ(refused.message(), "database: there is no room on the disk");  // S7: no SQL
   EXPECT_EQ(base::Reason(Move("queued", kQueued, kPreparing).status()), "DISK_FULL");
-  EXPECT_EQ(base::Reason(Tell("other", 1)), "DISK_FULL") << "no user has asked it to end";
-  EXPECT_EQ(reserve_->bytes(), store::kReserveBytes) << "the reserve is not for these";
+  EXPECT_EQ(base::Reason(AppendStep("other", 1)), "DISK_FULL") << "no user has asked this job to end";
+  EXPECT_EQ(reserve_->bytes(), store::kReserveBytes) << "these writes must not use the reserve";
 
   EXPECT_TRUE(Move("queued", kQueued, kCancelled).value_or(false));
   EXPECT_LT(reserve_->bytes(), store::kReserveBytes);
   Fill();
   EXPECT_TRUE(Move("running", kPreparing, kCancelling, 1).value_or(false));
   Fill();
-  EXPECT_TRUE(Tell("running", 1).ok()) << "it needs its last events to end";
+  EXPECT_TRUE(AppendStep("running", 1).ok()) << "a job that is being cancelled still records its last events";
   Fill();
   EXPECT_TRUE(Move("running", kCancelling, kCancelled, 1).value_or(false));
   Fill();
@@ -144,13 +144,14 @@ TEST_F(FullDiskTest, FullDiskAllowsEndingJobsButNothingNew) {  // R8
   for (std::size_t i = 0; i < events->size(); ++i) EXPECT_EQ((*events)[i].sequence, static_cast<std::int64_t>(i) + 1);
 }
 
-// The last server was killed, and it left no files that the next one could overwrite.
+// The files that the last server could have left (lock, -wal and -shm) do not exist, so the next server must create
+// them.
 TEST_F(FullDiskTest, ServerOnAFullDiskStartsReadsAndCancels) {  // R8, R1
   for (const char* id : {"queued", "paused"}) ASSERT_TRUE(Insert(id, id).ok());
   ASSERT_TRUE(Move("paused", kQueued, kPaused).value_or(false));
   reserve_.reset();
-  ASSERT_TRUE(store::StateDirectory::Open(base::RealFileSystem(), disk_).ok());  // its directories are there
-  database_.reset();  // also removes SQLite's -wal and -shm, which must be made again
+  ASSERT_TRUE(store::StateDirectory::Open(base::RealFileSystem(), disk_).ok());  // creates the directories
+  database_.reset();                                                             // also removes SQLite's -wal and -shm
   ASSERT_EQ(::unlink((disk_ + "/lock").c_str()), 0);
   Fill();
 
@@ -160,7 +161,7 @@ TEST_F(FullDiskTest, ServerOnAFullDiskStartsReadsAndCancels) {  // R8, R1
   EXPECT_GE((*state)->reserve->bytes(), store::kReserveBytes / 8 * 7) << "most of it is for cancels";
   const auto database = Database::Open((*state)->paths.database(), [&] { return (*state)->reserve->Release(); });
   ASSERT_TRUE(database.ok()) << database.status();
-  Fill();                                                       // other programs take space too
+  Fill();  // other programs have taken the space that the server freed
   base::FakeClock clock(absl::FromUnixSeconds(1'700'000'000));  // the request ids are older than a day
   FakeMachine machine(clock);
   FakeRunner runner(machine);

@@ -91,11 +91,11 @@ class HashingTest : public ControllerFixture {
   void TearDown() override {
     disk_.Release();  // A failed test must not block the worker.
     Kill();           // The worker reads through hooked_.
-    EXPECT_LT(longest_round_, std::chrono::seconds(1)) << "ten times the bound";
+    EXPECT_LT(longest_round_, std::chrono::seconds(1)) << "ten times the 100 ms between rounds";
     RecordProperty("longest_round_us", static_cast<int>(longest_round_ / std::chrono::microseconds(1)));
   }
 
-  // Waits for a result of another thread that the scheduler takes in a later round.
+  // Runs rounds until `is_so` is true: the scheduler uses the results of another thread only in a later round.
   void RoundsUntil(const std::function<bool()>& is_so) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (!is_so()) {
@@ -117,7 +117,7 @@ class HashingTest : public ControllerFixture {
     EXPECT_EQ(State(id), kRunning);
     return id;
   }
-  // Returns when the trainer has succeeded and its output is being read.
+  // Returns the job when its trainer has succeeded and its output is being read.
   std::string StartAndVerify() {
     const std::string id = Start("out");
     Finish(Trainer(id));
@@ -126,7 +126,7 @@ class HashingTest : public ControllerFixture {
     RoundsUntil([this] { return disk_.held(); });
     return id;
   }
-  // Returns when the trainer was killed, its backoff is over, and the checkpoint is being read.
+  // Returns the job when its trainer was killed, its backoff is over, and its checkpoint is being read.
   std::string StartAndResume() {
     const std::string id = Start("out");
     Checkpoint(Trainer(id), 2);
@@ -173,7 +173,7 @@ TEST_F(HashingTest, SchedulerContinuesWhileAnOutputIsVerified) {
   }
   EXPECT_EQ(State(id), kRunning);
   AnotherJobGoesItsWay();
-  EXPECT_EQ(base::Reason(controller_->Checkpoint(id).status()), "ILLEGAL_STATE") << "it has no trainer any more";
+  EXPECT_EQ(base::Reason(controller_->Checkpoint(id).status()), "ILLEGAL_STATE") << "the job has no trainer any more";
   disk_.Release();
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
@@ -200,7 +200,7 @@ TEST_F(HashingTest, PauseWhileTheOutputIsVerifiedIsAcceptedAndTheJobSucceeds) {
   EXPECT_EQ(State(id), kSucceeded);
 }
 
-// A half-written 8B model has 20 GB.
+// Removal takes time: the files of a half-written 8 B model have up to 20 GB.
 TEST_F(HashingTest, SchedulerContinuesWhileUnfinishedFilesAreRemoved) {
   const std::string id = Start("out");
   const std::string unfinished = base::TemporaryName(base::JoinPath(Trainer(id).directory, "output"));
@@ -212,7 +212,7 @@ TEST_F(HashingTest, SchedulerContinuesWhileUnfinishedFilesAreRemoved) {
   clock_.Advance(absl::Minutes(5));
   Round();
   EXPECT_EQ(controller_->SinceRound(), absl::ZeroDuration());
-  EXPECT_EQ(State(id), kRunning) << "its end is recorded only afterwards";
+  EXPECT_EQ(State(id), kRunning) << "the end of the attempt is recorded only after the removal";
   disk_.Release();
   RoundsUntil([&] { return State(id) != kRunning; });
   EXPECT_EQ(State(id), kQueued);
@@ -263,7 +263,7 @@ TEST_F(HashingTest, JobCanLeaveTheQueueWhileItsCheckpointIsRead) {
   const std::string id = StartAndResume();
   ASSERT_TRUE(controller_->Pause(id).ok());
   EXPECT_EQ(State(id), kPaused);
-  // Its place is free.
+  // Both places for running jobs are free.
   const std::string first = Submit(Spec("first")), second = Submit(Spec("second"));
   Round();
   EXPECT_EQ(State(first), kPreparing);
@@ -272,7 +272,7 @@ TEST_F(HashingTest, JobCanLeaveTheQueueWhileItsCheckpointIsRead) {
   ASSERT_TRUE(controller_->Delete(id).ok());
   disk_.Release();
   controller_->Tick();
-  EXPECT_EQ(observer_.started.size(), 3u) << "it was not started again";
+  EXPECT_EQ(observer_.started.size(), 3u) << "the deleted job was not started again";
 }
 
 TEST_F(HashingTest, JobPausedAndResumedWhileItsCheckpointIsReadStartsOnce) {

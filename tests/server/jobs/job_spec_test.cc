@@ -98,7 +98,7 @@ TEST(JobSpecTest, EachBadFieldOfMethodOptimizerAndRunIsNamed) {
       {"optim.beta1", [](JobSpec& s) { s.optim.beta1 = 1.0; }},
       {"optim.beta2", [nan](JobSpec& s) { s.optim.beta2 = nan; }},
       {"optim.eps", [](JobSpec& s) { s.optim.eps = 0; }},
-      {"optim.eps", [](JobSpec& s) { s.optim.eps = 1e-46; }},  // 0 as a float
+      {"optim.eps", [](JobSpec& s) { s.optim.eps = 1e-46; }},  // rounds to 0 in f32
       {"optim.weight_decay", [](JobSpec& s) { s.optim.weight_decay = -1; }},
       {"optim.max_grad_norm", [](JobSpec& s) { s.optim.max_grad_norm = -1; }},
       {"optim.schedule", [](JobSpec& s) { s.optim.schedule = "step"; }},
@@ -260,7 +260,7 @@ TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
   EXPECT_EQ(back->optim.lr, 1e-3);
   EXPECT_EQ(back->run.max_steps, 100);
   EXPECT_EQ(back->qlora.target_modules.size(), 2u);
-  // The JSON has every field of these two but the unset warmup_ratio and epochs.
+  // optim and run have every field in the JSON, except the unset warmup_ratio and epochs.
   EXPECT_EQ(ToJson(spec)["optim"].size(), 9u);
   EXPECT_EQ(ToJson(spec)["run"].size(), 10u);
 }
@@ -277,9 +277,9 @@ TEST(JobSpecTest, DigestCoversOnlyFieldsThatDifferFromDefaults) {
   JobSpec bitnet = spec;
   bitnet.method = kMethodBitNetQat;
   EXPECT_NE(Digest(bitnet), Digest(spec));
-  bitnet = spec;
-  bitnet.run.max_steps = 3;  // a field without a default
-  EXPECT_NE(Digest(bitnet), Digest(spec));
+  JobSpec limited = spec;
+  limited.run.max_steps = 3;  // a field without a default
+  EXPECT_NE(Digest(limited), Digest(spec));
 }
 
 // T9 (docs/faults.md)
@@ -329,7 +329,7 @@ TEST(JobSpecTest, WrongTypesAndUnknownKeysAreNamedByPath) {
   EXPECT_EQ(field("[]"), "spec");
 }
 
-TEST(JobSpecTest, ResolveLeavesNothingOpen) {
+TEST(JobSpecTest, ResolveFillsUnsetFieldsAndKeepsSetOnes) {
   const JobSpec text = Resolve(Good(), "job-1", "text", "cpu");
   EXPECT_EQ(text.output_model, "job-1");
   EXPECT_EQ(text.device, "cpu");

@@ -15,7 +15,7 @@ namespace {
 
 using enum JobState;
 
-// The table of docs/life_of_a_job.md, repeated.
+// A second copy of the table in job_state.cc (docs/life_of_a_job.md).
 const std::map<JobState, std::set<JobState>>& Table() {
   static const std::map<JobState, std::set<JobState>> table = {
       {kPlanning, {kQueued, kFailed, kCancelled}},
@@ -166,10 +166,10 @@ TEST(PolicyTest, PlannedMemoryLimitsConcurrentJobs) {
             Ids({"b", "c"}));
   EXPECT_EQ(PickNext(queue, {}, {.max_running = 8}, absl::ZeroDuration()).start, Ids({"a", "b", "c"})) << "no limit";
   EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, limits, absl::ZeroDuration()).start, Ids({"giant"}))
-      << "it runs alone or never";
+      << "a job above the limit can only run alone";
   EXPECT_EQ(PickNext({job("giant", 1, 500)}, {1, 1}, limits, absl::ZeroDuration()).start, Ids());
 
-  // Beside loaded models.
+  // Loaded models leave 60 of the 100 bytes.
   QueueLimits beside = limits;
   beside.left_bytes = 60;
   EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 10), job("d", 4, 1)}, {}, beside, absl::ZeroDuration()).start,
@@ -178,7 +178,7 @@ TEST(PolicyTest, PlannedMemoryLimitsConcurrentJobs) {
   EXPECT_EQ(PickNext(queue, {}, beside, absl::ZeroDuration()).start, Ids())
       << "a waits for loaded models, and b does not overtake it";
   EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, beside, absl::ZeroDuration()).start, Ids({"giant"}))
-      << "it would wait forever";
+      << "it does not fit even without models, so waiting for them is useless";
 }
 
 TEST(PolicyTest, PlannedDiskLimitsConcurrentJobs) {  // T10
@@ -226,6 +226,7 @@ Outcome Made(Outcome::Kind kind, int exit_code) {
   return outcome;
 }
 
+// The table in docs/life_of_a_job.md, "How an attempt ends".
 TEST(VerdictTest, ExitCodesAreJudgedByTheTable) {
   using E = ExitStatus::Kind;
   using O = Outcome::Kind;
@@ -254,7 +255,7 @@ TEST(VerdictTest, ExitCodesAreJudgedByTheTable) {
   EXPECT_EQ(judge(E::kSignaled, 9).reason, "TRAINER_SIGNAL");
   EXPECT_EQ(judge(E::kUnknown, 0).kind, V::kRetry);
   EXPECT_EQ(judge(E::kUnknown, 0).reason, "ATTEMPT_LOST");
-  // The exit status is unknown, but the outcome has the exit code.
+  // If the exit status is unknown, the exit code in the outcome counts.
   EXPECT_EQ(judge(E::kUnknown, 0, Made(O::kFailed, 42)).kind, V::kFailed);
   EXPECT_EQ(judge(E::kUnknown, 0, Made(O::kFailed, 1)).kind, V::kRetry);
 }

@@ -39,7 +39,8 @@ class KillLoopTest : public ::testing::Test {
     ASSERT_TRUE(controller.ok()) << controller.status();
     controller_ = *std::move(controller);
     controller_->Run("");
-    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));  // no hang; the disk may be busy
+    // Detects a hang; a start on a busy disk takes seconds.
+    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
   }
   void KillServer() {
     controller_.reset();
@@ -64,7 +65,8 @@ class KillLoopTest : public ::testing::Test {
   void SleepUpTo(int ms) {
     std::this_thread::sleep_for(std::chrono::milliseconds(std::uniform_int_distribution<int>(0, ms)(random_)));
   }
-  // Checks that the job ends with every event once, one model, and at most two steps repeated after a kill.
+  // Checks that the job succeeds with one model, has every event once, and repeats at most two steps after a kill: the
+  // trainer saves every second step.
   void CheckEnd(const std::string& id) {
     std::int64_t after = 0;
     std::vector<Event> events;

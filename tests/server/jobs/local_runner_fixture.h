@@ -48,6 +48,7 @@ class LocalRunnerTest : public ::testing::Test {
     controller_ = *std::move(controller);
     controller_->Run("");
   }
+  // Acts like kill -9 of the server: trainers continue.
   void Kill() {
     controller_.reset();
     runner_.reset();
@@ -97,6 +98,7 @@ class LocalRunnerTest : public ::testing::Test {
     }
     return steps;
   }
+  // While this file exists, trainers wait after step 3.
   std::string Hold() const { return state_->paths.dataset("train") + "/hold"; }
   std::string Log(const std::string& id, int attempt) const {
     return *base::RealFileSystem().Read(state_->paths.attempt(id, attempt) + "/trainer.log", 1 << 20);

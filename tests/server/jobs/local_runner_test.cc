@@ -172,7 +172,7 @@ TEST_F(LocalRunnerTest, TrainerIsNotTakenForDeadWithoutFileDescriptors) {
   }();
   EXPECT_FALSE(polled.has_value());
   EXPECT_FALSE(runner->Poll(directory).has_value());
-  EXPECT_EQ(**StartTicks(static_cast<pid_t>(recorded.pid)), recorded.start_ticks) << "it was not killed";
+  EXPECT_EQ(**StartTicks(static_cast<pid_t>(recorded.pid)), recorded.start_ticks) << "the trainer was not killed";
   Open();
   std::filesystem::remove(Hold());
   EXPECT_EQ(WaitForEnd(id).attempt, 1);
@@ -204,6 +204,7 @@ TEST_F(LocalRunnerTest, MissingProgramIsReported) {
   EXPECT_THAT(std::string(started.status().message()), HasSubstr("No such file"));
 }
 
+// GOMP_SPINCOUNT limits how long an idle OpenMP thread spins before it sleeps.
 TEST(LocalRunnerEnvironmentTest, TrainerGetsOnlyAllowedVariablesAndAShortSpin) {
   EXPECT_THAT(
       TrainerEnvironment({"PATH=/bin", "SECRET=1", "PATHOLOGY=1", "LD_PRELOAD=x", "HOME", "CUDA_VISIBLE_DEVICES=0"}),

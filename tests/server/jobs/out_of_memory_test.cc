@@ -94,7 +94,8 @@ TEST_F(OutOfMemoryTest, OtherEndsAreNotReportedAsOutOfMemory) {
   controller_->Tick();
   machine_.Kill(Trainer(id));
   controller_->Tick();
-  EXPECT_EQ(LastReason(id), "TRAINER_SIGNAL") << "that kill was another process's";
+  EXPECT_EQ(LastReason(id), "TRAINER_SIGNAL")
+      << "the OOM kill of 11 s ago, which no trainer claimed, was another process's";
 }
 
 TEST_F(OutOfMemoryTest, OomKillOfAnAdoptedTrainerIsRecognized) {
@@ -130,10 +131,11 @@ TEST_F(OutOfMemoryTest, OomKillOfTheWholeContainerIsRecognizedIfItIsReported) {
   controller_->Tick();
   machine_.Kill(Trainer(id));
   controller_->Tick();
-  EXPECT_EQ(LastReason(id), "TRAINER_SIGNAL") << "a later attempt ended otherwise";
+  EXPECT_EQ(LastReason(id), "TRAINER_SIGNAL") << "the report does not apply to later attempts";
 }
 
-// The same if it is not reported. A job that causes this every time must not keep the server from serving.
+// The kernel kills the whole container and Kubernetes does not report it. A job that causes this every time must not
+// keep the server from serving.
 TEST_F(OutOfMemoryTest, JobThatKillsItsContainerBacksOffFromTheSecondTime) {
   const std::string id = Start();
   oom_ = OomCount{.group = "g2", .kills = 0};
@@ -167,7 +169,7 @@ TEST_F(OutOfMemoryTest, AnotherEndResetsTheCountOfLostAttempts) {
   clock_.Advance(absl::Minutes(10));
   controller_->Tick();
   LoseBoth(id);
-  EXPECT_EQ(State(id), kPreparing) << "the first in a row";
+  EXPECT_EQ(State(id), kPreparing) << "the first lost attempt in a row starts again at once";
 }
 
 TEST(OomWatchTest, EachKillOfTheSameGroupIsClaimedOnce) {

@@ -14,7 +14,7 @@ namespace {
 
 using enum JobState;
 
-// Plans of data set "slow" wait until Finish; all others are instant. A plan that waits heeds its cancellation.
+// Plans of dataset "slow" wait until Finish or FinishOne, or until they are cancelled; all others end at once.
 class PlanningTest : public ControllerFixture {
  protected:
   void SetUp() override {
@@ -36,7 +36,7 @@ class PlanningTest : public ControllerFixture {
   }
   void TearDown() override {
     Finish();
-    Kill();  // its threads use the members below
+    Kill();  // the controller's threads use the members below
   }
   static JobSpec Slow(const std::string& output) {
     JobSpec spec = Spec(output);
@@ -72,12 +72,12 @@ TEST_F(PlanningTest, SubmitAnswersWhileThePlanIsBlocked) {
   const absl::Duration took = absl::Now() - began;
   ASSERT_TRUE(job.ok()) << job.status();
   std::printf("Submit answered in %.3f s with its plan blocked\n", absl::ToDoubleSeconds(took));
-  EXPECT_LT(took, absl::Seconds(10)) << "ten times the promised time";
+  EXPECT_LT(took, absl::Seconds(10)) << "ten times the promised second";
   EXPECT_EQ(job->state, kPlanning);
   EXPECT_EQ(controller_->Submit(Slow("out"), "request")->id, job->id) << "a repeated request";
   AwaitBegun(1);
 
-  // A second thread plans others meanwhile.
+  // A second thread plans other jobs meanwhile.
   const std::string other = Submit(Spec("other"));
   controller_->Round();
   EXPECT_EQ(State(other), kPreparing);
@@ -110,7 +110,7 @@ TEST_F(PlanningTest, BadDataEndsTheJobWithTheErrorOfItsPlan) {
   EXPECT_EQ(Story(id), "state:PLANNING state:FAILED");
   EXPECT_EQ(observer_.ended, std::vector<std::string>({"FAILED"}));
   EXPECT_TRUE(state_->models->CheckFree("out").ok()) << "its name is free again";
-  EXPECT_TRUE(state_->datasets->Delete("train").ok()) << "its data too";
+  EXPECT_TRUE(state_->datasets->Delete("train").ok()) << "its dataset may be deleted";
   KillAndReopen();
   check();
 }
@@ -137,7 +137,7 @@ TEST_F(PlanningTest, RestartPlansAgain) {
   EXPECT_EQ(base::Reason(controller_->Submit(Spec("out"), "").status()), "NAME_TAKEN");
   AwaitBegun(2);
   controller_->Shutdown(absl::ZeroDuration());
-  EXPECT_EQ(State(id), kPlanning) << "a shutdown does not end it either";
+  EXPECT_EQ(State(id), kPlanning) << "a shutdown does not end the job either";
   Finish();
   KillAndReopen();
   AwaitPlan(id);

@@ -1,4 +1,4 @@
-// Restarts a controller, for tests of what survives.
+// Fixture for tests of jobs whose server restarts or cannot publish a model.
 #pragma once
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,8 +25,8 @@ using enum JobState;
 
 class RestartTest : public ControllerFixture {
  protected:
-  // Returns a job that has ended but has no model, because the move of its output failed; a retry would work. SUCCEEDED
-  // was not reported yet.
+  // Returns a job whose trainer has succeeded but whose output could not be moved to the models. SUCCEEDED is not
+  // reported yet; the next try would work.
   std::string EndsAndFailsToPublish(const std::string& output) {
     const std::string id = Submit(Spec(output));
     controller_->Tick();
@@ -37,7 +37,7 @@ class RestartTest : public ControllerFixture {
     const std::string models = state_->paths.models();
     EXPECT_EQ(::rename(models.c_str(), (models + "-away").c_str()), 0);
     controller_->Tick();
-    EXPECT_EQ(State(id), kRunning) << "it has succeeded, but its model does not exist";
+    EXPECT_EQ(State(id), kRunning) << "the trainer has succeeded, but the model does not exist";
     EXPECT_FALSE(controller_->Events(id, 0, 100)->ended);
     EXPECT_EQ(::rename((models + "-away").c_str(), models.c_str()), 0);
     return id;

@@ -1,3 +1,4 @@
+// Removals and publishing that a fault or a kill of the server interrupts, and damaged inputs of jobs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +20,8 @@
 namespace nibble::jobs {
 namespace {
 
-// A server that is killed during a removal leaves files that it had renamed for removal, or had not begun to remove.
+// A server that is killed during a removal leaves some files renamed for removal, and others unchanged. The tests let
+// the removal fail instead.
 class RemovalTest : public RestartTest {
  protected:
   // Removing a path that contains `kept` fails.
@@ -44,16 +46,17 @@ class RemovalTest : public RestartTest {
     files_ = &hooked_;
     RestartTest::SetUp();
   }
-  void TearDown() override { Kill(); }  // before the disk
+  void TearDown() override { Kill(); }  // the controller uses hooked_
 
-  int Rubbish(const std::string& id, std::int64_t attempt) {
+  // Number of temporary names among the attempt's checkpoints.
+  int NumLeftovers(const std::string& id, std::int64_t attempt) {
     const auto names = base::RealFileSystem().List(state_->paths.attempt(id, attempt) + "/checkpoints");
     EXPECT_TRUE(names.ok()) << names.status();
     return names.ok() ? static_cast<int>(std::count_if(names->begin(), names->end(), base::IsTemporaryName)) : -1;
   }
-  // Returns a job in its second attempt. After its checkpoint of step 3 the server renames that of step 1, of the first
-  // attempt, for removal. The removal itself fails.
-  std::string PruneAndDie() {
+  // Returns a job in its second attempt. When this attempt has saved step 3, the server renames the checkpoint of step
+  // 1, which the first attempt saved, for removal. The removal itself fails.
+  std::string PruneWithFailedRemoval() {
     const std::string id = Submit(Spec("out"));  // keep_last 2
     controller_->Tick();
     Ready(Trainer(id));
@@ -68,7 +71,7 @@ class RemovalTest : public RestartTest {
     disk_.kept = "/checkpoints/";
     controller_->Tick();
     disk_.kept = "";
-    EXPECT_EQ(Rubbish(id, 1), 1);
+    EXPECT_EQ(NumLeftovers(id, 1), 1);
     EXPECT_EQ(controller_->Checkpoints(id)->size(), 2u);
     return id;
   }
@@ -78,26 +81,26 @@ class RemovalTest : public RestartTest {
 };
 
 TEST_F(RemovalTest, LeftoversOfAnEarlierAttemptAreRemovedAtServerStart) {  // R5
-  const std::string id = PruneAndDie();
+  const std::string id = PruneWithFailedRemoval();
   FakeMachine::Trainer& second = Trainer(id);
   // A checkpoint that its live trainer is writing.
   std::filesystem::create_directory(second.directory + "/checkpoints/" + base::TemporaryName("step-00000004"));
   KillAndReopen();
-  EXPECT_EQ(Rubbish(id, 1), 0);
-  EXPECT_EQ(Rubbish(id, 2), 1);
+  EXPECT_EQ(NumLeftovers(id, 1), 0);
+  EXPECT_EQ(NumLeftovers(id, 2), 1);
   EXPECT_EQ(controller_->Checkpoints(id)->size(), 2u);
   machine_.Kill(second);
   controller_->Tick();
-  EXPECT_EQ(Rubbish(id, 2), 0);
+  EXPECT_EQ(NumLeftovers(id, 2), 0);
 }
 
 TEST_F(RemovalTest, LeftoversOfAnEarlierAttemptAreRemovedAtTheEndOfTheJob) {  // R5
-  const std::string id = PruneAndDie();
+  const std::string id = PruneWithFailedRemoval();
   Finish(Trainer(id));
   machine_.Exit(Trainer(id), 0);
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
-  EXPECT_EQ(Rubbish(id, 1), 0);
+  EXPECT_EQ(NumLeftovers(id, 1), 0);
 }
 
 TEST_F(RemovalTest, LeftoversOfAJobWithoutATrainerAreRemovedByTheNextAttemptOrServer) {  // R5
@@ -115,7 +118,7 @@ TEST_F(RemovalTest, LeftoversOfAJobWithoutATrainerAreRemovedByTheNextAttemptOrSe
     controller_->Tick();  // The removal fails, so the attempt does not begin.
     disk_.kept = "";
     EXPECT_EQ(State(id), kQueued);
-    EXPECT_EQ(Rubbish(id, 1), 1);
+    EXPECT_EQ(NumLeftovers(id, 1), 1);
     if (restarted) {
       KillAndReopen();
     } else {
@@ -124,7 +127,7 @@ TEST_F(RemovalTest, LeftoversOfAJobWithoutATrainerAreRemovedByTheNextAttemptOrSe
       EXPECT_EQ(Trainer(id).order.resume_step, 3);
       machine_.Kill(Trainer(id));
     }
-    EXPECT_EQ(Rubbish(id, 1), 0);
+    EXPECT_EQ(NumLeftovers(id, 1), 0);
     EXPECT_EQ(controller_->Checkpoints(id)->size(), 2u);
     ASSERT_TRUE(controller_->Cancel(id).ok());
     controller_->Tick();
@@ -176,7 +179,7 @@ TEST_F(RestartTest, OutputLostBeforePublishingIsReportedInAWarning) {
   EXPECT_TRUE(state_->models->Reserve("out", "another").ok()) << "the name is free again";
 }
 
-// A database in which a model cannot be marked as published.
+// A database in which a model cannot be marked as published while `fails` is true.
 class Unmarked : public FaultyDatabase {
  public:
   explicit Unmarked(std::unique_ptr<Database> real)
@@ -276,7 +279,7 @@ class UnsyncedTest : public RestartTest {
     files_ = &hooked_;
     RestartTest::SetUp();
   }
-  void TearDown() override { Kill(); }  // before the disk
+  void TearDown() override { Kill(); }  // the controller uses hooked_
 
   Disk disk_;
   base::HookedFiles<Hook> hooked_{base::RealFileSystem(), disk_};

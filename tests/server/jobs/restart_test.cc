@@ -32,7 +32,7 @@ TEST_F(RestartTest, AcknowledgedJobsSurviveARestart) {
   EXPECT_EQ(base::Reason(state_->datasets->Delete("train")), "DATASET_IN_USE");
 }
 
-// Shortens pages: a page of the newest jobs, however long, may lack the oldest.
+// Shortens pages to two jobs. A page of the newest jobs may lack the oldest, however long the page is.
 class ShortPages : public FaultyDatabase {
  public:
   explicit ShortPages(std::unique_ptr<Database> real)
@@ -51,7 +51,7 @@ TEST_F(RestartTest, OpenJobsAreRestoredHoweverManyAreNewer) {  // R1
   ASSERT_EQ(controller_->List({}, 10)->jobs.size(), 2u);
   Ready(Trainer(running));
   controller_->Tick();
-  EXPECT_EQ(State(running), kRunning) << "its trainer was adopted";
+  EXPECT_EQ(State(running), kRunning) << "the new server has adopted its trainer";
   EXPECT_EQ(machine_.num_alive(), 1);
   EXPECT_EQ(controller_->Get(next)->progress["queue_position"], 0);
   Finish(Trainer(running));
@@ -61,7 +61,7 @@ TEST_F(RestartTest, OpenJobsAreRestoredHoweverManyAreNewer) {  // R1
   EXPECT_EQ(State(next), kPreparing) << "first come, first served";
 }
 
-// Except on a full disk (full_disk_test.cc).
+// On a full disk, Open succeeds nevertheless (full_disk_test.cc).
 TEST_F(RestartTest, OpenFailsIfOldRequestIdsCannotBeForgotten) {
   class Damaged : public FaultyDatabase {
    public:
@@ -92,7 +92,7 @@ TEST_F(RestartTest, LiveTrainerIsAdoptedAndNoEventIsLostOrDuplicated) {
   EXPECT_EQ(controller_->Get(id)->progress["step"], 3);
   Step(trainer, 4);
   Finish(trainer);
-  machine_.Exit(trainer, 0);  // Its exit code cannot be waited for, but its outcome can be read.
+  machine_.Exit(trainer, 0);  // The new server cannot wait for its exit code, but reads its outcome.
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
   EXPECT_EQ(Story(id),
@@ -178,8 +178,8 @@ TEST_F(RestartTest, TrainerThatFinishedWhileNoServerRanHasSucceeded) {
   Finish(trainer);
   machine_.Exit(trainer, 0);
   Open();
-  // The first round hashes its output, perhaps gigabytes, when calls are already served. So it does not delay the
-  // start.
+  // Open does not hash the output, which may have gigabytes, so that the server starts without delay. The first round
+  // does.
   EXPECT_EQ(State(id), kPreparing);
   EXPECT_TRUE(absl::IsNotFound(state_->models->Get("out").status()));
   EXPECT_EQ(base::Reason(controller_->IngestReport(id, 1, trainer.order.token, {}).status()), "FENCED");
@@ -307,7 +307,7 @@ TEST_F(RestartTest, LinesFromStreamAndDiskAreRecordedOnce) {
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(answer->acknowledged, 2);
   EXPECT_FALSE(answer->command.has_value());
-  EXPECT_EQ(State(id), kRunning) << "at once, not at the next look at the disk";
+  EXPECT_EQ(State(id), kRunning) << "at once, not when the server next reads the journal";
   EXPECT_EQ(controller_->Get(id)->progress["step"], 1);
   controller_->Tick();  // Reads all three from the disk.
   answer = controller_->IngestReport(id, 1, token, {two, three});
@@ -356,10 +356,10 @@ TEST_F(RestartTest, DamagedJournalIsReportedAndDoesNotBlockTheEnd) {
   EXPECT_EQ(Events(id)[4].body["reason"], "JOURNAL_DAMAGED");
 }
 
-// Plays one job from submission to model, with one trainer death, against a database that dies at write `fail_at`. Then
-// restarts the server on what is left. Returns the number of writes of the run.
 class CrashTest : public RestartTest {
  protected:
+  // Plays one job from submission to model, with one trainer death, on a database that fails from write `fail_at` on.
+  // Then restarts the server on the state that is left. Returns the number of writes before the restart.
   int PlayAndRecover(int fail_at, bool after) {
     auto faulty = std::make_unique<FaultyDatabase>(std::move(database_), fail_at, after);
     FaultyDatabase* watched = faulty.get();

@@ -17,7 +17,7 @@ class RetentionTest : public ControllerFixture {
   void SetUp() override {
     options_.retention = {.final_job_ttl = absl::Hours(1), .keep_step_events = 3};
     options_.queue.max_running = 2;
-    options_.no_progress_timeout = absl::ZeroDuration();  // hours pass without a sign of life of a trainer
+    options_.no_progress_timeout = absl::ZeroDuration();  // off, because hours pass without a sign of life of a trainer
     ControllerFixture::SetUp();
   }
   std::string Succeed(const std::string& output, int steps = 1) {
@@ -53,7 +53,7 @@ TEST_F(RetentionTest, ExpiredJobIsDeletedAndItsModelStays) {
   EXPECT_EQ(State(running), kRunning);
   TickFor(absl::Hours(2));
   EXPECT_TRUE(absl::IsNotFound(controller_->Get(later).status()));
-  EXPECT_EQ(State(running), kRunning) << "it has not ended";
+  EXPECT_EQ(State(running), kRunning) << "the job has not ended";
 }
 
 TEST_F(RetentionTest, StepsOfAnEndedJobAreThinnedAndItsLogStillEnds) {
@@ -65,7 +65,8 @@ TEST_F(RetentionTest, StepsOfAnEndedJobAreThinnedAndItsLogStillEnds) {
   for (const Event& event : page->events) story += event.type + " ";
   EXPECT_EQ(story, "state state state state step step step model state ");
   EXPECT_TRUE(page->ended);
-  EXPECT_EQ(controller_->Get(id)->progress["step"], 4) << "max_steps, as before";
+  EXPECT_EQ(controller_->Get(id)->progress["step"], 4)
+      << "the step of a succeeded job is its max_steps; thinning does not change it";
   EXPECT_TRUE(controller_->Events(id, page->events[4].sequence, 100)->ended) << "a watch can continue after any event";
 }
 

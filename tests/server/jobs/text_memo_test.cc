@@ -45,7 +45,7 @@ TEST_F(TextMemoTest, MemoryIsBounded) {
     EXPECT_EQ(*Length(std::to_string(i)), std::to_string(i).size());
     ASSERT_LE(memo_.size(), TextMemo<std::size_t>::kMaxTexts);
   }
-  EXPECT_EQ(memo_.size(), 1u);
+  EXPECT_EQ(memo_.size(), 1u) << "a full memo is cleared before the next text";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A fake trainer: it follows the file protocol of an attempt (server/jobs/attempt.h) and ends as its spec's label
+"""A fake trainer: it reads and writes the files of an attempt (server/jobs/attempt.h) and behaves as its spec's label
 "behaviour" says. The tests of the local runner start it in place of nibble-trainer."""
 import hashlib
 import json
@@ -45,7 +45,7 @@ def publish(path, files):
     os.rename(temporary, path)
 
 
-def outcome(kind, exit_code, **fields):
+def exit_with_outcome(kind, exit_code, **fields):
     path = os.path.join(directory, "outcome.json")
     with open(path + ".tmp", "w") as file:
         json.dump({"version": 1, "outcome": kind, "exit_code": exit_code, **fields}, file)
@@ -63,12 +63,13 @@ print("hello from the trainer", sorted(os.environ), flush=True)
 first = order["attempt"] == 1
 behaviour, _, mark = behaviour.partition(" ")
 if behaviour.startswith("breed"):
-    # Some in the trainer's group, some in their own sessions, and some that have also closed everything inherited.
+    # A third each: in the trainer's process group, in their own sessions, and in their own sessions with all inherited
+    # descriptors closed.
     for i in range(200):
         subprocess.Popen(["sleep", mark], start_new_session=i % 3 > 0, close_fds=i % 3 == 2)
     behaviour = {"breed": "ok", "breed-forever": "forever"}[behaviour]
 if behaviour == "bad_input":
-    outcome("failed", 42, code="INVALID_ARGUMENT", reason="NO_TRAINABLE_TOKENS", message="nothing to learn")
+    exit_with_outcome("failed", 42, code="INVALID_ARGUMENT", reason="NO_TRAINABLE_TOKENS", message="nothing to learn")
 if behaviour == "fork":
     subprocess.Popen(["sleep", "1000"], close_fds=False)
 start = order["resume_step"]
@@ -83,9 +84,9 @@ for step in range(start + 1, STEPS + 1):
         except FileNotFoundError:
             command = "preempt"
         if command == "cancel":
-            outcome("cancelled", 0)
+            exit_with_outcome("cancelled", 0)
         checkpoint(step - 1)
-        outcome("paused", 75)
+        exit_with_outcome("paused", 75)
     write("step", step=step, loss=1.0 / step, tokens=64, step_ms=20.0, peak_memory_bytes=1000, kernel_launches=3)
     if step % 2 == 0:
         checkpoint(step)
@@ -98,4 +99,4 @@ for step in range(start + 1, STEPS + 1):
         while os.path.exists(os.path.join(os.path.dirname(order["train_data_path"]), "hold")):
             time.sleep(0.005)
 publish(order["output_directory"], {"nibble.json": json.dumps({"format": "lora", "weights_digest": "d" * 64})})
-outcome("ok", 0, output_directory=order["output_directory"], final={"eval_loss_int8": 0.5})
+exit_with_outcome("ok", 0, output_directory=order["output_directory"], final={"eval_loss_int8": 0.5})

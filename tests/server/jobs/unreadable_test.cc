@@ -1,4 +1,5 @@
-// A failed read proves nothing about a file, so it is retried. A full disk is reported as such.
+// A failed read does not prove that a file is damaged or missing, so the read is retried. A full disk is reported as
+// DISK_FULL.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -116,14 +117,14 @@ class UnreadableTest : public ControllerFixture {
   base::HookedFiles<Hook> hooked_{base::RealFileSystem(), disk_};
 };
 
-TEST_F(UnreadableTest, WaitsForTheOutcomeAndReportsADamagedJournalOnce) {
+TEST_F(UnreadableTest, ReadOfTheOutcomeIsRetriedAndADamagedJournalIsReportedOnce) {
   const std::string id = Start();
   std::ofstream(Trainer(id).directory + "/journal.jsonl", std::ios::app) << "{\"sequence\":\n";
   EndUnreadable(id, "/outcome.json");
   EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING warning model state:SUCCEEDED");
 }
 
-TEST_F(UnreadableTest, WaitsForTheOutput) {
+TEST_F(UnreadableTest, ReadOfTheOutputIsRetried) {
   const std::string id = Start();
   EndUnreadable(id, "/output/manifest.json");
   EXPECT_EQ(observer_.damaged, 0);
@@ -173,7 +174,7 @@ TEST_F(UnreadableTest, StartWithoutRoomIsDiskFullAndRetried) {  // ADR 0012
   EXPECT_EQ(Trainer(id).order.attempt, 2);
 }
 
-// Verifying an output hashes gigabytes.
+// Verifying an output may hash gigabytes.
 TEST_F(UnreadableTest, OtherJobsCanChangeAndReportWhileAnOutputIsVerified) {
   Kill();
   options_.queue.max_running = 2;
