@@ -83,7 +83,7 @@ TEST(AdapterTest, RejectsOptionsBeyondPlainLoraByName) {
   }
 }
 
-// The keys that LoraConfig(r=8, target_modules=[...], use_rslora=True) of PEFT 0.21.2 saves.
+// Has all keys that a LoraConfig of PEFT 0.21.2 saves.
 TEST(AdapterTest, ReadsConfigSavedByPeft) {
   const auto json = base::ParseJson(R"({
     "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,
@@ -104,7 +104,7 @@ TEST(AdapterTest, ReadsConfigSavedByPeft) {
   EXPECT_EQ(config->base_digest, "");
 }
 
-// Exports of earlier builds have it in adapter_config.json.
+// Exports of earlier builds have the digest in adapter_config.json.
 TEST(AdapterTest, BaseDigestIsReadButNotWrittenAndMustBeSha256) {
   AdapterConfig config = Sample();
   config.base_digest = std::string(64, 'a');

@@ -46,7 +46,7 @@ class FamilyFixture : public ::testing::Test {
     return LoadedModel::Load(directory_.Path("model"), {}, stream_);
   }
 
-  // [tokens - 1]: the logprob of each token given the tokens before it.
+  // The logprob of each token, except the first, given the tokens before it.
   absl::StatusOr<std::vector<double>> Logprobs(const LoadedModel& model, const std::vector<std::int32_t>& tokens,
                                                std::int64_t chunk) {
     std::vector<double> out;

@@ -21,7 +21,7 @@ TEST_P(FamilyTest, EveryLogprobMatchesTransformers) {
   ExpectLogprobsOfTransformers(**model, "families", GetParam());
 }
 
-// transformers 4 wrote rope_theta and rope_scaling at the top, and torch_dtype.
+// transformers 4 wrote rope_theta and rope_scaling at the top level, and torch_dtype instead of dtype.
 TEST_P(FamilyTest, FolderOfTransformers4GivesTheSameModel) {
   EditConfig([](Json& json) {
     Json rope = json["rope_parameters"];

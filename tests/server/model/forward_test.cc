@@ -18,7 +18,7 @@ std::vector<std::int32_t> Tokens(int count, int first) {
 
 class ForwardTest : public testing::Test {
  protected:
-  // Digests of the logits of every row of one sequence.
+  // The digest of each row of logits of one sequence.
   std::vector<std::string> Digests(const LoadedModel& model, const std::vector<std::int32_t>& tokens,
                                    std::int64_t chunk) {
     std::vector<std::string> digests;
@@ -35,17 +35,17 @@ class ForwardTest : public testing::Test {
   SmallModels models_;
 };
 
-// Formats that promise bits.
-class PromisedForwardTest : public ForwardTest, public testing::WithParamInterface<Format> {
+// The formats that are exact: equal in every bit, for any batch.
+class ExactForwardTest : public ForwardTest, public testing::WithParamInterface<Format> {
  protected:
   std::shared_ptr<const LoadedModel> Load() {
     return models_.Load(GetParam() == Format::kInt8 ? models_.int8() : models_.ternary());
   }
 };
-INSTANTIATE_TEST_SUITE_P(Formats, PromisedForwardTest, testing::Values(Format::kInt8, Format::kTernary),
+INSTANTIATE_TEST_SUITE_P(Formats, ExactForwardTest, testing::Values(Format::kInt8, Format::kTernary),
                          [](const auto& format) { return std::string(Name(format.param)); });
 
-TEST_P(PromisedForwardTest, EveryChunkSizeGivesTheSameBits) {
+TEST_P(ExactForwardTest, EveryChunkSizeGivesTheSameBits) {
   const auto model = Load();
   const auto tokens = Tokens(70, 3);
   const auto whole = Digests(*model, tokens, 70);
@@ -54,7 +54,7 @@ TEST_P(PromisedForwardTest, EveryChunkSizeGivesTheSameBits) {
 }
 
 // Rows of two sequences in one step, one at its beginning and one in its middle, get the same bits as alone.
-TEST_P(PromisedForwardTest, MixedStepGivesEachSequenceItsOwnBits) {
+TEST_P(ExactForwardTest, MixedStepGivesEachSequenceItsOwnBits) {
   const auto model = Load();
   const auto a = Tokens(20, 3), b = Tokens(9, 50);
   const auto alone_a = Digests(*model, a, 20), alone_b = Digests(*model, b, 9);

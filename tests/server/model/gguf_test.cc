@@ -29,7 +29,8 @@ absl::StatusOr<std::unique_ptr<GgufFile>> Parse(const std::string& bytes) {
 std::string LittleEndian32(std::uint32_t value) { return LittleEndian64(value).substr(0, 4); }
 std::string Text(const std::string& text) { return LittleEndian64(text.size()) + text; }
 
-// A valid GGUF file, written by hand; each case changes one part.
+// A valid GGUF file, written by hand; each case changes one part. Types of values: 4 is u32, 8 string, 9 array; of
+// tensors: 0 is F32, 8 is Q8_0.
 struct Writer {
   std::string magic = "GGUF";
   std::uint32_t version = 3;
@@ -180,9 +181,10 @@ TEST(GgufTest, RejectsTruncationAnywhereInFirst4KiB) {
 TEST(GgufTest, FlippedBytesNeverReachOutsideTheFile) {
   const std::string whole = ReadBytes(Golden("tiny.gguf"));
   std::mt19937 random(11);
+  constexpr std::size_t kFlipped = 4500;  // the header, which has 3852 bytes, and some data
   for (int i = 0; i < 3000; ++i) {
     std::string bytes = whole;
-    for (int flips = 0; flips <= i % 3; ++flips) bytes[random() % 4500] = static_cast<char>(random());
+    for (int flips = 0; flips <= i % 3; ++flips) bytes[random() % kFlipped] = static_cast<char>(random());
     const auto file = Parse(bytes);
     if (!file.ok()) continue;
     for (const auto& [name, tensor] : (*file)->tensors()) {
@@ -216,7 +218,7 @@ TEST(GgufTest, GettersRejectOtherTypes) {
   EXPECT_TRUE(absl::IsInvalidArgument(f.Bool("u8").status()));
   EXPECT_TRUE(absl::IsInvalidArgument(f.String("strs").status()));
   EXPECT_TRUE(absl::IsInvalidArgument(f.Strings("str").status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(f.Float32s("u8s").status()));  // llama.cpp 26690: u8 read as f32
+  EXPECT_TRUE(absl::IsInvalidArgument(f.Float32s("u8s").status()));  // llama.cpp (26690) read u8 as f32
   EXPECT_TRUE(absl::IsInvalidArgument(f.Int32s("u32s").status()));
 }
 

@@ -145,7 +145,7 @@ TEST_F(HfBitNetImportTest, BiasIsMultipliedByWeightScaleOnlyForAutoBitLinear) {
   bias[0] = 3.0f;
   bias[1] = -0.5f;
   bias[31] = 0.1f;
-  std::vector<float> halves(kSize * kSize, 0.5f);  // codes as floats of their own magnitude
+  std::vector<float> halves(kSize * kSize, 0.5f);  // not packed: the codes times 0.5
   halves[1] = -0.5f;
   halves[2] = 0.0f;
   const std::vector<float> quarter = {0.25f}, large = {4.0f};
@@ -170,7 +170,7 @@ TEST_F(HfBitNetImportTest, BiasIsMultipliedByWeightScaleOnlyForAutoBitLinear) {
     EXPECT_EQ((*artifact->FloatTensor(path + ".weight_scale"))[0], 0.25f);
     Clear();
   }
-  {  // the weight's scale is then an eighth, but not the bias'
+  {  // the weight's scale becomes 0.5 * 0.25; the bias is still multiplied by 0.25
     const auto artifact = imported("bias_packed", {{path + ".bias", stored_bias},
                                                    {path + ".weight_scale", scale},
                                                    {path + ".weight", {DType::kF32, {kSize, kSize}, Bytes(halves)}}});
@@ -207,7 +207,7 @@ TEST_F(HfBitNetImportTest, BothLinearClassesHoldTheSameCodes) {
     Clear();
   }
   EXPECT_EQ(codes[0], codes[1]);
-  EXPECT_NEAR(scales[0], scales[1], 2e-7 * scales[1]);  // one is the inverse of the other, rounded twice
+  EXPECT_NEAR(scales[0], scales[1], 2e-7 * scales[1]);  // bitlinear stores the inverse of the scale: two more roundings
 }
 
 TEST_F(HfBitNetImportTest, MastersAreKeptAndNeverServed) {
@@ -221,8 +221,8 @@ TEST_F(HfBitNetImportTest, MastersAreKeptAndNeverServed) {
   EXPECT_TRUE((*artifact)->info().bitnet.has_value());
 }
 
-// The scale is checked as it will be stored: an inverse or a product may leave f32.
-TEST_F(HfBitNetImportTest, RejectsScaleThatIsNotPositiveAfterItsArithmetic) {
+// The scale is checked as it will be stored, after the inverse or the product.
+TEST_F(HfBitNetImportTest, RejectsScaleThatBecomesInfiniteOrZero) {
   const std::string name = "model.layers.1.self_attn.q_proj.weight";
   Use("bitlinear");
   const std::vector<float> denormal = {1e-39f};  // its inverse is infinite
@@ -251,7 +251,7 @@ TEST_F(HfBitNetImportTest, RejectsScaleThatIsNotPositiveAfterItsArithmetic) {
   }
 }
 
-// The pack-only path: a folder whose config says codes must hold codes.
+// The config promises ternary codes, so master weights are refused.
 TEST_F(HfBitNetImportTest, RejectsRawMastersUnderAnOfflineConfig) {
   Use("auto_online");
   EditConfig([](Json& json) { json["quantization_config"]["quantization_mode"] = "offline"; });

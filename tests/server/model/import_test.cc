@@ -37,7 +37,7 @@ class ImportTest : public ::testing::Test {
     const auto report = Import(source, DType::kBF16);
     EXPECT_EQ(report.status().code(), code) << report.status();
     EXPECT_THAT(std::string(report.status().message()), HasSubstr(message));
-    EXPECT_FALSE(std::filesystem::exists(directory_.Path("model"))) << "something was left behind";
+    EXPECT_FALSE(std::filesystem::exists(directory_.Path("model"))) << "the refused import left a directory";
   }
   TempDirectory directory_;
 };
@@ -100,7 +100,7 @@ TEST_F(ImportTest, DigestCoversOnlyTheWeights) {
   EXPECT_EQ(second->info.weights_digest, first->info.weights_digest);
 
   std::string weights = ReadBytes(source + "/model.safetensors");
-  char& low = weights[weights.size() - 2];  // of the last bf16
+  char& low = weights[weights.size() - 2];  // the low byte of the last bf16 value
   low = static_cast<char>(low ^ 1);
   WriteBytes(source + "/model.safetensors", weights);
   std::filesystem::remove_all(directory_.Path("model"));
@@ -149,7 +149,7 @@ TEST_F(ImportTest, DirectoryWithOneGgufFileImportsThatFile) {
   ExpectRefused(source, absl::StatusCode::kInvalidArgument, "more than one .gguf");
 }
 
-// Checks a directory's tokenizer.json, and the one made from a GGUF's vocabulary.
+// For the tokenizer.json of a directory, and for the one made from a GGUF file's vocabulary.
 TEST_F(ImportTest, RejectsTooLargeTokenizerAndLeavesNothing) {
   for (const char* name : {"hf_tied_bf16", "tiny.gguf"}) {
     const auto import = [&](std::uint64_t limit) {
@@ -245,7 +245,7 @@ TEST_F(ImportTest, RejectsBadDirectoriesAndLeavesNothing) {
   ExpectRefused(source, StatusCode::kInvalidArgument, "duplicate key");
 }
 
-TEST_F(ImportTest, RejectsTruncatedGgufAndLeavesNothing) {
+TEST_F(ImportTest, RejectsTruncatedOrUnsupportedGgufAndLeavesNothing) {
   const std::string whole = ReadBytes(Golden("tiny.gguf"));
   const std::string path = directory_.Path("cut.gguf");
   for (const std::size_t size : {std::size_t{0}, std::size_t{10}, whole.size() / 3, whole.size() - 100}) {
@@ -282,6 +282,7 @@ TEST_F(ImportTest, DetectsFlippedByteInAnArtifact) {
       WriteBytes(path + "/" + name, bytes);
       const auto artifact = Artifact::Open(path);
       const absl::Status status = artifact.ok() ? (*artifact)->VerifyBytes() : artifact.status();
+      // The checksum of nibble.json covers its values, but not the whitespace between them.
       const bool whitespace_of_info = std::string(name) == "nibble.json" && status.ok();
       if (whitespace_of_info) {
         EXPECT_THAT(std::string(" \n\t\r"), HasSubstr(std::string(1, bytes[at]))) << at;
@@ -294,7 +295,7 @@ TEST_F(ImportTest, DetectsFlippedByteInAnArtifact) {
   EXPECT_TRUE((*Artifact::Open(path))->VerifyBytes().ok());
 }
 
-// The n-th write, sync or rename fails.
+// Creation, write, sync or rename number `fail_at`, counted from 0, fails.
 class FailingFiles : public base::FileSystem {
  public:
   explicit FailingFiles(int fail_at) : left_(fail_at) {}
@@ -361,10 +362,11 @@ TEST_F(ImportTest, DiskFailureAtAnyStepLeavesNothing) {
     EXPECT_TRUE(absl::IsResourceExhausted(report.status())) << fail_at << ": " << report.status();
     EXPECT_FALSE(std::filesystem::exists(directory_.Path("model"))) << fail_at;
   }
-  EXPECT_GT(fail_at, 40);  // 20 tensors, 6 small files of four steps each
+  EXPECT_GT(fail_at, 40);  // 20 tensors, and 6 small files of four steps each
 }
 
-// docs/faults.md, C5. The import requests this many bytes per element of the largest tensor, plus its companion files.
+// docs/faults.md, C5. The import requests `element_bytes` per element of the largest tensor, and the bytes of its
+// companion files.
 TEST_F(ImportTest, C5RequestsMemoryBeforeItWritesAnything) {
   const auto check = [&](const std::string& source, DType dtype, std::int64_t element_bytes) {
     SCOPED_TRACE(source + " as " + kernels::Name(dtype));

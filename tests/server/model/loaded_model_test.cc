@@ -35,9 +35,10 @@ TEST_F(LoadedModelTest, LoadsEveryFormat) {
   }
 }
 
-// Counts each of the model's buffers and each mapped tensor that is read in place once; a tied embedding is also the
-// head.
+// resident_bytes() counts each of the model's buffers once, and once each mapped tensor that is read in place. A tied
+// embedding is also the head.
 TEST_F(LoadedModelTest, ResidentBytesCountEachTensorOnce) {
+  // Allocated buffers have at least 64 bytes.
   const auto own = [](std::int64_t bytes) { return std::max<std::int64_t>(bytes, 64); };
   const auto codes = [&](Format format, std::int64_t n, std::int64_t k) {
     const std::int64_t scales = own(4 * kernels::RoundUp(n, 16));
@@ -70,7 +71,7 @@ TEST_F(LoadedModelTest, ResidentBytesCountEachTensorOnce) {
   }
 }
 
-TEST_F(LoadedModelTest, FewerPositionsMakeAShorterTable) {
+TEST_F(LoadedModelTest, OptionLimitsThePositions) {
   const auto model = LoadedModel::Load(models_.bf16(), {.max_positions = 100}, models_.stream());
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ((*model)->max_positions(), 100);

@@ -21,7 +21,7 @@ Json Parse(const std::string& text) {
   return *json;
 }
 
-// As transformers 4 wrote it.
+// A config.json of Llama as transformers 4 wrote it.
 Json Version4() {
   return Parse(
       R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": false, "bos_token_id": 128000,
@@ -112,7 +112,7 @@ TEST(ModelConfigTest, AbsentKeysTakeTransformersDefaults) {
   EXPECT_TRUE(qwen3->qk_norm);
   EXPECT_FALSE(qwen3->qkv_bias);
   Json bitnet_json = Bare("BitNetForCausalLM", "bitnet");
-  bitnet_json["num_key_value_heads"] = nullptr;  // null: as many as heads; absent: 5
+  bitnet_json["num_key_value_heads"] = nullptr;  // null means as many as heads; without the key there are 5
   const auto bitnet = ParseHfConfig(bitnet_json);
   ASSERT_TRUE(bitnet.ok()) << bitnet.status();
   EXPECT_EQ(bitnet->num_kv_heads, 32);

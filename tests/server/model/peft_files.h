@@ -23,7 +23,7 @@ inline std::vector<std::vector<float>> AdapterValues(const std::vector<TensorPla
   return values;
 }
 
-// Writes the tensors of `plan`, in its types (f32 or bf16); tensors without given values are ones.
+// Writes the tensors of `plan`, in its types (f32 or bf16). Elements without a value are 1.
 inline void WritePeftFiles(const std::string& directory, const base::Json& config, const std::vector<TensorPlan>& plan,
                            const std::vector<std::vector<float>>& values,
                            const std::map<std::string, std::string>& metadata = {{"format", "pt"}}) {

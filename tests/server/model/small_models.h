@@ -1,4 +1,4 @@
-// The small golden model as artifacts in a temporary directory: bf16 as imported, the others as converted.
+// The small golden model as artifacts in a temporary directory: bf16 is imported, the others are converted from it.
 #pragma once
 #include <gtest/gtest.h>
 

@@ -21,7 +21,7 @@ class TrainerLogprobsTest : public testing::Test {
     model_ = models_.Load(models_.nf4());
   }
 
-  // The logprobs of the tokens, from each row's logits, in double.
+  // The logprobs of the tokens, computed in double from each row's logits.
   std::vector<float> Logprobs(const std::vector<std::int32_t>& tokens) {
     std::vector<float> logprobs;
     const auto visit = [&](std::int64_t first, const kernels::Matrix& logits) {
@@ -49,7 +49,7 @@ class TrainerLogprobsTest : public testing::Test {
   base::FileSystem& files_ = base::RealFileSystem();
 };
 
-// 40 tokens: several chunks, and the last one is not full.
+// 40 tokens make several chunks, of which the last is not full.
 TEST_F(TrainerLogprobsTest, FindsTheLargestDifferenceAtAnyPosition) {
   std::vector<std::int32_t> tokens;
   for (int i = 0; i < 40; ++i) tokens.push_back(i * 7 % 100);
