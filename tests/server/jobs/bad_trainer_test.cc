@@ -179,8 +179,8 @@ TEST_F(BadTrainerTest, NothingThatATrainerStartsOutlivesIt) {  // R17
     const absl::Status made = bound_.Make(hierarchy, kBred + Threads() + 1);
     ASSERT_TRUE(made.ok()) << made;
   }
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // As nibbled does.
-  const std::string mark = "9876" + std::to_string(::getpid());
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);                            // As nibbled does.
+  const std::string mark = "9876" + std::to_string(::getpid());  // seconds that only these processes sleep
   std::ofstream(Hold()) << "x";
   const std::string id = Submit("breed " + mark, "out");
   WaitFor(id, [](const StoredJob& job) { return job.progress.value("step", 0) == 3; });

@@ -58,6 +58,7 @@ class DatabaseTest : public ::testing::Test {
            "started_us, ended_us) VALUES ('" +
            id + "', 'QUEUED', 0, 0, '" + spec + "', '', '{}', '', 0, 0, 5, 0, 0)";
   }
+  // A row of the requests in version 1. The key becomes an SQL expression, with char(10) for each newline.
   static std::string OldRequest(const std::string& key, const std::string& job) {
     std::string quoted = "''";
     for (const char c : key) quoted += std::string(" || ") + (c == '\n' ? "char(10)" : std::string("'") + c + "'");

@@ -50,6 +50,7 @@ class SlowDisk {
     base::MutexLock lock(mutex_);
     return outputs_read_;
   }
+  // Called before each read or removal.
   void Reach(const std::string& path) {
     base::MutexLock lock(mutex_);
     if (path.ends_with("/output/manifest.json")) ++outputs_read_;
@@ -142,7 +143,7 @@ class HashingTest : public ControllerFixture {
     return id;
   }
   // Another job is created, started, cancelled and deleted while the disk is slow.
-  void AnotherJobGoesItsWay() {
+  void RunAnotherJob() {
     const std::string other = Submit(Spec("other"));
     Round();
     EXPECT_EQ(State(other), kPreparing);
@@ -172,7 +173,7 @@ TEST_F(HashingTest, SchedulerContinuesWhileAnOutputIsVerified) {
     EXPECT_EQ(controller_->SinceRound(), absl::ZeroDuration()) << "/livez checks this";
   }
   EXPECT_EQ(State(id), kRunning);
-  AnotherJobGoesItsWay();
+  RunAnotherJob();
   EXPECT_EQ(base::Reason(controller_->Checkpoint(id).status()), "ILLEGAL_STATE") << "the job has no trainer any more";
   disk_.Release();
   controller_->Tick();
@@ -251,7 +252,7 @@ TEST_F(HashingTest, SchedulerContinuesWhileACheckpointIsRead) {
   clock_.Advance(absl::Minutes(5));
   Round();
   EXPECT_EQ(controller_->SinceRound(), absl::ZeroDuration());
-  AnotherJobGoesItsWay();
+  RunAnotherJob();
   EXPECT_EQ(State(id), kQueued);
   disk_.Release();
   controller_->Tick();
