@@ -60,7 +60,8 @@ TEST(DiskPlanTest, KeptCheckpointsAreCounted) {
   spec.run.keep_last = 2;
   const std::int64_t three = PlanDisk(spec, config, 2, 0, /*max_steps=*/100);
   EXPECT_GT(three, std::int64_t{3} * 12 * 8'000'000'000) << "two kept and the one being written";
-  EXPECT_LT(PlanDisk(spec, config, 2, 0, /*max_steps=*/5), three / 2) << "there is only one, after the last step";
+  EXPECT_LT(PlanDisk(spec, config, 2, 0, /*max_steps=*/5), three / 2)
+      << "there is only one checkpoint, after the last step";
   spec.run.save_every = 0;
   EXPECT_LT(PlanDisk(spec, config, 2, 0, 100), three / 2);
 }

@@ -18,7 +18,7 @@ jobs::JobSpec Spec(const char* method) {
   return jobs::Resolve(spec, "job-1", "text", "cpu");
 }
 
-// The form that a job serves: int8 with a float head, or ternary.
+// The served form of a job's model: int8 with a float head, or ternary.
 std::shared_ptr<const model::LoadedModel> Served(model::SmallModels& models, const jobs::JobSpec& spec) {
   std::string path = models.ternary();
   if (spec.method == jobs::kMethodQLora) {

@@ -156,7 +156,8 @@ TEST_F(PlanJobTest, MemoryFollowsBatchSizeCheckpointingAndRank) {
   EXPECT_EQ(Pools(Plan()).at("adapter"), 2 * before.at("adapter"));
 }
 
-// faults.md T11. Eight long rows of 400 are apart in the first epoch, but may be together in another.
+// docs/faults.md, T11. Eight of 400 rows are long. They are in different micro-batches in the first epoch, but may be
+// in one in a later epoch.
 TEST_F(PlanJobTest, PlansForAMicroBatchOfTheLongestRows) {
   spec_.run.micro_batch = 8;
   const std::string few = Data("few.jsonl", 8, 31);
@@ -173,7 +174,7 @@ TEST_F(PlanJobTest, PlansForAMicroBatchOfTheLongestRows) {
   }
 }
 
-// Each of these numbers is permitted, but together they make more than 2^63 tokens, which became a negative number.
+// Each of these numbers is permitted, but together they make more than 2^63 tokens, which must not overflow.
 TEST_F(PlanJobTest, TokenCountsAreCappedAtTheLargestInt64) {
   inputs_.config.max_positions = 4096;
   inputs_.train.path = Data("many.jsonl", 400, 4000);  // one token per letter
@@ -184,7 +185,7 @@ TEST_F(PlanJobTest, TokenCountsAreCappedAtTheLargestInt64) {
   ASSERT_TRUE(jobs::Validate(spec_).ok()) << jobs::Validate(spec_);
   const JobPlan fewer = Plan();
   ASSERT_GT(fewer.tokens, 100'000'000 * std::int64_t{1'500'000});
-  EXPECT_EQ(fewer.tokens % 100'000'000, 0) << "all data in each step";
+  EXPECT_EQ(fewer.tokens % 100'000'000, 0) << "each step takes all rows";
   spec_.run.grad_accum = 65'536;
   ASSERT_TRUE(jobs::Validate(spec_).ok()) << jobs::Validate(spec_);
   const JobPlan most = Plan();
@@ -319,10 +320,11 @@ TEST_F(PlanJobTest, WarnsOfRowsOfTheEvaluationSetAndNamesIt) {
   EXPECT_EQ(std::count_if(plan.warnings.begin(), plan.warnings.end(),
                           [](const PlanWarning& w) { return w.reason == "ROWS_DROPPED"; }),
             2);
-  EXPECT_TRUE(find(plan, "ROWS_DROPPED").message.starts_with("1 of 3 rows ")) << "the training set's is first";
+  EXPECT_TRUE(find(plan, "ROWS_DROPPED").message.starts_with("1 of 3 rows "))
+      << "the warning of the training set is first";
 }
 
-// T7 (docs/faults.md): the second plan of the same data has no tokenizer, and reads no tokens.
+// T7 (docs/faults.md): the second plan of the same data uses the token files, so it needs no tokenizer.
 TEST_F(PlanJobTest, PlanFromTokenFilesEqualsThatFromTheText) {
   model::WriteBytes(directory_.Path("eval.jsonl"),
                     model::ReadBytes(Data("a.jsonl", 5, 60)) + model::ReadBytes(Data("b.jsonl", 4, 15)));
@@ -347,8 +349,8 @@ TEST_F(PlanJobTest, PlanFromTokenFilesEqualsThatFromTheText) {
         return data::LoadTokens(base::RealFileSystem(), source, {.threads = 3, .cancelled = cancelled});
       };
       const auto text = inputs_.text;
-      for (const bool is_made : {false, true}) {
-        if (is_made) inputs_.text.tokenizer = nullptr;
+      for (const bool has_files : {false, true}) {
+        if (has_files) inputs_.text.tokenizer = nullptr;
         ExpectEqual(Plan(), want);
       }
       inputs_.text = text;
@@ -356,7 +358,7 @@ TEST_F(PlanJobTest, PlanFromTokenFilesEqualsThatFromTheText) {
   }
 }
 
-// T7 (docs/faults.md): if the disk has no room for token files, a plan needs no tokens.
+// T7 (docs/faults.md): if the disk has no room for token files, a plan uses only the lengths of the examples.
 TEST_F(PlanJobTest, PlanFromLengthsEqualsThatFromTheText) {
   inputs_.eval.path = Data("eval.jsonl", 7, 60);
   spec_.eval_dataset = "eval";
@@ -385,14 +387,14 @@ TEST_F(PlanJobTest, RefusesBasesAndDevicesThatTheJobCannotUse) {
   EXPECT_EQ(PlanJob(spec_, inputs_).status().code(), absl::StatusCode::kInvalidArgument);
   inputs_.base_format = "nf4";
   EXPECT_TRUE(PlanJob(spec_, inputs_).ok());
-  spec_.method = jobs::kMethodBitNetQat;  // all weights are trained: they must be floats
+  spec_.method = jobs::kMethodBitNetQat;  // all weights are trained, so they must be floats
   const auto refused = PlanJob(spec_, inputs_);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(std::string(refused.status().message()).find("base_model"), std::string::npos);
   inputs_.base_format = "bf16";
   inputs_.base_is_masters = true;
   EXPECT_TRUE(PlanJob(spec_, inputs_).ok());
-  spec_.method = jobs::kMethodQLora;  // masters are not for running, so nf4 must not be made from them
+  spec_.method = jobs::kMethodQLora;  // masters cannot be served, so nf4 must not be made from them
   const auto masters = PlanJob(spec_, inputs_);
   EXPECT_EQ(masters.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(std::string(masters.status().message()).find("base_model: has the master weights"), std::string::npos)
