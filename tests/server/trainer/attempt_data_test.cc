@@ -19,7 +19,8 @@ namespace {
 
 constexpr char kModel[] = NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16";
 
-// Provides only the directory of the text; the tests need nothing else of a recipe.
+// Provides the config, the position limit and the tokenizer's directory: LoadAttemptData uses nothing else that depends
+// on the model.
 class TextRecipe final : public Recipe {
  public:
   TextRecipe() { config_.eos_token_ids = {1}; }
@@ -28,7 +29,7 @@ class TextRecipe final : public Recipe {
   std::int64_t max_positions() const override { return 128; }
   const std::string& text_directory() const override { return directory_; }
   void set_text_directory(const std::string& directory) { directory_ = directory; }
-  const std::string& base_digest() const override { return directory_; }
+  const std::string& base_digest() const override { return directory_; }  // any text will do
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json&, const std::string&) override {
     return absl::UnimplementedError("");
   }
@@ -108,7 +109,7 @@ class AttemptDataTest : public ::testing::Test {
 
 // T7 (docs/faults.md)
 TEST_F(AttemptDataTest, BatchesAreTheSameWithAndWithoutTokenFiles) {
-  const auto memory = Load();  // the order of an older server names no directory
+  const auto memory = Load();  // without directories for token files, as in the order of an older server
   ASSERT_TRUE(memory.ok()) << memory.status();
   EXPECT_EQ(memory->identity.data_digest, store::HashFile(order_.train_data_path)->sha256);
   order_.train_tokens_directory = temp_ / "tokens/pairs";
@@ -156,6 +157,9 @@ TEST_F(AttemptDataTest, DamagedFileIsRewritten) {
   const auto mapped = Load();
   ASSERT_TRUE(mapped.ok()) << mapped.status();
   ExpectSameBatches(*mapped, *memory);
+  std::ifstream rewritten(path, std::ios::binary);
+  rewritten.seekg(100);
+  EXPECT_NE(rewritten.get(), 0x7f) << "no token id has this byte";
 }
 
 TEST_F(AttemptDataTest, TokenizesInMemoryIfNoFileCanBeWritten) {

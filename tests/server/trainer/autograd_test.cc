@@ -1,5 +1,5 @@
-// Compares gradients of the functions over kernels with torch's autograd of the formulas. Checks what their graph
-// keeps.
+// Compares gradients of the autograd functions, which call kernels, with those that torch derives from the formulas.
+// Checks what their graph keeps.
 #include "server/trainer/autograd.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ Tensor Random(std::initializer_list<std::int64_t> shape, std::uint64_t seed) {
   return torch::randn(shape);
 }
 
-// Worst |got - want| over the largest |want|: f32 against the formula in f64.
+// The largest |got - want|, divided by the largest |want|. `want` is the formula in f64.
 double Distance(const Tensor& got, const Tensor& want) {
   const Tensor w = want.to(torch::kFloat64);
   return ((got.to(torch::kFloat64) - w).abs().max() / w.abs().max().clamp_min(1e-30)).item<double>();
@@ -69,7 +69,7 @@ TEST_F(AutogradTest, RmsNormHasTheGradientOfItsFormula) {
   EXPECT_LT(Distance(got[1], want[1]), kF32);
 }
 
-// The kernel fixes the order of sums and their rounding; torch's sums do not.
+// The kernel sums in a fixed order, torch does not.
 TEST_F(AutogradTest, WeightGradientOfRmsNormIsThatOfTheKernel) {
   for (const torch::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
     const Tensor x = Random({200, 48}, 1).to(type), g = Random({200, 48}, 3).to(type);
@@ -126,7 +126,7 @@ TEST_F(AutogradTest, BackwardPassOfRopeRotatesBack) {
   EXPECT_LT(Distance(Gradients(y, g, {leaf})[0], Gradients(y64, g, {leaf64})[0]), kF32);
 }
 
-// A repeated token adds to its row in order, whichever thread adds which columns.
+// The gradients of a repeated token are added in the order of its occurrences, for any number of threads.
 TEST_F(AutogradTest, ThreadsChangeNoBitOfTheEmbeddingsGradient) {
   const std::vector<std::int32_t> ids = {3, 0, 3, 7, 3, 0, 3};
   const Tensor master = Random({9, 200}, 30).requires_grad_(), table = master.detach().to(torch::kBFloat16);
@@ -198,7 +198,7 @@ TEST_F(Nf4LinearTest, HasTheGradientsOfTheDequantizedFormula) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_LT(Distance(got[i], wanted[i]), kF32) << i;
 }
 
-// If a job trains only some linears, the others pass their gradient on.
+// Linears that a job does not train only pass the gradient on to their input.
 TEST_F(Nf4LinearTest, WithoutAnAdapterOnlyTheInputHasAGradient) {
   linear_.lora_a = linear_.lora_b = Tensor();
   linear_.dropout = 0.5;  // applies to adapters only
@@ -217,7 +217,7 @@ TEST_F(Nf4LinearTest, DropoutDrawsTheSameMaskAgainAndGradientsUseIt) {
   const Tensor y = ApplyNf4Linear(x_, linear_, key, context_);
   EXPECT_TRUE(torch::equal(y, ApplyNf4Linear(x_, linear_, key, context_)));
   EXPECT_FALSE(torch::equal(y, ApplyNf4Linear(x_, linear_, DropoutKey{3, 5}, context_)));
-  // With A the identity and B the identity's first columns, ones as x show the mask of those columns: 0 or 1 / (1 - p).
+  // `probe` shows the mask, 0 or 1 / (1 - p): A is the identity, x is ones, and B selects the first kOut columns.
   linear_.lora_a = torch::eye(kIn).requires_grad_();
   linear_.lora_b = Random({kOut, kIn}, 16).requires_grad_();
   const auto got = Gradients(ApplyNf4Linear(x_, linear_, key, context_), g_, {x_, linear_.lora_a, linear_.lora_b});
@@ -227,21 +227,22 @@ TEST_F(Nf4LinearTest, DropoutDrawsTheSameMaskAgainAndGradientsUseIt) {
   probe.lora_b = torch::zeros({kOut, kIn});
   const Tensor base = ApplyNf4Linear(ones, probe, key, context_);
   probe.lora_b = torch::cat({torch::eye(kOut), torch::zeros({kOut, kIn - kOut})}, 1);
-  const Tensor mask = (ApplyNf4Linear(ones, probe, key, context_) - base) / 2.0;  // of the first kOut columns: 0 or 2
+  const Tensor mask = (ApplyNf4Linear(ones, probe, key, context_) - base) / 2.0;  // 0 or 2
   const Tensor kept = (mask > 1).to(torch::kFloat64) * 2.0;
   EXPECT_LT((mask - kept).abs().max().item<double>(), 1e-4);
   EXPECT_GT(kept.sum().item<double>(), 0);
   EXPECT_LT(kept.sum().item<double>(), 2.0 * 7 * kOut);
-  // dB = scaling * g^T (x * mask), of the columns whose mask is known.
+  // dB = scaling * g^T (x * mask), compared in the columns whose mask is known.
   const Tensor want = 2.0 * g_.to(torch::kFloat64).t().mm(x_.detach().to(torch::kFloat64).narrow(1, 0, kOut) * kept);
   EXPECT_LT(Distance(got[2].narrow(1, 0, kOut), want), kF32);
 }
 
-// The mask's 1 / (1 - p) is f32 whatever the compute type, and the product is rounded once. With no weight, and A and B
-// the identity, y is x after dropout.
+// The mask's 1 / (1 - p) is f32 for any compute type, and the product is rounded once. Here the weight is 0, and A and
+// B are the identity, so y is x after dropout.
 TEST_F(Nf4LinearTest, DropoutRoundsOnceAndDrawsFromItsOwnStream) {
   constexpr double kShare = 0.1;
-  constexpr std::uint64_t kStream = 0x64726f706f7574 + 4;  // "dropout": adapters start from streams 0, 1, ...
+  // The letters of "dropout", plus the stream of the DropoutKey, 4. Initial adapters are drawn from streams 0, 1, ...
+  constexpr std::uint64_t kStream = 0x64726f706f7574 + 4;
   const Tensor codes = torch::full({kIn, kIn / 2}, 0x77, torch::kUInt8), absmax = torch::zeros({kIn * kIn / 64});
   Nf4Linear probe;
   probe.weight = {codes.data_ptr<std::uint8_t>(), absmax.data_ptr<float>(), kIn, kIn};
@@ -268,7 +269,7 @@ TEST_F(Nf4LinearTest, DropoutRoundsOnceAndDrawsFromItsOwnStream) {
   }
 }
 
-// Nodes of a graph by name.
+// The names of a graph's nodes.
 std::multiset<std::string> NodeNames(const Tensor& y) {
   std::multiset<std::string> names;
   std::set<torch::autograd::Node*> seen;
@@ -298,7 +299,7 @@ TEST_F(Nf4LinearTest, IsOneNodeOfTheGraph) {
   EXPECT_EQ(ours, 1u);
   EXPECT_EQ(leaves, 3u);
   EXPECT_EQ(others, 0u);
-  // Also without an adapter: the graph has only that node and the input's leaf.
+  // Without an adapter, too, the graph has only one node and the input's leaf.
   linear_.lora_a = linear_.lora_b = Tensor();
   const std::multiset<std::string> names = NodeNames(ApplyNf4Linear(x_, linear_, {}, context_));
   EXPECT_EQ(names.size(), 2u);
@@ -308,7 +309,7 @@ TEST_F(Nf4LinearTest, IsOneNodeOfTheGraph) {
       1);
 }
 
-// Keeps x by reference and x A^T; codes, absmax, A and B by reference; no mask. The input is a copy here, so that
+// The graph keeps x A^T, and x, codes, absmax, A and B by reference, but no mask. The input is a copy here, so that
 // keeping it counts.
 TEST_F(Nf4LinearTest, GraphKeepsTheExpectedNumberOfBytes) {
   const auto kept = [&](std::optional<DropoutKey> key) {
@@ -322,7 +323,7 @@ TEST_F(Nf4LinearTest, GraphKeepsTheExpectedNumberOfBytes) {
   EXPECT_EQ(kept(std::nullopt), 0) << "a frozen linear needs nothing but its packed weight";
 }
 
-// Through 32 layers, gradients cost only what is saved for them: x, A and B by reference, x A^T; no weight.
+// Through 32 layers, gradients need only the memory of each layer's x and x A^T, not of a dequantized weight.
 TEST_F(Nf4LinearTest, GradientsKeepNoDequantizedWeightThrough32Layers) {
   constexpr std::int64_t kSize = 256, kTokens = 8, kLayers = 32;
   const Tensor codes = torch::zeros({kSize, kSize / 2}, torch::kUInt8), absmax = torch::ones({kSize * kSize / 64});

@@ -149,7 +149,7 @@ class BitLinearTest : public ::testing::Test {
               2 * (support::Gamma(5) + unit) * largest);
   }
 
-  // `bound` is relative to the largest element: our f32 products have another order than torch's.
+  // `bound` is relative to the largest element. Our f32 sums have another order than torch's.
   static void ExpectNear(const Tensor& got, const Tensor& want, double bound = 5e-6) {
     ASSERT_TRUE(got.defined());
     const double largest = want.to(torch::kFloat64).abs().max().item<double>();
@@ -182,7 +182,7 @@ class BitLinearTest : public ::testing::Test {
   AutogradContext context_;
 };
 
-TEST_F(BitLinearTest, RmsNorm) { ExpectAll({.name = "norm", .norm = true}); }
+TEST_F(BitLinearTest, MatchesEagerAfterRmsNorm) { ExpectAll({.name = "norm", .norm = true}); }
 
 TEST_F(BitLinearTest, WeightCodesAreAllTernary) {
   for (const char* name : {"bias_f32", "plain_f32", "norm"}) {
@@ -201,23 +201,25 @@ TEST_F(BitLinearTest, ActivationCodesLieWithin127) {
   EXPECT_LE(codes.max().item<int>(), 127);
 }
 
-TEST_F(BitLinearTest, ForwardWithBiasF32) { ExpectAll({.name = "bias_f32"}); }
-TEST_F(BitLinearTest, ForwardWithoutBiasF32) { ExpectAll({.name = "plain_f32", .bias = false}); }
-TEST_F(BitLinearTest, ForwardWithBiasBf16) { ExpectAll({.name = "bias_bf16", .type = torch::kBFloat16}); }
-TEST_F(BitLinearTest, ForwardWithoutBiasBf16) {
+TEST_F(BitLinearTest, MatchesEagerWithBiasInF32) { ExpectAll({.name = "bias_f32"}); }
+TEST_F(BitLinearTest, MatchesEagerWithoutBiasInF32) { ExpectAll({.name = "plain_f32", .bias = false}); }
+TEST_F(BitLinearTest, MatchesEagerWithBiasInBf16) { ExpectAll({.name = "bias_bf16", .type = torch::kBFloat16}); }
+TEST_F(BitLinearTest, MatchesEagerWithoutBiasInBf16) {
   ExpectAll({.name = "plain_bf16", .type = torch::kBFloat16, .bias = false});
 }
-TEST_F(BitLinearTest, Shape7x13) { ExpectAll({.name = "shape_7x13", .shape = {5, 13}, .n = 7}); }
-TEST_F(BitLinearTest, ThreeDimensionalInput) { ExpectAll({.name = "three_dimensions", .shape = {2, 3, 64}, .n = 16}); }
-TEST_F(BitLinearTest, OneRow) { ExpectAll({.name = "one_row", .shape = {1, 48}, .n = 8}); }
+TEST_F(BitLinearTest, MatchesEagerForShape7x13) { ExpectAll({.name = "shape_7x13", .shape = {5, 13}, .n = 7}); }
+TEST_F(BitLinearTest, MatchesEagerForThreeDimensionalInput) {
+  ExpectAll({.name = "three_dimensions", .shape = {2, 3, 64}, .n = 16});
+}
+TEST_F(BitLinearTest, MatchesEagerForOneRow) { ExpectAll({.name = "one_row", .shape = {1, 48}, .n = 8}); }
 
-TEST_F(BitLinearTest, Activations4Bits) {
+TEST_F(BitLinearTest, MatchesEagerWith4BitActivations) {
   Case c = {.name = "bits_4"};
   c.options.activations.bits = 4;
   ExpectAll(c);
 }
 
-TEST_F(BitLinearTest, Activations16Bits) {
+TEST_F(BitLinearTest, MatchesEagerWith16BitActivations) {
   Case c = {.name = "bits_16"};
   c.options.activations.bits = 16;
   ExpectAll(c);
@@ -229,8 +231,8 @@ TEST_F(BitLinearTest, ActivationsPerTensorShareOneScale) {
   ExpectAll(c);
 }
 
-// dW is g^T x_q, untouched by rounding or saturation.
-TEST_F(BitLinearTest, IdentityEstimatorOnWeights) {
+// dW is g^T x_q, also where a weight was rounded or saturated.
+TEST_F(BitLinearTest, IdentityEstimatorIgnoresTheRoundingOfWeights) {
   const Case c = {.name = "bias_f32"};
   const Run run = Backward(c);
   const Tensor x_q = Golden(c.name + ".codes_x", c.shape, torch::kInt8).to(torch::kFloat64) *
@@ -238,8 +240,8 @@ TEST_F(BitLinearTest, IdentityEstimatorOnWeights) {
   ExpectNear(run.grad_weight, run.g.to(torch::kFloat64).t().mm(x_q));
 }
 
-// dx is g W_q.
-TEST_F(BitLinearTest, IdentityEstimatorOnActivations) {
+// dx is g W_q, also where an activation was rounded.
+TEST_F(BitLinearTest, IdentityEstimatorIgnoresTheRoundingOfActivations) {
   const Case c = {.name = "bias_f32"};
   const Run run = Backward(c);
   const Tensor w_q = Golden(c.name + ".codes_w", {12, 40}, torch::kInt8).to(torch::kFloat64) *
@@ -256,7 +258,7 @@ TEST_F(BitLinearTest, NoGradientWhereSaturated) {
   EXPECT_GT(run.grad_weight.masked_select(saturated.logical_not()).abs().min().item<float>(), 0.0f);
 }
 
-TEST_F(BitLinearTest, RoundOnlyAndClippedHaveTheGradientsOfAutograd) {
+TEST_F(BitLinearTest, RoundOnlyAndClippedMatchEager) {
   for (const bool scale_grad : {false, true}) {
     const std::string scale = scale_grad ? "scaled" : "detached";
     ExpectAll({.name = "round_only_" + scale, .norm = true, .options = With(kernels::Ste::kRoundOnly, scale_grad)});
@@ -265,8 +267,8 @@ TEST_F(BitLinearTest, RoundOnlyAndClippedHaveTheGradientsOfAutograd) {
   ExpectAll({.name = "rows_scaled", .options = With(kernels::Ste::kRoundOnly, true)});
 }
 
-// Rows of 16 bits whose scale has a gradient: for the linear's own input, and after a norm.
-TEST_F(BitLinearTest, ScaleGradientOf16BitActivations) {
+// The linear quantizes its own input, or a norm before it does.
+TEST_F(BitLinearTest, ScaleGradientOf16BitActivationsMatchesEager) {
   for (const bool norm : {false, true}) {
     Case c = {.name = norm ? "bits_16_norm_scaled" : "bits_16_rows_scaled", .norm = norm};
     c.options = With(kernels::Ste::kRoundOnly, true);
@@ -287,22 +289,22 @@ TEST_F(BitLinearTest, GradientsOfIdentityAndRoundOnlyPointTheSameWay) {
        {support::Cosine(identity, weight_gradient("cosine_round_only", kernels::Ste::kRoundOnly, true)),
         support::Cosine(identity, weight_gradient("cosine_round_only_detached", kernels::Ste::kRoundOnly, false))}) {
     EXPECT_GT(cosine, 0.80);
-    EXPECT_LT(cosine, 1.0 - 1e-3);  // they are not the same
+    EXPECT_LT(cosine, 1.0 - 1e-3);  // the estimators differ
   }
 }
 
-TEST_F(BitLinearTest, GradientToWeight) {
+TEST_F(BitLinearTest, GradientToWeightMatchesEager) {
   ExpectNear(Backward({.name = "norm", .norm = true}).grad_weight, Golden("norm.grad_weight", {12, 40}));
 }
-TEST_F(BitLinearTest, GradientToBias) {
+TEST_F(BitLinearTest, GradientToBiasMatchesEager) {
   ExpectNear(Backward({.name = "norm", .norm = true}).grad_bias, Golden("norm.grad_bias", {12}));
 }
-TEST_F(BitLinearTest, GradientToNormWeight) {
+TEST_F(BitLinearTest, GradientToNormWeightMatchesEager) {
   ExpectNear(Backward({.name = "norm", .norm = true}).grad_norm, Golden("norm.grad_norm", {40}));
 }
 
-// From theirs to ours: import and the trainer's model read the file of eager modules and give those modules' bits. From
-// ours to theirs: the trainer writes exactly their names, shapes and bytes, which is what load_state_dict requires.
+// Import and the trainer's model read the file of the eager modules and compute those modules' bits. The trainer writes
+// the same names, shapes and bytes back, which load_state_dict requires.
 TEST_F(BitLinearTest, StateDictLoadsBothWays) {
   const testing::TempDirectory directory;
   const std::string eager = directory / "eager", imported = directory / "imported", masters = directory / "masters";
@@ -406,8 +408,8 @@ TEST_F(BitLinearTest, NormedLinearsWithOneInputAreOneNodeEach) {
   EXPECT_EQ(CountNodes(out), (std::map<std::string, int>{{"leaf", 5}, {"linear", 3}, {"norm", 1}}));
 }
 
-// Inputs are copies here, so that keeping one counts: in the decoder nothing else keeps what a linear or its norms read
-// (an attention keeps q, k and v, a gated product its two factors, a sum nothing).
+// Inputs are copies here, so that keeping one counts: in the decoder, no other node keeps the input of a linear or of
+// its norm (an attention keeps q, k and v, a gated product its two factors, a sum nothing).
 TEST_F(BitLinearTest, GraphKeepsTheExpectedNumberOfBytes) {
   constexpr std::int64_t kTokens = 7, kIn = 128, kOut = 32;
   constexpr std::int64_t kCodes = kTokens * kIn, kScales = kTokens * 4;  // one byte per activation, one f32 per row

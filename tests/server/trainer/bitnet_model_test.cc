@@ -1,4 +1,4 @@
-// The BitNet model in training gives what its ternary form gives when it is served.
+// The BitNet model computes the same in training as its ternary form does in serving.
 #include "server/trainer/bitnet_model.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ namespace {
 using kernels::Isa;
 using model::Norm;
 
-// Imports a model of the golden files, by its folder.
+// Imports the model of a golden folder.
 std::unique_ptr<model::Artifact> Base(const model::TempDirectory& directory, const std::string& golden) {
   const std::string source = directory.Path("hf");
   std::filesystem::copy(model::Golden(golden), source);
@@ -265,7 +265,7 @@ TEST_F(BitNetModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   options.cancelled = asked.callback();
   Make("hf_sharded_f32", "bitnet-2b4t", options);
   const int linears = static_cast<int>(config_.num_layers) * model::kNumLinearKinds;
-  EXPECT_GE(asked.calls(), linears) << "called for every tensor";
+  EXPECT_GE(asked.calls(), linears) << "called for every linear";
   const auto batch = Batch({Tokens(1, 9), Tokens(2, 17)});
   const auto gradients = [&] {
     std::map<std::string, std::vector<float>> all;
@@ -286,7 +286,7 @@ TEST_F(BitNetModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   EXPECT_EQ(gradients(), undisturbed);
 }
 
-// A step must finish once it has begun to change parameters.
+// Refresh calls `cancelled` only to show life: a step that has begun to change parameters must finish.
 TEST_F(BitNetModelTest, RefreshShowsLifeAndIsNotStopped) {
   support::CancelAt asked;
   BitNetOptions options;
@@ -316,7 +316,7 @@ TEST_F(BitNetModelTest, MemorizesASequence) {
   EXPECT_LT(last, 0.1 * first);
 }
 
-// A finite difference of the loss along the gradient of the norm. Only the rounding of the codes disturbs it.
+// Compares the gradient with a finite difference of the loss along it. Only the rounding of the codes disturbs that.
 TEST_F(BitNetModelTest, GradientOfTheFinalNormIsTheSlopeOfTheLoss) {
   Make("hf_sharded_f32", "native", {.bf16_backward = false});
   const auto batch = Batch({Tokens(1, 30)});
@@ -337,19 +337,20 @@ TEST_F(BitNetModelTest, GradientOfTheFinalNormIsTheSlopeOfTheLoss) {
 }
 
 TEST_F(BitNetModelTest, SeedDeterminesRandomWeights) {
-  const auto query = [&](std::uint64_t seed) {
+  const auto weight_of = [&](std::uint64_t seed) {
     Make("hf_sharded_f32", "native", {.random_init = true, .init_seed = seed});
     return Values(model::ModulePath(0, model::LinearKind::kQ) + ".weight");
   };
-  const auto one = query(1);
-  EXPECT_EQ(query(1), one);
-  EXPECT_NE(query(2), one);
+  const auto one = weight_of(1);
+  EXPECT_EQ(weight_of(1), one);
+  EXPECT_NE(weight_of(2), one);
   double sum = 0, squares = 0;
   for (const float w : one) {
     sum += w;
     squares += static_cast<double>(w) * w;
   }
   const auto n = static_cast<double>(one.size());
+  // N(0, 0.02^2): mean and deviation within five standard errors.
   EXPECT_NEAR(sum / n, 0.0, 5 * 0.02 / std::sqrt(n));
   EXPECT_NEAR(std::sqrt(squares / n), 0.02, 5 * 0.02 / std::sqrt(2 * n));
   for (const float w : Values(model::kFinalNormName)) EXPECT_EQ(w, 1.0f);
@@ -366,7 +367,7 @@ TEST_F(BitNetModelTest, NormsBeforeLinearsStartAsTheNormOfTheirBlock) {
   for (const Parameter& p : model_->parameters()) EXPECT_EQ(p.name.find("layernorm"), std::string::npos) << p.name;
 }
 
-// faults.md T3: publishing still needs these of the model.
+// docs/faults.md, T3: publishing still needs values and logits.
 TEST_F(BitNetModelTest, ReleaseOfGradientsKeepsValuesAndLogits) {
   Make("hf_sharded_f32", "bitnet-2b4t");
   Step(Batch({Tokens(7, 20)}), 1e-3);

@@ -22,13 +22,13 @@ bool SameBytes(const TensorRef& a, const TensorRef& b) {
          std::ranges::equal(std::as_bytes(scales_a), std::as_bytes(scales_b));
 }
 
-// Fills codes and scales with the bytes of a counter.
+// Fills codes and scales from a counter.
 void Fill(const TensorRef& tensor, unsigned first) {
   for (std::byte& byte : tensor.bytes()) byte = static_cast<std::byte>(first++ & 0xff);
   for (std::int64_t i = 0; i < tensor.num_scales(); ++i) tensor.scales[i] = static_cast<float>(first++) * 0.37f;
 }
 
-// Two tensors with moments, and the memory of their spans.
+// Two tensors with moments, and the memory that their spans refer to.
 struct State {
   explicit State(std::uint64_t seed) {
     for (const std::int64_t size : {6, 20}) {
@@ -104,12 +104,12 @@ TEST_F(CheckpointTest, LoadRestoresEveryBit) {
   EXPECT_EQ(progress->cursor.epoch, 2);
   EXPECT_EQ(progress->cursor.taken, 5);
   EXPECT_EQ(progress->best_eval_loss, 1.25);
-  EXPECT_EQ(progress->evaluated_step, 6) << "an evaluation that was interrupted is due again";
+  EXPECT_EQ(progress->evaluated_step, 6) << "step 7 was not evaluated before the save, so its evaluation is still due";
   EXPECT_EQ(progress->metrics, progress_.metrics) << "the next checkpoint shows the last evaluation";
   EXPECT_TRUE(progress->differences.empty());
 }
 
-// Values of one type with two moments of another, in blocks that do not divide the tensor.
+// Values of one type, with moments of another. The blocks of scales do not divide the tensor's 15 elements.
 struct TypedState {
   TypedState(ElementType value_type, ElementType moment_type, unsigned first)
       : values(value_type, 15, HasScales(value_type) ? 4 : 0), moments(1) {
@@ -181,7 +181,7 @@ TEST_F(CheckpointTest, ScalesOfAnotherBlockAreDataLoss) {
   }
 }
 
-// The form of every checkpoint from before other types existed.
+// Checkpoints from before other element types existed have this form.
 TEST_F(CheckpointTest, F32FileHasOnlyValuesAndMoments) {
   const auto file = model::OpenSafetensors(Save() + "/state.safetensors");
   ASSERT_TRUE(file.ok()) << file.status();
@@ -201,7 +201,7 @@ TEST_F(CheckpointTest, SavingAndLoadingCanBeCancelled) {
     return SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters,
                           state_.moments, &adapter_, asked.callback());
   };
-  for (int at = 1; at <= 8; ++at) {  // six tensors, the first files that are hashed
+  for (int at = 1; at <= 8; ++at) {  // six tensors, and the hashing of the first files
     asked.Restart(at);
     EXPECT_EQ(save().status().code(), absl::StatusCode::kCancelled) << at;
   }

@@ -19,11 +19,12 @@ inline constexpr char kMethodFullF32[] = "full_f32";
 // The row for plan::RegisterMethod.
 const plan::MethodPlan& FullF32Plan();
 
-// The row for AttemptContext::recipes. Training starts from random weights, drawn by run.seed, of the base's
-// architecture.
+// The row for AttemptContext::recipes. Training starts from random weights (run.seed); the base provides only the
+// architecture and the tokenizer.
 absl::StatusOr<std::unique_ptr<Recipe>> MakeFullF32Recipe(const RecipeContext& context);
 
-// Writes an f32 model. values: one span per tensor of RequiredTensors(config), in that order.
+// Writes an f32 model. values: one span per tensor of RequiredTensors(config), in that order. companions: the directory
+// whose tokenizer files are copied. made_of: ArtifactInfo::source.
 absl::StatusOr<model::ArtifactInfo> WriteF32Model(base::FileSystem& files, const model::ModelConfig& config,
                                                   std::span<const std::span<const float>> values,
                                                   const std::string& companions, const base::Json& provenance,

@@ -39,8 +39,8 @@ struct State {
   std::int64_t positions = 0;
 };
 
-// The decoder's operations with gradients (model/decoder.h). Only Linear is new: a product of torch with torch's own
-// gradient.
+// The operations of the decoder (model/decoder.h) with gradients. All but Linear call the trainer's autograd functions;
+// Linear is a product of torch with torch's own gradient.
 class FloatOps {
  public:
   using Tensor = torch::Tensor;
@@ -108,7 +108,7 @@ class FullF32Model : public TrainingModel {
       auto& linears = state_.linears.emplace_back();
       for (std::size_t k = 0; k < linears.size(); ++k) {
         const std::string path = model::ModulePath(layer, static_cast<LinearKind>(k));
-        linears[k] = {made.at(path + ".weight"), made[path + ".bias"]};
+        linears[k] = {made.at(path + ".weight"), made[path + ".bias"]};  // undefined if the config has no bias
       }
       auto& norms = state_.norms.emplace_back();
       for (std::size_t n = 0; n < norms.size(); ++n) norms[n] = made[model::NormName(layer, static_cast<Norm>(n))];

@@ -1,4 +1,4 @@
-// A decoder of which every weight is trained in f32. For tests.
+// A decoder whose weights are all trained in f32. For tests.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,7 +18,7 @@ struct FullF32Options {
   base::Cancelled cancelled = {};
 };
 
-// Matrices are drawn from N(0, 0.1); norms are 1 and biases 0.
+// Matrices are drawn from a normal distribution with standard deviation 0.1; norms are 1 and biases 0.
 absl::StatusOr<std::unique_ptr<TrainingModel>> MakeFullF32Model(const model::ModelConfig& config,
                                                                 const FullF32Options& options,
                                                                 const kernels::Stream& stream);

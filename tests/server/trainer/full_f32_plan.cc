@@ -48,7 +48,7 @@ class FullF32 : public plan::MethodPlan {
     return all;
   }
   std::int64_t TokenBytes(const JobSpec&, const ModelConfig& c) const override {
-    // In f32: two norms' inputs and outputs; q, k, v and attention's output; gate, up and their product.
+    // In f32: inputs and outputs of two norms; q, k, v and attention's output; gate, up, their product; a sum per head.
     return 4 * (4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size + c.num_heads);
   }
   plan::TrainingBytes Training(const JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,

@@ -102,10 +102,10 @@ TEST_F(QLoraModelTest, TrainingLogprobsMatchThoseOfServing) {
   RecordProperty("bf16", std::to_string(bf16));
   EXPECT_LT(f32, 1e-3);
   EXPECT_LT(bf16, 1e-5);
-  const auto untrained = Make(false, 0);
-  std::vector<float> other = Logprobs(*untrained);
-  for (Parameter& parameter : untrained->parameters()) parameter.value.f32()[0] += 1.0f;
-  EXPECT_NE(Logprobs(*untrained), other);
+  const auto changed = Make(false, 0);
+  const std::vector<float> before = Logprobs(*changed);
+  for (Parameter& parameter : changed->parameters()) parameter.value.f32()[0] += 1.0f;
+  EXPECT_NE(Logprobs(*changed), before) << "the logprobs depend on the adapter";
 }
 
 TEST_F(QLoraModelTest, LogprobsEqualTheLossesOfTraining) {
@@ -158,7 +158,7 @@ TEST_F(QLoraModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   }
 }
 
-// faults.md T3.
+// docs/faults.md, T3.
 TEST_F(QLoraModelTest, ReleaseFreesTheBaseAndKeepsTheValues) {
   const auto model = Make(/*bf16=*/true, 0);
   ASSERT_TRUE(model->ForwardBackward(Batch(), 1.0, 0).ok());

@@ -28,7 +28,7 @@ class QLoraRecipeTest : public testing::Test {
     order_.base_cache_bytes = std::int64_t{1} << 30;
   }
 
-  // Runs an attempt up to its first step, and its end. Returns the weights_digest of its base.
+  // Makes the recipe of an attempt and cleans up after it, without training. Returns the weights_digest of its base.
   std::string Attempt() {
     logs_.clear();
     const std::string directory = models_.Path("attempt-" + std::to_string(++attempts_));

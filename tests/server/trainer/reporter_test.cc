@@ -59,7 +59,7 @@ class LateReader final : public v1::TrainerReportService::Service {
 
 TEST(ReporterTest, LinesAcknowledgedBeforeSendingAreNotSent) {
   constexpr int kKnown = 40;
-  // Longer than the stream buffers without a reader, so that most are not sent when they are acknowledged.
+  // A line is larger than the stream's buffers, so most lines are not yet sent when they are acknowledged.
   const auto line = [](int sequence) { return base::StrCat(sequence, std::string(100'000, ' ')); };
   LateReader service(kKnown);
   grpc::ServerBuilder builder;
@@ -88,7 +88,7 @@ TEST(ReporterTest, LinesAcknowledgedBeforeSendingAreNotSent) {
   }
 }
 
-// A refusal as the server makes it (server/rpc/status.h); without a reason, as gRPC itself makes it.
+// A refusal as the server makes it (server/rpc/status.h). With an empty reason: as gRPC itself makes it.
 grpc::Status Refusal(grpc::StatusCode code, const std::string& reason, const std::string& domain = "nibble") {
   if (reason.empty()) return {code, "no"};
   google::rpc::Status details;
@@ -147,7 +147,7 @@ class RefusingOnce final : public v1::TrainerReportService::Service {
 
 TEST(ReporterTest, OnlyFencedEndsTheAttempt) {
   using enum grpc::StatusCode;
-  // All except the last may come from another server or program that has taken the port.
+  // All except "fenced" may come from another server or program that has taken the port.
   const std::map<std::string, grpc::Status> refusals = {
       {"unknown-job", Refusal(NOT_FOUND, "JOB")},
       {"unknown-token", Refusal(UNAUTHENTICATED, "TOKEN_INVALID")},

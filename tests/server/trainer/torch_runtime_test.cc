@@ -16,8 +16,8 @@ namespace {
 
 using torch::Tensor;
 
-// Evaluation multiplies few rows by a head of tens of thousands of outputs, whose wide form must never exist as a
-// whole.
+// Evaluation multiplies few rows by a head of tens of thousands of outputs. The f32 form of the whole head must never
+// exist.
 TEST(TorchLibraryTest, Bf16WeightIsWidenedInSlices) {
   constexpr std::int64_t kOutputs = 20000, kInputs = 64, kRows = 5;
   torch::manual_seed(1);
@@ -34,6 +34,7 @@ TEST(TorchLibraryTest, Bf16WeightIsWidenedInSlices) {
         ASSERT_TRUE(status.ok()) << status;
         peak = memory.peak_bytes();
       }
+      // A slice has 4096 outputs (model::kWidenedRows).
       EXPECT_LE(peak, 5000 * (kInputs + kRows) * 4 + 4096) << "the whole weight takes " << kOutputs * kInputs * 4;
       // The product with the whole weight, rounded in f32 but possibly in another order.
       const Tensor product = torch::mm(x.to(torch::kFloat32), w.to(torch::kFloat32).t());
@@ -43,7 +44,7 @@ TEST(TorchLibraryTest, Bf16WeightIsWidenedInSlices) {
   }
 }
 
-// at::parallel_for runs its body on the calling thread unless our own file is compiled with OpenMP.
+// at::parallel_for uses several threads only if our own file is compiled with OpenMP.
 TEST(TorchThreadPoolTest, SplitsTheRangeAmongTorchsThreads) {
   at::set_num_threads(3);
   const auto pool = MakeTorchThreadPool();
