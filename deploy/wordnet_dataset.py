@@ -57,7 +57,7 @@ def main():
     order = sorted(first, key=lambda word: hashlib.sha256(word.encode()).digest())
     chosen = order[: args.rows + args.eval_rows]
     if len(chosen) <= args.eval_rows:
-        sys.exit(f"{args.source} has {len(first)} usable words, want more than {args.eval_rows}")
+        sys.exit(f"{args.source} has {len(first)} usable words, wanted more than {args.eval_rows}")
     args.out.mkdir(parents=True, exist_ok=True)
     for name, words in (("eval", chosen[: args.eval_rows]), ("train", chosen[args.eval_rows:])):
         with (args.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:

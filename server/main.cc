@@ -86,7 +86,8 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.add_option("--trainer", options.trainer_path, "Path of nibble-trainer; default: next to this program");
   cli.add_option("--max_waiting_requests", options.engine.max_waiting, "Maximum number of waiting requests per model")
       ->check(CLI::Range(0, 1'000'000));
-  cli.add_option("--max_running_requests", options.engine.max_running, "Maximum number of running requests per model")
+  cli.add_option("--max_running_requests", options.engine.max_running,
+                 "Maximum number of outputs in the batch per model; a request has one or more (n)")
       ->check(CLI::Range(1, 4096));
   cli.add_option("--max_waiting_tokens", options.engine.max_waiting_tokens,
                  "Maximum number of waiting prompt tokens per model")
@@ -101,7 +102,7 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
                  "Maximum number of one principal's waiting requests per model; 0: a quarter of --max_waiting_requests")
       ->check(CLI::Range(0, 1'000'000));
   cli.add_option("--max_running_requests_per_principal", own.max_running,
-                 "Maximum number of one principal's running requests per model; 0: three quarters of "
+                 "Maximum number of one principal's outputs in the batch per model; 0: three quarters of "
                  "--max_running_requests")
       ->check(CLI::Range(0, 4096));
   cli.add_option("--kv_tokens_per_principal", own.kv_tokens,

@@ -18,6 +18,7 @@
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 
 namespace nibble::cli {
 namespace {
@@ -116,7 +117,7 @@ absl::Status Import(Session& session, const ImportOptions& options) {
   const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
   const std::string shown = (normal.has_filename() ? normal.filename() : normal.parent_path().filename()).string();
   v1::UploadModelHeader header;
-  header.set_name(IsUtf8(shown) ? shown : name);
+  header.set_name(base::IsValidUtf8(shown) ? shown : name);
   header.set_upload_id(options.resume.value_or(base::NewId("upload")));
   if (options.resume.has_value()) header.set_resume_offset(0);  // the server knows the offset
   const auto upload = session.client().UploadModel(header, files, progress.Show());
@@ -128,7 +129,8 @@ absl::Status Import(Session& session, const ImportOptions& options) {
     request.set_dtype(*options.dtype == "f32" ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16);
   if (options.base.has_value()) {
     request.set_base_model(*options.base);
-  } else if (const std::string source_name = options.source_name.value_or(SourceNameOf(path)); IsUtf8(source_name)) {
+  } else if (const std::string source_name = options.source_name.value_or(SourceNameOf(path));
+             base::IsValidUtf8(source_name)) {
     request.set_source_name(source_name);
   }
   request.set_request_id(NewUuid());

@@ -53,7 +53,7 @@ std::string DidYouMean(std::string_view word, const std::vector<std::string>& na
 
 std::string DidYouMeanOrList(std::string_view word, const std::vector<std::string>& names) {
   const std::string nearest = DidYouMean(word, names);
-  return nearest.empty() ? base::StrCat("; want one of ", absl::StrJoin(names, ", ")) : nearest;
+  return nearest.empty() ? base::StrCat("; wanted one of ", absl::StrJoin(names, ", ")) : nearest;
 }
 
 }  // namespace nibble::cli

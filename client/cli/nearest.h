@@ -12,7 +12,7 @@ namespace nibble::cli {
 std::string Nearest(std::string_view word, const std::vector<std::string>& names);
 // For the end of a message: "; did you mean NAME?", or "".
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& names);
-// The same, or "; want one of NAME, NAME, ..." if none comes near.
+// The same, or "; wanted one of NAME, NAME, ..." if none comes near.
 std::string DidYouMeanOrList(std::string_view word, const std::vector<std::string>& names);
 
 }  // namespace nibble::cli

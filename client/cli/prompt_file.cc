@@ -9,6 +9,7 @@
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 
 namespace nibble::cli {
 namespace {
@@ -50,7 +51,7 @@ absl::StatusOr<v1::GenerateRequest> Parse(std::string_view line, bool is_json) {
     return absl::InvalidArgumentError(StrCat("has ", line.size(), " bytes, wanted at most ", kMaxLineBytes));
   }
   if (!is_json) {
-    if (!IsUtf8(line)) return absl::InvalidArgumentError("is not UTF-8");
+    if (!base::IsValidUtf8(line)) return absl::InvalidArgumentError("is not UTF-8");
     request.set_text(std::string(line));
     return request;
   }

@@ -2,6 +2,7 @@
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 
 namespace nibble::cli {
 
@@ -44,7 +45,7 @@ Json TopJson(const v1::TokenLogprob& token) {
 }
 
 std::string TokenText(const std::string& token) {
-  return base::StrCat("\"", IsUtf8(token) ? absl::Utf8SafeCHexEscape(token) : absl::CHexEscape(token), "\"");
+  return base::StrCat("\"", base::IsValidUtf8(token) ? absl::Utf8SafeCHexEscape(token) : absl::CHexEscape(token), "\"");
 }
 
 }  // namespace

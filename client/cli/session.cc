@@ -8,6 +8,7 @@
 #include "server/base/files.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/base/utf8.h"
 
 namespace nibble::cli {
 
@@ -51,7 +52,7 @@ void Session::NoteJobContinues(const std::string& job) {
 }
 
 absl::Status CheckText(std::string_view field, std::string_view text) {
-  if (!IsUtf8(text)) return base::FieldError(field, "got bytes that are not UTF-8, wanted text");
+  if (!base::IsValidUtf8(text)) return base::FieldError(field, "got bytes that are not UTF-8, wanted text");
   return absl::OkStatus();
 }
 

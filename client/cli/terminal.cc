@@ -16,22 +16,6 @@ constexpr int kBarWidth = 30;
 
 double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Length in bytes of the first character of the text; 0 if it is invalid. Checks the ranges of RFC 3629.
-int Utf8Length(std::string_view text) {
-  const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char a = at(0);
-  if (a < 0x80) return 1;
-  const int length = a >= 0xC2 && a <= 0xDF ? 2 : a >= 0xE0 && a <= 0xEF ? 3 : a >= 0xF0 && a <= 0xF4 ? 4 : 0;
-  if (length == 0 || text.size() < static_cast<std::size_t>(length)) return 0;
-  for (int i = 1; i < length; ++i) {
-    if ((at(static_cast<std::size_t>(i)) & 0xC0) != 0x80) return 0;
-  }
-  const unsigned char b = at(1);
-  if ((a == 0xE0 && b < 0xA0) || (a == 0xED && b > 0x9F) || (a == 0xF0 && b < 0x90) || (a == 0xF4 && b > 0x8F))
-    return 0;
-  return length;
-}
-
 }  // namespace
 
 std::size_t Width(std::string_view text) {
@@ -120,15 +104,6 @@ std::string Printable(std::string_view text) {
     }
   }
   return result;
-}
-
-bool IsUtf8(std::string_view text) {
-  while (!text.empty()) {
-    const int length = Utf8Length(text);
-    if (length == 0) return false;
-    text.remove_prefix(static_cast<std::size_t>(length));
-  }
-  return true;
 }
 
 }  // namespace nibble::cli

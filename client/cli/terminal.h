@@ -63,7 +63,6 @@ class Progress {
 std::string HumanNumber(double value, int significant_digits);  // "0.000125", "1234", "-" for NaN
 // The text without characters that could control a terminal: all control characters except line ends and tabs.
 std::string Printable(std::string_view text);
-bool IsUtf8(std::string_view text);
 // Columns of a text, one per character: good enough for names and numbers.
 std::size_t Width(std::string_view text);
 

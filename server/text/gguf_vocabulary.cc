@@ -20,7 +20,7 @@ constexpr std::size_t kMaxTokens = std::size_t{1} << 21;
 absl::Status ReadTokens(const GgufTokenizer& gguf, GgufVocabulary* vocabulary) {
   const std::size_t count = gguf.tokens.size();
   if (count == 0 || count > kMaxTokens) {
-    return RefuseGguf("tokens", base::StrCat("got ", count, " tokens, want 1 to ", kMaxTokens));
+    return RefuseGguf("tokens", base::StrCat("got ", count, " tokens, wanted 1 to ", kMaxTokens));
   }
   if (!gguf.token_types.empty() && gguf.token_types.size() != count) {
     return RefuseGguf("token_type", base::StrCat("got ", gguf.token_types.size(), " for ", count, " tokens"));
@@ -41,7 +41,7 @@ absl::Status ReadTokens(const GgufTokenizer& gguf, GgufVocabulary* vocabulary) {
     if (gguf.token_types.empty()) continue;
     const std::int32_t type = gguf.token_types[i];
     if (type < 1 || type > 6) {
-      return RefuseGguf("token_type", base::StrCat("token ", i, ": got ", type, ", want 1 to 6"));
+      return RefuseGguf("token_type", base::StrCat("token ", i, ": got ", type, ", wanted 1 to 6"));
     }
     vocabulary->types[i] = static_cast<GgufTokenType>(type);
   }

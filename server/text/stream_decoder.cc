@@ -30,7 +30,7 @@ StreamDecoder::StreamDecoder(const Tokenizer& tokenizer, bool skip_special_token
 
 absl::StatusOr<std::string> StreamDecoder::Append(std::int32_t id) {
   if (id < 0) {
-    return absl::InvalidArgumentError(base::StrCat("token_id: got ", id, ", want 0 or more"));
+    return absl::InvalidArgumentError(base::StrCat("token_id: got ", id, ", wanted 0 or more"));
   }
   if (skip_special_tokens_ && tokenizer_.IsSpecial(id)) return std::string();
   switch (nibble_tokenizer_decoder_kind(tokenizer_.handle_)) {

@@ -32,7 +32,7 @@ TEST(NearestTest, SuggestionEndsAMessage) {
   EXPECT_EQ(DidYouMean("model", kNames), "; did you mean models?");
   EXPECT_EQ(DidYouMean("zip", {}), "");
   EXPECT_EQ(DidYouMeanOrList("model", {"models", "jobs"}), "; did you mean models?");
-  EXPECT_EQ(DidYouMeanOrList("zip", {"models", "jobs"}), "; want one of models, jobs");
+  EXPECT_EQ(DidYouMeanOrList("zip", {"models", "jobs"}), "; wanted one of models, jobs");
 }
 
 }  // namespace

@@ -52,18 +52,6 @@ TEST(ProgressTest, RedrawsOneLineOnATerminal) {
   EXPECT_EQ(err.str().find('\n'), err.str().size() - 1);
 }
 
-TEST(TextTest, ChecksUtf8ByRfc3629) {
-  for (const char* good :
-       {"", "abc", "\xC3\xA4", "\xE2\x98\x83", "\xF0\x9F\x98\x80", "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF"}) {
-    EXPECT_TRUE(IsUtf8(good)) << good;
-  }
-  for (const char* bad : {"\x80", "\xC3", "\xC0\x80", "\xC1\xBF", "\xE0\x80\x80", "\xED\xA0\x80", "\xF0\x80\x80\x80",
-                          "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xE2\x98", "\xFF"}) {
-    EXPECT_FALSE(IsUtf8(bad)) << bad;
-  }
-  EXPECT_TRUE(IsUtf8(std::string_view("a\0b", 3)));
-}
-
 TEST(TextTest, PrintableDropsTerminalControlCharacters) {
   EXPECT_EQ(Printable("a\tb\nc\x1b[31m\x07\x7f\xC3\xA4"), "a\tb\nc[31m\xC3\xA4");
   EXPECT_EQ(Printable("a\xC2\x9B"

@@ -7,9 +7,10 @@
 An eager module in plain PyTorch: RMSNorm, absmax rows, absmean ternary weights (docs/numerics.md 2 and 6), gradients by
 autograd of the straight-through formulas. Everything is seeded: the same versions write the same bytes, except for the
 last bits of gradients, whose products torch sums depending on processor and threads (these: AVX-512, two threads). The
-mean of |w| is computed in float64 and rounded once, a norm's sum of squares uses the fixed order of Decided 9, and 1/s
-is computed before the multiplication, as in Decided 2; everything else is float32 (or as named). `y_codes` multiplies
-integer-valued codes in float32 and applies our epilogue; `y_dequantised` multiplies dequantized values in float64.
+mean of |w| is computed in float64 and rounded once, a norm's sum of squares uses the fixed order of docs/numerics.md 9,
+and 1/s is computed before the multiplication, as in section 2; everything else is float32 (or as named). `y_codes`
+multiplies integer-valued codes in float32 and applies our epilogue; `y_dequantised` multiplies dequantized values in
+float64.
 bit_linear_state is the state dict of a decoder layer of such modules, with transformers' names, in the layout of
 save_pretrained.
 """
@@ -67,10 +68,10 @@ class WithGradientOf(torch.autograd.Function):
 
 
 def fixed_order_rstd(x, eps):
-    """1 / sqrt(mean(x^2) + eps) of each row in the order of Decided 9: 16 lanes by fused multiply-add, then a tree. The square is
-    exact in float64; its sum with the lane is rounded twice, to float64 and then to float32. This equals the fused sum
-    unless the first rounding ends halfway between two float32, which happens for about one sum in 2^29; the assertion
-    checks that none does."""
+    """1 / sqrt(mean(x^2) + eps) of each row in the order of docs/numerics.md 9: 16 lanes by fused multiply-add, then a
+    tree. The square is exact in float64; its sum with the lane is rounded twice, to float64 and then to float32. This
+    equals the fused sum unless the first rounding ends halfway between two float32, which happens for about one sum in
+    2^29; the assertion checks that none does."""
     x = x.detach().numpy()
     lanes = np.zeros((x.shape[0], 16), np.float32)
     for k in range(x.shape[1]):

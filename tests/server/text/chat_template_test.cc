@@ -111,10 +111,10 @@ TEST(ChatTemplateTest, ErrorsNameFieldsOfTheWrongKind) {
     EXPECT_THAT(std::string(text.status().message()), HasSubstr(message));
   };
   RenderOptions options;
-  expect("{}", options, "messages: got an object, want an array");
-  expect("[1]", options, "messages[0]: got a number, want an object");
+  expect("{}", options, "messages: got an object, wanted an array");
+  expect("[1]", options, "messages[0]: got a number, wanted an object");
   expect("[", options, "messages: not JSON");
-  expect("", options, "messages: got an object, want an array");
+  expect("", options, "messages: got an object, wanted an array");
   expect("[], \"x\": [", options, "messages: not JSON");
   expect(std::string(1000, '[') + std::string(1000, ']'), options, "messages: not JSON");
   options.tools_json = "3";
@@ -210,7 +210,7 @@ TEST(ChatTemplateTest, RefusesMoreCodeThanRealTemplatesHave) {
   while (source.size() < (200 << 10)) source += "{% if 'xxxxxxxxy' in messages[0].content %}{% endif %}";
   const auto text = Render(source);
   EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(text.status().message()), HasSubstr("bytes of code, want at most 65536"));
+  EXPECT_THAT(std::string(text.status().message()), HasSubstr("bytes of code, wanted at most 65536"));
 }
 
 TEST(ChatTemplateTest, RendererWorksAfterManyBombs) {

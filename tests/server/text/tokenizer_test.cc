@@ -328,7 +328,7 @@ TEST(TokenizerTest, RefusesWordPieceThatAllowsLongWords) {
   const auto refused = load("1001");
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.status().message()),
-              HasSubstr("max_input_chars_per_word: got 1001, want at most 1000"));
+              HasSubstr("max_input_chars_per_word: got 1001, wanted at most 1000"));
   const auto tokenizer = load("1000");
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_EQ((*tokenizer)->Encode(std::string(1000, 'a'), false)->size(), 1000u);
@@ -342,7 +342,7 @@ TEST(TokenizerTest, RefusesBpeThatDropsNearlyAllMerges) {
   };
   const auto refused = load("0.9998");
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("dropout: got 0.9998, want at most 0.9"));
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("dropout: got 0.9998, wanted at most 0.9"));
   EXPECT_TRUE(load("0.1").ok()) << load("0.1").status();
 }
 

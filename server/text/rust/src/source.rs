@@ -178,7 +178,7 @@ pub fn prepare(source: &str, marks: bool) -> Result<String, String> {
         return Err("has an expression that is too long, or too many long expressions".into());
     }
     if code > MAX_CODE {
-        return Err(format!("has {code} bytes of code, want at most {MAX_CODE}"));
+        return Err(format!("has {code} bytes of code, wanted at most {MAX_CODE}"));
     }
     Ok(out + &source[copied..])
 }

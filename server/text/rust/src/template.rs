@@ -190,7 +190,7 @@ fn on_deep_stack<T: Send>(
 impl Template {
     pub fn compile(source: &str, special_tokens: &str) -> Result<Template, Failure> {
         if source.len() > MAX_SOURCE_BYTES {
-            let text = format!("is {} bytes long, want at most {MAX_SOURCE_BYTES}", source.len());
+            let text = format!("is {} bytes long, wanted at most {MAX_SOURCE_BYTES}", source.len());
             return Err(Failure::Invalid(text));
         }
         Ok(Template {
@@ -265,7 +265,7 @@ impl Template {
         let messages = parse("messages", input.messages, Json::is_array, "an array")?;
         for (i, message) in messages.as_array().into_iter().flatten().enumerate() {
             if !message.is_object() {
-                let text = format!("messages[{i}]: got {}, want an object", name_of(message));
+                let text = format!("messages[{i}]: got {}, wanted an object", name_of(message));
                 return Err(Failure::Invalid(text));
             }
         }
@@ -348,7 +348,7 @@ fn parse(
     let text = if text.is_empty() { "{}" } else { text };
     let json: Json = serde_json::from_str(text).map_err(|e| format!("{field}: not JSON: {e}"))?;
     if !fits(&json) {
-        return Err(Failure::Invalid(format!("{field}: got {}, want {wanted}", name_of(&json))));
+        return Err(Failure::Invalid(format!("{field}: got {}, wanted {wanted}", name_of(&json))));
     }
     Ok(json)
 }

@@ -46,12 +46,12 @@ fn check_cost(model: &ModelWrapper) -> Result<(), Failure> {
         ModelWrapper::WordPiece(model) if model.max_input_chars_per_word > MAX_WORD_PIECE_CHARS => {
             let got = model.max_input_chars_per_word;
             format!(
-                "model.max_input_chars_per_word: got {got}, want at most {MAX_WORD_PIECE_CHARS}"
+                "model.max_input_chars_per_word: got {got}, wanted at most {MAX_WORD_PIECE_CHARS}"
             )
         }
         ModelWrapper::BPE(model) if model.dropout.is_some_and(|got| got > MAX_DROPOUT) => {
             let got = model.dropout.unwrap_or_default();
-            format!("model.dropout: got {got}, want at most {MAX_DROPOUT}")
+            format!("model.dropout: got {got}, wanted at most {MAX_DROPOUT}")
         }
         _ => return Ok(()),
     };
@@ -214,7 +214,7 @@ fn end_run(run: &mut Vec<u8>, tokens: &mut Vec<String>) {
 impl Tokenizer {
     pub fn load(json: &[u8]) -> Result<Tokenizer, Failure> {
         if json.len() > MAX_JSON_BYTES {
-            let text = format!("is {} bytes long, want at most {MAX_JSON_BYTES}", json.len());
+            let text = format!("is {} bytes long, wanted at most {MAX_JSON_BYTES}", json.len());
             return Err(Failure::Invalid(text));
         }
         guarded(budget(json.len()), || {
@@ -264,7 +264,7 @@ impl Tokenizer {
             // The crate's ids have 32 bits; ours have 31, as in all code that computes with them.
             if let Some(id) = encoding.get_ids().iter().find(|&&id| id > i32::MAX as u32) {
                 return Err(Failure::Invalid(format!(
-                    "has a token with the id {id}, want at most {}",
+                    "has a token with the id {id}, wanted at most {}",
                     i32::MAX
                 )));
             }
@@ -300,7 +300,7 @@ impl Tokenizer {
     /// that is cut inside a character keeps the characters before the cut.
     pub fn decode(&self, ids: &[i32], skip_special: bool) -> Result<String, Failure> {
         if let Some(id) = ids.iter().find(|&&id| id < 0) {
-            return Err(Failure::Invalid(format!("got the id {id}, want 0 or more")));
+            return Err(Failure::Invalid(format!("got the id {id}, wanted 0 or more")));
         }
         guarded(budget(64 * ids.len()), || {
             let mut tokens: Vec<String> = Vec::with_capacity(ids.len());
