@@ -122,9 +122,11 @@ absl::Status SetDuration(const Json& value, Message& message, const std::string&
   }
   if (!(std::abs(seconds) <= static_cast<double>(kMaxDurationSeconds))) return WrongType(path, value, "fewer seconds");
   google::protobuf::Duration duration;
+  constexpr std::int64_t kNanos = 1'000'000'000;
   const double whole = std::trunc(seconds);
-  duration.set_seconds(static_cast<std::int64_t>(whole));
-  duration.set_nanos(static_cast<std::int32_t>(std::lround((seconds - whole) * 1e9)));
+  const std::int64_t nanos = std::llround((seconds - whole) * kNanos);  // up to kNanos, in which case it is carried
+  duration.set_seconds(static_cast<std::int64_t>(whole) + nanos / kNanos);
+  duration.set_nanos(static_cast<std::int32_t>(nanos % kNanos));
   message.CopyFrom(duration);
   return absl::OkStatus();
 }

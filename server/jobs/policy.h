@@ -49,8 +49,9 @@ bool NeedsMoreThanThereIs(std::int64_t bytes, const QueueLimits& limits);
 std::string NeedsMoreMemoryText(const JobSpec& spec, std::int64_t bytes, std::int64_t available_bytes);
 
 // Raises each job's priority by one for each `step` that it has waited, so that a stream of jobs of higher priority
-// cannot block it forever. The wait of a job with an owner counts from the last start of any job of that principal: a
-// flood of old jobs of one principal must not outrank the first job of another. A step of 0 raises nothing.
+// cannot block it forever. A job waits from its entry into the queue or, if it has an owner, from the last
+// start of a job of that principal, if that was later: a flood of old jobs of one principal must not outrank the first
+// job of another. A step of 0 raises nothing.
 void Age(std::vector<QueuedJob>& queue, absl::Time now, absl::Duration step);
 
 // The queue in the order of serving, ignoring backoff; the index is the queue position. Higher priority first. Within a
@@ -72,8 +73,9 @@ struct Picked {
 // Picks at most as many jobs as there is room for. A job in its backoff does not block those behind it. A job that is
 // short of memory does, because otherwise small jobs could keep a large one waiting forever. A job that alone needs
 // more memory than trainers may take starts when no other job runs. Any other job waits until loaded models leave it
-// enough memory. A job that is short of disk blocks those behind it while a trainer runs, because its end may free
-// space. While no trainer runs, only users can free space, so the others need not wait.
+// enough memory. A job that is short of disk blocks those behind it while a trainer runs, because the end of the
+// trainer may free space, and while limits.making_disk_room is set. Otherwise only users can free space, so the others
+// need not wait.
 Picked PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits,
                 absl::Duration now);
 

@@ -20,7 +20,7 @@ void AnswerSink::OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs)
   v1::GenerateReply reply;
   auto* piece = reply.mutable_prompt_logprobs();
   piece->set_first_position(scored_);
-  if (scored_ == 0) *piece->add_tokens() = FirstToken(context_.prompt.front(), bytes);
+  if (scored_ == 0) *piece->add_tokens() = TokenWithoutLogprob(context_.prompt.front(), bytes);
   for (const serve::TokenLogprob& token : logprobs) {
     *piece->add_tokens() = ToProto(token, context_.options.num_prompt_logprobs, bytes);
   }

@@ -280,7 +280,7 @@ v1::FinishReason ToProto(serve::FinishReason reason) {
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
-v1::TokenLogprob FirstToken(std::int32_t id, const text::TokenBytes& bytes) {
+v1::TokenLogprob TokenWithoutLogprob(std::int32_t id, const text::TokenBytes& bytes) {
   v1::TokenLogprob out;
   out.set_token_id(id);
   out.set_token(std::string(bytes.Of(id)));
@@ -288,7 +288,7 @@ v1::TokenLogprob FirstToken(std::int32_t id, const text::TokenBytes& bytes) {
 }
 
 v1::TokenLogprob ToProto(const serve::TokenLogprob& token, std::int64_t num_top, const text::TokenBytes& bytes) {
-  v1::TokenLogprob out = FirstToken(token.token, bytes);
+  v1::TokenLogprob out = TokenWithoutLogprob(token.token, bytes);
   out.set_logprob(token.logprob);
   out.set_logits_digest(token.logits_digest);
   for (std::size_t i = 0; i < token.top.size() && static_cast<std::int64_t>(i) < num_top; ++i) {

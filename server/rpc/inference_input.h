@@ -99,8 +99,8 @@ absl::Status CheckInputSize(const Request& request, std::size_t max_bytes) {
 v1::FinishReason ToProto(serve::FinishReason reason);
 // Includes at most the likeliest num_top alternatives. Sets logits_digest if the token has one.
 v1::TokenLogprob ToProto(const serve::TokenLogprob& token, std::int64_t num_top, const text::TokenBytes& bytes);
-// The first token of a prompt. It has no logprob because no token precedes it.
-v1::TokenLogprob FirstToken(std::int32_t id, const text::TokenBytes& bytes);
+// A token without a logprob, such as the first of a prompt, which no token precedes.
+v1::TokenLogprob TokenWithoutLogprob(std::int32_t id, const text::TokenBytes& bytes);
 v1::Usage ToProto(const serve::Usage& usage);
 
 }  // namespace nibble::rpc

@@ -71,8 +71,8 @@ class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::Uploa
 };
 
 constexpr std::int64_t kChunkBytes = 256 << 10;
-constexpr std::size_t kChunksAhead = 16;  // maximum queued for the reader: 4 MiB
-// A reader must take 64 KiB for each message that --min_read_rate requires of answers.
+constexpr std::size_t kChunksAhead = 16;  // pushed at once; while the reader takes them, as many again may be pushed
+// For --min_read_rate, 64 KiB of a download count as one message of an answer.
 constexpr double kChunksPerMessage = 0.25;
 
 // One download. Fill() pushes up to kChunksAhead chunks. The stream calls it again when the reader has taken them.

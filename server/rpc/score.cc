@@ -38,7 +38,7 @@ class ScoreSink : public serve::ResponseSink {
     const text::TokenBytes& bytes = resident_->text.tokenizer->token_bytes();
     v1::PromptLogprobs piece;
     piece.set_first_position(position_);
-    if (position_ == 0) *piece.add_tokens() = FirstToken(first_token_, bytes);
+    if (position_ == 0) *piece.add_tokens() = TokenWithoutLogprob(first_token_, bytes);
     for (const serve::TokenLogprob& token : logprobs) {
       *piece.add_tokens() = ToProto(token, num_top_, bytes);
       sum_ += token.logprob;

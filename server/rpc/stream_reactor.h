@@ -86,7 +86,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     LookAtReader();
   }
   // Ends the stream and drops the queued messages. If the client does not read the message being written within
-  // CallEnvironment::last_read, the connection is cut without the status, which the client would never reach.
+  // CallEnvironment::last_read, the call is cut without the status, which the client would never read.
   void Abort(absl::Status status) {
     Stop(std::move(status), /*drop=*/true);
     std::weak_ptr<StreamReactor> weak;

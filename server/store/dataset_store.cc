@@ -147,7 +147,14 @@ absl::StatusOr<std::vector<std::string>> DatasetStore::Hide(std::string_view nam
 }
 
 void DatasetStore::RemoveTokensIfDeleted(std::string_view name) {
-  if (absl::IsNotFound(Get(name).status())) files_.RemoveAll(paths_.tokens(name)).IgnoreError();
+  std::string hidden;
+  {
+    // Under the lock, because a new dataset of this name has its token files there.
+    base::MutexLock lock(mutex_);
+    if (datasets_.contains(name)) return;
+    if (auto tokens = HidePublished(files_, paths_.tokens(name)); tokens.ok()) hidden = *std::move(tokens);
+  }
+  RemoveHidden(files_, hidden);
 }
 
 DatasetStore::Pending::Pending(DatasetStore& store, std::string name, std::string owner, std::unique_ptr<Upload> upload)

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <string>
 
 #include "server/base/error.h"
@@ -23,8 +24,9 @@ absl::StatusOr<std::unique_ptr<StateLock>> StateLock::Acquire(const std::string&
     char pid[32] = {};
     const ssize_t n = ::pread(fd, pid, sizeof pid - 1, 0);
     const std::string owner = n > 0 ? std::string(pid, static_cast<std::size_t>(n)) : "unknown";
-    return base::WithReason(absl::FailedPreconditionError(
-                                base::StrCat("another nibbled (pid ", owner, ") serves this state directory: ", path)),
+    return base::WithReason(absl::FailedPreconditionError(base::StrCat(
+                                "another nibbled (pid ", owner,
+                                ") serves this state directory: ", std::filesystem::path(path).parent_path().string())),
                             "STATE_DIR_IN_USE", {{"pid", owner}});
   }
   // Overwrites the old pid: the file's block is already allocated, and a full disk has no other.

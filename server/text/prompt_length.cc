@@ -20,7 +20,7 @@ namespace {
 // A part ends at a blank if one is near its end, so that few words are cut.
 constexpr std::size_t kBlankWithin = 256;
 // Upper bound of the tokens that a cut adds: those of two halves instead of a word, and a prefix that a tokenizer adds
-// to each text. Merges that begin at another position give the same tokens again after a few tokens.
+// to each text. A few tokens after a cut, byte pair merges give the tokens of the whole text again.
 constexpr std::int64_t kTokensOfACut = 16;
 
 absl::Status TooLong(std::string message, const std::map<std::string, std::string>& metadata) {
@@ -63,8 +63,9 @@ std::size_t PartEnd(std::string_view text) {
 }
 
 // For a text that EncodeInPieces cannot cut: its parts together have about as many tokens as the text, and encoding
-// them takes the memory of one part. Refuses the text only if the parts exceed the limit by more than a quarter of it
-// and kTokensOfACut for each part.
+// them takes the memory of one part. Refuses the text only if the parts have more tokens than the limit, plus
+// kTokensOfACut for each part, plus a quarter of the limit: kTokensOfACut holds for byte pair merges, and this margin
+// is for tokenizers that are not local (Tokenizer::is_local).
 absl::Status CheckTokensOfParts(const Tokenizer& tokenizer, std::string_view text, const PromptLimits& limits) {
   if (std::cmp_less_equal(text.size(), limits.max_tokens)) return absl::OkStatus();  // even one token per byte fits
   std::int64_t counted = 0, surplus = limits.max_tokens / 4;

@@ -71,7 +71,7 @@ class AttemptRun {
     const double now = Seconds();
     if (now - shown_at_ < context_.order.show_alive_every_s) return;
     shown_at_ = now;
-    // A full disk may have room later, and the journal reports it.
+    // Ignored: a full disk may have room later, and if it has none, the next write to the journal fails.
     jobs::ShowAlive(context_.files, context_.directory, ++shown_).IgnoreError();
   }
 
@@ -269,13 +269,14 @@ class AttemptRun {
     NIBBLE_ASSIGN_OR_RETURN(const data::Evaluation result,
                             data::Evaluate(recipe_->config(), weights, inputs_.eval.examples, {}, context_.stream,
                                            [&](std::int64_t) { return !Stopping(); }));
-    const bool trained = what.empty();  // the served form is evaluated once, so it is its own best
+    const bool trained = what.empty();
     if (!std::isfinite(result.loss)) {
       return NanLoss(base::StrCat("evaluation", trained ? "" : " as ", what, " after step ", progress_.step, ": loss ",
                                   result.loss));
     }
     const jobs::EvalEvent event{.step = progress_.step,
                                 .eval_loss = result.loss,
+                                // The served form is evaluated once, so its only loss is its best.
                                 .best = !trained || result.loss < progress_.best_eval_loss,
                                 .tokens = result.tokens,
                                 .duration_ms = (Seconds() - began) * 1000.0,
@@ -366,7 +367,7 @@ class AttemptRun {
   // Makes the served form, evaluates it, and stores its digest and its record with the trained model. Removes the
   // served form: `models convert` makes the same one.
   absl::Status EvaluateServed(const std::string& trained_directory, model::ArtifactInfo info, Json& final) {
-    const std::string name = model::Name(recipe_->served_format());  // "int8"
+    const std::string name = model::Name(recipe_->served_format());  // "int8" or "ternary"
     const std::string directory = base::TemporaryName(base::JoinPath(context_.directory, name));
     NIBBLE_ASSIGN_OR_RETURN(auto trained, model::Artifact::Open(trained_directory));
     const convert::ConvertOptions options = {

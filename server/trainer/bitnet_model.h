@@ -30,9 +30,9 @@ struct BitNetOptions {
 
 class BitNetModel : public TrainingModel {
  public:
-  // `base` must be f32 or bf16. If the base lacks a norm that `config` has, the norm starts as 1; but a norm before a
-  // linear starts as the base's norm of that block, if `config` does not have the block's norm. Errors: InvalidArgument
-  // (format), Cancelled, ResourceExhausted, Internal.
+  // `base` must be f32 or bf16. A norm that `config` has and the base lacks starts as 1, with one exception: if
+  // `config` has no norm before attention (before the MLP), the norms before q, k and v (before gate and up) start with
+  // the values of the base's norm there. Errors: InvalidArgument (format), Cancelled, ResourceExhausted, Internal.
   static absl::StatusOr<std::unique_ptr<BitNetModel>> Create(const model::Artifact& base,
                                                              const model::ModelConfig& config,
                                                              const BitNetOptions& options,

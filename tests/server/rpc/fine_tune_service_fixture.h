@@ -1,4 +1,4 @@
-// Plans and creates jobs over the wire, for tests of the fine-tuning service.
+// Creates, awaits and lists jobs over the wire, for tests of the fine-tuning service.
 #pragma once
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ class FineTuneServiceTest : public AppTest {
       return job->state() == v1::JOB_STATE_CANCELLED;
     })) << job->DebugString();
   }
-  // Reads the job again until it is no longer PLANNING.
+  // Watches the job until it is no longer PLANNING, then reads it.
   void AwaitPlan(v1::Job* job) {
     v1::WatchJobRequest request;
     request.set_name(job->name());

@@ -90,7 +90,7 @@ TEST(ScheduleTest, WarmsUpThenFalls) {
   EXPECT_DOUBLE_EQ(LearningRate(config, 13, 14), 1.0);
 }
 
-TEST(ScheduleTest, WarmUpRatioAppliesToAllSteps) {
+TEST(ScheduleTest, WarmUpRatioIsAShareOfMaxSteps) {
   jobs::OptimConfig config;
   config.lr = 2.0;
   config.warmup_ratio = 0.1;

@@ -60,7 +60,8 @@ TEST(QuantizeInt8Test, CodesAreTheNearestMultiplesOfTheScale) {
     EXPECT_EQ(q.num_outliers[r], 0);
     for (std::int64_t k = 0; k < cols; ++k) {
       const double steps = static_cast<double>(x[static_cast<std::size_t>(r * cols + k)]) / q.scale[r];
-      // Two roundings come before the rounding to an integer: each moves at most 127 * 2^-24.
+      // Two roundings come before the rounding to an integer. Each changes the value by at most 127 * 2^-24; the bound
+      // is twice their sum.
       EXPECT_LE(std::fabs(steps - q.codes[r * q.stride + k]), 0.5 + 127 * 0x1p-22);
     }
     for (std::int64_t k = cols; k < q.stride; ++k) EXPECT_EQ(q.codes[r * q.stride + k], 0);
