@@ -38,6 +38,15 @@ TEST(MessageJsonTest, RoundTrips) {
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(spec, back)) << back.DebugString();
 }
 
+TEST(MessageJsonTest, DurationThatRoundsToWholeSecondsHasNoNanoseconds) {
+  for (const double sign : {1.0, -1.0}) {
+    v1::RunConfig run;
+    ASSERT_TRUE(FromJson({{"max_duration", sign * 5.9999999999}}, run).ok());
+    EXPECT_EQ(run.max_duration().seconds(), sign * 6);
+    EXPECT_EQ(run.max_duration().nanos(), 0);
+  }
+}
+
 TEST(MessageJsonTest, AcceptsEverySpellingOfAnEnum) {
   for (const char* text : {"cosine", "COSINE", "LR_SCHEDULE_COSINE"}) {
     v1::OptimConfig optim;
