@@ -1,4 +1,4 @@
-// Maximum size of the files that a job writes below the state directory. Included by server/plan/*.cc only.
+// Maximum size of the files that a job writes below the state directory. Private to server/plan and its tests.
 #pragma once
 #include <cstdint>
 

@@ -65,8 +65,7 @@ constexpr FixedField kFixedFields[] = {
     {"RunConfig.keep_best", "false", false},
 };
 // Fields that this file converts by hand, or whose values are all accepted.
-constexpr std::string_view kOtherFields[] = {"BitNetQatMethod.warmup_lambda", "JobSpec.device", "JobSpec.labels",
-                                             "RunConfig.deterministic"};
+constexpr std::string_view kOtherFields[] = {"JobSpec.device", "JobSpec.labels", "RunConfig.deterministic"};
 
 const FixedField* FindFixed(std::string_view name) {
   const auto* found =
@@ -74,8 +73,8 @@ const FixedField* FindFixed(std::string_view name) {
   return found == std::end(kFixedFields) ? nullptr : found;
 }
 
-// The fields of messages on the way to a field of jobs::SpecFields, in the order of SpecFields<Spec>; none if the field
-// is converted by hand. `type`: the message of Spec. Found once: a page of jobs has a thousand specs.
+// For each field of SpecFields<Spec>, in that order: the fields from the message `type` of Spec down to it. Empty for a
+// field that is converted by hand. Computed once, because a page of jobs has a thousand specs.
 using Steps = std::vector<const FieldDescriptor*>;
 template <jobs::IsSpec Spec>
 const std::vector<Steps>& StepsOf(const Descriptor& type) {
@@ -148,7 +147,8 @@ absl::StatusOr<const EnumValueDescriptor*> EnumOf(const Message& message, const 
   return value;
 }
 
-// The refusal names the value of a text or an enum, which may have other values that are implemented.
+// The error names the refused value of a text or an enum: the name of the field alone would mean that none of its
+// values is implemented.
 absl::Status CheckFixed(const Message& message, const FieldDescriptor& field, const FixedField& fixed,
                         const std::string& path) {
   std::string named;
@@ -178,7 +178,8 @@ absl::Status CheckImplemented(const Message& message, const std::string& prefix)
     if (const FixedField* fixed = FindFixed(name); fixed != nullptr) {
       NIBBLE_RETURN_IF_ERROR(CheckFixed(message, *field, *fixed, path));
     } else if (name == "JobSpec.runtime") {
-      return FieldError("runtime", "must not be set: the server fills it; remove it from the spec of another job");
+      return FieldError("runtime",
+                        "must not be set: only the server sets it; remove it from a spec that was copied from a job");
     } else if (name == "BitNetQatMethod.warmup_lambda") {  // one feature, although its message has three fields
       const Message& ramp = message.GetReflection()->GetMessage(message, field);
       if (!CheckImplemented(ramp, path).ok()) return Unimplemented(name);

@@ -20,7 +20,7 @@ class TokenBytes {
 
   // Adds `id` with the first kMaxBytes of its `bytes`. Ids must ascend.
   void Add(std::int32_t id, std::string_view bytes);
-  // Empty for an id without a token (models pad their vocabulary). Valid as long as this object.
+  // Empty for an id without a token (models pad their vocabulary). Valid until the next Add.
   std::string_view Of(std::int32_t id) const;
   // Total bytes of the `count` longest tokens, or of all tokens if there are fewer: an upper bound for `count`
   // different tokens. count: at most kMaxLongest.

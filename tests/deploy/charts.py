@@ -1,4 +1,4 @@
-"""Renders the chart, each variant once per test run."""
+"""What the tests of the chart share: renderings, which are cached; pods; the commands of `helm test`; the schemas for kubeconform."""
 import functools
 import importlib.util
 import json
@@ -50,7 +50,7 @@ def pods(documents):
 
 def helm_test_commands(helm, places):
     """{container: its arguments} of the pod of `helm test`, without --server: the Service's name becomes --tls-name.
-    `places` maps paths to paths."""
+    `places`: for each path in the pod that the arguments name, the path on this machine that replaces it."""
     documents = render(helm, None, ("auth.test.existingSecret=nibble-test",))
     (spec,) = [spec for name, _, spec in pods(documents) if name.startswith("Pod/")]
     commands = {}
@@ -93,7 +93,7 @@ def strict(schema):
         if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
             schema.setdefault("additionalProperties", False)
         if schema.get("x-kubernetes-int-or-string"):
-            schema.pop("anyOf", None)
+            schema.pop("anyOf", None)  # says the same as the next line
             schema["type"] = ["integer", "string"]
         return {key: strict(value) for key, value in schema.items()}
     if isinstance(schema, list):

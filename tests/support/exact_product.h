@@ -1,4 +1,5 @@
-// The f64 product of the stored values, and a bound on the error of an f32 sum in any order that is rounded once.
+// The product of the stored values in f64, and a check that a result is as near to it as a sum in f32, in any order,
+// that is then rounded to the type of the result.
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -160,7 +160,7 @@ TEST_F(BaseCacheTest, MakeRoomKeepsAnEntryWhoseFilesAModelShares) {
   EXPECT_FALSE(There("own"));
 }
 
-// On XFS and Btrfs, models share extents instead of hard links. Other file systems copy the file.
+// On XFS and Btrfs, a model shares the extents of a base's file. Elsewhere the clone below fails, and the count stays.
 TEST_F(BaseCacheTest, SharedExtentsAreNotCounted) {
   Add(Cache(10), "a");
   std::ofstream(temp_ / "bases/a/weights") << std::string(1 << 20, 'w');

@@ -113,8 +113,7 @@ TEST_F(StoresTest, ModelsSurviveAReopenAndLeftoversDoNot) {
   EXPECT_EQ(base::Reason(state_->models->Get("lost+found").status()), "MODEL");
 }
 
-// Requests report the damage, the name stays taken, and the model is readable again when its file is restored. Damage
-// while a server runs has the same effects.
+// Requests report the damage, the name stays taken, and the model is readable again when its file is restored.
 TEST_F(StoresTest, ModelDamagedWhileNoServerRanKeepsItsName) {  // R12
   for (const std::string file : {"nibble.json", "manifest.json"}) {
     for (const std::string bytes : {"", "{", "[{\"format\":\"f32]", "(none)"}) {
@@ -316,7 +315,7 @@ TEST_F(StoresTest, PublishOfAnUnreadableOutputFailsPermanently) {
 }
 
 // Callers of other tenants see "a job" instead of the job's id.
-TEST_F(StoresTest, ErrorsNameAJobOnlyToItsTenant) {  // S2
+TEST_F(StoresTest, ErrorsHideAJobFromOtherTenants) {  // S2
   AddModel("m");
   AddDataset("d");
   const auto model_user = [&](const std::string& tenant) {
@@ -505,7 +504,7 @@ TEST_F(StoresTest, DiskBelowTheWatermarkRefusesNewModels) {  // R9
   EXPECT_TRUE((*ModelStore::Open(Files(), state_->paths, 0))->Begin("m").ok());
 }
 
-TEST(DiskSpaceTest, OnlyLessThanTheWatermarkIsLogged) {  // R9
+TEST(DiskSpaceTest, WarnsOnlyBelowTheWatermark) {  // R9
   const auto logged = [](std::uint64_t watermark) {
     ::testing::internal::CaptureStderr();
     WarnBelowWatermark(Files(), "/", watermark);
@@ -523,6 +522,9 @@ TEST(DiskSpaceTest, WatermarkIsFivePercentAndAtLeastOneGibibyte) {  // R9
   EXPECT_EQ(DefaultWatermark(64 << 20), kGiB);
   EXPECT_EQ(DefaultWatermark(20 * kGiB), kGiB);
   EXPECT_EQ(DefaultWatermark(100 * kGiB), 5 * kGiB);
+}
+
+TEST(DiskSpaceTest, TotalBytesAndCheckSpaceReadTheDisk) {  // R9
   EXPECT_GT(*TotalBytes("/"), *Files().FreeBytes("/"));
   EXPECT_FALSE(TotalBytes("/nothing/there").ok());
   EXPECT_TRUE(base::CheckSpace(Files(), "/", 1).ok());

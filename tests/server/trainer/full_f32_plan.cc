@@ -56,19 +56,22 @@ class FullF32 : public plan::MethodPlan {
     const std::int64_t embedding = config.vocab_size * config.hidden_size;
     plan::TrainingBytes bytes;
     bytes.weights = TrainedParameters(spec, config) * 8 + embedding * 4;  // values, gradients, the head in panels
+    // In f32: the gradients of head and embedding for a micro-batch, and their sum; for each token its logits and the
+    // backward products of the MLP.
     bytes.workspace = 3 * embedding * 4 + tokens * (config.vocab_size + 4 * config.ffn_size) * 4;
     return bytes;
   }
   plan::PublishingBytes Publishing(const JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,
                                    std::int64_t weights) const override {
     const std::int64_t trained = TrainedParameters(spec, config);
+    // While converting: the moments, in f32. All the time: the weights of training without their gradients.
     return {.stored_element = 4, .converting = trained * 8, .kept = weights - trained * 4};
   }
   std::int64_t ServedEmbeddingElement(const ModelConfig& config, std::int64_t) const override {
-    return config.tied_embeddings ? 1 : 4;
+    return config.tied_embeddings ? 1 : 4;  // int8 if it is also the head (docs/formats.md), else f32
   }
   double WeightFileBytes(const JobSpec& spec, const ModelConfig& config, std::int64_t) const override {
-    return static_cast<double>(TrainedParameters(spec, config)) * (4 + 2);  // f32, and int8 with its scales
+    return static_cast<double>(TrainedParameters(spec, config)) * (4 + 2);  // f32; int8 with its scales, rounded up
   }
 
   registry::WorkMemory CheckpointMemory(const JobSpec&, const model::Artifact& base, std::int64_t) const override {
@@ -82,8 +85,10 @@ class FullF32 : public plan::MethodPlan {
     std::vector<std::vector<float>> values;
     for (const model::TensorSpec& tensor : model::RequiredTensors(source.target.base.config())) {
       const auto found = file.tensors.find(tensor.name);
-      if (found == file.tensors.end() || found->second.shape != tensor.shape) {
-        return absl::DataLossError(base::StrCat("the checkpoint has no ", tensor.name));
+      if (found == file.tensors.end() || found->second.dtype != kernels::DType::kF32 ||
+          found->second.shape != tensor.shape) {
+        return absl::DataLossError(
+            base::StrCat("the checkpoint's ", tensor.name, " is missing or has another type or shape"));
       }
       std::vector<float>& value = values.emplace_back(found->second.bytes.size() / sizeof(float));
       std::memcpy(value.data(), found->second.bytes.data(), found->second.bytes.size());
