@@ -77,8 +77,13 @@ int UsageError(const CLI::App& app, const CLI::ParseError& error, Terminal& term
     add_options(*command);
   }
   std::vector<std::string> commands;
-  for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; }))
-    commands.push_back(sub->get_name());
+  for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; })) {
+    if (sub->get_name().empty()) {
+      add_options(*sub);  // an option group, which CLI11 keeps as a command without a name
+    } else {
+      commands.push_back(sub->get_name());
+    }
+  }
 
   const std::string& word = unknown.front();
   if (word.starts_with("-")) {
@@ -87,7 +92,8 @@ int UsageError(const CLI::App& app, const CLI::ParseError& error, Terminal& term
   } else if (!commands.empty()) {
     terminal.err << Printable(base::StrCat("unknown command ", word, DidYouMean(word, commands)));
   } else if (std::find(options.begin(), options.end(), "--prompt") != options.end()) {
-    terminal.err << Printable(base::StrCat("unexpected argument ", word, "; give the prompt with --prompt"));
+    terminal.err << Printable(
+        base::StrCat("unexpected argument ", word, "; give the prompt, in quotes, with --prompt"));
   } else {
     return app.exit(error, terminal.out, terminal.err);
   }

@@ -544,7 +544,7 @@ absl::Status AttemptSupervisor::IngestLines(Live& live, const std::vector<Journa
     if (events.empty()) return absl::OkStatus();
     std::swap(live.progress, progress);
     if (absl::Status appended = Append(live, events); !appended.ok()) {
-      std::swap(live.progress, progress);  // As if the lines had not arrived: the report stream sends them again.
+      std::swap(live.progress, progress);  // As if the lines had not arrived: they are sent or read again.
       return appended;
     }
     progress = live.progress;

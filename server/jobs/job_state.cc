@@ -75,10 +75,13 @@ absl::StatusOr<JobState> Next(JobState state, JobTrigger trigger) {
   for (const Edge& edge : kEdges) {
     if (edge.from == state && edge.trigger == trigger) return edge.to;
   }
-  const bool too_early = trigger == JobTrigger::kPause && (state == kPlanning || state == kPreparing);
-  return base::WithReason(absl::FailedPreconditionError(StrCat("a job that is ", Name(state), " cannot ", Name(trigger),
-                                                               too_early ? "; retry when it is RUNNING" : "")),
-                          "ILLEGAL_STATE", {{"state", Name(state)}, {"trigger", Name(trigger)}});
+  const char* const advice = trigger != JobTrigger::kPause ? ""
+                             : state == kPlanning          ? "; retry when it is QUEUED"
+                             : state == kPreparing         ? "; retry when it is RUNNING"
+                                                           : "";
+  return base::WithReason(
+      absl::FailedPreconditionError(StrCat("a job that is ", Name(state), " cannot ", Name(trigger), advice)),
+      "ILLEGAL_STATE", {{"state", Name(state)}, {"trigger", Name(trigger)}});
 }
 
 }  // namespace nibble::jobs

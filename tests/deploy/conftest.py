@@ -56,13 +56,13 @@ def pytest_runtest_call(item):
     spent = sum(seconds for _, seconds in k1)
     k1.append((time.monotonic() - began, tools_seconds() - used))
     if item.config.getoption("--full") and spent < K1_SECONDS <= spent + k1[-1][1] and outcome.excinfo is None:
-        outcome.force_exception(AssertionError(f"K1 took {spent + k1[-1][1]:.1f} s of processor time, want less than {K1_SECONDS} s"))
+        outcome.force_exception(AssertionError(f"K1 took {spent + k1[-1][1]:.1f} s of processor time, wanted less than {K1_SECONDS} s"))
 
 
 def pytest_terminal_summary(terminalreporter):
     if k1:
         wall, tools = map(sum, zip(*k1))
-        terminalreporter.write_line(f"K1: {len(k1)} tests in {wall:.1f} s; {tools:.1f} s of processor time, want less than {K1_SECONDS} s")
+        terminalreporter.write_line(f"K1: {len(k1)} tests in {wall:.1f} s; {tools:.1f} s of processor time, wanted less than {K1_SECONDS} s")
 
 
 @pytest.fixture(scope="session")

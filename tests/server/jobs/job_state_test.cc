@@ -59,11 +59,11 @@ TEST(JobStateTest, TriggersCoverExactlyTheEdges) {
   }
 }
 
-TEST(JobStateTest, EarlyPauseIsToldToRetry) {
-  for (const JobState early : {kPlanning, kPreparing}) {
-    EXPECT_THAT(std::string(Next(early, JobTrigger::kPause).status().message()),
-                ::testing::EndsWith("cannot pause; retry when it is RUNNING"));
-  }
+TEST(JobStateTest, RefusalOfAnEarlyPauseSaysWhenToRetry) {
+  EXPECT_THAT(std::string(Next(kPlanning, JobTrigger::kPause).status().message()),
+              ::testing::EndsWith("cannot pause; retry when it is QUEUED"));
+  EXPECT_THAT(std::string(Next(kPreparing, JobTrigger::kPause).status().message()),
+              ::testing::EndsWith("cannot pause; retry when it is RUNNING"));
   EXPECT_THAT(std::string(Next(kSucceeded, JobTrigger::kPause).status().message()),
               ::testing::EndsWith("cannot pause"));
 }

@@ -53,7 +53,7 @@ TEST_F(FullDatabaseTest, RefusedLinesOfAJournalAreReadAgain) {
     controller_->Tick();
   }
   EXPECT_EQ(State(id), kSucceeded);
-  EXPECT_THAT(Story(id), HasSubstr("state:RUNNING step step step state:SUCCEEDED"));
+  EXPECT_THAT(Story(id), HasSubstr("state:RUNNING step step step model state:SUCCEEDED"));
   EXPECT_THAT(Story(id), Not(HasSubstr("warning")));
 }
 
