@@ -52,8 +52,9 @@ void RaiseOpenFiles(int max_connections) {
   const auto wanted =
       static_cast<rlim_t>(max_connections) * kFilesPerConnection + http::HttpLimits().max_connections + kOwnFiles;
   if (limit.rlim_cur >= wanted) return;
-  limit.rlim_cur = std::min(limit.rlim_max, wanted);
-  setrlimit(RLIMIT_NOFILE, &limit);
+  rlimit raised = limit;
+  raised.rlim_cur = std::min(limit.rlim_max, wanted);
+  if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
   if (limit.rlim_cur < wanted) {
     base::LogWarning("the limit of open files is low", {{"limit", limit.rlim_cur}, {"wanted", wanted}});
   }

@@ -102,7 +102,7 @@ absl::StatusOr<std::pair<std::size_t, std::size_t>> ByPrefixes(const Conversatio
   if (i > 0 || conversation.answers(i)) {  // many templates refuse a conversation without messages
     NIBBLE_ASSIGN_OR_RETURN(before, conversation.Render(i, conversation.answers(i)));
   }
-  std::string after = full;  // saves a rendering in the most common case, one turn
+  std::string after = full;  // saves a rendering in the most common case: this message is the last
   if (i + 1 < conversation.size()) {
     NIBBLE_ASSIGN_OR_RETURN(after, conversation.Render(i + 1, false));
   }
@@ -136,8 +136,9 @@ class Turns {
     for (const std::size_t i : wanted) {
       if (rendered_.turns[i].empty()) return NotFound(i, kNoLoop);
     }
-    // The text of any other message without a turn may be a part of a wanted turn, unless it is before all turns. Llama
-    // 3.1, for example, renders the first question beside the tools.
+    // Another message without a turn may have been printed inside a wanted turn, so it is refused unless its text is
+    // before all turns: Llama 3.1, for example, prints the first question with the tools, before its loop over
+    // messages.
     const std::string_view preamble =
         std::string_view(rendered_.text).substr(0, std::min(first_, rendered_.text.size()));
     bool leads = true;
@@ -166,7 +167,7 @@ class Turns {
         }
         begin += prompt.size();
       } else if (i == 0 && begin == first_) {
-        begin = 0;
+        begin = 0;  // as in ByPrefixes: the first message includes the text before it
       }
       ranges.emplace_back(begin, end);
     }
@@ -182,7 +183,8 @@ class Turns {
     // The template renders the conversation differently when it ends before the answer.
     NIBBLE_ASSIGN_OR_RETURN(const std::string closed, conversation_.Render(answer, false));
     if (asked.starts_with(closed)) return asked.substr(closed.size());
-    // Without a generation prompt the template prints an end token instead. Both must come after the last turn.
+    // The template may print an end token where the generation prompt would be. Then both renderings must be equal up
+    // to the end of the last turn, and the rest of `asked` is the generation prompt.
     NIBBLE_ASSIGN_OR_RETURN(const text::RenderedTurns asked_turns, conversation_.RenderTurns(answer, true));
     NIBBLE_ASSIGN_OR_RETURN(const text::RenderedTurns closed_turns, conversation_.RenderTurns(answer, false));
     const std::size_t end = Turns(conversation_, asked_turns).last_;

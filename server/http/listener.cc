@@ -62,7 +62,8 @@ int Listener::port() const {
   return acceptor_.local_endpoint(ignored).port();
 }
 
-// Not async_accept(): it also tries while no connection waits, and then fails without a spare file descriptor.
+// Not async_accept(): it calls accept() even while no connection waits, which fails if the process has no file
+// descriptor left.
 void Listener::Accept() {
   acceptor_.async_wait(tcp::acceptor::wait_read, [this](Error error) {
     if (error) return;  // the listener is being destroyed

@@ -167,7 +167,8 @@ absl::StatusOr<Activation> ReadActivation(const Json& json, Activation absent) {
 // The window of layers with sliding attention, in tokens; 0 if every layer sees all tokens.
 absl::StatusOr<std::int64_t> ReadSlidingWindow(const Json& json, const Family& family, std::int64_t num_layers) {
   if (json.contains("sliding_window") && json["sliding_window"].is_null()) return std::int64_t{0};
-  const bool has_switch = family.attention_bias == Family::AttentionBias::kQkvAlways || family.qk_norm;  // Qwen
+  // Qwen2 and Qwen3, the only families with use_sliding_window, which is false by default.
+  const bool has_switch = family.attention_bias == Family::AttentionBias::kQkvAlways || family.qk_norm;
   if (family.sliding_window == 0 && Find(json, "sliding_window") == nullptr) return std::int64_t{0};
   NIBBLE_ASSIGN_OR_RETURN(const bool used, base::GetBool(json, "use_sliding_window", kWhere, !has_switch));
   if (!used) return std::int64_t{0};
@@ -303,7 +304,8 @@ Json ToHfConfig(const ModelConfig& config) {
   if (family.sliding_window > 0 || config.sliding_window > 0) {
     json["sliding_window"] = config.sliding_window > 0 ? Json(config.sliding_window) : Json(nullptr);
     json["use_sliding_window"] = config.sliding_window > 0;
-    // The list of layers with a window is not kept: see context_limit.
+    // Layers from max_window_layers on have the window. Which layers had it is not kept, because the window limits the
+    // whole model (ModelConfig::context_limit): 0 gives it to all layers.
     json["max_window_layers"] = config.sliding_window > 0 ? 0 : config.num_layers;
   }
   if (config.norms != family.norms) {

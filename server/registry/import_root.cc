@@ -48,16 +48,26 @@ absl::Status CheckKind(int fd, const std::string& path) {
 }
 
 // Refuses a directory with an entry that leads out of the root: entries are read by name later.
-absl::Status CheckEntries(int directory, int root, const std::string& path) {
-  const int copy = dup(directory);
-  if (copy < 0) return absl::InternalError("dup failed");
+absl::Status CheckEntries(int file_or_directory, int root, const std::string& path) {
+  struct stat info{};
+  if (fstat(file_or_directory, &info) != 0) return PathError(path, errno);
+  if (!S_ISDIR(info.st_mode)) return absl::OkStatus();
+  const int copy = dup(file_or_directory);
+  if (copy < 0) return PathError(path, errno);
   DIR* listing = fdopendir(copy);
   if (listing == nullptr) {
+    const int error = errno;
     close(copy);
-    return absl::OkStatus();  // a file
+    return PathError(path, error);
   }
   absl::Status status;
-  while (const dirent* entry = readdir(listing)) {
+  while (true) {
+    errno = 0;
+    const dirent* entry = readdir(listing);
+    if (entry == nullptr) {
+      if (errno != 0) status = PathError(path, errno);
+      break;
+    }
     const std::string name = entry->d_name;
     if (name == "." || name == "..") continue;
     const std::string below = StrCat(path, "/", name);

@@ -73,8 +73,8 @@ const FixedField* FindFixed(std::string_view name) {
   return found == std::end(kFixedFields) ? nullptr : found;
 }
 
-// For each field of SpecFields<Spec>, in that order: the fields from the message `type` of Spec down to it. Empty for a
-// field that is converted by hand. Computed once, because a page of jobs has a thousand specs.
+// For each field of SpecFields<Spec>, in that order: its path in `type`, the API's message for Spec. Empty for a field
+// that is converted by hand. Computed once, because a page of jobs has up to a thousand specs.
 using Steps = std::vector<const FieldDescriptor*>;
 template <jobs::IsSpec Spec>
 const std::vector<Steps>& StepsOf(const Descriptor& type) {
@@ -147,8 +147,7 @@ absl::StatusOr<const EnumValueDescriptor*> EnumOf(const Message& message, const 
   return value;
 }
 
-// The error names the refused value of a text or an enum: the name of the field alone would mean that none of its
-// values is implemented.
+// The error names the refused value: the name of the field alone would mean that none of its values is implemented.
 absl::Status CheckFixed(const Message& message, const FieldDescriptor& field, const FixedField& fixed,
                         const std::string& path) {
   std::string named;
@@ -164,7 +163,8 @@ absl::Status CheckFixed(const Message& message, const FieldDescriptor& field, co
     if (text == fixed.value) continue;
     if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING)
       named = message.GetReflection()->GetRepeatedString(message, &field, i).substr(0, 64);
-    return Unimplemented(named.empty() ? std::string(fixed.name) : StrCat(fixed.name, " ", named));
+    if (named.empty()) named = text;
+    return Unimplemented(StrCat(fixed.name, " ", named));
   }
   return absl::OkStatus();
 }
@@ -210,7 +210,8 @@ absl::Status Take(const Scalar& in, std::span<const char* const> choices, std::s
   NIBBLE_ASSIGN_OR_RETURN(const EnumValueDescriptor* value, EnumOf(in.message, in.field, in.path));
   if (value == nullptr) return absl::OkStatus();
   const std::string text = TextOf(*value);
-  if (std::find(choices.begin(), choices.end(), text) == choices.end()) return Unimplemented(NameOf(in.field));
+  if (std::find(choices.begin(), choices.end(), text) == choices.end())
+    return Unimplemented(StrCat(NameOf(in.field), " ", ShortName(*value)));
   out = text;
   return absl::OkStatus();
 }

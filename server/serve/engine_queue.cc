@@ -28,7 +28,7 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
   // A sequence never grows beyond the model's limit; there it ends with "length".
   const auto prompt = static_cast<std::int64_t>(request.prompt.size());
   request.stopping.max_tokens = std::min(request.stopping.max_tokens, max_context_ - prompt);
-  request.top_logprobs = std::min(request.top_logprobs, model_->config().vocab_size);  // all tokens
+  request.top_logprobs = std::min(request.top_logprobs, model_->config().vocab_size);  // more: all tokens
   auto group = std::make_unique<Group>(std::move(request), std::move(sink), *tokenizer_);
   const Request& asked = group->request;
   const std::int64_t pages = group->most_pages();
@@ -55,8 +55,8 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
     return base::WithReason(absl::ResourceExhaustedError(why), "QUEUE_FULL", metadata);
   };
   if (!asked.principal.empty() && !queue.at_once && queue.own >= bounds_.max_waiting) {
-    return full(base::StrCat(bounds_.max_waiting, " requests of ", asked.principal, " are already waiting, the limit ",
-                             "--max_waiting_requests_per_principal"),
+    return full(base::StrCat(bounds_.max_waiting, " requests of ", asked.principal,
+                             " are already waiting, which is the limit ", "(--max_waiting_requests_per_principal)"),
                 {{"flag", "--max_waiting_requests_per_principal"}, {"max", std::to_string(bounds_.max_waiting)}});
   }
   if (!queue.at_once && queue.requests >= options_.max_waiting) {
@@ -83,7 +83,7 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
 // Waiting requests that fit beside the running ones begin after the current step, so they do not count as queued.
 Engine::Queue Engine::QueueBefore(const Group& group) const {
   std::int64_t slots = options_.max_running - running_outputs_;
-  std::int64_t free_pages = free_pages_ - running_outputs_;  // running_outputs_ >= Headroom()
+  std::int64_t free_pages = free_pages_ - running_outputs_;  // one page for each running output to grow
   const std::string& principal = group.request.principal;
   Queue queue = {.requests = queue_.size(), .own = queue_.NumOf(principal), .tokens = waiting_tokens_};
   std::map<std::string, Held> held = held_;
@@ -150,7 +150,8 @@ void Engine::Admit() {
       gone.push_back(std::move(it->second));
       it = waiting_.erase(it);
     }
-    // A request that does not fit yet is not overtaken, and no request begins while another is preempted.
+    // A request that does not fit yet is overtaken only if its principal is at its limits. No request begins while
+    // another is preempted.
     const auto may = [this](const WaitingEntry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const auto held = held_.find(entry.principal);
       return held == held_.end() || WithinBounds(entry.principal, held->second, *waiting_.at(entry.id));

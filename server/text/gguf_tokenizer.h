@@ -30,12 +30,13 @@ struct GgufTokenizer {
   std::vector<std::int32_t> token_types;  // token_type; empty: all normal
   std::vector<std::string> merges;        // "left right", highest priority first
   std::vector<float> scores;              // for "llama"
-  // *_token_id. Absent: no such token, except for "llama": bos 1, eos 2 and unk 0.
+  // bos_token_id, eos_token_id, unknown_token_id, padding_token_id. Absent: no such token, except for "llama": bos 1,
+  // eos 2 and unk 0.
   std::optional<std::int64_t> bos_id;
   std::optional<std::int64_t> eos_id;
   std::optional<std::int64_t> unk_id;
   std::optional<std::int64_t> pad_id;
-  // add_*. Absent: llama.cpp's default for that model and pre.
+  // add_bos_token, add_eos_token, add_space_prefix. Absent: llama.cpp's default for that model and pre.
   std::optional<bool> add_bos;
   std::optional<bool> add_eos;
   std::optional<bool> add_space_prefix;

@@ -82,8 +82,8 @@ void StoreKvHeads(const Tensor& from, const Segment& segment, const Heads& heads
       .copy_(from.narrow(1, 0, segment.size).permute({1, 0, 2}));
 }
 
-// log(sum of exp(scores)) of a segment's queries as [KV, group, padded], from [T, H]. The rows past the segment have
-// probabilities of 0.
+// log(sum of exp(scores)) of a segment's queries as [KV, group, padded], from [num_tokens, H]. The rows past the
+// segment have probabilities of 0.
 Tensor PaddedLogSumExp(const Tensor& all, const Segment& segment, const Heads& heads) {
   constexpr float kNoProbability = 1e30f;  // not infinity, which torch's kernel need not support
   Tensor sums = torch::full({segment.padded, heads.kv, heads.group}, kNoProbability, torch::kFloat32);
@@ -93,7 +93,7 @@ Tensor PaddedLogSumExp(const Tensor& all, const Segment& segment, const Heads& h
   return sums.permute({1, 2, 0});
 }
 
-// The result [T, H*d] of `type` and its logsumexp [T, H]. Overwrites the cache.
+// The result [T, H*d] of `type` and the logsumexp [num_tokens, H]. Overwrites the cache.
 std::pair<Tensor, Tensor> Attend(const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments& segments,
                                  const Heads& heads, torch::ScalarType type, const Context& context) {
   const std::int64_t num_tokens = segments.num_tokens(), num_heads = heads.kv * heads.group;
@@ -146,7 +146,9 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
     const std::int64_t num_heads = ctx->saved_data["heads"].toInt();
     const std::int64_t num_kv_heads = ctx->saved_data["kv_heads"].toInt();
     const variable_list saved = ctx->get_saved_variables();
-    const bool widen = context.scratch.defined() && context.scratch.scalar_type() == torch::kFloat32;  // BackwardType
+    // The scratch has the type of products of the backward pass (BackwardType): f32 on a CPU on which torch's bf16
+    // products are slow.
+    const bool widen = context.scratch.defined() && context.scratch.scalar_type() == torch::kFloat32;
     const Tensor q = widen ? saved[0].to(torch::kFloat32) : saved[0];
     const Tensor k = saved[1].to(q.scalar_type()), v = saved[2].to(q.scalar_type());
     const Heads heads = {num_kv_heads, num_heads / num_kv_heads, q.size(1) / num_heads};
@@ -162,7 +164,8 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
                    rows_q = Rows(q, segment, heads, false), rows_k = Rows(k, segment, heads, true),
                    rows_v = Rows(v, segment, heads, true), rows_out = Rows(out, segment, heads, false),
                    sums = PaddedLogSumExp(logsumexp, segment, heads);
-      // A long segment takes seconds. One KV head at a time shows life in between and gives the same bits.
+      // A long segment takes seconds. One KV head at a time gives the same bits, and `cancelled` is called in between,
+      // which also shows that the trainer is alive.
       const std::int64_t at_once = segment.size > kForwardRows ? 1 : heads.kv;
       for (std::int64_t head = 0; head < heads.kv; head += at_once) {
         ThrowIfCancelled(context.cancelled);

@@ -18,7 +18,7 @@ def test_recipe_of_the_readme_generates_a_batch(shared, tmp_path):
     assert [line.split()[0] for line in commands] == ["python3", "venv/bin/pip", "venv/bin/python"]
     (tmp_path / "client").symlink_to(ROOT / "client")
     (tmp_path / "venv").symlink_to(pathlib.Path(sys.executable).parents[1])
-    # The first two lines install packages that this machine has already.
+    # The first two lines make the virtual environment and install packages; this machine has both already.
     subprocess.run(["bash", "-euc", commands[2]], cwd=tmp_path, check=True)
     program = block("**I write a program.**", "python")
     assert "127.0.0.1:50051" in program and '"tuned-int8"' in program

@@ -88,8 +88,8 @@ class Traffic:
         self.operations = 0
 
     def run(self, address, stop, max_open):
-        """Runs until `stop`, or until the server is gone. Raises errors that a kill does not explain; the caller must
-        ask for them."""
+        """Runs until `stop`, or until the server is gone. Raises errors that a kill does not explain; the caller gets
+        them from the future's result()."""
         api = Api(address)
         try:
             while not stop.is_set():
@@ -187,7 +187,7 @@ class Traffic:
             if self.resumes.get(name, 0) != resumes or name in self.resuming:
                 return  # a resume may have followed the pause
             self.paused.add(name)
-        # It may have ended or been cancelled since. 3 (RUNNING): check_paused looks closer.
+        # The job may have ended or been cancelled instead. RUNNING (3) is allowed here: check_paused checks the events.
         assert answer.state not in (1, 2), answer.state
 
     def resume(self, api, name):
@@ -461,7 +461,7 @@ def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directo
         else:
             void += 1
             assert void <= max(2, kills // 10), "too many kills met no traffic or no trainer"
-    print(f"{counted} kills, {void} void, {len(traffic.acknowledged)} jobs, {len(traffic.resumes)} paused or resumed, "
+    print(f"{counted} kills, {void} void, {len(traffic.acknowledged)} jobs, {len(traffic.resumes)} resumed, "
           f"{len(traffic.deleted)} deleted, {adopted} trainers adopted, {lost} lost, slowest restart {slowest:.2f} s")
     assert traffic.acknowledged and traffic.resumes
     assert adopted > 0, "no trainer outlived its server"

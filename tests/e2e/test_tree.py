@@ -15,12 +15,12 @@ MAY = {
     "telemetry": ["base"],
     "text": ["base"],
     "model": ["base", "text"],
-    "store": ["base", "telemetry", "text", "model"],
-    "data": ["base", "telemetry", "text", "model"],
+    "store": ["base", "model"],
+    "data": ["base", "text", "model"],
     "jobs": ["base", "telemetry", "store"],
     "plan": ["base", "telemetry", "text", "model", "store", "data", "jobs", "convert", "registry"],
-    "convert": ["base", "telemetry", "text", "model", "store", "data"],
-    "serve": ["base", "telemetry", "text", "model", "store", "data"],
+    "convert": ["base", "text", "model"],
+    "serve": ["base", "text", "model"],
     "http": ["base", "telemetry"],
     "auth": ["base"],
     "kube": ["base"],
@@ -30,7 +30,7 @@ MAY = {
             "operations"],
     "trainer": ["base", "text", "model", "store", "data", "convert", "jobs"],
 }
-# Headers of a library, and the only folders that may include them.
+# Headers of a library, and the only paths (folders, or the beginnings of file names) that may include them.
 ONLY_IN = {
     r"torch/|ATen/|c10/": ["server/trainer"],
     r"prometheus/": ["server/telemetry"],

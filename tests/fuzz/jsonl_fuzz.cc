@@ -1,4 +1,5 @@
-// F4: a training file. The result does not depend on the chunks of the file, and each accepted row can be read.
+// F4: a training file. The result does not depend on the chunks of the file; an accepted file has rows, and
+// an accepted chat has messages.
 #include <string>
 
 #include "server/data/row.h"

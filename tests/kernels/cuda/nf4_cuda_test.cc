@@ -39,9 +39,13 @@ TEST_F(Nf4CudaTest, QuantizeGivesTheCpusBits) {
     for (const std::int64_t rows : {1, 7, 300}) {
       for (const std::int64_t k : {1, 13, 63, 64, 65, 129, 1000}) {
         std::vector<float> x = support::NormalVector(static_cast<std::uint64_t>(k), rows * k);
-        if (k == 64) std::fill(x.begin(), x.begin() + 64, 0.0f);
-        if (k == 13) x[0] = 1e-45f;
-        if (k == 1000) std::copy(kNf4Thresholds.begin(), kNf4Thresholds.end(), x.begin());
+        if (k == 64) std::fill(x.begin(), x.begin() + 64, 0.0f);  // a block of zeros
+        if (k == 1) x[0] = 1e-45f;                                // in f32, 1 / absmax is infinite
+        if (k == 1000) {  // absmax is 1, so the thresholds are exact ties between two codes
+          std::fill(x.begin(), x.begin() + 64, 0.0f);
+          std::copy(kNf4Thresholds.begin(), kNf4Thresholds.end(), x.begin());
+          x[kNf4Thresholds.size()] = 1.0f;
+        }
         const std::vector<std::uint8_t> bytes = support::ToBytes(x, dtype);
         std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * Nf4RowBytes(k)));
         std::vector<float> absmax(static_cast<std::size_t>(rows * Nf4RowBlocks(k)));
@@ -112,7 +116,7 @@ TEST_F(Nf4CudaTest, MatmulIsWithinTheBoundOfTheExactProduct) {
   }
 }
 
-TEST_F(Nf4CudaTest, EachGridIsCounted) {
+TEST_F(Nf4CudaTest, DequantizeCountsOneLaunch) {
   const HostWeight w(3, 4, 64);
   DeviceBytes codes(*context_, w.codes), absmax(*context_, w.absmax), out(*context_, 4 * 64 * 4);
   ASSERT_TRUE(

@@ -187,7 +187,7 @@ TEST_F(EvaluateTest, NoExampleStartsAfterMaxTokens) {
   EXPECT_EQ(got->tokens, examples_[0].num_trained() + examples_[1].num_trained());
 }
 
-TEST_F(EvaluateTest, CanBeCancelledAndRefusesDataWithoutLoss) {
+TEST_F(EvaluateTest, CanBeCancelledAndRefusesDataWithoutTrainedTokens) {
   const auto stopped = Evaluate(config_, weights_, examples_, {}, stream_, [](std::int64_t done) { return done < 30; });
   EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled);
   // In the second layer of the first step, too.

@@ -211,7 +211,7 @@ TEST(LocalRunnerEnvironmentTest, TrainerGetsOnlyAllowedVariablesAndAShortSpin) {
       ElementsAre("PATH=/bin", "CUDA_VISIBLE_DEVICES=0", "GOMP_SPINCOUNT=1000"));
 }
 
-TEST(ProcessTest, StartTicksIdentifyALivingProcess) {
+TEST(ProcessTest, AZombieHasNoStartTicksAndIsReapedOnce) {
   const auto mine = StartTicks(::getpid());
   ASSERT_TRUE(mine.ok() && mine->has_value());
   EXPECT_EQ(*StartTicks(::getpid()), *mine);

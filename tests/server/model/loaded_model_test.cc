@@ -24,7 +24,7 @@ class LoadedModelTest : public testing::Test {
   SmallModels models_;
 };
 
-TEST_F(LoadedModelTest, LoadsEveryFormat) {
+TEST_F(LoadedModelTest, LoadsBf16Int8Nf4AndTernary) {
   for (const std::string& path : {models_.bf16(), models_.int8(), models_.nf4(), models_.ternary()}) {
     const auto model = models_.Load(path);
     ASSERT_NE(model, nullptr);
@@ -35,15 +35,15 @@ TEST_F(LoadedModelTest, LoadsEveryFormat) {
   }
 }
 
-// resident_bytes() counts each of the model's buffers once, and once each mapped tensor that is read in place. A tied
-// embedding is also the head.
+// resident_bytes() counts each buffer of the model once, and each mapped tensor that is read in place once. A tied
+// embedding is also the head; a ternary model has a second, packed copy of it for the head.
 TEST_F(LoadedModelTest, ResidentBytesCountEachTensorOnce) {
   // Allocated buffers have at least 64 bytes.
   const auto own = [](std::int64_t bytes) { return std::max<std::int64_t>(bytes, 64); };
   const auto codes = [&](Format format, std::int64_t n, std::int64_t k) {
     const std::int64_t scales = own(4 * kernels::RoundUp(n, 16));
     switch (format) {
-      case Format::kInt8: return own(kernels::PackedInt8Bytes(n, k)) + 2 * scales;
+      case Format::kInt8: return own(kernels::PackedInt8Bytes(n, k)) + 2 * scales;  // and the sums of rows
       case Format::kNf4: return n * kernels::Nf4RowBytes(k) + own(4 * n * kernels::Nf4RowBlocks(k));
       case Format::kTernary: return own(kernels::PackedTernaryBytes(n, k)) + scales;
       default: return 2 * n * k;

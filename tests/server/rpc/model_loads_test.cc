@@ -131,7 +131,7 @@ class ModelLoadsTest : public testing_support::InferenceFixture {
     v1::ServerLoad load;
     return server_stub_->GetLoad(&context, {}, &load);
   }
-  // Waits until exactly so many calls wait for a load, there are no others, and the worker has finished with them all.
+  // Waits until exactly `calls` calls wait for a load, no other call is in progress, and the worker is free again.
   bool AwaitWaiting(std::size_t calls) {
     return Soon([&] { return loads_->num_waiting() == calls && environment_.live_calls.count() == calls; }) &&
            GetLoad().ok();
@@ -505,7 +505,7 @@ TEST_F(ModelLoadsTest, C4OnePrincipalTakesNoMoreThanAQuarterOfThePlaces) {
 }
 
 // While a load runs, the estimate is the time of the previous load, until the running one takes longer.
-TEST_F(ModelLoadsTest, EstimateIsOfTheLastLoadOrTheOldestRunningOne) {
+TEST_F(ModelLoadsTest, EstimateIsTheTimeOfTheLastLoadUntilTheRunningOneTakesLonger) {
   base::FakeClock clock(absl::UnixEpoch());
   serve::ModelLoads few(*manager_, workers_, clock, Exists, /*max_waiting=*/1);
   std::atomic<int> loaded = 0;
@@ -540,7 +540,7 @@ TEST_F(ModelLoadsTest, StoppingServerStopsTheRunningLoad) {
   EXPECT_FALSE(manager_->IsLoaded("cold"));
 }
 
-// A worker may come to its load only after the server has stopped all loads.
+// A call may ask for a load when the server has already stopped all loads.
 TEST_F(ModelLoadsTest, NoCallWaitsAfterAStop) {
   gate_.Shut("cold");
   const auto asked = Begin("cold");

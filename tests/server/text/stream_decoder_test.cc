@@ -209,8 +209,8 @@ TEST(StreamDecoderTest, DeltasAreTheDecodedTextUnderEveryDecoder) {
 // all earlier ones again.
 TEST(StreamDecoderTest, CostOfAnIdDoesNotGrow) {
   constexpr std::int64_t kIds = 4000;
-  // 64 stripped ids, the anchor and twice the id itself. Decoding all ids again for each
-  // one would cost 8,000,000.
+  // For each id at most 64 stripped ids, the anchor and twice the id itself, and one to spare. Decoding all ids again
+  // for each one would cost 8,000,000.
   constexpr std::int64_t kMost = 68 * kIds;
   for (const std::string& decoder : AllDecoders()) {
     const auto tokenizer = WithDecoder(decoder);
