@@ -105,18 +105,19 @@ absl::StatusOr<Key> ReadKey(const std::string& path, X509* certificate) {
 
 std::string Text(absl::Time time) { return absl::FormatTime(absl::RFC3339_sec, time, absl::UTCTimeZone()); }
 
-absl::StatusOr<absl::Time> Expiry(const X509* certificate) {
+// `where` names the flag and the file, for errors.
+absl::StatusOr<absl::Time> Expiry(const X509* certificate, const std::string& where) {
   std::tm parts{};
   if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &parts) != 1) {
-    return absl::InvalidArgumentError("a certificate has no expiry date");
+    return absl::InvalidArgumentError(StrCat(where, ": the expiry date of a certificate is invalid"));
   }
   return absl::FromTM(parts, absl::UTCTimeZone());
 }
 
-absl::StatusOr<absl::Time> FirstExpiry(const std::vector<Certificate>& all) {
+absl::StatusOr<absl::Time> FirstExpiry(const std::vector<Certificate>& all, const std::string& where) {
   absl::Time first = absl::InfiniteFuture();
   for (const Certificate& one : all) {
-    NIBBLE_ASSIGN_OR_RETURN(const absl::Time expiry, Expiry(one.get()));
+    NIBBLE_ASSIGN_OR_RETURN(const absl::Time expiry, Expiry(one.get(), where));
     first = std::min(first, expiry);
   }
   return first;
@@ -184,18 +185,20 @@ absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files) {
   TlsTexts texts;
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<Certificate> chain, ReadCertificates("--tls_cert", files.cert));
   NIBBLE_ASSIGN_OR_RETURN(const Key key, ReadKey(files.key, chain.front().get()));
-  NIBBLE_ASSIGN_OR_RETURN(const absl::Time expiry, Expiry(chain.front().get()));
+  const std::string where = StrCat("--tls_cert: ", files.cert);
+  NIBBLE_ASSIGN_OR_RETURN(const absl::Time expiry, Expiry(chain.front().get(), where));
   if (expiry <= absl::Now()) {
-    return absl::InvalidArgumentError(StrCat("--tls_cert: ", files.cert, " expired on ", Text(expiry)));
+    return absl::InvalidArgumentError(StrCat(where, " expired on ", Text(expiry)));
   }
-  NIBBLE_ASSIGN_OR_RETURN(texts.cert_expiry, FirstExpiry(chain));
+  NIBBLE_ASSIGN_OR_RETURN(texts.cert_expiry, FirstExpiry(chain, where));
   texts.pair = ToPem(chain, key.get());
   if (texts.pair.empty())
     return absl::InvalidArgumentError(StrCat("--tls_key: ", files.key, ": OpenSSL cannot copy it"));
   if (files.client_ca.empty()) return texts;
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<Certificate> authorities,
                           ReadCertificates("--tls_client_ca", files.client_ca));
-  NIBBLE_ASSIGN_OR_RETURN(texts.client_ca_expiry, FirstExpiry(authorities));
+  NIBBLE_ASSIGN_OR_RETURN(texts.client_ca_expiry,
+                          FirstExpiry(authorities, StrCat("--tls_client_ca: ", files.client_ca)));
   texts.client_ca = ToPem(authorities, nullptr);
   if (texts.client_ca.empty()) {
     return absl::InvalidArgumentError(StrCat("--tls_client_ca: ", files.client_ca, ": OpenSSL cannot copy it"));

@@ -96,9 +96,9 @@ struct JobSpec {
 };
 
 base::Json ToJson(const JobSpec& spec);
-// SHA-256, lower-case hex, of the fields of ToJson(spec) that differ from their defaults. A field that a later version
-// adds does not change the digest of a spec that does not set it, so checkpoints from before an upgrade still belong to
-// the job. Therefore a released default never changes (job_spec_test pins them).
+// SHA-256, lower-case hex, of the method and the fields of ToJson(spec) that differ from their defaults. A field that a
+// later version adds does not change the digest of a spec that does not set it, so checkpoints from before an upgrade
+// still belong to the job. Therefore a released default never changes (job_spec_test pins them).
 std::string Digest(const JobSpec& spec);
 // Absent keys keep their defaults. InvalidArgument (FIELD_VIOLATION) names an unknown key or a wrong type by its path
 // ("optim.lr").

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <bit>
+#include <cstdint>
 #include <cstring>
 
 #include "server/base/error.h"
@@ -14,7 +15,7 @@ namespace {
 
 using base::StrCat;
 
-// gguf.h, enum gguf_type.
+// llama.cpp's gguf.h, enum gguf_type.
 enum ValueType : std::uint32_t {
   kU8 = 0,
   kI8 = 1,
@@ -66,7 +67,7 @@ T Load(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-// Reads the file once, front to back. Take checks every size against the bytes left.
+// Reads the file once, front to back. Every size is checked against the bytes left before it is used.
 class GgufReader {
  public:
   GgufReader(std::span<const std::byte> bytes, GgufFile& out) : bytes_(bytes), out_(out) {}
@@ -349,7 +350,9 @@ absl::StatusOr<std::vector<std::int32_t>> GgufFile::Int32s(std::string_view key)
   if (value == nullptr) return out;
   for (std::uint64_t i = 0; i < value->count; ++i) {
     const auto number = Load<std::int32_t>(value->bytes.subspan(4 * i));
-    if (value->element_type == kU32 && number < 0) return WrongType(key, *value, "array of i32");
+    if (value->element_type == kU32 && number < 0)
+      return absl::InvalidArgumentError(StrCat(where_, ": ", key, "[", i, "] is ", static_cast<std::uint32_t>(number),
+                                               ", wanted at most ", INT32_MAX));
     out.push_back(number);
   }
   return out;

@@ -1,5 +1,5 @@
-// Calls that need a model that is not in memory. All calls for one model wait for one load, without holding a thread,
-// so that a load of several minutes does not delay other calls.
+// Calls that need a model that is not in memory. All calls for one model wait for one load. Wait() holds no thread,
+// so that a load of several minutes does not delay other calls; Await() blocks its caller.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -46,8 +46,8 @@ class ModelLoads {
   Loaded Await(const std::string& name, const std::string& principal, const base::Cancelled& cancelled);
   // Cancels a wait. False: `then` was called, or will be.
   bool Forget(const std::string& name, std::uint64_t waiter);
-  // Stops the running loads and returns when they have ended; waiting calls fail on the workers. Later calls do
-  // nothing.
+  // Stops the running loads and returns when they have ended; waiting calls fail on the workers. Calling Stop
+  // again does nothing.
   void Stop();
 
   std::size_t num_waiting() const { return static_cast<std::size_t>(places_.open()); }

@@ -1,4 +1,5 @@
-// Speed of BitNet's ops, with shapes of the 1.17 B benchmark model (2048, 8192) and of BitNet b1.58 2B4T (2560, 6912).
+// Speed of BitNet's ops, with shapes of the 1.17 B benchmark model (2048, 8192), of BitNet b1.58 2B4T (2560, 6912), of
+// SmolLM2-135M (576, 1536) and of larger models (4096).
 // Products of few rows read the weights from memory: each case cycles through copies larger than the caches.
 #include <memory>
 #include <vector>

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes the seed corpora of the fuzz targets: small valid files, and one file for each known kind of malformed input
-(the malformed GGUF files are those of llama.cpp's test-gguf). Does not touch files named found-*, which libFuzzer
+(for GGUF: the kinds of llama.cpp's test-gguf, and more). Does not touch files named found-*, which libFuzzer
 found. Needs only Python; the result is committed."""
 import json
 import pathlib
@@ -252,7 +252,7 @@ def make_job_spec():
     put("json-nan", '{"method":"qlora","optim":{"lr":NaN}}')
     text = lambda number, value: bytes([number << 3 | 2]) + varint(len(value)) + value
     put("message-empty", b"")
-    for number in range(1, 16):  # every field as an empty message or text: cheap, and libFuzzer continues from there
+    for number in range(1, 16):  # fields whose tag is one byte, empty: cheap, and libFuzzer finds the others
         put(f"message-field-{number}", text(number, b""))
     put("message-truncated", b"\x0a\xff\xff\xff\xff\x0f")
 
@@ -512,6 +512,8 @@ if __name__ == "__main__":
     for make in (make_safetensors, make_manifest, make_json, make_jsonl, make_tokenizer, make_job_spec, make_gguf, make_chat_template,
                  make_packed_weights, make_metric_labels, make_names):
         make()
+    # Not files to parse: control_fuzz.cc obeys each word, so that the tests see one finding of each kind ("quiet": none).
+    # "quotes" must cause none: an error may quote the client's text, even if that looks like internals.
     for order in ("quiet", "throw", "abort", "allocate", "hang", "leak"):
         write("control", order, order)
     write("control", "quotes", r'"\u0073td::string of app.cc:12 at x+0x7ffdeadbeef0: sqlite, SELECT a FROM b, x+\/etc\/passwd"')

@@ -5,7 +5,7 @@
 namespace nibble::base {
 namespace {
 
-TEST(LogLimitTest, EachSecondHasItsLinesAndTheNextLineSaysHowManyWereLeftOut) {
+TEST(LogLimitTest, EachSecondAllowsTheLimitAndTheNextLineSaysHowManyWereLeftOut) {
   LogLimit limit(2);
   const absl::Duration start = absl::Seconds(100);
   EXPECT_EQ(limit.Take(start), 0);

@@ -266,7 +266,7 @@ TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
 }
 
 // Checkpoints contain the digest, so its definition must not change between versions.
-TEST(JobSpecTest, DigestCoversOnlyFieldsThatDifferFromDefaults) {
+TEST(JobSpecTest, DigestCoversTheMethodAndFieldsThatDifferFromDefaults) {
   JobSpec spec;
   spec.base_model = "base";
   EXPECT_EQ(Digest(spec), base::Sha256Hex(R"({"base_model":"base","method":"qlora"})"));

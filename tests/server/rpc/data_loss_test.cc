@@ -399,7 +399,7 @@ TEST_F(ErrorDetailsTest, UnimplementedNamesTheMissingFeature) {
   create.mutable_spec()->mutable_qlora()->set_double_quant(false);
   v1::Job job;
   const auto field = Check(Create(create, &job), grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED");
-  EXPECT_EQ(Metadata(field, "name"), "QLoraMethod.double_quant");
+  EXPECT_EQ(Metadata(field, "name"), "QLoraMethod.double_quant false");
 }
 
 // The list in docs/errors.md of errors without details: gRPC refuses these calls before our code runs.
