@@ -35,7 +35,7 @@ double ShowAliveEvery(absl::Duration no_progress_timeout) {
   return absl::ToDoubleSeconds(never ? kShowAlive : std::min(kShowAlive, no_progress_timeout / 4));
 }
 
-// The OOM killer sends SIGKILL. How an adopted trainer ended is unknown.
+// The OOM killer sends SIGKILL. How an adopted trainer ended is unknown, so it may have been killed too.
 bool MayBeOutOfMemory(const LiveAttempt& live, const ExitStatus& exit) {
   if (live.killed) return false;  // By this server.
   return exit.kind == ExitStatus::Kind::kUnknown || (exit.kind == ExitStatus::Kind::kSignaled && exit.value == SIGKILL);
@@ -159,7 +159,7 @@ absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resum
   }
   NIBBLE_RETURN_IF_ERROR(WriteAttemptOrder(state_.files, live.directory, order));
   NIBBLE_ASSIGN_OR_RETURN(const ProcessId process, runner_.Start(live.directory));
-  // If the server dies unrecorded, the next one finds the trainer by the attempt's lock.
+  // If the server dies before this record is written, the next server finds the trainer by the attempt's lock.
   if (absl::Status recorded = database_.RecordProcess(job.id, live.attempt, process, oom_.count()); !recorded.ok()) {
     base::LogWarning("cannot record a trainer's pid", {{"job", job.id}, {"why", std::string(recorded.message())}});
   }
@@ -189,7 +189,7 @@ absl::Status AttemptSupervisor::Adopt(const StoredJob& job) {
   const auto process = runner_.Adopt(live.directory, record.process);
   if (!process.ok()) {
     if (!absl::IsNotFound(process.status())) return process.status();
-    live.memory = nullptr;  // No trainer uses it: models may be loaded before the first Tick.
+    live.memory = nullptr;  // The trainer is gone: models may use its memory before the first Tick.
     base::MutexLock lock(mutex_);
     // If the OOM killer was active in the same control group since the attempt began, it is the likely cause.
     const std::optional<OomCount>& oom = oom_.count();
@@ -753,7 +753,8 @@ absl::Status AttemptSupervisor::VerifyOutput(Ended& ended) {
     base::MutexLock lock(mutex_);
     outputs_[live.job_id] = ended.output;
   }
-  // Read after RequestStop can find the output, so that a cancel takes effect either here or there.
+  // Reads the state only now, when RequestStop can find the output: so a cancel takes effect either here or in
+  // RequestStop.
   NIBBLE_ASSIGN_OR_RETURN(const StoredJob job, database_.Get(live.job_id));
   if (job.state == JobState::kCancelling) ended.output->Cancel();
   return absl::OkStatus();

@@ -115,7 +115,7 @@ absl::Status JobController::Recover() {
   // Reserve all names first, before anything else can take one.
   for (const auto* jobs : {&unpublished, &open}) {
     for (const StoredJob& job : *jobs) {
-      // An unpublished model may be in its place already; then the job itself holds the name.
+      // The model of an unpublished job may already be stored under this name. Reserve then fails, which is no error.
       const absl::Status reserved = state_.models->Reserve(job.spec.output_model, job.id, job.tenant);
       if (!reserved.ok() && jobs == &open) {
         base::LogWarning("the output name of a job is taken",

@@ -146,7 +146,7 @@ class JobController {
   // By the digest of store::CheckpointsKey and the last evaluation.
   TextMemo<std::optional<store::CheckpointInfo>> best_checkpoints_;
 
-  base::Mutex submit_mutex_;  // makes checking and taking of request_id, room and output name one step
+  base::Mutex submit_mutex_;  // held while request_id, room and output name are checked and then taken
   base::Mutex pins_mutex_;
   // Inputs of jobs that are not final, by job id.
   std::map<std::string, std::vector<std::shared_ptr<const store::Pin>>> pins_ ABSL_GUARDED_BY(pins_mutex_);

@@ -18,7 +18,7 @@ struct ThinningPosition {
   std::int64_t sequence = 0;  // last event looked at
   std::int64_t steps = 0;     // counted so far
   bool counted = false;
-  std::int64_t last_part = -1;  // whose first step was kept
+  std::int64_t last_part = -1;  // part of the last step looked at; -1: none yet
 };
 
 // Looks at up to `limit` events of a final job. If the job has more than `keep` (>= 1) steps, its log is divided into

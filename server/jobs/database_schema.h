@@ -62,15 +62,15 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
           "ALTER TABLE jobs ADD COLUMN digests TEXT NOT NULL DEFAULT '{}'",
       },
       {
-          // Adds the tenant to the key of a request (RequestKey in controller.cc). Before, equal names in different
-          // tenants were one owner.
+          // Adds the tenant to the key of a request (RequestKey in controller.cc). Before this step, owners with the
+          // same name in different tenants counted as one owner.
           R"(UPDATE idempotency
              SET request_id = char(10) || (SELECT tenant FROM jobs WHERE id = job_id) || char(10) || request_id
              WHERE job_id IN (SELECT id FROM jobs WHERE owner <> '' AND tenant <> ''))",
       },
       {
-          // The tenant of a deleted job is unknown. Until its request is forgotten, it counts for the owner in every
-          // tenant (KeyWithoutTenant in database_writes.cc).
+          // The tenant of a deleted job is unknown. Until the job's request id is forgotten, the id counts for the
+          // owner in every tenant (KeyWithoutTenant in database_writes.cc).
           R"(UPDATE OR IGNORE idempotency SET request_id = char(10) || char(10) || request_id
              WHERE instr(request_id, char(10)) > 1 AND job_id NOT IN (SELECT id FROM jobs))",
       },

@@ -20,7 +20,7 @@ class Deferred {
  public:
   bool done() const { return done_.load(std::memory_order_acquire); }
   const T& value() const { return *value_; }  // only after done()
-  // Asks the work to end early. If it does, its value shows that.
+  // Asks the work to end early. Its value shows whether it did.
   void Cancel() { cancel_.Cancel(); }
 
  private:

@@ -28,8 +28,8 @@ struct StateEvent {
   static constexpr char kType[] = "state";
   std::string state{}, from{};                      // names of job states
   std::string reason{}, message{};                  // why, if it is not obvious
-  std::optional<std::int64_t> step{}, max_steps{};  // RUNNING: 0 or the step that is resumed from; of the whole run
-  std::optional<std::int64_t> resumed_step{};       // the same, in the event that the server keeps
+  std::optional<std::int64_t> step{}, max_steps{};  // RUNNING: steps done (0 or the checkpoint's), and steps of the run
+  std::optional<std::int64_t> resumed_step{};       // a copy of step, in the event that the server keeps
   std::optional<double> retry_in_s{};               // QUEUED: seconds before the next attempt
   std::optional<Runtime> runtime{};                 // RUNNING
 };

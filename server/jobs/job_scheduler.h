@@ -26,7 +26,7 @@ namespace nibble::jobs {
 
 // Starts queued jobs in the order of their priorities, as far as the limits of the queue, memory and disk space allow,
 // and lets the supervisor follow and end their trainers. Works in rounds, on a thread of its own. A round also removes
-// old jobs. All references must outlive it. Thread-safe.
+// old jobs. All references must outlive the scheduler. Thread-safe.
 class JobScheduler {
  public:
   // `delete_job` deletes a job that Retention removes.

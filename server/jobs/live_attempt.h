@@ -72,11 +72,11 @@ struct EndedAttempt {
   ExitStatus exit = {};
   absl::Status start_failure = {};
   bool out_of_memory = false;                         // the kernel's OOM killer ended its trainer
-  absl::Duration try_at = -absl::InfiniteDuration();  // not before this, after a failure
+  absl::Duration try_at = -absl::InfiniteDuration();  // after a failure: do not try again before this
   Finding finding = {};
   bool examined = false;                                        // the finding is complete but not yet in the database
   std::shared_ptr<Deferred<absl::Status>> collected = nullptr;  // set while its unfinished files are being removed
-  std::shared_ptr<Deferred<Hashed>> output = nullptr;           // set if the trainer reported success
+  std::shared_ptr<Deferred<Hashed>> output = nullptr;           // set while its output is being hashed
 };
 
 }  // namespace nibble::jobs

@@ -112,7 +112,7 @@ class LocalRunner : public Runner {
         NIBBLE_ASSIGN_OR_RETURN(held, LockHeld(directory));
       }
       if (held && id.pid <= 1) {
-        KillHolders(LockPath(directory));  // It could not write its pid, so it cannot be watched.
+        KillHolders(LockPath(directory));  // The child could not write its pid, so it cannot be watched.
         held = false;
       }
       NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(static_cast<pid_t>(id.pid)));
@@ -184,7 +184,8 @@ class LocalRunner : public Runner {
       NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(pid));
       if (ticks == running.id.start_ticks) return false;
       NIBBLE_ASSIGN_OR_RETURN(const bool held, LockHeld(directory));
-      // The group keeps its id while it has a member. If the pid is in use, it belongs to an unrelated process.
+      // The trainer's group keeps its id, which is this pid, while it has a member. If a process with this pid exists
+      // again, it is an unrelated one, which must not be killed.
       if (held && !ticks.has_value()) ::kill(-pid, SIGKILL);
     }
     NIBBLE_ASSIGN_OR_RETURN(const bool held, LockHeld(directory));
@@ -239,8 +240,8 @@ std::vector<std::string> TrainerEnvironment(const std::vector<std::string>& envi
       if (key == name && key.size() < entry.size()) allowed.push_back(entry);
     }
   }
-  // libgomp spins for 300,000 rounds (milliseconds) if each of its own threads has a CPU, and for 1,000 otherwise. It
-  // does not know that a trainer shares its CPUs with this server and other trainers
+  // libgomp spins for 300,000 rounds, which take milliseconds, if each of its own threads has a CPU, and for 1,000
+  // otherwise. It does not know that a trainer shares its CPUs with this server and other trainers
   // (tests/bench/train_beside_serve.py).
   allowed.emplace_back("GOMP_SPINCOUNT=1000");
   return allowed;

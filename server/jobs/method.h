@@ -12,7 +12,7 @@ namespace nibble::jobs {
 
 class SpecChecker;
 
-// Stateless; every call may come from every thread.
+// Stateless: any thread may call any function.
 class Method {
  public:
   virtual ~Method() = default;

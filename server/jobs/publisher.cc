@@ -57,7 +57,7 @@ absl::Status Publisher::Publish(const StoredJob& job) {
   const StateEvent state{.state = Name(JobState::kSucceeded), .from = Name(JobState::kRunning)};
   events.push_back(ServerEvent(job.attempt, clock_.Now(), state));
   NIBBLE_ASSIGN_OR_RETURN(const bool marked, database_.MarkPublished(job.id, events));
-  // Only after it is marked: until then publishing may be retried, which needs the name.
+  // The name is released only after the job is marked: until then publishing may be retried, which needs the name.
   if (!model.ok()) state_.models->Unreserve(name, job.id);
   if (observer_ != nullptr && marked) {
     if (model.ok()) observer_->OnModelPublished(job, *model);

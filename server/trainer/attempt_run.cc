@@ -384,7 +384,7 @@ class AttemptRun {
     }
     NIBBLE_RETURN_IF_ERROR(recipe_->WriteLogprobs(sequences, trained_directory));
     recipe_->Release();
-    // An attempt that is interrupted from here on saves the moments, unless its last step is saved.
+    // If the last step is not saved yet, an attempt that is interrupted from here on saves it, which needs the moments.
     if (saved_step_ == progress_.step) moments_.clear();
     NIBBLE_ASSIGN_OR_RETURN(
         const auto served,

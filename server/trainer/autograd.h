@@ -16,9 +16,9 @@
 
 namespace nibble::trainer {
 
-// Memory of f32 tensors that live only within a layer. It is reused as soon as nothing else refers to it. Allocated one
-// by one between tensors that the graph keeps, they would leave unusable gaps in the heap: in all layers together some
-// 200 MiB at 4 x 256 tokens of SmolLM2-135M. One thread.
+// Memory of f32 tensors that live only within a layer. A tensor's memory is reused as soon as nothing else refers to
+// it. If these tensors were allocated one by one between tensors that the graph keeps, they would leave unusable gaps
+// in the heap: in all layers together some 200 MiB at 4 x 256 tokens of SmolLM2-135M. One thread.
 class TransientMemory {
  public:
   torch::Tensor Empty(torch::IntArrayRef sizes);
@@ -64,7 +64,7 @@ std::pair<torch::Tensor, torch::Tensor> RmsNormGradients(const torch::Tensor& x,
                                                          const torch::Tensor& rstd, const torch::Tensor& grad_y,
                                                          AutogradContext& context,
                                                          std::optional<torch::ScalarType> type = std::nullopt);
-// Rotates in place; x must be fresh.
+// Rotates in place: x must be a new tensor that nothing else reads.
 torch::Tensor ApplyRope(const torch::Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos,
                         const float* sin, std::int64_t table_positions, AutogradContext& context);
 // `type` as in ApplyRmsNorm.

@@ -83,8 +83,8 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
     } else {
       ctx->save_for_backward({x, weight, rstd});
     }
-    // This tensor only connects the graph: it has the shape of the rows over one number, because their values are in
-    // the codes.
+    // This tensor only connects the graph. All its elements are one number in memory (strides of 0), because the values
+    // of the rows are in the codes.
     static float zero = 0.0f;
     const std::vector<std::int64_t> strides(static_cast<std::size_t>(x.dim()), 0);
     return torch::from_blob(&zero, x.sizes(), strides, torch::TensorOptions().dtype(x.scalar_type()));

@@ -50,9 +50,9 @@ struct BitInput {
 BitInput NormBitInput(const torch::Tensor& x, const torch::Tensor& weight, double eps, const BitLinearOptions& options,
                       AutogradContext& context);
 
-// y = rows * ternary(W)^T + bias, in x's type, as one node. Keeps the packed weight by reference, integer rows and
-// scales; with estimators other than identity also the master by reference, and x if it is quantized here and its scale
-// has a gradient.
+// y = rows * ternary(W)^T + bias, in x's type, as one node. Keeps the packed weight by reference, the integer rows and
+// the scales. With estimators other than identity, it also keeps the master by reference. If x is quantized here and
+// its scale has a gradient, it also keeps x.
 torch::Tensor ApplyBitLinear(const BitInput& input, const BitWeight& weight, const BitLinearOptions& options,
                              AutogradContext& context);
 

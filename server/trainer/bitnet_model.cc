@@ -109,7 +109,8 @@ class BitNetOps {
   const PagedSegments& segments_;
 };
 
-// The norm of the block that a linear belongs to. A norm before that linear starts with its values.
+// The norm at the start of the block that a linear belongs to. If the trained model lacks this norm, a norm right
+// before the linear starts with its values.
 std::optional<Norm> BlockNormOf(LinearKind kind) {
   switch (kind) {
     case LinearKind::kQ:
@@ -257,7 +258,7 @@ class TorchBitNetModel : public BitNetModel {
     return tensor;
   }
 
-  // N(0, 0.02) by the Box-Muller method, drawn by the numbers of tensor and element.
+  // N(0, 0.02) by the Box-Muller method. A value depends only on the seed and the numbers of its tensor and element.
   void Draw(const Tensor& tensor, std::uint64_t stream) const {
     float* values = tensor.data_ptr<float>();
     state_.context.stream.ParallelFor(tensor.numel(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {

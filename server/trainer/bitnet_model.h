@@ -31,8 +31,9 @@ struct BitNetOptions {
 class BitNetModel : public TrainingModel {
  public:
   // `base` must be f32 or bf16. A norm that `config` has and the base lacks starts as 1, with one exception: if
-  // `config` has no norm before attention (before the MLP), the norms before q, k and v (before gate and up) start with
-  // the values of the base's norm there. Errors: InvalidArgument (format), Cancelled, ResourceExhausted, Internal.
+  // `config` has no norm before attention, the norms before q, k and v start with the values of the base's norm before
+  // attention. Likewise, without a norm before the MLP, those before gate and up start with the values of that norm of
+  // the base. Errors: InvalidArgument (format), Cancelled, ResourceExhausted, Internal.
   static absl::StatusOr<std::unique_ptr<BitNetModel>> Create(const model::Artifact& base,
                                                              const model::ModelConfig& config,
                                                              const BitNetOptions& options,

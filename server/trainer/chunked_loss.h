@@ -20,7 +20,7 @@ LossRows RowsWithTarget(const std::vector<std::int32_t>& targets);
 
 // A frozen head [V, K].
 struct FrozenHead {
-  torch::Tensor served;    // of the type that serving multiplies, which hidden states also have
+  torch::Tensor served;    // in the type that serving multiplies; hidden states have the same type
   torch::Tensor backward;  // of BackwardType; the same tensor if the types are equal
 };
 

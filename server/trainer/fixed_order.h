@@ -1,6 +1,6 @@
-// Float parts, with gradients, of an artifact whose bits are promised. Forward passes use the serving kernels in their
-// fixed order, so that training gives the bits of serving (docs/numerics.md 9 and 10). Backward passes may use other
-// products.
+// The float parts (embedding and head), with gradients, of a model whose bits are promised. Forward passes use the
+// serving kernels in their fixed order, so that training gives the bits of serving (docs/numerics.md 9 and 10).
+// Backward passes may use other products.
 #pragma once
 #include <torch/types.h>
 

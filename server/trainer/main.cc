@@ -84,8 +84,8 @@ int Run(const std::string& directory) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // MKL chooses its code path by this at its first use. Without it, results may depend on the machine's instruction
-  // sets in ways that the job's identity does not record.
+  // MKL reads this variable at its first use and chooses its code path by it. Without the variable, results may depend
+  // on the machine's instruction sets in ways that the job's identity does not record.
   ::setenv("MKL_CBWR", "AUTO,STRICT", /*overwrite=*/1);
   CLI::App app("Runs one attempt of a Nibble training job; started by nibbled.");
   std::string directory;

@@ -50,8 +50,9 @@ void ForEachSegment(const std::vector<std::int64_t>& segments, Body body) {
 }
 
 // Rows [begin, begin + padded) of x as [KV, group, padded, d]. For k and v (`shared`), every head appears once for each
-// query head of its group. Returns a view if x has these rows: those past the segment are of other tokens, and
-// causality hides their keys. It does not hide the gradients of their queries, so `zero_padding` makes those 0.
+// query head of its group. Returns a view if x has all these rows. The rows past the segment then belong to other
+// tokens. Causality hides their keys, but not the gradients of their queries: `zero_padding` makes the rows past the
+// segment 0, in a copy.
 Tensor Rows(const Tensor& x, const Segment& segment, const Heads& heads, bool shared, bool zero_padding = false) {
   const std::int64_t stride = x.size(1);
   const std::vector<std::int64_t> sizes = {heads.kv, heads.group, segment.padded, heads.dim};

@@ -15,7 +15,7 @@
 
 namespace nibble::trainer {
 
-// Places of a micro-batch's tokens in a paged cache of one layer, which every layer overwrites.
+// Places of a micro-batch's tokens in a paged cache of one layer. Every layer of the model overwrites this cache.
 class PagedSegments {
  public:
   // segments [S+1]: first token of each segment, then their end. Errors: ResourceExhausted, InvalidArgument (no token).
@@ -45,14 +45,14 @@ class PagedSegments {
 //   type      of the result: f32 | bf16
 //   result    [T, H*d]   0 for tokens past the last segment, which get no gradient
 // The graph keeps q, k and v in the result's type, the result by reference and one f32 per query head and token. If the
-// result is f32 and the cache bf16, it keeps q in f32 and k and v as cached, and recomputes the rest. A segment's bits
-// do not depend on the others. Throws StoppedError (AutogradContext::cancelled, called for each kForwardRows rows
-// forward and each segment backward).
+// result is f32 and the cache bf16, the graph keeps only q in f32 and k and v as cached, and the backward pass
+// recomputes the rest. A segment's bits do not depend on the others. Throws StoppedError (AutogradContext::cancelled,
+// called for each kForwardRows rows forward and each segment backward).
 torch::Tensor ApplySegmentAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                                     const PagedSegments& segments, std::int64_t num_heads, std::int64_t num_kv_heads,
                                     AutogradContext& context, torch::ScalarType type);
 
-// Rows between two calls of `cancelled`: they take some seconds at 16k tokens of an 8 B shape.
+// Rows between two calls of `cancelled`: they take some seconds at 16k tokens of a model with 8 billion parameters.
 inline constexpr std::int64_t kForwardRows = 1024;
 
 }  // namespace nibble::trainer

@@ -20,7 +20,8 @@
 
 namespace nibble::trainer {
 
-// A contiguous tensor of f32 or bf16 seen as [all but the last size, last size]; it must outlive the view.
+// A contiguous tensor of f32 or bf16 seen as a matrix: the last dimension is the columns, all others are rows. The
+// tensor must outlive the view.
 kernels::Matrix ViewOf(const torch::Tensor& tensor);
 // The same memory as a tensor.
 torch::Tensor TensorOf(const kernels::ConstMatrix& matrix);

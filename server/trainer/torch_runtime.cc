@@ -64,7 +64,7 @@ class TorchLibrary : public kernels::DenseLibrary {
   absl::Status Matmul(const kernels::ConstMatrix& x, const kernels::ConstMatrix& w, const kernels::Matrix& y,
                       bool accumulate, const kernels::Stream& stream) override {
     // torch multiplies only equal types, and its bf16 product writes bf16: our own kernel makes f32 results of bf16
-    // rows if it is fast.
+    // rows on machines where it is fast.
     const bool is_bf16 = x.dtype == kernels::DType::kBF16 && w.dtype == kernels::DType::kBF16;
     if (is_bf16 && y.dtype == kernels::DType::kF32 && !accumulate && kernels::HasFastMatmulBf16(stream)) {
       return kernels::MatmulBf16({.x = x, .w = w, .y = y}, stream);
