@@ -50,8 +50,8 @@ absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& attem
                                const AttemptOrder& order);
 absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std::string& attempt_directory);
 
-// The meaning of SIGTERM. Without control.json the trainer writes a checkpoint and exits 75: so it ends when the server
-// stops or the node is reclaimed.
+// The meaning of SIGTERM. Without control.json the trainer writes a checkpoint and exits 75. This happens when the
+// server stops, the node is reclaimed or the trainer makes no progress.
 enum class Control {
   kPreempt,
   kCancel,         // exit soon, no checkpoint needed; outcome "cancelled"

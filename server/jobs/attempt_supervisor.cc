@@ -159,7 +159,7 @@ absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resum
   }
   NIBBLE_RETURN_IF_ERROR(WriteAttemptOrder(state_.files, live.directory, order));
   NIBBLE_ASSIGN_OR_RETURN(const ProcessId process, runner_.Start(live.directory));
-  // If the server dies before this record is written, the next server finds the trainer by the attempt's lock.
+  // An error is only logged: without this record, the next server finds the trainer by the attempt's lock.
   if (absl::Status recorded = database_.RecordProcess(job.id, live.attempt, process, oom_.count()); !recorded.ok()) {
     base::LogWarning("cannot record a trainer's pid", {{"job", job.id}, {"why", std::string(recorded.message())}});
   }

@@ -184,8 +184,8 @@ class LocalRunner : public Runner {
       NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(pid));
       if (ticks == running.id.start_ticks) return false;
       NIBBLE_ASSIGN_OR_RETURN(const bool held, LockHeld(directory));
-      // The trainer's group keeps its id, which is this pid, while it has a member. If a process with this pid exists
-      // again, it is an unrelated one, which must not be killed.
+      // The pid is also the id of the trainer's process group: no new process can get it while the group has a member.
+      // If a process has this pid now, it is unrelated and must not be killed.
       if (held && !ticks.has_value()) ::kill(-pid, SIGKILL);
     }
     NIBBLE_ASSIGN_OR_RETURN(const bool held, LockHeld(directory));

@@ -14,7 +14,7 @@ std::vector<QueuedJob> Order(std::vector<QueuedJob> queue) {
   std::sort(queue.begin(), queue.end(), [](const QueuedJob& a, const QueuedJob& b) {
     return std::make_tuple(-a.priority, a.submitted) < std::make_tuple(-b.priority, b.submitted);
   });
-  // The turn of a job: how many of its principal and priority come before it.
+  // The turn of a job: the number of jobs before it that have the same principal and priority.
   std::map<std::tuple<std::int64_t, std::string, std::string>, std::int64_t> turns;
   std::vector<std::pair<std::int64_t, QueuedJob>> taken;
   taken.reserve(queue.size());

@@ -17,7 +17,7 @@ struct QueuedJob {
   std::int64_t priority = 0;      // higher first
   std::int64_t submitted = 0;     // order of submission: lower first among equals; a retried job keeps its own
   absl::Duration not_before;      // monotonic; end of its backoff
-  std::int64_t memory_bytes = 0;  // planned peak; 0: unknown, limited only by max_running
+  std::int64_t memory_bytes = 0;  // planned peak; 0: unknown, counts as no memory
   std::int64_t attempt = 0;       // 0 before the first start
   std::int64_t disk_bytes = 0;    // that it may still write; 0: unknown
   // The principal; principals take turns. All jobs without an owner (no authentication) belong to one principal.

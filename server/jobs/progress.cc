@@ -77,7 +77,7 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
     Highest(progress, "peak_memory_bytes", step->peak_memory_bytes);
     progress["latest_step"] = line.body;
   } else if (const auto* eval = std::get_if<EvalEvent>(&*body)) {
-    // Stored under the format if the served form was evaluated; otherwise it is of the model in training.
+    // An evaluation of the served form is stored under the name of its format. Any other is of the model in training.
     const bool served = eval->what == "int8" || eval->what == "ternary";
     if (eval->eval_loss.has_value()) progress[served ? "eval_loss_" + eval->what : "eval_loss"] = *eval->eval_loss;
     progress[served ? eval->what + "_eval" : "latest_eval"] = line.body;

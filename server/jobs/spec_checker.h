@@ -25,7 +25,7 @@ class SpecChecker {
   void Name(std::string_view field, const std::string& name) {
     const absl::Status status = base::CheckName(field, name);
     if (status.ok()) return;
-    // CheckName's message begins with the field, as FieldError makes it.
+    // CheckName's message begins with "FIELD: ", which is cut off here.
     Add(std::string(field), std::string(status.message()).substr(field.size() + 2));
   }
   void Int(std::string field, std::int64_t value, std::int64_t low,

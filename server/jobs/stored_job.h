@@ -44,7 +44,7 @@ struct StoredJob {
   // answers.
   std::optional<store::CheckpointInfo> best_checkpoint;
   std::string output_digest;  // manifest digest of the output; "" until the job succeeded
-  bool published = false;     // publishing is over: the output is a model, or PUBLISH_FAILED
+  bool published = false;     // publishing is over: the output is a model, or publishing failed (PUBLISH_FAILED)
   std::int64_t last_sequence = 0;
   std::int64_t memory_bytes = 0;  // planned peak of its trainer; 0: not planned
   std::int64_t disk_bytes = 0;    // planned largest size of its files; 0: not planned

@@ -15,7 +15,7 @@ namespace nibble::jobs {
 template <typename Parsed>
 class TextMemo {
  public:
-  static constexpr std::size_t kMaxTexts = 2000;  // two of the largest pages
+  static constexpr std::size_t kMaxTexts = 2000;  // two of the largest pages of a list
   static constexpr std::size_t kMaxTextBytes = 8 << 10;
 
   // parse(text) returns absl::StatusOr<Parsed>; an error is returned and not remembered.

@@ -1,5 +1,5 @@
 // AdamW in f32 with plain loops in a fixed order: gives the same bits for any number of threads and after any resume.
-// Another machine gives them too, except that the bias corrections use its C library's pow.
+// Another machine gives the same bits too, unless the pow of its C library, used for the bias corrections, differs.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -61,7 +61,8 @@ class AttemptRun {
   }
 
   // Called in all long work (base/cancelled.h): for every linear of a pass, every layer of an evaluation, every tensor
-  // and MiB of a load, a conversion or a hash. It therefore also shows life: a trainer that hangs shows none.
+  // and MiB of a load, a conversion or a hash. Each call also shows the server that the trainer is alive: a trainer
+  // that hangs makes no calls.
   bool Stopping() {
     ShowAlive();
     return may_stop_ && (context_.terminated() || context_.reporter.fenced());

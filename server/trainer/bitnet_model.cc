@@ -156,7 +156,8 @@ class TorchBitNetModel : public BitNetModel {
     return Guarded([&]() -> absl::Status {
       const torch::NoGradGuard no_grad;
       for (Layer& layer : state_.layers) {
-        // Only shows life; the answer is ignored, because a step that has changed parameters must finish.
+        // Called only to show that the trainer is alive. The answer is ignored, because a step that has changed
+        // parameters must finish.
         if (state_.context.cancelled) state_.context.cancelled();
         for (BitWeight& linear : layer.linears) linear.Ternarise(state_.context.stream);
       }

@@ -17,7 +17,8 @@ struct DropoutKey {
 // The elements of a tensor that are kept.
 class Dropout {
  public:
-  // A mask for tensors of the shape of `like`. `p`: probability that an element is dropped. `stream` must outlive it.
+  // A mask for tensors of the shape of `like`. `p`: probability that an element is dropped. `stream` must outlive this
+  // object.
   Dropout(const torch::Tensor& like, double p, DropoutKey key, const kernels::Stream& stream);
 
   // x / (1 - p) where kept, 0 where dropped: in f32, rounded once. Rounding the factor itself to bf16 would shift every

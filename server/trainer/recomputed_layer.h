@@ -17,7 +17,8 @@ struct RecomputedLayer : torch::autograd::Function<RecomputedLayer> {
     explicit Holder(std::shared_ptr<Body> b) : body(std::move(b)) {}
     const std::shared_ptr<Body> body;
   };
-  // `needs_grad` makes a node even if the input itself needs no gradient (the first layer).
+  // `needs_grad` is a tensor that needs a gradient. With it, autograd makes a node even if `h` needs none (the first
+  // layer).
   static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& h,
                                const torch::Tensor& needs_grad, std::shared_ptr<Body> body) {
     (void)needs_grad;
