@@ -31,7 +31,8 @@ void ReadContext(const grpc::AuthContext& context, Caller& caller) {
   AddNames(context, GRPC_PEER_IP_PROPERTY_NAME, "ip:", caller.certificate_names);
 }
 
-// gRPC 1.51 gives a processor no address. Its local credentials have checked that the caller is on this machine.
+// gRPC 1.51 gives a processor no address. If the transport is "local", gRPC has checked that the caller is on this
+// machine.
 const char* PeerOf(const grpc::AuthContext& context) {
   const auto types = context.FindPropertyValues(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
   return types.size() == 1 && types.front() == "local" ? "local" : "unknown";

@@ -53,8 +53,8 @@ absl::StatusOr<std::string> ReadPem(const char* flag, const std::string& path) {
 
 Bio OpenText(const std::string& text) { return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size()))); }
 
-// Reads all certificates, at least one. Fails at the first damaged certificate, where gRPC would use only those before
-// it.
+// Reads all certificates, at least one. Fails at the first damaged certificate; gRPC would use the certificates before
+// it and ignore the rest.
 absl::StatusOr<std::vector<Certificate>> ReadCertificates(const char* flag, const std::string& path) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, ReadPem(flag, path));
   const Bio bio = OpenText(text);
@@ -75,7 +75,7 @@ absl::StatusOr<std::vector<Certificate>> ReadCertificates(const char* flag, cons
   return all;
 }
 
-// Answers with an empty passphrase, because the server cannot ask for one. A key that needs another one is refused.
+// Answers with an empty passphrase, because the server cannot ask for one. A key with another passphrase is refused.
 int NoPassphrase(char*, int, int, void*) { return 0; }
 
 // Whether OpenSSL accepts this pair for a server. It refuses even a matching pair if its key is too short for OpenSSL's

@@ -25,7 +25,7 @@ struct TlsFiles {
 struct TlsTexts {
   std::string pair;        // PEM: the certificates, then the key. One text, so that a reader cannot mix two pairs
   std::string client_ca;   // PEM; "" without
-  absl::Time cert_expiry;  // of the certificate in the file that expires first; same below
+  absl::Time cert_expiry;  // the first expiry of all certificates of the file; same below
   absl::Time client_ca_expiry = absl::InfiniteFuture();
 };
 

@@ -9,7 +9,7 @@ namespace {
 
 namespace ip = boost::asio::ip;
 
-// An IPv6 /64 counts as one peer: one host may own all its addresses.
+// An IPv6 /64 counts as one peer: one host may own all addresses of a /64.
 ip::address PeerOf(const ip::address& address) {
   if (!address.is_v6()) return address;
   const ip::address_v6 v6 = address.to_v6();

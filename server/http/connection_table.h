@@ -68,8 +68,8 @@ class ConnectionTable {
   // Adds a connection from `peer`, even above the maximum: if full(), call CloseOne() first.
   Place Add(Connection& connection, const boost::asio::ip::address& peer);
   // Closes the connection whose exchange has lasted longest, among those of the peer with the most connections. While
-  // at most max/2 connections await their answers, prefers one that does not: if an answer is late, the server is slow,
-  // not the client. False: the table is empty.
+  // at most max/2 connections await their answers, prefers one that does not await an answer: if an answer is late, the
+  // server is slow, not the client. False: the table is empty.
   bool CloseOne();
   // The start of the exchange of the connection that CloseOne() would close. Requires a table that is not empty.
   std::chrono::steady_clock::time_point ExchangeToCloseBegan() const { return Victim()->since; }

@@ -16,8 +16,8 @@ namespace nibble::http {
 // block. metrics runs on its own thread, one call at a time, and may take long. If a handler throws, the answer is 500.
 struct HttpHandlers {
   std::function<std::string()> metrics;   // text exposition
-  std::function<absl::Status()> live;     // not OK: restart me
-  std::function<absl::Status()> ready;    // not OK: send me nothing
+  std::function<absl::Status()> live;     // not OK: the server should be restarted
+  std::function<absl::Status()> ready;    // not OK: send the server no requests
   std::function<absl::Status()> started;  // not OK: still starting
 };
 
@@ -28,7 +28,8 @@ struct HttpLimits {
   std::size_t max_header_bytes = 8 << 10;  // of a request, including its first line
   std::size_t max_header_fields = 64;
   std::size_t max_target_bytes = 1024;
-  absl::Duration request = absl::Seconds(5);  // for a whole request, from its connection or its first byte
+  // For a whole request. The time of the first one begins with the connection, of later ones with their first byte.
+  absl::Duration request = absl::Seconds(5);
   absl::Duration idle = absl::Seconds(60);    // from an answer to the next request
   absl::Duration render = absl::Seconds(30);  // for the text of /metrics; then 503
   absl::Duration write = absl::Seconds(10);   // for sending a whole answer

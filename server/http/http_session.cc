@@ -16,7 +16,7 @@ namespace asio = boost::asio;
 namespace beast = boost::beast;
 
 constexpr std::size_t kReadBytes = 4 << 10;
-constexpr std::size_t kLingerBytes = 1 << 20;  // bytes that a client may still send after its last answer
+constexpr std::size_t kLingerBytes = 1 << 20;  // bytes that a client may still send after the server's last answer
 
 bool IsHttpError(const boost::system::error_code& error) {
   return error.category() == beast::http::make_error_code(beast::http::error::bad_method).category();
@@ -66,7 +66,7 @@ void HttpSession::OnDeadline() { place_.awaits_answer() ? Refuse(503, "the answe
 
 void HttpSession::AwaitRequest() {
   place_.Renew();
-  if (buffer_.size() > 0) return ReadHeader();  // the client sent it before the last answer
+  if (buffer_.size() > 0) return ReadHeader();  // the client sent this request before the last answer
   SetDeadline(limits_.idle);
   socket_.async_read_some(buffer_.prepare(kReadBytes), [self = shared_from_this()](Error error, std::size_t bytes) {
     if (error) return self->End();

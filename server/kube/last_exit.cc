@@ -31,7 +31,7 @@ using base::StrCat;
 using Answer = http::response<http::string_body>;
 
 constexpr std::uint64_t kMaxTokenBytes = 64 << 10;
-constexpr std::uint64_t kMaxAnswerBytes = 4 << 20;  // etcd stores at most 1.5 MiB of an object
+constexpr std::uint64_t kMaxAnswerBytes = 4 << 20;  // etcd stores objects of at most 1.5 MiB
 
 asio::awaitable<Answer> Get(const PodAccess& access, const std::string& token, asio::ssl::context& tls) {
   const auto executor = co_await asio::this_coro::executor;

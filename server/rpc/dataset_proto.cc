@@ -75,8 +75,9 @@ namespace {
 
 constexpr std::int64_t kMaxPreviewRows = 100;
 constexpr std::int64_t kMaxBytesOfToken = 16;  // an estimate: nearly all tokens are shorter
-constexpr std::size_t kMaxPreviewText = 1u
-                                        << 20;  // of a text that is shown in several rows (text::kEncoderBytesPerByte)
+// Maximum bytes of a text row that a preview reads, unless one sequence needs more. Limits the memory of the encoder,
+// which takes up to text::kEncoderBytesPerByte bytes per byte.
+constexpr std::size_t kMaxPreviewText = 1u << 20;
 constexpr std::size_t kMaxBytesOfCounts = 128;  // of all numbers in an answer
 constexpr std::size_t kMaxBytesOfFrame = 11;    // of a row's tag and length
 

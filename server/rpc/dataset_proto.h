@@ -26,7 +26,8 @@ absl::StatusOr<std::optional<data::RowFormat>> FromProto(const char* field, v1::
 // The `data` of a job or of a preview. Errors: Unimplemented names the field; InvalidArgument.
 absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config);
 
-// Expects a header, then chunks or a file below import_root ("": server files are refused), then a finish.
+// Expects a header, then chunks, then a finish. If the header names a server file below import_root, no chunks are
+// allowed. import_root "": server files are refused.
 std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const CallEnvironment& environment,
                                                                         store::DatasetStore& datasets,
                                                                         registry::UploadTable& uploads,

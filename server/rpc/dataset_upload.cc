@@ -25,11 +25,11 @@ namespace {
 using base::FieldError;
 using base::StrCat;
 
-constexpr std::uint64_t kMaxPlainTextBytes = 64u << 20;  // one row of JSON lines
+constexpr std::uint64_t kMaxPlainTextBytes = 64u << 20;  // a plain text becomes one row
 constexpr std::size_t kReadBytes = 1u << 20;
 
-// Writes {"text": TEXT} as one line, piece by piece: a text of control characters is six times as long in JSON. `text`
-// must be UTF-8.
+// Writes {"text": TEXT} as one line, piece by piece to save memory: a text of control characters is six times as long
+// in JSON. `text` must be UTF-8.
 absl::Status WriteTextRow(base::FileSystem& files, const std::string& path, std::string_view text) {
   NIBBLE_ASSIGN_OR_RETURN(const auto out, files.Create(path));
   NIBBLE_RETURN_IF_ERROR(out->Append("{\"text\":\""));
@@ -105,7 +105,8 @@ class DatasetContent final : public registry::UploadContent {
   const registry::BeneathPath& server_file() const { return *server_file_; }
   const std::optional<v1::Dataset>& existing() const { return existing_; }
 
-  // If the name is taken, the upload is only compared: the same content gives the same answer as the first upload.
+  // If the name is taken, the upload is only compared with the existing dataset: the same content gives the same answer
+  // as the first upload.
   absl::Status Begin(store::DatasetStore& datasets, const std::string& name) {
     if (auto stored = datasets.Get(name); stored.ok()) {
       NIBBLE_ASSIGN_OR_RETURN(existing_, ToProto(*stored));

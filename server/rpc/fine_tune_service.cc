@@ -59,7 +59,7 @@ absl::StatusOr<jobs::JobQuery> QueryOf(const Call& call, const v1::ListJobsReque
   jobs::JobQuery query;
   NIBBLE_ASSIGN_OR_RETURN(query.before, ParsePageToken(request.page_token()));
   for (const int state : request.filter().states()) {
-    if (state == v1::JOB_STATE_UNSPECIFIED) continue;  // as unset
+    if (state == v1::JOB_STATE_UNSPECIFIED) continue;  // ignored
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobState parsed, FromProto(static_cast<v1::JobState>(state)));
     query.states.push_back(parsed);
   }

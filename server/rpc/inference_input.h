@@ -85,8 +85,9 @@ const char* InputField(const Request& request) {
   return request.has_text() ? "text" : request.has_token_ids() ? "token_ids" : "chat";
 }
 
-// InvalidArgument (PROMPT_TOO_LONG) if a text or chat has more than `max_bytes`, or if there are more token ids, each
-// of which has at least one byte of text. Call it before a request waits for a worker or a model.
+// CheckTextBytes: InvalidArgument (PROMPT_TOO_LONG) if a text or chat has more than `max_bytes`. CheckTokenCount: the
+// same if there are more than `max_bytes` token ids, because each id has at least one byte of text. Call them before a
+// request waits for a worker or a model.
 absl::Status CheckTextBytes(const char* field, std::size_t bytes, std::size_t max_bytes);
 absl::Status CheckTokenCount(std::size_t tokens, std::size_t max_bytes);
 template <typename Request>

@@ -77,8 +77,8 @@ absl::Status CheckSize(const CallEnvironment& environment, const serve::Resident
   const auto bytes_of_outputs = [&](std::size_t made) {
     return static_cast<std::size_t>(options.request.n) * (most * made + echo_bytes + kOutputFrame);
   };
-  // Building the byte table of a large vocabulary takes up to a second. Most answers fit whatever the table holds: a
-  // token adds at most kMaxBytes bytes, each of which may become U+FFFD, which has 3 bytes.
+  // Building the byte table of a large vocabulary takes up to a second. Most answers do not need the table: they
+  // fit even if every token adds kMaxBytes bytes, each of which becomes U+FFFD, which has 3 bytes.
   if (!has_logprobs && bytes_of_outputs(kTokenFrame + 3 * text::TokenBytes::kMaxBytes) <= environment.max_send_bytes)
     return absl::OkStatus();
   // Build the byte table here rather than on the engine's thread.
@@ -183,8 +183,9 @@ class StreamSink final : public AnswerSink {
       : AnswerSink(std::move(context)), stream_(std::move(stream)) {}
 
  private:
-  // Before the engine asks again it may send, for every output, its echo, a delta, held-back text and a finish, then
-  // the usage; or, for the prompt, a start and a piece of logprobs.
+  // Before the engine calls Ready() again, it may send, for every output, its echo, a delta, held-back text and a
+  // finish, then the usage; or, for the prompt, a start and a piece of logprobs. PacedStream::Ready() requires one
+  // place more than its argument; the usage takes that place.
   bool Ready() override {
     return stream_.Ready(kMessagesOfAStep * static_cast<std::size_t>(num_outputs()) + num_echo_messages());
   }

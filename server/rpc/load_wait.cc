@@ -21,8 +21,8 @@ absl::Status Late() {
 void LoadWait::Begin(const Watch& watch) {
   const auto self = shared_from_this();
   if (const absl::Duration left = deadline_ - clock_.Monotonic(); left < kLongestTimer) {
-    // Capture a weak pointer: gRPC keeps the function as long as the alarm, which is a member of this object. The call
-    // and the load own this object.
+    // Capture a weak pointer, because a shared one would be a cycle: gRPC keeps the function as long as the alarm,
+    // which is a member of this object. The call and the load own this object.
     timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMicroseconds(left),
                [weak = weak_from_this()](bool passed) {
                  if (const auto still_there = weak.lock(); passed && still_there != nullptr) still_there->End(Late());

@@ -85,7 +85,7 @@ v1::ModelFormat HeadFormatOf(const store::StoredModel& stored, const model::Arti
     case model::Format::kNf4:
     case model::Format::kLora: break;
   }
-  // The head keeps the type that it has in the source model. Only the header of the weights file has this type.
+  // The head keeps the type that it has in the source model. Only the header of the weights file records this type.
   const auto weights = model::OpenSafetensors(base::JoinPath(stored.directory, model::kWeightsFile));
   if (!weights.ok()) return v1::MODEL_FORMAT_UNSPECIFIED;
   const auto head = weights->tensors.find(tied ? model::kEmbeddingName : model::kHeadName);

@@ -16,8 +16,8 @@ using base::StrCat;
 
 namespace {
 
-// UNSPECIFIED means unset. A number that the API does not define becomes LORA, which no field of these requests takes:
-// its error is that of any other unsuitable format.
+// UNSPECIFIED means unset. A number that the API does not define becomes LORA. No field of these requests accepts LORA,
+// so the number is refused like any other unsuitable format.
 std::optional<model::Format> FormatOf(v1::ModelFormat format) {
   if (format == v1::MODEL_FORMAT_UNSPECIFIED) return std::nullopt;
   return FromProto("", format).value_or(model::Format::kLora);

@@ -13,8 +13,8 @@ registry::ConvertRequest FromProto(const v1::ConvertModelRequest& request);
 registry::ExportRequest FromProto(const v1::ExportModelRequest& request);
 registry::PublishRequest FromProto(const v1::PublishCheckpointRequest& request);
 
-// All checks that need no model, those of registry included, because errors are reported in the order of the checks.
-// Errors: InvalidArgument (FIELD_VIOLATION), Unimplemented.
+// All checks that need no model. Calls the checks of registry too, between its own, because the order of the checks
+// decides which error is reported. Errors: InvalidArgument (FIELD_VIOLATION), Unimplemented.
 absl::Status CheckFields(const v1::ConvertModelRequest& request);
 absl::Status CheckFields(const v1::ExportModelRequest& request);
 

@@ -71,11 +71,13 @@ class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::Uploa
 };
 
 constexpr std::int64_t kChunkBytes = 256 << 10;
-constexpr std::size_t kChunksAhead = 16;  // pushed at once; while the reader takes them, as many again may be pushed
+// Maximum chunks that one Fill() pushes. Nearly twice as many may wait: if the reader empties the queue during a
+// Fill(), another Fill() follows.
+constexpr std::size_t kChunksAhead = 16;
 // For --min_read_rate, 64 KiB of a download count as one message of an answer.
 constexpr double kChunksPerMessage = 0.25;
 
-// One download. Fill() pushes up to kChunksAhead chunks. The stream calls it again when the reader has taken them.
+// One download. Fill() pushes up to kChunksAhead chunks. The stream calls Fill() again when the reader has taken them.
 class Download : public std::enable_shared_from_this<Download> {
  public:
   using Stream = StreamReactor<v1::DownloadArtifactResponse>;

@@ -13,7 +13,7 @@ namespace longrunning = google::longrunning;
 namespace {
 
 // Payload of an error that was read from a file of version 1: the google.rpc.Status in the file. The reason and the
-// details cannot be restored from it exactly, so ToProto returns this message itself.
+// details cannot be restored from it exactly, so ToProto returns the stored google.rpc.Status unchanged.
 constexpr char kStoredStatus[] = "nibble/rpc_status";
 
 absl::Status FromProto(const google::rpc::Status& status) {

@@ -45,8 +45,8 @@ class Wait : public std::enable_shared_from_this<Wait> {
   void Begin(absl::Duration timeout) {
     auto self = shared_from_this();
     call_->OnCancelled([self] { self->Cancelled(); });
-    // Capture a weak pointer: gRPC keeps the function as long as the alarm, which is a member of this object. The call
-    // and the operation own this object.
+    // Capture a weak pointer, because a shared one would be a cycle: gRPC keeps the function as long as the alarm,
+    // which is a member of this object. The call and the operation own this object.
     timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout), [weak = weak_from_this()](bool) {
       if (const auto still_there = weak.lock(); still_there != nullptr) still_there->Timeout();
     });
@@ -58,7 +58,7 @@ class Wait : public std::enable_shared_from_this<Wait> {
       handle_ = *handle;
     }
     if (!Taken()) return;
-    // The wait ended before the handle was known, so it could not be cancelled then.
+    // The wait may have ended before handle_ was set. Then nothing has released the handle yet.
     timer_.Cancel();
     Forget();
   }

@@ -47,7 +47,7 @@ class PageBytes {
 
  private:
   static constexpr std::size_t kRowOverhead = 8;   // its tag and length, at most
-  static constexpr std::size_t kTokenBytes = 512;  // a name and a prefix
+  static constexpr std::size_t kTokenBytes = 512;  // of the next page's token: a name and a prefix
   const std::size_t most_;
   std::size_t taken_ = 0;
 };

@@ -23,7 +23,7 @@ constexpr int kMaxTop = 20;
 // Bytes of a ScoreResponse besides its tokens: two doubles, a Usage and a digest.
 constexpr std::size_t kScoreFrame = 256;
 
-// Passes on pieces of the prompt's logprobs, at most one per step, then the finish with their mean.
+// Passes on pieces of the prompt's logprobs, at most one per step, then the finish with the mean loss.
 class ScoreSink : public serve::ResponseSink {
  public:
   ScoreSink(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top,

@@ -36,8 +36,9 @@ bool IsRetryable(const absl::Status& status, std::string_view reason) {
   return absl::IsUnavailable(status) || reason == "QUEUE_FULL" || reason == "TENANT_QUOTA";
 }
 
-// Handles "qlora.r: is 0; optim.lr: ..." with one metadata entry per field (jobs::Validate), or "field" only
-// (base::FieldError).
+// Adds a violation for each field that the metadata names. jobs::Validate sets one entry per field (and a message
+// such as "qlora.r: is 0; optim.lr: ..."). base::FieldError sets only "field"; then the message describes the
+// violation.
 void AddViolations(const absl::Status& status, std::map<std::string, std::string>& metadata, google::rpc::Status& out) {
   google::rpc::BadRequest bad;
   const auto add = [&](const std::string& field, const std::string& text) {

@@ -30,8 +30,8 @@ std::string ToUtf8(std::string_view text, std::size_t max_bytes = std::string_vi
 // `text` as a client may see it: absolute paths are cut to their last part, memory addresses become "0x...".
 std::string WithoutInternals(std::string_view text);
 
-// Adds to Cancelled and DeadlineExceeded how far the call was: metadata `stage` and `tokens` (generated so far).
-// Returns other statuses unchanged.
+// StoppedAt adds to Cancelled and DeadlineExceeded how far the call was: metadata `stage`, one of these constants, and
+// `tokens` (generated so far). It returns other statuses unchanged.
 inline constexpr char kStageQueue[] = "QUEUE";      // work had not begun: waiting for a worker, load, slot or operation
 inline constexpr char kStagePrefill[] = "PREFILL";  // processing the prompt
 inline constexpr char kStageDecode[] = "DECODE";    // generating tokens

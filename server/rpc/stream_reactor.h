@@ -68,14 +68,15 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     base::MutexLock lock(mutex_);
     return taken_;
   }
-  // Ends the stream after the queued messages; later calls do nothing. Starts WatchReader, because no producer is left
-  // to notice a reader that has stopped.
+  // Ends the stream after the queued messages. If the stream has been ended already, `status` is ignored. Starts
+  // WatchReader, because no producer is left to notice a reader that has stopped.
   void End(absl::Status status) {
     Stop(std::move(status), /*drop=*/false);
     WatchReader();
   }
   // From now on, aborts the stream (SLOW_CONSUMER) when messages wait and the reader takes none for the time
-  // CallEnvironment::slow_reader, or fewer than `min_rate` per second over that time. Later calls do nothing.
+  // CallEnvironment::slow_reader, or fewer than `min_rate` per second over that time. A second call of WatchReader
+  // has no effect.
   void WatchReader(double min_rate = 0) {
     {
       base::MutexLock lock(mutex_);
@@ -86,7 +87,8 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     LookAtReader();
   }
   // Ends the stream and drops the queued messages. If the client does not read the message being written within
-  // CallEnvironment::last_read, the call is cut without the status, which the client would never read.
+  // CallEnvironment::last_read, the call is cut and its status is not sent, because a client that does not read would
+  // not receive it.
   void Abort(absl::Status status) {
     Stop(std::move(status), /*drop=*/true);
     std::weak_ptr<StreamReactor> weak;
@@ -107,8 +109,8 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   }
 
   // Calls `callback` from gRPC's threads when the queue has become empty, and when the client ended the stream. Call
-  // this before the first Push. The callback is released when the stream is done, or at once if it already is, because
-  // it may hold the stream.
+  // this before the first Push. The callback may hold the stream, so it is released when the stream is done, or at once
+  // if the stream is already done.
   void OnSpace(std::function<void()> callback) {
     base::MutexLock lock(mutex_);
     if (self_ != nullptr) on_space_ = std::move(callback);

@@ -38,7 +38,7 @@ text::PromptLimits LimitsOf(const AnswerBounds& bounds) {
   return {.max_bytes = bounds.max_text_bytes, .cancelled = bounds.cancelled};
 }
 
-// For a text whose tokens are sent with their ids: at most as many tokens as fit the answer.
+// For a text whose tokens are sent with their ids: at most as many tokens as fit the answer. An id has at least 1 byte.
 text::PromptLimits LimitsOfTokens(const AnswerBounds& bounds) {
   text::PromptLimits limits = LimitsOf(bounds);
   limits.max_tokens = static_cast<std::int64_t>(bounds.max_bytes / (1 + kLeastStringBytes));

@@ -28,8 +28,8 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   const Call& call() const { return call_; }
   // Call this once, from any thread. The object must not be used afterwards.
   void Done(const absl::Status& status) { Finish(call_.End(status)); }
-  // Calls `callback` once when the client cancels, its deadline passes or the server stops; at once if that has
-  // happened.
+  // Calls `callback` once when the client cancels, its deadline passes or the server stops; at once if one of these
+  // has already happened.
   void OnCancelled(std::function<void()> callback) {
     {
       base::MutexLock lock(mutex_);
@@ -100,7 +100,8 @@ grpc::ServerUnaryReactor* UnaryAsync(CallEnvironment& environment, base::WorkerP
   return call;
 }
 
-// `body` returns absl::Status and may take long; `workers` are separate from those of other calls.
+// Answers with the absl::Status that `body` returns. If `body` may take long, `workers` must be separate from those of
+// other calls.
 template <typename Body>
 grpc::ServerUnaryReactor* UnaryOnSlowWorker(CallEnvironment& environment, base::WorkerPool& workers,
                                             grpc::CallbackServerContext* context, const char* method, Body body,
@@ -110,7 +111,7 @@ grpc::ServerUnaryReactor* UnaryOnSlowWorker(CallEnvironment& environment, base::
       [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); }, patience);
 }
 
-// `body` may wait for the disk.
+// Runs `body` on environment.workers, which most calls share. `body` may wait for the disk.
 template <typename Body>
 grpc::ServerUnaryReactor* UnaryOnWorker(CallEnvironment& environment, grpc::CallbackServerContext* context,
                                         const char* method, Body body) {

@@ -21,7 +21,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
   Watch(std::shared_ptr<Stream> stream, jobs::JobController& jobs, std::string name, std::int64_t after)
       : stream_(std::move(stream)), jobs_(jobs), name_(std::move(name)), sent_(after) {}
 
-  // The subscription's callback may release this watch last, so the subscription is destroyed on a worker.
+  // The subscription's callback may release the last reference to this watch. A callback must not use the hub, so the
+  // subscription is destroyed on a worker.
   ~Watch() {
     CallEnvironment& environment = stream_->call().environment();
     if (drain_ != 0) environment.drain.Remove(drain_);

@@ -26,7 +26,7 @@ class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
     if (drain_ != 0) stream_->call().environment().drain.Remove(drain_);
   }
 
-  // The stream owns the watch until gRPC has finished; the timer does not own it.
+  // The stream owns the watch, through the callback of OnSpace, until gRPC has finished; the timer does not own it.
   void Begin() {
     stream_->OnSpace([self = shared_from_this()] {});
     drain_ = stream_->call().environment().drain.Add([weak = std::weak_ptr<Stream>(stream_)] {
