@@ -1,5 +1,5 @@
-// An in-process gRPC server that returns the responses set by a test. Without one, GetModel returns NOT_FOUND, and the
-// other methods with a member below return UNIMPLEMENTED.
+// An in-process gRPC server that returns the responses set by a test. If a test sets none, GetModel returns NOT_FOUND,
+// and the other methods with a member below return UNIMPLEMENTED.
 #pragma once
 #include <grpcpp/grpcpp.h>
 

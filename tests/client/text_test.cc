@@ -152,7 +152,7 @@ TEST(TextTest, PreviewMarksTheTrainedTokens) {
             "trained tokens are in [ ]\n--- row 1: 4 tokens, 2 trained\nIs it?[ yes.<end>]\n1 of 1 rows\n");
 }
 
-// The bytes of each character are two tokens, whose texts are U+FFFD.
+// The text has two characters of two bytes; each of these bytes is a token whose text is U+FFFD.
 TEST(TextTest, PreviewMarksWholeCharacters) {
   FakeServer server;
   server.preview_dataset.Answers(Proto<v1::PreviewDatasetResponse>(R"(

@@ -64,7 +64,8 @@ TEST(UploadDatasetTest, RetriesWhenTheConnectionIsLost) {
   EXPECT_EQ(server.uploads[2].bytes, "{}\n");
 }
 
-// The server says how many bytes have arrived; that need not be the end of a chunk. docs/faults.md, C10.
+// The server says how many bytes have arrived; the client may have to resume in the middle of a chunk. docs/faults.md,
+// C10.
 TEST(UploadDatasetTest, C10ResumesAtTheOffsetOfTheServer) {
   const std::string content = Bytes((6 << 20) + 3);
   FakeServer server;
@@ -103,7 +104,7 @@ TEST(UploadDatasetTest, C10GivesUpWithoutProgress) {
   EXPECT_EQ(server.lost.size(), static_cast<std::size_t>(FastOptions().attempts));
 }
 
-// As `nibble datasets upload --resume` does for an upload of another process.
+// The header is the one that `nibble datasets upload --resume` sends for an upload that another process began.
 TEST(UploadDatasetTest, C10ResumesAnUploadOfAnotherProcess) {
   FakeServer server;
   v1::Upload there;

@@ -234,7 +234,7 @@ TEST_F(WatchTest, GivesUpWhenStreamsKeepEndingWithoutEvents) {
   EXPECT_EQ(Watch().status().code(), absl::StatusCode::kDataLoss);
 }
 
-// A server that was never reached, for example at a wrong address, fails as fast as for any other command.
+// If the server was never reached, for example at a wrong address, a watch fails as fast as any other command.
 TEST_F(WatchTest, GivesUpOnAnUnreachableServerAfterTheAttempts) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write&) { return Lost(); };
   EXPECT_EQ(Watch().status().code(), absl::StatusCode::kUnavailable);

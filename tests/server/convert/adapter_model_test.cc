@@ -34,7 +34,7 @@ class AdapterModelTest : public ExportTest {
 TEST_F(AdapterModelTest, ExportedAdapterOnItsBaseGivesTheSameModel) {
   EXPECT_EQ(adapter_.config.base_digest, lora_->info().base_digest);
   EXPECT_EQ(adapter_.values, values_);
-  // The f32 model becomes exactly the nf4 weights that the adapter was made on.
+  // Converted to nf4, the f32 model has exactly the weights that the adapter was made on.
   for (const char* base : {"nf4", "f32"}) {
     const std::string target = std::string("again-") + base;
     const auto made = Make(base, target);

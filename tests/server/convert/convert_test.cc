@@ -114,7 +114,7 @@ TEST_F(ConvertTest, FloatToInt8FollowsTheFormulaAndSharesTheTiedEmbedding) {
     EXPECT_GT(layer.relative_error, 0.001) << layer.name;
     // The errors are spread evenly over half a step, and a step is 1/127 of the largest value.
     EXPECT_LT(layer.relative_error, 0.01) << layer.name;
-    // The same error over the root mean square of the weights.
+    // relative_error is rms_error divided by the root mean square of the weights.
     double squares = 0;
     const auto weights = *source->FloatTensor(layer.name);
     for (const float w : weights) squares += static_cast<double>(w) * static_cast<double>(w);
@@ -338,8 +338,8 @@ TEST_F(ConvertTest, FloatAndNf4ModelsBecomeBf16) {
   EXPECT_NE(Open("dequantized")->info().weights_digest, imported->info().weights_digest);
 }
 
-// The products accept a limited number of columns. If conversions and loads did not check it, the first token would
-// fail.
+// The products accept a limited number of columns. If conversions and loads did not check this number, the first token
+// would fail.
 TEST_F(ConvertTest, RejectsMoreInputFeaturesThanAProductAllows) {
   const auto small = Import("hf_tied_bf16", DType::kBF16, "small");
   model::ModelConfig config = small->config();

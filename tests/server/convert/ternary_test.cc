@@ -247,7 +247,7 @@ TEST_F(TernaryTest, BothLinearClassesRoundTrip) {
       const auto again = model::ImportModel(files_, out, directory_.Path("again"), DType::kF32);
       ASSERT_TRUE(again.ok()) << again.status();
       EXPECT_EQ(again->info.format, Format::kTernary);
-      // autobitlinear stores the scale itself; bitlinear its inverse, which may cost a last bit.
+      // autobitlinear stores the scale itself; bitlinear stores its inverse, whose rounding may change the last bit.
       if (bitnet_class == HfBitNetClass::kAutoBitLinear) {
         EXPECT_EQ(again->info.weights_digest, source->info().weights_digest);
       } else {
@@ -285,8 +285,9 @@ TEST_F(TernaryTest, ExportHoldsTransformersPackedBytes) {
   EXPECT_EQ(theirs->tensors.size(), ours->tensors.size());
 }
 
-// transformers 5 keeps the weights of an offline autobitlinear in the file's types and does not mix types; it casts
-// those of bitlinear. bf16 values return unchanged from f32.
+// transformers 5 keeps the weights of an offline autobitlinear model in the types of the file and cannot mix float
+// types, so this export stores all floats in f32, from which an import gets the same bf16 values. transformers casts
+// the weights of a bitlinear model, so its export may mix types.
 TEST_F(TernaryTest, ExportOfAutoBitLinearHasOneFloatType) {
   const auto source = Import("bitnet", "auto_packed", DType::kBF16);
   ASSERT_EQ(source->Tensor(model::kEmbeddingName)->dtype, DType::kBF16);
@@ -316,7 +317,8 @@ TEST_F(TernaryTest, ExportOfAutoBitLinearHasOneFloatType) {
   }
 }
 
-// A llama with biases of gate, up and down. The caller gives those of layer 0's gate, whose scale is a quarter.
+// A llama with biases of gate, up and down. The caller gives the first biases of layer 0's gate, whose ternary scale is
+// 0.25.
 class BiasTest : public TernaryTest {
  protected:
   const std::string path_ = "model.layers.0.mlp.gate_proj";
@@ -340,8 +342,8 @@ class BiasTest : public TernaryTest {
   }
 };
 
-// transformers' integrations/bitnet.py: AutoBitLinear is (x w^T + bias) * weight_scale, BitLinear x w^T / weight_scale
-// + bias.
+// In integrations/bitnet.py of transformers, AutoBitLinear computes (x w^T + bias) * weight_scale, and BitLinear
+// computes (x w^T / weight_scale) + bias.
 TEST_F(BiasTest, ExportedBiasFollowsItsLinearClass) {
   const std::vector<float> first = {3.0f, -0.5f, 0.1f};
   const auto ternary = Ternary(first);
@@ -448,7 +450,8 @@ class LinearNormsTest : public TernaryTest {
   }
 };
 
-// Rows range from far below eps to far above it. With norms of ones, the first row would be some 700 times as large.
+// Rows range from far below eps to far above it. If the block norms that the export adds were all ones, the first row
+// would come out about 700 times too large.
 TEST_F(LinearNormsTest, BlockNormsForTransformersChangeNoRow) {
   constexpr double kEps = 1e-6;
   const auto masters = Masters("masters", kEps, kEps);

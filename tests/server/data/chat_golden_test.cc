@@ -67,8 +67,8 @@ TEST_P(ChatGoldenTest, TextTokensAndMaskEqualThoseOfTransformers) {
   EXPECT_GT(cases, 60);
 }
 
-// Checks each answer alone: "train": false excludes the other answers, and with train_on_prompt it excludes this
-// answer.
+// Checks each answer alone, in two ways: "train": false on all other answers leaves only this answer; and with
+// train_on_prompt, "train": false on this answer leaves everything else.
 TEST_P(ChatGoldenTest, EachAnswerHasItsOwnPartOfTheMask) {
   for (const base::Json& chat : Golden().at("templates")) {
     UseTemplate(chat.at(GetParam()));

@@ -16,7 +16,7 @@ namespace {
 
 using support::NormalVector;
 
-// A plain matrix product. Two that sum in opposite orders stand for the libraries of two programs.
+// A plain matrix product. Two instances that sum in opposite orders stand for the libraries of two programs.
 class PlainLibrary : public kernels::DenseLibrary {
  public:
   explicit PlainLibrary(bool backwards) : backwards_(backwards) {}
@@ -190,7 +190,7 @@ TEST_F(EvaluateTest, NoExampleStartsAfterMaxTokens) {
 TEST_F(EvaluateTest, CanBeCancelledAndRefusesDataWithoutTrainedTokens) {
   const auto stopped = Evaluate(config_, weights_, examples_, {}, stream_, [](std::int64_t done) { return done < 30; });
   EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled);
-  // In the second layer of the first step, too.
+  // A cancel in the second layer of the first step is noticed, too.
   int asked = 0;
   const auto in_a_layer =
       Evaluate(config_, weights_, examples_, {}, stream_, [&](std::int64_t) { return ++asked < 2; });

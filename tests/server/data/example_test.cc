@@ -76,7 +76,7 @@ TEST_F(ExampleTest, SplitTextLosesNoToken) {
       const Example& piece = (*pieces)[i];
       joined.insert(joined.end(), piece.tokens.begin(), piece.tokens.end());
       EXPECT_EQ(piece.trained, std::vector<std::uint8_t>(piece.tokens.size(), 1));
-      // The last two pieces share their tokens if the last one would have only one.
+      // If the last piece would have only one token, the last two pieces share their tokens.
       EXPECT_TRUE(i + 2 >= pieces->size() || static_cast<std::int64_t>(piece.tokens.size()) == limit);
       EXPECT_LE(static_cast<std::int64_t>(piece.tokens.size()), limit);
     }
@@ -84,8 +84,8 @@ TEST_F(ExampleTest, SplitTextLosesNoToken) {
   }
 }
 
-// T1 (docs/faults.md): if a text filled its pieces, the end token was alone in the last one, which has no loss and was
-// left out.
+// T1 (docs/faults.md): if a text filled its pieces, the end token was alone in the last piece, which was left out
+// because a single token has no loss.
 TEST_F(ExampleTest, EndTokenOfATextThatFillsItsPiecesIsTrained) {
   const std::string words = "the keeper of the light walked down to the harbour every morning";
   const auto num_text_tokens = static_cast<std::int64_t>(Encode(words).size());
@@ -103,7 +103,8 @@ TEST_F(ExampleTest, EndTokenOfATextThatFillsItsPiecesIsTrained) {
     if (num_text_tokens % limit == 0) ++filled;
   }
   EXPECT_GE(filled, 2) << "number of limits that the text fills exactly";
-  // Pieces of two tokens cannot share a third: one token of the text is left out, and the end token is trained.
+  // With a limit of two, the last three tokens cannot be shared by two pieces of at least two tokens: one token of the
+  // text is left out, and the end token is trained.
   const auto pairs = Pieces(R"({"text": "abcd"})", RowFormat::kText, {.max_seq_len = 2});
   ASSERT_TRUE(pairs.ok()) << pairs.status();
   EXPECT_EQ(pairs->back().tokens.size(), 2u);
@@ -223,7 +224,7 @@ TEST_F(ExampleTest, EachAnswerOfManyTurnsIsTrainedAndNoQuestion) {
     all += "a" + number;
   }
   line += "]}";
-  // The parts of the text that have the form of our contents.
+  // Joins the parts of the text that look like a content of `line`, such as a100 or q119.
   const auto turns = [](const std::string& text) {
     std::string found;
     for (std::size_t i = 0; i + 4 <= text.size(); ++i) {

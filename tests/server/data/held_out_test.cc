@@ -92,7 +92,7 @@ TEST(HoldOutTest, BothPartsHaveARow) {
   }
 }
 
-// The share may come from the file of an imported model.
+// A conversion reads the share from nibble.json of the model, so it may be any number.
 TEST(HoldOutTest, SharesOutOfRangeAreRefused) {
   for (const double fraction : {0.0, -1.0, 0.51, 1e300, std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_TRUE(absl::IsInvalidArgument(HoldOut(Made({1, 1, 1}), fraction).status())) << fraction;

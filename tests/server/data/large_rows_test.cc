@@ -198,7 +198,7 @@ TEST_F(LargeRowsTest, LargeRowTakesItsMemoryFirstAndReleasesIt) {
   EXPECT_TRUE(load(256 * 200'000, blob).ok());
 }
 
-// T6: many plans of such rows would read gigabytes before one of them has its turn.
+// T6: if a plan read a long line before its turn, many plans that wait would hold gigabytes.
 TEST_F(LargeRowsTest, LongLineIsNotReadBeforeItsTurn) {
   const TokenSource source = Rows(TextRow(std::string(64 * kMiB, 'x')));
   LargeRows rows;
@@ -221,7 +221,8 @@ TEST_F(LargeRowsTest, LongLineIsNotReadBeforeItsTurn) {
 #endif
 }
 
-// T6: the cached words of a file take 84 MiB per thread from the budget while it is written, or are not cached.
+// T6: while a token file is written, its cached words take 84 MiB per thread from the budget; if the budget has less,
+// words are not cached.
 TEST_F(LargeRowsTest, CachedWordsTakeTheirMemoryFirstAndReleaseIt) {
   const TokenSource source = Rows(TextRow(Prose(200'000)));
   std::string first;

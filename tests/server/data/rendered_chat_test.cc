@@ -117,8 +117,8 @@ TEST_F(RenderedChatTest, EndTokenOfTheConversationIsNotTheGenerationPrompt) {
   EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{{ '<assistant>' if "
                     "add_generation_prompt else '<end>' }}"),
             "first;|second;<end>");
-  // As above, but the first question is rendered differently once there is a second: the whole does not begin like its
-  // prefixes.
+  // As above, but a question is rendered with '!' while it is the last message: the whole conversation does not begin
+  // with the text of a part that ends with a question.
   EXPECT_EQ(
       Trained(
           "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '!' if m.role == 'user' and loop.last }};{% endfor %}"
@@ -129,8 +129,8 @@ TEST_F(RenderedChatTest, EndTokenOfTheConversationIsNotTheGenerationPrompt) {
          "and with its turns";
 }
 
-// Llama 3.1 renders the first question there if there are tools. A question that is rendered together with its answer
-// is refused.
+// Llama 3.1 renders the first question before the loop if there are tools. A question that is rendered together with
+// its answer is refused.
 TEST_F(RenderedChatTest, FirstQuestionMayBeRenderedBeforeTheLoop) {
   EXPECT_EQ(
       Trained(

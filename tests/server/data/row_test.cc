@@ -129,7 +129,7 @@ TEST(RowTest, ChatNeedsATrainedMessageAndKeepsEveryField) {
   EXPECT_THAT(std::string(number.status().message()), HasSubstr("true or false"));
 }
 
-// Protects the server: a line of 1 MiB could hold 30,000 messages (kMaxMessages).
+// Protects the server: without this limit (kMaxMessages), a line of 1 MiB could hold 30,000 messages.
 TEST(RowTest, UploadedConversationHasAtMost1024Messages) {
   const auto line = [](std::size_t messages) {
     std::string text = R"({"messages": [)";

@@ -70,7 +70,7 @@ TEST_F(TokenFileTest, NamesTheLineOfEachExample) {
 }
 
 TEST_F(TokenFileTest, BytesDoNotDependOnTheNumberOfThreads) {
-  // Many windows, and lines longer than one.
+  // Many windows, and lines that are longer than a window.
   const std::string long_line = "{\"text\": \"" + std::string(60'000, 'y') + "\"}\n";
   const TokenSource source = Source(RowFormat::kText, 700, long_line + long_line + "{\"text\": \"no line end\"}");
   std::string first;
@@ -166,7 +166,8 @@ TEST_F(TokenFileTest, DamagedFileIsDetectedAndRewritten) {
   const auto want = InMemory(source);
   ASSERT_TRUE(want.ok());
   const auto token_bytes = static_cast<std::size_t>(want->num_tokens) * 4;
-  // The header has 80 bytes, the tokens follow. All bytes at the beginning and the end are altered, and some others.
+  // The header has 80 bytes, the tokens follow. Besides the files that are cut or longer, there is a file for each
+  // altered byte: each byte of the header, each of about the last 600 bytes, and every 37th byte between them.
   std::vector<std::string> damaged = {"", whole.substr(0, 79), whole.substr(0, whole.size() - 1), whole + "x"};
   for (std::size_t at = 0; at < whole.size(); at += at < 80 || at + 600 > whole.size() ? 1 : 37) {
     if (at >= 12 && at < 16) continue;  // reserved

@@ -32,8 +32,8 @@ class TokenSourceTest : public ::testing::Test {
     text_.chat_template = *std::move(bare);
   }
 
-  // Rows that are whole, too long, blank, merged at their boundary and without a loss, repeated `times` times, followed
-  // by `last`.
+  // Rows that fit, are too long, are blank, have a token that crosses the end of the prompt, or have no loss. They are
+  // repeated `times` times and followed by `last`.
   TokenSource Source(RowFormat format, int times, const std::string& last = "") {
     std::string all;
     for (int i = 0; i < times; ++i) {

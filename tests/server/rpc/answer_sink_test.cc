@@ -29,8 +29,9 @@
 namespace nibble::rpc {
 namespace {
 
-// Simulates a reader that is behind and checked every second; `takes(second)`: the number of messages that it takes
-// then. Returns the second in which the reader loses its request; -1: it keeps it for an hour.
+// Simulates a reader that is behind and is checked every second; `takes(second)`: the number of messages that it takes
+// in this second. Returns the second in which the reader loses its request; -1: the reader still has its request after
+// an hour.
 int SecondOfLoss(SlowReader reader, const std::function<int(int)>& takes) {
   std::uint64_t taken = 0;
   for (int second = 0; second < 3600; ++second) {
@@ -77,7 +78,7 @@ using testing_support::Find;
 
 constexpr std::int32_t kD = 70;  // "d" in the vocabulary of the small model
 
-// Keeps the replies; the hook runs on the engine's thread.
+// Keeps the replies; calls `on_reply` on the engine's thread.
 class Answer final : public AnswerSink {
  public:
   explicit Answer(AnswerContext context) : AnswerSink(std::move(context)) {}
@@ -303,7 +304,7 @@ TEST_F(AnswerSinkTest, CharactersAreShownWholeAndAnUnfinishedOneIsReturnedAsByte
     ASSERT_NE(at, std::string::npos) << from;
     tokenizer.replace(at, from.size(), to);
   };
-  replace(R"("y": 91)", "\"\xC3\x83\": 91");  // how such vocabularies write byte C3
+  replace(R"("y": 91)", "\"\xC3\x83\": 91");  // how byte-level vocabularies write byte C3
   replace(R"("z": 92)", "\"\xC2\xA9\": 92");  // and A9
   model::WriteBytes(source + "/tokenizer.json", tokenizer);
   std::filesystem::remove_all(models_.bf16());

@@ -104,7 +104,7 @@ class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over
   std::shared_ptr<grpc::Channel> plain_;
 };
 
-// Methods of the rules that this server has on this transport.
+// Whether this server has the rule's method on this transport.
 bool IsServed(const auth::MethodRule& rule, Over over) {
   if (rule.access == auth::Access::kReflection) return over == Over::kLocal;
   if (rule.access == auth::Access::kHealth) return over != Over::kInsecure;
@@ -140,7 +140,9 @@ TEST_P(AuthServerTest, S1NoMethodAnswersWithoutAValidToken) {
   const auto http = Scrape();
   EXPECT_THAT(http, HasSubstr("nibble_auth_failures_total{reason=\"TOKEN_MISSING\"}"));
   EXPECT_THAT(http, Not(HasSubstr("token-")));
-  if (GetParam() == Over::kInsecure) return;  // the handlers' wrappers refuse, and count: S1RefusedCallsHaveNoEffect
+  // On this transport, the wrappers of the handlers refuse and count the calls; S1RefusedCallsHaveNoEffect tests their
+  // effects.
+  if (GetParam() == Over::kInsecure) return;
   // Where gRPC itself checks the token, no handler was reached.
   std::istringstream lines(http);
   int methods = 0;
@@ -252,7 +254,7 @@ TEST_P(AuthEffectTest, S1RefusedCallsHaveNoEffect) {
   EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/uploads"));
 
   for (const grpc::Status& status : try_all("token-admin")) EXPECT_TRUE(status.ok()) << status.error_message();
-  // The load is an operation.
+  // The load is an operation, which may still run.
   EXPECT_TRUE(testing_support::Soon([&] { return Effects().find("loaded 1") != std::string::npos; }));
   EXPECT_EQ(Effects(), "more texts | jobs 1 | loaded 1 | answered 1 | draining 0");
   EXPECT_TRUE(drain("token-admin").ok());
@@ -368,7 +370,7 @@ TEST_P(AuthServerTest, RefusalsAndCallsAreLoggedWithTheirPeer) {
   EXPECT_EQ(answered, 1);
 }
 
-// C4: in a generation, in the stream of one, and in a job.
+// C4: in a generation, streamed or not, and in a job.
 TEST_P(AuthEffectTest, C4PrioritiesAboveZeroNeedTheRoleOperator) {
   const auto expect_role = [](const grpc::Status& status, const std::string& field) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << status.error_message();

@@ -22,7 +22,8 @@
 namespace nibble::rpc {
 namespace {
 
-// Now() is read while a call is admitted: after its arrival, before the check whether the server drains.
+// A call reads Now() during its admission: after its arrival and before the check whether the server drains. `asked`
+// runs at this time.
 class AskedClock : public base::Clock {
  public:
   absl::Time Now() override {
@@ -149,7 +150,7 @@ class UnaryTest : public testing::Test {
   void AwaitBegun(int number) {
     while (service_.begun < number) std::this_thread::yield();
   }
-  // The status of a call that waits for so long until the worker is free.
+  // The status of a call that waits for the worker for the time `wait`.
   grpc::Status After(absl::Duration wait, std::optional<std::chrono::hours> deadline) {
     const int running = service_.begun + 1;
     auto busy = Ask(std::chrono::hours(1000));

@@ -175,7 +175,7 @@ bool SaysCommand(const std::string& text, const std::string& command) {
   if (space == std::string::npos) return Has(text, "\"" + command + "\"");
   const std::string noun = base::StrCat("\"", command.substr(0, space), "\", ");
   const std::string verb = base::StrCat("\"", command.substr(space + 1), "\"");
-  // Or the verb is one of several, written as "jobs", command.
+  // Or the test runs several verbs, and the verb is in a variable: "jobs", command.
   return Has(text, noun + verb) || (Has(text, verb) && std::regex_search(text, std::regex(noun + "[a-z]")));
 }
 

@@ -267,7 +267,7 @@ TEST_F(ErrorDetailsTest, ModelWhoseTextFilesCannotBeReadIsDataLoss) {
     }
     model::WriteBytes(directory + file, whole);
   }
-  // The restored model answers, and keeps what it has read.
+  // The restored model answers. The server keeps what it has read, so a later damage does not change the answer.
   EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Tokenize, tokenize, &ids).ok());
   model::WriteBytes(directory + "config.json", "{");
   EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Tokenize, tokenize, &ids).ok());
@@ -332,8 +332,8 @@ TEST_F(ErrorDetailsTest, DamagedRecordIsDataLoss) {
         /*of_operation=*/true);
 }
 
-// The readers of the files report different errors. All of them become DATA_LOSS, because the caller is not at fault,
-// even if the logits still equal the record.
+// The readers of the files report different errors. All of them become DATA_LOSS, because the caller is not at fault. A
+// damaged file is reported even if the logits still equal the record.
 TEST_F(ErrorDetailsTest, DataLossOfAnyFileIsFoundByVerify) {
   ASSERT_TRUE(ConvertTiny("eight").has_response());
   const std::string directory = directory_ + "/state/models/eight/";

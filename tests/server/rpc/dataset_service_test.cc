@@ -409,7 +409,7 @@ class StreamMessagesTest : public DatasetServiceTest {
     options.max_stream_messages = 3;
     return options;
   }
-  // Sends a header, then so many chunks of so many bytes, then the end.
+  // Sends a header, then `chunks` chunks of `bytes` bytes each, then the end.
   grpc::Status Chunks(const std::string& name, int chunks, std::size_t bytes) {
     grpc::ClientContext context;
     v1::Dataset dataset;
@@ -432,7 +432,8 @@ class StreamMessagesTest : public DatasetServiceTest {
   }
 };
 
-// A limit on messages alone would end every large upload: large messages are limited by their bytes.
+// A limit on the number of all messages would end every large upload. Large messages are limited by their bytes
+// instead.
 TEST_F(StreamMessagesTest, OnlySmallMessagesAreCounted) {
   EXPECT_TRUE(Chunks("one", 1, 100).ok());
   EXPECT_EQ(ReasonOf(Chunks("many", 2, 100)), "MESSAGE_TOO_LARGE");
@@ -477,7 +478,7 @@ TEST_F(OldStreamTest, SilentUploadEndsAtTheAgeLimit) {
     auto writer = datasets_->UploadDataset(&context, &dataset);
     v1::UploadDatasetRequest message;
     message.mutable_header()->set_name("silent");
-    if (header) writer->Write(message);  // fails if the age is already reached, as the status shows
+    if (header) writer->Write(message);  // may fail: the age limit may already be reached
     const auto began = std::chrono::steady_clock::now();
     const grpc::Status status = writer->Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status.error_message();
@@ -508,8 +509,8 @@ TEST_F(OldStreamTest, EndlessUploadEndsAtTheAgeLimit) {
   EXPECT_EQ(writer->Finish().error_message(), "the stream is older than 1s");
 }
 
-// No worker is that quick: a call without a deadline fails because it waited too long. A call with a deadline may wait
-// until then.
+// No worker begins a call within the default deadline of 1 ns, so a call without a deadline fails because it waited too
+// long. A call with its own deadline may wait until that deadline.
 class ImpatientServerTest : public DatasetServiceTest {
  protected:
   AppOptions Options() override {

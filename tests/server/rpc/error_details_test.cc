@@ -513,7 +513,7 @@ TEST_F(ErrorDetailsTest, OldEtagIsAbortedAndForeignPageTokenIsOutOfRange) {
   Check(Call(models_, &v1::ModelService::Stub::ListModels, list, &page), grpc::StatusCode::OUT_OF_RANGE, "PAGE_TOKEN");
 }
 
-// A client that cancels gets no status; a client whose request is aborted by another one does.
+// A client that cancels its own call gets no status from the server, so another call aborts the request here.
 TEST_F(ErrorDetailsTest, CancelledReportsStageTokensAndUsage) {
   ASSERT_TRUE(Generate(Prompt("tiny", "a", 1)).ok());  // loads the model
   grpc::Status status;
@@ -550,7 +550,7 @@ class RefusedCallerTest : public ErrorDetailsTest {
     options.security.insecure = true;
     return options;
   }
-  void SetUp() override { AppTest::SetUp(); }  // nothing is imported: no caller may
+  void SetUp() override { AppTest::SetUp(); }  // imports nothing: no token here permits it
   grpc::Status Ask(const std::string& method, const std::multimap<std::string, std::string>& metadata) {
     return testing_support::Ask(channel_, {.method = method, .metadata = metadata}).status;
   }

@@ -40,7 +40,7 @@ class FineTuneServiceTest : public AppTest {
     Import("tiny");
     Upload("texts", kTinyTexts);
   }
-  std::int64_t keep_free_bytes_ = 0;  // for the next server, if it is set
+  std::int64_t keep_free_bytes_ = 0;  // min_free_bytes of the next server; 0: unchanged
   // Reads the job again until it is CANCELLED.
   void AwaitCancelled(v1::Job* job) {
     v1::GetJobRequest get;

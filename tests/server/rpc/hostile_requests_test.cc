@@ -175,7 +175,7 @@ class HostileRequestsTest : public AppTest {
       }
     }
   }
-  // A request whose names exist, so that the server gets as far as the spoilt one.
+  // A request whose names exist, so that the server gets as far as the spoilt field.
   std::unique_ptr<Message> Plausible(const Descriptor* type) const {
     std::unique_ptr<Message> message(MessageFactory::generated_factory()->GetPrototype(type)->New());
     std::vector<Path> fields;
@@ -233,9 +233,9 @@ class HostileRequestsTest : public AppTest {
     if (auto* one = dynamic_cast<v1::DownloadArtifactRequest*>(message)) one->set_artifact_id(artifact_);
   }
 
-  // Whether the field holds a path, or the name of something that is or will be on the disk. Excludes filters, which
-  // match nothing, the name for people in the header of an upload, and file names in an upload, which come after its
-  // header (S4UploadedFilesHavePlainNames).
+  // Whether the field holds a path, or the name of something that is or will be on the disk. Excludes filters (with
+  // these texts they match nothing), the name in the header of an upload (only people read it), and file names in an
+  // upload (they follow the header; S4UploadedFilesHavePlainNames tests them).
   static bool NamesAFile(const FieldDescriptor* field) {
     static const std::set<std::string> names = {"name",
                                                 "model",
@@ -275,7 +275,7 @@ class HostileRequestsTest : public AppTest {
     } else {
       EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << where << ": " << status.error_message();
       const auto resource = Find<google::rpc::ResourceInfo>(testing_support::Details(status));
-      if (!resource.has_value()) return;  // the error of a path
+      if (!resource.has_value()) return;  // an error about a path has none
       for (const char* existing : {"tiny", "texts", "imported", "converted", "published"}) {
         EXPECT_NE(resource->resource_name(), existing) << where;
       }
@@ -527,7 +527,7 @@ TEST_F(HostileRequestsTest, S4UploadedFilesHavePlainNames) {
     const grpc::Status status = writer->Finish();
     ExpectClean({status, ""}, way);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT)
-        << way;  // a plain name: the stream ends too early
+        << way;  // a plain name, too: its stream ends too early
   }
   app_.reset();
   EXPECT_EQ(watcher.Touches(), 0);

@@ -148,7 +148,8 @@ TEST_F(TinyMessagesTest, UnaryAnswerThatMayNotFitIsRefusedBeforeAnyStep) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-// The deadline of the server passes before anything can be answered. Later stages: tests/e2e/test_limits.py.
+// The deadline of the server passes before anything can be answered. tests/e2e/test_limits.py tests deadlines that pass
+// later.
 class ServerDeadlineTest : public InferenceServiceTest {
  protected:
   AppOptions Options() override {
@@ -278,7 +279,8 @@ TEST_F(InferenceServiceTest, ErrorsNameTheirReason) {
   EXPECT_EQ(FieldOf(Generate(nothing, &response)), "input");
 }
 
-// C2 (docs/faults.md). An error that names bytes is about a text that was not encoded; the model takes 256 tokens.
+// C2 (docs/faults.md). The model accepts 256 tokens. An error that gives the size in bytes, not in tokens, shows that
+// the text was not encoded.
 TEST_F(InferenceServiceTest, C2LargePromptsAreRefusedBeforeTheyAreEncoded) {
   const std::string large(3 << 20, 'a');
   const auto expect_unread = [](const grpc::Status& status, const std::string& field) {
@@ -317,7 +319,8 @@ TEST_F(InferenceServiceTest, C2LargePromptsAreRefusedBeforeTheyAreEncoded) {
   EXPECT_TRUE(Generate(Prompt("tiny", "a b c", 2), &response).ok());
 }
 
-// C2: a request that waits for a load keeps its memory. The model does not exist, which only a wait would find out.
+// C2: a request that waits for a load keeps its memory, so a large prompt is refused first. The model does not exist: a
+// request that waited for it would get another error.
 TEST_F(InferenceServiceTest, C2LargePromptsDoNotWaitForTheModel) {
   v1::GenerateRequest request = Prompt("absent", std::string(3 << 20, 'a'), 1);
   v1::GenerateResponse response;
@@ -338,7 +341,8 @@ TEST_F(InferenceServiceTest, C2LargePromptsDoNotWaitForTheModel) {
   EXPECT_EQ(ReasonOf(inference_->ScoreStream(&scores_context, scores)->Finish()), "PROMPT_TOO_LONG");
 }
 
-// C2: the number of ids is compared with the context first. The last id is invalid, which a decoder would have found.
+// C2: the number of ids is compared with the context first. The last id is invalid: if the ids were decoded first, the
+// error would be about this id.
 TEST_F(InferenceServiceTest, C2TooManyTokenIdsAreRefusedBeforeTheyAreDecoded) {
   v1::GenerateRequest request;
   request.set_model("tiny");

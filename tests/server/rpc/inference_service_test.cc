@@ -159,7 +159,8 @@ TEST_F(InferenceServiceTest, ChatStreamAnswersAsChat) {
   EXPECT_EQ(rendered.token_ids_size(), whole.usage().prompt_tokens());
 }
 
-// An echoed prompt shows its special tokens only where the text does, whether it was sent as ids or as a conversation.
+// An echoed prompt shows its special tokens only with include_special_tokens, as generated text does, whether the
+// prompt was sent as ids or as a conversation.
 TEST_F(InferenceServiceTest, EchoHasSpecialTokensOnlyOnRequest) {
   v1::TokenizeRequest tokenize;
   tokenize.set_model("tiny");

@@ -165,7 +165,8 @@ TEST_F(InferenceServiceTest, ChatNeedsAConversation) {
 // "tiny" has a tokenizer in which some text is replaced.
 class AlteredTokenizerTest : public InferenceServiceTest {
  protected:
-  // Options with an import root whose model has the tokenizer with each first text replaced by its second.
+  // Options whose import root holds the model with an altered tokenizer.json: the first text of each pair is replaced
+  // by the second.
   AppOptions OptionsWith(const std::vector<std::pair<std::string, std::string>>& replaced) {
     AppOptions options = InferenceServiceTest::Options();
     options.import_root = directory_ + "/root";
@@ -255,7 +256,8 @@ TEST_F(AddedTokenTest, OnlyATextPromptGetsTheToken) {
   EXPECT_THAT(prompt(request), ElementsAre(0, 67, 97, 68, 97, 69));
   for (const int id : {67, 97, 68}) request.mutable_token_ids()->add_ids(id);
   EXPECT_THAT(prompt(request), ElementsAre(67, 97, 68));
-  // A template writes its own special tokens: this one writes none. (The vocabulary does not have its newline.)
+  // A template writes its own special tokens: this one writes none. (It writes a newline, which the vocabulary does not
+  // have.)
   auto* message = request.mutable_chat()->add_messages();
   message->set_role("a");
   message->set_content("b");
@@ -361,7 +363,8 @@ TEST_F(PiecesOfCharactersTest, AStopStringOfSeveralCharactersIsFoundAcrossTokens
       EXPECT_EQ(stopped.ids.size(), stop == kEuro ? 4u : 6u) << stop;
     }
   }
-  // Differs from the text only in its last byte: the text is held back while it may match, then shown.
+  // A stop string that differs from the text only in its last byte: the text is held back while it may match, then
+  // shown.
   v1::GenerateRequest ask = Ask(6);
   ask.mutable_stopping()->add_stop(std::string(kEuro) + "\xF0\x9F\x98\x81");
   const Streamed all = Stream(ask);
@@ -440,7 +443,7 @@ class SlowReaderTest : public InferenceServiceTest {
     options.engine.kv_tokens = 8192;
     return options;
   }
-  // Otherwise the transport's window grows with the machine and takes a whole answer.
+  // Without these settings, the transport's window may grow until it takes a whole answer.
   void SetUp() override {
     InferenceServiceTest::SetUp();
     grpc::ChannelArguments arguments;
@@ -480,7 +483,7 @@ TEST_F(SlowReaderTest, ReaderThatTakesNothingLosesItsRequestAndGetsItsUsage) {
   EXPECT_EQ(Load().kv_blocks_used(), 0);
 }
 
-// Wherever the buffer fills up, also in the last step: an answer with OK is complete.
+// Wherever the buffer fills up, even in the last step, an answer that ends with OK is complete.
 TEST_F(SlowReaderTest, TruncatedAnswerIsNeverOk) {
   int whole = 0, lost = 0;
   for (int tokens = 2; tokens < 60 && lost < 3; ++tokens) {

@@ -152,8 +152,8 @@ class InferenceTextTest : public testing_support::InferenceFixture {
   std::shared_ptr<std::promise<void>> gate_;
 };
 
-// C2 (docs/faults.md): a large chat must not be encoded on the shared workers, also if its contents are small and its
-// roles, the number of its messages or the template make it large.
+// C2 (docs/faults.md): a large chat must not be encoded on the shared workers, even if its contents are small and it is
+// large only because of its roles, the number of its messages or the template.
 TEST_F(InferenceTextTest, C2LargeChatsAreEncodedOnTheThreadOfLargeTexts) {
   struct Case {
     const char* what;

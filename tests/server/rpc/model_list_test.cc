@@ -133,7 +133,7 @@ TEST_F(ModelServiceTest, ADeletionBetweenTwoPagesHidesNothing) {
   v1::ListModelsResponse page;
   ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ListModels, request, &page).ok());
   request.set_page_token(page.next_page_token());
-  for (const char* gone : {"a", "b"}) {  // also the last one shown
+  for (const char* gone : {"a", "b"}) {  // "b" is the last name of the first page
     v1::DeleteModelRequest remove;
     remove.set_name(gone);
     v1::DeleteModelResponse removed;
@@ -172,8 +172,8 @@ TEST_F(ModelServiceTest, EndedOperationIsAnsweredAfterARestart) {
   EXPECT_EQ(ReasonOf(operations_->GetOperation(&context2, get, &after)), "OPERATION");
 }
 
-// A call that is repeated because the restart lost its answer does nothing twice: it is not refused with NAME_TAKEN,
-// and no second model is made.
+// A client may repeat a call whose answer was lost in the restart: the repeated call is not refused with NAME_TAKEN and
+// makes no second model.
 TEST_F(ModelServiceTest, ARequestIdIsKnownAfterARestart) {
   Import("base");
   v1::ImportModelRequest imported;
@@ -206,7 +206,7 @@ TEST_F(ModelServiceTest, ARequestIdIsKnownAfterARestart) {
     EXPECT_EQ(again[i].name(), first[i].name()) << i;
     EXPECT_TRUE(again[i].done() && again[i].has_response()) << i;
   }
-  // The restart took the files of the export, so it is made again (docs/faults.md, C9).
+  // The restart removed the files of the export, so the export is made again (docs/faults.md, C9).
   EXPECT_NE(again[2].name(), first[2].name());
   EXPECT_TRUE(Wait(again[2]).has_response());
   longrunning::Operation other;

@@ -1,5 +1,5 @@
-// While a model is loaded, for as long as the test wants, the only worker of a server answers other calls, and calls
-// that wait for the model may leave.
+// While a model is being loaded, which takes as long as the test wants, the only worker of the server answers other
+// calls, and calls that wait for the model can be cancelled.
 #include "server/serve/model_loads.h"
 
 #include <grpcpp/grpcpp.h>
@@ -391,7 +391,7 @@ TEST_F(ModelLoadsTest, LoadWithoutAWaitingCallIsNotBegun) {
   const auto cold = Begin("cold"), frozen = Begin("frozen");
   EXPECT_TRUE(gate_.AwaitBegun("cold"));
   EXPECT_TRUE(gate_.AwaitBegun("frozen"));
-  const auto third = Begin("third");  // its turn comes after one of theirs
+  const auto third = Begin("third");  // its load waits for "cold" or "frozen"
   EXPECT_TRUE(AwaitWaiting(3));
   third->context.TryCancel();
   EXPECT_EQ(third->status.get().error_code(), grpc::StatusCode::CANCELLED);
@@ -421,7 +421,7 @@ TEST_F(ModelLoadsTest, FailedLoadIsRetriedByTheNextCall) {
   EXPECT_EQ(gate_.begun("cold"), 2);
 }
 
-// Unloads between the end of the load and the worker that continues the call.
+// The model is unloaded after its load has ended and before the worker continues the call.
 TEST_F(ModelLoadsTest, ModelUnloadedBeforeItsCallContinuesStillAnswers) {
   gate_.Shut("cold");
   const auto asked = Begin("cold");
@@ -473,7 +473,7 @@ TEST_F(ModelLoadsTest, FullQueueRefusesTheNextCallWithARetryDelay) {
   EXPECT_EQ(few.num_waiting(), 0u);
 }
 
-// C4 (docs/faults.md): otherwise one principal could fill all places, and all others would be refused.
+// C4 (docs/faults.md): without this limit, one principal could fill all places, and all others would be refused.
 TEST_F(ModelLoadsTest, C4OnePrincipalTakesNoMoreThanAQuarterOfThePlaces) {
   serve::ModelLoads some(*manager_, workers_, base::RealClock(), Exists, /*max_waiting=*/8);
   gate_.Shut("cold");

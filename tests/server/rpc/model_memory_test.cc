@@ -137,7 +137,7 @@ TEST_F(ModelMemoryTest, C5VerifyTakesItsMemoryFromThatOfModels) {
   EXPECT_EQ(never.have, 2000);
   EXPECT_GT(never.need, 2000);
   const Refusal load = RefusalOf(testing_support::Details(Load("small")));
-  // Room for either, not for both.
+  // There is memory for the load or for the verification, not for both.
   Restart(std::max(never.need, load.need));
   ASSERT_TRUE(Load("small").ok());
   const Refusal now = RefusalOf(testing_support::Details(Verify("small", &verified)));

@@ -270,7 +270,8 @@ TEST_F(ModelServiceTest, ConversionBeyondItsToleranceMakesNoModelAndReportsItsLo
   EXPECT_TRUE(kept.has_response()) << kept.error().message();
 }
 
-// T7 (docs/faults.md): a conversion does not make the tokens of its evaluation set again, in memory.
+// T7 (docs/faults.md): a conversion reads the cached tokens of its evaluation set instead of tokenizing it again in
+// memory.
 TEST_F(ModelServiceTest, ConversionEvaluatesCachedTokens) {
   Import("base");
   const std::string text = "{\"text\": \"the light of the keeper was seen from far away\"}\n";
@@ -294,7 +295,7 @@ TEST_F(ModelServiceTest, ConversionEvaluatesCachedTokens) {
   const auto files = base::RealFileSystem().List(directory_ + "/state/tokens/page");
   ASSERT_TRUE(files.ok()) << files.status();
   EXPECT_EQ(files->size(), 1u);
-  // The rows are not read again: others are put in their place.
+  // Replaces the rows: equal losses below show that they are not read again.
   std::ofstream(directory_ + "/state/datasets/page/data.jsonl") << std::string(text.size(), 'x');
   const v1::ConversionReport second = report_of("second");
   EXPECT_GT(first.eval_loss_after(), 0);

@@ -253,7 +253,7 @@ class OperationCancelTest : public testing::Test {
   std::unique_ptr<operations::OperationTable> table_;
   std::string checkpoint_;
   std::int64_t num_layers_ = 0, num_tensors_ = 0;
-  // About the operation of Run.
+  // About the operation of the last Run.
   std::string name_;
   registry::OperationScope* scope_ = nullptr;
   std::map<std::string, std::int64_t> asks_;

@@ -1,5 +1,6 @@
-// Operations that a crash of the server interrupts (docs/faults.md, C8). The disk accepts no change from some point on,
-// which leaves what a crash at that point leaves; the next start determines how the work ended.
+// Operations that a crash of the server interrupts (docs/faults.md, C8). From some point on, the disk accepts no
+// change, so it holds what a crash at that point would leave. At the next start, the server determines how the work
+// ended.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -24,7 +25,7 @@ namespace longrunning = google::longrunning;
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
-// Lets only so many changes of models/ and operations/ reach the disk. Thread-safe.
+// Lets `left` changes of models/ and operations/ reach the disk, then fails all others. Thread-safe.
 class Standstill {
  public:
   explicit Standstill(std::atomic<std::int64_t>& left) : left_(left) {}
@@ -57,8 +58,8 @@ class OperationCrashTest : public AppTest {
     options.trainer_path = "/bin/false";  // a job only needs to be created
     return options;
   }
-  // Interrupts the operation after each of its last changes of the disk; returns the number of starts that found its
-  // model.
+  // Runs the operation kLast times; each time, another one of its last changes of the disk is the first that fails.
+  // Returns how often the next start of the server found the model.
   int CutOff(const std::string& prefix, const Begin& begin) {
     longrunning::Operation operation;
     left_ = kNever;
@@ -72,7 +73,8 @@ class OperationCrashTest : public AppTest {
     return recovered;
   }
 
-  // Number of last changes of an operation; manifest, rename, and the record of the operation's end are among them.
+  // Number of last changes that CutOff tests. The manifest, the rename, and the record of the operation's end are among
+  // them.
   static constexpr std::int64_t kLast = 14;
 
  private:

@@ -72,7 +72,7 @@ TEST_F(OperationsTest, AWaitWhoseClientHasGoneIsForgotten) {
     grpc::ClientContext context;
     longrunning::Operation operation;
     auto waiting = std::async(std::launch::async, [&] { return stub_->WaitOperation(&context, request, &operation); });
-    // Half of them are cancelled while they are being registered.
+    // Every second wait is cancelled at once, perhaps while it is being registered.
     while (i % 2 == 0 && table_->num_waiting() == 0) std::this_thread::yield();
     context.TryCancel();
     EXPECT_EQ(waiting.get().error_code(), grpc::StatusCode::CANCELLED);
@@ -138,7 +138,7 @@ TEST_F(OperationsTest, ListsByPagesInOrderOfName) {
   request.clear_page_token();
   request.set_filter("done:true");
   EXPECT_EQ(InfoOf(Ask(&Stub::ListOperations, request, &page)).metadata().at("name"), "ListOperationsRequest.filter");
-  // The name of the list: there is only one.
+  // There is only one list, and its name is "operations".
   request.clear_filter();
   request.set_page_size(100);
   request.set_name("operations");

@@ -1,4 +1,4 @@
-// A checkpoint of a job that no trainer wrote.
+// Puts a checkpoint, which no trainer wrote, into a job.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -14,9 +14,10 @@
 
 namespace nibble::testing_support {
 
-// Puts a checkpoint of `step` into attempt 1 of a job of the server whose state is DIRECTORY/state. It is complete, but
-// holds no adapter, only what `write` puts into its directory. Returns its directory; "" after a failure. It is written
-// outside the state, because unfinished files in the attempts of a job without a trainer are removed.
+// Puts a checkpoint of `step` into attempt 1 of a job of the server whose state is DIRECTORY/state. The checkpoint is
+// complete, but holds no adapter, only what `write` puts into its directory. Returns its directory; "" after a failure.
+// The checkpoint is written outside the state and then moved, because the server removes unfinished files in the
+// attempts of a job without a trainer.
 inline std::string PlantCheckpoint(const std::string& directory, const std::string& job, int step,
                                    const std::function<void(const std::string& path)>& write = {}) {
   auto& files = base::RealFileSystem();

@@ -46,7 +46,7 @@ class PreviewTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     return response;
   }
-  // Every row has more than two tokens: none is shown, and the next one is read.
+  // Every row has more than two tokens and is dropped: the preview shows no row and reads the next one.
   void DropAll() {
     request_.mutable_data()->set_max_seq_len(2);
     request_.mutable_data()->set_overlong(v1::OVERLONG_POLICY_DROP);

@@ -40,7 +40,8 @@ inline RawAnswer Ask(const std::shared_ptr<grpc::Channel>& channel, const RawCal
   auto call = stub.PrepareCall(&context, "/" + asked.method, &queue);
   call->StartCall(nullptr);
   next();
-  const grpc::Slice slice(asked.request);  // one empty slice is a message, no slice is not
+  // A buffer with one empty slice is an empty message; a buffer without a slice would be no message.
+  const grpc::Slice slice(asked.request);
   call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
   next();
   call->WritesDone(nullptr);

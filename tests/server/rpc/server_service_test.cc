@@ -27,7 +27,7 @@ class ServerServiceTest : public AppTest {
     EXPECT_TRUE(reply.ok()) << reply.status();
     return reply.ok() ? *std::move(reply) : client::HttpReply();
   }
-  // Any unary method by name, with an empty request.
+  // Calls any unary method by name, with an empty request.
   grpc::Status CallEmpty(const std::string& method) {
     return testing_support::Ask(channel_, {.method = method}).status;
   }

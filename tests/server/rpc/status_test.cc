@@ -148,7 +148,7 @@ TEST(StatusTest, FailedPreconditionNamesTheObjectOfTheCallUnlessItNamesAnother) 
   EXPECT_TRUE(Find<google::rpc::RequestInfo>(details).has_value()) << "other payloads stay";
   EXPECT_EQ(subject(absl::FailedPreconditionError("x")), "m");
   EXPECT_EQ(subject(base::WithReason(absl::FailedPreconditionError("x"), "MODEL_IN_USE", {{"name", "n"}})), "n");
-  // A field error has a metadata entry for each field, so none is added.
+  // A field error already has a metadata entry for each field, so About adds no entry.
   EXPECT_EQ(base::About(base::FieldError("r", "is 0"), "m"), base::FieldError("r", "is 0"));
   EXPECT_TRUE(base::About(absl::OkStatus(), "m").ok());
 }
@@ -159,7 +159,7 @@ TEST(StatusTest, LongTextsAndManyFieldsFitIntoMetadata) {
   const grpc::Status status = ToGrpcStatus(
       base::WithReason(absl::InvalidArgumentError(std::string(100'000, 'm')), "FIELD_VIOLATION", metadata));
   EXPECT_LE(status.error_message().size(), 1024u);
-  // Base64 in the worst case, beside the message: under 8 KiB together.
+  // The details, in Base64 in the worst case, and the message are together below 8 KiB.
   EXPECT_LE(status.error_details().size() * 4 / 3 + status.error_message().size(), 8000u);
   EXPECT_TRUE(Find<google::rpc::ErrorInfo>(Details(status)).has_value());
 }

@@ -128,7 +128,7 @@ TEST_F(StreamReactorTest, StalledReaderFillsOnlyTheBuffer) {
     if (!stream->Push(message)) {
       // The message is unchanged and can be pushed again.
       EXPECT_EQ(message.requests_total(), taken + 1);
-      // The transport may still be taking one: only a buffer that stays full counts.
+      // The transport may still be taking a message: only a buffer that stays full counts.
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       if (stream->space() == 0) break;
       --taken;
@@ -162,7 +162,7 @@ TEST_F(StreamReactorTest, ACancelReachesTheProducer) {
 
 TEST_F(StreamReactorTest, DeadlineEndsTheStreamAndIsCountedAsADeadline) {
   Start();
-  // A deadline that passes before the call arrives would leave no call.
+  // If the deadline passed before the call arrived, the service would not see the call.
   context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
   auto reader = stub_->WatchLoad(&context_, {});
   auto stream = service_.Take();
@@ -212,8 +212,8 @@ TEST_F(StreamReactorTest, TakenCountsTheMessagesThatTheReaderTook) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-// C12 (docs/faults.md): otherwise a client that reads nothing would keep its place, and the message being written, as
-// long as its connection lives.
+// C12 (docs/faults.md): if it were not cut off, a client that reads nothing would keep its place, and the message being
+// written, as long as its connection lives.
 TEST_F(StreamReactorTest, AbortedStreamWhoseClientReadsNothingIsCutOff) {
   base::StreamSlots slots("--max_watches", 1);
   service_.slots = &slots;
@@ -252,7 +252,7 @@ TEST_F(StreamReactorTest, EndedStreamWhoseClientReadsNothingIsCutOff) {
   EXPECT_FALSE(reader->Finish().ok());
 }
 
-// C12: otherwise a client that reads a chunk now and then would keep the place of its download for hours.
+// C12: without a minimum rate, a client that reads a chunk now and then would keep the place of its download for hours.
 TEST_F(StreamReactorTest, WatchedReaderMustTakeMessagesAtTheMinimumRate) {
   environment_.slow_reader = absl::Milliseconds(400);
   Start();

@@ -1,4 +1,5 @@
-// Jobs of another tenant look absent (docs/faults.md, S2), whatever the method and in the same words.
+// Jobs of another tenant look absent (docs/faults.md, S2): every method gives the same error as for a job that does not
+// exist.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
@@ -283,7 +284,7 @@ TEST_F(TenantTest, S2OneNameInTwoTenantsIsTwoPrincipals) {
   Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
   const std::string red = CreateJob("").name();
   As("ci-blue");
-  // The same id, once with the same body and once with another: neither answers with red's job, nor reveals it.
+  // The same id, once with the same body and once with another: neither call answers with red's job, nor reveals it.
   const v1::Job blue = CreateJob("");
   EXPECT_NE(blue.name(), red);
   v1::GetJobRequest get;
@@ -352,7 +353,8 @@ TEST_F(TenantTest, S2OperationsOfAnotherTenantLookAbsent) {
   EXPECT_EQ(list(), 2);
 }
 
-// Otherwise a tenant could learn what another one did under a guessed id, and take the id from it.
+// If tenants shared request ids, one tenant could guess an id and learn what another tenant did under it, or use the id
+// before the other tenant does.
 TEST_F(TenantTest, C9RequestIdsOfOperationsBelongToOneTenant) {
   const auto import = [&](const std::string& name) {
     v1::ImportModelRequest request;

@@ -141,7 +141,7 @@ TEST_F(TokensTest, EncodingOfALargeTextIsCancelledBetweenPieces) {
   EXPECT_TRUE(std::equal(whole->begin(), whole->end(), rendered.token_ids().begin(), rendered.token_ids().end()));
 }
 
-// The check for a cancel comes before a text is encoded as a whole, which is one piece of work.
+// The check for a cancel comes before a small text is encoded, because its encoding is not interrupted.
 TEST_F(TokensTest, CancelledTextIsNotEncoded) {
   const AnswerBounds gone{.cancelled = [] { return true; }, .max_bytes = 1 << 20};
   tokenize_.set_text("\xff");  // an encoder would refuse it

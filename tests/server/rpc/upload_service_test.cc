@@ -223,7 +223,7 @@ TEST_F(UploadServiceTest, C10ACancelledUploadEndsItsStreamAndFreesTheDisk) {
   EXPECT_EQ(Upload("page", kRows).rows(), 2) << "the name is free again";
 }
 
-// Otherwise far more than --max_dataset_bytes could be sent for a dataset whose name is in use.
+// Without this limit, far more than --max_dataset_bytes could be sent for a dataset whose name is in use.
 TEST_F(UploadServiceTest, C10AnExistingDatasetHasTheLimitOfANewOne) {
   Upload("page", kRows);
   const std::string bytes(1001, 'x');

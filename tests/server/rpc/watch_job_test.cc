@@ -53,7 +53,7 @@ class WatchJobTest : public jobs::ControllerFixture {
     stub_.reset();
     server_->Shutdown(std::chrono::system_clock::now());
     server_.reset();
-    // Waits for the tasks that a watch left to the only worker, and for those that they leave.
+    // Waits for the tasks that a watch has queued for the only worker, and for the tasks that these queue.
     for (int i = 0; i < 3; ++i) {
       std::promise<void> done;
       workers_.Run([&] { done.set_value(); });
@@ -162,7 +162,7 @@ TEST_F(WatchJobTest, ReturningReaderSeesEveryEventOnce) {
     const auto watch = Begin(id, after);
     EXPECT_GE(watch->snapshot.last_sequence(), after);
     EXPECT_EQ(watch->snapshot.oldest_sequence(), 1) << "the first event is never removed";
-    // Cancelled in the middle of the events; more follow while there is no watch.
+    // The watch is cancelled in the middle of the events; more events follow while there is no watch.
     v1::JobEvent event;
     for (int i = 0; i < 1 + round % 5; ++i) {
       if (watch->snapshot.last_sequence() == (seen.empty() ? 0 : seen.back()) &&
@@ -240,7 +240,7 @@ TEST_F(WatchJobTest, NegativeSequenceIsRefusedByName) {
 TEST_F(WatchJobTest, DrainEndsTheWatchButNotTheJob) {
   const std::string id = SubmitLong();
   const auto watch = Begin(id, 4);
-  // The watch joins the drain list after its snapshot: a step that arrives shows that it has.
+  // The watch joins the drain list after its snapshot; the arrival of a step shows that it has joined.
   Step(Trainer(id), 1);
   controller_->Tick();
   v1::JobEvent event;
