@@ -103,8 +103,8 @@ TEST_F(ExampleTest, EndTokenOfATextThatFillsItsPiecesIsTrained) {
     if (num_text_tokens % limit == 0) ++filled;
   }
   EXPECT_GE(filled, 2) << "number of limits that the text fills exactly";
-  // With a limit of two, the last three tokens cannot be shared by two pieces of at least two tokens: one token of the
-  // text is left out, and the end token is trained.
+  // With a limit of two, three remaining tokens do not make two pieces of two tokens: one token of the text is left
+  // out, and the end token is trained.
   const auto pairs = Pieces(R"({"text": "abcd"})", RowFormat::kText, {.max_seq_len = 2});
   ASSERT_TRUE(pairs.ok()) << pairs.status();
   EXPECT_EQ(pairs->back().tokens.size(), 2u);

@@ -267,7 +267,7 @@ TEST_F(ErrorDetailsTest, ModelWhoseTextFilesCannotBeReadIsDataLoss) {
     }
     model::WriteBytes(directory + file, whole);
   }
-  // The restored model answers. The server keeps what it has read, so a later damage does not change the answer.
+  // The restored model answers. The server keeps what it has read, so later damage does not change the answer.
   EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Tokenize, tokenize, &ids).ok());
   model::WriteBytes(directory + "config.json", "{");
   EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Tokenize, tokenize, &ids).ok());

@@ -104,8 +104,8 @@ class ErrorDetailsTest : public AppTest {
   grpc::Status Create(const v1::CreateJobRequest& request, v1::Job* job) {
     return Call(jobs_, &v1::FineTuneService::Stub::CreateJob, request, job);
   }
-  // The error of a job that was accepted and whose plan then failed: what a CreateJob that read the rows would have
-  // answered.
+  // The error of a job that was accepted and whose plan then failed. CreateJob would return the same error if it read
+  // the rows itself.
   grpc::Status ErrorOfPlan(const v1::CreateJobRequest& request) {
     v1::Job job;
     const grpc::Status created = Create(request, &job);

@@ -527,7 +527,7 @@ TEST_F(HostileRequestsTest, S4UploadedFilesHavePlainNames) {
     const grpc::Status status = writer->Finish();
     ExpectClean({status, ""}, way);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT)
-        << way;  // a plain name, too: its stream ends too early
+        << way;  // also for a plain name, because its stream ends too early
   }
   app_.reset();
   EXPECT_EQ(watcher.Touches(), 0);

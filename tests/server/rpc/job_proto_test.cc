@@ -113,7 +113,7 @@ void SetUnusual(Message& message, const FieldDescriptor* field) {
       field->is_repeated() ? r->AddString(&message, field, "q_proj") : r->SetString(&message, field, "hf");
       break;
     case FieldDescriptor::CPPTYPE_ENUM: {
-      // The last value; but the last value of packing is its default.
+      // The last value; for packing another one, because the last value of packing is its default.
       const int at = field->name() == "packing" ? 1 : field->enum_type()->value_count() - 1;
       const auto* last = field->enum_type()->value(at);
       field->is_repeated() ? r->AddEnum(&message, field, last) : r->SetEnum(&message, field, last);
