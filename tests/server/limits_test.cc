@@ -263,7 +263,7 @@ TEST(LimitsMemoryTest, MemoryOfNibbledItselfIsReserved) {
   EXPECT_EQ(OwnMemoryBytes(limits), own + 100);
 }
 
-// C2 (docs/faults.md): a text that cannot be cut is encoded in one piece, and no budget contains that memory.
+// C2 (docs/faults.md): a text that cannot be cut is encoded in one piece, which takes memory that no budget counts.
 TEST(LimitsMemoryTest, MemoryThatEncodesTheLargestTextIsReserved) {
   Limits limits;
   const std::int64_t own = OwnMemoryBytes(limits);

@@ -69,7 +69,7 @@ TEST(AuthMethodsTest, S1EveryMethodOfEveryServiceHasOneRule) {
   std::set<std::string> methods;
   std::vector<std::string> services(std::begin(rpc::kServices), std::end(rpc::kServices));
   services.push_back("nibble.internal.v1.TrainerReportService");
-  // Links their files in.
+  // These calls link the messages' files in: the pool below finds only services of linked files.
   internal::v1::Hello::descriptor();
   v1::ListDatasetsRequest::descriptor();
   v1::ListJobsRequest::descriptor();
@@ -106,7 +106,7 @@ TEST(DecideTest, S1NoMethodIsAllowedWithoutAValidToken) {
       {Caller{{"good"}, {}, "", false}, "TOKEN_INVALID"},
       {Caller{{"Bearer good", "Bearer good"}, {}, "", false}, "TOKEN_INVALID"},
       {Caller{{base::Sha256Hex("good")}, {}, "", false}, "TOKEN_INVALID"},
-      {With(base::Sha256Hex("good")), "TOKEN_INVALID"},  // the text of the file is not a token
+      {With(base::Sha256Hex("good")), "TOKEN_INVALID"},  // the file has this digest, which is not a token
       {Caller{{}, {"uri:spiffe://nobody"}, "", false}, "TOKEN_MISSING"}};
   int cases = 0;
   for (const auto& [caller, reason] : callers) {

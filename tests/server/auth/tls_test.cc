@@ -134,7 +134,8 @@ TEST_F(TlsTest, AnExpiredCertificateIsRefused) {
   EXPECT_THAT(Refusal(), HasSubstr("--tls_cert: " + At("served.crt") + " expired on 2020-02-01"));
 }
 
-// An expired authority may be in the file beside its successor, whose clients are served.
+// The file may contain an expired authority beside its successor. Clients with a certificate of the successor are
+// served.
 TEST_F(TlsTest, ExpiredAuthorityIsAcceptedAndReported) {
   MakeExpired("old");
   Write("both.crt", FileText(At("ca.crt")) + FileText(At("old.crt")));
@@ -197,7 +198,7 @@ TEST_F(TlsTest, UnusableFilesAreLoggedOnceAndTheLastGoodOnesStay) {
   EXPECT_GT(watch.Look().cert_expiry, expiry);
 }
 
-// The contents that gRPC reads.
+// The contents of the files that gRPC reads: open copies whose name contains "nibble-tls".
 std::vector<std::string> Copies() {
   std::vector<std::filesystem::path> paths;
   for (const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) paths.push_back(one.path());
@@ -210,7 +211,7 @@ std::vector<std::string> Copies() {
   return texts;
 }
 
-// With one descriptor left the pair can be copied, but the authority cannot.
+// With one descriptor left, certificate and key can be copied together, but the authority's file cannot.
 TEST_F(TlsTest, FilesThatCannotAllBeCopiedReplaceNothing) {
   auto started = TlsWatch::Start(files_, kNeverByItself);
   ASSERT_TRUE(started.ok()) << started.status();
@@ -219,7 +220,8 @@ TEST_F(TlsTest, FilesThatCannotAllBeCopiedReplaceNothing) {
   ASSERT_EQ(before.size(), 2u);
   const std::string authority = FileText(At("ca.crt"));
   Write("ca.crt", "");
-  EXPECT_FALSE(watch.Look().files.ok());  // logs now: UBSan needs a pipe when it meets this first
+  // Look() logs here, while descriptors are free: UBSan opens a pipe when the code that logs runs for the first time.
+  EXPECT_FALSE(watch.Look().files.ok());
   Copy("other", "served");
   MakeAuthority(At("next"));
   Write("ca.crt", authority + FileText(At("next.crt")));

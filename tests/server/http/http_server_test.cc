@@ -148,7 +148,8 @@ TEST_F(HttpServerTest, SlowConnectionsDoNotDelayProbes) {  // C3
       if (i % 2 == 1) slow.back()->Send(kHalf);
     }
     for (int round = 0; round < 20; ++round) {
-      for (const auto& connection : slow) connection->Send("x");  // fails on those that were closed for others
+      // Send fails on connections that the server has closed to make room for new ones.
+      for (const auto& connection : slow) connection->Send("x");
       ASSERT_EQ(Get("/livez").status, 200) << count;
     }
   }

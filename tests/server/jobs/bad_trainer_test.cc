@@ -180,7 +180,7 @@ TEST_F(BadTrainerTest, NothingThatATrainerStartsOutlivesIt) {  // R17
     ASSERT_TRUE(made.ok()) << made;
   }
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);                            // As nibbled does.
-  const std::string mark = "9876" + std::to_string(::getpid());  // seconds that only these processes sleep
+  const std::string mark = "9876" + std::to_string(::getpid());  // argument of `sleep` in these processes only
   std::ofstream(Hold()) << "x";
   const std::string id = Submit("breed " + mark, "out");
   WaitFor(id, [](const StoredJob& job) { return job.progress.value("step", 0) == 3; });
@@ -209,7 +209,7 @@ TEST_F(BadTrainerTest, NothingThatATrainerStartsOutlivesIt) {  // R17
   if (!bound_.made()) GTEST_SKIP() << "passed without the process limit: no writable cgroup hierarchy for processes";
 }
 
-// While it lives, orphans become children of this process, as they do of nibbled.
+// While a Subreaper exists, orphans become children of this process, just as they become children of nibbled.
 class Subreaper {
  public:
   Subreaper() { EXPECT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0); }

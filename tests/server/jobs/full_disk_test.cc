@@ -162,7 +162,8 @@ TEST_F(FullDiskTest, ServerOnAFullDiskStartsReadsAndCancels) {  // R8, R1
   const auto database = Database::Open((*state)->paths.database(), [&] { return (*state)->reserve->Release(); });
   ASSERT_TRUE(database.ok()) << database.status();
   Fill();  // other programs have taken the space that the server freed
-  base::FakeClock clock(absl::FromUnixSeconds(1'700'000'000));  // the request ids are older than a day
+  // The jobs were created in 1970, so the controller tries to forget their request ids, which are older than a day.
+  base::FakeClock clock(absl::FromUnixSeconds(1'700'000'000));
   FakeMachine machine(clock);
   FakeRunner runner(machine);
   {

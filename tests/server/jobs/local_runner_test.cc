@@ -136,7 +136,7 @@ TEST_F(LocalRunnerTest, TrainerWhosePidWasNeverRecordedIsAdoptedToo) {
   EXPECT_EQ(WaitForEnd(id).attempt, 1);
 }
 
-// While it lives, opening anything fails with EMFILE.
+// While an object of this class exists, opening any file fails with EMFILE.
 class NoDescriptors {
  public:
   NoDescriptors() {

@@ -160,7 +160,7 @@ TEST_F(PlanningTest, PrincipalsTakeTurns) {
     EXPECT_TRUE(job.ok()) << job.status();
   };
   for (const char* output : {"ann1", "ann2", "ann3", "ann4", "ann5", "ann6"}) submit(Slow(output), "ann");
-  AwaitBegun(2);  // Ann has both threads.
+  AwaitBegun(2);  // Ann's jobs take both planning threads.
   submit(Slow("bob1"), "bob");
   FinishOne("ann1");
   AwaitBegun(3);

@@ -32,7 +32,7 @@ TEST_F(RestartTest, AcknowledgedJobsSurviveARestart) {
   EXPECT_EQ(base::Reason(state_->datasets->Delete("train")), "DATASET_IN_USE");
 }
 
-// Shortens pages to two jobs. A page of the newest jobs may lack the oldest, however long the page is.
+// Shortens pages to two jobs, so that one page of the newest jobs does not have all open jobs.
 class ShortPages : public FaultyDatabase {
  public:
   explicit ShortPages(std::unique_ptr<Database> real)
@@ -178,8 +178,7 @@ TEST_F(RestartTest, TrainerThatFinishedWhileNoServerRanHasSucceeded) {
   Finish(trainer);
   machine_.Exit(trainer, 0);
   Open();
-  // Open does not hash the output, which may have gigabytes, so that the server starts without delay. The first round
-  // does.
+  // The output may have gigabytes. The first round hashes it, and not Open, so that the server starts without delay.
   EXPECT_EQ(State(id), kPreparing);
   EXPECT_TRUE(absl::IsNotFound(state_->models->Get("out").status()));
   EXPECT_EQ(base::Reason(controller_->IngestReport(id, 1, trainer.order.token, {}).status()), "FENCED");

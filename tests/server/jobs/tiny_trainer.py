@@ -20,7 +20,7 @@ terminated = False
 
 def on_term(*_):
     global terminated
-    os.write(1, b"SIGTERM\n")  # not print, which a signal may have interrupted
+    os.write(1, b"SIGTERM\n")  # not print: this signal may have interrupted a print, which cannot be entered twice
     terminated = behaviour != "deaf"
 
 
@@ -63,8 +63,8 @@ print("hello from the trainer", sorted(os.environ), flush=True)
 first = order["attempt"] == 1
 behaviour, _, mark = behaviour.partition(" ")
 if behaviour.startswith("breed"):
-    # A third each: in the trainer's process group, in their own sessions, and in their own sessions with all inherited
-    # descriptors closed.
+    # One third of the processes stays in the trainer's process group. The others have their own sessions; half of those
+    # have also closed all inherited descriptors.
     for i in range(200):
         subprocess.Popen(["sleep", mark], start_new_session=i % 3 > 0, close_fds=i % 3 == 2)
     behaviour = {"breed": "ok", "breed-forever": "forever"}[behaviour]

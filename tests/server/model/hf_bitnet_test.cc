@@ -86,7 +86,7 @@ class HfBitNetImportTest : public FamilyFixture {
   }
 
   void Use(const std::string& name) { Copy("bitnet", name); }
-  // Rewrites the source's tensors, with other values for some.
+  // Rewrites the source's tensors. Those that `others` names get its values.
   void Replace(const std::map<std::string, Values>& others) {
     const std::string path = Source() + "/model.safetensors", old = Source() + "/old.safetensors";
     std::filesystem::rename(path, old);
@@ -221,7 +221,8 @@ TEST_F(HfBitNetImportTest, MastersAreKeptAndNeverServed) {
   EXPECT_TRUE((*artifact)->info().bitnet.has_value());
 }
 
-// The scale is checked as it will be stored, after the inverse or the product.
+// The check applies to the scale that will be stored: the inverse of weight_scale for BitLinear, and the product of
+// weight_scale and the weights' magnitude if the weights are floats.
 TEST_F(HfBitNetImportTest, RejectsScaleThatBecomesInfiniteOrZero) {
   const std::string name = "model.layers.1.self_attn.q_proj.weight";
   Use("bitlinear");

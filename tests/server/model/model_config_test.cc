@@ -112,7 +112,8 @@ TEST(ModelConfigTest, AbsentKeysTakeTransformersDefaults) {
   EXPECT_TRUE(qwen3->qk_norm);
   EXPECT_FALSE(qwen3->qkv_bias);
   Json bitnet_json = Bare("BitNetForCausalLM", "bitnet");
-  bitnet_json["num_key_value_heads"] = nullptr;  // null means as many as heads; without the key there are 5
+  // null means as many KV heads as heads. Without the key, BitNet would have 5.
+  bitnet_json["num_key_value_heads"] = nullptr;
   const auto bitnet = ParseHfConfig(bitnet_json);
   ASSERT_TRUE(bitnet.ok()) << bitnet.status();
   EXPECT_EQ(bitnet->num_kv_heads, 32);

@@ -49,7 +49,8 @@ TEST(RecordTest, DetectsEveryFlippedBitAndTruncation) {
 TEST(RecordTest, RejectsWrongCountsUnderAValidChecksum) {
   const std::string whole = SerializeRecord(Sample());
   const std::string body = whole.substr(0, whole.size() - 64);
-  for (const std::size_t at : {8u, 8u + 4 + 64, 8u + 4 + 64 + 4}) {  // device, sequences, tokens of the first
+  // The offsets of the device, the number of sequences, and the number of tokens of the first sequence.
+  for (const std::size_t at : {8u, 8u + 4 + 64, 8u + 4 + 64 + 4}) {
     std::string bytes = body;
     bytes.replace(at, 4, "\xff\xff\xff\x7f");
     EXPECT_TRUE(absl::IsDataLoss(ParseRecord(bytes + base::Sha256Hex(bytes)).status())) << at;

@@ -75,7 +75,9 @@ TEST_F(ReplayTest, DetectsHeadScaleOneUlpHigher) {
   for (const auto& [name, dtype, shape] : (*writer)->tensors().order()) {
     const auto& stored = (*source)->tensors().at(name).bytes;
     std::string bytes(reinterpret_cast<const char*>(stored.data()), stored.size());
-    if (name == "model.embed_tokens.weight_scale") {  // also the head's scale; token 0 is not in the record
+    // The head has the scales of the embedding. The first scale is that of token 0, which the record does not contain,
+    // so only the head's product changes.
+    if (name == "model.embed_tokens.weight_scale") {
       float scale;
       std::memcpy(&scale, bytes.data(), sizeof scale);
       scale = std::nextafter(scale, std::numeric_limits<float>::infinity());

@@ -88,7 +88,7 @@ TEST(OperationIndexTest, FindsOldOperationsAndFilesThatAreDue) {
   EXPECT_EQ(index.EndedBefore(absl::InfiniteFuture()), second);
 }
 
-// Two records have one id after a crash before the file of the older one was removed.
+// If the server crashes before it has removed the file of the older record, two records have the same request id.
 TEST(OperationIndexTest, RequestIdOfTwoRecordsBelongsToTheNewerOperation) {
   for (const bool newer_first : {false, true}) {
     OperationIndex index;

@@ -138,7 +138,7 @@ TEST_F(OperationTableTest, C9FilesAndTheRequestIdOfTheirOperationAreForgottenTog
   EXPECT_TRUE(Delete(third).ok());
   EXPECT_TRUE(files.expired());
   EXPECT_FALSE(table_->Find(start)->has_value());
-  // A start empties uploads/, where the files are.
+  // The start of a server empties uploads/, where the files are.
   const std::string fourth = begin(*table_, absl::OkStatus());
   const auto reopened = Open("operations");
   EXPECT_FALSE(reopened->Find(start)->has_value());

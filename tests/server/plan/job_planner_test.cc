@@ -13,7 +13,8 @@
 namespace nibble::plan {
 namespace {
 
-// C2 (docs/faults.md): the token cache asks for the names of every open job's token files while it is locked.
+// C2 (docs/faults.md): the token cache asks for the names of every open job's token files while it is locked, so the
+// planner must answer without the slow reading of a tokenizer.
 TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
   nibble::testing::TempDirectory temp;
   auto state = store::StateDirectory::Open(base::RealFileSystem(), temp / "state", {.min_free_bytes = 0});

@@ -205,7 +205,7 @@ TEST_F(FairnessTest, LowerPriorityBeginsEventually) {
   std::vector<std::shared_ptr<Sink>> flood;
   std::size_t began_after = 0;
   patient->on_start = [&] { began_after = flood.size(); };
-  // Each request of the flood takes a second, and the next one waits before it ends.
+  // Each request of the flood takes a second. Before it ends, the next one is already waiting.
   std::function<void()> next = [&] {
     if (flood.size() >= 40) return;
     flood.push_back(std::make_shared<Sink>());

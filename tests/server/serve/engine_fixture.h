@@ -52,7 +52,8 @@ class Sink : public ResponseSink {
 
   bool started = false;
   double queued_ms = -1;
-  std::string text;  // of output 0; below, its tokens, and their logprobs if requested
+  // Of output 0: its text, its tokens, and the logprobs of the tokens if they were requested.
+  std::string text;
   std::vector<std::int32_t> ids;
   std::vector<float> logprobs;
   std::vector<std::vector<std::int32_t>> others;  // tokens of outputs 1 and up

@@ -55,7 +55,7 @@ TEST_F(EngineTest, DestroyedEngineEndsRunningAndWaitingRequests) {
     ASSERT_TRUE(engine->Submit(Ask(3, 3), waiting).ok());
     both.set_value();
   };
-  // Longer than this test: the model's whole context, in steps that the destructor interrupts.
+  // Fills the model's whole context, so that it probably still runs when the destructor ends it between two steps.
   ASSERT_TRUE(engine->Submit(Ask(3, 250), running).ok());
   both.get_future().wait();
   engine.reset();
@@ -281,7 +281,7 @@ TEST_F(EngineTest, RequestWithASlowReaderTakesNoStep) {
   EXPECT_EQ(stalled->ids, Answer(*engine, Ask(3, 10))->ids);
 }
 
-// The same while a prompt is scored: unread logprobs would accumulate.
+// A slow reader also pauses the scoring of its prompt. Otherwise unread logprobs would accumulate.
 TEST_F(EngineTest, PromptIsScoredNoFasterThanItsReader) {
   auto engine = Start();
   auto stalled = std::make_shared<Sink>();

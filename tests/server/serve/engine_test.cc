@@ -301,7 +301,7 @@ TEST_F(EngineTest, MinTokensMasksEndTokensAndStopIdsButNotTheirLogprobs) {
     request.sampling.seed = 5;
     request.stopping.ignore_eos = false;
     request.stopping.token_ids = {70};
-    request.penalties.bias = {{1, 100.0f}, {70, 90.0f}};  // "</s>" and "d", whatever comes before
+    request.penalties.bias = {{1, 100.0f}, {70, 90.0f}};  // draws "</s>" or else "d", whatever comes before
     request.stopping.min_tokens = 3;
     request.logprobs = true;
     const auto masked = Answer(*engine, request);
@@ -335,7 +335,7 @@ TEST_F(EngineTest, RefusesMinTokensWhenEveryTokenIsMasked) {
   const absl::Status refused = engine->Submit(request, std::make_shared<Sink>());
   EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
   EXPECT_EQ(base::ReasonMetadata(refused)["field"], "stopping.stop_token_ids");
-  request.stopping.ignore_eos = true;  // "</s>" is left
+  request.stopping.ignore_eos = true;  // now "</s>" is not masked
   EXPECT_EQ(Answer(*engine, request)->ids.at(0), 1);
 }
 
@@ -343,7 +343,7 @@ TEST_F(EngineTest, EndTokenEndsTheAnswerUnlessIgnored) {
   auto engine = Start();
   Request request = Ask(6, 12);
   request.stopping.ignore_eos = false;
-  request.penalties.bias = {{1, 100.0f}};  // "</s>", whatever comes before
+  request.penalties.bias = {{1, 100.0f}};  // draws "</s>", whatever comes before
   auto sink = Answer(*engine, request);
   ASSERT_TRUE(sink->finish.status.ok()) << sink->finish.status;
   EXPECT_THAT(sink->ids, ElementsAre(1));
@@ -474,7 +474,7 @@ TEST_F(EngineTest, NonSpecialEndTokenIsNotShown) {
 TEST_F(EngineTest, StopStringsMatchFromMinTokensOn) {
   auto engine = Start();
   Request request = Ask(6, 12);
-  request.penalties.bias = {{70, 100.0f}};  // "d", whatever comes before
+  request.penalties.bias = {{70, 100.0f}};  // draws "d", whatever comes before
   ASSERT_EQ(Answer(*engine, request)->text, std::string(12, 'd'));
   request.stopping.strings = {"ddd"};
   EXPECT_EQ(Answer(*engine, request)->ids.size(), 3u);

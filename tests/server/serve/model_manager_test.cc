@@ -51,8 +51,8 @@ class ModelManagerTest : public testing::Test {
   ModelManager& manager_ = *made_;
 };
 
-// Locate reads every byte of the artifact. A request for a model in memory must not pay for that, nor fail because of
-// it.
+// Locate reads every byte of the artifact. A request for a model in memory must not wait for that, and must not fail if
+// the bytes on the disk are damaged.
 TEST_F(ModelManagerTest, LoadedModelIsNotLocatedAgain) {
   const auto first = manager_.Acquire("small");
   ASSERT_TRUE(first.ok()) << first.status();

@@ -35,7 +35,8 @@ class Operand {
   const std::int64_t rows_, cols_;
 };
 
-// Tests with the CPU's bf16 products, if it has them, and without: machines below AVX-512 must serve bf16 models too.
+// Machines below AVX-512, where oneDNN has no bf16 products, must serve bf16 models too. So this tests with bf16
+// products (if the CPU has them) and without.
 TEST(OneDnnLibraryTest, MultipliesEveryMixOfTypesOnEveryCpu) {
   for (const bool use_bf16 : {true, false}) {
     const auto library = MakeOneDnnLibrary(use_bf16);

@@ -89,7 +89,7 @@ TEST_F(BaseCacheTest, TrimRemovesLeastRecentlyUsedFirstAndNothingInUse) {
   SetUsed("a", 100);
   SetUsed("b", 200);
   SetUsed("c", 300);
-  const auto used = Find("a");  // now
+  const auto used = Find("a");  // sets the time of its last use to now
   Add(Cache(3), "d");
   EXPECT_TRUE(There("a") && There("c") && There("d"));
   EXPECT_FALSE(There("b"));
@@ -133,7 +133,7 @@ TEST_F(BaseCacheTest, MakeRoomRemovesOnlyWhatIsNeeded) {
   EXPECT_TRUE(There("a") && There("b") && There("c")) << "that much is already free";
   EXPECT_FALSE(make_room(600'000 + all + 1));
   EXPECT_TRUE(There("a") && There("b") && There("c")) << "removing all entries would not suffice";
-  const auto used = Find("b");  // now
+  const auto used = Find("b");  // sets the time of its last use to now
   SetUsed("b", 100);
   EXPECT_FALSE(make_room(600'000 + all)) << "one is in use";
   EXPECT_EQ(Cache(10).ReclaimableBytes(), all) << "its user will end";
@@ -160,7 +160,8 @@ TEST_F(BaseCacheTest, MakeRoomKeepsAnEntryWhoseFilesAModelShares) {
   EXPECT_FALSE(There("own"));
 }
 
-// On XFS and Btrfs, a model shares the extents of a base's file. Elsewhere the clone below fails, and the count stays.
+// On XFS and Btrfs, a model shares the extents of a base's file. Elsewhere the clone below fails, and the number of
+// bytes does not change.
 TEST_F(BaseCacheTest, SharedExtentsAreNotCounted) {
   Add(Cache(10), "a");
   std::ofstream(temp_ / "bases/a/weights") << std::string(1 << 20, 'w');

@@ -19,7 +19,7 @@ absl::StatusOr<std::string> Render(std::string_view source, std::string_view mes
   return (*compiled)->RenderJson(messages, options);
 }
 
-// Golden: transformers' own environment.
+// The golden texts were rendered with transformers' own Jinja environment.
 TEST(ChatTemplateTest, ConversationsRenderAsInTransformers) {
   const base::Json golden = ReadGolden("chat_templates.json");
   for (const base::Json& row : golden.at("cases")) {
@@ -204,7 +204,8 @@ INSTANTIATE_TEST_SUITE_P(
                       "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
                       "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}"));
 
-// Code that only searches a long text allocates nothing, so the limit on processor time does not end it.
+// The limit on processor time is checked when memory is allocated. Code that only searches a long text allocates
+// nothing, so only the limit on the size of the code bounds its time.
 TEST(ChatTemplateTest, RefusesMoreCodeThanRealTemplatesHave) {
   std::string source;
   while (source.size() < (200 << 10)) source += "{% if 'xxxxxxxxy' in messages[0].content %}{% endif %}";

@@ -13,7 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 using Ids = std::vector<std::int32_t>;
 
-// Golden: llama.cpp on the same vocabulary, once for each pre-tokenizer.
+// The golden ids are those of llama.cpp with the same vocabulary, once for each pre-tokenizer.
 TEST(GgufTokenizerTest, TokenIdsMatchLlamaCpp) {
   const base::Json golden = ReadGolden("tiny_ids.json");
   const auto texts = golden.at("texts").get<std::vector<std::string>>();

@@ -194,7 +194,8 @@ TEST(PieceEncoderTest, CancelStopsBetweenPieces) {
   EXPECT_EQ(num_checks, 4);
 }
 
-// A unigram model weighs the whole text, FixedLength counts from its start, and dropout is random each time.
+// The tokens of a piece would differ from those of the whole text: a unigram model weighs the whole text, FixedLength
+// counts from the start of the text, and dropout is random each time.
 TEST(PieceEncoderTest, DoesNotCutTextsOfNonLocalTokenizers) {
   const auto unigram = FromGolden("hf_llama.json", [](base::Json& json) {
     json["model"] = base::Json::parse(R"({"type": "Unigram", "unk_id": 0, "byte_fallback": false,

@@ -170,7 +170,7 @@ TEST(StreamDecoderTest, RandomIdsAgreeWithDecode) {
     for (int round = 0; round < 500; ++round) {
       Ids ids;
       for (int i = 0; i < 20; ++i) {
-        // Some ids are beyond the vocabulary, and many are among the first 300: bytes.
+        // Some ids are beyond the vocabulary, and many are among the first 300, which include the byte tokens.
         const std::int32_t limit = i % 2 == 0 ? 300 : size + 5;
         ids.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(limit)));
       }
@@ -209,8 +209,9 @@ TEST(StreamDecoderTest, DeltasAreTheDecodedTextUnderEveryDecoder) {
 // all earlier ones again.
 TEST(StreamDecoderTest, CostOfAnIdDoesNotGrow) {
   constexpr std::int64_t kIds = 4000;
-  // For each id at most 64 stripped ids, the anchor and twice the id itself, and one to spare. Decoding all ids again
-  // for each one would cost 8,000,000.
+  // For each id the decoder may decode 64 stripped ids, the tokenizer's anchor (a token that is put before others, so
+  // that they are not stripped) and twice the id itself; one is to spare. Decoding all earlier ids again for each id
+  // would cost 8,000,000.
   constexpr std::int64_t kMost = 68 * kIds;
   for (const std::string& decoder : AllDecoders()) {
     const auto tokenizer = WithDecoder(decoder);
@@ -229,7 +230,8 @@ TEST(StreamDecoderTest, CostOfAnIdDoesNotGrow) {
       }
     }
   }
-  // Once there is text, the decoder of Llama and Mistral decodes the id and one more.
+  // Once there is text, the decoder of Llama and Mistral decodes only two ids for each new one: the new one and
+  // another.
   const auto mistral = WithDecoder(AllDecoders().front());
   StreamDecoder stream(*mistral, false);
   const std::int32_t blank = mistral->TokenId("\u2581").value();
@@ -241,7 +243,7 @@ TEST(StreamDecoderTest, CostOfAnIdDoesNotGrow) {
   EXPECT_LE(stream.num_decoded(), 2 * kIds + 8);
 }
 
-// Bytes that can no longer become a character are shown before the run ends.
+// Bytes that can no longer become a character are shown at once, and not only when the run of byte tokens ends.
 TEST(StreamDecoderTest, BrokenBytesAreNotHeldBack) {
   const auto tokenizer = Load(TinyGguf("sentence_piece", ""));
   const Streamed streamed = Stream(*tokenizer, ByteTokens(*tokenizer, "\xF0\xF0\xF0"), true);

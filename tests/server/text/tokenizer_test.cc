@@ -20,7 +20,7 @@ std::string SmallJson() {
   return files->tokenizer_json;
 }
 
-// Golden: ids and texts of transformers, for two tokenizer.json files in the styles of Llama 2 and Qwen 2.
+// The golden ids and texts are those of transformers, for two tokenizer.json files in the styles of Llama 2 and Qwen 2.
 TEST(TokenizerTest, IdsAndTextsMatchTransformers) {
   const base::Json golden = ReadGolden("hf_ids.json");
   const auto texts = golden.at("texts").get<std::vector<std::string>>();

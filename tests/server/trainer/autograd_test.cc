@@ -52,7 +52,7 @@ class AutogradTest : public ::testing::Test {
   AutogradContext context_;
 };
 
-constexpr double kF32 = 2e-5;  // the two differ by some hundred roundings in f32 at most
+constexpr double kF32 = 2e-5;  // kernel and formula differ by some hundred roundings in f32 at most
 
 TEST_F(AutogradTest, RmsNormHasTheGradientOfItsFormula) {
   const Tensor x = Random({5, 48}, 1).requires_grad_();
@@ -69,7 +69,8 @@ TEST_F(AutogradTest, RmsNormHasTheGradientOfItsFormula) {
   EXPECT_LT(Distance(got[1], want[1]), kF32);
 }
 
-// The kernel sums in a fixed order, torch does not.
+// RmsNormGradients must take the gradient to the weight from the kernel, which sums in a fixed order. torch's sums have
+// no fixed order.
 TEST_F(AutogradTest, WeightGradientOfRmsNormIsThatOfTheKernel) {
   for (const torch::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
     const Tensor x = Random({200, 48}, 1).to(type), g = Random({200, 48}, 3).to(type);

@@ -131,8 +131,8 @@ class BitLinearTest : public ::testing::Test {
     }
   }
 
-  // Equals the eager module on codes bit for bit; differs from the one that dequantizes first by the roundings of our
-  // epilogue.
+  // The output equals that of the eager module that multiplies codes, bit for bit. From the output of the eager module
+  // that dequantizes before it multiplies, it differs by the roundings of our epilogue.
   void ExpectOutput(const Case& c, const Run& run) {
     std::vector<std::int64_t> out = c.shape;
     out.back() = c.n;
@@ -267,7 +267,7 @@ TEST_F(BitLinearTest, RoundOnlyAndClippedMatchEager) {
   ExpectAll({.name = "rows_scaled", .options = With(kernels::Ste::kRoundOnly, true)});
 }
 
-// The linear quantizes its own input, or a norm before it does.
+// Either the linear quantizes its own input, or the norm before the linear has quantized it.
 TEST_F(BitLinearTest, ScaleGradientOf16BitActivationsMatchesEager) {
   for (const bool norm : {false, true}) {
     Case c = {.name = norm ? "bits_16_norm_scaled" : "bits_16_rows_scaled", .norm = norm};

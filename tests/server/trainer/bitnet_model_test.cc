@@ -286,7 +286,8 @@ TEST_F(BitNetModelTest, PassStoppedAnywhereLeavesNothingBehind) {
   EXPECT_EQ(gradients(), undisturbed);
 }
 
-// Refresh calls `cancelled` only to show life: a step that has begun to change parameters must finish.
+// Refresh calls `cancelled` only so that the trainer can show a sign of life, and ignores the answer: a step that has
+// begun to change parameters must finish.
 TEST_F(BitNetModelTest, RefreshShowsLifeAndIsNotStopped) {
   support::CancelAt asked;
   BitNetOptions options;
@@ -316,7 +317,8 @@ TEST_F(BitNetModelTest, MemorizesASequence) {
   EXPECT_LT(last, 0.1 * first);
 }
 
-// Compares the gradient with a finite difference of the loss along it. Only the rounding of the codes disturbs that.
+// Compares the gradient with a finite difference of the loss, taken along the gradient. Only the rounding of the codes
+// makes them differ.
 TEST_F(BitNetModelTest, GradientOfTheFinalNormIsTheSlopeOfTheLoss) {
   Make("hf_sharded_f32", "native", {.bf16_backward = false});
   const auto batch = Batch({Tokens(1, 30)});

@@ -109,7 +109,8 @@ TEST_F(CheckpointTest, LoadRestoresEveryBit) {
   EXPECT_TRUE(progress->differences.empty());
 }
 
-// Values of one type, with moments of another. The blocks of scales do not divide the tensor's 15 elements.
+// Values of one type, with moments of another. The tensor's 15 elements are no multiple of the blocks of 4 or 8
+// elements that share a scale.
 struct TypedState {
   TypedState(ElementType value_type, ElementType moment_type, unsigned first)
       : values(value_type, 15, HasScales(value_type) ? 4 : 0), moments(1) {

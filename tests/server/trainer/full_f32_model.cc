@@ -99,7 +99,8 @@ class FullF32Model : public TrainingModel {
     state_.config = config;
     state_.context.stream = stream;
     state_.context.cancelled = options.cancelled;
-    state_.context.scratch = torch::empty({1}, torch::kFloat32);  // the type of the head's backward products
+    // Backward products have the type of the scratch.
+    state_.context.scratch = torch::empty({1}, torch::kFloat32);
     std::map<std::string, Tensor> made;
     for (const model::TensorSpec& tensor : model::RequiredTensors(config)) {
       made[tensor.name] = Make(tensor, options.init_seed);

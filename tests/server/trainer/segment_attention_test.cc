@@ -31,7 +31,7 @@ using Attention = std::function<Tensor(const Tensor& q, const Tensor& k, const T
 
 class SegmentAttentionTest : public ::testing::Test {
  protected:
-  // q, k, v and the gradient of the output: f32 tensors of values that `type` holds.
+  // q, k, v and the gradient of the output: f32 tensors whose values `type` can hold exactly.
   static std::vector<Tensor> Inputs(const Case& c, torch::ScalarType type) {
     torch::manual_seed(7);
     std::vector<Tensor> inputs;

@@ -36,7 +36,7 @@ TEST(TorchLibraryTest, Bf16WeightIsWidenedInSlices) {
       }
       // A slice has 4096 outputs (model::kWidenedRows).
       EXPECT_LE(peak, 5000 * (kInputs + kRows) * 4 + 4096) << "the whole weight takes " << kOutputs * kInputs * 4;
-      // The product with the whole weight, rounded in f32 but possibly in another order.
+      // The product with the whole weight, which torch sums in f32 but possibly in another order.
       const Tensor product = torch::mm(x.to(torch::kFloat32), w.to(torch::kFloat32).t());
       const Tensor want = accumulate ? before + product : product;
       EXPECT_LE((y - want).abs().max().item<double>(), kInputs * 0x1p-24 * product.abs().max().item<double>());
