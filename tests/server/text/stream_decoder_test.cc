@@ -210,8 +210,8 @@ TEST(StreamDecoderTest, DeltasAreTheDecodedTextUnderEveryDecoder) {
 TEST(StreamDecoderTest, CostOfAnIdDoesNotGrow) {
   constexpr std::int64_t kIds = 4000;
   // For each id the decoder may decode 64 stripped ids, the tokenizer's anchor (a token that is put before others, so
-  // that they are not stripped) and twice the id itself; one is to spare. Decoding all earlier ids again for each id
-  // would cost 8,000,000.
+  // that their text is not stripped) and twice the id itself; one is to spare. Decoding all earlier ids again for each
+  // id would cost 8,000,000.
   constexpr std::int64_t kMost = 68 * kIds;
   for (const std::string& decoder : AllDecoders()) {
     const auto tokenizer = WithDecoder(decoder);
@@ -230,8 +230,8 @@ TEST(StreamDecoderTest, CostOfAnIdDoesNotGrow) {
       }
     }
   }
-  // Once there is text, the decoder of Llama and Mistral decodes only two ids for each new one: the new one and
-  // another.
+  // Once there is text, the decoder of Llama and Mistral decodes only two ids for each new id: the anchor and the new
+  // id.
   const auto mistral = WithDecoder(AllDecoders().front());
   StreamDecoder stream(*mistral, false);
   const std::int32_t blank = mistral->TokenId("\u2581").value();

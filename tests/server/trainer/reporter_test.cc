@@ -65,7 +65,7 @@ TEST(ReporterTest, LinesAcknowledgedBeforeSendingAreNotSent) {
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // The window stays at 64 KiB.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // The flow-control window stays at 64 KiB.
   builder.RegisterService(&service);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   ASSERT_NE(server, nullptr);
