@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # clang-tidy with a cache, for CMake's CXX_CLANG_TIDY: a source that passed is not checked again while its preprocessed
-# text, the rules and the tool are the same. Usage: tidy.sh CLANG_TIDY [OPTION...] SOURCE -- COMPILER ARGUMENT...
+# text, its NOLINT comments, the rules, the command and the tool are the same. Usage: tidy.sh CLANG_TIDY [OPTION...] SOURCE -- COMPILER ARGUMENT...
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -21,15 +21,17 @@ while (($#)); do
 done
 text=$(mktemp)
 trap 'rm -f "$text"' EXIT
-# The key must not depend on the path of the checkout.
-"${preprocess[@]}" -E -o - | sed "s|$root/||g" >"$text"
-key() { { cat "$text" "$@"; "$tool" --version; } | sha256sum | cut -d ' ' -f 1; }
-passed=$(key "$root/.clang-tidy")
+# -E drops comments, so the lines with NOLINT come from a second run, with -C. The key must not depend on the path of the
+# checkout.
+{
+  "${preprocess[@]}" -E -o -
+  "${preprocess[@]}" -E -C -o - | grep NOLINT || true
+  printf '%s\n' "${arguments[@]}"
+} | sed "s|$root/||g" >"$text"
+rules=("$root/.clang-tidy")
+if [[ $source == "$root"/tests/* ]]; then rules+=("$root/tests/.clang-tidy"); fi
+passed=$({ cat "$text" "${rules[@]}"; "$tool" --version; } | sha256sum | cut -d ' ' -f 1)
 [[ ! -e $cache/$passed ]] || exit 0
-if [[ $source == "$root"/tests/* ]]; then  # tests have fewer rules; a source that passed all rules also passed these
-  passed=$(key "$root/.clang-tidy" "$root/tests/.clang-tidy")
-  [[ ! -e $cache/$passed ]] || exit 0
-fi
 "${arguments[@]}"
 mkdir -p "$cache"
 : >"$cache/$passed"

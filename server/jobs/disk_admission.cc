@@ -14,7 +14,8 @@ namespace nibble::jobs {
 namespace {
 
 constexpr absl::Duration kMeasureEvery = absl::Seconds(5);
-// Interval between tries for the same jobs: a trainer that ended may have released a base that can be removed now.
+// Interval between two attempts to remove cached bases for the same queued jobs. The second attempt may succeed where
+// the first did not: a trainer may have ended that used the base.
 constexpr absl::Duration kMakeRoomEvery = absl::Seconds(10);
 // Maximum number of queued jobs measured in one call: each takes up to some milliseconds. The others count with their
 // whole plans until a later call.
@@ -44,7 +45,8 @@ absl::StatusOr<Picked> DiskAdmission::Pick(std::vector<QueuedJob> queue, const R
     for (const auto& [id, planned] : running) {
       reserved += NotYetWritten(planned, static_cast<std::int64_t>(store::AttemptsBytes(state_.paths, id)));
     }
-    // Free space is read after this, so bytes written in between count twice rather than not at all.
+    // PickWith reads the free space after the bytes of the attempts. Bytes written between the two readings thus count
+    // twice; in the other order they would not count.
     NIBBLE_ASSIGN_OR_RETURN(picked, PickWith(queue, load, limits, reserved, now));
     if (picked.short_of_disk.empty()) return picked;
   }

@@ -29,10 +29,10 @@ struct PlannedJob {
 };
 
 // Thread-safe. All arguments are borrowed. A plan reads all data and tokenizes what is not in the cache, which takes
-// minutes for a GiB unless it is cancelled. It keeps nothing in memory.
+// minutes for a GiB of text and can be cancelled. Nothing of the data stays in memory after a plan.
 class JobPlanner {
  public:
-  // `train_bytes`: that all trainers together may take; 0: not known. `memory`: shared by models and trainers.
+  // `train_bytes`: memory that all trainers together may use; 0: unknown. `memory`: shared by models and trainers.
   JobPlanner(std::int64_t train_bytes, const std::string& trainer_path, const store::StateDirectory& state,
              registry::TextCache& texts, data::TokenCache& tokens, std::shared_ptr<base::MemoryBudget> memory)
       : train_bytes_(train_bytes),

@@ -29,7 +29,7 @@ from no_skips import pytest_make_collect_report, pytest_runtest_makereport  # no
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="fail for a missing tool instead of skipping")
+    parser.addoption("--full", action="store_true", help="fail instead of skipping a test whose tool is missing")
     parser.addoption("--build-tree", type=pathlib.Path, help="install images from this build instead of building in a bare root")
     no_skips.pytest_addoption(parser)
 
@@ -67,11 +67,11 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def need(request):
-    """need(there, name): skips the test, or fails it with --full, unless `there` is true."""
-    def check(there, name):
+    """need(there, name, advice): skips the test, or fails it with --full, unless `there` is true."""
+    def check(there, name, advice="install it with deploy/setup.sh --full"):
         if there:
             return
-        missing = f"{name}: missing; install it with deploy/setup.sh --full"
+        missing = f"{name}: missing; {advice}"
         if request.config.getoption("--full"):
             pytest.fail(missing)
         pytest.skip(missing)

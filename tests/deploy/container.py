@@ -1,4 +1,4 @@
-"""Runs a root of image_root.py like a container runtime with --read-only: separate mounts, processes and loopback, uid
+"""Runs a root file system made by image_root.py like a container runtime with --read-only: separate mounts, processes and loopback, uid
 65532, no capabilities, every file system read-only except the state volume. Makes volumes and Secrets as the kubelet
 does for a pod."""
 import datetime
@@ -44,8 +44,8 @@ def make_pod_volume(folder):
 
 def write_secret(folder, files):
     """Writes {key: bytes} as the kubelet does for a Secret with defaultMode 0440 under fsGroup: files of root, readable
-    by the group, in a new folder; ..data links to that folder, and a link for each key to the file below ..data. A
-    later call changes all files by one rename of ..data."""
+    by the group, in a new folder. ..data is a link to that folder; each key is a link to its file below ..data. A later
+    call makes another folder and renames a new link to ..data, which changes all files at once."""
     folder.mkdir(exist_ok=True)
     os.chown(folder, 0, UID)
     folder.chmod(0o3777)

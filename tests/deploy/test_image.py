@@ -73,8 +73,8 @@ def test_versions_of_image_and_chart_match():
 def images(request, tmp_path_factory, need):
     """{stage: root}, made by every step of the Dockerfile; with --build-tree DIR the build stage only installs from
     that build."""
-    need(os.geteuid() == 0, "root (debootstrap, chroot)")
-    need(pathlib.Path("/usr/sbin/debootstrap").exists(), "debootstrap")
+    need(os.geteuid() == 0, "root (debootstrap, chroot)", "run the test as root")
+    need(pathlib.Path("/usr/sbin/debootstrap").exists(), "debootstrap", "install it with apt-get install debootstrap")
     work = pathlib.Path(os.environ.get("NIBBLE_IMAGE_WORK") or tmp_path_factory.mktemp("images"))
     image_root.make_image("trainer", work, request.config.getoption("--build-tree"))
     return {"server": work / "server", "trainer": work / "trainer"}

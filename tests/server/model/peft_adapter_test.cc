@@ -53,7 +53,7 @@ TEST_F(PeftAdapterTest, ReadsTheValuesOfTheFile) {
   EXPECT_EQ(adapter->config.targets, config_.targets);
 }
 
-TEST_F(PeftAdapterTest, Bf16IsWidened) {
+TEST_F(PeftAdapterTest, WidensBf16ToF32) {
   for (TensorPlan& tensor : plan_) tensor.dtype = DType::kBF16;
   for (auto& value : values_) std::fill(value.begin(), value.end(), 1.5f);
   Write();
@@ -62,7 +62,7 @@ TEST_F(PeftAdapterTest, Bf16IsWidened) {
   EXPECT_EQ(adapter->values, values_);
 }
 
-// The message is for people; the metadata tensor, got and wanted are for programs.
+// Programs read the tensor and the shapes got and wanted from the error's metadata.
 TEST_F(PeftAdapterTest, NamesTensorThatDoesNotFitTheBase) {
   const std::string q_a = LoraAName(0, LinearKind::kQ), down_b = LoraBName(1, LinearKind::kDown);
   const auto refused = [&](const std::string& tensor, const std::string& got, const std::string& wanted) {
@@ -140,7 +140,7 @@ TEST_F(PeftAdapterTest, C5RequestsMemoryForItsValuesBeforeItReadsThem) {
   EXPECT_EQ(asked.size(), 2u);
 }
 
-TEST_F(PeftAdapterTest, RejectsOtherTypesByName) {
+TEST_F(PeftAdapterTest, NamesUnsupportedTypeOfATensor) {
   Write();
   std::string bytes = ReadBytes(Path(kAdapterWeightsFile));
   const auto at = bytes.find("F32");

@@ -61,7 +61,7 @@ TEST(PublishedDirectoryTest, AFileWithAKnownDigestIsNotReadAgain) {
   EXPECT_EQ(base::Reason(Verify(Files(), temp / "m").status()), "CHECKSUM_MISMATCH");
 }
 
-TEST(PublishedDirectoryTest, FlippedBitIsFoundByVerifyAndShortFileByCheckSizes) {
+TEST(PublishedDirectoryTest, VerifyFindsFlippedBitAndCheckSizesFindsShortOrMissingFile) {
   TempDirectory temp;
   ASSERT_TRUE(PublishTwoFiles(Files(), temp / "m").ok());
   WriteFile(temp / "m/a.bin", "alphb");
@@ -76,7 +76,7 @@ TEST(PublishedDirectoryTest, FlippedBitIsFoundByVerifyAndShortFileByCheckSizes) 
   EXPECT_EQ(CheckSizes(Files(), temp / "m").status().code(), absl::StatusCode::kDataLoss);
 }
 
-// Files may be gigabytes, so `cancelled` is called before each piece of 1 MiB.
+// `cancelled` is called before each MiB that is read, because a file may have gigabytes.
 TEST(PublishedDirectoryTest, CancelStopsReadingAndPublishesNothing) {
   TempDirectory temp;
   int asked = 0;
@@ -98,7 +98,7 @@ TEST(PublishedDirectoryTest, CancelStopsReadingAndPublishesNothing) {
   EXPECT_TRUE(Verify(Files(), temp / "m", cancelled).ok());
 }
 
-TEST(PublishedDirectoryTest, ManifestThatLeadsOutOfTheDirectoryIsRefused) {
+TEST(PublishedDirectoryTest, RejectsManifestWithUnsafeNamesOrMalformedText) {
   TempDirectory temp;
   std::filesystem::create_directories(temp / "m");
   const std::string sha(64, 'a');
