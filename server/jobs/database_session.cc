@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <string_view>
 
 #include "server/base/error.h"
@@ -43,7 +44,7 @@ void HideFromOthers(const std::string& path) {
 }
 
 absl::Status Migrate(soci::session& session, const std::string& path) {
-  const long long wanted = static_cast<long long>(Migrations().size());
+  const long long wanted = static_cast<long long>(std::size(kMigrations));
   session << "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)";
   long long version = 0, rows = 0;
   session << "SELECT COUNT(*), COALESCE(MAX(version), 0) FROM schema_version", into(rows), into(version);
@@ -55,7 +56,7 @@ absl::Status Migrate(soci::session& session, const std::string& path) {
   if (version > 0 && version < wanted) NIBBLE_RETURN_IF_ERROR(BackUp(session, path, version, base::RealFileSystem()));
   for (; version < wanted; ++version) {
     soci::transaction transaction(session);
-    for (const std::string_view sql : Migrations()[static_cast<std::size_t>(version)]) session << std::string(sql);
+    for (const std::string_view sql : kMigrations[static_cast<std::size_t>(version)]) session << std::string(sql);
     const long long reached = version + 1;
     session << "DELETE FROM schema_version";
     session << "INSERT INTO schema_version (version) VALUES (:v)", use(reached);

@@ -27,7 +27,7 @@ from soak_calls import Calls, CountedApi, Life
 from test_http_port import attack
 from test_server_kills import Traffic, attempts, check_all_there, check_database, send
 from wire import Api, pool
-from soon import soon
+from soon import settled, soon
 
 MINUTES = float(os.environ.get("NIBBLE_SOAK_MINUTES", 30))
 FLAT = 0.05  # maximum spread() of nibbled's resident memory over the last half of the soak
@@ -154,14 +154,7 @@ class Soak:
 
 def settled_files(server):
     """The open files, once their number has not changed for 5 s, or after 60 s."""
-    until, since, found = time.monotonic() + 60, time.monotonic(), footprint.open_files(server.process.pid)
-    while time.monotonic() - since < 5 and time.monotonic() < until:
-        time.sleep(0.5)
-        now = footprint.open_files(server.process.pid)
-        if len(now) != len(found):
-            since = time.monotonic()
-        found = now
-    return found
+    return settled(lambda: footprint.open_files(server.process.pid))
 
 
 def kinds_of(files):

@@ -1,4 +1,4 @@
-"""The only place where the tests in Python look again and again until something is true."""
+"""The only place where the tests in Python look again and again until something is true or stays as it is."""
 import time
 
 
@@ -10,4 +10,17 @@ def soon(look, what="the condition", seconds=60, every=0.05):
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {seconds} s: {what() if callable(what) else what}")
         time.sleep(every)
+    return found
+
+
+def settled(look, quiet=5, seconds=60, every=0.5):
+    """Calls look() until the length of its result has not changed for `quiet` seconds, or until `seconds` have passed.
+    Returns the last result."""
+    until, since, found = time.monotonic() + seconds, time.monotonic(), look()
+    while time.monotonic() - since < quiet and time.monotonic() < until:
+        time.sleep(every)
+        now = look()
+        if len(now) != len(found):
+            since = time.monotonic()
+        found = now
     return found

@@ -42,7 +42,7 @@ class DatabaseTest : public ::testing::Test {
     {
       soci::session session(soci::sqlite3, "db=\"" + path_ + "\"");
       for (std::size_t v = 0; v < version; ++v) {
-        for (const std::string_view step : Migrations()[v]) session << std::string(step);
+        for (const std::string_view step : kMigrations[v]) session << std::string(step);
       }
       session << "CREATE TABLE schema_version (version INTEGER NOT NULL)";
       session << "INSERT INTO schema_version VALUES (" + std::to_string(version) + ")";

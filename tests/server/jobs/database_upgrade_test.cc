@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 
 #include "server/base/error.h"
 #include "server/base/files.h"
@@ -95,7 +96,7 @@ TEST_F(DatabaseTest, BackupThatDoesNotFitIsRefusedAndNothingChanges) {
 }
 
 TEST_F(DatabaseTest, UpgradesEveryEarlierSchemaVersion) {
-  for (std::size_t version = 1; version < Migrations().size(); ++version) {
+  for (std::size_t version = 1; version < std::size(kMigrations); ++version) {
     SCOPED_TRACE(version);
     OpenAsOf(version, {OldJob("job-1")});
     const auto job = database_->Get("job-1");
@@ -109,7 +110,7 @@ TEST_F(DatabaseTest, UpgradesEveryEarlierSchemaVersion) {
 }
 
 TEST_F(DatabaseTest, PlannedDiskBytesAreKeptAndEarlierJobsHaveNone) {  // T10
-  OpenAsOf(Migrations().size() - 1, {OldJob("old")});
+  OpenAsOf(std::size(kMigrations) - 1, {OldJob("old")});
   EXPECT_EQ(database_->Get("old")->disk_bytes, 0);
   StoredJob job;
   job.id = std::string("new");
