@@ -1,5 +1,6 @@
 # Two images from one build:
-#   docker build --target server  -t nibble-server .    nibbled and nibble, without libtorch: serves, converts, keeps the queue
+#   docker build --target server  -t nibble-server .    nibbled and nibble without libtorch: serves and converts models,
+#                                                       refuses jobs
 #   docker build --target trainer -t nibble-trainer .   the same plus nibble-trainer with libtorch
 # tests/deploy/image_root.py runs the steps of this file in a debootstrap root, without docker.
 

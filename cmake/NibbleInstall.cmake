@@ -6,7 +6,7 @@
 include_guard(GLOBAL)
 
 set(nibble_library_folder lib/nibble)
-# Packages of the distribution provide its libraries.
+# Folders whose libraries come from packages of the distribution: they are not installed.
 set(nibble_system_folders "^/lib/" "^/lib64/" "^/usr/lib/(x86_64|aarch64)-linux-gnu/")
 
 # nibble_install(nibbled COMPONENT server KERNELS): installs the program and those of its libraries that are not from

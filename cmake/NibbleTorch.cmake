@@ -1,6 +1,6 @@
 # nibble::torch: libtorch for the trainer, from NIBBLE_TORCH_DIR (the `torch` folder of the wheel, set by
-# deploy/setup.sh). Only server/trainer includes it. It links libtorch_cpu and libc10, which need only a few libraries
-# of CUDA; with NIBBLE_TORCH_WITH_CUDA (set if there is a GPU) also libtorch_cuda.
+# deploy/setup.sh). Only server/trainer includes this file. nibble::torch links libtorch_cpu and libc10, which need only
+# a few libraries of CUDA; with NIBBLE_TORCH_WITH_CUDA (set if there is a GPU) also libtorch_cuda.
 #
 # Does not use find_package(Torch), which adds the CUDA toolkit, global flags and the wheel's whole include folder.
 include_guard(GLOBAL)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes the header that identifies the sources of a build, for server/build_info.cc. It does not touch a header that
-# would not change, so that nothing is recompiled. Usage: cmake/build_info.sh HEADER COMMIT CUDA
+# Writes the header that identifies the sources of a build, for server/build_info.cc. A header whose text
+# would not change is left alone, so that nothing is recompiled. Usage: cmake/build_info.sh HEADER COMMIT CUDA
 #   COMMIT  commit of a release; "": the commit that git reports for a clone, or nothing without a history
 #   CUDA    version of the toolkit, or none
 # The digest is the SHA-256 of the output of `sha256sum` for every file below client/, kernels/, proto/ and server/, in

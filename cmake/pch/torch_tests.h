@@ -1,4 +1,4 @@
-// Precompiled for the tests that use libtorch.
+// Precompiled for the tests that use libtorch: tests.h and libtorch.
 #pragma once
 
 #include <torch/torch.h>

@@ -1,4 +1,5 @@
-"""What the tests of the chart share: renderings, which are cached; pods; the commands of `helm test`; the schemas for kubeconform."""
+"""What the tests of the chart share: cached renderings of the chart, the pods in them, the commands of `helm test`, and
+the schemas for kubeconform."""
 import functools
 import importlib.util
 import json
@@ -68,7 +69,7 @@ def helm_test_commands(helm, places):
 
 
 def schema_source():
-    """The folder of schemas in the wheel kubernetes-validate; None without the wheel. Its code is not used."""
+    """The folder of schemas in the wheel kubernetes-validate; None without the wheel. The wheel's code is not used."""
     found = importlib.util.find_spec("kubernetes_validate")
     return pathlib.Path(found.origin).parent / "kubernetes-json-schema" if found else None
 
@@ -88,7 +89,7 @@ def write_schemas(version, target):
 
 
 def strict(schema):
-    """Makes unknown fields errors; the API server warns about them."""
+    """The schema with unknown fields as errors, as the API server warns about them. Changes `schema` itself too."""
     if isinstance(schema, dict):
         if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
             schema.setdefault("additionalProperties", False)

@@ -45,9 +45,9 @@ def tools_seconds():
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
-    """K1 of docs/faults.md must take less than 60 s; with --full the test that exceeds it fails. This counts processor
-    time of helm, kubeconform and similar tools: on a busy machine, wall time includes other work, and a bound on it
-    would fail without cause."""
+    """The tests of K1 (docs/faults.md) together must take less than 60 s of processor time; with --full, the test in
+    which the sum reaches the bound fails. Counts the time of helm, kubeconform and similar tools: on a busy machine,
+    wall time includes other work, and a bound on wall time would fail without cause."""
     if not item.name.startswith("test_k1_"):
         yield
         return

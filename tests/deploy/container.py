@@ -1,6 +1,6 @@
-"""Runs a root file system made by image_root.py like a container runtime with --read-only: separate mounts, processes and loopback, uid
-65532, no capabilities, every file system read-only except the state volume. Makes volumes and Secrets as the kubelet
-does for a pod."""
+"""Runs a root file system made by image_root.py, like a container runtime with --read-only: separate mounts, processes
+and loopback, uid 65532, no capabilities, every file system read-only except the state volume. Makes volumes and Secrets
+as the kubelet does for a pod."""
 import datetime
 import os
 import pathlib
@@ -44,8 +44,8 @@ def make_pod_volume(folder):
 
 def write_secret(folder, files):
     """Writes {key: bytes} as the kubelet does for a Secret with defaultMode 0440 under fsGroup: files of root, readable
-    by the group, in a new folder. ..data is a link to that folder; each key is a link to its file below ..data. A later
-    call makes another folder and renames a new link to ..data, which changes all files at once."""
+    by the group, in a new folder; ..data links to that folder, and a link for each key to the file below ..data. A
+    later call changes all files by one rename of ..data."""
     folder.mkdir(exist_ok=True)
     os.chown(folder, 0, UID)
     folder.chmod(0o3777)
@@ -65,8 +65,8 @@ def write_secret(folder, files):
 
 
 class Container:
-    """`command` runs as process 1. `volume` is the state directory; a missing one is created as docker does, owned by
-    the user. `mounts` are {path inside: folder of the host}, read-only like Secrets."""
+    """`command` runs as process 1. `volume` is the state directory; if it is missing, it is created as docker does,
+    owned by the container's user. `mounts` are {path inside: folder of the host}, read-only like Secrets."""
 
     def __init__(self, root, volume, command, log, mounts=None):
         self.root, self.volume, self.log = pathlib.Path(root), pathlib.Path(volume), pathlib.Path(log)
@@ -82,7 +82,7 @@ class Container:
         self.pid = self._first_process()
 
     def _first_process(self):
-        """The host's pid of process 1 of the container, once it runs the command itself."""
+        """The host's pid of process 1 of the container. Waits until that process runs as UID, which the command does."""
         def first_child():
             assert self.process.poll() is None, self.text()
             children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()

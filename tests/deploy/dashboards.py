@@ -18,6 +18,7 @@ def queries():
             for target in panel["targets"]]
 
 
+# Words of PromQL, and the label `le`: they look like names of metrics.
 WORDS = {"by", "on", "ignoring", "without", "and", "or", "unless", "bool", "group_left", "group_right", "offset", "sum", "rate", "increase",
          "max", "min", "avg", "count", "topk", "histogram_quantile", "predict_linear", "time", "changes", "clamp_min", "clamp_max",
          "min_over_time", "sum_over_time", "max_over_time", "last_over_time", "timestamp", "absent", "le"}
@@ -32,6 +33,6 @@ def metrics(expression):
 
 
 def filled(expression, interval):
-    """The expression with the dashboard's variables set to All."""
+    """The expression with the dashboard's variables set to All, and `interval` as the window of rates."""
     expression = expression.replace("$__rate_interval", interval)
     return re.sub(r"\$(namespace|job|model|method)\b", ".*", expression)

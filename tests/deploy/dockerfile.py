@@ -24,7 +24,7 @@ class Stage:
     steps: list
 
     def last(self, word):
-        """The exec form of the last `word` as a list; [] if the stage has none."""
+        """The words of the stage's last instruction `word` (such as CMD) in exec form; [] if the stage has none."""
         found = [step for step in self.steps if step.word == word]
         return json.loads(found[-1].text[found[-1].text.index("["):]) if found else []
 
@@ -48,7 +48,8 @@ def logical_lines(text):
 
 
 def parse(path):
-    """Returns {name: Stage} in order, and {name: default} of the global ARGs, which are substituted in FROM."""
+    """Returns {name: Stage} in the file's order, and {name: default} of the ARGs before the first FROM, which are
+    substituted in FROM."""
     stages, arguments = {}, {}
     current = None
     for number, line in logical_lines(pathlib.Path(path).read_text()):

@@ -20,7 +20,8 @@ import dockerfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Network configuration of this machine. docker passes on the first two; a company's certificates are in its base image.
+# Network configuration of this machine, copied into the base. docker itself passes on the first two; the others would be
+# in a company's own base image.
 NETWORK_FILES = ["etc/resolv.conf", "etc/hosts", "etc/pip.conf", "etc/apt/sources.list", "etc/apt/sources.list.d",
                  "usr/local/share/ca-certificates"]
 
@@ -62,7 +63,7 @@ def cache_mount(text, work):
 
 
 def run_in(root, text, environment, directory, work):
-    """Runs one RUN as root in `root`, with /proc and /dev of a separate namespace."""
+    """Runs the text of a RUN step as root in `root`, with /proc and /dev mounted in a separate namespace."""
     cache, target, command = cache_mount(text, work)
     script = ('mount --make-rprivate / && mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && '
               'if [[ -n $4 ]]; then mkdir -p "$1$5" && mount --bind "$4" "$1$5"; fi && '

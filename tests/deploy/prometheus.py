@@ -46,7 +46,7 @@ class Prometheus:
         assert self.process.poll() is None, (self.directory / "prometheus.log").read_text()[-2000:]
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=2) as answer:
-                # A ready Prometheus may need 5 s more to find its target; earlier events are in no series.
+                # A ready Prometheus may need 5 s more to find its target; no series shows events before that.
                 return answer.status == 200 and self.get("query", query="up")["result"]
         except OSError:
             return False

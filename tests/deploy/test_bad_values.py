@@ -97,8 +97,9 @@ TOGETHER = [
     ({"server": {"extraArgs": ["--isa=avx2", "--token_file=/tmp/mine"]}}, "server.extraArgs[1]"),
     ({"server": {"extraArgs": ["--max_queued_jobs=5"]}}, "server.extraArgs[0]"),
     ({"server": {"extraArgs": ["--serve_memory_bytes=5"]}}, "server.extraArgs[0]"),
-    # The container has 8 GiB. If one limit is unset, that part would plan with all of it. In the last two cases, the
-    # limits leave nothing for the server itself (once with the memory in other units).
+    # The container's memory limit is 8 GiB by default. Trainers or models whose limit is unset would plan with all of
+    # that. In the last two cases, both limits together leave nothing for the server itself; the very last sets the
+    # container's limit, in other units.
     ({"training": {"mode": "inPod"}}, "limits.trainMemoryBytes"),
     ({"training": {"mode": "inPod"}, "limits": {"serveMemoryBytes": 1 << 30}}, "limits.trainMemoryBytes"),
     ({"training": {"mode": "inPod"}, "limits": {"trainMemoryBytes": 1 << 30}}, "limits.serveMemoryBytes"),
@@ -115,7 +116,8 @@ TOGETHER = [
     ({"metrics": {"prometheusRule": {"enabled": True, "disabled": ["NoSuchAlert"]}}}, "metrics.prometheusRule.disabled"),
 ]
 
-# Values that an earlier chart accepted and that work: the chart cannot check whether these paths exist.
+# Values that an earlier version of the chart accepted and that work. Some name paths that may be missing, which the
+# chart cannot check.
 WORKING = [
     *({"server": {"importRoot": root}} for root in ("/imports", "/opt/models", "/var/lib/nibble/import", "/var/lib/nibbles", "/usr/share/models")),
     {"server": {"importRoot": "/data/imports"}, **mount("/data/")},
@@ -127,7 +129,8 @@ WORKING = [
 
 
 def nested(key, value):
-    """{"a": {"b": value}} for "a.b"; a number makes a list with one element (and the fields that it needs)."""
+    """{"a": {"b": value}} for "a.b"; a number makes a list with one element. A mountPath also gets a `name`, which the
+    schema requires."""
     for part in reversed(key.split(".")):
         if part.isdigit():
             value = [{"name": "imports", **value} if "mountPath" in str(value) else value]

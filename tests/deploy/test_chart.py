@@ -151,7 +151,8 @@ def test_commands_of_the_test_pod_pass_only_with_a_server(helm, tmp_path):
 
 @every_case
 def test_rules_select_the_job_of_the_scraped_service(helm, tool, case, tmp_path):
-    """The operator's label job is the name of the Service with the scraped port, for any name of the release."""
+    """The Prometheus operator sets the label `job` to the name of the Service whose port is scraped: every selector of
+    the rules has that name, for any settings of the names."""
     documents = charts.render(helm, case, ("metrics.prometheusRule.enabled=true", "replicaCount=1"))
     (service,) = [document["metadata"]["name"] for document in documents if document["kind"] == "Service"
                   and any(port["name"] == "http" for port in document["spec"]["ports"])]
@@ -169,7 +170,7 @@ def test_rules_select_the_job_of_the_scraped_service(helm, tool, case, tmp_path)
         for metric, matchers in selectors:
             wanted = pods if metric.startswith("kube_") else own
             assert matchers == wanted or matchers.startswith(wanted + ","), f"{metric}{{{matchers}}}"
-        # Every metric has a selector: none is left without braces.
+        # No metric is left without a selector in braces.
         bare = rule["expr"]
         for metric, matchers in selectors:
             bare = bare.replace(f"{metric}{{{matchers}}}", "")
@@ -216,7 +217,7 @@ def test_k3_restricted(helm, case):
     assert found
     complaints = [line for pod in found for line in restricted(*pod)]
     if case and case.stem == "jobs":
-        # Only this release uses Kubernetes, with its own account and a narrow role.
+        # Only in this case does the server's pod mount the token of its account, which has a narrow role.
         complaints = [line for line in complaints if not line.endswith("service account token")]
     assert complaints == []
     accounts = [document for document in documents if document["kind"] == "ServiceAccount"]
@@ -234,7 +235,7 @@ def test_k3_trainer_job():
 
 
 def test_k3_detects_violations(helm):
-    """Tests the check itself: it finds each of these violations."""
+    """Tests the function `restricted` itself: it finds each of these violations."""
     import copy
     (name, metadata, good), *_ = charts.pods(charts.render(helm, None))
     spoilers = [lambda spec: spec.update(hostNetwork=True), lambda spec: spec.update(serviceAccountName="default"),

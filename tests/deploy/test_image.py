@@ -201,7 +201,7 @@ def test_secrets_and_volumes_match_the_kubelets(tmp_path):
 @pytest.mark.image
 def test_the_charts_command_runs_in_the_image(start, tool, tmp_path):
     """Runs the default command that helm renders (all addresses, TLS, tokens, limits), and calls it with and without a
-    token. The volume and the Secrets belong to root and the group, as in a pod. A changed certificate is served without
+    token. The volume and the Secrets belong to root and to group 65532, as in a pod. A changed certificate is served without
     a restart."""
     (_, _, spec), *_ = charts.pods(charts.render(tool("helm"), None))
     container, = spec["containers"]
@@ -224,7 +224,7 @@ def test_the_charts_command_runs_in_the_image(start, tool, tmp_path):
     assert len(commands) == 2
     for arguments in commands.values():
         server.run("nibble", *arguments, "--server", "127.0.0.1:50051")
-    # The user owns none of these, so it cannot change their permissions.
+    # The container's user owns none of these files, so it cannot change their permissions.
     for path in ("/etc/nibble/tls/tls.key", "/etc/nibble/auth/tokens.jsonl"):
         assert server.run("stat", "-L", "-c", "%u:%g %a", path).stdout.split() == ["0:65532", "440"]
         assert server.run("touch", path, check=False).returncode != 0

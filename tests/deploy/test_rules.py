@@ -76,7 +76,8 @@ def cases_of(path, rules, change):
 
 @pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
 def test_o2_the_charts_rules_pass_the_same_cases(tool, tmp_path, cases):
-    """The cases have the job nibble, which a release of this name has. Only a missing target then has these labels."""
+    """The cases expect job="nibble", the label of a release of this name. Only one expectation differs: if the target is
+    missing, the chart's NibbleTargetDown has the labels `namespace` and `job`, the rule as written has neither."""
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(charts.rules(tool("helm"), release="nibble")))
 
     def known_target(check):
@@ -91,7 +92,7 @@ def test_o2_the_charts_rules_pass_the_same_cases(tool, tmp_path, cases):
 @pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
 def test_o2_rules_ignore_other_releases(tool, tmp_path, cases):
     """The rules of another release in the namespace stay silent when every alert of this release fires."""
-    # The other release has no target, which it would report.
+    # In these cases, the other release has no target: its NibbleTargetDown would fire.
     rules = charts.rules(tool("helm"), "metrics.prometheusRule.disabled={NibbleTargetDown}", release="train")
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
     (tmp_path / "cases.yaml").write_text(cases_of(cases, tmp_path / "rules.yaml", lambda check: check.update(exp_alerts=[])))
@@ -99,8 +100,8 @@ def test_o2_rules_ignore_other_releases(tool, tmp_path, cases):
 
 
 def test_o2_pod_selector_matches_only_its_release(tool):
-    """Only the pod's name shows whose container was killed, and the name of one release may begin with that of
-    another."""
+    """In the metrics of Kubernetes, only the pod's name shows to which release a killed container belongs, and the name
+    of one release may begin with that of another."""
     (expression,) = [rule["expr"] for group in charts.rules(tool("helm"), release="nibble")["groups"] for rule in group["rules"]
                      if rule.get("alert") == "NibbleWorkerOOM"]
     patterns = set(re.findall(r'pod=~"([^"]+)"', expression))
@@ -113,11 +114,12 @@ def test_o2_pod_selector_matches_only_its_release(tool):
 
 
 def test_o2_each_release_judges_only_itself(tool, tmp_path):
-    """Two releases, with a grace of 25 s and 180 s: checkpoints of 18 s make only the first one's alert fire."""
+    """Two releases, with a grace of 25 s and 180 s: checkpoints of 18 s make only the alert of the first fire."""
     for release, grace in (("nibble", 25), ("train", 180)):
         rules = charts.rules(tool("helm"), f"server.jobGraceSeconds={grace}", release=release)
         for group in rules["groups"]:
-            group["name"] = f"{release}.{group['name']}"  # promtool requires different names; the operator's Prometheus does not
+            # promtool requires different names; the operator's Prometheus does not.
+            group["name"] = f"{release}.{group['name']}"
         (tmp_path / f"{release}.yaml").write_text(yaml.safe_dump(rules))
 
     counts = {"10.24": 95, "20.48": 100, "+Inf": 100}

@@ -28,8 +28,8 @@ HISTOGRAM = re.compile(r"_(bucket|count|sum)$")
 
 
 def spread(works):
-    """Runs one after the other, with a scrape in between: only counters that increase between two scrapes have a
-    rate."""
+    """Calls the functions one after another, with a scrape after each: only counters that increase between two scrapes
+    have a rate."""
     for work in works:
         work()
         time.sleep(2 * SCRAPE_S)
@@ -47,8 +47,8 @@ def runs_in_attempt(server, job, attempt):
 
 
 def meet_one_that_waits(prometheus, server):
-    """Runs three clients on a server where one request may run and one may wait, until a scrape has seen the waiting
-    one."""
+    """Runs three clients on a server where one request may run and one may wait, until a scrape has seen a waiting
+    request."""
     met = threading.Event()
 
     def client():
@@ -112,7 +112,7 @@ def mixed_run(prometheus, server, model_directory, text_file):
     soon(lambda: runs_in_attempt(server, cancelled, 1) and server.json("jobs", "checkpoints", cancelled)["checkpoints"])
     server.run("jobs", "cancel", cancelled)
     soon(lambda: server.json("jobs", "get", cancelled)["state"] == "CANCELLED")
-    # One job waits while another runs. The running one is killed twice: after the retry it fails.
+    # One job waits while another runs. The trainer of the running job is killed twice; after one retry the job fails.
     failed, waits = create(server), create(server)
     soon(lambda: prometheus.range(f'nibble_train_loss{{job_id="{failed}"}}'))
     server.run("jobs", "cancel", waits)
@@ -212,7 +212,7 @@ DESIGNED = {
     "process_open_fds": set(),
     "process_max_fds": set(),
 }
-# Designed but not implemented yet. The test fails for a metric that exists, which must then move up.
+# Designed but not implemented yet. The test fails once such a metric exists: move it to DESIGNED.
 UNIMPLEMENTED = {
     "nibble_gpu_memory_used_bytes": "read from a GPU's driver; this build serves and trains on the CPU",
     "nibble_gpu_memory_total_bytes": "as above",
@@ -321,7 +321,7 @@ def test_labels_of_queries_exist(scraped):
             assert series and labels <= set(series[0]), f"{where}, {title}: {labels - set(series[0])} of {name}"
 
 
-# Panels that count events that must not happen, or that a run of minutes cannot cause: their data is 0.
+# Panels that count events that must not happen, or that the mixed run does not cause: their data is 0.
 STAYS_ZERO = {
     "Failed calls": "counts only failures caused by the server",
     "Calls that failed because of the server": "counts only failures caused by the server",

@@ -1,9 +1,10 @@
+{{- /* Names, labels, images, security settings and Secrets that several templates use. */ -}}
 {{- define "nibble.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* At most 52 characters, so that the names made from it have at most 63; the longest suffix is -last-exit. Longer
-       names of dashboards are cut. */ -}}
+{{- /* At most 52 characters, so that names made of it and a suffix have at most 63; the longest suffix is -last-exit.
+       Only the names of dashboards may be longer, and are cut. */ -}}
 {{- define "nibble.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
