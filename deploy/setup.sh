@@ -210,8 +210,8 @@ install_data() {
   done
 }
 
-# Extracts only the program from the package `prometheus`: installing the package would start a Prometheus that listens on every address of this
-# machine. The build does not need promtool, so the setup continues without it.
+# Extracts only the program from the package `prometheus`: installing the package would start a Prometheus that listens
+# on every address of this machine. The build does not need promtool, so the setup continues without it.
 install_promtool() {
   local folder=$deps/tools/promtool sudo=() without="the tests of the alerts are skipped"
   if command -v promtool >/dev/null || [[ -x $deps/tools/bin/promtool ]]; then
@@ -309,8 +309,8 @@ install_tools() {
   copy_operator_schemas
 }
 
-# Fetches the crates into cargo's folder, or into build/deps/cargo-home if cargo's folder is not writable (a read-only or
-# missing home).
+# Fetches the crates into cargo's folder, or into build/deps/cargo-home if cargo's folder is not writable (a read-only
+# or missing home).
 fetch_crates() {
   local manifest=$root/server/text/rust/Cargo.toml home=${CARGO_HOME:-${HOME:-/nonexistent}/.cargo}
   local fetch=(cargo fetch -q --locked --manifest-path "$manifest")

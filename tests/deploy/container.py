@@ -82,7 +82,7 @@ class Container:
         self.pid = self._first_process()
 
     def _first_process(self):
-        """The host's pid of process 1 of the container. Waits until that process runs as UID, which the command does."""
+        """The host's pid of process 1 of the container. Waits until that process runs as UID, as the command does."""
         def first_child():
             assert self.process.poll() is None, self.text()
             children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()

@@ -20,8 +20,8 @@ import dockerfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Network configuration of this machine, copied into the base. docker itself passes on the first two; the others would be
-# in a company's own base image.
+# Network configuration of this machine, copied into the base. docker itself passes on the first two; the others would
+# be in a company's own base image.
 NETWORK_FILES = ["etc/resolv.conf", "etc/hosts", "etc/pip.conf", "etc/apt/sources.list", "etc/apt/sources.list.d",
                  "usr/local/share/ca-certificates"]
 

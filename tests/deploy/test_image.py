@@ -201,8 +201,8 @@ def test_secrets_and_volumes_match_the_kubelets(tmp_path):
 @pytest.mark.image
 def test_the_charts_command_runs_in_the_image(start, tool, tmp_path):
     """Runs the default command that helm renders (all addresses, TLS, tokens, limits), and calls it with and without a
-    token. The volume and the Secrets belong to root and to group 65532, as in a pod. A changed certificate is served without
-    a restart."""
+    token. The volume and the Secrets belong to root and to group 65532, as in a pod. A changed certificate is served
+    without a restart."""
     (_, _, spec), *_ = charts.pods(charts.render(tool("helm"), None))
     container, = spec["containers"]
     assert spec["securityContext"]["fsGroup"] == container["securityContext"]["runAsGroup"] == 65532

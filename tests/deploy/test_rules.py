@@ -76,8 +76,8 @@ def cases_of(path, rules, change):
 
 @pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
 def test_o2_the_charts_rules_pass_the_same_cases(tool, tmp_path, cases):
-    """The cases expect job="nibble", the label of a release of this name. Only one expectation differs: if the target is
-    missing, the chart's NibbleTargetDown has the labels `namespace` and `job`, the rule as written has neither."""
+    """The cases expect job="nibble", the label of a release of this name. Only one expectation differs: if the target
+    is missing, the chart's NibbleTargetDown has the labels `namespace` and `job`, the rule as written has neither."""
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(charts.rules(tool("helm"), release="nibble")))
 
     def known_target(check):
