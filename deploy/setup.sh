@@ -385,7 +385,7 @@ else
   say "cuda: no toolkit"
 fi
 if $full || { $gpu && [[ -n $cuda_root && $torch_dir == "$site/torch" ]]; }; then
-  need_disk_mb 200 "torch's CUDA libraries"
+  [[ -e $site/nvidia/cudnn/lib/libcudnn.so.9 ]] || need_disk_mb 1500 "torch's CUDA libraries"
   install_wheels torch-cuda "$NIBBLE_WHEELS_TORCH_CUDA" nvidia/cudnn/lib/libcudnn.so.9
 fi
 if $gpu && [[ -n $cuda_root ]]; then
