@@ -128,7 +128,7 @@ struct App::State {
   std::unique_ptr<rpc::UploadService> upload_service;
   std::unique_ptr<rpc::OperationsService> operations_service;
   std::unique_ptr<rpc::TrainerReportService> report_service;
-  std::unique_ptr<Drainer> drainer;  // before the server, whose calls may begin the drain
+  std::unique_ptr<Drainer> drainer;  // declared before `grpc`, because a call may begin a drain
   GrpcServer grpc;
 
   absl::Status StartHttp();
@@ -190,8 +190,7 @@ absl::Status App::State::OpenJobs() {
   const std::int64_t train_bytes = MemoryBytes(options.train_memory_bytes, own_bytes, base::RealFileSystem());
   control.queue.memory_bytes = train_bytes;
   const std::int64_t serve_bytes = MemoryBytes(options.serve_memory_bytes, own_bytes, base::RealFileSystem());
-  // Trainers, models and nibbled itself share one machine's memory. A flag may exceed it: that is the operator's
-  // choice.
+  // Trainers, models and nibbled itself share one machine's memory. An operator's flag may allow more than that memory.
   const std::int64_t machine_bytes = MemoryBytes(0, /*own_bytes=*/0, base::RealFileSystem());
   const std::int64_t shared_bytes = MemoryBytes(0, own_bytes, base::RealFileSystem());
   control.memory = base::MemoryBudget::Make(shared_bytes == 0 ? 0 : std::max({shared_bytes, train_bytes, serve_bytes}));
@@ -224,7 +223,7 @@ absl::Status App::State::OpenJobs() {
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t disk_bytes, store::TotalBytes(options.state_dir));
   control.base_cache_bytes =
       options.base_cache_bytes >= 0 ? options.base_cache_bytes : static_cast<std::int64_t>(disk_bytes / 10);
-  // The limit may differ from the last server's. Bases that a trainer still uses stay.
+  // Trims, because the limit may be lower than when the server last ran. Bases that a trainer still uses stay.
   store::BaseCache bases(
       files, state->paths.bases(),
       {.max_bytes = static_cast<std::uint64_t>(control.base_cache_bytes), .min_free_bytes = state->min_free_bytes});
@@ -399,7 +398,8 @@ absl::Status App::State::WriteServerFile() {
   const std::string path = state->paths.server_file();
   absl::Status written = base::WriteFileAtomically(real, path, base::Dump(json, 2) + "\n");
   if (base::Reason(written) != "DISK_FULL") return written;
-  // The server must start, because it is needed to free space. The last server's file would show wrong addresses.
+  // Starts even on a full disk, because only a running server can delete models and jobs. The previous server's file
+  // would show wrong addresses.
   base::LogWarning("cannot write server.json", {{"why", std::string(written.message())}});
   return real.RemoveAll(path);
 }

@@ -1,3 +1,4 @@
+// What GetServerInfo answers.
 #pragma once
 #include "absl/time/time.h"
 #include "kernels/isa.h"

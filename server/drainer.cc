@@ -25,7 +25,7 @@ struct Drainer::State {
   base::Condition done_changed;
   bool begun ABSL_GUARDED_BY(mutex) = false;
   bool done ABSL_GUARDED_BY(mutex) = false;
-  absl::Duration until ABSL_GUARDED_BY(mutex) = absl::InfiniteDuration();  // monotonic
+  absl::Duration until ABSL_GUARDED_BY(mutex) = absl::InfiniteDuration();  // deadline, monotonic
   std::thread thread;  // started by the first Begin, joined by the destructor
 
   bool InTime() {

@@ -49,7 +49,7 @@ std::shared_ptr<grpc::ServerCredentials> Guarded(std::shared_ptr<grpc::ServerCre
   return credentials;
 }
 
-// Credentials release the processor after everything else, so it keeps alive the file copies that they read.
+// The credentials read copies of the TLS files and release their auth processor last, so the processor owns the copies.
 std::shared_ptr<grpc::ServerCredentials> TlsCredentials(const auth::TlsWatch& tls, auth::Authority& authority) {
   struct Kept {
     std::shared_ptr<const void> copies;

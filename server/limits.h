@@ -17,7 +17,7 @@ namespace nibble {
 
 struct Limits {
   // Connections.
-  int max_receive_bytes = 4 << 20;  // of one message
+  int max_receive_bytes = 4 << 20;  // of one message, like max_send_bytes
   int max_send_bytes = 16 << 20;
   int max_concurrent_streams = 100;  // per connection
   int max_metadata_bytes = 8 << 10;  // per request
@@ -30,7 +30,7 @@ struct Limits {
   double min_ping_interval_s = 10;  // max_ping_strikes pings may come sooner; the next one closes the connection
   int max_ping_strikes = 2;
   double max_connection_age_s = 30 * 60;
-  double max_connection_age_grace_s = 3600;  // then its calls are cut; as long as max_stream_age_s allows an upload
+  double max_connection_age_grace_s = 3600;  // then its calls are cut; by default as long as the longest upload
   double max_connection_idle_s = 15 * 60;
 
   // Calls.
@@ -58,8 +58,8 @@ struct Limits {
   std::int64_t max_model_bytes = std::int64_t{64} << 30;
   // All uploads of one principal that are in progress, interrupted or not yet imported; 0: no limit.
   std::int64_t max_upload_bytes_per_principal = std::int64_t{128} << 30;
-  double upload_kept_s = 3600;                  // an upload whose stream was lost or has finished
-  std::int64_t max_tokenizer_bytes = 64 << 20;  // of an imported model's tokenizer.json; at most this default
+  double upload_kept_s = 3600;                  // time for which an upload is kept after its stream was lost or ended
+  std::int64_t max_tokenizer_bytes = 64 << 20;  // of an imported model's tokenizer.json; the flag cannot raise it
   std::int64_t base_cache_bytes = -1;  // bases that qlora attempts share; -1: a tenth of the file system; 0: none
   // Token files (data/token_cache.h). Those of open jobs are kept even above it; 0: only those are kept.
   std::int64_t token_cache_bytes = std::int64_t{8} << 30;

@@ -29,13 +29,13 @@ struct AppOptions : Limits {
   std::string http_address = "127.0.0.1:9464";
   std::string device = "auto";           // auto | cpu
   std::string isa = "auto";              // auto | plain | avx2 | avx512
-  std::string import_root;               // "": paths of the server are refused
+  std::string import_root;               // "": imports by a path on the server are refused
   std::string trainer_path;              // "": jobs are refused
   std::vector<std::string> environment;  // "KEY=VALUE", of this process; filtered for trainers
   int threads = 1;
   serve::EngineOptions engine;
   SecurityOptions security;
-  // For the state directory; nullptr: the real one. Tests inject faults. Must outlive the App.
+  // File system of the state directory; nullptr: the real one. Tests inject faults. Must outlive the App.
   base::FileSystem* files = nullptr;
 
   absl::Duration drain = absl::Seconds(20);      // for running requests

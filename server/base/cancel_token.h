@@ -4,7 +4,7 @@
 
 namespace nibble::base {
 
-// Copies share one flag. Thread-safe.
+// A flag that asks work to stop. Copies share the flag. Thread-safe.
 class CancelToken {
  public:
   void Cancel() { flag_->store(true, std::memory_order_relaxed); }

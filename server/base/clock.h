@@ -5,7 +5,8 @@
 
 namespace nibble::base {
 
-// Use wall time for display and records, and monotonic time for every interval. Thread-safe.
+// The time, which tests replace. Use Now(), the wall time, for display and records, and Monotonic() for every interval.
+// Thread-safe.
 class Clock {
  public:
   virtual ~Clock() = default;
@@ -15,7 +16,7 @@ class Clock {
 
 Clock& RealClock();
 
-// Moves only in Advance(). Thread-safe.
+// A clock for tests; its time moves only in Advance(). Thread-safe.
 class FakeClock : public Clock {
  public:
   explicit FakeClock(absl::Time start);

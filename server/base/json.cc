@@ -66,7 +66,7 @@ class Builder : public nlohmann::json_sax<Json> {
   // A container whose end is not read yet. An object of nlohmann has constant keys, so when it grows it copies all its
   // values; members are collected here and moved once, when their number is known.
   struct Unfinished {
-    std::vector<Member> members;  // of an object; the last has no value yet when a value is read
+    std::vector<Member> members;  // of an object; a key is added before its value is read
     Json::array_t items;          // of an array
     std::set<std::string> keys;   // filled once an object has kFewKeys members
   };

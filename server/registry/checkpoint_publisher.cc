@@ -17,7 +17,7 @@ namespace nibble::registry {
 
 namespace {
 
-// Whether `model` was made from exactly this checkpoint: then a client repeats a request whose answer it lost, for
+// Whether `model` was made from exactly this checkpoint. If so, a client repeats a request whose answer was lost, for
 // example because the server restarted.
 bool WasMadeFrom(base::FileSystem& files, const store::StoredModel& model, const std::string& checkpoint,
                  const std::string& directory) {

@@ -26,7 +26,8 @@ class CheckpointPublisher {
   absl::Status Publish(const PublishRequest& request, const std::string& tenant, OperationScope& scope);
 
  private:
-  // Whether the model of that name was made from exactly this checkpoint. It is then the answer to a repeated request.
+  // Whether a model named request.name exists and was made from exactly this checkpoint: a repeated request then
+  // succeeds.
   bool IsPublished(const PublishRequest& request, const CheckpointSource& source) const;
   // Compares every byte of the checkpoint with its manifest. Errors: NotFound (CHECKPOINT), DataLoss
   // (CHECKPOINT_CORRUPT), Cancelled.

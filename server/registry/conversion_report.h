@@ -22,8 +22,8 @@ struct ConversionReport {
   std::string source_digest;  // of the weights; for an adapter, over base and adapter
   std::string target_digest;
   std::vector<convert::LayerError> layers;  // every quantized tensor
-  // Nats per token. Unset without evaluation data; eval_loss_before and top1_agreement also for masters of a BitNet
-  // model.
+  // Losses in nats per token. Unset without evaluation data. If the source holds masters of a BitNet model,
+  // eval_loss_before and top1_agreement are always unset.
   std::optional<double> eval_loss_before;
   std::optional<double> eval_loss_after;
   std::optional<double> top1_agreement;  // share of positions with the same top token

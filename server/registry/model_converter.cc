@@ -32,7 +32,7 @@ using base::StrCat;
 
 namespace {
 
-constexpr std::int64_t kEvalSeqLen = 512;  // for models that no job made
+constexpr std::int64_t kEvalSeqLen = 512;  // tokens; for models that no job made
 
 std::string Text(const base::Json& object, const char* key) {
   return base::GetString(object, key, "", "").value_or("");

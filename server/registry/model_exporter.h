@@ -13,14 +13,14 @@
 
 namespace nibble::registry {
 
-// Writes models in the forms of other programs. Thread-safe; the argument is borrowed.
+// Exports models in the formats of other programs. Thread-safe; the argument is borrowed.
 class ModelExporter {
  public:
   explicit ModelExporter(const ModelWork& work) : work_(work) {}
 
   // Checks names, fields and existence before the operation begins.
   absl::Status Check(const ExportRequest& request);
-  // The operation owns the files, which Exported finds by their id.
+  // The operation owns the files; Exported() finds them by their artifact id.
   absl::StatusOr<std::shared_ptr<const ExportedFiles>> Export(const ExportRequest& request, OperationScope& scope);
   // Errors: NotFound (ARTIFACT).
   absl::StatusOr<std::shared_ptr<const ExportedFiles>> Exported(const std::string& artifact_id);

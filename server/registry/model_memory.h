@@ -1,5 +1,5 @@
-// Estimates the peak memory of work on whole models before it begins. The estimates count like those of a load: tensors
-// in their stored size, without pages of mapped files that the system can reclaim.
+// Estimates the peak memory of work on whole models before it begins. As in the estimate of a load, tensors count in
+// their stored size, and pages of mapped files that the system can reclaim do not count.
 #pragma once
 #include <cstdint>
 #include <optional>

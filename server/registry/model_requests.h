@@ -34,7 +34,7 @@ struct ConvertRequest {
   std::string model;
   std::string name;                     // of the new model
   std::optional<model::Format> target;  // kInt8, kTernary, kNf4 or kBF16; required
-  // Of an int8 target.
+  // head and act_outliers: only for an int8 target.
   std::optional<model::Format> head;         // kInt8 or kBF16; unset: as the source's job trained it, otherwise kInt8
   std::optional<std::int32_t> act_outliers;  // per activation row
   bool merge = false;                        // requires that the model is an adapter

@@ -25,7 +25,7 @@ absl::StatusOr<VerifyReport> ModelVerifier::Verify(const std::string& name, Oper
     return replayed;
   }
   if (absl::IsCancelled(replayed.status()) || absl::IsResourceExhausted(replayed.status())) return replayed;
-  if (!replayed.ok() && !promised) return replayed;  // it never had a record
+  if (!replayed.ok() && !promised) return replayed;  // such a model has no record
   // Check the manifest too: an unreadable file may have been altered, and logits can be equal although a file was
   // altered (a weight that no token of the record reaches). The answer reports differing rows; the log says whether the
   // files differ.

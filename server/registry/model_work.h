@@ -25,7 +25,8 @@ struct ModelLibraryOptions {
   std::int64_t max_eval_tokens = 16384;                                      // for a conversion's losses
   std::shared_ptr<base::MemoryBudget> memory = base::MemoryBudget::Make(0);  // shared with served models and trainers
   // The functions below look up jobs, which this folder does not know.
-  // Returns the dataset that a job evaluated, or held rows out of ("held_out" in its model's provenance); "" for none.
+  // Returns the dataset on which a job evaluated, or from which it held out rows to evaluate on ("held_out" in its
+  // model's provenance); "": none.
   std::function<std::string(const std::string& job_id)> eval_dataset_of_job;
   // Finds a checkpoint by Checkpoint.name for a caller of `tenant` ("": sees all tenants). Errors: NotFound
   // (CHECKPOINT).

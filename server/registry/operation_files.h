@@ -1,6 +1,6 @@
 // File system for an operation that writes a whole model. The next write fails when the operation is cancelled, also by
-// a shutdown, and when free disk space falls below the watermark, which other work needs. Code that reads a whole model
-// polls store::Cancelled instead. Takes the digests of the files as they are written.
+// a shutdown, and when free disk space falls below the watermark, because other work needs that space. Code that reads
+// a whole model polls store::Cancelled instead. Takes the digests of the files as they are written.
 #pragma once
 #include <string>
 #include <string_view>
@@ -12,7 +12,7 @@
 
 namespace nibble::registry {
 
-// Tensors are written one by one, so writes are frequent enough. One thread.
+// The hook of OperationFiles. Checks at each write, which is often enough: tensors are written one by one. One thread.
 class OperationWrites {
  public:
   // Free space is checked at the first write and then after this many bytes.
