@@ -15,7 +15,8 @@ std::int64_t Live(const Outputs& outputs) {
 
 }  // namespace
 
-// One page for each running output, so that their next pages do not preempt a request that just began.
+// Pages to leave free when a request begins: one for each running output, so that the next pages of these outputs do
+// not preempt the new request.
 std::int64_t Engine::Headroom() const {
   std::int64_t outputs = 0;
   for (const auto& group : running_) {

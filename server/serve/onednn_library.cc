@@ -31,8 +31,8 @@ constexpr std::int64_t kWidenedRows = 256;
 // has about six shapes for each number of rows.
 constexpr std::size_t kMaxProducts = 128;
 
-// Prompts have any length. More than 16 rows are multiplied in pieces of powers of two, which leaves 20 numbers of
-// rows.
+// Prompts have any length. More than 16 rows are multiplied in pieces of powers of two, so that a piece has one of only
+// 20 different numbers of rows.
 std::int64_t PieceRows(std::int64_t rows) {
   const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(rows)));
   return rows <= 16 ? rows : std::min<std::int64_t>(256, power);
@@ -54,7 +54,7 @@ class OneDnnLibrary : public kernels::DenseLibrary {
                       const kernels::Stream&) override {
     if (x.rows == 0 || w.rows == 0) return absl::OkStatus();
     // oneDNN multiplies operands of one type, and f32 operands only into f32. Other mixes are widened to f32; w in
-    // pieces, because the whole head would take too much memory.
+    // pieces of kWidenedRows rows, because a whole output head in f32 would take too much memory.
     const bool is_f32 = x.dtype == DType::kF32 && w.dtype == DType::kF32 && y.dtype == DType::kF32;
     const bool is_bf16 = x.dtype == DType::kBF16 && w.dtype == DType::kBF16;
     if (is_f32 || (bf16_ && is_bf16)) return Multiply(x, w, y, accumulate);

@@ -8,7 +8,7 @@
 namespace nibble::serve {
 
 struct Penalties {
-  float repetition = 1;  // CTRL, arXiv:1909.05858: divides positive logits of tokens seen, multiplies the others
+  float repetition = 1;  // CTRL, arXiv:1909.05858: for tokens seen, divides positive logits and multiplies other logits
   float presence = 0;    // OpenAI's: subtracted once from the logit of each generated token
   float frequency = 0;   // OpenAI's: subtracted once per occurrence
   std::vector<std::pair<std::int32_t, float>> bias;  // token, value added to its logit; tokens are distinct

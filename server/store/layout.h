@@ -11,6 +11,7 @@
 //                                                 write and read these files; each may be removed at any time
 //   operations/ID.json                            an operation (operations/stored_operation.h)
 //   server.json                                   the addresses of the running server, and its pid
+//   trainers.sock                                 Unix socket where trainers report, if the server uses TLS or tokens
 //   uploads/ID/                                   an upload in progress; emptied at every start
 //   jobs/ID/attempts/N/                           the --job_dir of nibble-trainer; only that attempt writes here
 //     attempt.json                                what to train: jobs/attempt.h, written by the server before the start

@@ -12,21 +12,23 @@
 
 namespace nibble::store {
 
-// While a pin exists, the thing that it pins cannot be deleted.
+// While a pin exists, the pinned model or dataset cannot be deleted.
 class Pin {
  public:
   virtual ~Pin() = default;
 };
 
-// For a holder, which uses or reserves a name: the tenant of the job ("" if it has none); nullopt if the holder is not
-// a job. Callers of other tenants see "a job" instead of its id (SECURITY.md). For a viewer (a caller): its tenant;
-// "" (no tenant) sees all jobs; nullopt (unknown, as for an operation) sees only the jobs without a tenant.
+// The tenant of a holder or of a viewer.
+// Holder, which uses or reserves a name: the tenant of the job, "" if the job has none; nullopt if the holder is not a
+// job. Callers of other tenants see "a job" instead of the job's id (SECURITY.md).
+// Viewer, a caller: its tenant; "" (no tenant) sees all jobs; nullopt (unknown, as for an operation) sees only the jobs
+// without a tenant.
 using JobTenant = std::optional<std::string>;
 
-// DataLoss (ARTIFACT_CORRUPT) for a thing that does not match its manifest; `kind` is for example "model".
+// DataLoss (ARTIFACT_CORRUPT) for a model or dataset that does not match its manifest. `kind`: "model" or "dataset".
 absl::Status DamagedError(std::string_view kind, std::string_view name);
 
-// Users and reservations of names, for one kind of thing ("model", "dataset"). Thread-safe; pins may outlive the store.
+// Users and reservations of the names of models, or of datasets. Thread-safe; pins may outlive the store.
 class NameTable : public std::enable_shared_from_this<NameTable> {
  public:
   // For example kind "model", reason "MODEL".
@@ -34,8 +36,8 @@ class NameTable : public std::enable_shared_from_this<NameTable> {
 
   // AlreadyExists (NAME_TAKEN) names the holder, unless it is a job that `viewer` may not see.
   absl::Status Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant, const JobTenant& viewer);
-  // The same AlreadyExists if a job holds the name. Ignores operations: they reserve names when they run, one after
-  // another.
+  // The same AlreadyExists if a job holds the name. Ignores reservations of operations, which run one after another:
+  // each reserves its name when it runs.
   absl::Status CheckNotOfAJob(std::string_view name, const JobTenant& viewer) const;
   void Unreserve(std::string_view name, std::string_view owner);
 

@@ -82,8 +82,8 @@ class PendingDirectory {
 // error the directory may have been moved: then SyncMoved makes the move durable.
 absl::Status MovePublished(base::FileSystem& files, const std::string& from, const std::string& to);
 absl::Status SyncMoved(base::FileSystem& files, const std::string& from, const std::string& to);
-// Renames the directory to a temporary name and returns that: the directory is gone, and the caller removes its files,
-// which may take long. A crash leaves only a temporary, which start-up removes.
+// Renames the directory to a temporary name and returns that name. The published directory is then gone; the caller
+// removes its files with RemoveHidden, which may take long. A crash leaves only a temporary, which start-up removes.
 absl::StatusOr<std::string> HidePublished(base::FileSystem& files, const std::string& directory);
 // Removes a directory that HidePublished returned; "": does nothing. Logs a failure, after which the next start removes
 // it.

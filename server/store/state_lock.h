@@ -10,7 +10,7 @@ namespace nibble::store {
 // kernel releases the lock when the process ends, however it ends. Thread-compatible.
 class StateLock {
  public:
-  // FailedPrecondition (reason STATE_DIR_IN_USE) names the pid that holds it.
+  // FailedPrecondition (reason STATE_DIR_IN_USE) names the pid of the process that holds the lock.
   static absl::StatusOr<std::unique_ptr<StateLock>> Acquire(const std::string& path);
   ~StateLock();
   StateLock(const StateLock&) = delete;
