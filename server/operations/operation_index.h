@@ -15,9 +15,11 @@
 
 namespace nibble::operations {
 
-// Operations of one lane wait for each other. Imports, conversions and exports are heavy and run one at a time;
-// verifications and publications of checkpoints read whole models; plans tokenize; loads wait for the threads of
-// serve::ModelLoads.
+// Operations of one lane wait for the lane's workers (OperationTable::kWidths).
+//   kModels   imports, conversions and exports, which are heavy and run one at a time
+//   kReaders  verifications and publications of checkpoints, which read whole models
+//   kPlans    plans, which tokenize
+//   kLoads    loads, which wait for the threads of serve::ModelLoads
 enum class OperationLane { kModels, kReaders, kPlans, kLoads };
 
 // In the order in which an operation passes them. Only the thread that moved an operation to kBeginning or kEnding

@@ -67,8 +67,8 @@ class OperationTable::Scope : public registry::OperationScope {
   const absl::Duration until_;  // monotonic
 };
 
-// Files of forgotten operations. The destructor removes them: declare it before the lock, so that the mutex is free
-// then.
+// Files of forgotten operations. The destructor removes the files. Declare a Garbage before the lock, so that the mutex
+// is free while files are removed.
 class OperationTable::Garbage {
  public:
   explicit Garbage(OperationTable& table) : table_(table) {}

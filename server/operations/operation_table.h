@@ -52,7 +52,7 @@ class OperationTable {
   // State of an operation at one time. It never changes.
   using Snapshot = std::shared_ptr<const Operation>;
   static constexpr std::size_t kMaxEndedOfOwner = OperationIndex::kMaxEndedOfOwner;
-  // Limit for operations that Start got a response for.
+  // Limit for operations that were done at once, because the caller passed their response to Start.
   static constexpr std::size_t kMaxDoneAtOnceOfOwner = OperationIndex::kMaxDoneAtOnceOfOwner;
   // Returns the response of an operation that made `model` before the server was killed; nullopt if it had not made the
   // model yet. Returns an error if this cannot be determined.

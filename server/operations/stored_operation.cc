@@ -16,7 +16,7 @@ namespace nibble::operations {
 namespace {
 
 constexpr std::int64_t kVersion = 2;
-constexpr std::int64_t kMaxCode = 16;  // of the canonical codes
+constexpr std::int64_t kMaxCode = 16;  // highest canonical status code
 // More than an answer shows (rpc/status.h), and little enough that every file can be read again (kMaxFileBytes).
 constexpr std::size_t kMaxMessageBytes = 64u << 10;
 

@@ -13,11 +13,12 @@ namespace nibble::plan {
 registry::CheckpointSource CheckpointSourceOf(const store::CheckpointInfo& checkpoint, const std::string& job_id,
                                               const jobs::JobSpec& spec);
 
-// Finds a checkpoint by Checkpoint.name for a caller of `tenant` ("": sees all tenants; others' checkpoints look
-// absent). Errors: NotFound (CHECKPOINT).
+// Finds a checkpoint by Checkpoint.name for a caller of `tenant` ("": sees all tenants). Checkpoints of other tenants
+// look absent. Errors: NotFound (CHECKPOINT).
 absl::StatusOr<registry::CheckpointSource> FindCheckpoint(jobs::JobController& jobs, const std::string& name,
                                                           const std::string& tenant);
-// Returns the dataset that a job evaluates on, or holds rows out of; "" for none, also if the job no longer exists.
+// Returns the dataset on which a job evaluates, or from which it holds out rows to evaluate on; "": none, or the job no
+// longer exists.
 std::string EvalDatasetOf(jobs::JobController& jobs, const std::string& job_id);
 
 }  // namespace nibble::plan

@@ -33,7 +33,7 @@ constexpr std::int64_t kConvertBytes = (std::int64_t{4} << 20) * 9;
 // Rows of the sequences in a job's record.
 constexpr std::int64_t kRecordRows = 64;
 
-// A pass of the served form over `rows`, with a KV cache of `pages`.
+// Bytes of a forward pass of the served form over `rows` rows, and of a KV cache of `pages` pages.
 std::int64_t EvaluationBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t rows,
                              std::int64_t pages) {
   return ServedPassBytes(spec, config, rows) + pages * model::KvPool::PageBytes(config, kernels::DType::kBF16);

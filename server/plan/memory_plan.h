@@ -31,8 +31,8 @@ std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const model::ModelConfi
 std::int64_t ServedPassBytes(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t rows);
 
 // The maximum of training and publishing: what publishing takes beyond training is a separate item. Each item is capped
-// at one pebibyte, more than any machine has: the limits together may permit more than int64 holds, but sums of items
-// and jobs must not.
+// at one pebibyte, more than any machine has, so that sums over items and jobs fit in int64: the limits of a spec
+// together permit more bytes than int64 holds.
 //
 // `base_bytes`: per element of the stored base (2: bf16; 4: f32; 0: nf4).
 std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,

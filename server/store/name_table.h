@@ -36,8 +36,8 @@ class NameTable : public std::enable_shared_from_this<NameTable> {
 
   // AlreadyExists (NAME_TAKEN) names the holder, unless it is a job that `viewer` may not see.
   absl::Status Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant, const JobTenant& viewer);
-  // The same AlreadyExists if a job holds the name. Ignores reservations of operations, which run one after another:
-  // each reserves its name when it runs.
+  // The same AlreadyExists if a job holds the name. Ignores reservations of operations: they are short-lived, and the
+  // caller's operation reserves the name itself when it runs.
   absl::Status CheckNotOfAJob(std::string_view name, const JobTenant& viewer) const;
   void Unreserve(std::string_view name, std::string_view owner);
 

@@ -29,7 +29,7 @@ inline Buckets Doubling(double first, int count) {
   return buckets;
 }
 
-// Boundaries from the OpenTelemetry GenAI conventions.
+// Boundaries in seconds, from the OpenTelemetry GenAI conventions.
 inline const Buckets& RequestBuckets() {
   static const auto* buckets = new Buckets(Doubling(0.01, 14));
   return *buckets;
@@ -78,7 +78,7 @@ struct Metrics::Families {
   base::Mutex mutex;
   std::vector<std::function<void(Metrics&)>> collectors ABSL_GUARDED_BY(mutex);
 
-  // The series of one model. KeepModels deletes them, so `mutex` is held while one is used.
+  // The series of one model. Hold `mutex` while using one of them, because KeepModels deletes series.
   struct ModelSeries {
     std::map<const void*, std::function<void()>> remove;  // series -> deletes it from its family
     bool is_known = true;                                 // at the last call of KeepModels

@@ -93,7 +93,8 @@ class Metrics {
   // Adapter loaded: largest absolute logprob difference from its trainer, in nats.
   void SetTrainerDifference(std::string_view model, double nats);
   // `names`: every model there is. Removes the series of a model that neither this call nor the one before it named.
-  // Until then a scrape has shown the model's last values; afterwards a later model can have a label value of its own.
+  // A scrape thus shows a model's last values before its series are removed. The removal lets another model have its
+  // own label value (kMaxModelLabels).
   void KeepModels(const std::set<std::string, std::less<>>& names);
 
   // Jobs.
