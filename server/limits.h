@@ -74,7 +74,7 @@ struct Limits {
   // memory of loaded models.
   std::int64_t train_memory_bytes = 0;
   std::int64_t serve_memory_bytes = 0;     // planned, of all loaded models together; 0: likewise, minus trainers
-  std::int64_t max_retries = 5;            // counted retries of one job
+  std::int64_t max_retries = 5;            // retries of one job; retries after mere interruptions do not count
   double retry_backoff_scale = 1.0;        // factor for the waits of 10 s, 20 s ... 360 s before a retry
   double no_progress_timeout_s = 30 * 60;  // a trainer without progress for this long is stopped; 0: never
   double no_progress_grace_s = 20;         // then SIGKILL

@@ -1,3 +1,4 @@
+// Checks the names and ids that users choose, and makes those of the server.
 #pragma once
 #include <string>
 #include <string_view>

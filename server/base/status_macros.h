@@ -1,3 +1,4 @@
+// Macros that return early from a function when an absl::Status is not OK.
 #pragma once
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

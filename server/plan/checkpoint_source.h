@@ -1,3 +1,4 @@
+// Finds the checkpoints and evaluation data of jobs for server/registry, which does not know jobs.
 #pragma once
 #include <string>
 

@@ -1,5 +1,5 @@
 // The trainer's memory by purpose. The formulas follow what server/trainer allocates; constants that no formula gives
-// were measured (tests/e2e/test_plan.py compares plan and run). Included by server/plan/*.cc only.
+// were measured (tests/e2e/test_plan.py compares plan and run). Private to server/plan and its tests.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,3 +1,4 @@
+// What server/registry needs to know about a checkpoint to make a model of it.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -1,3 +1,4 @@
+// Conversions of stored models to other formats.
 #pragma once
 #include <string>
 

@@ -1,3 +1,4 @@
+// Verification of stored models: replays their records.
 #pragma once
 #include <cstdint>
 #include <optional>

@@ -1,3 +1,4 @@
+// Options and objects that imports, conversions, exports, verifications and publications share.
 #pragma once
 #include <cstdint>
 #include <functional>

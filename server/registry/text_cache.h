@@ -1,3 +1,4 @@
+// Cache of the tokenizers and chat templates of stored models.
 #pragma once
 #include <cstdint>
 #include <functional>

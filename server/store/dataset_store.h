@@ -1,3 +1,4 @@
+// Stored datasets, by name.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -1,3 +1,4 @@
+// Stored models, by name.
 #pragma once
 #include <cstdint>
 #include <map>

@@ -1,3 +1,4 @@
+// Bookkeeping of names that ModelStore and DatasetStore share: who reserves a name and who uses it.
 #pragma once
 #include <compare>
 #include <map>
@@ -36,8 +37,8 @@ class NameTable : public std::enable_shared_from_this<NameTable> {
 
   // AlreadyExists (NAME_TAKEN) names the holder, unless it is a job that `viewer` may not see.
   absl::Status Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant, const JobTenant& viewer);
-  // The same AlreadyExists if a job holds the name. Ignores reservations of operations: they are short-lived, and the
-  // caller's operation reserves the name itself when it runs.
+  // The same AlreadyExists if a job holds the name. Ignores reservations of operations, which may end before the
+  // caller's own operation runs and reserves the name.
   absl::Status CheckNotOfAJob(std::string_view name, const JobTenant& viewer) const;
   void Unreserve(std::string_view name, std::string_view owner);
 
