@@ -25,8 +25,8 @@ constexpr std::uint64_t kMaxProcFile = 1 << 16;  // bytes
 // An idle nibbled uses 40 MiB; oneDNN's matrix products take up to 48 MiB, the database and thread stacks the rest.
 constexpr std::int64_t kProcessBytes = 144 << 20;
 // Memory to write one token file: the text, its tokens with their positions, and what tokenizers and templates use
-// meanwhile. 18 times kTokenizeBytes are 144 MiB; measured were 119 to 162 MiB, with 1 to 8 threads and one token per
-// byte. Large rows and cached words are not included: they use the memory that models and trainers share.
+// meanwhile. 18 times kTokenizeBytes are 144 MiB; measurements gave 119 to 162 MiB, with 1 to 8 threads and one token
+// per byte. Large rows and cached words are not included: they use the memory that models and trainers share.
 constexpr std::int64_t kTokenWriterBytes = 18 * static_cast<std::int64_t>(data::kTokenizeBytes);
 // Calls encode one large text at a time, in one piece if it cannot be cut, and one small text on each worker.
 std::int64_t EncoderBytes(const Limits& limits) {

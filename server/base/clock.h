@@ -5,8 +5,8 @@
 
 namespace nibble::base {
 
-// The time, which tests replace. Use Now(), the wall time, for display and records, and Monotonic() for every interval.
-// Thread-safe.
+// A source of time that tests can replace. Use Now(), the wall time, for display and records, and Monotonic() for every
+// interval. Thread-safe.
 class Clock {
  public:
   virtual ~Clock() = default;

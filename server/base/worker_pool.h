@@ -33,8 +33,8 @@ class WorkerPool {
   // Adds new work of `principal` (FairnessKey(); "": no limit per principal). False: max_waiting tasks of new work are
   // waiting, or max_waiting_each() of this principal.
   bool TryRun(Task task, const std::string& principal = "");
-  // Adds a further task of work that was already admitted. Always accepts it, and it takes no place in the queue from
-  // new work: it only waits for a turn of its principal.
+  // Adds a further task of work that was already admitted. Always accepts the task, which does not count towards the
+  // limits of new work and only waits for its principal's turn.
   void Run(Task task, const std::string& principal = "");
   std::size_t max_waiting_each() const { return std::max<std::size_t>(1, max_waiting_ / 2); }
   std::size_t num_waiting(const std::string& principal) const;  // tasks of new work

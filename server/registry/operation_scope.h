@@ -22,8 +22,8 @@ class OperationScope {
   virtual ~OperationScope() = default;
   virtual void Progress(const std::string& stage, std::int64_t done, std::int64_t total) = 0;
   virtual bool cancelled() const = 0;
-  // cancelled() as a token, for work that cannot poll. After the deadline it is cancelled with a delay of up to one
-  // sweep (OperationTable::DropOld).
+  // cancelled() as a token, for work that cannot poll. After the deadline, the token is cancelled up to one sweep late
+  // (OperationTable::DropOld).
   virtual base::CancelToken cancel() const = 0;
   virtual OperationIdentity identity() const = 0;
   // The response names files that `handle` owns. They are kept for `kept` after the operation's end, or until the

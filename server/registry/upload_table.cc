@@ -54,7 +54,7 @@ class UploadTable::Entry {
   std::int64_t charged = 0;                         // guarded by Usage::mutex
 
   base::Mutex using_content;
-  std::unique_ptr<UploadContent> content;  // guarded by using_content; only read once finished
+  std::unique_ptr<UploadContent> content;  // guarded by using_content; streams only read it once it is finished
 
   std::shared_ptr<Usage> usage_;
 };

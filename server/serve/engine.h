@@ -92,8 +92,8 @@ class Engine {
          const EngineOptions& options, const kernels::Stream& stream, base::Clock& clock);
 
   absl::Status Check(const Request& request) const;
-  // The queue as a new request sees it: whether the new request begins with the next step, and totals of the waiting
-  // requests that do not.
+  // The queue as a new request sees it. at_once: the new request begins with the next step. The other members are
+  // totals of the waiting requests that do not begin with the next step.
   struct Queue {
     bool at_once = false;
     std::int64_t requests = 0;

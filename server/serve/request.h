@@ -62,7 +62,7 @@ struct Usage {
   double ttft_ms = 0;                 // from arrival to the first token; 0 if no token was requested
   double prefill_ms = 0;              // from the first step to the first token, or to the prompt's last logprob
   double decode_ms = 0;               // from the first token to the last
-  std::uint64_t kernel_launches = 0;  // counted by the engine's stream, which all models share, while the request ran
+  std::uint64_t kernel_launches = 0;  // of all models that the server serves or verifies, while the request ran
 };
 
 // The normal end of one output.

@@ -37,8 +37,8 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& fi
 // Checkpoints of all attempts below `attempts_directory`, ordered by step, then attempt.
 absl::StatusOr<std::vector<CheckpointInfo>> ListAllCheckpoints(base::FileSystem& files,
                                                                const std::string& attempts_directory);
-// A text that changes when a checkpoint of any attempt is added, removed or altered; nullopt if an entry
-// cannot be read now (FilesKey).
+// A text that changes when a checkpoint of any attempt is added, removed or altered; nullopt if an entry cannot be
+// read now (FilesKey).
 std::optional<std::string> CheckpointsKey(const std::string& attempts_directory);
 // Finds the newest checkpoint whose every byte matches its manifest, trying older ones in turn; nullopt if there is
 // none. Adds the damaged checkpoints that it finds on the way to `damaged` unless null. Cancelled when `cancelled`

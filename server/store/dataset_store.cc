@@ -141,7 +141,7 @@ absl::StatusOr<std::vector<std::string>> DatasetStore::Hide(std::string_view nam
   datasets_.erase(it);
   std::vector<std::string> paths;
   if (hidden.ok()) paths.push_back(*std::move(hidden));
-  // Under the lock, because a new dataset of this name has its token files there.
+  // Under the lock, because a new dataset of this name would have its token files at the same path.
   if (auto tokens = HidePublished(files_, paths_.tokens(name)); tokens.ok()) paths.push_back(*std::move(tokens));
   return paths;
 }
@@ -149,7 +149,7 @@ absl::StatusOr<std::vector<std::string>> DatasetStore::Hide(std::string_view nam
 void DatasetStore::RemoveTokensIfDeleted(std::string_view name) {
   std::string hidden;
   {
-    // Under the lock, because a new dataset of this name has its token files there.
+    // Under the lock, because a new dataset of this name would have its token files at the same path.
     base::MutexLock lock(mutex_);
     if (datasets_.contains(name)) return;
     if (auto tokens = HidePublished(files_, paths_.tokens(name)); tokens.ok()) hidden = *std::move(tokens);

@@ -16,7 +16,7 @@ namespace nibble::store {
 
 namespace {
 
-// A refill needs this much free space: on a nearly full disk, running work needs the rest more.
+// A refill requires this much free space, because on a nearly full disk running work needs the space more.
 constexpr std::uint64_t kRefillFromBytes = 4 * kReserveBytes;
 
 std::uint64_t SizeOf(int fd) {

@@ -1,8 +1,8 @@
 // Disk space reserved for ending jobs: a cancel, a pause, the end of a job, its deletion (docs/faults.md, R8). The
 // reserve is a preallocated file beside the database. When the disk is too full to record an end, one piece of the file
-// is released; when there is room again, the file is refilled. It is released in pieces because others wait for room
-// too: a trainer that writes a checkpoint would take all of it at once. A server that starts on a full disk may use two
-// pieces: without a running server, no job can be ended.
+// is released; when there is room again, the file is refilled. The file is released in pieces, because a trainer that
+// writes a checkpoint would take all released space at once. A server that starts on a full disk may use two pieces:
+// without a running server, no job can be ended.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -31,7 +31,8 @@ class DiskReserve {
   bool Release();
   // For start-up: releases pieces while less than `bytes` is free, at most enough pieces to hold `bytes`.
   void MakeRoom(std::uint64_t bytes);
-  // Refills the file unless the disk has so little room that others need it more. Costs nothing while the file is full.
+  // Refills the file unless the disk has so little room that running work needs it more. Costs nothing while the file
+  // is full.
   void Refill();
   std::uint64_t bytes() const;
 
