@@ -457,18 +457,23 @@ absl::Status OperationTable::Cancel(const std::string& name, const OperationView
 
 absl::Status OperationTable::Delete(const std::string& name, const OperationViewer& viewer) {
   {
-    // Destroyed after the lock is released. The thread that ran the operation may still hold the entry.
-    std::shared_ptr<const void> dropped;
     base::MutexLock lock(mutex_);
     NIBBLE_ASSIGN_OR_RETURN(const Entry entry, Seen(name, viewer));
     if (!entry->done()) {
       return base::WithReason(absl::FailedPreconditionError(base::StrCat(name, " has not ended")), "ILLEGAL_STATE",
                               {{"name", name}});
     }
-    index_.Remove(entry);
-    dropped.swap(entry->held);
   }
-  return files_.RemoveAll(PathOf(name));
+  // The file goes first, so that a caller can try again after an error.
+  NIBBLE_RETURN_IF_ERROR(files_.RemoveAll(PathOf(name)));
+  // Destroyed after the lock is released. The thread that ran the operation may still hold the entry.
+  std::shared_ptr<const void> dropped;
+  base::MutexLock lock(mutex_);
+  const auto entry = Seen(name, viewer);
+  if (!entry.ok()) return absl::OkStatus();  // another call has deleted or forgotten it meanwhile
+  index_.Remove(*entry);
+  dropped.swap((*entry)->held);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::uint64_t> OperationTable::OnEnd(const std::string& name, Done done, const OperationViewer& viewer) {

@@ -36,6 +36,19 @@ TEST_F(OperationTableTest, C13EndIsVisibleOnlyWhenItIsOnTheDisk) {
   EXPECT_EQ(OnDisk(name), Get(name));
 }
 
+TEST_F(OperationTableTest, DeleteThatFailedCanBeRepeated) {
+  const std::string name = Start(gate_);
+  gate_.Open();
+  Wait(name);
+  stall_.FailRemovals(true);
+  EXPECT_TRUE(absl::IsInternal(Delete(name)));
+  EXPECT_EQ(OnDisk(name), Get(name));
+  stall_.FailRemovals(false);
+  EXPECT_TRUE(Delete(name).ok());
+  EXPECT_TRUE(absl::IsNotFound(Delete(name)));
+  EXPECT_TRUE(absl::IsNotFound(Open("operations")->Get(name).status()));
+}
+
 // Operations begin, end and are cancelled concurrently. The record of an operation's beginning must be written before
 // the record of its end.
 TEST_F(OperationTableTest, C13DiskAndTableAgreeOnEveryOperation) {

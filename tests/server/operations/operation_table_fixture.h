@@ -58,7 +58,7 @@ class Gate {
   bool open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// A stalled disk: one kind of change of an operation's record waits until Open. Thread-safe.
+// A stalled disk: one kind of change of an operation's record waits until Open. Removals may fail instead. Thread-safe.
 class Stall {
  public:
   void Shut(const std::string& kind) {
@@ -77,6 +77,8 @@ class Stall {
   // For a test of thousands of records.
   void LeaveOutSyncs() { no_syncs_ = true; }
   bool no_syncs() const { return no_syncs_; }
+  void FailRemovals(bool fail) { fails_removals_ = fail; }
+  bool fails_removals() const { return fails_removals_; }
   void Pass(const std::string& kind, const std::string& path) {
     base::MutexLock lock(mutex_);
     if (shut_ != kind || path.find("/op-") == std::string::npos) return;
@@ -92,6 +94,7 @@ class Stall {
   std::string shut_ ABSL_GUARDED_BY(mutex_);
   int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> no_syncs_{false};
+  std::atomic<bool> fails_removals_{false};
 };
 
 class StallHook {
@@ -102,6 +105,9 @@ class StallHook {
     stall_.Pass(kind, path);
     if constexpr (std::is_same_v<decltype(work()), absl::Status>) {
       if (stall_.no_syncs() && std::string_view(kind).starts_with("sync")) return absl::OkStatus();
+      if (stall_.fails_removals() && std::string_view(kind).starts_with("remove")) {
+        return absl::InternalError("the disk fails");
+      }
     }
     return work();
   }
