@@ -12,7 +12,7 @@
 
 namespace nibble::kernels {
 
-// e^-104 < 2^-150 rounds to 0; below, computing the underflow would be slow.
+// Below this x, Exp returns 0 at once: e^-104 < 2^-150 rounds to 0, and computing a result that underflows is slow.
 inline constexpr float kExpLowest = -104.0f;
 inline constexpr float kExpMaxPower = 128.0f;  // the largest n of a finite result
 inline constexpr float kLog2E = 0x1.715476p+0f;

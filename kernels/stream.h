@@ -1,4 +1,4 @@
-// Where and how an op runs. Every op takes it as the last argument and borrows it for the call.
+// A Stream says where and how an op runs. Every op takes a Stream as its last argument and borrows it for the call.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,7 +20,7 @@ struct Stream {
   Isa isa = Isa::kPlain;              // the highest path that may be taken
   ThreadPool* pool = nullptr;         // null: everything on the calling thread
   LaunchCounter* launches = nullptr;  // null: not counted
-  DenseLibrary* library = nullptr;    // BEST_EFFORT product on the CPU; if null, ops that need it fail
+  DenseLibrary* library = nullptr;    // for matmul_library on the CPU, which fails if this is null
   CudaContext* cuda = nullptr;        // the CUDA stream with its plans and scratch (kernels/cuda/cuda_context.h)
 
   // Runs body over [0, n) on the pool, or on the calling thread without a pool.

@@ -95,7 +95,7 @@ void ThreadPool::Work() {
     lock.unlock();
     TakeRanges(body, n, chunk);
     if (helpers_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      // Taking the lock orders this after the caller's last check before it sleeps.
+      // Taking the lock orders the notification after the caller's last check of helpers_ before the caller sleeps.
       lock.lock();
       lock.unlock();
       done_.notify_all();

@@ -47,7 +47,7 @@ class ThreadPool {
   std::atomic<std::int64_t> next_{0};     // first index not yet taken
   std::atomic<int> helpers_{0};           // threads that joined the call; incremented under mutex_ while body_ is set
   std::uint64_t call_ = 0;                // calls so far, plus one for the destructor
-  std::atomic<std::uint64_t> posted_{0};  // call_, for the spinning threads
+  std::atomic<std::uint64_t> posted_{0};  // a copy of call_, which spinning threads read without mutex_
   int spins_ = 0;
   bool stop_ = false;
   std::vector<std::thread> threads_;

@@ -22,8 +22,8 @@ struct TopSelect {
     bool usable = false;  // no NaN, no +inf, at least one finite element
   };
 
-  // Elements that are searched again for the id of the maximum. Also the block of the sum in sample.h: changing it
-  // changes draws.
+  // Max searches a block of this many elements again for the id of the maximum. sample_vec.h sums weights in blocks of
+  // the same length, so another length would change draws.
   static constexpr std::int64_t kBlock = 1024;
   static constexpr float kInf = std::numeric_limits<float>::infinity();
 

@@ -77,7 +77,7 @@ struct Vec16Avx2 {
   static Vec16Avx2 Fma(Vec16Avx2 a, Vec16Avx2 b, Vec16Avx2 c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
   }
-  // The second operand where the operands are equal or either is NaN.
+  // Max and Min return the second operand where the operands are equal or either is NaN.
   static Vec16Avx2 Max(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
   static Vec16Avx2 Min(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
   static Vec16Avx2 Abs(Vec16Avx2 a) {

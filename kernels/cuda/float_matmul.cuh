@@ -6,7 +6,8 @@
 
 namespace nibble::kernels {
 
-// cuBLASLt's fast kernels need K and leading dimensions that are multiples of this: at least 16 bytes in f32 and bf16.
+// cuBLASLt's fast kernels need K and leading dimensions that are multiples of 16 bytes: 8 elements are 16 bytes of bf16
+// or 32 bytes of f32.
 constexpr std::int64_t kLeading = 8;
 
 struct FloatProduct {
@@ -36,7 +37,8 @@ __global__ void WidenRows(const From* from, std::int64_t from_stride, std::int64
   }
 }
 
-// Null sums mean 0. sums may be y: each thread reads only what it writes itself.
+// y = rn_y(sums [+ y] [+ bias]). Null `sums` stand for zeros. `sums` may alias y: a thread reads only the elements that
+// it writes itself.
 template <typename Y>
 __global__ void FinishFloatRows(const float* sums, std::int64_t sums_stride, const float* bias, bool accumulate,
                                 std::int64_t rows, std::int64_t columns, Y* y, std::int64_t y_stride) {
@@ -79,8 +81,8 @@ inline LaunchResult FinishFloatProduct(const FloatProduct& p, const float* sums,
   return Launched(stream, name);
 }
 
-// Requires at least one row and column of y. If w cannot be read in place, fill(Matrix) writes it to scratch as [N, K]
-// of p.type.
+// Requires at least one row and column of y. If w cannot be read in place, calls fill(matrix), which must write w to
+// `matrix`, [N, K] of p.type in scratch.
 template <typename Fill>
 LaunchResult MultiplyFloatRows(const FloatProduct& p, const Stream& stream, const FloatKernelNames& names, Fill fill) {
   using Types = CublasLtProblem::Types;

@@ -12,7 +12,8 @@ namespace nibble::kernels {
 
 constexpr int kInt8RowThreads = 256;
 constexpr int kInt8RowWarps = kInt8RowThreads / 32;
-// Longest row that is staged in shared memory (40 KiB of the 48 that need no opt-in); longer rows are read again.
+// Longest row that is staged in shared memory: 40 KiB, and a block may use 48 KiB without opting in. A longer row is
+// read again from device memory for each pass.
 constexpr std::int64_t kInt8StagedCols = 10240;
 
 struct Int8RowShared {

@@ -1,8 +1,8 @@
 // Double quantization: the f32 absmax values of NF4 blocks as int8 in blocks of 256, around their common mean.
-//   z = absmax - offset, factor = 128 / max|z| of the block (1 where all are equal)
+//   z = absmax - offset, factor = 128 / max|z| of the block (1 where this is infinite, such as where max|z| is 0)
 //   code = clamp(rne(z * factor), -128, 127), absmax' = code / factor + offset
-// torchao's formula (nf4_tensor.py double_quantize_scalers) in f32 with the all-equal case guarded (docs/numerics.md
-// 4).
+// torchao's formula (nf4_tensor.py double_quantize_scalers) in f32, with a guard against an infinite factor
+// (docs/numerics.md 4).
 #pragma once
 #include <cstdint>
 

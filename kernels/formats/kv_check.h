@@ -1,4 +1,4 @@
-// Checks of the paged cache's arguments, shared by the ops that read and write it.
+// Argument checks of the paged KV cache (formats/kv_cache.h), shared by the ops that read and write the cache.
 #pragma once
 #include "absl/status/status.h"
 #include "kernels/check.h"

@@ -1,3 +1,4 @@
+// The CUDA path of dequantize_int8.
 #include "kernels/cuda/device.cuh"
 #include "kernels/ops/quantize/dequantize_int8_launch.h"
 

@@ -1,3 +1,5 @@
+// The AVX2 path of dequantize_nf4. The sixteen possible values of a block are computed and rounded once, as in the plain
+// loops, then looked up: by byte shuffles for bf16, by permutes for f32.
 #include <immintrin.h>
 
 #include "kernels/ops/quantize/dequantize_nf4_rows.h"
@@ -6,8 +8,7 @@
 namespace nibble::kernels {
 namespace {
 
-// The sixteen possible values of a block are computed and rounded once, as in the plain loops, then looked up by byte
-// shuffles.
+// A Path of dequantize_nf4_rows.h.
 struct Avx2 {
   static Vec16Avx2 Values(float absmax) { return Vec16Avx2::Load(kNf4Book.data()) * Vec16Avx2::Set1(absmax); }
 

@@ -1,3 +1,5 @@
+// The AVX-512 path of dequantize_nf4. The sixteen possible values of a block are computed and rounded once, as in the
+// plain loops, then looked up by a permute.
 #include <immintrin.h>
 
 #include "kernels/ops/quantize/dequantize_nf4_rows.h"
@@ -6,8 +8,7 @@
 namespace nibble::kernels {
 namespace {
 
-// The sixteen possible values of a block are computed and rounded once, as in the plain loops, then looked up by a
-// permute.
+// A Path of dequantize_nf4_rows.h.
 struct Avx512 {
   static __m512 Values(float absmax) { return _mm512_mul_ps(_mm512_loadu_ps(kNf4Book.data()), _mm512_set1_ps(absmax)); }
 

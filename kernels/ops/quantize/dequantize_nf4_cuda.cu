@@ -1,10 +1,12 @@
+// The CUDA path of dequantize_nf4, and DequantizeNf4OnCuda for the ops that need a whole weight in scratch.
 #include "kernels/cuda/nf4.cuh"
 #include "kernels/ops/quantize/dequantize_nf4_launch.h"
 
 namespace nibble::kernels {
 namespace {
 
-// One thread stores eight elements, all of one block: four bytes in, sixteen (bf16) or thirty-two (f32) out.
+// Stores the eight elements of one thread, all of one block: it read four bytes and stores sixteen (bf16) or thirty-two
+// (f32).
 __device__ void Store8(float* out, const float* value) {
   reinterpret_cast<float4*>(out)[0] = make_float4(value[0], value[1], value[2], value[3]);
   reinterpret_cast<float4*>(out)[1] = make_float4(value[4], value[5], value[6], value[7]);

@@ -22,7 +22,8 @@ void DequantizeTernaryRows(const DequantizeTernaryArgs& args, std::int64_t begin
   const PackedTernaryWeight& w = args.w;
   for (std::int64_t row = begin; row < end; ++row) {
     const float scale = w.scale == nullptr ? 1.0f : w.scale[row];
-    // By stored code (code + 1); 3 never occurs. Products, so that 0 has the same sign as float(code) * scale.
+    // value[i] belongs to code i - 1; i = 3 never occurs. Code 0 is multiplied too, so that its result has the sign of
+    // 0.0f * scale, as in the plain loops.
     const float value[4] = {-1.0f * scale, 0.0f * scale, scale, 0.0f};
     const std::uint8_t* tile = w.tiles + TernaryByte(w.padded_k, row, 0);
     T* out = args.out.Row<T>(row);

@@ -1,3 +1,4 @@
+// The AVX2 path of double_dequantize.
 #include "kernels/ops/quantize/double_dequantize_blocks.h"
 #include "kernels/vec16_avx2.h"
 

@@ -1,5 +1,5 @@
-// The loop over blocks that the AVX paths of double_quantize share. A Path lives in an anonymous namespace, so that
-// no instantiation made with one instruction set is linked into another's path.
+// The loop over blocks that the AVX paths of double_quantize share. Each instruction set passes a Path type of its own
+// (DoubleQuantizeBlocks<Vec>), so that the linker cannot share an instantiation with the path of another one.
 #pragma once
 #include <algorithm>
 #include <limits>

@@ -1,3 +1,4 @@
+// The CUDA path of quantize_int8.
 #include "kernels/cuda/int8_rows.cuh"
 #include "kernels/ops/quantize/quantize_int8_launch.h"
 

@@ -1,3 +1,4 @@
+// The AVX2 path of quantize_nf4.
 #include <immintrin.h>
 
 #include "kernels/ops/quantize/quantize_nf4_rows.h"
@@ -14,7 +15,8 @@ struct Avx2 {
     return _mm256_blendv_ps(from_low, from_high, _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
   }
 
-  // Binary search, as in the AVX-512 path.
+  // Binary search: four comparisons, each with the threshold that a lane's code so far selects. NaN stays at code 0, as
+  // in the plain loops.
   static __m256i Codes(__m256 v, __m256 low, __m256 high) {
     const __m256 middle = _mm256_set1_ps(kNf4Thresholds[7]);
     __m256i code = _mm256_and_si256(_mm256_castps_si256(_mm256_cmp_ps(v, middle, _CMP_GT_OQ)), _mm256_set1_epi32(8));

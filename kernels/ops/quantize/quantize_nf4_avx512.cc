@@ -1,3 +1,4 @@
+// The AVX-512 path of quantize_nf4.
 #include <immintrin.h>
 
 #include "kernels/ops/quantize/quantize_nf4_rows.h"

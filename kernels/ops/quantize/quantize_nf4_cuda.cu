@@ -1,3 +1,4 @@
+// The CUDA path of quantize_nf4.
 #include <cfloat>
 
 #include "kernels/cuda/device.cuh"

@@ -1,3 +1,4 @@
+// Arguments and path type of quantize_nf4.h, free of absl so that nvcc can read them.
 #pragma once
 #include "kernels/formats/nf4.h"
 #include "kernels/launch_result.h"

@@ -1,5 +1,5 @@
-// The loop over rows and blocks that the AVX paths of quantize_nf4 share. A Path lives in an anonymous namespace, so
-// that no instantiation made with one instruction set is linked into another's path.
+// The loop over rows and blocks that the AVX paths of quantize_nf4 share. A Path is in an anonymous namespace, so that
+// the linker cannot share an instantiation with the path of another instruction set.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -12,7 +12,8 @@ namespace nibble::kernels {
 // About 16k elements per piece: for fewer, a second thread costs more than it saves.
 inline constexpr std::int64_t kQuantizeNf4PieceElements = 16384;
 
-// 1 / absmax, or 0 (so that every value gets code 7) where that is not finite: zero and the smallest denormals.
+// 1 / absmax, or 0 where 1 / absmax is not finite (absmax is 0, a very small denormal or NaN). With 0, every finite value
+// gets code 7.
 static inline float Nf4Inverse(float absmax) {
   const float inverse = 1.0f / absmax;
   return inverse <= std::numeric_limits<float>::max() ? inverse : 0.0f;

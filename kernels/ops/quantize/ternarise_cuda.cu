@@ -9,7 +9,7 @@ constexpr int kRowThreads = 256;
 constexpr int kRowsABlock = kRowThreads / 16;  // sixteen threads, the virtual lanes, sum one row
 constexpr int kScaleThreads = 1024;
 
-// Lane l of 16 holds its part; the fixed tree l + (l + 8), then + 4, + 2, + 1. Lane 0 gets the sum.
+// Adds the parts of 16 lanes by the fixed tree: l + (l + 8), then + 4, + 2, + 1. Lane 0 gets the sum.
 __device__ inline double LaneTree(double part) {
   for (int half = 8; half > 0; half /= 2) part = __dadd_rn(part, __shfl_down_sync(0xffffffffu, part, half, 16));
   return part;

@@ -24,7 +24,7 @@ inline double SumOverRows(std::int64_t rows, std::int64_t cols, const Stream& st
   return lanes[0];
 }
 
-// The word of a tile that holds sixteen codes, k ascending.
+// Packs the sixteen codes of a block, k ascending, into the block's word of a tile (formats/ternary.h).
 template <typename Vec>
 inline std::uint32_t TernaryWord(Vec codes) {
   std::int8_t bytes[Vec::kLanes];
