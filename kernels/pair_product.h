@@ -1,12 +1,12 @@
-// y = x * w^T + bias over bf16 x and w by vdpbf16ps, for more than a few rows of x. Rows of w are copied to panels,
-// pair by pair, as the instruction reads them: [K/2][columns] of two bf16 each, where a column is a row of w. Sixteen
-// outputs of a row then share one vector of sums, and nothing is added across lanes. Each output is one chain of sums
-// over the pairs in ascending order, for any number of rows and threads. Only AVX-512 paths include this file.
+// y = x * w^T + bias over bf16 x and w by vdpbf16ps, meant for more than a few rows of x. Rows of w are copied to
+// panels, pair by pair, as the instruction reads them: [K/2][columns] of two bf16 each, where a column is a row of w.
+// Sixteen outputs of a row then share one vector of sums, and nothing is added across lanes. Each output is one chain
+// of sums over the pairs in ascending order, for any number of rows and threads. Only AVX-512 paths include this file.
 // Everything is in an anonymous namespace, so that the linker cannot share an instantiation with the path of another
 // instruction set. A Weights class has
 //   rows()                                  N
 //   Load(row, block, low, high)             two vectors of sixteen pairs: elements [64 * block, 64 * block + 64) of a
-//                                           row, 0 past K
+//                                           row of w; past K any finite values, which the zeros of x cancel
 #pragma once
 #include <immintrin.h>
 
@@ -110,7 +110,7 @@ class PairProduct {
   }
 
   // Writes blocks [first, first + count) of rows n to n + 15 of w into sixteen columns, from `out` on, of a panel of
-  // `width` columns. Elements past N and past K are zero.
+  // `width` columns. Columns past N are zero.
   NIBBLE_BF16_DOT void Fill(std::int64_t n, std::int64_t first, std::int64_t count, std::int64_t width,
                             BF16* out) const {
     for (std::int64_t b = first; b < first + count; ++b) {

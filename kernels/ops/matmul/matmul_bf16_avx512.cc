@@ -1,3 +1,4 @@
+// The AVX-512 path of matmul_bf16: PairProduct on machines with vdpbf16ps, plain loops on the others.
 #include <immintrin.h>
 
 #include "kernels/ops/matmul/matmul_bf16_table.h"
@@ -6,7 +7,7 @@
 namespace nibble::kernels {
 namespace {
 
-// The rows of w for PairProduct.
+// The Weights class of PairProduct for a dense w.
 class DensePairs {
  public:
   explicit DensePairs(const ConstMatrix& w) : w_(w) {}

@@ -94,7 +94,8 @@ void DenseRange(const MatmulDenseArgs& args, std::int64_t begin, std::int64_t en
   }
 }
 
-// Units of work are (group of panels, chunk of rows) as in matmul_int8.
+// A unit of work is a group of panels and a chunk of rows. The chunks of one group are adjacent, as in MatmulTiles
+// (matmul_tiles_vec.h).
 template <typename Vec>
 LaunchResult MatmulDenseVec(const MatmulDenseArgs& args, const Stream& stream) {
   constexpr int kRows = 6;

@@ -1,5 +1,5 @@
-// Without VNNI: bytes are widened to 16 bits and multiplied by vpmaddwd, which is exact for all codes (vpmaddubsw would
-// saturate).
+// The AVX2 path of matmul_int8, without VNNI: bytes are widened to 16 bits and multiplied by vpmaddwd, which is exact
+// for all codes (vpmaddubsw would saturate).
 #include "kernels/ops/matmul/matmul_int8_table.h"
 #include "kernels/ops/matmul/matmul_tiles_vec.h"
 #include "kernels/vec16_avx2.h"

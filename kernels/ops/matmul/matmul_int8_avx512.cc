@@ -1,5 +1,5 @@
-// VNNI: vpdpbusd multiplies unsigned by signed bytes, so 128 is added to activation bytes (x ^ 0x80), and 128 times
-// row_sum(w) is subtracted from the sum: exact modulo 2^32, hence exact.
+// The AVX-512 path of matmul_int8. VNNI's vpdpbusd multiplies unsigned by signed bytes, so 128 is added to activation
+// bytes (x ^ 0x80), and 128 times row_sum(w) is subtracted from the sum: exact modulo 2^32, hence exact.
 #include "kernels/ops/matmul/matmul_int8_table.h"
 #include "kernels/ops/matmul/matmul_tiles_vec.h"
 #include "kernels/vec16_avx512.h"
@@ -14,7 +14,7 @@ struct VnniPath {
   static constexpr int kMaxRows = 6;
   static constexpr int kMaxTiles = 4;
   static constexpr int kFewRows = 3;
-  static constexpr std::int64_t kAhead = 1024;  // bytes of one tile; no tile is shorter
+  static constexpr std::int64_t kAhead = 1024;  // prefetch distance in bytes of one tile; no tile is shorter
 
   template <int Rows, int Tiles>
   void Block(const MatmulInt8Args& args, std::int64_t row, std::int64_t tile) const {

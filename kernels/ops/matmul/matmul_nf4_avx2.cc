@@ -1,3 +1,5 @@
+// The AVX2 path of matmul_nf4. In the copies of x and w (matmul_nf4_tiles.h), a block of 64 holds its 32 even elements
+// first, then its 32 odd elements.
 #include <immintrin.h>
 
 #include <type_traits>

@@ -1,3 +1,7 @@
+// The AVX-512 path of matmul_nf4. In the copies of x and w (matmul_nf4_tiles.h), a block of 64 holds its 32 even elements
+// first, then its 32 odd elements. The codes of the even elements are the high nibbles of the bytes: byte >> 4 gives the
+// table indices of the first half. The byte itself gives those of the second half, since permutes ignore the bits above
+// the index.
 #include <immintrin.h>
 
 #include <cstring>
@@ -172,7 +176,7 @@ struct Dot {
   }
 };
 
-// The rows of w for PairProduct: one byte of codes is one pair, its high nibble the first element.
+// The Weights class of PairProduct for NF4: one byte of codes is one pair, its high nibble the first element.
 class Nf4Pairs {
  public:
   explicit Nf4Pairs(const Nf4Weight& w) : w_(w), blocks_(Nf4RowBlocks(w.cols)), row_bytes_(Nf4RowBytes(w.cols)) {}

@@ -1,14 +1,16 @@
 // Shared by the AVX paths of matmul_nf4. x is copied once into the order in which a path decodes a block's codes,
 // padded with zeros to whole blocks. For few rows the codes are decoded as they are multiplied; for more, tiles of
-// decoded rows of w are multiplied (a path with vdpbf16ps uses kernels/pair_product.h instead). A Path lives in an
-// anonymous namespace, so that no instantiation made with one instruction set is linked into another's path. It has
+// decoded rows of w are multiplied (a path with vdpbf16ps uses kernels/pair_product.h instead). A Path is in an
+// anonymous namespace, so that the linker cannot share an instantiation with the path of another instruction set. A Path
+// has
+//   X                                          f32 or bf16: the type of x
 //   Element                                    f32 or bf16: the type of the copy of x and of decoded w
 //   Pack(const X* x, Element* out)             64 elements of x in the path's order
 //   Decode(codes, absmax, Element* out)        64 weights, rounded to X, in the path's order
-//   Few<M>(x, stride, codes, row_bytes, absmax, row_blocks, whole, float* out)  M x 4 dot products over whole blocks,
-//                                              accumulated onto out
+//   Few<M>(x, stride, codes, row_bytes, absmax, row_blocks, whole, float* out)  M x 4 dot products over `whole` whole
+//                                              blocks, added to out
 //   Tile(x, w, padded_k, float* out)           4 x 4 dot products of decoded rows, overwrites out
-// A path for few rows only lacks Decode and Tile.
+// Decode and Tile may be missing in a Path that is used only for few rows.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -25,9 +27,9 @@ inline constexpr std::int64_t kMatmulNf4Quad = 4;       // a tile is 4 x 4: sixt
 inline constexpr std::int64_t kMatmulNf4TileRows = 16;  // rows of w decoded at a time: 512 KiB of f32 at K = 8192
 inline constexpr std::int64_t kMatmulNf4PieceWeights = 65536;  // a thread's range has at least about this many elements
 
-// Quads of rows follow each other in memory, so prefetch the place in a later quad that matches the one being read. The
-// hardware prefetcher does not detect four short rows read side by side: without this, cold weights arrived at half the
-// speed.
+// Distance in bytes from the codes being read to the codes to prefetch: the same place in a later quad of rows, since
+// quads follow each other in memory. The hardware prefetcher does not detect four short rows read side by side: without
+// this prefetch, weights that are not in the cache arrive at half the speed.
 static inline std::int64_t Nf4PrefetchBytes(std::int64_t row_bytes) {
   constexpr std::int64_t kAheadBytes = 4096;
   const std::int64_t quad = kMatmulNf4Quad * row_bytes;
@@ -96,7 +98,7 @@ class MatmulNf4Run {
     }
   }
 
-  // Writes rows x columns sums; out holds four per row.
+  // Writes sums plus bias to [rows, columns] outputs of y, from (row, column) on. `out` holds four sums per row.
   void Finish(const float* out, std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
     for (std::int64_t i = 0; i < rows; ++i) {
       for (std::int64_t j = 0; j < columns; ++j) {

@@ -1,6 +1,7 @@
-// Without VNNI: vpmaddubsw of stored codes 0, 1, 2 and activations gives pairs of at most 2 * 2 * 128 = 512 in 16 bits.
-// The sum of 64 pairs stays within [-32768, 32512], so widening the 16-bit sums after 64 additions (16 blocks of 4
-// planes) is exact. Activations of 16 bits go through vpmaddwd, whose sums have 32 bits already.
+// The AVX2 path of matmul_ternary, without VNNI: vpmaddubsw of stored codes 0, 1, 2 and activations gives 16-bit sums
+// of two products, at most 2 * 2 * 128 = 512 in magnitude. Adding 64 of them stays within [-32768, 32512], so widening
+// to 32 bits after 64 additions (16 blocks of 4 planes) is exact. Activations of 16 bits go through vpmaddwd, whose
+// sums have 32 bits already.
 #include "kernels/ops/matmul/matmul_ternary_table.h"
 #include "kernels/ops/matmul/matmul_ternary_vec.h"
 #include "kernels/vec16_avx2.h"

@@ -1,5 +1,6 @@
-// VNNI: the stored codes 0, 1, 2 are the unsigned operand of vpdpbusd, the activations the signed one; the sum starts
-// at minus the sum of the activations. Exact modulo 2^32, hence exact. Activations of 16 bits go through vpdpwssd.
+// The AVX-512 path of matmul_ternary, by VNNI: the stored codes 0, 1, 2 are the unsigned operand of vpdpbusd, the
+// activations the signed operand. The sum starts at minus the sum of the activations, because a stored code is code + 1.
+// Exact modulo 2^32, hence exact. Activations of 16 bits go through vpdpwssd.
 #include "kernels/ops/matmul/matmul_ternary_table.h"
 #include "kernels/ops/matmul/matmul_ternary_vec.h"
 #include "kernels/vec16_avx512.h"
@@ -28,7 +29,7 @@ struct VnniPath {
   static constexpr int kMaxRows = 6;
   static constexpr int kMaxTiles = 4;
   static constexpr int kHeldRows = 3;           // up to this many rows, registers are left for the bytes of 4 tiles
-  static constexpr std::int64_t kAhead = 4096;  // bytes of one tile: covers the latency of DRAM
+  static constexpr std::int64_t kAhead = 4096;  // prefetch distance in bytes of one tile: covers the latency of DRAM
 
   const std::int32_t* row_sum;
 

@@ -1,5 +1,5 @@
-// The AVX2 path of dequantize_nf4. The sixteen possible values of a block are computed and rounded once, as in the plain
-// loops, then looked up: by byte shuffles for bf16, by permutes for f32.
+// The AVX2 path of dequantize_nf4. The sixteen possible values of a block are computed and rounded once, as in the
+// plain loops, then looked up: by byte shuffles for bf16, by permutes for f32.
 #include <immintrin.h>
 
 #include "kernels/ops/quantize/dequantize_nf4_rows.h"

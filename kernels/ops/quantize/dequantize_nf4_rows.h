@@ -1,5 +1,5 @@
-// The loop over rows and blocks that the AVX paths of dequantize_nf4 share. A Path is in an anonymous namespace, so that
-// the linker cannot share an instantiation with the path of another instruction set.
+// The loop over rows and blocks that the AVX paths of dequantize_nf4 share. A Path is in an anonymous namespace, so
+// that the linker cannot share an instantiation with the path of another instruction set.
 #pragma once
 #include <algorithm>
 

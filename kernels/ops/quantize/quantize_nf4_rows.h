@@ -12,8 +12,8 @@ namespace nibble::kernels {
 // About 16k elements per piece: for fewer, a second thread costs more than it saves.
 inline constexpr std::int64_t kQuantizeNf4PieceElements = 16384;
 
-// 1 / absmax, or 0 where 1 / absmax is not finite (absmax is 0, a very small denormal or NaN). With 0, every finite value
-// gets code 7.
+// 1 / absmax, or 0 where 1 / absmax is not finite (absmax is 0, a very small denormal or NaN). With 0, every finite
+// value gets code 7.
 static inline float Nf4Inverse(float absmax) {
   const float inverse = 1.0f / absmax;
   return inverse <= std::numeric_limits<float>::max() ? inverse : 0.0f;
