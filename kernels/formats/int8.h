@@ -44,13 +44,13 @@ struct QuantizedRows {
 // a 4-way dot product. Byte ((n / 16) * padded_k / 4 + k / 4) * 64 + (n % 16) * 4 + k % 4 holds w[n, k]; elements
 // outside [N, K] are 0.
 struct PackedInt8Weight {
-  const std::int8_t* tiles = nullptr;     // [ceil(N/16), padded_k/4, 16, 4]
-  const float* scale = nullptr;           // [N]
+  const std::int8_t* tiles = nullptr;  // [ceil(N/16), padded_k/4, 16, 4]
+  const float* scale = nullptr;        // [N]
   // [ceil(N/16)*16], sum over k of w[n, k]. The AVX-512 path adds 128 to activation codes and subtracts 128 * row_sum.
   const std::int32_t* row_sum = nullptr;
-  std::int64_t rows = 0;                  // N
-  std::int64_t cols = 0;                  // K
-  std::int64_t padded_k = 0;              // K rounded up to a multiple of 64
+  std::int64_t rows = 0;      // N
+  std::int64_t cols = 0;      // K
+  std::int64_t padded_k = 0;  // K rounded up to a multiple of 64
 };
 
 inline constexpr std::int64_t kInt8TileRows = 16;

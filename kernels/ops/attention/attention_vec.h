@@ -180,8 +180,8 @@ class TiledAttention {
     return (tile.row + r) * stride + (kv_head * group + tile.head + h) * d_;
   }
 
-  // p[q] = scale * q . k for the 32 keys of a page: lanes are keys, one chain over the dimensions each. Prefetches the
-  // next page's slab meanwhile: pages may lie anywhere, so the processor cannot predict them.
+  // p[q] = scale * q . k for the 32 keys of a page: lanes are keys, one chain over the dimensions each. Meanwhile
+  // prefetches `next`, the next page's slab (or null): pages may lie anywhere, so the processor cannot predict them.
   template <typename T, int kBlock>
   void Scores(const T* keys, int first, const T* next) {
     constexpr int kWide = Wide(kBlock, 2);
@@ -351,7 +351,7 @@ class TiledAttention {
 
 template <typename Vec>
 LaunchResult AttentionVec(const AttentionArgs& args, const Stream& stream) {
-  // One vector of registers is left for a broadcast. On AVX2, 6 sums and one operand use the other seven.
+  // One of the kVectors vectors is left for a broadcast. On AVX2 (8 vectors), 6 sums and one operand use the others.
   return TiledAttention<Vec, /*kMaxBlock=*/(Vec::kVectors > 8 ? 10 : 6), /*kRegisters=*/Vec::kVectors - 1>::Run(args,
                                                                                                                 stream);
 }

@@ -5,14 +5,15 @@
 
 namespace nibble::kernels {
 
-// Fills cos and sin [num_positions, head_dim / 2] for the angles float(position) * inv_freq[i], each angle rounded to
-// f32 as the reference does; sine and cosine by our own polynomials in f64: the same bits on every machine.
+// Fills cos and sin [num_positions, head_dim / 2] for the angles float(position) * inv_freq[i], each rounded to f32 as
+// in transformers. Sine and cosine are our own polynomials in f64, which give the same bits on every machine.
 //   inv_freq  [head_dim / 2]   f32
 void FillRopeTable(const float* inv_freq, std::int64_t half_dim, std::int64_t first_position,
                    std::int64_t num_positions, float* cos, float* sin);
 
-// Rotates each head of x in place, halves layout: (a, b) = (x[i], x[i + d/2]) -> (a*cos - b*sin, b*cos + a*sin), each
-// as fmaf(-b, sin, a*cos) and fmaf(a, sin, b*cos) in f32, then rounded to x's dtype. backward uses -sin.
+// Rotates each head of x in place, by pairs from its two halves: (a, b) = (x[i], x[i + d/2]) becomes
+// (a*cos - b*sin, b*cos + a*sin), computed as fmaf(-b, sin, a*cos) and fmaf(a, sin, b*cos) in f32, then rounded to x's
+// dtype. `backward` uses -sin.
 //   x         [T, H * d]    f32 | bf16; overwritten
 //   position  [T]           i32, 0 <= position < table_positions
 //   cos, sin  [table_positions, d / 2]   f32 (FillRopeTable)

@@ -4,10 +4,10 @@
 
 namespace nibble::kernels {
 
-// y = rn_y(x * dequantize(w)^T + bias), with w rounded to x's dtype (the rule of dequantize_nf4). The CPU dequantizes at
-// most a tile of w per thread at a time; CUDA dequantizes all of w to scratch if x has more than four rows. Accumulates
-// in f32. BEST_EFFORT: paths agree within a bound, not in bits, and a path may treat denormal products and denormal bf16
-// weights as zero (vdpbf16ps does).
+// y = rn_y(x * dequantize(w)^T + bias), with w rounded to x's dtype (the rule of dequantize_nf4). The CPU dequantizes
+// at most a tile of w per thread at a time; CUDA dequantizes all of w to scratch if x has more than four rows.
+// Accumulates in f32. BEST_EFFORT: paths agree within a bound, not in bits, and a path may treat denormal products and
+// denormal bf16 weights as zero (vdpbf16ps does).
 //   x     [M, K]   f32 | bf16
 //   w     [N, K]   formats/nf4.h
 //   bias  [N]      f32, or null

@@ -10,8 +10,6 @@
 namespace nibble::kernels {
 namespace {
 
-// The path's order of a block: its 32 even elements, then its 32 odd ones, as in the AVX-512 path.
-
 // The sum of the lanes of each of four vectors.
 inline __m128 Sum4(__m256 a, __m256 b, __m256 c, __m256 d) {
   const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));

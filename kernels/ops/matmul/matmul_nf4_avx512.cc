@@ -1,7 +1,7 @@
-// The AVX-512 path of matmul_nf4. In the copies of x and w (matmul_nf4_tiles.h), a block of 64 holds its 32 even elements
-// first, then its 32 odd elements. The codes of the even elements are the high nibbles of the bytes: byte >> 4 gives the
-// table indices of the first half. The byte itself gives those of the second half, since permutes ignore the bits above
-// the index.
+// The AVX-512 path of matmul_nf4. In the copies of x and w (matmul_nf4_tiles.h), a block of 64 holds its 32 even
+// elements first, then its 32 odd elements. The codes of the even elements are the high nibbles of the bytes, so
+// byte >> 4 gives the table indices of the first half. The byte itself gives the indices of the second half, because
+// permutes ignore the bits above an index.
 #include <immintrin.h>
 
 #include <cstring>
@@ -13,10 +13,6 @@
 
 namespace nibble::kernels {
 namespace {
-
-// The path's order of a block: its 32 even elements, then its 32 odd ones. The high nibbles of the bytes are the even
-// elements, so a shift gives the indices of the first half and the bytes themselves those of the second: permutes
-// ignore higher bits.
 
 // The sum of the lanes of each of four vectors.
 inline __m128 Sum4(__m512 a, __m512 b, __m512 c, __m512 d) {

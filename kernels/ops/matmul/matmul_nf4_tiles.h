@@ -1,8 +1,8 @@
 // Shared by the AVX paths of matmul_nf4. x is copied once into the order in which a path decodes a block's codes,
 // padded with zeros to whole blocks. For few rows the codes are decoded as they are multiplied; for more, tiles of
 // decoded rows of w are multiplied (a path with vdpbf16ps uses kernels/pair_product.h instead). A Path is in an
-// anonymous namespace, so that the linker cannot share an instantiation with the path of another instruction set. A Path
-// has
+// anonymous namespace, so that the linker cannot share an instantiation with the path of another instruction set. A
+// Path has
 //   X                                          f32 or bf16: the type of x
 //   Element                                    f32 or bf16: the type of the copy of x and of decoded w
 //   Pack(const X* x, Element* out)             64 elements of x in the path's order

@@ -1,6 +1,6 @@
 // The AVX-512 path of matmul_ternary, by VNNI: the stored codes 0, 1, 2 are the unsigned operand of vpdpbusd, the
-// activations the signed operand. The sum starts at minus the sum of the activations, because a stored code is code + 1.
-// Exact modulo 2^32, hence exact. Activations of 16 bits go through vpdpwssd.
+// activations the signed operand. The sum starts at minus the sum of the activations, because a stored code is
+// code + 1. Exact modulo 2^32, hence exact. Activations of 16 bits go through vpdpwssd.
 #include "kernels/ops/matmul/matmul_ternary_table.h"
 #include "kernels/ops/matmul/matmul_ternary_vec.h"
 #include "kernels/vec16_avx512.h"

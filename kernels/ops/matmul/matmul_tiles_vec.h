@@ -11,8 +11,8 @@
 
 namespace nibble::kernels {
 
-// Writes y for one row and the 16 outputs of a tile. acc holds their exact int32 sums, converted to f32. outlier_code(j)
-// is w[tile * 16 + lane, j] in f32, for each lane.
+// Writes y for one row and the 16 outputs of a tile. acc holds their exact int32 sums, converted to f32.
+// outlier_code(j) is w[tile * 16 + lane, j] in f32, for each lane.
 template <typename Vec, typename Args, typename OutlierCode>
 inline void StoreTile(const Args& args, std::int64_t row, std::int64_t tile, Vec acc, OutlierCode outlier_code) {
   const std::int64_t n = tile * kInt8TileRows;

@@ -1,5 +1,4 @@
-// Plain loops: the reference that the fast paths must equal.
-// They are those of rms_norm and quantize_int8, one after the other.
+// The reference that the fast paths must equal: the plain loops of rms_norm, then those of quantize_int8.
 #include <vector>
 
 #include "kernels/ops/norm/rms_norm_quantize_table.h"

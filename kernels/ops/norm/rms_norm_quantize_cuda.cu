@@ -1,3 +1,4 @@
+// The CUDA path of rms_norm_quantize.
 #include "kernels/cuda/int8_rows.cuh"
 #include "kernels/ops/norm/rms_norm_quantize_launch.h"
 

@@ -1,4 +1,5 @@
-// The fast path of rms_norm_quantize over any Vec: a row is read from memory once and stays in the first-level cache.
+// The fast path of rms_norm_quantize over any Vec. The passes over a row follow each other, so that the row is read
+// from memory only once (twice with how.per_tensor, which first finds the absmax of all rows).
 #pragma once
 #include "kernels/ops/norm/rms_norm_quantize_launch.h"
 #include "kernels/ops/norm/rms_norm_vec.h"

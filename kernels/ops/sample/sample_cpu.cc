@@ -13,7 +13,7 @@ namespace nibble::kernels {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr std::int64_t kSumBlock = 1024;  // weights that are summed in f32
+constexpr std::int64_t kSumBlock = 1024;  // number of weights that are summed in f32; the blocks' sums are f64
 
 bool HasDistribution(const float* x, std::int64_t size) {
   return std::all_of(x, x + size, [](float logit) { return logit < kInf; }) &&  // false for NaN

@@ -94,8 +94,8 @@ class RowSampler {
     return out;
   }
 
-  // Cuts the descending list where a filter ends it. Returns true if it ended, so that a longer prefix would change
-  // nothing.
+  // Cuts the descending list where a filter or enough_u (see Candidates) ends the list. Returns whether the list ended:
+  // then a longer prefix would change nothing.
   bool Close(double total, double enough_u, std::vector<Candidate>* list) const {
     const double top_p_mass = static_cast<double>(params_.top_p) * total;
     for (std::size_t i = 1; i < list->size(); ++i) {
