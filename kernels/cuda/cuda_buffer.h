@@ -7,7 +7,7 @@
 
 namespace nibble::kernels {
 
-// Thread-compatible. The context must outlive it.
+// Thread-compatible. The context must outlive the buffer.
 class CudaBuffer {
  public:
   CudaBuffer() = default;

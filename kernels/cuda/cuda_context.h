@@ -1,5 +1,5 @@
 // One CUDA stream and the state that its ops share: the cuBLASLt handle and plans, and scratch memory that grows in
-// stream order. Ops find it in Stream::cuda. Free of CUDA types.
+// stream order. Ops find the CudaContext in Stream::cuda. This header is free of CUDA types.
 #pragma once
 #include <cstddef>
 #include <cstdint>

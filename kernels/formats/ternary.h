@@ -6,10 +6,10 @@
 // - rows, stored in artifacts: [N, ceil(K / 4)] bytes, code k of a row at bits 2 * (k % 4) of byte k / 4; the
 //   rest of the last byte is 0.
 // - tiles, read by products: 16 outputs by 16 k in 64 bytes; the tiles of one group of outputs follow each other along
-//   k. Byte ((n / 16) * padded_k / 16 + k / 16) * 64 + (n % 16) * 4 + k % 4 holds k, k + 4, k + 8, k + 12 of its block,
-//   lowest bits first. From one 64-byte load, a shift and a mask make each of four operands of a 4-way dot product
-//   with 16 outputs in the lanes; the other operand is 4 bytes of activations, broadcast. Elements outside [N, K] hold
-//   code 0 (byte 0x55).
+//   k. Byte ((n / 16) * padded_k / 16 + k / 16) * 64 + (n % 16) * 4 + k % 4 holds the four codes of a block of 16 k
+//   that have the same k % 4, ascending from the lowest bits. A product loads the 64 bytes once. A shift and a mask
+//   then give each of four operands of a 4-way dot product: one lane per output, 4 codes per lane. The other operand is
+//   4 activations, broadcast to all lanes. Elements outside [N, K] hold code 0 (byte 0x55).
 #pragma once
 #include <cstdint>
 

@@ -93,7 +93,7 @@ class TiledAttention {
     const std::int64_t last = rows.position[tile.row + tile.num_rows - 1] / kKvPageTokens;
     const int queries = static_cast<int>(tile.num_rows * tile.num_heads);
     Begin(tile, kv_head);
-    std::int64_t first_row = 0;  // rows before it end in an earlier page
+    std::int64_t first_row = 0;  // rows before first_row have their position in an earlier page
     for (std::int64_t page = 0; page <= last; ++page) {
       while (rows.position[tile.row + first_row] < page * kKvPageTokens) ++first_row;
       const T* keys =

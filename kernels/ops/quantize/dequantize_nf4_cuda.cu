@@ -5,8 +5,8 @@
 namespace nibble::kernels {
 namespace {
 
-// Stores the eight elements of one thread, all of one block: it read four bytes and stores sixteen (bf16) or thirty-two
-// (f32).
+// Stores the eight elements of one thread, all of one block: the thread reads four bytes of codes and stores sixteen
+// (bf16) or thirty-two (f32) bytes.
 __device__ void Store8(float* out, const float* value) {
   reinterpret_cast<float4*>(out)[0] = make_float4(value[0], value[1], value[2], value[3]);
   reinterpret_cast<float4*>(out)[1] = make_float4(value[4], value[5], value[6], value[7]);

@@ -1,5 +1,5 @@
 // The loop over blocks that the AVX paths of double_quantize share. Each instruction set passes a Path type of its own
-// (DoubleQuantizeBlocks<Vec>), so that the linker cannot share an instantiation with the path of another one.
+// (DoubleQuantizeBlocks<Vec>), so that the linker cannot share an instantiation with the path of another set.
 #pragma once
 #include <algorithm>
 #include <limits>
