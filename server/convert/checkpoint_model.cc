@@ -10,7 +10,6 @@
 #include "server/convert/adapter_model.h"
 #include "server/convert/convert.h"
 #include "server/model/adapter.h"
-#include "server/model/bitnet_shape.h"
 #include "server/model/safetensors.h"
 #include "server/model/tensor_table.h"
 
@@ -61,18 +60,17 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
   return MakeAdapterModel(files, base, std::move(adapter), provenance, scratch, target, stream, kMadeOf);
 }
 
-absl::StatusOr<model::ArtifactInfo> MakeMasterCheckpointModel(base::FileSystem& files, const model::Artifact& base,
-                                                              const model::ModelConfig& config, int act_bits,
-                                                              const std::string& checkpoint_directory,
-                                                              const base::Json& provenance, const std::string& target) {
+absl::StatusOr<model::ArtifactInfo> MakeTrainedCheckpointModel(
+    base::FileSystem& files, const model::Artifact& base, const model::ModelConfig& config,
+    const std::optional<model::BitNetInfo>& bitnet, kernels::DType kv_dtype, const std::string& checkpoint_directory,
+    const base::Json& provenance, const std::string& target) {
   std::vector<model::TensorPlan> plan;
   for (const model::TensorSpec& tensor : model::RequiredTensors(config)) {
     plan.push_back({tensor.name, kernels::DType::kF32, tensor.shape});
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto values, ReadValues(checkpoint_directory, plan));
   const std::vector<std::span<const float>> spans(values.begin(), values.end());
-  return MakeMasterModel(files, config, {.act_bits = act_bits, .head_dtype = model::kBitNetFloatType},
-                         model::kBitNetFloatType, spans, base.directory(), provenance, target, kMadeOf);
+  return MakeTrainedModel(files, config, bitnet, kv_dtype, spans, base.directory(), provenance, target, kMadeOf);
 }
 
 }  // namespace nibble::convert

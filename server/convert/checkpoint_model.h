@@ -24,12 +24,14 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
                                                         const base::Json& provenance, const std::string& scratch,
                                                         const std::string& target, const kernels::Stream& stream);
 
-// For a bitnet_qat job: the result holds its master weights, f32. `config` is the trained architecture; tokenizer files
-// come from `base`.
-// Errors: DataLoss as above, those of MakeMasterModel.
-absl::StatusOr<model::ArtifactInfo> MakeMasterCheckpointModel(base::FileSystem& files, const model::Artifact& base,
-                                                              const model::ModelConfig& config, int act_bits,
-                                                              const std::string& checkpoint_directory,
-                                                              const base::Json& provenance, const std::string& target);
+// For a job that trains all weights: the result holds them in f32. `config` is the trained architecture; tokenizer
+// files come from `base`. bitnet, kv_dtype: as for MakeTrainedModel. Errors: DataLoss as above, those of
+// MakeTrainedModel.
+absl::StatusOr<model::ArtifactInfo> MakeTrainedCheckpointModel(base::FileSystem& files, const model::Artifact& base,
+                                                               const model::ModelConfig& config,
+                                                               const std::optional<model::BitNetInfo>& bitnet,
+                                                               kernels::DType kv_dtype,
+                                                               const std::string& checkpoint_directory,
+                                                               const base::Json& provenance, const std::string& target);
 
 }  // namespace nibble::convert

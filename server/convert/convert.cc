@@ -394,7 +394,8 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
   model::ArtifactInfo info;
   info.format = options.to;
   info.act_outliers = options.to == Format::kInt8 ? options.act_outliers : 0;
-  info.int8_head = options.to == Format::kInt8 && options.int8_head.value_or(source.format != Format::kLora);
+  const bool trained = source.format == Format::kLora || source.source == "job" || source.source == "checkpoint";
+  info.int8_head = options.to == Format::kInt8 && options.int8_head.value_or(!trained);
   info.kv_dtype = options.kv_dtype.value_or(DType::kBF16);
   if (options.to == Format::kTernary) {
     info.bitnet = source.bitnet.value_or(model::BitNetInfo());

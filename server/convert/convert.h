@@ -21,8 +21,8 @@ namespace nibble::convert {
 struct ConvertOptions {
   model::Format to = model::Format::kInt8;       // kInt8, kTernary, kNf4 or kBF16
   int act_outliers = kernels::kDefaultOutliers;  // int8: maximum outliers per activation row, 0 to 16
-  // int8: true makes head and tied embedding int8 too, false bf16. Unset: true, but false for a lora model, which was
-  // trained with a float head.
+  // int8: true makes head and tied embedding int8 too, false bf16. Unset: true, but false for the model of a job, which
+  // was trained with a float head.
   std::optional<bool> int8_head = std::nullopt;
   // Serving rounds K and V to this type. Unset: bf16; for ternary from BitNet masters, the masters' type.
   std::optional<kernels::DType> kv_dtype = std::nullopt;
@@ -66,15 +66,17 @@ absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model:
                                            const std::string& target, const ConvertOptions& options,
                                            const kernels::Stream& stream);
 
-// Makes an f32 artifact of a bitnet_qat job's master weights; ConvertModel makes it ternary. values: one f32 span per
-// tensor of RequiredTensors(config), in that order. companions: the directory that tokenizer files are copied from.
-// made_of becomes ArtifactInfo::source. `cancelled` is checked before every tensor, here and below.
-absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, const model::ModelConfig& config,
-                                                    const model::BitNetInfo& bitnet, kernels::DType kv_dtype,
-                                                    std::span<const std::span<const float>> values,
-                                                    const std::string& companions, const base::Json& provenance,
-                                                    const std::string& target, const char* made_of = "job",
-                                                    const base::Cancelled& cancelled = {});
+// Makes an f32 artifact of weights that a job trained. bitnet: set for the master weights of a bitnet_qat job, which
+// ConvertModel makes ternary. values: one f32 span per tensor of RequiredTensors(config), in that order. companions:
+// the directory that tokenizer files are copied from. made_of becomes ArtifactInfo::source. `cancelled` is checked
+// before every tensor, here and below.
+absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, const model::ModelConfig& config,
+                                                     const std::optional<model::BitNetInfo>& bitnet,
+                                                     kernels::DType kv_dtype,
+                                                     std::span<const std::span<const float>> values,
+                                                     const std::string& companions, const base::Json& provenance,
+                                                     const std::string& target, const char* made_of = "job",
+                                                     const base::Cancelled& cancelled = {});
 
 // Makes a lora artifact from an nf4 base and an adapter. It shares the base's tensor file if possible
 // (ArtifactWriter::CreateOn). values: one f32 vector per tensor of AdapterTensors, in that order.

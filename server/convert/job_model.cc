@@ -1,4 +1,4 @@
-// Makes an artifact from a training job's result: an adapter on its base, or master weights.
+// Makes an artifact from a training job's result: an adapter on its base, or all weights.
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
@@ -33,12 +33,12 @@ absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const
   return writer->Finish(nf4_base.config(), std::move(info));
 }
 
-absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, const model::ModelConfig& config,
-                                                    const model::BitNetInfo& bitnet, DType kv_dtype,
-                                                    std::span<const std::span<const float>> values,
-                                                    const std::string& companions, const base::Json& provenance,
-                                                    const std::string& target, const char* made_of,
-                                                    const base::Cancelled& cancelled) {
+absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, const model::ModelConfig& config,
+                                                     const std::optional<model::BitNetInfo>& bitnet, DType kv_dtype,
+                                                     std::span<const std::span<const float>> values,
+                                                     const std::string& companions, const base::Json& provenance,
+                                                     const std::string& target, const char* made_of,
+                                                     const base::Cancelled& cancelled) {
   const std::vector<TensorSpec> specs = model::RequiredTensors(config);
   if (values.size() != specs.size()) {
     return absl::InvalidArgumentError(StrCat("model has ", values.size(), " tensors, wanted ", specs.size()));

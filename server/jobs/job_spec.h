@@ -17,6 +17,7 @@ namespace nibble::jobs {
 
 inline constexpr char kMethodQLora[] = "qlora";
 inline constexpr char kMethodBitNetQat[] = "bitnet_qat";
+inline constexpr char kMethodFull[] = "full";
 
 struct DataConfig {
   std::optional<std::string> format;  // text | prompt_completion | chat; default: the dataset's own
@@ -49,6 +50,10 @@ struct BitNetQatMethod {
   bool scale_grad = false;
   std::string init = "pretrained";     // pretrained | random (drawn by run.seed)
   std::string compute_dtype = "bf16";  // bf16 | fp32, of the backward products
+};
+
+struct FullMethod {
+  std::string compute_dtype = "bf16";  // bf16 | fp32
 };
 
 struct OptimConfig {
@@ -90,6 +95,7 @@ struct JobSpec {
   DataConfig data;
   QLoraMethod qlora;           // for method qlora
   BitNetQatMethod bitnet_qat;  // for method bitnet_qat
+  FullMethod full;             // for method full
   OptimConfig optim;
   RunConfig run;
   std::map<std::string, std::string> labels;  // at most 16

@@ -110,6 +110,12 @@ struct SpecFields<BitNetQatMethod> {
 };
 
 template <>
+struct SpecFields<FullMethod> {
+  static constexpr auto kFields =
+      std::tuple(SpecField("compute_dtype", &FullMethod::compute_dtype).OneOf(kComputeDtypes));
+};
+
+template <>
 struct SpecFields<OptimConfig> {
   static constexpr auto kFields = std::tuple(
       SpecField("lr", &OptimConfig::lr), SpecField("beta1", &OptimConfig::beta1),
@@ -136,15 +142,15 @@ struct SpecFields<RunConfig> {
 
 template <>
 struct SpecFields<JobSpec> {
-  static constexpr auto kFields =
-      std::tuple(SpecField("display_name", &JobSpec::display_name), SpecField("method", &JobSpec::method).InApi(""),
-                 SpecField("base_model", &JobSpec::base_model), SpecField("train_dataset", &JobSpec::train_dataset),
-                 SpecField("eval_dataset", &JobSpec::eval_dataset), SpecField("eval_fraction", &JobSpec::eval_fraction),
-                 SpecField("output_model", &JobSpec::output_model).InApi("publish.output_model"),
-                 SpecField("device", &JobSpec::device).InApi(""), SpecField("data", &JobSpec::data),
-                 SpecField("qlora", &JobSpec::qlora).OfMethod(),
-                 SpecField("bitnet_qat", &JobSpec::bitnet_qat).OfMethod(), SpecField("optim", &JobSpec::optim),
-                 SpecField("run", &JobSpec::run), SpecField("labels", &JobSpec::labels).InApi(""));
+  static constexpr auto kFields = std::tuple(
+      SpecField("display_name", &JobSpec::display_name), SpecField("method", &JobSpec::method).InApi(""),
+      SpecField("base_model", &JobSpec::base_model), SpecField("train_dataset", &JobSpec::train_dataset),
+      SpecField("eval_dataset", &JobSpec::eval_dataset), SpecField("eval_fraction", &JobSpec::eval_fraction),
+      SpecField("output_model", &JobSpec::output_model).InApi("publish.output_model"),
+      SpecField("device", &JobSpec::device).InApi(""), SpecField("data", &JobSpec::data),
+      SpecField("qlora", &JobSpec::qlora).OfMethod(), SpecField("bitnet_qat", &JobSpec::bitnet_qat).OfMethod(),
+      SpecField("full", &JobSpec::full).OfMethod(), SpecField("optim", &JobSpec::optim),
+      SpecField("run", &JobSpec::run), SpecField("labels", &JobSpec::labels).InApi(""));
 };
 
 // A struct of job_spec.h, in contrast to the values of its fields.

@@ -7,7 +7,7 @@ namespace nibble::jobs {
 namespace {
 
 MethodTable<Method>& Table() {
-  static auto& table = *new MethodTable<Method>({&QLora(), &BitNetQat()});
+  static auto& table = *new MethodTable<Method>({&QLora(), &BitNetQat(), &Full()});
   return table;
 }
 

@@ -30,7 +30,7 @@ class Method {
 std::vector<const Method*> Methods();
 // Null if there is no such method.
 const Method* FindMethod(std::string_view name);
-// "qlora or bitnet_qat", for messages.
+// "qlora, bitnet_qat or full", for messages.
 std::string MethodChoices();
 
 // Adds a method, which must have a new name and live until the process ends. Call it before the first job is read.
@@ -40,5 +40,6 @@ void RegisterMethod(const Method& method);
 // The built-in methods.
 const Method& QLora();
 const Method& BitNetQat();
+const Method& Full();
 
 }  // namespace nibble::jobs

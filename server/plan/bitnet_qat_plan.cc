@@ -92,10 +92,11 @@ class BitNetQat : public MethodPlan {
 
   absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const CheckpointToPublish& source,
                                                           const kernels::Stream& /*stream*/) const override {
-    return convert::MakeMasterCheckpointModel(files, source.target.base,
-                                              TrainedConfig(source.spec, source.target.base.config()),
-                                              static_cast<int>(source.spec.bitnet_qat.act_bits), source.directory,
-                                              source.target.provenance, source.target.directory);
+    const model::BitNetInfo bitnet = {.act_bits = static_cast<int>(source.spec.bitnet_qat.act_bits),
+                                      .head_dtype = model::kBitNetFloatType};
+    return convert::MakeTrainedCheckpointModel(
+        files, source.target.base, TrainedConfig(source.spec, source.target.base.config()), bitnet,
+        model::kBitNetFloatType, source.directory, source.target.provenance, source.target.directory);
   }
 };
 

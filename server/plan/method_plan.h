@@ -107,5 +107,6 @@ void RegisterMethod(const MethodPlan& method);
 // The rows of the table.
 const MethodPlan& QLoraPlan();
 const MethodPlan& BitNetQatPlan();
+const MethodPlan& FullPlan();
 
 }  // namespace nibble::plan

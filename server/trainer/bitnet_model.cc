@@ -217,8 +217,9 @@ class TorchBitNetModel : public BitNetModel {
       if (found == parameters_.end()) return absl::InternalError("no master weight for " + tensor.name);
       values.push_back(found->value.f32());
     }
-    return convert::MakeMasterModel(files, state_.config, {.act_bits = options_.act_bits, .head_dtype = kHeadType},
-                                    kKvType, values, companions_from, provenance, directory, "job", options_.cancelled);
+    return convert::MakeTrainedModel(files, state_.config,
+                                     model::BitNetInfo{.act_bits = options_.act_bits, .head_dtype = kHeadType}, kKvType,
+                                     values, companions_from, provenance, directory, "job", options_.cancelled);
   }
 
  private:

@@ -39,7 +39,7 @@ class BitNetModel : public TrainingModel {
                                                              const BitNetOptions& options,
                                                              const kernels::Stream& stream);
 
-  // The masters as a float artifact (convert::MakeMasterModel).
+  // The masters as a float artifact (convert::MakeTrainedModel).
   virtual absl::StatusOr<model::ArtifactInfo> Write(base::FileSystem& files, const std::string& companions_from,
                                                     const base::Json& provenance,
                                                     const std::string& directory) const = 0;

@@ -46,18 +46,30 @@ void ForEachLossChunk(const LossRows& rows, Body body) {
   }
 }
 
+// Returns the sum of the losses. Stores the gradient to `hidden`, times scale, and adds the one to the head to
+// *grad_head, if that is not null.
+double LossAndGradients(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
+                        double scale, Tensor* grad_hidden, Tensor* grad_head, Context& context) {
+  const LossRows rows = RowsWithTarget(targets);
+  const torch::ScalarType type = head.backward.scalar_type();
+  *grad_hidden = torch::zeros_like(hidden);
+  std::vector<float> losses;
+  ForEachLossChunk(rows, [&](std::int64_t begin, const Tensor& index) {
+    const Tensor logits = PadTo(ChunkLosses(hidden, head.served, rows, index, begin, scale, &losses, context), type);
+    const Tensor made = torch::mm(logits, head.backward);
+    grad_hidden->index_copy_(0, index, made.narrow(0, 0, index.size(0)).to(hidden.scalar_type()));
+    if (grad_head == nullptr) return;
+    const Tensor rows_of = PadTo(hidden.index_select(0, index), type);
+    grad_head->add_(torch::mm(logits.narrow(0, 0, rows_of.size(0)).t(), rows_of));
+  });
+  return std::accumulate(losses.begin(), losses.end(), 0.0);
+}
+
 struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const FrozenHead* head,
                         const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
-    const LossRows rows = RowsWithTarget(*targets);
-    Tensor gradient = torch::zeros_like(hidden);
-    std::vector<float> losses;
-    ForEachLossChunk(rows, [&](std::int64_t begin, const Tensor& index) {
-      const Tensor logits = ChunkLosses(hidden, head->served, rows, index, begin, scale, &losses, *context);
-      const Tensor made = torch::mm(PadTo(logits, head->backward.scalar_type()), head->backward);
-      gradient.index_copy_(0, index, made.narrow(0, 0, index.size(0)).to(gradient.scalar_type()));
-    });
-    *loss_sum = std::accumulate(losses.begin(), losses.end(), 0.0);
+    Tensor gradient;
+    *loss_sum = LossAndGradients(hidden, *head, *targets, scale, &gradient, nullptr, *context);
     ctx->save_for_backward({gradient});
     return torch::tensor(*loss_sum * scale, torch::kFloat64);
   }
@@ -65,6 +77,23 @@ struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     // The saved gradient includes the scale; grads[0] is the 1 that backward() starts from.
     return {ctx->get_saved_variables()[0] * grads[0].item<double>(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+struct TrainedHeadLossFunction : torch::autograd::Function<TrainedHeadLossFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& master, const TrainedHead* head,
+                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
+    Tensor grad_hidden, grad_head = torch::zeros(master.sizes(), torch::kFloat32);
+    *loss_sum = LossAndGradients(hidden, head->read, *targets, scale, &grad_hidden, &grad_head, *context);
+    ctx->save_for_backward({grad_hidden, grad_head});
+    return torch::tensor(*loss_sum * scale, torch::kFloat64);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const double factor = grads[0].item<double>();  // 1, as above
+    const auto times = [&](const Tensor& g) { return factor == 1.0 ? g : g * factor; };
+    return {times(saved[0]), times(saved[1]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -80,9 +109,21 @@ LossRows RowsWithTarget(const std::vector<std::int32_t>& targets) {
   return rows;
 }
 
+void TrainedHead::Read(torch::ScalarType served, torch::ScalarType backward) {
+  const torch::NoGradGuard no_gradients;
+  const Tensor values = master.detach();
+  read.served = values.to(served);
+  read.backward = backward == served ? read.served : values.to(backward);
+}
+
 Tensor ApplyChunkedLoss(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
                         double scale, double* loss_sum, Context& context) {
   return ChunkedLossFunction::apply(hidden, &head, &targets, scale, loss_sum, &context);
+}
+
+Tensor ApplyTrainedHeadLoss(const Tensor& hidden, const TrainedHead& head, const std::vector<std::int32_t>& targets,
+                            double scale, double* loss_sum, Context& context) {
+  return TrainedHeadLossFunction::apply(hidden, head.master, &head, &targets, scale, loss_sum, &context);
 }
 
 std::vector<float> RowLosses(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,

@@ -1,4 +1,4 @@
-// The loss through a frozen head, in chunks of rows, so that no tensor of tokens x vocabulary exists.
+// The loss through a head, in chunks of rows, so that no tensor of tokens x vocabulary exists.
 #pragma once
 #include <torch/types.h>
 
@@ -24,11 +24,24 @@ struct FrozenHead {
   torch::Tensor backward;  // of BackwardType; the same tensor if the types are equal
 };
 
+// A trained head [V, K].
+struct TrainedHead {
+  torch::Tensor master;  // [V, K] f32 parameter
+  FrozenHead read;       // the forms of the master that products read
+
+  // Makes `read` of the master, in these types; a form in f32 is the master's memory.
+  void Read(torch::ScalarType served, torch::ScalarType backward);
+};
+
 // Returns scale * sum of the losses of rows whose target is not -1, through a frozen head. hidden [T, K]
 // has head.served's type. Stores the unscaled sum in *loss_sum.
 torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const FrozenHead& head,
                                const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
                                AutogradContext& context);
+// Same through a trained head: gradients go to hidden and to the head's master.
+torch::Tensor ApplyTrainedHeadLoss(const torch::Tensor& hidden, const TrainedHead& head,
+                                   const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
+                                   AutogradContext& context);
 // The loss of each row, in the order of RowsWithTarget.
 std::vector<float> RowLosses(const torch::Tensor& hidden, const FrozenHead& head,
                              const std::vector<std::int32_t>& targets, AutogradContext& context);

@@ -8,6 +8,7 @@ namespace {
 const RecipeRow kRecipes[] = {
     {jobs::kMethodQLora, MakeQLoraRecipe},
     {jobs::kMethodBitNetQat, MakeBitNetRecipe},
+    {jobs::kMethodFull, MakeFullRecipe},
 };
 
 }  // namespace

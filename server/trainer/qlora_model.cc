@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 
@@ -10,12 +11,9 @@
 #include "kernels/philox.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/model/decoder.h"
-#include "server/trainer/autograd.h"
 #include "server/trainer/chunked_loss.h"
-#include "server/trainer/recomputed_layer.h"
-#include "server/trainer/segment_attention.h"
 #include "server/trainer/torch_bridge.h"
+#include "server/trainer/training_ops.h"
 
 namespace nibble::trainer {
 namespace {
@@ -23,115 +21,38 @@ namespace {
 using model::LinearKind;
 using torch::Tensor;
 
-struct LayerLinears {
-  std::array<Nf4Linear, model::kNumLinearKinds> linears;
-};
-
-// The inputs of one forward pass besides the weights.
-struct Pass {
-  std::vector<std::int32_t> tokens;  // of the batch, then zeros up to a multiple of kRowQuantum
-  std::vector<std::int32_t> position;
-  std::optional<std::uint64_t> draw;        // number of the micro-batch, for dropout; unset: no dropout
-  std::unique_ptr<PagedSegments> segments;  // one segment per example
-};
-
-struct TrainingState {
-  const model::ModelConfig* config = nullptr;
-  const model::DecoderWeights* weights = nullptr;
-  std::vector<LayerLinears> layers;
-  AutogradContext context;
-  torch::ScalarType compute = torch::kBFloat16;
-  torch::ScalarType head_type = torch::kBFloat16;  // of the rows that the head reads
-  std::uint64_t dropout_seed = 0;
-  bool checkpointing = false;
-};
-
-// The decoder's operations with gradients (model/decoder.h).
-class TrainingOps {
- public:
-  using Tensor = torch::Tensor;
-  using Input = torch::Tensor;
-
-  TrainingOps(TrainingState& state, const Pass& pass) : state_(state), pass_(pass) {}
-
-  Tensor Embed() {
-    // The residual stream is f32, as in serving: in bf16 each layer would round it, and the served adapter would differ
-    // from the trained one.
-    Tensor h =
-        torch::empty({static_cast<std::int64_t>(pass_.tokens.size()), state_.config->hidden_size}, torch::kFloat32);
-    const absl::Status status = kernels::Embedding({.ids = pass_.tokens.data(),
-                                                    .num_ids = h.size(0),
-                                                    .table = state_.weights->embedding,
-                                                    .packed = state_.weights->embedding_int8,
-                                                    .out = ViewOf(h)},
-                                                   state_.context.stream);
-    if (!status.ok()) throw std::runtime_error(std::string(status.message()));
+// A frozen NF4 base with trained adapters.
+struct QLoraParts : DecoderParts {
+  Tensor Embed(const Pass& pass) override {
+    Tensor h = torch::empty({static_cast<std::int64_t>(pass.tokens.size()), config->hidden_size}, torch::kFloat32);
+    ThrowIfError(kernels::Embedding({.ids = pass.tokens.data(),
+                                     .num_ids = h.size(0),
+                                     .table = weights->embedding,
+                                     .packed = weights->embedding_int8,
+                                     .out = ViewOf(h)},
+                                    context.stream));
     return h;
   }
-
-  template <typename Body>
-  Tensor RunLayer(std::int64_t, Tensor h, Body body);
-
-  void BeginLayer(std::int64_t) {}
-
-  Input NormInput(const Tensor& x, std::int64_t layer, model::Norm norm, LinearKind) {
-    return Normed(x, layer, norm, state_.compute);
-  }
-  Input PlainInput(Tensor x, std::int64_t, LinearKind) { return x; }  // x has the type of TypeBefore
-  Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
+  Tensor Linear(const Tensor& x, std::int64_t layer, LinearKind kind, const Pass& pass) override {
     const auto index = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + static_cast<std::int64_t>(kind));
     std::optional<DropoutKey> key;
     // No model has 2^20 linears, so each pair of micro-batch and linear has its own stream.
-    if (pass_.draw.has_value()) key = DropoutKey{state_.dropout_seed, *pass_.draw << 20 | index};
-    return ApplyNf4Linear(input, state_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(kind)],
-                          key, state_.context);
+    if (pass.draw.has_value()) key = DropoutKey{dropout_seed, *pass.draw << 20 | index};
+    return ApplyNf4Linear(x, layers[static_cast<std::size_t>(layer)][static_cast<std::size_t>(kind)], key, context);
   }
-  Tensor NormRows(const Tensor& x, std::int64_t layer, model::Norm norm) {
-    return Normed(x, layer, norm, torch::kFloat32);
+  Tensor NormWeight(std::int64_t layer, model::Norm norm) override {
+    return Frozen(weights->layers[static_cast<std::size_t>(layer)].norm(norm), NormSize(*config, norm));
   }
-  Tensor NormHeads(const Tensor& x, std::int64_t layer, model::Norm norm, std::int64_t num_heads) {
-    return NormRows(x.view({x.size(0) * num_heads, x.size(1) / num_heads}), layer, norm).view(x.sizes());
-  }
-  Tensor Rope(const Tensor& x, std::int64_t num_heads) {
-    return ApplyRope(x, num_heads, pass_.position.data(), state_.weights->rope_cos, state_.weights->rope_sin,
-                     state_.weights->rope_positions, state_.context);
-  }
-  Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
-    return ApplySegmentAttention(q, k, v, *pass_.segments, state_.config->num_heads, state_.config->num_kv_heads,
-                                 state_.context, TypeBefore(LinearKind::kO));
-  }
-  Tensor Gated(const Tensor& gate, const Tensor& up) {
-    return ApplyGatedMul(state_.config->activation, gate, up, state_.context, TypeBefore(LinearKind::kDown));
-  }
-  Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
-  Tensor FinalNorm(const Tensor& h) {
-    return ApplyRmsNorm(h, Frozen(state_.weights->final_norm, h.size(1)), state_.config->rms_norm_eps, state_.context,
-                        state_.head_type);
-  }
+  Tensor FinalNormWeight() override { return Frozen(weights->final_norm, config->hidden_size); }
 
- private:
-  Tensor Normed(const Tensor& x, std::int64_t layer, model::Norm norm, torch::ScalarType type) {
-    const double eps = norm >= model::Norm::kBeforeQ ? state_.config->linear_norm_eps : state_.config->rms_norm_eps;
-    return ApplyRmsNorm(x, Frozen(state_.weights->layers[static_cast<std::size_t>(layer)].norm(norm), x.size(1)), eps,
-                        state_.context, type);
-  }
-  // An input that is normed right before the linear stays in f32 (model/serving_ops.h).
-  torch::ScalarType TypeBefore(LinearKind kind) const {
-    model::Norm norm;
-    return HasNormRightBefore(*state_.config, kind, &norm) ? torch::kFloat32 : state_.compute;
-  }
   static Tensor Frozen(const float* weight, std::int64_t size) {
     return torch::from_blob(const_cast<float*>(weight), {size});
   }
 
-  TrainingState& state_;
-  const Pass& pass_;
+  const model::DecoderWeights* weights = nullptr;
+  std::vector<std::array<Nf4Linear, model::kNumLinearKinds>> layers;
+  std::uint64_t dropout_seed = 0;
 };
-
-template <typename Body>
-Tensor TrainingOps::RunLayer(std::int64_t, Tensor h, Body body) {
-  return state_.checkpointing ? RunRecomputed(std::move(h), body) : body(std::move(h));
-}
 
 class TorchQLoraModel : public QLoraModel {
  public:
@@ -140,6 +61,9 @@ class TorchQLoraModel : public QLoraModel {
       : base_(std::move(base)), serving_(base_->weights()) {
     state_.config = &base_->config();
     state_.weights = &base_->weights();
+    state_.rope_cos = state_.weights->rope_cos;
+    state_.rope_sin = state_.weights->rope_sin;
+    state_.rope_positions = state_.weights->rope_positions;
     state_.context.stream = stream;
     state_.context.cancelled = options.cancelled;
     state_.compute = options.bf16_compute ? torch::kBFloat16 : torch::kFloat32;
@@ -214,12 +138,7 @@ class TorchQLoraModel : public QLoraModel {
                               std::optional<std::uint64_t> draw) const {
     // Keys and values have the type that serving caches; training in f32 does not round them.
     const kernels::DType kv_dtype = state_.compute == torch::kFloat32 ? kernels::DType::kF32 : state_.weights->kv_dtype;
-    Pass pass = {tokens, {}, draw, nullptr};
-    NIBBLE_ASSIGN_OR_RETURN(pass.segments, PagedSegments::Create(*state_.config, kv_dtype, segments));
-    pass.tokens.resize(static_cast<std::size_t>(PadRows(static_cast<std::int64_t>(tokens.size()))), 0);
-    pass.position.assign(pass.segments->position(), pass.segments->position() + pass.segments->num_tokens());
-    pass.position.resize(pass.tokens.size(), 0);
-    return pass;
+    return Pass::Create(*state_.config, kv_dtype, tokens, segments, draw);
   }
 
   // An adapter as serving reads it; Refresh makes it from the parameters.
@@ -238,11 +157,11 @@ class TorchQLoraModel : public QLoraModel {
 
   void AddLayer(std::int64_t layer, const QLoraOptions& options) {
     const model::LayerWeights& weights = base_->weights().layers[static_cast<std::size_t>(layer)];
-    LayerLinears made;
+    auto& linears = state_.layers.emplace_back();
     for (int k = 0; k < model::kNumLinearKinds; ++k) {
       const auto kind = static_cast<LinearKind>(k);
       const auto index = static_cast<std::size_t>(k);
-      Nf4Linear& linear = made.linears[index];
+      Nf4Linear& linear = linears[index];
       linear.weight = weights.linears[index].nf4;
       linear.bias = weights.linears[index].bias;
       if (!options.adapter.has_target(kind)) continue;
@@ -265,7 +184,6 @@ class TorchQLoraModel : public QLoraModel {
                          .panels_b = {},
                          .weight = {.a = {}, .b = {}, .scaling = static_cast<float>(linear.scaling)}});
     }
-    state_.layers.push_back(std::move(made));
   }
 
   Tensor AddParameter(std::string name, std::int64_t rows, std::int64_t cols) {
@@ -278,7 +196,7 @@ class TorchQLoraModel : public QLoraModel {
   std::shared_ptr<const model::LoadedModel> base_;
   model::DecoderWeights serving_;
   std::vector<ServedAdapter> served_;
-  TrainingState state_;
+  QLoraParts state_;
   FrozenHead head_;
   std::vector<Tensor> tensors_;
   std::vector<Parameter> parameters_;

@@ -89,16 +89,18 @@ BITNET = [
     {"act_scale": "ACTIVATION_SCALE_PER_TENSOR"}, {"ste": "STE_MODE_ROUND_ONLY"}, {"ste": "STE_MODE_CLIPPED", "scale_grad": True},
     {"init": "WEIGHT_INIT_RANDOM"}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"modules_to_not_convert": ["lm_head"]},
 ]
+FULL = [{"full": {"compute_dtype": "COMPUTE_DTYPE_F32"}}, {"full": {}, "base_model": "small-bf16"},
+        {"full": {}, "run": {"activation_checkpointing": True, "grad_accum": 2}}]
 
 
-@pytest.mark.parametrize("changes", QLORA + [{"bitnet_qat": method} for method in BITNET], ids=json.dumps)
+@pytest.mark.parametrize("changes", QLORA + [{"bitnet_qat": method} for method in BITNET] + FULL, ids=json.dumps)
 def test_model_trained_with_every_option_is_converted_and_served(train, changes):
     """Two steps with each option: every option that a user may choose ends in a model that gives the recorded bits. The
     trainer makes the record, except where rows share a scale in training: only the conversion can record what such a
     model answers."""
     spec = {"base_model": "small", "train_dataset": "ragged", "data": {"max_seq_len": 160}, "optim": {"lr": 1e-3},
             "run": {"micro_batch": 2}}
-    if "bitnet_qat" not in changes:
+    if not {"bitnet_qat", "full"} & set(changes):
         spec["qlora"] = {"r": 4}
     for key, value in changes.items():
         spec[key] = {**spec.get(key, {}), **value} if isinstance(value, dict) else value

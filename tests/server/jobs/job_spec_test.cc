@@ -146,7 +146,7 @@ TEST(JobSpecTest, AllViolationsAreReportedAtOnce) {
 }
 
 TEST(JobSpecTest, FutureMethodsAreUnimplemented) {
-  for (const char* method : {"int8_mixed", "int8_qt", "aqt", "lora", "full"}) {
+  for (const char* method : {"int8_mixed", "int8_qt", "aqt", "lora"}) {
     JobSpec spec = Good();
     spec.method = method;
     const absl::Status status = Validate(spec);
@@ -314,6 +314,9 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
   EXPECT_EQ(base::Dump(ToJson(bitnet)["bitnet_qat"]),
             R"({"preset":"native","act_scale":"per_token","act_bits":8,"ste":"identity","scale_grad":false,)"
             R"("init":"pretrained","compute_dtype":"bf16"})");
+  JobSpec full;
+  full.method = kMethodFull;
+  EXPECT_EQ(base::Dump(ToJson(full)["full"]), R"({"compute_dtype":"bf16"})");
 }
 
 TEST(JobSpecTest, WrongTypesAndUnknownKeysAreNamedByPath) {

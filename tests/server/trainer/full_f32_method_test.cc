@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -17,8 +16,8 @@
 #include "server/trainer/attempt_run.h"
 #include "server/trainer/torch_runtime.h"
 #include "tests/server/model/small_models.h"
+#include "tests/server/trainer/finite_differences.h"
 #include "tests/server/trainer/full_f32_model.h"
-#include "tests/support/random.h"
 
 namespace nibble::trainer {
 namespace {
@@ -136,60 +135,12 @@ TEST_F(FullF32MethodTest, RegisteredMethodIsCheckedAndPlanned) {
   EXPECT_TRUE(absl::IsInvalidArgument(plan::PlanJob(spec, inputs).status()));
 }
 
-// Along a direction d of each tensor: (L(w + e d) - L(w - e d)) / 2e = gradient * d. Half of d is the gradient itself,
-// so that the difference is well above the rounding of f32 losses.
 TEST_F(FullF32MethodTest, GradientsMatchFiniteDifferences) {
   const auto artifact = model::Artifact::Open(models_.bf16());
   ASSERT_TRUE(artifact.ok()) << artifact.status();
   const auto made = MakeFullF32Model((*artifact)->config(), {.init_seed = 3, .max_positions = 32}, stream_);
   ASSERT_TRUE(made.ok()) << made.status();
-  TrainingModel& model = **made;
-  data::MicroBatch batch;
-  for (std::uint64_t i = 0; i < 21; ++i) {
-    batch.tokens.push_back(static_cast<std::int32_t>(support::UniformInt(5, i, (*artifact)->config().vocab_size)));
-  }
-  batch.targets.assign(batch.tokens.begin() + 1, batch.tokens.end());
-  batch.targets.push_back(-1);
-  batch.targets[8] = -1;  // the end of the first segment
-  batch.segments = {0, 9, 21};
-  batch.rows = {0, 21};
-  batch.num_rows = 1;
-  batch.num_trained = 19;
-  const auto loss = [&] {
-    EXPECT_TRUE(model.Refresh().ok());
-    const auto sum = model.ForwardBackward(batch, 1.0, 0);
-    EXPECT_TRUE(sum.ok()) << sum.status();
-    return sum.value_or(NAN);
-  };
-  model.ZeroGrad();
-  loss();
-  std::vector<std::vector<float>> gradients;
-  for (const Parameter& p : model.parameters()) gradients.emplace_back(p.grad.f32().begin(), p.grad.f32().end());
-  for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const Parameter& parameter = model.parameters()[i];
-    const std::vector<float> values(parameter.value.f32().begin(), parameter.value.f32().end());
-    std::vector<float> direction = support::NormalVector(100 + i, static_cast<std::int64_t>(values.size()));
-    const auto norm = [](const std::vector<float>& v) {
-      double sum = 0;
-      for (const float x : v) sum += static_cast<double>(x) * x;
-      return std::sqrt(sum);
-    };
-    const double of_gradient = norm(gradients[i]), of_direction = norm(direction);
-    ASSERT_GT(of_gradient, 0) << parameter.name;
-    double want = 0;
-    for (std::size_t j = 0; j < values.size(); ++j) {
-      direction[j] = static_cast<float>(direction[j] / of_direction + gradients[i][j] / of_gradient);
-      want += static_cast<double>(direction[j]) * gradients[i][j];
-    }
-    constexpr float kStep = 1e-2f;
-    const auto moved = [&](float by) {
-      for (std::size_t j = 0; j < values.size(); ++j) parameter.value.f32()[j] = values[j] + by * direction[j];
-      return loss();
-    };
-    const double got = (moved(kStep) - moved(-kStep)) / (2 * static_cast<double>(kStep));
-    std::copy(values.begin(), values.end(), parameter.value.f32().begin());
-    EXPECT_NEAR(got, want, 0.01 * want + 1e-3) << parameter.name;
-  }
+  ExpectFiniteDifferences(**made, TwoSegments((*artifact)->config().vocab_size));
 }
 
 TEST_F(FullF32MethodTest, LossFallsInTrainingAndEvaluation) {

@@ -1,0 +1,105 @@
+#include "server/base/error.h"
+#include "server/base/strings.h"
+#include "server/convert/checkpoint_model.h"
+#include "server/model/working_rows.h"
+#include "server/plan/memory_plan.h"
+#include "server/plan/method_plan.h"
+#include "server/plan/model_sizes.h"
+#include "server/registry/model_memory.h"
+
+namespace nibble::plan {
+namespace {
+
+using model::Format;
+using model::ModelConfig;
+
+class Full : public MethodPlan {
+ public:
+  const jobs::Method& method() const override { return jobs::Full(); }
+
+  absl::Status CheckBase(const JobInputs& inputs) const override {
+    if (inputs.base_format != "f32" && inputs.base_format != "bf16") {
+      return base::FieldError("base_model",
+                              base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));
+    }
+    if (inputs.base_is_masters) {
+      return base::FieldError(
+          "base_model", "has the master weights of a BitNet model, which run as ternary: wanted method bitnet_qat");
+    }
+    return absl::OkStatus();
+  }
+
+  bool trains_adapter() const override { return false; }
+  ModelConfig TrainedConfig(const jobs::JobSpec&, const ModelConfig& base) const override { return base; }
+  model::ArtifactInfo ServedForm(const jobs::JobSpec&) const override {
+    model::ArtifactInfo served;
+    served.format = Format::kInt8;
+    return served;
+  }
+
+  std::int64_t TrainedParameters(const jobs::JobSpec&, const ModelConfig& config) const override {
+    return ModelSizes(config).all;
+  }
+
+  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
+    // In the compute type: two norms' inputs and outputs; attention's q, k, v and output; gate, up and their product.
+    // In f32: one number per head.
+    const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size;
+    return values * ElementBytes(spec.full.compute_dtype) + c.num_heads * 4;
+  }
+
+  TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,
+                         std::int64_t tokens) const override {
+    const ModelSizes sizes(config);
+    const std::int64_t element = ElementBytes(spec.full.compute_dtype);
+    const std::int64_t logits = model::kLossChunk * config.vocab_size;
+    TrainingBytes bytes;
+    // Values and gradients in f32; linears and head rounded to bf16 if products are.
+    bytes.weights = sizes.all * 8;
+    if (element == 2) bytes.weights += (sizes.linears + sizes.embedding) * 2;
+    // The gradients of head and embedding for a micro-batch, and their sum; a gradient of the largest linear, rounded
+    // and in f32; logits in f32 and rounded; gate, up and the residual stream in f32 with their gradients, two of them
+    // rounded; the cached K and V of one layer.
+    const std::int64_t token = 8 * config.hidden_size + (8 + 2 * element) * config.ffn_size + 8 * config.kv_size();
+    bytes.workspace =
+        sizes.embedding * (3 * 4 + element) + sizes.largest * (4 + element) + logits * (4 + element) + tokens * token;
+    return bytes;
+  }
+
+  PublishingBytes Publishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,
+                             std::int64_t /*weights*/) const override {
+    const std::int64_t trained = TrainedParameters(spec, config);
+    // During conversion: the moments, in f32. Until the end: the values.
+    return {.stored_element = 4, .converting = trained * 8, .kept = trained * 4};
+  }
+
+  // The embedding of the int8 form is bf16 if it is also the head, else as trained.
+  std::int64_t ServedEmbeddingElement(const ModelConfig& config, std::int64_t) const override {
+    return config.tied_embeddings ? 2 : 4;
+  }
+
+  double WeightFileBytes(const jobs::JobSpec&, const ModelConfig& config, std::int64_t) const override {
+    return FileBytes(config, Format::kF32, 4) + FileBytes(config, Format::kInt8, config.tied_embeddings ? 2 : 4);
+  }
+
+  registry::WorkMemory CheckpointMemory(const jobs::JobSpec&, const model::Artifact& base,
+                                        std::int64_t /*checkpoint_bytes*/) const override {
+    return registry::MastersMemory(base.config());
+  }
+
+  absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const CheckpointToPublish& source,
+                                                          const kernels::Stream& /*stream*/) const override {
+    const model::Artifact& base = source.target.base;
+    return convert::MakeTrainedCheckpointModel(files, base, base.config(), std::nullopt, base.info().kv_dtype,
+                                               source.directory, source.target.provenance, source.target.directory);
+  }
+};
+
+}  // namespace
+
+const MethodPlan& FullPlan() {
+  static const Full method;
+  return method;
+}
+
+}  // namespace nibble::plan

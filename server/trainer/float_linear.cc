@@ -1,0 +1,62 @@
+#include "server/trainer/float_linear.h"
+
+#include <torch/autograd.h>
+#include <torch/torch.h>
+
+#include "kernels/ops/matmul/matmul_library.h"
+#include "server/trainer/saved_address.h"
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Context = nibble::trainer::AutogradContext;
+
+// The weight in `type`. On machines whose backward products are f32 although compute is bf16, these read the master.
+Tensor WeightIn(const FloatLinear& linear, torch::ScalarType type) {
+  return type == torch::kBFloat16 ? linear.rounded : linear.master.detach();
+}
+
+struct FloatLinearFunction : torch::autograd::Function<FloatLinearFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const FloatLinear* linear,
+                        Context* context) {
+    ThrowIfCancelled(context->cancelled);
+    Remember(ctx, "context", context);
+    Remember(ctx, "linear", linear);
+    const Tensor y = context->transient.Empty({x.size(0), master.size(0)});
+    ThrowIfError(kernels::MatmulLibrary(
+        {.x = ViewOf(x), .w = ViewOf(WeightIn(*linear, x.scalar_type())), .y = ViewOf(y)}, context->stream));
+    ctx->save_for_backward({x});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    Context& context = Recall<Context>(ctx, "context");
+    ThrowIfCancelled(context.cancelled);
+    const auto& linear = Recall<const FloatLinear>(ctx, "linear");
+    const Tensor x = ctx->get_saved_variables()[0];
+    const torch::ScalarType type = context.scratch.scalar_type();
+    const Tensor g = grads[0].contiguous().to(type);
+    const Tensor grad_x = torch::mm(g, WeightIn(linear, type)).to(x.scalar_type());
+    const Tensor grad_weight = torch::mm(g.t(), x.to(type)).to(torch::kFloat32);
+    return {grad_x, grad_weight, Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+void FloatLinear::Round() {
+  const torch::NoGradGuard no_grad;
+  if (!rounded.defined()) rounded = torch::empty(master.sizes(), torch::kBFloat16);
+  rounded.copy_(master);
+}
+
+Tensor ApplyFloatLinear(const Tensor& x, const FloatLinear& linear, Context& context) {
+  const Tensor y = FloatLinearFunction::apply(x, linear.master, &linear, &context);
+  return linear.bias.defined() ? y + linear.bias : y;
+}
+
+}  // namespace nibble::trainer

@@ -1,0 +1,21 @@
+// A trained float linear, with the BEST_EFFORT products of the program's library.
+#pragma once
+#include <torch/types.h>
+
+#include "server/trainer/autograd.h"
+
+namespace nibble::trainer {
+
+struct FloatLinear {
+  torch::Tensor master;   // [N, K] f32 parameter
+  torch::Tensor rounded;  // [N, K] bf16, made of the master by Round; undefined if compute is f32
+  torch::Tensor bias;     // undefined, or [N] f32 parameter
+
+  void Round();
+};
+
+// y = x W^T + bias. x [T, K] f32 reads the master, x bf16 the rounded weight; the result is [T, N] f32. Backward
+// products have the scratch's type; the gradient of the weight is f32.
+torch::Tensor ApplyFloatLinear(const torch::Tensor& x, const FloatLinear& linear, AutogradContext& context);
+
+}  // namespace nibble::trainer

@@ -1,0 +1,190 @@
+#include "server/trainer/full_model.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "kernels/ops/attention/rope.h"
+#include "server/base/status_macros.h"
+#include "server/model/tensor_table.h"
+#include "server/trainer/chunked_loss.h"
+#include "server/trainer/fixed_order.h"
+#include "server/trainer/float_linear.h"
+#include "server/trainer/torch_bridge.h"
+#include "server/trainer/training_ops.h"
+
+namespace nibble::trainer {
+namespace {
+
+using model::LinearKind;
+using model::Norm;
+using torch::Tensor;
+
+struct FullParts : DecoderParts {
+  Tensor Embed(const Pass& pass) override { return ApplyEmbedding(pass.tokens, embedding, embedding, context); }
+  Tensor Linear(const Tensor& x, std::int64_t layer, LinearKind kind, const Pass&) override {
+    return ApplyFloatLinear(x, linears[static_cast<std::size_t>(layer)][static_cast<std::size_t>(kind)], context);
+  }
+  Tensor NormWeight(std::int64_t layer, Norm norm) override {
+    return norms[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)];
+  }
+  Tensor FinalNormWeight() override { return final_norm; }
+
+  std::vector<std::array<FloatLinear, model::kNumLinearKinds>> linears;  // by layer
+  std::vector<std::array<Tensor, model::kNumNorms>> norms;               // undefined where the model lacks the norm
+  Tensor embedding, final_norm;                                          // parameters
+};
+
+class TorchFullModel : public FullModel {
+ public:
+  TorchFullModel(const model::Artifact& base, const FullOptions& options, const kernels::Stream& stream)
+      : config_(base.config()), kv_dtype_(base.info().kv_dtype) {
+    parts_.config = &config_;
+    parts_.context.stream = stream;
+    parts_.context.cancelled = options.cancelled;
+    parts_.checkpointing = options.activation_checkpointing;
+    parts_.compute = options.bf16_compute ? torch::kBFloat16 : torch::kFloat32;
+    parts_.head_type = parts_.compute;
+    // Backward products have the type of the scratch; no product here needs its memory.
+    parts_.context.scratch = torch::empty({0}, BackwardType(options.bf16_compute, stream));
+    MakeRopeTable(options.max_positions);
+  }
+
+  absl::Status ReadWeights(const model::Artifact& base) {
+    std::map<std::string, Tensor> made;
+    for (const model::TensorSpec& tensor : model::RequiredTensors(config_)) {
+      NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(parts_.context.cancelled));
+      NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, base.FloatTensor(tensor.name));
+      Tensor parameter = torch::empty(tensor.shape, torch::kFloat32);
+      std::copy(values.begin(), values.end(), parameter.data_ptr<float>());
+      parameter.requires_grad_(true);
+      tensors_.push_back(parameter);
+      parameters_.push_back({tensor.name, tensor.shape, {}, {}});
+      made[tensor.name] = parameter;
+    }
+    for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      auto& linears = parts_.linears.emplace_back();
+      for (std::size_t k = 0; k < linears.size(); ++k) {
+        const std::string path = model::ModulePath(layer, static_cast<LinearKind>(k));
+        linears[k] = {made.at(path + ".weight"), {}, made[path + ".bias"]};  // undefined if the config has no bias
+      }
+      auto& norms = parts_.norms.emplace_back();
+      for (std::size_t n = 0; n < norms.size(); ++n) norms[n] = made[model::NormName(layer, static_cast<Norm>(n))];
+    }
+    parts_.embedding = made.at(model::kEmbeddingName);
+    parts_.final_norm = made.at(model::kFinalNormName);
+    head_.master = config_.tied_embeddings ? parts_.embedding : made.at(model::kHeadName);
+    HoldGradients(tensors_, parameters_);
+    return absl::OkStatus();
+  }
+
+  std::vector<Parameter>& parameters() override { return parameters_; }
+
+  absl::Status Refresh() override {
+    return Guarded([&]() -> absl::Status {
+      if (parts_.compute == torch::kBFloat16) {
+        for (auto& layer : parts_.linears) {
+          // Called only to show that the trainer is alive. The answer is ignored, because a step that has changed
+          // parameters must finish.
+          if (parts_.context.cancelled) parts_.context.cancelled();
+          for (FloatLinear& linear : layer) linear.Round();
+        }
+      }
+      head_.Read(parts_.compute, parts_.context.scratch.scalar_type());
+      MakeServingWeights();
+      return absl::OkStatus();
+    });
+  }
+
+  absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override {
+    return Guarded([&]() -> absl::StatusOr<double> {
+      // Keys and values have the type that serving caches; training in f32 does not round them.
+      const kernels::DType kv_dtype = parts_.compute == torch::kFloat32 ? kernels::DType::kF32 : kv_dtype_;
+      NIBBLE_ASSIGN_OR_RETURN(const Pass pass, Pass::Create(config_, kv_dtype, batch.tokens, batch.segments, draw));
+      TrainingOps ops(parts_, pass);
+      const Tensor hidden = model::RunDecoder(ops, config_);
+      double loss_sum = 0;
+      ApplyTrainedHeadLoss(hidden, head_, batch.targets, scale, &loss_sum, parts_.context).backward();
+      return loss_sum;
+    });
+  }
+
+  const model::DecoderWeights& ServingWeights() const override { return serving_; }
+
+  void Release() override {
+    parts_.linears.clear();
+    parts_.norms.clear();
+    parts_.embedding = parts_.final_norm = {};
+    head_ = {};
+    serving_ = {};
+    ReleaseGradients(tensors_, parameters_);
+  }
+
+ private:
+  void MakeRopeTable(std::int64_t max_positions) {
+    parts_.rope_positions = std::min(max_positions, config_.context_limit());
+    const std::int64_t half = config_.head_dim / 2;
+    const std::vector<float> frequencies = model::RopeInverseFrequencies(config_);
+    rope_cos_.resize(static_cast<std::size_t>(parts_.rope_positions * half));
+    rope_sin_.resize(rope_cos_.size());
+    kernels::FillRopeTable(frequencies.data(), half, 0, parts_.rope_positions, rope_cos_.data(), rope_sin_.data());
+    parts_.rope_cos = rope_cos_.data();
+    parts_.rope_sin = rope_sin_.data();
+  }
+
+  // The trained model is an f32 artifact, so evaluations read the parameters themselves.
+  void MakeServingWeights() {
+    serving_.embedding = ViewOf(parts_.embedding.detach());
+    serving_.final_norm = parts_.final_norm.data_ptr<float>();
+    serving_.head.kind = model::LinearWeight::Kind::kLibrary;
+    serving_.head.library = ViewOf(head_.master.detach());
+    serving_.rope_cos = parts_.rope_cos;
+    serving_.rope_sin = parts_.rope_sin;
+    serving_.rope_positions = parts_.rope_positions;
+    serving_.input_dtype = kernels::DType::kF32;
+    serving_.kv_dtype = kv_dtype_;
+    serving_.layers.resize(parts_.linears.size());
+    for (std::size_t l = 0; l < serving_.layers.size(); ++l) {
+      for (std::size_t n = 0; n < model::kNumNorms; ++n) {
+        const Tensor& norm = parts_.norms[l][n];
+        serving_.layers[l].norms[n] = norm.defined() ? norm.data_ptr<float>() : nullptr;
+      }
+      for (std::size_t k = 0; k < model::kNumLinearKinds; ++k) {
+        const FloatLinear& linear = parts_.linears[l][k];
+        serving_.layers[l].linears[k].library = ViewOf(linear.master.detach());
+        serving_.layers[l].linears[k].bias = linear.bias.defined() ? linear.bias.data_ptr<float>() : nullptr;
+      }
+    }
+  }
+
+  const model::ModelConfig config_;
+  const kernels::DType kv_dtype_;
+  FullParts parts_;
+  TrainedHead head_;
+  std::vector<float> rope_cos_, rope_sin_;
+  model::DecoderWeights serving_;
+  std::vector<Tensor> tensors_;
+  std::vector<Parameter> parameters_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<FullModel>> FullModel::Create(const model::Artifact& base, const FullOptions& options,
+                                                             const kernels::Stream& stream) {
+  if (base.info().is_masters() ||
+      (base.info().format != model::Format::kF32 && base.info().format != model::Format::kBF16)) {
+    return absl::InvalidArgumentError("full trains a base in f32 or bf16");
+  }
+  return Guarded([&]() -> absl::StatusOr<std::unique_ptr<FullModel>> {
+    auto made = std::make_unique<TorchFullModel>(base, options, stream);
+    NIBBLE_RETURN_IF_ERROR(made->ReadWeights(base));
+    NIBBLE_RETURN_IF_ERROR(made->Refresh());
+    return std::unique_ptr<FullModel>(std::move(made));
+  });
+}
+
+}  // namespace nibble::trainer

@@ -1,0 +1,33 @@
+// A decoder whose weights are all trained in float, as the training loop sees it: no torch in this header.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/stream.h"
+#include "server/base/cancelled.h"
+#include "server/model/artifact.h"
+#include "server/trainer/training_model.h"
+
+namespace nibble::trainer {
+
+struct FullOptions {
+  bool bf16_compute = true;
+  bool activation_checkpointing = false;
+  std::int64_t max_positions = 0;  // of the rope table
+  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every tensor while the model is made
+};
+
+class FullModel : public TrainingModel {
+ public:
+  // Starts from the weights of `base`, f32 or bf16, as f32 parameters in the order of RequiredTensors(config). With
+  // bf16 compute, linears and head multiply weights rounded to bf16 after every step.
+  static absl::StatusOr<std::unique_ptr<FullModel>> Create(const model::Artifact& base, const FullOptions& options,
+                                                           const kernels::Stream& stream);
+
+  // Frees everything except the values of the parameters. Afterwards only parameters() may be called.
+  virtual void Release() = 0;
+};
+
+}  // namespace nibble::trainer

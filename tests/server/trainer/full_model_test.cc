@@ -1,0 +1,145 @@
+#include "server/trainer/full_model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "server/convert/convert.h"
+#include "server/data/evaluate.h"
+#include "server/trainer/torch_runtime.h"
+#include "tests/server/model/small_models.h"
+#include "tests/server/trainer/finite_differences.h"
+#include "tests/support/cancel_at.h"
+
+namespace nibble::trainer {
+namespace {
+
+class FullModelTest : public testing::Test {
+ protected:
+  FullModelTest() {
+    stream_.library = library_.get();
+    auto base = model::Artifact::Open(models_.bf16());
+    EXPECT_TRUE(base.ok()) << base.status();
+    base_ = *std::move(base);
+  }
+
+  std::unique_ptr<FullModel> Make(bool bf16, bool checkpointing = false) {
+    auto model = FullModel::Create(*base_,
+                                   {.bf16_compute = bf16,
+                                    .activation_checkpointing = checkpointing,
+                                    .max_positions = 32,
+                                    .cancelled = asked_.callback()},
+                                   stream_);
+    EXPECT_TRUE(model.ok()) << model.status();
+    return *std::move(model);
+  }
+  data::MicroBatch Batch() const { return TwoSegments(base_->config().vocab_size); }
+
+  struct PassResult {
+    double loss = 0;
+    std::vector<std::vector<float>> gradients;
+  };
+  PassResult Run(FullModel& model) {
+    model.ZeroGrad();
+    const auto loss = model.ForwardBackward(Batch(), 0.5, 0);
+    EXPECT_TRUE(loss.ok()) << loss.status();
+    PassResult result = {loss.value_or(NAN), {}};
+    for (const Parameter& parameter : model.parameters()) {
+      result.gradients.emplace_back(parameter.grad.f32().begin(), parameter.grad.f32().end());
+    }
+    return result;
+  }
+
+  support::CancelAt asked_;
+  model::SmallModels models_;
+  const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
+  kernels::Stream stream_ = models_.stream();
+  std::unique_ptr<model::Artifact> base_;
+};
+
+TEST_F(FullModelTest, GradientsMatchFiniteDifferences) { ExpectFiniteDifferences(*Make(false), Batch()); }
+
+TEST_F(FullModelTest, ParametersStartAsTheWeightsOfTheBase) {
+  const auto model = Make(true);
+  const std::vector<model::TensorSpec> tensors = model::RequiredTensors(base_->config());
+  ASSERT_EQ(model->parameters().size(), tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Parameter& parameter = model->parameters()[i];
+    EXPECT_EQ(parameter.name, tensors[i].name);
+    EXPECT_EQ(std::vector<float>(parameter.value.f32().begin(), parameter.value.f32().end()),
+              *base_->FloatTensor(tensors[i].name));
+  }
+}
+
+TEST_F(FullModelTest, Bf16ProductsChangeLossAndGradientsLittle) {
+  const PassResult exact = Run(*Make(false)), rounded = Run(*Make(true));
+  EXPECT_NE(exact.loss, rounded.loss);
+  EXPECT_NEAR(exact.loss, rounded.loss, 0.01 * exact.loss);
+  for (std::size_t i = 0; i < exact.gradients.size(); ++i) {
+    double dot = 0, a = 0, b = 0;
+    for (std::size_t j = 0; j < exact.gradients[i].size(); ++j) {
+      const double x = exact.gradients[i][j], y = rounded.gradients[i][j];
+      dot += x * y, a += x * x, b += y * y;
+    }
+    EXPECT_GT(dot / std::sqrt(a * b), 0.99) << model::RequiredTensors(base_->config())[i].name;
+  }
+}
+
+TEST_F(FullModelTest, CheckpointingGivesTheSameBits) {
+  for (const bool bf16 : {false, true}) {
+    const PassResult kept = Run(*Make(bf16)), recomputed = Run(*Make(bf16, true));
+    EXPECT_EQ(kept.loss, recomputed.loss);
+    EXPECT_EQ(kept.gradients, recomputed.gradients);
+  }
+}
+
+// The model that a job writes is f32, and so are its evaluations, whatever the compute type.
+TEST_F(FullModelTest, EvaluatesTheModelThatItWouldWrite) {
+  const auto model = Make(true);
+  std::vector<std::span<const float>> values;
+  for (Parameter& parameter : model->parameters()) {
+    for (float& value : parameter.value.f32()) value *= 1.001f;  // no longer bf16 values
+    values.push_back(parameter.value.f32());
+  }
+  ASSERT_TRUE(model->Refresh().ok());
+  const auto written =
+      convert::MakeTrainedModel(base::RealFileSystem(), base_->config(), std::nullopt, base_->info().kv_dtype, values,
+                                models_.bf16(), base::Json::object(), models_.Path("trained"));
+  ASSERT_TRUE(written.ok()) << written.status();
+  data::Example example;
+  example.tokens = Batch().tokens;
+  example.trained.assign(example.tokens.size(), 1);
+  const data::ExampleList examples(std::vector<data::Example>{example});
+  const auto always = [](std::int64_t) { return true; };
+  const auto trained = data::Evaluate(base_->config(), model->ServingWeights(), examples, {}, stream_, always);
+  const auto served =
+      data::Evaluate(base_->config(), models_.Load(models_.Path("trained"))->weights(), examples, {}, stream_, always);
+  ASSERT_TRUE(trained.ok() && served.ok()) << trained.status() << served.status();
+  EXPECT_EQ(trained->loss, served->loss);
+}
+
+TEST_F(FullModelTest, PassStoppedAnywhereLeavesNothingBehind) {
+  for (const bool checkpointing : {false, true}) {
+    const auto model = Make(true, checkpointing);
+    asked_.Restart(0);
+    const PassResult whole = Run(*model);
+    const int calls = asked_.calls();
+    for (int at = 1; at <= calls; ++at) {
+      asked_.Restart(at);
+      EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;
+      EXPECT_EQ(asked_.calls(), at) << "nothing runs after the cancellation";
+    }
+    asked_.Restart(0);
+    EXPECT_EQ(Run(*model).gradients, whole.gradients);
+  }
+}
+
+TEST_F(FullModelTest, RefusesABaseThatIsNotFloat) {
+  const auto nf4 = model::Artifact::Open(models_.nf4());
+  ASSERT_TRUE(nf4.ok()) << nf4.status();
+  EXPECT_TRUE(absl::IsInvalidArgument(FullModel::Create(**nf4, {.max_positions = 32}, stream_).status()));
+}
+
+}  // namespace
+}  // namespace nibble::trainer
