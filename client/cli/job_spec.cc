@@ -29,6 +29,8 @@ constexpr SpecOption kSpecOptions[] = {
     {"--seq-len", "data.max_seq_len", "Maximum tokens per sequence; longer text rows are split"},
     {"--packing", "data.packing", "segmented: several rows per sequence; none: one row per sequence"},
     {"--lr", "optim.lr", "Peak learning rate"},
+    {"--optimizer", "optim.optimizer", "adamw, adamw_8bit (8-bit moments), sgd or lion"},
+    {"--schedule", "optim.schedule", "Learning rate after the warm-up: constant, linear, cosine or wsd"},
     {"--seed", "run.seed", "Seed of all random numbers"},
     {"--save-every", "run.save_every", "Steps between checkpoints"},
     {"--eval-every", "run.eval_every", "Steps between evaluations; needs evaluation data"},

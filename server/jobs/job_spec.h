@@ -57,13 +57,14 @@ struct FullMethod {
 };
 
 struct OptimConfig {
+  std::string optimizer = "adamw";  // adamw | adamw_8bit | sgd (momentum beta1) | lion
   double lr = 2e-4;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.0;
   double max_grad_norm = 1.0;                // 0: no clipping
-  std::string schedule = "cosine";           // constant | linear | cosine
+  std::string schedule = "cosine";           // constant | linear | cosine | wsd
   std::optional<std::int64_t> warmup_steps;  // at most one of these two; default: ratio 0.03
   std::optional<double> warmup_ratio;
   double min_lr_ratio = 0.0;  // the schedule ends at lr * this

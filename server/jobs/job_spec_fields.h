@@ -71,7 +71,8 @@ inline constexpr const char* kBitNetPresets[] = {"native", "bitnet-tips", "bitne
 inline constexpr const char* kActScales[] = {"per_token", "per_tensor"};
 inline constexpr const char* kStes[] = {"identity", "round_only", "clipped"};
 inline constexpr const char* kInits[] = {"pretrained", "random"};
-inline constexpr const char* kSchedules[] = {"constant", "linear", "cosine"};
+inline constexpr const char* kSchedules[] = {"constant", "linear", "cosine", "wsd"};
+inline constexpr const char* kOptimizers[] = {"adamw", "adamw_8bit", "sgd", "lion"};
 
 // SpecFields<Spec>::kFields: a tuple of SpecField, in the order of the JSON form.
 template <typename Spec>
@@ -118,9 +119,10 @@ struct SpecFields<FullMethod> {
 template <>
 struct SpecFields<OptimConfig> {
   static constexpr auto kFields = std::tuple(
-      SpecField("lr", &OptimConfig::lr), SpecField("beta1", &OptimConfig::beta1),
-      SpecField("beta2", &OptimConfig::beta2), SpecField("eps", &OptimConfig::eps),
-      SpecField("weight_decay", &OptimConfig::weight_decay), SpecField("max_grad_norm", &OptimConfig::max_grad_norm),
+      SpecField("optimizer", &OptimConfig::optimizer).OneOf(kOptimizers), SpecField("lr", &OptimConfig::lr),
+      SpecField("beta1", &OptimConfig::beta1), SpecField("beta2", &OptimConfig::beta2),
+      SpecField("eps", &OptimConfig::eps), SpecField("weight_decay", &OptimConfig::weight_decay),
+      SpecField("max_grad_norm", &OptimConfig::max_grad_norm),
       SpecField("schedule", &OptimConfig::schedule).OneOf(kSchedules),
       SpecField("warmup_steps", &OptimConfig::warmup_steps).Between(0, kMaxSteps),
       SpecField("warmup_ratio", &OptimConfig::warmup_ratio), SpecField("min_lr_ratio", &OptimConfig::min_lr_ratio));

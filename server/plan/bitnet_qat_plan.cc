@@ -68,8 +68,8 @@ class BitNetQat : public MethodPlan {
   PublishingBytes Publishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,
                              std::int64_t weights) const override {
     const std::int64_t trained = TrainedParameters(spec, config);
-    // During conversion: the moments, in f32. Until the end: the weights of training without their gradients.
-    return {.stored_element = 4, .converting = trained * 8, .kept = weights - trained * 4};
+    // During conversion: the moments. Until the end: the weights of training without their gradients.
+    return {.stored_element = 4, .converting = MomentBytes(spec, trained), .kept = weights - trained * 4};
   }
 
   std::int64_t ServedEmbeddingElement(const ModelConfig&, std::int64_t) const override { return 2; }

@@ -69,8 +69,8 @@ class Full : public MethodPlan {
   PublishingBytes Publishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,
                              std::int64_t /*weights*/) const override {
     const std::int64_t trained = TrainedParameters(spec, config);
-    // During conversion: the moments, in f32. Until the end: the values.
-    return {.stored_element = 4, .converting = trained * 8, .kept = trained * 4};
+    // During conversion: the moments. Until the end: the values.
+    return {.stored_element = 4, .converting = MomentBytes(spec, trained), .kept = trained * 4};
   }
 
   // The embedding of the int8 form is bf16 if it is also the head, else as trained.

@@ -53,7 +53,7 @@ std::int64_t PeakOfPublishing(const jobs::JobSpec& spec, const ModelConfig& conf
   const std::int64_t converting = training_weights + bytes.converting + convert;
   const std::int64_t rows = std::max(batch.evaluation.rows, kRecordRows);
   const std::int64_t pages = std::max(batch.evaluation.pages, model::KvPool::PagesFor(kRecordRows));
-  const std::int64_t moments = spec.run.save_every > 0 ? 0 : TrainedParameters(spec, config) * 8;
+  const std::int64_t moments = spec.run.save_every > 0 ? 0 : MomentBytes(spec, TrainedParameters(spec, config));
   const std::int64_t serving =
       ServedModelBytes(spec, config, base_bytes) + bytes.kept + moments + EvaluationBytes(spec, config, rows, pages);
   return std::max(converting, serving) + process;
@@ -107,6 +107,13 @@ std::int64_t TrainedParameters(const jobs::JobSpec& spec, const ModelConfig& con
   return PlanOf(spec).TrainedParameters(spec, config);
 }
 
+std::int64_t MomentBytes(const jobs::JobSpec& spec, std::int64_t parameters) {
+  if (spec.optim.optimizer == "adamw") return parameters * 8;
+  // Two codes of a byte, and an f32 absmax for every 256 of them.
+  if (spec.optim.optimizer == "adamw_8bit") return parameters * 2 + parameters / 256 * 8;
+  return parameters * 4;
+}
+
 std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,
                                    const BatchShape& batch) {
   const MethodPlan& method = PlanOf(spec);
@@ -130,7 +137,7 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
   };
   std::vector<MemoryItem> items = {{"weights", bytes.weights}};
   if (method.trains_adapter()) items.push_back({"adapter", bytes.adapter});
-  items.push_back({"optimizer", trained * 8});
+  items.push_back({"optimizer", MomentBytes(spec, trained)});
   items.push_back({"activation", with_slack(activation)});
   items.push_back({"workspace", with_slack(static_cast<double>(workspace))});
   std::int64_t training = 0;

@@ -24,6 +24,8 @@ struct BatchShape {
 inline std::int64_t ElementBytes(const std::string& compute_dtype) { return compute_dtype == "bf16" ? 2 : 4; }
 
 std::int64_t TrainedParameters(const jobs::JobSpec& spec, const model::ModelConfig& config);
+// Bytes of the optimizer's moments for this number of trained parameters.
+std::int64_t MomentBytes(const jobs::JobSpec& spec, std::int64_t parameters);
 
 // Bytes of the model that the job serves (LoadedModel::resident_bytes), for data.max_seq_len positions.
 std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes);

@@ -84,9 +84,11 @@ class QLora : public MethodPlan {
   PublishingBytes Publishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,
                              std::int64_t /*weights*/) const override {
     const std::int64_t trained = TrainedParameters(spec, config);
-    // In f32, during conversion: values, gradients, two moments, the form that the evaluation reads, and the copy that
-    // is written. Until the end: the values.
-    return {.stored_element = std::max<std::int64_t>(base_bytes, 2), .converting = trained * 24, .kept = trained * 4};
+    // During conversion: the moments, and in f32 values, gradients, the form that the evaluation reads, and the copy
+    // that is written. Until the end: the values.
+    return {.stored_element = std::max<std::int64_t>(base_bytes, 2),
+            .converting = trained * 16 + MomentBytes(spec, trained),
+            .kept = trained * 4};
   }
 
   std::int64_t ServedEmbeddingElement(const ModelConfig& config, std::int64_t base_bytes) const override {

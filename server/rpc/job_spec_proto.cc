@@ -56,7 +56,6 @@ constexpr FixedField kFixedFields[] = {
     {"LambdaSchedule.to", "1", false},
     {"LossMask.eos", "EOS_POLICY_TURN", false},
     {"LossMask.honour_message_flag", "true", false},
-    {"OptimConfig.optimizer", "OPTIMIZER_ADAMW"},
     {"PublishPolicy.evaluate_int8", "true"},
     {"PublishPolicy.load", "false", false},
     {"QLoraMethod.double_quant", "true"},

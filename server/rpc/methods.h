@@ -41,8 +41,6 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.InferenceService/Emb
                                                  "LossMask.eos (other than TURN)",
                                                  "LossMask.honour_message_flag false",
                                                  "LossMask.roles",
-                                                 "OptimConfig.optimizer (other than ADAMW)",
-                                                 "OptimConfig.schedule WSD",
                                                  "PublishPolicy.evaluate_int8 false",
                                                  "PublishPolicy.load",
                                                  "QLoraMethod.double_quant false",

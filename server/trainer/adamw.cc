@@ -1,15 +1,70 @@
 #include "server/trainer/adamw.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/trainer/dynamic_map.h"
 
 namespace nibble::trainer {
 namespace {
 
 constexpr std::int64_t kGrain = 1 << 16;  // minimum elements per thread
+
+// The factors of one step.
+struct Factors {
+  Factors(const AdamWConfig& config, std::int64_t step, double lr) {
+    const double bias1 = 1.0 - std::pow(config.beta1, static_cast<double>(step));
+    const double bias2 = 1.0 - std::pow(config.beta2, static_cast<double>(step));
+    keep = static_cast<float>(1.0 - lr * config.weight_decay);
+    beta2 = static_cast<float>(config.beta2);
+    one_minus_beta1 = static_cast<float>(1.0 - config.beta1);
+    one_minus_beta2 = static_cast<float>(1.0 - config.beta2);
+    root_bias2 = static_cast<float>(std::sqrt(bias2));
+    eps = static_cast<float>(config.eps);
+    step_size = static_cast<float>(lr / bias1);
+  }
+
+  void Update(float g, float& m, float& v, float& value) const {
+    m = m + (g - m) * one_minus_beta1;
+    v = v * beta2 + (g * g) * one_minus_beta2;
+    const float denominator = std::sqrt(v) / root_bias2 + eps;
+    value = value * keep - step_size * (m / denominator);
+  }
+
+  float keep, beta2, one_minus_beta1, one_minus_beta2, root_bias2, eps, step_size;
+};
+
+// One block of an 8-bit moment: its codes, its absmax and their map.
+struct MomentBlock {
+  MomentBlock(const TensorRef& moment, std::int64_t index, const DynamicMap& of)
+      : codes(static_cast<std::uint8_t*>(moment.data) + index * moment.block),
+        count(std::min(moment.block, moment.count - index * moment.block)),
+        absmax(moment.scales[index]),
+        map(of) {}
+
+  void Read(float* values) const {
+    for (std::int64_t i = 0; i < count; ++i) values[i] = map.Value(codes[i]) * absmax;
+  }
+  void Write(const float* values) {
+    absmax = 0.0f;
+    for (std::int64_t i = 0; i < count; ++i) absmax = std::max(absmax, std::abs(values[i]));
+    for (std::int64_t i = 0; i < count; ++i) codes[i] = map.Nearest(absmax > 0.0f ? values[i] / absmax : 0.0f);
+  }
+
+  std::uint8_t* codes;
+  std::int64_t count;
+  float& absmax;
+  const DynamicMap& map;
+};
+
+bool Has8BitMoments(const Moments& moments) {
+  const TensorRef &m = moments.m.ref(), &v = moments.v.ref();
+  return m.type == ElementType::kMoment8 && v.type == ElementType::kMoment8 && m.block == kMomentBlock &&
+         v.block == kMomentBlock;
+}
 
 }  // namespace
 
@@ -18,8 +73,9 @@ absl::Status CheckAdamW(std::string_view name, const TensorRef& value, const Ten
                                                             {"gradients", &grad},
                                                             {"first moments", &moments.m.ref()},
                                                             {"second moments", &moments.v.ref()}};
+  const bool moments8 = Has8BitMoments(moments);
   for (const auto& [part, tensor] : parts) {
-    if (tensor->type == ElementType::kF32) continue;
+    if (tensor->type == ElementType::kF32 || (moments8 && tensor->type == ElementType::kMoment8)) continue;
     return absl::UnimplementedError(
         base::StrCat("AdamW does not support ", Name(tensor->type), " ", part, " of ", name, " yet, wanted f32"));
   }
@@ -29,26 +85,31 @@ absl::Status CheckAdamW(std::string_view name, const TensorRef& value, const Ten
 absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, const TensorRef& parameter,
                        const TensorRef& gradient, Moments& moments, const kernels::Stream& stream) {
   NIBBLE_RETURN_IF_ERROR(CheckAdamW("a tensor", parameter, gradient, moments));
-  const std::span<float> values = parameter.f32(), first = moments.m.ref().f32(), second = moments.v.ref().f32();
+  const std::span<float> values = parameter.f32();
   const std::span<const float> gradients = gradient.f32();
-  const double bias1 = 1.0 - std::pow(config.beta1, static_cast<double>(step));
-  const double bias2 = 1.0 - std::pow(config.beta2, static_cast<double>(step));
-  const auto keep = static_cast<float>(1.0 - lr * config.weight_decay);
-  const auto beta2 = static_cast<float>(config.beta2);
-  const auto one_minus_beta1 = static_cast<float>(1.0 - config.beta1);
-  const auto one_minus_beta2 = static_cast<float>(1.0 - config.beta2);
-  const auto root_bias2 = static_cast<float>(std::sqrt(bias2));
-  const auto eps = static_cast<float>(config.eps);
-  const auto step_size = static_cast<float>(lr / bias1);
-  stream.ParallelFor(parameter.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
-      const float g = gradients[i];
-      float& m = first[i];
-      float& v = second[i];
-      m = m + (g - m) * one_minus_beta1;
-      v = v * beta2 + (g * g) * one_minus_beta2;
-      const float denominator = std::sqrt(v) / root_bias2 + eps;
-      values[i] = values[i] * keep - step_size * (m / denominator);
+  const Factors factors(config, step, lr);
+  const TensorRef &m = moments.m.ref(), &v = moments.v.ref();
+  if (m.type == ElementType::kF32) {
+    const std::span<float> first = m.f32(), second = v.f32();
+    stream.ParallelFor(parameter.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+      for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+        factors.Update(gradients[i], first[i], second[i], values[i]);
+      }
+    });
+    return absl::OkStatus();
+  }
+  stream.ParallelFor(m.num_scales(), kGrain / kMomentBlock, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t block = begin; block < end; ++block) {
+      MomentBlock first(m, block, DynamicMap::Signed()), second(v, block, DynamicMap::Unsigned());
+      float ms[kMomentBlock], vs[kMomentBlock];
+      first.Read(ms);
+      second.Read(vs);
+      const auto at = static_cast<std::size_t>(block * kMomentBlock);
+      for (std::size_t i = 0; i < static_cast<std::size_t>(first.count); ++i) {
+        factors.Update(gradients[at + i], ms[i], vs[i], values[at + i]);
+      }
+      first.Write(ms);
+      second.Write(vs);
     }
   });
   return absl::OkStatus();

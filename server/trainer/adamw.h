@@ -1,4 +1,4 @@
-// AdamW in f32 with plain loops in a fixed order: gives the same bits for any number of threads and after any resume.
+// AdamW with plain loops in a fixed order: gives the same bits for any number of threads and after any resume.
 // Another machine gives the same bits too, unless the pow of its C library, used for the bias corrections, differs.
 #pragma once
 #include <cstdint>
@@ -25,14 +25,16 @@ struct Moments {
   TensorBuffer v;
 };
 
-// Unimplemented unless AdamWStep can train this tensor: values, gradients and moments in f32. `name` is for the
-// message.
+// Unimplemented unless AdamWStep can train this tensor: values and gradients in f32, both moments in f32 or in 8 bits
+// with blocks of kMomentBlock (dynamic_map.h). `name` is for the message.
 absl::Status CheckAdamW(std::string_view name, const TensorRef& value, const TensorRef& grad, const Moments& moments);
 
 // One step (numbered from 1) of decoupled weight decay: p -= lr * wd * p, then p -= lr / bc1 * m / (sqrt(v) / sqrt(bc2)
 // + eps), as torch.optim.AdamW orders it, where bc1 = 1 - beta1^step and bc2 = 1 - beta2^step. Source:
-// arXiv:1711.05101. Elements do not depend on each other, so `stream` splits them among its threads. Unimplemented for
-// other types than f32; then nothing has changed.
+// arXiv:1711.05101. 8-bit moments are widened to f32 for the
+// step; the parameter is changed with the f32 moments, which are then rounded again (torchao's order). Elements, or the
+// blocks of 8-bit moments, do not depend on each other, so `stream` splits them among its threads. Errors: those of
+// CheckAdamW; then nothing has changed.
 absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, const TensorRef& parameter,
                        const TensorRef& gradient, Moments& moments, const kernels::Stream& stream = {});
 

@@ -20,6 +20,7 @@
 #include "server/store/published_directory.h"
 #include "server/trainer/attempt_data.h"
 #include "server/trainer/checkpoint.h"
+#include "server/trainer/optimizer.h"
 #include "server/trainer/recipe.h"
 #include "server/trainer/schedule.h"
 
@@ -129,8 +130,8 @@ class AttemptRun {
     model_ = &recipe_->model();
     for (const Parameter& parameter : model_->parameters()) {
       const TensorRef& value = parameter.value;
-      moments_.push_back({TensorBuffer(ElementType::kF32, value.count), TensorBuffer(ElementType::kF32, value.count)});
-      NIBBLE_RETURN_IF_ERROR(CheckAdamW(parameter.name, value, parameter.grad, moments_.back()));
+      moments_.push_back(optimizer_.MakeMoments(value.count));
+      NIBBLE_RETURN_IF_ERROR(optimizer_.Check(parameter.name, value, parameter.grad, moments_.back()));
     }
     return absl::OkStatus();
   }
@@ -218,12 +219,11 @@ class AttemptRun {
       for (Parameter& parameter : model_->parameters()) Scale(parameter.grad.f32(), factor, context_.stream);
     }
     const double lr = LearningRate(spec_.optim, progress_.step, max_steps_);
-    const AdamWConfig adamw = {spec_.optim.beta1, spec_.optim.beta2, spec_.optim.eps, spec_.optim.weight_decay};
     auto& parameters = model_->parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       ShowAlive();
-      NIBBLE_RETURN_IF_ERROR(AdamWStep(adamw, progress_.step + 1, lr, parameters[i].value, parameters[i].grad,
-                                       moments_[i], context_.stream));
+      NIBBLE_RETURN_IF_ERROR(optimizer_.Step(progress_.step + 1, lr, parameters[i].value, parameters[i].grad,
+                                             moments_[i], context_.stream));
     }
     NIBBLE_RETURN_IF_ERROR(model_->Refresh());
     ++progress_.step;
@@ -419,6 +419,7 @@ class AttemptRun {
   AttemptData inputs_;
   std::unique_ptr<Recipe> recipe_;
   TrainingModel* model_ = nullptr;  // owned by the recipe
+  const Optimizer optimizer_{spec_.optim};
   std::vector<Moments> moments_;
   std::unique_ptr<data::Loader> loader_;
   TrainingProgress progress_;

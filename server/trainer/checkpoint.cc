@@ -49,13 +49,14 @@ struct StoredTensor {
   std::int64_t block = 0;  // of scales: elements per scale, which the file's metadata hold under `name`
 };
 
-// The tensors of a parameter: its values and two moments, each followed by its scales if its type has them. Files
+// The tensors of a parameter: its values and its moments, each followed by its scales if its type has them. Files
 // that were written before types other than f32 existed have this form too.
 std::vector<StoredTensor> StoredTensors(const Parameter& parameter, const Moments& moments) {
   std::vector<StoredTensor> stored;
   const TensorRef* tensors[] = {&parameter.value, &moments.m.ref(), &moments.v.ref()};
   for (std::size_t p = 0; p < std::size(kParts); ++p) {
     const TensorRef& tensor = *tensors[p];
+    if (tensor.data == nullptr) continue;  // a moment that the optimizer does not have
     const std::string name = parameter.name + kParts[p];
     stored.push_back({name, StoredType(tensor.type), parameter.shape, tensor.bytes()});
     if (!HasScales(tensor.type)) continue;

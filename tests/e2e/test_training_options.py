@@ -81,6 +81,7 @@ QLORA = [
     {"data": {"packing": "PACKING_MODE_SEGMENTED"}, "run": {"micro_batch": 1, "grad_accum": 3}},
     {"optim": {"schedule": "LR_SCHEDULE_COSINE", "warmup_ratio": 0.5, "min_lr_ratio": 0.1, "weight_decay": 0.1, "max_grad_norm": 0.5}},
     {"optim": {"schedule": "LR_SCHEDULE_LINEAR", "beta1": 0.0, "beta2": 0.5, "eps": 1e-3}},
+    {"optim": {"optimizer": "OPTIMIZER_SGD", "schedule": "LR_SCHEDULE_WSD"}},
     {"train_dataset": "pairs", "eval_dataset": "ragged", "run": {"eval_every": 1, "save_every": 1, "keep_last": 1}},
     {"base_model": "small-nf4"}, {"base_model": "small-bf16"}, {"run": {"epochs": 0.5}},
 ]
@@ -90,7 +91,8 @@ BITNET = [
     {"init": "WEIGHT_INIT_RANDOM"}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"modules_to_not_convert": ["lm_head"]},
 ]
 FULL = [{"full": {"compute_dtype": "COMPUTE_DTYPE_F32"}}, {"full": {}, "base_model": "small-bf16"},
-        {"full": {}, "run": {"activation_checkpointing": True, "grad_accum": 2}}]
+        {"full": {}, "run": {"activation_checkpointing": True, "grad_accum": 2}},
+        {"full": {}, "optim": {"optimizer": "OPTIMIZER_ADAMW_8BIT"}}, {"full": {}, "optim": {"optimizer": "OPTIMIZER_LION", "lr": 1e-4}}]
 
 
 @pytest.mark.parametrize("changes", QLORA + [{"bitnet_qat": method} for method in BITNET] + FULL, ids=json.dumps)

@@ -44,7 +44,7 @@ TEST(AdamWTest, RefusesOtherElementTypesAndChangesNothing) {
     for (const ElementType moment : {ElementType::kF32, ElementType::kMoment8}) {
       const TensorBuffer values = make(value), gradients = std::vector<float>(6, 1.0f);
       Moments moments = {make(moment), make(moment)};
-      const absl::Status status = AdamWStep({}, 1, 1e-2, values.ref(), gradients.ref(), moments);
+      const absl::Status status = AdamWStep({}, 1, 1e-2, values.ref(), gradients.ref(), moments);  // blocks of 4
       if (value == ElementType::kF32 && moment == ElementType::kF32) {
         EXPECT_TRUE(status.ok()) << status;
         continue;
@@ -88,6 +88,20 @@ TEST(ScheduleTest, WarmsUpThenFalls) {
   EXPECT_NEAR(LearningRate(config, 9, 14), 0.1 + 0.9 * 0.5, 1e-12);
   config.schedule = "constant";
   EXPECT_DOUBLE_EQ(LearningRate(config, 13, 14), 1.0);
+}
+
+TEST(ScheduleTest, WsdIsConstantAndFallsInTheLastTenth) {
+  jobs::OptimConfig config;
+  config.lr = 1.0;
+  config.warmup_steps = 2;
+  config.schedule = "wsd";
+  config.min_lr_ratio = 0.1;
+  EXPECT_DOUBLE_EQ(LearningRate(config, 0, 40), 0.5);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 2, 40), 1.0);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 36, 40), 1.0);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 38, 40), 0.1 + 0.9 * 0.5);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 39, 40), 0.1 + 0.9 * 0.25);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 2, 3), 1.0) << "fewer than ten steps: the last one is not lower";
 }
 
 TEST(ScheduleTest, WarmUpRatioIsAShareOfMaxSteps) {

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "server/model/safetensors.h"
+#include "server/trainer/optimizer.h"
 #include "tests/support/cancel_at.h"
 #include "tests/support/random.h"
 #include "tests/support/temp_directory.h"
@@ -265,6 +266,35 @@ TEST_F(CheckpointTest, StepsAfterALoadEqualThoseOfAnUninterruptedRun) {
     }
   }
   EXPECT_EQ(resumed.values, state_.values);
+}
+
+TEST_F(CheckpointTest, EveryOptimizerContinuesFromItsMoments) {
+  constexpr std::int64_t kCount = 5000;  // enough for 8-bit moments
+  for (const char* name : {"adamw", "adamw_8bit", "sgd", "lion"}) {
+    jobs::OptimConfig config;
+    config.optimizer = name;
+    const Optimizer optimizer(config);
+    struct Run {
+      std::vector<float> values = support::NormalVector(1, kCount), gradient;
+      std::vector<Parameter> parameters = {{"w", {kCount}, values, {}}};
+      std::vector<Moments> moments;
+    };
+    Run whole, resumed;
+    for (Run* run : {&whole, &resumed}) run->moments.push_back(optimizer.MakeMoments(kCount));
+    const auto step = [&](Run& run, int number) {
+      run.gradient = support::NormalVector(static_cast<std::uint64_t>(number), kCount);
+      EXPECT_TRUE(optimizer.Step(number, 1e-3, run.values, run.gradient, run.moments[0]).ok());
+    };
+    for (int number = 1; number <= 3; ++number) step(whole, number);
+    ++progress_.step;
+    const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, whole.parameters,
+                                      whole.moments, nullptr);
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    ASSERT_TRUE(
+        LoadCheckpoint(base::RealFileSystem(), saved->directory, identity_, resumed.parameters, resumed.moments).ok());
+    for (Run* run : {&whole, &resumed}) step(*run, 4);
+    EXPECT_EQ(whole.values, resumed.values) << name;
+  }
 }
 
 TEST_F(CheckpointTest, RefusalNamesTheDigestThatDiffers) {

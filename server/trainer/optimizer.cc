@@ -1,0 +1,82 @@
+#include "server/trainer/optimizer.h"
+
+#include <string>
+
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/trainer/dynamic_map.h"
+
+namespace nibble::trainer {
+namespace {
+
+constexpr std::int64_t kGrain = 1 << 16;  // minimum elements per thread
+
+// Calls body(i) for each element.
+template <typename Body>
+void ForEachElement(std::int64_t count, const kernels::Stream& stream, Body body) {
+  stream.ParallelFor(count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) body(i);
+  });
+}
+
+}  // namespace
+
+Optimizer::Optimizer(const jobs::OptimConfig& config)
+    : kind_(config.optimizer == "sgd"          ? Kind::kSgd
+            : config.optimizer == "lion"       ? Kind::kLion
+            : config.optimizer == "adamw_8bit" ? Kind::kAdamW8Bit
+                                               : Kind::kAdamW),
+      config_{config.beta1, config.beta2, config.eps, config.weight_decay} {}
+
+Moments Optimizer::MakeMoments(std::int64_t count) const {
+  const auto make = [&] {
+    return kind_ == Kind::kAdamW8Bit && count >= kMin8BitElements
+               ? TensorBuffer(ElementType::kMoment8, count, kMomentBlock)
+               : TensorBuffer(ElementType::kF32, count);
+  };
+  const bool has_second = kind_ == Kind::kAdamW || kind_ == Kind::kAdamW8Bit;
+  return {make(), has_second ? make() : TensorBuffer()};
+}
+
+absl::Status Optimizer::Check(std::string_view name, const TensorRef& value, const TensorRef& grad,
+                              const Moments& moments) const {
+  if (kind_ == Kind::kAdamW || kind_ == Kind::kAdamW8Bit) return CheckAdamW(name, value, grad, moments);
+  for (const TensorRef* tensor : {&value, &grad, &moments.m.ref()}) {
+    if (tensor->type != ElementType::kF32) {
+      return absl::UnimplementedError(base::StrCat(kind_ == Kind::kSgd ? "sgd" : "lion", " does not support ",
+                                                   Name(tensor->type), " tensors yet (", std::string(name),
+                                                   "), wanted f32"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Optimizer::Step(std::int64_t step, double lr, const TensorRef& parameter, const TensorRef& gradient,
+                             Moments& moments, const kernels::Stream& stream) const {
+  if (kind_ == Kind::kAdamW || kind_ == Kind::kAdamW8Bit) {
+    return AdamWStep(config_, step, lr, parameter, gradient, moments, stream);
+  }
+  NIBBLE_RETURN_IF_ERROR(Check("a tensor", parameter, gradient, moments));
+  const std::span<float> p = parameter.f32(), m = moments.m.ref().f32();
+  const std::span<const float> g = gradient.f32();
+  const auto keep = static_cast<float>(1.0 - lr * config_.weight_decay);
+  const auto rate = static_cast<float>(lr);
+  const auto beta1 = static_cast<float>(config_.beta1), beta2 = static_cast<float>(config_.beta2);
+  if (kind_ == Kind::kSgd) {
+    ForEachElement(parameter.count, stream, [&](std::size_t i) {
+      m[i] = beta1 * m[i] + g[i];
+      p[i] = p[i] * keep - rate * m[i];
+    });
+    return absl::OkStatus();
+  }
+  const auto rest1 = static_cast<float>(1.0 - config_.beta1), rest2 = static_cast<float>(1.0 - config_.beta2);
+  ForEachElement(parameter.count, stream, [&](std::size_t i) {
+    const float direction = beta1 * m[i] + rest1 * g[i];
+    const float sign = direction > 0.0f ? 1.0f : direction < 0.0f ? -1.0f : 0.0f;
+    p[i] = p[i] * keep - rate * sign;
+    m[i] = beta2 * m[i] + rest2 * g[i];
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace nibble::trainer

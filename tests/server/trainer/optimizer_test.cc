@@ -1,0 +1,176 @@
+#include "server/trainer/optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/trainer/dynamic_map.h"
+#include "tests/support/random.h"
+
+namespace nibble::trainer {
+namespace {
+
+// tests/golden/trainer/make_optimizer_golden.py: values by name and step.
+std::map<std::pair<std::string, int>, std::vector<float>> Golden() {
+  std::map<std::pair<std::string, int>, std::vector<float>> golden;
+  std::ifstream file(NIBBLE_SOURCE_DIR "/tests/golden/trainer/optimizer.txt");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name;
+    int step = 0;
+    words >> name >> step;
+    for (float value = 0; words >> value;) golden[{name, step}].push_back(value);
+  }
+  return golden;
+}
+
+jobs::OptimConfig Config(const std::string& optimizer) {
+  jobs::OptimConfig config;
+  config.optimizer = optimizer;
+  return config;
+}
+
+// Runs ten steps on cos(i) with gradients sin(i + step), and compares every `every`-th element with the golden values.
+void ExpectGolden(const std::string& name, const jobs::OptimConfig& config, std::int64_t size, std::size_t every,
+                  double bound) {
+  const auto golden = Golden();
+  const Optimizer optimizer(config);
+  std::vector<float> parameter;
+  for (std::int64_t i = 0; i < size; ++i) parameter.push_back(static_cast<float>(std::cos(i)));
+  Moments moments = optimizer.MakeMoments(size);
+  int compared = 0;
+  for (int step = 1; step <= 10; ++step) {
+    std::vector<float> gradient;
+    for (std::int64_t i = 0; i < size; ++i) gradient.push_back(static_cast<float>(std::sin(i + step)));
+    ASSERT_TRUE(optimizer.Step(step, 1e-2, parameter, gradient, moments).ok());
+    const auto found = golden.find({name, step});
+    if (found == golden.end()) continue;
+    for (std::size_t i = 0; i < found->second.size(); ++i) {
+      EXPECT_NEAR(parameter[i * every], found->second[i], step * bound) << name << " step " << step << " element " << i;
+    }
+    ++compared;
+  }
+  EXPECT_EQ(compared, 3);
+}
+
+// A step rounds about five times in f32; parameters are at most 1.
+TEST(OptimizerTest, SgdMatchesTorch) { ExpectGolden("sgd", Config("sgd"), 5, 1, 5 * 1.2e-7); }
+
+TEST(OptimizerTest, LionMatchesBitsandbytes) {
+  jobs::OptimConfig config = Config("lion");
+  config.beta2 = 0.99;
+  config.weight_decay = 0.1;
+  ExpectGolden("lion", config, 5, 1, 5 * 1.2e-7);
+}
+
+// A moment whose f32 value differs in the last bit may get the neighbouring code; no compared element has one.
+TEST(OptimizerTest, AdamW8BitMatchesTorchao) {
+  jobs::OptimConfig config = Config("adamw_8bit");
+  config.beta2 = 0.95;
+  config.weight_decay = 0.1;
+  ExpectGolden("adamw_8bit", config, 4096, 100, 10 * 1.2e-7);
+}
+
+TEST(OptimizerTest, WeightDecayOfSgdIsDecoupled) {
+  jobs::OptimConfig config = Config("sgd");
+  config.weight_decay = 0.5;
+  std::vector<float> parameter = {2.0f}, gradient = {0.0f};
+  const Optimizer optimizer(config);
+  Moments moments = optimizer.MakeMoments(1);
+  ASSERT_TRUE(optimizer.Step(1, 0.1, parameter, gradient, moments).ok());
+  EXPECT_FLOAT_EQ(parameter[0], 1.9f);
+  EXPECT_EQ(moments.m.ref().f32()[0], 0.0f);
+}
+
+TEST(OptimizerTest, MomentsHaveTheTypesOfTheOptimizer) {
+  const Moments large = Optimizer(Config("adamw_8bit")).MakeMoments(4097);
+  EXPECT_EQ(large.m.ref().type, ElementType::kMoment8);
+  EXPECT_EQ(large.v.ref().type, ElementType::kMoment8);
+  EXPECT_EQ(large.m.ref().num_scales(), 17);
+  EXPECT_EQ(Optimizer(Config("adamw_8bit")).MakeMoments(4095).m.ref().type, ElementType::kF32);
+  for (const char* one : {"sgd", "lion"}) {
+    const Moments moments = Optimizer(Config(one)).MakeMoments(5000);
+    EXPECT_EQ(moments.m.ref().type, ElementType::kF32);
+    EXPECT_EQ(moments.v.ref().data, nullptr);
+  }
+}
+
+TEST(OptimizerTest, ThreadsChangeNoBit) {
+  kernels::ThreadPool pool(3);
+  for (const char* name : {"adamw", "adamw_8bit", "sgd", "lion"}) {
+    const Optimizer optimizer(Config(name));
+    std::vector<std::vector<float>> results;
+    for (const kernels::Stream& stream : {kernels::Stream{}, kernels::Stream{.pool = &pool}}) {
+      std::vector<float> parameter = support::NormalVector(1, 300'001);
+      Moments moments = optimizer.MakeMoments(300'001);
+      for (int step = 1; step <= 3; ++step) {
+        std::vector<float> gradient = support::NormalVector(10 + static_cast<std::uint64_t>(step), 300'001);
+        ASSERT_TRUE(optimizer.Step(step, 1e-3, parameter, gradient, moments, stream).ok());
+      }
+      results.push_back(std::move(parameter));
+    }
+    EXPECT_EQ(results[0], results[1]) << name;
+  }
+}
+
+TEST(OptimizerTest, RefusesOtherElementTypesAndChangesNothing) {
+  for (const char* name : {"adamw_8bit", "sgd", "lion"}) {
+    const Optimizer optimizer(Config(name));
+    const TensorBuffer values(ElementType::kBF16, 6), gradients = std::vector<float>(6, 1.0f);
+    Moments moments = optimizer.MakeMoments(6);
+    EXPECT_TRUE(absl::IsUnimplemented(optimizer.Step(1, 1e-2, values.ref(), gradients.ref(), moments))) << name;
+    for (const std::byte byte : values.ref().bytes()) EXPECT_EQ(byte, std::byte{0});
+  }
+}
+
+TEST(DynamicMapTest, HasTheValuesOfBitsandbytes) {
+  const auto golden = Golden();
+  for (const auto& [name, map] :
+       {std::pair("signed_map", &DynamicMap::Signed()), {"unsigned_map", &DynamicMap::Unsigned()}}) {
+    const std::vector<float>& want = golden.at({name, 0});
+    ASSERT_EQ(want.size(), 256u);
+    // torch rounds the equidistant points in another order: the last bit may differ.
+    for (int code = 0; code < 256; ++code) {
+      EXPECT_FLOAT_EQ(map->Value(static_cast<std::uint8_t>(code)), want[static_cast<std::size_t>(code)]) << name;
+    }
+  }
+}
+
+// Compares with a search over all values, around every midpoint and for random values of every magnitude.
+TEST(DynamicMapTest, NearestIsExact) {
+  for (const auto* map : {&DynamicMap::Signed(), &DynamicMap::Unsigned()}) {
+    const auto expect_nearest = [&](float x) {
+      int best = 0;
+      for (int code = 1; code < 256; ++code) {
+        const auto distance = [&](int of) {
+          return std::abs(static_cast<double>(map->Value(static_cast<std::uint8_t>(of))) - static_cast<double>(x));
+        };
+        if (distance(code) < distance(best)) best = code;
+      }
+      ASSERT_EQ(map->Nearest(x), best) << x;
+    };
+    for (int code = 0; code < 256; ++code) {
+      const float value = map->Value(static_cast<std::uint8_t>(code));
+      EXPECT_EQ(map->Nearest(value), code);
+      if (code == 255) break;
+      const float next = map->Value(static_cast<std::uint8_t>(code + 1));
+      const auto middle = static_cast<float>((static_cast<double>(value) + static_cast<double>(next)) / 2);
+      for (const float x : {std::nextafter(middle, -2.0f), middle, std::nextafter(middle, 2.0f)}) expect_nearest(x);
+    }
+    const bool is_signed = map->Value(0) < 0;
+    for (std::uint64_t i = 0; i < 20'000; ++i) {
+      const float magnitude = std::pow(10.0f, -8.0f * static_cast<float>(support::Uniform(3, i)));
+      expect_nearest(is_signed && i % 2 == 0 ? -magnitude : magnitude);
+    }
+    for (const float x : {0.0f, is_signed ? -0.0f : 0.0f, 1.0f, is_signed ? -1.0f : 1e-38f}) expect_nearest(x);
+  }
+}
+
+}  // namespace
+}  // namespace nibble::trainer
