@@ -40,6 +40,7 @@ struct QLoraMethod {
   bool double_quant = true;            // int8 absmax in blocks of 256
   std::string compute_dtype = "bf16";  // bf16 | fp32
   std::int64_t seed = 0;               // for the adapters' initial values
+  double lora_plus_ratio = 1.0;        // learning rate of B / that of A
 };
 
 struct BitNetQatMethod {

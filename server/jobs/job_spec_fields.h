@@ -97,7 +97,8 @@ struct SpecFields<QLoraMethod> {
       SpecField("dropout", &QLoraMethod::dropout), SpecField("target_modules", &QLoraMethod::target_modules),
       SpecField("use_rslora", &QLoraMethod::use_rslora), SpecField("double_quant", &QLoraMethod::double_quant),
       SpecField("compute_dtype", &QLoraMethod::compute_dtype).OneOf(kComputeDtypes),
-      SpecField("seed", &QLoraMethod::seed).Between(0).DefaultsToRunSeed());
+      SpecField("seed", &QLoraMethod::seed).Between(0).DefaultsToRunSeed(),
+      SpecField("lora_plus_ratio", &QLoraMethod::lora_plus_ratio));
 };
 
 template <>

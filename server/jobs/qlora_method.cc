@@ -26,6 +26,8 @@ class QLoraSpec : public Method {
     const QLoraMethod& qlora = spec.qlora;
     check.Number("qlora.alpha", qlora.alpha, qlora.alpha > 0.0 && qlora.alpha <= 1e6, "above 0, at most 1e+06");
     check.Number("qlora.dropout", qlora.dropout, qlora.dropout >= 0.0 && qlora.dropout < 1.0, "0 <= dropout < 1");
+    check.Number("qlora.lora_plus_ratio", qlora.lora_plus_ratio,
+                 qlora.lora_plus_ratio >= 1.0 && qlora.lora_plus_ratio <= 1000.0, "1 to 1000");
     if (qlora.target_modules.empty()) check.Add("qlora.target_modules", "is empty, wanted at least one");
     const std::vector<std::string> known = QLoraMethod().target_modules;
     std::set<std::string> seen;

@@ -222,8 +222,8 @@ class AttemptRun {
     auto& parameters = model_->parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       ShowAlive();
-      NIBBLE_RETURN_IF_ERROR(optimizer_.Step(progress_.step + 1, lr, parameters[i].value, parameters[i].grad,
-                                             moments_[i], context_.stream));
+      NIBBLE_RETURN_IF_ERROR(optimizer_.Step(progress_.step + 1, lr * parameters[i].lr_factor, parameters[i].value,
+                                             parameters[i].grad, moments_[i], context_.stream));
     }
     NIBBLE_RETURN_IF_ERROR(model_->Refresh());
     ++progress_.step;

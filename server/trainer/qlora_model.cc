@@ -169,6 +169,7 @@ class TorchQLoraModel : public QLoraModel {
       linear.dropout = options.adapter.dropout;
       linear.lora_a = AddParameter(model::LoraAName(layer, kind), options.adapter.rank, linear.weight.cols);
       linear.lora_b = AddParameter(model::LoraBName(layer, kind), linear.weight.rows, options.adapter.rank);
+      parameters_.back().lr_factor = options.lora_plus_ratio;
       const auto stream = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + k);
       const double bound = 1.0 / std::sqrt(static_cast<double>(linear.weight.cols));
       float* a = linear.lora_a.data_ptr<float>();

@@ -16,6 +16,7 @@ namespace nibble::trainer {
 struct QLoraOptions {
   model::AdapterConfig adapter;
   std::uint64_t init_seed = 0;
+  double lora_plus_ratio = 1.0;  // Parameter::lr_factor of B
   std::uint64_t dropout_seed = 0;
   bool bf16_compute = true;
   bool activation_checkpointing = false;

@@ -42,6 +42,7 @@ class QLoraRecipe : public Recipe {
       }
     }
     options.init_seed = static_cast<std::uint64_t>(spec_.qlora.seed);
+    options.lora_plus_ratio = spec_.qlora.lora_plus_ratio;
     options.dropout_seed = static_cast<std::uint64_t>(spec_.run.seed);
     options.bf16_compute = spec_.qlora.compute_dtype == "bf16";
     options.activation_checkpointing = spec_.run.activation_checkpointing;

@@ -20,6 +20,7 @@ struct Parameter {
   std::vector<std::int64_t> shape;
   TensorRef value;
   TensorRef grad;
+  double lr_factor = 1.0;  // multiplies the run's learning rate
 };
 
 // One thread.

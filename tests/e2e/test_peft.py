@@ -24,7 +24,8 @@ TEXTS = [PAGE[i * 11: i * 11 + 90] for i in range(4)]
 
 def spec(**changes):
     return {"base_model": "base", "train_dataset": "four",
-            "qlora": {"r": RANK, "alpha": changes.get("alpha", ALPHA), "seed": SEED, "compute_dtype": "COMPUTE_DTYPE_F32"},
+            "qlora": {"r": RANK, "alpha": changes.get("alpha", ALPHA), "seed": SEED, "compute_dtype": "COMPUTE_DTYPE_F32",
+                      "lora_plus_ratio": changes.get("lora_plus_ratio", 1)},
             "data": {"max_seq_len": SEQ, "packing": "PACKING_MODE_NONE"},
             "optim": {"lr": changes.get("lr", LR), "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 0},
             "run": {"max_steps": STEPS, "micro_batch": len(TEXTS), "save_every": 1, "keep_last": 32},
@@ -51,7 +52,7 @@ def philox_uniform(seed, index, stream):
     return ((c[0] << np.uint64(32) | c[1]) >> np.uint64(11)).astype(np.float64) * 2.0 ** -53
 
 
-def reference(directory, ids, mask_first=False):
+def reference(directory, ids, mask_first=False, lora_plus_ratio=1):
     """PEFT on transformers: losses, gradients of step 1, final adapters. `mask_first`: a wrong mask, without the loss
     of the first predicted token of each row."""
     config = transformers.LlamaConfig(**{key: value for key, value in small_model.CONFIG.items()
@@ -72,7 +73,11 @@ def reference(directory, ids, mask_first=False):
             bound = 1.0 / math.sqrt(parameter.shape[1])
             parameter.data = torch.from_numpy(((2.0 * values - 1.0) * bound).astype(np.float32)).reshape(parameter.shape)
         parameters[name.replace(".default", "")] = parameter
-    optimizer = torch.optim.AdamW(parameters.values(), lr=LR, weight_decay=0.0)
+    if lora_plus_ratio == 1:
+        optimizer = torch.optim.AdamW(parameters.values(), lr=LR, weight_decay=0.0)
+    else:
+        optimizer = peft.optimizers.create_loraplus_optimizer(model=model, optimizer_cls=torch.optim.AdamW, lr=LR, weight_decay=0.0,
+                                                              loraplus_lr_ratio=lora_plus_ratio)
     losses, first = [], {}
     for step in range(STEPS):
         total = sum(len(row) - 1 for row in ids) - (len(ids) if mask_first else 0)
@@ -117,6 +122,14 @@ def test_losses_agree_with_peft(compared):
     print("worst relative difference of 20 losses:", max(abs(a - b) / b for a, b in zip(ours, theirs)))
     assert theirs[-1] <= 0.9 * theirs[0]
     assert agree(ours, theirs)
+
+
+def test_lora_plus_agrees_with_peft(compared):
+    server, path, ours, ids, _ = compared
+    plus = train(server, path, output="lora-plus", lora_plus_ratio=8)
+    theirs, _, _ = reference(server.state / "models/base", ids, lora_plus_ratio=8)
+    assert agree(plus, theirs)
+    assert not agree(plus, ours)
 
 
 def test_gradients_of_step_1_agree_with_peft(compared):

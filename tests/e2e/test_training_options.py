@@ -76,7 +76,7 @@ def test_recomputed_activations_change_no_bit(train):
 
 QLORA = [
     *({"qlora": {"target_modules": [name]}} for name in ("k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")),
-    {"qlora": {"use_rslora": True, "r": 1}}, {"qlora": {"r": 64, "alpha": 0.5}}, {"qlora": {"compute_dtype": "COMPUTE_DTYPE_BF16"}},
+    {"qlora": {"use_rslora": True, "r": 1}}, {"qlora": {"r": 64, "alpha": 0.5, "lora_plus_ratio": 16}}, {"qlora": {"compute_dtype": "COMPUTE_DTYPE_BF16"}},
     {"qlora": {"dropout": 0.3, "target_modules": ["q_proj", "down_proj"]}, "run": {"activation_checkpointing": True}},
     {"data": {"packing": "PACKING_MODE_SEGMENTED"}, "run": {"micro_batch": 1, "grad_accum": 3}},
     {"optim": {"schedule": "LR_SCHEDULE_COSINE", "warmup_ratio": 0.5, "min_lr_ratio": 0.1, "weight_decay": 0.1, "max_grad_norm": 0.5}},

@@ -231,8 +231,10 @@ TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
                 .use_rslora = true,
                 .double_quant = false,
                 .compute_dtype = "fp32",
-                .seed = 99};
-  spec.optim = {.lr = 1e-3,
+                .seed = 99,
+                .lora_plus_ratio = 4};
+  spec.optim = {.optimizer = "lion",
+                .lr = 1e-3,
                 .beta1 = 0.8,
                 .beta2 = 0.95,
                 .eps = 1e-6,
@@ -304,7 +306,7 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
             R"("output_model":"","device":"auto","data":{"max_seq_len":512,"packing":"segmented",)"
             R"("train_on_prompt":false,"shuffle_seed":0},"qlora":{"r":16,"alpha":32.0,"dropout":0.0,)"
             R"("target_modules":["q_proj","k_proj","v_proj","o_proj","gate_proj","up_proj","down_proj"],)"
-            R"("use_rslora":false,"double_quant":true,"compute_dtype":"bf16","seed":0},)"
+            R"("use_rslora":false,"double_quant":true,"compute_dtype":"bf16","seed":0,"lora_plus_ratio":1.0},)"
             R"("optim":{"optimizer":"adamw","lr":0.0002,)"
             R"("beta1":0.9,"beta2":0.999,"eps":1e-08,"weight_decay":0.0,"max_grad_norm":1.0,"schedule":"cosine",)"
             R"("min_lr_ratio":0.0},"run":{"micro_batch":4,"grad_accum":1,"activation_checkpointing":false,)"
