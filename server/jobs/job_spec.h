@@ -54,6 +54,7 @@ struct BitNetQatMethod {
 };
 
 struct FullMethod {
+  std::string init = "pretrained";     // pretrained | random (drawn by run.seed)
   std::string compute_dtype = "bf16";  // bf16 | fp32
 };
 

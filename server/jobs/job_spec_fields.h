@@ -114,7 +114,8 @@ struct SpecFields<BitNetQatMethod> {
 template <>
 struct SpecFields<FullMethod> {
   static constexpr auto kFields =
-      std::tuple(SpecField("compute_dtype", &FullMethod::compute_dtype).OneOf(kComputeDtypes));
+      std::tuple(SpecField("init", &FullMethod::init).OneOf(kInits),
+                 SpecField("compute_dtype", &FullMethod::compute_dtype).OneOf(kComputeDtypes));
 };
 
 template <>

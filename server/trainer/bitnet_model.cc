@@ -4,12 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
-#include <numbers>
 
 #include "kernels/ops/attention/rope.h"
-#include "kernels/philox.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -18,6 +15,7 @@
 #include "server/model/decoder.h"
 #include "server/trainer/bit_linear.h"
 #include "server/trainer/fixed_order.h"
+#include "server/trainer/random_weights.h"
 #include "server/trainer/recomputed_layer.h"
 #include "server/trainer/segment_attention.h"
 #include "server/trainer/torch_bridge.h"
@@ -29,7 +27,6 @@ using model::LinearKind;
 using model::Norm;
 using torch::Tensor;
 
-constexpr double kInitDeviation = 0.02;  // Llama's and BitNet's initializer_range
 constexpr std::int64_t kLogitsChunk = 64;
 
 struct Layer {
@@ -244,7 +241,7 @@ class TorchBitNetModel : public BitNetModel {
     const auto found = base_->tensors().find(from.empty() ? name : from);
     const bool bias = name.ends_with(".bias");
     if (options_.random_init) {
-      if (shape.size() == 2) Draw(tensor, tensors_.size());
+      if (shape.size() == 2) DrawWeights(tensor, options_.init_seed, tensors_.size(), state_.context.stream);
       if (bias) tensor.zero_();
     } else if (found != base_->tensors().end()) {
       const Tensor source =
@@ -258,20 +255,6 @@ class TorchBitNetModel : public BitNetModel {
     tensors_.push_back(tensor);
     parameters_.push_back({name, std::move(shape), {}, {}});
     return tensor;
-  }
-
-  // N(0, 0.02) by the Box-Muller method. A value depends only on the seed and the numbers of its tensor and element.
-  void Draw(const Tensor& tensor, std::uint64_t stream) const {
-    float* values = tensor.data_ptr<float>();
-    state_.context.stream.ParallelFor(tensor.numel(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const auto place = static_cast<std::uint64_t>(i);
-        const double u = 1.0 - kernels::PhiloxUniform(options_.init_seed, 2 * place, stream);  // (0, 1]
-        const double v = kernels::PhiloxUniform(options_.init_seed, 2 * place + 1, stream);
-        values[i] =
-            static_cast<float>(kInitDeviation * std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v));
-      }
-    });
   }
 
   Layer MakeLayer(std::int64_t layer) {

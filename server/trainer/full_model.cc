@@ -14,6 +14,7 @@
 #include "server/trainer/chunked_loss.h"
 #include "server/trainer/fixed_order.h"
 #include "server/trainer/float_linear.h"
+#include "server/trainer/random_weights.h"
 #include "server/trainer/torch_bridge.h"
 #include "server/trainer/training_ops.h"
 
@@ -54,13 +55,19 @@ class TorchFullModel : public FullModel {
     MakeRopeTable(options.max_positions);
   }
 
-  absl::Status ReadWeights(const model::Artifact& base) {
+  absl::Status MakeWeights(const model::Artifact& base, const FullOptions& options) {
     std::map<std::string, Tensor> made;
     for (const model::TensorSpec& tensor : model::RequiredTensors(config_)) {
       NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(parts_.context.cancelled));
-      NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, base.FloatTensor(tensor.name));
       Tensor parameter = torch::empty(tensor.shape, torch::kFloat32);
-      std::copy(values.begin(), values.end(), parameter.data_ptr<float>());
+      if (!options.random_init) {
+        NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, base.FloatTensor(tensor.name));
+        std::copy(values.begin(), values.end(), parameter.data_ptr<float>());
+      } else if (tensor.shape.size() == 2) {
+        DrawWeights(parameter, options.init_seed, tensors_.size(), parts_.context.stream);
+      } else {
+        parameter.fill_(tensor.role == model::TensorRole::kBias ? 0.0 : 1.0);
+      }
       parameter.requires_grad_(true);
       tensors_.push_back(parameter);
       parameters_.push_back({tensor.name, tensor.shape, {}, {}});
@@ -181,7 +188,7 @@ absl::StatusOr<std::unique_ptr<FullModel>> FullModel::Create(const model::Artifa
   }
   return Guarded([&]() -> absl::StatusOr<std::unique_ptr<FullModel>> {
     auto made = std::make_unique<TorchFullModel>(base, options, stream);
-    NIBBLE_RETURN_IF_ERROR(made->ReadWeights(base));
+    NIBBLE_RETURN_IF_ERROR(made->MakeWeights(base, options));
     NIBBLE_RETURN_IF_ERROR(made->Refresh());
     return std::unique_ptr<FullModel>(std::move(made));
   });

@@ -15,13 +15,16 @@ namespace nibble::trainer {
 struct FullOptions {
   bool bf16_compute = true;
   bool activation_checkpointing = false;
+  bool random_init = false;  // the base gives only the shapes
+  std::uint64_t init_seed = 0;
   std::int64_t max_positions = 0;  // of the rope table
   base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every tensor while the model is made
 };
 
 class FullModel : public TrainingModel {
  public:
-  // Starts from the weights of `base`, f32 or bf16, as f32 parameters in the order of RequiredTensors(config). With
+  // Starts from the weights of `base`, f32 or bf16, as f32 parameters in the order of RequiredTensors(config); or from
+  // random matrices (DrawWeights, by the number of the tensor), norms of ones and biases of zeros. With
   // bf16 compute, linears and head multiply weights rounded to bf16 after every step.
   static absl::StatusOr<std::unique_ptr<FullModel>> Create(const model::Artifact& base, const FullOptions& options,
                                                            const kernels::Stream& stream);

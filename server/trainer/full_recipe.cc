@@ -27,6 +27,8 @@ class FullRecipe : public Recipe {
     NIBBLE_ASSIGN_OR_RETURN(model_, FullModel::Create(*base,
                                                       {.bf16_compute = spec_.full.compute_dtype == "bf16",
                                                        .activation_checkpointing = spec_.run.activation_checkpointing,
+                                                       .random_init = spec_.full.init == "random",
+                                                       .init_seed = static_cast<std::uint64_t>(spec_.run.seed),
                                                        .max_positions = max_positions_,
                                                        .cancelled = context_.cancelled},
                                                       context_.stream));

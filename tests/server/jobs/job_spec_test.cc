@@ -319,7 +319,7 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
             R"("init":"pretrained","compute_dtype":"bf16"})");
   JobSpec full;
   full.method = kMethodFull;
-  EXPECT_EQ(base::Dump(ToJson(full)["full"]), R"({"compute_dtype":"bf16"})");
+  EXPECT_EQ(base::Dump(ToJson(full)["full"]), R"({"init":"pretrained","compute_dtype":"bf16"})");
 }
 
 TEST(JobSpecTest, WrongTypesAndUnknownKeysAreNamedByPath) {

@@ -4,6 +4,9 @@
 
 #include <cmath>
 #include <filesystem>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "server/convert/convert.h"
 #include "server/data/evaluate.h"
@@ -24,10 +27,13 @@ class FullModelTest : public testing::Test {
     base_ = *std::move(base);
   }
 
-  std::unique_ptr<FullModel> Make(bool bf16, bool checkpointing = false) {
+  std::unique_ptr<FullModel> Make(bool bf16, bool checkpointing = false,
+                                  std::optional<std::uint64_t> random_seed = std::nullopt) {
     auto model = FullModel::Create(*base_,
                                    {.bf16_compute = bf16,
                                     .activation_checkpointing = checkpointing,
+                                    .random_init = random_seed.has_value(),
+                                    .init_seed = random_seed.value_or(0),
                                     .max_positions = 32,
                                     .cancelled = asked_.callback()},
                                    stream_);
@@ -69,6 +75,33 @@ TEST_F(FullModelTest, ParametersStartAsTheWeightsOfTheBase) {
     EXPECT_EQ(parameter.name, tensors[i].name);
     EXPECT_EQ(std::vector<float>(parameter.value.f32().begin(), parameter.value.f32().end()),
               *base_->FloatTensor(tensors[i].name));
+  }
+}
+
+TEST_F(FullModelTest, RandomWeightsHaveTheirDeviationAndDependOnTheSeed) {
+  const auto values = [&](std::uint64_t seed) {
+    std::vector<std::vector<float>> all;
+    const auto model = Make(true, false, seed);
+    for (const Parameter& p : model->parameters()) all.emplace_back(p.value.f32().begin(), p.value.f32().end());
+    return all;
+  };
+  const auto drawn = values(1);
+  EXPECT_EQ(drawn, values(1));
+  const auto other = values(2);
+  const std::vector<model::TensorSpec> tensors = model::RequiredTensors(base_->config());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::vector<float>& tensor = drawn[i];
+    if (tensors[i].shape.size() != 2) {
+      const float wanted = tensors[i].role == model::TensorRole::kBias ? 0.0f : 1.0f;
+      EXPECT_EQ(tensor, std::vector<float>(tensor.size(), wanted)) << tensors[i].name;
+      continue;
+    }
+    EXPECT_NE(tensor, other[i]) << tensors[i].name;
+    double sum = 0;
+    for (const float x : tensor) sum += static_cast<double>(x) * x;
+    // The deviation of n values is within 4 / sqrt(2 n) of its own size.
+    const auto n = static_cast<double>(tensor.size());
+    EXPECT_NEAR(std::sqrt(sum / n), 0.02, 0.02 * 4 / std::sqrt(2 * n)) << tensors[i].name;
   }
 }
 
