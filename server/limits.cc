@@ -7,7 +7,10 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <string_view>
+#include <vector>
 
+#include "absl/strings/str_split.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -244,10 +247,28 @@ absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const s
   const auto total_kib = FirstNumber(at == std::string::npos ? "" : std::string_view(meminfo).substr(at));
   if (!total_kib.has_value()) return absl::InternalError("/proc/meminfo has no MemTotal");
   std::int64_t bytes = *total_kib * 1024;
-  for (const char* path : {"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+  const auto apply = [&](const std::string& path) {
     const auto text = files.Read(base::JoinPath(root, path), kMaxProcFile);
     const auto limit = text.ok() ? FirstNumber(*text) : std::nullopt;
     if (limit.has_value() && *limit > 0) bytes = std::min(bytes, *limit);
+  };
+  apply("sys/fs/cgroup/memory.max");
+  apply("sys/fs/cgroup/memory/memory.limit_in_bytes");
+  // Lines of hierarchy:controllers:path. The limits of all groups on the way to the process' own hold. In a container
+  // the path may be the host's, which the mount does not have: then the root above is the container's group.
+  const auto groups = files.Read(base::JoinPath(root, "proc/self/cgroup"), kMaxProcFile);
+  for (const std::string_view line : absl::StrSplit(groups.value_or(""), '\n', absl::SkipEmpty())) {
+    const std::vector<std::string_view> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() != 3) continue;
+    const std::vector<std::string_view> controllers = absl::StrSplit(parts[1], ',');
+    const bool v2 = parts[1].empty();
+    if (!v2 && std::find(controllers.begin(), controllers.end(), "memory") == controllers.end()) continue;
+    std::string group = v2 ? "sys/fs/cgroup" : "sys/fs/cgroup/memory";
+    for (const std::string_view name : absl::StrSplit(parts[2], '/', absl::SkipEmpty())) {
+      if (name == "..") break;  // a group outside the mount
+      group = base::JoinPath(group, std::string(name));
+      apply(base::JoinPath(group, v2 ? "memory.max" : "memory.limit_in_bytes"));
+    }
   }
   return bytes;
 }

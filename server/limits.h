@@ -93,8 +93,8 @@ std::int64_t OwnMemoryBytes(const Limits& limits);
 // The memory that trainers, or loaded models, may take: `flag` or, if that is 0, MachineMemoryBytes minus `own_bytes`,
 // for which at most a quarter is reserved. 0 if unknown.
 std::int64_t MemoryBytes(std::int64_t flag, std::int64_t own_bytes, base::FileSystem& files);
-// The smallest limit, in bytes, in proc/meminfo and the cgroup files (v2 or v1) below `root` ("/"). Reads only the
-// cgroup at the root of sys/fs/cgroup, which in a container is the container's own.
+// The smallest limit, in bytes, in proc/meminfo and the cgroup files (v2 or v1) below `root` ("/"): of the group at the
+// root of sys/fs/cgroup, which in a container is the container's own, and of the groups from there to the process' own.
 absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const std::string& root);
 
 }  // namespace nibble

@@ -245,6 +245,24 @@ TEST_F(MemoryTest, SmallestBoundOfMachineAndCgroupCounts) {
   EXPECT_EQ(Bytes(), 512 << 20);
 }
 
+// Such as a service of systemd with MemoryMax.
+TEST_F(MemoryTest, LimitsOfTheProcessOwnGroupAndOfThoseAboveItCount) {
+  Put("proc/meminfo", "MemTotal:       16000000 kB\n");
+  Put("proc/self/cgroup", "0::/system.slice/nibbled.service\n");
+  EXPECT_EQ(Bytes(), 16'000'000LL * 1024) << "a path that the mount does not have";
+  Put("sys/fs/cgroup/system.slice/nibbled.service/memory.max", "2147483648\n");
+  EXPECT_EQ(Bytes(), std::int64_t{2} << 30);
+  Put("sys/fs/cgroup/system.slice/memory.max", "1073741824\n");
+  EXPECT_EQ(Bytes(), 1 << 30);
+  Put("sys/fs/cgroup/memory/batch/memory.limit_in_bytes", "536870912\n");
+  EXPECT_EQ(Bytes(), 1 << 30) << "a group of others";
+  Put("proc/self/cgroup", "5:cpu,memory:/batch\n4:memoryhog:/x\nmalformed\n0::/\n");
+  EXPECT_EQ(Bytes(), 512 << 20);
+  Put("proc/self/cgroup", "0::/../outside\n");
+  Put("sys/fs/outside/memory.max", "1024\n");
+  EXPECT_EQ(Bytes(), 16'000'000LL * 1024);
+}
+
 TEST(LimitsMemoryTest, FlagWinsOverTheMachine) {
   EXPECT_GT(MemoryBytes(0, 0, base::RealFileSystem()), 1 << 28);
   EXPECT_EQ(MemoryBytes(12345, 100, base::RealFileSystem()), 12345);
