@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -257,16 +258,18 @@ absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const s
   // Lines of hierarchy:controllers:path. The limits of all groups on the way to the process' own hold. In a container
   // the path may be the host's, which the mount does not have: then the root above is the container's group.
   const auto groups = files.Read(base::JoinPath(root, "proc/self/cgroup"), kMaxProcFile);
-  for (const std::string_view line : absl::StrSplit(groups.value_or(""), '\n', absl::SkipEmpty())) {
-    const std::vector<std::string_view> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
+  const std::vector<std::string> lines = absl::StrSplit(groups.value_or(""), '\n', absl::SkipEmpty());
+  for (const std::string& line : lines) {
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3) continue;
-    const std::vector<std::string_view> controllers = absl::StrSplit(parts[1], ',');
+    const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',');
     const bool v2 = parts[1].empty();
     if (!v2 && std::find(controllers.begin(), controllers.end(), "memory") == controllers.end()) continue;
     std::string group = v2 ? "sys/fs/cgroup" : "sys/fs/cgroup/memory";
-    for (const std::string_view name : absl::StrSplit(parts[2], '/', absl::SkipEmpty())) {
+    const std::vector<std::string> names = absl::StrSplit(parts[2], '/', absl::SkipEmpty());
+    for (const std::string& name : names) {
       if (name == "..") break;  // a group outside the mount
-      group = base::JoinPath(group, std::string(name));
+      group = base::JoinPath(group, name);
       apply(base::JoinPath(group, v2 ? "memory.max" : "memory.limit_in_bytes"));
     }
   }
