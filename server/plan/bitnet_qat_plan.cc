@@ -48,7 +48,7 @@ class BitNetQat : public MethodPlan {
     if (c.norms != NormPlacement::kBlock) inputs += c.q_size() + c.ffn_size;
     if (c.norms == NormPlacement::kBlockAndLinear) inputs += 2 * c.hidden_size;
     return 4 * (inputs + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() +
-           code * ((NormsEachLinear(c) ? 5 : 2) * c.hidden_size + c.q_size() + c.ffn_size);
+           code * ((NormsEachLinear(c) ? 5 : 2) * c.hidden_size + c.q_size() + c.ffn_size) + HeadNormBytes(c);
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,

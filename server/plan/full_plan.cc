@@ -45,7 +45,7 @@ class Full : public MethodPlan {
     // In the compute type: two norms' inputs and outputs; attention's q, k, v and output; gate, up and their product.
     // In f32: one number per head.
     const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size;
-    return values * ElementBytes(spec.full.compute_dtype) + c.num_heads * 4;
+    return values * ElementBytes(spec.full.compute_dtype) + c.num_heads * 4 + HeadNormBytes(c);
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,
@@ -66,6 +66,10 @@ class Full : public MethodPlan {
     return bytes;
   }
 
+  // As in a base of the same type; the cache of a model in bf16 is bf16.
+  kernels::DType EvaluationKvDtype(std::int64_t base_bytes) const override {
+    return base_bytes == 4 ? kernels::DType::kF32 : kernels::DType::kBF16;
+  }
   PublishingBytes Publishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,
                              std::int64_t /*weights*/) const override {
     const std::int64_t trained = TrainedParameters(spec, config);

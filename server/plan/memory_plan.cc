@@ -35,8 +35,8 @@ constexpr std::int64_t kRecordRows = 64;
 
 // Bytes of a forward pass of the served form over `rows` rows, and of a KV cache of `pages` pages.
 std::int64_t EvaluationBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t rows,
-                             std::int64_t pages) {
-  return ServedPassBytes(spec, config, rows) + pages * model::KvPool::PageBytes(config, kernels::DType::kBF16);
+                             std::int64_t pages, kernels::DType kv_dtype) {
+  return ServedPassBytes(spec, config, rows) + pages * model::KvPool::PageBytes(config, kv_dtype);
 }
 
 // The trainer's peak from its last step to its end. `training_weights` stay until the served form is made. The trained
@@ -54,8 +54,8 @@ std::int64_t PeakOfPublishing(const jobs::JobSpec& spec, const ModelConfig& conf
   const std::int64_t rows = std::max(batch.evaluation.rows, kRecordRows);
   const std::int64_t pages = std::max(batch.evaluation.pages, model::KvPool::PagesFor(kRecordRows));
   const std::int64_t moments = spec.run.save_every > 0 ? 0 : MomentBytes(spec, TrainedParameters(spec, config));
-  const std::int64_t serving =
-      ServedModelBytes(spec, config, base_bytes) + bytes.kept + moments + EvaluationBytes(spec, config, rows, pages);
+  const std::int64_t serving = ServedModelBytes(spec, config, base_bytes) + bytes.kept + moments +
+                               EvaluationBytes(spec, config, rows, pages, kernels::DType::kBF16);
   return std::max(converting, serving) + process;
 }
 
@@ -126,7 +126,8 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
                                       ? config.num_layers * config.hidden_size * 4 + token_bytes
                                       : config.num_layers * token_bytes;
   // Evaluations run between steps, when no activations are kept.
-  const std::int64_t evaluation = EvaluationBytes(spec, config, batch.evaluation.rows, batch.evaluation.pages);
+  const std::int64_t evaluation = EvaluationBytes(spec, config, batch.evaluation.rows, batch.evaluation.pages,
+                                                  method.EvaluationKvDtype(base_bytes));
   const double activation =
       std::max(static_cast<double>(tokens) * static_cast<double>(kept_bytes), static_cast<double>(evaluation));
   const TrainingBytes bytes = method.Training(spec, config, base_bytes, tokens);

@@ -74,6 +74,8 @@ class MethodPlan {
   // `tokens`: of the largest micro-batch.
   virtual TrainingBytes Training(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
                                  std::int64_t tokens) const = 0;
+  // Type of K and V in evaluations while the job trains.
+  virtual kernels::DType EvaluationKvDtype(std::int64_t /*base_bytes*/) const { return kernels::DType::kBF16; }
   // `weights`: TrainingBytes::weights.
   virtual PublishingBytes Publishing(const jobs::JobSpec& spec, const model::ModelConfig& config,
                                      std::int64_t base_bytes, std::int64_t weights) const = 0;

@@ -23,6 +23,10 @@ ModelSizes::ModelSizes(const model::ModelConfig& config) {
   }
 }
 
+std::int64_t HeadNormBytes(const ModelConfig& c) {
+  return c.qk_norm ? 4 * (c.q_size() + c.kv_size() + c.num_heads + c.num_kv_heads) : 0;
+}
+
 bool NormsEachLinear(const model::ModelConfig& config) {
   return config.norms == model::NormPlacement::kLinear || config.norms == model::NormPlacement::kBlockAndLinear;
 }

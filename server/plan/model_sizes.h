@@ -17,6 +17,10 @@ struct ModelSizes {
   std::int64_t all = 0;        // parameters
 };
 
+// Bytes that the norms of q's and k's heads keep for a token in one layer until its backward pass: their inputs in f32,
+// and a number per head.
+std::int64_t HeadNormBytes(const model::ModelConfig& config);
+
 // Whether there is a norm before every linear layer.
 bool NormsEachLinear(const model::ModelConfig& config);
 

@@ -57,7 +57,7 @@ class QLora : public MethodPlan {
     // the rank-r values that each adapter keeps. In f32: one number per head.
     const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size +
                                 static_cast<std::int64_t>(spec.qlora.target_modules.size()) * spec.qlora.r;
-    return values * ElementBytes(spec.qlora.compute_dtype) + c.num_heads * 4;
+    return values * ElementBytes(spec.qlora.compute_dtype) + c.num_heads * 4 + HeadNormBytes(c);
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,

@@ -39,11 +39,13 @@ struct Factors {
 
 // One block of an 8-bit moment: its codes, its absmax and their map.
 struct MomentBlock {
-  MomentBlock(const TensorRef& moment, std::int64_t index, const DynamicMap& of)
+  // least: of the codes of values other than 0.
+  MomentBlock(const TensorRef& moment, std::int64_t index, const DynamicMap& of, std::uint8_t least)
       : codes(static_cast<std::uint8_t*>(moment.data) + index * moment.block),
         count(std::min(moment.block, moment.count - index * moment.block)),
         absmax(moment.scales[index]),
-        map(of) {}
+        map(of),
+        least_code(least) {}
 
   void Read(float* values) const {
     for (std::int64_t i = 0; i < count; ++i) values[i] = map.Value(codes[i]) * absmax;
@@ -51,13 +53,17 @@ struct MomentBlock {
   void Write(const float* values) {
     absmax = 0.0f;
     for (std::int64_t i = 0; i < count; ++i) absmax = std::max(absmax, std::abs(values[i]));
-    for (std::int64_t i = 0; i < count; ++i) codes[i] = map.Nearest(absmax > 0.0f ? values[i] / absmax : 0.0f);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::uint8_t code = map.Nearest(absmax > 0.0f ? values[i] / absmax : 0.0f);
+      codes[i] = values[i] != 0.0f ? std::max(code, least_code) : code;
+    }
   }
 
   std::uint8_t* codes;
   std::int64_t count;
   float& absmax;
   const DynamicMap& map;
+  const std::uint8_t least_code;
 };
 
 bool Has8BitMoments(const Moments& moments) {
@@ -100,7 +106,10 @@ absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, 
   }
   stream.ParallelFor(m.num_scales(), kGrain / kMomentBlock, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t block = begin; block < end; ++block) {
-      MomentBlock first(m, block, DynamicMap::Signed()), second(v, block, DynamicMap::Unsigned());
+      MomentBlock first(m, block, DynamicMap::Signed(), 0);
+      // A second moment that became 0 beside a first one that did not would make the next step thousands of learning
+      // rates long.
+      MomentBlock second(v, block, DynamicMap::Unsigned(), 1);
       float ms[kMomentBlock], vs[kMomentBlock];
       first.Read(ms);
       second.Read(vs);

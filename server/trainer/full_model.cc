@@ -126,6 +126,8 @@ class TorchFullModel : public FullModel {
     parts_.linears.clear();
     parts_.norms.clear();
     parts_.embedding = parts_.final_norm = {};
+    parts_.context.transient = {};
+    parts_.context.scratch = {};
     head_ = {};
     serving_ = {};
     ReleaseGradients(tensors_, parameters_);

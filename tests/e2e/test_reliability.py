@@ -17,7 +17,7 @@ import pytest
 
 import small_model
 from conftest import BIN, TRAIN, Server, trainers
-from test_kill import SAVE, STEPS, check, check_resumes, create, wait_for_own_step, wait_for_step
+from test_kill import SAVE, SETTINGS, STEPS, check, check_resumes, create, wait_for_own_step, wait_for_step
 from wire import Api, message
 from soon import soon
 
@@ -476,20 +476,26 @@ def test_requested_checkpoint_is_published_and_served_while_the_job_runs(calm):
     assert server.json("models", "get", "so-far")["name"] == "so-far", "the published model stays"
 
 
-def test_published_checkpoint_equals_the_model_of_a_shorter_job(calm, tmp_path):
+@pytest.mark.parametrize("method, optimizer", [("qlora", "adamw"), ("full", "adamw_8bit")])
+def test_published_checkpoint_equals_the_model_of_a_shorter_job(calm, tmp_path, method, optimizer):
     """With a learning rate that does not depend on the length of the job, step 10 of 20 equals the end of a job of 10
     steps."""
     server, _, _ = calm
     spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps({"optim": {"schedule": "constant", "warmup_steps": 2}}))
-    common = ["jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--save-every", 10, "--spec", spec, *TRAIN]
-    ten = server.json(*common, "--output", "ten", "--max-steps", 10)["id"]
-    twenty = server.json(*common, "--output", "twenty", "--max-steps", 20)["id"]
-    server.run("jobs", "watch", ten)
-    server.run("jobs", "watch", twenty)
-    published = server.json("jobs", "publish", f"{twenty}/10", "--name", "ten-of-twenty")["digest"]
-    assert published == server.json("models", "get", "ten")["digest"]
-    assert published != server.json("models", "get", "twenty")["digest"]
+    spec.write_text(json.dumps({"optim": {"schedule": "constant", "warmup_steps": 2, "optimizer": optimizer}}))
+    common = ["jobs", "create", "--method", method, "--base", "small", "--dataset", "page", "--save-every", 10, "--spec", spec,
+              *SETTINGS[method]]
+    ten, twenty, published = (f"{method}-{name}" for name in ("ten", "twenty", "ten-of-twenty"))
+    jobs = [server.json(*common, "--output", output, "--max-steps", steps)["id"] for output, steps in ((ten, 10), (twenty, 20))]
+    for job in jobs:
+        server.run("jobs", "watch", job)
+    digest = server.json("jobs", "publish", f"{jobs[1]}/10", "--name", published)["digest"]
+    assert digest == server.json("models", "get", ten)["digest"]
+    assert digest != server.json("models", "get", twenty)["digest"]
+    for name in (ten, published):
+        server.run("models", "convert", name, "--to", "int8", "--name", f"{name}-int8")
+    int8 = [server.json("models", "get", f"{name}-int8") for name in (ten, published)]
+    assert int8[0]["digest"] == int8[1]["digest"] and [model["head_format"] for model in int8] == ["bf16", "bf16"]
 
 
 def test_R3_drain_by_rpc_cuts_requests_at_its_deadline(make_server, model_directory, text_file):

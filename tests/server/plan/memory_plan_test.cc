@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "server/model/forward.h"
+#include "server/plan/method_plan.h"
 #include "tests/server/model/small_models.h"
 
 namespace nibble::plan {
@@ -21,9 +22,9 @@ jobs::JobSpec Spec(const char* method) {
 // The served form of a job's model: int8 with a float head, or ternary.
 std::shared_ptr<const model::LoadedModel> Served(model::SmallModels& models, const jobs::JobSpec& spec) {
   std::string path = models.ternary();
-  if (spec.method == jobs::kMethodQLora) {
+  if (spec.method != jobs::kMethodBitNetQat) {
     path = models.Path("served");
-    const auto source = model::Artifact::Open(models.nf4());
+    const auto source = model::Artifact::Open(spec.method == jobs::kMethodQLora ? models.nf4() : models.bf16());
     EXPECT_TRUE(source.ok()) << source.status();
     EXPECT_TRUE(
         convert::ConvertModel(base::RealFileSystem(), **source, path, {.int8_head = false}, models.stream()).ok());
@@ -68,7 +69,8 @@ TEST_P(ServedFormTest, PlannedPassBytesMatchTheArena) {
   EXPECT_NEAR(static_cast<double>(ServedPassBytes(spec, served->config(), kRows)), got, 0.05 * got);
 }
 
-INSTANTIATE_TEST_SUITE_P(Methods, ServedFormTest, testing::Values(jobs::kMethodQLora, jobs::kMethodBitNetQat),
+INSTANTIATE_TEST_SUITE_P(Methods, ServedFormTest,
+                         testing::Values(jobs::kMethodQLora, jobs::kMethodBitNetQat, jobs::kMethodFull),
                          [](const auto& info) { return std::string(info.param); });
 
 model::ModelConfig Qwen3Of600M() {
@@ -122,6 +124,44 @@ TEST(MemoryPlanTest, CountsEvaluationsDuringTheRun) {
   };
   EXPECT_LT(activation(without), evaluation);
   EXPECT_GE(activation(with), evaluation);
+}
+
+// An f32 base, and so the model that `full` trains on it, has K and V in f32.
+TEST(MemoryPlanTest, FullEvaluatesWithTheCacheOfItsBase) {
+  const model::ModelConfig config = Qwen3Of600M();
+  const jobs::JobSpec spec = Spec(jobs::kMethodFull);
+  BatchShape batch = {.tokens = 64, .examples = 10};
+  batch.evaluation = {.rows = 512, .pages = 4096};
+  const auto activation = [&](std::int64_t base_bytes) {
+    for (const MemoryItem& item : PlanMemory(spec, config, base_bytes, batch)) {
+      if (std::string(item.pool) == "activation") return item.bytes;
+    }
+    return std::int64_t{0};
+  };
+  EXPECT_GE(activation(4) - activation(2), 4096 * model::KvPool::PageBytes(config, kernels::DType::kBF16));
+}
+
+TEST(MemoryPlanTest, NormsOfHeadsCountInEveryMethod) {
+  for (const char* method : {jobs::kMethodQLora, jobs::kMethodBitNetQat, jobs::kMethodFull}) {
+    model::ModelConfig config = Qwen3Of600M();
+    const jobs::JobSpec spec = Spec(method);
+    const std::int64_t with = PlanOf(spec).TokenBytes(spec, config);
+    config.qk_norm = false;
+    EXPECT_EQ(with - PlanOf(spec).TokenBytes(spec, config), 4 * (2048 + 1024 + 16 + 8)) << method;
+  }
+}
+
+TEST(MemoryPlanTest, MomentsHaveTheSizeOfTheOptimizer) {
+  jobs::JobSpec spec = Spec(jobs::kMethodFull);
+  constexpr std::int64_t kParameters = 1 << 20;
+  const std::pair<const char*, std::int64_t> wanted[] = {{"adamw", kParameters * 8},
+                                                         {"adamw_8bit", kParameters * 2 + kParameters / 256 * 8},
+                                                         {"sgd", kParameters * 4},
+                                                         {"lion", kParameters * 4}};
+  for (const auto& [name, bytes] : wanted) {
+    spec.optim.optimizer = name;
+    EXPECT_EQ(MomentBytes(spec, kParameters), bytes) << name;
+  }
 }
 
 TEST(MemoryPlanTest, PlanHasNoPublishingItemIfTrainingNeedsMore) {

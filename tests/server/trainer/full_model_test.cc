@@ -66,6 +66,22 @@ class FullModelTest : public testing::Test {
 
 TEST_F(FullModelTest, GradientsMatchFiniteDifferences) { ExpectFiniteDifferences(*Make(false), Batch()); }
 
+// Untied heads, biases, norms of heads, and norms within blocks.
+TEST_F(FullModelTest, GradientsOfEveryFamilyMatchFiniteDifferences) {
+  for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3", "bitnet"}) {
+    SCOPED_TRACE(family);
+    const std::string source = models_.Path(family + "-source"), directory = models_.Path(family);
+    std::filesystem::copy(model::Golden("families/" + family), source);
+    std::filesystem::copy(model::Golden("families/tokenizer.json"), source);
+    const auto imported = model::ImportModel(base::RealFileSystem(), source, directory, kernels::DType::kF32);
+    ASSERT_TRUE(imported.ok()) << imported.status();
+    base_ = *model::Artifact::Open(directory);
+    ExpectFiniteDifferences(*Make(false), Batch());
+    const PassResult kept = Run(*Make(true)), recomputed = Run(*Make(true, true));
+    EXPECT_EQ(kept.gradients, recomputed.gradients);
+  }
+}
+
 TEST_F(FullModelTest, ParametersStartAsTheWeightsOfTheBase) {
   const auto model = Make(true);
   const std::vector<model::TensorSpec> tensors = model::RequiredTensors(base_->config());

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -75,6 +76,27 @@ TEST(OptimizerTest, AdamW8BitMatchesTorchao) {
   config.beta2 = 0.95;
   config.weight_decay = 0.1;
   ExpectGolden("adamw_8bit", config, 4096, 100, 10 * 1.2e-7);
+}
+
+// Gradients whose sizes span four decades within a block, each present in one step of ten, as for rare tokens.
+TEST(OptimizerTest, SteepBlockKeepsItsStepsShort) {
+  constexpr std::int64_t kCount = 4096;
+  constexpr double kLr = 1e-3;
+  const Optimizer optimizer(Config("adamw_8bit"));
+  std::vector<float> parameter(kCount, 0.0f), size(kCount);
+  for (std::size_t i = 0; i < kCount; ++i) size[i] = std::pow(10.0f, support::Normal(1, i));
+  Moments moments = optimizer.MakeMoments(kCount);
+  float longest = 0;
+  for (int step = 1; step <= 200; ++step) {
+    const auto seed = static_cast<std::uint64_t>(step);
+    std::vector<float> gradient(kCount, 0.0f), before = parameter;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      if (support::Uniform(1000 + seed, i) < 0.1f) gradient[i] = size[i] * support::Normal(seed, i);
+    }
+    ASSERT_TRUE(optimizer.Step(step, kLr, parameter, gradient, moments).ok());
+    for (std::size_t i = 0; i < kCount; ++i) longest = std::max(longest, std::abs(parameter[i] - before[i]));
+  }
+  EXPECT_LT(longest, 5 * kLr);
 }
 
 TEST(OptimizerTest, WeightDecayOfSgdIsDecoupled) {
