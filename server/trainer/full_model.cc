@@ -125,9 +125,10 @@ class TorchFullModel : public FullModel {
   void Release() override {
     parts_.linears.clear();
     parts_.norms.clear();
-    parts_.embedding = parts_.final_norm = {};
+    parts_.embedding.reset();
+    parts_.final_norm.reset();
     parts_.context.transient = {};
-    parts_.context.scratch = {};
+    parts_.context.scratch.reset();
     head_ = {};
     serving_ = {};
     ReleaseGradients(tensors_, parameters_);
