@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Writes the header that identifies the sources of a build, for server/build_info.cc. A header whose text
 # would not change is left alone, so that nothing is recompiled. Usage: cmake/build_info.sh HEADER COMMIT CUDA
-#   COMMIT  commit of a release; "": the commit that git reports for a clone, or nothing without a history
-#   CUDA    version of the toolkit, or none
+#   COMMIT  commit of a release. An empty argument stands for the commit that git reports; the header then has an empty
+#           commit if there is no history
+#   CUDA    version of the toolkit, or the word none
 # The digest is the SHA-256 of the output of `sha256sum` for every file below client/, kernels/, proto/ and server/, in
 # the order of the bytes of their names. A clone, a tarball and an image of the same sources have the same digest. Files
 # that building and editing leave there (target/, __pycache__/, hidden files) do not count.

@@ -22,7 +22,7 @@ bool HasBias(const ModelConfig& config, LinearKind kind) {
   return false;
 }
 
-// The linear behind a norm. Requires a norm from kBeforeQ to kBeforeDown.
+// The linear that reads the output of a norm. Requires a norm from kBeforeQ to kBeforeDown.
 LinearKind LinearBehind(Norm norm) {
   return static_cast<LinearKind>(static_cast<int>(norm) - static_cast<int>(Norm::kBeforeQ));
 }

@@ -11,8 +11,8 @@
 
 namespace nibble::rpc {
 
-// A slow reader pauses its request between steps, so that at most stream_buffer messages wait. A reader that stays slow
-// loses its request. Used only by the engine's thread.
+// The stream of a request's answer. While the client reads slowly, the request waits between two steps, so that at most
+// stream_buffer messages wait. If the client stays slow, the request ends. Used only by the engine's thread.
 template <typename Reply>
 class PacedStream {
  public:
@@ -34,7 +34,7 @@ class PacedStream {
   void Push(Reply& reply) {
     if (!slow_ && !stream_->Push(reply) && !stream_->ended()) Lose();
   }
-  // The caller's status for the engine's `status`. Never OK for a truncated answer.
+  // The status that the client gets if the engine ended the request with `status`. Never OK for a truncated answer.
   absl::Status Why(const absl::Status& status) const {
     return slow_ && (status.ok() || absl::IsCancelled(status)) ? ReadsTooSlowly() : status;
   }

@@ -13,15 +13,16 @@ namespace nibble::serve {
 
 struct WaitingEntry {
   std::uint64_t id = 0;   // ascending in the order of arrival
-  std::string principal;  // "": a server without tokens
+  std::string principal;  // "": the server has no access tokens
   int priority = 0;       // higher begins first
   absl::Duration came;    // monotonic
 };
 
 // Principals of one priority take turns: in each round, each begins its oldest request. A principal whose requests
-// arrive during a round joins at its end. A waiting priority gains a level every kAgeing until one of its requests
-// begins, so it is served eventually, whatever arrives with higher priority. Nothing overtakes the next request, so
-// small requests that fit do not pass a large one that does not fit yet. Thread-compatible.
+// arrive during a round joins at its end. All waiting requests of a priority count as one priority higher for every
+// kAgeing in which none of them began, so they are served eventually, whatever arrives with higher priority. Nothing
+// overtakes the next request, so small requests that fit do not pass a large one that does not fit yet.
+// Thread-compatible.
 class WaitingQueue {
  public:
   static constexpr absl::Duration kAgeing = absl::Milliseconds(100);
@@ -50,7 +51,7 @@ class WaitingQueue {
   };
   struct Level {
     std::list<Turn> round;                              // the next turn comes first
-    absl::Duration served = -absl::InfiniteDuration();  // when one of its requests last began
+    absl::Duration served = -absl::InfiniteDuration();  // when one of its requests last began; -infinite: never
   };
   struct Place {
     std::string principal;

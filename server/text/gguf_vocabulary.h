@@ -15,7 +15,7 @@
 
 namespace nibble::text {
 
-// Includes llama.cpp's defaults. Move-only, because ids points into tokens.
+// Values that the file lacks are those that llama.cpp assumes. Move-only, because ids points into tokens.
 struct GgufVocabulary {
   GgufVocabulary() = default;
   GgufVocabulary(GgufVocabulary&&) = default;

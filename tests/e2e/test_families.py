@@ -26,8 +26,7 @@ def server(tmp_path_factory):
 
 
 def random_model(family, **changes):
-    """A random model. Qwen3 has heads whose size does not follow from the hidden size: 4 of 24, with a hidden size of
-    64."""
+    """A random model. For Qwen3, whose heads may have any size, it has 4 heads of size 24 and a hidden size of 64."""
     return golden.make(family, **{**SHAPE, **({"head_dim": 24} if family == "qwen3" else {}), **changes})
 
 
@@ -52,6 +51,7 @@ def test_every_logprob_agrees_with_transformers(server, tmp_path, family, shards
     compare(score(server, name), model, len(TEXT), TOP)
 
 
+# "bitnet-2b4t" is the method bitnet_qat with this preset.
 @pytest.mark.parametrize("method, served", [("qlora", "int8"), ("bitnet_qat", "ternary"), ("bitnet-2b4t", "ternary"), ("full", "int8")])
 @pytest.mark.parametrize("family", golden.FAMILIES)
 def test_every_family_is_trained_and_served(server, tmp_path, text_file, family, method, served):
@@ -116,7 +116,7 @@ def write_gguf(model, architecture, path, label=None):
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types([3 if t in specials else 5 if t.startswith("<unused") else 1 for t in tokens])
-    writer.add_token_merges(["Ġ Ġ"])  # the list must not be empty; the text has no two spaces in a row
+    writer.add_token_merges(["Ġ Ġ"])  # one merge that never applies, because the list must not be empty
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(257)
     writer.add_add_bos_token(False)

@@ -39,7 +39,7 @@ ONLY_IN = {
     r"boost/": ["server/http", "server/kube", "client/http_get"],
     # Headers that are generated from protos: logic does not depend on the messages of the API.
     r"nibble/|google/(longrunning|rpc)/|.*[.]pb[.]h$": ["server/rpc", "server/trainer/reporter", "server/grpc_server", "client"],
-    # gRPC itself: also the composition root, the flags of its limits, and its log.
+    # gRPC itself. Besides the folders above: the composition root (app.cc), gRPC's limits and gRPC's log.
     r"google/protobuf/|grpc": ["server/rpc", "server/auth", "server/trainer/reporter", "server/grpc_server", "server/app.cc",
                                "server/limits.cc", "server/library_log.cc", "client"],
 }
