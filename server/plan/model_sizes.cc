@@ -23,7 +23,7 @@ ModelSizes::ModelSizes(const model::ModelConfig& config) {
   }
 }
 
-std::int64_t HeadNormBytes(const ModelConfig& c) {
+std::int64_t HeadNormBytes(const model::ModelConfig& c) {
   return c.qk_norm ? 4 * (c.q_size() + c.kv_size() + c.num_heads + c.num_kv_heads) : 0;
 }
 
