@@ -16,6 +16,7 @@ pytestmark = pytest.mark.full
 torch = pytest.importorskip("torch", exc_type=ImportError)
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 peft = pytest.importorskip("peft", exc_type=ImportError)
+loraplus = pytest.importorskip("peft.optimizers.loraplus", exc_type=ImportError)
 
 STEPS, RANK, ALPHA, LR, SEQ, SEED = 20, 4, 8, 5e-3, 96, 11
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -76,8 +77,8 @@ def reference(directory, ids, mask_first=False, lora_plus_ratio=1):
     if lora_plus_ratio == 1:
         optimizer = torch.optim.AdamW(parameters.values(), lr=LR, weight_decay=0.0)
     else:
-        optimizer = peft.optimizers.create_loraplus_optimizer(model=model, optimizer_cls=torch.optim.AdamW, lr=LR, weight_decay=0.0,
-                                                              loraplus_lr_ratio=lora_plus_ratio)
+        optimizer = loraplus.create_loraplus_optimizer(model=model, optimizer_cls=torch.optim.AdamW, lr=LR, weight_decay=0.0,
+                                                       loraplus_lr_ratio=lora_plus_ratio)
     losses, first = [], {}
     for step in range(STEPS):
         total = sum(len(row) - 1 for row in ids) - (len(ids) if mask_first else 0)

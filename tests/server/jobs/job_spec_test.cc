@@ -263,7 +263,7 @@ TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
   EXPECT_EQ(back->run.max_steps, 100);
   EXPECT_EQ(back->qlora.target_modules.size(), 2u);
   // optim and run have every field in the JSON, except the unset warmup_ratio and epochs.
-  EXPECT_EQ(ToJson(spec)["optim"].size(), 9u);
+  EXPECT_EQ(ToJson(spec)["optim"].size(), 10u);
   EXPECT_EQ(ToJson(spec)["run"].size(), 10u);
 }
 
