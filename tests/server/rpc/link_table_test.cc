@@ -1,4 +1,5 @@
-// The libraries to which the program nibbled is linked, read from its dynamic section: a serving image must not need libtorch.
+// The libraries to which the program nibbled is linked, read from its dynamic section: a serving image must not need
+// libtorch.
 #include <elf.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
