@@ -124,6 +124,18 @@ struct Vec16Avx2 {
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
   }
+  // Stores 16 groups of 4 codes: lane l of a, b, c and d are bytes 4 l to 4 l + 3. Lanes hold integers in the range of
+  // int8.
+  static void StoreQuads(Vec16Avx2 a, Vec16Avx2 b, Vec16Avx2 c, Vec16Avx2 d, std::int8_t* p) {
+    StoreQuads(a.lo, b.lo, c.lo, d.lo, p);
+    StoreQuads(a.hi, b.hi, c.hi, d.hi, p + 32);
+  }
+  static void StoreQuads(__m256 a, __m256 b, __m256 c, __m256 d, std::int8_t* p) {
+    const auto word = [](__m256 x) { return _mm256_and_si256(_mm256_cvtps_epi32(x), _mm256_set1_epi32(0xff)); };
+    const __m256i low = _mm256_or_si256(word(a), _mm256_slli_epi32(word(b), 8));
+    const __m256i high = _mm256_or_si256(_mm256_slli_epi32(word(c), 16), _mm256_slli_epi32(word(d), 24));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_or_si256(low, high));
+  }
   // The fixed tree: l + (l + 8), then + 4, + 2, + 1.
   float ReduceSum() const {
     const __m256 s8 = _mm256_add_ps(lo, hi);

@@ -70,6 +70,13 @@ struct Vec16Avx512 {
   void StoreCodes(std::int16_t* p) const {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v)));
   }
+  static void StoreQuads(Vec16Avx512 a, Vec16Avx512 b, Vec16Avx512 c, Vec16Avx512 d, std::int8_t* p) {
+    const __m512i byte = _mm512_set1_epi32(0xff);
+    const auto word = [&](Vec16Avx512 x) { return _mm512_and_si512(_mm512_cvtps_epi32(x.v), byte); };
+    const __m512i low = _mm512_or_si512(word(a), _mm512_slli_epi32(word(b), 8));
+    const __m512i high = _mm512_or_si512(_mm512_slli_epi32(word(c), 16), _mm512_slli_epi32(word(d), 24));
+    _mm512_storeu_si512(p, _mm512_or_si512(low, high));
+  }
   float ReduceSum() const {
     const __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
     const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));

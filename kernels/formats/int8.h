@@ -13,12 +13,22 @@ inline constexpr float kOutlierRatio = 6.0f;
 inline constexpr int kMaxOutliers = 16;
 inline constexpr int kDefaultOutliers = 8;
 
+// Stochastic rounding of v = x * (1 / s): floor(v), or floor(v) + 1 with probability v - floor(v) to within 2^-16.
+// Integers stay as they are. The draw of an element depends only on seed, stream, and the element's row and column
+// (stochastic.h).
+struct StochasticRounding {
+  bool enabled = false;  // false: to nearest, ties to even
+  std::uint64_t seed = 0;
+  std::uint64_t stream = 0;  // keeps the draws of different tensors and steps apart
+};
+
 // How rows become codes: s = max(absmax, min_absmax) / max_code, q = clamp(rne(x * (1 / s)), -max_code, max_code) with
 // max_code = 2^(bits - 1) - 1. The defaults are native int8; BitNet uses kBitNetMinAbsmax (formats/ternary.h).
 struct QuantizeOptions {
   float min_absmax = kInt8MinAbsmax;
   int bits = 8;             // 4, 8 or 16; 16 writes wide_codes
   bool per_tensor = false;  // one scale from the absmax of all rows, written for each row; no outliers
+  StochasticRounding stochastic = {};  // replaces rne
 };
 constexpr float MaxCode(int bits) { return static_cast<float>((1 << (bits - 1)) - 1); }
 

@@ -11,6 +11,7 @@ absl::Status RmsNormQuantize(const RmsNormQuantizeArgs& args, const Stream& stre
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "x", args.x, args.x.rows, args.x.cols, {DType::kF32, DType::kBF16}));
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.weight != nullptr, kOp, "weight not null"));
   NIBBLE_RETURN_IF_INVALID(CheckQuantizeOptions(kOp, args.how, args.max_outliers));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(!args.how.stochastic.enabled, kOp, "rounding to nearest"));
   NIBBLE_RETURN_IF_INVALID(CheckQuantizedRows(kOp, "out", args.out, args.x.rows, args.x.cols, args.how.bits));
   NIBBLE_RETURN_IF_INVALID(CheckMaxOutliers(kOp, args.out, args.max_outliers));
   return Launch(kRmsNormQuantizeTable, args, stream);

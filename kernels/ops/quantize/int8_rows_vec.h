@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "kernels/formats/int8.h"
+#include "kernels/stochastic.h"
 #include "kernels/stream.h"
 
 namespace nibble::kernels {
@@ -109,7 +110,9 @@ inline void WriteCodes(const Source& source, float absmax, const QuantizeOptions
   const Vec bottom = Vec::Set1(-max_code);
   // The stride is a multiple of 64, so whole vectors of codes fit; lanes past the last column quantize to 0.
   ForEachVector<Vec>(source, out.cols, [&](std::int64_t k, Vec x) {
-    Vec::Max(Vec::Min(Vec::Rne(x * inverse), top), bottom).StoreCodes(codes + k);
+    const Vec rounded = how.stochastic.enabled ? RoundStochastically<Vec>(x * inverse, how.stochastic, row, k)
+                                               : Vec::Rne(x * inverse);
+    Vec::Max(Vec::Min(rounded, top), bottom).StoreCodes(codes + k);
   });
   const std::int64_t written = RoundUp(out.cols, Vec::kLanes);
   std::memset(codes + written, 0, static_cast<std::size_t>(out.stride - written) * sizeof(T));

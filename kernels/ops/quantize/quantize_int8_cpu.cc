@@ -7,6 +7,7 @@
 #include "kernels/element.h"
 #include "kernels/lane_sum.h"
 #include "kernels/ops/quantize/quantize_int8_launch.h"
+#include "kernels/stochastic.h"
 
 namespace nibble::kernels {
 namespace {
@@ -57,7 +58,11 @@ LaunchResult QuantizeInt8Cpu(const QuantizeInt8Args& args, const Stream& stream)
       const float inverse = 1.0f / scale;
       out.scale[row] = scale;
       for (std::int64_t k = 0; k < out.stride; ++k) {
-        const float rounded = k < out.cols ? std::nearbyint(x[static_cast<std::size_t>(k)] * inverse) : 0.0f;
+        float rounded = 0.0f;
+        if (k < out.cols) {
+          const float v = x[static_cast<std::size_t>(k)] * inverse;
+          rounded = args.how.stochastic.enabled ? RoundAt(args.how.stochastic, row, k, v) : std::nearbyint(v);
+        }
         const float code = std::clamp(rounded, -max_code, max_code);
         if (args.how.bits == 16) {
           out.wide_codes[row * out.stride + k] = static_cast<std::int16_t>(code);

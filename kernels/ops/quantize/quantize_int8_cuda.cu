@@ -22,6 +22,7 @@ struct RowSource {
 }  // namespace
 
 LaunchResult QuantizeInt8Cuda(const QuantizeInt8Args& args, const Stream& stream) {
+  if (args.how.stochastic.enabled) return {LaunchCode::kUnimplemented, "no CUDA path for stochastic rounding"};
   if (const LaunchResult context = NeedsContext(stream); context.code != LaunchCode::kOk) return context;
   const DeviceGuard guard(stream.cuda->device_index());
   if (args.x.dtype == DType::kF32) {

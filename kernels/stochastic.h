@@ -1,0 +1,49 @@
+// Stochastic rounding to integers with counter-based draws: the same on every machine, path and number of threads.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/formats/int8.h"
+#include "kernels/philox.h"
+
+namespace nibble::kernels {
+
+inline constexpr int kDrawsPerBlock = 8;  // of 16 bits, from the four words of one Philox call
+
+// The draws of columns 8 * block to 8 * block + 7 of a row: (u + 0.5) / 2^16 of 16 random bits u, each in (0, 1).
+inline void StochasticDraws(const StochasticRounding& how, std::int64_t row, std::int64_t block, float* draws) {
+  const std::uint64_t index = static_cast<std::uint64_t>(row) << 32 | static_cast<std::uint64_t>(block);
+  const PhiloxCounter words = PhiloxWords(how.seed, index, how.stream);
+  for (int i = 0; i < kDrawsPerBlock; ++i) {
+    const std::uint32_t bits = words[static_cast<std::size_t>(i / 2)] >> (16 * (i % 2)) & 0xffff;
+    draws[i] = (static_cast<float>(bits) + 0.5f) * 0x1p-16f;
+  }
+}
+
+// v is finite. v - floor(v) is exact, so an integer never moves.
+inline float RoundStochastically(float v, float draw) {
+  const float below = std::floor(v);
+  return v - below > draw ? below + 1.0f : below;
+}
+
+// Rounds the element of a row and column.
+inline float RoundAt(const StochasticRounding& how, std::int64_t row, std::int64_t column, float v) {
+  float draws[kDrawsPerBlock];
+  StochasticDraws(how, row, column / kDrawsPerBlock, draws);
+  return RoundStochastically(v, draws[column % kDrawsPerBlock]);
+}
+
+// The same for the 16 elements from column k on, a multiple of 16. Vec: vec16_*.h.
+template <typename Vec>
+inline Vec RoundStochastically(Vec v, const StochasticRounding& how, std::int64_t row, std::int64_t k) {
+  alignas(64) float draws[Vec::kLanes];
+  for (int i = 0; i < Vec::kLanes / kDrawsPerBlock; ++i) {
+    StochasticDraws(how, row, k / kDrawsPerBlock + i, draws + i * kDrawsPerBlock);
+  }
+  const Vec nearest = Vec::Rne(v);
+  const Vec one = Vec::Set1(1.0f);
+  const Vec below = Vec::SelectLess(v, nearest, nearest - one, nearest);
+  return Vec::SelectLess(Vec::Load(draws), v - below, below + one, below);
+}
+
+}  // namespace nibble::kernels
