@@ -67,7 +67,7 @@ class BitLinearTest : public ::testing::Test {
   struct Run {
     Tensor x, norm, y, g;
     BitWeight weight;
-    BitInput input;
+    CodedInput input;
     Tensor grad_x, grad_weight, grad_bias, grad_norm;
   };
 
@@ -78,7 +78,7 @@ class BitLinearTest : public ::testing::Test {
     if (c.bias) run.weight.bias = Golden(c.name + ".bias", {c.n}).requires_grad_();
     if (c.norm) run.norm = Golden(c.name + ".norm", {c.k()}).requires_grad_();
     run.weight.Ternarise(context_.stream);
-    run.input = c.norm ? NormBitInput(run.x, run.norm, 1e-5, c.options, context_) : BitInput{run.x, nullptr};
+    run.input = c.norm ? NormCodedInput(run.x, run.norm, 1e-5, c.options, context_) : CodedInput{run.x, nullptr};
     run.y = ApplyBitLinear(run.input, run.weight, c.options, context_);
     return run;
   }
@@ -108,9 +108,9 @@ class BitLinearTest : public ::testing::Test {
   }
 
   // The rows that a linear makes of an input that no norm has quantized, with the same kernel and options.
-  BitRows Quantized(const Case& c, const Tensor& x) {
+  CodedRows Quantized(const Case& c, const Tensor& x) {
     const torch::ScalarType type = c.options.activations.bits == 16 ? torch::kInt16 : torch::kInt8;
-    BitRows rows = {torch::empty({c.rows(), kernels::Int8PaddedK(c.k())}, type), torch::empty({c.rows()}), c.k()};
+    CodedRows rows = {torch::empty({c.rows(), kernels::Int8PaddedK(c.k())}, type), torch::empty({c.rows()}), c.k()};
     const absl::Status status = kernels::QuantizeActivations(
         {.x = ViewOf(x), .out = rows.view(), .how = c.options.activations}, context_.stream);
     EXPECT_TRUE(status.ok()) << status;
@@ -118,7 +118,7 @@ class BitLinearTest : public ::testing::Test {
   }
 
   // Integer rows and their scales equal the eager ones bit for bit; each row uses exactly the range of its bits.
-  void ExpectRows(const Case& c, const BitRows& rows) {
+  void ExpectRows(const Case& c, const CodedRows& rows) {
     const bool wide = c.options.activations.bits == 16;
     const Tensor want = Golden(c.name + ".codes_x", {c.rows(), c.k()}, wide ? torch::kInt16 : torch::kInt8);
     EXPECT_TRUE(torch::equal(rows.codes.narrow(1, 0, c.k()), want));
@@ -336,7 +336,7 @@ TEST_F(BitLinearTest, StateDictLoadsBothWays) {
     weight.Ternarise(context_.stream);
     const Tensor x = Golden(golden + ".x", {4, model::InFeatures(config, kind)});
     const Tensor norm = value(model::NormName(0, model::NormBefore(kind)));
-    const BitInput input = NormBitInput(x, norm, config.linear_norm_eps, options, context_);
+    const CodedInput input = NormCodedInput(x, norm, config.linear_norm_eps, options, context_);
     const Tensor y = ApplyBitLinear(input, weight, options, context_);
     EXPECT_TRUE(torch::equal(y, Golden(golden + ".y_codes", {4, model::OutFeatures(config, kind)}))) << path;
     // The model itself multiplies by these codes and this scale.
@@ -398,7 +398,7 @@ TEST_F(BitLinearTest, NormedLinearsWithOneInputAreOneNodeEach) {
   const Tensor x = torch::randn({6, 64}).requires_grad_(), norm = torch::ones({64}).requires_grad_();
   std::vector<BitWeight> weights(3);
   const BitLinearOptions options;
-  const BitInput input = NormBitInput(x, norm, 1e-5, options, context_);
+  const CodedInput input = NormCodedInput(x, norm, 1e-5, options, context_);
   std::vector<Tensor> out;
   for (BitWeight& weight : weights) {
     weight.master = torch::randn({32, 64}).requires_grad_();
@@ -438,7 +438,7 @@ TEST_F(BitLinearTest, GraphKeepsTheExpectedNumberOfBytes) {
   // and the codes are too coarse.
   const auto normed = [&](const BitLinearOptions& options) {
     return support::KeptBytes([&] {
-      const BitInput input = NormBitInput(x.clone(), norm, 1e-5, options, context_);
+      const CodedInput input = NormCodedInput(x.clone(), norm, 1e-5, options, context_);
       std::vector<Tensor> out;
       for (int i = 0; i < 3; ++i) out.push_back(ApplyBitLinear(input, weight, options, context_));
       return out;

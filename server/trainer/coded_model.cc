@@ -1,0 +1,275 @@
+#include "server/trainer/coded_model.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+#include <utility>
+
+#include "kernels/ops/attention/rope.h"
+#include "server/base/status_macros.h"
+#include "server/model/bitnet_shape.h"
+#include "server/model/decoder.h"
+#include "server/model/tensor_table.h"
+#include "server/trainer/random_weights.h"
+#include "server/trainer/recomputed_layer.h"
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+
+using model::LinearKind;
+using model::Norm;
+using torch::Tensor;
+
+namespace {
+
+constexpr std::int64_t kLogitsChunk = 64;
+
+// The norm at the start of the block that a linear belongs to. If the trained model lacks this norm, a norm right
+// before the linear starts with its values.
+std::optional<Norm> BlockNormOf(LinearKind kind) {
+  switch (kind) {
+    case LinearKind::kQ:
+    case LinearKind::kK:
+    case LinearKind::kV: return Norm::kInput;
+    case LinearKind::kGate:
+    case LinearKind::kUp: return Norm::kPostAttention;
+    default: return std::nullopt;
+  }
+}
+
+bool HasBias(const model::ModelConfig& config, LinearKind kind) {
+  switch (kind) {
+    case LinearKind::kQ:
+    case LinearKind::kK:
+    case LinearKind::kV: return config.qkv_bias;
+    case LinearKind::kO: return config.o_bias;
+    default: return config.mlp_bias;
+  }
+}
+
+}  // namespace
+
+// The decoder's operations with gradients (model/decoder.h), in the arithmetic of the served model.
+class CodedOps {
+ public:
+  using Tensor = torch::Tensor;
+  using Input = CodedInput;
+
+  CodedOps(CodedModel& model, const std::vector<std::int32_t>& tokens, const PagedSegments& segments,
+           std::uint64_t draw)
+      : model_(model), tokens_(tokens), segments_(segments), draw_(draw) {}
+
+  Tensor Embed() { return ApplyEmbedding(tokens_, model_.embedding_served_, model_.embedding_, model_.context_); }
+  template <typename Body>
+  Tensor RunLayer(std::int64_t, Tensor h, Body body) {
+    return model_.options_.activation_checkpointing ? RunRecomputed(std::move(h), body) : body(std::move(h));
+  }
+  void BeginLayer(std::int64_t) {}
+  Input NormInput(const Tensor& x, std::int64_t layer, Norm norm, LinearKind) {
+    return NormCodedInput(x, Weight(layer, norm), Eps(norm), model_.linears_->rows(), model_.context_);
+  }
+  Input PlainInput(Tensor x, std::int64_t, LinearKind) { return {std::move(x), nullptr}; }
+  Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
+    return model_.linears_->Apply(input, layer, kind, draw_, model_.context_);
+  }
+  Tensor NormRows(const Tensor& x, std::int64_t layer, Norm norm) {
+    return ApplyRmsNorm(x, Weight(layer, norm), Eps(norm), model_.context_);
+  }
+  Tensor NormHeads(const Tensor& x, std::int64_t layer, Norm norm, std::int64_t num_heads) {
+    return NormRows(x.view({x.size(0) * num_heads, x.size(1) / num_heads}), layer, norm).view(x.sizes());
+  }
+  Tensor Rope(const Tensor& x, std::int64_t num_heads) {
+    return ApplyRope(x, num_heads, segments_.position(), model_.rope_cos_.data(), model_.rope_sin_.data(),
+                     model_.positions_, model_.context_);
+  }
+  Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
+    return ApplySegmentAttention(q, k, v, segments_, model_.config_.num_heads, model_.config_.num_kv_heads,
+                                 model_.context_, torch::kFloat32);
+  }
+  Tensor Gated(const Tensor& gate, const Tensor& up) {
+    return ApplyGatedMul(model_.config_.activation, gate, up, model_.context_);
+  }
+  Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
+  Tensor FinalNorm(const Tensor& h) {
+    return ApplyRmsNorm(h, model_.final_norm_, model_.config_.rms_norm_eps, model_.context_);
+  }
+
+ private:
+  const Tensor& Weight(std::int64_t layer, Norm norm) const {
+    return model_.norms_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)];
+  }
+  double Eps(Norm norm) const {
+    return norm >= Norm::kBeforeQ ? model_.config_.linear_norm_eps : model_.config_.rms_norm_eps;
+  }
+
+  CodedModel& model_;
+  const std::vector<std::int32_t>& tokens_;
+  const PagedSegments& segments_;
+  const std::uint64_t draw_;
+};
+
+CodedModel::CodedModel(const model::Artifact& base, const model::ModelConfig& config, const CodedModelOptions& options,
+                       std::unique_ptr<CodedLinears> linears, const kernels::Stream& stream)
+    : config_(config), options_(options), linears_(std::move(linears)) {
+  context_.stream = stream;
+  context_.cancelled = options.cancelled;
+  MakeRopeTable();
+  embedding_ = Make(base, model::kEmbeddingName, {config.vocab_size, config.hidden_size});
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) MakeLayer(base, layer);
+  final_norm_ = Make(base, model::kFinalNormName, {config.hidden_size});
+  head_.master =
+      config.tied_embeddings ? embedding_ : Make(base, model::kHeadName, {config.vocab_size, config.hidden_size});
+  context_.scratch = torch::empty({largest_}, BackwardType(options.bf16_backward, stream));
+  HoldGradients(tensors_, parameters_);
+}
+
+absl::Status CodedModel::Refresh() {
+  return Guarded([&]() -> absl::Status {
+    const torch::NoGradGuard no_grad;
+    for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      // Called only to show that the trainer is alive. The answer is ignored, because a step that has changed
+      // parameters must finish.
+      if (context_.cancelled) context_.cancelled();
+      linears_->Refresh(layer);
+    }
+    const bool float_embedding = !config_.tied_embeddings && options_.embedding_dtype == kernels::DType::kF32;
+    embedding_served_ = float_embedding ? embedding_.detach() : embedding_.to(torch::kBFloat16);
+    head_.served = config_.tied_embeddings ? embedding_served_ : head_.master.to(torch::kBFloat16);
+    PackDense(head_.served, head_.panels);
+    MakeServingWeights();
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<double> CodedModel::ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) {
+  double loss_sum = 0;
+  NIBBLE_RETURN_IF_ERROR(Guarded([&]() -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const auto segments, PagedSegments::Create(config_, options_.kv_dtype, batch.segments));
+    CodedOps ops(*this, batch.tokens, *segments, draw);
+    const Tensor hidden = model::RunDecoder(ops, config_);
+    ApplyDenseLoss(hidden, head_, batch.targets, scale, &loss_sum, context_).backward();
+    return absl::OkStatus();
+  }));
+  return loss_sum;
+}
+
+void CodedModel::ReleaseGradients() {
+  trainer::ReleaseGradients(tensors_, parameters_);
+  context_.scratch.reset();
+}
+
+absl::Status CodedModel::ForEachTrainingLogits(
+    std::span<const std::int32_t> tokens,
+    const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit) {
+  return Guarded([&]() -> absl::Status {
+    const torch::AutoGradMode with_gradients(true);
+    const std::vector<std::int32_t> ids(tokens.begin(), tokens.end());
+    const std::vector<std::int64_t> whole = {0, static_cast<std::int64_t>(ids.size())};
+    NIBBLE_ASSIGN_OR_RETURN(const auto segments, PagedSegments::Create(config_, options_.kv_dtype, whole));
+    CodedOps ops(*this, ids, *segments, 0);
+    const Tensor hidden = model::RunDecoder(ops, config_).detach();
+    for (std::int64_t begin = 0; begin < hidden.size(0); begin += kLogitsChunk) {
+      const std::int64_t count = std::min(kLogitsChunk, hidden.size(0) - begin);
+      NIBBLE_RETURN_IF_ERROR(visit(begin, ViewOf(DenseLogits(hidden.narrow(0, begin, count), head_, context_))));
+    }
+    return absl::OkStatus();
+  });
+}
+
+std::vector<std::span<const float>> CodedModel::Values() const {
+  std::map<std::string, std::span<const float>> by_name;
+  for (const Parameter& parameter : parameters_) by_name[parameter.name] = parameter.value.f32();
+  std::vector<std::span<const float>> values;
+  for (const model::TensorSpec& tensor : model::RequiredTensors(config_)) values.push_back(by_name.at(tensor.name));
+  return values;
+}
+
+void CodedModel::MakeRopeTable() {
+  positions_ = std::min(options_.max_positions, config_.context_limit());
+  const std::int64_t half = config_.head_dim / 2;
+  const std::vector<float> frequencies = model::RopeInverseFrequencies(config_);
+  rope_cos_.resize(static_cast<std::size_t>(positions_ * half));
+  rope_sin_.resize(rope_cos_.size());
+  kernels::FillRopeTable(frequencies.data(), half, 0, positions_, rope_cos_.data(), rope_sin_.data());
+}
+
+// Makes a parameter: from the base's tensor `from` (default: `name`), or drawn, or 1 for a vector that the base lacks.
+Tensor CodedModel::Make(const model::Artifact& base, const std::string& name, std::vector<std::int64_t> shape,
+                        const std::string& from) {
+  ThrowIfCancelled(options_.cancelled);
+  Tensor tensor = torch::ones(shape, torch::kFloat32);
+  const auto found = base.tensors().find(from.empty() ? name : from);
+  const bool bias = name.ends_with(".bias");
+  if (options_.random_init) {
+    if (shape.size() == 2) DrawWeights(tensor, options_.init_seed, tensors_.size(), context_.stream);
+    if (bias) tensor.zero_();
+  } else if (found != base.tensors().end()) {
+    const Tensor source =
+        torch::from_blob(const_cast<std::byte*>(reinterpret_cast<const std::byte*>(found->second.bytes.data())), shape,
+                         ToTorch(found->second.dtype));
+    tensor.copy_(source);
+  } else if (shape.size() == 2 || bias) {
+    throw std::runtime_error("the base has no tensor " + name);
+  }
+  tensor.requires_grad_(true);
+  tensors_.push_back(tensor);
+  parameters_.push_back({name, std::move(shape), {}, {}});
+  return tensor;
+}
+
+void CodedModel::MakeLayer(const model::Artifact& base, std::int64_t layer) {
+  auto& norms = norms_.emplace_back();
+  for (int n = 0; n < model::kNumNorms; ++n) {
+    const auto norm = static_cast<Norm>(n);
+    if (!model::HasNorm(config_, norm)) continue;
+    std::string from = model::NormName(layer, norm);
+    if (norm >= Norm::kBeforeQ && !base.tensors().contains(from)) {
+      const auto kind = static_cast<LinearKind>(n - static_cast<int>(Norm::kBeforeQ));
+      // If the block's norm also stays, a copy would apply its weight twice.
+      const auto block = BlockNormOf(kind);
+      if (block.has_value() && !model::HasNorm(config_, *block)) from = model::NormName(layer, *block);
+    }
+    norms[static_cast<std::size_t>(n)] = Make(base, model::NormName(layer, norm), {model::NormSize(config_, norm)}, from);
+  }
+  std::array<CodedLinears::Source, model::kNumLinearKinds> sources;
+  auto& biases = biases_.emplace_back();
+  for (std::size_t k = 0; k < sources.size(); ++k) {
+    const auto kind = static_cast<LinearKind>(k);
+    const std::string path = model::ModulePath(layer, kind);
+    const std::int64_t out = model::OutFeatures(config_, kind);
+    sources[k].master = Make(base, path + ".weight", {out, model::InFeatures(config_, kind)});
+    if (HasBias(config_, kind)) sources[k].bias = Make(base, path + ".bias", {out});
+    biases[k] = sources[k].bias;
+    largest_ = std::max(largest_, sources[k].master.numel());
+  }
+  linears_->AddLayer(sources);
+}
+
+void CodedModel::MakeServingWeights() {
+  serving_.embedding = ViewOf(embedding_served_);
+  serving_.final_norm = final_norm_.data_ptr<float>();
+  serving_.head.kind = model::LinearWeight::Kind::kDense;
+  serving_.head.dense = head_.packed();
+  serving_.rope_cos = rope_cos_.data();
+  serving_.rope_sin = rope_sin_.data();
+  serving_.rope_positions = positions_;
+  serving_.kv_dtype = options_.kv_dtype;
+  serving_.act_quantize = linears_->rows().activations;
+  serving_.act_quantize.per_tensor = false;  // each row is served with its own scale
+  serving_.act_outliers = linears_->rows().max_outliers;
+  serving_.layers.resize(norms_.size());
+  for (std::size_t l = 0; l < norms_.size(); ++l) {
+    for (std::size_t n = 0; n < model::kNumNorms; ++n) {
+      serving_.layers[l].norms[n] = norms_[l][n].defined() ? norms_[l][n].data_ptr<float>() : nullptr;
+    }
+    for (std::size_t k = 0; k < model::kNumLinearKinds; ++k) {
+      model::LinearWeight& linear = serving_.layers[l].linears[k];
+      linears_->Serve(static_cast<std::int64_t>(l), static_cast<LinearKind>(k), linear);
+      linear.bias = biases_[l][k].defined() ? biases_[l][k].data_ptr<float>() : nullptr;
+    }
+  }
+}
+
+}  // namespace nibble::trainer

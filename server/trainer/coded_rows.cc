@@ -1,0 +1,159 @@
+#include "server/trainer/coded_rows.h"
+
+#include <torch/autograd.h>
+#include <torch/torch.h>
+
+#include "kernels/ops/norm/rms_norm.h"
+#include "kernels/ops/norm/rms_norm_quantize.h"
+#include "kernels/ops/quantize/quantize_int8.h"
+#include "kernels/ops/quantize/quantize_int8_backward.h"
+#include "server/trainer/saved_address.h"
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Context = nibble::trainer::AutogradContext;
+
+CodedRows MakeRows(std::int64_t rows, std::int64_t cols, const CodedRowOptions& options) {
+  const torch::ScalarType type = options.activations.bits == 16 ? torch::kInt16 : torch::kInt8;
+  CodedRows made = {torch::empty({rows, kernels::Int8PaddedK(cols)}, type),
+                    torch::empty({rows}, torch::kFloat32), cols};
+  if (options.max_outliers > 0) {
+    made.num_outliers = torch::empty({rows}, torch::kInt32);
+    made.outlier_index = torch::empty({rows, kernels::kMaxOutliers}, torch::kInt32);
+    made.outlier_value = torch::empty({rows, kernels::kMaxOutliers}, torch::kFloat32);
+  }
+  return made;
+}
+
+struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps,
+                        const CodedRowOptions* options, Context* context, CodedRows* rows) {
+    Remember(ctx, "context", context);
+    Remember(ctx, "options", options);
+    *rows = MakeRows(NumRows(x), x.size(-1), *options);
+    const Tensor rstd = torch::empty({NumRows(x)}, torch::kFloat32);
+    ThrowIfError(kernels::RmsNormQuantize({.x = ViewOf(x),
+                                           .weight = weight.data_ptr<float>(),
+                                           .eps = static_cast<float>(eps),
+                                           .out = rows->view(),
+                                           .max_outliers = options->max_outliers,
+                                           .how = options->activations,
+                                           .rstd = rstd.data_ptr<float>()},
+                                          context->stream));
+    ctx->saved_data["eps"] = eps;
+    if (ScaleHasGradient(*options)) {
+      ctx->save_for_backward({x, weight, rstd, rows->codes, rows->scale});
+    } else {
+      ctx->save_for_backward({x, weight, rstd});
+    }
+    // This tensor only connects the graph. All its elements are one number in memory (strides of 0), because the values
+    // of the rows are in the codes.
+    static float zero = 0.0f;
+    const std::vector<std::int64_t> strides(static_cast<std::size_t>(x.dim()), 0);
+    return torch::from_blob(&zero, x.sizes(), strides, torch::TensorOptions().dtype(x.scalar_type()));
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    auto& context = Recall<Context>(ctx, "context");
+    const auto& options = Recall<const CodedRowOptions>(ctx, "options");
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor& x = saved[0];
+    const Tensor& weight = saved[1];
+    const Tensor& rstd = saved[2];
+    Tensor g = grads[0].to(torch::kFloat32).contiguous();
+    if (ScaleHasGradient(options)) {
+      g = g.clone();
+      const Tensor normed = torch::empty(x.sizes(), torch::kFloat32);
+      ThrowIfError(kernels::RmsNorm({.x = ViewOf(x),
+                                     .weight = weight.data_ptr<float>(),
+                                     .eps = static_cast<float>(ctx->saved_data["eps"].toDouble()),
+                                     .y = ViewOf(normed)},
+                                    context.stream));
+      AddScaleGradient(normed, {saved[3], saved[4], x.size(-1)}, options, g, context);
+    }
+    const auto [grad_x, grad_weight] = RmsNormGradients(x, weight, rstd, g, context);
+    return {grad_x, grad_weight, Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+std::int64_t NumRows(const Tensor& x) { return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1); }
+Tensor AsRows(const Tensor& x) { return x.view({-1, x.size(-1)}); }
+std::vector<std::int64_t> ShapeWith(const Tensor& x, std::int64_t last) {
+  std::vector<std::int64_t> shape = x.sizes().vec();
+  shape.back() = last;
+  return shape;
+}
+
+CodedRows QuantizeRows(const Tensor& x, const CodedRowOptions& options, const Context& context) {
+  CodedRows rows = MakeRows(NumRows(x), x.size(-1), options);
+  ThrowIfError(kernels::QuantizeActivations({.x = ViewOf(x),
+                                             .out = rows.view(),
+                                             .max_outliers = options.max_outliers,
+                                             .how = options.activations},
+                                            context.stream));
+  return rows;
+}
+
+bool ScaleHasGradient(const CodedRowOptions& options) {
+  return options.scale_grad && options.ste != kernels::Ste::kIdentity;
+}
+
+void AddScaleGradient(const Tensor& x, const CodedRows& rows, const CodedRowOptions& options, const Tensor& grad,
+                      Context& context) {
+  ThrowIfError(kernels::QuantizeInt8Backward({.x = ViewOf(x),
+                                              .q = rows.view(),
+                                              .how = options.activations,
+                                              .grad_y = ViewOf(grad),
+                                              .ste = options.ste,
+                                              .scale_grad = options.scale_grad,
+                                              .grad_x = ViewOf(grad)},
+                                             context.stream));
+}
+
+kernels::QuantizedRows CodedRows::view() const {
+  kernels::QuantizedRows rows;
+  if (codes.scalar_type() == torch::kInt16) {
+    rows.wide_codes = codes.data_ptr<std::int16_t>();
+  } else {
+    rows.codes = codes.data_ptr<std::int8_t>();
+  }
+  rows.scale = scale.data_ptr<float>();
+  if (num_outliers.defined()) {
+    rows.num_outliers = num_outliers.data_ptr<std::int32_t>();
+    rows.outlier_index = outlier_index.data_ptr<std::int32_t>();
+    rows.outlier_value = outlier_value.data_ptr<float>();
+  }
+  rows.rows = codes.size(0);
+  rows.cols = cols;
+  rows.stride = codes.size(1);
+  return rows;
+}
+
+Tensor CodedRows::Values() const {
+  Tensor values = codes.narrow(1, 0, cols).to(torch::kFloat32).mul_(scale.unsqueeze(1));
+  if (!num_outliers.defined()) return values;
+  const kernels::QuantizedRows rows = view();
+  for (std::int64_t r = 0; r < rows.rows; ++r) {
+    float* row = values.data_ptr<float>() + r * cols;
+    for (std::int64_t i = r * kernels::kMaxOutliers; i < r * kernels::kMaxOutliers + rows.num_outliers[r]; ++i) {
+      row[rows.outlier_index[i]] = rows.outlier_value[i];
+    }
+  }
+  return values;
+}
+
+CodedInput NormCodedInput(const Tensor& x, const Tensor& weight, double eps, const CodedRowOptions& options,
+                      Context& context) {
+  auto rows = std::make_shared<CodedRows>();
+  Tensor carrier = NormRowsFunction::apply(x, weight, eps, &options, &context, rows.get());
+  return {std::move(carrier), std::move(rows)};
+}
+
+}  // namespace nibble::trainer

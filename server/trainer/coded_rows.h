@@ -1,0 +1,62 @@
+// Rows of integer codes, as linears of a quantized model read them, with gradients. The serving kernels make them, so
+// training reads the rows of the served model. In the backward pass the gradient passes straight through the quantizer.
+#pragma once
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/formats/int8.h"
+#include "kernels/ste.h"
+#include "server/trainer/autograd.h"
+
+namespace nibble::trainer {
+
+struct CodedRowOptions {
+  kernels::QuantizeOptions activations = {};
+  int max_outliers = 0;  // elements of a row that keep their value; only with a scale per row
+  kernels::Ste ste = kernels::Ste::kIdentity;
+  bool scale_grad = false;  // only without outliers
+};
+
+// Quantized rows, shared by the linears that read them.
+struct CodedRows {
+  torch::Tensor codes;  // [T, stride] i8, or i16 for 16 bits
+  torch::Tensor scale;  // [T] f32
+  std::int64_t cols = 0;
+  torch::Tensor num_outliers = {};   // undefined, or [T] i32
+  torch::Tensor outlier_index = {};  // undefined, or [T, 16] i32
+  torch::Tensor outlier_value = {};  // undefined, or [T, 16] f32
+
+  kernels::QuantizedRows view() const;
+  // The values [T, K] that the rows stand for.
+  torch::Tensor Values() const;
+};
+
+// Input of linears. With rows, `x` only carries their gradient: it has the shape but no memory of its own.
+struct CodedInput {
+  torch::Tensor x;                        // [..., K] f32 | bf16; all dimensions but the last are rows
+  std::shared_ptr<const CodedRows> rows;  // null: the linear quantizes x itself
+};
+
+CodedRows QuantizeRows(const torch::Tensor& x, const CodedRowOptions& options, const AutogradContext& context);
+
+// rms_norm and quantizer in one node, for all linears that follow. Keeps x and one number per row; if the rows' scale
+// has a gradient, also the rows.
+CodedInput NormCodedInput(const torch::Tensor& x, const torch::Tensor& weight, double eps,
+                          const CodedRowOptions& options, AutogradContext& context);
+
+// Whether a gradient flows through the rows' scale. Otherwise the gradient of the rows passes straight through: a scale
+// that is made from a row's own maximum clips nothing.
+bool ScaleHasGradient(const CodedRowOptions& options);
+// Adds the gradient through the scale of `rows`, which were made of x, to grad [T, K] f32, the gradient of the rows.
+void AddScaleGradient(const torch::Tensor& x, const CodedRows& rows, const CodedRowOptions& options,
+                      const torch::Tensor& grad, AutogradContext& context);
+
+// Shapes of tensors whose dimensions but the last are rows.
+std::int64_t NumRows(const torch::Tensor& x);
+torch::Tensor AsRows(const torch::Tensor& x);
+std::vector<std::int64_t> ShapeWith(const torch::Tensor& x, std::int64_t last);
+
+}  // namespace nibble::trainer
