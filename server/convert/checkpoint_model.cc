@@ -62,15 +62,15 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
 
 absl::StatusOr<model::ArtifactInfo> MakeTrainedCheckpointModel(
     base::FileSystem& files, const model::Artifact& base, const model::ModelConfig& config,
-    const std::optional<model::BitNetInfo>& bitnet, kernels::DType kv_dtype, const std::string& checkpoint_directory,
-    const base::Json& provenance, const std::string& target) {
+    const TrainedForm& form, const std::string& checkpoint_directory, const base::Json& provenance,
+    const std::string& target) {
   std::vector<model::TensorPlan> plan;
   for (const model::TensorSpec& tensor : model::RequiredTensors(config)) {
     plan.push_back({tensor.name, kernels::DType::kF32, tensor.shape});
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto values, ReadValues(checkpoint_directory, plan));
   const std::vector<std::span<const float>> spans(values.begin(), values.end());
-  return MakeTrainedModel(files, config, bitnet, kv_dtype, spans, base.directory(), provenance, target, kMadeOf);
+  return MakeTrainedModel(files, config, form, spans, base.directory(), provenance, target, kMadeOf);
 }
 
 }  // namespace nibble::convert

@@ -6,6 +6,7 @@
 #include "kernels/stream.h"
 #include "server/base/files.h"
 #include "server/base/json.h"
+#include "server/convert/convert.h"
 #include "server/model/artifact.h"
 
 namespace nibble::convert {
@@ -25,12 +26,11 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
                                                         const std::string& target, const kernels::Stream& stream);
 
 // For a job that trains all weights: the result holds them in f32. `config` is the trained architecture; tokenizer
-// files come from `base`. bitnet, kv_dtype: as for MakeTrainedModel. Errors: DataLoss as above, those of
+// files come from `base`. form: as for MakeTrainedModel. Errors: DataLoss as above, those of
 // MakeTrainedModel.
 absl::StatusOr<model::ArtifactInfo> MakeTrainedCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                                const model::ModelConfig& config,
-                                                               const std::optional<model::BitNetInfo>& bitnet,
-                                                               kernels::DType kv_dtype,
+                                                               const TrainedForm& form,
                                                                const std::string& checkpoint_directory,
                                                                const base::Json& provenance, const std::string& target);
 

@@ -356,8 +356,9 @@ class Converter {
 };
 
 absl::Status CheckOptions(const ConvertOptions& options) {
-  if (options.act_outliers < 0 || options.act_outliers > kernels::kMaxOutliers) {
-    return base::FieldError("act_outliers", StrCat(options.act_outliers, ", wanted 0 to ", kernels::kMaxOutliers));
+  const int outliers = options.act_outliers.value_or(0);
+  if (outliers < 0 || outliers > kernels::kMaxOutliers) {
+    return base::FieldError("act_outliers", StrCat(outliers, ", wanted 0 to ", kernels::kMaxOutliers));
   }
   if (options.kv_dtype.has_value() && options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16) {
     return base::FieldError("kv_dtype", StrCat(kernels::Name(*options.kv_dtype), ", wanted f32 or bf16"));
@@ -393,8 +394,12 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, Format to) {
 model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const ConvertOptions& options) {
   model::ArtifactInfo info;
   info.format = options.to;
-  info.act_outliers = options.to == Format::kInt8 ? options.act_outliers : 0;
-  const bool trained = source.format == Format::kLora || source.source == "job" || source.source == "checkpoint";
+  if (options.to == Format::kInt8) {
+    info.act_outliers = options.act_outliers.value_or(source.trained_outliers.value_or(kernels::kDefaultOutliers));
+  }
+  if (options.to == Format::kBF16) info.trained_outliers = source.trained_outliers;
+  const bool trained = source.format == Format::kLora || source.source == "job" || source.source == "checkpoint" ||
+                       source.trained_outliers.has_value();
   info.int8_head = options.to == Format::kInt8 && options.int8_head.value_or(!trained);
   info.kv_dtype = options.kv_dtype.value_or(DType::kBF16);
   if (options.to == Format::kTernary) {

@@ -19,8 +19,9 @@
 namespace nibble::convert {
 
 struct ConvertOptions {
-  model::Format to = model::Format::kInt8;       // kInt8, kTernary, kNf4 or kBF16
-  int act_outliers = kernels::kDefaultOutliers;  // int8: maximum outliers per activation row, 0 to 16
+  model::Format to = model::Format::kInt8;  // kInt8, kTernary, kNf4 or kBF16
+  // int8: maximum outliers per activation row, 0 to 16. Unset: as the source was trained, else kDefaultOutliers.
+  std::optional<int> act_outliers = std::nullopt;
   // int8: true makes head and tied embedding int8 too, false bf16. Unset: true, but false for the model of a job, which
   // was trained with a float head.
   std::optional<bool> int8_head = std::nullopt;
@@ -66,13 +67,18 @@ absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model:
                                            const std::string& target, const ConvertOptions& options,
                                            const kernels::Stream& stream);
 
-// Makes an f32 artifact of weights that a job trained. bitnet: set for the master weights of a bitnet_qat job, which
-// ConvertModel makes ternary. values: one f32 span per tensor of RequiredTensors(config), in that order. companions:
-// the directory that tokenizer files are copied from. made_of becomes ArtifactInfo::source. `cancelled` is checked
-// before every tensor, here and below.
+// What an artifact of trained weights says of them besides the architecture; see ArtifactInfo.
+struct TrainedForm {
+  std::optional<model::BitNetInfo> bitnet = std::nullopt;  // master weights of a bitnet_qat job
+  kernels::DType kv_dtype = kernels::DType::kBF16;
+  std::optional<int> trained_outliers = std::nullopt;
+};
+
+// Makes an f32 artifact of weights that a job trained. values: one f32 span per tensor of RequiredTensors(config), in
+// that order. companions: the directory that tokenizer files are copied from. made_of becomes ArtifactInfo::source.
+// `cancelled` is checked before every tensor, here and below.
 absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, const model::ModelConfig& config,
-                                                     const std::optional<model::BitNetInfo>& bitnet,
-                                                     kernels::DType kv_dtype,
+                                                     const TrainedForm& form,
                                                      std::span<const std::span<const float>> values,
                                                      const std::string& companions, const base::Json& provenance,
                                                      const std::string& target, const char* made_of = "job",

@@ -34,7 +34,7 @@ absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const
 }
 
 absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, const model::ModelConfig& config,
-                                                     const std::optional<model::BitNetInfo>& bitnet, DType kv_dtype,
+                                                     const TrainedForm& form,
                                                      std::span<const std::span<const float>> values,
                                                      const std::string& companions, const base::Json& provenance,
                                                      const std::string& target, const char* made_of,
@@ -55,8 +55,9 @@ absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, co
   NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(companions));
   model::ArtifactInfo info;
   info.format = Format::kF32;
-  info.bitnet = bitnet;
-  info.kv_dtype = kv_dtype;
+  info.bitnet = form.bitnet;
+  info.kv_dtype = form.kv_dtype;
+  info.trained_outliers = form.trained_outliers;
   info.source = made_of;
   info.provenance = provenance;
   return writer->Finish(config, std::move(info));

@@ -18,6 +18,7 @@ namespace nibble::jobs {
 inline constexpr char kMethodQLora[] = "qlora";
 inline constexpr char kMethodBitNetQat[] = "bitnet_qat";
 inline constexpr char kMethodFull[] = "full";
+inline constexpr char kMethodInt8Mixed[] = "int8_mixed";
 
 struct DataConfig {
   std::optional<std::string> format;  // text | prompt_completion | chat; default: the dataset's own
@@ -56,6 +57,24 @@ struct BitNetQatMethod {
 struct FullMethod {
   std::string init = "pretrained";     // pretrained | random (drawn by run.seed)
   std::string compute_dtype = "bf16";  // bf16 | fp32
+};
+
+struct Int8MixedMethod {
+  std::string preset = "all";  // all | a8w8-qat | switchback | torchao: gives unset fields their values
+  std::optional<bool> forward;
+  std::optional<bool> grad_input;
+  std::optional<bool> grad_weight;
+  std::optional<bool> exact_forward;         // the forward pass is that of the int8 model
+  std::optional<std::int64_t> act_outliers;  // 0 to 16 per activation row; forward only
+  std::string act_scale = "per_token";       // per_token | per_tensor, of the forward product
+  std::optional<std::string> weight_scale;   // channel | tensor
+  std::string grad_scale = "per_token";      // per_token | per_tensor
+  bool stochastic_forward = false;
+  bool stochastic_gradients = false;
+  std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
+                                             "gate_proj", "up_proj", "down_proj"};
+  std::string init = "pretrained";     // pretrained | random (drawn by run.seed)
+  std::string compute_dtype = "bf16";  // bf16 | fp32, of the products that stay float
 };
 
 struct OptimConfig {
@@ -99,6 +118,7 @@ struct JobSpec {
   QLoraMethod qlora;           // for method qlora
   BitNetQatMethod bitnet_qat;  // for method bitnet_qat
   FullMethod full;             // for method full
+  Int8MixedMethod int8_mixed;  // for method int8_mixed
   OptimConfig optim;
   RunConfig run;
   std::map<std::string, std::string> labels;  // at most 16

@@ -30,7 +30,7 @@ class Method {
 std::vector<const Method*> Methods();
 // Null if there is no such method.
 const Method* FindMethod(std::string_view name);
-// "qlora, bitnet_qat or full", for messages.
+// "qlora, bitnet_qat, full or int8_mixed", for messages.
 std::string MethodChoices();
 
 // Adds a method, which must have a new name and live until the process ends. Call it before the first job is read.
@@ -41,5 +41,6 @@ void RegisterMethod(const Method& method);
 const Method& QLora();
 const Method& BitNetQat();
 const Method& Full();
+const Method& Int8Mixed();
 
 }  // namespace nibble::jobs

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,6 +48,21 @@ class SpecChecker {
     std::string list;
     for (const std::string_view choice : choices) list = base::StrCat(list, list.empty() ? "" : ", ", choice);
     Add(std::move(field), base::StrCat("is \"", value.substr(0, 64), "\", wanted one of ", list));
+  }
+  // Names of a decoder's linears.
+  void Modules(const std::string& field, const std::vector<std::string>& modules) {
+    if (modules.empty()) Add(field, "is empty, wanted at least one");
+    const std::vector<std::string> known = QLoraMethod().target_modules;
+    std::set<std::string> seen;
+    for (const std::string& module : modules) {
+      if (std::find(known.begin(), known.end(), module) == known.end()) {
+        std::string list;
+        for (const std::string& name : known) list = base::StrCat(list, list.empty() ? "" : ", ", name);
+        Add(field, base::StrCat("has \"", module.substr(0, 64), "\", wanted some of ", list));
+      } else if (!seen.insert(module).second) {
+        Add(field, base::StrCat("has \"", module, "\" twice"));
+      }
+    }
   }
   std::vector<FieldViolation> Take() { return std::move(found_); }
 

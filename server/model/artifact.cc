@@ -52,6 +52,15 @@ absl::StatusOr<DType> GetFloatType(const Json& json, const char* key) {
       StrCat(kInfoFile, ": \"", key, "\" is \"", name.substr(0, 32), "\", wanted bf16 or f32"));
 }
 
+absl::StatusOr<int> GetOutliers(const Json& json, const char* key) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t outliers, base::GetInt(json, key, kInfoFile));
+  if (outliers < 0 || outliers > kernels::kMaxOutliers) {
+    return absl::InvalidArgumentError(
+        StrCat(kInfoFile, ": \"", key, "\" is ", outliers, ", wanted 0 to ", kernels::kMaxOutliers));
+  }
+  return static_cast<int>(outliers);
+}
+
 absl::StatusOr<BitNetInfo> ParseBitNetInfo(const Json& json) {
   BitNetInfo bitnet;
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t bits, base::GetInt(json, "act_bits", kInfoFile));
@@ -135,6 +144,7 @@ Json ToJson(const ArtifactInfo& info) {
   if (info.bitnet.has_value()) {
     json["bitnet"] = {{"act_bits", info.bitnet->act_bits}, {"head_dtype", kernels::Name(info.bitnet->head_dtype)}};
   }
+  if (info.trained_outliers.has_value()) json["trained_outliers"] = *info.trained_outliers;
   json["weights_digest"] = info.weights_digest;
   json["base_digest"] = info.base_digest;
   json["source"] = info.source;
@@ -156,12 +166,10 @@ absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const Json& json) {
   ArtifactInfo info;
   NIBBLE_ASSIGN_OR_RETURN(const std::string format, base::GetString(json, "format", kInfoFile));
   NIBBLE_ASSIGN_OR_RETURN(info.format, ParseFormat(format));
-  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t outliers, base::GetInt(json, "act_outliers", kInfoFile));
-  if (outliers < 0 || outliers > kernels::kMaxOutliers) {
-    return absl::InvalidArgumentError(
-        StrCat(kInfoFile, ": \"act_outliers\" is ", outliers, ", wanted 0 to ", kernels::kMaxOutliers));
+  NIBBLE_ASSIGN_OR_RETURN(info.act_outliers, GetOutliers(json, "act_outliers"));
+  if (json.contains("trained_outliers")) {
+    NIBBLE_ASSIGN_OR_RETURN(info.trained_outliers, GetOutliers(json, "trained_outliers"));
   }
-  info.act_outliers = static_cast<int>(outliers);
   NIBBLE_ASSIGN_OR_RETURN(info.kv_dtype, GetFloatType(json, "kv_dtype"));
   NIBBLE_ASSIGN_OR_RETURN(info.int8_head, base::GetBool(json, "int8_head", kInfoFile));
   if (const auto bitnet = json.find("bitnet"); bitnet != json.end()) {

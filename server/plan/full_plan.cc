@@ -1,45 +1,14 @@
-#include "server/base/error.h"
-#include "server/base/strings.h"
-#include "server/convert/checkpoint_model.h"
 #include "server/model/working_rows.h"
-#include "server/plan/memory_plan.h"
-#include "server/plan/method_plan.h"
-#include "server/plan/model_sizes.h"
-#include "server/registry/model_memory.h"
+#include "server/plan/float_masters_plan.h"
 
 namespace nibble::plan {
 namespace {
 
-using model::Format;
 using model::ModelConfig;
 
-class Full : public MethodPlan {
+class Full : public FloatMastersPlan {
  public:
   const jobs::Method& method() const override { return jobs::Full(); }
-
-  absl::Status CheckBase(const JobInputs& inputs) const override {
-    if (inputs.base_format != "f32" && inputs.base_format != "bf16") {
-      return base::FieldError("base_model",
-                              base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));
-    }
-    if (inputs.base_is_masters) {
-      return base::FieldError(
-          "base_model", "has the master weights of a BitNet model, which run as ternary: wanted method bitnet_qat");
-    }
-    return absl::OkStatus();
-  }
-
-  bool trains_adapter() const override { return false; }
-  ModelConfig TrainedConfig(const jobs::JobSpec&, const ModelConfig& base) const override { return base; }
-  model::ArtifactInfo ServedForm(const jobs::JobSpec&) const override {
-    model::ArtifactInfo served;
-    served.format = Format::kInt8;
-    return served;
-  }
-
-  std::int64_t TrainedParameters(const jobs::JobSpec&, const ModelConfig& config) const override {
-    return ModelSizes(config).all;
-  }
 
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
     // In the compute type: two norms' inputs and outputs; attention's q, k, v and output; gate, up and their product.
@@ -77,25 +46,9 @@ class Full : public MethodPlan {
     return {.stored_element = 4, .converting = MomentBytes(spec, trained), .kept = trained * 4};
   }
 
-  // The embedding of the int8 form is bf16 if it is also the head, else as trained.
-  std::int64_t ServedEmbeddingElement(const ModelConfig& config, std::int64_t) const override {
-    return config.tied_embeddings ? 2 : 4;
-  }
-
-  double WeightFileBytes(const jobs::JobSpec&, const ModelConfig& config, std::int64_t) const override {
-    return FileBytes(config, Format::kF32, 4) + FileBytes(config, Format::kInt8, config.tied_embeddings ? 2 : 4);
-  }
-
-  registry::WorkMemory CheckpointMemory(const jobs::JobSpec&, const model::Artifact& base,
-                                        std::int64_t /*checkpoint_bytes*/) const override {
-    return registry::MastersMemory(base.config());
-  }
-
-  absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const CheckpointToPublish& source,
-                                                          const kernels::Stream& /*stream*/) const override {
-    const model::Artifact& base = source.target.base;
-    return convert::MakeTrainedCheckpointModel(files, base, base.config(), std::nullopt, base.info().kv_dtype,
-                                               source.directory, source.target.provenance, source.target.directory);
+ protected:
+  convert::TrainedForm Form(const jobs::JobSpec&, const model::Artifact& base) const override {
+    return {.kv_dtype = base.info().kv_dtype};
   }
 };
 

@@ -110,5 +110,6 @@ void RegisterMethod(const MethodPlan& method);
 const MethodPlan& QLoraPlan();
 const MethodPlan& BitNetQatPlan();
 const MethodPlan& FullPlan();
+const MethodPlan& Int8MixedPlan();
 
 }  // namespace nibble::plan

@@ -30,7 +30,6 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.InferenceService/Emb
                                                  "GenerateRequest.model name@version, name+adapter",
                                                  "GenerateRequest.regex",
                                                  "JobSpec.aqt",
-                                                 "JobSpec.int8_mixed",
                                                  "JobSpec.int8_qt",
                                                  "JobSpec.lora",
                                                  "JobSpec.resume_from",

@@ -80,8 +80,7 @@ class TorchBitNetModel : public BitNetModel {
   const model::DecoderWeights& ServingWeights() const override { return model_.ServingWeights(); }
   void ReleaseGradients() override { model_.ReleaseGradients(); }
   absl::Status ForEachTrainingLogits(
-      std::span<const std::int32_t> tokens,
-      const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit) override {
+      std::span<const std::int32_t> tokens, const VisitLogits& visit) override {
     return model_.ForEachTrainingLogits(tokens, visit);
   }
 
@@ -89,8 +88,9 @@ class TorchBitNetModel : public BitNetModel {
                                             const base::Json& provenance, const std::string& directory) const override {
     return convert::MakeTrainedModel(
         files, model_.config(),
-        model::BitNetInfo{.act_bits = options_.act_bits, .head_dtype = model::kBitNetFloatType},
-        model::kBitNetFloatType, model_.Values(), companions_from, provenance, directory, "job", options_.cancelled);
+        {.bitnet = model::BitNetInfo{.act_bits = options_.act_bits, .head_dtype = model::kBitNetFloatType},
+         .kv_dtype = model::kBitNetFloatType},
+        model_.Values(), companions_from, provenance, directory, "job", options_.cancelled);
   }
 
  private:

@@ -1,6 +1,5 @@
 // The BitNet model in training: float masters, ternary products. No torch in this header.
 #pragma once
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,6 +11,7 @@
 #include "server/base/files.h"
 #include "server/model/artifact.h"
 #include "server/trainer/training_model.h"
+#include "server/trainer/training_record.h"
 
 namespace nibble::trainer {
 
@@ -47,9 +47,8 @@ class BitNetModel : public TrainingModel {
   // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
   virtual void ReleaseGradients() = 0;
   // Logits of every row by the training instantiation, with autograd on; in chunks like those of model::ForEachLogits.
-  virtual absl::Status ForEachTrainingLogits(
-      std::span<const std::int32_t> tokens,
-      const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit) = 0;
+  virtual absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens,
+                                             const VisitLogits& visit) = 0;
 };
 
 }  // namespace nibble::trainer

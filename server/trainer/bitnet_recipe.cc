@@ -5,6 +5,7 @@
 #include "server/model/bitnet_shape.h"
 #include "server/trainer/bitnet_model.h"
 #include "server/trainer/recipe.h"
+#include "server/trainer/training_record.h"
 
 namespace nibble::trainer {
 namespace {
@@ -62,20 +63,9 @@ class BitNetRecipe : public Recipe {
   // The logits of the training instantiation, with autograd on: nibbled must give these bits (docs/numerics.md 10).
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                            const std::vector<std::vector<std::int32_t>>& sequences) override {
-    model::Record record;
-    record.device = context_.stream.device;
-    record.weights_digest = served.info().weights_digest;
-    for (const auto& tokens : sequences) {
-      model::RecordSequence sequence = {tokens, {}};
-      NIBBLE_RETURN_IF_ERROR(model_->ForEachTrainingLogits(tokens, [&](std::int64_t, const kernels::Matrix& logits) {
-        for (std::int64_t r = 0; r < logits.rows; ++r) {
-          sequence.row_digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
-        }
-        return absl::OkStatus();
-      }));
-      record.sequences.push_back(std::move(sequence));
-    }
-    return record;
+    return MakeTrainingRecord(served, context_.stream.device, sequences, [this](const auto& tokens, const auto& visit) {
+      return model_->ForEachTrainingLogits(tokens, visit);
+    });
   }
 
   void Release() override {

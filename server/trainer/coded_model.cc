@@ -161,8 +161,7 @@ void CodedModel::ReleaseGradients() {
 }
 
 absl::Status CodedModel::ForEachTrainingLogits(
-    std::span<const std::int32_t> tokens,
-    const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit) {
+    std::span<const std::int32_t> tokens, const VisitLogits& visit) {
   return Guarded([&]() -> absl::Status {
     const torch::AutoGradMode with_gradients(true);
     const std::vector<std::int32_t> ids(tokens.begin(), tokens.end());

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,6 +21,7 @@
 #include "server/trainer/fixed_order.h"
 #include "server/trainer/segment_attention.h"
 #include "server/trainer/training_model.h"
+#include "server/trainer/training_record.h"
 
 namespace nibble::trainer {
 
@@ -77,9 +77,8 @@ class CodedModel {
   // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
   void ReleaseGradients();
   // Logits of every row by the training instantiation, with autograd on; in chunks.
-  absl::Status ForEachTrainingLogits(
-      std::span<const std::int32_t> tokens,
-      const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit);
+  absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens,
+                                     const VisitLogits& visit);
   // The parameters' values, in the order of RequiredTensors.
   std::vector<std::span<const float>> Values() const;
   const model::ModelConfig& config() const { return config_; }

@@ -8,17 +8,10 @@
 #include <vector>
 
 #include "kernels/formats/int8.h"
-#include "kernels/ste.h"
 #include "server/trainer/autograd.h"
+#include "server/trainer/coded_options.h"
 
 namespace nibble::trainer {
-
-struct CodedRowOptions {
-  kernels::QuantizeOptions activations = {};
-  int max_outliers = 0;  // elements of a row that keep their value; only with a scale per row
-  kernels::Ste ste = kernels::Ste::kIdentity;
-  bool scale_grad = false;  // only without outliers
-};
 
 // Quantized rows, shared by the linears that read them.
 struct CodedRows {

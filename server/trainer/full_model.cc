@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "server/trainer/chunked_loss.h"
 #include "server/trainer/fixed_order.h"
 #include "server/trainer/float_linear.h"
+#include "server/trainer/int8_linear.h"
 #include "server/trainer/random_weights.h"
 #include "server/trainer/torch_bridge.h"
 #include "server/trainer/training_ops.h"
@@ -27,15 +29,36 @@ using torch::Tensor;
 
 struct FullParts : DecoderParts {
   Tensor Embed(const Pass& pass) override { return ApplyEmbedding(pass.tokens, embedding, embedding, context); }
-  Tensor Linear(const Tensor& x, std::int64_t layer, LinearKind kind, const Pass&) override {
-    return ApplyFloatLinear(x, linears[static_cast<std::size_t>(layer)][static_cast<std::size_t>(kind)], context);
+  Tensor Linear(const Tensor& x, std::int64_t layer, LinearKind kind, const Pass& pass) override {
+    const auto l = static_cast<std::size_t>(layer);
+    const auto k = static_cast<std::size_t>(kind);
+    if (!RunsInt8(k)) return ApplyFloatLinear(x, linears[l][k], context);
+    return ApplyInt8Linear({x, nullptr}, int8_linears[l][k], int8->how, pass.draw.value_or(0), context);
   }
   Tensor NormWeight(std::int64_t layer, Norm norm) override {
     return norms[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)];
   }
   Tensor FinalNormWeight() override { return final_norm; }
 
+  bool RunsInt8(std::size_t kind) const { return int8.has_value() && int8->targets[kind]; }
+  // Whether serving can run the forward products of all linears as training does.
+  bool ServesInt8() const {
+    const auto& how = int8->how;
+    return how.forward && !how.stochastic_forward && !how.rows.activations.per_tensor &&
+           std::all_of(int8->targets.begin(), int8->targets.end(), [](bool target) { return target; });
+  }
+  // Makes the int8 forms of all linears that use them.
+  void Quantize(std::uint64_t draw) {
+    for (auto& layer : int8_linears) {
+      for (std::size_t k = 0; k < layer.size(); ++k) {
+        if (RunsInt8(k)) layer[k].Quantize(int8->how, compute == torch::kBFloat16, draw, context.stream);
+      }
+    }
+  }
+
   std::vector<std::array<FloatLinear, model::kNumLinearKinds>> linears;  // by layer
+  std::optional<Int8Products> int8;
+  std::vector<std::array<Int8Weight, model::kNumLinearKinds>> int8_linears;  // by layer; empty without int8
   std::vector<std::array<Tensor, model::kNumNorms>> norms;               // undefined where the model lacks the norm
   Tensor embedding, final_norm;                                          // parameters
 };
@@ -48,6 +71,7 @@ class TorchFullModel : public FullModel {
     parts_.context.stream = stream;
     parts_.context.cancelled = options.cancelled;
     parts_.checkpointing = options.activation_checkpointing;
+    parts_.int8 = options.int8;
     parts_.compute = options.bf16_compute ? torch::kBFloat16 : torch::kFloat32;
     parts_.head_type = parts_.compute;
     // Backward products have the type of the scratch; no product here needs its memory.
@@ -79,6 +103,14 @@ class TorchFullModel : public FullModel {
         const std::string path = model::ModulePath(layer, static_cast<LinearKind>(k));
         linears[k] = {made.at(path + ".weight"), {}, made[path + ".bias"]};  // undefined if the config has no bias
       }
+      if (parts_.int8.has_value()) {
+        auto& int8 = parts_.int8_linears.emplace_back();
+        for (std::size_t k = 0; k < int8.size(); ++k) {
+          int8[k].master = linears[k].master;
+          int8[k].bias = linears[k].bias;
+          int8[k].number = static_cast<std::uint64_t>(layer) * int8.size() + k;
+        }
+      }
       auto& norms = parts_.norms.emplace_back();
       for (std::size_t n = 0; n < norms.size(); ++n) norms[n] = made[model::NormName(layer, static_cast<Norm>(n))];
     }
@@ -98,9 +130,12 @@ class TorchFullModel : public FullModel {
           // Called only to show that the trainer is alive. The answer is ignored, because a step that has changed
           // parameters must finish.
           if (parts_.context.cancelled) parts_.context.cancelled();
-          for (FloatLinear& linear : layer) linear.Round();
+          for (std::size_t k = 0; k < layer.size(); ++k) {
+            if (!parts_.RunsInt8(k)) layer[k].Round();
+          }
         }
       }
+      parts_.Quantize(0);
       head_.Read(parts_.compute, parts_.context.scratch.scalar_type());
       MakeServingWeights();
       return absl::OkStatus();
@@ -112,6 +147,7 @@ class TorchFullModel : public FullModel {
       // Keys and values have the type that serving caches; training in f32 does not round them.
       const kernels::DType kv_dtype = parts_.compute == torch::kFloat32 ? kernels::DType::kF32 : kv_dtype_;
       NIBBLE_ASSIGN_OR_RETURN(const Pass pass, Pass::Create(config_, kv_dtype, batch.tokens, batch.segments, draw));
+      if (parts_.int8.has_value() && parts_.int8->how.stochastic_forward) parts_.Quantize(draw);
       TrainingOps ops(parts_, pass);
       const Tensor hidden = model::RunDecoder(ops, config_);
       double loss_sum = 0;
@@ -124,6 +160,7 @@ class TorchFullModel : public FullModel {
 
   void Release() override {
     parts_.linears.clear();
+    parts_.int8_linears.clear();
     parts_.norms.clear();
     parts_.embedding.reset();
     parts_.final_norm.reset();
@@ -146,7 +183,8 @@ class TorchFullModel : public FullModel {
     parts_.rope_sin = rope_sin_.data();
   }
 
-  // The trained model is an f32 artifact, so evaluations read the parameters themselves.
+  // The trained model is an f32 artifact, so evaluations read the parameters themselves. Linears that run in int8 are
+  // evaluated in int8 if serving can run them as training does.
   void MakeServingWeights() {
     serving_.embedding = ViewOf(parts_.embedding.detach());
     serving_.final_norm = parts_.final_norm.data_ptr<float>();
@@ -157,6 +195,8 @@ class TorchFullModel : public FullModel {
     serving_.rope_positions = parts_.rope_positions;
     serving_.input_dtype = kernels::DType::kF32;
     serving_.kv_dtype = kv_dtype_;
+    const bool serve_int8 = parts_.int8.has_value() && parts_.ServesInt8();
+    if (serve_int8) serving_.act_outliers = parts_.int8->how.rows.max_outliers;
     serving_.layers.resize(parts_.linears.size());
     for (std::size_t l = 0; l < serving_.layers.size(); ++l) {
       for (std::size_t n = 0; n < model::kNumNorms; ++n) {
@@ -165,7 +205,12 @@ class TorchFullModel : public FullModel {
       }
       for (std::size_t k = 0; k < model::kNumLinearKinds; ++k) {
         const FloatLinear& linear = parts_.linears[l][k];
-        serving_.layers[l].linears[k].library = ViewOf(linear.master.detach());
+        if (serve_int8) {
+          serving_.layers[l].linears[k].kind = model::LinearWeight::Kind::kInt8;
+          serving_.layers[l].linears[k].int8 = parts_.int8_linears[l][k].packed();
+        } else {
+          serving_.layers[l].linears[k].library = ViewOf(linear.master.detach());
+        }
         serving_.layers[l].linears[k].bias = linear.bias.defined() ? linear.bias.data_ptr<float>() : nullptr;
       }
     }

@@ -1,19 +1,30 @@
-// A decoder whose weights are all trained in float, as the training loop sees it: no torch in this header.
+// A decoder whose weights are all trained as f32 parameters, as the training loop sees it: no torch in this header.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
 #include "server/base/cancelled.h"
 #include "server/model/artifact.h"
+#include "server/model/tensor_table.h"
+#include "server/trainer/coded_options.h"
 #include "server/trainer/training_model.h"
 
 namespace nibble::trainer {
 
+// Linears whose products run in int8 (int8_linear.h).
+struct Int8Products {
+  Int8LinearOptions how;
+  std::array<bool, model::kNumLinearKinds> targets = {};  // by LinearKind
+};
+
 struct FullOptions {
   bool bf16_compute = true;
+  std::optional<Int8Products> int8 = {};  // unset: all products are float
   bool activation_checkpointing = false;
   bool random_init = false;  // the base gives only the shapes
   std::uint64_t init_seed = 0;

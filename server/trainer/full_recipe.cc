@@ -44,7 +44,7 @@ class FullRecipe : public Recipe {
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
     std::vector<std::span<const float>> values;
     for (const Parameter& parameter : model_->parameters()) values.push_back(parameter.value.f32());
-    return convert::MakeTrainedModel(context_.files, config_, std::nullopt, kv_dtype_, values, text_directory_,
+    return convert::MakeTrainedModel(context_.files, config_, {.kv_dtype = kv_dtype_}, values, text_directory_,
                                      provenance, directory, "job", context_.cancelled);
   }
 

@@ -9,6 +9,7 @@ const RecipeRow kRecipes[] = {
     {jobs::kMethodQLora, MakeQLoraRecipe},
     {jobs::kMethodBitNetQat, MakeBitNetRecipe},
     {jobs::kMethodFull, MakeFullRecipe},
+    {jobs::kMethodInt8Mixed, MakeInt8MixedRecipe},
 };
 
 }  // namespace

@@ -196,7 +196,7 @@ TEST_F(TernaryTest, RejectsFloatModelOfTernaryValues) {
     values.back() = Decode(*made, spec.shape[0], spec.shape[1]);
   }
   const std::vector<std::span<const float>> spans(values.begin(), values.end());
-  ASSERT_TRUE(MakeTrainedModel(files_, source->config(), model::BitNetInfo(), DType::kBF16, spans, source->directory(),
+  ASSERT_TRUE(MakeTrainedModel(files_, source->config(), {model::BitNetInfo(), DType::kBF16}, spans, source->directory(),
                                base::Json::object(), directory_.Path("copy"))
                   .ok());
   const auto status = ToTernary(*Open("copy"), "again").status();
@@ -209,7 +209,7 @@ TEST_F(TernaryTest, MastersOfAJobBecomeOnlyTernary) {
   for (const auto& spec : model::RequiredTensors(source->config())) values.push_back(*source->FloatTensor(spec.name));
   std::vector<std::span<const float>> spans(values.begin(), values.end());
   const model::BitNetInfo bitnet = {.act_bits = 4, .head_dtype = DType::kBF16};
-  const auto info = MakeTrainedModel(files_, source->config(), bitnet, DType::kBF16, spans, source->directory(),
+  const auto info = MakeTrainedModel(files_, source->config(), {bitnet, DType::kBF16}, spans, source->directory(),
                                      {{"job_id", "job-1"}}, directory_.Path("masters"));
   ASSERT_TRUE(info.ok()) << info.status();
   const auto masters = Open("masters");
@@ -219,7 +219,7 @@ TEST_F(TernaryTest, MastersOfAJobBecomeOnlyTernary) {
   ASSERT_TRUE(files_.CreateDirectories(directory_.Path("step")).ok());
   std::filesystem::copy_file(directory_.Path("masters/model.safetensors"), directory_.Path("step/state.safetensors"));
   const auto published =
-      MakeTrainedCheckpointModel(files_, *source, source->config(), bitnet, DType::kBF16, directory_.Path("step"),
+      MakeTrainedCheckpointModel(files_, *source, source->config(), {bitnet, DType::kBF16}, directory_.Path("step"),
                                  {{"job_id", "job-1"}}, directory_.Path("published"));
   ASSERT_TRUE(published.ok()) << published.status();
   EXPECT_EQ(Open("published")->info().source, "checkpoint");
@@ -234,7 +234,7 @@ TEST_F(TernaryTest, MastersOfAJobBecomeOnlyTernary) {
   EXPECT_EQ(Digests("ternary", 70, {}), Digests("ternary", 9, {}));  // 4-bit activations keep the promise too
   spans.pop_back();
   EXPECT_TRUE(
-      absl::IsInvalidArgument(MakeTrainedModel(files_, source->config(), bitnet, DType::kBF16, spans,
+      absl::IsInvalidArgument(MakeTrainedModel(files_, source->config(), {bitnet, DType::kBF16}, spans,
                                                source->directory(), base::Json::object(), directory_.Path("short"))
                                   .status()));
 }
@@ -335,8 +335,7 @@ class BiasTest : public TernaryTest {
       for (std::size_t i = 0; i < tensor.size(); ++i) tensor[i] = i % 2 == 0 ? -0.125f : 0.375f;
     }
     const std::vector<std::span<const float>> spans(values.begin(), values.end());
-    EXPECT_TRUE(MakeTrainedModel(files_, source->config(), model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16},
-                                 DType::kBF16, spans, source->directory(), base::Json::object(),
+    EXPECT_TRUE(MakeTrainedModel(files_, source->config(), {model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16}, spans, source->directory(), base::Json::object(),
                                  directory_.Path("masters"))
                     .ok());
     EXPECT_TRUE(ToTernary(*Open("masters"), "ternary").ok());
@@ -405,7 +404,7 @@ TEST_F(TernaryTest, RejectsModelsThatTransformersCannotRepresentByName) {
   const std::vector<std::span<const float>> spans(values.begin(), values.end());
   for (const int bits : {8, 4}) {
     const std::string name = "masters" + std::to_string(bits);
-    ASSERT_TRUE(MakeTrainedModel(files_, config, model::BitNetInfo{.act_bits = bits}, DType::kBF16, spans,
+    ASSERT_TRUE(MakeTrainedModel(files_, config, {model::BitNetInfo{.act_bits = bits}, DType::kBF16}, spans,
                                  source->directory(), base::Json::object(), directory_.Path(name))
                     .ok());
     const auto status = ExportHf(files_, *Open(name), directory_.Path("export"));
@@ -441,8 +440,7 @@ class LinearNormsTest : public TernaryTest {
       values.push_back(support::NormalVector(values.size() + 1, *model::NumElements(spec.shape), 0.1f));
     }
     const std::vector<std::span<const float>> spans(values.begin(), values.end());
-    EXPECT_TRUE(MakeTrainedModel(files_, config, model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16},
-                                 DType::kBF16, spans, source->directory(), base::Json::object(), directory_.Path(name))
+    EXPECT_TRUE(MakeTrainedModel(files_, config, {model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16}, spans, source->directory(), base::Json::object(), directory_.Path(name))
                     .ok());
     return Open(name);
   }

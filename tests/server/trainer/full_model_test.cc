@@ -153,7 +153,7 @@ TEST_F(FullModelTest, EvaluatesTheModelThatItWouldWrite) {
   }
   ASSERT_TRUE(model->Refresh().ok());
   const auto written =
-      convert::MakeTrainedModel(base::RealFileSystem(), base_->config(), std::nullopt, base_->info().kv_dtype, values,
+      convert::MakeTrainedModel(base::RealFileSystem(), base_->config(), {.kv_dtype = base_->info().kv_dtype}, values,
                                 models_.bf16(), base::Json::object(), models_.Path("trained"));
   ASSERT_TRUE(written.ok()) << written.status();
   data::Example example;

@@ -1,0 +1,64 @@
+// What the methods share that train all weights of a float model as f32 parameters and are served in int8. Included by
+// server/plan/*.cc only.
+#pragma once
+#include "server/base/error.h"
+#include "server/base/strings.h"
+#include "server/convert/checkpoint_model.h"
+#include "server/plan/memory_plan.h"
+#include "server/plan/method_plan.h"
+#include "server/plan/model_sizes.h"
+#include "server/registry/model_memory.h"
+
+namespace nibble::plan {
+
+class FloatMastersPlan : public MethodPlan {
+ public:
+  absl::Status CheckBase(const JobInputs& inputs) const override {
+    if (inputs.base_format != "f32" && inputs.base_format != "bf16") {
+      return base::FieldError("base_model",
+                              base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));
+    }
+    if (inputs.base_is_masters) {
+      return base::FieldError(
+          "base_model", "has the master weights of a BitNet model, which run as ternary: wanted method bitnet_qat");
+    }
+    return absl::OkStatus();
+  }
+
+  bool trains_adapter() const override { return false; }
+  model::ModelConfig TrainedConfig(const jobs::JobSpec&, const model::ModelConfig& base) const override {
+    return base;
+  }
+  model::ArtifactInfo ServedForm(const jobs::JobSpec&) const override {
+    model::ArtifactInfo served;
+    served.format = model::Format::kInt8;
+    return served;
+  }
+  std::int64_t TrainedParameters(const jobs::JobSpec&, const model::ModelConfig& config) const override {
+    return ModelSizes(config).all;
+  }
+  // The embedding of the int8 form is bf16 if it is also the head, else as trained.
+  std::int64_t ServedEmbeddingElement(const model::ModelConfig& config, std::int64_t) const override {
+    return config.tied_embeddings ? 2 : 4;
+  }
+  double WeightFileBytes(const jobs::JobSpec&, const model::ModelConfig& config, std::int64_t) const override {
+    return FileBytes(config, model::Format::kF32, 4) +
+           FileBytes(config, model::Format::kInt8, config.tied_embeddings ? 2 : 4);
+  }
+  registry::WorkMemory CheckpointMemory(const jobs::JobSpec&, const model::Artifact& base,
+                                        std::int64_t /*checkpoint_bytes*/) const override {
+    return registry::MastersMemory(base.config());
+  }
+  absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const CheckpointToPublish& source,
+                                                          const kernels::Stream& /*stream*/) const override {
+    const model::Artifact& base = source.target.base;
+    return convert::MakeTrainedCheckpointModel(files, base, base.config(), Form(source.spec, base), source.directory,
+                                               source.target.provenance, source.target.directory);
+  }
+
+ protected:
+  // Of the model that the job writes.
+  virtual convert::TrainedForm Form(const jobs::JobSpec& spec, const model::Artifact& base) const = 0;
+};
+
+}  // namespace nibble::plan

@@ -1,0 +1,96 @@
+#include "kernels/formats/int8.h"
+#include "server/jobs/int8_mixed_method.h"
+#include "server/model/working_rows.h"
+#include "server/plan/float_masters_plan.h"
+
+namespace nibble::plan {
+namespace {
+
+using model::ModelConfig;
+
+class Int8Mixed : public FloatMastersPlan {
+ public:
+  const jobs::Method& method() const override { return jobs::Int8Mixed(); }
+
+  model::ArtifactInfo ServedForm(const jobs::JobSpec& spec) const override {
+    model::ArtifactInfo served = FloatMastersPlan::ServedForm(spec);
+    served.act_outliers = Outliers(spec);
+    return served;
+  }
+
+  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
+    if (!Exact(spec)) {
+      // As in full: in the compute type, two norms' inputs and outputs; attention's q, k, v and output; gate, up and
+      // their product. In f32: one number per head.
+      const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size;
+      return values * ElementBytes(spec.int8_mixed.compute_dtype) + c.num_heads * 4 + HeadNormBytes(c);
+    }
+    // f32: norms' inputs, q, gate and up. bf16: k and v. Four inputs of linears as rows: codes, a scale and outliers.
+    constexpr std::int64_t kRowBytes = 4 + 4 + kernels::kMaxOutliers * 8;
+    const std::int64_t inputs = c.norms == model::NormPlacement::kBlock ? 2 * c.hidden_size
+                                                                        : 2 * c.hidden_size + c.q_size() + c.ffn_size;
+    return 4 * (inputs + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() + 2 * c.hidden_size + c.q_size() +
+           c.ffn_size + 4 * kRowBytes + HeadNormBytes(c);
+  }
+
+  TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,
+                         std::int64_t tokens) const override {
+    const ModelSizes sizes(config);
+    const jobs::Int8MixedMethod method = jobs::WithPreset(spec.int8_mixed);
+    const std::int64_t element = ElementBytes(method.compute_dtype);
+    const std::int64_t logits = model::kLossChunk * config.vocab_size;
+    const bool forward = method.forward.value();
+    const bool grad_input = method.grad_input.value();
+    TrainingBytes bytes;
+    // Values and gradients in f32; codes of the linears for the forward product and of their transposes for the input's
+    // gradient; linears rounded to bf16 if one of the two stays float.
+    bytes.weights = sizes.all * 8 + sizes.linears * (int{forward} + int{grad_input});
+    if (element == 2 && !(forward && grad_input)) bytes.weights += sizes.linears * 2;
+    // The embedding and the head as they are served, the head also in panels; else the head rounded to bf16.
+    if (Exact(spec)) {
+      bytes.weights += sizes.heads * sizes.embedding * 2 + sizes.embedding * 2;
+    } else if (element == 2) {
+      bytes.weights += sizes.embedding * 2;
+    }
+    // The gradients of head and embedding for a micro-batch, and their sum; a gradient of the largest linear and the
+    // codes that are made of it; logits in f32 and rounded; gate, up and the residual stream in f32 with their
+    // gradients, the values and the codes of the largest input; the cached K and V of one layer.
+    const std::int64_t token = 8 * config.hidden_size + (12 + 2 * element) * config.ffn_size + 8 * config.kv_size();
+    bytes.workspace = sizes.embedding * (3 * 4 + element) + sizes.largest * (4 + 2 + element) +
+                      logits * (4 + element) + tokens * token;
+    return bytes;
+  }
+
+  kernels::DType EvaluationKvDtype(std::int64_t base_bytes) const override {
+    return base_bytes == 4 ? kernels::DType::kF32 : kernels::DType::kBF16;
+  }
+  PublishingBytes Publishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,
+                             std::int64_t weights) const override {
+    const std::int64_t trained = TrainedParameters(spec, config);
+    // During conversion: the moments. Until the end: the weights of training without their gradients if they make the
+    // record, else the values.
+    return {.stored_element = 4,
+            .converting = MomentBytes(spec, trained),
+            .kept = Exact(spec) ? weights - trained * 4 : trained * 4};
+  }
+
+ protected:
+  convert::TrainedForm Form(const jobs::JobSpec& spec, const model::Artifact& base) const override {
+    return {.kv_dtype = base.info().kv_dtype, .trained_outliers = Outliers(spec)};
+  }
+
+ private:
+  static bool Exact(const jobs::JobSpec& spec) { return jobs::WithPreset(spec.int8_mixed).exact_forward.value(); }
+  static int Outliers(const jobs::JobSpec& spec) {
+    return static_cast<int>(jobs::WithPreset(spec.int8_mixed).act_outliers.value());
+  }
+};
+
+}  // namespace
+
+const MethodPlan& Int8MixedPlan() {
+  static const Int8Mixed method;
+  return method;
+}
+
+}  // namespace nibble::plan

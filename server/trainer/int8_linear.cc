@@ -1,0 +1,227 @@
+#include "server/trainer/int8_linear.h"
+
+#include <torch/autograd.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+
+#include "kernels/ops/matmul/matmul_int8.h"
+#include "kernels/ops/matmul/matmul_library.h"
+#include "kernels/ops/quantize/quantize_int8.h"
+#include "kernels/ops/quantize/quantize_int8_transposed.h"
+#include "server/trainer/saved_address.h"
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Context = nibble::trainer::AutogradContext;
+
+// Operands of a linear, by which draws of stochastic rounding are kept apart.
+enum class Operand : std::uint64_t { kInput, kWeight, kGradRows, kGradColumns };
+
+kernels::StochasticRounding Draws(bool enabled, const Int8LinearOptions& options, const Int8Weight& weight,
+                                  std::uint64_t draw, Operand operand) {
+  constexpr std::uint64_t kOperands = 4;
+  constexpr std::uint64_t kLinears = std::uint64_t{1} << 20;
+  const std::uint64_t linear = draw * kLinears + weight.number;
+  return {enabled, options.seed, linear * kOperands + static_cast<std::uint64_t>(operand)};
+}
+
+// The int8 form of a matrix [N, K] as the right side of a product.
+struct Packed {
+  Tensor tiles, scale, row_sum;
+  std::int64_t rows = 0, cols = 0;
+
+  static Packed Empty(std::int64_t rows, std::int64_t cols) {
+    return {torch::empty({kernels::PackedInt8Bytes(rows, cols)}, torch::kInt8), torch::empty({rows}, torch::kFloat32),
+            torch::empty({kernels::RoundUp(rows, kernels::kInt8TileRows)}, torch::kInt32), rows, cols};
+  }
+  kernels::PackedInt8Weight view() const {
+    return {tiles.data_ptr<std::int8_t>(),      scale.data_ptr<float>(), row_sum.data_ptr<std::int32_t>(), rows, cols,
+            kernels::Int8PaddedK(cols)};
+  }
+};
+
+// A weight [N, K] in the packed form.
+Packed PackRows(const Tensor& w, const kernels::QuantizeOptions& how, const kernels::Stream& stream) {
+  const std::int64_t n = w.size(0);
+  const std::int64_t k = w.size(1);
+  const std::int64_t stride = kernels::Int8PaddedK(k);
+  Packed packed = Packed::Empty(n, k);
+  const Tensor padded = torch::empty({n, stride}, torch::kInt8);
+  kernels::QuantizedRows rows;
+  rows.codes = padded.data_ptr<std::int8_t>();
+  rows.scale = packed.scale.data_ptr<float>();
+  rows.rows = n;
+  rows.cols = k;
+  rows.stride = stride;
+  ThrowIfError(kernels::QuantizeInt8({.x = ViewOf(w), .out = rows, .how = how}, stream));
+  const Tensor dense = stride == k ? padded : padded.narrow(1, 0, k).contiguous();
+  const std::int64_t tiles = kernels::RoundUp(n, kernels::kInt8TileRows) / kernels::kInt8TileRows;
+  stream.ParallelFor(tiles, 1, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t first = begin * kernels::kInt8TileRows;
+    const std::int64_t count = std::min(n, end * kernels::kInt8TileRows) - first;
+    kernels::PackInt8Weight(dense.data_ptr<std::int8_t>() + first * k, count, k,
+                            packed.tiles.data_ptr<std::int8_t>() + first * stride,
+                            packed.row_sum.data_ptr<std::int32_t>() + first);
+  });
+  return packed;
+}
+
+// The transpose of x [R, C] in the packed form.
+Packed PackTransposed(const Tensor& x, const kernels::QuantizeOptions& how, const kernels::Stream& stream) {
+  Packed packed = Packed::Empty(x.size(1), x.size(0));
+  ThrowIfError(kernels::QuantizeInt8Transposed({.x = ViewOf(x),
+                                                .scale = packed.scale.data_ptr<float>(),
+                                                .tiles = packed.tiles.data_ptr<std::int8_t>(),
+                                                .row_sum = packed.row_sum.data_ptr<std::int32_t>(),
+                                                .how = how},
+                                               stream));
+  return packed;
+}
+
+// The transpose of x [R, C] as rows.
+CodedRows RowsOfTranspose(const Tensor& x, const kernels::QuantizeOptions& how, const kernels::Stream& stream) {
+  CodedRows rows = {torch::empty({x.size(1), kernels::Int8PaddedK(x.size(0))}, torch::kInt8),
+                    torch::empty({x.size(1)}, torch::kFloat32), x.size(0)};
+  ThrowIfError(kernels::QuantizeInt8Transposed({.x = ViewOf(x),
+                                                .scale = rows.scale.data_ptr<float>(),
+                                                .codes = rows.codes.data_ptr<std::int8_t>(),
+                                                .stride = rows.codes.size(1),
+                                                .how = how},
+                                               stream));
+  return rows;
+}
+
+Tensor Product(const CodedRows& x, const kernels::PackedInt8Weight& w, const kernels::Stream& stream) {
+  const Tensor y = torch::empty({x.codes.size(0), w.rows}, torch::kFloat32);
+  ThrowIfError(kernels::MatmulInt8({.x = x.view(), .w = w, .y = ViewOf(y)}, stream));
+  return y;
+}
+
+// The weight in `type`, for products that stay float.
+Tensor WeightIn(const Int8Weight& weight, torch::ScalarType type) {
+  return type == torch::kBFloat16 ? weight.rounded : weight.master.detach();
+}
+
+struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const Int8Weight* weight,
+                        const CodedRows* shared, const Int8LinearOptions* options, std::int64_t draw,
+                        Context* context) {
+    ThrowIfCancelled(context->cancelled);
+    Remember(ctx, "context", context);
+    Remember(ctx, "options", options);
+    Remember(ctx, "weight", weight);
+    ctx->saved_data["draw"] = draw;
+    const Tensor y = context->transient.Empty({NumRows(x), master.size(0)});
+    if (!options->forward) {
+      ThrowIfError(kernels::MatmulLibrary(
+          {.x = ViewOf(x), .w = ViewOf(WeightIn(*weight, x.scalar_type())), .y = ViewOf(y)}, context->stream));
+      ctx->save_for_backward({x});
+      return y;
+    }
+    CodedRows rows;
+    if (shared != nullptr) {
+      rows = *shared;
+    } else {
+      CodedRowOptions how = options->rows;
+      how.activations.stochastic = Draws(options->stochastic_forward, *options, *weight,
+                                         static_cast<std::uint64_t>(draw), Operand::kInput);
+      rows = QuantizeRows(x, how, *context);
+    }
+    ThrowIfError(kernels::MatmulInt8({.x = rows.view(), .w = weight->packed(), .y = ViewOf(y)}, context->stream));
+    if (shared == nullptr) {
+      ctx->save_for_backward({x});
+    } else {
+      ctx->saved_data["cols"] = rows.cols;
+      ctx->save_for_backward(
+          {Tensor(), rows.codes, rows.scale, rows.num_outliers, rows.outlier_index, rows.outlier_value});
+    }
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    auto& context = Recall<Context>(ctx, "context");
+    const auto& options = Recall<const Int8LinearOptions>(ctx, "options");
+    const auto& weight = Recall<const Int8Weight>(ctx, "weight");
+    ThrowIfCancelled(context.cancelled);
+    const variable_list saved = ctx->get_saved_variables();
+    const auto draw = static_cast<std::uint64_t>(ctx->saved_data["draw"].toInt());
+    const torch::ScalarType type = context.scratch.scalar_type();
+    const Tensor g = grads[0].contiguous();
+    const auto gradient = [&](Operand operand) {
+      kernels::QuantizeOptions how;
+      how.per_tensor = options.grad_per_tensor;
+      how.stochastic = Draws(options.stochastic_gradients, options, weight, draw, operand);
+      return how;
+    };
+    Tensor grad_x, grad_weight;
+    if (ctx->needs_input_grad(0)) {
+      if (options.grad_input) {
+        const CodedRows rows = QuantizeRows(g, {.activations = gradient(Operand::kGradRows)}, context);
+        const Packed transposed = {weight.transposed, weight.transposed_scale, weight.transposed_sum,
+                                   weight.master.size(1), weight.master.size(0)};
+        grad_x = Product(rows, transposed.view(), context.stream);
+      } else {
+        grad_x = torch::mm(PadTo(g, type), WeightIn(weight, type)).narrow(0, 0, g.size(0)).to(torch::kFloat32);
+      }
+      grad_x = grad_x.to(saved[0].defined() ? saved[0].scalar_type() : torch::kFloat32).contiguous();
+    }
+    if (ctx->needs_input_grad(1)) {
+      const CodedRows kept = saved[0].defined()
+                                 ? CodedRows()
+                                 : CodedRows{saved[1], saved[2], ctx->saved_data["cols"].toInt(), saved[3], saved[4],
+                                             saved[5]};
+      const Tensor x = saved[0].defined() ? saved[0] : kept.Values();
+      if (options.grad_weight) {
+        const CodedRows columns = RowsOfTranspose(g, gradient(Operand::kGradColumns), context.stream);
+        grad_weight = Product(columns, PackTransposed(x, {}, context.stream).view(), context.stream);
+      } else {
+        grad_weight = torch::mm(PadTo(g, type).t(), PadTo(x, type)).to(torch::kFloat32);
+      }
+    }
+    return {grad_x, grad_weight, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+void Int8Weight::Quantize(const Int8LinearOptions& options, bool bf16, std::uint64_t draw,
+                          const kernels::Stream& stream) {
+  const torch::NoGradGuard no_grad;
+  kernels::QuantizeOptions how;
+  how.per_tensor = options.weight_per_tensor;
+  if (options.forward) {
+    how.stochastic = Draws(options.stochastic_forward, options, *this, draw, Operand::kWeight);
+    const Packed packed = PackRows(master.detach(), how, stream);
+    tiles = packed.tiles;
+    scale = packed.scale;
+    row_sum = packed.row_sum;
+  }
+  if (options.grad_input) {
+    how.stochastic = {};
+    const Packed packed = PackTransposed(master.detach(), how, stream);
+    transposed = packed.tiles;
+    transposed_scale = packed.scale;
+    transposed_sum = packed.row_sum;
+  }
+  if (bf16 && (!options.forward || !options.grad_input)) rounded = master.detach().to(torch::kBFloat16);
+}
+
+kernels::PackedInt8Weight Int8Weight::packed() const {
+  return {tiles.data_ptr<std::int8_t>(), scale.data_ptr<float>(), row_sum.data_ptr<std::int32_t>(), master.size(0),
+          master.size(1), kernels::Int8PaddedK(master.size(1))};
+}
+
+Tensor ApplyInt8Linear(const CodedInput& input, const Int8Weight& weight, const Int8LinearOptions& options,
+                       std::uint64_t draw, Context& context) {
+  const Tensor y = Int8LinearFunction::apply(input.x, weight.master, &weight, input.rows.get(), &options,
+                                             static_cast<std::int64_t>(draw), &context);
+  return weight.bias.defined() ? y + weight.bias : y;
+}
+
+}  // namespace nibble::trainer

@@ -1,0 +1,37 @@
+// Linears with float masters whose products run in int8, each of the three on its own switch: forward, gradient of the
+// input, gradient of the weight. Operands are quantized when they are multiplied (docs/numerics.md 11).
+#pragma once
+#include <torch/types.h>
+
+#include <cstdint>
+
+#include "kernels/formats/int8.h"
+#include "server/trainer/autograd.h"
+#include "server/trainer/coded_options.h"
+#include "server/trainer/coded_rows.h"
+
+namespace nibble::trainer {
+
+// A master weight and the int8 forms that products read.
+struct Int8Weight {
+  torch::Tensor master;  // [N, K] f32 parameter
+  torch::Tensor bias;    // undefined, or [N] f32 parameter
+  std::uint64_t number = 0;  // of the linear in the model: keeps draws of stochastic rounding apart
+  torch::Tensor tiles, scale, row_sum;                          // of the master [N, K], for forward products
+  torch::Tensor transposed, transposed_scale, transposed_sum;  // of its transpose [K, N], for the input's gradient
+  torch::Tensor rounded;  // bf16 [N, K], for the products that stay float and multiply bf16; else undefined
+
+  // Makes the forms that the options need; called once per optimizer step, or with `draw` (number of the micro-batch)
+  // before every forward pass if they round the weight stochastically. `bf16`: products that stay float multiply it.
+  // Throws the kernel's error.
+  void Quantize(const Int8LinearOptions& options, bool bf16, std::uint64_t draw, const kernels::Stream& stream);
+  kernels::PackedInt8Weight packed() const;
+};
+
+// y [T, N] f32 = x W^T + bias, as one node. x with rows: the product reads the rows, which the backward pass keeps
+// instead of x. x without rows, f32 or bf16: the product quantizes x or reads it as it is, and the node keeps x.
+// Float backward products have the scratch's type.
+torch::Tensor ApplyInt8Linear(const CodedInput& input, const Int8Weight& weight, const Int8LinearOptions& options,
+                              std::uint64_t draw, AutogradContext& context);
+
+}  // namespace nibble::trainer
