@@ -32,7 +32,7 @@ struct RenderOptions {
   std::optional<std::int64_t> now_unix_seconds;
 };
 
-// A rendering, and the bytes of it that belong to each message.
+// A rendering, and which of its bytes belong to each message.
 struct RenderedTurns {
   struct Part {
     std::size_t begin = 0;

@@ -21,7 +21,7 @@ enum class GgufTokenType : std::int32_t {
   kByte = 6,
 };
 
-// The keys under tokenizer. of a GGUF file. A comment names the key where the field's
+// Values of the keys tokenizer.* of a GGUF file. A comment names the key where the field's
 // name differs.
 struct GgufTokenizer {
   std::string model;  // "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE)

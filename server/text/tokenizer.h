@@ -50,8 +50,8 @@ class Tokenizer {
   // more memory than its size).
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(std::string_view json);
 
-  // A copy for much text: it caches words, and encodes text of a small vocabulary in half
-  // of the time. Each thread that encodes with it keeps up to 10,000 words until the thread
+  // A copy for large amounts of text: it caches words, and encodes text of a small vocabulary
+  // in half the time. Each thread that encodes with it keeps up to 10,000 words until the thread
   // ends, even after the copy is gone, so use it only on threads that end soon.
   absl::StatusOr<std::unique_ptr<Tokenizer>> WithWordCache() const;
 
