@@ -50,7 +50,7 @@ struct RenderedTurns {
 };
 
 // Templates come with untrusted models, so they run in a sandbox: no loader, no
-// attributes other than data, and limits on instructions, recursion, memory and
+// attributes other than data, and limits on instructions, time, recursion, memory and
 // output. Thread-safe: immutable after Compile.
 //
 // Known differences from transformers: `~` writes None, True and False in lower
