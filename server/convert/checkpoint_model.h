@@ -18,8 +18,8 @@ inline constexpr char kCheckpointTensorsFile[] = "state.safetensors";
 // For a qlora job. `base` is the model that the job started from. f32 and bf16 bases are quantized to nf4 under
 // `scratch` (removed afterwards), as the trainer did. The checkpoint must have been verified. On an error nothing is
 // left at `target`.
-// Errors: FailedPrecondition (NOT_SERVABLE: no adapter_config.json), DataLoss (a tensor is missing or has another
-// shape), those of MakeAdapterModel.
+// Errors: FailedPrecondition (NOT_SERVABLE: no adapter_config.json), DataLoss (a tensor is missing, not f32 or of
+// another shape), those of MakeAdapterModel.
 absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                         const std::string& checkpoint_directory,
                                                         const base::Json& provenance, const std::string& scratch,

@@ -22,12 +22,12 @@ struct ConvertOptions {
   model::Format to = model::Format::kInt8;  // kInt8, kTernary, kNf4 or kBF16
   // int8: maximum outliers per activation row, 0 to 16. Unset: as the source was trained, else kDefaultOutliers.
   std::optional<int> act_outliers = std::nullopt;
-  // int8: true makes head and tied embedding int8 too, false bf16. Unset: true, but false for the model of a job, which
-  // was trained with a float head.
+  // int8: true makes head and tied embedding int8 too, false bf16. Unset: false for lora and for a model that a job
+  // trained, both of which were trained with a float head; otherwise true.
   std::optional<bool> int8_head = std::nullopt;
   // Serving rounds K and V to this type. Unset: bf16; for ternary from BitNet masters, the masters' type.
   std::optional<kernels::DType> kv_dtype = std::nullopt;
-  bool measure_errors = true;      // fills ConvertReport::layers; reads every weight once more
+  bool measure_errors = true;      // fills ConvertReport::layers; for nf4, reads every weight twice
   base::Cancelled cancelled = {};  // checked before every tensor and every block of its rows
 };
 

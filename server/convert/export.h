@@ -12,8 +12,8 @@ namespace nibble::convert {
 // Maximum bytes of tensors in one file: transformers 4's default max_shard_size.
 inline constexpr std::uint64_t kDefaultShardBytes = 5'000'000'000;
 
-// Writes adapter_model.safetensors, adapter_config.json and a README, as PEFT saves them. The digest of the base's
-// weights goes into the metadata of adapter_model.safetensors (model::kBaseDigestKey).
+// Writes adapter_model.safetensors, adapter_config.json and a README, as PEFT saves them, and tokenizer and
+// generation files. The metadata of adapter_model.safetensors has the digest of the base's weights (kBaseDigestKey).
 // Errors: InvalidArgument (not a lora artifact), Unimplemented (phi3), AlreadyExists (target exists and is not empty).
 // On any error nothing is left at target.
 absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, const std::string& target);
@@ -29,7 +29,7 @@ enum class HfBitNetClass {
 // saves them. A ternary model becomes a "bitnet" checkpoint of the given class; master weights become a "bitnet"
 // checkpoint of class autobitlinear, online (hf_bitnet.h). For a model with a norm before every linear and none before
 // the blocks, this adds the block norms that transformers requires. In a ternary model they do not change the result;
-// in masters they are ones, which multiplies a row by sqrt(1 + eps / mean(x^2)).
+// in masters they are ones, which multiplies a row by about sqrt(1 + eps / mean(x^2)).
 // Errors: InvalidArgument (int8, nf4, lora; N not a multiple of 4), Unimplemented (norms that transformers cannot
 // represent, activations of other than 8 bits, a bias that autobitlinear cannot hold), AlreadyExists. On any error
 // nothing is left at target.

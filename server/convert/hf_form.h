@@ -24,10 +24,10 @@ absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bit
 // Contents of config.json. An int8 model gets the quantization_config of compressed-tensors.
 base::Json HfConfigOf(const model::Artifact& source, const HfForm& form);
 
-// Writes model.safetensors or its shards (hf_shards.h), one tensor at a time. Adds block norms that the model lacks: in
-// a ternary model, they and the norms behind them together compute the same as those alone did; in masters, they are
-// ones. For autobitlinear, offline, all floats are f32, and biases are divided by the scales that transformers
-// multiplies them by.
+// Writes model.safetensors or its shards (hf_shards.h), one tensor at a time. Adds block norms that the model lacks. In
+// masters, they are ones. In a ternary model, it scales the norms after them, so that the results stay the same. For
+// autobitlinear, offline, it writes all floats as f32, and divides biases by the scales that transformers multiplies
+// them by.
 absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& source, const HfForm& form,
                             const std::string& directory, std::uint64_t max_shard_bytes);
 

@@ -17,7 +17,7 @@ namespace nibble::data {
 struct Evaluation {
   double loss = 0;                       // nats per trained token
   std::int64_t tokens = 0;               // number of trained tokens in the mean
-  std::vector<std::int32_t> top_tokens;  // the most likely token at each of them, if requested
+  std::vector<std::int32_t> top_tokens;  // the most likely token at each trained token, if requested
 };
 
 struct EvaluateOptions {

@@ -31,7 +31,7 @@ struct TokenizeOptions {
   std::optional<bool> add_special_tokens = std::nullopt;
 };
 
-// text: the text with the tokenizer's own special tokens, none of them twice, and an end token.
+// text: the text, the tokenizer's own special tokens where the text does not have them already, and an end token.
 //
 // prompt_completion: prompt and completion as one text, and an end token. The loss covers the tokens that overlap the
 // completion.
@@ -39,8 +39,8 @@ struct TokenizeOptions {
 // chat: the messages rendered by the model's template. The loss covers what the assistant wrote (RenderChat). "train"
 // of a message, true or false, overrides its role and train_on_prompt.
 //
-// A text is split into examples of max_seq_len tokens. If the end token would be alone in the last one, and so without
-// a loss, the last two have max_seq_len - 1 and two tokens.
+// kSplit makes examples of max_seq_len tokens. If the last example would have a single token, and so no loss, the last
+// two have max_seq_len - 1 and two tokens.
 //
 // Returns no example for a dropped row. Errors: InvalidArgument (TEMPLATE_ERROR, also for chat without a template; a
 // row too long with kError); Cancelled when `cancelled` returns true, which is called before each rendering of a
@@ -52,7 +52,7 @@ absl::StatusOr<std::vector<Example>> Tokenize(const Row& row, RowFormat format, 
 
 inline constexpr int kMaxNamedRows = 20;
 
-// Rows of a file to report: their number, and the lines of the first of them.
+// Rows of a file to report: their number, and the lines of the first few.
 struct RowList {
   std::int64_t count = 0;
   std::vector<std::int64_t> lines;  // line numbers from 1; at most kMaxNamedRows

@@ -15,8 +15,8 @@ namespace {
 
 using Part = text::RenderedTurns::Part;
 
-// The date that templates see. It is fixed so that the tokens of a dataset do not depend on when and where they were
-// made. Llama 3's own template falls back to this day.
+// The time that templates see. It is fixed so that the tokens of a dataset do not depend on when they were made. The
+// date is the same in all time zones below UTC+12. Llama 3.1's own template falls back to it.
 constexpr std::int64_t kTemplateTime = 1'721'995'200;  // 2024-07-26, 12:00 UTC
 
 absl::Status TemplateError(std::string_view message) {

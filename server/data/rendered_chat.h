@@ -22,12 +22,12 @@ struct RenderedChat {
 
 // Renders a conversation and finds the text that is trained. For an answer: everything after the generation prompt, up
 // to the next turn; or the {% generation %} blocks if the template has them. For another message with "train": true:
-// its whole turn. With train_on_prompt: everything except the turns of messages with "train": false.
+// its whole turn. With train_on_prompt: everything except these parts of messages with "train": false.
 //
-// Turns are found in the rendering of the whole conversation (ChatTemplate::RenderTurns), so the template may render
-// the last answer differently, or move the system prompt. If the template has no loop over the messages, a conversation
-// that ends with the message is compared with one that ends before it; the whole must begin with both. Templates always
-// see the date 26 July 2024.
+// Finds turns in the rendering of the whole conversation (ChatTemplate::RenderTurns), so the template may render the
+// last answer differently, or move the system prompt. If the template has no loop over the messages, compares a
+// conversation that ends with the message with one that ends before it; the rendering of the whole conversation must
+// begin with both. The time that templates see is noon UTC on 26 July 2024.
 //
 // Costs at most 11 renderings, and two more for each wanted turn of a template without such a loop. Calls `cancelled`
 // before each rendering or pair of renderings.

@@ -101,8 +101,8 @@ void TokenCache::Trim(const std::function<bool(const std::string& dataset)>& exi
       const auto size = files_.Size(path);
       if (error || !size.ok()) continue;
       if (base::IsTemporaryName(name)) {
-        // At a start (`exists` is set), this program writes no file yet. A trainer of the last server that loses its
-        // unfinished file keeps the tokens in memory.
+        // At a start (`exists` is set), this program writes no file yet. A trainer that the previous server started
+        // keeps the tokens in memory if it loses its unfinished file.
         const bool abandoned = exists || std::filesystem::file_time_type::clock::now() - used > kAbandonedAfter;
         if (!abandoned || !files_.RemoveAll(path).ok()) total_bytes += static_cast<std::int64_t>(*size);
       } else if (IsTokenFileName(name)) {

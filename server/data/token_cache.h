@@ -50,8 +50,8 @@ class TokenCache {
   absl::StatusOr<Dataset> GetLengths(const TokenSource& source, const base::Cancelled& cancelled);
 
   // Removes the least recently used files that no open job needs, until max_bytes holds. Get and GetLengths also do
-  // this. Unfinished files count, and are removed an hour after their last write. At a start, pass `exists`: then all
-  // unfinished files and the files of datasets that do not exist are removed first.
+  // this if a file was missing. Unfinished files count, and are removed an hour after their last write. At a start,
+  // pass `exists`: then all unfinished files and the files of datasets that do not exist are removed first.
   void Trim(const std::function<bool(const std::string& dataset)>& exists = {});
   // For other work that encodes rows.
   LargeRows& large_rows() { return large_rows_; }

@@ -13,7 +13,7 @@
 
 namespace nibble::data {
 
-// Increment this when the format changes, or when Tokenize makes other tokens or marks of a row. Older files are then
+// Increment this when the format changes, or when Tokenize gives a row other tokens or marks. Older files are then
 // rewritten.
 inline constexpr std::uint32_t kTokenFileVersion = 3;
 
@@ -54,7 +54,7 @@ class TokenFile {
   // Reads index and summary, no tokens. Errors: NotFound; DataLoss if the file is damaged, or has another version or
   // key.
   static absl::StatusOr<std::shared_ptr<const TokenFile>> Open(const std::string& path, const std::string& key);
-  // Reads all tokens. Errors: DataLoss if they are not those that were written; Cancelled.
+  // Reads all tokens. Errors: DataLoss if their digest does not match; Cancelled.
   absl::Status VerifyTokens(const base::Cancelled& cancelled) const;
 
   const DataSummary& summary() const { return summary_; }

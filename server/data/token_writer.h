@@ -15,7 +15,7 @@
 namespace nibble::data {
 
 // Bytes of text that all threads together tokenize at a time. It bounds the memory of WriteTokenFile, whatever the size
-// of the data. A longer line is mapped, not read, until it has its turn as a large row (large_rows.h).
+// of the data. A longer line stays in the mapped file until it has its turn as a large row (large_rows.h).
 inline constexpr std::size_t kTokenizeBytes = std::size_t{8} << 20;
 
 // Maximum memory of the words that one thread caches while it tokenizes (CACHED_WORDS in text/rust/src/tokenizer.rs).
@@ -29,7 +29,7 @@ struct WriteTokensOptions {
   std::uint64_t min_free_bytes = 0;  // with less free disk space no file is written (DISK_FULL)
   std::size_t window_bytes = kTokenizeBytes;
   bool verify = false;              // LoadTokens: check the tokens of an existing file
-  base::Cancelled cancelled = {};   // called on one thread, at each of its lines and in its large rows
+  base::Cancelled cancelled = {};   // called on one thread only: at each line and in each large row that it encodes
   LargeRows* large_rows = nullptr;  // shared by calls; null: own turns for this call, and no memory limit
   std::shared_ptr<base::MemoryBudget> memory =
       nullptr;  // for cached words; too little left: no words are cached; null: no limit

@@ -14,12 +14,12 @@ namespace nibble::model {
 
 inline constexpr char kAdapterWeightsFile[] = "adapter_model.safetensors";
 inline constexpr char kAdapterConfigFile[] = "adapter_config.json";
-// In the metadata of an exported kAdapterWeightsFile: AdapterConfig::base_digest. PEFT reads no metadata; it warns of
-// an unknown key in kAdapterConfigFile, where earlier builds wrote it.
+// Key of AdapterConfig::base_digest in the metadata of an exported kAdapterWeightsFile, which PEFT does not read. PEFT
+// warns of an unknown key in kAdapterConfigFile, where earlier builds wrote it.
 inline constexpr char kBaseDigestKey[] = "nibble_base_digest";
 inline constexpr std::int64_t kMaxLoraRank = 4096;
-// Maximum alpha of an import and of a job (server/jobs/job_spec.cc). Far above any value in use; keeps scaled weights
-// far below f32's maximum.
+// Maximum alpha of an import and of a job (server/jobs/qlora_method.cc). Far above any value in use; keeps scaled
+// weights far below f32's maximum.
 inline constexpr double kMaxLoraAlpha = 1e6;
 
 struct AdapterConfig {
@@ -38,7 +38,7 @@ struct AdapterConfig {
   bool has_target(LinearKind kind) const;
 };
 
-// Without base_digest.
+// The result does not contain base_digest, which exports write elsewhere (kBaseDigestKey).
 base::Json ToPeftConfig(const AdapterConfig& config);
 
 // Accepts plain LoRA on linears of a causal decoder. Unimplemented (UNSUPPORTED_ADAPTER) names anything else (DoRA,

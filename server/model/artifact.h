@@ -99,7 +99,7 @@ class Artifact {
   // Set for a lora artifact; the adapter's tensors are in tensors() under their PEFT names.
   const std::optional<AdapterConfig>& adapter() const { return adapter_; }
   // Reads every byte. DataLoss naming the file unless weights_digest and the digests of the small files
-  // (provenance["files"]) match nibble.json. `cancelled` is checked before every MiB.
+  // (provenance["files"]) match nibble.json; NotFound for a missing one. `cancelled` is checked before every MiB.
   absl::Status VerifyBytes(const base::Cancelled& cancelled = {}) const;
 
  private:

@@ -41,7 +41,7 @@ inline bool HasNormRightBefore(const ModelConfig& config, LinearKind kind, Norm*
 template <typename Ops>
 class BlockInput {
  public:
-  // first: the block's first linear; represents all of them when they share their input.
+  // first: the block's first linear; stands for all of the block's linears when they share their input.
   BlockInput(Ops& ops, const ModelConfig& config, std::int64_t layer, const typename Ops::Tensor& h, Norm norm,
              LinearKind first)
       : ops_(ops), layer_(layer), each_(HasNorm(config, NormBefore(first))) {

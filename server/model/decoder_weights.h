@@ -26,8 +26,8 @@ struct LoraWeight {
 struct LinearWeight {
   enum class Kind { kLibrary, kDense, kInt8, kNf4, kTernary };
   Kind kind = Kind::kLibrary;
-  kernels::ConstMatrix library;          // kLibrary: [N, K] as stored, the program's BEST_EFFORT product
-  kernels::PackedDenseWeight dense;      // kDense: a float layer of a promised artifact
+  kernels::ConstMatrix library;          // kLibrary: [N, K] as stored, for MatmulLibrary (BEST_EFFORT)
+  kernels::PackedDenseWeight dense;      // kDense: the float head of a promised artifact
   kernels::PackedInt8Weight int8;        // kInt8
   kernels::Nf4Weight nf4;                // kNf4
   kernels::PackedTernaryWeight ternary;  // kTernary
@@ -46,7 +46,7 @@ struct LayerWeights {
 };
 
 struct DecoderWeights {
-  kernels::ConstMatrix embedding;            // float, or
+  kernels::ConstMatrix embedding;            // float; unset with embedding_int8
   kernels::PackedInt8Weight embedding_int8;  // the codes of a tied int8 head
   std::vector<LayerWeights> layers;
   const float* final_norm = nullptr;

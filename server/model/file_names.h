@@ -1,6 +1,6 @@
 // The names of the files in a model's directory: in our artifacts (server/model/artifact.h), and where they are the
 // same, in the directories of Hugging Face that are imported and exported. A name that only one format uses is
-// declared where that format is.
+// declared beside that format.
 #pragma once
 
 namespace nibble::model {

@@ -29,8 +29,8 @@ struct ImportReport {
 // max_tokenizer_bytes is refused before it is parsed.
 // Errors: NotFound (a required file), InvalidArgument (config, shapes, values that are not finite; named), DataLoss
 // (truncated or contradictory files), Unimplemented (an unsupported feature, by name), AlreadyExists (target),
-// ResourceExhausted (UPLOAD_TOO_LARGE: tokenizer.json), those of `admit`, which is called once, before the first tensor
-// is read, with the peak memory in bytes from then on, without pages of mapped files.
+// FailedPrecondition (RAW_MASTERS), ResourceExhausted (UPLOAD_TOO_LARGE: tokenizer.json), those of `admit`, which is
+// called once, before the first tensor is read, with the peak memory in bytes from then on, without mapped pages.
 absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::string& source, const std::string& target,
                                          kernels::DType dtype, std::uint64_t max_tokenizer_bytes = kMaxTokenizerBytes,
                                          const std::function<absl::Status(std::int64_t bytes)>& admit = {});

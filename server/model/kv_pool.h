@@ -14,7 +14,7 @@ namespace nibble::model {
 // One thread.
 class KvPool {
  public:
-  // ResourceExhausted (OUT_OF_DEVICE_MEMORY) when the pages cannot be allocated.
+  // Errors: ResourceExhausted (OUT_OF_DEVICE_MEMORY), InvalidArgument (no pages, or their size overflows).
   static absl::StatusOr<std::unique_ptr<KvPool>> Create(const ModelConfig& config, kernels::DType dtype,
                                                         std::int64_t num_pages);
 

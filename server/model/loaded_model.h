@@ -1,5 +1,5 @@
 // An artifact prepared for inference. Tensors that kernels read in their stored layout stay in the mapped file; the
-// others are laid out once, in memory of the model's own.
+// others are laid out once, in the model's own memory.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -46,7 +46,7 @@ struct ModelConfig {
   std::int64_t ffn_size = 0;
   std::int64_t vocab_size = 0;
   std::int64_t max_positions = 0;   // of the position embeddings; context_limit() gives the usable length
-  std::int64_t sliding_window = 0;  // tokens that attention sees, the current one included; 0: all
+  std::int64_t sliding_window = 0;  // of the trained model, in tokens, the current one included; 0: none
   double rms_norm_eps = 0;
   double linear_norm_eps = 0;  // of the norms before linears; default: rms_norm_eps
   bool tied_embeddings = false;

@@ -1,5 +1,5 @@
-// record.bin: the logits that a promised artifact gave when it was made; `models verify` replays them (docs/numerics.md
-// 10).
+// record.bin: digests of the logits that a promised artifact gave when it was made; `models verify` replays them
+// (docs/numerics.md 10).
 #pragma once
 #include <cstdint>
 #include <string>

@@ -8,8 +8,8 @@
 namespace nibble::model {
 namespace {
 
-// Llama 3.1 (transformers modeling_rope_utils.py _compute_llama3_parameters): wavelengths beyond the original context
-// are stretched by `factor`, short ones stay unchanged, those between are blended.
+// Llama 3.1 (transformers modeling_rope_utils.py _compute_llama3_parameters): stretches wavelengths above
+// low_wavelength by `factor`, keeps those below high_wavelength, and blends those between.
 double Llama3(double inverse_frequency, const RopeConfig& rope) {
   const double positions = static_cast<double>(rope.original_max_positions);
   const double low_wavelength = positions / rope.low_freq_factor;

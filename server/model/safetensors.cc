@@ -169,7 +169,7 @@ class HeaderReader : public nlohmann::json_sax<base::Json> {
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) override {
     return Fail(StrCat("malformed JSON at byte ", position));
   }
-  // Names are compared once, at the end: a set of them while reading would cost as much again.
+  // Compares names once, at the end: a set of names, filled while reading, would double the cost.
   bool HasDuplicateName() {
     std::sort(top_keys_.begin(), top_keys_.end());
     const auto twice = std::adjacent_find(top_keys_.begin(), top_keys_.end());
@@ -190,7 +190,7 @@ class HeaderReader : public nlohmann::json_sax<base::Json> {
     over_cap = true;
     return Fail(std::move(what));
   }
-  // Handles a value in a place where no known value is allowed. Skips unknown fields of a tensor, as serde does.
+  // For a scalar where the format expects none: skips it in an unknown field of a tensor, as serde does, else fails.
   bool Scalar(std::string_view what) {
     if (skipping_ > 0) return true;
     if (state_ == State::kTensor && key_ != "dtype" && key_ != "shape" && key_ != "data_offsets") return true;

@@ -32,7 +32,7 @@ struct TensorDigest {
 std::string WeightsDigest(std::vector<TensorDigest> tensors);
 
 // The file stores narrow types first and, within one width, tensors in the order of the plan. The header is padded so
-// that every tensor begins at a multiple of its element size, and the widest ones at 64 bytes. One thread.
+// that every tensor begins at a multiple of its element size, and the first of the widest at one of 64. One thread.
 class SafetensorsWriter {
  public:
   // Errors: InvalidArgument (duplicate name, size overflow), those of the file system.

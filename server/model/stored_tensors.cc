@@ -36,7 +36,7 @@ absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& confi
       switch (info.format) {
         case Format::kF32: dtypes = {DType::kF32}; break;
         case Format::kBF16: dtypes = {DType::kBF16}; break;
-        // Small tensors are widened; embedding and head keep their source's type.
+        // Norms and biases are widened; embedding and head may have either type.
         default:
           dtypes = spec.role == TensorRole::kNorm || spec.role == TensorRole::kBias
                        ? std::vector<DType>{DType::kF32}

@@ -1,5 +1,5 @@
 // trainer_logprobs.json: the logprobs that the trainer computed with an adapter on its nf4 base. Such a model is served
-// by library products, so no bits are promised; the difference between serving and training is measured instead
+// without promised bits, so the difference between serving and training is measured instead
 // (docs/numerics.md 10).
 #pragma once
 #include <cstdint>

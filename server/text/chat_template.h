@@ -32,7 +32,7 @@ struct RenderOptions {
   std::optional<std::int64_t> now_unix_seconds;
 };
 
-// A rendering, and the bytes of it that belong to each message.
+// A rendering, and which of its bytes belong to each message.
 struct RenderedTurns {
   struct Part {
     std::size_t begin = 0;
@@ -50,7 +50,7 @@ struct RenderedTurns {
 };
 
 // Templates come with untrusted models, so they run in a sandbox: no loader, no
-// attributes other than data, and limits on instructions, recursion, memory and
+// attributes other than data, and limits on instructions, time, recursion, memory and
 // output. Thread-safe: immutable after Compile.
 //
 // Known differences from transformers: `~` writes None, True and False in lower

@@ -21,7 +21,7 @@ enum class GgufTokenType : std::int32_t {
   kByte = 6,
 };
 
-// The keys under tokenizer. of a GGUF file. A comment names the key where the field's
+// Values of the keys tokenizer.* of a GGUF file. A comment names the key where the field's
 // name differs.
 struct GgufTokenizer {
   std::string model;  // "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE)
@@ -49,7 +49,7 @@ struct TokenizerFiles {
 };
 
 // The result gives the same token ids as llama.cpp: it follows `pre` (transformers
-// ignores it), adds no normalization, and treats an absent pre of a gpt2 model as
+// ignores it), adds no Unicode normalization, and treats an absent pre of a gpt2 model as
 // "default". Pure: reads no files and keeps no state.
 // Errors: InvalidArgument (an unknown model or pre, by name; lists of different
 // lengths; ids out of range; a duplicate token; text that is not UTF-8).

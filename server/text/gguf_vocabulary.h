@@ -15,7 +15,7 @@
 
 namespace nibble::text {
 
-// Values that the file lacks are those that llama.cpp assumes. Move-only, because ids points into tokens.
+// Where the file lacks a value, this holds llama.cpp's default. Move-only, because ids points into tokens.
 struct GgufVocabulary {
   GgufVocabulary() = default;
   GgufVocabulary(GgufVocabulary&&) = default;

@@ -14,7 +14,7 @@
 namespace nibble::text {
 
 inline constexpr std::size_t kPieceBytes = 32 << 10;
-// Maximum memory of an encoder, in bytes per byte that it encodes at once (rust/src/tokenizer.rs).
+// Maximum memory of an encoder, in bytes per byte that it encodes at once, besides 64 MiB (rust/src/tokenizer.rs).
 inline constexpr std::int64_t kEncoderBytesPerByte = 256;
 
 struct PieceOptions {

@@ -47,11 +47,11 @@ class Tokenizer {
   // Ignores the truncation and padding settings of the file, as transformers does:
   // they are the caller's choice.
   // Errors: InvalidArgument (not a tokenizer.json, larger than 64 MiB, or needs far
-  // more memory than its size).
+  // more memory or time than real ones of its size).
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(std::string_view json);
 
-  // A copy for much text: it caches words, and encodes text of a small vocabulary in half
-  // of the time. Each thread that encodes with it keeps up to 10,000 words until the thread
+  // A copy for large amounts of text: it caches words, and encodes text of a small vocabulary
+  // in half the time. Each thread that encodes with it keeps up to 10,000 words until the thread
   // ends, even after the copy is gone, so use it only on threads that end soon.
   absl::StatusOr<std::unique_ptr<Tokenizer>> WithWordCache() const;
 
@@ -62,8 +62,8 @@ class Tokenizer {
   // Special tokens that are spelled out in `text` become their ids.
   // add_special_tokens: also adds those that the tokenizer puts around a text, even if
   // the text already begins or ends with them, as transformers does.
-  // Errors: InvalidArgument (text is not UTF-8, or the vocabulary cannot express it and
-  // has no unknown token).
+  // Errors: InvalidArgument (text is not UTF-8, the vocabulary cannot express it and has no
+  // unknown token, or encoding needs far more memory or time than with real tokenizers).
   absl::StatusOr<std::vector<std::int32_t>> Encode(std::string_view text, bool add_special_tokens) const;
   // Like Encode, but adds no special token that the text itself begins or ends with,
   // because models are not trained with a second BOS. Training and serving use this.

@@ -102,7 +102,7 @@ NibbleTextCode nibble_template_render(const NibbleTemplate* compiled, const Nibb
 
 // Renders twice. out: as for nibble_template_render. turns: for each message two
 // uint64, the first byte of its turn in the text and the byte after its last; equal if
-// the template prints nothing for it. generation: the same for each {% generation %}
+// the template prints only whitespace for it. generation: the same for each {% generation %}
 // block, in order. unknown: why turns and generation are unknown (both are then empty),
 // otherwise empty.
 NibbleTextCode nibble_template_render_turns(const NibbleTemplate* compiled, const NibbleRenderInput* input,

@@ -11,7 +11,7 @@ fn too_deep() -> Error {
     Error::new(ErrorKind::InvalidOperation, "value nests too deeply to be printed")
 }
 
-/// repr() of a finite float: shortest digits that read back, exponent outside 1e-4..1e16.
+/// repr() of a finite float: shortest digits that read back, exponent only outside 1e-4..1e16.
 fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));

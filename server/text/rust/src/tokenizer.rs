@@ -246,7 +246,7 @@ impl Tokenizer {
     }
 
     /// A copy that caches words in every thread that encodes with it, until the thread
-    /// ends. Text of a small vocabulary is encoded in half of the time.
+    /// ends. Encoding text of a small vocabulary then takes half the time.
     pub fn with_word_cache(&self) -> Tokenizer {
         let mut inner = self.inner.clone();
         set_word_cache(&mut inner, CACHED_WORDS);
