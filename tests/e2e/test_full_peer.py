@@ -103,7 +103,7 @@ def test_losses_in_bf16_agree_with_autocast(compared):
 
 
 def test_wrong_settings_are_detected(compared):
-    """The bound of test_losses_agree_with_transformers sees a learning rate of another 2 %, and another mask."""
+    """The bound of test_losses_agree_with_transformers detects a learning rate 2 % higher, and another mask."""
     ours = losses(compared.events)
     assert worst(ours, reference(compared.base, compared.ids, lr=1.02 * LR).losses) > 1e-3
     assert worst(ours, reference(compared.base, compared.ids, skipped=1).losses) > 1e-3

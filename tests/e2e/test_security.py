@@ -348,9 +348,9 @@ def test_s8_unusable_files_are_reported_and_the_last_good_ones_serve(secure, tmp
         if fault == "half an authority":
             os.replace(half, secure.client_ca)
         pki.put_in_place(secure.folder / "served", certificate, key)
-        # Before any scrape: the server checks the files without one.
+        # No scrape has happened since the change: the server checks the files on its own.
         soon(lambda: len(secure.server.logged(UNUSABLE)) > errors, "the error is logged")
-        time.sleep(3)  # gRPC has read the files since
+        time.sleep(3)  # time for gRPC to read the files
         assert served() == before
         check_calls(kept)
         assert secure.server.metrics()["nibble_tls_files_ok"] == 0

@@ -476,7 +476,7 @@ def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directo
         soon(lambda name=name: traffic.ask(api, "GetJob", name).state != 4, seconds=120)  # --pause_grace_s is 60
         traffic.ask_if_legal(api, "ResumeJob", name)
     for name in reversed(left):  # the oldest is the next to run
-        server.run("jobs", "watch", name, check=False)  # exit 1 for a cancelled one
+        server.run("jobs", "watch", name, check=False)  # exit 8 for a cancelled one
         check_story(traffic.read(api, name))
     ended = check_all_there(server.grpc, traffic)
     assert {path.name for path in (server.state / "jobs").iterdir()} <= set(ended), "a deleted job has files"

@@ -190,7 +190,7 @@ def test_evaluation_set_may_have_another_format(train):
 def test_held_out_rows_are_evaluated_and_not_trained(train, tmp_path):
     """A run with `eval_fraction` equals one with its trained and its held-out rows as two datasets. The number of evaluated
     tokens shows which rows were held out."""
-    # No two pairs of rows have as many tokens together.
+    # No two pairs of rows have the same total number of tokens.
     rows = [PAGE[9 * i: 9 * i + 30 + extra] for i, extra in enumerate((1, 2, 4, 8, 13, 21, 31, 45))]
 
     def upload(name, chosen):
