@@ -141,7 +141,7 @@ def handshake(address, minimum, maximum, ca=None, client=None, name="localhost")
         context.load_cert_chain(*client)
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as raw, context.wrap_socket(raw, server_hostname=name) as wrapped:
-        # With TLS 1.3 the server's verdict on the client's certificate comes after the handshake: HTTP/2 settings, or an alert.
+        # With TLS 1.3 the server accepts (HTTP/2 settings) or refuses (an alert) the certificate after the handshake.
         wrapped.settimeout(20)
         if client is not None and not wrapped.recv(1):
             raise ssl.SSLError("closed without an alert")

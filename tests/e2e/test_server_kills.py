@@ -1,5 +1,5 @@
 """R1 of docs/faults.md: SIGKILLs of the server, again and again, while jobs run and clients call. The answers are kept
-as a history and checked against what the next server answers."""
+as a history and checked against those of the next server."""
 import concurrent.futures
 import contextlib
 import os
@@ -156,7 +156,7 @@ class Traffic:
             return None
 
     def heard(self, before, job):
-        """Takes an answer; `before` is what was known of the job when the answer was requested."""
+        """Takes an answer; `before` is the latest one that was known when this one was requested."""
         check_later(before, job)
         with self.lock:
             if rank(job) >= rank(self.jobs[job.name]):  # answers may overtake each other
