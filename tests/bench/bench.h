@@ -43,8 +43,8 @@ inline std::string CaseName(std::string op, std::int64_t m, std::int64_t n, std:
   return op;
 }
 
-// Returns a function that makes the problem from copies of the arguments at its first call: all problems together would
-// not fit in memory.
+// Returns a function that makes the problem, from copies of the arguments, at its first call: a case that --filter
+// leaves out takes no memory. The problem then lives as long as its case.
 template <typename Problem, typename... Arguments>
 auto Lazily(Arguments... arguments) {
   return [problem = std::make_shared<std::unique_ptr<Problem>>(), arguments...]() -> Problem& {

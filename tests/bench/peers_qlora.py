@@ -3,8 +3,8 @@
 
 usage: peers_qlora.py MODEL.gguf [--bin build/release/bin] [--steps 8] [--turns 2] [--json OUT.json]
 Needs torch, transformers, peft, bitsandbytes. The two take turns, ours first; tokens/s are medians over the steps after
-the second, peak memory is VmHWM of the training process. Checks that the losses of both are finite, and that ours is at
-the end at most 5 % above its first value.
+the second, peak memory is VmHWM of the training process. Checks that the losses of both are finite, and that our last
+loss is at most 5 % above our first one.
 """
 import argparse
 import json

@@ -1,7 +1,7 @@
-// Measures what packing costs attention in training: compares rows of many short examples with the same examples alone,
-// forward and backward, and a row whose tokens are not a multiple of 64 with one whose tokens are. Prints the median
-// time and the peak of torch's memory. Fails if the results of a packed row differ from those of its examples, or if a
-// cost is ten times its bound.
+// Measures the cost of packing for attention in training, forward and backward: compares a row of many short examples
+// with its first example alone, and a row of 4100 tokens with one of 4096, a multiple of 64. Prints the median time and
+// the peak of torch's memory. Fails if the results of the first example in the row differ from those of the example
+// alone, or if a cost is ten times its bound.
 //   --threads N   --rounds N (at least 5)   --tokens N (per example, 500)   --examples N (16)
 #include <torch/torch.h>
 

@@ -57,7 +57,7 @@ def open_files(pid):
 
 
 def disk_bytes(folder):
-    """Allocated bytes of all files below `folder`; a file with several links counts once."""
+    """Allocated bytes of all files and folders below `folder`; a file with several links counts once."""
     inodes = {}
     folders = [folder]
     while folders:
@@ -132,7 +132,7 @@ class Sampler:
 
 
 def write_json(name, value):
-    """Writes to the folder of the logs of tests/run.sh, or to NIBBLE_TEST_LOGS."""
+    """Writes to the folder NIBBLE_TEST_LOGS, by default that of the logs of tests/run.sh."""
     LOGS.mkdir(parents=True, exist_ok=True)
     (LOGS / name).write_text(json.dumps(value, indent=1) + "\n")
     print(f"wrote {LOGS / name}")

@@ -13,7 +13,7 @@ def frame(kind, flags, stream, payload):
 
 
 def literal(name, value):
-    """A header without compression (RFC 7541, 6.2.2)."""
+    """A header field, neither indexed nor Huffman-coded (RFC 7541, 6.2.2)."""
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
@@ -37,7 +37,7 @@ class Connection:
         self.socket.sendall(data)
 
     def frames(self, seconds):
-        """Yields (kind, flags, stream, payload) as frames arrive; ends when the server closes or after `seconds`."""
+        """Yields (kind, flags, stream, payload) as frames arrive, for `seconds`; kind "closed" if the server closes."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             while len(self.buffer) >= 9 and len(self.buffer) >= 9 + int.from_bytes(self.buffer[:3], "big"):

@@ -70,10 +70,10 @@ SHAPES = {
     # Llama 3 8B: 8.03 B parameters.
     "8b": Shape(hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256, positions=8192,
                 shard_bytes=5_000_000_000),
-    # 0.52 B parameters: memory that grows with the weights exceeds that of the programs themselves.
+    # 0.50 B parameters: memory that grows with the weights exceeds that of the programs themselves.
     "middle": Shape(hidden=1536, layers=16, heads=12, kv_heads=4, head_dim=128, ffn=4096, vocab=32000, positions=2048,
                     shard_bytes=400_000_000),
-    # 51 M parameters: a test takes seconds.
+    # 51 M parameters: a test takes about a minute.
     "small": Shape(hidden=512, layers=12, heads=8, kv_heads=4, head_dim=64, ffn=1792, vocab=8192, positions=1024, shard_bytes=40_000_000),
 }
 

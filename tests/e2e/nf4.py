@@ -11,7 +11,7 @@ BOOK = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.394917488098
 
 
 def dequantized(directory):
-    """The NF4 artifact's tensors in f32, by nothing but the formulas of docs/formats.md."""
+    """The NF4 artifact's tensors in f32, computed only from the formulas of docs/formats.md."""
     stored = load_file(directory / "model.safetensors")
     tensors = {}
     for name, value in stored.items():

@@ -1,4 +1,4 @@
-"""A Llama model of 0.2 M parameters with a byte-level tokenizer, as a Hugging Face directory: real files, made in a second."""
+"""A Llama model of 0.2 M parameters with a byte-level tokenizer, as a Hugging Face directory, made in a second."""
 import json
 import pathlib
 

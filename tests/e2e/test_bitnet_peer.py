@@ -19,8 +19,8 @@ from logprobs import straight, to_bf16  # noqa: E402 (registers the attention "r
 STEPS, SEQ = 20, 96
 LR = {8: 1e-3, 16: 3e-4}  # by activation bits
 TEXTS = [PAGE[i * 11: i * 11 + 90] for i in range(4)]
-# The base's norm that initializes the norm before each linear, with bitnet-tips. All other norms, and sub-norms, start
-# as ones.
+# With bitnet-tips: linear -> norm of the base from which the norm in this linear starts. Any other norm that the base
+# lacks starts as ones.
 BLOCK_NORM = {"q_proj": "input_layernorm", "k_proj": "input_layernorm", "v_proj": "input_layernorm",
               "gate_proj": "post_attention_layernorm", "up_proj": "post_attention_layernorm"}
 

@@ -152,7 +152,7 @@ def test_a_page_is_learnt_by_heart_from_random_weights_and_recited_as_ternary(tm
         server.run("models", "import", base, "--name", "small", "--dtype", "f32")
         assert server.json("models", "get", "small")["parameters"] > 2_500_000
         server.run("datasets", "upload", tmp_path / "page.jsonl", "--name", "page")
-        # A wider model needs a smaller learning rate than the one above.
+        # A wider model needs a smaller learning rate than that of create().
         events = create(server, tmp_path / "spec.json", {"preset": "bitnet-tips", "init": "WEIGHT_INIT_RANDOM"}, train_dataset="page",
                         data={"max_seq_len": 1024}, run={"max_steps": steps, "micro_batch": 1, "save_every": 0, "seed": 1},
                         publish={"output_model": "masters"}, optim={"lr": 2e-3, "schedule": "LR_SCHEDULE_COSINE", "warmup_steps": 20})

@@ -26,7 +26,7 @@ every_operation = pytest.mark.parametrize(
 
 
 def start_with(make_server, model_directory, text_file, failpoints):
-    """A server whose trainers meet the failpoints and are retried at once, as often as needed."""
+    """Starts a server whose trainers meet the failpoints and are retried at once, as often as needed."""
     server = make_server("--retry_backoff_scale", "0.0001", "--max_retries", 1000)
     server.stop()
     server.environment = {"NIBBLE_FAILPOINT": failpoints}
@@ -35,7 +35,7 @@ def start_with(make_server, model_directory, text_file, failpoints):
 
 
 def checkpoint_job(make_server, model_directory, text_file, failpoints, output):
-    """A job whose trainers meet failpoints while they write the checkpoint of step 10."""
+    """Runs a job whose trainers meet failpoints while they write the checkpoint of step 10; returns server and job."""
     server = start_with(make_server, model_directory, text_file, failpoints)
     job = create(server, output)
     server.run("jobs", "watch", job, timeout=1800)

@@ -49,9 +49,9 @@ def test_weights_are_our_codes_times_our_scales(exported):
 
 
 def test_scores_differ_from_ours_only_by_the_rounding_of_activations(exported):
-    """Both programs round activations to 8 bits, row by row, but in different steps: 2/255 of the largest value there,
-    1/127 here. The bound is four times the effect of that rounding in their program: twice, because two programs round,
-    and twice again for our bf16 head and chance."""
+    """Both programs round activations to 8 bits, row by row, but in different steps: 2/255 of the largest value in
+    theirs, 1/127 in ours. The bound is four times the effect of that rounding in their program: twice, because two
+    programs round, and twice again for our bf16 head and chance."""
     from logprobs import golden, worst_difference
     path, answer = exported
     ids = answer["token_ids"]

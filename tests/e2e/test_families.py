@@ -1,4 +1,4 @@
-"""Random models of every family, saved by transformers, imported and scored. Needs what `tests/run.sh --full` installs."""
+"""Imports, trains and scores random models of every family. Needs what `tests/run.sh --full` installs."""
 import json
 
 import pytest

@@ -1,4 +1,4 @@
-"""Compares twenty steps of full fine-tuning with transformers and torch's AdamW: same start, same data, fp32 compute."""
+"""Compares twenty steps of full fine-tuning with transformers and torch's AdamW: same start and data, fp32 compute."""
 import json
 from types import SimpleNamespace
 
@@ -93,7 +93,7 @@ def test_losses_agree_with_transformers(compared):
 
 
 def test_losses_in_bf16_agree_with_autocast(compared):
-    """torch's autocast rounds linears to bf16, and also the residual stream's products; ours keeps that stream in f32."""
+    """torch's autocast rounds the outputs of all linears to bf16; ours adds them to the residual stream in f32."""
     ours = losses(train(compared.server, compared.path, "bf16", "COMPUTE_DTYPE_BF16"))
     theirs = reference(compared.base, compared.ids, autocast=True).losses
     print(f"worst relative difference of {STEPS} losses in bf16: {worst(ours, theirs):.1e}; of autocast and fp32: "
@@ -103,7 +103,7 @@ def test_losses_in_bf16_agree_with_autocast(compared):
 
 
 def test_wrong_settings_are_detected(compared):
-    """The bound of test_losses_agree_with_transformers sees a learning rate of another 2 %, and another mask."""
+    """The bound of test_losses_agree_with_transformers detects a learning rate 2 % higher, and another mask."""
     ours = losses(compared.events)
     assert worst(ours, reference(compared.base, compared.ids, lr=1.02 * LR).losses) > 1e-3
     assert worst(ours, reference(compared.base, compared.ids, skipped=1).losses) > 1e-3

@@ -1,4 +1,4 @@
-"""Sets the flags that limit calls and models low and reaches the limits (limits of jobs:
+"""Sets the flags that limit calls and models to low values, then reaches those limits (limits of jobs:
 tests/server/jobs/admission_test.cc)."""
 import contextlib
 import json
@@ -284,7 +284,7 @@ def test_c12_download_that_is_not_read_loses_its_place(make_server, tmp_path):
     with grpc.insecure_channel(server.grpc, options=[("grpc.http2.bdp_probe", 0)]) as channel:
         download = channel.unary_stream(DOWNLOAD)(request)
         next(download)
-        time.sleep(3)  # more than --slow_reader_s, less than the client has to read its status
+        time.sleep(3)  # longer than --slow_reader_s, shorter than the server's wait for the status to be read
         with pytest.raises(grpc.RpcError) as slow:
             for _ in download:
                 pass

@@ -22,7 +22,7 @@ def resident(server, what="VmRSS"):
 
 
 class Growth:
-    """Growth of the server's memory since now: the peak, not what remains after the calls."""
+    """Growth of the server's memory since this object was made: its peak, also after the memory is freed."""
 
     def __init__(self, server):
         self.server = server

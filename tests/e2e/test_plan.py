@@ -1,4 +1,4 @@
-"""Compares what `jobs plan` predicts with what the run then shows."""
+"""Compares the predictions of `jobs plan` with the figures of the run."""
 import json
 import pathlib
 import re

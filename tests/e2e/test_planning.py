@@ -1,4 +1,4 @@
-"""PLANNING with much data: CreateJob does not wait for the rows, and a job whose server is killed meanwhile is planned again."""
+"""PLANNING with much data: CreateJob does not wait for the rows, and the next server plans a job of a killed one."""
 import json
 import sqlite3
 import time

@@ -318,7 +318,7 @@ def test_R17_as_the_first_process_of_a_container_nibbled_ends_and_reaps_orphans(
         prepare(server.start(), model_directory, text_file)
         assert json.loads((server.state / "server.json").read_text())["pid"] == 1
         (nibbled,) = children(server.process.pid)
-        # An orphan of somebody who entered the container, before any job has run.
+        # Before any job has run, leaves an orphan from outside the container, as `kubectl exec` may.
         leave = ["/usr/bin/nsenter", "--target", str(nibbled), "--pid", "/bin/sh", "-c", "/bin/sleep 1000 &"]
         subprocess.run(leave, check=True, timeout=30, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         (orphan,) = children(nibbled)
@@ -327,7 +327,7 @@ def test_R17_as_the_first_process_of_a_container_nibbled_ends_and_reaps_orphans(
         job = create(server, "out")
 
         def planted():
-            # Only nibbled can reap those that have ended, and they must not wait for the end of the trainer.
+            # Only nibbled can reap the orphans that have ended, and it must do so before the trainer ends.
             states = list(children(nibbled).values())
             return len(states) == LEFT + 1 and "Z" not in states
 
@@ -433,8 +433,8 @@ def test_R3_sigterm_under_load_finishes_running_requests(make_server, model_dire
     assert server.process.wait(timeout=30) == 0
     assert time.monotonic() - began <= 30
     assert trainers(server) == []
-    # A watch is cut when its job has a checkpoint. Its error shows that the job has not ended, and the watch resumes on
-    # the next server.
+    # The server ends a watch when the job has a checkpoint. The error shows that the job has not ended, and the client
+    # resumes the watch on the next server.
     assert ended is not None and says_draining(ended), ended
     api.close()
     server.start()

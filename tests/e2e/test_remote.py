@@ -151,7 +151,7 @@ def test_watch_that_loses_its_connection_neither_loses_nor_repeats_events(namesp
     created = nibble(namespace, remote, "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 40,
                      "--output", "watched", *TRAIN)[0]
     nibble(namespace, remote, "jobs", "get", created["id"], server=proxy.address)
-    # A handshake and an answer. A watch that is always cut before it has received more than this gives up.
+    # The bytes of a handshake and an answer. A watch gives up if every cut comes before it has received more bytes.
     first_answer = proxy.bytes_back
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         watch = pool.submit(nibble, namespace, remote, "jobs", "watch", created["id"], server=proxy.address)

@@ -141,7 +141,7 @@ def handshake(address, minimum, maximum, ca=None, client=None, name="localhost")
         context.load_cert_chain(*client)
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as raw, context.wrap_socket(raw, server_hostname=name) as wrapped:
-        # With TLS 1.3 the server's verdict on the client's certificate comes after the handshake: HTTP/2 settings, or an alert.
+        # With TLS 1.3 the server accepts (HTTP/2 settings) or refuses (an alert) the certificate after the handshake.
         wrapped.settimeout(20)
         if client is not None and not wrapped.recv(1):
             raise ssl.SSLError("closed without an alert")
@@ -348,9 +348,9 @@ def test_s8_unusable_files_are_reported_and_the_last_good_ones_serve(secure, tmp
         if fault == "half an authority":
             os.replace(half, secure.client_ca)
         pki.put_in_place(secure.folder / "served", certificate, key)
-        # Before any scrape: the server checks the files without one.
+        # No scrape has happened since the change: the server checks the files on its own.
         soon(lambda: len(secure.server.logged(UNUSABLE)) > errors, "the error is logged")
-        time.sleep(3)  # gRPC has read the files since
+        time.sleep(3)  # time for gRPC to read the files
         assert served() == before
         check_calls(kept)
         assert secure.server.metrics()["nibble_tls_files_ok"] == 0

@@ -1,5 +1,5 @@
 """R1 of docs/faults.md: SIGKILLs of the server, again and again, while jobs run and clients call. The answers are kept
-as a history and checked against what the next server answers."""
+as a history and checked against those of the next server."""
 import concurrent.futures
 import contextlib
 import os
@@ -156,7 +156,7 @@ class Traffic:
             return None
 
     def heard(self, before, job):
-        """Takes an answer; `before` is what was known of the job when the answer was requested."""
+        """Takes an answer; `before` is the latest one that was known when this one was requested."""
         check_later(before, job)
         with self.lock:
             if rank(job) >= rank(self.jobs[job.name]):  # answers may overtake each other
@@ -476,7 +476,7 @@ def test_R1_repeated_kills_of_the_server_lose_nothing(make_server, model_directo
         soon(lambda name=name: traffic.ask(api, "GetJob", name).state != 4, seconds=120)  # --pause_grace_s is 60
         traffic.ask_if_legal(api, "ResumeJob", name)
     for name in reversed(left):  # the oldest is the next to run
-        server.run("jobs", "watch", name, check=False)  # exit 1 for a cancelled one
+        server.run("jobs", "watch", name, check=False)  # exit 8 for a cancelled one
         check_story(traffic.read(api, name))
     ended = check_all_there(server.grpc, traffic)
     assert {path.name for path in (server.state / "jobs").iterdir()} <= set(ended), "a deleted job has files"

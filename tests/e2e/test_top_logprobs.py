@@ -50,7 +50,7 @@ def test_generate_returns_the_same_tokens_as_score(shared, model):
     for entry, token in zip(entries, answer["token_ids"], strict=True):
         assert entry["token_id"] == token == entry["top"][0]["token_id"], "greedy"
         check(entry["logprob"], token, entry["top"])
-    # Score sees what decoding saw only as far as the text encodes to the same tokens.
+    # Compares only as far as the text encodes to the tokens that were decoded.
     scored = shared.json("score", model, "--text", PAGE + answer["text"], "--top", TOP)
     begin, same = len(PAGE.encode()), 0
     while same < 24 and scored["token_ids"][begin + same: begin + same + 1] == answer["token_ids"][same: same + 1]:

@@ -1,4 +1,4 @@
-"""Effects of options of a job: on its losses, on the rows that it trains and evaluates, and on the model that is served."""
+"""Effects of options of a job: on its losses, on the rows that it trains and evaluates, and on the served model."""
 import json
 import math
 
@@ -152,7 +152,7 @@ def test_an_epoch_ends_with_its_data(train):
 
 
 def test_only_chosen_linears_are_trained(train):
-    """The other linears have no adapter: the first loss is the same, and the loss falls less than with adapters on all."""
+    """The other linears have no adapter: the first loss is the same, and the loss falls less than with all adapters."""
     alone = train("four", micro_batch=4, qlora={"target_modules": ["q_proj", "down_proj"]})
     all_of_them = train("four", micro_batch=4)
     assert losses(alone)[0] == losses(all_of_them)[0], "B is 0 at the start"
@@ -188,9 +188,9 @@ def test_evaluation_set_may_have_another_format(train):
 
 
 def test_held_out_rows_are_evaluated_and_not_trained(train, tmp_path):
-    """A run with `eval_fraction` equals one with its trained and its held-out rows as two datasets. The number of evaluated
-    tokens shows which rows were held out."""
-    # No two pairs of rows have as many tokens together.
+    """A run with `eval_fraction` equals one with its trained and its held-out rows as two datasets. The number of
+    evaluated tokens shows which rows were held out."""
+    # No two pairs of rows have the same total number of tokens.
     rows = [PAGE[9 * i: 9 * i + 30 + extra] for i, extra in enumerate((1, 2, 4, 8, 13, 21, 31, 45))]
 
     def upload(name, chosen):

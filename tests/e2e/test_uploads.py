@@ -1,4 +1,4 @@
-"""Interrupts, resumes and cancels uploads with the real client, and checks what a crash leaves of them (docs/faults.md,
+"""Interrupts, resumes and cancels uploads with the real client, and checks that a crash leaves none (docs/faults.md,
 C10)."""
 import hashlib
 import os

@@ -42,7 +42,7 @@ def pool():
 
 
 def message(kind, /, **fields):
-    """message("CreateJobRequest", request_id="x")"""
+    """Makes a message: message("CreateJobRequest", request_id="x")"""
     return message_factory.GetMessageClass(pool().FindMessageTypeByName(f"nibble.v1.{kind}"))(**fields)
 
 

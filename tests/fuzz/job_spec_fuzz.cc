@@ -1,6 +1,6 @@
 // F6: a job spec, as JSON (attempt.json, the client's --spec) if the input begins with "{", else as the bytes of a
-// nibble.v1.JobSpec. A valid spec resolves, is unchanged after writing and reading in either form, and is planned for a
-// small model and a few rows of each format: the plan has valid numbers, or is refused as the caller's fault.
+// nibble.v1.JobSpec. A valid spec resolves, is unchanged after writing and reading as JSON, is accepted as a message,
+// and is planned for a small model and two rows: the plan has valid numbers, or is refused as the caller's fault.
 #include <cmath>
 #include <fstream>
 #include <string>

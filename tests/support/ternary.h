@@ -15,7 +15,7 @@ inline std::vector<std::int8_t> TernaryVector(std::uint64_t seed, std::int64_t n
   return out;
 }
 
-// A packed weight made from row-major codes; `ok` is false if any of them is not a code.
+// A packed weight made from row-major codes; `ok` is false if a value is not -1, 0 or 1.
 class TernaryWeight {
  public:
   TernaryWeight(const std::vector<std::int8_t>& codes, const std::vector<float>& scale, std::int64_t n, std::int64_t k)

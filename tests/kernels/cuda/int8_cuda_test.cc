@@ -148,7 +148,7 @@ TEST_F(Int8CudaTest, ProductWithoutColumnsIsTheBias) {
   }
 }
 
-// docs/adr/0004-activation-quantisation-has-its-own-name.md
+// The reason: docs/adr/0004-activation-quantisation-has-its-own-name.md
 TEST_F(Int8CudaTest, ActivationsAreCountedUnderTheirOwnName) {
   const std::int64_t m = 3, k = 64;
   DeviceBytes x(*context_, support::NormalVector(1, m * k));

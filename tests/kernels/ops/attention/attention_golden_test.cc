@@ -83,8 +83,8 @@ void CheckAttention(const std::string& name, DType cache_type) {
   }
   double max_value = 0;
   for (const float x : v) max_value = std::max(max_value, std::fabs(static_cast<double>(x)));
-  // A weight is off by twice the score's error, the subtraction's rounding, exp, and one rounding per page; weights sum
-  // to 1.
+  // Bounds the error of a weight: twice the score's error, the rounding of the subtraction, those of exp, of the sums
+  // and of the rescaling at each page. Weights sum to 1.
   const double weight = 2 * score_error + 2 * kEpsF32 * max_score + Gamma(2 * length + 10);
   EXPECT_TRUE(AllWithin(out, Values().Get<double>(name + ".out"), [&](std::size_t) { return 2 * weight * max_value; }));
   EXPECT_TRUE(AllWithin(logsumexp, Values().Get<double>(name + ".logsumexp"),

@@ -151,7 +151,7 @@ void ExpectNearF64(const Shape& s, const Sequence& sequence, const Result& got) 
       const std::int64_t kv = h / s.group * d;
       std::vector<double> score(static_cast<std::size_t>(t + 1));
       double max = -HUGE_VAL;
-      double score_error = 0;  // of the worst score
+      double score_error = 0;  // the largest of all scores
       for (std::int64_t j = 0; j <= t; ++j) {
         double dot = 0, size = 0;
         for (std::int64_t i = 0; i < d; ++i) {
@@ -167,7 +167,7 @@ void ExpectNearF64(const Shape& s, const Sequence& sequence, const Result& got) 
       }
       double sum = 0;
       for (double& p : score) sum += p = std::exp(p - max);
-      // Each weight is off by the score's error, two roundings of the difference and exp, and one per rescaled page.
+      // Bounds the error of a weight: twice the score's error, and the roundings of exp, the sums and the rescaling.
       const double relative = 2 * score_error + support::Gamma(t + 40) + 40 * support::kEpsF32;
       for (std::int64_t i = 0; i < d; ++i) {
         double y = 0, size = 0;

@@ -53,7 +53,7 @@ auto LaunchesOf(const MatmulLibraryArgs& args) {
   return launches.Snapshot();
 }
 
-// The op does this without the library: otherwise oneDNN and torch would have to agree.
+// The op computes this case without the library, so oneDNN and torch need not agree on it.
 TEST(MatmulLibraryTest, ProductWithoutColumnsIsZero) {
   for (const bool accumulate : {false, true}) {
     Product p;

@@ -186,7 +186,7 @@ TEST(MatmulTernaryTest, RowDoesNotDependOnItsNeighbours) {
   }
 }
 
-// q, k and v side by side in one weight give the same results as each alone: the scale is a vector.
+// q, k and v side by side in one weight give the same results as each alone, because every row has its own scale.
 TEST(MatmulTernaryTest, ConcatenatedWeightsGiveTheBitsOfEach) {
   Case c = MakeCase(9, 3, 96, 128, false, 0);
   for (std::size_t n = 0; n < 96; ++n) c.w_scale[n] = n < 32 ? 0.5f : n < 80 ? 0.003f : 7.0f;

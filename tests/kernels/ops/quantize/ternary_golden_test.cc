@@ -228,8 +228,8 @@ TEST_F(TernaryGoldenTest, StraightThroughActivationGradientsAgreeWithAutograd) {
         EXPECT_EQ(got, grad);
         ASSERT_TRUE(QuantizeInt8Backward({xm, q, how, gm, Ste::kRoundOnly, true, out}, CpuStream(isa)).ok());
         const auto want = golden_.Get<double>("activation_ste." + std::to_string(bits) + (per_tensor ? ".1" : ".0"));
-        // A term g (c - u) is wrong by at most five roundings of |g u|, their sum over the largest code by two, and a
-        // row's |u| over that code is |x| / absmax.
+        // A term g (c - u) has an error of at most five roundings of |g u|; the sum and its division by the largest
+        // code add two. A row's |u| divided by that code is |x| / absmax.
         std::vector<double> through_scale(6);
         for (std::size_t row = 0; row < 6; ++row) {
           for (std::size_t k = 0; k < 50; ++k) {

@@ -84,7 +84,7 @@ TEST(SampleGoldenTest, DrawsFollowTheCandidatesAndProbabilitiesOfTransformers) {
     for (const std::size_t j : order) {
       const double share = static_cast<double>(probabilities[j]);
       sums.push_back(sums.back() + share);
-      // The exponent is rounded twice (difference, temperature), exp once, the golden once; the sum is of such weights.
+      // The exponent is rounded twice (difference, temperature), exp once, the golden once; the sum adds such weights.
       const double exponent = std::fabs(static_cast<double>(logit(j) - logit(order[0])) / p.temperature);
       bound += share * kEpsF32 * (4 * exponent + 60);
     }
