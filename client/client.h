@@ -76,7 +76,7 @@ class Client {
   absl::StatusOr<v1::UploadModelResponse> UploadModel(v1::UploadModelHeader header,
                                                       const std::vector<FileToSend>& files, const OnProgress& progress);
   // Writes the files of an export under `directory`, which it creates; each file appears complete or not at all. Checks
-  // paths, sizes and digests (DataLoss, InvalidArgument). Returns the files with their digests.
+  // paths, sizes and digests (DataLoss). Returns the files with their digests.
   absl::StatusOr<std::vector<v1::FileEntry>> DownloadArtifact(const std::string& artifact_id,
                                                               const std::string& directory, const OnProgress& progress);
 
@@ -98,8 +98,8 @@ class Client {
   absl::StatusOr<v1::Job> WatchJob(const std::string& name, std::int64_t after_sequence,
                                    const std::function<absl::Status(const v1::JobEvent&)>& on_event);
 
-  // Passes on every message of a stream. DataLoss when the order is not start, deltas, finishes, usage. An error of
-  // `on_reply` cancels the call and is returned.
+  // Passes on every message of a stream. DataLoss when a message is out of order: the start is first, the usage last,
+  // and no delta follows its output's finish. An error of `on_reply` cancels the call; the method then returns it.
   absl::Status GenerateStream(const v1::GenerateRequest& request, bool chat,
                               const std::function<absl::Status(const v1::GenerateReply&)>& on_reply);
   // Joins the pieces of ScoreStream. DataLoss when they are out of order or the stream has no finish.
@@ -128,8 +128,8 @@ class Client {
 
   // Repeats `call` until it returns something other than UNAVAILABLE, or the attempts are used up.
   absl::Status Retry(const std::function<absl::Status()>& call);
-  // Runs one stream after the other, each with what has arrived so far, until the upload is complete or fails for good.
-  // `resumed`: the server already has the upload.
+  // Calls `stream` with the server's state of the upload, and again after each error that a new stream can resume,
+  // until the upload is complete or fails for good. `resumed`: the server already has the upload.
   absl::Status RetryUpload(const std::string& id, bool resumed,
                            const std::function<absl::Status(const v1::Upload& arrived)>& stream);
   absl::Status WaitInto(google::longrunning::Operation operation, const OnProgress& progress,

@@ -114,9 +114,9 @@ class Upload {
   bool ended_ = false;
 };
 
-// Whether another stream may complete the upload: the connection was lost, the server ended the stream because of its
-// age, the server no longer has the upload (reason UPLOAD), or it has a different number of bytes than this client
-// expected.
+// Whether another stream may complete the upload: the connection was lost, another stream took over the upload or is
+// finishing it (ABORTED), the server ended the stream because of its age (if the client set no deadline), it no longer
+// has the upload (reason UPLOAD), or it has a different number of bytes than this client expected.
 bool CanResume(const absl::Status& status, const ClientOptions& options) {
   if (absl::IsUnavailable(status) || absl::IsAborted(status)) return true;
   if (absl::IsDeadlineExceeded(status)) return options.long_deadline == absl::InfiniteDuration();
@@ -223,7 +223,7 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
       }
       arrived = *std::move(found);
     } else {
-      arrived.Clear();  // the server no longer has the upload: begin again
+      arrived.Clear();  // the server no longer has the upload, or does not answer: begin again
     }
   }
 }

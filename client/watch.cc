@@ -14,7 +14,7 @@
 namespace nibble::client {
 namespace {
 
-// Maximum consecutive streams that end with OK and bring no new event although the job is not over.
+// A watch fails after this number of consecutive streams that end with OK without a new event or the job's end.
 constexpr int kMaxIdleEnds = 5;
 constexpr int kPageEvents = 1000;
 
@@ -58,7 +58,7 @@ class LogReader {
   LogReader(std::string job, List list, Cursor& cursor)
       : job_(std::move(job)), list_(std::move(list)), cursor_(cursor) {}
 
-  // Takes the events up to but excluding `before`. Events that the log does not have either were removed by the server
+  // Takes the events up to but excluding `before`. The server has removed those that are missing in the log too
   // (--keep_step_events).
   absl::Status ReadUntil(std::int64_t before) {
     while (!ahead_.empty() && ahead_.front() <= cursor_.last()) ahead_.pop_front();
@@ -110,7 +110,7 @@ class LogReader {
 
 // The result of reading one stream of a watch.
 struct StreamEnd {
-  absl::Status ours;    // an error of an event or of the log; the stream was cancelled
+  absl::Status ours;    // of on_event, the log or a malformed event; the stream was cancelled
   absl::Status theirs;  // the status of the stream
   bool read_any = false;
   // The job was over when the stream began, with this last event.

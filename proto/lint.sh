@@ -19,8 +19,8 @@ googleapis=$(cd "$googleapis" && pwd)
 image proto "$work/now.binpb"
 buf lint "$work/now.binpb" --config proto/buf.yaml
 # Checks that buf does not make: the length of lines; the comment of an optional field gives its default; the comment of
-# an rpc, or that of its service for all methods, lists the errors. The sentence about the errors in common.proto is not
-# such a list.
+# an rpc, or that of its service for all methods, lists the errors. "The errors that every method shares are in
+# common.proto" does not count as a list.
 find proto/nibble -name '*.proto' -exec awk '
   function said() { return tolower(comment) ~ /default|unset|unimplemented/ }
   length > 140 { print FILENAME ":" FNR ": the line has " length " characters, wanted at most 140"; bad = 1 }

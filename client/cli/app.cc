@@ -21,7 +21,7 @@ constexpr char kFooter[] =
 
 constexpr double kMaxTimeoutSeconds = 1e9;  // about 30 years
 
-// Prints for example "error: INVALID_ARGUMENT (FIELD_VIOLATION): qlora.r: got 0, wanted 1 to 1024", then the other
+// Prints for example "error: INVALID_ARGUMENT (FIELD_VIOLATION): qlora.r: is 0, wanted 1 to 4096", then the other
 // details of the status.
 void PrintError(std::ostream& err, const absl::Status& status) {
   const std::string message(status.message());

@@ -44,7 +44,7 @@ std::size_t SkipBlanks(std::string_view text, std::size_t at) {
   return std::min(text.find_first_not_of(kBlanks, at), text.size());
 }
 
-// The end of the JSON object that begins at `at`, without checking what is in it.
+// The end of the JSON object that begins at `at`. Does not check the object's content.
 std::size_t EndOfObject(std::string_view text, std::size_t at) {
   int depth = 0;
   bool in_string = false;

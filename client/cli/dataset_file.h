@@ -30,7 +30,7 @@ bool IsForeignFormat(const std::string& format);
 // NotFound (FILE): `path` cannot be read; ResourceExhausted (FILE): the rows cannot be written.
 absl::StatusOr<ConvertedFile> ToJsonLines(const std::string& path, const std::string& format);
 
-// InvalidArgument (DATASET_FORMAT) if the file looks like one that needs a --format of ToJsonLines; names the option.
+// InvalidArgument (DATASET_FORMAT) if the file looks like one that needs --format; the message names the values.
 absl::Status CheckIsJsonLines(const std::string& path);
 
 }  // namespace nibble::cli

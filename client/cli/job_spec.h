@@ -1,4 +1,4 @@
-// The spec of `jobs create`: a file and flags; flags override the file.
+// The spec of `jobs create` and `jobs plan`: a file and flags; flags override the file.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -18,12 +18,12 @@ struct SpecOption {
   const char* help;
 };
 std::span<const SpecOption> SpecOptions();
-// Why the option does not take this text; "" if it does. The server checks ranges.
+// Returns "" if the option accepts the text, else an error text. The server checks ranges.
 std::string CheckSpecOption(const SpecOption& option, const std::string& text);
 
 // Options that the user set. Only these are sent, so the server's defaults apply to the rest.
 struct JobFlags {
-  std::map<std::string, std::string> fields;  // of SpecOptions: their texts, by path
+  std::map<std::string, std::string> fields;  // texts of SpecOptions, by path
   std::optional<std::string> spec_file, method, device, warmup;
   std::optional<std::int32_t> rank;
   std::optional<double> alpha;
