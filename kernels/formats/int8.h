@@ -26,8 +26,8 @@ struct StochasticRounding {
 // max_code = 2^(bits - 1) - 1. The defaults are native int8; BitNet uses kBitNetMinAbsmax (formats/ternary.h).
 struct QuantizeOptions {
   float min_absmax = kInt8MinAbsmax;
-  int bits = 8;             // 4, 8 or 16; 16 writes wide_codes
-  bool per_tensor = false;  // one scale from the absmax of all rows, written for each row; no outliers
+  int bits = 8;                        // 4, 8 or 16; 16 writes wide_codes
+  bool per_tensor = false;             // one scale from the absmax of all rows, written for each row; no outliers
   StochasticRounding stochastic = {};  // replaces rne
 };
 constexpr float MaxCode(int bits) { return static_cast<float>((1 << (bits - 1)) - 1); }

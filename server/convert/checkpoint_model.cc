@@ -61,9 +61,8 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
 }
 
 absl::StatusOr<model::ArtifactInfo> MakeTrainedCheckpointModel(
-    base::FileSystem& files, const model::Artifact& base, const model::ModelConfig& config,
-    const TrainedForm& form, const std::string& checkpoint_directory, const base::Json& provenance,
-    const std::string& target) {
+    base::FileSystem& files, const model::Artifact& base, const model::ModelConfig& config, const TrainedForm& form,
+    const std::string& checkpoint_directory, const base::Json& provenance, const std::string& target) {
   std::vector<model::TensorPlan> plan;
   for (const model::TensorSpec& tensor : model::RequiredTensors(config)) {
     plan.push_back({tensor.name, kernels::DType::kF32, tensor.shape});

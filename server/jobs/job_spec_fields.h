@@ -122,20 +122,20 @@ struct SpecFields<FullMethod> {
 
 template <>
 struct SpecFields<Int8MixedMethod> {
-  static constexpr auto kFields = std::tuple(
-      SpecField("preset", &Int8MixedMethod::preset).OneOf(kInt8MixedPresets),
-      SpecField("forward", &Int8MixedMethod::forward), SpecField("grad_input", &Int8MixedMethod::grad_input),
-      SpecField("grad_weight", &Int8MixedMethod::grad_weight),
-      SpecField("exact_forward", &Int8MixedMethod::exact_forward),
-      SpecField("act_outliers", &Int8MixedMethod::act_outliers).Between(0, 16),
-      SpecField("act_scale", &Int8MixedMethod::act_scale).OneOf(kActScales),
-      SpecField("weight_scale", &Int8MixedMethod::weight_scale).OneOf(kWeightScales),
-      SpecField("grad_scale", &Int8MixedMethod::grad_scale).OneOf(kActScales),
-      SpecField("stochastic_forward", &Int8MixedMethod::stochastic_forward),
-      SpecField("stochastic_gradients", &Int8MixedMethod::stochastic_gradients),
-      SpecField("target_modules", &Int8MixedMethod::target_modules),
-      SpecField("init", &Int8MixedMethod::init).OneOf(kInits),
-      SpecField("compute_dtype", &Int8MixedMethod::compute_dtype).OneOf(kComputeDtypes));
+  static constexpr auto kFields =
+      std::tuple(SpecField("preset", &Int8MixedMethod::preset).OneOf(kInt8MixedPresets),
+                 SpecField("forward", &Int8MixedMethod::forward), SpecField("grad_input", &Int8MixedMethod::grad_input),
+                 SpecField("grad_weight", &Int8MixedMethod::grad_weight),
+                 SpecField("exact_forward", &Int8MixedMethod::exact_forward),
+                 SpecField("act_outliers", &Int8MixedMethod::act_outliers).Between(0, 16),
+                 SpecField("act_scale", &Int8MixedMethod::act_scale).OneOf(kActScales),
+                 SpecField("weight_scale", &Int8MixedMethod::weight_scale).OneOf(kWeightScales),
+                 SpecField("grad_scale", &Int8MixedMethod::grad_scale).OneOf(kActScales),
+                 SpecField("stochastic_forward", &Int8MixedMethod::stochastic_forward),
+                 SpecField("stochastic_gradients", &Int8MixedMethod::stochastic_gradients),
+                 SpecField("target_modules", &Int8MixedMethod::target_modules),
+                 SpecField("init", &Int8MixedMethod::init).OneOf(kInits),
+                 SpecField("compute_dtype", &Int8MixedMethod::compute_dtype).OneOf(kComputeDtypes));
 };
 
 template <>
@@ -166,15 +166,16 @@ struct SpecFields<RunConfig> {
 
 template <>
 struct SpecFields<JobSpec> {
-  static constexpr auto kFields = std::tuple(
-      SpecField("display_name", &JobSpec::display_name), SpecField("method", &JobSpec::method).InApi(""),
-      SpecField("base_model", &JobSpec::base_model), SpecField("train_dataset", &JobSpec::train_dataset),
-      SpecField("eval_dataset", &JobSpec::eval_dataset), SpecField("eval_fraction", &JobSpec::eval_fraction),
-      SpecField("output_model", &JobSpec::output_model).InApi("publish.output_model"),
-      SpecField("device", &JobSpec::device).InApi(""), SpecField("data", &JobSpec::data),
-      SpecField("qlora", &JobSpec::qlora).OfMethod(), SpecField("bitnet_qat", &JobSpec::bitnet_qat).OfMethod(),
-      SpecField("full", &JobSpec::full).OfMethod(), SpecField("int8_mixed", &JobSpec::int8_mixed).OfMethod(),
-      SpecField("optim", &JobSpec::optim), SpecField("run", &JobSpec::run), SpecField("labels", &JobSpec::labels).InApi(""));
+  static constexpr auto kFields =
+      std::tuple(SpecField("display_name", &JobSpec::display_name), SpecField("method", &JobSpec::method).InApi(""),
+                 SpecField("base_model", &JobSpec::base_model), SpecField("train_dataset", &JobSpec::train_dataset),
+                 SpecField("eval_dataset", &JobSpec::eval_dataset), SpecField("eval_fraction", &JobSpec::eval_fraction),
+                 SpecField("output_model", &JobSpec::output_model).InApi("publish.output_model"),
+                 SpecField("device", &JobSpec::device).InApi(""), SpecField("data", &JobSpec::data),
+                 SpecField("qlora", &JobSpec::qlora).OfMethod(),
+                 SpecField("bitnet_qat", &JobSpec::bitnet_qat).OfMethod(), SpecField("full", &JobSpec::full).OfMethod(),
+                 SpecField("int8_mixed", &JobSpec::int8_mixed).OfMethod(), SpecField("optim", &JobSpec::optim),
+                 SpecField("run", &JobSpec::run), SpecField("labels", &JobSpec::labels).InApi(""));
 };
 
 // A struct of job_spec.h, in contrast to the values of its fields.

@@ -53,11 +53,11 @@ struct ArtifactInfo {
   bool int8_head = false;                           // int8: the head (and a tied embedding) is int8 too
   std::optional<BitNetInfo> bitnet;                 // always set for ternary; on f32 and bf16: BitNet masters
   std::optional<int> trained_outliers;  // f32, bf16: trained in int8 with this maximum of outliers per activation row
-  std::string weights_digest;                       // SHA-256 over the tensors: name, dtype, shape, bytes; by name
-  std::string base_digest;                          // for lora, and for a model made from another
-  std::string source;                               // "import", "convert", "job", "checkpoint"
-  std::string recorded_by;                          // maker of record.bin: "trainer", "convert", or ""
-  base::Json provenance = base::Json::object();     // job id, dataset digest, tokenizer digest, config digest, ...
+  std::string weights_digest;           // SHA-256 over the tensors: name, dtype, shape, bytes; by name
+  std::string base_digest;              // for lora, and for a model made from another
+  std::string source;                   // "import", "convert", "job", "checkpoint"
+  std::string recorded_by;              // maker of record.bin: "trainer", "convert", or ""
+  base::Json provenance = base::Json::object();  // job id, dataset digest, tokenizer digest, config digest, ...
 
   Determinism determinism() const;
   bool is_masters() const { return bitnet.has_value() && format != Format::kTernary; }

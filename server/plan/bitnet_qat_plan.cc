@@ -94,9 +94,10 @@ class BitNetQat : public MethodPlan {
                                                           const kernels::Stream& /*stream*/) const override {
     const model::BitNetInfo bitnet = {.act_bits = static_cast<int>(source.spec.bitnet_qat.act_bits),
                                       .head_dtype = model::kBitNetFloatType};
-    return convert::MakeTrainedCheckpointModel(
-        files, source.target.base, TrainedConfig(source.spec, source.target.base.config()),
-        {.bitnet = bitnet, .kv_dtype = model::kBitNetFloatType}, source.directory, source.target.provenance, source.target.directory);
+    return convert::MakeTrainedCheckpointModel(files, source.target.base,
+                                               TrainedConfig(source.spec, source.target.base.config()),
+                                               {.bitnet = bitnet, .kv_dtype = model::kBitNetFloatType},
+                                               source.directory, source.target.provenance, source.target.directory);
   }
 };
 

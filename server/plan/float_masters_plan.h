@@ -26,9 +26,7 @@ class FloatMastersPlan : public MethodPlan {
   }
 
   bool trains_adapter() const override { return false; }
-  model::ModelConfig TrainedConfig(const jobs::JobSpec&, const model::ModelConfig& base) const override {
-    return base;
-  }
+  model::ModelConfig TrainedConfig(const jobs::JobSpec&, const model::ModelConfig& base) const override { return base; }
   model::ArtifactInfo ServedForm(const jobs::JobSpec&) const override {
     model::ArtifactInfo served;
     served.format = model::Format::kInt8;

@@ -27,8 +27,8 @@ class Int8Mixed : public FloatMastersPlan {
     }
     // f32: norms' inputs, q, gate and up. bf16: k and v. Four inputs of linears as rows: codes, a scale and outliers.
     constexpr std::int64_t kRowBytes = 4 + 4 + kernels::kMaxOutliers * 8;
-    const std::int64_t inputs = c.norms == model::NormPlacement::kBlock ? 2 * c.hidden_size
-                                                                        : 2 * c.hidden_size + c.q_size() + c.ffn_size;
+    const std::int64_t inputs =
+        c.norms == model::NormPlacement::kBlock ? 2 * c.hidden_size : 2 * c.hidden_size + c.q_size() + c.ffn_size;
     return 4 * (inputs + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() + 2 * c.hidden_size + c.q_size() +
            c.ffn_size + 4 * kRowBytes + HeadNormBytes(c);
   }
@@ -56,8 +56,8 @@ class Int8Mixed : public FloatMastersPlan {
     // codes that are made of it; logits in f32 and rounded; gate, up and the residual stream in f32 with their
     // gradients, the values and the codes of the largest input; the cached K and V of one layer.
     const std::int64_t token = 8 * config.hidden_size + (12 + 2 * element) * config.ffn_size + 8 * config.kv_size();
-    bytes.workspace = sizes.embedding * (3 * 4 + element) + sizes.largest * (4 + 2 + element) +
-                      logits * (4 + element) + tokens * token;
+    bytes.workspace = sizes.embedding * (3 * 4 + element) + sizes.largest * (4 + 2 + element) + logits * (4 + element) +
+                      tokens * token;
     return bytes;
   }
 

@@ -7,7 +7,8 @@ namespace nibble::plan {
 namespace {
 
 jobs::MethodTable<MethodPlan>& Table() {
-  static auto& table = *new jobs::MethodTable<MethodPlan>({&QLoraPlan(), &BitNetQatPlan(), &FullPlan(), &Int8MixedPlan()});
+  static auto& table =
+      *new jobs::MethodTable<MethodPlan>({&QLoraPlan(), &BitNetQatPlan(), &FullPlan(), &Int8MixedPlan()});
   return table;
 }
 

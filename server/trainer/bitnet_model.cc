@@ -79,8 +79,7 @@ class TorchBitNetModel : public BitNetModel {
   }
   const model::DecoderWeights& ServingWeights() const override { return model_.ServingWeights(); }
   void ReleaseGradients() override { model_.ReleaseGradients(); }
-  absl::Status ForEachTrainingLogits(
-      std::span<const std::int32_t> tokens, const VisitLogits& visit) override {
+  absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) override {
     return model_.ForEachTrainingLogits(tokens, visit);
   }
 

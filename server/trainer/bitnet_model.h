@@ -47,8 +47,7 @@ class BitNetModel : public TrainingModel {
   // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
   virtual void ReleaseGradients() = 0;
   // Logits of every row by the training instantiation, with autograd on; in chunks like those of model::ForEachLogits.
-  virtual absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens,
-                                             const VisitLogits& visit) = 0;
+  virtual absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) = 0;
 };
 
 }  // namespace nibble::trainer

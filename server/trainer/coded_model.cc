@@ -160,8 +160,7 @@ void CodedModel::ReleaseGradients() {
   context_.scratch.reset();
 }
 
-absl::Status CodedModel::ForEachTrainingLogits(
-    std::span<const std::int32_t> tokens, const VisitLogits& visit) {
+absl::Status CodedModel::ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) {
   return Guarded([&]() -> absl::Status {
     const torch::AutoGradMode with_gradients(true);
     const std::vector<std::int32_t> ids(tokens.begin(), tokens.end());
@@ -230,7 +229,8 @@ void CodedModel::MakeLayer(const model::Artifact& base, std::int64_t layer) {
       const auto block = BlockNormOf(kind);
       if (block.has_value() && !model::HasNorm(config_, *block)) from = model::NormName(layer, *block);
     }
-    norms[static_cast<std::size_t>(n)] = Make(base, model::NormName(layer, norm), {model::NormSize(config_, norm)}, from);
+    norms[static_cast<std::size_t>(n)] =
+        Make(base, model::NormName(layer, norm), {model::NormSize(config_, norm)}, from);
   }
   std::array<CodedLinears::Source, model::kNumLinearKinds> sources;
   auto& biases = biases_.emplace_back();

@@ -77,8 +77,7 @@ class CodedModel {
   // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
   void ReleaseGradients();
   // Logits of every row by the training instantiation, with autograd on; in chunks.
-  absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens,
-                                     const VisitLogits& visit);
+  absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit);
   // The parameters' values, in the order of RequiredTensors.
   std::vector<std::span<const float>> Values() const;
   const model::ModelConfig& config() const { return config_; }

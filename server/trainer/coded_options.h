@@ -21,7 +21,7 @@ struct Int8LinearOptions {
   bool grad_input = true;
   bool grad_weight = true;
   CodedRowOptions rows = {.max_outliers = kernels::kDefaultOutliers};  // of x in the forward product
-  bool weight_per_tensor = false;     // one scale per weight, else one per row
+  bool weight_per_tensor = false;                                      // one scale per weight, else one per row
   bool grad_per_tensor = false;       // one scale per gradient, else one per row of the operand
   bool stochastic_forward = false;    // of x and the weight in the forward product
   bool stochastic_gradients = false;  // of y's gradient in both backward products

@@ -20,8 +20,8 @@ using Context = nibble::trainer::AutogradContext;
 
 CodedRows MakeRows(std::int64_t rows, std::int64_t cols, const CodedRowOptions& options) {
   const torch::ScalarType type = options.activations.bits == 16 ? torch::kInt16 : torch::kInt8;
-  CodedRows made = {torch::empty({rows, kernels::Int8PaddedK(cols)}, type),
-                    torch::empty({rows}, torch::kFloat32), cols};
+  CodedRows made = {torch::empty({rows, kernels::Int8PaddedK(cols)}, type), torch::empty({rows}, torch::kFloat32),
+                    cols};
   if (options.max_outliers > 0) {
     made.num_outliers = torch::empty({rows}, torch::kInt32);
     made.outlier_index = torch::empty({rows, kernels::kMaxOutliers}, torch::kInt32);
@@ -93,11 +93,9 @@ std::vector<std::int64_t> ShapeWith(const Tensor& x, std::int64_t last) {
 
 CodedRows QuantizeRows(const Tensor& x, const CodedRowOptions& options, const Context& context) {
   CodedRows rows = MakeRows(NumRows(x), x.size(-1), options);
-  ThrowIfError(kernels::QuantizeActivations({.x = ViewOf(x),
-                                             .out = rows.view(),
-                                             .max_outliers = options.max_outliers,
-                                             .how = options.activations},
-                                            context.stream));
+  ThrowIfError(kernels::QuantizeActivations(
+      {.x = ViewOf(x), .out = rows.view(), .max_outliers = options.max_outliers, .how = options.activations},
+      context.stream));
   return rows;
 }
 
@@ -150,7 +148,7 @@ Tensor CodedRows::Values() const {
 }
 
 CodedInput NormCodedInput(const Tensor& x, const Tensor& weight, double eps, const CodedRowOptions& options,
-                      Context& context) {
+                          Context& context) {
   auto rows = std::make_shared<CodedRows>();
   Tensor carrier = NormRowsFunction::apply(x, weight, eps, &options, &context, rows.get());
   return {std::move(carrier), std::move(rows)};

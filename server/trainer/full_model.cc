@@ -59,8 +59,8 @@ struct FullParts : DecoderParts {
   std::vector<std::array<FloatLinear, model::kNumLinearKinds>> linears;  // by layer
   std::optional<Int8Products> int8;
   std::vector<std::array<Int8Weight, model::kNumLinearKinds>> int8_linears;  // by layer; empty without int8
-  std::vector<std::array<Tensor, model::kNumNorms>> norms;               // undefined where the model lacks the norm
-  Tensor embedding, final_norm;                                          // parameters
+  std::vector<std::array<Tensor, model::kNumNorms>> norms;                   // undefined where the model lacks the norm
+  Tensor embedding, final_norm;                                              // parameters
 };
 
 class TorchFullModel : public FullModel {

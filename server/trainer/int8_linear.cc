@@ -41,7 +41,7 @@ struct Packed {
             torch::empty({kernels::RoundUp(rows, kernels::kInt8TileRows)}, torch::kInt32), rows, cols};
   }
   kernels::PackedInt8Weight view() const {
-    return {tiles.data_ptr<std::int8_t>(),      scale.data_ptr<float>(), row_sum.data_ptr<std::int32_t>(), rows, cols,
+    return {tiles.data_ptr<std::int8_t>(), scale.data_ptr<float>(), row_sum.data_ptr<std::int32_t>(), rows, cols,
             kernels::Int8PaddedK(cols)};
   }
 };
@@ -129,8 +129,8 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
       rows = *shared;
     } else {
       CodedRowOptions how = options->rows;
-      how.activations.stochastic = Draws(options->stochastic_forward, *options, *weight,
-                                         static_cast<std::uint64_t>(draw), Operand::kInput);
+      how.activations.stochastic =
+          Draws(options->stochastic_forward, *options, *weight, static_cast<std::uint64_t>(draw), Operand::kInput);
       rows = QuantizeRows(x, how, *context);
     }
     ThrowIfError(kernels::MatmulInt8({.x = rows.view(), .w = weight->packed(), .y = ViewOf(y)}, context->stream));
@@ -172,10 +172,9 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
       grad_x = grad_x.to(saved[0].defined() ? saved[0].scalar_type() : torch::kFloat32).contiguous();
     }
     if (ctx->needs_input_grad(1)) {
-      const CodedRows kept = saved[0].defined()
-                                 ? CodedRows()
-                                 : CodedRows{saved[1], saved[2], ctx->saved_data["cols"].toInt(), saved[3], saved[4],
-                                             saved[5]};
+      const CodedRows kept =
+          saved[0].defined() ? CodedRows() : CodedRows{saved[1], saved[2], ctx->saved_data["cols"].toInt(),
+                                                       saved[3], saved[4], saved[5]};
       const Tensor x = saved[0].defined() ? saved[0] : kept.Values();
       if (options.grad_weight) {
         const CodedRows columns = RowsOfTranspose(g, gradient(Operand::kGradColumns), context.stream);
@@ -213,8 +212,12 @@ void Int8Weight::Quantize(const Int8LinearOptions& options, bool bf16, std::uint
 }
 
 kernels::PackedInt8Weight Int8Weight::packed() const {
-  return {tiles.data_ptr<std::int8_t>(), scale.data_ptr<float>(), row_sum.data_ptr<std::int32_t>(), master.size(0),
-          master.size(1), kernels::Int8PaddedK(master.size(1))};
+  return {tiles.data_ptr<std::int8_t>(),
+          scale.data_ptr<float>(),
+          row_sum.data_ptr<std::int32_t>(),
+          master.size(0),
+          master.size(1),
+          kernels::Int8PaddedK(master.size(1))};
 }
 
 Tensor ApplyInt8Linear(const CodedInput& input, const Int8Weight& weight, const Int8LinearOptions& options,

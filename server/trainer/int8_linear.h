@@ -14,10 +14,10 @@ namespace nibble::trainer {
 
 // A master weight and the int8 forms that products read.
 struct Int8Weight {
-  torch::Tensor master;  // [N, K] f32 parameter
-  torch::Tensor bias;    // undefined, or [N] f32 parameter
-  std::uint64_t number = 0;  // of the linear in the model: keeps draws of stochastic rounding apart
-  torch::Tensor tiles, scale, row_sum;                          // of the master [N, K], for forward products
+  torch::Tensor master;                 // [N, K] f32 parameter
+  torch::Tensor bias;                   // undefined, or [N] f32 parameter
+  std::uint64_t number = 0;             // of the linear in the model: keeps draws of stochastic rounding apart
+  torch::Tensor tiles, scale, row_sum;  // of the master [N, K], for forward products
   torch::Tensor transposed, transposed_scale, transposed_sum;  // of its transpose [K, N], for the input's gradient
   torch::Tensor rounded;  // bf16 [N, K], for the products that stay float and multiply bf16; else undefined
 

@@ -81,8 +81,7 @@ class TorchInt8MixedModel : public Int8MixedModel {
   const model::DecoderWeights& ServingWeights() const override { return model_.ServingWeights(); }
   std::vector<std::span<const float>> Values() const override { return model_.Values(); }
   void ReleaseGradients() override { model_.ReleaseGradients(); }
-  absl::Status ForEachTrainingLogits(
-      std::span<const std::int32_t> tokens, const VisitLogits& visit) override {
+  absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) override {
     return model_.ForEachTrainingLogits(tokens, visit);
   }
 

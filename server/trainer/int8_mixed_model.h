@@ -29,7 +29,8 @@ struct Int8MixedOptions {
 // Trains in the arithmetic of the int8 model with a bf16 head that conversion makes of the result.
 class Int8MixedModel : public TrainingModel {
  public:
-  // Starts from `base`, f32 or bf16. Errors: InvalidArgument (format, products), Cancelled, ResourceExhausted, Internal.
+  // Starts from `base`, f32 or bf16. Errors: InvalidArgument (format, products), Cancelled, ResourceExhausted,
+  // Internal.
   static absl::StatusOr<std::unique_ptr<Int8MixedModel>> Create(const model::Artifact& base,
                                                                 const Int8MixedOptions& options,
                                                                 const kernels::Stream& stream);
@@ -39,8 +40,7 @@ class Int8MixedModel : public TrainingModel {
   // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
   virtual void ReleaseGradients() = 0;
   // Logits of every row by the training instantiation, with autograd on; in chunks.
-  virtual absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens,
-                                             const VisitLogits& visit) = 0;
+  virtual absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) = 0;
 };
 
 }  // namespace nibble::trainer

@@ -1,5 +1,5 @@
-// Int8 mixed precision: trains all weights as f32 parameters whose linears multiply in int8. The result is an f32 model,
-// served as int8. With an exact forward pass, training computes what the int8 model serves.
+// Int8 mixed precision: trains all weights as f32 parameters whose linears multiply in int8. The result is an f32
+// model, served as int8. With an exact forward pass, training computes what the int8 model serves.
 #include <algorithm>
 #include <span>
 #include <vector>
@@ -56,27 +56,26 @@ class Int8MixedRecipe : public Recipe {
     const bool random = method.init == "random";
     const auto seed = static_cast<std::uint64_t>(spec_.run.seed);
     if (*method.exact_forward) {
-      NIBBLE_ASSIGN_OR_RETURN(
-          exact_, Int8MixedModel::Create(*base,
-                                         {.products = products.how,
-                                          .bf16_compute = bf16,
-                                          .activation_checkpointing = spec_.run.activation_checkpointing,
-                                          .random_init = random,
-                                          .init_seed = seed,
-                                          .max_positions = max_positions_,
-                                          .cancelled = context_.cancelled},
-                                         context_.stream));
+      NIBBLE_ASSIGN_OR_RETURN(exact_,
+                              Int8MixedModel::Create(*base,
+                                                     {.products = products.how,
+                                                      .bf16_compute = bf16,
+                                                      .activation_checkpointing = spec_.run.activation_checkpointing,
+                                                      .random_init = random,
+                                                      .init_seed = seed,
+                                                      .max_positions = max_positions_,
+                                                      .cancelled = context_.cancelled},
+                                                     context_.stream));
     } else {
-      NIBBLE_ASSIGN_OR_RETURN(
-          float_, FullModel::Create(*base,
-                                    {.bf16_compute = bf16,
-                                     .int8 = products,
-                                     .activation_checkpointing = spec_.run.activation_checkpointing,
-                                     .random_init = random,
-                                     .init_seed = seed,
-                                     .max_positions = max_positions_,
-                                     .cancelled = context_.cancelled},
-                                    context_.stream));
+      NIBBLE_ASSIGN_OR_RETURN(float_, FullModel::Create(*base,
+                                                        {.bf16_compute = bf16,
+                                                         .int8 = products,
+                                                         .activation_checkpointing = spec_.run.activation_checkpointing,
+                                                         .random_init = random,
+                                                         .init_seed = seed,
+                                                         .max_positions = max_positions_,
+                                                         .cancelled = context_.cancelled},
+                                                        context_.stream));
     }
     return absl::OkStatus();
   }

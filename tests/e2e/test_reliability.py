@@ -51,7 +51,7 @@ def calm(tmp_path_factory, model_directory, text_file):
     server.stop()
 
 
-@pytest.fixture(scope="module", params=["qlora", "bitnet_qat", "full"])
+@pytest.fixture(scope="module", params=["qlora", "bitnet_qat", "full", "int8_mixed"])
 def calm_of_each_method(calm, request):
     """As calm, for each method: a resume continues an adapter on an unchanged base, master weights that are ternarised
     again, or all weights."""

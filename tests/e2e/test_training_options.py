@@ -94,15 +94,23 @@ FULL = [{"full": {"compute_dtype": "COMPUTE_DTYPE_F32"}}, {"full": {"init": "WEI
         {"full": {}, "run": {"activation_checkpointing": True, "grad_accum": 2}},
         {"full": {}, "optim": {"optimizer": "OPTIMIZER_ADAMW_8BIT"}}, {"full": {}, "optim": {"optimizer": "OPTIMIZER_LION", "lr": 1e-4}}]
 
+INT8_MIXED = [
+    {}, {"act_outliers": 0}, *({"preset": name} for name in ("a8w8-qat", "switchback", "torchao")), {"exact_forward": False},
+    {"forward": False}, {"act_scale": "ACTIVATION_SCALE_PER_TENSOR"}, {"grad_scale": "ACTIVATION_SCALE_PER_TENSOR"},
+    {"stochastic_gradients": True}, {"stochastic_forward": True}, {"target_modules": ["q_proj", "down_proj"]},
+    {"init": "WEIGHT_INIT_RANDOM"}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"weight_scale": "INT8_SCALE_TENSOR"},
+]
 
-@pytest.mark.parametrize("changes", QLORA + [{"bitnet_qat": method} for method in BITNET] + FULL, ids=json.dumps)
+
+@pytest.mark.parametrize("changes", QLORA + [{"bitnet_qat": method} for method in BITNET] + FULL +
+                         [{"int8_mixed": method} for method in INT8_MIXED], ids=json.dumps)
 def test_model_trained_with_every_option_is_converted_and_served(train, changes):
     """Two steps with each option: every option that a user may choose ends in a model that gives the recorded bits. The
     trainer makes the record, except where rows share a scale in training: only the conversion can record what such a
     model answers."""
     spec = {"base_model": "small", "train_dataset": "ragged", "data": {"max_seq_len": 160}, "optim": {"lr": 1e-3},
             "run": {"micro_batch": 2}}
-    if not {"bitnet_qat", "full"} & set(changes):
+    if not {"bitnet_qat", "full", "int8_mixed"} & set(changes):
         spec["qlora"] = {"r": 4}
     for key, value in changes.items():
         spec[key] = {**spec.get(key, {}), **value} if isinstance(value, dict) else value

@@ -57,8 +57,7 @@ TEST(StochasticRoundingTest, QuantizeInt8GivesTheGoldenCodes) {
                     static_cast<std::uint64_t>(golden.Get<std::int64_t>("stream")[0])};
   for (const Isa isa : support::Isas()) {
     support::Int8Rows out(6, 45);
-    ASSERT_TRUE(
-        QuantizeInt8({MakeConstMatrix(x.data(), DType::kF32, 6, 45), out.view(), 0, how}, CpuStream(isa)).ok());
+    ASSERT_TRUE(QuantizeInt8({MakeConstMatrix(x.data(), DType::kF32, 6, 45), out.view(), 0, how}, CpuStream(isa)).ok());
     EXPECT_TRUE(out.GuardsIntact());
     for (std::int64_t r = 0; r < 6; ++r) {
       EXPECT_EQ(out.view().scale[r], scale[static_cast<std::size_t>(r)]);

@@ -110,8 +110,8 @@ inline void WriteCodes(const Source& source, float absmax, const QuantizeOptions
   const Vec bottom = Vec::Set1(-max_code);
   // The stride is a multiple of 64, so whole vectors of codes fit; lanes past the last column quantize to 0.
   ForEachVector<Vec>(source, out.cols, [&](std::int64_t k, Vec x) {
-    const Vec rounded = how.stochastic.enabled ? RoundStochastically<Vec>(x * inverse, how.stochastic, row, k)
-                                               : Vec::Rne(x * inverse);
+    const Vec rounded =
+        how.stochastic.enabled ? RoundStochastically<Vec>(x * inverse, how.stochastic, row, k) : Vec::Rne(x * inverse);
     Vec::Max(Vec::Min(rounded, top), bottom).StoreCodes(codes + k);
   });
   const std::int64_t written = RoundUp(out.cols, Vec::kLanes);

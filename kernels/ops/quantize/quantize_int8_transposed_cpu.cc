@@ -32,8 +32,7 @@ LaunchResult QuantizeInt8TransposedCpu(const QuantizeInt8TransposedArgs& args, c
         args.scale[c] = scale;
         for (std::int64_t r = 0; r < rows; ++r) {
           const float v = Element(args.x, r, c) * inverse;
-          const float rounded =
-              args.how.stochastic.enabled ? RoundAt(args.how.stochastic, r, c, v) : std::nearbyint(v);
+          const float rounded = args.how.stochastic.enabled ? RoundAt(args.how.stochastic, r, c, v) : std::nearbyint(v);
           const float code = std::clamp(rounded, -max_code, max_code);
           codes[static_cast<std::size_t>(r)] = static_cast<std::int8_t>(code);
           sum += static_cast<std::int32_t>(code);

@@ -110,9 +110,8 @@ class TransposedQuantizer {
           continue;
         }
         const Vec v = Load(row, column, columns) * inverse;
-        const Vec rounded = args_.how.stochastic.enabled
-                                ? RoundStochastically<Vec>(v, args_.how.stochastic, row, column)
-                                : Vec::Rne(v);
+        const Vec rounded =
+            args_.how.stochastic.enabled ? RoundStochastically<Vec>(v, args_.how.stochastic, row, column) : Vec::Rne(v);
         code[i] = Vec::Max(Vec::Min(rounded, top), bottom);
         sum = sum + code[i];
       }

@@ -196,8 +196,8 @@ TEST_F(TernaryTest, RejectsFloatModelOfTernaryValues) {
     values.back() = Decode(*made, spec.shape[0], spec.shape[1]);
   }
   const std::vector<std::span<const float>> spans(values.begin(), values.end());
-  ASSERT_TRUE(MakeTrainedModel(files_, source->config(), {model::BitNetInfo(), DType::kBF16}, spans, source->directory(),
-                               base::Json::object(), directory_.Path("copy"))
+  ASSERT_TRUE(MakeTrainedModel(files_, source->config(), {model::BitNetInfo(), DType::kBF16}, spans,
+                               source->directory(), base::Json::object(), directory_.Path("copy"))
                   .ok());
   const auto status = ToTernary(*Open("copy"), "again").status();
   EXPECT_EQ(base::Reason(status), "ALREADY_TERNARY") << status;
@@ -335,8 +335,9 @@ class BiasTest : public TernaryTest {
       for (std::size_t i = 0; i < tensor.size(); ++i) tensor[i] = i % 2 == 0 ? -0.125f : 0.375f;
     }
     const std::vector<std::span<const float>> spans(values.begin(), values.end());
-    EXPECT_TRUE(MakeTrainedModel(files_, source->config(), {model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16}, spans, source->directory(), base::Json::object(),
-                                 directory_.Path("masters"))
+    EXPECT_TRUE(MakeTrainedModel(files_, source->config(),
+                                 {model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16}, spans,
+                                 source->directory(), base::Json::object(), directory_.Path("masters"))
                     .ok());
     EXPECT_TRUE(ToTernary(*Open("masters"), "ternary").ok());
     return Open("ternary");
@@ -440,7 +441,9 @@ class LinearNormsTest : public TernaryTest {
       values.push_back(support::NormalVector(values.size() + 1, *model::NumElements(spec.shape), 0.1f));
     }
     const std::vector<std::span<const float>> spans(values.begin(), values.end());
-    EXPECT_TRUE(MakeTrainedModel(files_, config, {model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16}, spans, source->directory(), base::Json::object(), directory_.Path(name))
+    EXPECT_TRUE(MakeTrainedModel(files_, config,
+                                 {model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16}, spans,
+                                 source->directory(), base::Json::object(), directory_.Path(name))
                     .ok());
     return Open(name);
   }

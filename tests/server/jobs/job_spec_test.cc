@@ -146,7 +146,7 @@ TEST(JobSpecTest, AllViolationsAreReportedAtOnce) {
 }
 
 TEST(JobSpecTest, FutureMethodsAreUnimplemented) {
-  for (const char* method : {"int8_mixed", "int8_qt", "aqt", "lora"}) {
+  for (const char* method : {"int8_qt", "aqt", "lora"}) {
     JobSpec spec = Good();
     spec.method = method;
     const absl::Status status = Validate(spec);
@@ -320,6 +320,64 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
   JobSpec full;
   full.method = kMethodFull;
   EXPECT_EQ(base::Dump(ToJson(full)["full"]), R"({"init":"pretrained","compute_dtype":"bf16"})");
+  JobSpec mixed;
+  mixed.method = kMethodInt8Mixed;
+  EXPECT_EQ(
+      base::Dump(ToJson(mixed)["int8_mixed"]),
+      R"({"preset":"all","act_scale":"per_token","grad_scale":"per_token","stochastic_forward":false,)"
+      R"("stochastic_gradients":false,"target_modules":["q_proj","k_proj","v_proj","o_proj","gate_proj","up_proj",)"
+      R"("down_proj"],"init":"pretrained","compute_dtype":"bf16"})");
+}
+
+TEST(JobSpecTest, PresetsOfInt8MixedGiveUnsetFieldsTheirValues) {
+  const auto with = [](Int8MixedMethod method) {
+    JobSpec spec = Good();
+    spec.method = kMethodInt8Mixed;
+    spec.int8_mixed = std::move(method);
+    EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+    return Resolve(spec, "job", "text", "cpu").int8_mixed;
+  };
+  const auto products = [](const Int8MixedMethod& m) {
+    return std::vector<bool>{*m.forward, *m.grad_input, *m.grad_weight, *m.exact_forward};
+  };
+  EXPECT_EQ(products(with({})), (std::vector<bool>{true, true, true, true}));
+  EXPECT_EQ(with({}).act_outliers, 8);
+  EXPECT_EQ(with({}).weight_scale, "channel");
+  EXPECT_EQ(products(with({.preset = "a8w8-qat"})), (std::vector<bool>{true, false, false, true}));
+  EXPECT_EQ(products(with({.preset = "switchback"})), (std::vector<bool>{true, true, false, false}));
+  EXPECT_EQ(with({.preset = "switchback"}).weight_scale, "tensor");
+  EXPECT_EQ(products(with({.preset = "torchao"})), (std::vector<bool>{true, true, true, false}));
+  EXPECT_EQ(with({.preset = "torchao"}).act_outliers, 0);
+  // A field that is set overrides its preset; what it excludes is then off by default.
+  EXPECT_EQ(products(with({.preset = "a8w8-qat", .grad_input = true})), (std::vector<bool>{true, true, false, true}));
+  EXPECT_EQ(products(with({.forward = false})), (std::vector<bool>{false, true, true, false}));
+  EXPECT_EQ(with({.act_scale = "per_tensor"}).act_outliers, 0);
+  EXPECT_EQ(with({.act_scale = "per_tensor"}).exact_forward, false);
+  EXPECT_EQ(with({.target_modules = {"q_proj"}}).exact_forward, false);
+}
+
+TEST(JobSpecTest, Int8MixedRefusesFieldsThatContradict) {
+  const auto field = [](Int8MixedMethod method) {
+    JobSpec spec = Good();
+    spec.method = kMethodInt8Mixed;
+    spec.int8_mixed = std::move(method);
+    return base::ReasonMetadata(Validate(spec))["field"];
+  };
+  EXPECT_EQ(field({}), "");
+  EXPECT_EQ(field({.preset = "fast"}), "int8_mixed.preset");
+  EXPECT_EQ(field({.act_outliers = 17}), "int8_mixed.act_outliers");
+  EXPECT_EQ(field({.weight_scale = "row"}), "int8_mixed.weight_scale");
+  EXPECT_EQ(field({.target_modules = {"lm_head"}}), "int8_mixed.target_modules");
+  EXPECT_EQ(field({.target_modules = {}}), "int8_mixed.target_modules");
+  EXPECT_EQ(field({.forward = false, .grad_input = false, .grad_weight = false}), "int8_mixed.forward");
+  EXPECT_EQ(field({.forward = false, .act_outliers = 4}), "int8_mixed.act_outliers");
+  EXPECT_EQ(field({.act_outliers = 4, .act_scale = "per_tensor"}), "int8_mixed.act_outliers");
+  EXPECT_EQ(field({.forward = false, .stochastic_forward = true}), "int8_mixed.stochastic_forward");
+  EXPECT_EQ(field({.preset = "a8w8-qat", .stochastic_gradients = true}), "int8_mixed.stochastic_gradients");
+  EXPECT_EQ(field({.exact_forward = true, .weight_scale = "tensor"}), "int8_mixed.exact_forward");
+  EXPECT_EQ(field({.forward = false, .exact_forward = true}), "int8_mixed.exact_forward");
+  EXPECT_EQ(field({.exact_forward = true, .stochastic_forward = true}), "int8_mixed.exact_forward");
+  EXPECT_EQ(field({.exact_forward = true, .target_modules = {"q_proj"}}), "int8_mixed.exact_forward");
 }
 
 TEST(JobSpecTest, WrongTypesAndUnknownKeysAreNamedByPath) {

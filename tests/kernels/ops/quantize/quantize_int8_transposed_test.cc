@@ -34,7 +34,8 @@ struct Wanted {
             .ok());
     const QuantizedRows q = codes.view();
     std::vector<std::int8_t> dense;
-    for (std::int64_t c = 0; c < cols; ++c) dense.insert(dense.end(), q.codes + c * q.stride, q.codes + c * q.stride + rows);
+    for (std::int64_t c = 0; c < cols; ++c)
+      dense.insert(dense.end(), q.codes + c * q.stride, q.codes + c * q.stride + rows);
     tiles.resize(static_cast<std::size_t>(PackedInt8Bytes(cols, rows)));
     row_sum.resize(static_cast<std::size_t>(RoundUp(cols, kInt8TileRows)));
     PackInt8Weight(dense.data(), cols, rows, tiles.data(), row_sum.data());
@@ -68,8 +69,8 @@ TEST(QuantizeInt8TransposedTest, EveryPathGivesTheCodesOfTheTranspose) {
                                                .how = how};
             ASSERT_TRUE(QuantizeInt8Transposed(args, CpuStream(isa, pool)).ok());
             EXPECT_TRUE(got.GuardsIntact());
-            EXPECT_TRUE(support::BytesEqual(view.codes, want.codes.view().codes,
-                                            static_cast<std::size_t>(cols * view.stride)));
+            EXPECT_TRUE(
+                support::BytesEqual(view.codes, want.codes.view().codes, static_cast<std::size_t>(cols * view.stride)));
             EXPECT_TRUE(support::BytesEqual(view.scale, want.codes.view().scale, static_cast<std::size_t>(cols) * 4));
 
             support::GuardedBytes tiles(PackedInt8Bytes(cols, rows)), scale(cols * 4),
@@ -119,10 +120,8 @@ TEST(QuantizeInt8TransposedTest, RejectsBadArguments) {
   std::vector<float> scale(70);
   std::vector<std::int32_t> sums(80);
   const Stream stream = CpuStream(Isa::kPlain);
-  const QuantizeInt8TransposedArgs good = {.x = MakeConstMatrix(x.data(), DType::kF32, 1, 70),
-                                           .scale = scale.data(),
-                                           .codes = codes.data(),
-                                           .stride = 64};
+  const QuantizeInt8TransposedArgs good = {
+      .x = MakeConstMatrix(x.data(), DType::kF32, 1, 70), .scale = scale.data(), .codes = codes.data(), .stride = 64};
   ASSERT_TRUE(QuantizeInt8Transposed(good, stream).ok());
   std::vector<QuantizeInt8TransposedArgs> bad(7, good);
   bad[0].x.rows = 0;

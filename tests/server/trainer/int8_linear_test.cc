@@ -1,0 +1,153 @@
+// Linears whose products run in int8, beside products in double.
+#include "server/trainer/int8_linear.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <vector>
+
+#include "kernels/ops/matmul/matmul_int8.h"
+#include "server/trainer/torch_runtime.h"
+#include "tests/support/isas.h"
+#include "tests/support/random.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+
+Tensor Random(std::uint64_t seed, std::int64_t rows, std::int64_t cols) {
+  const std::vector<float> values = support::NormalVector(seed, rows * cols);
+  return torch::tensor(values).view({rows, cols});
+}
+
+// Signal to noise in decibels.
+double Snr(const Tensor& got, const Tensor& want) {
+  const Tensor exact = want.to(torch::kFloat64);
+  const double noise = (got.to(torch::kFloat64) - exact).square().sum().item<double>();
+  return 10 * std::log10(exact.square().sum().item<double>() / noise);
+}
+
+class Int8LinearTest : public ::testing::Test {
+ protected:
+  Int8LinearTest() {
+    context_.stream.isa = kernels::DetectIsa();
+    context_.stream.library = library_.get();
+    context_.scratch = torch::empty({0}, torch::kFloat32);
+  }
+
+  struct Result {
+    Tensor y, grad_x, grad_weight;
+  };
+  Result Run(const Int8LinearOptions& options, bool as_rows = false, std::uint64_t draw = 0) {
+    Int8Weight weight;
+    weight.master = weight_.clone().requires_grad_(true);
+    weight.number = 3;
+    weight.Quantize(options, false, draw, context_.stream);
+    const Tensor x = x_.clone().requires_grad_(true);
+    CodedInput input = {x, nullptr};
+    if (as_rows) input.rows = std::make_shared<CodedRows>(QuantizeRows(x.detach(), options.rows, context_));
+    const Tensor y = ApplyInt8Linear(input, weight, options, draw, context_);
+    y.backward(grad_y_);
+    return {y.detach().clone(), x.grad(), weight.master.grad()};
+  }
+  void Shape(std::int64_t t, std::int64_t k, std::int64_t n) {
+    x_ = Random(1, t, k);
+    weight_ = Random(2, n, k);
+    grad_y_ = Random(3, t, n);
+  }
+
+  const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
+  AutogradContext context_;
+  Tensor x_, weight_, grad_y_;
+};
+
+TEST_F(Int8LinearTest, EachProductIsTwentyDecibelsAboveItsNoise) {
+  for (const auto& [t, k, n] : {std::tuple{96, 160, 112}, std::tuple{7, 13, 5}, std::tuple{1, 64, 33}}) {
+    Shape(t, k, n);
+    for (const bool as_rows : {false, true}) {
+      for (const bool per_tensor : {false, true}) {
+        Int8LinearOptions options;
+        options.weight_per_tensor = options.grad_per_tensor = per_tensor;
+        const Result got = Run(options, as_rows);
+        SCOPED_TRACE(testing::Message() << t << " x " << k << " x " << n << (as_rows ? " rows" : "")
+                                        << (per_tensor ? " per tensor" : ""));
+        EXPECT_GT(Snr(got.y, x_.mm(weight_.t())), 20);
+        EXPECT_GT(Snr(got.grad_x, grad_y_.mm(weight_)), 20);
+        EXPECT_GT(Snr(got.grad_weight, grad_y_.t().mm(x_)), 20);
+      }
+    }
+  }
+}
+
+TEST_F(Int8LinearTest, SwitchesSelectTheProductsThatStayFloat) {
+  Shape(40, 70, 30);
+  const auto nearly = [](const Tensor& got, const Tensor& want) { return Snr(got, want) > 100; };
+  for (int mask = 0; mask < 8; ++mask) {
+    Int8LinearOptions options;
+    options.forward = (mask & 1) != 0;
+    options.grad_input = (mask & 2) != 0;
+    options.grad_weight = (mask & 4) != 0;
+    const Result got = Run(options);
+    EXPECT_EQ(nearly(got.y, x_.mm(weight_.t())), !options.forward) << mask;
+    EXPECT_EQ(nearly(got.grad_x, grad_y_.mm(weight_)), !options.grad_input) << mask;
+    EXPECT_EQ(nearly(got.grad_weight, grad_y_.t().mm(x_)), !options.grad_weight) << mask;
+  }
+}
+
+// The straight-through gradient of the weight multiplies what the forward product read.
+TEST_F(Int8LinearTest, WeightGradientReadsTheRowsOfTheForwardProduct) {
+  Shape(40, 70, 30);
+  x_[3][5] = 50.0f;  // an outlier, which keeps its value
+  Int8LinearOptions options;
+  options.grad_weight = false;
+  const Tensor read = QuantizeRows(x_, options.rows, context_).Values();
+  EXPECT_EQ(read[3][5].item<float>(), 50.0f);
+  EXPECT_GT(Snr(Run(options, true).grad_weight, grad_y_.t().mm(read)), 100);
+  EXPECT_LT(Snr(Run(options, true).grad_weight, grad_y_.t().mm(x_)), 100);
+}
+
+TEST_F(Int8LinearTest, AddsTheBiasAsServingDoes) {
+  Shape(9, 70, 30);
+  const Int8LinearOptions options;
+  Int8Weight weight;
+  weight.master = weight_.clone().requires_grad_(true);
+  weight.bias = Random(4, 1, 30).view({30}).requires_grad_(true);
+  weight.Quantize(options, false, 0, context_.stream);
+  const CodedRows rows = QuantizeRows(x_, options.rows, context_);
+  const Tensor got = ApplyInt8Linear({x_, std::make_shared<CodedRows>(rows)}, weight, options, 0, context_).detach();
+  std::vector<float> want(9 * 30);
+  ASSERT_TRUE(kernels::MatmulInt8({.x = rows.view(),
+                                   .w = weight.packed(),
+                                   .bias = weight.bias.data_ptr<float>(),
+                                   .y = kernels::MakeMatrix(want.data(), kernels::DType::kF32, 9, 30)},
+                                  context_.stream)
+                  .ok());
+  EXPECT_EQ(std::vector<float>(got.data_ptr<float>(), got.data_ptr<float>() + got.numel()), want);
+}
+
+TEST_F(Int8LinearTest, StochasticGradientsAreRightOnAverage) {
+  Shape(24, 48, 40);
+  Int8LinearOptions options;
+  options.seed = 7;
+  const Tensor nearest = Run(options).grad_weight;
+  options.stochastic_gradients = true;
+  EXPECT_TRUE(torch::equal(Run(options, false, 5).grad_weight, Run(options, false, 5).grad_weight));
+  EXPECT_FALSE(torch::equal(Run(options, false, 5).grad_weight, Run(options, false, 6).grad_weight));
+  // What the mean tends to: the exact gradient, times the rounded x of the weight's and the rounded weight of the
+  // input's product. Its noise falls with the number of draws.
+  constexpr int kDraws = 400;
+  Tensor sum = torch::zeros_like(nearest);
+  for (int draw = 0; draw < kDraws; ++draw) sum += Run(options, false, static_cast<std::uint64_t>(draw)).grad_weight;
+  options.stochastic_gradients = false;
+  const double one = Snr(Run(options).grad_weight, grad_y_.t().mm(x_));
+  // The rounding of x stays: about half of the noise of a product whose operands are both rounded.
+  EXPECT_GT(Snr(sum / kDraws, grad_y_.t().mm(x_)), one + 2);
+  options.stochastic_gradients = true;
+  options.seed = 8;
+  EXPECT_FALSE(torch::equal(Run(options, false, 5).grad_weight, nearest));
+}
+
+}  // namespace
+}  // namespace nibble::trainer

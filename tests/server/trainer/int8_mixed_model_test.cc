@@ -1,0 +1,250 @@
+// With an exact forward pass, training computes the logits of the int8 model.
+#include "server/trainer/int8_mixed_model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/convert/convert.h"
+#include "server/model/forward.h"
+#include "server/model/record.h"
+#include "server/trainer/full_model.h"
+#include "server/trainer/torch_runtime.h"
+#include "tests/server/model/small_models.h"
+#include "tests/server/trainer/finite_differences.h"
+#include "tests/support/cancel_at.h"
+
+namespace nibble::trainer {
+namespace {
+
+class Int8MixedModelTest : public testing::Test {
+ protected:
+  Int8MixedModelTest() {
+    stream_.library = library_.get();
+    base_ = *model::Artifact::Open(models_.bf16());
+  }
+
+  void Import(const std::string& family) {
+    const std::string source = models_.Path(family + "-source"), directory = models_.Path(family);
+    std::filesystem::copy(model::Golden("families/" + family), source);
+    std::filesystem::copy(model::Golden("families/tokenizer.json"), source);
+    const auto imported = model::ImportModel(base::RealFileSystem(), source, directory, kernels::DType::kF32);
+    ASSERT_TRUE(imported.ok()) << imported.status();
+    base_ = *model::Artifact::Open(directory);
+  }
+  std::unique_ptr<Int8MixedModel> Make(Int8MixedOptions options = {}) {
+    options.max_positions = 32;
+    options.cancelled = asked_.callback();
+    auto made = Int8MixedModel::Create(*base_, options, stream_);
+    EXPECT_TRUE(made.ok()) << made.status();
+    return *std::move(made);
+  }
+  std::unique_ptr<FullModel> MakeFast(const Int8LinearOptions& how, std::vector<int> targets = {0, 1, 2, 3, 4, 5, 6}) {
+    Int8Products products = {.how = how};
+    for (const int kind : targets) products.targets[static_cast<std::size_t>(kind)] = true;
+    auto made = FullModel::Create(*base_, {.bf16_compute = false, .int8 = products, .max_positions = 32}, stream_);
+    EXPECT_TRUE(made.ok()) << made.status();
+    return *std::move(made);
+  }
+  data::MicroBatch Batch() const { return TwoSegments(base_->config().vocab_size); }
+
+  struct PassResult {
+    double loss = 0;
+    std::vector<std::vector<float>> gradients;
+  };
+  PassResult Run(TrainingModel& model, std::uint64_t draw = 0) {
+    model.ZeroGrad();
+    const auto loss = model.ForwardBackward(Batch(), 0.5, draw);
+    EXPECT_TRUE(loss.ok()) << loss.status();
+    PassResult result = {loss.value_or(NAN), {}};
+    for (const Parameter& parameter : model.parameters()) {
+      result.gradients.emplace_back(parameter.grad.f32().begin(), parameter.grad.f32().end());
+    }
+    return result;
+  }
+  // Moves all parameters against their gradients.
+  void Step(TrainingModel& model) {
+    Run(model);
+    for (const Parameter& parameter : model.parameters()) {
+      for (std::size_t i = 0; i < parameter.value.f32().size(); ++i) {
+        parameter.value.f32()[i] -= 1e-2f * parameter.grad.f32()[i];
+      }
+    }
+    ASSERT_TRUE(model.Refresh().ok());
+  }
+  // Of all parameters together.
+  static double Cosine(const PassResult& a, const PassResult& b) {
+    double dot = 0, of_a = 0, of_b = 0;
+    for (std::size_t i = 0; i < a.gradients.size(); ++i) {
+      for (std::size_t j = 0; j < a.gradients[i].size(); ++j) {
+        const double x = a.gradients[i][j], y = b.gradients[i][j];
+        dot += x * y, of_a += x * x, of_b += y * y;
+      }
+    }
+    return dot / std::sqrt(of_a * of_b);
+  }
+
+  auto Adder(std::vector<std::string>& digests) {
+    return [&digests](std::int64_t, const kernels::Matrix& logits) {
+      for (std::int64_t r = 0; r < logits.rows; ++r) {
+        digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
+      }
+      return absl::OkStatus();
+    };
+  }
+  std::vector<std::string> Training(Int8MixedModel& model) {
+    std::vector<std::string> digests;
+    EXPECT_TRUE(model.ForEachTrainingLogits(Batch().tokens, Adder(digests)).ok());
+    return digests;
+  }
+  std::vector<std::string> Serving(const model::DecoderWeights& weights) {
+    std::vector<std::string> digests;
+    const std::vector<std::int32_t> tokens = Batch().tokens;
+    EXPECT_TRUE(model::ForEachLogits(base_->config(), weights, tokens, 8, stream_, Adder(digests)).ok());
+    return digests;
+  }
+  // The int8 model that `models convert` makes of the trained weights.
+  std::unique_ptr<model::LoadedModel> Converted(Int8MixedModel& model, int outliers, const std::string& name) {
+    const auto written = convert::MakeTrainedModel(
+        base::RealFileSystem(), base_->config(), {.kv_dtype = base_->info().kv_dtype, .trained_outliers = outliers},
+        model.Values(), base_->directory(), base::Json::object(), models_.Path(name));
+    EXPECT_TRUE(written.ok()) << written.status();
+    const auto trained = model::Artifact::Open(models_.Path(name));
+    const auto made =
+        convert::ConvertModel(base::RealFileSystem(), **trained, models_.Path(name + "-int8"), {}, stream_);
+    EXPECT_TRUE(made.ok()) << made.status();
+    EXPECT_EQ(made->info.act_outliers, outliers);
+    EXPECT_FALSE(made->info.int8_head);
+    return models_.Load(models_.Path(name + "-int8"));
+  }
+
+  support::CancelAt asked_;
+  model::SmallModels models_;
+  const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
+  kernels::Stream stream_ = models_.stream();
+  std::unique_ptr<model::Artifact> base_;
+};
+
+TEST_F(Int8MixedModelTest, TrainingGivesTheBitsOfTheConvertedModel) {
+  for (const int outliers : {8, 0}) {
+    Int8MixedOptions options;
+    options.products.rows.max_outliers = outliers;
+    const auto model = Make(options);
+    Step(*model);
+    const std::vector<std::string> trained = Training(*model);
+    ASSERT_EQ(trained.size(), Batch().tokens.size());
+    EXPECT_EQ(Serving(model->ServingWeights()), trained);
+    const auto served = Converted(*model, outliers, "trained-" + std::to_string(outliers));
+    EXPECT_EQ(Serving(served->weights()), trained);
+  }
+}
+
+// Untied heads, biases, norms of heads, and norms within blocks.
+TEST_F(Int8MixedModelTest, EveryFamilyTrainsTheBitsThatItServes) {
+  for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3", "bitnet"}) {
+    SCOPED_TRACE(family);
+    Import(family);
+    const auto model = Make();
+    Step(*model);
+    const auto served = Converted(*model, 8, family + "-trained");
+    EXPECT_EQ(Serving(served->weights()), Training(*model));
+    EXPECT_GT(Cosine(Run(*model), Run(*Make({.activation_checkpointing = true}))), 0.9);
+  }
+}
+
+TEST_F(Int8MixedModelTest, CheckpointingGivesTheSameBits) {
+  Int8MixedOptions options;
+  options.products.stochastic_gradients = true;
+  const PassResult kept = Run(*Make(options), 3);
+  options.activation_checkpointing = true;
+  const PassResult recomputed = Run(*Make(options), 3);
+  EXPECT_EQ(kept.loss, recomputed.loss);
+  EXPECT_EQ(kept.gradients, recomputed.gradients);
+  EXPECT_NE(Run(*Make(options), 4).gradients, kept.gradients);
+}
+
+TEST_F(Int8MixedModelTest, GradientsPointWhereThoseOfFloatPoint) {
+  const auto reference = FullModel::Create(*base_, {.bf16_compute = false, .max_positions = 32}, stream_);
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  const PassResult want = Run(**reference);
+  // The parameters of the two models have different orders.
+  const auto in_order = [&](TrainingModel& model) {
+    const PassResult got = Run(model);
+    PassResult sorted = {got.loss, {}};
+    for (const Parameter& parameter : (*reference)->parameters()) {
+      for (std::size_t i = 0; i < model.parameters().size(); ++i) {
+        if (model.parameters()[i].name == parameter.name) sorted.gradients.push_back(got.gradients[i]);
+      }
+    }
+    return sorted;
+  };
+  for (const bool grad_input : {false, true}) {
+    for (const bool grad_weight : {false, true}) {
+      Int8MixedOptions options;
+      options.products.grad_input = grad_input;
+      options.products.grad_weight = grad_weight;
+      const auto exact = Make(options);
+      const auto fast = MakeFast(options.products);
+      for (TrainingModel* model : {static_cast<TrainingModel*>(exact.get()), static_cast<TrainingModel*>(fast.get())}) {
+        const PassResult got = in_order(*model);
+        EXPECT_NEAR(got.loss, want.loss, 0.02 * want.loss);
+        EXPECT_GT(Cosine(got, want), 0.98) << grad_input << grad_weight;
+      }
+    }
+  }
+}
+
+TEST_F(Int8MixedModelTest, FastFormTakesEveryOption) {
+  const auto reference = FullModel::Create(*base_, {.bf16_compute = false, .max_positions = 32}, stream_);
+  const PassResult want = Run(**reference);
+  std::vector<Int8LinearOptions> all(5);
+  all[0].forward = false;
+  all[0].rows.max_outliers = 0;
+  all[1].rows.max_outliers = 0;
+  all[1].rows.activations.per_tensor = true;
+  all[2].weight_per_tensor = true;
+  all[3].stochastic_forward = true;
+  all[4].grad_per_tensor = all[4].stochastic_gradients = true;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const PassResult got = Run(*MakeFast(all[i]), 1);
+    EXPECT_NE(got.gradients, want.gradients) << i;
+    EXPECT_GT(Cosine(got, want), 0.95) << i;
+  }
+  EXPECT_EQ(Run(*MakeFast({}, {})).gradients, want.gradients) << "no target: all products stay float";
+}
+
+TEST_F(Int8MixedModelTest, PassStoppedAnywhereLeavesNothingBehind) {
+  const auto model = Make();
+  asked_.Restart(0);
+  const PassResult whole = Run(*model);
+  const int calls = asked_.calls();
+  EXPECT_GT(calls, 2 * 7);
+  for (int at = 1; at <= calls; ++at) {
+    asked_.Restart(at);
+    EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;
+    EXPECT_EQ(asked_.calls(), at) << "nothing runs after the cancellation";
+  }
+  asked_.Restart(0);
+  EXPECT_EQ(Run(*model).gradients, whole.gradients);
+}
+
+TEST_F(Int8MixedModelTest, RefusesWhatItCannotTrainExactly) {
+  const auto nf4 = model::Artifact::Open(models_.nf4());
+  EXPECT_TRUE(absl::IsInvalidArgument(Int8MixedModel::Create(**nf4, {.max_positions = 32}, stream_).status()));
+  std::vector<Int8MixedOptions> bad(4, {.max_positions = 32});
+  bad[0].products.forward = false;
+  bad[1].products.stochastic_forward = true;
+  bad[2].products.weight_per_tensor = true;
+  bad[3].products.rows.activations.per_tensor = true;
+  for (const Int8MixedOptions& options : bad) {
+    EXPECT_TRUE(absl::IsInvalidArgument(Int8MixedModel::Create(*base_, options, stream_).status()));
+  }
+}
+
+}  // namespace
+}  // namespace nibble::trainer
