@@ -61,13 +61,13 @@ struct FullMethod {
 
 struct Int8MixedMethod {
   std::string preset = "all";  // all | a8w8-qat | switchback | torchao: gives unset fields their values
-  std::optional<bool> forward;
-  std::optional<bool> grad_input;
-  std::optional<bool> grad_weight;
-  std::optional<bool> exact_forward;         // the forward pass is that of the int8 model
-  std::optional<std::int64_t> act_outliers;  // 0 to 16 per activation row; forward only
+  std::optional<bool> forward = std::nullopt;
+  std::optional<bool> grad_input = std::nullopt;
+  std::optional<bool> grad_weight = std::nullopt;
+  std::optional<bool> exact_forward = std::nullopt;         // the forward pass is that of the int8 model
+  std::optional<std::int64_t> act_outliers = std::nullopt;  // 0 to 16 per activation row; forward only
   std::string act_scale = "per_token";       // per_token | per_tensor, of the forward product
-  std::optional<std::string> weight_scale;   // channel | tensor
+  std::optional<std::string> weight_scale = std::nullopt;   // channel | tensor
   std::string grad_scale = "per_token";      // per_token | per_tensor
   bool stochastic_forward = false;
   bool stochastic_gradients = false;

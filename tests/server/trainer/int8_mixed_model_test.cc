@@ -109,7 +109,7 @@ class Int8MixedModelTest : public testing::Test {
     return digests;
   }
   // The int8 model that `models convert` makes of the trained weights.
-  std::unique_ptr<model::LoadedModel> Converted(Int8MixedModel& model, int outliers, const std::string& name) {
+  std::shared_ptr<const model::LoadedModel> Converted(Int8MixedModel& model, int outliers, const std::string& name) {
     const auto written = convert::MakeTrainedModel(
         base::RealFileSystem(), base_->config(), {.kv_dtype = base_->info().kv_dtype, .trained_outliers = outliers},
         model.Values(), base_->directory(), base::Json::object(), models_.Path(name));
