@@ -66,9 +66,9 @@ struct Int8MixedMethod {
   std::optional<bool> grad_weight = std::nullopt;
   std::optional<bool> exact_forward = std::nullopt;         // the forward pass is that of the int8 model
   std::optional<std::int64_t> act_outliers = std::nullopt;  // 0 to 16 per activation row; forward only
-  std::string act_scale = "per_token";       // per_token | per_tensor, of the forward product
+  std::string act_scale = "per_token";                      // per_token | per_tensor, of the forward product
   std::optional<std::string> weight_scale = std::nullopt;   // channel | tensor
-  std::string grad_scale = "per_token";      // per_token | per_tensor
+  std::string grad_scale = "per_token";                     // per_token | per_tensor
   bool stochastic_forward = false;
   bool stochastic_gradients = false;
   std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
