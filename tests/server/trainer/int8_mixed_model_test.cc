@@ -150,10 +150,10 @@ TEST_F(Int8MixedModelTest, EveryFamilyTrainsTheBitsThatItServes) {
     SCOPED_TRACE(family);
     Import(family);
     const auto model = Make();
+    EXPECT_EQ(Run(*model).gradients, Run(*Make({.activation_checkpointing = true})).gradients);
     Step(*model);
     const auto served = Converted(*model, 8, family + "-trained");
     EXPECT_EQ(Serving(served->weights()), Training(*model));
-    EXPECT_GT(Cosine(Run(*model), Run(*Make({.activation_checkpointing = true}))), 0.9);
   }
 }
 
