@@ -41,11 +41,14 @@ struct FullParts : DecoderParts {
   Tensor FinalNormWeight() override { return final_norm; }
 
   bool RunsInt8(std::size_t kind) const { return int8.has_value() && int8->targets[kind]; }
-  // Whether serving can run the forward products of all linears as training does.
-  bool ServesInt8() const {
-    const auto& how = int8->how;
-    return how.forward && !how.stochastic_forward && !how.rows.activations.per_tensor &&
+  // Whether the forward products of all linears run in int8.
+  bool ForwardIsInt8() const {
+    return int8->how.forward &&
            std::all_of(int8->targets.begin(), int8->targets.end(), [](bool target) { return target; });
+  }
+  // Whether serving can run these products as training does.
+  bool ServesInt8() const {
+    return ForwardIsInt8() && !int8->how.stochastic_forward && !int8->how.rows.activations.per_tensor;
   }
   // Makes the int8 forms of all linears that use them.
   void Quantize(std::uint64_t draw) {
@@ -146,7 +149,10 @@ class TorchFullModel : public FullModel {
     return Guarded([&]() -> absl::StatusOr<double> {
       // Keys and values have the type that serving caches; training in f32 does not round them.
       const kernels::DType kv_dtype = parts_.compute == torch::kFloat32 ? kernels::DType::kF32 : kv_dtype_;
-      NIBBLE_ASSIGN_OR_RETURN(const Pass pass, Pass::Create(config_, kv_dtype, batch.tokens, batch.segments, draw));
+      // Rows of padding would change the scales of columns, by which the weights' gradients become int8.
+      const bool pad = !parts_.int8.has_value() || !parts_.ForwardIsInt8();
+      NIBBLE_ASSIGN_OR_RETURN(const Pass pass,
+                              Pass::Create(config_, kv_dtype, batch.tokens, batch.segments, draw, pad));
       if (parts_.int8.has_value() && parts_.int8->how.stochastic_forward) parts_.Quantize(draw);
       TrainingOps ops(parts_, pass);
       const Tensor hidden = model::RunDecoder(ops, config_);

@@ -9,6 +9,7 @@
 #include "kernels/ops/matmul/matmul_int8.h"
 #include "kernels/ops/norm/rms_norm_quantize.h"
 #include "kernels/ops/quantize/quantize_int8.h"
+#include "kernels/ops/quantize/quantize_int8_transposed.h"
 #include "kernels/weight_buffer.h"
 #include "tests/bench/bench.h"
 #include "tests/support/int8.h"
@@ -137,6 +138,30 @@ void AddRmsNormQuantize(Bench& bench, std::int64_t m, std::int64_t k) {
              }});
 }
 
+// The operand of a backward product: x [m, k] f32 read, codes of its transpose written in the packed form.
+void AddQuantizeTransposed(Bench& bench, std::int64_t m, std::int64_t k) {
+  const auto x = std::make_shared<std::vector<float>>(support::NormalVector(1, m * k));
+  const auto tiles =
+      std::make_shared<std::vector<std::int8_t>>(static_cast<std::size_t>(kernels::PackedInt8Bytes(k, m)));
+  const auto scale = std::make_shared<std::vector<float>>(static_cast<std::size_t>(k));
+  const auto sums = std::make_shared<std::vector<std::int32_t>>(static_cast<std::size_t>(kernels::RoundUp(k, 16)));
+  const kernels::QuantizeInt8TransposedArgs args = {.x = kernels::MakeConstMatrix(x->data(), DType::kF32, m, k),
+                                                    .scale = scale->data(),
+                                                    .tiles = tiles->data(),
+                                                    .row_sum = sums->data()};
+  bench.Add({CaseName("quantize_int8_transposed", m, 0, k), Roof::kRead, static_cast<double>(m * k) * 5.0,
+             [=, &bench] {
+               kernels::Stream stream = bench.stream();
+               if (!kernels::QuantizeInt8Transposed(args, stream).ok()) return false;
+               const std::vector<std::int8_t> fast = *tiles;
+               stream.isa = kernels::Isa::kPlain;
+               return kernels::QuantizeInt8Transposed(args, stream).ok() && *tiles == fast;
+             },
+             [=, &bench](std::int64_t) {
+               if (!kernels::QuantizeInt8Transposed(args, bench.stream()).ok()) std::abort();
+             }});
+}
+
 }  // namespace
 }  // namespace nibble::bench
 
@@ -160,5 +185,8 @@ int main(int argc, char** argv) {
     nibble::bench::AddRmsNormQuantize(bench, m, 576);
     nibble::bench::AddRmsNormQuantize(bench, m, 2048);
   }
+  nibble::bench::AddQuantizeTransposed(bench, 1024, 576);
+  nibble::bench::AddQuantizeTransposed(bench, 1024, 2048);
+  nibble::bench::AddQuantizeTransposed(bench, 8192, 2048);
   return bench.Run();
 }

@@ -18,11 +18,13 @@ STEPS, LR, SEQ = 20, 1e-3, 96
 TEXTS = [PAGE[i * 11: i * 11 + 90] for i in range(4)]
 
 
-def train(server, path, output, compute="COMPUTE_DTYPE_F32"):
-    spec = {"base_model": "base", "train_dataset": "four", "eval_dataset": "four", "full": {"compute_dtype": compute},
+def train(server, path, output, compute="COMPUTE_DTYPE_F32", method="full", rows_alone=False, **options):
+    """rows_alone: a micro-batch of its own for each row."""
+    spec = {"base_model": "base", "train_dataset": "four", "eval_dataset": "four", method: {"compute_dtype": compute, **options},
             "data": {"max_seq_len": SEQ, "packing": "PACKING_MODE_NONE"},
             "optim": {"lr": LR, "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 0},
-            "run": {"max_steps": STEPS, "micro_batch": len(TEXTS), "save_every": 1, "keep_last": 32},
+            "run": {"max_steps": STEPS, "micro_batch": 1 if rows_alone else len(TEXTS),
+                    "grad_accum": len(TEXTS) if rows_alone else 1, "save_every": 1, "keep_last": 32},
             "publish": {"output_model": output}}
     (path / f"{output}.json").write_text(json.dumps(spec))
     return server.lines("jobs", "create", "--spec", path / f"{output}.json", "--watch", timeout=600)
@@ -50,9 +52,10 @@ def loss_of(model, ids, skipped=0):
     return loss / sum(len(row) - 1 - skipped for row in ids)
 
 
-def reference(directory, ids, lr=LR, skipped=0, autocast=False):
-    """Losses of all steps, gradients of step 1, and the final weights."""
+def reference(directory, ids, lr=LR, skipped=0, autocast=False, prepare=lambda model: None):
+    """Losses of all steps, gradients of step 1, and the final weights. `prepare` changes the model before the first step."""
     model = load(directory)
+    prepare(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     seen, first = [], {}
     for step in range(STEPS):

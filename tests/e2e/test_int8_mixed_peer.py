@@ -1,0 +1,62 @@
+"""Compares twenty steps of int8 mixed precision with torchao: same start, data and optimizer, fp32 outside the int8
+products."""
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import small_model
+from conftest import Server
+from test_full_peer import LR, STEPS, TEXTS, losses, reference, train, worst
+
+pytestmark = pytest.mark.full
+
+pytest.importorskip("torch", exc_type=ImportError)
+pytest.importorskip("transformers", exc_type=ImportError)
+torchao = pytest.importorskip("torchao.quantization", exc_type=ImportError)
+training = pytest.importorskip("torchao.prototype.quantized_training", exc_type=ImportError)
+
+# Our switches, and torchao's.
+SWITCHES = {"all": ({}, {}), "forward": ({"grad_input": False, "grad_weight": False}, {"grad_input": False, "grad_weight": False}),
+            "float weight gradient": ({"grad_weight": False}, {"grad_weight": False}),
+            "float forward": ({"forward": False}, {"output": False})}
+
+
+def torchao_losses(base, ids, **settings):
+    """Each row is a product of its own, as in loss_of: scales of columns are those of a row's tokens."""
+    switches = {key: value for key, value in settings.items() if key != "lr"}
+
+    def quantize(model):
+        torchao.quantize_(model.model, training.int8_mixed_precision_training(**switches), set_inductor_config=False)
+    return reference(base, ids, lr=settings.get("lr", LR), prepare=quantize).losses
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory, model_directory):
+    path = tmp_path_factory.mktemp("int8_mixed")
+    server = Server(path / "state").start()
+    server.run("models", "import", model_directory, "--name", "base", "--dtype", "f32")
+    (path / "four.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    server.run("datasets", "upload", path / "four.jsonl", "--name", "four")
+    ids = [server.json("tokenize", "base", "--text", text)["token_ids"] + [small_model.CONFIG["eos_token_id"]] for text in TEXTS]
+    yield SimpleNamespace(server=server, path=path, ids=ids, base=model_directory)
+    server.stop()
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_losses_agree_with_torchao(jobs, name):
+    ours, theirs = SWITCHES[name]
+    events = train(jobs.server, jobs.path, f"ours-{name.replace(' ', '-')}", method="int8_mixed", rows_alone=True, preset="torchao", **ours)
+    got, want = losses(events), torchao_losses(jobs.base, jobs.ids, **theirs)
+    in_float = reference(jobs.base, jobs.ids).losses
+    print(f"{name}: losses {want[0]:.4f} to {want[-1]:.4f}; worst relative difference of {STEPS}: {worst(got, want):.1e}; "
+          f"of torchao and float {worst(want, in_float):.1e}")
+    assert want[-1] <= 0.8 * want[0]
+    assert worst(got, want) <= 1e-3
+    assert got != in_float
+
+
+def test_wrong_settings_are_detected(jobs):
+    """The bound of test_losses_agree_with_torchao detects a learning rate 2 % higher."""
+    events = train(jobs.server, jobs.path, "ours-again", method="int8_mixed", rows_alone=True, preset="torchao")
+    assert worst(losses(events), torchao_losses(jobs.base, jobs.ids, lr=1.02 * LR)) > 1e-3
