@@ -1,6 +1,7 @@
 #include "server/convert/checkpoint_model.h"
 
 #include <cstring>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -32,19 +33,23 @@ absl::StatusOr<model::AdapterConfig> ReadAdapter(base::FileSystem& files, const 
   return model::ParsePeftConfig(json);
 }
 
-absl::StatusOr<std::vector<std::vector<float>>> ReadValues(const std::string& checkpoint,
-                                                           const std::vector<model::TensorPlan>& plan) {
-  NIBBLE_ASSIGN_OR_RETURN(const auto file, model::OpenSafetensors(base::JoinPath(checkpoint, kCheckpointTensorsFile)));
-  std::vector<std::vector<float>> values;
+// The elements of each tensor of the plan, in `file`.
+absl::StatusOr<std::vector<std::span<const std::byte>>> FindValues(const model::SafetensorsFiles& file,
+                                                                   const std::vector<model::TensorPlan>& plan) {
+  std::vector<std::span<const std::byte>> values;
   for (const model::TensorPlan& tensor : plan) {
     const auto it = file.tensors.find(tensor.name);
-    if (it == file.tensors.end() || it->second.dtype != kernels::DType::kF32 || it->second.shape != tensor.shape) {
-      return absl::DataLossError(StrCat("the checkpoint's ", tensor.name, " is missing, not f32 or of another shape"));
+    if (it == file.tensors.end() || it->second.dtype != tensor.dtype || it->second.shape != tensor.shape) {
+      return absl::DataLossError(StrCat("the checkpoint's ", tensor.name, " is missing, not ",
+                                        kernels::Name(tensor.dtype), " or of another shape"));
     }
-    std::vector<float>& value = values.emplace_back(it->second.bytes.size() / sizeof(float));
-    std::memcpy(value.data(), it->second.bytes.data(), it->second.bytes.size());
+    values.push_back(it->second.bytes);
   }
   return values;
+}
+
+absl::StatusOr<model::SafetensorsFiles> OpenCheckpoint(const std::string& directory) {
+  return model::OpenSafetensors(base::JoinPath(directory, kCheckpointTensorsFile));
 }
 
 }  // namespace
@@ -55,8 +60,12 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
                                                         const std::string& target, const kernels::Stream& stream) {
   model::PeftAdapter adapter;
   NIBBLE_ASSIGN_OR_RETURN(adapter.config, ReadAdapter(files, checkpoint_directory));
-  NIBBLE_ASSIGN_OR_RETURN(adapter.values,
-                          ReadValues(checkpoint_directory, model::AdapterTensors(base.config(), adapter.config)));
+  NIBBLE_ASSIGN_OR_RETURN(const model::SafetensorsFiles file, OpenCheckpoint(checkpoint_directory));
+  NIBBLE_ASSIGN_OR_RETURN(const auto found, FindValues(file, model::AdapterTensors(base.config(), adapter.config)));
+  for (const std::span<const std::byte> bytes : found) {
+    std::vector<float>& value = adapter.values.emplace_back(bytes.size() / sizeof(float));
+    if (!bytes.empty()) std::memcpy(value.data(), bytes.data(), bytes.size());
+  }
   return MakeAdapterModel(files, base, std::move(adapter), provenance, scratch, target, stream, kMadeOf);
 }
 
@@ -65,11 +74,11 @@ absl::StatusOr<model::ArtifactInfo> MakeTrainedCheckpointModel(
     const std::string& checkpoint_directory, const base::Json& provenance, const std::string& target) {
   std::vector<model::TensorPlan> plan;
   for (const model::TensorSpec& tensor : model::RequiredTensors(config)) {
-    plan.push_back({tensor.name, kernels::DType::kF32, tensor.shape});
+    plan.push_back({tensor.name, form.dtype, tensor.shape});
   }
-  NIBBLE_ASSIGN_OR_RETURN(const auto values, ReadValues(checkpoint_directory, plan));
-  const std::vector<std::span<const float>> spans(values.begin(), values.end());
-  return MakeTrainedModel(files, config, form, spans, base.directory(), provenance, target, kMadeOf);
+  NIBBLE_ASSIGN_OR_RETURN(const model::SafetensorsFiles file, OpenCheckpoint(checkpoint_directory));
+  NIBBLE_ASSIGN_OR_RETURN(const auto values, FindValues(file, plan));
+  return MakeTrainedModel(files, config, form, values, base.directory(), provenance, target, kMadeOf);
 }
 
 }  // namespace nibble::convert

@@ -25,9 +25,9 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
                                                         const base::Json& provenance, const std::string& scratch,
                                                         const std::string& target, const kernels::Stream& stream);
 
-// For a job that trains all weights: the result holds them in f32. `config` is the trained architecture; tokenizer
-// files come from `base`. form: as for MakeTrainedModel. Errors: DataLoss as above, those of
-// MakeTrainedModel.
+// For a job that trains all weights: the result holds them in the checkpoint's type, which is form.dtype. `config` is
+// the trained architecture; tokenizer files come from `base`. form: as for MakeTrainedModel. Errors: DataLoss as above,
+// those of MakeTrainedModel.
 absl::StatusOr<model::ArtifactInfo> MakeTrainedCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                                const model::ModelConfig& config,
                                                                const TrainedForm& form,

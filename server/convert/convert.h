@@ -72,14 +72,15 @@ struct TrainedForm {
   std::optional<model::BitNetInfo> bitnet = std::nullopt;  // master weights of a bitnet_qat job
   kernels::DType kv_dtype = kernels::DType::kBF16;
   std::optional<int> trained_outliers = std::nullopt;
+  kernels::DType dtype = kernels::DType::kF32;  // of all tensors: f32 or bf16
 };
 
-// Makes an f32 artifact of weights that a job trained. values: one f32 span per tensor of RequiredTensors(config), in
-// that order. companions: the directory that tokenizer files are copied from. made_of becomes ArtifactInfo::source.
-// `cancelled` is checked before every tensor, here and below.
+// Makes an f32 or bf16 artifact of weights that a job trained. values: the elements of each tensor of
+// RequiredTensors(config), in that order. companions: the directory that tokenizer files are copied from. made_of
+// becomes ArtifactInfo::source. `cancelled` is checked before every tensor, here and below.
 absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, const model::ModelConfig& config,
                                                      const TrainedForm& form,
-                                                     std::span<const std::span<const float>> values,
+                                                     std::span<const std::span<const std::byte>> values,
                                                      const std::string& companions, const base::Json& provenance,
                                                      const std::string& target, const char* made_of = "job",
                                                      const base::Cancelled& cancelled = {});

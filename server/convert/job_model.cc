@@ -35,7 +35,7 @@ absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const
 
 absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, const model::ModelConfig& config,
                                                      const TrainedForm& form,
-                                                     std::span<const std::span<const float>> values,
+                                                     std::span<const std::span<const std::byte>> values,
                                                      const std::string& companions, const base::Json& provenance,
                                                      const std::string& target, const char* made_of,
                                                      const base::Cancelled& cancelled) {
@@ -45,16 +45,16 @@ absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, co
   }
   std::vector<model::TensorPlan> plan;
   plan.reserve(specs.size());
-  for (const TensorSpec& spec : specs) plan.push_back({spec.name, DType::kF32, spec.shape});
+  for (const TensorSpec& spec : specs) plan.push_back({spec.name, form.dtype, spec.shape});
   NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::Create(files, target, std::move(plan)));
   for (std::size_t i = 0; i < specs.size(); ++i) {
     NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
-    NIBBLE_RETURN_IF_ERROR(writer->tensors().Put(
-        specs[i].name, {reinterpret_cast<const char*>(values[i].data()), values[i].size() * sizeof(float)}));
+    NIBBLE_RETURN_IF_ERROR(
+        writer->tensors().Put(specs[i].name, {reinterpret_cast<const char*>(values[i].data()), values[i].size()}));
   }
   NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(companions));
   model::ArtifactInfo info;
-  info.format = Format::kF32;
+  info.format = form.dtype == DType::kBF16 ? Format::kBF16 : Format::kF32;
   info.bitnet = form.bitnet;
   info.kv_dtype = form.kv_dtype;
   info.trained_outliers = form.trained_outliers;

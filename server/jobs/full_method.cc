@@ -1,4 +1,5 @@
 #include "server/jobs/method.h"
+#include "server/jobs/spec_checker.h"
 
 namespace nibble::jobs {
 namespace {
@@ -6,6 +7,12 @@ namespace {
 class FullSpec : public Method {
  public:
   const char* name() const override { return kMethodFull; }
+
+  void Check(const JobSpec& spec, SpecChecker& check) const override {
+    if (spec.full.param_dtype == "bf16" && spec.full.compute_dtype != "bf16") {
+      check.Add("full.param_dtype", "is BF16, wanted F32 with compute_dtype F32, or compute_dtype BF16");
+    }
+  }
 };
 
 }  // namespace

@@ -57,6 +57,7 @@ struct BitNetQatMethod {
 struct FullMethod {
   std::string init = "pretrained";     // pretrained | random (drawn by run.seed)
   std::string compute_dtype = "bf16";  // bf16 | fp32
+  std::string param_dtype = "fp32";    // bf16 (rounded stochastically) | fp32
 };
 
 struct Int8MixedMethod {

@@ -117,7 +117,8 @@ template <>
 struct SpecFields<FullMethod> {
   static constexpr auto kFields =
       std::tuple(SpecField("init", &FullMethod::init).OneOf(kInits),
-                 SpecField("compute_dtype", &FullMethod::compute_dtype).OneOf(kComputeDtypes));
+                 SpecField("compute_dtype", &FullMethod::compute_dtype).OneOf(kComputeDtypes),
+                 SpecField("param_dtype", &FullMethod::param_dtype).OneOf(kComputeDtypes));
 };
 
 template <>

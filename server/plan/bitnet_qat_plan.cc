@@ -72,7 +72,9 @@ class BitNetQat : public MethodPlan {
     return {.stored_element = 4, .converting = MomentBytes(spec, trained), .kept = weights - trained * 4};
   }
 
-  std::int64_t ServedEmbeddingElement(const ModelConfig&, std::int64_t) const override { return 2; }
+  std::int64_t ServedEmbeddingElement(const jobs::JobSpec&, const ModelConfig&, std::int64_t) const override {
+    return 2;
+  }
 
   double WeightFileBytes(const jobs::JobSpec&, const ModelConfig& config, std::int64_t) const override {
     return FileBytes(config, Format::kF32, 4) + FileBytes(config, Format::kTernary, 2);

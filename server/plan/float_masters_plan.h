@@ -36,12 +36,15 @@ class FloatMastersPlan : public MethodPlan {
     return ModelSizes(config).all;
   }
   // The embedding of the int8 form is bf16 if it is also the head, else as trained.
-  std::int64_t ServedEmbeddingElement(const model::ModelConfig& config, std::int64_t) const override {
-    return config.tied_embeddings ? 2 : 4;
+  std::int64_t ServedEmbeddingElement(const jobs::JobSpec& spec, const model::ModelConfig& config,
+                                      std::int64_t) const override {
+    return config.tied_embeddings ? 2 : TrainedElement(spec);
   }
-  double WeightFileBytes(const jobs::JobSpec&, const model::ModelConfig& config, std::int64_t) const override {
-    return FileBytes(config, model::Format::kF32, 4) +
-           FileBytes(config, model::Format::kInt8, config.tied_embeddings ? 2 : 4);
+  double WeightFileBytes(const jobs::JobSpec& spec, const model::ModelConfig& config,
+                         std::int64_t base_bytes) const override {
+    const bool bf16 = TrainedElement(spec) == 2;
+    return FileBytes(config, bf16 ? model::Format::kBF16 : model::Format::kF32, TrainedElement(spec)) +
+           FileBytes(config, model::Format::kInt8, ServedEmbeddingElement(spec, config, base_bytes));
   }
   registry::WorkMemory CheckpointMemory(const jobs::JobSpec&, const model::Artifact& base,
                                         std::int64_t /*checkpoint_bytes*/) const override {
@@ -55,6 +58,8 @@ class FloatMastersPlan : public MethodPlan {
   }
 
  protected:
+  // Bytes of an element of the trained weights.
+  virtual std::int64_t TrainedElement(const jobs::JobSpec& /*spec*/) const { return 4; }
   // Of the model that the job writes.
   virtual convert::TrainedForm Form(const jobs::JobSpec& spec, const model::Artifact& base) const = 0;
 };

@@ -23,9 +23,10 @@ class Full : public FloatMastersPlan {
     const std::int64_t element = ElementBytes(spec.full.compute_dtype);
     const std::int64_t logits = model::kLossChunk * config.vocab_size;
     TrainingBytes bytes;
-    // Values and gradients in f32; linears and head rounded to bf16 if products are.
-    bytes.weights = sizes.all * 8;
-    if (element == 2) bytes.weights += (sizes.linears + sizes.embedding) * 2;
+    // Values and gradients; linears and head rounded to bf16 if products are and the values are not.
+    const std::int64_t value = ElementBytes(spec.full.param_dtype);
+    bytes.weights = sizes.all * 2 * value;
+    if (element == 2 && value == 4) bytes.weights += (sizes.linears + sizes.embedding) * 2;
     // The gradients of head and embedding for a micro-batch, and their sum; a gradient of the largest linear, rounded
     // and in f32; logits in f32 and rounded; gate, up and the residual stream in f32 with their gradients, two of them
     // rounded; the cached K and V of one layer.
@@ -43,13 +44,16 @@ class Full : public FloatMastersPlan {
                              std::int64_t /*weights*/) const override {
     const std::int64_t trained = TrainedParameters(spec, config);
     // During conversion: the moments. Until the end: the values.
-    return {.stored_element = 4, .converting = MomentBytes(spec, trained), .kept = trained * 4};
+    const std::int64_t value = ElementBytes(spec.full.param_dtype);
+    return {.stored_element = value, .converting = MomentBytes(spec, trained), .kept = trained * value};
   }
 
  protected:
-  convert::TrainedForm Form(const jobs::JobSpec&, const model::Artifact& base) const override {
-    return {.kv_dtype = base.info().kv_dtype};
+  convert::TrainedForm Form(const jobs::JobSpec& spec, const model::Artifact& base) const override {
+    return {.kv_dtype = base.info().kv_dtype,
+            .dtype = spec.full.param_dtype == "bf16" ? kernels::DType::kBF16 : kernels::DType::kF32};
   }
+  std::int64_t TrainedElement(const jobs::JobSpec& spec) const override { return ElementBytes(spec.full.param_dtype); }
 };
 
 }  // namespace

@@ -79,7 +79,7 @@ std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const ModelConfig& conf
       case model::TensorRole::kBias: bytes += rows * 4; break;
       // The embedding as it is stored (bf16 if it is also the head), the head in panels of bf16.
       case model::TensorRole::kEmbedding:
-        bytes += rows * tensor.shape[1] * method.ServedEmbeddingElement(config, base_bytes);
+        bytes += rows * tensor.shape[1] * method.ServedEmbeddingElement(spec, config, base_bytes);
         break;
       case model::TensorRole::kHead: break;
     }

@@ -80,7 +80,8 @@ class MethodPlan {
   virtual PublishingBytes Publishing(const jobs::JobSpec& spec, const model::ModelConfig& config,
                                      std::int64_t base_bytes, std::int64_t weights) const = 0;
   // Bytes of the embedding's elements in the served form.
-  virtual std::int64_t ServedEmbeddingElement(const model::ModelConfig& config, std::int64_t base_bytes) const = 0;
+  virtual std::int64_t ServedEmbeddingElement(const jobs::JobSpec& spec, const model::ModelConfig& config,
+                                              std::int64_t base_bytes) const = 0;
   // Bytes of the weight files that the job writes, without checkpoints.
   virtual double WeightFileBytes(const jobs::JobSpec& spec, const model::ModelConfig& config,
                                  std::int64_t base_bytes) const = 0;

@@ -91,7 +91,8 @@ class QLora : public MethodPlan {
             .kept = trained * 4};
   }
 
-  std::int64_t ServedEmbeddingElement(const ModelConfig& config, std::int64_t base_bytes) const override {
+  std::int64_t ServedEmbeddingElement(const jobs::JobSpec&, const ModelConfig& config,
+                                      std::int64_t base_bytes) const override {
     return config.tied_embeddings ? 2 : std::max<std::int64_t>(base_bytes, 2);
   }
 

@@ -81,7 +81,11 @@ absl::Status CheckAdamW(std::string_view name, const TensorRef& value, const Ten
                                                             {"second moments", &moments.v.ref()}};
   const bool moments8 = Has8BitMoments(moments);
   for (const auto& [part, tensor] : parts) {
-    if (tensor->type == ElementType::kF32 || (moments8 && tensor->type == ElementType::kMoment8)) continue;
+    const bool is_moment = tensor == &moments.m.ref() || tensor == &moments.v.ref();
+    if (tensor->type == ElementType::kF32 || (!is_moment && tensor->type == ElementType::kBF16) ||
+        (moments8 && tensor->type == ElementType::kMoment8)) {
+      continue;
+    }
     return absl::UnimplementedError(
         base::StrCat("AdamW does not support ", Name(tensor->type), " ", part, " of ", name, " yet, wanted f32"));
   }
@@ -89,52 +93,64 @@ absl::Status CheckAdamW(std::string_view name, const TensorRef& value, const Ten
 }
 
 absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, const TensorRef& parameter,
-                       const TensorRef& gradient, Moments& moments, const kernels::Stream& stream) {
+                       const TensorRef& gradient, Moments& moments, const kernels::Stream& stream,
+                       const StoreDraws& draws) {
   NIBBLE_RETURN_IF_ERROR(CheckAdamW("a tensor", parameter, gradient, moments));
-  const std::span<float> values = parameter.f32();
-  const std::span<const float> gradients = gradient.f32();
   const Factors factors(config, step, lr);
   const TensorRef &m = moments.m.ref(), &v = moments.v.ref();
-  if (m.type == ElementType::kF32) {
-    const std::span<float> first = m.f32(), second = v.f32();
-    stream.ParallelFor(parameter.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-      for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
-        factors.Update(gradients[i], first[i], second[i], values[i]);
+  WithElements(parameter, [&](auto* values) {
+    WithElements(gradient, [&](const auto* gradients) {
+      if (m.type == ElementType::kF32) {
+        float *first = m.f32().data(), *second = v.f32().data();
+        stream.ParallelFor(parameter.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+          UpdateElements(values, begin, end, draws, step, [&](std::int64_t i, float& value) {
+            factors.Update(kernels::ToFloat(gradients[i]), first[i], second[i], value);
+          });
+        });
+        return;
       }
+      stream.ParallelFor(m.num_scales(), kGrain / kMomentBlock, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t block = begin; block < end; ++block) {
+          MomentBlock first(m, block, DynamicMap::Signed(), 0);
+          // A second moment that became 0 beside a first one that did not would make the next step thousands of
+          // learning rates long.
+          MomentBlock second(v, block, DynamicMap::Unsigned(), 1);
+          float ms[kMomentBlock], vs[kMomentBlock];
+          first.Read(ms);
+          second.Read(vs);
+          const std::int64_t at = block * kMomentBlock;
+          UpdateElements(values, at, at + first.count, draws, step, [&](std::int64_t i, float& value) {
+            factors.Update(kernels::ToFloat(gradients[i]), ms[i - at], vs[i - at], value);
+          });
+          first.Write(ms);
+          second.Write(vs);
+        }
+      });
     });
-    return absl::OkStatus();
-  }
-  stream.ParallelFor(m.num_scales(), kGrain / kMomentBlock, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t block = begin; block < end; ++block) {
-      MomentBlock first(m, block, DynamicMap::Signed(), 0);
-      // A second moment that became 0 beside a first one that did not would make the next step thousands of learning
-      // rates long.
-      MomentBlock second(v, block, DynamicMap::Unsigned(), 1);
-      float ms[kMomentBlock], vs[kMomentBlock];
-      first.Read(ms);
-      second.Read(vs);
-      const auto at = static_cast<std::size_t>(block * kMomentBlock);
-      for (std::size_t i = 0; i < static_cast<std::size_t>(first.count); ++i) {
-        factors.Update(gradients[at + i], ms[i], vs[i], values[at + i]);
-      }
-      first.Write(ms);
-      second.Write(vs);
-    }
   });
   return absl::OkStatus();
 }
 
-void Scale(std::span<float> values, float factor, const kernels::Stream& stream) {
-  stream.ParallelFor(static_cast<std::int64_t>(values.size()), kGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) values[i] *= factor;
+void Scale(const TensorRef& values, float factor, const kernels::Stream& stream) {
+  WithElements(values, [&]<typename T>(T* elements) {
+    stream.ParallelFor(values.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        elements[i] = kernels::RoundTo<T>(kernels::ToFloat(elements[i]) * factor);
+      }
+    });
   });
 }
 
-double GlobalNorm(const std::vector<std::span<const float>>& gradients, const kernels::Stream& stream) {
+double GlobalNorm(const std::vector<TensorRef>& gradients, const kernels::Stream& stream) {
   std::vector<double> sums(gradients.size(), 0.0);
   stream.ParallelFor(static_cast<std::int64_t>(gradients.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
-      for (const float g : gradients[i]) sums[i] += static_cast<double>(g) * static_cast<double>(g);
+    for (auto t = static_cast<std::size_t>(begin); t < static_cast<std::size_t>(end); ++t) {
+      WithElements(gradients[t], [&](const auto* elements) {
+        for (std::int64_t i = 0; i < gradients[t].count; ++i) {
+          const auto g = static_cast<double>(kernels::ToFloat(elements[i]));
+          sums[t] += g * g;
+        }
+      });
     }
   });
   double sum = 0;

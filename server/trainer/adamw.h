@@ -2,12 +2,12 @@
 // Another machine gives the same bits too, unless the pow of its C library, used for the bias corrections, differs.
 #pragma once
 #include <cstdint>
-#include <span>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/stream.h"
+#include "server/trainer/float_values.h"
 #include "server/trainer/tensor_ref.h"
 
 namespace nibble::trainer {
@@ -25,8 +25,8 @@ struct Moments {
   TensorBuffer v;
 };
 
-// Unimplemented unless AdamWStep can train this tensor: values and gradients in f32, both moments in f32 or in 8 bits
-// with blocks of kMomentBlock (dynamic_map.h). `name` is for the message.
+// Unimplemented unless AdamWStep can train this tensor: values and gradients in f32 or bf16, both moments in f32 or in
+// 8 bits with blocks of kMomentBlock (dynamic_map.h). `name` is for the message.
 absl::Status CheckAdamW(std::string_view name, const TensorRef& value, const TensorRef& grad, const Moments& moments);
 
 // One step (numbered from 1) of decoupled weight decay: p -= lr * wd * p, then p -= lr / bc1 * m / (sqrt(v) / sqrt(bc2)
@@ -34,15 +34,16 @@ absl::Status CheckAdamW(std::string_view name, const TensorRef& value, const Ten
 // arXiv:1711.05101. 8-bit moments are widened to f32 for the
 // step; the parameter is changed with the f32 moments, which are then rounded again (torchao's order). A
 // second moment other than 0 does not become 0, which torchao and bitsandbytes let happen. Elements, or the
-// blocks of 8-bit moments, do not depend on each other, so `stream` splits them among its threads. Errors: those of
-// CheckAdamW; then nothing has changed.
+// blocks of 8-bit moments, do not depend on each other, so `stream` splits them among its threads. `draws`: of values
+// in bf16 (float_values.h). Errors: those of CheckAdamW; then nothing has changed.
 absl::Status AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, const TensorRef& parameter,
-                       const TensorRef& gradient, Moments& moments, const kernels::Stream& stream = {});
+                       const TensorRef& gradient, Moments& moments, const kernels::Stream& stream = {},
+                       const StoreDraws& draws = {});
 
-// Multiplies every value by `factor`.
-void Scale(std::span<float> values, float factor, const kernels::Stream& stream = {});
+// Multiplies every value, f32 or bf16, by `factor`; bf16 is rounded to nearest.
+void Scale(const TensorRef& values, float factor, const kernels::Stream& stream = {});
 
-// L2 norm over all spans in f64. Sums each span in order, then the spans' sums in order.
-double GlobalNorm(const std::vector<std::span<const float>>& gradients, const kernels::Stream& stream = {});
+// L2 norm over all tensors, f32 or bf16, in f64. Sums each tensor in order, then the tensors' sums in order.
+double GlobalNorm(const std::vector<TensorRef>& gradients, const kernels::Stream& stream = {});
 
 }  // namespace nibble::trainer

@@ -208,22 +208,23 @@ class AttemptRun {
       loss_sum += *loss;
     }
     const double loss = loss_sum / static_cast<double>(trained);
-    std::vector<std::span<const float>> gradients;
-    for (const Parameter& parameter : model_->parameters()) gradients.emplace_back(parameter.grad.f32());
+    std::vector<TensorRef> gradients;
+    for (const Parameter& parameter : model_->parameters()) gradients.push_back(parameter.grad);
     const double grad_norm = GlobalNorm(gradients, context_.stream);
     if (!std::isfinite(loss) || !std::isfinite(grad_norm)) {
       return NanLoss(base::StrCat("step ", progress_.step + 1, ": loss ", loss, ", gradient norm ", grad_norm));
     }
     if (spec_.optim.max_grad_norm > 0 && grad_norm > spec_.optim.max_grad_norm) {
       const auto factor = static_cast<float>(spec_.optim.max_grad_norm / grad_norm);
-      for (Parameter& parameter : model_->parameters()) Scale(parameter.grad.f32(), factor, context_.stream);
+      for (Parameter& parameter : model_->parameters()) Scale(parameter.grad, factor, context_.stream);
     }
     const double lr = LearningRate(spec_.optim, progress_.step, max_steps_);
     auto& parameters = model_->parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       ShowAlive();
       NIBBLE_RETURN_IF_ERROR(optimizer_.Step(progress_.step + 1, lr * parameters[i].lr_factor, parameters[i].value,
-                                             parameters[i].grad, moments_[i], context_.stream));
+                                             parameters[i].grad, moments_[i], context_.stream,
+                                             {static_cast<std::uint64_t>(spec_.run.seed), i}));
     }
     NIBBLE_RETURN_IF_ERROR(model_->Refresh());
     ++progress_.step;

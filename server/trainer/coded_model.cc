@@ -176,10 +176,10 @@ absl::Status CodedModel::ForEachTrainingLogits(std::span<const std::int32_t> tok
   });
 }
 
-std::vector<std::span<const float>> CodedModel::Values() const {
-  std::map<std::string, std::span<const float>> by_name;
-  for (const Parameter& parameter : parameters_) by_name[parameter.name] = parameter.value.f32();
-  std::vector<std::span<const float>> values;
+std::vector<std::span<const std::byte>> CodedModel::Values() const {
+  std::map<std::string, std::span<const std::byte>> by_name;
+  for (const Parameter& parameter : parameters_) by_name[parameter.name] = parameter.value.bytes();
+  std::vector<std::span<const std::byte>> values;
   for (const model::TensorSpec& tensor : model::RequiredTensors(config_)) values.push_back(by_name.at(tensor.name));
   return values;
 }

@@ -79,7 +79,7 @@ class CodedModel {
   // Logits of every row by the training instantiation, with autograd on; in chunks.
   absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit);
   // The parameters' values, in the order of RequiredTensors.
-  std::vector<std::span<const float>> Values() const;
+  std::vector<std::span<const std::byte>> Values() const;
   const model::ModelConfig& config() const { return config_; }
 
  private:

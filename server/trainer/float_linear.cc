@@ -17,7 +17,7 @@ using Context = nibble::trainer::AutogradContext;
 
 // The weight in `type`. On machines whose backward products are f32 although compute is bf16, these read the master.
 Tensor WeightIn(const FloatLinear& linear, torch::ScalarType type) {
-  return type == torch::kBFloat16 ? linear.rounded : linear.master.detach();
+  return type == torch::kBFloat16 ? linear.rounded : linear.master.detach().to(type);
 }
 
 struct FloatLinearFunction : torch::autograd::Function<FloatLinearFunction> {
@@ -50,6 +50,10 @@ struct FloatLinearFunction : torch::autograd::Function<FloatLinearFunction> {
 
 void FloatLinear::Round() {
   const torch::NoGradGuard no_grad;
+  if (master.scalar_type() == torch::kBFloat16) {
+    rounded = master.detach();
+    return;
+  }
   if (!rounded.defined()) rounded = torch::empty(master.sizes(), torch::kBFloat16);
   rounded.copy_(master);
 }

@@ -7,15 +7,15 @@
 namespace nibble::trainer {
 
 struct FloatLinear {
-  torch::Tensor master;   // [N, K] f32 parameter
-  torch::Tensor rounded;  // [N, K] bf16, made of the master by Round; undefined if compute is f32
-  torch::Tensor bias;     // undefined, or [N] f32 parameter
+  torch::Tensor master;   // [N, K] f32 or bf16 parameter
+  torch::Tensor rounded;  // [N, K] bf16, made of the master by Round, or the master; undefined if compute is f32
+  torch::Tensor bias;     // undefined, or [N] parameter of the same type
 
   void Round();
 };
 
-// y = x W^T + bias. x [T, K] f32 reads the master, x bf16 the rounded weight; the result is [T, N] f32. Backward
-// products have the scratch's type; the gradient of the weight is f32.
+// y = x W^T + bias. x [T, K] f32 reads the master, which is then f32, x bf16 the rounded weight; the result is
+// [T, N] f32. Backward products have the scratch's type.
 torch::Tensor ApplyFloatLinear(const torch::Tensor& x, const FloatLinear& linear, AutogradContext& context);
 
 }  // namespace nibble::trainer

@@ -36,9 +36,9 @@ struct FullParts : DecoderParts {
     return ApplyInt8Linear({x, nullptr}, int8_linears[l][k], int8->how, pass.draw.value_or(0), context);
   }
   Tensor NormWeight(std::int64_t layer, Norm norm) override {
-    return norms[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)];
+    return norms[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)].to(torch::kFloat32);
   }
-  Tensor FinalNormWeight() override { return final_norm; }
+  Tensor FinalNormWeight() override { return final_norm.to(torch::kFloat32); }
 
   bool RunsInt8(std::size_t kind) const { return int8.has_value() && int8->targets[kind]; }
   // Whether the forward products of all linears run in int8.
@@ -95,6 +95,7 @@ class TorchFullModel : public FullModel {
       } else {
         parameter.fill_(tensor.role == model::TensorRole::kBias ? 0.0 : 1.0);
       }
+      if (options.bf16_parameters) parameter = parameter.to(torch::kBFloat16);
       parameter.requires_grad_(true);
       tensors_.push_back(parameter);
       parameters_.push_back({tensor.name, tensor.shape, {}, {}});
@@ -173,6 +174,7 @@ class TorchFullModel : public FullModel {
     parts_.context.transient = {};
     parts_.context.scratch.reset();
     head_ = {};
+    served_vectors_.clear();
     serving_ = {};
     ReleaseGradients(tensors_, parameters_);
   }
@@ -189,35 +191,42 @@ class TorchFullModel : public FullModel {
     parts_.rope_sin = rope_sin_.data();
   }
 
-  // The trained model is an f32 artifact, so evaluations read the parameters themselves. Linears that run in int8 are
+  // A vector as serving reads it: f32. Keeps a copy of one in bf16.
+  const float* ServedVector(const Tensor& vector) {
+    if (!vector.defined()) return nullptr;
+    served_vectors_.push_back(vector.detach().to(torch::kFloat32));
+    return served_vectors_.back().data_ptr<float>();
+  }
+
+  // The trained model is an artifact of the parameters, so evaluations read these. Linears that run in int8 are
   // evaluated in int8 if serving can run them as training does.
   void MakeServingWeights() {
+    served_vectors_.clear();
     serving_.embedding = ViewOf(parts_.embedding.detach());
-    serving_.final_norm = parts_.final_norm.data_ptr<float>();
+    serving_.final_norm = ServedVector(parts_.final_norm);
     serving_.head.kind = model::LinearWeight::Kind::kLibrary;
     serving_.head.library = ViewOf(head_.master.detach());
     serving_.rope_cos = parts_.rope_cos;
     serving_.rope_sin = parts_.rope_sin;
     serving_.rope_positions = parts_.rope_positions;
-    serving_.input_dtype = kernels::DType::kF32;
+    serving_.input_dtype =
+        head_.master.scalar_type() == torch::kBFloat16 ? kernels::DType::kBF16 : kernels::DType::kF32;
     serving_.kv_dtype = kv_dtype_;
     const bool serve_int8 = parts_.int8.has_value() && parts_.ServesInt8();
     if (serve_int8) serving_.act_outliers = parts_.int8->how.rows.max_outliers;
     serving_.layers.resize(parts_.linears.size());
     for (std::size_t l = 0; l < serving_.layers.size(); ++l) {
-      for (std::size_t n = 0; n < model::kNumNorms; ++n) {
-        const Tensor& norm = parts_.norms[l][n];
-        serving_.layers[l].norms[n] = norm.defined() ? norm.data_ptr<float>() : nullptr;
-      }
+      model::LayerWeights& layer = serving_.layers[l];
+      for (std::size_t n = 0; n < model::kNumNorms; ++n) layer.norms[n] = ServedVector(parts_.norms[l][n]);
       for (std::size_t k = 0; k < model::kNumLinearKinds; ++k) {
         const FloatLinear& linear = parts_.linears[l][k];
         if (serve_int8) {
-          serving_.layers[l].linears[k].kind = model::LinearWeight::Kind::kInt8;
-          serving_.layers[l].linears[k].int8 = parts_.int8_linears[l][k].packed();
+          layer.linears[k].kind = model::LinearWeight::Kind::kInt8;
+          layer.linears[k].int8 = parts_.int8_linears[l][k].packed();
         } else {
-          serving_.layers[l].linears[k].library = ViewOf(linear.master.detach());
+          layer.linears[k].library = ViewOf(linear.master.detach());
         }
-        serving_.layers[l].linears[k].bias = linear.bias.defined() ? linear.bias.data_ptr<float>() : nullptr;
+        layer.linears[k].bias = ServedVector(linear.bias);
       }
     }
   }
@@ -227,6 +236,7 @@ class TorchFullModel : public FullModel {
   FullParts parts_;
   TrainedHead head_;
   std::vector<float> rope_cos_, rope_sin_;
+  std::vector<Tensor> served_vectors_;
   model::DecoderWeights serving_;
   std::vector<Tensor> tensors_;
   std::vector<Parameter> parameters_;

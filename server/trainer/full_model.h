@@ -24,6 +24,7 @@ struct Int8Products {
 
 struct FullOptions {
   bool bf16_compute = true;
+  bool bf16_parameters = false;           // of all weights, and of their gradients; needs bf16_compute
   std::optional<Int8Products> int8 = {};  // unset: all products are float
   bool activation_checkpointing = false;
   bool random_init = false;  // the base gives only the shapes
@@ -34,9 +35,9 @@ struct FullOptions {
 
 class FullModel : public TrainingModel {
  public:
-  // Starts from the weights of `base`, f32 or bf16, as f32 parameters in the order of RequiredTensors(config); or from
-  // random matrices (DrawWeights, by the number of the tensor), norms of ones and biases of zeros. With
-  // bf16 compute, linears and head multiply weights rounded to bf16 after every step.
+  // Starts from the weights of `base`, f32 or bf16, as f32 or bf16 parameters in the order of RequiredTensors(config);
+  // or from random matrices (DrawWeights, by the number of the tensor), norms of ones and biases of zeros. With bf16
+  // compute, linears and head multiply weights rounded to bf16 after every step.
   static absl::StatusOr<std::unique_ptr<FullModel>> Create(const model::Artifact& base, const FullOptions& options,
                                                            const kernels::Stream& stream);
 

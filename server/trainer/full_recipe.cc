@@ -1,4 +1,4 @@
-// Full fine-tuning: trains all weights in float. The result is an f32 model, served as it is or as int8.
+// Full fine-tuning: trains all weights in float. The result is an f32 or bf16 model, served as it is or as int8.
 #include <algorithm>
 #include <span>
 #include <vector>
@@ -24,8 +24,10 @@ class FullRecipe : public Recipe {
     kv_dtype_ = base->info().kv_dtype;
     config_ = base->config();
     max_positions_ = std::min(spec_.data.max_seq_len, config_.context_limit());
+    bf16_parameters_ = spec_.full.param_dtype == "bf16";
     NIBBLE_ASSIGN_OR_RETURN(model_, FullModel::Create(*base,
                                                       {.bf16_compute = spec_.full.compute_dtype == "bf16",
+                                                       .bf16_parameters = bf16_parameters_,
                                                        .activation_checkpointing = spec_.run.activation_checkpointing,
                                                        .random_init = spec_.full.init == "random",
                                                        .init_seed = static_cast<std::uint64_t>(spec_.run.seed),
@@ -42,10 +44,12 @@ class FullRecipe : public Recipe {
   const std::string& base_digest() const override { return base_digest_; }
 
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
-    std::vector<std::span<const float>> values;
-    for (const Parameter& parameter : model_->parameters()) values.push_back(parameter.value.f32());
-    return convert::MakeTrainedModel(context_.files, config_, {.kv_dtype = kv_dtype_}, values, text_directory_,
-                                     provenance, directory, "job", context_.cancelled);
+    std::vector<std::span<const std::byte>> values;
+    for (const Parameter& parameter : model_->parameters()) values.push_back(parameter.value.bytes());
+    return convert::MakeTrainedModel(
+        context_.files, config_,
+        {.kv_dtype = kv_dtype_, .dtype = bf16_parameters_ ? kernels::DType::kBF16 : kernels::DType::kF32}, values,
+        text_directory_, provenance, directory, "job", context_.cancelled);
   }
 
   model::Format served_format() const override { return model::Format::kInt8; }
@@ -68,6 +72,7 @@ class FullRecipe : public Recipe {
   kernels::DType kv_dtype_ = kernels::DType::kF32;
   model::ModelConfig config_;
   std::int64_t max_positions_ = 0;
+  bool bf16_parameters_ = false;
   std::unique_ptr<FullModel> model_;
 };
 

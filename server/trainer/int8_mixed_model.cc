@@ -79,7 +79,7 @@ class TorchInt8MixedModel : public Int8MixedModel {
     return model_.ForwardBackward(batch, scale, draw);
   }
   const model::DecoderWeights& ServingWeights() const override { return model_.ServingWeights(); }
-  std::vector<std::span<const float>> Values() const override { return model_.Values(); }
+  std::vector<std::span<const std::byte>> Values() const override { return model_.Values(); }
   void ReleaseGradients() override { model_.ReleaseGradients(); }
   absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) override {
     return model_.ForEachTrainingLogits(tokens, visit);

@@ -36,7 +36,7 @@ class Int8MixedModel : public TrainingModel {
                                                                 const kernels::Stream& stream);
 
   // The parameters' values, in the order of RequiredTensors.
-  virtual std::vector<std::span<const float>> Values() const = 0;
+  virtual std::vector<std::span<const std::byte>> Values() const = 0;
   // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
   virtual void ReleaseGradients() = 0;
   // Logits of every row by the training instantiation, with autograd on; in chunks.

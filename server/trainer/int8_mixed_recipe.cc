@@ -90,11 +90,11 @@ class Int8MixedRecipe : public Recipe {
   const std::string& base_digest() const override { return base_digest_; }
 
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
-    std::vector<std::span<const float>> values;
+    std::vector<std::span<const std::byte>> values;
     if (exact_ != nullptr) {
       values = exact_->Values();
     } else {
-      for (const Parameter& parameter : float_->parameters()) values.push_back(parameter.value.f32());
+      for (const Parameter& parameter : float_->parameters()) values.push_back(parameter.value.bytes());
     }
     return convert::MakeTrainedModel(context_.files, config_, form_, values, text_directory_, provenance, directory,
                                      "job", context_.cancelled);

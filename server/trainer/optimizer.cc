@@ -11,14 +11,6 @@ namespace {
 
 constexpr std::int64_t kGrain = 1 << 16;  // minimum elements per thread
 
-// Calls body(i) for each element.
-template <typename Body>
-void ForEachElement(std::int64_t count, const kernels::Stream& stream, Body body) {
-  stream.ParallelFor(count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) body(i);
-  });
-}
-
 }  // namespace
 
 Optimizer::Optimizer(const jobs::OptimConfig& config)
@@ -42,40 +34,47 @@ absl::Status Optimizer::Check(std::string_view name, const TensorRef& value, con
                               const Moments& moments) const {
   if (kind_ == Kind::kAdamW || kind_ == Kind::kAdamW8Bit) return CheckAdamW(name, value, grad, moments);
   for (const TensorRef* tensor : {&value, &grad, &moments.m.ref()}) {
-    if (tensor->type != ElementType::kF32) {
-      return absl::UnimplementedError(base::StrCat(kind_ == Kind::kSgd ? "sgd" : "lion", " does not support ",
-                                                   Name(tensor->type), " tensors yet (", std::string(name),
-                                                   "), wanted f32"));
-    }
+    if (tensor->type == ElementType::kF32 || (tensor != &moments.m.ref() && tensor->type == ElementType::kBF16))
+      continue;
+    return absl::UnimplementedError(base::StrCat(kind_ == Kind::kSgd ? "sgd" : "lion", " does not support ",
+                                                 Name(tensor->type), " tensors yet (", std::string(name),
+                                                 "), wanted f32"));
   }
   return absl::OkStatus();
 }
 
 absl::Status Optimizer::Step(std::int64_t step, double lr, const TensorRef& parameter, const TensorRef& gradient,
-                             Moments& moments, const kernels::Stream& stream) const {
+                             Moments& moments, const kernels::Stream& stream, const StoreDraws& draws) const {
   if (kind_ == Kind::kAdamW || kind_ == Kind::kAdamW8Bit) {
-    return AdamWStep(config_, step, lr, parameter, gradient, moments, stream);
+    return AdamWStep(config_, step, lr, parameter, gradient, moments, stream, draws);
   }
   NIBBLE_RETURN_IF_ERROR(Check("a tensor", parameter, gradient, moments));
-  const std::span<float> p = parameter.f32(), m = moments.m.ref().f32();
-  const std::span<const float> g = gradient.f32();
+  float* m = moments.m.ref().f32().data();
   const auto keep = static_cast<float>(1.0 - lr * config_.weight_decay);
   const auto rate = static_cast<float>(lr);
   const auto beta1 = static_cast<float>(config_.beta1), beta2 = static_cast<float>(config_.beta2);
-  if (kind_ == Kind::kSgd) {
-    ForEachElement(parameter.count, stream, [&](std::size_t i) {
-      m[i] = beta1 * m[i] + g[i];
-      p[i] = p[i] * keep - rate * m[i];
-    });
-    return absl::OkStatus();
-  }
   const auto rest1 = static_cast<float>(1.0 - config_.beta1), rest2 = static_cast<float>(1.0 - config_.beta2);
-  ForEachElement(parameter.count, stream, [&](std::size_t i) {
-    const float direction = beta1 * m[i] + rest1 * g[i];
+  const auto sgd = [&](float g, std::int64_t i, float& p) {
+    m[i] = beta1 * m[i] + g;
+    p = p * keep - rate * m[i];
+  };
+  const auto lion = [&](float g, std::int64_t i, float& p) {
+    const float direction = beta1 * m[i] + rest1 * g;
     const float sign = direction > 0.0f ? 1.0f : direction < 0.0f ? -1.0f : 0.0f;
-    p[i] = p[i] * keep - rate * sign;
-    m[i] = beta2 * m[i] + rest2 * g[i];
-  });
+    p = p * keep - rate * sign;
+    m[i] = beta2 * m[i] + rest2 * g;
+  };
+  const auto run = [&](const auto& update) {
+    WithElements(parameter, [&](auto* values) {
+      WithElements(gradient, [&](const auto* gradients) {
+        stream.ParallelFor(parameter.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+          UpdateElements(values, begin, end, draws, step,
+                         [&](std::int64_t i, float& value) { update(kernels::ToFloat(gradients[i]), i, value); });
+        });
+      });
+    });
+  };
+  kind_ == Kind::kSgd ? run(sgd) : run(lion);
   return absl::OkStatus();
 }
 

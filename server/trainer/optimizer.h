@@ -28,10 +28,10 @@ class Optimizer {
   //   adamw, adamw_8bit  AdamWStep
   //   sgd                m = beta1 * m + g;  p -= lr * m
   //   lion               p -= lr * sign(beta1 * m + (1 - beta1) * g);  m = beta2 * m + (1 - beta2) * g
-  // Sources: torch.optim.SGD (momentum beta1, no dampening), arXiv:2302.06675 (Lion). Errors: those of Check; then
-  // nothing has changed.
+  // Sources: torch.optim.SGD (momentum beta1, no dampening), arXiv:2302.06675 (Lion). `draws`: of parameters in
+  // bf16, which are rounded stochastically (float_values.h). Errors: those of Check; then nothing has changed.
   absl::Status Step(std::int64_t step, double lr, const TensorRef& parameter, const TensorRef& gradient,
-                    Moments& moments, const kernels::Stream& stream = {}) const;
+                    Moments& moments, const kernels::Stream& stream = {}, const StoreDraws& draws = {}) const;
 
   static constexpr std::int64_t kMin8BitElements = 4096;
 

@@ -90,7 +90,7 @@ BITNET = [
     {"act_scale": "ACTIVATION_SCALE_PER_TENSOR"}, {"ste": "STE_MODE_ROUND_ONLY"}, {"ste": "STE_MODE_CLIPPED", "scale_grad": True},
     {"init": "WEIGHT_INIT_RANDOM"}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"modules_to_not_convert": ["lm_head"]},
 ]
-FULL = [{"full": {"compute_dtype": "COMPUTE_DTYPE_F32"}}, {"full": {"init": "WEIGHT_INIT_RANDOM"}}, {"full": {}, "base_model": "small-bf16"},
+FULL = [{"full": {"compute_dtype": "COMPUTE_DTYPE_F32"}}, {"full": {"param_dtype": "COMPUTE_DTYPE_BF16"}}, {"full": {"init": "WEIGHT_INIT_RANDOM"}}, {"full": {}, "base_model": "small-bf16"},
         {"full": {}, "run": {"activation_checkpointing": True, "grad_accum": 2}},
         {"full": {}, "optim": {"optimizer": "OPTIMIZER_ADAMW_8BIT"}}, {"full": {}, "optim": {"optimizer": "OPTIMIZER_LION", "lr": 1e-4}}]
 

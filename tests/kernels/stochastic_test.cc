@@ -37,6 +37,28 @@ TEST(StochasticRoundingTest, FractionIsTheProbabilityOfRoundingUp) {
   }
 }
 
+TEST(StochasticRoundingTest, BF16RoundsToItsTwoNeighbours) {
+  std::uint16_t bits[kDrawsPerBlock];
+  for (const float x : {1.001f, -1.001f, 3e-40f, 3.3e38f, 0.0f, -0.0f, 1.0f}) {
+    const float toward_zero = ToFloat(ToBF16Stochastically(x, 0));
+    const float away = ToFloat(ToBF16Stochastically(x, 0xffff));
+    EXPECT_LE(std::fabs(toward_zero), std::fabs(x));
+    EXPECT_GE(std::fabs(away), std::fabs(x));
+    const double unit = std::fabs(static_cast<double>(away) - toward_zero);
+    const double p = unit == 0 ? 0 : std::fabs(static_cast<double>(x) - toward_zero) / unit;
+    constexpr int kBlocks = 20'000;
+    std::int64_t up = 0;
+    for (std::uint64_t block = 0; block < kBlocks; ++block) {
+      StochasticBits(3, block, 1, bits);
+      for (const std::uint16_t draw : bits) up += ToFloat(ToBF16Stochastically(x, draw)) == away && unit != 0;
+    }
+    constexpr double kDraws = kBlocks * kDrawsPerBlock;
+    EXPECT_NEAR(static_cast<double>(up), p * kDraws, 4 * std::sqrt(p * (1 - p) * kDraws) + 1e-9) << x;
+  }
+  EXPECT_TRUE(std::isnan(ToFloat(ToBF16Stochastically(NAN, 0xffff))));
+  EXPECT_EQ(ToFloat(ToBF16Stochastically(INFINITY, 0xffff)), INFINITY);
+}
+
 TEST(StochasticRoundingTest, DrawsOfElementsDiffer) {
   float first[8], other[8];
   StochasticDraws({true, 1, 1}, 0, 0, first);

@@ -27,6 +27,12 @@
 namespace nibble::convert {
 namespace {
 
+std::vector<std::span<const std::byte>> Spans(const std::vector<std::vector<float>>& values) {
+  std::vector<std::span<const std::byte>> spans;
+  for (const std::vector<float>& value : values) spans.push_back(std::as_bytes(std::span(value)));
+  return spans;
+}
+
 using kernels::DType;
 using model::Artifact;
 using model::Format;
@@ -195,7 +201,7 @@ TEST_F(TernaryTest, RejectsFloatModelOfTernaryValues) {
     const auto made = TernariseOnce(spec.name, View(values.back(), spec.shape[0]), {});
     values.back() = Decode(*made, spec.shape[0], spec.shape[1]);
   }
-  const std::vector<std::span<const float>> spans(values.begin(), values.end());
+  const std::vector<std::span<const std::byte>> spans = Spans(values);
   ASSERT_TRUE(MakeTrainedModel(files_, source->config(), {model::BitNetInfo(), DType::kBF16}, spans,
                                source->directory(), base::Json::object(), directory_.Path("copy"))
                   .ok());
@@ -207,7 +213,7 @@ TEST_F(TernaryTest, MastersOfAJobBecomeOnlyTernary) {
   const auto source = Import("families", "llama");
   std::vector<std::vector<float>> values;
   for (const auto& spec : model::RequiredTensors(source->config())) values.push_back(*source->FloatTensor(spec.name));
-  std::vector<std::span<const float>> spans(values.begin(), values.end());
+  std::vector<std::span<const std::byte>> spans = Spans(values);
   const model::BitNetInfo bitnet = {.act_bits = 4, .head_dtype = DType::kBF16};
   const auto info = MakeTrainedModel(files_, source->config(), {bitnet, DType::kBF16}, spans, source->directory(),
                                      {{"job_id", "job-1"}}, directory_.Path("masters"));
@@ -334,7 +340,7 @@ class BiasTest : public TernaryTest {
       if (spec.name != path_ + ".weight") continue;
       for (std::size_t i = 0; i < tensor.size(); ++i) tensor[i] = i % 2 == 0 ? -0.125f : 0.375f;
     }
-    const std::vector<std::span<const float>> spans(values.begin(), values.end());
+    const std::vector<std::span<const std::byte>> spans = Spans(values);
     EXPECT_TRUE(MakeTrainedModel(files_, source->config(),
                                  {model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16}, spans,
                                  source->directory(), base::Json::object(), directory_.Path("masters"))
@@ -402,7 +408,7 @@ TEST_F(TernaryTest, RejectsModelsThatTransformersCannotRepresentByName) {
   for (const auto& spec : model::RequiredTensors(config)) {
     values.push_back(support::NormalVector(values.size() + 1, *model::NumElements(spec.shape), 0.1f));
   }
-  const std::vector<std::span<const float>> spans(values.begin(), values.end());
+  const std::vector<std::span<const std::byte>> spans = Spans(values);
   for (const int bits : {8, 4}) {
     const std::string name = "masters" + std::to_string(bits);
     ASSERT_TRUE(MakeTrainedModel(files_, config, {model::BitNetInfo{.act_bits = bits}, DType::kBF16}, spans,
@@ -440,7 +446,7 @@ class LinearNormsTest : public TernaryTest {
     for (const auto& spec : model::RequiredTensors(config)) {
       values.push_back(support::NormalVector(values.size() + 1, *model::NumElements(spec.shape), 0.1f));
     }
-    const std::vector<std::span<const float>> spans(values.begin(), values.end());
+    const std::vector<std::span<const std::byte>> spans = Spans(values);
     EXPECT_TRUE(MakeTrainedModel(files_, config,
                                  {model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16}, spans,
                                  source->directory(), base::Json::object(), directory_.Path(name))

@@ -319,7 +319,10 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
             R"("init":"pretrained","compute_dtype":"bf16"})");
   JobSpec full;
   full.method = kMethodFull;
-  EXPECT_EQ(base::Dump(ToJson(full)["full"]), R"({"init":"pretrained","compute_dtype":"bf16"})");
+  EXPECT_EQ(base::Dump(ToJson(full)["full"]), R"({"init":"pretrained","compute_dtype":"bf16","param_dtype":"fp32"})");
+  full.full = {.compute_dtype = "fp32", .param_dtype = "bf16"};
+  EXPECT_EQ(base::ReasonMetadata(Validate(full))["full.param_dtype"],
+            "is BF16, wanted F32 with compute_dtype F32, or compute_dtype BF16");
   JobSpec mixed;
   mixed.method = kMethodInt8Mixed;
   EXPECT_EQ(

@@ -68,9 +68,10 @@ TEST(ScaleTest, ThreadsChangeNoBit) {
 }
 
 TEST(GlobalNormTest, IsTheNormOverAllTensors) {
-  const std::vector<float> a = {3.0f};
-  const std::vector<float> b = {0.0f, 4.0f};
-  EXPECT_DOUBLE_EQ(GlobalNorm({a, b, {}}), 5.0);
+  std::vector<float> a = {3.0f};
+  TensorBuffer b(ElementType::kBF16, 2);
+  static_cast<kernels::BF16*>(b.ref().data)[1] = kernels::ToBF16(-4.0f);
+  EXPECT_DOUBLE_EQ(GlobalNorm({a, b.ref(), {}}), 5.0);
 }
 
 TEST(ScheduleTest, WarmsUpThenFalls) {

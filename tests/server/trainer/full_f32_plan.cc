@@ -67,7 +67,7 @@ class FullF32 : public plan::MethodPlan {
     // While converting: the moments, in f32. All the time: the weights of training without their gradients.
     return {.stored_element = 4, .converting = trained * 8, .kept = weights - trained * 4};
   }
-  std::int64_t ServedEmbeddingElement(const ModelConfig& config, std::int64_t) const override {
+  std::int64_t ServedEmbeddingElement(const jobs::JobSpec&, const ModelConfig& config, std::int64_t) const override {
     return config.tied_embeddings ? 1 : 4;  // int8 if it is also the head (docs/formats.md), else f32
   }
   double WeightFileBytes(const JobSpec& spec, const ModelConfig& config, std::int64_t) const override {

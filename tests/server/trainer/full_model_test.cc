@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <optional>
@@ -40,6 +41,14 @@ class FullModelTest : public testing::Test {
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
+  void Import(const std::string& family) {
+    const std::string source = models_.Path(family + "-source"), directory = models_.Path(family);
+    std::filesystem::copy(model::Golden("families/" + family), source);
+    std::filesystem::copy(model::Golden("families/tokenizer.json"), source);
+    const auto imported = model::ImportModel(base::RealFileSystem(), source, directory, kernels::DType::kF32);
+    ASSERT_TRUE(imported.ok()) << imported.status();
+    base_ = *model::Artifact::Open(directory);
+  }
   data::MicroBatch Batch() const { return TwoSegments(base_->config().vocab_size); }
 
   struct PassResult {
@@ -70,12 +79,7 @@ TEST_F(FullModelTest, GradientsMatchFiniteDifferences) { ExpectFiniteDifferences
 TEST_F(FullModelTest, GradientsOfEveryFamilyMatchFiniteDifferences) {
   for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3", "bitnet"}) {
     SCOPED_TRACE(family);
-    const std::string source = models_.Path(family + "-source"), directory = models_.Path(family);
-    std::filesystem::copy(model::Golden("families/" + family), source);
-    std::filesystem::copy(model::Golden("families/tokenizer.json"), source);
-    const auto imported = model::ImportModel(base::RealFileSystem(), source, directory, kernels::DType::kF32);
-    ASSERT_TRUE(imported.ok()) << imported.status();
-    base_ = *model::Artifact::Open(directory);
+    Import(family);
     ExpectFiniteDifferences(*Make(false), Batch());
     const PassResult kept = Run(*Make(true)), recomputed = Run(*Make(true, true));
     EXPECT_EQ(kept.gradients, recomputed.gradients);
@@ -146,10 +150,10 @@ TEST_F(FullModelTest, CheckpointingGivesTheSameBits) {
 // The model that a job writes is f32, and so are its evaluations, whatever the compute type.
 TEST_F(FullModelTest, EvaluatesTheModelThatItWouldWrite) {
   const auto model = Make(true);
-  std::vector<std::span<const float>> values;
+  std::vector<std::span<const std::byte>> values;
   for (Parameter& parameter : model->parameters()) {
     for (float& value : parameter.value.f32()) value *= 1.001f;  // no longer bf16 values
-    values.push_back(parameter.value.f32());
+    values.push_back(parameter.value.bytes());
   }
   ASSERT_TRUE(model->Refresh().ok());
   const auto written =
@@ -166,6 +170,43 @@ TEST_F(FullModelTest, EvaluatesTheModelThatItWouldWrite) {
       data::Evaluate(base_->config(), models_.Load(models_.Path("trained"))->weights(), examples, {}, stream_, always);
   ASSERT_TRUE(trained.ok() && served.ok()) << trained.status() << served.status();
   EXPECT_EQ(trained->loss, served->loss);
+}
+
+// Parameters in bf16 give the gradients of f32 parameters with the same values, rounded to bf16.
+TEST_F(FullModelTest, ParametersInBF16HaveTheGradientsOfEqualOnesInF32) {
+  for (const std::string family : {"", "qwen2", "qwen3"}) {
+    SCOPED_TRACE(family);
+    if (!family.empty()) Import(family);
+    const auto f32 = Make(true);
+    auto made = FullModel::Create(*base_, {.bf16_parameters = true, .max_positions = 32}, stream_);
+    ASSERT_TRUE(made.ok()) << made.status();
+    FullModel& bf16 = **made;
+    for (std::size_t i = 0; i < f32->parameters().size(); ++i) {
+      const TensorRef& from = bf16.parameters()[i].value;
+      ASSERT_EQ(from.type, ElementType::kBF16);
+      for (std::int64_t j = 0; j < from.count; ++j) {
+        f32->parameters()[i].value.f32()[static_cast<std::size_t>(j)] =
+            kernels::ToFloat(static_cast<kernels::BF16*>(from.data)[j]);
+      }
+    }
+    ASSERT_TRUE(f32->Refresh().ok());
+    const PassResult want = Run(*f32);
+    bf16.ZeroGrad();
+    const auto loss = bf16.ForwardBackward(Batch(), 0.5, 0);
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    EXPECT_EQ(*loss, want.loss);
+    for (std::size_t i = 0; i < want.gradients.size(); ++i) {
+      const Parameter& parameter = bf16.parameters()[i];
+      double worst = 0, largest = 0;
+      for (std::size_t j = 0; j < want.gradients[i].size(); ++j) {
+        const float got = kernels::ToFloat(static_cast<kernels::BF16*>(parameter.grad.data)[j]);
+        worst = std::max(worst, static_cast<double>(std::fabs(got - want.gradients[i][j])));
+        largest = std::max(largest, static_cast<double>(std::fabs(want.gradients[i][j])));
+      }
+      // The head's and the embedding's gradient of a tied embedding are two bf16 terms: three roundings of 2^-9.
+      EXPECT_LE(worst, 3 * 0x1p-9 * 2 * largest) << parameter.name;
+    }
+  }
 }
 
 TEST_F(FullModelTest, PassStoppedAnywhereLeavesNothingBehind) {

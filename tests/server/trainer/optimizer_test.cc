@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/thread_pool.h"
 #include "server/trainer/dynamic_map.h"
 #include "tests/support/random.h"
 
@@ -192,6 +193,52 @@ TEST(DynamicMapTest, NearestIsExact) {
     }
     for (const float x : {0.0f, is_signed ? -0.0f : 0.0f, 1.0f, is_signed ? -1.0f : 1e-38f}) expect_nearest(x);
   }
+}
+
+// Steps a bf16 parameter that never changes by a whole unit: without stochastic rounding it would not move at all.
+TEST(OptimizerTest, StepsBelowAUnitOfBF16CountOnAverage) {
+  constexpr std::int64_t kSize = 1000;
+  for (const char* name : {"adamw", "adamw_8bit", "sgd", "lion"}) {
+    const Optimizer optimizer(Config(name));
+    const std::int64_t size = std::string(name) == "adamw_8bit" ? 5 * kSize : kSize;
+    TensorBuffer value(ElementType::kBF16, size), grad(ElementType::kBF16, size);
+    auto* values = static_cast<kernels::BF16*>(value.ref().data);
+    std::fill_n(values, size, kernels::ToBF16(1.0f));
+    std::fill_n(static_cast<kernels::BF16*>(grad.ref().data), size, kernels::ToBF16(-1.0f));
+    Moments moments = optimizer.MakeMoments(size);
+    ASSERT_TRUE(optimizer.Check("a", value.ref(), grad.ref(), moments).ok());
+    // Each step adds lr (for sgd: 1, 1.9 and 2.71 of it). A unit of bf16 above 1 is 2^-7.
+    const double lr = 0x1p-12;
+    const double added = (std::string(name) == "sgd" ? 1 + 1.9 + 2.71 : 3) * lr;
+    for (int step = 1; step <= 3; ++step) {
+      ASSERT_TRUE(optimizer.Step(step, lr, value.ref(), grad.ref(), moments, {}, {.seed = 5, .tensor = 1}).ok());
+    }
+    double mean = 0;
+    for (std::int64_t i = 0; i < size; ++i) mean += kernels::ToFloat(values[i]) / static_cast<double>(size);
+    const double p = added / 0x1p-7;
+    EXPECT_NEAR(mean, 1 + added, 4 * 0x1p-7 * std::sqrt(p * (1 - p) / static_cast<double>(size))) << name;
+  }
+}
+
+TEST(OptimizerTest, RoundingDependsOnSeedTensorAndStepAlone) {
+  const Optimizer optimizer(Config("sgd"));
+  kernels::ThreadPool pool(3);
+  const auto stepped = [&](const StoreDraws& draws, int step, kernels::ThreadPool* threads = nullptr) {
+    constexpr std::int64_t kSize = 200'000;
+    TensorBuffer value(ElementType::kBF16, kSize), grad(ElementType::kBF16, kSize);
+    for (std::int64_t i = 0; i < kSize; ++i) {
+      static_cast<kernels::BF16*>(value.ref().data)[i] = kernels::ToBF16(static_cast<float>(std::cos(i)));
+      static_cast<kernels::BF16*>(grad.ref().data)[i] = kernels::ToBF16(static_cast<float>(std::sin(i)));
+    }
+    Moments moments = optimizer.MakeMoments(kSize);
+    EXPECT_TRUE(optimizer.Step(step, 1e-3, value.ref(), grad.ref(), moments, {.pool = threads}, draws).ok());
+    return std::vector<std::byte>(value.ref().bytes().begin(), value.ref().bytes().end());
+  };
+  const auto want = stepped({1, 2}, 1);
+  EXPECT_EQ(stepped({1, 2}, 1, &pool), want);
+  EXPECT_NE(stepped({2, 2}, 1), want);
+  EXPECT_NE(stepped({1, 3}, 1), want);
+  EXPECT_NE(stepped({1, 2}, 2), want);
 }
 
 }  // namespace
