@@ -205,8 +205,9 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
     arrived = *std::move(found);
   }
   absl::Duration wait = options_.first_wait;
+  absl::Status unknown;  // why it is not known which bytes have arrived; Ok if it is known
   for (int attempt = 1;; ++attempt) {
-    const absl::Status status = stream(arrived);
+    const absl::Status status = unknown.ok() ? stream(arrived) : unknown;
     if (!CanResume(status, options_) || attempt >= options_.attempts) return status;
     absl::SleepFor(std::min(RetryDelay(status).value_or(wait), options_.longest_wait));
     wait = std::min(wait * 2, options_.longest_wait);
@@ -216,14 +217,15 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
       absl::SleepFor(options_.longest_wait);
       found = Call(&v1::UploadService::Stub::GetUpload, request);
     }
+    unknown = absl::IsNotFound(found.status()) ? absl::OkStatus() : found.status();
     if (found.ok()) {
       if (found->committed_bytes() > arrived.committed_bytes()) {
         attempt = 0;  // only attempts without progress count
         wait = options_.first_wait;
       }
       arrived = *std::move(found);
-    } else {
-      arrived.Clear();  // the server no longer has the upload, or does not answer: begin again
+    } else if (unknown.ok()) {
+      arrived.Clear();  // the server no longer has the upload: begin again
     }
   }
 }

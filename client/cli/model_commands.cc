@@ -344,9 +344,11 @@ void AddConvert(CLI::App& models, Session& session) {
   sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
   sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
   sub->add_option("--name", o->name, "Name of the new model")->required();
-  sub->add_option("--head", o->head, "Format of the LM head (default int8; for a trained adapter bf16, as in training)")
+  sub->add_option("--head", o->head,
+                  "Format of the LM head (default int8; for a model that a job trained bf16, as in training)")
       ->check(CLI::IsMember({"int8", "bf16"}));
-  sub->add_option("--act-outliers", o->act_outliers, "Outliers kept per activation row, 0 to 16 (default 8)");
+  sub->add_option("--act-outliers", o->act_outliers,
+                  "Outliers kept per activation row, 0 to 16 (default 8, or as int8_mixed trained it)");
   sub->add_option("--eval-dataset", o->eval_dataset,
                   "Dataset for the loss before and after (default: evaluation data of the model's job)");
   sub->callback([&session, o] { session.command = [&session, o] { return Convert(session, *o); }; });

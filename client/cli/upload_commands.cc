@@ -60,7 +60,7 @@ void AddUploadCommands(CLI::App& app, Session& session) {
   CLI::App& uploads =
       *app.add_subcommand("uploads", "List and cancel uploads that are in progress or not yet imported");
   uploads.require_subcommand(1);
-  AddCommand(uploads, session, "list", "List your uploads; an admin sees all uploads", &List);
+  AddCommand(uploads, session, "list", "List your uploads; an admin without a tenant sees all uploads", &List);
   AddCommandOn(uploads, session, "cancel", "Cancel an upload and delete the received data", "ID", "Upload", &Cancel);
 }
 
