@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "kernels/stream.h"
-#include "server/trainer/float_values.h"
 #include "server/trainer/tensor_ref.h"
 
 namespace nibble::trainer {

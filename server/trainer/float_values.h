@@ -1,4 +1,5 @@
 // Loops over the elements of a tensor in f32 or bf16, which the optimizer's arithmetic reads and writes as f32.
+// Included by .cc files without torch only, whose CHECK is another one.
 #pragma once
 #include <cstdint>
 
@@ -8,12 +9,6 @@
 #include "server/trainer/tensor_ref.h"
 
 namespace nibble::trainer {
-
-// Keeps the draws of different tensors of a run apart. Draws also depend on the step and on the element.
-struct StoreDraws {
-  std::uint64_t seed = 0;
-  std::uint64_t tensor = 0;
-};
 
 // Calls body(pointer) with the elements: `float*` or `kernels::BF16*`.
 template <typename Body>

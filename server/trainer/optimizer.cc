@@ -5,6 +5,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/trainer/dynamic_map.h"
+#include "server/trainer/float_values.h"
 
 namespace nibble::trainer {
 namespace {

@@ -41,6 +41,13 @@ struct TensorRef {
   float* scales = nullptr;  // [num_scales()]
 };
 
+// Stochastic rounding of stored values: keeps the draws of different tensors of a run apart. Draws also depend on the
+// step and on the element.
+struct StoreDraws {
+  std::uint64_t seed = 0;
+  std::uint64_t tensor = 0;
+};
+
 // A tensor that owns its memory. Constructed with zeros.
 class TensorBuffer {
  public:
