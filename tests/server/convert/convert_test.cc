@@ -392,6 +392,41 @@ TEST_F(ConvertTest, RejectsMoreInputFeaturesThanAProductAllows) {
   EXPECT_TRUE(model::CheckInFeatures(config, bf16).ok());
 }
 
+TEST_F(ConvertTest, OutliersOfTrainingAreThoseOfTheInt8Model) {
+  const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
+  std::vector<std::vector<float>> values;
+  for (const auto& spec : model::RequiredTensors(source->config())) values.push_back(*source->FloatTensor(spec.name));
+  std::vector<std::span<const std::byte>> spans;
+  for (const std::vector<float>& value : values) spans.push_back(std::as_bytes(std::span(value)));
+  ASSERT_TRUE(MakeTrainedModel(files_, source->config(), {.trained_outliers = 3}, spans, source->directory(),
+                               base::Json::object(), directory_.Path("trained"))
+                  .ok());
+  const auto trained = Open("trained");
+  EXPECT_EQ(trained->info().trained_outliers, 3);
+  ConvertOptions options;
+  ASSERT_TRUE(Convert(*trained, "int8", options).ok());
+  EXPECT_EQ(Open("int8")->info().act_outliers, 3);
+  EXPECT_FALSE(Open("int8")->info().int8_head);
+  options.act_outliers = 5;
+  ASSERT_TRUE(Convert(*trained, "int8-5", options).ok());
+  EXPECT_EQ(Open("int8-5")->info().act_outliers, 5);
+  ASSERT_TRUE(Convert(*trained, "bf16", {.to = Format::kBF16}).ok());
+  ASSERT_TRUE(Convert(*Open("bf16"), "int8-of-bf16", {}).ok());
+  EXPECT_EQ(Open("int8-of-bf16")->info().act_outliers, 3);
+  EXPECT_FALSE(Open("int8-of-bf16")->info().int8_head);
+}
+
+TEST_F(ConvertTest, TrainedModelMayBeBF16) {
+  const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
+  std::vector<std::span<const std::byte>> spans;
+  for (const auto& spec : model::RequiredTensors(source->config())) spans.push_back(source->Tensor(spec.name)->bytes);
+  const auto made = MakeTrainedModel(files_, source->config(), {.dtype = DType::kBF16}, spans, source->directory(),
+                                     base::Json::object(), directory_.Path("trained"));
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->format, Format::kBF16);
+  EXPECT_EQ(made->weights_digest, source->info().weights_digest);
+}
+
 TEST_F(ConvertTest, RejectsUnsupportedConversionsAndLeavesNothing) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
   ASSERT_TRUE(Convert(*source, "int8", {}).ok());
