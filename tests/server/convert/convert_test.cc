@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <span>
 
 #include "kernels/formats/nf4.h"
 #include "server/base/error.h"
