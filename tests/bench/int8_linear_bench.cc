@@ -34,7 +34,7 @@ struct Gradients {
 // y(x, weight) and its gradients.
 template <typename Linear>
 Gradients Pass(const LinearProblem& problem, torch::ScalarType type, Linear linear) {
-  const Tensor x = problem.x.to(type).requires_grad_(true);
+  const Tensor x = problem.x.detach().to(type).requires_grad_(true);
   const Tensor weight = problem.weight.detach().requires_grad_(true);
   const Tensor y = linear(x, weight);
   y.backward(problem.grad_y.to(y.scalar_type()));
