@@ -113,7 +113,8 @@ def test_wrong_settings_are_detected(compared):
 
 
 def test_gradients_of_step_1_agree_with_transformers(compared):
-    state = load_file(next(compared.server.state.glob("jobs/*/attempts/1/checkpoints/step-00000001/state.safetensors")))
+    job = compared.server.state / "jobs" / compared.events[-1]["job_id"]
+    state = load_file(job / "attempts/1/checkpoints/step-00000001/state.safetensors")
     cosines = {}
     for name, want in compared.theirs.first.items():
         got = state[name + ".exp_avg"].ravel().astype(np.float64) / 0.1  # the first moment after one step

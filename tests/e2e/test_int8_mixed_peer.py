@@ -27,7 +27,7 @@ def torchao_losses(base, ids, **settings):
     switches = {key: value for key, value in settings.items() if key != "lr"}
 
     def quantize(model):
-        torchao.quantize_(model.model, training.int8_mixed_precision_training(**switches), set_inductor_config=False)
+        torchao.quantize_(model.model, training.int8_mixed_precision_training(**switches))
     return reference(base, ids, lr=settings.get("lr", LR), prepare=quantize).losses
 
 
