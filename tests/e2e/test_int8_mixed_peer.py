@@ -27,7 +27,7 @@ def torchao_losses(base, ids, **settings):
     switches = {key: value for key, value in settings.items() if key != "lr"}
 
     def quantize(model):
-        torchao.quantize_(model.model, training.int8_mixed_precision_training(**switches))
+        torchao.quantize_(model.model, training.int8_mixed_precision_training(module_swap=True, **switches))
     return reference(base, ids, lr=settings.get("lr", LR), prepare=quantize).losses
 
 
