@@ -36,8 +36,8 @@ class FullF32Recipe : public Recipe {
 
   // The model makes its parameters in the order of RequiredTensors.
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
-    std::vector<std::span<const std::byte>> values;
-    for (const Parameter& parameter : model_->parameters()) values.push_back(parameter.value.bytes());
+    std::vector<std::span<const float>> values;
+    for (const Parameter& parameter : model_->parameters()) values.push_back(parameter.value.f32());
     return WriteF32Model(context_.files, config_, values, text_directory_, provenance, directory, "job");
   }
 
