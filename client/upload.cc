@@ -217,7 +217,7 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
       absl::SleepFor(options_.longest_wait);
       found = Call(&v1::UploadService::Stub::GetUpload, request);
     }
-    unknown = absl::IsNotFound(found.status()) ? absl::OkStatus() : found.status();
+    unknown = CanResume(found.status(), options_) ? found.status() : absl::OkStatus();
     if (found.ok()) {
       if (found->committed_bytes() > arrived.committed_bytes()) {
         attempt = 0;  // only attempts without progress count
@@ -225,7 +225,7 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
       }
       arrived = *std::move(found);
     } else if (unknown.ok()) {
-      arrived.Clear();  // the server no longer has the upload: begin again
+      arrived.Clear();  // the server has no such upload: begin again
     }
   }
 }

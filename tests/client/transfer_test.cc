@@ -64,6 +64,30 @@ TEST(UploadDatasetTest, RetriesWhenTheConnectionIsLost) {
   EXPECT_EQ(server.uploads[2].bytes, "{}\n");
 }
 
+// While the server does not answer, it is not known which bytes it has: a stream from the first byte on would replace
+// them.
+TEST(UploadDatasetTest, SendsNothingUntilTheServerSaysWhatHasArrived) {
+  FakeServer server;
+  server.lose_after = {4};
+  int asked = 0;
+  server.get_upload.answer = [&](const v1::GetUploadRequest&, v1::Upload* upload) {
+    if (++asked <= FastOptions().attempts) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "restarting");
+    upload->set_committed_bytes(4);
+    upload->set_num_files(1);
+    return grpc::Status::OK;
+  };
+  Client client(server.Channel(), FastOptions());
+  EXPECT_TRUE(client.UploadDataset(WriteFile("d.jsonl", "{\"a\":1}\n"), Header(), nullptr).ok());
+  EXPECT_EQ(asked, FastOptions().attempts + 1);
+  ASSERT_EQ(server.lost.size(), 1u);
+  ASSERT_EQ(server.uploads.size(), 1u);
+  EXPECT_EQ(server.uploads[0].offset, 4);
+  EXPECT_EQ(server.uploads[0].bytes, std::string(R"({"a":1})"
+                                                 "\n")
+                                         .substr(4))
+      << "the bytes after those that have arrived";
+}
+
 // The server says how many bytes have arrived; the client may have to resume in the middle of a chunk. docs/faults.md,
 // C10.
 TEST(UploadDatasetTest, C10ResumesAtTheOffsetOfTheServer) {
