@@ -217,7 +217,9 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
       absl::SleepFor(options_.longest_wait);
       found = Call(&v1::UploadService::Stub::GetUpload, request);
     }
-    unknown = CanResume(found.status(), options_) ? found.status() : absl::OkStatus();
+    // A server that keeps no uploads answers as one that has lost this one.
+    const bool none = absl::IsNotFound(found.status()) || absl::IsUnimplemented(found.status());
+    unknown = none ? absl::OkStatus() : found.status();
     if (found.ok()) {
       if (found->committed_bytes() > arrived.committed_bytes()) {
         attempt = 0;  // only attempts without progress count

@@ -47,6 +47,15 @@ class Int8MixedSpec : public Method {
     } else if (*method.act_outliers > 0 && method.act_scale == "per_tensor") {
       check.Add("int8_mixed.act_outliers", StrCat("is ", *method.act_outliers, ", wanted 0 with act_scale PER_TENSOR"));
     }
+    if (method.act_scale == "per_tensor" && !*method.forward) {
+      check.Add("int8_mixed.act_scale", "is PER_TENSOR, wanted PER_TOKEN with forward false");
+    }
+    if (spec.int8_mixed.weight_scale.has_value() && !*method.forward && !*method.grad_input) {
+      check.Add("int8_mixed.weight_scale", "is given, wanted no weight_scale with forward and grad_input false");
+    }
+    if (method.grad_scale == "per_tensor" && !*method.grad_input && !*method.grad_weight) {
+      check.Add("int8_mixed.grad_scale", "is PER_TENSOR, wanted PER_TOKEN with grad_input and grad_weight false");
+    }
     if (method.stochastic_forward && !*method.forward) {
       check.Add("int8_mixed.stochastic_forward", "is true, wanted false with forward false");
     }
@@ -89,6 +98,11 @@ Int8MixedMethod WithPreset(Int8MixedMethod method) {
     method.exact_forward = preset->exact_forward && ExcludesExactForward(method).field == nullptr;
   }
   return method;
+}
+
+std::optional<int> TrainedOutliers(const Int8MixedMethod& method) {
+  const Int8MixedMethod set = WithPreset(method);
+  return *set.forward ? std::optional<int>(static_cast<int>(*set.act_outliers)) : std::nullopt;
 }
 
 const Method& Int8Mixed() {

@@ -27,6 +27,8 @@ class Full : public FloatMastersPlan {
     const std::int64_t value = ElementBytes(spec.full.param_dtype);
     bytes.weights = sizes.all * 2 * value;
     if (element == 2 && value == 4) bytes.weights += (sizes.linears + sizes.embedding) * 2;
+    // Without AVX-512, backward products read the head and one linear at a time widened to f32.
+    if (value == 2) bytes.weights += sizes.embedding * 4 + sizes.largest * 4;
     // The gradients of head and embedding for a micro-batch, and their sum; a gradient of the largest linear, rounded
     // and in f32; logits in f32 and rounded; gate, up and the residual stream in f32 with their gradients, two of them
     // rounded; the cached K and V of one layer.

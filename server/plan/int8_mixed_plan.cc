@@ -14,7 +14,7 @@ class Int8Mixed : public FloatMastersPlan {
 
   model::ArtifactInfo ServedForm(const jobs::JobSpec& spec) const override {
     model::ArtifactInfo served = FloatMastersPlan::ServedForm(spec);
-    served.act_outliers = Outliers(spec);
+    served.act_outliers = jobs::TrainedOutliers(spec.int8_mixed).value_or(kernels::kDefaultOutliers);
     return served;
   }
 
@@ -76,14 +76,11 @@ class Int8Mixed : public FloatMastersPlan {
 
  protected:
   convert::TrainedForm Form(const jobs::JobSpec& spec, const model::Artifact& base) const override {
-    return {.kv_dtype = base.info().kv_dtype, .trained_outliers = Outliers(spec)};
+    return {.kv_dtype = base.info().kv_dtype, .trained_outliers = jobs::TrainedOutliers(spec.int8_mixed)};
   }
 
  private:
   static bool Exact(const jobs::JobSpec& spec) { return jobs::WithPreset(spec.int8_mixed).exact_forward.value(); }
-  static int Outliers(const jobs::JobSpec& spec) {
-    return static_cast<int>(jobs::WithPreset(spec.int8_mixed).act_outliers.value());
-  }
 };
 
 }  // namespace

@@ -33,7 +33,11 @@ struct FullParts : DecoderParts {
     const auto l = static_cast<std::size_t>(layer);
     const auto k = static_cast<std::size_t>(kind);
     if (!RunsInt8(k)) return ApplyFloatLinear(x, linears[l][k], context);
-    return ApplyInt8Linear({x, nullptr}, int8_linears[l][k], int8->how, pass.draw.value_or(0), context);
+    // Rows of padding would change the scales of columns and of whole tensors.
+    const std::int64_t tokens = pass.segments->num_tokens();
+    const Tensor y = ApplyInt8Linear({x.narrow(0, 0, tokens), nullptr}, int8_linears[l][k], int8->how,
+                                     pass.draw.value_or(0), context);
+    return x.size(0) == tokens ? y : torch::constant_pad_nd(y, {0, 0, 0, x.size(0) - tokens});
   }
   Tensor NormWeight(std::int64_t layer, Norm norm) override {
     return norms[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)].to(torch::kFloat32);
@@ -53,6 +57,7 @@ struct FullParts : DecoderParts {
   // Makes the int8 forms of all linears that use them.
   void Quantize(std::uint64_t draw) {
     for (auto& layer : int8_linears) {
+      if (context.cancelled) context.cancelled();  // shows that the trainer is alive
       for (std::size_t k = 0; k < layer.size(); ++k) {
         if (RunsInt8(k)) layer[k].Quantize(int8->how, compute == torch::kBFloat16, draw, context.stream);
       }
@@ -150,10 +155,7 @@ class TorchFullModel : public FullModel {
     return Guarded([&]() -> absl::StatusOr<double> {
       // Keys and values have the type that serving caches; training in f32 does not round them.
       const kernels::DType kv_dtype = parts_.compute == torch::kFloat32 ? kernels::DType::kF32 : kv_dtype_;
-      // Rows of padding would change the scales of columns, by which the weights' gradients become int8.
-      const bool pad = !parts_.int8.has_value() || !parts_.ForwardIsInt8();
-      NIBBLE_ASSIGN_OR_RETURN(const Pass pass,
-                              Pass::Create(config_, kv_dtype, batch.tokens, batch.segments, draw, pad));
+      NIBBLE_ASSIGN_OR_RETURN(const Pass pass, Pass::Create(config_, kv_dtype, batch.tokens, batch.segments, draw));
       if (parts_.int8.has_value() && parts_.int8->how.stochastic_forward) parts_.Quantize(draw);
       TrainingOps ops(parts_, pass);
       const Tensor hidden = model::RunDecoder(ops, config_);

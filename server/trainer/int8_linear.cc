@@ -117,7 +117,9 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
     Remember(ctx, "options", options);
     Remember(ctx, "weight", weight);
     ctx->saved_data["draw"] = draw;
-    const Tensor y = context->transient.Empty({NumRows(x), master.size(0)});
+    // Behind rows, later nodes keep y itself until their backward pass.
+    const Tensor y = shared != nullptr ? torch::empty({NumRows(x), master.size(0)}, torch::kFloat32)
+                                       : context->transient.Empty({NumRows(x), master.size(0)});
     if (!options->forward) {
       ThrowIfError(kernels::MatmulLibrary(
           {.x = ViewOf(x), .w = ViewOf(WeightIn(*weight, x.scalar_type())), .y = ViewOf(y)}, context->stream));
@@ -177,8 +179,16 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
                                                        saved[3], saved[4], saved[5]};
       const Tensor x = saved[0].defined() ? saved[0] : kept.Values();
       if (options.grad_weight) {
-        const CodedRows columns = RowsOfTranspose(g, gradient(Operand::kGradColumns), context.stream);
-        grad_weight = Product(columns, PackTransposed(x, {}, context.stream).view(), context.stream);
+        // Blocks of tokens, because an int8 product sums over at most kInt8MaxCols elements.
+        constexpr std::int64_t kTokens = kernels::kInt8MaxCols / 64 * 64;
+        for (std::int64_t begin = 0; begin < g.size(0); begin += kTokens) {
+          const std::int64_t count = std::min(kTokens, g.size(0) - begin);
+          const CodedRows columns =
+              RowsOfTranspose(g.narrow(0, begin, count), gradient(Operand::kGradColumns), context.stream);
+          const Packed tokens = PackTransposed(x.narrow(0, begin, count), {}, context.stream);
+          const Tensor product = Product(columns, tokens.view(), context.stream);
+          grad_weight = grad_weight.defined() ? grad_weight + product : product;
+        }
       } else {
         grad_weight = torch::mm(PadTo(g, type).t(), PadTo(x, type)).to(torch::kFloat32);
       }

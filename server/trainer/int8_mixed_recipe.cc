@@ -48,7 +48,7 @@ class Int8MixedRecipe : public Recipe {
     text_directory_ = context_.order.base_model_directory;
     NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(text_directory_));
     base_digest_ = base->info().weights_digest;
-    form_ = {.kv_dtype = base->info().kv_dtype, .trained_outliers = static_cast<int>(*method.act_outliers)};
+    form_ = {.kv_dtype = base->info().kv_dtype, .trained_outliers = jobs::TrainedOutliers(method)};
     config_ = base->config();
     max_positions_ = std::min(spec_.data.max_seq_len, config_.context_limit());
     const Int8Products products = ProductsOf(method, spec_.run.seed);

@@ -19,11 +19,11 @@ namespace nibble::trainer {
 
 // The inputs of one forward pass besides the weights.
 struct Pass {
-  // `pad`: appends zeros to the tokens of a batch up to a multiple of kRowQuantum. segments: as in data::MicroBatch.
-  // Errors: those of PagedSegments::Create.
+  // Pads the tokens of a batch with zeros up to a multiple of kRowQuantum. segments: as in data::MicroBatch. Errors:
+  // those of PagedSegments::Create.
   static absl::StatusOr<Pass> Create(const model::ModelConfig& config, kernels::DType kv_dtype,
                                      const std::vector<std::int32_t>& tokens, const std::vector<std::int64_t>& segments,
-                                     std::optional<std::uint64_t> draw, bool pad = true);
+                                     std::optional<std::uint64_t> draw);
 
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> position;

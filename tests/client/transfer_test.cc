@@ -64,6 +64,20 @@ TEST(UploadDatasetTest, RetriesWhenTheConnectionIsLost) {
   EXPECT_EQ(server.uploads[2].bytes, "{}\n");
 }
 
+// As after a restart, which loses the uploads in memory.
+TEST(UploadDatasetTest, BeginsAgainIfTheServerHasLostTheUpload) {
+  FakeServer server;
+  server.lose_after = {4};
+  server.get_upload.answer = [&](const v1::GetUploadRequest&, v1::Upload*) {
+    return grpc::Status(grpc::StatusCode::NOT_FOUND, "no such upload");
+  };
+  Client client(server.Channel(), FastOptions());
+  EXPECT_TRUE(client.UploadDataset(WriteFile("d.jsonl", "{\"a\":1}\n"), Header(), nullptr).ok());
+  ASSERT_EQ(server.uploads.size(), 1u);
+  EXPECT_EQ(server.uploads[0].offset, 0);
+  EXPECT_EQ(server.uploads[0].bytes, "{\"a\":1}\n");
+}
+
 // While the server does not answer, it is not known which bytes it has: a stream from the first byte on would replace
 // them.
 TEST(UploadDatasetTest, SendsNothingUntilTheServerSaysWhatHasArrived) {

@@ -5,7 +5,8 @@
 namespace nibble::kernels {
 
 // Quantizes the transpose of x to int8 codes, one scale per column of x, without writing the transpose: the same codes
-// as quantize_int8 of x^T without outliers. For the backward products of int8 training, which contract over rows.
+// as quantize_int8 of x^T without outliers, if rounded to nearest. For the backward products of int8 training, which
+// contract over rows.
 //   x        [R, C]     f32 | bf16, finite
 //   how                 as for quantize_int8, with 8 bits. A stochastic draw belongs to the row and column of x
 //   scale    [C]        f32

@@ -376,6 +376,9 @@ TEST(JobSpecTest, Int8MixedRefusesFieldsThatContradict) {
   EXPECT_EQ(field({.forward = false, .act_outliers = 4}), "int8_mixed.act_outliers");
   EXPECT_EQ(field({.act_outliers = 4, .act_scale = "per_tensor"}), "int8_mixed.act_outliers");
   EXPECT_EQ(field({.forward = false, .stochastic_forward = true}), "int8_mixed.stochastic_forward");
+  EXPECT_EQ(field({.forward = false, .act_scale = "per_tensor"}), "int8_mixed.act_scale");
+  EXPECT_EQ(field({.forward = false, .grad_input = false, .weight_scale = "tensor"}), "int8_mixed.weight_scale");
+  EXPECT_EQ(field({.preset = "a8w8-qat", .grad_scale = "per_tensor"}), "int8_mixed.grad_scale");
   EXPECT_EQ(field({.preset = "a8w8-qat", .stochastic_gradients = true}), "int8_mixed.stochastic_gradients");
   EXPECT_EQ(field({.exact_forward = true, .weight_scale = "tensor"}), "int8_mixed.exact_forward");
   EXPECT_EQ(field({.forward = false, .exact_forward = true}), "int8_mixed.exact_forward");
