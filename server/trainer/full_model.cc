@@ -33,8 +33,9 @@ struct FullParts : DecoderParts {
     const auto l = static_cast<std::size_t>(layer);
     const auto k = static_cast<std::size_t>(kind);
     if (!RunsInt8(k)) return ApplyFloatLinear(x, linears[l][k], context);
-    // Rows of padding would change the scales of columns and of whole tensors.
-    const std::int64_t tokens = pass.segments->num_tokens();
+    // Rows of padding would change the scales of columns and of whole tensors. A float forward product needs them
+    // (kRowQuantum).
+    const std::int64_t tokens = int8->how.forward ? pass.segments->num_tokens() : x.size(0);
     const Tensor y = ApplyInt8Linear({x.narrow(0, 0, tokens), nullptr}, int8_linears[l][k], int8->how,
                                      pass.draw.value_or(0), context);
     return x.size(0) == tokens ? y : torch::constant_pad_nd(y, {0, 0, 0, x.size(0) - tokens});
