@@ -17,7 +17,7 @@ pytest.importorskip("transformers", exc_type=ImportError)
 torchao = pytest.importorskip("torchao.quantization", exc_type=ImportError)
 training = pytest.importorskip("torchao.prototype.quantized_training", exc_type=ImportError)
 
-BOUND = 2e-3
+BOUND = 1.5e-3  # the losses of int8 products differ from those of float ones by 1.7e-3 and more
 # Our switches, and torchao's.
 SWITCHES = {"all": ({}, {}), "forward": ({"grad_input": False, "grad_weight": False}, {"grad_input": False, "grad_weight": False}),
             "float weight gradient": ({"grad_weight": False}, {"grad_weight": False}),
