@@ -55,12 +55,13 @@ struct FullParts : DecoderParts {
   bool ServesInt8() const {
     return ForwardIsInt8() && !int8->how.stochastic_forward && !int8->how.rows.activations.per_tensor;
   }
-  // Makes the int8 forms of all linears that use them.
-  void Quantize(std::uint64_t draw) {
+  // Calls make(linear) for each linear that runs in int8.
+  template <typename Make>
+  void ForEachInt8(Make make) {
     for (auto& layer : int8_linears) {
       if (context.cancelled) context.cancelled();  // shows that the trainer is alive
       for (std::size_t k = 0; k < layer.size(); ++k) {
-        if (RunsInt8(k)) layer[k].Quantize(int8->how, compute == torch::kBFloat16, draw, context.stream);
+        if (RunsInt8(k)) make(layer[k]);
       }
     }
   }
@@ -145,7 +146,9 @@ class TorchFullModel : public FullModel {
           }
         }
       }
-      parts_.Quantize(0);
+      parts_.ForEachInt8([&](Int8Weight& linear) {
+        linear.Quantize(parts_.int8->how, parts_.compute == torch::kBFloat16, parts_.context.stream);
+      });
       head_.Read(parts_.compute, parts_.context.scratch.scalar_type());
       MakeServingWeights();
       return absl::OkStatus();
@@ -157,7 +160,10 @@ class TorchFullModel : public FullModel {
       // Keys and values have the type that serving caches; training in f32 does not round them.
       const kernels::DType kv_dtype = parts_.compute == torch::kFloat32 ? kernels::DType::kF32 : kv_dtype_;
       NIBBLE_ASSIGN_OR_RETURN(const Pass pass, Pass::Create(config_, kv_dtype, batch.tokens, batch.segments, draw));
-      if (parts_.int8.has_value() && parts_.int8->how.stochastic_forward) parts_.Quantize(draw);
+      if (parts_.int8.has_value() && parts_.int8->how.stochastic_forward) {
+        parts_.ForEachInt8(
+            [&](Int8Weight& linear) { linear.QuantizeForward(parts_.int8->how, draw, parts_.context.stream); });
+      }
       TrainingOps ops(parts_, pass);
       const Tensor hidden = model::RunDecoder(ops, config_);
       double loss_sum = 0;

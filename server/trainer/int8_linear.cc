@@ -199,26 +199,26 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
 
 }  // namespace
 
-void Int8Weight::Quantize(const Int8LinearOptions& options, bool bf16, std::uint64_t draw,
-                          const kernels::Stream& stream) {
+void Int8Weight::Quantize(const Int8LinearOptions& options, bool bf16, const kernels::Stream& stream) {
   const torch::NoGradGuard no_grad;
-  kernels::QuantizeOptions how;
-  how.per_tensor = options.weight_per_tensor;
-  if (options.forward) {
-    how.stochastic = Draws(options.stochastic_forward, options, *this, draw, Operand::kWeight);
-    const Packed packed = PackRows(master.detach(), how, stream);
-    tiles = packed.tiles;
-    scale = packed.scale;
-    row_sum = packed.row_sum;
-  }
+  if (options.forward && !options.stochastic_forward) QuantizeForward(options, 0, stream);
   if (options.grad_input) {
-    how.stochastic = {};
-    const Packed packed = PackTransposed(master.detach(), how, stream);
+    const Packed packed = PackTransposed(master.detach(), {.per_tensor = options.weight_per_tensor}, stream);
     transposed = packed.tiles;
     transposed_scale = packed.scale;
     transposed_sum = packed.row_sum;
   }
   if (bf16 && (!options.forward || !options.grad_input)) rounded = master.detach().to(torch::kBFloat16);
+}
+
+void Int8Weight::QuantizeForward(const Int8LinearOptions& options, std::uint64_t draw, const kernels::Stream& stream) {
+  kernels::QuantizeOptions how;
+  how.per_tensor = options.weight_per_tensor;
+  how.stochastic = Draws(options.stochastic_forward, options, *this, draw, Operand::kWeight);
+  const Packed packed = PackRows(master.detach(), how, stream);
+  tiles = packed.tiles;
+  scale = packed.scale;
+  row_sum = packed.row_sum;
 }
 
 kernels::PackedInt8Weight Int8Weight::packed() const {

@@ -21,10 +21,13 @@ struct Int8Weight {
   torch::Tensor transposed, transposed_scale, transposed_sum;  // of its transpose [K, N], for the input's gradient
   torch::Tensor rounded;  // bf16 [N, K], for the products that stay float and multiply bf16; else undefined
 
-  // Makes the forms that the options need; called once per optimizer step, or with `draw` (number of the micro-batch)
-  // before every forward pass if they round the weight stochastically. `bf16`: products that stay float multiply it.
-  // Throws the kernel's error.
-  void Quantize(const Int8LinearOptions& options, bool bf16, std::uint64_t draw, const kernels::Stream& stream);
+  // Makes the forms that the options need; called once per optimizer step. `bf16`: products that stay float multiply
+  // it. Does not make the form of the forward product if the options round that stochastically. Throws the kernel's
+  // error.
+  void Quantize(const Int8LinearOptions& options, bool bf16, const kernels::Stream& stream);
+  // Makes the form of the forward product; with stochastic rounding, called before every forward pass with the number
+  // of the micro-batch.
+  void QuantizeForward(const Int8LinearOptions& options, std::uint64_t draw, const kernels::Stream& stream);
   kernels::PackedInt8Weight packed() const;
 };
 

@@ -33,7 +33,7 @@ class Int8Linears : public CodedLinears {
     }
   }
   void Refresh(std::int64_t layer) override {
-    for (Int8Weight& linear : layers_[static_cast<std::size_t>(layer)]) linear.Quantize(options_, bf16_, 0, stream_);
+    for (Int8Weight& linear : layers_[static_cast<std::size_t>(layer)]) linear.Quantize(options_, bf16_, stream_);
   }
   const CodedRowOptions& rows() const override { return options_.rows; }
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t draw,

@@ -45,7 +45,7 @@ Gradients Int8Pass(LinearProblem& problem, const trainer::Int8LinearOptions& opt
   return Pass(problem, torch::kBFloat16, [&](const Tensor& x, const Tensor& master) {
     auto weight = std::make_unique<trainer::Int8Weight>();
     weight->master = master;
-    weight->Quantize(options, true, 0, problem.context.stream);
+    weight->Quantize(options, true, problem.context.stream);
     const Tensor y = trainer::ApplyInt8Linear({x, nullptr}, *weight, options, 0, problem.context);
     static std::unique_ptr<trainer::Int8Weight> kept;  // until the backward pass
     kept = std::move(weight);

@@ -44,7 +44,8 @@ class Int8LinearTest : public ::testing::Test {
     Int8Weight weight;
     weight.master = weight_.clone().requires_grad_(true);
     weight.number = 3;
-    weight.Quantize(options, false, draw, context_.stream);
+    weight.Quantize(options, false, context_.stream);
+    if (options.stochastic_forward) weight.QuantizeForward(options, draw, context_.stream);
     const Tensor x = x_.clone().requires_grad_(true);
     CodedInput input = {x, nullptr};
     if (as_rows) input.rows = std::make_shared<CodedRows>(QuantizeRows(x.detach(), options.rows, context_));
@@ -114,7 +115,7 @@ TEST_F(Int8LinearTest, AddsTheBiasAsServingDoes) {
   Int8Weight weight;
   weight.master = weight_.clone().requires_grad_(true);
   weight.bias = Random(4, 1, 30).view({30}).requires_grad_(true);
-  weight.Quantize(options, false, 0, context_.stream);
+  weight.Quantize(options, false, context_.stream);
   const CodedRows rows = QuantizeRows(x_, options.rows, context_);
   const Tensor got = ApplyInt8Linear({x_, std::make_shared<CodedRows>(rows)}, weight, options, 0, context_).detach();
   std::vector<float> want(9 * 30);
@@ -135,8 +136,7 @@ TEST_F(Int8LinearTest, StochasticGradientsAreRightOnAverage) {
   options.stochastic_gradients = true;
   EXPECT_TRUE(torch::equal(Run(options, false, 5).grad_weight, Run(options, false, 5).grad_weight));
   EXPECT_FALSE(torch::equal(Run(options, false, 5).grad_weight, Run(options, false, 6).grad_weight));
-  // What the mean tends to: the exact gradient, times the rounded x of the weight's and the rounded weight of the
-  // input's product. Its noise falls with the number of draws.
+  // The mean tends to the product of the exact gradient and the rounded x: its noise falls with the number of draws.
   constexpr int kDraws = 400;
   Tensor sum = torch::zeros_like(nearest);
   for (int draw = 0; draw < kDraws; ++draw) sum += Run(options, false, static_cast<std::uint64_t>(draw)).grad_weight;
