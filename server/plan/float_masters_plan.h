@@ -1,4 +1,4 @@
-// What the methods share that train all weights of a float model as f32 parameters and are served in int8. Included by
+// The common part of the plans of methods that train all weights of a float model and are served in int8. Included by
 // server/plan/*.cc only.
 #pragma once
 #include "server/base/error.h"
