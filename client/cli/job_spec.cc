@@ -96,7 +96,7 @@ absl::Status SetMethod(const std::string& method, v1::JobSpec& spec) {
   const auto* field = v1::JobSpec::descriptor()->FindFieldByName(method);
   if (field == nullptr || field->containing_oneof() == nullptr || field->containing_oneof()->name() != "method") {
     return base::FieldError("method",
-                            base::StrCat("got \"", method, "\", wanted qlora, bitnet_qat, full or int8_mixed"));
+                            base::StrCat("got \"", method, "\", wanted qlora, bitnet_qat, full, int8_mixed or int8_qt"));
   }
   static_cast<void>(spec.GetReflection()->MutableMessage(&spec, field));
   return absl::OkStatus();

@@ -72,13 +72,29 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
 absl::StatusOr<model::ArtifactInfo> MakeTrainedCheckpointModel(
     base::FileSystem& files, const model::Artifact& base, const model::ModelConfig& config, const TrainedForm& form,
     const std::string& checkpoint_directory, const base::Json& provenance, const std::string& target) {
-  std::vector<model::TensorPlan> plan;
-  for (const model::TensorSpec& tensor : model::RequiredTensors(config)) {
-    plan.push_back({tensor.name, form.dtype, tensor.shape});
+  const std::vector<model::TensorSpec> specs = model::RequiredTensors(config);
+  std::vector<model::TensorPlan> plan;  // of the tensors, then of the scales that they have
+  std::vector<std::size_t> with_scales;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const bool int8 = form.dtype == kernels::DType::kI8;
+    const bool codes = int8 && specs[i].role == model::TensorRole::kLinear;
+    plan.push_back({specs[i].name, int8 && !codes ? kernels::DType::kF32 : form.dtype, specs[i].shape});
+    if (codes) with_scales.push_back(i);
+  }
+  for (const std::size_t i : with_scales) {
+    plan.push_back({specs[i].name + kCheckpointScales, kernels::DType::kF32, {specs[i].shape[0]}});
   }
   NIBBLE_ASSIGN_OR_RETURN(const model::SafetensorsFiles file, OpenCheckpoint(checkpoint_directory));
-  NIBBLE_ASSIGN_OR_RETURN(const auto values, FindValues(file, plan));
-  return MakeTrainedModel(files, config, form, values, base.directory(), provenance, target, kMadeOf);
+  NIBBLE_ASSIGN_OR_RETURN(const auto found, FindValues(file, plan));
+  std::vector<TrainedTensor> tensors;
+  for (std::size_t i = 0; i < specs.size(); ++i) tensors.push_back({found[i]});
+  std::vector<std::vector<float>> scales;  // copies, because the file does not align them
+  for (std::size_t k = 0; k < with_scales.size(); ++k) {
+    const std::span<const std::byte> bytes = found[specs.size() + k];
+    std::memcpy(scales.emplace_back(bytes.size() / sizeof(float)).data(), bytes.data(), bytes.size());
+    tensors[with_scales[k]].scales = scales.back();
+  }
+  return MakeTrainedModel(files, config, form, tensors, base.directory(), provenance, target, kMadeOf);
 }
 
 }  // namespace nibble::convert

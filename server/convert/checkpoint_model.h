@@ -14,6 +14,8 @@ namespace nibble::convert {
 // A file in a checkpoint's directory, beside model::kAdapterConfigFile. It holds the trained tensors by name (PEFT's
 // names for an adapter) and the optimizer's tensors.
 inline constexpr char kCheckpointTensorsFile[] = "state.safetensors";
+// The scales of a tensor in this file are stored under its name with this suffix.
+inline constexpr char kCheckpointScales[] = ".scales";
 
 // For a qlora job. `base` is the model that the job started from. f32 and bf16 bases are quantized to nf4 under
 // `scratch` (removed afterwards), as the trainer did. The checkpoint must have been verified. On an error nothing is
@@ -25,7 +27,8 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
                                                         const base::Json& provenance, const std::string& scratch,
                                                         const std::string& target, const kernels::Stream& stream);
 
-// For a job that trains all weights: the result holds them in the checkpoint's type, which is form.dtype. `config` is
+// For a job that trains all weights: the result holds them in the checkpoint's type, which is form.dtype (i8: of the
+// linears). `config` is
 // the trained architecture; tokenizer files come from `base`. form: as for MakeTrainedModel. Errors: DataLoss as above,
 // those of MakeTrainedModel.
 absl::StatusOr<model::ArtifactInfo> MakeTrainedCheckpointModel(base::FileSystem& files, const model::Artifact& base,

@@ -366,13 +366,48 @@ absl::Status CheckOptions(const ConvertOptions& options) {
   return absl::OkStatus();
 }
 
+// A copy of a model that a job trained in int8: the same tensors, in a file that is shared if possible.
+absl::StatusOr<ConvertReport> CopyInt8(base::FileSystem& files, const model::Artifact& source,
+                                       const std::string& target, const ConvertOptions& options) {
+  const model::ArtifactInfo& trained = source.info();
+  if (options.act_outliers.value_or(trained.act_outliers) != trained.act_outliers) {
+    return base::FieldError("act_outliers", StrCat(*options.act_outliers, ", wanted ", trained.act_outliers,
+                                                   ", with which the int8 model was trained"));
+  }
+  if (options.int8_head.value_or(trained.int8_head) != trained.int8_head) {
+    return base::FieldError("head", "is int8, wanted bf16, with which the int8 model was trained");
+  }
+  if (options.kv_dtype.value_or(trained.kv_dtype) != trained.kv_dtype) {
+    return base::FieldError("kv_dtype", StrCat(kernels::Name(*options.kv_dtype), ", wanted ",
+                                               kernels::Name(trained.kv_dtype), ", with which the model was trained"));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto writer,
+                          model::ArtifactWriter::CreateOn(files, target, source, options.cancelled));
+  NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(source.directory()));
+  model::ArtifactInfo info = trained;
+  info.base_digest = trained.weights_digest;
+  info.source = "convert";
+  info.recorded_by.clear();
+  info.provenance["converted_from"] = Name(trained.format);
+  ConvertReport report;
+  NIBBLE_ASSIGN_OR_RETURN(report.info, writer->Finish(source.config(), std::move(info)));
+  for (const auto& [name, view] : source.tensors()) report.source_weight_bytes += view.bytes.size();
+  report.weight_bytes = report.source_weight_bytes;
+  return report;
+}
+
+// Whether a job trained the int8 codes themselves.
+bool IsTrainedInInt8(const model::ArtifactInfo& info) {
+  return info.format == Format::kInt8 && (info.source == "job" || info.source == "checkpoint");
+}
+
 }  // namespace
 
 absl::Status CheckConversion(const model::ArtifactInfo& source, Format to) {
   const Format from = source.format;
   const bool is_float = from == Format::kF32 || from == Format::kBF16;
   const bool is_nf4 = from == Format::kNf4 || from == Format::kLora;
-  const bool known = to == Format::kInt8   ? is_float || is_nf4
+  const bool known = to == Format::kInt8   ? is_float || is_nf4 || IsTrainedInInt8(source)
                      : to == Format::kBF16 ? from == Format::kF32 || is_nf4
                                            : (to == Format::kNf4 || to == Format::kTernary) && is_float;
   if (from == Format::kTernary && to == Format::kTernary) {
@@ -394,6 +429,12 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, Format to) {
 model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const ConvertOptions& options) {
   model::ArtifactInfo info;
   info.format = options.to;
+  if (source.format == Format::kInt8) {
+    info.act_outliers = source.act_outliers;
+    info.int8_head = source.int8_head;
+    info.kv_dtype = source.kv_dtype;
+    return info;
+  }
   if (options.to == Format::kInt8) {
     info.act_outliers = options.act_outliers.value_or(source.trained_outliers.value_or(kernels::kDefaultOutliers));
   }
@@ -414,6 +455,7 @@ absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model:
                                            const kernels::Stream& stream) {
   NIBBLE_RETURN_IF_ERROR(CheckOptions(options));
   NIBBLE_RETURN_IF_ERROR(CheckConversion(source.info(), options.to));
+  if (source.info().format == Format::kInt8) return CopyInt8(files, source, target, options);
   return Converter(source, options, stream).Run(files, target);
 }
 

@@ -20,7 +20,8 @@ namespace nibble::convert {
 
 struct ConvertOptions {
   model::Format to = model::Format::kInt8;  // kInt8, kTernary, kNf4 or kBF16
-  // int8: maximum outliers per activation row, 0 to 16. Unset: as the source was trained, else kDefaultOutliers.
+  // int8: maximum outliers per activation row, 0 to 16. Unset: as the source was trained, else kDefaultOutliers. A
+  // source that was trained in int8 keeps its own, and its head and KV cache.
   std::optional<int> act_outliers = std::nullopt;
   // int8: true makes head and tied embedding int8 too, false bf16. Unset: false for lora and for a model that a job
   // trained, both of which were trained with a float head; otherwise true.
@@ -54,7 +55,8 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, model::Format to
 // The info of ConvertModel's result: format, head, KV cache and BitNet options, without digests and provenance.
 model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const ConvertOptions& options);
 
-// Makes int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16; bf16 from f32, nf4 and lora. A lora model
+// Makes int8 from f32, bf16, nf4 and lora, and a copy of an int8 model that a job trained, whose file is shared if
+// possible; nf4 and ternary from f32 and bf16; bf16 from f32, nf4 and lora. A lora model
 // is merged onto its DEQUANTIZED NF4 base, W + (B A) * scaling in f32, before it becomes int8 or is rounded to bf16
 // (peft#2105). One tensor is in memory at a time. Ternary codes are made exactly once, from master weights: a tensor or
 // model that is already ternary is refused. Embedding and head of a ternary model get the source's
@@ -72,15 +74,22 @@ struct TrainedForm {
   std::optional<model::BitNetInfo> bitnet = std::nullopt;  // master weights of a bitnet_qat job
   kernels::DType kv_dtype = kernels::DType::kBF16;
   std::optional<int> trained_outliers = std::nullopt;
-  kernels::DType dtype = kernels::DType::kF32;  // of all tensors: f32 or bf16
+  // f32 or bf16: of all tensors. i8: the linears are int8; the others are f32, and the head is written in bf16.
+  kernels::DType dtype = kernels::DType::kF32;
 };
 
-// Makes an f32 or bf16 artifact of weights that a job trained. values: the elements of each tensor of
-// RequiredTensors(config), in that order. companions: the directory that tokenizer files are copied from. made_of
-// becomes ArtifactInfo::source. `cancelled` is checked before every tensor, here and below.
+// The elements of a trained tensor, or the codes of an int8 linear [N, K] and its scales [N].
+struct TrainedTensor {
+  std::span<const std::byte> values;
+  std::span<const float> scales = {};
+};
+
+// Makes an f32, bf16 or int8 artifact of weights that a job trained; the int8 one serves activation rows with
+// form.trained_outliers (default 0). tensors: those of RequiredTensors(config), in that order. companions: the
+// directory that tokenizer files are copied from. made_of becomes ArtifactInfo::source. `cancelled` is checked before
+// every tensor, here and below.
 absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, const model::ModelConfig& config,
-                                                     const TrainedForm& form,
-                                                     std::span<const std::span<const std::byte>> values,
+                                                     const TrainedForm& form, std::span<const TrainedTensor> tensors,
                                                      const std::string& companions, const base::Json& provenance,
                                                      const std::string& target, const char* made_of = "job",
                                                      const base::Cancelled& cancelled = {});

@@ -19,6 +19,7 @@ inline constexpr char kMethodQLora[] = "qlora";
 inline constexpr char kMethodBitNetQat[] = "bitnet_qat";
 inline constexpr char kMethodFull[] = "full";
 inline constexpr char kMethodInt8Mixed[] = "int8_mixed";
+inline constexpr char kMethodInt8Qt[] = "int8_qt";
 
 struct DataConfig {
   std::optional<std::string> format;  // text | prompt_completion | chat; default: the dataset's own
@@ -78,6 +79,14 @@ struct Int8MixedMethod {
   std::string compute_dtype = "bf16";  // bf16 | fp32, of the products that stay float
 };
 
+struct Int8QtMethod {
+  bool stochastic_rounding = true;     // of updated weights; else to nearest
+  std::string scale = "channel";       // channel | tensor
+  std::int64_t act_outliers = 0;       // 0 to 16 per activation row
+  std::string init = "pretrained";     // pretrained | random (drawn by run.seed)
+  std::string compute_dtype = "bf16";  // bf16 | fp32, of the backward products and of the linears' gradients
+};
+
 struct OptimConfig {
   std::string optimizer = "adamw";  // adamw | adamw_8bit | sgd (momentum beta1) | lion
   double lr = 2e-4;
@@ -120,6 +129,7 @@ struct JobSpec {
   BitNetQatMethod bitnet_qat;  // for method bitnet_qat
   FullMethod full;             // for method full
   Int8MixedMethod int8_mixed;  // for method int8_mixed
+  Int8QtMethod int8_qt;        // for method int8_qt
   OptimConfig optim;
   RunConfig run;
   std::map<std::string, std::string> labels;  // at most 16

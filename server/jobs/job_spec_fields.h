@@ -140,6 +140,16 @@ struct SpecFields<Int8MixedMethod> {
 };
 
 template <>
+struct SpecFields<Int8QtMethod> {
+  static constexpr auto kFields =
+      std::tuple(SpecField("stochastic_rounding", &Int8QtMethod::stochastic_rounding),
+                 SpecField("scale", &Int8QtMethod::scale).OneOf(kWeightScales),
+                 SpecField("act_outliers", &Int8QtMethod::act_outliers).Between(0, 16),
+                 SpecField("init", &Int8QtMethod::init).OneOf(kInits),
+                 SpecField("compute_dtype", &Int8QtMethod::compute_dtype).OneOf(kComputeDtypes));
+};
+
+template <>
 struct SpecFields<OptimConfig> {
   static constexpr auto kFields = std::tuple(
       SpecField("optimizer", &OptimConfig::optimizer).OneOf(kOptimizers), SpecField("lr", &OptimConfig::lr),
@@ -175,7 +185,7 @@ struct SpecFields<JobSpec> {
                  SpecField("device", &JobSpec::device).InApi(""), SpecField("data", &JobSpec::data),
                  SpecField("qlora", &JobSpec::qlora).OfMethod(),
                  SpecField("bitnet_qat", &JobSpec::bitnet_qat).OfMethod(), SpecField("full", &JobSpec::full).OfMethod(),
-                 SpecField("int8_mixed", &JobSpec::int8_mixed).OfMethod(), SpecField("optim", &JobSpec::optim),
+                 SpecField("int8_mixed", &JobSpec::int8_mixed).OfMethod(), SpecField("int8_qt", &JobSpec::int8_qt).OfMethod(), SpecField("optim", &JobSpec::optim),
                  SpecField("run", &JobSpec::run), SpecField("labels", &JobSpec::labels).InApi(""));
 };
 

@@ -25,12 +25,7 @@ class Int8Mixed : public FloatMastersPlan {
       const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size;
       return values * ElementBytes(spec.int8_mixed.compute_dtype) + c.num_heads * 4 + HeadNormBytes(c);
     }
-    // f32: norms' inputs, q, gate and up. bf16: k and v. Four inputs of linears as rows: codes, a scale and outliers.
-    constexpr std::int64_t kRowBytes = 4 + 4 + kernels::kMaxOutliers * 8;
-    const std::int64_t inputs =
-        c.norms == model::NormPlacement::kBlock ? 2 * c.hidden_size : 2 * c.hidden_size + c.q_size() + c.ffn_size;
-    return 4 * (inputs + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() + 2 * c.hidden_size + c.q_size() +
-           c.ffn_size + 4 * kRowBytes + HeadNormBytes(c);
+    return CodedTokenBytes(c);
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,

@@ -126,8 +126,9 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
                                       ? config.num_layers * config.hidden_size * 4 + token_bytes
                                       : config.num_layers * token_bytes;
   // Evaluations run between steps, when no activations are kept.
-  const std::int64_t evaluation = EvaluationBytes(spec, config, batch.evaluation.rows, batch.evaluation.pages,
-                                                  method.EvaluationKvDtype(base_bytes));
+  std::int64_t evaluation = EvaluationBytes(spec, config, batch.evaluation.rows, batch.evaluation.pages,
+                                            method.EvaluationKvDtype(base_bytes));
+  if (batch.evaluation.rows > 0) evaluation += method.EvaluationWeights(config);
   const double activation =
       std::max(static_cast<double>(tokens) * static_cast<double>(kept_bytes), static_cast<double>(evaluation));
   const TrainingBytes bytes = method.Training(spec, config, base_bytes, tokens);

@@ -76,6 +76,8 @@ class MethodPlan {
                                  std::int64_t tokens) const = 0;
   // Type of K and V in evaluations while the job trains.
   virtual kernels::DType EvaluationKvDtype(std::int64_t /*base_bytes*/) const { return kernels::DType::kBF16; }
+  // Bytes of weights that only evaluations while the job trains hold.
+  virtual std::int64_t EvaluationWeights(const model::ModelConfig& /*config*/) const { return 0; }
   // `weights`: TrainingBytes::weights.
   virtual PublishingBytes Publishing(const jobs::JobSpec& spec, const model::ModelConfig& config,
                                      std::int64_t base_bytes, std::int64_t weights) const = 0;
@@ -112,5 +114,6 @@ const MethodPlan& QLoraPlan();
 const MethodPlan& BitNetQatPlan();
 const MethodPlan& FullPlan();
 const MethodPlan& Int8MixedPlan();
+const MethodPlan& Int8QtPlan();
 
 }  // namespace nibble::plan

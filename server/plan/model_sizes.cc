@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/formats/int8.h"
 #include "server/model/stored_tensors.h"
 #include "server/model/tensor_table.h"
 
@@ -25,6 +26,15 @@ ModelSizes::ModelSizes(const model::ModelConfig& config) {
 
 std::int64_t HeadNormBytes(const model::ModelConfig& c) {
   return c.qk_norm ? 4 * (c.q_size() + c.kv_size() + c.num_heads + c.num_kv_heads) : 0;
+}
+
+std::int64_t CodedTokenBytes(const model::ModelConfig& c) {
+  // f32: norms' inputs, q, gate and up. bf16: k and v. Four inputs of linears as rows: codes, a scale and outliers.
+  constexpr std::int64_t kRowBytes = 4 + 4 + kernels::kMaxOutliers * 8;
+  const std::int64_t inputs =
+      c.norms == model::NormPlacement::kBlock ? 2 * c.hidden_size : 2 * c.hidden_size + c.q_size() + c.ffn_size;
+  return 4 * (inputs + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() + 2 * c.hidden_size + c.q_size() +
+         c.ffn_size + 4 * kRowBytes + HeadNormBytes(c);
 }
 
 bool NormsEachLinear(const model::ModelConfig& config) {

@@ -21,6 +21,9 @@ struct ModelSizes {
 // and a number per head.
 std::int64_t HeadNormBytes(const model::ModelConfig& config);
 
+// Bytes that a token keeps in one layer until its backward pass, if linears read rows of int8 codes.
+std::int64_t CodedTokenBytes(const model::ModelConfig& config);
+
 // Whether there is a norm before every linear layer.
 bool NormsEachLinear(const model::ModelConfig& config);
 

@@ -173,7 +173,10 @@ absl::Status ModelConverter::AddLosses(const ConvertRequest& request, const std:
 // new one.
 absl::Status ModelConverter::AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info,
                                        const base::Cancelled& cancelled) {
-  const std::string predicted = base::JoinPath(source, model::PredictedRecordFile(info.format));
+  // Of a model that was trained in the served format, the trainer's record is the model's own.
+  const std::string own = base::JoinPath(source, model::kRecordFile);
+  const std::string forecast = base::JoinPath(source, model::PredictedRecordFile(info.format));
+  const std::string& predicted = work_.state.files.Exists(own) ? own : forecast;
   if (work_.state.files.Exists(predicted)) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, work_.state.files.Read(predicted, 256u << 20));
     NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ParseRecord(bytes));

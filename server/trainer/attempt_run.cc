@@ -224,7 +224,10 @@ class AttemptRun {
       ShowAlive();
       NIBBLE_RETURN_IF_ERROR(optimizer_.Step(progress_.step + 1, lr * parameters[i].lr_factor, parameters[i].value,
                                              parameters[i].grad, moments_[i], context_.stream,
-                                             {static_cast<std::uint64_t>(spec_.run.seed), i}));
+                                             {.seed = static_cast<std::uint64_t>(spec_.run.seed),
+                                              .tensor = i,
+                                              .to_nearest = parameters[i].to_nearest,
+                                              .one_scale = parameters[i].one_scale}));
     }
     NIBBLE_RETURN_IF_ERROR(model_->Refresh());
     ++progress_.step;
@@ -367,16 +370,16 @@ class AttemptRun {
   }
 
   // Makes the served form, evaluates it, and stores its digest and its record with the trained model. Removes the
-  // served form: `models convert` makes the same one.
+  // served form, unless it is the trained model: `models convert` makes the same one.
   absl::Status EvaluateServed(const std::string& trained_directory, model::ArtifactInfo info, Json& final) {
     const std::string name = model::Name(recipe_->served_format());  // "int8" or "ternary"
-    const std::string directory = base::TemporaryName(base::JoinPath(context_.directory, name));
-    NIBBLE_ASSIGN_OR_RETURN(auto trained, model::Artifact::Open(trained_directory));
-    const convert::ConvertOptions options = {
-        .to = recipe_->served_format(), .measure_errors = false, .cancelled = stopping_};
-    NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport report,
-                            convert::ConvertModel(context_.files, *trained, directory, options, context_.stream));
-    trained.reset();  // otherwise its files stay in memory beside the served form
+    const bool is_served = info.format == recipe_->served_format();  // the trained model itself
+    const std::string directory =
+        is_served ? trained_directory : base::TemporaryName(base::JoinPath(context_.directory, name));
+    std::string digest = info.weights_digest;
+    if (!is_served) {
+      NIBBLE_ASSIGN_OR_RETURN(digest, MakeServedForm(trained_directory, directory));
+    }
     const data::ExampleList& examples = inputs_.has_eval ? inputs_.eval.examples : inputs_.train.examples;
     std::vector<std::vector<std::int32_t>> sequences;  // of the record: up to 64 tokens of the first two examples
     for (std::size_t i = 0; i < examples.size() && i < 2; ++i) {
@@ -400,19 +403,33 @@ class AttemptRun {
     // saved.
     may_stop_ = saved_step_ == progress_.step;
     moments_.clear();
-    final[base::StrCat(name, "_digest")] = report.info.weights_digest;
+    final[base::StrCat(name, "_digest")] = digest;
     if (recipe_->predicts_record()) {
       NIBBLE_ASSIGN_OR_RETURN(const model::Record record, recipe_->MakeRecord(*served, sequences));
-      NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(
-          context_.files, base::JoinPath(trained_directory, model::PredictedRecordFile(recipe_->served_format())),
-          model::SerializeRecord(record)));
+      if (is_served) {
+        NIBBLE_RETURN_IF_ERROR(model::WriteRecord(context_.files, trained_directory, record));
+        info.recorded_by = "trainer";
+      } else {
+        NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(
+            context_.files, base::JoinPath(trained_directory, model::PredictedRecordFile(recipe_->served_format())),
+            model::SerializeRecord(record)));
+      }
     }
-    info.provenance[base::StrCat(name, "_digest")] = report.info.weights_digest;
+    info.provenance[base::StrCat(name, "_digest")] = digest;
     NIBBLE_RETURN_IF_ERROR(model::WriteArtifactInfo(context_.files, trained_directory, info));
-    NIBBLE_RETURN_IF_ERROR(
-        Write(jobs::LogEvent{.message = base::StrCat("made the ", name, " form: weights ", report.info.weights_digest),
-                             .launches = TakeLaunches()}));
-    return context_.files.RemoveAll(directory);
+    NIBBLE_RETURN_IF_ERROR(Write(jobs::LogEvent{.message = base::StrCat("made the ", name, " form: weights ", digest),
+                                                .launches = TakeLaunches()}));
+    return is_served ? absl::OkStatus() : context_.files.RemoveAll(directory);
+  }
+
+  // Converts the trained model to the served format; returns the digest of its weights.
+  absl::StatusOr<std::string> MakeServedForm(const std::string& trained_directory, const std::string& directory) {
+    NIBBLE_ASSIGN_OR_RETURN(const auto trained, model::Artifact::Open(trained_directory));
+    const convert::ConvertOptions options = {
+        .to = recipe_->served_format(), .measure_errors = false, .cancelled = stopping_};
+    NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport report,
+                            convert::ConvertModel(context_.files, *trained, directory, options, context_.stream));
+    return report.info.weights_digest;
   }
 
   const AttemptContext& context_;

@@ -1,17 +1,14 @@
 // The BitNet model in training: float masters, ternary products. No torch in this header.
 #pragma once
+#include <cstdint>
 #include <memory>
-#include <span>
-#include <string>
 
-#include "kernels/matrix.h"
+#include "absl/status/statusor.h"
 #include "kernels/ste.h"
 #include "kernels/stream.h"
 #include "server/base/cancelled.h"
-#include "server/base/files.h"
 #include "server/model/artifact.h"
-#include "server/trainer/training_model.h"
-#include "server/trainer/training_record.h"
+#include "server/trainer/exact_model.h"
 
 namespace nibble::trainer {
 
@@ -25,29 +22,16 @@ struct BitNetOptions {
   bool bf16_backward = true;  // for products of the backward pass; the type of the forward pass is fixed
   bool activation_checkpointing = false;
   std::int64_t max_positions = 0;
-  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every tensor when made and written
+  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every tensor when the model is made
 };
 
-class BitNetModel : public TrainingModel {
- public:
-  // `base` must be f32 or bf16. A norm that `config` has and the base lacks starts as 1, with one exception: if
-  // `config` has no norm before attention, the norms before q, k and v start with the values of the base's norm before
-  // attention. Likewise, without a norm before the MLP, those before gate and up start with the values of that norm of
-  // the base. Errors: InvalidArgument (format), Cancelled, ResourceExhausted, Internal.
-  static absl::StatusOr<std::unique_ptr<BitNetModel>> Create(const model::Artifact& base,
-                                                             const model::ModelConfig& config,
-                                                             const BitNetOptions& options,
-                                                             const kernels::Stream& stream);
-
-  // The masters as a float artifact (convert::MakeTrainedModel).
-  virtual absl::StatusOr<model::ArtifactInfo> Write(base::FileSystem& files, const std::string& companions_from,
-                                                    const base::Json& provenance,
-                                                    const std::string& directory) const = 0;
-
-  // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
-  virtual void ReleaseGradients() = 0;
-  // Logits of every row by the training instantiation, with autograd on; in chunks like those of model::ForEachLogits.
-  virtual absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) = 0;
-};
+// Starts from `base`, which must be f32 or bf16. A norm that `config` has and the base lacks starts as 1, with one
+// exception: if `config` has no norm before attention, the norms before q, k and v start with the values of the base's
+// norm before attention. Likewise, without a norm before the MLP, those before gate and up start with the values of
+// that norm of the base. Errors: InvalidArgument (format), Cancelled, ResourceExhausted, Internal.
+absl::StatusOr<std::unique_ptr<ExactModel>> MakeBitNetModel(const model::Artifact& base,
+                                                            const model::ModelConfig& config,
+                                                            const BitNetOptions& options,
+                                                            const kernels::Stream& stream);
 
 }  // namespace nibble::trainer

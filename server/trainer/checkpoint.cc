@@ -19,7 +19,6 @@ namespace {
 constexpr char kStateFile[] = "state.json";
 constexpr std::uint64_t kMaxMetricsBytes = 1 << 16;
 constexpr const char* kParts[] = {"", ".exp_avg", ".exp_avg_sq"};
-constexpr char kScales[] = ".scales";  // after the name of a tensor that has them
 
 base::Json ToJson(const RunIdentity& identity) {
   return {{"spec_digest", identity.spec_digest}, {"base_digest", identity.base_digest},
@@ -61,8 +60,11 @@ std::vector<StoredTensor> StoredTensors(const Parameter& parameter, const Moment
     stored.push_back({name, StoredType(tensor.type), parameter.shape, tensor.bytes()});
     if (!HasScales(tensor.type)) continue;
     const std::span<float> scales(tensor.scales, static_cast<std::size_t>(tensor.num_scales()));
-    stored.push_back(
-        {name + kScales, kernels::DType::kF32, {tensor.num_scales()}, std::as_writable_bytes(scales), tensor.block});
+    stored.push_back({name + convert::kCheckpointScales,
+                      kernels::DType::kF32,
+                      {tensor.num_scales()},
+                      std::as_writable_bytes(scales),
+                      tensor.block});
   }
   return stored;
 }

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <span>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "kernels/ops/attention/rope.h"
@@ -12,8 +15,10 @@
 #include "server/model/bitnet_shape.h"
 #include "server/model/decoder.h"
 #include "server/model/tensor_table.h"
+#include "server/trainer/fixed_order.h"
 #include "server/trainer/random_weights.h"
 #include "server/trainer/recomputed_layer.h"
+#include "server/trainer/segment_attention.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -49,7 +54,51 @@ bool HasBias(const model::ModelConfig& config, LinearKind kind) {
   }
 }
 
-}  // namespace
+class CodedModel : public ExactModel {
+ public:
+  // Throws; see Guarded (torch_bridge.h).
+  CodedModel(const model::Artifact& base, const model::ModelConfig& config, const CodedModelOptions& options,
+             std::unique_ptr<CodedLinears> linears, const kernels::Stream& stream);
+
+  std::vector<Parameter>& parameters() override { return parameters_; }
+  absl::Status Refresh() override;
+  absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override;
+  const model::DecoderWeights& ServingWeights() override;
+  std::vector<TensorRef> Values() const override;
+  void ReleaseGradients() override;
+  absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) override;
+
+ private:
+  friend class CodedOps;
+
+  void MakeRopeTable();
+  Tensor MakeValues(const model::Artifact& base, const std::string& name, const std::vector<std::int64_t>& shape,
+                    const std::string& from = "");
+  Tensor MakeParameter(const model::Artifact& base, const std::string& name, std::vector<std::int64_t> shape,
+                       const std::string& from = "");
+  void MakeLayer(const model::Artifact& base, std::int64_t layer);
+  void MakeServingWeights();
+  void EndServing();
+
+  const model::ModelConfig config_;
+  const CodedModelOptions options_;
+  const std::unique_ptr<CodedLinears> linears_;
+  AutogradContext context_;
+  std::vector<std::array<Tensor, model::kNumNorms>> norms_;  // undefined where the model lacks the norm
+  std::vector<std::array<Tensor, model::kNumLinearKinds>> biases_;
+  Tensor final_norm_;
+  Tensor embedding_;         // [V, K] f32 parameter
+  Tensor embedding_served_;  // [V, K] of the served type
+  DenseHead head_;
+  std::vector<float> rope_cos_, rope_sin_;
+  std::int64_t positions_ = 0;
+  std::int64_t largest_ = 0;    // elements of the largest linear
+  std::uint64_t num_made_ = 0;  // tensors made so far: keeps their random values apart
+  bool serving_made_ = false;   // of the current parameters
+  model::DecoderWeights serving_;
+  std::vector<Tensor> tensors_;
+  std::vector<Parameter> parameters_;  // those of tensors_, then those that the linears made
+};
 
 // The decoder's operations with gradients (model/decoder.h), in the arithmetic of the served model.
 class CodedOps {
@@ -116,13 +165,15 @@ CodedModel::CodedModel(const model::Artifact& base, const model::ModelConfig& co
   context_.stream = stream;
   context_.cancelled = options.cancelled;
   MakeRopeTable();
-  embedding_ = Make(base, model::kEmbeddingName, {config.vocab_size, config.hidden_size});
+  embedding_ = MakeParameter(base, model::kEmbeddingName, {config.vocab_size, config.hidden_size});
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) MakeLayer(base, layer);
-  final_norm_ = Make(base, model::kFinalNormName, {config.hidden_size});
-  head_.master =
-      config.tied_embeddings ? embedding_ : Make(base, model::kHeadName, {config.vocab_size, config.hidden_size});
+  final_norm_ = MakeParameter(base, model::kFinalNormName, {config.hidden_size});
+  head_.master = config.tied_embeddings
+                     ? embedding_
+                     : MakeParameter(base, model::kHeadName, {config.vocab_size, config.hidden_size});
   context_.scratch = torch::empty({largest_}, BackwardType(options.bf16_backward, stream));
   HoldGradients(tensors_, parameters_);
+  linears_->AddParameters(parameters_);
 }
 
 absl::Status CodedModel::Refresh() {
@@ -138,12 +189,13 @@ absl::Status CodedModel::Refresh() {
     embedding_served_ = float_embedding ? embedding_.detach() : embedding_.to(torch::kBFloat16);
     head_.served = config_.tied_embeddings ? embedding_served_ : head_.master.to(torch::kBFloat16);
     PackDense(head_.served, head_.panels);
-    MakeServingWeights();
+    EndServing();
     return absl::OkStatus();
   });
 }
 
 absl::StatusOr<double> CodedModel::ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) {
+  EndServing();
   double loss_sum = 0;
   NIBBLE_RETURN_IF_ERROR(Guarded([&]() -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const auto segments, PagedSegments::Create(config_, options_.kv_dtype, batch.segments));
@@ -157,6 +209,8 @@ absl::StatusOr<double> CodedModel::ForwardBackward(const data::MicroBatch& batch
 
 void CodedModel::ReleaseGradients() {
   trainer::ReleaseGradients(tensors_, parameters_);
+  linears_->ReleaseGradients();
+  EndServing();
   context_.scratch.reset();
 }
 
@@ -176,10 +230,20 @@ absl::Status CodedModel::ForEachTrainingLogits(std::span<const std::int32_t> tok
   });
 }
 
-std::vector<std::span<const std::byte>> CodedModel::Values() const {
-  std::map<std::string, std::span<const std::byte>> by_name;
-  for (const Parameter& parameter : parameters_) by_name[parameter.name] = parameter.value.bytes();
-  std::vector<std::span<const std::byte>> values;
+const model::DecoderWeights& CodedModel::ServingWeights() {
+  if (!serving_made_) MakeServingWeights();
+  return serving_;
+}
+
+void CodedModel::EndServing() {
+  serving_made_ = false;
+  linears_->EndServing();
+}
+
+std::vector<TensorRef> CodedModel::Values() const {
+  std::map<std::string, TensorRef> by_name;
+  for (const Parameter& parameter : parameters_) by_name[parameter.name] = parameter.value;
+  std::vector<TensorRef> values;
   for (const model::TensorSpec& tensor : model::RequiredTensors(config_)) values.push_back(by_name.at(tensor.name));
   return values;
 }
@@ -193,15 +257,16 @@ void CodedModel::MakeRopeTable() {
   kernels::FillRopeTable(frequencies.data(), half, 0, positions_, rope_cos_.data(), rope_sin_.data());
 }
 
-// Makes a parameter: from the base's tensor `from` (default: `name`), or drawn, or 1 for a vector that the base lacks.
-Tensor CodedModel::Make(const model::Artifact& base, const std::string& name, std::vector<std::int64_t> shape,
-                        const std::string& from) {
+// Initial values: the base's tensor `from` (default: `name`), or drawn, or 1 for a vector that the base lacks.
+Tensor CodedModel::MakeValues(const model::Artifact& base, const std::string& name,
+                              const std::vector<std::int64_t>& shape, const std::string& from) {
   ThrowIfCancelled(options_.cancelled);
+  const std::uint64_t number = num_made_++;
   Tensor tensor = torch::ones(shape, torch::kFloat32);
   const auto found = base.tensors().find(from.empty() ? name : from);
   const bool bias = name.ends_with(".bias");
   if (options_.random_init) {
-    if (shape.size() == 2) DrawWeights(tensor, options_.init_seed, tensors_.size(), context_.stream);
+    if (shape.size() == 2) DrawWeights(tensor, options_.init_seed, number, context_.stream);
     if (bias) tensor.zero_();
   } else if (found != base.tensors().end()) {
     const Tensor source =
@@ -211,7 +276,12 @@ Tensor CodedModel::Make(const model::Artifact& base, const std::string& name, st
   } else if (shape.size() == 2 || bias) {
     throw std::runtime_error("the base has no tensor " + name);
   }
-  tensor.requires_grad_(true);
+  return tensor;
+}
+
+Tensor CodedModel::MakeParameter(const model::Artifact& base, const std::string& name, std::vector<std::int64_t> shape,
+                                 const std::string& from) {
+  Tensor tensor = MakeValues(base, name, shape, from).requires_grad_(true);
   tensors_.push_back(tensor);
   parameters_.push_back({name, std::move(shape), {}, {}});
   return tensor;
@@ -230,7 +300,7 @@ void CodedModel::MakeLayer(const model::Artifact& base, std::int64_t layer) {
       if (block.has_value() && !model::HasNorm(config_, *block)) from = model::NormName(layer, *block);
     }
     norms[static_cast<std::size_t>(n)] =
-        Make(base, model::NormName(layer, norm), {model::NormSize(config_, norm)}, from);
+        MakeParameter(base, model::NormName(layer, norm), {model::NormSize(config_, norm)}, from);
   }
   std::array<CodedLinears::Source, model::kNumLinearKinds> sources;
   auto& biases = biases_.emplace_back();
@@ -238,10 +308,12 @@ void CodedModel::MakeLayer(const model::Artifact& base, std::int64_t layer) {
     const auto kind = static_cast<LinearKind>(k);
     const std::string path = model::ModulePath(layer, kind);
     const std::int64_t out = model::OutFeatures(config_, kind);
-    sources[k].master = Make(base, path + ".weight", {out, model::InFeatures(config_, kind)});
-    if (HasBias(config_, kind)) sources[k].bias = Make(base, path + ".bias", {out});
+    const std::vector<std::int64_t> shape = {out, model::InFeatures(config_, kind)};
+    sources[k].weight = linears_->trains_sources() ? MakeParameter(base, path + ".weight", shape)
+                                                   : MakeValues(base, path + ".weight", shape);
+    if (HasBias(config_, kind)) sources[k].bias = MakeParameter(base, path + ".bias", {out});
     biases[k] = sources[k].bias;
-    largest_ = std::max(largest_, sources[k].master.numel());
+    largest_ = std::max(largest_, sources[k].weight.numel());
   }
   linears_->AddLayer(sources);
 }
@@ -269,6 +341,21 @@ void CodedModel::MakeServingWeights() {
       linear.bias = biases_[l][k].defined() ? biases_[l][k].data_ptr<float>() : nullptr;
     }
   }
+  serving_made_ = true;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ExactModel>> MakeCodedModel(const model::Artifact& base,
+                                                           const model::ModelConfig& config,
+                                                           const CodedModelOptions& options,
+                                                           std::unique_ptr<CodedLinears> linears,
+                                                           const kernels::Stream& stream) {
+  return Guarded([&]() -> absl::StatusOr<std::unique_ptr<ExactModel>> {
+    auto made = std::make_unique<CodedModel>(base, config, options, std::move(linears), stream);
+    NIBBLE_RETURN_IF_ERROR(made->Refresh());
+    return std::unique_ptr<ExactModel>(std::move(made));
+  });
 }
 
 }  // namespace nibble::trainer

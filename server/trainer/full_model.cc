@@ -133,6 +133,11 @@ class TorchFullModel : public FullModel {
   }
 
   std::vector<Parameter>& parameters() override { return parameters_; }
+  std::vector<TensorRef> Values() const override {
+    std::vector<TensorRef> values;
+    for (const Parameter& parameter : parameters_) values.push_back(parameter.value);
+    return values;
+  }
 
   absl::Status Refresh() override {
     return Guarded([&]() -> absl::Status {
@@ -172,7 +177,7 @@ class TorchFullModel : public FullModel {
     });
   }
 
-  const model::DecoderWeights& ServingWeights() const override { return serving_; }
+  const model::DecoderWeights& ServingWeights() override { return serving_; }
 
   void Release() override {
     parts_.linears.clear();

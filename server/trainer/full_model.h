@@ -41,7 +41,9 @@ class FullModel : public TrainingModel {
   static absl::StatusOr<std::unique_ptr<FullModel>> Create(const model::Artifact& base, const FullOptions& options,
                                                            const kernels::Stream& stream);
 
-  // Frees everything except the values of the parameters. Afterwards only parameters() may be called.
+  // The values of the parameters, in the order of RequiredTensors(config).
+  virtual std::vector<TensorRef> Values() const = 0;
+  // Frees everything except the values of the parameters. Afterwards only parameters() and Values() may be called.
   virtual void Release() = 0;
 };
 

@@ -4,8 +4,6 @@
 
 #include <array>
 
-#include "server/base/status_macros.h"
-#include "server/base/strings.h"
 #include "server/trainer/coded_model.h"
 #include "server/trainer/int8_linear.h"
 #include "server/trainer/torch_bridge.h"
@@ -27,7 +25,7 @@ class Int8Linears : public CodedLinears {
     const std::uint64_t first = layers_.size() * model::kNumLinearKinds;
     auto& layer = layers_.emplace_back();
     for (std::size_t k = 0; k < sources.size(); ++k) {
-      layer[k].master = sources[k].master;
+      layer[k].master = sources[k].weight;
       layer[k].bias = sources[k].bias;
       layer[k].number = first + k;
     }
@@ -43,7 +41,7 @@ class Int8Linears : public CodedLinears {
     const CodedInput coded = {input.x, std::make_shared<CodedRows>(QuantizeRows(input.x, options_.rows, context))};
     return ApplyInt8Linear(coded, Linear(layer, kind), options_, draw, context);
   }
-  void Serve(std::int64_t layer, LinearKind kind, model::LinearWeight& weight) const override {
+  void Serve(std::int64_t layer, LinearKind kind, model::LinearWeight& weight) override {
     weight.kind = model::LinearWeight::Kind::kInt8;
     weight.int8 = Linear(layer, kind).packed();
   }
@@ -59,41 +57,11 @@ class Int8Linears : public CodedLinears {
   std::vector<std::array<Int8Weight, model::kNumLinearKinds>> layers_;
 };
 
-class TorchInt8MixedModel : public Int8MixedModel {
- public:
-  TorchInt8MixedModel(const model::Artifact& base, const Int8MixedOptions& options, const kernels::Stream& stream)
-      : model_(base, base.config(),
-               {.random_init = options.random_init,
-                .init_seed = options.init_seed,
-                .bf16_backward = options.bf16_compute,
-                .activation_checkpointing = options.activation_checkpointing,
-                .max_positions = options.max_positions,
-                .kv_dtype = kernels::DType::kBF16,        // of an int8 model by default
-                .embedding_dtype = kernels::DType::kF32,  // conversion keeps an embedding that is not the head
-                .cancelled = options.cancelled},
-               std::make_unique<Int8Linears>(options, stream), stream) {}
-
-  std::vector<Parameter>& parameters() override { return model_.parameters(); }
-  absl::Status Refresh() override { return model_.Refresh(); }
-  absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override {
-    return model_.ForwardBackward(batch, scale, draw);
-  }
-  const model::DecoderWeights& ServingWeights() const override { return model_.ServingWeights(); }
-  std::vector<std::span<const std::byte>> Values() const override { return model_.Values(); }
-  void ReleaseGradients() override { model_.ReleaseGradients(); }
-  absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) override {
-    return model_.ForEachTrainingLogits(tokens, visit);
-  }
-
- private:
-  CodedModel model_;
-};
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Int8MixedModel>> Int8MixedModel::Create(const model::Artifact& base,
-                                                                       const Int8MixedOptions& options,
-                                                                       const kernels::Stream& stream) {
+absl::StatusOr<std::unique_ptr<ExactModel>> MakeInt8MixedModel(const model::Artifact& base,
+                                                               const Int8MixedOptions& options,
+                                                               const kernels::Stream& stream) {
   if (base.info().is_masters() ||
       (base.info().format != model::Format::kF32 && base.info().format != model::Format::kBF16)) {
     return absl::InvalidArgumentError("int8_mixed trains a base in f32 or bf16");
@@ -103,11 +71,16 @@ absl::StatusOr<std::unique_ptr<Int8MixedModel>> Int8MixedModel::Create(const mod
       products.rows.activations.per_tensor) {
     return absl::InvalidArgumentError("an exact forward pass runs in int8, with a scale per row, rounded to nearest");
   }
-  return Guarded([&]() -> absl::StatusOr<std::unique_ptr<Int8MixedModel>> {
-    auto made = std::make_unique<TorchInt8MixedModel>(base, options, stream);
-    NIBBLE_RETURN_IF_ERROR(made->Refresh());
-    return std::unique_ptr<Int8MixedModel>(std::move(made));
-  });
+  return MakeCodedModel(base, base.config(),
+                        {.random_init = options.random_init,
+                         .init_seed = options.init_seed,
+                         .bf16_backward = options.bf16_compute,
+                         .activation_checkpointing = options.activation_checkpointing,
+                         .max_positions = options.max_positions,
+                         .kv_dtype = kernels::DType::kBF16,        // of an int8 model by default
+                         .embedding_dtype = kernels::DType::kF32,  // conversion keeps an embedding that is not the head
+                         .cancelled = options.cancelled},
+                        std::make_unique<Int8Linears>(options, stream), stream);
 }
 
 }  // namespace nibble::trainer

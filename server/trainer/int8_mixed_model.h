@@ -2,17 +2,13 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <span>
-#include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/matrix.h"
 #include "kernels/stream.h"
 #include "server/base/cancelled.h"
 #include "server/model/artifact.h"
 #include "server/trainer/coded_options.h"
-#include "server/trainer/training_model.h"
-#include "server/trainer/training_record.h"
+#include "server/trainer/exact_model.h"
 
 namespace nibble::trainer {
 
@@ -26,21 +22,10 @@ struct Int8MixedOptions {
   base::Cancelled cancelled = {};  // as in FullOptions
 };
 
-// Trains in the arithmetic of the int8 model with a bf16 head that conversion makes of the result.
-class Int8MixedModel : public TrainingModel {
- public:
-  // Starts from `base`, f32 or bf16. Errors: InvalidArgument (format, products), Cancelled, ResourceExhausted,
-  // Internal.
-  static absl::StatusOr<std::unique_ptr<Int8MixedModel>> Create(const model::Artifact& base,
-                                                                const Int8MixedOptions& options,
-                                                                const kernels::Stream& stream);
-
-  // The parameters' values, in the order of RequiredTensors.
-  virtual std::vector<std::span<const std::byte>> Values() const = 0;
-  // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
-  virtual void ReleaseGradients() = 0;
-  // Logits of every row by the training instantiation, with autograd on; in chunks.
-  virtual absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) = 0;
-};
+// A model that trains in the arithmetic of the int8 model with a bf16 head that conversion makes of the result. Starts
+// from `base`, f32 or bf16. Errors: InvalidArgument (format, products), Cancelled, ResourceExhausted, Internal.
+absl::StatusOr<std::unique_ptr<ExactModel>> MakeInt8MixedModel(const model::Artifact& base,
+                                                               const Int8MixedOptions& options,
+                                                               const kernels::Stream& stream);
 
 }  // namespace nibble::trainer

@@ -1,18 +1,13 @@
 // Int8 mixed precision: trains all weights as f32 parameters whose linears multiply in int8. The result is an f32
 // model, served as int8. With an exact forward pass, training computes what the int8 model serves.
 #include <algorithm>
-#include <span>
 #include <vector>
 
-#include "server/base/process_memory.h"
-#include "server/base/status_macros.h"
-#include "server/convert/convert.h"
 #include "server/jobs/int8_mixed_method.h"
-#include "server/model/replay.h"
 #include "server/trainer/full_model.h"
 #include "server/trainer/int8_mixed_model.h"
 #include "server/trainer/recipe.h"
-#include "server/trainer/training_record.h"
+#include "server/trainer/weights_recipe.h"
 
 namespace nibble::trainer {
 namespace {
@@ -39,33 +34,29 @@ Int8Products ProductsOf(const jobs::Int8MixedMethod& method, std::int64_t seed) 
   return products;
 }
 
-class Int8MixedRecipe : public Recipe {
+class Int8MixedRecipe : public WeightsRecipe {
  public:
-  explicit Int8MixedRecipe(const RecipeContext& context) : context_(context), spec_(context.order.spec) {}
+  explicit Int8MixedRecipe(const RecipeContext& context) : WeightsRecipe(context) {}
 
   absl::Status Prepare() {
     const jobs::Int8MixedMethod method = jobs::WithPreset(spec_.int8_mixed);
-    text_directory_ = context_.order.base_model_directory;
-    NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(text_directory_));
-    base_digest_ = base->info().weights_digest;
+    NIBBLE_ASSIGN_OR_RETURN(const auto base, OpenBase());
     form_ = {.kv_dtype = base->info().kv_dtype, .trained_outliers = jobs::TrainedOutliers(method)};
-    config_ = base->config();
-    max_positions_ = std::min(spec_.data.max_seq_len, config_.context_limit());
     const Int8Products products = ProductsOf(method, spec_.run.seed);
     const bool bf16 = method.compute_dtype == "bf16";
     const bool random = method.init == "random";
     const auto seed = static_cast<std::uint64_t>(spec_.run.seed);
     if (*method.exact_forward) {
       NIBBLE_ASSIGN_OR_RETURN(exact_,
-                              Int8MixedModel::Create(*base,
-                                                     {.products = products.how,
-                                                      .bf16_compute = bf16,
-                                                      .activation_checkpointing = spec_.run.activation_checkpointing,
-                                                      .random_init = random,
-                                                      .init_seed = seed,
-                                                      .max_positions = max_positions_,
-                                                      .cancelled = context_.cancelled},
-                                                     context_.stream));
+                              MakeInt8MixedModel(*base,
+                                                 {.products = products.how,
+                                                  .bf16_compute = bf16,
+                                                  .activation_checkpointing = spec_.run.activation_checkpointing,
+                                                  .random_init = random,
+                                                  .init_seed = seed,
+                                                  .max_positions = max_positions(),
+                                                  .cancelled = context_.cancelled},
+                                                 context_.stream));
     } else {
       NIBBLE_ASSIGN_OR_RETURN(float_, FullModel::Create(*base,
                                                         {.bf16_compute = bf16,
@@ -73,7 +64,7 @@ class Int8MixedRecipe : public Recipe {
                                                          .activation_checkpointing = spec_.run.activation_checkpointing,
                                                          .random_init = random,
                                                          .init_seed = seed,
-                                                         .max_positions = max_positions_,
+                                                         .max_positions = max_positions(),
                                                          .cancelled = context_.cancelled},
                                                         context_.stream));
     }
@@ -84,32 +75,14 @@ class Int8MixedRecipe : public Recipe {
     if (exact_ != nullptr) return *exact_;
     return *float_;
   }
-  const model::ModelConfig& config() const override { return config_; }
-  std::int64_t max_positions() const override { return max_positions_; }
-  const std::string& text_directory() const override { return text_directory_; }
-  const std::string& base_digest() const override { return base_digest_; }
 
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
-    std::vector<std::span<const std::byte>> values;
-    if (exact_ != nullptr) {
-      values = exact_->Values();
-    } else {
-      for (const Parameter& parameter : float_->parameters()) values.push_back(parameter.value.bytes());
-    }
-    return convert::MakeTrainedModel(context_.files, config_, form_, values, text_directory_, provenance, directory,
-                                     "job", context_.cancelled);
+    return WriteTrained(exact_ != nullptr ? exact_->Values() : float_->Values(), form_, provenance, directory);
   }
 
-  model::Format served_format() const override { return model::Format::kInt8; }
-
-  // With an exact forward pass, the logits of the training instantiation, with autograd on: nibbled must give these
-  // bits. Otherwise int8 is another model, so the serving instantiation makes the record.
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                            const std::vector<std::vector<std::int32_t>>& sequences) override {
-    if (exact_ == nullptr) return model::MakeRecord(served, sequences, context_.stream, context_.cancelled);
-    return MakeTrainingRecord(served, context_.stream.device, sequences, [this](const auto& tokens, const auto& visit) {
-      return exact_->ForEachTrainingLogits(tokens, visit);
-    });
+    return exact_ != nullptr ? RecordOfTraining(*exact_, served, sequences) : RecordOfServing(served, sequences);
   }
 
   void Release() override {
@@ -122,24 +95,16 @@ class Int8MixedRecipe : public Recipe {
   }
 
  private:
-  const RecipeContext context_;
-  const jobs::JobSpec& spec_;
-  std::string text_directory_;
-  std::string base_digest_;
   convert::TrainedForm form_;
-  model::ModelConfig config_;
-  std::int64_t max_positions_ = 0;
   // One of the two is set.
-  std::unique_ptr<Int8MixedModel> exact_;
+  std::unique_ptr<ExactModel> exact_;
   std::unique_ptr<FullModel> float_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Recipe>> MakeInt8MixedRecipe(const RecipeContext& context) {
-  auto recipe = std::make_unique<Int8MixedRecipe>(context);
-  NIBBLE_RETURN_IF_ERROR(recipe->Prepare());
-  return std::unique_ptr<Recipe>(std::move(recipe));
+  return MakePrepared<Int8MixedRecipe>(context);
 }
 
 }  // namespace nibble::trainer

@@ -1,11 +1,13 @@
 #include "server/trainer/optimizer.h"
 
 #include <string>
+#include <vector>
 
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/trainer/dynamic_map.h"
 #include "server/trainer/float_values.h"
+#include "server/trainer/int8_values.h"
 
 namespace nibble::trainer {
 namespace {
@@ -33,6 +35,11 @@ Moments Optimizer::MakeMoments(std::int64_t count) const {
 
 absl::Status Optimizer::Check(std::string_view name, const TensorRef& value, const TensorRef& grad,
                               const Moments& moments) const {
+  if (IsInt8Matrix(value)) {
+    TensorRef widened;  // as Step changes it
+    widened.count = value.count;
+    return Check(name, widened, grad, moments);
+  }
   if (kind_ == Kind::kAdamW || kind_ == Kind::kAdamW8Bit) return CheckAdamW(name, value, grad, moments);
   for (const TensorRef* tensor : {&value, &grad, &moments.m.ref()}) {
     if (tensor->type == ElementType::kF32 || (tensor != &moments.m.ref() && tensor->type == ElementType::kBF16))
@@ -46,6 +53,12 @@ absl::Status Optimizer::Check(std::string_view name, const TensorRef& value, con
 
 absl::Status Optimizer::Step(std::int64_t step, double lr, const TensorRef& parameter, const TensorRef& gradient,
                              Moments& moments, const kernels::Stream& stream, const StoreDraws& draws) const {
+  if (IsInt8Matrix(parameter)) {
+    std::vector<float> values(static_cast<std::size_t>(parameter.count));
+    WidenInt8(parameter, values, stream);
+    NIBBLE_RETURN_IF_ERROR(Step(step, lr, values, gradient, moments, stream));
+    return StoreInt8(values, parameter, step, draws, stream);
+  }
   if (kind_ == Kind::kAdamW || kind_ == Kind::kAdamW8Bit) {
     return AdamWStep(config_, step, lr, parameter, gradient, moments, stream, draws);
   }

@@ -122,7 +122,7 @@ class TorchQLoraModel : public QLoraModel {
     return absl::OkStatus();
   }
 
-  const model::DecoderWeights& ServingWeights() const override { return serving_; }
+  const model::DecoderWeights& ServingWeights() override { return serving_; }
 
   void Release() override {
     state_ = {};

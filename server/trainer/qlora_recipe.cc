@@ -171,9 +171,7 @@ class QLoraRecipe : public Recipe {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Recipe>> MakeQLoraRecipe(const RecipeContext& context) {
-  auto recipe = std::make_unique<QLoraRecipe>(context);
-  NIBBLE_RETURN_IF_ERROR(recipe->Prepare());
-  return std::unique_ptr<Recipe>(std::move(recipe));
+  return MakePrepared<QLoraRecipe>(context);
 }
 
 }  // namespace nibble::trainer

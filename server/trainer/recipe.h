@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -44,8 +45,8 @@ class Recipe {
 
   // Writes the trained model as an artifact in `directory`.
   virtual absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) = 0;
-  // The format to which `models convert` converts the model for serving, and the record of that form. If training
-  // cannot predict the record, `models convert` makes it.
+  // The format in which the model is served: its own, or the one to which `models convert` converts it; and the record
+  // of that form. If training cannot predict the record, `models convert` makes it.
   virtual model::Format served_format() const = 0;
   virtual bool predicts_record() const { return true; }
   virtual absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
@@ -63,12 +64,21 @@ class Recipe {
   virtual absl::Status Clean() { return absl::OkStatus(); }
 };
 
+// Makes a recipe of class R and prepares it.
+template <typename R>
+absl::StatusOr<std::unique_ptr<Recipe>> MakePrepared(const RecipeContext& context) {
+  auto recipe = std::make_unique<R>(context);
+  if (const absl::Status prepared = recipe->Prepare(); !prepared.ok()) return prepared;
+  return std::unique_ptr<Recipe>(std::move(recipe));
+}
+
 // Errors: InvalidArgument and Unimplemented (the spec does not fit this base), Cancelled, errors of files and
 // conversions.
 absl::StatusOr<std::unique_ptr<Recipe>> MakeQLoraRecipe(const RecipeContext& context);
 absl::StatusOr<std::unique_ptr<Recipe>> MakeBitNetRecipe(const RecipeContext& context);
 absl::StatusOr<std::unique_ptr<Recipe>> MakeFullRecipe(const RecipeContext& context);
 absl::StatusOr<std::unique_ptr<Recipe>> MakeInt8MixedRecipe(const RecipeContext& context);
+absl::StatusOr<std::unique_ptr<Recipe>> MakeInt8QtRecipe(const RecipeContext& context);
 
 // A method of this program: its name in JobSpec::method, and the function that makes its recipe. The row of the method
 // in nibbled has the same name (docs/adr/0014-a-method-is-a-row-in-each-program.md).

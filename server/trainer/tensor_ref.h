@@ -41,11 +41,13 @@ struct TensorRef {
   float* scales = nullptr;  // [num_scales()]
 };
 
-// Stochastic rounding of stored values: keeps the draws of different tensors of a run apart. Draws also depend on the
-// step and on the element.
+// How the optimizer stores a parameter in bf16 or int8: rounded stochastically. `tensor` keeps the draws of different
+// tensors of a run apart; they also depend on the step and on the element.
 struct StoreDraws {
   std::uint64_t seed = 0;
   std::uint64_t tensor = 0;
+  bool to_nearest = false;  // int8: without draws
+  bool one_scale = false;   // int8: one scale for all rows, else one per row
 };
 
 // A tensor that owns its memory. Constructed with zeros.

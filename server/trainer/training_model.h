@@ -21,6 +21,9 @@ struct Parameter {
   TensorRef value;
   TensorRef grad;
   double lr_factor = 1.0;  // multiplies the run's learning rate
+  // Of an int8 value; see StoreDraws.
+  bool to_nearest = false;
+  bool one_scale = false;
 };
 
 // One thread.
@@ -46,8 +49,8 @@ class TrainingModel {
   // `draw` is the number of the micro-batch in the whole run, which determines dropout. Errors: Cancelled, Internal,
   // ResourceExhausted (out of memory).
   virtual absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) = 0;
-  // The serving form of the current parameters. Valid until the next Refresh.
-  virtual const model::DecoderWeights& ServingWeights() const = 0;
+  // The serving form of the current parameters. Valid until the next Refresh or ForwardBackward.
+  virtual const model::DecoderWeights& ServingWeights() = 0;
 };
 
 }  // namespace nibble::trainer

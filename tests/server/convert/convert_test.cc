@@ -397,9 +397,9 @@ TEST_F(ConvertTest, OutliersOfTrainingAreThoseOfTheInt8Model) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
   std::vector<std::vector<float>> values;
   for (const auto& spec : model::RequiredTensors(source->config())) values.push_back(*source->FloatTensor(spec.name));
-  std::vector<std::span<const std::byte>> spans;
-  for (const std::vector<float>& value : values) spans.push_back(std::as_bytes(std::span(value)));
-  ASSERT_TRUE(MakeTrainedModel(files_, source->config(), {.trained_outliers = 3}, spans, source->directory(),
+  std::vector<TrainedTensor> tensors;
+  for (const std::vector<float>& value : values) tensors.push_back({std::as_bytes(std::span(value))});
+  ASSERT_TRUE(MakeTrainedModel(files_, source->config(), {.trained_outliers = 3}, tensors, source->directory(),
                                base::Json::object(), directory_.Path("trained"))
                   .ok());
   const auto trained = Open("trained");
@@ -419,9 +419,10 @@ TEST_F(ConvertTest, OutliersOfTrainingAreThoseOfTheInt8Model) {
 
 TEST_F(ConvertTest, TrainedModelMayBeBF16) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
-  std::vector<std::span<const std::byte>> spans;
-  for (const auto& spec : model::RequiredTensors(source->config())) spans.push_back(source->Tensor(spec.name)->bytes);
-  const auto made = MakeTrainedModel(files_, source->config(), {.dtype = DType::kBF16}, spans, source->directory(),
+  std::vector<TrainedTensor> tensors;
+  for (const auto& spec : model::RequiredTensors(source->config()))
+    tensors.push_back({source->Tensor(spec.name)->bytes});
+  const auto made = MakeTrainedModel(files_, source->config(), {.dtype = DType::kBF16}, tensors, source->directory(),
                                      base::Json::object(), directory_.Path("trained"));
   ASSERT_TRUE(made.ok()) << made.status();
   EXPECT_EQ(made->format, Format::kBF16);

@@ -27,10 +27,10 @@
 namespace nibble::convert {
 namespace {
 
-std::vector<std::span<const std::byte>> Spans(const std::vector<std::vector<float>>& values) {
-  std::vector<std::span<const std::byte>> spans;
-  for (const std::vector<float>& value : values) spans.push_back(std::as_bytes(std::span(value)));
-  return spans;
+std::vector<TrainedTensor> Tensors(const std::vector<std::vector<float>>& values) {
+  std::vector<TrainedTensor> tensors;
+  for (const std::vector<float>& value : values) tensors.push_back({std::as_bytes(std::span(value))});
+  return tensors;
 }
 
 using kernels::DType;
@@ -201,8 +201,8 @@ TEST_F(TernaryTest, RejectsFloatModelOfTernaryValues) {
     const auto made = TernariseOnce(spec.name, View(values.back(), spec.shape[0]), {});
     values.back() = Decode(*made, spec.shape[0], spec.shape[1]);
   }
-  const std::vector<std::span<const std::byte>> spans = Spans(values);
-  ASSERT_TRUE(MakeTrainedModel(files_, source->config(), {model::BitNetInfo(), DType::kBF16}, spans,
+  const std::vector<TrainedTensor> tensors = Tensors(values);
+  ASSERT_TRUE(MakeTrainedModel(files_, source->config(), {model::BitNetInfo(), DType::kBF16}, tensors,
                                source->directory(), base::Json::object(), directory_.Path("copy"))
                   .ok());
   const auto status = ToTernary(*Open("copy"), "again").status();
@@ -213,9 +213,9 @@ TEST_F(TernaryTest, MastersOfAJobBecomeOnlyTernary) {
   const auto source = Import("families", "llama");
   std::vector<std::vector<float>> values;
   for (const auto& spec : model::RequiredTensors(source->config())) values.push_back(*source->FloatTensor(spec.name));
-  std::vector<std::span<const std::byte>> spans = Spans(values);
+  std::vector<TrainedTensor> tensors = Tensors(values);
   const model::BitNetInfo bitnet = {.act_bits = 4, .head_dtype = DType::kBF16};
-  const auto info = MakeTrainedModel(files_, source->config(), {bitnet, DType::kBF16}, spans, source->directory(),
+  const auto info = MakeTrainedModel(files_, source->config(), {bitnet, DType::kBF16}, tensors, source->directory(),
                                      {{"job_id", "job-1"}}, directory_.Path("masters"));
   ASSERT_TRUE(info.ok()) << info.status();
   const auto masters = Open("masters");
@@ -238,9 +238,9 @@ TEST_F(TernaryTest, MastersOfAJobBecomeOnlyTernary) {
   const auto ternary = Open("ternary");
   EXPECT_EQ(ternary->Tensor(model::kEmbeddingName)->dtype, DType::kBF16);
   EXPECT_EQ(Digests("ternary", 70, {}), Digests("ternary", 9, {}));  // 4-bit activations keep the promise too
-  spans.pop_back();
+  tensors.pop_back();
   EXPECT_TRUE(
-      absl::IsInvalidArgument(MakeTrainedModel(files_, source->config(), {bitnet, DType::kBF16}, spans,
+      absl::IsInvalidArgument(MakeTrainedModel(files_, source->config(), {bitnet, DType::kBF16}, tensors,
                                                source->directory(), base::Json::object(), directory_.Path("short"))
                                   .status()));
 }
@@ -340,9 +340,9 @@ class BiasTest : public TernaryTest {
       if (spec.name != path_ + ".weight") continue;
       for (std::size_t i = 0; i < tensor.size(); ++i) tensor[i] = i % 2 == 0 ? -0.125f : 0.375f;
     }
-    const std::vector<std::span<const std::byte>> spans = Spans(values);
+    const std::vector<TrainedTensor> tensors = Tensors(values);
     EXPECT_TRUE(MakeTrainedModel(files_, source->config(),
-                                 {model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16}, spans,
+                                 {model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16}, tensors,
                                  source->directory(), base::Json::object(), directory_.Path("masters"))
                     .ok());
     EXPECT_TRUE(ToTernary(*Open("masters"), "ternary").ok());
@@ -408,10 +408,10 @@ TEST_F(TernaryTest, RejectsModelsThatTransformersCannotRepresentByName) {
   for (const auto& spec : model::RequiredTensors(config)) {
     values.push_back(support::NormalVector(values.size() + 1, *model::NumElements(spec.shape), 0.1f));
   }
-  const std::vector<std::span<const std::byte>> spans = Spans(values);
+  const std::vector<TrainedTensor> tensors = Tensors(values);
   for (const int bits : {8, 4}) {
     const std::string name = "masters" + std::to_string(bits);
-    ASSERT_TRUE(MakeTrainedModel(files_, config, {model::BitNetInfo{.act_bits = bits}, DType::kBF16}, spans,
+    ASSERT_TRUE(MakeTrainedModel(files_, config, {model::BitNetInfo{.act_bits = bits}, DType::kBF16}, tensors,
                                  source->directory(), base::Json::object(), directory_.Path(name))
                     .ok());
     const auto status = ExportHf(files_, *Open(name), directory_.Path("export"));
@@ -446,9 +446,9 @@ class LinearNormsTest : public TernaryTest {
     for (const auto& spec : model::RequiredTensors(config)) {
       values.push_back(support::NormalVector(values.size() + 1, *model::NumElements(spec.shape), 0.1f));
     }
-    const std::vector<std::span<const std::byte>> spans = Spans(values);
+    const std::vector<TrainedTensor> tensors = Tensors(values);
     EXPECT_TRUE(MakeTrainedModel(files_, config,
-                                 {model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16}, spans,
+                                 {model::BitNetInfo{.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16}, tensors,
                                  source->directory(), base::Json::object(), directory_.Path(name))
                     .ok());
     return Open(name);

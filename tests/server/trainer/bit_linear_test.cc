@@ -19,6 +19,7 @@
 #include "server/model/tensor_table.h"
 #include "server/trainer/bitnet_model.h"
 #include "server/trainer/torch_bridge.h"
+#include "server/trainer/weights_recipe.h"
 #include "tests/support/golden.h"
 #include "tests/support/numeric.h"
 #include "tests/support/temp_directory.h"
@@ -317,7 +318,7 @@ TEST_F(BitLinearTest, StateDictLoadsBothWays) {
   const model::ModelConfig& config = (*artifact)->config();
   BitNetOptions how;
   how.max_positions = 64;
-  const auto trained = BitNetModel::Create(**artifact, config, how, context_.stream);
+  const auto trained = MakeBitNetModel(**artifact, config, how, context_.stream);
   ASSERT_TRUE(trained.ok()) << trained.status();
   std::map<std::string, const Parameter*> parameters;
   for (const Parameter& parameter : (*trained)->parameters()) parameters[parameter.name] = &parameter;
@@ -345,7 +346,9 @@ TEST_F(BitLinearTest, StateDictLoadsBothWays) {
     EXPECT_EQ(own.scale[0], weight.scale[0].item<float>()) << path;
   }
 
-  const auto written = (*trained)->Write(base::RealFileSystem(), imported, base::Json::object(), masters);
+  const auto written = convert::MakeTrainedModel(
+      base::RealFileSystem(), config, {.bitnet = model::BitNetInfo(), .kv_dtype = kernels::DType::kBF16},
+      TrainedTensors((*trained)->Values()), imported, base::Json::object(), masters);
   ASSERT_TRUE(written.ok()) << written.status();
   const auto theirs = model::OpenSafetensorsModel(base::RealFileSystem(), eager);
   ASSERT_TRUE(theirs.ok()) << theirs.status();

@@ -18,6 +18,7 @@
 #include "server/model/record.h"
 #include "server/model/replay.h"
 #include "server/trainer/adamw.h"
+#include "server/trainer/weights_recipe.h"
 #include "tests/server/model/files.h"
 #include "tests/support/cancel_at.h"
 #include "tests/support/isas.h"
@@ -51,7 +52,7 @@ class BitNetModelTest : public ::testing::Test {
     config_ = model::BitNetShape(base_->config(), preset);
     options.max_positions = 64;
     options_ = options;
-    auto made = BitNetModel::Create(*base_, config_, options_, stream_);
+    auto made = MakeBitNetModel(*base_, config_, options_, stream_);
     ASSERT_TRUE(made.ok()) << made.status();
     model_ = *std::move(made);
   }
@@ -118,7 +119,7 @@ class BitNetModelTest : public ::testing::Test {
     return loss;
   }
 
-  static std::vector<std::string> TrainingDigests(BitNetModel& trained, const std::vector<std::int32_t>& tokens) {
+  static std::vector<std::string> TrainingDigests(ExactModel& trained, const std::vector<std::int32_t>& tokens) {
     std::vector<std::string> digests;
     const absl::Status status = trained.ForEachTrainingLogits(tokens, [&](std::int64_t, const kernels::Matrix& logits) {
       for (std::int64_t r = 0; r < logits.rows; ++r)
@@ -159,7 +160,7 @@ class BitNetModelTest : public ::testing::Test {
   std::unique_ptr<model::Artifact> base_;
   model::ModelConfig config_;
   BitNetOptions options_;
-  std::unique_ptr<BitNetModel> model_;
+  std::unique_ptr<ExactModel> model_;
   std::vector<Moments> moments_;
   std::int64_t step_ = 0;
 };
@@ -170,8 +171,8 @@ class TrainIsServeTest : public BitNetModelTest,
                          public ::testing::WithParamInterface<std::tuple<const char*, const char*, int>> {
  protected:
   // A copy of the model with its current weights, for a trainer on `stream`. Derived values are also computed there.
-  std::unique_ptr<BitNetModel> OnStream(const kernels::Stream& stream) {
-    auto made = BitNetModel::Create(*base_, config_, options_, stream);
+  std::unique_ptr<ExactModel> OnStream(const kernels::Stream& stream) {
+    auto made = MakeBitNetModel(*base_, config_, options_, stream);
     EXPECT_TRUE(made.ok()) << made.status();
     for (std::size_t i = 0; i < model_->parameters().size(); ++i) {
       const Parameter& from = model_->parameters()[i];
@@ -390,8 +391,10 @@ TEST_F(BitNetModelTest, ReleaseOfGradientsKeepsValuesAndLogits) {
 TEST_F(BitNetModelTest, ConvertedMastersHaveTheLogitsOfTraining) {
   Make("hf_sharded_f32", "bitnet-tips", {.act_bits = 4});
   Step(Batch({Tokens(7, 20)}), 1e-3);
-  const auto info =
-      model_->Write(base::RealFileSystem(), directory_.Path("base"), {{"step", 1}}, directory_.Path("masters"));
+  const auto info = convert::MakeTrainedModel(base::RealFileSystem(), config_,
+                                              {.bitnet = model::BitNetInfo{.act_bits = 4}},
+                                              TrainedTensors(model_->Values()), directory_.Path("base"), {{"step", 1}},
+                                              directory_.Path("masters"));
   ASSERT_TRUE(info.ok()) << info.status();
   const auto masters = model::Artifact::Open(directory_.Path("masters"));
   ASSERT_TRUE(masters.ok()) << masters.status();

@@ -145,7 +145,7 @@ class FullF32Model : public TrainingModel {
     });
   }
 
-  const model::DecoderWeights& ServingWeights() const override { return serving_; }
+  const model::DecoderWeights& ServingWeights() override { return serving_; }
 
  private:
   Tensor Make(const model::TensorSpec& spec, std::uint64_t seed) {

@@ -12,6 +12,7 @@
 #include "server/convert/convert.h"
 #include "server/data/evaluate.h"
 #include "server/trainer/torch_runtime.h"
+#include "server/trainer/weights_recipe.h"
 #include "tests/server/model/small_models.h"
 #include "tests/server/trainer/finite_differences.h"
 #include "tests/support/cancel_at.h"
@@ -150,15 +151,13 @@ TEST_F(FullModelTest, CheckpointingGivesTheSameBits) {
 // The model that a job writes is f32, and so are its evaluations, whatever the compute type.
 TEST_F(FullModelTest, EvaluatesTheModelThatItWouldWrite) {
   const auto model = Make(true);
-  std::vector<std::span<const std::byte>> values;
   for (Parameter& parameter : model->parameters()) {
     for (float& value : parameter.value.f32()) value *= 1.001f;  // no longer bf16 values
-    values.push_back(parameter.value.bytes());
   }
   ASSERT_TRUE(model->Refresh().ok());
-  const auto written =
-      convert::MakeTrainedModel(base::RealFileSystem(), base_->config(), {.kv_dtype = base_->info().kv_dtype}, values,
-                                models_.bf16(), base::Json::object(), models_.Path("trained"));
+  const auto written = convert::MakeTrainedModel(base::RealFileSystem(), base_->config(),
+                                                 {.kv_dtype = base_->info().kv_dtype}, TrainedTensors(model->Values()),
+                                                 models_.bf16(), base::Json::object(), models_.Path("trained"));
   ASSERT_TRUE(written.ok()) << written.status();
   data::Example example;
   example.tokens = Batch().tokens;

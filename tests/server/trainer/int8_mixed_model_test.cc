@@ -15,6 +15,7 @@
 #include "server/model/record.h"
 #include "server/trainer/full_model.h"
 #include "server/trainer/torch_runtime.h"
+#include "server/trainer/weights_recipe.h"
 #include "tests/server/model/small_models.h"
 #include "tests/server/trainer/finite_differences.h"
 #include "tests/support/cancel_at.h"
@@ -37,10 +38,10 @@ class Int8MixedModelTest : public testing::Test {
     ASSERT_TRUE(imported.ok()) << imported.status();
     base_ = *model::Artifact::Open(directory);
   }
-  std::unique_ptr<Int8MixedModel> Make(Int8MixedOptions options = {}) {
+  std::unique_ptr<ExactModel> Make(Int8MixedOptions options = {}) {
     options.max_positions = 32;
     options.cancelled = asked_.callback();
-    auto made = Int8MixedModel::Create(*base_, options, stream_);
+    auto made = MakeInt8MixedModel(*base_, options, stream_);
     EXPECT_TRUE(made.ok()) << made.status();
     return *std::move(made);
   }
@@ -97,7 +98,7 @@ class Int8MixedModelTest : public testing::Test {
       return absl::OkStatus();
     };
   }
-  std::vector<std::string> Training(Int8MixedModel& model) {
+  std::vector<std::string> Training(ExactModel& model) {
     std::vector<std::string> digests;
     EXPECT_TRUE(model.ForEachTrainingLogits(Batch().tokens, Adder(digests)).ok());
     return digests;
@@ -109,10 +110,10 @@ class Int8MixedModelTest : public testing::Test {
     return digests;
   }
   // The int8 model that `models convert` makes of the trained weights.
-  std::shared_ptr<const model::LoadedModel> Converted(Int8MixedModel& model, int outliers, const std::string& name) {
+  std::shared_ptr<const model::LoadedModel> Converted(ExactModel& model, int outliers, const std::string& name) {
     const auto written = convert::MakeTrainedModel(
         base::RealFileSystem(), base_->config(), {.kv_dtype = base_->info().kv_dtype, .trained_outliers = outliers},
-        model.Values(), base_->directory(), base::Json::object(), models_.Path(name));
+        TrainedTensors(model.Values()), base_->directory(), base::Json::object(), models_.Path(name));
     EXPECT_TRUE(written.ok()) << written.status();
     const auto trained = model::Artifact::Open(models_.Path(name));
     const auto made =
@@ -235,14 +236,14 @@ TEST_F(Int8MixedModelTest, PassStoppedAnywhereLeavesNothingBehind) {
 
 TEST_F(Int8MixedModelTest, RefusesWhatItCannotTrainExactly) {
   const auto nf4 = model::Artifact::Open(models_.nf4());
-  EXPECT_TRUE(absl::IsInvalidArgument(Int8MixedModel::Create(**nf4, {.max_positions = 32}, stream_).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(MakeInt8MixedModel(**nf4, {.max_positions = 32}, stream_).status()));
   std::vector<Int8MixedOptions> bad(4, {.max_positions = 32});
   bad[0].products.forward = false;
   bad[1].products.stochastic_forward = true;
   bad[2].products.weight_per_tensor = true;
   bad[3].products.rows.activations.per_tensor = true;
   for (const Int8MixedOptions& options : bad) {
-    EXPECT_TRUE(absl::IsInvalidArgument(Int8MixedModel::Create(*base_, options, stream_).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(MakeInt8MixedModel(*base_, options, stream_).status()));
   }
 }
 

@@ -1,0 +1,26 @@
+// A model of which all weights are trained, in the arithmetic of the form that is served: training gives the bits of
+// serving. No torch in this header.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/trainer/tensor_ref.h"
+#include "server/trainer/training_model.h"
+#include "server/trainer/training_record.h"
+
+namespace nibble::trainer {
+
+// One thread.
+class ExactModel : public TrainingModel {
+ public:
+  // The values of the tensors of RequiredTensors(config), in that order.
+  virtual std::vector<TensorRef> Values() const = 0;
+  // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
+  virtual void ReleaseGradients() = 0;
+  // Logits of every row by the training instantiation, with autograd on; in chunks like those of model::ForEachLogits.
+  virtual absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) = 0;
+};
+
+}  // namespace nibble::trainer

@@ -1,0 +1,96 @@
+#include "server/trainer/int8_qt_linear.h"
+
+#include <torch/autograd.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+
+#include "kernels/ops/matmul/matmul_int8.h"
+#include "server/trainer/int8_values.h"
+#include "server/trainer/saved_address.h"
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Context = nibble::trainer::AutogradContext;
+
+struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const CodedRows* rows, const Int8QtWeight* weight,
+                        Int8Panels* panels, Context* context) {
+    ThrowIfCancelled(context->cancelled);
+    Remember(ctx, "context", context);
+    Remember(ctx, "weight", weight);
+    const Tensor y = torch::empty({NumRows(x), weight->codes.size(0)}, torch::kFloat32);
+    ThrowIfError(kernels::MatmulInt8(
+        {.x = rows->view(), .w = weight->Pack(*panels, context->stream), .y = ViewOf(y)}, context->stream));
+    ctx->saved_data["cols"] = rows->cols;
+    ctx->save_for_backward({rows->codes, rows->scale, rows->num_outliers, rows->outlier_index, rows->outlier_value});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    auto& context = Recall<Context>(ctx, "context");
+    const auto& weight = Recall<const Int8QtWeight>(ctx, "weight");
+    ThrowIfCancelled(context.cancelled);
+    const variable_list saved = ctx->get_saved_variables();
+    const CodedRows rows = {saved[0], saved[1], ctx->saved_data["cols"].toInt(), saved[2], saved[3], saved[4]};
+    const torch::ScalarType type = context.scratch.scalar_type();
+    const Tensor g = grads[0].contiguous();
+    const Tensor codes = context.scratch.narrow(0, 0, weight.codes.numel()).view(weight.codes.sizes());
+    codes.copy_(weight.codes);
+    const Tensor grad_x = torch::mm(PadTo(g * weight.scale, type), codes).narrow(0, 0, g.size(0));
+    Tensor gradient = weight.grad;  // shares the memory
+    gradient.add_(torch::mm(PadTo(g, type).t(), PadTo(rows.Values(), type)));
+    return {grad_x.to(torch::kFloat32).contiguous(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+Int8QtWeight Int8QtWeight::Make(const Tensor& initial, bool one_scale, torch::ScalarType grad_type,
+                                const kernels::Stream& stream) {
+  Int8QtWeight weight;
+  weight.codes = torch::zeros(initial.sizes(), torch::kInt8);
+  weight.scale = torch::zeros({initial.size(0)}, torch::kFloat32);
+  weight.grad = torch::zeros(initial.sizes(), grad_type);
+  const std::span<const float> values(initial.data_ptr<float>(), static_cast<std::size_t>(initial.numel()));
+  ThrowIfError(StoreInt8(values, weight.value(), 0, {.to_nearest = true, .one_scale = one_scale}, stream));
+  return weight;
+}
+
+TensorRef Int8QtWeight::value() const {
+  TensorRef ref;
+  ref.type = ElementType::kInt8;
+  ref.data = codes.data_ptr();
+  ref.count = codes.numel();
+  ref.block = codes.size(1);
+  ref.scales = scale.data_ptr<float>();
+  return ref;
+}
+
+kernels::PackedInt8Weight Int8QtWeight::Pack(Int8Panels& panels, const kernels::Stream& stream) const {
+  const std::int64_t n = codes.size(0);
+  const std::int64_t k = codes.size(1);
+  const std::int64_t padded = kernels::Int8PaddedK(k);
+  const auto* from = codes.data_ptr<std::int8_t>();
+  auto* tiles = panels.tiles.data_ptr<std::int8_t>();
+  auto* row_sum = panels.row_sum.data_ptr<std::int32_t>();
+  const std::int64_t num_tiles = kernels::RoundUp(n, kernels::kInt8TileRows) / kernels::kInt8TileRows;
+  stream.ParallelFor(num_tiles, 1, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t first = begin * kernels::kInt8TileRows;
+    const std::int64_t count = std::min(n, end * kernels::kInt8TileRows) - first;
+    kernels::PackInt8Weight(from + first * k, count, k, tiles + first * padded, row_sum + first);
+  });
+  return {tiles, scale.data_ptr<float>(), row_sum, n, k, padded};
+}
+
+Tensor ApplyInt8QtLinear(const CodedInput& input, const Int8QtWeight& weight, Int8Panels& panels, Context& context) {
+  const Tensor y = Int8QtLinearFunction::apply(input.x, input.rows.get(), &weight, &panels, &context);
+  return weight.bias.defined() ? y + weight.bias : y;
+}
+
+}  // namespace nibble::trainer
