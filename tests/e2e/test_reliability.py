@@ -51,10 +51,10 @@ def calm(tmp_path_factory, model_directory, text_file):
     server.stop()
 
 
-@pytest.fixture(scope="module", params=["qlora", "bitnet_qat", "full", "int8_mixed"])
+@pytest.fixture(scope="module", params=["qlora", "bitnet_qat", "full", "int8_mixed", "int8_qt"])
 def calm_of_each_method(calm, request):
     """As calm, for each method: a resume continues an adapter on an unchanged base, master weights that are ternarised
-    again, or all weights."""
+    again, all weights, or int8 weights."""
     server, digest, undisturbed = calm
     if request.param != "qlora":
         output = f"calm-{request.param}"

@@ -101,16 +101,21 @@ INT8_MIXED = [
     {"init": "WEIGHT_INIT_RANDOM"}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"weight_scale": "INT8_SCALE_TENSOR"},
 ]
 
+INT8_QT = [
+    {}, {"stochastic_rounding": False}, {"scale": "INT8_SCALE_TENSOR"}, {"act_outliers": 8}, {"init": "WEIGHT_INIT_RANDOM"},
+    {"compute_dtype": "COMPUTE_DTYPE_F32"},
+]
+
 
 @pytest.mark.parametrize("changes", QLORA + [{"bitnet_qat": method} for method in BITNET] + FULL +
-                         [{"int8_mixed": method} for method in INT8_MIXED], ids=json.dumps)
+                         [{"int8_mixed": method} for method in INT8_MIXED] + [{"int8_qt": method} for method in INT8_QT], ids=json.dumps)
 def test_model_trained_with_every_option_is_converted_and_served(train, changes):
     """Two steps with each option: every option that a user may choose ends in a model that gives the recorded bits. The
     trainer makes the record, except where rows share a scale in training: only the conversion can record what such a
     model answers."""
     spec = {"base_model": "small", "train_dataset": "ragged", "data": {"max_seq_len": 160}, "optim": {"lr": 1e-3},
             "run": {"micro_batch": 2}}
-    if not {"bitnet_qat", "full", "int8_mixed"} & set(changes):
+    if not {"bitnet_qat", "full", "int8_mixed", "int8_qt"} & set(changes):
         spec["qlora"] = {"r": 4}
     for key, value in changes.items():
         spec[key] = {**spec.get(key, {}), **value} if isinstance(value, dict) else value
@@ -125,7 +130,8 @@ def test_model_trained_with_every_option_is_converted_and_served(train, changes)
     assert verdict["equal"] is True and verdict["rows"] > 0
     shares_scales = changes.get("bitnet_qat", {}).get("act_scale") == "ACTIVATION_SCALE_PER_TENSOR"
     assert verdict["recorded_by"] == ("convert" if shares_scales else "trainer")
-    trainer_record = train.server.state / f"models/{name}/{served}_record.bin"
+    # int8_qt writes the served model itself, with its record.
+    trainer_record = train.server.state / f"models/{name}" / ("record.bin" if "int8_qt" in changes else f"{served}_record.bin")
     assert trainer_record.exists() is not shares_scales
     answer = train.server.json("generate", f"{name}-{served}", "--prompt", PAGE[:20], "--max-tokens", 3, "--ignore-eos")
     assert len(answer["token_ids"]) == 3

@@ -330,6 +330,15 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
       R"({"preset":"all","act_scale":"per_token","grad_scale":"per_token","stochastic_forward":false,)"
       R"("stochastic_gradients":false,"target_modules":["q_proj","k_proj","v_proj","o_proj","gate_proj","up_proj",)"
       R"("down_proj"],"init":"pretrained","compute_dtype":"bf16"})");
+  JobSpec quantized;
+  quantized.method = kMethodInt8Qt;
+  EXPECT_EQ(base::Dump(ToJson(quantized)["int8_qt"]),
+            R"({"stochastic_rounding":true,"scale":"channel","act_outliers":0,"init":"pretrained",)"
+            R"("compute_dtype":"bf16"})");
+  quantized.int8_qt = {.scale = "row", .act_outliers = 17};
+  const std::map<std::string, std::string> found = base::ReasonMetadata(Validate(quantized));
+  EXPECT_EQ(found.at("int8_qt.scale"), "is \"row\", wanted one of channel, tensor");
+  EXPECT_EQ(found.at("int8_qt.act_outliers"), "is 17, wanted 0 to 16");
 }
 
 TEST(JobSpecTest, PresetsOfInt8MixedGiveUnsetFieldsTheirValues) {

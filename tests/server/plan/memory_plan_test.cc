@@ -71,7 +71,7 @@ TEST_P(ServedFormTest, PlannedPassBytesMatchTheArena) {
 
 INSTANTIATE_TEST_SUITE_P(Methods, ServedFormTest,
                          testing::Values(jobs::kMethodQLora, jobs::kMethodBitNetQat, jobs::kMethodFull,
-                                         jobs::kMethodInt8Mixed),
+                                         jobs::kMethodInt8Mixed, jobs::kMethodInt8Qt),
                          [](const auto& info) { return std::string(info.param); });
 
 model::ModelConfig Qwen3Of600M() {
@@ -143,7 +143,8 @@ TEST(MemoryPlanTest, FullEvaluatesWithTheCacheOfItsBase) {
 }
 
 TEST(MemoryPlanTest, NormsOfHeadsCountInEveryMethod) {
-  for (const char* method : {jobs::kMethodQLora, jobs::kMethodBitNetQat, jobs::kMethodFull, jobs::kMethodInt8Mixed}) {
+  for (const char* method :
+       {jobs::kMethodQLora, jobs::kMethodBitNetQat, jobs::kMethodFull, jobs::kMethodInt8Mixed, jobs::kMethodInt8Qt}) {
     model::ModelConfig config = Qwen3Of600M();
     const jobs::JobSpec spec = Spec(method);
     const std::int64_t with = PlanOf(spec).TokenBytes(spec, config);

@@ -1,0 +1,263 @@
+// Int8 quantized training: the parameters are the bytes of the int8 model, and training computes its logits.
+#include "server/trainer/int8_qt_model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/convert/convert.h"
+#include "server/model/forward.h"
+#include "server/model/record.h"
+#include "server/model/stored_tensors.h"
+#include "server/trainer/full_model.h"
+#include "server/trainer/int8_values.h"
+#include "server/trainer/optimizer.h"
+#include "server/trainer/torch_runtime.h"
+#include "server/trainer/weights_recipe.h"
+#include "tests/server/model/small_models.h"
+#include "tests/server/trainer/finite_differences.h"
+#include "tests/support/cancel_at.h"
+#include "tests/support/numeric.h"
+
+namespace nibble::trainer {
+namespace {
+
+class Int8QtModelTest : public testing::Test {
+ protected:
+  Int8QtModelTest() {
+    stream_.library = library_.get();
+    base_ = *model::Artifact::Open(models_.bf16());
+  }
+
+  void Import(const std::string& family) {
+    const std::string source = models_.Path(family + "-source"), directory = models_.Path(family);
+    std::filesystem::copy(model::Golden("families/" + family), source);
+    std::filesystem::copy(model::Golden("families/tokenizer.json"), source);
+    const auto imported = model::ImportModel(base::RealFileSystem(), source, directory, kernels::DType::kF32);
+    ASSERT_TRUE(imported.ok()) << imported.status();
+    base_ = *model::Artifact::Open(directory);
+  }
+  std::unique_ptr<ExactModel> Make(Int8QtOptions options = {}) {
+    options.max_positions = 32;
+    options.cancelled = asked_.callback();
+    auto made = MakeInt8QtModel(*base_, options, stream_);
+    EXPECT_TRUE(made.ok()) << made.status();
+    return *std::move(made);
+  }
+  data::MicroBatch Batch() const { return TwoSegments(base_->config().vocab_size); }
+
+  // The gradients in f32, by parameter.
+  std::map<std::string, std::vector<float>> Gradients(TrainingModel& model) {
+    model.ZeroGrad();
+    const auto loss = model.ForwardBackward(Batch(), 0.5, 0);
+    EXPECT_TRUE(loss.ok()) << loss.status();
+    std::map<std::string, std::vector<float>> gradients;
+    for (const Parameter& parameter : model.parameters()) {
+      std::vector<float>& gradient = gradients[parameter.name];
+      for (std::int64_t i = 0; i < parameter.grad.count; ++i) {
+        gradient.push_back(parameter.grad.type == ElementType::kF32
+                               ? static_cast<float*>(parameter.grad.data)[i]
+                               : kernels::ToFloat(static_cast<kernels::BF16*>(parameter.grad.data)[i]));
+      }
+    }
+    return gradients;
+  }
+  void Step(TrainingModel& model, std::int64_t step = 1) {
+    model.ZeroGrad();
+    ASSERT_TRUE(model.ForwardBackward(Batch(), 0.5, 0).ok());
+    jobs::OptimConfig config;
+    config.optimizer = "sgd";
+    const Optimizer optimizer(config);
+    for (std::size_t i = 0; i < model.parameters().size(); ++i) {
+      const Parameter& parameter = model.parameters()[i];
+      Moments moments = optimizer.MakeMoments(parameter.value.count);
+      ASSERT_TRUE(optimizer.Step(step, 1e-2, parameter.value, parameter.grad, moments, stream_, {.tensor = i}).ok());
+    }
+    ASSERT_TRUE(model.Refresh().ok());
+  }
+
+  auto Adder(std::vector<std::string>& digests) {
+    return [&digests](std::int64_t, const kernels::Matrix& logits) {
+      for (std::int64_t r = 0; r < logits.rows; ++r) {
+        digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
+      }
+      return absl::OkStatus();
+    };
+  }
+  std::vector<std::string> Training(ExactModel& model) {
+    std::vector<std::string> digests;
+    EXPECT_TRUE(model.ForEachTrainingLogits(Batch().tokens, Adder(digests)).ok());
+    return digests;
+  }
+  std::vector<std::string> Serving(const model::DecoderWeights& weights) {
+    std::vector<std::string> digests;
+    const std::vector<std::int32_t> tokens = Batch().tokens;
+    EXPECT_TRUE(model::ForEachLogits(base_->config(), weights, tokens, 8, stream_, Adder(digests)).ok());
+    return digests;
+  }
+  // The int8 model that the job writes.
+  std::string Written(ExactModel& model, int outliers, const std::string& name) {
+    const auto written = convert::MakeTrainedModel(
+        base::RealFileSystem(), base_->config(), {.trained_outliers = outliers, .dtype = kernels::DType::kI8},
+        TrainedTensors(model.Values()), base_->directory(), base::Json::object(), models_.Path(name));
+    EXPECT_TRUE(written.ok()) << written.status();
+    return models_.Path(name);
+  }
+
+  support::CancelAt asked_;
+  model::SmallModels models_;
+  const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
+  kernels::Stream stream_ = models_.stream();
+  std::unique_ptr<model::Artifact> base_;
+};
+
+TEST_F(Int8QtModelTest, StartsWithTheCodesOfTheConvertedBase) {
+  const auto converted = convert::ConvertModel(base::RealFileSystem(), *base_, models_.Path("int8"),
+                                               {.act_outliers = 0, .int8_head = false}, stream_);
+  ASSERT_TRUE(converted.ok()) << converted.status();
+  const auto model = Make();
+  EXPECT_EQ(Serving(models_.Load(models_.Path("int8"))->weights()), Training(*model));
+  EXPECT_EQ(model::Artifact::Open(Written(*model, 0, "start")).value()->info().weights_digest,
+            converted->info.weights_digest);
+}
+
+TEST_F(Int8QtModelTest, ParametersAreTheBytesOfTheArtifact) {
+  for (const int outliers : {0, 8}) {
+    const auto model = Make({.max_outliers = outliers});
+    const std::vector<std::string> before = Training(*model);
+    Step(*model);
+    const std::vector<std::string> trained = Training(*model);
+    EXPECT_NE(trained, before);
+    EXPECT_EQ(Serving(model->ServingWeights()), trained);
+    EXPECT_EQ(Training(*model), trained) << "after an evaluation";
+    const std::string directory = Written(*model, outliers, "trained-" + std::to_string(outliers));
+    EXPECT_EQ(Serving(models_.Load(directory)->weights()), trained);
+    const auto artifact = *model::Artifact::Open(directory);
+    EXPECT_EQ(artifact->info().act_outliers, outliers);
+    int linears = 0;
+    for (const Parameter& parameter : model->parameters()) {
+      if (parameter.value.type != ElementType::kInt8) continue;
+      const auto codes = artifact->Tensor(parameter.name);
+      const auto scales = artifact->Tensor(parameter.name + model::kInt8ScaleSuffix);
+      ASSERT_TRUE(codes.ok() && scales.ok());
+      EXPECT_TRUE(support::BytesEqual(codes->bytes.data(), parameter.value.data, codes->bytes.size()));
+      EXPECT_TRUE(support::BytesEqual(scales->bytes.data(), parameter.value.scales, scales->bytes.size()));
+      ++linears;
+    }
+    EXPECT_EQ(linears, base_->config().num_layers * model::kNumLinearKinds);
+  }
+}
+
+// Untied heads, biases, norms of heads, and norms within blocks.
+TEST_F(Int8QtModelTest, EveryFamilyTrainsTheBitsThatItServes) {
+  for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3", "bitnet"}) {
+    SCOPED_TRACE(family);
+    Import(family);
+    const auto model = Make();
+    EXPECT_EQ(Gradients(*model), Gradients(*Make({.activation_checkpointing = true})));
+    Step(*model);
+    EXPECT_EQ(Serving(models_.Load(Written(*model, 0, family + "-trained"))->weights()), Training(*model));
+  }
+}
+
+// The gradients are those of a float model with the values of the codes, up to the rounding of activation rows.
+TEST_F(Int8QtModelTest, GradientsAreThoseOfTheSameWeightsInFloat) {
+  const auto model = Make({.bf16_compute = false});
+  std::vector<std::vector<float>> values;
+  for (const TensorRef& value : model->Values()) {
+    std::vector<float>& widened = values.emplace_back(static_cast<std::size_t>(value.count));
+    if (value.type == ElementType::kInt8) {
+      WidenInt8(value, widened);
+    } else {
+      widened.assign(value.f32().begin(), value.f32().end());
+    }
+  }
+  std::vector<convert::TrainedTensor> tensors;
+  for (const std::vector<float>& value : values) tensors.push_back({std::as_bytes(std::span(value))});
+  ASSERT_TRUE(convert::MakeTrainedModel(base::RealFileSystem(), base_->config(), {.kv_dtype = kernels::DType::kF32},
+                                        tensors, base_->directory(), base::Json::object(), models_.Path("float"))
+                  .ok());
+  const auto base = *model::Artifact::Open(models_.Path("float"));
+  const auto reference = FullModel::Create(*base, {.bf16_compute = false, .max_positions = 32}, stream_);
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  const auto want = Gradients(**reference);
+  for (const bool bf16 : {false, true}) {
+    const auto got = Gradients(*Make({.bf16_compute = bf16}));
+    ASSERT_EQ(got.size(), want.size());
+    for (const auto& [name, gradient] : got) {
+      double dot = 0, of_got = 0, of_want = 0;
+      for (std::size_t i = 0; i < gradient.size(); ++i) {
+        const double x = gradient[i], y = want.at(name)[i];
+        dot += x * y, of_got += x * x, of_want += y * y;
+      }
+      EXPECT_GT(dot / std::sqrt(of_got * of_want), 0.95) << name;
+      EXPECT_NEAR(std::sqrt(of_got / of_want), 1.0, 0.15) << name;
+    }
+  }
+}
+
+TEST_F(Int8QtModelTest, GradientsOfMicroBatchesAdd) {
+  const auto model = Make({.bf16_compute = false});
+  const auto once = Gradients(*model);
+  ASSERT_TRUE(model->ForwardBackward(Batch(), 0.5, 1).ok());
+  for (const Parameter& parameter : model->parameters()) {
+    for (std::size_t i = 0; i < parameter.grad.f32().size(); ++i) {
+      ASSERT_EQ(parameter.grad.f32()[i], 2 * once.at(parameter.name)[i]) << parameter.name;
+    }
+  }
+}
+
+// Torchao's form keeps codes and a scale per row; with its other tensors in f32, SmolLM2's linears take this share.
+TEST_F(Int8QtModelTest, WeightsOfLinearsTakeHalfOfBF16) {
+  constexpr std::int64_t kRows = 1536, kCols = 576;
+  const TensorBuffer weight(ElementType::kInt8, kRows * kCols, kCols);
+  const std::int64_t bytes = weight.ref().num_bytes() + weight.ref().num_scales() * 4;
+  EXPECT_LE(static_cast<double>(bytes), 0.51 * static_cast<double>(2 * kRows * kCols));
+  const auto model = Make();
+  for (const Parameter& parameter : model->parameters()) {
+    const bool linear = parameter.value.type == ElementType::kInt8;
+    EXPECT_EQ(parameter.grad.type, linear ? ElementType::kBF16 : ElementType::kF32) << parameter.name;
+  }
+}
+
+TEST_F(Int8QtModelTest, OneScalePerWeightIsServedToo) {
+  const auto model = Make({.one_scale = true});
+  for (const Parameter& parameter : model->parameters()) {
+    if (parameter.value.type != ElementType::kInt8) continue;
+    EXPECT_TRUE(parameter.one_scale);
+    for (std::int64_t r = 1; r < parameter.value.num_scales(); ++r) {
+      ASSERT_EQ(parameter.value.scales[r], parameter.value.scales[0]);
+    }
+  }
+  EXPECT_EQ(Serving(models_.Load(Written(*model, 0, "one-scale"))->weights()), Training(*model));
+}
+
+TEST_F(Int8QtModelTest, PassStoppedAnywhereLeavesNothingBehind) {
+  const auto model = Make();
+  asked_.Restart(0);
+  const auto whole = Gradients(*model);
+  const int calls = asked_.calls();
+  EXPECT_GT(calls, 2 * 7);
+  for (int at = 1; at <= calls; ++at) {
+    asked_.Restart(at);
+    EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;
+  }
+  asked_.Restart(0);
+  EXPECT_EQ(Gradients(*model), whole);
+}
+
+TEST_F(Int8QtModelTest, RefusesOtherBases) {
+  for (const std::string& directory : {models_.nf4(), models_.int8()}) {
+    const auto base = model::Artifact::Open(directory);
+    ASSERT_TRUE(base.ok()) << base.status();
+    EXPECT_TRUE(absl::IsInvalidArgument(MakeInt8QtModel(**base, {.max_positions = 32}, stream_).status()));
+  }
+}
+
+}  // namespace
+}  // namespace nibble::trainer
