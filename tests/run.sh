@@ -9,11 +9,11 @@ set -euo pipefail
 usage() {
   cat <<'END'
 usage: tests/run.sh [--full] [--only SECTION[,SECTION...]]
-  --full   also run the slow sections (about five hours on two cores, less with a warm ccache), and fail if a test is
+  --full   also run the slow sections (about four hours on two cores, less with a warm ccache), and fail if a test is
            skipped for any reason other than missing hardware
   --only   run only these sections; image needs root and a Debian mirror
     always          setup build unit e2e deployment
-    with --full     races image long ci clang asan ubsan tsan fuzz lint
+    with --full     races image long ci clang asan tsan fuzz lint
 END
 }
 
@@ -30,7 +30,7 @@ while (($#)); do
   shift
 done
 sections=" setup build unit e2e deployment "
-if $full; then sections+="races image long ci clang asan ubsan tsan fuzz lint "; fi
+if $full; then sections+="races image long ci clang asan tsan fuzz lint "; fi
 for name in ${only//,/ }; do
   [[ $sections == *" $name "* ]] || { echo "run.sh: no section $name here (some need --full)" >&2; usage >&2; exit 2; }
 done
@@ -169,7 +169,6 @@ if $full; then
   section ci 'Linking|Building|no work' ci
   section clang 'Linking|Building|no work' clang
   section asan "$said_by_ctest" sanitizer asan
-  section ubsan "$said_by_ctest" sanitizer ubsan
   section tsan "$said_by_ctest" sanitizer tsan
   section fuzz 'runs|FOUND' fuzzers
   section lint 'clean|SC[0-9]|FAILED' lint
