@@ -94,11 +94,11 @@ TEST_F(FineTuneServiceTest, CreateJobAndPlanJobReadNoTokenizer) {
 
 TEST_F(FineTuneServiceTest, UnimplementedMethodsAndFieldsAreNamed) {
   v1::CreateJobRequest request = TinyJob();
-  request.mutable_spec()->mutable_int8_qt();
+  request.mutable_spec()->mutable_aqt();
   v1::Job job;
   auto status = Create(request, &job);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  EXPECT_THAT(status.error_message(), HasSubstr("int8_qt"));
+  EXPECT_THAT(status.error_message(), HasSubstr("aqt"));
   request = TinyJob();
   request.mutable_spec()->mutable_bitnet_qat()->set_preset("hf");
   EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("BitNetQatMethod.preset hf"));
