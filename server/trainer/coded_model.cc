@@ -110,7 +110,10 @@ class CodedOps {
            std::uint64_t draw)
       : model_(model), tokens_(tokens), segments_(segments), draw_(draw) {}
 
-  Tensor Embed() { return ApplyEmbedding(tokens_, model_.embedding_served_, model_.embedding_, model_.context_); }
+  Tensor Embed() {
+    if (model_.options_.frozen) return EmbeddingRows(tokens_, model_.embedding_served_, model_.context_);
+    return ApplyEmbedding(tokens_, model_.embedding_served_, model_.embedding_, model_.context_);
+  }
   template <typename Body>
   Tensor RunLayer(std::int64_t, Tensor h, Body body) {
     return model_.options_.activation_checkpointing ? RunRecomputed(std::move(h), body) : body(std::move(h));
@@ -177,6 +180,7 @@ CodedModel::CodedModel(const model::Artifact& base, const model::ModelConfig& co
 }
 
 absl::Status CodedModel::Refresh() {
+  EndServing();
   return Guarded([&]() -> absl::Status {
     const torch::NoGradGuard no_grad;
     for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
@@ -185,11 +189,15 @@ absl::Status CodedModel::Refresh() {
       if (context_.cancelled) context_.cancelled();
       linears_->Refresh(layer);
     }
+    if (!embedding_.defined()) return absl::OkStatus();  // frozen, and made before
     const bool float_embedding = !config_.tied_embeddings && options_.embedding_dtype == kernels::DType::kF32;
     embedding_served_ = float_embedding ? embedding_.detach() : embedding_.to(torch::kBFloat16);
     head_.served = config_.tied_embeddings ? embedding_served_ : head_.master.to(torch::kBFloat16);
     PackDense(head_.served, head_.panels);
-    EndServing();
+    if (options_.frozen) {  // only the served forms are read
+      embedding_.reset();
+      head_.master.reset();
+    }
     return absl::OkStatus();
   });
 }
@@ -210,6 +218,7 @@ absl::StatusOr<double> CodedModel::ForwardBackward(const data::MicroBatch& batch
 void CodedModel::ReleaseGradients() {
   trainer::ReleaseGradients(tensors_, parameters_);
   linears_->ReleaseGradients();
+  for (Parameter& parameter : parameters_) parameter.grad = {};
   EndServing();
   context_.scratch.reset();
 }
@@ -281,7 +290,9 @@ Tensor CodedModel::MakeValues(const model::Artifact& base, const std::string& na
 
 Tensor CodedModel::MakeParameter(const model::Artifact& base, const std::string& name, std::vector<std::int64_t> shape,
                                  const std::string& from) {
-  Tensor tensor = MakeValues(base, name, shape, from).requires_grad_(true);
+  Tensor tensor = MakeValues(base, name, shape, from);
+  if (options_.frozen) return tensor;
+  tensor.requires_grad_(true);
   tensors_.push_back(tensor);
   parameters_.push_back({name, std::move(shape), {}, {}});
   return tensor;
@@ -309,11 +320,14 @@ void CodedModel::MakeLayer(const model::Artifact& base, std::int64_t layer) {
     const std::string path = model::ModulePath(layer, kind);
     const std::int64_t out = model::OutFeatures(config_, kind);
     const std::vector<std::int64_t> shape = {out, model::InFeatures(config_, kind)};
-    sources[k].weight = linears_->trains_sources() ? MakeParameter(base, path + ".weight", shape)
-                                                   : MakeValues(base, path + ".weight", shape);
+    switch (linears_->sources()) {
+      case CodedLinears::Sources::kParameters: sources[k].weight = MakeParameter(base, path + ".weight", shape); break;
+      case CodedLinears::Sources::kValues: sources[k].weight = MakeValues(base, path + ".weight", shape); break;
+      case CodedLinears::Sources::kNone: break;
+    }
     if (HasBias(config_, kind)) sources[k].bias = MakeParameter(base, path + ".bias", {out});
     biases[k] = sources[k].bias;
-    largest_ = std::max(largest_, sources[k].weight.numel());
+    largest_ = std::max(largest_, shape[0] * shape[1]);
   }
   linears_->AddLayer(sources);
 }

@@ -25,14 +25,15 @@ class CodedLinears {
  public:
   virtual ~CodedLinears() = default;
 
-  // The initial values of a linear. weight [N, K] f32; bias undefined, or [N] f32 parameter.
+  // Where a linear starts. weight: undefined, or [N, K] f32; bias: undefined, or [N] f32.
   struct Source {
     torch::Tensor weight;
     torch::Tensor bias;
   };
-  // Whether the weights of the sources are the parameters that are trained. If not, the linears make their own
-  // parameters of them.
-  virtual bool trains_sources() const { return true; }
+  // What the weights of the sources are: the parameters that are trained; values of which the linears make their own
+  // parameters; or undefined, because the linears read the base themselves.
+  enum class Sources { kParameters, kValues, kNone };
+  virtual Sources sources() const { return Sources::kParameters; }
   // Adds the linears of the next layer.
   virtual void AddLayer(const std::array<Source, model::kNumLinearKinds>& sources) = 0;
   // Appends the parameters that the linears made, with values and gradients.
@@ -52,6 +53,7 @@ class CodedLinears {
 };
 
 struct CodedModelOptions {
+  bool frozen = false;       // embedding, norms, biases and head keep the base's values
   bool random_init = false;  // weights from N(0, 0.02), norms 1, biases 0; else the base's
   std::uint64_t init_seed = 0;
   bool bf16_backward = true;  // for products of the backward pass; the type of the forward pass is fixed
@@ -66,7 +68,8 @@ struct CodedModelOptions {
 // Makes the parameters: embedding, layers, final norm, head. A norm that `config` has and the base lacks starts as 1,
 // with one exception: if `config` has no norm before attention, the norms before q, k and v start with the values of
 // the base's norm before attention. Likewise, without a norm before the MLP, those before gate and up start with the
-// values of that norm of the base. `base`: f32 or bf16. Errors: Cancelled, ResourceExhausted, Internal.
+// values of that norm of the base. `base`: f32 or bf16, or another format if the linears read it themselves. Errors:
+// Cancelled, ResourceExhausted, Internal.
 absl::StatusOr<std::unique_ptr<ExactModel>> MakeCodedModel(const model::Artifact& base,
                                                            const model::ModelConfig& config,
                                                            const CodedModelOptions& options,

@@ -1,5 +1,5 @@
-// A model of which all weights are trained, in the arithmetic of the form that is served: training gives the bits of
-// serving. No torch in this header.
+// A model that is trained in the arithmetic of the form that is served: training gives the bits of serving. No torch in
+// this header.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -15,7 +15,7 @@ namespace nibble::trainer {
 // One thread.
 class ExactModel : public TrainingModel {
  public:
-  // The values of the tensors of RequiredTensors(config), in that order.
+  // The values of the tensors of RequiredTensors(config), in that order. Only if all weights are trained.
   virtual std::vector<TensorRef> Values() const = 0;
   // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
   virtual void ReleaseGradients() = 0;

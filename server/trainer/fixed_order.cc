@@ -25,11 +25,7 @@ constexpr std::int64_t kEmbeddingGrain = 64;  // minimum columns per thread: som
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& master, const Tensor& table,
                         const std::vector<std::int32_t>* ids, Context* context) {
-    const auto num_ids = static_cast<std::int64_t>(ids->size());
-    Tensor out = torch::empty({num_ids, table.size(1)}, torch::kFloat32);
-    ThrowIfError(kernels::Embedding(
-        {.ids = ids->data(), .num_ids = num_ids, .table = ViewOf(table), .packed = {}, .out = ViewOf(out)},
-        context->stream));
+    Tensor out = EmbeddingRows(*ids, table, *context);
     Remember(ctx, "context", context);
     ctx->saved_data["vocabulary"] = master.size(0);
     ctx->save_for_backward({torch::tensor(std::vector<std::int64_t>(ids->begin(), ids->end()))});
@@ -56,41 +52,66 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   }
 };
 
+// Returns the sum of the losses. Stores the gradient to `hidden`, times scale, and adds the one to the head to
+// *grad_head, if that is not null.
+double LossAndGradients(const Tensor& hidden, const DenseHead& head, const std::vector<std::int32_t>& targets,
+                        double scale, Tensor* grad_hidden, Tensor* grad_head, Context& context) {
+  const LossRows rows = RowsWithTarget(targets);
+  const torch::ScalarType type = context.scratch.scalar_type();
+  *grad_hidden = torch::zeros(hidden.sizes(), torch::kFloat32);
+  const Tensor served = head.served.to(type);
+  double loss_sum = 0;
+  for (std::int64_t begin = 0; begin < rows.count(); begin += model::kLossChunk) {
+    ThrowIfCancelled(context.cancelled);
+    const std::int64_t count = std::min(model::kLossChunk, rows.count() - begin);
+    const Tensor index = torch::from_blob(const_cast<std::int64_t*>(rows.row.data()) + begin, {count}, torch::kInt64);
+    const Tensor chunk = hidden.index_select(0, index);
+    Tensor logits = DenseLogits(chunk, head, context);
+    std::vector<float> losses(static_cast<std::size_t>(count));
+    ThrowIfError(kernels::CrossEntropy({.logits = ViewOf(logits),
+                                        .target = rows.target.data() + begin,
+                                        .grad_scale = static_cast<float>(scale),
+                                        .loss = losses.data()},
+                                       context.stream));
+    for (const float loss : losses) loss_sum += loss;
+    const Tensor grad_logits = PadTo(logits, type);
+    grad_hidden->index_copy_(0, index, torch::mm(grad_logits, served).narrow(0, 0, count).to(torch::kFloat32));
+    if (grad_head != nullptr) grad_head->add_(torch::mm(grad_logits.t(), PadTo(chunk, type)));
+  }
+  return loss_sum;
+}
+
+// A saved gradient includes the scale; `grad` is the 1 that backward() starts from.
+Tensor Times(const Tensor& saved, const Tensor& grad) {
+  const double factor = grad.item<double>();
+  return factor == 1.0 ? saved : saved * factor;
+}
+
 struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& master, const DenseHead* head,
                         const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
-    const LossRows rows = RowsWithTarget(*targets);
-    const torch::ScalarType type = context->scratch.scalar_type();
-    Tensor grad_hidden = torch::zeros(hidden.sizes(), torch::kFloat32);
-    Tensor grad_head = torch::zeros(master.sizes(), torch::kFloat32);
-    const Tensor served = head->served.to(type);
-    *loss_sum = 0;
-    for (std::int64_t begin = 0; begin < rows.count(); begin += model::kLossChunk) {
-      ThrowIfCancelled(context->cancelled);
-      const std::int64_t count = std::min(model::kLossChunk, rows.count() - begin);
-      const Tensor index = torch::from_blob(const_cast<std::int64_t*>(rows.row.data()) + begin, {count}, torch::kInt64);
-      const Tensor chunk = hidden.index_select(0, index);
-      Tensor logits = DenseLogits(chunk, *head, *context);
-      std::vector<float> losses(static_cast<std::size_t>(count));
-      ThrowIfError(kernels::CrossEntropy({.logits = ViewOf(logits),
-                                          .target = rows.target.data() + begin,
-                                          .grad_scale = static_cast<float>(scale),
-                                          .loss = losses.data()},
-                                         context->stream));
-      for (const float loss : losses) *loss_sum += loss;
-      const Tensor grad_logits = PadTo(logits, type);
-      grad_hidden.index_copy_(0, index, torch::mm(grad_logits, served).narrow(0, 0, count).to(torch::kFloat32));
-      grad_head.add_(torch::mm(grad_logits.t(), PadTo(chunk, type)));
-    }
+    Tensor grad_hidden, grad_head = torch::zeros(master.sizes(), torch::kFloat32);
+    *loss_sum = LossAndGradients(hidden, *head, *targets, scale, &grad_hidden, &grad_head, *context);
     ctx->save_for_backward({grad_hidden, grad_head});
     return torch::tensor(*loss_sum * scale, torch::kFloat64);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    // The saved gradients include the scale; grads[0] is the 1 that backward() starts from.
     const variable_list saved = ctx->get_saved_variables();
-    const double factor = grads[0].item<double>();
-    const auto times = [&](const Tensor& g) { return factor == 1.0 ? g : g * factor; };
-    return {times(saved[0]), times(saved[1]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {Times(saved[0], grads[0]), Times(saved[1], grads[0]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+// A separate function, because torch accepts no undefined tensors as inputs.
+struct FrozenDenseLossFunction : torch::autograd::Function<FrozenDenseLossFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const DenseHead* head,
+                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
+    Tensor grad_hidden;
+    *loss_sum = LossAndGradients(hidden, *head, *targets, scale, &grad_hidden, nullptr, *context);
+    ctx->save_for_backward({grad_hidden});
+    return torch::tensor(*loss_sum * scale, torch::kFloat64);
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    return {Times(ctx->get_saved_variables()[0], grads[0]), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -99,6 +120,15 @@ struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
 kernels::PackedDenseWeight DenseHead::packed() const {
   return {panels.data_ptr(), served.scalar_type() == torch::kBFloat16 ? kernels::DType::kBF16 : kernels::DType::kF32,
           served.size(0), served.size(1)};
+}
+
+Tensor EmbeddingRows(const std::vector<std::int32_t>& ids, const Tensor& table, Context& context) {
+  const auto num_ids = static_cast<std::int64_t>(ids.size());
+  Tensor out = torch::empty({num_ids, table.size(1)}, torch::kFloat32);
+  ThrowIfError(kernels::Embedding(
+      {.ids = ids.data(), .num_ids = num_ids, .table = ViewOf(table), .packed = {}, .out = ViewOf(out)},
+      context.stream));
+  return out;
 }
 
 Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const Tensor& table, const Tensor& master,
@@ -114,6 +144,9 @@ Tensor DenseLogits(const Tensor& hidden, const DenseHead& head, Context& context
 
 Tensor ApplyDenseLoss(const Tensor& hidden, const DenseHead& head, const std::vector<std::int32_t>& targets,
                       double scale, double* loss_sum, Context& context) {
+  if (!head.master.defined()) {
+    return FrozenDenseLossFunction::apply(hidden, &head, &targets, scale, loss_sum, &context);
+  }
   return DenseLossFunction::apply(hidden, head.master, &head, &targets, scale, loss_sum, &context);
 }
 

@@ -13,14 +13,16 @@
 
 namespace nibble::trainer {
 
-// Rows [T, K] f32 of `table` [V, K] by id. `table` is `master` rounded; the gradient goes to `master`.
+// Rows [T, K] f32 of `table` [V, K] by id, without gradients.
+torch::Tensor EmbeddingRows(const std::vector<std::int32_t>& ids, const torch::Tensor& table, AutogradContext& context);
+// The same. `table` is `master` rounded; the gradient goes to `master`.
 torch::Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const torch::Tensor& table,
                              const torch::Tensor& master, AutogradContext& context);
 
 // The float head [V, K] in three forms: the trained master, the rounded form that is served, and the served form in
 // panels.
 struct DenseHead {
-  torch::Tensor master;  // [V, K] f32 parameter
+  torch::Tensor master;  // [V, K] f32 parameter; undefined if the head is frozen
   torch::Tensor served;  // [V, K] bf16
   torch::Tensor panels;  // of served
   kernels::PackedDenseWeight packed() const;
@@ -28,7 +30,7 @@ struct DenseHead {
 
 // Logits [T, V] f32, without gradients.
 torch::Tensor DenseLogits(const torch::Tensor& hidden, const DenseHead& head, AutogradContext& context);
-// Like ApplyChunkedLoss, but through a trained head: gradients go to hidden and to the head's master.
+// Like ApplyChunkedLoss, but in the fixed order: gradients go to hidden, and to the head's master if it has one.
 torch::Tensor ApplyDenseLoss(const torch::Tensor& hidden, const DenseHead& head,
                              const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
                              AutogradContext& context);

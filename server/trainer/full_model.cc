@@ -236,7 +236,7 @@ class TorchFullModel : public FullModel {
         const FloatLinear& linear = parts_.linears[l][k];
         if (serve_int8) {
           layer.linears[k].kind = model::LinearWeight::Kind::kInt8;
-          layer.linears[k].int8 = parts_.int8_linears[l][k].packed();
+          layer.linears[k].int8 = parts_.int8_linears[l][k].packed.view();
         } else {
           layer.linears[k].library = ViewOf(linear.master.detach());
         }

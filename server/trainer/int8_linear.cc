@@ -7,7 +7,6 @@
 
 #include "kernels/ops/matmul/matmul_int8.h"
 #include "kernels/ops/matmul/matmul_library.h"
-#include "kernels/ops/quantize/quantize_int8.h"
 #include "kernels/ops/quantize/quantize_int8_transposed.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
@@ -29,59 +28,6 @@ kernels::StochasticRounding Draws(bool enabled, const Int8LinearOptions& options
   constexpr std::uint64_t kLinears = std::uint64_t{1} << 20;
   const std::uint64_t linear = draw * kLinears + weight.number;
   return {enabled, options.seed, linear * kOperands + static_cast<std::uint64_t>(operand)};
-}
-
-// The int8 form of a matrix [N, K] as the right side of a product.
-struct Packed {
-  Tensor tiles, scale, row_sum;
-  std::int64_t rows = 0, cols = 0;
-
-  static Packed Empty(std::int64_t rows, std::int64_t cols) {
-    return {torch::empty({kernels::PackedInt8Bytes(rows, cols)}, torch::kInt8), torch::empty({rows}, torch::kFloat32),
-            torch::empty({kernels::RoundUp(rows, kernels::kInt8TileRows)}, torch::kInt32), rows, cols};
-  }
-  kernels::PackedInt8Weight view() const {
-    return {tiles.data_ptr<std::int8_t>(), scale.data_ptr<float>(), row_sum.data_ptr<std::int32_t>(), rows, cols,
-            kernels::Int8PaddedK(cols)};
-  }
-};
-
-// A weight [N, K] in the packed form.
-Packed PackRows(const Tensor& w, const kernels::QuantizeOptions& how, const kernels::Stream& stream) {
-  const std::int64_t n = w.size(0);
-  const std::int64_t k = w.size(1);
-  const std::int64_t stride = kernels::Int8PaddedK(k);
-  Packed packed = Packed::Empty(n, k);
-  const Tensor padded = torch::empty({n, stride}, torch::kInt8);
-  kernels::QuantizedRows rows;
-  rows.codes = padded.data_ptr<std::int8_t>();
-  rows.scale = packed.scale.data_ptr<float>();
-  rows.rows = n;
-  rows.cols = k;
-  rows.stride = stride;
-  ThrowIfError(kernels::QuantizeInt8({.x = ViewOf(w), .out = rows, .how = how}, stream));
-  const Tensor dense = stride == k ? padded : padded.narrow(1, 0, k).contiguous();
-  const std::int64_t tiles = kernels::RoundUp(n, kernels::kInt8TileRows) / kernels::kInt8TileRows;
-  stream.ParallelFor(tiles, 1, [&](std::int64_t begin, std::int64_t end) {
-    const std::int64_t first = begin * kernels::kInt8TileRows;
-    const std::int64_t count = std::min(n, end * kernels::kInt8TileRows) - first;
-    kernels::PackInt8Weight(dense.data_ptr<std::int8_t>() + first * k, count, k,
-                            packed.tiles.data_ptr<std::int8_t>() + first * stride,
-                            packed.row_sum.data_ptr<std::int32_t>() + first);
-  });
-  return packed;
-}
-
-// The transpose of x [R, C] in the packed form.
-Packed PackTransposed(const Tensor& x, const kernels::QuantizeOptions& how, const kernels::Stream& stream) {
-  Packed packed = Packed::Empty(x.size(1), x.size(0));
-  ThrowIfError(kernels::QuantizeInt8Transposed({.x = ViewOf(x),
-                                                .scale = packed.scale.data_ptr<float>(),
-                                                .tiles = packed.tiles.data_ptr<std::int8_t>(),
-                                                .row_sum = packed.row_sum.data_ptr<std::int32_t>(),
-                                                .how = how},
-                                               stream));
-  return packed;
 }
 
 // The transpose of x [R, C] as rows.
@@ -135,7 +81,7 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
           Draws(options->stochastic_forward, *options, *weight, static_cast<std::uint64_t>(draw), Operand::kInput);
       rows = QuantizeRows(x, how, *context);
     }
-    ThrowIfError(kernels::MatmulInt8({.x = rows.view(), .w = weight->packed(), .y = ViewOf(y)}, context->stream));
+    ThrowIfError(kernels::MatmulInt8({.x = rows.view(), .w = weight->packed.view(), .y = ViewOf(y)}, context->stream));
     if (shared == nullptr) {
       ctx->save_for_backward({x});
     } else {
@@ -165,9 +111,7 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
     if (ctx->needs_input_grad(0)) {
       if (options.grad_input) {
         const CodedRows rows = QuantizeRows(g, {.activations = gradient(Operand::kGradRows)}, context);
-        const Packed transposed = {weight.transposed, weight.transposed_scale, weight.transposed_sum,
-                                   weight.master.size(1), weight.master.size(0)};
-        grad_x = Product(rows, transposed.view(), context.stream);
+        grad_x = Product(rows, weight.transposed.view(), context.stream);
       } else {
         grad_x = torch::mm(PadTo(g, type), WeightIn(weight, type)).narrow(0, 0, g.size(0)).to(torch::kFloat32);
       }
@@ -185,7 +129,7 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
           const std::int64_t count = std::min(kTokens, g.size(0) - begin);
           const CodedRows columns =
               RowsOfTranspose(g.narrow(0, begin, count), gradient(Operand::kGradColumns), context.stream);
-          const Packed tokens = PackTransposed(x.narrow(0, begin, count), {}, context.stream);
+          const PackedInt8 tokens = PackInt8Transposed(x.narrow(0, begin, count), {}, context.stream);
           const Tensor product = Product(columns, tokens.view(), context.stream);
           grad_weight = grad_weight.defined() ? grad_weight + product : product;
         }
@@ -203,10 +147,7 @@ void Int8Weight::Quantize(const Int8LinearOptions& options, bool bf16, const ker
   const torch::NoGradGuard no_grad;
   if (options.forward && !options.stochastic_forward) QuantizeForward(options, 0, stream);
   if (options.grad_input) {
-    const Packed packed = PackTransposed(master.detach(), {.per_tensor = options.weight_per_tensor}, stream);
-    transposed = packed.tiles;
-    transposed_scale = packed.scale;
-    transposed_sum = packed.row_sum;
+    transposed = PackInt8Transposed(master.detach(), {.per_tensor = options.weight_per_tensor}, stream);
   }
   if (bf16 && (!options.forward || !options.grad_input)) rounded = master.detach().to(torch::kBFloat16);
 }
@@ -215,19 +156,7 @@ void Int8Weight::QuantizeForward(const Int8LinearOptions& options, std::uint64_t
   kernels::QuantizeOptions how;
   how.per_tensor = options.weight_per_tensor;
   how.stochastic = Draws(options.stochastic_forward, options, *this, draw, Operand::kWeight);
-  const Packed packed = PackRows(master.detach(), how, stream);
-  tiles = packed.tiles;
-  scale = packed.scale;
-  row_sum = packed.row_sum;
-}
-
-kernels::PackedInt8Weight Int8Weight::packed() const {
-  return {tiles.data_ptr<std::int8_t>(),
-          scale.data_ptr<float>(),
-          row_sum.data_ptr<std::int32_t>(),
-          master.size(0),
-          master.size(1),
-          kernels::Int8PaddedK(master.size(1))};
+  packed = PackInt8Rows(master.detach(), how, stream);
 }
 
 Tensor ApplyInt8Linear(const CodedInput& input, const Int8Weight& weight, const Int8LinearOptions& options,

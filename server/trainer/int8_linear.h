@@ -5,21 +5,21 @@
 
 #include <cstdint>
 
-#include "kernels/formats/int8.h"
 #include "server/trainer/autograd.h"
 #include "server/trainer/coded_options.h"
 #include "server/trainer/coded_rows.h"
+#include "server/trainer/packed_int8.h"
 
 namespace nibble::trainer {
 
 // A master weight and the int8 forms that products read.
 struct Int8Weight {
-  torch::Tensor master;                 // [N, K] f32 parameter
-  torch::Tensor bias;                   // undefined, or [N] f32 parameter
-  std::uint64_t number = 0;             // of the linear in the model: keeps draws of stochastic rounding apart
-  torch::Tensor tiles, scale, row_sum;  // of the master [N, K], for forward products
-  torch::Tensor transposed, transposed_scale, transposed_sum;  // of its transpose [K, N], for the input's gradient
-  torch::Tensor rounded;  // bf16 [N, K], for the products that stay float and multiply bf16; else undefined
+  torch::Tensor master;      // [N, K] f32 parameter
+  torch::Tensor bias;        // undefined, or [N] f32 parameter
+  std::uint64_t number = 0;  // of the linear in the model: keeps draws of stochastic rounding apart
+  PackedInt8 packed;         // of the master [N, K], for forward products
+  PackedInt8 transposed;     // of its transpose [K, N], for the input's gradient
+  torch::Tensor rounded;     // bf16 [N, K], for the products that stay float and multiply bf16; else undefined
 
   // Makes the forms that the options need; called once per optimizer step. `bf16`: products that stay float multiply
   // it. Does not make the form of the forward product if the options round that stochastically. Throws the kernel's
@@ -28,7 +28,6 @@ struct Int8Weight {
   // Makes the form of the forward product; with stochastic rounding, called before every forward pass with the number
   // of the micro-batch.
   void QuantizeForward(const Int8LinearOptions& options, std::uint64_t draw, const kernels::Stream& stream);
-  kernels::PackedInt8Weight packed() const;
 };
 
 // y [T, N] f32 = x W^T + bias, as one node. x with rows: the product reads the rows, which the backward pass keeps

@@ -43,7 +43,7 @@ class Int8Linears : public CodedLinears {
   }
   void Serve(std::int64_t layer, LinearKind kind, model::LinearWeight& weight) override {
     weight.kind = model::LinearWeight::Kind::kInt8;
-    weight.int8 = Linear(layer, kind).packed();
+    weight.int8 = Linear(layer, kind).packed.view();
   }
 
  private:

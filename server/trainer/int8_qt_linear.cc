@@ -3,10 +3,9 @@
 #include <torch/autograd.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-
 #include "kernels/ops/matmul/matmul_int8.h"
 #include "server/trainer/int8_values.h"
+#include "server/trainer/packed_int8.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -25,8 +24,8 @@ struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
     Remember(ctx, "context", context);
     Remember(ctx, "weight", weight);
     const Tensor y = torch::empty({NumRows(x), weight->codes.size(0)}, torch::kFloat32);
-    ThrowIfError(kernels::MatmulInt8(
-        {.x = rows->view(), .w = weight->Pack(*panels, context->stream), .y = ViewOf(y)}, context->stream));
+    ThrowIfError(kernels::MatmulInt8({.x = rows->view(), .w = weight->Pack(*panels, context->stream), .y = ViewOf(y)},
+                                     context->stream));
     ctx->saved_data["cols"] = rows->cols;
     ctx->save_for_backward({rows->codes, rows->scale, rows->num_outliers, rows->outlier_index, rows->outlier_value});
     return y;
@@ -75,17 +74,10 @@ TensorRef Int8QtWeight::value() const {
 kernels::PackedInt8Weight Int8QtWeight::Pack(Int8Panels& panels, const kernels::Stream& stream) const {
   const std::int64_t n = codes.size(0);
   const std::int64_t k = codes.size(1);
-  const std::int64_t padded = kernels::Int8PaddedK(k);
-  const auto* from = codes.data_ptr<std::int8_t>();
   auto* tiles = panels.tiles.data_ptr<std::int8_t>();
   auto* row_sum = panels.row_sum.data_ptr<std::int32_t>();
-  const std::int64_t num_tiles = kernels::RoundUp(n, kernels::kInt8TileRows) / kernels::kInt8TileRows;
-  stream.ParallelFor(num_tiles, 1, [&](std::int64_t begin, std::int64_t end) {
-    const std::int64_t first = begin * kernels::kInt8TileRows;
-    const std::int64_t count = std::min(n, end * kernels::kInt8TileRows) - first;
-    kernels::PackInt8Weight(from + first * k, count, k, tiles + first * padded, row_sum + first);
-  });
-  return {tiles, scale.data_ptr<float>(), row_sum, n, k, padded};
+  PackInt8Codes(codes.data_ptr<std::int8_t>(), n, k, tiles, row_sum, stream);
+  return {tiles, scale.data_ptr<float>(), row_sum, n, k, kernels::Int8PaddedK(k)};
 }
 
 Tensor ApplyInt8QtLinear(const CodedInput& input, const Int8QtWeight& weight, Int8Panels& panels, Context& context) {

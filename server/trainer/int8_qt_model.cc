@@ -21,7 +21,7 @@ class Int8QtLinears : public CodedLinears {
   Int8QtLinears(const Int8QtOptions& options, const kernels::Stream& stream)
       : options_(options), rows_{.max_outliers = options.max_outliers}, stream_(stream) {}
 
-  bool trains_sources() const override { return false; }
+  Sources sources() const override { return Sources::kValues; }
 
   void AddLayer(const std::array<Source, model::kNumLinearKinds>& sources) override {
     auto& layer = layers_.emplace_back();

@@ -12,4 +12,8 @@ namespace nibble::trainer {
 // numbers of its tensor and element.
 void DrawWeights(const torch::Tensor& tensor, std::uint64_t seed, std::uint64_t number, const kernels::Stream& stream);
 
+// Fills A [r, K] of an adapter with U(-1/sqrt(K), 1/sqrt(K)). A value depends only on the seed, the number of its
+// linear and its element.
+void DrawAdapter(const torch::Tensor& a, std::uint64_t seed, std::uint64_t number);
+
 }  // namespace nibble::trainer

@@ -120,7 +120,7 @@ TEST_F(Int8LinearTest, AddsTheBiasAsServingDoes) {
   const Tensor got = ApplyInt8Linear({x_, std::make_shared<CodedRows>(rows)}, weight, options, 0, context_).detach();
   std::vector<float> want(9 * 30);
   ASSERT_TRUE(kernels::MatmulInt8({.x = rows.view(),
-                                   .w = weight.packed(),
+                                   .w = weight.packed.view(),
                                    .bias = weight.bias.data_ptr<float>(),
                                    .y = kernels::MakeMatrix(want.data(), kernels::DType::kF32, 9, 30)},
                                   context_.stream)

@@ -1,0 +1,127 @@
+#include "server/trainer/merge_aware_model.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/trainer/coded_model.h"
+#include "server/trainer/merged_linear.h"
+#include "server/trainer/random_weights.h"
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+namespace {
+
+using model::LinearKind;
+using torch::Tensor;
+
+class MergedLinears : public CodedLinears {
+ public:
+  MergedLinears(std::shared_ptr<const model::LoadedModel> base, const MergeAwareOptions& options,
+                const kernels::Stream& stream)
+      : base_(std::move(base)), options_(options), stream_(stream) {
+    std::int64_t largest = 0;
+    for (const model::LinearWeight& linear : base_->weights().layers[0].linears) {
+      largest = std::max(largest, linear.nf4.rows * linear.nf4.cols);
+    }
+    scratch_.values = torch::empty({largest}, torch::kFloat32);
+    scratch_.delta = torch::empty({largest}, torch::kFloat32);
+  }
+
+  Sources sources() const override { return Sources::kNone; }
+
+  void AddLayer(const std::array<Source, model::kNumLinearKinds>& sources) override {
+    const std::size_t l = layers_.size();
+    auto& layer = layers_.emplace_back();
+    for (std::size_t k = 0; k < sources.size(); ++k) {
+      const auto kind = static_cast<LinearKind>(k);
+      MergedWeight& linear = layer[k];
+      linear.base = base_->weights().layers[l].linears[k].nf4;
+      linear.bias = sources[k].bias;
+      if (!options_.adapter.has_target(kind)) continue;
+      const auto number = static_cast<std::int64_t>(l);
+      linear.scaling = options_.adapter.scaling();
+      linear.lora_a = AddParameter(model::LoraAName(number, kind), options_.adapter.rank, linear.base.cols);
+      linear.lora_b = AddParameter(model::LoraBName(number, kind), linear.base.rows, options_.adapter.rank);
+      parameters_.back().lr_factor = options_.lora_plus_ratio;
+      DrawAdapter(linear.lora_a, options_.init_seed, l * model::kNumLinearKinds + k);
+    }
+  }
+  void AddParameters(std::vector<Parameter>& parameters) override {
+    HoldGradients(tensors_, parameters_);
+    parameters.insert(parameters.end(), parameters_.begin(), parameters_.end());
+  }
+  void ReleaseGradients() override {
+    trainer::ReleaseGradients(tensors_, parameters_);
+    scratch_ = {};
+  }
+
+  void Refresh(std::int64_t layer) override {
+    for (MergedWeight& linear : layers_[static_cast<std::size_t>(layer)]) {
+      // The form of a frozen linear does not change.
+      if (linear.lora_a.defined() || !linear.merged.tiles.defined()) linear.Merge(scratch_, stream_);
+    }
+  }
+  const CodedRowOptions& rows() const override { return rows_; }
+  Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t /*draw*/,
+               AutogradContext& context) override {
+    if (input.rows != nullptr) return ApplyMergedLinear(input, Linear(layer, kind), context);
+    const CodedInput coded = {input.x, std::make_shared<CodedRows>(QuantizeRows(input.x, rows_, context))};
+    return ApplyMergedLinear(coded, Linear(layer, kind), context);
+  }
+  void Serve(std::int64_t layer, LinearKind kind, model::LinearWeight& weight) override {
+    weight.kind = model::LinearWeight::Kind::kInt8;
+    weight.int8 = Linear(layer, kind).merged.view();
+  }
+
+ private:
+  const MergedWeight& Linear(std::int64_t layer, LinearKind kind) const {
+    return layers_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(kind)];
+  }
+  Tensor AddParameter(std::string name, std::int64_t rows, std::int64_t cols) {
+    Tensor tensor = torch::zeros({rows, cols}, torch::kFloat32).requires_grad_(true);
+    tensors_.push_back(tensor);
+    parameters_.push_back({std::move(name), {rows, cols}, {}, {}});
+    return tensor;
+  }
+
+  const std::shared_ptr<const model::LoadedModel> base_;
+  const MergeAwareOptions options_;
+  const CodedRowOptions rows_ = {.max_outliers = kernels::kDefaultOutliers};  // as a conversion takes by default
+  const kernels::Stream stream_;
+  std::vector<std::array<MergedWeight, model::kNumLinearKinds>> layers_;
+  MergeScratch scratch_;
+  std::vector<Tensor> tensors_;
+  std::vector<Parameter> parameters_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ExactModel>> MakeMergeAwareModel(std::shared_ptr<const model::LoadedModel> base,
+                                                                const MergeAwareOptions& options,
+                                                                const kernels::Stream& stream) {
+  if (base->info().format != model::Format::kNf4) {
+    return absl::InvalidArgumentError(
+        base::StrCat("merge-aware qlora trains on an nf4 base, got ", model::Name(base->info().format)));
+  }
+  if (options.adapter.dropout > 0) {
+    return absl::InvalidArgumentError("merge-aware qlora has no dropout: its forward pass is the merged model's");
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base->directory()));
+  return MakeCodedModel(*artifact, base->config(),
+                        {.frozen = true,
+                         .bf16_backward = options.bf16_compute,
+                         .activation_checkpointing = options.activation_checkpointing,
+                         .max_positions = options.max_positions,
+                         .kv_dtype = kernels::DType::kBF16,
+                         .embedding_dtype = kernels::DType::kF32,
+                         .cancelled = options.cancelled},
+                        std::make_unique<MergedLinears>(std::move(base), options, stream), stream);
+}
+
+}  // namespace nibble::trainer

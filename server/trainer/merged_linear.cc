@@ -1,0 +1,111 @@
+#include "server/trainer/merged_linear.h"
+
+#include <torch/autograd.h>
+#include <torch/torch.h>
+
+#include "kernels/ops/matmul/matmul_dense.h"
+#include "kernels/ops/matmul/matmul_int8.h"
+#include "kernels/ops/quantize/dequantize_nf4.h"
+#include "server/trainer/saved_address.h"
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Context = nibble::trainer::AutogradContext;
+
+Tensor Forward(AutogradContext* ctx, const Tensor& x, const CodedRows& rows, const MergedWeight* weight,
+               Context* context) {
+  ThrowIfCancelled(context->cancelled);
+  Remember(ctx, "context", context);
+  Remember(ctx, "weight", weight);
+  const Tensor y = torch::empty({NumRows(x), weight->base.rows}, torch::kFloat32);
+  ThrowIfError(kernels::MatmulInt8({.x = rows.view(), .w = weight->merged.view(), .y = ViewOf(y)}, context->stream));
+  return y;
+}
+
+// g W [T, K] f32, with the codes of W in the scratch.
+Tensor InputGradient(const Tensor& g, const MergedWeight& weight, Context& context) {
+  const Tensor codes =
+      context.scratch.narrow(0, 0, weight.base.rows * weight.base.cols).view({weight.base.rows, weight.base.cols});
+  UnpackInt8(weight.merged.view(), codes, context.stream);
+  return torch::mm(PadTo(g * weight.merged.scale, codes.scalar_type()), codes)
+      .narrow(0, 0, g.size(0))
+      .to(torch::kFloat32)
+      .contiguous();
+}
+
+// Without an adapter. A separate function, because torch accepts no undefined tensors as inputs.
+struct FrozenMergedFunction : torch::autograd::Function<FrozenMergedFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const CodedRows* rows, const MergedWeight* weight,
+                        Context* context) {
+    return Forward(ctx, x, *rows, weight, context);
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    auto& context = Recall<Context>(ctx, "context");
+    ThrowIfCancelled(context.cancelled);
+    Tensor grad_x;
+    if (ctx->needs_input_grad(0)) {
+      grad_x = InputGradient(grads[0].contiguous(), Recall<const MergedWeight>(ctx, "weight"), context);
+    }
+    return {grad_x, Tensor(), Tensor(), Tensor()};
+  }
+};
+
+struct MergedFunction : torch::autograd::Function<MergedFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b, const CodedRows* rows,
+                        const MergedWeight* weight, Context* context) {
+    const Tensor y = Forward(ctx, x, *rows, weight, context);
+    ctx->saved_data["cols"] = rows->cols;
+    ctx->save_for_backward(
+        {a, b, rows->codes, rows->scale, rows->num_outliers, rows->outlier_index, rows->outlier_value});
+    return y;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    auto& context = Recall<Context>(ctx, "context");
+    const auto& weight = Recall<const MergedWeight>(ctx, "weight");
+    ThrowIfCancelled(context.cancelled);
+    const variable_list saved = ctx->get_saved_variables();
+    const CodedRows rows = {saved[2], saved[3], ctx->saved_data["cols"].toInt(), saved[4], saved[5], saved[6]};
+    const torch::ScalarType type = context.scratch.scalar_type();
+    const Tensor gradient = grads[0].contiguous();
+    Tensor grad_x;
+    if (ctx->needs_input_grad(0)) grad_x = InputGradient(gradient, weight, context);
+    const Tensor a = saved[0].to(type), b = saved[1].to(type);
+    const Tensor g = PadTo(gradient, type), x = PadTo(rows.Values(), type);
+    const Tensor grad_b = torch::mm(g.t(), torch::mm(x, a.t()).mul_(weight.scaling));
+    const Tensor grad_a = torch::mm(torch::mm(g, b).mul_(weight.scaling).t(), x);
+    return {grad_x, grad_a.to(torch::kFloat32), grad_b.to(torch::kFloat32), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+void MergedWeight::Merge(MergeScratch& scratch, const kernels::Stream& stream) {
+  const torch::NoGradGuard no_grad;
+  const std::int64_t elements = base.rows * base.cols;
+  const Tensor values = scratch.values.narrow(0, 0, elements).view({base.rows, base.cols});
+  ThrowIfError(kernels::DequantizeNf4({.w = base, .out = ViewOf(values)}, stream));
+  if (lora_a.defined()) {
+    // As convert::WeightReader: one multiply-add chain over the rank, then a multiplication, then an addition.
+    const Tensor delta = scratch.delta.narrow(0, 0, elements).view({base.rows, base.cols});
+    Tensor panels;
+    const kernels::PackedDenseWeight a = PackDense(lora_a.detach().t().contiguous(), panels);
+    ThrowIfError(kernels::MatmulDense({.x = ViewOf(lora_b.detach()), .w = a, .y = ViewOf(delta)}, stream));
+    values.add_(delta.mul_(static_cast<float>(scaling)));
+  }
+  merged = PackInt8Rows(values, {}, stream);
+}
+
+Tensor ApplyMergedLinear(const CodedInput& input, const MergedWeight& weight, Context& context) {
+  const CodedRows* rows = input.rows.get();
+  const Tensor y = weight.lora_a.defined()
+                       ? MergedFunction::apply(input.x, weight.lora_a, weight.lora_b, rows, &weight, &context)
+                       : FrozenMergedFunction::apply(input.x, rows, &weight, &context);
+  return weight.bias.defined() ? y + weight.bias : y;
+}
+
+}  // namespace nibble::trainer
