@@ -30,7 +30,7 @@ struct AdapterConfig {
   std::vector<LinearKind> targets;  // in the order of LinearKind, no duplicates
   // For programs that load the export: the base's SourceName, or its name on this server. Never followed here.
   std::string base_model_name_or_path;
-  // Only from an export (kBaseDigestKey): ArtifactInfo::weights_digest of the adapter's nf4 base. "": unknown.
+  // Only from an export (kBaseDigestKey): ArtifactInfo::weights_digest of the adapter's base. "": unknown.
   std::string base_digest;
 
   // The factor of B(A(x)): alpha / r, or alpha / sqrt(r) for rsLoRA.
