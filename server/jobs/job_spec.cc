@@ -99,7 +99,7 @@ void CheckRun(const JobSpec& spec, SpecChecker& check) {
 }
 
 bool IsLaterMethod(const std::string& method) {
-  for (const char* later : {"int8_qt", "aqt", "lora"}) {
+  for (const char* later : {"int8_qt", "aqt"}) {
     if (method == later) return true;
   }
   return false;

@@ -30,7 +30,7 @@ class Method {
 std::vector<const Method*> Methods();
 // Null if there is no such method.
 const Method* FindMethod(std::string_view name);
-// "qlora, bitnet_qat, full or int8_mixed", for messages.
+// "qlora, bitnet_qat, full, int8_mixed or lora", for messages.
 std::string MethodChoices();
 
 // Adds a method, which must have a new name and live until the process ends. Call it before the first job is read.
@@ -42,5 +42,6 @@ const Method& QLora();
 const Method& BitNetQat();
 const Method& Full();
 const Method& Int8Mixed();
+const Method& Lora();
 
 }  // namespace nibble::jobs

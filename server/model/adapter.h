@@ -18,7 +18,7 @@ inline constexpr char kAdapterConfigFile[] = "adapter_config.json";
 // warns of an unknown key in kAdapterConfigFile, where earlier builds wrote it.
 inline constexpr char kBaseDigestKey[] = "nibble_base_digest";
 inline constexpr std::int64_t kMaxLoraRank = 4096;
-// Maximum alpha of an import and of a job (server/jobs/qlora_method.cc). Far above any value in use; keeps scaled
+// Maximum alpha of an import and of a job (server/jobs/spec_checker.h). Far above any value in use; keeps scaled
 // weights far below f32's maximum.
 inline constexpr double kMaxLoraAlpha = 1e6;
 

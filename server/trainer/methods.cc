@@ -10,6 +10,7 @@ const RecipeRow kRecipes[] = {
     {jobs::kMethodBitNetQat, MakeBitNetRecipe},
     {jobs::kMethodFull, MakeFullRecipe},
     {jobs::kMethodInt8Mixed, MakeInt8MixedRecipe},
+    {jobs::kMethodLora, MakeLoraRecipe},
 };
 
 }  // namespace
