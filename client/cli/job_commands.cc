@@ -317,7 +317,7 @@ void AddPublish(CLI::App& group, Session& session) {
 
 void AddSpecFlags(CLI::App& sub, JobFlags& f) {
   sub.add_option("--method", f.method, "Training method")
-      ->check(CLI::IsMember({"qlora", "bitnet_qat", "full", "int8_mixed", "int8_qt"}));
+      ->check(CLI::IsMember({"qlora", "bitnet_qat", "full", "int8_mixed", "int8_qt", "lora"}));
   for (const SpecOption& option : SpecOptions()) {
     sub.add_option_function<std::string>(
            option.name, [&f, path = option.path](const std::string& text) { f.fields[path] = text; }, option.help)

@@ -96,7 +96,7 @@ absl::Status SetMethod(const std::string& method, v1::JobSpec& spec) {
   const auto* field = v1::JobSpec::descriptor()->FindFieldByName(method);
   if (field == nullptr || field->containing_oneof() == nullptr || field->containing_oneof()->name() != "method") {
     return base::FieldError("method",
-                            base::StrCat("got \"", method, "\", wanted qlora, bitnet_qat, full, int8_mixed or int8_qt"));
+                            base::StrCat("got \"", method, "\", wanted qlora, bitnet_qat, full, int8_mixed, int8_qt or lora"));
   }
   static_cast<void>(spec.GetReflection()->MutableMessage(&spec, field));
   return absl::OkStatus();
@@ -112,7 +112,7 @@ absl::Status SetLora(const JobFlags& flags, v1::JobSpec& spec) {
   if (spec.has_qlora()) return set(*spec.mutable_qlora());
   if (spec.has_lora()) return set(*spec.mutable_lora());
   return base::FieldError(flags.rank.has_value() ? "rank" : "alpha",
-                          "applies only to methods that train an adapter (qlora)");
+                          "applies only to methods that train an adapter (qlora, lora)");
 }
 
 // "100": steps; "0.03" and "3%": a share of all steps.

@@ -13,18 +13,18 @@ namespace {
 using base::StrCat;
 using model::Format;
 
-absl::StatusOr<model::ArtifactInfo> Join(base::FileSystem& files, const model::Artifact& nf4,
+absl::StatusOr<model::ArtifactInfo> Join(base::FileSystem& files, const model::Artifact& base,
                                          model::PeftAdapter adapter, const base::Json& provenance,
                                          const std::string& target, const char* made_of) {
   // The digest is stored only once: from here on in nibble.json.
   const std::string trained_on = std::exchange(adapter.config.base_digest, "");
-  const std::string& digest = nf4.info().weights_digest;
+  const std::string& digest = base.info().weights_digest;
   if (!trained_on.empty() && trained_on != digest) {
-    return base::WithReason(absl::FailedPreconditionError(StrCat("the adapter was trained on nf4 weights ", trained_on,
-                                                                 ", the base has ", digest)),
+    return base::WithReason(absl::FailedPreconditionError(
+                                StrCat("the adapter was trained on weights ", trained_on, ", the base has ", digest)),
                             "BASE_MISMATCH", {{"got", digest}, {"wanted", trained_on}});
   }
-  return MakeLoraModel(files, nf4, adapter.config, adapter.values, provenance, target, made_of);
+  return MakeLoraModel(files, base, adapter.config, adapter.values, provenance, target, made_of);
 }
 
 }  // namespace
@@ -43,7 +43,10 @@ absl::StatusOr<model::ArtifactInfo> MakeAdapterModel(base::FileSystem& files, co
                                                      const std::string& scratch, const std::string& target,
                                                      const kernels::Stream& stream, const char* made_of) {
   NIBBLE_RETURN_IF_ERROR(CheckAdapterBase(base.info()));
-  if (base.info().format == Format::kNf4) return Join(files, base, std::move(adapter), provenance, target, made_of);
+  const bool trained_on_base = adapter.config.base_digest == base.info().weights_digest;
+  if (base.info().format == Format::kNf4 || trained_on_base) {
+    return Join(files, base, std::move(adapter), provenance, target, made_of);
+  }
   NIBBLE_RETURN_IF_ERROR(
       ConvertModel(files, base, scratch, {.to = Format::kNf4, .measure_errors = false}, stream).status());
   absl::StatusOr<model::ArtifactInfo> made = [&]() -> absl::StatusOr<model::ArtifactInfo> {

@@ -15,10 +15,11 @@ namespace nibble::convert {
 // model.
 absl::Status CheckAdapterBase(const model::ArtifactInfo& info);
 
-// f32 and bf16 bases are quantized to nf4 under `scratch` (removed afterwards), as a qlora job does. The bytes are the
-// same each time, so a job's adapter gets exactly the weights that it was trained on. adapter.config.base_digest, if
-// set, must equal the weights_digest of the nf4 base. made_of becomes ArtifactInfo::source. On an error nothing is left
-// at `target`.
+// f32 and bf16 bases are quantized to nf4 under `scratch` (removed afterwards), as a qlora job does, unless
+// adapter.config.base_digest is the weights_digest of the float base: a lora job trained the adapter on it. The bytes
+// are the same each time, so a job's adapter gets exactly the weights that it was trained on. base_digest, if set, must
+// equal the weights_digest of the base that the adapter gets. made_of becomes ArtifactInfo::source. On an error nothing
+// is left at `target`.
 // Errors: FailedPrecondition (BASE_MISMATCH), those of CheckAdapterBase, ConvertModel and MakeLoraModel.
 absl::StatusOr<model::ArtifactInfo> MakeAdapterModel(base::FileSystem& files, const model::Artifact& base,
                                                      model::PeftAdapter adapter, const base::Json& provenance,

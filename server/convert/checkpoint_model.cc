@@ -11,6 +11,7 @@
 #include "server/convert/adapter_model.h"
 #include "server/convert/convert.h"
 #include "server/model/adapter.h"
+#include "server/model/peft_adapter.h"
 #include "server/model/safetensors.h"
 #include "server/model/tensor_table.h"
 
@@ -52,21 +53,37 @@ absl::StatusOr<model::SafetensorsFiles> OpenCheckpoint(const std::string& direct
   return model::OpenSafetensors(base::JoinPath(directory, kCheckpointTensorsFile));
 }
 
+// The adapter's options, and its values in the order of AdapterTensors.
+absl::StatusOr<model::PeftAdapter> ReadCheckpointAdapter(base::FileSystem& files, const model::ModelConfig& config,
+                                                         const std::string& directory) {
+  model::PeftAdapter adapter;
+  NIBBLE_ASSIGN_OR_RETURN(adapter.config, ReadAdapter(files, directory));
+  NIBBLE_ASSIGN_OR_RETURN(const model::SafetensorsFiles file, OpenCheckpoint(directory));
+  NIBBLE_ASSIGN_OR_RETURN(const auto found, FindValues(file, model::AdapterTensors(config, adapter.config)));
+  for (const std::span<const std::byte> bytes : found) {
+    std::vector<float>& value = adapter.values.emplace_back(bytes.size() / sizeof(float));
+    if (!bytes.empty()) std::memcpy(value.data(), bytes.data(), bytes.size());
+  }
+  return adapter;
+}
+
 }  // namespace
 
 absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                         const std::string& checkpoint_directory,
                                                         const base::Json& provenance, const std::string& scratch,
                                                         const std::string& target, const kernels::Stream& stream) {
-  model::PeftAdapter adapter;
-  NIBBLE_ASSIGN_OR_RETURN(adapter.config, ReadAdapter(files, checkpoint_directory));
-  NIBBLE_ASSIGN_OR_RETURN(const model::SafetensorsFiles file, OpenCheckpoint(checkpoint_directory));
-  NIBBLE_ASSIGN_OR_RETURN(const auto found, FindValues(file, model::AdapterTensors(base.config(), adapter.config)));
-  for (const std::span<const std::byte> bytes : found) {
-    std::vector<float>& value = adapter.values.emplace_back(bytes.size() / sizeof(float));
-    if (!bytes.empty()) std::memcpy(value.data(), bytes.data(), bytes.size());
-  }
+  NIBBLE_ASSIGN_OR_RETURN(model::PeftAdapter adapter,
+                          ReadCheckpointAdapter(files, base.config(), checkpoint_directory));
   return MakeAdapterModel(files, base, std::move(adapter), provenance, scratch, target, stream, kMadeOf);
+}
+
+absl::StatusOr<model::ArtifactInfo> MakeLoraCheckpointModel(base::FileSystem& files, const model::Artifact& base,
+                                                            const std::string& checkpoint_directory,
+                                                            const base::Json& provenance, const std::string& target) {
+  NIBBLE_ASSIGN_OR_RETURN(const model::PeftAdapter adapter,
+                          ReadCheckpointAdapter(files, base.config(), checkpoint_directory));
+  return MakeLoraModel(files, base, adapter.config, adapter.values, provenance, target, kMadeOf);
 }
 
 absl::StatusOr<model::ArtifactInfo> MakeTrainedCheckpointModel(

@@ -42,10 +42,6 @@ std::string_view Bytes(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-float At(const ConstMatrix& m, std::int64_t r, std::int64_t c) {
-  return m.dtype == DType::kF32 ? m.Row<float>(r)[c] : kernels::ToFloat(m.Row<kernels::BF16>(r)[c]);
-}
-
 // The first row that holds a NaN or an infinity, or -1. quantize_int8 requires finite rows: its maxima ignore a NaN.
 std::int64_t FirstRowNotFinite(const ConstMatrix& m, const kernels::Stream& stream) {
   std::vector<std::uint8_t> spoilt(static_cast<std::size_t>(m.rows), 0);

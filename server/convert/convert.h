@@ -57,9 +57,9 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
 
 // Makes int8 from f32, bf16, nf4 and lora, and a copy of an int8 model that a job trained, whose file is shared if
 // possible; nf4 and ternary from f32 and bf16; bf16 from f32, nf4 and lora. A lora model
-// is merged onto its DEQUANTIZED NF4 base, W + (B A) * scaling in f32, before it becomes int8 or is rounded to bf16
-// (peft#2105). One tensor is in memory at a time. Ternary codes are made exactly once, from master weights: a tensor or
-// model that is already ternary is refused. Embedding and head of a ternary model get the source's
+// is merged onto its base, W + (B A) * scaling in f32, before it becomes int8 or is rounded to bf16; an nf4 base is
+// DEQUANTIZED first (peft#2105). One tensor is in memory at a time. Ternary codes are made exactly once, from master
+// weights: a tensor or model that is already ternary is refused. Embedding and head of a ternary model get the source's
 // BitNetInfo::head_dtype (bf16 if it has none).
 // `target` must not exist, or must be empty. On any error nothing is left there.
 // Errors: InvalidArgument (options; an unsupported format pair; more input features than the format's product allows;
@@ -94,9 +94,10 @@ absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, co
                                                      const std::string& target, const char* made_of = "job",
                                                      const base::Cancelled& cancelled = {});
 
-// Makes a lora artifact from an nf4 base and an adapter. It shares the base's tensor file if possible
-// (ArtifactWriter::CreateOn). values: one f32 vector per tensor of AdapterTensors, in that order.
-absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& nf4_base,
+// Makes a lora artifact from a base in nf4, bf16 or f32 and an adapter. It shares the base's tensor file if possible
+// (ArtifactWriter::CreateOn). values: one f32 vector per tensor of AdapterTensors, in that order. Errors:
+// InvalidArgument (another base, BitNet masters; number of values), those of ArtifactWriter.
+absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& base,
                                                   const model::AdapterConfig& adapter,
                                                   const std::vector<std::vector<float>>& values,
                                                   const base::Json& provenance, const std::string& target,

@@ -111,8 +111,9 @@ absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, 
   NIBBLE_RETURN_IF_ERROR(directory->Put(model::kAdapterConfigFile, base::Dump(model::ToPeftConfig(adapter), 2) + "\n"));
   // PEFT's own card begins with the same front matter.
   NIBBLE_RETURN_IF_ERROR(directory->Put(
-      "README.md", StrCat("---\nlibrary_name: peft\n---\n\nA LoRA adapter of Nibble for an NF4 base (weights ",
-                          source.info().base_digest, "): rank ", adapter.rank, ", alpha ", adapter.alpha, ".\n")));
+      "README.md",
+      StrCat("---\nlibrary_name: peft\n---\n\nA LoRA adapter of Nibble for a base in ", Name(source.info().base_format),
+             " (weights ", source.info().base_digest, "): rank ", adapter.rank, ", alpha ", adapter.alpha, ".\n")));
   NIBBLE_RETURN_IF_ERROR(CopyCompanions(files, source, *directory));
   return directory->Keep();
 }

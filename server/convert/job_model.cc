@@ -5,6 +5,7 @@
 
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/convert/adapter_model.h"
 #include "server/convert/convert.h"
 #include "server/model/artifact_writer.h"
 #include "server/model/float_convert.h"
@@ -19,25 +20,24 @@ using kernels::DType;
 using model::Format;
 using model::TensorSpec;
 
-absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& nf4_base,
+absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& base,
                                                   const model::AdapterConfig& adapter,
                                                   const std::vector<std::vector<float>>& values,
                                                   const base::Json& provenance, const std::string& target,
                                                   const char* made_of, const base::Cancelled& cancelled) {
-  if (nf4_base.info().format != Format::kNf4) {
-    return absl::InvalidArgumentError(
-        StrCat("the base of an adapter is ", Name(nf4_base.info().format), ", wanted nf4"));
-  }
-  NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::CreateOn(files, target, nf4_base, cancelled));
-  NIBBLE_RETURN_IF_ERROR(writer->PutAdapter(nf4_base.config(), adapter, values));
-  NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(nf4_base.directory()));
-  model::ArtifactInfo info = nf4_base.info();
+  NIBBLE_RETURN_IF_ERROR(CheckAdapterBase(base.info()));
+  NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::CreateOn(files, target, base, cancelled));
+  NIBBLE_RETURN_IF_ERROR(writer->PutAdapter(base.config(), adapter, values));
+  NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(base.directory()));
+  model::ArtifactInfo info = base.info();
   info.format = Format::kLora;
-  info.base_digest = nf4_base.info().weights_digest;
+  info.base_format = base.info().format;
+  info.trained_outliers.reset();  // the adapter was trained with float products
+  info.base_digest = base.info().weights_digest;
   info.source = made_of;
   info.recorded_by.clear();
   info.provenance = provenance;
-  return writer->Finish(nf4_base.config(), std::move(info));
+  return writer->Finish(base.config(), std::move(info));
 }
 
 namespace {

@@ -25,11 +25,11 @@ absl::StatusOr<WeightReader> WeightReader::Open(const model::Artifact& source, c
   reader.cols_ = reader.view_.shape[1];
   if (reader.view_.dtype == DType::kU8) {
     NIBBLE_RETURN_IF_ERROR(reader.OpenNf4(source, name));
-    if (source.adapter().has_value()) NIBBLE_RETURN_IF_ERROR(reader.OpenAdapter(source, name));
   } else if (reader.view_.dtype != DType::kF32 && reader.view_.dtype != DType::kBF16) {
     return absl::InvalidArgumentError(
         StrCat(name, " is ", kernels::Name(reader.view_.dtype), ", which cannot be converted again"));
   }
+  if (source.adapter().has_value()) NIBBLE_RETURN_IF_ERROR(reader.OpenAdapter(source, name));
   return reader;
 }
 
@@ -72,20 +72,36 @@ absl::Status WeightReader::OpenAdapter(const model::Artifact& source, const std:
 
 absl::StatusOr<kernels::ConstMatrix> WeightReader::Rows(std::int64_t begin, std::int64_t end) {
   const std::int64_t count = end - begin;
-  if (view_.dtype != DType::kU8) {
-    const std::byte* at = view_.bytes.data() + begin * cols_ * kernels::SizeOf(view_.dtype);
-    return kernels::MakeConstMatrix(at, view_.dtype, count, cols_);
-  }
+  if (view_.dtype != DType::kU8 && rank_ == 0) return Stored(begin, end);
+  NIBBLE_RETURN_IF_ERROR(Widen(begin, end));
+  if (rank_ > 0) NIBBLE_RETURN_IF_ERROR(AddDelta(begin, end));
+  return kernels::MakeConstMatrix(values_.data(), DType::kF32, count, cols_);
+}
+
+kernels::ConstMatrix WeightReader::Stored(std::int64_t begin, std::int64_t end) const {
+  const std::byte* at = view_.bytes.data() + begin * cols_ * kernels::SizeOf(view_.dtype);
+  return kernels::MakeConstMatrix(at, view_.dtype, end - begin, cols_);
+}
+
+absl::Status WeightReader::Widen(std::int64_t begin, std::int64_t end) {
+  const std::int64_t count = end - begin;
   values_.resize(static_cast<std::size_t>(count * cols_));
+  if (view_.dtype != DType::kU8) {
+    const kernels::ConstMatrix stored = Stored(begin, end);
+    stream_.ParallelFor(count, 16, [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t r = from; r < to; ++r) {
+        for (std::int64_t c = 0; c < cols_; ++c) values_[static_cast<std::size_t>(r * cols_ + c)] = At(stored, r, c);
+      }
+    });
+    return absl::OkStatus();
+  }
   kernels::DequantizeNf4Args args;
   args.w.codes = reinterpret_cast<const std::uint8_t*>(view_.bytes.data()) + begin * kernels::Nf4RowBytes(cols_);
   args.w.absmax = absmax_.data() + begin * kernels::Nf4RowBlocks(cols_);
   args.w.rows = count;
   args.w.cols = cols_;
   args.out = kernels::MakeMatrix(values_.data(), DType::kF32, count, cols_);
-  NIBBLE_RETURN_IF_ERROR(kernels::DequantizeNf4(args, stream_));
-  if (rank_ > 0) NIBBLE_RETURN_IF_ERROR(AddDelta(begin, end));
-  return kernels::MakeConstMatrix(values_.data(), DType::kF32, count, cols_);
+  return kernels::DequantizeNf4(args, stream_);
 }
 
 // values += (B A) * scaling. Per element: one multiply-add chain over the rank, then a multiplication, then an

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/dtype.h"
 #include "kernels/matrix.h"
 #include "kernels/stream.h"
 #include "server/model/artifact.h"
@@ -13,7 +14,13 @@
 
 namespace nibble::convert {
 
-// One weight [N, K] as f32 or bf16 rows: a float tensor as stored, NF4 dequantized, lora merged.
+// An element of an f32 or bf16 matrix.
+inline float At(const kernels::ConstMatrix& m, std::int64_t r, std::int64_t c) {
+  return m.dtype == kernels::DType::kF32 ? m.Row<float>(r)[c] : kernels::ToFloat(m.Row<kernels::BF16>(r)[c]);
+}
+
+// One weight [N, K] as f32 or bf16 rows: a float tensor as stored; NF4 dequantized to f32; a weight with an adapter
+// merged in f32, W + (B A) * scaling.
 class WeightReader {
  public:
   static absl::StatusOr<WeightReader> Open(const model::Artifact& source, const std::string& name,
@@ -27,6 +34,10 @@ class WeightReader {
   explicit WeightReader(const kernels::Stream& stream) : stream_(stream) {}
   absl::Status OpenNf4(const model::Artifact& source, const std::string& name);
   absl::Status OpenAdapter(const model::Artifact& source, const std::string& name);
+  // Rows of a float weight as stored.
+  kernels::ConstMatrix Stored(std::int64_t begin, std::int64_t end) const;
+  // Writes rows [begin, end) of the base to values_.
+  absl::Status Widen(std::int64_t begin, std::int64_t end);
   absl::Status AddDelta(std::int64_t begin, std::int64_t end);
 
   kernels::Stream stream_;
@@ -38,7 +49,7 @@ class WeightReader {
   std::vector<float> lora_b_;  // lora: [N, r]
   std::int64_t rank_ = 0;      // 0: no adapter on this weight
   float scaling_ = 0;
-  std::vector<float> values_;
+  std::vector<float> values_;  // rows in f32, of nf4 or with an adapter
   std::vector<float> delta_;
 };
 

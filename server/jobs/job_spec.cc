@@ -99,7 +99,7 @@ void CheckRun(const JobSpec& spec, SpecChecker& check) {
 }
 
 bool IsLaterMethod(const std::string& method) {
-  for (const char* later : {"aqt", "lora"}) {
+  for (const char* later : {"aqt"}) {
     if (method == later) return true;
   }
   return false;

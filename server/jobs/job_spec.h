@@ -20,6 +20,7 @@ inline constexpr char kMethodBitNetQat[] = "bitnet_qat";
 inline constexpr char kMethodFull[] = "full";
 inline constexpr char kMethodInt8Mixed[] = "int8_mixed";
 inline constexpr char kMethodInt8Qt[] = "int8_qt";
+inline constexpr char kMethodLora[] = "lora";
 
 struct DataConfig {
   std::optional<std::string> format;  // text | prompt_completion | chat; default: the dataset's own
@@ -32,17 +33,21 @@ struct DataConfig {
   std::optional<bool> add_special_tokens;  // those that the tokenizer puts around a text; default: not for chat
 };
 
-struct QLoraMethod {
+// Adapters on a frozen base.
+struct LoraMethod {
   std::int64_t r = 16;
   double alpha = 32.0;
   double dropout = 0.0;
   std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                              "gate_proj", "up_proj", "down_proj"};
   bool use_rslora = false;             // scale alpha / sqrt(r) instead of alpha / r
-  bool double_quant = true;            // int8 absmax in blocks of 256
   std::string compute_dtype = "bf16";  // bf16 | fp32
   std::int64_t seed = 0;               // for the adapters' initial values
   double lora_plus_ratio = 1.0;        // learning rate of B / that of A
+};
+
+struct QLoraMethod : LoraMethod {
+  bool double_quant = true;  // int8 absmax in blocks of 256
 };
 
 struct BitNetQatMethod {
@@ -130,6 +135,7 @@ struct JobSpec {
   FullMethod full;             // for method full
   Int8MixedMethod int8_mixed;  // for method int8_mixed
   Int8QtMethod int8_qt;        // for method int8_qt
+  LoraMethod lora;             // for method lora
   OptimConfig optim;
   RunConfig run;
   std::map<std::string, std::string> labels;  // at most 16

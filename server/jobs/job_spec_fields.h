@@ -93,14 +93,20 @@ struct SpecFields<DataConfig> {
 };
 
 template <>
+struct SpecFields<LoraMethod> {
+  static constexpr auto kFields =
+      std::tuple(SpecField("r", &LoraMethod::r).Between(1, 4096), SpecField("alpha", &LoraMethod::alpha),
+                 SpecField("dropout", &LoraMethod::dropout), SpecField("target_modules", &LoraMethod::target_modules),
+                 SpecField("use_rslora", &LoraMethod::use_rslora),
+                 SpecField("compute_dtype", &LoraMethod::compute_dtype).OneOf(kComputeDtypes),
+                 SpecField("seed", &LoraMethod::seed).Between(0).DefaultsToRunSeed(),
+                 SpecField("lora_plus_ratio", &LoraMethod::lora_plus_ratio));
+};
+
+template <>
 struct SpecFields<QLoraMethod> {
-  static constexpr auto kFields = std::tuple(
-      SpecField("r", &QLoraMethod::r).Between(1, 4096), SpecField("alpha", &QLoraMethod::alpha),
-      SpecField("dropout", &QLoraMethod::dropout), SpecField("target_modules", &QLoraMethod::target_modules),
-      SpecField("use_rslora", &QLoraMethod::use_rslora), SpecField("double_quant", &QLoraMethod::double_quant),
-      SpecField("compute_dtype", &QLoraMethod::compute_dtype).OneOf(kComputeDtypes),
-      SpecField("seed", &QLoraMethod::seed).Between(0).DefaultsToRunSeed(),
-      SpecField("lora_plus_ratio", &QLoraMethod::lora_plus_ratio));
+  static constexpr auto kFields = std::tuple_cat(SpecFields<LoraMethod>::kFields,
+                                                 std::tuple(SpecField("double_quant", &QLoraMethod::double_quant)));
 };
 
 template <>
@@ -177,16 +183,16 @@ struct SpecFields<RunConfig> {
 
 template <>
 struct SpecFields<JobSpec> {
-  static constexpr auto kFields =
-      std::tuple(SpecField("display_name", &JobSpec::display_name), SpecField("method", &JobSpec::method).InApi(""),
-                 SpecField("base_model", &JobSpec::base_model), SpecField("train_dataset", &JobSpec::train_dataset),
-                 SpecField("eval_dataset", &JobSpec::eval_dataset), SpecField("eval_fraction", &JobSpec::eval_fraction),
-                 SpecField("output_model", &JobSpec::output_model).InApi("publish.output_model"),
-                 SpecField("device", &JobSpec::device).InApi(""), SpecField("data", &JobSpec::data),
-                 SpecField("qlora", &JobSpec::qlora).OfMethod(),
-                 SpecField("bitnet_qat", &JobSpec::bitnet_qat).OfMethod(), SpecField("full", &JobSpec::full).OfMethod(),
-                 SpecField("int8_mixed", &JobSpec::int8_mixed).OfMethod(), SpecField("int8_qt", &JobSpec::int8_qt).OfMethod(), SpecField("optim", &JobSpec::optim),
-                 SpecField("run", &JobSpec::run), SpecField("labels", &JobSpec::labels).InApi(""));
+  static constexpr auto kFields = std::tuple(
+      SpecField("display_name", &JobSpec::display_name), SpecField("method", &JobSpec::method).InApi(""),
+      SpecField("base_model", &JobSpec::base_model), SpecField("train_dataset", &JobSpec::train_dataset),
+      SpecField("eval_dataset", &JobSpec::eval_dataset), SpecField("eval_fraction", &JobSpec::eval_fraction),
+      SpecField("output_model", &JobSpec::output_model).InApi("publish.output_model"),
+      SpecField("device", &JobSpec::device).InApi(""), SpecField("data", &JobSpec::data),
+      SpecField("qlora", &JobSpec::qlora).OfMethod(), SpecField("bitnet_qat", &JobSpec::bitnet_qat).OfMethod(),
+      SpecField("full", &JobSpec::full).OfMethod(), SpecField("int8_mixed", &JobSpec::int8_mixed).OfMethod(),
+      SpecField("int8_qt", &JobSpec::int8_qt).OfMethod(), SpecField("lora", &JobSpec::lora).OfMethod(), SpecField("optim", &JobSpec::optim),
+      SpecField("run", &JobSpec::run), SpecField("labels", &JobSpec::labels).InApi(""));
 };
 
 // A struct of job_spec.h, in contrast to the values of its fields.

@@ -7,7 +7,7 @@ namespace nibble::jobs {
 namespace {
 
 MethodTable<Method>& Table() {
-  static auto& table = *new MethodTable<Method>({&QLora(), &BitNetQat(), &Full(), &Int8Mixed(), &Int8Qt()});
+  static auto& table = *new MethodTable<Method>({&QLora(), &BitNetQat(), &Full(), &Int8Mixed(), &Int8Qt(), &Lora()});
   return table;
 }
 

@@ -30,7 +30,7 @@ class Method {
 std::vector<const Method*> Methods();
 // Null if there is no such method.
 const Method* FindMethod(std::string_view name);
-// "qlora, bitnet_qat, full, int8_mixed or int8_qt", for messages.
+// "qlora, bitnet_qat, full, int8_mixed, int8_qt or lora", for messages.
 std::string MethodChoices();
 
 // Adds a method, which must have a new name and live until the process ends. Call it before the first job is read.
@@ -43,5 +43,6 @@ const Method& BitNetQat();
 const Method& Full();
 const Method& Int8Mixed();
 const Method& Int8Qt();
+const Method& Lora();
 
 }  // namespace nibble::jobs

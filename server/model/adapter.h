@@ -18,7 +18,7 @@ inline constexpr char kAdapterConfigFile[] = "adapter_config.json";
 // warns of an unknown key in kAdapterConfigFile, where earlier builds wrote it.
 inline constexpr char kBaseDigestKey[] = "nibble_base_digest";
 inline constexpr std::int64_t kMaxLoraRank = 4096;
-// Maximum alpha of an import and of a job (server/jobs/qlora_method.cc). Far above any value in use; keeps scaled
+// Maximum alpha of an import and of a job (server/jobs/spec_checker.h). Far above any value in use; keeps scaled
 // weights far below f32's maximum.
 inline constexpr double kMaxLoraAlpha = 1e6;
 
@@ -30,7 +30,7 @@ struct AdapterConfig {
   std::vector<LinearKind> targets;  // in the order of LinearKind, no duplicates
   // For programs that load the export: the base's SourceName, or its name on this server. Never followed here.
   std::string base_model_name_or_path;
-  // Only from an export (kBaseDigestKey): ArtifactInfo::weights_digest of the adapter's nf4 base. "": unknown.
+  // Only from an export (kBaseDigestKey): ArtifactInfo::weights_digest of the adapter's base. "": unknown.
   std::string base_digest;
 
   // The factor of B(A(x)): alpha / r, or alpha / sqrt(r) for rsLoRA.

@@ -26,6 +26,7 @@ constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 constexpr std::uint64_t kMaxSmallFileBytes = 64 << 20;
 constexpr std::size_t kPieceBytes = 1 << 20;  // hashed between two checks for cancellation
 constexpr int kLayoutVersion = 1;
+constexpr char kBaseFormatKey[] = "base_format";
 constexpr Format kFormats[] = {Format::kF32,  Format::kBF16,    Format::kNf4,
                                Format::kInt8, Format::kTernary, Format::kLora};
 
@@ -59,6 +60,15 @@ absl::StatusOr<int> GetOutliers(const Json& json, const char* key) {
         StrCat(kInfoFile, ": \"", key, "\" is ", outliers, ", wanted 0 to ", kernels::kMaxOutliers));
   }
   return static_cast<int>(outliers);
+}
+
+absl::StatusOr<Format> GetBaseFormat(const Json& json, Format format) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(json, kBaseFormatKey, kInfoFile));
+  for (const Format base : {Format::kNf4, Format::kBF16, Format::kF32}) {
+    if (format == Format::kLora && name == Name(base)) return base;
+  }
+  return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"", kBaseFormatKey, "\" is \"", name.substr(0, 32),
+                                           "\" in a model in ", Name(format), ", wanted nf4, bf16 or f32 in lora"));
 }
 
 absl::StatusOr<BitNetInfo> ParseBitNetInfo(const Json& json) {
@@ -138,6 +148,8 @@ Json ToJson(const ArtifactInfo& info) {
   Json json = Json::object();
   json["version"] = kLayoutVersion;
   json["format"] = Name(info.format);
+  // Absent for nf4, as in the files of versions that knew no other base.
+  if (info.format == Format::kLora && info.base_format != Format::kNf4) json[kBaseFormatKey] = Name(info.base_format);
   json["act_outliers"] = info.act_outliers;
   json["kv_dtype"] = kernels::Name(info.kv_dtype);
   json["int8_head"] = info.int8_head;
@@ -166,6 +178,9 @@ absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const Json& json) {
   ArtifactInfo info;
   NIBBLE_ASSIGN_OR_RETURN(const std::string format, base::GetString(json, "format", kInfoFile));
   NIBBLE_ASSIGN_OR_RETURN(info.format, ParseFormat(format));
+  if (json.contains(kBaseFormatKey)) {
+    NIBBLE_ASSIGN_OR_RETURN(info.base_format, GetBaseFormat(json, info.format));
+  }
   NIBBLE_ASSIGN_OR_RETURN(info.act_outliers, GetOutliers(json, "act_outliers"));
   if (json.contains("trained_outliers")) {
     NIBBLE_ASSIGN_OR_RETURN(info.trained_outliers, GetOutliers(json, "trained_outliers"));

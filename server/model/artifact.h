@@ -11,7 +11,9 @@
 //                 source's type
 //     ternary     NAME u8 [N, ceil(K/4)] and NAME_scale f32 [1] (linears; kernels/formats/ternary.h, rows); norms and
 //                 biases f32; embedding and head f32 or bf16
-//     lora        adapter_model.safetensors and adapter_config.json as PEFT writes them, beside the nf4 base's tensors
+//     lora        adapter_model.safetensors and adapter_config.json as PEFT writes them, beside the tensors of the
+//     base,
+//                 which is nf4, bf16 or f32
 //   record.bin               optional: the proof that verify replays (docs/numerics.md 10)
 #pragma once
 #include <cstdint>
@@ -33,7 +35,7 @@
 namespace nibble::model {
 
 enum class Format { kF32, kBF16, kNf4, kInt8, kTernary, kLora };
-const char* Name(Format format);  // "f32", ..., "lora" (nf4 base and one adapter)
+const char* Name(Format format);  // "f32", ..., "lora" (a base and one adapter)
 absl::StatusOr<Format> ParseFormat(std::string_view text);
 
 enum class Determinism { kBitwise, kBestEffort };  // kBitwise: int8 and ternary
@@ -48,6 +50,7 @@ struct BitNetInfo {
 
 struct ArtifactInfo {
   Format format = Format::kF32;
+  Format base_format = Format::kNf4;                // lora: of the base, kNf4, kBF16 or kF32
   int act_outliers = 0;                             // int8: maximum outliers per activation row
   kernels::DType kv_dtype = kernels::DType::kBF16;  // K and V are rounded to it before any use
   bool int8_head = false;                           // int8: the head (and a tied embedding) is int8 too
@@ -60,6 +63,8 @@ struct ArtifactInfo {
   base::Json provenance = base::Json::object();  // job id, dataset digest, tokenizer digest, config digest, ...
 
   Determinism determinism() const;
+  // The format of the tensors in model.safetensors: that of the base for lora.
+  Format weight_format() const { return format == Format::kLora ? base_format : format; }
   bool is_masters() const { return bitnet.has_value() && format != Format::kTernary; }
 };
 

@@ -35,9 +35,8 @@ class LoadedModelBuilder {
           "RAW_MASTERS");
     }
     NIBBLE_RETURN_IF_ERROR(CheckInFeatures(config_, info_));
-    weights.input_dtype = info_.format == Format::kNf4 || info_.format == Format::kLora || info_.format == Format::kBF16
-                              ? DType::kBF16
-                              : DType::kF32;
+    const Format format = info_.weight_format();
+    weights.input_dtype = format == Format::kNf4 || format == Format::kBF16 ? DType::kBF16 : DType::kF32;
     weights.kv_dtype = info_.kv_dtype;
     weights.act_outliers = info_.act_outliers;
     if (info_.format == Format::kTernary) {
@@ -188,7 +187,7 @@ class LoadedModelBuilder {
   absl::StatusOr<LinearWeight> Linear(const std::string& path, std::int64_t rows, std::int64_t cols) {
     const std::string name = path + ".weight";
     LinearWeight weight;
-    switch (info_.format) {
+    switch (info_.weight_format()) {
       case Format::kInt8: {
         weight.kind = LinearWeight::Kind::kInt8;
         NIBBLE_ASSIGN_OR_RETURN(weight.int8, Int8(name, rows, cols));
@@ -199,11 +198,9 @@ class LoadedModelBuilder {
         NIBBLE_ASSIGN_OR_RETURN(weight.ternary, Ternary(name, rows, cols));
         break;
       }
-      case Format::kNf4:
-      case Format::kLora: {
+      case Format::kNf4: {
         weight.kind = LinearWeight::Kind::kNf4;
         NIBBLE_ASSIGN_OR_RETURN(weight.nf4, Nf4(name, rows, cols));
-        if (info_.format == Format::kLora) NIBBLE_RETURN_IF_ERROR(Lora(path, rows, cols, &weight));
         break;
       }
       default: {
@@ -211,6 +208,7 @@ class LoadedModelBuilder {
         NIBBLE_ASSIGN_OR_RETURN(weight.library, FloatMatrix(name, rows, cols));
       }
     }
+    if (info_.format == Format::kLora) NIBBLE_RETURN_IF_ERROR(Lora(path, rows, cols, &weight));
     if (artifact_.tensors().contains(path + ".bias")) {
       NIBBLE_ASSIGN_OR_RETURN(weight.bias, FloatVector(path + ".bias", rows));
     }

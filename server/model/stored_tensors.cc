@@ -16,13 +16,12 @@ using base::StrCat;
 using kernels::DType;
 
 bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo& info) {
-  switch (info.format) {
+  switch (info.weight_format()) {
     case Format::kInt8:
       return role == TensorRole::kLinear ||
              (info.int8_head &&
               (role == TensorRole::kHead || (role == TensorRole::kEmbedding && config.tied_embeddings)));
     case Format::kNf4:
-    case Format::kLora:
     case Format::kTernary: return role == TensorRole::kLinear;
     default: return false;
   }
@@ -33,7 +32,7 @@ absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& confi
   for (const TensorSpec& spec : RequiredTensors(config)) {
     if (!IsQuantized(spec.role, config, info)) {
       std::vector<DType> dtypes;
-      switch (info.format) {
+      switch (info.weight_format()) {
         case Format::kF32: dtypes = {DType::kF32}; break;
         case Format::kBF16: dtypes = {DType::kBF16}; break;
         // Norms and biases are widened; embedding and head may have either type.

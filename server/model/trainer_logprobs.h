@@ -1,4 +1,4 @@
-// trainer_logprobs.json: the logprobs that the trainer computed with an adapter on its nf4 base. Such a model is served
+// trainer_logprobs.json: the logprobs that the trainer computed with an adapter on its base. Such a model is served
 // without promised bits, so the difference between serving and training is measured instead
 // (docs/numerics.md 10).
 #pragma once

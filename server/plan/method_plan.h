@@ -57,7 +57,7 @@ class MethodPlan {
   // Name, defaults and checks of the method's own fields.
   virtual const jobs::Method& method() const = 0;
   const char* name() const { return method().name(); }
-  // InvalidArgument (FIELD_VIOLATION) if the method does not take this base.
+  // InvalidArgument (FIELD_VIOLATION) if the method does not take this base; Unimplemented if that is planned.
   virtual absl::Status CheckBase(const JobInputs& inputs) const = 0;
   // Whether it trains an adapter on the base, and not the weights themselves.
   virtual bool trains_adapter() const = 0;
@@ -115,5 +115,6 @@ const MethodPlan& BitNetQatPlan();
 const MethodPlan& FullPlan();
 const MethodPlan& Int8MixedPlan();
 const MethodPlan& Int8QtPlan();
+const MethodPlan& LoraPlan();
 
 }  // namespace nibble::plan

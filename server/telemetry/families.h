@@ -136,7 +136,7 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Histogram, load_seconds, Spread, "nibble_model_load_duration_seconds",
                 "Time to make a model ready to serve");
   NIBBLE_FAMILY(Gauge, trainer_difference, Level, "nibble_train_serve_logprob_max_abs_difference",
-                "Adapter on its nf4 base, when loaded: largest logprob difference from its trainer, in nats");
+                "Adapter on its base, when loaded: largest logprob difference from its trainer, in nats");
   NIBBLE_FAMILY(Gauge, jobs, Level, "nibble_jobs", "Jobs by method and state");
   NIBBLE_FAMILY(Counter, jobs_created, Count, "nibble_jobs_created_total", "Jobs accepted");
   NIBBLE_FAMILY(Counter, jobs_finished, Count, "nibble_jobs_finished_total",

@@ -9,11 +9,8 @@
 #include "kernels/ops/attention/rope.h"
 #include "kernels/ops/elementwise/gated_mul.h"
 #include "kernels/ops/elementwise/gated_mul_backward.h"
-#include "kernels/ops/matmul/matmul_dense.h"
-#include "kernels/ops/matmul/matmul_nf4.h"
 #include "kernels/ops/norm/rms_norm.h"
 #include "kernels/ops/norm/rms_norm_backward.h"
-#include "kernels/ops/quantize/dequantize_nf4.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -26,119 +23,6 @@ using torch::autograd::variable_list;
 using Context = nibble::trainer::AutogradContext;
 
 Context& ContextOf(AutogradContext* ctx) { return Recall<Context>(ctx, "context"); }
-
-Tensor Dequantize(const kernels::Nf4Weight& weight, Context& context) {
-  Tensor out = context.scratch.narrow(0, 0, weight.rows * weight.cols).view({weight.rows, weight.cols});
-  ThrowIfError(kernels::DequantizeNf4({.w = weight, .out = ViewOf(out)}, context.stream));
-  return out;
-}
-
-// Returns f32 [T, N]. The serving kernel multiplies bf16 rows; torch multiplies f32 rows, which are not served.
-Tensor FrozenProduct(const Tensor& x, const Nf4Linear& linear, Context& context) {
-  ThrowIfCancelled(context.cancelled);
-  const std::int64_t rows = linear.weight.rows;
-  if (x.scalar_type() == torch::kBFloat16) {
-    const Tensor y = context.transient.Empty({x.size(0), rows});
-    ThrowIfError(
-        kernels::MatmulNf4({.x = ViewOf(x), .w = linear.weight, .bias = linear.bias, .y = ViewOf(y)}, context.stream));
-    return y;
-  }
-  const Tensor weight = Dequantize(linear.weight, context);
-  if (linear.bias == nullptr) return torch::mm(x, weight.t());
-  return torch::addmm(torch::from_blob(const_cast<float*>(linear.bias), {rows}), x, weight.t());
-}
-
-// y = x w^T, or y += x w^T, with the kernel that serves adapters.
-void MultiplyDense(const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate, Context& context) {
-  Tensor panels;
-  ThrowIfError(kernels::MatmulDense(
-      {.x = ViewOf(x), .w = PackDense(w, panels), .y = ViewOf(y), .accumulate = accumulate}, context.stream));
-}
-
-// y += scaling * (x A^T) B^T. Returns scaling * x A^T [T, r] f32. For bf16 rows it uses serving's kernels in serving's
-// order.
-Tensor AddAdapter(const Tensor& x, const Tensor& a, const Tensor& b, double scaling, const Tensor& y,
-                  Context& context) {
-  const auto factor = static_cast<float>(scaling);
-  if (x.scalar_type() == torch::kFloat32) {
-    const Tensor down = torch::mm(x, a.t()).mul_(factor);
-    y.addmm_(down, b.t());
-    return down;
-  }
-  Tensor down = torch::empty({x.size(0), a.size(0)}, torch::kFloat32);
-  MultiplyDense(x, a, down, false, context);
-  down.mul_(factor);
-  MultiplyDense(down, b, y, true, context);
-  return down;
-}
-
-const Nf4Linear& LinearOf(AutogradContext* ctx) { return Recall<const Nf4Linear>(ctx, "linear"); }
-
-// A linear without an adapter. It keeps only the packed weight, by reference. A separate function, because torch
-// accepts no undefined tensors as inputs.
-struct FrozenNf4LinearFunction : torch::autograd::Function<FrozenNf4LinearFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Nf4Linear* linear, Context* context) {
-    Remember(ctx, "context", context);
-    Remember(ctx, "linear", linear);
-    ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
-    return FrozenProduct(x, *linear, *context);
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    Context& context = ContextOf(ctx);
-    ThrowIfCancelled(context.cancelled);
-    if (!ctx->needs_input_grad(0)) return {Tensor(), Tensor(), Tensor()};
-    const Tensor g = grads[0].contiguous().to(context.scratch.scalar_type());
-    const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
-    return {torch::mm(g, Dequantize(LinearOf(ctx).weight, context)).to(type), Tensor(), Tensor()};
-  }
-};
-
-struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b,
-                        const Nf4Linear* linear, std::optional<DropoutKey> key, Context* context) {
-    Remember(ctx, "context", context);
-    Remember(ctx, "linear", linear);
-    const bool drops = key.has_value() && linear->dropout > 0;
-    ctx->saved_data["drops"] = drops;
-    if (drops) {
-      ctx->saved_data["seed"] = static_cast<std::int64_t>(key->seed);
-      ctx->saved_data["stream"] = static_cast<std::int64_t>(key->stream);
-    }
-    Tensor y = FrozenProduct(x, *linear, *context);
-    const Tensor dropped = drops ? Dropout(x, linear->dropout, *key, context->stream).Apply(x.contiguous()) : x;
-    const Tensor down = AddAdapter(dropped, a, b, linear->scaling, y, *context);
-    ctx->save_for_backward({x, a, b, down.to(x.scalar_type())});
-    return y;
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    Context& context = ContextOf(ctx);
-    ThrowIfCancelled(context.cancelled);
-    const Nf4Linear& linear = LinearOf(ctx);
-    const variable_list saved = ctx->get_saved_variables();
-    const torch::ScalarType type = context.scratch.scalar_type();
-    const Tensor x = saved[0].to(type), a = saved[1].to(type), b = saved[2].to(type);
-    const Tensor down = saved[3].to(type);  // already scaled
-    const Tensor g = grads[0].contiguous().to(type);
-    Tensor grad_x, grad_a;
-    if (ctx->needs_input_grad(0)) grad_x = torch::mm(g, Dequantize(linear.weight, context));
-    const Tensor grad_b = torch::mm(g.t(), down).to(torch::kFloat32);
-    const Tensor grad_down = torch::mm(g, b).mul_(linear.scaling);
-    if (ctx->saved_data["drops"].toBool()) {
-      const DropoutKey key = {static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()),
-                              static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt())};
-      const Dropout dropout(x, linear.dropout, key, context.stream);
-      grad_a = torch::mm(grad_down.t(), dropout.Apply(x.contiguous())).to(torch::kFloat32);
-      if (grad_x.defined()) grad_x.add_(dropout.Apply(torch::mm(grad_down, a)));
-    } else {
-      grad_a = torch::mm(grad_down.t(), x).to(torch::kFloat32);
-      if (grad_x.defined()) grad_x.addmm_(grad_down, a);
-    }
-    if (grad_x.defined()) grad_x = grad_x.to(saved[0].scalar_type());
-    return {grad_x, grad_a, grad_b, Tensor(), Tensor(), Tensor()};
-  }
-};
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps, torch::ScalarType type,
@@ -253,11 +137,6 @@ Tensor TransientMemory::Empty(torch::IntArrayRef sizes) {
 
 torch::ScalarType BackwardType(bool bf16_compute, const kernels::Stream& stream) {
   return bf16_compute && stream.isa >= kernels::Isa::kAvx512 ? torch::kBFloat16 : torch::kFloat32;
-}
-
-Tensor ApplyNf4Linear(const Tensor& x, const Nf4Linear& linear, std::optional<DropoutKey> key, Context& context) {
-  if (!linear.lora_a.defined()) return FrozenNf4LinearFunction::apply(x, &linear, &context);
-  return Nf4LinearFunction::apply(x, linear.lora_a, linear.lora_b, &linear, key, &context);
 }
 
 Tensor ApplyRmsNorm(const Tensor& x, const Tensor& weight, double eps, Context& context,

@@ -1,5 +1,4 @@
-// Autograd functions over the kernels: forward and backward passes of the decoder's operations. Packed base weights are
-// saved by reference; a dequantized weight exists only in the one scratch buffer while its product runs.
+// Autograd functions over the kernels: forward and backward passes of the decoder's operations other than linears.
 #pragma once
 #include <torch/types.h>
 
@@ -9,10 +8,8 @@
 #include <vector>
 
 #include "kernels/activation.h"
-#include "kernels/formats/nf4.h"
 #include "kernels/stream.h"
 #include "server/base/cancelled.h"
-#include "server/trainer/dropout.h"
 
 namespace nibble::trainer {
 
@@ -37,24 +34,10 @@ struct AutogradContext {
   base::Cancelled cancelled = {};
 };
 
-// A frozen NF4 linear with an adapter: y = x W^T + bias + scaling * ((drop(x) A^T) B^T).
-struct Nf4Linear {
-  kernels::Nf4Weight weight;
-  const float* bias = nullptr;  // [N]
-  torch::Tensor lora_a;         // undefined, or [r, K] f32 parameter
-  torch::Tensor lora_b;         // [N, r] f32 parameter
-  double scaling = 0;
-  double dropout = 0;
-};
-
 // The type of backward products. torch multiplies bf16 in plain loops on CPUs without AVX-512, some twenty times slower
 // than f32.
 torch::ScalarType BackwardType(bool bf16_compute, const kernels::Stream& stream);
 
-// x is f32 or bf16; the result is f32. The serving kernel multiplies bf16 rows, so that training computes what is
-// served. Backward products have the scratch's type. Without a key there is no dropout.
-torch::Tensor ApplyNf4Linear(const torch::Tensor& x, const Nf4Linear& linear, std::optional<DropoutKey> key,
-                             AutogradContext& context);
 // weight [K] f32; its gradient is computed if it requires one. `type`: of the result (default: x's), and of the copy of
 // x that is kept for the backward pass; bf16 takes half the memory.
 torch::Tensor ApplyRmsNorm(const torch::Tensor& x, const torch::Tensor& weight, double eps, AutogradContext& context,

@@ -11,6 +11,7 @@ const RecipeRow kRecipes[] = {
     {jobs::kMethodFull, MakeFullRecipe},
     {jobs::kMethodInt8Mixed, MakeInt8MixedRecipe},
     {jobs::kMethodInt8Qt, MakeInt8QtRecipe},
+    {jobs::kMethodLora, MakeLoraRecipe},
 };
 
 }  // namespace

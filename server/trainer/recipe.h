@@ -79,6 +79,7 @@ absl::StatusOr<std::unique_ptr<Recipe>> MakeBitNetRecipe(const RecipeContext& co
 absl::StatusOr<std::unique_ptr<Recipe>> MakeFullRecipe(const RecipeContext& context);
 absl::StatusOr<std::unique_ptr<Recipe>> MakeInt8MixedRecipe(const RecipeContext& context);
 absl::StatusOr<std::unique_ptr<Recipe>> MakeInt8QtRecipe(const RecipeContext& context);
+absl::StatusOr<std::unique_ptr<Recipe>> MakeLoraRecipe(const RecipeContext& context);
 
 // A method of this program: its name in JobSpec::method, and the function that makes its recipe. The row of the method
 // in nibbled has the same name (docs/adr/0014-a-method-is-a-row-in-each-program.md).

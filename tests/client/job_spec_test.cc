@@ -102,6 +102,16 @@ TEST(JobSpecTest, TextsOfOptionsAreChecked) {
   EXPECT_EQ(check("--packing", "naive"), "got naive, wanted one of none, segmented");
 }
 
+TEST(JobSpecTest, RankAndAlphaBelongToTheMethodThatTrainsAnAdapter) {
+  JobFlags flags = Least();
+  flags.rank = 8;
+  flags.alpha = 16;
+  flags.method.emplace("lora");
+  ExpectSpec(flags, R"(base_model: "smol" lora { r: 8 alpha: 16 } train_dataset: "d")");
+  flags.method.emplace("full");
+  EXPECT_EQ(FieldOf(flags), "rank");
+}
+
 TEST(JobSpecTest, FlagsOverrideTheFile) {
   JobFlags flags;
   flags.spec_file = WriteFile("spec.json", R"({

@@ -15,6 +15,24 @@
 
 namespace nibble::convert {
 
+// Adds B A * scaling of a lora model's adapter, in double, to the weight [N, K] of the linear at `path`. A linear
+// without an adapter is left unchanged.
+inline void AddAdapter(const model::Artifact& lora, const std::string& path, std::vector<double>& weight) {
+  const std::string module = "base_model.model." + path;
+  if (!lora.Tensor(module + ".lora_A.weight").ok()) return;
+  const auto a = *lora.FloatTensor(module + ".lora_A.weight");
+  const auto b = *lora.FloatTensor(module + ".lora_B.weight");
+  const auto rank = static_cast<std::size_t>(lora.adapter()->rank);
+  const std::size_t cols = a.size() / rank;
+  for (std::size_t at = 0; at < weight.size(); ++at) {
+    double delta = 0;
+    for (std::size_t i = 0; i < rank; ++i) {
+      delta += static_cast<double>(b[at / cols * rank + i]) * static_cast<double>(a[i * cols + at % cols]);
+    }
+    weight[at] += delta * lora.adapter()->scaling();
+  }
+}
+
 class ConvertTest : public ::testing::Test {
  protected:
   std::unique_ptr<model::Artifact> Import(const std::string& golden, kernels::DType dtype, const std::string& name) {
@@ -40,12 +58,12 @@ class ConvertTest : public ::testing::Test {
     }
     return values;
   }
-  std::unique_ptr<model::Artifact> Lora(const model::Artifact& nf4, const std::string& name) {
+  std::unique_ptr<model::Artifact> Lora(const model::Artifact& base, const std::string& name) {
     adapter_.rank = 3;
     adapter_.alpha = 12;
     adapter_.targets = {model::LinearKind::kQ, model::LinearKind::kDown};
-    const auto info = MakeLoraModel(files_, nf4, adapter_, AdapterValues(nf4.config(), adapter_), {{"job_id", "job-1"}},
-                                    directory_.Path(name));
+    const auto info = MakeLoraModel(files_, base, adapter_, AdapterValues(base.config(), adapter_),
+                                    {{"job_id", "job-1"}}, directory_.Path(name));
     EXPECT_TRUE(info.ok()) << info.status();
     return Open(name);
   }

@@ -37,7 +37,7 @@ using model::Format;
 using ::testing::HasSubstr;
 
 // A linear of a lora model merged onto its dequantized base, in double from the stored parts. K must be even.
-std::vector<double> MergedInDouble(const Artifact& lora, const std::string& name, const model::AdapterConfig& adapter) {
+std::vector<double> MergedInDouble(const Artifact& lora, const std::string& name) {
   const std::string weight = name + ".weight";
   const auto codes = *lora.Tensor(weight);
   const auto absmax_codes = *lora.Tensor(weight + "_absmax");
@@ -57,20 +57,7 @@ std::vector<double> MergedInDouble(const Artifact& lora, const std::string& name
       merged[static_cast<std::size_t>(r * k + c)] = static_cast<double>(kernels::kNf4Book[code] * absmax);
     }
   }
-  const std::string module = "base_model.model." + name;
-  if (!lora.Tensor(module + ".lora_A.weight").ok()) return merged;  // not trained
-  const auto a = *lora.FloatTensor(module + ".lora_A.weight");
-  const auto b = *lora.FloatTensor(module + ".lora_B.weight");
-  for (std::int64_t r = 0; r < n; ++r) {
-    for (std::int64_t c = 0; c < k; ++c) {
-      double delta = 0;
-      for (std::int64_t i = 0; i < adapter.rank; ++i) {
-        delta += static_cast<double>(b[static_cast<std::size_t>(r * adapter.rank + i)]) *
-                 static_cast<double>(a[static_cast<std::size_t>(i * k + c)]);
-      }
-      merged[static_cast<std::size_t>(r * k + c)] += delta * adapter.scaling();
-    }
-  }
+  AddAdapter(lora, name, merged);
   return merged;
 }
 
@@ -276,7 +263,7 @@ TEST_F(ConvertTest, LoraModelIsMergedOntoTheDequantizedBase) {
   for (const auto& [name, trained] : {std::pair{std::string("model.layers.1.mlp.down_proj"), true},
                                       std::pair{std::string("model.layers.1.mlp.up_proj"), false}}) {
     const std::string weight = name + ".weight";
-    const std::vector<double> merged = MergedInDouble(*lora, name, adapter_);
+    const std::vector<double> merged = MergedInDouble(*lora, name);
     const std::int64_t n = lora->Tensor(weight)->shape[0];
     const std::int64_t k = static_cast<std::int64_t>(merged.size()) / n;
     const auto got = *int8->Tensor(weight);
@@ -319,7 +306,7 @@ TEST_F(ConvertTest, MergedBf16ModelIsWithinRoundingOfTheMergedWeights) {
       continue;
     }
     const std::string name = spec.name.substr(0, spec.name.rfind('.'));
-    const std::vector<double> want = MergedInDouble(*lora, name, adapter_);
+    const std::vector<double> want = MergedInDouble(*lora, name);
     ASSERT_EQ(got.size(), want.size()) << name;
     for (std::size_t i = 0; i < got.size(); ++i) {
       // Half a step of bf16, and the roundings of the f32 sum.
@@ -517,8 +504,8 @@ TEST_F(ConvertTest, RejectsUnsupportedConversionsAndLeavesNothing) {
   }
   EXPECT_TRUE(absl::IsAlreadyExists(Convert(*source, "int8", {}).status()));
   EXPECT_TRUE(
-      MakeLoraModel(files_, *source, adapter_, {}, base::Json::object(), directory_.Path("again")).status().code() ==
-      absl::StatusCode::kInvalidArgument);
+      MakeLoraModel(files_, *int8, adapter_, {}, base::Json::object(), directory_.Path("again")).status().code() ==
+      absl::StatusCode::kFailedPrecondition);
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("again")));
 }
 

@@ -145,8 +145,31 @@ TEST(JobSpecTest, AllViolationsAreReportedAtOnce) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("evaluation set"));
 }
 
+// The checks are those of qlora's fields.
+TEST(JobSpecTest, EachBadFieldOfLoraIsNamed) {
+  const auto field = [](LoraMethod method) {
+    JobSpec spec = Good();
+    spec.method = kMethodLora;
+    spec.lora = std::move(method);
+    return base::ReasonMetadata(Validate(spec))["field"];
+  };
+  EXPECT_EQ(field({}), "");
+  EXPECT_EQ(field({.r = 4096, .alpha = 1e6, .dropout = 0.9, .use_rslora = true, .lora_plus_ratio = 1000}), "");
+  EXPECT_EQ(field({.r = 0}), "lora.r");
+  EXPECT_EQ(field({.r = 4097}), "lora.r");
+  EXPECT_EQ(field({.alpha = 0}), "lora.alpha");
+  EXPECT_EQ(field({.alpha = 2e6}), "lora.alpha");
+  EXPECT_EQ(field({.dropout = 1.0}), "lora.dropout");
+  EXPECT_EQ(field({.target_modules = {}}), "lora.target_modules");
+  EXPECT_EQ(field({.target_modules = {"lm_head"}}), "lora.target_modules");
+  EXPECT_EQ(field({.compute_dtype = "fp16"}), "lora.compute_dtype");
+  EXPECT_EQ(field({.seed = -1}), "lora.seed");
+  EXPECT_EQ(field({.lora_plus_ratio = 0.5}), "lora.lora_plus_ratio");
+  EXPECT_EQ(field({.lora_plus_ratio = 1001}), "lora.lora_plus_ratio");
+}
+
 TEST(JobSpecTest, FutureMethodsAreUnimplemented) {
-  for (const char* method : {"aqt", "lora"}) {
+  for (const char* method : {"aqt"}) {
     JobSpec spec = Good();
     spec.method = method;
     const absl::Status status = Validate(spec);
@@ -224,15 +247,15 @@ TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
                .train_on_prompt = true,
                .shuffle_seed = 7,
                .add_special_tokens = false};
-  spec.qlora = {.r = 8,
-                .alpha = 12.5,
-                .dropout = 0.05,
-                .target_modules = {"q_proj", "v_proj"},
-                .use_rslora = true,
-                .double_quant = false,
-                .compute_dtype = "fp32",
-                .seed = 99,
-                .lora_plus_ratio = 4};
+  const LoraMethod adapter = {.r = 8,
+                              .alpha = 12.5,
+                              .dropout = 0.05,
+                              .target_modules = {"q_proj", "v_proj"},
+                              .use_rslora = true,
+                              .compute_dtype = "fp32",
+                              .seed = 99,
+                              .lora_plus_ratio = 4};
+  spec.qlora = {adapter, /*double_quant=*/false};
   spec.optim = {.optimizer = "lion",
                 .lr = 1e-3,
                 .beta1 = 0.8,
@@ -262,6 +285,14 @@ TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
   EXPECT_EQ(back->optim.lr, 1e-3);
   EXPECT_EQ(back->run.max_steps, 100);
   EXPECT_EQ(back->qlora.target_modules.size(), 2u);
+  JobSpec lora = spec;
+  lora.method = kMethodLora;
+  lora.lora = adapter;
+  const auto lora_back = ParseJobSpec(ToJson(lora));
+  ASSERT_TRUE(lora_back.ok()) << lora_back.status();
+  EXPECT_EQ(base::Dump(ToJson(*lora_back)), base::Dump(ToJson(lora)));
+  EXPECT_EQ(lora_back->lora.lora_plus_ratio, 4);
+  EXPECT_FALSE(ToJson(lora).contains("qlora"));
   // optim and run have every field in the JSON, except the unset warmup_ratio and epochs.
   EXPECT_EQ(ToJson(spec)["optim"].size(), 10u);
   EXPECT_EQ(ToJson(spec)["run"].size(), 10u);
@@ -306,7 +337,7 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
             R"("output_model":"","device":"auto","data":{"max_seq_len":512,"packing":"segmented",)"
             R"("train_on_prompt":false,"shuffle_seed":0},"qlora":{"r":16,"alpha":32.0,"dropout":0.0,)"
             R"("target_modules":["q_proj","k_proj","v_proj","o_proj","gate_proj","up_proj","down_proj"],)"
-            R"("use_rslora":false,"double_quant":true,"compute_dtype":"bf16","seed":0,"lora_plus_ratio":1.0},)"
+            R"("use_rslora":false,"compute_dtype":"bf16","seed":0,"lora_plus_ratio":1.0,"double_quant":true},)"
             R"("optim":{"optimizer":"adamw","lr":0.0002,)"
             R"("beta1":0.9,"beta2":0.999,"eps":1e-08,"weight_decay":0.0,"max_grad_norm":1.0,"schedule":"cosine",)"
             R"("min_lr_ratio":0.0},"run":{"micro_batch":4,"grad_accum":1,"activation_checkpointing":false,)"
@@ -323,6 +354,11 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
   full.full = {.compute_dtype = "fp32", .param_dtype = "bf16"};
   EXPECT_EQ(base::ReasonMetadata(Validate(full))["full.param_dtype"],
             "is BF16, wanted F32 with compute_dtype F32, or compute_dtype BF16");
+  JobSpec lora;
+  lora.method = kMethodLora;
+  EXPECT_EQ(base::Dump(ToJson(lora)["lora"]),
+            R"({"r":16,"alpha":32.0,"dropout":0.0,"target_modules":["q_proj","k_proj","v_proj","o_proj","gate_proj",)"
+            R"("up_proj","down_proj"],"use_rslora":false,"compute_dtype":"bf16","seed":0,"lora_plus_ratio":1.0})");
   JobSpec mixed;
   mixed.method = kMethodInt8Mixed;
   EXPECT_EQ(

@@ -1,4 +1,5 @@
-// The small golden model as artifacts in a temporary directory: bf16 is imported, the others are converted from it.
+// The small golden model as artifacts in a temporary directory: bf16 and f32 are imported, the others are converted
+// from bf16.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -19,11 +20,9 @@ namespace nibble::model {
 
 class SmallModels {
  public:
-  SmallModels() {
-    const auto report = ImportModel(base::RealFileSystem(), Golden("hf_tied_bf16"), bf16(), kernels::DType::kBF16);
-    EXPECT_TRUE(report.ok()) << report.status();
-  }
+  SmallModels() { Import("bf16", kernels::DType::kBF16); }
   std::string bf16() const { return directory_.Path("bf16"); }
+  std::string f32() { return std::filesystem::exists(Path("f32")) ? Path("f32") : Import("f32", kernels::DType::kF32); }
   std::string int8() { return Converted("int8", Format::kInt8); }
   std::string ternary() { return Converted("ternary", Format::kTernary); }
   std::string nf4() { return Converted("nf4", Format::kNf4); }
@@ -44,6 +43,11 @@ class SmallModels {
   }
 
  private:
+  std::string Import(const std::string& name, kernels::DType dtype) {
+    const auto report = ImportModel(base::RealFileSystem(), Golden("hf_tied_bf16"), Path(name), dtype);
+    EXPECT_TRUE(report.ok()) << report.status();
+    return Path(name);
+  }
   std::string Converted(const std::string& name, Format to) {
     const std::string path = directory_.Path(name);
     if (std::filesystem::exists(path)) return path;

@@ -7,6 +7,7 @@
 
 #include "server/model/forward.h"
 #include "server/plan/method_plan.h"
+#include "server/plan/model_sizes.h"
 #include "tests/server/model/small_models.h"
 
 namespace nibble::plan {
@@ -71,7 +72,7 @@ TEST_P(ServedFormTest, PlannedPassBytesMatchTheArena) {
 
 INSTANTIATE_TEST_SUITE_P(Methods, ServedFormTest,
                          testing::Values(jobs::kMethodQLora, jobs::kMethodBitNetQat, jobs::kMethodFull,
-                                         jobs::kMethodInt8Mixed, jobs::kMethodInt8Qt),
+                                         jobs::kMethodInt8Mixed, jobs::kMethodInt8Qt, jobs::kMethodLora),
                          [](const auto& info) { return std::string(info.param); });
 
 model::ModelConfig Qwen3Of600M() {
@@ -144,13 +145,35 @@ TEST(MemoryPlanTest, FullEvaluatesWithTheCacheOfItsBase) {
 
 TEST(MemoryPlanTest, NormsOfHeadsCountInEveryMethod) {
   for (const char* method :
-       {jobs::kMethodQLora, jobs::kMethodBitNetQat, jobs::kMethodFull, jobs::kMethodInt8Mixed, jobs::kMethodInt8Qt}) {
+       {jobs::kMethodQLora, jobs::kMethodBitNetQat, jobs::kMethodFull, jobs::kMethodInt8Mixed, jobs::kMethodInt8Qt, jobs::kMethodLora}) {
     model::ModelConfig config = Qwen3Of600M();
     const jobs::JobSpec spec = Spec(method);
     const std::int64_t with = PlanOf(spec).TokenBytes(spec, config);
     config.qk_norm = false;
     EXPECT_EQ(with - PlanOf(spec).TokenBytes(spec, config), 4 * (2048 + 1024 + 16 + 8)) << method;
   }
+}
+
+// The base in its own type, and an f32 base rounded once more for bf16 products; the adapter as in qlora.
+TEST(MemoryPlanTest, LoraCountsItsBaseInTheTypeOfTheBase) {
+  const model::ModelConfig config = Qwen3Of600M();
+  jobs::JobSpec spec = Spec(jobs::kMethodLora);
+  const std::int64_t embedding = config.vocab_size * config.hidden_size;
+  const ModelSizes sizes(config);
+  const auto weights = [&](std::int64_t base_bytes) {
+    return PlanOf(spec).Training(spec, config, base_bytes, /*tokens=*/64).weights;
+  };
+  EXPECT_EQ(weights(2), (sizes.linears + embedding) * 2);
+  EXPECT_EQ(weights(4), (sizes.linears + embedding) * 4 + (sizes.linears + embedding) * 2);
+  spec.lora.compute_dtype = "fp32";
+  EXPECT_EQ(weights(4), (sizes.linears + embedding) * 4);
+  EXPECT_EQ(weights(2), (sizes.linears + embedding) * 2 + embedding * 4) << "the head is widened";
+  const jobs::JobSpec qlora = Spec(jobs::kMethodQLora);
+  EXPECT_EQ(TrainedParameters(spec, config), TrainedParameters(qlora, config));
+  EXPECT_EQ(PlanOf(spec).EvaluationKvDtype(4), kernels::DType::kF32);
+  EXPECT_EQ(PlanOf(spec).EvaluationKvDtype(2), kernels::DType::kBF16);
+  // qlora also writes the base in nf4.
+  EXPECT_LT(PlanOf(spec).WeightFileBytes(spec, config, 2), PlanOf(qlora).WeightFileBytes(qlora, config, 2));
 }
 
 TEST(MemoryPlanTest, MomentsHaveTheSizeOfTheOptimizer) {

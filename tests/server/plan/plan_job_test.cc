@@ -399,6 +399,22 @@ TEST_F(PlanJobTest, RefusesBasesAndDevicesThatTheJobCannotUse) {
   EXPECT_EQ(masters.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(std::string(masters.status().message()).find("base_model: has the master weights"), std::string::npos)
       << masters.status();
+  inputs_.base_is_masters = false;
+  spec_.method = jobs::kMethodLora;
+  EXPECT_TRUE(PlanJob(spec_, inputs_).ok());
+  inputs_.base_format = "nf4";
+  const auto nf4 = PlanJob(spec_, inputs_);
+  EXPECT_EQ(nf4.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(std::string(nf4.status().message()).find("wanted a model in f32 or bf16, or method qlora"),
+            std::string::npos)
+      << nf4.status();
+  inputs_.base_format = "int8";
+  EXPECT_EQ(PlanJob(spec_, inputs_).status().code(), absl::StatusCode::kUnimplemented);
+  inputs_.base_format = "ternary";
+  EXPECT_EQ(PlanJob(spec_, inputs_).status().code(), absl::StatusCode::kInvalidArgument);
+  inputs_.base_format = "f32";
+  inputs_.base_is_masters = true;
+  EXPECT_EQ(PlanJob(spec_, inputs_).status().code(), absl::StatusCode::kInvalidArgument);
   spec_.method = jobs::kMethodBitNetQat;
   spec_.device = "cuda:0";
   EXPECT_EQ(PlanJob(spec_, inputs_).status().code(), absl::StatusCode::kInvalidArgument);

@@ -16,7 +16,7 @@ TEST(MethodsTest, EveryTableHasTheSameNames) {
   for (const jobs::Method* method : jobs::Methods()) specs.push_back(method->name());
   for (const plan::MethodPlan* method : plan::MethodPlans()) plans.push_back(method->name());
   for (const RecipeRow& row : BuiltInRecipes()) recipes.push_back(row.method);
-  EXPECT_EQ(specs, (std::vector<std::string>{"qlora", "bitnet_qat", "full", "int8_mixed", "int8_qt"}));
+  EXPECT_EQ(specs, (std::vector<std::string>{"qlora", "bitnet_qat", "full", "int8_mixed", "int8_qt", "lora"}));
   EXPECT_EQ(plans, specs);
   EXPECT_EQ(recipes, specs);
 }

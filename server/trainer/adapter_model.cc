@@ -1,4 +1,4 @@
-#include "server/trainer/qlora_model.h"
+#include "server/trainer/adapter_model.h"
 
 #include <torch/torch.h>
 
@@ -6,11 +6,13 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <variant>
 
 #include "kernels/ops/elementwise/embedding.h"
 #include "kernels/philox.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/trainer/adapter_linear.h"
 #include "server/trainer/chunked_loss.h"
 #include "server/trainer/torch_bridge.h"
 #include "server/trainer/training_ops.h"
@@ -21,8 +23,8 @@ namespace {
 using model::LinearKind;
 using torch::Tensor;
 
-// A frozen NF4 base with trained adapters.
-struct QLoraParts : DecoderParts {
+// A frozen base with trained adapters.
+struct AdapterParts : DecoderParts {
   Tensor Embed(const Pass& pass) override {
     Tensor h = torch::empty({static_cast<std::int64_t>(pass.tokens.size()), config->hidden_size}, torch::kFloat32);
     ThrowIfError(kernels::Embedding({.ids = pass.tokens.data(),
@@ -38,7 +40,7 @@ struct QLoraParts : DecoderParts {
     std::optional<DropoutKey> key;
     // No model has 2^20 linears, so each pair of micro-batch and linear has its own stream.
     if (pass.draw.has_value()) key = DropoutKey{dropout_seed, *pass.draw << 20 | index};
-    return ApplyNf4Linear(x, layers[static_cast<std::size_t>(layer)][static_cast<std::size_t>(kind)], key, context);
+    return ApplyAdapterLinear(x, layers[static_cast<std::size_t>(layer)][static_cast<std::size_t>(kind)], key, context);
   }
   Tensor NormWeight(std::int64_t layer, model::Norm norm) override {
     return Frozen(weights->layers[static_cast<std::size_t>(layer)].norm(norm), NormSize(*config, norm));
@@ -50,14 +52,19 @@ struct QLoraParts : DecoderParts {
   }
 
   const model::DecoderWeights* weights = nullptr;
-  std::vector<std::array<Nf4Linear, model::kNumLinearKinds>> layers;
+  std::vector<std::array<AdapterLinear, model::kNumLinearKinds>> layers;
   std::uint64_t dropout_seed = 0;
 };
 
-class TorchQLoraModel : public QLoraModel {
+std::variant<kernels::Nf4Weight, FloatWeight> BaseWeight(const model::LinearWeight& weight, bool bf16_compute) {
+  if (weight.kind == model::LinearWeight::Kind::kNf4) return weight.nf4;
+  return FloatWeight::Make(TensorOf(weight.library), bf16_compute);
+}
+
+class TorchAdapterModel : public AdapterModel {
  public:
-  TorchQLoraModel(std::shared_ptr<const model::LoadedModel> base, const QLoraOptions& options,
-                  const kernels::Stream& stream)
+  TorchAdapterModel(std::shared_ptr<const model::LoadedModel> base, const AdapterOptions& options,
+                    const kernels::Stream& stream)
       : base_(std::move(base)), serving_(base_->weights()) {
     state_.config = &base_->config();
     state_.weights = &base_->weights();
@@ -155,23 +162,25 @@ class TorchQLoraModel : public QLoraModel {
     }
   };
 
-  void AddLayer(std::int64_t layer, const QLoraOptions& options) {
+  void AddLayer(std::int64_t layer, const AdapterOptions& options) {
     const model::LayerWeights& weights = base_->weights().layers[static_cast<std::size_t>(layer)];
     auto& linears = state_.layers.emplace_back();
     for (int k = 0; k < model::kNumLinearKinds; ++k) {
       const auto kind = static_cast<LinearKind>(k);
       const auto index = static_cast<std::size_t>(k);
-      Nf4Linear& linear = linears[index];
-      linear.weight = weights.linears[index].nf4;
+      AdapterLinear& linear = linears[index];
+      linear.weight = BaseWeight(weights.linears[index], options.bf16_compute);
       linear.bias = weights.linears[index].bias;
       if (!options.adapter.has_target(kind)) continue;
+      const std::int64_t cols = InFeatures(base_->config(), kind);
       linear.scaling = options.adapter.scaling();
       linear.dropout = options.adapter.dropout;
-      linear.lora_a = AddParameter(model::LoraAName(layer, kind), options.adapter.rank, linear.weight.cols);
-      linear.lora_b = AddParameter(model::LoraBName(layer, kind), linear.weight.rows, options.adapter.rank);
+      linear.lora_a = AddParameter(model::LoraAName(layer, kind), options.adapter.rank, cols);
+      linear.lora_b =
+          AddParameter(model::LoraBName(layer, kind), OutFeatures(base_->config(), kind), options.adapter.rank);
       parameters_.back().lr_factor = options.lora_plus_ratio;
       const auto stream = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + k);
-      const double bound = 1.0 / std::sqrt(static_cast<double>(linear.weight.cols));
+      const double bound = 1.0 / std::sqrt(static_cast<double>(cols));
       float* a = linear.lora_a.data_ptr<float>();
       for (std::int64_t i = 0; i < linear.lora_a.numel(); ++i) {
         a[i] = static_cast<float>(
@@ -197,7 +206,7 @@ class TorchQLoraModel : public QLoraModel {
   std::shared_ptr<const model::LoadedModel> base_;
   model::DecoderWeights serving_;
   std::vector<ServedAdapter> served_;
-  QLoraParts state_;
+  AdapterParts state_;
   FrozenHead head_;
   std::vector<Tensor> tensors_;
   std::vector<Parameter> parameters_;
@@ -205,20 +214,21 @@ class TorchQLoraModel : public QLoraModel {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<QLoraModel>> QLoraModel::Create(std::shared_ptr<const model::LoadedModel> base,
-                                                               const QLoraOptions& options,
-                                                               const kernels::Stream& stream) {
-  if (base->info().format != model::Format::kNf4) {
+absl::StatusOr<std::unique_ptr<AdapterModel>> AdapterModel::Create(std::shared_ptr<const model::LoadedModel> base,
+                                                                   const AdapterOptions& options,
+                                                                   const kernels::Stream& stream) {
+  const model::Format format = base->info().format;
+  if (format != model::Format::kNf4 && format != model::Format::kBF16 && format != model::Format::kF32) {
     return absl::InvalidArgumentError(
-        base::StrCat("qlora trains on an nf4 base, got ", model::Name(base->info().format)));
+        base::StrCat("an adapter is trained on a base in nf4, bf16 or f32, got ", model::Name(format)));
   }
   if (base->weights().head.kind != model::LinearWeight::Kind::kLibrary) {
-    return absl::InvalidArgumentError("qlora needs a base with a float head");
+    return absl::InvalidArgumentError("an adapter needs a base with a float head");
   }
-  return Guarded([&]() -> absl::StatusOr<std::unique_ptr<QLoraModel>> {
-    auto made = std::make_unique<TorchQLoraModel>(std::move(base), options, stream);
+  return Guarded([&]() -> absl::StatusOr<std::unique_ptr<AdapterModel>> {
+    auto made = std::make_unique<TorchAdapterModel>(std::move(base), options, stream);
     NIBBLE_RETURN_IF_ERROR(made->Refresh());
-    return std::unique_ptr<QLoraModel>(std::move(made));
+    return std::unique_ptr<AdapterModel>(std::move(made));
   });
 }
 

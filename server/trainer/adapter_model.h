@@ -1,4 +1,4 @@
-// The QLoRA model as the training loop sees it: no torch in this header.
+// A frozen base with trained adapters (methods qlora and lora) as the training loop sees it: no torch in this header.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,7 +13,7 @@
 
 namespace nibble::trainer {
 
-struct QLoraOptions {
+struct AdapterOptions {
   model::AdapterConfig adapter;
   std::uint64_t init_seed = 0;
   double lora_plus_ratio = 1.0;  // Parameter::lr_factor of B
@@ -23,12 +23,15 @@ struct QLoraOptions {
   base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every layer while the model is made
 };
 
-class QLoraModel : public TrainingModel {
+class AdapterModel : public TrainingModel {
  public:
-  // `base` must be an nf4 artifact. A is drawn from U(-1/sqrt(in), 1/sqrt(in)) by Philox(seed, element), with the
-  // linear's number as the stream; B is 0.
-  static absl::StatusOr<std::unique_ptr<QLoraModel>> Create(std::shared_ptr<const model::LoadedModel> base,
-                                                            const QLoraOptions& options, const kernels::Stream& stream);
+  // `base` is an nf4, bf16 or f32 artifact. A is drawn from U(-1/sqrt(in), 1/sqrt(in)) by Philox(seed, element), with
+  // the linear's number as the stream; B is 0. With bf16 compute, the linears of an f32 base are rounded once for the
+  // products of training. Errors: InvalidArgument (another base), Cancelled, Internal, ResourceExhausted (out of
+  // memory).
+  static absl::StatusOr<std::unique_ptr<AdapterModel>> Create(std::shared_ptr<const model::LoadedModel> base,
+                                                              const AdapterOptions& options,
+                                                              const kernels::Stream& stream);
 
   // Frees everything except the values of the parameters: the base (once the caller releases it too), gradients and
   // scratch memory. Afterwards only parameters() may be called.

@@ -1,0 +1,88 @@
+#include "server/plan/adapter_plan.h"
+
+#include <algorithm>
+
+#include "server/base/error.h"
+#include "server/model/tensor_table.h"
+#include "server/model/working_rows.h"
+#include "server/plan/memory_plan.h"
+
+namespace nibble::plan {
+
+using model::Format;
+using model::ModelConfig;
+
+absl::Status AdapterPlan::CheckNoMasters(const JobInputs& inputs) {
+  if (!inputs.base_is_masters) return absl::OkStatus();
+  return base::FieldError("base_model",
+                          "has the master weights of a BitNet model, which run as ternary: wanted method bitnet_qat");
+}
+
+model::ArtifactInfo AdapterPlan::ServedForm(const jobs::JobSpec& /*spec*/) const {
+  model::ArtifactInfo served;
+  served.format = Format::kInt8;
+  return served;
+}
+
+std::int64_t AdapterPlan::TrainedParameters(const jobs::JobSpec& spec, const ModelConfig& config) const {
+  const jobs::LoraMethod& adapter = Adapter(spec);
+  std::int64_t parameters = 0;
+  for (int k = 0; k < model::kNumLinearKinds; ++k) {
+    const auto kind = static_cast<model::LinearKind>(k);
+    const auto& targets = adapter.target_modules;
+    if (std::find(targets.begin(), targets.end(), model::ShortName(kind)) == targets.end()) continue;
+    parameters += adapter.r * (model::OutFeatures(config, kind) + model::InFeatures(config, kind)) * config.num_layers;
+  }
+  return parameters;
+}
+
+std::int64_t AdapterPlan::TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const {
+  const jobs::LoraMethod& adapter = Adapter(spec);
+  // In the compute type: two norms' inputs and outputs; attention's q, k, v and output; gate, up and their product;
+  // the rank-r values that each adapter keeps. In f32: one number per head.
+  const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size +
+                              static_cast<std::int64_t>(adapter.target_modules.size()) * adapter.r;
+  return values * ElementBytes(adapter.compute_dtype) + c.num_heads * 4 + HeadNormBytes(c);
+}
+
+TrainingBytes AdapterPlan::Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,
+                                    std::int64_t tokens) const {
+  const ModelSizes sizes(config);
+  const std::int64_t element = ElementBytes(Adapter(spec).compute_dtype);
+  const std::int64_t logits = model::kLossChunk * config.vocab_size;
+  TrainingBytes bytes;
+  // The linears; embedding and head as stored; a second copy of the head if it is multiplied in another type.
+  bytes.weights =
+      LinearBytes(spec, sizes, base_bytes) + sizes.heads * sizes.embedding * std::max<std::int64_t>(base_bytes, 2);
+  if (element != base_bytes) bytes.weights += sizes.embedding * element;
+  bytes.adapter = TrainedParameters(spec, config) * 4 * 3;  // values, gradients, and the form that the evaluation reads
+  // A weight in the type of products; logits in f32 and rounded; gate, up and the residual stream in f32 with their
+  // gradients, two of them rounded; the cached K and V of one layer.
+  const std::int64_t token = 8 * config.hidden_size + (8 + 2 * element) * config.ffn_size + 8 * config.kv_size();
+  bytes.workspace = sizes.largest * element + logits * (4 + element) + tokens * token;
+  if (base_bytes != 4) bytes.workspace += std::min(config.vocab_size, model::kWidenedRows) * config.hidden_size * 4;
+  return bytes;
+}
+
+PublishingBytes AdapterPlan::Publishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,
+                                        std::int64_t /*weights*/) const {
+  const std::int64_t trained = TrainedParameters(spec, config);
+  // During conversion: the moments, and in f32 values, gradients, the form that the evaluation reads, and the copy
+  // that is written. Until the end: the values.
+  return {.stored_element = std::max<std::int64_t>(base_bytes, 2),
+          .converting = trained * 16 + MomentBytes(spec, trained),
+          .kept = trained * 4};
+}
+
+std::int64_t AdapterPlan::ServedEmbeddingElement(const jobs::JobSpec& /*spec*/, const ModelConfig& config,
+                                                 std::int64_t base_bytes) const {
+  return config.tied_embeddings ? 2 : std::max<std::int64_t>(base_bytes, 2);
+}
+
+double AdapterPlan::WeightFileBytes(const jobs::JobSpec& spec, const ModelConfig& config,
+                                    std::int64_t base_bytes) const {
+  return static_cast<double>(TrainedParameters(spec, config) * 4) +
+         FileBytes(config, Format::kInt8, ServedEmbeddingElement(spec, config, base_bytes));
+}
+
+}  // namespace nibble::plan

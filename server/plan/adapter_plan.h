@@ -1,0 +1,42 @@
+// The common part of the plans of methods that train adapters on a frozen base and are served in int8. Included by
+// server/plan/*.cc only.
+#pragma once
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "server/plan/method_plan.h"
+#include "server/plan/model_sizes.h"
+
+namespace nibble::plan {
+
+class AdapterPlan : public MethodPlan {
+ public:
+  bool trains_adapter() const override { return true; }
+  model::ModelConfig TrainedConfig(const jobs::JobSpec& /*spec*/, const model::ModelConfig& base) const override {
+    return base;
+  }
+  model::ArtifactInfo ServedForm(const jobs::JobSpec& spec) const override;
+
+  std::int64_t TrainedParameters(const jobs::JobSpec& spec, const model::ModelConfig& config) const override;
+  std::int64_t TokenBytes(const jobs::JobSpec& spec, const model::ModelConfig& config) const override;
+  TrainingBytes Training(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
+                         std::int64_t tokens) const override;
+  PublishingBytes Publishing(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
+                             std::int64_t weights) const override;
+  std::int64_t ServedEmbeddingElement(const jobs::JobSpec& spec, const model::ModelConfig& config,
+                                      std::int64_t base_bytes) const override;
+  // The adapter, whose model shares the base's file, and the int8 form that is evaluated.
+  double WeightFileBytes(const jobs::JobSpec& spec, const model::ModelConfig& config,
+                         std::int64_t base_bytes) const override;
+
+ protected:
+  // InvalidArgument (FIELD_VIOLATION) for master weights, which cannot be served as they are.
+  static absl::Status CheckNoMasters(const JobInputs& inputs);
+  // The method's options of adapters.
+  virtual const jobs::LoraMethod& Adapter(const jobs::JobSpec& spec) const = 0;
+  // Bytes of the frozen linears.
+  virtual std::int64_t LinearBytes(const jobs::JobSpec& spec, const ModelSizes& sizes,
+                                   std::int64_t base_bytes) const = 0;
+};
+
+}  // namespace nibble::plan

@@ -1,0 +1,170 @@
+#include "server/trainer/adapter_linear.h"
+
+#include <torch/autograd.h>
+#include <torch/torch.h>
+
+#include "kernels/ops/matmul/matmul_dense.h"
+#include "kernels/ops/matmul/matmul_library.h"
+#include "kernels/ops/matmul/matmul_nf4.h"
+#include "kernels/ops/quantize/dequantize_nf4.h"
+#include "server/trainer/saved_address.h"
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Context = nibble::trainer::AutogradContext;
+
+Context& ContextOf(AutogradContext* ctx) { return Recall<Context>(ctx, "context"); }
+
+Tensor Scratch(std::int64_t rows, std::int64_t cols, Context& context) {
+  return context.scratch.narrow(0, 0, rows * cols).view({rows, cols});
+}
+
+// The weight in the scratch's type: in the scratch, unless it exists in this type.
+Tensor InScratchType(const kernels::Nf4Weight& weight, Context& context) {
+  Tensor out = Scratch(weight.rows, weight.cols, context);
+  ThrowIfError(kernels::DequantizeNf4({.w = weight, .out = ViewOf(out)}, context.stream));
+  return out;
+}
+Tensor InScratchType(const FloatWeight& weight, Context& context) {
+  const torch::ScalarType type = context.scratch.scalar_type();
+  if (weight.stored.scalar_type() == type) return weight.stored;
+  if (type == torch::kBFloat16) return weight.rounded;
+  return Scratch(weight.stored.size(0), weight.stored.size(1), context).copy_(weight.stored);
+}
+Tensor InScratchType(const AdapterLinear& linear, Context& context) {
+  return std::visit([&](const auto& weight) { return InScratchType(weight, context); }, linear.weight);
+}
+
+// x W^T + bias [T, N] f32. The serving kernel multiplies bf16 rows; torch multiplies f32 rows, which are not served.
+Tensor BaseProduct(const Tensor& x, const kernels::Nf4Weight& weight, const float* bias, Context& context) {
+  if (x.scalar_type() == torch::kBFloat16) {
+    const Tensor y = context.transient.Empty({x.size(0), weight.rows});
+    ThrowIfError(kernels::MatmulNf4({.x = ViewOf(x), .w = weight, .bias = bias, .y = ViewOf(y)}, context.stream));
+    return y;
+  }
+  const Tensor dequantized = InScratchType(weight, context);
+  if (bias == nullptr) return torch::mm(x, dequantized.t());
+  return torch::addmm(torch::from_blob(const_cast<float*>(bias), {weight.rows}), x, dequantized.t());
+}
+Tensor BaseProduct(const Tensor& x, const FloatWeight& weight, const float* bias, Context& context) {
+  const Tensor& read = x.scalar_type() == torch::kBFloat16 ? weight.rounded : weight.stored;
+  const Tensor y = context.transient.Empty({x.size(0), read.size(0)});
+  ThrowIfError(
+      kernels::MatmulLibrary({.x = ViewOf(x), .w = ViewOf(read), .bias = bias, .y = ViewOf(y)}, context.stream));
+  return y;
+}
+Tensor BaseProduct(const Tensor& x, const AdapterLinear& linear, Context& context) {
+  ThrowIfCancelled(context.cancelled);
+  return std::visit([&](const auto& weight) { return BaseProduct(x, weight, linear.bias, context); }, linear.weight);
+}
+
+// y = x w^T, or y += x w^T, with the kernel that serves adapters.
+void MultiplyDense(const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate, Context& context) {
+  Tensor panels;
+  ThrowIfError(kernels::MatmulDense(
+      {.x = ViewOf(x), .w = PackDense(w, panels), .y = ViewOf(y), .accumulate = accumulate}, context.stream));
+}
+
+// y += scaling * (x A^T) B^T. Returns scaling * x A^T [T, r] f32. For bf16 rows it uses serving's kernels in serving's
+// order.
+Tensor AddAdapter(const Tensor& x, const Tensor& a, const Tensor& b, double scaling, const Tensor& y,
+                  Context& context) {
+  const auto factor = static_cast<float>(scaling);
+  if (x.scalar_type() == torch::kFloat32) {
+    const Tensor down = torch::mm(x, a.t()).mul_(factor);
+    y.addmm_(down, b.t());
+    return down;
+  }
+  Tensor down = torch::empty({x.size(0), a.size(0)}, torch::kFloat32);
+  MultiplyDense(x, a, down, false, context);
+  down.mul_(factor);
+  MultiplyDense(down, b, y, true, context);
+  return down;
+}
+
+const AdapterLinear& LinearOf(AutogradContext* ctx) { return Recall<const AdapterLinear>(ctx, "linear"); }
+
+// A linear without an adapter. It keeps only the weight, by reference. A separate function, because torch accepts no
+// undefined tensors as inputs.
+struct FrozenLinearFunction : torch::autograd::Function<FrozenLinearFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const AdapterLinear* linear, Context* context) {
+    Remember(ctx, "context", context);
+    Remember(ctx, "linear", linear);
+    ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
+    return BaseProduct(x, *linear, *context);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    Context& context = ContextOf(ctx);
+    ThrowIfCancelled(context.cancelled);
+    if (!ctx->needs_input_grad(0)) return {Tensor(), Tensor(), Tensor()};
+    const Tensor g = grads[0].contiguous().to(context.scratch.scalar_type());
+    const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
+    return {torch::mm(g, InScratchType(LinearOf(ctx), context)).to(type), Tensor(), Tensor()};
+  }
+};
+
+struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b,
+                        const AdapterLinear* linear, std::optional<DropoutKey> key, Context* context) {
+    Remember(ctx, "context", context);
+    Remember(ctx, "linear", linear);
+    const bool drops = key.has_value() && linear->dropout > 0;
+    ctx->saved_data["drops"] = drops;
+    if (drops) {
+      ctx->saved_data["seed"] = static_cast<std::int64_t>(key->seed);
+      ctx->saved_data["stream"] = static_cast<std::int64_t>(key->stream);
+    }
+    Tensor y = BaseProduct(x, *linear, *context);
+    const Tensor dropped = drops ? Dropout(x, linear->dropout, *key, context->stream).Apply(x.contiguous()) : x;
+    const Tensor down = AddAdapter(dropped, a, b, linear->scaling, y, *context);
+    ctx->save_for_backward({x, a, b, down.to(x.scalar_type())});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    Context& context = ContextOf(ctx);
+    ThrowIfCancelled(context.cancelled);
+    const AdapterLinear& linear = LinearOf(ctx);
+    const variable_list saved = ctx->get_saved_variables();
+    const torch::ScalarType type = context.scratch.scalar_type();
+    const Tensor x = saved[0].to(type), a = saved[1].to(type), b = saved[2].to(type);
+    const Tensor down = saved[3].to(type);  // already scaled
+    const Tensor g = grads[0].contiguous().to(type);
+    Tensor grad_x, grad_a;
+    if (ctx->needs_input_grad(0)) grad_x = torch::mm(g, InScratchType(linear, context));
+    const Tensor grad_b = torch::mm(g.t(), down).to(torch::kFloat32);
+    const Tensor grad_down = torch::mm(g, b).mul_(linear.scaling);
+    if (ctx->saved_data["drops"].toBool()) {
+      const DropoutKey key = {static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()),
+                              static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt())};
+      const Dropout dropout(x, linear.dropout, key, context.stream);
+      grad_a = torch::mm(grad_down.t(), dropout.Apply(x.contiguous())).to(torch::kFloat32);
+      if (grad_x.defined()) grad_x.add_(dropout.Apply(torch::mm(grad_down, a)));
+    } else {
+      grad_a = torch::mm(grad_down.t(), x).to(torch::kFloat32);
+      if (grad_x.defined()) grad_x.addmm_(grad_down, a);
+    }
+    if (grad_x.defined()) grad_x = grad_x.to(saved[0].scalar_type());
+    return {grad_x, grad_a, grad_b, Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+FloatWeight FloatWeight::Make(const Tensor& stored, bool bf16_compute) {
+  return {stored, bf16_compute ? stored.to(torch::kBFloat16) : Tensor()};
+}
+
+Tensor ApplyAdapterLinear(const Tensor& x, const AdapterLinear& linear, std::optional<DropoutKey> key,
+                          Context& context) {
+  if (!linear.lora_a.defined()) return FrozenLinearFunction::apply(x, &linear, &context);
+  return AdapterLinearFunction::apply(x, linear.lora_a, linear.lora_b, &linear, key, &context);
+}
+
+}  // namespace nibble::trainer

@@ -1,0 +1,43 @@
+// A frozen linear with a trained adapter. Base weights are saved by reference; a weight in another type than the stored
+// one exists only in the one scratch buffer while its product runs.
+#pragma once
+#include <torch/types.h>
+
+#include <optional>
+#include <variant>
+
+#include "kernels/formats/nf4.h"
+#include "server/trainer/autograd.h"
+#include "server/trainer/dropout.h"
+
+namespace nibble::trainer {
+
+// A frozen float weight.
+struct FloatWeight {
+  torch::Tensor stored;  // [N, K] f32 or bf16
+  torch::Tensor
+      rounded;  // [N, K] bf16, which bf16 rows multiply: the stored weight if it is bf16; unset for f32 compute
+
+  // `stored`, and for bf16 compute its rounded form.
+  static FloatWeight Make(const torch::Tensor& stored, bool bf16_compute);
+};
+
+// y = x W^T + bias + scaling * ((drop(x) A^T) B^T). W is frozen.
+struct AdapterLinear {
+  std::variant<kernels::Nf4Weight, FloatWeight> weight;
+  const float* bias = nullptr;  // [N], or null
+  torch::Tensor lora_a;         // undefined, or [r, K] f32 parameter
+  torch::Tensor lora_b;         // [N, r] f32 parameter
+  double scaling = 0;
+  double dropout = 0;
+};
+
+// x [T, K] is f32 or bf16; the result [T, N] is f32. bf16 rows are multiplied as serving multiplies them: by
+// MatmulNf4, or by MatmulLibrary with a float weight. f32 rows are multiplied by the program's library. Gradients go to
+// x, A and B; backward products have the scratch's type, and read an f32 weight as stored if that type is f32. Without
+// a key there is no dropout. `linear` must outlive the graph. Throws: those of torch; StoppedError; std::runtime_error
+// for an error of a kernel.
+torch::Tensor ApplyAdapterLinear(const torch::Tensor& x, const AdapterLinear& linear, std::optional<DropoutKey> key,
+                                 AutogradContext& context);
+
+}  // namespace nibble::trainer

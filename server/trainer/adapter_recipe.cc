@@ -1,0 +1,86 @@
+#include "server/trainer/adapter_recipe.h"
+
+#include "server/base/process_memory.h"
+#include "server/base/status_macros.h"
+#include "server/convert/convert.h"
+#include "server/model/replay.h"
+#include "server/model/trainer_logprobs.h"
+
+namespace nibble::trainer {
+namespace {
+
+model::AdapterConfig AdapterOf(const jobs::LoraMethod& method) {
+  model::AdapterConfig adapter;
+  adapter.rank = method.r;
+  adapter.alpha = method.alpha;
+  adapter.dropout = method.dropout;
+  adapter.rslora = method.use_rslora;
+  for (int k = 0; k < model::kNumLinearKinds; ++k) {
+    const auto kind = static_cast<model::LinearKind>(k);
+    for (const std::string& name : method.target_modules) {
+      if (name == model::ShortName(kind)) adapter.targets.push_back(kind);
+    }
+  }
+  return adapter;
+}
+
+}  // namespace
+
+absl::Status AdapterRecipe::LoadBase(const model::Artifact& source, const std::string& directory,
+                                     const jobs::LoraMethod& method) {
+  NIBBLE_ASSIGN_OR_RETURN(
+      base_,
+      model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len, .cancelled = context_.cancelled},
+                               context_.stream));
+  config_ = base_->config();
+  max_positions_ = base_->max_positions();
+  text_directory_ = base_->directory();
+  base_digest_ = base_->info().weights_digest;
+  adapter_ = AdapterOf(method);
+  const std::string source_name = model::SourceName(source.info());
+  adapter_.base_model_name_or_path = source_name.empty() ? spec_.base_model : source_name;
+  NIBBLE_ASSIGN_OR_RETURN(model_, AdapterModel::Create(base_,
+                                                       {.adapter = adapter_,
+                                                        .init_seed = static_cast<std::uint64_t>(method.seed),
+                                                        .lora_plus_ratio = method.lora_plus_ratio,
+                                                        .dropout_seed = static_cast<std::uint64_t>(spec_.run.seed),
+                                                        .bf16_compute = method.compute_dtype == "bf16",
+                                                        .activation_checkpointing = spec_.run.activation_checkpointing,
+                                                        .cancelled = context_.cancelled},
+                                                       context_.stream));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<model::ArtifactInfo> AdapterRecipe::Write(const base::Json& provenance, const std::string& directory) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(text_directory_));
+  std::vector<std::vector<float>> values;
+  for (const Parameter& parameter : model_->parameters())
+    values.emplace_back(parameter.value.f32().begin(), parameter.value.f32().end());
+  return convert::MakeLoraModel(context_.files, *base, adapter_, values, provenance, directory, "job",
+                                context_.cancelled);
+}
+
+// Merged int8 is another model than the base with its adapter, so the serving instantiation makes the record.
+absl::StatusOr<model::Record> AdapterRecipe::MakeRecord(const model::LoadedModel& served,
+                                                        const std::vector<std::vector<std::int32_t>>& sequences) {
+  return model::MakeRecord(served, sequences, context_.stream, context_.cancelled);
+}
+
+absl::Status AdapterRecipe::WriteLogprobs(const std::vector<std::vector<std::int32_t>>& sequences,
+                                          const std::string& directory) {
+  model::TrainerLogprobs trained;
+  for (const std::vector<std::int32_t>& tokens : sequences) {
+    auto& sequence = trained.sequences.emplace_back();
+    sequence.token_ids = tokens;
+    NIBBLE_ASSIGN_OR_RETURN(sequence.logprobs, model_->TrainingLogprobs(tokens));
+  }
+  return model::WriteTrainerLogprobs(context_.files, directory, trained);
+}
+
+void AdapterRecipe::Release() {
+  model_->Release();
+  base_.reset();
+  base::ReturnFreeMemory();  // small pieces that training has freed
+}
+
+}  // namespace nibble::trainer

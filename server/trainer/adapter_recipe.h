@@ -1,0 +1,53 @@
+// The common part of the recipes that train adapters on a frozen base (qlora, lora). Included by recipes' .cc only.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/jobs/job_spec.h"
+#include "server/trainer/adapter_model.h"
+#include "server/trainer/recipe.h"
+
+namespace nibble::trainer {
+
+// The result is the adapter on its base, served merged as int8.
+class AdapterRecipe : public Recipe {
+ public:
+  TrainingModel& model() override { return *model_; }
+  const model::ModelConfig& config() const override { return config_; }
+  std::int64_t max_positions() const override { return max_positions_; }
+  const std::string& text_directory() const override { return text_directory_; }
+  const std::string& base_digest() const override { return base_digest_; }
+  const model::AdapterConfig* adapter() const override { return &adapter_; }
+
+  absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override;
+  model::Format served_format() const override { return model::Format::kInt8; }
+  absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
+                                           const std::vector<std::vector<std::int32_t>>& sequences) override;
+  absl::Status WriteLogprobs(const std::vector<std::vector<std::int32_t>>& sequences,
+                             const std::string& directory) override;
+  void Release() override;
+
+ protected:
+  explicit AdapterRecipe(const RecipeContext& context) : context_(context), spec_(context.order.spec) {}
+
+  // Loads the base in `directory`, made of `source` or `source` itself, and makes the model with the options of
+  // `method`.
+  absl::Status LoadBase(const model::Artifact& source, const std::string& directory, const jobs::LoraMethod& method);
+
+  const RecipeContext context_;
+  const jobs::JobSpec& spec_;
+
+ private:
+  std::shared_ptr<const model::LoadedModel> base_;
+  model::ModelConfig config_;
+  std::int64_t max_positions_ = 0;
+  std::string text_directory_;
+  std::string base_digest_;
+  model::AdapterConfig adapter_;
+  std::unique_ptr<AdapterModel> model_;
+};
+
+}  // namespace nibble::trainer
