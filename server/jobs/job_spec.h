@@ -47,7 +47,8 @@ struct LoraMethod {
 };
 
 struct QLoraMethod : LoraMethod {
-  bool double_quant = true;  // int8 absmax in blocks of 256
+  bool double_quant = true;       // int8 absmax in blocks of 256
+  bool merge_aware_int8 = false;  // trains in the arithmetic of the merged int8 model
 };
 
 struct BitNetQatMethod {

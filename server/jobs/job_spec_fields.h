@@ -105,8 +105,9 @@ struct SpecFields<LoraMethod> {
 
 template <>
 struct SpecFields<QLoraMethod> {
-  static constexpr auto kFields = std::tuple_cat(SpecFields<LoraMethod>::kFields,
-                                                 std::tuple(SpecField("double_quant", &QLoraMethod::double_quant)));
+  static constexpr auto kFields = std::tuple_cat(
+      SpecFields<LoraMethod>::kFields, std::tuple(SpecField("double_quant", &QLoraMethod::double_quant),
+                                                  SpecField("merge_aware_int8", &QLoraMethod::merge_aware_int8)));
 };
 
 template <>
@@ -191,8 +192,9 @@ struct SpecFields<JobSpec> {
       SpecField("device", &JobSpec::device).InApi(""), SpecField("data", &JobSpec::data),
       SpecField("qlora", &JobSpec::qlora).OfMethod(), SpecField("bitnet_qat", &JobSpec::bitnet_qat).OfMethod(),
       SpecField("full", &JobSpec::full).OfMethod(), SpecField("int8_mixed", &JobSpec::int8_mixed).OfMethod(),
-      SpecField("int8_qt", &JobSpec::int8_qt).OfMethod(), SpecField("lora", &JobSpec::lora).OfMethod(), SpecField("optim", &JobSpec::optim),
-      SpecField("run", &JobSpec::run), SpecField("labels", &JobSpec::labels).InApi(""));
+      SpecField("int8_qt", &JobSpec::int8_qt).OfMethod(), SpecField("lora", &JobSpec::lora).OfMethod(),
+      SpecField("optim", &JobSpec::optim), SpecField("run", &JobSpec::run),
+      SpecField("labels", &JobSpec::labels).InApi(""));
 };
 
 // A struct of job_spec.h, in contrast to the values of its fields.

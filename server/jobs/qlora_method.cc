@@ -1,3 +1,4 @@
+#include "server/base/strings.h"
 #include "server/jobs/method.h"
 #include "server/jobs/spec_checker.h"
 
@@ -14,7 +15,13 @@ class QLoraSpec : public Method {
                               "false is not implemented yet: nf4 bases are always double quantized");
   }
 
-  void Check(const JobSpec& spec, SpecChecker& check) const override { check.Adapter("qlora", spec.qlora); }
+  void Check(const JobSpec& spec, SpecChecker& check) const override {
+    check.Adapter("qlora", spec.qlora);
+    if (spec.qlora.merge_aware_int8 && spec.qlora.dropout != 0.0) {
+      check.Add("qlora.dropout", base::StrCat("is ", spec.qlora.dropout,
+                                              ", wanted 0 with merge_aware_int8, which trains merged weights"));
+    }
+  }
 };
 
 }  // namespace

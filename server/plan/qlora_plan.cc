@@ -1,7 +1,10 @@
+#include <algorithm>
+
 #include "server/base/error.h"
 #include "server/base/strings.h"
 #include "server/convert/checkpoint_model.h"
 #include "server/plan/adapter_plan.h"
+#include "server/plan/memory_plan.h"
 #include "server/registry/model_memory.h"
 
 namespace nibble::plan {
@@ -37,6 +40,34 @@ class QLora : public AdapterPlan {
                                                           const kernels::Stream& stream) const override {
     return convert::MakeCheckpointModel(files, source.target.base, source.directory, source.target.provenance,
                                         source.target.scratch, source.target.directory, stream);
+  }
+
+  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& config) const override {
+    return spec.qlora.merge_aware_int8 ? CodedTokenBytes(config) : AdapterPlan::TokenBytes(spec, config);
+  }
+
+  TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,
+                         std::int64_t tokens) const override {
+    TrainingBytes bytes = AdapterPlan::Training(spec, config, base_bytes, tokens);
+    if (!spec.qlora.merge_aware_int8) return bytes;
+    const ModelSizes sizes(config);
+    const std::int64_t element = ElementBytes(spec.qlora.compute_dtype);
+    // Codes and block scales of the base, codes of the merged weights; the embedding and the head as they are served,
+    // the head also in panels.
+    const std::int64_t embedding = config.tied_embeddings ? 2 : std::max<std::int64_t>(base_bytes, 2) + 2;
+    bytes.weights = LinearBytes(spec, sizes, base_bytes) + sizes.linears + sizes.embedding * (embedding + 2);
+    bytes.adapter = TrainedParameters(spec, config) * 4 * 2;  // values and gradients
+    // A weight and its change in f32, and its codes; the head in the type of backward products; the values of the
+    // largest input.
+    bytes.workspace += sizes.largest * (8 + 1) + sizes.embedding * element + tokens * config.ffn_size * 4;
+    return bytes;
+  }
+
+  PublishingBytes Publishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,
+                             std::int64_t weights) const override {
+    PublishingBytes bytes = AdapterPlan::Publishing(spec, config, base_bytes, weights);
+    if (spec.qlora.merge_aware_int8) bytes.kept += weights;  // make the record
+    return bytes;
   }
 
  protected:

@@ -59,7 +59,6 @@ constexpr FixedField kFixedFields[] = {
     {"PublishPolicy.evaluate_int8", "true"},
     {"PublishPolicy.load", "false", false},
     {"QLoraMethod.double_quant", "true"},
-    {"QLoraMethod.merge_aware_int8", "false", false},
     {"QLoraMethod.nf4_block", "64"},
     {"RunConfig.keep_best", "false", false},
 };

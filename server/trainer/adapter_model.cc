@@ -9,11 +9,11 @@
 #include <variant>
 
 #include "kernels/ops/elementwise/embedding.h"
-#include "kernels/philox.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/trainer/adapter_linear.h"
 #include "server/trainer/chunked_loss.h"
+#include "server/trainer/random_weights.h"
 #include "server/trainer/torch_bridge.h"
 #include "server/trainer/training_ops.h"
 
@@ -179,13 +179,7 @@ class TorchAdapterModel : public AdapterModel {
       linear.lora_b =
           AddParameter(model::LoraBName(layer, kind), OutFeatures(base_->config(), kind), options.adapter.rank);
       parameters_.back().lr_factor = options.lora_plus_ratio;
-      const auto stream = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + k);
-      const double bound = 1.0 / std::sqrt(static_cast<double>(cols));
-      float* a = linear.lora_a.data_ptr<float>();
-      for (std::int64_t i = 0; i < linear.lora_a.numel(); ++i) {
-        a[i] = static_cast<float>(
-            (2.0 * kernels::PhiloxUniform(options.init_seed, static_cast<std::uint64_t>(i), stream) - 1.0) * bound);
-      }
+      DrawAdapter(linear.lora_a, options.init_seed, static_cast<std::uint64_t>(layer * model::kNumLinearKinds + k));
       served_.push_back({.layer = static_cast<std::size_t>(layer),
                          .kind = index,
                          .a = linear.lora_a,

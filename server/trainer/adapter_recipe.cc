@@ -5,6 +5,7 @@
 #include "server/convert/convert.h"
 #include "server/model/replay.h"
 #include "server/model/trainer_logprobs.h"
+#include "server/trainer/merge_aware_model.h"
 
 namespace nibble::trainer {
 namespace {
@@ -27,7 +28,7 @@ model::AdapterConfig AdapterOf(const jobs::LoraMethod& method) {
 }  // namespace
 
 absl::Status AdapterRecipe::LoadBase(const model::Artifact& source, const std::string& directory,
-                                     const jobs::LoraMethod& method) {
+                                     const jobs::LoraMethod& method, bool merge_aware) {
   NIBBLE_ASSIGN_OR_RETURN(
       base_,
       model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len, .cancelled = context_.cancelled},
@@ -39,6 +40,19 @@ absl::Status AdapterRecipe::LoadBase(const model::Artifact& source, const std::s
   adapter_ = AdapterOf(method);
   const std::string source_name = model::SourceName(source.info());
   adapter_.base_model_name_or_path = source_name.empty() ? spec_.base_model : source_name;
+  if (merge_aware) {
+    NIBBLE_ASSIGN_OR_RETURN(merged_,
+                            MakeMergeAwareModel(base_,
+                                                {.adapter = adapter_,
+                                                 .init_seed = static_cast<std::uint64_t>(method.seed),
+                                                 .lora_plus_ratio = method.lora_plus_ratio,
+                                                 .bf16_compute = method.compute_dtype == "bf16",
+                                                 .activation_checkpointing = spec_.run.activation_checkpointing,
+                                                 .max_positions = max_positions_,
+                                                 .cancelled = context_.cancelled},
+                                                context_.stream));
+    return absl::OkStatus();
+  }
   NIBBLE_ASSIGN_OR_RETURN(model_, AdapterModel::Create(base_,
                                                        {.adapter = adapter_,
                                                         .init_seed = static_cast<std::uint64_t>(method.seed),
@@ -54,20 +68,24 @@ absl::Status AdapterRecipe::LoadBase(const model::Artifact& source, const std::s
 absl::StatusOr<model::ArtifactInfo> AdapterRecipe::Write(const base::Json& provenance, const std::string& directory) {
   NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(text_directory_));
   std::vector<std::vector<float>> values;
-  for (const Parameter& parameter : model_->parameters())
+  for (const Parameter& parameter : model().parameters())
     values.emplace_back(parameter.value.f32().begin(), parameter.value.f32().end());
   return convert::MakeLoraModel(context_.files, *base, adapter_, values, provenance, directory, "job",
                                 context_.cancelled);
 }
 
-// Merged int8 is another model than the base with its adapter, so the serving instantiation makes the record.
+// Training in the arithmetic of the merged int8 model gives its record. Otherwise merged int8 is another model than the
+// base with its adapter, so the serving instantiation makes the record.
 absl::StatusOr<model::Record> AdapterRecipe::MakeRecord(const model::LoadedModel& served,
                                                         const std::vector<std::vector<std::int32_t>>& sequences) {
+  if (merged_ != nullptr) return RecordOfTraining(*merged_, served, context_.stream.device, sequences);
   return model::MakeRecord(served, sequences, context_.stream, context_.cancelled);
 }
 
 absl::Status AdapterRecipe::WriteLogprobs(const std::vector<std::vector<std::int32_t>>& sequences,
                                           const std::string& directory) {
+  // The model of the merged weights is not the one that is served with a separate adapter.
+  if (merged_ != nullptr) return absl::OkStatus();
   model::TrainerLogprobs trained;
   for (const std::vector<std::int32_t>& tokens : sequences) {
     auto& sequence = trained.sequences.emplace_back();
@@ -78,7 +96,11 @@ absl::Status AdapterRecipe::WriteLogprobs(const std::vector<std::vector<std::int
 }
 
 void AdapterRecipe::Release() {
-  model_->Release();
+  if (merged_ != nullptr) {
+    merged_->ReleaseGradients();
+  } else {
+    model_->Release();
+  }
   base_.reset();
   base::ReturnFreeMemory();  // small pieces that training has freed
 }

@@ -1,4 +1,5 @@
-// The common part of the recipes that train adapters on a frozen base (qlora, lora). Included by recipes' .cc only.
+// The common part of the recipes that train adapters on a frozen base (qlora, lora): as they are served beside the
+// base, or merged into int8. Included by recipes' .cc only.
 #pragma once
 #include <memory>
 #include <string>
@@ -8,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "server/jobs/job_spec.h"
 #include "server/trainer/adapter_model.h"
+#include "server/trainer/exact_model.h"
 #include "server/trainer/recipe.h"
 
 namespace nibble::trainer {
@@ -15,7 +17,10 @@ namespace nibble::trainer {
 // The result is the adapter on its base, served merged as int8.
 class AdapterRecipe : public Recipe {
  public:
-  TrainingModel& model() override { return *model_; }
+  TrainingModel& model() override {
+    if (merged_ != nullptr) return *merged_;
+    return *model_;
+  }
   const model::ModelConfig& config() const override { return config_; }
   std::int64_t max_positions() const override { return max_positions_; }
   const std::string& text_directory() const override { return text_directory_; }
@@ -34,8 +39,9 @@ class AdapterRecipe : public Recipe {
   explicit AdapterRecipe(const RecipeContext& context) : context_(context), spec_(context.order.spec) {}
 
   // Loads the base in `directory`, made of `source` or `source` itself, and makes the model with the options of
-  // `method`.
-  absl::Status LoadBase(const model::Artifact& source, const std::string& directory, const jobs::LoraMethod& method);
+  // `method`. merge_aware: as in QLoraMethod::merge_aware_int8.
+  absl::Status LoadBase(const model::Artifact& source, const std::string& directory, const jobs::LoraMethod& method,
+                        bool merge_aware = false);
 
   const RecipeContext context_;
   const jobs::JobSpec& spec_;
@@ -47,7 +53,9 @@ class AdapterRecipe : public Recipe {
   std::string text_directory_;
   std::string base_digest_;
   model::AdapterConfig adapter_;
+  // One of the two is set.
   std::unique_ptr<AdapterModel> model_;
+  std::unique_ptr<ExactModel> merged_;
 };
 
 }  // namespace nibble::trainer

@@ -57,7 +57,7 @@ class BitNetRecipe : public WeightsRecipe {
 
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                            const std::vector<std::vector<std::int32_t>>& sequences) override {
-    return RecordOfTraining(*model_, served, sequences);
+    return RecordOfTraining(*model_, served, context_.stream.device, sequences);
   }
 
   void Release() override {

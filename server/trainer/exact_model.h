@@ -6,6 +6,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/stream.h"
+#include "server/model/loaded_model.h"
+#include "server/model/record.h"
 #include "server/trainer/tensor_ref.h"
 #include "server/trainer/training_model.h"
 #include "server/trainer/training_record.h"
@@ -22,5 +26,14 @@ class ExactModel : public TrainingModel {
   // Logits of every row by the training instantiation, with autograd on; in chunks like those of model::ForEachLogits.
   virtual absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) = 0;
 };
+
+// The record by the training instantiation, with autograd on: nibbled must give these bits (docs/numerics.md 10).
+inline absl::StatusOr<model::Record> RecordOfTraining(ExactModel& trained, const model::LoadedModel& served,
+                                                      kernels::DeviceKind device,
+                                                      const std::vector<std::vector<std::int32_t>>& sequences) {
+  return MakeTrainingRecord(served, device, sequences, [&trained](const auto& tokens, const auto& visit) {
+    return trained.ForEachTrainingLogits(tokens, visit);
+  });
+}
 
 }  // namespace nibble::trainer

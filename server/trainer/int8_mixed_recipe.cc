@@ -82,7 +82,8 @@ class Int8MixedRecipe : public WeightsRecipe {
 
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                            const std::vector<std::vector<std::int32_t>>& sequences) override {
-    return exact_ != nullptr ? RecordOfTraining(*exact_, served, sequences) : RecordOfServing(served, sequences);
+    return exact_ != nullptr ? RecordOfTraining(*exact_, served, context_.stream.device, sequences)
+                             : RecordOfServing(served, sequences);
   }
 
   void Release() override {

@@ -1,5 +1,5 @@
-// Int8 quantized training: trains the linears in int8, without a float copy, and the other weights in f32. The result is
-// the int8 model that is served.
+// Int8 quantized training: trains the linears in int8, without a float copy, and the other weights in f32. The result
+// is the int8 model that is served.
 #include <vector>
 
 #include "server/trainer/int8_qt_model.h"
@@ -16,18 +16,17 @@ class Int8QtRecipe : public WeightsRecipe {
   absl::Status Prepare() {
     const jobs::Int8QtMethod& method = spec_.int8_qt;
     NIBBLE_ASSIGN_OR_RETURN(const auto base, OpenBase());
-    NIBBLE_ASSIGN_OR_RETURN(model_,
-                            MakeInt8QtModel(*base,
-                                            {.stochastic_rounding = method.stochastic_rounding,
-                                             .one_scale = method.scale == "tensor",
-                                             .max_outliers = static_cast<int>(method.act_outliers),
-                                             .bf16_compute = method.compute_dtype == "bf16",
-                                             .activation_checkpointing = spec_.run.activation_checkpointing,
-                                             .random_init = method.init == "random",
-                                             .init_seed = static_cast<std::uint64_t>(spec_.run.seed),
-                                             .max_positions = max_positions(),
-                                             .cancelled = context_.cancelled},
-                                            context_.stream));
+    NIBBLE_ASSIGN_OR_RETURN(model_, MakeInt8QtModel(*base,
+                                                    {.stochastic_rounding = method.stochastic_rounding,
+                                                     .one_scale = method.scale == "tensor",
+                                                     .max_outliers = static_cast<int>(method.act_outliers),
+                                                     .bf16_compute = method.compute_dtype == "bf16",
+                                                     .activation_checkpointing = spec_.run.activation_checkpointing,
+                                                     .random_init = method.init == "random",
+                                                     .init_seed = static_cast<std::uint64_t>(spec_.run.seed),
+                                                     .max_positions = max_positions(),
+                                                     .cancelled = context_.cancelled},
+                                                    context_.stream));
     return absl::OkStatus();
   }
 
@@ -42,7 +41,7 @@ class Int8QtRecipe : public WeightsRecipe {
 
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                            const std::vector<std::vector<std::int32_t>>& sequences) override {
-    return RecordOfTraining(*model_, served, sequences);
+    return RecordOfTraining(*model_, served, context_.stream.device, sequences);
   }
 
   void Release() override {

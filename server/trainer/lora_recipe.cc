@@ -24,9 +24,7 @@ class LoraRecipe : public AdapterRecipe {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Recipe>> MakeLoraRecipe(const RecipeContext& context) {
-  auto recipe = std::make_unique<LoraRecipe>(context);
-  NIBBLE_RETURN_IF_ERROR(recipe->Prepare());
-  return std::unique_ptr<Recipe>(std::move(recipe));
+  return MakePrepared<LoraRecipe>(context);
 }
 
 }  // namespace nibble::trainer

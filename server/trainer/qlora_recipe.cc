@@ -1,4 +1,4 @@
-// QLoRA: an adapter on an nf4 base, served merged as int8.
+// QLoRA: an adapter on an nf4 base, served merged as int8; with merge_aware_int8 also trained so.
 #include "server/base/clock.h"
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
@@ -21,7 +21,7 @@ class QLoraRecipe : public AdapterRecipe {
   absl::Status Prepare() {
     NIBBLE_ASSIGN_OR_RETURN(const auto source, model::Artifact::Open(context_.order.base_model_directory));
     NIBBLE_ASSIGN_OR_RETURN(const std::string directory, Nf4Base(*source));
-    return LoadBase(*source, directory, spec_.qlora);
+    return LoadBase(*source, directory, spec_.qlora, spec_.qlora.merge_aware_int8);
   }
 
   absl::Status Clean() override {

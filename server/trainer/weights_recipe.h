@@ -58,13 +58,6 @@ class WeightsRecipe : public Recipe {
                                      provenance, directory, "job", context_.cancelled);
   }
 
-  // The record by the training instantiation, with autograd on: nibbled must give these bits (docs/numerics.md 10).
-  absl::StatusOr<model::Record> RecordOfTraining(ExactModel& trained, const model::LoadedModel& served,
-                                                 const std::vector<std::vector<std::int32_t>>& sequences) const {
-    return MakeTrainingRecord(
-        served, context_.stream.device, sequences,
-        [&trained](const auto& tokens, const auto& visit) { return trained.ForEachTrainingLogits(tokens, visit); });
-  }
   // The record by the serving instantiation, for a served form that is another model than the trained one.
   absl::StatusOr<model::Record> RecordOfServing(const model::LoadedModel& served,
                                                 const std::vector<std::vector<std::int32_t>>& sequences) const {

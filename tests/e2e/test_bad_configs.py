@@ -15,6 +15,7 @@ CASES = [
     ({"qlora": {"alpha": 0}}, "qlora.alpha", "above 0"),
     ({"qlora": {"alpha": 2e6}}, "qlora.alpha", "at most 1e+06"),
     ({"qlora": {"dropout": 1}}, "qlora.dropout", "0 <= dropout < 1"),
+    ({"qlora": {"dropout": 0.1, "merge_aware_int8": True}}, "qlora.dropout", "0 with merge_aware_int8"),
     ({"qlora": {"dropout": -0.1}}, "qlora.dropout", "0 <= dropout < 1"),
     ({"qlora": {"target_modules": ["lm_head"]}}, "qlora.target_modules", "q_proj, k_proj"),
     ({"qlora": {"target_modules": ["q_proj", "q_proj"]}}, "qlora.target_modules", "twice"),

@@ -84,6 +84,8 @@ QLORA = [
     {"optim": {"optimizer": "OPTIMIZER_SGD", "schedule": "LR_SCHEDULE_WSD"}},
     {"train_dataset": "pairs", "eval_dataset": "ragged", "run": {"eval_every": 1, "save_every": 1, "keep_last": 1}},
     {"base_model": "small-nf4"}, {"base_model": "small-bf16"}, {"run": {"epochs": 0.5}},
+    {"qlora": {"merge_aware_int8": True}},
+    {"qlora": {"merge_aware_int8": True, "target_modules": ["q_proj", "down_proj"], "use_rslora": True}, "base_model": "small-nf4"},
 ]
 BITNET = [
     *({"preset": name} for name in ("bitnet-tips", "bitnet-2b4t")), *({"act_bits": bits} for bits in (4, 16)),
@@ -135,6 +137,18 @@ def test_model_trained_with_every_option_is_converted_and_served(train, changes)
     assert trainer_record.exists() is not shares_scales
     answer = train.server.json("generate", f"{name}-{served}", "--prompt", PAGE[:20], "--max-tokens", 3, "--ignore-eos")
     assert len(answer["token_ids"]) == 3
+
+
+@pytest.mark.parametrize("method", [{"qlora": {"merge_aware_int8": True}}, {"int8_mixed": {}}, {"int8_qt": {}}, {"bitnet_qat": {}}],
+                         ids=json.dumps)
+def test_evaluation_as_trained_is_that_of_the_served_model(train, method):
+    """Training in the arithmetic of the served model: the losses before and after the conversion have the same bits."""
+    spec = {"base_model": "small", "train_dataset": "ragged", "eval_dataset": "four", "data": {"max_seq_len": 160},
+            "optim": {"lr": 2e-3}, "run": {"micro_batch": 2, "max_steps": 3}, **method}
+    evaluations = [event for event in train.job(spec)[1] if event.get("type") == "eval"]
+    served, trained = evaluations[-1], evaluations[-2]
+    assert served["what"] == ("ternary" if "bitnet_qat" in method else "int8") and not trained.get("what")
+    assert served["eval_loss"] == trained["eval_loss"] != evaluations[0]["eval_loss"]
 
 
 def test_overlong_rows_of_text_follow_the_policy(train):

@@ -188,6 +188,15 @@ TEST(JobSpecTest, HeldOutRowsAreAnEvaluationSet) {
   EXPECT_EQ(ParseJobSpec(ToJson(spec))->eval_fraction, 0.5);
 }
 
+TEST(JobSpecTest, MergedWeightsHaveNoDropout) {
+  JobSpec spec = Good();
+  spec.qlora.merge_aware_int8 = true;
+  EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+  spec.qlora.dropout = 0.1;
+  EXPECT_EQ(base::ReasonMetadata(Validate(spec))["qlora.dropout"],
+            "is 0.1, wanted 0 with merge_aware_int8, which trains merged weights");
+}
+
 TEST(JobSpecTest, BasesWithoutDoubleQuantizationAreUnimplemented) {
   JobSpec spec = Good();
   spec.qlora.double_quant = false;
@@ -255,7 +264,7 @@ TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
                               .compute_dtype = "fp32",
                               .seed = 99,
                               .lora_plus_ratio = 4};
-  spec.qlora = {adapter, /*double_quant=*/false};
+  spec.qlora = {adapter, /*double_quant=*/false, /*merge_aware_int8=*/true};
   spec.optim = {.optimizer = "lion",
                 .lr = 1e-3,
                 .beta1 = 0.8,
@@ -337,7 +346,8 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
             R"("output_model":"","device":"auto","data":{"max_seq_len":512,"packing":"segmented",)"
             R"("train_on_prompt":false,"shuffle_seed":0},"qlora":{"r":16,"alpha":32.0,"dropout":0.0,)"
             R"("target_modules":["q_proj","k_proj","v_proj","o_proj","gate_proj","up_proj","down_proj"],)"
-            R"("use_rslora":false,"compute_dtype":"bf16","seed":0,"lora_plus_ratio":1.0,"double_quant":true},)"
+            R"("use_rslora":false,"compute_dtype":"bf16","seed":0,"lora_plus_ratio":1.0,"double_quant":true,)"
+            R"("merge_aware_int8":false},)"
             R"("optim":{"optimizer":"adamw","lr":0.0002,)"
             R"("beta1":0.9,"beta2":0.999,"eps":1e-08,"weight_decay":0.0,"max_grad_norm":1.0,"schedule":"cosine",)"
             R"("min_lr_ratio":0.0},"run":{"micro_batch":4,"grad_accum":1,"activation_checkpointing":false,)"

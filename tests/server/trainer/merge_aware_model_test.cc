@@ -1,0 +1,267 @@
+// Merge-aware QLoRA computes the logits of the int8 model that a conversion makes of base and adapter.
+#include "server/trainer/merge_aware_model.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/convert/convert.h"
+#include "server/model/forward.h"
+#include "server/model/record.h"
+#include "server/trainer/adapter_model.h"
+#include "server/trainer/merged_linear.h"
+#include "server/trainer/torch_bridge.h"
+#include "server/trainer/torch_runtime.h"
+#include "tests/server/model/small_models.h"
+#include "tests/server/trainer/finite_differences.h"
+#include "tests/support/cancel_at.h"
+#include "tests/support/random.h"
+
+namespace nibble::trainer {
+namespace {
+
+using model::LinearKind;
+
+class MergeAwareModelTest : public testing::Test {
+ protected:
+  MergeAwareModelTest() {
+    stream_.library = library_.get();
+    directory_ = models_.nf4();
+  }
+
+  // An nf4 base of another family.
+  void Import(const std::string& family) {
+    const std::string source = models_.Path(family + "-source"), imported = models_.Path(family);
+    std::filesystem::copy(model::Golden("families/" + family), source);
+    std::filesystem::copy(model::Golden("families/tokenizer.json"), source);
+    const auto report = model::ImportModel(base::RealFileSystem(), source, imported, kernels::DType::kF32);
+    ASSERT_TRUE(report.ok()) << report.status();
+    directory_ = models_.Path(family + "-nf4");
+    const auto made = convert::ConvertModel(base::RealFileSystem(), **model::Artifact::Open(imported), directory_,
+                                            {.to = model::Format::kNf4}, stream_);
+    ASSERT_TRUE(made.ok()) << made.status();
+  }
+  static model::AdapterConfig Adapter(std::vector<LinearKind> targets = {LinearKind::kQ, LinearKind::kV,
+                                                                         LinearKind::kDown}) {
+    model::AdapterConfig adapter;
+    adapter.rank = 4;
+    adapter.alpha = 8;
+    adapter.targets = std::move(targets);
+    return adapter;
+  }
+  // With B other than 0, because an adapter that is 0 has no effect.
+  std::unique_ptr<ExactModel> Make(MergeAwareOptions options = {}) {
+    options.max_positions = 32;
+    options.cancelled = asked_.callback();
+    if (options.adapter.targets.empty()) options.adapter = Adapter();
+    base_ = models_.Load(directory_);
+    auto made = MakeMergeAwareModel(base_, options, stream_);
+    EXPECT_TRUE(made.ok()) << made.status();
+    SetValues(**made);
+    return *std::move(made);
+  }
+  static void SetValues(TrainingModel& model) {
+    std::uint64_t seed = 0;
+    for (Parameter& parameter : model.parameters()) {
+      const auto values = support::NormalVector(++seed, static_cast<std::int64_t>(parameter.value.f32().size()), 0.05f);
+      std::copy(values.begin(), values.end(), parameter.value.f32().begin());
+    }
+    EXPECT_TRUE(model.Refresh().ok());
+  }
+  data::MicroBatch Batch() const { return TwoSegments(base_->config().vocab_size); }
+  std::vector<std::vector<float>> Gradients(TrainingModel& model) {
+    model.ZeroGrad();
+    const auto loss = model.ForwardBackward(Batch(), 0.5, 0);
+    EXPECT_TRUE(loss.ok()) << loss.status();
+    std::vector<std::vector<float>> all;
+    for (const Parameter& parameter : model.parameters()) {
+      all.emplace_back(parameter.grad.f32().begin(), parameter.grad.f32().end());
+    }
+    return all;
+  }
+
+  auto Adder(std::vector<std::string>& digests) {
+    return [&digests](std::int64_t, const kernels::Matrix& logits) {
+      for (std::int64_t r = 0; r < logits.rows; ++r) {
+        digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
+      }
+      return absl::OkStatus();
+    };
+  }
+  std::vector<std::string> Training(ExactModel& model) {
+    std::vector<std::string> digests;
+    EXPECT_TRUE(model.ForEachTrainingLogits(Batch().tokens, Adder(digests)).ok());
+    return digests;
+  }
+  std::vector<std::string> Serving(const model::DecoderWeights& weights) {
+    std::vector<std::string> digests;
+    EXPECT_TRUE(model::ForEachLogits(base_->config(), weights, Batch().tokens, 8, stream_, Adder(digests)).ok());
+    return digests;
+  }
+  // The int8 model that `models convert` makes of the adapter on its base.
+  std::shared_ptr<const model::LoadedModel> Converted(ExactModel& model, const model::AdapterConfig& adapter,
+                                                      const std::string& name) {
+    std::vector<std::vector<float>> values;
+    for (const Parameter& parameter : model.parameters()) {
+      values.emplace_back(parameter.value.f32().begin(), parameter.value.f32().end());
+    }
+    const auto base = model::Artifact::Open(directory_);
+    EXPECT_TRUE(convert::MakeLoraModel(base::RealFileSystem(), **base, adapter, values, base::Json::object(),
+                                       models_.Path(name))
+                    .ok());
+    const auto lora = model::Artifact::Open(models_.Path(name));
+    EXPECT_TRUE(convert::ConvertModel(base::RealFileSystem(), **lora, models_.Path(name + "-int8"), {}, stream_).ok());
+    return models_.Load(models_.Path(name + "-int8"));
+  }
+
+  support::CancelAt asked_;
+  model::SmallModels models_;
+  const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
+  kernels::Stream stream_ = models_.stream();
+  std::string directory_;
+  std::shared_ptr<const model::LoadedModel> base_;
+};
+
+TEST_F(MergeAwareModelTest, TrainingGivesTheBitsOfTheConvertedModel) {
+  const auto model = Make();
+  const std::vector<std::string> trained = Training(*model);
+  ASSERT_EQ(trained.size(), Batch().tokens.size());
+  EXPECT_EQ(Serving(model->ServingWeights()), trained);
+  EXPECT_EQ(Serving(Converted(*model, Adapter(), "adapter")->weights()), trained);
+  for (Parameter& parameter : model->parameters()) {
+    for (float& value : parameter.value.f32()) value = -value * 1.5f;
+  }
+  ASSERT_TRUE(model->Refresh().ok());
+  EXPECT_NE(Training(*model), trained);
+  EXPECT_EQ(Serving(Converted(*model, Adapter(), "changed")->weights()), Training(*model));
+}
+
+// Untied heads, biases, and norms of heads; rsLoRA, and an adapter on every linear.
+TEST_F(MergeAwareModelTest, EveryFamilyTrainsTheBitsThatItServes) {
+  for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3"}) {
+    SCOPED_TRACE(family);
+    Import(family);
+    model::AdapterConfig adapter = Adapter({LinearKind::kQ, LinearKind::kK, LinearKind::kV, LinearKind::kO,
+                                            LinearKind::kGate, LinearKind::kUp, LinearKind::kDown});
+    adapter.rslora = true;
+    const auto model = Make({.adapter = adapter});
+    EXPECT_EQ(Gradients(*model), Gradients(*Make({.adapter = adapter, .activation_checkpointing = true})));
+    EXPECT_EQ(Serving(Converted(*model, adapter, family + "-adapter")->weights()), Training(*model));
+  }
+}
+
+TEST_F(MergeAwareModelTest, StartsAsQLoraDoes) {
+  base_ = models_.Load(directory_);
+  const auto merged = MakeMergeAwareModel(base_, {.adapter = Adapter(), .init_seed = 9, .max_positions = 32}, stream_);
+  const auto separate = AdapterModel::Create(base_, {.adapter = Adapter(), .init_seed = 9}, stream_);
+  ASSERT_TRUE(merged.ok() && separate.ok());
+  ASSERT_EQ((*merged)->parameters().size(), (*separate)->parameters().size());
+  for (std::size_t i = 0; i < (*merged)->parameters().size(); ++i) {
+    const Parameter &a = (*merged)->parameters()[i], &b = (*separate)->parameters()[i];
+    EXPECT_EQ(a.name, b.name);
+    EXPECT_EQ(a.shape, b.shape);
+    EXPECT_TRUE(std::equal(a.value.f32().begin(), a.value.f32().end(), b.value.f32().begin())) << a.name;
+  }
+}
+
+// The gradients of a separate adapter on the same base point the same way: only the rounding to int8 differs.
+TEST_F(MergeAwareModelTest, GradientsPointWhereThoseOfQLoraPoint) {
+  const auto model = Make({.bf16_compute = false});
+  const auto separate = AdapterModel::Create(base_, {.adapter = Adapter(), .bf16_compute = false}, stream_);
+  ASSERT_TRUE(separate.ok()) << separate.status();
+  SetValues(**separate);
+  const auto want = Gradients(**separate);
+  for (const bool bf16 : {false, true}) {
+    const auto got = Gradients(*Make({.bf16_compute = bf16}));
+    ASSERT_EQ(got.size(), want.size());
+    for (std::size_t p = 0; p < got.size(); ++p) {
+      double dot = 0, of_got = 0, of_want = 0;
+      for (std::size_t i = 0; i < got[p].size(); ++i) {
+        const double x = got[p][i], y = want[p][i];
+        dot += x * y, of_got += x * x, of_want += y * y;
+      }
+      EXPECT_GT(dot / std::sqrt(of_got * of_want), 0.9) << model->parameters()[p].name;
+      EXPECT_NEAR(std::sqrt(of_got / of_want), 1.0, 0.25) << model->parameters()[p].name;
+    }
+  }
+}
+
+// dB = s g^T (x A^T), dA = s (g B)^T x and dx = g W of the rows and weights that the product read, by torch in f64.
+TEST_F(MergeAwareModelTest, GradientsOfALinearAreThoseOfItsFormulas) {
+  base_ = models_.Load(directory_);
+  AutogradContext context;
+  context.stream = stream_;
+  MergedWeight weight;
+  weight.base = base_->weights().layers[0].linear(LinearKind::kDown).nf4;
+  const std::int64_t n = weight.base.rows, k = weight.base.cols, r = 3, rows = 5;
+  torch::manual_seed(1);
+  weight.scaling = 0.75;
+  weight.lora_a = torch::randn({r, k}).requires_grad_(true);
+  weight.lora_b = torch::randn({n, r}).requires_grad_(true);
+  MergeScratch scratch = {torch::empty({n * k}), torch::empty({n * k})};
+  weight.Merge(scratch, stream_);
+  context.scratch = torch::empty({n * k});
+  const torch::Tensor x = torch::randn({rows, k}).requires_grad_(true);
+  const CodedRowOptions how = {.max_outliers = 2};
+  const CodedInput input = {x, std::make_shared<CodedRows>(QuantizeRows(x.detach(), how, context))};
+  const torch::Tensor y = ApplyMergedLinear(input, weight, context);
+  const torch::Tensor g = torch::randn({rows, n});
+  y.backward(g);
+
+  torch::Tensor merged = torch::empty({n, k});
+  UnpackInt8(weight.merged.view(), merged, stream_);
+  merged = merged * weight.merged.scale.unsqueeze(1);
+  const torch::Tensor read = input.rows->Values().to(torch::kFloat64), g64 = g.to(torch::kFloat64);
+  const torch::Tensor a = weight.lora_a.detach().to(torch::kFloat64), b = weight.lora_b.detach().to(torch::kFloat64);
+  const auto near = [](const torch::Tensor& got, const torch::Tensor& want) {
+    const double bound = 1e-5 * want.abs().max().item<double>();
+    EXPECT_LT((got.to(torch::kFloat64) - want).abs().max().item<double>(), bound);
+  };
+  near(y.detach(), torch::mm(read, merged.to(torch::kFloat64).t()));
+  near(x.grad(), torch::mm(g64, merged.to(torch::kFloat64)));
+  near(weight.lora_b.grad(), torch::mm(g64.t(), torch::mm(read, a.t())) * weight.scaling);
+  near(weight.lora_a.grad(), torch::mm(torch::mm(g64, b).t(), read) * weight.scaling);
+}
+
+TEST_F(MergeAwareModelTest, PassStoppedAnywhereLeavesNothingBehind) {
+  const auto model = Make();
+  asked_.Restart(0);
+  const auto whole = Gradients(*model);
+  const int calls = asked_.calls();
+  EXPECT_GT(calls, 2 * 7);
+  for (int at = 1; at <= calls; ++at) {
+    asked_.Restart(at);
+    EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;
+  }
+  asked_.Restart(0);
+  EXPECT_EQ(Gradients(*model), whole);
+}
+
+TEST_F(MergeAwareModelTest, RecordsAfterItsGradientsAreFreed) {
+  const auto model = Make();
+  const std::vector<std::string> trained = Training(*model);
+  model->ReleaseGradients();
+  EXPECT_EQ(Training(*model), trained);
+  for (const Parameter& parameter : model->parameters()) {
+    EXPECT_FALSE(parameter.value.f32().empty());
+    EXPECT_EQ(parameter.grad.count, 0);
+  }
+}
+
+TEST_F(MergeAwareModelTest, RefusesWhatCannotBeMerged) {
+  model::AdapterConfig adapter = Adapter();
+  adapter.dropout = 0.1;
+  base_ = models_.Load(directory_);
+  EXPECT_TRUE(absl::IsInvalidArgument(MakeMergeAwareModel(base_, {.adapter = adapter}, stream_).status()));
+  base_ = models_.Load(models_.bf16());
+  EXPECT_TRUE(absl::IsInvalidArgument(MakeMergeAwareModel(base_, {.adapter = Adapter()}, stream_).status()));
+}
+
+}  // namespace
+}  // namespace nibble::trainer
