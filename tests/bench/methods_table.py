@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Peak memory and tokens/s of every training method on one model, in the layout of torchao's table of quantized training.
+
+usage: methods_table.py MODEL [--bin build/release/bin] [--steps 8] [--turns 1] [--json OUT.json]
+MODEL is a GGUF file or a Hugging Face directory. 4 x 256 tokens per step, bf16 compute, AdamW. All methods see the same
+rows from the same seed; with more turns they run one after the other, again and again. tokens/s: the median over the
+steps after the second; peak: the trainer's resident memory. Checks that all losses are finite, and that the last loss is
+at most 5 % above the first one.
+"""
+import argparse
+import json
+import math
+import pathlib
+import statistics
+import tempfile
+
+from nibbled import cpu_name, serve, write_prose
+
+BF16 = "COMPUTE_DTYPE_BF16"
+RUNS = {
+    "full, f32 parameters": {"full": {}},
+    "full, bf16 parameters": {"full": {"param_dtype": BF16}},
+    "int8_mixed, exact forward": {"int8_mixed": {}},
+    "int8_mixed, torchao": {"int8_mixed": {"preset": "torchao"}},
+    "int8_qt": {"int8_qt": {}},
+    "int8_qt, 8-bit moments": {"int8_qt": {}, "optim": {"optimizer": "OPTIMIZER_ADAMW_8BIT"}},
+    "bitnet_qat": {"bitnet_qat": {}},
+    "lora": {"lora": {}},
+    "qlora": {"qlora": {}},
+    "qlora, merge-aware": {"qlora": {"merge_aware_int8": True}},
+}
+FIRST = "full, bf16 parameters"  # the others are compared with it
+
+
+def run(nibble, spec, output, steps):
+    """The step events of one job."""
+    text = nibble("jobs", "create", "--spec", spec, "--base", "base", "--dataset", "prose", "--output", output, "--max-steps", steps,
+                  "--micro-batch", 4, "--seq-len", 256, "--lr", "1e-5", "--save-every", 0, "--seed", 1, "--watch")
+    return [event for event in map(json.loads, text.splitlines()) if event.get("type") == "step"]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/release/bin"))
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--json", type=pathlib.Path)
+    args = parser.parse_args()
+    rates, peaks = {name: [] for name in RUNS}, dict.fromkeys(RUNS, 0)
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        with serve(args.bin, directory / "state") as nibble:
+            nibble("models", "import", args.model, "--name", "base", "--dtype", "bf16")
+            nibble("datasets", "upload", write_prose(directory / "prose.jsonl"), "--name", "prose")
+            for turn in range(args.turns):
+                for number, (name, spec) in enumerate(RUNS.items()):
+                    path = directory / "spec.json"
+                    path.write_text(json.dumps(spec))
+                    steps = run(nibble, path, f"run{number}-{turn}", args.steps)
+                    losses = [step["loss"] for step in steps]
+                    assert all(map(math.isfinite, losses)) and losses[-1] <= 1.05 * losses[0], (name, losses)
+                    rates[name] += [step["tokens_per_s"] for step in steps[2:]]
+                    peaks[name] = max(peaks[name], steps[-1]["peak_memory_bytes"])
+    result = {"cpu": cpu_name(), "runs": {name: {"tokens_per_s": statistics.median(rates[name]), "peak_bytes": peaks[name]} for name in RUNS}}
+    first = result["runs"][FIRST]
+    print(f"{result['cpu']}; {args.turns} turns of {args.steps} steps of 4 x 256 tokens")
+    print(f"{'method':28} {'peak MiB':>9} {'of ' + FIRST:>26} {'tokens/s':>9} {'of it':>6}")
+    for name, row in result["runs"].items():
+        print(f"{name:28} {row['peak_bytes'] / 2**20:9.0f} {row['peak_bytes'] / first['peak_bytes']:26.2f} {row['tokens_per_s']:9.0f} "
+              f"{row['tokens_per_s'] / first['tokens_per_s']:6.2f}")
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
