@@ -6,10 +6,8 @@ namespace nibble::trainer {
 namespace {
 
 const RecipeRow kRecipes[] = {
-    {jobs::kMethodQLora, MakeQLoraRecipe},
-    {jobs::kMethodBitNetQat, MakeBitNetRecipe},
-    {jobs::kMethodFull, MakeFullRecipe},
-    {jobs::kMethodInt8Mixed, MakeInt8MixedRecipe},
+    {jobs::kMethodQLora, MakeQLoraRecipe}, {jobs::kMethodBitNetQat, MakeBitNetRecipe},
+    {jobs::kMethodFull, MakeFullRecipe},   {jobs::kMethodInt8Mixed, MakeInt8MixedRecipe},
     {jobs::kMethodLora, MakeLoraRecipe},
 };
 
