@@ -38,13 +38,16 @@ absl::Status CheckAdapterBase(const model::ArtifactInfo& info) {
       "ADAPTER_BASE", {{"got", got}, {"wanted", "nf4, f32, bf16"}});
 }
 
+bool RunsOnBaseItself(const model::ArtifactInfo& base, const model::AdapterConfig& config) {
+  return base.format == Format::kNf4 || config.base_digest == base.weights_digest;
+}
+
 absl::StatusOr<model::ArtifactInfo> MakeAdapterModel(base::FileSystem& files, const model::Artifact& base,
                                                      model::PeftAdapter adapter, const base::Json& provenance,
                                                      const std::string& scratch, const std::string& target,
                                                      const kernels::Stream& stream, const char* made_of) {
   NIBBLE_RETURN_IF_ERROR(CheckAdapterBase(base.info()));
-  const bool trained_on_base = adapter.config.base_digest == base.info().weights_digest;
-  if (base.info().format == Format::kNf4 || trained_on_base) {
+  if (RunsOnBaseItself(base.info(), adapter.config)) {
     return Join(files, base, std::move(adapter), provenance, target, made_of);
   }
   NIBBLE_RETURN_IF_ERROR(

@@ -15,11 +15,14 @@ namespace nibble::convert {
 // model.
 absl::Status CheckAdapterBase(const model::ArtifactInfo& info);
 
+// Whether an adapter runs on the base itself, not on its nf4 form: the base is nf4, or config.base_digest is its
+// weights_digest, because a lora job trained the adapter on it.
+bool RunsOnBaseItself(const model::ArtifactInfo& base, const model::AdapterConfig& config);
+
 // f32 and bf16 bases are quantized to nf4 under `scratch` (removed afterwards), as a qlora job does, unless
-// adapter.config.base_digest is the weights_digest of the float base: a lora job trained the adapter on it. The bytes
-// are the same each time, so a job's adapter gets exactly the weights that it was trained on. base_digest, if set, must
-// equal the weights_digest of the base that the adapter gets. made_of becomes ArtifactInfo::source. On an error nothing
-// is left at `target`.
+// RunsOnBaseItself. The bytes are the same each time, so a job's adapter gets exactly the weights that it was trained
+// on. adapter.config.base_digest, if set, must equal the weights_digest of the base that the adapter gets. made_of
+// becomes ArtifactInfo::source. On an error nothing is left at `target`.
 // Errors: FailedPrecondition (BASE_MISMATCH), those of CheckAdapterBase, ConvertModel and MakeLoraModel.
 absl::StatusOr<model::ArtifactInfo> MakeAdapterModel(base::FileSystem& files, const model::Artifact& base,
                                                      model::PeftAdapter adapter, const base::Json& provenance,

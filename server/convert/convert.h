@@ -96,7 +96,8 @@ absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, co
 
 // Makes a lora artifact from a base in nf4, bf16 or f32 and an adapter. It shares the base's tensor file if possible
 // (ArtifactWriter::CreateOn). values: one f32 vector per tensor of AdapterTensors, in that order. Errors:
-// InvalidArgument (another base, BitNet masters; number of values), those of ArtifactWriter.
+// FailedPrecondition (ADAPTER_BASE: another base, BitNet masters), InvalidArgument (number of values), those of
+// ArtifactWriter.
 absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& base,
                                                   const model::AdapterConfig& adapter,
                                                   const std::vector<std::vector<float>>& values,

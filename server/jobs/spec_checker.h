@@ -1,4 +1,4 @@
-// Collects what is wrong with a job spec. Included by the checks of specs only.
+// Collects what is wrong with a job spec. Included by the checks of specs and of their bases only.
 #pragma once
 #include <algorithm>
 #include <cmath>

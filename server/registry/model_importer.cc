@@ -138,7 +138,7 @@ absl::Status ModelImporter::ImportAdapter(const ImportRequest& request, const st
   const std::string source_name = model::SourceName(base_model->info());
   if (!source_name.empty()) base_name = source_name;
   if (base_name.empty()) base_name = *request.base_model;
-  if (base_model->info().format != model::Format::kNf4) scope.Progress("quantize", 0, 1);
+  if (!convert::RunsOnBaseItself(base_model->info(), adapter->config)) scope.Progress("quantize", 0, 1);
   const base::Json provenance = {{"imported_from", "peft"}, {"base_model", *request.base_model}};
   const auto made = convert::MakeAdapterModel(files, *base_model, *std::move(adapter), provenance,
                                               base::JoinPath(work_.state.paths.uploads(), base::NewId("import")),

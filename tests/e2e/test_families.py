@@ -53,7 +53,7 @@ def test_every_logprob_agrees_with_transformers(server, tmp_path, family, shards
 
 # "bitnet-2b4t" is the method bitnet_qat with this preset.
 @pytest.mark.parametrize("method, served", [("qlora", "int8"), ("bitnet_qat", "ternary"), ("bitnet-2b4t", "ternary"), ("full", "int8"),
-                                            ("int8_mixed", "int8"), ("int8_qt", "int8")])
+                                            ("int8_mixed", "int8"), ("int8_qt", "int8"), ("lora", "int8")])
 @pytest.mark.parametrize("family", golden.FAMILIES)
 def test_every_family_is_trained_and_served(server, tmp_path, text_file, family, method, served):
     base, name = f"{family}-{method}", f"{family}-{method}-trained"

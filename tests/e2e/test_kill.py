@@ -10,7 +10,7 @@ from conftest import TRAIN, Server, trainers
 from soon import soon
 
 STEPS, SAVE = 40, 5
-SETTINGS = {"qlora": TRAIN, **dict.fromkeys(("bitnet_qat", "full", "int8_mixed", "int8_qt"), [*TRAIN[:TRAIN.index("--rank")], "--seed", 3])}  # without an adapter
+SETTINGS = {"qlora": TRAIN, "lora": TRAIN, **dict.fromkeys(("bitnet_qat", "full", "int8_mixed", "int8_qt"), [*TRAIN[:TRAIN.index("--rank")], "--seed", 3])}  # without an adapter
 
 
 def create(server, output, *more, method="qlora"):

@@ -1,4 +1,5 @@
-"""Compares twenty QLoRA steps with PEFT on the dequantized base: same data, same initial adapters, fp32 compute."""
+"""Compares twenty QLoRA steps with PEFT on the dequantized base, and twenty LoRA steps with PEFT on the float base: same
+data, same initial adapters, fp32 compute."""
 import json
 import math
 import warnings
@@ -9,7 +10,7 @@ from safetensors.numpy import load_file
 
 import small_model
 from conftest import PAGE, Server
-from nf4 import dequantized
+from nf4 import dequantized, read_bf16
 
 pytestmark = pytest.mark.full
 
@@ -23,10 +24,10 @@ LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 TEXTS = [PAGE[i * 11: i * 11 + 90] for i in range(4)]
 
 
-def spec(**changes):
-    return {"base_model": "base", "train_dataset": "four",
-            "qlora": {"r": RANK, "alpha": changes.get("alpha", ALPHA), "seed": SEED, "compute_dtype": "COMPUTE_DTYPE_F32",
-                      "lora_plus_ratio": changes.get("lora_plus_ratio", 1)},
+def spec(method="qlora", base="base", **changes):
+    return {"base_model": base, "train_dataset": "four",
+            method: {"r": RANK, "alpha": changes.get("alpha", ALPHA), "seed": SEED, "compute_dtype": "COMPUTE_DTYPE_F32",
+                     "lora_plus_ratio": changes.get("lora_plus_ratio", 1)},
             "data": {"max_seq_len": SEQ, "packing": "PACKING_MODE_NONE"},
             "optim": {"lr": changes.get("lr", LR), "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 0},
             "run": {"max_steps": STEPS, "micro_batch": len(TEXTS), "save_every": 1, "keep_last": 32},
@@ -53,13 +54,13 @@ def philox_uniform(seed, index, stream):
     return ((c[0] << np.uint64(32) | c[1]) >> np.uint64(11)).astype(np.float64) * 2.0 ** -53
 
 
-def reference(directory, ids, mask_first=False, lora_plus_ratio=1):
-    """PEFT on transformers: losses, gradients of step 1, final adapters. `mask_first`: a wrong mask, without the loss
-    of the first predicted token of each row."""
+def reference(base, ids, mask_first=False, lora_plus_ratio=1):
+    """PEFT on transformers, on the tensors of `base`: losses, gradients of step 1, final adapters. `mask_first`: a wrong
+    mask, without the loss of the first predicted token of each row."""
     config = transformers.LlamaConfig(**{key: value for key, value in small_model.CONFIG.items()
                                          if key not in ("architectures", "model_type", "torch_dtype")})
     model = transformers.LlamaForCausalLM(config)
-    tensors = {name: torch.from_numpy(value.copy()) for name, value in dequantized(directory).items()}
+    tensors = {name: torch.from_numpy(value.copy()) for name, value in base.items()}
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     model.load_state_dict(tensors, strict=True)
     model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=LINEARS, lora_dropout=0.0))
@@ -108,13 +109,14 @@ def compared(tmp_path_factory, model_directory):
     path = tmp_path_factory.mktemp("peft")
     server = Server(path / "state").start()
     server.run("models", "import", model_directory, "--name", "float", "--dtype", "f32")
+    server.run("models", "import", model_directory, "--name", "float-bf16", "--dtype", "bf16")
     server.run("models", "convert", "float", "--to", "nf4", "--name", "base")
     (path / "four.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     server.run("datasets", "upload", path / "four.jsonl", "--name", "four")
     ours = train(server, path, output="ours")
     eos = small_model.CONFIG["eos_token_id"]
     ids = [server.json("tokenize", "base", "--text", text)["token_ids"] + [eos] for text in TEXTS]
-    yield server, path, ours, ids, reference(server.state / "models/base", ids)
+    yield server, path, ours, ids, reference(dequantized(server.state / "models/base"), ids)
     server.stop()
 
 
@@ -128,7 +130,7 @@ def test_losses_agree_with_peft(compared):
 def test_lora_plus_agrees_with_peft(compared):
     server, path, ours, ids, _ = compared
     plus = train(server, path, output="lora-plus", lora_plus_ratio=8)
-    theirs, _, _ = reference(server.state / "models/base", ids, lora_plus_ratio=8)
+    theirs, _, _ = reference(dequantized(server.state / "models/base"), ids, lora_plus_ratio=8)
     assert agree(plus, theirs)
     assert not agree(plus, ours)
 
@@ -182,4 +184,23 @@ def test_wrong_setting_is_detected(compared, tmp_path, changes):
 
 def test_wrong_mask_is_detected(compared):
     server, _, ours, ids, _ = compared
-    assert not agree(ours, reference(server.state / "models/base", ids, mask_first=True)[0])
+    assert not agree(ours, reference(dequantized(server.state / "models/base"), ids, mask_first=True)[0])
+
+
+@pytest.mark.parametrize("base, read, lora_plus_ratio", [("float", load_file, 1), ("float", load_file, 8), ("float-bf16", read_bf16, 1)])
+def test_lora_on_a_float_base_agrees_with_peft(compared, base, read, lora_plus_ratio):
+    """On the base as it is stored."""
+    server, path, _, ids, _ = compared
+    output = f"lora-{base}-{lora_plus_ratio}"
+    ours = train(server, path, method="lora", base=base, output=output, lora_plus_ratio=lora_plus_ratio)
+    theirs, _, final = reference(read(server.state / "models" / base / "model.safetensors"), ids, lora_plus_ratio=lora_plus_ratio)
+    print("worst relative difference of 20 losses:", max(abs(a - b) / b for a, b in zip(ours, theirs)))
+    assert theirs[-1] <= 0.9 * theirs[0]
+    assert agree(ours, theirs)
+    server.run("models", "export", output, "--format", "peft", "--out", path / output)
+    trained = load_file(path / output / "adapter_model.safetensors")
+    assert trained.keys() == final.keys()
+    if lora_plus_ratio == 1:
+        for name, want in final.items():
+            difference = np.linalg.norm(trained[name] - want) / np.linalg.norm(want)
+            assert difference <= 1e-2, f"{name}: {difference}"

@@ -10,7 +10,7 @@ from conftest import ROOT, Server
 
 METHODS = {"qlora": ["--method", "qlora", "--rank", 16], "bitnet_qat": ["--method", "bitnet_qat"],
            "full": ["--method", "full"], "int8_mixed": ["--method", "int8_mixed"],
-           "int8_qt": ["--method", "int8_qt"]}
+           "int8_qt": ["--method", "int8_qt"], "lora": ["--method", "lora", "--rank", 16]}
 
 
 def plan_and_run(server, name, base, dataset, method, *flags):
@@ -178,7 +178,7 @@ def test_plan_is_refused_where_its_job_would_be(shared):
 
 @pytest.mark.full
 @pytest.mark.parametrize("method, preset", [("qlora", None), ("bitnet_qat", None), ("bitnet_qat", "bitnet-tips"), ("bitnet_qat", "bitnet-2b4t"),
-                                            ("full", None), ("int8_mixed", None), ("int8_qt", None)])
+                                            ("full", None), ("int8_mixed", None), ("int8_qt", None), ("lora", None)])
 def test_plan_of_a_real_model_predicts_its_peak(tmp_path, method, preset):
     """SmolLM2-135M on ragged rows: short and long paragraphs, packed; and its shape from random weights."""
     text = (ROOT / "build/deps/paths.cmake").read_text()

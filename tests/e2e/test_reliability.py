@@ -51,7 +51,7 @@ def calm(tmp_path_factory, model_directory, text_file):
     server.stop()
 
 
-@pytest.fixture(scope="module", params=["qlora", "bitnet_qat", "full", "int8_mixed", "int8_qt"])
+@pytest.fixture(scope="module", params=["qlora", "bitnet_qat", "full", "int8_mixed", "int8_qt", "lora"])
 def calm_of_each_method(calm, request):
     """As calm, for each method: a resume continues an adapter on an unchanged base, master weights that are ternarised
     again, all weights, or int8 weights."""
@@ -476,7 +476,7 @@ def test_requested_checkpoint_is_published_and_served_while_the_job_runs(calm):
     assert server.json("models", "get", "so-far")["name"] == "so-far", "the published model stays"
 
 
-@pytest.mark.parametrize("method, optimizer", [("qlora", "adamw"), ("full", "adamw_8bit")])
+@pytest.mark.parametrize("method, optimizer", [("qlora", "adamw"), ("full", "adamw_8bit"), ("lora", "adamw")])
 def test_published_checkpoint_equals_the_model_of_a_shorter_job(calm, tmp_path, method, optimizer):
     """With a learning rate that does not depend on the length of the job, step 10 of 20 equals the end of a job of 10
     steps."""

@@ -102,6 +102,12 @@ INT8_MIXED = [
     {"stochastic_gradients": True}, {"stochastic_forward": True}, {"target_modules": ["q_proj", "down_proj"]},
     {"init": "WEIGHT_INIT_RANDOM"}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"weight_scale": "INT8_SCALE_TENSOR"},
 ]
+LORA = [
+    {}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"target_modules": ["k_proj", "o_proj", "gate_proj"]}, {"use_rslora": True, "r": 1},
+    {"r": 64, "alpha": 0.5, "lora_plus_ratio": 16}, {"dropout": 0.3, "seed": 9},
+]
+# On both float types, each with both types of compute.
+LORA_BASES = [{"lora": {"r": 4, "compute_dtype": f"COMPUTE_DTYPE_{compute}"}, "base_model": "small-bf16"} for compute in ("BF16", "F32")]
 
 INT8_QT = [
     {}, {"stochastic_rounding": False}, {"scale": "INT8_SCALE_TENSOR"}, {"act_outliers": 8}, {"init": "WEIGHT_INIT_RANDOM"},
@@ -110,14 +116,16 @@ INT8_QT = [
 
 
 @pytest.mark.parametrize("changes", QLORA + [{"bitnet_qat": method} for method in BITNET] + FULL +
-                         [{"int8_mixed": method} for method in INT8_MIXED] + [{"int8_qt": method} for method in INT8_QT], ids=json.dumps)
+                         [{"int8_mixed": method} for method in INT8_MIXED] + [{"int8_qt": method} for method in INT8_QT] +
+                         [{"lora": method} for method in LORA] + LORA_BASES +
+                         [{"lora": {"dropout": 0.2}, "run": {"activation_checkpointing": True, "grad_accum": 2}}], ids=json.dumps)
 def test_model_trained_with_every_option_is_converted_and_served(train, changes):
     """Two steps with each option: every option that a user may choose ends in a model that gives the recorded bits. The
     trainer makes the record, except where rows share a scale in training: only the conversion can record what such a
     model answers."""
     spec = {"base_model": "small", "train_dataset": "ragged", "data": {"max_seq_len": 160}, "optim": {"lr": 1e-3},
             "run": {"micro_batch": 2}}
-    if not {"bitnet_qat", "full", "int8_mixed", "int8_qt"} & set(changes):
+    if not {"bitnet_qat", "full", "int8_mixed", "int8_qt", "lora"} & set(changes):
         spec["qlora"] = {"r": 4}
     for key, value in changes.items():
         spec[key] = {**spec.get(key, {}), **value} if isinstance(value, dict) else value
