@@ -110,7 +110,8 @@ struct SpecFields<BitNetQatMethod> {
       SpecField("act_scale", &BitNetQatMethod::act_scale).OneOf(kActScales),
       SpecField("act_bits", &BitNetQatMethod::act_bits), SpecField("ste", &BitNetQatMethod::ste).OneOf(kStes),
       SpecField("scale_grad", &BitNetQatMethod::scale_grad), SpecField("init", &BitNetQatMethod::init).OneOf(kInits),
-      SpecField("compute_dtype", &BitNetQatMethod::compute_dtype).OneOf(kComputeDtypes));
+      SpecField("compute_dtype", &BitNetQatMethod::compute_dtype).OneOf(kComputeDtypes),
+      SpecField("master_dtype", &BitNetQatMethod::master_dtype).OneOf(kComputeDtypes));
 };
 
 template <>
@@ -177,16 +178,16 @@ struct SpecFields<RunConfig> {
 
 template <>
 struct SpecFields<JobSpec> {
-  static constexpr auto kFields =
-      std::tuple(SpecField("display_name", &JobSpec::display_name), SpecField("method", &JobSpec::method).InApi(""),
-                 SpecField("base_model", &JobSpec::base_model), SpecField("train_dataset", &JobSpec::train_dataset),
-                 SpecField("eval_dataset", &JobSpec::eval_dataset), SpecField("eval_fraction", &JobSpec::eval_fraction),
-                 SpecField("output_model", &JobSpec::output_model).InApi("publish.output_model"),
-                 SpecField("device", &JobSpec::device).InApi(""), SpecField("data", &JobSpec::data),
-                 SpecField("qlora", &JobSpec::qlora).OfMethod(),
-                 SpecField("bitnet_qat", &JobSpec::bitnet_qat).OfMethod(), SpecField("full", &JobSpec::full).OfMethod(),
-                 SpecField("int8_mixed", &JobSpec::int8_mixed).OfMethod(), SpecField("int8_qt", &JobSpec::int8_qt).OfMethod(), SpecField("optim", &JobSpec::optim),
-                 SpecField("run", &JobSpec::run), SpecField("labels", &JobSpec::labels).InApi(""));
+  static constexpr auto kFields = std::tuple(
+      SpecField("display_name", &JobSpec::display_name), SpecField("method", &JobSpec::method).InApi(""),
+      SpecField("base_model", &JobSpec::base_model), SpecField("train_dataset", &JobSpec::train_dataset),
+      SpecField("eval_dataset", &JobSpec::eval_dataset), SpecField("eval_fraction", &JobSpec::eval_fraction),
+      SpecField("output_model", &JobSpec::output_model).InApi("publish.output_model"),
+      SpecField("device", &JobSpec::device).InApi(""), SpecField("data", &JobSpec::data),
+      SpecField("qlora", &JobSpec::qlora).OfMethod(), SpecField("bitnet_qat", &JobSpec::bitnet_qat).OfMethod(),
+      SpecField("full", &JobSpec::full).OfMethod(), SpecField("int8_mixed", &JobSpec::int8_mixed).OfMethod(),
+      SpecField("int8_qt", &JobSpec::int8_qt).OfMethod(), SpecField("optim", &JobSpec::optim),
+      SpecField("run", &JobSpec::run), SpecField("labels", &JobSpec::labels).InApi(""));
 };
 
 // A struct of job_spec.h, in contrast to the values of its fields.

@@ -25,7 +25,8 @@ class CodedLinears {
  public:
   virtual ~CodedLinears() = default;
 
-  // The initial values of a linear. weight [N, K] f32; bias undefined, or [N] f32 parameter.
+  // The initial values of a linear. weight [N, K] and bias, which is undefined or [N], are f32; they are bf16 if the
+  // parameters are.
   struct Source {
     torch::Tensor weight;
     torch::Tensor bias;
@@ -54,7 +55,8 @@ class CodedLinears {
 struct CodedModelOptions {
   bool random_init = false;  // weights from N(0, 0.02), norms 1, biases 0; else the base's
   std::uint64_t init_seed = 0;
-  bool bf16_backward = true;  // for products of the backward pass; the type of the forward pass is fixed
+  bool bf16_backward = true;     // for products of the backward pass; the type of the forward pass is fixed
+  bool bf16_parameters = false;  // of all weights, and of their gradients; needs CodedLinears::trains_sources
   bool activation_checkpointing = false;
   std::int64_t max_positions = 0;
   kernels::DType kv_dtype = kernels::DType::kBF16;
