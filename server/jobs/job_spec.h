@@ -59,6 +59,7 @@ struct BitNetQatMethod {
   bool scale_grad = false;
   std::string init = "pretrained";     // pretrained | random (drawn by run.seed)
   std::string compute_dtype = "bf16";  // bf16 | fp32, of the backward products
+  std::string master_dtype = "fp32";   // bf16 (rounded stochastically) | fp32
 };
 
 struct FullMethod {

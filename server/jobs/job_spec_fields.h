@@ -117,7 +117,8 @@ struct SpecFields<BitNetQatMethod> {
       SpecField("act_scale", &BitNetQatMethod::act_scale).OneOf(kActScales),
       SpecField("act_bits", &BitNetQatMethod::act_bits), SpecField("ste", &BitNetQatMethod::ste).OneOf(kStes),
       SpecField("scale_grad", &BitNetQatMethod::scale_grad), SpecField("init", &BitNetQatMethod::init).OneOf(kInits),
-      SpecField("compute_dtype", &BitNetQatMethod::compute_dtype).OneOf(kComputeDtypes));
+      SpecField("compute_dtype", &BitNetQatMethod::compute_dtype).OneOf(kComputeDtypes),
+      SpecField("master_dtype", &BitNetQatMethod::master_dtype).OneOf(kComputeDtypes));
 };
 
 template <>

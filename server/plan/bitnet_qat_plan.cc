@@ -55,10 +55,13 @@ class BitNetQat : public MethodPlan {
                          std::int64_t tokens) const override {
     const ModelSizes sizes(config);
     const std::int64_t element = ElementBytes(spec.bitnet_qat.compute_dtype);
+    const std::int64_t master = ElementBytes(spec.bitnet_qat.master_dtype);
     const std::int64_t logits = model::kLossChunk * config.vocab_size;
     TrainingBytes bytes;
-    // Masters and gradients; packed codes; embedding and head as they are served, the head also in panels.
-    bytes.weights = sizes.all * 8 + sizes.linears / 4 + sizes.heads * sizes.embedding * 2 + sizes.embedding * 2;
+    // Masters and gradients; packed codes; the head in panels.
+    bytes.weights = sizes.all * 2 * master + sizes.linears / 4 + sizes.embedding * 2;
+    // Embedding and head rounded as they are served; masters in bf16 are served as they are.
+    if (master == 4) bytes.weights += sizes.heads * sizes.embedding * 2;
     // The gradients of head and embedding for one micro-batch, and their sum; backward products.
     bytes.workspace = 3 * sizes.embedding * 4 + sizes.embedding * element + sizes.largest * (element + 8) +
                       logits * (4 + element) + 4 * tokens * config.ffn_size * 4;
@@ -69,15 +72,18 @@ class BitNetQat : public MethodPlan {
                              std::int64_t weights) const override {
     const std::int64_t trained = TrainedParameters(spec, config);
     // During conversion: the moments. Until the end: the weights of training without their gradients.
-    return {.stored_element = 4, .converting = MomentBytes(spec, trained), .kept = weights - trained * 4};
+    const std::int64_t master = ElementBytes(spec.bitnet_qat.master_dtype);
+    return {.stored_element = master, .converting = MomentBytes(spec, trained), .kept = weights - trained * master};
   }
 
   std::int64_t ServedEmbeddingElement(const jobs::JobSpec&, const ModelConfig&, std::int64_t) const override {
     return 2;
   }
 
-  double WeightFileBytes(const jobs::JobSpec&, const ModelConfig& config, std::int64_t) const override {
-    return FileBytes(config, Format::kF32, 4) + FileBytes(config, Format::kTernary, 2);
+  double WeightFileBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t) const override {
+    const std::int64_t master = ElementBytes(spec.bitnet_qat.master_dtype);
+    return FileBytes(config, master == 2 ? Format::kBF16 : Format::kF32, master) +
+           FileBytes(config, Format::kTernary, 2);
   }
 
   void AddWarnings(const jobs::JobSpec& spec, std::vector<PlanWarning>& warnings) const override {
@@ -96,9 +102,10 @@ class BitNetQat : public MethodPlan {
                                                           const kernels::Stream& /*stream*/) const override {
     const model::BitNetInfo bitnet = {.act_bits = static_cast<int>(source.spec.bitnet_qat.act_bits),
                                       .head_dtype = model::kBitNetFloatType};
+    const auto dtype = source.spec.bitnet_qat.master_dtype == "bf16" ? kernels::DType::kBF16 : kernels::DType::kF32;
     return convert::MakeTrainedCheckpointModel(files, source.target.base,
                                                TrainedConfig(source.spec, source.target.base.config()),
-                                               {.bitnet = bitnet, .kv_dtype = model::kBitNetFloatType},
+                                               {.bitnet = bitnet, .kv_dtype = model::kBitNetFloatType, .dtype = dtype},
                                                source.directory, source.target.provenance, source.target.directory);
   }
 };

@@ -47,7 +47,6 @@ struct FixedField {
   bool is_shown = true;  // whether a returned spec has it
 };
 constexpr FixedField kFixedFields[] = {
-    {"BitNetQatMethod.master_dtype", "COMPUTE_DTYPE_F32"},
     {"BitNetQatMethod.modules_to_not_convert", "\"lm_head\""},
     {"BitNetQatMethod.weight_scale", "WEIGHT_SCALE_ABSMEAN_TENSOR"},
     {"DataConfig.shuffle", "true"},

@@ -109,7 +109,7 @@ kernels::PackedTernaryWeight BitWeight::packed() const {
 
 Tensor ApplyBitLinear(const CodedInput& input, const BitWeight& weight, const BitLinearOptions& options,
                       Context& context) {
-  const auto bias = weight.bias.defined() ? std::optional<Tensor>(weight.bias) : std::nullopt;
+  const auto bias = weight.bias.defined() ? std::optional<Tensor>(weight.bias.to(torch::kFloat32)) : std::nullopt;
   return BitLinearFunction::apply(input.x, weight.master, bias, &weight, input.rows.get(), &options, &context);
 }
 

@@ -16,7 +16,7 @@ struct BitLinearOptions : CodedRowOptions {
 // A master weight and the ternary form that products read.
 struct BitWeight {
   torch::Tensor master;  // [N, K] f32 | bf16 parameter
-  torch::Tensor bias;    // undefined, or [N] f32 parameter
+  torch::Tensor bias;    // undefined, or [N] f32 | bf16 parameter
   torch::Tensor tiles;   // [PackedTernaryBytes(N, K)] u8
   torch::Tensor scale;   // [N] f32
 

@@ -66,6 +66,7 @@ absl::StatusOr<std::unique_ptr<ExactModel>> MakeBitNetModel(const model::Artifac
                         {.random_init = options.random_init,
                          .init_seed = options.init_seed,
                          .bf16_backward = options.bf16_backward,
+                         .bf16_parameters = options.bf16_masters,
                          .activation_checkpointing = options.activation_checkpointing,
                          .max_positions = options.max_positions,
                          .kv_dtype = model::kBitNetFloatType,

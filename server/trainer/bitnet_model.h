@@ -20,6 +20,7 @@ struct BitNetOptions {
   bool random_init = false;  // weights from N(0, 0.02), norms 1; else the base's
   std::uint64_t init_seed = 0;
   bool bf16_backward = true;  // for products of the backward pass; the type of the forward pass is fixed
+  bool bf16_masters = false;  // of all weights, and of their gradients
   bool activation_checkpointing = false;
   std::int64_t max_positions = 0;
   base::Cancelled cancelled = {};  // AutogradContext::cancelled; also called for every tensor when the model is made

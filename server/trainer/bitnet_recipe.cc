@@ -28,6 +28,7 @@ class BitNetRecipe : public WeightsRecipe {
     options.random_init = bitnet.init == "random";
     options.init_seed = static_cast<std::uint64_t>(spec_.run.seed);
     options.bf16_backward = bitnet.compute_dtype == "bf16";
+    options.bf16_masters = bitnet.master_dtype == "bf16";
     options.activation_checkpointing = spec_.run.activation_checkpointing;
     options.cancelled = context_.cancelled;
     options.max_positions = max_positions();
@@ -44,10 +45,12 @@ class BitNetRecipe : public WeightsRecipe {
 
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
     const int act_bits = static_cast<int>(spec_.bitnet_qat.act_bits);
-    return WriteTrained(model_->Values(),
-                        {.bitnet = model::BitNetInfo{.act_bits = act_bits, .head_dtype = model::kBitNetFloatType},
-                         .kv_dtype = model::kBitNetFloatType},
-                        provenance, directory);
+    return WriteTrained(
+        model_->Values(),
+        {.bitnet = model::BitNetInfo{.act_bits = act_bits, .head_dtype = model::kBitNetFloatType},
+         .kv_dtype = model::kBitNetFloatType,
+         .dtype = spec_.bitnet_qat.master_dtype == "bf16" ? kernels::DType::kBF16 : kernels::DType::kF32},
+        provenance, directory);
   }
 
   model::Format served_format() const override { return model::Format::kTernary; }

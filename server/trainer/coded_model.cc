@@ -77,6 +77,7 @@ class CodedModel : public ExactModel {
   Tensor MakeParameter(const model::Artifact& base, const std::string& name, std::vector<std::int64_t> shape,
                        const std::string& from = "");
   void MakeLayer(const model::Artifact& base, std::int64_t layer);
+  const float* ServedVector(const Tensor& vector);
   void MakeServingWeights();
   void EndServing();
 
@@ -87,7 +88,7 @@ class CodedModel : public ExactModel {
   std::vector<std::array<Tensor, model::kNumNorms>> norms_;  // undefined where the model lacks the norm
   std::vector<std::array<Tensor, model::kNumLinearKinds>> biases_;
   Tensor final_norm_;
-  Tensor embedding_;         // [V, K] f32 parameter
+  Tensor embedding_;         // [V, K] parameter
   Tensor embedding_served_;  // [V, K] of the served type
   DenseHead head_;
   std::vector<float> rope_cos_, rope_sin_;
@@ -96,6 +97,7 @@ class CodedModel : public ExactModel {
   std::uint64_t num_made_ = 0;  // tensors made so far: keeps their random values apart
   bool serving_made_ = false;   // of the current parameters
   model::DecoderWeights serving_;
+  std::vector<Tensor> served_vectors_;  // what serving_ reads of norms and biases
   std::vector<Tensor> tensors_;
   std::vector<Parameter> parameters_;  // those of tensors_, then those that the linears made
 };
@@ -145,12 +147,13 @@ class CodedOps {
   }
   Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
   Tensor FinalNorm(const Tensor& h) {
-    return ApplyRmsNorm(h, model_.final_norm_, model_.config_.rms_norm_eps, model_.context_);
+    return ApplyRmsNorm(h, model_.final_norm_.to(torch::kFloat32), model_.config_.rms_norm_eps, model_.context_);
   }
 
  private:
-  const Tensor& Weight(std::int64_t layer, Norm norm) const {
-    return model_.norms_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)];
+  // [K] f32, as the kernels read it; one in bf16 becomes a copy with gradient.
+  Tensor Weight(std::int64_t layer, Norm norm) const {
+    return model_.norms_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)].to(torch::kFloat32);
   }
   double Eps(Norm norm) const {
     return norm >= Norm::kBeforeQ ? model_.config_.linear_norm_eps : model_.config_.rms_norm_eps;
@@ -191,8 +194,8 @@ absl::Status CodedModel::Refresh() {
     }
     if (!embedding_.defined()) return absl::OkStatus();  // frozen, and made before
     const bool float_embedding = !config_.tied_embeddings && options_.embedding_dtype == kernels::DType::kF32;
-    embedding_served_ = float_embedding ? embedding_.detach() : embedding_.to(torch::kBFloat16);
-    head_.served = config_.tied_embeddings ? embedding_served_ : head_.master.to(torch::kBFloat16);
+    embedding_served_ = float_embedding ? embedding_.detach() : embedding_.detach().to(torch::kBFloat16);
+    head_.served = config_.tied_embeddings ? embedding_served_ : head_.master.detach().to(torch::kBFloat16);
     PackDense(head_.served, head_.panels);
     if (options_.frozen) {  // only the served forms are read
       embedding_.reset();
@@ -246,6 +249,7 @@ const model::DecoderWeights& CodedModel::ServingWeights() {
 
 void CodedModel::EndServing() {
   serving_made_ = false;
+  served_vectors_.clear();
   linears_->EndServing();
 }
 
@@ -292,6 +296,7 @@ Tensor CodedModel::MakeParameter(const model::Artifact& base, const std::string&
                                  const std::string& from) {
   Tensor tensor = MakeValues(base, name, shape, from);
   if (options_.frozen) return tensor;
+  if (options_.bf16_parameters) tensor = tensor.to(torch::kBFloat16);
   tensor.requires_grad_(true);
   tensors_.push_back(tensor);
   parameters_.push_back({name, std::move(shape), {}, {}});
@@ -332,9 +337,16 @@ void CodedModel::MakeLayer(const model::Artifact& base, std::int64_t layer) {
   linears_->AddLayer(sources);
 }
 
+// A vector as serving reads it: f32. Valid until EndServing.
+const float* CodedModel::ServedVector(const Tensor& vector) {
+  if (!vector.defined()) return nullptr;
+  served_vectors_.push_back(vector.detach().to(torch::kFloat32));
+  return served_vectors_.back().data_ptr<float>();
+}
+
 void CodedModel::MakeServingWeights() {
   serving_.embedding = ViewOf(embedding_served_);
-  serving_.final_norm = final_norm_.data_ptr<float>();
+  serving_.final_norm = ServedVector(final_norm_);
   serving_.head.kind = model::LinearWeight::Kind::kDense;
   serving_.head.dense = head_.packed();
   serving_.rope_cos = rope_cos_.data();
@@ -347,12 +359,12 @@ void CodedModel::MakeServingWeights() {
   serving_.layers.resize(norms_.size());
   for (std::size_t l = 0; l < norms_.size(); ++l) {
     for (std::size_t n = 0; n < model::kNumNorms; ++n) {
-      serving_.layers[l].norms[n] = norms_[l][n].defined() ? norms_[l][n].data_ptr<float>() : nullptr;
+      serving_.layers[l].norms[n] = ServedVector(norms_[l][n]);
     }
     for (std::size_t k = 0; k < model::kNumLinearKinds; ++k) {
       model::LinearWeight& linear = serving_.layers[l].linears[k];
       linears_->Serve(static_cast<std::int64_t>(l), static_cast<LinearKind>(k), linear);
-      linear.bias = biases_[l][k].defined() ? biases_[l][k].data_ptr<float>() : nullptr;
+      linear.bias = ServedVector(biases_[l][k]);
     }
   }
   serving_made_ = true;

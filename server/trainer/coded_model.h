@@ -25,7 +25,8 @@ class CodedLinears {
  public:
   virtual ~CodedLinears() = default;
 
-  // Where a linear starts. weight: undefined, or [N, K] f32; bias: undefined, or [N] f32.
+  // Where a linear starts. weight: undefined, or [N, K]; bias: undefined, or [N]. Both are f32, or bf16 if the
+  // parameters are.
   struct Source {
     torch::Tensor weight;
     torch::Tensor bias;
@@ -56,7 +57,8 @@ struct CodedModelOptions {
   bool frozen = false;       // embedding, norms, biases and head keep the base's values
   bool random_init = false;  // weights from N(0, 0.02), norms 1, biases 0; else the base's
   std::uint64_t init_seed = 0;
-  bool bf16_backward = true;  // for products of the backward pass; the type of the forward pass is fixed
+  bool bf16_backward = true;     // for products of the backward pass; the type of the forward pass is fixed
+  bool bf16_parameters = false;  // of all weights, and of their gradients; needs Sources::kParameters
   bool activation_checkpointing = false;
   std::int64_t max_positions = 0;
   kernels::DType kv_dtype = kernels::DType::kBF16;

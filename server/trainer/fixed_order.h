@@ -22,7 +22,7 @@ torch::Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const torch::
 // The float head [V, K] in three forms: the trained master, the rounded form that is served, and the served form in
 // panels.
 struct DenseHead {
-  torch::Tensor master;  // [V, K] f32 parameter; undefined if the head is frozen
+  torch::Tensor master;  // [V, K] f32 | bf16 parameter; undefined if the head is frozen
   torch::Tensor served;  // [V, K] bf16
   torch::Tensor panels;  // of served
   kernels::PackedDenseWeight packed() const;

@@ -91,6 +91,7 @@ BITNET = [
     *({"preset": name} for name in ("bitnet-tips", "bitnet-2b4t")), *({"act_bits": bits} for bits in (4, 16)),
     {"act_scale": "ACTIVATION_SCALE_PER_TENSOR"}, {"ste": "STE_MODE_ROUND_ONLY"}, {"ste": "STE_MODE_CLIPPED", "scale_grad": True},
     {"init": "WEIGHT_INIT_RANDOM"}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"modules_to_not_convert": ["lm_head"]},
+    {"master_dtype": "COMPUTE_DTYPE_BF16"}, {"master_dtype": "COMPUTE_DTYPE_BF16", "preset": "bitnet-2b4t", "ste": "STE_MODE_ROUND_ONLY"},
 ]
 FULL = [{"full": {"compute_dtype": "COMPUTE_DTYPE_F32"}}, {"full": {"param_dtype": "COMPUTE_DTYPE_BF16"}}, {"full": {"init": "WEIGHT_INIT_RANDOM"}}, {"full": {}, "base_model": "small-bf16"},
         {"full": {}, "run": {"activation_checkpointing": True, "grad_accum": 2}},

@@ -224,6 +224,8 @@ TEST(JobSpecTest, EachBadBitNetFieldIsNamed) {
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"scale_grad":true}})"), "bitnet_qat.scale_grad");
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"init":"zeros"}})"), "bitnet_qat.init");
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"compute_dtype":"fp16"}})"), "bitnet_qat.compute_dtype");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"master_dtype":"bf16"}})"), "");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"master_dtype":"fp16"}})"), "bitnet_qat.master_dtype");
   EXPECT_EQ(Parse(R"({"bitnet_qat":{"bits":1}})").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
@@ -236,7 +238,8 @@ TEST(JobSpecTest, BitNetSpecSurvivesAJsonRoundTrip) {
                      .ste = "round_only",
                      .scale_grad = true,
                      .init = "random",
-                     .compute_dtype = "fp32"};
+                     .compute_dtype = "fp32",
+                     .master_dtype = "bf16"};
   const auto back = ParseJobSpec(ToJson(spec));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(base::Dump(ToJson(*back)), base::Dump(ToJson(spec)));
@@ -357,7 +360,7 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
   bitnet.method = kMethodBitNetQat;
   EXPECT_EQ(base::Dump(ToJson(bitnet)["bitnet_qat"]),
             R"({"preset":"native","act_scale":"per_token","act_bits":8,"ste":"identity","scale_grad":false,)"
-            R"("init":"pretrained","compute_dtype":"bf16"})");
+            R"("init":"pretrained","compute_dtype":"bf16","master_dtype":"fp32"})");
   JobSpec full;
   full.method = kMethodFull;
   EXPECT_EQ(base::Dump(ToJson(full)["full"]), R"({"init":"pretrained","compute_dtype":"bf16","param_dtype":"fp32"})");

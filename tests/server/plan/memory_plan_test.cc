@@ -176,6 +176,23 @@ TEST(MemoryPlanTest, LoraCountsItsBaseInTheTypeOfTheBase) {
   EXPECT_LT(PlanOf(spec).WeightFileBytes(spec, config, 2), PlanOf(qlora).WeightFileBytes(qlora, config, 2));
 }
 
+TEST(MemoryPlanTest, MastersInBf16TakeHalfTheMemory) {
+  const model::ModelConfig config = Qwen3Of600M();
+  jobs::JobSpec spec = Spec(jobs::kMethodBitNetQat);
+  const std::int64_t parameters = TrainedParameters(spec, config);
+  const TrainingBytes f32 = PlanOf(spec).Training(spec, config, /*base_bytes=*/2, /*tokens=*/64);
+  const double file = PlanOf(spec).WeightFileBytes(spec, config, 2);
+  spec.bitnet_qat.master_dtype = "bf16";
+  const TrainingBytes bf16 = PlanOf(spec).Training(spec, config, 2, 64);
+  const std::int64_t rounded = config.vocab_size * config.hidden_size * 2;  // embedding and head, which are tied
+  EXPECT_EQ(f32.weights - bf16.weights, parameters * 4 + rounded) << "values and gradients, and no rounded copy";
+  EXPECT_NEAR(file - PlanOf(spec).WeightFileBytes(spec, config, 2), static_cast<double>(parameters) * 2,
+              static_cast<double>(parameters) * 0.01);
+  const PublishingBytes publishing = PlanOf(spec).Publishing(spec, config, 2, bf16.weights);
+  EXPECT_EQ(publishing.stored_element, 2);
+  EXPECT_EQ(publishing.kept, bf16.weights - parameters * 2) << "without the gradients";
+}
+
 TEST(MemoryPlanTest, MomentsHaveTheSizeOfTheOptimizer) {
   jobs::JobSpec spec = Spec(jobs::kMethodFull);
   constexpr std::int64_t kParameters = 1 << 20;

@@ -110,11 +110,15 @@ class BitNetModelTest : public ::testing::Test {
     auto& parameters = model_->parameters();
     if (moments_.empty()) {
       for (const Parameter& p : parameters)
-        moments_.push_back({std::vector<float>(p.value.f32().size()), std::vector<float>(p.value.f32().size())});
+        moments_.push_back(
+            {TensorBuffer(ElementType::kF32, p.value.count), TensorBuffer(ElementType::kF32, p.value.count)});
     }
     ++step_;
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-      EXPECT_TRUE(AdamWStep({}, step_, lr, parameters[i].value, parameters[i].grad, moments_[i]).ok());
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const absl::Status done = AdamWStep({}, step_, lr, parameters[i].value, parameters[i].grad, moments_[i], stream_,
+                                          {.seed = 1, .tensor = i});
+      EXPECT_TRUE(done.ok()) << done;
+    }
     EXPECT_TRUE(model_->Refresh().ok());
     return loss;
   }
@@ -155,6 +159,16 @@ class BitNetModelTest : public ::testing::Test {
     return {parameter.value.f32().begin(), parameter.value.f32().end()};
   }
 
+  static std::vector<float> Floats(const TensorRef& tensor) {
+    std::vector<float> floats(static_cast<std::size_t>(tensor.count));
+    const auto read = [&](const auto* elements) {
+      for (std::size_t i = 0; i < floats.size(); ++i) floats[i] = kernels::ToFloat(elements[i]);
+    };
+    tensor.type == ElementType::kF32 ? read(static_cast<const float*>(tensor.data))
+                                     : read(static_cast<const kernels::BF16*>(tensor.data));
+    return floats;
+  }
+
   model::TempDirectory directory_;
   kernels::Stream stream_ = {.isa = kernels::DetectIsa()};
   std::unique_ptr<model::Artifact> base_;
@@ -168,15 +182,15 @@ class BitNetModelTest : public ::testing::Test {
 // docs/numerics.md 10: the training and the serving instantiation agree bit for bit, before and after steps; each on
 // every instruction set, with and without threads, and serving for any chunking.
 class TrainIsServeTest : public BitNetModelTest,
-                         public ::testing::WithParamInterface<std::tuple<const char*, const char*, int>> {
+                         public ::testing::WithParamInterface<std::tuple<const char*, const char*, int, ElementType>> {
  protected:
   // A copy of the model with its current weights, for a trainer on `stream`. Derived values are also computed there.
   std::unique_ptr<ExactModel> OnStream(const kernels::Stream& stream) {
     auto made = MakeBitNetModel(*base_, config_, options_, stream);
     EXPECT_TRUE(made.ok()) << made.status();
     for (std::size_t i = 0; i < model_->parameters().size(); ++i) {
-      const Parameter& from = model_->parameters()[i];
-      std::copy(from.value.f32().begin(), from.value.f32().end(), (*made)->parameters()[i].value.f32().begin());
+      const std::span<const std::byte> from = model_->parameters()[i].value.bytes();
+      std::copy(from.begin(), from.end(), (*made)->parameters()[i].value.bytes().begin());
     }
     EXPECT_TRUE((*made)->Refresh().ok());
     return *std::move(made);
@@ -199,9 +213,10 @@ class TrainIsServeTest : public BitNetModelTest,
 };
 
 TEST_P(TrainIsServeTest, EveryRowOfLogitsHasTheSameBits) {
-  const auto [golden, preset, bits] = GetParam();
+  const auto [golden, preset, bits, masters] = GetParam();
   BitNetOptions options;
   options.act_bits = bits;
+  options.bf16_masters = masters == ElementType::kBF16;
   options.ste = kernels::Ste::kRoundOnly;
   Make(golden, preset, options);
   const auto tokens = Tokens(5, 33);
@@ -215,18 +230,25 @@ TEST_P(TrainIsServeTest, EveryRowOfLogitsHasTheSameBits) {
             << "served, " << Name(stream) << ", chunks of " << chunk;
       }
     }
+    for (const Parameter& p : model_->parameters()) EXPECT_EQ(p.value.type, masters) << p.name;
     const auto before = trained;
     for (int step = 0; step < 3; ++step) Step(Batch({Tokens(7, 20), Tokens(8, 31)}), 1e-3);
     EXPECT_NE(TrainingDigests(*model_, tokens), before);  // the steps changed the model
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, TrainIsServeTest,
-    ::testing::Values(std::tuple("hf_sharded_f32", "native", 8), std::tuple("hf_sharded_f32", "bitnet-tips", 8),
-                      std::tuple("hf_sharded_f32", "bitnet-2b4t", 8), std::tuple("hf_sharded_f32", "native", 4),
-                      std::tuple("hf_sharded_f32", "bitnet-tips", 16), std::tuple("families/qwen2", "native", 8),
-                      std::tuple("families/qwen3", "native", 8), std::tuple("families/bitnet", "native", 8)));
+INSTANTIATE_TEST_SUITE_P(Models, TrainIsServeTest,
+                         ::testing::Values(std::tuple("hf_sharded_f32", "native", 8, ElementType::kF32),
+                                           std::tuple("hf_sharded_f32", "bitnet-tips", 8, ElementType::kF32),
+                                           std::tuple("hf_sharded_f32", "bitnet-2b4t", 8, ElementType::kF32),
+                                           std::tuple("hf_sharded_f32", "native", 4, ElementType::kF32),
+                                           std::tuple("hf_sharded_f32", "bitnet-tips", 16, ElementType::kF32),
+                                           std::tuple("families/qwen2", "native", 8, ElementType::kF32),
+                                           std::tuple("families/qwen3", "native", 8, ElementType::kF32),
+                                           std::tuple("families/bitnet", "native", 8, ElementType::kF32),
+                                           std::tuple("hf_sharded_f32", "bitnet-tips", 8, ElementType::kBF16),
+                                           std::tuple("families/qwen2", "bitnet-2b4t", 8, ElementType::kBF16),
+                                           std::tuple("families/qwen3", "native", 8, ElementType::kBF16)));
 
 // docs/numerics.md 9: a token's loss has the same bits whatever else is in its row.
 TEST_F(BitNetModelTest, PackingChangesNoBitOfALoss) {
@@ -318,6 +340,35 @@ TEST_F(BitNetModelTest, MemorizesASequence) {
   EXPECT_LT(last, 0.1 * first);
 }
 
+// The forward pass reads the values of the masters in the same way, so it gives the same bits.
+TEST_F(BitNetModelTest, MastersInBf16HaveTheGradientsOfEqualOnesInF32) {
+  for (const kernels::Ste ste : {kernels::Ste::kIdentity, kernels::Ste::kRoundOnly}) {
+    Make("families/qwen2", "bitnet-2b4t", {.ste = ste, .bf16_masters = true});
+    const auto batch = Batch({Tokens(1, 9), Tokens(2, 17)});
+    const double loss = Loss(batch);
+    const auto bf16 = std::move(model_);
+    Make("families/qwen2", "bitnet-2b4t", {.ste = ste});
+    for (std::size_t i = 0; i < bf16->parameters().size(); ++i) {
+      const std::vector<float> values = Floats(bf16->parameters()[i].value);
+      std::copy(values.begin(), values.end(), model_->parameters()[i].value.f32().begin());
+    }
+    ASSERT_TRUE(model_->Refresh().ok());
+    EXPECT_EQ(Loss(batch), loss);
+    for (std::size_t i = 0; i < bf16->parameters().size(); ++i) {
+      ASSERT_EQ(bf16->parameters()[i].grad.type, ElementType::kBF16);
+      const std::vector<float> got = Floats(bf16->parameters()[i].grad);
+      const std::vector<float> want = Floats(model_->parameters()[i].grad);
+      double worst = 0, largest = 0;
+      for (std::size_t j = 0; j < want.size(); ++j) {
+        worst = std::max(worst, static_cast<double>(std::fabs(got[j] - want[j])));
+        largest = std::max(largest, static_cast<double>(std::fabs(want[j])));
+      }
+      // A tied embedding adds the gradients of head and embedding in bf16: three roundings of 2^-9.
+      EXPECT_LE(worst, 3 * 0x1p-9 * 2 * largest) << bf16->parameters()[i].name;
+    }
+  }
+}
+
 // Compares the gradient with a finite difference of the loss, taken along the gradient. Only the rounding of the codes
 // makes them differ.
 TEST_F(BitNetModelTest, GradientOfTheFinalNormIsTheSlopeOfTheLoss) {
@@ -387,21 +438,23 @@ TEST_F(BitNetModelTest, ReleaseOfGradientsKeepsValuesAndLogits) {
   }
 }
 
+class ConvertedMastersTest : public BitNetModelTest, public ::testing::WithParamInterface<kernels::DType> {};
+
 // Conversion makes the same ternary bits as training, and rounds embedding and head in the same way.
-TEST_F(BitNetModelTest, ConvertedMastersHaveTheLogitsOfTraining) {
-  Make("hf_sharded_f32", "bitnet-tips", {.act_bits = 4});
+TEST_P(ConvertedMastersTest, HaveTheLogitsOfTraining) {
+  Make("hf_sharded_f32", "bitnet-tips", {.act_bits = 4, .bf16_masters = GetParam() == kernels::DType::kBF16});
   Step(Batch({Tokens(7, 20)}), 1e-3);
-  const auto info = convert::MakeTrainedModel(base::RealFileSystem(), config_,
-                                              {.bitnet = model::BitNetInfo{.act_bits = 4}},
-                                              TrainedTensors(model_->Values()), directory_.Path("base"), {{"step", 1}},
-                                              directory_.Path("masters"));
+  const auto info = convert::MakeTrainedModel(
+      base::RealFileSystem(), config_, {.bitnet = model::BitNetInfo{.act_bits = 4}, .dtype = GetParam()},
+      TrainedTensors(model_->Values()), directory_.Path("base"), {{"step", 1}}, directory_.Path("masters"));
   ASSERT_TRUE(info.ok()) << info.status();
   const auto masters = model::Artifact::Open(directory_.Path("masters"));
   ASSERT_TRUE(masters.ok()) << masters.status();
   EXPECT_EQ((*masters)->config().norms, model::NormPlacement::kLinear);
   for (const Parameter& p : model_->parameters()) {
-    const auto& bytes = (*masters)->tensors().at(p.name).bytes;
-    EXPECT_TRUE(support::BytesEqual(bytes.data(), p.value.f32().data(), p.value.f32().size_bytes())) << p.name;
+    const model::TensorView& stored = (*masters)->tensors().at(p.name);
+    EXPECT_EQ(stored.dtype, GetParam());
+    EXPECT_TRUE(support::BytesEqual(stored.bytes.data(), p.value.data, p.value.bytes().size())) << p.name;
   }
   const auto made = convert::ConvertModel(base::RealFileSystem(), **masters, directory_.Path("ternary"),
                                           {.to = model::Format::kTernary}, stream_);
@@ -413,6 +466,9 @@ TEST_F(BitNetModelTest, ConvertedMastersHaveTheLogitsOfTraining) {
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_EQ(record->sequences[0].row_digests, TrainingDigests(*model_, tokens));
 }
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, ConvertedMastersTest, ::testing::Values(kernels::DType::kF32, kernels::DType::kBF16),
+                         [](const auto& info) { return std::string(kernels::Name(info.param)); });
 
 }  // namespace
 }  // namespace nibble::trainer
