@@ -113,7 +113,8 @@ absl::StatusOr<std::unique_ptr<ExactModel>> MakeMergeAwareModel(std::shared_ptr<
     return absl::InvalidArgumentError("merge-aware qlora has no dropout: its forward pass is the merged model's");
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base->directory()));
-  return MakeCodedModel(*artifact, base->config(),
+  const model::ModelConfig& config = base->config();  // read before `base` moves into the linears
+  return MakeCodedModel(*artifact, config,
                         {.frozen = true,
                          .bf16_backward = options.bf16_compute,
                          .activation_checkpointing = options.activation_checkpointing,
