@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -31,6 +32,11 @@ class CodedLinears {
     torch::Tensor weight;
     torch::Tensor bias;
   };
+  // As TrainingModel::BeginStep; kAfterTraining: the linears compute as after the last step.
+  static constexpr std::int64_t kAfterTraining = std::numeric_limits<std::int64_t>::max();
+  virtual void BeginStep(std::int64_t /*step*/) {}
+  // Whether the norms make codes, which Apply then reads. If not, Apply gets their float rows.
+  virtual bool reads_codes() const { return true; }
   // Whether the weights of the sources are the parameters that are trained. If not, the linears make their own
   // parameters of them.
   virtual bool trains_sources() const { return true; }
