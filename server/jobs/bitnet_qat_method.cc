@@ -5,6 +5,15 @@
 namespace nibble::jobs {
 namespace {
 
+void CheckRamp(const LambdaSchedule& ramp, SpecChecker& check) {
+  check.Number("bitnet_qat.warmup_lambda.from", ramp.from, ramp.from >= 0.0 && ramp.from <= 1.0, "0 to 1");
+  check.Number("bitnet_qat.warmup_lambda.to", ramp.to, ramp.to == 1.0,
+               "1, because the served model is quantized completely");
+  if (ramp.steps == 0 && ramp.from > 0.0) {
+    check.Add("bitnet_qat.warmup_lambda.steps", "is 0, which is no ramp: wanted at least 1, or no warmup_lambda.from");
+  }
+}
+
 class BitNetQatSpec : public Method {
  public:
   const char* name() const override { return kMethodBitNetQat; }
@@ -17,6 +26,15 @@ class BitNetQatSpec : public Method {
     if (bitnet.scale_grad && bitnet.ste == "identity") {
       check.Add("bitnet_qat.scale_grad", "is true, which ste identity does not use: wanted ste round_only or clipped");
     }
+    if (bitnet.warmup_lambda.has_value()) CheckRamp(*bitnet.warmup_lambda, check);
+  }
+
+  void CheckSteps(const JobSpec& spec, std::int64_t steps, SpecChecker& check) const override {
+    if (!spec.bitnet_qat.has_ramp() || spec.bitnet_qat.warmup_lambda->steps < steps) return;
+    check.Add("bitnet_qat.warmup_lambda.steps",
+              base::StrCat("is ", spec.bitnet_qat.warmup_lambda->steps, ", and the run has ", steps,
+                           steps == 1 ? " step" : " steps",
+                           ": wanted fewer, so that the run ends with quantized steps, or a longer run"));
   }
 };
 

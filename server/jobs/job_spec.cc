@@ -138,19 +138,15 @@ std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
   CheckFields(spec, spec.method, "", check);
   CheckData(spec, check);
   if (method != nullptr) method->Check(spec, check);
+  if (method != nullptr && spec.run.max_steps.has_value()) method->CheckSteps(spec, *spec.run.max_steps, check);
   CheckOptim(spec.optim, check);
   CheckRun(spec, check);
   return check.Take();
 }
 
-absl::Status Validate(const JobSpec& spec) {
-  const Method* method = FindMethod(spec.method);
-  if (method != nullptr) {
-    NIBBLE_RETURN_IF_ERROR(method->CheckImplemented(spec));
-  } else if (IsLaterMethod(spec.method)) {
-    return UnimplementedField("method", StrCat(spec.method, " is not implemented yet, wanted ", MethodChoices()));
-  }
-  const std::vector<FieldViolation> violations = FindViolations(spec);
+namespace {
+
+absl::Status ErrorOf(const std::vector<FieldViolation>& violations) {
   if (violations.empty()) return absl::OkStatus();
   std::string text;
   std::map<std::string, std::string> metadata;
@@ -160,6 +156,24 @@ absl::Status Validate(const JobSpec& spec) {
   }
   metadata["field"] = violations.front().field;
   return base::WithReason(absl::InvalidArgumentError(text), "FIELD_VIOLATION", metadata);
+}
+
+}  // namespace
+
+absl::Status Validate(const JobSpec& spec) {
+  const Method* method = FindMethod(spec.method);
+  if (method != nullptr) {
+    NIBBLE_RETURN_IF_ERROR(method->CheckImplemented(spec));
+  } else if (IsLaterMethod(spec.method)) {
+    return UnimplementedField("method", StrCat(spec.method, " is not implemented yet, wanted ", MethodChoices()));
+  }
+  return ErrorOf(FindViolations(spec));
+}
+
+absl::Status CheckSteps(const JobSpec& spec, std::int64_t steps) {
+  SpecChecker check;
+  if (const Method* method = FindMethod(spec.method); method != nullptr) method->CheckSteps(spec, steps, check);
+  return ErrorOf(check.Take());
 }
 
 JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& dataset_format,

@@ -1,7 +1,7 @@
 // The spec of a fine-tuning job, shared by the server and the trainer. The initializers here are the only defaults.
-// std::optional marks fields that may be unset. Resolve() fills them in, except eval_fraction, add_special_tokens and
-// the alternative of a field that is set (max_steps or epochs, warmup_steps or warmup_ratio). A new field also gets a
-// line in job_spec_fields.h.
+// std::optional marks fields that may be unset. Resolve() fills them in, except eval_fraction, add_special_tokens,
+// warmup_lambda and the alternative of a field that is set (max_steps or epochs, warmup_steps or warmup_ratio). A new
+// field also gets a line in job_spec_fields.h.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -51,15 +51,25 @@ struct QLoraMethod : LoraMethod {
   bool merge_aware_int8 = false;  // trains in the arithmetic of the merged int8 model
 };
 
+// Ramp of the quantized share of weights and activations over the optimizer steps.
+struct LambdaSchedule {
+  double from = 0.0;       // share in the first step
+  double to = 1.0;         // share from step `steps` on
+  std::int64_t steps = 0;  // 0: no ramp
+};
+
 struct BitNetQatMethod {
   std::string preset = "native";        // native | bitnet-tips | bitnet-2b4t
   std::string act_scale = "per_token";  // per_token | per_tensor
   std::int64_t act_bits = 8;            // 4 | 8 | 16
   std::string ste = "identity";         // identity | round_only | clipped
   bool scale_grad = false;
-  std::string init = "pretrained";     // pretrained | random (drawn by run.seed)
-  std::string compute_dtype = "bf16";  // bf16 | fp32, of the backward products
-  std::string master_dtype = "fp32";   // bf16 (rounded stochastically) | fp32
+  std::string init = "pretrained";                             // pretrained | random (drawn by run.seed)
+  std::string compute_dtype = "bf16";                          // bf16 | fp32, of the backward products
+  std::string master_dtype = "fp32";                           // bf16 (rounded stochastically) | fp32
+  std::optional<LambdaSchedule> warmup_lambda = std::nullopt;  // unset: quantized from the first step
+
+  bool has_ramp() const { return warmup_lambda.has_value() && warmup_lambda->steps > 0; }
 };
 
 struct FullMethod {
@@ -164,6 +174,10 @@ std::vector<FieldViolation> FindViolations(const JobSpec& spec);
 // Unimplemented if the method is not implemented; InvalidArgument (FIELD_VIOLATION) with metadata "field" (the first
 // bad field) and one entry per bad field; otherwise Ok.
 absl::Status Validate(const JobSpec& spec);
+
+// Checks the fields that depend on the number of optimizer steps. Validate includes these checks if run.max_steps is
+// set; a run in epochs has a number of steps once its rows are known. Error: InvalidArgument as above.
+absl::Status CheckSteps(const JobSpec& spec, std::int64_t steps);
 
 // Fills in unset fields. `dataset_format` is the training set's own; `default_device` replaces "auto".
 JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& dataset_format,

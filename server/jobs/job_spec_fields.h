@@ -111,6 +111,13 @@ struct SpecFields<QLoraMethod> {
 };
 
 template <>
+struct SpecFields<LambdaSchedule> {
+  static constexpr auto kFields =
+      std::tuple(SpecField("from", &LambdaSchedule::from), SpecField("to", &LambdaSchedule::to),
+                 SpecField("steps", &LambdaSchedule::steps).Between(0, kMaxSteps));
+};
+
+template <>
 struct SpecFields<BitNetQatMethod> {
   static constexpr auto kFields = std::tuple(
       SpecField("preset", &BitNetQatMethod::preset).OneOf(kBitNetPresets),
@@ -118,7 +125,8 @@ struct SpecFields<BitNetQatMethod> {
       SpecField("act_bits", &BitNetQatMethod::act_bits), SpecField("ste", &BitNetQatMethod::ste).OneOf(kStes),
       SpecField("scale_grad", &BitNetQatMethod::scale_grad), SpecField("init", &BitNetQatMethod::init).OneOf(kInits),
       SpecField("compute_dtype", &BitNetQatMethod::compute_dtype).OneOf(kComputeDtypes),
-      SpecField("master_dtype", &BitNetQatMethod::master_dtype).OneOf(kComputeDtypes));
+      SpecField("master_dtype", &BitNetQatMethod::master_dtype).OneOf(kComputeDtypes),
+      SpecField("warmup_lambda", &BitNetQatMethod::warmup_lambda));
 };
 
 template <>
@@ -201,6 +209,9 @@ struct SpecFields<JobSpec> {
 // A struct of job_spec.h, in contrast to the values of its fields.
 template <typename T>
 concept IsSpec = requires { SpecFields<T>::kFields; };
+// std::optional of such a struct: a part of the spec that may be unset.
+template <typename T>
+concept IsOptionalSpec = requires { SpecFields<typename T::value_type>::kFields; };
 
 // Calls visit(field) for each field, in order.
 template <IsSpec Spec, typename Visit>

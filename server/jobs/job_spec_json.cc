@@ -133,8 +133,11 @@ Json Write(const Spec& spec, const std::string& method) {
   Json json = Json::object();
   ForEachField<Spec>([&](const auto& field) {
     const auto& value = spec.*field.member;
-    if constexpr (IsSpec<std::remove_cvref_t<decltype(value)>>) {
+    using Value = std::remove_cvref_t<decltype(value)>;
+    if constexpr (IsSpec<Value>) {
       if (!field.is_method || method == field.name) json[field.name] = Write(value, method);
+    } else if constexpr (IsOptionalSpec<Value>) {
+      if (value.has_value()) json[field.name] = Write(*value, method);
     } else {
       Put(json, field.name, value);
     }
@@ -147,8 +150,15 @@ void Read(const Json& json, const std::string& prefix, Spec& out, absl::Status& 
   Reader reader(json, prefix, status);
   ForEachField<Spec>([&](const auto& field) {
     auto& value = out.*field.member;
-    if constexpr (IsSpec<std::remove_cvref_t<decltype(value)>>) {
-      Read(reader.Object(field.name), StrCat(prefix, field.name, "."), value, status);
+    using Value = std::remove_cvref_t<decltype(value)>;
+    if constexpr (IsSpec<Value> || IsOptionalSpec<Value>) {
+      const Json& object = reader.Object(field.name);
+      const std::string path = StrCat(prefix, field.name, ".");
+      if constexpr (IsSpec<Value>) {
+        Read(object, path, value, status);
+      } else if (reader.Has(field.name)) {
+        Read(object, path, value.emplace(), status);
+      }
     } else {
       reader.Get(field.name, value);
     }

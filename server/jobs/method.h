@@ -1,6 +1,7 @@
 // A training method as a job spec sees it: its name, and the defaults and checks of its own fields. The server's plan
 // of a method (plan/method_plan.h) and the trainer's recipe (trainer/recipe.h) have the same name (docs/adr/0014).
 #pragma once
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,8 @@ class Method {
   virtual absl::Status CheckImplemented(const JobSpec& /*spec*/) const { return absl::OkStatus(); }
   // Adds everything that is wrong with the method's fields beyond the choices and bounds in job_spec_fields.h.
   virtual void Check(const JobSpec& /*spec*/, SpecChecker& /*check*/) const {}
+  // Adds what is wrong with them in a run of this number of optimizer steps.
+  virtual void CheckSteps(const JobSpec& /*spec*/, std::int64_t /*steps*/, SpecChecker& /*check*/) const {}
 };
 
 // All methods: the built-in ones, then those of RegisterMethod. Thread-safe, here and below.

@@ -42,8 +42,9 @@ class BitNetQat : public MethodPlan {
   }
 
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
-    const std::int64_t code = spec.bitnet_qat.act_bits == 16 ? 2 : 1;
-    // f32: norms' inputs, q, gate and up. bf16: k and v. Codes that linears read; linears after one norm share them.
+    const std::int64_t code = spec.bitnet_qat.has_ramp() ? 4 : spec.bitnet_qat.act_bits == 16 ? 2 : 1;
+    // f32: norms' inputs, q, gate and up. bf16: k and v. Codes that linears read, or floats in a ramp; linears after
+    // one norm share them.
     std::int64_t inputs = 2 * c.hidden_size;
     if (c.norms != NormPlacement::kBlock) inputs += c.q_size() + c.ffn_size;
     if (c.norms == NormPlacement::kBlockAndLinear) inputs += 2 * c.hidden_size;
@@ -65,6 +66,11 @@ class BitNetQat : public MethodPlan {
     // The gradients of head and embedding for one micro-batch, and their sum; backward products.
     bytes.workspace = 3 * sizes.embedding * 4 + sizes.embedding * element + sizes.largest * (element + 8) +
                       logits * (4 + element) + 4 * tokens * config.ffn_size * 4;
+    if (spec.bitnet_qat.has_ramp()) {
+      // A linear's weight between master and ternary form, also in the type of backward products; its rows in f32 and
+      // as codes; for the estimator, a second gradient of each.
+      bytes.workspace += sizes.largest * (4 + element + 4) + tokens * config.ffn_size * (4 + 4 + element);
+    }
     return bytes;
   }
 

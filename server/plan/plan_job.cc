@@ -114,6 +114,7 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
   const Epoch epoch = FirstEpoch(spec, data.train);
   JobPlan plan;
   plan.max_steps = jobs::NumSteps(spec.run, epoch.rows);
+  NIBBLE_RETURN_IF_ERROR(jobs::CheckSteps(spec, plan.max_steps));
   // Micro-batches of an epoch are alike, so totals are proportional to the number of passes.
   plan.epochs = Passes(spec, epoch, plan);
   plan.tokens = Whole(plan.epochs * static_cast<double>(data.train.num_tokens));

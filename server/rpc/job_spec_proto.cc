@@ -50,9 +50,6 @@ constexpr FixedField kFixedFields[] = {
     {"BitNetQatMethod.modules_to_not_convert", "\"lm_head\""},
     {"BitNetQatMethod.weight_scale", "WEIGHT_SCALE_ABSMEAN_TENSOR"},
     {"DataConfig.shuffle", "true"},
-    {"LambdaSchedule.from", "0", false},
-    {"LambdaSchedule.steps", "0", false},
-    {"LambdaSchedule.to", "1", false},
     {"LossMask.eos", "EOS_POLICY_TURN", false},
     {"LossMask.honour_message_flag", "true", false},
     {"PublishPolicy.evaluate_int8", "true"},
@@ -102,6 +99,8 @@ void AddListed(const Descriptor& type, std::set<std::string>& names) {
     const Steps& steps = StepsOf<Spec>(type)[at++];
     for (const FieldDescriptor* field : steps) names.insert(NameOf(*field));
     if constexpr (jobs::IsSpec<Value>) AddListed<Value>(*steps.back()->message_type(), names);
+    if constexpr (jobs::IsOptionalSpec<Value>)
+      AddListed<typename Value::value_type>(*steps.back()->message_type(), names);
   });
 }
 
@@ -177,9 +176,6 @@ absl::Status CheckImplemented(const Message& message, const std::string& prefix)
     } else if (name == "JobSpec.runtime") {
       return FieldError("runtime",
                         "must not be set: only the server sets it; remove it from a spec that was copied from a job");
-    } else if (name == "BitNetQatMethod.warmup_lambda") {  // one feature, although its message has three fields
-      const Message& ramp = message.GetReflection()->GetMessage(message, field);
-      if (!CheckImplemented(ramp, path).ok()) return Unimplemented(name);
     } else if (!IsListed(*field)) {
       if (std::find(std::begin(kOtherFields), std::end(kOtherFields), name) == std::end(kOtherFields))
         return Unimplemented(name);
@@ -253,9 +249,12 @@ absl::Status TakeFields(const Message& in, const std::string& prefix, Spec& out)
       const Reflection& r = *message->GetReflection();
       if (field->is_repeated() ? r.FieldSize(*message, field) == 0 : !r.HasField(*message, field)) return;
       auto& value = out.*listed.member;
-      if constexpr (jobs::IsSpec<std::remove_cvref_t<decltype(value)>>) {
+      using Value = std::remove_cvref_t<decltype(value)>;
+      if constexpr (jobs::IsSpec<Value>) {
         status = TakeFields(r.GetMessage(*message, field), StrCat(prefix, listed.name, "."), value);
-      } else if constexpr (!std::is_same_v<std::remove_cvref_t<decltype(value)>, std::map<std::string, std::string>>) {
+      } else if constexpr (jobs::IsOptionalSpec<Value>) {
+        status = TakeFields(r.GetMessage(*message, field), StrCat(prefix, listed.name, "."), value.emplace());
+      } else if constexpr (!std::is_same_v<Value, std::map<std::string, std::string>>) {
         if (i + 1 == steps.size()) {
           status = Take(Scalar{*message, *field, StrCat(prefix, listed.api_path)}, listed.choices, value);
         } else {
@@ -358,6 +357,8 @@ void PutFields(const Spec& in, const std::string& method, Message& out) {
       const FieldDescriptor* field = steps[i];
       if constexpr (jobs::IsSpec<Value>) {
         PutFields(value, method, *message->GetReflection()->MutableMessage(message, field));
+      } else if constexpr (jobs::IsOptionalSpec<Value>) {
+        if (value.has_value()) PutFields(*value, method, *message->GetReflection()->MutableMessage(message, field));
       } else if constexpr (!std::is_same_v<Value, std::map<std::string, std::string>>) {
         if (i + 1 == steps.size()) {
           Put(*message, *field, value);

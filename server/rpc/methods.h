@@ -14,7 +14,6 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.InferenceService/Emb
                                                  "nibble.v1.ServerService/SetResourcePolicy",
                                                  "BitNetQatMethod.modules_to_not_convert (other than lm_head)",
                                                  "BitNetQatMethod.preset hf",
-                                                 "BitNetQatMethod.warmup_lambda",
                                                  "ConvertModelRequest.calibration_dataset",
                                                  "ConvertModelRequest.checkpoint",
                                                  "ConvertModelRequest.lora KEEP, MERGE_AWARE",

@@ -198,6 +198,7 @@ class AttemptRun {
       tokens += static_cast<std::int64_t>(batches.back().tokens.size());
       trained += batches.back().num_trained;
     }
+    model_->BeginStep(progress_.step);
     model_->ZeroGrad(context_.stream);
     double loss_sum = 0;
     for (std::size_t i = 0; i < batches.size(); ++i) {

@@ -19,6 +19,18 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Context = nibble::trainer::AutogradContext;
 
+// grad [N, K] f32: the gradient of the master, given `grad_ternary`, that of its ternary form. May be the same tensor.
+void EstimateGradient(const Tensor& master, const Tensor& scale, const BitLinearOptions& options,
+                      const Tensor& grad_ternary, const Tensor& grad, const Context& context) {
+  ThrowIfError(kernels::TernariseBackward({.w = ViewOf(master),
+                                           .scale = scale.data_ptr<float>()[0],
+                                           .grad_y = ViewOf(grad_ternary),
+                                           .ste = options.ste,
+                                           .scale_grad = options.scale_grad,
+                                           .grad_w = ViewOf(grad)},
+                                          context.stream));
+}
+
 struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
   // `x` carries the gradient of `shared` rows; if `shared` is null, x is quantized here.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const std::optional<Tensor>& bias,
@@ -72,21 +84,87 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
       const Tensor scaled = g.to(torch::kFloat32) * rows.scale.unsqueeze(1);
       grad_master =
           torch::mm(PadTo(scaled, type).t(), PadTo(rows.codes.narrow(1, 0, rows.cols), type)).to(torch::kFloat32);
-      if (saved[4].defined()) {
-        ThrowIfError(kernels::TernariseBackward({.w = ViewOf(saved[4]),
-                                                 .scale = scale.data_ptr<float>()[0],
-                                                 .grad_y = ViewOf(grad_master),
-                                                 .ste = options.ste,
-                                                 .scale_grad = options.scale_grad,
-                                                 .grad_w = ViewOf(grad_master)},
-                                                context.stream));
-      }
+      if (saved[4].defined()) EstimateGradient(saved[4], scale, options, grad_master, grad_master, context);
       grad_master = grad_master.to(ctx->saved_data["master_type"].toScalarType());
     }
     if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) grad_bias = g.to(torch::kFloat32).sum(0);
     return {grad_x, grad_master, grad_bias, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
+
+// x + share * (quantized - x) in f32. `quantized`: f32, in the shape of x, overwritten.
+Tensor Between(const Tensor& x, Tensor quantized, double share) { return quantized.mul_(share).add_(x, 1.0 - share); }
+
+struct PartlyBitLinearFunction : torch::autograd::Function<PartlyBitLinearFunction> {
+  // The linear's two operands.
+  static Tensor Rows(const Tensor& x, const CodedRows& rows, double share) {
+    return Between(AsRows(x), rows.Values(), share);
+  }
+  static Tensor Weight(const Tensor& master, const kernels::PackedTernaryWeight& ternary, double share,
+                       const Context& context) {
+    const Tensor values = torch::empty(master.sizes(), torch::kFloat32);
+    ThrowIfError(kernels::DequantizeTernary({.w = ternary, .out = ViewOf(values)}, context.stream));
+    return Between(master, values, share);
+  }
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const std::optional<Tensor>& bias,
+                        const BitWeight* weight, const BitLinearOptions* options, double share, Context* context) {
+    Remember(ctx, "context", context);
+    Remember(ctx, "options", options);
+    Remember(ctx, "weight", weight);
+    ThrowIfCancelled(context->cancelled);
+    const Tensor y = torch::empty(ShapeWith(x, master.size(0)), torch::kFloat32);
+    Tensor y_rows = AsRows(y);
+    torch::mm_out(y_rows, Rows(x, QuantizeRows(x, *options, *context), share),
+                  Weight(master, weight->packed(), share, *context).t());
+    if (bias.has_value()) y_rows.add_(*bias);
+    ctx->saved_data["share"] = share;
+    ctx->saved_data["has_bias"] = bias.has_value();
+    ctx->save_for_backward({x, master});
+    return y.to(x.scalar_type());  // not a view, because rope changes it in place
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    auto& context = Recall<Context>(ctx, "context");
+    const auto& options = Recall<const BitLinearOptions>(ctx, "options");
+    const auto& weight = Recall<const BitWeight>(ctx, "weight");
+    const double share = ctx->saved_data["share"].toDouble();
+    const variable_list saved = ctx->get_saved_variables();
+    ThrowIfCancelled(context.cancelled);
+    const Tensor& x = saved[0];
+    const Tensor& master = saved[1];
+    const torch::ScalarType type = context.scratch.scalar_type();
+    const Tensor g = AsRows(grads[0].contiguous());
+    const CodedRows rows = QuantizeRows(x, options, context);
+    Tensor grad_x, grad_master, grad_bias;
+    if (ctx->needs_input_grad(0)) {
+      const Tensor values = Weight(master, weight.packed(), share, context).to(type);
+      grad_x = torch::mm(PadTo(g, type), values).narrow(0, 0, g.size(0)).to(torch::kFloat32);
+      if (ScaleHasGradient(options)) {
+        const Tensor quantized = grad_x.clone();
+        AddScaleGradient(x, rows, options, quantized, context);
+        grad_x = grad_x.lerp(quantized, share);
+      }
+      grad_x = grad_x.to(grads[0].scalar_type()).view(x.sizes());
+    }
+    if (ctx->needs_input_grad(1)) {
+      grad_master = torch::mm(PadTo(g, type).t(), PadTo(Rows(x, rows, share), type)).to(torch::kFloat32);
+      if (options.ste != kernels::Ste::kIdentity) {
+        const Tensor quantized = torch::empty_like(grad_master);
+        EstimateGradient(master, weight.scale, options, grad_master, quantized, context);
+        grad_master.lerp_(quantized, share);
+      }
+      grad_master = grad_master.to(master.scalar_type());
+    }
+    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) grad_bias = g.to(torch::kFloat32).sum(0);
+    return {grad_x, grad_master, grad_bias, Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+// The bias as the products read it: f32.
+std::optional<Tensor> BiasOf(const BitWeight& weight) {
+  return weight.bias.defined() ? std::optional<Tensor>(weight.bias.to(torch::kFloat32)) : std::nullopt;
+}
 
 }  // namespace
 
@@ -109,8 +187,13 @@ kernels::PackedTernaryWeight BitWeight::packed() const {
 
 Tensor ApplyBitLinear(const CodedInput& input, const BitWeight& weight, const BitLinearOptions& options,
                       Context& context) {
-  const auto bias = weight.bias.defined() ? std::optional<Tensor>(weight.bias.to(torch::kFloat32)) : std::nullopt;
-  return BitLinearFunction::apply(input.x, weight.master, bias, &weight, input.rows.get(), &options, &context);
+  return BitLinearFunction::apply(input.x, weight.master, BiasOf(weight), &weight, input.rows.get(), &options,
+                                  &context);
+}
+
+Tensor ApplyPartlyBitLinear(const Tensor& x, const BitWeight& weight, const BitLinearOptions& options, double share,
+                            Context& context) {
+  return PartlyBitLinearFunction::apply(x, weight.master, BiasOf(weight), &weight, &options, share, &context);
 }
 
 }  // namespace nibble::trainer

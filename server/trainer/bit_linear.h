@@ -31,4 +31,15 @@ struct BitWeight {
 torch::Tensor ApplyBitLinear(const CodedInput& input, const BitWeight& weight, const BitLinearOptions& options,
                              AutogradContext& context);
 
+// The same linear while quantization is not complete, in float products: y = X W^T + bias, where X = x + share *
+// (quantized(x) - x), and W lies likewise between the master and its ternary form. Gradients pass straight through both
+// quantizers; an estimator acts on the quantized share of a gradient.
+//   x      [..., K]  f32 | bf16; y has its type
+//   share  0 to 1
+// Products are f32 in the forward pass and have the scratch's type in the backward pass. Keeps x, and the weight by
+// reference: it must outlive the graph, as options and context must. Source: warm-up quantization of Hugging Face's
+// "Fine-tuning LLMs to 1.58bit", x + lambda * (quant(x) - x).detach().
+torch::Tensor ApplyPartlyBitLinear(const torch::Tensor& x, const BitWeight& weight, const BitLinearOptions& options,
+                                   double share, AutogradContext& context);
+
 }  // namespace nibble::trainer

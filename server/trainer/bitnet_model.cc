@@ -18,12 +18,16 @@ using torch::Tensor;
 
 class BitLinears : public CodedLinears {
  public:
-  BitLinears(const BitNetOptions& options, const kernels::Stream& stream) : stream_(stream) {
+  BitLinears(const BitNetOptions& options, const kernels::Stream& stream)
+      : stream_(stream), ramp_(options.ramp), share_(ramp_.Share(0)) {
     options_.activations.bits = options.act_bits;
     options_.activations.per_tensor = options.act_per_tensor;
     options_.ste = options.ste;
     options_.scale_grad = options.scale_grad;
   }
+
+  void BeginStep(std::int64_t step) override { share_ = ramp_.Share(step); }
+  bool reads_codes() const override { return share_ == 1.0; }
 
   void AddLayer(const std::array<Source, model::kNumLinearKinds>& sources) override {
     auto& layer = layers_.emplace_back();
@@ -35,6 +39,7 @@ class BitLinears : public CodedLinears {
   const CodedRowOptions& rows() const override { return options_; }
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t /*draw*/,
                AutogradContext& context) override {
+    if (share_ < 1.0) return ApplyPartlyBitLinear(input.x, Linear(layer, kind), options_, share_, context);
     return ApplyBitLinear(input, Linear(layer, kind), options_, context);
   }
   void Serve(std::int64_t layer, LinearKind kind, model::LinearWeight& weight) override {
@@ -48,6 +53,8 @@ class BitLinears : public CodedLinears {
   }
 
   const kernels::Stream stream_;
+  const QuantizationRamp ramp_;
+  double share_;  // of the current step
   BitLinearOptions options_;
   std::vector<std::array<BitWeight, model::kNumLinearKinds>> layers_;
 };

@@ -12,11 +12,23 @@
 
 namespace nibble::trainer {
 
+// Linear ramp of the quantized share of weights and activations.
+struct QuantizationRamp {
+  double from = 0;         // share in the first step, 0 to 1
+  std::int64_t steps = 0;  // from this step on, the share is 1; 0: from the first step
+
+  // The share in the passes after `step` complete steps.
+  double Share(std::int64_t step) const {
+    return step >= steps ? 1.0 : from + (1.0 - from) * static_cast<double>(step) / static_cast<double>(steps);
+  }
+};
+
 struct BitNetOptions {
   int act_bits = 8;             // 4, 8 or 16
   bool act_per_tensor = false;  // one scale for all rows of a micro-batch
   kernels::Ste ste = kernels::Ste::kIdentity;
   bool scale_grad = false;
+  QuantizationRamp ramp = {};
   bool random_init = false;  // weights from N(0, 0.02), norms 1; else the base's
   std::uint64_t init_seed = 0;
   bool bf16_backward = true;  // for products of the backward pass; the type of the forward pass is fixed

@@ -25,6 +25,7 @@ class BitNetRecipe : public WeightsRecipe {
     options.act_per_tensor = bitnet.act_scale == "per_tensor";
     options.ste = SteOf(bitnet.ste);
     options.scale_grad = bitnet.scale_grad;
+    if (bitnet.has_ramp()) options.ramp = {.from = bitnet.warmup_lambda->from, .steps = bitnet.warmup_lambda->steps};
     options.random_init = bitnet.init == "random";
     options.init_seed = static_cast<std::uint64_t>(spec_.run.seed);
     options.bf16_backward = bitnet.compute_dtype == "bf16";

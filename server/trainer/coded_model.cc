@@ -61,6 +61,7 @@ class CodedModel : public ExactModel {
              std::unique_ptr<CodedLinears> linears, const kernels::Stream& stream);
 
   std::vector<Parameter>& parameters() override { return parameters_; }
+  void BeginStep(std::int64_t step) override { linears_->BeginStep(step); }
   absl::Status Refresh() override;
   absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override;
   const model::DecoderWeights& ServingWeights() override;
@@ -122,6 +123,7 @@ class CodedOps {
   }
   void BeginLayer(std::int64_t) {}
   Input NormInput(const Tensor& x, std::int64_t layer, Norm norm, LinearKind) {
+    if (!model_.linears_->reads_codes()) return {NormRows(x, layer, norm), nullptr};
     return NormCodedInput(x, Weight(layer, norm), Eps(norm), model_.linears_->rows(), model_.context_);
   }
   Input PlainInput(Tensor x, std::int64_t, LinearKind) { return {std::move(x), nullptr}; }
@@ -227,6 +229,7 @@ void CodedModel::ReleaseGradients() {
 }
 
 absl::Status CodedModel::ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) {
+  linears_->BeginStep(CodedLinears::kAfterTraining);
   return Guarded([&]() -> absl::Status {
     const torch::AutoGradMode with_gradients(true);
     const std::vector<std::int32_t> ids(tokens.begin(), tokens.end());

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -35,6 +36,11 @@ class CodedLinears {
   // parameters; or undefined, because the linears read the base themselves.
   enum class Sources { kParameters, kValues, kNone };
   virtual Sources sources() const { return Sources::kParameters; }
+  // As TrainingModel::BeginStep; kAfterTraining: the linears compute as after the last step.
+  static constexpr std::int64_t kAfterTraining = std::numeric_limits<std::int64_t>::max();
+  virtual void BeginStep(std::int64_t /*step*/) {}
+  // Whether the norms make codes, which Apply then reads. If not, Apply gets their float rows.
+  virtual bool reads_codes() const { return true; }
   // Adds the linears of the next layer.
   virtual void AddLayer(const std::array<Source, model::kNumLinearKinds>& sources) = 0;
   // Appends the parameters that the linears made, with values and gradients.

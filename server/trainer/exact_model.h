@@ -24,6 +24,7 @@ class ExactModel : public TrainingModel {
   // Frees the gradients and the scratch of backward passes. Do not call ForwardBackward afterwards.
   virtual void ReleaseGradients() = 0;
   // Logits of every row by the training instantiation, with autograd on; in chunks like those of model::ForEachLogits.
+  // Always in the arithmetic of the served form, as in the last steps of a run; BeginStep must precede further passes.
   virtual absl::Status ForEachTrainingLogits(std::span<const std::int32_t> tokens, const VisitLogits& visit) = 0;
 };
 

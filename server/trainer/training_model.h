@@ -42,6 +42,9 @@ class TrainingModel {
       });
     }
   }
+  // Called before the passes of an optimizer step. `step`: number of complete steps of the run, so a resumed run
+  // continues where it stopped.
+  virtual void BeginStep(std::int64_t /*step*/) {}
   // Recomputes what is derived from the parameters. Must be called after every change of parameters, before the calls
   // below.
   virtual absl::Status Refresh() = 0;

@@ -92,6 +92,7 @@ BITNET = [
     {"act_scale": "ACTIVATION_SCALE_PER_TENSOR"}, {"ste": "STE_MODE_ROUND_ONLY"}, {"ste": "STE_MODE_CLIPPED", "scale_grad": True},
     {"init": "WEIGHT_INIT_RANDOM"}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"modules_to_not_convert": ["lm_head"]},
     {"master_dtype": "COMPUTE_DTYPE_BF16"}, {"master_dtype": "COMPUTE_DTYPE_BF16", "preset": "bitnet-2b4t", "ste": "STE_MODE_ROUND_ONLY"},
+    {"warmup_lambda": {"steps": 1}}, {"warmup_lambda": {"from": 0.5, "steps": 1}, "preset": "bitnet-tips", "ste": "STE_MODE_CLIPPED", "scale_grad": True},
 ]
 FULL = [{"full": {"compute_dtype": "COMPUTE_DTYPE_F32"}}, {"full": {"param_dtype": "COMPUTE_DTYPE_BF16"}}, {"full": {"init": "WEIGHT_INIT_RANDOM"}}, {"full": {}, "base_model": "small-bf16"},
         {"full": {}, "run": {"activation_checkpointing": True, "grad_accum": 2}},

@@ -227,6 +227,46 @@ TEST(JobSpecTest, EachBadBitNetFieldIsNamed) {
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"master_dtype":"bf16"}})"), "");
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"master_dtype":"fp16"}})"), "bitnet_qat.master_dtype");
   EXPECT_EQ(Parse(R"({"bitnet_qat":{"bits":1}})").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"warmup_lambda":{}}})"), "");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"warmup_lambda":{"from":0.5,"steps":3}}})"), "");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"warmup_lambda":{"from":1.5,"steps":3}}})"), "bitnet_qat.warmup_lambda.from");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"warmup_lambda":{"from":-0.5,"steps":3}}})"), "bitnet_qat.warmup_lambda.from");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"warmup_lambda":{"to":0.5,"steps":3}}})"), "bitnet_qat.warmup_lambda.to");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"warmup_lambda":{"steps":-1}}})"), "bitnet_qat.warmup_lambda.steps");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"warmup_lambda":{"from":0.5}}})"), "bitnet_qat.warmup_lambda.steps");
+  EXPECT_EQ(base::ReasonMetadata(Parse(R"({"bitnet_qat":{"warmup_lambda":{"until":1}}})").status())["field"],
+            "bitnet_qat.warmup_lambda.until");
+  EXPECT_EQ(base::ReasonMetadata(Parse(R"({"bitnet_qat":{"warmup_lambda":3}})").status())["field"],
+            "bitnet_qat.warmup_lambda");
+}
+
+// The last step of a run has the arithmetic of the served model.
+TEST(JobSpecTest, RampEndsWithinTheRun) {
+  JobSpec spec = Good();
+  spec.method = kMethodBitNetQat;
+  spec.bitnet_qat.warmup_lambda = LambdaSchedule{.steps = 10};
+  EXPECT_TRUE(Validate(spec).ok()) << "the number of steps is unknown";
+  spec.run.max_steps = 11;
+  EXPECT_TRUE(Validate(spec).ok());
+  spec.run.max_steps = 10;
+  EXPECT_EQ(
+      base::ReasonMetadata(Validate(spec))["bitnet_qat.warmup_lambda.steps"],
+      "is 10, and the run has 10 steps: wanted fewer, so that the run ends with quantized steps, or a longer run");
+  spec.run.max_steps.reset();
+  EXPECT_TRUE(CheckSteps(spec, 11).ok());
+  EXPECT_EQ(base::ReasonMetadata(CheckSteps(spec, 10))["field"], "bitnet_qat.warmup_lambda.steps");
+  spec.method = kMethodFull;
+  EXPECT_TRUE(CheckSteps(spec, 1).ok()) << "another method";
+}
+
+TEST(JobSpecTest, UnsetRampIsNoPartOfTheSpec) {
+  JobSpec spec = Good();
+  spec.method = kMethodBitNetQat;
+  EXPECT_FALSE(ToJson(spec)["bitnet_qat"].contains("warmup_lambda"));
+  const std::string plain = Digest(spec);
+  spec.bitnet_qat.warmup_lambda = LambdaSchedule{.steps = 5};
+  EXPECT_NE(Digest(spec), plain);
+  EXPECT_EQ(base::Dump(ToJson(spec)["bitnet_qat"]["warmup_lambda"]), R"({"from":0.0,"to":1.0,"steps":5})");
 }
 
 TEST(JobSpecTest, BitNetSpecSurvivesAJsonRoundTrip) {
@@ -239,10 +279,12 @@ TEST(JobSpecTest, BitNetSpecSurvivesAJsonRoundTrip) {
                      .scale_grad = true,
                      .init = "random",
                      .compute_dtype = "fp32",
-                     .master_dtype = "bf16"};
+                     .master_dtype = "bf16",
+                     .warmup_lambda = LambdaSchedule{.from = 0.25, .to = 1.0, .steps = 7}};
   const auto back = ParseJobSpec(ToJson(spec));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(base::Dump(ToJson(*back)), base::Dump(ToJson(spec)));
+  EXPECT_EQ(back->bitnet_qat.warmup_lambda->steps, 7);
   EXPECT_EQ(ToJson(spec).count("qlora"), 0u);
 }
 

@@ -193,6 +193,19 @@ TEST(MemoryPlanTest, MastersInBf16TakeHalfTheMemory) {
   EXPECT_EQ(publishing.kept, bf16.weights - parameters * 2) << "without the gradients";
 }
 
+// In a ramp, linears keep rows in f32 where they keep codes of one byte otherwise.
+TEST(MemoryPlanTest, RampOfBitNetKeepsFloatRows) {
+  const model::ModelConfig config = Qwen3Of600M();
+  jobs::JobSpec spec = Spec(jobs::kMethodBitNetQat);
+  const std::int64_t codes = PlanOf(spec).TokenBytes(spec, config);
+  const std::int64_t workspace = PlanOf(spec).Training(spec, config, 2, 64).workspace;
+  spec.bitnet_qat.warmup_lambda = jobs::LambdaSchedule{.steps = 5};
+  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config) - codes, 3 * (2 * 1024 + 2048 + 3072));
+  EXPECT_GT(PlanOf(spec).Training(spec, config, 2, 64).workspace, workspace + 4 * 1024 * 3072) << "a linear in f32";
+  spec.bitnet_qat.warmup_lambda->steps = 0;
+  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config), codes) << "no ramp";
+}
+
 TEST(MemoryPlanTest, MomentsHaveTheSizeOfTheOptimizer) {
   jobs::JobSpec spec = Spec(jobs::kMethodFull);
   constexpr std::int64_t kParameters = 1 << 20;

@@ -122,6 +122,20 @@ TEST_F(PlanJobTest, StepsAndTokensOfOneEpochMatchTheData) {
               7.0 * static_cast<double>(plan.tokens) / static_cast<double>(plan.max_steps), 1.0);
 }
 
+TEST_F(PlanJobTest, RefusesRampAsLongAsTheEpochs) {
+  spec_.method = jobs::kMethodBitNetQat;
+  spec_.run.max_steps.reset();
+  spec_.run.epochs = 3;
+  const std::int64_t steps = Plan().max_steps;
+  ASSERT_GT(steps, 1);
+  spec_.bitnet_qat.warmup_lambda = jobs::LambdaSchedule{.steps = steps - 1};
+  EXPECT_TRUE(PlanJob(spec_, inputs_).ok());
+  spec_.bitnet_qat.warmup_lambda->steps = steps;
+  const absl::Status status = PlanJob(spec_, inputs_).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_EQ(base::ReasonMetadata(status)["field"], "bitnet_qat.warmup_lambda.steps");
+}
+
 TEST_F(PlanJobTest, TrainedParametersAreThoseOfTheAdapterOrTheModel) {
   model::AdapterConfig adapter;
   adapter.rank = spec_.qlora.r;

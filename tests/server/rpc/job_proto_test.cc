@@ -314,7 +314,23 @@ TEST(JobProtoTest, JobShowsItsDigestsAndItsBestCheckpoint) {
             "abcdef");
 }
 
-TEST(JobProtoTest, UnknownEnumsAndRampsOfBitNetAreRefused) {
+TEST(JobProtoTest, RampOfBitNetIsConvertedBothWays) {
+  v1::JobSpec spec;
+  spec.mutable_bitnet_qat();
+  EXPECT_FALSE(ToProto(*FromProto(spec)).bitnet_qat().has_warmup_lambda());
+  spec.mutable_bitnet_qat()->mutable_warmup_lambda()->set_steps(5);
+  const auto taken = FromProto(spec);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  ASSERT_TRUE(taken->bitnet_qat.has_ramp());
+  EXPECT_EQ(taken->bitnet_qat.warmup_lambda->from, 0.0);
+  EXPECT_EQ(taken->bitnet_qat.warmup_lambda->to, 1.0);
+  const v1::LambdaSchedule shown = ToProto(*taken).bitnet_qat().warmup_lambda();
+  EXPECT_EQ(shown.from(), 0.0);
+  EXPECT_EQ(shown.to(), 1.0);
+  EXPECT_EQ(shown.steps(), 5);
+}
+
+TEST(JobProtoTest, UnknownEnumsOfBitNetAreRefused) {
   const auto taken = [](const std::function<void(v1::BitNetQatMethod&)>& change) {
     v1::JobSpec spec;
     change(*spec.mutable_bitnet_qat());
@@ -327,9 +343,6 @@ TEST(JobProtoTest, UnknownEnumsAndRampsOfBitNetAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(scale)) << scale;
   EXPECT_EQ(base::ReasonMetadata(scale)["field"], "bitnet_qat.weight_scale");
   EXPECT_TRUE(taken([](auto& m) { m.set_master_dtype(v1::COMPUTE_DTYPE_BF16); }).ok());
-  EXPECT_TRUE(absl::IsUnimplemented(taken([](auto& m) { m.mutable_warmup_lambda()->set_steps(5); })));
-  EXPECT_TRUE(absl::IsUnimplemented(taken([](auto& m) { m.mutable_warmup_lambda()->set_from(0.5); })));
-  EXPECT_TRUE(absl::IsUnimplemented(taken([](auto& m) { m.mutable_warmup_lambda()->set_to(0.0); })));
   const auto defaults = taken([](auto& m) {
     m.set_master_dtype(v1::COMPUTE_DTYPE_F32);
     m.set_weight_scale(v1::WEIGHT_SCALE_ABSMEAN_TENSOR);

@@ -97,6 +97,18 @@ class BitLinearTest : public ::testing::Test {
     return run;
   }
 
+  // The linear of the case while only `share` is quantized, without a norm before it.
+  Run PartlyQuantized(const Case& c, double share) {
+    Run run = Forward(c);
+    run.g = Golden(c.name + ".g", {c.rows(), c.n});
+    run.y = ApplyPartlyBitLinear(run.x, run.weight, c.options, share, context_);
+    (run.y * run.g).sum().backward();
+    run.grad_x = run.x.grad();
+    run.grad_weight = run.weight.master.grad();
+    run.grad_bias = run.weight.bias.grad();
+    return run;
+  }
+
   // Codes and scale of the weight equal the eager ones bit for bit; all codes are -1, 0 or 1.
   void ExpectTernary(const Case& c, const Run& run) {
     const Tensor codes = torch::empty({c.n, c.k()}, torch::kFloat32);
@@ -292,6 +304,52 @@ TEST_F(BitLinearTest, GradientsOfIdentityAndRoundOnlyPointTheSameWay) {
     EXPECT_GT(cosine, 0.80);
     EXPECT_LT(cosine, 1.0 - 1e-3);  // the estimators differ
   }
+}
+
+// The values and gradients of the eager formula x + share * (quantized(x) - x).detach(), for rows and weight.
+TEST_F(BitLinearTest, PartlyQuantizedLinearMatchesAutogradOfItsFormula) {
+  const Case c = {.name = "bias_f32"};
+  for (const double share : {0.0, 0.3, 0.875}) {
+    SCOPED_TRACE(share);
+    const Run run = PartlyQuantized(c, share);
+    const Tensor x = run.x.detach().clone().requires_grad_(), w = run.weight.master.detach().clone().requires_grad_();
+    const Tensor bias = run.weight.bias.detach().clone().requires_grad_();
+    const Tensor ternary = torch::empty_like(w.detach());
+    ASSERT_TRUE(kernels::DequantizeTernary({.w = run.weight.packed(), .out = ViewOf(ternary)}, context_.stream).ok());
+    const auto mixed = [share](const Tensor& from, const Tensor& quantized) {
+      return from + share * (quantized - from).detach();
+    };
+    const Tensor y = torch::linear(mixed(x, Quantized(c, x.detach()).Values()), mixed(w, ternary), bias);
+    (y * run.g).sum().backward();
+    ExpectNear(run.y.detach(), y.detach());
+    ExpectNear(run.grad_x, x.grad());
+    ExpectNear(run.grad_weight, w.grad());
+    ExpectNear(run.grad_bias, bias.grad());
+  }
+}
+
+// With the whole share, it is the linear of codes up to the roundings of float products, for each estimator.
+TEST_F(BitLinearTest, LinearOfTheWholeShareIsThatOfCodes) {
+  for (const kernels::Ste ste : {kernels::Ste::kIdentity, kernels::Ste::kRoundOnly, kernels::Ste::kClipped}) {
+    for (const bool scale_grad : {false, true}) {
+      const Case c = {.name = "bias_f32", .options = With(ste, scale_grad)};
+      const Run codes = Backward(c), floats = PartlyQuantized(c, 1.0);
+      ExpectNear(floats.y.detach(), codes.y.detach());
+      ExpectNear(floats.grad_x, codes.grad_x);
+      ExpectNear(floats.grad_weight, codes.grad_weight);
+      ExpectNear(floats.grad_bias, codes.grad_bias);
+    }
+  }
+}
+
+// An estimator acts on the quantized share of a gradient only.
+TEST_F(BitLinearTest, SaturatedWeightsKeepTheFloatShareOfTheirGradient) {
+  const Case identity = {.name = "bias_f32"};
+  const Case round_only = {.name = "bias_f32", .options = With(kernels::Ste::kRoundOnly, false)};
+  const Run whole = PartlyQuantized(identity, 0.75), run = PartlyQuantized(round_only, 0.75);
+  const Tensor saturated = (run.weight.master.detach() / run.weight.scale[0]).round().abs() > 1;
+  EXPECT_GT(saturated.sum().item<int>(), 0);
+  ExpectNear(run.grad_weight, torch::where(saturated, 0.25 * whole.grad_weight, whole.grad_weight));
 }
 
 TEST_F(BitLinearTest, GradientToWeightMatchesEager) {

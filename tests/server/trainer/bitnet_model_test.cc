@@ -91,6 +91,17 @@ class BitNetModelTest : public ::testing::Test {
     return sum.ok() ? *sum / static_cast<double>(batch.num_trained) : NAN;
   }
 
+  struct PassResult {
+    double loss = 0;
+    std::map<std::string, std::vector<float>> gradients;
+  };
+  PassResult Pass(const data::MicroBatch& batch) {
+    PassResult result;
+    result.loss = Loss(batch);
+    for (const Parameter& p : model_->parameters()) result.gradients[p.name] = Floats(p.grad);
+    return result;
+  }
+
   // The loss of each token that has a target. Runs one target at a time, because a batch returns only the sum.
   std::vector<double> TokenLosses(const data::MicroBatch& batch) {
     std::vector<double> losses;
@@ -250,6 +261,78 @@ INSTANTIATE_TEST_SUITE_P(Models, TrainIsServeTest,
                                            std::tuple("families/qwen2", "bitnet-2b4t", 8, ElementType::kBF16),
                                            std::tuple("families/qwen3", "native", 8, ElementType::kBF16)));
 
+// From the end of the ramp on, the passes are those of a model without a ramp.
+TEST_F(BitNetModelTest, RampEndsInTheServedArithmetic) {
+  for (const char* preset : {"native", "bitnet-tips"}) {
+    Make("hf_sharded_f32", preset, {.ste = kernels::Ste::kRoundOnly});
+    const PassResult plain = Pass(Batch({Tokens(1, 9), Tokens(2, 17)}));
+    Make("hf_sharded_f32", preset, {.ste = kernels::Ste::kRoundOnly, .ramp = {.from = 0.0, .steps = 2}});
+    std::vector<double> losses;
+    for (const std::int64_t step : {0, 1, 2, 3}) {
+      model_->BeginStep(step);
+      const PassResult result = Pass(Batch({Tokens(1, 9), Tokens(2, 17)}));
+      losses.push_back(result.loss);
+      if (step >= 2) {
+        EXPECT_EQ(result.loss, plain.loss);
+        EXPECT_EQ(result.gradients, plain.gradients);
+      }
+    }
+    EXPECT_NE(losses[0], losses[1]);
+    EXPECT_NE(losses[1], losses[2]);
+  }
+}
+
+// A resumed run has another history of calls than an undisturbed one.
+TEST_F(BitNetModelTest, RampDependsOnNothingButTheStep) {
+  const QuantizationRamp ramp = {.from = 0.25, .steps = 4};
+  EXPECT_EQ(ramp.Share(0), 0.25);
+  EXPECT_EQ(ramp.Share(2), 0.625);
+  EXPECT_EQ(ramp.Share(4), 1.0);
+  EXPECT_EQ(ramp.Share(1000), 1.0);
+  EXPECT_EQ(QuantizationRamp().Share(0), 1.0);
+  Make("hf_sharded_f32", "native", {.ramp = ramp});
+  const auto batch = Batch({Tokens(1, 9)});
+  for (const std::int64_t step : {0, 1, 2, 3}) model_->BeginStep(step);
+  const PassResult in_order = Pass(batch);
+  Make("hf_sharded_f32", "native", {.ramp = ramp});
+  model_->BeginStep(3);
+  const PassResult at_once = Pass(batch);
+  EXPECT_EQ(at_once.loss, in_order.loss);
+  EXPECT_EQ(at_once.gradients, in_order.gradients);
+}
+
+// Evaluations and the record of the result use the served arithmetic, also at the start of a ramp.
+TEST_F(BitNetModelTest, ServedLogitsDoNotDependOnTheRamp) {
+  const auto tokens = [&] { return Tokens(5, 33); };
+  Make("hf_sharded_f32", "bitnet-2b4t");
+  const auto plain = TrainingDigests(*model_, tokens());
+  Make("hf_sharded_f32", "bitnet-2b4t", {.ramp = {.from = 0.0, .steps = 10}});
+  model_->BeginStep(0);
+  EXPECT_EQ(ServingDigests(tokens(), 33, stream_), plain);
+  EXPECT_EQ(TrainingDigests(*model_, tokens()), plain);
+}
+
+TEST_F(BitNetModelTest, RampTrainsEveryParameterAndRecomputesLayers) {
+  std::vector<std::map<std::string, std::vector<float>>> gradients;
+  for (const bool checkpointing : {false, true}) {
+    for (const char* preset : {"native", "bitnet-2b4t"}) {
+      Make("families/qwen2", preset,
+           {.ste = kernels::Ste::kRoundOnly,
+            .scale_grad = true,
+            .ramp = {.from = 0.5, .steps = 2},
+            .activation_checkpointing = checkpointing});
+      gradients.push_back(Pass(Batch({Tokens(1, 9), Tokens(2, 17)})).gradients);
+      for (const auto& [name, gradient] : gradients.back()) {
+        double sum = 0;
+        for (const float g : gradient) sum += std::fabs(static_cast<double>(g));
+        EXPECT_TRUE(std::isfinite(sum) && sum > 0) << name;
+      }
+    }
+  }
+  EXPECT_EQ(gradients[0], gradients[2]);
+  EXPECT_EQ(gradients[1], gradients[3]);
+}
+
 // docs/numerics.md 9: a token's loss has the same bits whatever else is in its row.
 TEST_F(BitNetModelTest, PackingChangesNoBitOfALoss) {
   Make("hf_sharded_f32", "native");
@@ -273,10 +356,7 @@ TEST_F(BitNetModelTest, RecomputedLayersHaveTheSameGradients) {
     BitNetOptions options;
     options.activation_checkpointing = checkpointing;
     Make("hf_sharded_f32", "bitnet-2b4t", options);
-    Loss(Batch({Tokens(1, 9), Tokens(2, 17)}));
-    std::map<std::string, std::vector<float>> all;
-    for (const Parameter& p : model_->parameters()) all[p.name] = {p.grad.f32().begin(), p.grad.f32().end()};
-    return all;
+    return Pass(Batch({Tokens(1, 9), Tokens(2, 17)})).gradients;
   };
   EXPECT_EQ(gradients(true), gradients(false));
 }
