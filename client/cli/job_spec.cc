@@ -95,8 +95,8 @@ absl::Status SetField(const std::string& path, const std::string& text, v1::JobS
 absl::Status SetMethod(const std::string& method, v1::JobSpec& spec) {
   const auto* field = v1::JobSpec::descriptor()->FindFieldByName(method);
   if (field == nullptr || field->containing_oneof() == nullptr || field->containing_oneof()->name() != "method") {
-    return base::FieldError("method",
-                            base::StrCat("got \"", method, "\", wanted qlora, bitnet_qat, full, int8_mixed, int8_qt or lora"));
+    return base::FieldError(
+        "method", base::StrCat("got \"", method, "\", wanted qlora, bitnet_qat, full, int8_mixed, int8_qt or lora"));
   }
   static_cast<void>(spec.GetReflection()->MutableMessage(&spec, field));
   return absl::OkStatus();

@@ -377,8 +377,7 @@ absl::StatusOr<ConvertReport> CopyInt8(base::FileSystem& files, const model::Art
     return base::FieldError("kv_dtype", StrCat(kernels::Name(*options.kv_dtype), ", wanted ",
                                                kernels::Name(trained.kv_dtype), ", with which the model was trained"));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const auto writer,
-                          model::ArtifactWriter::CreateOn(files, target, source, options.cancelled));
+  NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::CreateOn(files, target, source, options.cancelled));
   NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(source.directory()));
   model::ArtifactInfo info = trained;
   info.base_digest = trained.weights_digest;

@@ -27,14 +27,14 @@ class Int8Qt : public FloatMastersPlan {
     const std::int64_t element = ElementBytes(spec.int8_qt.compute_dtype);
     const std::int64_t logits = model::kLossChunk * config.vocab_size;
     TrainingBytes bytes;
-    // Codes of the linears and their gradients; values and gradients of the others in f32; the embedding and the head as
-    // they are served, the head also in panels.
+    // Codes of the linears and their gradients; values and gradients of the others in f32; the embedding and the head
+    // as they are served, the head also in panels.
     bytes.weights = sizes.linears * (1 + element) + (sizes.all - sizes.linears) * 8 +
                     sizes.heads * sizes.embedding * 2 + sizes.embedding * 2;
-    // The gradients of head and embedding for a micro-batch, and their sum; of the largest linear: the codes widened for
-    // backward products, and in an optimizer step the values in f32 with new codes, and the packed form; logits in f32
-    // and rounded; gate, up and the residual stream in f32 with their gradients, the values and the codes of the largest
-    // input; the cached K and V of one layer.
+    // The gradients of head and embedding for a micro-batch, and their sum; of the largest linear: the codes widened
+    // for backward products, and in an optimizer step the values in f32 with new codes, and the packed form; logits in
+    // f32 and rounded; gate, up and the residual stream in f32 with their gradients, the values and the codes of the
+    // largest input; the cached K and V of one layer.
     const std::int64_t token = 8 * config.hidden_size + (12 + 2 * element) * config.ffn_size + 8 * config.kv_size();
     bytes.workspace = sizes.embedding * (3 * 4 + element) + sizes.largest * (element + 4 + 1 + 1) +
                       logits * (4 + element) + tokens * token;
@@ -53,8 +53,7 @@ class Int8Qt : public FloatMastersPlan {
             .converting = MomentBytes(spec, TrainedParameters(spec, config)),
             .kept = weights - gradients};
   }
-  double WeightFileBytes(const jobs::JobSpec& spec, const ModelConfig& config,
-                         std::int64_t base_bytes) const override {
+  double WeightFileBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes) const override {
     return FileBytes(config, model::Format::kInt8, ServedEmbeddingElement(spec, config, base_bytes));
   }
 

@@ -7,8 +7,8 @@ namespace nibble::plan {
 namespace {
 
 jobs::MethodTable<MethodPlan>& Table() {
-  static auto& table =
-      *new jobs::MethodTable<MethodPlan>({&QLoraPlan(), &BitNetQatPlan(), &FullPlan(), &Int8MixedPlan(), &Int8QtPlan(), &LoraPlan()});
+  static auto& table = *new jobs::MethodTable<MethodPlan>(
+      {&QLoraPlan(), &BitNetQatPlan(), &FullPlan(), &Int8MixedPlan(), &Int8QtPlan(), &LoraPlan()});
   return table;
 }
 

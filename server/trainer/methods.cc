@@ -6,12 +6,9 @@ namespace nibble::trainer {
 namespace {
 
 const RecipeRow kRecipes[] = {
-    {jobs::kMethodQLora, MakeQLoraRecipe},
-    {jobs::kMethodBitNetQat, MakeBitNetRecipe},
-    {jobs::kMethodFull, MakeFullRecipe},
-    {jobs::kMethodInt8Mixed, MakeInt8MixedRecipe},
-    {jobs::kMethodInt8Qt, MakeInt8QtRecipe},
-    {jobs::kMethodLora, MakeLoraRecipe},
+    {jobs::kMethodQLora, MakeQLoraRecipe},   {jobs::kMethodBitNetQat, MakeBitNetRecipe},
+    {jobs::kMethodFull, MakeFullRecipe},     {jobs::kMethodInt8Mixed, MakeInt8MixedRecipe},
+    {jobs::kMethodInt8Qt, MakeInt8QtRecipe}, {jobs::kMethodLora, MakeLoraRecipe},
 };
 
 }  // namespace

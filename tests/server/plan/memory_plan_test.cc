@@ -144,8 +144,8 @@ TEST(MemoryPlanTest, FullEvaluatesWithTheCacheOfItsBase) {
 }
 
 TEST(MemoryPlanTest, NormsOfHeadsCountInEveryMethod) {
-  for (const char* method :
-       {jobs::kMethodQLora, jobs::kMethodBitNetQat, jobs::kMethodFull, jobs::kMethodInt8Mixed, jobs::kMethodInt8Qt, jobs::kMethodLora}) {
+  for (const char* method : {jobs::kMethodQLora, jobs::kMethodBitNetQat, jobs::kMethodFull, jobs::kMethodInt8Mixed,
+                             jobs::kMethodInt8Qt, jobs::kMethodLora}) {
     model::ModelConfig config = Qwen3Of600M();
     const jobs::JobSpec spec = Spec(method);
     const std::int64_t with = PlanOf(spec).TokenBytes(spec, config);
