@@ -35,6 +35,8 @@ def quantize(x, s, top, ste, scale_grad):
 
 
 class BitLinear(torch.nn.Linear):
+    share = 1.0  # of rows and weight that is quantized: of all linears, in the current step
+
     def __init__(self, linear, ste, scale_grad, bits, norm):
         super().__init__(linear.in_features, linear.out_features, bias=False)
         self.ste, self.scale_grad, self.top, self.rms_norm = ste, scale_grad, 2 ** (bits - 1) - 1, norm
@@ -44,10 +46,13 @@ class BitLinear(torch.nn.Linear):
             x = self.rms_norm(x)
         rows = quantize(x, x.abs().amax(-1, keepdim=True).clamp_min(1e-5) / self.top, self.top, self.ste, self.scale_grad)
         weight = quantize(self.weight, self.weight.abs().mean().clamp_min(1e-5), 1, self.ste, self.scale_grad)
-        return torch.nn.functional.linear(rows, weight, self.bias)
+        return torch.nn.functional.linear(self.partly(x, rows), self.partly(self.weight, weight), self.bias)
+
+    def partly(self, x, quantized):
+        return quantized if self.share == 1 else x + self.share * (quantized - x)
 
 
-def plain_model(preset, ste, scale_grad, bits):
+def plain_model(preset, ste, scale_grad, bits, ramp=None):
     """transformers' Llama with BitLinears for its linears, or BitNet b1.58 2B-4T as transformers implements it
     (sub-norms, relu^2); with bitnet-tips, a norm in every BitLinear and none before the blocks."""
     options = {key: value for key, value in small_model.CONFIG.items() if key not in ("architectures", "model_type", "torch_dtype")}
@@ -100,11 +105,13 @@ def loss_of(model, ids):
     return loss / sum(len(row) - 1 for row in ids)
 
 
-def reference(model, ids, lr):
-    """Losses of all steps, and gradients of step 1."""
+def reference(model, ids, lr, ramp):
+    """Losses of all steps, and gradients of step 1. `ramp`: None, or the quantized share of step 1 and the number of
+    steps after which it is 1."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     losses, first = [], {}
     for step in range(STEPS):
+        BitLinear.share = ramp[0] + (1 - ramp[0]) * step / ramp[1] if ramp and step < ramp[1] else 1.0
         loss = loss_of(model, ids)
         optimizer.zero_grad()
         loss.backward()
@@ -115,24 +122,27 @@ def reference(model, ids, lr):
     return losses, first
 
 
-def spec(name, preset, ste, scale_grad, bits):
+def spec(name, preset, ste, scale_grad, bits, ramp):
     return {"base_model": "base", "train_dataset": "four", "eval_dataset": "four",
             "bitnet_qat": {"preset": preset, "ste": f"STE_MODE_{ste.upper()}", "scale_grad": scale_grad, "act_bits": bits,
-                           "compute_dtype": "COMPUTE_DTYPE_F32"},
+                           "compute_dtype": "COMPUTE_DTYPE_F32",
+                           **({"warmup_lambda": {"from": ramp[0], "steps": ramp[1]}} if ramp else {})},
             "data": {"max_seq_len": SEQ, "packing": "PACKING_MODE_NONE"},
             "optim": {"lr": LR[bits], "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 0},
             "run": {"max_steps": STEPS, "micro_batch": len(TEXTS), "save_every": 1, "keep_last": 32},
             "publish": {"output_model": name}}
 
 
-# Preset, STE, scale_grad, activation bits. A preset starts far from the form in which the base was trained, so its
+# Preset, STE, scale_grad, activation bits, ramp (see reference). A preset starts far from the form in which the base was trained, so its
 # first losses show every activation that two orders of summation round to different codes. With 16 bits, codes are 256
 # times finer, and the learning rate is lower.
-CASES = [("native", "identity", False, 8), ("native", "round_only", False, 8), ("native", "round_only", True, 8),
-         ("bitnet-2b4t", "identity", False, 16), ("bitnet-2b4t", "round_only", False, 16), ("bitnet-tips", "identity", False, 16)]
+CASES = [("native", "identity", False, 8, None), ("native", "round_only", False, 8, None), ("native", "round_only", True, 8, None),
+         ("bitnet-2b4t", "identity", False, 16, None), ("bitnet-2b4t", "round_only", False, 16, None), ("bitnet-tips", "identity", False, 16, None),
+         ("native", "identity", False, 8, (0.0, 10)), ("native", "round_only", True, 8, (0.25, 8))]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join([*case[:2], *["scale_grad"] * case[2], str(case[3])]))
+@pytest.fixture(scope="module", params=CASES,
+                ids=lambda case: "-".join([*case[:2], *["scale_grad"] * case[2], str(case[3]), *["ramp"] * (case[4] is not None)]))
 def compared(request, tmp_path_factory, model_directory):
     path = tmp_path_factory.mktemp("peer")
     server = Server(path / "state").start()
@@ -144,7 +154,7 @@ def compared(request, tmp_path_factory, model_directory):
     ids = [server.json("tokenize", "base", "--text", text)["token_ids"] + [small_model.CONFIG["eos_token_id"]] for text in TEXTS]
     model = plain_model(*request.param)
     load(model, start_of(model, load_file(model_directory / "model.safetensors")))
-    theirs, first = reference(model, ids, LR[request.param[3]])
+    theirs, first = reference(model, ids, LR[request.param[3]], request.param[4])
     yield SimpleNamespace(server=server, events=events, case=request.param, ids=ids, theirs=theirs, first=first)
     server.stop()
 

@@ -116,6 +116,29 @@ def test_a_checkpoint_is_published_converted_and_served_while_the_job_runs(share
         shared.run("models", "unload", "small")
 
 
+def test_ramp_continues_after_a_pause(shared, tmp_path):
+    """A run that is paused within the ramp has the losses and the result of a run without a pause. Only steps after the
+    ramp multiply codes."""
+    ramp = {"warmup_lambda": {"steps": 300}}
+    common = {"train_dataset": "page", "data": {"max_seq_len": SEQ}, "run": {"micro_batch": 2, "max_steps": 304, "save_every": 0, "seed": 5}}
+    calm = create(shared, tmp_path / "calm.json", ramp, publish={"output_model": "calm-ramp"}, **common)
+    (tmp_path / "paused.json").write_text(json.dumps({**json.loads((tmp_path / "calm.json").read_text()), "publish": {"output_model": "paused-ramp"}}))
+    job = shared.json("jobs", "create", "--spec", tmp_path / "paused.json")["id"]
+    wait_for_step(shared, job, 2)
+    shared.run("jobs", "pause", job)
+    soon(lambda: shared.json("jobs", "get", job)["state"] == "PAUSED")
+    assert shared.json("jobs", "get", job)["progress"]["step"] < 300
+    shared.run("jobs", "resume", job)
+    paused = shared.lines("jobs", "watch", job, timeout=600)
+    losses = [[event["loss"] for event in events if event.get("type") == "step"] for events in (calm, paused)]
+    assert len(losses[0]) == 304 and losses[1] == losses[0]
+    assert shared.json("models", "get", "paused-ramp")["digest"] == shared.json("models", "get", "calm-ramp")["digest"]
+    launches = [{launch["kernel"] for launch in event["launches"]} for event in calm if event.get("type") == "step"]
+    assert "matmul_ternary" not in launches[0] and "matmul_ternary" in launches[-1]
+    shared.run("models", "convert", "calm-ramp", "--to", "ternary", "--name", "calm-ramp-ternary")
+    assert shared.json("models", "verify", "calm-ramp-ternary")["equal"] is True
+
+
 def test_ternary_model_is_not_converted_again(trained):
     server, _ = trained
     refused = server.run("models", "convert", "ternary", "--to", "ternary", "--name", "twice", check=False)
