@@ -223,12 +223,18 @@ class AttemptRun {
     auto& parameters = model_->parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       ShowAlive();
-      NIBBLE_RETURN_IF_ERROR(optimizer_.Step(progress_.step + 1, lr * parameters[i].lr_factor, parameters[i].value,
-                                             parameters[i].grad, moments_[i], context_.stream,
-                                             {.seed = static_cast<std::uint64_t>(spec_.run.seed),
-                                              .tensor = i,
-                                              .to_nearest = parameters[i].to_nearest,
-                                              .one_scale = parameters[i].one_scale}));
+      const Parameter& parameter = parameters[i];
+      const absl::Status done = optimizer_.Step(progress_.step + 1, lr * parameter.lr_factor, parameter.value,
+                                                parameter.grad, moments_[i], context_.stream,
+                                                {.seed = static_cast<std::uint64_t>(spec_.run.seed),
+                                                 .tensor = i,
+                                                 .to_nearest = parameter.to_nearest,
+                                                 .one_scale = parameter.one_scale});
+      if (absl::IsInvalidArgument(done)) {  // a new value is not finite
+        return NanLoss(
+            base::StrCat("step ", progress_.step + 1, ": ", parameter.name, ": ", base::ToStd(done.message())));
+      }
+      NIBBLE_RETURN_IF_ERROR(done);
     }
     NIBBLE_RETURN_IF_ERROR(model_->Refresh());
     ++progress_.step;
