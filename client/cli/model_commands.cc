@@ -348,7 +348,7 @@ void AddConvert(CLI::App& models, Session& session) {
                   "Format of the LM head (default int8; for a model that a job trained bf16, as in training)")
       ->check(CLI::IsMember({"int8", "bf16"}));
   sub->add_option("--act-outliers", o->act_outliers,
-                  "Outliers kept per activation row, 0 to 16 (default 8, or as int8_mixed trained it)");
+                  "Outliers kept per activation row, 0 to 16 (default 8, or as in int8 training)");
   sub->add_option("--eval-dataset", o->eval_dataset,
                   "Dataset for the loss before and after (default: evaluation data of the model's job)");
   sub->callback([&session, o] { session.command = [&session, o] { return Convert(session, *o); }; });

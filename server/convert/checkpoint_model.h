@@ -27,16 +27,15 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
                                                         const base::Json& provenance, const std::string& scratch,
                                                         const std::string& target, const kernels::Stream& stream);
 
-// For a lora job: the adapter stays on `base`, which it was trained on, in f32 or bf16. Errors: FailedPrecondition
+// For a lora job: the adapter stays on the f32 or bf16 base on which it was trained. Errors: FailedPrecondition
 // (NOT_SERVABLE) and DataLoss as above, those of MakeLoraModel.
 absl::StatusOr<model::ArtifactInfo> MakeLoraCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                             const std::string& checkpoint_directory,
                                                             const base::Json& provenance, const std::string& target);
 
-// For a job that trains all weights: the result holds them in the checkpoint's type, which is form.dtype (i8: of the
-// linears). `config` is
-// the trained architecture; tokenizer files come from `base`. form: as for MakeTrainedModel. Errors: DataLoss as above,
-// those of MakeTrainedModel.
+// For a job that trains all weights: the result holds them in the checkpoint's type, which is form.dtype (i8: only of
+// the linears). `config` is the trained architecture; tokenizer files come from `base`. form: as for MakeTrainedModel.
+// Errors: DataLoss as above, those of MakeTrainedModel.
 absl::StatusOr<model::ArtifactInfo> MakeTrainedCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                                const model::ModelConfig& config,
                                                                const TrainedForm& form,

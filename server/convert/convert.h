@@ -55,12 +55,12 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, model::Format to
 // The info of ConvertModel's result: format, head, KV cache and BitNet options, without digests and provenance.
 model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const ConvertOptions& options);
 
-// Makes int8 from f32, bf16, nf4 and lora, and a copy of an int8 model that a job trained, whose file is shared if
-// possible; nf4 and ternary from f32 and bf16; bf16 from f32, nf4 and lora. A lora model
-// is merged onto its base, W + (B A) * scaling in f32, before it becomes int8 or is rounded to bf16; an nf4 base is
-// DEQUANTIZED first (peft#2105). One tensor is in memory at a time. Ternary codes are made exactly once, from master
-// weights: a tensor or model that is already ternary is refused. Embedding and head of a ternary model get the source's
-// BitNetInfo::head_dtype (bf16 if it has none).
+// Makes int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16; bf16 from f32, nf4 and lora. Copies an
+// int8 model that a job trained, and shares its file if possible. A lora model is merged onto its base, W + (B A) *
+// scaling in f32, before it becomes int8 or is rounded to bf16; an nf4 base is DEQUANTIZED first (peft#2105). One
+// tensor is in memory at a time. Ternary codes are made exactly once, from master weights: a tensor or model that is
+// already ternary is refused. Embedding and head of a ternary model get the source's BitNetInfo::head_dtype (bf16 if it
+// has none).
 // `target` must not exist, or must be empty. On any error nothing is left there.
 // Errors: InvalidArgument (options; an unsupported format pair; more input features than the format's product allows;
 // matrices for int8, ternary or bf16 that are not finite), FailedPrecondition (ALREADY_TERNARY), AlreadyExists,

@@ -28,7 +28,7 @@ class Lora : public AdapterPlan {
     return CheckNoMasters(inputs);
   }
 
-  // That of the base, which the evaluated model shares.
+  // The evaluated model has the KV type of its base.
   kernels::DType EvaluationKvDtype(std::int64_t base_bytes) const override {
     return base_bytes == 4 ? kernels::DType::kF32 : kernels::DType::kBF16;
   }

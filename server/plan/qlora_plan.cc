@@ -66,7 +66,7 @@ class QLora : public AdapterPlan {
   PublishingBytes Publishing(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,
                              std::int64_t weights) const override {
     PublishingBytes bytes = AdapterPlan::Publishing(spec, config, base_bytes, weights);
-    if (spec.qlora.merge_aware_int8) bytes.kept += weights;  // make the record
+    if (spec.qlora.merge_aware_int8) bytes.kept += weights;  // they make the record
     return bytes;
   }
 

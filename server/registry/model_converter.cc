@@ -173,7 +173,7 @@ absl::Status ModelConverter::AddLosses(const ConvertRequest& request, const std:
 // new one.
 absl::Status ModelConverter::AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info,
                                        const base::Cancelled& cancelled) {
-  // Of a model that was trained in the served format, the trainer's record is the model's own.
+  // A job's model in the served format has the trainer's record as its own record.
   const std::string own = base::JoinPath(source, model::kRecordFile);
   const std::string forecast = base::JoinPath(source, model::PredictedRecordFile(info.format));
   const std::string& predicted = work_.state.files.Exists(own) ? own : forecast;

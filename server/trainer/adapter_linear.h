@@ -1,5 +1,5 @@
-// A frozen linear with a trained adapter. Base weights are saved by reference; a weight in another type than the stored
-// one exists only in the one scratch buffer while its product runs.
+// A frozen linear with a trained adapter. Base weights are saved by reference. Apart from FloatWeight::rounded, a
+// weight in another type than the stored one exists only in the one scratch buffer while its product runs.
 #pragma once
 #include <torch/types.h>
 
@@ -15,8 +15,8 @@ namespace nibble::trainer {
 // A frozen float weight.
 struct FloatWeight {
   torch::Tensor stored;  // [N, K] f32 or bf16
-  torch::Tensor
-      rounded;  // [N, K] bf16, which bf16 rows multiply: the stored weight if it is bf16; unset for f32 compute
+  // [N, K] bf16: the operand of products with bf16 rows. Is `stored` if that is bf16; undefined for f32 compute.
+  torch::Tensor rounded;
 
   // `stored`, and for bf16 compute its rounded form.
   static FloatWeight Make(const torch::Tensor& stored, bool bf16_compute);

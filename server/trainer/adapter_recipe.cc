@@ -84,7 +84,7 @@ absl::StatusOr<model::Record> AdapterRecipe::MakeRecord(const model::LoadedModel
 
 absl::Status AdapterRecipe::WriteLogprobs(const std::vector<std::vector<std::int32_t>>& sequences,
                                           const std::string& directory) {
-  // The model of the merged weights is not the one that is served with a separate adapter.
+  // Training computed the merged weights, not the base with a separate adapter.
   if (merged_ != nullptr) return absl::OkStatus();
   model::TrainerLogprobs trained;
   for (const std::vector<std::int32_t>& tokens : sequences) {

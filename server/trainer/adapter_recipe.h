@@ -1,5 +1,5 @@
-// The common part of the recipes that train adapters on a frozen base (qlora, lora): as they are served beside the
-// base, or merged into int8. Included by recipes' .cc only.
+// The common part of the recipes that train adapters on a frozen base (qlora, lora), either separate from the base or,
+// with merge_aware_int8, merged into int8 weights. Included by recipes' .cc only.
 #pragma once
 #include <memory>
 #include <string>
@@ -38,8 +38,8 @@ class AdapterRecipe : public Recipe {
  protected:
   explicit AdapterRecipe(const RecipeContext& context) : context_(context), spec_(context.order.spec) {}
 
-  // Loads the base in `directory`, made of `source` or `source` itself, and makes the model with the options of
-  // `method`. merge_aware: as in QLoraMethod::merge_aware_int8.
+  // Loads the base in `directory`, which is `source` or its nf4 form, and makes the model with the options of `method`.
+  // merge_aware: as in QLoraMethod::merge_aware_int8.
   absl::Status LoadBase(const model::Artifact& source, const std::string& directory, const jobs::LoraMethod& method,
                         bool merge_aware = false);
 

@@ -32,21 +32,22 @@ class CodedLinears {
     torch::Tensor weight;
     torch::Tensor bias;
   };
-  // What the weights of the sources are: the parameters that are trained; values of which the linears make their own
-  // parameters; or undefined, because the linears read the base themselves.
+  // Meaning of Source::weight. kParameters: the trained parameter itself. kValues: initial values, from which the
+  // linears make their own parameters. kNone: undefined; the linears read the base themselves.
   enum class Sources { kParameters, kValues, kNone };
   virtual Sources sources() const { return Sources::kParameters; }
-  // As TrainingModel::BeginStep; kAfterTraining: the linears compute as after the last step.
+  // A step after any run: the linears compute as they do at the end of training.
   static constexpr std::int64_t kAfterTraining = std::numeric_limits<std::int64_t>::max();
+  // As TrainingModel::BeginStep, or kAfterTraining.
   virtual void BeginStep(std::int64_t /*step*/) {}
-  // Whether the norms make codes, which Apply then reads. If not, Apply gets their float rows.
+  // Whether norms give Apply rows of codes. If not, they give it float rows.
   virtual bool reads_codes() const { return true; }
   // Adds the linears of the next layer.
   virtual void AddLayer(const std::array<Source, model::kNumLinearKinds>& sources) = 0;
   // Appends the parameters that the linears made, with values and gradients.
   virtual void AddParameters(std::vector<Parameter>& /*parameters*/) {}
   virtual void ReleaseGradients() {}
-  // Makes what forward passes read of a layer's parameters. Throws the kernel's error.
+  // Makes the form of a layer's parameters that forward passes read. Throws the kernel's error.
   virtual void Refresh(std::int64_t layer) = 0;
   // How rows become codes.
   virtual const CodedRowOptions& rows() const = 0;
@@ -55,7 +56,7 @@ class CodedLinears {
                               AutogradContext& context) = 0;
   // Sets the served form, without the bias; valid until EndServing.
   virtual void Serve(std::int64_t layer, model::LinearKind kind, model::LinearWeight& weight) = 0;
-  // Frees what only the served form needs.
+  // Frees the memory that only the served form needs.
   virtual void EndServing() {}
 };
 

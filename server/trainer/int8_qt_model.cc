@@ -61,7 +61,7 @@ class Int8QtLinears : public CodedLinears {
     return ApplyInt8QtLinear(coded, Linear(layer, kind), panels_, context);
   }
 
-  // Evaluations read all linears in the packed form, which exists only between EndServing's calls.
+  // Evaluations read all linears in the packed form, which EndServing frees.
   void Serve(std::int64_t layer, LinearKind kind, model::LinearWeight& weight) override {
     served_.push_back(PanelsFor({Linear(layer, kind)}));
     weight.kind = model::LinearWeight::Kind::kInt8;

@@ -10,7 +10,7 @@
 
 namespace nibble::trainer {
 
-// Whether a tensor is a matrix of int8 rows: a scale per row, each of which StoreInt8 can make codes of.
+// Whether a tensor is int8 with one scale per row of a matrix, as the functions below require.
 bool IsInt8Matrix(const TensorRef& tensor);
 
 // values [count] f32 = code * scale.
@@ -18,9 +18,9 @@ void WidenInt8(const TensorRef& tensor, std::span<float> values, const kernels::
 
 // Stores values [count] f32 as codes and scales, in the arithmetic of quantize_int8: one scale per row, or one for all
 // rows with draws.one_scale; stochastically rounded, unless draws.to_nearest. A row whose values are still code * scale
-// keeps its bytes, so a step without effect changes nothing; with one scale that holds for the whole tensor. `step`
-// (of the optimizer) keeps the draws of different steps apart. Errors: InvalidArgument if a value is not finite; then
-// nothing has changed.
+// keeps its bytes, so a step without effect changes nothing. With draws.one_scale, rows keep their bytes only if no row
+// has changed. `step` (of the optimizer) keeps the draws of different steps apart. Errors: InvalidArgument if a value
+// is not finite; then nothing has changed.
 absl::Status StoreInt8(std::span<const float> values, const TensorRef& tensor, std::int64_t step,
                        const StoreDraws& draws, const kernels::Stream& stream = {});
 

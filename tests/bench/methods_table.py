@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Peak memory and tokens/s of every training method on one model, in the layout of torchao's table of quantized training.
+"""Prints peak memory and tokens/s of every training method on one model, like torchao's table of quantized training.
 
 usage: methods_table.py MODEL [--bin build/release/bin] [--steps 8] [--turns 1] [--json OUT.json]
 MODEL is a GGUF file or a Hugging Face directory. 4 x 256 tokens per step, bf16 compute, AdamW. All methods see the same
-rows from the same seed; with more turns they run one after the other, again and again. tokens/s: the median over the
-steps after the second; peak: the trainer's resident memory. Checks that all losses are finite, and that the last loss is
-at most 5 % above the first one.
+rows from the same seed. A turn runs every method once, one after the other. tokens/s: the median over the steps after
+the second; peak: the trainer's resident memory. Checks that all losses are finite, and that the last loss is at most
+5 % above the first one.
 """
 import argparse
 import json

@@ -102,7 +102,7 @@ TEST(JobSpecTest, TextsOfOptionsAreChecked) {
   EXPECT_EQ(check("--packing", "naive"), "got naive, wanted one of none, segmented");
 }
 
-TEST(JobSpecTest, RankAndAlphaBelongToTheMethodThatTrainsAnAdapter) {
+TEST(JobSpecTest, RankAndAlphaApplyOnlyToMethodsThatTrainAnAdapter) {
   JobFlags flags = Least();
   flags.rank = 8;
   flags.alpha = 16;

@@ -1,5 +1,5 @@
-"""Specs that no job can run: each is refused before it takes a place in the queue, and the message names the field and
-what it wants."""
+"""Invalid specs: each is refused before it takes a place in the queue, and the message names the field and the wanted
+value."""
 import json
 
 import pytest
@@ -7,7 +7,7 @@ import pytest
 TENSOR = "ACTIVATION_SCALE_PER_TENSOR"
 QLORA = {"qlora": {}}
 
-# The spec, without base and dataset where it does not name them; the field in the message; what the message wants.
+# The spec (base_model and train_dataset have defaults), the field that the message names, and the value that it wants.
 CASES = [
     ({}, "method", "--method"),
     ({"qlora": {"r": 0}}, "qlora.r", "1 to 4096"),
@@ -83,7 +83,7 @@ CASES = [
 ]
 
 
-def test_there_are_enough_cases():
+def test_at_least_sixty_specs_are_tried():
     assert len(CASES) >= 60
 
 

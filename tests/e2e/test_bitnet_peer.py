@@ -35,7 +35,7 @@ def quantize(x, s, top, ste, scale_grad):
 
 
 class BitLinear(torch.nn.Linear):
-    share = 1.0  # of rows and weight that is quantized: of all linears, in the current step
+    share = 1.0  # quantized share of rows and weights of all linears, in the current step
 
     def __init__(self, linear, ste, scale_grad, bits, norm):
         super().__init__(linear.in_features, linear.out_features, bias=False)
@@ -133,9 +133,9 @@ def spec(name, preset, ste, scale_grad, bits, ramp):
             "publish": {"output_model": name}}
 
 
-# Preset, STE, scale_grad, activation bits, ramp (see reference). A preset starts far from the form in which the base was trained, so its
-# first losses show every activation that two orders of summation round to different codes. With 16 bits, codes are 256
-# times finer, and the learning rate is lower.
+# Preset, STE, scale_grad, activation bits, ramp (see reference). A preset starts far from the form in which the base
+# was trained, so its first losses show every activation that two orders of summation round to different codes. With 16
+# bits, codes are 256 times finer, and the learning rate is lower.
 CASES = [("native", "identity", False, 8, None), ("native", "round_only", False, 8, None), ("native", "round_only", True, 8, None),
          ("bitnet-2b4t", "identity", False, 16, None), ("bitnet-2b4t", "round_only", False, 16, None), ("bitnet-tips", "identity", False, 16, None),
          ("native", "identity", False, 8, (0.0, 10)), ("native", "round_only", True, 8, (0.25, 8))]

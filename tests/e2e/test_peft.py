@@ -189,7 +189,7 @@ def test_wrong_mask_is_detected(compared):
 
 @pytest.mark.parametrize("base, read, lora_plus_ratio", [("float", load_file, 1), ("float", load_file, 8), ("float-bf16", read_bf16, 1)])
 def test_lora_on_a_float_base_agrees_with_peft(compared, base, read, lora_plus_ratio):
-    """On the base as it is stored."""
+    """PEFT reads the base as it is stored, without NF4."""
     server, path, _, ids, _ = compared
     output = f"lora-{base}-{lora_plus_ratio}"
     ours = train(server, path, method="lora", base=base, output=output, lora_plus_ratio=lora_plus_ratio)

@@ -91,7 +91,7 @@ TEST_P(FloatLoraTest, MergedBf16ModelIsWithinRoundingOfTheMergedWeights) {
   }
 }
 
-// A PEFT adapter without the digest of a base becomes one on nf4, as before; one that names this base stays on it.
+// A PEFT adapter that names this base by its digest stays on it. Without a digest, it gets the base in nf4.
 TEST_P(FloatLoraTest, ExportedAdapterReturnsToTheFloatBaseThatItNames) {
   ASSERT_TRUE(ExportPeft(files_, *lora_, directory_.Path("peft")).ok());
   EXPECT_THAT(model::ReadBytes(directory_.Path("peft/README.md")),

@@ -145,7 +145,7 @@ TEST(JobSpecTest, AllViolationsAreReportedAtOnce) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("evaluation set"));
 }
 
-// The checks are those of qlora's fields.
+// lora has the checks of qlora.
 TEST(JobSpecTest, EachBadFieldOfLoraIsNamed) {
   const auto field = [](LoraMethod method) {
     JobSpec spec = Good();
@@ -188,7 +188,7 @@ TEST(JobSpecTest, HeldOutRowsAreAnEvaluationSet) {
   EXPECT_EQ(ParseJobSpec(ToJson(spec))->eval_fraction, 0.5);
 }
 
-TEST(JobSpecTest, MergedWeightsHaveNoDropout) {
+TEST(JobSpecTest, MergeAwareTrainingRejectsDropout) {
   JobSpec spec = Good();
   spec.qlora.merge_aware_int8 = true;
   EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
@@ -241,7 +241,7 @@ TEST(JobSpecTest, EachBadBitNetFieldIsNamed) {
 }
 
 // The last step of a run has the arithmetic of the served model.
-TEST(JobSpecTest, RampEndsWithinTheRun) {
+TEST(JobSpecTest, RampAsLongAsTheRunIsRejected) {
   JobSpec spec = Good();
   spec.method = kMethodBitNetQat;
   spec.bitnet_qat.warmup_lambda = LambdaSchedule{.steps = 10};
@@ -259,7 +259,7 @@ TEST(JobSpecTest, RampEndsWithinTheRun) {
   EXPECT_TRUE(CheckSteps(spec, 1).ok()) << "another method";
 }
 
-TEST(JobSpecTest, UnsetRampIsNoPartOfTheSpec) {
+TEST(JobSpecTest, UnsetRampIsAbsentFromTheJsonAndTheDigest) {
   JobSpec spec = Good();
   spec.method = kMethodBitNetQat;
   EXPECT_FALSE(ToJson(spec)["bitnet_qat"].contains("warmup_lambda"));

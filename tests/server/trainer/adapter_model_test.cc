@@ -241,7 +241,7 @@ void ExpectAdapterGradients(const std::string& base, const kernels::Stream& stre
 }
 
 // Untied heads, biases, norms of heads, and norms within blocks.
-TEST(AdapterGradientsTest, OfEveryFamilyOnFloatBasesMatchFiniteDifferences) {
+TEST(AdapterGradientsTest, GradientsOfEveryFamilyOnFloatBasesMatchFiniteDifferences) {
   model::SmallModels models;
   const std::unique_ptr<kernels::DenseLibrary> library = MakeTorchLibrary();
   kernels::Stream stream = models.stream();

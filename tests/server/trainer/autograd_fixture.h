@@ -1,4 +1,4 @@
-// What the tests of autograd functions share: random tensors, and a context with torch's product.
+// Fixture for tests of autograd functions: random tensors, and a context with torch's product.
 #pragma once
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -328,8 +328,8 @@ TEST_F(BitLinearTest, PartlyQuantizedLinearMatchesAutogradOfItsFormula) {
   }
 }
 
-// With the whole share, it is the linear of codes up to the roundings of float products, for each estimator.
-TEST_F(BitLinearTest, LinearOfTheWholeShareIsThatOfCodes) {
+// With share 1, up to the roundings of float products, for each estimator.
+TEST_F(BitLinearTest, FullyQuantizedFloatLinearAgreesWithTheLinearOfCodes) {
   for (const kernels::Ste ste : {kernels::Ste::kIdentity, kernels::Ste::kRoundOnly, kernels::Ste::kClipped}) {
     for (const bool scale_grad : {false, true}) {
       const Case c = {.name = "bias_f32", .options = With(ste, scale_grad)};

@@ -282,8 +282,8 @@ TEST_F(BitNetModelTest, RampEndsInTheServedArithmetic) {
   }
 }
 
-// A resumed run has another history of calls than an undisturbed one.
-TEST_F(BitNetModelTest, RampDependsOnNothingButTheStep) {
+// So a resumed run, which skips the calls of earlier steps, continues the ramp.
+TEST_F(BitNetModelTest, RampDependsOnlyOnTheStep) {
   const QuantizationRamp ramp = {.from = 0.25, .steps = 4};
   EXPECT_EQ(ramp.Share(0), 0.25);
   EXPECT_EQ(ramp.Share(2), 0.625);
@@ -421,7 +421,7 @@ TEST_F(BitNetModelTest, MemorizesASequence) {
 }
 
 // The forward pass reads the values of the masters in the same way, so it gives the same bits.
-TEST_F(BitNetModelTest, MastersInBf16HaveTheGradientsOfEqualOnesInF32) {
+TEST_F(BitNetModelTest, MastersInBf16HaveTheGradientsOfEqualMastersInF32) {
   for (const kernels::Ste ste : {kernels::Ste::kIdentity, kernels::Ste::kRoundOnly}) {
     Make("families/qwen2", "bitnet-2b4t", {.ste = ste, .bf16_masters = true});
     const auto batch = Batch({Tokens(1, 9), Tokens(2, 17)});

@@ -165,8 +165,8 @@ TEST_F(Int8QtModelTest, EveryFamilyTrainsTheBitsThatItServes) {
   }
 }
 
-// The gradients are those of a float model with the values of the codes, up to the rounding of activation rows.
-TEST_F(Int8QtModelTest, GradientsAreThoseOfTheSameWeightsInFloat) {
+// The float model has the values of the codes. Only the rounding of activation rows makes the gradients differ.
+TEST_F(Int8QtModelTest, GradientsAgreeWithThoseOfTheSameWeightsInFloat) {
   const auto model = Make({.bf16_compute = false});
   std::vector<std::vector<float>> values;
   for (const TensorRef& value : model->Values()) {
@@ -201,7 +201,7 @@ TEST_F(Int8QtModelTest, GradientsAreThoseOfTheSameWeightsInFloat) {
   }
 }
 
-TEST_F(Int8QtModelTest, GradientsOfMicroBatchesAdd) {
+TEST_F(Int8QtModelTest, GradientsOfMicroBatchesAddUp) {
   const auto model = Make({.bf16_compute = false});
   const auto once = Gradients(*model);
   ASSERT_TRUE(model->ForwardBackward(Batch(), 0.5, 1).ok());
@@ -212,7 +212,7 @@ TEST_F(Int8QtModelTest, GradientsOfMicroBatchesAdd) {
   }
 }
 
-// Torchao's form keeps codes and a scale per row; with its other tensors in f32, SmolLM2's linears take this share.
+// Codes and an f32 scale per row, as in torchao, on the shape of a linear of SmolLM2. Gradients of linears are bf16.
 TEST_F(Int8QtModelTest, WeightsOfLinearsTakeHalfOfBF16) {
   constexpr std::int64_t kRows = 1536, kCols = 576;
   const TensorBuffer weight(ElementType::kInt8, kRows * kCols, kCols);

@@ -31,7 +31,7 @@ std::vector<float> Values(const TensorRef& tensor) {
   return values;
 }
 
-TEST(Int8ValuesTest, StoresWhatTheConversionToInt8Stores) {
+TEST(Int8ValuesTest, StoresTheCodesAndScalesOfAConversionToInt8) {
   constexpr std::int64_t kRows = 7, kCols = 13;
   const std::vector<float> values = support::NormalVector(1, kRows * kCols);
   const TensorBuffer stored(ElementType::kInt8, kRows * kCols, kCols);

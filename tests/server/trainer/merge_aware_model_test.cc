@@ -254,7 +254,7 @@ TEST_F(MergeAwareModelTest, RecordsAfterItsGradientsAreFreed) {
   }
 }
 
-TEST_F(MergeAwareModelTest, RefusesWhatCannotBeMerged) {
+TEST_F(MergeAwareModelTest, RefusesDropoutAndFloatBases) {
   model::AdapterConfig adapter = Adapter();
   adapter.dropout = 0.1;
   base_ = models_.Load(directory_);
