@@ -127,7 +127,7 @@ struct RunConfig {
   std::int64_t eval_every = 0;       // optimizer steps; 0: before and after training only (with an evaluation set)
   std::int64_t save_every = 50;      // optimizer steps; 0: no checkpoint, a lost attempt starts over
   std::int64_t keep_last = 2;        // number of good checkpoints to keep
-  std::int64_t seed = 0;             // for dropout and random weights
+  std::int64_t seed = 0;             // for dropout, random weights and stochastic rounding
   std::int64_t priority = 0;         // higher first
   bool allow_inexact_resume = true;  // with another binary, instruction set or thread count (docs/adr/0006)
 };

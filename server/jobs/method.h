@@ -25,7 +25,7 @@ class Method {
   virtual absl::Status CheckImplemented(const JobSpec& /*spec*/) const { return absl::OkStatus(); }
   // Adds everything that is wrong with the method's fields beyond the choices and bounds in job_spec_fields.h.
   virtual void Check(const JobSpec& /*spec*/, SpecChecker& /*check*/) const {}
-  // Adds what is wrong with them in a run of this number of optimizer steps.
+  // Adds the violations that depend on the number of optimizer steps.
   virtual void CheckSteps(const JobSpec& /*spec*/, std::int64_t /*steps*/, SpecChecker& /*check*/) const {}
 };
 

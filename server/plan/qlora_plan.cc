@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "server/base/error.h"
 #include "server/base/strings.h"
 #include "server/convert/checkpoint_model.h"
@@ -52,9 +50,9 @@ class QLora : public AdapterPlan {
     if (!spec.qlora.merge_aware_int8) return bytes;
     const ModelSizes sizes(config);
     const std::int64_t element = ElementBytes(spec.qlora.compute_dtype);
-    // Codes and block scales of the base, codes of the merged weights; the embedding and the head as they are served,
-    // the head also in panels.
-    const std::int64_t embedding = config.tied_embeddings ? 2 : std::max<std::int64_t>(base_bytes, 2) + 2;
+    // Codes and block scales of the base, codes of the merged weights; the embedding in bf16 if it is the head, else in
+    // f32; the head in bf16, also in panels.
+    const std::int64_t embedding = config.tied_embeddings ? 2 : 4 + 2;
     bytes.weights = LinearBytes(spec, sizes, base_bytes) + sizes.linears + sizes.embedding * (embedding + 2);
     bytes.adapter = TrainedParameters(spec, config) * 4 * 2;  // values and gradients
     // A weight and its change in f32, and its codes; the head in the type of backward products; the values of the

@@ -49,7 +49,9 @@ absl::Status StoreInt8(std::span<const float> values, const TensorRef& tensor, s
       for (std::int64_t i = r * cols; i < (r + 1) * cols; ++i) {
         const float value = values[static_cast<std::size_t>(i)];
         if (!std::isfinite(value)) finite = false;
-        if (value != static_cast<float>(codes[i]) * tensor.scales[r]) changed[static_cast<std::size_t>(r)] = 1;
+        // A new tensor has no scales yet.
+        if (tensor.scales[r] == 0.0f || value != static_cast<float>(codes[i]) * tensor.scales[r])
+          changed[static_cast<std::size_t>(r)] = 1;
       }
     }
   });

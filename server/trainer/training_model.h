@@ -49,8 +49,8 @@ class TrainingModel {
   // below.
   virtual absl::Status Refresh() = 0;
   // Adds the gradient of scale * (sum of the losses of the batch) to every grad; returns the sum without `scale`.
-  // `draw` is the number of the micro-batch in the whole run, which determines dropout. Errors: Cancelled, Internal,
-  // ResourceExhausted (out of memory).
+  // `draw` is the number of the micro-batch in the whole run, which determines random draws. Errors: Cancelled,
+  // Internal, ResourceExhausted (out of memory).
   virtual absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) = 0;
   // The serving form of the current parameters. Valid until the next Refresh or ForwardBackward.
   virtual const model::DecoderWeights& ServingWeights() = 0;

@@ -177,9 +177,12 @@ def test_plan_is_refused_where_its_job_would_be(shared):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("method, preset", [("qlora", None), ("bitnet_qat", None), ("bitnet_qat", "bitnet-tips"), ("bitnet_qat", "bitnet-2b4t"),
-                                            ("full", None), ("int8_mixed", None), ("int8_qt", None), ("lora", None)])
-def test_plan_of_a_real_model_predicts_its_peak(tmp_path, method, preset):
+@pytest.mark.parametrize("method, options", [
+    ("qlora", {}), ("qlora", {"merge_aware_int8": True}), ("lora", {}), ("full", {}), ("int8_mixed", {}), ("int8_qt", {}), ("bitnet_qat", {}),
+    ("bitnet_qat", {"preset": "bitnet-tips", "init": "WEIGHT_INIT_RANDOM"}), ("bitnet_qat", {"preset": "bitnet-2b4t", "init": "WEIGHT_INIT_RANDOM"}),
+    ("bitnet_qat", {"master_dtype": "COMPUTE_DTYPE_BF16"}), ("bitnet_qat", {"warmup_lambda": {"steps": 5}}),
+], ids=json.dumps)
+def test_plan_of_a_real_model_predicts_its_peak(tmp_path, method, options):
     """SmolLM2-135M on ragged rows: short and long paragraphs, packed; and its shape from random weights."""
     text = (ROOT / "build/deps/paths.cmake").read_text()
     gguf = re.search(r'NIBBLE_SMOLLM2_GGUF\D*?"([^"]+)"', text).group(1).replace("${CMAKE_CURRENT_LIST_DIR}", str(ROOT / "build/deps"))
@@ -191,8 +194,8 @@ def test_plan_of_a_real_model_predicts_its_peak(tmp_path, method, preset):
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
         server.run("datasets", "upload", tmp_path / "rows.jsonl", "--name", "rows")
         flags = ["--micro-batch", 4, "--seq-len", 256, "--max-steps", 8, "--save-every", 0]
-        if preset:
-            (tmp_path / "spec.json").write_text(json.dumps({"bitnet_qat": {"preset": preset, "init": "WEIGHT_INIT_RANDOM"}}))
+        if options:
+            (tmp_path / "spec.json").write_text(json.dumps({method: options}))
             flags += ["--spec", tmp_path / "spec.json"]
         plan, _, peak = plan_and_run(server, "planned", "smollm2", "rows", method, *flags)
         assert abs(plan["memory_total_bytes"] - peak) <= 0.25 * peak

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/quantize/quantize_int8.h"
+#include "kernels/formats/int8.h"
 #include "kernels/thread_pool.h"
 #include "server/trainer/optimizer.h"
 #include "tests/support/random.h"
@@ -33,7 +33,8 @@ std::vector<float> Values(const TensorRef& tensor) {
 
 TEST(Int8ValuesTest, StoresTheCodesAndScalesOfAConversionToInt8) {
   constexpr std::int64_t kRows = 7, kCols = 13;
-  const std::vector<float> values = support::NormalVector(1, kRows * kCols);
+  std::vector<float> values = support::NormalVector(1, kRows * kCols);
+  std::fill(values.begin() + 2 * kCols, values.begin() + 3 * kCols, 0.0f);
   const TensorBuffer stored(ElementType::kInt8, kRows * kCols, kCols);
   ASSERT_TRUE(StoreInt8(values, stored.ref(), 0, kNearest).ok());
   for (std::int64_t r = 0; r < kRows; ++r) {
@@ -41,7 +42,7 @@ TEST(Int8ValuesTest, StoresTheCodesAndScalesOfAConversionToInt8) {
     for (std::int64_t c = 0; c < kCols; ++c) {
       absmax = std::max(absmax, std::abs(values[static_cast<std::size_t>(r * kCols + c)]));
     }
-    const float scale = absmax / 127.0f;
+    const float scale = std::max(absmax, kernels::kInt8MinAbsmax) / 127.0f;
     EXPECT_EQ(stored.ref().scales[r], scale);
     for (std::int64_t c = 0; c < kCols; ++c) {
       const auto i = static_cast<std::size_t>(r * kCols + c);
