@@ -11,9 +11,9 @@
 //                 source's type
 //     ternary     NAME u8 [N, ceil(K/4)] and NAME_scale f32 [1] (linears; kernels/formats/ternary.h, rows); norms and
 //                 biases f32; embedding and head f32 or bf16
-//     lora        adapter_model.safetensors and adapter_config.json as PEFT writes them, beside the tensors of the base
-//                 in its own format:
-//                 nf4, bf16 or f32
+//     lora        adapter_model.safetensors and adapter_config.json
+//                 as PEFT writes them, beside the tensors of the base
+//                 in its own format: nf4, bf16 or f32
 //   record.bin               optional: the proof that verify replays (docs/numerics.md 10)
 #pragma once
 #include <cstdint>
