@@ -145,7 +145,7 @@ TEST(OptimizerTest, ThreadsChangeNoBit) {
 TEST(OptimizerTest, RefusesOtherElementTypesAndChangesNothing) {
   for (const char* name : {"adamw_8bit", "sgd", "lion"}) {
     const Optimizer optimizer(Config(name));
-    const TensorBuffer values(ElementType::kInt8, 6, 3), gradients = std::vector<float>(6, 1.0f);
+    const TensorBuffer values(ElementType::kMoment8, 6, 3), gradients = std::vector<float>(6, 1.0f);
     Moments moments = optimizer.MakeMoments(6);
     EXPECT_TRUE(absl::IsUnimplemented(optimizer.Step(1, 1e-2, values.ref(), gradients.ref(), moments))) << name;
     for (const std::byte byte : values.ref().bytes()) EXPECT_EQ(byte, std::byte{0});
