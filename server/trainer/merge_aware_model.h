@@ -14,7 +14,7 @@
 namespace nibble::trainer {
 
 struct MergeAwareOptions {
-  model::AdapterConfig adapter;  // without dropout
+  model::AdapterConfig adapter = {};  // without dropout
   std::uint64_t init_seed = 0;
   double lora_plus_ratio = 1.0;  // Parameter::lr_factor of B
   bool bf16_compute = true;      // of the backward products
