@@ -20,9 +20,10 @@ absl::StatusOr<model::ArtifactInfo> Join(base::FileSystem& files, const model::A
   const std::string trained_on = std::exchange(adapter.config.base_digest, "");
   const std::string& digest = base.info().weights_digest;
   if (!trained_on.empty() && trained_on != digest) {
-    return base::WithReason(absl::FailedPreconditionError(
-                                StrCat("the adapter was trained on weights ", trained_on, ", the base has ", digest)),
-                            "BASE_MISMATCH", {{"got", digest}, {"wanted", trained_on}});
+    return base::WithReason(
+        absl::FailedPreconditionError(StrCat("the adapter was trained on weights ", trained_on, ", the base in ",
+                                             Name(base.info().format), " has ", digest)),
+        "BASE_MISMATCH", {{"got", digest}, {"wanted", trained_on}});
   }
   return MakeLoraModel(files, base, adapter.config, adapter.values, provenance, target, made_of);
 }

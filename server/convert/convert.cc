@@ -410,9 +410,10 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, Format to) {
                             "ALREADY_TERNARY");
   }
   if (!known) {
-    return base::FieldError("target", StrCat("cannot convert a ", Name(from), " model to ", Name(to),
-                                             " (int8 is made from f32, bf16, nf4, lora; nf4, ternary from f32, bf16; "
-                                             "bf16 from f32, nf4, lora)"));
+    return base::FieldError("target",
+                            StrCat("cannot convert a ", Name(from), " model to ", Name(to),
+                                   " (int8 is made from f32, bf16, nf4, lora, and copied from an int8 model of "
+                                   "a job; nf4, ternary from f32, bf16; bf16 from f32, nf4, lora)"));
   }
   if (source.bitnet.has_value() && to != Format::kTernary) {
     return base::FieldError("target",

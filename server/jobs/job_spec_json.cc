@@ -183,7 +183,9 @@ Json ToJson(const JobSpec& spec) { return Write(spec, spec.method); }
 
 std::string Digest(const JobSpec& spec) {
   JobSpec defaults;
-  defaults.method = spec.method;  // so that both have the same parts
+  // So that both have the same parts.
+  defaults.method = spec.method;
+  if (spec.bitnet_qat.warmup_lambda.has_value()) defaults.bitnet_qat.warmup_lambda.emplace();
   Json differs = Difference(ToJson(spec), ToJson(defaults));
   differs["method"] = spec.method;
   return base::Sha256Hex(base::DumpSorted(differs));  // the key order of ToJson may change

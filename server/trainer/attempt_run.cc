@@ -23,6 +23,7 @@
 #include "server/trainer/optimizer.h"
 #include "server/trainer/recipe.h"
 #include "server/trainer/schedule.h"
+#include "server/trainer/serving_weights.h"
 
 namespace nibble::trainer {
 namespace {
@@ -301,7 +302,8 @@ class AttemptRun {
 
   absl::Status EvaluateNow() {
     if (!inputs_.has_eval) return absl::OkStatus();
-    NIBBLE_ASSIGN_OR_RETURN(last_eval_loss_, EvaluateAs("", model_->ServingWeights()));
+    NIBBLE_ASSIGN_OR_RETURN(const model::DecoderWeights* weights, MakeServingWeights(*model_));
+    NIBBLE_ASSIGN_OR_RETURN(last_eval_loss_, EvaluateAs("", *weights));
     progress_.metrics["eval_loss"] = *last_eval_loss_;
     progress_.evaluated_step = progress_.step;
     return absl::OkStatus();

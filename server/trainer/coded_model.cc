@@ -14,6 +14,7 @@
 #include "server/base/status_macros.h"
 #include "server/model/bitnet_shape.h"
 #include "server/model/decoder.h"
+#include "server/model/forget_pages.h"
 #include "server/model/tensor_table.h"
 #include "server/trainer/fixed_order.h"
 #include "server/trainer/random_weights.h"
@@ -246,7 +247,10 @@ absl::Status CodedModel::ForEachTrainingLogits(std::span<const std::int32_t> tok
 }
 
 const model::DecoderWeights& CodedModel::ServingWeights() {
-  if (!serving_made_) MakeServingWeights();
+  if (!serving_made_) {
+    EndServing();  // what a call that failed has left
+    MakeServingWeights();
+  }
   return serving_;
 }
 
@@ -289,6 +293,7 @@ Tensor CodedModel::MakeValues(const model::Artifact& base, const std::string& na
         torch::from_blob(const_cast<std::byte*>(reinterpret_cast<const std::byte*>(found->second.bytes.data())), shape,
                          ToTorch(found->second.dtype));
     tensor.copy_(source);
+    model::ForgetPages(found->second.bytes);
   } else if (shape.size() == 2 || bias) {
     throw std::runtime_error("the base has no tensor " + name);
   }
@@ -361,6 +366,7 @@ void CodedModel::MakeServingWeights() {
   serving_.act_outliers = linears_->rows().max_outliers;
   serving_.layers.resize(norms_.size());
   for (std::size_t l = 0; l < norms_.size(); ++l) {
+    if (context_.cancelled) context_.cancelled();  // shows that the trainer is alive
     for (std::size_t n = 0; n < model::kNumNorms; ++n) {
       serving_.layers[l].norms[n] = ServedVector(norms_[l][n]);
     }

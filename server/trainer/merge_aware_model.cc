@@ -24,19 +24,13 @@ class MergedLinears : public CodedLinears {
  public:
   MergedLinears(std::shared_ptr<const model::LoadedModel> base, const MergeAwareOptions& options,
                 const kernels::Stream& stream)
-      : base_(std::move(base)), options_(options), stream_(stream) {
-    std::int64_t largest = 0;
-    for (const model::LinearWeight& linear : base_->weights().layers[0].linears) {
-      largest = std::max(largest, linear.nf4.rows * linear.nf4.cols);
-    }
-    scratch_.values = torch::empty({largest}, torch::kFloat32);
-    scratch_.delta = torch::empty({largest}, torch::kFloat32);
-  }
+      : base_(std::move(base)), options_(options), stream_(stream) {}
 
   Sources sources() const override { return Sources::kNone; }
 
   void AddLayer(const std::array<Source, model::kNumLinearKinds>& sources) override {
     const std::size_t l = layers_.size();
+    if (l == 0) MakeScratch();  // all layers have the same shapes
     auto& layer = layers_.emplace_back();
     for (std::size_t k = 0; k < sources.size(); ++k) {
       const auto kind = static_cast<LinearKind>(k);
@@ -80,6 +74,14 @@ class MergedLinears : public CodedLinears {
   }
 
  private:
+  void MakeScratch() {
+    std::int64_t largest = 0;
+    for (const model::LinearWeight& linear : base_->weights().layers[0].linears) {
+      largest = std::max(largest, linear.nf4.rows * linear.nf4.cols);
+    }
+    scratch_.values = torch::empty({largest}, torch::kFloat32);
+    scratch_.delta = torch::empty({largest}, torch::kFloat32);
+  }
   const MergedWeight& Linear(std::int64_t layer, LinearKind kind) const {
     return layers_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(kind)];
   }

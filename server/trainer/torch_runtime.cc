@@ -13,6 +13,7 @@
 #include "kernels/ops/matmul/matmul_bf16.h"
 #include "server/base/mutex.h"
 #include "server/model/working_rows.h"
+#include "server/trainer/serving_weights.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -136,6 +137,10 @@ TensorRef RefOf(const torch::Tensor& tensor) {
   ref.data = tensor.data_ptr();
   ref.count = tensor.numel();
   return ref;
+}
+
+absl::StatusOr<const model::DecoderWeights*> MakeServingWeights(TrainingModel& model) {
+  return Guarded([&]() -> absl::StatusOr<const model::DecoderWeights*> { return &model.ServingWeights(); });
 }
 
 void HoldGradients(std::vector<torch::Tensor>& tensors, std::vector<Parameter>& parameters) {

@@ -3,6 +3,7 @@ import json
 import math
 
 import pytest
+import safetensors.numpy
 
 from conftest import PAGE, Server
 
@@ -162,6 +163,25 @@ def test_evaluation_as_trained_is_that_of_the_served_model(train, method):
     served = losses_of["ternary" if "bitnet_qat" in method else "int8"]
     assert len(served) == 1 and len(losses_of["trained"]) >= 2
     assert served[0] == losses_of["trained"][-1] != losses_of["trained"][0]
+
+
+def test_int8_qt_stores_as_its_options_say(train):
+    """Rounding to nearest does not depend on the seed, stochastic rounding does; with one scale, all rows have it."""
+    def weights(seed, **method):
+        spec = {"base_model": "small", "train_dataset": "four", "int8_qt": method, "optim": {"lr": 1e-3}, "data": {"packing": "PACKING_MODE_NONE"},
+                "run": {"micro_batch": 4, "max_steps": 1, "seed": seed}}
+        name, _ = train.job(spec)
+        return safetensors.numpy.load_file(train.server.state / f"models/{name}/model.safetensors")
+
+    def equal(a, b):
+        return all((a[name] == b[name]).all() for name in a if a[name].dtype == "int8")
+
+    assert equal(weights(1, stochastic_rounding=False), weights(2, stochastic_rounding=False))
+    assert not equal(weights(1), weights(2))
+    tensor = weights(1, scale="INT8_SCALE_TENSOR")
+    scales = [values for name, values in tensor.items() if name.endswith("_scale")]
+    assert scales and all((values == values[0]).all() for values in scales)
+    assert not all((values == values[0]).all() for name, values in weights(1).items() if name.endswith("_scale"))
 
 
 def test_overlong_rows_of_text_follow_the_policy(train):

@@ -204,6 +204,17 @@ TEST(JobSpecTest, BasesWithoutDoubleQuantizationAreUnimplemented) {
   EXPECT_THAT(std::string(Validate(spec).message()), HasSubstr("qlora.double_quant"));
 }
 
+// A ramp of no steps is no ramp, and fields that LambdaSchedule may get later do not change the digest of a ramp.
+TEST(JobSpecTest, DigestOfARampCoversOnlyWhatDiffersFromItsDefaults) {
+  JobSpec spec = Good();
+  spec.method = kMethodBitNetQat;
+  const std::string without = Digest(spec);
+  spec.bitnet_qat.warmup_lambda.emplace();
+  EXPECT_EQ(Digest(spec), without);
+  spec.bitnet_qat.warmup_lambda->steps = 3;
+  EXPECT_NE(Digest(spec), without);
+}
+
 TEST(JobSpecTest, EachBadBitNetFieldIsNamed) {
   const auto bad_field = [](const char* json) {
     JobSpec spec = Good();

@@ -67,7 +67,7 @@ class Int8QtModelTest : public testing::Test {
     }
     return gradients;
   }
-  void Step(TrainingModel& model, std::int64_t step = 1) {
+  void Step(TrainingModel& model, std::int64_t step = 1, std::uint64_t seed = 0) {
     model.ZeroGrad();
     ASSERT_TRUE(model.ForwardBackward(Batch(), 0.5, 0).ok());
     jobs::OptimConfig config;
@@ -76,7 +76,11 @@ class Int8QtModelTest : public testing::Test {
     for (std::size_t i = 0; i < model.parameters().size(); ++i) {
       const Parameter& parameter = model.parameters()[i];
       Moments moments = optimizer.MakeMoments(parameter.value.count);
-      ASSERT_TRUE(optimizer.Step(step, 1e-2, parameter.value, parameter.grad, moments, stream_, {.tensor = i}).ok());
+      ASSERT_TRUE(
+          optimizer
+              .Step(step, 1e-2, parameter.value, parameter.grad, moments, stream_,
+                    {.seed = seed, .tensor = i, .to_nearest = parameter.to_nearest, .one_scale = parameter.one_scale})
+              .ok());
     }
     ASSERT_TRUE(model.Refresh().ok());
   }
@@ -227,14 +231,31 @@ TEST_F(Int8QtModelTest, WeightsOfLinearsTakeHalfOfBF16) {
 
 TEST_F(Int8QtModelTest, OneScalePerWeightIsServedToo) {
   const auto model = Make({.one_scale = true});
+  Step(*model);
   for (const Parameter& parameter : model->parameters()) {
     if (parameter.value.type != ElementType::kInt8) continue;
-    EXPECT_TRUE(parameter.one_scale);
     for (std::int64_t r = 1; r < parameter.value.num_scales(); ++r) {
       ASSERT_EQ(parameter.value.scales[r], parameter.value.scales[0]);
     }
   }
   EXPECT_EQ(Serving(models_.Load(Written(*model, 0, "one-scale"))->weights()), Training(*model));
+}
+
+TEST_F(Int8QtModelTest, OnlyStochasticRoundingDependsOnTheSeed) {
+  const auto codes_after = [this](bool stochastic, std::uint64_t seed) {
+    const auto model = Make({.stochastic_rounding = stochastic});
+    Step(*model, 1, seed);
+    std::vector<std::byte> codes;
+    for (const Parameter& parameter : model->parameters()) {
+      if (parameter.value.type != ElementType::kInt8) continue;
+      codes.insert(codes.end(), parameter.value.bytes().begin(), parameter.value.bytes().end());
+    }
+    return codes;
+  };
+  EXPECT_EQ(codes_after(false, 1), codes_after(false, 2));
+  EXPECT_EQ(codes_after(true, 1), codes_after(true, 1));
+  EXPECT_NE(codes_after(true, 1), codes_after(true, 2));
+  EXPECT_NE(codes_after(true, 1), codes_after(false, 1));
 }
 
 TEST_F(Int8QtModelTest, PassStoppedAnywhereLeavesNothingBehind) {
