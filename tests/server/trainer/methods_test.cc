@@ -23,7 +23,7 @@ TEST(MethodsTest, EveryTableHasTheSameNames) {
 
 TEST(MethodsTest, TrainerRefusesAMethodWithoutARow) {
   jobs::AttemptOrder order;
-  order.spec.method = "lora";
+  order.spec.method = "aqt";
   const auto made = MakeRecipe({.order = order,
                                 .directory = "",
                                 .files = base::RealFileSystem(),
@@ -33,7 +33,7 @@ TEST(MethodsTest, TrainerRefusesAMethodWithoutARow) {
                                 .cancelled = {}},
                                BuiltInRecipes());
   EXPECT_TRUE(absl::IsUnimplemented(made.status())) << made.status();
-  EXPECT_EQ(made.status().message(), "method: this trainer does not support lora");
+  EXPECT_EQ(made.status().message(), "method: this trainer does not support aqt");
 }
 
 }  // namespace
