@@ -4,40 +4,23 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "server/convert/convert.h"
-#include "server/model/forward.h"
-#include "server/model/record.h"
 #include "server/trainer/full_model.h"
-#include "server/trainer/torch_runtime.h"
 #include "server/trainer/weights_recipe.h"
-#include "tests/server/model/small_models.h"
-#include "tests/server/trainer/finite_differences.h"
-#include "tests/support/cancel_at.h"
+#include "tests/server/trainer/exact_model_fixture.h"
 
 namespace nibble::trainer {
 namespace {
 
-class Int8MixedModelTest : public testing::Test {
+class Int8MixedModelTest : public ExactModelTest {
  protected:
-  Int8MixedModelTest() {
-    stream_.library = library_.get();
-    base_ = *model::Artifact::Open(models_.bf16());
-  }
+  Int8MixedModelTest() : base_(Open(models_.bf16())) {}
 
-  void Import(const std::string& family) {
-    const std::string source = models_.Path(family + "-source"), directory = models_.Path(family);
-    std::filesystem::copy(model::Golden("families/" + family), source);
-    std::filesystem::copy(model::Golden("families/tokenizer.json"), source);
-    const auto imported = model::ImportModel(base::RealFileSystem(), source, directory, kernels::DType::kF32);
-    ASSERT_TRUE(imported.ok()) << imported.status();
-    base_ = *model::Artifact::Open(directory);
-  }
   std::unique_ptr<ExactModel> Make(Int8MixedOptions options = {}) {
     options.max_positions = 32;
     options.cancelled = asked_.callback();
@@ -52,8 +35,6 @@ class Int8MixedModelTest : public testing::Test {
     EXPECT_TRUE(made.ok()) << made.status();
     return *std::move(made);
   }
-  data::MicroBatch Batch() const { return TwoSegments(base_->config().vocab_size); }
-
   struct PassResult {
     double loss = 0;
     std::vector<std::vector<float>> gradients;
@@ -90,25 +71,6 @@ class Int8MixedModelTest : public testing::Test {
     return dot / std::sqrt(of_a * of_b);
   }
 
-  auto Adder(std::vector<std::string>& digests) {
-    return [&digests](std::int64_t, const kernels::Matrix& logits) {
-      for (std::int64_t r = 0; r < logits.rows; ++r) {
-        digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
-      }
-      return absl::OkStatus();
-    };
-  }
-  std::vector<std::string> Training(ExactModel& model) {
-    std::vector<std::string> digests;
-    EXPECT_TRUE(model.ForEachTrainingLogits(Batch().tokens, Adder(digests)).ok());
-    return digests;
-  }
-  std::vector<std::string> Serving(const model::DecoderWeights& weights) {
-    std::vector<std::string> digests;
-    const std::vector<std::int32_t> tokens = Batch().tokens;
-    EXPECT_TRUE(model::ForEachLogits(base_->config(), weights, tokens, 8, stream_, Adder(digests)).ok());
-    return digests;
-  }
   // The int8 model that `models convert` makes of the trained weights.
   std::shared_ptr<const model::LoadedModel> Converted(ExactModel& model, int outliers, const std::string& name) {
     const auto written = convert::MakeTrainedModel(
@@ -124,10 +86,6 @@ class Int8MixedModelTest : public testing::Test {
     return models_.Load(models_.Path(name + "-int8"));
   }
 
-  support::CancelAt asked_;
-  model::SmallModels models_;
-  const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
-  kernels::Stream stream_ = models_.stream();
   std::unique_ptr<model::Artifact> base_;
 };
 
@@ -149,7 +107,7 @@ TEST_F(Int8MixedModelTest, TrainingGivesTheBitsOfTheConvertedModel) {
 TEST_F(Int8MixedModelTest, EveryFamilyTrainsTheBitsThatItServes) {
   for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3", "bitnet"}) {
     SCOPED_TRACE(family);
-    Import(family);
+    base_ = Open(Import(family));
     const auto model = Make();
     EXPECT_EQ(Run(*model).gradients, Run(*Make({.activation_checkpointing = true})).gradients);
     Step(*model);

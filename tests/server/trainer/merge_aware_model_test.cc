@@ -6,21 +6,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "server/convert/convert.h"
-#include "server/model/forward.h"
-#include "server/model/record.h"
 #include "server/trainer/adapter_model.h"
 #include "server/trainer/merged_linear.h"
 #include "server/trainer/torch_bridge.h"
-#include "server/trainer/torch_runtime.h"
-#include "tests/server/model/small_models.h"
-#include "tests/server/trainer/finite_differences.h"
-#include "tests/support/cancel_at.h"
+#include "tests/server/trainer/exact_model_fixture.h"
 #include "tests/support/random.h"
 
 namespace nibble::trainer {
@@ -28,23 +22,16 @@ namespace {
 
 using model::LinearKind;
 
-class MergeAwareModelTest : public testing::Test {
+class MergeAwareModelTest : public ExactModelTest {
  protected:
-  MergeAwareModelTest() {
-    stream_.library = library_.get();
-    directory_ = models_.nf4();
-  }
+  MergeAwareModelTest() : directory_(models_.nf4()) { Open(directory_); }
 
-  // An nf4 base of another family.
-  void Import(const std::string& family) {
-    const std::string source = models_.Path(family + "-source"), imported = models_.Path(family);
-    std::filesystem::copy(model::Golden("families/" + family), source);
-    std::filesystem::copy(model::Golden("families/tokenizer.json"), source);
-    const auto report = model::ImportModel(base::RealFileSystem(), source, imported, kernels::DType::kF32);
-    ASSERT_TRUE(report.ok()) << report.status();
+  // Makes an nf4 base of another family.
+  void Use(const std::string& family) {
+    const auto imported = Open(Import(family));
     directory_ = models_.Path(family + "-nf4");
-    const auto made = convert::ConvertModel(base::RealFileSystem(), **model::Artifact::Open(imported), directory_,
-                                            {.to = model::Format::kNf4}, stream_);
+    const auto made =
+        convert::ConvertModel(base::RealFileSystem(), *imported, directory_, {.to = model::Format::kNf4}, stream_);
     ASSERT_TRUE(made.ok()) << made.status();
   }
   static model::AdapterConfig Adapter(std::vector<LinearKind> targets = {LinearKind::kQ, LinearKind::kV,
@@ -74,7 +61,6 @@ class MergeAwareModelTest : public testing::Test {
     }
     EXPECT_TRUE(model.Refresh().ok());
   }
-  data::MicroBatch Batch() const { return TwoSegments(base_->config().vocab_size); }
   std::vector<std::vector<float>> Gradients(TrainingModel& model) {
     model.ZeroGrad();
     const auto loss = model.ForwardBackward(Batch(), 0.5, 0);
@@ -86,24 +72,6 @@ class MergeAwareModelTest : public testing::Test {
     return all;
   }
 
-  auto Adder(std::vector<std::string>& digests) {
-    return [&digests](std::int64_t, const kernels::Matrix& logits) {
-      for (std::int64_t r = 0; r < logits.rows; ++r) {
-        digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
-      }
-      return absl::OkStatus();
-    };
-  }
-  std::vector<std::string> Training(ExactModel& model) {
-    std::vector<std::string> digests;
-    EXPECT_TRUE(model.ForEachTrainingLogits(Batch().tokens, Adder(digests)).ok());
-    return digests;
-  }
-  std::vector<std::string> Serving(const model::DecoderWeights& weights) {
-    std::vector<std::string> digests;
-    EXPECT_TRUE(model::ForEachLogits(base_->config(), weights, Batch().tokens, 8, stream_, Adder(digests)).ok());
-    return digests;
-  }
   // The int8 model that `models convert` makes of the adapter on its base.
   std::shared_ptr<const model::LoadedModel> Converted(ExactModel& model, const model::AdapterConfig& adapter,
                                                       const std::string& name) {
@@ -120,10 +88,6 @@ class MergeAwareModelTest : public testing::Test {
     return models_.Load(models_.Path(name + "-int8"));
   }
 
-  support::CancelAt asked_;
-  model::SmallModels models_;
-  const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
-  kernels::Stream stream_ = models_.stream();
   std::string directory_;
   std::shared_ptr<const model::LoadedModel> base_;
 };
@@ -146,7 +110,7 @@ TEST_F(MergeAwareModelTest, TrainingGivesTheBitsOfTheConvertedModel) {
 TEST_F(MergeAwareModelTest, EveryFamilyTrainsTheBitsThatItServes) {
   for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3"}) {
     SCOPED_TRACE(family);
-    Import(family);
+    Use(family);
     model::AdapterConfig adapter = Adapter({LinearKind::kQ, LinearKind::kK, LinearKind::kV, LinearKind::kO,
                                             LinearKind::kGate, LinearKind::kUp, LinearKind::kDown});
     adapter.rslora = true;
