@@ -3,7 +3,7 @@ import json
 import math
 
 import pytest
-import safetensors.numpy
+import safetensors
 
 from conftest import PAGE, Server
 
@@ -171,7 +171,8 @@ def test_int8_qt_stores_as_its_options_say(train):
         spec = {"base_model": "small", "train_dataset": "four", "int8_qt": method, "optim": {"lr": 1e-3},
                 "data": {"packing": "PACKING_MODE_NONE", "shuffle_seed": 3}, "run": {"micro_batch": 4, "max_steps": 1, "seed": seed}}
         name, _ = train.job(spec)
-        return safetensors.numpy.load_file(train.server.state / f"models/{name}/model.safetensors")
+        with safetensors.safe_open(train.server.state / f"models/{name}/model.safetensors", "numpy") as file:  # numpy has no bf16
+            return {key: file.get_tensor(key) for key in file.keys() if file.get_slice(key).get_dtype() in ("I8", "F32")}
 
     def equal(a, b):
         return all((a[name] == b[name]).all() for name in a if a[name].dtype == "int8")
