@@ -28,7 +28,9 @@ absl::StatusOr<registry::CheckpointSource> FindCheckpoint(jobs::JobController& j
   const std::string job_id = name.substr(0, name.find('/'));
   NIBBLE_ASSIGN_OR_RETURN(const jobs::StoredJob job, jobs.Get(job_id));
   if (!tenant.empty() && tenant != job.tenant) return jobs::NoCheckpoint(name);
-  return CheckpointSourceOf(found, job_id, job.spec);
+  registry::CheckpointSource source = CheckpointSourceOf(found, job_id, job.spec);
+  source.base_digest = job.digests.base_model;
+  return source;
 }
 
 std::string EvalDatasetOf(jobs::JobController& jobs, const std::string& job_id) {

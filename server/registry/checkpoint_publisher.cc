@@ -36,6 +36,15 @@ absl::Status Gone(const std::string& checkpoint) {
                           "CHECKPOINT", {{"name", checkpoint}});
 }
 
+// Another model may have got the base's name since the job was created.
+absl::Status CheckBase(const CheckpointSource& source, const model::ArtifactInfo& base) {
+  if (source.base_digest.empty() || source.base_digest == base.weights_digest) return absl::OkStatus();
+  return base::WithReason(
+      absl::FailedPreconditionError(base::StrCat("the job was trained on weights ", source.base_digest, ", model \"",
+                                                 source.base_model, "\" now has ", base.weights_digest)),
+      "BASE_MISMATCH", {{"got", base.weights_digest}, {"wanted", source.base_digest}});
+}
+
 }  // namespace
 
 bool CheckpointPublisher::IsPublished(const PublishRequest& request, const CheckpointSource& source) const {
@@ -78,6 +87,7 @@ absl::Status CheckpointPublisher::Publish(const PublishRequest& request, const s
   NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, CheckCheckpoint(request.checkpoint, source, cancelled));
   NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*work_.state.models, work_.metrics, source.base_model, cancelled));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base_model.directory));
+  NIBBLE_RETURN_IF_ERROR(CheckBase(source, artifact->info()));
   const base::Json provenance = {
       {"job_id", source.job_id},          {"base_model", source.base_model},      {"step", source.step},
       {"checkpoint", request.checkpoint}, {"checkpoint_digest", manifest.digest}, {"eval_data", source.eval_data}};

@@ -27,7 +27,8 @@ struct CheckpointSource {
   std::string job_id;
   std::int64_t step = 0;
   std::string base_model;
-  base::Json eval_data;  // for the provenance of the published model (jobs::EvalDataJson)
+  base::Json eval_data;          // for the provenance of the published model (jobs::EvalDataJson)
+  std::string base_digest = {};  // ArtifactInfo::weights_digest of the base when the job was created; "": unknown
   // Peak memory of `make`. `checkpoint_bytes`: of the checkpoint's files.
   std::function<WorkMemory(const model::Artifact& base, std::int64_t checkpoint_bytes)> memory;
   // Makes the model that the trainer would have written after that step. On an error nothing is left at the target.

@@ -63,7 +63,9 @@ class ModelLibraryTest : public ::testing::Test {
       store::CheckpointInfo checkpoint;
       checkpoint.step = 3;
       checkpoint.directory = checkpoint_;
-      return plan::CheckpointSourceOf(checkpoint, "job-1", spec);
+      CheckpointSource source = plan::CheckpointSourceOf(checkpoint, "job-1", spec);
+      source.base_digest = base_digest_;
+      return source;
     };
     library_ = std::make_unique<ModelLibrary>(*state_, *texts_, *tokens_, metrics_, base::RealClock(), uploads_,
                                               stream_, stream_, std::move(options));
@@ -119,6 +121,7 @@ class ModelLibraryTest : public ::testing::Test {
   std::unique_ptr<TextCache> texts_;
   std::unique_ptr<data::TokenCache> tokens_;
   std::unique_ptr<ModelLibrary> library_;
+  std::string base_digest_;  // of the job's base; "": unknown
   std::string checkpoint_;
   Scope scope_;
 };
@@ -227,6 +230,20 @@ TEST_F(ModelLibraryTest, KnowsTheOperationThatMadeAModel) {
   EXPECT_FALSE(library_->WasMadeBy("small", Scope("operations/op-2").identity()).value());
   EXPECT_FALSE(library_->WasMadeBy("base", scope_.identity()).value());
   EXPECT_FALSE(library_->WasMadeBy("missing", scope_.identity()).value());
+}
+
+// Another model has the base's name: its weights are not those that the job was trained on.
+TEST_F(ModelLibraryTest, CheckpointIsNotPublishedOnAReplacedBase) {
+  checkpoint_ = testing_support::PlantCheckpoint(models_.Path("."), "job-1", 3, [this](const std::string& path) {
+    testing_support::WriteAdapterCheckpoint(path, models_.bf16());
+  });
+  const PublishRequest request{.checkpoint = "job-1/3", .name = "tuned"};
+  base_digest_ = std::string(64, 'a');
+  const absl::Status refused = library_->publisher().Publish(request, "", scope_);
+  EXPECT_EQ(base::Reason(refused), "BASE_MISMATCH") << refused;
+  EXPECT_FALSE(state_->models->Get("tuned").ok());
+  base_digest_ = model::Artifact::Open(models_.bf16()).value()->info().weights_digest;
+  EXPECT_TRUE(library_->publisher().Publish(request, "", scope_).ok());
 }
 
 TEST_F(ModelLibraryTest, PublicationOfTheSameCheckpointCanBeRepeated) {
