@@ -10,7 +10,7 @@ void CheckRamp(const LambdaSchedule& ramp, SpecChecker& check) {
   check.Number("bitnet_qat.warmup_lambda.to", ramp.to, ramp.to == 1.0,
                "1, because the served model is quantized completely");
   if (ramp.steps == 0 && ramp.from > 0.0) {
-    check.Add("bitnet_qat.warmup_lambda.steps", "is 0, which is no ramp: wanted at least 1, or no warmup_lambda.from");
+    check.Add("bitnet_qat.warmup_lambda.steps", "is 0, wanted at least 1 if warmup_lambda.from is above 0");
   }
 }
 

@@ -98,12 +98,7 @@ void CheckRun(const JobSpec& spec, SpecChecker& check) {
   }
 }
 
-bool IsLaterMethod(const std::string& method) {
-  for (const char* later : {"aqt"}) {
-    if (method == later) return true;
-  }
-  return false;
-}
+bool IsLaterMethod(const std::string& method) { return method == "aqt"; }
 
 }  // namespace
 

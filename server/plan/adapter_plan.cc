@@ -38,11 +38,10 @@ std::int64_t AdapterPlan::TrainedParameters(const jobs::JobSpec& spec, const Mod
 
 std::int64_t AdapterPlan::TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const {
   const jobs::LoraMethod& adapter = Adapter(spec);
-  // In the compute type: two norms' inputs and outputs; attention's q, k, v and output; gate, up and their product;
-  // the rank-r values that each adapter keeps. In f32: one number per head.
-  const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size +
-                              static_cast<std::int64_t>(adapter.target_modules.size()) * adapter.r;
-  return values * ElementBytes(adapter.compute_dtype) + c.num_heads * 4 + HeadNormBytes(c);
+  const std::int64_t element = ElementBytes(adapter.compute_dtype);
+  // Each adapter also keeps its rank-r values.
+  const auto adapters = static_cast<std::int64_t>(adapter.target_modules.size());
+  return FloatTokenBytes(c, element) + adapters * adapter.r * element;
 }
 
 TrainingBytes AdapterPlan::Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,

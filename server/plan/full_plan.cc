@@ -11,10 +11,7 @@ class Full : public FloatMastersPlan {
   const jobs::Method& method() const override { return jobs::Full(); }
 
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
-    // In the compute type: two norms' inputs and outputs; attention's q, k, v and output; gate, up and their product.
-    // In f32: one number per head.
-    const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size;
-    return values * ElementBytes(spec.full.compute_dtype) + c.num_heads * 4 + HeadNormBytes(c);
+    return FloatTokenBytes(c, ElementBytes(spec.full.compute_dtype));
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,

@@ -19,13 +19,7 @@ class Int8Mixed : public FloatMastersPlan {
   }
 
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
-    if (!Exact(spec)) {
-      // As in full: in the compute type, two norms' inputs and outputs; attention's q, k, v and output; gate, up and
-      // their product. In f32: one number per head.
-      const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size;
-      return values * ElementBytes(spec.int8_mixed.compute_dtype) + c.num_heads * 4 + HeadNormBytes(c);
-    }
-    return CodedTokenBytes(c);
+    return Exact(spec) ? CodedTokenBytes(c) : FloatTokenBytes(c, ElementBytes(spec.int8_mixed.compute_dtype));
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,

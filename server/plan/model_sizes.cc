@@ -28,6 +28,13 @@ std::int64_t HeadNormBytes(const model::ModelConfig& c) {
   return c.qk_norm ? 4 * (c.q_size() + c.kv_size() + c.num_heads + c.num_kv_heads) : 0;
 }
 
+std::int64_t FloatTokenBytes(const model::ModelConfig& c, std::int64_t element) {
+  // In the linears' type: two norms' inputs and outputs; attention's q, k, v and output; gate, up and their product. In
+  // f32: one number per head.
+  const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size;
+  return values * element + c.num_heads * 4 + HeadNormBytes(c);
+}
+
 std::int64_t CodedTokenBytes(const model::ModelConfig& c) {
   // f32: norms' inputs, q, gate and up. bf16: k and v. Four inputs of linears as rows: codes, a scale and outliers.
   constexpr std::int64_t kRowBytes = 4 + 4 + kernels::kMaxOutliers * 8;

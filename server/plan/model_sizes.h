@@ -21,7 +21,9 @@ struct ModelSizes {
 // and a number per head.
 std::int64_t HeadNormBytes(const model::ModelConfig& config);
 
-// Bytes that a token keeps in one layer until its backward pass, if linears read rows of int8 codes.
+// Bytes that a token keeps in one layer until its backward pass, if linears read float rows of `element` bytes each.
+std::int64_t FloatTokenBytes(const model::ModelConfig& config, std::int64_t element);
+// The same, if linears read rows of int8 codes.
 std::int64_t CodedTokenBytes(const model::ModelConfig& config);
 
 // Whether there is a norm before every linear layer.

@@ -37,7 +37,8 @@ absl::Status Gone(const std::string& checkpoint) {
 }
 
 // Another model may have got the base's name since the job was created.
-absl::Status CheckBase(const CheckpointSource& source, const model::ArtifactInfo& base) {
+absl::Status CheckBase(const CheckpointSource& source, const store::StoredModel& stored) {
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo base, model::ParseArtifactInfo(stored.info));
   if (source.base_digest.empty() || source.base_digest == base.weights_digest) return absl::OkStatus();
   return base::WithReason(
       absl::FailedPreconditionError(base::StrCat("the job was trained on weights ", source.base_digest, ", model \"",
@@ -82,12 +83,12 @@ absl::Status CheckpointPublisher::Publish(const PublishRequest& request, const s
                           FindModel(*work_.state.models, work_.metrics, source.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin,
                           work_.state.models->PinModel(source.base_model, "publication of a checkpoint"));
+  NIBBLE_RETURN_IF_ERROR(CheckBase(source, base_model));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, work_.state.models->Begin(request.name, tenant));
   scope.Progress("read", 0, 1);
   NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, CheckCheckpoint(request.checkpoint, source, cancelled));
   NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*work_.state.models, work_.metrics, source.base_model, cancelled));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base_model.directory));
-  NIBBLE_RETURN_IF_ERROR(CheckBase(source, artifact->info()));
   const base::Json provenance = {
       {"job_id", source.job_id},          {"base_model", source.base_model},      {"step", source.step},
       {"checkpoint", request.checkpoint}, {"checkpoint_digest", manifest.digest}, {"eval_data", source.eval_data}};

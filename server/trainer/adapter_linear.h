@@ -35,8 +35,8 @@ struct AdapterLinear {
 // x [T, K] is f32 or bf16; the result [T, N] is f32. bf16 rows are multiplied as serving multiplies them: by
 // MatmulNf4, or by MatmulLibrary with a float weight. f32 rows are multiplied by the program's library. Gradients go to
 // x, A and B; backward products have the scratch's type, and read an f32 weight as stored if that type is f32. Without
-// a key there is no dropout. `linear` must outlive the graph. Throws: those of torch; StoppedError; std::runtime_error
-// for an error of a kernel.
+// a key there is no dropout. `linear` must outlive the graph. Throws the errors of torch, StoppedError, and
+// std::runtime_error if a kernel fails.
 torch::Tensor ApplyAdapterLinear(const torch::Tensor& x, const AdapterLinear& linear, std::optional<DropoutKey> key,
                                  AutogradContext& context);
 

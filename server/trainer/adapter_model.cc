@@ -12,8 +12,8 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/trainer/adapter_linear.h"
+#include "server/trainer/adapter_parameters.h"
 #include "server/trainer/chunked_loss.h"
-#include "server/trainer/random_weights.h"
 #include "server/trainer/torch_bridge.h"
 #include "server/trainer/training_ops.h"
 
@@ -90,10 +90,10 @@ class TorchAdapterModel : public AdapterModel {
       ThrowIfCancelled(options.cancelled);
       AddLayer(layer, options);
     }
-    HoldGradients(tensors_, parameters_);
+    parameters_.HoldGradients();
   }
 
-  std::vector<Parameter>& parameters() override { return parameters_; }
+  std::vector<Parameter>& parameters() override { return parameters_.parameters(); }
 
   absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override {
     return Guarded([&]() -> absl::StatusOr<double> {
@@ -136,7 +136,7 @@ class TorchAdapterModel : public AdapterModel {
     head_ = {};
     served_.clear();
     serving_ = {};
-    ReleaseGradients(tensors_, parameters_);
+    parameters_.ReleaseGradients();
     base_.reset();
   }
 
@@ -172,14 +172,12 @@ class TorchAdapterModel : public AdapterModel {
       linear.weight = BaseWeight(weights.linears[index], options.bf16_compute);
       linear.bias = weights.linears[index].bias;
       if (!options.adapter.has_target(kind)) continue;
-      const std::int64_t cols = InFeatures(base_->config(), kind);
       linear.scaling = options.adapter.scaling();
       linear.dropout = options.adapter.dropout;
-      linear.lora_a = AddParameter(model::LoraAName(layer, kind), options.adapter.rank, cols);
-      linear.lora_b =
-          AddParameter(model::LoraBName(layer, kind), OutFeatures(base_->config(), kind), options.adapter.rank);
-      parameters_.back().lr_factor = options.lora_plus_ratio;
-      DrawAdapter(linear.lora_a, options.init_seed, static_cast<std::uint64_t>(layer * model::kNumLinearKinds + k));
+      const AdapterMatrices made =
+          parameters_.Add(options, layer, kind, OutFeatures(base_->config(), kind), InFeatures(base_->config(), kind));
+      linear.lora_a = made.a;
+      linear.lora_b = made.b;
       served_.push_back({.layer = static_cast<std::size_t>(layer),
                          .kind = index,
                          .a = linear.lora_a,
@@ -190,20 +188,12 @@ class TorchAdapterModel : public AdapterModel {
     }
   }
 
-  Tensor AddParameter(std::string name, std::int64_t rows, std::int64_t cols) {
-    Tensor tensor = torch::zeros({rows, cols}, torch::kFloat32).requires_grad_(true);
-    tensors_.push_back(tensor);
-    parameters_.push_back({std::move(name), {rows, cols}, {}, {}});
-    return tensor;
-  }
-
   std::shared_ptr<const model::LoadedModel> base_;
   model::DecoderWeights serving_;
   std::vector<ServedAdapter> served_;
   AdapterParts state_;
   FrozenHead head_;
-  std::vector<Tensor> tensors_;
-  std::vector<Parameter> parameters_;
+  AdapterParameters parameters_;
 };
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace nibble::trainer {
 
 struct AdapterOptions {
-  model::AdapterConfig adapter;
+  model::AdapterConfig adapter = {};
   std::uint64_t init_seed = 0;
   double lora_plus_ratio = 1.0;  // Parameter::lr_factor of B
   std::uint64_t dropout_seed = 0;

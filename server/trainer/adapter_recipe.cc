@@ -40,28 +40,18 @@ absl::Status AdapterRecipe::LoadBase(const model::Artifact& source, const std::s
   adapter_ = AdapterOf(method);
   const std::string source_name = model::SourceName(source.info());
   adapter_.base_model_name_or_path = source_name.empty() ? spec_.base_model : source_name;
+  const AdapterOptions options = {.adapter = adapter_,
+                                  .init_seed = static_cast<std::uint64_t>(method.seed),
+                                  .lora_plus_ratio = method.lora_plus_ratio,
+                                  .dropout_seed = static_cast<std::uint64_t>(spec_.run.seed),
+                                  .bf16_compute = method.compute_dtype == "bf16",
+                                  .activation_checkpointing = spec_.run.activation_checkpointing,
+                                  .cancelled = context_.cancelled};
   if (merge_aware) {
-    NIBBLE_ASSIGN_OR_RETURN(merged_,
-                            MakeMergeAwareModel(base_,
-                                                {.adapter = adapter_,
-                                                 .init_seed = static_cast<std::uint64_t>(method.seed),
-                                                 .lora_plus_ratio = method.lora_plus_ratio,
-                                                 .bf16_compute = method.compute_dtype == "bf16",
-                                                 .activation_checkpointing = spec_.run.activation_checkpointing,
-                                                 .max_positions = max_positions_,
-                                                 .cancelled = context_.cancelled},
-                                                context_.stream));
-    return absl::OkStatus();
+    NIBBLE_ASSIGN_OR_RETURN(merged_, MakeMergeAwareModel(base_, options, context_.stream));
+  } else {
+    NIBBLE_ASSIGN_OR_RETURN(model_, AdapterModel::Create(base_, options, context_.stream));
   }
-  NIBBLE_ASSIGN_OR_RETURN(model_, AdapterModel::Create(base_,
-                                                       {.adapter = adapter_,
-                                                        .init_seed = static_cast<std::uint64_t>(method.seed),
-                                                        .lora_plus_ratio = method.lora_plus_ratio,
-                                                        .dropout_seed = static_cast<std::uint64_t>(spec_.run.seed),
-                                                        .bf16_compute = method.compute_dtype == "bf16",
-                                                        .activation_checkpointing = spec_.run.activation_checkpointing,
-                                                        .cancelled = context_.cancelled},
-                                                       context_.stream));
   return absl::OkStatus();
 }
 

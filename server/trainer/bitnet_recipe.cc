@@ -12,9 +12,9 @@ kernels::Ste SteOf(const std::string& name) {
   return name == "clipped" ? kernels::Ste::kClipped : kernels::Ste::kIdentity;
 }
 
-class BitNetRecipe : public WeightsRecipe {
+class BitNetRecipe : public ExactRecipe {
  public:
-  explicit BitNetRecipe(const RecipeContext& context) : WeightsRecipe(context) {}
+  explicit BitNetRecipe(const RecipeContext& context) : ExactRecipe(context) {}
 
   absl::Status Prepare() {
     const jobs::BitNetQatMethod& bitnet = spec_.bitnet_qat;
@@ -42,8 +42,6 @@ class BitNetRecipe : public WeightsRecipe {
     return absl::OkStatus();
   }
 
-  TrainingModel& model() override { return *model_; }
-
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
     const int act_bits = static_cast<int>(spec_.bitnet_qat.act_bits);
     return WriteTrained(
@@ -58,19 +56,6 @@ class BitNetRecipe : public WeightsRecipe {
 
   // Rows that share a scale in training have other logits than served rows, which each have their own scale.
   bool predicts_record() const override { return spec_.bitnet_qat.act_scale != "per_tensor"; }
-
-  absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
-                                           const std::vector<std::vector<std::int32_t>>& sequences) override {
-    return RecordOfTraining(*model_, served, context_.stream.device, sequences);
-  }
-
-  void Release() override {
-    model_->ReleaseGradients();
-    base::ReturnFreeMemory();  // small pieces that training has freed
-  }
-
- private:
-  std::unique_ptr<ExactModel> model_;
 };
 
 }  // namespace

@@ -99,6 +99,11 @@ CodedRows QuantizeRows(const Tensor& x, const CodedRowOptions& options, const Co
   return rows;
 }
 
+CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, const Context& context) {
+  if (input.rows != nullptr) return input;
+  return {input.x, std::make_shared<CodedRows>(QuantizeRows(input.x, options, context))};
+}
+
 bool ScaleHasGradient(const CodedRowOptions& options) {
   return options.scale_grad && options.ste != kernels::Ste::kIdentity;
 }

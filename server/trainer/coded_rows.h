@@ -3,6 +3,7 @@
 #pragma once
 #include <torch/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -22,6 +23,12 @@ struct CodedRows {
   torch::Tensor outlier_index = {};  // undefined, or [T, 16] i32
   torch::Tensor outlier_value = {};  // undefined, or [T, 16] f32
 
+  // The tensors that a node saves, and the rows of saved tensors from index `first` on.
+  std::vector<torch::Tensor> tensors() const { return {codes, scale, num_outliers, outlier_index, outlier_value}; }
+  static CodedRows Of(const std::vector<torch::Tensor>& saved, std::size_t first, std::int64_t cols) {
+    return {saved[first], saved[first + 1], cols, saved[first + 2], saved[first + 3], saved[first + 4]};
+  }
+
   kernels::QuantizedRows view() const;
   // The values [T, K] that the rows stand for.
   torch::Tensor Values() const;
@@ -34,6 +41,9 @@ struct CodedInput {
 };
 
 CodedRows QuantizeRows(const torch::Tensor& x, const CodedRowOptions& options, const AutogradContext& context);
+
+// `input`, with rows made of x if it has none: so a node keeps the rows and not x.
+CodedInput WithRows(const CodedInput& input, const CodedRowOptions& options, const AutogradContext& context);
 
 // rms_norm and quantizer in one node, for all linears that follow. Keeps x and one number per row; if the rows' scale
 // has a gradient, also the rows.

@@ -86,8 +86,10 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
       ctx->save_for_backward({x});
     } else {
       ctx->saved_data["cols"] = rows.cols;
-      ctx->save_for_backward(
-          {Tensor(), rows.codes, rows.scale, rows.num_outliers, rows.outlier_index, rows.outlier_value});
+      variable_list kept = {Tensor()};  // no x
+      const variable_list tensors = rows.tensors();
+      kept.insert(kept.end(), tensors.begin(), tensors.end());
+      ctx->save_for_backward(kept);
     }
     return y;
   }
@@ -118,10 +120,8 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
       grad_x = grad_x.to(saved[0].defined() ? saved[0].scalar_type() : torch::kFloat32).contiguous();
     }
     if (ctx->needs_input_grad(1)) {
-      const CodedRows kept =
-          saved[0].defined() ? CodedRows() : CodedRows{saved[1], saved[2], ctx->saved_data["cols"].toInt(),
-                                                       saved[3], saved[4], saved[5]};
-      const Tensor x = saved[0].defined() ? saved[0] : kept.Values();
+      const Tensor x =
+          saved[0].defined() ? saved[0] : CodedRows::Of(saved, 1, ctx->saved_data["cols"].toInt()).Values();
       if (options.grad_weight) {
         // Blocks of tokens, because an int8 product sums over at most kInt8MaxCols elements.
         constexpr std::int64_t kTokens = kernels::kInt8MaxCols / 64 * 64;

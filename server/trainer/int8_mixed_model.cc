@@ -36,10 +36,7 @@ class Int8Linears : public CodedLinears {
   const CodedRowOptions& rows() const override { return options_.rows; }
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t draw,
                AutogradContext& context) override {
-    if (input.rows != nullptr) return ApplyInt8Linear(input, Linear(layer, kind), options_, draw, context);
-    // Makes the rows here, so that the node keeps them and not x.
-    const CodedInput coded = {input.x, std::make_shared<CodedRows>(QuantizeRows(input.x, options_.rows, context))};
-    return ApplyInt8Linear(coded, Linear(layer, kind), options_, draw, context);
+    return ApplyInt8Linear(WithRows(input, options_.rows, context), Linear(layer, kind), options_, draw, context);
   }
   void Serve(std::int64_t layer, LinearKind kind, model::LinearWeight& weight) override {
     weight.kind = model::LinearWeight::Kind::kInt8;

@@ -27,7 +27,7 @@ struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
     ThrowIfError(kernels::MatmulInt8({.x = rows->view(), .w = weight->Pack(*panels, context->stream), .y = ViewOf(y)},
                                      context->stream));
     ctx->saved_data["cols"] = rows->cols;
-    ctx->save_for_backward({rows->codes, rows->scale, rows->num_outliers, rows->outlier_index, rows->outlier_value});
+    ctx->save_for_backward(rows->tensors());
     return y;
   }
 
@@ -36,15 +36,14 @@ struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
     const auto& weight = Recall<const Int8QtWeight>(ctx, "weight");
     ThrowIfCancelled(context.cancelled);
     const variable_list saved = ctx->get_saved_variables();
-    const CodedRows rows = {saved[0], saved[1], ctx->saved_data["cols"].toInt(), saved[2], saved[3], saved[4]};
+    const CodedRows rows = CodedRows::Of(saved, 0, ctx->saved_data["cols"].toInt());
     const torch::ScalarType type = context.scratch.scalar_type();
     const Tensor g = grads[0].contiguous();
     const Tensor codes = context.scratch.narrow(0, 0, weight.codes.numel()).view(weight.codes.sizes());
     codes.copy_(weight.codes);
-    const Tensor grad_x = torch::mm(PadTo(g * weight.scale, type), codes).narrow(0, 0, g.size(0));
     Tensor gradient = weight.grad;  // shares the memory
     gradient.add_(torch::mm(PadTo(g, type).t(), PadTo(rows.Values(), type)));
-    return {grad_x.to(torch::kFloat32).contiguous(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {GradientThroughCodes(g, weight.scale, codes), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 

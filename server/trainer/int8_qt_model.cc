@@ -56,9 +56,7 @@ class Int8QtLinears : public CodedLinears {
 
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t /*draw*/,
                AutogradContext& context) override {
-    if (input.rows != nullptr) return ApplyInt8QtLinear(input, Linear(layer, kind), panels_, context);
-    const CodedInput coded = {input.x, std::make_shared<CodedRows>(QuantizeRows(input.x, rows_, context))};
-    return ApplyInt8QtLinear(coded, Linear(layer, kind), panels_, context);
+    return ApplyInt8QtLinear(WithRows(input, rows_, context), Linear(layer, kind), panels_, context);
   }
 
   // Evaluations read all linears in the packed form, which EndServing frees.

@@ -9,9 +9,9 @@
 namespace nibble::trainer {
 namespace {
 
-class Int8QtRecipe : public WeightsRecipe {
+class Int8QtRecipe : public ExactRecipe {
  public:
-  explicit Int8QtRecipe(const RecipeContext& context) : WeightsRecipe(context) {}
+  explicit Int8QtRecipe(const RecipeContext& context) : ExactRecipe(context) {}
 
   absl::Status Prepare() {
     const jobs::Int8QtMethod& method = spec_.int8_qt;
@@ -30,27 +30,12 @@ class Int8QtRecipe : public WeightsRecipe {
     return absl::OkStatus();
   }
 
-  TrainingModel& model() override { return *model_; }
-
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
     return WriteTrained(
         model_->Values(),
         {.trained_outliers = static_cast<int>(spec_.int8_qt.act_outliers), .dtype = kernels::DType::kI8}, provenance,
         directory);
   }
-
-  absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
-                                           const std::vector<std::vector<std::int32_t>>& sequences) override {
-    return RecordOfTraining(*model_, served, context_.stream.device, sequences);
-  }
-
-  void Release() override {
-    model_->ReleaseGradients();
-    base::ReturnFreeMemory();  // small pieces that training has freed
-  }
-
- private:
-  std::unique_ptr<ExactModel> model_;
 };
 
 }  // namespace

@@ -9,9 +9,9 @@
 
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/trainer/adapter_parameters.h"
 #include "server/trainer/coded_model.h"
 #include "server/trainer/merged_linear.h"
-#include "server/trainer/random_weights.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -22,7 +22,7 @@ using torch::Tensor;
 
 class MergedLinears : public CodedLinears {
  public:
-  MergedLinears(std::shared_ptr<const model::LoadedModel> base, const MergeAwareOptions& options,
+  MergedLinears(std::shared_ptr<const model::LoadedModel> base, const AdapterOptions& options,
                 const kernels::Stream& stream)
       : base_(std::move(base)), options_(options), stream_(stream) {}
 
@@ -38,20 +38,20 @@ class MergedLinears : public CodedLinears {
       linear.base = base_->weights().layers[l].linears[k].nf4;
       linear.bias = sources[k].bias;
       if (!options_.adapter.has_target(kind)) continue;
-      const auto number = static_cast<std::int64_t>(l);
       linear.scaling = options_.adapter.scaling();
-      linear.lora_a = AddParameter(model::LoraAName(number, kind), options_.adapter.rank, linear.base.cols);
-      linear.lora_b = AddParameter(model::LoraBName(number, kind), linear.base.rows, options_.adapter.rank);
-      parameters_.back().lr_factor = options_.lora_plus_ratio;
-      DrawAdapter(linear.lora_a, options_.init_seed, l * model::kNumLinearKinds + k);
+      const AdapterMatrices made =
+          parameters_.Add(options_, static_cast<std::int64_t>(l), kind, linear.base.rows, linear.base.cols);
+      linear.lora_a = made.a;
+      linear.lora_b = made.b;
     }
   }
   void AddParameters(std::vector<Parameter>& parameters) override {
-    HoldGradients(tensors_, parameters_);
-    parameters.insert(parameters.end(), parameters_.begin(), parameters_.end());
+    parameters_.HoldGradients();
+    const std::vector<Parameter>& held = parameters_.parameters();
+    parameters.insert(parameters.end(), held.begin(), held.end());
   }
   void ReleaseGradients() override {
-    trainer::ReleaseGradients(tensors_, parameters_);
+    parameters_.ReleaseGradients();
     scratch_ = {};
   }
 
@@ -64,9 +64,7 @@ class MergedLinears : public CodedLinears {
   const CodedRowOptions& rows() const override { return rows_; }
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t /*draw*/,
                AutogradContext& context) override {
-    if (input.rows != nullptr) return ApplyMergedLinear(input, Linear(layer, kind), context);
-    const CodedInput coded = {input.x, std::make_shared<CodedRows>(QuantizeRows(input.x, rows_, context))};
-    return ApplyMergedLinear(coded, Linear(layer, kind), context);
+    return ApplyMergedLinear(WithRows(input, rows_, context), Linear(layer, kind), context);
   }
   void Serve(std::int64_t layer, LinearKind kind, model::LinearWeight& weight) override {
     weight.kind = model::LinearWeight::Kind::kInt8;
@@ -85,27 +83,20 @@ class MergedLinears : public CodedLinears {
   const MergedWeight& Linear(std::int64_t layer, LinearKind kind) const {
     return layers_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(kind)];
   }
-  Tensor AddParameter(std::string name, std::int64_t rows, std::int64_t cols) {
-    Tensor tensor = torch::zeros({rows, cols}, torch::kFloat32).requires_grad_(true);
-    tensors_.push_back(tensor);
-    parameters_.push_back({std::move(name), {rows, cols}, {}, {}});
-    return tensor;
-  }
 
   const std::shared_ptr<const model::LoadedModel> base_;
-  const MergeAwareOptions options_;
+  const AdapterOptions options_;
   const CodedRowOptions rows_ = {.max_outliers = kernels::kDefaultOutliers};  // as a conversion takes by default
   const kernels::Stream stream_;
   std::vector<std::array<MergedWeight, model::kNumLinearKinds>> layers_;
   MergeScratch scratch_;
-  std::vector<Tensor> tensors_;
-  std::vector<Parameter> parameters_;
+  AdapterParameters parameters_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ExactModel>> MakeMergeAwareModel(std::shared_ptr<const model::LoadedModel> base,
-                                                                const MergeAwareOptions& options,
+                                                                const AdapterOptions& options,
                                                                 const kernels::Stream& stream) {
   if (base->info().format != model::Format::kNf4) {
     return absl::InvalidArgumentError(
@@ -115,12 +106,14 @@ absl::StatusOr<std::unique_ptr<ExactModel>> MakeMergeAwareModel(std::shared_ptr<
     return absl::InvalidArgumentError("merge-aware qlora has no dropout: its forward pass is the merged model's");
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base->directory()));
-  const model::ModelConfig& config = base->config();  // read before `base` moves into the linears
+  // Read before `base` moves into the linears.
+  const model::ModelConfig& config = base->config();
+  const std::int64_t max_positions = base->max_positions();
   return MakeCodedModel(*artifact, config,
                         {.frozen = true,
                          .bf16_backward = options.bf16_compute,
                          .activation_checkpointing = options.activation_checkpointing,
-                         .max_positions = options.max_positions,
+                         .max_positions = max_positions,
                          .kv_dtype = kernels::DType::kBF16,
                          .embedding_dtype = kernels::DType::kF32,
                          .cancelled = options.cancelled},

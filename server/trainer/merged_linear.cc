@@ -32,10 +32,7 @@ Tensor InputGradient(const Tensor& g, const MergedWeight& weight, Context& conte
   const Tensor codes =
       context.scratch.narrow(0, 0, weight.base.rows * weight.base.cols).view({weight.base.rows, weight.base.cols});
   UnpackInt8(weight.merged.view(), codes, context.stream);
-  return torch::mm(PadTo(g * weight.merged.scale, codes.scalar_type()), codes)
-      .narrow(0, 0, g.size(0))
-      .to(torch::kFloat32)
-      .contiguous();
+  return GradientThroughCodes(g, weight.merged.scale, codes);
 }
 
 // Without an adapter. A separate function, because torch accepts no undefined tensors as inputs.
@@ -60,8 +57,10 @@ struct MergedFunction : torch::autograd::Function<MergedFunction> {
                         const MergedWeight* weight, Context* context) {
     const Tensor y = Forward(ctx, x, *rows, weight, context);
     ctx->saved_data["cols"] = rows->cols;
-    ctx->save_for_backward(
-        {a, b, rows->codes, rows->scale, rows->num_outliers, rows->outlier_index, rows->outlier_value});
+    variable_list kept = {a, b};
+    const variable_list tensors = rows->tensors();
+    kept.insert(kept.end(), tensors.begin(), tensors.end());
+    ctx->save_for_backward(kept);
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -69,7 +68,7 @@ struct MergedFunction : torch::autograd::Function<MergedFunction> {
     const auto& weight = Recall<const MergedWeight>(ctx, "weight");
     ThrowIfCancelled(context.cancelled);
     const variable_list saved = ctx->get_saved_variables();
-    const CodedRows rows = {saved[2], saved[3], ctx->saved_data["cols"].toInt(), saved[4], saved[5], saved[6]};
+    const CodedRows rows = CodedRows::Of(saved, 2, ctx->saved_data["cols"].toInt());
     const torch::ScalarType type = context.scratch.scalar_type();
     const Tensor gradient = grads[0].contiguous();
     Tensor grad_x;

@@ -7,6 +7,7 @@
 #include "kernels/dtype.h"
 #include "kernels/ops/quantize/quantize_int8.h"
 #include "kernels/ops/quantize/quantize_int8_transposed.h"
+#include "server/trainer/autograd.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -87,6 +88,11 @@ void UnpackInt8(const kernels::PackedInt8Weight& packed, const Tensor& out, cons
   } else {
     unpack(out.data_ptr<float>());
   }
+}
+
+Tensor GradientThroughCodes(const Tensor& g, const Tensor& scale, const Tensor& codes) {
+  const Tensor product = torch::mm(PadTo(g * scale, codes.scalar_type()), codes);
+  return product.narrow(0, 0, g.size(0)).to(torch::kFloat32).contiguous();
 }
 
 }  // namespace nibble::trainer

@@ -32,4 +32,8 @@ void PackInt8Codes(const std::int8_t* codes, std::int64_t n, std::int64_t k, std
 // The codes as numbers: out [N, K] f32 or bf16, contiguous.
 void UnpackInt8(const kernels::PackedInt8Weight& packed, const torch::Tensor& out, const kernels::Stream& stream);
 
+// (g * scale) codes [T, K] f32, contiguous: the gradient of rows whose product with the weight codes * scale has the
+// gradient g [T, N] f32. codes [N, K] f32 or bf16, the type of the product; scale [N].
+torch::Tensor GradientThroughCodes(const torch::Tensor& g, const torch::Tensor& scale, const torch::Tensor& codes);
+
 }  // namespace nibble::trainer

@@ -73,4 +73,23 @@ class WeightsRecipe : public Recipe {
   std::int64_t max_positions_ = 0;
 };
 
+// Of a method whose model always trains in the arithmetic in which it is served.
+class ExactRecipe : public WeightsRecipe {
+ public:
+  TrainingModel& model() override { return *model_; }
+  absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
+                                           const std::vector<std::vector<std::int32_t>>& sequences) override {
+    return RecordOfTraining(*model_, served, context_.stream.device, sequences);
+  }
+  void Release() override {
+    model_->ReleaseGradients();
+    base::ReturnFreeMemory();  // small pieces that training has freed
+  }
+
+ protected:
+  using WeightsRecipe::WeightsRecipe;
+
+  std::unique_ptr<ExactModel> model_;  // set by Prepare
+};
+
 }  // namespace nibble::trainer

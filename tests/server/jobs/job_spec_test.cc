@@ -204,7 +204,7 @@ TEST(JobSpecTest, BasesWithoutDoubleQuantizationAreUnimplemented) {
   EXPECT_THAT(std::string(Validate(spec).message()), HasSubstr("qlora.double_quant"));
 }
 
-// A ramp of no steps is no ramp, and fields that LambdaSchedule may get later do not change the digest of a ramp.
+// A ramp of 0 steps has the digest of an unset ramp. Fields that LambdaSchedule may get later do not change a digest.
 TEST(JobSpecTest, DigestOfARampCoversOnlyWhatDiffersFromItsDefaults) {
   JobSpec spec = Good();
   spec.method = kMethodBitNetQat;

@@ -43,8 +43,7 @@ class MergeAwareModelTest : public ExactModelTest {
     return adapter;
   }
   // With B other than 0, because an adapter that is 0 has no effect.
-  std::unique_ptr<ExactModel> Make(MergeAwareOptions options = {}) {
-    options.max_positions = 32;
+  std::unique_ptr<ExactModel> Make(AdapterOptions options = {}) {
     options.cancelled = asked_.callback();
     if (options.adapter.targets.empty()) options.adapter = Adapter();
     base_ = models_.Load(directory_);
@@ -122,7 +121,7 @@ TEST_F(MergeAwareModelTest, EveryFamilyTrainsTheBitsThatItServes) {
 
 TEST_F(MergeAwareModelTest, StartsAsQLoraDoes) {
   base_ = models_.Load(directory_);
-  const auto merged = MakeMergeAwareModel(base_, {.adapter = Adapter(), .init_seed = 9, .max_positions = 32}, stream_);
+  const auto merged = MakeMergeAwareModel(base_, {.adapter = Adapter(), .init_seed = 9}, stream_);
   const auto separate = AdapterModel::Create(base_, {.adapter = Adapter(), .init_seed = 9}, stream_);
   ASSERT_TRUE(merged.ok() && separate.ok());
   ASSERT_EQ((*merged)->parameters().size(), (*separate)->parameters().size());

@@ -1,0 +1,36 @@
+// The trained matrices of the adapters of a model. Included by models' .cc only.
+#pragma once
+#include <torch/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/trainer/adapter_model.h"
+
+namespace nibble::trainer {
+
+struct AdapterMatrices {
+  torch::Tensor a;  // [r, K] f32 parameter
+  torch::Tensor b;  // [N, r] f32 parameter
+};
+
+class AdapterParameters {
+ public:
+  // Adds the adapter of a linear [N, K]: A drawn by DrawAdapter, B 0.
+  AdapterMatrices Add(const AdapterOptions& options, std::int64_t layer, model::LinearKind kind, std::int64_t rows,
+                      std::int64_t cols);
+  // As HoldGradients and ReleaseGradients (torch_bridge.h).
+  void HoldGradients();
+  void ReleaseGradients();
+
+  std::vector<Parameter>& parameters() { return parameters_; }
+
+ private:
+  torch::Tensor Add(std::string name, std::int64_t rows, std::int64_t cols);
+
+  std::vector<torch::Tensor> tensors_;
+  std::vector<Parameter> parameters_;
+};
+
+}  // namespace nibble::trainer
