@@ -1,7 +1,7 @@
 #include "server/trainer/adapter_linear.h"
 
 #include <torch/autograd.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "kernels/ops/matmul/matmul_dense.h"
 #include "kernels/ops/matmul/matmul_library.h"

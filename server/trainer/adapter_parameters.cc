@@ -1,6 +1,6 @@
 #include "server/trainer/adapter_parameters.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <utility>
 

@@ -1,6 +1,6 @@
 #include "server/trainer/bitnet_model.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <array>
 #include <vector>

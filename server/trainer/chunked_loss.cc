@@ -1,7 +1,8 @@
 #include "server/trainer/chunked_loss.h"
 
 #include <torch/autograd.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <numeric>

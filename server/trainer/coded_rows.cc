@@ -1,7 +1,7 @@
 #include "server/trainer/coded_rows.h"
 
 #include <torch/autograd.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "kernels/ops/norm/rms_norm.h"
 #include "kernels/ops/norm/rms_norm_quantize.h"

@@ -1,6 +1,6 @@
 #include "server/trainer/dropout.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "kernels/philox.h"
 

@@ -1,7 +1,7 @@
 #include "server/trainer/fixed_order.h"
 
 #include <torch/autograd.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 

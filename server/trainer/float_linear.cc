@@ -1,7 +1,8 @@
 #include "server/trainer/float_linear.h"
 
 #include <torch/autograd.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include "kernels/ops/matmul/matmul_library.h"
 #include "server/trainer/saved_address.h"

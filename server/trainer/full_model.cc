@@ -1,6 +1,6 @@
 #include "server/trainer/full_model.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <array>

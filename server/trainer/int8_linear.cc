@@ -1,7 +1,8 @@
 #include "server/trainer/int8_linear.h"
 
 #include <torch/autograd.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 

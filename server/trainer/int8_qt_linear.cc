@@ -1,7 +1,7 @@
 #include "server/trainer/int8_qt_linear.h"
 
 #include <torch/autograd.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "kernels/ops/matmul/matmul_int8.h"
 #include "server/trainer/int8_values.h"

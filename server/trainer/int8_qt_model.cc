@@ -1,6 +1,6 @@
 #include "server/trainer/int8_qt_model.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "server/trainer/merge_aware_model.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,8 @@
 #include "server/trainer/merged_linear.h"
 
 #include <torch/autograd.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include "kernels/ops/matmul/matmul_dense.h"
 #include "kernels/ops/matmul/matmul_int8.h"

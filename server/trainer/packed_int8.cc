@@ -1,6 +1,6 @@
 #include "server/trainer/packed_int8.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 

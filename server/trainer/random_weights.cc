@@ -1,6 +1,6 @@
 #include "server/trainer/random_weights.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <numbers>

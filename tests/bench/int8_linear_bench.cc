@@ -1,7 +1,7 @@
 // Speed of a linear in training, forward and backward, without the optimizer: int8 (all three products, and the forward
 // product alone) beside our float linear and torch's own in bf16 and f32, in one process. The int8 cases include the
 // quantization of the weight, as if each step had one micro-batch. The largest shape is a linear of a 1.17 B model.
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdio>
 #include <memory>

@@ -3,7 +3,9 @@
 // the peak of torch's memory. Fails if the results of the first example in the row differ from those of the example
 // alone, or if a cost is ten times its bound.
 //   --threads N   --rounds N (at least 5)   --tokens N (per example, 500)   --examples N (16)
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <chrono>

@@ -1,7 +1,9 @@
 // Fixture for tests of autograd functions: random tensors, and a context with torch's product.
 #pragma once
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <cstdint>
 #include <initializer_list>

@@ -130,9 +130,8 @@ TEST_F(AutogradTest, ChunkedLossIsCrossEntropyOverTheRowsWithATarget) {
   const FrozenHead frozen = {head, head};
   const Tensor loss = ApplyChunkedLoss(hidden, frozen, targets, 0.25, &sum, context_);
   const Tensor hidden64 = hidden.detach().to(torch::kFloat64).requires_grad_();
-  const Tensor want =
-      torch::nn::functional::cross_entropy(hidden64.mm(head.to(torch::kFloat64).t()), torch::tensor(wanted),
-                                           torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+  const Tensor want = torch::cross_entropy_loss(hidden64.mm(head.to(torch::kFloat64).t()), torch::tensor(wanted), {},
+                                                at::Reduction::Sum);
   EXPECT_NEAR(sum, want.item<double>(), 1e-4 * want.item<double>());
   EXPECT_NEAR(loss.item<double>(), 0.25 * sum, 1e-9 * sum);
   const Tensor got = torch::autograd::grad({loss}, {hidden})[0];

@@ -2,7 +2,7 @@
 #include "server/trainer/int8_linear.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <vector>

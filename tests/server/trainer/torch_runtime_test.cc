@@ -1,7 +1,8 @@
 #include "server/trainer/torch_runtime.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <mutex>
 #include <set>
