@@ -202,6 +202,21 @@ TEST_F(ModelLibraryTest, ModelWithoutARecordSaysWhyAndWhatMakesOne) {
               ::testing::AllOf(HasSubstr("stored as bf16"), HasSubstr("convert base --to int8")));
 }
 
+TEST_F(ModelLibraryTest, OptionsThatACopyCannotChangeAreRefusedBeforeTheOperation) {
+  AddInt8Checkpoint("step");
+  ConvertRequest request;
+  request.model = "step";
+  request.name = "copy";
+  request.target = Format::kInt8;
+  request.act_outliers = 4;
+  EXPECT_TRUE(library_->converter().Check(request, "").ok()) << "as it was trained";
+  request.act_outliers = 5;
+  EXPECT_EQ(FieldOf(library_->converter().Check(request, "")), "act_outliers");
+  request.act_outliers.reset();
+  request.head = Format::kInt8;
+  EXPECT_EQ(FieldOf(library_->converter().Check(request, "")), "head");
+}
+
 TEST_F(ModelLibraryTest, ExportLastsAsLongAsItsOperation) {
   ExportRequest request;
   request.model = "base";
@@ -276,6 +291,7 @@ TEST_F(ModelLibraryTest, CheckpointIsNotPublishedOnAReplacedBase) {
   });
   const PublishRequest request{.checkpoint = "job-1/3", .name = "tuned"};
   base_digest_ = std::string(64, 'a');
+  EXPECT_EQ(base::Reason(library_->publisher().Check(request, "")), "BASE_MISMATCH") << "before the operation";
   const absl::Status refused = library_->publisher().Publish(request, "", scope_);
   EXPECT_EQ(base::Reason(refused), "BASE_MISMATCH") << refused;
   EXPECT_FALSE(state_->models->Get("tuned").ok());
