@@ -7,13 +7,15 @@ import os
 import signal
 import ssl
 import stat
+import subprocess
 import threading
 import time
 
 import grpc
+import pytest
 
 import pki
-from conftest import TRAIN, Server
+from conftest import BIN, TRAIN, Server
 from test_reliability import prepare
 from test_security import NEW, Secure, handshake
 from soon import soon
@@ -30,6 +32,16 @@ def open_to_others(root):
             if not stat.S_ISLNK(mode) and mode & 0o007:
                 found.append(f"{path} {stat.filemode(mode)}")
     return found
+
+
+@pytest.mark.parametrize("wrong, right", [("--state-dir", "--state_dir"), ("--grpc_adress=127.0.0.1:0", "--grpc_address"),
+                                          ("--max-waiting-requests-per-principal", "--max_waiting_requests_per_principal"),
+                                          ("--quantize", None)])
+def test_an_unknown_flag_is_named_with_the_nearest_one(wrong, right):
+    refused = subprocess.run([BIN / "nibbled", wrong, "x"], capture_output=True, text=True, timeout=60)
+    assert refused.returncode != 0 and refused.stdout == ""
+    suggestion = f"; did you mean {right}?" if right else ""
+    assert refused.stderr == f"unknown flag {wrong.split('=')[0]}{suggestion}\nRun with --help for more information.\n"
 
 
 def test_c12_no_file_is_open_to_other_users(tmp_path, model_directory, text_file):
