@@ -67,14 +67,19 @@ def test_c12_no_file_is_open_to_other_users(tmp_path, model_directory, text_file
 
 
 def test_c12_sighup_reads_token_and_tls_files_and_ends_nothing(tmp_path):
+    rejected = "token file rejected; the last valid one stays in use"
     secure = Secure(tmp_path)
     try:
-        (secure.folder / "tokens").write_text("not a token file\n")
-        secure.server.process.send_signal(signal.SIGHUP)
-        soon(lambda: secure.server.logged("reading TLS and token files again"))
-        # No call has arrived since, so only the signal can have caused the read.
-        soon(lambda: secure.server.logged("token file rejected; the last valid one stays in use"))
+        # No call arrives: the server looks by itself, and on a signal.
+        for text in ("not a token file\n", "{}\n"):
+            before = len(secure.server.logged(rejected))
+            (secure.folder / "tokens").write_text(text)
+            [entry] = soon(lambda: secure.server.logged(rejected)[before:])
+            assert entry["level"] == "error" and "line 1" in entry["error"]
+            secure.server.process.send_signal(signal.SIGHUP)
+            soon(lambda: len(secure.server.logged("reading TLS and token files again")) == before + 1)
         secure.run("server", "info")
+        assert len(secure.server.logged(rejected)) == 2, "once for each content"
         assert secure.server.process.poll() is None
     finally:
         assert secure.server.stop() == 0
