@@ -291,6 +291,7 @@ absl::Status App::State::OpenCalls() {
                              .health_without_token = security.health_without_token,
                              .reflection_without_token = security.reflection_without_token,
                              .count_refusal = [this](std::string_view reason) { metrics.AuthFailed(reason); }}));
+  authority->Watch();
   call_environment->authority = authority.get();
   return absl::OkStatus();
 }

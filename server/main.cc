@@ -6,15 +6,18 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "server/app.h"
 #include "server/base/files.h"
 #include "server/base/log.h"
 #include "server/base/log_writer.h"
+#include "server/base/nearest.h"
 #include "server/base/process_memory.h"
 #include "server/base/strings.h"
 #include "server/build_info.h"
@@ -118,6 +121,23 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
       ->check(CLI::NonNegativeNumber);
 }
 
+// Prints what is wrong with the flags. CLI11 reports a missing flag before an unknown one, which is usually that flag,
+// spelt wrongly.
+int UsageError(const CLI::App& cli, const CLI::ParseError& error) {
+  const std::vector<std::string> unknown = cli.remaining();
+  const auto flag =
+      std::find_if(unknown.begin(), unknown.end(), [](const auto& word) { return word.starts_with("-"); });
+  if (error.get_exit_code() == 0 || flag == unknown.end()) return cli.exit(error);
+  std::vector<std::string> flags;
+  for (const CLI::Option* option : cli.get_options()) {
+    for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+  }
+  const std::string name = flag->substr(0, flag->find('='));
+  std::fprintf(stderr, "unknown flag %s%s\nRun with --help for more information.\n", name.c_str(),
+               nibble::base::DidYouMean(name, flags).c_str());
+  return error.get_exit_code();
+}
+
 }  // namespace
 
 // NOLINTNEXTLINE(bugprone-exception-escape): without memory to start the server, the program ends.
@@ -135,7 +155,11 @@ int main(int argc, char** argv) {
                                             source.code_digest, "\ncuda ", source.cuda),
                        "Print what this program was built from");
   AddFlags(cli, options, seconds);
-  CLI11_PARSE(cli, argc, argv);
+  try {
+    cli.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return UsageError(cli, error);
+  }
   options.drain = absl::Seconds(seconds.drain);
   options.job_grace = absl::Seconds(seconds.job_grace);
   if (options.trainer_path.empty()) options.trainer_path = TrainerBesideMe();

@@ -6,9 +6,9 @@
 #include <sstream>
 
 #include "absl/strings/numbers.h"
-#include "client/cli/nearest.h"
 #include "client/status.h"
 #include "server/base/error.h"
+#include "server/base/nearest.h"
 #include "server/base/strings.h"
 
 namespace nibble::cli {
@@ -88,9 +88,9 @@ int UsageError(const CLI::App& app, const CLI::ParseError& error, Terminal& term
   const std::string& word = unknown.front();
   if (word.starts_with("-")) {
     const std::string name = word.substr(0, word.find('='));
-    terminal.err << Printable(base::StrCat("unknown option ", name, DidYouMean(name, options)));
+    terminal.err << Printable(base::StrCat("unknown option ", name, base::DidYouMean(name, options)));
   } else if (!commands.empty()) {
-    terminal.err << Printable(base::StrCat("unknown command ", word, DidYouMean(word, commands)));
+    terminal.err << Printable(base::StrCat("unknown command ", word, base::DidYouMean(word, commands)));
   } else if (std::find(options.begin(), options.end(), "--prompt") != options.end()) {
     terminal.err << Printable(
         base::StrCat("unexpected argument ", word, "; give the prompt, in quotes, with --prompt"));

@@ -79,10 +79,13 @@ std::string ConnectionHint(const client::Security& security, const absl::Status&
   if (says({"DNS resolution failed", "Domain name not found", "Name or service not known"}))
     return "this host has no address";
   if (says({"Connection refused", "No such file or directory"})) return "is nibbled running there?";
-  if (!security.tls && says({"Socket closed", "Connection reset", "Broken pipe", "GOAWAY"})) {
-    return "the server closed the connection at once; if it uses TLS, give --tls-ca or --tls";
-  }
-  return "";
+  if (!says({"Socket closed", "Connection reset", "Broken pipe", "GOAWAY"})) return "";
+  if (!security.tls) return "the server closed the connection at once; if it uses TLS, give --tls-ca or --tls";
+  // With TLS 1.3 a client hears only afterwards, and gRPC does not say, that the server refused its certificate.
+  return security.certificate.empty()
+             ? "the server closed the connection; if it requires a client certificate, give yours with --tls-cert and "
+               "--tls-key"
+             : "the server closed the connection; it may not accept the client certificate of --tls-cert";
 }
 
 }  // namespace nibble::cli

@@ -10,11 +10,11 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
-#include "client/cli/nearest.h"
 #include "google/protobuf/duration.pb.h"
 #include "google/protobuf/timestamp.pb.h"
 #include "google/protobuf/util/time_util.h"
 #include "server/base/error.h"
+#include "server/base/nearest.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
@@ -203,7 +203,7 @@ absl::Status FromObject(const Json& json, Message& message, const std::string& w
       std::vector<std::string> names;
       for (int i = 0; i < message.GetDescriptor()->field_count(); ++i)
         names.push_back(message.GetDescriptor()->field(i)->name());
-      return base::FieldError(path, base::StrCat("unknown field", DidYouMeanOrList(item.key(), names)));
+      return base::FieldError(path, base::StrCat("unknown field", base::DidYouMeanOrList(item.key(), names)));
     }
     if (item.value().is_null()) continue;
     if (const auto* oneof = field->real_containing_oneof(); oneof != nullptr && !chosen.insert(oneof).second) {

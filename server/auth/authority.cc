@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<Authority>> Authority::Open(base::FileSystem& fil
                                                            AuthorityOptions options) {
   std::unique_ptr<Authority> authority(new Authority(files, clock, std::move(options)));
   if (!authority->wants_tokens()) return authority;
-  std::lock_guard lock(authority->mutex_);
+  base::MutexLock lock(authority->mutex_);
   if (const absl::Status status = authority->Load(); !status.ok()) {
     return absl::InvalidArgumentError(StrCat("--token_file: ", status.message()));
   }
@@ -120,14 +120,36 @@ absl::Status Authority::Load() {
 
 AuthPolicy Authority::Current() {
   if (!wants_tokens()) return {};
-  std::lock_guard lock(mutex_);
-  if (clock_.Monotonic() >= next_look_) Look();
+  base::MutexLock lock(mutex_);
+  LookIfDue();
   return {principals_, options_.health_without_token, options_.reflection_without_token};
 }
 
 void Authority::Reload() {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (wants_tokens()) Look();
+}
+
+void Authority::Watch() {
+  if (!wants_tokens() || watch_.joinable()) return;
+  watch_ = std::thread([this] {
+    base::MutexLock lock(mutex_);
+    const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_; };
+    while (!ended_changed_.WaitFor(lock, absl::ToChronoNanoseconds(options_.reload), ended)) LookIfDue();
+  });
+}
+
+Authority::~Authority() {
+  {
+    base::MutexLock lock(mutex_);
+    ended_ = true;
+  }
+  ended_changed_.NotifyAll();
+  if (watch_.joinable()) watch_.join();
+}
+
+void Authority::LookIfDue() {
+  if (clock_.Monotonic() >= next_look_) Look();
 }
 
 void Authority::Look() {

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,6 +16,7 @@
 #include "server/base/clock.h"
 #include "server/base/files.h"
 #include "server/base/log_limit.h"
+#include "server/base/mutex.h"
 
 namespace nibble::auth {
 
@@ -48,20 +49,25 @@ struct AuthorityOptions {
   bool reflection_without_token = false;
   // Called for every refusal that has a reason, from any thread.
   std::function<void(std::string_view reason)> count_refusal = nullptr;
-  absl::Duration reload = absl::Seconds(1);  // minimum time between checks for changes; calls trigger them
+  absl::Duration reload = absl::Seconds(1);  // minimum time between checks for changes: by calls, and by Watch
 };
 
 // Applies Decide() with the current token file. Thread-safe.
 class Authority {
  public:
+  ~Authority();
+  Authority(const Authority&) = delete;
+  Authority& operator=(const Authority&) = delete;
   // Errors: InvalidArgument names the flag and the line.
   static absl::StatusOr<std::unique_ptr<Authority>> Open(base::FileSystem& files, base::Clock& clock,
                                                          AuthorityOptions options);
 
   // Counts and logs refusals.
   absl::StatusOr<Principal> Admit(std::string_view path, const Caller& caller);
-  // Reads the token file now. An unusable file is logged and changes nothing.
+  // Reads the token file now. An unusable file is logged once and changes nothing.
   void Reload();
+  // From now on, a thread looks for changes too, so that an unusable file is logged although nobody calls.
+  void Watch();
   bool wants_tokens() const { return !options_.token_file.empty(); }
 
  private:
@@ -69,21 +75,25 @@ class Authority {
 
   Authority(base::FileSystem& files, base::Clock& clock, AuthorityOptions options)
       : files_(files), clock_(clock), options_(std::move(options)) {}
-  absl::Status Load();  // requires mutex_
-  void Look();          // requires mutex_; logs the error of Load()
+  absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // logs the error of Load()
+  void LookIfDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   AuthPolicy Current();
   void Refused(std::string_view path, const Caller& caller, const absl::Status& status);
 
   base::FileSystem& files_;
   base::Clock& clock_;
   const AuthorityOptions options_;
-  std::mutex mutex_;
-  std::string text_;                                  // by mutex_; source text of principals_
-  std::string rejected_;                              // by mutex_; the last text that did not parse
-  std::shared_ptr<const PrincipalTable> principals_;  // by mutex_
-  absl::Duration next_look_ = absl::ZeroDuration();   // by mutex_; monotonic
-  bool unreadable_ = false;                           // by mutex_
+  base::Mutex mutex_;
+  std::string text_ ABSL_GUARDED_BY(mutex_);      // source of principals_
+  std::string rejected_ ABSL_GUARDED_BY(mutex_);  // the last text that did not parse
+  std::shared_ptr<const PrincipalTable> principals_ ABSL_GUARDED_BY(mutex_);
+  absl::Duration next_look_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();  // monotonic
+  bool unreadable_ ABSL_GUARDED_BY(mutex_) = false;
   base::LogLimit log_limit_{kRefusalsLoggedASecond};
+  base::Condition ended_changed_;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread watch_;
 };
 
 }  // namespace nibble::auth

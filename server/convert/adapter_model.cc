@@ -13,17 +13,29 @@ namespace {
 using base::StrCat;
 using model::Format;
 
+// `got`: the weights_digest with which the adapter's own was compared, of `base` or of its nf4 form.
+absl::Status Mismatch(const model::ArtifactInfo& base, const base::Json& provenance, const std::string& got,
+                      const std::string& trained_on) {
+  const std::string name = base::GetString(provenance, "base_model", "", "").value_or("");
+  std::string text = StrCat("the adapter was trained on weights ", trained_on, ", but the base",
+                            name.empty() ? "" : StrCat(" \"", name, "\""), ", stored as ", Name(base.format),
+                            ", has the digest ", base.weights_digest);
+  if (got != base.weights_digest) text += StrCat(" and, quantized to nf4 as for a qlora job, ", got);
+  text += "; give the model that the adapter was trained on (nibble models get NAME prints a model's digest";
+  if (got != base.weights_digest) text += ", nibble models convert NAME --to nf4 --name NEW makes its nf4 form";
+  return base::WithReason(absl::FailedPreconditionError(text + ")"), "BASE_MISMATCH",
+                          {{"got", got}, {"wanted", trained_on}});
+}
+
+// `given`: the base that the user named, of which `base` may be the nf4 form.
 absl::StatusOr<model::ArtifactInfo> Join(base::FileSystem& files, const model::Artifact& base,
-                                         model::PeftAdapter adapter, const base::Json& provenance,
-                                         const std::string& target, const char* made_of) {
+                                         const model::ArtifactInfo& given, model::PeftAdapter adapter,
+                                         const base::Json& provenance, const std::string& target, const char* made_of) {
   // The digest is stored only once: from here on in nibble.json.
   const std::string trained_on = std::exchange(adapter.config.base_digest, "");
   const std::string& digest = base.info().weights_digest;
   if (!trained_on.empty() && trained_on != digest) {
-    return base::WithReason(
-        absl::FailedPreconditionError(StrCat("the adapter was trained on weights ", trained_on, ", the base in ",
-                                             Name(base.info().format), " has ", digest)),
-        "BASE_MISMATCH", {{"got", digest}, {"wanted", trained_on}});
+    return Mismatch(given, provenance, digest, trained_on);
   }
   return MakeLoraModel(files, base, adapter.config, adapter.values, provenance, target, made_of);
 }
@@ -49,13 +61,13 @@ absl::StatusOr<model::ArtifactInfo> MakeAdapterModel(base::FileSystem& files, co
                                                      const kernels::Stream& stream, const char* made_of) {
   NIBBLE_RETURN_IF_ERROR(CheckAdapterBase(base.info()));
   if (RunsOnBaseItself(base.info(), adapter.config)) {
-    return Join(files, base, std::move(adapter), provenance, target, made_of);
+    return Join(files, base, base.info(), std::move(adapter), provenance, target, made_of);
   }
   NIBBLE_RETURN_IF_ERROR(
       ConvertModel(files, base, scratch, {.to = Format::kNf4, .measure_errors = false}, stream).status());
   absl::StatusOr<model::ArtifactInfo> made = [&]() -> absl::StatusOr<model::ArtifactInfo> {
     NIBBLE_ASSIGN_OR_RETURN(const auto nf4, model::Artifact::Open(scratch));
-    return Join(files, *nf4, std::move(adapter), provenance, target, made_of);
+    return Join(files, *nf4, base.info(), std::move(adapter), provenance, target, made_of);
   }();
   const absl::Status removed = files.RemoveAll(scratch);
   return made.ok() && !removed.ok() ? removed : std::move(made);

@@ -21,9 +21,9 @@ bool RunsOnBaseItself(const model::ArtifactInfo& base, const model::AdapterConfi
 
 // f32 and bf16 bases are quantized to nf4 under `scratch` (removed afterwards), as a qlora job does, unless
 // RunsOnBaseItself. The bytes are the same each time, so a job's adapter gets exactly the weights that it was trained
-// on. adapter.config.base_digest, if set, must equal the weights_digest of the base that the adapter gets. made_of
-// becomes ArtifactInfo::source. On an error nothing is left at `target`.
-// Errors: FailedPrecondition (BASE_MISMATCH), those of CheckAdapterBase, ConvertModel and MakeLoraModel.
+// on. adapter.config.base_digest, if set, must equal the weights_digest of the base that the adapter gets; the error
+// names the base by provenance["base_model"], if set. made_of becomes ArtifactInfo::source. On an error nothing is left
+// at `target`. Errors: FailedPrecondition (BASE_MISMATCH), those of CheckAdapterBase, ConvertModel and MakeLoraModel.
 absl::StatusOr<model::ArtifactInfo> MakeAdapterModel(base::FileSystem& files, const model::Artifact& base,
                                                      model::PeftAdapter adapter, const base::Json& provenance,
                                                      const std::string& scratch, const std::string& target,

@@ -362,10 +362,8 @@ absl::Status CheckOptions(const ConvertOptions& options) {
   return absl::OkStatus();
 }
 
-// A copy of a model that a job trained in int8: the same tensors, in a file that is shared if possible.
-absl::StatusOr<ConvertReport> CopyInt8(base::FileSystem& files, const model::Artifact& source,
-                                       const std::string& target, const ConvertOptions& options) {
-  const model::ArtifactInfo& trained = source.info();
+// A copy of a model that a job trained in int8 keeps the options of that training.
+absl::Status CheckCopy(const model::ArtifactInfo& trained, const ConvertOptions& options) {
   if (options.act_outliers.value_or(trained.act_outliers) != trained.act_outliers) {
     return base::FieldError("act_outliers", StrCat(*options.act_outliers, ", wanted ", trained.act_outliers,
                                                    ", with which the int8 model was trained"));
@@ -377,6 +375,13 @@ absl::StatusOr<ConvertReport> CopyInt8(base::FileSystem& files, const model::Art
     return base::FieldError("kv_dtype", StrCat(kernels::Name(*options.kv_dtype), ", wanted ",
                                                kernels::Name(trained.kv_dtype), ", with which the model was trained"));
   }
+  return absl::OkStatus();
+}
+
+// The same tensors, in a file that is shared if possible.
+absl::StatusOr<ConvertReport> CopyInt8(base::FileSystem& files, const model::Artifact& source,
+                                       const std::string& target, const ConvertOptions& options) {
+  const model::ArtifactInfo& trained = source.info();
   NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::CreateOn(files, target, source, options.cancelled));
   NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(source.directory()));
   model::ArtifactInfo info = trained;
@@ -398,7 +403,9 @@ bool IsTrainedInInt8(const model::ArtifactInfo& info) {
 
 }  // namespace
 
-absl::Status CheckConversion(const model::ArtifactInfo& source, Format to) {
+absl::Status CheckConversion(const model::ArtifactInfo& source, const ConvertOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(CheckOptions(options));
+  const Format to = options.to;
   const Format from = source.format;
   const bool is_float = from == Format::kF32 || from == Format::kBF16;
   const bool is_nf4 = from == Format::kNf4 || from == Format::kLora;
@@ -419,7 +426,7 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, Format to) {
     return base::FieldError("target",
                             StrCat("master weights of a BitNet model can only become ternary, not ", Name(to)));
   }
-  return absl::OkStatus();
+  return from == Format::kInt8 ? CheckCopy(source, options) : absl::OkStatus();
 }
 
 model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const ConvertOptions& options) {
@@ -449,8 +456,7 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source,
                                            const std::string& target, const ConvertOptions& options,
                                            const kernels::Stream& stream) {
-  NIBBLE_RETURN_IF_ERROR(CheckOptions(options));
-  NIBBLE_RETURN_IF_ERROR(CheckConversion(source.info(), options.to));
+  NIBBLE_RETURN_IF_ERROR(CheckConversion(source.info(), options));
   if (source.info().format == Format::kInt8) return CopyInt8(files, source, target, options);
   return Converter(source, options, stream).Run(files, target);
 }

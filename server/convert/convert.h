@@ -49,8 +49,8 @@ struct ConvertReport {
 };
 base::Json ToJson(const ConvertReport& report);
 
-// Checks that a model can be converted to this format. Errors: those of ConvertModel for a format pair.
-absl::Status CheckConversion(const model::ArtifactInfo& source, model::Format to);
+// Checks that a model can be converted with these options. Errors: those of ConvertModel for options and a format pair.
+absl::Status CheckConversion(const model::ArtifactInfo& source, const ConvertOptions& options);
 
 // The info of ConvertModel's result: format, head, KV cache and BitNet options, without digests and provenance.
 model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const ConvertOptions& options);

@@ -130,10 +130,7 @@ absl::Status WriteRecord(base::FileSystem& files, const std::string& directory, 
 absl::StatusOr<Record> ReadRecord(base::FileSystem& files, const std::string& directory) {
   const std::string path = base::JoinPath(directory, kRecordFile);
   if (!files.Exists(path)) {
-    return base::WithReason(
-        absl::FailedPreconditionError(
-            "the model has no record to verify against: int8 and ternary models have one, so convert it first"),
-        "NO_RECORD");
+    return base::WithReason(absl::FailedPreconditionError("the model has no record to verify against"), "NO_RECORD");
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, files.Read(path, kMaxRecordBytes));
   return ParseRecord(bytes);

@@ -41,6 +41,10 @@ class BitNetQat : public MethodPlan {
     return ModelSizes(config).all;
   }
 
+  std::int64_t CheckpointValueBytes(const jobs::JobSpec& spec, const ModelConfig& config) const override {
+    return TrainedParameters(spec, config) * ElementBytes(spec.bitnet_qat.master_dtype);
+  }
+
   std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
     const std::int64_t code = spec.bitnet_qat.has_ramp() ? 4 : spec.bitnet_qat.act_bits == 16 ? 2 : 1;
     // f32: norms' inputs, q, gate and up. bf16: k and v. Codes that linears read, or floats in a ramp; linears after

@@ -17,8 +17,9 @@ constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;  // more than a disk 
 std::int64_t PlanDisk(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
                       std::int64_t companion_bytes, std::int64_t max_steps) {
   const std::int64_t trained = TrainedParameters(spec, config);
-  const auto checkpoint = static_cast<double>(trained * 4 + MomentBytes(spec, trained));
-  // A checkpoint has values in f32 and the moments. A new one is complete before the oldest is removed.
+  const auto checkpoint =
+      static_cast<double>(PlanOf(spec).CheckpointValueBytes(spec, config) + MomentBytes(spec, trained));
+  // A new checkpoint is complete before the oldest is removed.
   const std::int64_t saved = spec.run.save_every > 0 ? max_steps / spec.run.save_every + 1 : 1;
   const auto checkpoints = static_cast<double>(std::min(std::max<std::int64_t>(1, spec.run.keep_last) + 1, saved));
   double bytes = static_cast<double>(kLogBytes + kForms * companion_bytes) + checkpoints * checkpoint;

@@ -35,6 +35,9 @@ class FloatMastersPlan : public MethodPlan {
   std::int64_t TrainedParameters(const jobs::JobSpec&, const model::ModelConfig& config) const override {
     return ModelSizes(config).all;
   }
+  std::int64_t CheckpointValueBytes(const jobs::JobSpec& spec, const model::ModelConfig& config) const override {
+    return TrainedParameters(spec, config) * TrainedElement(spec);
+  }
   // The embedding of the int8 form is bf16 if it is also the head, else as trained.
   std::int64_t ServedEmbeddingElement(const jobs::JobSpec& spec, const model::ModelConfig& config,
                                       std::int64_t) const override {

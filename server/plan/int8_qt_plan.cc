@@ -17,6 +17,12 @@ class Int8Qt : public FloatMastersPlan {
     return served;
   }
 
+  // Codes of the linears and a scale in f32 for each of their rows; the others in f32.
+  std::int64_t CheckpointValueBytes(const jobs::JobSpec& /*spec*/, const ModelConfig& config) const override {
+    const ModelSizes sizes(config);
+    return sizes.linears + (sizes.linear_rows + sizes.all - sizes.linears) * 4;
+  }
+
   std::int64_t TokenBytes(const jobs::JobSpec& /*spec*/, const ModelConfig& c) const override {
     return CodedTokenBytes(c);
   }

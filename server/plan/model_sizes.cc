@@ -13,6 +13,7 @@ ModelSizes::ModelSizes(const model::ModelConfig& config) {
     const auto kind = static_cast<model::LinearKind>(k);
     const std::int64_t elements = model::OutFeatures(config, kind) * model::InFeatures(config, kind);
     linears += elements * config.num_layers;
+    linear_rows += model::OutFeatures(config, kind) * config.num_layers;
     largest = std::max(largest, elements);
   }
   embedding = config.vocab_size * config.hidden_size;

@@ -10,11 +10,12 @@ namespace nibble::plan {
 struct ModelSizes {
   explicit ModelSizes(const model::ModelConfig& config);
 
-  std::int64_t linears = 0;    // elements of all linears except the head
-  std::int64_t largest = 0;    // elements of the largest of these linears
-  std::int64_t embedding = 0;  // elements of the embedding
-  std::int64_t heads = 1;      // matrices of that size: 1 if the head is the embedding, else 2
-  std::int64_t all = 0;        // parameters
+  std::int64_t linears = 0;      // elements of all linears except the head
+  std::int64_t linear_rows = 0;  // outputs of all these linears
+  std::int64_t largest = 0;      // elements of the largest of these linears
+  std::int64_t embedding = 0;    // elements of the embedding
+  std::int64_t heads = 1;        // matrices of that size: 1 if the head is the embedding, else 2
+  std::int64_t all = 0;          // parameters
 };
 
 // Bytes that the norms of q's and k's heads keep for a token in one layer until its backward pass: their inputs in f32,

@@ -57,7 +57,9 @@ absl::Status CheckpointPublisher::Check(const PublishRequest& request, const std
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, work_.options.find_checkpoint(request.checkpoint, tenant));
   if (IsPublished(request, source)) return absl::OkStatus();
-  NIBBLE_RETURN_IF_ERROR(FindModel(*work_.state.models, work_.metrics, source.base_model).status());
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model,
+                          FindModel(*work_.state.models, work_.metrics, source.base_model));
+  NIBBLE_RETURN_IF_ERROR(CheckBase(source, base_model));
   return work_.state.models->CheckFree(request.name, tenant);
 }
 

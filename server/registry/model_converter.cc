@@ -73,7 +73,7 @@ absl::Status ModelConverter::Check(const ConvertRequest& request, const std::str
                           FindModel(*work_.state.models, work_.metrics, request.model));
   NIBBLE_RETURN_IF_ERROR(work_.state.models->CheckFree(request.name, tenant));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
-  NIBBLE_RETURN_IF_ERROR(convert::CheckConversion(info, OptionsOf(request).to));
+  NIBBLE_RETURN_IF_ERROR(convert::CheckConversion(info, OptionsOf(request)));
   if (request.merge && info.format != model::Format::kLora) {
     return FieldError("lora", StrCat("MERGE is for lora models, \"", request.model, "\" is ", Name(info.format)));
   }

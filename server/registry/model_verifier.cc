@@ -14,6 +14,26 @@ namespace nibble::registry {
 
 using base::StrCat;
 
+namespace {
+
+// Why an intact model has no record, and how the user gets one that has.
+absl::Status NoRecord(const std::string& name, const model::ArtifactInfo& info) {
+  const char* to = info.is_masters() ? "ternary" : "int8";
+  const std::string convert = StrCat("nibble models convert ", name, " --to ", to, " --name NEW");
+  std::string why;
+  if (info.determinism() != model::Determinism::kBitwise) {
+    why = StrCat(": it is stored as ", info.is_masters() ? "master weights of a BitNet model" : Name(info.format),
+                 ", and only int8 and ternary models have one; convert it: ", convert);
+  } else if (info.source == "checkpoint") {
+    why = StrCat(": it was published from a checkpoint, and a trainer records only the model of its last step; ",
+                 convert, " copies its weights and records their logits");
+  }
+  return base::WithReason(
+      absl::FailedPreconditionError(StrCat("model \"", name, "\" has no record to verify against", why)), "NO_RECORD");
+}
+
+}  // namespace
+
 absl::StatusOr<VerifyReport> ModelVerifier::Verify(const std::string& name, OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*work_.state.models, work_.metrics, name));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, work_.state.models->PinModel(name, "verify"));
@@ -40,7 +60,13 @@ absl::StatusOr<VerifyReport> ModelVerifier::Verify(const std::string& name, Oper
 }
 
 absl::StatusOr<VerifyReport> ModelVerifier::Replay(const store::StoredModel& stored, OperationScope& scope) {
-  NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ReadRecord(work_.state.files, stored.directory));
+  const auto read = model::ReadRecord(work_.state.files, stored.directory);
+  if (base::Reason(read.status()) == "NO_RECORD") {
+    NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored.info));
+    return NoRecord(stored.name, info);
+  }
+  NIBBLE_RETURN_IF_ERROR(read.status());
+  const model::Record& record = *read;
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(stored.directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto turn, work_.AwaitTurn(StrCat("verify of model ", stored.name),
                                                            ReplayMemory(*artifact, record), scope));

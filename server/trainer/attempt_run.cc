@@ -222,6 +222,7 @@ class AttemptRun {
     }
     const double lr = LearningRate(spec_.optim, progress_.step, max_steps_);
     auto& parameters = model_->parameters();
+    Int8Buffers buffers;  // until the end of the updates: the next forward pass needs the memory
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       ShowAlive();
       const Parameter& parameter = parameters[i];
@@ -230,7 +231,8 @@ class AttemptRun {
                                                 {.seed = static_cast<std::uint64_t>(spec_.run.seed),
                                                  .tensor = i,
                                                  .to_nearest = parameter.to_nearest,
-                                                 .one_scale = parameter.one_scale});
+                                                 .one_scale = parameter.one_scale},
+                                                &buffers);
       if (absl::IsInvalidArgument(done)) {  // a new value is not finite
         return NanLoss(
             base::StrCat("step ", progress_.step + 1, ": ", parameter.name, ": ", base::ToStd(done.message())));

@@ -37,21 +37,24 @@ void WidenInt8(const TensorRef& tensor, std::span<float> values, const kernels::
 }
 
 absl::Status StoreInt8(std::span<const float> values, const TensorRef& tensor, std::int64_t step,
-                       const StoreDraws& draws, const kernels::Stream& stream) {
+                       const StoreDraws& draws, const kernels::Stream& stream, Int8Buffers* buffers) {
   CHECK(IsInt8Matrix(tensor) && static_cast<std::int64_t>(values.size()) == tensor.count);
   const std::int64_t rows = tensor.num_scales();
   const std::int64_t cols = tensor.block;
   auto* codes = static_cast<std::int8_t*>(tensor.data);
-  std::vector<std::uint8_t> changed(static_cast<std::size_t>(rows), 0);
+  Int8Buffers own;
+  Int8Buffers& memory = buffers != nullptr ? *buffers : own;
+  const std::span<std::uint8_t> changed = FirstOf(memory.changed, rows);
   std::atomic<bool> finite = true;
   stream.ParallelFor(rows, RowsPerThread(tensor), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
+      std::uint8_t& row_changed = changed[static_cast<std::size_t>(r)];
+      row_changed = 0;
       for (std::int64_t i = r * cols; i < (r + 1) * cols; ++i) {
         const float value = values[static_cast<std::size_t>(i)];
         if (!std::isfinite(value)) finite = false;
         // A new tensor has no scales yet.
-        if (tensor.scales[r] == 0.0f || value != static_cast<float>(codes[i]) * tensor.scales[r])
-          changed[static_cast<std::size_t>(r)] = 1;
+        if (tensor.scales[r] == 0.0f || value != static_cast<float>(codes[i]) * tensor.scales[r]) row_changed = 1;
       }
     }
   });
@@ -59,8 +62,8 @@ absl::Status StoreInt8(std::span<const float> values, const TensorRef& tensor, s
   const bool any = std::find(changed.begin(), changed.end(), 1) != changed.end();
   if (!any) return absl::OkStatus();
   const std::int64_t stride = kernels::Int8PaddedK(cols);
-  std::vector<std::int8_t> padded(static_cast<std::size_t>(rows * stride));
-  std::vector<float> scales(static_cast<std::size_t>(rows));
+  const std::span<std::int8_t> padded = FirstOf(memory.codes, rows * stride);
+  const std::span<float> scales = FirstOf(memory.scales, rows);
   kernels::QuantizeInt8Args args;
   args.x = kernels::MakeConstMatrix(values.data(), kernels::DType::kF32, rows, cols);
   args.out.codes = padded.data();

@@ -1,13 +1,11 @@
 #include "server/trainer/optimizer.h"
 
 #include <string>
-#include <vector>
 
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/trainer/dynamic_map.h"
 #include "server/trainer/float_values.h"
-#include "server/trainer/int8_values.h"
 
 namespace nibble::trainer {
 namespace {
@@ -52,12 +50,15 @@ absl::Status Optimizer::Check(std::string_view name, const TensorRef& value, con
 }
 
 absl::Status Optimizer::Step(std::int64_t step, double lr, const TensorRef& parameter, const TensorRef& gradient,
-                             Moments& moments, const kernels::Stream& stream, const StoreDraws& draws) const {
+                             Moments& moments, const kernels::Stream& stream, const StoreDraws& draws,
+                             Int8Buffers* buffers) const {
   if (IsInt8Matrix(parameter)) {
-    std::vector<float> values(static_cast<std::size_t>(parameter.count));
+    Int8Buffers own;
+    Int8Buffers& memory = buffers != nullptr ? *buffers : own;
+    const std::span<float> values = FirstOf(memory.values, parameter.count);
     WidenInt8(parameter, values, stream);
     NIBBLE_RETURN_IF_ERROR(Step(step, lr, values, gradient, moments, stream));
-    return StoreInt8(values, parameter, step, draws, stream);
+    return StoreInt8(values, parameter, step, draws, stream, &memory);
   }
   if (kind_ == Kind::kAdamW || kind_ == Kind::kAdamW8Bit) {
     return AdamWStep(config_, step, lr, parameter, gradient, moments, stream, draws);

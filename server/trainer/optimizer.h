@@ -8,6 +8,7 @@
 #include "kernels/stream.h"
 #include "server/jobs/job_spec.h"
 #include "server/trainer/adamw.h"
+#include "server/trainer/int8_values.h"
 #include "server/trainer/tensor_ref.h"
 
 namespace nibble::trainer {
@@ -29,11 +30,12 @@ class Optimizer {
   //   sgd                m = beta1 * m + g;  p -= lr * m
   //   lion               p -= lr * sign(beta1 * m + (1 - beta1) * g);  m = beta2 * m + (1 - beta2) * g
   // Sources: torch.optim.SGD (momentum beta1, no dampening), arXiv:2302.06675 (Lion). Parameters in bf16
-  // and int8 are changed in f32 and stored as `draws` says (float_values.h, int8_values.h). Errors: those of Check;
-  // then nothing has changed. InvalidArgument: an int8 parameter's new value is not finite; then its moments have
-  // changed.
+  // and int8 are changed in f32 and stored as `draws` says (float_values.h, int8_values.h). An int8
+  // parameter takes its memory from `buffers`, if given. Errors: those of Check; then nothing has changed.
+  // InvalidArgument: an int8 parameter's new value is not finite; then its moments have changed.
   absl::Status Step(std::int64_t step, double lr, const TensorRef& parameter, const TensorRef& gradient,
-                    Moments& moments, const kernels::Stream& stream = {}, const StoreDraws& draws = {}) const;
+                    Moments& moments, const kernels::Stream& stream = {}, const StoreDraws& draws = {},
+                    Int8Buffers* buffers = nullptr) const;
 
   static constexpr std::int64_t kMin8BitElements = 4096;
 

@@ -6,12 +6,15 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
+#include <memory>
 #include <string>
+#include <string_view>
 
+#include "absl/strings/str_replace.h"
 #include "kernels/ops/matmul/matmul_bf16.h"
 #include "server/base/mutex.h"
+#include "server/base/strings.h"
 #include "server/model/working_rows.h"
 #include "server/trainer/serving_weights.h"
 #include "server/trainer/torch_bridge.h"
@@ -22,17 +25,23 @@ namespace {
 // Names of torch's operators as constants that are never freed, as LaunchCounter requires.
 class OperatorNames {
  public:
+  // nullptr: not an operator. torch also announces each backward step of autograd, by the name of its C++ class: the
+  // kernels and operators that run inside it are counted, not the step.
   const char* Intern(const char* name) {
     base::MutexLock lock(mutex_);
     auto it = names_.find(name);
-    if (it == names_.end()) {
-      const char* plain = std::strncmp(name, "aten::", 6) == 0 ? name + 6 : name;
-      it = names_.emplace(name, std::make_unique<std::string>(std::string("torch:") + plain)).first;
-    }
-    return it->second->c_str();
+    if (it == names_.end()) it = names_.emplace(name, Label(name)).first;
+    return it->second == nullptr ? nullptr : it->second->c_str();
   }
 
  private:
+  // "torch:mm" of "aten::mm", "torch:mkldnn_linear" of "mkldnn::linear".
+  static std::unique_ptr<std::string> Label(std::string_view name) {
+    if (name.starts_with("autograd::engine::")) return nullptr;
+    if (name.starts_with("aten::")) name.remove_prefix(6);
+    return std::make_unique<std::string>("torch:" + absl::StrReplaceAll(base::ToAbsl(name), {{"::", "_"}}));
+  }
+
   base::Mutex mutex_;
   std::map<std::string, std::unique_ptr<std::string>, std::less<>> names_ ABSL_GUARDED_BY(mutex_);
 };
@@ -41,7 +50,7 @@ kernels::LaunchCounter* g_launches = nullptr;  // global, because RecordFunction
 
 std::unique_ptr<at::ObserverContext> CountOperator(const at::RecordFunction& function) {
   static OperatorNames names;
-  g_launches->Add(names.Intern(function.name()));
+  if (const char* name = names.Intern(function.name()); name != nullptr) g_launches->Add(name);
   return nullptr;
 }
 
@@ -105,6 +114,10 @@ void InitTorch(int threads, kernels::LaunchCounter* launches) {
   // Turns off the NaN that deterministic algorithms write into new tensors: all of ours are written before they are
   // read.
   at::globalContext().setDeterministicFillUninitializedMemory(false);
+  CountOperators(launches);
+}
+
+void CountOperators(kernels::LaunchCounter* launches) {
   g_launches = launches;
   at::addGlobalCallback(at::RecordFunctionCallback(CountOperator).scopes({at::RecordScope::FUNCTION}));
 }

@@ -9,9 +9,11 @@
 
 namespace nibble::trainer {
 
-// Sets the number of threads and deterministic algorithms. From then on, every operator of torch counts as
-// "torch:<op>". Call once, before any other use of torch. `launches` must live as long as the process.
+// Sets the number of threads and deterministic algorithms, and calls CountOperators. Call once, before any other use of
+// torch.
 void InitTorch(int threads, kernels::LaunchCounter* launches);
+// From now on, every operator of torch counts as "torch:<op>". `launches` must live as long as the process.
+void CountOperators(kernels::LaunchCounter* launches);
 
 // Torch's own threads as the kernels' pool, because two sets of threads would compete for the cores.
 std::unique_ptr<kernels::ThreadPool> MakeTorchThreadPool();

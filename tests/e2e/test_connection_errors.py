@@ -11,18 +11,21 @@ from conftest import BIN, Server
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
-    """A server with TLS, whose certificate is for localhost only; a server without TLS; the authority of the first, and
-    another authority."""
+    """A server with TLS, whose certificate is for localhost only; a server without TLS; one like the first that requires
+    client certificates; the authority of the first and third, and another authority."""
     folder = tmp_path_factory.mktemp("servers")
     authority = pki.Authority(folder / "pki")
     certificate, key = pki.put_in_place(folder / "served", *authority.issue("server", "DNS:localhost"))
     secure = Server(folder / "secure", "--tls_cert", certificate, "--tls_key", key)
     plain = Server(folder / "plain")
-    secure.start()
-    plain.start()
-    yield secure, plain, authority, pki.Authority(folder / "other_pki")
-    secure.stop()
-    plain.stop()
+    mutual = Server(folder / "mutual", "--tls_cert", certificate, "--tls_key", key, "--tls_client_ca", authority.certificate,
+                    "--tls_require_client_cert")
+    started = (secure, plain, mutual)
+    for server in started:
+        server.start()
+    yield *started, authority, pki.Authority(folder / "other_pki")
+    for server in started:
+        server.stop()
 
 
 @contextlib.contextmanager
@@ -38,10 +41,11 @@ def nibble(*arguments):
 
 
 def test_every_cause_has_its_own_sentence(servers):
-    secure, plain, authority, other = servers
+    secure, plain, mutual, authority, other = servers
     with silent_address() as silent:
         trusts, trusts_other = ("--tls-ca", authority.certificate), ("--tls-ca", other.certificate)
-        port = secure.grpc.rpartition(":")[2]
+        port, mutual_port = (server.grpc.rpartition(":")[2] for server in (secure, mutual))
+        (certificate, key), (wrong, wrong_key) = (issuer.issue("client", "DNS:client") for issuer in (authority, other))
         for address, flags, sentence in (
                 (silent, (), "is nibbled running there?"),
                 ("nosuch.invalid:1", (), "this host has no address"),
@@ -49,6 +53,9 @@ def test_every_cause_has_its_own_sentence(servers):
                 (f"localhost:{port}", trusts_other, "is not signed by an authority of --tls-ca"),
                 (f"localhost:{port}", ("--tls",), "give the server's authority with --tls-ca"),
                 (secure.grpc, trusts, "is for another name; give that name with --tls-name"),
+                (f"localhost:{mutual_port}", trusts, "requires a client certificate, give yours with --tls-cert and --tls-key"),
+                (f"localhost:{mutual_port}", (*trusts, "--tls-cert", wrong, "--tls-key", wrong_key),
+                 "it may not accept the client certificate of --tls-cert"),
                 (plain.grpc, trusts, "the server does not use TLS; leave out the --tls options")):
             refused = nibble("--server", address, *flags, "server", "load")
             assert refused.returncode == 5, (address, refused)
@@ -56,6 +63,8 @@ def test_every_cause_has_its_own_sentence(servers):
             assert len(lines) == 2 and lines[0].startswith("error: UNAVAILABLE: "), refused.stderr
             assert lines[1].startswith(f"  server: {address} (--server): ") and lines[1].endswith(sentence), refused.stderr
     assert nibble("--server", f"localhost:{port}", *trusts, "server", "load").returncode == 0
+    assert nibble("--server", f"localhost:{mutual_port}", *trusts, "--tls-cert", certificate, "--tls-key", key, "server",
+                  "load").returncode == 0
     assert nibble("--server", secure.grpc, *trusts, "--tls-name", "localhost", "server", "load").returncode == 0
 
 

@@ -7,13 +7,15 @@ import os
 import signal
 import ssl
 import stat
+import subprocess
 import threading
 import time
 
 import grpc
+import pytest
 
 import pki
-from conftest import TRAIN, Server
+from conftest import BIN, TRAIN, Server
 from test_reliability import prepare
 from test_security import NEW, Secure, handshake
 from soon import soon
@@ -30,6 +32,16 @@ def open_to_others(root):
             if not stat.S_ISLNK(mode) and mode & 0o007:
                 found.append(f"{path} {stat.filemode(mode)}")
     return found
+
+
+@pytest.mark.parametrize("wrong, right", [("--state-dir", "--state_dir"), ("--grpc_adress=127.0.0.1:0", "--grpc_address"),
+                                          ("--max-waiting-requests-per-principal", "--max_waiting_requests_per_principal"),
+                                          ("--quantize", None)])
+def test_an_unknown_flag_is_named_with_the_nearest_one(wrong, right):
+    refused = subprocess.run([BIN / "nibbled", wrong, "x"], capture_output=True, text=True, timeout=60)
+    assert refused.returncode != 0 and refused.stdout == ""
+    suggestion = f"; did you mean {right}?" if right else ""
+    assert refused.stderr == f"unknown flag {wrong.split('=')[0]}{suggestion}\nRun with --help for more information.\n"
 
 
 def test_c12_no_file_is_open_to_other_users(tmp_path, model_directory, text_file):
@@ -55,14 +67,19 @@ def test_c12_no_file_is_open_to_other_users(tmp_path, model_directory, text_file
 
 
 def test_c12_sighup_reads_token_and_tls_files_and_ends_nothing(tmp_path):
+    rejected = "token file rejected; the last valid one stays in use"
     secure = Secure(tmp_path)
     try:
-        (secure.folder / "tokens").write_text("not a token file\n")
-        secure.server.process.send_signal(signal.SIGHUP)
-        soon(lambda: secure.server.logged("reading TLS and token files again"))
-        # No call has arrived since, so only the signal can have caused the read.
-        soon(lambda: secure.server.logged("token file rejected; the last valid one stays in use"))
+        # No call arrives: the server looks by itself, and on a signal.
+        for text in ("not a token file\n", "{}\n"):
+            before = len(secure.server.logged(rejected))
+            (secure.folder / "tokens").write_text(text)
+            [entry] = soon(lambda: secure.server.logged(rejected)[before:])
+            assert entry["level"] == "error" and "line 1" in entry["error"]
+            secure.server.process.send_signal(signal.SIGHUP)
+            soon(lambda: len(secure.server.logged("reading TLS and token files again")) == before + 1)
         secure.run("server", "info")
+        assert len(secure.server.logged(rejected)) == 2, "once for each content"
         assert secure.server.process.poll() is None
     finally:
         assert secure.server.stop() == 0

@@ -6,8 +6,10 @@
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include "google/longrunning/operations.pb.h"
 #include "nibble/internal/v1/trainer_report.pb.h"
@@ -18,8 +20,10 @@
 #include "nibble/v1/server_service.pb.h"
 #include "nibble/v1/upload_service.pb.h"
 #include "server/base/error.h"
+#include "server/base/hooked_files.h"
 #include "server/base/sha256.h"
 #include "server/rpc/methods.h"
+#include "tests/support/soon.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::auth {
@@ -318,6 +322,38 @@ TEST_F(AuthorityTest, ReloadReadsTheFileAtOnce) {  // C12
   Write("half a li");
   authority.Reload();
   EXPECT_EQ(Ask(authority, "2"), "two");
+}
+
+// Counts reads of files.
+class CountReads {
+ public:
+  explicit CountReads(std::atomic<int>* reads) : reads_(*reads) {}
+  template <typename Work>
+  auto Around(const char* operation, const std::string&, Work work) -> decltype(work()) {
+    if (std::string_view(operation) == "read") ++reads_;
+    return work();
+  }
+  template <typename Write>
+  absl::Status Append(const std::string&, std::string_view bytes, Write write) {
+    return write(bytes);
+  }
+
+ private:
+  std::atomic<int>& reads_;
+};
+
+TEST_F(AuthorityTest, WatchReadsTheFileWithoutACall) {
+  Write(Line("one", "viewer", "1"));
+  std::atomic<int> reads{0};
+  base::HookedFiles<CountReads> files(base::RealFileSystem(), &reads);
+  auto opened = Authority::Open(files, clock_, {.token_file = path_, .reload = absl::Milliseconds(1)});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(reads, 1);
+  (*opened)->Watch();
+  for (int want = 2; want < 5; ++want) {
+    clock_.Advance(absl::Seconds(1));
+    EXPECT_TRUE(testing_support::Soon([&] { return reads >= want; })) << want;
+  }
 }
 
 TEST_F(AuthorityTest, DoesNotStartWithAMissingEmptyOrInvalidFile) {

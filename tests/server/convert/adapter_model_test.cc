@@ -25,7 +25,7 @@ class AdapterModelTest : public ExportTest {
   absl::StatusOr<model::ArtifactInfo> Make(const std::string& name, const std::string& target) {
     const auto artifact = model::Artifact::Open(directory_.Path(name));
     EXPECT_TRUE(artifact.ok()) << artifact.status();
-    return MakeAdapterModel(files_, **artifact, adapter_, base::Json::object(), directory_.Path("scratch"),
+    return MakeAdapterModel(files_, **artifact, adapter_, {{"base_model", name}}, directory_.Path("scratch"),
                             directory_.Path(target), kernels::Stream(), "import");
   }
   model::PeftAdapter adapter_;
@@ -60,6 +60,12 @@ TEST_F(AdapterModelTest, RejectsAdapterOfOtherWeightsAndLeavesNothing) {
     EXPECT_EQ(base::Reason(status), "BASE_MISMATCH");
     EXPECT_EQ(base::ReasonMetadata(status)["wanted"], trained_on);
     EXPECT_EQ(base::ReasonMetadata(status)["got"], lora_->info().base_digest);
+    const std::string message(status.message());
+    EXPECT_THAT(message, HasSubstr(std::string("base \"") + base + "\", stored as " + base + ", has the digest "));
+    EXPECT_THAT(message, HasSubstr("nibble models get NAME"));
+    // What `models get` prints of this base, and only for a float base what it has in nf4.
+    EXPECT_THAT(message, HasSubstr(model::Artifact::Open(directory_.Path(base)).value()->info().weights_digest));
+    EXPECT_EQ(message.find("quantized to nf4") != std::string::npos, std::string(base) == "f32") << message;
     EXPECT_FALSE(std::filesystem::exists(directory_.Path("other")));
     EXPECT_FALSE(std::filesystem::exists(directory_.Path("scratch")));
   }

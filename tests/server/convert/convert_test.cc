@@ -560,7 +560,7 @@ TEST_F(ConvertTest, CheckConversionNeedsOnlyTheSourcesInfo) {
   model::ArtifactInfo info;
   const auto ok = [&](Format from, Format to) {
     info.format = from;
-    return CheckConversion(info, to).ok();
+    return CheckConversion(info, {.to = to}).ok();
   };
   for (const Format from : {Format::kF32, Format::kBF16}) {
     for (const Format to : {Format::kInt8, Format::kNf4, Format::kTernary})
@@ -581,7 +581,7 @@ TEST_F(ConvertTest, CheckConversionNeedsOnlyTheSourcesInfo) {
   }
   info.bitnet = model::BitNetInfo();
   EXPECT_TRUE(ok(Format::kF32, Format::kTernary));
-  EXPECT_EQ(base::ReasonMetadata(CheckConversion(info, Format::kInt8))["field"], "target");
+  EXPECT_EQ(base::ReasonMetadata(CheckConversion(info, {.to = Format::kInt8}))["field"], "target");
   EXPECT_FALSE(ok(Format::kF32, Format::kBF16));
 }
 

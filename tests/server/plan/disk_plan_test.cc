@@ -66,5 +66,26 @@ TEST(DiskPlanTest, KeptCheckpointsAreCounted) {
   EXPECT_LT(PlanDisk(spec, config, 2, 0, 100), three / 2);
 }
 
+// A checkpoint keeps trained values in their own type.
+TEST(DiskPlanTest, CheckpointsOfSmallerValuesAreSmaller) {
+  const model::ModelConfig config = Llama3Of8B();
+  // Elements and outputs of the linears of a layer: q and o, k and v, gate and up, down.
+  constexpr std::int64_t kLinears = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14'336);
+  constexpr std::int64_t kRows = 32 * (2 * 4096 + 2 * 1024 + 2 * 14'336 + 4096);
+  constexpr std::int64_t kAll = kLinears + 2 * 128'256 * 4096 + (2 * 32 + 1) * 4096;
+  // Both serve int8; only int8_mixed also writes the weights in f32.
+  jobs::JobSpec codes = Spec(jobs::kMethodInt8Qt), floats = Spec(jobs::kMethodInt8Mixed);
+  codes.run.save_every = floats.run.save_every = 0;  // one checkpoint
+  codes.optim.optimizer = floats.optim.optimizer = "adamw";
+  EXPECT_EQ(PlanDisk(floats, config, 2, 0, 100) - PlanDisk(codes, config, 2, 0, 100) - kAll * 4,
+            kLinears * 3 - kRows * 4);
+  // Masters in bf16: half the bytes in the checkpoint and in the model that is converted.
+  jobs::JobSpec full = Spec(jobs::kMethodFull), half = full;
+  full.full.param_dtype = "f32";
+  half.full.param_dtype = "bf16";
+  full.run.save_every = half.run.save_every = 0;
+  EXPECT_GE(PlanDisk(full, config, 2, 0, 100) - PlanDisk(half, config, 2, 0, 100), kAll * 4);
+}
+
 }  // namespace
 }  // namespace nibble::plan

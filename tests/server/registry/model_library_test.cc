@@ -11,6 +11,7 @@
 
 #include "server/base/error.h"
 #include "server/base/sha256.h"
+#include "server/convert/convert.h"
 #include "server/plan/checkpoint_source.h"
 #include "server/registry/uploaded_model.h"
 #include "tests/server/model/small_models.h"
@@ -22,6 +23,7 @@ namespace nibble::registry {
 namespace {
 
 using model::Format;
+using ::testing::HasSubstr;
 
 class Scope : public OperationScope {
  public:
@@ -88,6 +90,19 @@ class ModelLibraryTest : public ::testing::Test {
     request.target = Format::kInt8;
     request.eval_dataset = "page";
     return request;
+  }
+  // A model such as one published from a checkpoint of an int8_qt job: int8, with 4 outliers and a head in bf16.
+  void AddInt8Checkpoint(const std::string& name) {
+    const auto base = model::Artifact::Open(models_.bf16());
+    ASSERT_TRUE(base.ok()) << base.status();
+    auto pending = state_->models->Begin(name);
+    ASSERT_TRUE(pending.ok()) << pending.status();
+    const convert::ConvertOptions options = {.act_outliers = 4, .int8_head = false};
+    auto made = convert::ConvertModel(base::RealFileSystem(), **base, (*pending)->directory(), options, stream_);
+    ASSERT_TRUE(made.ok()) << made.status();
+    made->info.source = "checkpoint";
+    ASSERT_TRUE(model::WriteArtifactInfo(base::RealFileSystem(), (*pending)->directory(), made->info).ok());
+    ASSERT_TRUE((*pending)->Commit().ok());
   }
   // Uploads the files in `directory` as "u".
   void Upload(const std::string& directory) {
@@ -165,6 +180,43 @@ TEST_F(ModelLibraryTest, VerifyReplaysTheRecordOfAConversion) {
   EXPECT_EQ(base::Reason(library_->verifier().Verify("base", scope_).status()), "NO_RECORD");
 }
 
+TEST_F(ModelLibraryTest, ModelWithoutARecordSaysWhyAndWhatMakesOne) {
+  AddInt8Checkpoint("step");
+  const absl::Status of_checkpoint = library_->verifier().Verify("step", scope_).status();
+  EXPECT_EQ(base::Reason(of_checkpoint), "NO_RECORD") << of_checkpoint;
+  EXPECT_THAT(std::string(of_checkpoint.message()),
+              ::testing::AllOf(HasSubstr("published from a checkpoint"), HasSubstr("convert step --to int8")));
+  ConvertRequest request;
+  request.model = "step";
+  request.name = "copy";
+  request.target = Format::kInt8;
+  ASSERT_TRUE(library_->converter().Check(request, "").ok());
+  const auto copied = library_->converter().Convert(request, scope_);
+  ASSERT_TRUE(copied.ok()) << copied.status();
+  const auto report = library_->verifier().Verify("copy", scope_);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(report->equal);
+  const absl::Status of_float = library_->verifier().Verify("base", scope_).status();
+  EXPECT_EQ(base::Reason(of_float), "NO_RECORD") << of_float;
+  EXPECT_THAT(std::string(of_float.message()),
+              ::testing::AllOf(HasSubstr("stored as bf16"), HasSubstr("convert base --to int8")));
+}
+
+TEST_F(ModelLibraryTest, OptionsThatACopyCannotChangeAreRefusedBeforeTheOperation) {
+  AddInt8Checkpoint("step");
+  ConvertRequest request;
+  request.model = "step";
+  request.name = "copy";
+  request.target = Format::kInt8;
+  request.act_outliers = 4;
+  EXPECT_TRUE(library_->converter().Check(request, "").ok()) << "as it was trained";
+  request.act_outliers = 5;
+  EXPECT_EQ(FieldOf(library_->converter().Check(request, "")), "act_outliers");
+  request.act_outliers.reset();
+  request.head = Format::kInt8;
+  EXPECT_EQ(FieldOf(library_->converter().Check(request, "")), "head");
+}
+
 TEST_F(ModelLibraryTest, ExportLastsAsLongAsItsOperation) {
   ExportRequest request;
   request.model = "base";
@@ -239,6 +291,7 @@ TEST_F(ModelLibraryTest, CheckpointIsNotPublishedOnAReplacedBase) {
   });
   const PublishRequest request{.checkpoint = "job-1/3", .name = "tuned"};
   base_digest_ = std::string(64, 'a');
+  EXPECT_EQ(base::Reason(library_->publisher().Check(request, "")), "BASE_MISMATCH") << "before the operation";
   const absl::Status refused = library_->publisher().Publish(request, "", scope_);
   EXPECT_EQ(base::Reason(refused), "BASE_MISMATCH") << refused;
   EXPECT_FALSE(state_->models->Get("tuned").ok());

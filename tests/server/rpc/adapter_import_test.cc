@@ -181,6 +181,7 @@ TEST_F(AdapterImportTest, BaseThatTheAdapterWasNotTrainedOnIsRefused) {
   const auto error = Refused(AdapterFiles(config), "base");
   EXPECT_EQ(error.code(), static_cast<int>(grpc::StatusCode::FAILED_PRECONDITION));
   EXPECT_EQ(ReasonOf(error), "BASE_MISMATCH");
+  EXPECT_THAT(error.message(), HasSubstr("base \"base\", stored as bf16, has the digest " + Get("base").digest()));
   EXPECT_THAT(error.message(), HasSubstr(Get("four").digest()));
 }
 

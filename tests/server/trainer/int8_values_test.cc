@@ -167,6 +167,33 @@ TEST_P(Int8OptimizerTest, StepsAreThoseOfF32ThenStored) {
   }
 }
 
+// A run's tensors differ in size, and rows that changed in one may not change in the next.
+TEST_P(Int8OptimizerTest, BuffersOfOtherTensorsChangeNothing) {
+  const Optimizer optimizer(config_);
+  Int8Buffers buffers;
+  std::uint64_t seed = 0;
+  for (const std::int64_t rows : {40, 3, 64, 17}) {
+    const std::int64_t cols = 700 / rows + 9, count = rows * cols;
+    const TensorBuffer alone(ElementType::kInt8, count, cols), reused(ElementType::kInt8, count, cols);
+    const std::vector<float> values = support::NormalVector(++seed, count);
+    for (const TensorBuffer* tensor : {&alone, &reused})
+      ASSERT_TRUE(StoreInt8(values, tensor->ref(), 0, kNearest).ok());
+    std::vector<float> gradient = support::NormalVector(100 + seed, count);
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (i / cols % 2 == 0) gradient[static_cast<std::size_t>(i)] = 0.0f;  // every second row keeps its bytes
+    }
+    const std::vector<std::int8_t> before = Codes(alone.ref());
+    Moments of_alone = optimizer.MakeMoments(count), of_reused = optimizer.MakeMoments(count);
+    const StoreDraws draws = {.seed = 5, .tensor = 1};
+    ASSERT_TRUE(optimizer.Step(1, 1e-1, alone.ref(), gradient, of_alone, {}, draws).ok());
+    ASSERT_TRUE(optimizer.Step(1, 1e-1, reused.ref(), gradient, of_reused, {}, draws, &buffers).ok());
+    EXPECT_EQ(Codes(reused.ref()), Codes(alone.ref())) << rows;
+    EXPECT_EQ(Scales(reused.ref()), Scales(alone.ref())) << rows;
+    EXPECT_NE(Codes(alone.ref()), before) << rows;
+  }
+  EXPECT_EQ(buffers.changed.size(), 64u) << "the memory was used";
+}
+
 // Steps far below a code: rounded to nearest, none of them would count.
 TEST_P(Int8OptimizerTest, SmallStepsCountOnAverage) {
   constexpr std::int64_t kRows = 100, kCols = 1000;

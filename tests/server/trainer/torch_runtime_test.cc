@@ -4,8 +4,10 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <map>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -43,6 +45,28 @@ TEST(TorchLibraryTest, Bf16WeightIsWidenedInSlices) {
       EXPECT_LE((y - want).abs().max().item<double>(), kInputs * 0x1p-24 * product.abs().max().item<double>());
     }
   }
+}
+
+struct Doubled : torch::autograd::Function<Doubled> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x * 2; }
+  static std::vector<Tensor> backward(torch::autograd::AutogradContext*, std::vector<Tensor> grads) {
+    return {grads[0] * 2};
+  }
+};
+
+// They are labels of nibble_kernel_launches_total.
+TEST(CountOperatorsTest, NamesAreThoseOfOperatorsNotOfClassesOfAutograd) {
+  static kernels::LaunchCounter launches;  // torch's operators are counted until the process ends
+  CountOperators(&launches);
+  const Tensor x = torch::randn({3, 4}).requires_grad_();
+  torch::mm(Doubled::apply(x), torch::randn({4, 5})).sum().backward();
+  std::map<std::string, std::uint64_t> counts;
+  for (const auto& [name, count] : launches.Snapshot()) {
+    counts[name] = count;
+    ASSERT_EQ(name.rfind("torch:", 0), 0u) << name;
+    EXPECT_EQ(name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_", 6), std::string::npos) << name;
+  }
+  EXPECT_EQ(counts["torch:mm"], 2u) << "forward, and the gradient of x";
 }
 
 // at::parallel_for uses several threads only if our own file is compiled with OpenMP.

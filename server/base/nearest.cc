@@ -1,11 +1,11 @@
-#include "client/cli/nearest.h"
+#include "server/base/nearest.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_join.h"
 #include "server/base/strings.h"
 
-namespace nibble::cli {
+namespace nibble::base {
 namespace {
 
 // Damerau-Levenshtein distance in which no part of a word is edited twice.
@@ -48,12 +48,12 @@ std::string Nearest(std::string_view word, const std::vector<std::string>& names
 
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& names) {
   const std::string nearest = Nearest(word, names);
-  return nearest.empty() ? "" : base::StrCat("; did you mean ", nearest, "?");
+  return nearest.empty() ? "" : StrCat("; did you mean ", nearest, "?");
 }
 
 std::string DidYouMeanOrList(std::string_view word, const std::vector<std::string>& names) {
   const std::string nearest = DidYouMean(word, names);
-  return nearest.empty() ? base::StrCat("; wanted one of ", absl::StrJoin(names, ", ")) : nearest;
+  return nearest.empty() ? StrCat("; wanted one of ", absl::StrJoin(names, ", ")) : nearest;
 }
 
-}  // namespace nibble::cli
+}  // namespace nibble::base

@@ -1,8 +1,8 @@
-#include "client/cli/nearest.h"
+#include "server/base/nearest.h"
 
 #include <gtest/gtest.h>
 
-namespace nibble::cli {
+namespace nibble::base {
 namespace {
 
 const std::vector<std::string> kNames = {"models", "datasets", "jobs", "generate", "chat", "r", "alpha"};
@@ -36,4 +36,4 @@ TEST(NearestTest, SuggestionEndsAMessage) {
 }
 
 }  // namespace
-}  // namespace nibble::cli
+}  // namespace nibble::base

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-namespace nibble::cli {
+namespace nibble::base {
 
 // The name that `word` most likely means, or "". It is the name with the fewest edits (inserted, deleted or replaced
 // letters, and swapped neighbours) if these are at most a third of the letters of `word`, or one; else the longest name
@@ -15,4 +15,4 @@ std::string DidYouMean(std::string_view word, const std::vector<std::string>& na
 // The same, or "; wanted one of NAME, NAME, ..." if Nearest finds none.
 std::string DidYouMeanOrList(std::string_view word, const std::vector<std::string>& names);
 
-}  // namespace nibble::cli
+}  // namespace nibble::base
