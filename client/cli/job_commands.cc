@@ -331,7 +331,7 @@ void AddSpecFlags(CLI::App& sub, JobFlags& f) {
   sub.add_option("--rank", f.rank, "Rank of the adapters");
   sub.add_option("--alpha", f.alpha, "Scale of the adapters");
   sub.add_option("--device", f.device, "auto, cpu or cuda:N");
-  sub.add_option("--spec", f.spec_file, "File with a JobSpec in JSON; options override its fields");
+  sub.add_option("--spec", f.spec_file, "File with a JobSpec in JSON; options override its fields, but not its method");
 }
 
 absl::Status Plan(Session& session, const JobFlags& flags, bool no_wait) {
