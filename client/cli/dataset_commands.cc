@@ -1,7 +1,10 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "absl/strings/str_join.h"
 #include "client/cli/app.h"
 #include "client/cli/command.h"
 #include "client/cli/dataset_file.h"
@@ -17,13 +20,25 @@ namespace {
 
 using v1::DatasetService;
 
+// `places`: of the rows in the file that the user gave, if that was converted.
+std::string WarningLine(const v1::RowWarning& warning, const RowPlaces* places) {
+  std::string where = LinesOf(warning);
+  if (places != nullptr && !warning.row_ids().empty()) {
+    std::vector<std::int64_t> found;
+    for (const std::int64_t row : warning.row_ids()) found.push_back(places->Of(row));
+    where = base::StrCat(" (", places->Text(absl::StrJoin(found, ", ")), ")");
+  }
+  return base::StrCat("warning: ", Printable(warning.message()), where, " (", Printable(warning.reason()), ")\n");
+}
+
 absl::Status Upload(Session& session, const std::string& file, const std::string& name,
                     const std::optional<std::string>& format, const std::optional<std::string>& resume) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   if (resume.has_value()) NIBBLE_RETURN_IF_ERROR(base::CheckName("resume", *resume));
   v1::UploadDatasetHeader header;
   header.set_name(name);
-  header.set_upload_id(resume.value_or(base::NewId("upload")));
+  const std::string upload_id = resume.value_or(base::NewId("upload"));
+  header.set_upload_id(upload_id);
   if (resume.has_value()) header.set_resume_offset(0);  // the server knows the offset
   std::optional<ConvertedFile> converted;
   if (!format.has_value()) {
@@ -39,7 +54,10 @@ absl::Status Upload(Session& session, const std::string& file, const std::string
   Progress progress(session.terminal);
   const auto uploaded =
       session.client().UploadDataset(converted.has_value() ? converted->path() : file, header, progress.Show());
-  if (!uploaded.ok()) return WithResumeHint(uploaded.status(), header.upload_id());
+  if (!uploaded.ok()) {
+    if (converted.has_value()) return WithResumeHint(converted->places().Translated(uploaded.status()), upload_id);
+    return WithResumeHint(uploaded.status(), upload_id);
+  }
   const v1::Dataset& dataset = *uploaded;
   progress.End();
   if (session.json) {
@@ -47,6 +65,9 @@ absl::Status Upload(Session& session, const std::string& file, const std::string
   } else {
     session.out() << Printable(dataset.name()) << ": " << dataset.rows() << " rows, " << Lower(dataset.format()) << ", "
                   << base::HumanBytes(dataset.bytes()) << '\n';
+    for (const v1::RowWarning& warning : dataset.warnings()) {
+      session.out() << WarningLine(warning, converted.has_value() ? &converted->places() : nullptr);
+    }
   }
   return absl::OkStatus();
 }
@@ -74,10 +95,7 @@ absl::Status Preview(Session& session, const std::string& name, const std::strin
     session.out() << '\n' << MarkedText(row, colour ? "\x1b[32m" : "[", colour ? "\x1b[0m" : "]") << '\n';
   }
   session.out() << preview.rows_size() << " of " << preview.total_rows() << " rows\n";
-  for (const v1::RowWarning& warning : preview.warnings()) {
-    session.out() << "warning: " << Printable(warning.message()) << LinesOf(warning) << " ("
-                  << Printable(warning.reason()) << ")\n";
-  }
+  for (const v1::RowWarning& warning : preview.warnings()) session.out() << WarningLine(warning, nullptr);
   return absl::OkStatus();
 }
 

@@ -36,10 +36,6 @@ absl::Status Bad(std::string_view what) {
   return base::WithReason(absl::InvalidArgumentError(std::string(what)), "DATASET_FORMAT");
 }
 
-absl::Status AtRow(std::int64_t row, const absl::Status& status) {
-  return Bad(StrCat("row ", row, ": ", base::ToStd(status.message())));
-}
-
 std::size_t SkipBlanks(std::string_view text, std::size_t at) {
   return std::min(text.find_first_not_of(kBlanks, at), text.size());
 }
@@ -67,27 +63,53 @@ std::size_t EndOfObject(std::string_view text, std::size_t at) {
   return text.size();
 }
 
-// Calls `emit` for each object of a JSON array, or of JSON lines.
-absl::Status ForEachObject(std::string_view text, const Emit& emit) {
+// Counts the lines of a text from its beginning.
+class LineCounter {
+ public:
+  explicit LineCounter(std::string_view text) : text_(text) {}
+  // The line, from 1, of an offset that is not before the last one.
+  std::int64_t At(std::size_t offset) {
+    const std::string_view passed = text_.substr(at_, offset - at_);
+    line_ += std::count(passed.begin(), passed.end(), '\n');
+    at_ = offset;
+    return line_;
+  }
+
+ private:
+  const std::string_view text_;
+  std::size_t at_ = 0;
+  std::int64_t line_ = 1;
+};
+
+bool IsArray(std::string_view text) {
+  const std::size_t at = SkipBlanks(text, 0);
+  return at < text.size() && text[at] == '[';
+}
+
+// Calls `emit` for each object of a JSON array, or of JSON lines, and adds its place.
+absl::Status ForEachObject(std::string_view text, RowPlaces& places, const Emit& emit) {
   std::size_t at = SkipBlanks(text, 0);
-  const bool is_array = at < text.size() && text[at] == '[';
+  const bool is_array = IsArray(text);
   if (is_array) at = SkipBlanks(text, at + 1);
+  LineCounter lines(text);
   for (std::int64_t row = 1; at < text.size() && text[at] != ']'; ++row) {
-    if (text[at] != '{') return AtRow(row, absl::InvalidArgumentError("not a JSON object"));
+    const std::int64_t place = is_array ? row : lines.At(at);
+    if (text[at] != '{') return places.Bad(place, "not a JSON object");
     const std::size_t end = EndOfObject(text, at);
     const auto json = base::ParseJson(text.substr(at, end - at));
-    if (!json.ok()) return AtRow(row, json.status());
-    if (const absl::Status emitted = emit(*json); !emitted.ok()) return AtRow(row, emitted);
+    const absl::Status emitted = json.ok() ? emit(*json) : json.status();
+    if (!emitted.ok()) return places.Bad(place, base::ToStd(emitted.message()));
+    places.Add(place);
     at = SkipBlanks(text, end);
     if (!is_array) continue;
     if (at < text.size() && text[at] == ',') {
       at = SkipBlanks(text, at + 1);
-      if (at == text.size() || text[at] == ']') return Bad(StrCat("no row follows the comma after row ", row));
+      if (at == text.size() || text[at] == ']') return places.Bad(place, "a comma follows, but no further element");
     } else if (at < text.size() && text[at] != ']') {
-      return Bad(StrCat("no comma after row ", row));
+      return places.Bad(place, "no comma follows");
     }
   }
-  if (!is_array) return at == text.size() ? absl::OkStatus() : Bad("a \"]\" without \"[\"");
+  if (!is_array) return at == text.size() ? absl::OkStatus() : places.Bad(lines.At(at), "a \"]\" without \"[\"");
   if (at == text.size()) return Bad("the array has no end");
   return SkipBlanks(text, at + 1) == text.size() ? absl::OkStatus() : Bad("there is text after the array");
 }
@@ -177,50 +199,74 @@ absl::StatusOr<Json> FromShareGpt(const Json& json) {
   return Chat(std::move(messages));
 }
 
-absl::Status ConvertCsv(std::string_view text, const Emit& emit) {
+// The columns of a CSV file that become a row.
+struct CsvColumns {
+  std::vector<std::string> names;  // of all columns
+  std::vector<std::string> kept;
+  bool is_alpaca = false;
+};
+
+absl::StatusOr<CsvColumns> ColumnsOf(std::vector<std::string> names) {
+  const auto has = [&](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+  const bool is_alpaca = has("instruction") && has("output");
+  if (!is_alpaca && !has("text") && !(has("prompt") && has("completion"))) {
+    return absl::InvalidArgumentError(StrCat("the columns are ", absl::StrJoin(names, ", "),
+                                             "; wanted text, or prompt and completion, or instruction and output"));
+  }
+  std::vector<std::string> kept = {"prompt", "completion"};
+  if (is_alpaca) {
+    kept = {"system", "instruction", "input", "output"};
+  } else if (has("text")) {
+    kept = {"text"};
+  }
+  return CsvColumns{.names = std::move(names), .kept = std::move(kept), .is_alpaca = is_alpaca};
+}
+
+absl::StatusOr<Json> FromRecord(const std::vector<std::string>& fields, const CsvColumns& columns) {
+  if (fields.size() != columns.names.size()) {
+    return absl::InvalidArgumentError(
+        StrCat("has ", fields.size(), " fields, wanted ", columns.names.size(), " as in the first line"));
+  }
+  Json json = Json::object();
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    const std::string& name = columns.names[i];
+    if (std::find(columns.kept.begin(), columns.kept.end(), name) == columns.kept.end()) continue;
+    // base::Dump would replace bytes that are not UTF-8.
+    if (!base::IsValidUtf8(fields[i])) return absl::InvalidArgumentError("is not UTF-8: save the file as UTF-8");
+    json[name] = fields[i];
+  }
+  if (columns.is_alpaca) return FromAlpaca(json);
+  return json;
+}
+
+absl::Status ConvertCsv(std::string_view text, RowPlaces& places, const Emit& emit) {
   if (text.substr(0, 2) == "\xFF\xFE" || text.substr(0, 2) == "\xFE\xFF") {
     return Bad("the file is UTF-16, wanted UTF-8");
   }
   std::size_t at = text.substr(0, 3) == "\xEF\xBB\xBF" ? 3 : 0;  // a byte order mark, which spreadsheets write
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> columns, NextRecord(text, at));
-  const auto has = [&](const char* name) { return std::find(columns.begin(), columns.end(), name) != columns.end(); };
-  const bool is_alpaca = has("instruction") && has("output");
-  if (!is_alpaca && !has("text") && !(has("prompt") && has("completion"))) {
-    return Bad(StrCat("the columns are ", absl::StrJoin(columns, ", "),
-                      "; wanted text, or prompt and completion, or instruction and output"));
-  }
-  const std::vector<const char*> kept = is_alpaca     ? std::vector{"system", "instruction", "input", "output"}
-                                        : has("text") ? std::vector{"text"}
-                                                      : std::vector{"prompt", "completion"};
-  for (std::int64_t row = 1; SkipBlanks(text, at) < text.size(); ++row) {
+  auto names = NextRecord(text, at);
+  if (!names.ok()) return places.Bad(1, base::ToStd(names.status().message()));
+  const auto columns = ColumnsOf(*std::move(names));
+  if (!columns.ok()) return Bad(base::ToStd(columns.status().message()));
+  LineCounter lines(text);
+  while (SkipBlanks(text, at) < text.size()) {
+    const std::int64_t line = lines.At(at);  // where the record begins: a field in quotes may have several lines
     const auto fields = NextRecord(text, at);
-    if (!fields.ok()) return AtRow(row, fields.status());
+    if (!fields.ok()) return places.Bad(line, base::ToStd(fields.status().message()));
     if (fields->size() == 1 && fields->front().empty()) continue;  // an empty line
-    if (fields->size() != columns.size()) {
-      return AtRow(row, absl::InvalidArgumentError(StrCat("has ", fields->size(), " fields, wanted ", columns.size(),
-                                                          " as in the first line")));
-    }
-    Json json = Json::object();
-    for (std::size_t i = 0; i < columns.size(); ++i) {
-      if (std::find(kept.begin(), kept.end(), columns[i]) == kept.end()) continue;
-      // base::Dump would replace bytes that are not UTF-8.
-      if (!base::IsValidUtf8((*fields)[i])) {
-        return AtRow(row, absl::InvalidArgumentError("is not UTF-8: save the file as UTF-8"));
-      }
-      json[columns[i]] = (*fields)[i];
-    }
-    absl::StatusOr<Json> made = is_alpaca ? FromAlpaca(json) : absl::StatusOr<Json>(std::move(json));
-    if (!made.ok()) return AtRow(row, made.status());
-    if (const absl::Status emitted = emit(*made); !emitted.ok()) return AtRow(row, emitted);
+    const auto row = FromRecord(*fields, *columns);
+    const absl::Status emitted = row.ok() ? emit(*row) : row.status();
+    if (!emitted.ok()) return places.Bad(line, base::ToStd(emitted.message()));
+    places.Add(line);
   }
   return absl::OkStatus();
 }
 
-absl::Status Convert(std::string_view text, const std::string& format, const Emit& emit) {
-  if (format == "csv") return ConvertCsv(text, emit);
-  if (format == "json") return ForEachObject(text, emit);
+absl::Status Convert(std::string_view text, const std::string& format, RowPlaces& places, const Emit& emit) {
+  if (format == "csv") return ConvertCsv(text, places, emit);
+  if (format == "json") return ForEachObject(text, places, emit);
   const auto convert = format == "alpaca" ? &FromAlpaca : &FromShareGpt;
-  return ForEachObject(text, [&](const Json& json) -> absl::Status {
+  return ForEachObject(text, places, [&](const Json& json) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const Json row, convert(json));
     return emit(row);
   });
@@ -248,9 +294,10 @@ absl::StatusOr<ConvertedFile> ToJsonLines(const std::string& path, const std::st
   NIBBLE_ASSIGN_OR_RETURN(const auto source, Map(path));
   std::error_code error;
   const std::filesystem::path directory = std::filesystem::temp_directory_path(error);
-  ConvertedFile made((error ? std::filesystem::path(".") : directory) / base::NewId("nibble-rows"));
-  std::ofstream out(made.path(), std::ios::binary);
-  NIBBLE_RETURN_IF_ERROR(Convert(source->text(), format, [&out](const Json& row) {
+  const std::string to = (error ? std::filesystem::path(".") : directory) / base::NewId("nibble-rows");
+  ConvertedFile made(to, RowPlaces(path, format != "csv" && IsArray(source->text())));
+  std::ofstream out(to, std::ios::binary);
+  NIBBLE_RETURN_IF_ERROR(Convert(source->text(), format, made.places(), [&out](const Json& row) {
     out << base::Dump(row) << '\n';
     return absl::OkStatus();
   }));

@@ -73,13 +73,19 @@ void PrintJob(Session& session, const v1::Job& job) {
   table.Print(session.out());
 }
 
-// Maps the final state of a watched job to the program's status.
+// Maps the final state of a job to the program's status. A job that failed before it started gives its own error, as a
+// refused CreateJob would.
 absl::Status Outcome(const v1::Job& job) {
   if (job.state() == v1::JOB_STATE_SUCCEEDED) return absl::OkStatus();
   if (job.state() == v1::JOB_STATE_CANCELLED)
     return absl::CancelledError(base::StrCat("job ", job.name(), " was cancelled"));
   const absl::Status error = client::FromProto(job.error());
-  // Internal, because the call itself succeeded: the job's own code would look like a wrong request.
+  if (!job.has_start_time() && !error.ok()) {
+    std::map<std::string, std::string> metadata = base::ReasonMetadata(error);
+    metadata.erase("fault");  // A refused CreateJob has no such entry: its code shows whose fault it is.
+    return base::WithReason(error, base::Reason(error), metadata);
+  }
+  // Internal, because the spec was accepted: the job's own code would look like a wrong request.
   return base::WithReason(
       absl::InternalError(base::StrCat("job ", job.name(), " ended ", Upper(job.state()), ": ",
                                        error.message().empty() ? job.state_reason().message() : job.error().message())),
@@ -146,17 +152,9 @@ absl::StatusOr<v1::Job> AwaitPlan(Session& session, const v1::Job& created) {
   return GetJob(session, created.name());
 }
 
-// The error of a job that ended before it started: for refused data, the same error as a refused CreateJob. OK for any
-// other job.
+// The error of a job that ended before it started. OK for any other job.
 absl::Status PlanOutcome(const v1::Job& job) {
-  if (job.has_start_time()) return absl::OkStatus();
-  if (job.state() == v1::JOB_STATE_CANCELLED) return Outcome(job);
-  if (job.state() != v1::JOB_STATE_FAILED) return absl::OkStatus();
-  const absl::Status refused = client::FromProto(job.error());
-  if (refused.ok()) return Outcome(job);
-  std::map<std::string, std::string> metadata = base::ReasonMetadata(refused);
-  metadata.erase("fault");  // A refused CreateJob has no such entry: its code shows whose fault it is.
-  return base::WithReason(refused, base::Reason(refused), metadata);
+  return job.has_start_time() || !client::IsFinal(job.state()) ? absl::OkStatus() : Outcome(job);
 }
 
 // For a command that fails after it created its job: prints the id of the job.
@@ -331,7 +329,7 @@ void AddSpecFlags(CLI::App& sub, JobFlags& f) {
   sub.add_option("--rank", f.rank, "Rank of the adapters");
   sub.add_option("--alpha", f.alpha, "Scale of the adapters");
   sub.add_option("--device", f.device, "auto, cpu or cuda:N");
-  sub.add_option("--spec", f.spec_file, "File with a JobSpec in JSON; options override its fields");
+  sub.add_option("--spec", f.spec_file, "File with a JobSpec in JSON; options override its fields, but not its method");
 }
 
 absl::Status Plan(Session& session, const JobFlags& flags, bool no_wait) {

@@ -7,7 +7,7 @@
 #include "client/cli/message_json.h"
 #include "client/cli/session.h"
 #include "server/base/error.h"
-#include "server/base/json.h"
+#include "server/base/json_file.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
@@ -91,12 +91,18 @@ absl::Status SetField(const std::string& path, const std::string& text, v1::JobS
   return FromJson(json, spec);
 }
 
-// Selects the method of the flag. Keeps the method's parameters from the file if the file names the same method.
-absl::Status SetMethod(const std::string& method, v1::JobSpec& spec) {
+// Selects the method of the flag. Keeps the method's parameters from the file, which may not name another method: its
+// parameters would be lost.
+absl::Status SetMethod(const std::string& method, const JobFlags& flags, v1::JobSpec& spec) {
   const auto* field = v1::JobSpec::descriptor()->FindFieldByName(method);
   if (field == nullptr || field->containing_oneof() == nullptr || field->containing_oneof()->name() != "method") {
     return base::FieldError(
         "method", base::StrCat("got \"", method, "\", wanted qlora, bitnet_qat, full, int8_mixed, int8_qt or lora"));
+  }
+  const auto* in_file = spec.GetReflection()->GetOneofFieldDescriptor(spec, field->containing_oneof());
+  if (in_file != nullptr && in_file != field) {
+    return base::FieldError("method", base::StrCat("got ", method, " from --method and ", in_file->name(), " from ",
+                                                   *flags.spec_file, ", wanted the same method in both"));
   }
   static_cast<void>(spec.GetReflection()->MutableMessage(&spec, field));
   return absl::OkStatus();
@@ -146,10 +152,11 @@ absl::StatusOr<v1::JobSpec> BuildSpec(const JobFlags& flags) {
   v1::JobSpec spec;
   if (flags.spec_file.has_value()) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string text, ReadText("spec", *flags.spec_file));
-    NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
-    NIBBLE_RETURN_IF_ERROR(FromJson(json, spec));
+    const auto json = base::ParseJsonFile(text, *flags.spec_file);
+    if (!json.ok()) return base::FieldError("spec", base::ToStd(json.status().message()));
+    NIBBLE_RETURN_IF_ERROR(FromJson(*json, spec));
   }
-  if (flags.method.has_value()) NIBBLE_RETURN_IF_ERROR(SetMethod(*flags.method, spec));
+  if (flags.method.has_value()) NIBBLE_RETURN_IF_ERROR(SetMethod(*flags.method, flags, spec));
   NIBBLE_RETURN_IF_ERROR(SetLora(flags, spec));
   // The two fields exclude each other, so a flag for one clears the other, which the file may have set.
   if (flags.fields.contains("eval_dataset")) spec.clear_eval_fraction();

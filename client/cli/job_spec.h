@@ -1,4 +1,4 @@
-// The spec of `jobs create` and `jobs plan`: a file and flags; flags override the file.
+// The spec of `jobs create` and `jobs plan`: a file and flags; flags override the file, except for its method.
 #pragma once
 #include <cstdint>
 #include <map>

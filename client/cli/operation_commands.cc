@@ -28,6 +28,8 @@ base::Json OperationJson(const Operation& operation) {
   const v1::ModelOperationMetadata metadata = MetadataOf(operation);
   base::Json json;
   json["id"] = operation.name();
+  json["kind"] = metadata.kind();
+  json["model"] = metadata.model();
   json["state"] = StateOf(operation);
   json["stage"] = metadata.stage();
   json["done"] = metadata.done();
@@ -49,13 +51,13 @@ absl::StatusOr<Operation> Find(Session& session, const std::string& id) {
 
 absl::Status List(Session& session) {
   base::Json list = base::Json::array();
-  Table table({"ID", "STATE", "STAGE", "DONE"});
+  Table table({"ID", "KIND", "MODEL", "STATE", "STAGE", "DONE"});
   const google::longrunning::ListOperationsRequest all;
   NIBBLE_RETURN_IF_ERROR(ForEachPage(session, &Operations::Stub::ListOperations, all, [&](const auto& page) {
     for (const Operation& operation : page.operations()) {
       const v1::ModelOperationMetadata metadata = MetadataOf(operation);
       list.push_back(OperationJson(operation));
-      table.Add({operation.name(), StateOf(operation), metadata.stage(),
+      table.Add({operation.name(), metadata.kind(), metadata.model(), StateOf(operation), metadata.stage(),
                  base::StrCat(metadata.done(), " of ", metadata.total())});
     }
     return true;
@@ -93,6 +95,8 @@ void PrintOperation(Session& session, const Operation& operation) {
   if (session.json) return session.Print(OperationJson(operation));
   const v1::ModelOperationMetadata metadata = MetadataOf(operation);
   Table table({"id", operation.name()});
+  if (!metadata.kind().empty()) table.Add({"kind", metadata.kind()});
+  if (!metadata.model().empty()) table.Add({"model", metadata.model()});
   table.Add({"state", StateOf(operation)});
   if (!metadata.stage().empty()) {
     table.Add({"stage", base::StrCat(metadata.stage(), " ", metadata.done(), " of ", metadata.total())});

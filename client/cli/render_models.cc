@@ -12,6 +12,20 @@ using base::Json;
 
 Json TimeJson(bool has, const google::protobuf::Timestamp& time) { return has ? ToJson(time) : Json(nullptr); }
 
+namespace {
+
+Json WarningsJson(const google::protobuf::RepeatedPtrField<v1::RowWarning>& warnings) {
+  Json list = Json::array();
+  for (const v1::RowWarning& warning : warnings) {
+    list.push_back({{"reason", warning.reason()},
+                    {"message", warning.message()},
+                    {"row_ids", std::vector<std::int64_t>(warning.row_ids().begin(), warning.row_ids().end())}});
+  }
+  return list;
+}
+
+}  // namespace
+
 Json DatasetJson(const v1::Dataset& dataset) {
   Json json;
   json["name"] = dataset.name();
@@ -21,6 +35,7 @@ Json DatasetJson(const v1::Dataset& dataset) {
   json["sha256"] = dataset.sha256();
   json["create_time"] = TimeJson(dataset.has_create_time(), dataset.create_time());
   json["etag"] = dataset.etag();
+  json["warnings"] = WarningsJson(dataset.warnings());
   if (dataset.damaged()) json["damaged"] = true;
   return json;
 }
@@ -48,13 +63,7 @@ Json PreviewJson(const v1::PreviewDatasetResponse& preview) {
   json["truncated_rows"] = preview.truncated_rows();
   json["dropped_rows"] = preview.dropped_rows();
   json["split_rows"] = preview.split_rows();
-  json["warnings"] = Json::array();
-  for (const v1::RowWarning& warning : preview.warnings()) {
-    json["warnings"].push_back(
-        {{"reason", warning.reason()},
-         {"message", warning.message()},
-         {"row_ids", std::vector<std::int64_t>(warning.row_ids().begin(), warning.row_ids().end())}});
-  }
+  json["warnings"] = WarningsJson(preview.warnings());
   return json;
 }
 

@@ -1,11 +1,13 @@
 #include "server/base/json.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "server/base/json_file.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/base/utf8.h"
@@ -22,6 +24,7 @@ class Builder : public nlohmann::json_sax<Json> {
   explicit Builder(int max_depth) : max_depth_(max_depth) {}
   Json root;
   std::string error;
+  std::optional<std::size_t> malformed_at;  // offset of the byte that no JSON has there; at most the size of the text
 
   bool null() override { return Put(nullptr); }
   bool boolean(bool v) override { return Put(v); }
@@ -57,6 +60,7 @@ class Builder : public nlohmann::json_sax<Json> {
     return true;
   }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) override {
+    malformed_at = position > 0 ? position - 1 : 0;  // nlohmann counts the bytes that it has read
     error = StrCat("malformed JSON at byte ", position);
     return false;
   }
@@ -110,6 +114,23 @@ class Builder : public nlohmann::json_sax<Json> {
   std::vector<Unfinished> open_;
 };
 
+// False if the text is refused: builder.error says why.
+bool Build(std::string_view text, Builder& builder) {
+  // nlohmann treats a NUL as the end of the input and would ignore the rest.
+  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    builder.malformed_at = nul;
+    builder.error = StrCat("malformed JSON at byte ", nul);
+    return false;
+  }
+  if (Json::sax_parse(text.begin(), text.end(), &builder)) return true;
+  if (builder.error.empty()) builder.error = "malformed JSON";
+  if (builder.malformed_at.has_value() && !IsValidUtf8(text)) {
+    builder.malformed_at.reset();
+    builder.error = "not UTF-8, wanted JSON in UTF-8";
+  }
+  return false;
+}
+
 template <typename T, typename Check, typename Read>
 absl::StatusOr<T> Get(const Json& object, std::string_view key, std::string_view where, const char* wanted, Check check,
                       Read read, const T* absent) {
@@ -154,15 +175,20 @@ absl::StatusOr<bool> ReadBool(const Json& o, std::string_view k, std::string_vie
 }  // namespace
 
 absl::StatusOr<Json> ParseJson(std::string_view text, int max_depth) {
-  // nlohmann treats a NUL as the end of the input and would ignore the rest.
-  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
-    return absl::InvalidArgumentError(StrCat("malformed JSON at byte ", nul));
-  }
   Builder builder(max_depth);
-  if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
-    return absl::InvalidArgumentError(builder.error.empty() ? "malformed JSON" : builder.error);
-  }
+  if (!Build(text, builder)) return absl::InvalidArgumentError(builder.error);
   return std::move(builder.root);
+}
+
+absl::StatusOr<Json> ParseJsonFile(std::string_view text, std::string_view file) {
+  Builder builder(kMaxJsonDepth);
+  if (Build(text, builder)) return std::move(builder.root);
+  if (!builder.malformed_at.has_value()) return absl::InvalidArgumentError(StrCat(file, ": ", builder.error));
+  const std::string_view before = text.substr(0, *builder.malformed_at);
+  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  const std::string_view in_line = before.substr(before.rfind('\n') + 1);  // npos + 1 is 0
+  const auto column = 1 + std::count_if(in_line.begin(), in_line.end(), [](char c) { return (c & 0xC0) != 0x80; });
+  return absl::InvalidArgumentError(StrCat(file, ", line ", line, ", column ", column, ": malformed JSON"));
 }
 
 std::string Dump(const Json& value, int indent) {

@@ -13,8 +13,8 @@ using Json = nlohmann::ordered_json;
 
 inline constexpr int kMaxJsonDepth = 64;
 
-// InvalidArgument for malformed text (names the byte offset), for a key that an object has twice (names the key), and
-// for nesting deeper than max_depth.
+// InvalidArgument for malformed text (names the byte offset), for text that is not UTF-8, for a key that an object has
+// twice (names the key), and for nesting deeper than max_depth.
 absl::StatusOr<Json> ParseJson(std::string_view text, int max_depth = kMaxJsonDepth);
 
 // Compact text, or indented text if indent >= 0. Replaces invalid UTF-8 by U+FFFD instead of throwing.

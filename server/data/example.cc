@@ -323,6 +323,7 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, RowFormat format, c
 void NoteRow(std::int64_t line, const Row& row, const std::vector<Example>& pieces, DataSummary* summary) {
   ++summary->num_rows;
   if (!std::all_of(row.roles.begin(), row.roles.end(), IsUsualRole)) summary->unknown_roles.Add(line);
+  if (row.has_empty_answer) summary->empty_answers.Add(line);
   if (pieces.empty()) {
     summary->dropped.Add(line);
     return;
@@ -335,18 +336,6 @@ void NoteRow(std::int64_t line, const Row& row, const std::vector<Example>& piec
   if (pieces.front().began_with_added) summary->began_with_added.Add(line);
 }
 
-void RowList::Add(std::int64_t line) {
-  ++count;
-  if (lines.size() < static_cast<std::size_t>(kMaxNamedRows)) lines.push_back(line);
-}
-
-void RowList::Append(const RowList& later) {
-  count += later.count;
-  const std::size_t room = static_cast<std::size_t>(kMaxNamedRows) - lines.size();
-  lines.insert(lines.end(), later.lines.begin(),
-               later.lines.begin() + static_cast<std::ptrdiff_t>(std::min(room, later.lines.size())));
-}
-
 void DataSummary::Append(const DataSummary& later) {
   num_rows += later.num_rows;
   truncated.Append(later.truncated);
@@ -355,6 +344,7 @@ void DataSummary::Append(const DataSummary& later) {
   boundary_merged.Append(later.boundary_merged);
   began_with_added.Append(later.began_with_added);
   unknown_roles.Append(later.unknown_roles);
+  empty_answers.Append(later.empty_answers);
   num_tokens += later.num_tokens;
   num_trained += later.num_trained;
 }
@@ -379,6 +369,8 @@ std::vector<RowWarning> RowWarnings(const DataSummary& summary, std::int64_t max
   warn("UNKNOWN_ROLES", summary.unknown_roles,
        "have a message whose role is none of system, developer, user, assistant, tool, function and ipython: the chat "
        "template may leave that message out, or write its role as it stands");
+  warn("EMPTY_ANSWERS", summary.empty_answers,
+       "have an answer without text: training on them teaches the model to answer nothing");
   return warnings;
 }
 

@@ -11,6 +11,7 @@
 #include "server/data/example_list.h"
 #include "server/data/large_rows.h"
 #include "server/data/row.h"
+#include "server/data/row_list.h"
 #include "server/model/model_config.h"
 #include "server/model/text_assets.h"
 
@@ -50,16 +51,6 @@ absl::StatusOr<std::vector<Example>> Tokenize(const Row& row, RowFormat format, 
                                               const model::ModelConfig& config, const TokenizeOptions& options,
                                               const base::Cancelled& cancelled = {}, const AwaitTurn& await_turn = {});
 
-inline constexpr int kMaxNamedRows = 20;
-
-// Rows of a file to report: their number, and the lines of the first few.
-struct RowList {
-  std::int64_t count = 0;
-  std::vector<std::int64_t> lines;  // line numbers from 1; at most kMaxNamedRows
-  void Add(std::int64_t line);
-  void Append(const RowList& later);  // of later lines
-};
-
 struct DataSummary {
   std::int64_t num_rows = 0;  // rows read
   RowList truncated;
@@ -68,6 +59,7 @@ struct DataSummary {
   RowList boundary_merged;      // Example::boundary_merged
   RowList began_with_added;     // Example::began_with_added
   RowList unknown_roles;        // chat: a message has a role that no usual template knows
+  RowList empty_answers;        // Row::has_empty_answer
   std::int64_t num_tokens = 0;  // of all examples
   std::int64_t num_trained = 0;
   void Append(const DataSummary& later);  // of later lines
@@ -95,8 +87,8 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, RowFormat format, c
 void NoteRow(std::int64_t line, const Row& row, const std::vector<Example>& pieces, DataSummary* summary);
 
 // Warnings about rows for the user: ROWS_TRUNCATED, ROWS_DROPPED, ROWS_WITHOUT_LOSS, PROMPT_BOUNDARY_MERGED,
-// BOS_IN_TEXT, UNKNOWN_ROLES. Each appears at most once, and only if there are such rows. The messages begin with
-// `set`: EvaluationSet(name) for an evaluation set, empty for the training data.
+// BOS_IN_TEXT, UNKNOWN_ROLES, EMPTY_ANSWERS. Each appears at most once, and only if there are such rows. The messages
+// begin with `set`: EvaluationSet(name) for an evaluation set, empty for the training data.
 struct RowWarning {
   std::string reason;
   std::string message;

@@ -17,6 +17,16 @@ bool IsBlank(std::string_view line) {
   return std::all_of(line.begin(), line.end(), [](char c) { return c == ' ' || c == '\t' || c == '\r'; });
 }
 
+bool HasText(std::string_view answer) { return answer.find_first_not_of(" \t\r\n") != std::string_view::npos; }
+
+// Whether a chat message, whose content is valid, has text or calls tools.
+bool SaysSomething(const base::Json& message) {
+  const auto content = message.find("content");
+  if (content->is_string() ? HasText(content->get_ref<const std::string&>()) : !content->empty()) return true;
+  const auto calls = message.find("tool_calls");
+  return calls != message.end() && !calls->empty();
+}
+
 absl::StatusOr<std::string> StringField(const base::Json& json, const char* key) {
   const auto it = json.find(key);
   if (it == json.end()) return absl::InvalidArgumentError(base::StrCat("no \"", key, "\""));
@@ -44,7 +54,9 @@ absl::Status ReadMessages(const base::Json& json, Row* row) {
     if (train != message.end() && !train->is_boolean()) return bad("has a \"train\" that is not true or false");
     row->roles.push_back(role->get<std::string>());
     row->train.push_back(train == message.end() ? std::nullopt : std::optional(train->get<bool>()));
-    learns = learns || row->train.back().value_or(row->roles.back() == "assistant");
+    if (!row->train.back().value_or(row->roles.back() == "assistant")) continue;
+    learns = true;
+    row->has_empty_answer = row->has_empty_answer || !SaysSomething(message);
   }
   if (!learns) {
     return absl::InvalidArgumentError(
@@ -108,6 +120,7 @@ absl::StatusOr<Row> ParseRow(std::string_view line, RowFormat format) {
       NIBBLE_ASSIGN_OR_RETURN(row.prompt, StringField(json, "prompt"));
       NIBBLE_ASSIGN_OR_RETURN(row.completion, StringField(json, "completion"));
       if (row.completion.empty()) return absl::InvalidArgumentError("\"completion\" is empty");
+      row.has_empty_answer = !HasText(row.completion);
       break;
     }
     case RowFormat::kChat: NIBBLE_RETURN_IF_ERROR(ReadMessages(json, &row)); break;
@@ -173,6 +186,7 @@ void FileValidator::Line(std::string_view line) {
     return;
   }
   ++summary_.num_rows;
+  if (row->has_empty_answer) summary_.empty_answers.Add(line_number_);
 }
 
 void FileValidator::Feed(std::string_view chunk) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/data/row_list.h"
 
 namespace nibble::data {
 
@@ -25,6 +26,9 @@ struct Row {
   std::string tools_json;          // kChat: "tools" of the row, an array of schemas for the template; "" if none
   std::vector<std::string> roles;  // kChat, one per message
   std::vector<std::optional<bool>> train;  // kChat, one per message: its "train", if set
+  // The completion is blank; kChat: a message that "train" or the role "assistant" marks for training has neither text
+  // nor tool calls.
+  bool has_empty_answer = false;
 };
 
 inline constexpr std::size_t kDefaultMaxLineBytes = std::size_t{1} << 20;
@@ -47,6 +51,7 @@ struct FileSummary {
   RowFormat format = RowFormat::kText;
   std::int64_t num_rows = 0;
   std::int64_t num_bytes = 0;
+  RowList empty_answers;  // Row::has_empty_answer
 };
 
 // Validates a file as it arrives, in chunks of any size. Holds one line in memory. One thread.

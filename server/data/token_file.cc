@@ -8,6 +8,7 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/data/row_list_json.h"
 #include "server/data/token_format.h"
 
 namespace nibble::data {
@@ -28,7 +29,8 @@ constexpr std::pair<const char*, RowList DataSummary::*> kLists[] = {
     {"without_loss", &DataSummary::without_loss},
     {"boundary_merged", &DataSummary::boundary_merged},
     {"began_with_added", &DataSummary::began_with_added},
-    {"unknown_roles", &DataSummary::unknown_roles}};
+    {"unknown_roles", &DataSummary::unknown_roles},
+    {"empty_answers", &DataSummary::empty_answers}};
 
 absl::StatusOr<DataSummary> ParseSummary(const Json& json, const std::string& where) {
   DataSummary summary;
@@ -36,18 +38,7 @@ absl::StatusOr<DataSummary> ParseSummary(const Json& json, const std::string& wh
   NIBBLE_ASSIGN_OR_RETURN(summary.num_tokens, base::GetInt(json, "num_tokens", where));
   NIBBLE_ASSIGN_OR_RETURN(summary.num_trained, base::GetInt(json, "num_trained", where));
   for (const auto& [name, list] : kLists) {
-    if (!json.contains(name) || !json[name].is_object()) return absl::DataLossError(StrCat(where, " has no ", name));
-    const Json& from = json[name];
-    NIBBLE_ASSIGN_OR_RETURN((summary.*list).count, base::GetInt(from, "count", where));
-    if (!from.contains("lines") || !from["lines"].is_array())
-      return absl::DataLossError(StrCat(where, ": ", name, " has no lines"));
-    for (const Json& line : from["lines"]) {
-      if (!line.is_number_integer())
-        return absl::DataLossError(StrCat(where, ": a line of ", name, " is not a number"));
-      (summary.*list).lines.push_back(line.get<std::int64_t>());
-    }
-    if ((summary.*list).lines.size() > static_cast<std::size_t>(kMaxNamedRows))
-      return absl::DataLossError(StrCat(where, ": too many lines"));
+    NIBBLE_ASSIGN_OR_RETURN(summary.*list, ParseRowList(json, name, where));
   }
   return summary;
 }
@@ -57,8 +48,7 @@ absl::StatusOr<DataSummary> ParseSummary(const Json& json, const std::string& wh
 Json SummaryJson(const DataSummary& summary) {
   Json json = {
       {"num_rows", summary.num_rows}, {"num_tokens", summary.num_tokens}, {"num_trained", summary.num_trained}};
-  for (const auto& [name, list] : kLists)
-    json[name] = {{"count", (summary.*list).count}, {"lines", (summary.*list).lines}};
+  for (const auto& [name, list] : kLists) json[name] = RowListJson(summary.*list);
   return json;
 }
 

@@ -15,7 +15,7 @@ namespace nibble::data {
 
 // Increment this when the format changes, or when Tokenize gives a row other tokens or marks. Older files are then
 // rewritten.
-inline constexpr std::uint32_t kTokenFileVersion = 3;
+inline constexpr std::uint32_t kTokenFileVersion = 4;
 
 // Input of a token file.
 struct TokenSource {

@@ -252,7 +252,7 @@ absl::StatusOr<Operation> OperationTable::Start(const OperationStart& start, Bod
   entry->lane = start.lane;
   auto operation = std::make_shared<Operation>();
   operation->name = kPrefix + base::NewId("op");
-  operation->metadata = {.model = start.model, .stage = "queue", .created = clock_.Now()};
+  operation->metadata = {.model = start.model, .kind = start.kind, .stage = "queue", .created = clock_.Now()};
   if (response.has_value()) {
     operation->response = std::move(response);
     operation->done = true;

@@ -84,6 +84,7 @@ absl::StatusOr<Operation> ParseV2(const base::Json& json, std::string_view file)
   if (operation.name.empty()) return absl::InvalidArgumentError(base::StrCat(file, ": \"name\" is empty"));
   OperationMetadata& metadata = operation.metadata;
   NIBBLE_ASSIGN_OR_RETURN(metadata.model, base::GetString(json, "model", file));
+  NIBBLE_ASSIGN_OR_RETURN(metadata.kind, base::GetString(json, "kind", file, ""));
   NIBBLE_ASSIGN_OR_RETURN(metadata.stage, base::GetString(json, "stage", file));
   NIBBLE_ASSIGN_OR_RETURN(metadata.done, base::GetInt(json, "done", file));
   NIBBLE_ASSIGN_OR_RETURN(metadata.total, base::GetInt(json, "total", file));
@@ -121,6 +122,7 @@ std::string Serialized(const StoredOperation& record) {
   json["version"] = kVersion;
   json["name"] = operation.name;
   json["model"] = operation.metadata.model;
+  json["kind"] = operation.metadata.kind;
   json["stage"] = operation.metadata.stage;
   json["done"] = operation.metadata.done;
   json["total"] = operation.metadata.total;

@@ -24,11 +24,13 @@ std::string DigestOf(Request request) {
   return base::Sha256Hex(base::StrCat(request.GetTypeName(), DeterministicBytes(request)));
 }
 
+// `kind`: ModelOperationMetadata.kind.
 template <typename Request>
-operations::OperationStart StartOf(const Call& call, operations::OperationLane lane, const Request& request,
-                                   const std::string& model) {
+operations::OperationStart StartOf(const Call& call, const char* kind, operations::OperationLane lane,
+                                   const Request& request, const std::string& model) {
   return {.lane = lane,
           .model = model,
+          .kind = kind,
           .owner = auth::OwnerOf(call.principal()),
           .request_id = request.request_id(),
           .digest = DigestOf(request)};

@@ -9,6 +9,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/data/example.h"
+#include "server/data/row_list_json.h"
 #include "server/plan/check_job.h"
 #include "server/registry/dataset_format.h"
 #include "server/rpc/page.h"
@@ -44,6 +45,16 @@ absl::StatusOr<std::optional<data::RowFormat>> FromProto(const char* field, v1::
 
 namespace {
 
+void AddWarnings(const std::vector<data::RowWarning>& warnings,
+                 google::protobuf::RepeatedPtrField<v1::RowWarning>& out) {
+  for (const data::RowWarning& warning : warnings) {
+    v1::RowWarning& made = *out.Add();
+    made.set_reason(warning.reason);
+    made.set_message(warning.message);
+    made.mutable_row_ids()->Add(warning.rows.begin(), warning.rows.end());
+  }
+}
+
 absl::StatusOr<v1::Dataset> Read(const store::StoredDataset& stored) {
   v1::Dataset out;
   out.set_name(stored.name);
@@ -60,6 +71,12 @@ absl::StatusOr<v1::Dataset> Read(const store::StoredDataset& stored) {
   out.set_sha256(sha256);
   *out.mutable_create_time() = ToProto(stored.created);
   out.set_etag(store::Etag(stored));
+  if (stored.meta.contains(kEmptyAnswers)) {
+    data::DataSummary summary;
+    summary.num_rows = rows;
+    NIBBLE_ASSIGN_OR_RETURN(summary.empty_answers, data::ParseRowList(stored.meta, kEmptyAnswers, "meta.json"));
+    AddWarnings(data::RowWarnings(summary, /*max_seq_len=*/0), *out.mutable_warnings());
+  }
   return out;
 }
 
@@ -145,14 +162,9 @@ absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t 
 }
 
 // Adds the warnings, then removes the last rows until the answer fits max_bytes.
-void AddWarnings(const data::Dataset& seen, std::int64_t max_seq_len, std::size_t max_bytes,
-                 v1::PreviewDatasetResponse* response) {
-  for (const data::RowWarning& warning : data::RowWarnings(seen, max_seq_len)) {
-    v1::RowWarning& made = *response->add_warnings();
-    made.set_reason(warning.reason);
-    made.set_message(warning.message);
-    made.mutable_row_ids()->Add(warning.rows.begin(), warning.rows.end());
-  }
+void AddWarningsThatFit(const data::Dataset& seen, std::int64_t max_seq_len, std::size_t max_bytes,
+                        v1::PreviewDatasetResponse* response) {
+  AddWarnings(data::RowWarnings(seen, max_seq_len), *response->mutable_warnings());
   while (response->rows_size() > 0 && response->ByteSizeLong() > max_bytes) {
     const v1::PreviewRow& last = response->rows(response->rows_size() - 1);
     response->set_tokens(response->tokens() - last.token_ids_size());
@@ -218,7 +230,7 @@ absl::Status Preview(const store::StoredDataset& stored, const registry::ModelTe
       *response->add_rows() = std::move(row);
     }
   }
-  AddWarnings(seen, shape.options.max_seq_len, bounds.max_bytes, response);
+  AddWarningsThatFit(seen, shape.options.max_seq_len, bounds.max_bytes, response);
   return absl::OkStatus();
 }
 

@@ -18,6 +18,9 @@
 
 namespace nibble::rpc {
 
+// Key in the meta.json of a dataset, absent if no row has an empty answer: its data::RowList (data/row_list_json.h).
+inline constexpr char kEmptyAnswers[] = "empty_answers";
+
 // Errors: DataLoss (ARTIFACT_CORRUPT): meta.json is damaged.
 absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored);
 v1::DatasetFormat ToProto(data::RowFormat format);

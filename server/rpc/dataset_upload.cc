@@ -13,6 +13,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/base/utf8.h"
+#include "server/data/row_list_json.h"
 #include "server/registry/import_root.h"
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/status.h"
@@ -90,6 +91,7 @@ absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data:
   base::Json meta = base::Json::object();
   meta["format"] = data::Name(summary.format);
   meta["rows"] = summary.num_rows;
+  if (summary.empty_answers.count > 0) meta[kEmptyAnswers] = data::RowListJson(summary.empty_answers);
   return meta;
 }
 

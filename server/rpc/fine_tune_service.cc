@@ -133,7 +133,7 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
           return absl::OkStatus();
         };
         const operations::OperationStart start =
-            StartOf(call, operations::OperationLane::kPlans, *request, request->spec().base_model());
+            StartOf(call, "plan", operations::OperationLane::kPlans, *request, request->spec().base_model());
         NIBBLE_ASSIGN_OR_RETURN(std::optional<operations::Operation> known, operations_.Find(start));
         if (!known.has_value()) {
           NIBBLE_RETURN_IF_ERROR(check());

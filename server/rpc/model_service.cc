@@ -92,7 +92,7 @@ grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext*
   return UnaryOnWorker(
       environment_, context, "nibble.v1.ModelService/ImportModel", [=, this](const Call& call) -> absl::Status {
         const operations::OperationStart start =
-            StartOf(call, operations::OperationLane::kModels, *request, request->name());
+            StartOf(call, "import", operations::OperationLane::kModels, *request, request->name());
         return Begin(
             operations_, start, [&] { return library_.importer().Check(FromProto(*request), start.owner); },
             [this, copy = FromProto(*request),
@@ -125,7 +125,7 @@ grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext
           return library_.converter().Check(FromProto(*request), call.principal().tenant);
         };
         return Begin(
-            operations_, StartOf(call, operations::OperationLane::kModels, *request, request->name()),
+            operations_, StartOf(call, "convert", operations::OperationLane::kModels, *request, request->name()),
             [&] { return base::About(check(), request->model()); }, convert, response);
       });
 }
@@ -133,21 +133,21 @@ grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext* context,
                                                     const v1::ExportModelRequest* request,
                                                     google::longrunning::Operation* response) {
-  return UnaryOnWorker(environment_, context, "nibble.v1.ModelService/ExportModel",
-                       [=, this](const Call& call) -> absl::Status {
-                         return Begin(
-                             operations_, StartOf(call, operations::OperationLane::kModels, *request, request->model()),
-                             [&]() -> absl::Status {
-                               NIBBLE_RETURN_IF_ERROR(CheckFields(*request));
-                               return library_.exporter().Check(FromProto(*request));
-                             },
-                             [this, copy = FromProto(*request)](
-                                 registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
-                               NIBBLE_ASSIGN_OR_RETURN(const auto exported, library_.exporter().Export(copy, scope));
-                               return ModelAnswers::Exported(*exported);
-                             },
-                             response);
-                       });
+  return UnaryOnWorker(
+      environment_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call& call) -> absl::Status {
+        return Begin(
+            operations_, StartOf(call, "export", operations::OperationLane::kModels, *request, request->model()),
+            [&]() -> absl::Status {
+              NIBBLE_RETURN_IF_ERROR(CheckFields(*request));
+              return library_.exporter().Check(FromProto(*request));
+            },
+            [this, copy = FromProto(*request)](
+                registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
+              NIBBLE_ASSIGN_OR_RETURN(const auto exported, library_.exporter().Export(copy, scope));
+              return ModelAnswers::Exported(*exported);
+            },
+            response);
+      });
 }
 
 grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadArtifact(
@@ -165,7 +165,7 @@ grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* c
   return UnaryOnWorker(
       environment_, context, "nibble.v1.ModelService/LoadModel", [=, this](const Call& call) -> absl::Status {
         const operations::OperationStart start =
-            StartOf(call, operations::OperationLane::kLoads, *request, request->name());
+            StartOf(call, "load", operations::OperationLane::kLoads, *request, request->name());
         NIBBLE_ASSIGN_OR_RETURN(std::optional<operations::Operation> known, operations_.Find(start));
         if (!known.has_value()) {
           NIBBLE_RETURN_IF_ERROR(CheckModelName("LoadModelRequest.name", request->name()));
@@ -208,7 +208,7 @@ grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerCo
       environment_, context, "nibble.v1.ModelService/PublishCheckpoint", [=, this](const Call& call) -> absl::Status {
         const std::string& tenant = call.principal().tenant;
         return Begin(
-            operations_, StartOf(call, operations::OperationLane::kReaders, *request, request->name()),
+            operations_, StartOf(call, "publish", operations::OperationLane::kReaders, *request, request->name()),
             [&] { return library_.publisher().Check(FromProto(*request), tenant); },
             [this, copy = FromProto(*request),
              tenant](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
@@ -231,7 +231,7 @@ grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext*
           return ModelAnswers::Verified(*verified);
         };
         return Begin(
-            operations_, StartOf(call, operations::OperationLane::kReaders, *request, request->name()),
+            operations_, StartOf(call, "verify", operations::OperationLane::kReaders, *request, request->name()),
             [&] { return library_.Find(request->name()).status(); }, verify, response);
       });
 }

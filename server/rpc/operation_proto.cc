@@ -34,6 +34,7 @@ google::rpc::Status ErrorOf(const absl::Status& error) {
 longrunning::Operation ToProto(const operations::Operation& operation) {
   v1::ModelOperationMetadata metadata;
   metadata.set_model(operation.metadata.model);
+  metadata.set_kind(operation.metadata.kind);
   metadata.set_stage(operation.metadata.stage);
   metadata.set_done(operation.metadata.done);
   metadata.set_total(operation.metadata.total);

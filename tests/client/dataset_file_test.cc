@@ -41,12 +41,13 @@ TEST(DatasetFileTest, ArrayBecomesLines) {
 }
 
 TEST(DatasetFileTest, RejectsDamagedArrays) {
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}, 3]"), HasSubstr("row 2: not a JSON object"));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}, {\"text\": }]"), HasSubstr("row 2: "));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"} {\"text\": \"b\"}]"), HasSubstr("no comma after row 1"));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"},]"), HasSubstr("no row follows the comma after row 1"));
+  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}, 3]"), HasSubstr("rows: element 2: not a JSON object"));
+  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}, {\"text\": }]"), HasSubstr("rows: element 2: malformed JSON"));
+  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}, {\"text\": \"\xE9\"}]"), HasSubstr("element 2: not UTF-8"));
+  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"} {\"text\": \"b\"}]"), HasSubstr("element 1: no comma follows"));
+  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"},]"), HasSubstr("element 1: a comma follows, but no further element"));
   EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}"), HasSubstr("the array has no end"));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a"), HasSubstr("row 1: "));
+  EXPECT_THAT(Lines("json", "[{\"text\": \"a"), HasSubstr("element 1: "));
   EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}] x"), HasSubstr("after the array"));
 }
 
@@ -61,7 +62,7 @@ TEST(DatasetFileTest, AlpacaRowsBecomeChats) {
   std::string lines = rows;
   lines.replace(lines.find("}, {"), 4, "}\n{");
   EXPECT_EQ(Lines("alpaca", lines), wanted) << "as JSON lines";
-  EXPECT_THAT(Lines("alpaca", "[{\"instruction\": \"Add.\"}]"), HasSubstr("row 1: no \"output\""));
+  EXPECT_THAT(Lines("alpaca", "[{\"instruction\": \"Add.\"}]"), HasSubstr("element 1: no \"output\""));
 }
 
 TEST(DatasetFileTest, ShareGptRowsBecomeChats) {
@@ -72,7 +73,7 @@ TEST(DatasetFileTest, ShareGptRowsBecomeChats) {
       "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"q\"},{\"role\":"
       "\"assistant\",\"content\":\"a\"}]}\n");
   EXPECT_THAT(Lines("sharegpt", R"([{"conversations": [{"from": "dog", "value": "q"}]}])"),
-              HasSubstr("row 1: \"from\" is \"dog\""));
+              HasSubstr("element 1: \"from\" is \"dog\""));
 }
 
 TEST(DatasetFileTest, CsvTakesQuotesAndLineEndsInFields) {
@@ -85,11 +86,44 @@ TEST(DatasetFileTest, CsvTakesQuotesAndLineEndsInFields) {
 
 TEST(DatasetFileTest, RejectsDamagedCsv) {
   EXPECT_THAT(Lines("csv", "question,answer\na,b\n"), HasSubstr("the columns are question, answer; wanted text"));
-  EXPECT_THAT(Lines("csv", "prompt,completion\na,b\nc\n"), HasSubstr("row 2: has 1 fields, wanted 2"));
-  EXPECT_THAT(Lines("csv", "text\nok\ncaf\xE9\n"), HasSubstr("row 2: is not UTF-8: save the file as UTF-8"));
+  EXPECT_THAT(Lines("csv", "prompt,completion\na,b\nc\n"), HasSubstr("rows: line 3: has 1 fields, wanted 2"));
+  EXPECT_THAT(Lines("csv", "text\nok\ncaf\xE9\n"), HasSubstr("line 3: is not UTF-8: save the file as UTF-8"));
   EXPECT_THAT(Lines("csv", std::string("\xFF\xFEt\0", 4)), HasSubstr("the file is UTF-16, wanted UTF-8"));
-  EXPECT_THAT(Lines("csv", "text\n\"a"), HasSubstr("row 1: a quote has no end"));
-  EXPECT_THAT(Lines("csv", "text\n\"a\" b\n"), HasSubstr("row 1: there is text after a quoted field"));
+  EXPECT_THAT(Lines("csv", "text\n\"a"), HasSubstr("line 2: a quote has no end"));
+  EXPECT_THAT(Lines("csv", "text\n\"a\" b\n"), HasSubstr("line 2: there is text after a quoted field"));
+}
+
+TEST(DatasetFileTest, ErrorsNameTheLineOfTheSource) {
+  const std::string csv = "prompt,completion\r\n\"a\nb\n\nc\",d\n\n";  // a row of four lines, then an empty line
+  EXPECT_THAT(Lines("csv", csv + "e\n"), HasSubstr("rows: line 7: has 1 fields, wanted 2 as in the first line"));
+  EXPECT_THAT(Lines("csv", csv + "\"e\n"), HasSubstr("rows: line 7: a quote has no end"));
+  EXPECT_THAT(Lines("csv", "\"text\n"), HasSubstr("rows: line 1: a quote has no end"));
+  EXPECT_THAT(Lines("alpaca", "\n{\"instruction\": \"a\",\n \"output\": \"b\"}\n{\"instruction\": \"a\"}\n"),
+              HasSubstr("rows: line 4: no \"output\""));
+  EXPECT_THAT(Lines("json", "{\"text\": \"a\"}\n]"), HasSubstr("rows: line 2: a \"]\" without"));
+}
+
+TEST(DatasetFileTest, RefusalOfTheServerNamesThePlacesInTheSource) {
+  const auto refuse = [](const std::string& format, const std::string& text, const std::string& refusal) {
+    FakeServer server;
+    server.on_upload = [&](const Upload&) {
+      return Error(grpc::StatusCode::INVALID_ARGUMENT, refusal, "DATASET_FORMAT", "line 2");
+    };
+    const std::string file = Write("source", text);
+    const Result result = RunNibble(server, {"datasets", "upload", file, "--format", format, "--name", "d"});
+    EXPECT_EQ(result.exit, 4);
+    const std::size_t begin = result.err.find(file);
+    return begin == std::string::npos ? result.err : result.err.substr(begin + file.size());
+  };
+  const std::string csv = "text\n\"a\nb\"\nc\n\nd\ne\n";  // rows in lines 2, 4, 6 and 7
+  EXPECT_EQ(refuse("csv", csv, "line 2: bad"), ": line 4: bad\n");
+  EXPECT_EQ(refuse("csv", csv, "lines 1, 3-4: bad; line 2: worse; and 3 more lines"),
+            ": lines 2, 6-7: bad; line 4: worse; and 3 more lines\n");
+  EXPECT_EQ(refuse("csv", csv, "the file has no rows"), ": the file has no rows\n");
+  EXPECT_EQ(refuse("csv", csv, "line 1: bad; lines 2, 3, 4"), ": line 2: bad; lines 4, 6, ...\n") << "cut off";
+  const std::string array = "[{\"text\": \"a\"},\n\n{\"text\": \"b\"}]";
+  EXPECT_EQ(refuse("json", array, "line 2: bad"), ": element 2: bad\n");
+  EXPECT_EQ(refuse("json", array, "lines 1-2: bad; and 1 more line"), ": elements 1-2: bad; and 1 more element\n");
 }
 
 TEST(DatasetFileTest, RemovesTheConvertedFile) {

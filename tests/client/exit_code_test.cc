@@ -300,8 +300,8 @@ TEST(ExitCodeTest, FollowsTheFinalStateOfAWatchedJob) {
   for (const auto& [state, exit] : ends) {
     FakeServer server;
     server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_QUEUED"));
-    server.get_job.Answers(
-        Proto<v1::Job>("name: 'job-1' state: JOB_STATE_" + state + " error { code: 3 message: 'the loss is NaN' }"));
+    server.get_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_" + state +
+                                          " start_time { seconds: 1 } error { code: 3 message: 'the loss is NaN' }"));
     server.watch_job.answer = [state = state](const auto&, const std::function<bool(const v1::JobEvent&)>& write) {
       write(Proto<v1::JobEvent>("sequence: 1 state { to: JOB_STATE_" + state + " }"));
       return grpc::Status::OK;
@@ -313,6 +313,28 @@ TEST(ExitCodeTest, FollowsTheFinalStateOfAWatchedJob) {
     if (state == "FAILED") {
       EXPECT_THAT(result.err, HasSubstr("the loss is NaN"));
     }
+  }
+}
+
+// A job whose plan is refused fails as its creation would, whichever command waits for it.
+TEST(ExitCodeTest, JobThatFailedBeforeItsStartGivesItsOwnError) {
+  FakeServer server;
+  const auto refused = Proto<v1::Job>(R"(name: "job-1" state: JOB_STATE_FAILED
+    error { code: 8 message: "the job needs 9 GiB" })");
+  server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_PLANNING"));
+  server.get_job.Answers(refused);
+  server.watch_job.answer = [](const auto&, const std::function<bool(const v1::JobEvent&)>& write) {
+    write(Proto<v1::JobEvent>("sequence: 1 state { to: JOB_STATE_FAILED }"));
+    return grpc::Status::OK;
+  };
+  const std::vector<std::string> create = {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d"};
+  std::vector<std::string> create_and_watch = create;
+  create_and_watch.push_back("--watch");
+  const std::vector<std::string> watch = {"jobs", "watch", "job-1"};
+  for (const auto& command : {create, create_and_watch, watch}) {
+    const Result result = RunNibble(server, command);
+    EXPECT_EQ(result.exit, 7) << ::testing::PrintToString(command);
+    EXPECT_EQ(result.err, "error: RESOURCE_EXHAUSTED: the job needs 9 GiB\n") << ::testing::PrintToString(command);
   }
 }
 

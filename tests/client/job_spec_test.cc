@@ -13,6 +13,7 @@ namespace {
 using cli::BuildSpec;
 using cli::JobFlags;
 using google::protobuf::util::MessageDifferencer;
+using ::testing::HasSubstr;
 
 JobFlags Least() {
   JobFlags flags;
@@ -126,10 +127,18 @@ TEST(JobSpecTest, FlagsOverrideTheFile) {
   ExpectSpec(flags, R"(base_model: "smol" train_dataset: "d" eval_dataset: "e" qlora { r: 4 target_modules: "q_proj" }
     optim { lr: 0.5 schedule: LR_SCHEDULE_COSINE warmup_steps: 3 } run { max_steps: 7 max_duration { seconds: 90 } }
     labels { key: "team" value: "a" })");
-  flags.method.emplace("bitnet_qat");
-  ExpectSpec(flags, R"(base_model: "smol" train_dataset: "d" eval_dataset: "e" bitnet_qat { }
-    optim { lr: 0.5 schedule: LR_SCHEDULE_COSINE warmup_steps: 3 } run { max_steps: 7 max_duration { seconds: 90 } }
-    labels { key: "team" value: "a" })");
+}
+
+TEST(JobSpecTest, MethodOfTheFlagMustBeThatOfTheFile) {
+  JobFlags flags = Least();
+  flags.spec_file = WriteFile("spec.json", R"({"lora": {"r": 7}})");
+  EXPECT_EQ(FieldOf(flags), "method");
+  EXPECT_THAT(std::string(BuildSpec(flags).status().message()),
+              HasSubstr("got qlora from --method and lora from " + *flags.spec_file + ", wanted the same method"));
+  flags.method.emplace("lora");
+  ExpectSpec(flags, R"(base_model: "smol" lora { r: 7 } train_dataset: "d")");
+  flags.spec_file = WriteFile("spec.json", R"({"full": null, "run": {"max_steps": 7}})");
+  ExpectSpec(flags, R"(base_model: "smol" lora { } train_dataset: "d" run { max_steps: 7 })");
 }
 
 TEST(JobSpecTest, ErrorsNameTheField) {
@@ -155,7 +164,9 @@ TEST(JobSpecTest, ErrorsNameTheField) {
   flags.spec_file = WriteFile("spec.json", R"({"run": {"micro_batches": 3}})");
   EXPECT_EQ(FieldOf(flags), "run.micro_batches");
   flags.spec_file = WriteFile("spec.json", "{");
-  EXPECT_EQ(BuildSpec(flags).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FieldOf(flags), "spec");
+  EXPECT_THAT(std::string(BuildSpec(flags).status().message()),
+              HasSubstr(*flags.spec_file + ", line 1, column 2: malformed JSON"));
 }
 
 }  // namespace

@@ -76,6 +76,37 @@ def test_upload_refuses_a_bad_dataset(shared, tmp_path, content, names):
     assert "bad" not in [entry["name"] for entry in shared.json("datasets", "list")["datasets"]]
 
 
+@pytest.mark.parametrize("format, content, names", [
+    ("csv", 'prompt,completion\n"a\nb\nc",d\ne,\n', ["bad.data: line 5:", "completion"]),
+    ("csv", 'prompt,completion\n"a\nb\nc",d\ne\n', ["bad.data: line 5:", "fields"]),
+    ("json", '[\n {"prompt": "a",\n  "completion": "b"},\n {"prompt": "a", "completion": ""}\n]', ["bad.data: element 2:", "completion"]),
+    ("alpaca", '{"instruction": "a",\n "output": "b"}\n{"instruction": "a"}\n', ["bad.data: line 3:", "output"]),
+    ("sharegpt", '[{"conversations": [{"from": "gpt", "value": "y"}]}, {"conversations": [{"from": "human", "value": "x"}]}]',
+     ["bad.data: element 2:", "assistant"])])
+def test_upload_of_another_format_names_the_place_in_the_users_file(shared, tmp_path, format, content, names):
+    path = tmp_path / "bad.data"
+    path.write_text(content)
+    result = refused(shared, "datasets", "upload", path, "--name", "bad", "--format", format, names=names)
+    assert result.returncode == 4 and "field line" not in result.stderr, result.stderr
+
+
+def test_lines_in_latin_1_are_refused_as_such(shared, tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b'{"text": "fine"}\n' + '{"text": "caf\u00e9"}\n'.encode("latin-1"))
+    refused(shared, "datasets", "upload", path, "--name", "bad", names=["line 2: not UTF-8"])
+
+
+def test_spec_file_is_refused_by_name(shared, tmp_path):
+    path = tmp_path / "spec.json"
+    path.write_text('{\n "lora": {"r": 4,}\n}')
+    refused(shared, "jobs", "plan", "--spec", path, "--base", "small", "--dataset", "page", names=[f"{path}, line 2, column 18", "malformed"])
+    path.write_text('{"lora": {"r": 4}}')
+    for command in ("plan", "create"):
+        result = refused(shared, "jobs", command, "--spec", path, "--method", "qlora", "--base", "small", "--dataset", "page",
+                         names=["method", "got qlora from --method and lora from", str(path)])
+        assert result.returncode == 4
+
+
 def test_impossible_jobs_are_refused(shared, tmp_path):
     before = len(shared.json("jobs", "list")["jobs"])
     refused(shared, *job(base="nothing"), names=["nothing"])
@@ -97,7 +128,9 @@ def test_impossible_jobs_are_refused(shared, tmp_path):
     assert "NO_TRAINABLE_TOKENS" in json.dumps(failed[0]["error"]), failed
     created = shared.json(*job(dataset="untrainable"), "--no-wait")
     assert created["state"] in ("PLANNING", "FAILED"), created
-    assert [event["state"] for event in shared.lines("jobs", "watch", created["id"], check=False)] == ["PLANNING", "FAILED"]
+    watched = shared.run("--json", "jobs", "watch", created["id"], check=False)
+    assert [json.loads(line)["state"] for line in watched.stdout.splitlines()] == ["PLANNING", "FAILED"]
+    assert watched.returncode == 4 and "INVALID_ARGUMENT (NO_TRAINABLE_TOKENS)" in watched.stderr, watched.stderr
 
 
 def test_bad_row_fails_its_job_with_its_line_number(shared, tmp_path):

@@ -156,11 +156,18 @@ def test_operations_are_listed_waited_for_and_cancelled(shared):
     assert one["error"] is None and shared.json("operations", "get", one["id"]) == one == shared.json("operations", "wait", one["id"])
     assert shared.json("operations", "cancel", one["id"]) == one, "cancel does not change an operation that has ended"
     shared.run("models", "convert", "small", "--to", "int8", "--name", "by-operation-int8")
+    kinds = {}
     for command in (["models", "verify", "by-operation-int8"], ["models", "load", "by-operation"],
                     ["jobs", "plan", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 3]):
         begun = shared.json(*command, "--no-wait")
         assert begun["id"].startswith("operations/"), begun
         assert shared.json("operations", "wait", begun["id"])["state"] == "done"
+        kinds[begun["id"]] = {"kind": command[1], "model": "small" if command[1] == "plan" else command[2]}
+    listed = shared.json("operations", "list")["operations"]
+    assert {entry["id"]: {key: entry[key] for key in ("kind", "model")} for entry in listed if entry["id"] in kinds} == kinds
+    assert {"import", "convert"} <= {entry["kind"] for entry in listed}, listed
+    table = [line.split() for line in shared.run("operations", "list").stdout.splitlines()]
+    assert table[0][:4] == ["ID", "KIND", "MODEL", "STATE"] and all([one, *kinds[one].values()] in [row[:3] for row in table] for one in kinds)
     shared.run("models", "unload", "by-operation")
     for command in ("get", "wait", "cancel"):
         missing = shared.run("operations", command, "nothing", check=False)

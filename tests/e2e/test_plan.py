@@ -93,6 +93,35 @@ def test_plan_and_run_name_the_same_rows(shared, tmp_path):
         assert warnings[reason]["message"] == planned[reason]["message"]
 
 
+def test_upload_preview_plan_and_run_warn_of_empty_answers(shared, tmp_path):
+    def chat(answer):
+        return {"messages": [{"role": "user", "content": "Who walks?"}, {"role": "assistant", "content": answer}]}
+    rows = [chat("The keeper"), chat(""), chat("The keeper"), chat("")]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    uploaded = shared.json("datasets", "upload", tmp_path / "answers.jsonl", "--name", "answers")
+    (want,) = uploaded["warnings"]
+    assert want["reason"] == "EMPTY_ANSWERS" and want["row_ids"] == [2, 4]
+    assert want["message"].startswith("2 of 4 rows have an answer without text")
+    again = shared.run("datasets", "upload", tmp_path / "answers.jsonl", "--name", "answers").stdout
+    assert "warning: 2 of 4 rows" in again and "(lines 2, 4) (EMPTY_ANSWERS)" in again, again
+    listed = {entry["name"]: entry["warnings"] for entry in shared.json("datasets", "list")["datasets"]}
+    assert listed["answers"] == [want] and listed["page"] == []
+
+    assert want in shared.json("datasets", "preview", "answers", "--model", "small", "-n", 4)["warnings"]
+    flags = [*METHODS["qlora"], "--base", "small", "--dataset", "answers", "--seq-len", 64, "--max-steps", 1]
+    assert want in shared.json("jobs", "plan", *flags)["warnings"]
+    events = shared.lines("jobs", "create", *flags, "--output", "answers-tuned", "--watch")
+    assert want in [{key: event[key] for key in want} for event in events if event.get("type") == "warning"]
+
+    alpaca = [{"instruction": "Who walks?", "output": output} for output in ("", "The keeper")]
+    (tmp_path / "alpaca.json").write_text(json.dumps(alpaca))
+    shown = shared.run("datasets", "upload", tmp_path / "alpaca.json", "--format", "alpaca", "--name", "alpaca").stdout
+    assert "warning: 1 of 2 rows" in shown and "(element 1) (EMPTY_ANSWERS)" in shown, shown
+    (tmp_path / "alpaca.csv").write_text('instruction,output\n"Who\nwalks?",The keeper\nWho?,\n')
+    shown = shared.run("datasets", "upload", tmp_path / "alpaca.csv", "--format", "csv", "--name", "alpaca-csv").stdout
+    assert "warning: 1 of 2 rows" in shown and "(line 4) (EMPTY_ANSWERS)" in shown, shown
+
+
 def test_T1_plan_and_run_name_rows_of_the_evaluation_set(shared, tmp_path):
     rows = [{"prompt": "The keeper", "completion": " walked"}, {"prompt": "Down", "completion": " to the harbour" * 40}]
     for name, chosen in (("plain", rows[:1]), ("questions", rows)):

@@ -383,6 +383,22 @@ TEST_F(ExampleTest, WarningNamesTheLinesOfRowsWithUnknownRoles) {
   EXPECT_THAT(warnings[0].rows, ElementsAre(2));
 }
 
+TEST_F(ExampleTest, WarningNamesTheLinesOfRowsWithEmptyAnswers) {
+  const testing::TempDirectory directory;
+  std::ofstream(directory / "rows.jsonl")
+      << R"({"messages": [{"role": "user", "content": "who?"}, {"role": "assistant", "content": ""}]})"
+      << "\n"
+      << R"({"messages": [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "the keeper"}]})"
+      << "\n";
+  const auto dataset = LoadDataset(directory / "rows.jsonl", RowFormat::kChat, text_, config_, {.max_seq_len = 128});
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  const std::vector<RowWarning> warnings = RowWarnings(*dataset, 128);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_EQ(warnings[0].reason, "EMPTY_ANSWERS");
+  EXPECT_THAT(warnings[0].message, HasSubstr("1 of 2 rows have an answer without text"));
+  EXPECT_THAT(warnings[0].rows, ElementsAre(1));
+}
+
 // The model must learn to stop even if the tokenizer itself adds the end token.
 TEST_F(ExampleTest, EndTokenOfTheTokenizerIsTrained) {
   const std::string line = R"({"prompt": "who walks?", "completion": " the keeper"})";

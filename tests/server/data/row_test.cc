@@ -155,5 +155,47 @@ TEST(RowTest, CompletionMustNotBeEmpty) {
   EXPECT_FALSE(ParseRow("{\"prompt\": \"a\", \"completion\": \"\"}", RowFormat::kPromptCompletion).ok());
 }
 
+bool HasEmptyAnswer(const std::string& line, RowFormat format) {
+  const auto row = ParseRow(line, format);
+  EXPECT_TRUE(row.ok()) << line << ": " << row.status();
+  return row.ok() && row->has_empty_answer;
+}
+
+TEST(RowTest, AnswersWithoutTextAreMarked) {
+  const auto chat = [](const std::string& messages) {
+    return HasEmptyAnswer("{\"messages\": [" + messages + "]}", RowFormat::kChat);
+  };
+  EXPECT_TRUE(chat(R"({"role": "assistant", "content": ""})"));
+  EXPECT_TRUE(chat(R"({"role": "assistant", "content": " \n"})"));
+  EXPECT_TRUE(chat(R"({"role": "assistant", "content": ""}, {"role": "assistant", "content": "a"})"));
+  EXPECT_TRUE(chat(R"({"role": "assistant", "content": null, "tool_calls": []})"));
+  EXPECT_TRUE(chat(R"({"role": "user", "content": "", "train": true})"));
+  EXPECT_FALSE(chat(R"({"role": "user", "content": ""}, {"role": "assistant", "content": "a"})"));
+  EXPECT_FALSE(chat(R"({"role": "assistant", "content": "", "train": false}, {"role": "assistant", "content": "a"})"));
+  EXPECT_FALSE(chat(R"({"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]})"));
+  EXPECT_FALSE(chat(R"({"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]})"));
+  EXPECT_TRUE(HasEmptyAnswer("{\"prompt\": \"a\", \"completion\": \" \"}", RowFormat::kPromptCompletion));
+  EXPECT_FALSE(HasEmptyAnswer("{\"prompt\": \"\", \"completion\": \" a\"}", RowFormat::kPromptCompletion));
+  EXPECT_FALSE(HasEmptyAnswer("{\"text\": \"\"}", RowFormat::kText));
+}
+
+TEST(FileValidatorTest, ListsRowsWithEmptyAnswers) {
+  std::string text = "\n";
+  for (int i = 0; i < 50; ++i)
+    text += "{\"prompt\": \"a\", \"completion\": \"" + std::string(i % 2 == 0 ? "b" : " ") + "\"}\n";
+  const auto summary = Validate(text, 7);
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  EXPECT_EQ(summary->empty_answers.count, 25);
+  ASSERT_EQ(summary->empty_answers.lines.size(), 20u);
+  EXPECT_EQ(summary->empty_answers.lines.front(), 3);
+  EXPECT_EQ(summary->empty_answers.lines.back(), 41);
+}
+
+TEST(FileValidatorTest, NamesLinesThatAreNotUtf8) {
+  const auto summary = Validate("{\"text\": \"a\"}\n{\"text\": \"caf\xe9\"}\n{\"text\": \"th\xe9\"}\n", 9);
+  EXPECT_EQ(summary.status().message(), "lines 2-3: not UTF-8, wanted JSON in UTF-8");
+  EXPECT_EQ(base::Reason(summary.status()), "DATASET_FORMAT");
+}
+
 }  // namespace
 }  // namespace nibble::data

@@ -90,6 +90,7 @@ class TokenSourceTest : public ::testing::Test {
     ExpectSame(got.boundary_merged, want.boundary_merged);
     ExpectSame(got.began_with_added, want.began_with_added);
     ExpectSame(got.unknown_roles, want.unknown_roles);
+    ExpectSame(got.empty_answers, want.empty_answers);
     ASSERT_EQ(got.examples.size(), want.examples.size());
     for (std::size_t i = 0; i < want.examples.size(); ++i) {
       const Example a = got.examples[i], b = want.examples[i];

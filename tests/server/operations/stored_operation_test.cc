@@ -26,7 +26,12 @@ StoredOperation Record(Operation operation) {
 
 Operation Ended() {
   return {.name = "operations/op-1",
-          .metadata = {.model = "m", .stage = "write", .done = 3, .total = 4, .created = absl::FromUnixNanos(12'345)},
+          .metadata = {.model = "m",
+                       .kind = "import",
+                       .stage = "write",
+                       .done = 3,
+                       .total = 4,
+                       .created = absl::FromUnixNanos(12'345)},
           .done = true};
 }
 
@@ -58,6 +63,16 @@ TEST(StoredOperationTest, UnfinishedOperationIsReadBack) {
   record.request_id.clear();
   record.holds_files = false;
   ExpectRoundTrip(record);
+}
+
+TEST(StoredOperationTest, FileOfAnEarlierServerHasNoKind) {
+  base::Json json = JsonOf(Record(Ended()));
+  json.erase("kind");
+  json["error"] = base::Json::object({{"code", 10}, {"message", "why"}, {"payloads", base::Json::object()}});
+  const auto parsed = ParseStoredOperation(base::Dump(json), "op-1.json");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->operation->metadata.kind, "");
+  EXPECT_EQ(parsed->operation->metadata.model, "m");
 }
 
 TEST(StoredOperationTest, ResponseOfAnyBytesIsReadBack) {
@@ -121,8 +136,9 @@ TEST(StoredOperationTest, FileHoldsVersionAndReadableFields) {
   Operation operation = Ended();
   operation.response = OperationResponse{.type = "example.com/Message", .bytes = "\x01\xAB"};
   EXPECT_EQ(Serialized(Record(operation)),
-            R"({"version":2,"name":"operations/op-1","model":"m","stage":"write","done":3,"total":4,)"
-            R"("created_ns":12345,"finished":true,"response":{"type":"example.com/Message","bytes":"01ab"},)"
+            R"({"version":2,"name":"operations/op-1","model":"m","kind":"import","stage":"write",)"
+            R"("done":3,"total":4,"created_ns":12345,"finished":true,)"
+            R"("response":{"type":"example.com/Message","bytes":"01ab"},)"
             R"("request_id":"one","request_digest":"a1b2","tenant":"red","principal":"ann","holds_files":true,)"
             R"("done_at_once":false,"ended_unix_s":1700000009})");
 }

@@ -32,6 +32,7 @@ TEST_F(ModelServiceTest, UploadedModelIsImported) {
   v1::ModelOperationMetadata metadata;
   ASSERT_TRUE(operation.metadata().UnpackTo(&metadata));
   EXPECT_EQ(metadata.model(), "mine");
+  EXPECT_EQ(metadata.kind(), "import");
   const auto done = Wait(operation);
   ASSERT_TRUE(done.has_response()) << done.error().message();
   v1::Model model;

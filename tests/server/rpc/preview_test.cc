@@ -230,5 +230,22 @@ TEST_F(PreviewTest, ReadsNoMoreOfATextThanCanBeShown) {
   EXPECT_EQ(Shown({}).dropped_rows(), 1);
 }
 
+TEST_F(PreviewTest, DatasetWarnsOfTheEmptyAnswersFoundAtItsUpload) {
+  auto dataset = ToProto(stored_);
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  EXPECT_EQ(dataset->warnings_size(), 0);
+  stored_.meta[kEmptyAnswers] = {{"count", 3}, {"lines", {2, 5, 7}}};
+  dataset = ToProto(stored_);
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  ASSERT_EQ(dataset->warnings_size(), 1);
+  EXPECT_EQ(dataset->warnings(0).reason(), "EMPTY_ANSWERS");
+  EXPECT_THAT(dataset->warnings(0).message(), HasSubstr("3 of 10 rows have an answer without text"));
+  EXPECT_THAT(dataset->warnings(0).row_ids(), ::testing::ElementsAre(2, 5, 7));
+  for (const char* damaged : {R"(3)", R"({"count": 3})", R"({"count": "3", "lines": []})"}) {
+    stored_.meta[kEmptyAnswers] = base::Json::parse(damaged);
+    EXPECT_EQ(base::Reason(ToProto(stored_).status()), "ARTIFACT_CORRUPT") << damaged;
+  }
+}
+
 }  // namespace
 }  // namespace nibble::rpc

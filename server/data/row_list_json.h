@@ -1,0 +1,15 @@
+// A RowList in a JSON file of the server.
+#pragma once
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/base/json.h"
+#include "server/data/row_list.h"
+
+namespace nibble::data {
+
+base::Json RowListJson(const RowList& rows);
+// Reads json[key], an object. Errors begin with `where`, the name of the file.
+absl::StatusOr<RowList> ParseRowList(const base::Json& json, const char* key, const std::string& where);
+
+}  // namespace nibble::data
