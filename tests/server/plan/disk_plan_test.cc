@@ -70,9 +70,9 @@ TEST(DiskPlanTest, KeptCheckpointsAreCounted) {
 TEST(DiskPlanTest, CheckpointsOfSmallerValuesAreSmaller) {
   const model::ModelConfig config = Llama3Of8B();
   // Elements and outputs of the linears of a layer: q and o, k and v, gate and up, down.
-  constexpr std::int64_t kLinears = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14'336);
+  constexpr std::int64_t kLinears = std::int64_t{32} * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14'336);
   constexpr std::int64_t kRows = 32 * (2 * 4096 + 2 * 1024 + 2 * 14'336 + 4096);
-  constexpr std::int64_t kAll = kLinears + 2 * 128'256 * 4096 + (2 * 32 + 1) * 4096;
+  constexpr std::int64_t kAll = kLinears + std::int64_t{2} * 128'256 * 4096 + (2 * 32 + 1) * 4096;
   // Both serve int8; only int8_mixed also writes the weights in f32.
   jobs::JobSpec codes = Spec(jobs::kMethodInt8Qt), floats = Spec(jobs::kMethodInt8Mixed);
   codes.run.save_every = floats.run.save_every = 0;  // one checkpoint
