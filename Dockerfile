@@ -50,7 +50,7 @@ LABEL org.opencontainers.image.title="nibble" \
 RUN apt-get update \
  && apt-get install -y --no-install-recommends \
       ca-certificates libabsl20220623 libdnnl2 libfmt9 libgrpc++1.51 libprometheus-cpp-core1.0 \
-      libprotobuf32 libsoci-core4.0 libsoci-sqlite3-4.0 libspdlog1.10 libsqlite3-0 libssl3 \
+      libprotobuf32 libre2-9 libsoci-core4.0 libsoci-sqlite3-4.0 libspdlog1.10 libsqlite3-0 libssl3 \
  && rm -rf /var/lib/apt/lists/* \
  && install -d -o 65532 -g 65532 -m 0750 /var/lib/nibble
 COPY --from=build /out/server/usr/local/ /usr/local/

@@ -1,4 +1,4 @@
-# Targets for Debian packages without a usable CMake configuration: SOCI and SQLite have none, and oneDNN's needs
+# Targets for Debian packages without a usable CMake configuration: SOCI, SQLite and RE2 have none, and oneDNN's needs
 # OpenCL headers, which its package does not depend on.
 include_guard(GLOBAL)
 
@@ -15,3 +15,4 @@ nibble_system_library(soci_core soci/soci.h soci_core)
 nibble_system_library(sqlite3 sqlite3.h sqlite3)
 nibble_system_library(soci_sqlite3 soci/sqlite3/soci-sqlite3.h soci_sqlite3 nibble::soci_core)
 nibble_system_library(dnnl oneapi/dnnl/dnnl.hpp dnnl)
+nibble_system_library(re2 re2/re2.h re2)

@@ -10,6 +10,7 @@
 #include "kernels/matrix.h"
 #include "kernels/stream.h"
 #include "server/model/artifact.h"
+#include "server/model/merged_rows.h"
 #include "server/model/tensor_table.h"
 
 namespace nibble::convert {
@@ -20,7 +21,7 @@ inline float At(const kernels::ConstMatrix& m, std::int64_t r, std::int64_t c) {
 }
 
 // One weight [N, K] as f32 or bf16 rows: a float tensor as stored; NF4 dequantized to f32; a weight with an adapter
-// merged in f32, W + (B A) * scaling.
+// merged in f32 (model/merged_rows.h).
 class WeightReader {
  public:
   static absl::StatusOr<WeightReader> Open(const model::Artifact& source, const std::string& name,
@@ -34,23 +35,16 @@ class WeightReader {
   explicit WeightReader(const kernels::Stream& stream) : stream_(stream) {}
   absl::Status OpenNf4(const model::Artifact& source, const std::string& name);
   absl::Status OpenAdapter(const model::Artifact& source, const std::string& name);
-  // Rows of a float weight as stored.
-  kernels::ConstMatrix Stored(std::int64_t begin, std::int64_t end) const;
-  // Writes rows [begin, end) of the base to values_.
-  absl::Status Widen(std::int64_t begin, std::int64_t end);
-  absl::Status AddDelta(std::int64_t begin, std::int64_t end);
 
   kernels::Stream stream_;
   std::int64_t rows_ = 0;
   std::int64_t cols_ = 0;
   model::TensorView view_;
   std::vector<float> absmax_;  // nf4: [N, blocks], double quantization undone
-  std::vector<float> panels_;  // lora: A^T [K, r] as matmul_dense reads it
   std::vector<float> lora_b_;  // lora: [N, r]
-  std::int64_t rank_ = 0;      // 0: no adapter on this weight
-  float scaling_ = 0;
-  std::vector<float> values_;  // rows in f32, of nf4 or with an adapter
-  std::vector<float> delta_;
+  std::vector<float> magnitudes_;
+  bool has_adapter_ = false;
+  model::MergedRows merged_;
 };
 
 }  // namespace nibble::convert

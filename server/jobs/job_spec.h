@@ -44,6 +44,11 @@ struct LoraMethod {
   std::string compute_dtype = "bf16";  // bf16 | fp32
   std::int64_t seed = 0;               // for the adapters' initial values
   double lora_plus_ratio = 1.0;        // learning rate of B / that of A
+  // Module paths, as PEFT matches them (model/module_pattern.h).
+  std::string target_pattern = "";                        // instead of target_modules; "": none
+  std::map<std::string, std::int64_t> rank_pattern = {};  // r of the modules that match
+  std::map<std::string, double> alpha_pattern = {};       // alpha of the modules that match
+  bool use_dora = false;                                  // a trained magnitude for each output
 };
 
 struct QLoraMethod : LoraMethod {

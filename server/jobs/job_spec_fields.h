@@ -94,13 +94,15 @@ struct SpecFields<DataConfig> {
 
 template <>
 struct SpecFields<LoraMethod> {
-  static constexpr auto kFields =
-      std::tuple(SpecField("r", &LoraMethod::r).Between(1, 4096), SpecField("alpha", &LoraMethod::alpha),
-                 SpecField("dropout", &LoraMethod::dropout), SpecField("target_modules", &LoraMethod::target_modules),
-                 SpecField("use_rslora", &LoraMethod::use_rslora),
-                 SpecField("compute_dtype", &LoraMethod::compute_dtype).OneOf(kComputeDtypes),
-                 SpecField("seed", &LoraMethod::seed).Between(0).DefaultsToRunSeed(),
-                 SpecField("lora_plus_ratio", &LoraMethod::lora_plus_ratio));
+  static constexpr auto kFields = std::tuple(
+      SpecField("r", &LoraMethod::r).Between(1, 4096), SpecField("alpha", &LoraMethod::alpha),
+      SpecField("dropout", &LoraMethod::dropout), SpecField("target_modules", &LoraMethod::target_modules),
+      SpecField("use_rslora", &LoraMethod::use_rslora),
+      SpecField("compute_dtype", &LoraMethod::compute_dtype).OneOf(kComputeDtypes),
+      SpecField("seed", &LoraMethod::seed).Between(0).DefaultsToRunSeed(),
+      SpecField("lora_plus_ratio", &LoraMethod::lora_plus_ratio),
+      SpecField("target_pattern", &LoraMethod::target_pattern), SpecField("rank_pattern", &LoraMethod::rank_pattern),
+      SpecField("alpha_pattern", &LoraMethod::alpha_pattern), SpecField("use_dora", &LoraMethod::use_dora));
 };
 
 template <>

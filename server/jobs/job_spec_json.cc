@@ -62,16 +62,13 @@ class Reader {
     if (const Json* v = Take(key, "a list of strings", all_strings)) out = v->get<std::vector<std::string>>();
   }
   void Get(std::string_view key, std::map<std::string, std::string>& out) {
-    const auto all_strings = [](const Json& j) {
-      if (!j.is_object()) return false;
-      for (const auto& item : j.items()) {
-        if (!item.value().is_string()) return false;
-      }
-      return true;
-    };
-    if (const Json* v = Take(key, "an object of strings", all_strings)) {
-      for (const auto& item : v->items()) out[item.key()] = item.value().get<std::string>();
-    }
+    GetMap(key, "an object of strings", [](const Json& j) { return j.is_string(); }, out);
+  }
+  void Get(std::string_view key, std::map<std::string, std::int64_t>& out) {
+    GetMap(key, "an object of integers", IsInt, out);
+  }
+  void Get(std::string_view key, std::map<std::string, double>& out) {
+    GetMap(key, "an object of numbers", [](const Json& j) { return j.is_number(); }, out);
   }
   // The object under `key`, or an empty one.
   const Json& Object(std::string_view key) {
@@ -92,6 +89,13 @@ class Reader {
  private:
   static bool IsInt(const Json& j) {
     return j.is_number_integer() && (!j.is_number_unsigned() || j.get<std::uint64_t>() <= INT64_MAX);
+  }
+  template <typename Value, typename Check>
+  void GetMap(std::string_view key, std::string_view wanted, Check check, std::map<std::string, Value>& out) {
+    const Json* v =
+        Take(key, wanted, [&](const Json& j) { return j.is_object() && std::all_of(j.begin(), j.end(), check); });
+    if (v == nullptr) return;
+    for (const auto& item : v->items()) out[item.key()] = item.value().template get<Value>();
   }
   void Fail(const std::string& field, const Json& got, std::string_view wanted) {
     if (status_.ok())

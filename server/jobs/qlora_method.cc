@@ -1,4 +1,5 @@
 #include "server/base/strings.h"
+#include "server/jobs/lora_method.h"
 #include "server/jobs/method.h"
 #include "server/jobs/spec_checker.h"
 
@@ -9,6 +10,7 @@ class QLoraSpec : public Method {
  public:
   const char* name() const override { return kMethodQLora; }
 
+  void Resolve(JobSpec& spec) const override { ResolveAdapter(spec.qlora); }
   absl::Status CheckImplemented(const JobSpec& spec) const override {
     if (spec.qlora.double_quant) return absl::OkStatus();
     return UnimplementedField("qlora.double_quant",
@@ -16,10 +18,13 @@ class QLoraSpec : public Method {
   }
 
   void Check(const JobSpec& spec, SpecChecker& check) const override {
-    check.Adapter("qlora", spec.qlora);
+    CheckAdapter("qlora", spec.qlora, check);
     if (spec.qlora.merge_aware_int8 && spec.qlora.dropout != 0.0) {
       check.Add("qlora.dropout", base::StrCat("is ", spec.qlora.dropout,
                                               ", wanted 0 with merge_aware_int8, which trains merged weights"));
+    }
+    if (spec.qlora.merge_aware_int8 && spec.qlora.use_dora) {
+      check.Add("qlora.use_dora", "is true, wanted false with merge_aware_int8");
     }
   }
 };

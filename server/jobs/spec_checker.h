@@ -64,15 +64,6 @@ class SpecChecker {
       }
     }
   }
-  // The fields of a method that trains adapters. `method`: the name that prefixes them.
-  void Adapter(std::string_view method, const LoraMethod& lora) {
-    const auto field = [&](const char* name) { return base::StrCat(method, ".", name); };
-    Number(field("alpha"), lora.alpha, lora.alpha > 0.0 && lora.alpha <= 1e6, "above 0, at most 1e+06");
-    Number(field("dropout"), lora.dropout, lora.dropout >= 0.0 && lora.dropout < 1.0, "0 <= dropout < 1");
-    Number(field("lora_plus_ratio"), lora.lora_plus_ratio,
-           lora.lora_plus_ratio >= 1.0 && lora.lora_plus_ratio <= 1000.0, "1 to 1000");
-    Modules(field("target_modules"), lora.target_modules);
-  }
   std::vector<FieldViolation> Take() { return std::move(found_); }
 
  private:

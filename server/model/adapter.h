@@ -2,11 +2,14 @@
 // base_model.model.<module path>.lora_A.weight [r, in] and .lora_B.weight [out, r].
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/base/json.h"
+#include "server/model/module_pattern.h"
 #include "server/model/safetensors_writer.h"
 #include "server/model/tensor_table.h"
 
@@ -21,6 +24,13 @@ inline constexpr std::int64_t kMaxLoraRank = 4096;
 // Maximum alpha of an import and of a job (server/jobs/spec_checker.h). Far above any value in use; keeps scaled
 // weights far below f32's maximum.
 inline constexpr double kMaxLoraAlpha = 1e6;
+inline constexpr std::size_t kMaxPatterns = 64;  // of ranks, and of alphas
+
+// The adapter of one linear.
+struct LinearAdapter {
+  std::int64_t rank = 0;
+  double scaling = 0;  // the factor of B(A(x)): alpha / r, or alpha / sqrt(r) for rsLoRA
+};
 
 struct AdapterConfig {
   std::int64_t rank = 8;
@@ -32,27 +42,37 @@ struct AdapterConfig {
   std::string base_model_name_or_path;
   // Only from an export (kBaseDigestKey): ArtifactInfo::weights_digest of the adapter's base. "": unknown.
   std::string base_digest;
+  bool dora = false;  // a trained magnitude for each output (dora.h)
+  // Targets instead of `targets`: the linears whose path it matches.
+  std::optional<ModulePattern> target_pattern = std::nullopt;
+  // Ranks and alphas of linears whose path has an end that the pattern matches. The first pattern that matches counts.
+  std::vector<std::pair<ModulePattern, std::int64_t>> rank_pattern = {};
+  std::vector<std::pair<ModulePattern, double>> alpha_pattern = {};
 
-  // The factor of B(A(x)): alpha / r, or alpha / sqrt(r) for rsLoRA.
-  double scaling() const;
-  bool has_target(LinearKind kind) const;
+  // Nothing unless `path` is the ModulePath of a target. Other modules than linears of the decoder are no targets.
+  std::optional<LinearAdapter> On(const std::string& path) const;
 };
 
 // The result does not contain base_digest, which exports write elsewhere (kBaseDigestKey).
 base::Json ToPeftConfig(const AdapterConfig& config);
 
-// Accepts plain LoRA on linears of a causal decoder. Unimplemented (UNSUPPORTED_ADAPTER) names anything else (DoRA,
-// bias, modules_to_save, patterns, an initialization that changes the base, an unknown option in use); InvalidArgument
-// names a bad field. Options are those of PEFT 0.21 (peft/tuners/lora/config.py).
+// Accepts LoRA on linears of a causal decoder. Unimplemented (UNSUPPORTED_ADAPTER) names anything else (bias,
+// modules_to_save, an initialization that changes the base, an unknown option in use); InvalidArgument names a bad
+// field. Options are those of PEFT 0.21 (peft/tuners/lora/config.py).
 absl::StatusOr<AdapterConfig> ParsePeftConfig(const base::Json& json);
 
 // InvalidArgument, naming the file, unless the text is a SHA-256 of lower-case hex digits, or empty.
 absl::Status CheckBaseDigest(const std::string& digest, const char* file);
 
+// The name of an adapter's tensor is LoraModule(path) and one of the suffixes.
+inline constexpr char kLoraASuffix[] = ".lora_A.weight";
+inline constexpr char kLoraBSuffix[] = ".lora_B.weight";
+inline constexpr char kMagnitudeSuffix[] = ".lora_magnitude_vector";  // [N], of DoRA
+std::string LoraModule(const std::string& path);                      // path: a ModulePath
 std::string LoraAName(std::int64_t layer, LinearKind kind);
 std::string LoraBName(std::int64_t layer, LinearKind kind);
 
-// The adapter's tensors in f32, by layer and then by LinearKind, A before B.
+// The adapter's tensors in f32, by layer and then by LinearKind: A, B, and with DoRA the magnitudes.
 std::vector<TensorPlan> AdapterTensors(const ModelConfig& model, const AdapterConfig& adapter);
 
 }  // namespace nibble::model

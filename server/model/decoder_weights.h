@@ -21,6 +21,7 @@ struct LoraWeight {
   kernels::PackedDenseWeight a;  // [r, K] f32
   kernels::PackedDenseWeight b;  // [N, r] f32
   float scaling = 0;
+  const float* dora_factor = nullptr;  // [N] of DoRA, which changes the whole output (dora.h); null without it
 };
 
 struct LinearWeight {

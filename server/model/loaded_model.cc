@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "kernels/ops/attention/rope.h"
 #include "kernels/ops/quantize/double_dequantize.h"
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/dora.h"
 #include "server/model/forget_pages.h"
+#include "server/model/merged_rows.h"
 #include "server/model/stored_tensors.h"
 
 namespace nibble::model {
@@ -169,17 +172,31 @@ class LoadedModelBuilder {
     return kernels::PackedTernaryWeight{tiles, scales, rows, cols, kernels::TernaryPaddedK(cols)};
   }
 
+  // The magnitudes divided by the norms of the rows.
+  absl::StatusOr<const float*> DoraFactors(const std::string& magnitudes, std::int64_t rows, MergedRows& merged) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, artifact_.FloatTensor(magnitudes));
+    NIBBLE_ASSIGN_OR_RETURN(float* factors, Allocate<float>(rows));
+    NIBBLE_RETURN_IF_ERROR(merged.Norms(factors, stream_));
+    for (std::int64_t i = 0; i < rows; ++i) factors[i] = DoraFactor(values[static_cast<std::size_t>(i)], factors[i]);
+    return factors;
+  }
+
   absl::Status Lora(const std::string& path, std::int64_t rows, std::int64_t cols, LinearWeight* weight) {
-    const std::string prefix = base::StrCat("base_model.model.", path);
-    if (!artifact_.tensors().contains(prefix + ".lora_A.weight")) return absl::OkStatus();  // not a target module
+    const std::optional<LinearAdapter> adapter = artifact_.adapter()->On(path);
+    if (!adapter.has_value()) return absl::OkStatus();
+    const std::string prefix = LoraModule(path);
     LoraWeight lora;
-    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix a,
-                            FloatMatrix(prefix + ".lora_A.weight", artifact_.adapter()->rank, cols));
-    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix b,
-                            FloatMatrix(prefix + ".lora_B.weight", rows, artifact_.adapter()->rank));
+    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix a, FloatMatrix(prefix + kLoraASuffix, adapter->rank, cols));
+    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix b, FloatMatrix(prefix + kLoraBSuffix, rows, adapter->rank));
     NIBBLE_ASSIGN_OR_RETURN(lora.a, Panels(a));
     NIBBLE_ASSIGN_OR_RETURN(lora.b, Panels(b));
-    lora.scaling = static_cast<float>(artifact_.adapter()->scaling());
+    lora.scaling = static_cast<float>(adapter->scaling);
+    if (artifact_.adapter()->dora) {
+      MergedRows merged =
+          weight->kind == LinearWeight::Kind::kNf4 ? MergedRows(weight->nf4) : MergedRows(weight->library);
+      merged.SetAdapter(a, b, lora.scaling);
+      NIBBLE_ASSIGN_OR_RETURN(lora.dora_factor, DoraFactors(prefix + kMagnitudeSuffix, rows, merged));
+    }
     weight->lora = lora;
     return absl::OkStatus();
   }

@@ -35,10 +35,13 @@ absl::StatusOr<AdapterConfig> ReadConfig(base::FileSystem& files, const std::str
   if (!json.ok())
     return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": ", base::ToStd(json.status().message())));
   NIBBLE_ASSIGN_OR_RETURN(AdapterConfig config, ParsePeftConfig(*json));
-  if (config.alpha > kMaxLoraAlpha) {
+  const auto check = [](std::string_view key, double alpha) -> absl::Status {
+    if (alpha <= kMaxLoraAlpha) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        StrCat(kAdapterConfigFile, ": \"lora_alpha\" is ", config.alpha, ", wanted at most ", kMaxLoraAlpha));
-  }
+        StrCat(kAdapterConfigFile, ": \"", key, "\" is ", alpha, ", wanted at most ", kMaxLoraAlpha));
+  };
+  NIBBLE_RETURN_IF_ERROR(check("lora_alpha", config.alpha));
+  for (const auto& [pattern, alpha] : config.alpha_pattern) NIBBLE_RETURN_IF_ERROR(check(pattern.text(), alpha));
   return config;
 }
 

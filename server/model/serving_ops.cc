@@ -19,6 +19,7 @@
 #include "kernels/ops/norm/rms_norm_quantize.h"
 #include "kernels/ops/quantize/quantize_int8.h"
 #include "server/base/log.h"
+#include "server/model/dora.h"
 
 namespace nibble::model {
 
@@ -141,24 +142,27 @@ ServingOps::Tensor ServingOps::Apply(const Input& input, const LinearWeight& wei
   const std::int64_t num_rows = weight.reads_codes() ? input.quantized.rows : input.rows.rows;
   Matrix y = arena_.AllocateMatrix(DType::kF32, num_rows, out_features);
   if (!status_.ok()) return y;
+  const float* dora_factor = weight.lora.has_value() ? weight.lora->dora_factor : nullptr;
+  const float* bias = dora_factor == nullptr ? weight.bias : nullptr;  // DoRA adds it last
   switch (weight.kind) {
     case LinearWeight::Kind::kLibrary:
-      Ok(kernels::MatmulLibrary({.x = input.rows, .w = weight.library, .bias = weight.bias, .y = y}, stream_));
+      Ok(kernels::MatmulLibrary({.x = input.rows, .w = weight.library, .bias = bias, .y = y}, stream_));
       break;
     case LinearWeight::Kind::kDense:
-      Ok(kernels::MatmulDense({.x = input.rows, .w = weight.dense, .bias = weight.bias, .y = y}, stream_));
+      Ok(kernels::MatmulDense({.x = input.rows, .w = weight.dense, .bias = bias, .y = y}, stream_));
       break;
     case LinearWeight::Kind::kInt8:
-      Ok(kernels::MatmulInt8({.x = input.quantized, .w = weight.int8, .bias = weight.bias, .y = y}, stream_));
+      Ok(kernels::MatmulInt8({.x = input.quantized, .w = weight.int8, .bias = bias, .y = y}, stream_));
       break;
     case LinearWeight::Kind::kTernary:
-      Ok(kernels::MatmulTernary({.x = input.quantized, .w = weight.ternary, .bias = weight.bias, .y = y}, stream_));
+      Ok(kernels::MatmulTernary({.x = input.quantized, .w = weight.ternary, .bias = bias, .y = y}, stream_));
       break;
     case LinearWeight::Kind::kNf4:
-      Ok(kernels::MatmulNf4({.x = input.rows, .w = weight.nf4, .bias = weight.bias, .y = y}, stream_));
+      Ok(kernels::MatmulNf4({.x = input.rows, .w = weight.nf4, .bias = bias, .y = y}, stream_));
       break;
   }
   if (weight.lora.has_value() && status_.ok()) ApplyLora(input.rows, *weight.lora, y);
+  if (dora_factor != nullptr && status_.ok()) ApplyDora(y, dora_factor, weight.bias, stream_);
   return y;
 }
 

@@ -2,8 +2,10 @@
 // server/plan/*.cc only.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "server/model/adapter.h"
 #include "server/plan/method_plan.h"
 #include "server/plan/model_sizes.h"
 
@@ -12,6 +14,8 @@ namespace nibble::plan {
 class AdapterPlan : public MethodPlan {
  public:
   bool trains_adapter() const override { return true; }
+  // Each pattern must match linears that it can apply to.
+  absl::Status CheckFields(const jobs::JobSpec& spec, const model::ModelConfig& base) const override;
   model::ModelConfig TrainedConfig(const jobs::JobSpec& /*spec*/, const model::ModelConfig& base) const override {
     return base;
   }
@@ -32,6 +36,8 @@ class AdapterPlan : public MethodPlan {
  protected:
   // InvalidArgument (FIELD_VIOLATION) for master weights, which cannot be served as they are.
   static absl::Status CheckNoMasters(const JobInputs& inputs);
+  // The tensors that a validated spec trains.
+  std::vector<model::TensorPlan> AdapterTensors(const jobs::JobSpec& spec, const model::ModelConfig& config) const;
   // The method's options of adapters.
   virtual const jobs::LoraMethod& Adapter(const jobs::JobSpec& spec) const = 0;
   // Bytes of the frozen linears.

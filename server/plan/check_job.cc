@@ -89,6 +89,7 @@ absl::Status CheckWithoutRows(const jobs::JobSpec& spec, const JobInputs& inputs
                                                  inputs.config.limit_text(inputs.config.context_limit())));
   }
   NIBBLE_RETURN_IF_ERROR(PlanOf(spec).CheckBase(inputs));
+  NIBBLE_RETURN_IF_ERROR(PlanOf(spec).CheckFields(spec, inputs.config));
   return CheckServedForm(spec, inputs);
 }
 

@@ -59,6 +59,10 @@ class MethodPlan {
   const char* name() const { return method().name(); }
   // InvalidArgument (FIELD_VIOLATION) if the method does not take this base; Unimplemented if that is planned.
   virtual absl::Status CheckBase(const JobInputs& inputs) const = 0;
+  // InvalidArgument (FIELD_VIOLATION) if a field of the method does not fit the base's architecture.
+  virtual absl::Status CheckFields(const jobs::JobSpec& /*spec*/, const model::ModelConfig& /*base*/) const {
+    return absl::OkStatus();
+  }
   // Whether it trains an adapter on the base, and not the weights themselves.
   virtual bool trains_adapter() const = 0;
   // The architecture that is trained on a base.

@@ -179,7 +179,7 @@ absl::Status CheckImplemented(const Message& message, const std::string& prefix)
     } else if (!IsListed(*field)) {
       if (std::find(std::begin(kOtherFields), std::end(kOtherFields), name) == std::end(kOtherFields))
         return Unimplemented(name);
-    } else if (field->message_type() != nullptr) {
+    } else if (field->message_type() != nullptr && !field->is_map()) {
       NIBBLE_RETURN_IF_ERROR(CheckImplemented(message.GetReflection()->GetMessage(message, field), StrCat(path, ".")));
     }
   }
@@ -225,6 +225,17 @@ absl::Status Take(const Scalar& in, std::span<const char* const>, bool& out) {
 absl::Status Take(const Scalar& in, std::span<const char* const>, std::vector<std::string>& out) {
   const auto values = in.message.GetReflection()->GetRepeatedFieldRef<std::string>(in.message, &in.field);
   out.assign(values.begin(), values.end());
+  return absl::OkStatus();
+}
+template <typename Value>
+absl::Status Take(const Scalar& in, std::span<const char* const>, std::map<std::string, Value>& out) {
+  const Reflection& r = *in.message.GetReflection();
+  const FieldDescriptor& value = *in.field.message_type()->map_value();
+  for (int i = 0; i < r.FieldSize(in.message, &in.field); ++i) {
+    const Message& entry = r.GetRepeatedMessage(in.message, &in.field, i);
+    const std::string key = entry.GetReflection()->GetString(entry, in.field.message_type()->map_key());
+    NIBBLE_RETURN_IF_ERROR(Take(Scalar{entry, value, StrCat(in.path, ".", key)}, {}, out[key]));
+  }
   return absl::OkStatus();
 }
 template <typename Value>
@@ -311,6 +322,14 @@ void Put(Message& message, const FieldDescriptor& field, bool value) {
 }
 void Put(Message& message, const FieldDescriptor& field, const std::vector<std::string>& values) {
   for (const std::string& value : values) message.GetReflection()->AddString(&message, &field, value);
+}
+template <typename Value>
+void Put(Message& message, const FieldDescriptor& field, const std::map<std::string, Value>& values) {
+  for (const auto& [key, value] : values) {
+    Message& entry = *message.GetReflection()->AddMessage(&message, &field);
+    entry.GetReflection()->SetString(&entry, field.message_type()->map_key(), key);
+    Put(entry, *field.message_type()->map_value(), value);
+  }
 }
 template <typename Value>
 void Put(Message& message, const FieldDescriptor& field, const std::optional<Value>& value) {

@@ -7,6 +7,8 @@
 #include "kernels/ops/matmul/matmul_library.h"
 #include "kernels/ops/matmul/matmul_nf4.h"
 #include "kernels/ops/quantize/dequantize_nf4.h"
+#include "server/model/dora.h"
+#include "server/model/merged_rows.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -60,7 +62,8 @@ Tensor BaseProduct(const Tensor& x, const FloatWeight& weight, const float* bias
 }
 Tensor BaseProduct(const Tensor& x, const AdapterLinear& linear, Context& context) {
   ThrowIfCancelled(context.cancelled);
-  return std::visit([&](const auto& weight) { return BaseProduct(x, weight, linear.bias, context); }, linear.weight);
+  const float* bias = linear.magnitude.defined() ? nullptr : linear.bias;  // DoRA adds it last
+  return std::visit([&](const auto& weight) { return BaseProduct(x, weight, bias, context); }, linear.weight);
 }
 
 // y = x w^T, or y += x w^T, with the kernel that serves adapters.
@@ -155,7 +158,50 @@ struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> 
   }
 };
 
+// Multiplies the output u of the linear and its adapter by DoRA's factors, in place, and adds the bias. `type`: of the
+// copy of u that is kept for the gradient of the magnitudes.
+struct DoraFunction : torch::autograd::Function<DoraFunction> {
+  static Tensor forward(AutogradContext* ctx, Tensor u, const Tensor& /*magnitude*/, torch::ScalarType type,
+                        const AdapterLinear* linear, Context* context) {
+    Remember(ctx, "linear", linear);
+    ctx->save_for_backward({u.to(type, /*non_blocking=*/false, /*copy=*/true)});
+    model::ApplyDora(ViewOf(u), linear->dora_factor.data_ptr<float>(), linear->bias, context->stream);
+    ctx->mark_dirty({u});
+    return u;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const AdapterLinear& linear = LinearOf(ctx);
+    const Tensor u = ctx->get_saved_variables()[0];
+    const Tensor sums = torch::sum(grads[0] * u, 0).to(torch::kFloat32);
+    const Tensor grad_magnitude = torch::where(linear.norms > 0, sums / linear.norms, torch::zeros_like(sums));
+    return {grads[0] * linear.dora_factor, grad_magnitude, Tensor(), Tensor(), Tensor()};
+  }
+};
+
 }  // namespace
+
+void AdapterLinear::RefreshDora(const kernels::Stream& stream) {
+  if (!magnitude.defined()) return;
+  const torch::NoGradGuard no_grad;
+  const auto* nf4 = std::get_if<kernels::Nf4Weight>(&weight);
+  model::FrozenWeight frozen;
+  if (nf4 != nullptr) {
+    frozen = *nf4;
+  } else {
+    frozen = kernels::ConstMatrix(ViewOf(std::get<FloatWeight>(weight).stored));
+  }
+  model::MergedRows merged(frozen);
+  merged.SetAdapter(ViewOf(lora_a), ViewOf(lora_b), static_cast<float>(scaling));
+  if (!norms.defined()) {
+    norms = torch::empty({magnitude.size(0)}, torch::kFloat32);
+    dora_factor = torch::empty_like(norms);
+  }
+  float* norm = norms.data_ptr<float>();
+  ThrowIfError(merged.Norms(norm, stream));
+  const float* m = magnitude.data_ptr<float>();
+  for (std::int64_t i = 0; i < norms.size(0); ++i) dora_factor.data_ptr<float>()[i] = model::DoraFactor(m[i], norm[i]);
+}
 
 FloatWeight FloatWeight::Make(const Tensor& stored, bool bf16_compute) {
   return {stored, bf16_compute ? stored.to(torch::kBFloat16) : Tensor()};
@@ -164,7 +210,9 @@ FloatWeight FloatWeight::Make(const Tensor& stored, bool bf16_compute) {
 Tensor ApplyAdapterLinear(const Tensor& x, const AdapterLinear& linear, std::optional<DropoutKey> key,
                           Context& context) {
   if (!linear.lora_a.defined()) return FrozenLinearFunction::apply(x, &linear, &context);
-  return AdapterLinearFunction::apply(x, linear.lora_a, linear.lora_b, &linear, key, &context);
+  const Tensor y = AdapterLinearFunction::apply(x, linear.lora_a, linear.lora_b, &linear, key, &context);
+  if (!linear.magnitude.defined()) return y;
+  return DoraFunction::apply(y, linear.magnitude, x.scalar_type(), &linear, &context);
 }
 
 }  // namespace nibble::trainer

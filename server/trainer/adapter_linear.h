@@ -22,7 +22,9 @@ struct FloatWeight {
   static FloatWeight Make(const torch::Tensor& stored, bool bf16_compute);
 };
 
-// y = x W^T + bias + scaling * ((drop(x) A^T) B^T). W is frozen.
+// y = x W^T + bias + scaling * ((drop(x) A^T) B^T). W is frozen. With DoRA, which has no dropout, everything but the
+// bias is multiplied by magnitude / norms for each output; the norms pass no gradient, as in PEFT (docs/numerics.md
+// 15).
 struct AdapterLinear {
   std::variant<kernels::Nf4Weight, FloatWeight> weight;
   const float* bias = nullptr;  // [N], or null
@@ -30,13 +32,19 @@ struct AdapterLinear {
   torch::Tensor lora_b;         // [N, r] f32 parameter
   double scaling = 0;
   double dropout = 0;
+  torch::Tensor magnitude;    // undefined, or [N] f32 parameter of DoRA
+  torch::Tensor norms;        // [N] f32: of the rows of W + scaling B A, by RefreshDora
+  torch::Tensor dora_factor;  // [N] f32: magnitude / norms, by RefreshDora
+
+  // Must follow every change of A, B and magnitude. Throws the kernel's error.
+  void RefreshDora(const kernels::Stream& stream);
 };
 
 // x [T, K] is f32 or bf16; the result [T, N] is f32. bf16 rows are multiplied as serving multiplies them: by
 // MatmulNf4, or by MatmulLibrary with a float weight. f32 rows are multiplied by the program's library. Gradients go to
-// x, A and B; backward products have the scratch's type, and read an f32 weight as stored if that type is f32. Without
-// a key there is no dropout. `linear` must outlive the graph. Throws the errors of torch, StoppedError, and
-// std::runtime_error if a kernel fails.
+// x, A, B and magnitude; backward products have the scratch's type, and read an f32 weight as stored if that type is
+// f32. Without a key there is no dropout. `linear` must outlive the graph. Throws the errors of torch, StoppedError,
+// and std::runtime_error if a kernel fails.
 torch::Tensor ApplyAdapterLinear(const torch::Tensor& x, const AdapterLinear& linear, std::optional<DropoutKey> key,
                                  AutogradContext& context);
 

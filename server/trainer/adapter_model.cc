@@ -123,11 +123,16 @@ class TorchAdapterModel : public AdapterModel {
   }
 
   absl::Status Refresh() override {
-    for (ServedAdapter& served : served_) {
-      served.Pack();
-      serving_.layers[served.layer].linears[served.kind].lora = served.weight;
-    }
-    return absl::OkStatus();
+    return Guarded([&]() -> absl::Status {
+      for (ServedAdapter& served : served_) {
+        AdapterLinear& linear = state_.layers[served.layer][served.kind];
+        linear.RefreshDora(state_.context.stream);
+        served.Pack();
+        if (linear.magnitude.defined()) served.weight.dora_factor = linear.dora_factor.data_ptr<float>();
+        serving_.layers[served.layer].linears[served.kind].lora = served.weight;
+      }
+      return absl::OkStatus();
+    });
   }
 
   const model::DecoderWeights& ServingWeights() override { return serving_; }
@@ -172,13 +177,20 @@ class TorchAdapterModel : public AdapterModel {
       AdapterLinear& linear = linears[index];
       linear.weight = BaseWeight(weights.linears[index], options.bf16_compute);
       linear.bias = weights.linears[index].bias;
-      if (!options.adapter.has_target(kind)) continue;
-      linear.scaling = options.adapter.scaling();
+      const std::optional<model::LinearAdapter> adapter = options.adapter.On(model::ModulePath(layer, kind));
+      if (!adapter.has_value()) continue;
+      linear.scaling = adapter->scaling;
       linear.dropout = options.adapter.dropout;
-      const AdapterMatrices made =
-          parameters_.Add(options, layer, kind, OutFeatures(base_->config(), kind), InFeatures(base_->config(), kind));
+      const AdapterMatrices made = parameters_.Add(
+          options, layer, kind, adapter->rank, OutFeatures(base_->config(), kind), InFeatures(base_->config(), kind));
       linear.lora_a = made.a;
       linear.lora_b = made.b;
+      if (made.magnitude.defined()) {
+        // The norms of the base: at the start DoRA changes nothing.
+        linear.magnitude = made.magnitude;
+        linear.RefreshDora(state_.context.stream);
+        linear.magnitude.detach().copy_(linear.norms);
+      }
       served_.push_back({.layer = static_cast<std::size_t>(layer),
                          .kind = index,
                          .a = linear.lora_a,

@@ -12,11 +12,14 @@ namespace nibble::trainer {
 using torch::Tensor;
 
 AdapterMatrices AdapterParameters::Add(const AdapterOptions& options, std::int64_t layer, model::LinearKind kind,
-                                       std::int64_t rows, std::int64_t cols) {
+                                       std::int64_t rank, std::int64_t rows, std::int64_t cols) {
   AdapterMatrices made;
-  made.a = Add(model::LoraAName(layer, kind), options.adapter.rank, cols);
-  made.b = Add(model::LoraBName(layer, kind), rows, options.adapter.rank);
-  parameters_.back().lr_factor = options.lora_plus_ratio;
+  made.a = Add(model::LoraAName(layer, kind), {rank, cols}, 1.0);
+  made.b = Add(model::LoraBName(layer, kind), {rows, rank}, options.lora_plus_ratio);
+  if (options.adapter.dora) {
+    const std::string name = model::LoraModule(model::ModulePath(layer, kind)) + model::kMagnitudeSuffix;
+    made.magnitude = Add(name, {rows}, options.lora_plus_ratio);  // vectors learn as B does, as in PEFT
+  }
   const std::int64_t number = layer * model::kNumLinearKinds + static_cast<std::int64_t>(kind);
   DrawAdapter(made.a, options.init_seed, static_cast<std::uint64_t>(number));
   return made;
@@ -25,10 +28,11 @@ AdapterMatrices AdapterParameters::Add(const AdapterOptions& options, std::int64
 void AdapterParameters::HoldGradients() { trainer::HoldGradients(tensors_, parameters_); }
 void AdapterParameters::ReleaseGradients() { trainer::ReleaseGradients(tensors_, parameters_); }
 
-Tensor AdapterParameters::Add(std::string name, std::int64_t rows, std::int64_t cols) {
-  Tensor tensor = torch::zeros({rows, cols}, torch::kFloat32).requires_grad_(true);
+Tensor AdapterParameters::Add(std::string name, std::vector<std::int64_t> shape, double lr_factor) {
+  Tensor tensor = torch::zeros(shape, torch::kFloat32).requires_grad_(true);
   tensors_.push_back(tensor);
-  parameters_.push_back({std::move(name), {rows, cols}, {}, {}});
+  parameters_.push_back(
+      {.name = std::move(name), .shape = std::move(shape), .value = {}, .grad = {}, .lr_factor = lr_factor});
   return tensor;
 }
 

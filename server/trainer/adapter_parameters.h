@@ -11,15 +11,16 @@
 namespace nibble::trainer {
 
 struct AdapterMatrices {
-  torch::Tensor a;  // [r, K] f32 parameter
-  torch::Tensor b;  // [N, r] f32 parameter
+  torch::Tensor a;          // [r, K] f32 parameter
+  torch::Tensor b;          // [N, r] f32 parameter
+  torch::Tensor magnitude;  // undefined, or [N] f32 parameter of DoRA
 };
 
 class AdapterParameters {
  public:
-  // Adds the adapter of a linear [N, K]: A drawn by DrawAdapter, B 0.
-  AdapterMatrices Add(const AdapterOptions& options, std::int64_t layer, model::LinearKind kind, std::int64_t rows,
-                      std::int64_t cols);
+  // Adds the adapter of rank `rank` of a linear [N, K]: A drawn by DrawAdapter, B and the magnitudes of DoRA 0.
+  AdapterMatrices Add(const AdapterOptions& options, std::int64_t layer, model::LinearKind kind, std::int64_t rank,
+                      std::int64_t rows, std::int64_t cols);
   // As HoldGradients and ReleaseGradients (torch_bridge.h).
   void HoldGradients();
   void ReleaseGradients();
@@ -27,7 +28,7 @@ class AdapterParameters {
   std::vector<Parameter>& parameters() { return parameters_; }
 
  private:
-  torch::Tensor Add(std::string name, std::int64_t rows, std::int64_t cols);
+  torch::Tensor Add(std::string name, std::vector<std::int64_t> shape, double lr_factor);
 
   std::vector<torch::Tensor> tensors_;
   std::vector<Parameter> parameters_;

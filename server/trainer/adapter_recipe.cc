@@ -3,29 +3,12 @@
 #include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
 #include "server/convert/convert.h"
+#include "server/jobs/lora_method.h"
 #include "server/model/replay.h"
 #include "server/model/trainer_logprobs.h"
 #include "server/trainer/merge_aware_model.h"
 
 namespace nibble::trainer {
-namespace {
-
-model::AdapterConfig AdapterOf(const jobs::LoraMethod& method) {
-  model::AdapterConfig adapter;
-  adapter.rank = method.r;
-  adapter.alpha = method.alpha;
-  adapter.dropout = method.dropout;
-  adapter.rslora = method.use_rslora;
-  for (int k = 0; k < model::kNumLinearKinds; ++k) {
-    const auto kind = static_cast<model::LinearKind>(k);
-    for (const std::string& name : method.target_modules) {
-      if (name == model::ShortName(kind)) adapter.targets.push_back(kind);
-    }
-  }
-  return adapter;
-}
-
-}  // namespace
 
 absl::Status AdapterRecipe::LoadBase(const model::Artifact& source, const std::string& directory,
                                      const jobs::LoraMethod& method, bool merge_aware) {
@@ -37,7 +20,7 @@ absl::Status AdapterRecipe::LoadBase(const model::Artifact& source, const std::s
   max_positions_ = base_->max_positions();
   text_directory_ = base_->directory();
   base_digest_ = base_->info().weights_digest;
-  adapter_ = AdapterOf(method);
+  NIBBLE_ASSIGN_OR_RETURN(adapter_, jobs::AdapterOf(method));
   const std::string source_name = model::SourceName(source.info());
   adapter_.base_model_name_or_path = source_name.empty() ? spec_.base_model : source_name;
   const AdapterOptions options = {.adapter = adapter_,

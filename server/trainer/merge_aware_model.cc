@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -37,10 +38,12 @@ class MergedLinears : public CodedLinears {
       MergedWeight& linear = layer[k];
       linear.base = base_->weights().layers[l].linears[k].nf4;
       linear.bias = sources[k].bias;
-      if (!options_.adapter.has_target(kind)) continue;
-      linear.scaling = options_.adapter.scaling();
+      const auto number = static_cast<std::int64_t>(l);
+      const std::optional<model::LinearAdapter> adapter = options_.adapter.On(model::ModulePath(number, kind));
+      if (!adapter.has_value()) continue;
+      linear.scaling = adapter->scaling;
       const AdapterMatrices made =
-          parameters_.Add(options_, static_cast<std::int64_t>(l), kind, linear.base.rows, linear.base.cols);
+          parameters_.Add(options_, number, kind, adapter->rank, linear.base.rows, linear.base.cols);
       linear.lora_a = made.a;
       linear.lora_b = made.b;
     }
@@ -105,6 +108,7 @@ absl::StatusOr<std::unique_ptr<ExactModel>> MakeMergeAwareModel(std::shared_ptr<
   if (options.adapter.dropout > 0) {
     return absl::InvalidArgumentError("merge-aware qlora has no dropout: its forward pass is the merged model's");
   }
+  if (options.adapter.dora) return absl::InvalidArgumentError("merge-aware qlora has no DoRA");
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base->directory()));
   // Read before `base` moves into the linears.
   const model::ModelConfig& config = base->config();

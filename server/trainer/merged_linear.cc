@@ -90,7 +90,7 @@ void MergedWeight::Merge(MergeScratch& scratch, const kernels::Stream& stream) {
   const Tensor values = scratch.values.narrow(0, 0, elements).view({base.rows, base.cols});
   ThrowIfError(kernels::DequantizeNf4({.w = base, .out = ViewOf(values)}, stream));
   if (lora_a.defined()) {
-    // As convert::WeightReader: one multiply-add chain over the rank, then a multiplication, then an addition.
+    // As model::MergedRows: one multiply-add chain over the rank, then a multiplication, then an addition.
     const Tensor delta = scratch.delta.narrow(0, 0, elements).view({base.rows, base.cols});
     Tensor panels;
     const kernels::PackedDenseWeight a = PackDense(lora_a.detach().t().contiguous(), panels);

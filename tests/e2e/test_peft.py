@@ -27,7 +27,7 @@ TEXTS = [PAGE[i * 11: i * 11 + 90] for i in range(4)]
 def spec(method="qlora", base="base", **changes):
     return {"base_model": base, "train_dataset": "four",
             method: {"r": RANK, "alpha": changes.get("alpha", ALPHA), "seed": SEED, "compute_dtype": "COMPUTE_DTYPE_F32",
-                     "lora_plus_ratio": changes.get("lora_plus_ratio", 1)},
+                     "lora_plus_ratio": changes.get("lora_plus_ratio", 1), **changes.get("options", {})},
             "data": {"max_seq_len": SEQ, "packing": "PACKING_MODE_NONE"},
             "optim": {"lr": changes.get("lr", LR), "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 0},
             "run": {"max_steps": STEPS, "micro_batch": len(TEXTS), "save_every": 1, "keep_last": 32},
@@ -54,16 +54,22 @@ def philox_uniform(seed, index, stream):
     return ((c[0] << np.uint64(32) | c[1]) >> np.uint64(11)).astype(np.float64) * 2.0 ** -53
 
 
-def reference(base, ids, mask_first=False, lora_plus_ratio=1):
-    """PEFT on transformers, on the tensors of `base`: losses, gradients of step 1, final adapters. `mask_first`: a wrong
-    mask, without the loss of the first predicted token of each row."""
+def transformers_model(base):
+    """A model of transformers with the tensors of `base`."""
     config = transformers.LlamaConfig(**{key: value for key, value in small_model.CONFIG.items()
                                          if key not in ("architectures", "model_type", "torch_dtype")})
     model = transformers.LlamaForCausalLM(config)
     tensors = {name: torch.from_numpy(value.copy()) for name, value in base.items()}
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     model.load_state_dict(tensors, strict=True)
-    model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=LINEARS, lora_dropout=0.0))
+    return model
+
+
+def reference(base, ids, mask_first=False, lora_plus_ratio=1, **options):
+    """PEFT on transformers, on the tensors of `base`: losses, gradients of step 1, final adapters. `mask_first`: a wrong
+    mask, without the loss of the first predicted token of each row. `options`: of peft.LoraConfig."""
+    options = {"r": RANK, "lora_alpha": ALPHA, "target_modules": LINEARS, "lora_dropout": 0.0, **options}
+    model = peft.get_peft_model(transformers_model(base), peft.LoraConfig(**options))
     parameters = {}
     for name, parameter in model.named_parameters():
         if "lora_" not in name:
@@ -74,7 +80,8 @@ def reference(base, ids, mask_first=False, lora_plus_ratio=1):
             values = philox_uniform(SEED, np.arange(parameter.numel()), layer * 7 + LINEARS.index(module))
             bound = 1.0 / math.sqrt(parameter.shape[1])
             parameter.data = torch.from_numpy(((2.0 * values - 1.0) * bound).astype(np.float32)).reshape(parameter.shape)
-        parameters[name.replace(".default", "")] = parameter
+        # PEFT saves the magnitudes of DoRA under a name without ".weight".
+        parameters[name.replace(".default", "").replace("magnitude_vector.weight", "magnitude_vector")] = parameter
     if lora_plus_ratio == 1:
         optimizer = torch.optim.AdamW(parameters.values(), lr=LR, weight_decay=0.0)
     else:

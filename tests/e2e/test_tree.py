@@ -17,7 +17,7 @@ MAY = {
     "model": ["base", "text"],
     "store": ["base", "model"],
     "data": ["base", "text", "model"],
-    "jobs": ["base", "telemetry", "store"],
+    "jobs": ["base", "telemetry", "store", "model"],
     "plan": ["base", "telemetry", "text", "model", "store", "data", "jobs", "convert", "registry"],
     "convert": ["base", "text", "model"],
     "serve": ["base", "text", "model"],
@@ -36,6 +36,7 @@ ONLY_IN = {
     r"prometheus/": ["server/telemetry"],
     r"cuda|cublas": ["kernels"],
     r"soci/": ["server/jobs"],
+    r"re2/": ["server/model/module_pattern"],
     r"boost/": ["server/http", "server/kube", "client/http_get"],
     # Headers that are generated from protos: logic does not depend on the messages of the API.
     r"nibble/|google/(longrunning|rpc)/|.*[.]pb[.]h$": ["server/rpc", "server/trainer/reporter", "server/grpc_server", "client"],

@@ -107,6 +107,8 @@ def make_manifest():
     put("index-map-is-array", {"weight_map": []})
     put("peft", {"peft_type": "LORA", "r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "bias": "none", "use_rslora": False,
                  "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"})
+    put("peft-patterns", {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ".*\\.(q|v)_proj", "use_dora": True,
+                          "rank_pattern": {"layers.1.self_attn.q_proj": 2, "(?=q)": 3}, "alpha_pattern": {"[qv]_proj$": 2.5}})
     put("peft-rank-0", {"peft_type": "LORA", "r": 0, "lora_alpha": 1e308, "target_modules": "all-linear"})
     put("nibble-no-checksum", {"version": 1, "format": "int8", "act_outliers": 2, "kv_dtype": "BF16"})
 
@@ -233,7 +235,10 @@ def make_job_spec():
                          "unknown-key": {"optim": {"learning_rate": 1}}, "labels-many": {"labels": {str(i): "x" for i in range(17)}},
                          "labels-not-text": {"labels": {"a": 1}}, "device-odd": {"device": "cuda:-1"}, "device-huge": {"device": "cuda:99999999999"},
                          "method": {"method": "bitnet_qat"}, "name-path": {"output_model": "../x"}, "targets-empty": {"qlora": {"target_modules": []}},
-                         "targets-unknown": {"qlora": {"target_modules": ["lm_head", 3]}}, "data-null": {"data": None}}.items():
+                         "targets-unknown": {"qlora": {"target_modules": ["lm_head", 3]}}, "data-null": {"data": None},
+                         "patterns": {"qlora": {"target_pattern": ".*[.](q|v)_proj", "use_dora": True, "rank_pattern": {"0.*q_proj": 2},
+                                                "alpha_pattern": {"v_proj": 0.5}}},
+                         "patterns-bad": {"qlora": {"target_pattern": "(?i)(a{9}){9}[", "rank_pattern": {"": 0}}}}.items():
         put("json-" + name, {**base, **change})
     # Specs that the planner must plan or refuse.
     most = {"max_steps": 10**8, "micro_batch": 1 << 16, "grad_accum": 1 << 16}

@@ -18,18 +18,19 @@ namespace nibble::convert {
 // Adds B A * scaling of a lora model's adapter, in double, to the weight [N, K] of the linear at `path`. A linear
 // without an adapter is left unchanged.
 inline void AddAdapter(const model::Artifact& lora, const std::string& path, std::vector<double>& weight) {
+  const auto adapter = lora.adapter()->On(path);
+  if (!adapter.has_value()) return;
   const std::string module = "base_model.model." + path;
-  if (!lora.Tensor(module + ".lora_A.weight").ok()) return;
   const auto a = *lora.FloatTensor(module + ".lora_A.weight");
   const auto b = *lora.FloatTensor(module + ".lora_B.weight");
-  const auto rank = static_cast<std::size_t>(lora.adapter()->rank);
+  const auto rank = static_cast<std::size_t>(adapter->rank);
   const std::size_t cols = a.size() / rank;
   for (std::size_t at = 0; at < weight.size(); ++at) {
     double delta = 0;
     for (std::size_t i = 0; i < rank; ++i) {
       delta += static_cast<double>(b[at / cols * rank + i]) * static_cast<double>(a[i * cols + at % cols]);
     }
-    weight[at] += delta * lora.adapter()->scaling();
+    weight[at] += delta * adapter->scaling;
   }
 }
 

@@ -166,6 +166,26 @@ TEST(JobSpecTest, EachBadFieldOfLoraIsNamed) {
   EXPECT_EQ(field({.seed = -1}), "lora.seed");
   EXPECT_EQ(field({.lora_plus_ratio = 0.5}), "lora.lora_plus_ratio");
   EXPECT_EQ(field({.lora_plus_ratio = 1001}), "lora.lora_plus_ratio");
+  EXPECT_EQ(field({.target_modules = {}, .target_pattern = ".*q_proj"}), "");
+  EXPECT_EQ(field({.target_modules = {"q_proj"}, .target_pattern = ".*q_proj"}), "lora.target_pattern");
+  EXPECT_EQ(field({.target_pattern = "(q_proj"}), "lora.target_pattern");
+  EXPECT_EQ(field({.rank_pattern = {{"q_proj", 4096}}, .alpha_pattern = {{"q_proj", 1e6}}}), "");
+  EXPECT_EQ(field({.rank_pattern = {{"q_proj", 0}}}), "lora.rank_pattern.q_proj");
+  EXPECT_EQ(field({.rank_pattern = {{"(?P<n>q)_proj", 4}}}), "lora.rank_pattern");
+  EXPECT_EQ(field({.alpha_pattern = {{"q_proj", 0}}}), "lora.alpha_pattern.q_proj");
+  EXPECT_EQ(field({.alpha_pattern = {{"", 1}}}), "lora.alpha_pattern");
+  EXPECT_EQ(field({.dropout = 0.1, .use_dora = true}), "lora.dropout");
+  LoraMethod many;
+  for (int i = 0; i < 65; ++i) many.rank_pattern["q_proj" + std::to_string(i)] = 1;
+  EXPECT_EQ(field(many), "lora.rank_pattern");
+}
+
+TEST(JobSpecTest, TargetPatternReplacesTheDefaultTargets) {
+  JobSpec spec = Good();
+  spec.qlora.target_pattern = ".*q_proj";
+  const JobSpec resolved = Resolve(spec, "job-1", "text", "cpu");
+  EXPECT_TRUE(resolved.qlora.target_modules.empty());
+  EXPECT_TRUE(Validate(resolved).ok()) << Validate(resolved);
 }
 
 TEST(JobSpecTest, FutureMethodsAreUnimplemented) {
@@ -319,7 +339,10 @@ TEST(JobSpecTest, SpecSurvivesAJsonRoundTrip) {
                               .use_rslora = true,
                               .compute_dtype = "fp32",
                               .seed = 99,
-                              .lora_plus_ratio = 4};
+                              .lora_plus_ratio = 4,
+                              .rank_pattern = {{"q_proj", 4}},
+                              .alpha_pattern = {{"v_proj", 2.5}},
+                              .use_dora = true};
   spec.qlora = {adapter, /*double_quant=*/false, /*merge_aware_int8=*/true};
   spec.optim = {.optimizer = "lion",
                 .lr = 1e-3,
@@ -402,7 +425,8 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
             R"("output_model":"","device":"auto","data":{"max_seq_len":512,"packing":"segmented",)"
             R"("train_on_prompt":false,"shuffle_seed":0},"qlora":{"r":16,"alpha":32.0,"dropout":0.0,)"
             R"("target_modules":["q_proj","k_proj","v_proj","o_proj","gate_proj","up_proj","down_proj"],)"
-            R"("use_rslora":false,"compute_dtype":"bf16","seed":0,"lora_plus_ratio":1.0,"double_quant":true,)"
+            R"("use_rslora":false,"compute_dtype":"bf16","seed":0,"lora_plus_ratio":1.0,"target_pattern":"",)"
+            R"("rank_pattern":{},"alpha_pattern":{},"use_dora":false,"double_quant":true,)"
             R"("merge_aware_int8":false},)"
             R"("optim":{"optimizer":"adamw","lr":0.0002,)"
             R"("beta1":0.9,"beta2":0.999,"eps":1e-08,"weight_decay":0.0,"max_grad_norm":1.0,"schedule":"cosine",)"
@@ -424,7 +448,8 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
   lora.method = kMethodLora;
   EXPECT_EQ(base::Dump(ToJson(lora)["lora"]),
             R"({"r":16,"alpha":32.0,"dropout":0.0,"target_modules":["q_proj","k_proj","v_proj","o_proj","gate_proj",)"
-            R"("up_proj","down_proj"],"use_rslora":false,"compute_dtype":"bf16","seed":0,"lora_plus_ratio":1.0})");
+            R"("up_proj","down_proj"],"use_rslora":false,"compute_dtype":"bf16","seed":0,"lora_plus_ratio":1.0,)"
+            R"("target_pattern":"","rank_pattern":{},"alpha_pattern":{},"use_dora":false})");
   JobSpec mixed;
   mixed.method = kMethodInt8Mixed;
   EXPECT_EQ(

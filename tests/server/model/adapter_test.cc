@@ -18,15 +18,17 @@ AdapterConfig Sample() {
   return config;
 }
 
+constexpr char kQPath[] = "model.layers.1.self_attn.q_proj";
+
 TEST(AdapterTest, ConfigRoundTrips) {
   const auto config = ParsePeftConfig(ToPeftConfig(Sample()));
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->rank, 4);
   EXPECT_EQ(config->targets, Sample().targets);
-  EXPECT_EQ(config->scaling(), 4.0);
+  EXPECT_EQ(config->On(kQPath)->scaling, 4.0);
   AdapterConfig rslora = Sample();
   rslora.rslora = true;
-  EXPECT_EQ(ParsePeftConfig(ToPeftConfig(rslora))->scaling(), 8.0);
+  EXPECT_EQ(ParsePeftConfig(ToPeftConfig(rslora))->On(kQPath)->scaling, 8.0);
 }
 
 TEST(AdapterTest, NamesAndShapesMatchPeft) {
@@ -47,13 +49,13 @@ TEST(AdapterTest, NamesAndShapesMatchPeft) {
 
 TEST(AdapterTest, RejectsOptionsBeyondPlainLoraByName) {
   const std::pair<const char*, Json> unsupported[] = {{"peft_type", "IA3"},
-                                                      {"use_dora", true},
                                                       {"bias", "all"},
                                                       {"modules_to_save", {"lm_head"}},
-                                                      {"rank_pattern", {{"q_proj", 8}}},
+                                                      {"rank_pattern", {{"(?=q)q_proj", 8}}},
+                                                      {"target_modules", "(?i)Q_PROJ"},
                                                       {"fan_in_fan_out", true},
                                                       {"target_modules", {"q_proj", "lm_head"}},
-                                                      {"alpha_pattern", {{"q_proj", 8}}},
+                                                      {"alpha_pattern", {{"q_proj[", 8}}},
                                                       {"lora_bias", true},
                                                       {"task_type", "SEQ_CLS"},
                                                       {"init_lora_weights", "pissa_niter_4"},
@@ -74,6 +76,10 @@ TEST(AdapterTest, RejectsOptionsBeyondPlainLoraByName) {
                                               {"r", 2.5},
                                               {"lora_alpha", 0},
                                               {"lora_alpha", "x"},
+                                              {"rank_pattern", {{"q_proj", 0}}},
+                                              {"rank_pattern", {{"q_proj", 4097}}},
+                                              {"rank_pattern", {"q_proj"}},
+                                              {"alpha_pattern", {{"q_proj", -1.0}}},
                                               {"target_modules", Json::array()},
                                               {"target_modules", "all-linear"}};
   for (const auto& [key, value] : bad) {
@@ -81,6 +87,47 @@ TEST(AdapterTest, RejectsOptionsBeyondPlainLoraByName) {
     json[key] = value;
     EXPECT_TRUE(absl::IsInvalidArgument(ParsePeftConfig(json).status())) << key;
   }
+}
+
+TEST(AdapterTest, FirstPatternThatMatchesGivesRankAndAlpha) {
+  Json json = ToPeftConfig(Sample());
+  json["target_modules"] = R"(.*\.layers\.[01]\.(self_attn\.[qk]_proj|mlp\.up_proj))";
+  json["rank_pattern"] = {{"layers.1.self_attn.q_proj", 2}, {"q_proj", 8}};
+  json["alpha_pattern"] = {{"^model.layers.0.*", 32}, {"up_proj", 0.5}};
+  const auto config = ParsePeftConfig(json);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto on = [&](const char* path) { return config->On(path).value_or(LinearAdapter{}); };
+  EXPECT_EQ(on("model.layers.1.self_attn.q_proj").rank, 2);
+  EXPECT_EQ(on("model.layers.1.self_attn.q_proj").scaling, 8.0);
+  EXPECT_EQ(on("model.layers.0.self_attn.q_proj").rank, 8);
+  EXPECT_EQ(on("model.layers.0.self_attn.q_proj").scaling, 4.0);
+  EXPECT_EQ(on("model.layers.1.self_attn.k_proj").rank, 4);
+  EXPECT_EQ(on("model.layers.1.mlp.up_proj").scaling, 0.125);
+  for (const char* other : {"model.layers.2.self_attn.q_proj", "model.layers.1.self_attn.v_proj", "lm_head"}) {
+    EXPECT_FALSE(config->On(other).has_value()) << other;
+  }
+  EXPECT_EQ(base::Dump(ToPeftConfig(*config)), base::Dump(json)) << "patterns keep their order";
+  ModelConfig model;
+  model.num_layers = 2;
+  const auto tensors = AdapterTensors(model, *config);
+  ASSERT_EQ(tensors.size(), 12u);
+  EXPECT_EQ(tensors[1].shape[1], 8);
+  EXPECT_EQ(tensors[6].name, "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight");
+  EXPECT_EQ(tensors[6].shape[0], 2);
+}
+
+TEST(AdapterTest, DoraHasAMagnitudeForEachOutput) {
+  AdapterConfig config = Sample();
+  config.dora = true;
+  const auto again = ParsePeftConfig(ToPeftConfig(config));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->dora);
+  ModelConfig model;
+  model.num_layers = 1;
+  const auto tensors = AdapterTensors(model, *again);
+  ASSERT_EQ(tensors.size(), 6u);
+  EXPECT_EQ(tensors[2].name, "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector");
+  EXPECT_EQ(tensors[2].shape, std::vector<std::int64_t>{OutFeatures(model, LinearKind::kQ)});
 }
 
 // Has all keys that a LoraConfig of PEFT 0.21.2 saves.
@@ -99,7 +146,7 @@ TEST(AdapterTest, ReadsConfigSavedByPeft) {
   const auto config = ParsePeftConfig(*json);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->rank, 4);
-  EXPECT_EQ(config->scaling(), 8.0);
+  EXPECT_EQ(config->On(kQPath)->scaling, 8.0);
   EXPECT_EQ(config->targets, (std::vector<LinearKind>{LinearKind::kQ, LinearKind::kV}));
   EXPECT_EQ(config->base_digest, "");
 }

@@ -49,7 +49,7 @@ TEST_F(PeftAdapterTest, ReadsTheValuesOfTheFile) {
   const auto adapter = Read();
   ASSERT_TRUE(adapter.ok()) << adapter.status();
   EXPECT_EQ(adapter->values, values_);
-  EXPECT_EQ(adapter->config.scaling(), 8.0);
+  EXPECT_EQ(adapter->config.On("model.layers.0.self_attn.q_proj")->scaling, 8.0);
   EXPECT_EQ(adapter->config.targets, config_.targets);
 }
 

@@ -1,6 +1,6 @@
 #include "server/plan/plan_job.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -17,6 +17,8 @@
 
 namespace nibble::plan {
 namespace {
+
+using ::testing::HasSubstr;
 
 std::map<std::string, std::int64_t> Pools(const JobPlan& plan) {
   std::map<std::string, std::int64_t> pools;
@@ -153,6 +155,53 @@ TEST_F(PlanJobTest, TrainedParametersAreThoseOfTheAdapterOrTheModel) {
   }
   EXPECT_EQ(Plan().trained_parameters, all);
   EXPECT_EQ(Pools(Plan())["optimizer"], 8 * all);
+}
+
+TEST_F(PlanJobTest, PatternsOfRanksCountInParametersAndMemory) {
+  const auto before = Plan();
+  spec_.qlora.rank_pattern = {{".*", 2 * spec_.qlora.r}};
+  const auto after = Plan();
+  EXPECT_EQ(after.trained_parameters, 2 * before.trained_parameters);
+  EXPECT_EQ(Pools(after).at("adapter"), 2 * Pools(before).at("adapter"));
+  EXPECT_GT(Pools(after).at("activation"), Pools(before).at("activation"));
+  spec_.qlora.rank_pattern = {};
+  spec_.qlora.target_pattern = ".*[.]0[.].*_proj";
+  EXPECT_EQ(Plan().trained_parameters, before.trained_parameters / inputs_.config.num_layers);
+}
+
+TEST_F(PlanJobTest, DoraCountsItsMagnitudesAndTheOutputsThatItKeeps) {
+  const auto before = Plan();
+  spec_.qlora.use_dora = true;
+  std::int64_t outputs = 0;
+  for (int k = 0; k < model::kNumLinearKinds; ++k) {
+    outputs += model::OutFeatures(inputs_.config, static_cast<model::LinearKind>(k));
+  }
+  const auto after = Plan();
+  EXPECT_EQ(after.trained_parameters, before.trained_parameters + outputs * inputs_.config.num_layers);
+  EXPECT_GT(Pools(after).at("activation"), Pools(before).at("activation"));
+}
+
+TEST_F(PlanJobTest, RefusesPatternsThatDoNotFitTheBase) {
+  const auto refusal = [&](auto change) {
+    jobs::JobSpec spec = spec_;
+    change(spec.qlora);
+    const absl::Status status = PlanJob(spec, inputs_).status();
+    EXPECT_EQ(base::Reason(status), "FIELD_VIOLATION") << status;
+    return base::ReasonMetadata(status)["field"] + ": " + std::string(status.message());
+  };
+  using jobs::QLoraMethod;
+  EXPECT_THAT(refusal([](QLoraMethod& q) { q.target_pattern = "q_proj"; }), HasSubstr("qlora.target_pattern"));
+  EXPECT_THAT(refusal([](QLoraMethod& q) { q.target_pattern = "q_proj"; }), HasSubstr("matches no linear"));
+  EXPECT_THAT(refusal([](QLoraMethod& q) { q.target_pattern = ".*(q_proj|lm_head)"; }), HasSubstr("\"lm_head\""));
+  EXPECT_THAT(refusal([](QLoraMethod& q) { q.target_pattern = ".*layers[.]0.*"; }), HasSubstr("\"model.layers.0\""));
+  EXPECT_THAT(refusal([](QLoraMethod& q) { q.rank_pattern = {{"layers.99.*", 4}}; }), HasSubstr("qlora.rank_pattern"));
+  EXPECT_THAT(refusal([](QLoraMethod& q) {
+                q.target_modules = {"q_proj"};
+                q.alpha_pattern = {{"k_proj", 4}};
+              }),
+              HasSubstr("qlora.alpha_pattern"));
+  const std::string both = refusal([](QLoraMethod& q) { q.rank_pattern = {{"q_proj", 4}, {".*0.*q_proj", 8}}; });
+  EXPECT_THAT(both, HasSubstr("both match model.layers.0.self_attn.q_proj"));
 }
 
 TEST_F(PlanJobTest, MemoryFollowsBatchSizeCheckpointingAndRank) {

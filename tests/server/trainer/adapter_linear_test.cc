@@ -67,6 +67,24 @@ class AdapterLinearTest : public AutogradTest {
 
 TEST_F(AdapterLinearTest, HasTheGradientsOfTheDequantizedFormula) { ExpectFormula(x_, Weight64(), kF32); }
 
+// PEFT's DoRA: y = (m / n - 1) base(x) + (m / n) scaling B(A(x)), where n passes no gradient.
+TEST_F(AdapterLinearTest, DoraHasTheGradientsOfTheFormulaWithFixedNorms) {
+  linear_.magnitude = Random({kOut}, 17).abs_().add_(1).requires_grad_();
+  linear_.RefreshDora(context_.stream);
+  const Tensor y = ApplyAdapterLinear(x_, linear_, std::nullopt, context_);
+  const auto f64 = [](const Tensor& t) { return t.detach().to(torch::kFloat64).requires_grad_(); };
+  const Tensor x = f64(x_), a = f64(linear_.lora_a), b = f64(linear_.lora_b), m = f64(linear_.magnitude);
+  const Tensor norms = (Weight64() + 2.0 * b.mm(a)).detach().norm(2, 1);
+  EXPECT_LT(Distance(linear_.norms, norms), kF32);
+  const Tensor base = x.mm(Weight64().t());
+  const Tensor factor = m / norms;
+  const Tensor want = base + bias_.to(torch::kFloat64) + (factor - 1) * base + factor * 2.0 * x.mm(a.t()).mm(b.t());
+  EXPECT_LT(Distance(y, want), kF32);
+  const auto got = Gradients(y, g_, {x_, linear_.lora_a, linear_.lora_b, linear_.magnitude});
+  const auto wanted = Gradients(want, g_, {x, a, b, m});
+  for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_LT(Distance(got[i], wanted[i]), kF32) << i;
+}
+
 // A float weight in each type, with f32 and bf16 compute. Where compute is bf16 and backward products are f32, those
 // read an f32 weight unrounded, so the bound is that of bf16 roundings.
 TEST_F(AdapterLinearTest, FloatWeightHasTheGradientsOfTheFormula) {

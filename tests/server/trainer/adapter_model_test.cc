@@ -45,14 +45,18 @@ class AdapterModelTest : public testing::TestWithParam<Base> {
     // Sets B too, because an adapter that is 0 has no effect.
     std::uint64_t seed = 0;
     for (Parameter& parameter : (*model)->parameters()) {
-      const auto values = support::NormalVector(++seed, static_cast<std::int64_t>(parameter.value.f32().size()), 0.05f);
+      auto values = support::NormalVector(++seed, static_cast<std::int64_t>(parameter.value.f32().size()), 0.05f);
+      if (parameter.shape.size() == 1) {  // DoRA's magnitudes stay near the norms that they start with
+        for (std::size_t i = 0; i < values.size(); ++i) values[i] = parameter.value.f32()[i] * (1 + values[i]);
+      }
       std::copy(values.begin(), values.end(), parameter.value.f32().begin());
     }
     EXPECT_TRUE((*model)->Refresh().ok());
     return *std::move(model);
   }
-  static model::AdapterConfig Adapter(double dropout) {
+  model::AdapterConfig Adapter(double dropout) const {
     model::AdapterConfig adapter;
+    adapter.dora = dora_;
     adapter.rank = 4;
     adapter.alpha = 8;
     adapter.dropout = dropout;
@@ -99,6 +103,7 @@ class AdapterModelTest : public testing::TestWithParam<Base> {
     return difference.value_or(-1);
   }
 
+  bool dora_ = false;
   support::CancelAt asked_;
   model::SmallModels models_;
   const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
@@ -121,6 +126,20 @@ TEST_P(AdapterModelTest, TrainingLogprobsMatchThoseOfServing) {
   const std::vector<float> before = Logprobs(*changed);
   for (Parameter& parameter : changed->parameters()) parameter.value.f32()[0] += 1.0f;
   EXPECT_NE(Logprobs(*changed), before) << "the logprobs depend on the adapter";
+}
+
+TEST_P(AdapterModelTest, DoraStartsAsTheBaseAndIsServedAsTrained) {
+  AdapterOptions options;
+  options.adapter = Adapter(0);
+  const auto plain = AdapterModel::Create(models_.Load(BasePath()), options, stream_);
+  dora_ = true;
+  options.adapter = Adapter(0);
+  const auto dora = AdapterModel::Create(models_.Load(BasePath()), options, stream_);
+  ASSERT_TRUE(plain.ok() && dora.ok()) << dora.status();
+  EXPECT_EQ(Logprobs(**dora), Logprobs(**plain)) << "every factor is 1";
+  EXPECT_EQ((*dora)->parameters().size(), (*plain)->parameters().size() / 2 * 3);
+  EXPECT_LT(ServedDifference(*Make(false, 0), "dora_f32"), GetParam().f32_bound);
+  EXPECT_LT(ServedDifference(*Make(true, 0), "dora_bf16"), GetParam().bf16_bound);
 }
 
 TEST_P(AdapterModelTest, LogprobsEqualTheLossesOfTraining) {

@@ -1,0 +1,113 @@
+"""Options of adapters, from training to the next import: twenty steps beside PEFT with the same option, a checkpoint,
+the export in PEFT, the merged weights and the same adapter imported again."""
+import json
+
+import pytest
+
+import small_model
+from conftest import PAGE, Server
+from nf4 import dequantized, read_bf16
+
+pytestmark = pytest.mark.full
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+peft = pytest.importorskip("peft", exc_type=ImportError)
+
+from safetensors.numpy import load_file  # noqa: E402
+
+from logprobs import worst_difference  # noqa: E402
+from test_peft import STEPS, TEXTS, agree, reference, train, transformers_model  # noqa: E402
+
+TARGETS = r".*\.layers\.[02]\.(self_attn\.(q|v)_proj|mlp\.(?:up|down)_proj)"
+RANKS = {"rank_pattern": {"layers.2.self_attn.q_proj": 2, "(up|down)_proj": 8},
+         "alpha_pattern": {"down_proj": 40, r"^model.*0\.self_attn.v_proj": 2}}
+# The options of Nibble, the same ones of PEFT, and a change that must change the losses.
+OPTIONS = {
+    "patterns": ({"target_pattern": TARGETS, **RANKS}, {"target_modules": TARGETS, **RANKS},
+                 {"alpha_pattern": {**RANKS["alpha_pattern"], "down_proj": 80}}),
+    "dora": ({"use_dora": True}, {"use_dora": True}, {"use_dora": False}),
+    # PEFT trains vectors with the learning rate of B.
+    "dora_plus": ({"use_dora": True, "lora_plus_ratio": 8, "r": 2}, {"use_dora": True, "lora_plus_ratio": 8, "r": 2}, {"alpha": 16}),
+    "ranks": (RANKS, RANKS, {"rank_pattern": {**RANKS["rank_pattern"], "(up|down)_proj": 4}}),
+}
+# The base as it is stored: what lora trains on, in f32, and what qlora trains on.
+BASES = {"lora": ("float", lambda server: load_file(server.state / "models/float/model.safetensors")),
+         "qlora": ("base", lambda server: dequantized(server.state / "models/base"))}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, model_directory):
+    path = tmp_path_factory.mktemp("options")
+    with_data = Server(path / "state").start()
+    with_data.run("models", "import", model_directory, "--name", "float", "--dtype", "f32")
+    with_data.run("models", "convert", "float", "--to", "nf4", "--name", "base")
+    (path / "four.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    with_data.run("datasets", "upload", path / "four.jsonl", "--name", "four")
+    yield with_data
+    with_data.stop()
+
+
+@pytest.fixture(scope="module", params=[(method, option) for option in OPTIONS for method in BASES], ids="-".join)
+def trained(request, server, tmp_path_factory):
+    """A job with the option, its export for PEFT, and what PEFT computed."""
+    method, option = request.param
+    path = tmp_path_factory.mktemp(f"{method}-{option}")
+    base, tensors = BASES[method]
+    name = f"{method}-{option}"
+    ours, theirs, wrong = OPTIONS[option]
+    got = train(server, path, method=method, base=base, output=name, options=ours)
+    eos = small_model.CONFIG["eos_token_id"]
+    ids = [server.json("tokenize", base, "--text", text)["token_ids"] + [eos] for text in TEXTS]
+    losses, _, final = reference(tensors(server), ids, **theirs)
+    server.run("models", "export", name, "--format", "peft", "--out", path / "peft")
+    changed = train(server, path, method=method, base=base, output=f"{name}-wrong", options={**ours, **wrong})
+    return {"name": name, "base": base, "method": method, "path": path, "tensors": tensors(server), "losses": (got, losses),
+            "wrong": changed, "final": final}
+
+
+def test_losses_and_adapter_agree_with_peft(trained):
+    got, want = trained["losses"]
+    print("worst relative difference of 20 losses:", max(abs(a - b) / b for a, b in zip(got, want)))
+    assert want[-1] <= 0.95 * want[0]
+    assert agree(got, want)
+    assert not agree(trained["wrong"], want)
+    adapter = load_file(trained["path"] / "peft/adapter_model.safetensors")
+    assert adapter.keys() == trained["final"].keys()
+    for name, value in trained["final"].items():
+        assert adapter[name].shape == value.shape, name
+        assert abs(adapter[name] - value).max() <= 1e-2 * abs(value).max(), name
+
+
+def test_peft_loads_the_export_with_the_same_logprobs(server, trained):
+    model = peft.PeftModel.from_pretrained(transformers_model(trained["tensors"]), trained["path"] / "peft").eval()
+    score = server.json("score", trained["name"], "--text", PAGE[:120])
+    with model.disable_adapter():
+        assert worst_difference(score, model) > 0.1
+    # A linear of qlora reads rows in bf16.
+    assert worst_difference(score, model) < (1e-3 if trained["method"] == "lora" else 0.2)
+
+
+def test_merged_weights_are_those_of_peft(server, trained):
+    name = trained["name"]
+    server.run("models", "convert", name, "--to", "bf16", "--name", f"{name}-bf16")
+    ours = read_bf16(server.state / f"models/{name}-bf16/model.safetensors")
+    model = peft.PeftModel.from_pretrained(transformers_model(trained["tensors"]), trained["path"] / "peft")
+    theirs = model.merge_and_unload().to(torch.bfloat16).float().state_dict()
+    assert len(ours) > 20
+    for key, value in ours.items():
+        want = theirs[key].numpy()
+        assert (value == want).mean() > 0.995, key
+        assert abs(value - want).max() <= abs(want).max() * 2.0 ** -7, key
+    server.run("models", "convert", name, "--to", "int8", "--name", f"{name}-int8")
+    verdict = server.json("models", "verify", f"{name}-int8")
+    assert verdict["equal"] is True and verdict["recorded_by"] == "trainer"
+
+
+def test_checkpoint_and_export_are_the_same_model(server, trained):
+    name = trained["name"]
+    want = server.json("models", "get", name)
+    [job] = [job for job in server.json("jobs", "list")["jobs"] if job["spec"]["publish"]["output_model"] == name]
+    server.run("jobs", "publish", f"{job['id']}/{STEPS}", "--name", f"{name}-checkpoint")
+    server.run("models", "import", trained["path"] / "peft", "--name", f"{name}-again", "--base", trained["base"])
+    for copy in ("checkpoint", "again"):
+        assert server.json("models", "get", f"{name}-{copy}")["digest"] == want["digest"], copy
