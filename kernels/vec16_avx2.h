@@ -136,6 +136,15 @@ struct Vec16Avx2 {
     const __m256i high = _mm256_or_si256(_mm256_slli_epi32(word(c), 16), _mm256_slli_epi32(word(d), 24));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_or_si256(low, high));
   }
+  // Lane l is byte 4 l + I of 64 bytes: one k of a tile of int8 codes (formats/int8.h).
+  template <int I>
+  static Vec16Avx2 FromQuads(const std::int8_t* p) {
+    const auto half = [](const std::int8_t* bytes) {
+      const __m256i quads = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
+      return _mm256_cvtepi32_ps(_mm256_srai_epi32(I == 3 ? quads : _mm256_slli_epi32(quads, 24 - 8 * I), 24));
+    };
+    return {half(p), half(p + 32)};
+  }
   // The fixed tree: l + (l + 8), then + 4, + 2, + 1.
   float ReduceSum() const {
     const __m256 s8 = _mm256_add_ps(lo, hi);

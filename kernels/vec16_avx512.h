@@ -77,6 +77,11 @@ struct Vec16Avx512 {
     const __m512i high = _mm512_or_si512(_mm512_slli_epi32(word(c), 16), _mm512_slli_epi32(word(d), 24));
     _mm512_storeu_si512(p, _mm512_or_si512(low, high));
   }
+  template <int I>
+  static Vec16Avx512 FromQuads(const std::int8_t* p) {
+    const __m512i quads = _mm512_loadu_si512(p);
+    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(I == 3 ? quads : _mm512_slli_epi32(quads, 24 - 8 * I), 24))};
+  }
   float ReduceSum() const {
     const __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
     const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));

@@ -236,6 +236,7 @@ absl::Status Verify(Session& session, const std::string& name, bool no_wait) {
 struct ConvertOptions {
   std::string source, to, name;
   std::optional<std::string> head;
+  std::optional<std::string> activations;
   std::optional<std::int32_t> act_outliers;
   std::optional<std::string> eval_dataset;
 };
@@ -255,6 +256,7 @@ absl::Status Convert(Session& session, const ConvertOptions& options) {
   request.set_name(options.name);
   request.set_target(Format(options.to));
   if (options.head.has_value()) request.set_head(Format(*options.head));
+  if (options.activations.has_value()) request.set_activations(Format(*options.activations));
   if (options.act_outliers.has_value()) request.set_act_outliers(*options.act_outliers);
   if (options.eval_dataset.has_value()) request.set_eval_dataset(*options.eval_dataset);
   request.set_request_id(NewUuid());
@@ -346,6 +348,9 @@ void AddConvert(CLI::App& models, Session& session) {
   sub->add_option("--name", o->name, "Name of the new model")->required();
   sub->add_option("--head", o->head,
                   "Format of the LM head (default int8; for a model that a job trained bf16, as in training)")
+      ->check(CLI::IsMember({"int8", "bf16"}));
+  sub->add_option("--activations", o->activations,
+                  "int8: what linears multiply, int8 or bf16 rows (default int8, or as in int8 training)")
       ->check(CLI::IsMember({"int8", "bf16"}));
   sub->add_option("--act-outliers", o->act_outliers,
                   "Outliers kept per activation row, 0 to 16 (default 8, or as in int8 training)");

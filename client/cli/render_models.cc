@@ -126,6 +126,7 @@ Json ModelJson(const v1::Model& model) {
   json["has_chat_template"] = model.has_chat_template();
   json["trained_format"] = Lower(model.trained_format());
   json["act_outliers"] = model.act_outliers();
+  json["activations"] = Lower(model.activations());
   json["head_format"] = Lower(model.head_format());
   json["record_rows"] = model.record_rows();
   json["recorded_by"] = model.recorded_by();

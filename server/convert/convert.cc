@@ -356,6 +356,9 @@ absl::Status CheckOptions(const ConvertOptions& options) {
   if (outliers < 0 || outliers > kernels::kMaxOutliers) {
     return base::FieldError("act_outliers", StrCat(outliers, ", wanted 0 to ", kernels::kMaxOutliers));
   }
+  if (options.weight_only.value_or(false) && outliers != 0) {
+    return base::FieldError("act_outliers", StrCat(outliers, ", wanted 0 with bf16 activations"));
+  }
   if (options.kv_dtype.has_value() && options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16) {
     return base::FieldError("kv_dtype", StrCat(kernels::Name(*options.kv_dtype), ", wanted f32 or bf16"));
   }
@@ -367,6 +370,11 @@ absl::Status CheckCopy(const model::ArtifactInfo& trained, const ConvertOptions&
   if (options.act_outliers.value_or(trained.act_outliers) != trained.act_outliers) {
     return base::FieldError("act_outliers", StrCat(*options.act_outliers, ", wanted ", trained.act_outliers,
                                                    ", with which the int8 model was trained"));
+  }
+  if (options.weight_only.value_or(trained.weight_only) != trained.weight_only) {
+    return base::FieldError("activations", trained.weight_only
+                                               ? "are int8, wanted bf16, with which the int8 model was trained"
+                                               : "are bf16, wanted int8, with which the int8 model was trained");
   }
   if (options.int8_head.value_or(trained.int8_head) != trained.int8_head) {
     return base::FieldError("head", "is int8, wanted bf16, with which the int8 model was trained");
@@ -434,12 +442,16 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
   info.format = options.to;
   if (source.format == Format::kInt8) {
     info.act_outliers = source.act_outliers;
+    info.weight_only = source.weight_only;
     info.int8_head = source.int8_head;
     info.kv_dtype = source.kv_dtype;
     return info;
   }
   if (options.to == Format::kInt8) {
-    info.act_outliers = options.act_outliers.value_or(source.trained_outliers.value_or(kernels::kDefaultOutliers));
+    info.weight_only = options.weight_only.value_or(false);
+    info.act_outliers =
+        info.weight_only ? 0
+                         : options.act_outliers.value_or(source.trained_outliers.value_or(kernels::kDefaultOutliers));
   }
   if (options.to == Format::kBF16) info.trained_outliers = source.trained_outliers;
   const bool trained = source.format == Format::kLora || source.source == "job" || source.source == "checkpoint" ||

@@ -23,6 +23,9 @@ struct ConvertOptions {
   // int8: maximum outliers per activation row, 0 to 16. Unset: as the source was trained, else kDefaultOutliers. A
   // source that was trained in int8 keeps its own, and its head and KV cache.
   std::optional<int> act_outliers = std::nullopt;
+  // int8: whether linears and an int8 head multiply float rows instead of codes; then act_outliers must be 0 or unset.
+  // Unset: false. A source that was trained in int8 keeps its own.
+  std::optional<bool> weight_only = std::nullopt;
   // int8: true makes head and tied embedding int8 too, false bf16. Unset: false for lora and for a model that a job
   // trained, both of which were trained with a float head; otherwise true.
   std::optional<bool> int8_head = std::nullopt;
@@ -74,6 +77,7 @@ struct TrainedForm {
   std::optional<model::BitNetInfo> bitnet = std::nullopt;  // master weights of a bitnet_qat job
   kernels::DType kv_dtype = kernels::DType::kBF16;
   std::optional<int> trained_outliers = std::nullopt;
+  bool weight_only = false;  // i8: see ArtifactInfo
   // f32 or bf16: of all tensors. i8: the linears are int8; the others are f32, and the head is written in bf16.
   kernels::DType dtype = kernels::DType::kF32;
 };

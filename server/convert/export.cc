@@ -132,6 +132,11 @@ absl::Status CheckCompressedTensors(const model::ArtifactInfo& info) {
   if (info.format != Format::kInt8) {
     return base::FieldError("format", StrCat("COMPRESSED_TENSORS is for int8 models, this one is ", Name(info.format)));
   }
+  if (info.weight_only) {
+    return base::FieldError("format",
+                            "COMPRESSED_TENSORS requires int8 activations, this model's are bf16: convert its source "
+                            "with activations INT8");
+  }
   if (info.act_outliers > 0) {
     return base::FieldError("format",
                             StrCat("COMPRESSED_TENSORS cannot represent activation outliers, this model keeps ",

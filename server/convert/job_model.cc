@@ -49,6 +49,7 @@ model::ArtifactInfo InfoOf(const TrainedForm& form) {
   if (form.dtype == DType::kI8) {
     info.format = Format::kInt8;
     info.act_outliers = form.trained_outliers.value_or(0);
+    info.weight_only = form.weight_only;
   } else {
     info.format = form.dtype == DType::kBF16 ? Format::kBF16 : Format::kF32;
     info.trained_outliers = form.trained_outliers;

@@ -107,6 +107,7 @@ struct Int8QtMethod {
   std::int64_t act_outliers = 0;       // 0 to 16 per activation row
   std::string init = "pretrained";     // pretrained | random (drawn by run.seed)
   std::string compute_dtype = "bf16";  // bf16 | fp32, of the backward products and of the linears' gradients
+  std::string compute = "int8";        // int8 | float (bf16), of the rows that linears read
 };
 
 struct OptimConfig {

@@ -73,6 +73,7 @@ inline constexpr const char* kStes[] = {"identity", "round_only", "clipped"};
 inline constexpr const char* kInits[] = {"pretrained", "random"};
 inline constexpr const char* kInt8MixedPresets[] = {"all", "a8w8-qat", "switchback", "torchao"};
 inline constexpr const char* kWeightScales[] = {"channel", "tensor"};
+inline constexpr const char* kInt8QtComputes[] = {"int8", "float"};
 inline constexpr const char* kSchedules[] = {"constant", "linear", "cosine", "wsd"};
 inline constexpr const char* kOptimizers[] = {"adamw", "adamw_8bit", "sgd", "lion"};
 
@@ -164,7 +165,8 @@ struct SpecFields<Int8QtMethod> {
                  SpecField("scale", &Int8QtMethod::scale).OneOf(kWeightScales),
                  SpecField("act_outliers", &Int8QtMethod::act_outliers).Between(0, 16),
                  SpecField("init", &Int8QtMethod::init).OneOf(kInits),
-                 SpecField("compute_dtype", &Int8QtMethod::compute_dtype).OneOf(kComputeDtypes));
+                 SpecField("compute_dtype", &Int8QtMethod::compute_dtype).OneOf(kComputeDtypes),
+                 SpecField("compute", &Int8QtMethod::compute).OneOf(kInt8QtComputes));
 };
 
 template <>

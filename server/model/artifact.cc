@@ -26,7 +26,10 @@ constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 constexpr std::uint64_t kMaxSmallFileBytes = 64 << 20;
 constexpr std::size_t kPieceBytes = 1 << 20;  // hashed between two checks for cancellation
 constexpr int kLayoutVersion = 1;
+// Of a weight-only model: a program that knows only version 1 would serve it as another model.
+constexpr int kWeightOnlyVersion = 2;
 constexpr char kBaseFormatKey[] = "base_format";
+constexpr char kActivationsKey[] = "activations";
 constexpr Format kFormats[] = {Format::kF32,  Format::kBF16,    Format::kNf4,
                                Format::kInt8, Format::kTernary, Format::kLora};
 
@@ -69,6 +72,22 @@ absl::StatusOr<Format> GetBaseFormat(const Json& json, Format format) {
   }
   return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"", kBaseFormatKey, "\" is \"", name.substr(0, 32),
                                            "\" in a model in ", Name(format), ", wanted nf4, bf16 or f32 in lora"));
+}
+
+// Weight-only models have the key, and no others.
+absl::StatusOr<bool> GetWeightOnly(const Json& json, std::int64_t version, const ArtifactInfo& info) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(json, kActivationsKey, kInfoFile, ""));
+  if (name.empty() && version == kLayoutVersion) return false;
+  if (name != "bf16" || version != kWeightOnlyVersion || info.format != Format::kInt8) {
+    return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"", kActivationsKey, "\" is \"", name.substr(0, 32),
+                                             "\" in a model in ", Name(info.format), ", version ", version,
+                                             ", wanted bf16 in int8, version ", kWeightOnlyVersion));
+  }
+  if (info.act_outliers != 0) {
+    return absl::InvalidArgumentError(
+        StrCat(kInfoFile, ": \"act_outliers\" is ", info.act_outliers, ", wanted 0 with bf16 activations"));
+  }
+  return true;
 }
 
 absl::StatusOr<BitNetInfo> ParseBitNetInfo(const Json& json) {
@@ -146,11 +165,12 @@ std::string SourceName(const ArtifactInfo& info) {
 
 Json ToJson(const ArtifactInfo& info) {
   Json json = Json::object();
-  json["version"] = kLayoutVersion;
+  json["version"] = info.weight_only ? kWeightOnlyVersion : kLayoutVersion;
   json["format"] = Name(info.format);
   // Absent for nf4, as in the files of versions that knew no other base.
   if (info.format == Format::kLora && info.base_format != Format::kNf4) json[kBaseFormatKey] = Name(info.base_format);
   json["act_outliers"] = info.act_outliers;
+  if (info.weight_only) json[kActivationsKey] = "bf16";
   json["kv_dtype"] = kernels::Name(info.kv_dtype);
   json["int8_head"] = info.int8_head;
   if (info.bitnet.has_value()) {
@@ -168,8 +188,9 @@ Json ToJson(const ArtifactInfo& info) {
 
 absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const Json& json) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t version, base::GetInt(json, "version", kInfoFile));
-  if (version != kLayoutVersion) {
-    return absl::UnimplementedError(StrCat(kInfoFile, ": version ", version, ", this program reads ", kLayoutVersion));
+  if (version != kLayoutVersion && version != kWeightOnlyVersion) {
+    return absl::UnimplementedError(
+        StrCat(kInfoFile, ": version ", version, ", this program reads ", kLayoutVersion, " and ", kWeightOnlyVersion));
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string checksum, base::GetString(json, "checksum", kInfoFile));
   Json rest = json;
@@ -182,6 +203,7 @@ absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const Json& json) {
     NIBBLE_ASSIGN_OR_RETURN(info.base_format, GetBaseFormat(json, info.format));
   }
   NIBBLE_ASSIGN_OR_RETURN(info.act_outliers, GetOutliers(json, "act_outliers"));
+  NIBBLE_ASSIGN_OR_RETURN(info.weight_only, GetWeightOnly(json, version, info));
   if (json.contains("trained_outliers")) {
     NIBBLE_ASSIGN_OR_RETURN(info.trained_outliers, GetOutliers(json, "trained_outliers"));
   }

@@ -1,5 +1,5 @@
 // A model on disk in Nibble's own format: one directory.
-//   nibble.json              format, act_outliers, kv dtype, provenance (ArtifactInfo)
+//   nibble.json              format, act_outliers, activations, kv dtype, provenance (ArtifactInfo)
 //   config.json              ToHfConfig
 //   tokenizer.json, tokenizer_config.json, generation_config.json where the source had one
 //   model.safetensors        tensors (docs/formats.md):
@@ -52,6 +52,7 @@ struct ArtifactInfo {
   Format format = Format::kF32;
   Format base_format = Format::kNf4;                // lora: of the base, kNf4, kBF16 or kF32
   int act_outliers = 0;                             // int8: maximum outliers per activation row
+  bool weight_only = false;                         // int8: linears multiply bf16 rows instead of codes; no outliers
   kernels::DType kv_dtype = kernels::DType::kBF16;  // K and V are rounded to it before any use
   bool int8_head = false;                           // int8: the head (and a tied embedding) is int8 too
   std::optional<BitNetInfo> bitnet;                 // always set for ternary; on f32 and bf16: BitNet masters

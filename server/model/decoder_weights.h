@@ -25,11 +25,11 @@ struct LoraWeight {
 };
 
 struct LinearWeight {
-  enum class Kind { kLibrary, kDense, kInt8, kNf4, kTernary };
+  enum class Kind { kLibrary, kDense, kInt8, kInt8Weight, kNf4, kTernary };
   Kind kind = Kind::kLibrary;
   kernels::ConstMatrix library;          // kLibrary: [N, K] as stored, for MatmulLibrary (BEST_EFFORT)
   kernels::PackedDenseWeight dense;      // kDense: the float head of a promised artifact
-  kernels::PackedInt8Weight int8;        // kInt8
+  kernels::PackedInt8Weight int8;        // kInt8: multiplied by codes; kInt8Weight: by float rows
   kernels::Nf4Weight nf4;                // kNf4
   kernels::PackedTernaryWeight ternary;  // kTernary
   const float* bias = nullptr;           // [N]
@@ -56,7 +56,7 @@ struct DecoderWeights {
   const float* rope_sin = nullptr;
   std::int64_t rope_positions = 0;
   // docs/formats.md: the residual stream and norms are f32 in every format; linears read rows of this type (int8 and
-  // ternary ones: quantized rows) and write f32; logits are f32.
+  // ternary ones: quantized rows, unless the model is weight-only) and write f32; logits are f32.
   kernels::DType input_dtype = kernels::DType::kF32;
   kernels::DType kv_dtype = kernels::DType::kF32;
   int act_outliers = 0;

@@ -39,7 +39,8 @@ class LoadedModelBuilder {
     }
     NIBBLE_RETURN_IF_ERROR(CheckInFeatures(config_, info_));
     const Format format = info_.weight_format();
-    weights.input_dtype = format == Format::kNf4 || format == Format::kBF16 ? DType::kBF16 : DType::kF32;
+    weights.input_dtype =
+        format == Format::kNf4 || format == Format::kBF16 || info_.weight_only ? DType::kBF16 : DType::kF32;
     weights.kv_dtype = info_.kv_dtype;
     weights.act_outliers = info_.act_outliers;
     if (info_.format == Format::kTernary) {
@@ -206,7 +207,7 @@ class LoadedModelBuilder {
     LinearWeight weight;
     switch (info_.weight_format()) {
       case Format::kInt8: {
-        weight.kind = LinearWeight::Kind::kInt8;
+        weight.kind = Int8Kind();
         NIBBLE_ASSIGN_OR_RETURN(weight.int8, Int8(name, rows, cols));
         break;
       }
@@ -232,6 +233,9 @@ class LoadedModelBuilder {
     return weight;
   }
 
+  LinearWeight::Kind Int8Kind() const {
+    return info_.weight_only ? LinearWeight::Kind::kInt8Weight : LinearWeight::Kind::kInt8;
+  }
   bool TiedInt8() const { return info_.format == Format::kInt8 && info_.int8_head && config_.tied_embeddings; }
 
   absl::Status Embedding() {
@@ -250,12 +254,12 @@ class LoadedModelBuilder {
     const std::int64_t rows = config_.vocab_size;
     const std::int64_t cols = config_.hidden_size;
     if (TiedInt8()) {
-      head.kind = LinearWeight::Kind::kInt8;
+      head.kind = Int8Kind();
       head.int8 = model_.weights_.embedding_int8;
       return absl::OkStatus();
     }
     if (info_.format == Format::kInt8 && info_.int8_head) {
-      head.kind = LinearWeight::Kind::kInt8;
+      head.kind = Int8Kind();
       NIBBLE_ASSIGN_OR_RETURN(head.int8, Int8(kHeadName, rows, cols));
       return absl::OkStatus();
     }

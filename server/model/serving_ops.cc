@@ -12,6 +12,7 @@
 #include "kernels/ops/elementwise/gated_mul.h"
 #include "kernels/ops/matmul/matmul_dense.h"
 #include "kernels/ops/matmul/matmul_int8.h"
+#include "kernels/ops/matmul/matmul_int8_weight.h"
 #include "kernels/ops/matmul/matmul_library.h"
 #include "kernels/ops/matmul/matmul_nf4.h"
 #include "kernels/ops/matmul/matmul_ternary.h"
@@ -154,6 +155,9 @@ ServingOps::Tensor ServingOps::Apply(const Input& input, const LinearWeight& wei
     case LinearWeight::Kind::kInt8:
       Ok(kernels::MatmulInt8({.x = input.quantized, .w = weight.int8, .bias = bias, .y = y}, stream_));
       break;
+    case LinearWeight::Kind::kInt8Weight:
+      Ok(kernels::MatmulInt8Weight({.x = input.rows, .w = weight.int8, .bias = weight.bias, .y = y}, stream_));
+      break;
     case LinearWeight::Kind::kTernary:
       Ok(kernels::MatmulTernary({.x = input.quantized, .w = weight.ternary, .bias = bias, .y = y}, stream_));
       break;
@@ -213,7 +217,7 @@ ServingOps::Tensor ServingOps::Add(Tensor h, const Tensor& y) {
 ServingOps::Tensor ServingOps::FinalNorm(const Tensor& h) {
   const auto wanted = static_cast<std::int64_t>(rows_.logit_rows.size());
   Matrix rows = arena_.AllocateMatrix(DType::kF32, wanted, h.cols);
-  // A library head reads rows of its own type; an int8 or promised float head reads f32.
+  // A library head reads rows of its own type; an int8 or promised float head reads f32, also if it is weight-only.
   Matrix normed = weights_.head.kind == LinearWeight::Kind::kLibrary && weights_.head.library.dtype != DType::kF32
                       ? arena_.AllocateMatrix(weights_.head.library.dtype, wanted, h.cols)
                       : rows;

@@ -28,7 +28,7 @@ class ServingOps {
   using Tensor = kernels::Matrix;  // f32
   struct Input {
     kernels::Matrix rows;              // of weights.input_dtype; no data if the linears read codes
-    kernels::QuantizedRows quantized;  // set if the linears are int8 or ternary
+    kernels::QuantizedRows quantized;  // set if the linears read codes
   };
 
   ServingOps(const ModelConfig& config, const DecoderWeights& weights, const kernels::KvCacheView& cache,

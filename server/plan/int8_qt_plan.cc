@@ -14,6 +14,7 @@ class Int8Qt : public FloatMastersPlan {
   model::ArtifactInfo ServedForm(const jobs::JobSpec& spec) const override {
     model::ArtifactInfo served = FloatMastersPlan::ServedForm(spec);
     served.act_outliers = static_cast<int>(spec.int8_qt.act_outliers);
+    served.weight_only = ReadsFloatRows(spec);
     return served;
   }
 
@@ -23,8 +24,8 @@ class Int8Qt : public FloatMastersPlan {
     return sizes.linears + (sizes.linear_rows + sizes.all - sizes.linears) * 4;
   }
 
-  std::int64_t TokenBytes(const jobs::JobSpec& /*spec*/, const ModelConfig& c) const override {
-    return CodedTokenBytes(c);
+  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
+    return ReadsFloatRows(spec) ? FloatTokenBytes(c, 2) : CodedTokenBytes(c);
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t /*base_bytes*/,
@@ -65,8 +66,14 @@ class Int8Qt : public FloatMastersPlan {
 
  protected:
   convert::TrainedForm Form(const jobs::JobSpec& spec, const model::Artifact& /*base*/) const override {
-    return {.trained_outliers = static_cast<int>(spec.int8_qt.act_outliers), .dtype = kernels::DType::kI8};
+    return {.trained_outliers = static_cast<int>(spec.int8_qt.act_outliers),
+            .weight_only = ReadsFloatRows(spec),
+            .dtype = kernels::DType::kI8};
   }
+
+ private:
+  // In bf16.
+  static bool ReadsFloatRows(const jobs::JobSpec& spec) { return spec.int8_qt.compute == "float"; }
 };
 
 }  // namespace

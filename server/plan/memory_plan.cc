@@ -91,8 +91,9 @@ std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const ModelConfig& conf
 
 std::int64_t ServedPassBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t rows) {
   const model::ArtifactInfo served = PlanOf(spec).ServedForm(spec);
-  const std::int64_t code = served.bitnet.has_value() && served.bitnet->act_bits == 16 ? 2 : 1;
-  // Codes of one input, its scale and its outliers.
+  const bool wide = served.weight_only || (served.bitnet.has_value() && served.bitnet->act_bits == 16);
+  const std::int64_t code = wide ? 2 : 1;
+  // Codes of one input, its scale and its outliers; or a row in bf16, which is smaller.
   const auto quantized = [&](std::int64_t cols) {
     return kernels::Int8PaddedK(cols) * code + std::int64_t{8} + std::int64_t{kernels::kMaxOutliers} * 8;
   };

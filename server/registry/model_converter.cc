@@ -42,6 +42,7 @@ convert::ConvertOptions OptionsOf(const ConvertRequest& request) {
   convert::ConvertOptions options;
   options.to = *request.target;
   if (request.act_outliers.has_value()) options.act_outliers = *request.act_outliers;
+  if (request.activations.has_value()) options.weight_only = request.activations == model::Format::kBF16;
   if (request.head.has_value()) options.int8_head = request.head != model::Format::kBF16;
   return options;
 }

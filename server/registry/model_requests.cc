@@ -35,9 +35,10 @@ absl::Status CheckTarget(const ConvertRequest& request) {
       request.target != model::Format::kBF16) {
     return FieldError("target", "wanted INT8, TERNARY, NF4 or BF16");
   }
-  if (!to_int8 && (request.act_outliers.has_value() || request.head.has_value())) {
-    return FieldError(request.head.has_value() ? "head" : "act_outliers", "applies only to INT8");
-  }
+  if (to_int8) return absl::OkStatus();
+  if (request.head.has_value()) return FieldError("head", "applies only to INT8");
+  if (request.activations.has_value()) return FieldError("activations", "applies only to INT8");
+  if (request.act_outliers.has_value()) return FieldError("act_outliers", "applies only to INT8");
   return absl::OkStatus();
 }
 
@@ -49,6 +50,13 @@ absl::Status CheckQuality(const ConvertRequest& request) {
   }
   if (request.head.has_value() && request.head != model::Format::kInt8 && request.head != model::Format::kBF16) {
     return FieldError("head", "wanted INT8 or BF16");
+  }
+  if (request.activations.has_value() && request.activations != model::Format::kInt8 &&
+      request.activations != model::Format::kBF16) {
+    return FieldError("activations", "wanted INT8 or BF16");
+  }
+  if (request.activations == model::Format::kBF16 && request.act_outliers.value_or(0) != 0) {
+    return FieldError("act_outliers", StrCat("is ", *request.act_outliers, ", wanted 0 with activations BF16"));
   }
   return absl::OkStatus();
 }

@@ -34,9 +34,10 @@ struct ConvertRequest {
   std::string model;
   std::string name;                     // of the new model
   std::optional<model::Format> target;  // kInt8, kTernary, kNf4 or kBF16; required
-  // head and act_outliers: only for an int8 target.
+  // head, act_outliers and activations: only for an int8 target.
   std::optional<model::Format> head;         // kInt8 or kBF16; unset: as the source's job trained it, otherwise kInt8
   std::optional<std::int32_t> act_outliers;  // per activation row
+  std::optional<model::Format> activations;  // kInt8 or kBF16; unset: as the source's job trained it, else kInt8
   bool merge = false;                        // requires that the model is an adapter
   ConversionTolerance tolerance;
   std::optional<std::string> eval_dataset;  // unset: the evaluation data of the job that made the model, if any
@@ -58,7 +59,7 @@ struct PublishRequest {
 
 // The target, and the fields that only an int8 target has. Errors: InvalidArgument (FIELD_VIOLATION).
 absl::Status CheckTarget(const ConvertRequest& request);
-// The tolerance and the values of act_outliers and head. Errors: as CheckTarget.
+// The tolerance and the values of act_outliers, head and activations. Errors: as CheckTarget.
 absl::Status CheckQuality(const ConvertRequest& request);
 // The format and max_shard_bytes. Errors: as CheckTarget.
 absl::Status CheckFormat(const ExportRequest& request);

@@ -165,7 +165,10 @@ absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded,
       files.Exists(base::JoinPath(stored.directory, model::kChatTemplateFile)) ||
       (tokenizer_config.ok() && tokenizer_config->find("\"chat_template\"") != std::string::npos));
   out.set_trained_format(TrainedFormatOf(info));
-  if (info.format == model::Format::kInt8) out.set_act_outliers(info.act_outliers);
+  if (info.format == model::Format::kInt8) {
+    out.set_act_outliers(info.act_outliers);
+    out.set_activations(info.weight_only ? v1::MODEL_FORMAT_BF16 : v1::MODEL_FORMAT_INT8);
+  }
   out.set_head_format(HeadFormatOf(stored, info, out.architecture().tied_embeddings()));
   if (const auto record = model::ReadRecord(files, stored.directory); record.ok()) {
     out.set_record_rows(static_cast<std::int32_t>(record->num_rows()));

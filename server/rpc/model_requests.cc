@@ -59,6 +59,7 @@ registry::ConvertRequest FromProto(const v1::ConvertModelRequest& request) {
   out.name = request.name();
   out.target = FormatOf(request.target());
   out.head = FormatOf(request.head());
+  out.activations = FormatOf(request.activations());
   if (request.has_act_outliers()) out.act_outliers = request.act_outliers();
   out.merge = request.lora() == v1::LORA_HANDLING_MERGE;
   out.tolerance = FromProto(request.tolerance());

@@ -60,9 +60,19 @@ inline const Buckets& ByteBuckets() {
 
 // Kernels whose launch counters exist with 0 before the first launch. For example, if serving never quantizes a weight
 // again, its counter shows 0 instead of a missing series.
-inline constexpr const char* kKnownKernels[] = {
-    "attention",     "matmul_dense", "matmul_int8",     "matmul_nf4", "matmul_ternary", "quantize_activations",
-    "quantize_int8", "quantize_nf4", "double_quantize", "ternarise",  "rms_norm",       "rms_norm_quantize"};
+inline constexpr const char* kKnownKernels[] = {"attention",
+                                                "matmul_dense",
+                                                "matmul_int8",
+                                                "matmul_int8_weight",
+                                                "matmul_nf4",
+                                                "matmul_ternary",
+                                                "quantize_activations",
+                                                "quantize_int8",
+                                                "quantize_nf4",
+                                                "double_quantize",
+                                                "ternarise",
+                                                "rms_norm",
+                                                "rms_norm_quantize"};
 // Failure reasons with a label value of their own (docs/errors.md); all other reasons count as "OTHER".
 inline constexpr const char* kFailureReasons[] = {
     "NAN_LOSS",    "DISK_FULL",      "OUT_OF_DEVICE_MEMORY", "OUT_OF_MEMORY",  "TRAINER_SIGNAL", "TRAINER_EXIT",

@@ -125,7 +125,9 @@ class CodedOps {
   }
   void BeginLayer(std::int64_t) {}
   Input NormInput(const Tensor& x, std::int64_t layer, Norm norm, LinearKind) {
-    if (!model_.linears_->reads_codes()) return {NormRows(x, layer, norm), nullptr};
+    if (!model_.linears_->reads_codes()) {
+      return {ApplyRmsNorm(x, Weight(layer, norm), Eps(norm), model_.context_, model_.linears_->float_rows()), nullptr};
+    }
     return NormCodedInput(x, Weight(layer, norm), Eps(norm), model_.linears_->rows(), model_.context_);
   }
   Input PlainInput(Tensor x, std::int64_t, LinearKind) { return {std::move(x), nullptr}; }
@@ -144,10 +146,10 @@ class CodedOps {
   }
   Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
     return ApplySegmentAttention(q, k, v, segments_, model_.config_.num_heads, model_.config_.num_kv_heads,
-                                 model_.context_, torch::kFloat32);
+                                 model_.context_, TypeBefore(LinearKind::kO));
   }
   Tensor Gated(const Tensor& gate, const Tensor& up) {
-    return ApplyGatedMul(model_.config_.activation, gate, up, model_.context_);
+    return ApplyGatedMul(model_.config_.activation, gate, up, model_.context_, TypeBefore(LinearKind::kDown));
   }
   Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
   Tensor FinalNorm(const Tensor& h) {
@@ -158,6 +160,11 @@ class CodedOps {
   // [K] f32, as the kernels read it; one in bf16 becomes a copy with gradient.
   Tensor Weight(std::int64_t layer, Norm norm) const {
     return model_.norms_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)].to(torch::kFloat32);
+  }
+  // An input that is normed right before the linear stays in f32 (model/serving_ops.h).
+  torch::ScalarType TypeBefore(LinearKind kind) const {
+    Norm norm;
+    return HasNormRightBefore(model_.config_, kind, &norm) ? torch::kFloat32 : model_.linears_->float_rows();
   }
   double Eps(Norm norm) const {
     return norm >= Norm::kBeforeQ ? model_.config_.linear_norm_eps : model_.config_.rms_norm_eps;
@@ -361,6 +368,7 @@ void CodedModel::MakeServingWeights() {
   serving_.rope_cos = rope_cos_.data();
   serving_.rope_sin = rope_sin_.data();
   serving_.rope_positions = positions_;
+  serving_.input_dtype = linears_->float_rows() == torch::kBFloat16 ? kernels::DType::kBF16 : kernels::DType::kF32;
   serving_.kv_dtype = options_.kv_dtype;
   serving_.act_quantize = linears_->rows().activations;
   serving_.act_quantize.per_tensor = false;  // each row is served with its own scale

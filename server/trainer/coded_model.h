@@ -1,6 +1,6 @@
-// A decoder that is trained in the arithmetic in which it is served: its linears read rows of integer codes, and all
-// other operations run in the fixed order of serving, so that the training forward pass gives the bits of the served
-// model. A method brings its linears. Included by models' .cc only.
+// A decoder that is trained in the arithmetic in which it is served: its linears have integer weights and read rows of
+// codes (or float rows, if the served ones do), and all other operations run in the fixed order of serving, so that the
+// training forward pass gives the bits of the served model. A method brings its linears. Included by models' .cc only.
 #pragma once
 #include <torch/types.h>
 
@@ -40,8 +40,10 @@ class CodedLinears {
   static constexpr std::int64_t kAfterTraining = std::numeric_limits<std::int64_t>::max();
   // As TrainingModel::BeginStep, or kAfterTraining.
   virtual void BeginStep(std::int64_t /*step*/) {}
-  // Whether norms give Apply rows of codes. If not, they give it float rows.
+  // Whether norms give Apply rows of codes. If not, Apply reads float rows of float_rows().
   virtual bool reads_codes() const { return true; }
+  // Type of float rows, f32 or bf16; bf16 if the served linears read float rows.
+  virtual torch::ScalarType float_rows() const { return torch::kFloat32; }
   // Adds the linears of the next layer.
   virtual void AddLayer(const std::array<Source, model::kNumLinearKinds>& sources) = 0;
   // Appends the parameters that the linears made, with values and gradients.

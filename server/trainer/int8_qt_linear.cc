@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include "kernels/ops/matmul/matmul_int8.h"
+#include "kernels/ops/matmul/matmul_int8_weight.h"
 #include "server/trainer/int8_values.h"
 #include "server/trainer/packed_int8.h"
 #include "server/trainer/saved_address.h"
@@ -24,8 +25,13 @@ struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
     Remember(ctx, "context", context);
     Remember(ctx, "weight", weight);
     const Tensor y = torch::empty({NumRows(x), weight->codes.size(0)}, torch::kFloat32);
-    ThrowIfError(kernels::MatmulInt8({.x = rows->view(), .w = weight->Pack(*panels, context->stream), .y = ViewOf(y)},
-                                     context->stream));
+    const kernels::PackedInt8Weight packed = weight->Pack(*panels, context->stream);
+    if (rows == nullptr) {
+      ThrowIfError(kernels::MatmulInt8Weight({.x = ViewOf(x), .w = packed, .y = ViewOf(y)}, context->stream));
+      ctx->save_for_backward({x});
+      return y;
+    }
+    ThrowIfError(kernels::MatmulInt8({.x = rows->view(), .w = packed, .y = ViewOf(y)}, context->stream));
     ctx->saved_data["cols"] = rows->cols;
     ctx->save_for_backward(rows->tensors());
     return y;
@@ -36,14 +42,16 @@ struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
     const auto& weight = Recall<const Int8QtWeight>(ctx, "weight");
     ThrowIfCancelled(context.cancelled);
     const variable_list saved = ctx->get_saved_variables();
-    const CodedRows rows = CodedRows::Of(saved, 0, ctx->saved_data["cols"].toInt());
+    const bool coded = ctx->saved_data.count("cols") != 0;
+    const Tensor x = coded ? CodedRows::Of(saved, 0, ctx->saved_data["cols"].toInt()).Values() : saved[0];
     const torch::ScalarType type = context.scratch.scalar_type();
     const Tensor g = grads[0].contiguous();
     const Tensor codes = context.scratch.narrow(0, 0, weight.codes.numel()).view(weight.codes.sizes());
     codes.copy_(weight.codes);
     Tensor gradient = weight.grad;  // shares the memory
-    gradient.add_(torch::mm(PadTo(g, type).t(), PadTo(rows.Values(), type)));
-    return {GradientThroughCodes(g, weight.scale, codes), Tensor(), Tensor(), Tensor(), Tensor()};
+    gradient.add_(torch::mm(PadTo(g, type).t(), PadTo(x, type)));
+    const Tensor grad_x = GradientThroughCodes(g, weight.scale, codes);
+    return {coded ? grad_x : grad_x.to(x.scalar_type()), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 

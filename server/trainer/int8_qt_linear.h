@@ -1,5 +1,5 @@
 // Linears whose weights are stored in int8 without a float copy (int8 quantized training). The forward product is that
-// of the served int8 model; backward products are float (docs/numerics.md 13).
+// of the served int8 model, with codes or float rows; backward products are float (docs/numerics.md 13).
 #pragma once
 #include <torch/types.h>
 
@@ -34,8 +34,9 @@ struct Int8QtWeight {
   kernels::PackedInt8Weight Pack(Int8Panels& panels, const kernels::Stream& stream) const;
 };
 
-// y [T, N] f32 = rows W^T + bias, as one node, which keeps the rows. Backward: the gradient of the rows is
-// (g * scale) codes, that of the weight is g^T rows, both in the scratch's type; codes are exact in bf16.
+// y [T, N] f32 = rows W^T + bias, as one node, which keeps the rows: those of `input`, or its float x [T, K] (f32 or
+// bf16) if it has none. Backward: the gradient of the rows is (g * scale) codes, that of the weight is g^T rows, both
+// in the scratch's type; codes are exact in bf16. The gradient of x has its type.
 torch::Tensor ApplyInt8QtLinear(const CodedInput& input, const Int8QtWeight& weight, Int8Panels& panels,
                                 AutogradContext& context);
 

@@ -54,15 +54,19 @@ class Int8QtLinears : public CodedLinears {
   void Refresh(std::int64_t /*layer*/) override {}
   const CodedRowOptions& rows() const override { return rows_; }
 
+  bool reads_codes() const override { return !options_.float_rows; }
+  torch::ScalarType float_rows() const override { return options_.float_rows ? torch::kBFloat16 : torch::kFloat32; }
+
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t /*draw*/,
                AutogradContext& context) override {
-    return ApplyInt8QtLinear(WithRows(input, rows_, context), Linear(layer, kind), panels_, context);
+    return ApplyInt8QtLinear(options_.float_rows ? input : WithRows(input, rows_, context), Linear(layer, kind),
+                             panels_, context);
   }
 
   // Evaluations read all linears in the packed form, which EndServing frees.
   void Serve(std::int64_t layer, LinearKind kind, model::LinearWeight& weight) override {
     served_.push_back(PanelsFor({Linear(layer, kind)}));
-    weight.kind = model::LinearWeight::Kind::kInt8;
+    weight.kind = options_.float_rows ? model::LinearWeight::Kind::kInt8Weight : model::LinearWeight::Kind::kInt8;
     weight.int8 = Linear(layer, kind).Pack(served_.back(), stream_);
   }
   void EndServing() override { served_.clear(); }

@@ -15,7 +15,8 @@ namespace nibble::trainer {
 struct Int8QtOptions {
   bool stochastic_rounding = true;  // of updated weights; else to nearest
   bool one_scale = false;           // per weight, else one per row
-  int max_outliers = 0;             // elements of an activation row that keep their value
+  bool float_rows = false;          // linears read rows in bf16, not codes; the result is a weight-only int8 model
+  int max_outliers = 0;             // elements of an activation row that keep their value; 0 with float_rows
   bool bf16_compute = true;         // of the backward products and of the linears' gradients; else f32
   bool activation_checkpointing = false;
   bool random_init = false;  // the base gives only the shapes

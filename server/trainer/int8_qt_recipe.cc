@@ -19,6 +19,7 @@ class Int8QtRecipe : public ExactRecipe {
     NIBBLE_ASSIGN_OR_RETURN(model_, MakeInt8QtModel(*base,
                                                     {.stochastic_rounding = method.stochastic_rounding,
                                                      .one_scale = method.scale == "tensor",
+                                                     .float_rows = method.compute == "float",
                                                      .max_outliers = static_cast<int>(method.act_outliers),
                                                      .bf16_compute = method.compute_dtype == "bf16",
                                                      .activation_checkpointing = spec_.run.activation_checkpointing,
@@ -31,10 +32,11 @@ class Int8QtRecipe : public ExactRecipe {
   }
 
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
-    return WriteTrained(
-        model_->Values(),
-        {.trained_outliers = static_cast<int>(spec_.int8_qt.act_outliers), .dtype = kernels::DType::kI8}, provenance,
-        directory);
+    return WriteTrained(model_->Values(),
+                        {.trained_outliers = static_cast<int>(spec_.int8_qt.act_outliers),
+                         .weight_only = spec_.int8_qt.compute == "float",
+                         .dtype = kernels::DType::kI8},
+                        provenance, directory);
   }
 };
 

@@ -1,12 +1,13 @@
-// Speed of the int8 and dense products and of row quantization, with shapes of SmolLM2-135M (576, 1536) and of the 1.17
-// B benchmark model (2048, 8192). Products of few rows read the weights from memory: each case cycles through copies
-// larger than the caches.
+// Speed of the int8, weight-only and dense products and of row quantization, with shapes of SmolLM2-135M (576, 1536)
+// and of the 1.17 B benchmark model (2048, 8192). Products of few rows read the weights from memory: each case cycles
+// through copies larger than the caches.
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/ops/matmul/matmul_dense.h"
 #include "kernels/ops/matmul/matmul_int8.h"
+#include "kernels/ops/matmul/matmul_int8_weight.h"
 #include "kernels/ops/norm/rms_norm_quantize.h"
 #include "kernels/ops/quantize/quantize_int8.h"
 #include "kernels/ops/quantize/quantize_int8_transposed.h"
@@ -69,6 +70,33 @@ void AddMatmulInt8(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k)
                kernels::MatmulInt8Args args = p.args;
                args.w.tiles = p.tiles[static_cast<std::size_t>(call) % p.copies].As<std::int8_t>();
                if (!kernels::MatmulInt8(args, bench.stream()).ok()) std::abort();
+             }});
+}
+
+// The product of bf16 rows and the same weights.
+void AddMatmulInt8Weight(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k) {
+  const auto get = Lazily<Int8Problem>(m, n, k, bench.stream());
+  const auto rows =
+      std::make_shared<std::vector<std::uint8_t>>(support::ToBytes(support::NormalVector(3, m * k), DType::kBF16));
+  const auto args = [get, rows, m, k] {
+    const kernels::MatmulInt8Args& p = get().args;
+    return kernels::MatmulInt8WeightArgs{
+        .x = kernels::MakeConstMatrix(rows->data(), DType::kBF16, m, k), .w = p.w, .y = p.y};
+  };
+  const bool decode = m <= 4;
+  bench.Add({CaseName("matmul_int8_weight", m, n, k), decode ? Roof::kRead : Roof::kF32,
+             static_cast<double>(n * k) * (decode ? 1.0 : 2.0 * static_cast<double>(m)),
+             [args, &bench] {
+               kernels::MatmulInt8WeightArgs few = args();
+               few.x.rows = few.y.rows = std::min<std::int64_t>(7, few.x.rows);  // the plain loops are slow
+               return SameAsPlain(bench, few, kernels::MatmulInt8Weight,
+                                  static_cast<std::size_t>(few.y.rows * few.y.cols) * 4);
+             },
+             [args, get, &bench](std::int64_t call) {
+               Int8Problem& p = get();
+               kernels::MatmulInt8WeightArgs one = args();
+               one.w.tiles = p.tiles[static_cast<std::size_t>(call) % p.copies].As<std::int8_t>();
+               if (!kernels::MatmulInt8Weight(one, bench.stream()).ok()) std::abort();
              }});
 }
 
@@ -178,6 +206,7 @@ int main(int argc, char** argv) {
   nibble::bench::AddMatmulInt8(bench, 1, 49152, 576);
   nibble::bench::AddMatmulInt8(bench, 256, 1536, 576);
   for (const std::int64_t m : {1, 2, 8, 256}) {
+    nibble::bench::AddMatmulInt8Weight(bench, m, 2048, 2048);
     nibble::bench::AddMatmulDense(bench, m, 2048, 2048, DType::kBF16);
     nibble::bench::AddMatmulDense(bench, m, 2048, 2048, DType::kF32);
   }

@@ -22,6 +22,7 @@ constexpr char kModel[] = R"(
                  intermediate_size: 1536 vocab_size: 49152 max_positions: 8192 tied_embeddings: true }
   base_model: "" origin: MODEL_ORIGIN_CONVERT source: "smol" determinism: DETERMINISM_EXACT tokenizer_digest: "cd"
   has_chat_template: true trained_format: DATASET_FORMAT_CHAT act_outliers: 8 head_format: MODEL_FORMAT_INT8
+  activations: MODEL_FORMAT_INT8
   record_rows: 32 recorded_by: "convert"
   create_time { seconds: 1700000000 } etag: "e1")";
 

@@ -69,6 +69,8 @@ CASES = [
     ({"int8_qt": {"act_outliers": 17}}, "int8_qt.act_outliers", "0 to 16"),
     ({"int8_qt": {"scale": 3}}, "int8_qt.scale", "channel, tensor"),
     ({"int8_qt": {"init": 5}}, "int8_qt.init", "pretrained, random"),
+    ({"int8_qt": {"compute": 3}}, "int8_qt.compute", "int8, float"),
+    ({"int8_qt": {"compute": "INT8_QT_COMPUTE_FLOAT", "act_outliers": 4}}, "int8_qt.act_outliers", "0 with compute FLOAT"),
     ({"int8_qt": {}, "base_model": "small-int8"}, "base_model", "f32 or bf16"),
     ({**QLORA, "optim": {"lr": 0}}, "optim.lr", "above 0"),
     ({**QLORA, "optim": {"lr": -1e-3}}, "optim.lr", "above 0"),

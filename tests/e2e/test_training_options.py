@@ -116,7 +116,8 @@ LORA_BASES = [{"lora": {"r": 4, "compute_dtype": f"COMPUTE_DTYPE_{compute}"}, "b
 
 INT8_QT = [
     {}, {"stochastic_rounding": False}, {"scale": "INT8_SCALE_TENSOR"}, {"act_outliers": 8}, {"init": "WEIGHT_INIT_RANDOM"},
-    {"compute_dtype": "COMPUTE_DTYPE_F32"},
+    {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"compute": "INT8_QT_COMPUTE_FLOAT"},
+    {"compute": "INT8_QT_COMPUTE_FLOAT", "compute_dtype": "COMPUTE_DTYPE_F32", "scale": "INT8_SCALE_TENSOR"},
 ]
 
 
@@ -152,7 +153,8 @@ def test_model_trained_with_every_option_is_converted_and_served(train, changes)
     assert len(answer["token_ids"]) == 3
 
 
-@pytest.mark.parametrize("method", [{"qlora": {"merge_aware_int8": True}}, {"int8_mixed": {}}, {"int8_qt": {}}, {"bitnet_qat": {}}],
+@pytest.mark.parametrize("method", [{"qlora": {"merge_aware_int8": True}}, {"int8_mixed": {}}, {"int8_qt": {}},
+                                    {"int8_qt": {"compute": "INT8_QT_COMPUTE_FLOAT"}}, {"bitnet_qat": {}}],
                          ids=json.dumps)
 def test_evaluation_as_trained_is_that_of_the_served_model(train, method):
     """Training in the arithmetic of the served model: the losses before and after the conversion have the same bits."""
@@ -185,6 +187,35 @@ def test_int8_qt_stores_as_its_options_say(train):
     scales = [values for name, values in tensor.items() if name.endswith("_scale")]
     assert scales and all((values == values[0]).all() for values in scales)
     assert not all((values == values[0]).all() for name, values in weights(1).items() if name.endswith("_scale"))
+
+
+def test_model_trained_on_float_rows_is_served_weight_only(train):
+    """The model has the form of its training, shows it, and converts only to itself."""
+    name, _ = train.job({"base_model": "small", "train_dataset": "four", "int8_qt": {"compute": "INT8_QT_COMPUTE_FLOAT"},
+                         "run": {"max_steps": 2}})
+    model = train.server.json("models", "show", name)
+    assert (model["format"], model["activations"], model["act_outliers"]) == ("int8", "bf16", 0)
+    assert (model["determinism"], model["recorded_by"]) == ("EXACT", "trainer")
+    train.server.run("models", "convert", name, "--to", "int8", "--activations", "bf16", "--name", f"{name}-copy")
+    assert train.server.json("models", "show", f"{name}-copy")["digest"] == model["digest"]
+    with pytest.raises(AssertionError, match="activations.*wanted bf16"):
+        train.server.run("models", "convert", name, "--to", "int8", "--activations", "int8", "--name", f"{name}-other")
+
+
+def test_any_float_model_converts_to_int8_with_float_rows(train):
+    """The weights of both int8 models are equal; their losses differ, because only one rounds activations to int8."""
+    losses_after = {}
+    for activations in ("int8", "bf16"):
+        name = f"rows-{activations}"
+        made = train.server.json("models", "convert", "small", "--to", "int8", "--activations", activations, "--name", name,
+                                 "--eval-dataset", "four")
+        assert made["activations"] == activations
+        losses_after[activations] = made["report"]["eval_loss_after"]
+        assert train.server.json("models", "verify", name)["equal"] is True
+        assert len(train.server.json("generate", name, "--prompt", PAGE[:20], "--max-tokens", 3, "--ignore-eos")["token_ids"]) == 3
+    shown = [train.server.json("models", "show", f"rows-{activations}") for activations in ("int8", "bf16")]
+    assert shown[0]["digest"] == shown[1]["digest"] and [model["act_outliers"] for model in shown] == [8, 0]
+    assert losses_after["int8"] != losses_after["bf16"]
 
 
 def test_overlong_rows_of_text_follow_the_policy(train):

@@ -452,6 +452,7 @@ TEST_F(ConvertTest, ModelTrainedInInt8IsCopied) {
   EXPECT_EQ(copy->info.source, "convert");
   EXPECT_TRUE(copy->layers.empty()) << "nothing is rounded";
   EXPECT_TRUE(absl::IsInvalidArgument(Convert(*trained, "again", {.act_outliers = 8}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(Convert(*trained, "again", {.weight_only = true}).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(Convert(*trained, "again", {.int8_head = true}).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(Convert(*trained, "again", {.kv_dtype = DType::kF32}).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(Convert(*trained, "again", {.to = Format::kBF16}).status()));

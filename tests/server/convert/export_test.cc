@@ -200,6 +200,10 @@ TEST_F(CompressedTensorsTest, RejectsUnrepresentableModelsByName) {
   refused(*lora_, "lora");
   refused(*Int8("outliers", 8, false), "outliers");
   refused(*Int8("head", 0, true), "head");
+  ASSERT_TRUE(
+      ConvertModel(files_, *f32_, directory_.Path("rows"), {.weight_only = true, .int8_head = false}, kernels::Stream())
+          .ok());
+  refused(**model::Artifact::Open(directory_.Path("rows")), "activations");
 }
 
 }  // namespace

@@ -461,11 +461,15 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
   quantized.method = kMethodInt8Qt;
   EXPECT_EQ(base::Dump(ToJson(quantized)["int8_qt"]),
             R"({"stochastic_rounding":true,"scale":"channel","act_outliers":0,"init":"pretrained",)"
-            R"("compute_dtype":"bf16"})");
+            R"("compute_dtype":"bf16","compute":"int8"})");
   quantized.int8_qt = {.scale = "row", .act_outliers = 17};
   const std::map<std::string, std::string> found = base::ReasonMetadata(Validate(quantized));
   EXPECT_EQ(found.at("int8_qt.scale"), "is \"row\", wanted one of channel, tensor");
   EXPECT_EQ(found.at("int8_qt.act_outliers"), "is 17, wanted 0 to 16");
+  quantized.int8_qt = {.act_outliers = 1, .compute = "float"};
+  EXPECT_EQ(base::ReasonMetadata(Validate(quantized)).at("int8_qt.act_outliers"), "is 1, wanted 0 with compute FLOAT");
+  quantized.int8_qt = {.compute = "bf16"};
+  EXPECT_EQ(base::ReasonMetadata(Validate(quantized)).at("int8_qt.compute"), "is \"bf16\", wanted one of int8, float");
 }
 
 TEST(JobSpecTest, PresetsOfInt8MixedGiveUnsetFieldsTheirValues) {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <numeric>
 
 #include "server/model/record.h"
@@ -36,14 +37,16 @@ class ForwardTest : public testing::Test {
 };
 
 // The formats that are exact: equal in every bit, for any batch.
-class ExactForwardTest : public ForwardTest, public testing::WithParamInterface<Format> {
+class ExactForwardTest : public ForwardTest, public testing::WithParamInterface<std::string> {
  protected:
   std::shared_ptr<const LoadedModel> Load() {
-    return models_.Load(GetParam() == Format::kInt8 ? models_.int8() : models_.ternary());
+    return models_.Load(GetParam() == "int8"      ? models_.int8()
+                        : GetParam() == "ternary" ? models_.ternary()
+                                                  : models_.weight_only());
   }
 };
-INSTANTIATE_TEST_SUITE_P(Formats, ExactForwardTest, testing::Values(Format::kInt8, Format::kTernary),
-                         [](const auto& format) { return std::string(Name(format.param)); });
+INSTANTIATE_TEST_SUITE_P(Formats, ExactForwardTest, testing::Values("int8", "weight_only", "ternary"),
+                         [](const auto& format) { return format.param; });
 
 TEST_P(ExactForwardTest, EveryChunkSizeGivesTheSameBits) {
   const auto model = Load();
@@ -100,6 +103,33 @@ TEST_P(ExactForwardTest, MixedStepGivesEachSequenceItsOwnBits) {
   step(0, 12, 0, 0);
   step(12, 13, 0, 8);
   step(13, 20, 8, 9);
+}
+
+// With the same codes, only the rounding of rows to int8 is missing.
+TEST_F(ForwardTest, WeightOnlyModelIsNearerToItsSourceThanTheInt8Model) {
+  const auto tokens = Tokens(100, 7);
+  const auto logits = [&](const std::string& path) {
+    std::vector<float> all;
+    const auto model = models_.Load(path);
+    EXPECT_TRUE(ForEachLogits(model->config(), model->weights(), tokens, 100, models_.stream(),
+                              [&](std::int64_t, const kernels::Matrix& rows) {
+                                for (std::int64_t r = 0; r < rows.rows; ++r) {
+                                  all.insert(all.end(), rows.Row<float>(r), rows.Row<float>(r) + rows.cols);
+                                }
+                                return absl::OkStatus();
+                              })
+                    .ok());
+    return all;
+  };
+  const std::vector<float> source = logits(models_.bf16());
+  const auto distance = [&](const std::vector<float>& of) {
+    double sum = 0;
+    for (std::size_t i = 0; i < of.size(); ++i) sum += std::pow(static_cast<double>(of[i]) - source[i], 2);
+    return sum;
+  };
+  const double int8 = distance(logits(models_.int8())), weight_only = distance(logits(models_.weight_only()));
+  EXPECT_GT(weight_only, 0);
+  EXPECT_LT(weight_only, int8);
 }
 
 TEST_F(ForwardTest, RejectsMoreTokensThanPositions) {

@@ -25,7 +25,8 @@ class LoadedModelTest : public testing::Test {
 };
 
 TEST_F(LoadedModelTest, LoadsBf16Int8Nf4AndTernary) {
-  for (const std::string& path : {models_.bf16(), models_.int8(), models_.nf4(), models_.ternary()}) {
+  for (const std::string& path :
+       {models_.bf16(), models_.int8(), models_.weight_only(), models_.nf4(), models_.ternary()}) {
     const auto model = models_.Load(path);
     ASSERT_NE(model, nullptr);
     EXPECT_EQ(model->config().num_layers, 2);
@@ -49,7 +50,8 @@ TEST_F(LoadedModelTest, ResidentBytesCountEachTensorOnce) {
       default: return 2 * n * k;
     }
   };
-  for (const std::string& path : {models_.bf16(), models_.int8(), models_.nf4(), models_.ternary()}) {
+  for (const std::string& path :
+       {models_.bf16(), models_.int8(), models_.weight_only(), models_.nf4(), models_.ternary()}) {
     const auto model = models_.Load(path);
     ASSERT_NE(model, nullptr);
     const Format format = model->info().format;
@@ -92,7 +94,7 @@ TEST_F(LoadedModelTest, ChecksForCancellationBeforeEveryLayer) {
 
 // Stored codes are never quantized again (docs/numerics.md 9).
 TEST_F(LoadedModelTest, LoadingQuantizesNothing) {
-  const std::string paths[] = {models_.int8(), models_.nf4(), models_.ternary()};
+  const std::string paths[] = {models_.int8(), models_.weight_only(), models_.nf4(), models_.ternary()};
   const auto before = models_.launches().Snapshot();
   for (const std::string& path : paths) models_.Load(path);
   const auto after = models_.launches().Snapshot();

@@ -24,6 +24,7 @@ class SmallModels {
   std::string bf16() const { return directory_.Path("bf16"); }
   std::string f32() { return std::filesystem::exists(Path("f32")) ? Path("f32") : Import("f32", kernels::DType::kF32); }
   std::string int8() { return Converted("int8", Format::kInt8); }
+  std::string weight_only() { return Converted("weight_only", Format::kInt8, /*weight_only=*/true); }
   std::string ternary() { return Converted("ternary", Format::kTernary); }
   std::string nf4() { return Converted("nf4", Format::kNf4); }
   std::string Path(const std::string& name) const { return directory_.Path(name); }
@@ -48,12 +49,13 @@ class SmallModels {
     EXPECT_TRUE(report.ok()) << report.status();
     return Path(name);
   }
-  std::string Converted(const std::string& name, Format to) {
+  std::string Converted(const std::string& name, Format to, bool weight_only = false) {
     const std::string path = directory_.Path(name);
     if (std::filesystem::exists(path)) return path;
     const auto source = Artifact::Open(bf16());
     EXPECT_TRUE(source.ok()) << source.status();
-    const auto report = convert::ConvertModel(base::RealFileSystem(), **source, path, {.to = to}, stream_);
+    const auto report =
+        convert::ConvertModel(base::RealFileSystem(), **source, path, {.to = to, .weight_only = weight_only}, stream_);
     EXPECT_TRUE(report.ok()) << report.status();
     return path;
   }

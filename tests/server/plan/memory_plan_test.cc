@@ -154,6 +154,19 @@ TEST(MemoryPlanTest, NormsOfHeadsCountInEveryMethod) {
   }
 }
 
+// Rows in bf16 instead of codes, in training and in passes of the served model.
+TEST(MemoryPlanTest, Int8QtOnFloatRowsCountsRowsInBF16) {
+  const model::ModelConfig config = Qwen3Of600M();
+  jobs::JobSpec spec = Spec(jobs::kMethodInt8Qt);
+  const std::int64_t coded = ServedPassBytes(spec, config, 1);
+  EXPECT_FALSE(PlanOf(spec).ServedForm(spec).weight_only);
+  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config), CodedTokenBytes(config));
+  spec.int8_qt.compute = "float";
+  EXPECT_TRUE(PlanOf(spec).ServedForm(spec).weight_only);
+  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config), FloatTokenBytes(config, 2));
+  EXPECT_EQ(ServedPassBytes(spec, config, 1) - coded, 2 * 1024 + 2048 + 3072);
+}
+
 // The base in its own type, and an f32 base rounded once more for bf16 products; the adapter as in qlora.
 TEST(MemoryPlanTest, LoraCountsItsBaseInTheTypeOfTheBase) {
   const model::ModelConfig config = Qwen3Of600M();

@@ -35,14 +35,17 @@ TEST(ModelRequestsTest, ConversionNeedsATargetThatCanBeMade) {
   EXPECT_EQ(FieldOf(CheckTarget(unset)), "target");
 }
 
-TEST(ModelRequestsTest, OnlyInt8TakesHeadAndOutliers) {
+TEST(ModelRequestsTest, OnlyInt8TakesHeadActivationsAndOutliers) {
   ConvertRequest request = To(Format::kInt8);
   request.act_outliers = 0;
   request.head = Format::kBF16;
+  request.activations = Format::kInt8;
   EXPECT_TRUE(CheckTarget(request).ok());
   request.target = Format::kNf4;
   EXPECT_EQ(FieldOf(CheckTarget(request)), "head");
   request.head.reset();
+  EXPECT_EQ(FieldOf(CheckTarget(request)), "activations");
+  request.activations.reset();
   EXPECT_EQ(FieldOf(CheckTarget(request)), "act_outliers");
 }
 
@@ -57,6 +60,11 @@ TEST(ModelRequestsTest, ConversionRefusesValuesOutOfRange) {
   EXPECT_EQ(field([](auto& r) { r.act_outliers = -1; }), "act_outliers");
   EXPECT_EQ(field([](auto& r) { r.head = Format::kInt8; }), "");
   EXPECT_EQ(field([](auto& r) { r.head = Format::kF32; }), "head");
+  EXPECT_EQ(field([](auto& r) { r.activations = Format::kInt8; }), "");
+  EXPECT_EQ(field([](auto& r) { r.activations = Format::kBF16; }), "");
+  EXPECT_EQ(field([](auto& r) { r.activations = Format::kF32; }), "activations");
+  EXPECT_EQ(field([](auto& r) { r.activations = Format::kBF16, r.act_outliers = 0; }), "");
+  EXPECT_EQ(field([](auto& r) { r.activations = Format::kBF16, r.act_outliers = 1; }), "act_outliers");
   EXPECT_EQ(field([](auto& r) { r.tolerance.max_eval_loss_delta = -1; }), "");
   EXPECT_EQ(field([](auto& r) { r.tolerance.max_eval_loss_delta = INFINITY; }), "tolerance.max_eval_loss_delta");
   EXPECT_EQ(field([](auto& r) { r.tolerance.min_top1_agreement = 1; }), "");

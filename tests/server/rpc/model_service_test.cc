@@ -472,6 +472,33 @@ TEST_F(ModelServiceTest, ExportAboveTheLimitIsShardedAndImportsAgain) {
   EXPECT_EQ(Get("again").digest(), Get("base").digest());
 }
 
+TEST_F(ModelServiceTest, AnInt8ModelMayMultiplyFloatRows) {
+  Import("base");
+  v1::ConvertModelRequest convert;
+  convert.set_model("base");
+  convert.set_target(v1::MODEL_FORMAT_INT8);
+  longrunning::Operation operation;
+  for (const auto& [name, activations] :
+       {std::pair("unset", v1::MODEL_FORMAT_UNSPECIFIED), std::pair("codes", v1::MODEL_FORMAT_INT8),
+        std::pair("rows", v1::MODEL_FORMAT_BF16)}) {
+    convert.set_name(name);
+    convert.set_activations(activations);
+    ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ConvertModel, convert, &operation).ok());
+    ASSERT_TRUE(Wait(operation).has_response());
+    EXPECT_EQ(Get(name).determinism(), v1::DETERMINISM_EXACT);
+    EXPECT_EQ(Get(name).digest(), Get("unset").digest());
+  }
+  EXPECT_EQ(Get("base").activations(), v1::MODEL_FORMAT_UNSPECIFIED);
+  EXPECT_EQ(Get("unset").activations(), v1::MODEL_FORMAT_INT8);
+  EXPECT_EQ(Get("codes").activations(), v1::MODEL_FORMAT_INT8);
+  EXPECT_EQ(Get("codes").act_outliers(), 8);
+  EXPECT_EQ(Get("rows").activations(), v1::MODEL_FORMAT_BF16);
+  EXPECT_EQ(Get("rows").act_outliers(), 0);
+  convert.set_name("outliers");
+  convert.set_act_outliers(8);
+  EXPECT_EQ(FieldOf(Call(models_, &v1::ModelService::Stub::ConvertModel, convert, &operation)), "act_outliers");
+}
+
 TEST_F(ModelServiceTest, AnInt8ModelWithAFloatHeadIsExportedAsCompressedTensors) {
   Import("base");
   v1::ConvertModelRequest convert;

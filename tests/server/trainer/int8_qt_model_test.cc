@@ -67,9 +67,10 @@ class Int8QtModelTest : public ExactModelTest {
   }
 
   // The int8 model that the job writes.
-  std::string Written(ExactModel& model, int outliers, const std::string& name) {
+  std::string Written(ExactModel& model, int outliers, const std::string& name, bool weight_only = false) {
     const auto written = convert::MakeTrainedModel(
-        base::RealFileSystem(), base_->config(), {.trained_outliers = outliers, .dtype = kernels::DType::kI8},
+        base::RealFileSystem(), base_->config(),
+        {.trained_outliers = outliers, .weight_only = weight_only, .dtype = kernels::DType::kI8},
         TrainedTensors(model.Values()), base_->directory(), base::Json::object(), models_.Path(name));
     EXPECT_TRUE(written.ok()) << written.status();
     return models_.Path(name);
@@ -127,6 +128,24 @@ TEST_F(Int8QtModelTest, EveryFamilyTrainsTheBitsThatItServes) {
   }
 }
 
+// Rows in bf16: the served model is weight-only, and its bits are those of training too.
+TEST_F(Int8QtModelTest, FloatRowsTrainTheBitsOfTheWeightOnlyModel) {
+  for (const std::string family : {"", "llama3", "qwen2", "qwen3", "phi3", "bitnet"}) {
+    SCOPED_TRACE(family);
+    if (!family.empty()) base_ = Open(Import(family));
+    const auto model = Make({.float_rows = true});
+    EXPECT_EQ(Gradients(*model), Gradients(*Make({.float_rows = true, .activation_checkpointing = true})));
+    EXPECT_NE(Training(*model), Training(*Make()));
+    Step(*model);
+    const std::vector<std::string> trained = Training(*model);
+    EXPECT_EQ(Serving(model->ServingWeights()), trained);
+    EXPECT_EQ(Training(*model), trained) << "after an evaluation";
+    const auto loaded = models_.Load(Written(*model, 0, family + "-weight-only", true));
+    EXPECT_TRUE(loaded->info().weight_only);
+    EXPECT_EQ(Serving(loaded->weights()), trained);
+  }
+}
+
 // The float model has the values of the codes. Only the rounding of activation rows makes the gradients differ.
 TEST_F(Int8QtModelTest, GradientsAgreeWithThoseOfTheSameWeightsInFloat) {
   const auto model = Make({.bf16_compute = false});
@@ -148,8 +167,8 @@ TEST_F(Int8QtModelTest, GradientsAgreeWithThoseOfTheSameWeightsInFloat) {
   const auto reference = FullModel::Create(*base, {.bf16_compute = false, .max_positions = 32}, stream_);
   ASSERT_TRUE(reference.ok()) << reference.status();
   const auto want = Gradients(**reference);
-  for (const bool bf16 : {false, true}) {
-    const auto got = Gradients(*Make({.bf16_compute = bf16}));
+  const auto expect_near = [&](const Int8QtOptions& options, double min_cosine, double max_stretch) {
+    const auto got = Gradients(*Make(options));
     ASSERT_EQ(got.size(), want.size());
     for (const auto& [name, gradient] : got) {
       double dot = 0, of_got = 0, of_want = 0;
@@ -157,9 +176,14 @@ TEST_F(Int8QtModelTest, GradientsAgreeWithThoseOfTheSameWeightsInFloat) {
         const double x = gradient[i], y = want.at(name)[i];
         dot += x * y, of_got += x * x, of_want += y * y;
       }
-      EXPECT_GT(dot / std::sqrt(of_got * of_want), 0.95) << name;
-      EXPECT_NEAR(std::sqrt(of_got / of_want), 1.0, 0.15) << name;
+      EXPECT_GT(dot / std::sqrt(of_got * of_want), min_cosine) << name;
+      EXPECT_NEAR(std::sqrt(of_got / of_want), 1.0, max_stretch) << name;
     }
+  };
+  for (const bool bf16 : {false, true}) {
+    expect_near({.bf16_compute = bf16}, 0.95, 0.15);
+    // bf16 rows have two more digits than codes.
+    expect_near({.float_rows = true, .bf16_compute = bf16}, 0.999, 0.02);
   }
 }
 
