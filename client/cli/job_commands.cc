@@ -40,6 +40,8 @@ void PrintJob(Session& session, const v1::Job& job) {
   table.Add({"attempt", base::StrCat(job.attempt())});
   table.Add({"method", MethodName(job.spec())});
   table.Add({"base", job.spec().base_model()});
+  if (job.spec().has_resume_from()) table.Add({"continues", job.spec().resume_from()});
+  if (job.spec().has_warm_start_from()) table.Add({"weights from", job.spec().warm_start_from()});
   table.Add({"steps", StepsText(job.progress())});
   table.Add({"tokens/s", HumanNumber(job.progress().tokens_per_s(), 5)});
   table.Add({"peak memory", base::HumanBytes(job.progress().peak_memory_bytes())});
@@ -323,6 +325,7 @@ void AddSpecFlags(CLI::App& sub, JobFlags& f) {
   }
   sub.get_option("--max-steps")->excludes(sub.get_option("--epochs"));
   sub.get_option("--eval-split")->excludes(sub.get_option("--eval-dataset"));
+  sub.get_option("--warm-start-from")->excludes(sub.get_option("--resume-from"));
   sub.add_option(
       "--warmup", f.warmup,
       "Steps in which the learning rate rises, or their share of all steps with a decimal point or %: 100, 0.03, 3%");

@@ -34,6 +34,10 @@ constexpr SpecOption kSpecOptions[] = {
     {"--seed", "run.seed", "Seed of all random numbers"},
     {"--save-every", "run.save_every", "Steps between checkpoints"},
     {"--eval-every", "run.eval_every", "Steps between evaluations; needs evaluation data"},
+    {"--resume-from", "resume_from",
+     "Checkpoint JOB/STEP of another job to continue: weights, optimizer, steps and place in the data"},
+    {"--warm-start-from", "warm_start_from",
+     "Checkpoint JOB/STEP of another job, or adapter, whose weights are the initial weights"},
 };
 
 // Returns the last field of a path such as run.max_steps. `names` receives the names of all its fields.

@@ -1,5 +1,6 @@
 #include "server/jobs/attempt.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -18,6 +19,7 @@ namespace {
 constexpr std::uint64_t kMaxBytes = 4u << 20;  // of a JSON file; a spec is much smaller
 constexpr std::uint64_t kMaxAliveBytes = 64;   // room for any number
 constexpr const char* kControlNames[] = {"preempt", "cancel", "cancel_keeping", "pause"};
+constexpr const char* kStartNames[] = {"base", "resume", "weights", "adapter"};
 constexpr const char* kOutcomeNames[] = {"ok", "failed", "cancelled", "paused"};
 
 absl::StatusOr<Json> ReadObject(base::FileSystem& files, const std::string& path) {
@@ -25,6 +27,27 @@ absl::StatusOr<Json> ReadObject(base::FileSystem& files, const std::string& path
   auto json = base::ParseJson(text);
   if (!json.ok() || !json->is_object()) return absl::DataLossError(StrCat(path, " is not a JSON object"));
   return json;
+}
+
+Json ToJson(const StartOrder& start) {
+  return {{"kind", kStartNames[static_cast<int>(start.kind)]},
+          {"name", start.name},
+          {"directory", start.directory},
+          {"same_rows", start.same_rows},
+          {"same_eval", start.same_eval}};
+}
+
+absl::StatusOr<StartOrder> ParseStart(const Json& json, const std::string& where) {
+  StartOrder start;
+  NIBBLE_ASSIGN_OR_RETURN(const std::string kind, base::GetString(json, "kind", where));
+  const auto* const name = std::find(std::begin(kStartNames), std::end(kStartNames), kind);
+  if (name == std::end(kStartNames)) return absl::InvalidArgumentError(StrCat(where, ": unknown start \"", kind, "\""));
+  start.kind = static_cast<StartOrder::Kind>(name - std::begin(kStartNames));
+  NIBBLE_ASSIGN_OR_RETURN(start.name, base::GetString(json, "name", where));
+  NIBBLE_ASSIGN_OR_RETURN(start.directory, base::GetString(json, "directory", where));
+  NIBBLE_ASSIGN_OR_RETURN(start.same_rows, base::GetBool(json, "same_rows", where, false));
+  NIBBLE_ASSIGN_OR_RETURN(start.same_eval, base::GetBool(json, "same_eval", where, false));
+  return start;
 }
 
 absl::Status WriteObject(base::FileSystem& files, const std::string& path, const Json& json) {
@@ -57,6 +80,7 @@ absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& direc
   json["min_free_bytes"] = order.min_free_bytes;
   json["resume_checkpoint_directory"] = order.resume_checkpoint_directory;
   json["resume_step"] = order.resume_step;
+  json["start"] = ToJson(order.start);
   json["output_directory"] = order.output_directory;
   json["report_address"] = order.report_address;
   json["token"] = order.token;
@@ -89,6 +113,9 @@ absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std
   NIBBLE_ASSIGN_OR_RETURN(order.resume_checkpoint_directory,
                           base::GetString(json, "resume_checkpoint_directory", where, ""));
   NIBBLE_ASSIGN_OR_RETURN(order.resume_step, base::GetInt(json, "resume_step", where, 0));
+  if (json.contains("start")) {
+    NIBBLE_ASSIGN_OR_RETURN(order.start, ParseStart(json["start"], where));
+  }
   NIBBLE_ASSIGN_OR_RETURN(order.output_directory, base::GetString(json, "output_directory", where));
   NIBBLE_ASSIGN_OR_RETURN(order.report_address, base::GetString(json, "report_address", where, ""));
   NIBBLE_ASSIGN_OR_RETURN(order.token, base::GetString(json, "token", where));

@@ -21,6 +21,21 @@ inline constexpr int kExitBadInput = 42;  // not retried; the outcome says why
 inline constexpr int kExitDiskFull = 74;  // EX_IOERR; a failure that counts. The disk may lack room for an outcome
 inline constexpr int kExitTempFail = 75;  // wrote a checkpoint after SIGTERM: resumed later, does not count
 
+// What an attempt starts from if its job has no checkpoint of its own.
+struct StartOrder {
+  enum class Kind {
+    kBase,     // the base and the method's initial values
+    kResume,   // a checkpoint of another job: everything but the run's settings
+    kWeights,  // the weights of a checkpoint of another job
+    kAdapter,  // the weights of an adapter's model
+  };
+  Kind kind = Kind::kBase;
+  std::string name;        // "JOB/STEP", or the name of the model
+  std::string directory;   // of the checkpoint or of the model
+  bool same_rows = false;  // kResume; as in JobStart
+  bool same_eval = false;
+};
+
 // The contents of attempt.json: what the trainer must do. All paths are absolute.
 struct AttemptOrder {
   std::string job_id;
@@ -35,8 +50,9 @@ struct AttemptOrder {
   std::string base_cache_directory;  // store::BaseCache; "": none
   std::int64_t base_cache_bytes = 0;
   std::int64_t min_free_bytes = 0;          // with less free disk space, bases and token files are not kept
-  std::string resume_checkpoint_directory;  // "": from the start
+  std::string resume_checkpoint_directory;  // of the job itself; "": from `start`
   std::int64_t resume_step = 0;
+  StartOrder start;              // ignored with a resume_checkpoint_directory
   std::string output_directory;  // publish the trained model here (store::PendingDirectory)
   std::string report_address;    // address of the server's report service; "": journal only
   std::string token;             // token of this attempt, sent with every report

@@ -13,6 +13,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/cancel_error.h"
+#include "server/jobs/job_start.h"
 #include "server/jobs/progress.h"
 #include "server/store/checkpoints.h"
 
@@ -119,6 +120,24 @@ AttemptSupervisor::Live AttemptSupervisor::MakeLive(const StoredJob& job, std::i
   return live;
 }
 
+absl::StatusOr<StartOrder> AttemptSupervisor::StartOf(const StoredJob& job) const {
+  StartOrder order;
+  if (const std::string adapter = StartModel(job.spec); !adapter.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel model, state_.models->Get(adapter));
+    order.kind = StartOrder::Kind::kAdapter;
+    order.name = adapter;
+    order.directory = model.directory;
+  } else if (!StartCheckpoint(job.spec).empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const JobStart start, ReadStart(state_.files, state_.paths, job.id));
+    order.kind = start.weights_only ? StartOrder::Kind::kWeights : StartOrder::Kind::kResume;
+    order.name = start.checkpoint;
+    order.directory = start.directory;
+    order.same_rows = start.same_rows;
+    order.same_eval = start.same_eval;
+  }
+  return order;
+}
+
 absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resume, Live& live) {
   for (const store::CheckpointInfo& one : resume.damaged) NIBBLE_RETURN_IF_ERROR(WarnDamaged(live, one));
   AttemptOrder order;
@@ -144,6 +163,8 @@ absl::Status AttemptSupervisor::Launch(const StoredJob& job, const Resume& resum
   if (resume.checkpoint.has_value()) {
     order.resume_checkpoint_directory = resume.checkpoint->directory;
     order.resume_step = resume.checkpoint->step;
+  } else {
+    NIBBLE_ASSIGN_OR_RETURN(order.start, StartOf(job));
   }
   order.output_directory = JoinPath(live.directory, store::kOutputDirectory);
   order.report_address = report_address_;

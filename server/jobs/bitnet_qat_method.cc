@@ -36,6 +36,11 @@ class BitNetQatSpec : public Method {
                            steps == 1 ? " step" : " steps",
                            ": wanted fewer, so that the run ends with quantized steps, or a longer run"));
   }
+
+  bool MayDifferInStart(std::string_view field) const override {
+    return field == "act_scale" || field == "act_bits" || field == "ste" || field == "scale_grad" || field == "init" ||
+           field == "compute_dtype" || field == "warmup_lambda";
+  }
 };
 
 }  // namespace

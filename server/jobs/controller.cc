@@ -204,13 +204,24 @@ absl::Status JobController::CheckCapacity(const std::string& owner, const std::s
   return base::CheckSpace(state_.files, state_.paths.root(), state_.min_free_bytes);
 }
 
-absl::StatusOr<PlannedMemory> JobController::PlanMemory(const JobSpec& spec, const base::CancelToken& cancel) {
+absl::StatusOr<PlannedMemory> JobController::PlanMemory(const StoredJob& job, const base::CancelToken& cancel) {
+  std::optional<JobStart> start;
+  if (!StartCheckpoint(job.spec).empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(start, ReadStart(state_.files, state_.paths, job.id));
+    const absl::Status good = VerifyStart(*start, cancel);
+    if (absl::IsDataLoss(good) && observer_ != nullptr) observer_->OnArtifactDamaged(job.id);
+    NIBBLE_RETURN_IF_ERROR(good);
+  }
   if (!options_.plan_memory) return PlannedMemory{};
-  NIBBLE_ASSIGN_OR_RETURN(const PlannedMemory need, options_.plan_memory(spec, cancel));
+  NIBBLE_ASSIGN_OR_RETURN(PlannedMemory need, options_.plan_memory(job.spec, cancel));
+  if (start.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(CheckStepsAfter(*start, job.spec, need.max_steps));
+    need.disk_bytes += static_cast<std::int64_t>(start->bytes);
+  }
   NIBBLE_RETURN_IF_ERROR(store::CheckPlannedSpace(state_.files, state_.paths, state_.min_free_bytes, need.disk_bytes));
   if (!NeedsMoreThanThereIs(need.bytes, options_.queue)) return need;
   const std::int64_t have = options_.queue.memory_bytes;
-  return base::WithReason(absl::ResourceExhaustedError(NeedsMoreMemoryText(spec, need.bytes, have)),
+  return base::WithReason(absl::ResourceExhaustedError(NeedsMoreMemoryText(job.spec, need.bytes, have)),
                           "OUT_OF_DEVICE_MEMORY",
                           {{"need", std::to_string(need.bytes)}, {"have", std::to_string(have)}, {"plan", need.pools}});
 }
@@ -259,9 +270,15 @@ absl::StatusOr<StoredJob> JobController::Submit(const JobSpec& asked, const std:
     NIBBLE_RETURN_IF_ERROR(Validate(job.spec));  // Defaults may conflict with given fields ("split" rows of a chat).
     if (options_.check_without_rows) NIBBLE_RETURN_IF_ERROR(options_.check_without_rows(job.spec));
     NIBBLE_ASSIGN_OR_RETURN(job.digests, MakeJobDigests(state_, job.spec, options_.code_digest));
+    NIBBLE_ASSIGN_OR_RETURN(const std::optional<JobStart> start, FindStart(job));
+    // Kept before the job is acknowledged: the checkpoint may be removed at any time.
+    if (start.has_value()) NIBBLE_RETURN_IF_ERROR(KeepStart(state_.files, state_.paths, job.id, *start));
     return Record(job, request_id, body_digest);
   }();
-  if (!queued.ok() || queued->id != job.id) Release(job);
+  if (!queued.ok() || queued->id != job.id) {
+    Release(job);
+    if (!StartCheckpoint(job.spec).empty()) StartRemoving(job.id);
+  }
   NIBBLE_RETURN_IF_ERROR(queued.status());
   return Present(*std::move(queued));
 }
@@ -292,7 +309,7 @@ bool JobController::Plan(const std::string& id, const base::CancelToken& cancel)
     base::LogError("cannot plan a job", {{"job", id}, {"why", std::string(job.status().message())}});
     return absl::IsDataLoss(job.status());  // A retry cannot help against a damaged row.
   }
-  const absl::StatusOr<PlannedMemory> planned = PlanMemory(job->spec, cancel);
+  const absl::StatusOr<PlannedMemory> planned = PlanMemory(*job, cancel);
   if (cancel.cancelled()) return true;  // By a user: the job is CANCELLED. By shutdown: the next server plans it again.
   Transition t;
   t.job_id = id;
@@ -338,6 +355,9 @@ absl::Status JobController::HoldInputs(const StoredJob& job) {
   if (!job.spec.eval_dataset.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(pins.emplace_back(), state_.datasets->PinDataset(job.spec.eval_dataset, user, job.tenant));
   }
+  if (const std::string adapter = StartModel(job.spec); !adapter.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(pins.emplace_back(), state_.models->PinModel(adapter, user, job.tenant));
+  }
   base::MutexLock lock(pins_mutex_);
   pins_[job.id] = std::move(pins);
   return absl::OkStatus();
@@ -355,6 +375,7 @@ void JobController::Release(const StoredJob& job) {
   }
   // A SUCCEEDED job keeps its name reserved until the model has it.
   if (job.state != JobState::kSucceeded) state_.models->Unreserve(job.spec.output_model, job.id);
+  if (IsFinal(job.state) && !StartCheckpoint(job.spec).empty()) StartRemovingStart(job.id);
   if (!IsFinal(job.state) || !options_.after_jobs || after_jobs_waits_.exchange(true)) return;
   disk_.Start<absl::Status>([this](const store::Cancelled&) {
     after_jobs_waits_ = false;  // A job that ends after this gets another call.
@@ -465,6 +486,31 @@ absl::StatusOr<store::CheckpointInfo> JobController::FindCheckpoint(const std::s
     if (name == StrCat(id, "/", info.step)) return info;
   }
   return NoCheckpoint(name);
+}
+
+absl::StatusOr<std::optional<JobStart>> JobController::FindStart(const JobSpec& spec, const std::string& tenant) {
+  StoredJob job;
+  job.spec = spec;
+  job.tenant = tenant;
+  if (StartCheckpoint(spec).empty()) return std::optional<JobStart>();
+  NIBBLE_ASSIGN_OR_RETURN(job.digests, MakeJobDigests(state_, spec, options_.code_digest));
+  return FindStart(job);
+}
+
+absl::StatusOr<std::optional<JobStart>> JobController::FindStart(const StoredJob& job) {
+  const std::string name = StartCheckpoint(job.spec);
+  if (name.empty()) return std::optional<JobStart>();
+  const absl::StatusOr<StoredJob> source = database_.Get(name.substr(0, name.find('/')));
+  if (absl::IsNotFound(source.status())) return NoCheckpoint(name);
+  NIBBLE_RETURN_IF_ERROR(source.status());
+  if (!job.tenant.empty() && source->tenant != job.tenant) return NoCheckpoint(name);
+  NIBBLE_ASSIGN_OR_RETURN(const store::CheckpointInfo checkpoint, FindCheckpoint(name));
+  NIBBLE_ASSIGN_OR_RETURN(JobStart start, MakeJobStart(job, *source, checkpoint));
+  return std::optional<JobStart>(std::move(start));
+}
+
+absl::Status JobController::VerifyStart(const JobStart& start, const base::CancelToken& cancel) {
+  return jobs::VerifyStart(state_.files, start, [&cancel] { return cancel.cancelled(); });
 }
 
 absl::StatusOr<JobController::EventPage> JobController::Events(const std::string& id, std::int64_t after,
@@ -603,6 +649,19 @@ void JobController::StartRemoving(const std::string& id) {
     absl::Status removed = state_.files.RemoveAll(state_.paths.job(id));
     if (!removed.ok()) {
       base::LogWarning("cannot remove the files of a deleted job",
+                       {{"job", id}, {"why", std::string(removed.message())}});
+    }
+    return removed;
+  });
+}
+
+void JobController::StartRemovingStart(const std::string& id) {
+  removals_.Start<absl::Status>([this, id](const store::Cancelled&) {
+    absl::Status removed = state_.files.RemoveAll(state_.paths.start(id));
+    removed.Update(state_.files.RemoveAll(state_.paths.start_file(id)));
+    if (!removed.ok()) {
+      // They stay until the job is deleted.
+      base::LogWarning("cannot remove the checkpoint that a job started from",
                        {{"job", id}, {"why", std::string(removed.message())}});
     }
     return removed;

@@ -16,6 +16,7 @@
 #include "server/jobs/disk_worker.h"
 #include "server/jobs/event_hub.h"
 #include "server/jobs/job_scheduler.h"
+#include "server/jobs/job_start.h"
 #include "server/jobs/planning_queue.h"
 #include "server/jobs/publisher.h"
 #include "server/jobs/runner.h"
@@ -57,8 +58,8 @@ class JobController {
   // Accepts a job in state PLANNING, or returns the job that this request_id created (docs/life_of_a_job.md). Errors:
   // InvalidArgument (FIELD_VIOLATION), Unimplemented, NotFound (MODEL, DATASET), AlreadyExists (NAME_TAKEN,
   // IDEMPOTENCY_CONFLICT), ResourceExhausted (QUEUE_FULL, TENANT_QUOTA, DISK_FULL), and those of
-  // ControllerOptions::check_without_rows. Reads no rows. Errors of ControllerOptions::plan_memory,
-  // OUT_OF_DEVICE_MEMORY and a DISK_FULL of the plan make the job FAILED later.
+  // ControllerOptions::check_without_rows, FindStart and KeepStart. Reads no rows. Errors of
+  // ControllerOptions::plan_memory, OUT_OF_DEVICE_MEMORY and a DISK_FULL of the plan make the job FAILED later.
   struct Submission {
     std::string body_digest = {};  // compared when a request_id is repeated; "": the spec's digest
     std::string owner = {};        // as in StoredJob; request ids and the quota are per owner and tenant
@@ -83,6 +84,13 @@ class JobController {
   absl::StatusOr<std::vector<store::CheckpointInfo>> Checkpoints(const std::string& id);
   // `name` is "JOB/STEP". If several attempts saved that step: the newest attempt's. NotFound (CHECKPOINT).
   absl::StatusOr<store::CheckpointInfo> FindCheckpoint(const std::string& name);
+
+  // What the checkpoint that a resolved spec starts from (StartCheckpoint) means for a job of `tenant` ("": sees all
+  // tenants); nothing if the spec names none. Checkpoints of other tenants look absent. Errors: NotFound (CHECKPOINT),
+  // those of MakeJobStart and MakeJobDigests.
+  absl::StatusOr<std::optional<JobStart>> FindStart(const JobSpec& spec, const std::string& tenant);
+  // Hashes gigabytes. Errors: those of jobs::VerifyStart.
+  absl::Status VerifyStart(const JobStart& start, const base::CancelToken& cancel);
 
   // Events with a sequence above `after`, in order. `ended`: the job is final and no event follows these.
   struct EventPage {
@@ -118,7 +126,9 @@ class JobController {
   // Reads all checkpoints of the job, perhaps a thousand.
   absl::StatusOr<std::optional<store::CheckpointInfo>> FindBestCheckpoint(const StoredJob& job) const;
   absl::Status CheckCapacity(const std::string& owner, const std::string& tenant);
-  absl::StatusOr<PlannedMemory> PlanMemory(const JobSpec& spec, const base::CancelToken& cancel);
+  absl::StatusOr<std::optional<JobStart>> FindStart(const StoredJob& job);
+  // Hashes the checkpoint that the job starts from, and plans.
+  absl::StatusOr<PlannedMemory> PlanMemory(const StoredJob& job, const base::CancelToken& cancel);
   void AddToPlanning(const StoredJob& job);
   // Plans a PLANNING job and records the result. False if that could not be recorded. Runs on a thread of planning_.
   bool Plan(const std::string& id, const base::CancelToken& cancel);
@@ -134,6 +144,8 @@ class JobController {
   // Removes the files of a deleted job, perhaps gigabytes, on a disk worker. The next server removes any that are left.
   void StartRemoving(const std::string& id);
   void Release(const StoredJob& job);
+  // Removes a job's copy of the checkpoint that it started from, on a disk worker.
+  void StartRemovingStart(const std::string& id);
 
   store::StateDirectory& state_;
   Database& database_;

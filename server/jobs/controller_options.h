@@ -23,6 +23,7 @@ struct PlannedMemory {
   std::int64_t bytes = 0;
   std::string pools;            // for people: the parts of `bytes`
   std::int64_t disk_bytes = 0;  // largest total size of its files; 0: unknown, nothing is reserved
+  std::int64_t max_steps = 0;   // optimizer steps of the run
 };
 
 struct ControllerOptions {

@@ -29,11 +29,12 @@ struct Fields<Runtime> {
 };
 template <>
 struct Fields<StateEvent> {
-  static constexpr auto kAll = std::tuple(
-      Field("state", &StateEvent::state), Field("from", &StateEvent::from), Field("reason", &StateEvent::reason),
-      Field("message", &StateEvent::message), Field("step", &StateEvent::step),
-      Field("max_steps", &StateEvent::max_steps), Field("resumed_step", &StateEvent::resumed_step),
-      Field("retry_in_s", &StateEvent::retry_in_s), Field("runtime", &StateEvent::runtime));
+  static constexpr auto kAll =
+      std::tuple(Field("state", &StateEvent::state), Field("from", &StateEvent::from),
+                 Field("reason", &StateEvent::reason), Field("message", &StateEvent::message),
+                 Field("step", &StateEvent::step), Field("max_steps", &StateEvent::max_steps),
+                 Field("saved_step", &StateEvent::saved_step), Field("resumed_step", &StateEvent::resumed_step),
+                 Field("retry_in_s", &StateEvent::retry_in_s), Field("runtime", &StateEvent::runtime));
 };
 template <>
 struct Fields<StepEvent> {

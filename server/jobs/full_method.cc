@@ -13,6 +13,8 @@ class FullSpec : public Method {
       check.Add("full.param_dtype", "is BF16, wanted F32 with compute_dtype F32, or compute_dtype BF16");
     }
   }
+
+  bool MayDifferInStart(std::string_view field) const override { return field == "compute_dtype" || field == "init"; }
 };
 
 }  // namespace

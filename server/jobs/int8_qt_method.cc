@@ -15,6 +15,10 @@ class Int8QtSpec : public Method {
       check.Add("int8_qt.act_outliers", base::StrCat("is ", method.act_outliers, ", wanted 0 with compute FLOAT"));
     }
   }
+
+  bool MayDifferInStart(std::string_view field) const override {
+    return field == "stochastic_rounding" || field == "act_outliers" || field == "init" || field == "compute_dtype";
+  }
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "server/base/error.h"
+#include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/job_spec_fields.h"
@@ -98,11 +99,45 @@ void CheckRun(const JobSpec& spec, SpecChecker& check) {
   }
 }
 
+// "JOB/STEP", as `nibble jobs checkpoints` prints it.
+bool IsCheckpointName(const std::string& name) {
+  const std::size_t slash = name.find('/');
+  if (slash == std::string::npos || slash + 1 == name.size()) return false;
+  return base::CheckName("job", name.substr(0, slash)).ok() &&
+         name.find_first_not_of("0123456789", slash + 1) == std::string::npos;
+}
+
+void CheckStart(const JobSpec& spec, SpecChecker& check) {
+  if (!spec.resume_from.empty() && !IsCheckpointName(spec.resume_from)) {
+    check.Add("resume_from", StrCat("is \"", spec.resume_from.substr(0, 64),
+                                    "\", wanted the name of a checkpoint, JOB/STEP, from `nibble jobs checkpoints`"));
+  }
+  if (spec.warm_start_from.empty()) return;
+  if (!spec.resume_from.empty()) {
+    check.Add("warm_start_from", "is given together with resume_from, wanted at most one of the two");
+  }
+  if (spec.warm_start_from.find('/') == std::string::npos) {
+    check.Name("warm_start_from", spec.warm_start_from);
+  } else if (!IsCheckpointName(spec.warm_start_from)) {
+    check.Add("warm_start_from", StrCat("is \"", spec.warm_start_from.substr(0, 64),
+                                        "\", wanted the name of a checkpoint, JOB/STEP, or of an adapter"));
+  }
+}
+
 bool IsLaterMethod(const std::string& method) { return method == "aqt"; }
 
 }  // namespace
 
 bool HasEvaluation(const JobSpec& spec) { return !spec.eval_dataset.empty() || spec.eval_fraction.has_value(); }
+
+std::string StartCheckpoint(const JobSpec& spec) {
+  if (!spec.resume_from.empty()) return spec.resume_from;
+  return StartModel(spec).empty() ? spec.warm_start_from : "";
+}
+
+std::string StartModel(const JobSpec& spec) {
+  return spec.warm_start_from.find('/') == std::string::npos ? spec.warm_start_from : "";
+}
 
 std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
   SpecChecker check;
@@ -136,6 +171,7 @@ std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
   if (method != nullptr && spec.run.max_steps.has_value()) method->CheckSteps(spec, *spec.run.max_steps, check);
   CheckOptim(spec.optim, check);
   CheckRun(spec, check);
+  CheckStart(spec, check);
   return check.Take();
 }
 

@@ -157,6 +157,9 @@ struct JobSpec {
   OptimConfig optim;
   RunConfig run;
   std::map<std::string, std::string> labels;  // at most 16
+  // At most one of these two.
+  std::string resume_from;      // "JOB/STEP": continue that checkpoint of another job; "": none
+  std::string warm_start_from;  // "JOB/STEP" or an adapter's model: take only its weights; "": none
 };
 
 base::Json ToJson(const JobSpec& spec);
@@ -170,6 +173,11 @@ absl::StatusOr<JobSpec> ParseJobSpec(const base::Json& json);
 
 // Whether the job has evaluation data.
 bool HasEvaluation(const JobSpec& spec);
+
+// The checkpoint of another job, "JOB/STEP", that the job resumes or takes its weights from; "": none.
+std::string StartCheckpoint(const JobSpec& spec);
+// The adapter's model that the job takes its weights from; "": none.
+std::string StartModel(const JobSpec& spec);
 
 struct FieldViolation {
   std::string field;  // "qlora.r"

@@ -207,7 +207,8 @@ struct SpecFields<JobSpec> {
       SpecField("full", &JobSpec::full).OfMethod(), SpecField("int8_mixed", &JobSpec::int8_mixed).OfMethod(),
       SpecField("int8_qt", &JobSpec::int8_qt).OfMethod(), SpecField("lora", &JobSpec::lora).OfMethod(),
       SpecField("optim", &JobSpec::optim), SpecField("run", &JobSpec::run),
-      SpecField("labels", &JobSpec::labels).InApi(""));
+      SpecField("labels", &JobSpec::labels).InApi(""), SpecField("resume_from", &JobSpec::resume_from),
+      SpecField("warm_start_from", &JobSpec::warm_start_from));
 };
 
 // A struct of job_spec.h, in contrast to the values of its fields.

@@ -27,6 +27,9 @@ class Method {
   virtual void Check(const JobSpec& /*spec*/, SpecChecker& /*check*/) const {}
   // Adds the violations that depend on the number of optimizer steps.
   virtual void CheckSteps(const JobSpec& /*spec*/, std::int64_t /*steps*/, SpecChecker& /*check*/) const {}
+  // Whether weights that were trained with another value of this field of the method can be the initial weights
+  // (JobSpec::warm_start_from): they have the same tensors, and the same meaning.
+  virtual bool MayDifferInStart(std::string_view /*field*/) const { return false; }
 };
 
 // All methods: the built-in ones, then those of RegisterMethod. Thread-safe, here and below.

@@ -54,10 +54,10 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
   if (const auto* state = std::get_if<StateEvent>(&*body)) {
     Set(progress, "step", state->step);
     Set(progress, "max_steps", state->max_steps);
-    // Training begins at the step of a checkpoint, or at 0.
+    // Training begins at the step of a checkpoint, or at 0. The checkpoint may be another job's.
     if (state->step.has_value())
-      progress["checkpoint_step"] =
-          std::max(static_cast<std::int64_t>(Number(progress, "checkpoint_step")), *state->step);
+      progress["checkpoint_step"] = std::max(static_cast<std::int64_t>(Number(progress, "checkpoint_step")),
+                                             state->saved_step.value_or(*state->step));
     if (const auto runtime = line.body.find("runtime"); runtime != line.body.end()) progress["runtime"] = *runtime;
   } else if (const auto* step = std::get_if<StepEvent>(&*body)) {
     Set(progress, "step", step->step);

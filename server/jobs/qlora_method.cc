@@ -27,6 +27,11 @@ class QLoraSpec : public Method {
       check.Add("qlora.use_dora", "is true, wanted false with merge_aware_int8");
     }
   }
+
+  bool MayDifferInStart(std::string_view field) const override {
+    return field == "dropout" || field == "compute_dtype" || field == "seed" || field == "lora_plus_ratio" ||
+           field == "merge_aware_int8";
+  }
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "server/base/strings.h"
 #include "server/model/artifact.h"
 #include "server/model/artifact_writer.h"
+#include "server/plan/adapter_start.h"
 #include "server/plan/plan_job.h"
 #include "server/registry/dataset_format.h"
 #include "server/store/job_space.h"
@@ -75,7 +76,8 @@ absl::StatusOr<JobPlan> JobPlanner::PlanOf(const jobs::JobSpec& spec, const JobI
 
 absl::Status JobPlanner::CheckWithoutRows(const jobs::JobSpec& spec) const {
   NIBBLE_ASSIGN_OR_RETURN(const JobInputs inputs, InputsOf(spec, {}));
-  return plan::CheckWithoutRows(spec, inputs);
+  NIBBLE_RETURN_IF_ERROR(plan::CheckWithoutRows(spec, inputs));
+  return CheckAdapterStart(state_, spec);
 }
 
 absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobSpec& spec) const {
@@ -98,11 +100,13 @@ absl::StatusOr<jobs::JobSpec> JobPlanner::Resolved(const jobs::JobSpec& spec, co
   return resolved;
 }
 
-absl::Status JobPlanner::Check(const jobs::JobSpec& spec) const {
+absl::StatusOr<jobs::JobSpec> JobPlanner::Check(const jobs::JobSpec& spec) const {
   NIBBLE_RETURN_IF_ERROR(jobs::Validate(spec));
   NIBBLE_ASSIGN_OR_RETURN(const JobInputs inputs, InputsOf(spec, {}));
-  NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec resolved, Resolved(spec, inputs));
-  return plan::CheckWithoutRows(resolved, inputs);
+  NIBBLE_ASSIGN_OR_RETURN(jobs::JobSpec resolved, Resolved(spec, inputs));
+  NIBBLE_RETURN_IF_ERROR(plan::CheckWithoutRows(resolved, inputs));
+  NIBBLE_RETURN_IF_ERROR(CheckAdapterStart(state_, resolved));
+  return resolved;
 }
 
 absl::StatusOr<PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
@@ -123,7 +127,7 @@ absl::StatusOr<jobs::PlannedMemory> JobPlanner::Memory(const jobs::JobSpec& spec
   NIBBLE_ASSIGN_OR_RETURN(const JobPlan plan, PlanOf(spec, inputs));
   std::vector<std::string> pools;
   for (const MemoryItem& item : plan.memory) pools.push_back(base::StrCat(item.pool, " ", item.bytes));
-  return jobs::PlannedMemory{plan.memory_bytes(), absl::StrJoin(pools, ", "), plan.disk_bytes};
+  return jobs::PlannedMemory{plan.memory_bytes(), absl::StrJoin(pools, ", "), plan.disk_bytes, plan.max_steps};
 }
 
 }  // namespace nibble::plan

@@ -44,8 +44,8 @@ class JobPlanner {
 
   // Errors: the reasons to refuse the job; Unimplemented without a trainer.
   absl::StatusOr<PlannedJob> Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
-  // The checks of Plan that read neither rows nor a tokenizer; takes milliseconds.
-  absl::Status Check(const jobs::JobSpec& spec) const;
+  // The checks of Plan that read neither rows nor a tokenizer; takes milliseconds. Returns the resolved spec.
+  absl::StatusOr<jobs::JobSpec> Check(const jobs::JobSpec& spec) const;
   // `spec` must be resolved. Also checks the job.
   absl::StatusOr<jobs::PlannedMemory> Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
   // `spec` must be resolved. Checks what needs neither rows nor a tokenizer; takes milliseconds.

@@ -85,9 +85,17 @@ absl::StatusOr<jobs::JobSpec> FineTuneService::SpecOf(const v1::JobSpec& request
   return spec;
 }
 
-absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec& spec,
+absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec& spec, const std::string& tenant,
                                                             const base::CancelToken& cancel) {
-  NIBBLE_ASSIGN_OR_RETURN(const plan::PlannedJob planned, planner_.Plan(spec, cancel));
+  NIBBLE_ASSIGN_OR_RETURN(plan::PlannedJob planned, planner_.Plan(spec, cancel));
+  NIBBLE_ASSIGN_OR_RETURN(const std::optional<jobs::JobStart> start, jobs_.FindStart(planned.spec, tenant));
+  std::int64_t tokens = planned.plan.tokens;  // of the steps that are not done yet
+  if (start.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(jobs_.VerifyStart(*start, cancel));
+    NIBBLE_RETURN_IF_ERROR(jobs::CheckStepsAfter(*start, planned.spec, planned.plan.max_steps));
+    planned.plan.disk_bytes += static_cast<std::int64_t>(start->bytes);
+    if (!start->weights_only) tokens = tokens / planned.plan.max_steps * (planned.plan.max_steps - start->step);
+  }
   v1::PlanJobResponse response = ToProto(planned.plan);
   const auto warn = [&response](const char* reason, const std::string& message) {
     v1::Warning& warning = *response.add_warnings();
@@ -105,8 +113,7 @@ absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec&
                               ", the server's disk has room for ",
                               base::HumanBytes(static_cast<std::int64_t>(planned.spare_disk_bytes))));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const std::optional<plan::PlanEta> eta,
-                          plan::EtaOf(planned.spec, planned.plan.tokens, jobs_, texts_));
+  NIBBLE_ASSIGN_OR_RETURN(const std::optional<plan::PlanEta> eta, plan::EtaOf(planned.spec, tokens, jobs_, texts_));
   if (!eta.has_value()) return response;
   *response.mutable_eta() = ToProto(absl::Seconds(eta->seconds));
   if (eta->rough) {
@@ -123,10 +130,12 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
   return UnaryOnWorker(
       environment_, context, "nibble.v1.FineTuneService/PlanJob", [=, this](const Call& call) -> absl::Status {
         jobs::JobSpec spec;
+        const std::string tenant = call.principal().tenant;
         std::shared_ptr<const void> slot;  // held until the plan has ended
         const auto check = [&]() -> absl::Status {
           NIBBLE_ASSIGN_OR_RETURN(spec, SpecOf(request->spec()));
-          NIBBLE_RETURN_IF_ERROR(planner_.Check(spec));
+          NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec resolved, planner_.Check(spec));
+          NIBBLE_RETURN_IF_ERROR(jobs_.FindStart(resolved, tenant).status());
           NIBBLE_ASSIGN_OR_RETURN(slot,
                                   environment_.plans.Take(auth::FairnessKey(call.principal()),
                                                           operations_.RetryAfter(operations::OperationLane::kPlans)));
@@ -137,10 +146,10 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
         NIBBLE_ASSIGN_OR_RETURN(std::optional<operations::Operation> known, operations_.Find(start));
         if (!known.has_value()) {
           NIBBLE_RETURN_IF_ERROR(check());
-          const auto plan = [this, spec,
+          const auto plan = [this, spec, tenant,
                              slot](registry::OperationScope& scope) -> absl::StatusOr<operations::OperationResponse> {
             scope.Progress("plan", 0, 1);
-            NIBBLE_ASSIGN_OR_RETURN(const v1::PlanJobResponse planned, PlanOf(spec, scope.cancel()));
+            NIBBLE_ASSIGN_OR_RETURN(const v1::PlanJobResponse planned, PlanOf(spec, tenant, scope.cancel()));
             return Packed(planned);
           };
           NIBBLE_ASSIGN_OR_RETURN(known, operations_.Start(start, plan));

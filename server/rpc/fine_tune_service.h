@@ -37,7 +37,8 @@ class FineTuneService : public v1::FineTuneService::CallbackService {
  private:
   // Converts the request. An unset max_seq_len is lowered to what the model supports.
   absl::StatusOr<jobs::JobSpec> SpecOf(const v1::JobSpec& request);
-  absl::StatusOr<v1::PlanJobResponse> PlanOf(const jobs::JobSpec& spec, const base::CancelToken& cancel);
+  absl::StatusOr<v1::PlanJobResponse> PlanOf(const jobs::JobSpec& spec, const std::string& tenant,
+                                             const base::CancelToken& cancel);
 
   CallEnvironment& environment_;
   jobs::JobController& jobs_;

@@ -29,8 +29,6 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.InferenceService/Emb
                                                  "GenerateRequest.regex",
                                                  "JobSpec.aqt",
                                                  "JobSpec.base_model INT8 with method lora",
-                                                 "JobSpec.resume_from",
-                                                 "JobSpec.warm_start_from",
                                                  "ListOperationsRequest.filter",
                                                  "ListOperationsRequest.name (other than operations)",
                                                  "LoadModelRequest.name name@version, name+adapter",

@@ -1,11 +1,15 @@
 #include "server/store/checkpoints.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <string_view>
 #include <system_error>
 #include <tuple>
 
+#include "server/base/ids.h"
 #include "server/base/json.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
@@ -167,6 +171,43 @@ absl::Status PruneOlderAttempts(base::FileSystem& files, const std::string& atte
     NIBBLE_RETURN_IF_ERROR(RemovePublished(files, checkpoints[i].directory));
   }
   return absl::OkStatus();
+}
+
+namespace {
+
+// Another file with the same bytes, which share the disk space if the file system has hard links.
+absl::Status LinkFile(base::FileSystem& files, const std::string& from, const std::string& to) {
+  if (::link(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  constexpr std::size_t kPiece = 1 << 20;
+  NIBBLE_ASSIGN_OR_RETURN(const auto source, base::MappedFile::Open(from));
+  NIBBLE_ASSIGN_OR_RETURN(auto target, files.Create(to));
+  for (std::string_view rest = source->text(); !rest.empty(); rest.remove_prefix(std::min(kPiece, rest.size()))) {
+    NIBBLE_RETURN_IF_ERROR(target->Append(rest.substr(0, kPiece)));
+  }
+  NIBBLE_RETURN_IF_ERROR(target->Sync());
+  return target->Close();
+}
+
+absl::Status LinkFiles(base::FileSystem& files, const std::string& from, const std::string& to) {
+  NIBBLE_ASSIGN_OR_RETURN(const Manifest manifest, CheckSizes(files, from));
+  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(to));
+  for (const ManifestEntry& file : manifest.files) {
+    NIBBLE_RETURN_IF_ERROR(LinkFile(files, JoinPath(from, file.name), JoinPath(to, file.name)));
+  }
+  NIBBLE_RETURN_IF_ERROR(LinkFile(files, JoinPath(from, kManifestFile), JoinPath(to, kManifestFile)));
+  return files.SyncDirectory(to);
+}
+
+}  // namespace
+
+absl::Status CopyCheckpoint(base::FileSystem& files, const std::string& checkpoint, const std::string& copy) {
+  const std::string temporary = base::TemporaryName(copy);
+  absl::Status made = LinkFiles(files, checkpoint, temporary);
+  if (made.ok()) made = MovePublished(files, temporary, copy);
+  if (made.ok()) return made;
+  files.RemoveAll(temporary).IgnoreError();
+  files.RemoveAll(copy).IgnoreError();
+  return files.Exists(checkpoint) ? made : absl::NotFoundError(base::StrCat(checkpoint, " no longer exists"));
 }
 
 absl::Status CollectAttempt(base::FileSystem& files, const std::string& attempt_directory) {

@@ -27,6 +27,8 @@ std::string StatePaths::server_file() const { return JoinPath(root_, "server.jso
 std::string StatePaths::uploads() const { return JoinPath(root_, "uploads"); }
 std::string StatePaths::jobs() const { return JoinPath(root_, "jobs"); }
 std::string StatePaths::job(std::string_view id) const { return JoinPath(jobs(), id); }
+std::string StatePaths::start(std::string_view id) const { return JoinPath(job(id), "start"); }
+std::string StatePaths::start_file(std::string_view id) const { return JoinPath(job(id), "start.json"); }
 std::string StatePaths::attempts(std::string_view id) const { return JoinPath(job(id), "attempts"); }
 std::string StatePaths::attempt(std::string_view id, std::int64_t attempt) const {
   return JoinPath(attempts(id), std::to_string(attempt));

@@ -24,6 +24,9 @@
 //     trainer.log                                 its stdout and stderr
 //     checkpoints/step-00000010/                  files and manifest.json
 //     output/                                     the trained model and manifest.json, until it is published
+//   jobs/ID/start/                                copy (hard links) of another job's checkpoint, from which the job
+//                                                 starts, and manifest.json; removed when the job ends
+//   jobs/ID/start.json                            jobs/job_start.h, what the server knows about it
 // A directory is valid only if it matches its manifest.json (published_directory.h). Names made by base::TemporaryName
 // are unfinished work.
 #pragma once
@@ -55,6 +58,8 @@ class StatePaths {
   std::string uploads() const;
   std::string jobs() const;
   std::string job(std::string_view id) const;
+  std::string start(std::string_view id) const;
+  std::string start_file(std::string_view id) const;
   std::string attempts(std::string_view id) const;
   std::string attempt(std::string_view id, std::int64_t attempt) const;
 

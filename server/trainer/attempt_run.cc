@@ -57,6 +57,7 @@ class AttemptRun {
         .state = "RUNNING",
         .step = progress_.step,
         .max_steps = max_steps_,
+        .saved_step = continues_other_job_ ? std::optional<std::int64_t>(0) : std::nullopt,
         .runtime = jobs::Runtime{.binary = where.version, .isa = where.isa, .threads = where.threads}}));
     NIBBLE_RETURN_IF_ERROR(Train());
     return Publish();
@@ -163,25 +164,66 @@ class AttemptRun {
     return absl::OkStatus();
   }
 
+  // Continues after the job's own newest checkpoint, or begins with what the job starts from.
   absl::Status Resume() {
-    if (context_.order.resume_checkpoint_directory.empty()) return absl::OkStatus();
-    NIBBLE_ASSIGN_OR_RETURN(progress_, LoadCheckpoint(context_.files, context_.order.resume_checkpoint_directory,
-                                                      inputs_.identity, model_->parameters(), moments_, stopping_));
+    const jobs::AttemptOrder& order = context_.order;
+    if (!order.resume_checkpoint_directory.empty()) {
+      NIBBLE_RETURN_IF_ERROR(LoadProgress(order.resume_checkpoint_directory, CheckpointOf::kThisJob));
+      loader_->Seek(progress_.cursor);
+      return Log(base::StrCat("resumed at step ", progress_.step));
+    }
+    switch (order.start.kind) {
+      case jobs::StartOrder::Kind::kBase: return absl::OkStatus();
+      case jobs::StartOrder::Kind::kResume: return ResumeOtherJob(order.start);
+      case jobs::StartOrder::Kind::kWeights:
+        NIBBLE_RETURN_IF_ERROR(LoadWeights(context_.files, order.start.directory, inputs_.identity.base_digest,
+                                           model_->parameters(), stopping_));
+        break;
+      case jobs::StartOrder::Kind::kAdapter:
+        NIBBLE_RETURN_IF_ERROR(LoadAdapterWeights(context_.files, order.start.directory, inputs_.identity.base_digest,
+                                                  model_->parameters(), stopping_));
+        break;
+    }
+    NIBBLE_RETURN_IF_ERROR(model_->Refresh());
+    return Log(base::StrCat("initial weights taken from ", order.start.name));
+  }
+
+  absl::Status ResumeOtherJob(const jobs::StartOrder& start) {
+    continues_other_job_ = true;
+    NIBBLE_RETURN_IF_ERROR(LoadProgress(start.directory, CheckpointOf::kOtherJob));
+    if (start.same_rows) {
+      loader_->Seek(progress_.cursor);
+    } else {
+      progress_.cursor = loader_->cursor();
+      NIBBLE_RETURN_IF_ERROR(Write(
+          jobs::WarningEvent{.reason = "DATA_CHANGED",
+                             .message = base::StrCat("the rows or their order differ from those of the job of ",
+                                                     start.name, ", so this job reads its data from the beginning")}));
+    }
+    if (!start.same_eval) {  // losses on other rows cannot be compared
+      progress_.evaluated_step = -1;
+      progress_.best_eval_loss = TrainingProgress().best_eval_loss;
+      progress_.metrics.erase("eval_loss");
+    }
+    return Log(base::StrCat("continues ", start.name, " after step ", progress_.step));
+  }
+
+  absl::Status LoadProgress(const std::string& directory, CheckpointOf whose) {
+    NIBBLE_ASSIGN_OR_RETURN(progress_, LoadCheckpoint(context_.files, directory, inputs_.identity, model_->parameters(),
+                                                      moments_, stopping_, whose));
     if (!progress_.differences.empty() && !spec_.run.allow_inexact_resume) {
       return base::WithReason(absl::FailedPreconditionError(base::StrCat(
                                   "the checkpoint of step ", progress_.step, " was made under other conditions: ",
                                   absl::StrJoin(progress_.differences, "; "), "; run.allow_inexact_resume is false")),
                               "RESUMED_ELSEWHERE");
     }
-    loader_->Seek(progress_.cursor);
-    saved_step_ = progress_.step;
+    saved_step_ = progress_.step;  // also of another job: an attempt that saves nothing starts there again
     for (const std::string& difference : progress_.differences) {
       NIBBLE_RETURN_IF_ERROR(Write(jobs::WarningEvent{
           .reason = "RESUMED_ELSEWHERE",
           .message = base::StrCat(difference, ": the bits may differ from those of an uninterrupted run")}));
     }
-    NIBBLE_RETURN_IF_ERROR(model_->Refresh());
-    return Log(base::StrCat("resumed at step ", progress_.step));
+    return model_->Refresh();
   }
 
   // One optimizer step. Cancelled if a stop was requested in the middle; then only gradients have changed.
@@ -356,15 +398,17 @@ class AttemptRun {
   absl::StatusOr<jobs::Outcome> Publish() {
     NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory output,
                             store::PendingDirectory::Create(context_.files, context_.order.output_directory));
-    const Json provenance = {{"job_id", context_.order.job_id},
-                             {"base_model", spec_.base_model},
-                             {"dataset_digest", inputs_.identity.data_digest},
-                             {"spec_digest", inputs_.identity.spec_digest},
-                             {"step", progress_.step},
-                             {"eval_data", jobs::EvalDataJson(spec_)},
-                             {"isa", inputs_.identity.isa},
-                             {"threads", inputs_.identity.threads},
-                             {"code_version", context_.order.nibble_version}};
+    Json provenance = {{"job_id", context_.order.job_id},
+                       {"base_model", spec_.base_model},
+                       {"dataset_digest", inputs_.identity.data_digest},
+                       {"spec_digest", inputs_.identity.spec_digest},
+                       {"step", progress_.step},
+                       {"eval_data", jobs::EvalDataJson(spec_)},
+                       {"isa", inputs_.identity.isa},
+                       {"threads", inputs_.identity.threads},
+                       {"code_version", context_.order.nibble_version}};
+    if (!spec_.resume_from.empty()) provenance["resume_from"] = spec_.resume_from;
+    if (!spec_.warm_start_from.empty()) provenance["warm_start_from"] = spec_.warm_start_from;
     NIBBLE_ASSIGN_OR_RETURN(model::ArtifactInfo info, recipe_->Write(provenance, output.path()));
     jobs::Outcome outcome;
     Json final = {
@@ -455,6 +499,7 @@ class AttemptRun {
   std::int64_t max_steps_ = 0;
   std::optional<std::int64_t> max_micro_batches_;  // set in a run by epochs
   std::int64_t saved_step_ = 0;                    // step of the newest checkpoint: a later attempt resumes there
+  bool continues_other_job_ = false;               // the first step is that of another job's checkpoint
   std::optional<double> last_eval_loss_;
   std::map<std::string, std::uint64_t> reported_launches_;
   bool may_stop_ = true;

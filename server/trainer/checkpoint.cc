@@ -6,10 +6,13 @@
 #include <string_view>
 #include <utility>
 
+#include "server/base/error.h"
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/checkpoint_model.h"
+#include "server/model/adapter.h"
+#include "server/model/artifact.h"
 #include "server/model/safetensors.h"
 #include "server/model/safetensors_writer.h"
 
@@ -130,44 +133,90 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
   return saved;
 }
 
-absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const std::string& directory,
-                                                const RunIdentity& identity, std::vector<Parameter>& parameters,
-                                                std::vector<Moments>& moments, const base::Cancelled& cancelled) {
-  NIBBLE_RETURN_IF_ERROR(store::Verify(files, directory, cancelled).status());
+namespace {
+
+// state.json, whose "identity" is an object.
+absl::StatusOr<base::Json> ReadState(base::FileSystem& files, const std::string& directory) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(base::JoinPath(directory, kStateFile), 1 << 20));
-  NIBBLE_ASSIGN_OR_RETURN(const base::Json state, base::ParseJson(text));
+  NIBBLE_ASSIGN_OR_RETURN(base::Json state, base::ParseJson(text));
   const auto found = state.is_object() ? state.find("identity") : state.end();
   if (found == state.end() || !found->is_object()) {
     return absl::DataLossError(base::StrCat("checkpoint ", directory, ": ", kStateFile, " has no run identity"));
   }
+  return state;
+}
+
+absl::Status BaseMismatch(const std::string& got, const std::string& wanted) {
+  return base::WithReason(
+      absl::FailedPreconditionError(base::StrCat("the job trains on weights ", got, ", wanted ", wanted,
+                                                 ", on which the weights that it starts from were trained")),
+      "BASE_MISMATCH", {{"field", "base_model"}, {"got", got}, {"wanted", wanted}});
+}
+
+// Copies the tensors of the parameters from the file, and those of their moments unless null.
+absl::Status TakeTensors(const std::string& path, std::vector<Parameter>& parameters, std::vector<Moments>* moments,
+                         const base::Cancelled& cancelled) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto tensors, model::OpenSafetensors(path));
+  const Moments none{};
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
+    for (const StoredTensor& tensor : StoredTensors(parameters[i], moments != nullptr ? (*moments)[i] : none)) {
+      const auto it = tensors.tensors.find(tensor.name);
+      if (it == tensors.tensors.end() || it->second.dtype != tensor.dtype ||
+          it->second.bytes.size() != tensor.bytes.size() ||
+          (tensor.block > 0 && BlockOf(tensors, tensor.name) != base::StrCat(tensor.block))) {
+        return absl::DataLossError(base::StrCat(path, ": ", tensor.name, " is missing or has another size"));
+      }
+      std::memcpy(tensor.bytes.data(), it->second.bytes.data(), tensor.bytes.size());
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status LoadWeights(base::FileSystem& files, const std::string& directory, const std::string& base_digest,
+                         std::vector<Parameter>& parameters, const base::Cancelled& cancelled) {
+  NIBBLE_RETURN_IF_ERROR(store::Verify(files, directory, cancelled).status());
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json state, ReadState(files, directory));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string trained_on, base::GetString(state["identity"], "base_digest", kStateFile));
+  if (trained_on != base_digest) return BaseMismatch(base_digest, trained_on);
+  return TakeTensors(base::JoinPath(directory, convert::kCheckpointTensorsFile), parameters, nullptr, cancelled);
+}
+
+absl::Status LoadAdapterWeights(base::FileSystem& files, const std::string& directory, const std::string& base_digest,
+                                std::vector<Parameter>& parameters, const base::Cancelled& cancelled) {
+  NIBBLE_RETURN_IF_ERROR(store::Verify(files, directory, cancelled).status());
+  NIBBLE_ASSIGN_OR_RETURN(const auto adapter, model::Artifact::Open(directory));
+  const std::string& trained_on = adapter->info().base_digest;
+  if (trained_on != base_digest) return BaseMismatch(base_digest, trained_on);
+  return TakeTensors(base::JoinPath(directory, model::kAdapterWeightsFile), parameters, nullptr, cancelled);
+}
+
+absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const std::string& directory,
+                                                const RunIdentity& identity, std::vector<Parameter>& parameters,
+                                                std::vector<Moments>& moments, const base::Cancelled& cancelled,
+                                                CheckpointOf whose) {
+  NIBBLE_RETURN_IF_ERROR(store::Verify(files, directory, cancelled).status());
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json state, ReadState(files, directory));
   TrainingProgress progress;
   const base::Json want = ToJson(identity);
   for (const auto& [key, value] : want.items()) {
-    const base::Json got = found->value(key, base::Json());
+    const base::Json got = state["identity"].value(key, base::Json());
     if (got == value) continue;
+    const bool other_job = whose == CheckpointOf::kOtherJob;
     if (key == "isa" || key == "threads" || key == "version") {
       progress.differences.push_back(base::StrCat(key, " was ", base::Dump(got), ", is ", base::Dump(value)));
-    } else {
+    } else if (other_job && key == "base_digest") {
+      return BaseMismatch(identity.base_digest, got.is_string() ? got.get<std::string>() : "");
+    } else if (!other_job) {
       return absl::FailedPreconditionError(base::StrCat("checkpoint ", directory, " was made with ", key, " ",
                                                         base::Dump(got), ", this run has ", base::Dump(value),
                                                         ": the result would differ"));
     }
   }
-  NIBBLE_ASSIGN_OR_RETURN(const auto tensors,
-                          model::OpenSafetensors(base::JoinPath(directory, convert::kCheckpointTensorsFile)));
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
-    for (const StoredTensor& tensor : StoredTensors(parameters[i], moments[i])) {
-      const auto it = tensors.tensors.find(tensor.name);
-      if (it == tensors.tensors.end() || it->second.dtype != tensor.dtype ||
-          it->second.bytes.size() != tensor.bytes.size() ||
-          (tensor.block > 0 && BlockOf(tensors, tensor.name) != base::StrCat(tensor.block))) {
-        return absl::DataLossError(
-            base::StrCat("checkpoint ", directory, ": ", tensor.name, " is missing or has another size"));
-      }
-      std::memcpy(tensor.bytes.data(), it->second.bytes.data(), tensor.bytes.size());
-    }
-  }
+  NIBBLE_RETURN_IF_ERROR(
+      TakeTensors(base::JoinPath(directory, convert::kCheckpointTensorsFile), parameters, &moments, cancelled));
   NIBBLE_ASSIGN_OR_RETURN(progress.step, base::GetInt(state, "step", kStateFile));
   NIBBLE_ASSIGN_OR_RETURN(progress.micro_batches, base::GetInt(state, "micro_batches", kStateFile));
   NIBBLE_ASSIGN_OR_RETURN(progress.tokens, base::GetInt(state, "tokens", kStateFile));

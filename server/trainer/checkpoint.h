@@ -52,10 +52,25 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
                                                      const model::AdapterConfig* adapter,
                                                      const base::Cancelled& cancelled = {});
 
+// Whose checkpoint is loaded.
+enum class CheckpointOf {
+  kThisJob,
+  kOtherJob,  // its spec and its data may differ: the server compared them (jobs/job_start.h)
+};
+
 // Fills parameters and moments; Cancelled leaves them partly filled. Errors: DataLoss if a tensor is missing or has
 // another size or type; FailedPrecondition names the digest that differs.
 absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const std::string& directory,
                                                 const RunIdentity& identity, std::vector<Parameter>& parameters,
-                                                std::vector<Moments>& moments, const base::Cancelled& cancelled = {});
+                                                std::vector<Moments>& moments, const base::Cancelled& cancelled = {},
+                                                CheckpointOf whose = CheckpointOf::kThisJob);
+
+// Fills the values of the parameters from a checkpoint of another job on the base with this digest. Errors: DataLoss as
+// above, FailedPrecondition (BASE_MISMATCH).
+absl::Status LoadWeights(base::FileSystem& files, const std::string& directory, const std::string& base_digest,
+                         std::vector<Parameter>& parameters, const base::Cancelled& cancelled = {});
+// The same from an adapter's model.
+absl::Status LoadAdapterWeights(base::FileSystem& files, const std::string& directory, const std::string& base_digest,
+                                std::vector<Parameter>& parameters, const base::Cancelled& cancelled = {});
 
 }  // namespace nibble::trainer

@@ -11,9 +11,6 @@
 namespace nibble::trainer {
 namespace {
 
-// Suffix of keys in the cache. Change the number when conversion makes other bytes from the same model.
-constexpr char kNf4Key[] = "-nf4-1";
-
 class QLoraRecipe : public AdapterRecipe {
  public:
   explicit QLoraRecipe(const RecipeContext& context) : AdapterRecipe(context) {}
@@ -60,9 +57,8 @@ class QLoraRecipe : public AdapterRecipe {
     const std::string temporary = base::TemporaryName(base::JoinPath(context_.directory, "base.nf4"));
     if (!context_.order.base_cache_directory.empty()) {
       store::BaseCache cache = Cache();
-      // The manifest's digest also covers the tokenizer, of which the nf4 form has a copy.
       NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, store::ReadManifest(context_.files, source.directory()));
-      const std::string key = base::StrCat(manifest.digest, kNf4Key);
+      const std::string key = store::Nf4BaseKey(manifest.digest);
       NIBBLE_ASSIGN_OR_RETURN(cached_, cache.Find(key, context_.cancelled));
       if (cached_ != nullptr) {
         NIBBLE_RETURN_IF_ERROR(context_.log("base taken from the cache of quantized bases"));

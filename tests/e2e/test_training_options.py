@@ -193,11 +193,11 @@ def test_model_trained_on_float_rows_is_served_weight_only(train):
     """The model has the form of its training, shows it, and converts only to itself."""
     name, _ = train.job({"base_model": "small", "train_dataset": "four", "int8_qt": {"compute": "INT8_QT_COMPUTE_FLOAT"},
                          "run": {"max_steps": 2}})
-    model = train.server.json("models", "show", name)
+    model = train.server.json("models", "get", name)
     assert (model["format"], model["activations"], model["act_outliers"]) == ("int8", "bf16", 0)
     assert (model["determinism"], model["recorded_by"]) == ("EXACT", "trainer")
     train.server.run("models", "convert", name, "--to", "int8", "--activations", "bf16", "--name", f"{name}-copy")
-    assert train.server.json("models", "show", f"{name}-copy")["digest"] == model["digest"]
+    assert train.server.json("models", "get", f"{name}-copy")["digest"] == model["digest"]
     with pytest.raises(AssertionError, match="activations.*wanted bf16"):
         train.server.run("models", "convert", name, "--to", "int8", "--activations", "int8", "--name", f"{name}-other")
 
@@ -213,7 +213,7 @@ def test_any_float_model_converts_to_int8_with_float_rows(train):
         losses_after[activations] = made["report"]["eval_loss_after"]
         assert train.server.json("models", "verify", name)["equal"] is True
         assert len(train.server.json("generate", name, "--prompt", PAGE[:20], "--max-tokens", 3, "--ignore-eos")["token_ids"]) == 3
-    shown = [train.server.json("models", "show", f"rows-{activations}") for activations in ("int8", "bf16")]
+    shown = [train.server.json("models", "get", f"rows-{activations}") for activations in ("int8", "bf16")]
     assert shown[0]["digest"] == shown[1]["digest"] and [model["act_outliers"] for model in shown] == [8, 0]
     assert losses_after["int8"] != losses_after["bf16"]
 

@@ -37,6 +37,7 @@ TEST(AttemptTest, OrderSurvivesARoundTrip) {
   order.min_free_bytes = 1'000;
   order.resume_checkpoint_directory = "/s/jobs/job-1/attempts/1/checkpoints/step-00000010";
   order.resume_step = 10;
+  order.start = {.kind = StartOrder::Kind::kResume, .name = "job-1/20", .directory = "/s/start", .same_eval = true};
   order.base_cache_directory = "/state/bases";
   order.base_cache_bytes = 1000;
   order.output_directory = "/s/jobs/job-1/attempts/2/output";
@@ -61,6 +62,11 @@ TEST(AttemptTest, OrderSurvivesARoundTrip) {
   EXPECT_EQ(back->min_free_bytes, 1'000);
   EXPECT_EQ(back->resume_checkpoint_directory, order.resume_checkpoint_directory);
   EXPECT_EQ(back->resume_step, 10);
+  EXPECT_EQ(back->start.kind, StartOrder::Kind::kResume);
+  EXPECT_EQ(back->start.name, "job-1/20");
+  EXPECT_EQ(back->start.directory, "/s/start");
+  EXPECT_FALSE(back->start.same_rows);
+  EXPECT_TRUE(back->start.same_eval);
   EXPECT_EQ(back->base_cache_directory, order.base_cache_directory);
   EXPECT_EQ(back->base_cache_bytes, 1000);
   EXPECT_EQ(back->output_directory, order.output_directory);

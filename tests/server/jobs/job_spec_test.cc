@@ -67,6 +67,17 @@ TEST(JobSpecTest, EachBadFieldIsNamed) {
        [](JobSpec& s) {
          for (int i = 0; i < 17; ++i) s.labels[std::to_string(i)] = "v";
        }},
+      {"resume_from", [](JobSpec& s) { s.resume_from = "job-1"; }},
+      {"resume_from", [](JobSpec& s) { s.resume_from = "job-1/"; }},
+      {"resume_from", [](JobSpec& s) { s.resume_from = "../2"; }},
+      {"resume_from", [](JobSpec& s) { s.resume_from = "job-1/2/3"; }},
+      {"warm_start_from", [](JobSpec& s) { s.warm_start_from = "-adapter"; }},
+      {"warm_start_from", [](JobSpec& s) { s.warm_start_from = "job-1/two"; }},
+      {"warm_start_from",
+       [](JobSpec& s) {
+         s.resume_from = "job-1/2";
+         s.warm_start_from = "adapter";
+       }},
       {"data.format", [](JobSpec& s) { s.data.format = "parquet"; }},
       {"data.max_seq_len", [](JobSpec& s) { s.data.max_seq_len = 1; }},
       {"data.packing", [](JobSpec& s) { s.data.packing = "naive"; }},
@@ -170,9 +181,9 @@ TEST(JobSpecTest, EachBadFieldOfLoraIsNamed) {
   EXPECT_EQ(field({.target_modules = {"q_proj"}, .target_pattern = ".*q_proj"}), "lora.target_pattern");
   EXPECT_EQ(field({.target_pattern = "(q_proj"}), "lora.target_pattern");
   EXPECT_EQ(field({.rank_pattern = {{"q_proj", 4096}}, .alpha_pattern = {{"q_proj", 1e6}}}), "");
-  EXPECT_EQ(field({.rank_pattern = {{"q_proj", 0}}}), "lora.rank_pattern.q_proj");
+  EXPECT_EQ(field({.rank_pattern = {{"q_proj", 0}}}), "lora.rank_pattern");
   EXPECT_EQ(field({.rank_pattern = {{"(?P<n>q)_proj", 4}}}), "lora.rank_pattern");
-  EXPECT_EQ(field({.alpha_pattern = {{"q_proj", 0}}}), "lora.alpha_pattern.q_proj");
+  EXPECT_EQ(field({.alpha_pattern = {{"q_proj", 0}}}), "lora.alpha_pattern");
   EXPECT_EQ(field({.alpha_pattern = {{"", 1}}}), "lora.alpha_pattern");
   EXPECT_EQ(field({.dropout = 0.1, .use_dora = true}), "lora.dropout");
   LoraMethod many;
@@ -432,7 +443,7 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
             R"("beta1":0.9,"beta2":0.999,"eps":1e-08,"weight_decay":0.0,"max_grad_norm":1.0,"schedule":"cosine",)"
             R"("min_lr_ratio":0.0},"run":{"micro_batch":4,"grad_accum":1,"activation_checkpointing":false,)"
             R"("eval_every":0,"save_every":50,"keep_last":2,"seed":0,"priority":0,"allow_inexact_resume":true},)"
-            R"("labels":{}})");
+            R"("labels":{},"resume_from":"","warm_start_from":""})");
   JobSpec bitnet;
   bitnet.method = kMethodBitNetQat;
   EXPECT_EQ(base::Dump(ToJson(bitnet)["bitnet_qat"]),

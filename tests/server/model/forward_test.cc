@@ -7,6 +7,7 @@
 
 #include "server/model/record.h"
 #include "tests/server/model/small_models.h"
+#include "tests/support/plain_library.h"
 
 namespace nibble::model {
 namespace {
@@ -108,17 +109,20 @@ TEST_P(ExactForwardTest, MixedStepGivesEachSequenceItsOwnBits) {
 // With the same codes, only the rounding of rows to int8 is missing.
 TEST_F(ForwardTest, WeightOnlyModelIsNearerToItsSourceThanTheInt8Model) {
   const auto tokens = Tokens(100, 7);
+  support::PlainLibrary library;
+  kernels::Stream stream = models_.stream();
+  stream.library = &library;  // of the bf16 model
   const auto logits = [&](const std::string& path) {
     std::vector<float> all;
     const auto model = models_.Load(path);
-    EXPECT_TRUE(ForEachLogits(model->config(), model->weights(), tokens, 100, models_.stream(),
-                              [&](std::int64_t, const kernels::Matrix& rows) {
-                                for (std::int64_t r = 0; r < rows.rows; ++r) {
-                                  all.insert(all.end(), rows.Row<float>(r), rows.Row<float>(r) + rows.cols);
-                                }
-                                return absl::OkStatus();
-                              })
-                    .ok());
+    const absl::Status done = ForEachLogits(
+        model->config(), model->weights(), tokens, 100, stream, [&](std::int64_t, const kernels::Matrix& rows) {
+          for (std::int64_t r = 0; r < rows.rows; ++r) {
+            all.insert(all.end(), rows.Row<float>(r), rows.Row<float>(r) + rows.cols);
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(done.ok()) << done;
     return all;
   };
   const std::vector<float> source = logits(models_.bf16());

@@ -187,11 +187,11 @@ TEST_F(AdapterImportTest, BaseThatTheAdapterWasNotTrainedOnIsRefused) {
 
 TEST_F(AdapterImportTest, UnsupportedOrTruncatedAdapterIsRefusedByName) {
   base::Json config = model::ToPeftConfig(config_);
-  config["use_dora"] = true;
+  config["bias"] = "all";
   auto error = Refused(AdapterFiles(config), "four");
   EXPECT_EQ(error.code(), static_cast<int>(grpc::StatusCode::INVALID_ARGUMENT));
   EXPECT_EQ(ReasonOf(error), "MODEL_FORMAT");
-  EXPECT_THAT(error.message(), HasSubstr("use_dora"));
+  EXPECT_THAT(error.message(), HasSubstr("bias"));
   Files files = AdapterFiles(model::ToPeftConfig(config_));
   files[model::kAdapterWeightsFile].resize(files[model::kAdapterWeightsFile].size() - 8);
   error = Refused(files, "four");

@@ -111,9 +111,6 @@ TEST_F(FineTuneServiceTest, UnimplementedMethodsAndFieldsAreNamed) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
   EXPECT_THAT(status.error_message(), HasSubstr("QLoraMethod.double_quant"));
   request = TinyJob();
-  request.mutable_spec()->set_warm_start_from("x/1");
-  EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("JobSpec.warm_start_from"));
-  request = TinyJob();
   request.mutable_spec()->mutable_run()->mutable_early_stop();
   EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("RunConfig.early_stop"));
 }

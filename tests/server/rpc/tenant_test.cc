@@ -306,6 +306,47 @@ TEST_F(TenantTest, S2OneNameInTwoTenantsIsTwoPrincipals) {
   EXPECT_EQ(CreateJob("").name(), red);
 }
 
+TEST_F(TenantTest, S2JobCannotStartFromACheckpointOfAnotherTenant) {
+  As("red");
+  Import("tiny");
+  Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
+  const v1::Job source = CreateJob("red-model");
+  ASSERT_FALSE(testing_support::PlantCheckpoint(directory_, source.name(), kStep).empty());
+  const auto start = [&](const std::string& job, bool resume) {
+    v1::CreateJobRequest create;
+    *create.mutable_spec() = source.spec();
+    create.mutable_spec()->clear_runtime();
+    create.mutable_spec()->mutable_run()->set_max_steps(kStep + 1);
+    create.mutable_spec()->mutable_publish()->set_output_model("next");
+    const std::string name = StrCat(job, "/", kStep);
+    if (resume) {
+      create.mutable_spec()->set_resume_from(name);
+    } else {
+      create.mutable_spec()->set_warm_start_from(name);
+    }
+    v1::Job made;
+    v1::PlanJobRequest plan;
+    *plan.mutable_spec() = create.spec();
+    google::longrunning::Operation operation;
+    return std::pair(Call(jobs_, &v1::FineTuneService::Stub::CreateJob, create, &made),
+                     Call(jobs_, &v1::FineTuneService::Stub::PlanJob, plan, &operation));
+  };
+  for (const bool resume : {true, false}) {
+    As("blue");
+    const auto [created, planned] = start(source.name(), resume);
+    const auto [none_created, none_planned] = start("job-nothing", resume);
+    for (const grpc::Status& status : {created, planned, none_created, none_planned}) {
+      EXPECT_EQ(testing_support::ReasonOf(status), "CHECKPOINT") << status.error_message();
+    }
+    const auto with_same_name = [&](std::string message) {
+      return message.replace(message.find(source.name()), source.name().size(), "job-nothing");
+    };
+    EXPECT_EQ(with_same_name(created.error_message()), none_created.error_message());
+    As("red");
+    EXPECT_TRUE(start(source.name(), resume).second.ok()) << start(source.name(), resume).second.error_message();
+  }
+}
+
 // A plan reveals the spec of a job, and with it the datasets and models of a tenant.
 TEST_F(TenantTest, S2OperationsOfAnotherTenantLookAbsent) {
   As("red");

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <span>
 
+#include "server/base/error.h"
 #include "server/model/safetensors.h"
 #include "server/trainer/optimizer.h"
 #include "tests/support/cancel_at.h"
@@ -195,6 +197,55 @@ TEST_F(CheckpointTest, F32FileHasOnlyValuesAndMoments) {
   EXPECT_EQ(names, (std::vector<std::string>{"a.weight", "a.weight.exp_avg", "a.weight.exp_avg_sq", "b.weight",
                                              "b.weight.exp_avg", "b.weight.exp_avg_sq"}));
   EXPECT_TRUE(file->metadata.empty());
+}
+
+TEST_F(CheckpointTest, CheckpointOfAnotherJobMayHaveOtherSpecAndDataButNotAnotherBase) {
+  const std::string directory = Save();
+  RunIdentity identity = identity_;
+  identity.spec_digest = "other spec";
+  identity.data_digest = "other data";
+  identity.threads = 3;
+  State loaded(2);
+  const auto load = [&](CheckpointOf whose) {
+    return LoadCheckpoint(base::RealFileSystem(), directory, identity, loaded.parameters, loaded.moments, {}, whose);
+  };
+  EXPECT_EQ(load(CheckpointOf::kThisJob).status().code(), absl::StatusCode::kFailedPrecondition);
+  const auto progress = load(CheckpointOf::kOtherJob);
+  ASSERT_TRUE(progress.ok()) << progress.status();
+  EXPECT_EQ(progress->step, 7);
+  EXPECT_EQ(progress->differences, std::vector<std::string>{"threads was 2, is 3"});
+  EXPECT_EQ(loaded.values, state_.values);
+  EXPECT_TRUE(SameBytes(loaded.moments[1].v.ref(), state_.moments[1].v.ref()));
+  identity.base_digest = "other base";
+  const absl::Status refused = load(CheckpointOf::kOtherJob).status();
+  EXPECT_EQ(base::Reason(refused), "BASE_MISMATCH");
+  EXPECT_EQ(base::ReasonMetadata(refused)["got"], "other base");
+  EXPECT_EQ(base::ReasonMetadata(refused)["wanted"], "base");
+}
+
+TEST_F(CheckpointTest, WarmStartTakesOnlyTheValues) {
+  const std::string directory = Save();
+  State loaded(2), untouched(2);
+  ASSERT_TRUE(LoadWeights(base::RealFileSystem(), directory, "base", loaded.parameters).ok());
+  EXPECT_EQ(loaded.values, state_.values);
+  for (std::size_t i = 0; i < loaded.moments.size(); ++i) {
+    EXPECT_TRUE(SameBytes(loaded.moments[i].m.ref(), untouched.moments[i].m.ref()));
+  }
+  EXPECT_EQ(base::Reason(LoadWeights(base::RealFileSystem(), directory, "other", loaded.parameters)), "BASE_MISMATCH");
+  loaded.parameters[1].name = "c.weight";
+  EXPECT_TRUE(absl::IsDataLoss(LoadWeights(base::RealFileSystem(), directory, "base", loaded.parameters)));
+  std::filesystem::resize_file(directory + "/state.json", 3);
+  EXPECT_TRUE(absl::IsDataLoss(LoadWeights(base::RealFileSystem(), directory, "base", loaded.parameters)));
+}
+
+TEST_F(CheckpointTest, WarmStartTakesCodesWithTheirScales) {
+  const TypedState state(ElementType::kInt8, ElementType::kF32, 1);
+  const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state.parameters,
+                                    state.moments, nullptr);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  TypedState loaded(ElementType::kInt8, ElementType::kF32, 7);
+  ASSERT_TRUE(LoadWeights(base::RealFileSystem(), saved->directory, "base", loaded.parameters).ok());
+  EXPECT_TRUE(SameBytes(loaded.values.ref(), state.values.ref()));
 }
 
 TEST_F(CheckpointTest, SavingAndLoadingCanBeCancelled) {

@@ -1,0 +1,127 @@
+#include "server/plan/adapter_start.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_join.h"
+#include "server/base/error.h"
+#include "server/base/files.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/jobs/lora_method.h"
+#include "server/model/artifact.h"
+#include "server/model/file_names.h"
+#include "server/model/tensor_table.h"
+#include "server/store/base_cache.h"
+
+namespace nibble::plan {
+namespace {
+
+using base::FieldError;
+using base::StrCat;
+
+constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
+constexpr char kField[] = "warm_start_from";
+
+// Null if the method trains no adapter of this kind.
+const jobs::LoraMethod* AdapterOf(const jobs::JobSpec& spec) {
+  if (spec.method == jobs::kMethodQLora) return &spec.qlora;
+  if (spec.method == jobs::kMethodLora) return &spec.lora;
+  return nullptr;
+}
+
+std::string Targets(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  return absl::StrJoin(names, ", ");
+}
+
+std::string Targets(const model::AdapterConfig& adapter) {
+  std::vector<std::string> names;
+  for (const model::LinearKind kind : adapter.targets) names.emplace_back(model::ShortName(kind));
+  return Targets(std::move(names));
+}
+
+// The patterns with their values, as text. A linear that two patterns match is refused, so their order is free.
+template <typename Value>
+std::string Patterns(const std::vector<std::pair<model::ModulePattern, Value>>& patterns) {
+  if (patterns.empty()) return "not set";
+  std::vector<std::string> texts;
+  for (const auto& [pattern, value] : patterns) texts.push_back(StrCat(pattern.text(), ": ", value));
+  return Targets(std::move(texts));
+}
+
+// The digest of the weights on which adapters of the job are trained; "" if it is unknown before the job runs.
+absl::StatusOr<std::string> TrainedOn(const store::StateDirectory& state, const jobs::JobSpec& spec) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state.models->Get(spec.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
+  if (spec.method != jobs::kMethodQLora || info.format == model::Format::kNf4) return info.weights_digest;
+  const store::BaseCache cache(state.files, state.paths.bases(), {});
+  const std::string nf4 = cache.Path(store::Nf4BaseKey(base_model.manifest_digest));
+  const auto text = state.files.Read(base::JoinPath(nf4, model::kInfoFile), kMaxConfigBytes);
+  if (!text.ok()) return std::string();  // not cached; or unreadable now, as the trainer will report
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(*text));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo quantized, model::ParseArtifactInfo(json));
+  return quantized.weights_digest;
+}
+
+}  // namespace
+
+absl::Status CheckAdapterFits(const jobs::JobSpec& spec, const model::AdapterConfig& adapter) {
+  const jobs::LoraMethod* method = AdapterOf(spec);
+  if (method == nullptr) {
+    return FieldError(kField, StrCat("names the adapter ", spec.warm_start_from, ", but method ", spec.method,
+                                     " trains no adapter: wanted a checkpoint (JOB/STEP) of a job with this method"));
+  }
+  const auto differs = [&](const char* field, const auto& got, const auto& wanted) {
+    return FieldError(StrCat(spec.method, ".", field),
+                      StrCat("is ", got, ", wanted ", wanted, ", as in the adapter ", spec.warm_start_from));
+  };
+  const auto text = [](bool value) { return value ? "true" : "false"; };
+  if (method->r != adapter.rank) return differs("r", method->r, adapter.rank);
+  const std::string pattern = adapter.target_pattern.has_value() ? adapter.target_pattern->text() : "";
+  if (method->target_pattern != pattern) {
+    const auto set = [](const std::string& value) { return value.empty() ? std::string("not set") : value; };
+    return differs("target_pattern", set(method->target_pattern), set(pattern));
+  }
+  const std::string got = Targets(method->target_modules), wanted = Targets(adapter);
+  if (got != wanted) return differs("target_modules", got, wanted);
+  NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig trained, jobs::AdapterOf(*method));
+  const std::string got_ranks = Patterns(trained.rank_pattern), ranks = Patterns(adapter.rank_pattern);
+  if (got_ranks != ranks) return differs("rank_pattern", got_ranks, ranks);
+  const std::string got_alphas = Patterns(trained.alpha_pattern), alphas = Patterns(adapter.alpha_pattern);
+  if (got_alphas != alphas) return differs("alpha_pattern", got_alphas, alphas);
+  // With another scale the same weights would be another adapter.
+  if (method->alpha != adapter.alpha) return differs("alpha", method->alpha, adapter.alpha);
+  if (method->use_rslora != adapter.rslora) {
+    return differs("use_rslora", text(method->use_rslora), text(adapter.rslora));
+  }
+  if (method->use_dora != adapter.dora) return differs("use_dora", text(method->use_dora), text(adapter.dora));
+  return absl::OkStatus();
+}
+
+absl::Status CheckAdapterStart(const store::StateDirectory& state, const jobs::JobSpec& spec) {
+  const std::string name = jobs::StartModel(spec);
+  if (name.empty()) return absl::OkStatus();
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state.models->Get(name));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored.info));
+  if (info.format != model::Format::kLora) {
+    return FieldError(kField, StrCat("names the model ", name, " in ", model::Name(info.format),
+                                     ", wanted an adapter (format lora) or a checkpoint (JOB/STEP)"));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(
+      const std::string text,
+      state.files.Read(base::JoinPath(stored.directory, model::kAdapterConfigFile), kMaxConfigBytes));
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
+  NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig adapter, model::ParsePeftConfig(json));
+  NIBBLE_RETURN_IF_ERROR(CheckAdapterFits(spec, adapter));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string got, TrainedOn(state, spec));
+  if (got.empty() || got == info.base_digest) return absl::OkStatus();
+  return base::WithReason(absl::FailedPreconditionError(
+                              StrCat("base_model: method ", spec.method, " trains on weights ", got, " of \"",
+                                     spec.base_model, "\", wanted ", info.base_digest, ", the base of adapter ", name)),
+                          "BASE_MISMATCH", {{"field", "base_model"}, {"got", got}, {"wanted", info.base_digest}});
+}
+
+}  // namespace nibble::plan
