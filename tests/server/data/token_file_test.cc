@@ -89,19 +89,11 @@ TEST_F(TokenFileTest, BytesDoNotDependOnTheNumberOfThreads) {
 
 TEST_F(TokenFileTest, OtherThreadsTokenizeBesideTheCaller) {
   const TokenSource source = Source(RowFormat::kText, 5000);
-  const std::thread::id maker = std::this_thread::get_id();
-  int calls_alone = 0;  // as those of TokenizingThreads, for all lines
-  const base::Cancelled count = [&] {
-    if (std::this_thread::get_id() != maker) ++calls_alone;
-    return false;
-  };
-  ASSERT_TRUE(WriteTokenFile(base::RealFileSystem(), source, {.threads = 1, .cancelled = count}).ok());
   TokenizingThreads threads;
   ASSERT_TRUE(
       WriteTokenFile(base::RealFileSystem(), source, {.threads = kThreads, .cancelled = threads.Cancelled()}).ok());
-  EXPECT_TRUE(threads.others_worked());
   // They worked while the caller was held at its first line. How many lines they take after that is up to the system.
-  EXPECT_LT(threads.calls(), calls_alone) << "the other threads took some of the lines";
+  EXPECT_TRUE(threads.others_worked());
 }
 
 TEST_F(TokenFileTest, BatchesEqualThoseOfExamplesInMemory) {

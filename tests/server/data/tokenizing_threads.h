@@ -24,7 +24,6 @@ class TokenizingThreads {
     };
   }
   bool others_worked() const { return others_worked_; }
-  int calls() const { return calls_; }
 
  private:
   // Processor time of all threads except this one.
