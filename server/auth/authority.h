@@ -66,7 +66,7 @@ class Authority {
   absl::StatusOr<Principal> Admit(std::string_view path, const Caller& caller);
   // Reads the token file now. An unusable file is logged once and changes nothing.
   void Reload();
-  // From now on, a thread looks for changes too, so that an unusable file is logged although nobody calls.
+  // Starts a thread that also looks for changes, so that an unusable file is logged even if no call arrives.
   void Watch();
   bool wants_tokens() const { return !options_.token_file.empty(); }
 

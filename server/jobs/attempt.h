@@ -21,7 +21,7 @@ inline constexpr int kExitBadInput = 42;  // not retried; the outcome says why
 inline constexpr int kExitDiskFull = 74;  // EX_IOERR; a failure that counts. The disk may lack room for an outcome
 inline constexpr int kExitTempFail = 75;  // wrote a checkpoint after SIGTERM: resumed later, does not count
 
-// What an attempt starts from if its job has no checkpoint of its own.
+// The initial state of an attempt whose job has no checkpoint of its own yet.
 struct StartOrder {
   enum class Kind {
     kBase,     // the base and the method's initial values

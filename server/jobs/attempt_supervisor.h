@@ -93,7 +93,7 @@ class AttemptSupervisor {
   Found FindResume(const StoredJob& job, const store::Cancelled& cancelled) const;
   absl::Status Begin(const StoredJob& job, std::shared_ptr<const void> memory, const Found& resume);
   void BeginHashed();
-  // What an attempt of the job starts from while the job has no checkpoint of its own.
+  // The initial state of an attempt of a job that has no checkpoint of its own yet.
   absl::StatusOr<StartOrder> StartOf(const StoredJob& job) const;
   absl::Status Launch(const StoredJob& job, const Resume& resume, Live& live) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WarnDamaged(Live& live, const store::CheckpointInfo& checkpoint);

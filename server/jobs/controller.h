@@ -85,9 +85,9 @@ class JobController {
   // `name` is "JOB/STEP". If several attempts saved that step: the newest attempt's. NotFound (CHECKPOINT).
   absl::StatusOr<store::CheckpointInfo> FindCheckpoint(const std::string& name);
 
-  // What the checkpoint that a resolved spec starts from (StartCheckpoint) means for a job of `tenant` ("": sees all
-  // tenants); nothing if the spec names none. Checkpoints of other tenants look absent. Errors: NotFound (CHECKPOINT),
-  // those of MakeJobStart and MakeJobDigests.
+  // The start of a job with this resolved spec; nothing if StartCheckpoint(spec) is empty. Checkpoints of tenants other
+  // than `tenant` look absent ("" sees all tenants). Errors: NotFound (CHECKPOINT), those of MakeJobStart and
+  // MakeJobDigests.
   absl::StatusOr<std::optional<JobStart>> FindStart(const JobSpec& spec, const std::string& tenant);
   // Hashes gigabytes. Errors: those of jobs::VerifyStart.
   absl::Status VerifyStart(const JobStart& start, const base::CancelToken& cancel);

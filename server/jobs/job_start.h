@@ -26,7 +26,7 @@ struct JobStart {
   bool same_eval = false;
 };
 
-// What the job `job` (its spec resolved, its digests taken) starts from, if that is `checkpoint` of `source`. Errors:
+// The start of `job` (with a resolved spec and its digests) from `checkpoint`, which `source` saved. Errors:
 // InvalidArgument (FIELD_VIOLATION: another method, other fields of the method, another optimizer, no steps after the
 // checkpoint's, epochs that cannot count the checkpoint's steps), FailedPrecondition (BASE_MISMATCH).
 absl::StatusOr<JobStart> MakeJobStart(const StoredJob& job, const StoredJob& source,
@@ -44,7 +44,7 @@ absl::Status VerifyStart(base::FileSystem& files, const JobStart& start, const b
 // cut. Errors: NotFound (CHECKPOINT), DataLoss (CHECKPOINT_CORRUPT), those of the disk; then nothing is left.
 absl::Status KeepStart(base::FileSystem& files, const store::StatePaths& paths, const std::string& job_id,
                        const JobStart& start);
-// The start that KeepStart kept. NotFound if there is none.
+// Reads the start that KeepStart stored. NotFound if there is none.
 absl::StatusOr<JobStart> ReadStart(base::FileSystem& files, const store::StatePaths& paths, const std::string& job_id);
 
 }  // namespace nibble::jobs

@@ -21,9 +21,7 @@ class LoraSpec : public Method {
   void Resolve(JobSpec& spec) const override { ResolveAdapter(spec.lora); }
   void Check(const JobSpec& spec, SpecChecker& check) const override { CheckAdapter("lora", spec.lora, check); }
 
-  bool MayDifferInStart(std::string_view field) const override {
-    return field == "dropout" || field == "compute_dtype" || field == "seed" || field == "lora_plus_ratio";
-  }
+  bool MayDifferInStart(std::string_view field) const override { return AdapterOptionMayDifferInStart(field); }
 };
 
 bool IsAlpha(double alpha) { return alpha > 0.0 && alpha <= model::kMaxLoraAlpha; }
@@ -87,6 +85,10 @@ void CheckAdapter(std::string_view method, const LoraMethod& lora, SpecChecker& 
                 [&](std::int64_t rank) { check.Int(ranks, rank, 1, model::kMaxLoraRank); });
   CheckPatterns(alphas, lora.alpha_pattern, check,
                 [&](double alpha) { check.Number(alphas, alpha, IsAlpha(alpha), kAlphaWanted); });
+}
+
+bool AdapterOptionMayDifferInStart(std::string_view field) {
+  return field == "dropout" || field == "compute_dtype" || field == "seed" || field == "lora_plus_ratio";
 }
 
 void ResolveAdapter(LoraMethod& lora) {

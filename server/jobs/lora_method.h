@@ -13,6 +13,9 @@ class SpecChecker;
 // Adds what is wrong with the options. `method`: the name that prefixes their fields.
 void CheckAdapter(std::string_view method, const LoraMethod& lora, SpecChecker& check);
 
+// Method::MayDifferInStart of these options.
+bool AdapterOptionMayDifferInStart(std::string_view field);
+
 // A target_pattern replaces the names in target_modules.
 void ResolveAdapter(LoraMethod& lora);
 

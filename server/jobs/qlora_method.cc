@@ -29,8 +29,7 @@ class QLoraSpec : public Method {
   }
 
   bool MayDifferInStart(std::string_view field) const override {
-    return field == "dropout" || field == "compute_dtype" || field == "seed" || field == "lora_plus_ratio" ||
-           field == "merge_aware_int8";
+    return field == "merge_aware_int8" || AdapterOptionMayDifferInStart(field);
   }
 };
 

@@ -20,7 +20,7 @@ std::shared_ptr<const re2::RE2> Compile(const std::string& text) {
   return std::make_shared<const re2::RE2>(text, options);
 }
 
-// The first part of the text that Python and RE2 may read differently; empty if there is none.
+// Finds the first part of the text that Python and RE2 may read differently. Empty if they read all of it alike.
 std::string_view UnsharedSyntax(std::string_view text) {
   bool in_class = false;
   for (std::size_t i = 0; i < text.size(); ++i) {

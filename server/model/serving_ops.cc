@@ -156,7 +156,7 @@ ServingOps::Tensor ServingOps::Apply(const Input& input, const LinearWeight& wei
       Ok(kernels::MatmulInt8({.x = input.quantized, .w = weight.int8, .bias = bias, .y = y}, stream_));
       break;
     case LinearWeight::Kind::kInt8Weight:
-      Ok(kernels::MatmulInt8Weight({.x = input.rows, .w = weight.int8, .bias = weight.bias, .y = y}, stream_));
+      Ok(kernels::MatmulInt8Weight({.x = input.rows, .w = weight.int8, .bias = bias, .y = y}, stream_));
       break;
     case LinearWeight::Kind::kTernary:
       Ok(kernels::MatmulTernary({.x = input.quantized, .w = weight.ternary, .bias = bias, .y = y}, stream_));

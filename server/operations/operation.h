@@ -11,7 +11,7 @@ namespace nibble::operations {
 
 struct OperationMetadata {
   std::string model = {};  // model that the operation is about
-  std::string kind = {};   // what it does: "import", "convert", ...; "" if it was stored before there were kinds
+  std::string kind = {};   // kind of work: "import", "convert", ...; "" if an older server stored it
   std::string stage = {};
   std::int64_t done = 0;   // finished part of the stage, in units of the stage
   std::int64_t total = 0;  // size of the stage; 0: unknown

@@ -28,7 +28,7 @@ namespace nibble::operations {
 struct OperationStart {
   OperationLane lane = OperationLane::kModels;
   std::string model = {};         // model that the operation is about
-  std::string kind = {};          // what it does, such as "import"
+  std::string kind = {};          // kind of work, such as "import"
   auth::RequestOwner owner = {};  // the caller, who owns request_id
   std::string request_id = {};    // "": no repeated request finds the operation
   std::string digest = {};        // of the request without its id

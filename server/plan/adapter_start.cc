@@ -32,15 +32,19 @@ const jobs::LoraMethod* AdapterOf(const jobs::JobSpec& spec) {
   return nullptr;
 }
 
-std::string Targets(std::vector<std::string> names) {
-  std::sort(names.begin(), names.end());
-  return absl::StrJoin(names, ", ");
+std::string SortedList(std::vector<std::string> texts) {
+  std::sort(texts.begin(), texts.end());
+  return absl::StrJoin(texts, ", ");
 }
 
 std::string Targets(const model::AdapterConfig& adapter) {
   std::vector<std::string> names;
   for (const model::LinearKind kind : adapter.targets) names.emplace_back(model::ShortName(kind));
-  return Targets(std::move(names));
+  return SortedList(std::move(names));
+}
+
+std::string TargetPattern(const model::AdapterConfig& adapter) {
+  return adapter.target_pattern.has_value() ? adapter.target_pattern->text() : "not set";
 }
 
 // The patterns with their values, as text. A linear that two patterns match is refused, so their order is free.
@@ -49,7 +53,7 @@ std::string Patterns(const std::vector<std::pair<model::ModulePattern, Value>>& 
   if (patterns.empty()) return "not set";
   std::vector<std::string> texts;
   for (const auto& [pattern, value] : patterns) texts.push_back(StrCat(pattern.text(), ": ", value));
-  return Targets(std::move(texts));
+  return SortedList(std::move(texts));
 }
 
 // The digest of the weights on which adapters of the job are trained; "" if it is unknown before the job runs.
@@ -74,31 +78,22 @@ absl::Status CheckAdapterFits(const jobs::JobSpec& spec, const model::AdapterCon
     return FieldError(kField, StrCat("names the adapter ", spec.warm_start_from, ", but method ", spec.method,
                                      " trains no adapter: wanted a checkpoint (JOB/STEP) of a job with this method"));
   }
-  const auto differs = [&](const char* field, const auto& got, const auto& wanted) {
+  NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig trained, jobs::AdapterOf(*method));
+  const auto compare = [&](const char* field, const auto& got, const auto& wanted) -> absl::Status {
+    if (got == wanted) return absl::OkStatus();
     return FieldError(StrCat(spec.method, ".", field),
                       StrCat("is ", got, ", wanted ", wanted, ", as in the adapter ", spec.warm_start_from));
   };
-  const auto text = [](bool value) { return value ? "true" : "false"; };
-  if (method->r != adapter.rank) return differs("r", method->r, adapter.rank);
-  const std::string pattern = adapter.target_pattern.has_value() ? adapter.target_pattern->text() : "";
-  if (method->target_pattern != pattern) {
-    const auto set = [](const std::string& value) { return value.empty() ? std::string("not set") : value; };
-    return differs("target_pattern", set(method->target_pattern), set(pattern));
-  }
-  const std::string got = Targets(method->target_modules), wanted = Targets(adapter);
-  if (got != wanted) return differs("target_modules", got, wanted);
-  NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig trained, jobs::AdapterOf(*method));
-  const std::string got_ranks = Patterns(trained.rank_pattern), ranks = Patterns(adapter.rank_pattern);
-  if (got_ranks != ranks) return differs("rank_pattern", got_ranks, ranks);
-  const std::string got_alphas = Patterns(trained.alpha_pattern), alphas = Patterns(adapter.alpha_pattern);
-  if (got_alphas != alphas) return differs("alpha_pattern", got_alphas, alphas);
+  const auto text = [](bool value) { return std::string(value ? "true" : "false"); };
+  NIBBLE_RETURN_IF_ERROR(compare("r", trained.rank, adapter.rank));
+  NIBBLE_RETURN_IF_ERROR(compare("target_pattern", TargetPattern(trained), TargetPattern(adapter)));
+  NIBBLE_RETURN_IF_ERROR(compare("target_modules", Targets(trained), Targets(adapter)));
+  NIBBLE_RETURN_IF_ERROR(compare("rank_pattern", Patterns(trained.rank_pattern), Patterns(adapter.rank_pattern)));
+  NIBBLE_RETURN_IF_ERROR(compare("alpha_pattern", Patterns(trained.alpha_pattern), Patterns(adapter.alpha_pattern)));
   // With another scale the same weights would be another adapter.
-  if (method->alpha != adapter.alpha) return differs("alpha", method->alpha, adapter.alpha);
-  if (method->use_rslora != adapter.rslora) {
-    return differs("use_rslora", text(method->use_rslora), text(adapter.rslora));
-  }
-  if (method->use_dora != adapter.dora) return differs("use_dora", text(method->use_dora), text(adapter.dora));
-  return absl::OkStatus();
+  NIBBLE_RETURN_IF_ERROR(compare("alpha", trained.alpha, adapter.alpha));
+  NIBBLE_RETURN_IF_ERROR(compare("use_rslora", text(trained.rslora), text(adapter.rslora)));
+  return compare("use_dora", text(trained.dora), text(adapter.dora));
 }
 
 absl::Status CheckAdapterStart(const store::StateDirectory& state, const jobs::JobSpec& spec) {

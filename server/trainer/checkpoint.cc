@@ -153,7 +153,7 @@ absl::Status BaseMismatch(const std::string& got, const std::string& wanted) {
       "BASE_MISMATCH", {{"field", "base_model"}, {"got", got}, {"wanted", wanted}});
 }
 
-// Copies the tensors of the parameters from the file, and those of their moments unless null.
+// Copies the values of the parameters from the file; also their moments, unless `moments` is null.
 absl::Status TakeTensors(const std::string& path, std::vector<Parameter>& parameters, std::vector<Moments>* moments,
                          const base::Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const auto tensors, model::OpenSafetensors(path));

@@ -7,6 +7,7 @@
 
 #include "tests/support/int8.h"
 #include "tests/support/isas.h"
+#include "tests/support/put_rows.h"
 
 namespace nibble::kernels {
 namespace {
@@ -100,16 +101,7 @@ void ExpectOracleBits(Case& c, bool bias, bool outliers, DType out, const Stream
   ASSERT_TRUE(MatmulInt8({x, w.view(), bias ? c.bias.data() : nullptr, ym}, stream).ok());
   GuardedBytes want(c.rows * y_stride * SizeOf(out));  // the gaps between rows keep their fill
   const std::vector<float> oracle = Oracle(c, bias);
-  for (std::int64_t r = 0; r < c.rows; ++r) {
-    for (std::int64_t n = 0; n < c.n; ++n) {
-      const float v = oracle[static_cast<std::size_t>(r * c.n + n)];
-      if (out == DType::kF32) {
-        want.As<float>()[r * y_stride + n] = v;
-      } else {
-        want.As<BF16>()[r * y_stride + n] = ToBF16(v);
-      }
-    }
-  }
+  support::PutRows(oracle, out, c.rows, c.n, y_stride, want.data());
   EXPECT_TRUE(support::BytesEqual(y.data(), want.data(), want.size()))
       << Name(stream.isa) << " M " << c.rows << " N " << c.n << " K " << c.k << " bias " << bias << " " << Name(out);
   EXPECT_TRUE(y.GuardsIntact());

@@ -9,6 +9,7 @@
 #include "tests/support/golden.h"
 #include "tests/support/int8.h"
 #include "tests/support/isas.h"
+#include "tests/support/put_rows.h"
 
 namespace nibble::kernels {
 namespace {
@@ -72,16 +73,7 @@ void ExpectOracleBits(const Case& c, bool bias, DType out, const Stream& stream)
                                stream)
                   .ok());
   const std::vector<float> oracle = Oracle(c, bias);
-  for (std::int64_t r = 0; r < c.rows; ++r) {
-    for (std::int64_t n = 0; n < c.n; ++n) {
-      const float v = oracle[static_cast<std::size_t>(r * c.n + n)];
-      if (out == DType::kF32) {
-        want.As<float>()[r * y_stride + n] = v;
-      } else {
-        want.As<BF16>()[r * y_stride + n] = ToBF16(v);
-      }
-    }
-  }
+  support::PutRows(oracle, out, c.rows, c.n, y_stride, want.data());
   EXPECT_TRUE(support::BytesEqual(y.data(), want.data(), want.size()))
       << Name(stream.isa) << " M " << c.rows << " N " << c.n << " K " << c.k << " " << Name(c.x_dtype) << " bias "
       << bias << " " << Name(out);

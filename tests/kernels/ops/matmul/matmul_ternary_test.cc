@@ -9,6 +9,7 @@
 
 #include "tests/support/int8.h"
 #include "tests/support/isas.h"
+#include "tests/support/put_rows.h"
 #include "tests/support/ternary.h"
 
 namespace nibble::kernels {
@@ -110,16 +111,7 @@ void ExpectBits(Case& c, const std::vector<float>& oracle, bool bias, bool outli
   GuardedBytes y(c.rows * y_stride * SizeOf(out)), want(c.rows * y_stride * SizeOf(out));  // gaps keep their fill
   const Matrix ym{y.data(), out, c.rows, c.n, y_stride};
   ASSERT_TRUE(MatmulTernary({x, w.view(), bias ? c.bias.data() : nullptr, ym}, stream).ok());
-  for (std::int64_t r = 0; r < c.rows; ++r) {
-    for (std::int64_t n = 0; n < c.n; ++n) {
-      const float v = oracle[static_cast<std::size_t>(r * c.n + n)];
-      if (out == DType::kF32) {
-        want.As<float>()[r * y_stride + n] = v;
-      } else {
-        want.As<BF16>()[r * y_stride + n] = ToBF16(v);
-      }
-    }
-  }
+  support::PutRows(oracle, out, c.rows, c.n, y_stride, want.data());
   EXPECT_TRUE(support::BytesEqual(y.data(), want.data(), want.size()))
       << Name(stream.isa) << " M " << c.rows << " N " << c.n << " K " << c.k << " bias " << bias << " " << Name(out)
       << (c.wide ? " wide" : "");
