@@ -11,7 +11,9 @@ function(nibble_pch)
   target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch/${ARG_NAME}.h)
   target_link_libraries(${target} PRIVATE nibble_flags ${ARG_DEPS})
   target_compile_options(${target} PRIVATE ${ARG_OPTIONS})
-  set_target_properties(${target} PROPERTIES CXX_CLANG_TIDY "")
+  # Without ccache, whose key for the creation of a precompiled header contains the file that it will replace, so that it
+  # may return one that was made from other headers.
+  set_target_properties(${target} PROPERTIES CXX_CLANG_TIDY "" CXX_COMPILER_LAUNCHER "")
   if(ARG_EXECUTABLE)
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(${target} PRIVATE -fPIE)
