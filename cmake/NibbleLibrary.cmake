@@ -24,7 +24,7 @@ endif()
 # nibble_library(NAME jobs HDRS a.h SRCS a.cc DEPS nibble::base [PRIVATE_DEPS ...] [PCH grpc]): target nibble_jobs,
 # alias nibble::jobs. Without SRCS, the library has only headers. Headers are included relative to the project root.
 # DEPS are public because headers use their types; only .cc files use PRIVATE_DEPS. PCH names a set of precompiled
-# headers (cmake/NibblePch.cmake), by default std; with own, the caller adds the headers itself.
+# headers (cmake/NibblePch.cmake), by default std.
 function(nibble_library)
   cmake_parse_arguments(ARG "" "NAME;PCH" "HDRS;SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
   if(NOT ARG_PCH)
@@ -36,9 +36,7 @@ function(nibble_library)
     target_link_libraries(${target} PUBLIC ${ARG_DEPS} PRIVATE nibble_flags ${ARG_PRIVATE_DEPS})
     target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
     target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HDRS})
-    if(NOT ARG_PCH STREQUAL "own")
-      target_precompile_headers(${target} REUSE_FROM nibble_pch_${ARG_PCH})
-    endif()
+    target_precompile_headers(${target} REUSE_FROM nibble_pch_${ARG_PCH})
   else()
     add_library(${target} INTERFACE)
     target_link_libraries(${target} INTERFACE ${ARG_DEPS})
@@ -81,6 +79,7 @@ function(nibble_test)
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE nibble_flags ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   target_precompile_headers(${ARG_NAME} REUSE_FROM nibble_pch_${ARG_PCH})
+  set_target_properties(${ARG_NAME} PROPERTIES UNITY_BUILD ${NIBBLE_UNITY} UNITY_BUILD_BATCH_SIZE 4)
   target_compile_options(${ARG_NAME} PRIVATE ${NIBBLE_TEST_OPTIONS})
   target_compile_definitions(${ARG_NAME} PRIVATE NIBBLE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" ${ARG_DEFINITIONS})
   if(NIBBLE_SANITIZE)

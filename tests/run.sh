@@ -126,7 +126,7 @@ races() {
     "$python" tests/bench/peers_decode.py "$gguf" build/peers --json "$logs/peers_decode.json" &&
     "$python" tests/bench/peers_qlora.py "$gguf" --steps 7 --turns 2 --json "$logs/peers_qlora.json"
 }
-# Checks that headers are self-contained, and builds everything in its own folder.
+# Compiles each header alone, and the trainer, without precompiled headers. The clang preset does so with all other files.
 ci() { configure ci && cmake --build --preset ci; }
 # clang: -Wthread-safety and clang-tidy on files that changed since they last passed; continues after a finding.
 clang() { configure clang && cmake --build --preset clang -- -k 0; }

@@ -49,7 +49,7 @@ absl::StatusOr<Operation> Find(Session& session, const std::string& id) {
   return session.client().Call(&Operations::Stub::GetOperation, request);
 }
 
-absl::Status List(Session& session) {
+absl::Status PrintOperations(Session& session) {
   base::Json list = base::Json::array();
   Table table({"ID", "KIND", "MODEL", "STATE", "STAGE", "DONE"});
   const google::longrunning::ListOperationsRequest all;
@@ -66,7 +66,7 @@ absl::Status List(Session& session) {
   return absl::OkStatus();
 }
 
-absl::Status Get(Session& session, const std::string& id) {
+absl::Status PrintNamed(Session& session, const std::string& id) {
   NIBBLE_ASSIGN_OR_RETURN(const Operation operation, Find(session, id));
   PrintOperation(session, operation);
   return absl::OkStatus();
@@ -86,7 +86,7 @@ absl::Status Cancel(Session& session, const std::string& id) {
   google::longrunning::CancelOperationRequest request;
   request.set_name(id);
   NIBBLE_RETURN_IF_ERROR(session.client().Call(&Operations::Stub::CancelOperation, request).status());
-  return Get(session, id);
+  return PrintNamed(session, id);
 }
 
 }  // namespace
@@ -110,11 +110,12 @@ void AddOperationCommands(CLI::App& app, Session& session) {
       "operations",
       "Long operations on the server: imports, conversions, exports, loads, verifications, publications, plans");
   operations.require_subcommand(1);
-  AddCommand(operations, session, "list", "List running operations and those that ended within a day", &List);
+  AddCommand(operations, session, "list", "List running operations and those that ended within a day",
+             &PrintOperations);
   const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {
     AddCommandOn(operations, session, command, help, "ID", "Operation", run);
   };
-  add("get", "Show an operation and its progress", &Get);
+  add("get", "Show an operation and its progress", &PrintNamed);
   add("wait", "Wait for the end of an operation; exit 0 only if it succeeded", &Wait);
   add("cancel", "Cancel an operation at its next step and delete its results", &Cancel);
 }

@@ -26,7 +26,7 @@ std::string Write(const std::string& name, const std::string& text) {
   return path;
 }
 
-std::string Lines(const std::string& format, const std::string& text) {
+std::string ConvertedLines(const std::string& format, const std::string& text) {
   const auto made = ToJsonLines(Write("rows", text), format);
   if (!made.ok()) return std::string(made.status().message());
   std::ostringstream lines;
@@ -35,20 +35,23 @@ std::string Lines(const std::string& format, const std::string& text) {
 }
 
 TEST(DatasetFileTest, ArrayBecomesLines) {
-  EXPECT_EQ(Lines("json", "\n[ {\"text\": \"a]},\\\"\"},\n {\"prompt\": \"b\", \"completion\": \"c\"} ]\n"),
+  EXPECT_EQ(ConvertedLines("json", "\n[ {\"text\": \"a]},\\\"\"},\n {\"prompt\": \"b\", \"completion\": \"c\"} ]\n"),
             "{\"text\":\"a]},\\\"\"}\n{\"prompt\":\"b\",\"completion\":\"c\"}\n");
-  EXPECT_EQ(Lines("json", "[]"), "");
+  EXPECT_EQ(ConvertedLines("json", "[]"), "");
 }
 
 TEST(DatasetFileTest, RejectsDamagedArrays) {
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}, 3]"), HasSubstr("rows: element 2: not a JSON object"));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}, {\"text\": }]"), HasSubstr("rows: element 2: malformed JSON"));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}, {\"text\": \"\xE9\"}]"), HasSubstr("element 2: not UTF-8"));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"} {\"text\": \"b\"}]"), HasSubstr("element 1: no comma follows"));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"},]"), HasSubstr("element 1: a comma follows, but no further element"));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}"), HasSubstr("the array has no end"));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a"), HasSubstr("element 1: "));
-  EXPECT_THAT(Lines("json", "[{\"text\": \"a\"}] x"), HasSubstr("after the array"));
+  EXPECT_THAT(ConvertedLines("json", "[{\"text\": \"a\"}, 3]"), HasSubstr("rows: element 2: not a JSON object"));
+  EXPECT_THAT(ConvertedLines("json", "[{\"text\": \"a\"}, {\"text\": }]"),
+              HasSubstr("rows: element 2: malformed JSON"));
+  EXPECT_THAT(ConvertedLines("json", "[{\"text\": \"a\"}, {\"text\": \"\xE9\"}]"), HasSubstr("element 2: not UTF-8"));
+  EXPECT_THAT(ConvertedLines("json", "[{\"text\": \"a\"} {\"text\": \"b\"}]"),
+              HasSubstr("element 1: no comma follows"));
+  EXPECT_THAT(ConvertedLines("json", "[{\"text\": \"a\"},]"),
+              HasSubstr("element 1: a comma follows, but no further element"));
+  EXPECT_THAT(ConvertedLines("json", "[{\"text\": \"a\"}"), HasSubstr("the array has no end"));
+  EXPECT_THAT(ConvertedLines("json", "[{\"text\": \"a"), HasSubstr("element 1: "));
+  EXPECT_THAT(ConvertedLines("json", "[{\"text\": \"a\"}] x"), HasSubstr("after the array"));
 }
 
 TEST(DatasetFileTest, AlpacaRowsBecomeChats) {
@@ -58,49 +61,51 @@ TEST(DatasetFileTest, AlpacaRowsBecomeChats) {
   const std::string wanted =
       "{\"messages\":[{\"role\":\"user\",\"content\":\"Add.\\n\\n1 2\"},{\"role\":\"assistant\",\"content\":\"3\"}]}\n"
       "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"Ho\"}]}\n";
-  EXPECT_EQ(Lines("alpaca", "[" + rows + "]"), wanted);
+  EXPECT_EQ(ConvertedLines("alpaca", "[" + rows + "]"), wanted);
   std::string lines = rows;
   lines.replace(lines.find("}, {"), 4, "}\n{");
-  EXPECT_EQ(Lines("alpaca", lines), wanted) << "as JSON lines";
-  EXPECT_THAT(Lines("alpaca", "[{\"instruction\": \"Add.\"}]"), HasSubstr("element 1: no \"output\""));
+  EXPECT_EQ(ConvertedLines("alpaca", lines), wanted) << "as JSON lines";
+  EXPECT_THAT(ConvertedLines("alpaca", "[{\"instruction\": \"Add.\"}]"), HasSubstr("element 1: no \"output\""));
 }
 
 TEST(DatasetFileTest, ShareGptRowsBecomeChats) {
   EXPECT_EQ(
-      Lines(
+      ConvertedLines(
           "sharegpt",
           R"([{"id": "x", "conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}])"),
       "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"q\"},{\"role\":"
       "\"assistant\",\"content\":\"a\"}]}\n");
-  EXPECT_THAT(Lines("sharegpt", R"([{"conversations": [{"from": "dog", "value": "q"}]}])"),
+  EXPECT_THAT(ConvertedLines("sharegpt", R"([{"conversations": [{"from": "dog", "value": "q"}]}])"),
               HasSubstr("element 1: \"from\" is \"dog\""));
 }
 
 TEST(DatasetFileTest, CsvTakesQuotesAndLineEndsInFields) {
-  EXPECT_EQ(Lines("csv", "\xEF\xBB\xBFid,prompt,completion\r\n1,\"a, \"\"b\"\"\",\"c\nd\"\r\n\r\n2,e,f"),
+  EXPECT_EQ(ConvertedLines("csv", "\xEF\xBB\xBFid,prompt,completion\r\n1,\"a, \"\"b\"\"\",\"c\nd\"\r\n\r\n2,e,f"),
             "{\"prompt\":\"a, \\\"b\\\"\",\"completion\":\"c\\nd\"}\n{\"prompt\":\"e\",\"completion\":\"f\"}\n");
-  EXPECT_EQ(Lines("csv", "text\nhello\n"), "{\"text\":\"hello\"}\n");
-  EXPECT_EQ(Lines("csv", "instruction,input,output\nHi,,Ho\n"),
+  EXPECT_EQ(ConvertedLines("csv", "text\nhello\n"), "{\"text\":\"hello\"}\n");
+  EXPECT_EQ(ConvertedLines("csv", "instruction,input,output\nHi,,Ho\n"),
             "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"Ho\"}]}\n");
 }
 
 TEST(DatasetFileTest, RejectsDamagedCsv) {
-  EXPECT_THAT(Lines("csv", "question,answer\na,b\n"), HasSubstr("the columns are question, answer; wanted text"));
-  EXPECT_THAT(Lines("csv", "prompt,completion\na,b\nc\n"), HasSubstr("rows: line 3: has 1 fields, wanted 2"));
-  EXPECT_THAT(Lines("csv", "text\nok\ncaf\xE9\n"), HasSubstr("line 3: is not UTF-8: save the file as UTF-8"));
-  EXPECT_THAT(Lines("csv", std::string("\xFF\xFEt\0", 4)), HasSubstr("the file is UTF-16, wanted UTF-8"));
-  EXPECT_THAT(Lines("csv", "text\n\"a"), HasSubstr("line 2: a quote has no end"));
-  EXPECT_THAT(Lines("csv", "text\n\"a\" b\n"), HasSubstr("line 2: there is text after a quoted field"));
+  EXPECT_THAT(ConvertedLines("csv", "question,answer\na,b\n"),
+              HasSubstr("the columns are question, answer; wanted text"));
+  EXPECT_THAT(ConvertedLines("csv", "prompt,completion\na,b\nc\n"), HasSubstr("rows: line 3: has 1 fields, wanted 2"));
+  EXPECT_THAT(ConvertedLines("csv", "text\nok\ncaf\xE9\n"), HasSubstr("line 3: is not UTF-8: save the file as UTF-8"));
+  EXPECT_THAT(ConvertedLines("csv", std::string("\xFF\xFEt\0", 4)), HasSubstr("the file is UTF-16, wanted UTF-8"));
+  EXPECT_THAT(ConvertedLines("csv", "text\n\"a"), HasSubstr("line 2: a quote has no end"));
+  EXPECT_THAT(ConvertedLines("csv", "text\n\"a\" b\n"), HasSubstr("line 2: there is text after a quoted field"));
 }
 
 TEST(DatasetFileTest, ErrorsNameTheLineOfTheSource) {
   const std::string csv = "prompt,completion\r\n\"a\nb\n\nc\",d\n\n";  // a row of four lines, then an empty line
-  EXPECT_THAT(Lines("csv", csv + "e\n"), HasSubstr("rows: line 7: has 1 fields, wanted 2 as in the first line"));
-  EXPECT_THAT(Lines("csv", csv + "\"e\n"), HasSubstr("rows: line 7: a quote has no end"));
-  EXPECT_THAT(Lines("csv", "\"text\n"), HasSubstr("rows: line 1: a quote has no end"));
-  EXPECT_THAT(Lines("alpaca", "\n{\"instruction\": \"a\",\n \"output\": \"b\"}\n{\"instruction\": \"a\"}\n"),
+  EXPECT_THAT(ConvertedLines("csv", csv + "e\n"),
+              HasSubstr("rows: line 7: has 1 fields, wanted 2 as in the first line"));
+  EXPECT_THAT(ConvertedLines("csv", csv + "\"e\n"), HasSubstr("rows: line 7: a quote has no end"));
+  EXPECT_THAT(ConvertedLines("csv", "\"text\n"), HasSubstr("rows: line 1: a quote has no end"));
+  EXPECT_THAT(ConvertedLines("alpaca", "\n{\"instruction\": \"a\",\n \"output\": \"b\"}\n{\"instruction\": \"a\"}\n"),
               HasSubstr("rows: line 4: no \"output\""));
-  EXPECT_THAT(Lines("json", "{\"text\": \"a\"}\n]"), HasSubstr("rows: line 2: a \"]\" without"));
+  EXPECT_THAT(ConvertedLines("json", "{\"text\": \"a\"}\n]"), HasSubstr("rows: line 2: a \"]\" without"));
 }
 
 TEST(DatasetFileTest, RefusalOfTheServerNamesThePlacesInTheSource) {

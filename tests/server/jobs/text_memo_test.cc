@@ -7,7 +7,7 @@
 namespace nibble::jobs {
 namespace {
 
-class TextMemoTest : public testing::Test {
+class TextMemoTest : public ::testing::Test {
  protected:
   absl::StatusOr<std::size_t> Length(const std::string& text) {
     const auto length = memo_.Get(text, [this](const std::string& parsed) -> absl::StatusOr<std::size_t> {

@@ -20,7 +20,7 @@ model::AdapterConfig Adapter() {
           .base_digest = {}};
 }
 
-jobs::JobSpec Spec(const char* method) {
+jobs::JobSpec WarmSpec(const char* method) {
   jobs::JobSpec spec;
   spec.method = method;
   spec.warm_start_from = "adapter";
@@ -34,7 +34,7 @@ jobs::JobSpec Spec(const char* method) {
 
 TEST(AdapterStartTest, AdapterWithTheSameTensorsAndScaleFits) {
   for (const char* method : {jobs::kMethodQLora, jobs::kMethodLora}) {
-    jobs::JobSpec spec = Spec(method);
+    jobs::JobSpec spec = WarmSpec(method);
     spec.qlora.dropout = spec.lora.dropout = 0.5;
     EXPECT_TRUE(CheckAdapterFits(spec, Adapter()).ok()) << CheckAdapterFits(spec, Adapter());
   }
@@ -48,32 +48,32 @@ void ExpectRefused(const jobs::JobSpec& spec, const std::string& field, const st
 }
 
 TEST(AdapterStartTest, DifferencesAreNamedWithBothValues) {
-  jobs::JobSpec spec = Spec(jobs::kMethodQLora);
+  jobs::JobSpec spec = WarmSpec(jobs::kMethodQLora);
   spec.qlora.r = 16;
   ExpectRefused(spec, "qlora.r", "is 16, wanted 4, as in the adapter adapter");
-  spec = Spec(jobs::kMethodLora);
+  spec = WarmSpec(jobs::kMethodLora);
   spec.lora.target_modules = {"q_proj"};
   ExpectRefused(spec, "lora.target_modules", "is q_proj, wanted q_proj, v_proj");
-  spec = Spec(jobs::kMethodQLora);
+  spec = WarmSpec(jobs::kMethodQLora);
   spec.qlora.alpha = 32;
   ExpectRefused(spec, "qlora.alpha", "is 32, wanted 8");
-  spec = Spec(jobs::kMethodQLora);
+  spec = WarmSpec(jobs::kMethodQLora);
   spec.qlora.use_rslora = true;
   ExpectRefused(spec, "qlora.use_rslora", "is true, wanted false");
-  spec = Spec(jobs::kMethodQLora);
+  spec = WarmSpec(jobs::kMethodQLora);
   spec.qlora.use_dora = true;
   ExpectRefused(spec, "qlora.use_dora", "is true, wanted false");
-  spec = Spec(jobs::kMethodLora);
+  spec = WarmSpec(jobs::kMethodLora);
   spec.lora.target_modules = {};
   spec.lora.target_pattern = ".*q_proj";
   ExpectRefused(spec, "lora.target_pattern", "is .*q_proj, wanted not set");
-  spec = Spec(jobs::kMethodQLora);
+  spec = WarmSpec(jobs::kMethodQLora);
   spec.qlora.rank_pattern = {{"q_proj", 2}, {"v_proj", 8}};
   ExpectRefused(spec, "qlora.rank_pattern", "is q_proj: 2, v_proj: 8, wanted not set");
-  spec = Spec(jobs::kMethodQLora);
+  spec = WarmSpec(jobs::kMethodQLora);
   spec.qlora.alpha_pattern = {{"q_proj", 2.5}};
   ExpectRefused(spec, "qlora.alpha_pattern", "is q_proj: 2.5, wanted not set");
-  ExpectRefused(Spec(jobs::kMethodFull), "warm_start_from", "method full trains no adapter");
+  ExpectRefused(WarmSpec(jobs::kMethodFull), "warm_start_from", "method full trains no adapter");
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ TEST(DiskPlanTest, PlannedBytesEqualThoseOfTheFiles) {
   }
 }
 
-jobs::JobSpec Spec(const char* method) {
+jobs::JobSpec DiskSpec(const char* method) {
   jobs::JobSpec spec;
   spec.method = method;
   return jobs::Resolve(spec, "job-1", "text", "cpu");
@@ -46,7 +46,7 @@ model::ModelConfig Llama3Of8B() {
 
 TEST(DiskPlanTest, QLoraOfEightBillionParametersWritesTensOfGigabytes) {
   const model::ModelConfig config = Llama3Of8B();
-  const jobs::JobSpec spec = Spec(jobs::kMethodQLora);
+  const jobs::JobSpec spec = DiskSpec(jobs::kMethodQLora);
   const std::int64_t of_bf16 = PlanDisk(spec, config, /*base_bytes=*/2, 0, 100);
   EXPECT_GT(of_bf16, std::int64_t{14'000'000'000});
   EXPECT_LT(of_bf16, std::int64_t{18'000'000'000});
@@ -55,7 +55,7 @@ TEST(DiskPlanTest, QLoraOfEightBillionParametersWritesTensOfGigabytes) {
 
 TEST(DiskPlanTest, KeptCheckpointsAreCounted) {
   const model::ModelConfig config = Llama3Of8B();
-  jobs::JobSpec spec = Spec(jobs::kMethodBitNetQat);
+  jobs::JobSpec spec = DiskSpec(jobs::kMethodBitNetQat);
   spec.run.save_every = 10;
   spec.run.keep_last = 2;
   const std::int64_t three = PlanDisk(spec, config, 2, 0, /*max_steps=*/100);
@@ -74,13 +74,13 @@ TEST(DiskPlanTest, CheckpointsOfSmallerValuesAreSmaller) {
   constexpr std::int64_t kRows = 32 * (2 * 4096 + 2 * 1024 + 2 * 14'336 + 4096);
   constexpr std::int64_t kAll = kLinears + std::int64_t{2} * 128'256 * 4096 + (2 * 32 + 1) * 4096;
   // Both serve int8; only int8_mixed also writes the weights in f32.
-  jobs::JobSpec codes = Spec(jobs::kMethodInt8Qt), floats = Spec(jobs::kMethodInt8Mixed);
+  jobs::JobSpec codes = DiskSpec(jobs::kMethodInt8Qt), floats = DiskSpec(jobs::kMethodInt8Mixed);
   codes.run.save_every = floats.run.save_every = 0;  // one checkpoint
   codes.optim.optimizer = floats.optim.optimizer = "adamw";
   EXPECT_EQ(PlanDisk(floats, config, 2, 0, 100) - PlanDisk(codes, config, 2, 0, 100) - kAll * 4,
             kLinears * 3 - kRows * 4);
   // Masters in bf16: half the bytes in the checkpoint and in the model that is converted.
-  jobs::JobSpec full = Spec(jobs::kMethodFull), half = full;
+  jobs::JobSpec full = DiskSpec(jobs::kMethodFull), half = full;
   full.full.param_dtype = "f32";
   half.full.param_dtype = "bf16";
   full.run.save_every = half.run.save_every = 0;

@@ -35,7 +35,7 @@ std::shared_ptr<const model::LoadedModel> Served(model::SmallModels& models, con
   return *std::move(loaded);
 }
 
-class ServedFormTest : public testing::TestWithParam<const char*> {};
+class ServedFormTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(ServedFormTest, PlannedBytesMatchTheLoadedModel) {
   model::SmallModels models;
@@ -71,8 +71,8 @@ TEST_P(ServedFormTest, PlannedPassBytesMatchTheArena) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, ServedFormTest,
-                         testing::Values(jobs::kMethodQLora, jobs::kMethodBitNetQat, jobs::kMethodFull,
-                                         jobs::kMethodInt8Mixed, jobs::kMethodInt8Qt, jobs::kMethodLora),
+                         ::testing::Values(jobs::kMethodQLora, jobs::kMethodBitNetQat, jobs::kMethodFull,
+                                           jobs::kMethodInt8Mixed, jobs::kMethodInt8Qt, jobs::kMethodLora),
                          [](const auto& info) { return std::string(info.param); });
 
 model::ModelConfig Qwen3Of600M() {

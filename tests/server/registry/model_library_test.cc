@@ -17,12 +17,14 @@
 #include "tests/server/model/small_models.h"
 #include "tests/server/rpc/planted_checkpoint.h"
 #include "tests/server/rpc/written_checkpoint.h"
+#include "tests/support/field_of.h"
 #include "tests/support/plain_library.h"
 
 namespace nibble::registry {
 namespace {
 
 using model::Format;
+using nibble::testing::FieldOf;
 using ::testing::HasSubstr;
 
 class Scope : public OperationScope {
@@ -39,11 +41,6 @@ class Scope : public OperationScope {
   const std::string name_;
   std::shared_ptr<const void> held_;
 };
-
-std::string FieldOf(const absl::Status& status) {
-  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  return base::ReasonMetadata(status)["field"];
-}
 
 class ModelLibraryTest : public ::testing::Test {
  protected:

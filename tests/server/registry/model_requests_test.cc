@@ -8,17 +8,13 @@
 
 #include "kernels/formats/int8.h"
 #include "server/base/error.h"
+#include "tests/support/field_of.h"
 
 namespace nibble::registry {
 namespace {
 
 using model::Format;
-
-std::string FieldOf(const absl::Status& status) {
-  if (status.ok()) return "";
-  EXPECT_EQ(base::Reason(status), "FIELD_VIOLATION") << status;
-  return base::ReasonMetadata(status)["field"];
-}
+using nibble::testing::FieldOf;
 
 ConvertRequest To(Format target) {
   ConvertRequest request;

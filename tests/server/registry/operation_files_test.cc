@@ -11,7 +11,7 @@
 namespace nibble::registry {
 namespace {
 
-class Scope : public OperationScope {
+class StoppableScope : public OperationScope {
  public:
   void Progress(const std::string&, std::int64_t, std::int64_t) override {}
   bool cancelled() const override { return cancelled_; }
@@ -23,7 +23,7 @@ class Scope : public OperationScope {
 
 TEST(OperationFilesTest, ACancelledOperationWritesNoMore) {
   const testing::TempDirectory directory;
-  Scope scope;
+  StoppableScope scope;
   OperationFiles files(base::RealFileSystem(), scope, 1);
   const auto file = files.Create(directory / "tensors");
   ASSERT_TRUE(file.ok()) << file.status();
@@ -37,7 +37,7 @@ TEST(OperationFilesTest, ACancelledOperationWritesNoMore) {
 
 TEST(OperationFilesTest, NothingIsWrittenBelowTheWatermark) {
   const testing::TempDirectory directory;
-  const Scope scope;
+  const StoppableScope scope;
   OperationFiles files(base::RealFileSystem(), scope, std::numeric_limits<std::uint64_t>::max());
   const auto file = files.Create(directory / "tensors");
   ASSERT_TRUE(file.ok()) << file.status();
@@ -47,7 +47,7 @@ TEST(OperationFilesTest, NothingIsWrittenBelowTheWatermark) {
 
 TEST(OperationFilesTest, FilesHaveTheirDigestsOnceTheyAreWritten) {
   const testing::TempDirectory directory;
-  const Scope scope;
+  const StoppableScope scope;
   OperationFiles files(base::RealFileSystem(), scope, 1);
   const auto file = files.Create(directory / "tensors");
   ASSERT_TRUE(file.ok()) << file.status();
@@ -61,7 +61,7 @@ TEST(OperationFilesTest, FilesHaveTheirDigestsOnceTheyAreWritten) {
 
 TEST(OperationFilesTest, AFileThatIsReplacedHasNoDigest) {
   const testing::TempDirectory directory;
-  const Scope scope;
+  const StoppableScope scope;
   OperationFiles files(base::RealFileSystem(), scope, 1);
   const auto file = files.Create(directory / "info");
   ASSERT_TRUE(file.ok()) << file.status();

@@ -8,16 +8,13 @@
 #include "server/base/error.h"
 #include "server/base/files.h"
 #include "server/store/layout.h"
+#include "tests/support/field_of.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::registry {
 namespace {
 
-std::string FieldOf(const absl::Status& status) {
-  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  return base::ReasonMetadata(status)["field"];
-}
-
+using nibble::testing::FieldOf;
 class UploadedModelTest : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -18,7 +18,7 @@
 namespace nibble {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using testing_support::AppTest;
 using testing_support::FieldOf;
 using testing_support::kTinyTexts;

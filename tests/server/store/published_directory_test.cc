@@ -11,6 +11,7 @@
 #include "server/base/sha256.h"
 #include "server/store/layout.h"
 #include "tests/server/store/faulty_files.h"
+#include "tests/server/store/real_files.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::store {
@@ -18,10 +19,6 @@ namespace {
 
 using nibble::testing::TempDirectory;
 using ::testing::HasSubstr;
-
-base::FileSystem& Files() { return base::RealFileSystem(); }
-
-void WriteFile(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
 absl::StatusOr<Manifest> PublishTwoFiles(base::FileSystem& files, const std::string& target) {
   auto pending = PendingDirectory::Create(files, target);

@@ -15,6 +15,7 @@
 #include "server/store/disk_space.h"
 #include "server/store/state_directory.h"
 #include "tests/server/store/faulty_files.h"
+#include "tests/server/store/real_files.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::store {
@@ -22,9 +23,6 @@ namespace {
 
 using nibble::testing::TempDirectory;
 using ::testing::HasSubstr;
-
-base::FileSystem& Files() { return base::RealFileSystem(); }
-void WriteFile(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
 class StoresTest : public ::testing::Test {
  protected:

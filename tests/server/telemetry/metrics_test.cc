@@ -21,7 +21,7 @@
 namespace nibble::telemetry {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // "name{labels}" -> value. Fails the test for a line that is neither a comment nor a sample, and for a repeated one.
 std::map<std::string, double> Samples(const std::string& text) {
@@ -137,7 +137,7 @@ TEST(MetricsTest, SeriesOfADeletedModelAreRemovedAfterOneMoreScrape) {
   EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_generated_tokens_total{model=\"deleted\"}"), 3);
   metrics.KeepModels({"kept"});
   std::string text = metrics.Scrape();
-  EXPECT_THAT(text, testing::Not(HasSubstr("model=\"deleted\"")));
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("model=\"deleted\"")));
   EXPECT_EQ(Samples(text).at("nibble_generated_tokens_total{model=\"kept\"}"), 3);
 
   for (std::size_t i = 0; i < 3 * Metrics::kMaxModelLabels; ++i) {
@@ -146,8 +146,8 @@ TEST(MetricsTest, SeriesOfADeletedModelAreRemovedAfterOneMoreScrape) {
     metrics.KeepModels({"kept", model});
   }
   text = metrics.Scrape();
-  EXPECT_THAT(text, testing::Not(HasSubstr("model=\"other\"")));
-  EXPECT_THAT(text, testing::Not(HasSubstr("model=\"m7\"")));
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("model=\"other\"")));
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("model=\"m7\"")));
 }
 
 TEST(MetricsTest, SeriesOfARemovedModelBeginAtZeroAgain) {
@@ -179,7 +179,7 @@ TEST(MetricsTest, SeriesCanBeRemovedWhileTheyAreUsed) {
   user.join();
   metrics.KeepModels({});
   metrics.KeepModels({});
-  EXPECT_THAT(metrics.Scrape(), testing::Not(HasSubstr("model=\"m\"")));
+  EXPECT_THAT(metrics.Scrape(), ::testing::Not(HasSubstr("model=\"m\"")));
 }
 
 TEST(MetricsTest, StepUpdatesEveryTrainSeries) {
@@ -216,7 +216,7 @@ TEST(MetricsTest, EachJobHasItsLossUntilItsAttemptEnds) {
 
 TEST(MetricsTest, TlsSeriesExistOnlyWithTlsFiles) {
   Metrics metrics({}, {});
-  EXPECT_THAT(metrics.Scrape(), testing::Not(HasSubstr("nibble_tls_files_ok ")));
+  EXPECT_THAT(metrics.Scrape(), ::testing::Not(HasSubstr("nibble_tls_files_ok ")));
   metrics.SetTlsFilesOk(true);
   metrics.SetCertificateExpiry("server", 5);
   metrics.SetCertificateExpiry("client_ca", 7);
@@ -267,7 +267,7 @@ TEST(MetricsTest, S11ExpositionIsValidForAnyLabelText) {
     metrics.Rejected(text);
     EXPECT_EQ(testing_support::ExpositionFault(metrics.Scrape()), "") << text;
   }
-  EXPECT_THAT(metrics.Scrape(), testing::Not(HasSubstr("\nfake_total")));
+  EXPECT_THAT(metrics.Scrape(), ::testing::Not(HasSubstr("\nfake_total")));
   EXPECT_THAT(metrics.Scrape(), HasSubstr("nibble_rejected_total{reason=\"a\xef\xbf\xbd"
                                           "b\"} 1\n"))
       << "a NUL is replaced";
@@ -289,7 +289,7 @@ bool HasPromtool() { return std::system("promtool --version > /dev/null 2>&1") =
 
 // The exit status and the output of `promtool check metrics` for an exposition.
 std::pair<int, std::string> PromtoolSays(const std::string& exposition) {
-  const std::string path = base::StrCat(testing::TempDir(), "/metrics_", getpid(), ".txt");
+  const std::string path = base::StrCat(::testing::TempDir(), "/metrics_", getpid(), ".txt");
   std::ofstream(path, std::ios::binary) << exposition;
   FILE* pipe = popen(base::StrCat("promtool check metrics < ", path, " 2>&1").c_str(), "r");
   if (pipe == nullptr) return {-1, "no pipe"};

@@ -139,7 +139,7 @@ TEST(Int8ValuesTest, ValueThatIsNotFiniteChangesNothing) {
   }
 }
 
-class Int8OptimizerTest : public testing::TestWithParam<std::string> {
+class Int8OptimizerTest : public ::testing::TestWithParam<std::string> {
  protected:
   Int8OptimizerTest() { config_.optimizer = GetParam(); }
 
@@ -218,7 +218,7 @@ TEST_P(Int8OptimizerTest, SmallStepsCountOnAverage) {
   EXPECT_NEAR(mean_after_a_step(false), 10.0 + kLr, 4 * sigma + 0.01 * kLr);
 }
 
-INSTANTIATE_TEST_SUITE_P(Optimizers, Int8OptimizerTest, testing::Values("adamw", "adamw_8bit", "sgd", "lion"),
+INSTANTIATE_TEST_SUITE_P(Optimizers, Int8OptimizerTest, ::testing::Values("adamw", "adamw_8bit", "sgd", "lion"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace
