@@ -286,9 +286,16 @@ absl::Status Export(Session& session, const ExportOptions& options) {
   const std::string& name = options.name;
   const std::string& out = options.out;
   NIBBLE_RETURN_IF_ERROR(CheckText("model", name));
-  if (std::error_code error; std::filesystem::exists(out, error) && !std::filesystem::is_directory(out, error)) {
+  std::error_code error;
+  if (std::filesystem::exists(out, error) && !std::filesystem::is_directory(out, error)) {
     return base::WithReason(absl::InvalidArgumentError(base::StrCat("out: ", out, " is not a directory")), "FILE");
-  } else if (!options.force && std::filesystem::exists(out, error) && !std::filesystem::is_empty(out, error)) {
+  }
+  const bool empty = !std::filesystem::exists(out, error) || std::filesystem::is_empty(out, error);
+  if (error) {
+    return base::WithReason(
+        absl::InvalidArgumentError(base::StrCat("out: ", out, " cannot be read: ", error.message())), "FILE");
+  }
+  if (!options.force && !empty) {
     return base::WithReason(absl::InvalidArgumentError(base::StrCat(
                                 "out: ", out, " is not empty; --force writes into it, over files of the same names")),
                             "FILE");
@@ -347,7 +354,7 @@ void AddConvert(CLI::App& models, Session& session) {
   sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
   sub->add_option("--name", o->name, "Name of the new model")->required();
   sub->add_option("--head", o->head,
-                  "Format of the LM head (default int8; for a model that a job trained bf16, as in training)")
+                  "int8: format of the LM head (default bf16 if the source is an adapter or was trained by a job, else int8)")
       ->check(CLI::IsMember({"int8", "bf16"}));
   sub->add_option("--activations", o->activations,
                   "int8: what linears multiply, int8 or bf16 rows (default int8, or as in int8 training)")

@@ -64,7 +64,7 @@ LaunchResult MultiplyManyIntegerRows(const IntegerEpilogue<Weight>& epilogue, co
   if (LaunchResult result = unpack(codes); result.code != LaunchCode::kOk) return result;
   for (std::int64_t first = 0; first < x.rows; first += rows_at_a_time) {
     const std::int64_t m = std::min(rows_at_a_time, x.rows - first);
-    // K is padded_k: the codes past K are zero in the rows of x.
+    // The product runs over padded_k columns: in the rows of x, the codes past column x.cols are zero.
     const CublasLtProblem problem{
         CublasLtProblem::Types::kI8ToI32, padded_n, m, w.padded_k, w.padded_k, x.stride, padded_n};
     LaunchResult result = stream.cuda->Multiply(problem, codes, x.codes + first * x.stride, sums);

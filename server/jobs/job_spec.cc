@@ -124,7 +124,8 @@ void CheckStart(const JobSpec& spec, SpecChecker& check) {
   }
 }
 
-bool IsLaterMethod(const std::string& method) { return method == "aqt"; }
+// Whether the API names this method although no server can run it yet.
+bool IsUnimplementedMethod(const std::string& method) { return method == "aqt"; }
 
 }  // namespace
 
@@ -142,7 +143,7 @@ std::string StartModel(const JobSpec& spec) {
 std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
   SpecChecker check;
   const Method* method = FindMethod(spec.method);
-  if (method == nullptr && !IsLaterMethod(spec.method)) {
+  if (method == nullptr && !IsUnimplementedMethod(spec.method)) {
     std::vector<const char*> names;
     for (const Method* known : Methods()) names.push_back(known->name());
     check.OneOf("method", spec.method, names);
@@ -195,7 +196,7 @@ absl::Status Validate(const JobSpec& spec) {
   const Method* method = FindMethod(spec.method);
   if (method != nullptr) {
     NIBBLE_RETURN_IF_ERROR(method->CheckImplemented(spec));
-  } else if (IsLaterMethod(spec.method)) {
+  } else if (IsUnimplementedMethod(spec.method)) {
     return UnimplementedField("method", StrCat(spec.method, " is not implemented yet, wanted ", MethodChoices()));
   }
   return ErrorOf(FindViolations(spec));
@@ -221,7 +222,7 @@ JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& data
 
 namespace {
 
-// Micro-batches of the run's epochs, not rounded.
+// The micro-batches of all epochs. The count of one epoch is rounded up; its product with run.epochs is not rounded.
 double MicroBatchesOfEpochs(const RunConfig& run, std::int64_t rows_in_epoch) {
   const double in_epoch = std::ceil(static_cast<double>(rows_in_epoch) / static_cast<double>(run.micro_batch));
   return run.epochs.value_or(1.0) * in_epoch;

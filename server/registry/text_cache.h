@@ -22,7 +22,7 @@ struct ModelText {
   model::TextAssets assets;
 };
 
-// Determines how a model's texts are tokenized.
+// A model's configuration, and the digest of the files that determine how its texts become tokens.
 struct TextFacts {
   model::ModelConfig config;
   std::string digest;  // model::TextAssets::digest

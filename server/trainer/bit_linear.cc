@@ -19,7 +19,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Context = nibble::trainer::AutogradContext;
 
-// grad [N, K] f32: the gradient of the master, given `grad_ternary`, that of its ternary form. May be the same tensor.
+// Computes grad [N, K] f32, the gradient of the master, from grad_ternary, the gradient of its ternary form. The two
+// may be the same tensor.
 void EstimateGradient(const Tensor& master, const Tensor& scale, const BitLinearOptions& options,
                       const Tensor& grad_ternary, const Tensor& grad, const Context& context) {
   ThrowIfError(kernels::TernariseBackward({.w = ViewOf(master),

@@ -1,4 +1,4 @@
-// A decoder whose weights are all trained as f32 parameters, as the training loop sees it: no torch in this header.
+// A decoder whose weights are all trained, as f32 or bf16 parameters, as the training loop sees it: no torch here.
 #pragma once
 #include <array>
 #include <cstdint>

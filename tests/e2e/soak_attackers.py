@@ -5,7 +5,7 @@ once.
   claims   begins messages of 2 GiB and closes
   garbage  sends bytes that are not HTTP/2
   floods   leaves each connection for a new one, 100 a second
-  deaf     opens watches that send ten messages a second, and reads none
+  deaf     opens watches that send ten messages a second, and reads only the first message of each
   cuts     begins uploads and cancels them
   cancels  begins generations and cancels them at once"""
 import contextlib
