@@ -353,8 +353,9 @@ void AddConvert(CLI::App& models, Session& session) {
   sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
   sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
   sub->add_option("--name", o->name, "Name of the new model")->required();
-  sub->add_option("--head", o->head,
-                  "int8: format of the LM head (default bf16 if the source is an adapter or was trained by a job, else int8)")
+  sub->add_option(
+         "--head", o->head,
+         "int8: format of the LM head (default bf16 if the source is an adapter or was trained by a job, else int8)")
       ->check(CLI::IsMember({"int8", "bf16"}));
   sub->add_option("--activations", o->activations,
                   "int8: what linears multiply, int8 or bf16 rows (default int8, or as in int8 training)")

@@ -14,8 +14,8 @@ namespace nibble::plan {
 class AdapterPlan : public MethodPlan {
  public:
   bool trains_adapter() const override { return true; }
-  // target_pattern must match linears of the decoder and nothing else. Each entry of rank_pattern and alpha_pattern must
-  // match a linear with an adapter, and no two entries of one field may match the same linear.
+  // target_pattern must match linears of the decoder and nothing else. Each entry of rank_pattern and alpha_pattern
+  // must match a linear with an adapter, and no two entries of one field may match the same linear.
   absl::Status CheckFields(const jobs::JobSpec& spec, const model::ModelConfig& base) const override;
   model::ModelConfig TrainedConfig(const jobs::JobSpec& /*spec*/, const model::ModelConfig& base) const override {
     return base;

@@ -272,7 +272,8 @@ TEST_F(FairnessTest, EnforcesPrincipalsLimitsOnOutputsAndPages) {
   EXPECT_TRUE(absl::IsInvalidArgument(refused));
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("is 3, wanted 1 to 2, the limit --max_running_requests_per_principal"));
-  EXPECT_TRUE(Answer(*engine, several)->finish.status.ok()) << "a request without a principal has no limits of a principal";
+  EXPECT_TRUE(Answer(*engine, several)->finish.status.ok())
+      << "a request without a principal has no limits of a principal";
   several.n = 2;
   several.stopping.max_tokens = 100;
   const absl::Status full = engine->Submit(Of("a", several), std::make_shared<Sink>());
