@@ -41,6 +41,8 @@ struct BF16 {
   std::uint16_t bits;
 };
 
+namespace {  // for the reason that element.h gives
+
 inline float ToFloat(BF16 x) {
   const std::uint32_t u = static_cast<std::uint32_t>(x.bits) << 16;
   float f;
@@ -68,4 +70,5 @@ inline BF16 RoundTo<BF16>(float x) {
   return ToBF16(x);
 }
 
+}  // namespace
 }  // namespace nibble::kernels

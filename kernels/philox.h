@@ -5,6 +5,7 @@
 #include <cstdint>
 
 namespace nibble::kernels {
+namespace {  // for the reason that element.h gives
 
 using PhiloxCounter = std::array<std::uint32_t, 4>;
 using PhiloxKey = std::array<std::uint32_t, 2>;
@@ -34,4 +35,5 @@ constexpr double PhiloxUniform(std::uint64_t seed, std::uint64_t index, std::uin
   return static_cast<double>((std::uint64_t{w[0]} << 32 | w[1]) >> 11) * 0x1p-53;
 }
 
+}  // namespace
 }  // namespace nibble::kernels

@@ -1,4 +1,5 @@
-// Stochastic rounding to integers with counter-based draws: the same on every machine, path and number of threads.
+// Stochastic rounding to integers with counter-based draws: the same on every machine, path and number of threads. The
+// functions are in an anonymous namespace for the reason that element.h gives.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -9,6 +10,8 @@
 #include "kernels/philox.h"
 
 namespace nibble::kernels {
+
+namespace {
 
 inline constexpr int kDrawsPerBlock = 8;  // of 16 bits, from the four words of one Philox call
 
@@ -62,4 +65,5 @@ inline Vec RoundStochastically(Vec v, const StochasticRounding& how, std::int64_
   return Vec::SelectLess(Vec::Load(draws), v - below, below + one, below);
 }
 
+}  // namespace
 }  // namespace nibble::kernels

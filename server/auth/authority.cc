@@ -99,8 +99,10 @@ absl::StatusOr<std::unique_ptr<Authority>> Authority::Open(base::FileSystem& fil
 }
 
 absl::Status Authority::Load() {
-  NIBBLE_ASSIGN_OR_RETURN(std::string text, files_.Read(options_.token_file, kMaxTokenFileBytes));
-  unreadable_ = false;
+  absl::StatusOr<std::string> read = files_.Read(options_.token_file, kMaxTokenFileBytes);
+  unreadable_ = !read.ok();
+  if (!read.ok()) return read.status();
+  std::string text = *std::move(read);
   if (principals_ != nullptr && text == text_) {
     rejected_.clear();
     return absl::OkStatus();
@@ -158,7 +160,6 @@ void Authority::Look() {
   const absl::Status status = Load();
   if (status.ok()) return;
   // Keep the old principals: a file that is half written or briefly missing must not lock anyone out.
-  unreadable_ = rejected_.empty();
   if (!reported || !unreadable_) {
     base::LogError("token file rejected; the last valid one stays in use", {{"error", std::string(status.message())}});
   }

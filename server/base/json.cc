@@ -119,7 +119,7 @@ bool Build(std::string_view text, Builder& builder) {
   // nlohmann treats a NUL as the end of the input and would ignore the rest.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
     builder.malformed_at = nul;
-    builder.error = StrCat("malformed JSON at byte ", nul);
+    builder.error = StrCat("malformed JSON at byte ", nul + 1);
     return false;
   }
   if (Json::sax_parse(text.begin(), text.end(), &builder)) return true;

@@ -84,7 +84,7 @@ absl::Status CheckAdamW(std::string_view name, const TensorRef& value, const Ten
   for (const auto& [part, tensor] : parts) {
     const bool is_moment = tensor == &moments.m.ref() || tensor == &moments.v.ref();
     if (tensor->type == ElementType::kF32 || (!is_moment && tensor->type == ElementType::kBF16) ||
-        (moments8 && tensor->type == ElementType::kMoment8)) {
+        (moments8 && is_moment && tensor->type == ElementType::kMoment8)) {
       continue;
     }
     return absl::UnimplementedError(

@@ -80,6 +80,13 @@ def test_c12_sighup_reads_token_and_tls_files_and_ends_nothing(tmp_path):
             soon(lambda: len(secure.server.logged("reading TLS and token files again")) == before + 1)
         secure.run("server", "info")
         assert len(secure.server.logged(rejected)) == 2, "once for each content"
+        # A rejected file that then goes missing is logged once too, however often the server looks.
+        (secure.folder / "tokens").unlink()
+        soon(lambda: secure.server.logged(rejected)[2:])
+        for looks in range(3, 6):
+            secure.server.process.send_signal(signal.SIGHUP)
+            soon(lambda: len(secure.server.logged("reading TLS and token files again")) == looks)
+        assert len(secure.server.logged(rejected)) == 3
         assert secure.server.process.poll() is None
     finally:
         assert secure.server.stop() == 0
