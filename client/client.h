@@ -31,7 +31,7 @@ struct ClientOptions {
   absl::Duration deadline = absl::Seconds(60);
   // Deadline of waiting for an operation, of streams and of LongCall; infinite unless the user sets one.
   absl::Duration long_deadline = absl::InfiniteDuration();
-  // Maximum attempts of a call, which is retried only after UNAVAILABLE; for an upload, of those in a row that made no
+  // Maximum attempts of a call; only UNAVAILABLE is retried. For an upload: maximum consecutive attempts without
   // progress. The client waits as long as the server's RetryInfo says, but at most longest_wait. Without RetryInfo the
   // wait doubles each time.
   int attempts = 4;

@@ -217,7 +217,7 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
       absl::SleepFor(options_.longest_wait);
       found = Call(&v1::UploadService::Stub::GetUpload, request);
     }
-    // A server that keeps no uploads answers as one that has lost this one.
+    // A server without GetUpload (Unimplemented) is treated like a server that has lost this upload (NotFound).
     const bool none = absl::IsNotFound(found.status()) || absl::IsUnimplemented(found.status());
     unknown = none ? absl::OkStatus() : found.status();
     if (found.ok()) {

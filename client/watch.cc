@@ -110,10 +110,10 @@ class LogReader {
 
 // The result of reading one stream of a watch.
 struct StreamEnd {
-  absl::Status ours;    // of on_event, the log or a malformed event; the stream was cancelled
+  absl::Status ours;    // an error of on_event or of the log, or a malformed event; an error cancels the stream
   absl::Status theirs;  // the status of the stream
   bool read_any = false;
-  // The job was over when the stream began, with this last event.
+  // Whether the job was over when the stream began, and the sequence of its last event at that time.
   bool over_at_start = false;
   std::int64_t last_at_start = 0;
 };
@@ -175,7 +175,7 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
       if (!IsLost(end.theirs)) return end.theirs;
       lost = end.theirs;
     }
-    // The log of a final job is complete. After a broken stream the next one brings the missing events.
+    // The log of a final job is complete. After a broken stream, the next stream brings the missing events.
     if (end.over_at_start && cursor.last() >= end.last_at_start) cursor.SetFinal();
     // The connection works again if the stream brought messages, unless other calls of the watch failed or only GetJob
     // is left: those could fail forever while every new stream brings messages.

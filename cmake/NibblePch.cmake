@@ -11,8 +11,8 @@ function(nibble_pch)
   target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch/${ARG_NAME}.h)
   target_link_libraries(${target} PRIVATE nibble_flags ${ARG_DEPS})
   target_compile_options(${target} PRIVATE ${ARG_OPTIONS})
-  # Without ccache, whose key for the creation of a precompiled header contains the file that it will replace, so that it
-  # may return one that was made from other headers.
+  # No ccache here: its key for creating a precompiled header contains the precompiled header that already lies in this
+  # place. So it may return a precompiled header that was made from other headers.
   set_target_properties(${target} PROPERTIES CXX_CLANG_TIDY "" CXX_COMPILER_LAUNCHER "")
   if(ARG_EXECUTABLE)
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)

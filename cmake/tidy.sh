@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # clang-tidy with a cache, for CMake's CXX_CLANG_TIDY: a source that passed is not checked again while its preprocessed
-# text, its NOLINT comments, the rules, the command and the tool are the same. Usage: tidy.sh CLANG_TIDY [OPTION...] SOURCE -- COMPILER ARGUMENT...
+# text, its NOLINT comments, the rules, the command and the tool are the same.
+# Usage: tidy.sh CLANG_TIDY [OPTION...] SOURCE -- COMPILER ARGUMENT...
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

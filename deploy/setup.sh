@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs the dependencies to build and test Nibble: packages of Debian 12, libtorch, a CUDA compiler on request, the
-# crates of the text library and a real model. It reports each step, asks nothing, and installs only what is missing:
-# if everything is installed, it needs neither root nor a network. Versions are in deploy/versions.env. Downloads go to
-# build/deps; its paths.cmake tells the build where they are.
+# Installs the dependencies to build and test Nibble: packages of Debian 12, libtorch, a CUDA compiler (on request or if
+# there is a GPU), the crates of the text library and a real model. It reports each step, asks nothing, and installs
+# only what is missing: if everything is installed, it needs neither root nor a network. Versions are in
+# deploy/versions.env. Downloads go to build/deps; its paths.cmake tells the build where they are.
 set -euo pipefail
 
 usage() {

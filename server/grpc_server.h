@@ -22,8 +22,8 @@ enum class Transport {
   kInsecure,  // plaintext elsewhere, with --insecure, tokens
   kTls,
 };
-// Refuses flags that would serve the public without TLS or without tokens (only --insecure allows that), and flags that
-// lack another flag that they require.
+// Errors: InvalidArgument for flags that would serve the public without TLS or without tokens (only --insecure allows
+// that), for flags that lack another flag that they require, and for TLS files that auth::CheckTlsFiles refuses.
 absl::StatusOr<Transport> PickTransport(const AppOptions& options);
 
 struct GrpcServer {
@@ -37,8 +37,8 @@ struct GrpcServer {
   void SetHealth(bool serving);  // of the server and of every service
 };
 
-// `root`: the state directory, for the trainers' socket. Errors: InvalidArgument, Unavailable (--grpc_address is
-// taken).
+// `root`: the state directory, for the trainers' socket. Errors: InvalidArgument; Unavailable (--grpc_address is taken,
+// or the copies of the TLS files or the trainers' socket cannot be set up).
 absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& root,
                                            auth::Authority& authority, const std::vector<grpc::Service*>& services);
 

@@ -3,8 +3,9 @@
 
 namespace nibble {
 
-// Writes the libraries' lines to our log from now on, at most 20 per second. Affects the whole process; call it before
-// the first use of gRPC. GRPC_VERBOSITY still chooses which lines gRPC writes; by default, only errors.
+// Writes the libraries' lines to our log from now on, at most 20 per second and every fatal line. Affects the whole
+// process; call it before the first use of gRPC. GRPC_VERBOSITY still chooses which lines gRPC writes; by
+// default, only errors.
 void LogLibraries();
 
 }  // namespace nibble

@@ -255,8 +255,9 @@ absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const s
   };
   apply("sys/fs/cgroup/memory.max");
   apply("sys/fs/cgroup/memory/memory.limit_in_bytes");
-  // Lines of hierarchy:controllers:path. The limits of all groups on the way to the process' own hold. In a container
-  // the path may be the host's, which the mount does not have: then the root above is the container's group.
+  // Lines of the form hierarchy:controllers:path. The limits of all groups on the path to the process's own group
+  // apply. In a container the path may be the host's, which the mount does not have: then the group at the root of the
+  // mount, read above, is the container's.
   const auto groups = files.Read(base::JoinPath(root, "proc/self/cgroup"), kMaxProcFile);
   const std::vector<std::string> lines = absl::StrSplit(groups.value_or(""), '\n', absl::SkipEmpty());
   for (const std::string& line : lines) {

@@ -94,7 +94,8 @@ std::int64_t OwnMemoryBytes(const Limits& limits);
 // for which at most a quarter is reserved. 0 if unknown.
 std::int64_t MemoryBytes(std::int64_t flag, std::int64_t own_bytes, base::FileSystem& files);
 // The smallest limit, in bytes, in proc/meminfo and the cgroup files (v2 or v1) below `root` ("/"): of the group at the
-// root of sys/fs/cgroup, which in a container is the container's own, and of the groups from there to the process' own.
+// root of sys/fs/cgroup, which in a container is the container's own, and of the groups from there to the process's own
+// group.
 absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const std::string& root);
 
 }  // namespace nibble

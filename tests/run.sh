@@ -126,17 +126,19 @@ races() {
     "$python" tests/bench/peers_decode.py "$gguf" build/peers --json "$logs/peers_decode.json" &&
     "$python" tests/bench/peers_qlora.py "$gguf" --steps 7 --turns 2 --json "$logs/peers_qlora.json"
 }
-# Compiles each header alone, and the trainer, without precompiled headers. The clang preset does so with all other files.
+# Compiles each header alone, and the trainer, without precompiled headers. The preset clang compiles all other files
+# without them.
 ci() { configure ci && cmake --build --preset ci; }
 # clang: -Wthread-safety and clang-tidy on files that changed since they last passed; continues after a finding.
 clang() { configure clang && cmake --build --preset clang -- -k 0; }
 # sanitizer PRESET: builds and runs the unit tests. These presets build no CUDA sources, and tsan also no trainer.
 sanitizer() { configure "$1" && cmake --build --preset "$1" && cases "$1" -j 2 -LE "full|slow"; }
 fuzzers() { configure fuzz && cmake --build --preset fuzz && tests/fuzz/run.sh --seconds 60; }
-# Lints the protos and compares them with the last ten versions that landed: on a branch the versions of main where it
-# began, on main its own. Ten, because commits that land together are checked only once, and the newest of them may not
-# have changed the protos, or only a comment. If the clone's history has no version other than HEAD's, the lint fails.
-# proto/buf.yaml lists intended breaks.
+# Checks the format of the sources and runs shellcheck. Lints the protos and compares them with the last ten versions
+# that landed: on a branch, the versions that main had where the branch began; on main, its own versions. Ten, because
+# commits that land together are checked only once, and the newest of them may not have changed the protos, or only a
+# comment. If the clone's history has no version other than HEAD's, the lint fails. proto/buf.yaml lists intended
+# breaks.
 lint() {
   local landed now versions version other=""
   landed=$(git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)

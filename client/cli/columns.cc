@@ -14,7 +14,7 @@ constexpr std::string_view kIndent = "  ";
 
 bool ContinuesCharacter(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
-// Bytes of the next line of a text without line ends.
+// Number of bytes in the first line of at most `width` characters. `text` has no line ends.
 std::size_t LineBytes(std::string_view text, std::size_t width) {
   std::size_t end = 0, last_blank = 0;
   for (std::size_t characters = 0; characters < width && end < text.size(); ++characters) {

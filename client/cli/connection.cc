@@ -81,7 +81,8 @@ std::string ConnectionHint(const client::Security& security, const absl::Status&
   if (says({"Connection refused", "No such file or directory"})) return "is nibbled running there?";
   if (!says({"Socket closed", "Connection reset", "Broken pipe", "GOAWAY"})) return "";
   if (!security.tls) return "the server closed the connection at once; if it uses TLS, give --tls-ca or --tls";
-  // With TLS 1.3 a client hears only afterwards, and gRPC does not say, that the server refused its certificate.
+  // With TLS 1.3, the server refuses a client's certificate only after the client has completed its handshake, and gRPC
+  // does not report this cause.
   return security.certificate.empty()
              ? "the server closed the connection; if it requires a client certificate, give yours with --tls-cert and "
                "--tls-key"

@@ -20,7 +20,7 @@ namespace {
 
 using v1::DatasetService;
 
-// `places`: of the rows in the file that the user gave, if that was converted.
+// `places`: where the rows are in the user's file if that file was converted, else null.
 std::string WarningLine(const v1::RowWarning& warning, const RowPlaces* places) {
   std::string where = LinesOf(warning);
   if (places != nullptr && !warning.row_ids().empty()) {

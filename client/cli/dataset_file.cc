@@ -67,7 +67,7 @@ std::size_t EndOfObject(std::string_view text, std::size_t at) {
 class LineCounter {
  public:
   explicit LineCounter(std::string_view text) : text_(text) {}
-  // The line, from 1, of an offset that is not before the last one.
+  // The line, from 1, that contains `offset`. The offsets of successive calls must not decrease.
   std::int64_t At(std::size_t offset) {
     const std::string_view passed = text_.substr(at_, offset - at_);
     line_ += std::count(passed.begin(), passed.end(), '\n');

@@ -133,7 +133,8 @@ void AddMessage(v1::GenerateRequest& request, const char* role, const std::strin
   message.set_content(content);
 }
 
-// A chat puts every message into the model's template, which a model trained on other rows has not seen in training.
+// A chat renders every message with the model's chat template. A model that was trained on rows of text, or of prompt
+// and completion, has not seen this template in training.
 absl::Status WarnIfTrainedWithoutTemplate(Session& session, const std::string& name) {
   v1::GetModelRequest request;
   request.set_name(name);

@@ -17,7 +17,7 @@ class RowPlaces {
 
   // Adds the next row. Places ascend. Takes memory only where they are not consecutive.
   void Add(std::int64_t place);
-  // Of a row from 1; the row itself if it was not added.
+  // The place of a row; rows count from 1. Returns `row` itself if no such row was added.
   std::int64_t Of(std::int64_t row) const;
 
   // "line 3", "lines 3, 5-6", "element 3": places as text.

@@ -68,7 +68,7 @@ __device__ unsigned long long LargestKeyBelow(Get get, int cols, unsigned long l
   return best;
 }
 
-// Thread 0 writes the chosen keys in ascending order of index.
+// Writes the outliers with the chosen keys in ascending order of index. Only thread 0 calls it.
 template <typename Get>
 __device__ void EmitOutliers(Get get, unsigned long long* chosen, int count, const QuantizedRows& out,
                              std::int64_t row) {

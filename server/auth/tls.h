@@ -35,7 +35,8 @@ struct TlsTexts {
 absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 absl::Status CheckTlsFiles(const TlsFiles& files);
 
-// Interval between checks of the files. gRPC reads the copies at most one second later, so a change takes at most five.
+// Interval between checks of the files. gRPC reads the copies at most one second later, so a change takes at most five
+// seconds.
 inline constexpr std::chrono::seconds kTlsLook(4);
 
 struct TlsHealth {

@@ -24,7 +24,7 @@ class Builder : public nlohmann::json_sax<Json> {
   explicit Builder(int max_depth) : max_depth_(max_depth) {}
   Json root;
   std::string error;
-  std::optional<std::size_t> malformed_at;  // offset of the byte that no JSON has there; at most the size of the text
+  std::optional<std::size_t> malformed_at;  // offset of the first wrong byte; the size of a text that ends too early
 
   bool null() override { return Put(nullptr); }
   bool boolean(bool v) override { return Put(v); }

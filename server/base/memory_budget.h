@@ -22,8 +22,8 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   std::shared_ptr<const void> TakeAnyway(std::int64_t bytes);
   // Bytes left, at least 0. Without a limit: the largest int64.
   std::int64_t left() const;
-  // The smaller of this limit and those of the outer budgets. Without a limit: the largest int64. TryTake of more never
-  // succeeds.
+  // The smaller of this limit and those of the outer budgets. Without a limit: the largest int64. TryTake never
+  // succeeds for more bytes than this.
   std::int64_t limit() const;
 
  private:

@@ -7,8 +7,8 @@
 namespace nibble::base {
 
 // The name that `word` most likely means, or "". It is the name with the fewest edits (inserted, deleted or replaced
-// letters, and swapped neighbours) if these are at most a third of the letters of `word`, or one; else the longest name
-// that `word` begins with. Of equals, the first.
+// letters, and swapped neighbours) if there is only one edit, or at most one for every three letters of `word`; else
+// the longest name that `word` begins with. Among equally good names, the first.
 std::string Nearest(std::string_view word, const std::vector<std::string>& names);
 // For the end of a message: "; did you mean NAME?", or "".
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& names);

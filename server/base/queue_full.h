@@ -14,7 +14,7 @@
 namespace nibble::base {
 
 // Error returned when the queue of calls is full. `wait`: current waiting time of a call. The client is asked to retry
-// after that time, but not before 100 ms or after a minute.
+// after that time, which is raised to at least 100 ms and cut to at most a minute.
 inline absl::Status TooManyWait(absl::Duration wait) {
   const absl::Duration retry = std::clamp(wait, absl::Milliseconds(100), absl::Minutes(1));
   return WithReason(absl::ResourceExhaustedError("too many calls are waiting"), "QUEUE_FULL",
@@ -29,8 +29,9 @@ inline absl::Status TooManyOfPrincipal(const char* what, std::size_t max, absl::
                     metadata);
 }
 
-// Error returned when `workers` refused a task of `principal`. The estimated wait is that of the last call that began:
-// by Little's law (waiting = rate * wait) it is the length of the queue divided by the service rate.
+// Error returned when `workers` refused a task of `principal`. The estimated wait is the time for which the call that
+// began last had waited: by Little's law (waiting = rate * wait), this is the length of the queue divided by the
+// service rate.
 inline absl::Status TooManyWait(const WorkerPool& workers, const std::string& principal) {
   if (principal.empty() || workers.num_waiting(principal) < workers.max_waiting_each())
     return TooManyWait(workers.last_wait());

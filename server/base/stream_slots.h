@@ -15,8 +15,8 @@ namespace nibble::base {
 // Limits the number of open streams, or of other long calls, of one kind. Thread-safe.
 class StreamSlots {
  public:
-  // `flag` and `flag_each`: names of the flags that set `max` and `max_each`, the limit of one principal. `reason`: of
-  // the errors.
+  // `flag` and `flag_each`: names of the flags that set `max` and `max_each`, the limit of one principal. `reason`: the
+  // reason of the errors of Take().
   StreamSlots(const char* flag, int max, const char* flag_each = "", int max_each = 0,
               const char* reason = "STREAMS_FULL")
       : state_(std::make_shared<State>()),

@@ -43,7 +43,7 @@ class WorkerPool {
   // Blocks until no task is queued or running.
   void AwaitIdle();
 
-  // Time that the last call to begin had waited for its turn. Calls report it with NoteWait when they begin.
+  // How long the call that began last had waited for its turn. Calls report their wait with NoteWait when they begin.
   void NoteWait(absl::Duration wait) { last_wait_ns_ = absl::ToInt64Nanoseconds(wait); }
   absl::Duration last_wait() const { return absl::Nanoseconds(last_wait_ns_.load()); }
 

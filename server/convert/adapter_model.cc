@@ -13,7 +13,8 @@ namespace {
 using base::StrCat;
 using model::Format;
 
-// `got`: the weights_digest with which the adapter's own was compared, of `base` or of its nf4 form.
+// `got`: the weights_digest of `base` or of its nf4 form, whichever was compared with `trained_on`, the digest that the
+// adapter names.
 absl::Status Mismatch(const model::ArtifactInfo& base, const base::Json& provenance, const std::string& got,
                       const std::string& trained_on) {
   const std::string name = base::GetString(provenance, "base_model", "", "").value_or("");

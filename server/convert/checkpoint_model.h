@@ -33,8 +33,9 @@ absl::StatusOr<model::ArtifactInfo> MakeLoraCheckpointModel(base::FileSystem& fi
                                                             const std::string& checkpoint_directory,
                                                             const base::Json& provenance, const std::string& target);
 
-// For a job that trains all weights: the result holds them in the checkpoint's type, which is form.dtype (i8: only of
-// the linears). `config` is the trained architecture; tokenizer files come from `base`. form: as for MakeTrainedModel.
+// For a job that trains all weights: the result holds them in the checkpoint's type, form.dtype; TrainedForm says which
+// tensors have another type with i8. `config` is the trained architecture; tokenizer files come from `base`. form: as
+// for MakeTrainedModel.
 // Errors: DataLoss as above, those of MakeTrainedModel.
 absl::StatusOr<model::ArtifactInfo> MakeTrainedCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                                const model::ModelConfig& config,

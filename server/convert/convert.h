@@ -72,7 +72,7 @@ absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model:
                                            const std::string& target, const ConvertOptions& options,
                                            const kernels::Stream& stream);
 
-// What an artifact of trained weights says of them besides the architecture; see ArtifactInfo.
+// Properties of trained weights that their artifact records besides the architecture; see ArtifactInfo.
 struct TrainedForm {
   std::optional<model::BitNetInfo> bitnet = std::nullopt;  // master weights of a bitnet_qat job
   kernels::DType kv_dtype = kernels::DType::kBF16;
@@ -88,10 +88,10 @@ struct TrainedTensor {
   std::span<const float> scales = {};
 };
 
-// Makes an f32, bf16 or int8 artifact of weights that a job trained; the int8 one serves activation rows with
-// form.trained_outliers (default 0). tensors: those of RequiredTensors(config), in that order. companions: the
-// directory that tokenizer files are copied from. made_of becomes ArtifactInfo::source. `cancelled` is checked before
-// every tensor, here and below.
+// Makes an f32, bf16 or int8 artifact of weights that a job trained. An int8 artifact is served with
+// form.trained_outliers outliers per activation row (unset: 0). tensors: those of RequiredTensors(config), in that
+// order. companions: the directory that tokenizer files are copied from. made_of becomes ArtifactInfo::source.
+// `cancelled` is checked before every tensor, here and below.
 absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, const model::ModelConfig& config,
                                                      const TrainedForm& form, std::span<const TrainedTensor> tensors,
                                                      const std::string& companions, const base::Json& provenance,

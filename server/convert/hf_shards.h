@@ -20,11 +20,11 @@ struct HfWeight {
 };
 
 // Fills one file after the other with the weights in order. A file ends before the weight with which its tensors would
-// exceed `max_shard_bytes`; a weight of more bytes gets a file of its own. A single file is model.safetensors; several
-// are model-0000k-of-0000n.safetensors with model.safetensors.index.json. `put` writes the tensors of a weight; it is
-// called in the file's order.
-// Source: huggingface_hub's split_torch_state_dict_into_shards, which differs only around a weight that gets its own
-// file: there the file before it continues after it.
+// exceed `max_shard_bytes`; a weight of more than max_shard_bytes gets a file of its own. A single file is
+// model.safetensors; several are model-0000k-of-0000n.safetensors with model.safetensors.index.json. `put` writes the
+// tensors of a weight; it is called in the file's order.
+// Source: huggingface_hub's split_torch_state_dict_into_shards. The only difference: after a weight that gets its own
+// file, huggingface_hub continues the file before that weight, and this function begins a new file.
 absl::Status WriteHfShards(base::FileSystem& files, const std::string& directory, const std::vector<HfWeight>& weights,
                            std::uint64_t max_shard_bytes,
                            const std::function<absl::Status(const model::TensorSpec&, model::SafetensorsWriter&)>& put);

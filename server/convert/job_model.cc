@@ -57,7 +57,8 @@ model::ArtifactInfo InfoOf(const TrainedForm& form) {
   return info;
 }
 
-// Type of a float tensor of an int8 artifact: the head's, also if it is the embedding, is bf16.
+// Type of a float tensor of an int8 artifact: bf16 for the head, or for the embedding if it is also the head; f32 for
+// all others.
 DType FloatTypeBesideInt8(const TensorSpec& spec, const model::ModelConfig& config) {
   const bool is_head =
       spec.role == model::TensorRole::kHead || (spec.role == model::TensorRole::kEmbedding && config.tied_embeddings);

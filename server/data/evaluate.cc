@@ -12,8 +12,8 @@
 namespace nibble::data {
 namespace {
 
-// Rows of one step. It bounds tokens x vocabulary, and is large enough that weights are read for many rows at once.
-// Short examples share a step; a longer one takes several steps.
+// Maximum rows of one step. Bounds the memory of the logits (rows x vocabulary), and is large enough that weights are
+// read for many rows at once. Short examples share a step; a longer one takes several steps.
 constexpr std::size_t kStepRows = 256;
 
 // Examples that share a KV cache, with their rows concatenated.

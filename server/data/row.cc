@@ -11,7 +11,7 @@ namespace nibble::data {
 namespace {
 
 constexpr std::size_t kMaxComplaints = 20;  // different errors of a file that its refusal names
-constexpr std::size_t kMaxRanges = 80;      // ranges of line numbers in a refusal: an error of gRPC has 1 KiB of text
+constexpr std::size_t kMaxRanges = 80;      // ranges of line numbers in a refusal, which rpc/status.cc cuts to 1 KiB
 
 bool IsBlank(std::string_view line) {
   return std::all_of(line.begin(), line.end(), [](char c) { return c == ' ' || c == '\t' || c == '\r'; });

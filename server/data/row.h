@@ -22,7 +22,7 @@ struct Row {
   std::string text;                // kText
   std::string prompt;              // kPromptCompletion
   std::string completion;          // kPromptCompletion
-  std::string messages_json;       // kChat: the array as it was written, every field kept
+  std::string messages_json;       // kChat: the array, with all fields of its messages
   std::string tools_json;          // kChat: "tools" of the row, an array of schemas for the template; "" if none
   std::vector<std::string> roles;  // kChat, one per message
   std::vector<std::optional<bool>> train;  // kChat, one per message: its "train", if set
@@ -32,8 +32,8 @@ struct Row {
 };
 
 inline constexpr std::size_t kDefaultMaxLineBytes = std::size_t{1} << 20;
-// Maximum messages per chat row: a line of 1 MiB could hold 30,000, and some templates render the row twice for each
-// message (rendered_chat.h).
+// Maximum messages per chat row: a line of 1 MiB could hold 30,000, and with some templates the row is rendered twice
+// for each message (rendered_chat.h).
 inline constexpr std::size_t kMaxMessages = 1024;
 // InvalidArgument if a row has more messages. Called when a row is accepted or shown, not in training, which reads
 // every accepted row.

@@ -16,7 +16,7 @@ namespace nibble::jobs {
 
 // Exit codes of a trainer (docs/life_of_a_job.md). Any other code or any signal is a failure: it is retried, and the
 // retry counts.
-inline constexpr int kExitOk = 0;         // the outcome is "ok"
+inline constexpr int kExitOk = 0;         // the outcome is "ok" or "cancelled"
 inline constexpr int kExitBadInput = 42;  // not retried; the outcome says why
 inline constexpr int kExitDiskFull = 74;  // EX_IOERR; a failure that counts. The disk may lack room for an outcome
 inline constexpr int kExitTempFail = 75;  // wrote a checkpoint after SIGTERM: resumed later, does not count
@@ -66,8 +66,8 @@ absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& attem
                                const AttemptOrder& order);
 absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std::string& attempt_directory);
 
-// The meaning of SIGTERM. Without control.json the trainer writes a checkpoint and exits 75. This happens when the
-// server stops, the node is reclaimed or the trainer makes no progress.
+// The meaning of SIGTERM. Without control.json the trainer does the same as for kPause. This happens when the server
+// stops, the node is reclaimed or the trainer makes no progress.
 enum class Control {
   kPreempt,
   kCancel,         // exit soon, no checkpoint needed; outcome "cancelled"

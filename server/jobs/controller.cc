@@ -38,8 +38,8 @@ std::string RequestKey(const std::string& request_id, const JobController::Submi
 }
 
 // Metadata "retry_ms": the expected time until a job ends and frees its place. It is the shortest ETA reported by a
-// trainer (only of `owner`'s jobs, unless that is empty), minus the time since that report; one minute if no trainer
-// has reported yet. At least a second and at most an hour, because a job may fail or be cancelled earlier.
+// trainer, minus the time since that report; one minute if no trainer has reported yet. Only the jobs of `owner` count;
+// "": all jobs. At least a second and at most an hour, because a job may fail or be cancelled earlier.
 absl::StatusOr<std::string> RetryMs(Database& database, absl::Time now, const std::string& owner,
                                     const std::string& tenant) {
   using enum JobState;

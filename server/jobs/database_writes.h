@@ -12,7 +12,7 @@
 
 namespace nibble::jobs {
 
-// The row of a new job, with its labels.
+// Inserts the row of a new job, and the rows of its labels.
 void InsertJob(soci::session& session, const StoredJob& job);
 // Applies the transition except its change of state and attempt. `next`: the attempt that it leads to.
 absl::Status ApplyRest(soci::session& session, const Transition& transition, long long next);

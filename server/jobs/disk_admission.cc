@@ -15,7 +15,7 @@ namespace {
 
 constexpr absl::Duration kMeasureEvery = absl::Seconds(5);
 // Interval between two attempts to remove cached bases for the same queued jobs. The second attempt may succeed where
-// the first did not: a trainer may have ended that used the base.
+// the first did not: the trainer that used the base may have ended.
 constexpr absl::Duration kMakeRoomEvery = absl::Seconds(10);
 // Maximum number of queued jobs measured in one call: each takes up to some milliseconds. The others count with their
 // whole plans until a later call.

@@ -63,7 +63,7 @@ struct EvalEvent {
 struct CheckpointEvent {
   static constexpr char kType[] = "checkpoint";
   std::optional<std::int64_t> step{};
-  std::string directory{};  // relative to the attempt's
+  std::string directory{};  // relative to the attempt's directory
   std::optional<std::int64_t> bytes{};
   std::optional<double> duration_ms{};
   std::string digest{};
@@ -103,7 +103,7 @@ StepEvent DecodeStep(const base::Json& fields);
 EvalEvent DecodeEval(const base::Json& fields);
 Runtime DecodeRuntime(const base::Json& fields);
 
-// The launches of any event that has them.
+// The launches that the event reports; empty for an event without launches.
 const std::map<std::string, std::int64_t>& LaunchesOf(const EventBody& body);
 
 }  // namespace nibble::jobs

@@ -30,7 +30,7 @@ struct DataConfig {
       overlong;                  // split (text only) | truncate | drop | error; default: split text, truncate others
   bool train_on_prompt = false;  // false: loss on completions only; text has no prompt
   std::int64_t shuffle_seed = 0;
-  std::optional<bool> add_special_tokens;  // those that the tokenizer puts around a text; default: not for chat
+  std::optional<bool> add_special_tokens;  // whether to add the special tokens of the tokenizer; default: not for chat
 };
 
 // Adapters on a frozen base.
@@ -43,7 +43,7 @@ struct LoraMethod {
   bool use_rslora = false;             // scale alpha / sqrt(r) instead of alpha / r
   std::string compute_dtype = "bf16";  // bf16 | fp32
   std::int64_t seed = 0;               // for the adapters' initial values
-  double lora_plus_ratio = 1.0;        // learning rate of B / that of A
+  double lora_plus_ratio = 1.0;        // learning rate of B / learning rate of A
   // Module paths, as PEFT matches them (model/module_pattern.h).
   std::string target_pattern = "";                        // instead of target_modules; "": none
   std::map<std::string, std::int64_t> rank_pattern = {};  // r of the modules that match
@@ -88,7 +88,7 @@ struct Int8MixedMethod {
   std::optional<bool> forward = std::nullopt;
   std::optional<bool> grad_input = std::nullopt;
   std::optional<bool> grad_weight = std::nullopt;
-  std::optional<bool> exact_forward = std::nullopt;         // the forward pass is that of the int8 model
+  std::optional<bool> exact_forward = std::nullopt;         // same forward pass as the served int8 model
   std::optional<std::int64_t> act_outliers = std::nullopt;  // 0 to 16 per activation row; forward only
   std::string act_scale = "per_token";                      // per_token | per_tensor, of the forward product
   std::optional<std::string> weight_scale = std::nullopt;   // channel | tensor
@@ -131,7 +131,7 @@ struct RunConfig {
   std::int64_t grad_accum = 1;
   bool activation_checkpointing = false;
   std::int64_t eval_every = 0;       // optimizer steps; 0: before and after training only (with an evaluation set)
-  std::int64_t save_every = 50;      // optimizer steps; 0: no checkpoint, a lost attempt starts over
+  std::int64_t save_every = 50;      // optimizer steps; 0: no regular checkpoints, a lost attempt starts over
   std::int64_t keep_last = 2;        // number of good checkpoints to keep
   std::int64_t seed = 0;             // for dropout, random weights and stochastic rounding
   std::int64_t priority = 0;         // higher first

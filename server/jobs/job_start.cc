@@ -29,7 +29,7 @@ Json Sorted(Json value) {
 
 std::string Text(const Json& value) { return value.is_null() ? "not set" : base::Dump(value); }
 
-// The fields of the method. `may_differ`: those that are not compared.
+// Compares the methods and the fields of the method. `may_differ`: whether a field is left out of the comparison.
 template <typename MayDiffer>
 absl::Status CompareMethods(const JobSpec& spec, const JobSpec& source, const std::string& checkpoint,
                             const MayDiffer& may_differ) {

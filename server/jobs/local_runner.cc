@@ -171,7 +171,8 @@ class LocalRunner : public Runner {
 
   static std::string LockPath(const std::string& directory) { return JoinPath(directory, store::kAttemptLockFile); }
 
-  // True if no process of the attempt is left. Kills processes that outlive the trainer.
+  // True if no process of the attempt is left. Kills processes that outlive the trainer. Also true, with a warning, if
+  // such a process does not end within kWaitForDescendants.
   static absl::StatusOr<bool> Over(const std::string& directory, Running& running) {
     const pid_t pid = static_cast<pid_t>(running.id.pid);
     if (running.is_child) {

@@ -40,8 +40,9 @@ class Runner {
   // died before recording it). NotFound if no process of the attempt lives; another error if that cannot be determined
   // now.
   virtual absl::StatusOr<ProcessId> Adopt(const std::string& attempt_directory, std::optional<ProcessId> recorded) = 0;
-  // Nothing while the process runs or its state cannot be determined. Once this returns a status, no process of the
-  // attempt is left, and the runner has forgotten the attempt.
+  // Nothing while the process runs or its state cannot be determined. Once this returns a status, the runner has
+  // forgotten the attempt, and no process of the attempt is left. A process that does not end within seconds after
+  // SIGKILL is only logged.
   virtual std::optional<ExitStatus> Poll(const std::string& attempt_directory) = 0;
   // Signals the process and its process group. Does nothing if it is gone.
   virtual void Send(const std::string& attempt_directory, Signal signal) = 0;

@@ -70,7 +70,7 @@ class SpecChecker {
   std::vector<FieldViolation> found_;
 };
 
-// A field's value that is planned but not implemented.
+// Error for a value of a field that is planned but not implemented.
 inline absl::Status UnimplementedField(const char* field, std::string_view what) {
   return base::WithReason(absl::UnimplementedError(base::StrCat(field, ": ", what)), "UNIMPLEMENTED",
                           {{"field", field}});

@@ -13,7 +13,7 @@ namespace nibble::jobs {
 struct Verdict {
   enum class Kind {
     kSucceeded,       // the output still has to be verified
-    kStopped,         // it stopped as requested (cancelled, paused)
+    kStopped,         // it stopped as requested (cancelled, paused or preempted)
     kFailed,          // not retried
     kRetry,           // retried; the retry counts
     kRetryUncounted,  // retried; does not count, because it was only interrupted

@@ -74,7 +74,7 @@ absl::StatusOr<Format> GetBaseFormat(const Json& json, Format format) {
                                            "\" in a model in ", Name(format), ", wanted nf4, bf16 or f32 in lora"));
 }
 
-// Weight-only models have the key, and no others.
+// Only weight-only models have the key.
 absl::StatusOr<bool> GetWeightOnly(const Json& json, std::int64_t version, const ArtifactInfo& info) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(json, kActivationsKey, kInfoFile, ""));
   if (name.empty() && version == kLayoutVersion) return false;

@@ -71,8 +71,8 @@ struct ArtifactInfo {
 
 // provenance[kSourceName]: ImportModelRequest.source_name.
 inline constexpr char kSourceName[] = "source_name";
-// Where other programs find an imported model, or the one that a model was quantized from: a hub repository or a path.
-// "" if unknown.
+// Where other programs find an imported model, or the model that a quantized one was made from: a hub repository or a
+// path. "" if unknown.
 std::string SourceName(const ArtifactInfo& info);
 
 // Adds a "checksum" over the rest. ParseArtifactInfo requires it; DataLoss when it does not match.

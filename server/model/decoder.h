@@ -16,8 +16,9 @@
 //   Tensor Attention(q, k, v, layer)                 causal within each sequence
 //   Tensor Gated(gate, up)                           act(gate) * up, act from the config; may work in place
 //   Tensor Add(h, y)                                 the residual stream; may work in place
-//   Tensor FinalNorm(h)                              only of the rows whose logits are wanted
-// Errors are sticky inside Ops: after the first error, calls do nothing; the caller checks the status at the end.
+//   Tensor FinalNorm(h)                              serving: only of the rows whose logits are wanted
+// No call returns an error. In ServingOps, errors are sticky: after the first error, calls do nothing, and the caller
+// checks the status at the end. The operations of training throw.
 #pragma once
 #include <cstdint>
 #include <utility>

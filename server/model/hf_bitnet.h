@@ -35,12 +35,13 @@ inline constexpr std::int64_t kHfBitNetRows = 4;    // rows in a byte
 // "PATH.bias" -> "PATH.weight_scale": the scale by which autobitlinear, offline multiplies that bias.
 std::string HfScaleOfBias(std::string_view bias);
 
-// Reads config.json's quantization_config; nullopt when absent. Unimplemented names another method, or a module other
-// than the head that is excluded from quantization.
+// Reads config.json's quantization_config; nullopt when absent. Unimplemented names another method or linear class, or
+// a module other than the head that is excluded from quantization.
 absl::StatusOr<std::optional<HfBitNet>> ParseHfBitNet(const base::Json& config);
 base::Json ToJson(const HfBitNet& bitnet);
 
-// Codes [N, K] -> bytes [N/4, K], and back. InvalidArgument for an invalid code (3), or when N is not a multiple of 4.
+// Codes [N, K] -> bytes [N/4, K], and back. InvalidArgument for a code other than -1, 0 and 1, or when N is not a
+// multiple of 4, or the bytes have another size.
 absl::StatusOr<std::string> PackHfBitNet(std::span<const std::int8_t> codes, std::int64_t n, std::int64_t k);
 absl::StatusOr<std::vector<std::int8_t>> UnpackHfBitNet(std::string_view bytes, std::int64_t n, std::int64_t k);
 

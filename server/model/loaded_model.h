@@ -23,9 +23,9 @@ class LoadedModel {
     base::Cancelled cancelled = {};     // checked before every layer
   };
 
-  // Lays out weights for the stream's device. Nothing is quantized: codes are only moved (int8 tiles, dense panels) and
-  // NF4's block scales widened. Errors: FailedPrecondition (RAW_MASTERS), DataLoss, InvalidArgument (tensor named),
-  // Unimplemented (device, version of nibble.json), ResourceExhausted, Cancelled.
+  // Lays out weights for the stream's device. Nothing is quantized: values are only moved (int8 and ternary tiles,
+  // dense panels), and NF4's block scales widened. Errors: FailedPrecondition (RAW_MASTERS), DataLoss, InvalidArgument
+  // (tensor named), Unimplemented (device, version of nibble.json), ResourceExhausted, Cancelled.
   static absl::StatusOr<std::shared_ptr<const LoadedModel>> Load(const std::string& directory, const Options& options,
                                                                  const kernels::Stream& stream);
 

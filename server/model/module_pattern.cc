@@ -44,7 +44,7 @@ std::string_view UnsharedSyntax(std::string_view text) {
     } else if (text.substr(i, 2) == "{,") {
       return text.substr(i, 2);
     }
-    // Python has nothing to repeat here.
+    // Python refuses to repeat an anchor.
     if (is_anchor && i + 1 < text.size() && std::string_view("*+?{").find(text[i + 1]) != std::string_view::npos)
       return text.substr(i, 2);
   }

@@ -217,7 +217,7 @@ ServingOps::Tensor ServingOps::Add(Tensor h, const Tensor& y) {
 ServingOps::Tensor ServingOps::FinalNorm(const Tensor& h) {
   const auto wanted = static_cast<std::int64_t>(rows_.logit_rows.size());
   Matrix rows = arena_.AllocateMatrix(DType::kF32, wanted, h.cols);
-  // A library head reads rows of its own type; an int8 or promised float head reads f32, also if it is weight-only.
+  // A library head reads rows of its own type; an int8 or promised float head reads f32, also in a weight-only model.
   Matrix normed = weights_.head.kind == LinearWeight::Kind::kLibrary && weights_.head.library.dtype != DType::kF32
                       ? arena_.AllocateMatrix(weights_.head.library.dtype, wanted, h.cols)
                       : rows;

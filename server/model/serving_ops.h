@@ -25,7 +25,7 @@ struct StepRows {
 // One thread; lives for one step.
 class ServingOps {
  public:
-  using Tensor = kernels::Matrix;  // f32
+  using Tensor = kernels::Matrix;  // f32; rows for a linear or the head may be bf16 (TypeBefore, FinalNorm)
   struct Input {
     kernels::Matrix rows;              // of weights.input_dtype; no data if the linears read codes
     kernels::QuantizedRows quantized;  // set if the linears read codes

@@ -22,8 +22,8 @@ namespace nibble::operations {
 //   kLoads    loads, which wait for the threads of serve::ModelLoads
 enum class OperationLane { kModels, kReaders, kPlans, kLoads };
 
-// In the order in which an operation passes them. Only the thread that moved an operation to kBeginning or kEnding
-// writes its record.
+// The states of an operation, in the order in which it passes them. While an operation is kBeginning or kEnding, only
+// the thread that begins or ends it writes its record.
 enum class OperationState {
   kBeginning,  // its beginning is being recorded; only a repeated request finds it, and waits
   kQueued,

@@ -61,10 +61,11 @@ struct CheckedData {
 // those of the data.
 absl::Status CheckWithoutRows(const jobs::JobSpec& spec, const JobInputs& inputs);
 
-// `spec` must be resolved. Tokenizes all data, or gets it from JobInputs::load. Errors:
-// InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format, master weights for
-// a method other than bitnet_qat, more input features than the served form allows; NO_TRAINABLE_TOKENS;
-// TEMPLATE_ERROR, also without a template), Unimplemented (a base that the method does not take yet).
+// `spec` must be resolved. Tokenizes all data, or gets it from JobInputs::load. Errors: InvalidArgument
+// (FIELD_VIOLATION: sequence longer than the model, unknown device, base format, master weights for a method other than
+// bitnet_qat, a field of the method that does not fit the base, more input features than the served form allows;
+// NO_TRAINABLE_TOKENS; TEMPLATE_ERROR, also without a template), Unimplemented (a base that the method does not take
+// yet), those of JobInputs::load.
 absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 // The architecture that a job trains: the base's, or what the method's preset makes of it.

@@ -35,7 +35,7 @@ class Full : public FloatMastersPlan {
     return bytes;
   }
 
-  // As in a base of the same type; the cache of a model in bf16 is bf16.
+  // The evaluated model has the KV type of its base: f32 for a base in f32, else bf16.
   kernels::DType EvaluationKvDtype(std::int64_t base_bytes) const override {
     return base_bytes == 4 ? kernels::DType::kF32 : kernels::DType::kBF16;
   }

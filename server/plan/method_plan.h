@@ -67,7 +67,8 @@ class MethodPlan {
   virtual bool trains_adapter() const = 0;
   // The architecture that is trained on a base.
   virtual model::ModelConfig TrainedConfig(const jobs::JobSpec& spec, const model::ModelConfig& base) const = 0;
-  // The form in which the trained model is evaluated and served: its format, and for ternary its activations.
+  // The form in which the trained model is evaluated and served: its format, and for int8 and ternary how linears read
+  // activations (act_outliers, weight_only; act_bits).
   virtual model::ArtifactInfo ServedForm(const jobs::JobSpec& spec) const = 0;
 
   // `config` is TrainedConfig's result in all of these; `base_bytes` is per element of the stored base (2: bf16; 4:
@@ -113,7 +114,7 @@ std::vector<const MethodPlan*> MethodPlans();
 // The method of a validated spec.
 const MethodPlan& PlanOf(const jobs::JobSpec& spec);
 
-// Adds a method to this table and to that of jobs/method.h: from then on, specs may name it. It must have a new name
+// Adds a method to this table and to the one in jobs/method.h: from then on, specs may name it. It must have a new name
 // and live until the process ends. Call it before the first job is read.
 void RegisterMethod(const MethodPlan& method);
 

@@ -55,7 +55,8 @@ class OperationFiles : public base::HookedFiles<OperationWrites> {
   // `files` and `scope` must outlive this object.
   OperationFiles(base::FileSystem& files, const OperationScope& scope, std::uint64_t min_free_bytes)
       : HookedFiles(files, files, scope, min_free_bytes) {}
-  // Of the files that were written here: for the Commit of their directory, which then reads only the other files.
+  // Digests of the files that were written through this object. Pass them to the Commit of the directory, which then
+  // reads only the other files.
   const base::WrittenDigests& digests() const { return hook().digests(); }
 };
 

@@ -77,7 +77,7 @@ class UploadTable {
     // OK: the content exists and belongs to this stream. Errors: Cancelled (by CancelUpload), Aborted (another stream
     // took over).
     absl::Status Check() const;
-    // Check(), then adds `bytes` to the quota. Call this before taking the bytes. Errors also: ResourceExhausted
+    // Check(), then counts `bytes` against the quota. Call this before taking the bytes. Errors also: ResourceExhausted
     // (UPLOAD_QUOTA).
     absl::Status Charge(std::int64_t bytes);
     // The last message has arrived: from now on no other stream can take over the upload. Errors: those of Check.
@@ -109,7 +109,7 @@ class UploadTable {
   std::vector<UploadInfo> List(const auth::Principal& viewer) const;  // by number
   absl::Status Cancel(const auth::Principal& viewer, const std::string& id);
 
-  // For finished uploads of models. The bytes count in the quota until the content is destroyed. Errors: NotFound
+  // For finished uploads of models. The bytes count against the quota until the content is destroyed. Errors: NotFound
   // (UPLOAD).
   absl::Status CheckFinished(const auth::RequestOwner& owner, const std::string& id) const;
   struct Taken {

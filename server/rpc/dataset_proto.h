@@ -18,7 +18,8 @@
 
 namespace nibble::rpc {
 
-// Key in the meta.json of a dataset, absent if no row has an empty answer: its data::RowList (data/row_list_json.h).
+// Key in a dataset's meta.json of the data::RowList (data/row_list_json.h) of the rows with an empty answer. Absent if
+// there are no such rows.
 inline constexpr char kEmptyAnswers[] = "empty_answers";
 
 // Errors: DataLoss (ARTIFACT_CORRUPT): meta.json is damaged.
@@ -48,8 +49,9 @@ struct PreviewBounds {
 };
 
 // The first rows of the file as training would see them. Errors: InvalidArgument DATASET_FORMAT names the line of a row
-// that does not fit the format, or that is too long while `overlong` is ERROR; FIELD_VIOLATION data.max_seq_len if the
-// first row alone exceeds an answer; OUT_OF_DEVICE_MEMORY for a large row; Cancelled.
+// that does not fit the format, has too many messages, or is too long while `overlong` is ERROR; TEMPLATE_ERROR;
+// FIELD_VIOLATION (n, a field of data; also data.max_seq_len if the first row alone exceeds an answer); Unimplemented;
+// DataLoss if the dataset is damaged; OUT_OF_DEVICE_MEMORY for a large row; Cancelled.
 absl::Status Preview(const store::StoredDataset& stored, const registry::ModelText& model,
                      const v1::PreviewDatasetRequest& request, const PreviewBounds& bounds,
                      v1::PreviewDatasetResponse* response);

@@ -42,7 +42,8 @@ inline std::size_t ChatBytes(const v1::ChatInput& chat) {
   return chat.ByteSizeLong() + kMessageBytes * static_cast<std::size_t>(chat.messages_size());
 }
 
-// Bytes of the text to encode, before a template is applied; 0 for token ids. Request: one with a `text` and a `chat`.
+// Bytes of the text to encode, before a template is applied; 0 for token ids. Request: a message with a `chat`, and
+// perhaps a `text`.
 template <typename Request>
 std::size_t TextBytes(const Request& request) {
   if constexpr (requires { request.has_text(); }) {
@@ -53,7 +54,7 @@ std::size_t TextBytes(const Request& request) {
 
 // The conversation as the model's template renders it. Errors: InvalidArgument TEMPLATE_ERROR (field chat.messages: the
 // template fails on the messages; field chat_template: the model has none) | PROMPT_TOO_LONG (ChatBytes exceed
-// `max_bytes`).
+// `max_bytes`) | FIELD_VIOLATION (no messages).
 absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& text, std::size_t max_bytes);
 
 // Renders the request's chat; "" if the request has none.

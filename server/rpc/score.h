@@ -14,8 +14,9 @@ namespace nibble::rpc {
 absl::Status CheckScore(const v1::ScoreRequest& request);
 // Submits a Score request to the model's engine, which batches it with all other requests; ends `call` or `stream` with
 // the answer. `rendered`: the result of Rendered (inference_input.h). After an error the engine does not have the
-// request, and the caller must end the call. Errors of the unary form: ResourceExhausted (MESSAGE_TOO_LARGE): the
-// answer may exceed a message.
+// request, and the caller must end the call. Errors: ResourceExhausted (MESSAGE_TOO_LARGE): the answer (unary form) or
+// the logprobs of two tokens (stream) may exceed a message; InvalidArgument if the input has no tokens; those of
+// PromptOf, Call::StillWanted and Engine::Submit.
 absl::Status SubmitScore(CallEnvironment& environment, std::shared_ptr<const serve::Resident> resident,
                          const v1::ScoreRequest& request, std::string rendered, UnaryCall* call,
                          v1::ScoreResponse* response);

@@ -22,7 +22,7 @@ struct AnswerBounds {
 };
 
 // `rendered`: the result of Rendered (inference_input.h). Errors of all three: Cancelled; ResourceExhausted
-// (MESSAGE_TOO_LARGE) as soon as the answer is known not to fit; those of EncodeText.
+// (MESSAGE_TOO_LARGE) as soon as the answer is known not to fit. Tokenize and RenderTemplate: also those of EncodeText.
 absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const registry::ModelText& model,
                       const AnswerBounds& bounds, v1::TokenizeResponse* response);
 // Errors also: InvalidArgument: a negative id, or more than kMaxDetokenizedIds ids.

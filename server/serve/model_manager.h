@@ -21,8 +21,10 @@ namespace nibble::serve {
 struct Resident {
   std::string name;
   absl::Time loaded;
-  std::optional<double> trainer_difference;  // model::MaxLogprobDifference, for an adapter with its trainer's logprobs
-  std::shared_ptr<const void> memory;        // share of the budget; returned after the engine is destroyed
+  // Largest difference between an adapter's logprobs and those that its trainer stored (model::MaxLogprobDifference).
+  // Unset for other models, and without stored logprobs.
+  std::optional<double> trainer_difference;
+  std::shared_ptr<const void> memory;  // share of the budget; returned after the engine is destroyed
   model::TextAssets text;
   std::unique_ptr<Engine> engine;
 };
@@ -48,7 +50,8 @@ class ModelManager {
 
   // Returns the resident of that name; loads it first if necessary. Concurrent callers share one load, or its failure.
   // Errors: ResourceExhausted (OUT_OF_DEVICE_MEMORY; metadata need, have: bytes; plan) if the budget has less than the
-  // planned memory. `cancelled` applies to a load that this call starts.
+  // planned memory; those of Locate and of model::LoadedModel::Load; Cancelled. `cancelled` applies to a load that this
+  // call starts.
   absl::StatusOr<std::shared_ptr<const Resident>> Acquire(const std::string& name, const Cancelled& cancelled = {});
   // Returns the resident if it is in memory, nullptr otherwise. Never waits for a load.
   std::shared_ptr<const Resident> Find(const std::string& name) const;

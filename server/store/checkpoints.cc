@@ -175,7 +175,7 @@ absl::Status PruneOlderAttempts(base::FileSystem& files, const std::string& atte
 
 namespace {
 
-// Another file with the same bytes, which share the disk space if the file system has hard links.
+// Makes `to` a hard link of `from`, or a copy if the file system has no hard links.
 absl::Status LinkFile(base::FileSystem& files, const std::string& from, const std::string& to) {
   if (::link(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
   constexpr std::size_t kPiece = 1 << 20;

@@ -57,8 +57,8 @@ absl::Status PruneOlderAttempts(base::FileSystem& files, const std::string& atte
                                 std::int64_t keep);
 
 // Makes `copy`, which must not exist, of a checkpoint: hard links of its files, or copies where the file system has no
-// hard links. It stays when the checkpoint is removed. Does not hash anything. NotFound if the checkpoint is removed
-// meanwhile; after an error nothing is left. Once this returns OK, the copy survives a power cut.
+// hard links. The copy stays when the checkpoint is removed. Does not hash anything. NotFound if the checkpoint is
+// removed meanwhile; after an error nothing is left. Once this returns OK, the copy survives a power cut.
 absl::Status CopyCheckpoint(base::FileSystem& files, const std::string& checkpoint, const std::string& copy);
 
 // Removes the unfinished work (base::TemporaryName) of an attempt whose trainer no longer writes.

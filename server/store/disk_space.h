@@ -1,5 +1,5 @@
-// The low watermark of the disk: operations that need room are refused before the disk is full, because on a full disk
-// even deletion fails (docs/faults.md, R9). Reads, cancels and deletes do not check it.
+// The low watermark of the disk: work that needs room is refused before the disk is full, because on a full disk even
+// deletion fails (docs/faults.md, R9). Reads, cancels and deletes do not check it.
 #pragma once
 #include <cstdint>
 #include <string>

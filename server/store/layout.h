@@ -13,11 +13,12 @@
 //   server.json                                   the addresses of the running server, and its pid
 //   trainers.sock                                 Unix socket where trainers report, if the server uses TLS or tokens
 //   uploads/ID/                                   an upload in progress; emptied at every start
-//   jobs/ID/attempts/N/                           the --job_dir of nibble-trainer; only that attempt writes here
+//   jobs/ID/attempts/N/                           the --job_dir of nibble-trainer; no other attempt writes here
 //     attempt.json                                what to train: jobs/attempt.h, written by the server before the start
 //     control.json                                {"command": "cancel" | "cancel_keeping" | "pause"}: read on SIGTERM
 //     checkpoint.request                          if it exists, the trainer writes a checkpoint after the current step
-//     lock                                        held with flock while a process of the attempt lives; its pid
+//     lock                                        held with flock while a process of the attempt lives; contains the
+//                                                 pid of the trainer
 //     alive                                       jobs/attempt.h, shows progress while no journal line is written
 //     journal.jsonl                               jobs/journal.h, appended and synced by the trainer
 //     outcome.json                                jobs/attempt.h, the trainer's final result

@@ -7,7 +7,7 @@
 
 namespace nibble::telemetry {
 
-// `proc_cgroup` is the path of /proc/self/cgroup, `mount` that of /sys/fs/cgroup. Nullopt if the system reports no
+// `proc_cgroup`: the path of /proc/self/cgroup. `mount`: the path of /sys/fs/cgroup. Nullopt if the system reports no
 // count: no memory controller, or the root group.
 std::optional<std::uint64_t> ReadOomKills(const std::string& proc_cgroup, const std::string& mount);
 

@@ -60,7 +60,8 @@ class ChatTemplate {
   // Pairs of the name that the template uses and the text, such as {"bos_token", "<s>"}.
   using SpecialTokens = std::vector<std::pair<std::string, std::string>>;
 
-  // Errors: InvalidArgument (syntax, with its line; more than 256 KiB).
+  // Errors: InvalidArgument (syntax, with its line; more than 256 KiB; more than 64 KiB of code in its tags, or
+  // expressions that are too long; special tokens that are not UTF-8).
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Compile(std::string_view source,
                                                                const SpecialTokens& special_tokens);
 

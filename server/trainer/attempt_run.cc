@@ -101,8 +101,8 @@ class AttemptRun {
     return progress_.step == 0 || (spec_.run.eval_every > 0 && progress_.step % spec_.run.eval_every == 0);
   }
 
-  // Every save_every steps, and after the last one: a crash in the final evaluation or while publishing then repeats no
-  // step.
+  // Every save_every steps, and after the last step: a crash in the final evaluation or while publishing then repeats
+  // no step. Never if save_every is 0.
   bool SaveIsDue() const {
     if (spec_.run.save_every == 0) return false;
     return progress_.step == max_steps_ || progress_.step % spec_.run.save_every == 0;
@@ -499,7 +499,7 @@ class AttemptRun {
   std::int64_t max_steps_ = 0;
   std::optional<std::int64_t> max_micro_batches_;  // set in a run by epochs
   std::int64_t saved_step_ = 0;                    // step of the newest checkpoint: a later attempt resumes there
-  bool continues_other_job_ = false;               // the first step is that of another job's checkpoint
+  bool continues_other_job_ = false;               // the attempt starts from another job's checkpoint
   std::optional<double> last_eval_loss_;
   std::map<std::string, std::uint64_t> reported_launches_;
   bool may_stop_ = true;

@@ -15,7 +15,7 @@ namespace nibble::trainer {
 // Linear ramp of the quantized share of weights and activations.
 struct QuantizationRamp {
   double from = 0;         // share in the first step, 0 to 1
-  std::int64_t steps = 0;  // from this step on, the share is 1; 0: from the first step
+  std::int64_t steps = 0;  // after this many steps, the share is 1; 0: from the first step
 
   // The share in the passes after `step` complete steps.
   double Share(std::int64_t step) const {

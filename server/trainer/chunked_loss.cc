@@ -47,8 +47,8 @@ void ForEachLossChunk(const LossRows& rows, Body body) {
   }
 }
 
-// Returns the sum of the losses. Stores the gradient to `hidden`, times scale, and adds the one to the head to
-// *grad_head, if that is not null.
+// Returns the sum of the losses. Stores the gradient to `hidden`, times scale, in *grad_hidden. Adds the gradient to
+// the head, times scale, to *grad_head, unless that is null.
 double LossAndGradients(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
                         double scale, Tensor* grad_hidden, Tensor* grad_head, Context& context) {
   const LossRows rows = RowsWithTarget(targets);

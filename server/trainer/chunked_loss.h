@@ -26,15 +26,15 @@ struct FrozenHead {
 
 // A trained head [V, K].
 struct TrainedHead {
-  torch::Tensor master;  // [V, K] f32 parameter
+  torch::Tensor master;  // [V, K] f32 or bf16 parameter
   FrozenHead read;       // the forms of the master that products read
 
   // Makes `read` of the master, in these types; a form in f32 is the master's memory.
   void Read(torch::ScalarType served, torch::ScalarType backward);
 };
 
-// Returns scale * sum of the losses of rows whose target is not -1, through a frozen head. hidden [T, K]
-// has head.served's type. Stores the unscaled sum in *loss_sum.
+// Returns scale * sum of the losses of rows whose target is not -1, through a frozen head. hidden [T, K] has
+// head.served's type. Stores the unscaled sum in *loss_sum.
 torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const FrozenHead& head,
                                const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
                                AutogradContext& context);

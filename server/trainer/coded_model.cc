@@ -157,7 +157,7 @@ class CodedOps {
   }
 
  private:
-  // [K] f32, as the kernels read it; one in bf16 becomes a copy with gradient.
+  // [K] f32, as the kernels read it; a bf16 weight is copied, and the copy passes the gradient on.
   Tensor Weight(std::int64_t layer, Norm norm) const {
     return model_.norms_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(norm)].to(torch::kFloat32);
   }
@@ -256,7 +256,7 @@ absl::Status CodedModel::ForEachTrainingLogits(std::span<const std::int32_t> tok
 
 const model::DecoderWeights& CodedModel::ServingWeights() {
   if (!serving_made_) {
-    EndServing();  // what a call that failed has left
+    EndServing();  // frees what a failed call left
     MakeServingWeights();
   }
   return serving_;

@@ -57,7 +57,7 @@ bool ScaleHasGradient(const CodedRowOptions& options);
 void AddScaleGradient(const torch::Tensor& x, const CodedRows& rows, const CodedRowOptions& options,
                       const torch::Tensor& grad, AutogradContext& context);
 
-// Shapes of tensors whose dimensions but the last are rows.
+// Shapes of tensors in which all dimensions but the last are rows.
 std::int64_t NumRows(const torch::Tensor& x);
 torch::Tensor AsRows(const torch::Tensor& x);
 std::vector<std::int64_t> ShapeWith(const torch::Tensor& x, std::int64_t last);

@@ -1,5 +1,5 @@
 // The 256 values of an 8-bit moment (dynamic quantization, arXiv:2110.02861), as bitsandbytes and torchao define them.
-// A moment is code's value * absmax of its block.
+// A moment is its code's value * the absmax of its block.
 #pragma once
 #include <array>
 #include <bit>

@@ -52,8 +52,8 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   }
 };
 
-// Returns the sum of the losses. Stores the gradient to `hidden`, times scale, and adds the one to the head to
-// *grad_head, if that is not null.
+// Returns the sum of the losses. Stores the gradient to `hidden`, times scale, in *grad_hidden. Adds the gradient to
+// the head, times scale, to *grad_head, unless that is null.
 double LossAndGradients(const Tensor& hidden, const DenseHead& head, const std::vector<std::int32_t>& targets,
                         double scale, Tensor* grad_hidden, Tensor* grad_head, Context& context) {
   const LossRows rows = RowsWithTarget(targets);

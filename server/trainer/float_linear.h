@@ -14,8 +14,8 @@ struct FloatLinear {
   void Round();
 };
 
-// y = x W^T + bias. x [T, K] f32 reads the master, which is then f32, x bf16 the rounded weight; the result is
-// [T, N] f32. Backward products have the scratch's type.
+// y = x W^T + bias. An f32 x [T, K] is multiplied by the master, which is then f32 too; a bf16 x by the rounded weight.
+// The result is [T, N] f32. Backward products have the scratch's type.
 torch::Tensor ApplyFloatLinear(const torch::Tensor& x, const FloatLinear& linear, AutogradContext& context);
 
 }  // namespace nibble::trainer

@@ -1,5 +1,5 @@
 // Loops over the elements of a tensor in f32 or bf16, which the optimizer's arithmetic reads and writes as f32.
-// Included by .cc files without torch only, whose CHECK is another one.
+// Included only by .cc files without torch, because torch defines another CHECK.
 #pragma once
 #include <cstdint>
 

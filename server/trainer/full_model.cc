@@ -205,7 +205,7 @@ class TorchFullModel : public FullModel {
     parts_.rope_sin = rope_sin_.data();
   }
 
-  // A vector as serving reads it: f32. Keeps a copy of one in bf16.
+  // A vector as serving reads it: f32. Keeps the copy that it makes of a bf16 vector.
   const float* ServedVector(const Tensor& vector) {
     if (!vector.defined()) return nullptr;
     served_vectors_.push_back(vector.detach().to(torch::kFloat32));

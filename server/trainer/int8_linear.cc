@@ -64,7 +64,7 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
     Remember(ctx, "options", options);
     Remember(ctx, "weight", weight);
     ctx->saved_data["draw"] = draw;
-    // Behind rows, later nodes keep y itself until their backward pass.
+    // In a model whose linears read rows, later nodes keep y itself until their backward pass, so y is not transient.
     const Tensor y = shared != nullptr ? torch::empty({NumRows(x), master.size(0)}, torch::kFloat32)
                                        : context->transient.Empty({NumRows(x), master.size(0)});
     if (!options->forward) {

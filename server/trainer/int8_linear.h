@@ -21,9 +21,9 @@ struct Int8Weight {
   PackedInt8 transposed;     // of its transpose [K, N], for the input's gradient
   torch::Tensor rounded;     // bf16 [N, K], for the products that stay float and multiply bf16; else undefined
 
-  // Makes the forms that the options need; called once per optimizer step. `bf16`: products that stay float multiply
-  // it. Does not make the form of the forward product if the options round that stochastically. Throws the kernel's
-  // error.
+  // Makes the forms that the options need; called once per optimizer step. `bf16`: whether products that stay float
+  // multiply bf16. Does not make the form of the forward product if the options round that stochastically. Throws the
+  // kernel's error.
   void Quantize(const Int8LinearOptions& options, bool bf16, const kernels::Stream& stream);
   // Makes the form of the forward product; with stochastic rounding, called before every forward pass with the number
   // of the micro-batch.

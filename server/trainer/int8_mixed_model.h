@@ -13,8 +13,9 @@
 namespace nibble::trainer {
 
 struct Int8MixedOptions {
-  Int8LinearOptions products = {};  // of all linears; `forward`, a scale per row and rounding to nearest in the forward
-  bool bf16_compute = true;         // of the backward products that stay float
+  // Of all linears. The forward product must run in int8, with a scale per row, rounded to nearest.
+  Int8LinearOptions products = {};
+  bool bf16_compute = true;  // of the backward products that stay float
   bool activation_checkpointing = false;
   bool random_init = false;  // the base gives only the shapes
   std::uint64_t init_seed = 0;

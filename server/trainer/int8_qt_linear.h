@@ -28,7 +28,7 @@ struct Int8QtWeight {
   static Int8QtWeight Make(const torch::Tensor& initial, bool one_scale, torch::ScalarType grad_type,
                            const kernels::Stream& stream);
 
-  // The codes and scales; `grad` as an element type is RefOf(grad).
+  // A reference to the codes and scales. RefOf(grad) refers to the gradient.
   TensorRef value() const;
   // The packed form, in the memory of `panels`. Valid until the panels are written again.
   kernels::PackedInt8Weight Pack(Int8Panels& panels, const kernels::Stream& stream) const;
@@ -36,7 +36,7 @@ struct Int8QtWeight {
 
 // y [T, N] f32 = rows W^T + bias, as one node, which keeps the rows: those of `input`, or its float x [T, K] (f32 or
 // bf16) if it has none. Backward: the gradient of the rows is (g * scale) codes, that of the weight is g^T rows, both
-// in the scratch's type; codes are exact in bf16. The gradient of x has its type.
+// in the scratch's type; codes are exact in bf16. The gradient of x has x's type.
 torch::Tensor ApplyInt8QtLinear(const CodedInput& input, const Int8QtWeight& weight, Int8Panels& panels,
                                 AutogradContext& context);
 

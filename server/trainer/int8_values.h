@@ -29,8 +29,9 @@ void WidenInt8(const TensorRef& tensor, std::span<float> values, const kernels::
 // Stores values [count] f32 as codes and scales, in the arithmetic of quantize_int8: one scale per row, or one for all
 // rows with draws.one_scale; stochastically rounded, unless draws.to_nearest. A row whose values are still code * scale
 // keeps its bytes, so a step without effect changes nothing. With draws.one_scale, rows keep their bytes only if no row
-// has changed. `step` (of the optimizer) keeps the draws of different steps apart. Without `buffers`, which `values`
-// may be part of, it takes its own memory. Errors: InvalidArgument if a value is not finite; then nothing has changed.
+// has changed. `step` (of the optimizer) keeps the draws of different steps apart. `values` may be buffers->values.
+// Without `buffers`, StoreInt8 allocates its own memory. Errors: InvalidArgument if a value is not finite; then nothing
+// has changed.
 absl::Status StoreInt8(std::span<const float> values, const TensorRef& tensor, std::int64_t step,
                        const StoreDraws& draws, const kernels::Stream& stream = {}, Int8Buffers* buffers = nullptr);
 

@@ -30,7 +30,7 @@ constexpr std::int64_t kSegmentQuantum = 32;
 
 struct Heads {
   std::int64_t kv = 0;     // KV heads
-  std::int64_t group = 0;  // query heads that share one
+  std::int64_t group = 0;  // query heads per KV head
   std::int64_t dim = 0;
 };
 

@@ -25,8 +25,8 @@ namespace {
 // Names of torch's operators as constants that are never freed, as LaunchCounter requires.
 class OperatorNames {
  public:
-  // nullptr: not an operator. torch also announces each backward step of autograd, by the name of its C++ class: the
-  // kernels and operators that run inside it are counted, not the step.
+  // Returns nullptr if `name` is not an operator. torch also announces each backward step of autograd, by the name of
+  // its C++ class: the kernels and operators that run inside the step are counted, not the step.
   const char* Intern(const char* name) {
     base::MutexLock lock(mutex_);
     auto it = names_.find(name);

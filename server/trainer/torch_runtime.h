@@ -18,7 +18,8 @@ void CountOperators(kernels::LaunchCounter* launches);
 // Torch's own threads as the kernels' pool, because two sets of threads would compete for the cores.
 std::unique_ptr<kernels::ThreadPool> MakeTorchThreadPool();
 
-// torch::mm as the BEST_EFFORT product. Thread-safe.
+// The BEST_EFFORT product: torch::mm, or MatmulBf16 for bf16 matrices with an f32 result on machines where that is
+// fast. Thread-safe.
 std::unique_ptr<kernels::DenseLibrary> MakeTorchLibrary();
 
 }  // namespace nibble::trainer

@@ -39,7 +39,7 @@ class DecoderParts {
   // Rows [T, hidden] f32. The residual stream is f32, as in serving: in bf16 each layer would round it, and the served
   // model would differ from the trained one.
   virtual torch::Tensor Embed(const Pass& pass) = 0;
-  // x [T, K] of the compute type, or f32 right after a norm (TrainingOps); returns [T, N] f32.
+  // x [T, K] has the compute type; returns [T, N] f32.
   virtual torch::Tensor Linear(const torch::Tensor& x, std::int64_t layer, model::LinearKind kind,
                                const Pass& pass) = 0;
   // Weights [K] f32 of a norm that the model has.

@@ -31,7 +31,8 @@ __attribute__((target("avx2"))) inline std::uint64_t ReadAll(const std::uint8_t*
   return out[0] ^ out[1] ^ out[2] ^ out[3];
 }
 
-// Twelve chains of vpdpbusd (64 multiply-adds each), or without VNNI of vpaddd (counted as 16; one vpmaddwd for all).
+// Twelve chains of vpdpbusd, each step with 64 multiply-adds. Without VNNI: twelve chains of vpaddd, each step counted
+// as 16 multiply-adds; all twelve add the result of one vpmaddwd.
 __attribute__((target("avx512f,avx512vnni"))) inline std::uint64_t Int8Vnni(std::int64_t iterations) {
   __m512i acc[12], a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5);
   for (__m512i& v : acc) v = _mm512_setzero_si512();

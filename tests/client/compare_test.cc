@@ -26,7 +26,7 @@ v1::GenerateResponse Answered(const std::string& model, const std::string& text)
   return response;
 }
 
-// A server whose models answer with texts[model].
+// A server whose models answer with texts_[model].
 class CompareTest : public ::testing::Test {
  protected:
   void SetUp() override {

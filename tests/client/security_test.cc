@@ -87,7 +87,7 @@ TEST(TokensCommandTest, PrintsTheHashAndWritesTheTokenToTheFile) {
   EXPECT_EQ((*line)["token_sha256"], base::Sha256Hex(token));
   EXPECT_TRUE(line->contains("expires"));
   EXPECT_THAT(result.out + result.err, Not(HasSubstr(token)));
-  // Never overwrites an existing file; every token differs.
+  // The command never overwrites an existing file, and every token differs.
   EXPECT_NE(RunNibble(server, {"tokens", "new", "ci", "--role", "train", "--out", out}).exit, 0);
   const Result other = RunNibble(server, {"tokens", "new", "ci", "--role", "train", "--days", "0", "--out", out + "2"});
   EXPECT_EQ(other.exit, 0);

@@ -64,7 +64,7 @@ TEST(UploadDatasetTest, RetriesWhenTheConnectionIsLost) {
   EXPECT_EQ(server.uploads[2].bytes, "{}\n");
 }
 
-// As after a restart, which loses the uploads in memory.
+// A restart of the server loses the uploads that are in memory.
 TEST(UploadDatasetTest, BeginsAgainIfTheServerHasLostTheUpload) {
   FakeServer server;
   server.lose_after = {4};
@@ -78,8 +78,8 @@ TEST(UploadDatasetTest, BeginsAgainIfTheServerHasLostTheUpload) {
   EXPECT_EQ(server.uploads[0].bytes, "{\"a\":1}\n");
 }
 
-// While the server does not answer, it is not known which bytes it has: a stream from the first byte on would replace
-// them.
+// While the server does not answer, the client does not know which bytes have arrived: a stream from the first byte on
+// would replace them.
 TEST(UploadDatasetTest, SendsNothingUntilTheServerSaysWhatHasArrived) {
   FakeServer server;
   server.lose_after = {4};

@@ -2,9 +2,10 @@
 """Runs the steps of the Dockerfile, read from the file itself, in roots made by debootstrap, to test an image without
 docker. Needs root and a Debian mirror.
 
-  image_root.py STAGE --work DIR                      runs all stages of STAGE, including the build (half an hour)
-  image_root.py STAGE --work DIR --build-tree TREE    runs the last step of the build stage (cmake --install) on an existing
-                                                      build, and all other steps unchanged
+  image_root.py STAGE --work DIR                      runs STAGE and all stages that it needs, including the build (half
+                                                      an hour)
+  image_root.py STAGE --work DIR --build-tree TREE    of the build stage, runs only the step cmake --install, on an
+                                                      existing build; runs the other stages unchanged
 
 Leaves the root of the image in DIR/STAGE."""
 import argparse

@@ -46,7 +46,7 @@ class Client(threading.Thread):
 
     def finish(self, api, operation):
         """Waits for an operation that the last call of `api` began. Returns None if a kill of the server ended it."""
-        life = api.connected  # in which the operation began; a kill may have ended it already
+        life = api.connected  # the server's life in which the operation began; a kill may already have ended this life
         try:
             return wait_for(api, operation, LONG_S)
         except AssertionError:

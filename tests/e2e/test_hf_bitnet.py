@@ -139,9 +139,9 @@ def distances_to_a_border(monkeypatch, model, ids):
 
 def test_checkpoint_with_norms_in_its_linears_has_the_logits_of_transformers(server, tmp_path, monkeypatch):
     """A random model: one activation that two orders of summation round to different codes changes every later logit,
-    so each of 16 short texts is compared alone. A text may differ only if an activation in transformers lies on the
-    border between two codes, within 1.5 ulp of 127, and few texts may: of the 53,000 activations of a text, one lies so
-    near in two texts of three, and is rounded differently in about one of 16."""
+    so each of 16 short texts is compared alone. At most 4 texts may differ, and each of them only if an activation in
+    transformers lies on the border between two codes, within 1.5 ulp of 127. In two texts of three, one of the 53,000
+    activations lies so near a border; in about one text of 16, it is rounded differently."""
     directory = checkpoint(bitnet.make("rms_norm", **SHAPE), "rms_norm", tmp_path)
     server.run("models", "import", directory, "--name", "hf-rms-norm", "--dtype", "f32")
     assert server.json("models", "get", "hf-rms-norm")["format"] == "ternary"
@@ -321,9 +321,10 @@ def as_served(directory):
 
 @torch.no_grad()
 def without_ties_of_weights(masters, ternary):
-    """Moves weights that training left on the border between two codes off it, to our side. (The estimator drives such
-    weights back and forth, in ever smaller steps.) On the border, 1 / mean(|w|) times w and w / mean(|w|) may round to
-    different codes, and one such weight changes the logits of every text. The two models have the same linears."""
+    """Moves each weight that training left on the border between two codes away from the border, to the side of the
+    code in `ternary`. (The estimator drives such weights back and forth, in ever smaller steps.) On the border,
+    1 / mean(|w|) times w and w / mean(|w|) may round to different codes, and one such weight changes the logits of
+    every text. The two models have the same linears."""
     moved = total = 0
     packed = dict(ternary.named_modules())
     for name, linear in masters.named_modules():

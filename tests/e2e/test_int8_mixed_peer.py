@@ -1,6 +1,6 @@
 """Compares twenty steps of int8 mixed precision with torchao: same start, data and optimizer, fp32 outside the int8
-products. Sums in another order move values by a last bit, and where such a value lies at a rounding tie, its code by one
-(1/127 of its row's largest): twenty losses of this model differ by about 1.1e-3."""
+products. Sums in another order change the last bit of a value. Where such a value lies at a rounding tie, its code
+changes by one (1/127 of the largest value of its row). So twenty losses of this model differ by about 1.1e-3."""
 import json
 from types import SimpleNamespace
 
@@ -25,7 +25,8 @@ SWITCHES = {"all": ({}, {}), "forward": ({"grad_input": False, "grad_weight": Fa
 
 
 def torchao_losses(base, ids, **settings):
-    """Each row is a product of its own, as in loss_of: scales of columns are those of a row's tokens."""
+    """Losses of torchao. Each row is a forward pass of its own, as in loss_of, so the scale of a column covers the
+    tokens of one row."""
     switches = {key: value for key, value in settings.items() if key != "lr"}
 
     def quantize(model):

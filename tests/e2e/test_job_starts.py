@@ -51,7 +51,7 @@ def digest(server, model):
 
 
 def options_of(method, tmp_path):
-    """Draws that differ from step to step must continue too."""
+    """For qlora, flags that add dropout: its random draws differ from step to step, and must continue too."""
     if method != "qlora":
         return []
     spec = tmp_path / "spec.json"
@@ -61,7 +61,8 @@ def options_of(method, tmp_path):
 
 @pytest.mark.parametrize("method", ["qlora", "full", "int8_qt", "bitnet_qat"])
 def test_continued_job_has_the_weights_of_one_long_run(server, tmp_path, method):
-    """Its trainer is killed before its first checkpoint, when the job that it continues no longer exists."""
+    """The trainer of the continued job is killed before its first checkpoint; the job whose checkpoint it continues has
+    already been deleted."""
     options = options_of(method, tmp_path)
     run(server, method, f"{method}-long", STEPS, *options)
     source, _ = run(server, method, f"{method}-source", SOURCE_STEPS, *options)

@@ -245,7 +245,7 @@ TEST_F(MemoryTest, SmallestBoundOfMachineAndCgroupCounts) {
   EXPECT_EQ(Bytes(), 512 << 20);
 }
 
-// Such as a service of systemd with MemoryMax.
+// A service of systemd with MemoryMax is in a group of its own, which has this limit.
 TEST_F(MemoryTest, LimitsOfTheProcessOwnGroupAndOfThoseAboveItCount) {
   Put("proc/meminfo", "MemTotal:       16000000 kB\n");
   Put("proc/self/cgroup", "0::/system.slice/nibbled.service\n");
@@ -268,7 +268,7 @@ TEST(LimitsMemoryTest, FlagWinsOverTheMachine) {
   EXPECT_EQ(MemoryBytes(12345, 100, base::RealFileSystem()), 12345);
 }
 
-// T6 (docs/faults.md): trainers and models got all of the machine's memory, and none was left for nibbled.
+// T6 (docs/faults.md): trainers and models must not get all of the machine's memory, because nibbled itself needs some.
 TEST(LimitsMemoryTest, MemoryOfNibbledItselfIsReserved) {
   const std::int64_t all = MemoryBytes(0, 0, base::RealFileSystem());
   EXPECT_EQ(MemoryBytes(0, 1 << 20, base::RealFileSystem()), all - (1 << 20));

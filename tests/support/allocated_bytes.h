@@ -1,5 +1,5 @@
-// Memory that this process has allocated. mallinfo2 does not see the allocators of sanitizers: leave such tests out
-// there.
+// Memory that this process has allocated. mallinfo2 does not see the allocators of sanitizers, so builds with a
+// sanitizer must leave out the tests that call AllocatedBytes.
 #pragma once
 #include <malloc.h>
 

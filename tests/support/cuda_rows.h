@@ -10,8 +10,8 @@
 
 namespace nibble::support {
 
-// Filled like Int8Rows and WideRows on the host, so that unused elements compare equal too, or a copy of host rows.
-// Parts that the host rows lack are absent here.
+// Either a copy of host rows, or filled with the same byte as Int8Rows and WideRows on the host, so that unused
+// elements compare equal too. Parts that the host rows lack are absent here.
 class DeviceRows {
  public:
   DeviceRows(kernels::CudaContext& context, const kernels::QuantizedRows& like)

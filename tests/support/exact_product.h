@@ -1,5 +1,5 @@
-// The product of the stored values in f64, and a check that a result is as near to it as a sum in f32, in any order,
-// that is then rounded to the type of the result.
+// The product of the stored values in f64, and a check of a result: its error must be within the bound for a sum in
+// f32, in any order, that is then rounded to the type of the result.
 #pragma once
 #include <cmath>
 #include <cstdint>

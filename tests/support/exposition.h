@@ -1,5 +1,5 @@
-// Checks the Prometheus text format (version 0.0.4) as strictly as Prometheus does, for tests where promtool may be
-// missing.
+// Checks the Prometheus text format (version 0.0.4) at least as strictly as Prometheus does, for tests where promtool
+// may be missing. Timestamps, and comments other than HELP and TYPE, are faults here.
 #pragma once
 #include <cctype>
 #include <cstdlib>

@@ -24,7 +24,8 @@ inline double Gamma(std::int64_t n, double unit = kEpsF32) {
 }
 
 // Bound on |computed - exact| of an inner product of n terms summed in f32 in any order, given the sum of |a_i b_i|,
-// then rounded to out; denormal results lose at most one smallest step (2^-149) per term, and one of bf16 (2^-133).
+// then rounded to out. Denormal results lose at most one smallest step of f32 (2^-149) per term, and one smallest step
+// of bf16 (2^-133) in the end.
 inline double DotBound(std::int64_t n, double sum_abs, kernels::DType out = kernels::DType::kF32) {
   const double f32 = Gamma(n + 1) * sum_abs + static_cast<double>(n) * 0x1p-149;
   const double unit = out == kernels::DType::kBF16 ? kEpsBF16 : kEpsF32;

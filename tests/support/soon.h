@@ -1,4 +1,4 @@
-// Waits for something that happens on another thread or in another process. Tests poll only here.
+// Waits, with a time limit, for something that happens on another thread or in another process.
 #pragma once
 #include <chrono>
 #include <functional>

@@ -1,4 +1,4 @@
-"""The only place where the tests in Python look again and again until something is true or stays as it is."""
+"""Waits, for the tests in Python, until something is true or until it no longer changes."""
 import time
 
 

@@ -13,7 +13,7 @@ namespace nibble::kernels {
 //   bias  [N]      f32, or null
 //   y     [M, N]   f32 | bf16; overwritten
 // Requires K <= kTernaryMaxCols (kTernaryMaxColsWide with wide codes). Same bits on every path, batch and thread count.
-// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device; wide codes on CUDA), Internal (launch).
 // Source: BitNet b1.58 2B4T, arXiv:2504.12285; docs/numerics.md 3. Golden: tests/golden/kernels (numpy
 // int64 product and f32 epilogue).
 absl::Status MatmulTernary(const MatmulTernaryArgs& args, const Stream& stream);

@@ -31,8 +31,8 @@ inline void ForEachVector(const Source& source, std::int64_t cols, Body body) {
   if (k < cols) body(k, source.LoadPartial(k, static_cast<int>(cols - k)));
 }
 
-// The largest magnitudes seen so far, largest first; among equals the one seen first stays first. Vec
-// gives each instruction set its own copy of the class.
+// The largest magnitudes seen so far, largest first; of equal magnitudes, the first one seen stays first. Vec gives
+// each instruction set its own copy of the class.
 template <typename Vec>
 class OutlierList {
  public:

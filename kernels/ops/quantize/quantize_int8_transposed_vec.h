@@ -17,7 +17,7 @@ class TransposedQuantizer {
 
   void Run(const Stream& stream) {
     const std::int64_t groups = RoundUp(args_.x.cols, kGroup) / kGroup;
-    // The largest magnitude of each column first stands in `scale`.
+    // `scale` first holds the largest magnitude of each column.
     stream.ParallelFor(groups, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t group = begin; group < end; ++group) FindAbsmax(group * kGroup);
     });
@@ -39,7 +39,7 @@ class TransposedQuantizer {
   int Columns(std::int64_t column) const {
     return static_cast<int>(std::clamp<std::int64_t>(args_.x.cols - column, 0, kTile));
   }
-  // Of row and 16 columns; 0 past the last column.
+  // Elements of a row in the 16 columns from `column` on; lanes past the last column hold 0.
   Vec Load(std::int64_t row, std::int64_t column, int columns) const {
     const T* x = args_.x.Row<T>(row) + column;
     return columns == kTile ? Vec::Load(x) : Vec::LoadPartial(x, columns);

@@ -1,4 +1,4 @@
-// Tests the decision whether a caller may call a method, a pure function, and the token file (docs/faults.md, S1, S2,
+// Tests the pure function that decides whether a caller may call a method, and the token file (docs/faults.md, S1, S2,
 // S10, S11).
 #include "server/auth/authority.h"
 

@@ -136,7 +136,7 @@ TEST_F(ControllerTest, BestCheckpointIsTheKeptOneWithTheLowestLoss) {
   for (const auto& file : std::filesystem::directory_iterator(kept->front().directory)) {
     if (file.path().filename() != store::kManifestFile) std::filesystem::resize_file(file, file.file_size() + 1);
   }
-  EXPECT_EQ(best(id), 0) << "nor is a damaged one";
+  EXPECT_EQ(best(id), 0) << "a damaged checkpoint is not the best";
 }
 
 // The trainer saves the last step before it evaluates it.

@@ -35,7 +35,7 @@ class DatabaseTest : public ::testing::Test {
     soci::session session(soci::sqlite3, "db=\"" + path_ + "\"");
     session << sql;
   }
-  // Creates a database of an earlier schema version, runs `sql` on it, and opens it with this version.
+  // Creates a database of an earlier schema version, runs `sql` on it, and opens it with the current version.
   void OpenAsOf(std::size_t version, const std::vector<std::string>& sql) {
     database_.reset();
     for (const char* suffix : {"", "-wal", "-shm"}) std::filesystem::remove(path_ + suffix);
@@ -58,7 +58,7 @@ class DatabaseTest : public ::testing::Test {
            "started_us, ended_us) VALUES ('" +
            id + "', 'QUEUED', 0, 0, '" + spec + "', '', '{}', '', 0, 0, 5, 0, 0)";
   }
-  // A row of the requests in version 1. The key becomes an SQL expression, with char(10) for each newline.
+  // A row of the table of request ids in version 1. The key becomes an SQL expression, with char(10) for each newline.
   static std::string OldRequest(const std::string& key, const std::string& job) {
     std::string quoted = "''";
     for (const char c : key) quoted += std::string(" || ") + (c == '\n' ? "char(10)" : std::string("'") + c + "'");

@@ -502,7 +502,7 @@ TEST(JobSpecTest, PresetsOfInt8MixedGiveUnsetFieldsTheirValues) {
   EXPECT_EQ(with({.preset = "switchback"}).weight_scale, "tensor");
   EXPECT_EQ(products(with({.preset = "torchao"})), (std::vector<bool>{true, true, true, false}));
   EXPECT_EQ(with({.preset = "torchao"}).act_outliers, 0);
-  // A field that is set overrides its preset; what it excludes is then off by default.
+  // A field that is set overrides its preset; fields that would contradict it are then off by default.
   EXPECT_EQ(products(with({.preset = "a8w8-qat", .grad_input = true})), (std::vector<bool>{true, true, false, true}));
   EXPECT_EQ(products(with({.forward = false})), (std::vector<bool>{false, true, true, false}));
   EXPECT_EQ(with({.act_scale = "per_tensor"}).act_outliers, 0);

@@ -51,7 +51,7 @@ absl::StatusOr<JobStart> Start(const StoredJob& job, const StoredJob& source = J
 TEST(JobStartTest, SameSpecWithMoreStepsContinuesAtTheDataCursor) {
   JobSpec spec = Resuming();
   spec.optim.lr = 1.0;
-  spec.run.seed = spec.qlora.seed = 8;  // the seed of initial values, which the checkpoint has
+  spec.run.seed = spec.qlora.seed = 8;  // the checkpoint replaces the initial values of these seeds
   spec.run.save_every = 3;
   const auto start = Start(Job(spec));
   ASSERT_TRUE(start.ok()) << start.status();
@@ -102,7 +102,7 @@ TEST(JobStartTest, OtherWeightsOfTheBaseAreAMismatch) {
   EXPECT_EQ(base::Reason(status), "BASE_MISMATCH");
   EXPECT_EQ(base::ReasonMetadata(status)["got"], "other");
   EXPECT_EQ(base::ReasonMetadata(status)["wanted"], "same");
-  job.digests.base_model = "";  // of a job of an older server: the trainer compares
+  job.digests.base_model = "";  // as in a job of an older server; the trainer compares the digests
   EXPECT_TRUE(Start(job).ok());
 }
 

@@ -80,7 +80,8 @@ TEST(JobStateTest, NamesParseBackToStates) {
   EXPECT_FALSE(ParseJobState("DONE").ok());
 }
 
-// Calls are PickNext(queue, running, limits, now); a QueuedJob is {id, priority, submitted, not_before}.
+// Calls are PickNext(queue, running, limits, now); the first fields of a QueuedJob are {id, priority, submitted,
+// not_before, memory_bytes}.
 TEST(PolicyTest, HigherPriorityStartsFirstThenOrderOfSubmission) {
   const std::vector<QueuedJob> queue = {{"b", 0, 2, {}}, {"a", 0, 1, {}}, {"urgent", 5, 3, {}}};
   EXPECT_EQ(PickNext(queue, {}, {1}, absl::ZeroDuration()).start, std::vector<std::string>({"urgent"}));

@@ -1,4 +1,4 @@
-// PLANNING, the first state of every job: its rows are read after Submit has answered.
+// PLANNING is the first state of every job: the server reads the job's rows in it, after Submit has answered.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -128,7 +128,7 @@ TEST_F(OperationTableTest, FullQueueReportsWhenAPlaceIsFree) {
   EXPECT_EQ(refused(), "1000") << "it already takes longer than the mean";
 }
 
-// The server shuts down normally, and no caller has cancelled these operations.
+// The server shuts down normally, and no caller has cancelled the operations "running" and "queued".
 TEST_F(OperationTableTest, C8OperationsInterruptedByTheEndOfTheServerAreAborted) {
   auto table = Open("ended");
   const auto start_of = [](const std::string& id) {

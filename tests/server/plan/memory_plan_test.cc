@@ -154,7 +154,7 @@ TEST(MemoryPlanTest, NormsOfHeadsCountInEveryMethod) {
   }
 }
 
-// Rows in bf16 instead of codes, in training and in passes of the served model.
+// With compute FLOAT, rows are bf16 values instead of codes, in training and in passes of the served model.
 TEST(MemoryPlanTest, Int8QtOnFloatRowsCountsRowsInBF16) {
   const model::ModelConfig config = Qwen3Of600M();
   jobs::JobSpec spec = Spec(jobs::kMethodInt8Qt);
@@ -167,7 +167,8 @@ TEST(MemoryPlanTest, Int8QtOnFloatRowsCountsRowsInBF16) {
   EXPECT_EQ(ServedPassBytes(spec, config, 1) - coded, 2 * 1024 + 2048 + 3072);
 }
 
-// The base in its own type, and an f32 base rounded once more for bf16 products; the adapter as in qlora.
+// The base counts in its own type; an f32 base also has a copy that is rounded for bf16 products. The adapter counts as
+// in qlora.
 TEST(MemoryPlanTest, LoraCountsItsBaseInTheTypeOfTheBase) {
   const model::ModelConfig config = Qwen3Of600M();
   jobs::JobSpec spec = Spec(jobs::kMethodLora);

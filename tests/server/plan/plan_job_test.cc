@@ -345,7 +345,7 @@ TEST_F(PlanJobTest, WarnsOfProbableMistakes) {
   EXPECT_TRUE(Warns(Plan(), "PER_TENSOR_ACTIVATIONS"));
 }
 
-// T1 (docs/faults.md): rows of the evaluation set were truncated, dropped and merged without a warning.
+// T1 (docs/faults.md): rows of the evaluation set must not be truncated, dropped or merged without a warning.
 TEST_F(PlanJobTest, WarnsOfRowsOfTheEvaluationSetAndNamesIt) {
   model::WriteBytes(directory_.Path("pairs.jsonl"), R"({"prompt": "walk ", "completion": "the"})"
                                                     "\n");

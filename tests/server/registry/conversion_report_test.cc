@@ -25,7 +25,7 @@ TEST(ConversionReportTest, WritesOnlyFieldsWithAValue) {
                             R"("layers":[{"layer":"a","rmsError":0.5}],"evalLossBefore":0.0,"evalTokens":"12"})");
 }
 
-// Written by the JSON printer of protobuf, as earlier versions did.
+// Earlier versions wrote these files with protobuf's JSON printer.
 TEST(ConversionReportTest, ParsesFilesOfEarlierVersions) {
   const auto report = ParseConversionReport(
       R"({"sourceFormat":"MODEL_FORMAT_LORA","targetFormat":"MODEL_FORMAT_NF4","sourceDigest":"s","targetDigest":"t",)"

@@ -1,4 +1,4 @@
-// Work on whole models without an API: what over-the-wire tests cannot see directly.
+// Tests work on whole models without the API, for what tests over the wire cannot see directly.
 #include "server/registry/model_library.h"
 
 #include <gmock/gmock.h>
@@ -88,7 +88,7 @@ class ModelLibraryTest : public ::testing::Test {
     request.eval_dataset = "page";
     return request;
   }
-  // A model such as one published from a checkpoint of an int8_qt job: int8, with 4 outliers and a head in bf16.
+  // Adds a model as if it was published from a checkpoint of an int8_qt job: int8, with 4 outliers and a head in bf16.
   void AddInt8Checkpoint(const std::string& name) {
     const auto base = model::Artifact::Open(models_.bf16());
     ASSERT_TRUE(base.ok()) << base.status();

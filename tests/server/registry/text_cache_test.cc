@@ -92,7 +92,7 @@ TEST_F(TextCacheTest, ModelsWithTheSameFilesShareATokenizer) {
   EXPECT_EQ(reads_, 1);
 }
 
-// The digest of the bytes that are read is not the one in the manifest: no other model gets them.
+// The bytes that are read do not have the digest in the manifest, so no other model gets them.
 TEST_F(TextCacheTest, AlteredFilesServeNoOtherModel) {
   Publish("altered", "{# 1 #}", "altered");
   Publish("other", "{# 1 #}", "other");

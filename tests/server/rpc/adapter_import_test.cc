@@ -66,7 +66,7 @@ class AdapterImportTest : public ModelServiceTest {
 };
 
 TEST_F(AdapterImportTest, PeftAdapterIsImportedServedConvertedAndExported) {
-  // On the nf4 model, and on the bf16 model, which is quantized to the same nf4 weights.
+  // The adapter is imported on the nf4 model and on the bf16 model, which is quantized to the same nf4 weights.
   for (const std::string base_model : {"four", "base"}) {
     const std::string name = "tuned-" + base_model;
     const auto done = ImportUpload(AdapterFiles(model::ToPeftConfig(config_)), base_model, name);

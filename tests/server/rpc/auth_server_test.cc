@@ -140,7 +140,7 @@ TEST_P(AuthServerTest, S1NoMethodAnswersWithoutAValidToken) {
   const auto http = Scrape();
   EXPECT_THAT(http, HasSubstr("nibble_auth_failures_total{reason=\"TOKEN_MISSING\"}"));
   EXPECT_THAT(http, Not(HasSubstr("token-")));
-  // On this transport, the wrappers of the handlers refuse the calls, and count them; S1RefusedCallsHaveNoEffect tests
+  // With --insecure, the wrappers of the handlers refuse the calls, and count them; S1RefusedCallsHaveNoEffect tests
   // that these calls change nothing.
   if (GetParam() == Over::kInsecure) return;
   // Where gRPC itself checks the token, no handler was reached.

@@ -65,7 +65,7 @@ std::map<std::string, std::vector<Citation>> Rows(const char* document, const st
 }
 
 std::set<std::string> Methods() {
-  // Debian has no library with the messages of these two.
+  // Debian has no library with the messages of these two services.
   std::set<std::string> names = {"grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch",
                                  "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"};
   std::vector<std::string> services(std::begin(rpc::kServices), std::end(rpc::kServices));
@@ -115,8 +115,8 @@ TEST(CoverageTest, EveryTestNamedInARowExists) {
 // Texts of functions, tests and Python classes, by name.
 using Functions = std::multimap<std::string, std::string>;
 
-// Adds those of a file and, in C++, of the files of tests/ that it includes. Relies on indentation: a function of a
-// file or a class ends with the brace in the column of its first letter.
+// Adds the functions of a file and, in C++, those of the files of tests/ that it includes. Relies on indentation: a
+// function of a file or a class ends with the closing brace in the column of the function's first letter.
 void AddFunctions(const std::string& path, Functions& functions) {
   static const std::regex include("#include \"(tests/[^\"]+)\""), python("( *)(?:def|class) (\\w+).*"),
       test("( *)TEST(?:_F|_P)?\\(\\w+, (\\w+)\\).*"), function("( {0,2})[A-Za-z].*?(\\w+)\\(.*[{,(}]");
@@ -147,7 +147,7 @@ void AddFunctions(const std::string& path, Functions& functions) {
 
 // The text of a test and of all functions (in Python also fixtures and classes) that it calls, directly or indirectly.
 std::string Reached(const Functions& functions, const Citation& citation) {
-  // Not the methods of other objects, which share names with our functions only by chance.
+  // The patterns skip methods of other objects, which share names with our functions only by chance.
   static const std::regex calls("(?:^|[^\\w.>])(\\w+)(?=\\()"), names("(?:^|[^\\w.])(\\w+)");
   const std::regex& called = citation.file.ends_with(".py") ? names : calls;
   std::set<std::string> seen = {citation.test};

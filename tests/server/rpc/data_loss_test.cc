@@ -72,7 +72,7 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelIsFoundBeforeAnythingIsMadeFromIt) {
   }
 }
 
-// The calls of a server that found damage at its start: the model "tiny" and the dataset "texts".
+// Calls to a server that found damage at its start, in the model "tiny" and in the dataset "texts".
 class DamagedAtStartTest : public ErrorDetailsTest {
  protected:
   void ExpectCallsReportTheModel() {

@@ -149,7 +149,7 @@ TEST_F(DatasetServiceTest, APlainTextIsOneRow) {
   ASSERT_TRUE(stored.ok()) << stored.status();
   EXPECT_TRUE(*stored == base::Dump(row) + "\n");
   EXPECT_EQ(ReasonOf(Upload("latin", "\xe9t\xe9", v1::DATASET_FORMAT_TEXT, &dataset)), "DATASET_FORMAT");
-  // Unless its format is given as text, a line that is not JSON is an error.
+  // Unless the upload gives the format text, a line that is not JSON is an error.
   EXPECT_EQ(ReasonOf(Upload("maybe", text, v1::DATASET_FORMAT_UNSPECIFIED, &dataset)), "DATASET_FORMAT");
 }
 

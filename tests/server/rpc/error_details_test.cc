@@ -539,7 +539,7 @@ TEST_F(ErrorDetailsTest, CancelledReportsStageTokensAndUsage) {
   EXPECT_EQ(usage.value_or(v1::Usage()).completion_tokens(), tokens);
 }
 
-// A transport on which gRPC checks no credentials, as behind a proxy: there the handlers' wrappers refuse.
+// A transport on which gRPC checks no credentials, as behind a proxy. The handlers' wrappers refuse the calls there.
 class RefusedCallerTest : public ErrorDetailsTest {
  protected:
   AppOptions Options() override {

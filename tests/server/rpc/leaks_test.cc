@@ -1,4 +1,5 @@
-// Texts for clients hold no paths, addresses or source lines of the server.
+// Tests FindLeaks, which finds internals of the server in a text, and WithoutInternals, which removes paths and
+// addresses from texts for clients.
 #include "tests/support/leaks.h"
 
 #include <gmock/gmock.h>

@@ -103,7 +103,6 @@ TEST_F(ModelServiceTest, ListsByPagesInOrderOfName) {
   EXPECT_EQ(ReasonOf(models_->ListModels(&context3, request, &page)), "PAGE_TOKEN");
 }
 
-// A page begins after the last name of the previous page, whatever is deleted meanwhile.
 TEST_F(ModelServiceTest, ListDuringDeletionsShowsTheModelsThatStay) {
   Import("stays");
   for (int i = 0; i < 6; ++i) Import("goes" + std::to_string(i));
@@ -126,6 +125,7 @@ TEST_F(ModelServiceTest, ListDuringDeletionsShowsTheModelsThatStay) {
   deleting.join();
 }
 
+// A page begins after the last name of the previous page, whatever is deleted meanwhile.
 TEST_F(ModelServiceTest, ADeletionBetweenTwoPagesHidesNothing) {
   for (const char* name : {"a", "b", "c", "d"}) Import(name);
   v1::ListModelsRequest request;

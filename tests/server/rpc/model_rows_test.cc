@@ -91,7 +91,7 @@ TEST_F(ModelRowsTest, DropsRowsOfDeletedModels) {
 TEST_F(ModelRowsTest, WarmReadsAllRowsButThoseOfDamagedModels) {
   std::vector<store::StoredModel> all = {Stored("a"), Stored("b"), Stored("c"), Stored("d")};
   all[1].damaged = true;
-  all[2].info = base::Json();  // not that of an artifact
+  all[2].info = base::Json();  // not the info of an artifact
   rows_.Warm(all);
   EXPECT_EQ(rows_.size(), 2u);
 }

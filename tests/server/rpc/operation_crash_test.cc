@@ -163,8 +163,7 @@ TEST_F(OperationCrashTest, C8PublicationIsDoneIfItsModelWasPublishedBeforeTheCra
   EXPECT_LT(recovered, kLast) << "some were interrupted before the rename";
 }
 
-// A model with the wanted name that another operation made, or that was made for another request, is not the result of
-// the work.
+// A model with the wanted name that another operation made is not the result of the interrupted work.
 TEST_F(OperationCrashTest, C8ModelOfAnotherOperationIsNotTakenForTheInterruptedWork) {
   v1::ImportModelRequest request;
   request.set_server_path("hf_tied_bf16");

@@ -61,7 +61,7 @@ class OperationsTest : public operations::OperationTableTest {
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
     return ((*stub_).*method)(&context, request, response);
   }
-  // Over the wire.
+  // Get, Wait, Cancel and Delete call the service.
   longrunning::Operation Get(const std::string& name) {
     longrunning::GetOperationRequest request;
     request.set_name(name);

@@ -112,7 +112,7 @@ TEST_F(OperationsTest, OnlyEndedOperationsAreDeleted) {
   const grpc::Status gone = Delete(name);
   EXPECT_EQ(gone.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(InfoOf(gone).reason(), "OPERATION");
-  EXPECT_TRUE(Open("operations")->List().empty()) << "nor after a restart";
+  EXPECT_TRUE(Open("operations")->List().empty()) << "a restart does not bring it back";
 }
 
 TEST_F(OperationsTest, ListsByPagesInOrderOfName) {

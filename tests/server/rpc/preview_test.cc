@@ -224,7 +224,7 @@ TEST_F(PreviewTest, ReadsNoMoreOfATextThanCanBeShown) {
   ASSERT_EQ(cut.rows_size(), 1);
   EXPECT_EQ(cut.rows(0).token_ids_size(), 64);
   EXPECT_EQ(cut.truncated_rows(), 1);
-  // 2 rows of 64 tokens of 16 bytes, and 4096: far less than the text has.
+  // The preview reads the bytes of 2 rows of 64 tokens of 16 bytes each, and 4096 more: far less than the text has.
   EXPECT_LT(cut.rows(0).truncated_tokens(), 2 * 64 * 16 + 4096);
   request_.mutable_data()->set_overlong(v1::OVERLONG_POLICY_DROP);
   EXPECT_EQ(Shown({}).dropped_rows(), 1);

@@ -145,7 +145,7 @@ TEST_F(ServerServiceTest, AWatchOfTheLoadEndsWithTheServer) {
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
-// Off by default, because it tells anyone which methods to try.
+// Reflection is off by default, because it tells anyone which methods to try.
 TEST_F(ServerServiceTest, ReflectionIsOffByDefault) {
   EXPECT_EQ(CallEmpty("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo").error_code(),
             grpc::StatusCode::UNIMPLEMENTED);

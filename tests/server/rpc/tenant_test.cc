@@ -32,7 +32,8 @@ constexpr int kStep = 7;
 
 // The field in which a method names a job or a checkpoint; "" if it names none. Every method is listed, so that each
 // new one is considered. Models and datasets belong to all tenants; operations belong to one
-// (S2OperationIsVisibleOnlyToItsTenant).
+// (S2OperationIsVisibleOnlyToItsTenant). S2JobCannotStartFromACheckpointOfAnotherTenant tests the checkpoint in a spec
+// of CreateJob and PlanJob.
 const std::vector<std::pair<std::string_view, std::string_view>>& JobFields() {
   static const auto* fields = new std::vector<std::pair<std::string_view, std::string_view>>{
       {"nibble.v1.DatasetService/UploadDataset", ""},

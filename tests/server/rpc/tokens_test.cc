@@ -106,8 +106,8 @@ TEST_F(TokensTest, WorkOnAnAnswerThatIsTooLargeEndsAtOnce) {
   EXPECT_LE(asked, 35) << "an id, a tag, a length and a letter are at least 4 bytes, an answer has 100";
 }
 
-// C2 (docs/faults.md): no model limits the tokens of this text, but it is not encoded entirely for an answer that
-// cannot hold them.
+// C2 (docs/faults.md): no model limits the number of tokens of this text, but the text is not encoded entirely if the
+// answer cannot hold its tokens.
 TEST_F(TokensTest, TextOfMoreTokensThanAnAnswerHoldsIsNotEncodedEntirely) {
   const std::string large(1 << 20, 't');
   v1::TokenizeResponse tokens;

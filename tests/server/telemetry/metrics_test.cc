@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// "name{labels}" -> value. Fails the test for a line that is neither a comment nor a sample, and for a repeated one.
+// "name{labels}" -> value. Fails the test for a line that is neither a comment nor a sample, and for a repeated sample.
 std::map<std::string, double> Samples(const std::string& text) {
   std::map<std::string, double> samples;
   std::istringstream lines(text);
