@@ -1,4 +1,5 @@
-"""Every block of docs/tutorial.md, in order and as printed except for the server's addresses."""
+"""Every block of docs/tutorial.md, in order and as printed except for the server's addresses. The blocks train the real
+model for minutes, so only --full runs them."""
 import os
 import re
 import signal
@@ -64,6 +65,7 @@ def test_every_block_is_run():
     assert set(languages) == {"sh", "python"} and languages.count("python") == 1 and languages.count("sh") >= 9
 
 
+@pytest.mark.full
 def test_preview_marks_only_the_answers(walk):
     printed = output_of(walk, "nibble datasets preview")
     assert printed.count("--- row") == 2
@@ -72,10 +74,12 @@ def test_preview_marks_only_the_answers(walk):
         "The Plover leaves at 06:40 from pier 3.<|im_end|>", "The Plover leaves from pier 3, at 06:40.<|im_end|>"]
 
 
+@pytest.mark.full
 def test_plan_warns_of_many_passes(walk):
     assert re.search(r"^warning: 40 steps are .* passes .*\(MANY_EPOCHS\)$", output_of(walk, "nibble jobs plan"), re.M)
 
 
+@pytest.mark.full
 def test_training_teaches_the_facts(walk):
     watched = output_of(walk, "nibble jobs create")
     trained = [float(loss) for loss in re.findall(r"^eval at step \d+ \(trained\)  loss (\S+)$", watched, re.M)]
@@ -86,6 +90,7 @@ def test_training_teaches_the_facts(walk):
     assert "warning" not in output_of(walk, f"nibble chat tuned {QUESTION}"), "the rows are chats"
 
 
+@pytest.mark.full
 def test_int8_is_verified_and_knows_the_facts(walk):
     printed = output_of(walk, "nibble models verify")
     assert "rows are bit-identical" in printed and "06:40" in printed
