@@ -104,7 +104,8 @@ __device__ void WriteCodes(Get get, float absmax, const QuantizeInt8Job& job, st
   const float max_code = MaxCode(job.how.bits);
   const float bound = fmaxf(absmax, job.how.min_absmax);
   const bool native = job.how.scaling == RowScaling::kNative;
-  const float first = native ? __fdiv_rn(bound, max_code) : __fdiv_rn(max_code, bound);  // scale or factor
+  const float first =  // scale or factor
+      native ? __fdiv_rn(bound, max_code) : __fmul_rn(max_code, __fdiv_rn(1.0f, bound));
   const float second = __fdiv_rn(1.0f, first);
   const float scale = native ? first : second;
   const float factor = native ? second : first;

@@ -25,7 +25,7 @@ struct StochasticRounding {
 // How a row's scale s and the factor of its elements follow from a = max(absmax, min_absmax).
 enum class RowScaling {
   kNative,      // s = a / max_code, factor 1 / s
-  kReciprocal,  // factor max_code / a, s = 1 / factor: transformers' BitNet (integrations/bitnet.py, ActQuant)
+  kReciprocal,  // factor max_code * (1 / a), s = 1 / factor: transformers' BitNet (integrations/bitnet.py, ActQuant)
 };
 
 // How rows become codes: q = clamp(rne(x * factor), -max_code, max_code), with max_code = 2^(bits - 1) - 1. The

@@ -105,7 +105,8 @@ inline void WriteCodes(const Source& source, float absmax, const QuantizeOptions
   const float max_code = MaxCode(how.bits);
   const float bound = absmax > how.min_absmax ? absmax : how.min_absmax;
   const bool native = how.scaling == RowScaling::kNative;
-  const float first = native ? bound / max_code : max_code / bound;  // scale or factor; the other is its reciprocal
+  // The scale or the factor; the other is its reciprocal.
+  const float first = native ? bound / max_code : max_code * (1.0f / bound);
   out.scale[row] = native ? first : 1.0f / first;
   const Vec factor = Vec::Set1(native ? 1.0f / first : first);
   const Vec top = Vec::Set1(max_code);

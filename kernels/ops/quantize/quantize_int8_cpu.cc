@@ -56,7 +56,7 @@ LaunchResult QuantizeInt8Cpu(const QuantizeInt8Args& args, const Stream& stream)
       for (const float value : x) absmax = std::max(absmax, std::fabs(value));
       const float bound = std::max(absmax, args.how.min_absmax);
       const bool native = args.how.scaling == RowScaling::kNative;
-      const float factor = native ? 1.0f / (bound / max_code) : max_code / bound;
+      const float factor = native ? 1.0f / (bound / max_code) : max_code * (1.0f / bound);
       out.scale[row] = native ? bound / max_code : 1.0f / factor;
       for (std::int64_t k = 0; k < out.stride; ++k) {
         float rounded = 0.0f;

@@ -1,6 +1,6 @@
 """Makes ternary.txt, the golden values of BitNet's kernels: ternarise, dequantize_ternary, matmul_ternary, gated_mul,
-quantize_int8 at 4, 8 and 16 bits, per tensor and with transformers' scales, rms_norm_backward's weight gradient, and the straight-through backward
-passes.
+quantize_int8 at 4, 8 and 16 bits, per tensor and with transformers' scales, rms_norm_backward's weight gradient, and
+the straight-through backward passes.
 
     torch==2.11.0 transformers==5.23.0 torchao==0.18.0 numpy==2.4.6
 
@@ -13,9 +13,10 @@ Everything is seeded: the same versions write the same bytes.
   place.
 - activations: max(absmax, 1e-5) / max code in torch float32. Codes are compared here with transformers' ActQuant, which
   multiplies by 127 / absmax: they may differ by one at a near tie.
-- reciprocal: the same rows and weights as transformers' AutoBitLinear reads them: multiplied by 127 / absmax, and each
-  code divided by that; the scale is its reciprocal. Values equal those of transformers' ActQuant, codes of 4 and 8 bits
-  those of BitLinear.activation_quant, and weights those of WeightQuant where its float32 mean is ours.
+- reciprocal: the same rows and weights as transformers' AutoBitLinear reads them: multiplied by 127 / absmax, which
+  torch computes as 127 * (1 / absmax), and each code divided by that; the scale is its reciprocal. Values equal those
+  of transformers' ActQuant, codes of 4 and 8 bits those of BitLinear.activation_quant, and weights those of WeightQuant
+  where its float32 mean is ours.
 - matmul: numpy int64 product, float32 epilogue, bf16 by torch.
 - relu2: transformers' ACT2FN["relu2"]. Gradients: torch's autograd in float64 of the formulas written with explicit
   straight-through estimators.

@@ -5,9 +5,9 @@
     python tests/golden/trainer/make_hf_bit_linear_golden.py
 
 transformers' own AutoBitLinear with online_quant, in float32: output and autograd's gradients. Each row holds one
-element whose code is another one with native scales (rne(x * (1 / (absmax / 127))) instead of rne(x * (127 /
-absmax))), so that an output by native scales fails. Everything is seeded: the same versions write the same bytes,
-except for the last bits of sums, whose order depends on the processor.
+element whose code is another one with native scales (1 / (absmax / 127) instead of 127 / absmax, which torch computes
+as 127 * (1 / absmax)), so that an output by native scales fails. Everything is seeded: the same versions write the same
+bytes, except for the last bits of sums, whose order depends on the processor.
 """
 import os
 import pathlib
@@ -64,8 +64,8 @@ def main():
     g = torch.randn(ROWS, N)
     y = linear(x)
     (y * g).sum().backward()
-    for name, value in (("x", x), ("weight", linear.weight), ("bias", linear.bias), ("g", g), ("y", y), ("grad_x", x.grad),
-                        ("grad_weight", linear.weight.grad), ("grad_bias", linear.bias.grad)):
+    for name, value in {"x": x, "weight": linear.weight, "bias": linear.bias, "g": g, "y": y, "grad_x": x.grad,
+                        "grad_weight": linear.weight.grad, "grad_bias": linear.bias.grad}.items():
         put(name, value)
     OUT.write_text(f"# make_hf_bit_linear_golden.py: torch {torch.__version__.split('+')[0]}, transformers "
                    f"{transformers.__version__}, numpy {np.__version__}\n" + "\n".join(lines) + "\n")
