@@ -208,7 +208,8 @@ struct TrainIsServeCase {
   std::vector<std::string> not_converted = {};
 };
 void PrintTo(const TrainIsServeCase& c, std::ostream* out) {
-  *out << c.golden << " " << c.preset << " " << c.act_bits << " bits";
+  *out << c.golden << " " << c.preset << " " << c.act_bits << " bits"
+       << (c.masters == ElementType::kBF16 ? ", bf16 masters" : "");
   for (const std::string& name : c.not_converted) *out << " " << name;
 }
 
