@@ -102,14 +102,19 @@ __device__ void WriteCodes(Get get, float absmax, const QuantizeInt8Job& job, st
                            unsigned long long largest_kept) {
   const QuantizedRows& out = job.out;
   const float max_code = MaxCode(job.how.bits);
-  const float scale = __fdiv_rn(fmaxf(absmax, job.how.min_absmax), max_code);
-  const float inverse = __fdiv_rn(1.0f, scale);
+  const float bound = fmaxf(absmax, job.how.min_absmax);
+  const bool native = job.how.scaling == RowScaling::kNative;
+  const float first =  // scale or factor
+      native ? __fdiv_rn(bound, max_code) : __fmul_rn(max_code, __fdiv_rn(1.0f, bound));
+  const float second = __fdiv_rn(1.0f, first);
+  const float scale = native ? first : second;
+  const float factor = native ? second : first;
   for (int k = static_cast<int>(threadIdx.x); k < out.stride; k += kInt8RowThreads) {
     float code = 0.0f;
     if (k < out.cols) {
       const float x = get(k);
       const bool outlier = Int8Key(x, k) > largest_kept;
-      code = outlier ? 0.0f : fminf(fmaxf(rintf(__fmul_rn(x, inverse)), -max_code), max_code);
+      code = outlier ? 0.0f : fminf(fmaxf(rintf(__fmul_rn(x, factor)), -max_code), max_code);
     }
     if (job.how.bits == 16) {
       out.wide_codes[row * out.stride + k] = static_cast<std::int16_t>(code);

@@ -22,13 +22,20 @@ struct StochasticRounding {
   std::uint64_t stream = 0;  // keeps the draws of different tensors and steps apart
 };
 
-// How rows become codes: s = max(absmax, min_absmax) / max_code, q = clamp(rne(x * (1 / s)), -max_code, max_code) with
-// max_code = 2^(bits - 1) - 1. The defaults are native int8; BitNet uses kBitNetMinAbsmax (formats/ternary.h).
+// How a row's scale s and the factor of its elements follow from a = max(absmax, min_absmax).
+enum class RowScaling {
+  kNative,      // s = a / max_code, factor 1 / s
+  kReciprocal,  // factor max_code * (1 / a), s = 1 / factor: transformers' BitNet (integrations/bitnet.py, ActQuant)
+};
+
+// How rows become codes: q = clamp(rne(x * factor), -max_code, max_code), with max_code = 2^(bits - 1) - 1. The
+// defaults are native int8; BitNet uses kBitNetMinAbsmax (formats/ternary.h).
 struct QuantizeOptions {
   float min_absmax = kInt8MinAbsmax;
   int bits = 8;                        // 4, 8 or 16; 16 writes wide_codes
   bool per_tensor = false;             // one scale from the absmax of all rows, written for each row; no outliers
   StochasticRounding stochastic = {};  // replaces rne
+  RowScaling scaling = RowScaling::kNative;
 };
 constexpr float MaxCode(int bits) { return static_cast<float>((1 << (bits - 1)) - 1); }
 

@@ -20,6 +20,9 @@ namespace nibble::kernels {
 // BitNet b1.58 training tips, fig. 3: clamp_(min=1e-5) of mean and absmax.
 inline constexpr float kTernaryMinScale = 1e-5f;
 inline constexpr float kBitNetMinAbsmax = 1e-5f;
+// The scale by which transformers' BitNet multiplies the codes of a weight (integrations/bitnet.py, WeightQuant): it
+// divides them by 1 / s. 1 over the result is 1 / s again, so codes, masks and gradients are the same with both scales.
+constexpr float ReciprocalScale(float s) { return 1.0f / (1.0f / s); }
 inline constexpr std::int64_t kTernaryTileRows = 16;
 inline constexpr std::int64_t kTernaryBlock = 16;  // k per tile
 // kTernaryMaxColsWide keeps |acc| < 2^31 for 16-bit activations. For 8 bits that bound would allow K = 16 million;

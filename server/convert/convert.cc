@@ -124,7 +124,7 @@ class Converter {
     std::map<std::string, LayerError> errors;
     for (const TensorSpec& spec : in_file) {
       NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
-      if (model::IsQuantized(spec.role, source_.config(), info_)) {
+      if (model::IsQuantized(spec, source_.config(), info_)) {
         NIBBLE_ASSIGN_OR_RETURN(LayerError error, Put(spec));
         if (options_.measure_errors) errors[spec.name] = std::move(error);
       } else if (options_.to == Format::kBF16 && spec.shape.size() == 2) {
@@ -159,17 +159,18 @@ class Converter {
     }
   }
 
-  // A float tensor's type in the result.
-  absl::StatusOr<DType> FloatType(const std::string& name) const {
+  // The result's type of a matrix that stays float: embedding, head, or a float linear of a ternary model.
+  absl::StatusOr<DType> MatrixType(const std::string& name) const {
     if (options_.to == Format::kBF16) return DType::kBF16;
-    if (name == model::kEmbeddingName || name == model::kHeadName) {
-      if (options_.to == Format::kTernary) return info_.bitnet->head_dtype;
-      const bool is_head = name == model::kHeadName || source_.config().tied_embeddings;
-      if (options_.to == Format::kInt8 && is_head) return DType::kBF16;
-      NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source_.Tensor(name));
-      return view.dtype;
-    }
-    return DType::kF32;
+    if (options_.to == Format::kTernary) return info_.bitnet->head_dtype;
+    const bool is_head = name == model::kHeadName || source_.config().tied_embeddings;
+    if (options_.to == Format::kInt8 && is_head) return DType::kBF16;
+    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source_.Tensor(name));
+    return view.dtype;
+  }
+  absl::StatusOr<DType> FloatType(const TensorSpec& spec) const {
+    if (spec.shape.size() == 2) return MatrixType(spec.name);
+    return options_.to == Format::kBF16 ? DType::kBF16 : DType::kF32;
   }
 
   absl::StatusOr<std::vector<model::TensorPlan>> Plan() const {
@@ -178,7 +179,7 @@ class Converter {
     for (const model::StoredTensor& tensor : stored) {
       DType dtype = tensor.dtypes[0];
       if (tensor.dtypes.size() > 1) {
-        NIBBLE_ASSIGN_OR_RETURN(dtype, FloatType(tensor.name));
+        NIBBLE_ASSIGN_OR_RETURN(dtype, MatrixType(tensor.name));
       }
       plan.push_back({tensor.name, dtype, tensor.shape});
     }
@@ -187,7 +188,7 @@ class Converter {
 
   absl::Status PutFloat(const TensorSpec& spec) {
     NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source_.Tensor(spec.name));
-    NIBBLE_ASSIGN_OR_RETURN(const DType dtype, FloatType(spec.name));
+    NIBBLE_ASSIGN_OR_RETURN(const DType dtype, FloatType(spec));
     if (view.dtype == dtype) {
       return writer_->tensors().Put(spec.name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()});
     }
@@ -260,7 +261,7 @@ class Converter {
   absl::StatusOr<LayerError> PutTernary(const TensorSpec& spec) {
     NIBBLE_ASSIGN_OR_RETURN(WeightReader reader, WeightReader::Open(source_, spec.name, stream_));
     NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix weight, reader.Rows(0, reader.rows()));
-    NIBBLE_ASSIGN_OR_RETURN(const TernaryWeight made, TernariseOnce(spec.name, weight, stream_));
+    NIBBLE_ASSIGN_OR_RETURN(const TernaryWeight made, TernariseOnce(spec.name, weight, info_.bitnet->scaling, stream_));
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(made.rows)));
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kTernaryScaleSuffix,
                                                   {reinterpret_cast<const char*>(&made.scale), sizeof made.scale}));

@@ -145,6 +145,7 @@ absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bit
           "UNSUPPORTED_MODEL");
     }
     form.bitnet.emplace();
+    form.bitnet->float_linears = source.info().bitnet->float_linears;
     form.bitnet->linear_class = source.info().format != Format::kTernary ? model::HfLinearClass::kAutoBitLinearOnline
                                 : bitnet_class == HfBitNetClass::kAutoBitLinear
                                     ? model::HfLinearClass::kAutoBitLinearOffline
@@ -156,6 +157,9 @@ absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bit
       return CannotRepresent(config, "norms before every linear, unless it is a BitNet model");
     if (config.norms == NormPlacement::kLinear && config.linear_norm_eps != config.rms_norm_eps) {
       return CannotRepresent(config, "norms only before linears, with another eps than the last norm's");
+    }
+    if (!form.bitnet->float_linears.empty()) {
+      return CannotRepresent(config, "norms before linears that stay float (modules_to_not_convert)");
     }
     form.bitnet->use_rms_norm = true;
     form.bitnet->rms_norm_eps = config.linear_norm_eps;
@@ -200,6 +204,9 @@ absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& sour
       has_linear_norms_alone ? NormsBehindBlockNorms(source.config()) : std::set<std::string>();
   std::vector<TensorSpec> specs = model::RequiredTensors(source.config());
   const auto is_stored = [&](const TensorSpec& spec) { return source.tensors().contains(spec.name); };
+  const auto is_quantized = [&](const TensorSpec& spec) {
+    return model::IsQuantized(spec, source.config(), source.info());
+  };
   for (TensorSpec& spec : model::RequiredTensors(form.config)) {
     if (spec.role == TensorRole::kNorm && !is_stored(spec)) specs.push_back(std::move(spec));
   }
@@ -211,7 +218,7 @@ absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& sour
     weight.spec = std::move(spec);
     const std::string& name = weight.spec.name;
     const std::vector<std::int64_t>& shape = weight.spec.shape;
-    if (format == Format::kTernary && weight.spec.role == TensorRole::kLinear) {
+    if (format == Format::kTernary && is_quantized(weight.spec)) {
       weight.tensors = {{name, DType::kU8, {shape[0] / model::kHfBitNetRows, shape[1]}},
                         {name + model::kHfWeightScale, DType::kF32, {1}}};
     } else if (format == Format::kInt8 && weight.spec.role == TensorRole::kLinear) {
@@ -233,12 +240,14 @@ absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& sour
                            for (float& weight : norm) weight *= kBehindBlockNorm;
                            return writer.Put(spec.name, model::FromFloats(norm, DType::kF32));
                          }
-                         if (format == Format::kTernary && spec.role == TensorRole::kLinear) {
+                         if (format == Format::kTernary && is_quantized(spec)) {
                            return PutTernary(source, spec,
                                              form.bitnet->linear_class == model::HfLinearClass::kBitLinear, writer);
                          }
                          if (has_one_type) {
-                           if (spec.role == TensorRole::kBias) return PutBiasOfScaled(source, spec, writer);
+                           if (spec.role == TensorRole::kBias && !source.info().bitnet->StaysFloat(*spec.linear)) {
+                             return PutBiasOfScaled(source, spec, writer);
+                           }
                            NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, source.FloatTensor(spec.name));
                            return writer.Put(spec.name, model::FromFloats(values, DType::kF32));
                          }

@@ -88,7 +88,7 @@ absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, co
   std::vector<model::TensorPlan> plan;
   plan.reserve(specs.size());
   for (const TensorSpec& spec : specs) {
-    if (model::IsQuantized(spec.role, config, info)) {
+    if (model::IsQuantized(spec, config, info)) {
       plan.push_back({spec.name, DType::kI8, spec.shape});
       plan.push_back({spec.name + model::kInt8ScaleSuffix, DType::kF32, {spec.shape[0]}});
     } else {
@@ -111,7 +111,7 @@ absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, co
       continue;
     }
     NIBBLE_RETURN_IF_ERROR(writer->tensors().Put(spec.name, AsText(tensor.values)));
-    if (!model::IsQuantized(spec.role, config, info)) continue;
+    if (!model::IsQuantized(spec, config, info)) continue;
     NIBBLE_RETURN_IF_ERROR(writer->tensors().Put(spec.name + model::kInt8ScaleSuffix, AsText(tensor.scales)));
   }
   NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(companions));

@@ -33,7 +33,7 @@ bool IsTernary(const ConstMatrix& weight) {
 }  // namespace
 
 absl::StatusOr<TernaryWeight> TernariseOnce(const std::string& name, const ConstMatrix& weight,
-                                            const kernels::Stream& stream) {
+                                            kernels::RowScaling scaling, const kernels::Stream& stream) {
   if (weight.dtype == kernels::DType::kF32 ? IsTernary<float>(weight) : IsTernary<kernels::BF16>(weight)) {
     return base::WithReason(
         absl::FailedPreconditionError(StrCat(name,
@@ -45,7 +45,7 @@ absl::StatusOr<TernaryWeight> TernariseOnce(const std::string& name, const Const
   out.rows.resize(static_cast<std::size_t>(weight.rows * kernels::TernaryRowBytes(weight.cols)));
   std::vector<float> scale(static_cast<std::size_t>(weight.rows));
   NIBBLE_RETURN_IF_ERROR(kernels::Ternarise({.w = weight, .scale = scale.data(), .rows = out.rows.data()}, stream));
-  out.scale = scale[0];
+  out.scale = scaling == kernels::RowScaling::kReciprocal ? kernels::ReciprocalScale(scale[0]) : scale[0];
   if (!std::isfinite(out.scale)) return absl::InvalidArgumentError(StrCat(name, ": its values are not all finite"));
   return out;
 }

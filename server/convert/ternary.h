@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/formats/int8.h"
 #include "kernels/matrix.h"
 #include "kernels/stream.h"
 
@@ -16,9 +17,10 @@ struct TernaryWeight {
   float scale = 0;
 };
 
-// weight: the whole tensor, [N, K] f32 or bf16. Gives the same bits as kernels::Ternarise, which training uses.
+// weight: the whole tensor, [N, K] f32 or bf16. Gives the same bits as kernels::Ternarise, which training uses; with
+// kReciprocal, the scale is its ReciprocalScale.
 // Errors: InvalidArgument (not finite; the tensor named), FailedPrecondition (ALREADY_TERNARY).
 absl::StatusOr<TernaryWeight> TernariseOnce(const std::string& name, const kernels::ConstMatrix& weight,
-                                            const kernels::Stream& stream);
+                                            kernels::RowScaling scaling, const kernels::Stream& stream);
 
 }  // namespace nibble::convert

@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "server/base/strings.h"
 #include "server/jobs/method.h"
 #include "server/jobs/spec_checker.h"
@@ -14,6 +18,18 @@ void CheckRamp(const LambdaSchedule& ramp, SpecChecker& check) {
   }
 }
 
+void CheckNotConverted(const std::vector<std::string>& modules, SpecChecker& check) {
+  constexpr char kField[] = "bitnet_qat.modules_to_not_convert";
+  check.Modules(kField, modules, "lm_head");
+  const auto is_named = [&](const std::string& linear) {
+    return std::find(modules.begin(), modules.end(), linear) != modules.end();
+  };
+  const std::vector<std::string> linears = LoraMethod().target_modules;
+  if (std::all_of(linears.begin(), linears.end(), is_named)) {
+    check.Add(kField, "has all linears, so none would be ternary: wanted fewer, or method full");
+  }
+}
+
 class BitNetQatSpec : public Method {
  public:
   const char* name() const override { return kMethodBitNetQat; }
@@ -27,6 +43,7 @@ class BitNetQatSpec : public Method {
       check.Add("bitnet_qat.scale_grad", "is true, which ste identity does not use: wanted ste round_only or clipped");
     }
     if (bitnet.warmup_lambda.has_value()) CheckRamp(*bitnet.warmup_lambda, check);
+    CheckNotConverted(bitnet.modules_to_not_convert, check);
   }
 
   void CheckSteps(const JobSpec& spec, std::int64_t steps, SpecChecker& check) const override {
@@ -39,7 +56,7 @@ class BitNetQatSpec : public Method {
 
   bool MayDifferInStart(std::string_view field) const override {
     return field == "act_scale" || field == "act_bits" || field == "ste" || field == "scale_grad" || field == "init" ||
-           field == "compute_dtype" || field == "warmup_lambda";
+           field == "compute_dtype" || field == "warmup_lambda" || field == "modules_to_not_convert";
   }
 };
 

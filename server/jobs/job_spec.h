@@ -64,15 +64,16 @@ struct LambdaSchedule {
 };
 
 struct BitNetQatMethod {
-  std::string preset = "native";        // native | bitnet-tips | bitnet-2b4t
+  std::string preset = "native";        // native | bitnet-tips | bitnet-2b4t | hf
   std::string act_scale = "per_token";  // per_token | per_tensor
   std::int64_t act_bits = 8;            // 4 | 8 | 16
   std::string ste = "identity";         // identity | round_only | clipped
   bool scale_grad = false;
-  std::string init = "pretrained";                             // pretrained | random (drawn by run.seed)
-  std::string compute_dtype = "bf16";                          // bf16 | fp32, of the backward products
-  std::string master_dtype = "fp32";                           // bf16 (rounded stochastically) | fp32
-  std::optional<LambdaSchedule> warmup_lambda = std::nullopt;  // unset: quantized from the first step
+  std::string init = "pretrained";                                // pretrained | random (drawn by run.seed)
+  std::string compute_dtype = "bf16";                             // bf16 | fp32, of the backward products
+  std::string master_dtype = "fp32";                              // bf16 (rounded stochastically) | fp32
+  std::optional<LambdaSchedule> warmup_lambda = std::nullopt;     // unset: quantized from the first step
+  std::vector<std::string> modules_to_not_convert = {"lm_head"};  // last names; the head always stays float
 
   bool has_ramp() const { return warmup_lambda.has_value() && warmup_lambda->steps > 0; }
 };

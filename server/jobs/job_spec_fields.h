@@ -67,7 +67,7 @@ inline constexpr const char* kFormats[] = {"text", "prompt_completion", "chat"};
 inline constexpr const char* kPackings[] = {"none", "segmented"};
 inline constexpr const char* kOverlong[] = {"split", "truncate", "drop", "error"};
 inline constexpr const char* kComputeDtypes[] = {"bf16", "fp32"};
-inline constexpr const char* kBitNetPresets[] = {"native", "bitnet-tips", "bitnet-2b4t"};
+inline constexpr const char* kBitNetPresets[] = {"native", "bitnet-tips", "bitnet-2b4t", "hf"};
 inline constexpr const char* kActScales[] = {"per_token", "per_tensor"};
 inline constexpr const char* kStes[] = {"identity", "round_only", "clipped"};
 inline constexpr const char* kInits[] = {"pretrained", "random"};
@@ -129,7 +129,8 @@ struct SpecFields<BitNetQatMethod> {
       SpecField("scale_grad", &BitNetQatMethod::scale_grad), SpecField("init", &BitNetQatMethod::init).OneOf(kInits),
       SpecField("compute_dtype", &BitNetQatMethod::compute_dtype).OneOf(kComputeDtypes),
       SpecField("master_dtype", &BitNetQatMethod::master_dtype).OneOf(kComputeDtypes),
-      SpecField("warmup_lambda", &BitNetQatMethod::warmup_lambda));
+      SpecField("warmup_lambda", &BitNetQatMethod::warmup_lambda),
+      SpecField("modules_to_not_convert", &BitNetQatMethod::modules_to_not_convert));
 };
 
 template <>

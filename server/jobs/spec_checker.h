@@ -49,10 +49,11 @@ class SpecChecker {
     for (const std::string_view choice : choices) list = base::StrCat(list, list.empty() ? "" : ", ", choice);
     Add(std::move(field), base::StrCat("is \"", value.substr(0, 64), "\", wanted one of ", list));
   }
-  // Names of a decoder's linears.
-  void Modules(const std::string& field, const std::vector<std::string>& modules) {
+  // Names of a decoder's linears. `other`: a further permitted name, or "".
+  void Modules(const std::string& field, const std::vector<std::string>& modules, const std::string& other = "") {
     if (modules.empty()) Add(field, "is empty, wanted at least one");
-    const std::vector<std::string> known = LoraMethod().target_modules;
+    std::vector<std::string> known = LoraMethod().target_modules;
+    if (!other.empty()) known.push_back(other);
     std::set<std::string> seen;
     for (const std::string& module : modules) {
       if (std::find(known.begin(), known.end(), module) == known.end()) {

@@ -28,6 +28,11 @@ constexpr std::size_t kPieceBytes = 1 << 20;  // hashed between two checks for c
 constexpr int kLayoutVersion = 1;
 // Of a weight-only model: a program that knows only version 1 would serve it as another model.
 constexpr int kWeightOnlyVersion = 2;
+// Of a BitNet model with transformers' scales or with float linears, for the same reason.
+constexpr int kBitNetOptionsVersion = 3;
+constexpr char kScalesKey[] = "scales";
+constexpr char kHfScales[] = "hf";
+constexpr char kFloatLinearsKey[] = "float_linears";
 constexpr char kBaseFormatKey[] = "base_format";
 constexpr char kActivationsKey[] = "activations";
 constexpr Format kFormats[] = {Format::kF32,  Format::kBF16,    Format::kNf4,
@@ -77,7 +82,7 @@ absl::StatusOr<Format> GetBaseFormat(const Json& json, Format format) {
 // Only weight-only models have the key.
 absl::StatusOr<bool> GetWeightOnly(const Json& json, std::int64_t version, const ArtifactInfo& info) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(json, kActivationsKey, kInfoFile, ""));
-  if (name.empty() && version == kLayoutVersion) return false;
+  if (name.empty() && version != kWeightOnlyVersion) return false;
   if (name != "bf16" || version != kWeightOnlyVersion || info.format != Format::kInt8) {
     return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"", kActivationsKey, "\" is \"", name.substr(0, 32),
                                              "\" in a model in ", Name(info.format), ", version ", version,
@@ -90,6 +95,48 @@ absl::StatusOr<bool> GetWeightOnly(const Json& json, std::int64_t version, const
   return true;
 }
 
+bool HasOptions(const BitNetInfo& bitnet) {
+  return bitnet.scaling != kernels::RowScaling::kNative || !bitnet.float_linears.empty();
+}
+
+// Ascending and without duplicates, as ToJson writes them.
+absl::StatusOr<std::vector<LinearKind>> GetFloatLinears(const Json& json) {
+  std::vector<LinearKind> linears;
+  const auto list = json.find(kFloatLinearsKey);
+  if (list == json.end()) return linears;
+  if (!list->is_array() || list->empty()) {
+    return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"", kFloatLinearsKey, "\" is not a list of linears"));
+  }
+  for (const Json& name : *list) {
+    const auto linear = name.is_string() ? LinearNamed(name.get<std::string>()) : std::nullopt;
+    if (!linear.has_value() || (!linears.empty() && *linear <= linears.back())) {
+      return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"", kFloatLinearsKey, "\" has ",
+                                               base::Dump(name).substr(0, 32),
+                                               ", wanted some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
+                                               "down_proj in this order"));
+    }
+    linears.push_back(*linear);
+  }
+  return linears;
+}
+
+Json ToJson(const BitNetInfo& bitnet) {
+  Json json = {{"act_bits", bitnet.act_bits}, {"head_dtype", kernels::Name(bitnet.head_dtype)}};
+  if (bitnet.scaling == kernels::RowScaling::kReciprocal) json[kScalesKey] = kHfScales;
+  for (const LinearKind linear : bitnet.float_linears) json[kFloatLinearsKey].push_back(ShortName(linear));
+  return json;
+}
+
+// Models with options have their version, and no others.
+absl::Status CheckVersion(const std::optional<BitNetInfo>& bitnet, std::int64_t version) {
+  const bool has_options = bitnet.has_value() && HasOptions(*bitnet);
+  if (has_options == (version == kBitNetOptionsVersion)) return absl::OkStatus();
+  return absl::InvalidArgumentError(StrCat(kInfoFile, ": version ", version, has_options ? " with" : " without", " \"",
+                                           kScalesKey, "\" or \"", kFloatLinearsKey,
+                                           "\" in \"bitnet\", wanted version ", kBitNetOptionsVersion,
+                                           has_options ? "" : " only with them"));
+}
+
 absl::StatusOr<BitNetInfo> ParseBitNetInfo(const Json& json) {
   BitNetInfo bitnet;
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t bits, base::GetInt(json, "act_bits", kInfoFile));
@@ -98,6 +145,15 @@ absl::StatusOr<BitNetInfo> ParseBitNetInfo(const Json& json) {
   }
   bitnet.act_bits = static_cast<int>(bits);
   NIBBLE_ASSIGN_OR_RETURN(bitnet.head_dtype, GetFloatType(json, "head_dtype"));
+  if (json.contains(kScalesKey)) {
+    if (json[kScalesKey] != kHfScales) {
+      return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"", kScalesKey, "\" is ",
+                                               base::Dump(json[kScalesKey]).substr(0, 32), ", wanted \"", kHfScales,
+                                               "\""));
+    }
+    bitnet.scaling = kernels::RowScaling::kReciprocal;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(bitnet.float_linears, GetFloatLinears(json));
   return bitnet;
 }
 
@@ -155,6 +211,10 @@ absl::StatusOr<Format> ParseFormat(std::string_view text) {
       StrCat("format \"", text.substr(0, 32), "\", wanted f32, bf16, nf4, int8, ternary or lora"));
 }
 
+bool BitNetInfo::StaysFloat(LinearKind kind) const {
+  return std::find(float_linears.begin(), float_linears.end(), kind) != float_linears.end();
+}
+
 Determinism ArtifactInfo::determinism() const {
   return format == Format::kInt8 || format == Format::kTernary ? Determinism::kBitwise : Determinism::kBestEffort;
 }
@@ -165,7 +225,9 @@ std::string SourceName(const ArtifactInfo& info) {
 
 Json ToJson(const ArtifactInfo& info) {
   Json json = Json::object();
-  json["version"] = info.weight_only ? kWeightOnlyVersion : kLayoutVersion;
+  json["version"] = info.weight_only                                      ? kWeightOnlyVersion
+                    : info.bitnet.has_value() && HasOptions(*info.bitnet) ? kBitNetOptionsVersion
+                                                                          : kLayoutVersion;
   json["format"] = Name(info.format);
   // Absent for nf4, as in the files of versions that knew no other base.
   if (info.format == Format::kLora && info.base_format != Format::kNf4) json[kBaseFormatKey] = Name(info.base_format);
@@ -173,9 +235,7 @@ Json ToJson(const ArtifactInfo& info) {
   if (info.weight_only) json[kActivationsKey] = "bf16";
   json["kv_dtype"] = kernels::Name(info.kv_dtype);
   json["int8_head"] = info.int8_head;
-  if (info.bitnet.has_value()) {
-    json["bitnet"] = {{"act_bits", info.bitnet->act_bits}, {"head_dtype", kernels::Name(info.bitnet->head_dtype)}};
-  }
+  if (info.bitnet.has_value()) json["bitnet"] = ToJson(*info.bitnet);
   if (info.trained_outliers.has_value()) json["trained_outliers"] = *info.trained_outliers;
   json["weights_digest"] = info.weights_digest;
   json["base_digest"] = info.base_digest;
@@ -188,9 +248,9 @@ Json ToJson(const ArtifactInfo& info) {
 
 absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const Json& json) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t version, base::GetInt(json, "version", kInfoFile));
-  if (version != kLayoutVersion && version != kWeightOnlyVersion) {
-    return absl::UnimplementedError(
-        StrCat(kInfoFile, ": version ", version, ", this program reads ", kLayoutVersion, " and ", kWeightOnlyVersion));
+  if (version < kLayoutVersion || version > kBitNetOptionsVersion) {
+    return absl::UnimplementedError(StrCat(kInfoFile, ": version ", version, ", this program reads ", kLayoutVersion,
+                                           " to ", kBitNetOptionsVersion));
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string checksum, base::GetString(json, "checksum", kInfoFile));
   Json rest = json;
@@ -212,6 +272,7 @@ absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const Json& json) {
   if (const auto bitnet = json.find("bitnet"); bitnet != json.end()) {
     NIBBLE_ASSIGN_OR_RETURN(info.bitnet, ParseBitNetInfo(*bitnet));
   }
+  NIBBLE_RETURN_IF_ERROR(CheckVersion(info.bitnet, version));
   if (info.format == Format::kTernary && !info.bitnet.has_value()) {
     return absl::InvalidArgumentError(StrCat(kInfoFile, ": format ternary without \"bitnet\""));
   }

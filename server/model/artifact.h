@@ -10,7 +10,7 @@
 //                 NAME_absmax_offset f32 [1] (double quantized); norms and biases f32; embedding and head keep their
 //                 source's type
 //     ternary     NAME u8 [N, ceil(K/4)] and NAME_scale f32 [1] (linears; kernels/formats/ternary.h, rows); norms and
-//                 biases f32; embedding and head f32 or bf16
+//                 biases f32; embedding, head and linears that stay float (NAME) f32 or bf16
 //     lora        adapter_model.safetensors and adapter_config.json
 //                 as PEFT writes them, beside the tensors of the base
 //                 in its own format: nf4, bf16 or f32
@@ -26,11 +26,13 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
+#include "kernels/formats/int8.h"
 #include "server/base/cancelled.h"
 #include "server/base/files.h"
 #include "server/base/json.h"
 #include "server/model/adapter.h"
 #include "server/model/model_config.h"
+#include "server/model/tensor_table.h"
 
 namespace nibble::model {
 
@@ -44,8 +46,14 @@ enum class Determinism { kBitwise, kBestEffort };  // kBitwise: int8 and ternary
 // mark the linears as master weights, which must be ternarised before use: they are trained and converted, never
 // served.
 struct BitNetInfo {
-  int act_bits = 8;                                   // bits of activation codes: 4, 8 or 16; one scale per row
-  kernels::DType head_dtype = kernels::DType::kBF16;  // head and embedding are rounded to it, in training too
+  int act_bits = 8;  // bits of activation codes: 4, 8 or 16; one scale per row
+  // Head, embedding and linears that stay float are rounded to it, in training too.
+  kernels::DType head_dtype = kernels::DType::kBF16;
+  // Of activation rows. kReciprocal: weights have ReciprocalScale (kernels/formats/ternary.h).
+  kernels::RowScaling scaling = kernels::RowScaling::kNative;
+  std::vector<LinearKind> float_linears = {};  // stay float, in every layer; ascending
+
+  bool StaysFloat(LinearKind kind) const;
 };
 
 struct ArtifactInfo {

@@ -22,11 +22,22 @@
 #pragma once
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "server/model/model_config.h"
 #include "server/model/tensor_table.h"
 
 namespace nibble::model {
+
+// The linears that read the output of `norm` directly. `first`: the linear that it is prepared for, which stands for
+// all linears of a block if the norm is the block's.
+inline std::vector<LinearKind> ReadersOf(Norm norm, LinearKind first) {
+  switch (norm) {
+    case Norm::kInput: return {LinearKind::kQ, LinearKind::kK, LinearKind::kV};
+    case Norm::kPostAttention: return {LinearKind::kGate, LinearKind::kUp};
+    default: return {first};
+  }
+}
 
 // For o_proj and down_proj, whose input is not a block's input: returns whether a norm stands directly before the
 // linear, and sets *norm to that norm.

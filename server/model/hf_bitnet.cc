@@ -1,5 +1,6 @@
 #include "server/model/hf_bitnet.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "server/base/error.h"
@@ -16,6 +17,28 @@ constexpr char kWhere[] = "config.json: quantization_config";
 
 absl::Status Unsupported(std::string_view what) {
   return base::WithReason(absl::UnimplementedError(StrCat(kWhere, ": ", what)), "UNSUPPORTED_MODEL");
+}
+
+// modules_to_not_convert: null, or a list of the head and of linears by last name, each in all layers.
+absl::StatusOr<std::vector<LinearKind>> ParseNotConverted(const Json& config) {
+  std::vector<LinearKind> linears;
+  const auto left_out = config.find("modules_to_not_convert");
+  if (left_out == config.end() || left_out->is_null()) return linears;
+  if (!left_out->is_array()) {
+    return absl::InvalidArgumentError(StrCat(kWhere, ": \"modules_to_not_convert\" is not a list"));
+  }
+  for (const Json& name : *left_out) {
+    if (name == "lm_head") continue;
+    const auto linear = name.is_string() ? LinearNamed(name.get<std::string>()) : std::nullopt;
+    if (!linear.has_value()) {
+      return Unsupported(StrCat("modules_to_not_convert with ", base::Dump(name).substr(0, 64),
+                                " (supported: lm_head, and linears by last name such as o_proj)"));
+    }
+    linears.push_back(*linear);
+  }
+  std::sort(linears.begin(), linears.end());
+  linears.erase(std::unique(linears.begin(), linears.end()), linears.end());
+  return linears;
 }
 
 }  // namespace
@@ -41,14 +64,9 @@ absl::StatusOr<std::optional<HfBitNet>> ParseHfBitNet(const Json& config) {
   }
   NIBBLE_ASSIGN_OR_RETURN(bitnet.use_rms_norm, base::GetBool(*it, "use_rms_norm", kWhere, false));
   NIBBLE_ASSIGN_OR_RETURN(bitnet.rms_norm_eps, base::GetNumber(*it, "rms_norm_eps", kWhere, 1e-6));
-  if (const auto left_out = it->find("modules_to_not_convert"); left_out != it->end() && !left_out->is_null()) {
-    if (!left_out->is_array())
-      return absl::InvalidArgumentError(StrCat(kWhere, ": \"modules_to_not_convert\" is not a list"));
-    for (const Json& name : *left_out) {
-      if (name != "lm_head")
-        return Unsupported(
-            StrCat("modules_to_not_convert with ", base::Dump(name).substr(0, 64), " (supported: lm_head)"));
-    }
+  NIBBLE_ASSIGN_OR_RETURN(bitnet.float_linears, ParseNotConverted(*it));
+  if (bitnet.use_rms_norm && !bitnet.float_linears.empty()) {
+    return Unsupported("use_rms_norm with linears in modules_to_not_convert, which have no such norm");
   }
   return std::optional<HfBitNet>(bitnet);
 }
@@ -59,10 +77,12 @@ std::string HfScaleOfBias(std::string_view bias) {
 }
 
 Json ToJson(const HfBitNet& bitnet) {
+  Json not_converted = Json::array({"lm_head"});
+  for (const LinearKind linear : bitnet.float_linears) not_converted.push_back(ShortName(linear));
   return {{"quant_method", "bitnet"},
           {"linear_class", bitnet.linear_class == HfLinearClass::kBitLinear ? "bitlinear" : "autobitlinear"},
           {"quantization_mode", bitnet.linear_class == HfLinearClass::kAutoBitLinearOnline ? "online" : "offline"},
-          {"modules_to_not_convert", {"lm_head"}},
+          {"modules_to_not_convert", not_converted},
           {"use_rms_norm", bitnet.use_rms_norm},
           {"rms_norm_eps", bitnet.rms_norm_eps}};
 }

@@ -18,6 +18,7 @@
 #include "kernels/dtype.h"
 #include "server/base/json.h"
 #include "server/model/model_config.h"
+#include "server/model/tensor_table.h"
 
 namespace nibble::model {
 
@@ -27,6 +28,7 @@ struct HfBitNet {
   HfLinearClass linear_class = HfLinearClass::kBitLinear;
   bool use_rms_norm = false;  // a norm before every linear, besides the norms of the block
   double rms_norm_eps = 1e-6;
+  std::vector<LinearKind> float_linears = {};  // plain float linears, without such a norm; ascending
 };
 
 inline constexpr char kHfWeightScale[] = "_scale";  // suffix of a weight's name
@@ -36,7 +38,7 @@ inline constexpr std::int64_t kHfBitNetRows = 4;    // rows in a byte
 std::string HfScaleOfBias(std::string_view bias);
 
 // Reads config.json's quantization_config; nullopt when absent. Unimplemented names another method or linear class, or
-// a module other than the head that is excluded from quantization.
+// a module that is excluded from quantization other than the head and a decoder's linears by last name.
 absl::StatusOr<std::optional<HfBitNet>> ParseHfBitNet(const base::Json& config);
 base::Json ToJson(const HfBitNet& bitnet);
 

@@ -109,16 +109,22 @@ class HfSource : public WeightSource {
     const SafetensorsTensor& tensor = stored_.tensors.at(spec.name);
     const std::int64_t count = NumElements(spec.shape).value_or(0);
     // The codes, and the floats that they are made from.
-    if (is_ternary_ && spec.role == TensorRole::kLinear)
-      return tensor.dtype == DType::kU8 ? count : count * (1 + kFloatBytes);
+    if (IsTernary(spec)) return tensor.dtype == DType::kU8 ? count : count * (1 + kFloatBytes);
     const bool as_stored = tensor.dtype == dtype && !IsScaled(spec);
     return count * (kernels::SizeOf(dtype) + (as_stored ? 0 : kFloatBytes));  // types are converted through f32
   }
 
  private:
+  // Of a linear, or of the linear of a bias.
+  bool StaysFloat(const TensorSpec& spec) const {
+    return std::find(float_linears_.begin(), float_linears_.end(), spec.linear) != float_linears_.end();
+  }
+  bool IsTernary(const TensorSpec& spec) const {
+    return is_ternary_ && spec.role == TensorRole::kLinear && !StaysFloat(spec);
+  }
   bool IsScaled(const TensorSpec& spec) const {
     return spec.role == TensorRole::kBias && bitnet_.has_value() &&
-           bitnet_->linear_class == HfLinearClass::kAutoBitLinearOffline;
+           bitnet_->linear_class == HfLinearClass::kAutoBitLinearOffline && !StaysFloat(spec);
   }
 
   absl::StatusOr<float> ReadScale(const std::string& name) const {
@@ -135,6 +141,7 @@ class HfSource : public WeightSource {
       json.erase("quantization_config");
       is_masters_ = bitnet_->linear_class == HfLinearClass::kAutoBitLinearOnline;
       is_ternary_ = !is_masters_;
+      float_linears_ = bitnet_->float_linears;
       if (bitnet_->use_rms_norm) {
         NIBBLE_ASSIGN_OR_RETURN(const ModelConfig plain, ParseHfConfig(json));
         if (plain.norms != NormPlacement::kBlock) {
@@ -231,7 +238,7 @@ class HfSource : public WeightSource {
       if (it == rest.end()) {
         return absl::InvalidArgumentError(StrCat("no tensor \"", spec.name, "\", config.json needs it"));
       }
-      if (is_ternary_ && spec.role == TensorRole::kLinear) {
+      if (IsTernary(spec)) {
         NIBBLE_RETURN_IF_ERROR(CheckTernary(spec, rest));
         rest.erase(spec.name);
         continue;

@@ -93,12 +93,12 @@ absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes)
 
 // The import's peak memory, in bytes: tensors are read, checked and written one by one, and the source keeps its
 // companion files until the end.
-std::int64_t HeldBytes(const WeightSource& source, const std::vector<TensorSpec>& specs,
+std::int64_t HeldBytes(const WeightSource& source, const std::vector<TensorSpec>& specs, const ArtifactInfo& info,
                        const std::map<std::string, DType>& types) {
   std::int64_t largest = 0;
   for (const TensorSpec& spec : specs) {
     largest = std::max(largest, source.ReadBytes(spec, types.at(spec.name)));
-    if (!source.is_ternary() || spec.role != TensorRole::kLinear) continue;
+    if (!IsQuantized(spec, source.config(), info)) continue;
     // PutTernary holds the codes and their packed rows.
     largest = std::max(largest,
                        NumElements(spec.shape).value_or(0) + spec.shape[0] * kernels::TernaryRowBytes(spec.shape[1]));
@@ -123,7 +123,9 @@ absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::str
   report.ignored_tensors = weights->ignored_tensors();
   ArtifactInfo info;
   info.format = weights->is_ternary() ? Format::kTernary : dtype == DType::kF32 ? Format::kF32 : Format::kBF16;
-  if (weights->is_bitnet()) info.bitnet = BitNetInfo{.act_bits = 8, .head_dtype = dtype};  // transformers' only width
+  if (weights->is_bitnet()) {  // 8 bits are transformers' only width
+    info.bitnet = BitNetInfo{.act_bits = 8, .head_dtype = dtype, .float_linears = weights->float_linears()};
+  }
   info.kv_dtype = dtype;
   NIBBLE_ASSIGN_OR_RETURN(const auto stored, StoredTensors(report.config, info));
   std::map<std::string, DType> types;
@@ -133,12 +135,12 @@ absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::str
     plan.push_back({tensor.name, types[tensor.name], tensor.shape});
   }
   std::vector<TensorSpec> specs = RequiredTensors(report.config);
-  if (admit) NIBBLE_RETURN_IF_ERROR(admit(HeldBytes(*weights, specs, types)));
+  if (admit) NIBBLE_RETURN_IF_ERROR(admit(HeldBytes(*weights, specs, info, types)));
   NIBBLE_ASSIGN_OR_RETURN(const auto writer, ArtifactWriter::Create(files, target, std::move(plan)));
   SortForWriter(writer->tensors(), specs);
   for (const TensorSpec& spec : specs) {
     report.num_parameters += NumElements(spec.shape).value_or(0);
-    if (weights->is_ternary() && spec.role == TensorRole::kLinear) {
+    if (IsQuantized(spec, report.config, info)) {
       NIBBLE_RETURN_IF_ERROR(PutTernary(*weights, spec, writer->tensors()));
       continue;
     }

@@ -44,7 +44,8 @@ class LoadedModelBuilder {
     weights.kv_dtype = info_.kv_dtype;
     weights.act_outliers = info_.act_outliers;
     if (info_.format == Format::kTernary) {
-      weights.act_quantize = {.min_absmax = kernels::kBitNetMinAbsmax, .bits = info_.bitnet->act_bits};
+      weights.act_quantize = {
+          .min_absmax = kernels::kBitNetMinAbsmax, .bits = info_.bitnet->act_bits, .scaling = info_.bitnet->scaling};
     }
     NIBBLE_RETURN_IF_ERROR(Embedding());
     for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
@@ -58,8 +59,9 @@ class LoadedModelBuilder {
       }
       for (int k = 0; k < kNumLinearKinds; ++k) {
         const auto kind = static_cast<LinearKind>(k);
-        NIBBLE_ASSIGN_OR_RETURN(layer_weights.linears[static_cast<std::size_t>(k)],
-                                Linear(ModulePath(layer, kind), OutFeatures(config_, kind), InFeatures(config_, kind)));
+        NIBBLE_ASSIGN_OR_RETURN(
+            layer_weights.linears[static_cast<std::size_t>(k)],
+            Linear(kind, ModulePath(layer, kind), OutFeatures(config_, kind), InFeatures(config_, kind)));
       }
       weights.layers.push_back(layer_weights);
     }
@@ -105,15 +107,20 @@ class LoadedModelBuilder {
     return copy;
   }
 
-  // A float matrix, read in place from the mapped file.
-  absl::StatusOr<ConstMatrix> FloatMatrix(const std::string& name, std::int64_t rows, std::int64_t cols) {
+  // A float matrix in the mapped file.
+  absl::StatusOr<ConstMatrix> MappedMatrix(const std::string& name, std::int64_t rows, std::int64_t cols) {
     NIBBLE_ASSIGN_OR_RETURN(const TensorView tensor, artifact_.Tensor(name));
     if ((tensor.dtype != DType::kF32 && tensor.dtype != DType::kBF16) ||
         tensor.shape != std::vector<std::int64_t>{rows, cols}) {
       return absl::DataLossError(base::StrCat(name, ": wanted f32 or bf16 [", rows, ", ", cols, "]"));
     }
-    model_.resident_bytes_ += tensor.bytes.size();
     return kernels::MakeConstMatrix(tensor.bytes.data(), tensor.dtype, rows, cols);
+  }
+  // The same, to be read in place.
+  absl::StatusOr<ConstMatrix> FloatMatrix(const std::string& name, std::int64_t rows, std::int64_t cols) {
+    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix matrix, MappedMatrix(name, rows, cols));
+    model_.resident_bytes_ += static_cast<std::uint64_t>(rows * cols * kernels::SizeOf(matrix.dtype));
+    return matrix;
   }
 
   absl::StatusOr<kernels::PackedInt8Weight> Int8(const std::string& name, std::int64_t rows, std::int64_t cols) {
@@ -202,7 +209,7 @@ class LoadedModelBuilder {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<LinearWeight> Linear(const std::string& path, std::int64_t rows, std::int64_t cols) {
+  absl::StatusOr<LinearWeight> Linear(LinearKind kind, const std::string& path, std::int64_t rows, std::int64_t cols) {
     const std::string name = path + ".weight";
     LinearWeight weight;
     switch (info_.weight_format()) {
@@ -212,6 +219,12 @@ class LoadedModelBuilder {
         break;
       }
       case Format::kTernary: {
+        if (info_.bitnet->StaysFloat(kind)) {
+          weight.kind = LinearWeight::Kind::kDense;
+          NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix matrix, MappedMatrix(name, rows, cols));
+          NIBBLE_ASSIGN_OR_RETURN(weight.dense, Panels(matrix));
+          break;
+        }
         weight.kind = LinearWeight::Kind::kTernary;
         NIBBLE_ASSIGN_OR_RETURN(weight.ternary, Ternary(name, rows, cols));
         break;

@@ -85,7 +85,11 @@ ServingOps::Input ServingOps::NormInput(const Tensor& x, std::int64_t layer, Nor
   Input input;
   if (!status_.ok()) return input;
   const float* weight = Layer(layer).norm(norm);
-  if (Layer(layer).linear(kind).reads_codes()) {
+  bool codes = false, floats = false;
+  for (const LinearKind reader : ReadersOf(norm, kind)) {
+    (Layer(layer).linear(reader).reads_codes() ? codes : floats) = true;
+  }
+  if (!floats) {
     input.quantized = AllocateQuantized(x.rows, x.cols);
     Ok(kernels::RmsNormQuantize({.x = x,
                                  .weight = weight,
@@ -97,6 +101,7 @@ ServingOps::Input ServingOps::NormInput(const Tensor& x, std::int64_t layer, Nor
   } else {
     input.rows = arena_.AllocateMatrix(weights_.input_dtype, x.rows, x.cols);
     Ok(kernels::RmsNorm({.x = x, .weight = weight, .eps = NormEps(norm), .y = input.rows}, stream_));
+    if (codes) input.quantized = Quantize(input.rows).quantized;
   }
   return input;
 }

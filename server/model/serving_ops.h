@@ -27,8 +27,8 @@ class ServingOps {
  public:
   using Tensor = kernels::Matrix;  // f32; rows for a linear or the head may be bf16 (TypeBefore, FinalNorm)
   struct Input {
-    kernels::Matrix rows;              // of weights.input_dtype; no data if the linears read codes
-    kernels::QuantizedRows quantized;  // set if the linears read codes
+    kernels::Matrix rows;              // of weights.input_dtype; no data if all linears read codes
+    kernels::QuantizedRows quantized;  // set if a linear reads codes
   };
 
   ServingOps(const ModelConfig& config, const DecoderWeights& weights, const kernels::KvCacheView& cache,

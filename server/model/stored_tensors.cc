@@ -15,14 +15,16 @@ namespace nibble::model {
 using base::StrCat;
 using kernels::DType;
 
-bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo& info) {
+bool IsQuantized(const TensorSpec& spec, const ModelConfig& config, const ArtifactInfo& info) {
+  const TensorRole role = spec.role;
   switch (info.weight_format()) {
     case Format::kInt8:
       return role == TensorRole::kLinear ||
              (info.int8_head &&
               (role == TensorRole::kHead || (role == TensorRole::kEmbedding && config.tied_embeddings)));
-    case Format::kNf4:
-    case Format::kTernary: return role == TensorRole::kLinear;
+    case Format::kNf4: return role == TensorRole::kLinear;
+    case Format::kTernary:
+      return role == TensorRole::kLinear && !(info.bitnet.has_value() && info.bitnet->StaysFloat(*spec.linear));
     default: return false;
   }
 }
@@ -30,12 +32,12 @@ bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo&
 absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& config, const ArtifactInfo& info) {
   std::vector<StoredTensor> out;
   for (const TensorSpec& spec : RequiredTensors(config)) {
-    if (!IsQuantized(spec.role, config, info)) {
+    if (!IsQuantized(spec, config, info)) {
       std::vector<DType> dtypes;
       switch (info.weight_format()) {
         case Format::kF32: dtypes = {DType::kF32}; break;
         case Format::kBF16: dtypes = {DType::kBF16}; break;
-        // Norms and biases are widened; embedding and head may have either type.
+        // Norms and biases are widened; embedding, head and float linears may have either type.
         default:
           dtypes = spec.role == TensorRole::kNorm || spec.role == TensorRole::kBias
                        ? std::vector<DType>{DType::kF32}
@@ -87,7 +89,7 @@ absl::Status CheckInFeatures(const ModelConfig& config, const ArtifactInfo& info
   const auto max_in_features = MaxInFeatures(info.format, act_bits);
   if (!max_in_features.has_value()) return absl::OkStatus();
   for (const TensorSpec& spec : RequiredTensors(config)) {
-    if (!IsQuantized(spec.role, config, info) || spec.shape[1] <= *max_in_features) continue;
+    if (!IsQuantized(spec, config, info) || spec.shape[1] <= *max_in_features) continue;
     const std::string activations =
         info.format == Format::kTernary ? StrCat(" with ", act_bits, "-bit activations") : "";
     return absl::InvalidArgumentError(StrCat(spec.name, " has ", spec.shape[1], " input features, wanted at most ",

@@ -28,8 +28,8 @@ struct StoredTensor {
   std::vector<std::int64_t> shape;
 };
 
-// True if an artifact with this `info` stores the weights of the role as codes (int8, NF4 or ternary).
-bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo& info);
+// True if an artifact with this `info` stores the tensor as codes (int8, NF4 or ternary).
+bool IsQuantized(const TensorSpec& spec, const ModelConfig& config, const ArtifactInfo& info);
 
 // The tensors of model.safetensors.
 absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& config, const ArtifactInfo& info);

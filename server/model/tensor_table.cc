@@ -55,6 +55,13 @@ const char* ShortName(LinearKind kind) {
   return "";
 }
 
+std::optional<LinearKind> LinearNamed(std::string_view short_name) {
+  for (int k = 0; k < kNumLinearKinds; ++k) {
+    if (short_name == ShortName(static_cast<LinearKind>(k))) return static_cast<LinearKind>(k);
+  }
+  return std::nullopt;
+}
+
 std::string ModulePath(std::int64_t layer, LinearKind kind) { return StrCat(LayerPath(layer), ModuleSuffix(kind)); }
 
 std::int64_t OutFeatures(const ModelConfig& config, LinearKind kind) {
@@ -123,8 +130,8 @@ std::vector<TensorSpec> RequiredTensors(const ModelConfig& config) {
     add_norm(layer, NormBefore(kind));
     const std::int64_t n = OutFeatures(config, kind);
     const std::string path = ModulePath(layer, kind);
-    specs.push_back({path + ".weight", {n, InFeatures(config, kind)}, TensorRole::kLinear});
-    if (HasBias(config, kind)) specs.push_back({path + ".bias", {n}, TensorRole::kBias});
+    specs.push_back({path + ".weight", {n, InFeatures(config, kind)}, TensorRole::kLinear, kind});
+    if (HasBias(config, kind)) specs.push_back({path + ".bias", {n}, TensorRole::kBias, kind});
   };
   specs.push_back({kEmbeddingName, {config.vocab_size, config.hidden_size}, TensorRole::kEmbedding});
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {

@@ -1,7 +1,9 @@
 // The required tensors of a model by their canonical (Hugging Face) names, with shape and role.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/model/model_config.h"
@@ -10,17 +12,20 @@ namespace nibble::model {
 
 enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead };
 
+// The linears of one layer, in the order in which the decoder runs them.
+enum class LinearKind { kQ, kK, kV, kO, kGate, kUp, kDown };
+inline constexpr int kNumLinearKinds = 7;
+
 struct TensorSpec {
   std::string name;                 // "model.layers.0.self_attn.q_proj.weight"
   std::vector<std::int64_t> shape;  // [N, K] for linears, [K] for norms
   TensorRole role;
+  std::optional<LinearKind> linear = std::nullopt;  // set for kLinear, and for kBias: the linear of the bias
 };
 
-// The linears of one layer, in the order in which the decoder runs them.
-enum class LinearKind { kQ, kK, kV, kO, kGate, kUp, kDown };
-inline constexpr int kNumLinearKinds = 7;
 const char* ModuleSuffix(LinearKind kind);  // the end of the module path: "self_attn.q_proj", ..., "mlp.down_proj"
 const char* ShortName(LinearKind kind);     // "q_proj", ..., as in target_modules
+std::optional<LinearKind> LinearNamed(std::string_view short_name);
 std::string ModulePath(std::int64_t layer, LinearKind kind);  // "model.layers.3.mlp.up_proj"
 std::int64_t OutFeatures(const ModelConfig& config, LinearKind kind);
 std::int64_t InFeatures(const ModelConfig& config, LinearKind kind);

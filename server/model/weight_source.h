@@ -27,6 +27,8 @@ class WeightSource {
   // is_bitnet: the linears are codes (is_ternary), or the float masters that codes are made from.
   bool is_ternary() const { return is_ternary_; }
   bool is_bitnet() const { return is_ternary_ || is_masters_; }
+  // Linears of a BitNet source that stay float.
+  const std::vector<LinearKind>& float_linears() const { return float_linears_; }
 
   // The tensor's bytes in dtype (f32 or bf16). Shapes were checked when the source was opened.
   virtual absl::StatusOr<std::string> Read(const TensorSpec& spec, kernels::DType dtype) const = 0;
@@ -46,6 +48,7 @@ class WeightSource {
   std::vector<std::string> ignored_tensors_;
   bool is_ternary_ = false;
   bool is_masters_ = false;
+  std::vector<LinearKind> float_linears_;
 };
 
 // Both check that every required tensor is present with its shape, and refuse unknown tensors.

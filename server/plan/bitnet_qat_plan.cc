@@ -33,7 +33,7 @@ class BitNetQat : public MethodPlan {
   model::ArtifactInfo ServedForm(const jobs::JobSpec& spec) const override {
     model::ArtifactInfo served;
     served.format = Format::kTernary;
-    served.bitnet = model::BitNetInfo{.act_bits = static_cast<int>(spec.bitnet_qat.act_bits)};
+    served.bitnet = Info(spec);
     return served;
   }
 
@@ -52,7 +52,12 @@ class BitNetQat : public MethodPlan {
     std::int64_t inputs = 2 * c.hidden_size;
     if (c.norms != NormPlacement::kBlock) inputs += c.q_size() + c.ffn_size;
     if (c.norms == NormPlacement::kBlockAndLinear) inputs += 2 * c.hidden_size;
-    return 4 * (inputs + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() +
+    // Linears that stay float keep f32 rows, and then ternary ones behind the same norm each keep their codes.
+    std::int64_t beside_floats = 0;
+    for (const model::LinearKind kind : Info(spec).float_linears) {
+      beside_floats += 4 * model::InFeatures(c, kind) + (NormsEachLinear(c) ? 0 : code * c.hidden_size);
+    }
+    return 4 * (inputs + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() + beside_floats +
            code * ((NormsEachLinear(c) ? 5 : 2) * c.hidden_size + c.q_size() + c.ffn_size) + HeadNormBytes(c);
   }
 
@@ -63,10 +68,11 @@ class BitNetQat : public MethodPlan {
     const std::int64_t master = ElementBytes(spec.bitnet_qat.master_dtype);
     const std::int64_t logits = model::kLossChunk * config.vocab_size;
     TrainingBytes bytes;
-    // Masters and gradients; packed codes; the head in panels.
-    bytes.weights = sizes.all * 2 * master + sizes.linears / 4 + sizes.embedding * 2;
-    // Embedding and head rounded as they are served; masters in bf16 are served as they are.
-    if (master == 4) bytes.weights += sizes.heads * sizes.embedding * 2;
+    const std::int64_t floats = FloatLinearElements(spec, config);
+    // Masters and gradients; packed codes; the head and linears that stay float in panels.
+    bytes.weights = sizes.all * 2 * master + (sizes.linears - floats) / 4 + (sizes.embedding + floats) * 2;
+    // Embedding, head and these linears rounded as they are served; masters in bf16 are served as they are.
+    if (master == 4) bytes.weights += (sizes.heads * sizes.embedding + floats) * 2;
     // The gradients of head and embedding for one micro-batch, and their sum; backward products.
     bytes.workspace = 3 * sizes.embedding * 4 + sizes.embedding * element + sizes.largest * (element + 8) +
                       logits * (4 + element) + 4 * tokens * config.ffn_size * 4;
@@ -93,7 +99,7 @@ class BitNetQat : public MethodPlan {
   double WeightFileBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t) const override {
     const std::int64_t master = ElementBytes(spec.bitnet_qat.master_dtype);
     return FileBytes(config, master == 2 ? Format::kBF16 : Format::kF32, master) +
-           FileBytes(config, Format::kTernary, 2);
+           FileBytes(config, ServedForm(spec), 2);
   }
 
   void AddWarnings(const jobs::JobSpec& spec, std::vector<PlanWarning>& warnings) const override {
@@ -110,13 +116,24 @@ class BitNetQat : public MethodPlan {
 
   absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const CheckpointToPublish& source,
                                                           const kernels::Stream& /*stream*/) const override {
-    const model::BitNetInfo bitnet = {.act_bits = static_cast<int>(source.spec.bitnet_qat.act_bits),
-                                      .head_dtype = model::kBitNetFloatType};
     const auto dtype = source.spec.bitnet_qat.master_dtype == "bf16" ? kernels::DType::kBF16 : kernels::DType::kF32;
-    return convert::MakeTrainedCheckpointModel(files, source.target.base,
-                                               TrainedConfig(source.spec, source.target.base.config()),
-                                               {.bitnet = bitnet, .kv_dtype = model::kBitNetFloatType, .dtype = dtype},
-                                               source.directory, source.target.provenance, source.target.directory);
+    return convert::MakeTrainedCheckpointModel(
+        files, source.target.base, TrainedConfig(source.spec, source.target.base.config()),
+        {.bitnet = Info(source.spec), .kv_dtype = model::kBitNetFloatType, .dtype = dtype}, source.directory,
+        source.target.provenance, source.target.directory);
+  }
+
+ private:
+  static std::int64_t FloatLinearElements(const jobs::JobSpec& spec, const ModelConfig& config) {
+    std::int64_t elements = 0;
+    for (const model::LinearKind kind : Info(spec).float_linears) {
+      elements += config.num_layers * model::OutFeatures(config, kind) * model::InFeatures(config, kind);
+    }
+    return elements;
+  }
+  static model::BitNetInfo Info(const jobs::JobSpec& spec) {
+    return model::BitNetInfoOf(spec.bitnet_qat.preset, static_cast<int>(spec.bitnet_qat.act_bits),
+                               spec.bitnet_qat.modules_to_not_convert);
   }
 };
 

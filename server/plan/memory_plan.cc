@@ -6,6 +6,7 @@
 #include "kernels/formats/int8.h"
 #include "kernels/formats/ternary.h"
 #include "server/model/kv_pool.h"
+#include "server/model/stored_tensors.h"
 #include "server/model/tensor_table.h"
 #include "server/model/working_rows.h"
 #include "server/plan/method_plan.h"
@@ -63,12 +64,17 @@ std::int64_t PeakOfPublishing(const jobs::JobSpec& spec, const ModelConfig& conf
 
 std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes) {
   const MethodPlan& method = PlanOf(spec);
-  const bool ternary = method.ServedForm(spec).format == model::Format::kTernary;
+  const model::ArtifactInfo served = method.ServedForm(spec);
+  const bool ternary = served.format == model::Format::kTernary;
   std::int64_t bytes = 0;
   for (const model::TensorSpec& tensor : model::RequiredTensors(config)) {
     const std::int64_t rows = tensor.shape[0];
     switch (tensor.role) {
       case model::TensorRole::kLinear:
+        if (!model::IsQuantized(tensor, config, served)) {
+          bytes += kernels::PackedDenseElements(rows, tensor.shape[1]) * 2;
+          break;
+        }
         // Codes in tiles and f32 scales; int8 also has row sums.
         bytes += ternary ? kernels::PackedTernaryBytes(rows, tensor.shape[1]) +
                                kernels::RoundUp(rows, kernels::kTernaryTileRows) * 4
@@ -100,6 +106,9 @@ std::int64_t ServedPassBytes(const jobs::JobSpec& spec, const ModelConfig& c, st
   // In f32: residual stream, q, k, v, attention, o, gate, up and down; the rows that the head reads, and their logits.
   std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 2 * c.ffn_size + c.vocab_size;
   if (c.norms == model::NormPlacement::kBlockAndLinear) values += 2 * c.hidden_size;
+  if (served.bitnet.has_value()) {  // rows of linears that stay float
+    for (const model::LinearKind kind : served.bitnet->float_linears) values += model::InFeatures(c, kind);
+  }
   return rows * (values * 4 + (NormsEachLinear(c) ? 5 : 2) * quantized(c.hidden_size) + quantized(c.q_size()) +
                  quantized(c.ffn_size));
 }

@@ -52,6 +52,10 @@ bool NormsEachLinear(const model::ModelConfig& config) {
 double FileBytes(const model::ModelConfig& config, model::Format format, std::int64_t float_bytes) {
   model::ArtifactInfo info;
   info.format = format;
+  return FileBytes(config, info, float_bytes);
+}
+
+double FileBytes(const model::ModelConfig& config, const model::ArtifactInfo& info, std::int64_t float_bytes) {
   return static_cast<double>(model::WeightFileBytes(config, info, float_bytes).value_or(0));
 }
 

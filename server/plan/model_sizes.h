@@ -32,5 +32,6 @@ bool NormsEachLinear(const model::ModelConfig& config);
 
 // Bytes of a weight file; 0 if the format does not take this model.
 double FileBytes(const model::ModelConfig& config, model::Format format, std::int64_t float_bytes);
+double FileBytes(const model::ModelConfig& config, const model::ArtifactInfo& info, std::int64_t float_bytes);
 
 }  // namespace nibble::plan

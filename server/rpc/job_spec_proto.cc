@@ -47,7 +47,6 @@ struct FixedField {
   bool is_shown = true;  // whether a returned spec has it
 };
 constexpr FixedField kFixedFields[] = {
-    {"BitNetQatMethod.modules_to_not_convert", "\"lm_head\""},
     {"BitNetQatMethod.weight_scale", "WEIGHT_SCALE_ABSMEAN_TENSOR"},
     {"DataConfig.shuffle", "true"},
     {"LossMask.eos", "EOS_POLICY_TURN", false},
@@ -146,23 +145,15 @@ absl::StatusOr<const EnumValueDescriptor*> EnumOf(const Message& message, const 
 // The error names the refused value: the name of the field alone would mean that none of its values is implemented.
 absl::Status CheckFixed(const Message& message, const FieldDescriptor& field, const FixedField& fixed,
                         const std::string& path) {
-  std::string named;
+  std::string text;
+  google::protobuf::TextFormat::PrintFieldValueToString(message, &field, -1, &text);
+  if (text == fixed.value) return absl::OkStatus();
   if (field.cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
     NIBBLE_ASSIGN_OR_RETURN(const EnumValueDescriptor* value, EnumOf(message, field, path));
     if (value == nullptr) return absl::OkStatus();
-    named = ShortName(*value);
+    text = ShortName(*value);
   }
-  const int size = field.is_repeated() ? message.GetReflection()->FieldSize(message, &field) : 1;
-  for (int i = 0; i < size; ++i) {
-    std::string text;
-    google::protobuf::TextFormat::PrintFieldValueToString(message, &field, field.is_repeated() ? i : -1, &text);
-    if (text == fixed.value) continue;
-    if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING)
-      named = message.GetReflection()->GetRepeatedString(message, &field, i).substr(0, 64);
-    if (named.empty()) named = text;
-    return Unimplemented(StrCat(fixed.name, " ", named));
-  }
-  return absl::OkStatus();
+  return Unimplemented(StrCat(fixed.name, " ", text));
 }
 
 // Refuses every field that is set and not implemented. `prefix`: the path of `message`, with a dot at its end.
@@ -196,8 +187,6 @@ struct Scalar {
 absl::Status Take(const Scalar& in, std::span<const char* const> choices, std::string& out) {
   if (in.field.cpp_type() != FieldDescriptor::CPPTYPE_ENUM) {
     out = in.message.GetReflection()->GetString(in.message, &in.field);
-    // The preset "hf" is part of the API, so it is Unimplemented, not an unknown value.
-    if (NameOf(in.field) == "BitNetQatMethod.preset" && out == "hf") return Unimplemented("BitNetQatMethod.preset hf");
     return absl::OkStatus();
   }
   NIBBLE_ASSIGN_OR_RETURN(const EnumValueDescriptor* value, EnumOf(in.message, in.field, in.path));

@@ -12,8 +12,6 @@ inline constexpr const char* kServices[] = {"nibble.v1.DatasetService",     "nib
 // Methods that answer UNIMPLEMENTED, then fields of requests, with the refused values if the server accepts others.
 inline constexpr const char* kUnimplemented[] = {"nibble.v1.InferenceService/Embed",
                                                  "nibble.v1.ServerService/SetResourcePolicy",
-                                                 "BitNetQatMethod.modules_to_not_convert (other than lm_head)",
-                                                 "BitNetQatMethod.preset hf",
                                                  "ConvertModelRequest.calibration_dataset",
                                                  "ConvertModelRequest.checkpoint",
                                                  "ConvertModelRequest.lora KEEP, MERGE_AWARE",

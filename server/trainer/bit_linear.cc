@@ -169,7 +169,7 @@ std::optional<Tensor> BiasOf(const BitWeight& weight) {
 
 }  // namespace
 
-void BitWeight::Ternarise(const kernels::Stream& stream) {
+void BitWeight::Ternarise(const kernels::Stream& stream, kernels::RowScaling scaling) {
   const std::int64_t n = master.size(0);
   const std::int64_t k = master.size(1);
   if (!tiles.defined()) {
@@ -179,6 +179,7 @@ void BitWeight::Ternarise(const kernels::Stream& stream) {
   ThrowIfError(kernels::Ternarise(
       {.w = ViewOf(master), .scale = scale.data_ptr<float>(), .rows = nullptr, .tiles = tiles.data_ptr<std::uint8_t>()},
       stream));
+  if (scaling == kernels::RowScaling::kReciprocal) scale.fill_(kernels::ReciprocalScale(scale.data_ptr<float>()[0]));
 }
 
 kernels::PackedTernaryWeight BitWeight::packed() const {

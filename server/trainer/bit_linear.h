@@ -20,8 +20,9 @@ struct BitWeight {
   torch::Tensor tiles;   // [PackedTernaryBytes(N, K)] u8
   torch::Tensor scale;   // [N] f32
 
-  // Makes tiles and scale from the master; called once per optimizer step. Throws the kernel's error.
-  void Ternarise(const kernels::Stream& stream);
+  // Makes tiles and scale from the master; called once per optimizer step. With kReciprocal, the scale is its
+  // ReciprocalScale. Throws the kernel's error.
+  void Ternarise(const kernels::Stream& stream, kernels::RowScaling scaling = kernels::RowScaling::kNative);
   kernels::PackedTernaryWeight packed() const;
 };
 

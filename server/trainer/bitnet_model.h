@@ -2,12 +2,15 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/formats/int8.h"
 #include "kernels/ste.h"
 #include "kernels/stream.h"
 #include "server/base/cancelled.h"
 #include "server/model/artifact.h"
+#include "server/model/tensor_table.h"
 #include "server/trainer/exact_model.h"
 
 namespace nibble::trainer {
@@ -24,8 +27,10 @@ struct QuantizationRamp {
 };
 
 struct BitNetOptions {
-  int act_bits = 8;             // 4, 8 or 16
-  bool act_per_tensor = false;  // one scale for all rows of a micro-batch
+  int act_bits = 8;                                            // 4, 8 or 16
+  bool act_per_tensor = false;                                 // one scale for all rows of a micro-batch
+  kernels::RowScaling scaling = kernels::RowScaling::kNative;  // of rows and weights (model::BitNetInfo)
+  std::vector<model::LinearKind> float_linears = {};           // stay float, rounded to bf16 as they are served
   kernels::Ste ste = kernels::Ste::kIdentity;
   bool scale_grad = false;
   QuantizationRamp ramp = {};

@@ -20,8 +20,11 @@ class BitNetRecipe : public ExactRecipe {
     const jobs::BitNetQatMethod& bitnet = spec_.bitnet_qat;
     NIBBLE_ASSIGN_OR_RETURN(const auto base, OpenBase());
     SetConfig(model::BitNetShape(base->config(), bitnet.preset));
+    const model::BitNetInfo info = Info();
     BitNetOptions options;
-    options.act_bits = static_cast<int>(bitnet.act_bits);
+    options.act_bits = info.act_bits;
+    options.scaling = info.scaling;
+    options.float_linears = info.float_linears;
     options.act_per_tensor = bitnet.act_scale == "per_tensor";
     options.ste = SteOf(bitnet.ste);
     options.scale_grad = bitnet.scale_grad;
@@ -43,10 +46,9 @@ class BitNetRecipe : public ExactRecipe {
   }
 
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
-    const int act_bits = static_cast<int>(spec_.bitnet_qat.act_bits);
     return WriteTrained(
         model_->Values(),
-        {.bitnet = model::BitNetInfo{.act_bits = act_bits, .head_dtype = model::kBitNetFloatType},
+        {.bitnet = Info(),
          .kv_dtype = model::kBitNetFloatType,
          .dtype = spec_.bitnet_qat.master_dtype == "bf16" ? kernels::DType::kBF16 : kernels::DType::kF32},
         provenance, directory);
@@ -56,6 +58,12 @@ class BitNetRecipe : public ExactRecipe {
 
   // Rows that share a scale in training have other logits than served rows, which each have their own scale.
   bool predicts_record() const override { return spec_.bitnet_qat.act_scale != "per_tensor"; }
+
+ private:
+  model::BitNetInfo Info() const {
+    const jobs::BitNetQatMethod& bitnet = spec_.bitnet_qat;
+    return model::BitNetInfoOf(bitnet.preset, static_cast<int>(bitnet.act_bits), bitnet.modules_to_not_convert);
+  }
 };
 
 }  // namespace

@@ -93,7 +93,7 @@ class CodedModel : public ExactModel {
   Tensor final_norm_;
   Tensor embedding_;         // [V, K] parameter
   Tensor embedding_served_;  // [V, K] of the served type
-  DenseHead head_;
+  DenseWeight head_;
   std::vector<float> rope_cos_, rope_sin_;
   std::int64_t positions_ = 0;
   std::int64_t largest_ = 0;    // elements of the largest linear
@@ -124,8 +124,9 @@ class CodedOps {
     return model_.options_.activation_checkpointing ? RunRecomputed(std::move(h), body) : body(std::move(h));
   }
   void BeginLayer(std::int64_t) {}
-  Input NormInput(const Tensor& x, std::int64_t layer, Norm norm, LinearKind) {
-    if (!model_.linears_->reads_codes()) {
+  Input NormInput(const Tensor& x, std::int64_t layer, Norm norm, LinearKind kind) {
+    const std::vector<LinearKind> readers = model::ReadersOf(norm, kind);
+    if (!std::all_of(readers.begin(), readers.end(), [&](auto k) { return model_.linears_->reads_codes(k); })) {
       return {ApplyRmsNorm(x, Weight(layer, norm), Eps(norm), model_.context_, model_.linears_->float_rows()), nullptr};
     }
     return NormCodedInput(x, Weight(layer, norm), Eps(norm), model_.linears_->rows(), model_.context_);
@@ -206,8 +207,12 @@ absl::Status CodedModel::Refresh() {
     if (!embedding_.defined()) return absl::OkStatus();  // frozen, and made before
     const bool float_embedding = !config_.tied_embeddings && options_.embedding_dtype == kernels::DType::kF32;
     embedding_served_ = float_embedding ? embedding_.detach() : embedding_.detach().to(torch::kBFloat16);
-    head_.served = config_.tied_embeddings ? embedding_served_ : head_.master.detach().to(torch::kBFloat16);
-    PackDense(head_.served, head_.panels);
+    if (config_.tied_embeddings) {
+      head_.served = embedding_served_;
+      PackDense(head_.served, head_.panels);
+    } else {
+      head_.Round();
+    }
     if (options_.frozen) {  // only the served forms are read
       embedding_.reset();
       head_.master.reset();

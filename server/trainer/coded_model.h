@@ -40,8 +40,9 @@ class CodedLinears {
   static constexpr std::int64_t kAfterTraining = std::numeric_limits<std::int64_t>::max();
   // As TrainingModel::BeginStep, or kAfterTraining.
   virtual void BeginStep(std::int64_t /*step*/) {}
-  // Whether norms give Apply rows of codes. If not, Apply reads float rows of float_rows().
-  virtual bool reads_codes() const { return true; }
+  // Whether norms give Apply of this linear rows of codes. If not, it reads float rows of float_rows(). Linears that
+  // read codes get float rows too if another linear behind the same norm reads these.
+  virtual bool reads_codes(model::LinearKind /*kind*/) const { return true; }
   // Type of float rows, f32 or bf16; bf16 if the served linears read float rows.
   virtual torch::ScalarType float_rows() const { return torch::kFloat32; }
   // Adds the linears of the next layer.

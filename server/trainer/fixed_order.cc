@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "kernels/ops/elementwise/embedding.h"
 #include "kernels/ops/loss/cross_entropy.h"
@@ -54,7 +55,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
 // Returns the sum of the losses. Stores the gradient to `hidden`, times scale, in *grad_hidden. Adds the gradient to
 // the head, times scale, to *grad_head, unless that is null.
-double LossAndGradients(const Tensor& hidden, const DenseHead& head, const std::vector<std::int32_t>& targets,
+double LossAndGradients(const Tensor& hidden, const DenseWeight& head, const std::vector<std::int32_t>& targets,
                         double scale, Tensor* grad_hidden, Tensor* grad_head, Context& context) {
   const LossRows rows = RowsWithTarget(targets);
   const torch::ScalarType type = context.scratch.scalar_type();
@@ -88,7 +89,7 @@ Tensor Times(const Tensor& saved, const Tensor& grad) {
 }
 
 struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& master, const DenseHead* head,
+  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& master, const DenseWeight* head,
                         const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
     Tensor grad_hidden, grad_head = torch::zeros(master.sizes(), torch::kFloat32);
     *loss_sum = LossAndGradients(hidden, *head, *targets, scale, &grad_hidden, &grad_head, *context);
@@ -103,7 +104,7 @@ struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
 
 // A separate function, because torch accepts no undefined tensors as inputs.
 struct FrozenDenseLossFunction : torch::autograd::Function<FrozenDenseLossFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const DenseHead* head,
+  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const DenseWeight* head,
                         const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
     Tensor grad_hidden;
     *loss_sum = LossAndGradients(hidden, *head, *targets, scale, &grad_hidden, nullptr, *context);
@@ -115,9 +116,46 @@ struct FrozenDenseLossFunction : torch::autograd::Function<FrozenDenseLossFuncti
   }
 };
 
+struct DenseLinearFunction : torch::autograd::Function<DenseLinearFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const std::optional<Tensor>& bias,
+                        const DenseWeight* weight, Context* context) {
+    ThrowIfCancelled(context->cancelled);
+    Remember(ctx, "context", context);
+    Remember(ctx, "weight", weight);
+    Tensor y = torch::empty({x.size(0), master.size(0)}, torch::kFloat32);
+    ThrowIfError(kernels::MatmulDense({.x = ViewOf(x),
+                                       .w = weight->packed(),
+                                       .bias = bias.has_value() ? bias->data_ptr<float>() : nullptr,
+                                       .y = ViewOf(y)},
+                                      context->stream));
+    ctx->saved_data["has_bias"] = bias.has_value();
+    ctx->save_for_backward({x});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto& context = Recall<const Context>(ctx, "context");
+    const auto& weight = Recall<const DenseWeight>(ctx, "weight");
+    ThrowIfCancelled(context.cancelled);
+    const Tensor x = ctx->get_saved_variables()[0];
+    const torch::ScalarType type = context.scratch.scalar_type();
+    const Tensor g = grads[0].contiguous();
+    const Tensor padded = PadTo(g, type);
+    const Tensor grad_x = torch::mm(padded, weight.served.to(type)).narrow(0, 0, g.size(0)).to(torch::kFloat32);
+    const Tensor grad_master = torch::mm(padded.t(), PadTo(x, type)).to(weight.master.scalar_type());
+    const Tensor grad_bias = ctx->saved_data["has_bias"].toBool() ? g.sum(0) : Tensor();
+    return {grad_x, grad_master, grad_bias, Tensor(), Tensor()};
+  }
+};
+
 }  // namespace
 
-kernels::PackedDenseWeight DenseHead::packed() const {
+void DenseWeight::Round() {
+  served = master.detach().to(torch::kBFloat16);
+  PackDense(served, panels);
+}
+
+kernels::PackedDenseWeight DenseWeight::packed() const {
   return {panels.data_ptr(), served.scalar_type() == torch::kBFloat16 ? kernels::DType::kBF16 : kernels::DType::kF32,
           served.size(0), served.size(1)};
 }
@@ -136,18 +174,23 @@ Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const Tensor& table,
   return EmbeddingFunction::apply(master, table, &ids, &context);
 }
 
-Tensor DenseLogits(const Tensor& hidden, const DenseHead& head, Context& context) {
+Tensor DenseLogits(const Tensor& hidden, const DenseWeight& head, Context& context) {
   Tensor logits = torch::empty({hidden.size(0), head.served.size(0)}, torch::kFloat32);
   ThrowIfError(kernels::MatmulDense({.x = ViewOf(hidden), .w = head.packed(), .y = ViewOf(logits)}, context.stream));
   return logits;
 }
 
-Tensor ApplyDenseLoss(const Tensor& hidden, const DenseHead& head, const std::vector<std::int32_t>& targets,
+Tensor ApplyDenseLoss(const Tensor& hidden, const DenseWeight& head, const std::vector<std::int32_t>& targets,
                       double scale, double* loss_sum, Context& context) {
   if (!head.master.defined()) {
     return FrozenDenseLossFunction::apply(hidden, &head, &targets, scale, loss_sum, &context);
   }
   return DenseLossFunction::apply(hidden, head.master, &head, &targets, scale, loss_sum, &context);
+}
+
+Tensor ApplyDenseLinear(const Tensor& x, const DenseWeight& weight, const Tensor& bias, Context& context) {
+  const auto bias_f32 = bias.defined() ? std::optional<Tensor>(bias.to(torch::kFloat32)) : std::nullopt;
+  return DenseLinearFunction::apply(x, weight.master, bias_f32, &weight, &context);
 }
 
 }  // namespace nibble::trainer

@@ -1,6 +1,6 @@
-// The float parts (embedding and head), with gradients, of a model whose bits are promised. Forward passes use the
-// serving kernels in their fixed order, so that training gives the bits of serving (docs/numerics.md 9 and 10).
-// Backward passes may use other products.
+// The float parts (embedding, head, linears that stay float), with gradients, of a model whose bits are promised.
+// Forward passes use the serving kernels in their fixed order, so that training gives the bits of serving
+// (docs/numerics.md 9 and 10). Backward passes may use other products.
 #pragma once
 #include <torch/types.h>
 
@@ -19,20 +19,29 @@ torch::Tensor EmbeddingRows(const std::vector<std::int32_t>& ids, const torch::T
 torch::Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const torch::Tensor& table,
                              const torch::Tensor& master, AutogradContext& context);
 
-// The float head [V, K] in three forms: the trained master, the rounded form that is served, and the served form in
-// panels.
-struct DenseHead {
-  torch::Tensor master;  // [V, K] f32 | bf16 parameter; undefined if the head is frozen
-  torch::Tensor served;  // [V, K] bf16
+// A float weight [N, K], of the head or of a linear, in three forms: the trained master, the rounded form that is
+// served, and the served form in panels.
+struct DenseWeight {
+  torch::Tensor master;  // [N, K] f32 | bf16 parameter; undefined if it is frozen
+  torch::Tensor served;  // [N, K] bf16
   torch::Tensor panels;  // of served
+
+  // Makes the served form and its panels from the master.
+  void Round();
   kernels::PackedDenseWeight packed() const;
 };
 
 // Logits [T, V] f32, without gradients.
-torch::Tensor DenseLogits(const torch::Tensor& hidden, const DenseHead& head, AutogradContext& context);
+torch::Tensor DenseLogits(const torch::Tensor& hidden, const DenseWeight& head, AutogradContext& context);
 // Like ApplyChunkedLoss, but in the fixed order: gradients go to hidden, and to the head's master if it has one.
-torch::Tensor ApplyDenseLoss(const torch::Tensor& hidden, const DenseHead& head,
+torch::Tensor ApplyDenseLoss(const torch::Tensor& hidden, const DenseWeight& head,
                              const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
                              AutogradContext& context);
+
+// y [T, N] f32 = x W^T + bias of a linear that stays float, as one node, which keeps x [T, K] f32. bias: undefined, or
+// [N]. Backward products have the scratch's type and read the served weight; its gradient goes to the master unchanged.
+// `weight` must outlive the graph.
+torch::Tensor ApplyDenseLinear(const torch::Tensor& x, const DenseWeight& weight, const torch::Tensor& bias,
+                               AutogradContext& context);
 
 }  // namespace nibble::trainer

@@ -54,7 +54,7 @@ class Int8QtLinears : public CodedLinears {
   void Refresh(std::int64_t /*layer*/) override {}
   const CodedRowOptions& rows() const override { return rows_; }
 
-  bool reads_codes() const override { return !options_.float_rows; }
+  bool reads_codes(LinearKind) const override { return !options_.float_rows; }
   torch::ScalarType float_rows() const override { return options_.float_rows ? torch::kBFloat16 : torch::kFloat32; }
 
   Tensor Apply(const CodedInput& input, std::int64_t layer, LinearKind kind, std::uint64_t /*draw*/,

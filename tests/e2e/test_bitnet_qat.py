@@ -139,6 +139,52 @@ def test_ramp_continues_after_a_pause(shared, tmp_path):
     assert shared.json("models", "verify", "calm-ramp-ternary")["equal"] is True
 
 
+HF_AND_FLOATS = {"hf": {"preset": "hf"}, "floats": {"modules_to_not_convert": ["o_proj", "down_proj"]},
+                 "both": {"preset": "hf", "modules_to_not_convert": ["q_proj", "up_proj", "lm_head"], "master_dtype": "COMPUTE_DTYPE_BF16"}}
+
+
+@pytest.mark.parametrize("name", HF_AND_FLOATS)
+def test_hf_scales_and_float_linears_are_served_as_trained(shared, tmp_path, name):
+    """The whole way: trained, continued from a checkpoint, published, converted, verified, served, exported, imported."""
+    method, floats = HF_AND_FLOATS[name], [m for m in HF_AND_FLOATS[name].get("modules_to_not_convert", []) if m != "lm_head"]
+    common = {"train_dataset": "page", "eval_dataset": "page", "data": {"max_seq_len": SEQ}}
+    run = {"micro_batch": 2, "max_steps": 4, "save_every": 2, "seed": 5}
+    events = create(shared, tmp_path / "spec.json", method, run=run, publish={"output_model": name}, **common)
+    job = events[-1]["job_id"]
+    shown = shared.json("jobs", "get", job)["spec"]["bitnet_qat"]
+    assert shown["preset"] == method.get("preset", "native")
+    assert shown["modules_to_not_convert"] == method.get("modules_to_not_convert", ["lm_head"])
+    losses = {event["subject"]: event["eval_loss"] for event in events if event.get("type") == "eval"}  # the last of each
+    assert losses["ternary"] == losses["trained"]
+    masters = shared.json("models", "get", name)["digest"]
+
+    create(shared, tmp_path / "again.json", method, run=run, publish={"output_model": f"{name}-again"}, resume_from=f"{job}/2", **common)
+    assert shared.json("models", "get", f"{name}-again")["digest"] == masters
+    assert shared.json("jobs", "publish", f"{job}/4", "--name", f"{name}-published")["digest"] == masters
+
+    for source in (name, f"{name}-published"):
+        shared.run("models", "convert", source, "--to", "ternary", "--name", f"{source}-ternary")
+        verdict = shared.json("models", "verify", f"{source}-ternary")
+        assert verdict["equal"] is True and verdict["recorded_by"] == ("trainer" if source == name else "convert")
+    ternary = shared.json("models", "get", f"{name}-ternary")
+    assert ternary["digest"] == shared.json("models", "get", f"{name}-published-ternary")["digest"]
+    answer = shared.json("generate", f"{name}-ternary", "--prompt", "The keeper of", "--max-tokens", 8, "--ignore-eos")
+    assert len(answer["token_ids"]) == 8
+
+    shared.run("models", "export", f"{name}-ternary", "--format", "hf", "--linear-class", "autobitlinear", "--out", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf/config.json").read_text())["quantization_config"]
+    assert config["modules_to_not_convert"] == ["lm_head", *floats]
+    shared.run("models", "import", tmp_path / "hf", "--name", f"{name}-imported")
+    assert shared.json("models", "get", f"{name}-imported")["digest"] == ternary["digest"]
+
+
+def test_norms_before_float_linears_are_not_exported(shared, tmp_path):
+    create(shared, tmp_path / "spec.json", {"preset": "bitnet-tips", "modules_to_not_convert": ["v_proj"]}, train_dataset="page",
+           data={"max_seq_len": SEQ}, run={"micro_batch": 2, "max_steps": 1, "save_every": 0}, publish={"output_model": "tips-floats"})
+    refused = shared.run("models", "export", "tips-floats", "--format", "hf", "--out", tmp_path / "hf", check=False)
+    assert refused.returncode != 0 and "modules_to_not_convert" in refused.stderr
+
+
 def test_ternary_model_is_not_converted_again(trained):
     server, _ = trained
     refused = server.run("models", "convert", "ternary", "--to", "ternary", "--name", "twice", check=False)
@@ -209,7 +255,8 @@ def test_settings_reach_the_trainer(shared, tmp_path):
 
 
 @pytest.mark.parametrize("method, field", [({"act_bits": 5}, "act_bits"), ({"preset": "small"}, "preset"),
-                                           ({"scale_grad": True}, "scale_grad")])
+                                           ({"scale_grad": True}, "scale_grad"),
+                                           ({"modules_to_not_convert": ["proj"]}, "modules_to_not_convert")])
 def test_bad_settings_are_named(shared, tmp_path, method, field):
     path = tmp_path / "bad.json"
     path.write_text(json.dumps({"base_model": "small", "train_dataset": "page", "bitnet_qat": method}))

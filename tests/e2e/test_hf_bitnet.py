@@ -297,16 +297,18 @@ def jobs(server, tmp_path_factory, model_directory):
 
 @pytest.fixture(scope="module")
 def learnt(jobs, tmp_path_factory):
-    """Returns, for a preset, the name of a model that learnt the text by heart from random weights, and its scores of
-    pieces of the text."""
+    """Returns, for a preset and linears that stay float, the name of a model that learnt the text by heart from random
+    weights, and its scores of pieces of the text."""
     directory = tmp_path_factory.mktemp("learnt")
 
     @functools.cache
-    def make(preset):
-        losses = train(jobs, directory / f"{preset}.json", preset, preset, base="small", steps=300, lr=5e-3, init="WEIGHT_INIT_RANDOM")
-        print(f"{preset}: loss {losses[0]:.2f} to {losses[-1]:.4f}")
+    def make(preset, *floats):
+        name = "-".join((preset, *floats))
+        losses = train(jobs, directory / f"{name}.json", name, preset, base="small", steps=300, lr=5e-3, init="WEIGHT_INIT_RANDOM",
+                       modules_to_not_convert=["lm_head", *floats])
+        print(f"{name}: loss {losses[0]:.2f} to {losses[-1]:.4f}")
         assert losses[-1] < 0.5
-        return preset, scores_of_pieces(jobs, preset)
+        return name, scores_of_pieces(jobs, name)
 
     return make
 
@@ -366,6 +368,21 @@ def test_exported_model_of_a_job_has_our_logits_in_transformers(jobs, learnt, tm
     if linear_class == "autobitlinear" and preset != "bitnet-tips":  # bitnet-tips is exported with other norms
         jobs.run("models", "import", tmp_path / "out", "--name", f"{again}-bf16", "--dtype", "bf16")
         assert jobs.json("models", "get", f"{again}-bf16")["digest"] == jobs.json("models", "get", name)["digest"]
+
+
+@pytest.mark.parametrize("linear_class", ["bitlinear", "autobitlinear"])
+def test_linears_that_stay_float_are_plain_linears_in_transformers(jobs, learnt, tmp_path, linear_class):
+    name, scores = learnt("hf", "o_proj", "down_proj")
+    jobs.run("models", "export", name, "--format", "hf", "--linear-class", linear_class, "--out", tmp_path / "out")
+    model = as_served(tmp_path / "out")
+    layer = model.model.layers[0]
+    assert type(layer.self_attn.o_proj) is type(layer.mlp.down_proj) is torch.nn.Linear
+    assert hasattr(layer.self_attn.q_proj, "weight_scale")
+    compare_where_no_tie(scores, model)
+    assert same_top_token(score(jobs, name), bitnet.load(tmp_path / "out", "auto")) >= 0.99
+    again = f"{name}-{linear_class}-again"
+    jobs.run("models", "import", tmp_path / "out", "--name", again, "--dtype", "f32")
+    compare_where_no_tie(scores_of_pieces(jobs, again), bitnet.load(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("preset", ["native", "bitnet-2b4t"])

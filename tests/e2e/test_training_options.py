@@ -94,6 +94,9 @@ BITNET = [
     *({"preset": name} for name in ("bitnet-tips", "bitnet-2b4t")), *({"act_bits": bits} for bits in (4, 16)),
     {"act_scale": "ACTIVATION_SCALE_PER_TENSOR"}, {"ste": "STE_MODE_ROUND_ONLY"}, {"ste": "STE_MODE_CLIPPED", "scale_grad": True},
     {"init": "WEIGHT_INIT_RANDOM"}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"modules_to_not_convert": ["lm_head"]},
+    {"preset": "hf", "act_bits": 4, "act_scale": "ACTIVATION_SCALE_PER_TENSOR", "ste": "STE_MODE_ROUND_ONLY", "scale_grad": True},
+    {"modules_to_not_convert": ["q_proj", "down_proj"], "preset": "bitnet-2b4t", "warmup_lambda": {"steps": 1}},
+    {"modules_to_not_convert": ["k_proj", "up_proj"], "preset": "bitnet-tips", "master_dtype": "COMPUTE_DTYPE_BF16"},
     {"master_dtype": "COMPUTE_DTYPE_BF16"}, {"master_dtype": "COMPUTE_DTYPE_BF16", "preset": "bitnet-2b4t", "ste": "STE_MODE_ROUND_ONLY"},
     {"warmup_lambda": {"steps": 1}}, {"warmup_lambda": {"from": 0.5, "steps": 1}, "preset": "bitnet-tips", "ste": "STE_MODE_CLIPPED", "scale_grad": True},
 ]

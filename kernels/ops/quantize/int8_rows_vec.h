@@ -103,15 +103,18 @@ template <typename Vec, typename Source, typename T>
 inline void WriteCodes(const Source& source, float absmax, const QuantizeOptions& how, const QuantizedRows& out,
                        std::int64_t row, T* codes) {
   const float max_code = MaxCode(how.bits);
-  const float scale = (absmax > how.min_absmax ? absmax : how.min_absmax) / max_code;
-  out.scale[row] = scale;
-  const Vec inverse = Vec::Set1(1.0f / scale);
+  const float bound = absmax > how.min_absmax ? absmax : how.min_absmax;
+  const bool native = how.scaling == RowScaling::kNative;
+  // The scale or the factor; the other is its reciprocal.
+  const float first = native ? bound / max_code : max_code * (1.0f / bound);
+  out.scale[row] = native ? first : 1.0f / first;
+  const Vec factor = Vec::Set1(native ? 1.0f / first : first);
   const Vec top = Vec::Set1(max_code);
   const Vec bottom = Vec::Set1(-max_code);
   // The stride is a multiple of 64, so whole vectors of codes fit; lanes past the last column quantize to 0.
   ForEachVector<Vec>(source, out.cols, [&](std::int64_t k, Vec x) {
     const Vec rounded =
-        how.stochastic.enabled ? RoundStochastically<Vec>(x * inverse, how.stochastic, row, k) : Vec::Rne(x * inverse);
+        how.stochastic.enabled ? RoundStochastically<Vec>(x * factor, how.stochastic, row, k) : Vec::Rne(x * factor);
     Vec::Max(Vec::Min(rounded, top), bottom).StoreCodes(codes + k);
   });
   const std::int64_t written = RoundUp(out.cols, Vec::kLanes);

@@ -6,8 +6,8 @@ namespace nibble::kernels {
 
 // Quantizes rows of x to integer codes, keeping up to max_outliers elements per row unquantized.
 //   x    [M, K]   f32 | bf16, finite
-//   how           bits, smallest absmax, one scale per row or one for all rows, rounding (formats/int8.h); default:
-//                 native int8, to nearest
+//   how           bits, smallest absmax, one scale per row or one for all rows, how the scale is made, rounding
+//                 (formats/int8.h); default: native int8, to nearest
 //   out  [M, K]   codes, scale, outliers (formats/int8.h); overwritten, padding included. Outlier buffers may be null
 //                 when max_outliers is 0; entries of a list past num_outliers are not written
 // Requires K >= 1, 0 <= max_outliers <= 16. mean|x| is the sum of |x| over 16 virtual lanes (lane l takes l, l + 16,

@@ -54,13 +54,14 @@ LaunchResult QuantizeInt8Cpu(const QuantizeInt8Args& args, const Stream& stream)
       }
       float absmax = all;
       for (const float value : x) absmax = std::max(absmax, std::fabs(value));
-      const float scale = std::max(absmax, args.how.min_absmax) / max_code;
-      const float inverse = 1.0f / scale;
-      out.scale[row] = scale;
+      const float bound = std::max(absmax, args.how.min_absmax);
+      const bool native = args.how.scaling == RowScaling::kNative;
+      const float factor = native ? 1.0f / (bound / max_code) : max_code * (1.0f / bound);
+      out.scale[row] = native ? bound / max_code : 1.0f / factor;
       for (std::int64_t k = 0; k < out.stride; ++k) {
         float rounded = 0.0f;
         if (k < out.cols) {
-          const float v = x[static_cast<std::size_t>(k)] * inverse;
+          const float v = x[static_cast<std::size_t>(k)] * factor;
           rounded = args.how.stochastic.enabled ? RoundAt(args.how.stochastic, row, k, v) : std::nearbyint(v);
         }
         const float code = std::clamp(rounded, -max_code, max_code);

@@ -14,6 +14,7 @@ absl::Status QuantizeInt8Transposed(const QuantizeInt8TransposedArgs& args, cons
   NIBBLE_RETURN_IF_INVALID(CheckMatrix(kOp, "x", args.x, rows, cols, {DType::kF32, DType::kBF16}));
   NIBBLE_RETURN_IF_INVALID(CheckQuantizeOptions(kOp, args.how, 0));
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.how.bits == 8, kOp, "8 bits"));
+  NIBBLE_RETURN_IF_INVALID(CheckThat(args.how.scaling == RowScaling::kNative, kOp, "native scaling"));
   if (cols == 0) return absl::OkStatus();
   const bool packed = args.tiles != nullptr && args.row_sum != nullptr;
   NIBBLE_RETURN_IF_INVALID(CheckThat(args.scale != nullptr, kOp, "scale not null"));

@@ -8,7 +8,8 @@ namespace nibble::kernels {
 // as quantize_int8 of x^T without outliers, if rounded to nearest. For the backward products of int8 training, which
 // contract over rows.
 //   x        [R, C]     f32 | bf16, finite
-//   how                 as for quantize_int8, with 8 bits. A stochastic draw belongs to the row and column of x
+//   how                 as for quantize_int8, with 8 bits and native scaling. A stochastic draw belongs to the row and
+//                       column of x
 //   scale    [C]        f32
 // and one of these two, null for the other:
 //   codes    [C, stride]  as in formats/int8.h QuantizedRows [C, R]; overwritten, padding included

@@ -1,6 +1,6 @@
 """Makes ternary.txt, the golden values of BitNet's kernels: ternarise, dequantize_ternary, matmul_ternary, gated_mul,
-quantize_int8 at 4, 8 and 16 bits and per tensor, rms_norm_backward's weight gradient, and the straight-through backward
-passes.
+quantize_int8 at 4, 8 and 16 bits, per tensor and with transformers' scales, rms_norm_backward's weight gradient, and
+the straight-through backward passes.
 
     torch==2.11.0 transformers==5.23.0 torchao==0.18.0 numpy==2.4.6
 
@@ -13,11 +13,18 @@ Everything is seeded: the same versions write the same bytes.
   place.
 - activations: max(absmax, 1e-5) / max code in torch float32. Codes are compared here with transformers' ActQuant, which
   multiplies by 127 / absmax: they may differ by one at a near tie.
+- reciprocal: the same rows and weights as transformers' AutoBitLinear reads them: multiplied by 127 / absmax, which
+  torch computes as 127 * (1 / absmax), and each code divided by that; the scale is its reciprocal. Values equal those
+  of transformers' ActQuant, codes of 4 and 8 bits those of BitLinear.activation_quant, and weights those of WeightQuant
+  where its float32 mean is ours.
 - matmul: numpy int64 product, float32 epilogue, bf16 by torch.
 - relu2: transformers' ACT2FN["relu2"]. Gradients: torch's autograd in float64 of the formulas written with explicit
   straight-through estimators.
 """
+import os
 import pathlib
+
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # transformers' quantizers would be compiled
 
 import numpy as np
 import torch
@@ -25,6 +32,7 @@ import torchao
 import transformers
 from torchao.prototype.quantized_training.bitnet import quantize_bitnet_weight
 from transformers.activations import ACT2FN
+from transformers.integrations.bitnet import ActQuant, BitLinear, WeightQuant
 
 OUT = pathlib.Path(__file__).resolve().parent / "ternary.txt"
 F32 = np.float32
@@ -118,6 +126,7 @@ def put_ternarise():
         put(f"ternarise.{name}.codes", codes)
         put(f"ternarise.{name}.rows", pack_rows(codes))
         put(f"ternarise.{name}.dequantised", codes.float() * s)
+    return weights
 
 
 def put_activations():
@@ -139,6 +148,35 @@ def put_activations():
     ours, _ = quantize(x)
     difference = ((x * theirs).round().clamp(-128, 127).to(torch.int8).int() - ours.int()).abs()
     assert difference.max() <= 1 and (difference != 0).float().mean() < 0.01
+    return x
+
+
+def put_reciprocal(rows, weights):
+    put("reciprocal.x", rows)
+    for bits in (4, 8, 16):
+        for per_tensor in (False, True):
+            top = 2 ** (bits - 1) - 1
+            absmax = rows.abs().amax().reshape(1, 1) if per_tensor else rows.abs().amax(dim=-1, keepdim=True)
+            factor = (top / absmax.clamp(min=1e-5)).expand(rows.shape[0], 1)
+            codes = (rows * factor).round().clamp(-top - 1, top)
+            assert codes.min() >= -top
+            if not per_tensor and bits < 16:
+                theirs, their_factor = BitLinear.activation_quant(None, rows, num_bits=bits)
+                assert torch.equal(theirs.float(), codes) and torch.equal(their_factor, factor)
+            if not per_tensor and bits == 8:
+                assert torch.equal(ActQuant.apply(rows), codes / factor)
+            put(f"reciprocal.{bits}.{int(per_tensor)}.codes", codes.to(torch.int16 if bits == 16 else torch.int8))
+            put(f"reciprocal.{bits}.{int(per_tensor)}.scale", (1.0 / factor).reshape(-1).clone())
+    checked = 0
+    for name, w in weights.items():
+        s, codes = ternarise(w)
+        scale = 1.0 / (1.0 / s)
+        assert 1.0 / scale == 1.0 / s
+        if w.dtype == torch.float32 and w.abs().mean().clamp(min=1e-5) == s:
+            assert torch.equal(WeightQuant.apply(w), codes.float() * scale), name
+            checked += 1
+        put(f"reciprocal.{name}.scale", scale.reshape(1))
+    assert checked >= 4, checked
 
 
 def put_matmul():
@@ -214,11 +252,14 @@ def put_backward():
 
 
 def main():
-    put_ternarise()
-    put_activations()
+    weights = put_ternarise()
+    rows = put_activations()
     put_matmul()
     put_elementwise()
     put_backward()
+    torch.manual_seed(11)
+    # Rows with every length of mantissa, so that the two scalings differ.
+    put_reciprocal(torch.cat([rows, torch.randn(24, 150) * torch.logspace(-3, 3, 24)[:, None]]), weights)
     OUT.write_text("# make_kernel_golden_ternary.py: torch %s, transformers %s, torchao %s, numpy %s\n" % (
         torch.__version__.split("+")[0], transformers.__version__, torchao.__version__, np.__version__)
         + "\n".join(lines) + "\n")

@@ -65,13 +65,14 @@ TEST_F(Int8CudaTest, RmsNormQuantizeGivesTheCpusBytes) {
   }
 }
 
-// BitNet's activations: 4, 8 and 16 bits, one scale per row or one for all rows.
+// BitNet's activations: 4, 8 and 16 bits, one scale per row or one for all rows, with the scales of each preset.
 TEST_F(Int8CudaTest, OptionsGiveTheCpusBytes) {
   for (const std::int64_t k : kWidths) {
     for (const int bits : {4, 8, 16}) {
       for (const bool per_tensor : {false, true}) {
         const std::int64_t m = 27;
-        const QuantizeOptions how{1e-5f, bits, per_tensor};
+        QuantizeOptions how{1e-5f, bits, per_tensor};
+        how.scaling = k % 2 == 0 ? RowScaling::kNative : RowScaling::kReciprocal;
         const std::vector<float> x = support::AwkwardRows(4, m, k), weight = support::NormalVector(8, k);
         DeviceBytes device_x(*context_, x), device_weight(*context_, weight);
         const ConstMatrix host = MakeConstMatrix(x.data(), DType::kF32, m, k);

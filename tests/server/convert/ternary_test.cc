@@ -11,6 +11,7 @@
 
 #include "kernels/formats/ternary.h"
 #include "server/base/error.h"
+#include "server/base/sha256.h"
 #include "server/base/strings.h"
 #include "server/convert/checkpoint_model.h"
 #include "server/convert/convert.h"
@@ -34,6 +35,7 @@ std::vector<TrainedTensor> Tensors(const std::vector<std::vector<float>>& values
 }
 
 using kernels::DType;
+using kernels::RowScaling;
 using model::Artifact;
 using model::Format;
 using model::Golden;
@@ -53,7 +55,7 @@ std::vector<float> Decode(const TernaryWeight& weight, std::int64_t rows, std::i
 
 TEST(TernariseOnceTest, ScaleIsTheMeanMagnitude) {
   const std::vector<float> weight = {0.5f, -0.25f, 0.0f, 1.25f, -2.0f, 0.125f};  // mean magnitude 0.6875
-  const auto made = TernariseOnce("w", View(weight, 2), kernels::Stream());
+  const auto made = TernariseOnce("w", View(weight, 2), RowScaling::kNative, kernels::Stream());
   ASSERT_TRUE(made.ok()) << made.status();
   EXPECT_EQ(made->scale, 0.6875f);
   EXPECT_EQ(Decode(*made, 2, 3), (std::vector<float>{0.6875f, 0.0f, 0.0f, 0.6875f, -0.6875f, 0.0f}));
@@ -61,9 +63,10 @@ TEST(TernariseOnceTest, ScaleIsTheMeanMagnitude) {
 
 TEST(TernariseOnceTest, RejectsTernaryWeightsByName) {
   const std::vector<float> masters = support::NormalVector(3, 8 * 20, 0.1f);
-  const auto once = TernariseOnce("w", View(masters, 8), kernels::Stream());
+  const auto once = TernariseOnce("w", View(masters, 8), RowScaling::kNative, kernels::Stream());
   ASSERT_TRUE(once.ok()) << once.status();
-  const auto twice = TernariseOnce("layer.weight", View(Decode(*once, 8, 20), 8), kernels::Stream());
+  const auto twice =
+      TernariseOnce("layer.weight", View(Decode(*once, 8, 20), 8), RowScaling::kNative, kernels::Stream());
   EXPECT_TRUE(absl::IsFailedPrecondition(twice.status())) << twice.status();
   EXPECT_EQ(base::Reason(twice.status()), "ALREADY_TERNARY");
   EXPECT_THAT(std::string(twice.status().message()), HasSubstr("layer.weight"));
@@ -73,7 +76,8 @@ TEST(TernariseOnceTest, RejectsNonFiniteWeights) {
   for (const float bad : {NAN, INFINITY}) {
     std::vector<float> weight = support::NormalVector(3, 64, 0.1f);
     weight[33] = bad;
-    EXPECT_TRUE(absl::IsInvalidArgument(TernariseOnce("w", View(weight, 4), kernels::Stream()).status()));
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(TernariseOnce("w", View(weight, 4), RowScaling::kNative, kernels::Stream()).status()));
   }
 }
 
@@ -198,7 +202,7 @@ TEST_F(TernaryTest, RejectsFloatModelOfTernaryValues) {
   for (const auto& spec : specs) {
     values.push_back(*source->FloatTensor(spec.name));
     if (spec.role != model::TensorRole::kLinear) continue;
-    const auto made = TernariseOnce(spec.name, View(values.back(), spec.shape[0]), {});
+    const auto made = TernariseOnce(spec.name, View(values.back(), spec.shape[0]), RowScaling::kNative, {});
     values.back() = Decode(*made, spec.shape[0], spec.shape[1]);
   }
   const std::vector<TrainedTensor> tensors = Tensors(values);
@@ -243,6 +247,100 @@ TEST_F(TernaryTest, MastersOfAJobBecomeOnlyTernary) {
       absl::IsInvalidArgument(MakeTrainedModel(files_, source->config(), {bitnet, DType::kBF16}, tensors,
                                                source->directory(), base::Json::object(), directory_.Path("short"))
                                   .status()));
+}
+
+// The options of a BitNet job stay with masters, codes and exported files; nibble.json has the version that older
+// programs refuse.
+TEST_F(TernaryTest, KeepsScalesAndFloatLinearsOfTheMasters) {
+  const auto source = Import("families", "llama");
+  std::vector<std::vector<float>> values;
+  for (const auto& spec : model::RequiredTensors(source->config())) values.push_back(*source->FloatTensor(spec.name));
+  model::BitNetInfo bitnet = {.scaling = RowScaling::kReciprocal,
+                              .float_linears = {model::LinearKind::kO, model::LinearKind::kDown}};
+  ASSERT_TRUE(MakeTrainedModel(files_, source->config(), {bitnet, DType::kBF16}, Tensors(values), source->directory(),
+                               base::Json::object(), directory_.Path("masters"))
+                  .ok());
+  const auto masters = Open("masters");
+  ASSERT_TRUE(ToTernary(*masters, "ternary").ok());
+  const auto ternary = Open("ternary");
+  for (const auto* artifact : {masters.get(), ternary.get()}) {
+    EXPECT_EQ(artifact->info().bitnet->scaling, RowScaling::kReciprocal);
+    EXPECT_EQ(artifact->info().bitnet->float_linears, bitnet.float_linears);
+    EXPECT_EQ(ToJson(artifact->info())["version"], 3);
+  }
+  const std::string float_name = "model.layers.1.self_attn.o_proj.weight",
+                    name = "model.layers.1.self_attn.q_proj.weight";
+  EXPECT_EQ(ternary->Tensor(float_name)->dtype, DType::kBF16);
+  EXPECT_FALSE(ternary->tensors().contains(float_name + "_scale"));
+  const model::TensorView view = *masters->Tensor(name);
+  const auto native =
+      TernariseOnce(name, kernels::MakeConstMatrix(view.bytes.data(), view.dtype, view.shape[0], view.shape[1]),
+                    RowScaling::kNative, {});
+  EXPECT_EQ((*ternary->FloatTensor(name + "_scale"))[0], kernels::ReciprocalScale(native->scale));
+  EXPECT_EQ(Digests("ternary", 70, {}), Digests("ternary", 9, {}));
+  for (const auto bitnet_class : {HfBitNetClass::kAutoBitLinear, HfBitNetClass::kBitLinear}) {
+    const std::string out = directory_.Path("export");
+    ASSERT_TRUE(ExportHf(files_, *ternary, out, bitnet_class).ok());
+    const auto again = model::ImportModel(files_, out, directory_.Path("again"), DType::kBF16);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->info.bitnet->float_linears, bitnet.float_linears);
+    for (const std::string& tensor : {float_name, name, name + "_scale"}) {
+      EXPECT_TRUE(std::ranges::equal(Open("again")->Tensor(tensor)->bytes, ternary->Tensor(tensor)->bytes)) << tensor;
+    }
+    std::filesystem::remove_all(out);
+    std::filesystem::remove_all(directory_.Path("again"));
+  }
+}
+
+// As for weight-only models, nibble.json of other models is as earlier versions wrote it.
+TEST(BitNetInfoTest, OnlyModelsWithOptionsHaveVersionThree) {
+  model::ArtifactInfo info;
+  info.format = Format::kTernary;
+  info.bitnet.emplace();
+  EXPECT_EQ(model::ToJson(info)["version"], 1);
+  EXPECT_EQ(base::Dump(model::ToJson(info)["bitnet"]), R"({"act_bits":8,"head_dtype":"bf16"})");
+  info.bitnet->scaling = RowScaling::kReciprocal;
+  info.bitnet->float_linears = {model::LinearKind::kQ, model::LinearKind::kO};
+  EXPECT_EQ(base::Dump(model::ToJson(info)["bitnet"]),
+            R"({"act_bits":8,"head_dtype":"bf16","scales":"hf","float_linears":["q_proj","o_proj"]})");
+  const auto again = model::ParseArtifactInfo(model::ToJson(info));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->bitnet->scaling, info.bitnet->scaling);
+  EXPECT_EQ(again->bitnet->float_linears, info.bitnet->float_linears);
+  const auto refused = [&](const auto& edit) {
+    base::Json json = model::ToJson(info);
+    edit(json);
+    json.erase("checksum");
+    json["checksum"] = base::Sha256Hex(base::Dump(json));
+    return std::string(model::ParseArtifactInfo(json).status().message());
+  };
+  EXPECT_THAT(refused([](auto& json) { json["version"] = 1; }), HasSubstr("version 1 with"));
+  EXPECT_THAT(refused([](auto& json) { json["bitnet"]["scales"] = "other"; }), HasSubstr("\"scales\" is \"other\""));
+  EXPECT_THAT(refused([](auto& json) { json["bitnet"]["float_linears"] = {"lm_head"}; }), HasSubstr("\"lm_head\""));
+  EXPECT_THAT(refused([](auto& json) { json["bitnet"]["float_linears"] = {"o_proj", "q_proj"}; }), HasSubstr("order"));
+  EXPECT_THAT(refused([](auto& json) { json["bitnet"]["float_linears"] = 3; }), HasSubstr("not a list"));
+  EXPECT_THAT(refused([](auto& json) {
+                json["bitnet"].erase("scales");
+                json["bitnet"].erase("float_linears");
+              }),
+              HasSubstr("version 3 without"));
+}
+
+// transformers has no norm before a linear that it does not convert.
+TEST_F(TernaryTest, RefusesToExportNormsBeforeFloatLinears) {
+  const auto source = Import("families", "llama");
+  model::ModelConfig config = source->config();
+  config.norms = model::NormPlacement::kLinear;
+  std::vector<std::vector<float>> values;
+  for (const auto& spec : model::RequiredTensors(config)) {
+    values.emplace_back(static_cast<std::size_t>(*model::NumElements(spec.shape)), 1.0f);
+  }
+  ASSERT_TRUE(MakeTrainedModel(files_, config, {model::BitNetInfo{.float_linears = {model::LinearKind::kV}}},
+                               Tensors(values), source->directory(), base::Json::object(), directory_.Path("masters"))
+                  .ok());
+  const auto status = ExportHf(files_, *Open("masters"), directory_.Path("export"));
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("modules_to_not_convert"));
 }
 
 TEST_F(TernaryTest, BothLinearClassesRoundTrip) {

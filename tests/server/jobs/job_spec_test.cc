@@ -9,6 +9,7 @@
 
 #include "server/base/error.h"
 #include "server/base/sha256.h"
+#include "server/base/strings.h"
 
 namespace nibble::jobs {
 namespace {
@@ -247,7 +248,7 @@ TEST(JobSpecTest, DigestOfARampCoversOnlyWhatDiffersFromItsDefaults) {
 }
 
 TEST(JobSpecTest, EachBadBitNetFieldIsNamed) {
-  const auto bad_field = [](const char* json) {
+  const auto bad_field = [](const std::string& json) {
     JobSpec spec = Good();
     spec.method = kMethodBitNetQat;
     const auto parsed = Parse(json);
@@ -267,6 +268,14 @@ TEST(JobSpecTest, EachBadBitNetFieldIsNamed) {
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"init":"zeros"}})"), "bitnet_qat.init");
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"compute_dtype":"fp16"}})"), "bitnet_qat.compute_dtype");
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"master_dtype":"bf16"}})"), "");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"preset":"hf"}})"), "");
+  EXPECT_EQ(bad_field(R"({"bitnet_qat":{"modules_to_not_convert":["o_proj","lm_head"]}})"), "");
+  for (const char* modules : {R"(["head"])", R"(["o_proj","o_proj"])", "[]",
+                              R"(["q_proj","k_proj","v_proj","o_proj","gate_proj","up_proj","down_proj"])"}) {
+    EXPECT_EQ(bad_field(base::StrCat(R"({"bitnet_qat":{"modules_to_not_convert":)", modules, "}}")),
+              "bitnet_qat.modules_to_not_convert")
+        << modules;
+  }
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"master_dtype":"fp16"}})"), "bitnet_qat.master_dtype");
   EXPECT_EQ(Parse(R"({"bitnet_qat":{"bits":1}})").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(bad_field(R"({"bitnet_qat":{"warmup_lambda":{}}})"), "");
@@ -322,7 +331,8 @@ TEST(JobSpecTest, BitNetSpecSurvivesAJsonRoundTrip) {
                      .init = "random",
                      .compute_dtype = "fp32",
                      .master_dtype = "bf16",
-                     .warmup_lambda = LambdaSchedule{.from = 0.25, .to = 1.0, .steps = 7}};
+                     .warmup_lambda = LambdaSchedule{.from = 0.25, .to = 1.0, .steps = 7},
+                     .modules_to_not_convert = {"o_proj", "down_proj"}};
   const auto back = ParseJobSpec(ToJson(spec));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(base::Dump(ToJson(*back)), base::Dump(ToJson(spec)));
@@ -448,7 +458,8 @@ TEST(JobSpecTest, ReleasedDefaultsDoNotChange) {
   bitnet.method = kMethodBitNetQat;
   EXPECT_EQ(base::Dump(ToJson(bitnet)["bitnet_qat"]),
             R"({"preset":"native","act_scale":"per_token","act_bits":8,"ste":"identity","scale_grad":false,)"
-            R"("init":"pretrained","compute_dtype":"bf16","master_dtype":"fp32"})");
+            R"("init":"pretrained","compute_dtype":"bf16","master_dtype":"fp32",)"
+            R"("modules_to_not_convert":["lm_head"]})");
   JobSpec full;
   full.method = kMethodFull;
   EXPECT_EQ(base::Dump(ToJson(full)["full"]), R"({"init":"pretrained","compute_dtype":"bf16","param_dtype":"fp32"})");

@@ -56,12 +56,20 @@ TEST(HfBitNetTest, ReadsConfigAndNamesUnsupportedSettings) {
   };
   EXPECT_FALSE(ParseHfBitNet(Json::object())->has_value());
   EXPECT_EQ((*parse({{"quant_method", "bitnet"}}))->linear_class, HfLinearClass::kBitLinear);
-  const HfBitNet all = {HfLinearClass::kAutoBitLinearOnline, true, 1e-5};
-  const auto again = parse(ToJson(all));
+  HfBitNet all = {HfLinearClass::kAutoBitLinearOnline, true, 1e-5};
+  auto again = parse(ToJson(all));
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ((*again)->linear_class, all.linear_class);
   EXPECT_TRUE((*again)->use_rms_norm);
   EXPECT_EQ((*again)->rms_norm_eps, 1e-5);
+  // Linears without the norm that use_rms_norm puts before the others.
+  all.float_linears = {LinearKind::kO, LinearKind::kDown};
+  EXPECT_TRUE(absl::IsUnimplemented(parse(ToJson(all)).status()));
+  all.use_rms_norm = false;
+  EXPECT_EQ(ToJson(all)["modules_to_not_convert"], Json({"lm_head", "o_proj", "down_proj"}));
+  again = parse(ToJson(all));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ((*again)->float_linears, all.float_linears);
   for (const auto& [key, value] : {std::pair<const char*, Json>{"quant_method", "gptq"},
                                    {"linear_class", "other"},
                                    {"modules_to_not_convert", {"lm_head", "model.layers.0.mlp.down_proj"}}}) {

@@ -97,6 +97,20 @@ std::int64_t Total(const std::vector<MemoryItem>& items) {
   return sum;
 }
 
+// A float linear counts as rows in bf16 panels instead of codes.
+TEST(MemoryPlanTest, CountsLinearsThatStayFloat) {
+  const model::ModelConfig config = Qwen3Of600M();
+  jobs::JobSpec spec = Spec(jobs::kMethodBitNetQat);
+  const BatchShape batch = {.tokens = 64, .examples = 10};
+  const std::int64_t served = ServedModelBytes(spec, config, 4), plain = PlanMemory(spec, config, 4, batch)[0].bytes;
+  spec.bitnet_qat.modules_to_not_convert = {"o_proj"};
+  const std::int64_t elements = config.num_layers * config.hidden_size * config.q_size();
+  const std::int64_t scales = config.num_layers * config.hidden_size * 4;
+  EXPECT_EQ(ServedModelBytes(spec, config, 4) - served, elements * 2 - elements / 4 - scales);
+  // In training also rounded, beside the f32 master.
+  EXPECT_EQ(PlanMemory(spec, config, 4, batch)[0].bytes - plain, elements * 4 - elements / 4);
+}
+
 TEST(MemoryPlanTest, CountsTheServedFormLoadedAtTheEnd) {
   const model::ModelConfig config = Qwen3Of600M();
   const jobs::JobSpec spec = Spec(jobs::kMethodQLora);

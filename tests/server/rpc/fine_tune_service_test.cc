@@ -100,12 +100,6 @@ TEST_F(FineTuneServiceTest, UnimplementedMethodsAndFieldsAreNamed) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
   EXPECT_THAT(status.error_message(), HasSubstr("aqt"));
   request = TinyJob();
-  request.mutable_spec()->mutable_bitnet_qat()->set_preset("hf");
-  EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("BitNetQatMethod.preset hf"));
-  request.mutable_spec()->mutable_bitnet_qat()->set_preset("native");
-  request.mutable_spec()->mutable_bitnet_qat()->add_modules_to_not_convert("q_proj");
-  EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("modules_to_not_convert q_proj"));
-  request = TinyJob();
   request.mutable_spec()->mutable_qlora()->set_double_quant(false);
   status = Create(request, &job);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);

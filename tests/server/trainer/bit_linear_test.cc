@@ -425,6 +425,48 @@ TEST_F(BitLinearTest, StateDictLoadsBothWays) {
   }
 }
 
+// transformers' own AutoBitLinear with online quantization (make_hf_bit_linear_golden.py): it multiplies dequantized
+// values, so outputs differ by the order of f32 sums. Each row has a code that is another one with native scales.
+TEST_F(BitLinearTest, ReciprocalScalesMatchTransformers) {
+  const support::Golden golden("tests/golden/trainer/hf_bit_linear.txt");
+  const auto load = [&](const char* name, std::vector<std::int64_t> shape) {
+    const std::vector<float> values = golden.Get<float>(name);
+    return torch::tensor(values).view(shape);
+  };
+  BitWeight weight;
+  weight.master = load("weight", {12, 40}).requires_grad_();
+  weight.bias = load("bias", {12}).requires_grad_();
+  weight.Ternarise(context_.stream, kernels::RowScaling::kReciprocal);
+  const Tensor x = load("x", {6, 40}).requires_grad_(), g = load("g", {6, 12});
+  BitLinearOptions options;
+  const Tensor native = ApplyBitLinear({x, nullptr}, weight, options, context_);
+  options.activations.scaling = kernels::RowScaling::kReciprocal;
+  const Tensor y = ApplyBitLinear({x, nullptr}, weight, options, context_), want = load("y", {6, 12});
+  (y * g).sum().backward();
+  ExpectNear(y.detach(), want);
+  EXPECT_GT((native.detach() - want).abs().amax(1).min().item<float>(), 1e-4) << "native scales give another code";
+  ExpectNear(x.grad(), load("grad_x", {6, 40}));
+  ExpectNear(weight.master.grad(), load("grad_weight", {12, 40}));
+  ExpectNear(weight.bias.grad(), load("grad_bias", {12}));
+}
+
+// The estimators' masks and scale gradients do not depend on how the scale is rounded.
+TEST_F(BitLinearTest, ReciprocalScaleOfTheWeightKeepsItsCodesAndGradients) {
+  for (const char* name : {"round_only_scaled", "clipped_scaled"}) {
+    const kernels::Ste ste = name[0] == 'r' ? kernels::Ste::kRoundOnly : kernels::Ste::kClipped;
+    const Case c = {.name = name, .norm = true, .options = With(ste, true)};
+    Run run = Forward(c);
+    const Tensor tiles = run.weight.tiles.clone();
+    run.weight.Ternarise(context_.stream, kernels::RowScaling::kReciprocal);
+    EXPECT_TRUE(torch::equal(run.weight.tiles, tiles));
+    EXPECT_EQ(run.weight.scale[0].item<float>(),
+              kernels::ReciprocalScale(Golden(c.name + ".scale_w", {1})[0].item<float>()));
+    const Tensor y = ApplyBitLinear(run.input, run.weight, c.options, context_);
+    (y * Golden(c.name + ".g", {5, 12})).sum().backward();
+    ExpectNear(run.weight.master.grad(), Golden(c.name + ".grad_weight", {12, 40}));
+  }
+}
+
 // Counts the nodes of the graph of `outputs`, by kind.
 std::map<std::string, int> CountNodes(const std::vector<Tensor>& outputs) {
   std::map<std::string, int> count;

@@ -9,6 +9,10 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "kernels/thread_pool.h"
 #include "server/convert/convert.h"
@@ -55,6 +59,10 @@ class BitNetModelTest : public ::testing::Test {
     auto made = MakeBitNetModel(*base_, config_, options_, stream_);
     ASSERT_TRUE(made.ok()) << made.status();
     model_ = *std::move(made);
+  }
+
+  static BitNetOptions OptionsOf(const model::BitNetInfo& info) {
+    return {.act_bits = info.act_bits, .scaling = info.scaling, .float_linears = info.float_linears};
   }
 
   std::vector<std::int32_t> Tokens(std::uint64_t seed, std::int64_t n) const {
@@ -192,8 +200,20 @@ class BitNetModelTest : public ::testing::Test {
 
 // docs/numerics.md 10: the training and the serving instantiation agree bit for bit, before and after steps; each on
 // every instruction set, with and without threads, and serving for any chunking.
-class TrainIsServeTest : public BitNetModelTest,
-                         public ::testing::WithParamInterface<std::tuple<const char*, const char*, int, ElementType>> {
+struct TrainIsServeCase {
+  const char* golden;
+  const char* preset;
+  int act_bits = 8;
+  ElementType masters = ElementType::kF32;
+  std::vector<std::string> not_converted = {};
+};
+void PrintTo(const TrainIsServeCase& c, std::ostream* out) {
+  *out << c.golden << " " << c.preset << " " << c.act_bits << " bits"
+       << (c.masters == ElementType::kBF16 ? ", bf16 masters" : "");
+  for (const std::string& name : c.not_converted) *out << " " << name;
+}
+
+class TrainIsServeTest : public BitNetModelTest, public ::testing::WithParamInterface<TrainIsServeCase> {
  protected:
   // A copy of the model with its current weights, for a trainer on `stream`. Derived values are also computed there.
   std::unique_ptr<ExactModel> OnStream(const kernels::Stream& stream) {
@@ -224,9 +244,8 @@ class TrainIsServeTest : public BitNetModelTest,
 };
 
 TEST_P(TrainIsServeTest, EveryRowOfLogitsHasTheSameBits) {
-  const auto [golden, preset, bits, masters] = GetParam();
-  BitNetOptions options;
-  options.act_bits = bits;
+  const auto& [golden, preset, bits, masters, not_converted] = GetParam();
+  BitNetOptions options = OptionsOf(model::BitNetInfoOf(preset, bits, not_converted));
   options.bf16_masters = masters == ElementType::kBF16;
   options.ste = kernels::Ste::kRoundOnly;
   Make(golden, preset, options);
@@ -249,17 +268,29 @@ TEST_P(TrainIsServeTest, EveryRowOfLogitsHasTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, TrainIsServeTest,
-                         ::testing::Values(std::tuple("hf_sharded_f32", "native", 8, ElementType::kF32),
-                                           std::tuple("hf_sharded_f32", "bitnet-tips", 8, ElementType::kF32),
-                                           std::tuple("hf_sharded_f32", "bitnet-2b4t", 8, ElementType::kF32),
-                                           std::tuple("hf_sharded_f32", "native", 4, ElementType::kF32),
-                                           std::tuple("hf_sharded_f32", "bitnet-tips", 16, ElementType::kF32),
-                                           std::tuple("families/qwen2", "native", 8, ElementType::kF32),
-                                           std::tuple("families/qwen3", "native", 8, ElementType::kF32),
-                                           std::tuple("families/bitnet", "native", 8, ElementType::kF32),
-                                           std::tuple("hf_sharded_f32", "bitnet-tips", 8, ElementType::kBF16),
-                                           std::tuple("families/qwen2", "bitnet-2b4t", 8, ElementType::kBF16),
-                                           std::tuple("families/qwen3", "native", 8, ElementType::kBF16)));
+                         ::testing::Values(TrainIsServeCase{"hf_sharded_f32", "native"},
+                                           TrainIsServeCase{"hf_sharded_f32", "bitnet-tips"},
+                                           TrainIsServeCase{"hf_sharded_f32", "bitnet-2b4t"},
+                                           TrainIsServeCase{"hf_sharded_f32", "native", 4},
+                                           TrainIsServeCase{"hf_sharded_f32", "bitnet-tips", 16},
+                                           TrainIsServeCase{"families/qwen2", "native"},
+                                           TrainIsServeCase{"families/qwen3", "native"},
+                                           TrainIsServeCase{"families/bitnet", "native"},
+                                           TrainIsServeCase{"hf_sharded_f32", "bitnet-tips", 8, ElementType::kBF16},
+                                           TrainIsServeCase{"families/qwen2", "bitnet-2b4t", 8, ElementType::kBF16},
+                                           TrainIsServeCase{"families/qwen3", "native", 8, ElementType::kBF16}));
+
+// The scales of transformers, and linears that stay float: alone behind their norm, or beside ternary ones.
+INSTANTIATE_TEST_SUITE_P(
+    Options, TrainIsServeTest,
+    ::testing::Values(
+        TrainIsServeCase{"hf_sharded_f32", "hf"}, TrainIsServeCase{"families/qwen2", "hf", 4, ElementType::kBF16},
+        TrainIsServeCase{"hf_sharded_f32", "native", 8, ElementType::kF32, {"o_proj", "down_proj", "lm_head"}},
+        TrainIsServeCase{"families/qwen2", "native", 8, ElementType::kF32, {"q_proj", "gate_proj"}},
+        TrainIsServeCase{"families/qwen3", "hf", 8, ElementType::kF32, {"v_proj", "down_proj"}},
+        TrainIsServeCase{"hf_sharded_f32", "bitnet-tips", 8, ElementType::kBF16, {"k_proj", "up_proj"}},
+        TrainIsServeCase{
+            "families/bitnet", "native", 16, ElementType::kF32, {"q_proj", "k_proj", "v_proj", "o_proj"}}));
 
 // From the end of the ramp on, the passes are those of a model without a ramp.
 TEST_F(BitNetModelTest, RampEndsInTheServedArithmetic) {
@@ -411,6 +442,31 @@ TEST_F(BitNetModelTest, EveryParameterGetsAGradient) {
   }
 }
 
+// With a ramp and without, recomputed and not. In a block of both kinds each ternary linear quantizes its rows itself,
+// also for the gradient of their scale.
+TEST_F(BitNetModelTest, EveryParameterBesideFloatLinearsGetsAGradient) {
+  std::vector<std::map<std::string, std::vector<float>>> gradients;
+  for (const double share : {0.5, 1.0}) {
+    for (const bool checkpointing : {false, true}) {
+      BitNetOptions options = OptionsOf(model::BitNetInfoOf("native", 8, {"q_proj", "up_proj", "down_proj"}));
+      options.ste = kernels::Ste::kRoundOnly;
+      options.scale_grad = true;
+      options.ramp = {.from = share, .steps = 2};
+      options.bf16_backward = false;
+      options.activation_checkpointing = checkpointing;
+      Make("families/qwen2", "native", options);
+      gradients.push_back(Pass(Batch({Tokens(1, 9), Tokens(2, 17)})).gradients);
+      for (const auto& [name, gradient] : gradients.back()) {
+        double sum = 0;
+        for (const float g : gradient) sum += std::fabs(static_cast<double>(g));
+        EXPECT_TRUE(std::isfinite(sum) && sum > 0) << name;
+      }
+    }
+  }
+  EXPECT_EQ(gradients[0], gradients[1]);
+  EXPECT_EQ(gradients[2], gradients[3]);
+}
+
 TEST_F(BitNetModelTest, MemorizesASequence) {
   Make("hf_sharded_f32", "bitnet-tips", {.random_init = true});
   const auto batch = Batch({Tokens(11, 24)});
@@ -518,22 +574,30 @@ TEST_F(BitNetModelTest, ReleaseOfGradientsKeepsValuesAndLogits) {
   }
 }
 
-class ConvertedMastersTest : public BitNetModelTest, public ::testing::WithParamInterface<kernels::DType> {};
+class ConvertedMastersTest
+    : public BitNetModelTest,
+      public ::testing::WithParamInterface<std::tuple<kernels::DType, const char*, std::vector<std::string>>> {};
 
-// Conversion makes the same ternary bits as training, and rounds embedding and head in the same way.
+// Conversion makes the same ternary bits as training, and rounds embedding, head and float linears in the same way.
 TEST_P(ConvertedMastersTest, HaveTheLogitsOfTraining) {
-  Make("hf_sharded_f32", "bitnet-tips", {.act_bits = 4, .bf16_masters = GetParam() == kernels::DType::kBF16});
+  const auto& [dtype, preset, not_converted] = GetParam();
+  const model::BitNetInfo bitnet = model::BitNetInfoOf(preset, 4, not_converted);
+  BitNetOptions options = OptionsOf(bitnet);
+  options.bf16_masters = dtype == kernels::DType::kBF16;
+  Make("hf_sharded_f32", preset, options);
   Step(Batch({Tokens(7, 20)}), 1e-3);
-  const auto info = convert::MakeTrainedModel(
-      base::RealFileSystem(), config_, {.bitnet = model::BitNetInfo{.act_bits = 4}, .dtype = GetParam()},
-      TrainedTensors(model_->Values()), directory_.Path("base"), {{"step", 1}}, directory_.Path("masters"));
+  const auto info = convert::MakeTrainedModel(base::RealFileSystem(), config_, {.bitnet = bitnet, .dtype = dtype},
+                                              TrainedTensors(model_->Values()), directory_.Path("base"), {{"step", 1}},
+                                              directory_.Path("masters"));
   ASSERT_TRUE(info.ok()) << info.status();
   const auto masters = model::Artifact::Open(directory_.Path("masters"));
   ASSERT_TRUE(masters.ok()) << masters.status();
-  EXPECT_EQ((*masters)->config().norms, model::NormPlacement::kLinear);
+  EXPECT_EQ((*masters)->config().norms, config_.norms);
+  EXPECT_EQ((*masters)->info().bitnet->scaling, bitnet.scaling);
+  EXPECT_EQ((*masters)->info().bitnet->float_linears, bitnet.float_linears);
   for (const Parameter& p : model_->parameters()) {
     const model::TensorView& stored = (*masters)->tensors().at(p.name);
-    EXPECT_EQ(stored.dtype, GetParam());
+    EXPECT_EQ(stored.dtype, dtype);
     EXPECT_TRUE(support::BytesEqual(stored.bytes.data(), p.value.data, p.value.bytes().size())) << p.name;
   }
   const auto made = convert::ConvertModel(base::RealFileSystem(), **masters, directory_.Path("ternary"),
@@ -547,8 +611,13 @@ TEST_P(ConvertedMastersTest, HaveTheLogitsOfTraining) {
   EXPECT_EQ(record->sequences[0].row_digests, TrainingDigests(*model_, tokens));
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, ConvertedMastersTest, ::testing::Values(kernels::DType::kF32, kernels::DType::kBF16),
-                         [](const auto& info) { return std::string(kernels::Name(info.param)); });
+using ConvertedMasters = std::tuple<kernels::DType, const char*, std::vector<std::string>>;
+INSTANTIATE_TEST_SUITE_P(Options, ConvertedMastersTest,
+                         ::testing::Values(ConvertedMasters{kernels::DType::kF32, "bitnet-tips", {}},
+                                           ConvertedMasters{kernels::DType::kBF16, "bitnet-tips", {}},
+                                           ConvertedMasters{kernels::DType::kF32, "hf", {}},
+                                           ConvertedMasters{kernels::DType::kF32, "hf", {"v_proj", "down_proj"}},
+                                           ConvertedMasters{kernels::DType::kBF16, "native", {"o_proj", "up_proj"}}));
 
 }  // namespace
 }  // namespace nibble::trainer

@@ -34,7 +34,7 @@ struct State {
   std::vector<std::array<FloatLinear, model::kNumLinearKinds>> linears;  // by layer
   std::vector<std::array<Tensor, model::kNumNorms>> norms;
   Tensor embedding, final_norm;
-  DenseHead head;
+  DenseWeight head;
   AutogradContext context;
   std::vector<float> rope_cos, rope_sin;
   std::int64_t positions = 0;

@@ -47,6 +47,22 @@ TEST(RmsNormQuantizeTest, EqualsRmsNormThenQuantizeOnEveryPath) {
   }
 }
 
+TEST(RmsNormQuantizeTest, EqualsRmsNormThenQuantizeWithReciprocalScales) {
+  const std::int64_t rows = 7, cols = 65;
+  const std::vector<float> x = support::AwkwardRows(9, rows, cols), weight = support::NormalVector(5, cols);
+  const ConstMatrix xm = MakeConstMatrix(x.data(), DType::kF32, rows, cols);
+  const QuantizeOptions how = {.scaling = RowScaling::kReciprocal};
+  for (const Isa isa : support::Isas()) {
+    std::vector<float> y(x.size());
+    const Matrix normed = MakeMatrix(y.data(), DType::kF32, rows, cols);
+    Int8Rows want(rows, cols), got(rows, cols);
+    ASSERT_TRUE(RmsNorm({xm, weight.data(), 1e-5f, normed, nullptr}, CpuStream(Isa::kPlain)).ok());
+    ASSERT_TRUE(QuantizeInt8({normed, want.view(), 0, how}, CpuStream(Isa::kPlain)).ok());
+    ASSERT_TRUE(RmsNormQuantize({xm, weight.data(), 1e-5f, got.view(), 0, how}, CpuStream(isa)).ok());
+    EXPECT_TRUE(got.SameBytes(want)) << Name(isa);
+  }
+}
+
 TEST(RmsNormQuantizeTest, RowDoesNotDependOnItsNeighbours) {
   const std::int64_t rows = 11, cols = 576;
   const std::vector<float> x = support::AwkwardRows(9, rows, cols);

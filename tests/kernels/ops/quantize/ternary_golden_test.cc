@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -30,6 +32,36 @@ using support::CpuStream;
 
 class TernaryGoldenTest : public ::testing::Test {
  protected:
+  // Codes and scales of the rows NAME.x [M, 150], by every path, for every width, with one scale per row or for all.
+  void ExpectRows(const std::string& name, RowScaling scaling) {
+    const auto x = golden_.Get<float>(name + ".x");
+    const auto num_rows = static_cast<std::int64_t>(x.size() / 150);
+    const ConstMatrix xm = MakeConstMatrix(x.data(), DType::kF32, num_rows, 150);
+    for (const Isa isa : support::Isas()) {
+      for (const int bits : {4, 8, 16}) {
+        for (const bool per_tensor : {false, true}) {
+          const std::string prefix = name + "." + std::to_string(bits) + (per_tensor ? ".1." : ".0.");
+          const auto want = golden_.Bytes(prefix + "codes");
+          const auto scale = golden_.Get<float>(prefix + "scale");
+          support::Int8Rows narrow(num_rows, 150);
+          support::WideRows wide(num_rows, 150);
+          const QuantizedRows q = bits == 16 ? wide.view() : narrow.view();
+          const QuantizeOptions how = {
+              .min_absmax = kBitNetMinAbsmax, .bits = bits, .per_tensor = per_tensor, .scaling = scaling};
+          ASSERT_TRUE(QuantizeInt8({xm, q, 0, how}, CpuStream(isa)).ok());
+          const std::int64_t bytes = bits == 16 ? 2 : 1;
+          const void* codes = bits == 16 ? static_cast<const void*>(q.wide_codes) : q.codes;
+          for (std::int64_t r = 0; r < num_rows; ++r) {
+            EXPECT_TRUE(BytesEqual(static_cast<const std::uint8_t*>(codes) + r * q.stride * bytes,
+                                   want.data() + r * 150 * bytes, static_cast<std::size_t>(150 * bytes)))
+                << prefix << " row " << r << " " << Name(isa);
+            EXPECT_EQ(q.scale[r], scale[static_cast<std::size_t>(r)]) << prefix << " row " << r;
+          }
+        }
+      }
+    }
+  }
+
   const support::Golden golden_{"tests/golden/kernels/ternary.txt"};
 };
 
@@ -68,30 +100,47 @@ TEST_F(TernaryGoldenTest, TernariseGivesTheBitsOfBitNetsTrainingTips) {
   }
 }
 
-TEST_F(TernaryGoldenTest, ActivationsOfEveryWidthGiveTorchsBits) {
-  const auto x = golden_.Get<float>("activations.x");
-  const ConstMatrix xm = MakeConstMatrix(x.data(), DType::kF32, 7, 150);
-  for (const Isa isa : support::Isas()) {
-    for (const int bits : {4, 8, 16}) {
-      for (const bool per_tensor : {false, true}) {
-        const std::string prefix = "activations." + std::to_string(bits) + (per_tensor ? ".1." : ".0.");
-        const auto want = golden_.Bytes(prefix + "codes");
-        const auto scale = golden_.Get<float>(prefix + "scale");
-        support::Int8Rows narrow(7, 150);
-        support::WideRows wide(7, 150);
-        const QuantizedRows q = bits == 16 ? wide.view() : narrow.view();
-        ASSERT_TRUE(QuantizeInt8({xm, q, 0, {kBitNetMinAbsmax, bits, per_tensor}}, CpuStream(isa)).ok());
-        const std::int64_t bytes = bits == 16 ? 2 : 1;
-        const void* codes = bits == 16 ? static_cast<const void*>(q.wide_codes) : q.codes;
-        for (std::int64_t r = 0; r < 7; ++r) {
-          EXPECT_TRUE(BytesEqual(static_cast<const std::uint8_t*>(codes) + r * q.stride * bytes,
-                                 want.data() + r * 150 * bytes, static_cast<std::size_t>(150 * bytes)))
-              << prefix << " row " << r << " " << Name(isa);
-          EXPECT_EQ(q.scale[r], scale[static_cast<std::size_t>(r)]) << prefix << " row " << r;
-        }
-      }
+TEST_F(TernaryGoldenTest, ActivationsOfEveryWidthGiveTorchsBits) { ExpectRows("activations", RowScaling::kNative); }
+
+TEST_F(TernaryGoldenTest, ReciprocalScalesOfActivationsGiveTransformersBits) {
+  ExpectRows("reciprocal", RowScaling::kReciprocal);
+  // Some of these codes are others with native scales.
+  const auto x = golden_.Get<float>("reciprocal.x");
+  support::WideRows native(31, 150);
+  const QuantizedRows q = native.view();
+  ASSERT_TRUE(QuantizeInt8({MakeConstMatrix(x.data(), DType::kF32, 31, 150), q, 0, {kBitNetMinAbsmax, 16}},
+                           CpuStream(support::Isas().front()))
+                  .ok());
+  const auto codes = golden_.Get<std::int16_t>("reciprocal.16.0.codes");
+  int others = 0;
+  for (std::int64_t r = 0; r < 31; ++r) {
+    for (std::int64_t k = 0; k < 150; ++k) {
+      others += q.wide_codes[r * q.stride + k] != codes[static_cast<std::size_t>(r * 150 + k)] ? 1 : 0;
     }
   }
+  EXPECT_GT(others, 0);
+}
+
+TEST_F(TernaryGoldenTest, ReciprocalScalesOfWeightsAreTransformersScales) {
+  for (const char* name : {"plain", "seven", "zero", "tiny", "ties", "wide", "narrow", "column"}) {
+    const float scale = golden_.Get<float>(std::string("ternarise.") + name + ".scale")[0];
+    EXPECT_EQ(ReciprocalScale(scale), golden_.Get<float>(std::string("reciprocal.") + name + ".scale")[0]) << name;
+  }
+}
+
+// So codes and gradients are the same with s and with its ReciprocalScale.
+TEST(ReciprocalScaleTest, HasTheInverseOfTheScale) {
+  EXPECT_EQ(ReciprocalScale(kTernaryMinScale), kTernaryMinScale);
+  int others = 0, wrong = 0;
+  for (std::uint32_t mantissa = 0; mantissa < (1u << 23); ++mantissa) {
+    for (const std::uint32_t exponent : {111u, 127u, 130u}) {
+      const float s = std::bit_cast<float>(exponent << 23 | mantissa), reciprocal = ReciprocalScale(s);
+      wrong += 1.0f / reciprocal != 1.0f / s ? 1 : 0;
+      others += reciprocal != s ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(others, 1 << 20);
 }
 
 TEST_F(TernaryGoldenTest, MatmulTernaryGivesNumpysBits) {
