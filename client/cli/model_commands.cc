@@ -338,7 +338,7 @@ void AddImport(CLI::App& models, Session& session) {
   sub->add_option("--name", o->name, "Name of the new model")->required();
   sub->add_option("--dtype", o->dtype, "Data type of the stored weights (default bf16)")
       ->check(CLI::IsMember({"bf16", "f32"}));
-  sub->add_option("--base", o->base, "For a PEFT adapter: its base model, in nf4, f32 or bf16");
+  sub->add_option("--base", o->base, "For a PEFT adapter: its base model, in nf4, int8, f32 or bf16");
   sub->add_option("--source-name", o->source_name,
                   "Hub repository or path by which PEFT exports of adapters name this base (default: the repository "
                   "if PATH is in the hub's cache, else the absolute PATH)");
@@ -353,15 +353,18 @@ void AddConvert(CLI::App& models, Session& session) {
   sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
   sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4", "bf16"}));
   sub->add_option("--name", o->name, "Name of the new model")->required();
-  sub->add_option(
-         "--head", o->head,
-         "int8: format of the LM head (default bf16 if the source is an adapter or was trained by a job, else int8)")
+  sub->add_option("--head", o->head,
+                  "int8: format of the LM head (default as the base's for an adapter on an int8 base, bf16 for another "
+                  "adapter or "
+                  "a model that a job trained, else int8)")
       ->check(CLI::IsMember({"int8", "bf16"}));
   sub->add_option("--activations", o->activations,
-                  "int8: what linears multiply, int8 or bf16 rows (default int8, or as in int8 training)")
+                  "int8: what linears multiply, int8 or bf16 rows (default int8, or as in int8 training and in an "
+                  "adapter's int8 base)")
       ->check(CLI::IsMember({"int8", "bf16"}));
-  sub->add_option("--act-outliers", o->act_outliers,
-                  "Outliers kept per activation row, 0 to 16 (default 8, or as in int8 training)");
+  sub->add_option(
+      "--act-outliers", o->act_outliers,
+      "Outliers kept per activation row, 0 to 16 (default 8, or as in int8 training and in an adapter's int8 base)");
   sub->add_option("--eval-dataset", o->eval_dataset,
                   "Dataset for the loss before and after (default: evaluation data of the model's job)");
   sub->callback([&session, o] { session.command = [&session, o] { return Convert(session, *o); }; });

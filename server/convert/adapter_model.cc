@@ -45,15 +45,17 @@ absl::StatusOr<model::ArtifactInfo> Join(base::FileSystem& files, const model::A
 
 absl::Status CheckAdapterBase(const model::ArtifactInfo& info) {
   const bool is_float = info.format == Format::kF32 || info.format == Format::kBF16;
-  if (info.format == Format::kNf4 || (is_float && !info.bitnet.has_value())) return absl::OkStatus();
+  const bool has_codes = info.format == Format::kNf4 || info.format == Format::kInt8;
+  if (has_codes || (is_float && !info.bitnet.has_value())) return absl::OkStatus();
   const char* got = info.is_masters() ? "master weights of a BitNet model" : Name(info.format);
   return base::WithReason(
-      absl::FailedPreconditionError(StrCat("the base of an adapter is ", got, ", wanted nf4, f32 or bf16")),
-      "ADAPTER_BASE", {{"got", got}, {"wanted", "nf4, f32, bf16"}});
+      absl::FailedPreconditionError(StrCat("the base of an adapter is ", got, ", wanted nf4, int8, f32 or bf16")),
+      "ADAPTER_BASE", {{"got", got}, {"wanted", "nf4, int8, f32, bf16"}});
 }
 
 bool RunsOnBaseItself(const model::ArtifactInfo& base, const model::AdapterConfig& config) {
-  return base.format == Format::kNf4 || config.base_digest == base.weights_digest;
+  const bool has_codes = base.format == Format::kNf4 || base.format == Format::kInt8;
+  return has_codes || config.base_digest == base.weights_digest;
 }
 
 absl::StatusOr<model::ArtifactInfo> MakeAdapterModel(base::FileSystem& files, const model::Artifact& base,

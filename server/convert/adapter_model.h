@@ -11,12 +11,12 @@
 
 namespace nibble::convert {
 
-// FailedPrecondition (ADAPTER_BASE) unless an adapter can run on the model: nf4, or f32 or bf16 that is not a BitNet
-// model.
+// FailedPrecondition (ADAPTER_BASE) unless an adapter can run on the model: nf4, int8, or f32 or bf16 that is not a
+// BitNet model.
 absl::Status CheckAdapterBase(const model::ArtifactInfo& info);
 
-// Whether an adapter runs on the base itself, not on its nf4 form: the base is nf4, or config.base_digest is its
-// weights_digest, because a lora job trained the adapter on it.
+// Whether an adapter runs on the base itself, not on its nf4 form: the base is nf4 or int8, or config.base_digest is
+// its weights_digest, because a lora job trained the adapter on it.
 bool RunsOnBaseItself(const model::ArtifactInfo& base, const model::AdapterConfig& config);
 
 // f32 and bf16 bases are quantized to nf4 under `scratch` (removed afterwards), as a qlora job does, unless

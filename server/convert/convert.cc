@@ -153,10 +153,26 @@ class Converter {
  private:
   absl::StatusOr<LayerError> Put(const TensorSpec& spec) {
     switch (options_.to) {
-      case Format::kInt8: return PutInt8(spec);
+      case Format::kInt8: return HasItsCodes(spec) ? CopyCodes(spec) : PutInt8(spec);
       case Format::kTernary: return PutTernary(spec);
       default: return PutNf4(spec);
     }
+  }
+
+  // Whether the source, an adapter on an int8 base, has the codes of this tensor of the result.
+  bool HasItsCodes(const TensorSpec& spec) const {
+    const auto found = source_.tensors().find(spec.name);
+    return found != source_.tensors().end() && found->second.dtype == DType::kI8 &&
+           !source_.adapter()->On(spec.name.substr(0, spec.name.rfind('.'))).has_value();
+  }
+
+  absl::StatusOr<LayerError> CopyCodes(const TensorSpec& spec) {
+    for (const std::string& name : {spec.name, spec.name + model::kInt8ScaleSuffix}) {
+      NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source_.Tensor(name));
+      NIBBLE_RETURN_IF_ERROR(
+          writer_->tensors().Put(name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()}));
+    }
+    return ErrorMeter(spec.name, stream_).Result();  // no error
   }
 
   // The result's type of a matrix that stays float: embedding, head, or a float linear of a ternary model.
@@ -387,6 +403,18 @@ absl::Status CheckCopy(const model::ArtifactInfo& trained, const ConvertOptions&
   return absl::OkStatus();
 }
 
+// An adapter on an int8 base has the head of the base, and its activations unless the options change them.
+absl::Status CheckMerge(const model::ArtifactInfo& lora, const ConvertOptions& options) {
+  if (lora.int8_head && !options.int8_head.value_or(true)) {
+    return base::FieldError("head", "is bf16, wanted int8: the base of the adapter has only an int8 head");
+  }
+  if (options.weight_only.value_or(lora.weight_only) && options.act_outliers.value_or(0) != 0) {
+    return base::FieldError(
+        "act_outliers", StrCat(*options.act_outliers, ", wanted 0 with the bf16 activations of the adapter's base"));
+  }
+  return absl::OkStatus();
+}
+
 // The same tensors, in a file that is shared if possible.
 absl::StatusOr<ConvertReport> CopyInt8(base::FileSystem& files, const model::Artifact& source,
                                        const std::string& target, const ConvertOptions& options) {
@@ -435,7 +463,8 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, const ConvertOpt
     return base::FieldError("target",
                             StrCat("master weights of a BitNet model can only become ternary, not ", Name(to)));
   }
-  return from == Format::kInt8 ? CheckCopy(source, options) : absl::OkStatus();
+  if (from == Format::kInt8) return CheckCopy(source, options);
+  return from == Format::kLora && to == Format::kInt8 ? CheckMerge(source, options) : absl::OkStatus();
 }
 
 model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const ConvertOptions& options) {
@@ -448,17 +477,20 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
     info.kv_dtype = source.kv_dtype;
     return info;
   }
+  // An adapter on an int8 base keeps the options of the base, with which it was trained.
+  const bool on_int8 = source.weight_format() == Format::kInt8;
   if (options.to == Format::kInt8) {
-    info.weight_only = options.weight_only.value_or(false);
-    info.act_outliers =
-        info.weight_only ? 0
-                         : options.act_outliers.value_or(source.trained_outliers.value_or(kernels::kDefaultOutliers));
+    const bool codes_before = on_int8 && !source.weight_only;
+    const int outliers =
+        codes_before ? source.act_outliers : source.trained_outliers.value_or(kernels::kDefaultOutliers);
+    info.weight_only = options.weight_only.value_or(on_int8 && source.weight_only);
+    info.act_outliers = info.weight_only ? 0 : options.act_outliers.value_or(outliers);
   }
   if (options.to == Format::kBF16) info.trained_outliers = source.trained_outliers;
   const bool trained = source.format == Format::kLora || source.source == "job" || source.source == "checkpoint" ||
                        source.trained_outliers.has_value();
-  info.int8_head = options.to == Format::kInt8 && options.int8_head.value_or(!trained);
-  info.kv_dtype = options.kv_dtype.value_or(DType::kBF16);
+  info.int8_head = options.to == Format::kInt8 && options.int8_head.value_or(on_int8 ? source.int8_head : !trained);
+  info.kv_dtype = options.kv_dtype.value_or(on_int8 ? source.kv_dtype : DType::kBF16);
   if (options.to == Format::kTernary) {
     info.bitnet = source.bitnet.value_or(model::BitNetInfo());
     if (source.bitnet.has_value()) info.kv_dtype = options.kv_dtype.value_or(source.kv_dtype);

@@ -20,14 +20,15 @@ namespace nibble::convert {
 
 struct ConvertOptions {
   model::Format to = model::Format::kInt8;  // kInt8, kTernary, kNf4 or kBF16
-  // int8: maximum outliers per activation row, 0 to 16. Unset: as the source was trained, else kDefaultOutliers. A
-  // source that was trained in int8 keeps its own, and its head and KV cache.
+  // int8: maximum outliers per activation row, 0 to 16. Unset: as the source was trained (an adapter on an int8 base:
+  // as that base), else kDefaultOutliers. A source that was trained in int8 keeps its own, and its head and KV cache.
   std::optional<int> act_outliers = std::nullopt;
   // int8: whether linears and an int8 head multiply float rows instead of codes; then act_outliers must be 0 or unset.
-  // Unset: false. A source that was trained in int8 keeps its own.
+  // Unset: as an adapter's int8 base, else false. A source that was trained in int8 keeps its own.
   std::optional<bool> weight_only = std::nullopt;
-  // int8: true makes head and tied embedding int8 too, false bf16. Unset: false for lora and for a model that a job
-  // trained, both of which were trained with a float head; otherwise true.
+  // int8: true makes head and tied embedding int8 too, false bf16, which an adapter on a base with an int8 head has
+  // not. Unset: as an adapter's int8 base; false for other adapters and for a model that a job trained, all of which
+  // were trained with a float head; otherwise true.
   std::optional<bool> int8_head = std::nullopt;
   // Serving rounds K and V to this type. Unset: bf16; for ternary from BitNet masters, the masters' type.
   std::optional<kernels::DType> kv_dtype = std::nullopt;
@@ -60,14 +61,13 @@ model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const Co
 
 // Makes int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16; bf16 from f32, nf4 and lora. Copies an
 // int8 model that a job trained, and shares its file if possible. A lora model is merged onto its base, W + (B A) *
-// scaling in f32, before it becomes int8 or is rounded to bf16; an nf4 base is DEQUANTIZED first (peft#2105). One
-// tensor is in memory at a time. Ternary codes are made exactly once, from master weights: a tensor or model that is
-// already ternary is refused. Embedding and head of a ternary model get the source's BitNetInfo::head_dtype (bf16 if it
-// has none).
-// `target` must not exist, or must be empty. On any error nothing is left there.
-// Errors: InvalidArgument (options; an unsupported format pair; more input features than the format's product allows;
-// matrices for int8, ternary or bf16 that are not finite), FailedPrecondition (ALREADY_TERNARY), AlreadyExists,
-// Cancelled, those of the file system.
+// scaling in f32, before it becomes int8 or is rounded to bf16; an nf4 or int8 base is DEQUANTIZED first (peft#2105),
+// and what no adapter changes keeps its int8 codes. One tensor is in memory at a time. Ternary codes are made exactly
+// once, from master weights: a tensor or model that is already ternary is refused. Embedding and head of a ternary
+// model get the source's BitNetInfo::head_dtype (bf16 if it has none). `target` must not exist, or must be empty. On
+// any error nothing is left there. Errors: InvalidArgument (options; an unsupported format pair; more input features
+// than the format's product allows; matrices for int8, ternary or bf16 that are not finite), FailedPrecondition
+// (ALREADY_TERNARY), AlreadyExists, Cancelled, those of the file system.
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source,
                                            const std::string& target, const ConvertOptions& options,
                                            const kernels::Stream& stream);
@@ -98,8 +98,8 @@ absl::StatusOr<model::ArtifactInfo> MakeTrainedModel(base::FileSystem& files, co
                                                      const std::string& target, const char* made_of = "job",
                                                      const base::Cancelled& cancelled = {});
 
-// Makes a lora artifact from a base in nf4, bf16 or f32 and an adapter. It shares the base's tensor file if possible
-// (ArtifactWriter::CreateOn). values: one f32 vector per tensor of AdapterTensors, in that order. Errors:
+// Makes a lora artifact from a base in nf4, int8, bf16 or f32 and an adapter. It shares the base's tensor file if
+// possible (ArtifactWriter::CreateOn). values: one f32 vector per tensor of AdapterTensors, in that order. Errors:
 // FailedPrecondition (ADAPTER_BASE: another base, BitNet masters), InvalidArgument (number of values), those of
 // ArtifactWriter.
 absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& base,

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "kernels/formats/int8.h"
 #include "kernels/formats/nf4.h"
 #include "kernels/ops/quantize/double_dequantize.h"
 #include "server/base/status_macros.h"
@@ -22,6 +23,8 @@ absl::StatusOr<WeightReader> WeightReader::Open(const model::Artifact& source, c
   reader.cols_ = reader.view_.shape[1];
   if (reader.view_.dtype == DType::kU8) {
     NIBBLE_RETURN_IF_ERROR(reader.OpenNf4(source, name));
+  } else if (reader.view_.dtype == DType::kI8) {
+    NIBBLE_RETURN_IF_ERROR(reader.OpenInt8(source, name));
   } else if (reader.view_.dtype != DType::kF32 && reader.view_.dtype != DType::kBF16) {
     return absl::InvalidArgumentError(
         StrCat(name, " is ", kernels::Name(reader.view_.dtype), ", which cannot be converted again"));
@@ -53,6 +56,18 @@ absl::Status WeightReader::OpenNf4(const model::Artifact& source, const std::str
   return kernels::DoubleDequantize(args, stream_);
 }
 
+absl::Status WeightReader::OpenInt8(const model::Artifact& source, const std::string& name) {
+  NIBBLE_ASSIGN_OR_RETURN(const model::TensorView scale, source.Tensor(name + model::kInt8ScaleSuffix));
+  tiles_.resize(static_cast<std::size_t>(kernels::PackedInt8Bytes(rows_, cols_)));
+  row_sum_.resize(static_cast<std::size_t>(kernels::RoundUp(rows_, kernels::kInt8TileRows)));
+  kernels::PackInt8Weight(reinterpret_cast<const std::int8_t*>(view_.bytes.data()), rows_, cols_, tiles_.data(),
+                          row_sum_.data());
+  merged_ =
+      model::MergedRows(kernels::PackedInt8Weight{tiles_.data(), reinterpret_cast<const float*>(scale.bytes.data()),
+                                                  row_sum_.data(), rows_, cols_, kernels::Int8PaddedK(cols_)});
+  return absl::OkStatus();
+}
+
 absl::Status WeightReader::OpenAdapter(const model::Artifact& source, const std::string& name) {
   const std::string path = name.substr(0, name.rfind('.'));
   const std::optional<model::LinearAdapter> adapter = source.adapter()->On(path);
@@ -74,7 +89,7 @@ absl::Status WeightReader::OpenAdapter(const model::Artifact& source, const std:
 }
 
 absl::StatusOr<kernels::ConstMatrix> WeightReader::Rows(std::int64_t begin, std::int64_t end) {
-  if (view_.dtype == DType::kU8 || has_adapter_) return merged_.Rows(begin, end, stream_);
+  if (view_.dtype == DType::kU8 || view_.dtype == DType::kI8 || has_adapter_) return merged_.Rows(begin, end, stream_);
   const std::byte* at = view_.bytes.data() + begin * cols_ * kernels::SizeOf(view_.dtype);
   return kernels::MakeConstMatrix(at, view_.dtype, end - begin, cols_);
 }

@@ -20,8 +20,8 @@ inline float At(const kernels::ConstMatrix& m, std::int64_t r, std::int64_t c) {
   return m.dtype == kernels::DType::kF32 ? m.Row<float>(r)[c] : kernels::ToFloat(m.Row<kernels::BF16>(r)[c]);
 }
 
-// One weight [N, K] as f32 or bf16 rows: a float tensor as stored; NF4 dequantized to f32; a weight with an adapter
-// merged in f32 (model/merged_rows.h).
+// One weight [N, K] as f32 or bf16 rows: a float tensor as stored; NF4 or int8 dequantized to f32; a weight with an
+// adapter merged in f32 (model/merged_rows.h).
 class WeightReader {
  public:
   static absl::StatusOr<WeightReader> Open(const model::Artifact& source, const std::string& name,
@@ -34,14 +34,17 @@ class WeightReader {
  private:
   explicit WeightReader(const kernels::Stream& stream) : stream_(stream) {}
   absl::Status OpenNf4(const model::Artifact& source, const std::string& name);
+  absl::Status OpenInt8(const model::Artifact& source, const std::string& name);
   absl::Status OpenAdapter(const model::Artifact& source, const std::string& name);
 
   kernels::Stream stream_;
   std::int64_t rows_ = 0;
   std::int64_t cols_ = 0;
   model::TensorView view_;
-  std::vector<float> absmax_;  // nf4: [N, blocks], double quantization undone
-  std::vector<float> lora_b_;  // lora: [N, r]
+  std::vector<float> absmax_;          // nf4: [N, blocks], double quantization undone
+  std::vector<std::int8_t> tiles_;     // int8: codes and sums of rows as a product reads them
+  std::vector<std::int32_t> row_sum_;  // [RoundUp(N, 16)]
+  std::vector<float> lora_b_;          // lora: [N, r]
   std::vector<float> magnitudes_;
   bool has_adapter_ = false;
   model::MergedRows merged_;

@@ -72,18 +72,19 @@ absl::StatusOr<int> GetOutliers(const Json& json, const char* key) {
 
 absl::StatusOr<Format> GetBaseFormat(const Json& json, Format format) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(json, kBaseFormatKey, kInfoFile));
-  for (const Format base : {Format::kNf4, Format::kBF16, Format::kF32}) {
+  for (const Format base : {Format::kNf4, Format::kBF16, Format::kF32, Format::kInt8}) {
     if (format == Format::kLora && name == Name(base)) return base;
   }
   return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"", kBaseFormatKey, "\" is \"", name.substr(0, 32),
-                                           "\" in a model in ", Name(format), ", wanted nf4, bf16 or f32 in lora"));
+                                           "\" in a model in ", Name(format),
+                                           ", wanted nf4, bf16, f32 or int8 in lora"));
 }
 
 // Only weight-only models have the key.
 absl::StatusOr<bool> GetWeightOnly(const Json& json, std::int64_t version, const ArtifactInfo& info) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(json, kActivationsKey, kInfoFile, ""));
   if (name.empty() && version != kWeightOnlyVersion) return false;
-  if (name != "bf16" || version != kWeightOnlyVersion || info.format != Format::kInt8) {
+  if (name != "bf16" || version != kWeightOnlyVersion || info.weight_format() != Format::kInt8) {
     return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"", kActivationsKey, "\" is \"", name.substr(0, 32),
                                              "\" in a model in ", Name(info.format), ", version ", version,
                                              ", wanted bf16 in int8, version ", kWeightOnlyVersion));
@@ -216,7 +217,8 @@ bool BitNetInfo::StaysFloat(LinearKind kind) const {
 }
 
 Determinism ArtifactInfo::determinism() const {
-  return format == Format::kInt8 || format == Format::kTernary ? Determinism::kBitwise : Determinism::kBestEffort;
+  const Format weights = weight_format();
+  return weights == Format::kInt8 || weights == Format::kTernary ? Determinism::kBitwise : Determinism::kBestEffort;
 }
 
 std::string SourceName(const ArtifactInfo& info) {

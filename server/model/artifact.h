@@ -13,7 +13,7 @@
 //                 biases f32; embedding, head and linears that stay float (NAME) f32 or bf16
 //     lora        adapter_model.safetensors and adapter_config.json
 //                 as PEFT writes them, beside the tensors of the base
-//                 in its own format: nf4, bf16 or f32
+//                 in its own format: nf4, bf16, f32 or int8
 //   record.bin               optional: the proof that verify replays (docs/numerics.md 10)
 #pragma once
 #include <cstdint>
@@ -40,7 +40,7 @@ enum class Format { kF32, kBF16, kNf4, kInt8, kTernary, kLora };
 const char* Name(Format format);  // "f32", ..., "lora" (a base and one adapter)
 absl::StatusOr<Format> ParseFormat(std::string_view text);
 
-enum class Determinism { kBitwise, kBestEffort };  // kBitwise: int8 and ternary
+enum class Determinism { kBitwise, kBestEffort };  // kBitwise: weights in int8 or ternary
 
 // A BitNet model's settings besides its architecture. A ternary artifact is served with them. In a float artifact they
 // mark the linears as master weights, which must be ternarised before use: they are trained and converted, never
@@ -58,11 +58,11 @@ struct BitNetInfo {
 
 struct ArtifactInfo {
   Format format = Format::kF32;
-  Format base_format = Format::kNf4;                // lora: of the base, kNf4, kBF16 or kF32
-  int act_outliers = 0;                             // int8: maximum outliers per activation row
-  bool weight_only = false;                         // int8: linears multiply bf16 rows instead of codes; no outliers
+  Format base_format = Format::kNf4;  // lora: of the base, kNf4, kBF16, kF32 or kInt8
+  int act_outliers = 0;               // int8, and lora on int8: maximum outliers per activation row
+  bool weight_only = false;           // the same: linears multiply bf16 rows instead of codes; no outliers
   kernels::DType kv_dtype = kernels::DType::kBF16;  // K and V are rounded to it before any use
-  bool int8_head = false;                           // int8: the head (and a tied embedding) is int8 too
+  bool int8_head = false;                           // the same: the head (and a tied embedding) is int8 too
   std::optional<BitNetInfo> bitnet;                 // always set for ternary; on f32 and bf16: BitNet masters
   std::optional<int> trained_outliers;  // f32, bf16: trained in int8 with this maximum of outliers per activation row
   std::string weights_digest;           // SHA-256 over the tensors: name, dtype, shape, bytes; by name

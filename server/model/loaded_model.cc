@@ -189,6 +189,15 @@ class LoadedModelBuilder {
     return factors;
   }
 
+  static FrozenWeight Frozen(const LinearWeight& weight) {
+    switch (weight.kind) {
+      case LinearWeight::Kind::kNf4: return weight.nf4;
+      case LinearWeight::Kind::kInt8:
+      case LinearWeight::Kind::kInt8Weight: return weight.int8;
+      default: return weight.library;
+    }
+  }
+
   absl::Status Lora(const std::string& path, std::int64_t rows, std::int64_t cols, LinearWeight* weight) {
     const std::optional<LinearAdapter> adapter = artifact_.adapter()->On(path);
     if (!adapter.has_value()) return absl::OkStatus();
@@ -200,8 +209,7 @@ class LoadedModelBuilder {
     NIBBLE_ASSIGN_OR_RETURN(lora.b, Panels(b));
     lora.scaling = static_cast<float>(adapter->scaling);
     if (artifact_.adapter()->dora) {
-      MergedRows merged =
-          weight->kind == LinearWeight::Kind::kNf4 ? MergedRows(weight->nf4) : MergedRows(weight->library);
+      MergedRows merged(Frozen(*weight));
       merged.SetAdapter(a, b, lora.scaling);
       NIBBLE_ASSIGN_OR_RETURN(lora.dora_factor, DoraFactors(prefix + kMagnitudeSuffix, rows, merged));
     }
@@ -249,7 +257,8 @@ class LoadedModelBuilder {
   LinearWeight::Kind Int8Kind() const {
     return info_.weight_only ? LinearWeight::Kind::kInt8Weight : LinearWeight::Kind::kInt8;
   }
-  bool TiedInt8() const { return info_.format == Format::kInt8 && info_.int8_head && config_.tied_embeddings; }
+  bool Int8Head() const { return info_.weight_format() == Format::kInt8 && info_.int8_head; }
+  bool TiedInt8() const { return Int8Head() && config_.tied_embeddings; }
 
   absl::Status Embedding() {
     if (TiedInt8()) {
@@ -271,7 +280,7 @@ class LoadedModelBuilder {
       head.int8 = model_.weights_.embedding_int8;
       return absl::OkStatus();
     }
-    if (info_.format == Format::kInt8 && info_.int8_head) {
+    if (Int8Head()) {
       head.kind = Int8Kind();
       NIBBLE_ASSIGN_OR_RETURN(head.int8, Int8(kHeadName, rows, cols));
       return absl::OkStatus();

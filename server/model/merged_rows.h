@@ -6,14 +6,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/formats/int8.h"
 #include "kernels/formats/nf4.h"
 #include "kernels/matrix.h"
 #include "kernels/stream.h"
 
 namespace nibble::model {
 
-// A weight [N, K] as stored: NF4, or f32 or bf16.
-using FrozenWeight = std::variant<kernels::Nf4Weight, kernels::ConstMatrix>;
+// A weight [N, K]: NF4, f32 or bf16 as stored, or int8 as its product reads it.
+using FrozenWeight = std::variant<kernels::Nf4Weight, kernels::ConstMatrix, kernels::PackedInt8Weight>;
 
 // Borrows the weight, B and the magnitudes. One thread.
 class MergedRows {

@@ -1,5 +1,6 @@
 #include "server/model/serving_ops.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "kernels/ops/quantize/quantize_int8.h"
 #include "server/base/log.h"
 #include "server/model/dora.h"
+#include "server/model/row_values.h"
 
 namespace nibble::model {
 
@@ -98,6 +100,7 @@ ServingOps::Input ServingOps::NormInput(const Tensor& x, std::int64_t layer, Nor
                                  .max_outliers = weights_.act_outliers,
                                  .how = weights_.act_quantize},
                                 stream_));
+    AddValues(layer, input);
   } else {
     input.rows = arena_.AllocateMatrix(weights_.input_dtype, x.rows, x.cols);
     Ok(kernels::RmsNorm({.x = x, .weight = weight, .eps = NormEps(norm), .y = input.rows}, stream_));
@@ -128,9 +131,21 @@ ServingOps::Input ServingOps::Quantize(const Tensor& x) {
   return input;
 }
 
+void ServingOps::AddValues(std::int64_t layer, Input& input) {
+  const auto& linears = Layer(layer).linears;
+  const auto adapted = [](const LinearWeight& linear) { return linear.lora.has_value(); };
+  if (!status_.ok() || std::none_of(linears.begin(), linears.end(), adapted)) return;
+  input.rows = arena_.AllocateMatrix(DType::kF32, input.quantized.rows, input.quantized.cols);
+  RowValues(input.quantized, input.rows, stream_);
+}
+
 ServingOps::Input ServingOps::PlainInput(const Tensor& x, std::int64_t layer, LinearKind kind) {
   if (!status_.ok()) return {};
-  if (Layer(layer).linear(kind).reads_codes()) return Quantize(x);
+  if (Layer(layer).linear(kind).reads_codes()) {
+    Input input = Quantize(x);
+    AddValues(layer, input);
+    return input;
+  }
   return {.rows = x, .quantized = {}};  // x has the type of TypeBefore
 }
 

@@ -27,7 +27,7 @@ class ServingOps {
  public:
   using Tensor = kernels::Matrix;  // f32; rows for a linear or the head may be bf16 (TypeBefore, FinalNorm)
   struct Input {
-    kernels::Matrix rows;              // of weights.input_dtype; no data if all linears read codes
+    kernels::Matrix rows;              // of weights.input_dtype; if all linears read codes: f32, for adapters only
     kernels::QuantizedRows quantized;  // set if a linear reads codes
   };
 
@@ -58,6 +58,8 @@ class ServingOps {
 
  private:
   Input Quantize(const Tensor& x);
+  // Adds the values of the input's codes if the layer has adapters, which read them.
+  void AddValues(std::int64_t layer, Input& input);
   kernels::QuantizedRows AllocateQuantized(std::int64_t rows, std::int64_t cols);
   Tensor Apply(const Input& input, const LinearWeight& weight, std::int64_t out_features);
   void ApplyLora(const kernels::Matrix& x, const LoraWeight& lora, const Tensor& y);

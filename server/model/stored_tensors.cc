@@ -48,7 +48,7 @@ absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& confi
     }
     const std::int64_t n = spec.shape[0];
     const std::int64_t k = spec.shape[1];
-    if (info.format == Format::kInt8) {
+    if (info.weight_format() == Format::kInt8) {
       out.push_back({spec.name, {DType::kI8}, spec.shape});
       out.push_back({spec.name + kInt8ScaleSuffix, {DType::kF32}, {n}});
     } else if (info.format == Format::kTernary) {
@@ -86,14 +86,14 @@ std::optional<std::int64_t> MaxInFeatures(Format format, int act_bits) {
 
 absl::Status CheckInFeatures(const ModelConfig& config, const ArtifactInfo& info) {
   const int act_bits = info.bitnet.value_or(BitNetInfo()).act_bits;
-  const auto max_in_features = MaxInFeatures(info.format, act_bits);
+  const auto max_in_features = MaxInFeatures(info.weight_format(), act_bits);
   if (!max_in_features.has_value()) return absl::OkStatus();
   for (const TensorSpec& spec : RequiredTensors(config)) {
     if (!IsQuantized(spec, config, info) || spec.shape[1] <= *max_in_features) continue;
     const std::string activations =
         info.format == Format::kTernary ? StrCat(" with ", act_bits, "-bit activations") : "";
     return absl::InvalidArgumentError(StrCat(spec.name, " has ", spec.shape[1], " input features, wanted at most ",
-                                             *max_in_features, " for ", Name(info.format), activations));
+                                             *max_in_features, " for ", Name(info.weight_format()), activations));
   }
   return absl::OkStatus();
 }

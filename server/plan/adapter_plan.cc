@@ -115,14 +115,17 @@ std::int64_t AdapterPlan::TrainedParameters(const jobs::JobSpec& spec, const Mod
   return parameters;
 }
 
-std::int64_t AdapterPlan::TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const {
-  const std::int64_t element = ElementBytes(Adapter(spec).compute_dtype);
+std::int64_t AdapterPlan::TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t base_bytes) const {
+  // On an int8 base, linears may read codes, and adapters then read the f32 values that these stand for.
+  const bool coded = base_bytes == 1;
+  const std::int64_t element = coded ? 4 : ElementBytes(Adapter(spec).compute_dtype);
   // Each adapter also keeps its rank-r values (the rank is the number of rows of A), and with DoRA its output.
   std::int64_t values = 0;
   for (const model::TensorPlan& tensor : AdapterTensors(spec, c)) {
     if (!tensor.name.ends_with(model::kLoraBSuffix)) values += tensor.shape[0];
   }
-  return FloatTokenBytes(c, element) + (values + c.num_layers - 1) / c.num_layers * element;
+  return (coded ? CodedTokenBytes(c) : FloatTokenBytes(c, element)) +
+         (values + c.num_layers - 1) / c.num_layers * element;
 }
 
 TrainingBytes AdapterPlan::Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,

@@ -23,7 +23,8 @@ class AdapterPlan : public MethodPlan {
   model::ArtifactInfo ServedForm(const jobs::JobSpec& spec) const override;
 
   std::int64_t TrainedParameters(const jobs::JobSpec& spec, const model::ModelConfig& config) const override;
-  std::int64_t TokenBytes(const jobs::JobSpec& spec, const model::ModelConfig& config) const override;
+  std::int64_t TokenBytes(const jobs::JobSpec& spec, const model::ModelConfig& config,
+                          std::int64_t base_bytes) const override;
   TrainingBytes Training(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
                          std::int64_t tokens) const override;
   PublishingBytes Publishing(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,

@@ -45,7 +45,7 @@ class BitNetQat : public MethodPlan {
     return TrainedParameters(spec, config) * ElementBytes(spec.bitnet_qat.master_dtype);
   }
 
-  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
+  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t) const override {
     const std::int64_t code = spec.bitnet_qat.has_ramp() ? 4 : spec.bitnet_qat.act_bits == 16 ? 2 : 1;
     // f32: norms' inputs, q, gate and up. bf16: k and v. Codes that linears read, or floats in a ramp; linears after
     // one norm share them.

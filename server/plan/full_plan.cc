@@ -10,7 +10,7 @@ class Full : public FloatMastersPlan {
  public:
   const jobs::Method& method() const override { return jobs::Full(); }
 
-  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
+  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t) const override {
     return FloatTokenBytes(c, ElementBytes(spec.full.compute_dtype));
   }
 

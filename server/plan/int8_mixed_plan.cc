@@ -18,7 +18,7 @@ class Int8Mixed : public FloatMastersPlan {
     return served;
   }
 
-  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
+  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t) const override {
     return Exact(spec) ? CodedTokenBytes(c) : FloatTokenBytes(c, ElementBytes(spec.int8_mixed.compute_dtype));
   }
 

@@ -24,7 +24,7 @@ class Int8Qt : public FloatMastersPlan {
     return sizes.linears + (sizes.linear_rows + sizes.all - sizes.linears) * 4;
   }
 
-  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) const override {
+  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t) const override {
     return ReadsFloatRows(spec) ? FloatTokenBytes(c, 2) : CodedTokenBytes(c);
   }
 

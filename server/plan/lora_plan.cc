@@ -1,7 +1,6 @@
 #include "server/base/error.h"
 #include "server/base/strings.h"
 #include "server/convert/checkpoint_model.h"
-#include "server/jobs/spec_checker.h"
 #include "server/plan/adapter_plan.h"
 #include "server/plan/memory_plan.h"
 
@@ -13,17 +12,11 @@ class Lora : public AdapterPlan {
   const jobs::Method& method() const override { return jobs::Lora(); }
 
   absl::Status CheckBase(const JobInputs& inputs) const override {
-    if (inputs.base_format == "int8") {
-      return jobs::UnimplementedField(
-          "base_model",
-          "is stored as int8: lora on an int8 base is not implemented yet, wanted a model in f32 or bf16");
-    }
-    if (inputs.base_format == "nf4") {
-      return base::FieldError("base_model", "is stored as nf4, wanted a model in f32 or bf16, or method qlora");
-    }
-    if (inputs.base_format != "f32" && inputs.base_format != "bf16") {
+    const std::string& format = inputs.base_format;
+    if (format != "f32" && format != "bf16" && format != "int8") {
       return base::FieldError("base_model",
-                              base::StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));
+                              base::StrCat("is stored as ", format, ", wanted a model in f32, bf16 or int8",
+                                           format == "nf4" ? ", or method qlora" : ""));
     }
     return CheckNoMasters(inputs);
   }
@@ -31,6 +24,33 @@ class Lora : public AdapterPlan {
   // The evaluated model has the KV type of its base.
   kernels::DType EvaluationKvDtype(std::int64_t base_bytes) const override {
     return base_bytes == 4 ? kernels::DType::kF32 : kernels::DType::kBF16;
+  }
+
+  TrainingBytes Training(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
+                         std::int64_t tokens) const override {
+    TrainingBytes bytes = AdapterPlan::Training(spec, config, base_bytes, tokens);
+    if (base_bytes != 1) return bytes;
+    const ModelSizes sizes(config);
+    // At most: a tied embedding in bf16, as the head twice in panels; a separate one in f32 and such a head. An int8
+    // head takes less, also with its codes widened for backward products.
+    bytes.weights = LinearBytes(spec, sizes, base_bytes) + sizes.embedding * (config.tied_embeddings ? 6 : 10);
+    bytes.workspace += tokens * config.ffn_size * 4;  // the values of the largest input
+    return bytes;
+  }
+
+  PublishingBytes Publishing(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
+                             std::int64_t weights) const override {
+    PublishingBytes bytes = AdapterPlan::Publishing(spec, config, base_bytes, weights);
+    // The weights of training make the record; the served model has the adapter too.
+    if (base_bytes == 1) bytes.kept += weights + TrainedParameters(spec, config) * 4;
+    return bytes;
+  }
+
+  double WeightFileBytes(const jobs::JobSpec& spec, const model::ModelConfig& config,
+                         std::int64_t base_bytes) const override {
+    // On an int8 base the adapter is served as it is.
+    if (base_bytes == 1) return static_cast<double>(TrainedParameters(spec, config) * 4);
+    return AdapterPlan::WeightFileBytes(spec, config, base_bytes);
   }
 
   registry::WorkMemory CheckpointMemory(const jobs::JobSpec& /*spec*/, const model::Artifact& /*base*/,

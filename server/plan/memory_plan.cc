@@ -129,7 +129,7 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
   const MethodPlan& method = PlanOf(spec);
   const std::int64_t trained = method.TrainedParameters(spec, config);
   const std::int64_t tokens = kernels::RoundUp(batch.tokens, kRowQuantum);
-  const std::int64_t token_bytes = method.TokenBytes(spec, config);
+  const std::int64_t token_bytes = method.TokenBytes(spec, config, base_bytes);
   // Checkpointing keeps each layer's input, and one whole layer while it is recomputed. Computed in doubles, because
   // the largest batch of the largest model needs more bytes than int64 holds.
   const std::int64_t kept_bytes = spec.run.activation_checkpointing

@@ -36,7 +36,7 @@ std::int64_t ServedPassBytes(const jobs::JobSpec& spec, const model::ModelConfig
 // at one pebibyte, more than any machine has, so that sums over items and jobs fit in int64: the limits of a spec
 // together permit more bytes than int64 holds.
 //
-// `base_bytes`: per element of the stored base (2: bf16; 4: f32; 0: nf4).
+// `base_bytes`: as in MethodPlan.
 std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
                                    const BatchShape& batch);
 

@@ -71,15 +71,16 @@ class MethodPlan {
   // activations (act_outliers, weight_only; act_bits).
   virtual model::ArtifactInfo ServedForm(const jobs::JobSpec& spec) const = 0;
 
-  // `config` is TrainedConfig's result in all of these; `base_bytes` is per element of the stored base (2: bf16; 4:
-  // f32; 0: nf4).
+  // `config` is TrainedConfig's result in all of these; `base_bytes` is per element of the stored base's linears (2:
+  // bf16; 4: f32; 1: int8; 0: nf4).
   virtual std::int64_t TrainedParameters(const jobs::JobSpec& spec, const model::ModelConfig& config) const = 0;
   // Bytes of the trained values in a checkpoint, without the optimizer's moments.
   virtual std::int64_t CheckpointValueBytes(const jobs::JobSpec& spec, const model::ModelConfig& config) const {
     return TrainedParameters(spec, config) * 4;
   }
   // Bytes that one token keeps in one layer until its backward pass.
-  virtual std::int64_t TokenBytes(const jobs::JobSpec& spec, const model::ModelConfig& config) const = 0;
+  virtual std::int64_t TokenBytes(const jobs::JobSpec& spec, const model::ModelConfig& config,
+                                  std::int64_t base_bytes) const = 0;
   // `tokens`: of the largest micro-batch.
   virtual TrainingBytes Training(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
                                  std::int64_t tokens) const = 0;

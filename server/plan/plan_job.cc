@@ -121,7 +121,8 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
   plan.trained_tokens = Whole(plan.epochs * static_cast<double>(data.train.num_trained));
   const model::ModelConfig config = TrainedConfig(spec, inputs.config);
   plan.trained_parameters = TrainedParameters(spec, config);
-  const std::int64_t base_bytes = inputs.base_format == "bf16" ? 2 : inputs.base_format == "f32" ? 4 : 0;
+  const std::string& format = inputs.base_format;
+  const std::int64_t base_bytes = format == "bf16" ? 2 : format == "f32" ? 4 : format == "int8" ? 1 : 0;
   plan.memory =
       PlanMemory(spec, config, base_bytes,
                  {.tokens = MostTokens(spec, data.train),

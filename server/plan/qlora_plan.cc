@@ -40,8 +40,9 @@ class QLora : public AdapterPlan {
                                         source.target.scratch, source.target.directory, stream);
   }
 
-  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& config) const override {
-    return spec.qlora.merge_aware_int8 ? CodedTokenBytes(config) : AdapterPlan::TokenBytes(spec, config);
+  std::int64_t TokenBytes(const jobs::JobSpec& spec, const ModelConfig& config,
+                          std::int64_t base_bytes) const override {
+    return spec.qlora.merge_aware_int8 ? CodedTokenBytes(config) : AdapterPlan::TokenBytes(spec, config, base_bytes);
   }
 
   TrainingBytes Training(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,

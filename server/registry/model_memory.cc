@@ -85,7 +85,8 @@ absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const co
 WorkMemory AdapterMemory(const model::Artifact& base, std::int64_t adapter_bytes) {
   WorkMemory need;
   need.weights = adapter_bytes;
-  if (base.info().format != model::Format::kNf4) need.buffers = QuantizeBytes(base.config());
+  const model::Format format = base.info().format;
+  if (format != model::Format::kNf4 && format != model::Format::kInt8) need.buffers = QuantizeBytes(base.config());
   return need;
 }
 

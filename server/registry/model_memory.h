@@ -26,7 +26,7 @@ struct EvaluationData {
 absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const convert::ConvertOptions& options,
                                          const std::optional<EvaluationData>& evaluation);
 
-// An adapter of `adapter_bytes` in f32, and its base, which is quantized one tensor at a time unless it is nf4 already.
+// An adapter of `adapter_bytes` in f32, and its base, which is quantized one tensor at a time unless it is nf4 or int8.
 WorkMemory AdapterMemory(const model::Artifact& base, std::int64_t adapter_bytes);
 
 // Master weights of a checkpoint: every tensor of `config` in f32.

@@ -24,6 +24,9 @@ absl::Status NoRecord(const std::string& name, const model::ArtifactInfo& info) 
   if (info.determinism() != model::Determinism::kBitwise) {
     why = StrCat(": it is stored as ", info.is_masters() ? "master weights of a BitNet model" : Name(info.format),
                  ", and only int8 and ternary models have one; convert it: ", convert);
+  } else if (info.format == model::Format::kLora) {
+    why = StrCat(": only the adapter of a job's last step has the trainer's record; ", convert,
+                 " merges this one into its base and records the logits of the result");
   } else if (info.source == "checkpoint") {
     why = StrCat(": it was published from a checkpoint, and a trainer records only the model of its last step; ",
                  convert, " copies its weights and records their logits");

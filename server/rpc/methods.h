@@ -26,7 +26,6 @@ inline constexpr const char* kUnimplemented[] = {"nibble.v1.InferenceService/Emb
                                                  "GenerateRequest.model name@version, name+adapter",
                                                  "GenerateRequest.regex",
                                                  "JobSpec.aqt",
-                                                 "JobSpec.base_model INT8 with method lora",
                                                  "ListOperationsRequest.filter",
                                                  "ListOperationsRequest.name (other than operations)",
                                                  "LoadModelRequest.name name@version, name+adapter",

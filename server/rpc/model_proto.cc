@@ -82,8 +82,10 @@ v1::ModelFormat HeadFormatOf(const store::StoredModel& stored, const model::Arti
     case model::Format::kBF16: return v1::MODEL_FORMAT_BF16;
     case model::Format::kInt8: return info.int8_head ? v1::MODEL_FORMAT_INT8 : v1::MODEL_FORMAT_BF16;
     case model::Format::kTernary: return format_of(info.bitnet.value_or(model::BitNetInfo()).head_dtype);
-    case model::Format::kNf4:
-    case model::Format::kLora: break;
+    case model::Format::kNf4: break;
+    case model::Format::kLora:
+      if (info.int8_head) return v1::MODEL_FORMAT_INT8;
+      break;
   }
   // The head keeps the type that it has in the source model. Only the header of the weights file records this type.
   const auto weights = model::OpenSafetensors(base::JoinPath(stored.directory, model::kWeightsFile));
@@ -165,7 +167,7 @@ absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded,
       files.Exists(base::JoinPath(stored.directory, model::kChatTemplateFile)) ||
       (tokenizer_config.ok() && tokenizer_config->find("\"chat_template\"") != std::string::npos));
   out.set_trained_format(TrainedFormatOf(info));
-  if (info.format == model::Format::kInt8) {
+  if (info.weight_format() == model::Format::kInt8) {
     out.set_act_outliers(info.act_outliers);
     out.set_activations(info.weight_only ? v1::MODEL_FORMAT_BF16 : v1::MODEL_FORMAT_INT8);
   }

@@ -3,7 +3,13 @@
 #include <torch/autograd.h>
 #include <torch/types.h>
 
+#include <numeric>
+#include <vector>
+
+#include "kernels/ops/elementwise/embedding.h"
 #include "kernels/ops/matmul/matmul_dense.h"
+#include "kernels/ops/matmul/matmul_int8.h"
+#include "kernels/ops/matmul/matmul_int8_weight.h"
 #include "kernels/ops/matmul/matmul_library.h"
 #include "kernels/ops/matmul/matmul_nf4.h"
 #include "kernels/ops/quantize/dequantize_nf4.h"
@@ -38,6 +44,14 @@ Tensor InScratchType(const FloatWeight& weight, Context& context) {
   if (type == torch::kBFloat16) return weight.rounded;
   return Scratch(weight.stored.size(0), weight.stored.size(1), context).copy_(weight.stored);
 }
+Tensor InScratchType(const kernels::PackedInt8Weight& weight, Context& context) {
+  Tensor out = Scratch(weight.rows, weight.cols, context);
+  std::vector<std::int32_t> all(static_cast<std::size_t>(weight.rows));
+  std::iota(all.begin(), all.end(), 0);
+  ThrowIfError(kernels::Embedding(
+      {.ids = all.data(), .num_ids = weight.rows, .table = {}, .packed = weight, .out = ViewOf(out)}, context.stream));
+  return out;
+}
 Tensor InScratchType(const AdapterLinear& linear, Context& context) {
   return std::visit([&](const auto& weight) { return InScratchType(weight, context); }, linear.weight);
 }
@@ -60,10 +74,26 @@ Tensor BaseProduct(const Tensor& x, const FloatWeight& weight, const float* bias
       kernels::MatmulLibrary({.x = ViewOf(x), .w = ViewOf(read), .bias = bias, .y = ViewOf(y)}, context.stream));
   return y;
 }
-Tensor BaseProduct(const Tensor& x, const AdapterLinear& linear, Context& context) {
+// rows: null, or those that x stands for.
+Tensor BaseProduct(const Tensor& x, const CodedRows* rows, const kernels::PackedInt8Weight& weight, const float* bias,
+                   Context& context) {
+  const Tensor y = context.transient.Empty({NumRows(x), weight.rows});
+  if (rows != nullptr) {
+    ThrowIfError(kernels::MatmulInt8({.x = rows->view(), .w = weight, .bias = bias, .y = ViewOf(y)}, context.stream));
+  } else {
+    ThrowIfError(
+        kernels::MatmulInt8Weight({.x = ViewOf(x), .w = weight, .bias = bias, .y = ViewOf(y)}, context.stream));
+  }
+  return y;
+}
+Tensor BaseProduct(const Tensor& x, const CodedRows* rows, const AdapterLinear& linear, Context& context) {
   ThrowIfCancelled(context.cancelled);
   const float* bias = linear.magnitude.defined() ? nullptr : linear.bias;  // DoRA adds it last
-  return std::visit([&](const auto& weight) { return BaseProduct(x, weight, bias, context); }, linear.weight);
+  if (const auto* int8 = std::get_if<kernels::PackedInt8Weight>(&linear.weight)) {
+    return BaseProduct(x, rows, *int8, bias, context);
+  }
+  if (const auto* nf4 = std::get_if<kernels::Nf4Weight>(&linear.weight)) return BaseProduct(x, *nf4, bias, context);
+  return BaseProduct(x, std::get<FloatWeight>(linear.weight), bias, context);
 }
 
 // y = x w^T, or y += x w^T, with the kernel that serves adapters.
@@ -73,12 +103,12 @@ void MultiplyDense(const Tensor& x, const Tensor& w, const Tensor& y, bool accum
       {.x = ViewOf(x), .w = PackDense(w, panels), .y = ViewOf(y), .accumulate = accumulate}, context.stream));
 }
 
-// y += scaling * (x A^T) B^T. Returns scaling * x A^T [T, r] f32. For bf16 rows it uses serving's kernels in serving's
-// order.
-Tensor AddAdapter(const Tensor& x, const Tensor& a, const Tensor& b, double scaling, const Tensor& y,
+// y += scaling * (x A^T) B^T. Returns scaling * x A^T [T, r] f32. If the rows are `served`, it uses serving's kernels
+// in serving's order.
+Tensor AddAdapter(const Tensor& x, bool served, const Tensor& a, const Tensor& b, double scaling, const Tensor& y,
                   Context& context) {
   const auto factor = static_cast<float>(scaling);
-  if (x.scalar_type() == torch::kFloat32) {
+  if (!served) {
     const Tensor down = torch::mm(x, a.t()).mul_(factor);
     y.addmm_(down, b.t());
     return down;
@@ -95,25 +125,27 @@ const AdapterLinear& LinearOf(AutogradContext* ctx) { return Recall<const Adapte
 // A linear without an adapter. It keeps only the weight, by reference. A separate function, because torch accepts no
 // undefined tensors as inputs.
 struct FrozenLinearFunction : torch::autograd::Function<FrozenLinearFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const AdapterLinear* linear, Context* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const CodedRows* rows, const AdapterLinear* linear,
+                        Context* context) {
     Remember(ctx, "context", context);
     Remember(ctx, "linear", linear);
     ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
-    return BaseProduct(x, *linear, *context);
+    return BaseProduct(x, rows, *linear, *context);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     Context& context = ContextOf(ctx);
     ThrowIfCancelled(context.cancelled);
-    if (!ctx->needs_input_grad(0)) return {Tensor(), Tensor(), Tensor()};
-    const Tensor g = grads[0].contiguous().to(context.scratch.scalar_type());
+    if (!ctx->needs_input_grad(0)) return {Tensor(), Tensor(), Tensor(), Tensor()};
+    const Tensor g = PadTo(grads[0].contiguous(), context.scratch.scalar_type());
+    const Tensor grad_x = torch::mm(g, InScratchType(LinearOf(ctx), context)).narrow(0, 0, grads[0].size(0));
     const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
-    return {torch::mm(g, InScratchType(LinearOf(ctx), context)).to(type), Tensor(), Tensor()};
+    return {grad_x.to(type), Tensor(), Tensor(), Tensor()};
   }
 };
 
 struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b,
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b, const CodedRows* rows,
                         const AdapterLinear* linear, std::optional<DropoutKey> key, Context* context) {
     Remember(ctx, "context", context);
     Remember(ctx, "linear", linear);
@@ -123,10 +155,22 @@ struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> 
       ctx->saved_data["seed"] = static_cast<std::int64_t>(key->seed);
       ctx->saved_data["stream"] = static_cast<std::int64_t>(key->stream);
     }
-    Tensor y = BaseProduct(x, *linear, *context);
-    const Tensor dropped = drops ? Dropout(x, linear->dropout, *key, context->stream).Apply(x.contiguous()) : x;
-    const Tensor down = AddAdapter(dropped, a, b, linear->scaling, y, *context);
-    ctx->save_for_backward({x, a, b, down.to(x.scalar_type())});
+    Tensor y = BaseProduct(x, rows, *linear, *context);
+    const Tensor read = rows == nullptr ? x : rows->Values(context->stream);
+    const Tensor dropped =
+        drops ? Dropout(read, linear->dropout, *key, context->stream).Apply(read.contiguous()) : read;
+    const bool served = rows != nullptr || x.scalar_type() == torch::kBFloat16;
+    const Tensor down = AddAdapter(dropped, served, a, b, linear->scaling, y, *context);
+    variable_list kept = {a, b, down.to(x.scalar_type())};
+    if (rows != nullptr) {
+      ctx->saved_data["cols"] = rows->cols;
+      const variable_list tensors = rows->tensors();
+      kept.insert(kept.end(), tensors.begin(), tensors.end());
+    } else {
+      kept.push_back(x);
+    }
+    ctx->save_for_backward(kept);
+    ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
     return y;
   }
 
@@ -136,9 +180,12 @@ struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> 
     const AdapterLinear& linear = LinearOf(ctx);
     const variable_list saved = ctx->get_saved_variables();
     const torch::ScalarType type = context.scratch.scalar_type();
-    const Tensor x = saved[0].to(type), a = saved[1].to(type), b = saved[2].to(type);
-    const Tensor down = saved[3].to(type);  // already scaled
-    const Tensor g = grads[0].contiguous().to(type);
+    const bool coded = ctx->saved_data.count("cols") != 0;
+    const Tensor x =
+        PadTo(coded ? CodedRows::Of(saved, 3, ctx->saved_data["cols"].toInt()).Values(context.stream) : saved[3], type);
+    const Tensor a = saved[0].to(type), b = saved[1].to(type);
+    const Tensor down = PadTo(saved[2], type);  // already scaled
+    const Tensor g = PadTo(grads[0].contiguous(), type);
     Tensor grad_x, grad_a;
     if (ctx->needs_input_grad(0)) grad_x = torch::mm(g, InScratchType(linear, context));
     const Tensor grad_b = torch::mm(g.t(), down).to(torch::kFloat32);
@@ -153,8 +200,11 @@ struct AdapterLinearFunction : torch::autograd::Function<AdapterLinearFunction> 
       grad_a = torch::mm(grad_down.t(), x).to(torch::kFloat32);
       if (grad_x.defined()) grad_x.addmm_(grad_down, a);
     }
-    if (grad_x.defined()) grad_x = grad_x.to(saved[0].scalar_type());
-    return {grad_x, grad_a, grad_b, Tensor(), Tensor(), Tensor()};
+    if (grad_x.defined()) {
+      const auto type_of_x = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
+      grad_x = grad_x.narrow(0, 0, grads[0].size(0)).to(type_of_x);
+    }
+    return {grad_x, grad_a, grad_b, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -184,10 +234,11 @@ struct DoraFunction : torch::autograd::Function<DoraFunction> {
 void AdapterLinear::RefreshDora(const kernels::Stream& stream) {
   if (!magnitude.defined()) return;
   const torch::NoGradGuard no_grad;
-  const auto* nf4 = std::get_if<kernels::Nf4Weight>(&weight);
   model::FrozenWeight frozen;
-  if (nf4 != nullptr) {
+  if (const auto* nf4 = std::get_if<kernels::Nf4Weight>(&weight)) {
     frozen = *nf4;
+  } else if (const auto* int8 = std::get_if<kernels::PackedInt8Weight>(&weight)) {
+    frozen = *int8;
   } else {
     frozen = kernels::ConstMatrix(ViewOf(std::get<FloatWeight>(weight).stored));
   }
@@ -209,10 +260,28 @@ FloatWeight FloatWeight::Make(const Tensor& stored, bool bf16_compute) {
 
 Tensor ApplyAdapterLinear(const Tensor& x, const AdapterLinear& linear, std::optional<DropoutKey> key,
                           Context& context) {
-  if (!linear.lora_a.defined()) return FrozenLinearFunction::apply(x, &linear, &context);
-  const Tensor y = AdapterLinearFunction::apply(x, linear.lora_a, linear.lora_b, &linear, key, &context);
+  return ApplyAdapterLinear(CodedInput{x, nullptr}, linear, key, context);
+}
+
+Tensor ApplyAdapterLinear(const CodedInput& input, const AdapterLinear& linear, std::optional<DropoutKey> key,
+                          Context& context) {
+  const CodedRows* rows = input.rows.get();
+  if (!linear.lora_a.defined()) return FrozenLinearFunction::apply(input.x, rows, &linear, &context);
+  const Tensor y = AdapterLinearFunction::apply(input.x, linear.lora_a, linear.lora_b, rows, &linear, key, &context);
   if (!linear.magnitude.defined()) return y;
-  return DoraFunction::apply(y, linear.magnitude, x.scalar_type(), &linear, &context);
+  return DoraFunction::apply(y, linear.magnitude, input.x.scalar_type(), &linear, &context);
+}
+
+DropoutKey KeyOf(std::uint64_t seed, std::uint64_t micro_batch, std::int64_t layer, model::LinearKind kind) {
+  const auto index = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + static_cast<std::int64_t>(kind));
+  return {seed, micro_batch << 20 | index};  // no model has 2^20 linears, so each mask has its own stream
+}
+
+model::LoraWeight ServedAdapter::View(const AdapterLinear& linear) {
+  return {.a = PackDense(linear.lora_a, panels_a),
+          .b = PackDense(linear.lora_b, panels_b),
+          .scaling = static_cast<float>(linear.scaling),
+          .dora_factor = linear.dora_factor.defined() ? linear.dora_factor.data_ptr<float>() : nullptr};
 }
 
 }  // namespace nibble::trainer

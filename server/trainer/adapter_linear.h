@@ -3,11 +3,15 @@
 #pragma once
 #include <torch/types.h>
 
+#include <cstdint>
 #include <optional>
 #include <variant>
 
+#include "kernels/formats/int8.h"
 #include "kernels/formats/nf4.h"
+#include "server/model/decoder_weights.h"
 #include "server/trainer/autograd.h"
+#include "server/trainer/coded_rows.h"
 #include "server/trainer/dropout.h"
 
 namespace nibble::trainer {
@@ -26,7 +30,7 @@ struct FloatWeight {
 // bias is multiplied by magnitude / norms for each output; the norms pass no gradient, as in PEFT (docs/numerics.md
 // 15).
 struct AdapterLinear {
-  std::variant<kernels::Nf4Weight, FloatWeight> weight;
+  std::variant<kernels::Nf4Weight, FloatWeight, kernels::PackedInt8Weight> weight;
   const float* bias = nullptr;  // [N], or null
   torch::Tensor lora_a;         // undefined, or [r, K] f32 parameter
   torch::Tensor lora_b;         // [N, r] f32 parameter
@@ -41,11 +45,26 @@ struct AdapterLinear {
 };
 
 // x [T, K] is f32 or bf16; the result [T, N] is f32. bf16 rows are multiplied as serving multiplies them: by
-// MatmulNf4, or by MatmulLibrary with a float weight. f32 rows are multiplied by the program's library. Gradients go to
-// x, A, B and magnitude; backward products have the scratch's type, and read an f32 weight as stored if that type is
-// f32. Without a key there is no dropout. `linear` must outlive the graph. Throws the errors of torch, StoppedError,
-// and std::runtime_error if a kernel fails.
+// MatmulNf4, by MatmulInt8Weight, or by MatmulLibrary with a float weight. f32 rows are multiplied by the program's
+// library. Gradients go to x, A, B and magnitude; backward products have the scratch's type, and read an f32 weight as
+// stored if that type is f32. Without a key there is no dropout. `linear` must outlive the graph. Throws the errors of
+// torch, StoppedError, and std::runtime_error if a kernel fails.
 torch::Tensor ApplyAdapterLinear(const torch::Tensor& x, const AdapterLinear& linear, std::optional<DropoutKey> key,
                                  AutogradContext& context);
+// The same for an int8 weight. With rows, serving's MatmulInt8 multiplies them, and the adapter reads the values that
+// they stand for; the gradient passes straight through the quantizer. The graph keeps the rows, and not x.
+torch::Tensor ApplyAdapterLinear(const CodedInput& input, const AdapterLinear& linear, std::optional<DropoutKey> key,
+                                 AutogradContext& context);
+
+// Of the mask of a linear in a micro-batch of the run.
+DropoutKey KeyOf(std::uint64_t seed, std::uint64_t micro_batch, std::int64_t layer, model::LinearKind kind);
+
+// A linear's adapter as serving reads it. Its memory must outlive the result of View.
+struct ServedAdapter {
+  torch::Tensor panels_a, panels_b;
+
+  // Must follow every change of A, B and the magnitudes.
+  model::LoraWeight View(const AdapterLinear& linear);
+};
 
 }  // namespace nibble::trainer

@@ -37,10 +37,8 @@ struct AdapterParts : DecoderParts {
     return h;
   }
   Tensor Linear(const Tensor& x, std::int64_t layer, LinearKind kind, const Pass& pass) override {
-    const auto index = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + static_cast<std::int64_t>(kind));
     std::optional<DropoutKey> key;
-    // No model has 2^20 linears, so each pair of micro-batch and linear has its own stream.
-    if (pass.draw.has_value()) key = DropoutKey{dropout_seed, *pass.draw << 20 | index};
+    if (pass.draw.has_value()) key = KeyOf(dropout_seed, *pass.draw, layer, kind);
     return ApplyAdapterLinear(x, layers[static_cast<std::size_t>(layer)][static_cast<std::size_t>(kind)], key, context);
   }
   Tensor NormWeight(std::int64_t layer, model::Norm norm) override {
@@ -57,7 +55,7 @@ struct AdapterParts : DecoderParts {
   std::uint64_t dropout_seed = 0;
 };
 
-std::variant<kernels::Nf4Weight, FloatWeight> BaseWeight(const model::LinearWeight& weight, bool bf16_compute) {
+decltype(AdapterLinear::weight) BaseWeight(const model::LinearWeight& weight, bool bf16_compute) {
   if (weight.kind == model::LinearWeight::Kind::kNf4) return weight.nf4;
   return FloatWeight::Make(TensorOf(weight.library), bf16_compute);
 }
@@ -124,12 +122,13 @@ class TorchAdapterModel : public AdapterModel {
 
   absl::Status Refresh() override {
     return Guarded([&]() -> absl::Status {
-      for (ServedAdapter& served : served_) {
-        AdapterLinear& linear = state_.layers[served.layer][served.kind];
-        linear.RefreshDora(state_.context.stream);
-        served.Pack();
-        if (linear.magnitude.defined()) served.weight.dora_factor = linear.dora_factor.data_ptr<float>();
-        serving_.layers[served.layer].linears[served.kind].lora = served.weight;
+      for (std::size_t l = 0; l < state_.layers.size(); ++l) {
+        for (std::size_t k = 0; k < model::kNumLinearKinds; ++k) {
+          AdapterLinear& linear = state_.layers[l][k];
+          if (!linear.lora_a.defined()) continue;
+          linear.RefreshDora(state_.context.stream);
+          serving_.layers[l].linears[k].lora = served_[l][k].View(linear);
+        }
       }
       return absl::OkStatus();
     });
@@ -154,56 +153,23 @@ class TorchAdapterModel : public AdapterModel {
     return Pass::Create(*state_.config, kv_dtype, tokens, segments, draw);
   }
 
-  // An adapter as serving reads it; Refresh makes it from the parameters.
-  struct ServedAdapter {
-    std::size_t layer = 0;
-    std::size_t kind = 0;
-    Tensor a, b;
-    Tensor panels_a, panels_b;
-    model::LoraWeight weight;
-
-    void Pack() {
-      weight.a = PackDense(a, panels_a);
-      weight.b = PackDense(b, panels_b);
-    }
-  };
-
   void AddLayer(std::int64_t layer, const AdapterOptions& options) {
     const model::LayerWeights& weights = base_->weights().layers[static_cast<std::size_t>(layer)];
     auto& linears = state_.layers.emplace_back();
+    served_.emplace_back();
     for (int k = 0; k < model::kNumLinearKinds; ++k) {
       const auto kind = static_cast<LinearKind>(k);
       const auto index = static_cast<std::size_t>(k);
       AdapterLinear& linear = linears[index];
       linear.weight = BaseWeight(weights.linears[index], options.bf16_compute);
       linear.bias = weights.linears[index].bias;
-      const std::optional<model::LinearAdapter> adapter = options.adapter.On(model::ModulePath(layer, kind));
-      if (!adapter.has_value()) continue;
-      linear.scaling = adapter->scaling;
-      linear.dropout = options.adapter.dropout;
-      const AdapterMatrices made = parameters_.Add(
-          options, layer, kind, adapter->rank, OutFeatures(base_->config(), kind), InFeatures(base_->config(), kind));
-      linear.lora_a = made.a;
-      linear.lora_b = made.b;
-      if (made.magnitude.defined()) {
-        // The norms of the base: at the start DoRA changes nothing.
-        linear.magnitude = made.magnitude;
-        linear.RefreshDora(state_.context.stream);
-        linear.magnitude.detach().copy_(linear.norms);
-      }
-      served_.push_back({.layer = static_cast<std::size_t>(layer),
-                         .kind = index,
-                         .a = linear.lora_a,
-                         .b = linear.lora_b,
-                         .panels_a = {},
-                         .panels_b = {},
-                         .weight = {.a = {}, .b = {}, .scaling = static_cast<float>(linear.scaling)}});
+      parameters_.AddTo(linear, options, layer, kind, base_->config(), state_.context.stream);
     }
   }
 
   std::shared_ptr<const model::LoadedModel> base_;
   model::DecoderWeights serving_;
-  std::vector<ServedAdapter> served_;
+  std::vector<std::array<ServedAdapter, model::kNumLinearKinds>> served_;  // what Refresh makes of the parameters
   AdapterParts state_;
   FrozenHead head_;
   AdapterParameters parameters_;

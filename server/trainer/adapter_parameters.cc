@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include <optional>
 #include <utility>
 
 #include "server/trainer/random_weights.h"
@@ -23,6 +24,22 @@ AdapterMatrices AdapterParameters::Add(const AdapterOptions& options, std::int64
   const std::int64_t number = layer * model::kNumLinearKinds + static_cast<std::int64_t>(kind);
   DrawAdapter(made.a, options.init_seed, static_cast<std::uint64_t>(number));
   return made;
+}
+
+void AdapterParameters::AddTo(AdapterLinear& linear, const AdapterOptions& options, std::int64_t layer,
+                              model::LinearKind kind, const model::ModelConfig& config, const kernels::Stream& stream) {
+  const std::optional<model::LinearAdapter> adapter = options.adapter.On(model::ModulePath(layer, kind));
+  if (!adapter.has_value()) return;
+  linear.scaling = adapter->scaling;
+  linear.dropout = options.adapter.dropout;
+  const AdapterMatrices made =
+      Add(options, layer, kind, adapter->rank, OutFeatures(config, kind), InFeatures(config, kind));
+  linear.lora_a = made.a;
+  linear.lora_b = made.b;
+  if (!made.magnitude.defined()) return;
+  linear.magnitude = made.magnitude;
+  linear.RefreshDora(stream);
+  linear.magnitude.detach().copy_(linear.norms);
 }
 
 void AdapterParameters::HoldGradients() { trainer::HoldGradients(tensors_, parameters_); }

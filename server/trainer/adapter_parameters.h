@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/stream.h"
+#include "server/trainer/adapter_linear.h"
 #include "server/trainer/adapter_model.h"
 
 namespace nibble::trainer {
@@ -21,6 +23,10 @@ class AdapterParameters {
   // Adds the adapter of rank `rank` of a linear [N, K]: A drawn by DrawAdapter, B and the magnitudes of DoRA 0.
   AdapterMatrices Add(const AdapterOptions& options, std::int64_t layer, model::LinearKind kind, std::int64_t rank,
                       std::int64_t rows, std::int64_t cols);
+  // Gives the linear of a model with this config its adapter, if it is a target. Magnitudes of DoRA start as the norms
+  // of the linear's weight: at the start DoRA changes nothing. Throws the kernel's error.
+  void AddTo(AdapterLinear& linear, const AdapterOptions& options, std::int64_t layer, model::LinearKind kind,
+             const model::ModelConfig& config, const kernels::Stream& stream);
   // As HoldGradients and ReleaseGradients (torch_bridge.h).
   void HoldGradients();
   void ReleaseGradients();

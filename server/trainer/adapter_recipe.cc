@@ -6,6 +6,7 @@
 #include "server/jobs/lora_method.h"
 #include "server/model/replay.h"
 #include "server/model/trainer_logprobs.h"
+#include "server/trainer/int8_adapter_model.h"
 #include "server/trainer/merge_aware_model.h"
 
 namespace nibble::trainer {
@@ -20,6 +21,7 @@ absl::Status AdapterRecipe::LoadBase(const model::Artifact& source, const std::s
   max_positions_ = base_->max_positions();
   text_directory_ = base_->directory();
   base_digest_ = base_->info().weights_digest;
+  base_is_int8_ = base_->info().format == model::Format::kInt8;
   NIBBLE_ASSIGN_OR_RETURN(adapter_, jobs::AdapterOf(method));
   const std::string source_name = model::SourceName(source.info());
   adapter_.base_model_name_or_path = source_name.empty() ? spec_.base_model : source_name;
@@ -31,7 +33,9 @@ absl::Status AdapterRecipe::LoadBase(const model::Artifact& source, const std::s
                                   .activation_checkpointing = spec_.run.activation_checkpointing,
                                   .cancelled = context_.cancelled};
   if (merge_aware) {
-    NIBBLE_ASSIGN_OR_RETURN(merged_, MakeMergeAwareModel(base_, options, context_.stream));
+    NIBBLE_ASSIGN_OR_RETURN(exact_, MakeMergeAwareModel(base_, options, context_.stream));
+  } else if (base_is_int8_) {
+    NIBBLE_ASSIGN_OR_RETURN(exact_, MakeInt8AdapterModel(base_, options, context_.stream));
   } else {
     NIBBLE_ASSIGN_OR_RETURN(model_, AdapterModel::Create(base_, options, context_.stream));
   }
@@ -47,18 +51,18 @@ absl::StatusOr<model::ArtifactInfo> AdapterRecipe::Write(const base::Json& prove
                                 context_.cancelled);
 }
 
-// Training in the arithmetic of the merged int8 model gives its record. Otherwise merged int8 is another model than the
-// base with its adapter, so the serving instantiation makes the record.
+// Training in the arithmetic of the served model gives its record. Otherwise merged int8 is another model than the base
+// with its adapter, so the serving instantiation makes the record.
 absl::StatusOr<model::Record> AdapterRecipe::MakeRecord(const model::LoadedModel& served,
                                                         const std::vector<std::vector<std::int32_t>>& sequences) {
-  if (merged_ != nullptr) return RecordOfTraining(*merged_, served, context_.stream.device, sequences);
+  if (exact_ != nullptr) return RecordOfTraining(*exact_, served, context_.stream.device, sequences);
   return model::MakeRecord(served, sequences, context_.stream, context_.cancelled);
 }
 
 absl::Status AdapterRecipe::WriteLogprobs(const std::vector<std::vector<std::int32_t>>& sequences,
                                           const std::string& directory) {
-  // Training computed the merged weights, not the base with a separate adapter.
-  if (merged_ != nullptr) return absl::OkStatus();
+  // Training computed the bits of the served model, of which the record tells more.
+  if (exact_ != nullptr) return absl::OkStatus();
   model::TrainerLogprobs trained;
   for (const std::vector<std::int32_t>& tokens : sequences) {
     auto& sequence = trained.sequences.emplace_back();
@@ -69,8 +73,8 @@ absl::Status AdapterRecipe::WriteLogprobs(const std::vector<std::vector<std::int
 }
 
 void AdapterRecipe::Release() {
-  if (merged_ != nullptr) {
-    merged_->ReleaseGradients();
+  if (exact_ != nullptr) {
+    exact_->ReleaseGradients();
   } else {
     model_->Release();
   }

@@ -1,5 +1,5 @@
-// The common part of the recipes that train adapters on a frozen base (qlora, lora), either separate from the base or,
-// with merge_aware_int8, merged into int8 weights. Included by recipes' .cc only.
+// The common part of the recipes that train adapters on a frozen base (qlora, lora): separate from a float base, on an
+// int8 base as nibbled serves both, or, with merge_aware_int8, merged into int8 weights. Included by recipes' .cc only.
 #pragma once
 #include <memory>
 #include <string>
@@ -14,11 +14,11 @@
 
 namespace nibble::trainer {
 
-// The result is the adapter on its base, served merged as int8.
+// The result is the adapter on its base; it is served like that if the base is int8, else merged as int8.
 class AdapterRecipe : public Recipe {
  public:
   TrainingModel& model() override {
-    if (merged_ != nullptr) return *merged_;
+    if (exact_ != nullptr) return *exact_;
     return *model_;
   }
   const model::ModelConfig& config() const override { return config_; }
@@ -28,7 +28,7 @@ class AdapterRecipe : public Recipe {
   const model::AdapterConfig* adapter() const override { return &adapter_; }
 
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override;
-  model::Format served_format() const override { return model::Format::kInt8; }
+  model::Format served_format() const override { return base_is_int8_ ? model::Format::kLora : model::Format::kInt8; }
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                            const std::vector<std::vector<std::int32_t>>& sequences) override;
   absl::Status WriteLogprobs(const std::vector<std::vector<std::int32_t>>& sequences,
@@ -52,10 +52,11 @@ class AdapterRecipe : public Recipe {
   std::int64_t max_positions_ = 0;
   std::string text_directory_;
   std::string base_digest_;
+  bool base_is_int8_ = false;
   model::AdapterConfig adapter_;
-  // One of the two is set.
+  // One of the two is set; the second if training computes what is served.
   std::unique_ptr<AdapterModel> model_;
-  std::unique_ptr<ExactModel> merged_;
+  std::unique_ptr<ExactModel> exact_;
 };
 
 }  // namespace nibble::trainer

@@ -162,7 +162,7 @@ std::pair<Tensor, Tensor> RmsNormGradients(const Tensor& x, const Tensor& weight
 }
 
 Tensor PadTo(const Tensor& x, torch::ScalarType type) {
-  if (type == torch::kFloat32) return x.to(type);
+  if (type == torch::kFloat32 || x.size(0) == PadRows(x.size(0))) return x.to(type);
   Tensor out = torch::zeros({PadRows(x.size(0)), x.size(1)}, type);
   out.narrow(0, 0, x.size(0)).copy_(x);
   return out;

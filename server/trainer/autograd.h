@@ -58,8 +58,8 @@ torch::Tensor ApplyGatedMul(kernels::Activation activation, const torch::Tensor&
 inline constexpr std::int64_t kRowQuantum = 64;
 constexpr std::int64_t PadRows(std::int64_t rows) { return (rows + kRowQuantum - 1) / kRowQuantum * kRowQuantum; }
 
-// Returns x [T, C] in `type`, with rows of zeros up to PadRows(T). Products in f32 need no padding: for kFloat32 the
-// result has T rows.
+// Returns x [T, C] in `type`, with rows of zeros up to PadRows(T); x itself if it is so already. Products in f32 need
+// no padding: for kFloat32 the result has T rows.
 torch::Tensor PadTo(const torch::Tensor& x, torch::ScalarType type);
 
 }  // namespace nibble::trainer

@@ -98,8 +98,8 @@ Tensor Between(const Tensor& x, Tensor quantized, double share) { return quantiz
 
 struct PartlyBitLinearFunction : torch::autograd::Function<PartlyBitLinearFunction> {
   // The linear's two operands.
-  static Tensor Rows(const Tensor& x, const CodedRows& rows, double share) {
-    return Between(AsRows(x), rows.Values(), share);
+  static Tensor Rows(const Tensor& x, const CodedRows& rows, double share, const Context& context) {
+    return Between(AsRows(x), rows.Values(context.stream), share);
   }
   static Tensor Weight(const Tensor& master, const kernels::PackedTernaryWeight& ternary, double share,
                        const Context& context) {
@@ -116,7 +116,7 @@ struct PartlyBitLinearFunction : torch::autograd::Function<PartlyBitLinearFuncti
     ThrowIfCancelled(context->cancelled);
     const Tensor y = torch::empty(ShapeWith(x, master.size(0)), torch::kFloat32);
     Tensor y_rows = AsRows(y);
-    torch::mm_out(y_rows, Rows(x, QuantizeRows(x, *options, *context), share),
+    torch::mm_out(y_rows, Rows(x, QuantizeRows(x, *options, *context), share, *context),
                   Weight(master, weight->packed(), share, *context).t());
     if (bias.has_value()) y_rows.add_(*bias);
     ctx->saved_data["share"] = share;
@@ -149,7 +149,7 @@ struct PartlyBitLinearFunction : torch::autograd::Function<PartlyBitLinearFuncti
       grad_x = grad_x.to(grads[0].scalar_type()).view(x.sizes());
     }
     if (ctx->needs_input_grad(1)) {
-      grad_master = torch::mm(PadTo(g, type).t(), PadTo(Rows(x, rows, share), type)).to(torch::kFloat32);
+      grad_master = torch::mm(PadTo(g, type).t(), PadTo(Rows(x, rows, share, context), type)).to(torch::kFloat32);
       if (options.ste != kernels::Ste::kIdentity) {
         const Tensor quantized = torch::empty_like(grad_master);
         EstimateGradient(master, weight.scale, options, grad_master, quantized, context);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "kernels/ops/attention/rope.h"
+#include "kernels/ops/elementwise/embedding.h"
 #include "server/base/status_macros.h"
 #include "server/model/bitnet_shape.h"
 #include "server/model/decoder.h"
@@ -81,6 +82,11 @@ class CodedModel : public ExactModel {
                        const std::string& from = "");
   void MakeLayer(const model::Artifact& base, std::int64_t layer);
   const float* ServedVector(const Tensor& vector);
+  // Whether the embedding is the int8 head.
+  bool TiedInt8() const { return int8_head_.has_value() && config_.tied_embeddings; }
+  Tensor Embed(const std::vector<std::int32_t>& tokens);
+  Tensor Loss(const Tensor& hidden, const std::vector<std::int32_t>& targets, double scale, double* loss_sum);
+  Tensor Logits(const Tensor& hidden);
   void MakeServingWeights();
   void EndServing();
 
@@ -94,6 +100,7 @@ class CodedModel : public ExactModel {
   Tensor embedding_;         // [V, K] parameter
   Tensor embedding_served_;  // [V, K] of the served type
   DenseWeight head_;
+  std::optional<Int8Head> int8_head_;  // instead of head_
   std::vector<float> rope_cos_, rope_sin_;
   std::int64_t positions_ = 0;
   std::int64_t largest_ = 0;    // elements of the largest linear
@@ -115,10 +122,7 @@ class CodedOps {
            std::uint64_t draw)
       : model_(model), tokens_(tokens), segments_(segments), draw_(draw) {}
 
-  Tensor Embed() {
-    if (model_.options_.frozen) return EmbeddingRows(tokens_, model_.embedding_served_, model_.context_);
-    return ApplyEmbedding(tokens_, model_.embedding_served_, model_.embedding_, model_.context_);
-  }
+  Tensor Embed() { return model_.Embed(tokens_); }
   template <typename Body>
   Tensor RunLayer(std::int64_t, Tensor h, Body body) {
     return model_.options_.activation_checkpointing ? RunRecomputed(std::move(h), body) : body(std::move(h));
@@ -183,12 +187,17 @@ CodedModel::CodedModel(const model::Artifact& base, const model::ModelConfig& co
   context_.stream = stream;
   context_.cancelled = options.cancelled;
   MakeRopeTable();
-  embedding_ = MakeParameter(base, model::kEmbeddingName, {config.vocab_size, config.hidden_size});
+  if (const auto int8_head = linears_->int8_head(); int8_head.has_value()) {
+    int8_head_ = Int8Head{*int8_head, !linears_->reads_codes(), linears_->rows()};
+  }
+  if (!TiedInt8()) embedding_ = MakeParameter(base, model::kEmbeddingName, {config.vocab_size, config.hidden_size});
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) MakeLayer(base, layer);
   final_norm_ = MakeParameter(base, model::kFinalNormName, {config.hidden_size});
-  head_.master = config.tied_embeddings
-                     ? embedding_
-                     : MakeParameter(base, model::kHeadName, {config.vocab_size, config.hidden_size});
+  if (!int8_head_.has_value()) {
+    head_.master = config.tied_embeddings
+                       ? embedding_
+                       : MakeParameter(base, model::kHeadName, {config.vocab_size, config.hidden_size});
+  }
   context_.scratch = torch::empty({largest_}, BackwardType(options.bf16_backward, stream));
   HoldGradients(tensors_, parameters_);
   linears_->AddParameters(parameters_);
@@ -204,13 +213,13 @@ absl::Status CodedModel::Refresh() {
       if (context_.cancelled) context_.cancelled();
       linears_->Refresh(layer);
     }
-    if (!embedding_.defined()) return absl::OkStatus();  // frozen, and made before
+    if (!embedding_.defined()) return absl::OkStatus();  // frozen, and made before or the int8 head
     const bool float_embedding = !config_.tied_embeddings && options_.embedding_dtype == kernels::DType::kF32;
     embedding_served_ = float_embedding ? embedding_.detach() : embedding_.detach().to(torch::kBFloat16);
     if (config_.tied_embeddings) {
       head_.served = embedding_served_;
       PackDense(head_.served, head_.panels);
-    } else {
+    } else if (!int8_head_.has_value()) {
       head_.Round();
     }
     if (options_.frozen) {  // only the served forms are read
@@ -228,7 +237,7 @@ absl::StatusOr<double> CodedModel::ForwardBackward(const data::MicroBatch& batch
     NIBBLE_ASSIGN_OR_RETURN(const auto segments, PagedSegments::Create(config_, options_.kv_dtype, batch.segments));
     CodedOps ops(*this, batch.tokens, *segments, draw);
     const Tensor hidden = model::RunDecoder(ops, config_);
-    ApplyDenseLoss(hidden, head_, batch.targets, scale, &loss_sum, context_).backward();
+    Loss(hidden, batch.targets, scale, &loss_sum).backward();
     return absl::OkStatus();
   }));
   return loss_sum;
@@ -253,10 +262,33 @@ absl::Status CodedModel::ForEachTrainingLogits(std::span<const std::int32_t> tok
     const Tensor hidden = model::RunDecoder(ops, config_).detach();
     for (std::int64_t begin = 0; begin < hidden.size(0); begin += kLogitsChunk) {
       const std::int64_t count = std::min(kLogitsChunk, hidden.size(0) - begin);
-      NIBBLE_RETURN_IF_ERROR(visit(begin, ViewOf(DenseLogits(hidden.narrow(0, begin, count), head_, context_))));
+      NIBBLE_RETURN_IF_ERROR(visit(begin, ViewOf(Logits(hidden.narrow(0, begin, count)))));
     }
     return absl::OkStatus();
   });
+}
+
+Tensor CodedModel::Embed(const std::vector<std::int32_t>& tokens) {
+  if (TiedInt8()) {
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    Tensor rows = torch::empty({count, config_.hidden_size}, torch::kFloat32);
+    ThrowIfError(kernels::Embedding(
+        {.ids = tokens.data(), .num_ids = count, .table = {}, .packed = int8_head_->weight, .out = ViewOf(rows)},
+        context_.stream));
+    return rows;
+  }
+  if (options_.frozen) return EmbeddingRows(tokens, embedding_served_, context_);
+  return ApplyEmbedding(tokens, embedding_served_, embedding_, context_);
+}
+
+Tensor CodedModel::Loss(const Tensor& hidden, const std::vector<std::int32_t>& targets, double scale,
+                        double* loss_sum) {
+  return int8_head_.has_value() ? ApplyInt8Loss(hidden, *int8_head_, targets, scale, loss_sum, context_)
+                                : ApplyDenseLoss(hidden, head_, targets, scale, loss_sum, context_);
+}
+
+Tensor CodedModel::Logits(const Tensor& hidden) {
+  return int8_head_.has_value() ? Int8Logits(hidden, *int8_head_, context_) : DenseLogits(hidden, head_, context_);
 }
 
 const model::DecoderWeights& CodedModel::ServingWeights() {
@@ -366,10 +398,20 @@ const float* CodedModel::ServedVector(const Tensor& vector) {
 }
 
 void CodedModel::MakeServingWeights() {
-  serving_.embedding = ViewOf(embedding_served_);
+  if (TiedInt8()) {
+    serving_.embedding_int8 = int8_head_->weight;
+  } else {
+    serving_.embedding = ViewOf(embedding_served_);
+  }
   serving_.final_norm = ServedVector(final_norm_);
-  serving_.head.kind = model::LinearWeight::Kind::kDense;
-  serving_.head.dense = head_.packed();
+  if (int8_head_.has_value()) {
+    using Kind = model::LinearWeight::Kind;
+    serving_.head.kind = int8_head_->float_rows ? Kind::kInt8Weight : Kind::kInt8;
+    serving_.head.int8 = int8_head_->weight;
+  } else {
+    serving_.head.kind = model::LinearWeight::Kind::kDense;
+    serving_.head.dense = head_.packed();
+  }
   serving_.rope_cos = rope_cos_.data();
   serving_.rope_sin = rope_sin_.data();
   serving_.rope_positions = positions_;

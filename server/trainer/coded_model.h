@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
+#include "kernels/formats/int8.h"
 #include "kernels/stream.h"
 #include "server/base/cancelled.h"
 #include "server/model/artifact.h"
@@ -45,6 +47,8 @@ class CodedLinears {
   virtual bool reads_codes(model::LinearKind /*kind*/) const { return true; }
   // Type of float rows, f32 or bf16; bf16 if the served linears read float rows.
   virtual torch::ScalarType float_rows() const { return torch::kFloat32; }
+  // The int8 head, of a frozen model whose base has one; if the embedding is tied, it is the embedding too.
+  virtual std::optional<kernels::PackedInt8Weight> int8_head() const { return std::nullopt; }
   // Adds the linears of the next layer.
   virtual void AddLayer(const std::array<Source, model::kNumLinearKinds>& sources) = 0;
   // Appends the parameters that the linears made, with values and gradients.

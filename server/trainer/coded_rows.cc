@@ -7,6 +7,7 @@
 #include "kernels/ops/norm/rms_norm_quantize.h"
 #include "kernels/ops/quantize/quantize_int8.h"
 #include "kernels/ops/quantize/quantize_int8_backward.h"
+#include "server/model/row_values.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -139,16 +140,9 @@ kernels::QuantizedRows CodedRows::view() const {
   return rows;
 }
 
-Tensor CodedRows::Values() const {
-  Tensor values = codes.narrow(1, 0, cols).to(torch::kFloat32).mul_(scale.unsqueeze(1));
-  if (!num_outliers.defined()) return values;
-  const kernels::QuantizedRows rows = view();
-  for (std::int64_t r = 0; r < rows.rows; ++r) {
-    float* row = values.data_ptr<float>() + r * cols;
-    for (std::int64_t i = r * kernels::kMaxOutliers; i < r * kernels::kMaxOutliers + rows.num_outliers[r]; ++i) {
-      row[rows.outlier_index[i]] = rows.outlier_value[i];
-    }
-  }
+Tensor CodedRows::Values(const kernels::Stream& stream) const {
+  Tensor values = torch::empty({codes.size(0), cols}, torch::kFloat32);
+  model::RowValues(view(), ViewOf(values), stream);
   return values;
 }
 

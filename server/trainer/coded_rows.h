@@ -30,8 +30,8 @@ struct CodedRows {
   }
 
   kernels::QuantizedRows view() const;
-  // The values [T, K] that the rows stand for.
-  torch::Tensor Values() const;
+  // The values [T, K] f32 that the rows stand for.
+  torch::Tensor Values(const kernels::Stream& stream) const;
 };
 
 // Input of linears. With rows, `x` only carries their gradient: it has the shape but no memory of its own.

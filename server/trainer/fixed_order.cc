@@ -9,7 +9,11 @@
 #include "kernels/ops/elementwise/embedding.h"
 #include "kernels/ops/loss/cross_entropy.h"
 #include "kernels/ops/matmul/matmul_dense.h"
+#include "kernels/ops/matmul/matmul_int8.h"
+#include "kernels/ops/matmul/matmul_int8_weight.h"
 #include "server/model/working_rows.h"
+#include "server/trainer/coded_rows.h"
+#include "server/trainer/packed_int8.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -53,21 +57,48 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   }
 };
 
+// Each head: its logits, the matrix [V, K] of backward products in `type`, and the gradient of hidden states with that
+// of their logits.
+Tensor Logits(const Tensor& hidden, const DenseWeight& head, Context& context) {
+  return DenseLogits(hidden, head, context);
+}
+Tensor BackwardOf(const DenseWeight& head, torch::ScalarType type, const Context& /*context*/) {
+  return head.served.to(type);
+}
+Tensor GradientOfHidden(const Tensor& grad_logits, const DenseWeight& /*head*/, const Tensor& backward) {
+  const Tensor product = torch::mm(PadTo(grad_logits, backward.scalar_type()), backward);
+  return product.narrow(0, 0, grad_logits.size(0)).to(torch::kFloat32);
+}
+
+Tensor Logits(const Tensor& hidden, const Int8Head& head, Context& context) {
+  return Int8Logits(hidden, head, context);
+}
+Tensor BackwardOf(const Int8Head& head, torch::ScalarType type, const Context& context) {
+  Tensor codes = torch::empty({head.weight.rows, head.weight.cols}, type);
+  UnpackInt8(head.weight, codes, context.stream);
+  return codes;
+}
+Tensor GradientOfHidden(const Tensor& grad_logits, const Int8Head& head, const Tensor& backward) {
+  return GradientThroughCodes(grad_logits, torch::from_blob(const_cast<float*>(head.weight.scale), {head.weight.rows}),
+                              backward);
+}
+
 // Returns the sum of the losses. Stores the gradient to `hidden`, times scale, in *grad_hidden. Adds the gradient to
 // the head, times scale, to *grad_head, unless that is null.
-double LossAndGradients(const Tensor& hidden, const DenseWeight& head, const std::vector<std::int32_t>& targets,
-                        double scale, Tensor* grad_hidden, Tensor* grad_head, Context& context) {
+template <typename Head>
+double LossAndGradients(const Tensor& hidden, const Head& head, const std::vector<std::int32_t>& targets, double scale,
+                        Tensor* grad_hidden, Tensor* grad_head, Context& context) {
   const LossRows rows = RowsWithTarget(targets);
   const torch::ScalarType type = context.scratch.scalar_type();
   *grad_hidden = torch::zeros(hidden.sizes(), torch::kFloat32);
-  const Tensor served = head.served.to(type);
+  const Tensor backward = BackwardOf(head, type, context);
   double loss_sum = 0;
   for (std::int64_t begin = 0; begin < rows.count(); begin += model::kLossChunk) {
     ThrowIfCancelled(context.cancelled);
     const std::int64_t count = std::min(model::kLossChunk, rows.count() - begin);
     const Tensor index = torch::from_blob(const_cast<std::int64_t*>(rows.row.data()) + begin, {count}, torch::kInt64);
     const Tensor chunk = hidden.index_select(0, index);
-    Tensor logits = DenseLogits(chunk, head, context);
+    const Tensor logits = Logits(chunk, head, context);
     std::vector<float> losses(static_cast<std::size_t>(count));
     ThrowIfError(kernels::CrossEntropy({.logits = ViewOf(logits),
                                         .target = rows.target.data() + begin,
@@ -75,8 +106,9 @@ double LossAndGradients(const Tensor& hidden, const DenseWeight& head, const std
                                         .loss = losses.data()},
                                        context.stream));
     for (const float loss : losses) loss_sum += loss;
-    const Tensor grad_logits = PadTo(logits, type);
-    grad_hidden->index_copy_(0, index, torch::mm(grad_logits, served).narrow(0, 0, count).to(torch::kFloat32));
+    // CrossEntropy has written the gradients over the logits. Two products read them in `type`, made once.
+    const Tensor grad_logits = grad_head == nullptr ? logits : PadTo(logits, type);
+    grad_hidden->index_copy_(0, index, GradientOfHidden(grad_logits, head, backward).narrow(0, 0, count));
     if (grad_head != nullptr) grad_head->add_(torch::mm(grad_logits.t(), PadTo(chunk, type)));
   }
   return loss_sum;
@@ -103,8 +135,9 @@ struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
 };
 
 // A separate function, because torch accepts no undefined tensors as inputs.
-struct FrozenDenseLossFunction : torch::autograd::Function<FrozenDenseLossFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const DenseWeight* head,
+template <typename Head>
+struct FrozenLossFunction : torch::autograd::Function<FrozenLossFunction<Head>> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Head* head,
                         const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
     Tensor grad_hidden;
     *loss_sum = LossAndGradients(hidden, *head, *targets, scale, &grad_hidden, nullptr, *context);
@@ -183,7 +216,7 @@ Tensor DenseLogits(const Tensor& hidden, const DenseWeight& head, Context& conte
 Tensor ApplyDenseLoss(const Tensor& hidden, const DenseWeight& head, const std::vector<std::int32_t>& targets,
                       double scale, double* loss_sum, Context& context) {
   if (!head.master.defined()) {
-    return FrozenDenseLossFunction::apply(hidden, &head, &targets, scale, loss_sum, &context);
+    return FrozenLossFunction<DenseWeight>::apply(hidden, &head, &targets, scale, loss_sum, &context);
   }
   return DenseLossFunction::apply(hidden, head.master, &head, &targets, scale, loss_sum, &context);
 }
@@ -191,6 +224,23 @@ Tensor ApplyDenseLoss(const Tensor& hidden, const DenseWeight& head, const std::
 Tensor ApplyDenseLinear(const Tensor& x, const DenseWeight& weight, const Tensor& bias, Context& context) {
   const auto bias_f32 = bias.defined() ? std::optional<Tensor>(bias.to(torch::kFloat32)) : std::nullopt;
   return DenseLinearFunction::apply(x, weight.master, bias_f32, &weight, &context);
+}
+
+Tensor Int8Logits(const Tensor& hidden, const Int8Head& head, Context& context) {
+  Tensor logits = torch::empty({hidden.size(0), head.weight.rows}, torch::kFloat32);
+  if (head.float_rows) {
+    ThrowIfError(
+        kernels::MatmulInt8Weight({.x = ViewOf(hidden), .w = head.weight, .y = ViewOf(logits)}, context.stream));
+  } else {
+    const CodedRows rows = QuantizeRows(hidden, head.rows, context);
+    ThrowIfError(kernels::MatmulInt8({.x = rows.view(), .w = head.weight, .y = ViewOf(logits)}, context.stream));
+  }
+  return logits;
+}
+
+Tensor ApplyInt8Loss(const Tensor& hidden, const Int8Head& head, const std::vector<std::int32_t>& targets, double scale,
+                     double* loss_sum, Context& context) {
+  return FrozenLossFunction<Int8Head>::apply(hidden, &head, &targets, scale, loss_sum, &context);
 }
 
 }  // namespace nibble::trainer

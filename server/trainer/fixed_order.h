@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "kernels/formats/dense.h"
+#include "kernels/formats/int8.h"
 #include "server/trainer/autograd.h"
 #include "server/trainer/chunked_loss.h"
+#include "server/trainer/coded_options.h"
 
 namespace nibble::trainer {
 
@@ -43,5 +45,18 @@ torch::Tensor ApplyDenseLoss(const torch::Tensor& hidden, const DenseWeight& hea
 // `weight` must outlive the graph.
 torch::Tensor ApplyDenseLinear(const torch::Tensor& x, const DenseWeight& weight, const torch::Tensor& bias,
                                AutogradContext& context);
+
+// The frozen int8 head of an int8 base. Hidden states become codes, unless linears of the model read float rows.
+struct Int8Head {
+  kernels::PackedInt8Weight weight;
+  bool float_rows = false;
+  CodedRowOptions rows = {};
+};
+
+// As DenseLogits and ApplyDenseLoss. The gradient of hidden is that of the codes times their scales; it passes straight
+// through the quantizer of hidden.
+torch::Tensor Int8Logits(const torch::Tensor& hidden, const Int8Head& head, AutogradContext& context);
+torch::Tensor ApplyInt8Loss(const torch::Tensor& hidden, const Int8Head& head, const std::vector<std::int32_t>& targets,
+                            double scale, double* loss_sum, AutogradContext& context);
 
 }  // namespace nibble::trainer

@@ -121,8 +121,9 @@ struct Int8LinearFunction : torch::autograd::Function<Int8LinearFunction> {
       grad_x = grad_x.to(saved[0].defined() ? saved[0].scalar_type() : torch::kFloat32).contiguous();
     }
     if (ctx->needs_input_grad(1)) {
-      const Tensor x =
-          saved[0].defined() ? saved[0] : CodedRows::Of(saved, 1, ctx->saved_data["cols"].toInt()).Values();
+      const Tensor x = saved[0].defined()
+                           ? saved[0]
+                           : CodedRows::Of(saved, 1, ctx->saved_data["cols"].toInt()).Values(context.stream);
       if (options.grad_weight) {
         // Blocks of tokens, because an int8 product sums over at most kInt8MaxCols elements.
         constexpr std::int64_t kTokens = kernels::kInt8MaxCols / 64 * 64;

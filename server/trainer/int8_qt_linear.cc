@@ -43,7 +43,7 @@ struct Int8QtLinearFunction : torch::autograd::Function<Int8QtLinearFunction> {
     ThrowIfCancelled(context.cancelled);
     const variable_list saved = ctx->get_saved_variables();
     const bool coded = ctx->saved_data.count("cols") != 0;
-    const Tensor x = coded ? CodedRows::Of(saved, 0, ctx->saved_data["cols"].toInt()).Values() : saved[0];
+    const Tensor x = coded ? CodedRows::Of(saved, 0, ctx->saved_data["cols"].toInt()).Values(context.stream) : saved[0];
     const torch::ScalarType type = context.scratch.scalar_type();
     const Tensor g = grads[0].contiguous();
     const Tensor codes = context.scratch.narrow(0, 0, weight.codes.numel()).view(weight.codes.sizes());

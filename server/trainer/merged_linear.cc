@@ -75,7 +75,7 @@ struct MergedFunction : torch::autograd::Function<MergedFunction> {
     Tensor grad_x;
     if (ctx->needs_input_grad(0)) grad_x = InputGradient(gradient, weight, context);
     const Tensor a = saved[0].to(type), b = saved[1].to(type);
-    const Tensor g = PadTo(gradient, type), x = PadTo(rows.Values(), type);
+    const Tensor g = PadTo(gradient, type), x = PadTo(rows.Values(context.stream), type);
     const Tensor grad_b = torch::mm(g.t(), torch::mm(x, a.t()).mul_(weight.scaling));
     const Tensor grad_a = torch::mm(torch::mm(g, b).mul_(weight.scaling).t(), x);
     return {grad_x, grad_a.to(torch::kFloat32), grad_b.to(torch::kFloat32), Tensor(), Tensor(), Tensor()};

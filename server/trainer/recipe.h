@@ -45,8 +45,9 @@ class Recipe {
 
   // Writes the trained model as an artifact in `directory`.
   virtual absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) = 0;
-  // The format in which the model is served: its own, or the one to which `models convert` converts it; and the record
-  // of that form. If training cannot predict the record, `models convert` makes it.
+  // The format in which the model is served: its own (int8, or lora on an int8 base), or the one to which
+  // `models convert` converts it; and the record of that form. If training cannot predict the record, `models convert`
+  // makes it.
   virtual model::Format served_format() const = 0;
   virtual bool predicts_record() const { return true; }
   virtual absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,

@@ -124,8 +124,8 @@ def test_adapter_that_does_not_fit_is_refused_by_name_and_leaves_nothing(trained
     assert "bad" not in [model["name"] for model in server.json("models", "list")["models"]]
 
 
-@pytest.mark.parametrize("flags, names", [([], ["base: is not set"]), (["--base", "small-int8"], ["ADAPTER_BASE", "wanted nf4"]),
-                                          (["--base", "nobody"], ["(MODEL)", "nobody"])], ids=["none", "int8", "unknown"])
+@pytest.mark.parametrize("flags, names", [([], ["base: is not set"]), (["--base", "small-ternary"], ["ADAPTER_BASE", "wanted nf4"]),
+                                          (["--base", "nobody"], ["(MODEL)", "nobody"])], ids=["none", "ternary", "unknown"])
 def test_base_that_cannot_carry_an_adapter_is_refused(trained, flags, names):
     server, adapter = trained
     result = server.run("models", "import", adapter, "--name", "bad", *flags, check=False)

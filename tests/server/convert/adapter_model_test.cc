@@ -73,9 +73,10 @@ TEST_F(AdapterModelTest, RejectsAdapterOfOtherWeightsAndLeavesNothing) {
   EXPECT_TRUE(Make("nf4", "other").ok());
 }
 
-TEST_F(AdapterModelTest, OnlyNf4AndFloatModelsCarryAnAdapter) {
-  ASSERT_TRUE(ConvertModel(files_, *f32_, directory_.Path("int8"), {}, kernels::Stream()).ok());
-  for (const char* base : {"int8", "lora"}) {
+TEST_F(AdapterModelTest, TernaryAndLoraModelsCarryNoAdapter) {
+  ASSERT_TRUE(
+      ConvertModel(files_, *f32_, directory_.Path("ternary"), {.to = model::Format::kTernary}, kernels::Stream()).ok());
+  for (const char* base : {"ternary", "lora"}) {
     const absl::Status status = Make(base, "x").status();
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_EQ(base::Reason(status), "ADAPTER_BASE");

@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Bases, FloatLoraTest, testing::Values(DType::kF32, DTyp
                          [](const auto& info) { return std::string(kernels::Name(info.param)); });
 
 // nibble.json of an adapter on nf4 has no base_format, so its checksum stays that of earlier versions.
-TEST(BaseFormatTest, IsWrittenOnlyForFloatBases) {
+TEST(BaseFormatTest, IsWrittenUnlessItIsNf4) {
   model::ArtifactInfo info;
   info.format = Format::kLora;
   EXPECT_FALSE(model::ToJson(info).contains("base_format"));
@@ -125,8 +125,10 @@ TEST(BaseFormatTest, IsWrittenOnlyForFloatBases) {
   info.base_format = Format::kBF16;
   EXPECT_EQ(model::ParseArtifactInfo(model::ToJson(info))->base_format, Format::kBF16);
   info.base_format = Format::kInt8;
+  EXPECT_EQ(model::ParseArtifactInfo(model::ToJson(info))->base_format, Format::kInt8);
+  info.base_format = Format::kTernary;
   EXPECT_THAT(std::string(model::ParseArtifactInfo(model::ToJson(info)).status().message()),
-              HasSubstr("\"base_format\" is \"int8\""));
+              HasSubstr("\"base_format\" is \"ternary\""));
 }
 
 }  // namespace

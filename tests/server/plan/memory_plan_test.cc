@@ -162,9 +162,9 @@ TEST(MemoryPlanTest, NormsOfHeadsCountInEveryMethod) {
                              jobs::kMethodInt8Qt, jobs::kMethodLora}) {
     model::ModelConfig config = Qwen3Of600M();
     const jobs::JobSpec spec = Spec(method);
-    const std::int64_t with = PlanOf(spec).TokenBytes(spec, config);
+    const std::int64_t with = PlanOf(spec).TokenBytes(spec, config, 2);
     config.qk_norm = false;
-    EXPECT_EQ(with - PlanOf(spec).TokenBytes(spec, config), 4 * (2048 + 1024 + 16 + 8)) << method;
+    EXPECT_EQ(with - PlanOf(spec).TokenBytes(spec, config, 2), 4 * (2048 + 1024 + 16 + 8)) << method;
   }
 }
 
@@ -174,10 +174,10 @@ TEST(MemoryPlanTest, Int8QtOnFloatRowsCountsRowsInBF16) {
   jobs::JobSpec spec = Spec(jobs::kMethodInt8Qt);
   const std::int64_t coded = ServedPassBytes(spec, config, 1);
   EXPECT_FALSE(PlanOf(spec).ServedForm(spec).weight_only);
-  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config), CodedTokenBytes(config));
+  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config, 2), CodedTokenBytes(config));
   spec.int8_qt.compute = "float";
   EXPECT_TRUE(PlanOf(spec).ServedForm(spec).weight_only);
-  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config), FloatTokenBytes(config, 2));
+  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config, 2), FloatTokenBytes(config, 2));
   EXPECT_EQ(ServedPassBytes(spec, config, 1) - coded, 2 * 1024 + 2048 + 3072);
 }
 
@@ -204,6 +204,19 @@ TEST(MemoryPlanTest, LoraCountsItsBaseInTheTypeOfTheBase) {
   EXPECT_LT(PlanOf(spec).WeightFileBytes(spec, config, 2), PlanOf(qlora).WeightFileBytes(qlora, config, 2));
 }
 
+// Codes of the base once, and again in the served model, which shares the base's file; rows of codes in the graph.
+TEST(MemoryPlanTest, LoraOnAnInt8BaseCountsCodes) {
+  const model::ModelConfig config = Qwen3Of600M();
+  const jobs::JobSpec spec = Spec(jobs::kMethodLora);
+  const ModelSizes sizes(config);
+  const std::int64_t trained = TrainedParameters(spec, config);
+  const TrainingBytes bytes = PlanOf(spec).Training(spec, config, /*base_bytes=*/1, /*tokens=*/64);
+  EXPECT_EQ(bytes.weights, sizes.linears + sizes.embedding * 6);
+  EXPECT_GT(PlanOf(spec).TokenBytes(spec, config, 1), CodedTokenBytes(config));
+  EXPECT_EQ(PlanOf(spec).Publishing(spec, config, 1, bytes.weights).kept, bytes.weights + trained * 8);
+  EXPECT_EQ(PlanOf(spec).WeightFileBytes(spec, config, 1), static_cast<double>(trained * 4));
+}
+
 TEST(MemoryPlanTest, MastersInBf16TakeHalfTheMemory) {
   const model::ModelConfig config = Qwen3Of600M();
   jobs::JobSpec spec = Spec(jobs::kMethodBitNetQat);
@@ -225,13 +238,13 @@ TEST(MemoryPlanTest, MastersInBf16TakeHalfTheMemory) {
 TEST(MemoryPlanTest, RampOfBitNetKeepsFloatRows) {
   const model::ModelConfig config = Qwen3Of600M();
   jobs::JobSpec spec = Spec(jobs::kMethodBitNetQat);
-  const std::int64_t codes = PlanOf(spec).TokenBytes(spec, config);
+  const std::int64_t codes = PlanOf(spec).TokenBytes(spec, config, 2);
   const std::int64_t workspace = PlanOf(spec).Training(spec, config, 2, 64).workspace;
   spec.bitnet_qat.warmup_lambda = jobs::LambdaSchedule{.steps = 5};
-  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config) - codes, 3 * (2 * 1024 + 2048 + 3072));
+  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config, 2) - codes, 3 * (2 * 1024 + 2048 + 3072));
   EXPECT_GT(PlanOf(spec).Training(spec, config, 2, 64).workspace, workspace + 4 * 1024 * 3072) << "a linear in f32";
   spec.bitnet_qat.warmup_lambda->steps = 0;
-  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config), codes) << "no ramp";
+  EXPECT_EQ(PlanOf(spec).TokenBytes(spec, config, 2), codes) << "no ramp";
 }
 
 TEST(MemoryPlanTest, MomentsHaveTheSizeOfTheOptimizer) {

@@ -202,13 +202,13 @@ TEST_F(AdapterImportTest, UnsupportedOrTruncatedAdapterIsRefusedByName) {
 }
 
 TEST_F(AdapterImportTest, BaseThatCannotCarryAnAdapterIsRefusedAtOnce) {
-  ASSERT_TRUE(Convert("base", "eight", v1::MODEL_FORMAT_INT8).has_response());
+  ASSERT_TRUE(Convert("base", "ternary", v1::MODEL_FORMAT_TERNARY).has_response());
   v1::UploadModelResponse upload;
   ASSERT_TRUE(Upload(AdapterFiles(model::ToPeftConfig(config_)), &upload).ok());
   v1::ImportModelRequest request;
   request.set_upload_id(upload.upload_id());
   request.set_name("new");
-  request.set_base_model("eight");
+  request.set_base_model("ternary");
   longrunning::Operation operation;
   auto status = StartImport(request, &operation);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);

@@ -321,7 +321,7 @@ TEST_F(BitLinearTest, PartlyQuantizedLinearMatchesAutogradOfItsFormula) {
     const auto mixed = [share](const Tensor& from, const Tensor& quantized) {
       return from + share * (quantized - from).detach();
     };
-    const Tensor y = torch::linear(mixed(x, Quantized(c, x.detach()).Values()), mixed(w, ternary), bias);
+    const Tensor y = torch::linear(mixed(x, Quantized(c, x.detach()).Values(context_.stream)), mixed(w, ternary), bias);
     (y * run.g).sum().backward();
     ExpectNear(run.y.detach(), y.detach());
     ExpectNear(run.grad_x, x.grad());

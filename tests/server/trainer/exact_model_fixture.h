@@ -3,11 +3,14 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "server/convert/convert.h"
 #include "server/model/forward.h"
 #include "server/model/record.h"
 #include "server/trainer/exact_model.h"
@@ -15,6 +18,7 @@
 #include "tests/server/model/small_models.h"
 #include "tests/server/trainer/finite_differences.h"
 #include "tests/support/cancel_at.h"
+#include "tests/support/random.h"
 
 namespace nibble::trainer {
 
@@ -39,6 +43,54 @@ class ExactModelTest : public testing::Test {
     return *std::move(base);
   }
   data::MicroBatch Batch() const { return TwoSegments(config_.vocab_size); }
+  // Random values of an adapter, because B is 0 at the start and then has no effect.
+  static void SetValues(TrainingModel& model) {
+    std::uint64_t seed = 0;
+    for (Parameter& parameter : model.parameters()) {
+      const auto values = support::NormalVector(++seed, static_cast<std::int64_t>(parameter.value.f32().size()), 0.05f);
+      std::copy(values.begin(), values.end(), parameter.value.f32().begin());
+    }
+    EXPECT_TRUE(model.Refresh().ok());
+  }
+  // Of the batch's loss.
+  std::vector<std::vector<float>> Gradients(TrainingModel& model) {
+    model.ZeroGrad();
+    const auto loss = model.ForwardBackward(Batch(), 0.5, 0);
+    EXPECT_TRUE(loss.ok()) << loss.status();
+    std::vector<std::vector<float>> all;
+    for (const Parameter& parameter : model.parameters()) {
+      all.emplace_back(parameter.grad.f32().begin(), parameter.grad.f32().end());
+    }
+    return all;
+  }
+  // Whether the gradients of each parameter have about the same direction and length.
+  static void ExpectAlike(const std::vector<std::vector<float>>& got, const std::vector<std::vector<float>>& want) {
+    ASSERT_EQ(got.size(), want.size());
+    for (std::size_t p = 0; p < got.size(); ++p) {
+      double dot = 0, of_got = 0, of_want = 0;
+      for (std::size_t i = 0; i < got[p].size(); ++i) {
+        const double x = got[p][i], y = want[p][i];
+        dot += x * y, of_got += x * x, of_want += y * y;
+      }
+      EXPECT_GT(dot / std::sqrt(of_got * of_want), 0.9) << p;
+      EXPECT_NEAR(std::sqrt(of_got / of_want), 1.0, 0.25) << p;
+    }
+  }
+  // The lora model of the base in `directory` and this adapter with the values of the trained model.
+  std::unique_ptr<model::Artifact> WriteAdapter(TrainingModel& model, const std::string& directory,
+                                                const model::AdapterConfig& adapter, const std::string& name) {
+    std::vector<std::vector<float>> values;
+    for (const Parameter& parameter : model.parameters()) {
+      values.emplace_back(parameter.value.f32().begin(), parameter.value.f32().end());
+    }
+    const auto base = model::Artifact::Open(directory);
+    const auto made = convert::MakeLoraModel(base::RealFileSystem(), **base, adapter, values, base::Json::object(),
+                                             models_.Path(name));
+    EXPECT_TRUE(made.ok()) << made.status();
+    auto lora = model::Artifact::Open(models_.Path(name));
+    EXPECT_TRUE(lora.ok()) << lora.status();
+    return *std::move(lora);
+  }
 
   // Digests of the logits of the batch's tokens, row by row.
   std::vector<std::string> Training(ExactModel& model) const {

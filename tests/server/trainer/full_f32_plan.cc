@@ -47,7 +47,7 @@ class FullF32 : public plan::MethodPlan {
     for (const model::TensorSpec& tensor : model::RequiredTensors(config)) all += *model::NumElements(tensor.shape);
     return all;
   }
-  std::int64_t TokenBytes(const JobSpec&, const ModelConfig& c) const override {
+  std::int64_t TokenBytes(const JobSpec&, const ModelConfig& c, std::int64_t) const override {
     // In f32: inputs and outputs of two norms; q, k, v and attention's output; gate, up, their product; a sum per head.
     return 4 * (4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size + c.num_heads);
   }

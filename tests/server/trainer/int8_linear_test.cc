@@ -103,7 +103,7 @@ TEST_F(Int8LinearTest, WeightGradientReadsTheRowsOfTheForwardProduct) {
   x_[3][5] = 50.0f;  // an outlier, which keeps its value
   Int8LinearOptions options;
   options.grad_weight = false;
-  const Tensor read = QuantizeRows(x_, options.rows, context_).Values();
+  const Tensor read = QuantizeRows(x_, options.rows, context_).Values(context_.stream);
   EXPECT_EQ(read[3][5].item<float>(), 50.0f);
   EXPECT_GT(Snr(Run(options, true).grad_weight, grad_y_.t().mm(read)), 100);
   EXPECT_LT(Snr(Run(options, true).grad_weight, grad_y_.t().mm(x_)), 100);

@@ -6,7 +6,6 @@
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -53,38 +52,12 @@ class MergeAwareModelTest : public ExactModelTest {
     SetValues(**made);
     return *std::move(made);
   }
-  static void SetValues(TrainingModel& model) {
-    std::uint64_t seed = 0;
-    for (Parameter& parameter : model.parameters()) {
-      const auto values = support::NormalVector(++seed, static_cast<std::int64_t>(parameter.value.f32().size()), 0.05f);
-      std::copy(values.begin(), values.end(), parameter.value.f32().begin());
-    }
-    EXPECT_TRUE(model.Refresh().ok());
-  }
-  std::vector<std::vector<float>> Gradients(TrainingModel& model) {
-    model.ZeroGrad();
-    const auto loss = model.ForwardBackward(Batch(), 0.5, 0);
-    EXPECT_TRUE(loss.ok()) << loss.status();
-    std::vector<std::vector<float>> all;
-    for (const Parameter& parameter : model.parameters()) {
-      all.emplace_back(parameter.grad.f32().begin(), parameter.grad.f32().end());
-    }
-    return all;
-  }
 
   // The int8 model that `models convert` makes of the adapter on its base.
   std::shared_ptr<const model::LoadedModel> Converted(ExactModel& model, const model::AdapterConfig& adapter,
                                                       const std::string& name) {
-    std::vector<std::vector<float>> values;
-    for (const Parameter& parameter : model.parameters()) {
-      values.emplace_back(parameter.value.f32().begin(), parameter.value.f32().end());
-    }
-    const auto base = model::Artifact::Open(directory_);
-    EXPECT_TRUE(convert::MakeLoraModel(base::RealFileSystem(), **base, adapter, values, base::Json::object(),
-                                       models_.Path(name))
-                    .ok());
-    const auto lora = model::Artifact::Open(models_.Path(name));
-    EXPECT_TRUE(convert::ConvertModel(base::RealFileSystem(), **lora, models_.Path(name + "-int8"), {}, stream_).ok());
+    const auto lora = WriteAdapter(model, directory_, adapter, name);
+    EXPECT_TRUE(convert::ConvertModel(base::RealFileSystem(), *lora, models_.Path(name + "-int8"), {}, stream_).ok());
     return models_.Load(models_.Path(name + "-int8"));
   }
 
@@ -136,24 +109,12 @@ TEST_F(MergeAwareModelTest, StartsAsQLoraDoes) {
 
 // The gradients of a separate adapter on the same base point the same way: only the rounding to int8 differs.
 TEST_F(MergeAwareModelTest, GradientsPointWhereThoseOfQLoraPoint) {
-  const auto model = Make({.bf16_compute = false});
+  Make();  // sets base_
   const auto separate = AdapterModel::Create(base_, {.adapter = Adapter(), .bf16_compute = false}, stream_);
   ASSERT_TRUE(separate.ok()) << separate.status();
   SetValues(**separate);
   const auto want = Gradients(**separate);
-  for (const bool bf16 : {false, true}) {
-    const auto got = Gradients(*Make({.bf16_compute = bf16}));
-    ASSERT_EQ(got.size(), want.size());
-    for (std::size_t p = 0; p < got.size(); ++p) {
-      double dot = 0, of_got = 0, of_want = 0;
-      for (std::size_t i = 0; i < got[p].size(); ++i) {
-        const double x = got[p][i], y = want[p][i];
-        dot += x * y, of_got += x * x, of_want += y * y;
-      }
-      EXPECT_GT(dot / std::sqrt(of_got * of_want), 0.9) << model->parameters()[p].name;
-      EXPECT_NEAR(std::sqrt(of_got / of_want), 1.0, 0.25) << model->parameters()[p].name;
-    }
-  }
+  for (const bool bf16 : {false, true}) ExpectAlike(Gradients(*Make({.bf16_compute = bf16})), want);
 }
 
 // dB = s g^T (x A^T), dA = s (g B)^T x and dx = g W of the rows and weights that the product read, by torch in f64.
@@ -181,7 +142,7 @@ TEST_F(MergeAwareModelTest, GradientsOfALinearAreThoseOfItsFormulas) {
   torch::Tensor merged = torch::empty({n, k});
   UnpackInt8(weight.merged.view(), merged, stream_);
   merged = merged * weight.merged.scale.unsqueeze(1);
-  const torch::Tensor read = input.rows->Values().to(torch::kFloat64), g64 = g.to(torch::kFloat64);
+  const torch::Tensor read = input.rows->Values(stream_).to(torch::kFloat64), g64 = g.to(torch::kFloat64);
   const torch::Tensor a = weight.lora_a.detach().to(torch::kFloat64), b = weight.lora_b.detach().to(torch::kFloat64);
   const auto near = [](const torch::Tensor& got, const torch::Tensor& want) {
     const double bound = 1e-5 * want.abs().max().item<double>();
