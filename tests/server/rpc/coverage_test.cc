@@ -266,7 +266,7 @@ TEST(CoverageTest, EveryUnimplementedFieldIsInTheList) {
       EXPECT_TRUE(listed.contains((*it)[1])) << entry.path() << ": " << (*it)[1];
     }
   }
-  EXPECT_GT(fields, 7);
+  EXPECT_GE(fields, 7);
 }
 
 // Maps each field of a message ("JobSpec.resume_from") to the comment above it.
