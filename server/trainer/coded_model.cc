@@ -188,7 +188,7 @@ CodedModel::CodedModel(const model::Artifact& base, const model::ModelConfig& co
   context_.cancelled = options.cancelled;
   MakeRopeTable();
   if (const auto int8_head = linears_->int8_head(); int8_head.has_value()) {
-    int8_head_ = Int8Head{*int8_head, !linears_->reads_codes(), linears_->rows()};
+    int8_head_ = Int8Head{*int8_head, linears_->float_rows() == torch::kBFloat16, linears_->rows()};
   }
   if (!TiedInt8()) embedding_ = MakeParameter(base, model::kEmbeddingName, {config.vocab_size, config.hidden_size});
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) MakeLayer(base, layer);

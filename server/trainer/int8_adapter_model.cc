@@ -28,8 +28,10 @@ class Int8AdapterLinears : public CodedLinears {
       : base_(std::move(base)), options_(options), rows_{.max_outliers = base_->info().act_outliers}, stream_(stream) {}
 
   Sources sources() const override { return Sources::kNone; }
-  bool reads_codes() const override { return !base_->info().weight_only; }
-  torch::ScalarType float_rows() const override { return reads_codes() ? torch::kFloat32 : torch::kBFloat16; }
+  bool reads_codes(LinearKind /*kind*/) const override { return !base_->info().weight_only; }
+  torch::ScalarType float_rows() const override {
+    return base_->info().weight_only ? torch::kBFloat16 : torch::kFloat32;
+  }
   std::optional<kernels::PackedInt8Weight> int8_head() const override {
     if (!base_->info().int8_head) return std::nullopt;
     return base_->weights().head.int8;
@@ -63,8 +65,8 @@ class Int8AdapterLinears : public CodedLinears {
                AutogradContext& context) override {
     std::optional<DropoutKey> key;
     if (drops_) key = KeyOf(options_.dropout_seed, draw, layer, kind);
-    return ApplyAdapterLinear(reads_codes() ? WithRows(input, rows_, context) : input, Of(layers_, layer, kind), key,
-                              context);
+    return ApplyAdapterLinear(reads_codes(kind) ? WithRows(input, rows_, context) : input, Of(layers_, layer, kind),
+                              key, context);
   }
   void Serve(std::int64_t layer, LinearKind kind, model::LinearWeight& weight) override {
     const AdapterLinear& linear = Of(layers_, layer, kind);
