@@ -88,12 +88,9 @@ TEST_F(ExportTest, ModelAtTheLimitIsOneFileAndOneByteAboveItIsTwo) {
 }
 
 // A ternary weight and its scale are in one shard, however small the limit.
-TEST_F(ExportTest, ScaleIsInTheShardOfItsWeight) {
-  ASSERT_TRUE(
-      ConvertModel(files_, *f32_, directory_.Path("ternary"), {.to = model::Format::kTernary}, kernels::Stream()).ok());
-  const auto ternary = *model::Artifact::Open(directory_.Path("ternary"));
-  ASSERT_TRUE(ExportHf(files_, *ternary, directory_.Path("hf"), HfBitNetClass::kAutoBitLinear, 1).ok());
-  const auto index = base::ParseJson(model::ReadBytes(directory_.Path("hf/model.safetensors.index.json")));
+// Expects each scale of an export in shards to be in the file of its weight.
+void ExpectScalesBesideWeights(const std::string& directory) {
+  const auto index = base::ParseJson(model::ReadBytes(directory + "/model.safetensors.index.json"));
   ASSERT_TRUE(index.ok()) << index.status();
   const base::Json& map = (*index)["weight_map"];
   int scales = 0;
@@ -103,6 +100,14 @@ TEST_F(ExportTest, ScaleIsInTheShardOfItsWeight) {
     ++scales;
   }
   EXPECT_GT(scales, 0);
+}
+
+TEST_F(ExportTest, ScaleIsInTheShardOfItsWeight) {
+  ASSERT_TRUE(
+      ConvertModel(files_, *f32_, directory_.Path("ternary"), {.to = model::Format::kTernary}, kernels::Stream()).ok());
+  const auto ternary = *model::Artifact::Open(directory_.Path("ternary"));
+  ASSERT_TRUE(ExportHf(files_, *ternary, directory_.Path("hf"), HfBitNetClass::kAutoBitLinear, 1).ok());
+  ExpectScalesBesideWeights(directory_.Path("hf"));
   const auto report = model::ImportModel(files_, directory_.Path("hf"), directory_.Path("again"), DType::kBF16);
   ASSERT_TRUE(report.ok()) << report.status();
   const auto again = *model::Artifact::Open(directory_.Path("again"));
@@ -186,6 +191,7 @@ TEST_F(CompressedTensorsTest, ShardsKeepScalesBesideTheirCodes) {
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_GT(whole->files.size(), 1u);
   EXPECT_EQ(whole->tensors.size(), int8->tensors().size());
+  ExpectScalesBesideWeights(directory_.Path("ct"));
 }
 
 TEST_F(CompressedTensorsTest, RejectsUnrepresentableModelsByName) {
