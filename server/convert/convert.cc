@@ -159,7 +159,8 @@ class Converter {
     }
   }
 
-  // Whether the source, an adapter on an int8 base, has the codes of this tensor of the result.
+  // Whether the source has the int8 codes of this tensor: it is an adapter on an int8 base, and no adapter changes the
+  // tensor.
   bool HasItsCodes(const TensorSpec& spec) const {
     const auto found = source_.tensors().find(spec.name);
     return found != source_.tensors().end() && found->second.dtype == DType::kI8 &&

@@ -26,9 +26,9 @@ struct ConvertOptions {
   // int8: whether linears and an int8 head multiply float rows instead of codes; then act_outliers must be 0 or unset.
   // Unset: as an adapter's int8 base, else false. A source that was trained in int8 keeps its own.
   std::optional<bool> weight_only = std::nullopt;
-  // int8: true makes head and tied embedding int8 too, false bf16, which an adapter on a base with an int8 head has
-  // not. Unset: as an adapter's int8 base; false for other adapters and for a model that a job trained, all of which
-  // were trained with a float head; otherwise true.
+  // int8: true makes head and tied embedding int8 too; false makes them bf16, and is refused for an adapter on a base
+  // with an int8 head. Unset: as an adapter's int8 base; false for other adapters and for a model that a job trained,
+  // all of which were trained with a float head; otherwise true.
   std::optional<bool> int8_head = std::nullopt;
   // Serving rounds K and V to this type. Unset: bf16; for ternary from BitNet masters, the masters' type.
   std::optional<kernels::DType> kv_dtype = std::nullopt;

@@ -32,7 +32,7 @@ absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const
   model::ArtifactInfo info = base.info();
   info.format = Format::kLora;
   info.base_format = base.info().format;
-  info.trained_outliers.reset();  // of a float base: the adapter was trained with float products
+  info.trained_outliers.reset();  // a float base may have it, but the adapter was trained with float products
   info.base_digest = base.info().weights_digest;
   info.source = made_of;
   info.recorded_by.clear();

@@ -26,9 +26,9 @@ constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 constexpr std::uint64_t kMaxSmallFileBytes = 64 << 20;
 constexpr std::size_t kPieceBytes = 1 << 20;  // hashed between two checks for cancellation
 constexpr int kLayoutVersion = 1;
-// Of a weight-only model: a program that knows only version 1 would serve it as another model.
+// Version of a weight-only model: a program that knows only version 1 would serve it as another model.
 constexpr int kWeightOnlyVersion = 2;
-// Of a BitNet model with transformers' scales or with float linears, for the same reason.
+// Version of a BitNet model with transformers' scales or with float linears, for the same reason.
 constexpr int kBitNetOptionsVersion = 3;
 constexpr char kScalesKey[] = "scales";
 constexpr char kHfScales[] = "hf";
@@ -100,7 +100,7 @@ bool HasOptions(const BitNetInfo& bitnet) {
   return bitnet.scaling != kernels::RowScaling::kNative || !bitnet.float_linears.empty();
 }
 
-// Ascending and without duplicates, as ToJson writes them.
+// Reads the list of float linears, which must be ascending and without duplicates, as ToJson writes it.
 absl::StatusOr<std::vector<LinearKind>> GetFloatLinears(const Json& json) {
   std::vector<LinearKind> linears;
   const auto list = json.find(kFloatLinearsKey);
@@ -128,7 +128,7 @@ Json ToJson(const BitNetInfo& bitnet) {
   return json;
 }
 
-// Models with options have their version, and no others.
+// A BitNet model with options must have kBitNetOptionsVersion, and no other model may have it.
 absl::Status CheckVersion(const std::optional<BitNetInfo>& bitnet, std::int64_t version) {
   const bool has_options = bitnet.has_value() && HasOptions(*bitnet);
   if (has_options == (version == kBitNetOptionsVersion)) return absl::OkStatus();

@@ -11,9 +11,8 @@
 //                 source's type
 //     ternary     NAME u8 [N, ceil(K/4)] and NAME_scale f32 [1] (linears; kernels/formats/ternary.h, rows); norms and
 //                 biases f32; embedding, head and linears that stay float (NAME) f32 or bf16
-//     lora        adapter_model.safetensors and adapter_config.json
-//                 as PEFT writes them, beside the tensors of the base
-//                 in its own format: nf4, bf16, f32 or int8
+//     lora        adapter_model.safetensors and adapter_config.json as PEFT writes them, beside the tensors of the
+//                 base in the base's format: nf4, bf16, f32 or int8
 //   record.bin               optional: the proof that verify replays (docs/numerics.md 10)
 #pragma once
 #include <cstdint>
@@ -49,7 +48,8 @@ struct BitNetInfo {
   int act_bits = 8;  // bits of activation codes: 4, 8 or 16; one scale per row
   // Head, embedding and linears that stay float are rounded to it, in training too.
   kernels::DType head_dtype = kernels::DType::kBF16;
-  // Of activation rows. kReciprocal: weights have ReciprocalScale (kernels/formats/ternary.h).
+  // How the scales of activation rows are made. With kReciprocal, the scale of a weight is its ReciprocalScale
+  // (kernels/formats/ternary.h).
   kernels::RowScaling scaling = kernels::RowScaling::kNative;
   std::vector<LinearKind> float_linears = {};  // stay float, in every layer; ascending
 
@@ -60,9 +60,10 @@ struct ArtifactInfo {
   Format format = Format::kF32;
   Format base_format = Format::kNf4;  // lora: of the base, kNf4, kBF16, kF32 or kInt8
   int act_outliers = 0;               // int8, and lora on int8: maximum outliers per activation row
-  bool weight_only = false;           // the same: linears multiply bf16 rows instead of codes; no outliers
+  // int8, and lora on int8: linears multiply bf16 rows instead of codes; no outliers.
+  bool weight_only = false;
   kernels::DType kv_dtype = kernels::DType::kBF16;  // K and V are rounded to it before any use
-  bool int8_head = false;                           // the same: the head (and a tied embedding) is int8 too
+  bool int8_head = false;                           // int8, lora on int8: head (and tied embedding) are int8 too
   std::optional<BitNetInfo> bitnet;                 // always set for ternary; on f32 and bf16: BitNet masters
   std::optional<int> trained_outliers;  // f32, bf16: trained in int8 with this maximum of outliers per activation row
   std::string weights_digest;           // SHA-256 over the tensors: name, dtype, shape, bytes; by name

@@ -29,8 +29,8 @@
 
 namespace nibble::model {
 
-// The linears that read the output of `norm` directly. `first`: the linear that it is prepared for, which stands for
-// all linears of a block if the norm is the block's.
+// The linears that read the output of `norm` directly. `first`: the linear for which the norm is computed; if the norm
+// is that of a block, `first` stands for all linears of the block.
 inline std::vector<LinearKind> ReadersOf(Norm norm, LinearKind first) {
   switch (norm) {
     case Norm::kInput: return {LinearKind::kQ, LinearKind::kK, LinearKind::kV};

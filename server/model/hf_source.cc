@@ -115,7 +115,7 @@ class HfSource : public WeightSource {
   }
 
  private:
-  // Of a linear, or of the linear of a bias.
+  // Whether the linear that the tensor, a weight or a bias, belongs to stays float.
   bool StaysFloat(const TensorSpec& spec) const {
     return std::find(float_linears_.begin(), float_linears_.end(), spec.linear) != float_linears_.end();
   }

@@ -116,7 +116,7 @@ class LoadedModelBuilder {
     }
     return kernels::MakeConstMatrix(tensor.bytes.data(), tensor.dtype, rows, cols);
   }
-  // The same, to be read in place.
+  // A float matrix that the model reads in the mapped file, so its bytes count as resident.
   absl::StatusOr<ConstMatrix> FloatMatrix(const std::string& name, std::int64_t rows, std::int64_t cols) {
     NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix matrix, MappedMatrix(name, rows, cols));
     model_.resident_bytes_ += static_cast<std::uint64_t>(rows * cols * kernels::SizeOf(matrix.dtype));

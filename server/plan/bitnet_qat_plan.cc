@@ -52,7 +52,8 @@ class BitNetQat : public MethodPlan {
     std::int64_t inputs = 2 * c.hidden_size;
     if (c.norms != NormPlacement::kBlock) inputs += c.q_size() + c.ffn_size;
     if (c.norms == NormPlacement::kBlockAndLinear) inputs += 2 * c.hidden_size;
-    // Linears that stay float keep f32 rows, and then ternary ones behind the same norm each keep their codes.
+    // Linears that stay float keep f32 rows. Ternary linears behind the same norm as such a linear do not share their
+    // codes: each keeps its own.
     std::int64_t beside_floats = 0;
     for (const model::LinearKind kind : Info(spec).float_linears) {
       beside_floats += 4 * model::InFeatures(c, kind) + (NormsEachLinear(c) ? 0 : code * c.hidden_size);
@@ -71,7 +72,8 @@ class BitNetQat : public MethodPlan {
     const std::int64_t floats = FloatLinearElements(spec, config);
     // Masters and gradients; packed codes; the head and linears that stay float in panels.
     bytes.weights = sizes.all * 2 * master + (sizes.linears - floats) / 4 + (sizes.embedding + floats) * 2;
-    // Embedding, head and these linears rounded as they are served; masters in bf16 are served as they are.
+    // Embedding, head and linears that stay float, rounded to bf16 as they are served. Masters in bf16 need no rounded
+    // copy.
     if (master == 4) bytes.weights += (sizes.heads * sizes.embedding + floats) * 2;
     // The gradients of head and embedding for one micro-batch, and their sum; backward products.
     bytes.workspace = 3 * sizes.embedding * 4 + sizes.embedding * element + sizes.largest * (element + 8) +

@@ -31,8 +31,9 @@ class Lora : public AdapterPlan {
     TrainingBytes bytes = AdapterPlan::Training(spec, config, base_bytes, tokens);
     if (base_bytes != 1) return bytes;
     const ModelSizes sizes(config);
-    // At most: a tied embedding in bf16, as the head twice in panels; a separate one in f32 and such a head. An int8
-    // head takes less, also with its codes widened for backward products.
+    // Upper bound: a head takes 6 bytes per element, in bf16 and twice in panels. A tied embedding is the head; a
+    // separate one takes 4 more bytes, in f32. An int8 head takes less, even with its codes widened for backward
+    // products.
     bytes.weights = LinearBytes(spec, sizes, base_bytes) + sizes.embedding * (config.tied_embeddings ? 6 : 10);
     bytes.workspace += tokens * config.ffn_size * 4;  // the values of the largest input
     return bytes;

@@ -74,7 +74,7 @@ Tensor BaseProduct(const Tensor& x, const FloatWeight& weight, const float* bias
       kernels::MatmulLibrary({.x = ViewOf(x), .w = ViewOf(read), .bias = bias, .y = ViewOf(y)}, context.stream));
   return y;
 }
-// rows: null, or those that x stands for.
+// rows: null, or the codes that are multiplied; x then has only their shape.
 Tensor BaseProduct(const Tensor& x, const CodedRows* rows, const kernels::PackedInt8Weight& weight, const float* bias,
                    Context& context) {
   const Tensor y = context.transient.Empty({NumRows(x), weight.rows});

@@ -56,7 +56,7 @@ torch::Tensor ApplyAdapterLinear(const torch::Tensor& x, const AdapterLinear& li
 torch::Tensor ApplyAdapterLinear(const CodedInput& input, const AdapterLinear& linear, std::optional<DropoutKey> key,
                                  AutogradContext& context);
 
-// Of the mask of a linear in a micro-batch of the run.
+// The key of a linear's dropout mask in a micro-batch of the run.
 DropoutKey KeyOf(std::uint64_t seed, std::uint64_t micro_batch, std::int64_t layer, model::LinearKind kind);
 
 // A linear's adapter as serving reads it. Its memory must outlive the result of View.

@@ -51,8 +51,9 @@ absl::StatusOr<model::ArtifactInfo> AdapterRecipe::Write(const base::Json& prove
                                 context_.cancelled);
 }
 
-// Training in the arithmetic of the served model gives its record. Otherwise merged int8 is another model than the base
-// with its adapter, so the serving instantiation makes the record.
+// If training uses the arithmetic of the served model (exact_), training makes the record. Otherwise the served model
+// is the merged int8 model, which differs from the base with its adapter, so the serving instantiation makes the
+// record.
 absl::StatusOr<model::Record> AdapterRecipe::MakeRecord(const model::LoadedModel& served,
                                                         const std::vector<std::vector<std::int32_t>>& sequences) {
   if (exact_ != nullptr) return RecordOfTraining(*exact_, served, context_.stream.device, sequences);
@@ -61,7 +62,7 @@ absl::StatusOr<model::Record> AdapterRecipe::MakeRecord(const model::LoadedModel
 
 absl::Status AdapterRecipe::WriteLogprobs(const std::vector<std::vector<std::int32_t>>& sequences,
                                           const std::string& directory) {
-  // Training computed the bits of the served model, of which the record tells more.
+  // Training computed the bits of the served model, so the record shows more than logprobs would.
   if (exact_ != nullptr) return absl::OkStatus();
   model::TrainerLogprobs trained;
   for (const std::vector<std::int32_t>& tokens : sequences) {

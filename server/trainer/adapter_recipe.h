@@ -1,5 +1,6 @@
-// The common part of the recipes that train adapters on a frozen base (qlora, lora): separate from a float base, on an
-// int8 base as nibbled serves both, or, with merge_aware_int8, merged into int8 weights. Included by recipes' .cc only.
+// The common part of the recipes that train adapters on a frozen base (qlora, lora): beside a base in nf4, bf16 or f32;
+// beside an int8 base, in the arithmetic in which nibbled serves both; or, with merge_aware_int8, merged into int8
+// weights. Included by recipes' .cc only.
 #pragma once
 #include <memory>
 #include <string>
@@ -54,7 +55,7 @@ class AdapterRecipe : public Recipe {
   std::string base_digest_;
   bool base_is_int8_ = false;
   model::AdapterConfig adapter_;
-  // One of the two is set; the second if training computes what is served.
+  // LoadBase sets one of the two: exact_ if training computes what is served, else model_.
   std::unique_ptr<AdapterModel> model_;
   std::unique_ptr<ExactModel> exact_;
 };

@@ -428,7 +428,7 @@ class AttemptRun {
   // served form, unless it is the trained model: `models convert` makes the same one.
   absl::Status EvaluateServed(const std::string& trained_directory, model::ArtifactInfo info, Json& final) {
     const bool is_served = info.format == recipe_->served_format();  // the trained model itself
-    // "int8" or "ternary"; also of an adapter that is served on an int8 base.
+    // "int8" or "ternary"; for an adapter that is served on an int8 base: "int8".
     const std::string name = model::Name(is_served ? info.weight_format() : recipe_->served_format());
     const std::string directory =
         is_served ? trained_directory : base::TemporaryName(base::JoinPath(context_.directory, name));

@@ -68,7 +68,7 @@ class BitLinears : public CodedLinears {
   }
 
  private:
-  // A linear has one of the two forms, made of one master. The bias is in the first.
+  // A linear uses one of the two forms, made from its master. The bias is always in `ternary`.
   struct Weights {
     BitWeight ternary;
     DenseWeight dense;

@@ -213,7 +213,7 @@ absl::Status CodedModel::Refresh() {
       if (context_.cancelled) context_.cancelled();
       linears_->Refresh(layer);
     }
-    if (!embedding_.defined()) return absl::OkStatus();  // frozen, and made before or the int8 head
+    if (!embedding_.defined()) return absl::OkStatus();  // frozen: made before, or the int8 head
     const bool float_embedding = !config_.tied_embeddings && options_.embedding_dtype == kernels::DType::kF32;
     embedding_served_ = float_embedding ? embedding_.detach() : embedding_.detach().to(torch::kBFloat16);
     if (config_.tied_embeddings) {

@@ -57,8 +57,8 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   }
 };
 
-// Each head: its logits, the matrix [V, K] of backward products in `type`, and the gradient of hidden states with that
-// of their logits.
+// For each kind of head: the logits; the matrix [V, K] of backward products, in `type`; and the gradient of the hidden
+// states, made from the gradient of their logits and that matrix.
 Tensor Logits(const Tensor& hidden, const DenseWeight& head, Context& context) {
   return DenseLogits(hidden, head, context);
 }

@@ -85,7 +85,7 @@ class Int8AdapterLinears : public CodedLinears {
   const AdapterOptions options_;
   const CodedRowOptions rows_;
   const kernels::Stream stream_;
-  bool drops_ = true;  // not in the model as it is served
+  bool drops_ = true;  // whether dropout applies; false after training, as in the served model
   std::vector<std::array<AdapterLinear, model::kNumLinearKinds>> layers_;
   std::vector<std::array<ServedAdapter, model::kNumLinearKinds>> served_;
   AdapterParameters parameters_;

@@ -13,7 +13,7 @@
 namespace nibble::trainer {
 
 struct Int8MixedOptions {
-  // Of all linears. The forward product must run in int8, with a scale per row, rounded to nearest.
+  // The products of all linears. The forward product must run in int8, with a scale per row, rounded to nearest.
   Int8LinearOptions products = {};
   bool bf16_compute = true;  // of the backward products that stay float
   bool activation_checkpointing = false;

@@ -1,5 +1,5 @@
-// F7: a GGUF file: the reader with every typed read of each key that we use, the values of its tensors, and the import
-// (config, tokenizer and template from its metadata).
+// F7: a GGUF file: the reader with every typed read of a few keys, the values of its tensors, and the import (config,
+// tokenizer and template from its metadata).
 #include <sys/mman.h>
 #include <unistd.h>
 

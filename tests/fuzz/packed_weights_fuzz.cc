@@ -56,7 +56,7 @@ class ArtifactDirectory {
     Expect(fd_ >= 0, "memfd_create succeeds");
     std::ofstream(directory_ / "nibble.json") << base::Dump(model::ToJson(info));
     std::ofstream(directory_ / "config.json") << base::Dump(model::ToHfConfig(SmallConfig(tied)));
-    std::ofstream(directory_ / "tokenizer.json") << "{}";  // must only exist
+    std::ofstream(directory_ / "tokenizer.json") << "{}";  // only has to exist
     std::filesystem::create_symlink("/proc/self/fd/" + std::to_string(fd_), directory_ / "model.safetensors");
   }
   ~ArtifactDirectory() { ::close(fd_); }

@@ -134,8 +134,7 @@ def sampling(out):
         for processor in processors:
             if type(processor).__name__ == "TopPLogitsWarper":
                 # Rounding could put a sum near the threshold on either side, and torch sorts equal logits in an
-                # unspecified
-                # order: neither may decide a case.
+                # unspecified order: neither may decide a case.
                 order = torch.sort(scores[0], descending=True)
                 sums = order.values.softmax(-1).cumsum(-1)
                 edge = int(torch.searchsorted(sums, torch.tensor(top_p, dtype=torch.float64)))

@@ -5,8 +5,8 @@
     python tests/golden/kernels/make_kernel_golden_int8_weight.py
 
 Everything is seeded: the same versions write the same bytes. torchao's Int8QuantizedTrainingLinearWeight quantizes the
-weight and multiplies; the products and gradients stored here are its own in float64, so that they are exact for our
-f32. Its product in bfloat16 is compared with them here.
+weight. The stored products and gradients are those that it computes in float64, whose rounding is negligible beside
+that of our f32. The script compares its product in bfloat16 with them.
 """
 import pathlib
 

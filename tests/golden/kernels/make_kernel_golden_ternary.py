@@ -13,10 +13,10 @@ Everything is seeded: the same versions write the same bytes.
   place.
 - activations: max(absmax, 1e-5) / max code in torch float32. Codes are compared here with transformers' ActQuant, which
   multiplies by 127 / absmax: they may differ by one at a near tie.
-- reciprocal: the same rows and weights as transformers' AutoBitLinear reads them: multiplied by 127 / absmax, which
-  torch computes as 127 * (1 / absmax), and each code divided by that; the scale is its reciprocal. Values equal those
-  of transformers' ActQuant, codes of 4 and 8 bits those of BitLinear.activation_quant, and weights those of WeightQuant
-  where its float32 mean is ours.
+- reciprocal: the same rows and 24 more, and the same weights, quantized as in transformers' AutoBitLinear. Rows are
+  multiplied by the factor max code / absmax, which torch computes as max code * (1 / absmax), and rounded to codes; the
+  scale is 1 / factor. The script checks that codes / factor equal the values of transformers' ActQuant at 8 bits, codes
+  of 4 and 8 bits those of BitLinear.activation_quant, and weights those of WeightQuant where its float32 mean is ours.
 - matmul: numpy int64 product, float32 epilogue, bf16 by torch.
 - relu2: transformers' ACT2FN["relu2"]. Gradients: torch's autograd in float64 of the formulas written with explicit
   straight-through estimators.

@@ -1,13 +1,13 @@
-"""Makes tests/golden/model/bitnet and bitnet_bias: tiny models in transformers' "bitnet" checkpoint format, both linear classes,
-and the logprobs that transformers computes with them in f32. Run it in a virtual environment with
+"""Makes tests/golden/model/bitnet and bitnet_bias: tiny models in transformers' "bitnet" checkpoint format, with both
+linear classes, and the logprobs that transformers computes with them in f32. Run it in a virtual environment with
 
     transformers==5.23.0 accelerate==1.15.0 safetensors==0.8.0 tokenizers==0.23.3 numpy==2.4.6 torch==2.11.0
 
     TORCHDYNAMO_DISABLE=1 python tests/golden/model/make_bitnet_golden.py [OUT]
 
 Writes both folders to OUT (default: the script's folder). In bitnet all models have the same weights, in the form of
-BitNet b1.58 2B-4T (sub-norms, relu^2), except "rms_...": a Llama with a norm before every linear. In bitnet_bias they
-are those of a Llama whose linears all have a bias. Everything is seeded: the same versions write the same bytes.
+BitNet b1.58 2B-4T (sub-norms, relu^2), except "rms_...": a Llama with a norm before every linear. In bitnet_bias each
+model is a Llama whose linears all have a bias. Everything is seeded: the same versions write the same bytes.
 """
 import json
 import pathlib

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Parameters after 1, 2 and 10 steps of torch.optim.AdamW (torch 2.11.0, CPU, f32), for tests/server/trainer/adamw_test.cc.
+"""Parameters after 1, 2 and 10 steps of torch.optim.AdamW (torch 2.11.0, CPU, f32), for
+tests/server/trainer/adamw_test.cc.
 
 usage: make_adamw_golden.py > adamw.txt
 Gradients are sin(i + step); lr 1e-2, betas (0.9, 0.95), eps 1e-8, weight decay 0.1.

@@ -6,11 +6,11 @@
 
 An eager module in plain PyTorch: RMSNorm, absmax rows, absmean ternary weights (docs/numerics.md 2 and 6), gradients by
 autograd of the straight-through formulas. Everything is seeded: the same versions write the same bytes, except for the
-last bits of gradients, whose products torch sums depending on processor and threads (these: AVX-512, two threads). The
-mean of |w| is computed in float64 and rounded once, a norm's sum of squares uses the fixed order of docs/numerics.md 9,
-and 1/s is computed before the multiplication, as in section 2; everything else is float32 (or as named). `y_codes`
-multiplies integer-valued codes in float32 and applies our epilogue; `y_dequantised` multiplies dequantized values in
-float64.
+last bits of gradients: the order in which torch sums their products depends on processor and threads (the committed
+file: AVX-512, two threads). The mean of |w| is computed in float64 and rounded once, a norm's sum of squares uses the
+fixed order of docs/numerics.md 9, and 1/s is computed before the multiplication, as in section 2; everything else is
+float32 (or as named). `y_codes` multiplies integer-valued codes in float32 and applies our epilogue; `y_dequantised`
+multiplies dequantized values in float64.
 bit_linear_state is the state dict of a decoder layer of such modules, with transformers' names, in the layout of
 save_pretrained.
 """

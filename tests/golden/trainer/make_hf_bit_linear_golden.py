@@ -5,9 +5,10 @@
     python tests/golden/trainer/make_hf_bit_linear_golden.py
 
 transformers' own AutoBitLinear with online_quant, in float32: output and autograd's gradients. Each row holds one
-element whose code is another one with native scales (1 / (absmax / 127) instead of 127 / absmax, which torch computes
-as 127 * (1 / absmax)), so that an output by native scales fails. Everything is seeded: the same versions write the same
-bytes, except for the last bits of sums, whose order depends on the processor.
+element that native scales round to a different code, so that an output with native scales fails the test. The factor
+of native scales is 1 / (absmax / 127); here it is 127 / absmax, which torch computes as 127 * (1 / absmax). Everything
+is seeded: the same versions write the same bytes, except for the last bits of sums, whose order depends on the
+processor.
 """
 import os
 import pathlib

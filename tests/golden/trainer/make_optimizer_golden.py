@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Steps of other programs' optimizers, for tests/server/trainer/optimizer_test.cc (torch 2.11.0, bitsandbytes 0.50.0, torchao
-0.18.0; CPU, f32).
+"""Steps of other programs' optimizers, for tests/server/trainer/optimizer_test.cc (torch 2.11.0, bitsandbytes 0.50.0,
+torchao 0.18.0; CPU, f32).
 
 usage: make_optimizer_golden.py > optimizer.txt
 The parameters start as cos(i), gradients are sin(i + step); lr 1e-2. A line is: name, step, then values.
   signed_map, unsigned_map   the 256 values of bitsandbytes' dynamic maps; step 0
   sgd                        torch.optim.SGD with momentum 0.9, 5 elements
   lion                       bitsandbytes.optim.Lion with betas (0.9, 0.99), weight decay 0.1, 5 elements
-  adamw_8bit                 torchao.optim.AdamW8bit with betas (0.9, 0.95), eps 1e-8, weight decay 0.1: elements 0, 100, 200, ...
-                             of 4096
+  adamw_8bit                 torchao.optim.AdamW8bit with betas (0.9, 0.95), eps 1e-8, weight decay 0.1: elements 0,
+                             100, 200, ... of 4096
 """
 import math
 import warnings

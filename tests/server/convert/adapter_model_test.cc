@@ -63,7 +63,8 @@ TEST_F(AdapterModelTest, RejectsAdapterOfOtherWeightsAndLeavesNothing) {
     const std::string message(status.message());
     EXPECT_THAT(message, HasSubstr(std::string("base \"") + base + "\", stored as " + base + ", has the digest "));
     EXPECT_THAT(message, HasSubstr("nibble models get NAME"));
-    // What `models get` prints of this base, and only for a float base what it has in nf4.
+    // The message has the digest that `models get` prints of this base, and for a float base also the digest of its nf4
+    // form.
     EXPECT_THAT(message, HasSubstr(model::Artifact::Open(directory_.Path(base)).value()->info().weights_digest));
     EXPECT_EQ(message.find("quantized to nf4") != std::string::npos, std::string(base) == "f32") << message;
     EXPECT_FALSE(std::filesystem::exists(directory_.Path("other")));

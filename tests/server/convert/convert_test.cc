@@ -61,7 +61,7 @@ std::vector<double> MergedInDouble(const Artifact& lora, const std::string& name
   return merged;
 }
 
-// Repeats the int8 formula in plain loops over one row.
+// Checks the codes and scales of every row against the int8 formula in plain loops.
 void ExpectInt8Rows(const std::vector<float>& weight, const Artifact& got, const std::string& name) {
   const auto codes = *got.Tensor(name);
   const auto scales = *got.FloatTensor(name + "_scale");

@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 class Int8LoraTest : public ConvertTest {
  protected:
-  // A base with an int8 head, and an adapter on it.
+  // Makes an int8 base with these options, and an adapter on it.
   void Make(const ConvertOptions& options) {
     const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
     ASSERT_TRUE(Convert(*source, "base", options).ok());
@@ -137,7 +137,8 @@ TEST_F(Int8LoraTest, MergedBf16ModelIsWithinRoundingOfTheMergedWeights) {
   }
 }
 
-// PEFT has no such base: its files name the one that was quantized, and the digest of ours.
+// PEFT has no int8 bases: adapter_config.json names the model that was quantized, and the metadata of the exported file
+// has the digest of the int8 base.
 TEST_F(Int8LoraTest, ExportedAdapterReturnsToItsBase) {
   Make({});
   ASSERT_TRUE(ExportPeft(files_, *lora_, directory_.Path("peft")).ok());

@@ -292,7 +292,7 @@ TEST_F(TernaryTest, KeepsScalesAndFloatLinearsOfTheMasters) {
   }
 }
 
-// As for weight-only models, nibble.json of other models is as earlier versions wrote it.
+// Models without these options have the nibble.json that earlier versions wrote, as for weight-only models.
 TEST(BitNetInfoTest, OnlyModelsWithOptionsHaveVersionThree) {
   model::ArtifactInfo info;
   info.format = Format::kTernary;

@@ -32,8 +32,8 @@ TEST_F(WeightOnlyTest, ModelHasTheCodesOfTheInt8Model) {
   EXPECT_EQ(base::ReasonMetadata(status)["field"], "act_outliers");
 }
 
-// nibble.json of other models is as earlier versions wrote it; these refuse a weight-only model instead of serving it
-// with int8 activations.
+// Other models have the nibble.json that earlier versions wrote. Earlier versions refuse a weight-only model instead of
+// serving it with int8 activations.
 TEST(WeightOnlyInfoTest, OnlyWeightOnlyModelsHaveVersionTwo) {
   model::ArtifactInfo info;
   info.format = Format::kInt8;

@@ -76,7 +76,8 @@ TEST_F(ExampleTest, SplitTextLosesNoToken) {
       const Example& piece = (*pieces)[i];
       joined.insert(joined.end(), piece.tokens.begin(), piece.tokens.end());
       EXPECT_EQ(piece.trained, std::vector<std::uint8_t>(piece.tokens.size(), 1));
-      // If the last piece would have only one token, the last two pieces share their tokens.
+      // All pieces but the last two are full. If the last piece would have only one token, it takes one more from the
+      // piece before it.
       EXPECT_TRUE(i + 2 >= pieces->size() || static_cast<std::int64_t>(piece.tokens.size()) == limit);
       EXPECT_LE(static_cast<std::int64_t>(piece.tokens.size()), limit);
     }

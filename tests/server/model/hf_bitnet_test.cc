@@ -62,7 +62,7 @@ TEST(HfBitNetTest, ReadsConfigAndNamesUnsupportedSettings) {
   EXPECT_EQ((*again)->linear_class, all.linear_class);
   EXPECT_TRUE((*again)->use_rms_norm);
   EXPECT_EQ((*again)->rms_norm_eps, 1e-5);
-  // Linears without the norm that use_rms_norm puts before the others.
+  // use_rms_norm puts a norm before every converted linear, but not before float linears.
   all.float_linears = {LinearKind::kO, LinearKind::kDown};
   EXPECT_TRUE(absl::IsUnimplemented(parse(ToJson(all)).status()));
   all.use_rms_norm = false;

@@ -9,7 +9,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Makes a row of logits from which no token can be drawn.
+// Adds penalties that make a row of logits from which no token can be drawn.
 Request WithoutADistribution(Request request) {
   request.penalties.bias = {{request.prompt.front(), 100.0f}};
   request.penalties.repetition = 1e-40f;  // the biased logit becomes +inf

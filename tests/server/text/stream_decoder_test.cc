@@ -205,8 +205,8 @@ TEST(StreamDecoderTest, DeltasAreTheDecodedTextUnderEveryDecoder) {
   }
 }
 
-// A million of Mistral's single blanks once occupied a thread for days: each one decoded
-// all earlier ones again.
+// A million tokens of one blank each (Mistral has such a token) once occupied a thread for days: each one decoded all
+// earlier ones again.
 TEST(StreamDecoderTest, CostOfAnIdDoesNotGrow) {
   constexpr std::int64_t kIds = 4000;
   // For each id the decoder may decode 64 stripped ids, the tokenizer's anchor (a token that is put before others, so

@@ -369,7 +369,7 @@ TEST(TokenizerTest, LongRunsOfOneCharacterAreEncodedCompletely) {
   }
 }
 
-// Not with sanitizers: AllocatedBytes() does not see their allocators.
+// These tests do not run with sanitizers: AllocatedBytes() does not see their allocators.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 std::string ManyWords() {
   std::string text;

@@ -39,12 +39,13 @@ TEST(AdamWTest, MatchesTorch) {
 }
 
 TEST(AdamWTest, RefusesOtherElementTypesAndChangesNothing) {
+  // Six elements; a type with scales has blocks of four.
   const auto make = [](ElementType type) { return TensorBuffer(type, 6, HasScales(type) ? 4 : 0); };
   for (const ElementType value : {ElementType::kF32, ElementType::kBF16, ElementType::kInt8}) {
     for (const ElementType moment : {ElementType::kF32, ElementType::kMoment8}) {
       const TensorBuffer values = make(value), gradients = std::vector<float>(6, 1.0f);
       Moments moments = {make(moment), make(moment)};
-      const absl::Status status = AdamWStep({}, 1, 1e-2, values.ref(), gradients.ref(), moments);  // blocks of 4
+      const absl::Status status = AdamWStep({}, 1, 1e-2, values.ref(), gradients.ref(), moments);
       if (value != ElementType::kInt8 && moment == ElementType::kF32) {
         EXPECT_TRUE(status.ok()) << status;
         continue;

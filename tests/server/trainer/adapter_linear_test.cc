@@ -85,8 +85,8 @@ TEST_F(AdapterLinearTest, DoraHasTheGradientsOfTheFormulaWithFixedNorms) {
   for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_LT(Distance(got[i], wanted[i]), kF32) << i;
 }
 
-// A float weight in each type, with f32 and bf16 compute. Where compute is bf16 and backward products are f32, those
-// read an f32 weight unrounded, so the bound is that of bf16 roundings.
+// A float weight in each type, with f32 and bf16 compute. With bf16 compute, forward products round an f32 weight to
+// bf16, and f32 backward products read it unrounded, so the bound there is that of bf16 roundings.
 TEST_F(AdapterLinearTest, FloatWeightHasTheGradientsOfTheFormula) {
   for (const torch::ScalarType stored : {torch::kFloat32, torch::kBFloat16}) {
     const Tensor weight = Random({kOut, kIn}, 10).to(stored);

@@ -112,9 +112,9 @@ class AdapterModelTest : public testing::TestWithParam<Base> {
   std::vector<std::int32_t> tokens_ = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 97, 9, 3, 23, 84, 62, 64};
 };
 
-// docs/numerics.md 10. Serving reads the rows of its base's type, which fp32 compute does not round, and bf16 compute
-// also rounds an f32 base. With bf16 compute on nf4 only the head's product differs; on bf16 the product of a linear
-// may differ by the number of its rows.
+// docs/numerics.md 10. Serving rounds the rows of linears to bf16, except on an f32 base. Training with fp32 compute
+// never rounds them; training with bf16 compute always does, and also rounds an f32 base. With bf16 compute on nf4,
+// only the head's product differs. On bf16, the sums of a linear may depend on the number of rows in the product.
 TEST_P(AdapterModelTest, TrainingLogprobsMatchThoseOfServing) {
   const double f32 = ServedDifference(*Make(false, 0), "lora_f32"),
                bf16 = ServedDifference(*Make(true, 0), "lora_bf16");
@@ -237,8 +237,8 @@ INSTANTIATE_TEST_SUITE_P(Bases, AdapterModelTest,
                          testing::Values(Base{"nf4", 1e-3, 1e-5}, Base{"bf16", 1e-3, 1e-3}, Base{"f32", 1e-4, 1e-2}),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Adapters of all linears of one family. Their values give each a gradient, and change the loss little enough for
-// differences.
+// Checks adapters on all linears of `base`. Their values are random: not 0, so that A and B both have gradients, and
+// small enough for finite differences.
 void ExpectAdapterGradients(const std::string& base, const kernels::Stream& stream) {
   auto loaded = model::LoadedModel::Load(base, {.max_positions = 32}, stream);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -260,7 +260,7 @@ void ExpectAdapterGradients(const std::string& base, const kernels::Stream& stre
   ExpectFiniteDifferences(**model, TwoSegments(vocab_size));
 }
 
-// Untied heads, biases, norms of heads, and norms within blocks.
+// The families have untied heads, biases, norms of heads, and norms within blocks.
 TEST(AdapterGradientsTest, GradientsOfEveryFamilyOnFloatBasesMatchFiniteDifferences) {
   model::SmallModels models;
   const std::unique_ptr<kernels::DenseLibrary> library = MakeTorchLibrary();

@@ -132,7 +132,8 @@ class BitLinearTest : public ::testing::Test {
     return rows;
   }
 
-  // Integer rows and their scales equal the eager ones bit for bit; each row uses exactly the range of its bits.
+  // Integer rows and their scales equal the eager ones bit for bit. Each row, or with one scale per tensor the largest
+  // row, uses exactly the range of its bits.
   void ExpectRows(const Case& c, const CodedRows& rows) {
     const bool wide = c.options.activations.bits == 16;
     const Tensor want = Golden(c.name + ".codes_x", {c.rows(), c.k()}, wide ? torch::kInt16 : torch::kInt8);
@@ -330,7 +331,7 @@ TEST_F(BitLinearTest, PartlyQuantizedLinearMatchesAutogradOfItsFormula) {
   }
 }
 
-// With share 1, up to the roundings of float products, for each estimator.
+// With share 1, both linears agree up to the roundings of float products, for each estimator.
 TEST_F(BitLinearTest, FullyQuantizedFloatLinearAgreesWithTheLinearOfCodes) {
   for (const kernels::Ste ste : {kernels::Ste::kIdentity, kernels::Ste::kRoundOnly, kernels::Ste::kClipped}) {
     for (const bool scale_grad : {false, true}) {
@@ -426,7 +427,7 @@ TEST_F(BitLinearTest, StateDictLoadsBothWays) {
 }
 
 // transformers' own AutoBitLinear with online quantization (make_hf_bit_linear_golden.py): it multiplies dequantized
-// values, so outputs differ by the order of f32 sums. Each row has a code that is another one with native scales.
+// values, so outputs differ by the order of f32 sums. In each row, native scales change at least one code.
 TEST_F(BitLinearTest, ReciprocalScalesMatchTransformers) {
   const support::Golden golden("tests/golden/trainer/hf_bit_linear.txt");
   const auto load = [&](const char* name, std::vector<std::int64_t> shape) {

@@ -442,8 +442,8 @@ TEST_F(BitNetModelTest, EveryParameterGetsAGradient) {
   }
 }
 
-// With a ramp and without, recomputed and not. In a block of both kinds each ternary linear quantizes its rows itself,
-// also for the gradient of their scale.
+// With a ramp and without, recomputed and not. In a block with ternary and float linears, each ternary linear quantizes
+// its input rows itself, also for the gradient of their scales.
 TEST_F(BitNetModelTest, EveryParameterBesideFloatLinearsGetsAGradient) {
   std::vector<std::map<std::string, std::vector<float>>> gradients;
   for (const double share : {0.5, 1.0}) {

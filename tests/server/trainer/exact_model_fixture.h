@@ -52,7 +52,7 @@ class ExactModelTest : public testing::Test {
     }
     EXPECT_TRUE(model.Refresh().ok());
   }
-  // Of the batch's loss.
+  // The gradients of the batch's loss, by parameter.
   std::vector<std::vector<float>> Gradients(TrainingModel& model) {
     model.ZeroGrad();
     const auto loss = model.ForwardBackward(Batch(), 0.5, 0);
@@ -63,7 +63,7 @@ class ExactModelTest : public testing::Test {
     }
     return all;
   }
-  // Whether the gradients of each parameter have about the same direction and length.
+  // Expects that the gradients of each parameter have about the same direction and length.
   static void ExpectAlike(const std::vector<std::vector<float>>& got, const std::vector<std::vector<float>>& want) {
     ASSERT_EQ(got.size(), want.size());
     for (std::size_t p = 0; p < got.size(); ++p) {
@@ -76,7 +76,7 @@ class ExactModelTest : public testing::Test {
       EXPECT_NEAR(std::sqrt(of_got / of_want), 1.0, 0.25) << p;
     }
   }
-  // The lora model of the base in `directory` and this adapter with the values of the trained model.
+  // Writes a lora model: the base in `directory` with `adapter`, whose values are those of the trained model.
   std::unique_ptr<model::Artifact> WriteAdapter(TrainingModel& model, const std::string& directory,
                                                 const model::AdapterConfig& adapter, const std::string& name) {
     std::vector<std::vector<float>> values;

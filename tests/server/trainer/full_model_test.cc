@@ -76,7 +76,7 @@ class FullModelTest : public testing::Test {
 
 TEST_F(FullModelTest, GradientsMatchFiniteDifferences) { ExpectFiniteDifferences(*Make(false), Batch()); }
 
-// Untied heads, biases, norms of heads, and norms within blocks.
+// The families have untied heads, biases, norms of heads, and norms within blocks.
 TEST_F(FullModelTest, GradientsOfEveryFamilyMatchFiniteDifferences) {
   for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3", "bitnet"}) {
     SCOPED_TRACE(family);
@@ -202,7 +202,7 @@ TEST_F(FullModelTest, ParametersInBF16HaveTheGradientsOfEqualOnesInF32) {
         worst = std::max(worst, static_cast<double>(std::fabs(got - want.gradients[i][j])));
         largest = std::max(largest, static_cast<double>(std::fabs(want.gradients[i][j])));
       }
-      // The head's and the embedding's gradient of a tied embedding are two bf16 terms: three roundings of 2^-9.
+      // A tied embedding adds the gradients of head and embedding in bf16: three roundings of 2^-9.
       EXPECT_LE(worst, 3 * 0x1p-9 * 2 * largest) << parameter.name;
     }
   }

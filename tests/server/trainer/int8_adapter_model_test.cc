@@ -84,7 +84,8 @@ TEST_F(Int8AdapterModelTest, TrainingGivesTheBitsOfTheServedAdapter) {
   }
 }
 
-// Untied heads, biases, and norms of heads, with each head and each kind of rows; rsLoRA or DoRA on every linear.
+// The families have untied heads, biases, and norms of heads. Every linear has an adapter: rsLoRA with an int8 head,
+// DoRA with a bf16 head.
 TEST_F(Int8AdapterModelTest, EveryFamilyTrainsTheBitsThatItServes) {
   for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3"}) {
     const auto imported = Open(Import(family));
@@ -223,7 +224,8 @@ TEST_P(Int8AdapterLinearTest, IsTheServedProductPlusTheAdapter) {
   EXPECT_TRUE(torch::equal(Apply(), want));
 }
 
-// dx = g (W + s B A), dA = s (g B)^T x, dB = s g^T (x A^T), with the values of codes for W and x.
+// dx = g (W + s B A), dA = s (g B)^T x, dB = s g^T (x A^T), where W is the dequantized weight, and x has
+// the values that the product reads: those of the coded rows, or the bf16 rows.
 TEST_P(Int8AdapterLinearTest, HasTheGradientsOfTheFormulaInPlainLoops) {
   const auto got = Gradients(Apply(), g_, {input_.x, linear_.lora_a, linear_.lora_b});
   const auto f64 = [](const Tensor& t) { return t.detach().to(torch::kFloat64).contiguous(); };
@@ -259,7 +261,7 @@ TEST_P(Int8AdapterLinearTest, WithoutAnAdapterTheInputHasTheGradientOfTheWeight)
 INSTANTIATE_TEST_SUITE_P(Rows, Int8AdapterLinearTest, ::testing::Bool(),
                          [](const auto& info) { return std::string(info.param ? "Bf16" : "Codes"); });
 
-// Logits of the served head; the gradient passes straight through the quantizer of hidden states.
+// The loss uses the logits of the served head. Its gradient passes straight through the quantizer of hidden states.
 TEST(Int8HeadTest, LossHasTheGradientOfTheDequantizedHead) {
   AutogradContext context;
   context.scratch = torch::empty({1});

@@ -1,4 +1,4 @@
-// Linears whose products run in int8, beside products in double.
+// Compares linears whose products run in int8 with float products of torch.
 #include "server/trainer/int8_linear.h"
 
 #include <gtest/gtest.h>

@@ -28,6 +28,7 @@ class Int8MixedModelTest : public ExactModelTest {
     EXPECT_TRUE(made.ok()) << made.status();
     return *std::move(made);
   }
+  // The fast form, whose forward pass is not exact: a float model with int8 products in the linears `targets`.
   std::unique_ptr<FullModel> MakeFast(const Int8LinearOptions& how, std::vector<int> targets = {0, 1, 2, 3, 4, 5, 6}) {
     Int8Products products = {.how = how};
     for (const int kind : targets) products.targets[static_cast<std::size_t>(kind)] = true;
@@ -59,7 +60,7 @@ class Int8MixedModelTest : public ExactModelTest {
     }
     ASSERT_TRUE(model.Refresh().ok());
   }
-  // Of all parameters together.
+  // The cosine between the gradients of all parameters together.
   static double Cosine(const PassResult& a, const PassResult& b) {
     double dot = 0, of_a = 0, of_b = 0;
     for (std::size_t i = 0; i < a.gradients.size(); ++i) {
@@ -103,7 +104,7 @@ TEST_F(Int8MixedModelTest, TrainingGivesTheBitsOfTheConvertedModel) {
   }
 }
 
-// Untied heads, biases, norms of heads, and norms within blocks.
+// The families have untied heads, biases, norms of heads, and norms within blocks.
 TEST_F(Int8MixedModelTest, EveryFamilyTrainsTheBitsThatItServes) {
   for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3", "bitnet"}) {
     SCOPED_TRACE(family);

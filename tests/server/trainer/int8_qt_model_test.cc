@@ -116,7 +116,7 @@ TEST_F(Int8QtModelTest, ParametersAreTheBytesOfTheArtifact) {
   }
 }
 
-// Untied heads, biases, norms of heads, and norms within blocks.
+// The families have untied heads, biases, norms of heads, and norms within blocks.
 TEST_F(Int8QtModelTest, EveryFamilyTrainsTheBitsThatItServes) {
   for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3", "bitnet"}) {
     SCOPED_TRACE(family);
@@ -182,7 +182,7 @@ TEST_F(Int8QtModelTest, GradientsAgreeWithThoseOfTheSameWeightsInFloat) {
   };
   for (const bool bf16 : {false, true}) {
     expect_near({.bf16_compute = bf16}, 0.95, 0.15);
-    // bf16 rows have two more digits than codes.
+    // bf16 rounds an element relative to its own size, a code relative to the largest element of its row.
     expect_near({.float_rows = true, .bf16_compute = bf16}, 0.999, 0.02);
   }
 }

@@ -71,7 +71,7 @@ TEST_F(LoraRecipeTest, ResultIsTheAdapterOnTheBaseItself) {
   }
 }
 
-// A checkpoint's model is the one that the trainer writes, on the base in its own format.
+// The model made of a checkpoint equals the model that the trainer writes. The base stays in bf16.
 TEST_F(LoraRecipeTest, CheckpointBecomesTheModelThatTheTrainerWrites) {
   const auto recipe = Make(models_.bf16());
   ASSERT_TRUE(recipe.ok()) << recipe.status();

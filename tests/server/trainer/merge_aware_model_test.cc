@@ -42,7 +42,7 @@ class MergeAwareModelTest : public ExactModelTest {
     adapter.targets = std::move(targets);
     return adapter;
   }
-  // With B other than 0, because an adapter that is 0 has no effect.
+  // Sets B to values other than 0, because an adapter that is 0 has no effect.
   std::unique_ptr<ExactModel> Make(AdapterOptions options = {}) {
     options.cancelled = asked_.callback();
     if (options.adapter.targets.empty()) options.adapter = Adapter();
@@ -79,7 +79,7 @@ TEST_F(MergeAwareModelTest, TrainingGivesTheBitsOfTheConvertedModel) {
   EXPECT_EQ(Serving(Converted(*model, Adapter(), "changed")->weights()), Training(*model));
 }
 
-// Untied heads, biases, and norms of heads; rsLoRA, and an adapter on every linear.
+// The families have untied heads, biases, and norms of heads. Every linear has an rsLoRA adapter.
 TEST_F(MergeAwareModelTest, EveryFamilyTrainsTheBitsThatItServes) {
   for (const std::string family : {"llama3", "qwen2", "qwen3", "phi3"}) {
     SCOPED_TRACE(family);

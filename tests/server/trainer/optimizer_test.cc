@@ -195,7 +195,8 @@ TEST(DynamicMapTest, NearestIsExact) {
   }
 }
 
-// Steps a bf16 parameter that never changes by a whole unit: without stochastic rounding it would not move at all.
+// Each step adds less than half a unit of the bf16 parameter: without stochastic rounding, the parameter would not move
+// at all.
 TEST(OptimizerTest, StepsBelowAUnitOfBF16CountOnAverage) {
   constexpr std::int64_t kSize = 1000;
   for (const char* name : {"adamw", "adamw_8bit", "sgd", "lion"}) {
@@ -207,7 +208,7 @@ TEST(OptimizerTest, StepsBelowAUnitOfBF16CountOnAverage) {
     std::fill_n(static_cast<kernels::BF16*>(grad.ref().data), size, kernels::ToBF16(-1.0f));
     Moments moments = optimizer.MakeMoments(size);
     ASSERT_TRUE(optimizer.Check("a", value.ref(), grad.ref(), moments).ok());
-    // Each step adds lr (for sgd: 1, 1.9 and 2.71 of it). A unit of bf16 above 1 is 2^-7.
+    // Each step adds lr (with sgd: 1, 1.9 and 2.71 times lr). A unit of bf16 above 1 is 2^-7.
     const double lr = 0x1p-12;
     const double added = (std::string(name) == "sgd" ? 1 + 1.9 + 2.71 : 3) * lr;
     for (int step = 1; step <= 3; ++step) {

@@ -54,7 +54,7 @@ struct Doubled : torch::autograd::Function<Doubled> {
   }
 };
 
-// They are labels of nibble_kernel_launches_total.
+// The names are labels of nibble_kernel_launches_total.
 TEST(CountOperatorsTest, NamesAreThoseOfOperatorsNotOfClassesOfAutograd) {
   static kernels::LaunchCounter launches;  // torch's operators are counted until the process ends
   CountOperators(&launches);

@@ -66,7 +66,8 @@ void CheckAttention(const std::string& name, DType cache_type) {
                         plain)
                   .ok());
 
-  // The largest rounding error of a score: its dot product, the scale and the product with it.
+  // score_error bounds the rounding error of every score: of its dot product, of the scale, and of the multiplication
+  // by the scale.
   double score_error = 0, max_score = 0;
   for (std::int64_t r = 0; r < num_rows; ++r) {
     for (std::int64_t h = 0; h < heads; ++h) {
@@ -83,7 +84,7 @@ void CheckAttention(const std::string& name, DType cache_type) {
   }
   double max_value = 0;
   for (const float x : v) max_value = std::max(max_value, std::fabs(static_cast<double>(x)));
-  // Bounds the error of a weight: twice the score's error, the rounding of the subtraction, those of exp, of the sums
+  // Bounds the error of a weight: twice the score's error, and the roundings of the subtraction, of exp, of the sums
   // and of the rescaling at each page. Weights sum to 1.
   const double weight = 2 * score_error + 2 * kEpsF32 * max_score + Gamma(2 * length + 10);
   EXPECT_TRUE(AllWithin(out, Values().Get<double>(name + ".out"), [&](std::size_t) { return 2 * weight * max_value; }));
@@ -126,7 +127,7 @@ TEST(RopeGoldenTest, TableAndRotationMatchTransformers) {
                     .table_positions = rows},
                    plain)
                   .ok());
-  // Both products with a table that may be an ulp off, two roundings.
+  // The entries of the table may be an ulp off. The two products and their sum add two roundings.
   EXPECT_TRUE(AllWithin(x, Values().Get<double>("rope.y"), [&](std::size_t i) {
     const std::size_t h = static_cast<std::size_t>(half);
     const std::size_t other = i % (2 * h) < h ? i + h : i - h;

@@ -53,8 +53,9 @@ TEST(LogSoftmaxGatherTest, AgreesWithF64AndIsEqualOnEveryPath) {
         double sum = 0;
         for (std::int64_t i = 0; i < vocabulary; ++i) sum += std::exp(static_cast<double>(row[i]) - max);
         const double want = max + std::log(sum);
-        // The chain of a lane and the tree in the sum; one rounding of the log, one of each subtraction and addition.
-        // The differences to the maximum are rounded before exp: their size counts where the weight is not negligible.
+        // The sum rounds along the chain of a lane and in the tree; the log, each subtraction and each addition round
+        // once. The differences to the maximum are rounded before exp: their size counts where the weight is not
+        // negligible.
         const double bound =
             support::Gamma(vocabulary / 16 + 10) + 2 * support::kEpsF32 * (std::fabs(max) + std::log(sum) + 20);
         EXPECT_NEAR(plain.logsumexp[t], want, bound);

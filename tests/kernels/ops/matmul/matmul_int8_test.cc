@@ -129,7 +129,8 @@ TEST(MatmulInt8Test, EveryPathAndThreadCountGivesTheOraclesBits) {
 }
 
 TEST(MatmulInt8Test, ExtremesAreExact) {
-  // All 127 by all -128 is the largest sum: it would saturate 16 bits, and its corrections wrap around 32 bits.
+  // Rows of 127 times rows of -128 give the sum of the largest size. Sums in 16 bits would saturate, and the AVX-512
+  // path's sums before its correction can wrap around 32 bits.
   for (const std::int64_t k : {std::int64_t{64}, std::int64_t{2048}, kInt8MaxCols}) {
     Case c = MakeCase(1, 5, 20, k, 0);
     std::fill(c.x.begin(), c.x.end(), std::int8_t{127});

@@ -119,7 +119,8 @@ TEST(MatmulInt8WeightTest, ReadsRowsWithAStride) {
 }
 
 TEST(MatmulInt8WeightTest, SmallestAndLargestFloatsGiveTheChainsBits) {
-  // Denormal rows must not become zero, their sums must not lose the sign, and large ones may become infinite.
+  // Denormal rows must not become zero, their sums must not lose the sign, and the sums of large rows may become
+  // infinite.
   Case c = MakeCase(3, 18, 41, DType::kF32);
   for (std::size_t i = 0; i < 41; ++i) {
     c.x[i] = i % 2 == 0 ? 0x1p-149f : -0x1p-149f;

@@ -143,7 +143,7 @@ TEST(MatmulTernaryTest, EveryPathAndThreadCountGivesTheOraclesBits) {
 }
 
 // All +1 by all 127 overflows 16-bit sums that are widened too late (docs/numerics.md 3), as in bitnet.cpp's AVX2 path.
-// Our quantizer never makes -128, but it must not break the sums either.
+// Our quantizer never makes the code -128, but this code must not break the sums either.
 TEST(MatmulTernaryTest, ExtremesAreExact) {
   for (const std::int64_t k : {std::int64_t{64}, std::int64_t{2048}, std::int64_t{4096}, kTernaryMaxCols}) {
     Case c = MakeCase(1, 6, 20, k, false, 0);

@@ -60,7 +60,7 @@ TEST_F(Int8GoldenTest, RmsNormAgreesWithLlamaRMSNorm) {
                          MakeMatrix(y.data(), DType::kF32, 5, 97), nullptr},
                         CpuStream(isa))
                     .ok());
-    // The two sum 97 squares in different orders and round a few more times.
+    // Our norm and LlamaRMSNorm sum 97 squares in different orders and round a few more times.
     EXPECT_TRUE(support::AllWithin(y, {want.begin(), want.end()},
                                    [&](std::size_t i) { return 2 * support::Gamma(20) * std::fabs(want[i]); }));
   }

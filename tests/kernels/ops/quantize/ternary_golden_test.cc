@@ -104,7 +104,7 @@ TEST_F(TernaryGoldenTest, ActivationsOfEveryWidthGiveTorchsBits) { ExpectRows("a
 
 TEST_F(TernaryGoldenTest, ReciprocalScalesOfActivationsGiveTransformersBits) {
   ExpectRows("reciprocal", RowScaling::kReciprocal);
-  // Some of these codes are others with native scales.
+  // With native scales, some of these codes are different.
   const auto x = golden_.Get<float>("reciprocal.x");
   support::WideRows native(31, 150);
   const QuantizedRows q = native.view();
@@ -128,7 +128,7 @@ TEST_F(TernaryGoldenTest, ReciprocalScalesOfWeightsAreTransformersScales) {
   }
 }
 
-// So codes and gradients are the same with s and with its ReciprocalScale.
+// 1 / ReciprocalScale(s) equals 1 / s, so codes and gradients are the same with both scales.
 TEST(ReciprocalScaleTest, HasTheInverseOfTheScale) {
   EXPECT_EQ(ReciprocalScale(kTernaryMinScale), kTernaryMinScale);
   int others = 0, wrong = 0;
