@@ -6,7 +6,8 @@ namespace nibble::jobs {
 
 namespace {
 
-// A large process ends only after the kernel has freed its memory, which takes time.
+// For this long after a kill was counted, the end of a process may claim it: a large process ends only after the kernel
+// has freed its memory, which takes time.
 constexpr absl::Duration kClaimable = absl::Seconds(10);
 
 }  // namespace

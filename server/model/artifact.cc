@@ -22,7 +22,7 @@ using base::StrCat;
 using kernels::DType;
 
 constexpr std::uint64_t kMaxInfoBytes = 4 << 20;
-constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
+constexpr std::uint64_t kMaxAdapterConfigBytes = 1 << 20;
 constexpr std::uint64_t kMaxSmallFileBytes = 64 << 20;
 constexpr std::size_t kPieceBytes = 1 << 20;  // hashed between two checks for cancellation
 constexpr int kLayoutVersion = 1;
@@ -309,7 +309,7 @@ absl::StatusOr<std::unique_ptr<Artifact>> Artifact::Open(const std::string& dire
   NIBBLE_RETURN_IF_ERROR(CheckTensors(wanted, kWeightsFile, stored.tensors, artifact->tensors_));
   artifact->files_ = std::move(stored.files);
   if (artifact->info_.format == Format::kLora) {
-    NIBBLE_ASSIGN_OR_RETURN(const Json peft, ReadJson(directory, kAdapterConfigFile, kMaxConfigBytes));
+    NIBBLE_ASSIGN_OR_RETURN(const Json peft, ReadJson(directory, kAdapterConfigFile, kMaxAdapterConfigBytes));
     NIBBLE_ASSIGN_OR_RETURN(artifact->adapter_, ParsePeftConfig(peft));
     std::vector<StoredTensor> adapter;
     for (TensorPlan& plan : AdapterTensors(artifact->config_, *artifact->adapter_)) {

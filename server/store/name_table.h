@@ -43,8 +43,8 @@ class NameTable : public std::enable_shared_from_this<NameTable> {
   void Unreserve(std::string_view name, std::string_view owner);
 
   std::shared_ptr<const Pin> AddPin(std::string_view name, std::string_view user, const JobTenant& tenant);
-  // FailedPrecondition (MODEL_IN_USE) names a user, if possible one that a caller of `tenant` ("": no tenant, sees all)
-  // may see.
+  // FailedPrecondition (the table's reason with _IN_USE, such as MODEL_IN_USE) names a user, if possible one that a
+  // caller of `tenant` ("": no tenant, sees all) may see.
   absl::Status CheckUnused(std::string_view name, const std::string& tenant) const;
 
   absl::Status CheckEtag(const std::string& etag,

@@ -10,8 +10,8 @@ namespace nibble::kernels {
 //                 (formats/int8.h); default: native int8, to nearest
 //   out  [M, K]   codes, scale, outliers (formats/int8.h); overwritten, padding included. Outlier buffers may be null
 //                 when max_outliers is 0; entries of a list past num_outliers are not written
-// Requires K >= 1, 0 <= max_outliers <= 16. mean|x| is the sum of |x| over 16 virtual lanes (lane l takes l, l + 16,
-// ...), then a fixed tree, divided by K. Same bits on every path.
+// Requires K >= 1, 0 <= max_outliers <= 16. The threshold of outliers (formats/int8.h) uses mean|x|: the sum of |x|
+// over 16 virtual lanes (lane l takes l, l + 16, ...), then a fixed tree, divided by K. Same bits on every path.
 // Errors: InvalidArgument (shape, dtype, options), Unimplemented (no kernel for device; on CUDA stochastic rounding, or
 // more than 2^31 rows or columns), Internal (launch).
 // Source: LLM.int8(), arXiv:2208.07339, one row at a time; docs/numerics.md 1. Golden: tests/golden/kernels.
