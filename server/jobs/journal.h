@@ -50,8 +50,8 @@ class JournalWriter {
 class JournalReader {
  public:
   explicit JournalReader(const std::string& attempt_directory);
-  // The complete lines after those accepted, about 8 MiB of them at most; none if there is no journal. DataLoss if the
-  // first of these lines does not parse.
+  // Returns the complete lines after the accepted ones, at most about 8 MiB of them; none if there is no journal.
+  // DataLoss if the first of these lines does not parse.
   absl::StatusOr<std::vector<JournalLine>> ReadNew();
   // The caller has recorded the lines that the last ReadNew returned. Otherwise the next one returns them again.
   void Accept() { accepted_ = read_; }

@@ -21,8 +21,8 @@
 // checks the status at the end. The operations of training throw.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <utility>
-#include <vector>
 
 #include "server/model/model_config.h"
 #include "server/model/tensor_table.h"
@@ -30,12 +30,14 @@
 namespace nibble::model {
 
 // The linears that read the output of `norm` directly. `first`: the linear for which the norm is computed; if the norm
-// is that of a block, `first` stands for all linears of the block.
-inline std::vector<LinearKind> ReadersOf(Norm norm, LinearKind first) {
+// is that of a block, `first` stands for all linears of the block. `first` must outlive the result.
+inline std::span<const LinearKind> ReadersOf(Norm norm, const LinearKind& first) {
+  static constexpr LinearKind kOfInput[] = {LinearKind::kQ, LinearKind::kK, LinearKind::kV};
+  static constexpr LinearKind kOfPostAttention[] = {LinearKind::kGate, LinearKind::kUp};
   switch (norm) {
-    case Norm::kInput: return {LinearKind::kQ, LinearKind::kK, LinearKind::kV};
-    case Norm::kPostAttention: return {LinearKind::kGate, LinearKind::kUp};
-    default: return {first};
+    case Norm::kInput: return kOfInput;
+    case Norm::kPostAttention: return kOfPostAttention;
+    default: return {&first, 1};
   }
 }
 

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "kernels/formats/dense.h"
 #include "kernels/lane_sum.h"
-#include "kernels/ops/elementwise/embedding.h"
 #include "kernels/ops/matmul/matmul_dense.h"
 #include "kernels/ops/quantize/dequantize_nf4.h"
 #include "server/base/status_macros.h"
 #include "server/model/dora.h"
+#include "server/model/row_values.h"
 
 namespace nibble::model {
 
@@ -99,14 +98,7 @@ absl::Status MergedRows::Widen(std::int64_t begin, std::int64_t end, const kerne
                                   stream);
   }
   if (const auto* int8 = std::get_if<kernels::PackedInt8Weight>(&weight_)) {
-    std::vector<std::int32_t> ids(static_cast<std::size_t>(count));
-    std::iota(ids.begin(), ids.end(), static_cast<std::int32_t>(begin));
-    return kernels::Embedding({.ids = ids.data(),
-                               .num_ids = count,
-                               .table = {},
-                               .packed = *int8,
-                               .out = kernels::MakeMatrix(values_.data(), DType::kF32, count, cols())},
-                              stream);
+    return WeightValues(*int8, begin, kernels::MakeMatrix(values_.data(), DType::kF32, count, cols()), stream);
   }
   const auto& stored = std::get<ConstMatrix>(weight_);
   stream.ParallelFor(count, kRowGrain, [&](std::int64_t from, std::int64_t to) {

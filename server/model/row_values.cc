@@ -1,6 +1,9 @@
 #include "server/model/row_values.h"
 
-#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "kernels/ops/elementwise/embedding.h"
 
 namespace nibble::model {
 namespace {
@@ -29,6 +32,14 @@ void RowValues(const kernels::QuantizedRows& rows, const kernels::Matrix& out, c
       }
     }
   });
+}
+
+absl::Status WeightValues(const kernels::PackedInt8Weight& weight, std::int64_t begin, const kernels::Matrix& out,
+                          const kernels::Stream& stream) {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(out.rows));
+  std::iota(ids.begin(), ids.end(), static_cast<std::int32_t>(begin));
+  return kernels::Embedding({.ids = ids.data(), .num_ids = out.rows, .table = {}, .packed = weight, .out = out},
+                            stream);
 }
 
 }  // namespace nibble::model

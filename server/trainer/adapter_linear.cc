@@ -3,10 +3,6 @@
 #include <torch/autograd.h>
 #include <torch/types.h>
 
-#include <numeric>
-#include <vector>
-
-#include "kernels/ops/elementwise/embedding.h"
 #include "kernels/ops/matmul/matmul_dense.h"
 #include "kernels/ops/matmul/matmul_int8.h"
 #include "kernels/ops/matmul/matmul_int8_weight.h"
@@ -15,6 +11,7 @@
 #include "kernels/ops/quantize/dequantize_nf4.h"
 #include "server/model/dora.h"
 #include "server/model/merged_rows.h"
+#include "server/model/row_values.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -46,10 +43,7 @@ Tensor InScratchType(const FloatWeight& weight, Context& context) {
 }
 Tensor InScratchType(const kernels::PackedInt8Weight& weight, Context& context) {
   Tensor out = Scratch(weight.rows, weight.cols, context);
-  std::vector<std::int32_t> all(static_cast<std::size_t>(weight.rows));
-  std::iota(all.begin(), all.end(), 0);
-  ThrowIfError(kernels::Embedding(
-      {.ids = all.data(), .num_ids = weight.rows, .table = {}, .packed = weight, .out = ViewOf(out)}, context.stream));
+  ThrowIfError(model::WeightValues(weight, 0, ViewOf(out), context.stream));
   return out;
 }
 Tensor InScratchType(const AdapterLinear& linear, Context& context) {

@@ -42,6 +42,10 @@ void AdapterParameters::AddTo(AdapterLinear& linear, const AdapterOptions& optio
   linear.magnitude.detach().copy_(linear.norms);
 }
 
+void AdapterParameters::AppendTo(std::vector<Parameter>& parameters) {
+  HoldGradients();
+  parameters.insert(parameters.end(), parameters_.begin(), parameters_.end());
+}
 void AdapterParameters::HoldGradients() { trainer::HoldGradients(tensors_, parameters_); }
 void AdapterParameters::ReleaseGradients() { trainer::ReleaseGradients(tensors_, parameters_); }
 

@@ -27,6 +27,8 @@ class AdapterParameters {
   // of the linear's weight: at the start DoRA changes nothing. Throws the kernel's error.
   void AddTo(AdapterLinear& linear, const AdapterOptions& options, std::int64_t layer, model::LinearKind kind,
              const model::ModelConfig& config, const kernels::Stream& stream);
+  // Makes the gradients, and appends the parameters with them: for CodedLinears::AddParameters.
+  void AppendTo(std::vector<Parameter>& parameters);
   // As HoldGradients and ReleaseGradients (torch_bridge.h).
   void HoldGradients();
   void ReleaseGradients();

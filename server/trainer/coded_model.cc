@@ -129,7 +129,7 @@ class CodedOps {
   }
   void BeginLayer(std::int64_t) {}
   Input NormInput(const Tensor& x, std::int64_t layer, Norm norm, LinearKind kind) {
-    const std::vector<LinearKind> readers = model::ReadersOf(norm, kind);
+    const std::span<const LinearKind> readers = model::ReadersOf(norm, kind);
     if (!std::all_of(readers.begin(), readers.end(), [&](auto k) { return model_.linears_->reads_codes(k); })) {
       return {ApplyRmsNorm(x, Weight(layer, norm), Eps(norm), model_.context_, model_.linears_->float_rows()), nullptr};
     }

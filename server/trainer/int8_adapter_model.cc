@@ -50,11 +50,7 @@ class Int8AdapterLinears : public CodedLinears {
                         stream_);
     }
   }
-  void AddParameters(std::vector<Parameter>& parameters) override {
-    parameters_.HoldGradients();
-    const std::vector<Parameter>& held = parameters_.parameters();
-    parameters.insert(parameters.end(), held.begin(), held.end());
-  }
+  void AddParameters(std::vector<Parameter>& parameters) override { parameters_.AppendTo(parameters); }
   void ReleaseGradients() override { parameters_.ReleaseGradients(); }
 
   void Refresh(std::int64_t layer) override {

@@ -48,11 +48,7 @@ class MergedLinears : public CodedLinears {
       linear.lora_b = made.b;
     }
   }
-  void AddParameters(std::vector<Parameter>& parameters) override {
-    parameters_.HoldGradients();
-    const std::vector<Parameter>& held = parameters_.parameters();
-    parameters.insert(parameters.end(), held.begin(), held.end());
-  }
+  void AddParameters(std::vector<Parameter>& parameters) override { parameters_.AppendTo(parameters); }
   void ReleaseGradients() override {
     parameters_.ReleaseGradients();
     scratch_ = {};
