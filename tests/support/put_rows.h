@@ -15,6 +15,7 @@ inline void PutRows(const std::vector<float>& values, kernels::DType dtype, std:
                     std::int64_t stride, std::uint8_t* out) {
   const std::vector<std::uint8_t> bytes = ToBytes(values, dtype);
   const std::int64_t element = kernels::SizeOf(dtype);
+  if (cols == 0) return;  // memcpy must not get the null pointer of an empty vector
   for (std::int64_t r = 0; r < rows; ++r) {
     std::memcpy(out + r * stride * element, bytes.data() + r * cols * element,
                 static_cast<std::size_t>(cols * element));
